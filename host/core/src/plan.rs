@@ -1,0 +1,209 @@
+use meridian_policy_sdk::{Decision, State};
+
+use crate::{Ranker, RequestTable, Slot};
+
+/// What the engine says at the start of a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct EngineFacts {
+    /// Milliseconds on the host's clock.
+    pub now_ms: f64,
+    /// The engine's own limit of tokens in a step.
+    pub token_budget: u32,
+    /// KV blocks that are free.
+    pub free_blocks: u32,
+    /// KV blocks in all.
+    pub total_blocks: u32,
+    /// Requests that may still be admitted.
+    pub free_seats: u32,
+    /// Tokens that one decoding request takes in a step.
+    pub decode_tokens: u32,
+}
+
+/// What the engine is to do in this step. Orders are permutations by construction; an empty one means "as it is".
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    /// Position in the new running list -> position in the present one.
+    pub running_order: Vec<u32>,
+    /// The same for the waiting candidates.
+    pub waiting_order: Vec<u32>,
+    /// Tokens the step may carry, from 1 to the engine's own budget.
+    pub token_budget: u32,
+    /// Requests that may take fewer tokens than they need, with how many; 0 leaves one out of the step. Capped waiting
+    /// requests with 0 stand at the end of the waiting order.
+    pub token_caps: Vec<(Slot, u32)>,
+}
+
+/// Turns decisions into plans and keeps the host's guarantees while doing so.
+#[derive(Debug, Default)]
+pub struct Planner {
+    plan: Plan,
+    ranker: Ranker,
+    keys: Vec<f32>,
+    pinned: Vec<u32>,
+    grants: Vec<u32>,
+    /// Waiting candidates of the last plan, when that plan could put one off, and whether its caps left them out.
+    could_defer: Vec<(Slot, bool)>,
+    budget_was_lowered: bool,
+}
+
+impl Planner {
+    /// Make the plan of one step from a checked `decision` over `running` followed by `waiting`.
+    ///
+    /// A request that policies have put off for more than `max_defer_ms` is given tokens in this step, in addition to
+    /// those the policy's own order and budget would serve; others are left out to make room where the engine's budget
+    /// demands it. A plan that changes nothing (no order, budget or cap) is left alone: what the engine puts off by
+    /// itself is the engine's.
+    pub fn plan(
+        &mut self,
+        table: &RequestTable,
+        facts: &EngineFacts,
+        running: &[Slot],
+        waiting: &[Slot],
+        decision: &Decision,
+        max_defer_ms: f32,
+    ) -> &Plan {
+        self.could_defer.clear();
+        let engine_budget = facts.token_budget.max(1);
+        self.plan.token_budget = decision.token_budget.unwrap_or(engine_budget).clamp(1, engine_budget);
+        self.plan.token_caps.clear();
+        self.budget_was_lowered = self.plan.token_budget < engine_budget;
+        if decision.keys.is_empty() {
+            self.plan.running_order.clear();
+            self.plan.waiting_order.clear();
+            return &self.plan;
+        }
+        let (running_keys, waiting_keys) = decision.keys.split_at(running.len());
+        let (running_caps, waiting_caps) = decision.token_caps.split_at(running.len().min(decision.token_caps.len()));
+        self.keys.clear();
+        self.keys.extend_from_slice(waiting_keys);
+        for (position, cap) in waiting_caps.iter().enumerate() {
+            if *cap == 0 {
+                self.keys[position] = f32::NAN;
+            }
+        }
+        for (slots, caps) in [(running, running_caps), (waiting, waiting_caps)] {
+            let binds = |(slot, cap): &(&Slot, &u32)| {
+                table.get(**slot).is_some_and(|row| **cap < row.needed_tokens(facts.decode_tokens))
+            };
+            self.plan.token_caps.extend(slots.iter().zip(caps).filter(binds).map(|(slot, cap)| (*slot, *cap)));
+        }
+        let overdue_waiting = self.pin_overdue(table, facts, waiting, max_defer_ms);
+        let pinned: &[u32] = if overdue_waiting { &self.pinned } else { &[] };
+        let waiting_changed = self.ranker.rank(&self.keys, pinned, &mut self.plan.waiting_order);
+        let running_changed = self.ranker.rank(running_keys, &[], &mut self.plan.running_order);
+        if !waiting_changed {
+            self.plan.waiting_order.clear();
+        }
+        if !running_changed {
+            self.plan.running_order.clear();
+        }
+        let binding = running_changed || waiting_changed || self.budget_was_lowered || !self.plan.token_caps.is_empty();
+        if binding {
+            if facts.free_seats > 0 {
+                let left_out = |i: usize| waiting_caps.get(i) == Some(&0);
+                self.could_defer.extend(waiting.iter().enumerate().map(|(i, slot)| (*slot, left_out(i))));
+            }
+            self.serve_overdue(table, facts, running, waiting, &decision.token_caps, max_defer_ms);
+        }
+        &self.plan
+    }
+
+    /// After the step was scheduled: note which waiting requests the last plan put off. One is put off when a seat was
+    /// free and either the plan's lowered budget was used up or a later arrival was admitted before it. Want of KV
+    /// blocks is not the policy's doing.
+    pub fn settle(&mut self, table: &mut RequestTable, scheduled_tokens: u32, now_ms: f64) {
+        let budget_used_up = self.budget_was_lowered && scheduled_tokens >= self.plan.token_budget;
+        let is_running = |slot: &Slot| table.get(*slot).is_none_or(|row| row.state == State::Running);
+        let latest_admitted = self
+            .could_defer
+            .iter()
+            .filter(|(slot, _)| is_running(slot))
+            .filter_map(|(slot, _)| table.get(*slot))
+            .map(|row| row.arrival_ms)
+            .fold(f64::NEG_INFINITY, f64::max);
+        for (slot, left_out) in self.could_defer.drain(..) {
+            let Some(row) = table.get(slot).filter(|row| row.state != State::Running) else { continue };
+            if budget_used_up || left_out || row.arrival_ms < latest_admitted {
+                table.defer(slot, now_ms);
+            }
+        }
+    }
+
+    /// Fill `self.pinned` for the waiting candidates that were put off for too long, the longest first.
+    fn pin_overdue(&mut self, table: &RequestTable, facts: &EngineFacts, waiting: &[Slot], max_defer_ms: f32) -> bool {
+        self.pinned.clear();
+        self.pinned.extend(waiting.iter().map(|slot| {
+            let overdue_ms = table
+                .get(*slot)
+                .and_then(|row| row.deferred_since_ms)
+                .map_or(0.0, |since_ms| facts.now_ms - since_ms - f64::from(max_defer_ms));
+            if overdue_ms > 0.0 { overdue_ms.ceil() as u32 } else { 0 }
+        }));
+        self.pinned.iter().any(|urgency| *urgency > 0)
+    }
+
+    /// Make sure that overdue requests get tokens in this step, by granting every candidate its tokens explicitly.
+    fn serve_overdue(
+        &mut self,
+        table: &RequestTable,
+        facts: &EngineFacts,
+        running: &[Slot],
+        waiting: &[Slot],
+        caps: &[u32],
+        max_defer_ms: f32,
+    ) {
+        let engine_budget = facts.token_budget.max(1);
+        let overdue_running = |slot: Slot| {
+            table.get(slot).is_some_and(|row| facts.now_ms - row.last_progress_ms > f64::from(max_defer_ms))
+        };
+        let overdue_waiting = self.pinned.iter().filter(|urgency| **urgency > 0).count().min(facts.free_seats as usize);
+        if overdue_waiting == 0 && !running.iter().any(|slot| overdue_running(*slot)) {
+            return;
+        }
+        let need = |slot: Slot| table.get(slot).map_or(1, |row| row.needed_tokens(facts.decode_tokens));
+        // A long prefill must not turn its rescue into a stall of everything else.
+        let quantum = (engine_budget / 8).max(facts.decode_tokens).max(1);
+        self.grants.clear();
+        self.grants.resize(running.len() + waiting.len(), 0);
+        let mut reserved = 0u32;
+        let mut overdue: Vec<usize> = (0..running.len()).filter(|i| overdue_running(running[*i])).collect();
+        overdue.sort_by(|a, b| {
+            let since = |i: &usize| table.get(running[*i]).map_or(0.0, |row| row.last_progress_ms);
+            since(a).total_cmp(&since(b))
+        });
+        let first_waiting = |i: usize| self.plan.waiting_order.get(i).map_or(i, |from| *from as usize);
+        overdue.extend((0..overdue_waiting).map(|i| running.len() + first_waiting(i)));
+        let slot_at = |i: usize| if i < running.len() { running[i] } else { waiting[i - running.len()] };
+        for &i in &overdue {
+            let grant = need(slot_at(i)).min(quantum).min(engine_budget - reserved);
+            self.grants[i] = grant;
+            reserved += grant;
+        }
+        // The rest, in the plan's order, from what the policy's budget and the engine's leave.
+        let mut left = self.plan.token_budget.min(engine_budget - reserved);
+        let total_running = running.len();
+        for position in 0..total_running + waiting.len() {
+            let i = if position < total_running {
+                self.plan.running_order.get(position).map_or(position, |from| *from as usize)
+            } else {
+                total_running + first_waiting(position - total_running)
+            };
+            if self.grants[i] > 0 {
+                continue;
+            }
+            let slot = slot_at(i);
+            let grant = need(slot).min(caps.get(i).copied().unwrap_or(u32::MAX)).min(left);
+            self.grants[i] = grant;
+            left -= grant;
+        }
+        self.plan.token_budget = self.grants.iter().sum::<u32>().clamp(1, engine_budget);
+        self.plan.token_caps.clear();
+        for (i, grant) in self.grants.iter().enumerate() {
+            let slot = slot_at(i);
+            if *grant < need(slot) {
+                self.plan.token_caps.push((slot, *grant));
+            }
+        }
+        self.budget_was_lowered = true;
+    }
+}

@@ -1,0 +1,120 @@
+use std::fmt;
+
+use meridian_policy_sdk::{Column, Decision, Step};
+
+/// What a policy says of itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Description {
+    /// Short name.
+    pub name: String,
+    /// Version, free form.
+    pub version: String,
+    /// One sentence.
+    pub summary: String,
+}
+
+/// One step's candidates, as a policy sees them.
+#[derive(Clone, Copy, Debug)]
+pub struct Batch<'a> {
+    /// Facts about the engine.
+    pub step: &'a Step,
+    /// How many candidates there are.
+    pub candidates: usize,
+    /// The columns the policy asked for, laid out as in WIT `dispatch.decide`.
+    pub columns: &'a [f32],
+}
+
+/// A policy of the dispatch slot, native or WebAssembly.
+///
+/// The slot calls it from the engine's scheduling thread, once a step. It may take as long as its deadline allows and
+/// must not block on anything else. After an `Err` the slot decides the step by the native default and calls
+/// [`DispatchPolicy::recover`] before it asks again.
+pub trait DispatchPolicy: Send {
+    /// What the policy says of itself.
+    fn description(&self) -> &Description;
+
+    /// The columns it wants; fixed for its life.
+    fn inputs(&self) -> &[Column];
+
+    /// Decide one step into `decision`, which the slot has cleared.
+    ///
+    /// # Errors
+    /// A fault costs this decision only.
+    fn decide(&mut self, batch: &Batch<'_>, decision: &mut Decision) -> Result<(), Fault>;
+
+    /// Become able to decide again after a fault.
+    ///
+    /// # Errors
+    /// The policy cannot be asked any more.
+    fn recover(&mut self) -> Result<(), Fault>;
+}
+
+/// The kinds of fault that are counted apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FaultKind {
+    /// The component trapped: unreachable, out of bounds, stack overflow, division by zero.
+    Trap,
+    /// It took longer than its deadline.
+    Deadline,
+    /// It wanted more memory than it may have.
+    Memory,
+    /// It answered, but the answer does not fit the batch.
+    BadAnswer,
+    /// It could not be instantiated or refused its configuration.
+    Init,
+}
+
+impl FaultKind {
+    /// Every kind, in the order of the discriminants.
+    pub const ALL: [Self; 5] = [Self::Trap, Self::Deadline, Self::Memory, Self::BadAnswer, Self::Init];
+
+    /// The kind as a metric label.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Trap => "trap",
+            Self::Deadline => "deadline",
+            Self::Memory => "memory",
+            Self::BadAnswer => "bad-answer",
+            Self::Init => "init",
+        }
+    }
+}
+
+/// Why a policy did not decide a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// What it is counted as.
+    pub kind: FaultKind,
+    /// One line for the operator.
+    pub detail: String,
+}
+
+impl Fault {
+    /// A fault of `kind`.
+    #[must_use]
+    pub fn new(kind: FaultKind, detail: impl Into<String>) -> Self {
+        Self { kind, detail: detail.into() }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.kind.label(), self.detail)
+    }
+}
+
+/// Check a policy's answer against the size of its batch. Keys may be anything: NaN sorts last.
+///
+/// # Errors
+/// [`FaultKind::BadAnswer`] when a list has the wrong length.
+pub fn check_answer(decision: &Decision, candidates: usize) -> Result<(), Fault> {
+    let (keys, caps) = (decision.keys.len(), decision.token_caps.len());
+    if keys != candidates && keys != 0 {
+        return Err(Fault::new(FaultKind::BadAnswer, format!("{keys} keys for {candidates} candidates")));
+    }
+    if caps != candidates && caps != 0 {
+        return Err(Fault::new(FaultKind::BadAnswer, format!("{caps} token caps for {candidates} candidates")));
+    }
+    Ok(())
+}

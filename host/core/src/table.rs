@@ -1,0 +1,300 @@
+use std::collections::HashMap;
+use std::ops::Index;
+
+use meridian_policy_sdk::{Phase, State};
+
+use crate::{Error, Markers, PhaseTracker};
+
+/// Where a request lives in a [`RequestTable`]. Used again after the request is removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Slot(u32);
+
+impl Slot {
+    /// Position in the table.
+    #[must_use]
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// What is known of a request when it arrives.
+#[derive(Clone, Copy, Debug)]
+pub struct NewRequest<'a> {
+    /// Token ids of the templated prompt; empty when only its length is known (`prompt_tokens`).
+    pub prompt: &'a [u32],
+    /// Length of the prompt when `prompt` is empty.
+    pub prompt_tokens: u32,
+    /// Most tokens the request may generate.
+    pub max_tokens: u32,
+    /// Arrival on the host's clock, milliseconds.
+    pub arrival_ms: f64,
+    /// Deadline on the host's clock, milliseconds; infinite for none.
+    pub deadline_ms: f64,
+    /// Lower is more urgent.
+    pub priority: i32,
+    /// Name of the tenant; empty for none.
+    pub tenant: &'a str,
+}
+
+impl Default for NewRequest<'_> {
+    fn default() -> Self {
+        Self {
+            prompt: &[],
+            prompt_tokens: 0,
+            max_tokens: u32::MAX,
+            arrival_ms: 0.0,
+            deadline_ms: f64::INFINITY,
+            priority: 0,
+            tenant: "",
+        }
+    }
+}
+
+/// The mirror of one request. Times are milliseconds on the host's clock, counts are tokens.
+#[derive(Clone, Debug)]
+pub struct RequestState {
+    id: Box<str>,
+    pub(crate) state: State,
+    prefilled: bool,
+    tracker: PhaseTracker,
+    pub(crate) arrival_ms: f64,
+    pub(crate) deadline_ms: f64,
+    pub(crate) last_progress_ms: f64,
+    /// Since when a policy has put this waiting request off; `None` when it has not.
+    pub(crate) deferred_since_ms: Option<f64>,
+    pub(crate) prompt_tokens: u32,
+    pub(crate) cached_tokens: u32,
+    pub(crate) computed_tokens: u32,
+    pub(crate) think_tokens: u32,
+    pub(crate) output_tokens: u32,
+    pub(crate) max_tokens: u32,
+    pub(crate) preemptions: u32,
+    pub(crate) priority: i32,
+    pub(crate) tenant: u32,
+}
+
+impl RequestState {
+    /// The engine's id of the request.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Phase of the request. A preemption does not change it.
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        if self.prefilled { self.tracker.phase() } else { Phase::Prefill }
+    }
+
+    /// Where the request stands.
+    #[must_use]
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// Tokens generated while thinking.
+    #[must_use]
+    pub fn think_tokens(&self) -> u32 {
+        self.think_tokens
+    }
+
+    /// Tokens generated after thinking.
+    #[must_use]
+    pub fn output_tokens(&self) -> u32 {
+        self.output_tokens
+    }
+
+    /// Tokens whose KV is computed.
+    #[must_use]
+    pub fn computed_tokens(&self) -> u32 {
+        self.computed_tokens
+    }
+
+    /// Times the request was preempted.
+    #[must_use]
+    pub fn preemptions(&self) -> u32 {
+        self.preemptions
+    }
+
+    /// Tokens the request would take in a step that had room for all it needs, at least 1.
+    #[must_use]
+    pub fn needed_tokens(&self, decode_tokens: u32) -> u32 {
+        let known = self.prompt_tokens.saturating_add(self.think_tokens).saturating_add(self.output_tokens);
+        known.saturating_sub(self.computed_tokens).max(decode_tokens.max(1))
+    }
+}
+
+/// The mirror of the engine's requests, fed by deltas.
+#[derive(Debug, Default)]
+pub struct RequestTable {
+    markers: Markers,
+    rows: Vec<Option<RequestState>>,
+    free: Vec<Slot>,
+    by_id: HashMap<Box<str>, Slot>,
+    tenants: HashMap<Box<str>, u32>,
+}
+
+/// Tenant names remembered; a further one is counted as "none". Bounds the memory that clients can make the host use.
+const MAX_TENANTS: usize = 1 << 16;
+
+impl RequestTable {
+    /// An empty table for a model with these markers.
+    #[must_use]
+    pub fn new(markers: Markers) -> Self {
+        Self { markers, ..Self::default() }
+    }
+
+    /// Live requests.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    /// Whether no request is live.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.by_id.is_empty()
+    }
+
+    /// The slot of a live request.
+    #[must_use]
+    pub fn find(&self, id: &str) -> Option<Slot> {
+        self.by_id.get(id).copied()
+    }
+
+    /// The request in `slot`, if it is live.
+    #[must_use]
+    pub fn get(&self, slot: Slot) -> Option<&RequestState> {
+        self.rows.get(slot.index()).and_then(Option::as_ref)
+    }
+
+    /// Take in a request that arrived.
+    ///
+    /// # Errors
+    /// [`Error::DuplicateRequest`] when the id is live.
+    pub fn insert(&mut self, id: &str, request: &NewRequest<'_>) -> Result<Slot, Error> {
+        if self.by_id.contains_key(id) {
+            return Err(Error::DuplicateRequest { id: id.to_owned() });
+        }
+        let prompt_tokens = if request.prompt.is_empty() {
+            request.prompt_tokens
+        } else {
+            u32::try_from(request.prompt.len()).unwrap_or(u32::MAX)
+        };
+        let row = RequestState {
+            id: id.into(),
+            state: State::Waiting,
+            prefilled: false,
+            tracker: PhaseTracker::new(&self.markers, request.prompt),
+            arrival_ms: request.arrival_ms,
+            deadline_ms: request.deadline_ms,
+            last_progress_ms: request.arrival_ms,
+            deferred_since_ms: None,
+            prompt_tokens: prompt_tokens.max(1),
+            cached_tokens: 0,
+            computed_tokens: 0,
+            think_tokens: 0,
+            output_tokens: 0,
+            max_tokens: request.max_tokens,
+            preemptions: 0,
+            priority: request.priority,
+            tenant: self.tenant(request.tenant),
+        };
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.rows.push(None);
+            Slot(u32::try_from(self.rows.len() - 1).expect("fewer than 2^32 live requests"))
+        });
+        self.rows[slot.index()] = Some(row);
+        self.by_id.insert(id.into(), slot);
+        Ok(slot)
+    }
+
+    /// Forget a request; false when it was not live.
+    pub fn remove(&mut self, slot: Slot) -> bool {
+        let Some(row) = self.rows.get_mut(slot.index()).and_then(Option::take) else { return false };
+        self.by_id.remove(&row.id);
+        self.free.push(slot);
+        true
+    }
+
+    /// The request was given `tokens` in the step that began at `now_ms`, after the tokens whose KV it had.
+    pub fn scheduled(&mut self, slot: Slot, tokens: u32, now_ms: f64) {
+        let Some(row) = self.row_mut(slot) else { return };
+        row.state = State::Running;
+        row.computed_tokens = row.computed_tokens.saturating_add(tokens);
+        row.prefilled |= row.computed_tokens >= row.prompt_tokens;
+        row.last_progress_ms = now_ms;
+        row.deferred_since_ms = None;
+    }
+
+    /// The request was admitted with this many tokens found in the prefix cache.
+    pub fn admitted(&mut self, slot: Slot, cached_tokens: u32) {
+        let Some(row) = self.row_mut(slot) else { return };
+        row.state = State::Running;
+        row.cached_tokens = cached_tokens.min(row.prompt_tokens);
+        row.computed_tokens = cached_tokens;
+    }
+
+    /// The engine's own count of computed tokens, where it differs from what [`RequestTable::scheduled`] added up:
+    /// rejected speculative tokens, lost KV transfers.
+    pub fn set_computed(&mut self, slot: Slot, computed_tokens: u32) {
+        let Some(row) = self.row_mut(slot) else { return };
+        row.computed_tokens = computed_tokens;
+        row.prefilled |= computed_tokens >= row.prompt_tokens;
+    }
+
+    /// The request lost its KV blocks and waits again.
+    pub fn preempted(&mut self, slot: Slot) {
+        let Some(row) = self.row_mut(slot) else { return };
+        row.state = State::Preempted;
+        row.computed_tokens = 0;
+        row.preemptions += 1;
+    }
+
+    /// Tokens were generated for the request, in order.
+    pub fn generated(&mut self, slot: Slot, tokens: &[u32]) {
+        let Some(row) = self.rows.get_mut(slot.index()).and_then(Option::as_mut) else { return };
+        row.prefilled |= !tokens.is_empty();
+        for token in tokens {
+            match row.tracker.token(&self.markers, *token) {
+                Phase::Output => row.output_tokens = row.output_tokens.saturating_add(1),
+                Phase::Think | Phase::Prefill => row.think_tokens = row.think_tokens.saturating_add(1),
+            }
+        }
+    }
+
+    pub(crate) fn defer(&mut self, slot: Slot, now_ms: f64) {
+        if let Some(row) = self.row_mut(slot) {
+            row.deferred_since_ms.get_or_insert(now_ms);
+        }
+    }
+
+    fn row_mut(&mut self, slot: Slot) -> Option<&mut RequestState> {
+        self.rows.get_mut(slot.index()).and_then(Option::as_mut)
+    }
+
+    fn tenant(&mut self, name: &str) -> u32 {
+        if name.is_empty() {
+            return 0;
+        }
+        if let Some(tenant) = self.tenants.get(name) {
+            return *tenant;
+        }
+        if self.tenants.len() >= MAX_TENANTS {
+            return 0;
+        }
+        let tenant = u32::try_from(self.tenants.len() + 1).expect("MAX_TENANTS fits");
+        self.tenants.insert(name.into(), tenant);
+        tenant
+    }
+}
+
+impl Index<Slot> for RequestTable {
+    type Output = RequestState;
+
+    /// # Panics
+    /// When the request is not live.
+    fn index(&self, slot: Slot) -> &RequestState {
+        self.get(slot).expect("the slot holds a live request")
+    }
+}

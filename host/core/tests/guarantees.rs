@@ -1,0 +1,223 @@
+//! What the host keeps whatever a policy answers, shown on a small model of an engine.
+
+use meridian_core::{Decision, EngineFacts, Markers, NewRequest, Planner, RequestTable, Slot, State};
+use proptest::prelude::*;
+
+const MAX_DEFER_MS: f32 = 50.0;
+const STEP_MS: f64 = 1.0;
+const SEATS: usize = 4;
+
+/// vLLM's use of a plan, reduced: running first, then waiting while a seat is free; each takes what it needs, within its
+/// cap and the step's budget.
+#[derive(Default)]
+struct Engine {
+    table: RequestTable,
+    planner: Planner,
+    running: Vec<Slot>,
+    waiting: Vec<Slot>,
+    now_ms: f64,
+    arrivals: usize,
+}
+
+impl Engine {
+    fn new() -> Self {
+        Self { table: RequestTable::new(Markers::default()), ..Self::default() }
+    }
+
+    fn arrive(&mut self, prompt_tokens: u32) {
+        self.arrivals += 1;
+        let request = NewRequest { prompt_tokens, arrival_ms: self.now_ms, ..NewRequest::default() };
+        let slot = self.table.insert(&format!("r{}", self.arrivals), &request).expect("ids are counted up");
+        self.waiting.push(slot);
+    }
+
+    /// One step under `decision`; returns the tokens given.
+    fn step(&mut self, engine_budget: u32, decision: &Decision) -> u32 {
+        self.now_ms += STEP_MS;
+        let facts = EngineFacts {
+            now_ms: self.now_ms,
+            token_budget: engine_budget,
+            free_seats: (SEATS - self.running.len()) as u32,
+            decode_tokens: 1,
+            ..EngineFacts::default()
+        };
+        let plan = self.planner.plan(&self.table, &facts, &self.running, &self.waiting, decision, MAX_DEFER_MS).clone();
+        assert!((1..=engine_budget).contains(&plan.token_budget));
+        reorder(&mut self.running, &plan.running_order);
+        reorder(&mut self.waiting, &plan.waiting_order);
+        let cap = |slot: Slot| plan.token_caps.iter().find(|(s, _)| *s == slot).map_or(u32::MAX, |(_, cap)| *cap);
+        let mut left = plan.token_budget;
+        for slot in self.running.clone() {
+            let tokens = self.table[slot].needed_tokens(1).min(cap(slot)).min(left);
+            if tokens > 0 {
+                self.give(slot, tokens);
+                left -= tokens;
+            }
+        }
+        while left > 0 && self.running.len() < SEATS && !self.waiting.is_empty() {
+            let slot = self.waiting[0];
+            let tokens = self.table[slot].needed_tokens(1).min(cap(slot)).min(left);
+            if tokens == 0 {
+                break;
+            }
+            self.waiting.remove(0);
+            self.running.push(slot);
+            self.table.admitted(slot, 0);
+            self.give(slot, tokens);
+            left -= tokens;
+        }
+        let given = plan.token_budget - left;
+        self.planner.settle(&mut self.table, given, self.now_ms);
+        given
+    }
+
+    fn give(&mut self, slot: Slot, tokens: u32) {
+        self.table.scheduled(slot, tokens, self.now_ms);
+        if self.table[slot].needed_tokens(0) == 1 && self.table[slot].computed_tokens() > 0 {
+            self.table.generated(slot, &[1]);
+        }
+    }
+}
+
+fn reorder(list: &mut Vec<Slot>, order: &[u32]) {
+    if order.is_empty() {
+        return;
+    }
+    let before = list.clone();
+    *list = order.iter().map(|from| before[*from as usize]).collect();
+    let (mut a, mut b) = (before, list.clone());
+    a.sort_unstable();
+    b.sort_unstable();
+    assert_eq!(a, b, "an order is a permutation");
+}
+
+/// A hostile answer for `candidates`: arbitrary bits as keys, budgets from nothing to enormous, caps of nothing.
+fn hostile(candidates: usize, seed: u64) -> Decision {
+    let mut state = seed | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    let keys = (0..candidates).map(|_| f32::from_bits(next() as u32)).collect();
+    let token_budget = match next() % 4 {
+        0 => None,
+        1 => Some(0),
+        2 => Some(u32::MAX),
+        _ => Some((next() % 8) as u32),
+    };
+    let token_caps = match next() % 3 {
+        0 => Vec::new(),
+        1 => vec![0; candidates],
+        _ => (0..candidates).map(|_| (next() % 3) as u32).collect(),
+    };
+    Decision { keys, token_budget, token_caps }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn hostile_policies_lose_nothing_and_exceed_nothing(
+        seed in any::<u64>(),
+        budget in 1u32..300,
+        prompts in proptest::collection::vec(1u32..200, 1..12),
+    ) {
+        let mut engine = Engine::new();
+        for prompt in &prompts {
+            engine.arrive(*prompt);
+        }
+        for step in 0..200 {
+            let decision = hostile(prompts.len(), seed.wrapping_add(step).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            let given = engine.step(budget, &decision);
+            prop_assert!(given <= budget);
+            prop_assert_eq!(engine.running.len() + engine.waiting.len(), prompts.len());
+        }
+    }
+
+    #[test]
+    fn no_running_request_is_put_off_past_the_bound(seed in any::<u64>(), budget in 8u32..64) {
+        let mut engine = Engine::new();
+        for _ in 0..SEATS {
+            engine.arrive(3);
+        }
+        // An honest first step admits everyone; then the policy wants nobody to run.
+        engine.step(64, &Decision { keys: vec![0.0; SEATS], ..Decision::default() });
+        prop_assert_eq!(engine.running.len(), SEATS);
+        let mut last = vec![engine.now_ms; SEATS];
+        let slots = engine.running.clone();
+        for step in 0..400 {
+            let before: Vec<u32> = slots.iter().map(|s| engine.table[*s].computed_tokens()).collect();
+            let mut decision = hostile(SEATS, seed.wrapping_add(step));
+            decision.token_caps = vec![0; SEATS];
+            engine.step(budget, &decision);
+            for (i, slot) in slots.iter().enumerate() {
+                if engine.table[*slot].computed_tokens() > before[i] {
+                    last[i] = engine.now_ms;
+                }
+                prop_assert!(engine.now_ms - last[i] <= f64::from(MAX_DEFER_MS) + 2.0 * STEP_MS);
+            }
+        }
+    }
+
+    #[test]
+    fn no_waiting_request_is_overtaken_past_the_bound(budget in 16u32..64, newest_first in any::<bool>()) {
+        let mut engine = Engine::new();
+        engine.arrive(4);
+        let victim = engine.waiting[0];
+        let mut waited = 0.0;
+        for _ in 0..200 {
+            // Seats come free all the time, and the policy gives them to anyone but the first.
+            while let Some(done) = engine.running.iter().position(|slot| *slot != victim) {
+                let slot = engine.running.remove(done);
+                engine.table.remove(slot);
+            }
+            if engine.table[victim].state() == State::Running {
+                break;
+            }
+            engine.arrive(2);
+            let n = engine.waiting.len();
+            let keys = (0..n).map(|i| if newest_first { -(i as f32) } else { f32::from(engine.waiting[i] == victim) });
+            let decision = Decision { keys: keys.collect(), ..Decision::default() };
+            engine.step(budget, &decision);
+            waited += STEP_MS;
+        }
+        prop_assert_eq!(engine.table[victim].state(), State::Running);
+        prop_assert!(waited <= f64::from(MAX_DEFER_MS) + 3.0 * STEP_MS, "{}", waited);
+    }
+}
+
+#[test]
+fn a_waiting_request_gets_in_although_the_policy_leaves_it_no_tokens() {
+    let mut engine = Engine::new();
+    engine.arrive(4);
+    engine.step(64, &Decision { keys: vec![0.0], ..Decision::default() });
+    engine.arrive(4);
+    let second = engine.waiting[0];
+    for _ in 0..60 {
+        // A budget of one token: the running request takes it every time.
+        engine.step(64, &Decision { keys: vec![0.0; 2], token_budget: Some(1), ..Decision::default() });
+    }
+    assert_eq!(engine.table[second].state(), State::Running);
+}
+
+#[test]
+fn a_policy_that_changes_nothing_is_left_alone() {
+    let mut engine = Engine::new();
+    for _ in 0..8 {
+        engine.arrive(4);
+    }
+    engine.now_ms = 1.0e6;
+    let facts = EngineFacts {
+        now_ms: engine.now_ms,
+        token_budget: 64,
+        free_seats: 2,
+        decode_tokens: 1,
+        ..EngineFacts::default()
+    };
+    let decision = Decision { keys: vec![0.0; 8], ..Decision::default() };
+    let plan = engine.planner.plan(&engine.table, &facts, &[], &engine.waiting, &decision, MAX_DEFER_MS);
+    assert!(plan.running_order.is_empty() && plan.waiting_order.is_empty() && plan.token_caps.is_empty());
+    assert_eq!(plan.token_budget, 64);
+}

