@@ -1,1 +1,3 @@
-//! x
+//! Measures policies.
+
+pub mod micro;

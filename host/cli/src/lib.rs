@@ -1,1 +1,66 @@
-//! x
+//! The `meridian` command, as a library so that the binary and the Python wheel share it.
+
+mod bench;
+mod policy;
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use serde::Serialize;
+
+#[derive(Parser)]
+#[command(name = "meridian", version, about = "Programmable scheduling of reasoning models on vLLM", max_term_width = 100)]
+struct Cli {
+    /// Print one JSON object on stdout instead of text
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Build and check policy components
+    #[command(subcommand)]
+    Policy(policy::PolicyCommand),
+    /// Measure
+    #[command(subcommand)]
+    Bench(bench::BenchCommand),
+}
+
+/// Run the command line; the exit code is 0 only when what was asked holds, 2 for a usage error.
+pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let cli = match Cli::try_parse_from(args) {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+    };
+    let done = match cli.command {
+        Command::Policy(command) => policy::run(command, cli.json),
+        Command::Bench(command) => bench::run(command, cli.json),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            if cli.json {
+                let _ = print_json(&serde_json::json!({ "ok": false, "error": format!("{error:#}") }));
+            } else {
+                eprintln!("error: {error:#}");
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A closed pipe (`meridian ... | head`) is not worth a panic.
+fn print_line(line: &str) -> std::io::Result<()> {
+    writeln!(std::io::stdout(), "{line}")
+}
+
+fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
+    Ok(print_line(&serde_json::to_string(value)?)?)
+}

@@ -1,1 +1,7 @@
-fn main() {}
+//! The `meridian` binary.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    meridian_cli::run(std::env::args_os())
+}

@@ -1,1 +1,26 @@
-//! x
+//! Loads, checks and calls policy components. The only crate that names wasmtime.
+//!
+//! ```no_run
+//! use meridian_core::MeridianConfig;
+//! use meridian_wasm::{Limits, Runtime};
+//!
+//! let config = MeridianConfig::default();
+//! let runtime = Runtime::new(None)?;
+//! let component = runtime.load_file("policy.wasm".as_ref())?;
+//! let policy = component.dispatch_policy(Limits::default(), config.scheduler.targets(), "{}")?;
+//! # Ok::<(), meridian_wasm::LoadError>(())
+//! ```
+
+mod cache;
+mod check;
+mod component;
+mod error;
+mod instance;
+mod limiter;
+mod runtime;
+mod wit;
+
+pub use component::PolicyComponent;
+pub use error::LoadError;
+pub use instance::{Limits, WasmDispatch};
+pub use runtime::{EPOCH_TICK, MAX_COMPONENT_BYTES, Runtime};

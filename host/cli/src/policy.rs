@@ -1,0 +1,159 @@
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, bail, ensure};
+use clap::Subcommand;
+use meridian_core::{Batch, Decision, DispatchPolicy, MeridianConfig, Step, check_answer};
+use meridian_wasm::{Limits, Runtime};
+use serde::Serialize;
+
+use crate::{print_json, print_line};
+
+#[derive(Subcommand)]
+pub(crate) enum PolicyCommand {
+    /// Build the policy crates in a folder into components
+    #[command(after_help = "Example: meridian policy build policies --out target/policies")]
+    Build {
+        /// A cargo package or workspace whose cdylib crates are policies
+        #[arg(default_value = ".")]
+        dir: PathBuf,
+        /// Folder for the components
+        #[arg(long, default_value = "target/policies")]
+        out: PathBuf,
+    },
+    /// Check that a file is a component that the engine would load, and that it decides
+    #[command(after_help = "Example: meridian policy check target/policies/output-first.wasm")]
+    Check {
+        /// The component
+        file: PathBuf,
+        /// The policy's options, one JSON object
+        #[arg(long, default_value = "{}", value_name = "JSON")]
+        config: String,
+    },
+}
+
+pub(crate) fn run(command: PolicyCommand, json: bool) -> anyhow::Result<()> {
+    match command {
+        PolicyCommand::Build { dir, out } => build(&dir, &out, json),
+        PolicyCommand::Check { file, config } => check(&file, &config, json),
+    }
+}
+
+#[derive(Serialize)]
+struct Built {
+    name: String,
+    path: PathBuf,
+    bytes: usize,
+}
+
+fn build(dir: &Path, out: &Path, json: bool) -> anyhow::Result<()> {
+    let modules = cargo_build(dir)?;
+    ensure!(!modules.is_empty(), "{}: no cdylib crate, expected one with `crate-type = [\"cdylib\"]`", dir.display());
+    std::fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
+    for (name, module) in modules {
+        let core = std::fs::read(&module).with_context(|| format!("cannot read {}", module.display()))?;
+        let component = wit_component::ComponentEncoder::default()
+            .module(&core)
+            .and_then(|encoder| encoder.validate(true).encode())
+            .with_context(|| format!("{name}: not a policy module (does it call export_dispatch!?)"))?;
+        let path = out.join(format!("{name}.wasm"));
+        std::fs::write(&path, &component).with_context(|| format!("cannot write {}", path.display()))?;
+        let built = Built { name, bytes: component.len(), path };
+        if json {
+            print_json(&built)?;
+        } else {
+            print_line(&format!("{:<16} {:>6} bytes  {}", built.name, built.bytes, built.path.display()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Names and module files of the cdylib crates in `dir`. `CARGO` and `RUSTC` choose the toolchain.
+fn cargo_build(dir: &Path) -> anyhow::Result<Vec<(String, PathBuf)>> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(&cargo)
+        .args(["build", "--release", "--target", "wasm32-unknown-unknown", "--message-format", "json-render-diagnostics"])
+        .current_dir(dir)
+        .stderr(Stdio::inherit())
+        .output()
+        .with_context(|| format!("cannot run {} in {}", cargo.display(), dir.display()))?;
+    ensure!(output.status.success(), "cargo build failed in {}", dir.display());
+    let mut modules = Vec::new();
+    for line in output.stdout.split(|byte| *byte == b'\n') {
+        let Ok(message) = serde_json::from_slice::<serde_json::Value>(line) else { continue };
+        let is_cdylib = message["target"]["kind"].as_array().is_some_and(|kinds| kinds.iter().any(|k| k == "cdylib"));
+        if message["reason"] != "compiler-artifact" || !is_cdylib {
+            continue;
+        }
+        let name = message["target"]["name"].as_str().unwrap_or_default().replace('_', "-");
+        let files = message["filenames"].as_array().into_iter().flatten().filter_map(|file| file.as_str());
+        modules.extend(files.filter(|file| file.ends_with(".wasm")).map(|file| (name.clone(), PathBuf::from(file))));
+    }
+    Ok(modules)
+}
+
+#[derive(Serialize)]
+struct Checked {
+    ok: bool,
+    file: PathBuf,
+    name: String,
+    version: String,
+    summary: String,
+    inputs: Vec<String>,
+    bytes: usize,
+    sha256: String,
+    decides: &'static str,
+}
+
+/// Candidates in the trial batches: none, one, a small step, a large one.
+const TRIAL_SIZES: [usize; 4] = [0, 1, 64, 1024];
+
+fn check(file: &Path, config_json: &str, json: bool) -> anyhow::Result<()> {
+    let parsed: serde_json::Value =
+        serde_json::from_str(config_json).with_context(|| format!("--config: {config_json:?} is not JSON"))?;
+    ensure!(parsed.is_object(), "--config: {config_json:?}: expected one JSON object");
+    let config = MeridianConfig::default();
+    let runtime = Runtime::new(None)?;
+    let component = runtime.load_file(file).with_context(|| file.display().to_string())?;
+    let mut policy = component
+        .dispatch_policy(Limits::default(), config.scheduler.targets(), config_json)
+        .with_context(|| file.display().to_string())?;
+    let mut answered = 0;
+    for candidates in TRIAL_SIZES {
+        let columns = vec![1.0; candidates * policy.inputs().len()];
+        let mut decision = Decision::default();
+        let step = Step { token_budget: 2048, running: candidates as u32, decode_tokens: 1, ..Step::default() };
+        let batch = Batch { step: &step, candidates, columns: &columns };
+        let decided = policy.decide(&batch, &mut decision).and_then(|()| check_answer(&decision, candidates));
+        if let Err(fault) = decided {
+            bail!("{}: faulted on a trial batch of {candidates} candidates: {fault}", file.display());
+        }
+        answered += decision.keys.len();
+    }
+    let description = policy.description().clone();
+    let checked = Checked {
+        ok: true,
+        file: file.to_owned(),
+        name: description.name,
+        version: description.version,
+        summary: description.summary,
+        inputs: policy.inputs().iter().map(|column| format!("{column:?}")).collect(),
+        bytes: component.size_bytes(),
+        sha256: component.sha256().to_owned(),
+        decides: if answered > 0 { "keys" } else { "leaves every trial step to the default" },
+    };
+    if json {
+        return print_json(&checked);
+    }
+    let inputs = if checked.inputs.is_empty() { "none".to_owned() } else { checked.inputs.join(", ") };
+    for line in [
+        format!("ok       {} {} ({} bytes)", checked.name, checked.version, checked.bytes),
+        format!("summary  {}", checked.summary),
+        format!("inputs   {inputs}"),
+        format!("answers  {}", checked.decides),
+        format!("sha256   {}", checked.sha256),
+    ] {
+        print_line(&line)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,95 @@
+use std::io;
+
+use thiserror::Error;
+
+/// Why a component was refused.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// The file could not be read.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// The file.
+        path: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// Larger than a policy may be.
+    #[error("{bytes} bytes is too large: a policy component has at most {limit} bytes")]
+    TooLarge {
+        /// Its size.
+        bytes: u64,
+        /// The most allowed.
+        limit: u64,
+    },
+    /// A core module, or not WebAssembly at all.
+    #[error("not a component: {found}; expected a WebAssembly component (`meridian policy build` makes one)")]
+    NotAComponent {
+        /// What it is instead.
+        found: &'static str,
+    },
+    /// Not valid, or not compilable.
+    #[error("invalid component: {detail}")]
+    Invalid {
+        /// wasmtime's reason, one line.
+        detail: String,
+    },
+    /// It wants something from the host. Policies get nothing.
+    #[error("unknown import `{import}`: a policy component may import nothing")]
+    UnknownImport {
+        /// The first import.
+        import: String,
+    },
+    /// It does not export what a policy must.
+    #[error("missing export `{expected}`: the component is not of world `dispatch-policy`")]
+    MissingExport {
+        /// The interface.
+        expected: &'static str,
+    },
+    /// It was built for another version of the contract.
+    #[error("exports `{found}`, expected `{expected}`: the component was built for another version of the WIT package")]
+    WrongVersion {
+        /// The interface it exports.
+        found: String,
+        /// The interface this host speaks.
+        expected: &'static str,
+    },
+    /// An interface has the right name, but not the right functions or types.
+    #[error("the component does not fit the WIT package: {detail}")]
+    WrongType {
+        /// wasmtime's reason, one line.
+        detail: String,
+    },
+    /// `inputs` names a column twice.
+    #[error("inputs names column {column} twice")]
+    DuplicateInput {
+        /// The column.
+        column: String,
+    },
+    /// The component refused its configuration.
+    #[error("the policy refused its configuration {config}: {reason}")]
+    Refused {
+        /// The options it was given, JSON.
+        config: String,
+        /// What it says.
+        reason: String,
+    },
+    /// It faulted while it was described or initialised.
+    #[error("the policy failed to start: {fault}")]
+    Start {
+        /// The fault.
+        fault: meridian_core::Fault,
+    },
+    /// wasmtime itself could not be set up.
+    #[error("cannot set up WebAssembly: {detail}")]
+    Setup {
+        /// Why.
+        detail: String,
+    },
+}
+
+/// wasmtime's errors span lines; an operator gets one.
+pub(crate) fn one_line(error: &wasmtime::Error) -> String {
+    let text = format!("{error:#}");
+    text.split('\n').map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ")
+}

@@ -1,0 +1,46 @@
+use wasmtime::ResourceLimiter;
+
+/// Bounds what a store may grow to, and remembers that it was refused: a guest that is refused memory usually traps a
+/// moment later, and the operator should see the cause.
+#[derive(Debug)]
+pub(crate) struct Limiter {
+    memory_bytes: usize,
+    refused: bool,
+}
+
+/// A Rust guest has one table of a few dozen functions; far more is an attack.
+const MAX_TABLE_ELEMENTS: usize = 20_000;
+
+impl Limiter {
+    pub(crate) fn new(memory_bytes: usize) -> Self {
+        Self { memory_bytes, refused: false }
+    }
+
+    pub(crate) fn was_refused(&self) -> bool {
+        self.refused
+    }
+}
+
+impl ResourceLimiter for Limiter {
+    fn memory_growing(&mut self, _current: usize, desired: usize, _maximum: Option<usize>) -> wasmtime::Result<bool> {
+        let allowed = desired <= self.memory_bytes;
+        self.refused |= !allowed;
+        Ok(allowed)
+    }
+
+    fn table_growing(&mut self, _current: usize, desired: usize, _maximum: Option<usize>) -> wasmtime::Result<bool> {
+        Ok(desired <= MAX_TABLE_ELEMENTS)
+    }
+
+    fn instances(&self) -> usize {
+        8
+    }
+
+    fn tables(&self) -> usize {
+        8
+    }
+
+    fn memories(&self) -> usize {
+        1
+    }
+}

@@ -1,0 +1,117 @@
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use wasmtime::component::{Component, Linker};
+use wasmtime::{Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig};
+
+use crate::cache::Cache;
+use crate::check;
+use crate::error::{LoadError, one_line};
+use crate::instance::StoreState;
+use crate::wit::DispatchPolicyPre;
+use crate::PolicyComponent;
+
+/// How often the epoch advances: the grain of every deadline.
+pub const EPOCH_TICK: Duration = Duration::from_micros(500);
+
+/// Largest component that is loaded.
+pub const MAX_COMPONENT_BYTES: u64 = 32 << 20;
+
+/// Instances alive at a time, over all slots and the candidates that are being tried.
+const POOLED_INSTANCES: u32 = 16;
+/// Largest linear memory of any instance; a slot's own limit may be lower.
+pub(crate) const MAX_MEMORY_BYTES: usize = 1 << 30;
+
+/// wasmtime, set up for policies. One a process is enough; cloning shares it.
+#[derive(Clone)]
+pub struct Runtime {
+    engine: Engine,
+    cache: Option<Arc<Cache>>,
+}
+
+impl Runtime {
+    /// Set up wasmtime and start the thread that advances the epoch. `cache_dir` holds compiled components between
+    /// processes; `None` compiles every time.
+    ///
+    /// # Errors
+    /// [`LoadError::Setup`] when the machine cannot run WebAssembly.
+    pub fn new(cache_dir: Option<PathBuf>) -> Result<Self, LoadError> {
+        let mut config = Config::new();
+        config.epoch_interruption(true);
+        // Same inputs, same decisions: NaN bits are otherwise the one thing that differs between machines.
+        config.cranelift_nan_canonicalization(true);
+        config.wasm_relaxed_simd(false);
+        let mut pool = PoolingAllocationConfig::default();
+        pool.total_component_instances(POOLED_INSTANCES)
+            .total_core_instances(POOLED_INSTANCES * 2)
+            .total_memories(POOLED_INSTANCES)
+            .total_tables(POOLED_INSTANCES * 2)
+
+            .max_memory_size(MAX_MEMORY_BYTES);
+        config.allocation_strategy(InstanceAllocationStrategy::Pooling(pool));
+        let engine = Engine::new(&config).or_else(|_| {
+            // The pool reserves address space; a machine that limits it (ulimit -v) still gets a working host.
+            config.allocation_strategy(InstanceAllocationStrategy::OnDemand);
+            Engine::new(&config)
+        });
+        let engine = engine.map_err(|error| LoadError::Setup { detail: one_line(&error) })?;
+        start_ticker(&engine)?;
+        Ok(Self { engine, cache: cache_dir.map(|dir| Arc::new(Cache::new(dir))) })
+    }
+
+    /// Read, check and compile the component in a file.
+    ///
+    /// # Errors
+    /// Says what is wrong with the file or the component.
+    pub fn load_file(&self, path: &Path) -> Result<PolicyComponent, LoadError> {
+        let failed = |source| LoadError::Read { path: path.display().to_string(), source };
+        let mut bytes = Vec::new();
+        let file = File::open(path).map_err(failed)?;
+        file.take(MAX_COMPONENT_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
+        if bytes.len() as u64 > MAX_COMPONENT_BYTES {
+            let size = path.metadata().map_or(bytes.len() as u64, |metadata| metadata.len());
+            return Err(LoadError::TooLarge { bytes: size, limit: MAX_COMPONENT_BYTES });
+        }
+        self.load(&bytes)
+    }
+
+    /// Check and compile a component.
+    ///
+    /// # Errors
+    /// Says what is wrong with the component.
+    pub fn load(&self, bytes: &[u8]) -> Result<PolicyComponent, LoadError> {
+        if bytes.len() as u64 > MAX_COMPONENT_BYTES {
+            return Err(LoadError::TooLarge { bytes: bytes.len() as u64, limit: MAX_COMPONENT_BYTES });
+        }
+        check::header(bytes)?;
+        let component = match &self.cache {
+            Some(cache) => cache.load_or_compile(&self.engine, bytes),
+            None => Component::new(&self.engine, bytes),
+        };
+        let component = component.map_err(|error| LoadError::Invalid { detail: one_line(&error) })?;
+        check::world(&self.engine, &component)?;
+        let wrong_type = |error: wasmtime::Error| LoadError::WrongType { detail: one_line(&error) };
+        let linker: Linker<StoreState> = Linker::new(&self.engine);
+        let pre = linker.instantiate_pre(&component).map_err(wrong_type)?;
+        let pre = DispatchPolicyPre::new(pre).map_err(wrong_type)?;
+        Ok(PolicyComponent::new(self.engine.clone(), pre, bytes))
+    }
+}
+
+/// A deadline without a running ticker never passes, or (epoch 0) passes at once; so the ticker is part of the runtime,
+/// and ends when the last clone of the engine is gone.
+fn start_ticker(engine: &Engine) -> Result<(), LoadError> {
+    let weak = engine.weak();
+    let ticker = thread::Builder::new().name("meridian-epoch".into()).spawn(move || {
+        while let Some(engine) = weak.upgrade() {
+            engine.increment_epoch();
+            drop(engine);
+            thread::sleep(EPOCH_TICK);
+        }
+    });
+    ticker.map(drop).map_err(|error| LoadError::Setup { detail: format!("cannot start the epoch thread: {error}") })
+}
