@@ -1,1 +1,52 @@
-//! x
+//! `meridian._native`: the host engine for Python.
+//!
+//! Small on purpose; the documented API is the typed Python package around it. Requests are known here by handles, any
+//! Python objects, compared by identity: for vLLM its own `Request` objects, so that a step reads no attribute of them.
+
+mod engine;
+
+use std::path::PathBuf;
+
+use meridian_core::MeridianConfig;
+use pyo3::create_exception;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+create_exception!(_native, ConfigError, PyValueError, "A configuration that is not valid; names the field.");
+create_exception!(_native, PolicyError, PyValueError, "A policy that was refused; says why.");
+
+/// Parse and validate the text of a `meridian.toml`; returns the effective configuration as JSON.
+#[pyfunction]
+fn parse_config(text: &str) -> PyResult<String> {
+    let config = MeridianConfig::from_toml(text).map_err(|error| ConfigError::new_err(error.to_string()))?;
+    serde_json::to_string(&config).map_err(|error| ConfigError::new_err(error.to_string()))
+}
+
+/// Run the `meridian` command line with these arguments (the first is the program's name); returns the exit code.
+#[pyfunction]
+fn run_cli(py: Python<'_>, args: Vec<String>) -> u8 {
+    // `ExitCode` cannot be read back; success is the only one that compares.
+    let code = py.detach(|| meridian_cli::run(args.into_iter().map(Into::into)));
+    u8::from(code != std::process::ExitCode::SUCCESS)
+}
+
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("ConfigError", module.py().get_type::<ConfigError>())?;
+    module.add("PolicyError", module.py().get_type::<PolicyError>())?;
+    module.add_function(wrap_pyfunction!(parse_config, module)?)?;
+    module.add_function(wrap_pyfunction!(run_cli, module)?)?;
+    module.add_class::<engine::Engine>()
+}
+
+/// Where compiled components are kept: the configured folder, else the user's cache folder.
+fn cache_dir(configured: &str) -> Option<PathBuf> {
+    if !configured.is_empty() {
+        return Some(PathBuf::from(configured));
+    }
+    let base = std::env::var_os("XDG_CACHE_HOME")
+        .map(PathBuf::from)
+        .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))?;
+    Some(base.join("meridian").join("components"))
+}

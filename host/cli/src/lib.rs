@@ -11,7 +11,12 @@ use clap::{Parser, Subcommand};
 use serde::Serialize;
 
 #[derive(Parser)]
-#[command(name = "meridian", version, about = "Programmable scheduling of reasoning models on vLLM", max_term_width = 100)]
+#[command(
+    name = "meridian",
+    version,
+    about = "Programmable scheduling of reasoning models on vLLM",
+    max_term_width = 100
+)]
 struct Cli {
     /// Print one JSON object on stdout instead of text
     #[arg(long, global = true)]

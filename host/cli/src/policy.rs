@@ -72,7 +72,14 @@ fn build(dir: &Path, out: &Path, json: bool) -> anyhow::Result<()> {
 fn cargo_build(dir: &Path) -> anyhow::Result<Vec<(String, PathBuf)>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(&cargo)
-        .args(["build", "--release", "--target", "wasm32-unknown-unknown", "--message-format", "json-render-diagnostics"])
+        .args([
+            "build",
+            "--release",
+            "--target",
+            "wasm32-unknown-unknown",
+            "--message-format",
+            "json-render-diagnostics",
+        ])
         .current_dir(dir)
         .stderr(Stdio::inherit())
         .output()

@@ -125,7 +125,11 @@ impl MeridianConfig {
         Ok(config)
     }
 
-    fn validate(&self) -> Result<(), Error> {
+    /// Check every value's range; [`MeridianConfig::from_toml`] has done it.
+    ///
+    /// # Errors
+    /// [`Error::ConfigValidation`] for the first value out of range.
+    pub fn validate(&self) -> Result<(), Error> {
         let scheduler = &self.scheduler;
         for (field, value) in [
             ("scheduler.output_tpot_budget_ms", scheduler.output_tpot_budget_ms),

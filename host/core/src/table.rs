@@ -20,9 +20,9 @@ impl Slot {
 /// What is known of a request when it arrives.
 #[derive(Clone, Copy, Debug)]
 pub struct NewRequest<'a> {
-    /// Token ids of the templated prompt; empty when only its length is known (`prompt_tokens`).
+    /// Token ids of the templated prompt, or of its end: the last 128 tokens tell the opening phase.
     pub prompt: &'a [u32],
-    /// Length of the prompt when `prompt` is empty.
+    /// Length of the whole prompt; 0 when `prompt` is the whole.
     pub prompt_tokens: u32,
     /// Most tokens the request may generate.
     pub max_tokens: u32,
@@ -176,11 +176,7 @@ impl RequestTable {
         if self.by_id.contains_key(id) {
             return Err(Error::DuplicateRequest { id: id.to_owned() });
         }
-        let prompt_tokens = if request.prompt.is_empty() {
-            request.prompt_tokens
-        } else {
-            u32::try_from(request.prompt.len()).unwrap_or(u32::MAX)
-        };
+        let prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX).max(request.prompt_tokens);
         let row = RequestState {
             id: id.into(),
             state: State::Waiting,

@@ -57,8 +57,7 @@ struct Native<P> {
 impl<P: Logic + Send + 'static> Native<P> {
     fn boxed(init: Init<'_>) -> Result<Box<dyn DispatchPolicy>, String> {
         let logic = P::new(init)?;
-        let description =
-            Description { name: P::NAME.into(), version: P::VERSION.into(), summary: P::SUMMARY.into() };
+        let description = Description { name: P::NAME.into(), version: P::VERSION.into(), summary: P::SUMMARY.into() };
         Ok(Box::new(Self { logic, description }))
     }
 }

@@ -22,7 +22,10 @@ pub struct DispatchSlot {
 enum Recovery {
     Ready,
     /// Its last recovery failed; tried again after `steps` steps, then after twice as many, up to [`MAX_BACKOFF_STEPS`].
-    Failed { steps: u32, left: u32 },
+    Failed {
+        steps: u32,
+        left: u32,
+    },
 }
 
 const MAX_BACKOFF_STEPS: u32 = 4096;

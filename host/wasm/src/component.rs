@@ -5,10 +5,10 @@ use meridian_core::Targets;
 use sha2::{Digest, Sha256};
 use wasmtime::Engine;
 
+use crate::LoadError;
 use crate::cache::hex;
 use crate::instance::{Limits, StoreState, WasmDispatch};
 use crate::wit::DispatchPolicyPre;
-use crate::LoadError;
 
 /// A component that was read, checked and compiled, and can be instantiated in microseconds.
 #[derive(Clone)]

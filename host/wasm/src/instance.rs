@@ -4,12 +4,12 @@ use std::time::Duration;
 use meridian_core::{Batch, Column, Decision, Description, Fault, FaultKind, Targets};
 use wasmtime::{Store, Trap};
 
+use crate::LoadError;
 use crate::component::Shared;
 use crate::error::one_line;
 use crate::limiter::Limiter;
 use crate::runtime::{EPOCH_TICK, MAX_MEMORY_BYTES};
 use crate::wit::{self, DispatchPolicy as Bindings};
-use crate::LoadError;
 
 /// What a policy may use.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -132,8 +132,12 @@ impl meridian_core::DispatchPolicy for WasmDispatch {
         // Refuses an enormous answer before it is copied.
         store.set_hostcall_fuel(batch.candidates.saturating_mul(16).saturating_add(ANSWER_OVERHEAD_BYTES));
         let candidates = u32::try_from(batch.candidates).unwrap_or(u32::MAX);
-        let answer =
-            bindings.meridian_policy_dispatch().call_decide(&mut *store, wit::step(batch.step), candidates, batch.columns);
+        let answer = bindings.meridian_policy_dispatch().call_decide(
+            &mut *store,
+            wit::step(batch.step),
+            candidates,
+            batch.columns,
+        );
         match answer {
             Ok(answer) => {
                 wit::decision(answer, decision);

@@ -8,12 +8,12 @@ use std::time::Duration;
 use wasmtime::component::{Component, Linker};
 use wasmtime::{Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig};
 
+use crate::PolicyComponent;
 use crate::cache::Cache;
 use crate::check;
 use crate::error::{LoadError, one_line};
 use crate::instance::StoreState;
 use crate::wit::DispatchPolicyPre;
-use crate::PolicyComponent;
 
 /// How often the epoch advances: the grain of every deadline.
 pub const EPOCH_TICK: Duration = Duration::from_micros(500);
@@ -50,7 +50,6 @@ impl Runtime {
             .total_core_instances(POOLED_INSTANCES * 2)
             .total_memories(POOLED_INSTANCES)
             .total_tables(POOLED_INSTANCES * 2)
-
             .max_memory_size(MAX_MEMORY_BYTES);
         config.allocation_strategy(InstanceAllocationStrategy::Pooling(pool));
         let engine = Engine::new(&config).or_else(|_| {

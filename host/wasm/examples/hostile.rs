@@ -1,0 +1,16 @@
+//! Writes the hostile components into a folder, for tests that run them inside the real engine.
+//!
+//!     cargo run --release -p meridian-wasm --example hostile -- target/hostile
+
+#[path = "../tests/support/mod.rs"]
+mod support;
+
+fn main() {
+    let folder = std::env::args().nth(1).expect("usage: hostile FOLDER");
+    std::fs::create_dir_all(&folder).expect("the folder can be made");
+    for hostile in support::HOSTILE {
+        let path = format!("{folder}/{}.wasm", hostile.name);
+        std::fs::write(&path, hostile.component()).expect("the file can be written");
+        println!("{} {}", hostile.name, hostile.fault.unwrap_or("none"));
+    }
+}

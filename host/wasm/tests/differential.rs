@@ -1,0 +1,110 @@
+//! The shipped policies decide the same natively and as components, bit for bit.
+//!
+//! Needs the components: `make policies`, or MERIDIAN_POLICIES naming their folder.
+
+use std::cell::RefCell;
+use std::path::PathBuf;
+
+use meridian_core::{Batch, Decision, DispatchPolicy, MeridianConfig, Step};
+use meridian_runtime::native;
+use meridian_wasm::{Limits, Runtime};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+fn component_path(name: &str) -> PathBuf {
+    let folder = std::env::var_os("MERIDIAN_POLICIES")
+        .map_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/policies")), PathBuf::from);
+    let path = folder.join(format!("{name}.wasm"));
+    assert!(path.is_file(), "{} is missing: run `make policies` first", path.display());
+    path
+}
+
+/// Mostly plausible values, sometimes any bits at all.
+fn value() -> impl Strategy<Value = f32> {
+    prop_oneof![
+        4 => (0u32..4).prop_map(|v| v as f32),
+        4 => 0.0f32..1.0e6,
+        1 => any::<u32>().prop_map(f32::from_bits),
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let counts = (1u32..100_000, 0u32..2000, 0u32..2000, 0u32..2000, 1u32..9);
+    let times = (
+        prop_oneof![Just(0.0f32), 0.0f32..50.0],
+        prop_oneof![Just(0.0f32), 1e-6f32..10.0],
+        prop_oneof![Just(0.0f32), 1e-6f32..1.0],
+    );
+    (counts, times, any::<u32>()).prop_map(|((token_budget, think, output, waiting, decode_tokens), times, blocks)| {
+        Step {
+            now_ms: f64::from(blocks),
+            token_budget,
+            free_blocks: blocks / 2,
+            total_blocks: blocks,
+            running: think + output,
+            running_think: think,
+            running_output: output,
+            waiting,
+            decode_tokens,
+            fixed_ms: times.0,
+            decode_token_ms: times.1,
+            prefill_token_ms: times.2,
+        }
+    })
+}
+
+fn bits(decision: &Decision) -> (Vec<u32>, Option<u32>, Vec<u32>) {
+    // A NaN's payload is not part of the contract: the host only asks whether a key is NaN.
+    let key = |key: &f32| if key.is_nan() { u32::MAX } else { key.to_bits() };
+    (decision.keys.iter().map(key).collect(), decision.token_budget, decision.token_caps.clone())
+}
+
+#[test]
+fn native_and_component_agree_on_random_batches() {
+    let runtime = Runtime::new(None).unwrap();
+    for name in native::NAMES {
+        let component = runtime.load_file(&component_path(name)).unwrap();
+        let targets = MeridianConfig::default().scheduler.targets();
+        let wasm = component.dispatch_policy(Limits::default(), targets, "{}").unwrap();
+        let native = native::policy(name, targets, "{}").unwrap();
+        assert_eq!(native.inputs(), wasm.inputs());
+        assert_eq!(native.description(), wasm.description());
+        let width = native.inputs().len();
+        // The runner takes a closure that it may call through a shared reference.
+        let (native, wasm) = (RefCell::new(native), RefCell::new(wasm));
+        let batches =
+            (0usize..300).prop_flat_map(move |n| (Just(n), proptest::collection::vec(value(), n * width), step()));
+        let mut runner = TestRunner::new(Config { cases: 2000, failure_persistence: None, ..Config::default() });
+        let outcome = runner.run(&batches, |(candidates, columns, step)| {
+            let batch = Batch { step: &step, candidates, columns: &columns };
+            let (mut a, mut b) = (Decision::default(), Decision::default());
+            native.borrow_mut().decide(&batch, &mut a).unwrap();
+            wasm.borrow_mut().decide(&batch, &mut b).unwrap();
+            prop_assert_eq!(bits(&a), bits(&b));
+            Ok(())
+        });
+        outcome.unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+}
+
+#[test]
+fn components_are_small_and_import_nothing() {
+    for name in native::NAMES {
+        let bytes = std::fs::metadata(component_path(name)).unwrap().len();
+        assert!(bytes < 64 << 10, "{name}: {bytes} bytes");
+        // Loading refuses any import.
+        Runtime::new(None).unwrap().load_file(&component_path(name)).unwrap();
+    }
+}
+
+#[test]
+fn policies_without_options_refuse_options() {
+    let runtime = Runtime::new(None).unwrap();
+    let targets = MeridianConfig::default().scheduler.targets();
+    for name in native::NAMES {
+        let component = runtime.load_file(&component_path(name)).unwrap();
+        let refused = component.dispatch_policy(Limits::default(), targets, r#"{"speed": 9}"#).err().unwrap();
+        assert!(refused.to_string().contains("takes no options"), "{refused}");
+        assert!(native::policy(name, targets, r#"{"speed": 9}"#).is_err());
+    }
+}

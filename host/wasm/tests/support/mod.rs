@@ -1,0 +1,128 @@
+//! Hostile components, written as core WebAssembly text and wrapped by wit-component.
+
+use wit_component::{ComponentEncoder, StringEncoding, embed_component_metadata};
+use wit_parser::Resolve;
+
+/// A component that goes wrong in one way.
+#[allow(dead_code)] // not every test that includes this file reads every field
+pub struct Hostile {
+    /// File name without extension.
+    pub name: &'static str,
+    /// The label of the fault it causes; `None` when its answer is odd but valid.
+    pub fault: Option<&'static str>,
+    decide: &'static str,
+}
+
+const fn hostile(name: &'static str, fault: Option<&'static str>, decide: &'static str) -> Hostile {
+    Hostile { name, fault, decide }
+}
+
+/// Every way to go wrong in `decide`. The body may use `$candidates`, `$calls` (1 at the first call), `$recurse`, and
+/// `$answer` with a pointer and a length of keys and the tag and value of the token budget.
+pub const HOSTILE: &[Hostile] = &[
+    hostile("trap", Some("trap"), "unreachable"),
+    hostile("endless-loop", Some("deadline"), "(loop $l (br $l)) unreachable"),
+    hostile(
+        "memory-growth",
+        Some("memory"),
+        "(loop $l (br_if $l (i32.ge_s (memory.grow (i32.const 64)) (i32.const 0)))) unreachable",
+    ),
+    hostile("deep-recursion", Some("trap"), "(call $recurse (i32.const 1))"),
+    hostile(
+        "wrong-length",
+        Some("bad-answer"),
+        "(call $answer (i32.const 4096) (i32.add (local.get $candidates) (i32.const 1)) (i32.const 0) (i32.const 0))",
+    ),
+    hostile(
+        "nan-keys",
+        None,
+        "(i64.store (i32.const 4096) (i64.const 0x7f8000007fc00000))
+         (i64.store (i32.const 4104) (i64.const 0xff8000007fc00001))
+         (call $answer (i32.const 4096) (local.get $candidates) (i32.const 1) (i32.const 0))",
+    ),
+    hostile(
+        "list-out-of-bounds",
+        Some("bad-answer"),
+        "(call $answer (i32.const 4096) (i32.const 0x3fffffff) (i32.const 0) (i32.const 0))",
+    ),
+    hostile(
+        "huge-list",
+        Some("bad-answer"),
+        "(drop (memory.grow (i32.const 900)))
+         (call $answer (i32.const 0) (i32.const 14000000) (i32.const 0) (i32.const 0))",
+    ),
+    hostile(
+        "misaligned-list",
+        Some("bad-answer"),
+        "(call $answer (i32.const 4097) (local.get $candidates) (i32.const 0) (i32.const 0))",
+    ),
+    hostile(
+        "bad-discriminant",
+        Some("bad-answer"),
+        "(call $answer (i32.const 4096) (local.get $candidates) (i32.const 7) (i32.const 0))",
+    ),
+    hostile("wild-pointer", Some("bad-answer"), "(i32.const -8)"),
+    hostile(
+        "trap-on-third-call",
+        Some("trap"),
+        "(if (i32.eq (global.get $calls) (i32.const 3)) (then unreachable))
+         (call $answer (i32.const 4096) (local.get $candidates) (i32.const 0) (i32.const 0))",
+    ),
+];
+
+impl Hostile {
+    /// The component's bytes.
+    pub fn component(&self) -> Vec<u8> {
+        component(&module("", self.decide))
+    }
+}
+
+/// A component that behaves in `decide` and runs `init` when it is initialised.
+#[allow(dead_code)] // not by every test that includes this file
+pub fn with_init(init: &str) -> Vec<u8> {
+    component(&module(init, "(call $answer (i32.const 4096) (local.get $candidates) (i32.const 0) (i32.const 0))"))
+}
+
+/// The core module with these bodies. Addresses below 1024 hold answers, keys are at 4096, the heap is at 65536.
+pub fn module(init: &str, decide: &str) -> String {
+    let step = "f64 i32 i32 i32 i32 i32 i32 i32 i32 f32 f32 f32";
+    format!(
+        r#"(module
+  (memory (export "memory") 32)
+  (global $calls (mut i32) (i32.const 0))
+  (func (export "cabi_realloc") (param i32 i32 i32 i32) (result i32) (i32.const 65536))
+  (func $recurse (param i32) (result i32)
+    (i32.add (call $recurse (i32.add (local.get 0) (i32.const 1))) (local.get 0)))
+  (func $answer (param $keys i32) (param $length i32) (param $tag i32) (param $budget i32) (result i32)
+    (i32.store (i32.const 512) (local.get $keys))
+    (i32.store (i32.const 516) (local.get $length))
+    (i32.store8 (i32.const 520) (local.get $tag))
+    (i32.store (i32.const 524) (local.get $budget))
+    (i32.const 512))
+  (func (export "meridian:policy/lifecycle@0.1.0#describe") (result i32) (i32.const 256))
+  (func (export "meridian:policy/lifecycle@0.1.0#init") (param f32 f32 f32 f32 i32 i32) (result i32)
+    {init}
+    (i32.const 256))
+  (func (export "meridian:policy/lifecycle@0.1.0#snapshot") (result i32) (i32.const 256))
+  (func (export "meridian:policy/lifecycle@0.1.0#restore") (param i32 i32) (result i32) (i32.const 256))
+  (func (export "meridian:policy/dispatch@0.1.0#inputs") (result i32) (i32.const 256))
+  (func (export "meridian:policy/dispatch@0.1.0#decide")
+    (param {step}) (param $candidates i32) (param $columns i32) (param $length i32) (result i32)
+    (global.set $calls (i32.add (global.get $calls) (i32.const 1)))
+    {decide}))"#
+    )
+}
+
+/// Wrap a core module as a component of world `dispatch-policy`.
+pub fn component(module: &str) -> Vec<u8> {
+    let wit = concat!(env!("CARGO_MANIFEST_DIR"), "/../../wit");
+    let mut core = wat::parse_str(module).unwrap_or_else(|error| panic!("{error}"));
+    let mut resolve = Resolve::default();
+    let (package, _) = resolve.push_dir(wit).expect("the WIT package parses");
+    let world = resolve.select_world(&[package], None).expect("the package has one world");
+    embed_component_metadata(&mut core, &resolve, world, StringEncoding::UTF8, false).expect("metadata embeds");
+    ComponentEncoder::default()
+        .module(&core)
+        .and_then(|encoder| encoder.validate(true).encode())
+        .unwrap_or_else(|error| panic!("{error:#}"))
+}

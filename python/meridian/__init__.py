@@ -1,0 +1,24 @@
+"""Programmable scheduling of reasoning models on vLLM.
+
+`PolicyEngine` is the host engine without vLLM, for tests and notebooks; `meridian.vllm.MeridianScheduler` is the same
+engine inside vLLM. vLLM is imported only by `meridian.vllm`.
+"""
+
+from meridian._native import ConfigError, PolicyError, __version__
+from meridian.config import DispatchConfig, MeridianConfig, ModelConfig, PolicyConfig, SchedulerConfig, load_config
+from meridian.engine import PolicyEngine, Stats, StepPlan
+
+__all__ = [
+    "ConfigError",
+    "DispatchConfig",
+    "MeridianConfig",
+    "ModelConfig",
+    "PolicyConfig",
+    "PolicyEngine",
+    "PolicyError",
+    "SchedulerConfig",
+    "Stats",
+    "StepPlan",
+    "__version__",
+    "load_config",
+]

@@ -1,0 +1,59 @@
+from meridian.engine import Stats
+
+__version__: str
+
+class ConfigError(ValueError): ...
+class PolicyError(ValueError): ...
+
+def parse_config(text: str) -> str: ...
+def run_cli(args: list[str]) -> int: ...
+
+class Engine:
+    def __new__(
+        cls,
+        config_json: str,
+        base_dir: str,
+        *,
+        starts: list[list[int]],
+        ends: list[list[int]],
+        padding: list[int],
+        block_tokens: int,
+        steps_ahead: int,
+    ) -> Engine: ...
+    @property
+    def is_stock(self) -> bool: ...
+    def add(
+        self,
+        handle: object,
+        request_id: str,
+        *,
+        prompt_tail: list[int],
+        prompt_tokens: int,
+        max_tokens: int,
+        arrival_ms: float,
+        deadline_ms: float,
+        priority: int,
+        tenant: str,
+    ) -> bool: ...
+    def remove(self, request_id: str) -> None: ...
+    def plan(
+        self,
+        running: list[object],
+        waiting: list[object] | None,
+        now_ms: float,
+        token_budget: int,
+        free_blocks: int,
+        total_blocks: int,
+        free_seats: int,
+        decode_tokens: int,
+    ) -> tuple[int, dict[str, int] | None, bool, bool]: ...
+    def scheduled(self, now_ms: float, tokens: dict[str, int]) -> None: ...
+    def admitted(self, request_id: str, cached_tokens: int) -> None: ...
+    def set_computed(self, request_id: str, computed_tokens: int) -> None: ...
+    def preempted(self, request_id: str) -> None: ...
+    def generated(self, outputs: list[object]) -> None: ...
+    def idle(self) -> None: ...
+    @property
+    def fault_count(self) -> int: ...
+    def phase(self, request_id: str) -> str | None: ...
+    def stats(self) -> Stats: ...

@@ -1,0 +1,198 @@
+"""The host engine without vLLM: the same mirror, slot, guards and step-time model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypedDict
+
+from meridian import _native
+from meridian.config import MeridianConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Stats(TypedDict):
+    """What a dispatch slot has done since it was made. Times in milliseconds."""
+
+    policy: str
+    policy_version: str
+    requests: int
+    decisions: int
+    decided_by_policy: int
+    left_to_default: int
+    decided_by_fallback: int
+    deciding_ms: float
+    longest_decision_ms: float
+    faults: dict[str, int]
+    last_fault: str | None
+    preemptions: dict[str, int]
+    step_time_ms: tuple[float, float, float] | None
+    last_source: str | None
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What an engine is to do in one step.
+
+    `running` and `waiting` are permutations of what was given; `token_budget` is at least 1 and at most the engine's own;
+    `token_caps` names requests that may take at most that many tokens (0: left out of the step).
+    """
+
+    running: list[str]
+    waiting: list[str]
+    token_budget: int
+    token_caps: dict[str, int] = field(default_factory=dict)
+
+
+class _Handle:
+    """Identity of one request in the native engine."""
+
+    __slots__ = ("request_id",)
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+
+
+@dataclass(frozen=True)
+class _Generated:
+    request_id: str
+    new_token_ids: list[int]
+
+
+class PolicyEngine:
+    """The engine that runs inside vLLM, driven by hand.
+
+    Example:
+        >>> engine = PolicyEngine(think_start=[7], think_end=[8])
+        >>> engine.add("a", prompt=[1, 2, 7], max_tokens=100)
+        >>> plan = engine.plan([], ["a"], token_budget=512, free_seats=4)
+        >>> engine.scheduled({"a": 3})
+        >>> engine.generated({"a": [40]})
+        >>> engine.phase("a")
+        'think'
+    """
+
+    def __init__(
+        self,
+        config: MeridianConfig | None = None,
+        *,
+        think_start: Sequence[int] = (),
+        think_end: Sequence[int] = (),
+        padding: Iterable[int] = (),
+        block_tokens: int = 16,
+    ) -> None:
+        """Make an engine without requests.
+
+        Args:
+            config: the configuration; the defaults when absent. Its `[model]` texts are not used here.
+            think_start: token sequence that starts thinking; empty for a model that does not think.
+            think_end: token sequence that ends it.
+            padding: whitespace tokens that may stand around the markers.
+            block_tokens: tokens in a KV block.
+
+        Raises:
+            ConfigError: the configuration is not valid.
+            PolicyError: the policy was refused.
+        """
+        config = config if config is not None else MeridianConfig()
+        self._engine = _native.Engine(
+            config.to_json(),
+            config.base_dir,
+            starts=[list(think_start)] if think_start else [],
+            ends=[list(think_end)] if think_end else [],
+            padding=list(padding),
+            block_tokens=block_tokens,
+            steps_ahead=0,
+        )
+        self._handles: dict[str, _Handle] = {}
+        self._now_ms = 0.0
+
+    def add(
+        self,
+        request_id: str,
+        *,
+        prompt: Sequence[int],
+        max_tokens: int,
+        now_ms: float = 0.0,
+        deadline_ms: float = math.inf,
+        priority: int = 0,
+        tenant: str = "",
+    ) -> None:
+        """A request arrived at `now_ms` with the token ids of its templated prompt.
+
+        Raises:
+            ValueError: a request with this id is live.
+        """
+        handle = _Handle(request_id)
+        added = self._engine.add(
+            handle,
+            request_id,
+            prompt_tail=list(prompt[-128:]),
+            prompt_tokens=len(prompt),
+            max_tokens=max_tokens,
+            arrival_ms=now_ms,
+            deadline_ms=deadline_ms,
+            priority=priority,
+            tenant=tenant,
+        )
+        if not added:
+            raise ValueError(f"request {request_id!r} is already there")
+        self._handles[request_id] = handle
+
+    def plan(
+        self,
+        running: Sequence[str],
+        waiting: Sequence[str],
+        *,
+        token_budget: int,
+        free_seats: int,
+        now_ms: float = 0.0,
+        free_blocks: int = 0,
+        total_blocks: int = 0,
+        decode_tokens: int = 1,
+    ) -> StepPlan:
+        """Plan one step over the live requests, each list in its present order.
+
+        Raises:
+            KeyError: a request is not live.
+        """
+        self._now_ms = now_ms
+        running_handles: list[object] = [self._handles[request_id] for request_id in running]
+        waiting_handles: list[object] = [self._handles[request_id] for request_id in waiting]
+        budget, caps, _, _ = self._engine.plan(
+            running_handles, waiting_handles, now_ms, token_budget, free_blocks, total_blocks, free_seats, decode_tokens
+        )
+        return StepPlan(
+            running=[handle.request_id for handle in running_handles if isinstance(handle, _Handle)],
+            waiting=[handle.request_id for handle in waiting_handles if isinstance(handle, _Handle)],
+            token_budget=budget,
+            token_caps=caps or {},
+        )
+
+    def scheduled(self, tokens: Mapping[str, int]) -> None:
+        """The planned step gave each of these requests so many tokens."""
+        self._engine.scheduled(self._now_ms, dict(tokens))
+
+    def generated(self, tokens: Mapping[str, Sequence[int]]) -> None:
+        """Token ids that were generated for each request, in order."""
+        self._engine.generated([_Generated(request_id, list(ids)) for request_id, ids in tokens.items()])
+
+    def preempted(self, request_id: str) -> None:
+        """The request lost its KV blocks and waits again."""
+        self._engine.preempted(request_id)
+
+    def remove(self, request_id: str) -> None:
+        """The request is over."""
+        self._engine.remove(request_id)
+        self._handles.pop(request_id, None)
+
+    def phase(self, request_id: str) -> str | None:
+        """`"prefill"`, `"think"` or `"output"`; None when the request is not live."""
+        return self._engine.phase(request_id)
+
+    def stats(self) -> Stats:
+        """What the dispatch slot has done."""
+        return self._engine.stats()

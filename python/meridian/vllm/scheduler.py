@@ -1,0 +1,294 @@
+"""`MeridianScheduler`: vLLM's own scheduler with the order, token budget and caps of a policy.
+
+Nothing of `schedule()` is copied. Around `super().schedule()` the mixin puts the running list and the waiting queue into
+the policy's order, and sets the step's token budget; both are read by `schedule()` on every call
+(vllm/v1/core/sched/scheduler.py: `self.running`, `self.waiting`, `self.max_num_scheduled_tokens`). The order of the
+running list also chooses the preemption victim, its last element. A token cap is applied where `schedule()` asks how many
+tokens a request may take, `_reserve_prefill_lookahead`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
+from typing import TYPE_CHECKING, Any, cast
+
+import vllm
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from meridian import _native
+from meridian.config import MeridianConfig, load_config
+from meridian.vllm.compat import check_version
+from meridian.vllm.markers import engine_tokenizer, resolve
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.engine import EngineCoreOutputs
+    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.request import Request
+
+logger = logging.getLogger("meridian")
+
+# Waiting requests a policy sees in a step; the rest keep their place behind them.
+WAITING_WINDOW = 4096
+# Markers and whitespace at the end of a prompt; see meridian-core, `Markers`.
+PROMPT_TAIL = 128
+# Own time of the latest steps, for percentiles.
+TIMED_STEPS = 8192
+
+
+class _Meridian:
+    """Mixin over `Scheduler` or `AsyncScheduler`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        check_version(vllm.__version__)
+        scheduler = self._scheduler()
+        config = load_config()
+        if scheduler.policy is not SchedulingPolicy.FCFS and config.policy.dispatch.source != "native:fcfs":
+            raise _native.ConfigError(
+                f"--scheduling-policy {scheduler.policy.value}: a dispatch policy orders the requests, expected fcfs "
+                "(the priority of a request is one of the facts that a policy may read)"
+            )
+        self._meridian_engine: _native.Engine = _make_engine(config, scheduler)
+        # None: stock. Set to None for good should Meridian itself ever fail.
+        self._meridian: _native.Engine | None = None if self._meridian_engine.is_stock else self._meridian_engine
+        self._meridian_decode_tokens = 1 + scheduler.num_spec_tokens
+        self._meridian_block_pool = scheduler.kv_cache_manager.block_pool
+        self._meridian_own_ns: deque[int] = deque(maxlen=TIMED_STEPS)
+        self._meridian_faults_logged = 0
+        logger.info("meridian: dispatch policy %s", config.policy.dispatch.source)
+
+    def _scheduler(self) -> Scheduler:
+        """This object, as the class it is mixed into."""
+        return cast("Scheduler", self)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        engine = self._meridian
+        parent = cast("Scheduler", super())
+        if engine is None:
+            return parent.schedule(*args, **kwargs)
+        scheduler = self._scheduler()
+        started_ns = time.perf_counter_ns()
+        own_budget = scheduler.max_num_scheduled_tokens
+        now_ms = time.monotonic() * 1e3
+        try:
+            budget, caps = self._plan(engine, scheduler, now_ms, own_budget)
+        except Exception:
+            self._give_up("planning a step")
+            return parent.schedule(*args, **kwargs)
+        scheduler.max_num_scheduled_tokens = budget
+        if caps is not None:
+            self._apply_caps(scheduler, caps)
+        planned_ns = time.perf_counter_ns()
+        try:
+            output = parent.schedule(*args, **kwargs)
+        finally:
+            scheduled_ns = time.perf_counter_ns()
+            scheduler.max_num_scheduled_tokens = own_budget
+            if caps is not None:
+                del self.__dict__["_reserve_prefill_lookahead"]
+        try:
+            self._observe(engine, output, now_ms)
+        except Exception:
+            self._give_up("following a step")
+        self._meridian_own_ns.append(time.perf_counter_ns() - scheduled_ns + planned_ns - started_ns)
+        return output
+
+    def _plan(
+        self, engine: _native.Engine, scheduler: Scheduler, now_ms: float, own_budget: int
+    ) -> tuple[int, dict[str, int] | None]:
+        """Order `running` and `waiting` in place; returns the step's token budget and caps."""
+        running = cast("list[object]", scheduler.running)
+        free_seats = (
+            getattr(scheduler, "max_num_active_reqs", scheduler.max_num_running_reqs)
+            - len(running)
+            - scheduler.num_waiting_for_streaming_input
+        )
+        queue = cast("deque[Request]", scheduler.waiting)
+        # Waiting requests can matter only when one may be admitted.
+        window = list(islice(queue, WAITING_WINDOW)) if queue and free_seats > 0 else None
+        pool = self._meridian_block_pool
+        budget, caps, _, waiting_changed = engine.plan(
+            running,
+            cast("list[object] | None", window),
+            now_ms,
+            own_budget,
+            pool.get_num_free_blocks(),
+            pool.num_gpu_blocks,
+            max(free_seats, 0),
+            self._meridian_decode_tokens,
+        )
+        if waiting_changed and window is not None:
+            for _ in window:
+                queue.popleft()
+            queue.extendleft(reversed(window))
+        return budget, caps
+
+    def _apply_caps(self, scheduler: Scheduler, caps: dict[str, int]) -> None:
+        """Have `schedule()` give each capped request at most its cap. The attribute is removed after the step, so that
+        steps without caps do not pay for the call."""
+        reserve = scheduler._reserve_prefill_lookahead
+        # Less than a whole decode, or a chunk that Mamba's state cannot be cut at, is all or nothing.
+        least = self._meridian_decode_tokens
+        whole = scheduler.need_mamba_block_aligned_split
+
+        def capped(request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
+            allowed = reserve(request, num_computed_tokens, num_new_tokens)
+            cap = caps.get(request.request_id)
+            if cap is None or cap >= allowed:
+                return allowed
+            if cap == 0 or cap < least:
+                return 0
+            return allowed if whole else cap
+
+        self.__dict__["_reserve_prefill_lookahead"] = capped
+
+    def _observe(self, engine: _native.Engine, output: SchedulerOutput, now_ms: float) -> None:
+        """Feed what the step did to the mirror."""
+        for new in output.scheduled_new_reqs:
+            engine.admitted(new.req_id, new.num_computed_tokens)
+        cached = output.scheduled_cached_reqs
+        if cached.resumed_req_ids:
+            for request_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
+                if request_id in cached.resumed_req_ids:
+                    engine.admitted(request_id, computed)
+        if self._meridian_decode_tokens > 1:
+            # Rejected speculative tokens take the engine's own count back.
+            for request_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
+                engine.set_computed(request_id, computed)
+        engine.scheduled(now_ms, output.num_scheduled_tokens)
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        outputs = cast("Scheduler", super()).update_from_output(scheduler_output, model_runner_output)
+        engine = self._meridian
+        if engine is not None:
+            try:
+                for client in outputs.values():
+                    if client.outputs:
+                        engine.generated(cast("list[object]", client.outputs))
+                self._log_faults(engine)
+            except Exception:
+                self._give_up("following generated tokens")
+        return outputs
+
+    def add_request(self, request: Request) -> None:
+        cast("Scheduler", super()).add_request(request)
+        engine = self._meridian
+        # A streaming session's further input arrives under an id that is known; the first object stays the request.
+        if engine is not None and self._scheduler().requests.get(request.request_id) is request:
+            try:
+                _add(engine, request)
+            except Exception:
+                self._give_up("taking in a request")
+
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        cast("Scheduler", super())._preempt_request(request, *args, **kwargs)
+        if self._meridian is not None:
+            self._meridian.preempted(request.request_id)
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        freed = cast("Scheduler", super())._free_request(request, *args, **kwargs)
+        if self._meridian is not None:
+            self._meridian.remove(request.request_id)
+        return freed
+
+    def meridian_stats(self) -> dict[str, Any]:
+        """`meridian.Stats` of this engine, and `own_ns`: nanoseconds of each of the latest steps that Meridian added to
+        `schedule()`."""
+        return {**self._meridian_engine.stats(), "own_ns": list(self._meridian_own_ns)}
+
+    def _give_up(self, doing: str) -> None:
+        """A defect of Meridian itself must not end the engine: from here on it is stock."""
+        self._meridian = None
+        logger.exception("meridian: failed while %s; this engine goes on as stock vLLM", doing)
+
+    def _log_faults(self, engine: _native.Engine) -> None:
+        faults = engine.fault_count
+        # The first, then at each doubling: a policy that faults every step must not fill the log.
+        if faults > self._meridian_faults_logged and faults >= 2 * self._meridian_faults_logged:
+            self._meridian_faults_logged = faults
+            stats = engine.stats()
+            logger.warning(
+                "meridian: policy %s faulted %d times, the native default decided those steps; last: %s",
+                stats["policy"],
+                faults,
+                stats["last_fault"],
+            )
+
+
+def _make_engine(config: MeridianConfig, scheduler: Scheduler) -> _native.Engine:
+    vllm_config = scheduler.vllm_config
+    markers = resolve(config.model, engine_tokenizer(vllm_config.model_config))
+    return _native.Engine(
+        config.to_json(),
+        config.base_dir,
+        starts=markers.starts,
+        ends=markers.ends,
+        padding=markers.padding,
+        block_tokens=scheduler.block_size,
+        steps_ahead=1 if vllm_config.scheduler_config.async_scheduling else 0,
+    )
+
+
+def _add(engine: _native.Engine, request: Request) -> None:
+    arrival_ms = (time.monotonic() - max(time.time() - request.arrival_time, 0.0)) * 1e3
+    tenant, deadline_ms = _client_facts(request)
+    tail: Iterable[int] = request.prompt_token_ids[-PROMPT_TAIL:] if request.prompt_token_ids else ()
+    engine.add(
+        request,
+        request.request_id,
+        prompt_tail=list(tail),
+        prompt_tokens=request.num_prompt_tokens,
+        max_tokens=request.max_tokens,
+        arrival_ms=arrival_ms,
+        deadline_ms=arrival_ms + deadline_ms,
+        priority=request.priority,
+        tenant=tenant,
+    )
+
+
+def _client_facts(request: Request) -> tuple[str, float]:
+    """Tenant and deadline (milliseconds after arrival) that a client gave in `vllm_xargs`; what does not make sense counts
+    as not given, because it must not fail the request of somebody who does not use it."""
+    params = request.sampling_params
+    given = (params.extra_args if params is not None else None) or {}
+    tenant, deadline = given.get("meridian_tenant", ""), given.get("meridian_deadline_ms", math.inf)
+    if not isinstance(tenant, str) or len(tenant) > 128:
+        tenant = ""
+    if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not deadline > 0:
+        deadline = math.inf
+    return tenant, float(deadline)
+
+
+class SyncMeridianScheduler(_Meridian, Scheduler):
+    """For synchronous scheduling."""
+
+
+class AsyncMeridianScheduler(_Meridian, AsyncScheduler):
+    """For asynchronous scheduling."""
+
+
+class MeridianScheduler:
+    """`--scheduler-cls meridian.vllm.MeridianScheduler`: synchronous or asynchronous, as the engine is configured.
+
+    Raises:
+        RuntimeError: this vLLM is not supported.
+        ConfigError: `meridian.toml` or the combination of options is not valid.
+        PolicyError: the policy was refused.
+    """
+
+    def __new__(cls, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> SyncMeridianScheduler | AsyncMeridianScheduler:  # type: ignore[misc]
+        check_version(vllm.__version__)
+        asynchronous = vllm_config.scheduler_config.async_scheduling
+        implementation = AsyncMeridianScheduler if asynchronous else SyncMeridianScheduler
+        return implementation(vllm_config, *args, **kwargs)

@@ -1,0 +1,346 @@
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use meridian_core::{DispatchPolicy, EngineFacts, FaultKind, Markers, MeridianConfig, NewRequest, Phase, Slot};
+use meridian_runtime::{DispatchEngine, DispatchSlot, Source, native};
+use meridian_wasm::{Limits, Runtime};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PyString};
+
+use crate::{ConfigError, PolicyError, cache_dir};
+
+/// The mirror, the dispatch slot and the step-time model of one engine.
+///
+/// Every method takes microseconds and is called from the thread that schedules, so none releases the GIL: getting it
+/// back could cost a whole switch interval, far more than the call.
+#[pyclass(frozen, module = "meridian._native")]
+pub(crate) struct Engine {
+    inner: Mutex<Inner>,
+    is_stock: bool,
+}
+
+struct Inner {
+    engine: DispatchEngine,
+    /// Identity of a handle -> its slot; `handles` keeps the objects alive, so that an identity is not used again.
+    slots: HashMap<usize, Slot>,
+    handles: HashMap<Slot, Py<PyAny>>,
+    running: Vec<Slot>,
+    waiting: Vec<Slot>,
+    given: Vec<(Slot, u32)>,
+    tokens: Vec<u32>,
+}
+
+#[pymethods]
+impl Engine {
+    /// `config_json` is the effective configuration, `base_dir` what a relative component path is relative to.
+    #[new]
+    #[pyo3(signature = (config_json, base_dir, *, starts, ends, padding, block_tokens, steps_ahead))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
+    fn new(
+        py: Python<'_>,
+        config_json: &str,
+        base_dir: &str,
+        starts: Vec<Vec<u32>>,
+        ends: Vec<Vec<u32>>,
+        padding: Vec<u32>,
+        block_tokens: u32,
+        steps_ahead: usize,
+    ) -> PyResult<Self> {
+        let config: MeridianConfig =
+            serde_json::from_str(config_json).map_err(|error| ConfigError::new_err(error.to_string()))?;
+        config.validate().map_err(|error| ConfigError::new_err(error.to_string()))?;
+        // Compiling a component takes tens of milliseconds.
+        let policy = py.detach(|| load_policy(&config, Path::new(base_dir)))?;
+        let slot = DispatchSlot::new(policy, config.scheduler.targets());
+        let markers = Markers::new(starts, ends, padding);
+        let mut engine = DispatchEngine::new(slot, markers, &config.scheduler, block_tokens);
+        engine.set_steps_ahead(steps_ahead);
+        let inner = Inner {
+            engine,
+            slots: HashMap::new(),
+            handles: HashMap::new(),
+            running: Vec::new(),
+            waiting: Vec::new(),
+            given: Vec::new(),
+            tokens: Vec::new(),
+        };
+        Ok(Self { inner: Mutex::new(inner), is_stock: config.policy.dispatch.source == "native:fcfs" })
+    }
+
+    /// Whether the configuration asks for the engine's own behaviour: nothing needs to be called then.
+    #[getter]
+    fn is_stock(&self) -> bool {
+        self.is_stock
+    }
+
+    /// A request arrived. `prompt_tail` is the end of the templated prompt. False when its id is already known.
+    #[pyo3(signature = (handle, request_id, *, prompt_tail, prompt_tokens, max_tokens, arrival_ms, deadline_ms, priority, tenant))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python method")]
+    fn add(
+        &self,
+        handle: Py<PyAny>,
+        request_id: &str,
+        prompt_tail: Vec<u32>,
+        prompt_tokens: u32,
+        max_tokens: u32,
+        arrival_ms: f64,
+        deadline_ms: f64,
+        priority: i64,
+        tenant: &str,
+    ) -> bool {
+        let inner = &mut *self.lock();
+        let request = NewRequest {
+            prompt: &prompt_tail,
+            prompt_tokens,
+            max_tokens,
+            arrival_ms,
+            deadline_ms,
+            priority: i32::try_from(priority).unwrap_or(if priority < 0 { i32::MIN } else { i32::MAX }),
+            tenant,
+        };
+        let Ok(slot) = inner.engine.table_mut().insert(request_id, &request) else { return false };
+        inner.slots.insert(handle.as_ptr() as usize, slot);
+        inner.handles.insert(slot, handle);
+        true
+    }
+
+    /// The request is over.
+    fn remove(&self, request_id: &str) {
+        let inner = &mut *self.lock();
+        if let Some(slot) = inner.engine.table().find(request_id) {
+            inner.engine.table_mut().remove(slot);
+            if let Some(handle) = inner.handles.remove(&slot) {
+                inner.slots.remove(&(handle.as_ptr() as usize));
+            }
+        }
+        if inner.engine.table().is_empty() {
+            inner.engine.idle();
+        }
+    }
+
+    /// Plan one step: puts the two lists of handles into their new order, in place. Returns the step's token budget, a
+    /// caps dictionary from request id to tokens (None when there are none), and whether each list changed.
+    #[expect(clippy::too_many_arguments, reason = "one call a step")]
+    fn plan<'py>(
+        &self,
+        py: Python<'py>,
+        running: &Bound<'py, PyList>,
+        waiting: Option<&Bound<'py, PyList>>,
+        now_ms: f64,
+        token_budget: u32,
+        free_blocks: u32,
+        total_blocks: u32,
+        free_seats: u32,
+        decode_tokens: u32,
+    ) -> PyResult<(u32, Option<Bound<'py, PyDict>>, bool, bool)> {
+        let inner = &mut *self.lock();
+        let known = slots_of(&inner.slots, Some(running), &mut inner.running)
+            && slots_of(&inner.slots, waiting, &mut inner.waiting);
+        if !known {
+            // A request that was never added: the engine's own order is right for a step like that.
+            return Ok((token_budget, None, false, false));
+        }
+        let facts = EngineFacts { now_ms, token_budget, free_blocks, total_blocks, free_seats, decode_tokens };
+        let plan = inner.engine.plan(&facts, &inner.running, &inner.waiting);
+        let (running_changed, waiting_changed) = (!plan.running_order.is_empty(), !plan.waiting_order.is_empty());
+        let step_budget = plan.token_budget;
+        reorder(running, &plan.running_order)?;
+        if let Some(waiting) = waiting {
+            reorder(waiting, &plan.waiting_order)?;
+        }
+        let caps: Vec<(Slot, u32)> = plan.token_caps.clone();
+        let caps = if caps.is_empty() {
+            None
+        } else {
+            let dict = PyDict::new(py);
+            for (slot, cap) in caps {
+                if let Some(row) = inner.engine.table().get(slot) {
+                    dict.set_item(row.id(), cap)?;
+                }
+            }
+            Some(dict)
+        };
+        Ok((step_budget, caps, running_changed, waiting_changed))
+    }
+
+    /// The engine scheduled the step that was planned at `now_ms`: request id -> tokens.
+    fn scheduled(&self, now_ms: f64, tokens: &Bound<'_, PyDict>) -> PyResult<()> {
+        let inner = &mut *self.lock();
+        inner.given.clear();
+        for (id, count) in tokens {
+            let id = id.cast::<PyString>()?;
+            if let Some(slot) = inner.engine.table().find(&id.to_cow()?) {
+                inner.given.push((slot, count.extract()?));
+            }
+        }
+        inner.engine.scheduled(now_ms, inner.given.iter().copied());
+        Ok(())
+    }
+
+    /// The request was admitted with this many of its tokens already computed (prefix cache).
+    fn admitted(&self, request_id: &str, cached_tokens: u32) {
+        let inner = &mut *self.lock();
+        if let Some(slot) = inner.engine.table().find(request_id) {
+            inner.engine.table_mut().admitted(slot, cached_tokens);
+        }
+    }
+
+    /// The engine's own count of a request's computed tokens.
+    fn set_computed(&self, request_id: &str, computed_tokens: u32) {
+        let inner = &mut *self.lock();
+        if let Some(slot) = inner.engine.table().find(request_id) {
+            inner.engine.table_mut().set_computed(slot, computed_tokens);
+        }
+    }
+
+    /// The request lost its KV blocks and waits again.
+    fn preempted(&self, request_id: &str) {
+        let inner = &mut *self.lock();
+        if let Some(slot) = inner.engine.table().find(request_id) {
+            inner.engine.preempted(slot);
+        }
+    }
+
+    /// Tokens were generated: objects with `request_id` and `new_token_ids`, as vLLM's `EngineCoreOutput`.
+    fn generated(&self, py: Python<'_>, outputs: &Bound<'_, PyList>) -> PyResult<()> {
+        let inner = &mut *self.lock();
+        for output in outputs {
+            let id = output.getattr(intern!(py, "request_id"))?;
+            let Some(slot) = inner.engine.table().find(&id.cast::<PyString>()?.to_cow()?) else { continue };
+            inner.tokens.clear();
+            for token in output.getattr(intern!(py, "new_token_ids"))?.cast::<PyList>()? {
+                inner.tokens.push(token.extract()?);
+            }
+            let tokens = std::mem::take(&mut inner.tokens);
+            inner.engine.table_mut().generated(slot, &tokens);
+            inner.tokens = tokens;
+        }
+        Ok(())
+    }
+
+    /// The engine ran dry: the time until the next step is not a step's.
+    fn idle(&self) {
+        self.lock().engine.idle();
+    }
+
+    /// Faults of every kind so far.
+    #[getter]
+    fn fault_count(&self) -> u64 {
+        let inner = self.lock();
+        FaultKind::ALL.iter().map(|kind| inner.engine.stats().faults(*kind)).sum()
+    }
+
+    /// Phase of a request: "prefill", "think" or "output"; None when it is not known.
+    fn phase(&self, request_id: &str) -> Option<&'static str> {
+        let inner = self.lock();
+        let slot = inner.engine.table().find(request_id)?;
+        Some(match inner.engine.table().get(slot)?.phase() {
+            Phase::Prefill => "prefill",
+            Phase::Think => "think",
+            Phase::Output => "output",
+        })
+    }
+
+    /// What the slot has done; the keys are those of `meridian.Stats`.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let inner = self.lock();
+        let (engine, stats) = (&inner.engine, inner.engine.stats());
+        let dict = PyDict::new(py);
+        let description = engine.description();
+        dict.set_item("policy", &description.name)?;
+        dict.set_item("policy_version", &description.version)?;
+        dict.set_item("requests", engine.table().len())?;
+        dict.set_item("decisions", stats.decisions())?;
+        dict.set_item("decided_by_policy", stats.active)?;
+        dict.set_item("left_to_default", stats.default)?;
+        dict.set_item("decided_by_fallback", stats.fallback)?;
+        dict.set_item("deciding_ms", milliseconds(stats.deciding))?;
+        dict.set_item("longest_decision_ms", milliseconds(stats.longest))?;
+        let faults = PyDict::new(py);
+        for kind in FaultKind::ALL {
+            faults.set_item(kind.label(), stats.faults(kind))?;
+        }
+        dict.set_item("faults", faults)?;
+        let last = stats.recent_faults().last();
+        dict.set_item("last_fault", last.map(|record| record.fault.to_string()))?;
+        let [prefill, think, output] = engine.preemptions();
+        let preemptions = PyDict::new(py);
+        preemptions.set_item("prefill", prefill)?;
+        preemptions.set_item("think", think)?;
+        preemptions.set_item("output", output)?;
+        dict.set_item("preemptions", preemptions)?;
+        let step_time = engine.step_time().map(|fit| (fit.fixed_ms, fit.decode_token_ms, fit.prefill_token_ms));
+        dict.set_item("step_time_ms", step_time)?;
+        dict.set_item(
+            "last_source",
+            engine.last_source().map(|source| match source {
+                Source::Active => "policy",
+                Source::Default => "default",
+                Source::Fallback => "fallback",
+            }),
+        )?;
+        Ok(dict)
+    }
+}
+
+impl Engine {
+    /// A panic while the lock was held leaves counters at worst half updated; the engine goes on.
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Slots of the handles in `list`; false when one is not known.
+fn slots_of(known: &HashMap<usize, Slot>, list: Option<&Bound<'_, PyList>>, out: &mut Vec<Slot>) -> bool {
+    out.clear();
+    let Some(list) = list else { return true };
+    for handle in list {
+        match known.get(&(handle.as_ptr() as usize)) {
+            Some(slot) => out.push(*slot),
+            None => return false,
+        }
+    }
+    true
+}
+
+fn reorder(list: &Bound<'_, PyList>, order: &[u32]) -> PyResult<()> {
+    if order.is_empty() {
+        return Ok(());
+    }
+    let before: Vec<Bound<'_, PyAny>> = list.iter().collect();
+    for (position, from) in order.iter().enumerate() {
+        list.set_item(position, &before[*from as usize])?;
+    }
+    Ok(())
+}
+
+/// The policy that `[policy.dispatch]` names.
+fn load_policy(config: &MeridianConfig, base_dir: &Path) -> PyResult<Box<dyn DispatchPolicy>> {
+    let dispatch = &config.policy.dispatch;
+    let refused = |reason: String| PolicyError::new_err(format!("policy.dispatch.source: {reason}"));
+    let options = serde_json::to_string(&dispatch.config).map_err(|error| refused(error.to_string()))?;
+    let targets = config.scheduler.targets();
+    if let Some(name) = dispatch.source.strip_prefix("native:") {
+        return native::policy(name, targets, &options).map_err(|error| refused(error.to_string()));
+    }
+    let path = base_dir.join(&dispatch.source);
+    let limits = Limits {
+        deadline: Duration::from_secs_f32(dispatch.deadline_ms / 1e3),
+        memory_bytes: (dispatch.memory_mib as usize) << 20,
+    };
+    let load = || {
+        let component = Runtime::new(cache_dir(&config.policy.cache_dir))?.load_file(&path)?;
+        component.dispatch_policy(limits, targets, &options)
+    };
+    match load() {
+        Ok(policy) => Ok(Box::new(policy)),
+        Err(error) => Err(refused(format!("{}: {error}", path.display()))),
+    }
+}
+
+fn milliseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
