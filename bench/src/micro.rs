@@ -54,7 +54,8 @@ pub fn run(policy: &Path, noop: &Path, candidates: &[usize], progress: &mut dyn 
     let targets = config.scheduler.targets();
     let runtime = Runtime::new(None)?;
     let load = |path: &Path| -> anyhow::Result<Box<dyn DispatchPolicy>> {
-        let component = runtime.load_file(path).with_context(|| format!("{} (`make policies` builds it)", path.display()))?;
+        let component =
+            runtime.load_file(path).with_context(|| format!("{} (`make policies` builds it)", path.display()))?;
         Ok(Box::new(component.dispatch_policy(Limits::default(), targets, "{}")?))
     };
     progress("no-op call");
@@ -107,8 +108,13 @@ impl Bench {
             engine.table_mut().generated(slot, if i % 2 == 0 { &[5, 6] } else { &[5, 2, 6] });
             running.push(slot);
         }
-        let facts =
-            EngineFacts { now_ms: 1010.0, token_budget: 8192, decode_tokens: 1, total_blocks: 1 << 16, ..EngineFacts::default() };
+        let facts = EngineFacts {
+            now_ms: 1010.0,
+            token_budget: 8192,
+            decode_tokens: 1,
+            total_blocks: 1 << 16,
+            ..EngineFacts::default()
+        };
         Self { engine, running, facts }
     }
 

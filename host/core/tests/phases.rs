@@ -15,7 +15,7 @@ fn markers() -> Markers {
 /// Think and output tokens, and the phase, after `prompt` and `generated`.
 fn run(markers: Markers, prompt: &[u32], generated: &[u32]) -> (u32, u32, Phase) {
     let mut table = RequestTable::new(markers);
-    let slot = table.insert("r", &NewRequest { prompt, ..NewRequest::default() }).unwrap();
+    let slot = table.insert("r", &NewRequest { prompt, ..NewRequest::default() }).expect("the table is empty");
     assert_eq!(table[slot].phase(), Phase::Prefill);
     table.scheduled(slot, prompt.len() as u32, 0.0);
     for token in generated {

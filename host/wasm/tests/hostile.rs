@@ -21,7 +21,7 @@ fn engine(policy: Box<dyn DispatchPolicy>) -> (DispatchEngine, Vec<Slot>) {
         DispatchEngine::new(slot, Markers::new(vec![vec![1]], vec![vec![2]], vec![]), &config.scheduler, 16);
     let slots = (0..REQUESTS).map(|i| {
         let request = NewRequest { prompt: &[0, 1], ..NewRequest::default() };
-        let slot = engine.table_mut().insert(&format!("r{i}"), &request).unwrap();
+        let slot = engine.table_mut().insert(&format!("r{i}"), &request).expect("ids differ");
         engine.table_mut().scheduled(slot, 2, 0.0);
         // The last request is in its output phase, so the default has something to reorder.
         engine.table_mut().generated(slot, if i + 1 == REQUESTS { &[2] } else { &[5] });

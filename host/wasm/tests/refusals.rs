@@ -6,7 +6,7 @@ use meridian_core::MeridianConfig;
 use meridian_wasm::{Limits, LoadError, MAX_COMPONENT_BYTES, Runtime};
 
 fn refusal(bytes: &[u8]) -> LoadError {
-    Runtime::new(None).unwrap().load(bytes).err().expect("the bytes must be refused")
+    Runtime::new(None).expect("wasmtime starts").load(bytes).err().expect("the bytes must be refused")
 }
 
 #[test]
@@ -132,6 +132,6 @@ fn a_cache_folder_that_others_may_write_is_not_used() {
 /// A fresh folder of this process and test.
 fn temporary(name: &str) -> std::path::PathBuf {
     let folder = std::env::temp_dir().join(format!("meridian-{}-{name}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::create_dir_all(&folder).expect("the temporary folder can be made");
     folder
 }

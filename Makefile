@@ -1,0 +1,49 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+# Caches (tools, vLLM, the wasm32 compiler) live in ~/.cache/meridian, keyed by version, safe to delete.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.PHONY: help demo test check serve figures policies wheel clean
+
+ARGS ?=
+ONLY ?= slice
+PORT ?= 8000
+
+help: ## List the commands
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
+
+demo: policies ## Run the real vLLM engine three times (stock, native, WebAssembly) and compare; ARGS="--trace FILE --policy FILE.wasm"
+	@py=$$(scripts/build-wheel.sh); "$$py" bench/vllm/demo.py $(ARGS)
+
+test: check policies ## Run every test, the real engine included
+	cargo test --release --locked --workspace
+	cargo test --locked --manifest-path policies/Cargo.toml --target-dir policies/target
+	@mkdir -p target/hostile
+	cargo run --release --locked -q -p meridian-wasm --example hostile -- target/hostile > target/hostile/kinds.txt
+	@py=$$(scripts/build-wheel.sh); "$$py" -m pytest python/tests bench/vllm/tests
+
+check: ## The fast gate: formatting, lints, documentation, types
+	@tools=$$(scripts/setup-tools.sh); \
+	cargo fmt --all --check; \
+	cargo fmt --all --check --manifest-path policies/Cargo.toml; \
+	cargo clippy --release --locked --workspace --all-targets -q -- -D warnings; \
+	cargo clippy --release --locked --manifest-path policies/Cargo.toml --target-dir policies/target -q -- -D warnings; \
+	RUSTDOCFLAGS="-D warnings" cargo doc --release --locked --workspace --no-deps -q; \
+	"$$tools/bin/ruff" format --check -q --config python/pyproject.toml python bench models scripts; \
+	"$$tools/bin/ruff" check -q --config python/pyproject.toml python bench models scripts; \
+	py=$$(scripts/setup-vllm.sh); "$$tools/bin/pyright" -p python/pyproject.toml --pythonpath "$$py"
+
+serve: policies ## Start the OpenAI server with the plugin on 127.0.0.1:$(PORT), with a small random model
+	@py=$$(scripts/build-wheel.sh); scripts/serve.sh "$$py" $(PORT)
+
+figures: policies ## Measure the must-show figures, one JSON line each; ONLY=slice
+	@py=$$(scripts/build-wheel.sh); "$$py" bench/figures.py --only $(ONLY)
+
+policies: ## Build the shipped policies into target/policies
+	@scripts/build-policies.sh >&2
+
+wheel: ## Build the wheel and install it beside vLLM
+	@scripts/build-wheel.sh
+
+clean: ## Remove build results; caches stay
+	rm -rf target policies/target

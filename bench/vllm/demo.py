@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+"""Stock vLLM against Meridian's native and WebAssembly schedulers, side by side, on this machine's CPU.
+
+Each run is a process of its own (`engine_run.py`). One table a scenario on stdout, progress on stderr, raw rows under
+`target/demo/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from report import LEGEND, table, write_rows_csv
+from workload import SCENARIOS, read_trace
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+POLICY = "target/policies/output-first.wasm"
+LOG_TAIL_LINES = 12
+RUN_LIMIT_S = 300
+
+
+class Failed(Exception):
+    """The demo cannot go on; the message is one clear line, perhaps with the end of a log below it."""
+
+
+def say(text: str) -> None:
+    """One line of progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def child_environment() -> dict[str, str]:
+    """This environment, plus the checkout's own package where it was built in place."""
+    env = dict(os.environ)
+    if list((ROOT / "python" / "meridian").glob("_native*.so")):
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "python"), env.get("PYTHONPATH")]))
+    return env
+
+
+def run_logged(command: list[str], log: Path, what: str) -> None:
+    """Run a child with its output in ``log``; raises ``Failed`` with the log's last lines."""
+    with log.open("w") as out:
+        try:
+            child = subprocess.run(command, stdout=out, stderr=out, env=child_environment(), timeout=RUN_LIMIT_S)
+        except subprocess.TimeoutExpired as e:
+            raise Failed(f"{what} did not end within {RUN_LIMIT_S} s, see {log}") from e
+    if child.returncode:
+        lines = log.read_text(errors="replace").splitlines()
+        errors = [x for x in lines if x.startswith("error: ")]
+        if errors:
+            raise Failed(f"{what}: {errors[-1].removeprefix('error: ')}")
+        tail = "\n".join(f"  | {x}" for x in lines[-LOG_TAIL_LINES:])
+        raise Failed(f"{what} failed with exit code {child.returncode}; the end of {log}:\n{tail}")
+
+
+def model_dir(out: Path) -> Path:
+    """The bundled model in the cache, made on first use; its name changes with the script that makes it."""
+    make = ROOT / "models" / "tiny-random" / "make.py"
+    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "meridian"
+    cache = Path(os.environ.get("MERIDIAN_CACHE") or default)
+    model = cache / "models" / f"tiny-random-{hashlib.sha256(make.read_bytes()).hexdigest()[:12]}"
+    if not (model / ".complete").exists():
+        say(f"model: making {model}")
+        run_logged([sys.executable, str(make), str(model)], out / "model.log", "making the model")
+    return model
+
+
+def run_scenario(a: argparse.Namespace, scenario: str, model: Path, policy: Path) -> list[dict[str, Any]]:
+    """Run all schedulers over one scenario, one after the other; returns their documents."""
+    documents = []
+    columns = (("stock", "stock"), ("native", "native:output-first"), (policy.name, str(policy)))
+    for name, scheduler in columns:
+        stem = a.out / f"{scenario}-{name.removesuffix('.wasm') + '-wasm' if name.endswith('.wasm') else name}"
+        command = [sys.executable, str(HERE / "engine_run.py"), "--model", str(model), "--scenario", scenario]
+        command += ["--scheduler", scheduler, "--seed", str(a.seed), "--out", f"{stem}.json"]
+        command += ["--scale-tokens", str(a.scale_tokens), "--scale-time", str(a.scale_time)]
+        command += ["--trace", str(a.trace)] if a.trace else []
+        command += ["--limit", str(a.limit)] if a.limit else []
+        if scheduler != "stock":
+            command += [x for s in a.settings for x in ("--set", s)]
+        started = time.monotonic()
+        run_logged(command, stem.with_suffix(".log"), f"{scenario}, {name}")
+        document = json.loads(Path(f"{stem}.json").read_text()) | {"name": name, "scenario": scenario}
+        documents.append(document)
+        s, took = document["summary"], time.monotonic() - started
+        say(
+            f"{scenario:9} {name:18} {took:5.1f} s in all, {s['makespan_s']:5.1f} s of traffic, "
+            f"{s['requests']} requests, {s['delivered_tokens']:,} tokens"
+        )
+    return documents
+
+
+def heading(documents: list[dict[str, Any]]) -> str:
+    """What was run, on what; names every request that was altered or did not think as long as planned."""
+    d = documents[0]
+    machine, engine, workload = d["machine"], d["engine"], d["workload"]
+    blocks = engine["kv_blocks"] or "default"
+    lines = [
+        f"{d['scenario']}: {SCENARIOS[d['scenario']].about} ({workload['source']}, {workload['requests']} requests)",
+        f"vLLM {machine['vllm']}, {machine['cores']} cores of {machine['cpu']}, KV blocks: {blocks} of "
+        f"{engine['block_size']}, at most {engine['max_num_seqs']} running and "
+        f"{engine['max_num_batched_tokens']:,} tokens a step",
+    ]
+    if workload["clipped"]:
+        lines.append(f"{workload['clipped']} requests were clipped to {engine['max_model_len']} tokens")
+    for doc in documents:
+        missed = doc["summary"]["requests"] - doc["summary"]["think_forced_ok"]
+        if missed:
+            lines.append(f"{doc['name']}: {missed} requests did not end thinking where the trace says")
+    return "\n".join(lines)
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    p = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    p.add_argument("--trace", type=Path, metavar="FILE", help="CSV or JSONL requests instead of generated ones")
+    p.add_argument("--limit", type=int, metavar="N", help="use only the first N requests of the trace")
+    p.add_argument("--scale-tokens", type=float, default=1.0, help="multiply every length (default 1)")
+    p.add_argument("--scale-time", type=float, default=1.0, help="multiply every arrival time (default 1)")
+    p.add_argument("--policy", type=Path, metavar="FILE.wasm", help=f"dispatch policy (default {POLICY})")
+    p.add_argument("--scenario", choices=(*SCENARIOS, "both"), default="both")
+    p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="settings")
+    p.add_argument("--out", type=Path, default=ROOT / "target" / "demo", metavar="DIR", help="raw rows and logs")
+    p.add_argument("--json", action="store_true", help="print the summaries as JSON instead of tables")
+    return p.parse_args(argv)
+
+
+def demo(a: argparse.Namespace) -> None:
+    """Run what the command line asks for and print it."""
+    policy = a.policy or ROOT / POLICY
+    if not policy.is_file():
+        raise Failed(f"policy {policy}: no such file (make policies builds the bundled ones)")
+    if a.trace:
+        try:
+            read_trace(a.trace)
+        except (OSError, ValueError) as e:
+            raise Failed(f"trace: {e}") from e
+    a.out.mkdir(parents=True, exist_ok=True)
+    model = model_dir(a.out)
+    printed = {}
+    for scenario in SCENARIOS if a.scenario == "both" else (a.scenario,):
+        documents = run_scenario(a, scenario, model, policy.resolve())
+        write_rows_csv(a.out / f"{scenario}.csv", [(d["name"], d["rows"]) for d in documents])
+        if a.json:
+            kept = ("summary", "machine", "engine", "workload", "meridian")
+            printed[scenario] = {d["name"]: {k: d[k] for k in kept if k in d} for d in documents}
+        else:
+            runs = [(d["name"], d["summary"]) for d in documents]
+            print(f"\n{heading(documents)}\n\n{table(runs)}", flush=True)
+    if a.json:
+        print(json.dumps(printed, indent=1))
+    else:
+        print(f"\n{LEGEND}\nRaw rows: {a.out}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line; exit code 1 with one clear line when something failed."""
+    try:
+        demo(parse(argv))
+    except Failed as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,321 @@
+#!/usr/bin/env python3
+"""One engine run in one process: drives vLLM's step loop in real time over a trace and writes what was observed.
+
+    engine_run.py --model DIR --scenario loaded --scheduler stock --out run.json
+    engine_run.py --model DIR --trace my.csv --scheduler native:output-first --set scheduler.output_tpot_budget_ms=16
+
+Thinking lengths are enforced by vLLM's own thinking budget, output lengths by ``max_tokens``, sampling is greedy: the
+same trace asks every scheduler for the same tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import gc
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from probe import PREFILL, Observed, SchedulerProbe
+from report import DECISION_COUNTS, summarise
+from workload import SCENARIOS, TraceRequest, fit, read_trace, scenario_requests
+
+# One process and one OpenMP thread: on few cores, vLLM's default thread binding makes generation ten times slower.
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+}
+STOCK = "stock"
+RESERVED_TOKENS = 16  # of the context length: the template's tail and the end marker
+MERIDIAN_CLASS = "meridian.vllm.MeridianScheduler"
+WARM_UP = ((24, 8, 8), (200, 24, 8), (900, 4, 4), (60, 16, 16), (24, 32, 24))  # prompt, think, output tokens
+
+
+@dataclass(frozen=True)
+class Options:
+    """The engine of a run; None leaves vLLM's own default. ``settings`` are (dotted field, value) of meridian.toml."""
+
+    model: Path
+    scheduler: str = STOCK
+    kv_blocks: int | None = None
+    block_size: int = 32
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    max_model_len: int = 4096
+    dtype: str = "bfloat16"
+    settings: tuple[tuple[str, str], ...] = ()
+    seed: int = 0
+    realtime: bool = True
+
+
+def toml_value(text: str) -> str:
+    """A command line value as TOML: a boolean, a number or an inline table stays, anything else is a string."""
+    if text in ("true", "false") or text[:1] in ('"', "[", "{"):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return json.dumps(text)
+    return text
+
+
+def meridian_toml(scheduler: str, settings: tuple[tuple[str, str], ...]) -> str:
+    """The text of a meridian.toml that selects ``scheduler`` for dispatch. A relative .wasm path is made absolute."""
+    source = scheduler if ":" in scheduler else str(Path(scheduler).resolve())
+    tables: dict[str, dict[str, str]] = {"policy.dispatch": {"source": json.dumps(source)}}
+    for dotted, value in settings:
+        table, _, key = dotted.rpartition(".")
+        tables.setdefault(table, {})[key] = toml_value(value)
+    return "\n".join(f"[{t}]\n" + "".join(f"{k} = {v}\n" for k, v in kv.items()) for t, kv in tables.items())
+
+
+@dataclass
+class Run:
+    """A built engine and what is observed of it."""
+
+    engine: Any
+    scheduler: Any
+    vocabulary: range
+    tail: list[int]
+    end_ids: tuple[int, ...]
+    tokens_before_think: int
+    seen: dict[str, Observed] = field(default_factory=dict)
+    by_name: dict[str, Observed] = field(default_factory=dict)
+
+    def add(self, name: str, request: TraceRequest, index: int, arrival: float, rng: random.Random) -> Observed:
+        """Send one request: random token ids that end with the template's generation prompt."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        body = [rng.choice(self.vocabulary) for _ in range(max(0, request.prompt_tokens - len(self.tail)))]
+        params = SamplingParams(
+            temperature=0.0,
+            ignore_eos=True,
+            detokenize=False,
+            max_tokens=request.think_tokens + len(self.end_ids) + request.output_tokens,
+            # vLLM counts from the start marker, so what the template put behind it is part of the budget.
+            thinking_token_budget=request.think_tokens + self.tokens_before_think,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        observed = Observed(index, request, arrival, self.end_ids)
+        self.by_name[name] = observed
+        self.seen[self.engine.add_request(name, {"prompt_token_ids": body + self.tail}, params)] = observed
+        return observed
+
+    def step(self) -> None:
+        """One engine step; hands the delivered tokens to their requests."""
+        outputs = self.engine.step()
+        now = time.perf_counter()
+        for out in outputs:
+            observed = self.by_name[out.request_id]
+            observed.deliver(out.outputs[0].token_ids, now)
+            if out.finished:
+                observed.finished = now
+
+
+def build(options: Options) -> Run:
+    """Build the engine in this process. Sets environment variables: call it before anything imports vLLM."""
+    os.environ.update(ENVIRONMENT)
+    extra: dict[str, Any] = {}
+    if options.scheduler != STOCK:
+        folder = tempfile.mkdtemp(prefix="meridian-bench-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        config = Path(folder) / "meridian.toml"
+        config.write_text(meridian_toml(options.scheduler, options.settings))
+        os.environ["MERIDIAN_CONFIG"] = str(config)
+        extra["scheduler_cls"] = MERIDIAN_CLASS
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    args = EngineArgs(
+        model=str(options.model),
+        dtype=options.dtype,  # type: ignore[arg-type]
+        max_model_len=options.max_model_len,
+        block_size=options.block_size,  # type: ignore[arg-type]
+        num_gpu_blocks_override=options.kv_blocks,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        enforce_eager=True,
+        reasoning_parser="qwen3",
+        disable_log_stats=True,
+        seed=options.seed,
+        **extra,
+    )
+    engine: Any = LLMEngine.from_engine_args(args)
+    tokenizer = engine.get_tokenizer()
+    chat = [{"role": "user", "content": "x"}]
+    plain = tokenizer.apply_chat_template(chat, tokenize=False)
+    tail_text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)[len(plain) :]
+    if "<think>" not in tail_text:
+        tail_text += "<think>\n"
+    tail = tokenizer.encode(tail_text, add_special_tokens=False)
+    behind = tokenizer.encode(tail_text.rpartition("<think>")[2], add_special_tokens=False)
+    end_ids = tuple(tokenizer.encode("</think>", add_special_tokens=False))
+    # The lowest ids are special tokens in the bundled model, the highest are the markers in every Qwen3 vocabulary.
+    vocabulary = range(16, min(2000, len(tokenizer) - 64))
+    return Run(engine, engine.engine_core.engine_core.scheduler, vocabulary, tail, end_ids, len(behind))
+
+
+def warm_up(run: Run, max_model_len: int) -> None:
+    """A few short requests, so that allocations, kernels and learned step times are past their first use."""
+    rng = random.Random(0)
+    for i, (prompt, think, output) in enumerate(WARM_UP):
+        request = TraceRequest(0.0, min(prompt, max_model_len // 2), think, output)
+        run.add(f"warm-{i}", request, -1, time.perf_counter(), rng)
+    while run.engine.has_unfinished_requests():
+        run.step()
+    run.seen.clear()
+    run.by_name.clear()
+    # A collection over vLLM's many import-time objects costs tens of ms, in whichever step it happens to fall.
+    gc.collect()
+    gc.freeze()
+
+
+def drive(run: Run, trace: list[TraceRequest], probe: SchedulerProbe, options: Options) -> tuple[list[Observed], float]:
+    """Run the trace to its end; returns the requests in trace order and the makespan in seconds."""
+    rng = random.Random(options.seed)
+    observed: list[Observed] = []
+    start = time.perf_counter()
+    while len(observed) < len(trace) or run.engine.has_unfinished_requests():
+        now = time.perf_counter()
+        while len(observed) < len(trace):
+            request, index = trace[len(observed)], len(observed)
+            due = start + (request.arrival_s if options.realtime else 0.0)
+            if due > now:
+                break
+            observed.append(run.add(str(index), request, index, due, rng))
+        if not run.engine.has_unfinished_requests():
+            time.sleep(max(0.0, start + trace[len(observed)].arrival_s - time.perf_counter()))
+            continue
+        before = time.perf_counter()
+        run.step()
+        probe.step_took(time.perf_counter() - before)
+    return observed, time.perf_counter() - start
+
+
+def machine_facts() -> dict[str, Any]:
+    """Versions and hardware, to be stored beside the numbers they explain."""
+    import vllm
+
+    models = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")]
+    cpu = models[0].partition(":")[2].strip() if models else "unknown"
+    return {"vllm": vllm.__version__, "cpu": cpu, "cores": os.cpu_count(), "python": sys.version.split()[0]}
+
+
+def run_once(options: Options, trace: list[TraceRequest]) -> tuple[dict[str, Any], list[Observed]]:
+    """Build, warm up, drive: the run's JSON document and its requests."""
+    run = build(options)
+    warm_up(run, options.max_model_len)
+    probe = SchedulerProbe(run.scheduler, run.seen)
+    observed, makespan_s = drive(run, trace, probe, options)
+    unfinished = [o.index for o in observed if o.finished is None or o.phase == PREFILL]
+    if unfinished:
+        raise RuntimeError(f"requests {unfinished[:8]} never finished")
+    rows = [o.row() for o in observed]
+    document = {
+        "scheduler": options.scheduler,
+        "engine": {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()},
+        "machine": machine_facts(),
+        "summary": summarise(rows, probe, makespan_s),
+        "steps": {
+            "ms": [round(1e3 * s, 3) for s in probe.step_s],
+            "schedule_us": [round(ns / 1e3, 1) for ns in probe.schedule_ns],
+            "running": probe.running,
+            "tokens": probe.scheduled_tokens,
+            "output_requests": probe.output_scheduled,
+        },
+        "rows": rows,
+    }
+    if options.scheduler != STOCK:
+        stats = run.scheduler.meridian_stats()
+        document["meridian"] = stats
+        document["summary"] |= {k: stats[k] for k in DECISION_COUNTS if k in stats}
+    return document, observed
+
+
+def setting(text: str) -> tuple[str, str]:
+    """Parse ``section.key=value``."""
+    dotted, eq, value = text.partition("=")
+    if not eq or "." not in dotted:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected section.key=value")
+    return dotted, value
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line; engine flags default to the scenario's constants."""
+    p = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    p.add_argument("--model", type=Path, required=True, metavar="DIR")
+    p.add_argument("--scenario", choices=sorted(SCENARIOS), default="loaded", help="requests, and engine defaults")
+    p.add_argument("--trace", type=Path, metavar="FILE", help="CSV or JSONL requests instead of generated ones")
+    p.add_argument("--limit", type=int, help="use only the first N requests of the trace")
+    p.add_argument("--scale-tokens", type=float, default=1.0, help="multiply every length (default 1)")
+    p.add_argument("--scale-time", type=float, default=1.0, help="multiply every arrival time (default 1)")
+    p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--scheduler", default=STOCK, help="stock, native:output-first, native:fcfs or PATH.wasm")
+    p.add_argument("--set", type=setting, action="append", default=[], metavar="SECTION.KEY=VALUE", dest="settings")
+    for flag in ("kv-blocks", "block-size", "max-num-seqs", "max-num-batched-tokens", "max-model-len"):
+        p.add_argument(f"--{flag}", type=int)
+    p.add_argument("--mode", choices=("realtime", "all-at-once"), default="realtime")
+    # In bfloat16 the sums of a batch of one and of many round differently, and greedy outputs part sooner or later.
+    p.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="float32 to compare outputs")
+    p.add_argument("--greedy-outputs", type=Path, metavar="FILE", help="write every request's token ids as JSON")
+    p.add_argument("--out", type=Path, required=True, metavar="FILE.json")
+    return p.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line; exit code 2 with one line on a bad trace or a missing file."""
+    a = parse(argv)
+    scenario = SCENARIOS[a.scenario]
+    engine = {
+        k: getattr(scenario, k) if getattr(a, k) is None else getattr(a, k)
+        for k in ("kv_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
+    }
+    options = Options(
+        a.model,
+        a.scheduler,
+        settings=tuple(a.settings),
+        seed=a.seed,
+        dtype=a.dtype,
+        realtime=a.mode == "realtime",
+        **engine,
+    )
+    try:
+        trace = read_trace(a.trace) if a.trace else scenario_requests(a.scenario, a.seed)
+        if a.scheduler.endswith(".wasm") and not Path(a.scheduler).is_file():
+            raise FileNotFoundError(f"policy {a.scheduler}: no such file")
+    except (OSError, ValueError) as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 2
+    longest = options.max_model_len - RESERVED_TOKENS
+    trace, clipped = fit(trace[: a.limit], longest, scale_tokens=a.scale_tokens, scale_time=a.scale_time)
+    document, observed = run_once(options, trace)
+    document["workload"] = {
+        "source": str(a.trace) if a.trace else f"scenario {a.scenario}, seed {a.seed}",
+        "requests": len(trace),
+        "clipped": clipped,
+        "scale_tokens": a.scale_tokens,
+        "scale_time": a.scale_time,
+    }
+    a.out.parent.mkdir(parents=True, exist_ok=True)
+    a.out.write_text(json.dumps(document))
+    if a.greedy_outputs:
+        a.greedy_outputs.write_text(json.dumps({o.index: o.tokens for o in observed}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""What a run observes: each request's token times by phase, and what the scheduler did at every step.
+
+The phase is read from the tokens the engine delivered, never from the scheduler under test: ``prefill`` until the first
+token, ``think`` until the end marker has come, ``output`` after it. All times are ``time.perf_counter`` seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from workload import TraceRequest
+
+PREFILL, THINK, OUTPUT = "prefill", "think", "output"
+PHASES: tuple[str, ...] = (PREFILL, THINK, OUTPUT)
+
+
+@dataclass
+class Observed:
+    """One request while it runs. ``arrival`` is when it was due, so waiting for a busy step counts as latency."""
+
+    index: int
+    planned: TraceRequest
+    arrival: float
+    end_ids: tuple[int, ...]
+    tokens: list[int] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    think_end: int | None = None  # position of the end marker's last token
+    preemptions: int = 0
+    finished: float | None = None
+
+    @property
+    def phase(self) -> str:
+        """One of ``PHASES``."""
+        if not self.tokens:
+            return PREFILL
+        return THINK if self.think_end is None else OUTPUT
+
+    def deliver(self, tokens: Sequence[int], now: float) -> None:
+        """Take tokens that the engine delivered at ``now``."""
+        for token in tokens:
+            self.tokens.append(token)
+            self.times.append(now)
+            if self.think_end is None and tuple(self.tokens[-len(self.end_ids) :]) == self.end_ids:
+                self.think_end = len(self.tokens) - 1
+
+    def row(self) -> dict[str, Any]:
+        """The request's raw row: times in ms, ``arrival_s`` as planned; None for what was never reached."""
+        end, times = self.think_end, self.times
+        first_output = times[end + 1] if end is not None and len(times) > end + 1 else None
+        ended = times[end] if end is not None else None
+        gaps_ms = [1e3 * (b - a) for a, b in pairwise(times)]
+        split = end if end is not None else len(gaps_ms)  # gap i ends at token i + 1; the marker belongs to thinking
+
+        def since_arrival(t: float | None) -> float | None:
+            return None if t is None else 1e3 * (t - self.arrival)
+
+        planned = self.planned
+        return {
+            "index": self.index,
+            "tenant": planned.tenant,
+            "arrival_s": planned.arrival_s,
+            "prompt_tokens": planned.prompt_tokens,
+            "think_tokens": planned.think_tokens,
+            "output_tokens": planned.output_tokens,
+            "delivered_tokens": len(self.tokens),
+            "think_forced_ok": end == planned.think_tokens + len(self.end_ids) - 1,
+            "ttft_ms": since_arrival(times[0] if times else None),
+            "think_end_ms": since_arrival(ended),
+            "ttfo_ms": since_arrival(first_output),
+            "ttot_ms": None if first_output is None or ended is None else 1e3 * (first_output - ended),
+            "e2e_ms": since_arrival(self.finished),
+            "preemptions": self.preemptions,
+            "itl_think_ms": [round(g, 3) for g in gaps_ms[:split]],
+            "itl_output_ms": [round(g, 3) for g in gaps_ms[split:]],
+        }
+
+
+class SchedulerProbe:
+    """Times ``schedule`` of one scheduler and classifies its preemptions. Wraps the instance, not the class."""
+
+    def __init__(self, scheduler: Any, observed: dict[str, Observed]) -> None:
+        self._scheduler = scheduler
+        self._observed = observed  # by the engine's own request id
+        self._schedule = scheduler.schedule
+        self._preempt = scheduler._preempt_request
+        self.reset()
+        scheduler.schedule = self._timed_schedule
+        scheduler._preempt_request = self._watched_preempt
+
+    def reset(self) -> None:
+        """Forget what was seen so far: called once, when the warm-up is over."""
+        self.schedule_ns: list[int] = []
+        self.running: list[int] = []
+        self.scheduled_tokens: list[int] = []
+        self.output_scheduled: list[int] = []
+        self.step_s: list[float] = []
+        self.preemptions: dict[str, int] = dict.fromkeys(PHASES, 0)
+        self.output_preempted = 0
+        self.output_preempted_while_think_held = 0
+
+    def step_took(self, seconds: float) -> None:
+        """The engine step that the last ``schedule`` call began took this long."""
+        self.step_s.append(seconds)
+
+    def _timed_schedule(self, *args: Any, **kwargs: Any) -> Any:
+        start_ns = time.perf_counter_ns()
+        out = self._schedule(*args, **kwargs)
+        self.schedule_ns.append(time.perf_counter_ns() - start_ns)
+        self.running.append(len(self._scheduler.running))
+        self.scheduled_tokens.append(out.total_num_scheduled_tokens)
+        seen = self._observed
+        self.output_scheduled.append(sum(r in seen and seen[r].phase == OUTPUT for r in out.num_scheduled_tokens))
+        return out
+
+    def _watched_preempt(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        victim = self._observed.get(request.request_id)
+        if victim is not None:
+            victim.preemptions += 1
+            self.preemptions[victim.phase] += 1
+            if victim.phase == OUTPUT:
+                self.output_preempted += 1
+                # The victim has left `running` by now; whoever is still there holds blocks.
+                holders = (self._observed.get(r.request_id) for r in self._scheduler.running)
+                if any(h is not None and h.phase == THINK for h in holders):
+                    self.output_preempted_while_think_held += 1
+        return self._preempt(request, *args, **kwargs)

@@ -1,0 +1,160 @@
+"""Summaries and tables of engine runs: pure functions over the rows that ``engine_run.py`` writes."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+Row = Mapping[str, Any]
+Summary = Mapping[str, Any]
+
+# (title, key of the summary, unit, True when a ratio to stock means something)
+METRICS: Sequence[tuple[str, str, str, bool]] = (
+    ("output ITL p50", "itl_output_p50_ms", "ms", True),
+    ("output ITL p99", "itl_output_p99_ms", "ms", True),
+    ("think ITL p50", "itl_think_p50_ms", "ms", True),
+    ("think ITL p99", "itl_think_p99_ms", "ms", True),
+    ("TTOT p50", "ttot_p50_ms", "ms", True),
+    ("TTOT p99", "ttot_p99_ms", "ms", True),
+    ("TTFO p50", "ttfo_p50_ms", "ms", True),
+    ("TTFO p99", "ttfo_p99_ms", "ms", True),
+    ("TTFT p50", "ttft_p50_ms", "ms", True),
+    ("TTFT p99", "ttft_p99_ms", "ms", True),
+    ("end to end p50", "e2e_p50_ms", "ms", True),
+    ("end to end p99", "e2e_p99_ms", "ms", True),
+    ("throughput", "throughput_tok_s", "tok/s", True),
+    ("makespan", "makespan_s", "s", True),
+    ("steps", "steps", "", False),
+    ("schedule() p50", "schedule_p50_us", "us", True),
+    ("schedule() p99", "schedule_p99_us", "us", True),
+    ("decided by the policy", "decided_by_policy", "", False),
+    ("decided by fallback", "decided_by_fallback", "", False),
+    ("preempted in prefill", "preemptions_prefill", "", False),
+    ("preempted in think", "preemptions_think", "", False),
+    ("preempted in output", "preemptions_output", "", False),
+    ("  while thinking held KV", "output_preempted_while_think_held", "", False),
+)
+# Of the scheduler's own statistics: without them a policy that faulted at every step would pass for one that ran.
+DECISION_COUNTS = ("decided_by_policy", "decided_by_fallback")
+LEGEND = (
+    "ITL: gap between two tokens of a phase. TTOT: end of thinking to first output token. TTFO: arrival to first\n"
+    "output token. TTFT: arrival to first token of any kind. In brackets: ratio to stock."
+)
+RUNNING_BUCKETS = (1, 8, 16, 32, 48, 64, 128, 256)
+
+
+class Counters(Protocol):
+    """What the summary needs of the probe on the scheduler; one entry a step in each sequence."""
+
+    schedule_ns: list[int]
+    running: list[int]
+    step_s: list[float]
+    preemptions: dict[str, int]
+    output_preempted_while_think_held: int
+
+
+def percentile(values: Iterable[float], q: float) -> float | None:
+    """The ``q``-th percentile (0-100), linear between the two nearest values; None of nothing."""
+    ordered = sorted(values)
+    if not ordered:
+        return None
+    at = (len(ordered) - 1) * q / 100
+    low = math.floor(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def by_running(running: Sequence[int], values: Sequence[float]) -> dict[str, dict[str, float]]:
+    """p50, mean and count of per-step values, in buckets of how many requests were running."""
+    out: dict[str, dict[str, float]] = {}
+    low = 0
+    for high in (*RUNNING_BUCKETS, math.inf):
+        bucket = [v for n, v in zip(running, values, strict=True) if low < n <= high]
+        if bucket:
+            name = f"{low + 1}+" if high == math.inf else f"{low + 1}-{high}" if high > low + 1 else f"{high}"
+            out[name] = {
+                "steps": len(bucket),
+                "p50": round(percentile(bucket, 50) or 0.0, 3),
+                "mean": round(sum(bucket) / len(bucket), 3),
+            }
+        low = int(high) if high != math.inf else low
+    return out
+
+
+def summarise(rows: Sequence[Row], counters: Counters, makespan_s: float) -> dict[str, Any]:
+    """One run's figures: latencies in ms, ``schedule_*`` in us, throughput in delivered tokens a second."""
+    series = {k: [r[f"{k}_ms"] for r in rows if r[f"{k}_ms"] is not None] for k in ("ttft", "ttfo", "ttot", "e2e")}
+    for phase in ("think", "output"):
+        series[f"itl_{phase}"] = [gap for r in rows for gap in r[f"itl_{phase}_ms"]]
+    tokens = sum(r["delivered_tokens"] for r in rows)
+    schedule_us = [ns / 1e3 for ns in counters.schedule_ns]
+    out: dict[str, Any] = {f"{k}_p{q}_ms": percentile(v, q) for k, v in series.items() for q in (50, 99)}
+    out |= {
+        "requests": len(rows),
+        "think_forced_ok": sum(bool(r["think_forced_ok"]) for r in rows),
+        "delivered_tokens": tokens,
+        "makespan_s": makespan_s,
+        "throughput_tok_s": tokens / makespan_s,
+        "steps": len(counters.schedule_ns),
+        "schedule_p50_us": percentile(schedule_us, 50),
+        "schedule_p99_us": percentile(schedule_us, 99),
+        "schedule_us_by_running": by_running(counters.running, schedule_us),
+        "step_ms_by_running": by_running(counters.running, [1e3 * s for s in counters.step_s]),
+        "preemptions": sum(counters.preemptions.values()),
+        "output_preempted_while_think_held": counters.output_preempted_while_think_held,
+    }
+    return out | {f"preemptions_{phase}": n for phase, n in counters.preemptions.items()}
+
+
+def _cell(value: float | None) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, int) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.1f}"
+
+
+def table(runs: Sequence[tuple[str, Summary]]) -> str:
+    """Side by side: a column a scheduler, a row a metric; behind each value its ratio to the first column's."""
+    base = runs[0][1]
+    lines = [["", "", *(name for name, _ in runs)]]
+    for title, key, unit, has_ratio in METRICS:
+        if key in DECISION_COUNTS and not any(key in summary for _, summary in runs):
+            continue
+        cells = []
+        for i, (_, summary) in enumerate(runs):
+            value, reference = summary.get(key), base.get(key)
+            ratio = f" ({value / reference:.2f}x)" if i and has_ratio and value is not None and reference else ""
+            cells.append(_cell(value) + ratio)
+        lines.append([title, unit, *cells])
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    out = []
+    for line in lines:
+        left = f"{line[0]:<{widths[0]}}  {line[1]:<{widths[1]}}"
+        out.append("  ".join([left, *(f"{c:>{w}}" for c, w in zip(line[2:], widths[2:], strict=True))]).rstrip())
+    out.insert(1, "-" * max(len(line) for line in out))
+    return "\n".join(out)
+
+
+def write_rows_csv(path: Path, runs: Sequence[tuple[str, Sequence[Row]]]) -> None:
+    """One line a request and scheduler. The lists of gaps become their count, p50, p99 and maximum."""
+    with path.open("w", newline="", encoding="utf-8") as f:
+        writer = None
+        for scheduler, rows in runs:
+            for row in rows:
+                flat: dict[str, Any] = {"scheduler": scheduler}
+                for key, value in row.items():
+                    if isinstance(value, list):
+                        stem = key.removesuffix("_ms")
+                        flat[f"{stem}_count"] = len(value)
+                        for q, name in ((50, "p50"), (99, "p99"), (100, "max")):
+                            flat[f"{stem}_{name}_ms"] = percentile(value, q)
+                    else:
+                        flat[key] = value
+                if writer is None:
+                    writer = csv.DictWriter(f, list(flat))
+                    writer.writeheader()
+                writer.writerow({k: round(v, 3) if isinstance(v, float) else v for k, v in flat.items()})

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Builds the shipped policies into components under target/policies.
+set -euo pipefail
+. "$(dirname "$0")/env.sh"
+cd "$MERIDIAN_ROOT"
+command -v cargo >/dev/null || die "cargo not found: Rust 1.95 or newer is needed"
+env_file=$("$MERIDIAN_ROOT/scripts/setup-wasm32.sh")
+say "policies: building the host's command line (minutes the first time: it compiles wasmtime)"
+cargo build --release --locked --workspace --quiet
+say "policies: building components"
+. "$env_file"
+# The guests' target folder follows the compiler: artifacts of another rustc are not reused.
+CARGO_TARGET_DIR=$MERIDIAN_ROOT/policies/target RUSTFLAGS="--remap-path-prefix=$MERIDIAN_ROOT=. --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=cargo" \
+  target/release/meridian policy build policies --out target/policies
