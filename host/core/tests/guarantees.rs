@@ -145,7 +145,7 @@ proptest! {
         // An honest first step admits everyone; then the policy wants nobody to run.
         engine.step(64, &Decision { keys: vec![0.0; SEATS], ..Decision::default() });
         prop_assert_eq!(engine.running.len(), SEATS);
-        let mut last = vec![engine.now_ms; SEATS];
+        let mut last = [engine.now_ms; SEATS];
         let slots = engine.running.clone();
         for step in 0..400 {
             let before: Vec<u32> = slots.iter().map(|s| engine.table[*s].computed_tokens()).collect();
