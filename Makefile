@@ -20,7 +20,7 @@ test: check policies ## Run every test, the real engine included
 	cargo test --locked --manifest-path policies/Cargo.toml --target-dir policies/target
 	@mkdir -p target/hostile
 	cargo run --release --locked -q -p meridian-wasm --example hostile -- target/hostile > target/hostile/kinds.txt
-	@py=$$(scripts/build-wheel.sh); "$$py" -m pytest python/tests bench/vllm/tests
+	@py=$$(scripts/build-wheel.sh); scripts/run-examples.sh "$$py"; "$$py" -m pytest -c python/pyproject.toml --rootdir . python/tests bench/vllm/tests
 
 check: ## The fast gate: formatting, lints, documentation, types
 	@tools=$$(scripts/setup-tools.sh); \
@@ -29,8 +29,8 @@ check: ## The fast gate: formatting, lints, documentation, types
 	cargo clippy --release --locked --workspace --all-targets -q -- -D warnings; \
 	cargo clippy --release --locked --manifest-path policies/Cargo.toml --target-dir policies/target -q -- -D warnings; \
 	RUSTDOCFLAGS="-D warnings" cargo doc --release --locked --workspace --no-deps -q; \
-	"$$tools/bin/ruff" format --check -q --config python/pyproject.toml python bench models scripts; \
-	"$$tools/bin/ruff" check -q --config python/pyproject.toml python bench models scripts; \
+	"$$tools/bin/ruff" format --check -q --config python/pyproject.toml python bench models scripts examples; \
+	"$$tools/bin/ruff" check -q --config python/pyproject.toml python bench models scripts examples; \
 	py=$$(scripts/setup-vllm.sh); "$$tools/bin/pyright" -p python/pyproject.toml --pythonpath "$$py"
 
 serve: policies ## Start the OpenAI server with the plugin on 127.0.0.1:$(PORT), with a small random model

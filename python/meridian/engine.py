@@ -163,7 +163,15 @@ class PolicyEngine:
         running_handles: list[object] = [self._handles[request_id] for request_id in running]
         waiting_handles: list[object] = [self._handles[request_id] for request_id in waiting]
         budget, caps, _, _ = self._engine.plan(
-            running_handles, waiting_handles, now_ms, token_budget, free_blocks, total_blocks, free_seats, decode_tokens
+            running_handles,
+            waiting_handles,
+            now_ms,
+            token_budget,
+            free_blocks,
+            total_blocks,
+            free_seats,
+            len(waiting_handles),
+            decode_tokens,
         )
         return StepPlan(
             running=[handle.request_id for handle in running_handles if isinstance(handle, _Handle)],

@@ -134,6 +134,7 @@ impl Engine {
         free_blocks: u32,
         total_blocks: u32,
         free_seats: u32,
+        all_waiting: u32,
         decode_tokens: u32,
     ) -> PyResult<(u32, Option<Bound<'py, PyDict>>, bool, bool)> {
         let inner = &mut *self.lock();
@@ -143,7 +144,15 @@ impl Engine {
             // A request that was never added: the engine's own order is right for a step like that.
             return Ok((token_budget, None, false, false));
         }
-        let facts = EngineFacts { now_ms, token_budget, free_blocks, total_blocks, free_seats, decode_tokens };
+        let facts = EngineFacts {
+            now_ms,
+            token_budget,
+            free_blocks,
+            total_blocks,
+            free_seats,
+            waiting: all_waiting,
+            decode_tokens,
+        };
         let plan = inner.engine.plan(&facts, &inner.running, &inner.waiting);
         let (running_changed, waiting_changed) = (!plan.running_order.is_empty(), !plan.waiting_order.is_empty());
         let step_budget = plan.token_budget;
@@ -332,7 +341,7 @@ fn load_policy(config: &MeridianConfig, base_dir: &Path) -> PyResult<Box<dyn Dis
         memory_bytes: (dispatch.memory_mib as usize) << 20,
     };
     let load = || {
-        let component = Runtime::new(cache_dir(&config.policy.cache_dir))?.load_file(&path)?;
+        let component = Runtime::new(cache_dir(base_dir, &config.policy.cache_dir))?.load_file(&path)?;
         component.dispatch_policy(limits, targets, &options)
     };
     match load() {

@@ -5,7 +5,7 @@
 
 mod engine;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use meridian_core::MeridianConfig;
 use pyo3::create_exception;
@@ -25,9 +25,7 @@ fn parse_config(text: &str) -> PyResult<String> {
 /// Run the `meridian` command line with these arguments (the first is the program's name); returns the exit code.
 #[pyfunction]
 fn run_cli(py: Python<'_>, args: Vec<String>) -> u8 {
-    // `ExitCode` cannot be read back; success is the only one that compares.
-    let code = py.detach(|| meridian_cli::run(args.into_iter().map(Into::into)));
-    u8::from(code != std::process::ExitCode::SUCCESS)
+    py.detach(|| meridian_cli::run(args.into_iter().map(Into::into)))
 }
 
 #[pymodule]
@@ -35,15 +33,16 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("ConfigError", module.py().get_type::<ConfigError>())?;
     module.add("PolicyError", module.py().get_type::<PolicyError>())?;
+    module.add("PanicException", module.py().get_type::<pyo3::panic::PanicException>())?;
     module.add_function(wrap_pyfunction!(parse_config, module)?)?;
     module.add_function(wrap_pyfunction!(run_cli, module)?)?;
     module.add_class::<engine::Engine>()
 }
 
 /// Where compiled components are kept: the configured folder, else the user's cache folder.
-fn cache_dir(configured: &str) -> Option<PathBuf> {
+fn cache_dir(base_dir: &Path, configured: &str) -> Option<PathBuf> {
     if !configured.is_empty() {
-        return Some(PathBuf::from(configured));
+        return Some(base_dir.join(configured));
     }
     let base = std::env::var_os("XDG_CACHE_HOME")
         .map(PathBuf::from)

@@ -5,7 +5,6 @@ mod policy;
 
 use std::ffi::OsString;
 use std::io::Write;
-use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use serde::Serialize;
@@ -35,13 +34,13 @@ enum Command {
     Bench(bench::BenchCommand),
 }
 
-/// Run the command line; the exit code is 0 only when what was asked holds, 2 for a usage error.
-pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+/// Run the command line; the exit code is 0 only when what was asked holds, 1 when it does not, 2 for a usage error.
+pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(error) => {
             let _ = error.print();
-            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+            return u8::try_from(error.exit_code()).unwrap_or(2);
         }
     };
     let done = match cli.command {
@@ -49,14 +48,14 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Bench(command) => bench::run(command, cli.json),
     };
     match done {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => 0,
         Err(error) => {
             if cli.json {
                 let _ = print_json(&serde_json::json!({ "ok": false, "error": format!("{error:#}") }));
             } else {
                 eprintln!("error: {error:#}");
             }
-            ExitCode::FAILURE
+            1
         }
     }
 }

@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    meridian_cli::run(std::env::args_os())
+    ExitCode::from(meridian_cli::run(std::env::args_os()))
 }

@@ -15,6 +15,8 @@ pub struct EngineFacts {
     pub total_blocks: u32,
     /// Requests that may still be admitted.
     pub free_seats: u32,
+    /// Requests that wait for admission, those that are no candidates of this step included.
+    pub waiting: u32,
     /// Tokens that one decoding request takes in a step.
     pub decode_tokens: u32,
 }

@@ -151,7 +151,15 @@ impl DispatchEngine {
     }
 
     fn step(&self, facts: &EngineFacts, running: &[Slot], waiting: &[Slot]) -> Step {
-        let EngineFacts { now_ms, token_budget, free_blocks, total_blocks, free_seats: _, decode_tokens } = *facts;
+        let EngineFacts {
+            now_ms,
+            token_budget,
+            free_blocks,
+            total_blocks,
+            free_seats: _,
+            waiting: all_waiting,
+            decode_tokens,
+        } = *facts;
         let count = |phase: Phase| {
             let in_phase = running.iter().filter(|slot| self.table.get(**slot).is_some_and(|row| row.phase() == phase));
             length(in_phase.count())
@@ -165,7 +173,7 @@ impl DispatchEngine {
             running: length(running.len()),
             running_think: count(Phase::Think),
             running_output: count(Phase::Output),
-            waiting: length(waiting.len()),
+            waiting: all_waiting.max(length(waiting.len())),
             decode_tokens,
             fixed_ms,
             decode_token_ms,

@@ -28,6 +28,8 @@ impl Default for Limits {
 
 /// Starting is off the hot path: it may parse options and build tables.
 const START_DEADLINE: Duration = Duration::from_millis(200);
+/// Starting again happens inside a step.
+const RECOVERY_DEADLINE: Duration = Duration::from_millis(5);
 /// Most bytes that `describe`, `init` and `inputs` may hand to the host.
 const START_ANSWER_BYTES: usize = 64 << 10;
 /// Bytes of an answer beside its keys and caps.
@@ -73,18 +75,18 @@ impl WasmDispatch {
             inputs: Vec::new(),
             instance: None,
         };
-        policy.instantiate()?;
+        policy.instantiate(START_DEADLINE)?;
         Ok(policy)
     }
 
     /// Make the instance, and take description and inputs from it.
-    fn instantiate(&mut self) -> Result<(), LoadError> {
+    fn instantiate(&mut self, deadline: Duration) -> Result<(), LoadError> {
         self.instance = None;
         let state = StoreState { limiter: Limiter::new(self.limits.memory_bytes) };
         let mut store = Store::new(&self.shared.engine, state);
         store.limiter(|state| &mut state.limiter);
         store.epoch_deadline_trap();
-        store.set_epoch_deadline(ticks(START_DEADLINE));
+        store.set_epoch_deadline(ticks(deadline));
         store.set_hostcall_fuel(START_ANSWER_BYTES);
         let started = self.start_in(&mut store);
         let (bindings, description, inputs, accepted) = started.map_err(|error| {
@@ -128,6 +130,7 @@ impl meridian_core::DispatchPolicy for WasmDispatch {
         let Some(Instance { store, bindings }) = &mut self.instance else {
             return Err(Fault::new(FaultKind::Init, "the policy has no instance"));
         };
+        store.data_mut().limiter.forget();
         store.set_epoch_deadline(ticks(self.limits.deadline));
         // Refuses an enormous answer before it is copied.
         store.set_hostcall_fuel(batch.candidates.saturating_mul(16).saturating_add(ANSWER_OVERHEAD_BYTES));
@@ -152,10 +155,7 @@ impl meridian_core::DispatchPolicy for WasmDispatch {
     }
 
     fn recover(&mut self) -> Result<(), Fault> {
-        if self.instance.is_some() {
-            return Ok(());
-        }
-        self.instantiate().map_err(|error| match error {
+        self.instantiate(RECOVERY_DEADLINE).map_err(|error| match error {
             LoadError::Start { fault } => fault,
             other => Fault::new(FaultKind::Init, other.to_string()),
         })

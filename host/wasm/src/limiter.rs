@@ -16,6 +16,11 @@ impl Limiter {
         Self { memory_bytes, refused: false }
     }
 
+    /// A new call begins: what was refused before is not its cause.
+    pub(crate) fn forget(&mut self) {
+        self.refused = false;
+    }
+
     pub(crate) fn was_refused(&self) -> bool {
         self.refused
     }

@@ -39,15 +39,17 @@ impl DispatchPolicy for OutputFirst {
         })
     }
 
+    #[inline(always)]
     fn key(&self, _step: &Step, request: &Request<'_, Self>) -> f32 {
-        let since_progress_ms = match request.state() {
-            State::Running => request.since_progress_ms().min(MAX_SINCE_PROGRESS_MS),
-            // Waiting requests keep their order inside a phase.
-            State::Waiting | State::Preempted => 0.0,
-        };
+        // A comparison, not `f32::min`: that one is a library call in WebAssembly.
+        let since_progress_ms = request.since_progress_ms();
+        let bounded_ms =
+            if since_progress_ms < MAX_SINCE_PROGRESS_MS { since_progress_ms } else { MAX_SINCE_PROGRESS_MS };
+        // Waiting requests keep their order inside a phase.
+        let rotation_ms = if request.state() == State::Running { bounded_ms } else { 0.0 };
         match request.phase() {
-            Phase::Output => OUTPUT_FIRST - since_progress_ms,
-            Phase::Think => -since_progress_ms,
+            Phase::Output => OUTPUT_FIRST - rotation_ms,
+            Phase::Think => -rotation_ms,
             Phase::Prefill => PREFILL_LAST,
         }
     }

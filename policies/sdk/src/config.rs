@@ -21,7 +21,7 @@ pub struct Init<'a> {
 
 impl Init<'_> {
     /// Parse the policy's options. Give `C` the attribute `serde(deny_unknown_fields)`, so that a misspelt option is an
-    /// error. A policy that reads no options does not pay for the parser: components are a third smaller without it.
+    /// error. A policy that reads no options does not pay for the parser: a component with it is three times as large.
     ///
     /// # Errors
     /// One line that says what did not parse.

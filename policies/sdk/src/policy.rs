@@ -2,8 +2,8 @@ use crate::{Column, Init, Request, Step};
 
 /// A dispatch policy: for each engine step a key for each candidate, and optionally a token budget and token caps.
 ///
-/// The host calls it from one thread, once a step. It must not block; a panic costs the decision (the host decides the
-/// step by its default and makes a new instance).
+/// The host calls it from one thread, once a step. It must not block. In a component a panic is a trap and costs the
+/// decision: the host decides the step by its default and makes a new instance.
 pub trait DispatchPolicy: Sized {
     /// Short name.
     const NAME: &'static str;

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from meridian.config import ModelConfig
 
-logger = logging.getLogger("meridian")
+logger = logging.getLogger("vllm.meridian")
 
 # Templates and models put these around the markers.
 _WHITESPACE = (" ", "\n", "\n\n", "\n\n\n", " \n", "\r\n", "\t")

@@ -34,7 +34,11 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
 
-logger = logging.getLogger("meridian")
+# Below vLLM's own logger, whose handlers and level it shares.
+logger = logging.getLogger("vllm.meridian")
+
+# What Meridian itself could raise: a panic of the native code derives from BaseException.
+_DEFECTS = (Exception, _native.PanicException)
 
 # Waiting requests a policy sees in a step; the rest keep their place behind them.
 WAITING_WINDOW = 4096
@@ -81,7 +85,7 @@ class _Meridian:
         now_ms = time.monotonic() * 1e3
         try:
             budget, caps = self._plan(engine, scheduler, now_ms, own_budget)
-        except Exception:
+        except _DEFECTS:
             self._give_up("planning a step")
             return parent.schedule(*args, **kwargs)
         scheduler.max_num_scheduled_tokens = budget
@@ -97,7 +101,7 @@ class _Meridian:
                 del self.__dict__["_reserve_prefill_lookahead"]
         try:
             self._observe(engine, output, now_ms)
-        except Exception:
+        except _DEFECTS:
             self._give_up("following a step")
         self._meridian_own_ns.append(time.perf_counter_ns() - scheduled_ns + planned_ns - started_ns)
         return output
@@ -124,6 +128,7 @@ class _Meridian:
             pool.get_num_free_blocks(),
             pool.num_gpu_blocks,
             max(free_seats, 0),
+            len(queue) + len(getattr(scheduler, "kv_holding_waiting", ())),
             self._meridian_decode_tokens,
         )
         if waiting_changed and window is not None:
@@ -177,7 +182,7 @@ class _Meridian:
                     if client.outputs:
                         engine.generated(cast("list[object]", client.outputs))
                 self._log_faults(engine)
-            except Exception:
+            except _DEFECTS:
                 self._give_up("following generated tokens")
         return outputs
 
@@ -188,19 +193,25 @@ class _Meridian:
         if engine is not None and self._scheduler().requests.get(request.request_id) is request:
             try:
                 _add(engine, request)
-            except Exception:
+            except _DEFECTS:
                 self._give_up("taking in a request")
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         cast("Scheduler", super())._preempt_request(request, *args, **kwargs)
-        if self._meridian is not None:
-            self._meridian.preempted(request.request_id)
+        self._tell("preempted", request)
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         freed = cast("Scheduler", super())._free_request(request, *args, **kwargs)
-        if self._meridian is not None:
-            self._meridian.remove(request.request_id)
+        self._tell("remove", request)
         return freed
+
+    def _tell(self, event: str, request: Request) -> None:
+        engine = self._meridian
+        if engine is not None:
+            try:
+                getattr(engine, event)(request.request_id)
+            except _DEFECTS:
+                self._give_up(f"following {event}")
 
     def meridian_stats(self) -> dict[str, Any]:
         """`meridian.Stats` of this engine, and `own_ns`: nanoseconds of each of the latest steps that Meridian added to

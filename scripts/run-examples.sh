@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Runs everything under examples/ with the Python given: usage run-examples.sh PYTHON
+set -euo pipefail
+. "$(dirname "$0")/env.sh"
+cd "$MERIDIAN_ROOT"
+say "examples: offline.py"
+"${1:?usage: run-examples.sh PYTHON}" examples/offline.py >/dev/null
+say "examples: shortest-prompt"
+env_file=$(scripts/setup-wasm32.sh)
+( . "$env_file"
+  CARGO_TARGET_DIR=$MERIDIAN_ROOT/policies/target target/release/meridian policy build examples/shortest-prompt --out target/examples >/dev/null )
+target/release/meridian policy check target/examples/shortest-prompt.wasm >/dev/null
