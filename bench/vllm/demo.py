@@ -8,7 +8,6 @@ Each run is a process of its own (`engine_run.py`). One table a scenario on stdo
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import subprocess
@@ -17,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from model import model_dir
 from report import LEGEND, table, write_rows_csv
 from workload import SCENARIOS, read_trace
 
@@ -58,18 +58,6 @@ def run_logged(command: list[str], log: Path, what: str) -> None:
             raise Failed(f"{what}: {errors[-1].removeprefix('error: ')}")
         tail = "\n".join(f"  | {x}" for x in lines[-LOG_TAIL_LINES:])
         raise Failed(f"{what} failed with exit code {child.returncode}; the end of {log}:\n{tail}")
-
-
-def model_dir(out: Path) -> Path:
-    """The bundled model in the cache, made on first use; its name changes with the script that makes it."""
-    make = ROOT / "models" / "tiny-random" / "make.py"
-    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "meridian"
-    cache = Path(os.environ.get("MERIDIAN_CACHE") or default)
-    model = cache / "models" / f"tiny-random-{hashlib.sha256(make.read_bytes()).hexdigest()[:12]}"
-    if not (model / ".complete").exists():
-        say(f"model: making {model}")
-        run_logged([sys.executable, str(make), str(model)], out / "model.log", "making the model")
-    return model
 
 
 def run_scenario(a: argparse.Namespace, scenario: str, model: Path, policy: Path) -> list[dict[str, Any]]:
@@ -144,7 +132,11 @@ def demo(a: argparse.Namespace) -> None:
         except (OSError, ValueError) as e:
             raise Failed(f"trace: {e}") from e
     a.out.mkdir(parents=True, exist_ok=True)
-    model = model_dir(a.out)
+    try:
+        model = model_dir()
+    except subprocess.CalledProcessError as e:
+        tail = "\n".join(f"  | {x}" for x in e.stderr.splitlines()[-LOG_TAIL_LINES:])
+        raise Failed(f"making the model failed:\n{tail}") from e
     printed = {}
     for scenario in SCENARIOS if a.scenario == "both" else (a.scenario,):
         documents = run_scenario(a, scenario, model, policy.resolve())

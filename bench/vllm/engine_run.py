@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from probe import PREFILL, Observed, SchedulerProbe
-from report import DECISION_COUNTS, summarise
+from report import decision_facts, summarise
 from workload import SCENARIOS, TraceRequest, fit, read_trace, scenario_requests
 
 # One process and one OpenMP thread: on few cores, vLLM's default thread binding makes generation ten times slower.
@@ -242,7 +242,7 @@ def run_once(options: Options, trace: list[TraceRequest]) -> tuple[dict[str, Any
     if options.scheduler != STOCK:
         stats = run.scheduler.meridian_stats()
         document["meridian"] = stats
-        document["summary"] |= {k: stats[k] for k in DECISION_COUNTS if k in stats}
+        document["summary"] |= decision_facts(stats)
     return document, observed
 
 

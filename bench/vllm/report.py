@@ -30,15 +30,26 @@ METRICS: Sequence[tuple[str, str, str, bool]] = (
     ("steps", "steps", "", False),
     ("schedule() p50", "schedule_p50_us", "us", True),
     ("schedule() p99", "schedule_p99_us", "us", True),
-    ("decided by the policy", "decided_by_policy", "", False),
-    ("decided by fallback", "decided_by_fallback", "", False),
+    ("decisions", "decisions", "", False),
+    ("  by the policy", "decided_by_policy", "", False),
+    ("  by fallback", "decided_by_fallback", "", False),
+    ("policy faults", "policy_faults", "", False),
+    ("deciding, mean a step", "deciding_us", "us", False),
+    ("Meridian in schedule() p50", "own_p50_us", "us", False),
     ("preempted in prefill", "preemptions_prefill", "", False),
     ("preempted in think", "preemptions_think", "", False),
     ("preempted in output", "preemptions_output", "", False),
     ("  while thinking held KV", "output_preempted_while_think_held", "", False),
 )
 # Of the scheduler's own statistics: without them a policy that faulted at every step would pass for one that ran.
-DECISION_COUNTS = ("decided_by_policy", "decided_by_fallback")
+DECISION_FACTS = (
+    "decisions",
+    "decided_by_policy",
+    "decided_by_fallback",
+    "policy_faults",
+    "deciding_us",
+    "own_p50_us",
+)
 LEGEND = (
     "ITL: gap between two tokens of a phase. TTOT: end of thinking to first output token. TTFO: arrival to first\n"
     "output token. TTFT: arrival to first token of any kind. In brackets: ratio to stock."
@@ -122,7 +133,7 @@ def table(runs: Sequence[tuple[str, Summary]]) -> str:
     base = runs[0][1]
     lines = [["", "", *(name for name, _ in runs)]]
     for title, key, unit, has_ratio in METRICS:
-        if key in DECISION_COUNTS and not any(key in summary for _, summary in runs):
+        if key in DECISION_FACTS and not any(key in summary for _, summary in runs):
             continue
         cells = []
         for i, (_, summary) in enumerate(runs):
@@ -137,6 +148,19 @@ def table(runs: Sequence[tuple[str, Summary]]) -> str:
         out.append("  ".join([left, *(f"{c:>{w}}" for c, w in zip(line[2:], widths[2:], strict=True))]).rstrip())
     out.insert(1, "-" * max(len(line) for line in out))
     return "\n".join(out)
+
+
+def decision_facts(stats: Mapping[str, Any]) -> dict[str, float]:
+    """The scheduler's own statistics (``meridian_stats()``) as summary values. Steps of the warm-up are among them."""
+    decisions = stats["decisions"]
+    return {
+        "decisions": decisions,
+        "decided_by_policy": stats["decided_by_policy"],
+        "decided_by_fallback": stats["decided_by_fallback"],
+        "policy_faults": sum(stats["faults"].values()),
+        "deciding_us": 1e3 * stats["deciding_ms"] / decisions if decisions else 0.0,
+        "own_p50_us": (percentile(stats["own_ns"], 50) or 0.0) / 1e3,
+    }
 
 
 def write_rows_csv(path: Path, runs: Sequence[tuple[str, Sequence[Row]]]) -> None:

@@ -298,7 +298,9 @@ class MeridianScheduler:
         PolicyError: the policy was refused.
     """
 
-    def __new__(cls, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> SyncMeridianScheduler | AsyncMeridianScheduler:  # type: ignore[misc]
+    def __new__(
+        cls, vllm_config: VllmConfig, *args: Any, **kwargs: Any
+    ) -> SyncMeridianScheduler | AsyncMeridianScheduler:  # type: ignore[misc]
         check_version(vllm.__version__)
         asynchronous = vllm_config.scheduler_config.async_scheduling
         implementation = AsyncMeridianScheduler if asynchronous else SyncMeridianScheduler

@@ -1,0 +1,221 @@
+"""Meridian inside the real engine: same tokens, another order, and nothing a policy does can hurt."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Engine, requests
+from probe import SchedulerProbe
+from workload import TraceRequest
+
+
+def own_preemptions(native: Any) -> int:
+    return sum(native.stats()["preemptions"].values())
+
+
+def test_output_first_changes_the_order_but_no_token(engine: Engine, stock_tokens: list[list[int]]) -> None:
+    with engine.using(engine.native("native:output-first", output_tpot_budget_ms=1.0)) as native:
+        assert engine.generate(requests(24)) == stock_tokens
+    stats = native.stats()
+    assert stats["requests"] == 0
+    assert stats["decided_by_policy"] == stats["decisions"] > 0
+    assert stats["step_time_ms"] is not None
+    assert own_preemptions(native) > 0, "the KV cache is meant to be too small"
+
+
+def test_component_generates_the_same(engine: Engine, stock_tokens: list[list[int]], policies: Path) -> None:
+    with engine.using(engine.native(str(policies / "output-first.wasm"))) as native:
+        assert engine.generate(requests(24)) == stock_tokens
+    assert native.stats()["faults"] == dict.fromkeys(("trap", "deadline", "memory", "bad-answer", "init"), 0)
+
+
+def test_phases_follow_the_delivered_tokens(engine: Engine) -> None:
+    with engine.using(engine.native("native:output-first")) as native:
+        seen: set[str] = set()
+
+        def compare() -> None:
+            for request_id, observed in engine.run.seen.items():
+                phase = native.phase(request_id)
+                if observed.finished is None and observed.tokens:
+                    assert phase == observed.phase, request_id
+                    seen.add(phase)
+
+        engine.generate(requests(12), compare)
+        assert seen == {"think", "output"}
+
+
+def test_no_output_phase_request_is_preempted_while_thinking_holds_blocks(engine: Engine) -> None:
+    with engine.using(engine.native("native:output-first")):
+        probe = SchedulerProbe(engine.scheduler, engine.run.seen)
+        try:
+            engine.generate(requests(32, seed=3))
+        finally:
+            # The probe wraps the instance; the class's own methods come back.
+            del engine.scheduler.schedule, engine.scheduler._preempt_request
+        assert sum(probe.preemptions.values()) > 0
+        assert probe.output_preempted_while_think_held == 0
+
+
+def test_every_hostile_component_is_survived(
+    engine: Engine, stock_tokens: list[list[int]], hostile: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for line in (hostile / "kinds.txt").read_text().splitlines():
+        name, kind = line.split()
+        with engine.using(engine.native(str(hostile / f"{name}.wasm"))) as native:
+            engine.scheduler._meridian_faults_logged = 0
+            caplog.clear()
+            with caplog.at_level(logging.WARNING, logger="vllm.meridian"):
+                assert engine.generate(requests(24)) == stock_tokens, name
+            assert engine.scheduler._meridian is native, f"{name}: Meridian gave up"
+            stats = native.stats()
+            counted = {fault: count for fault, count in stats["faults"].items() if count}
+            assert set(counted) == ({kind} if kind != "none" else set()), name
+            assert stats["decided_by_fallback"] == sum(counted.values()), name
+
+
+def test_fcfs_is_stock(engine: Engine, stock_tokens: list[list[int]], policies: Path) -> None:
+    def run(native: Any) -> tuple[list[list[int]], int, int]:
+        steps = 0
+
+        def count() -> None:
+            nonlocal steps
+            steps += 1
+
+        with engine.using(native):
+            probe = SchedulerProbe(engine.scheduler, engine.run.seen)
+            try:
+                tokens = engine.generate(requests(24), count)
+            finally:
+                del engine.scheduler.schedule, engine.scheduler._preempt_request
+        return tokens, steps, sum(probe.preemptions.values())
+
+    stock = run(None)
+    assert stock[0] == stock_tokens
+    assert stock[2] > 0
+    assert run(engine.native(str(policies / "fcfs.wasm"))) == stock
+
+
+def test_aborted_requests_are_forgotten(engine: Engine) -> None:
+    with engine.using(engine.native("native:output-first")) as native:
+        import random
+
+        ids = [
+            engine.run.engine.add_request(
+                f"abort-{i}",
+                {"prompt_token_ids": [random.Random(i).randint(20, 900) for _ in range(50)]},
+                _params(max_tokens=200),
+            )
+            for i in range(20)
+        ]
+        for _ in range(5):
+            engine.run.engine.step()
+        assert native.stats()["requests"] == 20
+        engine.run.engine.abort_request(ids, internal=True)
+        assert native.stats()["requests"] == 0
+
+
+def _params(**kwargs: Any) -> Any:
+    from vllm import SamplingParams
+
+    return SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False, **kwargs)
+
+
+def test_marker_in_user_text_does_not_open_thinking(engine: Engine) -> None:
+    tokenizer: Any = engine.run.engine.get_tokenizer()
+    inner = tokenizer.encode("say <think> and </think> and <think>", add_special_tokens=False)
+    tail = tokenizer.encode("<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False)
+    with engine.using(engine.native("native:output-first")) as native:
+        request_id = engine.run.engine.add_request("u", {"prompt_token_ids": inner + tail}, _params(max_tokens=6))
+        engine.run.engine.step()
+        assert native.phase(request_id) == "output"
+        while engine.run.engine.has_unfinished_requests():
+            engine.run.engine.step()
+
+
+class Scripted:
+    """Stands in for the native engine, to make the scheduler apply a chosen plan."""
+
+    fault_count = 0
+
+    def __init__(self, plan: Any) -> None:
+        self._plan = plan
+        self.given: list[dict[str, int]] = []
+
+    def plan(self, running: list[Any], waiting: list[Any] | None, *facts: Any) -> Any:
+        return self._plan(running, waiting, facts)
+
+    def scheduled(self, now_ms: float, tokens: dict[str, int]) -> None:
+        self.given.append(dict(tokens))
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: None
+
+
+def test_caps_and_budget_are_kept(engine: Engine, stock_tokens: list[list[int]]) -> None:
+    planned: list[tuple[int, dict[str, int]]] = []
+
+    def plan(running: list[Any], waiting: list[Any] | None, facts: tuple[Any, ...]) -> Any:
+        # Leave every third running request out, give waiting ones at most 8 tokens, and the step 40.
+        caps = {request.request_id: 0 for request in running[::3]} if len(planned) % 2 else {}
+        caps |= {request.request_id: 8 for request in waiting or []}
+        planned.append((40, caps))
+        return 40, caps or None, False, False
+
+    with engine.using(Scripted(plan)) as scripted:
+        assert engine.generate(requests(24)) == stock_tokens
+    assert len(planned) == len(scripted.given)
+    capped = 0
+    for (budget, caps), given in zip(planned, scripted.given, strict=True):
+        assert sum(given.values()) <= budget
+        for request_id, cap in caps.items():
+            assert given.get(request_id, 0) <= cap
+            capped += 1
+    assert capped > 100
+    assert "_reserve_prefill_lookahead" not in engine.scheduler.__dict__
+    assert engine.scheduler.max_num_scheduled_tokens == 256
+
+
+def test_waiting_requests_are_admitted_in_the_planned_order(engine: Engine) -> None:
+    first: list[str] = []
+
+    def plan(running: list[Any], waiting: list[Any] | None, facts: tuple[Any, ...]) -> Any:
+        if waiting and not first:
+            waiting.reverse()
+            first.extend(request.request_id for request in waiting)
+            return facts[1], None, False, True
+        return facts[1], None, False, False
+
+    with engine.using(Scripted(plan)) as scripted:
+        engine.generate([TraceRequest(0.0, 60, 2, 2) for _ in range(8)])
+    assert list(scripted.given[0]) == first[: len(scripted.given[0])]
+
+
+def test_a_defect_of_meridian_leaves_stock_vllm(
+    engine: Engine, stock_tokens: list[list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    from meridian._native import PanicException
+
+    for defect in (RuntimeError("broken"), PanicException("panicked")):
+
+        def plan(running: list[Any], waiting: list[Any] | None, facts: tuple[Any, ...], defect: Any = defect) -> Any:
+            raise defect
+
+        with engine.using(Scripted(plan)):
+            assert engine.generate(requests(24)) == stock_tokens
+            assert engine.scheduler._meridian is None
+
+
+def test_long_waiting_requests_are_served(engine: Engine) -> None:
+    """A policy that wants one token a step starves everyone; `max_defer_ms` does not let it."""
+
+    class Miser(Scripted):
+        pass
+
+    native = engine.native("native:output-first", max_defer_ms=5.0, output_tpot_budget_ms=0.001)
+    with engine.using(native):
+        # Steps that carry output-phase tokens have no time for anything else under this target.
+        engine.generate([TraceRequest(0.0, 40, 2, 100) for _ in range(4)] + [TraceRequest(0.0, 200, 2, 2)] * 4)
+    assert native.stats()["requests"] == 0

@@ -1,0 +1,79 @@
+"""Starting: what is refused, with which words, and which class is made."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Engine
+from meridian import ConfigError, PolicyError
+from meridian.vllm import MeridianScheduler
+from meridian.vllm.compat import check_version
+
+
+def make(engine: Engine, **scheduler_config: Any) -> Any:
+    """Another scheduler for the engine's model, with fields of vLLM's scheduler configuration replaced."""
+    stock = engine.scheduler
+    vllm_config = copy.copy(stock.vllm_config)
+    vllm_config.scheduler_config = copy.copy(stock.scheduler_config)
+    for name, value in scheduler_config.items():
+        object.__setattr__(vllm_config.scheduler_config, name, value)
+    return MeridianScheduler(
+        vllm_config=vllm_config,
+        kv_cache_config=stock.kv_cache_config,
+        structured_output_manager=stock.structured_output_manager,
+        block_size=stock.block_size,
+        log_stats=False,
+    )
+
+
+def configure(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:
+    path = folder / "meridian.toml"
+    path.write_text(text)
+    monkeypatch.setenv("MERIDIAN_CONFIG", str(path))
+
+
+def test_one_dotted_path_for_both_ways_of_scheduling(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+
+    monkeypatch.delenv("MERIDIAN_CONFIG", raising=False)
+    assert not isinstance(make(engine, async_scheduling=False), AsyncScheduler)
+    assert isinstance(make(engine, async_scheduling=True), AsyncScheduler)
+
+
+def test_nothing_configured_is_output_first(engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("MERIDIAN_CONFIG", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert make(engine).meridian_stats()["policy"] == "output-first"
+
+
+def test_native_fcfs_is_not_called_at_all(engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    configure(monkeypatch, tmp_path, '[policy.dispatch]\nsource = "native:fcfs"\n')
+    assert make(engine)._meridian is None
+    assert make(engine, policy="priority")._meridian is None
+
+
+def test_mistakes_end_the_start_with_one_line(engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    configure(monkeypatch, tmp_path, "[scheduler]\noutput_tpot_budget_ms = 0\n")
+    with pytest.raises(ConfigError, match=r"scheduler\.output_tpot_budget_ms: 0: must be above 0"):
+        make(engine)
+    configure(monkeypatch, tmp_path, '[policy.dispatch]\nsource = "absent.wasm"\n')
+    with pytest.raises(PolicyError, match=r"policy\.dispatch\.source: .*absent\.wasm: cannot read"):
+        make(engine)
+    configure(monkeypatch, tmp_path, "")
+    with pytest.raises(ConfigError, match="--scheduling-policy priority: .* expected fcfs"):
+        make(engine, policy="priority")
+
+
+@pytest.mark.parametrize("version", ["0.30.0", "0.31.2", "0.32.0+cpu", "0.33.1rc1"])
+def test_supported_versions(version: str) -> None:
+    check_version(version)
+
+
+@pytest.mark.parametrize("version", ["0.29.0", "0.34.0", "1.0", "dev", ""])
+def test_other_versions_are_refused(version: str) -> None:
+    with pytest.raises(RuntimeError, match=r"is not supported by this Meridian, expected 0\.30 to 0\.33"):
+        check_version(version)
