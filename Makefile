@@ -7,6 +7,7 @@ SHELL := bash
 
 ARGS ?=
 ONLY ?= slice
+PART ?=
 PORT ?= 8000
 
 help: ## List the commands
@@ -37,7 +38,7 @@ serve: policies ## Start the OpenAI server with the plugin on 127.0.0.1:$(PORT),
 	@py=$$(scripts/build-wheel.sh); scripts/serve.sh "$$py" $(PORT)
 
 figures: policies ## Measure the must-show figures, one JSON line each; ONLY=slice
-	@py=$$(scripts/build-wheel.sh); "$$py" bench/figures.py --only $(ONLY)
+	@py=$$(scripts/build-wheel.sh); "$$py" bench/figures.py --only $(ONLY) $(addprefix --part ,$(PART))
 
 policies: ## Build the shipped policies into target/policies
 	@scripts/build-policies.sh >&2

@@ -37,8 +37,8 @@ class Stats(TypedDict):
 class StepPlan:
     """What an engine is to do in one step.
 
-    `running` and `waiting` are permutations of what was given; `token_budget` is at least 1 and at most the engine's own;
-    `token_caps` names requests that may take at most that many tokens (0: left out of the step).
+    `running` and `waiting` are permutations of what was given; `token_budget` is at least 1 and at most the engine's
+    own; `token_caps` names requests that may take at most that many tokens (0: left out of the step).
     """
 
     running: list[str]

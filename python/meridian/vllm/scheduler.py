@@ -1,10 +1,10 @@
 """`MeridianScheduler`: vLLM's own scheduler with the order, token budget and caps of a policy.
 
-Nothing of `schedule()` is copied. Around `super().schedule()` the mixin puts the running list and the waiting queue into
-the policy's order, and sets the step's token budget; both are read by `schedule()` on every call
+Nothing of `schedule()` is copied. Around `super().schedule()` the mixin puts the running list and the waiting queue
+into the policy's order, and sets the step's token budget; both are read by `schedule()` on every call
 (vllm/v1/core/sched/scheduler.py: `self.running`, `self.waiting`, `self.max_num_scheduled_tokens`). The order of the
-running list also chooses the preemption victim, its last element. A token cap is applied where `schedule()` asks how many
-tokens a request may take, `_reserve_prefill_lookahead`.
+running list also chooses the preemption victim, its last element. A token cap is applied where `schedule()` asks how
+many tokens a request may take, `_reserve_prefill_lookahead`.
 """
 
 from __future__ import annotations
@@ -269,8 +269,8 @@ def _add(engine: _native.Engine, request: Request) -> None:
 
 
 def _client_facts(request: Request) -> tuple[str, float]:
-    """Tenant and deadline (milliseconds after arrival) that a client gave in `vllm_xargs`; what does not make sense counts
-    as not given, because it must not fail the request of somebody who does not use it."""
+    """Tenant and deadline (milliseconds after arrival) that a client gave in `vllm_xargs`. What does not make sense
+    counts as not given, because it must not fail the request of somebody who does not use it."""
     params = request.sampling_params
     given = (params.extra_args if params is not None else None) or {}
     tenant, deadline = given.get("meridian_tenant", ""), given.get("meridian_deadline_ms", math.inf)

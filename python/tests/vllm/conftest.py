@@ -1,103 +1,15 @@
-"""One real vLLM engine on CPU for all tests of this folder; the benchmark's driver builds it."""
+"""One real vLLM engine on CPU for all tests of this folder."""
 
 from __future__ import annotations
 
-import random
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
 import pytest
-
-ROOT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT / "bench" / "vllm"))
-
-from engine_run import Options, Run, build  # noqa: E402
-from model import model_dir  # noqa: E402
-from workload import TraceRequest  # noqa: E402
-
-KV_BLOCKS = 48
-KV_BLOCK_TOKENS = 32
-
-
-@dataclass
-class Engine:
-    """The real engine, and what the tests do with it."""
-
-    run: Run
-
-    @property
-    def scheduler(self) -> Any:
-        """The `SyncMeridianScheduler` inside."""
-        return self.run.scheduler
-
-    def native(self, source: str, **scheduler_fields: float) -> Any:
-        """A fresh native engine with this dispatch source, for this model."""
-        from meridian import DispatchConfig, MeridianConfig, PolicyConfig, SchedulerConfig
-        from meridian.vllm.scheduler import _make_engine
-
-        config = MeridianConfig(
-            scheduler=SchedulerConfig(**scheduler_fields),
-            policy=PolicyConfig(dispatch=DispatchConfig(source=source)),
-        )
-        return _make_engine(config, self.scheduler)
-
-    @contextmanager
-    def using(self, native: Any) -> Iterator[Any]:
-        """Put `native` (None for stock) into the idle engine; every request must be over at the end."""
-        before = self.scheduler._meridian
-        self.scheduler._meridian = native
-        try:
-            yield native
-        finally:
-            self.scheduler._meridian = before
-            assert not self.run.engine.has_unfinished_requests()
-
-    def generate(
-        self, requests: list[TraceRequest], each_step: Callable[[], None] = lambda: None, max_steps: int = 5000
-    ) -> list[list[int]]:
-        """Run requests that arrive together to their end; returns their tokens. Seeded, greedy, float32."""
-        rng = random.Random(0)
-        self.run.seen.clear()
-        self.run.by_name.clear()
-        observed = [self.run.add(str(i), request, i, 0.0, rng) for i, request in enumerate(requests)]
-        for _ in range(max_steps):
-            if not self.run.engine.has_unfinished_requests():
-                break
-            self.run.step()
-            each_step()
-        else:
-            pytest.fail(f"requests are not over after {max_steps} steps")
-        for request, seen in zip(requests, observed, strict=True):
-            assert seen.finished is not None
-            assert len(seen.tokens) == request.think_tokens + request.output_tokens + len(self.run.end_ids)
-            assert seen.think_end == request.think_tokens + len(self.run.end_ids) - 1
-        return [seen.tokens for seen in observed]
-
-
-def requests(n: int, seed: int = 0) -> list[TraceRequest]:
-    """Requests that together need more KV than the engine has, when n is at least 12."""
-    rng = random.Random(seed)
-    return [TraceRequest(0.0, rng.randint(20, 120), rng.randint(4, 60), rng.randint(4, 60)) for _ in range(n)]
+from harness import Engine, make_engine, requests
 
 
 @pytest.fixture(scope="session")
 def engine() -> Engine:
     """The engine, with `native:output-first`."""
-    options = Options(
-        model=model_dir(),
-        scheduler="native:output-first",
-        kv_blocks=KV_BLOCKS,
-        block_size=KV_BLOCK_TOKENS,
-        max_num_seqs=16,
-        max_num_batched_tokens=256,
-        max_model_len=1024,
-        dtype="float32",
-    )
-    return Engine(build(options))
+    return make_engine()
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Engine
+from harness import Engine
 from test_start import configure, make
 
 END_OF_THINKING_AFTER = 5
@@ -74,7 +74,9 @@ def test_async_scheduling_with_preemption(
         for client in scheduler.update_from_output(*in_flight.popleft()).values():
             for done in client.outputs:
                 if done.finish_reason is None:
-                    expected = "think" if requests[done.request_id].num_output_tokens < END_OF_THINKING_AFTER else "output"
+                    expected = (
+                        "think" if requests[done.request_id].num_output_tokens < END_OF_THINKING_AFTER else "output"
+                    )
                     if requests[done.request_id].num_preemptions == 0:
                         assert scheduler._meridian.phase(done.request_id) == expected
                 else:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Engine, requests
+from harness import Engine, requests
 from probe import SchedulerProbe
 from workload import TraceRequest
 

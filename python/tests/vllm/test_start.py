@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Engine
+from harness import Engine
 from meridian import ConfigError, PolicyError
 from meridian.vllm import MeridianScheduler
 from meridian.vllm.compat import check_version
@@ -64,7 +64,7 @@ def test_mistakes_end_the_start_with_one_line(engine: Engine, monkeypatch: pytes
     with pytest.raises(PolicyError, match=r"policy\.dispatch\.source: .*absent\.wasm: cannot read"):
         make(engine)
     configure(monkeypatch, tmp_path, "")
-    with pytest.raises(ConfigError, match="--scheduling-policy priority: .* expected fcfs"):
+    with pytest.raises(ConfigError, match=r"--scheduling-policy priority: .* expected fcfs"):
         make(engine, policy="priority")
 
 
