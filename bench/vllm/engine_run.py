@@ -287,7 +287,8 @@ def main(argv: list[str] | None = None) -> int:
     options = Options(
         a.model,
         a.scheduler,
-        settings=tuple(a.settings),
+        # A setting given twice takes its last value.
+        settings=(*scenario.settings, *a.settings),
         seed=a.seed,
         dtype=a.dtype,
         realtime=a.mode == "realtime",
