@@ -8,7 +8,7 @@
 #   call is ever made on a CPU platform.
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
-TEST_DEPS=(pytest==9.2.0 hypothesis==6.161.3)
+TEST_DEPS=(pytest==9.2.0)
 "$MERIDIAN_ROOT/scripts/setup-tools.sh" >/dev/null
 
 supported='

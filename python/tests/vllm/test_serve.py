@@ -1,0 +1,99 @@
+"""`make serve`, as a user runs it: the OpenAI server, the engine in a process of its own, Meridian inside."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+READY = "Application startup complete"
+START_LIMIT_S = 240
+
+
+class Server:
+    """A running server, its address and what it printed until it was ready."""
+
+    def __init__(self, port: int, config: Path) -> None:
+        self.base = f"http://127.0.0.1:{port}"
+        env = {**os.environ, "MERIDIAN_CONFIG": str(config)}
+        # The in-process mode that the other tests of this folder set is not what a server runs in.
+        for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_LOGGING_LEVEL"):
+            env.pop(name, None)
+        self.process = subprocess.Popen(
+            [str(ROOT / "scripts" / "serve.sh"), sys.executable, str(port)],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.lines: list[str] = []
+
+    def wait_until_ready(self) -> None:
+        watchdog = threading.Timer(START_LIMIT_S, self.process.kill)
+        watchdog.start()
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if READY in line:
+                break
+        else:
+            pytest.fail("the server did not start:\n" + "".join(self.lines[-20:]))
+        watchdog.cancel()
+        # The pipe must not fill up while requests run.
+        threading.Thread(target=self.process.stdout.read, daemon=True).start()
+
+    def stop(self) -> int:
+        os.killpg(self.process.pid, signal.SIGINT)
+        return self.process.wait(timeout=60)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@pytest.fixture
+def server(tmp_path: Path, policies: Path) -> Iterator[Server]:
+    config = tmp_path / "meridian.toml"
+    config.write_text(f'[policy.dispatch]\nsource = "{policies / "output-first.wasm"}"\n')
+    running = Server(free_port(), config)
+    try:
+        running.wait_until_ready()
+        yield running
+    finally:
+        if running.process.poll() is None:
+            os.killpg(running.process.pid, signal.SIGKILL)
+            running.process.wait()
+
+
+def test_the_printed_curl_line_works(server: Server) -> None:
+    assert any("meridian: dispatch policy" in line and "output-first.wasm" in line for line in server.lines)
+    body = {
+        "model": "tiny-random",
+        "messages": [{"role": "user", "content": "hello"}],
+        "max_tokens": 64,
+        "thinking_token_budget": 32,
+        "ignore_eos": True,
+        "vllm_xargs": {"meridian_tenant": "a", "meridian_deadline_ms": 5000},
+    }
+    request = urllib.request.Request(
+        f"{server.base}/v1/chat/completions",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        answer = json.load(response)
+    assert answer["usage"]["completion_tokens"] == 64
+    assert server.stop() in (0, -signal.SIGINT, 128 + signal.SIGINT)
