@@ -150,7 +150,7 @@ def demo(a: argparse.Namespace) -> None:
     if a.json:
         print(json.dumps(printed, indent=1))
     else:
-        print(f"\n{LEGEND}\nRaw rows: {a.out}")
+        print(f"\n{LEGEND}\nRaw rows: {os.path.relpath(a.out)}")
 
 
 def main(argv: list[str] | None = None) -> int:
