@@ -20,7 +20,7 @@ test: check policies ## Run every test, the real engine included
 	cargo test --release --locked --workspace
 	cargo test --locked --manifest-path policies/Cargo.toml --target-dir policies/target
 	@mkdir -p target/hostile
-	cargo run --release --locked -q -p meridian-wasm --example hostile -- target/hostile > target/hostile/kinds.txt
+	target/release/examples/hostile target/hostile > target/hostile/kinds.txt # built by the tests above
 	@py=$$(scripts/build-wheel.sh); scripts/run-examples.sh "$$py"; "$$py" -m pytest -c python/pyproject.toml --rootdir . python/tests bench/vllm/tests
 
 check: ## The fast gate: formatting, lints, documentation, types

@@ -1,6 +1,6 @@
 //! Writes the hostile components into a folder, for tests that run them inside the real engine.
 //!
-//!     cargo run --release -p meridian-wasm --example hostile -- target/hostile
+//!     cargo build --release --workspace --examples && target/release/examples/hostile target/hostile
 
 #[path = "../tests/support/mod.rs"]
 mod support;
