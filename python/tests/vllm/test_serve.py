@@ -18,12 +18,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 READY = "Application startup complete"
 START_LIMIT_S = 240
+LISTEN_ATTEMPTS = 400
 
 
 class Server:
     """A running server, its address and what it printed until it was ready."""
 
     def __init__(self, port: int, config: Path) -> None:
+        self.port = port
         self.base = f"http://127.0.0.1:{port}"
         env = {**os.environ, "MERIDIAN_CONFIG": str(config)}
         # The in-process mode that the other tests of this folder set is not what a server runs in.
@@ -52,6 +54,16 @@ class Server:
         watchdog.cancel()
         # The pipe must not fill up while requests run.
         threading.Thread(target=self.process.stdout.read, daemon=True).start()
+        # The line comes before the socket listens, and nothing is printed when it does.
+        for _ in range(LISTEN_ATTEMPTS):
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=10).close()
+            except ConnectionRefusedError:
+                assert self.process.poll() is None, "the server ended while it started"
+                threading.Event().wait(0.05)
+            else:
+                return
+        pytest.fail("the server is up but does not listen")
 
     def stop(self) -> int:
         os.killpg(self.process.pid, signal.SIGINT)
