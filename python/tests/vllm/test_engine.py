@@ -64,7 +64,8 @@ def test_every_hostile_component_is_survived(
 ) -> None:
     for line in (hostile / "kinds.txt").read_text().splitlines():
         name, kind = line.split()
-        with engine.using(engine.native(str(hostile / f"{name}.wasm"))) as native:
+        deadline_ms = 2.0 if kind == "deadline" else 1000.0
+        with engine.using(engine.native(str(hostile / f"{name}.wasm"), deadline_ms=deadline_ms)) as native:
             engine.scheduler._meridian_faults_logged = 0
             caplog.clear()
             with caplog.at_level(logging.WARNING, logger="vllm.meridian"):
