@@ -80,8 +80,8 @@ class Scenario:
 # - Lengths are cut at the fitted p95: one longer request would outlive all others and be half of the run alone.
 # With the stock scheduler `loaded` fills the batch while arrivals last, its output ITL is several times larger at p99
 # than at p50, and nothing is preempted; `kv-tight` preempts tens of requests, some of them in the output phase.
-# What an operator of this engine would set: a full batch decodes in about 13 ms, and each step that carries prefill
-# costs 2 ms more than its tokens, so a target near 13 ms would spend its time on many small prefill chunks.
+# What an operator of this engine would set: a full batch decodes in about 13 ms, and a step that carries prefill takes
+# longer than its tokens account for, so a target near 13 ms would spend its time on many small prefill chunks.
 TARGET = (("scheduler.output_tpot_budget_ms", "24"),)
 
 SCENARIOS: Mapping[str, Scenario] = {
