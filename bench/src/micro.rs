@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use meridian_core::types::RequestId;
 use meridian_core::{
     Batch, Decision, DispatchPolicy, EngineFacts, Markers, MeridianConfig, NewRequest, SchedulerConfig, Slot, Step,
 };
@@ -97,12 +98,12 @@ struct Bench {
 impl Bench {
     fn new(policy: Box<dyn DispatchPolicy>, scheduler: &SchedulerConfig, candidates: usize) -> Self {
         let slot = DispatchSlot::new(policy, scheduler.targets());
-        let markers = Markers::new(vec![vec![1]], vec![vec![2]], vec![]);
+        let markers = Markers::new(vec![vec![1]], vec![vec![2]], vec![]).expect("usable markers");
         let mut engine = DispatchEngine::new(slot, markers, scheduler, 16);
         let mut running = Vec::new();
         for i in 0..candidates {
             let request = NewRequest { prompt: &[0, 1], ..NewRequest::default() };
-            let slot = engine.table_mut().insert(&format!("request-{i}"), &request).expect("ids differ");
+            let slot = engine.table_mut().insert(RequestId(i as u64), &request).expect("ids differ");
             // Times since progress that neither rise nor fall, within the starvation bound.
             engine.table_mut().scheduled(slot, 2, ((i * 7919) % 1009) as f64);
             engine.table_mut().generated(slot, if i % 2 == 0 { &[5, 6] } else { &[5, 2, 6] });

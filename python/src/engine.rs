@@ -3,6 +3,7 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use meridian_core::types::RequestId;
 use meridian_core::{DispatchPolicy, EngineFacts, FaultKind, Markers, MeridianConfig, NewRequest, Phase, Slot};
 use meridian_runtime::{DispatchEngine, DispatchSlot, Source, native};
 use meridian_wasm::{Limits, Runtime};
@@ -24,13 +25,29 @@ pub(crate) struct Engine {
 
 struct Inner {
     engine: DispatchEngine,
-    /// Identity of a handle -> its slot; `handles` keeps the objects alive, so that an identity is not used again.
+    /// Identity of a handle -> its slot; `live` keeps the objects alive, so that an identity is not used again.
     slots: HashMap<usize, Slot>,
-    handles: HashMap<Slot, Py<PyAny>>,
+    /// The engine's text id -> slot.
+    by_id: HashMap<Box<str>, Slot>,
+    live: HashMap<Slot, Live>,
+    /// Number of the next request; numbers are not used again.
+    next_id: u64,
     running: Vec<Slot>,
     waiting: Vec<Slot>,
     given: Vec<(Slot, u32)>,
     tokens: Vec<u32>,
+}
+
+/// The Python side of a live request.
+struct Live {
+    handle: Py<PyAny>,
+    id: Py<PyString>,
+}
+
+impl Inner {
+    fn find(&self, id: &str) -> Option<Slot> {
+        self.by_id.get(id).copied()
+    }
 }
 
 #[pymethods]
@@ -55,13 +72,16 @@ impl Engine {
         // Compiling a component takes tens of milliseconds.
         let policy = py.detach(|| load_policy(&config, Path::new(base_dir)))?;
         let slot = DispatchSlot::new(policy, config.scheduler.targets());
-        let markers = Markers::new(starts, ends, padding);
+        let markers =
+            Markers::new(starts, ends, padding).map_err(|error| ConfigError::new_err(format!("model: {error}")))?;
         let mut engine = DispatchEngine::new(slot, markers, &config.scheduler, block_tokens);
         engine.set_steps_ahead(steps_ahead);
         let inner = Inner {
             engine,
             slots: HashMap::new(),
-            handles: HashMap::new(),
+            by_id: HashMap::new(),
+            live: HashMap::new(),
+            next_id: 0,
             running: Vec::new(),
             waiting: Vec::new(),
             given: Vec::new(),
@@ -82,7 +102,7 @@ impl Engine {
     fn add(
         &self,
         handle: Py<PyAny>,
-        request_id: &str,
+        request_id: &Bound<'_, PyString>,
         prompt_tail: Vec<u32>,
         prompt_tokens: u32,
         max_tokens: u32,
@@ -90,30 +110,37 @@ impl Engine {
         deadline_ms: f64,
         priority: i64,
         tenant: &str,
-    ) -> bool {
+    ) -> PyResult<bool> {
+        let text = request_id.to_cow()?;
         let inner = &mut *self.lock();
         let request = NewRequest {
             prompt: &prompt_tail,
             prompt_tokens,
+            cached_tokens: 0,
             max_tokens,
             arrival_ms,
             deadline_ms,
             priority: i32::try_from(priority).unwrap_or(if priority < 0 { i32::MIN } else { i32::MAX }),
             tenant,
         };
-        let Ok(slot) = inner.engine.table_mut().insert(request_id, &request) else { return false };
+        if inner.by_id.contains_key(&*text) {
+            return Ok(false);
+        }
+        let Ok(slot) = inner.engine.table_mut().insert(RequestId(inner.next_id), &request) else { return Ok(false) };
+        inner.next_id += 1;
         inner.slots.insert(handle.as_ptr() as usize, slot);
-        inner.handles.insert(slot, handle);
-        true
+        inner.by_id.insert(text.into(), slot);
+        inner.live.insert(slot, Live { handle, id: request_id.clone().unbind() });
+        Ok(true)
     }
 
     /// The request is over.
     fn remove(&self, request_id: &str) {
         let inner = &mut *self.lock();
-        if let Some(slot) = inner.engine.table().find(request_id) {
+        if let Some(slot) = inner.by_id.remove(request_id) {
             inner.engine.table_mut().remove(slot);
-            if let Some(handle) = inner.handles.remove(&slot) {
-                inner.slots.remove(&(handle.as_ptr() as usize));
+            if let Some(live) = inner.live.remove(&slot) {
+                inner.slots.remove(&(live.handle.as_ptr() as usize));
             }
         }
         if inner.engine.table().is_empty() {
@@ -160,14 +187,13 @@ impl Engine {
         if let Some(waiting) = waiting {
             reorder(waiting, &plan.waiting_order)?;
         }
-        let caps: Vec<(Slot, u32)> = plan.token_caps.clone();
-        let caps = if caps.is_empty() {
+        let caps = if plan.token_caps.is_empty() {
             None
         } else {
             let dict = PyDict::new(py);
-            for (slot, cap) in caps {
-                if let Some(row) = inner.engine.table().get(slot) {
-                    dict.set_item(row.id(), cap)?;
+            for (slot, cap) in &plan.token_caps {
+                if let Some(live) = inner.live.get(slot) {
+                    dict.set_item(&live.id, cap)?;
                 }
             }
             Some(dict)
@@ -181,7 +207,7 @@ impl Engine {
         inner.given.clear();
         for (id, count) in tokens {
             let id = id.cast::<PyString>()?;
-            if let Some(slot) = inner.engine.table().find(&id.to_cow()?) {
+            if let Some(slot) = inner.find(&id.to_cow()?) {
                 inner.given.push((slot, count.extract()?));
             }
         }
@@ -192,7 +218,7 @@ impl Engine {
     /// The request was admitted with this many of its tokens already computed (prefix cache).
     fn admitted(&self, request_id: &str, cached_tokens: u32) {
         let inner = &mut *self.lock();
-        if let Some(slot) = inner.engine.table().find(request_id) {
+        if let Some(slot) = inner.find(request_id) {
             inner.engine.table_mut().admitted(slot, cached_tokens);
         }
     }
@@ -200,7 +226,7 @@ impl Engine {
     /// The engine's own count of a request's computed tokens.
     fn set_computed(&self, request_id: &str, computed_tokens: u32) {
         let inner = &mut *self.lock();
-        if let Some(slot) = inner.engine.table().find(request_id) {
+        if let Some(slot) = inner.find(request_id) {
             inner.engine.table_mut().set_computed(slot, computed_tokens);
         }
     }
@@ -208,7 +234,7 @@ impl Engine {
     /// The request lost its KV blocks and waits again.
     fn preempted(&self, request_id: &str) {
         let inner = &mut *self.lock();
-        if let Some(slot) = inner.engine.table().find(request_id) {
+        if let Some(slot) = inner.find(request_id) {
             inner.engine.preempted(slot);
         }
     }
@@ -218,7 +244,7 @@ impl Engine {
         let inner = &mut *self.lock();
         for output in outputs {
             let id = output.getattr(intern!(py, "request_id"))?;
-            let Some(slot) = inner.engine.table().find(&id.cast::<PyString>()?.to_cow()?) else { continue };
+            let Some(slot) = inner.find(&id.cast::<PyString>()?.to_cow()?) else { continue };
             inner.tokens.clear();
             for token in output.getattr(intern!(py, "new_token_ids"))?.cast::<PyList>()? {
                 inner.tokens.push(token.extract()?);
@@ -245,7 +271,7 @@ impl Engine {
     /// Phase of a request: "prefill", "think" or "output"; None when it is not known.
     fn phase(&self, request_id: &str) -> Option<&'static str> {
         let inner = self.lock();
-        let slot = inner.engine.table().find(request_id)?;
+        let slot = inner.find(request_id)?;
         Some(match inner.engine.table().get(slot)?.phase() {
             Phase::Prefill => "prefill",
             Phase::Think => "think",

@@ -7,9 +7,9 @@ use serde_json::Value;
 
 /// What each crate may depend on, among ours and the two that must stay in one place.
 const ALLOWED: &[(&str, &[&str])] = &[
-    ("meridian-core", &["meridian-policy-sdk"]),
+    ("meridian-core", &["meridian-policy-sdk", "output-first", "fcfs", "noop"]),
     ("meridian-wasm", &["meridian-core", "wasmtime"]),
-    ("meridian-runtime", &["meridian-core", "meridian-policy-sdk", "output-first", "fcfs", "noop"]),
+    ("meridian-runtime", &["meridian-core"]),
     ("meridian-bench", &["meridian-core", "meridian-runtime", "meridian-wasm"]),
     ("meridian-cli", &["meridian-core", "meridian-runtime", "meridian-wasm", "meridian-bench"]),
     ("meridian-python", &["meridian-core", "meridian-runtime", "meridian-wasm", "meridian-cli", "pyo3"]),

@@ -1,5 +1,7 @@
 use thiserror::Error;
 
+use crate::types::RequestId;
+
 /// What can be wrong with what an operator or a caller gave.
 #[derive(Debug, Error, PartialEq)]
 #[non_exhaustive]
@@ -30,10 +32,22 @@ pub enum Error {
         /// What was expected: `must be above 0`.
         reason: &'static str,
     },
-    /// A request id that is already in the table.
-    #[error("request {id:?} is already there")]
+    /// A request id that is live.
+    #[error("request {id} is already there")]
     DuplicateRequest {
         /// The id.
-        id: String,
+        id: RequestId,
+    },
+    /// A request id that is not live.
+    #[error("request {id} is not known")]
+    UnknownRequest {
+        /// The id.
+        id: RequestId,
+    },
+    /// Thinking markers that cannot be used.
+    #[error("markers: {reason}")]
+    Markers {
+        /// What was found and what was expected.
+        reason: String,
     },
 }

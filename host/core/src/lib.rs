@@ -1,40 +1,55 @@
 //! The decisions of Meridian's host, without I/O, WebAssembly or Python.
 //!
-//! A [`RequestTable`] mirrors the engine's requests and is fed by deltas. Each step, [`columns::fill`] turns the
-//! candidates into the columns that a [`DispatchPolicy`] asked for, the policy answers with keys, and
-//! [`Planner::plan`] turns the answer into a [`Plan`] that cannot lose or invent a request, exceed the engine's token
-//! budget, or put a request off for longer than `max_defer_ms`.
+//! - [`PhaseRouter`] tells, token by token, which requests think and which answer; any number of threads feed it.
+//! - [`MeridianScheduler`] is a whole step scheduler: it keeps the requests, asks a policy, and hands back two queues.
+//! - Its parts, for an engine that has its own queues (vLLM): an [`EngineMirror`] of the requests, [`columns::fill`],
+//!   a [`DispatchPolicy`] that answers with keys, and a [`Planner`] that turns the answer into a [`Plan`] which cannot
+//!   lose or invent a request, exceed the engine's token budget, or put a request off for longer than `max_defer_ms`.
 //!
 //! ```
-//! use meridian_core::{Markers, NewRequest, Phase, RequestTable};
+//! use meridian_core::types::{PhaseEvent, RequestId};
+//! use meridian_core::{Markers, MeridianScheduler, NewRequest, SchedulerConfig, StepLimits};
 //!
-//! // Token 7 starts thinking, 8 ends it. The prompt ends with the start marker, as chat templates of R1 do.
-//! let mut table = RequestTable::new(Markers::new(vec![vec![7]], vec![vec![8]], vec![]));
-//! let slot = table.insert("request-1", &NewRequest { prompt: &[1, 2, 7], max_tokens: 100, ..NewRequest::default() }).unwrap();
-//! table.scheduled(slot, 3, 0.0);
-//! table.generated(slot, &[40]);
-//! assert_eq!(table[slot].phase(), Phase::Think);
-//! table.generated(slot, &[41, 8]);
-//! assert_eq!(table[slot].phase(), Phase::Output);
-//! assert_eq!((table[slot].think_tokens(), table[slot].output_tokens()), (3, 0));
+//! // Token 7 starts thinking, 8 ends it.
+//! let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![])?;
+//! let scheduler = MeridianScheduler::new(&SchedulerConfig::default(), markers);
+//! scheduler.submit(RequestId(1), &NewRequest { prompt: &[1, 2, 7], ..NewRequest::default() })?;
+//! let mut limits = StepLimits { token_budget: 2048, max_running: 64, ..StepLimits::default() };
+//! let batch = scheduler.schedule_batch(&limits);
+//! assert_eq!((batch.think[0].request, batch.think[0].tokens), (RequestId(1), 3));
+//!
+//! // The engine ran the batch and sampled the end marker: from now on the request is in the output queue.
+//! assert_eq!(scheduler.generated(RequestId(1), &[8]), Some(PhaseEvent::ExitThink));
+//! limits.now_ms = 20.0;
+//! assert_eq!(scheduler.schedule_batch(&limits).output[0].tokens, 1);
+//! # Ok::<(), meridian_core::Error>(())
 //! ```
 
 pub mod columns;
 mod config;
 mod error;
+mod mirror;
+pub mod native;
 mod phase;
 mod plan;
 mod policy;
 mod rank;
+mod router;
+mod scheduler;
 mod step_time;
+mod sync;
 mod table;
+pub mod types;
 
 pub use config::{DispatchConfig, MeridianConfig, ModelConfig, PolicyConfig, SchedulerConfig};
 pub use error::Error;
 pub use meridian_policy_sdk::{Column, Decision, Phase, State, Step, Targets};
+pub use mirror::EngineMirror;
 pub use phase::{Markers, PhaseTracker};
 pub use plan::{EngineFacts, Plan, Planner};
 pub use policy::{Batch, Description, DispatchPolicy, Fault, FaultKind, check_answer};
 pub use rank::Ranker;
+pub use router::{PhaseRouter, Progress, RoutedRequest};
+pub use scheduler::{Grant, MeridianScheduler, QueueStats, ScheduledBatch, StepLimits};
 pub use step_time::{StepTime, StepTimeModel};
 pub use table::{NewRequest, RequestState, RequestTable, Slot};

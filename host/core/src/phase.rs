@@ -1,32 +1,67 @@
 use meridian_policy_sdk::Phase;
 
+use crate::Error;
+use crate::types::PhaseEvent;
+
 /// Longest marker, in tokens. The longest known (Hunyuan-A13B) has seven.
 const MAX_MARKER_TOKENS: usize = 64;
+/// Most alternatives of one marker. The most known (Granite) is two.
+const MAX_ALTERNATIVES: usize = 8;
 /// Most whitespace tokens skipped at the end of a prompt, or before a marker that the model generates.
 const MAX_PADDING_TOKENS: usize = 8;
 
 /// How a model marks its thinking: token sequences, resolved from text with the model's own tokenizer.
+///
+/// ```
+/// use meridian_core::{Markers, PhaseTracker, types::{PhaseEvent, ThinkPhase}};
+///
+/// // Granite says "Here is my thought process:" or "Here's my thought process:"; token 3 is a line break.
+/// let markers = Markers::new(vec![vec![10, 11, 12], vec![10, 13]], vec![vec![14, 15]], vec![3]).unwrap();
+/// let mut tracker = PhaseTracker::new(&markers, &[1, 2]);
+/// for token in [3, 10, 13, 40, 14] {
+///     assert_eq!(tracker.token(&markers, token), None);
+/// }
+/// assert_eq!(tracker.token(&markers, 15), Some(PhaseEvent::ExitThink));
+/// assert_eq!(tracker.phase(), ThinkPhase::Output);
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Markers {
     starts: Vec<Sequence>,
     ends: Vec<Sequence>,
     padding: Vec<u32>,
+    resumes: bool,
 }
 
 impl Markers {
     /// Markers that start thinking (any of `starts`) and end it (any of `ends`), and the whitespace tokens that may stand
-    /// around them. Empty sequences, and those over 64 tokens, are dropped. Without any start or without any end the
-    /// model is single-phase: everything it generates is output.
-    #[must_use]
-    pub fn new(starts: Vec<Vec<u32>>, ends: Vec<Vec<u32>>, padding: Vec<u32>) -> Self {
-        let usable = |sequences: Vec<Vec<u32>>| -> Vec<Sequence> {
-            sequences.into_iter().filter(|s| (1..=MAX_MARKER_TOKENS).contains(&s.len())).map(Sequence::new).collect()
-        };
-        let (starts, ends) = (usable(starts), usable(ends));
-        if starts.is_empty() || ends.is_empty() {
-            return Self::default();
+    /// around them. Without any the model is single-phase: everything it generates is output.
+    ///
+    /// # Errors
+    /// [`Error::Markers`] when only one of the two is given, a sequence is empty or longer than 64 tokens, or there are
+    /// more than 8 alternatives.
+    pub fn new(starts: Vec<Vec<u32>>, ends: Vec<Vec<u32>>, padding: Vec<u32>) -> Result<Self, Error> {
+        if starts.is_empty() != ends.is_empty() {
+            let (given, missing) = if starts.is_empty() { ("end", "start") } else { ("start", "end") };
+            return Err(Error::Markers { reason: format!("a marker to {given} thinking and none to {missing} it") });
         }
-        Self { starts, ends, padding }
+        let [starts, ends] = [starts, ends].map(|sequences| {
+            if sequences.len() > MAX_ALTERNATIVES {
+                let reason = format!("{} alternatives, expected at most {MAX_ALTERNATIVES}", sequences.len());
+                return Err(Error::Markers { reason });
+            }
+            if let Some(wrong) = sequences.iter().find(|s| !(1..=MAX_MARKER_TOKENS).contains(&s.len())) {
+                let reason = format!("a marker of {} tokens, expected 1 to {MAX_MARKER_TOKENS}", wrong.len());
+                return Err(Error::Markers { reason });
+            }
+            Ok(sequences.into_iter().map(Sequence::new).collect())
+        });
+        Ok(Self { starts: starts?, ends: ends?, padding, resumes: false })
+    }
+
+    /// The same markers of a model that may think again after it has begun to answer, within one turn.
+    #[must_use]
+    pub fn with_resuming(self, resumes: bool) -> Self {
+        Self { resumes, ..self }
     }
 
     /// Whether the model thinks at all.
@@ -60,13 +95,14 @@ impl Markers {
 
 /// A token sequence with its failure function (Knuth, Morris and Pratt 1977), so that a match costs O(1) a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Sequence {
+pub(crate) struct Sequence {
     tokens: Vec<u32>,
     fallback: Vec<u8>,
 }
 
 impl Sequence {
-    fn new(tokens: Vec<u32>) -> Self {
+    /// `tokens` has 1 to 64 entries.
+    pub(crate) fn new(tokens: Vec<u32>) -> Self {
         let mut fallback = vec![0u8; tokens.len()];
         let mut matched = 0usize;
         for i in 1..tokens.len() {
@@ -80,7 +116,8 @@ impl Sequence {
     }
 
     /// Advance `matched` by `token`; true when the sequence is complete.
-    fn advance(&self, matched: &mut u8, token: u32) -> bool {
+    #[inline]
+    pub(crate) fn advance(&self, matched: &mut u8, token: u32) -> bool {
         let mut at = usize::from(*matched);
         while at > 0 && self.tokens[at] != token {
             at = usize::from(self.fallback[at - 1]);
@@ -99,13 +136,13 @@ enum Opening {
     Undecided,
 }
 
-/// Where one request is between the start and the end of its thinking. One way: once the output has begun, no marker
-/// moves the request any more.
+/// Where one request is between the start and the end of its thinking. One way within a turn, unless the model may
+/// [resume](Markers::with_resuming): once the output has begun, no marker moves the request any more.
 #[derive(Clone, Debug)]
 pub struct PhaseTracker {
     stage: Stage,
     /// How far each marker sought in this stage has matched.
-    matched: Vec<u8>,
+    matched: [u8; MAX_ALTERNATIVES],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,16 +159,17 @@ impl PhaseTracker {
     /// The tracker of a request with this templated prompt.
     #[must_use]
     pub fn new(markers: &Markers, prompt: &[u32]) -> Self {
-        let (stage, sought) = match markers.opening(prompt) {
-            Opening::Think => (Stage::Think, markers.ends.len()),
-            Opening::Output => (Stage::Output, 0),
-            Opening::Undecided => (Stage::Opening { padding: 0 }, markers.starts.len()),
+        let stage = match markers.opening(prompt) {
+            Opening::Think => Stage::Think,
+            Opening::Output => Stage::Output,
+            Opening::Undecided => Stage::Opening { padding: 0 },
         };
-        Self { stage, matched: vec![0; sought] }
+        Self { stage, matched: [0; MAX_ALTERNATIVES] }
     }
 
-    /// Phase of the next token. While it is open whether the model will think, it counts as thinking: no visible answer
-    /// has begun.
+    /// Phase of the next token, [`Phase::Think`] or [`Phase::Output`]. While it is open whether the model will think, it
+    /// counts as thinking: no visible answer has begun.
+    #[inline]
     #[must_use]
     pub fn phase(&self) -> Phase {
         match self.stage {
@@ -140,40 +178,55 @@ impl PhaseTracker {
         }
     }
 
-    /// Take in one generated token; returns the phase the token belongs to. A marker belongs to thinking.
-    pub fn token(&mut self, markers: &Markers, token: u32) -> Phase {
+    /// Take in one generated token, in O(1). The token belongs to the phase before it, except that the token which
+    /// shows that the model answers without thinking is output, see [`PhaseTracker::token_phase`].
+    #[inline]
+    pub fn token(&mut self, markers: &Markers, token: u32) -> Option<PhaseEvent> {
         match self.stage {
-            Stage::Output => Phase::Output,
-            Stage::Think => {
-                if advance_any(&markers.ends, &mut self.matched, token) {
-                    self.stage = Stage::Output;
-                }
-                Phase::Think
-            }
-            Stage::Opening { padding } => {
-                if advance_any(&markers.starts, &mut self.matched, token) {
-                    self.stage = Stage::Think;
-                    self.matched = vec![0; markers.ends.len()];
-                    Phase::Think
-                } else if self.matched.iter().any(|matched| *matched > 0) {
-                    Phase::Think
-                } else if markers.is_padding(token) && usize::from(padding) < MAX_PADDING_TOKENS {
-                    self.stage = Stage::Opening { padding: padding + 1 };
-                    Phase::Think
-                } else {
-                    // The model answers without thinking.
-                    self.stage = Stage::Output;
-                    Phase::Output
-                }
-            }
+            Stage::Output if !markers.resumes => None,
+            Stage::Output => self.seek(&markers.starts, token, Stage::Think).then_some(PhaseEvent::EnterThink),
+            Stage::Think => self.seek(&markers.ends, token, Stage::Output).then_some(PhaseEvent::ExitThink),
+            Stage::Opening { padding } => self.opening_token(markers, token, padding),
         }
     }
-}
 
-fn advance_any(sequences: &[Sequence], matched: &mut [u8], token: u32) -> bool {
-    let mut complete = false;
-    for (sequence, matched) in sequences.iter().zip(matched) {
-        complete |= sequence.advance(matched, token);
+    /// [`PhaseTracker::token`], and the phase that the token belongs to: a marker is thinking at both ends.
+    #[inline]
+    pub fn token_phase(&mut self, markers: &Markers, token: u32) -> (Phase, Option<PhaseEvent>) {
+        let undecided = matches!(self.stage, Stage::Opening { .. });
+        let before = self.phase();
+        let event = self.token(markers, token);
+        match event {
+            Some(PhaseEvent::ExitThink) if undecided => (Phase::Output, event),
+            Some(PhaseEvent::EnterThink) => (Phase::Think, event),
+            _ => (before, event),
+        }
     }
-    complete
+
+    fn opening_token(&mut self, markers: &Markers, token: u32, padding: u8) -> Option<PhaseEvent> {
+        if self.seek(&markers.starts, token, Stage::Think) || self.matched.iter().any(|matched| *matched > 0) {
+            None
+        } else if markers.is_padding(token) && usize::from(padding) < MAX_PADDING_TOKENS {
+            self.stage = Stage::Opening { padding: padding + 1 };
+            None
+        } else {
+            // The model answers without thinking.
+            self.stage = Stage::Output;
+            Some(PhaseEvent::ExitThink)
+        }
+    }
+
+    /// Advance the sought markers by `token`; when one is complete, go to `next` and say so.
+    #[inline]
+    fn seek(&mut self, sequences: &[Sequence], token: u32, next: Stage) -> bool {
+        let mut complete = false;
+        for (sequence, matched) in sequences.iter().zip(&mut self.matched) {
+            complete |= sequence.advance(matched, token);
+        }
+        if complete {
+            self.stage = next;
+            self.matched = [0; MAX_ALTERNATIVES];
+        }
+        complete
+    }
 }

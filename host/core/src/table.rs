@@ -3,17 +3,21 @@ use std::ops::Index;
 
 use meridian_policy_sdk::{Phase, State};
 
+use crate::types::{PhaseEvent, RequestId};
 use crate::{Error, Markers, PhaseTracker};
 
-/// Where a request lives in a [`RequestTable`]. Used again after the request is removed.
+/// Where a request lives in a [`RequestTable`]. The position is used again after the request is removed, the slot is not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Slot(u32);
+pub struct Slot {
+    index: u32,
+    generation: u32,
+}
 
 impl Slot {
     /// Position in the table.
     #[must_use]
     pub fn index(self) -> usize {
-        self.0 as usize
+        self.index as usize
     }
 }
 
@@ -24,6 +28,8 @@ pub struct NewRequest<'a> {
     pub prompt: &'a [u32],
     /// Length of the whole prompt; 0 when `prompt` is the whole.
     pub prompt_tokens: u32,
+    /// Tokens of the prompt whose KV is there already.
+    pub cached_tokens: u32,
     /// Most tokens the request may generate.
     pub max_tokens: u32,
     /// Arrival on the host's clock, milliseconds.
@@ -41,6 +47,7 @@ impl Default for NewRequest<'_> {
         Self {
             prompt: &[],
             prompt_tokens: 0,
+            cached_tokens: 0,
             max_tokens: u32::MAX,
             arrival_ms: 0.0,
             deadline_ms: f64::INFINITY,
@@ -53,7 +60,7 @@ impl Default for NewRequest<'_> {
 /// The mirror of one request. Times are milliseconds on the host's clock, counts are tokens.
 #[derive(Clone, Debug)]
 pub struct RequestState {
-    id: Box<str>,
+    id: RequestId,
     pub(crate) state: State,
     prefilled: bool,
     tracker: PhaseTracker,
@@ -74,10 +81,10 @@ pub struct RequestState {
 }
 
 impl RequestState {
-    /// The engine's id of the request.
+    /// The caller's number of the request.
     #[must_use]
-    pub fn id(&self) -> &str {
-        &self.id
+    pub fn id(&self) -> RequestId {
+        self.id
     }
 
     /// Phase of the request. A preemption does not change it.
@@ -125,13 +132,36 @@ impl RequestState {
 }
 
 /// The mirror of the engine's requests, fed by deltas.
+///
+/// ```
+/// use meridian_core::types::{PhaseEvent, RequestId, ThinkPhase};
+/// use meridian_core::{Markers, NewRequest, RequestTable};
+///
+/// // Token 7 starts thinking, 8 ends it. The prompt ends with the start marker, as chat templates of R1 do.
+/// let mut table = RequestTable::new(Markers::new(vec![vec![7]], vec![vec![8]], vec![]).unwrap());
+/// let request = NewRequest { prompt: &[1, 2, 7], max_tokens: 100, ..NewRequest::default() };
+/// let slot = table.insert(RequestId(1), &request).unwrap();
+/// table.scheduled(slot, 3, 0.0);
+/// assert_eq!(table.generated(slot, &[40]), None);
+/// assert_eq!(table[slot].phase(), ThinkPhase::Think);
+/// assert_eq!(table.generated(slot, &[41, 8]), Some(PhaseEvent::ExitThink));
+/// assert_eq!(table[slot].phase(), ThinkPhase::Output);
+/// assert_eq!((table[slot].think_tokens(), table[slot].output_tokens()), (3, 0));
+/// ```
 #[derive(Debug, Default)]
 pub struct RequestTable {
     markers: Markers,
-    rows: Vec<Option<RequestState>>,
-    free: Vec<Slot>,
-    by_id: HashMap<Box<str>, Slot>,
+    rows: Vec<Row>,
+    free: Vec<u32>,
+    by_id: HashMap<RequestId, Slot>,
     tenants: HashMap<Box<str>, u32>,
+}
+
+#[derive(Debug, Default)]
+struct Row {
+    /// Counted up at each removal, so that a slot of before finds nothing.
+    generation: u32,
+    state: Option<RequestState>,
 }
 
 /// Tenant names remembered; a further one is counted as "none". Bounds the memory that clients can make the host use.
@@ -158,27 +188,28 @@ impl RequestTable {
 
     /// The slot of a live request.
     #[must_use]
-    pub fn find(&self, id: &str) -> Option<Slot> {
-        self.by_id.get(id).copied()
+    pub fn find(&self, id: RequestId) -> Option<Slot> {
+        self.by_id.get(&id).copied()
     }
 
     /// The request in `slot`, if it is live.
     #[must_use]
     pub fn get(&self, slot: Slot) -> Option<&RequestState> {
-        self.rows.get(slot.index()).and_then(Option::as_ref)
+        self.rows.get(slot.index()).filter(|row| row.generation == slot.generation)?.state.as_ref()
     }
 
     /// Take in a request that arrived.
     ///
     /// # Errors
     /// [`Error::DuplicateRequest`] when the id is live.
-    pub fn insert(&mut self, id: &str, request: &NewRequest<'_>) -> Result<Slot, Error> {
-        if self.by_id.contains_key(id) {
-            return Err(Error::DuplicateRequest { id: id.to_owned() });
+    pub fn insert(&mut self, id: RequestId, request: &NewRequest<'_>) -> Result<Slot, Error> {
+        if self.by_id.contains_key(&id) {
+            return Err(Error::DuplicateRequest { id });
         }
-        let prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX).max(request.prompt_tokens);
-        let row = RequestState {
-            id: id.into(),
+        let prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX).max(request.prompt_tokens).max(1);
+        let cached_tokens = request.cached_tokens.min(prompt_tokens - 1);
+        let state = RequestState {
+            id,
             state: State::Waiting,
             prefilled: false,
             tracker: PhaseTracker::new(&self.markers, request.prompt),
@@ -186,9 +217,9 @@ impl RequestTable {
             deadline_ms: request.deadline_ms,
             last_progress_ms: request.arrival_ms,
             deferred_since_ms: None,
-            prompt_tokens: prompt_tokens.max(1),
-            cached_tokens: 0,
-            computed_tokens: 0,
+            prompt_tokens,
+            cached_tokens,
+            computed_tokens: cached_tokens,
             think_tokens: 0,
             output_tokens: 0,
             max_tokens: request.max_tokens,
@@ -196,20 +227,26 @@ impl RequestTable {
             priority: request.priority,
             tenant: self.tenant(request.tenant),
         };
-        let slot = self.free.pop().unwrap_or_else(|| {
-            self.rows.push(None);
-            Slot(u32::try_from(self.rows.len() - 1).expect("fewer than 2^32 live requests"))
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.rows.push(Row::default());
+            u32::try_from(self.rows.len() - 1).expect("fewer than 2^32 live requests")
         });
-        self.rows[slot.index()] = Some(row);
-        self.by_id.insert(id.into(), slot);
+        let row = &mut self.rows[index as usize];
+        row.state = Some(state);
+        let slot = Slot { index, generation: row.generation };
+        self.by_id.insert(id, slot);
         Ok(slot)
     }
 
     /// Forget a request; false when it was not live.
     pub fn remove(&mut self, slot: Slot) -> bool {
-        let Some(row) = self.rows.get_mut(slot.index()).and_then(Option::take) else { return false };
-        self.by_id.remove(&row.id);
-        self.free.push(slot);
+        let Some(row) = self.rows.get_mut(slot.index()).filter(|row| row.generation == slot.generation) else {
+            return false;
+        };
+        let Some(state) = row.state.take() else { return false };
+        row.generation = row.generation.wrapping_add(1);
+        self.by_id.remove(&state.id);
+        self.free.push(slot.index);
         true
     }
 
@@ -247,16 +284,20 @@ impl RequestTable {
         row.preemptions += 1;
     }
 
-    /// Tokens were generated for the request, in order.
-    pub fn generated(&mut self, slot: Slot, tokens: &[u32]) {
-        let Some(row) = self.rows.get_mut(slot.index()).and_then(Option::as_mut) else { return };
+    /// Tokens were generated for the request, in order. Returns the last phase event among them.
+    pub fn generated(&mut self, slot: Slot, tokens: &[u32]) -> Option<PhaseEvent> {
+        let row = self.rows.get_mut(slot.index()).filter(|row| row.generation == slot.generation)?.state.as_mut()?;
         row.prefilled |= !tokens.is_empty();
+        let mut last = None;
         for token in tokens {
-            match row.tracker.token(&self.markers, *token) {
+            let (phase, event) = row.tracker.token_phase(&self.markers, *token);
+            match phase {
                 Phase::Output => row.output_tokens = row.output_tokens.saturating_add(1),
                 Phase::Think | Phase::Prefill => row.think_tokens = row.think_tokens.saturating_add(1),
             }
+            last = event.or(last);
         }
+        last
     }
 
     pub(crate) fn defer(&mut self, slot: Slot, now_ms: f64) {
@@ -266,7 +307,7 @@ impl RequestTable {
     }
 
     fn row_mut(&mut self, slot: Slot) -> Option<&mut RequestState> {
-        self.rows.get_mut(slot.index()).and_then(Option::as_mut)
+        self.rows.get_mut(slot.index()).filter(|row| row.generation == slot.generation)?.state.as_mut()
     }
 
     fn tenant(&mut self, name: &str) -> u32 {

@@ -1,5 +1,6 @@
 //! What the host keeps whatever a policy answers, shown on a small model of an engine.
 
+use meridian_core::types::RequestId;
 use meridian_core::{Decision, EngineFacts, Markers, NewRequest, Planner, RequestTable, Slot, State};
 use proptest::prelude::*;
 
@@ -16,7 +17,7 @@ struct Engine {
     running: Vec<Slot>,
     waiting: Vec<Slot>,
     now_ms: f64,
-    arrivals: usize,
+    arrivals: u64,
 }
 
 impl Engine {
@@ -27,7 +28,7 @@ impl Engine {
     fn arrive(&mut self, prompt_tokens: u32) {
         self.arrivals += 1;
         let request = NewRequest { prompt_tokens, arrival_ms: self.now_ms, ..NewRequest::default() };
-        let slot = self.table.insert(&format!("r{}", self.arrivals), &request).expect("ids are counted up");
+        let slot = self.table.insert(RequestId(self.arrivals), &request).expect("ids are counted up");
         self.waiting.push(slot);
     }
 

@@ -1,5 +1,6 @@
 //! Markers: where thinking starts and ends, and what must not move it.
 
+use meridian_core::types::RequestId;
 use meridian_core::{Markers, NewRequest, Phase, RequestTable};
 use proptest::prelude::*;
 
@@ -9,13 +10,13 @@ const NEWLINE: u32 = 9;
 const USER_END: u32 = 5;
 
 fn markers() -> Markers {
-    Markers::new(vec![vec![START]], vec![vec![END]], vec![NEWLINE])
+    Markers::new(vec![vec![START]], vec![vec![END]], vec![NEWLINE]).unwrap()
 }
 
 /// Think and output tokens, and the phase, after `prompt` and `generated`.
 fn run(markers: Markers, prompt: &[u32], generated: &[u32]) -> (u32, u32, Phase) {
     let mut table = RequestTable::new(markers);
-    let slot = table.insert("r", &NewRequest { prompt, ..NewRequest::default() }).expect("the table is empty");
+    let slot = table.insert(RequestId(1), &NewRequest { prompt, ..NewRequest::default() }).expect("the table is empty");
     assert_eq!(table[slot].phase(), Phase::Prefill);
     table.scheduled(slot, prompt.len() as u32, 0.0);
     for token in generated {
@@ -55,7 +56,7 @@ fn output_never_returns_to_thinking() {
 
 #[test]
 fn marker_of_several_tokens_and_alternatives() {
-    let granite = || Markers::new(vec![vec![10, 11, 12], vec![10, 13]], vec![vec![14, 14, 15]], vec![]);
+    let granite = || Markers::new(vec![vec![10, 11, 12], vec![10, 13]], vec![vec![14, 14, 15]], vec![]).unwrap();
     assert_eq!(run(granite(), &[1], &[10, 11, 12, 20, 14, 14, 14, 15, 21]), (8, 1, Phase::Output));
     assert_eq!(run(granite(), &[1], &[10, 13, 20]), (3, 0, Phase::Think));
     assert_eq!(run(granite(), &[1], &[10, 11, 20]), (2, 1, Phase::Output));
@@ -64,13 +65,36 @@ fn marker_of_several_tokens_and_alternatives() {
 #[test]
 fn no_markers_means_output() {
     assert_eq!(run(Markers::default(), &[1, START], &[END, 20]), (0, 2, Phase::Output));
-    assert_eq!(run(Markers::new(vec![vec![START]], vec![vec![]], vec![]), &[START], &[20]), (0, 1, Phase::Output));
+    assert_eq!(run(Markers::new(vec![], vec![], vec![]).unwrap(), &[START], &[20]), (0, 1, Phase::Output));
+}
+
+#[test]
+fn unusable_markers_are_refused() {
+    let refusal = |starts, ends| Markers::new(starts, ends, vec![]).unwrap_err().to_string();
+    assert_eq!(refusal(vec![vec![START]], vec![]), "markers: a marker to start thinking and none to end it");
+    assert_eq!(refusal(vec![], vec![vec![END]]), "markers: a marker to end thinking and none to start it");
+    assert_eq!(refusal(vec![vec![START]], vec![vec![]]), "markers: a marker of 0 tokens, expected 1 to 64");
+    assert_eq!(refusal(vec![vec![1; 65]], vec![vec![END]]), "markers: a marker of 65 tokens, expected 1 to 64");
+    assert_eq!(refusal(vec![vec![1]; 9], vec![vec![END]]), "markers: 9 alternatives, expected at most 8");
+}
+
+#[test]
+fn thinking_resumes_only_where_the_model_may() {
+    let resuming = markers().with_resuming(true);
+    assert_eq!(run(resuming.clone(), &[START], &[20, END, 21, START, 22]), (4, 1, Phase::Think));
+    assert_eq!(run(resuming, &[START], &[20, END, 21, START, 22, END, 23]), (5, 2, Phase::Output));
+    assert_eq!(run(markers(), &[START], &[20, END, 21, START, 22]), (2, 3, Phase::Output));
+}
+
+#[test]
+fn nested_and_repeated_markers_count_once() {
+    assert_eq!(run(markers(), &[START], &[START, 20, START, END, END, 21]), (4, 2, Phase::Output));
 }
 
 #[test]
 fn preemption_keeps_the_phase() {
     let mut table = RequestTable::new(markers());
-    let slot = table.insert("r", &NewRequest { prompt: &[1, START], ..NewRequest::default() }).unwrap();
+    let slot = table.insert(RequestId(1), &NewRequest { prompt: &[1, START], ..NewRequest::default() }).unwrap();
     table.scheduled(slot, 2, 0.0);
     table.generated(slot, &[20, END, 21]);
     table.preempted(slot);
@@ -85,7 +109,7 @@ proptest! {
         end in proptest::collection::vec(0u32..3, 1..6),
         generated in proptest::collection::vec(0u32..3, 0..60),
     ) {
-        let markers = Markers::new(vec![vec![START]], vec![end.clone()], vec![]);
+        let markers = Markers::new(vec![vec![START]], vec![end.clone()], vec![]).unwrap();
         let (_, output, phase) = run(markers, &[START], &generated);
         let found = generated.windows(end.len()).position(|window| window == end);
         prop_assert_eq!(phase == Phase::Output, found.is_some());

@@ -2,6 +2,7 @@
 //! active one faults, and the mirror that feeds both.
 //!
 //! ```
+//! use meridian_core::types::RequestId;
 //! use meridian_core::{EngineFacts, Markers, MeridianConfig, NewRequest};
 //! use meridian_runtime::{DispatchEngine, DispatchSlot, native};
 //!
@@ -9,7 +10,7 @@
 //! let policy = native::policy("output-first", config.scheduler.targets(), "{}")?;
 //! let slot = DispatchSlot::new(policy, config.scheduler.targets());
 //! let mut engine = DispatchEngine::new(slot, Markers::default(), &config.scheduler, 16);
-//! let first = engine.table_mut().insert("a", &NewRequest { prompt_tokens: 100, ..NewRequest::default() }).unwrap();
+//! let first = engine.table_mut().insert(RequestId(1), &NewRequest { prompt_tokens: 100, ..NewRequest::default() }).unwrap();
 //! let facts = EngineFacts { token_budget: 2048, free_seats: 8, decode_tokens: 1, ..EngineFacts::default() };
 //! let plan = engine.plan(&facts, &[], &[first]);
 //! assert_eq!(plan.token_budget, 2048);
@@ -17,10 +18,10 @@
 //! ```
 
 mod engine;
-pub mod native;
 mod slot;
 mod stats;
 
 pub use engine::DispatchEngine;
+pub use meridian_core::native;
 pub use slot::DispatchSlot;
 pub use stats::{FaultRecord, SlotStats, Source};

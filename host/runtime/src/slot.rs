@@ -2,9 +2,9 @@ use std::time::Instant;
 
 use meridian_core::{
     Batch, Decision, Description, DispatchPolicy, Fault, RequestTable, Slot, Step, Targets, check_answer, columns,
+    native,
 };
 
-use crate::native;
 use crate::stats::{FaultRecord, SlotStats, Source};
 
 /// The dispatch slot: asks the active policy, and the native default in the same step when that one does not decide.

@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
+use meridian_core::types::RequestId;
 use meridian_core::{
     Batch, Column, Decision, DispatchPolicy, MeridianConfig, NewRequest, Ranker, RequestTable, Step, check_answer,
     columns,
@@ -55,6 +56,10 @@ struct Candidate {
     state: State,
     #[serde(default)]
     since_progress_ms: f64,
+    #[serde(default)]
+    priority: i32,
+    /// Milliseconds until the deadline; none when absent.
+    slack_ms: Option<f64>,
 }
 
 #[derive(Deserialize, PartialEq)]
@@ -77,12 +82,19 @@ const NOW_MS: f64 = 2e9;
 
 /// The columns of the candidates, built by the host's own mirror from a history that leads to them.
 fn build_columns(inputs: &[Column], candidates: &[Candidate]) -> Vec<f32> {
-    let mut table = RequestTable::new(meridian_core::Markers::new(vec![vec![1]], vec![vec![2]], vec![]));
+    let mut table =
+        RequestTable::new(meridian_core::Markers::new(vec![vec![1]], vec![vec![2]], vec![]).expect("usable"));
     let mut slots = Vec::new();
-    for (i, candidate) in candidates.iter().enumerate() {
+    for (i, candidate) in (0..).zip(candidates) {
         let served_ms = NOW_MS - candidate.since_progress_ms;
-        let request = NewRequest { prompt: &[0, 0, 1], arrival_ms: served_ms, ..NewRequest::default() };
-        let slot = table.insert(&format!("r{i}"), &request).expect("ids differ");
+        let request = NewRequest {
+            prompt: &[0, 0, 1],
+            arrival_ms: served_ms,
+            priority: candidate.priority,
+            deadline_ms: candidate.slack_ms.map_or(f64::INFINITY, |slack_ms| NOW_MS + slack_ms),
+            ..NewRequest::default()
+        };
+        let slot = table.insert(RequestId(i), &request).expect("ids differ");
         if candidate.state != State::Waiting {
             table.scheduled(slot, if candidate.phase == Phase::Prefill { 1 } else { 3 }, served_ms);
         }

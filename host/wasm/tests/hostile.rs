@@ -4,6 +4,7 @@ mod support;
 
 use std::time::Duration;
 
+use meridian_core::types::RequestId;
 use meridian_core::{DispatchPolicy, EngineFacts, FaultKind, Markers, MeridianConfig, NewRequest, Slot};
 use meridian_runtime::{DispatchEngine, DispatchSlot, Source, native};
 use meridian_wasm::{LoadError, Runtime};
@@ -18,10 +19,10 @@ fn engine(policy: Box<dyn DispatchPolicy>) -> (DispatchEngine, Vec<Slot>) {
     let config = MeridianConfig::default();
     let slot = DispatchSlot::new(policy, config.scheduler.targets());
     let mut engine =
-        DispatchEngine::new(slot, Markers::new(vec![vec![1]], vec![vec![2]], vec![]), &config.scheduler, 16);
+        DispatchEngine::new(slot, Markers::new(vec![vec![1]], vec![vec![2]], vec![]).unwrap(), &config.scheduler, 16);
     let slots = (0..REQUESTS).map(|i| {
         let request = NewRequest { prompt: &[0, 1], ..NewRequest::default() };
-        let slot = engine.table_mut().insert(&format!("r{i}"), &request).expect("ids differ");
+        let slot = engine.table_mut().insert(RequestId(i as u64), &request).expect("ids differ");
         engine.table_mut().scheduled(slot, 2, 0.0);
         // The last request is in its output phase, so the default has something to reorder.
         engine.table_mut().generated(slot, if i + 1 == REQUESTS { &[2] } else { &[5] });

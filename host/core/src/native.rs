@@ -1,8 +1,9 @@
 //! The policies that are compiled into the host: the same logic as their components.
 
-use meridian_core::{Batch, Column, Decision, Description, DispatchPolicy, Fault, Targets};
 use meridian_policy_sdk::{DispatchPolicy as Logic, Init, decide};
 use thiserror::Error;
+
+use crate::{Batch, Column, Decision, Description, DispatchPolicy, Fault, Targets};
 
 /// A native policy that cannot be made.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -44,7 +45,8 @@ pub fn policy(name: &str, targets: Targets, config_json: &str) -> Result<Box<dyn
 }
 
 /// The default of the dispatch slot: what decides when the active policy does not.
-pub(crate) fn default_policy(targets: Targets) -> Box<dyn DispatchPolicy> {
+#[must_use]
+pub fn default_policy(targets: Targets) -> Box<dyn DispatchPolicy> {
     policy("output-first", targets, "{}").expect("output-first takes every target")
 }
 

@@ -1,0 +1,239 @@
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use crate::sync::ConcurrentMap;
+use crate::types::{PhaseEvent, RequestId, ThinkPhase};
+use crate::{Error, Markers, PhaseTracker};
+
+/// Follows the phase of every live request from its generated tokens. `Send + Sync`: any number of threads feed it, each
+/// call takes one shard's lock for a few nanoseconds.
+///
+/// The tokens of one request must come in order, whoever brings them; a caller that may bring some of them twice gives
+/// their positions ([`PhaseRouter::process_token_at`]).
+///
+/// ```
+/// use meridian_core::types::{PhaseEvent, RequestId, ThinkPhase};
+/// use meridian_core::{Markers, PhaseRouter, RoutedRequest};
+///
+/// // Token 7 starts thinking, 8 ends it; the template opens thinking in the prompt.
+/// let router = PhaseRouter::new(Markers::new(vec![vec![7]], vec![vec![8]], vec![])?);
+/// let (a, b) = (RequestId(1), RequestId(2));
+/// assert_eq!(router.register(a, &RoutedRequest { prompt: &[1, 7], ..Default::default() })?, Some(PhaseEvent::EnterThink));
+/// router.register(b, &RoutedRequest { prompt: &[2, 7], max_think_tokens: 2, ..Default::default() })?;
+///
+/// let mut events = Vec::new();
+/// router.process_batch(&[(a, 40), (b, 50), (b, 51), (a, 8), (a, 41)], &mut events);
+/// assert_eq!(events, [(b, PhaseEvent::ForceBudget), (a, PhaseEvent::ExitThink)]);
+/// assert_eq!(router.phase(a), Some(ThinkPhase::Output));
+/// assert_eq!(router.progress(a).map(|p| (p.think_tokens, p.output_tokens)), Some((2, 1)));
+/// # Ok::<(), meridian_core::Error>(())
+/// ```
+pub struct PhaseRouter {
+    markers: Markers,
+    requests: ConcurrentMap<RequestId, Tracked>,
+    clock: Clock,
+}
+
+/// Milliseconds since any fixed moment.
+type Clock = Box<dyn Fn() -> u64 + Send + Sync>;
+
+/// What the router is told of a request.
+#[derive(Clone, Copy, Debug)]
+pub struct RoutedRequest<'a> {
+    /// Token ids of the templated prompt, or of its end: the last 128 tokens tell the opening phase.
+    pub prompt: &'a [u32],
+    /// Thinking tokens after which [`PhaseEvent::ForceBudget`] is reported; `u32::MAX` for never.
+    pub max_think_tokens: u32,
+}
+
+impl Default for RoutedRequest<'_> {
+    fn default() -> Self {
+        Self { prompt: &[], max_think_tokens: u32::MAX }
+    }
+}
+
+/// How far a request is. Counts are tokens of all its turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Its phase; prefill until the turn's first token.
+    pub phase: ThinkPhase,
+    /// Tokens generated while thinking, markers included.
+    pub think_tokens: u32,
+    /// Tokens generated after thinking.
+    pub output_tokens: u32,
+}
+
+#[derive(Debug)]
+struct Tracked {
+    tracker: PhaseTracker,
+    /// Whether the turn's first token was seen.
+    generating: bool,
+    think_tokens: u32,
+    output_tokens: u32,
+    /// Thinking tokens at which [`PhaseEvent::ForceBudget`] is due; `u32::MAX` once it was reported.
+    force_at: u32,
+    max_think_tokens: u32,
+    last_seen_ms: u64,
+}
+
+impl Tracked {
+    fn new(markers: &Markers, request: &RoutedRequest<'_>, now_ms: u64) -> Self {
+        Self {
+            tracker: PhaseTracker::new(markers, request.prompt),
+            generating: false,
+            think_tokens: 0,
+            output_tokens: 0,
+            force_at: request.max_think_tokens,
+            max_think_tokens: request.max_think_tokens,
+            last_seen_ms: now_ms,
+        }
+    }
+
+    #[inline]
+    fn token(&mut self, markers: &Markers, token: u32, now_ms: u64) -> Option<PhaseEvent> {
+        self.generating = true;
+        self.last_seen_ms = now_ms;
+        let (phase, event) = self.tracker.token_phase(markers, token);
+        if phase == ThinkPhase::Output {
+            self.output_tokens = self.output_tokens.saturating_add(1);
+            return event;
+        }
+        self.think_tokens = self.think_tokens.saturating_add(1);
+        if event.is_none() && self.think_tokens >= self.force_at {
+            self.force_at = u32::MAX;
+            return Some(PhaseEvent::ForceBudget);
+        }
+        event
+    }
+
+    fn entered(&self) -> Option<PhaseEvent> {
+        (self.tracker.phase() == ThinkPhase::Think).then_some(PhaseEvent::EnterThink)
+    }
+}
+
+impl PhaseRouter {
+    /// A router for a model with these markers.
+    #[must_use]
+    pub fn new(markers: Markers) -> Self {
+        let start = Instant::now();
+        Self::with_clock(markers, move || u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX))
+    }
+
+    /// A router that reads its time, in milliseconds since any fixed moment, from `clock`.
+    #[must_use]
+    pub fn with_clock(markers: Markers, clock: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
+        Self { markers, requests: ConcurrentMap::new(), clock: Box::new(clock) }
+    }
+
+    /// Take in a request; [`PhaseEvent::EnterThink`] when its prompt leaves it thinking.
+    ///
+    /// # Errors
+    /// [`Error::DuplicateRequest`] when the id is live.
+    pub fn register(&self, id: RequestId, request: &RoutedRequest<'_>) -> Result<Option<PhaseEvent>, Error> {
+        let tracked = Tracked::new(&self.markers, request, (self.clock)());
+        let event = tracked.entered();
+        if self.requests.insert_new(id, tracked) { Ok(event) } else { Err(Error::DuplicateRequest { id }) }
+    }
+
+    /// A further turn of a live request begins with `prompt` (the end of the templated history): a tool's answer, the
+    /// user's next message. The phase starts anew, the counts go on, the thinking limit is the turn's own. Returns the
+    /// event that the change of phase amounts to.
+    ///
+    /// # Errors
+    /// [`Error::UnknownRequest`].
+    pub fn begin_turn(&self, id: RequestId, prompt: &[u32]) -> Result<Option<PhaseEvent>, Error> {
+        let now_ms = (self.clock)();
+        let turn = |tracked: &mut Tracked| {
+            let was_thinking = tracked.tracker.phase() == ThinkPhase::Think;
+            tracked.tracker = PhaseTracker::new(&self.markers, prompt);
+            tracked.generating = false;
+            tracked.force_at = tracked.think_tokens.saturating_add(tracked.max_think_tokens);
+            tracked.last_seen_ms = now_ms;
+            match (was_thinking, tracked.tracker.phase() == ThinkPhase::Think) {
+                (false, true) => Some(PhaseEvent::EnterThink),
+                (true, false) => Some(PhaseEvent::ExitThink),
+                (true, true) | (false, false) => None,
+            }
+        };
+        self.requests.update(&id, turn).ok_or(Error::UnknownRequest { id })
+    }
+
+    /// Take in one generated token, in O(1). A token of an unknown request is passed over.
+    pub fn process_token(&self, id: RequestId, token: u32) -> Option<PhaseEvent> {
+        let now_ms = (self.clock)();
+        self.requests.update(&id, |tracked| tracked.token(&self.markers, token, now_ms)).flatten()
+    }
+
+    /// The same for the token at `position` among the tokens generated for the request, from 0. One that was seen before
+    /// is passed over: an engine that replays a request after a preemption may bring its tokens again.
+    pub fn process_token_at(&self, id: RequestId, position: u32, token: u32) -> Option<PhaseEvent> {
+        let now_ms = (self.clock)();
+        let process = |tracked: &mut Tracked| {
+            let seen = tracked.think_tokens.saturating_add(tracked.output_tokens);
+            if position < seen { None } else { tracked.token(&self.markers, token, now_ms) }
+        };
+        self.requests.update(&id, process).flatten()
+    }
+
+    /// Take in the tokens of a whole step, several a request where the engine speculates. Appends to `events`, in the
+    /// order of the tokens; returns how many tokens belonged to no live request.
+    pub fn process_batch(&self, tokens: &[(RequestId, u32)], events: &mut Vec<(RequestId, PhaseEvent)>) -> usize {
+        let now_ms = (self.clock)();
+        let mut unknown = 0;
+        for (id, token) in tokens {
+            match self.requests.update(id, |tracked| tracked.token(&self.markers, *token, now_ms)) {
+                Some(Some(event)) => events.push((*id, event)),
+                Some(None) => {}
+                None => unknown += 1,
+            }
+        }
+        unknown
+    }
+
+    /// Phase of a live request; prefill until its first token.
+    #[must_use]
+    pub fn phase(&self, id: RequestId) -> Option<ThinkPhase> {
+        self.progress(id).map(|progress| progress.phase)
+    }
+
+    /// How far a live request is.
+    #[must_use]
+    pub fn progress(&self, id: RequestId) -> Option<Progress> {
+        self.requests.read(&id, |tracked| Progress {
+            phase: if tracked.generating { tracked.tracker.phase() } else { ThinkPhase::Prefill },
+            think_tokens: tracked.think_tokens,
+            output_tokens: tracked.output_tokens,
+        })
+    }
+
+    /// The request is over; false when it was not live. Its id may be registered again.
+    pub fn remove(&self, id: RequestId) -> bool {
+        self.requests.remove(&id)
+    }
+
+    /// Forget the requests that no token came for in longer than `age`: their caller died. Returns how many.
+    pub fn reap_stale_older_than(&self, age: Duration) -> usize {
+        let now_ms = (self.clock)();
+        let age_ms = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
+        self.requests.retain(|tracked| now_ms.saturating_sub(tracked.last_seen_ms) <= age_ms)
+    }
+
+    /// Live requests.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Whether no request is live.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl fmt::Debug for PhaseRouter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { markers, requests: _, clock: _ } = self;
+        f.debug_struct("PhaseRouter").field("markers", markers).field("requests", &self.len()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,291 @@
+//! The scheduler as a whole: nothing lost, nothing doubled, no budget exceeded, whatever policies and callers do.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::mpsc;
+
+use meridian_core::types::{PhaseEvent, RequestId, ThinkPhase};
+use meridian_core::{
+    Batch, Column, Decision, Description, DispatchPolicy, Error, Fault, FaultKind, Markers, MeridianScheduler,
+    NewRequest, QueueStats, SchedulerConfig, StepLimits,
+};
+use proptest::prelude::*;
+
+const START: u32 = 7;
+const END: u32 = 8;
+
+fn markers() -> Markers {
+    Markers::new(vec![vec![START]], vec![vec![END]], vec![]).unwrap()
+}
+
+fn thinking<'a>(prompt_tokens: u32) -> NewRequest<'a> {
+    NewRequest { prompt: &[1, START], prompt_tokens, ..NewRequest::default() }
+}
+
+fn scheduler() -> MeridianScheduler {
+    MeridianScheduler::new(&SchedulerConfig::default(), markers())
+}
+
+/// A policy whose answer is a function of the batch.
+struct Answers<F>(Description, F);
+
+impl<F: FnMut(&Batch<'_>, &mut Decision) -> Result<(), Fault> + Send> DispatchPolicy for Answers<F> {
+    fn description(&self) -> &Description {
+        &self.0
+    }
+    fn inputs(&self) -> &[Column] {
+        &[]
+    }
+    fn decide(&mut self, batch: &Batch<'_>, decision: &mut Decision) -> Result<(), Fault> {
+        (self.1)(batch, decision)
+    }
+    fn recover(&mut self) -> Result<(), Fault> {
+        Ok(())
+    }
+}
+
+fn answering(
+    answer: impl FnMut(&Batch<'_>, &mut Decision) -> Result<(), Fault> + Send + 'static,
+) -> Box<dyn DispatchPolicy> {
+    Box::new(Answers(Description::default(), answer))
+}
+
+fn ids(grants: &[meridian_core::Grant]) -> Vec<u64> {
+    grants.iter().map(|grant| grant.request.0).collect()
+}
+
+#[test]
+fn output_first_then_the_least_recently_served() {
+    let scheduler = scheduler();
+    for id in 0..4 {
+        scheduler.submit(RequestId(id), &thinking(2)).unwrap();
+    }
+    let at = |now_ms, token_budget| StepLimits { now_ms, token_budget, ..StepLimits::default() };
+    assert_eq!(ids(&scheduler.schedule_batch(&at(0.0, 100)).think), [0, 1, 2, 3]);
+    for id in 0..4 {
+        scheduler.generated(RequestId(id), &[40]);
+    }
+    assert_eq!(ids(&scheduler.schedule_batch(&at(1.0, 2)).think), [0, 1]);
+    assert_eq!(scheduler.generated(RequestId(3), &[END]), Some(PhaseEvent::ExitThink));
+    let batch = scheduler.schedule_batch(&at(2.0, 3));
+    assert_eq!((ids(&batch.output), ids(&batch.think)), (vec![3], vec![2]));
+    assert_eq!(scheduler.queues(), QueueStats { output: 1, think: 3, prefill: 0, waiting: 0 });
+}
+
+#[test]
+fn priorities_and_near_deadlines_go_first_in_their_phase() {
+    let scheduler = scheduler();
+    scheduler.submit(RequestId(0), &thinking(2)).unwrap();
+    scheduler.submit(RequestId(1), &NewRequest { priority: -1, ..thinking(2) }).unwrap();
+    scheduler.submit(RequestId(2), &NewRequest { deadline_ms: 1e6, ..thinking(2) }).unwrap();
+    scheduler.submit(RequestId(3), &NewRequest { deadline_ms: 500.0, ..thinking(2) }).unwrap();
+    assert_eq!(ids(&scheduler.schedule_batch(&StepLimits::default()).think), [3, 1, 0, 2]);
+}
+
+#[test]
+fn a_preempted_request_comes_back_first_and_recomputes() {
+    let scheduler = scheduler();
+    let limits = StepLimits { max_running: 1, ..StepLimits::default() };
+    scheduler.submit(RequestId(0), &thinking(2)).unwrap();
+    scheduler.submit(RequestId(1), &thinking(2)).unwrap();
+    assert_eq!(ids(&scheduler.schedule_batch(&limits).think), [0]);
+    scheduler.generated(RequestId(0), &[40, 41]);
+    assert!(scheduler.preempt(RequestId(0)));
+    assert!(!scheduler.preempt(RequestId(0)), "it does not run");
+    let batch = scheduler.schedule_batch(&limits);
+    assert_eq!((batch.think[0].request, batch.think[0].tokens), (RequestId(0), 4));
+}
+
+#[test]
+fn ids_are_live_once() {
+    let scheduler = scheduler();
+    scheduler.submit(RequestId(0), &thinking(2)).unwrap();
+    assert_eq!(scheduler.submit(RequestId(0), &thinking(2)), Err(Error::DuplicateRequest { id: RequestId(0) }));
+    assert!(scheduler.finish(RequestId(0)));
+    assert!(!scheduler.finish(RequestId(0)));
+    assert_eq!(scheduler.generated(RequestId(0), &[END]), None);
+    scheduler.submit(RequestId(0), &thinking(2)).unwrap();
+    assert_eq!(ids(&scheduler.schedule_batch(&StepLimits::default()).think), [0]);
+    assert_eq!(scheduler.phase(RequestId(0)), Some(ThinkPhase::Think));
+}
+
+#[test]
+fn a_fault_costs_one_decision() {
+    let mut steps = 0;
+    let policy = answering(move |batch, decision| {
+        steps += 1;
+        match steps {
+            1 => Err(Fault::new(FaultKind::Trap, "unreachable")),
+            2 => {
+                decision.keys = vec![0.0; batch.candidates + 1];
+                Ok(())
+            }
+            _ => {
+                decision.keys = (0..batch.candidates).map(|i| -(i as f32)).collect();
+                Ok(())
+            }
+        }
+    });
+    let scheduler = MeridianScheduler::with_policy(&SchedulerConfig::default(), markers(), policy);
+    for id in 0..3 {
+        scheduler.submit(RequestId(id), &thinking(2)).unwrap();
+    }
+    let at = |now_ms| StepLimits { now_ms, ..StepLimits::default() };
+    assert_eq!(ids(&scheduler.schedule_batch(&at(0.0)).think), [0, 1, 2]);
+    assert_eq!(ids(&scheduler.schedule_batch(&at(1.0)).think), [0, 1, 2]);
+    assert_eq!(ids(&scheduler.schedule_batch(&at(2.0)).think), [2, 1, 0]);
+    let (faults, last) = scheduler.faults();
+    assert_eq!((faults, last.map(|fault| fault.kind)), (2, Some(FaultKind::BadAnswer)));
+}
+
+#[test]
+fn callers_go_on_while_a_policy_decides() {
+    let (entered, wait_entered) = mpsc::channel();
+    let (leave, wait_leave) = mpsc::channel::<()>();
+    let policy = answering(move |batch, decision| {
+        entered.send(()).unwrap();
+        wait_leave.recv().unwrap();
+        decision.keys = vec![0.0; batch.candidates];
+        Ok(())
+    });
+    let scheduler = MeridianScheduler::with_policy(&SchedulerConfig::default(), markers(), policy);
+    for id in 0..3 {
+        scheduler.submit(RequestId(id), &thinking(2)).unwrap();
+    }
+    std::thread::scope(|scope| {
+        let step = scope.spawn(|| scheduler.schedule_batch(&StepLimits::default()));
+        wait_entered.recv().unwrap();
+        assert!(scheduler.finish(RequestId(1)));
+        scheduler.submit(RequestId(1), &thinking(9)).unwrap();
+        scheduler.submit(RequestId(4), &thinking(2)).unwrap();
+        assert_eq!(scheduler.generated(RequestId(2), &[END]), Some(PhaseEvent::ExitThink));
+        leave.send(()).unwrap();
+        let batch = step.join().unwrap();
+        assert_eq!((ids(&batch.output), ids(&batch.think)), (vec![2], vec![0]), "1 ended, its successor waits");
+    });
+    assert_eq!(scheduler.queues().waiting, 2);
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Submit { prompt_tokens: u32, max_tokens: u32 },
+    Step { token_budget: u32, max_running: u32, step_ms: f64 },
+    Generate { of: prop::sample::Index, tokens: Vec<u32> },
+    Finish { of: prop::sample::Index },
+    Preempt { of: prop::sample::Index },
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let of = any::<prop::sample::Index>;
+    prop_oneof![
+        2 => (1u32..300, 1u32..9).prop_map(|(prompt_tokens, max_tokens)| Op::Submit { prompt_tokens, max_tokens }),
+        4 => (1u32..200, 1u32..6, 0.1f64..30.0)
+            .prop_map(|(token_budget, max_running, step_ms)| Op::Step { token_budget, max_running, step_ms }),
+        2 => (of(), proptest::collection::vec(START..END + 2, 1..3)).prop_map(|(of, tokens)| Op::Generate { of, tokens }),
+        1 => of().prop_map(|of| Op::Finish { of }),
+        1 => of().prop_map(|of| Op::Preempt { of }),
+    ]
+}
+
+/// Arbitrary bits as keys, budgets and caps; faults and wrong lengths now and then.
+fn hostile(seed: u64) -> Box<dyn DispatchPolicy> {
+    let mut state = seed | 1;
+    let mut next = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    answering(move |batch, decision| {
+        let n = batch.candidates;
+        match next() % 8 {
+            0 => return Err(Fault::new(FaultKind::Trap, "trap")),
+            1 => return Ok(()),
+            2 => decision.keys = vec![0.0; n + 1],
+            _ => decision.keys = (0..n).map(|_| f32::from_bits(next() as u32)).collect(),
+        }
+        decision.token_budget = [None, Some(0), Some(u32::MAX), Some((next() % 64) as u32)][(next() % 4) as usize];
+        if next() % 2 == 0 {
+            decision.token_caps = (0..n).map(|_| (next() % 40) as u32).collect();
+        }
+        Ok(())
+    })
+}
+
+proptest! {
+    // 256 cases of about 2,000 operations, two schedulers each.
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    #[test]
+    fn nothing_is_lost_doubled_or_exceeded(ops in proptest::collection::vec(op(), 1_800..2_200), seed in any::<u64>()) {
+        let config = SchedulerConfig { max_defer_ms: 60.0, ..SchedulerConfig::default() };
+        for policy in [None, Some(hostile(seed))] {
+            let scheduler = match policy {
+                None => MeridianScheduler::new(&config, markers()),
+                Some(policy) => MeridianScheduler::with_policy(&config, markers(), policy),
+            };
+            let mut live: Vec<RequestId> = Vec::new();
+            let mut max_tokens: HashMap<RequestId, u32> = HashMap::new();
+            let (mut next_id, mut now_ms) = (0, 0.0);
+            for op in &ops {
+                match op {
+                    Op::Submit { prompt_tokens, max_tokens: limit } if live.len() < 40 => {
+                        let id = RequestId(next_id);
+                        next_id += 1;
+                        let request = NewRequest { arrival_ms: now_ms, max_tokens: *limit, ..thinking(*prompt_tokens) };
+                        scheduler.submit(id, &request).unwrap();
+                        live.push(id);
+                        max_tokens.insert(id, *limit);
+                    }
+                    Op::Submit { .. } => {}
+                    Op::Step { token_budget, max_running, step_ms } => {
+                        now_ms += step_ms;
+                        let (token_budget, max_running) = (*token_budget, *max_running);
+                        let before = scheduler.queues();
+                        let limits = StepLimits { now_ms, token_budget, max_running, ..StepLimits::default() };
+                        let batch = scheduler.schedule_batch(&limits);
+                        prop_assert!((1..=token_budget).contains(&batch.token_budget));
+                        prop_assert!(batch.tokens() <= batch.token_budget);
+                        let granted: Vec<RequestId> = batch.output.iter().chain(&batch.think).map(|g| g.request).collect();
+                        prop_assert_eq!(granted.iter().collect::<HashSet<_>>().len(), granted.len(), "doubled");
+                        prop_assert!(granted.iter().all(|id| live.contains(id)), "not live");
+                        prop_assert!(batch.output.iter().chain(&batch.think).all(|grant| grant.tokens > 0));
+                        for grant in &batch.output {
+                            prop_assert_eq!(scheduler.phase(grant.request), Some(ThinkPhase::Output));
+                        }
+                        let after = scheduler.queues();
+                        let running = after.output + after.think + after.prefill;
+                        let ran_before = before.output + before.think + before.prefill;
+                        prop_assert!(running <= ran_before.max(max_running as usize), "seats");
+                        prop_assert_eq!(running + after.waiting, live.len(), "lost");
+                    }
+                    Op::Generate { of, tokens } => {
+                        if !live.is_empty() {
+                            scheduler.generated(live[of.index(live.len())], tokens);
+                        }
+                    }
+                    Op::Finish { of } => {
+                        if !live.is_empty() {
+                            prop_assert!(scheduler.finish(live.swap_remove(of.index(live.len()))));
+                        }
+                    }
+                    Op::Preempt { of } => {
+                        if !live.is_empty() {
+                            scheduler.preempt(live[of.index(live.len())]);
+                        }
+                    }
+                }
+            }
+            // Whatever the policy says, everybody gets tokens: each within the bound, one after the other at the worst.
+            let limits = |now_ms| StepLimits { now_ms, token_budget: 400, max_running: 64, ..StepLimits::default() };
+            let mut unserved: HashSet<RequestId> = live.iter().copied().collect();
+            for _ in 0..20 {
+                now_ms += 10.0;
+                let batch = scheduler.schedule_batch(&limits(now_ms));
+                for grant in batch.output.iter().chain(&batch.think) {
+                    unserved.remove(&grant.request);
+                }
+            }
+            prop_assert!(unserved.is_empty(), "{unserved:?} starved");
+        }
+    }
+}
