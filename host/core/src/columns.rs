@@ -15,39 +15,49 @@ pub fn fill(
     out: &mut Vec<f32>,
 ) {
     out.clear();
-    out.reserve(inputs.len() * candidates.len());
+    out.resize(inputs.len() * candidates.len(), 0.0);
     let block_tokens = block_tokens.max(1);
-    for column in inputs {
-        match column {
-            Column::Phase => write(out, table, candidates, |row| f32::from(row.phase() as u8)),
-            Column::State => write(out, table, candidates, |row| f32::from(row.state as u8)),
-            Column::WaitMs => write(out, table, candidates, |row| since(now_ms, row.arrival_ms)),
-            Column::SinceProgressMs => write(out, table, candidates, |row| since(now_ms, row.last_progress_ms)),
-            Column::SlackMs => write(out, table, candidates, |row| (row.deadline_ms - now_ms) as f32),
-            Column::PromptTokens => write(out, table, candidates, |row| row.prompt_tokens as f32),
-            Column::CachedTokens => write(out, table, candidates, |row| row.cached_tokens as f32),
-            Column::ComputedTokens => write(out, table, candidates, |row| row.computed_tokens as f32),
-            Column::ThinkTokens => write(out, table, candidates, |row| row.think_tokens as f32),
-            Column::OutputTokens => write(out, table, candidates, |row| row.output_tokens as f32),
-            Column::RemainingTokens => {
-                write(out, table, candidates, |row| {
-                    row.max_tokens.saturating_sub(row.think_tokens.saturating_add(row.output_tokens)) as f32
-                });
-            }
-            Column::KvBlocks => write(out, table, candidates, |row| row.computed_tokens.div_ceil(block_tokens) as f32),
-            Column::Priority => write(out, table, candidates, |row| row.priority as f32),
-            Column::Tenant => write(out, table, candidates, |row| row.tenant as f32),
-            Column::Preemptions => write(out, table, candidates, |row| row.preemptions as f32),
-            // Not measured by this host: the documented absent value.
-            Column::Eat | Column::EatVariance | Column::Rpdi => write(out, table, candidates, |_| f32::NAN),
+    for (chunk, slots) in candidates.chunks(CHUNK).enumerate() {
+        for (position, column) in inputs.iter().enumerate() {
+            let start = position * candidates.len() + chunk * CHUNK;
+            fill_chunk(*column, table, slots, now_ms, block_tokens, &mut out[start..start + slots.len()]);
         }
+    }
+}
+
+/// Candidates whose rows stay in the first-level cache while their columns are read one after the other.
+const CHUNK: usize = 128;
+
+fn fill_chunk(column: Column, table: &RequestTable, slots: &[Slot], now_ms: f64, block_tokens: u32, out: &mut [f32]) {
+    match column {
+        Column::Phase => write(out, table, slots, |row| f32::from(row.phase() as u8)),
+        Column::State => write(out, table, slots, |row| f32::from(row.state as u8)),
+        Column::WaitMs => write(out, table, slots, |row| since(now_ms, row.arrival_ms)),
+        Column::SinceProgressMs => write(out, table, slots, |row| since(now_ms, row.last_progress_ms)),
+        Column::SlackMs => write(out, table, slots, |row| (row.deadline_ms - now_ms) as f32),
+        Column::PromptTokens => write(out, table, slots, |row| row.prompt_tokens as f32),
+        Column::CachedTokens => write(out, table, slots, |row| row.cached_tokens as f32),
+        Column::ComputedTokens => write(out, table, slots, |row| row.computed_tokens as f32),
+        Column::ThinkTokens => write(out, table, slots, |row| row.think_tokens as f32),
+        Column::OutputTokens => write(out, table, slots, |row| row.output_tokens as f32),
+        Column::RemainingTokens => write(out, table, slots, |row| {
+            row.max_tokens.saturating_sub(row.think_tokens.saturating_add(row.output_tokens)) as f32
+        }),
+        Column::KvBlocks => write(out, table, slots, |row| row.computed_tokens.div_ceil(block_tokens) as f32),
+        Column::Priority => write(out, table, slots, |row| row.priority as f32),
+        Column::Tenant => write(out, table, slots, |row| row.tenant as f32),
+        Column::Preemptions => write(out, table, slots, |row| row.preemptions as f32),
+        // Not measured by this host: the documented absent value.
+        Column::Eat | Column::EatVariance | Column::Rpdi => write(out, table, slots, |_| f32::NAN),
     }
 }
 
 /// Generic, so that each column compiles to a loop of its own.
 #[inline(always)]
-fn write(out: &mut Vec<f32>, table: &RequestTable, candidates: &[Slot], value: impl Fn(&RequestState) -> f32) {
-    out.extend(candidates.iter().map(|slot| table.get(*slot).map_or(0.0, &value)));
+fn write(out: &mut [f32], table: &RequestTable, slots: &[Slot], value: impl Fn(&RequestState) -> f32) {
+    for (out, slot) in out.iter_mut().zip(slots) {
+        *out = table.get(*slot).map_or(0.0, &value);
+    }
 }
 
 fn since(now_ms: f64, then_ms: f64) -> f32 {

@@ -8,7 +8,7 @@
 //!
 //! ```
 //! use meridian_core::types::{PhaseEvent, RequestId};
-//! use meridian_core::{Markers, MeridianScheduler, NewRequest, SchedulerConfig, StepLimits};
+//! use meridian_core::{Markers, MeridianScheduler, NewRequest, SchedulerConfig, StepLimits, WAITING_WINDOW};
 //!
 //! // Token 7 starts thinking, 8 ends it.
 //! let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![])?;
@@ -50,6 +50,6 @@ pub use plan::{EngineFacts, Plan, Planner};
 pub use policy::{Batch, Description, DispatchPolicy, Fault, FaultKind, check_answer};
 pub use rank::Ranker;
 pub use router::{PhaseRouter, Progress, RoutedRequest};
-pub use scheduler::{Grant, MeridianScheduler, QueueStats, ScheduledBatch, StepLimits};
+pub use scheduler::{Grant, MeridianScheduler, QueueStats, ScheduledBatch, StepLimits, WAITING_WINDOW};
 pub use step_time::{StepTime, StepTimeModel};
 pub use table::{NewRequest, RequestState, RequestTable, Slot};

@@ -20,7 +20,8 @@ impl Ranker {
             (u64::from(ordinal(*key)) << 32) | position as u64
         }));
         if pinned.is_empty() {
-            self.packed.sort_unstable();
+            // Keys of one step to the next differ in whole groups, so there are runs, which this sort uses.
+            self.packed.sort();
         } else {
             let urgency = |packed: &u64| pinned.get((*packed & 0xffff_ffff) as usize).copied().unwrap_or(0);
             self.packed.sort_unstable_by_key(|packed| (std::cmp::Reverse(urgency(packed)), *packed));

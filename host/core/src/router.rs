@@ -63,7 +63,9 @@ pub struct Progress {
     pub output_tokens: u32,
 }
 
+/// A cache line of its own, so that threads which feed different requests do not slow each other down.
 #[derive(Debug)]
+#[repr(align(64))]
 struct Tracked {
     tracker: PhaseTracker,
     /// Whether the turn's first token was seen.
@@ -179,14 +181,14 @@ impl PhaseRouter {
     /// order of the tokens; returns how many tokens belonged to no live request.
     pub fn process_batch(&self, tokens: &[(RequestId, u32)], events: &mut Vec<(RequestId, PhaseEvent)>) -> usize {
         let now_ms = (self.clock)();
-        let mut unknown = 0;
-        for (id, token) in tokens {
-            match self.requests.update(id, |tracked| tracked.token(&self.markers, *token, now_ms)) {
-                Some(Some(event)) => events.push((*id, event)),
-                Some(None) => {}
-                None => unknown += 1,
+        let mut found = Vec::new();
+        let unknown = self.requests.update_all(tokens, |position, tracked| {
+            if let Some(event) = tracked.token(&self.markers, tokens[position].1, now_ms) {
+                found.push((position, event));
             }
-        }
+        });
+        found.sort_unstable_by_key(|(position, _)| *position);
+        events.extend(found.into_iter().map(|(position, event)| (tokens[position].0, event)));
         unknown
     }
 

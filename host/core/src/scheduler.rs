@@ -126,9 +126,10 @@ pub struct QueueStats {
 #[derive(Default)]
 struct Requests {
     mirror: EngineMirror,
-    /// May hold requests that are over or preempted; they are dropped when a step begins.
+    /// These two may hold requests that are over, when `ended` says so; they are dropped when a step begins.
     running: Vec<Slot>,
     waiting: VecDeque<Slot>,
+    ended: bool,
 }
 
 struct Decider {
@@ -222,6 +223,7 @@ impl MeridianScheduler {
         let table = &mut requests.mirror.table;
         let Some(slot) = table.find(id) else { return false };
         let removed = table.remove(slot);
+        requests.ended = true;
         if table.is_empty() {
             requests.mirror.idle();
         }
@@ -310,8 +312,10 @@ impl Requests {
     /// Fill the decider's running and waiting candidates, and state the step's facts.
     fn candidates(&mut self, limits: &StepLimits, decider: &mut Decider) -> EngineFacts {
         let table = &self.mirror.table;
-        self.running.retain(|slot| table.get(*slot).is_some());
-        self.waiting.retain(|slot| table.get(*slot).is_some());
+        if std::mem::take(&mut self.ended) {
+            self.running.retain(|slot| table.get(*slot).is_some());
+            self.waiting.retain(|slot| table.get(*slot).is_some());
+        }
         let seats = (limits.max_running as usize).saturating_sub(self.running.len());
         decider.running.clone_from(&self.running);
         decider.waiting.clear();

@@ -46,6 +46,48 @@ mod map {
             self.0.get_mut(key).map(|mut value| f(&mut value))
         }
 
+        /// [`ConcurrentMap::update`] for many keys, in their order for each key: `f` is given the position and the value.
+        /// Returns how many keys are not there. Takes each shard's lock once, not once a key: what two threads pay for is
+        /// the lock's cache line going to and fro.
+        pub(crate) fn update_all<T>(&self, keys: &[(K, T)], mut f: impl FnMut(usize, &mut V)) -> usize {
+            let shards = self.0.shards();
+            let hashes: Vec<usize> = keys.iter().map(|(key, _)| self.0.hash_usize(key)).collect();
+            // A counting sort by shard, stable.
+            let mut ends = [0u32; SHARDS];
+            for hash in &hashes {
+                ends[self.0.determine_shard(*hash)] += 1;
+            }
+            let mut starts = [0u32; SHARDS];
+            for shard in 1..SHARDS {
+                starts[shard] = starts[shard - 1] + ends[shard - 1];
+            }
+            let mut order = vec![0u32; keys.len()];
+            for (position, hash) in (0u32..).zip(&hashes) {
+                let next = &mut starts[self.0.determine_shard(*hash)];
+                order[*next as usize] = position;
+                *next += 1;
+            }
+            // Not everybody begins at the first shard, or threads would follow each other from lock to lock.
+            let first = hashes.first().map_or(0, |hash| self.0.determine_shard(*hash));
+            let mut missing = 0;
+            for shard in (first..SHARDS).chain(0..first) {
+                let begin = if shard == 0 { 0 } else { starts[shard - 1] };
+                let positions = &order[begin as usize..starts[shard] as usize];
+                if positions.is_empty() {
+                    continue;
+                }
+                let mut table = shards[shard].write();
+                for position in positions.iter().map(|position| *position as usize) {
+                    let key = &keys[position].0;
+                    match table.get_mut(hashes[position] as u64, |(other, _)| other == key) {
+                        Some((_, value)) => f(position, value.get_mut()),
+                        None => missing += 1,
+                    }
+                }
+            }
+            missing
+        }
+
         pub(crate) fn read<R>(&self, key: &K, f: impl FnOnce(&V) -> R) -> Option<R> {
             self.0.get(key).map(|value| f(&value))
         }
@@ -97,6 +139,13 @@ mod map {
 
         pub(crate) fn update<R>(&self, key: &K, f: impl FnOnce(&mut V) -> R) -> Option<R> {
             lock(&self.0).get_mut(key).map(f)
+        }
+
+        pub(crate) fn update_all<T>(&self, keys: &[(K, T)], mut f: impl FnMut(usize, &mut V)) -> usize {
+            (0..)
+                .zip(keys)
+                .filter(|(position, (key, _))| self.update(key, |value| f(*position, value)).is_none())
+                .count()
         }
 
         pub(crate) fn read<R>(&self, key: &K, f: impl FnOnce(&V) -> R) -> Option<R> {

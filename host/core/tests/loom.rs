@@ -16,7 +16,7 @@ const A: RequestId = RequestId(1);
 const B: RequestId = RequestId(2);
 
 fn markers() -> Markers {
-    Markers::new(vec![vec![START]], vec![vec![END]], vec![]).unwrap()
+    Markers::new(vec![vec![START]], vec![vec![END]], vec![]).expect("usable markers")
 }
 
 fn router() -> Arc<PhaseRouter> {

@@ -10,7 +10,7 @@ const NEWLINE: u32 = 9;
 const USER_END: u32 = 5;
 
 fn markers() -> Markers {
-    Markers::new(vec![vec![START]], vec![vec![END]], vec![NEWLINE]).unwrap()
+    Markers::new(vec![vec![START]], vec![vec![END]], vec![NEWLINE]).expect("usable markers")
 }
 
 /// Think and output tokens, and the phase, after `prompt` and `generated`.

@@ -15,7 +15,7 @@ const A: RequestId = RequestId(1);
 const B: RequestId = RequestId(2);
 
 fn markers() -> Markers {
-    Markers::new(vec![vec![START]], vec![vec![END, END + 1]], vec![]).unwrap()
+    Markers::new(vec![vec![START]], vec![vec![END, END + 1]], vec![]).expect("usable markers")
 }
 
 fn thinking<'a>() -> RoutedRequest<'a> {
@@ -282,6 +282,32 @@ proptest! {
             prop_assert_eq!(request.entered, i32::from(request.thinking()));
             let progress = router.progress(RequestId(id)).unwrap();
             prop_assert_eq!(progress.think_tokens + progress.output_tokens, request.generated);
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_batch_is_its_tokens_one_by_one(
+        live in proptest::collection::vec(0u64..300, 0..200),
+        tokens in proptest::collection::vec((0u64..300, 5u32..11), 0..800),
+    ) {
+        let [batched, single] = [(); 2].map(|()| {
+            let router = PhaseRouter::new(markers().with_resuming(true));
+            for id in &live {
+                let _ = router.register(RequestId(*id), &RoutedRequest { max_think_tokens: 2, ..thinking() });
+            }
+            router
+        });
+        let tokens: Vec<_> = tokens.into_iter().map(|(id, token)| (RequestId(id), token)).collect();
+        let mut events = Vec::new();
+        let unknown = batched.process_batch(&tokens, &mut events);
+        prop_assert_eq!(unknown, tokens.iter().filter(|(id, _)| !live.contains(&id.0)).count());
+        let one_by_one: Vec<_> =
+            tokens.iter().filter_map(|(id, token)| single.process_token(*id, *token).map(|event| (*id, event))).collect();
+        prop_assert_eq!(events, one_by_one);
+        for id in 0..300 {
+            prop_assert_eq!(batched.progress(RequestId(id)), single.progress(RequestId(id)));
         }
     }
 }

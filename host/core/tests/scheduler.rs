@@ -14,7 +14,7 @@ const START: u32 = 7;
 const END: u32 = 8;
 
 fn markers() -> Markers {
-    Markers::new(vec![vec![START]], vec![vec![END]], vec![]).unwrap()
+    Markers::new(vec![vec![START]], vec![vec![END]], vec![]).expect("usable markers")
 }
 
 fn thinking<'a>(prompt_tokens: u32) -> NewRequest<'a> {

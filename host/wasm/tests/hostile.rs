@@ -18,8 +18,12 @@ fn limits() -> meridian_wasm::Limits {
 fn engine(policy: Box<dyn DispatchPolicy>) -> (DispatchEngine, Vec<Slot>) {
     let config = MeridianConfig::default();
     let slot = DispatchSlot::new(policy, config.scheduler.targets());
-    let mut engine =
-        DispatchEngine::new(slot, Markers::new(vec![vec![1]], vec![vec![2]], vec![]).unwrap(), &config.scheduler, 16);
+    let mut engine = DispatchEngine::new(
+        slot,
+        Markers::new(vec![vec![1]], vec![vec![2]], vec![]).expect("usable markers"),
+        &config.scheduler,
+        16,
+    );
     let slots = (0..REQUESTS).map(|i| {
         let request = NewRequest { prompt: &[0, 1], ..NewRequest::default() };
         let slot = engine.table_mut().insert(RequestId(i as u64), &request).expect("ids differ");
