@@ -14,280 +14,20 @@ is 0.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
-import os
-import random
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import median, quantiles
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "bench" / "results"
-WORK = ROOT / "target" / "figures"
-POLICIES = ROOT / "target" / "policies"
-DRIVER = ROOT / "bench" / "vllm" / "engine_run.py"
-sys.path.insert(0, str(ROOT / "bench" / "vllm"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from model import model_dir  # noqa: E402
-from report import percentile  # noqa: E402
+from areas import core, slice
+from areas.common import RESULTS, ROOT, provenance, say
 
 PAIRS = 5
-OUTPUT_FIRST = str(POLICIES / "output-first.wasm")
-FCFS = str(POLICIES / "fcfs.wasm")
-
-
-@dataclass(frozen=True)
-class Bound:
-    """What a figure is held against; `at_most` or at least `limit`."""
-
-    limit: float
-    at_most: bool = True
-
-    def holds(self, value: float) -> bool:
-        return value <= self.limit if self.at_most else value >= self.limit
-
-    def __str__(self) -> str:
-        return f"{'<=' if self.at_most else '>='} {self.limit:g}"
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One measured figure; without a bound it is printed for the reader's judgement."""
-
-    name: str
-    value: float
-    unit: str
-    bound: Bound | None = None
-    low: float | None = None
-    high: float | None = None
-
-    def record(self, area: str, part: str) -> dict[str, Any]:
-        line: dict[str, Any] = {
-            "area": area,
-            "name": self.name,
-            "value": round(self.value, 4),
-            "unit": self.unit,
-            "bound": str(self.bound) if self.bound else None,
-            "holds": self.bound.holds(self.value) if self.bound else None,
-            "command": f"make figures ONLY={area} PART={part}",
-        }
-        if self.low is not None and self.high is not None:
-            line |= {"low": round(self.low, 4), "high": round(self.high, 4)}
-        return line
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def over_pairs(name: str, ratios: list[float], unit: str, bound: Bound | None = None) -> Figure:
-    """Median and quartiles of one figure over several pairs of runs."""
-    low, _, high = quantiles(ratios, n=4, method="inclusive")
-    return Figure(name, median(ratios), unit, bound, low, high)
-
-
-def engine_run(label: str, *args: str) -> dict[str, Any]:
-    """One run of the real engine in a process of its own; returns its document."""
-    WORK.mkdir(parents=True, exist_ok=True)
-    out = WORK / f"{label}.json"
-    started = time.monotonic()
-    command = [sys.executable, str(DRIVER), "--model", str(model_dir()), "--out", str(out), *args]
-    with (WORK / f"{label}.log").open("w") as log:
-        done = subprocess.run(command, stdout=log, stderr=log, timeout=600)
-    if done.returncode:
-        sys.exit(f"error: {label} failed, see {WORK / f'{label}.log'}")
-    say(f"  {label}: {time.monotonic() - started:.0f} s")
-    return json.loads(out.read_text())
-
-
-def write_trace(name: str, rows: list[tuple[int, int, int]]) -> str:
-    """A trace of requests that arrive together: (prompt, think, output) tokens each."""
-    WORK.mkdir(parents=True, exist_ok=True)
-    path = WORK / name
-    with path.open("w", newline="") as f:
-        writer = csv.writer(f)
-        writer.writerow(("arrival_s", "prompt_tokens", "think_tokens", "output_tokens"))
-        writer.writerows((0, *row) for row in rows)
-    return str(path)
-
-
-def stock_equality() -> Iterator[Figure]:
-    """64 greedy requests under tight KV: outputs, steps and preemptions of stock, native:fcfs and fcfs.wasm.
-
-    bfloat16 on purpose: its rounding depends on the batch, so equal outputs also show equal batches.
-    """
-    rng = random.Random(7)
-    rows = [(rng.randint(20, 120), rng.randint(10, 120), rng.randint(10, 80)) for _ in range(64)]
-    trace = write_trace("equality.csv", rows)
-
-    def run(label: str, scheduler: str) -> tuple[list[Any], int, int]:
-        outputs = WORK / f"{label}-outputs.json"
-        args = ("--trace", trace, "--mode", "all-at-once", "--kv-blocks", "80", "--max-num-seqs", "64")
-        document = engine_run(
-            label, *args, "--scenario", "kv-tight", "--scheduler", scheduler, "--greedy-outputs", str(outputs)
-        )
-        summary = document["summary"]
-        tokens = json.loads(outputs.read_text())
-        return [tokens[str(i)] for i in range(len(rows))], summary["steps"], summary["preemptions"]
-
-    stock = run("equality-stock", "stock")
-    yield Figure("stock equality: preemptions in the stock run", stock[2], "preemptions", Bound(1, at_most=False))
-    for name, scheduler in (("native:fcfs", "native:fcfs"), ("fcfs.wasm", FCFS)):
-        other = run(f"equality-{name.replace(':', '-')}", scheduler)
-        differing = sum(a != b for a, b in zip(stock[0], other[0], strict=True))
-        yield Figure(f"stock equality: {name}, outputs that differ", differing, "of 64 requests", Bound(0))
-        yield Figure(f"stock equality: {name}, difference in steps", abs(other[1] - stock[1]), "steps", Bound(0))
-        yield Figure(
-            f"stock equality: {name}, difference in preemptions", abs(other[2] - stock[2]), "preemptions", Bound(0)
-        )
-
-
-def pairs_of(scenario: str, pairs: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Summaries of stock and output-first.wasm, side by side, in both orders; a seed a pair."""
-    found = []
-    for pair in range(pairs):
-        summaries: dict[str, dict[str, Any]] = {}
-        order = ("stock", OUTPUT_FIRST) if pair % 2 == 0 else (OUTPUT_FIRST, "stock")
-        for scheduler in order:
-            name = "stock" if scheduler == "stock" else "wasm"
-            args = ("--scenario", scenario, "--seed", str(pair + 1), "--scheduler", scheduler)
-            summaries[name] = engine_run(f"{scenario}-{pair + 1}-{name}", *args)["summary"]
-        if summaries["wasm"]["policy_faults"] or not summaries["wasm"]["decided_by_policy"]:
-            sys.exit("error: the policy did not decide this run")
-        found.append((summaries["stock"], summaries["wasm"]))
-    return found
-
-
-def ratios(runs: list[tuple[dict[str, Any], dict[str, Any]]], key: str) -> list[float]:
-    return [wasm[key] / stock[key] for stock, wasm in runs]
-
-
-def loaded(pairs: int) -> Iterator[Figure]:
-    """KV ample, the batch full: what output-first.wasm does to the tail, and what it costs."""
-    runs = pairs_of("loaded", pairs)
-    for title, key, bound in (
-        ("p99 output ITL", "itl_output_p99_ms", Bound(0.35)),
-        ("p99 TTOT", "ttot_p99_ms", Bound(0.35)),
-        ("throughput", "throughput_tok_s", Bound(0.98, at_most=False)),
-        ("TTFO p50", "ttfo_p50_ms", Bound(1.0)),
-        ("TTFO p99", "ttfo_p99_ms", None),
-        ("TTFT p50", "ttft_p50_ms", None),
-        ("TTFT p99", "ttft_p99_ms", None),
-        ("output ITL p50", "itl_output_p50_ms", None),
-        ("think ITL p99", "itl_think_p99_ms", None),
-    ):
-        yield over_pairs(f"loaded: {title}, output-first.wasm over stock", ratios(runs, key), "ratio", bound)
-    for title, key, unit in (
-        ("p99 output ITL", "itl_output_p99_ms", "ms"),
-        ("p99 TTOT", "ttot_p99_ms", "ms"),
-        ("TTFT p50", "ttft_p50_ms", "ms"),
-        ("TTFO p50", "ttfo_p50_ms", "ms"),
-        ("throughput", "throughput_tok_s", "tok/s"),
-    ):
-        yield over_pairs(f"loaded: {title}, stock", [stock[key] for stock, _ in runs], unit)
-        yield over_pairs(f"loaded: {title}, output-first.wasm", [wasm[key] for _, wasm in runs], unit)
-
-
-def kv_tight(pairs: int) -> Iterator[Figure]:
-    """KV short: who is preempted."""
-    runs = pairs_of("kv-tight", pairs)
-    worst = max(wasm["output_preempted_while_think_held"] for _, wasm in runs)
-    yield Figure("kv-tight: output-phase preempted while thinking held blocks, worst run", worst, "requests", Bound(0))
-    yield over_pairs(
-        "kv-tight: the same, stock", [stock["output_preempted_while_think_held"] for stock, _ in runs], "requests"
-    )
-    bound = Bound(0.97, at_most=False)
-    key = "throughput_tok_s"
-    yield over_pairs("kv-tight: throughput, output-first.wasm over stock", ratios(runs, key), "ratio", bound)
-    for name, side in (("stock", 0), ("output-first.wasm", 1)):
-        yield over_pairs(f"kv-tight: preemptions, {name}", [run[side]["preemptions"] for run in runs], "preemptions")
-    yield over_pairs(
-        "kv-tight: p99 output ITL, output-first.wasm over stock", ratios(runs, "itl_output_p99_ms"), "ratio"
-    )
-
-
-def deciding() -> Iterator[Figure]:
-    """What deciding costs: in isolation, and as a share of the real `schedule()`."""
-    say("  meridian bench micro")
-    meridian = [str(ROOT / "target" / "release" / "meridian"), "bench", "micro", "--json"]
-    done = subprocess.run([*meridian, "--policies", str(POLICIES)], capture_output=True, text=True, check=True)
-    report = json.loads(done.stdout)
-    yield Figure("deciding: no-op call", report["noop_call_ns"], "ns", Bound(150))
-    bounds = {1024: Bound(1.5), 4096: Bound(1.3)}
-    for row in report["rows"]:
-        n = row["candidates"]
-        name = f"deciding: WebAssembly over native, N={n}"
-        yield Figure(name, row["ratio"], "ratio", bounds.get(n), row["ratio_low"], row["ratio_high"])
-    for row in report["rows"]:
-        yield Figure(f"deciding: WebAssembly, N={row['candidates']}", row["wasm_ns"] / 1e3, "us")
-
-    rng = random.Random(0)
-    rows = [(rng.randint(16, 48), rng.randint(60, 160), rng.randint(160, 220)) for _ in range(128)]
-    trace = write_trace("own-time.csv", rows)
-    for name, scheduler in (("output-first.wasm", OUTPUT_FIRST), ("native:output-first", "native:output-first")):
-        label = f"own-time-{'wasm' if scheduler == OUTPUT_FIRST else 'native'}"
-        args = ("--trace", trace, "--mode", "all-at-once", "--max-num-seqs", "128", "--scheduler", scheduler)
-        document = engine_run(label, *args)
-        steps, own_ns = document["steps"], document["meridian"]["own_ns"]
-        own_us = [ns / 1e3 for ns in own_ns[-len(steps["running"]) :]]
-        full = [i for i, running in enumerate(steps["running"]) if running == 128]
-        # What is left of schedule() without Meridian's part is vLLM's own code, timed in the same step.
-        shares = [own_us[i] / (steps["schedule_us"][i] - own_us[i]) for i in full]
-        title = f"deciding: Meridian's own time over vLLM's in schedule(), 128 running, {name}"
-        yield over_pairs(title, shares, "ratio", Bound(0.10))
-        own = percentile([own_us[i] for i in full], 50) or 0.0
-        yield Figure(f"deciding: Meridian's own time in schedule(), 128 running, {name}", own, "us")
-
-
-def hostile() -> Iterator[Figure]:
-    """Hostile components inside the real engine: kinds after which every request had finished, with equal tokens."""
-    test = "python/tests/vllm/test_engine.py::test_every_hostile_component_is_survived"
-    config = str(ROOT / "python" / "pyproject.toml")
-    folder = ROOT / "target" / "hostile"
-    folder.mkdir(parents=True, exist_ok=True)
-    # The whole workspace, as the tests build it: another selection would compile wasmtime again.
-    subprocess.run(["cargo", "build", "--release", "--locked", "-q", "--workspace", "--examples"], cwd=ROOT, check=True)
-    hostile = ROOT / "target" / "release" / "examples" / "hostile"
-    kinds = subprocess.run([hostile, folder], capture_output=True, text=True, check=True).stdout
-    (folder / "kinds.txt").write_text(kinds)
-    command = [sys.executable, "-m", "pytest", "-q", "-c", config, "--rootdir", str(ROOT), str(ROOT / test)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    count = len(kinds.splitlines())
-    survived = count if done.returncode == 0 else 0
-    yield Figure("hostile components survived in the engine", survived, f"of {count}", Bound(count, at_most=False))
-
-
-def parts_of_slice(pairs: int) -> dict[str, Callable[[], Iterator[Figure]]]:
-    return {
-        "equality": stock_equality,
-        "deciding": deciding,
-        "hostile": hostile,
-        "loaded": lambda: loaded(pairs),
-        "kv-tight": lambda: kv_tight(pairs),
-    }
-
-
-def provenance() -> dict[str, str]:
-    """Commit and machine of a measurement."""
-
-    def git(*args: str) -> str:
-        return subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-
-    # Results of this very run do not make the tree another one.
-    changed = [line for line in git("status", "--porcelain").splitlines() if "bench/results/" not in line]
-    models = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")]
-    cpu = models[0].partition(":")[2].strip() if models else "unknown"
-    return {
-        "commit": git("rev-parse", "--short=12", "HEAD") + ("+changes" if changed else ""),
-        "machine": f"{os.cpu_count()} cores of {cpu}",
-        "measured": time.strftime("%Y-%m-%d", time.gmtime()),
-    }
+AREAS = {"slice": slice.parts, "core": core.parts}
+# Pages with a table between `<!-- figures:AREA -->` and `<!-- /figures:AREA -->`.
+PAGES = (ROOT / "README.md", ROOT / "docs" / "src" / "benchmarks.md")
 
 
 def shown(line: dict[str, Any]) -> str:
@@ -299,41 +39,46 @@ def shown(line: dict[str, Any]) -> str:
 
 
 def write_table(area: str) -> None:
-    """README's table between its markers: the latest line of each figure that has a bound, and what it cost."""
+    """The area's table between its markers: the latest line of each figure worth its row."""
     kept = RESULTS / f"{area}.jsonl"
     latest: dict[str, dict[str, Any]] = {}
     for text in kept.read_text().splitlines() if kept.exists() else ():
         line = json.loads(text)
         latest[line["name"]] = line
-    wanted = [x for x in latest.values() if x["bound"] is not None or "TTFT" in x["name"]]
+    wanted = [x for x in latest.values() if x["bound"] is not None or "TTFT" in x["name"] or area != "slice"]
     rows = ["| figure | measured (quartiles) | unit | bound | holds |", "|---|---|---|---|---|"]
     for line in wanted:
         holds = {True: "yes", False: "**no**", None: ""}[line["holds"]]
         rows.append(f"| {line['name']} | {shown(line)} | {line['unit']} | {line['bound'] or ''} | {holds} |")
     sources = sorted({(x["measured"], x["commit"], x["machine"]) for x in wanted})
     rows += ["", *(f"Measured {day} at {commit} on {machine}." for day, commit, machine in sources)]
-    readme = ROOT / "README.md"
-    before, start, rest = readme.read_text().partition(f"<!-- figures:{area} -->")
-    _, end, after = rest.partition(f"<!-- /figures:{area} -->")
-    if not start or not end:
-        sys.exit(f"error: README.md has no <!-- figures:{area} --> markers")
-    readme.write_text(before + start + "\n" + "\n".join(rows) + "\n" + end + after)
+    for page in PAGES:
+        before, start, inner = page.read_text().partition(f"<!-- figures:{area} -->")
+        _, end, after = inner.partition(f"<!-- /figures:{area} -->")
+        if start and end:
+            page.write_text(before + start + "\n" + "\n".join(rows) + "\n" + end + after)
+            return
+    sys.exit(f"error: no page has <!-- figures:{area} --> markers")
 
 
 def main() -> int:
     """Command line."""
     p = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    p.add_argument("--only", choices=("slice",), default="slice", help="area")
-    p.add_argument("--part", choices=tuple(parts_of_slice(PAIRS)), action="append", help="only this part of the area")
+    p.add_argument("--only", choices=tuple(AREAS), default="slice", help="area")
+    p.add_argument("--part", action="append", help="only this part of the area; may be given again")
     p.add_argument("--pairs", type=int, default=PAIRS, help=f"pairs of runs a scenario, at least 2 (default {PAIRS})")
-    p.add_argument("--table", action="store_true", help="only write README's table")
+    p.add_argument("--table", action="store_true", help="only write the area's table")
     a = p.parse_args()
     if a.pairs < 2:
         p.error(f"--pairs: {a.pairs}: expected at least 2")
+    parts = AREAS[a.only](a.pairs)
+    for name in a.part or ():
+        if name not in parts:
+            p.error(f"--part: {name}: expected one of {', '.join(parts)}")
     if not a.table:
         source = provenance()
         RESULTS.mkdir(parents=True, exist_ok=True)
-        for name, part in parts_of_slice(a.pairs).items():
+        for name, part in parts.items():
             if a.part and name not in a.part:
                 continue
             say(name)

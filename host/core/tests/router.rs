@@ -1,5 +1,6 @@
 //! The phase router: tokens in, events out, whoever feeds it and in whatever state its callers are.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,6 +9,7 @@ use std::time::Duration;
 use meridian_core::types::{PhaseEvent, RequestId, ThinkPhase};
 use meridian_core::{Error, Markers, PhaseRouter, RoutedRequest};
 use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
 
 const START: u32 = 7;
 const END: u32 = 8;
@@ -208,19 +210,20 @@ impl Reference {
     }
 }
 
-proptest! {
-    // 64 cases of 1,500 to 2,500 operations.
-    #![proptest_config(ProptestConfig::with_cases(64))]
-
-    #[test]
-    fn agrees_with_a_search_over_all_tokens(ops in proptest::collection::vec(op(), 1_500..2_500)) {
+#[test]
+fn agrees_with_a_search_over_all_tokens() {
+    let operations = Cell::new(0);
+    let ops = proptest::collection::vec(op(), 1_500..2_500);
+    let run = TestRunner::new(ProptestConfig::with_cases(64)).run(&ops, |ops| {
+        operations.set(operations.get() + ops.len());
         let (router, clock) = clocked();
         let mut live: HashMap<u64, Reference> = HashMap::new();
         let mut now_ms = 0;
         for op in ops {
             let (id, event) = match op {
                 Op::Register(id, prompt, max_think_tokens) => {
-                    let registered = router.register(RequestId(id), &RoutedRequest { prompt: &prompt, max_think_tokens });
+                    let registered =
+                        router.register(RequestId(id), &RoutedRequest { prompt: &prompt, max_think_tokens });
                     prop_assert_eq!(registered.is_err(), live.contains_key(&id));
                     let Ok(event) = registered else { continue };
                     let fresh = Reference { prompt, turn: Vec::new(), generated: 0, seen_ms: now_ms, entered: 0 };
@@ -283,7 +286,10 @@ proptest! {
             let progress = router.progress(RequestId(id)).unwrap();
             prop_assert_eq!(progress.think_tokens + progress.output_tokens, request.generated);
         }
-    }
+        Ok(())
+    });
+    println!("operations: {}", operations.get());
+    run.expect("every operation agrees");
 }
 
 proptest! {

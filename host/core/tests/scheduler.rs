@@ -1,5 +1,6 @@
 //! The scheduler as a whole: nothing lost, nothing doubled, no budget exceeded, whatever policies and callers do.
 
+use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::sync::mpsc;
 
@@ -9,6 +10,7 @@ use meridian_core::{
     NewRequest, QueueStats, SchedulerConfig, StepLimits,
 };
 use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
 
 const START: u32 = 7;
 const END: u32 = 8;
@@ -211,12 +213,12 @@ fn hostile(seed: u64) -> Box<dyn DispatchPolicy> {
     })
 }
 
-proptest! {
-    // 256 cases of about 2,000 operations, two schedulers each.
-    #![proptest_config(ProptestConfig::with_cases(256))]
-
-    #[test]
-    fn nothing_is_lost_doubled_or_exceeded(ops in proptest::collection::vec(op(), 1_800..2_200), seed in any::<u64>()) {
+#[test]
+fn nothing_is_lost_doubled_or_exceeded() {
+    let operations = Cell::new(0);
+    let ops = proptest::collection::vec(op(), 1_800..2_200);
+    let run = TestRunner::new(ProptestConfig::with_cases(256)).run(&(ops, any::<u64>()), |(ops, seed)| {
+        operations.set(operations.get() + 2 * ops.len());
         let config = SchedulerConfig { max_defer_ms: 60.0, ..SchedulerConfig::default() };
         for policy in [None, Some(hostile(seed))] {
             let scheduler = match policy {
@@ -245,7 +247,8 @@ proptest! {
                         let batch = scheduler.schedule_batch(&limits);
                         prop_assert!((1..=token_budget).contains(&batch.token_budget));
                         prop_assert!(batch.tokens() <= batch.token_budget);
-                        let granted: Vec<RequestId> = batch.output.iter().chain(&batch.think).map(|g| g.request).collect();
+                        let granted: Vec<RequestId> =
+                            batch.output.iter().chain(&batch.think).map(|g| g.request).collect();
                         prop_assert_eq!(granted.iter().collect::<HashSet<_>>().len(), granted.len(), "doubled");
                         prop_assert!(granted.iter().all(|id| live.contains(id)), "not live");
                         prop_assert!(batch.output.iter().chain(&batch.think).all(|grant| grant.tokens > 0));
@@ -287,5 +290,8 @@ proptest! {
             }
             prop_assert!(unserved.is_empty(), "{unserved:?} starved");
         }
-    }
+        Ok(())
+    });
+    println!("operations: {}", operations.get());
+    run.expect("every operation keeps every invariant");
 }
