@@ -19,6 +19,7 @@
 //! assert_eq!((table[slot].think_tokens(), table[slot].output_tokens()), (3, 0));
 //! ```
 
+mod blocks;
 pub mod columns;
 mod config;
 mod error;
@@ -27,8 +28,14 @@ mod plan;
 mod policy;
 mod rank;
 mod step_time;
+mod sync;
 mod table;
+mod types;
 
+pub use blocks::{
+    Allocation, BeginKv, BlockManager, Evicted, EvictionCandidate, EvictionPolicy, EvictionSubject, Fabric,
+    FabricError, KvMemory, KvStats, PhaseAwareBlockManager, TieredLru,
+};
 pub use config::{DispatchConfig, MeridianConfig, ModelConfig, PolicyConfig, SchedulerConfig};
 pub use error::Error;
 pub use meridian_policy_sdk::{Column, Decision, Phase, State, Step, Targets};
@@ -38,3 +45,4 @@ pub use policy::{Batch, Description, DispatchPolicy, Fault, FaultKind, check_ans
 pub use rank::Ranker;
 pub use step_time::{StepTime, StepTimeModel};
 pub use table::{NewRequest, RequestState, RequestTable, Slot};
+pub use types::{BlockId, BlockLocation, BlockTier, EntropySignal, EntropyUnit, PhaseEvent, RequestId, ThinkPhase};
