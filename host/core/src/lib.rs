@@ -20,6 +20,7 @@
 //! ```
 
 mod blocks;
+pub mod budget;
 pub mod columns;
 mod config;
 mod error;
