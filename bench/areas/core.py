@@ -77,7 +77,7 @@ def scheduler() -> Iterator[Figure]:
 def properties() -> Iterator[Figure]:
     """Operations that the property tests generate, counted by themselves."""
     total = 0
-    for test, title in (("router", "router"), ("scheduler", "scheduler"), ("blocks", "KV blocks")):
+    for test, title in (("router", "router"), ("scheduler", "scheduler"), ("blocks_model", "KV blocks")):
         command = ["cargo", "test", "--release", "--locked", "-q", "--workspace", "--test", test, "--", "--nocapture"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         count = sum(int(n) for n in re.findall(r"operations: (\d+)", done.stdout)) if done.returncode == 0 else 0

@@ -3,6 +3,7 @@
 //! Small on purpose; the documented API is the typed Python package around it. Requests are known here by handles, any
 //! Python objects, compared by identity: for vLLM its own `Request` objects, so that a step reads no attribute of them.
 
+mod budget;
 mod engine;
 
 use std::path::{Path, PathBuf};
@@ -36,6 +37,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("PanicException", module.py().get_type::<pyo3::panic::PanicException>())?;
     module.add_function(wrap_pyfunction!(parse_config, module)?)?;
     module.add_function(wrap_pyfunction!(run_cli, module)?)?;
+    module.add_function(wrap_pyfunction!(budget::eat, module)?)?;
+    module.add_function(wrap_pyfunction!(budget::rpdi, module)?)?;
     module.add_class::<engine::Engine>()
 }
 

@@ -1,6 +1,6 @@
 use thiserror::Error;
 
-use crate::types::RequestId;
+use crate::{BlockId, BlockTier, FabricError, RequestId};
 
 /// What can be wrong with what an operator or a caller gave.
 #[derive(Debug, Error, PartialEq)]
@@ -49,5 +49,64 @@ pub enum Error {
     Markers {
         /// What was found and what was expected.
         reason: String,
+    },
+    /// A KV block that does not exist, or not any more.
+    #[error("KV block {block} does not exist")]
+    UnknownBlock {
+        /// The block.
+        block: BlockId,
+    },
+    /// Not enough KV blocks can be had. Nothing has changed; free some, or preempt.
+    #[error("{needed} KV blocks are needed, {available} can be had")]
+    OutOfBlocks {
+        /// Blocks asked for.
+        needed: u32,
+        /// Blocks that the same call could have had.
+        available: u32,
+    },
+    /// The share of KV memory that thinking may hold is used up. Nothing has changed.
+    #[error("{needed} more KV blocks for thinking on top of {attended} pass the limit of {limit}")]
+    ThinkLimit {
+        /// Blocks asked for.
+        needed: u32,
+        /// Blocks that requests which do not answer yet attend.
+        attended: u32,
+        /// Most blocks they may attend.
+        limit: u32,
+    },
+    /// A block that a live request attends, where only an unattended one will do.
+    #[error("KV block {block} is attended by a live request")]
+    BlockAttended {
+        /// The block.
+        block: BlockId,
+    },
+    /// A block that is not where the call needs it: on the device, or remote.
+    #[error("KV block {block} is not {expected}")]
+    BlockElsewhere {
+        /// The block.
+        block: BlockId,
+        /// Where it would have to be: `on the device`.
+        expected: &'static str,
+    },
+    /// A block cannot be given a more critical tier than it has, and an attended one no tier but `ThinkComplete`.
+    #[error("KV block {block} cannot be demoted from {from} to {to}")]
+    TierRaised {
+        /// The block.
+        block: BlockId,
+        /// The tier it has.
+        from: BlockTier,
+        /// The tier that was asked for.
+        to: BlockTier,
+    },
+    /// No fabric moves KV blocks off the device.
+    #[error("no KV fabric is configured")]
+    FabricNotConfigured,
+    /// The fabric did not move a block.
+    #[error("KV block {block} was not moved")]
+    Fabric {
+        /// The block.
+        block: BlockId,
+        /// What the fabric said.
+        source: FabricError,
     },
 }

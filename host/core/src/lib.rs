@@ -25,11 +25,14 @@
 //! # Ok::<(), meridian_core::Error>(())
 //! ```
 
+mod blocks;
+pub mod budget;
 pub mod columns;
 mod config;
 mod error;
 mod mirror;
 pub mod native;
+mod pattern;
 mod phase;
 mod plan;
 mod policy;
@@ -41,10 +44,15 @@ mod sync;
 mod table;
 pub mod types;
 
+pub use blocks::{
+    Allocation, BeginKv, BlockManager, Evicted, EvictionCandidate, EvictionPolicy, EvictionSubject, Fabric,
+    FabricError, KvMemory, KvStats, PhaseAwareBlockManager, TieredLru,
+};
 pub use config::{DispatchConfig, MeridianConfig, ModelConfig, PolicyConfig, SchedulerConfig};
 pub use error::Error;
 pub use meridian_policy_sdk::{Column, Decision, Phase, State, Step, Targets};
 pub use mirror::EngineMirror;
+pub use pattern::Pattern;
 pub use phase::{Markers, PhaseTracker};
 pub use plan::{EngineFacts, Plan, Planner};
 pub use policy::{Batch, Description, DispatchPolicy, Fault, FaultKind, check_answer};
@@ -53,3 +61,4 @@ pub use router::{PhaseRouter, Progress, RoutedRequest};
 pub use scheduler::{Grant, MeridianScheduler, QueueStats, ScheduledBatch, StepLimits, WAITING_WINDOW};
 pub use step_time::{StepTime, StepTimeModel};
 pub use table::{NewRequest, RequestState, RequestTable, Slot};
+pub use types::{BlockId, BlockLocation, BlockTier, EntropySignal, EntropyUnit, PhaseEvent, RequestId, ThinkPhase};

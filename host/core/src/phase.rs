@@ -1,7 +1,6 @@
 use meridian_policy_sdk::Phase;
 
-use crate::Error;
-use crate::types::PhaseEvent;
+use crate::{Error, Pattern, PhaseEvent};
 
 /// Longest marker, in tokens. The longest known (Hunyuan-A13B) has seven.
 const MAX_MARKER_TOKENS: usize = 64;
@@ -26,8 +25,8 @@ const MAX_PADDING_TOKENS: usize = 8;
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Markers {
-    starts: Vec<Sequence>,
-    ends: Vec<Sequence>,
+    starts: Vec<Pattern>,
+    ends: Vec<Pattern>,
     padding: Vec<u32>,
     resumes: bool,
 }
@@ -53,7 +52,7 @@ impl Markers {
                 let reason = format!("a marker of {} tokens, expected 1 to {MAX_MARKER_TOKENS}", wrong.len());
                 return Err(Error::Markers { reason });
             }
-            Ok(sequences.into_iter().map(Sequence::new).collect())
+            Ok(sequences.into_iter().filter_map(Pattern::new).collect())
         });
         Ok(Self { starts: starts?, ends: ends?, padding, resumes: false })
     }
@@ -82,50 +81,14 @@ impl Markers {
         }
         let padding = prompt.iter().rev().take(MAX_PADDING_TOKENS).take_while(|token| self.is_padding(**token)).count();
         for trimmed in [prompt, &prompt[..prompt.len() - padding]] {
-            if self.starts.iter().any(|start| trimmed.ends_with(&start.tokens)) {
+            if self.starts.iter().any(|start| trimmed.ends_with(&start.tokens())) {
                 return Opening::Think;
             }
-            if self.ends.iter().any(|end| trimmed.ends_with(&end.tokens)) {
+            if self.ends.iter().any(|end| trimmed.ends_with(&end.tokens())) {
                 return Opening::Output;
             }
         }
         Opening::Undecided
-    }
-}
-
-/// A token sequence with its failure function (Knuth, Morris and Pratt 1977), so that a match costs O(1) a token.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Sequence {
-    tokens: Vec<u32>,
-    fallback: Vec<u8>,
-}
-
-impl Sequence {
-    /// `tokens` has 1 to 64 entries.
-    pub(crate) fn new(tokens: Vec<u32>) -> Self {
-        let mut fallback = vec![0u8; tokens.len()];
-        let mut matched = 0usize;
-        for i in 1..tokens.len() {
-            while matched > 0 && tokens[i] != tokens[matched] {
-                matched = usize::from(fallback[matched - 1]);
-            }
-            matched += usize::from(tokens[i] == tokens[matched]);
-            fallback[i] = u8::try_from(matched).expect("a marker has at most 64 tokens");
-        }
-        Self { tokens, fallback }
-    }
-
-    /// Advance `matched` by `token`; true when the sequence is complete.
-    #[inline]
-    pub(crate) fn advance(&self, matched: &mut u8, token: u32) -> bool {
-        let mut at = usize::from(*matched);
-        while at > 0 && self.tokens[at] != token {
-            at = usize::from(self.fallback[at - 1]);
-        }
-        at += usize::from(self.tokens[at] == token);
-        let complete = at == self.tokens.len();
-        *matched = if complete { 0 } else { u8::try_from(at).expect("a marker has at most 64 tokens") };
-        complete
     }
 }
 
@@ -142,7 +105,7 @@ enum Opening {
 pub struct PhaseTracker {
     stage: Stage,
     /// How far each marker sought in this stage has matched.
-    matched: [u8; MAX_ALTERNATIVES],
+    matched: [u16; MAX_ALTERNATIVES],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -218,7 +181,7 @@ impl PhaseTracker {
 
     /// Advance the sought markers by `token`; when one is complete, go to `next` and say so.
     #[inline]
-    fn seek(&mut self, sequences: &[Sequence], token: u32, next: Stage) -> bool {
+    fn seek(&mut self, sequences: &[Pattern], token: u32, next: Stage) -> bool {
         let mut complete = false;
         for (sequence, matched) in sequences.iter().zip(&mut self.matched) {
             complete |= sequence.advance(matched, token);

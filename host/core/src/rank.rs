@@ -32,7 +32,7 @@ impl Ranker {
 }
 
 /// A `u32` that orders like the key: -0 equals 0, NaN after positive infinity.
-fn ordinal(key: f32) -> u32 {
+pub(crate) fn ordinal(key: f32) -> u32 {
     if key.is_nan() {
         return u32::MAX;
     }

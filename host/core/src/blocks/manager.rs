@@ -1,0 +1,339 @@
+use std::fmt;
+
+use super::policy::Judge;
+use super::pool::Pool;
+use super::preempt::{self, Preemption};
+use super::{Allocation, BeginKv, BlockManager, Evicted, EvictionPolicy, Fabric, FabricError, KvMemory, KvStats};
+use crate::sync::{Mutex, MutexGuard, lock};
+use crate::{BlockId, BlockLocation, BlockTier, Error, PhaseEvent, RequestId, TieredLru};
+
+/// The block manager that knows phases: dead thinking goes first, then the cache, then requests that think, and answers
+/// in progress last.
+///
+/// **A block is attended** while a live request uses it. Attention is causal, so every KV block of a live request is
+/// needed for its next token, its thinking included: an attended block never goes on its own, only with every request
+/// that attends it (they are preempted and compute it again). Thinking is worth nothing *after* the request, when the
+/// chat template strips it from the history: no prompt will ever match it again.
+///
+/// **Tier**: what a block is to the request that attends it (to the most critical, when several do).
+///
+/// | the request | its prompt blocks | its think blocks | its output blocks |
+/// |---|---|---|---|
+/// | prefills or thinks | ThinkActive | ThinkActive | |
+/// | answers | OutputCritical | ThinkComplete | OutputCritical |
+/// | has finished, reasoning is stripped | ThinkActive | ThinkComplete | ThinkComplete if it has thought, else ThinkActive |
+/// | has finished, reasoning is kept | ThinkActive | ThinkActive | ThinkActive |
+///
+/// Section of a block: the phase in which it was allocated; a block that was touched belongs to the prompt. A block that
+/// holds the end of the prompt and the first think tokens counts as prompt; [`PhaseAwareBlockManager::demote`] corrects
+/// that for a caller who knows.
+///
+/// **Class**: the order of eviction, ThinkComplete before ThinkActive before OutputCritical. Of an unattended block it is
+/// the tier. Of an attended one it is ThinkActive when only prefilling and thinking requests attend it, else
+/// OutputCritical. Inside a class unattended blocks go before attended ones, since they cost no preemption.
+///
+/// One lock guards the books. The eviction policy is asked with the lock held, the fabric without it, and both before
+/// anything changes.
+///
+/// ```
+/// use meridian_core::{BeginKv, BlockManager, BlockTier, KvMemory, PhaseAwareBlockManager, PhaseEvent, RequestId};
+///
+/// let memory = KvMemory { capacity_bytes: 6, block_size_bytes: 1, think_fraction_limit: 1.0 };
+/// let manager = PhaseAwareBlockManager::new(&memory).unwrap();
+/// let (first, second) = (RequestId(1), RequestId(2));
+/// manager.begin(first, &BeginKv { strips_reasoning: true, ..BeginKv::default() }).unwrap();
+/// let prompt = manager.allocate(first, 1).unwrap().blocks;
+/// manager.phase_event(first, PhaseEvent::EnterThink).unwrap();
+/// let thinking = manager.allocate(first, 3).unwrap().blocks;
+/// manager.phase_event(first, PhaseEvent::ExitThink).unwrap();
+/// manager.allocate(first, 1).unwrap();
+/// manager.finish(first, 100.0).unwrap();
+/// assert_eq!(manager.tier(thinking[0]), Some(BlockTier::ThinkComplete));
+///
+/// // The next turn finds its prompt, and evicts only what can never match again.
+/// manager.begin(second, &BeginKv::default()).unwrap();
+/// manager.touch(second, &prompt).unwrap();
+/// let evicted = manager.allocate(second, 5).unwrap().evicted;
+/// assert_eq!((evicted.by_tier, evicted.preempted), ([4, 0, 0], vec![]));
+/// manager.audit().unwrap();
+/// ```
+pub struct PhaseAwareBlockManager {
+    books: Mutex<Books>,
+    fabric: Option<Box<dyn Fabric>>,
+}
+
+struct Books {
+    pool: Pool,
+    judge: Judge,
+}
+
+impl PhaseAwareBlockManager {
+    /// A manager of empty memory, with [`TieredLru`] and no fabric.
+    ///
+    /// # Errors
+    /// [`Error::ConfigValidation`] when `memory` is out of range.
+    pub fn new(memory: &KvMemory) -> Result<Self, Error> {
+        let books = Books { pool: Pool::new(memory)?, judge: Judge::new(Box::new(TieredLru)) };
+        Ok(Self { books: Mutex::new(books), fabric: None })
+    }
+
+    /// The same with this eviction policy.
+    #[must_use]
+    pub fn with_policy(self, policy: impl EvictionPolicy + 'static) -> Self {
+        self.replace_policy(Box::new(policy));
+        self
+    }
+
+    /// The same with this fabric.
+    #[must_use]
+    pub fn with_fabric(mut self, fabric: impl Fabric + 'static) -> Self {
+        self.fabric = Some(Box::new(fabric));
+        self
+    }
+
+    /// Use another eviction policy from now on. Blocks that are cached keep the keys they have.
+    pub fn replace_policy(&self, policy: Box<dyn EvictionPolicy>) {
+        let old = std::mem::replace(&mut self.books().judge.policy, policy);
+        drop(old); // without the lock: it may be the caller's code
+    }
+
+    /// A request becomes live, without blocks.
+    ///
+    /// # Errors
+    /// [`Error::DuplicateRequest`] when it is live.
+    pub fn begin(&self, request: RequestId, begin: &BeginKv) -> Result<(), Error> {
+        self.books().pool.begin(request, begin)
+    }
+
+    /// The request's phase changed. `ExitThink` turns its think blocks into ThinkComplete and the rest into
+    /// OutputCritical; from prefill it says that the request answers without thinking. `ForceBudget`, and an event that
+    /// does not fit the phase, change nothing: once a request answers, it answers to its end.
+    ///
+    /// # Errors
+    /// [`Error::UnknownRequest`].
+    pub fn phase_event(&self, request: RequestId, event: PhaseEvent) -> Result<(), Error> {
+        let pool = &mut self.books().pool;
+        match event {
+            PhaseEvent::EnterThink => pool.enter_think(request),
+            PhaseEvent::ExitThink => pool.exit_think(request),
+            PhaseEvent::ForceBudget => pool.live(request).map(|_| ()),
+        }
+    }
+
+    /// Prefix reuse: the request attends these blocks too, as part of its prompt. Returns how many it did not attend
+    /// already. Proves that a block can match, so a mark as dead is taken away.
+    ///
+    /// # Errors
+    /// [`Error::UnknownRequest`], [`Error::UnknownBlock`], [`Error::BlockElsewhere`] for a remote block,
+    /// [`Error::ThinkLimit`]; nothing has changed then.
+    pub fn touch(&self, request: RequestId, blocks: &[BlockId]) -> Result<u32, Error> {
+        self.books().pool.touch(request, blocks)
+    }
+
+    /// Give a block a lower tier (or the one it has). An unattended one changes its place in the order of eviction at
+    /// once; an attended one can only be marked as dead (ThinkComplete), which counts from when nobody attends it.
+    ///
+    /// # Errors
+    /// [`Error::TierRaised`], [`Error::UnknownBlock`].
+    pub fn demote(&self, block: BlockId, to: BlockTier) -> Result<(), Error> {
+        self.books().pool.demote(block, to)
+    }
+
+    /// The request ended at `now_ms`. What nobody else attends becomes cache; the policy says in which order it goes.
+    ///
+    /// # Errors
+    /// [`Error::UnknownRequest`].
+    pub fn finish(&self, request: RequestId, now_ms: f64) -> Result<(), Error> {
+        let Books { pool, judge } = &mut *self.books();
+        pool.tell_time(now_ms);
+        let keys = judge.keys(&pool.leaving(request)?);
+        pool.retire(request, &keys);
+        Ok(())
+    }
+
+    /// The request vanished: [`PhaseAwareBlockManager::finish`] at the latest time told. False when it was not live.
+    pub fn release(&self, request: RequestId) -> bool {
+        self.finish(request, f64::NEG_INFINITY).is_ok()
+    }
+
+    /// The request ended and nothing of it is to be cached; returns the blocks that are gone. What others attend stays.
+    ///
+    /// # Errors
+    /// [`Error::UnknownRequest`].
+    pub fn free(&self, request: RequestId) -> Result<Vec<BlockId>, Error> {
+        let pool = &mut self.books().pool;
+        pool.live(request)?;
+        Ok(pool.drop_request(request))
+    }
+
+    /// Drop an unattended block, wherever it is.
+    ///
+    /// # Errors
+    /// [`Error::UnknownBlock`], [`Error::BlockAttended`].
+    pub fn discard(&self, block: BlockId) -> Result<(), Error> {
+        let handle = self.books().pool.discard(block)?;
+        if let (Some(handle), Some(fabric)) = (handle, &self.fabric) {
+            fabric.discard(handle);
+        }
+        Ok(())
+    }
+
+    /// Tier of a block; `None` when it does not exist.
+    #[must_use]
+    pub fn tier(&self, block: BlockId) -> Option<BlockTier> {
+        self.books().pool.block(block).ok().map(super::record::Block::tier)
+    }
+
+    /// Whether a live request attends the block; `None` when it does not exist.
+    #[must_use]
+    pub fn is_attended(&self, block: BlockId) -> Option<bool> {
+        self.books().pool.block(block).ok().map(|block| block.readers() > 0)
+    }
+
+    /// Counts.
+    #[must_use]
+    pub fn stats(&self) -> KvStats {
+        let books = self.books();
+        KvStats { policy_faults: books.judge.faults, ..books.pool.stats() }
+    }
+
+    /// Recount everything: linear in the number of blocks, for tests and for an operator who doubts.
+    ///
+    /// # Errors
+    /// The first count that is wrong, in words.
+    pub fn audit(&self) -> Result<(), String> {
+        super::audit::audit(&self.books().pool)
+    }
+
+    fn books(&self) -> MutexGuard<'_, Books> {
+        lock(&self.books)
+    }
+
+    fn fabric(&self) -> Result<&dyn Fabric, Error> {
+        self.fabric.as_deref().ok_or(Error::FabricNotConfigured)
+    }
+}
+
+impl BlockManager for PhaseAwareBlockManager {
+    fn allocate(&self, request: RequestId, count: u32) -> Result<Allocation, Error> {
+        self.books().pool.allocate(request, count)
+    }
+
+    fn evict_for(&self, request: RequestId, blocks: u32) -> Result<Evicted, Error> {
+        let evicted = {
+            let Books { pool, judge } = &mut *self.books();
+            let own = u32::try_from(pool.live(request)?.members.len()).expect("at most the capacity");
+            let available = pool.cached.len() + pool.attended - own;
+            if available < blocks {
+                return Err(Error::OutOfBlocks { needed: blocks, available });
+            }
+            let short = blocks.saturating_sub(pool.cached.len());
+            let plan = if short > 0 { preempt::plan(pool, judge, request, short) } else { Preemption::default() };
+            // Nothing has changed up to here, and nothing is called from here on.
+            let mut evicted = pool.evict_cached(blocks - short);
+            pool.preempt(&plan, &mut evicted);
+            evicted
+        };
+        let output_critical = evicted.by_tier[BlockTier::OutputCritical as usize];
+        if output_critical > 0 {
+            tracing::warn!(
+                blocks = output_critical,
+                preempted = ?evicted.preempted,
+                request = request.0,
+                "evicted KV blocks of answers in progress"
+            );
+        }
+        Ok(evicted)
+    }
+
+    fn block_location(&self, block: BlockId) -> Option<BlockLocation> {
+        self.books().pool.block(block).ok().map(|block| block.place)
+    }
+
+    fn offload_block(&self, block: BlockId) -> Result<BlockLocation, Error> {
+        let fabric = self.fabric()?;
+        let (index, stamp) = {
+            let books = self.books();
+            let found = books.pool.unattended(block)?;
+            let BlockLocation::Device { index } = found.place else {
+                return Err(Error::BlockElsewhere { block, expected: "on the device" });
+            };
+            (index, found.stamp)
+        };
+        let handle = fabric.offload(block, index).map_err(|source| Error::Fabric { block, source })?;
+        let still_there = {
+            let pool = &mut self.books().pool;
+            let found = pool.unattended(block).and_then(|found| {
+                // Attended and left again: the copy may be older than the block.
+                let is_same = found.stamp == stamp && found.place == BlockLocation::Device { index };
+                if is_same { Ok(()) } else { Err(Error::BlockAttended { block }) }
+            });
+            found.map(|()| pool.left_device(block, handle))
+        };
+        if let Err(error) = still_there {
+            fabric.discard(handle);
+            return Err(error);
+        }
+        Ok(BlockLocation::Remote { handle })
+    }
+
+    fn ingest_block(&self, block: BlockId) -> Result<Evicted, Error> {
+        let fabric = self.fabric()?;
+        let (handle, reservation, evicted) = {
+            let pool = &mut self.books().pool;
+            let BlockLocation::Remote { handle } = pool.block(block)?.place else {
+                return Err(Error::BlockElsewhere { block, expected: "remote" });
+            };
+            let (index, evicted) = pool.reserve()?;
+            (handle, Reservation { manager: self, index: Some(index) }, evicted)
+        };
+        let copied = fabric.ingest(handle, reservation.index.expect("reserved above"));
+        let remote = BlockLocation::Remote { handle };
+        match copied {
+            Ok(()) => reservation.commit(block, remote)?,
+            Err(source) => {
+                drop(reservation);
+                let pool = &mut self.books().pool;
+                if source == FabricError::Lost && pool.block(block).is_ok_and(|found| found.place == remote) {
+                    pool.forget(block);
+                }
+                return Err(Error::Fabric { block, source });
+            }
+        }
+        fabric.discard(handle);
+        Ok(evicted)
+    }
+}
+
+/// A device block held for a transfer; given back unless the transfer is committed, a panic included.
+struct Reservation<'a> {
+    manager: &'a PhaseAwareBlockManager,
+    index: Option<u32>,
+}
+
+impl Reservation<'_> {
+    /// # Errors
+    /// The block was dropped or brought back by another thread meanwhile.
+    fn commit(mut self, block: BlockId, remote: BlockLocation) -> Result<(), Error> {
+        let pool = &mut self.manager.books().pool;
+        if pool.block(block)?.place != remote {
+            return Err(Error::BlockElsewhere { block, expected: "remote" });
+        }
+        pool.came_back(block, self.index.take().expect("committed once"));
+        Ok(())
+    }
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        if let Some(index) = self.index.take() {
+            self.manager.books().pool.unreserve(index);
+        }
+    }
+}
+
+impl fmt::Debug for PhaseAwareBlockManager {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PhaseAwareBlockManager").field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}

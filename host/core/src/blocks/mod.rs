@@ -1,0 +1,279 @@
+//! Which KV blocks exist, who attends them and which goes first when memory is short; the rules are in the
+//! documentation of [`PhaseAwareBlockManager`].
+
+mod audit;
+mod manager;
+mod policy;
+mod pool;
+mod preempt;
+mod record;
+
+pub use manager::PhaseAwareBlockManager;
+pub use policy::{EvictionCandidate, EvictionPolicy, EvictionSubject, TieredLru};
+
+use crate::{BlockId, BlockLocation, BlockTier, Error, RequestId, ThinkPhase};
+
+/// Hands out KV blocks and takes them back. The engine's scheduling thread calls it; any thread may.
+///
+/// ```
+/// use meridian_core::{BeginKv, BlockManager, Error, KvMemory, PhaseAwareBlockManager, RequestId};
+///
+/// let memory = KvMemory { capacity_bytes: 8 << 20, block_size_bytes: 1 << 20, think_fraction_limit: 1.0 };
+/// let manager = PhaseAwareBlockManager::new(&memory).unwrap();
+/// manager.begin(RequestId(1), &BeginKv::default()).unwrap();
+/// let blocks: &dyn BlockManager = &manager;
+/// let allocated = blocks.allocate(RequestId(1), 3).unwrap().blocks;
+/// assert!(blocks.block_location(allocated[0]).is_some());
+/// assert_eq!(blocks.allocate(RequestId(1), 6), Err(Error::OutOfBlocks { needed: 6, available: 5 }));
+/// assert_eq!(blocks.offload_block(allocated[0]), Err(Error::FabricNotConfigured));
+/// ```
+pub trait BlockManager: Send + Sync {
+    /// Give `request` `count` more blocks: free ones, then cached ones in the order of eviction. Never preempts.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBlocks`], [`Error::ThinkLimit`], [`Error::UnknownRequest`]; nothing has changed then.
+    fn allocate(&self, request: RequestId, count: u32) -> Result<Allocation, Error>;
+
+    /// Evict at least `blocks` blocks, besides those that are free already, so that `request` can have them: least
+    /// critical class first, preempting whole requests when attended blocks must go, never `request`. A preempted
+    /// request is forgotten, and begun again when it resumes.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBlocks`], [`Error::UnknownRequest`]; nothing has changed then.
+    fn evict_for(&self, request: RequestId, blocks: u32) -> Result<Evicted, Error>;
+
+    /// Where a block is; `None` once it was evicted or dropped.
+    fn block_location(&self, block: BlockId) -> Option<BlockLocation>;
+
+    /// Move an unattended block off the device. May take as long as the fabric takes; blocks no other call.
+    ///
+    /// # Errors
+    /// [`Error::FabricNotConfigured`] unless the implementation has a fabric. [`Error::Fabric`] when it failed,
+    /// [`Error::BlockAttended`] or [`Error::UnknownBlock`] when the block was wanted or evicted in the meantime: the
+    /// block stays what it is.
+    fn offload_block(&self, _block: BlockId) -> Result<BlockLocation, Error> {
+        Err(Error::FabricNotConfigured)
+    }
+
+    /// Bring a remote block back to the device, as cache; may evict one unattended block, even if it then fails.
+    ///
+    /// # Errors
+    /// [`Error::FabricNotConfigured`] unless the implementation has a fabric. [`Error::Fabric`] when it failed: the
+    /// block stays remote, or is gone if the fabric has lost it. [`Error::OutOfBlocks`] when every block is attended.
+    fn ingest_block(&self, _block: BlockId) -> Result<Evicted, Error> {
+        Err(Error::FabricNotConfigured)
+    }
+}
+
+/// Moves the bytes of KV blocks off the device and back. Called without a lock, from the thread that asked to move a
+/// block, and may block; after an `Err` or a panic the books are as if the call had not been made.
+///
+/// ```
+/// use meridian_core::{BlockId, Fabric, FabricError};
+///
+/// /// A fabric that is always down.
+/// struct Down;
+///
+/// impl Fabric for Down {
+///     fn offload(&self, _block: BlockId, _index: u32) -> Result<u64, FabricError> {
+///         Err(FabricError::Failed("down".into()))
+///     }
+///     fn ingest(&self, _handle: u64, _index: u32) -> Result<(), FabricError> {
+///         Err(FabricError::Lost)
+///     }
+/// }
+/// assert!(Down.offload(BlockId(1), 0).is_err());
+/// ```
+pub trait Fabric: Send + Sync {
+    /// Store a copy of device block `index`, which holds `block`; returns a handle. The device block may be overwritten
+    /// while it is read: then the copy is not used and [`Fabric::discard`] follows.
+    ///
+    /// # Errors
+    /// Nothing was stored.
+    fn offload(&self, block: BlockId, index: u32) -> Result<u64, FabricError>;
+
+    /// Copy what `handle` names into device block `index`, which nothing else uses meanwhile.
+    ///
+    /// # Errors
+    /// [`FabricError::Failed`] when it may work later, [`FabricError::Lost`] when it never will.
+    fn ingest(&self, handle: u64, index: u32) -> Result<(), FabricError>;
+
+    /// The copy is not needed any more. Fabrics whose storage expires by itself need not do anything.
+    fn discard(&self, _handle: u64) {}
+}
+
+/// Why a fabric did not move a block.
+///
+/// ```
+/// assert_eq!(meridian_core::FabricError::Failed("peer timed out".into()).to_string(), "peer timed out");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FabricError {
+    /// It may work later; one line for the operator.
+    #[error("{0}")]
+    Failed(String),
+    /// The copy does not exist any more.
+    #[error("the copy is lost")]
+    Lost,
+}
+
+/// How much memory holds KV blocks.
+///
+/// ```
+/// use meridian_core::KvMemory;
+///
+/// let memory = KvMemory { capacity_bytes: 1 << 30, block_size_bytes: 2 << 20, think_fraction_limit: 0.75 };
+/// assert_eq!((memory.capacity_blocks(), memory.think_limit_blocks()), (512, 384));
+/// assert!(KvMemory { think_fraction_limit: 0.0, ..memory }.validate().is_err());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KvMemory {
+    /// Memory for KV blocks, bytes, at least one block and at most 2^32 - 1 of them.
+    pub capacity_bytes: u64,
+    /// Size of a block over all layers, bytes, above 0.
+    pub block_size_bytes: u64,
+    /// Most of the blocks that requests may attend which do not answer yet, in (0, 1].
+    pub think_fraction_limit: f64,
+}
+
+impl KvMemory {
+    /// Check the ranges.
+    ///
+    /// # Errors
+    /// [`Error::ConfigValidation`] for the first value out of range.
+    pub fn validate(&self) -> Result<(), Error> {
+        let Self { capacity_bytes, block_size_bytes, think_fraction_limit } = *self;
+        let refuse = |field, value, reason| Err(Error::ConfigValidation { field, value, reason });
+        if block_size_bytes == 0 {
+            return refuse("kv_memory.block_size_bytes", block_size_bytes.to_string(), "must be above 0");
+        }
+        if !(1..=u64::from(u32::MAX)).contains(&(capacity_bytes / block_size_bytes)) {
+            let reason = "must hold from 1 to 4294967295 blocks";
+            return refuse("kv_memory.capacity_bytes", capacity_bytes.to_string(), reason);
+        }
+        if !(think_fraction_limit > 0.0 && think_fraction_limit <= 1.0) {
+            return refuse("kv_memory.think_fraction_limit", think_fraction_limit.to_string(), "must be in (0, 1]");
+        }
+        Ok(())
+    }
+
+    /// Whole blocks that fit.
+    #[must_use]
+    pub fn capacity_blocks(&self) -> u32 {
+        u32::try_from(self.capacity_bytes / self.block_size_bytes.max(1)).unwrap_or(u32::MAX)
+    }
+
+    /// Most blocks that requests may attend which do not answer yet; at least 1.
+    #[must_use]
+    pub fn think_limit_blocks(&self) -> u32 {
+        // The tolerance makes 0.7 of 10 blocks 7, whichever side the product falls; `as` saturates.
+        ((f64::from(self.capacity_blocks()) * self.think_fraction_limit + 1e-6) as u32).max(1)
+    }
+}
+
+/// What is known of a request when its first block is wanted.
+///
+/// ```
+/// use meridian_core::{BeginKv, ThinkPhase};
+///
+/// let begin = BeginKv { strips_reasoning: true, ..BeginKv::default() };
+/// assert_eq!(begin.phase, ThinkPhase::Prefill);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct BeginKv {
+    /// Its phase. Blocks allocated in `Prefill` are prompt, so a request begins there even when it resumes.
+    pub phase: ThinkPhase,
+    /// Whether the chat template leaves reasoning out of the next turn's prompt.
+    pub strips_reasoning: bool,
+    /// The host's clock, milliseconds.
+    pub now_ms: f64,
+}
+
+/// What [`BlockManager::allocate`] gave, and what it cost.
+///
+/// ```
+/// assert!(meridian_core::Allocation::default().evicted.blocks.is_empty());
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Allocation {
+    /// The new blocks, in the order of the request's chain.
+    pub blocks: Vec<BlockId>,
+    /// The cached blocks that made room; preempts nobody.
+    pub evicted: Evicted,
+}
+
+/// What went to make room.
+///
+/// ```
+/// use meridian_core::{BlockTier, Evicted};
+///
+/// let evicted = Evicted::default();
+/// assert_eq!(evicted.by_tier[BlockTier::OutputCritical as usize], 0);
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Evicted {
+    /// Blocks that do not exist any more.
+    pub blocks: Vec<BlockId>,
+    /// Requests that lost their blocks and are not live any more; begin them again when they resume.
+    pub preempted: Vec<RequestId>,
+    /// How many of the blocks were of each class, by [`BlockTier`].
+    pub by_tier: [u32; 3],
+}
+
+impl Evicted {
+    fn push(&mut self, block: BlockId, class: BlockTier) {
+        self.blocks.push(block);
+        self.by_tier[class as usize] += 1;
+    }
+}
+
+/// Counts of blocks, now (first part) and since the start (`evictions` on).
+///
+/// ```
+/// use meridian_core::{KvMemory, PhaseAwareBlockManager};
+///
+/// let memory = KvMemory { capacity_bytes: 64, block_size_bytes: 1, think_fraction_limit: 0.5 };
+/// let stats = PhaseAwareBlockManager::new(&memory).unwrap().stats();
+/// assert_eq!((stats.capacity, stats.free, stats.output_critical_evictions()), (64, 64, 0));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KvStats {
+    /// Device blocks there are: `free + cached + attended + reserved`.
+    pub capacity: u32,
+    /// Device blocks with nothing in them.
+    pub free: u32,
+    /// Device blocks that no live request attends.
+    pub cached: u32,
+    /// The same by [`BlockTier`].
+    pub cached_by_tier: [u32; 3],
+    /// Blocks that a live request attends; each counts once, however many do.
+    pub attended: u32,
+    /// Those of them attended by a request that does not answer yet.
+    pub think_attended: u32,
+    /// Device blocks held for a transfer that has not ended.
+    pub reserved: u32,
+    /// Blocks with the fabric.
+    pub remote: u32,
+    /// Live requests.
+    pub requests: usize,
+    /// Blocks evicted, by the class they had.
+    pub evictions: [u64; 3],
+    /// Requests preempted.
+    pub preemptions: u64,
+    /// Batches that went by the default because the eviction policy failed.
+    pub policy_faults: u64,
+}
+
+impl KvStats {
+    /// Blocks of an answer in progress that were evicted. Each such eviction is logged as a warning too.
+    #[must_use]
+    pub fn output_critical_evictions(&self) -> u64 {
+        self.evictions[BlockTier::OutputCritical as usize]
+    }
+
+    /// Cached blocks evicted that could never have matched again.
+    #[must_use]
+    pub fn dead_think_blocks_evicted(&self) -> u64 {
+        self.evictions[BlockTier::ThinkComplete as usize]
+    }
+}

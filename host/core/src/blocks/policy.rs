@@ -1,0 +1,127 @@
+use crate::{BlockId, BlockTier, Fault, FaultKind, RequestId};
+
+/// Orders what may be evicted within one tier. Which tier goes first is not a policy's to say.
+///
+/// The block manager calls it from the thread that finishes a request or runs short of memory, with its lock held: it
+/// must neither block nor call the manager. It is called in batches: once with the blocks a finished request leaves
+/// behind, and once with the live requests of the least critical class when one of them has to be preempted. An empty
+/// answer asks for the default: blocks oldest first, requests as [`TieredLru`] says. After an `Err` or a wrong number of
+/// keys that batch goes by the default and the fault is counted. After a panic nothing has changed.
+///
+/// ```
+/// use meridian_core::{EvictionCandidate, EvictionPolicy, Fault};
+///
+/// /// Keeps what was reused.
+/// struct LeastHits;
+///
+/// impl EvictionPolicy for LeastHits {
+///     fn keys(&mut self, candidates: &[EvictionCandidate], keys: &mut Vec<f32>) -> Result<(), Fault> {
+///         keys.extend(candidates.iter().map(|candidate| candidate.hits as f32));
+///         Ok(())
+///     }
+/// }
+/// # let mut keys = Vec::new();
+/// # LeastHits.keys(&[], &mut keys).unwrap();
+/// ```
+pub trait EvictionPolicy: Send {
+    /// Write one key per candidate into `keys`, which is empty: lower goes first, NaN last, equal keys by the default.
+    ///
+    /// # Errors
+    /// A fault costs this batch only.
+    fn keys(&mut self, candidates: &[EvictionCandidate], keys: &mut Vec<f32>) -> Result<(), Fault>;
+}
+
+/// Something that may be evicted, and the facts about it.
+///
+/// ```
+/// use meridian_core::{BlockId, BlockTier, EvictionCandidate, EvictionSubject};
+///
+/// let candidate = EvictionCandidate {
+///     subject: EvictionSubject::Block(BlockId(9)),
+///     tier: BlockTier::ThinkComplete,
+///     blocks: 1,
+///     position: 4,
+///     hits: 0,
+///     age_ms: 1500.0,
+/// };
+/// assert!(candidate.tier < BlockTier::ThinkActive);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EvictionCandidate {
+    /// What would go.
+    pub subject: EvictionSubject,
+    /// Its tier: for a request that of its phase.
+    pub tier: BlockTier,
+    /// Device blocks that come free: 1 for a block, for a request those that no other request attends.
+    pub blocks: u32,
+    /// A block's distance from the head of its request's chain, blocks; 0 for a request.
+    pub position: u32,
+    /// How often a block was matched again; 0 for a request.
+    pub hits: u32,
+    /// Milliseconds since a block was allocated, or since a request began.
+    pub age_ms: f32,
+}
+
+/// What an [`EvictionCandidate`] is.
+///
+/// ```
+/// use meridian_core::{BlockId, EvictionSubject, RequestId};
+///
+/// assert_ne!(EvictionSubject::Block(BlockId(1)), EvictionSubject::Request(RequestId(1)));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EvictionSubject {
+    /// A cached block that no live request attends.
+    Block(BlockId),
+    /// A live request that would be preempted.
+    Request(RequestId),
+}
+
+/// The default: within a tier the block last used longest ago, of one request its tail before its head, so that what
+/// is left is still a prefix; among requests the one that loses the fewest blocks, then the youngest.
+///
+/// ```
+/// use meridian_core::{EvictionPolicy, TieredLru};
+///
+/// let mut keys = Vec::new();
+/// TieredLru.keys(&[], &mut keys).unwrap();
+/// assert!(keys.is_empty(), "no keys: the manager's own order");
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TieredLru;
+
+impl EvictionPolicy for TieredLru {
+    fn keys(&mut self, _candidates: &[EvictionCandidate], _keys: &mut Vec<f32>) -> Result<(), Fault> {
+        Ok(())
+    }
+}
+
+/// The policy and its faults.
+pub(super) struct Judge {
+    pub(super) policy: Box<dyn EvictionPolicy>,
+    pub(super) faults: u64,
+}
+
+impl Judge {
+    pub(super) fn new(policy: Box<dyn EvictionPolicy>) -> Self {
+        Self { policy, faults: 0 }
+    }
+
+    /// A key per candidate, or none for the default. Holds on to nothing when the policy panics.
+    pub(super) fn keys(&mut self, candidates: &[EvictionCandidate]) -> Vec<f32> {
+        let mut keys = Vec::new();
+        if candidates.is_empty() {
+            return keys;
+        }
+        let answer = self.policy.keys(candidates, &mut keys).and_then(|()| match keys.len() {
+            0 => Ok(()),
+            n if n == candidates.len() => Ok(()),
+            n => Err(Fault::new(FaultKind::BadAnswer, format!("{n} keys for {} candidates", candidates.len()))),
+        });
+        if answer.is_err() {
+            self.faults += 1;
+            keys.clear();
+        }
+        keys
+    }
+}

@@ -1,0 +1,406 @@
+//! The books: which block is where, who attends it, what goes first. One thread, no calls out, no panics.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use super::preempt::Preemption;
+use super::record::{Block, EvictionOrder, Live, Section, view};
+use super::{Allocation, BeginKv, Evicted, KvMemory, KvStats};
+use crate::rank::ordinal;
+use crate::{BlockId, BlockLocation, BlockTier, Error, EvictionCandidate, EvictionSubject, RequestId, ThinkPhase};
+
+#[derive(Debug)]
+pub(super) struct Pool {
+    pub(super) capacity: u32,
+    pub(super) think_limit: u32,
+    /// Device blocks never used are those from here on.
+    pub(super) fresh: u32,
+    pub(super) returned: Vec<u32>,
+    /// Device blocks held for a transfer that has not ended.
+    pub(super) reserved: u32,
+    pub(super) blocks: HashMap<BlockId, Block>,
+    pub(super) requests: BTreeMap<RequestId, Live>,
+    /// Unattended blocks on the device.
+    pub(super) cached: EvictionOrder,
+    pub(super) attended: u32,
+    /// Blocks that a request attends which does not answer yet.
+    pub(super) think_attended: u32,
+    pub(super) remote: u32,
+    next_block: u64,
+    next_stamp: u64,
+    next_seq: u64,
+    /// The latest time told.
+    pub(super) now_ms: f64,
+    pub(super) evictions: [u64; 3],
+    pub(super) preemptions: u64,
+}
+
+impl Pool {
+    pub(super) fn new(memory: &KvMemory) -> Result<Self, Error> {
+        memory.validate()?;
+        Ok(Self {
+            capacity: memory.capacity_blocks(),
+            think_limit: memory.think_limit_blocks(),
+            fresh: 0,
+            returned: Vec::new(),
+            reserved: 0,
+            blocks: HashMap::new(),
+            requests: BTreeMap::new(),
+            cached: EvictionOrder::default(),
+            attended: 0,
+            think_attended: 0,
+            remote: 0,
+            next_block: 0,
+            next_stamp: 0,
+            next_seq: 0,
+            now_ms: 0.0,
+            evictions: [0; 3],
+            preemptions: 0,
+        })
+    }
+
+    pub(super) fn free_count(&self) -> u32 {
+        self.capacity - self.fresh + u32::try_from(self.returned.len()).expect("at most the capacity")
+    }
+
+    pub(super) fn stats(&self) -> KvStats {
+        KvStats {
+            capacity: self.capacity,
+            free: self.free_count(),
+            cached: self.cached.len(),
+            cached_by_tier: self.cached.by_tier(),
+            attended: self.attended,
+            think_attended: self.think_attended,
+            reserved: self.reserved,
+            remote: self.remote,
+            requests: self.requests.len(),
+            evictions: self.evictions,
+            preemptions: self.preemptions,
+            policy_faults: 0,
+        }
+    }
+
+    pub(super) fn tell_time(&mut self, now_ms: f64) {
+        if now_ms > self.now_ms {
+            self.now_ms = now_ms;
+        }
+    }
+
+    pub(super) fn begin(&mut self, request: RequestId, begin: &BeginKv) -> Result<(), Error> {
+        if self.requests.contains_key(&request) {
+            return Err(Error::DuplicateRequest { id: request });
+        }
+        self.tell_time(begin.now_ms);
+        self.next_seq += 1;
+        let live = Live {
+            phase: begin.phase,
+            thought: begin.phase == ThinkPhase::Think,
+            strips_reasoning: begin.strips_reasoning,
+            begun_ms: self.now_ms,
+            seq: self.next_seq,
+            unshared: 0,
+            sections: Default::default(),
+            members: HashSet::new(),
+        };
+        self.requests.insert(request, live);
+        Ok(())
+    }
+
+    pub(super) fn live(&self, request: RequestId) -> Result<&Live, Error> {
+        self.requests.get(&request).ok_or(Error::UnknownRequest { id: request })
+    }
+
+    pub(super) fn block(&self, block: BlockId) -> Result<&Block, Error> {
+        self.blocks.get(&block).ok_or(Error::UnknownBlock { block })
+    }
+
+    pub(super) fn enter_think(&mut self, request: RequestId) -> Result<(), Error> {
+        let live = self.requests.get_mut(&request).ok_or(Error::UnknownRequest { id: request })?;
+        if live.phase == ThinkPhase::Prefill {
+            live.phase = ThinkPhase::Think;
+            live.thought = true;
+        }
+        Ok(())
+    }
+
+    pub(super) fn exit_think(&mut self, request: RequestId) -> Result<(), Error> {
+        let live = self.requests.get_mut(&request).ok_or(Error::UnknownRequest { id: request })?;
+        if live.phase == ThinkPhase::Output {
+            return Ok(());
+        }
+        live.phase = ThinkPhase::Output;
+        for (section, block) in live.chain() {
+            let block = self.blocks.get_mut(&block).expect("a chain names blocks that exist");
+            block.views[BlockTier::ThinkActive as usize] -= 1;
+            block.views[view(ThinkPhase::Output, section) as usize] += 1;
+            self.think_attended -= u32::from(block.views[BlockTier::ThinkActive as usize] == 0);
+        }
+        Ok(())
+    }
+
+    pub(super) fn allocate(&mut self, request: RequestId, count: u32) -> Result<Allocation, Error> {
+        let phase = self.live(request)?.phase;
+        self.check_think_limit(phase, count)?;
+        let available = self.free_count() + self.cached.len();
+        if available < count {
+            return Err(Error::OutOfBlocks { needed: count, available });
+        }
+        let evicted = self.evict_cached(count.saturating_sub(self.free_count()));
+        let section = Section::written_in(phase);
+        let blocks = (0..count)
+            .map(|_| {
+                let index = self.take_free().expect("enough blocks are free");
+                let id = BlockId(self.next_block);
+                self.next_block += 1;
+                let block = Block {
+                    place: BlockLocation::Device { index },
+                    views: [0; 3],
+                    reader_ids: 0,
+                    cached_tier: BlockTier::ThinkActive,
+                    dead: false,
+                    ordinal: ordinal(0.0),
+                    stamp: 0,
+                    hits: 0,
+                    born_ms: self.now_ms,
+                };
+                self.blocks.insert(id, block);
+                self.attach(id, request, section);
+                id
+            })
+            .collect();
+        Ok(Allocation { blocks, evicted })
+    }
+
+    pub(super) fn touch(&mut self, request: RequestId, blocks: &[BlockId]) -> Result<u32, Error> {
+        let live = self.live(request)?;
+        let phase = live.phase;
+        let mut new = Vec::with_capacity(blocks.len());
+        let mut seen = HashSet::with_capacity(blocks.len());
+        let mut more_thinking = 0;
+        for id in blocks {
+            let block = self.block(*id)?;
+            if !matches!(block.place, BlockLocation::Device { .. }) {
+                return Err(Error::BlockElsewhere { block: *id, expected: "on the device" });
+            }
+            if !live.members.contains(id) && seen.insert(*id) {
+                new.push(*id);
+                more_thinking += u32::from(block.views[BlockTier::ThinkActive as usize] == 0);
+            }
+        }
+        self.check_think_limit(phase, more_thinking)?;
+        for id in &new {
+            let block = self.blocks.get_mut(id).expect("looked up above");
+            if block.readers() == 0 {
+                self.cached.remove(&block.rank(*id));
+            }
+            block.dead = false;
+            block.hits = block.hits.saturating_add(1);
+            self.attach(*id, request, Section::Prompt);
+        }
+        Ok(u32::try_from(new.len()).expect("at most the capacity"))
+    }
+
+    fn check_think_limit(&self, phase: ThinkPhase, more: u32) -> Result<(), Error> {
+        let (attended, limit) = (self.think_attended, self.think_limit);
+        // A limit of everything is none: what is short then is memory.
+        if phase != ThinkPhase::Output && limit < self.capacity && more > limit.saturating_sub(attended) {
+            return Err(Error::ThinkLimit { needed: more, attended, limit });
+        }
+        Ok(())
+    }
+
+    /// The blocks that would become unattended with the request, in the order of [`Live::chain`].
+    pub(super) fn leaving(&self, request: RequestId) -> Result<Vec<EvictionCandidate>, Error> {
+        let live = self.live(request)?;
+        let mut candidates = Vec::with_capacity(live.unshared as usize);
+        for (position, (section, id)) in live.chain().enumerate() {
+            let block = &self.blocks[&id];
+            if block.readers() == 1 {
+                candidates.push(EvictionCandidate {
+                    subject: EvictionSubject::Block(id),
+                    tier: live.leaves_behind(section, block.dead),
+                    blocks: 1,
+                    position: u32::try_from(position).unwrap_or(u32::MAX),
+                    hits: block.hits,
+                    age_ms: (self.now_ms - block.born_ms) as f32,
+                });
+            }
+        }
+        Ok(candidates)
+    }
+
+    /// End a live request; its blocks stay as cache. `keys` are those of [`Pool::leaving`], or none.
+    pub(super) fn retire(&mut self, request: RequestId, keys: &[f32]) {
+        let live = self.requests.remove(&request).expect("the request is live");
+        let mut keys = keys.iter().rev();
+        // Tail first: what is left of a prefix that is evicted in part is still a prefix.
+        for (section, id) in live.chain().rev() {
+            if !self.detach(id, request, live.phase, section) {
+                continue;
+            }
+            self.next_stamp += 1;
+            let block = self.blocks.get_mut(&id).expect("a chain names blocks that exist");
+            block.cached_tier = live.leaves_behind(section, block.dead);
+            block.dead = false;
+            block.ordinal = ordinal(keys.next().copied().unwrap_or(0.0));
+            block.stamp = self.next_stamp;
+            self.cached.insert(block.rank(id));
+        }
+    }
+
+    /// End a live request and drop the blocks that no other request attends.
+    pub(super) fn drop_request(&mut self, request: RequestId) -> Vec<BlockId> {
+        let live = self.requests.remove(&request).expect("the request is live");
+        let mut dropped = Vec::with_capacity(live.unshared as usize);
+        for (section, id) in live.chain() {
+            if self.detach(id, request, live.phase, section) {
+                self.forget(id);
+                dropped.push(id);
+            }
+        }
+        dropped
+    }
+
+    /// Evict the first `count` cached blocks.
+    pub(super) fn evict_cached(&mut self, count: u32) -> Evicted {
+        let mut evicted = Evicted::default();
+        for _ in 0..count {
+            let Some(rank) = self.cached.pop_first() else { break };
+            self.evictions[rank.tier as usize] += 1;
+            self.forget(rank.block);
+            evicted.push(rank.block, rank.tier);
+        }
+        evicted
+    }
+
+    /// Carry out a plan that was made of these books as they are.
+    pub(super) fn preempt(&mut self, plan: &Preemption, evicted: &mut Evicted) {
+        for request in &plan.victims {
+            self.preemptions += 1;
+            self.drop_request(*request);
+        }
+        for (block, class) in &plan.freed {
+            self.evictions[*class as usize] += 1;
+            evicted.push(*block, *class);
+        }
+        evicted.preempted.extend_from_slice(&plan.victims);
+    }
+
+    pub(super) fn demote(&mut self, id: BlockId, to: BlockTier) -> Result<(), Error> {
+        let block = self.blocks.get_mut(&id).ok_or(Error::UnknownBlock { block: id })?;
+        let from = block.tier();
+        let is_attended = block.readers() > 0;
+        if to > from || (is_attended && to != BlockTier::ThinkComplete) {
+            return Err(Error::TierRaised { block: id, from, to });
+        }
+        if is_attended {
+            block.dead = true;
+            return Ok(());
+        }
+        let is_ranked = self.cached.remove(&block.rank(id));
+        block.cached_tier = to;
+        if is_ranked {
+            self.cached.insert(block.rank(id));
+        }
+        Ok(())
+    }
+
+    /// An unattended block, or why not.
+    pub(super) fn unattended(&self, id: BlockId) -> Result<&Block, Error> {
+        let block = self.block(id)?;
+        if block.readers() > 0 { Err(Error::BlockAttended { block: id }) } else { Ok(block) }
+    }
+
+    /// Drop an unattended block; the handle, when the fabric has it.
+    pub(super) fn discard(&mut self, id: BlockId) -> Result<Option<u64>, Error> {
+        let block = self.unattended(id)?;
+        let (rank, place) = (block.rank(id), block.place);
+        self.cached.remove(&rank);
+        self.forget(id);
+        Ok(match place {
+            BlockLocation::Device { .. } => None,
+            BlockLocation::Remote { handle } => Some(handle),
+        })
+    }
+
+    /// The bytes of an unattended block have left the device.
+    pub(super) fn left_device(&mut self, id: BlockId, handle: u64) {
+        let block = self.blocks.get_mut(&id).expect("the block was looked up under the same lock");
+        self.cached.remove(&block.rank(id));
+        if let BlockLocation::Device { index } = std::mem::replace(&mut block.place, BlockLocation::Remote { handle }) {
+            self.returned.push(index);
+            self.remote += 1;
+        }
+    }
+
+    /// Hold a device block for a transfer, evicting when none is free.
+    pub(super) fn reserve(&mut self) -> Result<(u32, Evicted), Error> {
+        let evicted = if self.free_count() == 0 { self.evict_cached(1) } else { Evicted::default() };
+        let index = self.take_free().ok_or(Error::OutOfBlocks { needed: 1, available: 0 })?;
+        self.reserved += 1;
+        Ok((index, evicted))
+    }
+
+    pub(super) fn unreserve(&mut self, index: u32) {
+        self.reserved -= 1;
+        self.returned.push(index);
+    }
+
+    /// The bytes of a remote block are in the device block that was reserved for it.
+    pub(super) fn came_back(&mut self, id: BlockId, index: u32) {
+        self.reserved -= 1;
+        self.remote -= 1;
+        self.next_stamp += 1;
+        let block = self.blocks.get_mut(&id).expect("the block was looked up under the same lock");
+        block.place = BlockLocation::Device { index };
+        block.stamp = self.next_stamp;
+        self.cached.insert(block.rank(id));
+    }
+
+    fn take_free(&mut self) -> Option<u32> {
+        self.returned.pop().or_else(|| {
+            let index = self.fresh;
+            (index < self.capacity).then(|| self.fresh += 1).map(|()| index)
+        })
+    }
+
+    /// Drop a block that nobody attends and that is out of the order of eviction.
+    pub(super) fn forget(&mut self, id: BlockId) {
+        match self.blocks.remove(&id).map(|block| block.place) {
+            Some(BlockLocation::Device { index }) => self.returned.push(index),
+            Some(BlockLocation::Remote { .. }) => self.remote -= 1,
+            None => {}
+        }
+    }
+
+    fn attach(&mut self, id: BlockId, request: RequestId, section: Section) {
+        let block = self.blocks.get_mut(&id).expect("the block exists");
+        let readers = block.readers();
+        if readers == 1 {
+            self.requests.get_mut(&RequestId(block.reader_ids)).expect("a reader is live").unshared -= 1;
+        }
+        let live = self.requests.get_mut(&request).expect("the request is live");
+        let view = view(live.phase, section) as usize;
+        block.views[view] += 1;
+        block.reader_ids ^= request.0;
+        self.think_attended += u32::from(view == BlockTier::ThinkActive as usize && block.views[view] == 1);
+        self.attended += u32::from(readers == 0);
+        live.unshared += u32::from(readers == 0);
+        live.sections[section as usize].push(id);
+        live.members.insert(id);
+    }
+
+    /// Detach a request that is no longer among the live ones; true when nobody attends the block any more.
+    fn detach(&mut self, id: BlockId, request: RequestId, phase: ThinkPhase, section: Section) -> bool {
+        let block = self.blocks.get_mut(&id).expect("a chain names blocks that exist");
+        let view = view(phase, section) as usize;
+        block.views[view] -= 1;
+        block.reader_ids ^= request.0;
+        self.think_attended -= u32::from(view == BlockTier::ThinkActive as usize && block.views[view] == 0);
+        let readers = block.readers();
+        if readers == 1 {
+            self.requests.get_mut(&RequestId(block.reader_ids)).expect("a reader is live").unshared += 1;
+        }
+        self.attended -= u32::from(readers == 0);
+        readers == 0
+    }
+}

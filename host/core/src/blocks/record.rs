@@ -1,0 +1,157 @@
+//! One block, one request, and the order of eviction.
+
+use std::collections::{BTreeSet, HashSet};
+
+use crate::{BlockId, BlockLocation, BlockTier, ThinkPhase};
+
+/// What a request was doing when a block joined its chain; the index of [`Live::sections`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Section {
+    Prompt = 0,
+    Think = 1,
+    Output = 2,
+}
+
+impl Section {
+    pub(super) fn written_in(phase: ThinkPhase) -> Self {
+        match phase {
+            ThinkPhase::Prefill => Self::Prompt,
+            ThinkPhase::Think => Self::Think,
+            ThinkPhase::Output => Self::Output,
+        }
+    }
+}
+
+/// The tier of a block for a request in `phase` that has it in `section`.
+pub(super) fn view(phase: ThinkPhase, section: Section) -> BlockTier {
+    match (phase, section) {
+        (ThinkPhase::Prefill | ThinkPhase::Think, _) => BlockTier::ThinkActive,
+        (ThinkPhase::Output, Section::Think) => BlockTier::ThinkComplete,
+        (ThinkPhase::Output, Section::Prompt | Section::Output) => BlockTier::OutputCritical,
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Block {
+    pub(super) place: BlockLocation,
+    /// Live requests that attend the block, by what it is to each.
+    pub(super) views: [u32; 3],
+    /// The exclusive or of their ids: with one left, its id.
+    pub(super) reader_ids: u64,
+    /// Tier while unattended.
+    pub(super) cached_tier: BlockTier,
+    /// Marked as never matching again while it was attended.
+    pub(super) dead: bool,
+    pub(super) ordinal: u32,
+    /// When it was last left unattended, in order; the age for least recently used. Changes whenever it may have been
+    /// written to.
+    pub(super) stamp: u64,
+    pub(super) hits: u32,
+    pub(super) born_ms: f64,
+}
+
+impl Block {
+    pub(super) fn readers(&self) -> u32 {
+        self.views.iter().sum()
+    }
+
+    pub(super) fn tier(&self) -> BlockTier {
+        if self.readers() == 0 {
+            self.cached_tier
+        } else if self.dead {
+            BlockTier::ThinkComplete
+        } else {
+            BlockTier::ALL.into_iter().rfind(|tier| self.views[*tier as usize] > 0).expect("the block is attended")
+        }
+    }
+
+    /// The tier that says when the block may go. An attended block goes only with every request that attends it.
+    pub(super) fn class(&self) -> BlockTier {
+        if self.readers() == 0 {
+            self.cached_tier
+        } else if self.views[BlockTier::ThinkComplete as usize] + self.views[BlockTier::OutputCritical as usize] > 0 {
+            BlockTier::OutputCritical
+        } else {
+            BlockTier::ThinkActive
+        }
+    }
+
+    pub(super) fn rank(&self, block: BlockId) -> Rank {
+        Rank { tier: self.cached_tier, ordinal: self.ordinal, stamp: self.stamp, block }
+    }
+}
+
+/// Place in the order of eviction; the least goes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Rank {
+    pub(super) tier: BlockTier,
+    ordinal: u32,
+    stamp: u64,
+    pub(super) block: BlockId,
+}
+
+/// The unattended blocks on the device, first to go first.
+#[derive(Debug, Default)]
+pub(super) struct EvictionOrder {
+    ranks: BTreeSet<Rank>,
+    by_tier: [u32; 3],
+}
+
+impl EvictionOrder {
+    pub(super) fn insert(&mut self, rank: Rank) {
+        self.by_tier[rank.tier as usize] += u32::from(self.ranks.insert(rank));
+    }
+
+    /// Whether it was there.
+    pub(super) fn remove(&mut self, rank: &Rank) -> bool {
+        let was_there = self.ranks.remove(rank);
+        self.by_tier[rank.tier as usize] -= u32::from(was_there);
+        was_there
+    }
+
+    pub(super) fn pop_first(&mut self) -> Option<Rank> {
+        let rank = self.ranks.pop_first()?;
+        self.by_tier[rank.tier as usize] -= 1;
+        Some(rank)
+    }
+
+    pub(super) fn len(&self) -> u32 {
+        self.by_tier.iter().sum()
+    }
+
+    pub(super) fn by_tier(&self) -> [u32; 3] {
+        self.by_tier
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Rank> {
+        self.ranks.iter()
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Live {
+    pub(super) phase: ThinkPhase,
+    pub(super) thought: bool,
+    pub(super) strips_reasoning: bool,
+    pub(super) begun_ms: f64,
+    /// Order of beginning; the youngest has the highest.
+    pub(super) seq: u64,
+    /// Blocks that no other request attends.
+    pub(super) unshared: u32,
+    pub(super) sections: [Vec<BlockId>; 3],
+    pub(super) members: HashSet<BlockId>,
+}
+
+impl Live {
+    /// The chain, head first.
+    pub(super) fn chain(&self) -> impl DoubleEndedIterator<Item = (Section, BlockId)> + '_ {
+        let section = |section: Section| self.sections[section as usize].iter().map(move |block| (section, *block));
+        section(Section::Prompt).chain(section(Section::Think)).chain(section(Section::Output))
+    }
+
+    /// The tier of a block that this request is the last to leave.
+    pub(super) fn leaves_behind(&self, section: Section, dead: bool) -> BlockTier {
+        let after_thinking = section != Section::Prompt && self.thought && self.strips_reasoning;
+        if dead || after_thinking { BlockTier::ThinkComplete } else { BlockTier::ThinkActive }
+    }
+}

@@ -1,0 +1,84 @@
+use crate::EntropyUnit;
+
+use super::Thresholds;
+
+/// EAT: entropy after a forced end of thinking, with its moving mean and variance (arXiv 2509.26522, whose code counts in
+/// bits).
+///
+/// A probe appends the end-of-thinking marker to the reasoning so far and takes the entropy `x` of the next token. The
+/// probes are numbered `i = 0, 1, …`; with `M_0 = x_0` and `V_0 = 0`
+///
+/// ```text
+/// M_i = a x_i + (1 - a) M_{i-1}        V_i = a (x_i - M_i)^2 + (1 - a) V_{i-1}
+/// ```
+///
+/// where the variance takes the *updated* mean. Thinking may end at the first `i >= min_probes` with `V_i < delta`. The
+/// variance alone also ends thinking while a model is stably ignorant, so `M_i` must not be above `eat_max_bits` either;
+/// that guard is not in the paper.
+///
+/// ```
+/// use meridian_core::EntropyUnit;
+/// use meridian_core::budget::{Eat, Thresholds};
+///
+/// let thresholds = Thresholds { eat_alpha: 0.5, eat_min_probes: 1, ..Thresholds::default() };
+/// let mut eat = Eat::default();
+/// eat.observe(3.0, thresholds.eat_alpha);
+/// eat.observe(1.0, thresholds.eat_alpha);
+/// assert_eq!((eat.mean(), eat.variance()), (Some(2.0), Some(0.5)));
+/// assert!(!eat.fires(&thresholds, EntropyUnit::Bits));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Eat {
+    probes: u32,
+    mean: f64,
+    variance: f64,
+}
+
+impl Eat {
+    /// Take in the entropy of one probe; `alpha` in (0, 1] may differ from probe to probe. An entropy that is not finite
+    /// was not measured and is left out.
+    pub fn observe(&mut self, entropy: f64, alpha: f64) {
+        if !entropy.is_finite() {
+            return;
+        }
+        if self.probes == 0 {
+            self.mean = entropy;
+        } else {
+            self.mean = alpha * entropy + (1.0 - alpha) * self.mean;
+            self.variance = alpha * (entropy - self.mean).powi(2) + (1.0 - alpha) * self.variance;
+        }
+        self.probes = self.probes.saturating_add(1);
+    }
+
+    /// Probes taken in.
+    #[must_use]
+    pub fn probes(&self) -> u32 {
+        self.probes
+    }
+
+    /// `M_i`, in the unit of the entropies; `None` before the first probe.
+    #[must_use]
+    pub fn mean(&self) -> Option<f64> {
+        (self.probes > 0).then_some(self.mean)
+    }
+
+    /// `V_i`, in that unit squared; `None` before the first probe.
+    #[must_use]
+    pub fn variance(&self) -> Option<f64> {
+        (self.probes > 0).then_some(self.variance)
+    }
+
+    /// Whether thinking may end after the latest probe. `unit` is that of the entropies; `eat_delta` is in its square,
+    /// `eat_max_bits` always in bits.
+    #[must_use]
+    pub fn fires(&self, thresholds: &Thresholds, unit: EntropyUnit) -> bool {
+        let mean_bits = match unit {
+            EntropyUnit::Nats => self.mean * std::f64::consts::LOG2_E,
+            EntropyUnit::Bits => self.mean,
+        };
+        // The latest probe has the number `probes - 1`.
+        self.probes > thresholds.eat_min_probes
+            && self.variance < thresholds.eat_delta
+            && mean_bits <= thresholds.eat_max_bits
+    }
+}

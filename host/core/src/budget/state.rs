@@ -1,0 +1,221 @@
+use std::sync::Arc;
+
+use crate::{EntropySignal, EntropyUnit, Error, Pattern};
+
+use super::{Eat, Rpdi, Thresholds};
+
+/// What a budget policy says at a probe point.
+///
+/// ```
+/// assert_eq!(meridian_core::budget::Verdict::default(), meridian_core::budget::Verdict::Default);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Verdict {
+    /// EAT and RPDI decide.
+    #[default]
+    Default,
+    /// Go on, whatever EAT and RPDI say of the signals so far.
+    KeepThinking,
+    /// End thinking, once `min_think_tokens` are reached.
+    EndNow,
+}
+
+/// Why the end of thinking is forced.
+///
+/// ```
+/// use meridian_core::budget::ForceReason;
+///
+/// assert_eq!(ForceReason::ALL.map(ForceReason::label), ["hard-cap", "policy", "eat", "rpdi", "pattern", "eos-guard"]);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ForceReason {
+    /// `max_think_tokens` are reached.
+    HardCap,
+    /// The policy said so.
+    Policy,
+    /// [`Eat`]: the answer has settled.
+    Eat,
+    /// [`Rpdi`]: the reasoning has strayed.
+    Rpdi,
+    /// An interrupt pattern was generated.
+    Pattern,
+    /// The model ended the sequence inside its thinking; see [`super::EosGuard`].
+    EosGuard,
+}
+
+impl ForceReason {
+    /// Every reason, in the order of the discriminants.
+    pub const ALL: [Self; 6] = [Self::HardCap, Self::Policy, Self::Eat, Self::Rpdi, Self::Pattern, Self::EosGuard];
+
+    /// The reason as a metric label.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::HardCap => "hard-cap",
+            Self::Policy => "policy",
+            Self::Eat => "eat",
+            Self::Rpdi => "rpdi",
+            Self::Pattern => "pattern",
+            Self::EosGuard => "eos-guard",
+        }
+    }
+}
+
+/// The thinking of one request, from its first think token to the decision to end it.
+///
+/// Feed it every think token and every probe, and ask after each: a signal counts for the first
+/// [`ThinkBudget::decide`] after it and not for later ones. Replaying the same tokens and probes gives the same answers.
+///
+/// ```
+/// use meridian_core::{EntropySignal, EntropyUnit};
+/// use meridian_core::budget::{ForceReason, ThinkBudget, Thresholds, Verdict};
+///
+/// let thresholds = Thresholds { min_think_tokens: 2, max_think_tokens: 4, ..Thresholds::default() };
+/// let mut budget = ThinkBudget::new(thresholds, EntropyUnit::Bits, [].into()).unwrap();
+/// for token in 0..3 {
+///     budget.on_token(token, Some(EntropySignal::from_nats(0.3)), false);
+///     assert_eq!(budget.decide(Verdict::KeepThinking), None);
+/// }
+/// budget.on_token(3, None, false);
+/// assert_eq!(budget.decide(Verdict::KeepThinking), Some(ForceReason::HardCap));
+/// ```
+#[derive(Clone, Debug)]
+pub struct ThinkBudget {
+    thresholds: Thresholds,
+    unit: EntropyUnit,
+    interrupts: Arc<[Pattern]>,
+    matched: Vec<u16>,
+    tokens: u32,
+    last_probe: u32,
+    eat: Eat,
+    rpdi: Rpdi,
+    is_interrupted: bool,
+    /// A probe was taken in that no decision has weighed.
+    is_probed: bool,
+    /// The index at the latest boundary token that no decision has weighed.
+    at_boundary: Option<f64>,
+    forced: Option<ForceReason>,
+}
+
+impl ThinkBudget {
+    /// No tokens yet. EAT counts in `unit`; generating any of `interrupts` ends thinking.
+    ///
+    /// # Errors
+    /// [`Error::ConfigValidation`] when the thresholds are out of range.
+    pub fn new(thresholds: Thresholds, unit: EntropyUnit, interrupts: Arc<[Pattern]>) -> Result<Self, Error> {
+        thresholds.validate()?;
+        Ok(Self {
+            thresholds,
+            unit,
+            matched: vec![0; interrupts.len()],
+            interrupts,
+            tokens: 0,
+            last_probe: 0,
+            eat: Eat::default(),
+            rpdi: Rpdi::new(thresholds.rpdi_window),
+            is_interrupted: false,
+            is_probed: false,
+            at_boundary: None,
+            forced: None,
+        })
+    }
+
+    /// Use other thresholds from now on; what was measured stays.
+    ///
+    /// # Errors
+    /// [`Error::ConfigValidation`] when they are out of range; the present ones stay.
+    pub fn set_thresholds(&mut self, thresholds: Thresholds) -> Result<(), Error> {
+        thresholds.validate()?;
+        self.rpdi.set_window(thresholds.rpdi_window);
+        self.thresholds = thresholds;
+        Ok(())
+    }
+
+    /// Take in one think token and the entropy it was sampled at, if that was measured. `at_boundary`: the token ends a
+    /// sentence, a line or a clause.
+    pub fn on_token(&mut self, token: u32, entropy: Option<EntropySignal>, at_boundary: bool) {
+        self.tokens = self.tokens.saturating_add(1);
+        if let Some(entropy) = entropy {
+            self.rpdi.push(entropy.nats() as f32);
+        }
+        if at_boundary {
+            self.at_boundary = self.rpdi.value();
+        }
+        for (pattern, matched) in self.interrupts.iter().zip(&mut self.matched) {
+            self.is_interrupted |= pattern.advance(matched, token);
+        }
+    }
+
+    /// Take in the entropy that a probe found after the latest token.
+    pub fn on_probe(&mut self, entropy: EntropySignal) {
+        self.last_probe = self.tokens;
+        self.is_probed = true;
+        self.eat.observe(entropy.in_unit(self.unit), self.thresholds.eat_alpha);
+    }
+
+    /// Whether `probe_interval_tokens` have been thought since the last probe, and the end is not decided.
+    #[must_use]
+    pub fn probe_due(&self) -> bool {
+        self.forced.is_none() && self.tokens - self.last_probe >= self.thresholds.probe_interval_tokens
+    }
+
+    /// Whether to end thinking now. In this order: the hard cap; an interrupt pattern; below `min_think_tokens` nothing
+    /// else; the policy's `EndNow`; its `KeepThinking`, which passes over the signals so far; EAT; RPDI.
+    ///
+    /// Once decided it stays decided, with the first reason.
+    pub fn decide(&mut self, verdict: Verdict) -> Option<ForceReason> {
+        let is_probed = std::mem::take(&mut self.is_probed);
+        let at_boundary = self.at_boundary.take();
+        let Thresholds { min_think_tokens, max_think_tokens, rpdi_lambda, .. } = self.thresholds;
+        if self.forced.is_none() {
+            self.forced = if self.tokens >= max_think_tokens {
+                Some(ForceReason::HardCap)
+            } else if self.is_interrupted {
+                Some(ForceReason::Pattern)
+            } else if self.tokens < min_think_tokens {
+                None
+            } else {
+                match verdict {
+                    Verdict::EndNow => Some(ForceReason::Policy),
+                    Verdict::KeepThinking => None,
+                    Verdict::Default if is_probed && self.eat.fires(&self.thresholds, self.unit) => {
+                        Some(ForceReason::Eat)
+                    }
+                    Verdict::Default if at_boundary.is_some_and(|index| index > rpdi_lambda) => Some(ForceReason::Rpdi),
+                    Verdict::Default => None,
+                }
+            };
+        }
+        self.forced
+    }
+
+    /// Think tokens taken in.
+    #[must_use]
+    pub fn think_tokens(&self) -> u32 {
+        self.tokens
+    }
+
+    /// The thresholds in force.
+    #[must_use]
+    pub fn thresholds(&self) -> &Thresholds {
+        &self.thresholds
+    }
+
+    /// Mean and variance of the probes, in the unit given at the start.
+    #[must_use]
+    pub fn eat(&self) -> &Eat {
+        &self.eat
+    }
+
+    /// The path deviation index after the latest token; `None` before its window is full.
+    #[must_use]
+    pub fn rpdi(&self) -> Option<f64> {
+        self.rpdi.value()
+    }
+
+    /// Why the end was decided; `None` while it is not.
+    #[must_use]
+    pub fn forced(&self) -> Option<ForceReason> {
+        self.forced
+    }
+}

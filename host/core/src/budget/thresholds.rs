@@ -1,0 +1,89 @@
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+
+/// What a budget policy may set, for each request and at any time.
+///
+/// ```
+/// use meridian_core::budget::Thresholds;
+///
+/// let thresholds = Thresholds { max_think_tokens: 100, ..Thresholds::default() };
+/// let error = thresholds.validate().unwrap_err();
+/// assert_eq!(error.to_string(), "scheduler.max_think_tokens: 100: must be at least scheduler.min_think_tokens");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Thresholds {
+    /// Think tokens before which only the hard cap and an interrupt end thinking.
+    pub min_think_tokens: u32,
+    /// The hard cap: think tokens at which the end is forced, whatever anyone says. The ending comes on top.
+    pub max_think_tokens: u32,
+    /// Think tokens between two probes, at least 1.
+    pub probe_interval_tokens: u32,
+    /// EAT: weight of the latest probe, in (0, 1].
+    pub eat_alpha: f64,
+    /// EAT: variance below which thinking may end, in the entropies' unit squared; 0 turns EAT off.
+    pub eat_delta: f64,
+    /// EAT: mean entropy above which it does not end, bits; may be infinite.
+    pub eat_max_bits: f64,
+    /// EAT: number (from 0) of the first probe that may end thinking.
+    pub eat_min_probes: u32,
+    /// RPDI: tokens in the window, from 1 to 65536.
+    pub rpdi_window: u32,
+    /// RPDI: index above which thinking may end, above 0; infinite turns RPDI off.
+    pub rpdi_lambda: f64,
+}
+
+impl Default for Thresholds {
+    fn default() -> Self {
+        Self {
+            min_think_tokens: 512,
+            max_think_tokens: 32768,
+            probe_interval_tokens: 32,
+            eat_alpha: 0.1,
+            eat_delta: 1.0 / 1024.0,
+            eat_max_bits: 0.5,
+            eat_min_probes: 4,
+            rpdi_window: 512,
+            rpdi_lambda: 2.0,
+        }
+    }
+}
+
+impl Thresholds {
+    /// Check the ranges.
+    ///
+    /// # Errors
+    /// [`Error::ConfigValidation`] for the first value out of range, by the name it has in `meridian.toml`.
+    pub fn validate(&self) -> Result<(), Error> {
+        let Self {
+            min_think_tokens,
+            max_think_tokens,
+            probe_interval_tokens,
+            eat_alpha,
+            eat_delta,
+            eat_max_bits,
+            eat_min_probes: _,
+            rpdi_window,
+            rpdi_lambda,
+        } = *self;
+        // A NaN holds in no range.
+        check(
+            "scheduler.max_think_tokens",
+            max_think_tokens,
+            max_think_tokens >= min_think_tokens,
+            "must be at least scheduler.min_think_tokens",
+        )?;
+        let interval = probe_interval_tokens;
+        check("entropy.eat_probe_interval_tokens", interval, interval > 0, "must be at least 1")?;
+        check("entropy.ema_alpha", eat_alpha, eat_alpha > 0.0 && eat_alpha <= 1.0, "must be in (0, 1]")?;
+        check("entropy.eat_variance_threshold", eat_delta, eat_delta >= 0.0, "must be at least 0")?;
+        check("entropy.eat_max_bits", eat_max_bits, eat_max_bits >= 0.0, "must be at least 0")?;
+        check("entropy.rpdi_window", rpdi_window, (1..=65536).contains(&rpdi_window), "must be in 1..=65536")?;
+        check("entropy.rpdi_threshold", rpdi_lambda, rpdi_lambda > 0.0, "must be above 0")
+    }
+}
+
+fn check(field: &'static str, value: impl ToString, holds: bool, reason: &'static str) -> Result<(), Error> {
+    if holds { Ok(()) } else { Err(Error::ConfigValidation { field, value: value.to_string(), reason }) }
+}

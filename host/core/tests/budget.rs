@@ -1,0 +1,278 @@
+//! When thinking ends and how it is ended.
+
+use meridian_core::budget::{Eat, EosGuard, ForceReason, ForcedEnding, Rpdi, ThinkBudget, Thresholds, Verdict};
+use meridian_core::{EntropySignal, EntropyUnit, Pattern, ThinkPhase};
+use proptest::prelude::*;
+
+fn thresholds() -> Thresholds {
+    Thresholds {
+        min_think_tokens: 4,
+        max_think_tokens: 20,
+        probe_interval_tokens: 2,
+        eat_alpha: 0.5,
+        eat_delta: 0.01,
+        eat_max_bits: 0.5,
+        eat_min_probes: 1,
+        rpdi_window: 3,
+        rpdi_lambda: 1.5,
+    }
+}
+
+fn budget(thresholds: Thresholds) -> ThinkBudget {
+    ThinkBudget::new(thresholds, EntropyUnit::Bits, [].into()).expect("the thresholds are in range")
+}
+
+fn pattern(tokens: &[u32]) -> Pattern {
+    Pattern::new(tokens.to_vec()).expect("there are tokens")
+}
+
+fn think(budget: &mut ThinkBudget, tokens: u32) {
+    (0..tokens).for_each(|token| budget.on_token(token, None, false));
+}
+
+#[test]
+fn defaults_are_valid_and_mistakes_are_named() {
+    Thresholds::default().validate().unwrap();
+    let refusal = |thresholds: Thresholds| thresholds.validate().unwrap_err().to_string();
+    let alpha = Thresholds { eat_alpha: 0.0, ..Thresholds::default() };
+    assert_eq!(refusal(alpha), "entropy.ema_alpha: 0: must be in (0, 1]");
+    let delta = Thresholds { eat_delta: f64::NAN, ..Thresholds::default() };
+    assert_eq!(refusal(delta), "entropy.eat_variance_threshold: NaN: must be at least 0");
+    let window = Thresholds { rpdi_window: 0, ..Thresholds::default() };
+    assert_eq!(refusal(window), "entropy.rpdi_window: 0: must be in 1..=65536");
+    let lambda = Thresholds { rpdi_lambda: -1.0, ..Thresholds::default() };
+    assert_eq!(refusal(lambda), "entropy.rpdi_threshold: -1: must be above 0");
+    let interval = Thresholds { probe_interval_tokens: 0, ..Thresholds::default() };
+    assert_eq!(refusal(interval), "entropy.eat_probe_interval_tokens: 0: must be at least 1");
+    let mut running = budget(thresholds());
+    assert!(running.set_thresholds(alpha).is_err());
+    assert_eq!(*running.thresholds(), thresholds());
+}
+
+#[test]
+fn eat_fires_from_the_first_probe_that_may() {
+    let thresholds = Thresholds { eat_min_probes: 4, eat_delta: 1e-3, ..thresholds() };
+    let mut eat = Eat::default();
+    for i in 0..8 {
+        eat.observe(0.2, thresholds.eat_alpha);
+        assert_eq!(eat.fires(&thresholds, EntropyUnit::Bits), i >= 4, "probe {i}");
+    }
+    assert!(!eat.fires(&Thresholds { eat_delta: 0.0, ..thresholds }, EntropyUnit::Bits), "0 turns it off");
+    eat.observe(f64::NAN, 0.5);
+    assert_eq!(eat.probes(), 8, "not measured");
+}
+
+#[test]
+fn eat_does_not_fire_while_the_model_is_stably_ignorant() {
+    let thresholds = Thresholds { eat_min_probes: 0, ..thresholds() };
+    let mut eat = Eat::default();
+    eat.observe(0.6, 0.5);
+    assert!(!eat.fires(&thresholds, EntropyUnit::Bits));
+    assert!(eat.fires(&Thresholds { eat_max_bits: f64::INFINITY, ..thresholds }, EntropyUnit::Bits));
+    let mut nats = Eat::default();
+    nats.observe(0.34, 0.5);
+    assert!(nats.fires(&thresholds, EntropyUnit::Nats), "0.49 bits");
+    nats.observe(0.35, 1.0);
+    assert!(!nats.fires(&thresholds, EntropyUnit::Nats), "0.505 bits");
+}
+
+#[test]
+fn probes_are_due_at_the_interval_and_converted() {
+    let mut budget = budget(thresholds());
+    think(&mut budget, 1);
+    assert!(!budget.probe_due());
+    think(&mut budget, 1);
+    assert!(budget.probe_due());
+    budget.on_probe(EntropySignal::from_nats(std::f32::consts::LN_2));
+    assert!(!budget.probe_due());
+    assert!((budget.eat().mean().unwrap() - 1.0).abs() < 1e-7, "one bit");
+}
+
+#[test]
+fn the_order_of_reasons() {
+    let settled = |tokens: u32| {
+        let mut budget = budget(thresholds());
+        think(&mut budget, tokens);
+        for _ in 0..3 {
+            budget.on_probe(EntropySignal::from_bits(0.1));
+        }
+        budget
+    };
+    assert_eq!(settled(3).decide(Verdict::EndNow), None, "below the minimum");
+    assert_eq!(settled(4).decide(Verdict::EndNow), Some(ForceReason::Policy));
+    assert_eq!(settled(4).decide(Verdict::Default), Some(ForceReason::Eat));
+    assert_eq!(settled(20).decide(Verdict::KeepThinking), Some(ForceReason::HardCap));
+    let mut kept = settled(4);
+    assert_eq!(kept.decide(Verdict::KeepThinking), None);
+    assert_eq!(kept.decide(Verdict::Default), None, "the same probe does not count again");
+    kept.on_probe(EntropySignal::from_bits(0.1));
+    assert_eq!(kept.decide(Verdict::Default), Some(ForceReason::Eat));
+    assert_eq!(kept.decide(Verdict::KeepThinking), Some(ForceReason::Eat), "decided");
+    assert!(!kept.probe_due());
+}
+
+#[test]
+fn rpdi_ends_at_a_boundary_only() {
+    let mut budget = budget(thresholds());
+    let mut token = |nats: f32, at_boundary: bool| {
+        budget.on_token(0, Some(EntropySignal::from_nats(nats)), at_boundary);
+        budget.decide(Verdict::Default)
+    };
+    for _ in 0..6 {
+        assert_eq!(token(0.1, true), None);
+    }
+    for _ in 0..3 {
+        assert_eq!(token(2.0, false), None);
+    }
+    assert_eq!(token(2.0, true), Some(ForceReason::Rpdi));
+}
+
+#[test]
+fn a_pattern_interrupts_even_below_the_minimum() {
+    let interrupts = [pattern(&[7, 7, 8]), pattern(&[9])].into();
+    let mut budget = ThinkBudget::new(thresholds(), EntropyUnit::Bits, interrupts).unwrap();
+    for token in [7, 7, 7] {
+        budget.on_token(token, None, false);
+        assert_eq!(budget.decide(Verdict::KeepThinking), None);
+    }
+    budget.on_token(8, None, false);
+    assert_eq!(budget.decide(Verdict::KeepThinking), Some(ForceReason::Pattern));
+}
+
+#[test]
+fn a_window_can_change_while_it_runs() {
+    let mut rpdi = Rpdi::new(4);
+    (1..=6).for_each(|nats| rpdi.push(nats as f32));
+    rpdi.set_window(2);
+    assert_eq!(rpdi.value(), Some(5.5 / 3.5));
+    rpdi.set_window(3);
+    assert_eq!(rpdi.value(), None, "not full yet");
+    rpdi.push(0.0);
+    assert_eq!(rpdi.value(), Some(11.0 / 3.0 / 3.0));
+}
+
+#[test]
+fn an_ending_skips_its_phrase_when_the_model_is_ending() {
+    let end = pattern(&[1, 2, 3]);
+    let run = |before: &[u32], emitted: &[u32]| ForcedEnding::new(vec![50, 51], end.clone(), before).next(emitted);
+    assert_eq!([run(&[9], &[]), run(&[9], &[50]), run(&[9], &[50, 51])], [Some(50), Some(51), Some(1)]);
+    assert_eq!([run(&[9, 1, 2], &[]), run(&[9, 1, 2], &[3])], [Some(3), None]);
+    assert_eq!(run(&[1, 2, 3], &[]), None, "it has ended");
+    assert_eq!(run(&[9], &[50, 60]), Some(1), "the phrase is given up");
+    assert_eq!(run(&[9], &[50, 51, 1, 1]), Some(2), "the second 1 begins the marker anew");
+    assert_eq!(run(&[9, 1], &[7]), Some(1), "the model's own beginning came to nothing");
+}
+
+#[test]
+fn the_end_of_sequence_becomes_the_end_marker() {
+    let guard = EosGuard::new(vec![100, 101], pattern(&[1, 2]));
+    assert_eq!(guard.check(101, ThinkPhase::Think, &[9]).unwrap().next(&[]), Some(1));
+    assert_eq!(guard.check(101, ThinkPhase::Think, &[9, 1]).unwrap().next(&[]), Some(2));
+    assert_eq!(guard.check(9, ThinkPhase::Think, &[9]), None);
+    assert_eq!(guard.check(100, ThinkPhase::Output, &[9]), None);
+}
+
+proptest! {
+    #[test]
+    fn eat_is_the_recurrence(values in proptest::collection::vec(0.0f64..20.0, 1..300), alpha in 0.01f64..=1.0) {
+        let mut eat = Eat::default();
+        for i in 0..values.len() {
+            eat.observe(values[i], alpha);
+            // The mean in closed form: weights instead of the recurrence.
+            let tail: f64 = (1..=i).map(|j| alpha * (1.0 - alpha).powi((i - j) as i32) * values[j]).sum();
+            let mean = (1.0 - alpha).powi(i as i32) * values[0] + tail;
+            prop_assert!((eat.mean().unwrap() - mean).abs() < 1e-9);
+            prop_assert!(eat.variance().unwrap() >= 0.0);
+        }
+    }
+
+    #[test]
+    fn rpdi_is_the_ratio_of_means(values in proptest::collection::vec(0.001f32..13.0, 1..600), window in 1u32..64) {
+        let mut rpdi = Rpdi::new(window);
+        for t in 1..=values.len() {
+            rpdi.push(values[t - 1]);
+            let mean = |part: &[f32]| part.iter().copied().map(f64::from).sum::<f64>() / part.len() as f64;
+            match rpdi.value() {
+                None => prop_assert!(t < window as usize),
+                Some(value) => {
+                    let expected = mean(&values[t - window as usize..t]) / mean(&values[..t]);
+                    prop_assert!((value - expected).abs() < 1e-9, "{} {}", value, expected);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn decisions_keep_the_cap_and_the_minimum(
+        min in 0u32..40, more in 0u32..40, seed in any::<u64>(), interrupts in any::<bool>(),
+    ) {
+        let thresholds = Thresholds { min_think_tokens: min, max_think_tokens: min + more, ..thresholds() };
+        let patterns: Vec<Pattern> = if interrupts { vec![pattern(&[3, 3])] } else { vec![] };
+        let mut budget = ThinkBudget::new(thresholds, EntropyUnit::Nats, patterns.into()).expect("in range");
+        let mut state = seed;
+        for tokens in 1..=100u32 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let bits = state >> 32;
+            // Raw bits cover what is not a number.
+            let entropy = EntropySignal { value: f32::from_bits(bits as u32), unit: EntropyUnit::Bits };
+            let entropy = if bits % 3 == 0 { EntropySignal::from_nats(0.01) } else { entropy };
+            budget.on_token((bits % 5) as u32, Some(entropy), bits % 2 == 0);
+            if budget.probe_due() {
+                budget.on_probe(entropy);
+            }
+            let verdict = [Verdict::Default, Verdict::KeepThinking, Verdict::EndNow][(bits >> 8) as usize % 3];
+            match budget.decide(verdict) {
+                Some(reason) => {
+                    let may_end = matches!(reason, ForceReason::HardCap | ForceReason::Pattern);
+                    prop_assert!(tokens >= min || may_end);
+                    prop_assert!(tokens <= (min + more).max(1));
+                    prop_assert!(reason != ForceReason::HardCap || tokens >= min + more);
+                    break;
+                }
+                None => prop_assert!(tokens < min + more),
+            }
+        }
+    }
+
+    #[test]
+    fn an_ending_always_completes_its_marker(
+        phrase in proptest::collection::vec(0u32..4, 0..6),
+        end in proptest::collection::vec(0u32..4, 1..5),
+        before in proptest::collection::vec(0u32..4, 0..12),
+        mut emitted in proptest::collection::vec(0u32..4, 0..12),
+        obeys in any::<bool>(),
+    ) {
+        let ending = ForcedEnding::new(phrase.clone(), pattern(&end), &before);
+        if obeys {
+            emitted.clear();
+        }
+        let mut asked = 0;
+        while let Some(token) = ending.next(&emitted) {
+            emitted.push(token);
+            asked += 1;
+            prop_assert!(asked <= phrase.len() + end.len());
+        }
+        // The marker is there, over the end of what was thought before when that had begun it.
+        let tail = before.len().saturating_sub(end.len());
+        let stream: Vec<u32> = before[tail..].iter().chain(&emitted).copied().collect();
+        prop_assert!(stream.windows(end.len()).any(|window| window == end));
+    }
+}
+
+#[test]
+fn rpdi_does_not_drift() {
+    let (mut rpdi, mut values, mut state) = (Rpdi::new(512), Vec::new(), 1u64);
+    for t in 1..=100_000usize {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        // Some enormous values, whose loss in a plain running sum would stay for good.
+        let nats = if t % 10_007 == 0 { 1.0e12 } else { (state >> 40) as f32 / 2.0f32.powi(22) };
+        rpdi.push(nats);
+        values.push(f64::from(nats));
+        if t % 997 == 0 && t >= 512 {
+            let local: f64 = values[t - 512..].iter().sum::<f64>() / 512.0;
+            let global: f64 = values.iter().sum::<f64>() / t as f64;
+            let error = (rpdi.value().unwrap() - local / global).abs();
+            assert!(error < 1e-9, "{error} after {t} tokens");
+        }
+    }
+}
