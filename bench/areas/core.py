@@ -74,6 +74,16 @@ def scheduler() -> Iterator[Figure]:
         yield ratio(f"schedule_batch: {live:,} requests, over sorting a Vec by phase and age", meridian, plain)
 
 
+def blocks() -> Iterator[Figure]:
+    """One eviction."""
+    read = bench("evict_for")
+    few, many = read("meridian/1000"), read("meridian/100000")
+    yield Figure("evict_for: a block of 100,000", many.median_ns, "ns", None, many.low_ns, many.high_ns)
+    # log2 grows by 1.67 from 1,000 to 100,000, a scan by 100; what is between is the cache of the machine.
+    yield ratio("evict_for: a block of 100,000 over a block of 1,000", many, few, Bound(5))
+    yield ratio("evict_for: a block of 100,000, over the scan of a Vec", many, read("vec/100000"))
+
+
 def properties() -> Iterator[Figure]:
     """Operations that the property tests generate, counted by themselves."""
     total = 0
@@ -88,4 +98,4 @@ def properties() -> Iterator[Figure]:
 
 def parts(_pairs: int) -> dict[str, Callable[[], Iterator[Figure]]]:
     """Parts of the area by name."""
-    return {"router": router, "scheduler": scheduler, "properties": properties}
+    return {"router": router, "scheduler": scheduler, "blocks": blocks, "properties": properties}

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use meridian_core::types::{RequestId, ThinkPhase};
 use meridian_core::{
-    Markers, MeridianScheduler, NewRequest, PhaseRouter, PhaseTracker, RoutedRequest, SchedulerConfig, StepLimits,
+    BeginKv, BlockManager, KvMemory, Markers, MeridianScheduler, NewRequest, PhaseAwareBlockManager, PhaseRouter,
+    PhaseTracker, RoutedRequest, SchedulerConfig, StepLimits,
 };
 
 const START: u32 = 151_667;
@@ -151,9 +152,62 @@ fn scheduler(c: &mut Criterion) {
     group.finish();
 }
 
+/// One block evicted from `cached` blocks of ended requests. Refilling is not timed.
+fn blocks(c: &mut Criterion) {
+    const BATCH: u64 = 512;
+    let mut group = c.benchmark_group("evict_for");
+    for cached in [1_000u64, 10_000, 100_000] {
+        let memory = KvMemory { capacity_bytes: cached, block_size_bytes: 1, think_fraction_limit: 1.0 };
+        let manager = PhaseAwareBlockManager::new(&memory).expect("in range");
+        let mut next = 1u64;
+        // Requests of 100 blocks at most come and go until the memory is full of what they left.
+        let mut refill = |blocks: u64| {
+            for share in (0..blocks).step_by(100) {
+                let request = RequestId(next);
+                next += 1;
+                manager.begin(request, &BeginKv::default()).expect("new");
+                manager.allocate(request, (blocks - share).min(100) as u32).expect("as many were evicted");
+                manager.finish(request, next as f64).expect("live");
+            }
+        };
+        refill(cached);
+        let wants = RequestId(0);
+        manager.begin(wants, &BeginKv::default()).expect("new");
+        group.bench_with_input(BenchmarkId::new("meridian", cached), &cached, |b, _| {
+            b.iter_custom(|iters| {
+                let mut spent = Duration::ZERO;
+                let mut left = iters;
+                while left > 0 {
+                    let now = left.min(BATCH);
+                    let began = Instant::now();
+                    for _ in 0..now {
+                        black_box(manager.evict_for(wants, 1).expect("the memory is full of cache"));
+                    }
+                    spent += began.elapsed();
+                    refill(now);
+                    left -= now;
+                }
+                spent
+            });
+        });
+        manager.audit().expect("the books balance");
+
+        let mut plain: Vec<(u8, u64)> = (0..cached).map(|i| ((i % 2) as u8, i)).collect();
+        let mut stamp = cached;
+        group.bench_with_input(BenchmarkId::new("vec", cached), &cached, |b, _| {
+            b.iter(|| {
+                let (first, _) = plain.iter().enumerate().min_by_key(|(_, rank)| **rank).expect("never empty");
+                stamp += 1;
+                black_box(std::mem::replace(&mut plain[first], ((stamp % 2) as u8, stamp)))
+            });
+        });
+    }
+    group.finish();
+}
+
 criterion_group! {
     name = core;
     config = Criterion::default().sample_size(40).warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(2));
-    targets = router, scheduler
+    targets = router, scheduler, blocks
 }
 criterion_main!(core);

@@ -81,10 +81,10 @@ impl Markers {
         }
         let padding = prompt.iter().rev().take(MAX_PADDING_TOKENS).take_while(|token| self.is_padding(**token)).count();
         for trimmed in [prompt, &prompt[..prompt.len() - padding]] {
-            if self.starts.iter().any(|start| trimmed.ends_with(&start.tokens())) {
+            if self.starts.iter().any(|start| trimmed.ends_with(start.tokens())) {
                 return Opening::Think;
             }
-            if self.ends.iter().any(|end| trimmed.ends_with(&end.tokens())) {
+            if self.ends.iter().any(|end| trimmed.ends_with(end.tokens())) {
                 return Opening::Output;
             }
         }
