@@ -16,6 +16,11 @@ RESULTS = ROOT / "bench" / "results"
 WORK = ROOT / "target" / "figures"
 
 
+def rounded(value: float) -> float:
+    """Four decimals, or four digits of what is smaller."""
+    return round(value, 4) if abs(value) >= 1e-2 else float(f"{value:.4g}")
+
+
 @dataclass(frozen=True)
 class Bound:
     """What a figure is held against; `at_most` or at least `limit`."""
@@ -45,14 +50,14 @@ class Figure:
         line: dict[str, Any] = {
             "area": area,
             "name": self.name,
-            "value": round(self.value, 4),
+            "value": rounded(self.value),
             "unit": self.unit,
             "bound": str(self.bound) if self.bound else None,
             "holds": self.bound.holds(self.value) if self.bound else None,
             "command": f"make figures ONLY={area} PART={part}",
         }
         if self.low is not None and self.high is not None:
-            line |= {"low": round(self.low, 4), "high": round(self.high, 4)}
+            line |= {"low": rounded(self.low), "high": rounded(self.high)}
         return line
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -96,6 +97,30 @@ def properties() -> Iterator[Figure]:
     yield Figure("property tests: operations in all", total, "operations", Bound(1e6, at_most=False))
 
 
+def budget() -> Iterator[Figure]:
+    """EAT and RPDI against the reference of the tests (NumPy, float64), on random series."""
+    import meridian.budget
+    import numpy as np
+
+    sys.path.insert(0, str(ROOT / "python" / "tests"))
+    from test_budget_reference import eat_reference, rpdi_reference
+
+    rng = np.random.default_rng(3)
+    eat_error = rpdi_error = 0.0
+    for _ in range(100):
+        values = rng.gamma(0.5, 1.5, size=4000)
+        for alpha in (0.05, 0.1, 0.3):
+            for got, expected in zip(
+                meridian.budget.eat(values.tolist(), alpha), eat_reference(values, alpha), strict=True
+            ):
+                eat_error = max(eat_error, float(np.max(np.abs(np.array(got) - expected))))
+        values = values.astype(np.float32).astype(np.float64)
+        difference = np.abs(np.array(meridian.budget.rpdi(values.tolist(), 512)) - rpdi_reference(values, 512))
+        rpdi_error = max(rpdi_error, float(np.nanmax(difference)))
+    yield Figure("EAT: largest difference from NumPy, 100 series of 4,000", eat_error, "bits or bits^2", Bound(1e-9))
+    yield Figure("RPDI: largest difference from NumPy, 100 series of 4,000", rpdi_error, "ratio", Bound(1e-9))
+
+
 def parts(_pairs: int) -> dict[str, Callable[[], Iterator[Figure]]]:
     """Parts of the area by name."""
-    return {"router": router, "scheduler": scheduler, "blocks": blocks, "properties": properties}
+    return {"router": router, "scheduler": scheduler, "blocks": blocks, "budget": budget, "properties": properties}
