@@ -20,8 +20,9 @@
 //! ```
 
 pub mod columns;
-mod config;
+pub mod config;
 mod error;
+mod family;
 mod phase;
 mod plan;
 mod policy;
@@ -29,8 +30,12 @@ mod rank;
 mod step_time;
 mod table;
 
-pub use config::{DispatchConfig, MeridianConfig, ModelConfig, PolicyConfig, SchedulerConfig};
+pub use config::{
+    AdminConfig, DisaggConfig, EntropyConfig, KvMemoryConfig, MeridianConfig, ModelConfig, PolicyConfig,
+    SchedulerConfig, SlotConfig, TelemetryConfig,
+};
 pub use error::Error;
+pub use family::{FamilyMarker, ModelFamily, StartInPrompt};
 pub use meridian_policy_sdk::{Column, Decision, Phase, State, Step, Targets};
 pub use phase::{Markers, PhaseTracker};
 pub use plan::{EngineFacts, Plan, Planner};
