@@ -16,6 +16,7 @@
 //! # Ok::<(), native::NativeError>(())
 //! ```
 
+pub mod config_file;
 mod engine;
 pub mod native;
 mod slot;
