@@ -336,6 +336,18 @@ fn depth_is_no_danger() {
     let _ = MeridianConfig::from_toml(&options);
 }
 
+#[test]
+fn inline_values_are_toml() {
+    let text = "a = \"\\u007f\\n\\\"\\\\ \\u0001é\"\nb = [1, 2.0, nan, { \"x y\" = true, z = [] }]\nc = 1979-05-27T07:32:00Z\nd = {}\n";
+    let table: toml::Table = toml::from_str(text).unwrap();
+    let lines: Vec<_> = table.iter().map(|(key, value)| format!("{key} = {}", config::inline(value))).collect();
+    assert!(lines.iter().all(|line| !line.contains(char::is_control)), "{lines:?}");
+    assert_eq!(lines.len(), 4);
+    // NaN is not equal to itself.
+    let again: toml::Table = toml::from_str(&lines.join("\n")).unwrap();
+    assert_eq!(format!("{again:?}"), format!("{table:?}"));
+}
+
 /// Text that is often nearly right.
 fn toml_like() -> impl Strategy<Value = String> {
     let name = prop_oneof![

@@ -16,12 +16,12 @@ pub const MAX_BYTES: u64 = 1 << 20;
 #[derive(Debug, ThisError)]
 pub enum ConfigFileError {
     /// The file cannot be read.
-    #[error("{}: cannot be read: {source}", path.display())]
+    #[error("{}: cannot be read: {cause}", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
         /// Why.
-        source: std::io::Error,
+        cause: std::io::Error,
     },
     /// What was read is no text of a fitting size.
     #[error("{}: {reason}", path.display())]
@@ -32,12 +32,12 @@ pub enum ConfigFileError {
         reason: &'static str,
     },
     /// The text is not a valid configuration.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {cause}", path.display())]
     Invalid {
         /// The file.
         path: PathBuf,
         /// The field, the value and what was expected.
-        source: Error,
+        cause: Error,
     },
 }
 
@@ -93,8 +93,8 @@ impl Surroundings {
         };
         let text = read(&path)?;
         let parsed =
-            MeridianConfig::parse(&text).map_err(|source| ConfigFileError::Invalid { path: path.clone(), source })?;
-        let full = path.canonicalize().map_err(|source| ConfigFileError::Unreadable { path: path.clone(), source })?;
+            MeridianConfig::parse(&text).map_err(|cause| ConfigFileError::Invalid { path: path.clone(), cause })?;
+        let full = path.canonicalize().map_err(|cause| ConfigFileError::Unreadable { path: path.clone(), cause })?;
         let base_dir = full.parent().unwrap_or(Path::new("/")).to_owned();
         Ok(ConfigFile { path: Some(path), base_dir, parsed })
     }
@@ -109,7 +109,7 @@ pub fn load(explicit: Option<&Path>) -> Result<ConfigFile, ConfigFileError> {
 }
 
 fn read(path: &Path) -> Result<String, ConfigFileError> {
-    let unreadable = |source| ConfigFileError::Unreadable { path: path.to_owned(), source };
+    let unreadable = |cause| ConfigFileError::Unreadable { path: path.to_owned(), cause };
     let unfit = |reason| ConfigFileError::Unfit { path: path.to_owned(), reason };
     let file = File::open(path).map_err(unreadable)?;
     if file.metadata().map_err(unreadable)?.is_dir() {

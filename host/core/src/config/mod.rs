@@ -18,7 +18,7 @@ pub use tables::{
     AdminConfig, DisaggConfig, EntropyConfig, EntropyUnit, Fabric, KvMemoryConfig, MeridianConfig, ModelConfig,
     PolicyConfig, SchedulerConfig, SlotConfig, SlotMode, TelemetryConfig,
 };
-pub use values::{Auto, Listen, Texts};
+pub use values::{Auto, Listen, Texts, inline};
 
 use crate::{Error, ModelFamily};
 

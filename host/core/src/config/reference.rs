@@ -2,6 +2,7 @@ use std::fmt::Write;
 
 use super::fields::{fields, has_effect};
 use super::schema::schema;
+use super::values::inline;
 use crate::ModelFamily;
 
 const HEAD: &str = "\
@@ -42,7 +43,7 @@ pub fn reference() -> String {
             page.push_str("| field | type | default | must be | meaning |\n|---|---|---|---|---|\n");
         }
         let mark = if has_effect(&field.path) { "" } else { " *(no effect yet)*" };
-        let cells = [&field.kind, &format!("`{}`", field.default), &field.range, &field.meaning]
+        let cells = [&field.kind, &format!("`{}`", inline(&field.default)), &field.range, &field.meaning]
             .map(|cell| cell.replace('|', "\\|"));
         let [kind, default, range, meaning] = cells;
         let _ = writeln!(page, "| `{name}` | {kind} | {default} | {range} | {meaning}{mark} |");

@@ -243,3 +243,23 @@ impl Listen {
         }
     }
 }
+
+/// A TOML value in one line, which is again TOML.
+#[must_use]
+pub fn inline(value: &toml::Value) -> String {
+    match value {
+        toml::Value::String(text) => basic_string(text),
+        toml::Value::Array(items) => format!("[{}]", items.iter().map(inline).collect::<Vec<_>>().join(", ")),
+        toml::Value::Table(table) if table.is_empty() => "{}".into(),
+        toml::Value::Table(table) => {
+            let pairs = table.iter().map(|(key, value)| format!("{} = {}", basic_string(key), inline(value)));
+            format!("{{ {} }}", pairs.collect::<Vec<_>>().join(", "))
+        }
+        other => other.to_string(),
+    }
+}
+
+/// JSON's escapes are TOML's too, but JSON leaves DEL as it is.
+fn basic_string(text: &str) -> String {
+    serde_json::Value::from(text).to_string().replace('\x7f', "\\u007f")
+}
