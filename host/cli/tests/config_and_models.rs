@@ -1,5 +1,7 @@
 //! `meridian config` and `meridian models`: what they print, and how they refuse.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

@@ -1,5 +1,7 @@
 //! meridian.toml: what is accepted, and how a mistake is named.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
 use meridian_core::config::{self, Auto, EntropyUnit, Fabric, Listen, Origin, SlotMode};
 use meridian_core::{MeridianConfig, SlotConfig};
 use proptest::prelude::*;

@@ -1,5 +1,7 @@
 //! Where meridian.toml is looked up, and which files are refused.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
 use std::path::{Path, PathBuf};
 
 use meridian_runtime::config_file::{ConfigFile, MAX_BYTES, Surroundings};

@@ -28,8 +28,8 @@ pub const WITHOUT_EFFECT: &[&str] = &[
 /// Whether the field at a dotted path changes anything in this version.
 #[must_use]
 pub fn has_effect(path: &str) -> bool {
-    let is_in = |prefix: &&str| path.strip_prefix(*prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
-    !WITHOUT_EFFECT.iter().any(|prefix| is_in(&prefix))
+    let is_in = |prefix: &str| path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+    !WITHOUT_EFFECT.iter().any(|prefix| is_in(prefix))
 }
 
 /// A field of `meridian.toml`.

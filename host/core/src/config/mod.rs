@@ -1,6 +1,6 @@
 //! `meridian.toml`: its tables, what each field may be, and where an effective value came from.
 //!
-//! [`tables`] holds the fields; schema, reference and range checks are read off them. No I/O here: see
+//! `tables.rs` holds the fields; schema, reference and range checks are read off them. No I/O here: see
 //! `meridian_runtime::config_file`.
 
 mod fields;
