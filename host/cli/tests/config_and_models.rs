@@ -155,6 +155,9 @@ fn hostile_tokenizers_get_one_line() {
     write("model.json", good.replace("\"BPE\"", "\"X\\nY\"").as_bytes());
     let regex = "\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(((\"},\"behavior\":\"Isolated\",\"invert\":false}";
     write("regex.json", good.replace("\"pre_tokenizer\":null", regex).as_bytes());
+    // The library slices each merged token by the length of the prefix, without a look at the token.
+    let merged = good.replace("\"vocab\":{", "\"continuing_subword_prefix\":\"long prefix\",\"vocab\":{\"th\":300,");
+    write("prefix.json", merged.replace("\"merges\":[]", "\"merges\":[\"t h\"]").as_bytes());
     // Sparse: no disk is used.
     std::fs::File::create(folder.join("huge.json")).unwrap().set_len((64 << 20) + 1).unwrap();
     for entry in std::fs::read_dir(&folder).unwrap() {
@@ -166,6 +169,8 @@ fn hostile_tokenizers_get_one_line() {
     }
     let done = meridian(&folder, &["models", "resolve", "--tokenizer", "huge.json"]);
     assert!(done.stderr.contains("is larger than 64 MiB"), "{}", done.stderr);
+    let done = meridian(&folder, &["models", "resolve", "--tokenizer", "prefix.json"]);
+    assert_eq!(done.stderr, "error: prefix.json: not a tokenizer.json: it contradicts itself\n");
     let done = meridian(&folder, &["models", "resolve", "--tokenizer", "absent"]);
     assert!(done.stderr.starts_with("error: absent: cannot be read: "), "{}", done.stderr);
 }
