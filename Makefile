@@ -22,7 +22,8 @@ test: check policies ## Run every test, the real engine included
 	cargo test --locked --manifest-path policies/Cargo.toml --target-dir policies/target
 	@mkdir -p target/hostile
 	target/release/examples/hostile target/hostile > target/hostile/kinds.txt # built by the tests above
-	@py=$$(scripts/build-wheel.sh); scripts/run-examples.sh "$$py"; "$$py" -m pytest -c python/pyproject.toml --rootdir . python/tests bench/vllm/tests
+	@py=$$(scripts/build-wheel.sh); MERIDIAN_TOKENIZERS=$$(scripts/setup-tokenizers.sh); export MERIDIAN_TOKENIZERS; \
+	scripts/run-examples.sh "$$py"; "$$py" -m pytest -c python/pyproject.toml --rootdir . python/tests bench/vllm/tests
 
 check: ## The fast gate: formatting, lints, documentation, types
 	@tools=$$(scripts/setup-tools.sh); \

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from meridian import DispatchConfig, MeridianConfig, PolicyConfig, PolicyEngine, StepPlan
+from meridian import MeridianConfig, PolicyConfig, PolicyEngine, SlotConfig, StepPlan
 
 # Made-up token ids; inside vLLM they come from the model's tokenizer.
 THINK_START, THINK_END = 7, 8
@@ -24,7 +24,7 @@ def configure(component: str | None) -> MeridianConfig:
     """The defaults, or the defaults with a component as the policy."""
     if component is None:
         return MeridianConfig()
-    return MeridianConfig(policy=PolicyConfig(dispatch=DispatchConfig(source=str(Path(component).resolve()))))
+    return MeridianConfig(policy=PolicyConfig(dispatch=SlotConfig(source=str(Path(component).resolve()))))
 
 
 def show(engine: PolicyEngine, now_ms: float, plan: StepPlan) -> None:

@@ -5,20 +5,37 @@ engine inside vLLM. vLLM is imported only by `meridian.vllm`.
 """
 
 from meridian._native import ConfigError, PolicyError, __version__
-from meridian.config import DispatchConfig, MeridianConfig, ModelConfig, PolicyConfig, SchedulerConfig, load_config
+from meridian.config import (
+    AdminConfig,
+    DisaggConfig,
+    EntropyConfig,
+    KvMemoryConfig,
+    MeridianConfig,
+    ModelConfig,
+    PolicyConfig,
+    SchedulerConfig,
+    SlotConfig,
+    TelemetryConfig,
+    load_config,
+)
 from meridian.engine import PolicyEngine, Stats, StepPlan
 
 __all__ = [
+    "AdminConfig",
     "ConfigError",
-    "DispatchConfig",
+    "DisaggConfig",
+    "EntropyConfig",
+    "KvMemoryConfig",
     "MeridianConfig",
     "ModelConfig",
     "PolicyConfig",
     "PolicyEngine",
     "PolicyError",
     "SchedulerConfig",
+    "SlotConfig",
     "Stats",
     "StepPlan",
+    "TelemetryConfig",
     "__version__",
     "load_config",
 ]

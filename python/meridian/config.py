@@ -1,14 +1,21 @@
-"""The configuration, `meridian.toml`."""
+"""The configuration, `meridian.toml`.
+
+The dataclasses mirror the native tables, field by field; docs/src/configuration.md describes each field. Values are
+checked where text is parsed and where an engine is made, not here.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from meridian._native import ConfigError, parse_config
+from meridian import _native
+
+# Below vLLM's own logger, whose handlers and level it shares.
+logger = logging.getLogger("vllm.meridian")
 
 
 @dataclass(frozen=True)
@@ -18,33 +25,112 @@ class SchedulerConfig:
     output_tpot_budget_ms: float = 20.0
     think_tpot_budget_ms: float = 80.0
     think_batch_multiplier: float = 2.5
+    min_think_tokens: int = 512
+    max_think_tokens: int = 32768
     max_defer_ms: float = 2000.0
 
 
 @dataclass(frozen=True)
-class DispatchConfig:
-    """`[policy.dispatch]`: `source` is `native:NAME` or the path of a component."""
+class EntropyConfig:
+    """`[entropy]`: when thinking has converged."""
 
-    source: str = "native:output-first"
+    enabled: bool = True
+    ema_alpha: float = 0.1
+    eat_variance_threshold: float = 0.0009765625
+    eat_max_bits: float = 0.5
+    eat_probe_interval_tokens: int = 32
+    min_probes: int = 4
+    rpdi_window: int = 512
+    rpdi_threshold: float = 2.0
+    unit: Literal["bits", "nats"] = "bits"
+
+
+@dataclass(frozen=True)
+class KvMemoryConfig:
+    """`[kv_memory]`: sizes in bytes."""
+
+    evict_dead_thinking: bool | Literal["auto"] = "auto"
+    block_size_bytes: int | Literal["auto"] = "auto"
+    capacity_bytes: int | Literal["auto"] = "auto"
+    think_fraction_limit: float = 1.0
+
+
+@dataclass(frozen=True)
+class SlotConfig:
+    """`[policy.dispatch]`, `[policy.eviction]`, `[policy.budget]`.
+
+    `source` is `native:NAME`, the path of a component, or `oci://REFERENCE`.
+    """
+
+    source: str
     config: dict[str, Any] = field(default_factory=dict)
     deadline_ms: float = 2.0
     memory_mib: int = 64
+    mode: Literal["active", "shadow"] = "active"
 
 
 @dataclass(frozen=True)
 class PolicyConfig:
     """`[policy]`."""
 
+    watch: bool = True
+    max_strikes: int = 3
+    strike_window_s: int = 60
     cache_dir: str = ""
-    dispatch: DispatchConfig = field(default_factory=DispatchConfig)
+    trusted_keys: list[str] = field(default_factory=list)
+    dispatch: SlotConfig = field(default_factory=lambda: SlotConfig("native:output-first"))
+    eviction: SlotConfig = field(default_factory=lambda: SlotConfig("native:tiered-lru"))
+    budget: SlotConfig = field(default_factory=lambda: SlotConfig("native:eat-rpdi", deadline_ms=5.0))
+
+
+@dataclass(frozen=True)
+class DisaggConfig:
+    """`[disagg]`."""
+
+    enabled: bool = False
+    fabric: Literal["none", "nixl", "mooncake", "tcp"] = "none"
+    offload_threshold_blocks: int = 4
+
+
+@dataclass(frozen=True)
+class TelemetryConfig:
+    """`[telemetry]`: an empty string is off."""
+
+    prometheus: str = "127.0.0.1:9464"
+    otlp_endpoint: str = ""
+    service_name: str = "meridian"
+
+
+@dataclass(frozen=True)
+class AdminConfig:
+    """`[admin]`: an empty `listen` is off."""
+
+    listen: str = "127.0.0.1:9465"
+    token_file: str = ""
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """`[model]`: the texts that start and end thinking; both empty for a model that does not think."""
+    """`[model]`: the texts that start and end thinking, or lists of alternatives; both empty for a model that does not.
 
-    think_start: str = "<think>"
-    think_end: str = "</think>"
+    Made directly, a `family` fills in nothing; `ModelConfig.of_family` does.
+    """
+
+    family: str = ""
+    think_start: str | list[str] = "<think>"
+    think_end: str | list[str] = "</think>"
+    resumes: bool = False
+    strips_reasoning: bool = True
+    force_phrase: str = ""
+
+    @classmethod
+    def of_family(cls, name: str) -> ModelConfig:
+        """The fields that a known model family supplies.
+
+        Raises:
+            ConfigError: no such family; names those that there are.
+        """
+        return MeridianConfig.from_toml(f"[model]\nfamily = {json.dumps(name)}\n").model
 
 
 @dataclass(frozen=True)
@@ -52,7 +138,12 @@ class MeridianConfig:
     """The effective configuration. `base_dir` is what a relative component path is relative to."""
 
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    entropy: EntropyConfig = field(default_factory=EntropyConfig)
+    kv_memory: KvMemoryConfig = field(default_factory=KvMemoryConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
+    disagg: DisaggConfig = field(default_factory=DisaggConfig)
+    telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
+    admin: AdminConfig = field(default_factory=AdminConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     base_dir: str = "."
 
@@ -63,12 +154,23 @@ class MeridianConfig:
         Raises:
             ConfigError: names the dotted field, the value and what was expected.
         """
-        parsed = json.loads(parse_config(text))
-        policy = parsed["policy"]
+        return cls._from_json(_native.parse_config(text), base_dir)
+
+    @classmethod
+    def _from_json(cls, text: str, base_dir: str) -> MeridianConfig:
+        tables = json.loads(text)
+        policy: dict[str, Any] = tables["policy"]
+        for name in ("dispatch", "eviction", "budget"):
+            policy[name] = SlotConfig(**policy[name])
         return cls(
-            scheduler=SchedulerConfig(**parsed["scheduler"]),
-            policy=PolicyConfig(cache_dir=policy["cache_dir"], dispatch=DispatchConfig(**policy["dispatch"])),
-            model=ModelConfig(**parsed["model"]),
+            scheduler=SchedulerConfig(**tables["scheduler"]),
+            entropy=EntropyConfig(**tables["entropy"]),
+            kv_memory=KvMemoryConfig(**tables["kv_memory"]),
+            policy=PolicyConfig(**policy),
+            disagg=DisaggConfig(**tables["disagg"]),
+            telemetry=TelemetryConfig(**tables["telemetry"]),
+            admin=AdminConfig(**tables["admin"]),
+            model=ModelConfig(**tables["model"]),
             base_dir=base_dir,
         )
 
@@ -82,24 +184,12 @@ class MeridianConfig:
 def load_config(path: str | os.PathLike[str] | None = None) -> MeridianConfig:
     """Load `path`, else `$MERIDIAN_CONFIG`, `./meridian.toml`, `~/.config/meridian/meridian.toml`, else the defaults.
 
+    A field that is set but has no effect in this version is logged as a warning.
+
     Raises:
         ConfigError: the file cannot be read or is not valid; names the file and the field.
     """
-    named = path if path is not None else os.environ.get("MERIDIAN_CONFIG") or None
-    if named is not None:
-        return _load(Path(named))
-    for candidate in (Path("meridian.toml"), Path.home() / ".config" / "meridian" / "meridian.toml"):
-        if candidate.is_file():
-            return _load(candidate)
-    return MeridianConfig()
-
-
-def _load(path: Path) -> MeridianConfig:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
-    try:
-        return MeridianConfig.from_toml(text, base_dir=str(path.resolve().parent))
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+    text, base_dir, file, without_effect = _native.load_config(None if path is None else os.fspath(path))
+    for name in without_effect:
+        logger.warning("meridian: %s: %s has no effect in this version", file, name)
+    return MeridianConfig._from_json(text, base_dir)

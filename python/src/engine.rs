@@ -74,6 +74,7 @@ impl Engine {
         let slot = DispatchSlot::new(policy, config.scheduler.targets());
         let markers =
             Markers::new(starts, ends, padding).map_err(|error| ConfigError::new_err(format!("model: {error}")))?;
+        let markers = markers.with_resuming(config.model.resumes);
         let mut engine = DispatchEngine::new(slot, markers, &config.scheduler, block_tokens);
         engine.set_steps_ahead(steps_ahead);
         let inner = Inner {

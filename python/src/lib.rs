@@ -8,7 +8,8 @@ mod engine;
 
 use std::path::{Path, PathBuf};
 
-use meridian_core::MeridianConfig;
+use meridian_core::{MeridianConfig, ModelFamily};
+use meridian_runtime::config_file;
 use pyo3::create_exception;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -19,8 +20,31 @@ create_exception!(_native, PolicyError, PyValueError, "A policy that was refused
 /// Parse and validate the text of a `meridian.toml`; returns the effective configuration as JSON.
 #[pyfunction]
 fn parse_config(text: &str) -> PyResult<String> {
-    let config = MeridianConfig::from_toml(text).map_err(|error| ConfigError::new_err(error.to_string()))?;
-    serde_json::to_string(&config).map_err(|error| ConfigError::new_err(error.to_string()))
+    to_json(&MeridianConfig::from_toml(text).map_err(config_error)?)
+}
+
+/// Find, read and parse a `meridian.toml`: `path`, or the one that the surroundings name. Returns the effective
+/// configuration as JSON, what relative paths are relative to, the file, and the fields it sets that have no effect.
+#[pyfunction]
+fn load_config(path: Option<PathBuf>) -> PyResult<(String, String, Option<String>, Vec<String>)> {
+    let found = config_file::load(path.as_deref()).map_err(config_error)?;
+    let without_effect = found.parsed.without_effect().map(str::to_owned).collect();
+    let file = found.path.map(|path| path.display().to_string());
+    Ok((to_json(&found.parsed.config)?, found.base_dir.display().to_string(), file, without_effect))
+}
+
+/// A known model family as JSON; the fields are those of `models/NAME.toml`.
+#[pyfunction]
+fn model_family(name: &str) -> PyResult<String> {
+    to_json(ModelFamily::find(name).map_err(config_error)?)
+}
+
+fn to_json(value: &impl serde::Serialize) -> PyResult<String> {
+    serde_json::to_string(value).map_err(config_error)
+}
+
+fn config_error(error: impl std::error::Error) -> PyErr {
+    ConfigError::new_err(error.to_string())
 }
 
 /// Run the `meridian` command line with these arguments (the first is the program's name); returns the exit code.
@@ -36,6 +60,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("PolicyError", module.py().get_type::<PolicyError>())?;
     module.add("PanicException", module.py().get_type::<pyo3::panic::PanicException>())?;
     module.add_function(wrap_pyfunction!(parse_config, module)?)?;
+    module.add_function(wrap_pyfunction!(load_config, module)?)?;
+    module.add_function(wrap_pyfunction!(model_family, module)?)?;
     module.add_function(wrap_pyfunction!(run_cli, module)?)?;
     module.add_function(wrap_pyfunction!(budget::eat, module)?)?;
     module.add_function(wrap_pyfunction!(budget::rpdi, module)?)?;

@@ -1,5 +1,6 @@
 """Shared by the tests. Those under `vllm/` run the real vLLM engine on CPU; the rest need only the wheel."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -25,3 +26,14 @@ def policies() -> Path:
 def hostile() -> Path:
     """Folder of the hostile components; `kinds.txt` names the fault that each causes."""
     return built("target/hostile", "test")
+
+
+@pytest.fixture(scope="session")
+def tokenizers() -> Path:
+    """Folder of real tokenizers: FAMILY/tokenizer.json."""
+    folder = os.environ.get("MERIDIAN_TOKENIZERS")
+    if not folder:
+        pytest.fail(
+            "MERIDIAN_TOKENIZERS is not set: run `make test`, or set it to the output of scripts/setup-tokenizers.sh"
+        )
+    return Path(folder)

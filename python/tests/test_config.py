@@ -1,13 +1,93 @@
 """meridian.toml from Python: lookup order, defaults, and how a mistake is named."""
 
+import json
+import logging
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import meridian
 import pytest
+from meridian import _native
 
 
 def test_python_defaults_are_the_native_ones() -> None:
     assert meridian.MeridianConfig.from_toml("") == meridian.MeridianConfig()
+
+
+def names(table: Any) -> dict[str, Any]:
+    """The fields of a dataclass, tables within tables."""
+    inner = {field.name: getattr(table, field.name) for field in fields(table)}
+    return {name: names(value) if is_dataclass(value) else None for name, value in inner.items()}
+
+
+def test_python_fields_are_the_native_ones() -> None:
+    def native(table: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: native(value) if isinstance(value, dict) and name != "config" else None
+            for name, value in table.items()
+        }
+
+    ours = names(meridian.MeridianConfig())
+    del ours["base_dir"]
+    assert ours == native(json.loads(_native.parse_config("")))
+
+
+def test_every_table_comes_through() -> None:
+    text = """
+        [scheduler]
+        max_think_tokens = 1000
+        [entropy]
+        unit = "nats"
+        [kv_memory]
+        evict_dead_thinking = false
+        capacity_bytes = 4096
+        [policy]
+        trusted_keys = ["k"]
+        [policy.budget]
+        config = { a = [1] }
+        mode = "shadow"
+        [disagg]
+        enabled = true
+        fabric = "nixl"
+        [telemetry]
+        prometheus = ""
+        [admin]
+        listen = "unix:/run/meridian.sock"
+        [model]
+        think_start = ["<a>", "<b>"]
+    """
+    config = meridian.MeridianConfig.from_toml(text)
+    assert config.scheduler.max_think_tokens == 1000
+    assert config.entropy.unit == "nats"
+    assert config.kv_memory == meridian.KvMemoryConfig(evict_dead_thinking=False, capacity_bytes=4096)
+    assert config.policy.budget == meridian.SlotConfig(
+        "native:eat-rpdi", config={"a": [1]}, deadline_ms=5.0, mode="shadow"
+    )
+    assert config.disagg.fabric == "nixl"
+    assert config.model.think_start == ["<a>", "<b>"]
+    again = meridian.PolicyEngine(config)
+    assert again.stats()["policy"] == "output-first"
+    assert json.loads(config.to_json()) == json.loads(_native.parse_config(text))
+
+
+def test_a_family_supplies_the_markers() -> None:
+    model = meridian.ModelConfig.of_family("seed-oss")
+    assert (model.family, model.think_start, model.think_end) == ("seed-oss", "<seed:think>", "</seed:think>")
+    with pytest.raises(
+        meridian.ConfigError, match=r'model\.family: "qwen4": unknown model family, did you mean "qwen3"'
+    ):
+        meridian.ModelConfig.of_family("qwen4")
+
+
+def test_fields_without_effect_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "meridian.toml"
+    path.write_text("[entropy]\nema_alpha = 0.2\n[scheduler]\nmax_defer_ms = 5\n")
+    with caplog.at_level(logging.WARNING, logger="vllm.meridian"):
+        meridian.load_config(path)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"meridian: {path}: entropy.ema_alpha has no effect in this version"
+    ]
 
 
 def test_lookup_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,3 +134,12 @@ def test_mistakes_name_file_and_field(tmp_path: Path, text: str, expected: str) 
 def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(meridian.ConfigError, match=r"absent\.toml: cannot be read"):
         meridian.load_config(tmp_path / "absent.toml")
+
+
+def test_unfit_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(meridian.ConfigError, match="is a folder, expected a TOML file"):
+        meridian.load_config(tmp_path)
+    path = tmp_path / "meridian.toml"
+    path.write_bytes(b"\xff")
+    with pytest.raises(meridian.ConfigError, match=r"meridian\.toml: is not UTF-8 text"):
+        meridian.load_config(str(path))

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import meridian
 import pytest
-from meridian import DispatchConfig, MeridianConfig, PolicyConfig, PolicyEngine
+from meridian import MeridianConfig, PolicyConfig, PolicyEngine, SlotConfig
 
 
 def config(source: str, **dispatch: object) -> MeridianConfig:
-    return MeridianConfig(policy=PolicyConfig(dispatch=DispatchConfig(source=source, **dispatch)))  # type: ignore[arg-type]
+    return MeridianConfig(policy=PolicyConfig(dispatch=SlotConfig(source=source, **dispatch)))  # type: ignore[arg-type]
 
 
 def engine_with_phases(source: str) -> PolicyEngine:

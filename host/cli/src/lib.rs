@@ -1,6 +1,8 @@
 //! The `meridian` command, as a library so that the binary and the Python wheel share it.
 
 mod bench;
+mod config;
+mod models;
 mod policy;
 
 use std::ffi::OsString;
@@ -29,6 +31,12 @@ enum Command {
     /// Build and check policy components
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
+    /// Check and show the configuration, meridian.toml
+    #[command(subcommand)]
+    Config(config::ConfigCommand),
+    /// Model families: how each marks its thinking
+    #[command(subcommand)]
+    Models(models::ModelsCommand),
     /// Measure
     #[command(subcommand)]
     Bench(bench::BenchCommand),
@@ -45,6 +53,8 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     };
     let done = match cli.command {
         Command::Policy(command) => policy::run(command, cli.json),
+        Command::Config(command) => config::run(command, cli.json),
+        Command::Models(command) => models::run(command, cli.json),
         Command::Bench(command) => bench::run(command, cli.json),
     };
     match done {

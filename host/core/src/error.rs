@@ -1,3 +1,5 @@
+//! What can go wrong, by what the caller can do about it.
+
 use thiserror::Error;
 
 use crate::{BlockId, BlockTier, FabricError, RequestId};
@@ -26,11 +28,31 @@ pub enum Error {
     #[error("{field}: {value}: {reason}")]
     ConfigValidation {
         /// Dotted path of the field.
-        field: &'static str,
+        field: String,
         /// The value as it was given.
         value: String,
         /// What was expected: `must be above 0`.
-        reason: &'static str,
+        reason: String,
+    },
+    /// The description of a model family is not valid.
+    #[error("{file}: {field}: {reason}")]
+    ModelFamilyInvalid {
+        /// Name of the file.
+        file: String,
+        /// The field, or `line L, column C` when the text is not TOML.
+        field: String,
+        /// What was found and what was expected.
+        reason: String,
+    },
+    /// No such model family.
+    #[error("{name:?}: unknown model family{}, expected one of {known}", suggestion.as_ref().map(|name| format!(", did you mean {name:?}")).unwrap_or_default())]
+    ModelFamilyUnknown {
+        /// The name that was asked for.
+        name: String,
+        /// The known name it most resembles, when one is near.
+        suggestion: Option<String>,
+        /// The known names, with commas.
+        known: String,
     },
     /// A request id that is live.
     #[error("request {id} is already there")]

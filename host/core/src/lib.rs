@@ -8,7 +8,7 @@
 //!
 //! ```
 //! use meridian_core::types::{PhaseEvent, RequestId};
-//! use meridian_core::{Markers, MeridianScheduler, NewRequest, SchedulerConfig, StepLimits, WAITING_WINDOW};
+//! use meridian_core::{Markers, MeridianScheduler, NewRequest, SchedulerConfig, StepLimits};
 //!
 //! // Token 7 starts thinking, 8 ends it.
 //! let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![])?;
@@ -28,8 +28,9 @@
 mod blocks;
 pub mod budget;
 pub mod columns;
-mod config;
-mod error;
+pub mod config;
+pub mod error;
+mod family;
 mod mirror;
 pub mod native;
 mod pattern;
@@ -48,8 +49,12 @@ pub use blocks::{
     Allocation, BeginKv, BlockManager, Evicted, EvictionCandidate, EvictionPolicy, EvictionSubject, Fabric,
     FabricError, KvMemory, KvStats, PhaseAwareBlockManager, TieredLru,
 };
-pub use config::{DispatchConfig, MeridianConfig, ModelConfig, PolicyConfig, SchedulerConfig};
+pub use config::{
+    AdminConfig, DisaggConfig, EntropyConfig, KvMemoryConfig, MeridianConfig, ModelConfig, PolicyConfig,
+    SchedulerConfig, SlotConfig, TelemetryConfig,
+};
 pub use error::Error;
+pub use family::{FamilyMarker, ModelFamily, StartInPrompt};
 pub use meridian_policy_sdk::{Column, Decision, Phase, State, Step, Targets};
 pub use mirror::EngineMirror;
 pub use pattern::Pattern;

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use meridian_policy_sdk::Phase as ThinkPhase;
@@ -123,7 +124,7 @@ pub enum BlockLocation {
 /// ```
 /// assert_ne!(meridian_core::EntropyUnit::Nats, meridian_core::EntropyUnit::Bits);
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum EntropyUnit {
     /// Natural logarithm.

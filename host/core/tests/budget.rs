@@ -1,7 +1,7 @@
 //! When thinking ends and how it is ended.
 
 use meridian_core::budget::{Eat, EosGuard, ForceReason, ForcedEnding, Rpdi, ThinkBudget, Thresholds, Verdict};
-use meridian_core::{EntropySignal, EntropyUnit, Pattern, ThinkPhase};
+use meridian_core::{EntropySignal, EntropyUnit, MeridianConfig, Pattern, ThinkPhase};
 use proptest::prelude::*;
 
 fn thresholds() -> Thresholds {
@@ -275,4 +275,10 @@ fn rpdi_does_not_drift() {
             assert!(error < 1e-9, "{error} after {t} tokens");
         }
     }
+}
+
+#[test]
+fn the_defaults_are_those_of_the_configuration() {
+    let config = MeridianConfig::default();
+    assert_eq!(Thresholds::from_config(&config.scheduler, &config.entropy), Thresholds::default());
 }

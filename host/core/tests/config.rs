@@ -1,17 +1,135 @@
 //! meridian.toml: what is accepted, and how a mistake is named.
 
-use meridian_core::MeridianConfig;
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
+use meridian_core::EntropyUnit;
+use meridian_core::config::{self, Auto, FabricKind, Listen, Origin, SlotMode};
+use meridian_core::{MeridianConfig, SlotConfig};
+use proptest::prelude::*;
+
+fn parse(text: &str) -> MeridianConfig {
+    MeridianConfig::from_toml(text).unwrap()
+}
 
 fn refusal(text: &str) -> String {
-    MeridianConfig::from_toml(text).expect_err("the text is wrong").to_string()
+    let message = MeridianConfig::from_toml(text).expect_err("the text is wrong").to_string();
+    assert!(!message.contains(char::is_control), "{message:?} is not one line");
+    message
+}
+
+/// The text that sets one field, and whatever must go with it.
+fn set(path: &str, value: &str) -> String {
+    let (table, name) = path.rsplit_once('.').unwrap();
+    let companion = match path {
+        "scheduler.max_think_tokens" => "\nmin_think_tokens = 0",
+        "scheduler.min_think_tokens" => "\nmax_think_tokens = 16777216",
+        "disagg.enabled" => "\nfabric = 'tcp'",
+        _ => "",
+    };
+    format!("[{table}]\n{name} = {value}{companion}\n")
 }
 
 #[test]
 fn empty_means_defaults() {
-    let config = MeridianConfig::from_toml("").unwrap();
+    let config = parse("");
     assert_eq!(config, MeridianConfig::default());
-    assert_eq!(config.policy.dispatch.source, "native:output-first");
+    assert_eq!(config.policy.dispatch, SlotConfig::dispatch());
+    let slots = [&config.policy.dispatch, &config.policy.eviction, &config.policy.budget];
+    let facts = slots.map(|slot| (slot.source.as_str(), slot.deadline_ms, slot.memory_mib, slot.mode));
+    assert_eq!(
+        facts,
+        [
+            ("native:output-first", 2.0, 64, SlotMode::Active),
+            ("native:tiered-lru", 2.0, 64, SlotMode::Active),
+            ("native:eat-rpdi", 5.0, 64, SlotMode::Active),
+        ]
+    );
     assert_eq!(config.scheduler.output_tpot_budget_ms, 20.0);
+    assert_eq!(config.entropy.eat_variance_threshold, 0.000_976_562_5);
+    assert_eq!(config.entropy.unit, EntropyUnit::Bits);
+    assert_eq!(config.kv_memory.capacity_bytes, Auto::Auto);
+    assert_eq!(config.disagg.fabric, FabricKind::None);
+}
+
+#[test]
+fn the_default_of_every_field_can_be_written_down() {
+    for field in config::fields() {
+        let text = set(&field.path, &field.default.to_string());
+        let parsed = MeridianConfig::parse(&text).unwrap_or_else(|error| panic!("{text}: {error}"));
+        let effective = parsed.fields.iter().find(|effective| effective.path == field.path).unwrap();
+        assert_eq!((&effective.value, &effective.origin), (&field.default, &Origin::File), "{}", field.path);
+        let others = parsed.fields.iter().filter(|effective| effective.origin == Origin::File).count();
+        assert_eq!(others, text.matches(" = ").count(), "{text}");
+    }
+    let default = toml::to_string(&MeridianConfig::default()).unwrap();
+    assert_eq!(parse(&default), MeridianConfig::default());
+    assert_eq!(MeridianConfig::default().validate(), Ok(()));
+}
+
+#[test]
+fn a_slot_keeps_its_own_defaults_when_one_field_is_given() {
+    let config = parse("[policy.budget]\nmemory_mib = 8\n[policy.eviction]\nmode = 'shadow'");
+    assert_eq!((config.policy.budget.deadline_ms, config.policy.budget.memory_mib), (5.0, 8));
+    assert_eq!(config.policy.eviction.source, "native:tiered-lru");
+    assert_eq!(config.policy.eviction.mode, SlotMode::Shadow);
+}
+
+/// (field, accepted, refused, expectation)
+const RANGES: &[(&str, &[&str], &[&str], &str)] = &[
+    ("scheduler.output_tpot_budget_ms", &["0.001", "1", "1e30"], &["0", "-1", "nan", "1e-60"], "must be above 0"),
+    ("scheduler.think_tpot_budget_ms", &["0.001"], &["0.0", "-0.5"], "must be above 0"),
+    ("scheduler.think_batch_multiplier", &["1", "1e6"], &["0.99", "1000001"], "must be in [1, 1000000]"),
+    ("scheduler.min_think_tokens", &["0", "16777216"], &["-1", "16777217"], "must be in 0..=16777216"),
+    ("scheduler.max_think_tokens", &["1", "16777216"], &["0", "16777217"], "must be in 1..=16777216"),
+    ("scheduler.max_defer_ms", &["1e-3"], &["0"], "must be above 0"),
+    ("entropy.ema_alpha", &["1e-9", "1", "1.0"], &["0", "1.0000001", "2", "nan"], "must be in (0, 1]"),
+    ("entropy.eat_variance_threshold", &["1e-9"], &["0"], "must be above 0"),
+    ("entropy.eat_max_bits", &["1e-9"], &["0"], "must be above 0"),
+    ("entropy.eat_probe_interval_tokens", &["1", "65536"], &["0", "65537"], "must be in 1..=65536"),
+    ("entropy.min_probes", &["1", "65536"], &["0", "65537"], "must be in 1..=65536"),
+    ("entropy.rpdi_window", &["1", "65536"], &["0", "65537"], "must be in 1..=65536"),
+    ("entropy.rpdi_threshold", &["1e-9"], &["0"], "must be above 0"),
+    ("entropy.unit", &["'nats'"], &["'dits'", "''"], "must be \"bits\" or \"nats\""),
+    ("kv_memory.block_size_bytes", &["1", "'auto'"], &["0", "-1", "'big'"], "must be \"auto\" or at least 1"),
+    ("kv_memory.capacity_bytes", &["9223372036854775807"], &["0"], "must be \"auto\" or at least 1"),
+    ("kv_memory.evict_dead_thinking", &["true", "false"], &["'yes'"], "must be \"auto\", true or false"),
+    ("kv_memory.think_fraction_limit", &["0.01", "1"], &["0", "1.01"], "must be in (0, 1]"),
+    ("policy.max_strikes", &["1", "1000"], &["0", "1001"], "must be in 1..=1000"),
+    ("policy.strike_window_s", &["1", "86400"], &["0", "86401"], "must be in 1..=86400"),
+    ("policy.dispatch.deadline_ms", &["0.1", "1000"], &["0", "1000.1"], "must be in (0, 1000]"),
+    ("policy.dispatch.memory_mib", &["1", "1024"], &["0", "1025"], "must be in 1..=1024"),
+    ("policy.dispatch.mode", &["'active'", "'shadow'"], &["'off'"], "must be \"active\" or \"shadow\""),
+    ("policy.eviction.deadline_ms", &["0.1", "1000"], &["0", "1000.1"], "must be in (0, 1000]"),
+    ("policy.eviction.memory_mib", &["1", "1024"], &["0", "1025"], "must be in 1..=1024"),
+    ("policy.eviction.mode", &["'shadow'"], &["'Active'"], "must be \"active\" or \"shadow\""),
+    ("policy.budget.deadline_ms", &["0.1", "1000"], &["0", "1000.1"], "must be in (0, 1000]"),
+    ("policy.budget.memory_mib", &["1", "1024"], &["0", "1025"], "must be in 1..=1024"),
+    ("policy.budget.mode", &["'shadow'"], &["' shadow'"], "must be \"active\" or \"shadow\""),
+    ("disagg.fabric", &["'nixl'", "'mooncake'"], &["'rdma'"], "must be \"none\", \"nixl\", \"mooncake\" or \"tcp\""),
+    ("disagg.offload_threshold_blocks", &["1", "1000000"], &["0", "1000001"], "must be in 1..=1000000"),
+];
+
+#[test]
+fn every_range_is_refused_on_both_sides() {
+    for (path, accepted, refused, expectation) in RANGES {
+        for value in *accepted {
+            let text = set(path, value);
+            assert!(MeridianConfig::from_toml(&text).is_ok(), "{text}");
+        }
+        for value in *refused {
+            let message = refusal(&set(path, value));
+            assert!(message.starts_with(&format!("{path}: ")), "{value}: {message}");
+            assert!(message.ends_with(&format!(": {expectation}")), "{value}: {message}");
+        }
+    }
+    let ranged: Vec<_> = config::fields().iter().filter(|f| !f.range.is_empty() && f.kind != "boolean").collect();
+    for field in &ranged {
+        assert!(RANGES.iter().any(|row| row.0 == field.path), "{}: its range is not tested", field.path);
+        assert_eq!(RANGES.iter().find(|row| row.0 == field.path).unwrap().3, format!("must be {}", field.range));
+    }
+    assert_eq!(ranged.len(), RANGES.len());
+    assert_eq!(refusal("[entropy]\nema_alpha = inf"), "entropy.ema_alpha: inf: must be finite in 32 bits");
+    assert_eq!(refusal("[scheduler]\nmax_defer_ms = 1e39"), "scheduler.max_defer_ms: 1e39: must be finite in 32 bits");
 }
 
 #[test]
@@ -22,22 +140,253 @@ fn mistakes_name_field_value_and_expectation() {
         "scheduler.output_tpot_budget_ms: NaN: must be above 0"
     );
     assert_eq!(refusal("[policy.dispatch]\nmemory_mib = 0"), "policy.dispatch.memory_mib: 0: must be in 1..=1024");
-    assert_eq!(refusal("[polcy.dispatch]\n"), "polcy: unknown field, did you mean `policy`?");
-    assert_eq!(
-        refusal("[policy.dispatch]\nsorce = 'x'"),
-        "policy.dispatch.sorce: unknown field, did you mean `policy.dispatch.source`?"
-    );
-    assert_eq!(refusal("zzzzzzzzzzzz = 1"), "zzzzzzzzzzzz: unknown field");
+    assert_eq!(refusal("scheduler = 3"), "scheduler: invalid type: integer, expected a table");
     assert!(refusal("[scheduler]\nmax_defer_ms = 'soon'").starts_with("scheduler.max_defer_ms: invalid type"));
+    assert!(refusal("[scheduler]\nmax_defer_ms = [1]").starts_with("scheduler.max_defer_ms: invalid type"));
+    assert!(refusal("[scheduler]\nmin_think_tokens = 1.5").starts_with("scheduler.min_think_tokens: invalid type"));
     assert!(refusal("[scheduler]\nmax_defer_ms = = 1").starts_with("line 2, column 16: "));
     assert_eq!(
-        refusal("[model]\nthink_end = ''"),
-        "model.think_end: \"\": must be set exactly when model.think_start is"
+        refusal("[kv_memory]\nblock_size_bytes = true"),
+        "kv_memory.block_size_bytes: invalid type: boolean `true`, expected \"auto\" or an integer"
+    );
+    assert_eq!(
+        refusal("[kv_memory]\nevict_dead_thinking = 1"),
+        "kv_memory.evict_dead_thinking: invalid value: integer `1`, expected \"auto\", true or false"
     );
 }
 
 #[test]
+fn unknown_fields_are_refused_with_a_suggestion() {
+    for (text, expected) in [
+        ("[polcy.dispatch]\n", "polcy: unknown field, did you mean `policy`?"),
+        (
+            "[policy.dispatch]\nsorce = 'x'",
+            "policy.dispatch.sorce: unknown field, did you mean `policy.dispatch.source`?",
+        ),
+        ("[policy.budget]\nmod = 'x'", "policy.budget.mod: unknown field, did you mean `policy.budget.mode`?"),
+        ("zzzzzzzzzzzz = 1", "zzzzzzzzzzzz: unknown field"),
+        ("x = 1", "x: unknown field"),
+        // In the wrong table, or in none.
+        ("[scheduler]\nema_alpha = 1", "scheduler.ema_alpha: unknown field, did you mean `entropy.ema_alpha`?"),
+        ("token_file = 'x'", "token_file: unknown field, did you mean `admin.token_file`?"),
+        ("\"a\\nb\" = 1", "\"a\\nb\": unknown field"),
+        (
+            "[scheduler.max_defer_ms]\nx = 1",
+            "scheduler.max_defer_ms.x: unknown field, did you mean `scheduler.max_defer_ms`?",
+        ),
+    ] {
+        assert_eq!(refusal(text), expected, "{text}");
+    }
+}
+
+#[test]
+fn fields_that_depend_on_each_other() {
+    for (text, expected) in [
+        (
+            "[scheduler]\nmin_think_tokens = 10\nmax_think_tokens = 9",
+            "scheduler.min_think_tokens: 10: must be at most scheduler.max_think_tokens, 9",
+        ),
+        ("[model]\nthink_end = ''", "model.think_end: \"\": must be set exactly when model.think_start is"),
+        ("[model]\nthink_end = '<think>'", "model.think_end: \"<think>\": must differ from model.think_start"),
+        (
+            "[model]\nforce_phrase = 'enough'",
+            "model.force_phrase: \"enough\": must contain a text of model.think_end, or thinking would go on",
+        ),
+        (
+            "[disagg]\nenabled = true",
+            "disagg.fabric: \"none\": must be \"nixl\", \"mooncake\" or \"tcp\" when disagg.enabled is true",
+        ),
+        (
+            "[admin]\nlisten = '127.0.0.1:9464'",
+            "admin.listen: \"127.0.0.1:9464\": must differ from telemetry.prometheus",
+        ),
+        ("[policy.budget]\nsource = 'native:'", "policy.budget.source: \"native:\": must be native:NAME or a path"),
+        ("[policy.eviction]\nsource = ''", "policy.eviction.source: \"\": must be native:NAME or a path"),
+        ("[policy]\ntrusted_keys = ['k', ' ']", "policy.trusted_keys: \"\": must not hold an empty key"),
+        (
+            "[telemetry]\notlp_endpoint = 'collector:4317'",
+            "telemetry.otlp_endpoint: \"collector:4317\": must be an http:// or https:// URL, or empty",
+        ),
+        ("[telemetry]\nservice_name = ' '", "telemetry.service_name: \" \": must not be empty"),
+    ] {
+        assert_eq!(refusal(text), expected, "{text}");
+    }
+    let config =
+        parse("[telemetry]\nprometheus = ''\notlp_endpoint = 'http://[::1]:4317'\n[admin]\nlisten = '127.0.0.1:0'");
+    assert_eq!(Listen::parse(&config.telemetry.prometheus), Ok(Listen::Off));
+    parse("[admin]\nlisten = '127.0.0.1:0'\n[telemetry]\nprometheus = '127.0.0.1:0'");
+    parse("[disagg]\nenabled = true\nfabric = 'tcp'");
+}
+
+#[test]
+fn addresses() {
+    let loopback = "must be a loopback address such as 127.0.0.1 or [::1]: other machines must not reach it";
+    for (text, expected) in [
+        ("", Ok(Listen::Off)),
+        ("127.0.0.1:1", Ok(Listen::Tcp("127.0.0.1:1".parse().unwrap()))),
+        ("127.8.9.10:1", Ok(Listen::Tcp("127.8.9.10:1".parse().unwrap()))),
+        ("[::1]:65535", Ok(Listen::Tcp("[::1]:65535".parse().unwrap()))),
+        ("[::ffff:127.0.0.1]:1", Ok(Listen::Tcp("[::ffff:127.0.0.1]:1".parse().unwrap()))),
+        ("unix:/run/m.sock", Ok(Listen::Unix("/run/m.sock".into()))),
+        ("unix:", Err("must be unix:PATH with a path of 1 to 107 bytes")),
+        ("0.0.0.0:9465", Err(loopback)),
+        ("10.0.0.1:9465", Err(loopback)),
+        ("[::]:9465", Err(loopback)),
+        ("[::ffff:10.0.0.1]:1", Err(loopback)),
+        ("localhost:9465", Err("must be IP:port, unix:PATH or empty")),
+        ("127.0.0.1", Err("must be IP:port, unix:PATH or empty")),
+        ("127.0.0.1:65536", Err("must be IP:port, unix:PATH or empty")),
+    ] {
+        assert_eq!(Listen::parse(text), expected, "{text}");
+    }
+    let long = format!("unix:/{}", "x".repeat(107));
+    assert!(Listen::parse(&long).is_err() && Listen::parse(&long[..long.len() - 1]).is_ok());
+    assert_eq!(refusal("[admin]\nlisten = '0.0.0.0:1'"), format!("admin.listen: \"0.0.0.0:1\": {loopback}"));
+    assert_eq!(
+        refusal("[telemetry]\nprometheus = 'x'"),
+        "telemetry.prometheus: \"x\": must be IP:port, unix:PATH or empty"
+    );
+}
+
+#[test]
+fn markers_are_one_text_or_alternatives() {
+    let model = parse("[model]\nthink_start = ['<a>', '<b>']\nthink_end = '</a>'").model;
+    assert_eq!(model.think_start.as_slice(), ["<a>", "<b>"]);
+    assert_eq!(model.think_end.as_slice(), ["</a>"]);
+    let none = parse("[model]\nthink_start = []\nthink_end = ''").model;
+    assert!(none.think_start.is_empty() && none.think_end.is_empty());
+    assert_eq!(serde_json::to_string(&none.think_start).unwrap(), "\"\"");
+    assert_eq!(serde_json::to_string(&model.think_start).unwrap(), "[\"<a>\",\"<b>\"]");
+    assert!(refusal("[model]\nthink_start = ['']").starts_with("model.think_start: "));
+    assert!(refusal("[model]\nthink_start = 7").ends_with("expected a string or a list of strings"));
+    let many = format!("[model]\nthink_start = {:?}", (0..9).map(|n| n.to_string()).collect::<Vec<_>>());
+    assert_eq!(refusal(&many), "model.think_start: expected at most 8 alternatives");
+    let long = format!("[model]\nthink_start = '{}'", "x".repeat(257));
+    assert_eq!(refusal(&long), "model.think_start: expected every alternative of 1 to 256 bytes");
+}
+
+#[test]
+fn a_family_supplies_what_the_file_does_not_set() {
+    let parsed = MeridianConfig::parse("[model]\nfamily = 'gpt-oss'\nstrips_reasoning = false").unwrap();
+    let model = &parsed.config.model;
+    assert_eq!(model.think_start.as_slice(), ["<|channel|>analysis<|message|>"]);
+    assert!(!model.strips_reasoning);
+    let origin = |path: &str| parsed.fields.iter().find(|field| field.path == path).unwrap().origin.to_string();
+    assert_eq!(origin("model.family"), "file");
+    assert_eq!(origin("model.strips_reasoning"), "file");
+    assert_eq!(origin("model.think_start"), "family:gpt-oss");
+    assert_eq!(origin("scheduler.max_defer_ms"), "default");
+    let kept = parse("[model]\nfamily = 'granite'\nthink_start = '<t>'\nthink_end = '</t>'").model;
+    assert_eq!((kept.think_start.as_slice(), kept.think_end.as_slice()), (&["<t>".into()][..], &["</t>".into()][..]));
+    let message = refusal("[model]\nfamily = 'qwen4'");
+    assert!(
+        message.starts_with("model.family: \"qwen4\": unknown model family, did you mean \"qwen3\", expected one of "),
+        "{message}"
+    );
+}
+
+#[test]
+fn fields_without_effect_are_named_when_the_file_sets_them() {
+    let text = "[scheduler]\nmax_think_tokens = 9000\nmax_defer_ms = 1\n[policy.dispatch]\nmode = 'shadow'\n[model]\nfamily = 'qwen3'";
+    let parsed = MeridianConfig::parse(text).unwrap();
+    assert_eq!(parsed.without_effect().collect::<Vec<_>>(), ["policy.dispatch.mode", "scheduler.max_think_tokens"]);
+}
+
+#[test]
 fn policy_options_are_the_policys_own() {
-    let config = MeridianConfig::from_toml("[policy.dispatch]\nconfig = { anything = { goes = 1 } }").unwrap();
-    assert!(config.policy.dispatch.config.contains_key("anything"));
+    for slot in ["dispatch", "eviction", "budget"] {
+        let config = parse(&format!("[policy.{slot}]\nconfig = {{ anything = {{ goes = 1, mode = 'off' }} }}"));
+        let json = serde_json::to_value(&config).unwrap();
+        assert_eq!(json["policy"][slot]["config"]["anything"]["goes"], 1);
+    }
+}
+
+#[test]
+fn a_configuration_made_by_hand_is_checked_as_well() {
+    let mut config = MeridianConfig::default();
+    config.scheduler.max_defer_ms = f32::NAN;
+    assert_eq!(config.validate().unwrap_err().to_string(), "scheduler.max_defer_ms: NaN: must be above 0");
+    config = MeridianConfig::default();
+    config.model.family = "none".into();
+    assert!(config.validate().is_err());
+    let json =
+        serde_json::to_string(&parse("[kv_memory]\ncapacity_bytes = 4096\nevict_dead_thinking = false")).unwrap();
+    let back: MeridianConfig = serde_json::from_str(&json).unwrap();
+    assert_eq!(back.kv_memory.capacity_bytes, Auto::Set(4096));
+    assert_eq!(back.kv_memory.evict_dead_thinking, Auto::Set(false));
+    assert!(serde_json::from_str::<MeridianConfig>(r#"{"kv_memory":{"capacity_bytes":9223372036854775808}}"#).is_err());
+}
+
+#[test]
+fn the_schema_says_what_the_parser_does() {
+    let schema = config::schema();
+    assert_eq!(schema["additionalProperties"], false);
+    let alpha = &schema["properties"]["entropy"]["properties"]["ema_alpha"];
+    assert_eq!((&alpha["exclusiveMinimum"], &alpha["maximum"], &alpha["default"]), (&0.into(), &1.into(), &0.1.into()));
+    let budget = &schema["properties"]["policy"]["properties"]["budget"]["properties"];
+    assert_eq!(budget["deadline_ms"]["default"], 5.0);
+    assert!(budget["config"].get("properties").is_none());
+    assert!(!schema.to_string().contains("\"$ref\""));
+}
+
+#[test]
+fn depth_is_no_danger() {
+    let deep = format!("{} = 1", vec!["a"; 200_000].join("."));
+    refusal(&deep);
+    refusal(&format!("a = {}", "[".repeat(200_000)));
+    refusal(&format!("a = {}", "{a=".repeat(100_000)));
+    let options = format!("[policy.dispatch]\nconfig.{} = 1", vec!["a"; 100_000].join("."));
+    let _ = MeridianConfig::from_toml(&options);
+}
+
+#[test]
+fn inline_values_are_toml() {
+    let text = "a = \"\\u007f\\n\\\"\\\\ \\u0001é\"\nb = [1, 2.0, nan, { \"x y\" = true, z = [] }]\nc = 1979-05-27T07:32:00Z\nd = {}\n";
+    let table: toml::Table = toml::from_str(text).unwrap();
+    let lines: Vec<_> = table.iter().map(|(key, value)| format!("{key} = {}", config::inline(value))).collect();
+    assert!(lines.iter().all(|line| !line.contains(char::is_control)), "{lines:?}");
+    assert_eq!(lines.len(), 4);
+    // NaN is not equal to itself.
+    let again: toml::Table = toml::from_str(&lines.join("\n")).unwrap();
+    assert_eq!(format!("{again:?}"), format!("{table:?}"));
+}
+
+/// Text that is often nearly right.
+fn toml_like() -> impl Strategy<Value = String> {
+    let name = prop_oneof![
+        proptest::sample::select(config::fields()).prop_map(|field| field.path),
+        "[a-z_.\"]{0,12}",
+        any::<String>(),
+    ];
+    let value = prop_oneof![
+        any::<i64>().prop_map(|number| number.to_string()),
+        any::<f64>().prop_map(|number| format!("{number:e}")),
+        any::<String>().prop_map(|text| format!("{text:?}")),
+        Just("'auto'".to_owned()),
+        Just("[]".to_owned()),
+        Just("['a', 'b']".to_owned()),
+        Just("{ a = 1 }".to_owned()),
+        Just("true".to_owned()),
+        Just("nan".to_owned()),
+        any::<String>(),
+    ];
+    let line = (name, value).prop_map(|(name, value)| format!("{name} = {value}\n"));
+    proptest::collection::vec(line, 0..4).prop_map(|lines| lines.concat())
+}
+
+proptest! {
+    #[test]
+    fn any_text_is_taken_or_refused_in_one_line(text in prop_oneof![any::<String>(), toml_like()]) {
+        match MeridianConfig::from_toml(&text) {
+            Ok(config) => {
+                prop_assert_eq!(config.validate(), Ok(()));
+                let json = serde_json::to_string(&config).unwrap();
+                prop_assert_eq!(serde_json::from_str::<MeridianConfig>(&json).unwrap(), config);
+            }
+            Err(error) => {
+                let message = error.to_string();
+                prop_assert!(!message.is_empty() && !message.contains(['\n', '\r']), "{:?}", message);
+            }
+        }
+    }
 }

@@ -17,6 +17,7 @@
 //! # Ok::<(), native::NativeError>(())
 //! ```
 
+pub mod config_file;
 mod engine;
 mod slot;
 mod stats;

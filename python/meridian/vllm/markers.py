@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
+
+from meridian import _native
+from meridian._native import ConfigError
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig as VllmModelConfig
@@ -35,8 +39,13 @@ class TokenMarkers:
 
 
 def resolve(model: ModelConfig, tokenizer: Tokenizer | None) -> TokenMarkers:
-    """Token sequences of the configured marker texts; none when there is no tokenizer or no marker."""
-    if not model.think_start:
+    """Token sequences of the configured marker texts; none when there is no tokenizer or no marker.
+
+    Raises:
+        ConfigError: the tokenizer encodes a marker otherwise than the configured family's tokenizers do.
+    """
+    start_texts, end_texts = _texts(model.think_start), _texts(model.think_end)
+    if not start_texts:
         return TokenMarkers()
     if tokenizer is None:
         logger.warning("meridian: the engine has no tokenizer, so phases are not told apart: all is output")
@@ -45,11 +54,38 @@ def resolve(model: ModelConfig, tokenizer: Tokenizer | None) -> TokenMarkers:
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False))
 
-    start, end = encode(model.think_start), encode(model.think_end)
+    expected = _expected_ids(model.family)
+
+    def marker(text: str) -> list[int]:
+        ids = encode(text)
+        shown = json.dumps(text, ensure_ascii=False)
+        if not ids:
+            raise ConfigError(f"model: {shown}: the model's tokenizer gives no token")
+        if ids != expected.get(text, ids):
+            raise ConfigError(
+                f'model.family: "{model.family}": {shown}: the model\'s tokenizer gives {ids}, expected '
+                f"{expected[text]}: the model is not of this family"
+            )
+        return ids
+
+    starts, ends = [marker(text) for text in start_texts], [marker(text) for text in end_texts]
     padding = sorted({ids[0] for ids in map(encode, _WHITESPACE) if len(ids) == 1})
-    if len(start) > 1 or len(end) > 1:
-        logger.info("meridian: thinking markers take several tokens: start %s, end %s", start, end)
-    return TokenMarkers(starts=[start], ends=[end], padding=padding)
+    if any(len(ids) > 1 for ids in starts + ends):
+        logger.info("meridian: thinking markers take several tokens: starts %s, ends %s", starts, ends)
+    return TokenMarkers(starts=starts, ends=ends, padding=padding)
+
+
+def _texts(texts: str | list[str]) -> list[str]:
+    """The alternatives of a marker."""
+    return [text for text in ([texts] if isinstance(texts, str) else texts) if text]
+
+
+def _expected_ids(family: str) -> dict[str, list[int]]:
+    """Marker text -> token ids, as far as they are known for the family."""
+    if not family:
+        return {}
+    known = json.loads(_native.model_family(family))
+    return {marker["text"]: marker["ids"] for marker in known["start"] + known["end"] if marker["ids"]}
 
 
 def engine_tokenizer(model_config: VllmModelConfig) -> Tokenizer | None:

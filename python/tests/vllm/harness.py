@@ -34,15 +34,15 @@ class Engine:
         """The `SyncMeridianScheduler` inside."""
         return self.run.scheduler
 
-    def native(self, source: str, *, deadline_ms: float = 1000.0, **scheduler_fields: float) -> Any:
+    def native(self, source: str, *, deadline_ms: float = 1000.0, **scheduler_fields: Any) -> Any:
         """A fresh native engine with this dispatch source, for this model. The deadline is far off unless it is the
         subject: a busy machine may pause any call for milliseconds."""
-        from meridian import DispatchConfig, MeridianConfig, PolicyConfig, SchedulerConfig
+        from meridian import MeridianConfig, PolicyConfig, SchedulerConfig, SlotConfig
         from meridian.vllm.scheduler import _make_engine
 
         config = MeridianConfig(
             scheduler=SchedulerConfig(**scheduler_fields),
-            policy=PolicyConfig(dispatch=DispatchConfig(source=source, deadline_ms=deadline_ms)),
+            policy=PolicyConfig(dispatch=SlotConfig(source=source, deadline_ms=deadline_ms)),
         )
         return _make_engine(config, self.scheduler)
 

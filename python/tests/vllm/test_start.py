@@ -63,6 +63,9 @@ def test_mistakes_end_the_start_with_one_line(engine: Engine, monkeypatch: pytes
     configure(monkeypatch, tmp_path, '[policy.dispatch]\nsource = "absent.wasm"\n')
     with pytest.raises(PolicyError, match=r"policy\.dispatch\.source: .*absent\.wasm: cannot read"):
         make(engine)
+    configure(monkeypatch, tmp_path, "[model]\nfamily = 'qwen4'\n")
+    with pytest.raises(ConfigError, match=r'model\.family: "qwen4": unknown model family, did you mean "qwen3"'):
+        make(engine)
     configure(monkeypatch, tmp_path, "")
     with pytest.raises(ConfigError, match=r"--scheduling-policy priority: .* expected fcfs"):
         make(engine, policy="priority")

@@ -143,7 +143,9 @@ impl KvMemory {
     /// [`Error::ConfigValidation`] for the first value out of range.
     pub fn validate(&self) -> Result<(), Error> {
         let Self { capacity_bytes, block_size_bytes, think_fraction_limit } = *self;
-        let refuse = |field, value, reason| Err(Error::ConfigValidation { field, value, reason });
+        let refuse = |field: &str, value, reason: &str| {
+            Err(Error::ConfigValidation { field: field.into(), value, reason: reason.into() })
+        };
         if block_size_bytes == 0 {
             return refuse("kv_memory.block_size_bytes", block_size_bytes.to_string(), "must be above 0");
         }

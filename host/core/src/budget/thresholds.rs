@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-use crate::Error;
+use crate::{EntropyConfig, Error, SchedulerConfig};
 
 /// What a budget policy may set, for each request and at any time.
 ///
@@ -51,6 +51,33 @@ impl Default for Thresholds {
 }
 
 impl Thresholds {
+    /// What `meridian.toml` says.
+    #[must_use]
+    pub fn from_config(scheduler: &SchedulerConfig, entropy: &EntropyConfig) -> Self {
+        let EntropyConfig {
+            enabled: _,
+            ema_alpha,
+            eat_variance_threshold,
+            eat_max_bits,
+            eat_probe_interval_tokens,
+            min_probes,
+            rpdi_window,
+            rpdi_threshold,
+            unit: _,
+        } = *entropy;
+        Self {
+            min_think_tokens: scheduler.min_think_tokens,
+            max_think_tokens: scheduler.max_think_tokens,
+            probe_interval_tokens: eat_probe_interval_tokens,
+            eat_alpha: ema_alpha,
+            eat_delta: eat_variance_threshold,
+            eat_max_bits,
+            eat_min_probes: min_probes,
+            rpdi_window,
+            rpdi_lambda: rpdi_threshold,
+        }
+    }
+
     /// Check the ranges.
     ///
     /// # Errors
@@ -85,5 +112,9 @@ impl Thresholds {
 }
 
 fn check(field: &'static str, value: impl ToString, holds: bool, reason: &'static str) -> Result<(), Error> {
-    if holds { Ok(()) } else { Err(Error::ConfigValidation { field, value: value.to_string(), reason }) }
+    if holds {
+        Ok(())
+    } else {
+        Err(Error::ConfigValidation { field: field.into(), value: value.to_string(), reason: reason.into() })
+    }
 }

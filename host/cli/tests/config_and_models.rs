@@ -1,0 +1,186 @@
+//! `meridian config` and `meridian models`: what they print, and how they refuse.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+struct Done {
+    code: i32,
+    stdout: String,
+    stderr: String,
+}
+
+/// Run the command in `folder`, which is also its home.
+fn meridian(folder: &Path, args: &[&str]) -> Done {
+    let output = Command::new(env!("CARGO_BIN_EXE_meridian"))
+        .args(args)
+        .current_dir(folder)
+        .env("HOME", folder)
+        .env_remove("MERIDIAN_CONFIG")
+        .output()
+        .unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    Done { code: output.status.code().unwrap(), stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+fn json_of(done: &Done) -> Value {
+    serde_json::from_str(&done.stdout).unwrap()
+}
+
+/// A folder of this test's own.
+fn folder(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+/// A tokenizer with a few whole words and single bytes of ASCII.
+fn tokenizer(words: &[(&str, u32)]) -> String {
+    let added: Vec<_> = words
+        .iter()
+        .map(|(word, id)| {
+            json!({ "id": id, "content": word, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": false })
+        })
+        .collect();
+    let mut vocabulary: serde_json::Map<_, _> =
+        (0x20..0x7f).map(|c: u8| (char::from(c).to_string(), c.into())).collect();
+    // An added token keeps its id only when the vocabulary has it.
+    vocabulary.extend(words.iter().map(|(word, id)| ((*word).to_owned(), (*id).into())));
+    json!({ "version": "1.0", "added_tokens": added, "normalizer": null, "pre_tokenizer": null, "post_processor": null,
+        "decoder": null, "model": { "type": "BPE", "vocab": vocabulary, "merges": [] } })
+    .to_string()
+}
+
+#[test]
+fn check_tells_what_is_wrong_and_what_does_not_act() {
+    let folder = folder("check");
+    let done = meridian(&folder, &["config", "check"]);
+    assert_eq!((done.code, done.stdout.as_str()), (0, "ok       no file, the defaults hold\n"));
+    std::fs::write(folder.join("meridian.toml"), "[entropy]\nema_alpha = 0.2\n").unwrap();
+    let done = meridian(&folder, &["config", "check"]);
+    assert_eq!((done.code, done.stdout.as_str()), (0, "ok       meridian.toml\n"));
+    assert_eq!(done.stderr, "warning: entropy.ema_alpha: has no effect in this version\n");
+    let done = meridian(&folder, &["config", "check", "--json"]);
+    assert_eq!(json_of(&done)["warnings"], json!(["entropy.ema_alpha: has no effect in this version"]));
+    std::fs::write(folder.join("bad.toml"), "[entropy]\nema_alpha = 2\n").unwrap();
+    let done = meridian(&folder, &["config", "check", "bad.toml"]);
+    assert_eq!((done.code, done.stdout.as_str()), (1, ""));
+    assert_eq!(done.stderr, "error: bad.toml: entropy.ema_alpha: 2: must be in (0, 1]\n");
+    let done = meridian(&folder, &["config", "check", "bad.toml", "--json"]);
+    assert_eq!((done.code, &json_of(&done)["ok"]), (1, &json!(false)));
+}
+
+#[test]
+fn show_prints_a_file_that_means_the_same() {
+    let folder = folder("show");
+    std::fs::write(
+        folder.join("m.toml"),
+        "[model]\nfamily = 'hunyuan-a13b'\n[policy.dispatch]\nconfig = { a = [1] }\n",
+    )
+    .unwrap();
+    let shown = meridian(&folder, &["config", "show", "m.toml"]);
+    assert_eq!((shown.code, shown.stderr.as_str()), (0, ""));
+    assert!(shown.stdout.starts_with("# m.toml\n"), "{}", shown.stdout);
+    let line = |path: &str| shown.stdout.lines().find(|line| line.starts_with(path)).unwrap().to_owned();
+    assert!(line("model.think_start").ends_with("# family:hunyuan-a13b"), "{}", line("model.think_start"));
+    assert!(line("policy.dispatch.config").ends_with("# file"));
+    assert!(line("scheduler.max_defer_ms").ends_with("# default"));
+    assert!(line("disagg.enabled").ends_with("# default, no effect in this version"));
+    std::fs::write(folder.join("again.toml"), &shown.stdout).unwrap();
+    let again = meridian(&folder, &["config", "show", "again.toml", "--json"]);
+    let before = meridian(&folder, &["config", "show", "m.toml", "--json"]);
+    let values = |done: &Done| -> Vec<(Value, Value)> {
+        let fields = json_of(done)["fields"].as_array().unwrap().clone();
+        fields.iter().map(|field| (field["field"].clone(), field["value"].clone())).collect()
+    };
+    assert_eq!(values(&again), values(&before));
+    assert!(values(&again).len() > 50);
+}
+
+#[test]
+fn reference_and_schema_are_printed() {
+    let folder = folder("printed");
+    let page = meridian(&folder, &["config", "reference"]);
+    let committed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/src/configuration.md");
+    assert_eq!(page.stdout, std::fs::read_to_string(committed).unwrap());
+    let schema = json_of(&meridian(&folder, &["config", "schema"]));
+    assert_eq!(schema["properties"]["scheduler"]["properties"]["max_think_tokens"]["maximum"], 16_777_216);
+}
+
+#[test]
+fn resolve_compares_ids() {
+    let folder = folder("resolve");
+    std::fs::write(folder.join("tokenizer.json"), tokenizer(&[("<think>", 151_667), ("</think>", 151_668)])).unwrap();
+    let done = meridian(&folder, &["models", "resolve", "--family", "qwen3", "--tokenizer", ".", "--json"]);
+    let resolved = json_of(&done);
+    assert_eq!((done.code, &resolved["markers"][1]["ids"]), (0, &json!([151_668])), "{resolved}");
+    let done = meridian(&folder, &["models", "resolve", "--family", "qwen3.5", "--tokenizer", "tokenizer.json"]);
+    assert_eq!((done.code, done.stdout.as_str()), (1, ""));
+    assert_eq!(
+        done.stderr,
+        "error: qwen3.5: \"<think>\": the tokenizer gives [151667], expected [248068]: not a tokenizer of this family\n"
+    );
+    let done = meridian(&folder, &["models", "resolve", "--family", "qwen", "--tokenizer", "."]);
+    assert_eq!(done.code, 1);
+    assert!(done.stderr.starts_with("error: --family: \"qwen\": unknown model family, did you mean \"qwen3\""));
+
+    let done = meridian(&folder, &["models", "resolve", "--tokenizer", ".", "--json"]);
+    let families = json_of(&done)["families"].as_array().unwrap().clone();
+    let fit = |name: &str| families.iter().find(|row| row["family"] == name).unwrap()["fit"].clone();
+    assert_eq!(families[0]["family"], "qwen3");
+    assert_eq!([fit("qwen3"), fit("step3"), fit("granite"), fit("glm-4.5")], ["fits", "possible", "unclear", "no"]);
+
+    std::fs::write(folder.join("plain.json"), tokenizer(&[])).unwrap();
+    let done = meridian(&folder, &["models", "resolve", "--tokenizer", "plain.json"]);
+    assert_eq!((done.code, done.stdout.as_str()), (1, ""));
+    assert!(done.stderr.contains("plain.json: no known family fits"), "{}", done.stderr);
+}
+
+#[test]
+fn hostile_tokenizers_get_one_line() {
+    let folder = folder("hostile");
+    let good = tokenizer(&[("<think>", 1)]);
+    let write = |name: &str, bytes: &[u8]| std::fs::write(folder.join(name), bytes).unwrap();
+    write("empty.json", b"");
+    write("list.json", b"[]");
+    write("bytes.json", &[0xff; 64]);
+    write("deep.json", "[".repeat(1 << 20).as_bytes());
+    write("cut.json", &good.as_bytes()[..good.len() / 2]);
+    write("merges.json", good.replace("\"merges\":[]", "\"merges\":[\"a b\",\"zz\\nyy q\"]").as_bytes());
+    write("model.json", good.replace("\"BPE\"", "\"X\\nY\"").as_bytes());
+    let regex = "\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(((\"},\"behavior\":\"Isolated\",\"invert\":false}";
+    write("regex.json", good.replace("\"pre_tokenizer\":null", regex).as_bytes());
+    // The library slices each merged token by the length of the prefix, without a look at the token.
+    let merged = good.replace("\"vocab\":{", "\"continuing_subword_prefix\":\"long prefix\",\"vocab\":{\"th\":300,");
+    write("prefix.json", merged.replace("\"merges\":[]", "\"merges\":[\"t h\"]").as_bytes());
+    // Sparse: no disk is used.
+    std::fs::File::create(folder.join("huge.json")).unwrap().set_len((64 << 20) + 1).unwrap();
+    for entry in std::fs::read_dir(&folder).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        let done = meridian(&folder, &["models", "resolve", "--tokenizer", &name]);
+        assert_eq!((done.code, done.stdout.as_str()), (1, ""), "{name}: {}", done.stderr);
+        assert!(done.stderr.starts_with(&format!("error: {name}: ")), "{name}: {}", done.stderr);
+        assert_eq!(done.stderr.matches('\n').count(), 1, "{name}: {}", done.stderr);
+    }
+    let done = meridian(&folder, &["models", "resolve", "--tokenizer", "huge.json"]);
+    assert!(done.stderr.contains("is larger than 64 MiB"), "{}", done.stderr);
+    let done = meridian(&folder, &["models", "resolve", "--tokenizer", "prefix.json"]);
+    assert_eq!(done.stderr, "error: prefix.json: not a tokenizer.json: it contradicts itself\n");
+    let done = meridian(&folder, &["models", "resolve", "--tokenizer", "absent"]);
+    assert!(done.stderr.starts_with("error: absent: cannot be read: "), "{}", done.stderr);
+}
+
+#[test]
+fn list_names_every_family() {
+    let folder = folder("list");
+    let families = json_of(&meridian(&folder, &["models", "list", "--json"]))["families"].as_array().unwrap().clone();
+    let text = meridian(&folder, &["models", "list"]).stdout;
+    assert_eq!(families.len(), text.lines().count());
+    assert!(families.iter().all(|family| text.contains(family["name"].as_str().unwrap())));
+    assert!(families.len() >= 20);
+}

@@ -1,0 +1,94 @@
+use std::sync::LazyLock;
+
+use serde_json::Value;
+
+use super::schema::{expectation, schema};
+use super::{defaults, get};
+
+/// Fields, or whole tables, that are read and checked but change nothing in this version.
+pub const WITHOUT_EFFECT: &[&str] = &[
+    "scheduler.min_think_tokens",
+    "scheduler.max_think_tokens",
+    "entropy",
+    "kv_memory",
+    "policy.watch",
+    "policy.max_strikes",
+    "policy.strike_window_s",
+    "policy.trusted_keys",
+    "policy.dispatch.mode",
+    "policy.eviction",
+    "policy.budget",
+    "disagg",
+    "telemetry",
+    "admin",
+    "model.strips_reasoning",
+    "model.force_phrase",
+];
+
+/// Whether the field at a dotted path changes anything in this version.
+#[must_use]
+pub fn has_effect(path: &str) -> bool {
+    let is_in = |prefix: &str| path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+    !WITHOUT_EFFECT.iter().any(|prefix| is_in(prefix))
+}
+
+/// A field of `meridian.toml`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Field {
+    /// Dotted path.
+    pub path: String,
+    /// Its type in words: `integer`, `"auto" or boolean`.
+    pub kind: String,
+    /// What it may be, to follow "must be"; empty when its type says it all.
+    pub range: String,
+    /// The value when nothing sets it.
+    pub default: toml::Value,
+    /// What it means.
+    pub meaning: String,
+}
+
+/// Every field, table by table.
+#[must_use]
+pub fn fields() -> &'static [Field] {
+    static FIELDS: LazyLock<Vec<Field>> = LazyLock::new(|| {
+        let mut fields = Vec::new();
+        collect(schema(), "", &mut fields);
+        fields
+    });
+    &FIELDS
+}
+
+fn collect(schema: &Value, path: &str, fields: &mut Vec<Field>) {
+    let Some(inner) = schema["properties"].as_object() else {
+        let default = get(&defaults(), path).expect("every field has a default").clone();
+        fields.push(Field {
+            path: path.to_owned(),
+            kind: kind(schema),
+            range: expectation(schema),
+            default,
+            meaning: schema["description"].as_str().unwrap_or_default().to_owned(),
+        });
+        return;
+    };
+    // A table's own fields before the tables in it.
+    let (tables, leaves): (Vec<_>, Vec<_>) = inner.iter().partition(|(_, field)| field.get("properties").is_some());
+    for (name, field) in leaves.into_iter().chain(tables) {
+        let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+        collect(field, &path, fields);
+    }
+}
+
+fn kind(schema: &Value) -> String {
+    if let Some(forms) = schema["anyOf"].as_array() {
+        return forms.iter().map(kind).collect::<Vec<_>>().join(" or ");
+    }
+    match schema["type"].as_str() {
+        Some("number") => "float".into(),
+        Some("object") => "table".into(),
+        Some("array") => "list of strings".into(),
+        Some("string") if schema.get("const").is_some() => schema["const"].to_string(),
+        Some(name) => name.into(),
+        // The variants of an enum carry the type.
+        None => "string".into(),
+    }
+}

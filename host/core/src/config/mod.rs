@@ -1,0 +1,327 @@
+//! `meridian.toml`: its tables, what each field may be, and where an effective value came from.
+//!
+//! `tables.rs` holds the fields; schema, reference and range checks are read off them. No I/O here: see
+//! `meridian_runtime::config_file`.
+
+mod fields;
+mod reference;
+mod schema;
+mod tables;
+mod values;
+
+use std::collections::BTreeSet;
+
+pub use fields::{Field, WITHOUT_EFFECT, fields, has_effect};
+pub use reference::reference;
+pub use schema::schema;
+pub use tables::{
+    AdminConfig, DisaggConfig, EntropyConfig, FabricKind, KvMemoryConfig, MeridianConfig, ModelConfig, PolicyConfig,
+    SchedulerConfig, SlotConfig, SlotMode, TelemetryConfig,
+};
+pub use values::{Auto, Listen, Texts, inline};
+
+use crate::{Error, ModelFamily};
+
+/// The three slots of `[policy]`.
+const SLOTS: [&str; 3] = ["dispatch", "eviction", "budget"];
+
+/// Where an effective value came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Nothing sets it.
+    Default,
+    /// The file sets it.
+    File,
+    /// The model family of this name, which the file chose.
+    Family(String),
+}
+
+impl std::fmt::Display for Origin {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Default => formatter.write_str("default"),
+            Self::File => formatter.write_str("file"),
+            Self::Family(name) => write!(formatter, "family:{name}"),
+        }
+    }
+}
+
+/// One leaf of an effective configuration.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EffectiveField {
+    /// Dotted path.
+    pub path: String,
+    /// Its value, digits as in the file.
+    pub value: toml::Value,
+    /// Where the value came from.
+    pub origin: Origin,
+}
+
+/// A configuration and where each of its values came from.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Parsed {
+    /// The effective configuration.
+    pub config: MeridianConfig,
+    /// Every leaf, table by table.
+    pub fields: Vec<EffectiveField>,
+}
+
+impl Parsed {
+    /// Paths of the fields that the file sets although they have no effect in this version.
+    pub fn without_effect(&self) -> impl Iterator<Item = &str> {
+        let given = self.fields.iter().filter(|field| field.origin == Origin::File);
+        given.map(|field| field.path.as_str()).filter(|path| !has_effect(path))
+    }
+}
+
+impl MeridianConfig {
+    /// Parse and validate the text of a `meridian.toml`.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, in one line: its dotted path (or line and column), the value and what was
+    /// expected.
+    pub fn from_toml(text: &str) -> Result<Self, Error> {
+        Self::parse(text).map(|parsed| parsed.config)
+    }
+
+    /// As [`MeridianConfig::from_toml`], with the origin of every value.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn parse(text: &str) -> Result<Parsed, Error> {
+        let given: toml::Table = toml::from_str(text).map_err(|error| not_toml(text, &error))?;
+        refuse_unknown_fields(&given)?;
+        schema::check(&given)?;
+        let family = family_of(&given)?;
+        let family_fields = family.map(|family| toml::Table::from_iter([("model".into(), family.fields().into())]));
+        let mut merged = defaults();
+        family_fields.iter().for_each(|fields| overlay(&mut merged, fields.clone()));
+        overlay(&mut merged, given.clone());
+        let config: Self = serde_path_to_error::deserialize(toml::Value::Table(merged.clone())).map_err(|error| {
+            let reason = one_line(error.inner().message());
+            Error::ConfigSyntax { field: error.path().to_string(), reason }
+        })?;
+        config.check_relations()?;
+        let origin = |path: &str| match family {
+            _ if get(&given, path).is_some() => Origin::File,
+            Some(family) if family_fields.as_ref().is_some_and(|fields| get(fields, path).is_some()) => {
+                Origin::Family(family.name.clone())
+            }
+            _ => Origin::Default,
+        };
+        let fields = fields()
+            .iter()
+            .filter_map(|field| Some((field.path.clone(), get(&merged, &field.path)?.clone())))
+            .map(|(path, value)| EffectiveField { origin: origin(&path), path, value })
+            .collect();
+        Ok(Parsed { config, fields })
+    }
+
+    /// Check every value; [`MeridianConfig::from_toml`] has done it.
+    ///
+    /// # Errors
+    /// [`Error::ConfigValidation`] for the first value that is out of range or contradicts another.
+    pub fn validate(&self) -> Result<(), Error> {
+        let table = toml::Table::try_from(self).map_err(|error| Error::ConfigSyntax {
+            field: "configuration".into(),
+            reason: one_line(&error.to_string()),
+        })?;
+        schema::check(&table)?;
+        self.check_relations()
+    }
+
+    /// What a range cannot say: forms of texts, and fields that depend on each other.
+    fn check_relations(&self) -> Result<(), Error> {
+        let SchedulerConfig { min_think_tokens, max_think_tokens, .. } = self.scheduler;
+        check("scheduler.min_think_tokens", min_think_tokens, min_think_tokens <= max_think_tokens, || {
+            format!("must be at most scheduler.max_think_tokens, {max_think_tokens}")
+        })?;
+        let PolicyConfig { dispatch, eviction, budget, trusted_keys, .. } = &self.policy;
+        for (name, slot) in SLOTS.into_iter().zip([dispatch, eviction, budget]) {
+            let source = slot.source.as_str();
+            let named = !matches!(source, "" | "native:" | "oci://") && !source.contains('\0');
+            check(format!("policy.{name}.source"), quoted(source), named, || "must be native:NAME or a path".into())?;
+        }
+        let keys_named = trusted_keys.iter().all(|key| !key.trim().is_empty());
+        check("policy.trusted_keys", "\"\"", keys_named, || "must not hold an empty key".into())?;
+        let has_fabric = self.disagg.fabric != FabricKind::None;
+        check("disagg.fabric", "\"none\"", !self.disagg.enabled || has_fabric, || {
+            "must be \"nixl\", \"mooncake\" or \"tcp\" when disagg.enabled is true".into()
+        })?;
+        self.check_addresses()?;
+        self.model.check()
+    }
+
+    fn check_addresses(&self) -> Result<(), Error> {
+        let TelemetryConfig { prometheus, otlp_endpoint, service_name } = &self.telemetry;
+        let AdminConfig { listen, token_file } = &self.admin;
+        let address = |field: &str, text: &str| {
+            Listen::parse(text).map_err(|reason| Error::ConfigValidation {
+                field: field.into(),
+                value: quoted(text),
+                reason: reason.into(),
+            })
+        };
+        let admin = address("admin.listen", listen)?;
+        let metrics = address("telemetry.prometheus", prometheus)?;
+        // Port 0 is any free port.
+        let any_port = matches!(admin, Listen::Tcp(address) if address.port() == 0);
+        let apart = admin == Listen::Off || any_port || admin != metrics;
+        check("admin.listen", quoted(listen), apart, || "must differ from telemetry.prometheus".into())?;
+        check("admin.token_file", quoted(token_file), !token_file.contains('\0'), || "must be a path or empty".into())?;
+        let rest = otlp_endpoint.strip_prefix("http://").or_else(|| otlp_endpoint.strip_prefix("https://"));
+        let is_url = rest.is_some_and(|rest| {
+            !rest.starts_with(['/', ':'])
+                && !rest.is_empty()
+                && !rest.contains(|c: char| c.is_whitespace() || c.is_control())
+        });
+        check("telemetry.otlp_endpoint", quoted(otlp_endpoint), otlp_endpoint.is_empty() || is_url, || {
+            "must be an http:// or https:// URL, or empty".into()
+        })?;
+        let named = !service_name.trim().is_empty();
+        check("telemetry.service_name", quoted(service_name), named, || "must not be empty".into())
+    }
+}
+
+impl ModelConfig {
+    /// Longest `force_phrase`, bytes.
+    const MAX_PHRASE_BYTES: usize = 4096;
+
+    fn check(&self) -> Result<(), Error> {
+        let Self { family, think_start, think_end, resumes: _, strips_reasoning: _, force_phrase } = self;
+        if !family.is_empty() {
+            ModelFamily::find(family).map_err(|error| unknown_family(family, &error))?;
+        }
+        let both = think_start.is_empty() == think_end.is_empty();
+        check("model.think_end", shown(think_end), both, || "must be set exactly when model.think_start is".into())?;
+        let apart = think_end.as_slice().iter().all(|end| !think_start.as_slice().contains(end));
+        check("model.think_end", shown(think_end), apart, || "must differ from model.think_start".into())?;
+        let short = force_phrase.len() <= Self::MAX_PHRASE_BYTES;
+        check("model.force_phrase", format!("{} bytes", force_phrase.len()), short, || {
+            "must be at most 4096 bytes".into()
+        })?;
+        let ends = think_end.as_slice().iter().any(|end| force_phrase.contains(end.as_str()));
+        check("model.force_phrase", quoted(force_phrase), force_phrase.is_empty() || ends, || {
+            "must contain a text of model.think_end, or thinking would go on".into()
+        })
+    }
+}
+
+fn check(
+    field: impl Into<String>,
+    value: impl ToString,
+    holds: bool,
+    reason: impl FnOnce() -> String,
+) -> Result<(), Error> {
+    if holds {
+        return Ok(());
+    }
+    Err(Error::ConfigValidation { field: field.into(), value: value.to_string(), reason: reason() })
+}
+
+/// The family that the file chooses.
+fn family_of(given: &toml::Table) -> Result<Option<&'static ModelFamily>, Error> {
+    match get(given, "model.family") {
+        Some(toml::Value::String(name)) if !name.is_empty() => {
+            ModelFamily::find(name).map(Some).map_err(|error| unknown_family(name, &error))
+        }
+        _ => Ok(None),
+    }
+}
+
+fn unknown_family(name: &str, error: &Error) -> Error {
+    let reason = error.to_string();
+    let reason = reason.strip_prefix(&format!("{name:?}: ")).unwrap_or(&reason).to_owned();
+    Error::ConfigValidation { field: "model.family".into(), value: quoted(name), reason }
+}
+
+/// The default configuration as a table.
+fn defaults() -> toml::Table {
+    toml::Table::try_from(MeridianConfig::default()).expect("the default configuration is plain TOML")
+}
+
+/// The value at a dotted path.
+fn get<'a>(table: &'a toml::Table, path: &str) -> Option<&'a toml::Value> {
+    match path.split_once('.') {
+        None => table.get(path),
+        Some((first, rest)) => get(table.get(first)?.as_table()?, rest),
+    }
+}
+
+/// A policy's options are replaced as a whole: those of the default are another policy's.
+fn overlay(under: &mut toml::Table, over: toml::Table) {
+    for (key, value) in over {
+        match (under.get_mut(&key), value) {
+            (Some(toml::Value::Table(under)), toml::Value::Table(over)) if key != "config" => overlay(under, over),
+            (_, value) => {
+                under.insert(key, value);
+            }
+        }
+    }
+}
+
+fn quoted(text: &str) -> String {
+    format!("{text:?}")
+}
+
+fn shown(texts: &Texts) -> String {
+    match texts.as_slice() {
+        [] => "\"\"".into(),
+        [text] => quoted(text),
+        texts => format!("{texts:?}"),
+    }
+}
+
+fn one_line(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+pub(crate) fn line_and_column(text: &str, error: &toml::de::Error) -> String {
+    let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+    let line = before.matches('\n').count() + 1;
+    let column = before.chars().rev().take_while(|c| *c != '\n').count() + 1;
+    format!("line {line}, column {column}")
+}
+
+fn not_toml(text: &str, error: &toml::de::Error) -> Error {
+    Error::ConfigSyntax { field: line_and_column(text, error), reason: one_line(error.message()) }
+}
+
+/// Serde could refuse unknown fields by itself, but would name neither the path nor a likely correction.
+fn refuse_unknown_fields(given: &toml::Table) -> Result<(), Error> {
+    let mut known = BTreeSet::new();
+    collect_paths(&defaults(), "", &mut known);
+    let mut paths = BTreeSet::new();
+    collect_paths(given, "", &mut paths);
+    let Some(field) = paths.into_iter().find(|path| !known.contains(path)) else { return Ok(()) };
+    let suggestion = nearest(&field, &known);
+    Err(Error::ConfigUnknownField { field, suggestion })
+}
+
+/// A field of the same name in another table, else one whose path is spelt alike.
+fn nearest(field: &str, known: &BTreeSet<String>) -> Option<String> {
+    let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_owned();
+    let by_distance = |path: &&String| strsim::damerau_levenshtein(field, path);
+    if field.len() > 256 {
+        return None;
+    }
+    if let Some(path) = known.iter().filter(|path| last(path) == last(field)).min_by_key(by_distance) {
+        return Some(path.clone());
+    }
+    let (distance, path) = known.iter().map(|path| (by_distance(&path), path)).min()?;
+    (distance <= 5 && 2 * distance <= field.len()).then(|| path.clone())
+}
+
+fn collect_paths(table: &toml::Table, prefix: &str, paths: &mut BTreeSet<String>) {
+    for (key, value) in table {
+        let is_bare = !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-'));
+        let key = if is_bare { key.clone() } else { quoted(key) };
+        let path = if prefix.is_empty() { key } else { format!("{prefix}.{key}") };
+        // A policy's options are the policy's own to check.
+        let is_options = SLOTS.iter().any(|slot| path == format!("policy.{slot}.config"));
+        if let (toml::Value::Table(inner), false) = (value, is_options) {
+            collect_paths(inner, &path, paths);
+        }
+        paths.insert(path);
+    }
+}

@@ -1,0 +1,364 @@
+//! The tables of `meridian.toml`. What is written here is also the schema, the reference and the range check:
+//! a doc comment is a field's description, `range` and `extend` its range, `Default` its default.
+
+use meridian_policy_sdk::Targets;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::values::{Auto, Texts};
+use crate::EntropyUnit;
+
+/// The contents of `meridian.toml`. Every field has a default; an unknown field is an error with a suggestion.
+///
+/// ```
+/// use meridian_core::MeridianConfig;
+///
+/// let config = MeridianConfig::from_toml("[scheduler]\noutput_tpot_budget_ms = 15").unwrap();
+/// assert_eq!(config.scheduler.output_tpot_budget_ms, 15.0);
+/// let error = MeridianConfig::from_toml("[scheduler]\noutput_tpot_budget = 15").unwrap_err();
+/// assert_eq!(
+///     error.to_string(),
+///     "scheduler.output_tpot_budget: unknown field, did you mean `scheduler.output_tpot_budget_ms`?"
+/// );
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct MeridianConfig {
+    /// Targets of the step scheduler, and the bounds of thinking.
+    pub scheduler: SchedulerConfig,
+    /// The signals that tell when thinking has converged.
+    pub entropy: EntropyConfig,
+    /// The KV cache.
+    pub kv_memory: KvMemoryConfig,
+    /// The policy slots.
+    pub policy: PolicyConfig,
+    /// Transfer of KV blocks between engines.
+    pub disagg: DisaggConfig,
+    /// Metrics and traces.
+    pub telemetry: TelemetryConfig,
+    /// The admin interface.
+    pub admin: AdminConfig,
+    /// How the served model marks its thinking.
+    pub model: ModelConfig,
+}
+
+/// `[scheduler]`
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct SchedulerConfig {
+    /// Step time to hold while an output-phase request runs, milliseconds.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub output_tpot_budget_ms: f32,
+    /// Step time to hold while only thinking runs, milliseconds.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub think_tpot_budget_ms: f32,
+    /// How many times the output-phase token budget a step with only thinking may carry.
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub think_batch_multiplier: f32,
+    /// Thinking is not ended early before this many tokens.
+    #[schemars(range(min = 0, max = 16_777_216))]
+    pub min_think_tokens: u32,
+    /// Thinking is ended at this many tokens; at least `min_think_tokens`.
+    #[schemars(range(min = 1, max = 16_777_216))]
+    pub max_think_tokens: u32,
+    /// Longest time a policy may put a request off, milliseconds.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub max_defer_ms: f32,
+}
+
+/// `[entropy]`
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct EntropyConfig {
+    /// Whether the entropy of the next token is measured at all.
+    pub enabled: bool,
+    /// Weight of the newest probe in the moving mean and variance of EAT (entropy after a forced end of thinking,
+    /// arXiv 2509.26522).
+    #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
+    pub ema_alpha: f64,
+    /// Thinking has converged when the moving variance of EAT is below this; the unit is `unit`, squared.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub eat_variance_threshold: f64,
+    /// Thinking has not converged while the moving mean of EAT is above this, bits: a model may be stably ignorant.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub eat_max_bits: f64,
+    /// Think tokens between two probes.
+    #[schemars(range(min = 1, max = 65_536))]
+    pub eat_probe_interval_tokens: u32,
+    /// Probes before the first that may end thinking by EAT.
+    #[schemars(range(min = 1, max = 65_536))]
+    pub min_probes: u32,
+    /// Tokens in the short window of RPDI (mean entropy of the window over that of all tokens, arXiv 2603.14251).
+    #[schemars(range(min = 1, max = 65_536))]
+    pub rpdi_window: u32,
+    /// Thinking deviates when RPDI is above this ratio.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub rpdi_threshold: f64,
+    /// Unit of the entropies that policies and metrics are given.
+    pub unit: EntropyUnit,
+}
+
+/// `[kv_memory]`
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct KvMemoryConfig {
+    /// Whether the KV blocks of reasoning that later turns do not read are freed first: `"auto"` does so when the
+    /// model's template strips old reasoning (`model.strips_reasoning`).
+    pub evict_dead_thinking: Auto<bool>,
+    /// Bytes of a KV block; `"auto"` is what the engine says.
+    pub block_size_bytes: Auto<u64>,
+    /// Bytes of the KV cache; `"auto"` is what the engine says.
+    pub capacity_bytes: Auto<u64>,
+    /// Share of the KV capacity that thinking requests may hold.
+    #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
+    pub think_fraction_limit: f64,
+}
+
+/// `[policy]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct PolicyConfig {
+    /// Whether a component is loaded again when its file changes.
+    pub watch: bool,
+    /// Faults within `strike_window_s` that quarantine a version.
+    #[schemars(range(min = 1, max = 1000))]
+    pub max_strikes: u32,
+    /// Time over which faults are counted, seconds.
+    #[schemars(range(min = 1, max = 86_400))]
+    pub strike_window_s: u32,
+    /// Folder of compiled components, relative to the file's folder; empty for `components` in the user's cache folder.
+    pub cache_dir: String,
+    /// Public keys of which one must have signed a component; empty for no check.
+    pub trusted_keys: Vec<String>,
+    /// The order, the token budget and the token caps of a step.
+    pub dispatch: SlotConfig,
+    /// The order in which KV blocks are given up.
+    pub eviction: SlotConfig,
+    /// When thinking ends.
+    pub budget: SlotConfig,
+}
+
+/// `[policy.dispatch]`, `[policy.eviction]` and `[policy.budget]`.
+///
+/// Defaults differ by slot: [`SlotConfig::dispatch`], [`SlotConfig::eviction`], [`SlotConfig::budget`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct SlotConfig {
+    /// `native:NAME`, the path of a component relative to the file's folder, or `oci://REFERENCE`.
+    pub source: String,
+    /// The policy's own options, handed to its `init` as JSON.
+    #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
+    pub config: toml::Table,
+    /// Longest time one decision of a component may take, milliseconds.
+    #[schemars(range(max = 1000), extend("exclusiveMinimum" = 0))]
+    pub deadline_ms: f32,
+    /// Most linear memory a component may use, MiB.
+    #[schemars(range(min = 1, max = 1024))]
+    pub memory_mib: u32,
+    /// `"active"` decides; `"shadow"` is asked and compared, while the native default decides.
+    pub mode: SlotMode,
+}
+
+/// `policy.SLOT.mode`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum SlotMode {
+    /// Decides.
+    Active,
+    /// Is asked, and its answers compared; the native default decides.
+    Shadow,
+}
+
+/// `[disagg]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct DisaggConfig {
+    /// Whether KV blocks move between engines; needs a `fabric`.
+    pub enabled: bool,
+    /// What moves them.
+    pub fabric: FabricKind,
+    /// Fewest blocks worth a transfer.
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub offload_threshold_blocks: u32,
+}
+
+/// `disagg.fabric`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum FabricKind {
+    /// Nothing.
+    None,
+    /// NVIDIA's NIXL.
+    Nixl,
+    /// Mooncake's transfer engine.
+    Mooncake,
+    /// Plain TCP.
+    Tcp,
+}
+
+/// `[telemetry]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct TelemetryConfig {
+    /// Where metrics are served: `IP:port` on loopback or `unix:PATH`; empty for off.
+    pub prometheus: String,
+    /// Collector of traces, an `http://` or `https://` URL; empty for off.
+    pub otlp_endpoint: String,
+    /// Name of the service in traces; not empty.
+    pub service_name: String,
+}
+
+/// `[admin]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct AdminConfig {
+    /// Where the admin interface listens: `IP:port` on loopback or `unix:PATH`; empty for off.
+    pub listen: String,
+    /// File with the bearer token that changes need; empty: nothing can be changed.
+    pub token_file: String,
+}
+
+/// `[model]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct ModelConfig {
+    /// A known model family (`meridian models list`): gives the other fields of this table that are not set; empty for
+    /// none.
+    pub family: String,
+    /// Text that starts thinking, or a list of alternatives; empty together with `think_end` for a model that does not
+    /// think.
+    pub think_start: Texts,
+    /// Text that ends thinking, or a list of alternatives.
+    pub think_end: Texts,
+    /// Whether the model may think again after it has begun to answer, within one turn.
+    pub resumes: bool,
+    /// Whether the chat template leaves the reasoning of earlier turns out of the prompt.
+    pub strips_reasoning: bool,
+    /// Text to force when thinking is ended early, an end marker included; empty for the first end marker alone.
+    pub force_phrase: String,
+}
+
+impl Default for SchedulerConfig {
+    fn default() -> Self {
+        Self {
+            output_tpot_budget_ms: 20.0,
+            think_tpot_budget_ms: 80.0,
+            think_batch_multiplier: 2.5,
+            min_think_tokens: 512,
+            max_think_tokens: 32_768,
+            max_defer_ms: 2000.0,
+        }
+    }
+}
+
+impl Default for EntropyConfig {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            ema_alpha: 0.1,
+            eat_variance_threshold: 1.0 / 1024.0,
+            eat_max_bits: 0.5,
+            eat_probe_interval_tokens: 32,
+            min_probes: 4,
+            rpdi_window: 512,
+            rpdi_threshold: 2.0,
+            unit: EntropyUnit::Bits,
+        }
+    }
+}
+
+impl Default for KvMemoryConfig {
+    fn default() -> Self {
+        Self {
+            evict_dead_thinking: Auto::Auto,
+            block_size_bytes: Auto::Auto,
+            capacity_bytes: Auto::Auto,
+            think_fraction_limit: 1.0,
+        }
+    }
+}
+
+impl Default for PolicyConfig {
+    fn default() -> Self {
+        Self {
+            watch: true,
+            max_strikes: 3,
+            strike_window_s: 60,
+            cache_dir: String::new(),
+            trusted_keys: Vec::new(),
+            dispatch: SlotConfig::dispatch(),
+            eviction: SlotConfig::eviction(),
+            budget: SlotConfig::budget(),
+        }
+    }
+}
+
+impl SlotConfig {
+    /// The default of `[policy.dispatch]`.
+    #[must_use]
+    pub fn dispatch() -> Self {
+        Self::native("native:output-first", 2.0)
+    }
+
+    /// The default of `[policy.eviction]`.
+    #[must_use]
+    pub fn eviction() -> Self {
+        Self::native("native:tiered-lru", 2.0)
+    }
+
+    /// The default of `[policy.budget]`.
+    #[must_use]
+    pub fn budget() -> Self {
+        Self::native("native:eat-rpdi", 5.0)
+    }
+
+    fn native(source: &str, deadline_ms: f32) -> Self {
+        Self { source: source.into(), config: toml::Table::new(), deadline_ms, memory_mib: 64, mode: SlotMode::Active }
+    }
+}
+
+impl Default for DisaggConfig {
+    fn default() -> Self {
+        Self { enabled: false, fabric: FabricKind::None, offload_threshold_blocks: 4 }
+    }
+}
+
+impl Default for TelemetryConfig {
+    fn default() -> Self {
+        Self { prometheus: "127.0.0.1:9464".into(), otlp_endpoint: String::new(), service_name: "meridian".into() }
+    }
+}
+
+impl Default for AdminConfig {
+    fn default() -> Self {
+        Self { listen: "127.0.0.1:9465".into(), token_file: String::new() }
+    }
+}
+
+impl Default for ModelConfig {
+    fn default() -> Self {
+        Self {
+            family: String::new(),
+            think_start: Texts::from("<think>"),
+            think_end: Texts::from("</think>"),
+            resumes: false,
+            strips_reasoning: true,
+            force_phrase: String::new(),
+        }
+    }
+}
+
+impl SchedulerConfig {
+    /// The table as policies are given it.
+    #[must_use]
+    pub fn targets(&self) -> Targets {
+        let Self {
+            output_tpot_budget_ms,
+            think_tpot_budget_ms,
+            think_batch_multiplier,
+            min_think_tokens: _,
+            max_think_tokens: _,
+            max_defer_ms,
+        } = *self;
+        Targets { output_tpot_budget_ms, think_tpot_budget_ms, think_batch_multiplier, max_defer_ms }
+    }
+}

@@ -1,0 +1,265 @@
+//! Values of `meridian.toml` that are more than one TOML type.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::marker::PhantomData;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::{Error as _, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// `"auto"`, or a value of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Auto<T> {
+    /// `"auto"`: the host finds out.
+    #[default]
+    Auto,
+    /// A given value.
+    Set(T),
+}
+
+/// What can stand in the place of `"auto"`.
+trait Plain: Sized {
+    const EXPECTED: &'static str;
+    fn schema() -> serde_json::Value;
+    fn from_bool(_: bool) -> Option<Self> {
+        None
+    }
+    fn from_u64(_: u64) -> Option<Self> {
+        None
+    }
+}
+
+impl Plain for bool {
+    const EXPECTED: &'static str = "\"auto\", true or false";
+    fn schema() -> serde_json::Value {
+        serde_json::json!({ "type": "boolean" })
+    }
+    fn from_bool(value: bool) -> Option<Self> {
+        Some(value)
+    }
+}
+
+impl Plain for u64 {
+    const EXPECTED: &'static str = "\"auto\" or an integer";
+    fn schema() -> serde_json::Value {
+        serde_json::json!({ "type": "integer", "minimum": 1 })
+    }
+    fn from_u64(value: u64) -> Option<Self> {
+        // TOML's integers are signed.
+        (1..=i64::MAX as u64).contains(&value).then_some(value)
+    }
+}
+
+impl<T: Serialize> Serialize for Auto<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Auto => serializer.serialize_str("auto"),
+            Self::Set(value) => value.serialize(serializer),
+        }
+    }
+}
+
+impl<'de, T: Plain> Deserialize<'de> for Auto<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(AutoVisitor(PhantomData))
+    }
+}
+
+struct AutoVisitor<T>(PhantomData<T>);
+
+impl<T: Plain> Visitor<'_> for AutoVisitor<T> {
+    type Value = Auto<T>;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(T::EXPECTED)
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Self::Value, E> {
+        let unexpected = serde::de::Unexpected::Str(text);
+        if text == "auto" { Ok(Auto::Auto) } else { Err(E::invalid_value(unexpected, &self)) }
+    }
+
+    fn visit_bool<E: serde::de::Error>(self, value: bool) -> Result<Self::Value, E> {
+        let unexpected = serde::de::Unexpected::Bool(value);
+        T::from_bool(value).map(Auto::Set).ok_or_else(|| E::invalid_type(unexpected, &self))
+    }
+
+    fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<Self::Value, E> {
+        let unexpected = serde::de::Unexpected::Unsigned(value);
+        T::from_u64(value).map(Auto::Set).ok_or_else(|| E::invalid_value(unexpected, &self))
+    }
+
+    fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<Self::Value, E> {
+        let unexpected = serde::de::Unexpected::Signed(value);
+        let unsigned = u64::try_from(value).ok();
+        unsigned.and_then(T::from_u64).map(Auto::Set).ok_or_else(|| E::invalid_value(unexpected, &self))
+    }
+}
+
+impl<T: Plain> JsonSchema for Auto<T> {
+    fn schema_name() -> Cow<'static, str> {
+        "Auto".into()
+    }
+    fn inline_schema() -> bool {
+        true
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "anyOf": [{ "type": "string", "const": "auto" }, T::schema()] })
+    }
+}
+
+/// Alternatives of a text: `""` for none, one string, or a list of strings.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Texts(Vec<String>);
+
+impl Texts {
+    /// Most alternatives.
+    pub const MAX: usize = 8;
+    /// Longest alternative, bytes.
+    pub const MAX_BYTES: usize = 256;
+
+    /// The alternatives, none of them empty.
+    #[must_use]
+    pub fn as_slice(&self) -> &[String] {
+        &self.0
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn checked(texts: Vec<String>) -> Result<Self, &'static str> {
+        if texts.len() > Self::MAX {
+            return Err("at most 8 alternatives");
+        }
+        if texts.iter().any(|text| text.is_empty() || text.len() > Self::MAX_BYTES) {
+            return Err("every alternative of 1 to 256 bytes");
+        }
+        Ok(Self(texts))
+    }
+}
+
+impl From<&str> for Texts {
+    fn from(text: &str) -> Self {
+        Self(if text.is_empty() { Vec::new() } else { vec![text.to_owned()] })
+    }
+}
+
+impl FromIterator<String> for Texts {
+    fn from_iter<I: IntoIterator<Item = String>>(texts: I) -> Self {
+        Self(texts.into_iter().filter(|text| !text.is_empty()).collect())
+    }
+}
+
+impl Serialize for Texts {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.0.as_slice() {
+            [] => serializer.serialize_str(""),
+            [text] => serializer.serialize_str(text),
+            texts => texts.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Texts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(TextsVisitor)
+    }
+}
+
+struct TextsVisitor;
+
+impl<'de> Visitor<'de> for TextsVisitor {
+    type Value = Texts;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a string or a list of strings")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Texts, E> {
+        let texts = if text.is_empty() { Vec::new() } else { vec![text.to_owned()] };
+        Texts::checked(texts).map_err(|expected| E::custom(format_args!("expected {expected}")))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Texts, A::Error> {
+        let mut texts = Vec::new();
+        while let Some(text) = list.next_element()? {
+            texts.push(text);
+        }
+        Texts::checked(texts).map_err(|expected| A::Error::custom(format_args!("expected {expected}")))
+    }
+}
+
+impl JsonSchema for Texts {
+    fn schema_name() -> Cow<'static, str> {
+        "Texts".into()
+    }
+    fn inline_schema() -> bool {
+        true
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let text = |min: usize| serde_json::json!({ "type": "string", "minLength": min, "maxLength": Self::MAX_BYTES });
+        json_schema!({ "anyOf": [text(0), { "type": "array", "items": text(1), "maxItems": Self::MAX }] })
+    }
+}
+
+/// Where something listens: `telemetry.prometheus`, `admin.listen`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Listen {
+    /// Nowhere.
+    Off,
+    /// A loopback address.
+    Tcp(SocketAddr),
+    /// A Unix socket.
+    Unix(PathBuf),
+}
+
+impl Listen {
+    /// Parse `""`, `IP:port` or `unix:PATH`.
+    ///
+    /// # Errors
+    /// What was expected, as in [`Error::ConfigValidation`](crate::Error::ConfigValidation).
+    pub fn parse(text: &str) -> Result<Self, &'static str> {
+        if text.is_empty() {
+            return Ok(Self::Off);
+        }
+        if let Some(path) = text.strip_prefix("unix:") {
+            // sun_path of Linux, its terminating zero aside.
+            return match path.len() {
+                1..=107 if !path.contains('\0') => Ok(Self::Unix(path.into())),
+                _ => Err("must be unix:PATH with a path of 1 to 107 bytes"),
+            };
+        }
+        let address: SocketAddr = text.parse().map_err(|_| "must be IP:port, unix:PATH or empty")?;
+        if address.ip().to_canonical().is_loopback() {
+            Ok(Self::Tcp(address))
+        } else {
+            Err("must be a loopback address such as 127.0.0.1 or [::1]: other machines must not reach it")
+        }
+    }
+}
+
+/// A TOML value in one line, which is again TOML.
+#[must_use]
+pub fn inline(value: &toml::Value) -> String {
+    match value {
+        toml::Value::String(text) => basic_string(text),
+        toml::Value::Array(items) => format!("[{}]", items.iter().map(inline).collect::<Vec<_>>().join(", ")),
+        toml::Value::Table(table) if table.is_empty() => "{}".into(),
+        toml::Value::Table(table) => {
+            let pairs = table.iter().map(|(key, value)| format!("{} = {}", basic_string(key), inline(value)));
+            format!("{{ {} }}", pairs.collect::<Vec<_>>().join(", "))
+        }
+        other => other.to_string(),
+    }
+}
+
+/// JSON's escapes are TOML's too, but JSON leaves DEL as it is.
+fn basic_string(text: &str) -> String {
+    serde_json::Value::from(text).to_string().replace('\x7f', "\\u007f")
+}

@@ -1,0 +1,172 @@
+//! Families of reasoning models: how each marks its thinking. The files are `models/*.toml`.
+
+use std::collections::BTreeSet;
+use std::sync::LazyLock;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+use crate::config::{Texts, line_and_column};
+
+/// How a family of models marks its thinking; `models/README.md` documents the fields.
+///
+/// ```
+/// use meridian_core::ModelFamily;
+///
+/// let family = ModelFamily::find("qwen3").unwrap();
+/// assert_eq!(family.start[0].text, "<think>");
+/// assert_eq!(family.end[0].ids, [151668]);
+/// assert!(ModelFamily::find("qwen4").unwrap_err().to_string().starts_with("\"qwen4\": unknown model family, did you mean"));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelFamily {
+    /// Its name, as in `model.family`; the file is `models/NAME.toml`.
+    pub name: String,
+    /// Names of models it covers, for example.
+    pub models: Vec<String>,
+    /// What starts thinking; alternatives.
+    pub start: Vec<FamilyMarker>,
+    /// What ends thinking; alternatives.
+    pub end: Vec<FamilyMarker>,
+    /// Whether the templated prompt ends with the start marker.
+    pub start_in_prompt: StartInPrompt,
+    /// Whether thinking may start again after output in one turn.
+    #[serde(default)]
+    pub resumes: bool,
+    /// Whether the chat template leaves the reasoning of earlier turns out; `None` when it is not known or varies.
+    #[serde(default)]
+    pub strips_reasoning: Option<bool>,
+    /// Text to force when thinking is ended early, an end marker included; empty for the first end marker alone.
+    #[serde(default)]
+    pub force_phrase: String,
+    /// Where the facts are from.
+    pub evidence: String,
+}
+
+/// A marker: its text, and the token ids that the family's tokenizers are known to give.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FamilyMarker {
+    /// The text.
+    pub text: String,
+    /// Expected token ids; empty when they are not known.
+    #[serde(default)]
+    pub ids: Vec<u32>,
+}
+
+/// Whether a prompt ends with the start marker, so that generation begins inside thinking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StartInPrompt {
+    /// Always.
+    Always,
+    /// Never: the model writes the marker.
+    Never,
+    /// It depends on the model's template or its switches.
+    Template,
+}
+
+macro_rules! bundled {
+    ($($name:literal)*) => {
+        &[$((concat!("models/", $name, ".toml"), include_str!(concat!("../../../models/", $name, ".toml")))),*]
+    };
+}
+
+/// File name and text of every family.
+const BUNDLED: &[(&str, &str)] = bundled!(
+    "deepseek-r1" "deepseek-v3" "deepseek-v4" "ernie-4.5" "exaone-deep" "glm-4.5" "gpt-oss" "granite" "hunyuan-a13b"
+    "kimi-k2-thinking" "kimi-vl" "magistral" "minimax-m2" "nemotron" "phi-4-reasoning" "qwen3" "qwen3.5" "r1-distill-qwen"
+    "seed-oss" "step3"
+);
+
+impl ModelFamily {
+    /// Every known family, by name.
+    #[must_use]
+    pub fn all() -> &'static [Self] {
+        static ALL: LazyLock<Vec<ModelFamily>> = LazyLock::new(|| {
+            let parse = |(file, text): &(&str, &str)| match ModelFamily::from_toml(file, text) {
+                Ok(family) => family,
+                Err(error) => unreachable!("a test parses every family: {error}"),
+            };
+            BUNDLED.iter().map(parse).collect()
+        });
+        &ALL
+    }
+
+    /// The family of this name.
+    ///
+    /// # Errors
+    /// [`Error::ModelFamilyUnknown`] with the nearest name and all known ones.
+    pub fn find(name: &str) -> Result<&'static Self, Error> {
+        let all = Self::all();
+        all.iter().find(|family| family.name == name).ok_or_else(|| {
+            let lower = name.chars().take(64).collect::<String>().to_lowercase();
+            let near = all.iter().map(|family| (strsim::damerau_levenshtein(&lower, &family.name), &family.name)).min();
+            Error::ModelFamilyUnknown {
+                name: name.to_owned(),
+                suggestion: near.filter(|(distance, _)| *distance <= 3).map(|(_, name)| name.clone()),
+                known: all.iter().map(|family| family.name.as_str()).collect::<Vec<_>>().join(", "),
+            }
+        })
+    }
+
+    /// Parse and check the text of a `models/NAME.toml`; `file` names it in errors.
+    ///
+    /// # Errors
+    /// [`Error::ModelFamilyInvalid`] for the first thing that is wrong.
+    pub fn from_toml(file: &str, text: &str) -> Result<Self, Error> {
+        let invalid = |field: String, reason: String| {
+            let reason = reason.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+            Error::ModelFamilyInvalid { file: file.to_owned(), field, reason }
+        };
+        let table: toml::Table =
+            toml::from_str(text).map_err(|error| invalid(line_and_column(text, &error), error.message().into()))?;
+        let family: Self = serde_path_to_error::deserialize(toml::Value::Table(table))
+            .map_err(|error| invalid(error.path().to_string(), error.inner().message().into()))?;
+        family.check().map_err(|(field, reason)| invalid(field, reason.into()))?;
+        let stem = file.rsplit('/').next().and_then(|name| name.strip_suffix(".toml"));
+        if stem != Some(&family.name) {
+            return Err(invalid("name".into(), format!("{:?}: must be the name of the file", family.name)));
+        }
+        Ok(family)
+    }
+
+    fn check(&self) -> Result<(), (String, &'static str)> {
+        let Self { name, models, start, end, force_phrase, evidence, .. } = self;
+        let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
+        let need = |field: &str, holds: bool, reason| if holds { Ok(()) } else { Err((field.to_owned(), reason)) };
+        need("name", !name.is_empty() && name.chars().all(is_plain), "must be of a-z, 0-9, - and .")?;
+        need("models", !models.is_empty() && models.iter().all(|model| !model.is_empty()), "must name a model")?;
+        need("evidence", !evidence.is_empty(), "must not be empty")?;
+        let mut texts = BTreeSet::new();
+        for (field, markers) in [("start", start), ("end", end)] {
+            need(field, (1..=Texts::MAX).contains(&markers.len()), "must hold 1 to 8 markers")?;
+            for (index, FamilyMarker { text, ids }) in markers.iter().enumerate() {
+                let of = |name: &str| format!("{field}[{index}].{name}");
+                need(&of("text"), (1..=Texts::MAX_BYTES).contains(&text.len()), "must have 1 to 256 bytes")?;
+                need(&of("text"), texts.insert(text.as_str()), "must differ from every other marker")?;
+                need(&of("ids"), ids.len() <= text.len(), "must not be more than the bytes of the text")?;
+            }
+        }
+        let ends = force_phrase.is_empty() || end.iter().any(|marker| force_phrase.contains(&marker.text));
+        need("force_phrase", ends, "must contain the text of an end marker")
+    }
+
+    /// The fields of `[model]` that the family supplies.
+    pub(crate) fn fields(&self) -> toml::Table {
+        let texts = |markers: &[FamilyMarker]| {
+            let texts: Texts = markers.iter().map(|marker| marker.text.clone()).collect();
+            toml::Value::try_from(texts).expect("texts are plain TOML")
+        };
+        let mut fields = toml::Table::new();
+        fields.insert("think_start".into(), texts(&self.start));
+        fields.insert("think_end".into(), texts(&self.end));
+        fields.insert("resumes".into(), self.resumes.into());
+        if let Some(strips_reasoning) = self.strips_reasoning {
+            fields.insert("strips_reasoning".into(), strips_reasoning.into());
+        }
+        fields.insert("force_phrase".into(), self.force_phrase.clone().into());
+        fields
+    }
+}

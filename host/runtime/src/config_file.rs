@@ -1,0 +1,124 @@
+//! `meridian.toml` on disk: where it is looked up, and what is refused before it is parsed.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use meridian_core::config::Parsed;
+use meridian_core::{Error, MeridianConfig};
+use thiserror::Error as ThisError;
+
+/// Largest file that is read, bytes.
+pub const MAX_BYTES: u64 = 1 << 20;
+
+/// A configuration file that cannot be used. The message is one line and begins with the path.
+#[derive(Debug, ThisError)]
+pub enum ConfigFileError {
+    /// The file cannot be read.
+    #[error("{}: cannot be read: {cause}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        cause: std::io::Error,
+    },
+    /// What was read is no text of a fitting size.
+    #[error("{}: {reason}", path.display())]
+    Unfit {
+        /// The file.
+        path: PathBuf,
+        /// What it is and what was expected.
+        reason: &'static str,
+    },
+    /// The text is not a valid configuration.
+    #[error("{}: {cause}", path.display())]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// The field, the value and what was expected.
+        cause: Error,
+    },
+}
+
+/// A configuration and the file it is from.
+#[derive(Debug)]
+pub struct ConfigFile {
+    /// The file; `None` when there is none and the defaults hold.
+    pub path: Option<PathBuf>,
+    /// What relative paths in the file are relative to.
+    pub base_dir: PathBuf,
+    /// The effective configuration, and the origin of each value.
+    pub parsed: Parsed,
+}
+
+/// What the lookup depends on besides the file system.
+#[derive(Clone, Debug, Default)]
+pub struct Surroundings {
+    /// `$MERIDIAN_CONFIG`; empty counts as not set.
+    pub named: Option<OsString>,
+    /// The user's home folder.
+    pub home: Option<PathBuf>,
+    /// The working directory; empty for the process's own.
+    pub working_dir: PathBuf,
+}
+
+impl Surroundings {
+    /// Those of this process, as of now.
+    #[must_use]
+    pub fn of_process() -> Self {
+        let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        Self { named: set("MERIDIAN_CONFIG"), home: set("HOME").map(PathBuf::from), working_dir: PathBuf::new() }
+    }
+
+    /// The file to read: `explicit`, `$MERIDIAN_CONFIG`, `./meridian.toml`, `~/.config/meridian/meridian.toml`. The first
+    /// two need not exist; to read them tells.
+    #[must_use]
+    pub fn find(&self, explicit: Option<&Path>) -> Option<PathBuf> {
+        if let Some(path) = explicit.or_else(|| self.named.as_ref().map(Path::new)) {
+            return Some(self.working_dir.join(path));
+        }
+        let in_home = self.home.as_ref().map(|home| home.join(".config/meridian/meridian.toml"));
+        [Some(self.working_dir.join("meridian.toml")), in_home].into_iter().flatten().find(|path| path.is_file())
+    }
+
+    /// Find, read and parse the configuration; the defaults when there is no file.
+    ///
+    /// # Errors
+    /// The file cannot be read, is larger than [`MAX_BYTES`], is not UTF-8 or is not valid.
+    pub fn load(&self, explicit: Option<&Path>) -> Result<ConfigFile, ConfigFileError> {
+        let Some(path) = self.find(explicit) else {
+            let parsed = MeridianConfig::parse("").expect("the defaults are valid");
+            return Ok(ConfigFile { path: None, base_dir: PathBuf::from("."), parsed });
+        };
+        let text = read(&path)?;
+        let parsed =
+            MeridianConfig::parse(&text).map_err(|cause| ConfigFileError::Invalid { path: path.clone(), cause })?;
+        let full = path.canonicalize().map_err(|cause| ConfigFileError::Unreadable { path: path.clone(), cause })?;
+        let base_dir = full.parent().unwrap_or(Path::new("/")).to_owned();
+        Ok(ConfigFile { path: Some(path), base_dir, parsed })
+    }
+}
+
+/// As [`Surroundings::load`], in those of this process.
+///
+/// # Errors
+/// The same.
+pub fn load(explicit: Option<&Path>) -> Result<ConfigFile, ConfigFileError> {
+    Surroundings::of_process().load(explicit)
+}
+
+fn read(path: &Path) -> Result<String, ConfigFileError> {
+    let unreadable = |cause| ConfigFileError::Unreadable { path: path.to_owned(), cause };
+    let unfit = |reason| ConfigFileError::Unfit { path: path.to_owned(), reason };
+    let file = File::open(path).map_err(unreadable)?;
+    if file.metadata().map_err(unreadable)?.is_dir() {
+        return Err(unfit("is a folder, expected a TOML file"));
+    }
+    let mut bytes = Vec::new();
+    file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(unfit("is larger than 1 MiB, expected a TOML file of at most that"));
+    }
+    String::from_utf8(bytes).map_err(|_| unfit("is not UTF-8 text, expected a TOML file"))
+}
