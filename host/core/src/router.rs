@@ -63,9 +63,10 @@ pub struct Progress {
     pub output_tokens: u32,
 }
 
-/// A cache line of its own, so that threads which feed different requests do not slow each other down.
+/// Cache lines of its own, two because processors fetch them in pairs: threads that feed different requests must not
+/// slow each other down.
 #[derive(Debug)]
-#[repr(align(64))]
+#[repr(align(128))]
 struct Tracked {
     tracker: PhaseTracker,
     /// Whether the turn's first token was seen.

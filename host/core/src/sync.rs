@@ -19,8 +19,8 @@ mod map {
     use dashmap::{DashMap, Entry};
     use foldhash::fast::RandomState;
 
-    /// More shards than threads, so that two of them seldom meet at one.
-    const SHARDS: usize = 64;
+    /// More shards than threads, so that two of them seldom meet at one; not many more, for a batch takes each.
+    const SHARDS: usize = 32;
 
     /// A concurrent map. Every method holds one shard's lock, for as long as its closure runs.
     pub(crate) struct ConcurrentMap<K, V>(DashMap<K, V, RandomState>);
@@ -67,16 +67,30 @@ mod map {
                 order[*next as usize] = position;
                 *next += 1;
             }
-            // Not everybody begins at the first shard, or threads would follow each other from lock to lock.
-            let first = hashes.first().map_or(0, |hash| self.0.determine_shard(*hash));
             let mut missing = 0;
-            for shard in (first..SHARDS).chain(0..first) {
+            // A shard that is taken is left for later: threads that waited would follow each other from lock to lock.
+            let mut left = Vec::new();
+            for (round, shard) in (0..SHARDS).map(|shard| (0, shard)).chain((0..SHARDS).map(|i| (1, i))) {
+                let shard = if round == 0 {
+                    shard
+                } else if let Some(shard) = left.get(shard) {
+                    *shard
+                } else {
+                    break;
+                };
                 let begin = if shard == 0 { 0 } else { starts[shard - 1] };
                 let positions = &order[begin as usize..starts[shard] as usize];
                 if positions.is_empty() {
                     continue;
                 }
-                let mut table = shards[shard].write();
+                let mut table = match shards[shard].try_write() {
+                    Some(table) => table,
+                    None if round == 0 => {
+                        left.push(shard);
+                        continue;
+                    }
+                    None => shards[shard].write(),
+                };
                 for position in positions.iter().map(|position| *position as usize) {
                     let key = &keys[position].0;
                     match table.get_mut(hashes[position] as u64, |(other, _)| other == key) {
