@@ -18,6 +18,7 @@
 //! ```
 
 pub mod config_file;
+pub mod control;
 mod engine;
 mod slot;
 mod stats;

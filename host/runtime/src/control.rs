@@ -1,0 +1,248 @@
+//! What can be asked of a running engine process: by the file watch, the admin listener, Python, `meridian ctl`.
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// A decision that policies make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SlotName {
+    /// Order, token budget and caps of a step.
+    Dispatch,
+    /// Which KV blocks, or which request, go first inside a tier.
+    Eviction,
+    /// When thinking ends.
+    Budget,
+}
+
+impl SlotName {
+    /// Every slot.
+    pub const ALL: [Self; 3] = [Self::Dispatch, Self::Eviction, Self::Budget];
+
+    /// The name in configuration, paths and metrics.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Dispatch => "dispatch",
+            Self::Eviction => "eviction",
+            Self::Budget => "budget",
+        }
+    }
+}
+
+/// A policy that is, was or may become active.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Version {
+    /// What the policy calls itself.
+    pub name: String,
+    /// Its own version, free form.
+    pub version: String,
+    /// SHA-256 of the component, lower-case hexadecimal; empty for a native policy.
+    pub sha256: String,
+    /// Where it came from: `native:NAME`, a path, `admin`.
+    pub source: String,
+}
+
+/// What a candidate is put to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Decide from the next step on.
+    #[default]
+    Active,
+    /// Be asked beside the active policy, and change nothing.
+    Shadow,
+}
+
+/// What became of the state of the policy before.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "kind", content = "why")]
+pub enum StateHandover {
+    /// There was none: the policy before keeps no state.
+    #[default]
+    Stateless,
+    /// The new policy took it over.
+    Restored,
+    /// The new policy starts fresh; why.
+    Reset(String),
+}
+
+/// A change that was carried out.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SwapReport {
+    /// The slot.
+    pub slot: SlotName,
+    /// What was done: `swap`, `shadow`, `promote`, `rollback`, `release`.
+    pub action: String,
+    /// Who decides now.
+    pub active: Version,
+    /// Who decided before.
+    pub previous: Version,
+    /// What became of its state.
+    pub state: StateHandover,
+    /// Time the slot was held for the change, microseconds: at most this was added to a step.
+    pub held_us: f64,
+}
+
+/// A fault, as it is kept for the operator and for reproducing it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FaultEntry {
+    /// The slot.
+    pub slot: SlotName,
+    /// Milliseconds on the host's clock.
+    pub now_ms: f64,
+    /// `trap`, `deadline`, `memory`, `bad-answer`, `init`, `load`.
+    pub kind: String,
+    /// One line.
+    pub detail: String,
+    /// Whose.
+    pub version: Version,
+    /// Whether it faulted in shadow, where it changed nothing.
+    pub shadow: bool,
+    /// Candidates in the batch.
+    pub candidates: usize,
+    /// Inputs of the batch, for the newest faults: columns in the order of `inputs`, each of `candidates` values.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch: Option<FaultBatch>,
+}
+
+/// The batch that a policy faulted on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FaultBatch {
+    /// Names of the columns.
+    pub inputs: Vec<String>,
+    /// Bits of the values, column by column (JSON has no NaN).
+    pub columns_bits: Vec<u32>,
+    /// Step facts by name.
+    pub step: serde_json::Value,
+}
+
+/// How far a shadow agrees with the active policy. Means over the compared steps.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ShadowStatus {
+    /// The candidate.
+    pub version: Version,
+    /// Steps compared.
+    pub compared: u64,
+    /// Steps left out because the shadow had not finished an earlier one.
+    pub skipped: u64,
+    /// Faults, which changed nothing.
+    pub faults: u64,
+    /// Mean Spearman correlation of the two orders, from -1 to 1.
+    pub rank_correlation: f64,
+    /// Mean share of the first 8 that both put first.
+    pub top_overlap: f64,
+    /// Steps in which the two token budgets differ.
+    pub budget_differs: u64,
+    /// Mean time of its decision, microseconds.
+    pub deciding_us: f64,
+}
+
+/// One slot of a process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SlotStatus {
+    /// The slot.
+    pub slot: SlotName,
+    /// Who decides.
+    pub active: Version,
+    /// Who a rollback would bring back.
+    pub previous: Option<Version>,
+    /// The candidate in shadow.
+    pub shadow: Option<ShadowStatus>,
+    /// The version in quarantine, and how long until it is tried again, milliseconds.
+    pub quarantine: Option<(Version, f64)>,
+    /// Decisions by source: `policy`, `default`, `fallback`.
+    pub decisions: [u64; 3],
+    /// Time spent deciding in all, seconds.
+    pub deciding_s: f64,
+    /// Decisions by duration: at most 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000 microseconds, and longer.
+    pub deciding_buckets: [u64; 13],
+    /// Faults of the active policies by kind.
+    pub faults: Vec<(String, u64)>,
+    /// Faults that count against the active version within the window.
+    pub strikes: u32,
+    /// Swaps so far, promotions and rollbacks included.
+    pub swaps: u64,
+    /// Last attempt to change the policy that failed: what was tried and why it was refused.
+    pub last_refusal: Option<String>,
+}
+
+/// Upper bounds of [`SlotStatus::deciding_buckets`], microseconds.
+pub const DECIDING_BUCKETS_US: [f64; 12] =
+    [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0];
+
+/// An engine process.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ProcessStatus {
+    /// Process id.
+    pub pid: u32,
+    /// Of Meridian.
+    pub version: String,
+    /// The served model, as the engine names it.
+    pub model: String,
+    /// Seconds since the engine was made.
+    pub uptime_s: f64,
+    /// Live requests in prefill, think and output.
+    pub requests: [u64; 3],
+    /// Requests that wait for admission.
+    pub waiting: u64,
+    /// Preemptions in prefill, think and output.
+    pub preemptions: [u64; 3],
+    /// Learned step time, milliseconds: fixed, a decode token, a prefill token.
+    pub step_time_ms: Option<[f64; 3]>,
+    /// The slots.
+    pub slots: Vec<SlotStatus>,
+}
+
+/// Why a change was refused. The policy that was active stays.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ControlError {
+    /// The candidate is not what it should be; one line for the operator.
+    #[error("{0}")]
+    Refused(String),
+    /// There is nothing to promote, roll back to or release.
+    #[error("{slot}: {what}", slot = slot.label())]
+    Nothing {
+        /// The slot.
+        slot: SlotName,
+        /// What is missing.
+        what: &'static str,
+    },
+    /// This process has no such slot.
+    #[error("{}: this engine has no such slot", .0.label())]
+    NoSuchSlot(SlotName),
+}
+
+/// An engine process, as the admin listener, the file watch and Python see it. Methods are called from any thread but the
+/// one that schedules; those that load a component take as long as compiling takes.
+pub trait Control: Send + Sync {
+    /// How things are. Takes microseconds.
+    fn status(&self) -> ProcessStatus;
+
+    /// The latest faults, oldest first, at most a few hundred.
+    fn faults(&self) -> Vec<FaultEntry>;
+
+    /// Load a component and put it to `mode`; `source` says where it came from.
+    ///
+    /// # Errors
+    /// [`ControlError::Refused`] when it is not a component that may decide; nothing has changed then.
+    fn put(&self, slot: SlotName, component: &[u8], mode: Mode, source: &str) -> Result<SwapReport, ControlError>;
+
+    /// Make the shadow active.
+    ///
+    /// # Errors
+    /// [`ControlError::Nothing`] without a shadow.
+    fn promote(&self, slot: SlotName) -> Result<SwapReport, ControlError>;
+
+    /// Return to the previous version; a shadow is dropped.
+    ///
+    /// # Errors
+    /// [`ControlError::Nothing`] without a previous version.
+    fn rollback(&self, slot: SlotName) -> Result<SwapReport, ControlError>;
+
+    /// Try a version in quarantine again at once.
+    ///
+    /// # Errors
+    /// [`ControlError::Nothing`] when none is in quarantine.
+    fn release(&self, slot: SlotName) -> Result<SwapReport, ControlError>;
+}
