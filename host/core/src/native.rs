@@ -3,7 +3,7 @@
 use meridian_policy_sdk::{DispatchPolicy as Logic, Init, decide};
 use thiserror::Error;
 
-use crate::{Batch, Column, Decision, Description, DispatchPolicy, Fault, Targets};
+use crate::{Batch, Column, Decision, Description, DispatchPolicy, Fault, FaultKind, Targets};
 
 /// A native policy that cannot be made.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -80,5 +80,13 @@ impl<P: Logic + Send> DispatchPolicy for Native<P> {
 
     fn recover(&mut self) -> Result<(), Fault> {
         Ok(())
+    }
+
+    fn snapshot(&mut self) -> Result<Vec<u8>, Fault> {
+        Ok(self.logic.snapshot())
+    }
+
+    fn restore(&mut self, state: &[u8]) -> Result<(), Fault> {
+        self.logic.restore(state).map_err(|reason| Fault::new(FaultKind::Init, reason))
     }
 }

@@ -47,6 +47,22 @@ pub trait DispatchPolicy: Send {
     /// # Errors
     /// The policy cannot be asked any more.
     fn recover(&mut self) -> Result<(), Fault>;
+
+    /// The state worth keeping over a swap; empty for a policy that keeps none.
+    ///
+    /// # Errors
+    /// As [`DispatchPolicy::decide`]: the policy has to recover before it is asked again.
+    fn snapshot(&mut self) -> Result<Vec<u8>, Fault> {
+        Ok(Vec::new())
+    }
+
+    /// Take over another policy's snapshot.
+    ///
+    /// # Errors
+    /// The state was not understood, or the policy faulted; it has to recover, and then starts fresh.
+    fn restore(&mut self, _state: &[u8]) -> Result<(), Fault> {
+        Err(Fault::new(FaultKind::Init, "it takes over no state"))
+    }
 }
 
 /// The kinds of fault that are counted apart.
@@ -62,11 +78,13 @@ pub enum FaultKind {
     BadAnswer,
     /// It could not be instantiated or refused its configuration.
     Init,
+    /// A candidate could not be loaded: not a component, not signed, refused while it was tried.
+    Load,
 }
 
 impl FaultKind {
     /// Every kind, in the order of the discriminants.
-    pub const ALL: [Self; 5] = [Self::Trap, Self::Deadline, Self::Memory, Self::BadAnswer, Self::Init];
+    pub const ALL: [Self; 6] = [Self::Trap, Self::Deadline, Self::Memory, Self::BadAnswer, Self::Init, Self::Load];
 
     /// The kind as a metric label.
     #[must_use]
@@ -77,6 +95,7 @@ impl FaultKind {
             Self::Memory => "memory",
             Self::BadAnswer => "bad-answer",
             Self::Init => "init",
+            Self::Load => "load",
         }
     }
 }

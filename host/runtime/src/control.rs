@@ -63,6 +63,8 @@ pub enum StateHandover {
     Stateless,
     /// The new policy took it over.
     Restored,
+    /// The new policy keeps what it has gathered itself, in shadow or before its quarantine.
+    Own,
     /// The new policy starts fresh; why.
     Reset(String),
 }

@@ -1,6 +1,4 @@
-use meridian_core::{
-    Description, EngineFacts, EngineMirror, Markers, Plan, Planner, RequestTable, SchedulerConfig, Slot, StepTime,
-};
+use meridian_core::{EngineFacts, EngineMirror, Markers, Plan, Planner, RequestTable, SchedulerConfig, Slot, StepTime};
 
 use crate::slot::DispatchSlot;
 use crate::stats::{SlotStats, Source};
@@ -48,15 +46,15 @@ impl DispatchEngine {
         &mut self.mirror.table
     }
 
-    /// What the active policy says of itself.
+    /// The slot.
     #[must_use]
-    pub fn description(&self) -> &Description {
-        self.slot.description()
+    pub fn slot(&self) -> &DispatchSlot {
+        &self.slot
     }
 
     /// What the slot has done.
     #[must_use]
-    pub fn stats(&self) -> &SlotStats {
+    pub fn stats(&self) -> SlotStats {
         self.slot.stats()
     }
 

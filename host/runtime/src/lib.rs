@@ -19,11 +19,16 @@
 
 pub mod config_file;
 pub mod control;
+mod controller;
 mod engine;
 mod slot;
 mod stats;
+mod sync;
+#[cfg(not(loom))]
+pub mod watch;
 
+pub use controller::{Controller, EngineStatus, Loader};
 pub use engine::DispatchEngine;
 pub use meridian_core::native;
-pub use slot::DispatchSlot;
-pub use stats::{FaultRecord, SlotStats, Source};
+pub use slot::{Candidate, DispatchSlot, SlotControl, StrikeLimits};
+pub use stats::{SlotStats, Source};

@@ -1,7 +1,8 @@
-use std::collections::VecDeque;
 use std::time::Duration;
 
-use meridian_core::{Fault, FaultKind};
+use meridian_core::FaultKind;
+
+use crate::control::DECIDING_BUCKETS_US;
 
 /// Who decided a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,22 +15,8 @@ pub enum Source {
     Fallback,
 }
 
-/// A fault as it is kept for the operator.
-#[derive(Clone, Debug, PartialEq)]
-pub struct FaultRecord {
-    /// The step's time on the host's clock, milliseconds.
-    pub now_ms: f64,
-    /// How many candidates the step had.
-    pub candidates: usize,
-    /// What happened.
-    pub fault: Fault,
-}
-
-/// Faults kept in full; all are counted.
-const KEPT_FAULTS: usize = 32;
-
 /// What a slot has done since it was made.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SlotStats {
     /// Steps decided by the active policy.
     pub active: u64,
@@ -41,8 +28,9 @@ pub struct SlotStats {
     pub deciding: Duration,
     /// Longest single decision.
     pub longest: Duration,
+    /// Decisions by duration, in the buckets of [`DECIDING_BUCKETS_US`] and one for the longer ones.
+    pub buckets: [u64; 13],
     faults: [u64; FaultKind::ALL.len()],
-    recent: VecDeque<FaultRecord>,
 }
 
 impl SlotStats {
@@ -58,9 +46,10 @@ impl SlotStats {
         self.faults[kind as usize]
     }
 
-    /// The latest faults, oldest first.
-    pub fn recent_faults(&self) -> impl Iterator<Item = &FaultRecord> {
-        self.recent.iter()
+    /// Faults of every kind.
+    #[must_use]
+    pub fn fault_count(&self) -> u64 {
+        self.faults.iter().sum()
     }
 
     pub(crate) fn decided(&mut self, source: Source, took: Duration) {
@@ -71,13 +60,12 @@ impl SlotStats {
         }
         self.deciding += took;
         self.longest = self.longest.max(took);
+        let us = took.as_secs_f64() * 1e6;
+        let bucket = DECIDING_BUCKETS_US.iter().position(|bound| us <= *bound).unwrap_or(DECIDING_BUCKETS_US.len());
+        self.buckets[bucket] += 1;
     }
 
-    pub(crate) fn faulted(&mut self, record: FaultRecord) {
-        self.faults[record.fault.kind as usize] += 1;
-        if self.recent.len() == KEPT_FAULTS {
-            self.recent.pop_front();
-        }
-        self.recent.push_back(record);
+    pub(crate) fn faulted(&mut self, kind: FaultKind) {
+        self.faults[kind as usize] += 1;
     }
 }

@@ -32,6 +32,8 @@ const START_DEADLINE: Duration = Duration::from_millis(200);
 const RECOVERY_DEADLINE: Duration = Duration::from_millis(5);
 /// Most bytes that `describe`, `init` and `inputs` may hand to the host.
 const START_ANSWER_BYTES: usize = 64 << 10;
+/// Most bytes of a snapshot: it is handed over while the slot is held.
+pub const MAX_STATE_BYTES: usize = 1 << 20;
 /// Bytes of an answer beside its keys and caps.
 const ANSWER_OVERHEAD_BYTES: usize = 256;
 
@@ -117,6 +119,31 @@ impl WasmDispatch {
     }
 }
 
+impl WasmDispatch {
+    /// Call the instance within its deadline; `answer_bytes` bounds what it may hand over. A fault costs the instance.
+    fn call<R>(
+        &mut self,
+        answer_bytes: usize,
+        call: impl FnOnce(&mut Store<StoreState>, &Bindings) -> wasmtime::Result<R>,
+    ) -> Result<R, Fault> {
+        let Some(Instance { store, bindings }) = &mut self.instance else {
+            return Err(Fault::new(FaultKind::Init, "the policy has no instance"));
+        };
+        store.data_mut().limiter.forget();
+        store.set_epoch_deadline(ticks(self.limits.deadline));
+        // Refuses an enormous answer before it is copied.
+        store.set_hostcall_fuel(answer_bytes);
+        match call(store, bindings) {
+            Ok(answer) => Ok(answer),
+            Err(error) => {
+                let fault = fault_of(store, &error);
+                self.instance = None;
+                Err(fault)
+            }
+        }
+    }
+}
+
 impl meridian_core::DispatchPolicy for WasmDispatch {
     fn description(&self) -> &Description {
         &self.description
@@ -127,31 +154,30 @@ impl meridian_core::DispatchPolicy for WasmDispatch {
     }
 
     fn decide(&mut self, batch: &Batch<'_>, decision: &mut Decision) -> Result<(), Fault> {
-        let Some(Instance { store, bindings }) = &mut self.instance else {
-            return Err(Fault::new(FaultKind::Init, "the policy has no instance"));
-        };
-        store.data_mut().limiter.forget();
-        store.set_epoch_deadline(ticks(self.limits.deadline));
-        // Refuses an enormous answer before it is copied.
-        store.set_hostcall_fuel(batch.candidates.saturating_mul(16).saturating_add(ANSWER_OVERHEAD_BYTES));
+        let answer_bytes = batch.candidates.saturating_mul(16).saturating_add(ANSWER_OVERHEAD_BYTES);
         let candidates = u32::try_from(batch.candidates).unwrap_or(u32::MAX);
-        let answer = bindings.meridian_policy_dispatch().call_decide(
-            &mut *store,
-            wit::step(batch.step),
-            candidates,
-            batch.columns,
-        );
-        match answer {
-            Ok(answer) => {
-                wit::decision(answer, decision);
-                Ok(())
-            }
-            Err(error) => {
-                let fault = fault_of(store, &error);
-                self.instance = None;
-                Err(fault)
-            }
+        let answer = self.call(answer_bytes, |store, bindings| {
+            bindings.meridian_policy_dispatch().call_decide(store, wit::step(batch.step), candidates, batch.columns)
+        })?;
+        wit::decision(answer, decision);
+        Ok(())
+    }
+
+    fn snapshot(&mut self) -> Result<Vec<u8>, Fault> {
+        let state =
+            self.call(MAX_STATE_BYTES, |store, bindings| bindings.meridian_policy_lifecycle().call_snapshot(store))?;
+        if state.len() > MAX_STATE_BYTES {
+            let detail = format!("a snapshot of {} bytes, expected at most {MAX_STATE_BYTES}", state.len());
+            return Err(Fault::new(FaultKind::BadAnswer, detail));
         }
+        Ok(state)
+    }
+
+    fn restore(&mut self, state: &[u8]) -> Result<(), Fault> {
+        let restored = self.call(START_ANSWER_BYTES, |store, bindings| {
+            bindings.meridian_policy_lifecycle().call_restore(store, state)
+        })?;
+        restored.map_err(|reason| Fault::new(FaultKind::Init, wit::clip(reason, 512)))
     }
 
     fn recover(&mut self) -> Result<(), Fault> {

@@ -15,7 +15,7 @@ pub(crate) fn description(description: lifecycle::Description) -> Description {
 }
 
 /// A guest's text is shown in terminals and logs: no control characters, bounded length.
-fn clip(text: String, max_chars: usize) -> String {
+pub(crate) fn clip(text: String, max_chars: usize) -> String {
     text.chars().filter(|c| !c.is_control()).take(max_chars).collect()
 }
 

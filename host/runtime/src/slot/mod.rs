@@ -1,0 +1,227 @@
+//! The dispatch slot: who decides a step, and what happens when that one does not.
+
+mod faults;
+mod seat;
+mod shadow;
+mod swap;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use meridian_core::{Decision, DispatchPolicy, Fault, RequestTable, Slot, Step, Targets, native};
+
+use self::faults::FaultLog;
+use self::seat::{Asked, LONGEST_QUARANTINE_MS, Question, Seat};
+use self::shadow::Shadow;
+use crate::control::{SlotName, Version};
+use crate::stats::{SlotStats, Source};
+use crate::sync::{Mutex, lock};
+
+pub use self::seat::StrikeLimits;
+pub use self::swap::{Candidate, SlotControl};
+
+/// The dispatch slot: asks the active policy, and the native default in the same step when that one does not decide.
+///
+/// The scheduling thread owns it. [`DispatchSlot::control`] gives a handle for every other thread; a change through it
+/// happens between two decisions. A version that faults too often is put into quarantine: the version before it decides,
+/// else the native default, until it is tried again.
+pub struct DispatchSlot {
+    state: Arc<Mutex<State>>,
+    decision: Decision,
+}
+
+/// What the scheduling thread and the handles share.
+struct State {
+    active: Seat,
+    /// Who a rollback brings back.
+    previous: Option<Seat>,
+    default: Box<dyn DispatchPolicy>,
+    quarantine: Option<Quarantine>,
+    shadow: Option<Shadow>,
+    targets: Targets,
+    limits: StrikeLimits,
+    columns: Vec<f32>,
+    decision: Decision,
+    stats: SlotStats,
+    faults: Arc<Mutex<FaultLog>>,
+    last_fault: Option<Fault>,
+    swaps: u64,
+    last_refusal: Option<String>,
+    /// The latest time told.
+    now_ms: f64,
+}
+
+struct Quarantine {
+    seat: Seat,
+    until_ms: f64,
+}
+
+impl DispatchSlot {
+    /// A slot whose active policy is `active` and whose default is `native:output-first` with `targets`.
+    #[must_use]
+    pub fn new(active: Box<dyn DispatchPolicy>, targets: Targets) -> Self {
+        let version = Version {
+            name: active.description().name.clone(),
+            version: active.description().version.clone(),
+            ..Version::default()
+        };
+        Self::with_version(Candidate { policy: active, version }, targets, StrikeLimits::default())
+    }
+
+    /// The same, with where the policy came from, and how many faults put a version into quarantine.
+    #[must_use]
+    pub fn with_version(active: Candidate, targets: Targets, limits: StrikeLimits) -> Self {
+        let state = State {
+            active: Seat::new(active.policy, active.version),
+            previous: None,
+            default: native::default_policy(targets),
+            quarantine: None,
+            shadow: None,
+            targets,
+            limits,
+            columns: Vec::new(),
+            decision: Decision::default(),
+            stats: SlotStats::default(),
+            faults: Arc::default(),
+            last_fault: None,
+            swaps: 0,
+            last_refusal: None,
+            now_ms: f64::NEG_INFINITY,
+        };
+        Self { state: Arc::new(Mutex::new(state)), decision: Decision::default() }
+    }
+
+    /// A handle for other threads.
+    #[must_use]
+    pub fn control(&self) -> SlotControl {
+        SlotControl::new(Arc::clone(&self.state))
+    }
+
+    /// Who decides.
+    #[must_use]
+    pub fn version(&self) -> Version {
+        lock(&self.state).active.version.clone()
+    }
+
+    /// What the slot has done.
+    #[must_use]
+    pub fn stats(&self) -> SlotStats {
+        lock(&self.state).stats.clone()
+    }
+
+    /// Faults of every kind so far.
+    #[must_use]
+    pub fn fault_count(&self) -> u64 {
+        lock(&self.state).stats.fault_count()
+    }
+
+    /// The latest fault.
+    #[must_use]
+    pub fn last_fault(&self) -> Option<Fault> {
+        lock(&self.state).last_fault.clone()
+    }
+
+    /// Decide one step over `candidates`, running ones first. Always returns a checked decision.
+    pub fn decide(
+        &mut self,
+        step: &Step,
+        table: &RequestTable,
+        candidates: &[Slot],
+        block_tokens: u32,
+    ) -> (Source, &Decision) {
+        let state = &mut *lock(&self.state);
+        let source = state.decide(step, table, candidates, block_tokens);
+        std::mem::swap(&mut self.decision, &mut state.decision);
+        (source, &self.decision)
+    }
+}
+
+impl State {
+    fn decide(&mut self, step: &Step, table: &RequestTable, candidates: &[Slot], block_tokens: u32) -> Source {
+        let started = Instant::now();
+        self.now_ms = step.now_ms;
+        if self.quarantine.as_ref().is_some_and(|quarantine| quarantine.until_ms <= step.now_ms) {
+            self.end_quarantine();
+        }
+        let Self { active, columns, decision, .. } = self;
+        let mut question = Question { step, table, candidates, block_tokens, columns, decision };
+        let source = match active.ask(&mut question) {
+            Asked::Decided => Source::Active,
+            Asked::LeftToDefault => Source::Default,
+            Asked::Faulted(faults) => {
+                self.faulted(&faults, step, candidates.len());
+                Source::Fallback
+            }
+        };
+        if source != Source::Active {
+            let Self { default, columns, decision, .. } = self;
+            let mut question = Question { step, table, candidates, block_tokens, columns, decision };
+            if question.put_to(default.as_mut()).is_err() {
+                // The native default cannot fault; if it ever did, the engine's own order is a decision too.
+                self.decision.clear();
+            }
+        }
+        if let Some(shadow) = &self.shadow {
+            shadow.see(step, table, candidates, block_tokens, &self.decision);
+        }
+        self.stats.decided(source, started.elapsed());
+        source
+    }
+
+    /// Count the faults of one step, and put the version away when there were too many.
+    fn faulted(&mut self, faults: &[Fault], step: &Step, candidates: usize) {
+        if faults.is_empty() {
+            // It faulted earlier and cannot be asked.
+            return;
+        }
+        for (i, fault) in faults.iter().enumerate() {
+            self.stats.faulted(fault.kind);
+            // What the columns still hold is what the first one happened on.
+            let batch = (i == 0).then_some((self.active.policy.inputs(), &self.columns[..], step));
+            let version = &self.active.version;
+            lock(&self.faults).push(SlotName::Dispatch, version, false, step.now_ms, candidates, fault, batch);
+        }
+        self.last_fault = faults.last().cloned();
+        if self.active.strike(step.now_ms, &self.limits) {
+            self.quarantine();
+        }
+    }
+
+    fn quarantine(&mut self) {
+        let stand_in = self.previous.take().unwrap_or_else(|| Seat::native_default(self.targets));
+        let seat = std::mem::replace(&mut self.active, stand_in);
+        tracing::warn!(
+            policy = seat.version.name,
+            sha256 = seat.version.sha256,
+            seconds = seat.quarantine_ms / 1e3,
+            decides = self.active.version.name,
+            "a policy that faults too often is put into quarantine"
+        );
+        self.put_away(seat);
+    }
+
+    fn put_away(&mut self, mut seat: Seat) {
+        let until_ms = self.now_ms + seat.quarantine_ms;
+        seat.quarantine_ms = (seat.quarantine_ms * 2.0).min(LONGEST_QUARANTINE_MS);
+        self.quarantine = Some(Quarantine { seat, until_ms });
+    }
+
+    /// Try the version in quarantine again; whoever stood in is the version before it.
+    fn end_quarantine(&mut self) -> bool {
+        let Some(Quarantine { seat, .. }) = self.quarantine.take() else { return false };
+        match seat.on_parole() {
+            Ok(seat) => {
+                tracing::info!(policy = seat.version.name, "a policy in quarantine is tried again");
+                self.previous = Some(std::mem::replace(&mut self.active, seat));
+                true
+            }
+            Err((seat, fault)) => {
+                self.stats.faulted(fault.kind);
+                lock(&self.faults).push(SlotName::Dispatch, &seat.version, false, self.now_ms, 0, &fault, None);
+                self.last_fault = Some(fault);
+                self.put_away(seat);
+                false
+            }
+        }
+    }
+}

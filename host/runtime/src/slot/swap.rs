@@ -1,0 +1,263 @@
+use std::sync::Arc;
+use std::time::Instant;
+
+use meridian_core::{Batch, Decision, Description, DispatchPolicy, Fault, FaultKind, Step, check_answer};
+
+use super::seat::Seat;
+use super::shadow::Shadow;
+use super::{Quarantine, State};
+use crate::control::{ControlError, FaultEntry, SlotName, SlotStatus, StateHandover, SwapReport, Version};
+use crate::sync::{Mutex, lock};
+
+/// A policy that may become active, with where it came from.
+pub struct Candidate {
+    /// The policy, started.
+    pub policy: Box<dyn DispatchPolicy>,
+    /// What it is.
+    pub version: Version,
+}
+
+/// Batch sizes a candidate is tried with before it sees traffic.
+const TRIAL_SIZES: [usize; 4] = [0, 1, 64, 1024];
+
+impl Candidate {
+    /// A candidate of the given origin; name and version are the policy's own.
+    #[must_use]
+    pub fn new(policy: Box<dyn DispatchPolicy>, sha256: &str, source: &str) -> Self {
+        let Description { name, version, summary: _ } = policy.description().clone();
+        Self { policy, version: Version { name, version, sha256: sha256.into(), source: source.into() } }
+    }
+
+    /// Have it decide a few made-up steps: the first calls of an instance are its slowest, and a policy that cannot
+    /// decide these never sees traffic.
+    ///
+    /// # Errors
+    /// The fault, with the size of the batch.
+    pub fn warm_up(&mut self) -> Result<(), Fault> {
+        let mut decision = Decision::default();
+        for candidates in TRIAL_SIZES {
+            let columns = vec![1.0; candidates * self.policy.inputs().len()];
+            let running = u32::try_from(candidates).unwrap_or(u32::MAX);
+            let step = Step { token_budget: 2048, running, decode_tokens: 1, ..Step::default() };
+            decision.clear();
+            self.policy
+                .decide(&Batch { step: &step, candidates, columns: &columns }, &mut decision)
+                .and_then(|()| check_answer(&decision, candidates))
+                .map_err(|fault| {
+                    Fault::new(fault.kind, format!("on a trial batch of {candidates} candidates: {}", fault.detail))
+                })?;
+        }
+        Ok(())
+    }
+}
+
+/// A slot, for every thread but the one that schedules. Cloning shares it.
+#[derive(Clone)]
+pub struct SlotControl {
+    state: Arc<Mutex<State>>,
+}
+
+/// What a change made superfluous. Dropped without the lock: ending an instance takes longer than a step may wait.
+#[derive(Default)]
+struct Leftovers {
+    _seats: Vec<Seat>,
+}
+
+impl SlotControl {
+    pub(super) fn new(state: Arc<Mutex<State>>) -> Self {
+        Self { state }
+    }
+
+    /// Make a candidate active between two decisions. The state of the policy before is handed over where both sides
+    /// know how. What was in quarantine is forgotten.
+    pub fn swap(&self, candidate: Candidate) -> SwapReport {
+        let seat = Seat::new(candidate.policy, candidate.version);
+        self.change("swap", |state, leftovers| {
+            leftovers.extend(state.quarantine.take().map(|quarantine| quarantine.seat));
+            Ok(state.install(seat, true, leftovers))
+        })
+        .expect("installing a seat is not refused")
+    }
+
+    /// Have a candidate asked beside the active policy; one that is there already is dropped.
+    ///
+    /// # Errors
+    /// [`ControlError::Refused`] when the system gives no thread.
+    pub fn shadow(&self, candidate: Candidate) -> Result<SwapReport, ControlError> {
+        let faults = Arc::clone(&lock(&self.state).faults);
+        let Candidate { policy, version } = candidate;
+        let shadow = Shadow::start(policy, version, faults)
+            .map_err(|error| ControlError::Refused(format!("no thread for a shadow: {error}")))?;
+        let (report, old) = {
+            let state = &mut *lock(&self.state);
+            let old = state.shadow.replace(shadow);
+            (state.report("shadow", StateHandover::Stateless, &state.active.version.clone(), Instant::now()), old)
+        };
+        if let Some(old) = old {
+            old.stop();
+        }
+        Ok(report)
+    }
+
+    /// Make the shadow active, with the state it has gathered.
+    ///
+    /// # Errors
+    /// [`ControlError::Nothing`] without a shadow, [`ControlError::Refused`] when it panicked.
+    pub fn promote(&self) -> Result<SwapReport, ControlError> {
+        let shadow = lock(&self.state).shadow.take().ok_or(nothing("there is no shadow to promote"))?;
+        // Waits for the steps in its queue; the slot goes on meanwhile.
+        let (policy, version) = shadow.stop().ok_or_else(|| ControlError::Refused("the shadow panicked".into()))?;
+        let seat = Seat::new(policy, version);
+        self.change("promote", |state, leftovers| {
+            leftovers.extend(state.quarantine.take().map(|quarantine| quarantine.seat));
+            state.install(seat, false, leftovers);
+            Ok(StateHandover::Own)
+        })
+    }
+
+    /// Return to the version before; a second time returns from there. A shadow stays.
+    ///
+    /// # Errors
+    /// [`ControlError::Nothing`] without one.
+    pub fn rollback(&self) -> Result<SwapReport, ControlError> {
+        self.change("rollback", |state, leftovers| {
+            let previous = state.previous.take().ok_or(nothing("there is no previous version"))?;
+            Ok(state.install(previous, true, leftovers))
+        })
+    }
+
+    /// Try the version in quarantine again at once.
+    ///
+    /// # Errors
+    /// [`ControlError::Nothing`] when none is, [`ControlError::Refused`] when it cannot be started.
+    pub fn release(&self) -> Result<SwapReport, ControlError> {
+        self.change("release", |state, _| {
+            if state.quarantine.is_none() {
+                return Err(nothing("no version is in quarantine"));
+            }
+            if state.end_quarantine() {
+                return Ok(StateHandover::Own);
+            }
+            let why = state.last_fault.as_ref().map(ToString::to_string).unwrap_or_default();
+            Err(ControlError::Refused(format!("it cannot be started: {why}")))
+        })
+    }
+
+    /// Stop the shadow, if there is one; false when there is none.
+    pub fn stop_shadow(&self) -> bool {
+        let shadow = lock(&self.state).shadow.take();
+        shadow.map(Shadow::stop).is_some()
+    }
+
+    /// A candidate was refused before it came here: counted, and kept for the operator.
+    pub fn refused(&self, source: &str, why: &str) {
+        let state = &mut *lock(&self.state);
+        let fault = Fault::new(FaultKind::Load, why);
+        let version = Version { source: source.into(), ..Version::default() };
+        lock(&state.faults).push(SlotName::Dispatch, &version, false, state.now_ms, 0, &fault, None);
+        state.stats.faulted(fault.kind);
+        state.last_refusal = Some(format!("{source}: {why}"));
+    }
+
+    /// Whose component decides: SHA-256, empty for a native policy.
+    #[must_use]
+    pub fn active_sha256(&self) -> String {
+        lock(&self.state).active.version.sha256.clone()
+    }
+
+    /// How the slot is.
+    #[must_use]
+    pub fn status(&self) -> SlotStatus {
+        let state = &mut *lock(&self.state);
+        let (now_ms, limits) = (state.now_ms, state.limits);
+        state.active.forget_strikes(now_ms, &limits);
+        let stats = &state.stats;
+        SlotStatus {
+            slot: SlotName::Dispatch,
+            active: state.active.version.clone(),
+            previous: state.previous.as_ref().map(|seat| seat.version.clone()),
+            shadow: state.shadow.as_ref().map(Shadow::status),
+            quarantine: state
+                .quarantine
+                .as_ref()
+                .map(|Quarantine { seat, until_ms }| (seat.version.clone(), (until_ms - now_ms).max(0.0))),
+            decisions: [stats.active, stats.default, stats.fallback],
+            deciding_s: stats.deciding.as_secs_f64(),
+            deciding_buckets: stats.buckets,
+            faults: FaultKind::ALL.iter().map(|kind| (kind.label().to_owned(), stats.faults(*kind))).collect(),
+            strikes: state.active.strikes(),
+            swaps: state.swaps,
+            last_refusal: state.last_refusal.clone(),
+        }
+    }
+
+    /// The latest faults, oldest first.
+    #[must_use]
+    pub fn faults(&self) -> Vec<FaultEntry> {
+        let faults = Arc::clone(&lock(&self.state).faults);
+        let entries = lock(&faults).entries();
+        entries
+    }
+
+    /// Carry out a change between two decisions, and report it.
+    fn change(
+        &self,
+        action: &str,
+        change: impl FnOnce(&mut State, &mut Vec<Seat>) -> Result<StateHandover, ControlError>,
+    ) -> Result<SwapReport, ControlError> {
+        let mut leftovers = Leftovers::default();
+        let state = &mut *lock(&self.state);
+        let held = Instant::now();
+        let before = state.active.version.clone();
+        let handover = change(state, &mut leftovers._seats)?;
+        state.swaps += 1;
+        Ok(state.report(action, handover, &before, held))
+    }
+}
+
+impl State {
+    /// Put `seat` in the place of the active one, which becomes the previous one. Hands the state over if asked to.
+    fn install(&mut self, mut seat: Seat, hand_over: bool, leftovers: &mut Vec<Seat>) -> StateHandover {
+        let handover = if hand_over { hand_over_state(&mut self.active, &mut seat) } else { StateHandover::Own };
+        let replaced = std::mem::replace(&mut self.active, seat);
+        leftovers.extend(self.previous.replace(replaced));
+        self.last_refusal = None;
+        handover
+    }
+
+    fn report(&self, action: &str, state: StateHandover, previous: &Version, held: Instant) -> SwapReport {
+        SwapReport {
+            slot: SlotName::Dispatch,
+            action: action.into(),
+            active: self.active.version.clone(),
+            previous: previous.clone(),
+            state,
+            held_us: held.elapsed().as_secs_f64() * 1e6,
+        }
+    }
+}
+
+fn hand_over_state(from: &mut Seat, to: &mut Seat) -> StateHandover {
+    let snapshot = match from.policy.snapshot() {
+        Ok(snapshot) => snapshot,
+        Err(fault) => {
+            // Should it come back, it starts anew.
+            from.recover(&mut Vec::new());
+            return StateHandover::Reset(format!("the policy before gave no state: {fault}"));
+        }
+    };
+    if snapshot.is_empty() {
+        return StateHandover::Stateless;
+    }
+    match to.policy.restore(&snapshot) {
+        Ok(()) => StateHandover::Restored,
+        Err(fault) => {
+            to.recover(&mut Vec::new());
+            StateHandover::Reset(fault.detail)
+        }
+    }
+}
+
+fn nothing(what: &'static str) -> ControlError {
+    ControlError::Nothing { slot: SlotName::Dispatch, what }
+}

@@ -1,0 +1,235 @@
+//! The slot: faults, strikes, quarantine, swaps, rollback, shadow. No clock but the one the steps tell.
+
+mod support;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+
+use meridian_core::{Fault, FaultKind};
+use meridian_runtime::control::{ControlError, StateHandover};
+use meridian_runtime::{DispatchSlot, Source, StrikeLimits};
+use support::{Made, TARGETS, faulting, step, table};
+
+const LIMITS: StrikeLimits = StrikeLimits { max_strikes: 3, window_ms: 1000.0 };
+
+fn slot(active: Made) -> DispatchSlot {
+    DispatchSlot::with_version(active.candidate(), TARGETS, LIMITS)
+}
+
+/// Who decides a step at `now_ms`: a made-up policy's number, or 0 for the default.
+fn decide(slot: &mut DispatchSlot, now_ms: f64) -> (Source, u32) {
+    let (table, slots) = table(3);
+    let (source, decision) = slot.decide(&step(now_ms, 3), &table, &slots, 16);
+    (source, decision.token_budget.unwrap_or(0))
+}
+
+#[test]
+fn too_many_faults_put_a_version_into_quarantine_and_it_returns() {
+    let faulty = Arc::new(AtomicBool::new(true));
+    let is_faulty = Arc::clone(&faulty);
+    let made = Made::behaving(7, move |batch, decision| {
+        if is_faulty.load(Ordering::Relaxed) {
+            return Err(Fault::new(FaultKind::Trap, "unreachable"));
+        }
+        decision.keys = vec![0.0; batch.candidates];
+        decision.token_budget = Some(7);
+        Ok(())
+    });
+    let mut slot = slot(made);
+    let control = slot.control();
+    for now_ms in [0.0, 1.0] {
+        assert_eq!(decide(&mut slot, now_ms), (Source::Fallback, 0));
+        assert!(control.status().quarantine.is_none());
+    }
+    assert_eq!(decide(&mut slot, 2.0), (Source::Fallback, 0));
+    let status = control.status();
+    assert_eq!(status.active.name, "output-first", "the native default stands in");
+    let (version, left_ms) = status.quarantine.unwrap();
+    assert_eq!((version.name.as_str(), left_ms), ("made-7", 1000.0));
+
+    // Tried again after the quarantine, it faults at once and goes back for twice as long.
+    assert_eq!(decide(&mut slot, 500.0).0, Source::Active);
+    assert_eq!(decide(&mut slot, 1003.0), (Source::Fallback, 0));
+    assert_eq!(control.status().quarantine.unwrap().1, 2000.0);
+
+    faulty.store(false, Ordering::Relaxed);
+    assert_eq!(decide(&mut slot, 3100.0), (Source::Active, 7));
+    assert!(control.status().quarantine.is_none());
+    assert_eq!(control.status().faults.iter().map(|(_, count)| count).sum::<u64>(), 4);
+}
+
+#[test]
+fn faults_far_apart_are_no_reason_for_quarantine() {
+    let mut slot = slot(faulting(7, FaultKind::Deadline));
+    for i in 0..20 {
+        assert_eq!(decide(&mut slot, f64::from(i) * 501.0).0, Source::Fallback);
+    }
+    assert!(slot.control().status().quarantine.is_none());
+    assert_eq!(slot.control().status().strikes, 2);
+}
+
+#[test]
+fn the_last_good_version_decides_during_quarantine() {
+    let mut slot = slot(Made::new(1));
+    let control = slot.control();
+    assert_eq!(decide(&mut slot, 0.0), (Source::Active, 1));
+    control.swap(faulting(2, FaultKind::BadAnswer).candidate());
+    for now_ms in [1.0, 2.0, 3.0] {
+        assert_eq!(decide(&mut slot, now_ms), (Source::Fallback, 0), "the default decides the step of the fault");
+    }
+    assert_eq!(decide(&mut slot, 4.0), (Source::Active, 1));
+    assert_eq!(control.release().unwrap().active.name, "made-2");
+    assert_eq!(decide(&mut slot, 5.0), (Source::Fallback, 0));
+    assert_eq!(decide(&mut slot, 6.0), (Source::Active, 1), "one more fault sent it back");
+    assert!(matches!(control.swap(Made::new(3).candidate()).active.name.as_str(), "made-3"));
+    assert!(control.status().quarantine.is_none(), "a new version ends it");
+    assert!(matches!(control.release(), Err(ControlError::Nothing { .. })));
+}
+
+#[test]
+fn what_cannot_be_started_stays_in_quarantine() {
+    let mut slot = slot(Made { cannot_recover: true, ..faulting(7, FaultKind::Trap) });
+    decide(&mut slot, 0.0);
+    // One step is left out, then it is tried, and fails: a strike for each.
+    for now_ms in [1.0, 2.0, 3.0, 4.0, 5.0] {
+        decide(&mut slot, now_ms);
+    }
+    let control = slot.control();
+    assert_eq!(control.status().quarantine.unwrap().0.name, "made-7");
+    assert!(matches!(control.release(), Err(ControlError::Refused(why)) if why.contains("it cannot start")));
+    assert_eq!(decide(&mut slot, 6.0).0, Source::Active, "the native default");
+}
+
+#[test]
+fn state_is_handed_over_where_both_sides_know_how() {
+    let mut slot = slot(Made::new(1));
+    let control = slot.control();
+    for now_ms in 0..5 {
+        decide(&mut slot, f64::from(now_ms));
+    }
+    let report = control.swap(Made::new(2).candidate());
+    assert_eq!((report.active.name.as_str(), report.previous.name.as_str()), ("made-2", "made-1"));
+    assert_eq!(report.state, StateHandover::Restored);
+    assert_eq!(decide(&mut slot, 5.0), (Source::Active, 2));
+    let report = control.swap(Made { refuses_state: true, ..Made::new(3) }.candidate());
+    assert_eq!(report.state, StateHandover::Reset("another kind of state".into()));
+    let report = control.swap(Made { stateless: true, ..Made::new(4) }.candidate());
+    assert_eq!(report.state, StateHandover::Restored);
+    assert_eq!(control.swap(Made::new(5).candidate()).state, StateHandover::Stateless);
+    assert_eq!(control.status().swaps, 4);
+}
+
+#[test]
+fn a_rollback_returns_and_returns_again() {
+    let mut slot = slot(Made::new(1));
+    let control = slot.control();
+    assert!(matches!(control.rollback(), Err(ControlError::Nothing { .. })));
+    control.swap(Made::new(2).candidate());
+    assert_eq!(decide(&mut slot, 0.0).1, 2);
+    assert_eq!(control.rollback().unwrap().active.name, "made-1");
+    assert_eq!(decide(&mut slot, 1.0).1, 1);
+    assert_eq!(control.rollback().unwrap().active.name, "made-2");
+    assert_eq!(decide(&mut slot, 2.0).1, 2);
+}
+
+#[test]
+fn a_shadow_is_compared_and_changes_nothing_until_it_is_promoted() {
+    let mut slot = slot(Made::new(1));
+    let control = slot.control();
+    assert!(matches!(control.promote(), Err(ControlError::Nothing { .. })));
+    let (seen, sees) = mpsc::channel();
+    let mut calls = 0;
+    let shadow = Made::behaving(2, move |batch, decision| {
+        calls += 1;
+        decision.keys = (0..batch.candidates).map(|i| -(i as f32)).collect();
+        decision.token_budget = Some(2);
+        let faults = calls == 3;
+        seen.send(calls).unwrap();
+        if faults { Err(Fault::new(FaultKind::Memory, "too much")) } else { Ok(()) }
+    });
+    control.shadow(shadow.candidate()).unwrap();
+    for now_ms in 0..3 {
+        assert_eq!(decide(&mut slot, f64::from(now_ms)), (Source::Active, 1));
+        sees.recv().unwrap();
+    }
+    let report = control.promote().unwrap();
+    assert_eq!((report.active.name.as_str(), report.state), ("made-2", StateHandover::Own));
+    assert_eq!(decide(&mut slot, 3.0), (Source::Active, 2));
+    let faults = control.faults();
+    assert_eq!(faults.len(), 1);
+    assert!(faults[0].shadow && faults[0].kind == "memory" && faults[0].batch.is_some());
+    assert_eq!(control.status().faults.iter().map(|(_, count)| count).sum::<u64>(), 0, "no fault of an active policy");
+}
+
+#[test]
+fn a_shadow_that_hangs_delays_no_step() {
+    let mut slot = slot(Made::new(1));
+    let control = slot.control();
+    let (leave, stay) = mpsc::channel::<()>();
+    let shadow = Made::behaving(2, move |batch, decision| {
+        let _ = stay.recv();
+        decision.keys = vec![0.0; batch.candidates];
+        Ok(())
+    });
+    control.shadow(shadow.candidate()).unwrap();
+    for now_ms in 0..100 {
+        assert_eq!(decide(&mut slot, f64::from(now_ms)), (Source::Active, 1));
+    }
+    let status = control.status().shadow.unwrap();
+    assert!(status.skipped >= 90, "{status:?}");
+    drop(leave);
+    assert!(control.stop_shadow());
+    assert!(!control.stop_shadow());
+}
+
+#[test]
+fn a_fault_keeps_what_reproduces_it() {
+    let mut slot = slot(faulting(7, FaultKind::BadAnswer));
+    let (table, slots) = table(3);
+    for i in 0..300 {
+        slot.decide(&step(f64::from(i) * 2000.0, 3), &table, &slots, 16);
+    }
+    let faults = slot.control().faults();
+    assert_eq!(faults.len(), 256, "bounded");
+    assert_eq!(faults.iter().filter(|fault| fault.batch.is_some()).count(), 8);
+    let last = faults.last().unwrap();
+    let batch = last.batch.as_ref().unwrap();
+    assert_eq!((last.now_ms, last.candidates, last.kind.as_str()), (598_000.0, 3, "bad-answer"));
+    assert_eq!((batch.inputs.clone(), batch.columns_bits.len()), (vec!["Phase".to_owned()], 3));
+    assert_eq!(batch.step["now_ms"], 598_000.0);
+}
+
+#[test]
+fn a_candidate_that_faults_on_a_trial_is_told_apart() {
+    assert!(Made::new(1).candidate().warm_up().is_ok());
+    let fault = faulting(1, FaultKind::Trap).candidate().warm_up().unwrap_err();
+    assert_eq!(fault.to_string(), "trap: on a trial batch of 0 candidates: as made");
+}
+
+#[test]
+fn swaps_from_another_thread_lose_no_decision() {
+    let mut slot = slot(Made::new(1));
+    let control = slot.control();
+    let done = Arc::new(AtomicBool::new(false));
+    let is_done = Arc::clone(&done);
+    let (table, slots) = table(8);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for number in 0..2000 {
+                control.swap(Made::new(1 + number % 5).candidate());
+            }
+            is_done.store(true, Ordering::Release);
+        });
+        let mut steps = 0.0;
+        while !done.load(Ordering::Acquire) {
+            steps += 1.0;
+            let (source, decision) = slot.decide(&step(steps, 8), &table, &slots, 16);
+            assert_eq!(source, Source::Active);
+            assert_eq!(decision.keys.len(), 8);
+            assert!((1..=5).contains(&decision.token_budget.unwrap()));
+        }
+    });
+    let status = slot.control().status();
+    assert_eq!(status.swaps, 2000);
+    assert_eq!(status.decisions[1..], [0, 0]);
+}
