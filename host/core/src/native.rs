@@ -8,9 +8,9 @@ use crate::{Batch, Column, Decision, Description, DispatchPolicy, Fault, Targets
 /// A native policy that cannot be made.
 ///
 /// ```
-/// use meridian_core::{Targets, native};
+/// use meridian_core::{SchedulerConfig, native};
 ///
-/// let error = native::policy("outptu-first", Targets::default(), "{}").err().unwrap();
+/// let error = native::policy("outptu-first", SchedulerConfig::default().targets(), "{}").err().unwrap();
 /// assert!(error.to_string().starts_with("native:outptu-first: unknown native policy, expected one of"));
 /// ```
 #[derive(Debug, Error, PartialEq, Eq)]

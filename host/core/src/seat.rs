@@ -6,9 +6,9 @@ use crate::{Batch, DispatchPolicy, Fault, check_answer};
 /// after one step, then two, then twice as many, up to 4,096.
 ///
 /// ```
-/// use meridian_core::{Asked, Batch, Decision, PolicySeat, Step, Targets, native};
+/// use meridian_core::{Asked, Batch, Decision, PolicySeat, SchedulerConfig, Step, native};
 ///
-/// let mut seat = PolicySeat::new(native::policy("fcfs", Targets::default(), "{}").unwrap());
+/// let mut seat = PolicySeat::new(native::policy("fcfs", SchedulerConfig::default().targets(), "{}").unwrap());
 /// let mut decision = Decision::default();
 /// let batch = Batch { step: &Step::default(), candidates: 2, columns: &[] };
 /// assert_eq!(seat.ask(&batch, &mut decision), Asked::Decided);
