@@ -119,7 +119,7 @@ fn scheduler(c: &mut Criterion) {
             let _ = scheduler.schedule_batch(&limits);
         }
         for id in (0..live).step_by(2) {
-            scheduler.generated(RequestId(id), &[END]);
+            scheduler.generated(RequestId(id), &[END], &mut Vec::new());
         }
         // Half of the requests get their token in each step, so the order changes from step to step.
         limits.token_budget = (live / 2) as u32;

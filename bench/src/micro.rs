@@ -106,7 +106,7 @@ impl Bench {
             let slot = engine.table_mut().insert(RequestId(i as u64), &request).expect("ids differ");
             // Times since progress that neither rise nor fall, within the starvation bound.
             engine.table_mut().scheduled(slot, 2, ((i * 7919) % 1009) as f64);
-            engine.table_mut().generated(slot, if i % 2 == 0 { &[5, 6] } else { &[5, 2, 6] });
+            engine.table_mut().generated(slot, if i % 2 == 0 { &[5, 6] } else { &[5, 2, 6] }, &mut Vec::new());
             running.push(slot);
         }
         let facts = EngineFacts {

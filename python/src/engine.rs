@@ -4,7 +4,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use meridian_core::types::RequestId;
-use meridian_core::{DispatchPolicy, EngineFacts, FaultKind, Markers, MeridianConfig, NewRequest, Phase, Slot};
+use meridian_core::{
+    DispatchPolicy, EngineFacts, FaultKind, Markers, MeridianConfig, NewRequest, PhaseEvent, Slot, ThinkPhase,
+};
 use meridian_runtime::{DispatchEngine, DispatchSlot, Source, native};
 use meridian_wasm::{Limits, Runtime};
 use pyo3::intern;
@@ -36,6 +38,7 @@ struct Inner {
     waiting: Vec<Slot>,
     given: Vec<(Slot, u32)>,
     tokens: Vec<u32>,
+    events: Vec<PhaseEvent>,
 }
 
 /// The Python side of a live request.
@@ -87,6 +90,7 @@ impl Engine {
             waiting: Vec::new(),
             given: Vec::new(),
             tokens: Vec::new(),
+            events: Vec::new(),
         };
         Ok(Self { inner: Mutex::new(inner), is_stock: config.policy.dispatch.source == "native:fcfs" })
     }
@@ -251,7 +255,8 @@ impl Engine {
                 inner.tokens.push(token.extract()?);
             }
             let tokens = std::mem::take(&mut inner.tokens);
-            inner.engine.table_mut().generated(slot, &tokens);
+            inner.events.clear();
+            inner.engine.table_mut().generated(slot, &tokens, &mut inner.events);
             inner.tokens = tokens;
         }
         Ok(())
@@ -274,9 +279,9 @@ impl Engine {
         let inner = self.lock();
         let slot = inner.find(request_id)?;
         Some(match inner.engine.table().get(slot)?.phase() {
-            Phase::Prefill => "prefill",
-            Phase::Think => "think",
-            Phase::Output => "output",
+            ThinkPhase::Prefill => "prefill",
+            ThinkPhase::Think => "think",
+            ThinkPhase::Output => "output",
         })
     }
 

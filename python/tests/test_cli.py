@@ -16,7 +16,7 @@ def test_check_describes_a_component(policies: Path) -> None:
     checked = json.loads(done.stdout)
     assert checked["ok"]
     assert checked["name"] == "output-first"
-    assert checked["inputs"] == ["Phase", "State", "SinceProgressMs"]
+    assert checked["inputs"] == ["Phase", "State", "SinceProgressMs", "Priority", "SlackMs"]
     assert checked["bytes"] < 64 * 1024
 
 

@@ -66,6 +66,14 @@ pub enum Error {
         /// The id.
         id: RequestId,
     },
+    /// A time that is none.
+    #[error("{what}: {value}: must be a number of milliseconds")]
+    NotATime {
+        /// Which.
+        what: &'static str,
+        /// What it was.
+        value: String,
+    },
     /// Thinking markers that cannot be used.
     #[error("markers: {reason}")]
     Markers {

@@ -7,8 +7,7 @@
 //!   lose or invent a request, exceed the engine's token budget, or put a request off for longer than `max_defer_ms`.
 //!
 //! ```
-//! use meridian_core::types::{PhaseEvent, RequestId};
-//! use meridian_core::{Markers, MeridianScheduler, NewRequest, SchedulerConfig, StepLimits};
+//! use meridian_core::{Markers, MeridianScheduler, NewRequest, PhaseEvent, RequestId, SchedulerConfig, StepLimits};
 //!
 //! // Token 7 starts thinking, 8 ends it.
 //! let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![])?;
@@ -19,7 +18,9 @@
 //! assert_eq!((batch.think[0].request, batch.think[0].tokens), (RequestId(1), 3));
 //!
 //! // The engine ran the batch and sampled the end marker: from now on the request is in the output queue.
-//! assert_eq!(scheduler.generated(RequestId(1), &[8]), Some(PhaseEvent::ExitThink));
+//! let mut events = Vec::new();
+//! scheduler.generated(RequestId(1), &[8], &mut events);
+//! assert_eq!(events, [PhaseEvent::ExitThink]);
 //! limits.now_ms = 20.0;
 //! assert_eq!(scheduler.schedule_batch(&limits).output[0].tokens, 1);
 //! # Ok::<(), meridian_core::Error>(())
@@ -40,6 +41,7 @@ mod policy;
 mod rank;
 mod router;
 mod scheduler;
+mod seat;
 mod step_time;
 mod sync;
 mod table;
@@ -55,7 +57,7 @@ pub use config::{
 };
 pub use error::Error;
 pub use family::{FamilyMarker, ModelFamily, StartInPrompt};
-pub use meridian_policy_sdk::{Column, Decision, Phase, State, Step, Targets};
+pub use meridian_policy_sdk::{Column, Decision, State, Step, Targets};
 pub use mirror::EngineMirror;
 pub use pattern::Pattern;
 pub use phase::{Markers, PhaseTracker};
@@ -64,6 +66,7 @@ pub use policy::{Batch, Description, DispatchPolicy, Fault, FaultKind, check_ans
 pub use rank::Ranker;
 pub use router::{PhaseRouter, Progress, RoutedRequest};
 pub use scheduler::{Grant, MeridianScheduler, QueueStats, ScheduledBatch, StepLimits, WAITING_WINDOW};
+pub use seat::{Asked, PolicySeat};
 pub use step_time::{StepTime, StepTimeModel};
 pub use table::{NewRequest, RequestState, RequestTable, Slot};
 pub use types::{BlockId, BlockLocation, BlockTier, EntropySignal, EntropyUnit, PhaseEvent, RequestId, ThinkPhase};

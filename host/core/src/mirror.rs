@@ -6,8 +6,7 @@ use crate::{EngineFacts, Markers, RequestTable, Slot, StepTime, StepTimeModel};
 /// [`EngineMirror::begin_step`], then the engine schedules, then [`EngineMirror::scheduled`].
 ///
 /// ```
-/// use meridian_core::types::RequestId;
-/// use meridian_core::{EngineFacts, EngineMirror, Markers, NewRequest};
+/// use meridian_core::{EngineFacts, EngineMirror, Markers, NewRequest, RequestId};
 ///
 /// let mut mirror = EngineMirror::new(Markers::default());
 /// let slot = mirror.table.insert(RequestId(1), &NewRequest { prompt_tokens: 64, ..NewRequest::default() }).unwrap();
@@ -26,6 +25,7 @@ pub struct EngineMirror {
     steps_ahead: usize,
     last_plan_ms: Option<f64>,
     preemptions: [u64; 3],
+    now_ms: Option<f64>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -59,7 +59,33 @@ impl EngineMirror {
         self.preemptions
     }
 
-    /// A step begins: learn from the one that ended, and state the facts that policies are given.
+    /// Take a time from the caller, milliseconds, and give the time that counts: one that is not finite, or lies before
+    /// the last, is the last one. What was put off since a wrong time would never be overdue.
+    pub fn hold_time(&mut self, now_ms: f64) -> f64 {
+        let last_ms = self.now_ms.unwrap_or(0.0);
+        let held_ms = if now_ms.is_finite() && (self.now_ms.is_none() || now_ms > last_ms) { now_ms } else { last_ms };
+        self.now_ms = Some(held_ms);
+        held_ms
+    }
+
+    /// The latest time that was held, 0 before any.
+    #[must_use]
+    pub fn now_ms(&self) -> f64 {
+        self.now_ms.unwrap_or(0.0)
+    }
+
+    /// Live requests in prefill, think and output.
+    #[must_use]
+    pub fn phases(&self) -> [u64; 3] {
+        let mut by_phase = [0; 3];
+        for row in self.table.iter() {
+            by_phase[row.phase() as usize] += 1;
+        }
+        by_phase
+    }
+
+    /// A step begins: learn from the one that ended, and state the facts that policies are given. `facts.now_ms` has
+    /// been [held](EngineMirror::hold_time).
     pub fn begin_step(&mut self, facts: &EngineFacts, running: &[Slot], waiting: &[Slot]) -> Step {
         self.measure(facts.now_ms);
         let EngineFacts {

@@ -6,6 +6,13 @@ use thiserror::Error;
 use crate::{Batch, Column, Decision, Description, DispatchPolicy, Fault, FaultKind, Targets};
 
 /// A native policy that cannot be made.
+///
+/// ```
+/// use meridian_core::{SchedulerConfig, native};
+///
+/// let error = native::policy("outptu-first", SchedulerConfig::default().targets(), "{}").err().unwrap();
+/// assert!(error.to_string().starts_with("native:outptu-first: unknown native policy, expected one of"));
+/// ```
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum NativeError {
     /// No such policy.

@@ -12,7 +12,7 @@ const MAX_PADDING_TOKENS: usize = 8;
 /// How a model marks its thinking: token sequences, resolved from text with the model's own tokenizer.
 ///
 /// ```
-/// use meridian_core::{Markers, PhaseTracker, types::{PhaseEvent, ThinkPhase}};
+/// use meridian_core::{Markers, PhaseEvent, PhaseTracker, ThinkPhase};
 ///
 /// // Granite says "Here is my thought process:" or "Here's my thought process:"; token 3 is a line break.
 /// let markers = Markers::new(vec![vec![10, 11, 12], vec![10, 13]], vec![vec![14, 15]], vec![3]).unwrap();
@@ -101,6 +101,16 @@ enum Opening {
 
 /// Where one request is between the start and the end of its thinking. One way within a turn, unless the model may
 /// [resume](Markers::with_resuming): once the output has begun, no marker moves the request any more.
+///
+/// ```
+/// use meridian_core::{Markers, PhaseEvent, PhaseTracker, ThinkPhase};
+///
+/// let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![])?;
+/// let mut tracker = PhaseTracker::new(&markers, &[1, 2, 7]);
+/// assert_eq!(tracker.phase(), ThinkPhase::Think);
+/// assert_eq!(tracker.token(&markers, 8), Some(PhaseEvent::ExitThink));
+/// # Ok::<(), meridian_core::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct PhaseTracker {
     stage: Stage,
@@ -112,7 +122,8 @@ pub struct PhaseTracker {
 enum Stage {
     /// Nothing but padding and the beginning of a start marker was generated.
     Opening {
-        padding: u8,
+        /// How many tokens of padding, when there was nothing else.
+        padding: Option<u8>,
     },
     Think,
     Output,
@@ -125,7 +136,7 @@ impl PhaseTracker {
         let stage = match markers.opening(prompt) {
             Opening::Think => Stage::Think,
             Opening::Output => Stage::Output,
-            Opening::Undecided => Stage::Opening { padding: 0 },
+            Opening::Undecided => Stage::Opening { padding: Some(0) },
         };
         Self { stage, matched: [0; MAX_ALTERNATIVES] }
     }
@@ -153,6 +164,12 @@ impl PhaseTracker {
         }
     }
 
+    /// Whether it is still open if the model will think; [`PhaseTracker::phase`] says that it does.
+    #[must_use]
+    pub fn is_undecided(&self) -> bool {
+        matches!(self.stage, Stage::Opening { .. })
+    }
+
     /// [`PhaseTracker::token`], and the phase that the token belongs to: a marker is thinking at both ends.
     #[inline]
     pub fn token_phase(&mut self, markers: &Markers, token: u32) -> (Phase, Option<PhaseEvent>) {
@@ -166,16 +183,39 @@ impl PhaseTracker {
         }
     }
 
-    fn opening_token(&mut self, markers: &Markers, token: u32, padding: u8) -> Option<PhaseEvent> {
-        if self.seek(&markers.starts, token, Stage::Think) || self.matched.iter().any(|matched| *matched > 0) {
-            None
-        } else if markers.is_padding(token) && usize::from(padding) < MAX_PADDING_TOKENS {
-            self.stage = Stage::Opening { padding: padding + 1 };
-            None
-        } else {
-            // The model answers without thinking.
-            self.stage = Stage::Output;
-            Some(PhaseEvent::ExitThink)
+    /// In the opening a start marker begins at the first token that is not padding, or it does not begin at all: what
+    /// follows anything else is the answer, whatever it looks like.
+    fn opening_token(&mut self, markers: &Markers, token: u32, padding: Option<u8>) -> Option<PhaseEvent> {
+        let mut begun = false;
+        for (sequence, matched) in markers.starts.iter().zip(&mut self.matched) {
+            let tokens = sequence.tokens();
+            let at = usize::from(*matched);
+            *matched = if at > 0 && tokens[at] == token {
+                *matched + 1
+            } else {
+                u16::from(padding.is_some() && tokens[0] == token)
+            };
+            if usize::from(*matched) == tokens.len() {
+                self.stage = Stage::Think;
+                self.matched = [0; MAX_ALTERNATIVES];
+                return None;
+            }
+            begun |= *matched > 0;
+        }
+        match padding {
+            Some(count) if markers.is_padding(token) && usize::from(count) < MAX_PADDING_TOKENS => {
+                self.stage = Stage::Opening { padding: Some(count + 1) };
+                None
+            }
+            _ if begun => {
+                self.stage = Stage::Opening { padding: None };
+                None
+            }
+            _ => {
+                // The model answers without thinking.
+                self.stage = Stage::Output;
+                Some(PhaseEvent::ExitThink)
+            }
         }
     }
 

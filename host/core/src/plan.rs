@@ -3,6 +3,11 @@ use meridian_policy_sdk::{Decision, State};
 use crate::{Ranker, RequestTable, Slot};
 
 /// What the engine says at the start of a step.
+///
+/// ```
+/// let facts = meridian_core::EngineFacts { token_budget: 2048, decode_tokens: 1, ..Default::default() };
+/// assert_eq!(facts.free_seats, 0);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EngineFacts {
     /// Milliseconds on the host's clock.
@@ -22,6 +27,10 @@ pub struct EngineFacts {
 }
 
 /// What the engine is to do in this step. Orders are permutations by construction; an empty one means "as it is".
+///
+/// ```
+/// assert!(meridian_core::Plan::default().running_order.is_empty());
+/// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     /// Position in the new running list -> position in the present one.
@@ -36,8 +45,21 @@ pub struct Plan {
 }
 
 /// Turns decisions into plans and keeps the host's guarantees while doing so.
+///
+/// ```
+/// use meridian_core::{Decision, EngineFacts, NewRequest, Planner, RequestId, RequestTable};
+///
+/// let mut table = RequestTable::default();
+/// let slots = [1, 2].map(|id| table.insert(RequestId(id), &NewRequest::default()).unwrap());
+/// let facts = EngineFacts { token_budget: 512, free_seats: 1, decode_tokens: 1, ..EngineFacts::default() };
+/// let decision = Decision { keys: vec![2.0, 1.0], token_budget: Some(4096), ..Decision::default() };
+/// let plan = Planner::default().plan(&table, &facts, &[], &slots, &decision, 2000.0).clone();
+/// assert_eq!((plan.waiting_order, plan.token_budget), (vec![1, 0], 512));
+/// ```
 #[derive(Debug, Default)]
 pub struct Planner {
+    /// The engine has no order of its own: whatever waits while a seat is free is put off by the plan.
+    owns_queues: bool,
     plan: Plan,
     ranker: Ranker,
     keys: Vec<f32>,
@@ -49,6 +71,12 @@ pub struct Planner {
 }
 
 impl Planner {
+    /// A planner for an engine that has no order of its own: every wait counts, whether or not a plan changed anything.
+    #[must_use]
+    pub fn owning_queues() -> Self {
+        Self { owns_queues: true, ..Self::default() }
+    }
+
     /// Make the plan of one step from a checked `decision` over `running` followed by `waiting`.
     ///
     /// A request that policies have put off for more than `max_defer_ms` is given tokens in this step, in addition to
@@ -69,15 +97,18 @@ impl Planner {
         self.plan.token_budget = decision.token_budget.unwrap_or(engine_budget).clamp(1, engine_budget);
         self.plan.token_caps.clear();
         self.budget_was_lowered = self.plan.token_budget < engine_budget;
-        if decision.keys.is_empty() {
+        if decision.keys.is_empty() && !self.owns_queues {
             self.plan.running_order.clear();
             self.plan.waiting_order.clear();
             return &self.plan;
         }
-        let (running_keys, waiting_keys) = decision.keys.split_at(running.len());
+        let (running_keys, waiting_keys) = decision.keys.split_at(running.len().min(decision.keys.len()));
         let (running_caps, waiting_caps) = decision.token_caps.split_at(running.len().min(decision.token_caps.len()));
         self.keys.clear();
         self.keys.extend_from_slice(waiting_keys);
+        if self.keys.is_empty() {
+            self.keys.resize(waiting.len(), 0.0);
+        }
         for (position, cap) in waiting_caps.iter().enumerate() {
             if *cap == 0 {
                 self.keys[position] = f32::NAN;
@@ -99,7 +130,11 @@ impl Planner {
         if !running_changed {
             self.plan.running_order.clear();
         }
-        let binding = running_changed || waiting_changed || self.budget_was_lowered || !self.plan.token_caps.is_empty();
+        let binding = self.owns_queues
+            || running_changed
+            || waiting_changed
+            || self.budget_was_lowered
+            || !self.plan.token_caps.is_empty();
         if binding {
             if facts.free_seats > 0 {
                 let left_out = |i: usize| waiting_caps.get(i) == Some(&0);
@@ -108,6 +143,11 @@ impl Planner {
             self.serve_overdue(table, facts, running, waiting, &decision.token_caps, max_defer_ms);
         }
         &self.plan
+    }
+
+    /// Whether a waiting candidate of the last plan is served because it was put off for too long.
+    pub(crate) fn is_overdue(&self, waiting_position: usize) -> bool {
+        self.pinned.get(waiting_position).is_some_and(|urgency| *urgency > 0)
     }
 
     /// After the step was scheduled: note which waiting requests the last plan put off. One is put off when a seat was
@@ -125,7 +165,7 @@ impl Planner {
             .fold(f64::NEG_INFINITY, f64::max);
         for (slot, left_out) in self.could_defer.drain(..) {
             let Some(row) = table.get(slot).filter(|row| row.state != State::Running) else { continue };
-            if budget_used_up || left_out || row.arrival_ms < latest_admitted {
+            if self.owns_queues || budget_used_up || left_out || row.arrival_ms < latest_admitted {
                 table.defer(slot, now_ms);
             }
         }

@@ -3,6 +3,11 @@ use std::fmt;
 use meridian_policy_sdk::{Column, Decision, Step};
 
 /// What a policy says of itself.
+///
+/// ```
+/// let description = meridian_core::Description { name: "shortest-prompt".into(), ..Default::default() };
+/// assert!(description.version.is_empty());
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Description {
     /// Short name.
@@ -14,6 +19,14 @@ pub struct Description {
 }
 
 /// One step's candidates, as a policy sees them.
+///
+/// ```
+/// use meridian_core::{Batch, Step};
+///
+/// // Two candidates and two columns, one after the other.
+/// let batch = Batch { step: &Step::default(), candidates: 2, columns: &[0.0, 1.0, 120.0, 80.0] };
+/// assert_eq!(batch.columns.len() % batch.candidates, 0);
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Batch<'a> {
     /// Facts about the engine.
@@ -29,6 +42,29 @@ pub struct Batch<'a> {
 /// The slot calls it from the engine's scheduling thread, once a step. It may take as long as its deadline allows and
 /// must not block on anything else. After an `Err` the slot decides the step by the native default and calls
 /// [`DispatchPolicy::recover`] before it asks again.
+///
+/// ```
+/// use meridian_core::{Batch, Column, Decision, Description, DispatchPolicy, Fault};
+///
+/// /// Shortest prompt first.
+/// struct ShortestPrompt(Description);
+///
+/// impl DispatchPolicy for ShortestPrompt {
+///     fn description(&self) -> &Description {
+///         &self.0
+///     }
+///     fn inputs(&self) -> &[Column] {
+///         &[Column::PromptTokens]
+///     }
+///     fn decide(&mut self, batch: &Batch<'_>, decision: &mut Decision) -> Result<(), Fault> {
+///         decision.keys.extend_from_slice(batch.columns);
+///         Ok(())
+///     }
+///     fn recover(&mut self) -> Result<(), Fault> {
+///         Ok(())
+///     }
+/// }
+/// ```
 pub trait DispatchPolicy: Send {
     /// What the policy says of itself.
     fn description(&self) -> &Description;
@@ -66,6 +102,10 @@ pub trait DispatchPolicy: Send {
 }
 
 /// The kinds of fault that are counted apart.
+///
+/// ```
+/// assert_eq!(meridian_core::FaultKind::BadAnswer.label(), "bad-answer");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FaultKind {
     /// The component trapped: unreachable, out of bounds, stack overflow, division by zero.
@@ -101,6 +141,12 @@ impl FaultKind {
 }
 
 /// Why a policy did not decide a step.
+///
+/// ```
+/// use meridian_core::{Fault, FaultKind};
+///
+/// assert_eq!(Fault::new(FaultKind::Trap, "unreachable").to_string(), "trap: unreachable");
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// What it is counted as.

@@ -1,4 +1,10 @@
 /// Turns keys into an order. Whatever the keys are, the order is a permutation.
+///
+/// ```
+/// let mut order = Vec::new();
+/// assert!(meridian_core::Ranker::default().rank(&[2.0, f32::NAN, -1.0], &[], &mut order));
+/// assert_eq!(order, [2, 0, 1]);
+/// ```
 #[derive(Debug, Default)]
 pub struct Ranker {
     packed: Vec<u64>,

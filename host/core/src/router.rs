@@ -38,6 +38,11 @@ pub struct PhaseRouter {
 type Clock = Box<dyn Fn() -> u64 + Send + Sync>;
 
 /// What the router is told of a request.
+///
+/// ```
+/// let request = meridian_core::RoutedRequest { prompt: &[1, 2, 7], ..Default::default() };
+/// assert_eq!(request.max_think_tokens, u32::MAX);
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct RoutedRequest<'a> {
     /// Token ids of the templated prompt, or of its end: the last 128 tokens tell the opening phase.
@@ -53,6 +58,15 @@ impl Default for RoutedRequest<'_> {
 }
 
 /// How far a request is. Counts are tokens of all its turns.
+///
+/// ```
+/// use meridian_core::{Markers, PhaseRouter, RequestId, RoutedRequest, ThinkPhase};
+///
+/// let router = PhaseRouter::new(Markers::default());
+/// router.register(RequestId(1), &RoutedRequest::default())?;
+/// assert_eq!(router.progress(RequestId(1)).map(|progress| progress.phase), Some(ThinkPhase::Prefill));
+/// # Ok::<(), meridian_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Its phase; prefill until the turn's first token.
@@ -73,6 +87,8 @@ struct Tracked {
     generating: bool,
     think_tokens: u32,
     output_tokens: u32,
+    /// Position of the next token among those generated for the request.
+    next_position: u32,
     /// Thinking tokens at which [`PhaseEvent::ForceBudget`] is due; `u32::MAX` once it was reported.
     force_at: u32,
     max_think_tokens: u32,
@@ -86,6 +102,7 @@ impl Tracked {
             generating: false,
             think_tokens: 0,
             output_tokens: 0,
+            next_position: 0,
             force_at: request.max_think_tokens,
             max_think_tokens: request.max_think_tokens,
             last_seen_ms: now_ms,
@@ -96,6 +113,7 @@ impl Tracked {
     fn token(&mut self, markers: &Markers, token: u32, now_ms: u64) -> Option<PhaseEvent> {
         self.generating = true;
         self.last_seen_ms = now_ms;
+        self.next_position = self.next_position.saturating_add(1);
         let (phase, event) = self.tracker.token_phase(markers, token);
         if phase == ThinkPhase::Output {
             self.output_tokens = self.output_tokens.saturating_add(1);
@@ -107,6 +125,15 @@ impl Tracked {
             return Some(PhaseEvent::ForceBudget);
         }
         event
+    }
+
+    fn token_at(&mut self, markers: &Markers, position: u32, token: u32, now_ms: u64) -> Option<PhaseEvent> {
+        if position < self.next_position {
+            self.last_seen_ms = now_ms;
+            return None;
+        }
+        self.next_position = position;
+        self.token(markers, token, now_ms)
     }
 
     fn entered(&self) -> Option<PhaseEvent> {
@@ -171,11 +198,7 @@ impl PhaseRouter {
     /// is passed over: an engine that replays a request after a preemption may bring its tokens again.
     pub fn process_token_at(&self, id: RequestId, position: u32, token: u32) -> Option<PhaseEvent> {
         let now_ms = (self.clock)();
-        let process = |tracked: &mut Tracked| {
-            let seen = tracked.think_tokens.saturating_add(tracked.output_tokens);
-            if position < seen { None } else { tracked.token(&self.markers, token, now_ms) }
-        };
-        self.requests.update(&id, process).flatten()
+        self.requests.update(&id, |tracked| tracked.token_at(&self.markers, position, token, now_ms)).flatten()
     }
 
     /// Take in the tokens of a whole step, several a request where the engine speculates. Appends to `events`, in the
@@ -183,14 +206,46 @@ impl PhaseRouter {
     pub fn process_batch(&self, tokens: &[(RequestId, u32)], events: &mut Vec<(RequestId, PhaseEvent)>) -> usize {
         let now_ms = (self.clock)();
         let mut found = Vec::new();
-        let unknown = self.requests.update_all(tokens, |position, tracked| {
-            if let Some(event) = tracked.token(&self.markers, tokens[position].1, now_ms) {
-                found.push((position, event));
-            }
-        });
-        found.sort_unstable_by_key(|(position, _)| *position);
-        events.extend(found.into_iter().map(|(position, event)| (tokens[position].0, event)));
+        let unknown = self.requests.update_all(
+            tokens,
+            |(id, _)| id,
+            |position, tracked| {
+                if let Some(event) = tracked.token(&self.markers, tokens[position].1, now_ms) {
+                    found.push((position, event));
+                }
+            },
+        );
+        append(found, |position| tokens[position].0, events);
         unknown
+    }
+
+    /// The same for tokens with their positions, as in [`PhaseRouter::process_token_at`]: (request, position, token).
+    pub fn process_batch_at(
+        &self,
+        tokens: &[(RequestId, u32, u32)],
+        events: &mut Vec<(RequestId, PhaseEvent)>,
+    ) -> usize {
+        let now_ms = (self.clock)();
+        let mut found = Vec::new();
+        let unknown = self.requests.update_all(
+            tokens,
+            |(id, ..)| id,
+            |at, tracked| {
+                let (_, position, token) = tokens[at];
+                if let Some(event) = tracked.token_at(&self.markers, position, token, now_ms) {
+                    found.push((at, event));
+                }
+            },
+        );
+        append(found, |at| tokens[at].0, events);
+        unknown
+    }
+
+    /// The request is alive though no token comes for it: it waits, or a long prompt is computed. False when it is not
+    /// live.
+    pub fn keep_alive(&self, id: RequestId) -> bool {
+        let now_ms = (self.clock)();
+        self.requests.update(&id, |tracked| tracked.last_seen_ms = now_ms).is_some()
     }
 
     /// Phase of a live request; prefill until its first token.
@@ -214,7 +269,8 @@ impl PhaseRouter {
         self.requests.remove(&id)
     }
 
-    /// Forget the requests that no token came for in longer than `age`: their caller died. Returns how many.
+    /// Forget the requests that nothing was heard of ([`PhaseRouter::keep_alive`] included) for longer than `age`: their
+    /// caller died. Returns how many.
     pub fn reap_stale_older_than(&self, age: Duration) -> usize {
         let now_ms = (self.clock)();
         let age_ms = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
@@ -232,6 +288,16 @@ impl PhaseRouter {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+}
+
+/// Events in the order of their tokens.
+fn append(
+    mut found: Vec<(usize, PhaseEvent)>,
+    id: impl Fn(usize) -> RequestId,
+    events: &mut Vec<(RequestId, PhaseEvent)>,
+) {
+    found.sort_unstable_by_key(|(at, _)| *at);
+    events.extend(found.into_iter().map(|(at, event)| (id(at), event)));
 }
 
 impl fmt::Debug for PhaseRouter {

@@ -1,13 +1,14 @@
 use std::collections::VecDeque;
 use std::fmt;
 
-use meridian_policy_sdk::{Decision, State};
+use meridian_policy_sdk::{Column, Decision, State, Step};
 
+use crate::rank::ordinal;
 use crate::sync::{Mutex, lock};
 use crate::types::{PhaseEvent, RequestId, ThinkPhase};
 use crate::{
-    Batch, DispatchPolicy, EngineFacts, EngineMirror, Error, Fault, Markers, NewRequest, Planner, SchedulerConfig,
-    Slot, StepTime, check_answer, columns, native,
+    Asked, Batch, DispatchPolicy, EngineFacts, EngineMirror, Error, Fault, Markers, NewRequest, Planner, PolicySeat,
+    SchedulerConfig, Slot, StepTime, columns, native,
 };
 
 /// Waiting requests that a policy sees in one step; the others keep their place behind them.
@@ -19,16 +20,19 @@ pub const WAITING_WINDOW: usize = 4096;
 /// Who goes first, how many tokens the step carries and how many each request takes is a [`DispatchPolicy`]'s to say, by
 /// default the host's own `output-first`: the output queue first, thinking fills the rest, steps held to the TPOT budget
 /// of their phase, thinking-only steps up to `think_batch_multiplier` times larger; inside a queue by priority, near
-/// deadlines as the highest priority, then the least recently served. The scheduler itself sees to it that no request is
-/// lost or doubled, that the token budget and the number of running requests hold, and that no request is put off for
-/// longer than `max_defer_ms`. A policy that faults costs that decision only: the default decides the same step.
+/// deadlines as the highest priority, then the least recently served. Candidates of equal keys go in their present order,
+/// running ones first. The tenant of a request is a fact for policies.
 ///
-/// `Send + Sync`. One thread schedules at a time; while the policy decides, no lock is held that
+/// The scheduler itself sees to it that no request is lost or doubled, that the token budget and the number of running
+/// requests hold, and that a request which was without tokens for longer than `max_defer_ms` (a waiting one: while a seat
+/// was free) is given some in the next step, as far as that step's budget goes, the longest first. A policy that faults
+/// costs that decision only: the default decides the same step.
+///
+/// `Send + Sync`. One thread schedules at a time; while a policy decides, no lock is held that
 /// [`MeridianScheduler::submit`], [`MeridianScheduler::generated`] or [`MeridianScheduler::finish`] would wait for.
 ///
 /// ```
-/// use meridian_core::types::RequestId;
-/// use meridian_core::{Markers, MeridianScheduler, NewRequest, SchedulerConfig, StepLimits};
+/// use meridian_core::{Markers, MeridianScheduler, NewRequest, RequestId, SchedulerConfig, StepLimits};
 ///
 /// let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![])?;
 /// let scheduler = MeridianScheduler::new(&SchedulerConfig::default(), markers);
@@ -44,12 +48,24 @@ pub const WAITING_WINDOW: usize = 4096;
 /// ```
 pub struct MeridianScheduler {
     requests: Mutex<Requests>,
-    /// Taken before `requests`, never after.
+    /// Taken before the other two, never after.
     decider: Mutex<Decider>,
+    faults: Mutex<Faults>,
     max_defer_ms: f32,
 }
 
+#[derive(Default)]
+struct Faults {
+    count: u64,
+    last: Option<Fault>,
+}
+
 /// What bounds one step.
+///
+/// ```
+/// let limits = meridian_core::StepLimits { now_ms: 12.5, token_budget: 8192, ..Default::default() };
+/// assert_eq!((limits.max_running, limits.decode_tokens), (256, 1));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepLimits {
     /// Milliseconds on the caller's clock, the one of [`NewRequest::arrival_ms`].
@@ -83,6 +99,12 @@ impl Default for StepLimits {
 }
 
 /// Tokens that one request takes in a step.
+///
+/// ```
+/// use meridian_core::{Grant, RequestId};
+///
+/// assert_eq!(Grant { request: RequestId(1), tokens: 4 }.tokens, 4);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
     /// The request.
@@ -92,6 +114,13 @@ pub struct Grant {
 }
 
 /// One step's work, most urgent first. Every request stands in at most one queue, once.
+///
+/// ```
+/// use meridian_core::{Grant, RequestId, ScheduledBatch};
+///
+/// let think = vec![Grant { request: RequestId(1), tokens: 4 }];
+/// assert_eq!(ScheduledBatch { think, ..ScheduledBatch::default() }.tokens(), 4);
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScheduledBatch {
     /// Requests that answer: somebody watches.
@@ -111,6 +140,15 @@ impl ScheduledBatch {
 }
 
 /// Requests in each state.
+///
+/// ```
+/// use meridian_core::{Markers, MeridianScheduler, NewRequest, QueueStats, RequestId, SchedulerConfig};
+///
+/// let scheduler = MeridianScheduler::new(&SchedulerConfig::default(), Markers::default());
+/// scheduler.submit(RequestId(1), &NewRequest::default())?;
+/// assert_eq!(scheduler.queues(), QueueStats { waiting: 1, ..QueueStats::default() });
+/// # Ok::<(), meridian_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueStats {
     /// Running and answering.
@@ -133,12 +171,8 @@ struct Requests {
 }
 
 struct Decider {
-    policy: Box<dyn DispatchPolicy>,
+    seat: PolicySeat,
     default: Box<dyn DispatchPolicy>,
-    /// Whether the policy faulted and has to recover before it is asked again.
-    faulted: bool,
-    faults: u64,
-    last_fault: Option<Fault>,
     planner: Planner,
     running: Vec<Slot>,
     waiting: Vec<Slot>,
@@ -160,12 +194,9 @@ impl MeridianScheduler {
     #[must_use]
     pub fn with_policy(config: &SchedulerConfig, markers: Markers, policy: Box<dyn DispatchPolicy>) -> Self {
         let decider = Decider {
-            policy,
+            seat: PolicySeat::new(policy),
             default: native::default_policy(config.targets()),
-            faulted: false,
-            faults: 0,
-            last_fault: None,
-            planner: Planner::default(),
+            planner: Planner::owning_queues(),
             running: Vec::new(),
             waiting: Vec::new(),
             candidates: Vec::new(),
@@ -175,26 +206,33 @@ impl MeridianScheduler {
             given: Vec::new(),
         };
         let requests = Requests { mirror: EngineMirror::new(markers), ..Requests::default() };
-        Self { requests: Mutex::new(requests), decider: Mutex::new(decider), max_defer_ms: config.max_defer_ms }
+        Self {
+            requests: Mutex::new(requests),
+            decider: Mutex::new(decider),
+            faults: Mutex::default(),
+            max_defer_ms: config.max_defer_ms,
+        }
     }
 
-    /// A request arrived; it waits behind those that came before.
+    /// A request arrived; it waits behind those that came before. [`PhaseEvent::EnterThink`] when its prompt leaves it
+    /// thinking.
     ///
     /// # Errors
-    /// [`Error::DuplicateRequest`] when the id is live.
-    pub fn submit(&self, id: RequestId, request: &NewRequest<'_>) -> Result<(), Error> {
+    /// [`Error::DuplicateRequest`] when the id is live, [`Error::NotATime`].
+    pub fn submit(&self, id: RequestId, request: &NewRequest<'_>) -> Result<Option<PhaseEvent>, Error> {
         let requests = &mut *lock(&self.requests);
         let slot = requests.mirror.table.insert(id, request)?;
         requests.waiting.push_back(slot);
-        Ok(())
+        Ok(requests.mirror.table[slot].entered())
     }
 
-    /// Tokens were generated for a request, in order; returns the last phase event among them. Tokens of a request that
-    /// is not live are passed over: a step may end after its request was aborted.
-    pub fn generated(&self, id: RequestId, tokens: &[u32]) -> Option<PhaseEvent> {
+    /// Tokens were generated for a request, in order. Appends to `events` what they did to its thinking. Tokens of a
+    /// request that is not live are passed over: a step may end after its request was aborted.
+    pub fn generated(&self, id: RequestId, tokens: &[u32], events: &mut Vec<PhaseEvent>) {
         let table = &mut lock(&self.requests).mirror.table;
-        let slot = table.find(id)?;
-        table.generated(slot, tokens)
+        if let Some(slot) = table.find(id) {
+            table.generated(slot, tokens, events);
+        }
     }
 
     /// The engine's own count of a request's computed tokens, where it is not what was granted: rejected speculative
@@ -264,8 +302,8 @@ impl MeridianScheduler {
     /// Faults of the policy so far, and the latest.
     #[must_use]
     pub fn faults(&self) -> (u64, Option<Fault>) {
-        let decider = lock(&self.decider);
-        (decider.faults, decider.last_fault.clone())
+        let faults = lock(&self.faults);
+        (faults.count, faults.last.clone())
     }
 
     /// Decide one step, and take the granted tokens as computed. A step lasts until the next call. Requests that arrive
@@ -273,67 +311,81 @@ impl MeridianScheduler {
     #[must_use]
     pub fn schedule_batch(&self, limits: &StepLimits) -> ScheduledBatch {
         let decider = &mut *lock(&self.decider);
-        let (facts, step) = {
-            let requests = &mut *lock(&self.requests);
-            let facts = requests.candidates(limits, decider);
-            let step = requests.mirror.begin_step(&facts, &decider.running, &decider.waiting);
-            decider.candidates.clone_from(&decider.running);
-            decider.candidates.extend_from_slice(&decider.waiting);
-            let Decider { policy, columns, candidates, .. } = decider;
-            columns::fill(
-                policy.inputs(),
-                &requests.mirror.table,
-                candidates,
-                limits.now_ms,
-                limits.block_tokens,
-                columns,
-            );
-            (facts, step)
-        };
-        let decided = decider.ask_policy(&step);
-        let requests = &mut *lock(&self.requests);
-        if !decided {
-            let Decider { default, columns, candidates, decision, .. } = decider;
-            let table = &requests.mirror.table;
-            columns::fill(default.inputs(), table, candidates, limits.now_ms, limits.block_tokens, columns);
-            decision.clear();
-            let batch = Batch { step: &step, candidates: candidates.len(), columns };
-            if default.decide(&batch, decision).is_err() {
-                // The native default cannot fault; if it ever did, arrival order is a decision too.
-                decision.clear();
-            }
+        let (facts, step) = lock(&self.requests).begin(limits, decider);
+        let Decider { seat, columns, candidates, decision, .. } = decider;
+        let asked = seat.ask(&Batch { step: &step, candidates: candidates.len(), columns }, decision);
+        if let Asked::Faulted(faults) = &asked {
+            let seen = &mut *lock(&self.faults);
+            seen.count += faults.len() as u64;
+            seen.last = faults.last().cloned().or(seen.last.take());
         }
+        if asked != Asked::Decided {
+            let inputs = decider.default.inputs();
+            lock(&self.requests).fill(inputs, &decider.candidates, limits, &mut decider.columns);
+            decider.decide_by_default(&step);
+        }
+        let requests = &mut *lock(&self.requests);
         decider.drop_ended(requests);
         requests.commit(decider, &facts, self.max_defer_ms)
     }
 }
 
 impl Requests {
-    /// Fill the decider's running and waiting candidates, and state the step's facts.
-    fn candidates(&mut self, limits: &StepLimits, decider: &mut Decider) -> EngineFacts {
+    /// Fill the decider's candidates and the columns of its policy, and state the step's facts.
+    fn begin(&mut self, limits: &StepLimits, decider: &mut Decider) -> (EngineFacts, Step) {
         let table = &self.mirror.table;
         if std::mem::take(&mut self.ended) {
             self.running.retain(|slot| table.get(*slot).is_some());
-            self.waiting.retain(|slot| table.get(*slot).is_some());
         }
         let seats = (limits.max_running as usize).saturating_sub(self.running.len());
         decider.running.clone_from(&self.running);
         decider.waiting.clear();
         if seats > 0 {
-            decider.waiting.extend(self.waiting.iter().take(WAITING_WINDOW));
+            self.fill_window(&mut decider.waiting);
         }
-        EngineFacts {
-            now_ms: limits.now_ms,
+        let waiting = self.mirror.table.len() - self.running.len();
+        let facts = EngineFacts {
+            now_ms: self.mirror.hold_time(limits.now_ms),
             token_budget: limits.token_budget.max(1),
             free_blocks: limits.free_blocks,
             total_blocks: limits.total_blocks,
             free_seats: u32::try_from(seats).unwrap_or(u32::MAX),
-            waiting: u32::try_from(self.waiting.len()).unwrap_or(u32::MAX),
+            waiting: u32::try_from(waiting).unwrap_or(u32::MAX),
             decode_tokens: limits.decode_tokens.max(1),
+        };
+        let step = self.mirror.begin_step(&facts, &decider.running, &decider.waiting);
+        decider.candidates.clone_from(&decider.running);
+        decider.candidates.extend_from_slice(&decider.waiting);
+        self.fill(decider.seat.policy().inputs(), &decider.candidates, limits, &mut decider.columns);
+        (facts, step)
+    }
+
+    fn fill(&self, inputs: &[Column], candidates: &[Slot], limits: &StepLimits, out: &mut Vec<f32>) {
+        columns::fill(inputs, &self.mirror.table, candidates, self.mirror.now_ms(), limits.block_tokens, out);
+    }
+
+    /// The first waiting requests that are live; those before them that ended are dropped.
+    fn fill_window(&mut self, window: &mut Vec<Slot>) {
+        let table = &self.mirror.table;
+        let mut looked_at = 0;
+        for slot in &self.waiting {
+            if window.len() == WAITING_WINDOW {
+                break;
+            }
+            looked_at += 1;
+            if table.get(*slot).is_some() {
+                window.push(*slot);
+            }
+        }
+        if looked_at > window.len() {
+            self.waiting.drain(..looked_at);
+            for slot in window.iter().rev() {
+                self.waiting.push_front(*slot);
+            }
         }
     }
 
-    /// Plan from the decision and give the tokens out: running requests first, then the waiting ones while a seat is free.
+    /// Plan from the decision and give the tokens out, while there are tokens, and seats for those that wait.
     fn commit(&mut self, decider: &mut Decider, facts: &EngineFacts, max_defer_ms: f32) -> ScheduledBatch {
         let Decider { planner, running, waiting, decision, caps, given, .. } = decider;
         let plan = planner.plan(&self.mirror.table, facts, running, waiting, decision, max_defer_ms);
@@ -347,18 +399,28 @@ impl Requests {
             }
         }
         let in_order = |order: &[u32], i: usize| order.get(i).map_or(i, |from| *from as usize);
-        let mut left = plan.token_budget;
-        let mut seats = facts.free_seats;
+        let key = |i: usize| decision.keys.get(i).map_or(0, |key| ordinal(*key));
+        let (mut left, mut seats) = (plan.token_budget, facts.free_seats);
+        let (mut next_running, mut next_waiting) = (0, 0);
+        let (running_order, waiting_order) = (plan.running_order.clone(), plan.waiting_order.clone());
         given.clear();
-        for i in 0..running.len() + waiting.len() {
-            let is_waiting = i >= running.len();
-            if left == 0 || is_waiting && seats == 0 {
-                break;
-            }
-            let slot = if is_waiting {
-                waiting[in_order(&plan.waiting_order, i - running.len())]
+        while left > 0 {
+            let running_position = (next_running < running.len()).then(|| in_order(&running_order, next_running));
+            let waiting_position =
+                (next_waiting < waiting.len() && seats > 0).then(|| in_order(&waiting_order, next_waiting));
+            // Both lists are in the order of their keys; a request that was put off too long goes before all keys.
+            let takes_waiting = match (running_position, waiting_position) {
+                (None, None) => break,
+                (running, None) => running.is_none(),
+                (None, Some(_)) => true,
+                (Some(r), Some(w)) => planner.is_overdue(w) || key(running.len() + w) < key(r),
+            };
+            let slot = if takes_waiting {
+                next_waiting += 1;
+                waiting[waiting_position.expect("matched above")]
             } else {
-                running[in_order(&plan.running_order, i)]
+                next_running += 1;
+                running[running_position.expect("matched above")]
             };
             let Some(row) = self.mirror.table.get(slot) else { continue };
             let cap = caps.get(slot.index()).copied().unwrap_or(u32::MAX);
@@ -367,51 +429,50 @@ impl Requests {
                 continue;
             }
             left -= tokens;
-            seats -= u32::from(is_waiting);
             let grant = Grant { request: row.id(), tokens };
             // Phases as they are now: tokens may have come in while the policy decided.
             if row.phase() == ThinkPhase::Output { &mut batch.output } else { &mut batch.think }.push(grant);
             given.push((slot, tokens));
-            if is_waiting {
+            if takes_waiting {
+                seats -= 1;
                 self.running.push(slot);
             }
         }
         let scheduled_tokens = self.mirror.scheduled(facts.now_ms, given.iter().copied());
         planner.settle(&mut self.mirror.table, scheduled_tokens, facts.now_ms);
-        if seats < facts.free_seats {
-            let table = &self.mirror.table;
-            self.waiting.retain(|slot| table.get(*slot).is_some_and(|row| row.state() != State::Running));
-        }
+        self.leave_waiting(facts.free_seats - seats);
         if given.is_empty() {
             self.mirror.idle();
         }
         batch
     }
+
+    /// Take the `admitted` requests that run now out of the waiting queue; they are near its front.
+    fn leave_waiting(&mut self, admitted: u32) {
+        let table = &self.mirror.table;
+        let is_running = |slot: &Slot| table.get(*slot).is_some_and(|row| row.state() == State::Running);
+        let mut left = admitted;
+        let mut looked_at = 0;
+        while left > 0 && looked_at < self.waiting.len() {
+            left -= u32::from(is_running(&self.waiting[looked_at]));
+            looked_at += 1;
+        }
+        let stay: Vec<Slot> = self.waiting.drain(..looked_at).filter(|slot| !is_running(slot)).collect();
+        for slot in stay.into_iter().rev() {
+            self.waiting.push_front(slot);
+        }
+    }
 }
 
 impl Decider {
-    /// False when the default has to decide: the policy faulted, cannot recover, or has no answer.
-    fn ask_policy(&mut self, step: &meridian_policy_sdk::Step) -> bool {
-        let asked = self.try_policy(step);
-        let answered = asked.map_err(|fault| {
-            self.faulted = true;
-            self.faults += 1;
-            self.last_fault = Some(fault);
-        });
-        answered.unwrap_or(false)
-    }
-
-    fn try_policy(&mut self, step: &meridian_policy_sdk::Step) -> Result<bool, Fault> {
-        if self.faulted {
-            self.policy.recover()?;
-            self.faulted = false;
+    fn decide_by_default(&mut self, step: &Step) {
+        let Self { default, columns, candidates, decision, .. } = self;
+        decision.clear();
+        let batch = Batch { step, candidates: candidates.len(), columns };
+        if default.decide(&batch, decision).is_err() {
+            // The native default cannot fault; if it ever did, arrival order is a decision too.
+            decision.clear();
         }
-        self.decision.clear();
-        let candidates = self.candidates.len();
-        let batch = Batch { step, candidates, columns: &self.columns };
-        self.policy.decide(&batch, &mut self.decision)?;
-        check_answer(&self.decision, candidates)?;
-        Ok(candidates == 0 || !self.decision.keys.is_empty())
     }
 
     /// Leave out the candidates that ended, or were preempted, while the policy decided.

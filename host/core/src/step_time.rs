@@ -1,4 +1,9 @@
 /// Parameters of the step-time model: a step takes `fixed_ms + decode_token_ms * decodes + prefill_token_ms * prefills`.
+///
+/// ```
+/// let fit = meridian_core::StepTime { fixed_ms: 4.0, decode_token_ms: 0.1, prefill_token_ms: 0.01 };
+/// assert_eq!(fit.fixed_ms, 4.0);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepTime {
     /// Milliseconds that do not depend on the batch.
@@ -10,6 +15,16 @@ pub struct StepTime {
 }
 
 /// Learns [`StepTime`] from the engine's own steps: least squares with exponential forgetting, parameters not negative.
+///
+/// ```
+/// let mut model = meridian_core::StepTimeModel::default();
+/// for step in 0..64 {
+///     let prefill = if step % 4 == 0 { 256 } else { 0 };
+///     model.observe(32, prefill, 5.0 + 0.01 * f64::from(prefill));
+/// }
+/// let fit = model.learned().unwrap();
+/// assert!((fit.prefill_token_ms - 0.01).abs() < 1e-4);
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct StepTimeModel {
     /// Weighted sums of the products of (1, decodes, prefills), upper triangle used.

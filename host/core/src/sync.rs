@@ -46,12 +46,17 @@ mod map {
             self.0.get_mut(key).map(|mut value| f(&mut value))
         }
 
-        /// [`ConcurrentMap::update`] for many keys, in their order for each key: `f` is given the position and the value.
-        /// Returns how many keys are not there. Takes each shard's lock once, not once a key: what two threads pay for is
+        /// [`ConcurrentMap::update`] for the keys of many items, in their order for each key: `f` is given the item's
+        /// position and the value. Returns how many keys are not there. Takes each shard's lock once, not once a key: what two threads pay for is
         /// the lock's cache line going to and fro.
-        pub(crate) fn update_all<T>(&self, keys: &[(K, T)], mut f: impl FnMut(usize, &mut V)) -> usize {
+        pub(crate) fn update_all<T>(
+            &self,
+            items: &[T],
+            key: impl Fn(&T) -> &K,
+            mut f: impl FnMut(usize, &mut V),
+        ) -> usize {
             let shards = self.0.shards();
-            let hashes: Vec<usize> = keys.iter().map(|(key, _)| self.0.hash_usize(key)).collect();
+            let hashes: Vec<usize> = items.iter().map(|item| self.0.hash_usize(key(item))).collect();
             // A counting sort by shard, stable.
             let mut ends = [0u32; SHARDS];
             for hash in &hashes {
@@ -61,7 +66,7 @@ mod map {
             for shard in 1..SHARDS {
                 starts[shard] = starts[shard - 1] + ends[shard - 1];
             }
-            let mut order = vec![0u32; keys.len()];
+            let mut order = vec![0u32; items.len()];
             for (position, hash) in (0u32..).zip(&hashes) {
                 let next = &mut starts[self.0.determine_shard(*hash)];
                 order[*next as usize] = position;
@@ -92,8 +97,8 @@ mod map {
                     None => shards[shard].write(),
                 };
                 for position in positions.iter().map(|position| *position as usize) {
-                    let key = &keys[position].0;
-                    match table.get_mut(hashes[position] as u64, |(other, _)| other == key) {
+                    let wanted = key(&items[position]);
+                    match table.get_mut(hashes[position] as u64, |(other, _)| other == wanted) {
                         Some((_, value)) => f(position, value.get_mut()),
                         None => missing += 1,
                     }
@@ -155,11 +160,13 @@ mod map {
             lock(&self.0).get_mut(key).map(f)
         }
 
-        pub(crate) fn update_all<T>(&self, keys: &[(K, T)], mut f: impl FnMut(usize, &mut V)) -> usize {
-            (0..)
-                .zip(keys)
-                .filter(|(position, (key, _))| self.update(key, |value| f(*position, value)).is_none())
-                .count()
+        pub(crate) fn update_all<T>(
+            &self,
+            items: &[T],
+            key: impl Fn(&T) -> &K,
+            mut f: impl FnMut(usize, &mut V),
+        ) -> usize {
+            (0..).zip(items).filter(|(at, item)| self.update(key(item), |value| f(*at, value)).is_none()).count()
         }
 
         pub(crate) fn read<R>(&self, key: &K, f: impl FnOnce(&V) -> R) -> Option<R> {

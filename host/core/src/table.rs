@@ -7,6 +7,18 @@ use crate::types::{PhaseEvent, RequestId};
 use crate::{Error, Markers, PhaseTracker};
 
 /// Where a request lives in a [`RequestTable`]. The position is used again after the request is removed, the slot is not.
+///
+/// ```
+/// use meridian_core::{NewRequest, RequestId, RequestTable};
+///
+/// let mut table = RequestTable::default();
+/// let first = table.insert(RequestId(1), &NewRequest::default())?;
+/// table.remove(first);
+/// let second = table.insert(RequestId(2), &NewRequest::default())?;
+/// assert_eq!(first.index(), second.index());
+/// assert!(table.get(first).is_none() && table.get(second).is_some());
+/// # Ok::<(), meridian_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot {
     index: u32,
@@ -22,6 +34,11 @@ impl Slot {
 }
 
 /// What is known of a request when it arrives.
+///
+/// ```
+/// let request = meridian_core::NewRequest { prompt: &[1, 2, 7], tenant: "team-a", ..Default::default() };
+/// assert_eq!(request.deadline_ms, f64::INFINITY);
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct NewRequest<'a> {
     /// Token ids of the templated prompt, or of its end: the last 128 tokens tell the opening phase.
@@ -38,7 +55,7 @@ pub struct NewRequest<'a> {
     pub deadline_ms: f64,
     /// Lower is more urgent.
     pub priority: i32,
-    /// Name of the tenant; empty for none.
+    /// Name of the tenant; empty for none. Beyond 128 characters it counts as none.
     pub tenant: &'a str,
 }
 
@@ -58,6 +75,16 @@ impl Default for NewRequest<'_> {
 }
 
 /// The mirror of one request. Times are milliseconds on the host's clock, counts are tokens.
+///
+/// ```
+/// use meridian_core::{NewRequest, RequestId, RequestTable};
+///
+/// let mut table = RequestTable::default();
+/// let slot = table.insert(RequestId(1), &NewRequest { prompt_tokens: 100, ..NewRequest::default() })?;
+/// table.scheduled(slot, 64, 0.0);
+/// assert_eq!((table[slot].computed_tokens(), table[slot].needed_tokens(1)), (64, 36));
+/// # Ok::<(), meridian_core::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct RequestState {
     id: RequestId,
@@ -85,6 +112,13 @@ impl RequestState {
     #[must_use]
     pub fn id(&self) -> RequestId {
         self.id
+    }
+
+    /// What the prompt did to its thinking: [`PhaseEvent::EnterThink`] when it leaves the request thinking. To be asked
+    /// before the first token.
+    #[must_use]
+    pub fn entered(&self) -> Option<PhaseEvent> {
+        (self.tracker.phase() == Phase::Think).then_some(PhaseEvent::EnterThink)
     }
 
     /// Phase of the request. A preemption does not change it.
@@ -134,17 +168,18 @@ impl RequestState {
 /// The mirror of the engine's requests, fed by deltas.
 ///
 /// ```
-/// use meridian_core::types::{PhaseEvent, RequestId, ThinkPhase};
-/// use meridian_core::{Markers, NewRequest, RequestTable};
+/// use meridian_core::{Markers, NewRequest, PhaseEvent, RequestId, RequestTable, ThinkPhase};
 ///
 /// // Token 7 starts thinking, 8 ends it. The prompt ends with the start marker, as chat templates of R1 do.
 /// let mut table = RequestTable::new(Markers::new(vec![vec![7]], vec![vec![8]], vec![]).unwrap());
 /// let request = NewRequest { prompt: &[1, 2, 7], max_tokens: 100, ..NewRequest::default() };
 /// let slot = table.insert(RequestId(1), &request).unwrap();
 /// table.scheduled(slot, 3, 0.0);
-/// assert_eq!(table.generated(slot, &[40]), None);
-/// assert_eq!(table[slot].phase(), ThinkPhase::Think);
-/// assert_eq!(table.generated(slot, &[41, 8]), Some(PhaseEvent::ExitThink));
+/// let mut events = Vec::new();
+/// table.generated(slot, &[40], &mut events);
+/// assert_eq!((table[slot].phase(), events.len()), (ThinkPhase::Think, 0));
+/// table.generated(slot, &[41, 8], &mut events);
+/// assert_eq!(events, [PhaseEvent::ExitThink]);
 /// assert_eq!(table[slot].phase(), ThinkPhase::Output);
 /// assert_eq!((table[slot].think_tokens(), table[slot].output_tokens()), (3, 0));
 /// ```
@@ -164,8 +199,11 @@ struct Row {
     state: Option<RequestState>,
 }
 
-/// Tenant names remembered; a further one is counted as "none". Bounds the memory that clients can make the host use.
+/// Tenant names remembered; a further one is counted as "none". With the length of a name, it bounds the memory that
+/// clients can make the host use.
 const MAX_TENANTS: usize = 1 << 16;
+/// Longest tenant name, characters.
+const MAX_TENANT_CHARS: usize = 128;
 
 impl RequestTable {
     /// An empty table for a model with these markers.
@@ -201,8 +239,15 @@ impl RequestTable {
     /// Take in a request that arrived.
     ///
     /// # Errors
-    /// [`Error::DuplicateRequest`] when the id is live.
+    /// [`Error::DuplicateRequest`] when the id is live, [`Error::NotATime`] when the arrival is not finite or the deadline
+    /// is NaN.
     pub fn insert(&mut self, id: RequestId, request: &NewRequest<'_>) -> Result<Slot, Error> {
+        if !request.arrival_ms.is_finite() {
+            return Err(Error::NotATime { what: "arrival_ms", value: request.arrival_ms.to_string() });
+        }
+        if request.deadline_ms.is_nan() {
+            return Err(Error::NotATime { what: "deadline_ms", value: "NaN".into() });
+        }
         if self.by_id.contains_key(&id) {
             return Err(Error::DuplicateRequest { id });
         }
@@ -236,6 +281,11 @@ impl RequestTable {
         let slot = Slot { index, generation: row.generation };
         self.by_id.insert(id, slot);
         Ok(slot)
+    }
+
+    /// Every live request.
+    pub fn iter(&self) -> impl Iterator<Item = &RequestState> {
+        self.rows.iter().filter_map(|row| row.state.as_ref())
     }
 
     /// Forget a request; false when it was not live.
@@ -284,20 +334,19 @@ impl RequestTable {
         row.preemptions += 1;
     }
 
-    /// Tokens were generated for the request, in order. Returns the last phase event among them.
-    pub fn generated(&mut self, slot: Slot, tokens: &[u32]) -> Option<PhaseEvent> {
-        let row = self.rows.get_mut(slot.index()).filter(|row| row.generation == slot.generation)?.state.as_mut()?;
+    /// Tokens were generated for the request, in order. Appends to `events` what they did to its thinking.
+    pub fn generated(&mut self, slot: Slot, tokens: &[u32], events: &mut Vec<PhaseEvent>) {
+        let Some(row) = self.rows.get_mut(slot.index()).filter(|row| row.generation == slot.generation) else { return };
+        let Some(row) = &mut row.state else { return };
         row.prefilled |= !tokens.is_empty();
-        let mut last = None;
         for token in tokens {
             let (phase, event) = row.tracker.token_phase(&self.markers, *token);
             match phase {
                 Phase::Output => row.output_tokens = row.output_tokens.saturating_add(1),
                 Phase::Think | Phase::Prefill => row.think_tokens = row.think_tokens.saturating_add(1),
             }
-            last = event.or(last);
+            events.extend(event);
         }
-        last
     }
 
     pub(crate) fn defer(&mut self, slot: Slot, now_ms: f64) {
@@ -311,7 +360,7 @@ impl RequestTable {
     }
 
     fn tenant(&mut self, name: &str) -> u32 {
-        if name.is_empty() {
+        if name.is_empty() || name.chars().nth(MAX_TENANT_CHARS).is_some() {
             return 0;
         }
         if let Some(tenant) = self.tenants.get(name) {

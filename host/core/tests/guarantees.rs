@@ -75,7 +75,7 @@ impl Engine {
     fn give(&mut self, slot: Slot, tokens: u32) {
         self.table.scheduled(slot, tokens, self.now_ms);
         if self.table[slot].needed_tokens(0) == 1 && self.table[slot].computed_tokens() > 0 {
-            self.table.generated(slot, &[1]);
+            self.table.generated(slot, &[1], &mut Vec::new());
         }
     }
 }

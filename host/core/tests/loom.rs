@@ -135,7 +135,9 @@ fn tokens_and_preemptions_meet_a_step() {
         let caller = {
             let scheduler = scheduler.clone();
             thread::spawn(move || {
-                assert_eq!(scheduler.generated(A, &[END]), Some(PhaseEvent::ExitThink));
+                let mut events = Vec::new();
+                scheduler.generated(A, &[END], &mut events);
+                assert_eq!(events, [PhaseEvent::ExitThink]);
                 scheduler.preempt(A)
             })
         };

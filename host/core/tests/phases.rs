@@ -1,7 +1,7 @@
 //! Markers: where thinking starts and ends, and what must not move it.
 
 use meridian_core::types::RequestId;
-use meridian_core::{Markers, NewRequest, Phase, RequestTable};
+use meridian_core::{Markers, NewRequest, RequestTable, ThinkPhase as Phase};
 use proptest::prelude::*;
 
 const START: u32 = 7;
@@ -20,7 +20,7 @@ fn run(markers: Markers, prompt: &[u32], generated: &[u32]) -> (u32, u32, Phase)
     assert_eq!(table[slot].phase(), Phase::Prefill);
     table.scheduled(slot, prompt.len() as u32, 0.0);
     for token in generated {
-        table.generated(slot, &[*token]);
+        table.generated(slot, &[*token], &mut Vec::new());
     }
     (table[slot].think_tokens(), table[slot].output_tokens(), table[slot].phase())
 }
@@ -92,11 +92,26 @@ fn nested_and_repeated_markers_count_once() {
 }
 
 #[test]
+fn an_opening_marker_begins_at_the_first_token_that_is_not_padding() {
+    let granite = || Markers::new(vec![vec![10, 11, 12]], vec![vec![14]], vec![3]).expect("usable markers");
+    assert_eq!(run(granite(), &[1], &[3, 3, 10, 11, 12, 20]), (6, 0, Phase::Think));
+    // Half a marker and then something else is the answer, and stays the answer.
+    assert_eq!(run(granite(), &[1], &[10, 11, 10, 11, 12, 20]), (2, 4, Phase::Output));
+    assert_eq!(run(granite(), &[1], &[10, 3, 10, 11, 12]), (1, 4, Phase::Output));
+    let repeated = || Markers::new(vec![vec![1, 1, 2]], vec![vec![14]], vec![]).expect("usable markers");
+    assert_eq!(run(repeated(), &[9], &[1, 1, 1, 1, 2]), (2, 3, Phase::Output));
+    // A marker that begins with padding.
+    let padded = || Markers::new(vec![vec![3, 10]], vec![vec![14]], vec![3]).expect("usable markers");
+    assert_eq!(run(padded(), &[1], &[3, 3, 10, 20]), (4, 0, Phase::Think));
+    assert_eq!(run(padded(), &[1], &[3, 20]), (1, 1, Phase::Output));
+}
+
+#[test]
 fn preemption_keeps_the_phase() {
     let mut table = RequestTable::new(markers());
     let slot = table.insert(RequestId(1), &NewRequest { prompt: &[1, START], ..NewRequest::default() }).unwrap();
     table.scheduled(slot, 2, 0.0);
-    table.generated(slot, &[20, END, 21]);
+    table.generated(slot, &[20, END, 21], &mut Vec::new());
     table.preempted(slot);
     assert_eq!(table[slot].phase(), Phase::Output);
     assert_eq!(table[slot].needed_tokens(1), 5);

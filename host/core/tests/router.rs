@@ -94,6 +94,17 @@ fn tokens_replayed_after_a_preemption_count_once() {
 }
 
 #[test]
+fn a_gap_in_the_positions_is_no_reason_to_count_a_token_twice() {
+    let router = PhaseRouter::new(markers());
+    router.register(A, &thinking()).unwrap();
+    let mut events = Vec::new();
+    let tokens = [(A, 0, 40), (A, 500, 41), (A, 500, 41), (A, 499, 42), (A, 501, END), (A, 502, END + 1), (B, 0, 1)];
+    assert_eq!(router.process_batch_at(&tokens, &mut events), 1);
+    assert_eq!(events, [(A, PhaseEvent::ExitThink)]);
+    assert_eq!(router.progress(A).map(|p| (p.think_tokens, p.output_tokens)), Some((4, 0)));
+}
+
+#[test]
 fn the_budget_is_called_once_a_turn() {
     let router = PhaseRouter::new(markers());
     router.register(A, &RoutedRequest { max_think_tokens: 2, ..thinking() }).unwrap();
@@ -127,6 +138,9 @@ fn what_nobody_feeds_is_reaped() {
     now_ms.store(1001, Ordering::Relaxed);
     assert_eq!(router.reap_stale_older_than(Duration::from_millis(1000)), 1);
     assert_eq!((router.phase(A), router.len()), (None, 1));
+    assert!(router.keep_alive(B) && !router.keep_alive(A));
+    now_ms.store(2000, Ordering::Relaxed);
+    assert_eq!(router.reap_stale_older_than(Duration::from_millis(1000)), 0);
     assert_eq!(router.reap_stale_older_than(Duration::MAX), 0);
 }
 
@@ -243,6 +257,9 @@ fn agrees_with_a_search_over_all_tokens() {
                     let is_seen = live.get(&id).is_none_or(|request| request.generated > 0);
                     if is_seen {
                         prop_assert_eq!(router.process_token_at(RequestId(id), position, END), None);
+                        if let Some(request) = live.get_mut(&id) {
+                            request.seen_ms = now_ms;
+                        }
                     }
                     continue;
                 }

@@ -51,6 +51,12 @@ fn answering(
     Box::new(Answers(Description::default(), answer))
 }
 
+fn generated(scheduler: &MeridianScheduler, id: u64, tokens: &[u32]) -> Vec<PhaseEvent> {
+    let mut events = Vec::new();
+    scheduler.generated(RequestId(id), tokens, &mut events);
+    events
+}
+
 fn ids(grants: &[meridian_core::Grant]) -> Vec<u64> {
     grants.iter().map(|grant| grant.request.0).collect()
 }
@@ -64,10 +70,10 @@ fn output_first_then_the_least_recently_served() {
     let at = |now_ms, token_budget| StepLimits { now_ms, token_budget, ..StepLimits::default() };
     assert_eq!(ids(&scheduler.schedule_batch(&at(0.0, 100)).think), [0, 1, 2, 3]);
     for id in 0..4 {
-        scheduler.generated(RequestId(id), &[40]);
+        scheduler.generated(RequestId(id), &[40], &mut Vec::new());
     }
     assert_eq!(ids(&scheduler.schedule_batch(&at(1.0, 2)).think), [0, 1]);
-    assert_eq!(scheduler.generated(RequestId(3), &[END]), Some(PhaseEvent::ExitThink));
+    assert_eq!(generated(&scheduler, 3, &[END]), [PhaseEvent::ExitThink]);
     let batch = scheduler.schedule_batch(&at(2.0, 3));
     assert_eq!((ids(&batch.output), ids(&batch.think)), (vec![3], vec![2]));
     assert_eq!(scheduler.queues(), QueueStats { output: 1, think: 3, prefill: 0, waiting: 0 });
@@ -90,11 +96,119 @@ fn a_preempted_request_comes_back_first_and_recomputes() {
     scheduler.submit(RequestId(0), &thinking(2)).unwrap();
     scheduler.submit(RequestId(1), &thinking(2)).unwrap();
     assert_eq!(ids(&scheduler.schedule_batch(&limits).think), [0]);
-    scheduler.generated(RequestId(0), &[40, 41]);
+    generated(&scheduler, 0, &[40, 41]);
     assert!(scheduler.preempt(RequestId(0)));
     assert!(!scheduler.preempt(RequestId(0)), "it does not run");
     let batch = scheduler.schedule_batch(&limits);
     assert_eq!((batch.think[0].request, batch.think[0].tokens), (RequestId(0), 4));
+}
+
+#[test]
+fn a_preempted_answer_goes_before_thinking_that_runs() {
+    let scheduler = scheduler();
+    let at = |now_ms| StepLimits { now_ms, token_budget: 64, max_running: 2, ..StepLimits::default() };
+    assert_eq!(scheduler.submit(RequestId(0), &thinking(2)).unwrap(), Some(PhaseEvent::EnterThink));
+    let _ = scheduler.schedule_batch(&at(0.0));
+    generated(&scheduler, 0, &[END]);
+    scheduler.submit(RequestId(1), &thinking(1_000_000)).unwrap();
+    let _ = scheduler.schedule_batch(&at(1.0));
+    assert!(scheduler.preempt(RequestId(0)));
+    let batch = scheduler.schedule_batch(&at(2.0));
+    assert_eq!((ids(&batch.output), ids(&batch.think)), (vec![0], vec![1]));
+}
+
+#[test]
+fn every_event_of_a_step_is_told() {
+    let markers = markers().with_resuming(true);
+    let scheduler = MeridianScheduler::new(&SchedulerConfig::default(), markers);
+    scheduler.submit(RequestId(0), &thinking(2)).unwrap();
+    let _ = scheduler.schedule_batch(&StepLimits::default());
+    let events = [PhaseEvent::ExitThink, PhaseEvent::EnterThink];
+    assert_eq!(generated(&scheduler, 0, &[END, 40, START, 41]), events);
+}
+
+/// Fewer tokens a step than requests: somebody is always left out, by nobody's decision.
+#[test]
+fn want_of_tokens_starves_nobody() {
+    let config = SchedulerConfig { max_defer_ms: 100.0, ..SchedulerConfig::default() };
+    for policy in ["output-first", "fcfs", "noop"] {
+        let native = meridian_core::native::policy(policy, config.targets(), "{}").unwrap();
+        let scheduler = MeridianScheduler::with_policy(&config, markers(), native);
+        for id in 0..5 {
+            scheduler.submit(RequestId(id), &thinking(1)).unwrap();
+        }
+        let mut last_ms = [0.0f64; 5];
+        for step in 0..2000 {
+            let now_ms = f64::from(step) * 10.0;
+            let limits = StepLimits { now_ms, token_budget: 4, max_running: 8, ..StepLimits::default() };
+            for grant in scheduler.schedule_batch(&limits).think {
+                last_ms[grant.request.0 as usize] = now_ms;
+                generated(&scheduler, grant.request.0, &[40]);
+            }
+            for (id, last_ms) in last_ms.iter().enumerate() {
+                assert!(now_ms - last_ms <= 120.0, "{policy}: {id} had no tokens for {} ms", now_ms - last_ms);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_wrong_clock_does_not_end_the_bound() {
+    let config = SchedulerConfig { max_defer_ms: 100.0, ..SchedulerConfig::default() };
+    for wrong in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -1e300] {
+        let policy = answering(|batch, decision| {
+            decision.keys = vec![0.0; batch.candidates];
+            decision.token_caps = (0..batch.candidates as u32).map(|i| u32::from(i > 0)).collect();
+            Ok(())
+        });
+        let scheduler = MeridianScheduler::with_policy(&config, markers(), policy);
+        for id in 0..2 {
+            scheduler.submit(RequestId(id), &thinking(1)).unwrap();
+        }
+        let mut served = 0;
+        for step in 0..100 {
+            let now_ms = if step == 1 { wrong } else { f64::from(step) * 10.0 };
+            let limits = StepLimits { now_ms, token_budget: 64, ..StepLimits::default() };
+            let batch = scheduler.schedule_batch(&limits);
+            served += u32::from(ids(&batch.think).contains(&0));
+        }
+        assert!(served >= 7, "{wrong}: served {served} times in a second");
+    }
+    let wrong = NewRequest { arrival_ms: f64::NAN, ..thinking(1) };
+    let refused = scheduler().submit(RequestId(0), &wrong).unwrap_err();
+    assert_eq!(refused.to_string(), "arrival_ms: NaN: must be a number of milliseconds");
+    let wrong = NewRequest { deadline_ms: f64::NAN, ..thinking(1) };
+    assert!(matches!(scheduler().submit(RequestId(0), &wrong), Err(Error::NotATime { what: "deadline_ms", .. })));
+}
+
+#[test]
+fn a_policy_that_cannot_recover_is_not_started_again_at_every_step() {
+    struct Broken(Description, std::sync::Arc<std::sync::atomic::AtomicU32>);
+    impl DispatchPolicy for Broken {
+        fn description(&self) -> &Description {
+            &self.0
+        }
+        fn inputs(&self) -> &[Column] {
+            &[]
+        }
+        fn decide(&mut self, _: &Batch<'_>, _: &mut Decision) -> Result<(), Fault> {
+            Err(Fault::new(FaultKind::Trap, "unreachable"))
+        }
+        fn recover(&mut self) -> Result<(), Fault> {
+            self.1.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            Err(Fault::new(FaultKind::Init, "it cannot start"))
+        }
+    }
+    let recoveries = std::sync::Arc::default();
+    let policy = Box::new(Broken(Description::default(), std::sync::Arc::clone(&recoveries)));
+    let scheduler = MeridianScheduler::with_policy(&SchedulerConfig::default(), markers(), policy);
+    scheduler.submit(RequestId(0), &thinking(1)).unwrap();
+    for step in 0..1000 {
+        let _ = scheduler.schedule_batch(&StepLimits { now_ms: f64::from(step), ..StepLimits::default() });
+    }
+    let recoveries = recoveries.load(std::sync::atomic::Ordering::Relaxed);
+    assert!((5..15).contains(&recoveries), "{recoveries}");
+    assert_eq!(scheduler.faults().0, u64::from(recoveries) + 1);
 }
 
 #[test]
@@ -104,7 +218,7 @@ fn ids_are_live_once() {
     assert_eq!(scheduler.submit(RequestId(0), &thinking(2)), Err(Error::DuplicateRequest { id: RequestId(0) }));
     assert!(scheduler.finish(RequestId(0)));
     assert!(!scheduler.finish(RequestId(0)));
-    assert_eq!(scheduler.generated(RequestId(0), &[END]), None);
+    assert_eq!(generated(&scheduler, 0, &[END]), []);
     scheduler.submit(RequestId(0), &thinking(2)).unwrap();
     assert_eq!(ids(&scheduler.schedule_batch(&StepLimits::default()).think), [0]);
     assert_eq!(scheduler.phase(RequestId(0)), Some(ThinkPhase::Think));
@@ -159,7 +273,7 @@ fn callers_go_on_while_a_policy_decides() {
         assert!(scheduler.finish(RequestId(1)));
         scheduler.submit(RequestId(1), &thinking(9)).unwrap();
         scheduler.submit(RequestId(4), &thinking(2)).unwrap();
-        assert_eq!(scheduler.generated(RequestId(2), &[END]), Some(PhaseEvent::ExitThink));
+        assert_eq!(generated(&scheduler, 2, &[END]), [PhaseEvent::ExitThink]);
         leave.send(()).unwrap();
         let batch = step.join().unwrap();
         assert_eq!((ids(&batch.output), ids(&batch.think)), (vec![2], vec![0]), "1 ended, its successor waits");
@@ -263,7 +377,7 @@ fn nothing_is_lost_doubled_or_exceeded() {
                     }
                     Op::Generate { of, tokens } => {
                         if !live.is_empty() {
-                            scheduler.generated(live[of.index(live.len())], tokens);
+                            scheduler.generated(live[of.index(live.len())], tokens, &mut Vec::new());
                         }
                     }
                     Op::Finish { of } => {
@@ -278,14 +392,19 @@ fn nothing_is_lost_doubled_or_exceeded() {
                     }
                 }
             }
-            // Whatever the policy says, everybody gets tokens: each within the bound, one after the other at the worst.
-            let limits = |now_ms| StepLimits { now_ms, token_budget: 400, max_running: 64, ..StepLimits::default() };
+            // Whatever the policy says, everybody gets tokens, with fewer seats and tokens than requests too: seats come
+            // free as those that were served end.
             let mut unserved: HashSet<RequestId> = live.iter().copied().collect();
-            for _ in 0..20 {
+            for _ in 0..2_000 {
                 now_ms += 10.0;
-                let batch = scheduler.schedule_batch(&limits(now_ms));
+                let limits = StepLimits { now_ms, token_budget: 24, max_running: 8, ..StepLimits::default() };
+                let batch = scheduler.schedule_batch(&limits);
                 for grant in batch.output.iter().chain(&batch.think) {
                     unserved.remove(&grant.request);
+                    scheduler.finish(grant.request);
+                }
+                if unserved.is_empty() {
+                    break;
                 }
             }
             prop_assert!(unserved.is_empty(), "{unserved:?} starved");

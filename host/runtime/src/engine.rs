@@ -78,6 +78,7 @@ impl DispatchEngine {
 
     /// Plan one step over the running list and the waiting candidates, both in the engine's present order.
     pub fn plan(&mut self, facts: &EngineFacts, running: &[Slot], waiting: &[Slot]) -> &Plan {
+        let facts = &EngineFacts { now_ms: self.mirror.hold_time(facts.now_ms), ..*facts };
         let step = self.mirror.begin_step(facts, running, waiting);
         self.candidates.clear();
         self.candidates.extend_from_slice(running);
@@ -89,6 +90,7 @@ impl DispatchEngine {
 
     /// The engine scheduled the planned step, which began at `now_ms`: `given` tokens for each request.
     pub fn scheduled(&mut self, now_ms: f64, given: impl IntoIterator<Item = (Slot, u32)>) {
+        let now_ms = self.mirror.hold_time(now_ms);
         let tokens = self.mirror.scheduled(now_ms, given);
         self.planner.settle(&mut self.mirror.table, tokens, now_ms);
     }

@@ -1,5 +1,8 @@
 //! The slot's native default inside an engine with its own queues, and `MeridianScheduler` with queues of its own, give
 //! the same schedule: they are the same policy, mirror and planner.
+//!
+//! Where the two differ by intent is left out: vLLM serves running requests before waiting ones whatever their keys, so
+//! nobody is preempted or more urgent here; and what vLLM puts off by itself is vLLM's, so the bound is far away.
 
 use std::collections::VecDeque;
 
@@ -80,24 +83,20 @@ impl Engine {
 
 #[derive(Clone, Debug)]
 enum Op {
-    Submit { prompt_tokens: u32, priority: i32, deadline_ms: Option<f64> },
+    Submit { prompt_tokens: u32 },
     Step { token_budget: u32, max_running: u32, step_ms: f64 },
     Generate { of: prop::sample::Index, token: u32 },
     Finish { of: prop::sample::Index },
-    Preempt { of: prop::sample::Index },
 }
 
 fn op() -> impl Strategy<Value = Op> {
     let of = any::<prop::sample::Index>;
     prop_oneof![
-        2 => (1u32..300, -2..3, proptest::option::of(0.0f64..5000.0)).prop_map(|(prompt_tokens, priority, deadline_ms)| {
-            Op::Submit { prompt_tokens, priority, deadline_ms }
-        }),
+        2 => (1u32..300).prop_map(|prompt_tokens| Op::Submit { prompt_tokens }),
         4 => (1u32..200, 1u32..12, 0.1f64..30.0)
             .prop_map(|(token_budget, max_running, step_ms)| Op::Step { token_budget, max_running, step_ms }),
         3 => (of(), START..END + 2).prop_map(|(of, token)| Op::Generate { of, token }),
         1 => of().prop_map(|of| Op::Finish { of }),
-        1 => of().prop_map(|of| Op::Preempt { of }),
     ]
 }
 
@@ -106,7 +105,7 @@ proptest! {
 
     #[test]
     fn slot_and_scheduler_agree(ops in proptest::collection::vec(op(), 1..800)) {
-        let config = SchedulerConfig { max_defer_ms: 90.0, ..SchedulerConfig::default() };
+        let config = SchedulerConfig { max_defer_ms: 1e12, ..SchedulerConfig::default() };
         let markers = Markers::new(vec![vec![START]], vec![vec![END]], vec![]).expect("usable markers");
         let scheduler = MeridianScheduler::new(&config, markers.clone());
         let mut engine = Engine::new(&config, markers);
@@ -114,13 +113,12 @@ proptest! {
         let (mut next, mut now_ms) = (0, 0.0);
         for op in ops {
             match op {
-                Op::Submit { prompt_tokens, priority, deadline_ms } => {
+                Op::Submit { prompt_tokens } => {
                     let id = RequestId(next);
                     next += 1;
-                    let deadline_ms = deadline_ms.map_or(f64::INFINITY, |after_ms| now_ms + after_ms);
                     let prompt = &[START];
                     let request =
-                        NewRequest { prompt, prompt_tokens, priority, deadline_ms, arrival_ms: now_ms, ..NewRequest::default() };
+                        NewRequest { prompt, prompt_tokens, arrival_ms: now_ms, ..NewRequest::default() };
                     scheduler.submit(id, &request).unwrap();
                     let slot = engine.dispatch.table_mut().insert(id, &request).unwrap();
                     engine.waiting.push_back(slot);
@@ -137,8 +135,13 @@ proptest! {
                 }
                 Op::Generate { of, token } if !live.is_empty() => {
                     let (id, slot) = live[of.index(live.len())];
-                    let event = scheduler.generated(id, &[token]);
-                    prop_assert_eq!(event, engine.dispatch.table_mut().generated(slot, &[token]));
+                    if !engine.running.contains(&slot) {
+                        continue;
+                    }
+                    let [mut events, mut others] = [Vec::new(), Vec::new()];
+                    scheduler.generated(id, &[token], &mut events);
+                    engine.dispatch.table_mut().generated(slot, &[token], &mut others);
+                    prop_assert_eq!(events, others);
                 }
                 Op::Finish { of } if !live.is_empty() => {
                     let (id, slot) = live.swap_remove(of.index(live.len()));
@@ -150,17 +153,7 @@ proptest! {
                         engine.dispatch.idle();
                     }
                 }
-                Op::Preempt { of } if !live.is_empty() => {
-                    let (id, slot) = live[of.index(live.len())];
-                    let runs = engine.running.contains(&slot);
-                    prop_assert_eq!(scheduler.preempt(id), runs);
-                    if runs {
-                        engine.dispatch.preempted(slot);
-                        engine.running.retain(|other| *other != slot);
-                        engine.waiting.push_front(slot);
-                    }
-                }
-                Op::Generate { .. } | Op::Finish { .. } | Op::Preempt { .. } => {}
+                Op::Generate { .. } | Op::Finish { .. } => {}
             }
         }
     }

@@ -99,7 +99,7 @@ fn build_columns(inputs: &[Column], candidates: &[Candidate]) -> Vec<f32> {
             table.scheduled(slot, if candidate.phase == Phase::Prefill { 1 } else { 3 }, served_ms);
         }
         if candidate.phase != Phase::Prefill {
-            table.generated(slot, if candidate.phase == Phase::Output { &[2] } else { &[5] });
+            table.generated(slot, if candidate.phase == Phase::Output { &[2] } else { &[5] }, &mut Vec::new());
         }
         if candidate.state == State::Preempted {
             table.preempted(slot);

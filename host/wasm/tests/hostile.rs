@@ -29,7 +29,7 @@ fn engine(policy: Box<dyn DispatchPolicy>) -> (DispatchEngine, Vec<Slot>) {
         let slot = engine.table_mut().insert(RequestId(i as u64), &request).expect("ids differ");
         engine.table_mut().scheduled(slot, 2, 0.0);
         // The last request is in its output phase, so the default has something to reorder.
-        engine.table_mut().generated(slot, if i + 1 == REQUESTS { &[2] } else { &[5] });
+        engine.table_mut().generated(slot, if i + 1 == REQUESTS { &[2] } else { &[5] }, &mut Vec::new());
         slot
     });
     let slots = slots.collect();

@@ -1,0 +1,109 @@
+use meridian_policy_sdk::Decision;
+
+use crate::{Batch, DispatchPolicy, Fault, check_answer};
+
+/// A policy and whether it can be asked. After a fault it is started again at once; when that fails, it is tried again
+/// after one step, then two, then twice as many, up to 4,096.
+///
+/// ```
+/// use meridian_core::{Asked, Batch, Decision, PolicySeat, SchedulerConfig, Step, native};
+///
+/// let mut seat = PolicySeat::new(native::policy("fcfs", SchedulerConfig::default().targets(), "{}").unwrap());
+/// let mut decision = Decision::default();
+/// let batch = Batch { step: &Step::default(), candidates: 2, columns: &[] };
+/// assert_eq!(seat.ask(&batch, &mut decision), Asked::Decided);
+/// assert_eq!(decision.keys.len(), 2);
+/// ```
+pub struct PolicySeat {
+    policy: Box<dyn DispatchPolicy>,
+    recovery: Recovery,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Recovery {
+    Ready,
+    /// Its last recovery failed; tried again after `steps` steps.
+    Failed {
+        steps: u32,
+        left: u32,
+    },
+}
+
+const MAX_BACKOFF_STEPS: u32 = 4096;
+
+/// What a policy made of a step.
+///
+/// ```
+/// use meridian_core::{Asked, Fault, FaultKind};
+///
+/// assert_ne!(Asked::Faulted(vec![Fault::new(FaultKind::Trap, "unreachable")]), Asked::LeftToDefault);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// It decided; the decision is checked.
+    Decided,
+    /// It leaves the step to the default.
+    LeftToDefault,
+    /// It faulted: now (a second fault is that of its recovery), or earlier (none here) and cannot be asked yet.
+    Faulted(Vec<Fault>),
+}
+
+impl PolicySeat {
+    /// A seat for a policy that has started.
+    #[must_use]
+    pub fn new(policy: Box<dyn DispatchPolicy>) -> Self {
+        Self { policy, recovery: Recovery::Ready }
+    }
+
+    /// Ask about one step, into `decision`; after a fault start the policy again.
+    pub fn ask(&mut self, batch: &Batch<'_>, decision: &mut Decision) -> Asked {
+        decision.clear();
+        let mut faults = Vec::new();
+        match &mut self.recovery {
+            Recovery::Ready => {}
+            Recovery::Failed { left: 0, .. } => faults.extend(self.recover().err()),
+            Recovery::Failed { left, .. } => *left -= 1,
+        }
+        if self.recovery != Recovery::Ready {
+            return Asked::Faulted(faults);
+        }
+        let decided = self.policy.decide(batch, decision).and_then(|()| check_answer(decision, batch.candidates));
+        match decided {
+            Ok(()) if batch.candidates == 0 || !decision.keys.is_empty() => Asked::Decided,
+            Ok(()) => Asked::LeftToDefault,
+            Err(fault) => {
+                faults.push(fault);
+                faults.extend(self.recover().err());
+                Asked::Faulted(faults)
+            }
+        }
+    }
+
+    /// Start the policy again.
+    ///
+    /// # Errors
+    /// It cannot be started; it is tried again some steps later.
+    pub fn recover(&mut self) -> Result<(), Fault> {
+        let recovered = self.policy.recover();
+        self.recovery = match (&recovered, self.recovery) {
+            (Ok(()), _) => Recovery::Ready,
+            (Err(_), Recovery::Ready) => Recovery::Failed { steps: 1, left: 1 },
+            (Err(_), Recovery::Failed { steps, .. }) => {
+                let steps = (steps * 2).min(MAX_BACKOFF_STEPS);
+                Recovery::Failed { steps, left: steps }
+            }
+        };
+        recovered
+    }
+
+    /// The policy.
+    #[must_use]
+    pub fn policy(&self) -> &dyn DispatchPolicy {
+        self.policy.as_ref()
+    }
+
+    /// The policy, to hand its state over.
+    pub fn policy_mut(&mut self) -> &mut dyn DispatchPolicy {
+        self.policy.as_mut()
+    }
+}
