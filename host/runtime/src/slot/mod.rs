@@ -8,10 +8,12 @@ mod swap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use meridian_core::{Decision, DispatchPolicy, Fault, RequestTable, Slot, Step, Targets, native};
+use meridian_core::{
+    Asked, Batch, Decision, DispatchPolicy, Fault, PolicySeat, RequestTable, Slot, Step, Targets, columns, native,
+};
 
 use self::faults::FaultLog;
-use self::seat::{Asked, LONGEST_QUARANTINE_MS, Question, Seat};
+use self::seat::{LONGEST_QUARANTINE_MS, Seat};
 use self::shadow::Shadow;
 use crate::control::{SlotName, Version};
 use crate::stats::{SlotStats, Source};
@@ -72,7 +74,7 @@ impl DispatchSlot {
     #[must_use]
     pub fn with_version(active: Candidate, targets: Targets, limits: StrikeLimits) -> Self {
         let state = State {
-            active: Seat::new(active.policy, active.version),
+            active: Seat::new(PolicySeat::new(active.policy), active.version),
             previous: None,
             default: native::default_policy(targets),
             quarantine: None,
@@ -144,8 +146,8 @@ impl State {
             self.end_quarantine();
         }
         let Self { active, columns, decision, .. } = self;
-        let mut question = Question { step, table, candidates, block_tokens, columns, decision };
-        let source = match active.ask(&mut question) {
+        columns::fill(active.seat.policy().inputs(), table, candidates, step.now_ms, block_tokens, columns);
+        let source = match active.seat.ask(&Batch { step, candidates: candidates.len(), columns }, decision) {
             Asked::Decided => Source::Active,
             Asked::LeftToDefault => Source::Default,
             Asked::Faulted(faults) => {
@@ -155,10 +157,11 @@ impl State {
         };
         if source != Source::Active {
             let Self { default, columns, decision, .. } = self;
-            let mut question = Question { step, table, candidates, block_tokens, columns, decision };
-            if question.put_to(default.as_mut()).is_err() {
+            decision.clear();
+            columns::fill(default.inputs(), table, candidates, step.now_ms, block_tokens, columns);
+            if default.decide(&Batch { step, candidates: candidates.len(), columns }, decision).is_err() {
                 // The native default cannot fault; if it ever did, the engine's own order is a decision too.
-                self.decision.clear();
+                decision.clear();
             }
         }
         if let Some(shadow) = &self.shadow {
@@ -177,7 +180,7 @@ impl State {
         for (i, fault) in faults.iter().enumerate() {
             self.stats.faulted(fault.kind);
             // What the columns still hold is what the first one happened on.
-            let batch = (i == 0).then_some((self.active.policy.inputs(), &self.columns[..], step));
+            let batch = (i == 0).then_some((self.active.seat.policy().inputs(), &self.columns[..], step));
             let version = &self.active.version;
             lock(&self.faults).push(SlotName::Dispatch, version, false, step.now_ms, candidates, fault, batch);
         }
@@ -209,7 +212,7 @@ impl State {
     /// Try the version in quarantine again; whoever stood in is the version before it.
     fn end_quarantine(&mut self) -> bool {
         let Some(Quarantine { seat, .. }) = self.quarantine.take() else { return false };
-        match seat.on_parole() {
+        match seat.on_parole(self.now_ms) {
             Ok(seat) => {
                 tracing::info!(policy = seat.version.name, "a policy in quarantine is tried again");
                 self.previous = Some(std::mem::replace(&mut self.active, seat));
@@ -219,7 +222,7 @@ impl State {
                 self.stats.faulted(fault.kind);
                 lock(&self.faults).push(SlotName::Dispatch, &seat.version, false, self.now_ms, 0, &fault, None);
                 self.last_fault = Some(fault);
-                self.put_away(seat);
+                self.put_away(*seat);
                 false
             }
         }

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use meridian_core::{Batch, Decision, Description, DispatchPolicy, Fault, FaultKind, Step, check_answer};
+use meridian_core::{Batch, Decision, Description, DispatchPolicy, Fault, FaultKind, PolicySeat, Step, check_answer};
 
 use super::seat::Seat;
 use super::shadow::Shadow;
@@ -71,7 +71,7 @@ impl SlotControl {
     /// Make a candidate active between two decisions. The state of the policy before is handed over where both sides
     /// know how. What was in quarantine is forgotten.
     pub fn swap(&self, candidate: Candidate) -> SwapReport {
-        let seat = Seat::new(candidate.policy, candidate.version);
+        let seat = Seat::new(PolicySeat::new(candidate.policy), candidate.version);
         self.change("swap", |state, leftovers| {
             leftovers.extend(state.quarantine.take().map(|quarantine| quarantine.seat));
             Ok(state.install(seat, true, leftovers))
@@ -107,7 +107,7 @@ impl SlotControl {
         let shadow = lock(&self.state).shadow.take().ok_or(nothing("there is no shadow to promote"))?;
         // Waits for the steps in its queue; the slot goes on meanwhile.
         let (policy, version) = shadow.stop().ok_or_else(|| ControlError::Refused("the shadow panicked".into()))?;
-        let seat = Seat::new(policy, version);
+        let seat = Seat::new(PolicySeat::new(policy), version);
         self.change("promote", |state, leftovers| {
             leftovers.extend(state.quarantine.take().map(|quarantine| quarantine.seat));
             state.install(seat, false, leftovers);
@@ -238,21 +238,21 @@ impl State {
 }
 
 fn hand_over_state(from: &mut Seat, to: &mut Seat) -> StateHandover {
-    let snapshot = match from.policy.snapshot() {
+    let snapshot = match from.seat.policy_mut().snapshot() {
         Ok(snapshot) => snapshot,
         Err(fault) => {
             // Should it come back, it starts anew.
-            from.recover(&mut Vec::new());
+            let _ = from.seat.recover();
             return StateHandover::Reset(format!("the policy before gave no state: {fault}"));
         }
     };
     if snapshot.is_empty() {
         return StateHandover::Stateless;
     }
-    match to.policy.restore(&snapshot) {
+    match to.seat.policy_mut().restore(&snapshot) {
         Ok(()) => StateHandover::Restored,
         Err(fault) => {
-            to.recover(&mut Vec::new());
+            let _ = to.seat.recover();
             StateHandover::Reset(fault.detail)
         }
     }
