@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypedDict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from meridian import _native
 from meridian.config import MeridianConfig
@@ -19,6 +22,7 @@ class Stats(TypedDict):
 
     policy: str
     policy_version: str
+    policy_sha256: str
     requests: int
     decisions: int
     decided_by_policy: int
@@ -204,3 +208,50 @@ class PolicyEngine:
     def stats(self) -> Stats:
         """What the dispatch slot has done."""
         return self._engine.stats()
+
+    def swap(self, component: str | os.PathLike[str], *, mode: Literal["active", "shadow"] = "active") -> dict[str, Any]:
+        """Load a component and make it active, or have it asked beside the active policy. Returns the report: `active`
+        and `previous` versions, what became of the `state`, `held_us`.
+
+        Raises:
+            OSError: the file cannot be read.
+            PolicyError: the component was refused; the active policy stays.
+        """
+        path = Path(component)
+        return json.loads(self._engine.put(path.read_bytes(), mode, str(path)))
+
+    def promote(self) -> dict[str, Any]:
+        """Make the shadow active, with the state it has gathered.
+
+        Raises:
+            PolicyError: there is none.
+        """
+        return json.loads(self._engine.promote())
+
+    def rollback(self) -> dict[str, Any]:
+        """Return to the version before.
+
+        Raises:
+            PolicyError: there is none.
+        """
+        return json.loads(self._engine.rollback())
+
+    def release(self) -> dict[str, Any]:
+        """Try the version in quarantine again at once.
+
+        Raises:
+            PolicyError: there is none, or it cannot be started.
+        """
+        return json.loads(self._engine.release())
+
+    def status(self) -> dict[str, Any]:
+        """Requests by phase, and each slot: versions, shadow, quarantine, decisions, faults."""
+        return json.loads(self._engine.status())
+
+    def faults(self) -> list[dict[str, Any]]:
+        """The latest faults, oldest first; the newest with the batch they happened on."""
+        return json.loads(self._engine.faults())
+
+    def close(self) -> None:
+        """End the file watch. The engine goes on with the policy it has."""
+        self._engine.close()

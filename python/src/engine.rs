@@ -1,28 +1,40 @@
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use meridian_core::config::SlotMode;
 use meridian_core::types::RequestId;
 use meridian_core::{
-    DispatchPolicy, EngineFacts, FaultKind, Markers, MeridianConfig, NewRequest, PhaseEvent, Slot, ThinkPhase,
+    EngineFacts, FaultKind, Markers, MeridianConfig, NewRequest, PhaseEvent, Slot, ThinkPhase, native,
 };
-use meridian_runtime::{DispatchEngine, DispatchSlot, Source, native};
-use meridian_wasm::{Limits, Runtime};
+use meridian_runtime::control::{Control, ControlError, Mode, ProcessStatus, SlotName, SwapReport};
+use meridian_runtime::watch::{FileWatch, Looked, WatchedFile};
+use meridian_runtime::{Candidate, Controller, DispatchEngine, DispatchSlot, Source, StrikeLimits};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
 
-use crate::{ConfigError, PolicyError, cache_dir};
+use crate::control::WasmLoader;
+use crate::{ConfigError, PolicyError, log};
 
 /// The mirror, the dispatch slot and the step-time model of one engine.
 ///
-/// Every method takes microseconds and is called from the thread that schedules, so none releases the GIL: getting it
-/// back could cost a whole switch interval, far more than the call.
+/// Methods that follow a step take microseconds and are called from the thread that schedules, so none of them releases
+/// the GIL: getting it back could cost a whole switch interval, far more than the call. Those that change the policy may
+/// compile a component, and release it.
 #[pyclass(frozen, module = "meridian._native")]
 pub(crate) struct Engine {
-    inner: Mutex<Inner>,
+    inner: Arc<Mutex<Inner>>,
     is_stock: bool,
+    controller: Arc<Controller>,
+    /// What has threads, ports or files; ended by `close`.
+    services: Mutex<Services>,
+}
+
+#[derive(Default)]
+struct Services {
+    watch: Option<FileWatch>,
 }
 
 struct Inner {
@@ -39,6 +51,8 @@ struct Inner {
     given: Vec<(Slot, u32)>,
     tokens: Vec<u32>,
     events: Vec<PhaseEvent>,
+    /// Requests that waited at the latest step.
+    all_waiting: u32,
 }
 
 /// The Python side of a live request.
@@ -57,7 +71,7 @@ impl Inner {
 impl Engine {
     /// `config_json` is the effective configuration, `base_dir` what a relative component path is relative to.
     #[new]
-    #[pyo3(signature = (config_json, base_dir, *, starts, ends, padding, block_tokens, steps_ahead))]
+    #[pyo3(signature = (config_json, base_dir, *, starts, ends, padding, block_tokens, steps_ahead, model = ""))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
     fn new(
         py: Python<'_>,
@@ -68,13 +82,34 @@ impl Engine {
         padding: Vec<u32>,
         block_tokens: u32,
         steps_ahead: usize,
+        model: &str,
     ) -> PyResult<Self> {
         let config: MeridianConfig =
             serde_json::from_str(config_json).map_err(|error| ConfigError::new_err(error.to_string()))?;
         config.validate().map_err(|error| ConfigError::new_err(error.to_string()))?;
+        log::keep();
+        let refused = |reason: String| PolicyError::new_err(format!("policy.dispatch.source: {reason}"));
+        let loader = WasmLoader::new(&config, Path::new(base_dir)).map_err(refused)?;
+        let source = &config.policy.dispatch.source;
         // Compiling a component takes tens of milliseconds.
-        let policy = py.detach(|| load_policy(&config, Path::new(base_dir)))?;
-        let slot = DispatchSlot::new(policy, config.scheduler.targets());
+        let candidate = py.detach(|| loader.load_source(source, Path::new(base_dir))).map_err(refused)?;
+        let targets = config.scheduler.targets();
+        let (active, shadow) = match config.policy.dispatch.mode {
+            SlotMode::Active => (candidate, None),
+            SlotMode::Shadow => {
+                let default = Candidate::new(native::default_policy(targets), "", "native:output-first");
+                (default, Some(candidate))
+            }
+        };
+        let limits = StrikeLimits {
+            max_strikes: config.policy.max_strikes,
+            window_ms: f64::from(config.policy.strike_window_s) * 1e3,
+        };
+        let slot = DispatchSlot::with_version(active, targets, limits);
+        let control = slot.control();
+        if let Some(shadow) = shadow {
+            control.shadow(shadow).map_err(|error| refused(error.to_string()))?;
+        }
         let markers =
             Markers::new(starts, ends, padding).map_err(|error| ConfigError::new_err(format!("model: {error}")))?;
         let markers = markers.with_resuming(config.model.resumes);
@@ -91,8 +126,24 @@ impl Engine {
             given: Vec::new(),
             tokens: Vec::new(),
             events: Vec::new(),
+            all_waiting: 0,
         };
-        Ok(Self { inner: Mutex::new(inner), is_stock: config.policy.dispatch.source == "native:fcfs" })
+        let inner = Arc::new(Mutex::new(inner));
+        let status = process_status(&inner, model);
+        let controller = Arc::new(Controller::new(control, Box::new(loader), Box::new(status)));
+        let is_stock = source == "native:fcfs";
+        let mut services = Services::default();
+        // A stock engine stays stock: nothing in it could be changed.
+        if config.policy.watch && !source.starts_with("native:") && config.policy.dispatch.mode == SlotMode::Active {
+            let path = Path::new(base_dir).join(source);
+            let file = WatchedFile::new(&path, SlotName::Dispatch, Arc::clone(&controller) as Arc<dyn Control>);
+            // What was looked at is logged where it happens.
+            match FileWatch::start(file, |_: &Looked| {}) {
+                Ok(watch) => services.watch = Some(watch),
+                Err(why) => tracing::warn!(why, "the policy's file is not watched"),
+            }
+        }
+        Ok(Self { inner, is_stock, controller, services: Mutex::new(services) })
     }
 
     /// Whether the configuration asks for the engine's own behaviour: nothing needs to be called then.
@@ -185,6 +236,7 @@ impl Engine {
             waiting: all_waiting,
             decode_tokens,
         };
+        inner.all_waiting = all_waiting;
         let plan = inner.engine.plan(&facts, &inner.running, &inner.waiting);
         let (running_changed, waiting_changed) = (!plan.running_order.is_empty(), !plan.waiting_order.is_empty());
         let step_budget = plan.token_budget;
@@ -270,8 +322,7 @@ impl Engine {
     /// Faults of every kind so far.
     #[getter]
     fn fault_count(&self) -> u64 {
-        let inner = self.lock();
-        FaultKind::ALL.iter().map(|kind| inner.engine.stats().faults(*kind)).sum()
+        self.lock().engine.slot().fault_count()
     }
 
     /// Phase of a request: "prefill", "think" or "output"; None when it is not known.
@@ -290,9 +341,10 @@ impl Engine {
         let inner = self.lock();
         let (engine, stats) = (&inner.engine, inner.engine.stats());
         let dict = PyDict::new(py);
-        let description = engine.description();
-        dict.set_item("policy", &description.name)?;
-        dict.set_item("policy_version", &description.version)?;
+        let version = engine.slot().version();
+        dict.set_item("policy", &version.name)?;
+        dict.set_item("policy_version", &version.version)?;
+        dict.set_item("policy_sha256", &version.sha256)?;
         dict.set_item("requests", engine.table().len())?;
         dict.set_item("decisions", stats.decisions())?;
         dict.set_item("decided_by_policy", stats.active)?;
@@ -305,8 +357,7 @@ impl Engine {
             faults.set_item(kind.label(), stats.faults(kind))?;
         }
         dict.set_item("faults", faults)?;
-        let last = stats.recent_faults().last();
-        dict.set_item("last_fault", last.map(|record| record.fault.to_string()))?;
+        dict.set_item("last_fault", engine.slot().last_fault().map(|fault| fault.to_string()))?;
         let [prefill, think, output] = engine.preemptions();
         let preemptions = PyDict::new(py);
         preemptions.set_item("prefill", prefill)?;
@@ -325,6 +376,80 @@ impl Engine {
         )?;
         Ok(dict)
     }
+
+    /// Load a component and put it to `mode` ("active" or "shadow"); returns the report as JSON.
+    fn put(&self, py: Python<'_>, component: &[u8], mode: &str, source: &str) -> PyResult<String> {
+        let mode = match mode {
+            "active" => Mode::Active,
+            "shadow" => Mode::Shadow,
+            other => return Err(PolicyError::new_err(format!("mode: {other:?}: expected \"active\" or \"shadow\""))),
+        };
+        // Checked and compiled without the GIL.
+        let component = component.to_vec();
+        report(py.detach(|| self.controller.put(SlotName::Dispatch, &component, mode, source)))
+    }
+
+    /// Make the shadow active; returns the report as JSON.
+    fn promote(&self, py: Python<'_>) -> PyResult<String> {
+        report(py.detach(|| self.controller.promote(SlotName::Dispatch)))
+    }
+
+    /// Return to the version before; returns the report as JSON.
+    fn rollback(&self, py: Python<'_>) -> PyResult<String> {
+        report(py.detach(|| self.controller.rollback(SlotName::Dispatch)))
+    }
+
+    /// Try the version in quarantine again; returns the report as JSON.
+    fn release(&self, py: Python<'_>) -> PyResult<String> {
+        report(py.detach(|| self.controller.release(SlotName::Dispatch)))
+    }
+
+    /// How the process is, as JSON.
+    fn status(&self, py: Python<'_>) -> PyResult<String> {
+        crate::to_json(&py.detach(|| self.controller.status()))
+    }
+
+    /// The latest faults, as JSON, oldest first.
+    fn faults(&self, py: Python<'_>) -> PyResult<String> {
+        crate::to_json(&py.detach(|| self.controller.faults()))
+    }
+
+    /// End what has threads, ports or files. The engine goes on with the policy it has.
+    fn close(&self, py: Python<'_>) {
+        let services = std::mem::take(&mut *self.services.lock().unwrap_or_else(PoisonError::into_inner));
+        // Joins threads, which may be compiling.
+        py.detach(|| drop(services));
+    }
+}
+
+/// Facts about the engine for whoever asks from another thread.
+fn process_status(inner: &Arc<Mutex<Inner>>, model: &str) -> impl Fn() -> ProcessStatus + Send + Sync + use<> {
+    let inner: Weak<Mutex<Inner>> = Arc::downgrade(inner);
+    let (model, started) = (model.to_owned(), Instant::now());
+    move || {
+        let mut status = ProcessStatus {
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            model: model.clone(),
+            uptime_s: started.elapsed().as_secs_f64(),
+            ..ProcessStatus::default()
+        };
+        if let Some(inner) = inner.upgrade() {
+            let inner = inner.lock().unwrap_or_else(PoisonError::into_inner);
+            status.requests = inner.engine.phases();
+            status.waiting = u64::from(inner.all_waiting);
+            status.preemptions = inner.engine.preemptions();
+            status.step_time_ms = inner
+                .engine
+                .step_time()
+                .map(|fit| [fit.fixed_ms, fit.decode_token_ms, fit.prefill_token_ms].map(f64::from));
+        }
+        status
+    }
+}
+
+fn report(done: Result<SwapReport, ControlError>) -> PyResult<String> {
+    crate::to_json(&done.map_err(|error| PolicyError::new_err(error.to_string()))?)
 }
 
 impl Engine {
@@ -359,29 +484,6 @@ fn reorder(list: &Bound<'_, PyList>, order: &[u32]) -> PyResult<()> {
 }
 
 /// The policy that `[policy.dispatch]` names.
-fn load_policy(config: &MeridianConfig, base_dir: &Path) -> PyResult<Box<dyn DispatchPolicy>> {
-    let dispatch = &config.policy.dispatch;
-    let refused = |reason: String| PolicyError::new_err(format!("policy.dispatch.source: {reason}"));
-    let options = serde_json::to_string(&dispatch.config).map_err(|error| refused(error.to_string()))?;
-    let targets = config.scheduler.targets();
-    if let Some(name) = dispatch.source.strip_prefix("native:") {
-        return native::policy(name, targets, &options).map_err(|error| refused(error.to_string()));
-    }
-    let path = base_dir.join(&dispatch.source);
-    let limits = Limits {
-        deadline: Duration::from_secs_f32(dispatch.deadline_ms / 1e3),
-        memory_bytes: (dispatch.memory_mib as usize) << 20,
-    };
-    let load = || {
-        let component = Runtime::new(cache_dir(base_dir, &config.policy.cache_dir))?.load_file(&path)?;
-        component.dispatch_policy(limits, targets, &options)
-    };
-    match load() {
-        Ok(policy) => Ok(Box::new(policy)),
-        Err(error) => Err(refused(format!("{}: {error}", path.display()))),
-    }
-}
-
 fn milliseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }

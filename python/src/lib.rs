@@ -4,7 +4,9 @@
 //! Python objects, compared by identity: for vLLM its own `Request` objects, so that a step reads no attribute of them.
 
 mod budget;
+mod control;
 mod engine;
+mod log;
 
 use std::path::{Path, PathBuf};
 
@@ -39,7 +41,7 @@ fn model_family(name: &str) -> PyResult<String> {
     to_json(ModelFamily::find(name).map_err(config_error)?)
 }
 
-fn to_json(value: &impl serde::Serialize) -> PyResult<String> {
+pub(crate) fn to_json(value: &impl serde::Serialize) -> PyResult<String> {
     serde_json::to_string(value).map_err(config_error)
 }
 
@@ -53,6 +55,12 @@ fn run_cli(py: Python<'_>, args: Vec<String>) -> u8 {
     py.detach(|| meridian_cli::run(args.into_iter().map(Into::into)))
 }
 
+/// What the host has logged since the last call: (Python's number of the level, line), oldest first.
+#[pyfunction]
+fn take_log() -> Vec<(u8, String)> {
+    log::take()
+}
+
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
@@ -63,6 +71,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(load_config, module)?)?;
     module.add_function(wrap_pyfunction!(model_family, module)?)?;
     module.add_function(wrap_pyfunction!(run_cli, module)?)?;
+    module.add_function(wrap_pyfunction!(take_log, module)?)?;
     module.add_function(wrap_pyfunction!(budget::eat, module)?)?;
     module.add_function(wrap_pyfunction!(budget::rpdi, module)?)?;
     module.add_class::<engine::Engine>()

@@ -70,6 +70,12 @@ impl DispatchEngine {
         self.mirror.step_time()
     }
 
+    /// Live requests in prefill, think and output.
+    #[must_use]
+    pub fn phases(&self) -> [u64; 3] {
+        self.mirror.phases()
+    }
+
     /// Preemptions of requests in prefill, think and output.
     #[must_use]
     pub fn preemptions(&self) -> [u64; 3] {

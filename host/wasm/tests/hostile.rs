@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use meridian_core::types::RequestId;
 use meridian_core::{DispatchPolicy, EngineFacts, FaultKind, Markers, MeridianConfig, NewRequest, Slot};
-use meridian_runtime::{DispatchEngine, DispatchSlot, Source, native};
+use meridian_runtime::{Candidate, DispatchEngine, DispatchSlot, Source, StrikeLimits, native};
 use meridian_wasm::{LoadError, Runtime};
 
 const REQUESTS: usize = 4;
@@ -17,7 +17,9 @@ fn limits() -> meridian_wasm::Limits {
 
 fn engine(policy: Box<dyn DispatchPolicy>) -> (DispatchEngine, Vec<Slot>) {
     let config = MeridianConfig::default();
-    let slot = DispatchSlot::new(policy, config.scheduler.targets());
+    // Every fault is to be seen, so no number of them is too many.
+    let limits = StrikeLimits { max_strikes: u32::MAX, ..StrikeLimits::default() };
+    let slot = DispatchSlot::with_version(Candidate::new(policy, "", "test"), config.scheduler.targets(), limits);
     let mut engine = DispatchEngine::new(
         slot,
         Markers::new(vec![vec![1]], vec![vec![2]], vec![]).expect("usable markers"),

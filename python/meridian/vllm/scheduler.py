@@ -181,6 +181,7 @@ class _Meridian:
                 for client in outputs.values():
                     if client.outputs:
                         engine.generated(cast("list[object]", client.outputs))
+                self._pass_on_log()
                 self._log_faults(engine)
             except _DEFECTS:
                 self._give_up("following generated tokens")
@@ -223,6 +224,16 @@ class _Meridian:
         self._meridian = None
         logger.exception("meridian: failed while %s; this engine goes on as stock vLLM", doing)
 
+    def _pass_on_log(self) -> None:
+        """What the host has logged, on whatever thread, becomes Python's."""
+        for level, line in _native.take_log():
+            logger.log(level, "meridian: %s", line)
+
+    def shutdown(self) -> None:
+        self._meridian_engine.close()
+        self._pass_on_log()
+        cast("Scheduler", super()).shutdown()
+
     def _log_faults(self, engine: _native.Engine) -> None:
         faults = engine.fault_count
         # The first, then at each doubling: a policy that faults every step must not fill the log.
@@ -248,6 +259,7 @@ def _make_engine(config: MeridianConfig, scheduler: Scheduler) -> _native.Engine
         padding=markers.padding,
         block_tokens=scheduler.block_size,
         steps_ahead=1 if vllm_config.scheduler_config.async_scheduling else 0,
+        model=vllm_config.model_config.model,
     )
 
 

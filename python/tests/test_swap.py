@@ -1,0 +1,99 @@
+"""Policies that change while the engine runs, without vLLM."""
+
+import shutil
+import threading
+from pathlib import Path
+
+import meridian
+import pytest
+
+
+def engine(source: str, base_dir: Path, **policy: object) -> meridian.PolicyEngine:
+    config = meridian.MeridianConfig(
+        policy=meridian.PolicyConfig(dispatch=meridian.SlotConfig(source), **policy),  # type: ignore[arg-type]
+        base_dir=str(base_dir),
+    )
+    made = meridian.PolicyEngine(config)
+    for i in range(4):
+        made.add(f"r{i}", prompt=[1, 2, 3], max_tokens=10)
+    return made
+
+
+def step(engine: meridian.PolicyEngine, now_ms: float) -> meridian.StepPlan:
+    return engine.plan([], ["r0", "r1", "r2", "r3"], token_budget=512, free_seats=4, now_ms=now_ms)
+
+
+def test_swap_rollback_and_refusal(policies: Path, tmp_path: Path) -> None:
+    running = engine("native:output-first", tmp_path)
+    report = running.swap(policies / "fcfs.wasm")
+    assert (report["active"]["name"], report["previous"]["name"]) == ("fcfs", "output-first")
+    assert len(report["active"]["sha256"]) == 64
+    step(running, 0.0)
+    assert running.stats()["policy"] == "fcfs"
+    bad = tmp_path / "bad.wasm"
+    bad.write_bytes(b"\0asm but no component")
+    with pytest.raises(meridian.PolicyError, match="not a component"):
+        running.swap(bad)
+    slot = running.status()["slots"][0]
+    assert slot["active"]["name"] == "fcfs"
+    assert str(bad) in slot["last_refusal"]
+    assert dict(slot["faults"])["load"] == 1
+    assert running.rollback()["active"]["name"] == "output-first"
+    with pytest.raises(meridian.PolicyError, match="no version is in quarantine"):
+        running.release()
+
+
+def test_shadow_and_promote(policies: Path, tmp_path: Path) -> None:
+    running = engine("native:output-first", tmp_path)
+    running.swap(policies / "fcfs.wasm", mode="shadow")
+    for i in range(3):
+        step(running, float(i))
+    assert running.stats()["policy"] == "output-first"
+    assert running.promote()["active"]["name"] == "fcfs"
+    with pytest.raises(meridian.PolicyError, match="no shadow"):
+        running.promote()
+
+
+def test_a_component_that_faults_goes_into_quarantine(hostile: Path, tmp_path: Path) -> None:
+    running = engine(str(hostile / "trap.wasm"), tmp_path)
+    for i in range(4):
+        step(running, float(i))
+    slot = running.status()["slots"][0]
+    assert slot["active"]["name"] == "output-first"
+    assert slot["quarantine"] is not None
+    assert running.faults()[-1]["batch"]["columns_bits"] is not None
+
+
+def wait_for_policy(running: meridian.PolicyEngine, name: str) -> None:
+    """Look until the watch has seen the file; bounded by the test's own patience, not by a fixed wait."""
+    tick = threading.Event()
+    for _ in range(600):
+        if running.status()["slots"][0]["active"]["name"] == name:
+            return
+        tick.wait(0.05)
+    pytest.fail(f"{name} did not become active: {running.status()['slots'][0]}")
+
+
+def test_a_file_that_is_replaced_becomes_active(policies: Path, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.wasm"
+    shutil.copy(policies / "output-first.wasm", policy)
+    running = engine("policy.wasm", tmp_path)
+    assert running.stats()["policy"] == "output-first"
+    shutil.copy(policies / "fcfs.wasm", tmp_path / "new.wasm")
+    (tmp_path / "new.wasm").rename(policy)
+    wait_for_policy(running, "fcfs")
+    policy.write_bytes(b"half a file")
+    policy.unlink()
+    shutil.copy(policies / "noop.wasm", policy)
+    wait_for_policy(running, "noop")
+    running.close()
+    assert not [thread for thread in Path("/proc/self/task").iterdir() if "watch" in (thread / "comm").read_text()]
+
+
+def test_what_is_not_watched_stays(policies: Path, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.wasm"
+    shutil.copy(policies / "output-first.wasm", policy)
+    running = engine("policy.wasm", tmp_path, watch=False)
+    shutil.copy(policies / "fcfs.wasm", policy)
+    assert not [thread for thread in Path("/proc/self/task").iterdir() if "watch" in (thread / "comm").read_text()]
+    assert running.stats()["policy"] == "output-first"
