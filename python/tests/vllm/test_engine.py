@@ -29,7 +29,7 @@ def test_output_first_changes_the_order_but_no_token(engine: Engine, stock_token
 def test_component_generates_the_same(engine: Engine, stock_tokens: list[list[int]], policies: Path) -> None:
     with engine.using(engine.native(str(policies / "output-first.wasm"))) as native:
         assert engine.generate(requests(24)) == stock_tokens
-    assert native.stats()["faults"] == dict.fromkeys(("trap", "deadline", "memory", "bad-answer", "init"), 0)
+    assert not any(native.stats()["faults"].values())
 
 
 def test_phases_follow_the_delivered_tokens(engine: Engine) -> None:
