@@ -295,10 +295,65 @@ fn fields_without_effect_are_named_when_the_file_sets_them() {
 #[test]
 fn policy_options_are_the_policys_own() {
     for slot in ["dispatch", "eviction", "budget"] {
-        let config = parse(&format!("[policy.{slot}]\nconfig = {{ anything = {{ goes = 1, mode = 'off' }} }}"));
-        let json = serde_json::to_value(&config).unwrap();
+        let text =
+            format!("[policy.{slot}]\nsource = 'p.wasm'\nconfig = {{ anything = {{ goes = 1, mode = 'off' }} }}");
+        let json = serde_json::to_value(parse(&text)).unwrap();
         assert_eq!(json["policy"][slot]["config"]["anything"]["goes"], 1);
     }
+}
+
+#[test]
+fn what_the_engine_would_refuse_is_refused() {
+    let unfetched = "must be native:NAME or a path: components are not fetched from registries yet";
+    for (text, expected) in [
+        (
+            "[policy.dispatch]\nsource = 'native:nope'",
+            "policy.dispatch.source: \"native:nope\": unknown native policy, expected one of native:output-first, \
+             native:fcfs, native:noop"
+                .to_owned(),
+        ),
+        (
+            "[policy.eviction]\nsource = 'native:fcfs'",
+            "policy.eviction.source: \"native:fcfs\": unknown native policy, expected one of native:tiered-lru".into(),
+        ),
+        (
+            "[policy.budget]\nsource = 'native:tiered-lru'",
+            "policy.budget.source: \"native:tiered-lru\": unknown native policy, expected one of native:eat-rpdi"
+                .into(),
+        ),
+        ("[policy.dispatch]\nsource = 'oci://x/y'", format!("policy.dispatch.source: \"oci://x/y\": {unfetched}")),
+        ("[policy.budget]\nsource = 'oci://'", format!("policy.budget.source: \"oci://\": {unfetched}")),
+        (
+            "[policy.dispatch.config]\nx = 1",
+            "policy.dispatch.config: { \"x\" = 1 }: native:output-first refused it: config: this policy takes no \
+             options"
+                .into(),
+        ),
+        (
+            "[policy.dispatch]\nsource = 'native:fcfs'\nconfig = { x = 1 }",
+            "policy.dispatch.config: { \"x\" = 1 }: native:fcfs refused it: config: this policy takes no options"
+                .into(),
+        ),
+        ("[policy]\ncache_dir = \"a\\u0000\"", "policy.cache_dir: \"a\\0\": must be a path or empty".into()),
+    ] {
+        assert_eq!(refusal(text), expected, "{text}");
+    }
+}
+
+#[test]
+fn options_that_json_cannot_hold_are_refused_with_their_path() {
+    for slot in ["dispatch", "eviction", "budget"] {
+        let set = |options: &str| refusal(&format!("[policy.{slot}]\nsource = 'p.wasm'\nconfig = {options}"));
+        assert_eq!(set("{ x = nan }"), format!("policy.{slot}.config.x: NaN: must be finite"));
+        assert_eq!(set("{ a = [1, { b = -inf }] }"), format!("policy.{slot}.config.a[1].b: -inf: must be finite"));
+        assert_eq!(
+            set("{ \"a b\" = 1979-05-27 }"),
+            format!("policy.{slot}.config.\"a b\": 1979-05-27: must not be a date, write it as a string")
+        );
+    }
+    let mut config = MeridianConfig::default();
+    config.policy.budget.config.insert("x".into(), f64::NAN.into());
+    assert_eq!(config.validate().unwrap_err().to_string(), "policy.budget.config.x: NaN: must be finite");
 }
 
 #[test]

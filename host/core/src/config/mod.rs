@@ -6,6 +6,7 @@
 mod fields;
 mod reference;
 mod schema;
+mod slots;
 mod tables;
 mod values;
 
@@ -92,6 +93,7 @@ impl MeridianConfig {
         let given: toml::Table = toml::from_str(text).map_err(|error| not_toml(text, &error))?;
         refuse_unknown_fields(&given)?;
         schema::check(&given)?;
+        slots::check_options(&given)?;
         let family = family_of(&given)?;
         let family_fields = family.map(|family| toml::Table::from_iter([("model".into(), family.fields().into())]));
         let mut merged = defaults();
@@ -127,6 +129,7 @@ impl MeridianConfig {
             reason: one_line(&error.to_string()),
         })?;
         schema::check(&table)?;
+        slots::check_options(&table)?;
         self.check_relations()
     }
 
@@ -136,12 +139,9 @@ impl MeridianConfig {
         check("scheduler.min_think_tokens", min_think_tokens, min_think_tokens <= max_think_tokens, || {
             format!("must be at most scheduler.max_think_tokens, {max_think_tokens}")
         })?;
-        let PolicyConfig { dispatch, eviction, budget, trusted_keys, .. } = &self.policy;
-        for (name, slot) in SLOTS.into_iter().zip([dispatch, eviction, budget]) {
-            let source = slot.source.as_str();
-            let named = !matches!(source, "" | "native:" | "oci://") && !source.contains('\0');
-            check(format!("policy.{name}.source"), quoted(source), named, || "must be native:NAME or a path".into())?;
-        }
+        slots::check_slots(self)?;
+        let PolicyConfig { cache_dir, trusted_keys, .. } = &self.policy;
+        check("policy.cache_dir", quoted(cache_dir), !cache_dir.contains('\0'), || "must be a path or empty".into())?;
         let keys_named = trusted_keys.iter().all(|key| !key.trim().is_empty());
         check("policy.trusted_keys", "\"\"", keys_named, || "must not hold an empty key".into())?;
         let has_fabric = self.disagg.fabric != FabricKind::None;
@@ -248,6 +248,13 @@ fn get<'a>(table: &'a toml::Table, path: &str) -> Option<&'a toml::Value> {
     }
 }
 
+/// The dotted path of `key` in the table at `prefix`.
+fn joined(prefix: &str, key: &str) -> String {
+    let is_bare = !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-'));
+    let key = if is_bare { key.to_owned() } else { quoted(key) };
+    if prefix.is_empty() { key } else { format!("{prefix}.{key}") }
+}
+
 /// A policy's options are replaced as a whole: those of the default are another policy's.
 fn overlay(under: &mut toml::Table, over: toml::Table) {
     for (key, value) in over {
@@ -314,9 +321,7 @@ fn nearest(field: &str, known: &BTreeSet<String>) -> Option<String> {
 
 fn collect_paths(table: &toml::Table, prefix: &str, paths: &mut BTreeSet<String>) {
     for (key, value) in table {
-        let is_bare = !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-'));
-        let key = if is_bare { key.clone() } else { quoted(key) };
-        let path = if prefix.is_empty() { key } else { format!("{prefix}.{key}") };
+        let path = joined(prefix, key);
         // A policy's options are the policy's own to check.
         let is_options = SLOTS.iter().any(|slot| path == format!("policy.{slot}.config"));
         if let (toml::Value::Table(inner), false) = (value, is_options) {
