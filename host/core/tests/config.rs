@@ -366,10 +366,54 @@ fn a_configuration_made_by_hand_is_checked_as_well() {
     assert!(config.validate().is_err());
     let json =
         serde_json::to_string(&parse("[kv_memory]\ncapacity_bytes = 4096\nevict_dead_thinking = false")).unwrap();
-    let back: MeridianConfig = serde_json::from_str(&json).unwrap();
+    let back = MeridianConfig::from_json(&json).unwrap();
     assert_eq!(back.kv_memory.capacity_bytes, Auto::Set(4096));
     assert_eq!(back.kv_memory.evict_dead_thinking, Auto::Set(false));
-    assert!(serde_json::from_str::<MeridianConfig>(r#"{"kv_memory":{"capacity_bytes":9223372036854775808}}"#).is_err());
+}
+
+#[test]
+fn mistakes_in_json_name_the_dotted_field() {
+    for (json, expected) in [
+        (r#"{"scheduler":{"max_defer_ms":"x"}}"#, "scheduler.max_defer_ms: invalid type: string \"x\", expected f32"),
+        (r#"{"scheduler":{"max_defer_ms":"NaN"}}"#, "scheduler.max_defer_ms: NaN: must be above 0"),
+        (r#"{"scheduler":{"max_defer_ms":"-Infinity"}}"#, "scheduler.max_defer_ms: -inf: must be finite in 32 bits"),
+        (r#"{"entropy":{"ema_alpha":"Infinity"}}"#, "entropy.ema_alpha: inf: must be finite in 32 bits"),
+        (r#"{"scheduler":{"max_defer_ms":null}}"#, "scheduler.max_defer_ms: invalid type: null, expected a value"),
+        (r#"{"scheduler":{"max_defer_ms":1e999}}"#, "scheduler.max_defer_ms: number out of range"),
+        (
+            r#"{"scheduler":{"max_think_tokens":true}}"#,
+            "scheduler.max_think_tokens: invalid type: boolean `true`, expected u32",
+        ),
+        (
+            r#"{"kv_memory":{"capacity_bytes":9223372036854775808}}"#,
+            "kv_memory.capacity_bytes: 9223372036854775808: must fit",
+        ),
+        (
+            r#"{"policy":{"dispatch":{"source":1}}}"#,
+            "policy.dispatch.source: invalid type: integer `1`, expected a string",
+        ),
+        (
+            r#"{"policy":{"budget":{"config":{"a":[{"b c":null}]}}}}"#,
+            "policy.budget.config.a[0].\"b c\": invalid type: null",
+        ),
+        (r#"{"policy":{"trusted_keys":["\ud800"]}}"#, "policy.trusted_keys[0]: "),
+        (r#"{"model":{"think_start":[1]}}"#, "model.think_start"),
+        (
+            r#"{"scheduler":{"max_defer":1}}"#,
+            "scheduler.max_defer: unknown field, did you mean `scheduler.max_defer_ms`?",
+        ),
+        ("[]", "configuration: invalid type: array, expected a table"),
+        ("{} x", "line 1, column 4: trailing characters"),
+        ("{", "line 1, column 1: EOF"),
+    ] {
+        let message = MeridianConfig::from_json(json).expect_err("the text is wrong").to_string();
+        assert!(message.starts_with(expected), "{json}: {message}");
+        assert!(!message.contains(char::is_control) && !message.contains("column 1 at"), "{message}");
+    }
+    let named = MeridianConfig::from_json(r#"{"telemetry":{"service_name":"NaN"}}"#).unwrap();
+    assert_eq!(named.telemetry.service_name, "NaN");
+    assert!(MeridianConfig::from_json(&format!("{{\"a\":{}", "[".repeat(200_000))).is_err());
+    assert_eq!(MeridianConfig::from_json("{}").unwrap(), MeridianConfig::default());
 }
 
 #[test]
@@ -436,7 +480,7 @@ proptest! {
             Ok(config) => {
                 prop_assert_eq!(config.validate(), Ok(()));
                 let json = serde_json::to_string(&config).unwrap();
-                prop_assert_eq!(serde_json::from_str::<MeridianConfig>(&json).unwrap(), config);
+                prop_assert_eq!(MeridianConfig::from_json(&json).unwrap(), config);
             }
             Err(error) => {
                 let message = error.to_string();

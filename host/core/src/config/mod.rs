@@ -4,6 +4,7 @@
 //! `meridian_runtime::config_file`.
 
 mod fields;
+mod json;
 mod reference;
 mod schema;
 mod slots;
@@ -90,7 +91,30 @@ impl MeridianConfig {
     /// # Errors
     /// The same.
     pub fn parse(text: &str) -> Result<Parsed, Error> {
-        let given: toml::Table = toml::from_str(text).map_err(|error| not_toml(text, &error))?;
+        Self::from_table(toml::from_str(text).map_err(|error| not_toml(text, &error))?)
+    }
+
+    /// Parse and validate the same tables as one JSON object: what [`MeridianConfig`] is when it is written as JSON. A field
+    /// that is left out has its default. The texts `"NaN"`, `"Infinity"` and `"-Infinity"` stand for numbers that JSON
+    /// cannot hold where a number belongs, so that they are refused as such.
+    ///
+    /// ```
+    /// use meridian_core::MeridianConfig;
+    ///
+    /// let config = MeridianConfig::from_json(r#"{"scheduler": {"max_defer_ms": 500}}"#)?;
+    /// assert_eq!(config.scheduler.max_defer_ms, 500.0);
+    /// let error = MeridianConfig::from_json(r#"{"scheduler": {"max_defer_ms": "NaN"}}"#).unwrap_err();
+    /// assert_eq!(error.to_string(), "scheduler.max_defer_ms: NaN: must be above 0");
+    /// # Ok::<(), meridian_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`MeridianConfig::from_toml`].
+    pub fn from_json(text: &str) -> Result<Self, Error> {
+        Self::from_table(json::table(text)?).map(|parsed| parsed.config)
+    }
+
+    fn from_table(given: toml::Table) -> Result<Parsed, Error> {
         refuse_unknown_fields(&given)?;
         schema::check(&given)?;
         slots::check_options(&given)?;
