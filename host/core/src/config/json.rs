@@ -23,7 +23,8 @@ fn not_json(path: &str, error: &serde_json::Error) -> Error {
     let reason = one_line(&error.to_string());
     let reason =
         reason.strip_suffix(&format!(" at line {} column {}", error.line(), error.column())).unwrap_or(&reason);
-    syntax(if path == "." { &at } else { path }, reason.to_owned())
+    // "?" is where the text broke off.
+    syntax(if matches!(path, "." | "?") { &at } else { path }, reason.to_owned())
 }
 
 fn syntax(field: &str, reason: String) -> Error {
