@@ -93,6 +93,7 @@ const RANGES: &[(&str, &[&str], &[&str], &str)] = &[
     ("kv_memory.block_size_bytes", &["1", "'auto'"], &["0", "-1", "'big'"], "must be \"auto\" or at least 1"),
     ("kv_memory.capacity_bytes", &["9223372036854775807"], &["0"], "must be \"auto\" or at least 1"),
     ("kv_memory.evict_dead_thinking", &["true", "false"], &["'yes'"], "must be \"auto\", true or false"),
+    ("model.strips_reasoning", &["true", "false"], &["'yes'"], "must be \"auto\", true or false"),
     ("kv_memory.think_fraction_limit", &["0.01", "1"], &["0", "1.01"], "must be in (0, 1]"),
     ("policy.max_strikes", &["1", "1000"], &["0", "1001"], "must be in 1..=1000"),
     ("policy.strike_window_s", &["1", "86400"], &["0", "86401"], "must be in 1..=86400"),
@@ -109,6 +110,39 @@ const RANGES: &[(&str, &[&str], &[&str], &str)] = &[
     ("disagg.offload_threshold_blocks", &["1", "1000000"], &["0", "1000001"], "must be in 1..=1000000"),
 ];
 
+/// Fields whose range is in words: (field, accepted, refused).
+const IN_WORDS: &[(&str, &str, &str)] = &[
+    ("policy.cache_dir", "'cache'", "\"\\u0000\""),
+    ("policy.trusted_keys", "['k']", "['']"),
+    ("policy.dispatch.source", "'native:fcfs'", "'native:x'"),
+    ("policy.dispatch.config", "{}", "{ a = 1 }"),
+    ("policy.eviction.source", "'p.wasm'", "'native:x'"),
+    ("policy.eviction.config", "{ a = 1 }", "{ a = nan }"),
+    ("policy.budget.source", "'p.wasm'", "'native:x'"),
+    ("policy.budget.config", "{ a = 1 }", "{ a = inf }"),
+    ("telemetry.prometheus", "''", "'0.0.0.0:1'"),
+    ("telemetry.otlp_endpoint", "'http://h:1'", "'h:1'"),
+    ("telemetry.service_name", "'s'", "''"),
+    ("admin.listen", "'unix:/s'", "'127.0.0.1:9464'"),
+    ("admin.token_file", "'token'", "\"\\u0000\""),
+    ("model.family", "'qwen3'", "'qwen4'"),
+    ("model.think_start", "['<a>', '<b>']", "['']"),
+    ("model.think_end", "'</a>'", "''"),
+    ("model.force_phrase", "'enough</think>'", "'enough'"),
+];
+
+#[test]
+fn every_range_in_words_is_checked() {
+    for (path, accepted, refused) in IN_WORDS {
+        let text = set(path, accepted);
+        assert!(MeridianConfig::from_toml(&text).is_ok(), "{text}");
+        assert!(refusal(&set(path, refused)).starts_with(path), "{path}");
+        assert!(config::fields().iter().any(|field| field.path == *path && !field.range.is_empty()), "{path}");
+    }
+    let silent: Vec<_> = config::fields().iter().filter(|field| field.range.is_empty()).collect();
+    assert!(silent.is_empty(), "{silent:?}");
+}
+
 #[test]
 fn every_range_is_refused_on_both_sides() {
     for (path, accepted, refused, expectation) in RANGES {
@@ -122,7 +156,9 @@ fn every_range_is_refused_on_both_sides() {
             assert!(message.ends_with(&format!(": {expectation}")), "{value}: {message}");
         }
     }
-    let ranged: Vec<_> = config::fields().iter().filter(|f| !f.range.is_empty() && f.kind != "boolean").collect();
+    let in_words = |path: &str| IN_WORDS.iter().any(|row| row.0 == path);
+    let ranged = config::fields().iter().filter(|f| !f.range.is_empty() && f.kind != "boolean" && !in_words(&f.path));
+    let ranged: Vec<_> = ranged.collect();
     for field in &ranged {
         assert!(RANGES.iter().any(|row| row.0 == field.path), "{}: its range is not tested", field.path);
         assert_eq!(RANGES.iter().find(|row| row.0 == field.path).unwrap().3, format!("must be {}", field.range));
@@ -270,7 +306,8 @@ fn a_family_supplies_what_the_file_does_not_set() {
     let parsed = MeridianConfig::parse("[model]\nfamily = 'gpt-oss'\nstrips_reasoning = false").unwrap();
     let model = &parsed.config.model;
     assert_eq!(model.think_start.as_slice(), ["<|channel|>analysis<|message|>"]);
-    assert!(!model.strips_reasoning);
+    assert_eq!(model.strips_reasoning, Auto::Set(false));
+    assert!(!model.strips_reasoning_or_keep());
     let origin = |path: &str| parsed.fields.iter().find(|field| field.path == path).unwrap().origin.to_string();
     assert_eq!(origin("model.family"), "file");
     assert_eq!(origin("model.strips_reasoning"), "file");
@@ -426,6 +463,7 @@ fn the_schema_says_what_the_parser_does() {
     assert_eq!(budget["deadline_ms"]["default"], 5.0);
     assert!(budget["config"].get("properties").is_none());
     assert!(!schema.to_string().contains("\"$ref\""));
+    assert!(!schema.to_string().contains("```"), "examples are for the reader of the code");
 }
 
 #[test]

@@ -28,6 +28,12 @@ use crate::{Error, ModelFamily};
 const SLOTS: [&str; 3] = ["dispatch", "eviction", "budget"];
 
 /// Where an effective value came from.
+///
+/// ```
+/// use meridian_core::config::Origin;
+///
+/// assert_eq!(Origin::Family("qwen3".into()).to_string(), "family:qwen3");
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// Nothing sets it.
@@ -49,6 +55,16 @@ impl std::fmt::Display for Origin {
 }
 
 /// One leaf of an effective configuration.
+///
+/// ```
+/// use meridian_core::MeridianConfig;
+/// use meridian_core::config::Origin;
+///
+/// let parsed = MeridianConfig::parse("[entropy]\nema_alpha = 0.2")?;
+/// let alpha = parsed.fields.iter().find(|field| field.path == "entropy.ema_alpha").unwrap();
+/// assert_eq!((alpha.value.as_float(), &alpha.origin), (Some(0.2), &Origin::File));
+/// # Ok::<(), meridian_core::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct EffectiveField {
     /// Dotted path.
@@ -60,6 +76,15 @@ pub struct EffectiveField {
 }
 
 /// A configuration and where each of its values came from.
+///
+/// ```
+/// use meridian_core::MeridianConfig;
+///
+/// let parsed = MeridianConfig::parse("[entropy]\nema_alpha = 0.2")?;
+/// assert_eq!(parsed.config.entropy.ema_alpha, 0.2);
+/// assert_eq!(parsed.without_effect().collect::<Vec<_>>(), ["entropy.ema_alpha"]);
+/// # Ok::<(), meridian_core::Error>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Parsed {
     /// The effective configuration.
@@ -210,6 +235,25 @@ impl MeridianConfig {
 impl ModelConfig {
     /// Longest `force_phrase`, bytes.
     const MAX_PHRASE_BYTES: usize = 4096;
+
+    /// Whether later turns leave this model's reasoning out: what is set, else what the family says, else that they keep it.
+    ///
+    /// ```
+    /// use meridian_core::ModelConfig;
+    ///
+    /// let of = |family: &str| ModelConfig { family: family.into(), ..ModelConfig::default() };
+    /// assert!(of("qwen3").strips_reasoning_or_keep());
+    /// assert!(!of("minimax-m2").strips_reasoning_or_keep());
+    /// assert!(!of("kimi-k2-thinking").strips_reasoning_or_keep(), "its file does not say");
+    /// assert!(!of("").strips_reasoning_or_keep());
+    /// ```
+    #[must_use]
+    pub fn strips_reasoning_or_keep(&self) -> bool {
+        match self.strips_reasoning {
+            Auto::Set(strips_reasoning) => strips_reasoning,
+            Auto::Auto => ModelFamily::find(&self.family).ok().and_then(|family| family.strips_reasoning) == Some(true),
+        }
+    }
 
     fn check(&self) -> Result<(), Error> {
         let Self { family, think_start, think_end, resumes: _, strips_reasoning: _, force_phrase } = self;
