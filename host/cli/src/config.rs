@@ -13,8 +13,8 @@ use crate::{print_json, print_line};
 
 #[derive(Subcommand)]
 pub(crate) enum ConfigCommand {
-    /// Check a meridian.toml and the components it names: one line for the first mistake, warnings for fields that do not
-    /// act yet
+    /// Check a meridian.toml and the components it names: one line for the first mistake, warnings for fields that do
+    /// not act yet
     #[command(after_help = "Example: meridian config check /etc/meridian.toml")]
     Check {
         /// The file; without it, the one that an engine started here would read
