@@ -5,6 +5,18 @@ use thiserror::Error;
 use crate::{BlockId, BlockTier, FabricError, RequestId};
 
 /// What can be wrong with what an operator or a caller gave.
+///
+/// ```
+/// use meridian_core::{Error, MeridianConfig};
+///
+/// match MeridianConfig::from_toml("[scheduler]\nmax_defer = 500") {
+///     Err(Error::ConfigUnknownField { field, suggestion }) => {
+///         assert_eq!(field, "scheduler.max_defer");
+///         assert_eq!(suggestion.as_deref(), Some("scheduler.max_defer_ms"));
+///     }
+///     other => panic!("{other:?}"),
+/// }
+/// ```
 #[derive(Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum Error {
