@@ -8,13 +8,13 @@ fn thresholds() -> Thresholds {
     Thresholds {
         min_think_tokens: 4,
         max_think_tokens: 20,
-        probe_interval_tokens: 2,
-        eat_alpha: 0.5,
-        eat_delta: 0.01,
+        eat_probe_interval_tokens: 2,
+        ema_alpha: 0.5,
+        eat_variance_threshold: 0.01,
         eat_max_bits: 0.5,
-        eat_min_probes: 1,
+        min_probes: 1,
         rpdi_window: 3,
-        rpdi_lambda: 1.5,
+        rpdi_threshold: 1.5,
     }
 }
 
@@ -34,15 +34,15 @@ fn think(budget: &mut ThinkBudget, tokens: u32) {
 fn defaults_are_valid_and_mistakes_are_named() {
     Thresholds::default().validate().unwrap();
     let refusal = |thresholds: Thresholds| thresholds.validate().unwrap_err().to_string();
-    let alpha = Thresholds { eat_alpha: 0.0, ..Thresholds::default() };
+    let alpha = Thresholds { ema_alpha: 0.0, ..Thresholds::default() };
     assert_eq!(refusal(alpha), "entropy.ema_alpha: 0: must be in (0, 1]");
-    let delta = Thresholds { eat_delta: f64::NAN, ..Thresholds::default() };
+    let delta = Thresholds { eat_variance_threshold: f64::NAN, ..Thresholds::default() };
     assert_eq!(refusal(delta), "entropy.eat_variance_threshold: NaN: must be at least 0");
     let window = Thresholds { rpdi_window: 0, ..Thresholds::default() };
     assert_eq!(refusal(window), "entropy.rpdi_window: 0: must be in 1..=65536");
-    let lambda = Thresholds { rpdi_lambda: -1.0, ..Thresholds::default() };
+    let lambda = Thresholds { rpdi_threshold: -1.0, ..Thresholds::default() };
     assert_eq!(refusal(lambda), "entropy.rpdi_threshold: -1: must be above 0");
-    let interval = Thresholds { probe_interval_tokens: 0, ..Thresholds::default() };
+    let interval = Thresholds { eat_probe_interval_tokens: 0, ..Thresholds::default() };
     assert_eq!(refusal(interval), "entropy.eat_probe_interval_tokens: 0: must be at least 1");
     let mut running = budget(thresholds());
     assert!(running.set_thresholds(alpha).is_err());
@@ -51,20 +51,20 @@ fn defaults_are_valid_and_mistakes_are_named() {
 
 #[test]
 fn eat_fires_from_the_first_probe_that_may() {
-    let thresholds = Thresholds { eat_min_probes: 4, eat_delta: 1e-3, ..thresholds() };
+    let thresholds = Thresholds { min_probes: 4, eat_variance_threshold: 1e-3, ..thresholds() };
     let mut eat = Eat::default();
     for i in 0..8 {
-        eat.observe(0.2, thresholds.eat_alpha);
+        eat.observe(0.2, thresholds.ema_alpha);
         assert_eq!(eat.fires(&thresholds, EntropyUnit::Bits), i >= 4, "probe {i}");
     }
-    assert!(!eat.fires(&Thresholds { eat_delta: 0.0, ..thresholds }, EntropyUnit::Bits), "0 turns it off");
+    assert!(!eat.fires(&Thresholds { eat_variance_threshold: 0.0, ..thresholds }, EntropyUnit::Bits), "0 turns it off");
     eat.observe(f64::NAN, 0.5);
     assert_eq!(eat.probes(), 8, "not measured");
 }
 
 #[test]
 fn eat_does_not_fire_while_the_model_is_stably_ignorant() {
-    let thresholds = Thresholds { eat_min_probes: 0, ..thresholds() };
+    let thresholds = Thresholds { min_probes: 0, ..thresholds() };
     let mut eat = Eat::default();
     eat.observe(0.6, 0.5);
     assert!(!eat.fires(&thresholds, EntropyUnit::Bits));

@@ -12,7 +12,8 @@ use super::Thresholds;
 /// M_i = a x_i + (1 - a) M_{i-1}        V_i = a (x_i - M_i)^2 + (1 - a) V_{i-1}
 /// ```
 ///
-/// where the variance takes the *updated* mean. Thinking may end at the first `i >= min_probes` with `V_i < delta`. The
+/// where the variance takes the *updated* mean. Thinking may end at the first `i >= min_probes` with `V_i <
+/// eat_variance_threshold`. The
 /// variance alone also ends thinking while a model is stably ignorant, so `M_i` must not be above `eat_max_bits` either;
 /// that guard is not in the paper.
 ///
@@ -20,10 +21,10 @@ use super::Thresholds;
 /// use meridian_core::EntropyUnit;
 /// use meridian_core::budget::{Eat, Thresholds};
 ///
-/// let thresholds = Thresholds { eat_alpha: 0.5, eat_min_probes: 1, ..Thresholds::default() };
+/// let thresholds = Thresholds { ema_alpha: 0.5, min_probes: 1, ..Thresholds::default() };
 /// let mut eat = Eat::default();
-/// eat.observe(3.0, thresholds.eat_alpha);
-/// eat.observe(1.0, thresholds.eat_alpha);
+/// eat.observe(3.0, thresholds.ema_alpha);
+/// eat.observe(1.0, thresholds.ema_alpha);
 /// assert_eq!((eat.mean(), eat.variance()), (Some(2.0), Some(0.5)));
 /// assert!(!eat.fires(&thresholds, EntropyUnit::Bits));
 /// ```
@@ -68,7 +69,7 @@ impl Eat {
         (self.probes > 0).then_some(self.variance)
     }
 
-    /// Whether thinking may end after the latest probe. `unit` is that of the entropies; `eat_delta` is in its square,
+    /// Whether thinking may end after the latest probe. `unit` is that of the entropies; `eat_variance_threshold` is in its square,
     /// `eat_max_bits` always in bits.
     #[must_use]
     pub fn fires(&self, thresholds: &Thresholds, unit: EntropyUnit) -> bool {
@@ -77,8 +78,8 @@ impl Eat {
             EntropyUnit::Bits => self.mean,
         };
         // The latest probe has the number `probes - 1`.
-        self.probes > thresholds.eat_min_probes
-            && self.variance < thresholds.eat_delta
+        self.probes > thresholds.min_probes
+            && self.variance < thresholds.eat_variance_threshold
             && mean_bits <= thresholds.eat_max_bits
     }
 }

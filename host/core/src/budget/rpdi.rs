@@ -1,9 +1,10 @@
 /// Reasoning path deviation index: how entropic the latest tokens are against the whole of the thinking so far.
 ///
 /// `RPDI_t = LTF / GTF`, with `LTF` the mean entropy (nats) of the last `W` tokens and `GTF` that of all `t` tokens, from
-/// `t = W` on. Thinking may end at a boundary token (sentence end, newline, comma) whose index is above lambda.
+/// `t = W` on. Thinking may end at a boundary token (sentence end, newline, comma) whose index is above
+/// `rpdi_threshold`.
 ///
-/// After RPDI-EE, arXiv 2603.14251 (W = 512, lambda = 2). Only the abstract of that paper was available: the definition is
+/// After RPDI-EE, arXiv 2603.14251 (W = 512, threshold 2). Only the abstract of that paper was available: the definition is
 /// that of an independent implementation and may differ from the authors'.
 ///
 /// A token whose entropy was not measured is left out of `t`. The window takes `4 W` bytes, from the first entropy on. The

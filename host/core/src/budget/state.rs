@@ -150,13 +150,13 @@ impl ThinkBudget {
     pub fn on_probe(&mut self, entropy: EntropySignal) {
         self.last_probe = self.tokens;
         self.is_probed = true;
-        self.eat.observe(entropy.in_unit(self.unit), self.thresholds.eat_alpha);
+        self.eat.observe(entropy.in_unit(self.unit), self.thresholds.ema_alpha);
     }
 
-    /// Whether `probe_interval_tokens` have been thought since the last probe, and the end is not decided.
+    /// Whether `eat_probe_interval_tokens` have been thought since the last probe, and the end is not decided.
     #[must_use]
     pub fn probe_due(&self) -> bool {
-        self.forced.is_none() && self.tokens - self.last_probe >= self.thresholds.probe_interval_tokens
+        self.forced.is_none() && self.tokens - self.last_probe >= self.thresholds.eat_probe_interval_tokens
     }
 
     /// Whether to end thinking now. In this order: the hard cap; an interrupt pattern; below `min_think_tokens` nothing
@@ -166,7 +166,7 @@ impl ThinkBudget {
     pub fn decide(&mut self, verdict: Verdict) -> Option<ForceReason> {
         let is_probed = std::mem::take(&mut self.is_probed);
         let at_boundary = self.at_boundary.take();
-        let Thresholds { min_think_tokens, max_think_tokens, rpdi_lambda, .. } = self.thresholds;
+        let Thresholds { min_think_tokens, max_think_tokens, rpdi_threshold, .. } = self.thresholds;
         if self.forced.is_none() {
             self.forced = if self.tokens >= max_think_tokens {
                 Some(ForceReason::HardCap)
@@ -181,7 +181,9 @@ impl ThinkBudget {
                     Verdict::Default if is_probed && self.eat.fires(&self.thresholds, self.unit) => {
                         Some(ForceReason::Eat)
                     }
-                    Verdict::Default if at_boundary.is_some_and(|index| index > rpdi_lambda) => Some(ForceReason::Rpdi),
+                    Verdict::Default if at_boundary.is_some_and(|index| index > rpdi_threshold) => {
+                        Some(ForceReason::Rpdi)
+                    }
                     Verdict::Default => None,
                 }
             };
