@@ -267,6 +267,23 @@ fn a_policy_orders_inside_a_tier_only() {
     assert_eq!(evicted, expected);
 }
 
+#[test]
+fn a_time_that_is_no_number_is_not_told() {
+    let recorder = Recorder::default();
+    let manager = manager(8).with_policy(recorder.clone());
+    let told = [f64::NAN, 30.0, f64::INFINITY, f64::NAN, 10.0, f64::NEG_INFINITY, 50.0];
+    for (id, now_ms) in (1..).zip(told) {
+        manager.begin(RequestId(id), &BeginKv { now_ms, ..KEEPS }).unwrap();
+        manager.allocate(RequestId(id), 1).unwrap();
+        manager.finish(RequestId(id), now_ms).unwrap();
+    }
+    manager.begin(RequestId(99), &KEEPS).unwrap();
+    manager.allocate(RequestId(99), 1).unwrap();
+    manager.finish(RequestId(99), 75.0).unwrap();
+    let ages: Vec<f32> = recorder.0.lock().unwrap().iter().map(|batch| batch[0].age_ms).collect();
+    assert_eq!(ages, [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 25.0], "75 after the last good time, 50");
+}
+
 struct Faulty;
 
 impl EvictionPolicy for Faulty {

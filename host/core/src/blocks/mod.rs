@@ -187,7 +187,7 @@ pub struct BeginKv {
     pub phase: ThinkPhase,
     /// Whether the chat template leaves reasoning out of the next turn's prompt.
     pub strips_reasoning: bool,
-    /// The host's clock, milliseconds.
+    /// The host's clock, milliseconds; when it is not finite or goes back, the latest time told stands.
     pub now_ms: f64,
 }
 

@@ -28,7 +28,7 @@ pub(super) struct Pool {
     next_block: u64,
     next_stamp: u64,
     next_seq: u64,
-    /// The latest time told.
+    /// The latest time told, finite.
     pub(super) now_ms: f64,
     pub(super) evictions: [u64; 3],
     pub(super) preemptions: u64,
@@ -79,8 +79,9 @@ impl Pool {
         }
     }
 
+    /// A time that is not finite, or before the latest, tells nothing.
     pub(super) fn tell_time(&mut self, now_ms: f64) {
-        if now_ms > self.now_ms {
+        if now_ms.is_finite() && now_ms > self.now_ms {
             self.now_ms = now_ms;
         }
     }
