@@ -1,6 +1,6 @@
 use crate::EntropyUnit;
 
-use super::Thresholds;
+use super::{Thresholds, is_measured};
 
 /// EAT: entropy after a forced end of thinking, with its moving mean and variance (arXiv 2509.26522, whose code counts in
 /// bits).
@@ -12,10 +12,9 @@ use super::Thresholds;
 /// M_i = a x_i + (1 - a) M_{i-1}        V_i = a (x_i - M_i)^2 + (1 - a) V_{i-1}
 /// ```
 ///
-/// where the variance takes the *updated* mean. Thinking may end at the first `i >= min_probes` with `V_i <
-/// eat_variance_threshold`. The
-/// variance alone also ends thinking while a model is stably ignorant, so `M_i` must not be above `eat_max_bits` either;
-/// that guard is not in the paper.
+/// where the variance takes the *updated* mean. Thinking may end at the first `i >= min_probes` with
+/// `V_i < eat_variance_threshold`. The variance alone also ends thinking while a model is stably ignorant, so `M_i` must
+/// not be above `eat_max_bits` either; that guard is not in the paper.
 ///
 /// ```
 /// use meridian_core::EntropyUnit;
@@ -36,11 +35,11 @@ pub struct Eat {
 }
 
 impl Eat {
-    /// Take in the entropy of one probe; `alpha` in (0, 1] may differ from probe to probe. An entropy that is not finite
-    /// was not measured and is left out.
-    pub fn observe(&mut self, entropy: f64, alpha: f64) {
-        if !entropy.is_finite() {
-            return;
+    /// Take in the entropy of one probe; `alpha` in (0, 1] may differ from probe to probe. Whether it counted: one that is
+    /// negative or not finite was not measured and is left out.
+    pub fn observe(&mut self, entropy: f64, alpha: f64) -> bool {
+        if !is_measured(entropy) {
+            return false;
         }
         if self.probes == 0 {
             self.mean = entropy;
@@ -49,6 +48,7 @@ impl Eat {
             self.variance = alpha * (entropy - self.mean).powi(2) + (1.0 - alpha) * self.variance;
         }
         self.probes = self.probes.saturating_add(1);
+        true
     }
 
     /// Probes taken in.
