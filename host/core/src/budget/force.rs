@@ -141,11 +141,11 @@ impl ForcedEnding {
             return None;
         }
         let mut matched = self.matched.clone();
-        let mut completes = |token: &u32| {
+        let completes = |token: &u32| {
             // Every marker advances, none is passed over once one is complete.
             ends.iter().zip(&mut matched).fold(false, |any, (end, matched)| end.advance(matched, *token) || any)
         };
-        let completed_at = emitted.iter().position(|token| completes(token)).map(|index| index + 1);
+        let completed_at = emitted.iter().position(completes).map(|index| index + 1);
         let is_in_full = self.start == Start::Nothing && forced.starts_with(emitted);
         match completed_at {
             Some(at) if is_in_full && at == *tail_at => forced.get(emitted.len()).copied(),
