@@ -1,6 +1,7 @@
 """The two signals that end thinking early, over a whole series: what the engine computes token by token.
 
-`eat` is EAT (arXiv 2509.26522); `rpdi` is the index of RPDI-EE (arXiv 2603.14251) as far as its abstract defines it.
+`eat` is EAT (arXiv 2509.26522). `rpdi` is the index of RPDI-EE (arXiv 2603.14251), by the definition of an independent
+implementation: only the abstract of that paper was available, so the authors' may differ.
 """
 
 from __future__ import annotations

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from meridian import _native
+from meridian._native import ConfigError
 
 # Below vLLM's own logger, whose handlers and level it shares.
 logger = logging.getLogger("vllm.meridian")
@@ -59,7 +61,7 @@ class KvMemoryConfig:
 class SlotConfig:
     """`[policy.dispatch]`, `[policy.eviction]`, `[policy.budget]`.
 
-    `source` is `native:NAME`, the path of a component, or `oci://REFERENCE`.
+    `source` is `native:NAME` or the path of a component.
     """
 
     source: str
@@ -120,7 +122,7 @@ class ModelConfig:
     think_start: str | list[str] = "<think>"
     think_end: str | list[str] = "</think>"
     resumes: bool = False
-    strips_reasoning: bool = True
+    strips_reasoning: bool | Literal["auto"] = "auto"
     force_phrase: str = ""
 
     @classmethod
@@ -135,7 +137,15 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class MeridianConfig:
-    """The effective configuration. `base_dir` is what a relative component path is relative to."""
+    """The effective configuration. `base_dir` is what a relative component path is relative to.
+
+    Example:
+        >>> config = MeridianConfig.from_toml("[scheduler]\\nmax_defer_ms = 500")
+        >>> config.scheduler.max_defer_ms
+        500.0
+        >>> MeridianConfig(scheduler=SchedulerConfig(max_defer_ms=500.0)) == config
+        True
+    """
 
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     entropy: EntropyConfig = field(default_factory=EntropyConfig)
@@ -175,10 +185,45 @@ class MeridianConfig:
         )
 
     def to_json(self) -> str:
-        """The configuration as the native engine reads it."""
+        """The configuration as the native engine reads it.
+
+        A number that is not finite, which JSON cannot hold, is written as the text `NaN`, `Infinity` or `-Infinity`;
+        the engine refuses it by its field.
+
+        Raises:
+            ConfigError: a policy's options hold what JSON cannot.
+        """
         fields = asdict(self)
         del fields["base_dir"]
-        return json.dumps(fields)
+        for name in ("dispatch", "eviction", "budget"):
+            _check_option(f"policy.{name}.config", fields["policy"][name]["config"])
+        try:
+            return json.dumps(_finite(fields), allow_nan=False)
+        except TypeError as error:
+            raise ConfigError(f"configuration: {error}") from error
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in cast("list[Any]", value)]
+    return value
+
+
+def _check_option(path: str, value: object) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{path}: {value}: must be finite")
+    if isinstance(value, dict):
+        for key, inner in cast("dict[object, object]", value).items():
+            _check_option(f"{path}.{key}", inner)
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(cast("list[object]", value)):
+            _check_option(f"{path}[{index}]", inner)
+    elif value is not None and not isinstance(value, str | int | float):
+        raise ConfigError(f"{path}: {value!r}: must be a string, a number, a boolean, a list or a dict")
 
 
 def load_config(path: str | os.PathLike[str] | None = None) -> MeridianConfig:

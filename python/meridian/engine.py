@@ -16,6 +16,9 @@ from meridian.config import MeridianConfig
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+# Longest `tenant`, as in vLLM.
+MAX_TENANT_CHARACTERS = 128
+
 
 class Stats(TypedDict):
     """What a dispatch slot has done since it was made. Times in milliseconds."""
@@ -66,6 +69,20 @@ class _Generated:
     new_token_ids: list[int]
 
 
+def _alternatives(marker: Sequence[int] | Sequence[Sequence[int]]) -> list[list[int]]:
+    """The token sequences of a marker that is one sequence or a list of alternatives."""
+    one = [token for token in marker if not isinstance(token, Sequence)]
+    several = [list(tokens) for tokens in marker if isinstance(tokens, Sequence)]
+    if one and several:
+        raise TypeError("a marker is a sequence of token ids or a list of such sequences, not both")
+    return [one] if one else several
+
+
+def _check_now(now_ms: float) -> None:
+    if not math.isfinite(now_ms):
+        raise ValueError(f"now_ms: {now_ms}: must be finite")
+
+
 class PolicyEngine:
     """The engine that runs inside vLLM, driven by hand.
 
@@ -83,8 +100,8 @@ class PolicyEngine:
         self,
         config: MeridianConfig | None = None,
         *,
-        think_start: Sequence[int] = (),
-        think_end: Sequence[int] = (),
+        think_start: Sequence[int] | Sequence[Sequence[int]] = (),
+        think_end: Sequence[int] | Sequence[Sequence[int]] = (),
         padding: Iterable[int] = (),
         block_tokens: int = 16,
     ) -> None:
@@ -92,8 +109,9 @@ class PolicyEngine:
 
         Args:
             config: the configuration; the defaults when absent. Its `[model]` texts are not used here.
-            think_start: token sequence that starts thinking; empty for a model that does not think.
-            think_end: token sequence that ends it.
+            think_start: token sequence that starts thinking, or a list of alternatives; empty for a model that does not
+                think.
+            think_end: token sequence that ends it, or a list of alternatives.
             padding: whitespace tokens that may stand around the markers.
             block_tokens: tokens in a KV block.
 
@@ -105,8 +123,8 @@ class PolicyEngine:
         self._engine = _native.Engine(
             config.to_json(),
             config.base_dir,
-            starts=[list(think_start)] if think_start else [],
-            ends=[list(think_end)] if think_end else [],
+            starts=_alternatives(think_start),
+            ends=_alternatives(think_end),
             padding=list(padding),
             block_tokens=block_tokens,
             steps_ahead=0,
@@ -127,9 +145,17 @@ class PolicyEngine:
     ) -> None:
         """A request arrived at `now_ms` with the token ids of its templated prompt.
 
+        `max_tokens` and `priority` are cut to 32 bits.
+
         Raises:
-            ValueError: a request with this id is live.
+            ValueError: a request with this id is live, `tenant` has more than 128 characters, `now_ms` is not finite,
+                or `deadline_ms` is NaN.
         """
+        if len(tenant) > MAX_TENANT_CHARACTERS:
+            raise ValueError(f"tenant: {len(tenant)} characters: must be at most {MAX_TENANT_CHARACTERS}")
+        _check_now(now_ms)
+        if math.isnan(deadline_ms):
+            raise ValueError("deadline_ms: nan: must be a number; inf for none")
         handle = _Handle(request_id)
         added = self._engine.add(
             handle,
@@ -162,7 +188,9 @@ class PolicyEngine:
 
         Raises:
             KeyError: a request is not live.
+            ValueError: `now_ms` is not finite.
         """
+        _check_now(now_ms)
         self._now_ms = now_ms
         running_handles: list[object] = [self._handles[request_id] for request_id in running]
         waiting_handles: list[object] = [self._handles[request_id] for request_id in waiting]

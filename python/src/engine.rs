@@ -11,6 +11,7 @@ use meridian_core::{
 use meridian_runtime::control::{Control, ControlError, Mode, ProcessStatus, SlotName, SwapReport};
 use meridian_runtime::watch::{FileWatch, Looked, WatchedFile};
 use meridian_runtime::{Candidate, Controller, DispatchEngine, DispatchSlot, Source, StrikeLimits};
+use pyo3::exceptions::PyOverflowError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
@@ -84,9 +85,7 @@ impl Engine {
         steps_ahead: usize,
         model: &str,
     ) -> PyResult<Self> {
-        let config: MeridianConfig =
-            serde_json::from_str(config_json).map_err(|error| ConfigError::new_err(error.to_string()))?;
-        config.validate().map_err(|error| ConfigError::new_err(error.to_string()))?;
+        let config = MeridianConfig::from_json(config_json).map_err(|error| ConfigError::new_err(error.to_string()))?;
         log::keep();
         let refused = |reason: String| PolicyError::new_err(format!("policy.dispatch.source: {reason}"));
         let loader = WasmLoader::new(&config, Path::new(base_dir)).map_err(refused)?;
@@ -152,7 +151,8 @@ impl Engine {
         self.is_stock
     }
 
-    /// A request arrived. `prompt_tail` is the end of the templated prompt. False when its id is already known.
+    /// A request arrived. `prompt_tail` is the end of the templated prompt. False when its id is already known. Any
+    /// integers will do for `prompt_tokens`, `max_tokens` and `priority`: they are cut to 32 bits.
     #[pyo3(signature = (handle, request_id, *, prompt_tail, prompt_tokens, max_tokens, arrival_ms, deadline_ms, priority, tenant))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python method")]
     fn add(
@@ -160,23 +160,23 @@ impl Engine {
         handle: Py<PyAny>,
         request_id: &Bound<'_, PyString>,
         prompt_tail: Vec<u32>,
-        prompt_tokens: u32,
-        max_tokens: u32,
+        #[pyo3(from_py_with = saturated)] prompt_tokens: i64,
+        #[pyo3(from_py_with = saturated)] max_tokens: i64,
         arrival_ms: f64,
         deadline_ms: f64,
-        priority: i64,
+        #[pyo3(from_py_with = saturated)] priority: i64,
         tenant: &str,
     ) -> PyResult<bool> {
         let text = request_id.to_cow()?;
         let inner = &mut *self.lock();
         let request = NewRequest {
             prompt: &prompt_tail,
-            prompt_tokens,
+            prompt_tokens: to_u32(prompt_tokens),
             cached_tokens: 0,
-            max_tokens,
+            max_tokens: to_u32(max_tokens),
             arrival_ms,
             deadline_ms,
-            priority: i32::try_from(priority).unwrap_or(if priority < 0 { i32::MIN } else { i32::MAX }),
+            priority: priority.clamp(i32::MIN.into(), i32::MAX.into()) as i32,
             tenant,
         };
         if inner.by_id.contains_key(&*text) {
@@ -457,6 +457,20 @@ impl Engine {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// A Python integer of any size, cut to 64 bits: clients choose some of them, and none may end the engine.
+fn saturated(number: &Bound<'_, PyAny>) -> PyResult<i64> {
+    match number.extract::<i64>() {
+        Err(error) if error.is_instance_of::<PyOverflowError>(number.py()) => {
+            Ok(if number.lt(0)? { i64::MIN } else { i64::MAX })
+        }
+        extracted => extracted,
+    }
+}
+
+fn to_u32(number: i64) -> u32 {
+    number.clamp(0, u32::MAX.into()) as u32
 }
 
 /// Slots of the handles in `list`; false when one is not known.

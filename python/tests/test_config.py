@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -71,8 +72,50 @@ def test_every_table_comes_through() -> None:
     assert json.loads(config.to_json()) == json.loads(_native.parse_config(text))
 
 
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ({"max_defer_ms": "x"}, 'scheduler.max_defer_ms: invalid type: string "x", expected f32'),
+        ({"max_defer_ms": math.nan}, "scheduler.max_defer_ms: NaN: must be above 0"),
+        ({"max_defer_ms": math.inf}, "scheduler.max_defer_ms: inf: must be finite in 32 bits"),
+        ({"max_defer_ms": None}, "scheduler.max_defer_ms: invalid type: null, expected a value"),
+        ({"max_think_tokens": 2**64 - 1}, "scheduler.max_think_tokens: 18446744073709551615: must fit"),
+    ],
+)
+def test_mistakes_made_in_python_name_the_field(table: dict[str, Any], expected: str) -> None:
+    config = meridian.MeridianConfig(scheduler=meridian.SchedulerConfig(**table))
+    with pytest.raises(meridian.ConfigError) as refused:
+        meridian.PolicyEngine(config)
+    assert str(refused.value).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"x": math.nan}, "policy.dispatch.config.x: nan: must be finite"),
+        ({"x": [1, {"y": -math.inf}]}, "policy.dispatch.config.x[1].y: -inf: must be finite"),
+        ({"x": {1}}, "policy.dispatch.config.x: {1}: must be a string, a number"),
+        ({"x": None}, "policy.dispatch.config.x: invalid type: null"),
+    ],
+)
+def test_options_that_json_cannot_hold_are_refused(options: dict[str, Any], expected: str) -> None:
+    slot = meridian.SlotConfig("policy.wasm", config=options)
+    with pytest.raises(meridian.ConfigError) as refused:
+        meridian.PolicyEngine(meridian.MeridianConfig(policy=meridian.PolicyConfig(dispatch=slot)))
+    assert str(refused.value).startswith(expected)
+
+
+def test_options_in_a_file_have_no_dates_and_no_nan() -> None:
+    for value, expected in (("nan", "NaN: must be finite"), ("1979-05-27", "1979-05-27: must not be a date")):
+        with pytest.raises(meridian.ConfigError) as refused:
+            meridian.MeridianConfig.from_toml(f"[policy.dispatch.config]\nx = {value}")
+        assert str(refused.value).startswith(f"policy.dispatch.config.x: {expected}")
+
+
 def test_a_family_supplies_the_markers() -> None:
     model = meridian.ModelConfig.of_family("seed-oss")
+    assert meridian.ModelConfig.of_family("qwen3").strips_reasoning is True
+    assert model.strips_reasoning == meridian.ModelConfig().strips_reasoning == "auto"
     assert (model.family, model.think_start, model.think_end) == ("seed-oss", "<seed:think>", "</seed:think>")
     with pytest.raises(
         meridian.ConfigError, match=r'model\.family: "qwen4": unknown model family, did you mean "qwen3"'

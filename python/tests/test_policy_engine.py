@@ -1,8 +1,10 @@
 """`PolicyEngine`: the host engine driven by hand, with native policies and components."""
 
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import meridian
 import pytest
@@ -111,7 +113,6 @@ def test_every_fault_is_survived_and_named(hostile: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        ("native:best", "unknown native policy, expected one of native:output-first"),
         ("absent.wasm", "cannot read"),
         ("pyproject.toml", "not a component"),
     ],
@@ -123,9 +124,58 @@ def test_refused_policies_say_why(source: str, expected: str) -> None:
     assert expected in str(refused.value)
 
 
-def test_options_a_policy_does_not_take_are_refused() -> None:
-    with pytest.raises(meridian.PolicyError, match="takes no options"):
+def test_an_unknown_native_policy_and_its_options_are_refused() -> None:
+    with pytest.raises(meridian.ConfigError) as refused:
+        PolicyEngine(config("native:best"))
+    assert str(refused.value) == (
+        'policy.dispatch.source: "native:best": unknown native policy, expected one of native:output-first, '
+        "native:fcfs, native:noop"
+    )
+    with pytest.raises(meridian.ConfigError, match=r"^policy\.dispatch\.config: .*takes no options"):
         PolicyEngine(config("native:output-first", config={"speed": 9}))
+
+
+def test_any_integer_is_taken_as_a_limit_or_a_priority() -> None:
+    engine = PolicyEngine()
+    for index, number in enumerate((2**32, 2**63, 10**40, -(2**63) - 1)):
+        engine.add(f"r{index}", prompt=[1], max_tokens=number, priority=number)
+    assert engine.stats()["requests"] == 4
+    # The highest numbers are the least urgent, as in vLLM.
+    order = [f"r{index}" for index in range(4)]
+    plan = engine.plan([], order, token_budget=64, free_seats=4)
+    assert plan.waiting == ["r3", "r0", "r1", "r2"]
+
+
+def test_markers_may_have_alternatives() -> None:
+    engine = PolicyEngine(think_start=[[7], [5, 6]], think_end=[[8], (9,)])
+    for name, prompt, ends in (("a", [1, 7], [8]), ("b", [1, 5, 6], [9])):
+        engine.add(name, prompt=prompt, max_tokens=50)
+        engine.plan([], [name], token_budget=64, free_seats=1)
+        engine.scheduled({name: len(prompt)})
+        engine.generated({name: [20]})
+        assert engine.phase(name) == "think"
+        engine.generated({name: [*ends, 21]})
+        assert engine.phase(name) == "output"
+    with pytest.raises(TypeError, match="not both"):
+        PolicyEngine(think_start=[7, [5, 6]], think_end=[8])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({"tenant": "t" * 129}, "tenant: 129 characters: must be at most 128"),
+        ({"now_ms": math.nan}, "now_ms: nan: must be finite"),
+        ({"now_ms": math.inf}, "now_ms: inf: must be finite"),
+        ({"deadline_ms": math.nan}, "deadline_ms: nan: must be a number"),
+    ],
+)
+def test_facts_that_make_no_sense_are_refused(facts: dict[str, Any], expected: str) -> None:
+    engine = PolicyEngine()
+    with pytest.raises(ValueError, match=f"^{expected}"):
+        engine.add("a", prompt=[1], max_tokens=1, **facts)
+    engine.add("a", prompt=[1], max_tokens=1, tenant="t" * 128)
+    with pytest.raises(ValueError, match="now_ms: nan: must be finite"):
+        engine.plan(["a"], [], token_budget=8, free_seats=1, now_ms=math.nan)
 
 
 def test_duplicate_and_unknown_requests() -> None:

@@ -1,15 +1,20 @@
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use anyhow::{Context, ensure};
 use clap::Subcommand;
 use meridian_core::config::{self, EffectiveField};
+use meridian_core::{MeridianConfig, SlotConfig};
 use meridian_runtime::config_file::{self, ConfigFile};
+use meridian_wasm::{Limits, Runtime};
 use serde_json::json;
 
 use crate::{print_json, print_line};
 
 #[derive(Subcommand)]
 pub(crate) enum ConfigCommand {
-    /// Check a meridian.toml: one line for the first mistake, warnings for fields that do not act yet
+    /// Check a meridian.toml and the components it names: one line for the first mistake, warnings for fields that do
+    /// not act yet
     #[command(after_help = "Example: meridian config check /etc/meridian.toml")]
     Check {
         /// The file; without it, the one that an engine started here would read
@@ -44,7 +49,38 @@ fn warnings(found: &ConfigFile) -> Vec<String> {
     found.parsed.without_effect().map(|field| format!("{field}: has no effect in this version")).collect()
 }
 
+/// The files that the three slots name must be there, and that of the dispatch slot must load, as in the engine.
+fn check_components(config: &MeridianConfig, base_dir: &Path) -> anyhow::Result<()> {
+    let policy = &config.policy;
+    for (name, slot) in [("dispatch", &policy.dispatch), ("eviction", &policy.eviction), ("budget", &policy.budget)] {
+        if slot.source.starts_with("native:") {
+            continue;
+        }
+        let path = base_dir.join(&slot.source);
+        let named = || format!("policy.{name}.source: {}", path.display());
+        let metadata = path.metadata().with_context(|| format!("{}: cannot read it", named()))?;
+        ensure!(metadata.is_file(), "{}: not a regular file, expected a component", named());
+        if name == "dispatch" {
+            load(slot, config, &path).with_context(named)?;
+        }
+    }
+    Ok(())
+}
+
+fn load(slot: &SlotConfig, config: &MeridianConfig, path: &Path) -> anyhow::Result<()> {
+    let limits = Limits {
+        deadline: Duration::from_secs_f32(slot.deadline_ms / 1e3),
+        memory_bytes: (slot.memory_mib as usize) << 20,
+    };
+    let options = serde_json::to_string(&slot.config)?;
+    let component = Runtime::new(None)?.load_file(path)?;
+    component.dispatch_policy(limits, config.scheduler.targets(), &options)?;
+    Ok(())
+}
+
 fn check(found: &ConfigFile, json: bool) -> anyhow::Result<()> {
+    let file = || found.path.as_deref().map_or_else(|| "the defaults".to_owned(), |path| path.display().to_string());
+    check_components(&found.parsed.config, &found.base_dir).with_context(file)?;
     let warnings = warnings(found);
     if json {
         return print_json(&json!({ "ok": true, "file": found.path, "warnings": warnings }));

@@ -76,11 +76,40 @@ fn check_tells_what_is_wrong_and_what_does_not_act() {
 }
 
 #[test]
+fn check_refuses_what_the_engine_would() {
+    let folder = folder("sources");
+    std::fs::create_dir(folder.join("dir.wasm")).unwrap();
+    std::fs::write(folder.join("core.wasm"), b"\0asm\x01\0\0\0").unwrap();
+    let at = |name: &str| folder.canonicalize().unwrap().join(name).display().to_string();
+    for (text, expected) in [
+        ("[policy.dispatch]\nsource = 'native:nope'", "\"native:nope\": unknown native policy, expected one of".into()),
+        ("[policy.dispatch]\nsource = 'oci://x/y'", "\"oci://x/y\": must be native:NAME or a path: ".to_owned()),
+        ("[policy.dispatch]\nsource = 'missing.wasm'", format!("{}: cannot read it: No such file", at("missing.wasm"))),
+        ("[policy.dispatch]\nsource = 'dir.wasm'", format!("{}: not a regular file", at("dir.wasm"))),
+        ("[policy.dispatch]\nsource = 'core.wasm'", format!("{}: not a component: ", at("core.wasm"))),
+        ("[policy.eviction]\nsource = 'missing.wasm'", format!("{}: cannot read it: No such file", at("missing.wasm"))),
+    ] {
+        std::fs::write(folder.join("m.toml"), text).unwrap();
+        let done = meridian(&folder, &["config", "check", "m.toml"]);
+        assert_eq!((done.code, done.stdout.as_str()), (1, ""), "{text}");
+        let slot = if text.contains("dispatch") { "dispatch" } else { "eviction" };
+        let expected = format!("error: m.toml: policy.{slot}.source: {expected}");
+        assert!(done.stderr.starts_with(&expected), "{}", done.stderr);
+        assert_eq!(done.stderr.matches('\n').count(), 1, "{}", done.stderr);
+        let done = meridian(&folder, &["config", "check", "m.toml", "--json"]);
+        assert_eq!((done.code, &json_of(&done)["ok"]), (1, &json!(false)));
+    }
+    std::fs::write(folder.join("m.toml"), "[policy.dispatch.config]\nx = 1").unwrap();
+    let done = meridian(&folder, &["config", "check", "m.toml"]);
+    assert!(done.stderr.contains(": policy.dispatch.config: { \"x\" = 1 }: native:output-first refused it: "));
+}
+
+#[test]
 fn show_prints_a_file_that_means_the_same() {
     let folder = folder("show");
     std::fs::write(
         folder.join("m.toml"),
-        "[model]\nfamily = 'hunyuan-a13b'\n[policy.dispatch]\nconfig = { a = [1] }\n",
+        "[model]\nfamily = 'hunyuan-a13b'\n[policy.dispatch]\nsource = 'p.wasm'\nconfig = { a = [1] }\n",
     )
     .unwrap();
     let shown = meridian(&folder, &["config", "show", "m.toml"]);

@@ -5,6 +5,18 @@ use thiserror::Error;
 use crate::{BlockId, BlockTier, FabricError, RequestId};
 
 /// What can be wrong with what an operator or a caller gave.
+///
+/// ```
+/// use meridian_core::{Error, MeridianConfig};
+///
+/// match MeridianConfig::from_toml("[scheduler]\nmax_defer = 500") {
+///     Err(Error::ConfigUnknownField { field, suggestion }) => {
+///         assert_eq!(field, "scheduler.max_defer");
+///         assert_eq!(suggestion.as_deref(), Some("scheduler.max_defer_ms"));
+///     }
+///     other => panic!("{other:?}"),
+/// }
+/// ```
 #[derive(Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum Error {
@@ -94,7 +106,7 @@ pub enum Error {
         /// Blocks that the same call could have had.
         available: u32,
     },
-    /// The share of KV memory that thinking may hold is used up. Nothing has changed.
+    /// The share of KV memory that thinking may hold is used up, by more than one request. Nothing has changed.
     #[error("{needed} more KV blocks for thinking on top of {attended} pass the limit of {limit}")]
     ThinkLimit {
         /// Blocks asked for.
@@ -117,6 +129,12 @@ pub enum Error {
         block: BlockId,
         /// Where it would have to be: `on the device`.
         expected: &'static str,
+    },
+    /// A block whose transfer has not ended. Nothing has changed; it may be moved again afterwards.
+    #[error("KV block {block} is being moved")]
+    BlockMoving {
+        /// The block.
+        block: BlockId,
     },
     /// A block cannot be given a more critical tier than it has, and an attended one no tier but `ThinkComplete`.
     #[error("KV block {block} cannot be demoted from {from} to {to}")]

@@ -34,7 +34,8 @@ pub struct ModelFamily {
     /// Whether thinking may start again after output in one turn.
     #[serde(default)]
     pub resumes: bool,
-    /// Whether the chat template leaves the reasoning of earlier turns out; `None` when it is not known or varies.
+    /// Whether the chat template leaves the reasoning of earlier turns out; `None` when it is not known or
+    /// varies, which counts as kept.
     #[serde(default)]
     pub strips_reasoning: Option<bool>,
     /// Text to force when thinking is ended early, an end marker included; empty for the first end marker alone.
@@ -45,6 +46,14 @@ pub struct ModelFamily {
 }
 
 /// A marker: its text, and the token ids that the family's tokenizers are known to give.
+///
+/// ```
+/// use meridian_core::ModelFamily;
+///
+/// let end = &ModelFamily::find("qwen3")?.end[0];
+/// assert_eq!((end.text.as_str(), end.ids.as_slice()), ("</think>", &[151668][..]));
+/// # Ok::<(), meridian_core::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FamilyMarker {
@@ -56,6 +65,13 @@ pub struct FamilyMarker {
 }
 
 /// Whether a prompt ends with the start marker, so that generation begins inside thinking.
+///
+/// ```
+/// use meridian_core::{ModelFamily, StartInPrompt};
+///
+/// let never = ModelFamily::all().iter().filter(|family| family.start_in_prompt == StartInPrompt::Never);
+/// assert!(never.count() > 0);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StartInPrompt {

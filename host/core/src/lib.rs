@@ -49,7 +49,7 @@ pub mod types;
 
 pub use blocks::{
     Allocation, BeginKv, BlockManager, Evicted, EvictionCandidate, EvictionPolicy, EvictionSubject, Fabric,
-    FabricError, KvMemory, KvStats, PhaseAwareBlockManager, TieredLru,
+    FabricError, KvMemory, KvStats, PhaseAwareBlockManager, Sections, TieredLru,
 };
 pub use config::{
     AdminConfig, DisaggConfig, EntropyConfig, KvMemoryConfig, MeridianConfig, ModelConfig, PolicyConfig,

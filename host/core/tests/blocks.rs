@@ -2,12 +2,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot set up its case has failed")]
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use meridian_core::{
     BeginKv, BlockId, BlockLocation, BlockManager, BlockTier, Error, EvictionCandidate, EvictionPolicy, Fabric,
-    FabricError, Fault, FaultKind, KvMemory, PhaseAwareBlockManager, PhaseEvent, RequestId, ThinkPhase,
+    FabricError, Fault, FaultKind, KvMemory, Markers, PhaseAwareBlockManager, PhaseRouter, RequestId, RoutedRequest,
+    Sections, ThinkPhase,
 };
 
 use BlockTier::{OutputCritical, ThinkActive, ThinkComplete};
@@ -15,7 +17,7 @@ use BlockTier::{OutputCritical, ThinkActive, ThinkComplete};
 const A: RequestId = RequestId(1);
 const B: RequestId = RequestId(2);
 const C: RequestId = RequestId(3);
-const STRIPS: BeginKv = BeginKv { phase: ThinkPhase::Prefill, strips_reasoning: true, now_ms: 0.0 };
+const STRIPS: BeginKv = BeginKv { phase: ThinkPhase::Prefill, resumed: None, strips_reasoning: true, now_ms: 0.0 };
 const KEEPS: BeginKv = BeginKv { strips_reasoning: false, ..STRIPS };
 
 fn memory(capacity: u64) -> KvMemory {
@@ -30,12 +32,12 @@ fn manager(capacity: u64) -> PhaseAwareBlockManager {
 fn run(manager: &PhaseAwareBlockManager, request: RequestId, begin: &BeginKv, sections: [u32; 3]) -> [Vec<BlockId>; 3] {
     manager.begin(request, begin).unwrap();
     let prompt = manager.allocate(request, sections[0]).unwrap().blocks;
-    manager.phase_event(request, PhaseEvent::EnterThink).unwrap();
+    manager.set_phase(request, ThinkPhase::Think, 1).unwrap();
     let think = manager.allocate(request, sections[1]).unwrap().blocks;
     if sections[2] == 0 {
         return [prompt, think, vec![]];
     }
-    manager.phase_event(request, PhaseEvent::ExitThink).unwrap();
+    manager.set_phase(request, ThinkPhase::Output, 1).unwrap();
     [prompt, think, manager.allocate(request, sections[2]).unwrap().blocks]
 }
 
@@ -48,12 +50,12 @@ fn tiers_follow_the_phase() {
     let manager = manager(10);
     let [prompt, think, _] = run(&manager, A, &STRIPS, [1, 1, 0]);
     assert_eq!([manager.tier(prompt[0]), manager.tier(think[0])], [Some(ThinkActive); 2]);
-    manager.phase_event(A, PhaseEvent::ForceBudget).unwrap();
+    manager.set_phase(A, ThinkPhase::Prefill, 1).unwrap();
     assert_eq!(manager.tier(think[0]), Some(ThinkActive), "it still thinks");
-    manager.phase_event(A, PhaseEvent::ExitThink).unwrap();
+    manager.set_phase(A, ThinkPhase::Output, 1).unwrap();
     let blocks = [prompt, think, manager.allocate(A, 1).unwrap().blocks];
     assert_eq!(tiers(&manager, &blocks), [OutputCritical, ThinkComplete, OutputCritical]);
-    manager.phase_event(A, PhaseEvent::EnterThink).unwrap();
+    manager.set_phase(A, ThinkPhase::Think, 1).unwrap();
     assert_eq!(tiers(&manager, &blocks)[0], OutputCritical, "one way");
     manager.audit().unwrap();
 }
@@ -70,7 +72,7 @@ fn what_a_finished_request_leaves_behind() {
     }
     let manager = manager(10);
     manager.begin(A, &STRIPS).unwrap();
-    manager.phase_event(A, PhaseEvent::ExitThink).unwrap();
+    manager.set_phase(A, ThinkPhase::Output, 0).unwrap();
     let output = manager.allocate(A, 1).unwrap().blocks[0];
     assert!(manager.release(A));
     assert_eq!(manager.tier(output), Some(ThinkActive), "an answer without thinking can match again");
@@ -147,10 +149,86 @@ fn thinking_may_hold_only_its_share() {
     run(&manager, A, &KEEPS, [1, 3, 0]);
     manager.begin(B, &KEEPS).unwrap();
     assert_eq!(manager.allocate(B, 2), Err(Error::ThinkLimit { needed: 2, attended: 4, limit: 5 }));
-    manager.phase_event(A, PhaseEvent::ExitThink).unwrap();
+    manager.set_phase(A, ThinkPhase::Output, 1).unwrap();
     assert_eq!(manager.allocate(B, 5).unwrap().blocks.len(), 5);
     assert_eq!(manager.allocate(A, 1).unwrap().blocks.len(), 1, "answers are not limited");
     manager.audit().unwrap();
+}
+
+#[test]
+fn a_request_alone_is_not_limited() {
+    let memory = KvMemory { think_fraction_limit: 0.5, ..memory(10) };
+    let manager = PhaseAwareBlockManager::new(&memory).unwrap();
+    manager.begin(A, &KEEPS).unwrap();
+    manager.begin(B, &KEEPS).unwrap();
+    assert_eq!(manager.allocate(A, 6).unwrap().blocks.len(), 6, "a prompt beyond the limit");
+    assert_eq!(manager.allocate(B, 1), Err(Error::ThinkLimit { needed: 1, attended: 6, limit: 5 }));
+    assert_eq!(manager.allocate(A, 1).unwrap().blocks.len(), 1, "and it goes on");
+    manager.set_phase(A, ThinkPhase::Output, 0).unwrap();
+    assert_eq!(manager.allocate(B, 3).unwrap().blocks.len(), 3);
+    manager.audit().unwrap();
+}
+
+#[test]
+fn dead_thinking_is_known_after_a_preemption() {
+    let manager = manager(10);
+    run(&manager, A, &STRIPS, [2, 3, 1]);
+    manager.begin(B, &KEEPS).unwrap();
+    assert_eq!(manager.evict_for(B, 10), Err(Error::OutOfBlocks { needed: 10, available: 6 }));
+    assert_eq!(manager.evict_for(B, 6).unwrap().preempted, [A]);
+    let resumed = Some(Sections { prompt_blocks: 2, think_blocks: 3 });
+    manager.begin(A, &BeginKv { resumed, ..STRIPS }).unwrap();
+    // All is prefill to the engine, in two chunks.
+    let mut blocks = manager.allocate(A, 4).unwrap().blocks;
+    blocks.extend(manager.allocate(A, 2).unwrap().blocks);
+    manager.set_phase(A, ThinkPhase::Output, 40).unwrap();
+    blocks.extend(manager.allocate(A, 1).unwrap().blocks);
+    let tiers = || blocks.iter().map(|block| manager.tier(*block).unwrap()).collect::<Vec<_>>();
+    let (prompt, think, output) = (OutputCritical, ThinkComplete, OutputCritical);
+    assert_eq!(tiers(), [prompt, prompt, think, think, think, output, output]);
+    manager.finish(A, 1.0).unwrap();
+    let (kept, dead) = (ThinkActive, ThinkComplete);
+    assert_eq!(tiers(), [kept, kept, dead, dead, dead, dead, dead]);
+    manager.audit().unwrap();
+}
+
+/// What the prompt, think and output blocks of a request are once it ended, with its phase from the router.
+fn ends_as(markers: Markers, prompt: &[u32], tokens: &[u32]) -> Vec<BlockTier> {
+    let (router, manager) = (PhaseRouter::new(markers), manager(20));
+    router.register(A, &RoutedRequest { prompt, ..RoutedRequest::default() }).unwrap();
+    manager.begin(A, &STRIPS).unwrap();
+    let tell = || {
+        let progress = router.progress(A).unwrap();
+        manager.set_phase(A, progress.phase, progress.think_tokens).unwrap();
+    };
+    tell();
+    let mut blocks = manager.allocate(A, 1).unwrap().blocks;
+    for token in tokens {
+        router.process_token(A, *token);
+        tell();
+        // One token a block.
+        blocks.extend(manager.allocate(A, 1).unwrap().blocks);
+    }
+    assert_eq!(manager.tier(blocks[0]), Some(OutputCritical), "it answers");
+    manager.audit().unwrap();
+    manager.finish(A, 1.0).unwrap();
+    manager.audit().unwrap();
+    blocks.iter().map(|block| manager.tier(*block).unwrap()).collect()
+}
+
+#[test]
+fn the_router_tells_the_manager_what_it_needs() {
+    let markers = || Markers::new(vec![vec![7]], vec![vec![8]], vec![]).unwrap();
+    let (kept, dead) = (ThinkActive, ThinkComplete);
+    assert_eq!(ends_as(Markers::default(), &[1], &[40, 41]), [kept; 3], "single-phase");
+    assert_eq!(ends_as(markers(), &[1, 7, 8], &[40, 41]), [kept; 3], "the prompt ends with the end marker");
+    assert_eq!(ends_as(markers(), &[1], &[40, 41]), [kept; 3], "undecided, and it answers directly");
+    assert_eq!(ends_as(markers(), &[1, 7], &[40, 8, 41]), [kept, dead, dead, dead]);
+    assert_eq!(ends_as(markers(), &[1], &[7, 40, 8, 41]), [kept, dead, dead, dead, dead]);
+    let resuming = || markers().with_resuming(true);
+    assert_eq!(ends_as(resuming(), &[1, 7], &[8, 41, 7, 42, 8, 43]), [kept, dead, dead, dead, dead, dead, dead]);
+    let expected = [kept, kept, kept, dead, dead, dead, dead];
+    assert_eq!(ends_as(resuming(), &[1], &[40, 41, 7, 42, 8, 43]), expected, "what it answered before it thought");
 }
 
 #[test]
@@ -267,6 +345,23 @@ fn a_policy_orders_inside_a_tier_only() {
     assert_eq!(evicted, expected);
 }
 
+#[test]
+fn a_time_that_is_no_number_is_not_told() {
+    let recorder = Recorder::default();
+    let manager = manager(8).with_policy(recorder.clone());
+    let told = [f64::NAN, 30.0, f64::INFINITY, f64::NAN, 10.0, f64::NEG_INFINITY, 50.0];
+    for (id, now_ms) in (1..).zip(told) {
+        manager.begin(RequestId(id), &BeginKv { now_ms, ..KEEPS }).unwrap();
+        manager.allocate(RequestId(id), 1).unwrap();
+        manager.finish(RequestId(id), now_ms).unwrap();
+    }
+    manager.begin(RequestId(99), &KEEPS).unwrap();
+    manager.allocate(RequestId(99), 1).unwrap();
+    manager.finish(RequestId(99), 75.0).unwrap();
+    let ages: Vec<f32> = recorder.0.lock().unwrap().iter().map(|batch| batch[0].age_ms).collect();
+    assert_eq!(ages, [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 25.0], "75 after the last good time, 50");
+}
+
 struct Faulty;
 
 impl EvictionPolicy for Faulty {
@@ -348,6 +443,86 @@ fn a_block_that_is_evicted_while_it_moves_stays_evicted() {
     manager.audit().unwrap();
 }
 
+/// A fabric that names a copy by its block, and in whose transfers another is tried.
+#[derive(Default)]
+struct ByBlock {
+    manager: Arc<OnceLock<Weak<PhaseAwareBlockManager>>>,
+    stored: Arc<Mutex<BTreeSet<u64>>>,
+}
+
+impl ByBlock {
+    fn try_again(&self, block: u64) {
+        let (manager, block) = (self.manager.get().unwrap().upgrade().unwrap(), BlockId(block));
+        let again = match manager.block_location(block).unwrap() {
+            BlockLocation::Device { .. } => manager.offload_block(block).err(),
+            BlockLocation::Remote { .. } => manager.ingest_block(block).err(),
+        };
+        assert_eq!(again, Some(Error::BlockMoving { block }));
+    }
+}
+
+impl Fabric for ByBlock {
+    fn offload(&self, block: BlockId, _index: u32) -> Result<u64, FabricError> {
+        self.try_again(block.0);
+        self.stored.lock().unwrap().insert(block.0);
+        Ok(block.0)
+    }
+
+    fn ingest(&self, handle: u64, _index: u32) -> Result<(), FabricError> {
+        self.try_again(handle);
+        Ok(())
+    }
+
+    fn discard(&self, handle: u64) {
+        if self.manager.get().unwrap().upgrade().unwrap().block_location(BlockId(handle)).is_some() {
+            // Back on the device: a copy that was stored now would go with this one.
+            self.try_again(handle);
+        }
+        assert!(self.stored.lock().unwrap().remove(&handle), "discarded once");
+    }
+}
+
+fn by_block(remote_blocks: u32) -> (Arc<PhaseAwareBlockManager>, Arc<Mutex<BTreeSet<u64>>>) {
+    let fabric = ByBlock::default();
+    let (link, stored) = (fabric.manager.clone(), fabric.stored.clone());
+    let manager = Arc::new(manager(4).with_fabric(fabric).with_remote_limit(remote_blocks));
+    link.set(Arc::downgrade(&manager)).unwrap();
+    (manager, stored)
+}
+
+#[test]
+fn a_block_that_moves_is_not_moved_again() {
+    let (manager, stored) = by_block(8);
+    let [prompt, ..] = run(&manager, A, &KEEPS, [1, 0, 0]);
+    manager.finish(A, 1.0).unwrap();
+    for _ in 0..2 {
+        let handle = prompt[0].0;
+        assert_eq!(manager.offload_block(prompt[0]), Ok(BlockLocation::Remote { handle }));
+        assert_eq!(*stored.lock().unwrap(), BTreeSet::from([handle]), "the only copy");
+        manager.ingest_block(prompt[0]).unwrap();
+        assert!(stored.lock().unwrap().is_empty());
+    }
+    manager.audit().unwrap();
+}
+
+#[test]
+fn remote_blocks_are_bounded() {
+    let (manager, stored) = by_block(2);
+    let [prompt, think, output] = run(&manager, A, &STRIPS, [2, 1, 1]);
+    manager.finish(A, 1.0).unwrap();
+    for block in [prompt[0], think[0]] {
+        manager.offload_block(block).unwrap();
+    }
+    manager.offload_block(prompt[1]).unwrap();
+    assert_eq!(manager.block_location(think[0]), None, "dead thinking goes first");
+    manager.offload_block(output[0]).unwrap();
+    assert_eq!(manager.block_location(prompt[1]), None, "then the tail of the prompt");
+    assert_eq!(*stored.lock().unwrap(), BTreeSet::from([prompt[0].0, output[0].0]));
+    let stats = manager.stats();
+    assert_eq!((stats.remote, stats.remote_evictions, stats.evictions), (2, 2, [0; 3]));
+    manager.audit().unwrap();
+}
+
 #[test]
 fn threads_leave_the_books_exact() {
     let manager = manager(64);
@@ -360,11 +535,11 @@ fn threads_leave_the_books_exact() {
                     manager.begin(request, &STRIPS).unwrap();
                     // Another thread may preempt this request at any time.
                     let _ = manager.allocate(request, 8 + (round % 16) as u32);
-                    let _ = manager.phase_event(request, PhaseEvent::EnterThink);
+                    let _ = manager.set_phase(request, ThinkPhase::Think, 1);
                     if manager.allocate(request, 8).is_err() {
                         let _ = manager.evict_for(request, 8);
                     }
-                    let _ = manager.phase_event(request, PhaseEvent::ExitThink);
+                    let _ = manager.set_phase(request, ThinkPhase::Output, 1);
                     manager.release(request);
                 }
             });

@@ -1,9 +1,11 @@
 //! Every interleaving of a transfer with what may happen to its block meanwhile. Built with `--cfg loom` (`make test`).
 #![cfg(loom)]
 
-use loom::sync::Arc;
+use loom::sync::{Arc, Mutex};
 use loom::thread;
-use meridian_core::{BeginKv, BlockId, BlockManager, Fabric, FabricError, KvMemory, PhaseAwareBlockManager, RequestId};
+use meridian_core::{
+    BeginKv, BlockId, BlockManager, Error, Fabric, FabricError, KvMemory, PhaseAwareBlockManager, RequestId,
+};
 
 struct Instant;
 
@@ -19,10 +21,30 @@ impl Fabric for Instant {
     }
 }
 
+/// A fabric that names a copy by its block.
+#[derive(Clone, Default)]
+struct Shelf(std::sync::Arc<Mutex<Vec<u64>>>);
+
+impl Fabric for Shelf {
+    fn offload(&self, block: BlockId, _index: u32) -> Result<u64, FabricError> {
+        self.0.lock().expect("nobody panics").push(block.0);
+        Ok(block.0)
+    }
+
+    fn ingest(&self, handle: u64, _index: u32) -> Result<(), FabricError> {
+        let found = self.0.lock().expect("nobody panics").contains(&handle);
+        if found { Ok(()) } else { Err(FabricError::Lost) }
+    }
+
+    fn discard(&self, handle: u64) {
+        self.0.lock().expect("nobody panics").retain(|stored| *stored != handle);
+    }
+}
+
 /// Two device blocks, both cached.
-fn manager() -> (Arc<PhaseAwareBlockManager>, Vec<BlockId>) {
+fn manager(fabric: impl Fabric + 'static) -> (Arc<PhaseAwareBlockManager>, Vec<BlockId>) {
     let memory = KvMemory { capacity_bytes: 2, block_size_bytes: 1, think_fraction_limit: 1.0 };
-    let manager = PhaseAwareBlockManager::new(&memory).expect("the memory is in range").with_fabric(Instant);
+    let manager = PhaseAwareBlockManager::new(&memory).expect("the memory is in range").with_fabric(fabric);
     manager.begin(RequestId(0), &BeginKv::default()).expect("it is the first");
     let blocks = manager.allocate(RequestId(0), 2).expect("all is free").blocks;
     assert!(manager.release(RequestId(0)));
@@ -32,7 +54,7 @@ fn manager() -> (Arc<PhaseAwareBlockManager>, Vec<BlockId>) {
 #[test]
 fn offload_against_allocation_and_reuse() {
     loom::model(|| {
-        let (manager, blocks) = manager();
+        let (manager, blocks) = manager(Instant);
         let (mover, block) = (manager.clone(), blocks[0]);
         let transfer = thread::spawn(move || mover.offload_block(block).is_ok());
         manager.begin(RequestId(1), &BeginKv::default()).expect("the id is new");
@@ -48,7 +70,7 @@ fn offload_against_allocation_and_reuse() {
 #[test]
 fn ingest_against_ingest_and_allocation() {
     loom::model(|| {
-        let (manager, blocks) = manager();
+        let (manager, blocks) = manager(Instant);
         manager.offload_block(blocks[0]).expect("nobody attends it");
         let (mover, block) = (manager.clone(), blocks[0]);
         let other = thread::spawn(move || mover.ingest_block(block).is_ok());
@@ -56,6 +78,39 @@ fn ingest_against_ingest_and_allocation() {
         let others = other.join().expect("the transfer does not panic");
         assert!(mine != others, "exactly one brings it back");
         assert_eq!(manager.stats().reserved, 0);
+        manager.audit().expect("the books are exact");
+    });
+}
+
+#[test]
+fn offload_against_offload_keeps_the_copy() {
+    loom::model(|| {
+        let shelf = Shelf::default();
+        let (manager, blocks) = manager(shelf.clone());
+        let (mover, block) = (manager.clone(), blocks[0]);
+        let other = thread::spawn(move || mover.offload_block(block));
+        let mine = manager.offload_block(block);
+        let others = other.join().expect("the transfer does not panic");
+        assert!(mine.is_ok() != others.is_ok(), "exactly one moves it");
+        let refused = mine.err().or(others.err());
+        let at_once = [Error::BlockMoving { block }, Error::BlockElsewhere { block, expected: "on the device" }];
+        assert!(at_once.map(Some).contains(&refused), "{refused:?}");
+        assert_eq!(*shelf.0.lock().expect("nobody panics"), [block.0], "the only copy");
+        manager.audit().expect("the books are exact");
+    });
+}
+
+#[test]
+fn a_copy_discarded_after_its_return_is_not_the_next_one() {
+    loom::model(|| {
+        let shelf = Shelf::default();
+        let (manager, blocks) = manager(shelf.clone());
+        let (mover, block) = (manager.clone(), blocks[0]);
+        manager.offload_block(block).expect("nobody attends it");
+        let back = thread::spawn(move || mover.ingest_block(block).is_ok());
+        let is_remote = manager.offload_block(block).is_ok();
+        assert!(back.join().expect("the transfer does not panic"));
+        assert_eq!(shelf.0.lock().expect("nobody panics").contains(&block.0), is_remote);
         manager.audit().expect("the books are exact");
     });
 }

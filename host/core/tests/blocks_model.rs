@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 
 use meridian_core::{
     BeginKv, BlockId, BlockLocation, BlockManager, BlockTier, Error, EvictionCandidate, EvictionPolicy,
-    EvictionSubject, Fabric, FabricError, Fault, FaultKind, KvMemory, PhaseAwareBlockManager, PhaseEvent, RequestId,
+    EvictionSubject, Fabric, FabricError, Fault, FaultKind, KvMemory, PhaseAwareBlockManager, RequestId, Sections,
     ThinkPhase,
 };
 use proptest::prelude::*;
@@ -124,15 +124,38 @@ struct Block {
 struct Live {
     phase: ThinkPhase,
     thought: bool,
+    resumed: Option<Sections>,
     strips: bool,
     age: u64,
     chain: Vec<(Section, u64)>,
+}
+
+impl Live {
+    /// Section of the next block.
+    fn section(&self, phase: ThinkPhase) -> Section {
+        let at = self.chain.len() as u32;
+        match (self.resumed, phase) {
+            (Some(sections), _) if at < sections.prompt_blocks => Section::Prompt,
+            (Some(sections), _) if at < sections.prompt_blocks + sections.think_blocks => Section::Think,
+            (Some(_), ThinkPhase::Prefill) => Section::Output,
+            (None, ThinkPhase::Prefill) => Section::Prompt,
+            (_, ThinkPhase::Think) => Section::Think,
+            (_, ThinkPhase::Output) => Section::Output,
+        }
+    }
+
+    fn insert(&mut self, section: Section, id: u64) {
+        let at = self.chain.iter().position(|(other, _)| *other as u8 > section as u8).unwrap_or(self.chain.len());
+        self.chain.insert(at, (section, id));
+    }
 }
 
 #[derive(Clone, Default)]
 struct Model {
     capacity: usize,
     think_limit: usize,
+    remote_limit: usize,
+    remote_evictions: u64,
     blocks: BTreeMap<u64, Block>,
     /// Every block that was left unattended, the oldest first.
     left: Vec<u64>,
@@ -197,8 +220,13 @@ impl Model {
     }
 
     fn cached(&self) -> Vec<u64> {
+        self.in_order(false)
+    }
+
+    /// Unattended blocks, on the device or remote, the first to go first.
+    fn in_order(&self, remote: bool) -> Vec<u64> {
         let mut cached: Vec<u64> =
-            self.blocks.iter().filter(|(_, b)| b.readers.is_empty() && !b.remote).map(|(id, _)| *id).collect();
+            self.blocks.iter().filter(|(_, b)| b.readers.is_empty() && b.remote == remote).map(|(id, _)| *id).collect();
         let age = |id: &u64| self.left.iter().rposition(|left| left == id).unwrap();
         cached.sort_by(|a, b| {
             let (x, y) = (&self.blocks[a], &self.blocks[b]);
@@ -236,8 +264,10 @@ impl Model {
 
     fn check_limit(&self, request: u64, more: usize) -> Result<(), Error> {
         let attended = self.think_attended();
-        let is_limited = self.think_limit < self.capacity && self.requests[&request].phase != ThinkPhase::Output;
-        if is_limited && attended + more > self.think_limit {
+        let thinks = |live: &Live| live.phase != ThinkPhase::Output;
+        let is_alone = !self.requests.iter().any(|(id, live)| *id != request && thinks(live) && !live.chain.is_empty());
+        let is_limited = self.think_limit < self.capacity && thinks(&self.requests[&request]) && !is_alone;
+        if is_limited && more > self.think_limit.saturating_sub(attended) {
             let (needed, attended, limit) = (more as u32, attended as u32, self.think_limit as u32);
             return Err(Error::ThinkLimit { needed, attended, limit });
         }
@@ -258,15 +288,11 @@ impl Model {
 
     fn add_allocated(&mut self, request: u64, ids: &[BlockId]) {
         let live = self.requests.get_mut(&request).unwrap();
-        let section = match live.phase {
-            ThinkPhase::Prefill => Section::Prompt,
-            ThinkPhase::Think => Section::Think,
-            ThinkPhase::Output => Section::Output,
-        };
         for id in ids {
+            let section = live.section(live.phase);
             assert!(self.highest.is_none_or(|highest| id.0 > highest), "a block id was used again");
             self.highest = Some(id.0);
-            live.chain.push((section, id.0));
+            live.insert(section, id.0);
             let readers = vec![(request, section)];
             self.blocks.insert(id.0, Block { readers, cached_tier: ThinkActive, dead: false, key: 0.0, remote: false });
         }
@@ -287,13 +313,32 @@ impl Model {
         self.check_limit(request, new.iter().filter(|id| !self.thinks(**id)).count())?;
         for id in &new {
             let block = self.blocks.get_mut(id).unwrap();
-            block.readers.push((request, Section::Prompt));
+            let live = self.requests.get_mut(&request).unwrap();
+            let section = live.section(ThinkPhase::Prefill);
+            block.readers.push((request, section));
             block.dead = false;
-            let chain = &mut self.requests.get_mut(&request).unwrap().chain;
-            let at = chain.iter().position(|(section, _)| *section != Section::Prompt).unwrap_or(chain.len());
-            chain.insert(at, (Section::Prompt, *id));
+            live.insert(section, *id);
         }
         Ok(Did { count: new.len() as u32, ..Did::default() })
+    }
+
+    fn set_phase(&mut self, request: u64, phase: ThinkPhase, think_tokens: u32) {
+        let Some(live) = self.requests.get_mut(&request) else { return };
+        if think_tokens > 0 && !live.thought {
+            live.thought = true;
+            if live.phase == ThinkPhase::Output {
+                // What it answered before it thought belongs to the prompt.
+                let (mut before, think): (Vec<_>, Vec<_>) =
+                    live.chain.iter().copied().partition(|(section, _)| *section != Section::Think);
+                for (section, id) in &mut before {
+                    *section = Section::Prompt;
+                    let readers = &mut self.blocks.get_mut(id).unwrap().readers;
+                    readers.iter_mut().filter(|(r, _)| *r == request).for_each(|reader| reader.1 = Section::Prompt);
+                }
+                live.chain = [before, think].concat();
+            }
+        }
+        live.phase = live.phase.max(phase);
     }
 
     fn keys(&mut self, mood: Mood, subjects: &[EvictionSubject]) -> Result<Vec<f32>, Panicked> {
@@ -464,13 +509,15 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(capacity: u32, think_fraction_limit: f64) -> Self {
+    fn new(capacity: u32, think_fraction_limit: f64, remote_limit: u32) -> Self {
         let script = Script::default();
         let memory = KvMemory { capacity_bytes: u64::from(capacity) * 16, block_size_bytes: 16, think_fraction_limit };
         let real =
             PhaseAwareBlockManager::new(&memory).unwrap().with_policy(script.clone()).with_fabric(script.clone());
+        let real = real.with_remote_limit(remote_limit);
         let think_limit = memory.think_limit_blocks() as usize;
-        let model = Model { capacity: capacity as usize, think_limit, ..Model::default() };
+        let remote_limit = remote_limit as usize;
+        let model = Model { capacity: capacity as usize, think_limit, remote_limit, ..Model::default() };
         Self { real, model, script, now_ms: 0.0 }
     }
 
@@ -500,13 +547,16 @@ impl Pair {
                 let phase = [ThinkPhase::Prefill, ThinkPhase::Prefill, ThinkPhase::Think, ThinkPhase::Output]
                     [byte(4) as usize % 4];
                 let strips = byte(5) % 2 == 0;
-                let real = self.real.begin(id, &BeginKv { phase, strips_reasoning: strips, now_ms: self.now_ms });
+                let sections = Sections { prompt_blocks: byte(6) as u32 % 4, think_blocks: byte(6) as u32 / 4 % 4 };
+                let resumed = (byte(7) % 4 == 0).then_some(sections);
+                let now_ms = if byte(7) % 8 == 1 { f64::INFINITY } else { self.now_ms };
+                let real = self.real.begin(id, &BeginKv { phase, resumed, strips_reasoning: strips, now_ms });
                 let is_new = !self.model.requests.contains_key(&request);
                 prop_assert_eq!(real.is_ok(), is_new);
                 if is_new {
                     self.model.begun += 1;
-                    let thought = phase == ThinkPhase::Think;
-                    let live = Live { phase, thought, strips, age: self.model.begun, chain: Vec::new() };
+                    let thought = resumed.is_some_and(|sections| sections.think_blocks > 0);
+                    let live = Live { phase, thought, resumed, strips, age: self.model.begun, chain: Vec::new() };
                     self.model.requests.insert(request, live);
                 }
             }
@@ -530,19 +580,11 @@ impl Pair {
                 prop_assert_eq!(real, expected.map(|did| did.count));
             }
             14..18 => {
-                let event =
-                    [PhaseEvent::EnterThink, PhaseEvent::ExitThink, PhaseEvent::ForceBudget][byte(4) as usize % 3];
-                let real = self.real.phase_event(id, event);
+                let phase = [ThinkPhase::Prefill, ThinkPhase::Think, ThinkPhase::Output][byte(4) as usize % 3];
+                let think_tokens = byte(5) as u32 % 3;
+                let real = self.real.set_phase(id, phase, think_tokens);
                 prop_assert_eq!(real, self.model.live(request).map(|_| ()));
-                if let Some(live) = self.model.requests.get_mut(&request) {
-                    match (event, live.phase) {
-                        (PhaseEvent::EnterThink, ThinkPhase::Prefill) => {
-                            (live.phase, live.thought) = (ThinkPhase::Think, true);
-                        }
-                        (PhaseEvent::ExitThink, _) => live.phase = ThinkPhase::Output,
-                        _ => {}
-                    }
-                }
+                self.model.set_phase(request, phase, think_tokens);
             }
             18..20 => {
                 let (block, to) = (self.pick(byte(4)), BlockTier::ALL[byte(5) as usize % 3]);
@@ -600,8 +642,12 @@ impl Pair {
                 prop_assert!(real.is_err());
                 return Ok(());
             }
-            Ok(found) => {
-                found.remote = true;
+            Ok(_) => {
+                while self.model.in_order(true).len() >= self.model.remote_limit {
+                    self.model.drop_block(self.model.in_order(true)[0]);
+                    self.model.remote_evictions += 1;
+                }
+                self.model.blocks.get_mut(&id).unwrap().remote = true;
                 None
             }
         };
@@ -694,6 +740,7 @@ impl Pair {
         prop_assert_eq!(stats.attended as usize, model.attended());
         prop_assert_eq!(stats.think_attended as usize, model.think_attended());
         prop_assert_eq!(stats.remote as usize, model.blocks.values().filter(|block| block.remote).count());
+        prop_assert_eq!(stats.remote_evictions, model.remote_evictions);
         prop_assert_eq!((stats.reserved, stats.requests), (0, model.requests.len()));
         prop_assert_eq!(stats.evictions, model.evictions);
         prop_assert_eq!((stats.preemptions, stats.policy_faults), (model.preemptions, model.faults));
@@ -718,10 +765,10 @@ fn agrees_with_the_reference() {
     let count = Cell::new(0);
     let limit = prop_oneof![Just(1.0), 0.2f64..1.0];
     // 320 operations each on average: above a million in all.
-    let cases = (1u32..20, limit, proptest::collection::vec(any::<u64>(), 1..640));
-    let run = TestRunner::new(ProptestConfig::with_cases(3400)).run(&cases, |(capacity, limit, operations)| {
+    let cases = (1u32..20, limit, 1u32..4, proptest::collection::vec(any::<u64>(), 1..640));
+    let run = TestRunner::new(ProptestConfig::with_cases(3400)).run(&cases, |(capacity, limit, remote, operations)| {
         count.set(count.get() + operations.len());
-        let mut pair = Pair::new(capacity, limit);
+        let mut pair = Pair::new(capacity, limit, remote);
         for bits in operations {
             pair.step(bits)?;
         }
@@ -733,9 +780,10 @@ fn agrees_with_the_reference() {
 
 #[test]
 fn the_operations_reach_every_rule() {
-    let (mut state, mut evictions, mut preemptions, mut faults, mut remote) = (1u64, [0; 3], 0, 0, 0);
+    let (mut state, mut evictions, mut preemptions, mut faults) = (1u64, [0; 3], 0, 0);
+    let (mut remote, mut remote_evictions) = (0, 0);
     for capacity in 1..20 {
-        let mut pair = Pair::new(capacity, 0.8);
+        let mut pair = Pair::new(capacity, 0.8, 1 + capacity % 2);
         for _ in 0..2000 {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             pair.step(state ^ state >> 29).unwrap();
@@ -745,7 +793,9 @@ fn the_operations_reach_every_rule() {
         (0..3).for_each(|tier| evictions[tier] += stats.evictions[tier]);
         preemptions += stats.preemptions;
         faults += stats.policy_faults;
+        remote_evictions += stats.remote_evictions;
     }
     assert!(evictions.iter().all(|count| *count > 200), "{evictions:?}");
+    assert!(remote_evictions > 50, "{remote_evictions}");
     assert!(preemptions > 500 && faults > 100 && remote > 1000, "{preemptions} {faults} {remote}");
 }

@@ -1,20 +1,22 @@
 //! When thinking ends and how it is ended.
 
-use meridian_core::budget::{Eat, EosGuard, ForceReason, ForcedEnding, Rpdi, ThinkBudget, Thresholds, Verdict};
-use meridian_core::{EntropySignal, EntropyUnit, MeridianConfig, Pattern, ThinkPhase};
+use meridian_core::budget::{Eat, Ending, EosGuard, ForceReason, Rpdi, ThinkBudget, Thinking, Thresholds, Verdict};
+use meridian_core::{
+    EntropySignal, EntropyUnit, Markers, MeridianConfig, Pattern, PhaseRouter, RequestId, RoutedRequest,
+};
 use proptest::prelude::*;
 
 fn thresholds() -> Thresholds {
     Thresholds {
         min_think_tokens: 4,
         max_think_tokens: 20,
-        probe_interval_tokens: 2,
-        eat_alpha: 0.5,
-        eat_delta: 0.01,
+        eat_probe_interval_tokens: 2,
+        ema_alpha: 0.5,
+        eat_variance_threshold: 0.01,
         eat_max_bits: 0.5,
-        eat_min_probes: 1,
+        min_probes: 1,
         rpdi_window: 3,
-        rpdi_lambda: 1.5,
+        rpdi_threshold: 1.5,
     }
 }
 
@@ -34,15 +36,15 @@ fn think(budget: &mut ThinkBudget, tokens: u32) {
 fn defaults_are_valid_and_mistakes_are_named() {
     Thresholds::default().validate().unwrap();
     let refusal = |thresholds: Thresholds| thresholds.validate().unwrap_err().to_string();
-    let alpha = Thresholds { eat_alpha: 0.0, ..Thresholds::default() };
+    let alpha = Thresholds { ema_alpha: 0.0, ..Thresholds::default() };
     assert_eq!(refusal(alpha), "entropy.ema_alpha: 0: must be in (0, 1]");
-    let delta = Thresholds { eat_delta: f64::NAN, ..Thresholds::default() };
+    let delta = Thresholds { eat_variance_threshold: f64::NAN, ..Thresholds::default() };
     assert_eq!(refusal(delta), "entropy.eat_variance_threshold: NaN: must be at least 0");
     let window = Thresholds { rpdi_window: 0, ..Thresholds::default() };
     assert_eq!(refusal(window), "entropy.rpdi_window: 0: must be in 1..=65536");
-    let lambda = Thresholds { rpdi_lambda: -1.0, ..Thresholds::default() };
+    let lambda = Thresholds { rpdi_threshold: -1.0, ..Thresholds::default() };
     assert_eq!(refusal(lambda), "entropy.rpdi_threshold: -1: must be above 0");
-    let interval = Thresholds { probe_interval_tokens: 0, ..Thresholds::default() };
+    let interval = Thresholds { eat_probe_interval_tokens: 0, ..Thresholds::default() };
     assert_eq!(refusal(interval), "entropy.eat_probe_interval_tokens: 0: must be at least 1");
     let mut running = budget(thresholds());
     assert!(running.set_thresholds(alpha).is_err());
@@ -51,20 +53,20 @@ fn defaults_are_valid_and_mistakes_are_named() {
 
 #[test]
 fn eat_fires_from_the_first_probe_that_may() {
-    let thresholds = Thresholds { eat_min_probes: 4, eat_delta: 1e-3, ..thresholds() };
+    let thresholds = Thresholds { min_probes: 4, eat_variance_threshold: 1e-3, ..thresholds() };
     let mut eat = Eat::default();
     for i in 0..8 {
-        eat.observe(0.2, thresholds.eat_alpha);
+        eat.observe(0.2, thresholds.ema_alpha);
         assert_eq!(eat.fires(&thresholds, EntropyUnit::Bits), i >= 4, "probe {i}");
     }
-    assert!(!eat.fires(&Thresholds { eat_delta: 0.0, ..thresholds }, EntropyUnit::Bits), "0 turns it off");
+    assert!(!eat.fires(&Thresholds { eat_variance_threshold: 0.0, ..thresholds }, EntropyUnit::Bits), "0 turns it off");
     eat.observe(f64::NAN, 0.5);
     assert_eq!(eat.probes(), 8, "not measured");
 }
 
 #[test]
 fn eat_does_not_fire_while_the_model_is_stably_ignorant() {
-    let thresholds = Thresholds { eat_min_probes: 0, ..thresholds() };
+    let thresholds = Thresholds { min_probes: 0, ..thresholds() };
     let mut eat = Eat::default();
     eat.observe(0.6, 0.5);
     assert!(!eat.fires(&thresholds, EntropyUnit::Bits));
@@ -112,6 +114,47 @@ fn the_order_of_reasons() {
 }
 
 #[test]
+fn what_was_not_measured_is_no_signal() {
+    let mut budget = budget(thresholds());
+    think(&mut budget, 4);
+    (0..3).for_each(|_| budget.on_probe(EntropySignal::from_bits(0.1)));
+    assert_eq!(budget.decide(Verdict::KeepThinking), None);
+    for value in [f32::NAN, f32::INFINITY, -0.1] {
+        budget.on_probe(EntropySignal::from_bits(value));
+        assert_eq!(budget.decide(Verdict::Default), None, "{value}: the probes before were passed over");
+    }
+    assert_eq!(budget.eat().probes(), 3);
+    assert!(!budget.probe_due(), "it was due, and failed");
+
+    let mut strayed = ThinkBudget::new(thresholds(), EntropyUnit::Bits, [].into()).unwrap();
+    for nats in [0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 2.0, 2.0, 2.0] {
+        strayed.on_token(0, Some(EntropySignal::from_nats(nats)), false);
+    }
+    assert!(strayed.rpdi().unwrap() > 1.5);
+    for entropy in [None, Some(EntropySignal::from_nats(f32::NAN)), Some(EntropySignal::from_nats(-2.0))] {
+        strayed.on_token(0, entropy, true);
+        assert_eq!(strayed.decide(Verdict::Default), None);
+    }
+    strayed.on_token(0, Some(EntropySignal::from_nats(2.0)), true);
+    assert_eq!(strayed.decide(Verdict::Default), Some(ForceReason::Rpdi));
+}
+
+#[test]
+fn an_end_that_came_too_early_comes_at_the_minimum() {
+    let early = |later: Verdict| {
+        let mut budget = budget(thresholds());
+        think(&mut budget, 1);
+        assert_eq!(budget.decide(Verdict::EndNow), None);
+        think(&mut budget, 1);
+        assert_eq!(budget.decide(later), None);
+        think(&mut budget, 2);
+        budget.decide(Verdict::Default)
+    };
+    assert_eq!(early(Verdict::Default), Some(ForceReason::Policy));
+    assert_eq!(early(Verdict::KeepThinking), None, "the policy thought better of it");
+}
+
+#[test]
 fn rpdi_ends_at_a_boundary_only() {
     let mut budget = budget(thresholds());
     let mut token = |nats: f32, at_boundary: bool| {
@@ -142,7 +185,7 @@ fn a_pattern_interrupts_even_below_the_minimum() {
 #[test]
 fn a_window_can_change_while_it_runs() {
     let mut rpdi = Rpdi::new(4);
-    (1..=6).for_each(|nats| rpdi.push(nats as f32));
+    (1..=6).for_each(|nats| _ = rpdi.push(nats as f32));
     rpdi.set_window(2);
     assert_eq!(rpdi.value(), Some(5.5 / 3.5));
     rpdi.set_window(3);
@@ -151,25 +194,86 @@ fn a_window_can_change_while_it_runs() {
     assert_eq!(rpdi.value(), Some(11.0 / 3.0 / 3.0));
 }
 
+fn ending(forced: &[u32], ends: &[&[u32]]) -> Ending {
+    Ending::new(forced.to_vec(), ends.iter().map(|end| pattern(end)).collect()).expect("there is an end marker")
+}
+
+/// All that is forced when the caller obeys.
+fn forced(ending: &Ending, before: &[u32]) -> Vec<u32> {
+    let ending = ending.after(before);
+    let mut emitted = vec![];
+    while let Some(token) = ending.next(&emitted) {
+        emitted.push(token);
+    }
+    emitted
+}
+
 #[test]
 fn an_ending_skips_its_phrase_when_the_model_is_ending() {
-    let end = pattern(&[1, 2, 3]);
-    let run = |before: &[u32], emitted: &[u32]| ForcedEnding::new(vec![50, 51], end.clone(), before).next(emitted);
-    assert_eq!([run(&[9], &[]), run(&[9], &[50]), run(&[9], &[50, 51])], [Some(50), Some(51), Some(1)]);
-    assert_eq!([run(&[9, 1, 2], &[]), run(&[9, 1, 2], &[3])], [Some(3), None]);
-    assert_eq!(run(&[1, 2, 3], &[]), None, "it has ended");
-    assert_eq!(run(&[9], &[50, 60]), Some(1), "the phrase is given up");
+    let ending = ending(&[50, 51, 1, 2, 3, 60], &[&[1, 2, 3]]);
+    assert_eq!(forced(&ending, &[9]), [50, 51, 1, 2, 3, 60], "the phrase, the marker and the tail");
+    assert_eq!(forced(&ending, &[9, 1, 2]), [3], "it was ending by itself");
+    assert_eq!(forced(&ending, &[9, 1]), [50, 51, 1, 2, 3, 60], "the first token alone says nothing");
+    assert_eq!(forced(&ending, &[1, 2, 3]), [0u32; 0], "it has ended");
+    let run = |before: &[u32], emitted: &[u32]| ending.after(before).next(emitted);
+    assert_eq!(run(&[9], &[50, 7]), Some(1), "the phrase is given up");
+    assert_eq!(run(&[9], &[50, 7, 1, 2, 3]), None, "and the tail with it");
     assert_eq!(run(&[9], &[50, 51, 1, 1]), Some(2), "the second 1 begins the marker anew");
-    assert_eq!(run(&[9, 1], &[7]), Some(1), "the model's own beginning came to nothing");
+    assert_eq!(run(&[9, 1, 2], &[7]), Some(1), "the model's own beginning came to nothing");
+    assert_eq!(run(&[9], &[50, 51, 1, 2, 3, 7]), None, "the answer has begun");
+}
+
+#[test]
+fn any_end_marker_ends() {
+    let granite = ending(&[50, 1, 2, 3], &[&[1, 2, 3], &[1, 4, 3]]);
+    let run = |before: &[u32], emitted: &[u32]| granite.after(before).next(emitted);
+    assert_eq!(forced(&granite, &[9, 1, 4]), [3], "the alternative that was begun");
+    assert_eq!(run(&[9], &[7, 1, 4, 3]), None, "the other is complete");
+    assert_eq!(run(&[9], &[7, 1, 4]), Some(3));
+    assert_eq!(run(&[1, 4, 3], &[]), None);
+    assert_eq!(forced(&ending(&[], &[&[1, 2, 3], &[5]]), &[9]), [1, 2, 3], "the first marker");
+}
+
+#[test]
+fn a_common_first_token_does_not_suppress_the_phrase() {
+    let hunyuan = [198, 524, 27963, 397, 27, 9399, 397];
+    let whole: Vec<u32> = [[40, 41].as_slice(), &hunyuan].concat();
+    let ending = ending(&whole, &[&hunyuan]);
+    assert_eq!(forced(&ending, &[5, 198]), whole, "a line break");
+    assert_eq!(forced(&ending, &[5, 198, 524]), hunyuan[2..]);
+}
+
+#[test]
+fn what_ends_nothing_is_refused() {
+    let refusal = |forced: &[u32], ends: Vec<Pattern>| Ending::new(forced.to_vec(), ends).unwrap_err().to_string();
+    assert_eq!(refusal(&[], vec![]), "markers: no end marker to force");
+    assert!(refusal(&[50], vec![pattern(&[1])]).starts_with("markers: the tokens to force have no end marker"));
 }
 
 #[test]
 fn the_end_of_sequence_becomes_the_end_marker() {
-    let guard = EosGuard::new(vec![100, 101], pattern(&[1, 2]));
-    assert_eq!(guard.check(101, ThinkPhase::Think, &[9]).unwrap().next(&[]), Some(1));
-    assert_eq!(guard.check(101, ThinkPhase::Think, &[9, 1]).unwrap().next(&[]), Some(2));
-    assert_eq!(guard.check(9, ThinkPhase::Think, &[9]), None);
-    assert_eq!(guard.check(100, ThinkPhase::Output, &[9]), None);
+    let guard = EosGuard::new(vec![100, 101], vec![pattern(&[1, 2]), pattern(&[3, 4])]).unwrap();
+    assert_eq!(guard.check(101, Thinking::Open, &[9]).unwrap().next(&[]), Some(1));
+    assert_eq!(guard.check(101, Thinking::Open, &[9, 1]).unwrap().next(&[]), Some(2));
+    assert_eq!(guard.check(101, Thinking::Open, &[9, 3]).unwrap().next(&[]), Some(4));
+    assert_eq!(guard.check(9, Thinking::Open, &[9]), None);
+    assert_eq!(guard.check(100, Thinking::Over, &[9]), None);
+}
+
+#[test]
+fn a_model_that_answers_with_the_end_of_sequence_is_left_alone() {
+    let guard = EosGuard::new(vec![100], vec![pattern(&[1, 2])]).unwrap();
+    let router = PhaseRouter::new(Markers::new(vec![vec![7]], vec![vec![1, 2]], vec![]).unwrap());
+    let progress = |id: u64, prompt: &[u32], tokens: &[u32]| {
+        router.register(RequestId(id), &RoutedRequest { prompt, ..RoutedRequest::default() }).unwrap();
+        tokens.iter().for_each(|token| _ = router.process_token(RequestId(id), *token));
+        let progress = router.progress(RequestId(id)).unwrap();
+        Thinking::of(progress.phase, progress.think_tokens)
+    };
+    assert_eq!(guard.check(100, progress(1, &[5], &[]), &[]), None, "undecided, and it answers with nothing");
+    assert_eq!(guard.check(100, progress(2, &[5], &[40]), &[]), None);
+    assert!(guard.check(100, progress(3, &[5], &[7]), &[]).is_some());
+    assert!(guard.check(100, progress(4, &[5, 7], &[40]), &[40]).is_some());
 }
 
 proptest! {
@@ -235,27 +339,54 @@ proptest! {
     }
 
     #[test]
-    fn an_ending_always_completes_its_marker(
+    fn an_ending_completes_a_marker_and_forces_nothing_but_its_tail_after(
         phrase in proptest::collection::vec(0u32..4, 0..6),
-        end in proptest::collection::vec(0u32..4, 1..5),
+        tail in proptest::collection::vec(0u32..4, 0..3),
+        ends in proptest::collection::vec(proptest::collection::vec(0u32..4, 1..6), 1..4),
+        which in any::<prop::sample::Index>(),
         before in proptest::collection::vec(0u32..4, 0..12),
-        mut emitted in proptest::collection::vec(0u32..4, 0..12),
-        obeys in any::<bool>(),
+        strange in proptest::collection::vec(0u32..4, 0..12),
+        obeyed in 0usize..12,
     ) {
-        let ending = ForcedEnding::new(phrase.clone(), pattern(&end), &before);
-        if obeys {
-            emitted.clear();
+        let whole = [phrase, ends[which.index(ends.len())].clone(), tail].concat();
+        let ends: Vec<&[u32]> = ends.iter().map(Vec::as_slice).collect();
+        let ending = ending(&whole, &ends).after(&before);
+        // The first place at which the stream is complete, in tokens emitted.
+        let complete = |emitted: &[u32]| {
+            (0..=emitted.len()).find(|at| {
+                let stream = [before.as_slice(), &emitted[..*at]].concat();
+                ends.iter().any(|end| stream.ends_with(end))
+            })
+        };
+        let mut emitted = vec![];
+        for _ in 0..obeyed {
+            emitted.extend(ending.next(&emitted));
+        }
+        // Nothing was strange in half of the cases.
+        if obeyed % 2 == 0 {
+            emitted.extend(&strange);
         }
         let mut asked = 0;
         while let Some(token) = ending.next(&emitted) {
+            if let Some(at) = complete(&emitted) {
+                prop_assert!(whole.starts_with(&emitted) && token == whole[emitted.len()], "only the tail");
+                prop_assert_eq!(complete(&whole), Some(at), "of a sequence that was emitted in full");
+            }
             emitted.push(token);
             asked += 1;
-            prop_assert!(asked <= phrase.len() + end.len());
+            prop_assert!(asked <= ends.iter().map(|end| end.len()).max().unwrap().max(whole.len()));
         }
-        // The marker is there, over the end of what was thought before when that had begun it.
-        let tail = before.len().saturating_sub(end.len());
-        let stream: Vec<u32> = before[tail..].iter().chain(&emitted).copied().collect();
-        prop_assert!(stream.windows(end.len()).any(|window| window == end));
+        prop_assert!(complete(&emitted).is_some());
+        // The phrase is left out exactly when a marker was distinctly begun.
+        let begun = |end: &&[u32]| (1..end.len()).any(|n| before.ends_with(&end[..n]) && (n >= 2 || n + 1 == end.len()));
+        let first = ending.next(&[]);
+        if complete(&[]).is_some() {
+            prop_assert_eq!(first, None);
+        } else if ends.iter().any(begun) {
+            prop_assert!(ends.iter().any(|end| (1..end.len()).any(|n| before.ends_with(&end[..n]) && first == Some(end[n]))));
+        } else {
+            prop_assert_eq!(first, Some(whole[0]));
+        }
     }
 }
 

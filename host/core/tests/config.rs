@@ -93,6 +93,7 @@ const RANGES: &[(&str, &[&str], &[&str], &str)] = &[
     ("kv_memory.block_size_bytes", &["1", "'auto'"], &["0", "-1", "'big'"], "must be \"auto\" or at least 1"),
     ("kv_memory.capacity_bytes", &["9223372036854775807"], &["0"], "must be \"auto\" or at least 1"),
     ("kv_memory.evict_dead_thinking", &["true", "false"], &["'yes'"], "must be \"auto\", true or false"),
+    ("model.strips_reasoning", &["true", "false"], &["'yes'"], "must be \"auto\", true or false"),
     ("kv_memory.think_fraction_limit", &["0.01", "1"], &["0", "1.01"], "must be in (0, 1]"),
     ("policy.max_strikes", &["1", "1000"], &["0", "1001"], "must be in 1..=1000"),
     ("policy.strike_window_s", &["1", "86400"], &["0", "86401"], "must be in 1..=86400"),
@@ -109,6 +110,39 @@ const RANGES: &[(&str, &[&str], &[&str], &str)] = &[
     ("disagg.offload_threshold_blocks", &["1", "1000000"], &["0", "1000001"], "must be in 1..=1000000"),
 ];
 
+/// Fields whose range is in words: (field, accepted, refused).
+const IN_WORDS: &[(&str, &str, &str)] = &[
+    ("policy.cache_dir", "'cache'", "\"\\u0000\""),
+    ("policy.trusted_keys", "['k']", "['']"),
+    ("policy.dispatch.source", "'native:fcfs'", "'native:x'"),
+    ("policy.dispatch.config", "{}", "{ a = 1 }"),
+    ("policy.eviction.source", "'p.wasm'", "'native:x'"),
+    ("policy.eviction.config", "{ a = 1 }", "{ a = nan }"),
+    ("policy.budget.source", "'p.wasm'", "'native:x'"),
+    ("policy.budget.config", "{ a = 1 }", "{ a = inf }"),
+    ("telemetry.prometheus", "''", "'0.0.0.0:1'"),
+    ("telemetry.otlp_endpoint", "'http://h:1'", "'h:1'"),
+    ("telemetry.service_name", "'s'", "''"),
+    ("admin.listen", "'unix:/s'", "'127.0.0.1:9464'"),
+    ("admin.token_file", "'token'", "\"\\u0000\""),
+    ("model.family", "'qwen3'", "'qwen4'"),
+    ("model.think_start", "['<a>', '<b>']", "['']"),
+    ("model.think_end", "'</a>'", "''"),
+    ("model.force_phrase", "'enough</think>'", "'enough'"),
+];
+
+#[test]
+fn every_range_in_words_is_checked() {
+    for (path, accepted, refused) in IN_WORDS {
+        let text = set(path, accepted);
+        assert!(MeridianConfig::from_toml(&text).is_ok(), "{text}");
+        assert!(refusal(&set(path, refused)).starts_with(path), "{path}");
+        assert!(config::fields().iter().any(|field| field.path == *path && !field.range.is_empty()), "{path}");
+    }
+    let silent: Vec<_> = config::fields().iter().filter(|field| field.range.is_empty()).collect();
+    assert!(silent.is_empty(), "{silent:?}");
+}
+
 #[test]
 fn every_range_is_refused_on_both_sides() {
     for (path, accepted, refused, expectation) in RANGES {
@@ -122,7 +156,9 @@ fn every_range_is_refused_on_both_sides() {
             assert!(message.ends_with(&format!(": {expectation}")), "{value}: {message}");
         }
     }
-    let ranged: Vec<_> = config::fields().iter().filter(|f| !f.range.is_empty() && f.kind != "boolean").collect();
+    let in_words = |path: &str| IN_WORDS.iter().any(|row| row.0 == path);
+    let ranged = config::fields().iter().filter(|f| !f.range.is_empty() && f.kind != "boolean" && !in_words(&f.path));
+    let ranged: Vec<_> = ranged.collect();
     for field in &ranged {
         assert!(RANGES.iter().any(|row| row.0 == field.path), "{}: its range is not tested", field.path);
         assert_eq!(RANGES.iter().find(|row| row.0 == field.path).unwrap().3, format!("must be {}", field.range));
@@ -270,7 +306,8 @@ fn a_family_supplies_what_the_file_does_not_set() {
     let parsed = MeridianConfig::parse("[model]\nfamily = 'gpt-oss'\nstrips_reasoning = false").unwrap();
     let model = &parsed.config.model;
     assert_eq!(model.think_start.as_slice(), ["<|channel|>analysis<|message|>"]);
-    assert!(!model.strips_reasoning);
+    assert_eq!(model.strips_reasoning, Auto::Set(false));
+    assert!(!model.strips_reasoning_or_keep());
     let origin = |path: &str| parsed.fields.iter().find(|field| field.path == path).unwrap().origin.to_string();
     assert_eq!(origin("model.family"), "file");
     assert_eq!(origin("model.strips_reasoning"), "file");
@@ -295,10 +332,65 @@ fn fields_without_effect_are_named_when_the_file_sets_them() {
 #[test]
 fn policy_options_are_the_policys_own() {
     for slot in ["dispatch", "eviction", "budget"] {
-        let config = parse(&format!("[policy.{slot}]\nconfig = {{ anything = {{ goes = 1, mode = 'off' }} }}"));
-        let json = serde_json::to_value(&config).unwrap();
+        let text =
+            format!("[policy.{slot}]\nsource = 'p.wasm'\nconfig = {{ anything = {{ goes = 1, mode = 'off' }} }}");
+        let json = serde_json::to_value(parse(&text)).unwrap();
         assert_eq!(json["policy"][slot]["config"]["anything"]["goes"], 1);
     }
+}
+
+#[test]
+fn what_the_engine_would_refuse_is_refused() {
+    let unfetched = "must be native:NAME or a path: components are not fetched from registries yet";
+    for (text, expected) in [
+        (
+            "[policy.dispatch]\nsource = 'native:nope'",
+            "policy.dispatch.source: \"native:nope\": unknown native policy, expected one of native:output-first, \
+             native:fcfs, native:noop"
+                .to_owned(),
+        ),
+        (
+            "[policy.eviction]\nsource = 'native:fcfs'",
+            "policy.eviction.source: \"native:fcfs\": unknown native policy, expected one of native:tiered-lru".into(),
+        ),
+        (
+            "[policy.budget]\nsource = 'native:tiered-lru'",
+            "policy.budget.source: \"native:tiered-lru\": unknown native policy, expected one of native:eat-rpdi"
+                .into(),
+        ),
+        ("[policy.dispatch]\nsource = 'oci://x/y'", format!("policy.dispatch.source: \"oci://x/y\": {unfetched}")),
+        ("[policy.budget]\nsource = 'oci://'", format!("policy.budget.source: \"oci://\": {unfetched}")),
+        (
+            "[policy.dispatch.config]\nx = 1",
+            "policy.dispatch.config: { \"x\" = 1 }: native:output-first refused it: config: this policy takes no \
+             options"
+                .into(),
+        ),
+        (
+            "[policy.dispatch]\nsource = 'native:fcfs'\nconfig = { x = 1 }",
+            "policy.dispatch.config: { \"x\" = 1 }: native:fcfs refused it: config: this policy takes no options"
+                .into(),
+        ),
+        ("[policy]\ncache_dir = \"a\\u0000\"", "policy.cache_dir: \"a\\0\": must be a path or empty".into()),
+    ] {
+        assert_eq!(refusal(text), expected, "{text}");
+    }
+}
+
+#[test]
+fn options_that_json_cannot_hold_are_refused_with_their_path() {
+    for slot in ["dispatch", "eviction", "budget"] {
+        let set = |options: &str| refusal(&format!("[policy.{slot}]\nsource = 'p.wasm'\nconfig = {options}"));
+        assert_eq!(set("{ x = nan }"), format!("policy.{slot}.config.x: NaN: must be finite"));
+        assert_eq!(set("{ a = [1, { b = -inf }] }"), format!("policy.{slot}.config.a[1].b: -inf: must be finite"));
+        assert_eq!(
+            set("{ \"a b\" = 1979-05-27 }"),
+            format!("policy.{slot}.config.\"a b\": 1979-05-27: must not be a date, write it as a string")
+        );
+    }
+    let mut config = MeridianConfig::default();
+    config.policy.budget.config.insert("x".into(), f64::NAN.into());
+    assert_eq!(config.validate().unwrap_err().to_string(), "policy.budget.config.x: NaN: must be finite");
 }
 
 #[test]
@@ -311,10 +403,54 @@ fn a_configuration_made_by_hand_is_checked_as_well() {
     assert!(config.validate().is_err());
     let json =
         serde_json::to_string(&parse("[kv_memory]\ncapacity_bytes = 4096\nevict_dead_thinking = false")).unwrap();
-    let back: MeridianConfig = serde_json::from_str(&json).unwrap();
+    let back = MeridianConfig::from_json(&json).unwrap();
     assert_eq!(back.kv_memory.capacity_bytes, Auto::Set(4096));
     assert_eq!(back.kv_memory.evict_dead_thinking, Auto::Set(false));
-    assert!(serde_json::from_str::<MeridianConfig>(r#"{"kv_memory":{"capacity_bytes":9223372036854775808}}"#).is_err());
+}
+
+#[test]
+fn mistakes_in_json_name_the_dotted_field() {
+    for (json, expected) in [
+        (r#"{"scheduler":{"max_defer_ms":"x"}}"#, "scheduler.max_defer_ms: invalid type: string \"x\", expected f32"),
+        (r#"{"scheduler":{"max_defer_ms":"NaN"}}"#, "scheduler.max_defer_ms: NaN: must be above 0"),
+        (r#"{"scheduler":{"max_defer_ms":"-Infinity"}}"#, "scheduler.max_defer_ms: -inf: must be finite in 32 bits"),
+        (r#"{"entropy":{"ema_alpha":"Infinity"}}"#, "entropy.ema_alpha: inf: must be finite in 32 bits"),
+        (r#"{"scheduler":{"max_defer_ms":null}}"#, "scheduler.max_defer_ms: invalid type: null, expected a value"),
+        (r#"{"scheduler":{"max_defer_ms":1e999}}"#, "scheduler.max_defer_ms: number out of range"),
+        (
+            r#"{"scheduler":{"max_think_tokens":true}}"#,
+            "scheduler.max_think_tokens: invalid type: boolean `true`, expected u32",
+        ),
+        (
+            r#"{"kv_memory":{"capacity_bytes":9223372036854775808}}"#,
+            "kv_memory.capacity_bytes: 9223372036854775808: must fit",
+        ),
+        (
+            r#"{"policy":{"dispatch":{"source":1}}}"#,
+            "policy.dispatch.source: invalid type: integer `1`, expected a string",
+        ),
+        (
+            r#"{"policy":{"budget":{"config":{"a":[{"b c":null}]}}}}"#,
+            "policy.budget.config.a[0].\"b c\": invalid type: null",
+        ),
+        (r#"{"policy":{"trusted_keys":["\ud800"]}}"#, "policy.trusted_keys[0]: "),
+        (r#"{"model":{"think_start":[1]}}"#, "model.think_start"),
+        (
+            r#"{"scheduler":{"max_defer":1}}"#,
+            "scheduler.max_defer: unknown field, did you mean `scheduler.max_defer_ms`?",
+        ),
+        ("[]", "configuration: invalid type: array, expected a table"),
+        ("{} x", "line 1, column 4: trailing characters"),
+        ("{", "line 1, column 1: EOF"),
+    ] {
+        let message = MeridianConfig::from_json(json).expect_err("the text is wrong").to_string();
+        assert!(message.starts_with(expected), "{json}: {message}");
+        assert!(!message.contains(char::is_control) && !message.contains("column 1 at"), "{message}");
+    }
+    let named = MeridianConfig::from_json(r#"{"telemetry":{"service_name":"NaN"}}"#).unwrap();
+    assert_eq!(named.telemetry.service_name, "NaN");
+    assert!(MeridianConfig::from_json(&format!("{{\"a\":{}", "[".repeat(200_000))).is_err());
+    assert_eq!(MeridianConfig::from_json("{}").unwrap(), MeridianConfig::default());
 }
 
 #[test]
@@ -327,6 +463,7 @@ fn the_schema_says_what_the_parser_does() {
     assert_eq!(budget["deadline_ms"]["default"], 5.0);
     assert!(budget["config"].get("properties").is_none());
     assert!(!schema.to_string().contains("\"$ref\""));
+    assert!(!schema.to_string().contains("```"), "examples are for the reader of the code");
 }
 
 #[test]
@@ -381,7 +518,7 @@ proptest! {
             Ok(config) => {
                 prop_assert_eq!(config.validate(), Ok(()));
                 let json = serde_json::to_string(&config).unwrap();
-                prop_assert_eq!(serde_json::from_str::<MeridianConfig>(&json).unwrap(), config);
+                prop_assert_eq!(MeridianConfig::from_json(&json).unwrap(), config);
             }
             Err(error) => {
                 let message = error.to_string();

@@ -26,7 +26,13 @@ fn every_file_is_bundled_and_can_be_chosen() {
         let model = MeridianConfig::from_toml(&text).unwrap_or_else(|error| panic!("{error}")).model;
         let texts: Vec<_> = family.start.iter().map(|marker| marker.text.clone()).collect();
         assert_eq!(model.think_start.as_slice(), texts);
-        assert_eq!(model.strips_reasoning, family.strips_reasoning.unwrap_or(true));
+        // What is not known must not cost the blocks that a later turn reads.
+        assert_eq!(model.strips_reasoning_or_keep(), family.strips_reasoning.unwrap_or(false));
+        let text = format!("{text}\nstrips_reasoning = 'auto'");
+        let model = MeridianConfig::from_toml(&text).unwrap().model;
+        assert_eq!(model.strips_reasoning_or_keep(), family.strips_reasoning.unwrap_or(false));
+        let model = MeridianConfig::from_toml(&text.replace("'auto'", "true")).unwrap().model;
+        assert!(model.strips_reasoning_or_keep());
     }
 }
 

@@ -24,6 +24,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from meridian import _native
 from meridian.config import MeridianConfig, load_config
+from meridian.engine import MAX_TENANT_CHARACTERS
 from meridian.vllm.compat import check_version
 from meridian.vllm.markers import engine_tokenizer, resolve
 
@@ -286,7 +287,7 @@ def _client_facts(request: Request) -> tuple[str, float]:
     params = request.sampling_params
     given = (params.extra_args if params is not None else None) or {}
     tenant, deadline = given.get("meridian_tenant", ""), given.get("meridian_deadline_ms", math.inf)
-    if not isinstance(tenant, str) or len(tenant) > 128:
+    if not isinstance(tenant, str) or len(tenant) > MAX_TENANT_CHARACTERS:
         tenant = ""
     if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not deadline > 0:
         deadline = math.inf

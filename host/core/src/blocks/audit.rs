@@ -46,7 +46,9 @@ pub(super) fn audit(pool: &Pool) -> Result<(), String> {
     same("cached blocks by tier", pool.cached.by_tier(), by_tier)?;
     let mut indices: HashSet<u32> = pool.returned.iter().copied().collect();
     same("distinct returned device blocks", indices.len(), pool.returned.len())?;
-    let (mut attended, mut think_attended, mut remote, mut cached) = (0, 0, 0, 0);
+    let (mut attended, mut think_attended, mut cached) = (0, 0, 0);
+    let mut remote: HashSet<BlockId> = pool.remote.iter().map(|rank| rank.block).collect();
+    same("blocks in the order of remote eviction", remote.len(), pool.remote.len() as usize)?;
     for (id, block) in &pool.blocks {
         let counted = readers.remove(id).unwrap_or_default();
         same(&format!("views of block {id}"), block.views, counted.views)?;
@@ -61,7 +63,9 @@ pub(super) fn audit(pool: &Pool) -> Result<(), String> {
                 block.readers() == 0
             }
             BlockLocation::Remote { .. } => {
-                remote += 1;
+                if !remote.remove(id) || !pool.remote.contains(&block.rank(*id)) {
+                    return Err(format!("remote block {id} is not in its order of eviction"));
+                }
                 if block.readers() > 0 {
                     return Err(format!("remote block {id} is attended"));
                 }
@@ -81,12 +85,13 @@ pub(super) fn audit(pool: &Pool) -> Result<(), String> {
     }
     same("attended blocks", pool.attended, attended)?;
     same("blocks that thinking attends", pool.think_attended, think_attended)?;
-    same("remote blocks", pool.remote, remote)?;
+    if let Some(id) = remote.iter().next() {
+        return Err(format!("block {id} is in the order of remote eviction and is not remote"));
+    }
+    let holders = pool.requests.values().filter(|live| live.holds_as_thinking()).count();
+    same("requests that hold blocks and do not answer", pool.think_holders as usize, holders)?;
     same("cached blocks", pool.cached.len(), cached)?;
     same("all device blocks", pool.capacity, pool.free_count() + cached + attended + pool.reserved)?;
-    if think_attended > pool.think_limit {
-        return Err(format!("thinking attends {think_attended} blocks, the limit is {}", pool.think_limit));
-    }
     Ok(())
 }
 

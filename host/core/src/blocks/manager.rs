@@ -5,7 +5,7 @@ use super::pool::Pool;
 use super::preempt::{self, Preemption};
 use super::{Allocation, BeginKv, BlockManager, Evicted, EvictionPolicy, Fabric, FabricError, KvMemory, KvStats};
 use crate::sync::{Mutex, MutexGuard, lock};
-use crate::{BlockId, BlockLocation, BlockTier, Error, PhaseEvent, RequestId, TieredLru};
+use crate::{BlockId, BlockLocation, BlockTier, Error, RequestId, ThinkPhase, TieredLru};
 
 /// The block manager that knows phases: dead thinking goes first, then the cache, then requests that think, and answers
 /// in progress last.
@@ -24,28 +24,36 @@ use crate::{BlockId, BlockLocation, BlockTier, Error, PhaseEvent, RequestId, Tie
 /// | has finished, reasoning is stripped | ThinkActive | ThinkComplete | ThinkComplete if it has thought, else ThinkActive |
 /// | has finished, reasoning is kept | ThinkActive | ThinkActive | ThinkActive |
 ///
-/// Section of a block: the phase in which it was allocated; a block that was touched belongs to the prompt. A block that
-/// holds the end of the prompt and the first think tokens counts as prompt; [`PhaseAwareBlockManager::demote`] corrects
-/// that for a caller who knows.
+/// Section of a block: the phase in which it was allocated; a block that was touched belongs to the prompt. Of a request
+/// that resumes, its place in the chain says it ([`BeginKv::resumed`]). A block that holds the end of the prompt and the
+/// first think tokens counts as prompt; [`PhaseAwareBlockManager::demote`] corrects that for a caller who knows.
 ///
 /// **Class**: the order of eviction, ThinkComplete before ThinkActive before OutputCritical. Of an unattended block it is
 /// the tier. Of an attended one it is ThinkActive when only prefilling and thinking requests attend it, else
 /// OutputCritical. Inside a class unattended blocks go before attended ones, since they cost no preemption.
 ///
+/// **Limit of thinking** ([`KvMemory::think_fraction_limit`]): requests that do not answer yet may attend only that share,
+/// prompts included. It keeps memory for answers, and holds while several of them hold blocks: a request beside which no
+/// other prefills or thinks is always admitted, or a long prompt would be refused for ever. When several are refused,
+/// freeing one lets another go on.
+///
+/// **Remote blocks** are bounded too ([`PhaseAwareBlockManager::with_remote_limit`]): an offload beyond the limit drops the
+/// first remote block in the order of eviction, at the fabric as well. At most one transfer moves a block at a time.
+///
 /// One lock guards the books. The eviction policy is asked with the lock held, the fabric without it, and both before
 /// anything changes.
 ///
 /// ```
-/// use meridian_core::{BeginKv, BlockManager, BlockTier, KvMemory, PhaseAwareBlockManager, PhaseEvent, RequestId};
+/// use meridian_core::{BeginKv, BlockManager, BlockTier, KvMemory, PhaseAwareBlockManager, RequestId, ThinkPhase};
 ///
 /// let memory = KvMemory { capacity_bytes: 6, block_size_bytes: 1, think_fraction_limit: 1.0 };
 /// let manager = PhaseAwareBlockManager::new(&memory).unwrap();
 /// let (first, second) = (RequestId(1), RequestId(2));
 /// manager.begin(first, &BeginKv { strips_reasoning: true, ..BeginKv::default() }).unwrap();
 /// let prompt = manager.allocate(first, 1).unwrap().blocks;
-/// manager.phase_event(first, PhaseEvent::EnterThink).unwrap();
+/// manager.set_phase(first, ThinkPhase::Think, 1).unwrap();
 /// let thinking = manager.allocate(first, 3).unwrap().blocks;
-/// manager.phase_event(first, PhaseEvent::ExitThink).unwrap();
+/// manager.set_phase(first, ThinkPhase::Output, 40).unwrap();
 /// manager.allocate(first, 1).unwrap();
 /// manager.finish(first, 100.0).unwrap();
 /// assert_eq!(manager.tier(thinking[0]), Some(BlockTier::ThinkComplete));
@@ -91,6 +99,14 @@ impl PhaseAwareBlockManager {
         self
     }
 
+    /// The same with at most this many blocks with the fabric, at least 1; else 1,048,576. A block that is on its way back
+    /// is never dropped for the limit, so there may be as many more as there are such transfers.
+    #[must_use]
+    pub fn with_remote_limit(self, remote_blocks: u32) -> Self {
+        self.books().pool.remote_limit = remote_blocks.max(1);
+        self
+    }
+
     /// Use another eviction policy from now on. Blocks that are cached keep the keys they have.
     pub fn replace_policy(&self, policy: Box<dyn EvictionPolicy>) {
         let old = std::mem::replace(&mut self.books().judge.policy, policy);
@@ -105,22 +121,25 @@ impl PhaseAwareBlockManager {
         self.books().pool.begin(request, begin)
     }
 
-    /// The request's phase changed. `ExitThink` turns its think blocks into ThinkComplete and the rest into
-    /// OutputCritical; from prefill it says that the request answers without thinking. `ForceBudget`, and an event that
-    /// does not fit the phase, change nothing: once a request answers, it answers to its end.
+    /// Where the request is, as [`Progress`](crate::Progress) or [`RequestState`](crate::RequestState) says: to be told
+    /// after every step that generated tokens for it, before blocks are allocated for the next. These are levels, so that
+    /// telling one twice or leaving one out does no harm. [`PhaseEvent`](crate::PhaseEvent)s will not do: none comes for a
+    /// request that answers at once, and one whose opening is undecided enters thinking and leaves it without a think
+    /// token.
+    ///
+    /// `Output` turns the think blocks of the request into ThinkComplete and the rest into OutputCritical. A phase before
+    /// the present one changes nothing: once a request answers, it answers to its end, though it may think in between.
+    /// The request has thought, and what follows its prompt will never match again, once `think_tokens` is above 0; what
+    /// it answered before that belongs to the prompt.
     ///
     /// # Errors
     /// [`Error::UnknownRequest`].
-    pub fn phase_event(&self, request: RequestId, event: PhaseEvent) -> Result<(), Error> {
-        let pool = &mut self.books().pool;
-        match event {
-            PhaseEvent::EnterThink => pool.enter_think(request),
-            PhaseEvent::ExitThink => pool.exit_think(request),
-            PhaseEvent::ForceBudget => pool.live(request).map(|_| ()),
-        }
+    pub fn set_phase(&self, request: RequestId, phase: ThinkPhase, think_tokens: u32) -> Result<(), Error> {
+        self.books().pool.set_phase(request, phase, think_tokens)
     }
 
-    /// Prefix reuse: the request attends these blocks too, as part of its prompt. Returns how many it did not attend
+    /// Prefix reuse: the request attends these blocks too, as part of its prompt; the next in its chain, when it resumes
+    /// ([`BeginKv::resumed`]). Returns how many it did not attend
     /// already. Proves that a block can match, so a mark as dead is taken away.
     ///
     /// # Errors
@@ -252,56 +271,69 @@ impl BlockManager for PhaseAwareBlockManager {
 
     fn offload_block(&self, block: BlockId) -> Result<BlockLocation, Error> {
         let fabric = self.fabric()?;
-        let (index, stamp) = {
-            let books = self.books();
-            let found = books.pool.unattended(block)?;
-            let BlockLocation::Device { index } = found.place else {
-                return Err(Error::BlockElsewhere { block, expected: "on the device" });
-            };
-            (index, found.stamp)
-        };
+        let (index, stamp) = self.books().pool.begin_offload(block)?;
+        // Until it is dropped, the unneeded copy discarded: a later transfer may be given the same handle.
+        let _transfer = Transfer { manager: self, block };
         let handle = fabric.offload(block, index).map_err(|source| Error::Fabric { block, source })?;
-        let still_there = {
+        let moved = {
             let pool = &mut self.books().pool;
             let found = pool.unattended(block).and_then(|found| {
                 // Attended and left again: the copy may be older than the block.
                 let is_same = found.stamp == stamp && found.place == BlockLocation::Device { index };
                 if is_same { Ok(()) } else { Err(Error::BlockAttended { block }) }
             });
-            found.map(|()| pool.left_device(block, handle))
+            found.map(|()| {
+                let dropped = pool.make_remote_room();
+                pool.left_device(block, handle);
+                dropped
+            })
         };
-        if let Err(error) = still_there {
-            fabric.discard(handle);
-            return Err(error);
+        match moved {
+            Ok(dropped) => {
+                dropped.into_iter().for_each(|handle| fabric.discard(handle));
+                Ok(BlockLocation::Remote { handle })
+            }
+            Err(error) => {
+                fabric.discard(handle);
+                Err(error)
+            }
         }
-        Ok(BlockLocation::Remote { handle })
     }
 
     fn ingest_block(&self, block: BlockId) -> Result<Evicted, Error> {
         let fabric = self.fabric()?;
-        let (handle, reservation, evicted) = {
-            let pool = &mut self.books().pool;
-            let BlockLocation::Remote { handle } = pool.block(block)?.place else {
-                return Err(Error::BlockElsewhere { block, expected: "remote" });
-            };
-            let (index, evicted) = pool.reserve()?;
-            (handle, Reservation { manager: self, index: Some(index) }, evicted)
+        let handle = self.books().pool.begin_ingest(block)?;
+        let _transfer = Transfer { manager: self, block };
+        let (reservation, evicted) = {
+            let (index, evicted) = self.books().pool.reserve()?;
+            (Reservation { manager: self, index: Some(index) }, evicted)
         };
         let copied = fabric.ingest(handle, reservation.index.expect("reserved above"));
-        let remote = BlockLocation::Remote { handle };
         match copied {
-            Ok(()) => reservation.commit(block, remote)?,
+            Ok(()) => reservation.commit(block)?,
             Err(source) => {
                 drop(reservation);
-                let pool = &mut self.books().pool;
-                if source == FabricError::Lost && pool.block(block).is_ok_and(|found| found.place == remote) {
-                    pool.forget(block);
+                if source == FabricError::Lost {
+                    // It is remote yet, or gone: only this transfer could have moved it.
+                    self.books().pool.forget(block);
                 }
                 return Err(Error::Fabric { block, source });
             }
         }
         fabric.discard(handle);
         Ok(evicted)
+    }
+}
+
+/// The mark that a block is being moved; taken away when the transfer is over, a panic included.
+struct Transfer<'a> {
+    manager: &'a PhaseAwareBlockManager,
+    block: BlockId,
+}
+
+impl Drop for Transfer<'_> {
+    fn drop(&mut self) {
+        self.manager.books().pool.end_move(self.block);
     }
 }
 
@@ -313,12 +345,10 @@ struct Reservation<'a> {
 
 impl Reservation<'_> {
     /// # Errors
-    /// The block was dropped or brought back by another thread meanwhile.
-    fn commit(mut self, block: BlockId, remote: BlockLocation) -> Result<(), Error> {
+    /// The block was dropped by another thread meanwhile.
+    fn commit(mut self, block: BlockId) -> Result<(), Error> {
         let pool = &mut self.manager.books().pool;
-        if pool.block(block)?.place != remote {
-            return Err(Error::BlockElsewhere { block, expected: "remote" });
-        }
+        pool.block(block)?;
         pool.came_back(block, self.index.take().expect("committed once"));
         Ok(())
     }

@@ -48,9 +48,9 @@ pub trait BlockManager: Send + Sync {
     /// Move an unattended block off the device. May take as long as the fabric takes; blocks no other call.
     ///
     /// # Errors
-    /// [`Error::FabricNotConfigured`] unless the implementation has a fabric. [`Error::Fabric`] when it failed,
-    /// [`Error::BlockAttended`] or [`Error::UnknownBlock`] when the block was wanted or evicted in the meantime: the
-    /// block stays what it is.
+    /// [`Error::FabricNotConfigured`] unless the implementation has a fabric. [`Error::BlockMoving`], at once, while a
+    /// transfer moves the block. [`Error::Fabric`] when the fabric failed, [`Error::BlockAttended`] or
+    /// [`Error::UnknownBlock`] when the block was wanted or evicted in the meantime: the block stays what it is.
     fn offload_block(&self, _block: BlockId) -> Result<BlockLocation, Error> {
         Err(Error::FabricNotConfigured)
     }
@@ -59,7 +59,8 @@ pub trait BlockManager: Send + Sync {
     ///
     /// # Errors
     /// [`Error::FabricNotConfigured`] unless the implementation has a fabric. [`Error::Fabric`] when it failed: the
-    /// block stays remote, or is gone if the fabric has lost it. [`Error::OutOfBlocks`] when every block is attended.
+    /// block stays remote, or is gone if the fabric has lost it. [`Error::BlockMoving`], at once, while a transfer moves
+    /// the block. [`Error::OutOfBlocks`] when every block is attended.
     fn ingest_block(&self, _block: BlockId) -> Result<Evicted, Error> {
         Err(Error::FabricNotConfigured)
     }
@@ -132,7 +133,7 @@ pub struct KvMemory {
     pub capacity_bytes: u64,
     /// Size of a block over all layers, bytes, above 0.
     pub block_size_bytes: u64,
-    /// Most of the blocks that requests may attend which do not answer yet, in (0, 1].
+    /// Most of the blocks that requests may attend which do not answer yet, in (0, 1]; one that is alone is not limited.
     pub think_fraction_limit: f64,
 }
 
@@ -165,7 +166,7 @@ impl KvMemory {
         u32::try_from(self.capacity_bytes / self.block_size_bytes.max(1)).unwrap_or(u32::MAX)
     }
 
-    /// Most blocks that requests may attend which do not answer yet; at least 1.
+    /// Most blocks that several requests may attend which do not answer yet; at least 1.
     #[must_use]
     pub fn think_limit_blocks(&self) -> u32 {
         // The tolerance makes 0.7 of 10 blocks 7, whichever side the product falls; `as` saturates.
@@ -183,12 +184,41 @@ impl KvMemory {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct BeginKv {
-    /// Its phase. Blocks allocated in `Prefill` are prompt, so a request begins there even when it resumes.
+    /// Its phase. Blocks allocated in `Prefill` are prompt, unless `resumed` says otherwise: a request begins there even
+    /// when it resumes.
     pub phase: ThinkPhase,
+    /// What its chain was, when it was preempted and computes it again; `None` for a new request.
+    pub resumed: Option<Sections>,
     /// Whether the chat template leaves reasoning out of the next turn's prompt.
     pub strips_reasoning: bool,
-    /// The host's clock, milliseconds.
+    /// The host's clock, milliseconds; when it is not finite or goes back, the latest time told stands.
     pub now_ms: f64,
+}
+
+/// How the chain of a request that resumes is divided: the first blocks are prompt, the next thinking. What a prefill
+/// computes beyond them is output.
+///
+/// ```
+/// use meridian_core::{BeginKv, BlockManager, BlockTier, KvMemory, PhaseAwareBlockManager};
+/// use meridian_core::{RequestId, Sections, ThinkPhase};
+///
+/// let memory = KvMemory { capacity_bytes: 8, block_size_bytes: 1, think_fraction_limit: 1.0 };
+/// let manager = PhaseAwareBlockManager::new(&memory).unwrap();
+/// // It was preempted while it answered; prompt, thinking and answer are computed again.
+/// let resumed = Some(Sections { prompt_blocks: 2, think_blocks: 3 });
+/// manager.begin(RequestId(1), &BeginKv { resumed, strips_reasoning: true, ..BeginKv::default() }).unwrap();
+/// let blocks = manager.allocate(RequestId(1), 6).unwrap().blocks;
+/// manager.set_phase(RequestId(1), ThinkPhase::Output, 40).unwrap();
+/// manager.finish(RequestId(1), 100.0).unwrap();
+/// assert_eq!(manager.tier(blocks[1]), Some(BlockTier::ThinkActive));
+/// assert_eq!(manager.tier(blocks[2]), Some(BlockTier::ThinkComplete));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sections {
+    /// Blocks of the prompt, reused ones included.
+    pub prompt_blocks: u32,
+    /// Blocks of thinking that follow them.
+    pub think_blocks: u32,
 }
 
 /// What [`BlockManager::allocate`] gave, and what it cost.
@@ -264,6 +294,8 @@ pub struct KvStats {
     pub preemptions: u64,
     /// Batches that went by the default because the eviction policy failed.
     pub policy_faults: u64,
+    /// Remote blocks dropped because there were too many.
+    pub remote_evictions: u64,
 }
 
 impl KvStats {

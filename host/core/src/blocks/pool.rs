@@ -8,6 +8,9 @@ use super::{Allocation, BeginKv, Evicted, KvMemory, KvStats};
 use crate::rank::ordinal;
 use crate::{BlockId, BlockLocation, BlockTier, Error, EvictionCandidate, EvictionSubject, RequestId, ThinkPhase};
 
+/// Most blocks with the fabric, unless another limit is set.
+const DEFAULT_REMOTE_BLOCKS: u32 = 1 << 20;
+
 #[derive(Debug)]
 pub(super) struct Pool {
     pub(super) capacity: u32,
@@ -24,11 +27,16 @@ pub(super) struct Pool {
     pub(super) attended: u32,
     /// Blocks that a request attends which does not answer yet.
     pub(super) think_attended: u32,
-    pub(super) remote: u32,
+    /// Requests that do not answer yet and hold blocks.
+    pub(super) think_holders: u32,
+    /// Blocks with the fabric.
+    pub(super) remote: EvictionOrder,
+    pub(super) remote_limit: u32,
+    pub(super) remote_evictions: u64,
     next_block: u64,
     next_stamp: u64,
     next_seq: u64,
-    /// The latest time told.
+    /// The latest time told, finite.
     pub(super) now_ms: f64,
     pub(super) evictions: [u64; 3],
     pub(super) preemptions: u64,
@@ -48,7 +56,10 @@ impl Pool {
             cached: EvictionOrder::default(),
             attended: 0,
             think_attended: 0,
-            remote: 0,
+            think_holders: 0,
+            remote: EvictionOrder::default(),
+            remote_limit: DEFAULT_REMOTE_BLOCKS,
+            remote_evictions: 0,
             next_block: 0,
             next_stamp: 0,
             next_seq: 0,
@@ -71,7 +82,8 @@ impl Pool {
             attended: self.attended,
             think_attended: self.think_attended,
             reserved: self.reserved,
-            remote: self.remote,
+            remote: self.remote.len(),
+            remote_evictions: self.remote_evictions,
             requests: self.requests.len(),
             evictions: self.evictions,
             preemptions: self.preemptions,
@@ -79,8 +91,9 @@ impl Pool {
         }
     }
 
+    /// A time that is not finite, or before the latest, tells nothing.
     pub(super) fn tell_time(&mut self, now_ms: f64) {
-        if now_ms > self.now_ms {
+        if now_ms.is_finite() && now_ms > self.now_ms {
             self.now_ms = now_ms;
         }
     }
@@ -93,7 +106,8 @@ impl Pool {
         self.next_seq += 1;
         let live = Live {
             phase: begin.phase,
-            thought: begin.phase == ThinkPhase::Think,
+            thought: begin.resumed.is_some_and(|sections| sections.think_blocks > 0),
+            resumed: begin.resumed,
             strips_reasoning: begin.strips_reasoning,
             begun_ms: self.now_ms,
             seq: self.next_seq,
@@ -113,20 +127,28 @@ impl Pool {
         self.blocks.get(&block).ok_or(Error::UnknownBlock { block })
     }
 
-    pub(super) fn enter_think(&mut self, request: RequestId) -> Result<(), Error> {
+    pub(super) fn set_phase(&mut self, request: RequestId, phase: ThinkPhase, think_tokens: u32) -> Result<(), Error> {
         let live = self.requests.get_mut(&request).ok_or(Error::UnknownRequest { id: request })?;
-        if live.phase == ThinkPhase::Prefill {
-            live.phase = ThinkPhase::Think;
+        if think_tokens > 0 && !live.thought {
             live.thought = true;
+            if live.phase == ThinkPhase::Output {
+                // It answered first: what it wrote until now stands before the thinking and matches like the prompt.
+                let [prompt, _, output] = &mut live.sections;
+                prompt.append(output);
+            }
+        }
+        match (live.phase, phase) {
+            (ThinkPhase::Prefill, ThinkPhase::Think) => live.phase = ThinkPhase::Think,
+            (ThinkPhase::Prefill | ThinkPhase::Think, ThinkPhase::Output) => self.answer(request),
+            _ => {}
         }
         Ok(())
     }
 
-    pub(super) fn exit_think(&mut self, request: RequestId) -> Result<(), Error> {
-        let live = self.requests.get_mut(&request).ok_or(Error::UnknownRequest { id: request })?;
-        if live.phase == ThinkPhase::Output {
-            return Ok(());
-        }
+    /// A live request that has not answered begins to.
+    fn answer(&mut self, request: RequestId) {
+        let live = self.requests.get_mut(&request).expect("the request is live");
+        self.think_holders -= u32::from(live.holds_as_thinking());
         live.phase = ThinkPhase::Output;
         for (section, block) in live.chain() {
             let block = self.blocks.get_mut(&block).expect("a chain names blocks that exist");
@@ -134,18 +156,16 @@ impl Pool {
             block.views[view(ThinkPhase::Output, section) as usize] += 1;
             self.think_attended -= u32::from(block.views[BlockTier::ThinkActive as usize] == 0);
         }
-        Ok(())
     }
 
     pub(super) fn allocate(&mut self, request: RequestId, count: u32) -> Result<Allocation, Error> {
         let phase = self.live(request)?.phase;
-        self.check_think_limit(phase, count)?;
+        self.check_think_limit(request, count)?;
         let available = self.free_count() + self.cached.len();
         if available < count {
             return Err(Error::OutOfBlocks { needed: count, available });
         }
         let evicted = self.evict_cached(count.saturating_sub(self.free_count()));
-        let section = Section::written_in(phase);
         let blocks = (0..count)
             .map(|_| {
                 let index = self.take_free().expect("enough blocks are free");
@@ -157,12 +177,14 @@ impl Pool {
                     reader_ids: 0,
                     cached_tier: BlockTier::ThinkActive,
                     dead: false,
+                    is_moving: false,
                     ordinal: ordinal(0.0),
                     stamp: 0,
                     hits: 0,
                     born_ms: self.now_ms,
                 };
                 self.blocks.insert(id, block);
+                let section = self.requests[&request].next_section(phase);
                 self.attach(id, request, section);
                 id
             })
@@ -172,7 +194,6 @@ impl Pool {
 
     pub(super) fn touch(&mut self, request: RequestId, blocks: &[BlockId]) -> Result<u32, Error> {
         let live = self.live(request)?;
-        let phase = live.phase;
         let mut new = Vec::with_capacity(blocks.len());
         let mut seen = HashSet::with_capacity(blocks.len());
         let mut more_thinking = 0;
@@ -186,7 +207,7 @@ impl Pool {
                 more_thinking += u32::from(block.views[BlockTier::ThinkActive as usize] == 0);
             }
         }
-        self.check_think_limit(phase, more_thinking)?;
+        self.check_think_limit(request, more_thinking)?;
         for id in &new {
             let block = self.blocks.get_mut(id).expect("looked up above");
             if block.readers() == 0 {
@@ -194,15 +215,19 @@ impl Pool {
             }
             block.dead = false;
             block.hits = block.hits.saturating_add(1);
-            self.attach(*id, request, Section::Prompt);
+            let section = self.requests[&request].next_section(ThinkPhase::Prefill);
+            self.attach(*id, request, section);
         }
         Ok(u32::try_from(new.len()).expect("at most the capacity"))
     }
 
-    fn check_think_limit(&self, phase: ThinkPhase, more: u32) -> Result<(), Error> {
+    fn check_think_limit(&self, request: RequestId, more: u32) -> Result<(), Error> {
+        let live = self.live(request)?;
         let (attended, limit) = (self.think_attended, self.think_limit);
+        let is_alone = self.think_holders == u32::from(live.holds_as_thinking());
         // A limit of everything is none: what is short then is memory.
-        if phase != ThinkPhase::Output && limit < self.capacity && more > limit.saturating_sub(attended) {
+        let is_limited = live.phase != ThinkPhase::Output && limit < self.capacity && !is_alone;
+        if is_limited && more > limit.saturating_sub(attended) {
             return Err(Error::ThinkLimit { needed: more, attended, limit });
         }
         Ok(())
@@ -228,9 +253,15 @@ impl Pool {
         Ok(candidates)
     }
 
+    fn remove(&mut self, request: RequestId) -> Live {
+        let live = self.requests.remove(&request).expect("the request is live");
+        self.think_holders -= u32::from(live.holds_as_thinking());
+        live
+    }
+
     /// End a live request; its blocks stay as cache. `keys` are those of [`Pool::leaving`], or none.
     pub(super) fn retire(&mut self, request: RequestId, keys: &[f32]) {
-        let live = self.requests.remove(&request).expect("the request is live");
+        let live = self.remove(request);
         let mut keys = keys.iter().rev();
         // Tail first: what is left of a prefix that is evicted in part is still a prefix.
         for (section, id) in live.chain().rev() {
@@ -249,7 +280,7 @@ impl Pool {
 
     /// End a live request and drop the blocks that no other request attends.
     pub(super) fn drop_request(&mut self, request: RequestId) -> Vec<BlockId> {
-        let live = self.requests.remove(&request).expect("the request is live");
+        let live = self.remove(request);
         let mut dropped = Vec::with_capacity(live.unshared as usize);
         for (section, id) in live.chain() {
             if self.detach(id, request, live.phase, section) {
@@ -296,11 +327,13 @@ impl Pool {
             block.dead = true;
             return Ok(());
         }
-        let is_ranked = self.cached.remove(&block.rank(id));
+        let order = match block.place {
+            BlockLocation::Device { .. } => &mut self.cached,
+            BlockLocation::Remote { .. } => &mut self.remote,
+        };
+        order.remove(&block.rank(id));
         block.cached_tier = to;
-        if is_ranked {
-            self.cached.insert(block.rank(id));
-        }
+        order.insert(block.rank(id));
         Ok(())
     }
 
@@ -322,13 +355,61 @@ impl Pool {
         })
     }
 
+    /// An unattended block may begin to move from the device; its device block and stamp.
+    pub(super) fn begin_offload(&mut self, id: BlockId) -> Result<(u32, u64), Error> {
+        let block = self.unattended(id)?;
+        let BlockLocation::Device { index } = block.place else {
+            return Err(Error::BlockElsewhere { block: id, expected: "on the device" });
+        };
+        let stamp = block.stamp;
+        self.begin_move(id)?;
+        Ok((index, stamp))
+    }
+
+    /// A remote block may begin to move to the device; its handle.
+    pub(super) fn begin_ingest(&mut self, id: BlockId) -> Result<u64, Error> {
+        let BlockLocation::Remote { handle } = self.block(id)?.place else {
+            return Err(Error::BlockElsewhere { block: id, expected: "remote" });
+        };
+        self.begin_move(id)?;
+        Ok(handle)
+    }
+
+    fn begin_move(&mut self, id: BlockId) -> Result<(), Error> {
+        let block = self.blocks.get_mut(&id).expect("the block was looked up under the same lock");
+        if std::mem::replace(&mut block.is_moving, true) { Err(Error::BlockMoving { block: id }) } else { Ok(()) }
+    }
+
+    /// The transfer is over, whatever came of it; the block may be gone.
+    pub(super) fn end_move(&mut self, id: BlockId) {
+        if let Some(block) = self.blocks.get_mut(&id) {
+            block.is_moving = false;
+        }
+    }
+
+    /// Drop remote blocks until one more is within the limit, first to go first, none of them moving; their handles.
+    pub(super) fn make_remote_room(&mut self) -> Vec<u64> {
+        let mut handles = Vec::new();
+        while self.remote.len() >= self.remote_limit {
+            let Some(id) = self.remote.iter().map(|rank| rank.block).find(|id| !self.blocks[id].is_moving) else {
+                break;
+            };
+            if let BlockLocation::Remote { handle } = self.blocks[&id].place {
+                handles.push(handle);
+            }
+            self.remote_evictions += 1;
+            self.forget(id);
+        }
+        handles
+    }
+
     /// The bytes of an unattended block have left the device.
     pub(super) fn left_device(&mut self, id: BlockId, handle: u64) {
         let block = self.blocks.get_mut(&id).expect("the block was looked up under the same lock");
         self.cached.remove(&block.rank(id));
         if let BlockLocation::Device { index } = std::mem::replace(&mut block.place, BlockLocation::Remote { handle }) {
             self.returned.push(index);
-            self.remote += 1;
+            self.remote.insert(block.rank(id));
         }
     }
 
@@ -348,9 +429,9 @@ impl Pool {
     /// The bytes of a remote block are in the device block that was reserved for it.
     pub(super) fn came_back(&mut self, id: BlockId, index: u32) {
         self.reserved -= 1;
-        self.remote -= 1;
         self.next_stamp += 1;
         let block = self.blocks.get_mut(&id).expect("the block was looked up under the same lock");
+        self.remote.remove(&block.rank(id));
         block.place = BlockLocation::Device { index };
         block.stamp = self.next_stamp;
         self.cached.insert(block.rank(id));
@@ -363,12 +444,12 @@ impl Pool {
         })
     }
 
-    /// Drop a block that nobody attends and that is out of the order of eviction.
+    /// Drop a block that nobody attends and that is out of the order of eviction on the device.
     pub(super) fn forget(&mut self, id: BlockId) {
-        match self.blocks.remove(&id).map(|block| block.place) {
-            Some(BlockLocation::Device { index }) => self.returned.push(index),
-            Some(BlockLocation::Remote { .. }) => self.remote -= 1,
-            None => {}
+        let Some(block) = self.blocks.remove(&id) else { return };
+        match block.place {
+            BlockLocation::Device { index } => self.returned.push(index),
+            BlockLocation::Remote { .. } => _ = self.remote.remove(&block.rank(id)),
         }
     }
 
@@ -385,8 +466,10 @@ impl Pool {
         self.think_attended += u32::from(view == BlockTier::ThinkActive as usize && block.views[view] == 1);
         self.attended += u32::from(readers == 0);
         live.unshared += u32::from(readers == 0);
+        let held = live.holds_as_thinking();
         live.sections[section as usize].push(id);
         live.members.insert(id);
+        self.think_holders += u32::from(!held && live.holds_as_thinking());
     }
 
     /// Detach a request that is no longer among the live ones; true when nobody attends the block any more.

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 
+use super::Sections;
 use crate::{BlockId, BlockLocation, BlockTier, ThinkPhase};
 
 /// What a request was doing when a block joined its chain; the index of [`Live::sections`].
@@ -42,6 +43,8 @@ pub(super) struct Block {
     pub(super) cached_tier: BlockTier,
     /// Marked as never matching again while it was attended.
     pub(super) dead: bool,
+    /// A transfer of it has not ended: no other may begin.
+    pub(super) is_moving: bool,
     pub(super) ordinal: u32,
     /// When it was last left unattended, in order; the age for least recently used. Changes whenever it may have been
     /// written to.
@@ -90,7 +93,7 @@ pub(super) struct Rank {
     pub(super) block: BlockId,
 }
 
-/// The unattended blocks on the device, first to go first.
+/// Unattended blocks in one place, first to go first.
 #[derive(Debug, Default)]
 pub(super) struct EvictionOrder {
     ranks: BTreeSet<Rank>,
@@ -107,6 +110,10 @@ impl EvictionOrder {
         let was_there = self.ranks.remove(rank);
         self.by_tier[rank.tier as usize] -= u32::from(was_there);
         was_there
+    }
+
+    pub(super) fn contains(&self, rank: &Rank) -> bool {
+        self.ranks.contains(rank)
     }
 
     pub(super) fn pop_first(&mut self) -> Option<Rank> {
@@ -131,7 +138,10 @@ impl EvictionOrder {
 #[derive(Debug)]
 pub(super) struct Live {
     pub(super) phase: ThinkPhase,
+    /// It has generated think tokens.
     pub(super) thought: bool,
+    /// What its chain was when it was preempted.
+    pub(super) resumed: Option<Sections>,
     pub(super) strips_reasoning: bool,
     pub(super) begun_ms: f64,
     /// Order of beginning; the youngest has the highest.
@@ -147,6 +157,26 @@ impl Live {
     pub(super) fn chain(&self) -> impl DoubleEndedIterator<Item = (Section, BlockId)> + '_ {
         let section = |section: Section| self.sections[section as usize].iter().map(move |block| (section, *block));
         section(Section::Prompt).chain(section(Section::Think)).chain(section(Section::Output))
+    }
+
+    /// Whether it is a request that does not answer yet and holds blocks.
+    pub(super) fn holds_as_thinking(&self) -> bool {
+        self.phase != ThinkPhase::Output && !self.members.is_empty()
+    }
+
+    /// The section of the next block of the chain, if it is written in `phase`.
+    pub(super) fn next_section(&self, phase: ThinkPhase) -> Section {
+        let Some(Sections { prompt_blocks, think_blocks }) = self.resumed else { return Section::written_in(phase) };
+        let position = self.members.len() as u64;
+        if position < u64::from(prompt_blocks) {
+            Section::Prompt
+        } else if position < u64::from(prompt_blocks) + u64::from(think_blocks) {
+            Section::Think
+        } else if phase == ThinkPhase::Prefill {
+            Section::Output
+        } else {
+            Section::written_in(phase)
+        }
     }
 
     /// The tier of a block that this request is the last to leave.

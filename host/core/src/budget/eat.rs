@@ -1,6 +1,6 @@
 use crate::EntropyUnit;
 
-use super::Thresholds;
+use super::{Thresholds, is_measured};
 
 /// EAT: entropy after a forced end of thinking, with its moving mean and variance (arXiv 2509.26522, whose code counts in
 /// bits).
@@ -12,18 +12,18 @@ use super::Thresholds;
 /// M_i = a x_i + (1 - a) M_{i-1}        V_i = a (x_i - M_i)^2 + (1 - a) V_{i-1}
 /// ```
 ///
-/// where the variance takes the *updated* mean. Thinking may end at the first `i >= min_probes` with `V_i < delta`. The
-/// variance alone also ends thinking while a model is stably ignorant, so `M_i` must not be above `eat_max_bits` either;
-/// that guard is not in the paper.
+/// where the variance takes the *updated* mean. Thinking may end at the first `i >= min_probes` with
+/// `V_i < eat_variance_threshold`. The variance alone also ends thinking while a model is stably ignorant, so `M_i` must
+/// not be above `eat_max_bits` either; that guard is not in the paper.
 ///
 /// ```
 /// use meridian_core::EntropyUnit;
 /// use meridian_core::budget::{Eat, Thresholds};
 ///
-/// let thresholds = Thresholds { eat_alpha: 0.5, eat_min_probes: 1, ..Thresholds::default() };
+/// let thresholds = Thresholds { ema_alpha: 0.5, min_probes: 1, ..Thresholds::default() };
 /// let mut eat = Eat::default();
-/// eat.observe(3.0, thresholds.eat_alpha);
-/// eat.observe(1.0, thresholds.eat_alpha);
+/// eat.observe(3.0, thresholds.ema_alpha);
+/// eat.observe(1.0, thresholds.ema_alpha);
 /// assert_eq!((eat.mean(), eat.variance()), (Some(2.0), Some(0.5)));
 /// assert!(!eat.fires(&thresholds, EntropyUnit::Bits));
 /// ```
@@ -35,11 +35,11 @@ pub struct Eat {
 }
 
 impl Eat {
-    /// Take in the entropy of one probe; `alpha` in (0, 1] may differ from probe to probe. An entropy that is not finite
-    /// was not measured and is left out.
-    pub fn observe(&mut self, entropy: f64, alpha: f64) {
-        if !entropy.is_finite() {
-            return;
+    /// Take in the entropy of one probe; `alpha` in (0, 1] may differ from probe to probe. Whether it counted: one that is
+    /// negative or not finite was not measured and is left out.
+    pub fn observe(&mut self, entropy: f64, alpha: f64) -> bool {
+        if !is_measured(entropy) {
+            return false;
         }
         if self.probes == 0 {
             self.mean = entropy;
@@ -48,6 +48,7 @@ impl Eat {
             self.variance = alpha * (entropy - self.mean).powi(2) + (1.0 - alpha) * self.variance;
         }
         self.probes = self.probes.saturating_add(1);
+        true
     }
 
     /// Probes taken in.
@@ -68,7 +69,7 @@ impl Eat {
         (self.probes > 0).then_some(self.variance)
     }
 
-    /// Whether thinking may end after the latest probe. `unit` is that of the entropies; `eat_delta` is in its square,
+    /// Whether thinking may end after the latest probe. `unit` is that of the entropies; `eat_variance_threshold` is in its square,
     /// `eat_max_bits` always in bits.
     #[must_use]
     pub fn fires(&self, thresholds: &Thresholds, unit: EntropyUnit) -> bool {
@@ -77,8 +78,8 @@ impl Eat {
             EntropyUnit::Bits => self.mean,
         };
         // The latest probe has the number `probes - 1`.
-        self.probes > thresholds.eat_min_probes
-            && self.variance < thresholds.eat_delta
+        self.probes > thresholds.min_probes
+            && self.variance < thresholds.eat_variance_threshold
             && mean_bits <= thresholds.eat_max_bits
     }
 }

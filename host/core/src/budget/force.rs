@@ -1,91 +1,238 @@
-use crate::{Pattern, ThinkPhase};
+use std::sync::Arc;
 
-/// The tokens that close thinking: a phrase that turns to the answer, then the end marker.
+use crate::{Error, Pattern, ThinkPhase};
+
+/// How the thinking of a model is made to end: the tokens to force, and everything that ends thinking.
 ///
-/// What comes next depends only on the tokens that were emitted since the force began, so a request that is preempted in
-/// the middle and replayed goes on where it was. When the model was already writing the end marker, the phrase is left
-/// out and the rest of the marker follows. When a token was emitted that was not the one asked for (a speculative token,
-/// a sampler that was not forced), the phrase is given up and the marker begins anew, as far as it is not there already.
-/// Whatever was emitted, asking `end.len()` times more completes the marker.
+/// One for a model; it is cheap to clone.
 ///
 /// ```
 /// use meridian_core::Pattern;
-/// use meridian_core::budget::ForcedEnding;
+/// use meridian_core::budget::Ending;
 ///
-/// let end = Pattern::new(vec![8, 9]).unwrap();
-/// let ending = ForcedEnding::new(vec![40, 41], end.clone(), &[5, 6]);
+/// // "…I have to answer now.\n</think>\n\n", as the model's tokenizer has it; 8, 9 is the end marker.
+/// let ends = vec![Pattern::new(vec![8, 9]).unwrap()];
+/// assert!(Ending::new(vec![40, 41, 8, 9, 3], ends.clone()).is_ok());
+/// let error = Ending::new(vec![40, 41], ends).unwrap_err();
+/// assert_eq!(error.to_string(), "markers: the tokens to force have no end marker: thinking would go on");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ending(Arc<Tokens>);
+
+#[derive(Debug, PartialEq, Eq)]
+struct Tokens {
+    /// Phrase, end marker, tail.
+    forced: Vec<u32>,
+    /// Where the first end marker in `forced` is complete, and the tail begins.
+    tail_at: usize,
+    /// At least one.
+    ends: Vec<Pattern>,
+}
+
+impl Ending {
+    /// The ending that forces `forced`: a phrase that turns to the answer, an end marker, and what is to stand between it
+    /// and the answer; the first of `ends` when it is empty. `ends` are the model's end markers, all of them.
+    ///
+    /// # Errors
+    /// [`Error::Markers`] without an end marker, or when `forced` has none.
+    pub fn new(forced: Vec<u32>, ends: Vec<Pattern>) -> Result<Self, Error> {
+        let refuse = |reason: &str| Error::Markers { reason: reason.into() };
+        let first = ends.first().ok_or_else(|| refuse("no end marker to force"))?;
+        let forced = if forced.is_empty() { first.tokens().to_vec() } else { forced };
+        let is_end = |at: &usize| ends.iter().any(|end| forced[..*at].ends_with(end.tokens()));
+        let tail_at = (1..=forced.len())
+            .find(is_end)
+            .ok_or_else(|| refuse("the tokens to force have no end marker: thinking would go on"))?;
+        Ok(Self(Arc::new(Tokens { forced, tail_at, ends })))
+    }
+
+    /// End thinking after the tokens `before`: those generated since thinking began, or as many of the last of them as
+    /// the longest end marker has.
+    #[must_use]
+    pub fn after(&self, before: &[u32]) -> ForcedEnding {
+        let ends = &self.0.ends;
+        let mut matched = vec![0; ends.len()];
+        for (end, matched) in ends.iter().zip(&mut matched) {
+            // One token less than the marker has: it cannot be complete.
+            let tail = &before[before.len().saturating_sub(end.tokens().len() - 1)..];
+            tail.iter().for_each(|token| _ = end.advance(matched, *token));
+        }
+        let is_over = ends.iter().any(|end| before.ends_with(end.tokens()));
+        let has_begun = ends.iter().zip(&matched).any(|(end, matched)| is_distinctive(end, *matched));
+        ForcedEnding { ending: self.clone(), matched, start: Start::of(is_over, has_begun) }
+    }
+}
+
+/// Whether so much of a marker says that the marker is being written, and not only a token that is common elsewhere:
+/// two tokens of it, or all but one.
+fn is_distinctive(end: &Pattern, matched: u16) -> bool {
+    matched >= 2 || (matched == 1 && end.tokens().len() == 2)
+}
+
+/// The tokens that close one request's thinking.
+///
+/// With `before` the tokens thought before the force began, and `emitted` those emitted since, an end marker is *complete*
+/// as soon as `before` followed by `emitted` ends with one. Then [`ForcedEnding::next`] is
+///
+/// 1. nothing, when an end marker was complete before;
+/// 2. while the forced sequence is being emitted in full (`before` does not end with the distinctive beginning of an end
+///    marker, and `emitted` is a beginning of the sequence): its next token, until it is at its end. Only if an end marker
+///    is complete sooner than the sequence has its own, nothing;
+/// 3. otherwise, once an end marker is complete, nothing;
+/// 4. otherwise the next token of an end marker: of the one with the fewest tokens missing, among those of which a
+///    distinctive beginning is there; when there is none, of the first.
+///
+/// A distinctive beginning has two tokens of the marker, or all but one. A marker may begin with a line break; a line
+/// break alone does not say that it was begun.
+///
+/// So the phrase is left out when the model was already ending its thinking, and given up when a token was emitted that
+/// was not the one asked for (a speculative token, a sampler that was not forced); the tail is forced only after the whole
+/// sequence. Whatever was emitted, asking as often as the longest of the forced sequence and the end markers is long
+/// completes an end marker. What comes next depends on these tokens only, so a request that is preempted in the middle and
+/// replayed goes on where it was.
+///
+/// ```
+/// use meridian_core::Pattern;
+/// use meridian_core::budget::Ending;
+///
+/// let ending = Ending::new(vec![40, 41, 8, 9, 3], vec![Pattern::new(vec![8, 9]).unwrap()]).unwrap();
+/// let forced = ending.after(&[5, 6]);
 /// let mut emitted = vec![];
-/// while let Some(token) = ending.next(&emitted) {
+/// while let Some(token) = forced.next(&emitted) {
 ///     emitted.push(token);
 /// }
-/// assert_eq!(emitted, [40, 41, 8, 9]);
-/// assert_eq!(ForcedEnding::new(vec![40, 41], end, &[5, 8]).next(&[]), Some(9), "it was already ending");
+/// assert_eq!(emitted, [40, 41, 8, 9, 3]);
+/// assert_eq!(ending.after(&[5, 8]).next(&[]), Some(9), "it was already ending");
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForcedEnding {
-    phrase: Vec<u32>,
-    end: Pattern,
-    /// Tokens of the end marker that were there before the force began.
-    matched: u16,
-    /// Whether the whole of it was.
-    is_over: bool,
+    ending: Ending,
+    /// Tokens of each end marker that were there before the force began.
+    matched: Vec<u16>,
+    start: Start,
+}
+
+/// What was there of an end marker when the force began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Start {
+    Nothing,
+    Distinctive,
+    Complete,
+}
+
+impl Start {
+    fn of(is_over: bool, has_begun: bool) -> Self {
+        if is_over {
+            Self::Complete
+        } else if has_begun {
+            Self::Distinctive
+        } else {
+            Self::Nothing
+        }
+    }
 }
 
 impl ForcedEnding {
-    /// An ending that begins after the thinking tokens `before` (as many of the last as the end marker is long suffice).
-    /// `phrase` may be empty, and does not contain the end marker.
-    #[must_use]
-    pub fn new(phrase: Vec<u32>, end: Pattern, before: &[u32]) -> Self {
-        let tail = &before[before.len().saturating_sub(end.tokens().len())..];
-        let mut matched = 0;
-        let is_over = tail.iter().any(|token| end.advance(&mut matched, *token));
-        Self { phrase, end, matched, is_over }
-    }
-
-    /// The token to emit after `emitted`, all tokens since the force began; `None` once the end marker is complete.
+    /// The token to emit after `emitted`, all tokens since the force began; `None` when there is nothing more to force.
     #[must_use]
     pub fn next(&self, emitted: &[u32]) -> Option<u32> {
-        let mut matched = self.matched;
-        if self.is_over || emitted.iter().any(|token| self.end.advance(&mut matched, *token)) {
+        let Tokens { forced, tail_at, ends } = &*self.ending.0;
+        if self.start == Start::Complete {
             return None;
         }
-        let is_in_phrase = self.matched == 0 && emitted.len() < self.phrase.len() && self.phrase.starts_with(emitted);
-        Some(if is_in_phrase { self.phrase[emitted.len()] } else { self.end.tokens()[usize::from(matched)] })
+        let mut matched = self.matched.clone();
+        let completes = |token: &u32| {
+            // Every marker advances, none is passed over once one is complete.
+            ends.iter().zip(&mut matched).fold(false, |any, (end, matched)| end.advance(matched, *token) || any)
+        };
+        let completed_at = emitted.iter().position(completes).map(|index| index + 1);
+        let is_in_full = self.start == Start::Nothing && forced.starts_with(emitted);
+        match completed_at {
+            Some(at) if is_in_full && at == *tail_at => forced.get(emitted.len()).copied(),
+            Some(_) => None,
+            None if is_in_full => forced.get(emitted.len()).copied(),
+            None => {
+                let first = (&ends[0], matched[0]);
+                let (end, matched) = ends
+                    .iter()
+                    .zip(matched)
+                    .filter(|(end, matched)| is_distinctive(end, *matched))
+                    .min_by_key(|(end, matched)| end.tokens().len() - usize::from(*matched))
+                    .unwrap_or(first);
+                Some(end.tokens()[usize::from(matched)])
+            }
+        }
+    }
+}
+
+/// What is known of whether a request thinks.
+///
+/// ```
+/// use meridian_core::ThinkPhase;
+/// use meridian_core::budget::Thinking;
+///
+/// assert_eq!(Thinking::of(ThinkPhase::Think, 0), Thinking::Undecided);
+/// assert_eq!(Thinking::of(ThinkPhase::Think, 1), Thinking::Open);
+/// assert_eq!(Thinking::of(ThinkPhase::Output, 1), Thinking::Over);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Thinking {
+    /// Neither the prompt nor the model has opened it yet: the model may still answer without.
+    Undecided,
+    /// The request thinks.
+    Open,
+    /// It answers.
+    Over,
+}
+
+impl Thinking {
+    /// What a [`Progress`](crate::Progress) tells. Before the first token it does not tell whether the prompt has opened
+    /// thinking: a caller who knows that it has says [`Thinking::Open`].
+    #[must_use]
+    pub fn of(phase: ThinkPhase, think_tokens: u32) -> Self {
+        match phase {
+            ThinkPhase::Output => Self::Over,
+            ThinkPhase::Think if think_tokens > 0 => Self::Open,
+            ThinkPhase::Prefill | ThinkPhase::Think => Self::Undecided,
+        }
     }
 }
 
 /// Keeps a request from ending inside its thinking with an empty answer: an end-of-sequence token that was sampled there
-/// becomes the end marker, and the answer follows.
+/// becomes the end marker, and the answer follows. A model that ends the sequence while it is open whether it thinks has
+/// answered with nothing, and is left alone.
 ///
 /// ```
-/// use meridian_core::ThinkPhase;
 /// use meridian_core::Pattern;
-/// use meridian_core::budget::EosGuard;
+/// use meridian_core::budget::{EosGuard, Thinking};
 ///
-/// let guard = EosGuard::new(vec![2], Pattern::new(vec![8, 9]).unwrap());
-/// let ending = guard.check(2, ThinkPhase::Think, &[5, 6]).unwrap();
+/// let guard = EosGuard::new(vec![2], vec![Pattern::new(vec![8, 9]).unwrap()]).unwrap();
+/// let ending = guard.check(2, Thinking::Open, &[5, 6]).unwrap();
 /// assert_eq!(ending.next(&[]), Some(8), "in place of the end of sequence");
 /// assert_eq!(ending.next(&[8]), Some(9));
-/// assert!(guard.check(2, ThinkPhase::Output, &[8, 9]).is_none());
+/// assert!(guard.check(2, Thinking::Undecided, &[]).is_none());
+/// assert!(guard.check(2, Thinking::Over, &[8, 9]).is_none());
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EosGuard {
     eos: Vec<u32>,
-    end: Pattern,
+    ending: Ending,
 }
 
 impl EosGuard {
-    /// A guard against these end-of-sequence tokens for a model with this end marker.
-    #[must_use]
-    pub fn new(eos: Vec<u32>, end: Pattern) -> Self {
-        Self { eos, end }
+    /// A guard against these end-of-sequence tokens for a model with these end markers.
+    ///
+    /// # Errors
+    /// [`Error::Markers`] without an end marker.
+    pub fn new(eos: Vec<u32>, ends: Vec<Pattern>) -> Result<Self, Error> {
+        Ok(Self { eos, ending: Ending::new(Vec::new(), ends)? })
     }
 
-    /// What to emit instead of `sampled`, and after it, when a request in `phase` has thought the tokens `before`; `None`
-    /// when `sampled` may stand. The ending has no phrase: the model was done thinking.
+    /// What to emit instead of `sampled`, and after it, when a request has thought the tokens `before`; `None` when
+    /// `sampled` may stand. The ending has no phrase: the model was done thinking.
     #[must_use]
-    pub fn check(&self, sampled: u32, phase: ThinkPhase, before: &[u32]) -> Option<ForcedEnding> {
-        let is_guarded = phase == ThinkPhase::Think && self.eos.contains(&sampled);
-        is_guarded.then(|| ForcedEnding::new(Vec::new(), self.end.clone(), before))
+    pub fn check(&self, sampled: u32, thinking: Thinking, before: &[u32]) -> Option<ForcedEnding> {
+        let is_guarded = thinking == Thinking::Open && self.eos.contains(&sampled);
+        is_guarded.then(|| self.ending.after(before))
     }
 }

@@ -1,10 +1,13 @@
+use super::is_measured;
+
 /// Reasoning path deviation index: how entropic the latest tokens are against the whole of the thinking so far.
 ///
 /// `RPDI_t = LTF / GTF`, with `LTF` the mean entropy (nats) of the last `W` tokens and `GTF` that of all `t` tokens, from
-/// `t = W` on. Thinking may end at a boundary token (sentence end, newline, comma) whose index is above lambda.
+/// `t = W` on. Thinking may end at a boundary token (sentence end, newline, comma) whose index is above
+/// `rpdi_threshold`.
 ///
-/// After RPDI-EE, arXiv 2603.14251 (W = 512, lambda = 2). Only the abstract of that paper was available: the definition is
-/// that of an independent implementation and may differ from the authors'.
+/// After RPDI-EE, arXiv 2603.14251 (W = 512, threshold 2). Only the abstract of that paper was available: the definition
+/// is that of an independent implementation and may differ from the authors'.
 ///
 /// A token whose entropy was not measured is left out of `t`. The window takes `4 W` bytes, from the first entropy on. The
 /// sums are compensated (Neumaier 1974), so that they do not drift however long the thinking is.
@@ -38,10 +41,11 @@ impl Rpdi {
         Self { window, ring: Vec::new(), next: 0, local: Sum::default(), global: Sum::default(), tokens: 0 }
     }
 
-    /// Take in the entropy of one token, nats. One that is negative or not finite was not measured.
-    pub fn push(&mut self, nats: f32) {
-        if !(nats >= 0.0 && nats.is_finite()) {
-            return;
+    /// Take in the entropy of one token, nats. Whether it counted: one that is negative or not finite was not measured and
+    /// is left out.
+    pub fn push(&mut self, nats: f32) -> bool {
+        if !is_measured(f64::from(nats)) {
+            return false;
         }
         if self.ring.len() < self.window {
             if self.ring.is_empty() {
@@ -56,6 +60,7 @@ impl Rpdi {
         self.local.add(f64::from(nats));
         self.global.add(f64::from(nats));
         self.tokens += 1;
+        true
     }
 
     /// The index after the latest token; `None` before the window is full, or while every entropy was 0.

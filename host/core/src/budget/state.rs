@@ -16,7 +16,8 @@ pub enum Verdict {
     Default,
     /// Go on, whatever EAT and RPDI say of the signals so far.
     KeepThinking,
-    /// End thinking, once `min_think_tokens` are reached.
+    /// End thinking, once `min_think_tokens` are reached: said before, it is remembered until then, unless
+    /// [`Verdict::KeepThinking`] takes it back.
     EndNow,
 }
 
@@ -90,6 +91,8 @@ pub struct ThinkBudget {
     eat: Eat,
     rpdi: Rpdi,
     is_interrupted: bool,
+    /// The policy said `EndNow` below the minimum and has not taken it back.
+    ends_at_minimum: bool,
     /// A probe was taken in that no decision has weighed.
     is_probed: bool,
     /// The index at the latest boundary token that no decision has weighed.
@@ -114,6 +117,7 @@ impl ThinkBudget {
             eat: Eat::default(),
             rpdi: Rpdi::new(thresholds.rpdi_window),
             is_interrupted: false,
+            ends_at_minimum: false,
             is_probed: false,
             at_boundary: None,
             forced: None,
@@ -132,13 +136,11 @@ impl ThinkBudget {
     }
 
     /// Take in one think token and the entropy it was sampled at, if that was measured. `at_boundary`: the token ends a
-    /// sentence, a line or a clause.
+    /// sentence, a line or a clause; without an entropy it is no signal.
     pub fn on_token(&mut self, token: u32, entropy: Option<EntropySignal>, at_boundary: bool) {
         self.tokens = self.tokens.saturating_add(1);
-        if let Some(entropy) = entropy {
-            self.rpdi.push(entropy.nats() as f32);
-        }
-        if at_boundary {
+        let is_measured = entropy.is_some_and(|entropy| self.rpdi.push(entropy.nats() as f32));
+        if at_boundary && is_measured {
             self.at_boundary = self.rpdi.value();
         }
         for (pattern, matched) in self.interrupts.iter().zip(&mut self.matched) {
@@ -146,27 +148,33 @@ impl ThinkBudget {
         }
     }
 
-    /// Take in the entropy that a probe found after the latest token.
+    /// Take in the entropy that a probe found after the latest token. One that measured nothing is no signal; the next
+    /// is due at the interval all the same.
     pub fn on_probe(&mut self, entropy: EntropySignal) {
         self.last_probe = self.tokens;
-        self.is_probed = true;
-        self.eat.observe(entropy.in_unit(self.unit), self.thresholds.eat_alpha);
+        self.is_probed |= self.eat.observe(entropy.in_unit(self.unit), self.thresholds.ema_alpha);
     }
 
-    /// Whether `probe_interval_tokens` have been thought since the last probe, and the end is not decided.
+    /// Whether `eat_probe_interval_tokens` have been thought since the last probe, and the end is not decided.
     #[must_use]
     pub fn probe_due(&self) -> bool {
-        self.forced.is_none() && self.tokens - self.last_probe >= self.thresholds.probe_interval_tokens
+        self.forced.is_none() && self.tokens - self.last_probe >= self.thresholds.eat_probe_interval_tokens
     }
 
     /// Whether to end thinking now. In this order: the hard cap; an interrupt pattern; below `min_think_tokens` nothing
-    /// else; the policy's `EndNow`; its `KeepThinking`, which passes over the signals so far; EAT; RPDI.
+    /// else; the policy's `EndNow`, given now or below the minimum; its `KeepThinking`, which passes over the signals so
+    /// far; EAT; RPDI.
     ///
     /// Once decided it stays decided, with the first reason.
     pub fn decide(&mut self, verdict: Verdict) -> Option<ForceReason> {
         let is_probed = std::mem::take(&mut self.is_probed);
         let at_boundary = self.at_boundary.take();
-        let Thresholds { min_think_tokens, max_think_tokens, rpdi_lambda, .. } = self.thresholds;
+        match verdict {
+            Verdict::EndNow => self.ends_at_minimum = true,
+            Verdict::KeepThinking => self.ends_at_minimum = false,
+            Verdict::Default => {}
+        }
+        let Thresholds { min_think_tokens, max_think_tokens, rpdi_threshold, .. } = self.thresholds;
         if self.forced.is_none() {
             self.forced = if self.tokens >= max_think_tokens {
                 Some(ForceReason::HardCap)
@@ -174,14 +182,17 @@ impl ThinkBudget {
                 Some(ForceReason::Pattern)
             } else if self.tokens < min_think_tokens {
                 None
+            } else if self.ends_at_minimum {
+                Some(ForceReason::Policy)
             } else {
                 match verdict {
-                    Verdict::EndNow => Some(ForceReason::Policy),
-                    Verdict::KeepThinking => None,
+                    Verdict::EndNow | Verdict::KeepThinking => None,
                     Verdict::Default if is_probed && self.eat.fires(&self.thresholds, self.unit) => {
                         Some(ForceReason::Eat)
                     }
-                    Verdict::Default if at_boundary.is_some_and(|index| index > rpdi_lambda) => Some(ForceReason::Rpdi),
+                    Verdict::Default if at_boundary.is_some_and(|index| index > rpdi_threshold) => {
+                        Some(ForceReason::Rpdi)
+                    }
                     Verdict::Default => None,
                 }
             };

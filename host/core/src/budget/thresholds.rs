@@ -2,7 +2,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{EntropyConfig, Error, SchedulerConfig};
 
-/// What a budget policy may set, for each request and at any time.
+/// What a budget policy may set, for each request and at any time; every name is that of `meridian.toml`.
 ///
 /// ```
 /// use meridian_core::budget::Thresholds;
@@ -19,19 +19,19 @@ pub struct Thresholds {
     /// The hard cap: think tokens at which the end is forced, whatever anyone says. The ending comes on top.
     pub max_think_tokens: u32,
     /// Think tokens between two probes, at least 1.
-    pub probe_interval_tokens: u32,
+    pub eat_probe_interval_tokens: u32,
     /// EAT: weight of the latest probe, in (0, 1].
-    pub eat_alpha: f64,
+    pub ema_alpha: f64,
     /// EAT: variance below which thinking may end, in the entropies' unit squared; 0 turns EAT off.
-    pub eat_delta: f64,
+    pub eat_variance_threshold: f64,
     /// EAT: mean entropy above which it does not end, bits; may be infinite.
     pub eat_max_bits: f64,
     /// EAT: number (from 0) of the first probe that may end thinking.
-    pub eat_min_probes: u32,
+    pub min_probes: u32,
     /// RPDI: tokens in the window, from 1 to 65536.
     pub rpdi_window: u32,
     /// RPDI: index above which thinking may end, above 0; infinite turns RPDI off.
-    pub rpdi_lambda: f64,
+    pub rpdi_threshold: f64,
 }
 
 impl Default for Thresholds {
@@ -39,13 +39,13 @@ impl Default for Thresholds {
         Self {
             min_think_tokens: 512,
             max_think_tokens: 32768,
-            probe_interval_tokens: 32,
-            eat_alpha: 0.1,
-            eat_delta: 1.0 / 1024.0,
+            eat_probe_interval_tokens: 32,
+            ema_alpha: 0.1,
+            eat_variance_threshold: 1.0 / 1024.0,
             eat_max_bits: 0.5,
-            eat_min_probes: 4,
+            min_probes: 4,
             rpdi_window: 512,
-            rpdi_lambda: 2.0,
+            rpdi_threshold: 2.0,
         }
     }
 }
@@ -68,13 +68,13 @@ impl Thresholds {
         Self {
             min_think_tokens: scheduler.min_think_tokens,
             max_think_tokens: scheduler.max_think_tokens,
-            probe_interval_tokens: eat_probe_interval_tokens,
-            eat_alpha: ema_alpha,
-            eat_delta: eat_variance_threshold,
+            eat_probe_interval_tokens,
+            ema_alpha,
+            eat_variance_threshold,
             eat_max_bits,
-            eat_min_probes: min_probes,
+            min_probes,
             rpdi_window,
-            rpdi_lambda: rpdi_threshold,
+            rpdi_threshold,
         }
     }
 
@@ -86,13 +86,13 @@ impl Thresholds {
         let Self {
             min_think_tokens,
             max_think_tokens,
-            probe_interval_tokens,
-            eat_alpha,
-            eat_delta,
+            eat_probe_interval_tokens,
+            ema_alpha,
+            eat_variance_threshold,
             eat_max_bits,
-            eat_min_probes: _,
+            min_probes: _,
             rpdi_window,
-            rpdi_lambda,
+            rpdi_threshold,
         } = *self;
         // A NaN holds in no range.
         check(
@@ -101,13 +101,18 @@ impl Thresholds {
             max_think_tokens >= min_think_tokens,
             "must be at least scheduler.min_think_tokens",
         )?;
-        let interval = probe_interval_tokens;
+        let interval = eat_probe_interval_tokens;
         check("entropy.eat_probe_interval_tokens", interval, interval > 0, "must be at least 1")?;
-        check("entropy.ema_alpha", eat_alpha, eat_alpha > 0.0 && eat_alpha <= 1.0, "must be in (0, 1]")?;
-        check("entropy.eat_variance_threshold", eat_delta, eat_delta >= 0.0, "must be at least 0")?;
+        check("entropy.ema_alpha", ema_alpha, ema_alpha > 0.0 && ema_alpha <= 1.0, "must be in (0, 1]")?;
+        check(
+            "entropy.eat_variance_threshold",
+            eat_variance_threshold,
+            eat_variance_threshold >= 0.0,
+            "must be at least 0",
+        )?;
         check("entropy.eat_max_bits", eat_max_bits, eat_max_bits >= 0.0, "must be at least 0")?;
         check("entropy.rpdi_window", rpdi_window, (1..=65536).contains(&rpdi_window), "must be in 1..=65536")?;
-        check("entropy.rpdi_threshold", rpdi_lambda, rpdi_lambda > 0.0, "must be above 0")
+        check("entropy.rpdi_threshold", rpdi_threshold, rpdi_threshold > 0.0, "must be above 0")
     }
 }
 

@@ -22,6 +22,12 @@ pub const WITHOUT_EFFECT: &[&str] = &[
 ];
 
 /// Whether the field at a dotted path changes anything in this version.
+///
+/// ```
+/// use meridian_core::config::has_effect;
+///
+/// assert!(has_effect("scheduler.max_defer_ms") && !has_effect("entropy.ema_alpha"));
+/// ```
 #[must_use]
 pub fn has_effect(path: &str) -> bool {
     let is_in = |prefix: &str| path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
@@ -29,6 +35,14 @@ pub fn has_effect(path: &str) -> bool {
 }
 
 /// A field of `meridian.toml`.
+///
+/// ```
+/// use meridian_core::config::fields;
+///
+/// let alpha = fields().iter().find(|field| field.path == "entropy.ema_alpha").unwrap();
+/// assert_eq!((alpha.kind.as_str(), alpha.range.as_str()), ("float", "in (0, 1]"));
+/// assert_eq!(alpha.default.as_float(), Some(0.1));
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Field {
     /// Dotted path.

@@ -4,8 +4,10 @@
 //! `meridian_runtime::config_file`.
 
 mod fields;
+mod json;
 mod reference;
 mod schema;
+mod slots;
 mod tables;
 mod values;
 
@@ -26,6 +28,12 @@ use crate::{Error, ModelFamily};
 const SLOTS: [&str; 3] = ["dispatch", "eviction", "budget"];
 
 /// Where an effective value came from.
+///
+/// ```
+/// use meridian_core::config::Origin;
+///
+/// assert_eq!(Origin::Family("qwen3".into()).to_string(), "family:qwen3");
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// Nothing sets it.
@@ -47,6 +55,16 @@ impl std::fmt::Display for Origin {
 }
 
 /// One leaf of an effective configuration.
+///
+/// ```
+/// use meridian_core::MeridianConfig;
+/// use meridian_core::config::Origin;
+///
+/// let parsed = MeridianConfig::parse("[entropy]\nema_alpha = 0.2")?;
+/// let alpha = parsed.fields.iter().find(|field| field.path == "entropy.ema_alpha").unwrap();
+/// assert_eq!((alpha.value.as_float(), &alpha.origin), (Some(0.2), &Origin::File));
+/// # Ok::<(), meridian_core::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct EffectiveField {
     /// Dotted path.
@@ -58,6 +76,15 @@ pub struct EffectiveField {
 }
 
 /// A configuration and where each of its values came from.
+///
+/// ```
+/// use meridian_core::MeridianConfig;
+///
+/// let parsed = MeridianConfig::parse("[entropy]\nema_alpha = 0.2")?;
+/// assert_eq!(parsed.config.entropy.ema_alpha, 0.2);
+/// assert_eq!(parsed.without_effect().collect::<Vec<_>>(), ["entropy.ema_alpha"]);
+/// # Ok::<(), meridian_core::Error>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Parsed {
     /// The effective configuration.
@@ -89,9 +116,33 @@ impl MeridianConfig {
     /// # Errors
     /// The same.
     pub fn parse(text: &str) -> Result<Parsed, Error> {
-        let given: toml::Table = toml::from_str(text).map_err(|error| not_toml(text, &error))?;
+        Self::from_table(toml::from_str(text).map_err(|error| not_toml(text, &error))?)
+    }
+
+    /// Parse and validate the same tables as one JSON object: what [`MeridianConfig`] is when it is written as JSON. A field
+    /// that is left out has its default. The texts `"NaN"`, `"Infinity"` and `"-Infinity"` stand for numbers that JSON
+    /// cannot hold where a number belongs, so that they are refused as such.
+    ///
+    /// ```
+    /// use meridian_core::MeridianConfig;
+    ///
+    /// let config = MeridianConfig::from_json(r#"{"scheduler": {"max_defer_ms": 500}}"#)?;
+    /// assert_eq!(config.scheduler.max_defer_ms, 500.0);
+    /// let error = MeridianConfig::from_json(r#"{"scheduler": {"max_defer_ms": "NaN"}}"#).unwrap_err();
+    /// assert_eq!(error.to_string(), "scheduler.max_defer_ms: NaN: must be above 0");
+    /// # Ok::<(), meridian_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`MeridianConfig::from_toml`].
+    pub fn from_json(text: &str) -> Result<Self, Error> {
+        Self::from_table(json::table(text)?).map(|parsed| parsed.config)
+    }
+
+    fn from_table(given: toml::Table) -> Result<Parsed, Error> {
         refuse_unknown_fields(&given)?;
         schema::check(&given)?;
+        slots::check_options(&given)?;
         let family = family_of(&given)?;
         let family_fields = family.map(|family| toml::Table::from_iter([("model".into(), family.fields().into())]));
         let mut merged = defaults();
@@ -127,6 +178,7 @@ impl MeridianConfig {
             reason: one_line(&error.to_string()),
         })?;
         schema::check(&table)?;
+        slots::check_options(&table)?;
         self.check_relations()
     }
 
@@ -136,12 +188,9 @@ impl MeridianConfig {
         check("scheduler.min_think_tokens", min_think_tokens, min_think_tokens <= max_think_tokens, || {
             format!("must be at most scheduler.max_think_tokens, {max_think_tokens}")
         })?;
-        let PolicyConfig { dispatch, eviction, budget, trusted_keys, .. } = &self.policy;
-        for (name, slot) in SLOTS.into_iter().zip([dispatch, eviction, budget]) {
-            let source = slot.source.as_str();
-            let named = !matches!(source, "" | "native:" | "oci://") && !source.contains('\0');
-            check(format!("policy.{name}.source"), quoted(source), named, || "must be native:NAME or a path".into())?;
-        }
+        slots::check_slots(self)?;
+        let PolicyConfig { cache_dir, trusted_keys, .. } = &self.policy;
+        check("policy.cache_dir", quoted(cache_dir), !cache_dir.contains('\0'), || "must be a path or empty".into())?;
         let keys_named = trusted_keys.iter().all(|key| !key.trim().is_empty());
         check("policy.trusted_keys", "\"\"", keys_named, || "must not hold an empty key".into())?;
         let has_fabric = self.disagg.fabric != FabricKind::None;
@@ -186,6 +235,25 @@ impl MeridianConfig {
 impl ModelConfig {
     /// Longest `force_phrase`, bytes.
     const MAX_PHRASE_BYTES: usize = 4096;
+
+    /// Whether later turns leave this model's reasoning out: what is set, else what the family says, else that they keep it.
+    ///
+    /// ```
+    /// use meridian_core::ModelConfig;
+    ///
+    /// let of = |family: &str| ModelConfig { family: family.into(), ..ModelConfig::default() };
+    /// assert!(of("qwen3").strips_reasoning_or_keep());
+    /// assert!(!of("minimax-m2").strips_reasoning_or_keep());
+    /// assert!(!of("kimi-k2-thinking").strips_reasoning_or_keep(), "its file does not say");
+    /// assert!(!of("").strips_reasoning_or_keep());
+    /// ```
+    #[must_use]
+    pub fn strips_reasoning_or_keep(&self) -> bool {
+        match self.strips_reasoning {
+            Auto::Set(strips_reasoning) => strips_reasoning,
+            Auto::Auto => ModelFamily::find(&self.family).ok().and_then(|family| family.strips_reasoning) == Some(true),
+        }
+    }
 
     fn check(&self) -> Result<(), Error> {
         let Self { family, think_start, think_end, resumes: _, strips_reasoning: _, force_phrase } = self;
@@ -246,6 +314,13 @@ fn get<'a>(table: &'a toml::Table, path: &str) -> Option<&'a toml::Value> {
         None => table.get(path),
         Some((first, rest)) => get(table.get(first)?.as_table()?, rest),
     }
+}
+
+/// The dotted path of `key` in the table at `prefix`.
+fn joined(prefix: &str, key: &str) -> String {
+    let is_bare = !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-'));
+    let key = if is_bare { key.to_owned() } else { quoted(key) };
+    if prefix.is_empty() { key } else { format!("{prefix}.{key}") }
 }
 
 /// A policy's options are replaced as a whole: those of the default are another policy's.
@@ -314,9 +389,7 @@ fn nearest(field: &str, known: &BTreeSet<String>) -> Option<String> {
 
 fn collect_paths(table: &toml::Table, prefix: &str, paths: &mut BTreeSet<String>) {
     for (key, value) in table {
-        let is_bare = !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-'));
-        let key = if is_bare { key.clone() } else { quoted(key) };
-        let path = if prefix.is_empty() { key } else { format!("{prefix}.{key}") };
+        let path = joined(prefix, key);
         // A policy's options are the policy's own to check.
         let is_options = SLOTS.iter().any(|slot| path == format!("policy.{slot}.config"));
         if let (toml::Value::Table(inner), false) = (value, is_options) {

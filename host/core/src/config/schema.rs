@@ -132,6 +132,9 @@ fn constants(form: &Value) -> Vec<&str> {
 
 /// What a field may be, to follow "must be": `in (0, 1]`, `"auto" or at least 1`; empty when its type says it all.
 pub(super) fn expectation(schema: &Value) -> String {
+    if let Some(words) = schema["x-must-be"].as_str() {
+        return words.to_owned();
+    }
     let alternatives: Vec<String> = forms(schema).iter().flat_map(form_expectation).collect();
     match alternatives.split_last() {
         Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),

@@ -1,5 +1,6 @@
 //! The tables of `meridian.toml`. What is written here is also the schema, the reference and the range check:
-//! a doc comment is a field's description, `range` and `extend` its range, `Default` its default.
+//! a doc comment is a field's description, `range` and `extend` its range (`x-must-be`: in words, checked elsewhere),
+//! `Default` its default.
 
 use meridian_policy_sdk::Targets;
 use schemars::JsonSchema;
@@ -43,6 +44,15 @@ pub struct MeridianConfig {
 }
 
 /// `[scheduler]`
+///
+/// ```
+/// use meridian_core::MeridianConfig;
+///
+/// let config = MeridianConfig::from_toml("[scheduler]\nmax_defer_ms = 500")?;
+/// assert_eq!(config.scheduler.max_defer_ms, 500.0);
+/// assert_eq!(config.scheduler.output_tpot_budget_ms, 20.0);
+/// # Ok::<(), meridian_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct SchedulerConfig {
@@ -67,6 +77,15 @@ pub struct SchedulerConfig {
 }
 
 /// `[entropy]`
+///
+/// ```
+/// use meridian_core::{EntropyUnit, MeridianConfig};
+///
+/// let config = MeridianConfig::from_toml("[entropy]\nunit = 'nats'")?;
+/// assert_eq!(config.entropy.unit, EntropyUnit::Nats);
+/// assert_eq!(config.entropy.rpdi_window, 512);
+/// # Ok::<(), meridian_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct EntropyConfig {
@@ -88,7 +107,8 @@ pub struct EntropyConfig {
     /// Probes before the first that may end thinking by EAT.
     #[schemars(range(min = 1, max = 65_536))]
     pub min_probes: u32,
-    /// Tokens in the short window of RPDI (mean entropy of the window over that of all tokens, arXiv 2603.14251).
+    /// Tokens in the short window of RPDI: mean entropy of the window over that of all tokens, the definition of an
+    /// independent implementation of arXiv 2603.14251, of which only the abstract was available.
     #[schemars(range(min = 1, max = 65_536))]
     pub rpdi_window: u32,
     /// Thinking deviates when RPDI is above this ratio.
@@ -99,6 +119,16 @@ pub struct EntropyConfig {
 }
 
 /// `[kv_memory]`
+///
+/// ```
+/// use meridian_core::MeridianConfig;
+/// use meridian_core::config::Auto;
+///
+/// let config = MeridianConfig::from_toml("[kv_memory]\nblock_size_bytes = 4096")?;
+/// assert_eq!(config.kv_memory.block_size_bytes, Auto::Set(4096));
+/// assert_eq!(config.kv_memory.capacity_bytes, Auto::Auto);
+/// # Ok::<(), meridian_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct KvMemoryConfig {
@@ -115,6 +145,15 @@ pub struct KvMemoryConfig {
 }
 
 /// `[policy]`
+///
+/// ```
+/// use meridian_core::MeridianConfig;
+///
+/// let config = MeridianConfig::from_toml("[policy.dispatch]\nsource = 'native:fcfs'")?;
+/// assert_eq!(config.policy.dispatch.source, "native:fcfs");
+/// assert_eq!(config.policy.eviction.source, "native:tiered-lru");
+/// # Ok::<(), meridian_core::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct PolicyConfig {
@@ -127,8 +166,10 @@ pub struct PolicyConfig {
     #[schemars(range(min = 1, max = 86_400))]
     pub strike_window_s: u32,
     /// Folder of compiled components, relative to the file's folder; empty for `components` in the user's cache folder.
+    #[schemars(extend("x-must-be" = "a path or empty"))]
     pub cache_dir: String,
     /// Public keys of which one must have signed a component; empty for no check.
+    #[schemars(extend("x-must-be" = "without an empty key"))]
     pub trusted_keys: Vec<String>,
     /// The order, the token budget and the token caps of a step.
     pub dispatch: SlotConfig,
@@ -141,12 +182,23 @@ pub struct PolicyConfig {
 /// `[policy.dispatch]`, `[policy.eviction]` and `[policy.budget]`.
 ///
 /// Defaults differ by slot: [`SlotConfig::dispatch`], [`SlotConfig::eviction`], [`SlotConfig::budget`].
+///
+/// ```
+/// use meridian_core::{MeridianConfig, SlotConfig};
+///
+/// let config = MeridianConfig::from_toml("[policy.budget]\nmemory_mib = 8")?;
+/// assert_eq!(config.policy.budget, SlotConfig { memory_mib: 8, ..SlotConfig::budget() });
+/// # Ok::<(), meridian_core::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct SlotConfig {
-    /// `native:NAME`, the path of a component relative to the file's folder, or `oci://REFERENCE`.
+    /// `native:NAME` (dispatch: `output-first`, `fcfs`, `noop`; eviction: `tiered-lru`; budget: `eat-rpdi`), or the path of
+    /// a component relative to the file's folder.
+    #[schemars(extend("x-must-be" = "a native policy of the slot, or a path"))]
     pub source: String,
     /// The policy's own options, handed to its `init` as JSON.
     #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
+    #[schemars(extend("x-must-be" = "what the policy takes, without dates and non-finite numbers"))]
     pub config: toml::Table,
     /// Longest time one decision of a component may take, milliseconds.
     #[schemars(range(max = 1000), extend("exclusiveMinimum" = 0))]
@@ -159,6 +211,15 @@ pub struct SlotConfig {
 }
 
 /// `policy.SLOT.mode`
+///
+/// ```
+/// use meridian_core::MeridianConfig;
+/// use meridian_core::config::SlotMode;
+///
+/// let config = MeridianConfig::from_toml("[policy.dispatch]\nmode = 'shadow'")?;
+/// assert_eq!(config.policy.dispatch.mode, SlotMode::Shadow);
+/// # Ok::<(), meridian_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum SlotMode {
@@ -169,6 +230,15 @@ pub enum SlotMode {
 }
 
 /// `[disagg]`
+///
+/// ```
+/// use meridian_core::MeridianConfig;
+/// use meridian_core::config::FabricKind;
+///
+/// let config = MeridianConfig::from_toml("[disagg]\nenabled = true\nfabric = 'tcp'")?;
+/// assert_eq!(config.disagg.fabric, FabricKind::Tcp);
+/// # Ok::<(), meridian_core::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct DisaggConfig {
@@ -182,6 +252,14 @@ pub struct DisaggConfig {
 }
 
 /// `disagg.fabric`
+///
+/// ```
+/// use meridian_core::MeridianConfig;
+///
+/// // Without a fabric nothing can move.
+/// let error = MeridianConfig::from_toml("[disagg]\nenabled = true").unwrap_err();
+/// assert!(error.to_string().starts_with("disagg.fabric: \"none\": must be \"nixl\", "));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum FabricKind {
@@ -196,44 +274,81 @@ pub enum FabricKind {
 }
 
 /// `[telemetry]`
+///
+/// ```
+/// use meridian_core::MeridianConfig;
+///
+/// let config = MeridianConfig::from_toml("[telemetry]\nprometheus = ''")?;
+/// assert_eq!(config.telemetry.prometheus, "", "off");
+/// assert_eq!(config.telemetry.service_name, "meridian");
+/// # Ok::<(), meridian_core::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct TelemetryConfig {
     /// Where metrics are served: `IP:port` on loopback or `unix:PATH`; empty for off.
+    #[schemars(extend("x-must-be" = "`IP:port` on loopback, `unix:PATH` or empty"))]
     pub prometheus: String,
     /// Collector of traces, an `http://` or `https://` URL; empty for off.
+    #[schemars(extend("x-must-be" = "an `http://` or `https://` URL, or empty"))]
     pub otlp_endpoint: String,
     /// Name of the service in traces; not empty.
+    #[schemars(extend("x-must-be" = "not empty"))]
     pub service_name: String,
 }
 
 /// `[admin]`
+///
+/// ```
+/// use meridian_core::MeridianConfig;
+///
+/// let config = MeridianConfig::from_toml("[admin]\nlisten = 'unix:/run/meridian.sock'")?;
+/// assert_eq!(config.admin.listen, "unix:/run/meridian.sock");
+/// assert!(MeridianConfig::from_toml("[admin]\nlisten = '0.0.0.0:9465'").is_err(), "only this machine may reach it");
+/// # Ok::<(), meridian_core::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct AdminConfig {
     /// Where the admin interface listens: `IP:port` on loopback or `unix:PATH`; empty for off.
+    #[schemars(extend("x-must-be" = "`IP:port` on loopback, `unix:PATH` or empty; not `telemetry.prometheus`"))]
     pub listen: String,
     /// File with the bearer token that changes need; empty: nothing can be changed.
+    #[schemars(extend("x-must-be" = "a path or empty"))]
     pub token_file: String,
 }
 
 /// `[model]`
+///
+/// ```
+/// use meridian_core::MeridianConfig;
+///
+/// let config = MeridianConfig::from_toml("[model]\nfamily = 'seed-oss'")?;
+/// assert_eq!(config.model.think_end.as_slice(), ["</seed:think>"]);
+/// # Ok::<(), meridian_core::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ModelConfig {
     /// A known model family (`meridian models list`): gives the other fields of this table that are not set; empty for
     /// none.
+    #[schemars(extend("x-must-be" = "a known family or empty"))]
     pub family: String,
     /// Text that starts thinking, or a list of alternatives; empty together with `think_end` for a model that does not
     /// think.
+    #[schemars(extend("x-must-be" = "empty, or 1 to 8 texts of 1 to 256 bytes"))]
     pub think_start: Texts,
     /// Text that ends thinking, or a list of alternatives.
+    #[schemars(extend("x-must-be" = "empty exactly when `think_start` is, or 1 to 8 texts of 1 to 256 bytes that differ from its"))]
     pub think_end: Texts,
     /// Whether the model may think again after it has begun to answer, within one turn.
     pub resumes: bool,
-    /// Whether the chat template leaves the reasoning of earlier turns out of the prompt.
-    pub strips_reasoning: bool,
+    /// Whether the chat template leaves the reasoning of earlier turns out of the prompt; `"auto"` is what the family says,
+    /// and that it is kept where the family is unknown or does not say: KV blocks of reasoning that a later turn reads
+    /// again must not be given up first.
+    pub strips_reasoning: Auto<bool>,
     /// Text to force when thinking is ended early, an end marker included; empty for the first end marker alone.
+    #[schemars(extend("x-must-be" = "empty, or at most 4096 bytes with a text of `think_end`"))]
     pub force_phrase: String,
 }
 
@@ -341,7 +456,7 @@ impl Default for ModelConfig {
             think_start: Texts::from("<think>"),
             think_end: Texts::from("</think>"),
             resumes: false,
-            strips_reasoning: true,
+            strips_reasoning: Auto::Auto,
             force_phrase: String::new(),
         }
     }

@@ -11,6 +11,14 @@ use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// `"auto"`, or a value of its own.
+///
+/// ```
+/// use meridian_core::config::Auto;
+///
+/// assert_eq!(serde_json::from_str::<Auto<bool>>("true")?, Auto::Set(true));
+/// assert_eq!(serde_json::to_string(&Auto::<bool>::Auto)?, "\"auto\"");
+/// # Ok::<(), serde_json::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Auto<T> {
     /// `"auto"`: the host finds out.
@@ -112,6 +120,15 @@ impl<T: Plain> JsonSchema for Auto<T> {
 }
 
 /// Alternatives of a text: `""` for none, one string, or a list of strings.
+///
+/// ```
+/// use meridian_core::config::Texts;
+///
+/// let either: Texts = serde_json::from_str(r#"["</think>", "</thought>"]"#)?;
+/// assert_eq!(either.as_slice(), ["</think>", "</thought>"]);
+/// assert!(Texts::from("").is_empty());
+/// # Ok::<(), serde_json::Error>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Texts(Vec<String>);
 
@@ -209,6 +226,14 @@ impl JsonSchema for Texts {
 }
 
 /// Where something listens: `telemetry.prometheus`, `admin.listen`.
+///
+/// ```
+/// use meridian_core::config::Listen;
+///
+/// assert_eq!(Listen::parse("127.0.0.1:9464"), Ok(Listen::Tcp(([127, 0, 0, 1], 9464).into())));
+/// assert_eq!(Listen::parse(""), Ok(Listen::Off));
+/// assert!(Listen::parse("0.0.0.0:9464").is_err());
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Listen {
     /// Nowhere.
@@ -245,6 +270,11 @@ impl Listen {
 }
 
 /// A TOML value in one line, which is again TOML.
+///
+/// ```
+/// let table = toml::Table::from_iter([("a".to_owned(), toml::Value::from(vec![1, 2]))]);
+/// assert_eq!(meridian_core::config::inline(&table.into()), "{ \"a\" = [1, 2] }");
+/// ```
 #[must_use]
 pub fn inline(value: &toml::Value) -> String {
     match value {

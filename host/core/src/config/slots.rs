@@ -1,0 +1,68 @@
+//! What a range cannot say of `[policy.dispatch]`, `[policy.eviction]` and `[policy.budget]`.
+
+use super::{MeridianConfig, SLOTS, SlotConfig, check, get, inline, joined, quoted};
+use crate::Error;
+use crate::native::{self, NativeError};
+
+/// Names of the native policies of the slots that have one each.
+const EVICTION: [&str; 1] = ["tiered-lru"];
+const BUDGET: [&str; 1] = ["eat-rpdi"];
+
+/// Check the sources of the three slots, and the options of a native dispatch policy, after [`check_options`]. Whether a
+/// component's file is there is for the caller to see.
+pub(super) fn check_slots(config: &MeridianConfig) -> Result<(), Error> {
+    let policy = &config.policy;
+    let slots = [&policy.dispatch, &policy.eviction, &policy.budget];
+    let natives = [&native::NAMES[..], &EVICTION, &BUDGET];
+    for ((slot, SlotConfig { source, .. }), natives) in SLOTS.into_iter().zip(slots).zip(natives) {
+        check_source(&format!("policy.{slot}.source"), source, natives)?;
+    }
+    let SlotConfig { source, config: options, .. } = &policy.dispatch;
+    let Some(name) = source.strip_prefix("native:") else { return Ok(()) };
+    let json = serde_json::to_string(options).expect("options without dates and non-finite numbers are plain JSON");
+    match native::policy(name, config.scheduler.targets(), &json) {
+        Err(NativeError::Refused { reason, .. }) => Err(Error::ConfigValidation {
+            field: "policy.dispatch.config".into(),
+            value: inline(&options.clone().into()),
+            reason: format!("{source} refused it: {reason}"),
+        }),
+        Err(NativeError::Unknown { .. }) | Ok(_) => Ok(()),
+    }
+}
+
+fn check_source(field: &str, source: &str, natives: &[&str]) -> Result<(), Error> {
+    let holds = |holds, reason: &str| check(field, quoted(source), holds, || reason.to_owned());
+    holds(!matches!(source, "" | "native:") && !source.contains('\0'), "must be native:NAME or a path")?;
+    let is_remote = source.starts_with("oci://");
+    holds(!is_remote, "must be native:NAME or a path: components are not fetched from registries yet")?;
+    let Some(name) = source.strip_prefix("native:") else { return Ok(()) };
+    check(field, quoted(source), natives.contains(&name), || {
+        let known = natives.iter().map(|name| format!("native:{name}")).collect::<Vec<_>>().join(", ");
+        format!("unknown native policy, expected one of {known}")
+    })
+}
+
+/// Check the options of the three slots in the table of a whole file: a policy is given them as JSON, which has neither
+/// dates nor numbers that are not finite. Not left to the typed configuration, which makes a string of a date.
+pub(super) fn check_options(given: &toml::Table) -> Result<(), Error> {
+    SLOTS.iter().map(|slot| format!("policy.{slot}.config")).try_for_each(|path| match get(given, &path) {
+        Some(toml::Value::Table(options)) => check_table(&path, options),
+        _ => Ok(()),
+    })
+}
+
+fn check_table(path: &str, options: &toml::Table) -> Result<(), Error> {
+    options.iter().try_for_each(|(key, value)| check_option(&joined(path, key), value))
+}
+
+fn check_option(path: &str, value: &toml::Value) -> Result<(), Error> {
+    match value {
+        toml::Value::Float(number) => check(path, number, number.is_finite(), || "must be finite".into()),
+        toml::Value::Datetime(date) => check(path, date, false, || "must not be a date, write it as a string".into()),
+        toml::Value::Table(inner) => check_table(path, inner),
+        toml::Value::Array(items) => {
+            items.iter().enumerate().try_for_each(|(index, item)| check_option(&format!("{path}[{index}]"), item))
+        }
+        toml::Value::String(_) | toml::Value::Integer(_) | toml::Value::Boolean(_) => Ok(()),
+    }
+}
