@@ -17,6 +17,7 @@
 //! # Ok::<(), native::NativeError>(())
 //! ```
 
+pub mod admin;
 pub mod config_file;
 pub mod control;
 mod engine;
