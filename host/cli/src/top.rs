@@ -76,7 +76,9 @@ fn live(engine: &Engine, mut view: View, interval: Duration) -> anyhow::Result<(
                     drop(restore);
                     return Ok(());
                 }
-                Event::Resize(..) => drop(terminal.draw(|frame| frame.render_widget(&view, frame.area()))?),
+                Event::Resize(..) => {
+                    terminal.draw(|frame| frame.render_widget(&view, frame.area()))?;
+                }
                 _ => {}
             }
         }

@@ -10,6 +10,7 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use meridian_runtime::admin::discovery::{self, Process};
 use meridian_runtime::admin::{Admin, MAX_COMPONENT_BYTES, Surroundings};
@@ -76,6 +77,7 @@ fn what_the_engine_refuses_has_its_code() {
     assert_eq!((reply.code, reply.error().as_str()), (404, "budget: this engine has no such slot"));
     assert_eq!(process.change("PUT /v1/policies/dispatch", b"panic").code, 500);
     assert_eq!(process.get("/v1/status").code, 200);
+    assert_eq!(process.change("POST /v1/policies/dispatch/promote", b"").code, 200);
 }
 
 #[test]
@@ -291,6 +293,28 @@ fn a_slow_client_loses_its_seat() {
     assert_eq!((reply.code, reply.error().as_str()), (408, "the component did not arrive in time"));
     assert_eq!(process.change("POST /v1/policies/dispatch/promote", b"").code, 200);
     assert_eq!(process.recorder.calls(), ["promote dispatch"]);
+    // One that asks for much and reads nothing.
+    process.recorder.verbose.store(true, Ordering::Relaxed);
+    let mut slow = TcpStream::connect(process.address()).unwrap();
+    slow.write_all(b"GET /v1/faults HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    assert_eq!(process.get("/healthz").code, 200);
+    let mut read = Vec::new();
+    let _ = slow.read_to_end(&mut read);
+    assert!(read.len() < 64 << 20, "{} bytes", read.len());
+}
+
+#[test]
+fn the_latest_engine_of_a_process_is_found() {
+    let folder = folder("two");
+    let start = || {
+        let control = Arc::new(Recorder::default());
+        Admin::start_in(&surroundings(&folder), control, &config("127.0.0.1:0", ""), &metrics_at(""))
+    };
+    let (first, second) = (start(), start());
+    drop(first);
+    assert_eq!(discovery::list(&[folder.join("run")])[0].admin.as_deref(), second.address());
+    drop(second);
+    assert!(discovery::list(&[folder.join("run")]).is_empty());
 }
 
 #[test]

@@ -104,36 +104,44 @@ fn read(path: &Path) -> Option<Process> {
     serde_json::from_slice(&private::read(path, MAX_BYTES).ok()?).ok()
 }
 
-/// The file of this process; dropping it removes it.
+/// The file of this process; dropping it removes it, unless another engine in this process has written its own since.
 #[derive(Debug)]
-pub(super) struct Entry(PathBuf);
+pub(super) struct Entry {
+    path: PathBuf,
+    text: String,
+}
 
 impl Entry {
     /// Written aside and renamed, so that nobody reads half of it.
     pub(super) fn write(dir: &Path, process: &Process) -> io::Result<Self> {
         let path = dir.join(format!("{}.json", process.pid));
+        let text = serde_json::to_string(process)?;
         let aside = path.with_extension("tmp");
         let _ = fs::remove_file(&aside);
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&aside)?;
-        let written =
-            file.write_all(serde_json::to_string(process)?.as_bytes()).and_then(|()| fs::rename(&aside, &path));
+        let written = file.write_all(text.as_bytes()).and_then(|()| fs::rename(&aside, &path));
         if written.is_err() {
             let _ = fs::remove_file(&aside);
         }
-        written.map(|()| Self(path))
+        written.map(|()| Self { path, text })
     }
 }
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
+        if fs::read_to_string(&self.path).is_ok_and(|text| text == self.text) {
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }
 
-/// Field 22 of /proc/PID/stat; field 2, the name, may hold blanks and parentheses.
+/// Field 22 of /proc/PID/stat; field 2, the name, may hold blanks and parentheses. `None` for a process that has ended,
+/// though its parent has not asked for its exit code yet.
 fn started_ticks(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(") ")?.1.split_ascii_whitespace().nth(19)?.parse().ok()
+    let mut fields = stat.rsplit_once(") ")?.1.split_ascii_whitespace();
+    let state = fields.next()?;
+    if matches!(state, "Z" | "X") { None } else { fields.nth(18)?.parse().ok() }
 }
 
 /// A home folder may be shared by machines and containers.

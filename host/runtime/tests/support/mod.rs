@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -20,6 +21,8 @@ pub const TOKEN: &str = "a-token-of-24-characters";
 #[derive(Default)]
 pub struct Recorder {
     pub calls: Mutex<Vec<String>>,
+    /// Whether its faults are more than a socket holds.
+    pub verbose: AtomicBool,
 }
 
 pub fn version(name: &str) -> Version {
@@ -123,7 +126,11 @@ impl Control for Recorder {
     }
 
     fn faults(&self) -> Vec<FaultEntry> {
-        vec![fault()]
+        let mut fault = fault();
+        if self.verbose.load(Ordering::Relaxed) {
+            fault.detail = "x".repeat(64 << 20);
+        }
+        vec![fault]
     }
 
     fn put(&self, slot: SlotName, component: &[u8], mode: Mode, source: &str) -> Result<SwapReport, ControlError> {
