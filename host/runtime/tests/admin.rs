@@ -417,6 +417,13 @@ fn files_of_dead_processes_are_removed() {
     let mut left: Vec<_> = std::fs::read_dir(&run).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     left.sort();
     assert_eq!(left, ["1.json", "4.json", "5.json", "6.json", "7.tmp"]);
+    // Where others can put files, none is believed; a process that starts makes the folder its own.
+    let mode = |mode| std::fs::set_permissions(&run, std::fs::Permissions::from_mode(mode)).unwrap();
+    mode(0o777);
+    assert!(discovery::list(std::slice::from_ref(&run)).is_empty());
+    let control = Arc::new(Recorder::default());
+    drop(Admin::start_in(&surroundings(&folder), control, &config("127.0.0.1:0", ""), &metrics_at("")));
+    assert_eq!(discovery::list(&[run]).len(), 1);
 }
 
 #[test]

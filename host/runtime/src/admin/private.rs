@@ -25,7 +25,7 @@ fn check_owner(metadata: &Metadata) -> Result<(), String> {
 pub(super) fn make_dir(dir: &Path) -> Result<(), String> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
     made.map_err(|error| format!("cannot be made: {error}"))?;
-    check_dir(dir)?;
+    own_dir(dir)?;
     fs::set_permissions(dir, Permissions::from_mode(0o700)).map_err(|error| format!("cannot be made private: {error}"))
 }
 
@@ -34,11 +34,19 @@ pub(super) fn make_dir(dir: &Path) -> Result<(), String> {
 /// # Errors
 /// Why not, to follow its path.
 pub(super) fn check_dir(dir: &Path) -> Result<(), String> {
+    let mode = own_dir(dir)?.mode();
+    if mode & 0o022 != 0 {
+        return Err(format!("has mode {:04o}, must be 0700: other users must not write it", mode & 0o7777));
+    }
+    Ok(())
+}
+
+fn own_dir(dir: &Path) -> Result<Metadata, String> {
     let metadata = fs::symlink_metadata(dir).map_err(|error| error.to_string())?;
     if !metadata.is_dir() {
         return Err("is no folder".into());
     }
-    check_owner(&metadata)
+    check_owner(&metadata).map(|()| metadata)
 }
 
 /// Read a file that belongs to this user and that no other may read or write, of at most `max_bytes`.
