@@ -26,6 +26,7 @@ class Engine:
         block_tokens: int,
         steps_ahead: int,
         model: str = "",
+        serves: bool = False,
     ) -> Engine: ...
     @property
     def is_stock(self) -> bool: ...

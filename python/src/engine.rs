@@ -8,6 +8,7 @@ use meridian_core::types::RequestId;
 use meridian_core::{
     EngineFacts, FaultKind, Markers, MeridianConfig, NewRequest, PhaseEvent, Slot, ThinkPhase, native,
 };
+use meridian_runtime::admin::Admin;
 use meridian_runtime::control::{Control, ControlError, Mode, ProcessStatus, SlotName, SwapReport};
 use meridian_runtime::watch::{FileWatch, Looked, WatchedFile};
 use meridian_runtime::{Candidate, Controller, DispatchEngine, DispatchSlot, Source, StrikeLimits};
@@ -33,8 +34,10 @@ pub(crate) struct Engine {
     services: Mutex<Services>,
 }
 
+/// Dropped in this order: nobody may change a policy through a listener that is about to end.
 #[derive(Default)]
 struct Services {
+    admin: Option<Admin>,
     watch: Option<FileWatch>,
 }
 
@@ -70,9 +73,10 @@ impl Inner {
 
 #[pymethods]
 impl Engine {
-    /// `config_json` is the effective configuration, `base_dir` what a relative component path is relative to.
+    /// `config_json` is the effective configuration, `base_dir` what a relative component path is relative to. With
+    /// `serves` the admin listener and the metrics are started, as the configuration says.
     #[new]
-    #[pyo3(signature = (config_json, base_dir, *, starts, ends, padding, block_tokens, steps_ahead, model = ""))]
+    #[pyo3(signature = (config_json, base_dir, *, starts, ends, padding, block_tokens, steps_ahead, model = "", serves = false))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
     fn new(
         py: Python<'_>,
@@ -84,6 +88,7 @@ impl Engine {
         block_tokens: u32,
         steps_ahead: usize,
         model: &str,
+        serves: bool,
     ) -> PyResult<Self> {
         let config = MeridianConfig::from_json(config_json).map_err(|error| ConfigError::new_err(error.to_string()))?;
         log::keep();
@@ -133,6 +138,14 @@ impl Engine {
         let is_stock = source == "native:fcfs";
         let mut services = Services::default();
         // A stock engine stays stock: nothing in it could be changed.
+        if serves && !is_stock {
+            let control = Arc::clone(&controller) as Arc<dyn Control>;
+            let admin = Admin::start(control, &config.admin, &config.telemetry, Path::new(base_dir));
+            for problem in admin.problems() {
+                tracing::warn!(problem, "administration");
+            }
+            services.admin = Some(admin);
+        }
         if config.policy.watch && !source.starts_with("native:") && config.policy.dispatch.mode == SlotMode::Active {
             let path = Path::new(base_dir).join(source);
             let file = WatchedFile::new(&path, SlotName::Dispatch, Arc::clone(&controller) as Arc<dyn Control>);

@@ -1,9 +1,12 @@
 //! The `meridian` command, as a library so that the binary and the Python wheel share it.
 
+mod admin_client;
 mod bench;
 mod config;
+mod ctl;
 mod models;
 mod policy;
+mod top;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -37,6 +40,10 @@ enum Command {
     /// Model families: how each marks its thinking
     #[command(subcommand)]
     Models(models::ModelsCommand),
+    /// Ask a running engine, and change its policies
+    Ctl(ctl::CtlArgs),
+    /// Watch a running engine: phases, queues, decisions, faults, versions
+    Top(top::TopArgs),
     /// Measure
     #[command(subcommand)]
     Bench(bench::BenchCommand),
@@ -55,12 +62,16 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Policy(command) => policy::run(command, cli.json),
         Command::Config(command) => config::run(command, cli.json),
         Command::Models(command) => models::run(command, cli.json),
+        Command::Ctl(args) => ctl::run(&args, cli.json),
+        Command::Top(args) => top::run(&args, cli.json),
         Command::Bench(command) => bench::run(command, cli.json),
     };
     match done {
         Ok(()) => 0,
         Err(error) => {
-            if cli.json {
+            if error.is::<Said>() {
+                // Nothing to add.
+            } else if cli.json {
                 let _ = print_json(&serde_json::json!({ "ok": false, "error": format!("{error:#}") }));
             } else {
                 eprintln!("error: {error:#}");
@@ -69,6 +80,18 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
         }
     }
 }
+
+/// What was asked does not hold, and what was printed says so.
+#[derive(Debug)]
+struct Said;
+
+impl std::fmt::Display for Said {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("see above")
+    }
+}
+
+impl std::error::Error for Said {}
 
 /// A closed pipe (`meridian ... | head`) is not worth a panic.
 fn print_line(line: &str) -> std::io::Result<()> {

@@ -324,9 +324,9 @@ fn a_family_supplies_what_the_file_does_not_set() {
 
 #[test]
 fn fields_without_effect_are_named_when_the_file_sets_them() {
-    let text = "[scheduler]\nmax_think_tokens = 9000\nmax_defer_ms = 1\n[policy.dispatch]\nmode = 'shadow'\n[model]\nfamily = 'qwen3'";
+    let text = "[scheduler]\nmax_think_tokens = 9000\nmax_defer_ms = 1\n[policy.budget]\nmode = 'shadow'\n[model]\nfamily = 'qwen3'";
     let parsed = MeridianConfig::parse(text).unwrap();
-    assert_eq!(parsed.without_effect().collect::<Vec<_>>(), ["policy.dispatch.mode", "scheduler.max_think_tokens"]);
+    assert_eq!(parsed.without_effect().collect::<Vec<_>>(), ["policy.budget.mode", "scheduler.max_think_tokens"]);
 }
 
 #[test]

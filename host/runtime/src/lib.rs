@@ -17,6 +17,8 @@
 //! # Ok::<(), native::NativeError>(())
 //! ```
 
+#[cfg(not(loom))]
+pub mod admin;
 pub mod config_file;
 pub mod control;
 mod controller;

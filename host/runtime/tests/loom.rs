@@ -1,12 +1,12 @@
 //! Every interleaving of a decision with what other threads do to the slot. Built with `--cfg loom` (`make test`).
 #![cfg(loom)]
 
-mod support;
+mod made;
 
 use loom::thread;
+use made::{Made, TARGETS, faulting, step, table};
 use meridian_core::FaultKind;
 use meridian_runtime::{DispatchSlot, Source, StrikeLimits};
-use support::{Made, TARGETS, faulting, step, table};
 
 const LIMITS: StrikeLimits = StrikeLimits { max_strikes: 1, window_ms: 1000.0 };
 

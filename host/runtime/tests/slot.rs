@@ -1,14 +1,14 @@
 //! The slot: faults, strikes, quarantine, swaps, rollback, shadow. No clock but the one the steps tell.
 
-mod support;
+mod made;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 
+use made::{Made, TARGETS, faulting, step, table};
 use meridian_core::{Fault, FaultKind};
 use meridian_runtime::control::{ControlError, StateHandover};
 use meridian_runtime::{DispatchSlot, Source, StrikeLimits};
-use support::{Made, TARGETS, faulting, step, table};
 
 const LIMITS: StrikeLimits = StrikeLimits { max_strikes: 3, window_ms: 1000.0 };
 

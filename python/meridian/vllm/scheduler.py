@@ -62,7 +62,7 @@ class _Meridian:
                 f"--scheduling-policy {scheduler.policy.value}: a dispatch policy orders the requests, expected fcfs "
                 "(the priority of a request is one of the facts that a policy may read)"
             )
-        self._meridian_engine: _native.Engine = _make_engine(config, scheduler)
+        self._meridian_engine: _native.Engine = _make_engine(config, scheduler, serves=True)
         # None: stock. Set to None for good should Meridian itself ever fail.
         self._meridian: _native.Engine | None = None if self._meridian_engine.is_stock else self._meridian_engine
         self._meridian_decode_tokens = 1 + scheduler.num_spec_tokens
@@ -249,7 +249,7 @@ class _Meridian:
             )
 
 
-def _make_engine(config: MeridianConfig, scheduler: Scheduler) -> _native.Engine:
+def _make_engine(config: MeridianConfig, scheduler: Scheduler, *, serves: bool = False) -> _native.Engine:
     vllm_config = scheduler.vllm_config
     markers = resolve(config.model, engine_tokenizer(vllm_config.model_config))
     return _native.Engine(
@@ -261,6 +261,7 @@ def _make_engine(config: MeridianConfig, scheduler: Scheduler) -> _native.Engine
         block_tokens=scheduler.block_size,
         steps_ahead=1 if vllm_config.scheduler_config.async_scheduling else 0,
         model=vllm_config.model_config.model,
+        serves=serves,
     )
 
 

@@ -1,118 +1,271 @@
-//! Made-up policies and a table of requests for the tests of the slot.
-#![allow(dead_code, reason = "each test file uses a part")]
+//! A process that is asked over real sockets.
 
-use meridian_core::types::RequestId;
-use meridian_core::{
-    Batch, Column, Decision, Description, DispatchPolicy, Fault, FaultKind, Markers, NewRequest, RequestTable, Slot,
-    Step, Targets,
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use meridian_core::config::{AdminConfig, TelemetryConfig};
+use meridian_runtime::admin::{Admin, Limits, Surroundings};
+use meridian_runtime::control::{
+    Control, ControlError, FaultEntry, Mode, ProcessStatus, ShadowStatus, SlotName, SlotStatus, StateHandover,
+    SwapReport, Version,
 };
-use meridian_runtime::Candidate;
 
-pub const TARGETS: Targets =
-    Targets { output_tpot_budget_ms: 20.0, think_tpot_budget_ms: 80.0, think_batch_multiplier: 2.5, max_defer_ms: 2e3 };
+pub const TOKEN: &str = "a-token-of-24-characters";
 
-/// What a made-up policy does at a call.
-pub type Behaviour = Box<dyn FnMut(&Batch<'_>, &mut Decision) -> Result<(), Fault> + Send>;
-
-/// A policy that counts its decisions as state, and sets its number as the token budget, so that one sees who decided.
-pub struct Made {
-    pub description: Description,
-    pub number: u32,
-    pub behaviour: Option<Behaviour>,
-    pub decided: u64,
-    /// Snapshot of nothing.
-    pub stateless: bool,
-    pub refuses_state: bool,
-    pub cannot_recover: bool,
+/// Records what it is asked.
+#[derive(Default)]
+pub struct Recorder {
+    pub calls: Mutex<Vec<String>>,
+    /// Whether its faults are more than a socket holds.
+    pub verbose: AtomicBool,
 }
 
-impl Made {
-    pub fn new(number: u32) -> Self {
-        let description = Description { name: format!("made-{number}"), ..Description::default() };
-        Self {
-            description,
-            number,
-            behaviour: None,
-            decided: 0,
-            stateless: false,
-            refuses_state: false,
-            cannot_recover: false,
+pub fn version(name: &str) -> Version {
+    Version { name: name.into(), version: "1.0".into(), sha256: "ab".repeat(32), source: "admin".into() }
+}
+
+/// Every field is filled.
+pub fn status() -> ProcessStatus {
+    let dispatch = SlotStatus {
+        slot: SlotName::Dispatch,
+        active: version("current \"one\"\\"),
+        previous: Some(version("earlier")),
+        shadow: Some(ShadowStatus {
+            version: version("candidate"),
+            compared: 40,
+            skipped: 2,
+            faults: 1,
+            rank_correlation: 0.5,
+            top_overlap: 0.75,
+            budget_differs: 3,
+            deciding_us: 12.5,
+        }),
+        quarantine: Some((version("bad"), 12_000.0)),
+        decisions: [90, 7, 3],
+        deciding_s: 0.25,
+        deciding_buckets: [10, 20, 30, 0, 0, 0, 0, 0, 0, 0, 0, 38, 2],
+        faults: vec![("trap".into(), 2), ("deadline".into(), 1)],
+        strikes: 2,
+        swaps: 5,
+        last_refusal: Some("not a component".into()),
+    };
+    let eviction = SlotStatus {
+        slot: SlotName::Eviction,
+        active: Version { sha256: String::new(), ..version("tiered-lru") },
+        previous: None,
+        shadow: None,
+        quarantine: None,
+        decisions: [0; 3],
+        deciding_s: 0.0,
+        deciding_buckets: [0; 13],
+        faults: Vec::new(),
+        strikes: 0,
+        swaps: 0,
+        last_refusal: None,
+    };
+    ProcessStatus {
+        pid: std::process::id(),
+        version: "0.1.0".into(),
+        model: "Qwen/Qwen3-8B".into(),
+        uptime_s: 61.5,
+        requests: [3, 20, 5],
+        waiting: 7,
+        preemptions: [0, 4, 1],
+        step_time_ms: Some([4.0, 0.02, 0.003]),
+        slots: vec![dispatch, eviction],
+    }
+}
+
+pub fn fault() -> FaultEntry {
+    FaultEntry {
+        slot: SlotName::Dispatch,
+        now_ms: 1500.0,
+        kind: "trap".into(),
+        detail: "unreachable".into(),
+        version: version("bad"),
+        shadow: false,
+        candidates: 4,
+        batch: None,
+    }
+}
+
+impl Recorder {
+    fn record(&self, call: String) {
+        self.calls.lock().unwrap().push(call);
+    }
+
+    pub fn calls(&self) -> Vec<String> {
+        std::mem::take(&mut self.calls.lock().unwrap())
+    }
+
+    fn act(&self, slot: SlotName, action: &str) -> Result<SwapReport, ControlError> {
+        self.record(format!("{action} {}", slot.label()));
+        match slot {
+            SlotName::Dispatch => Ok(SwapReport {
+                slot,
+                action: action.into(),
+                active: version("candidate"),
+                previous: version("current"),
+                state: StateHandover::Reset("another layout".into()),
+                held_us: 12.5,
+            }),
+            SlotName::Eviction => Err(ControlError::Nothing { slot, what: "has no such version" }),
+            SlotName::Budget => Err(ControlError::NoSuchSlot(slot)),
         }
     }
-
-    pub fn behaving(
-        number: u32,
-        behaviour: impl FnMut(&Batch<'_>, &mut Decision) -> Result<(), Fault> + Send + 'static,
-    ) -> Self {
-        Self { behaviour: Some(Box::new(behaviour)), ..Self::new(number) }
-    }
-
-    pub fn candidate(self) -> Candidate {
-        let sha256 = format!("{:064x}", self.number);
-        Candidate::new(Box::new(self), &sha256, "test")
-    }
 }
 
-impl DispatchPolicy for Made {
-    fn description(&self) -> &Description {
-        &self.description
+impl Control for Recorder {
+    fn status(&self) -> ProcessStatus {
+        status()
     }
 
-    fn inputs(&self) -> &[Column] {
-        &[Column::Phase]
-    }
-
-    fn decide(&mut self, batch: &Batch<'_>, decision: &mut Decision) -> Result<(), Fault> {
-        if let Some(behaviour) = &mut self.behaviour {
-            return behaviour(batch, decision);
+    fn faults(&self) -> Vec<FaultEntry> {
+        let mut fault = fault();
+        if self.verbose.load(Ordering::Relaxed) {
+            fault.detail = "x".repeat(64 << 20);
         }
-        self.decided += 1;
-        decision.keys = vec![0.0; batch.candidates];
-        decision.token_budget = Some(self.number);
-        Ok(())
+        vec![fault]
     }
 
-    fn recover(&mut self) -> Result<(), Fault> {
-        if self.cannot_recover {
-            return Err(Fault::new(FaultKind::Init, "it cannot start"));
+    fn put(&self, slot: SlotName, component: &[u8], mode: Mode, source: &str) -> Result<SwapReport, ControlError> {
+        match component {
+            b"garbage" => return Err(ControlError::Refused("not a component:\nno header".into())),
+            b"panic" => panic!("as a test wants"),
+            _ => {}
         }
-        self.decided = 0;
-        Ok(())
+        self.act(slot, &format!("put {} bytes {mode:?} {source}", component.len()))
     }
 
-    fn snapshot(&mut self) -> Result<Vec<u8>, Fault> {
-        Ok(if self.stateless { Vec::new() } else { self.decided.to_le_bytes().to_vec() })
+    fn promote(&self, slot: SlotName) -> Result<SwapReport, ControlError> {
+        self.act(slot, "promote")
     }
 
-    fn restore(&mut self, state: &[u8]) -> Result<(), Fault> {
-        if self.refuses_state {
-            return Err(Fault::new(FaultKind::Init, "another kind of state"));
-        }
-        let state = state.try_into().map_err(|_| Fault::new(FaultKind::Init, "8 bytes"))?;
-        self.decided = u64::from_le_bytes(state);
-        Ok(())
+    fn rollback(&self, slot: SlotName) -> Result<SwapReport, ControlError> {
+        self.act(slot, "rollback")
+    }
+
+    fn release(&self, slot: SlotName) -> Result<SwapReport, ControlError> {
+        self.act(slot, "release")
     }
 }
 
-/// A fault of the given kind at every call.
-pub fn faulting(number: u32, kind: FaultKind) -> Made {
-    Made::behaving(number, move |_, _| Err(Fault::new(kind, "as made")))
+/// A folder of this test's own.
+pub fn folder(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
 }
 
-/// A table with `live` requests, all running.
-pub fn table(live: usize) -> (RequestTable, Vec<Slot>) {
-    let mut table = RequestTable::new(Markers::default());
-    let slots = (0..live)
-        .map(|id| {
-            let request = NewRequest { prompt_tokens: 4, ..NewRequest::default() };
-            let slot = table.insert(RequestId(id as u64), &request).expect("new");
-            table.scheduled(slot, 4, 0.0);
-            slot
-        })
-        .collect();
-    (table, slots)
+pub fn write(path: &Path, text: &str, mode: u32) {
+    std::fs::write(path, text).unwrap();
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
 }
 
-pub fn step(now_ms: f64, running: usize) -> Step {
-    Step { now_ms, token_budget: 4096, running: running as u32, decode_tokens: 1, ..Step::default() }
+pub fn config(listen: &str, token_file: &str) -> AdminConfig {
+    AdminConfig { listen: listen.into(), token_file: token_file.into() }
+}
+
+pub fn metrics_at(prometheus: &str) -> TelemetryConfig {
+    TelemetryConfig { prometheus: prometheus.into(), ..TelemetryConfig::default() }
+}
+
+/// A process with a token that listens on a free port, and what it was asked.
+pub struct Started {
+    pub admin: Admin,
+    pub recorder: Arc<Recorder>,
+    pub folder: PathBuf,
+}
+
+pub fn surroundings(folder: &Path) -> Surroundings {
+    Surroundings { base_dir: folder.into(), run_dir: Some(folder.join("run")), limits: Limits::default() }
+}
+
+pub fn start(name: &str) -> Started {
+    start_with(name, Limits::default())
+}
+
+pub fn start_with(name: &str, limits: Limits) -> Started {
+    let folder = folder(name);
+    write(&folder.join("token"), &format!("{TOKEN}\n"), 0o600);
+    let recorder = Arc::new(Recorder::default());
+    let surroundings = Surroundings { limits, ..surroundings(&folder) };
+    let admin =
+        Admin::start_in(&surroundings, recorder.clone(), &config("127.0.0.1:0", "token"), &metrics_at("127.0.0.1:0"));
+    assert_eq!(admin.problems(), [""; 0]);
+    Started { admin, recorder, folder }
+}
+
+/// A response.
+#[derive(Debug)]
+pub struct Reply {
+    pub code: u16,
+    pub head: String,
+    pub body: String,
+}
+
+impl Reply {
+    /// The one line of a refusal.
+    pub fn error(&self) -> String {
+        let value: serde_json::Value = serde_json::from_str(&self.body).unwrap();
+        assert_eq!(value.as_object().unwrap().len(), 1);
+        value["error"].as_str().unwrap().to_owned()
+    }
+}
+
+impl Started {
+    pub fn address(&self) -> &str {
+        self.admin.address().unwrap()
+    }
+
+    /// Send bytes, and read until the other side closes.
+    pub fn send(&self, bytes: &[u8]) -> String {
+        send(self.address(), bytes)
+    }
+
+    pub fn get(&self, path: &str) -> Reply {
+        parse(&self.send(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").as_bytes()))
+    }
+
+    /// A request with headers of its own.
+    pub fn ask(&self, line: &str, headers: &str, body: &[u8]) -> Reply {
+        let head = format!("{line} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n{headers}\r\n", body.len());
+        parse(&self.send(&[head.as_bytes(), body].concat()))
+    }
+
+    /// A request with the token.
+    pub fn change(&self, line: &str, body: &[u8]) -> Reply {
+        self.ask(line, &format!("Authorization: Bearer {TOKEN}\r\n"), body)
+    }
+}
+
+pub fn send(address: &str, bytes: &[u8]) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    exchange(&mut stream, bytes)
+}
+
+pub fn exchange(stream: &mut (impl Read + Write), bytes: &[u8]) -> String {
+    stream.write_all(bytes).unwrap();
+    let mut reply = Vec::new();
+    // What was read before a reset counts.
+    let _ = stream.read_to_end(&mut reply);
+    String::from_utf8(reply).unwrap()
+}
+
+pub fn parse(reply: &str) -> Reply {
+    let (head, body) = reply.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no response: {reply:?}"));
+    let code = head.split(' ').nth(1).unwrap().parse().unwrap();
+    Reply { code, head: head.to_ascii_lowercase(), body: body.to_owned() }
+}
+
+/// Limits that a test can wait for.
+pub fn short() -> Limits {
+    let soon = Duration::from_millis(100);
+    Limits { connections: 1, head: soon, body: soon, response: soon }
 }

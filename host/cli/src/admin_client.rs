@@ -1,0 +1,230 @@
+//! Asks engine processes: finds them by their discovery files, and speaks HTTP/1.1 over TCP or a Unix socket.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+use meridian_core::config::Listen;
+use meridian_runtime::admin::discovery::{self, Process};
+use meridian_runtime::control::ProcessStatus;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+/// Longest wait for a connection and for what is at hand.
+const PROMPT: Duration = Duration::from_secs(10);
+/// Longest wait for a change: a component is compiled.
+const COMPILING: Duration = Duration::from_secs(180);
+const MAX_HEAD_BYTES: usize = 64 << 10;
+/// The faults of a process with the batches they happened on.
+const MAX_REPLY_BYTES: usize = 256 << 20;
+
+/// Which process is asked.
+#[derive(Args)]
+pub(crate) struct Target {
+    /// The engine process with this id
+    #[arg(long, global = true, value_name = "N", conflicts_with = "address")]
+    pub(crate) pid: Option<u32>,
+    /// The engine process that listens here: IP:port on loopback, or unix:PATH
+    #[arg(long, global = true, value_name = "ADDRESS")]
+    pub(crate) address: Option<String>,
+}
+
+/// An admin listener.
+pub(crate) struct Engine {
+    pub(crate) address: String,
+    listen: Listen,
+    /// The file whose token it wants, as far as known.
+    pub(crate) token_file: Option<PathBuf>,
+}
+
+impl Target {
+    /// The one process that is meant.
+    pub(crate) fn one(&self) -> anyhow::Result<Engine> {
+        if let Some(address) = &self.address {
+            return Engine::at(address);
+        }
+        let mut found = listening();
+        if let Some(pid) = self.pid {
+            let position = found.iter().position(|process| process.pid == pid);
+            let position = position.with_context(|| format!("{pid}: is no engine process with an admin listener"))?;
+            return Engine::of(&found[position]);
+        }
+        match (found.pop(), found.as_slice()) {
+            (None, _) => {
+                bail!("no engine process with an admin listener runs here as this user; name one by --address")
+            }
+            (Some(process), []) => Engine::of(&process),
+            (Some(last), others) => {
+                let rows = others.iter().chain([&last]).map(|Process { pid, model, admin, .. }| {
+                    format!("\n  --pid {pid}  {}  {}", shown(model), admin.as_deref().unwrap_or_default())
+                });
+                bail!("several engine processes run here, name one:{}", rows.collect::<String>())
+            }
+        }
+    }
+
+    /// Every process, or the one that is named.
+    pub(crate) fn all(&self) -> anyhow::Result<Vec<Engine>> {
+        if self.pid.is_some() || self.address.is_some() {
+            return Ok(vec![self.one()?]);
+        }
+        listening().iter().map(Engine::of).collect()
+    }
+}
+
+fn listening() -> Vec<Process> {
+    let mut found = discovery::list(&discovery::run_dirs());
+    found.retain(|process| process.admin.is_some());
+    found
+}
+
+impl Engine {
+    fn at(address: &str) -> anyhow::Result<Self> {
+        match Listen::parse(address) {
+            Ok(Listen::Off) => bail!("--address: must not be empty"),
+            Ok(listen) => {
+                // The file of a process that listens there knows of its token.
+                let known = listening().into_iter().find(|process| process.admin.as_deref() == Some(address));
+                let token_file = known.and_then(|process| process.token_file).map(PathBuf::from);
+                Ok(Self { address: address.to_owned(), listen, token_file })
+            }
+            Err(reason) => bail!("--address: {address:?}: {reason}"),
+        }
+    }
+
+    fn of(process: &Process) -> anyhow::Result<Self> {
+        let address = process.admin.clone().unwrap_or_default();
+        let listen = Listen::parse(&address).map_err(|reason| anyhow::anyhow!("{address:?}: {reason}"))?;
+        Ok(Self { address, listen, token_file: process.token_file.as_ref().map(PathBuf::from) })
+    }
+
+    pub(crate) fn status(&self) -> anyhow::Result<ProcessStatus> {
+        self.get("/v1/status")
+    }
+
+    pub(crate) fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
+        self.ask(&format!("GET {path} HTTP/1.1"), None, &[], PROMPT)
+    }
+
+    /// Carry out a change, with the token of a file.
+    pub(crate) fn change<T: DeserializeOwned>(
+        &self,
+        line: &str,
+        body: &[u8],
+        token_file: Option<&Path>,
+    ) -> anyhow::Result<T> {
+        let token = match token_file.or(self.token_file.as_deref()) {
+            Some(path) => Some(
+                meridian_runtime::admin::read_token(path)
+                    .map_err(|reason| anyhow::anyhow!("{}: {reason}", path.display()))?,
+            ),
+            // The process says what is the matter.
+            None => None,
+        };
+        self.ask(&format!("{line} HTTP/1.1"), token.as_deref(), body, COMPILING)
+    }
+
+    fn ask<T: DeserializeOwned>(
+        &self,
+        line: &str,
+        token: Option<&str>,
+        body: &[u8],
+        wait: Duration,
+    ) -> anyhow::Result<T> {
+        let mut head = format!("{line}\r\nHost: {}\r\nConnection: close\r\n", self.host());
+        if let Some(token) = token {
+            head += &format!("Authorization: Bearer {token}\r\n");
+        }
+        if line.starts_with("PUT") {
+            // A refusal comes before the body is sent.
+            head += &format!("Content-Length: {}\r\nExpect: 100-continue\r\n", body.len());
+        }
+        head += "\r\n";
+        let (code, reply) = self.exchange(head.as_bytes(), body, wait).with_context(|| self.address.clone())?;
+        if code == 200 {
+            return serde_json::from_slice(&reply)
+                .with_context(|| format!("{}: the answer is not what Meridian gives", self.address));
+        }
+        #[derive(Deserialize)]
+        struct Refusal {
+            error: String,
+        }
+        match serde_json::from_slice(&reply) {
+            Ok(Refusal { error }) => bail!("{}: {}", self.address, shown(&error)),
+            Err(_) => bail!("{}: answered {code}, and is no engine process of Meridian", self.address),
+        }
+    }
+
+    fn host(&self) -> String {
+        match &self.listen {
+            Listen::Tcp(address) => address.to_string(),
+            Listen::Unix(_) | Listen::Off => "localhost".into(),
+        }
+    }
+
+    fn exchange(&self, head: &[u8], body: &[u8], wait: Duration) -> anyhow::Result<(u16, Vec<u8>)> {
+        match &self.listen {
+            Listen::Tcp(address) => {
+                let stream = TcpStream::connect_timeout(address, PROMPT).context("cannot connect")?;
+                stream.set_read_timeout(Some(wait))?;
+                stream.set_write_timeout(Some(wait))?;
+                exchange(stream, head, body)
+            }
+            Listen::Unix(path) => {
+                let stream = UnixStream::connect(path).context("cannot connect")?;
+                stream.set_read_timeout(Some(wait))?;
+                stream.set_write_timeout(Some(wait))?;
+                exchange(stream, head, body)
+            }
+            Listen::Off => bail!("nothing listens"),
+        }
+    }
+}
+
+/// One request, one response: its code and its body.
+fn exchange(mut stream: impl Read + Write, head: &[u8], body: &[u8]) -> anyhow::Result<(u16, Vec<u8>)> {
+    stream.write_all(head).context("cannot send")?;
+    let mut read = Vec::new();
+    loop {
+        let mut headers = [httparse::EMPTY_HEADER; 32];
+        let mut response = httparse::Response::new(&mut headers);
+        let parsed = response.parse(&read).context("the answer is not HTTP")?;
+        let httparse::Status::Complete(end) = parsed else {
+            ensure!(read.len() < MAX_HEAD_BYTES, "the head of the answer is too large");
+            ensure!(read_some(&mut stream, &mut read)? > 0, "hung up without an answer");
+            continue;
+        };
+        let code = response.code.unwrap_or_default();
+        if code == 100 {
+            read.drain(..end);
+            stream.write_all(body).context("cannot send the body")?;
+            continue;
+        }
+        let length = response.headers.iter().find(|header| header.name.eq_ignore_ascii_case("content-length"));
+        let length = length.and_then(|header| std::str::from_utf8(header.value).ok()?.parse().ok());
+        let length: usize = length.context("the answer does not tell its length")?;
+        ensure!(length <= MAX_REPLY_BYTES, "the answer is too large");
+        read.drain(..end);
+        while read.len() < length {
+            ensure!(read_some(&mut stream, &mut read)? > 0, "hung up in the middle of the answer");
+        }
+        read.truncate(length);
+        return Ok((code, read));
+    }
+}
+
+fn read_some(stream: &mut impl Read, read: &mut Vec<u8>) -> anyhow::Result<usize> {
+    let mut some = [0; 16 << 10];
+    let count = stream.read(&mut some).context("does not answer")?;
+    read.extend_from_slice(&some[..count]);
+    Ok(count)
+}
+
+/// A text of another process, safe for a terminal.
+pub(crate) fn shown(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}

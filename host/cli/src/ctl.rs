@@ -1,0 +1,279 @@
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail, ensure};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, Subcommand};
+use meridian_runtime::admin::MAX_COMPONENT_BYTES;
+use meridian_runtime::control::{
+    FaultEntry, Mode, ProcessStatus, ShadowStatus, SlotName, SlotStatus, StateHandover, SwapReport, Version,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::admin_client::{Engine, Target, shown};
+use crate::{print_json, print_line};
+
+#[derive(Args)]
+#[command(after_help = "\
+Engine processes of this user are found by themselves; --pid or --address names one of several.
+Changes need the token of the process: that of its admin.token_file, or of --token-file.
+
+Examples:
+  meridian ctl status --all
+  meridian ctl shadow dispatch policy.wasm
+  meridian ctl promote dispatch
+  meridian ctl --pid 4711 rollback dispatch")]
+pub(crate) struct CtlArgs {
+    #[command(flatten)]
+    target: Target,
+    /// File with the token that changes need; the process's own when left out
+    #[arg(long, global = true, value_name = "PATH")]
+    token_file: Option<PathBuf>,
+    #[command(subcommand)]
+    command: CtlCommand,
+}
+
+#[derive(Subcommand)]
+enum CtlCommand {
+    /// Who decides, what waits, and what went wrong
+    #[command(after_help = "Example: meridian ctl status --all")]
+    Status {
+        /// Every engine process of this user
+        #[arg(long)]
+        all: bool,
+    },
+    /// The latest faults, oldest first; with --json also the batches they happened on
+    #[command(after_help = "Example: meridian ctl faults --json")]
+    Faults,
+    /// Load a component, and let it decide from the next step on
+    #[command(after_help = "Example: meridian ctl swap dispatch policy.wasm")]
+    Swap {
+        #[arg(value_parser = slot_parser())]
+        slot: SlotName,
+        /// The component
+        file: PathBuf,
+        /// Whether it decides, or is asked beside the active policy and compared
+        #[arg(long, value_parser = mode_parser(), default_value = "active")]
+        mode: Mode,
+    },
+    /// Load a component, and compare it with the active policy; it changes nothing
+    #[command(after_help = "Example: meridian ctl shadow dispatch policy.wasm")]
+    Shadow {
+        #[arg(value_parser = slot_parser())]
+        slot: SlotName,
+        /// The component
+        file: PathBuf,
+    },
+    /// Let the shadow decide
+    #[command(after_help = "Example: meridian ctl promote dispatch")]
+    Promote {
+        #[arg(value_parser = slot_parser())]
+        slot: SlotName,
+    },
+    /// Return to the previous version
+    #[command(after_help = "Example: meridian ctl rollback dispatch")]
+    Rollback {
+        #[arg(value_parser = slot_parser())]
+        slot: SlotName,
+    },
+    /// Try the version in quarantine again at once
+    #[command(after_help = "Example: meridian ctl release dispatch")]
+    Release {
+        #[arg(value_parser = slot_parser())]
+        slot: SlotName,
+    },
+}
+
+fn slot_parser() -> impl TypedValueParser<Value = SlotName> {
+    PossibleValuesParser::new(SlotName::ALL.map(SlotName::label))
+        .try_map(|name| SlotName::ALL.into_iter().find(|slot| slot.label() == name).ok_or("no such slot"))
+}
+
+fn mode_parser() -> impl TypedValueParser<Value = Mode> {
+    PossibleValuesParser::new(["active", "shadow"])
+        .map(|name| if name == "shadow" { Mode::Shadow } else { Mode::Active })
+}
+
+pub(crate) fn run(args: &CtlArgs, json: bool) -> anyhow::Result<()> {
+    let CtlArgs { target, token_file, command } = args;
+    let token_file = token_file.as_deref();
+    let act = |slot: &SlotName, action| {
+        let report = target.one()?.change(&format!("POST /v1/policies/{}/{action}", slot.label()), &[], token_file)?;
+        print_report(&report, json)
+    };
+    match command {
+        CtlCommand::Status { all: false } => {
+            let engine = target.one()?;
+            let status = engine.status()?;
+            if json { print_json(&status) } else { print_status(&engine, &status) }
+        }
+        CtlCommand::Status { all: true } => status_of_all(&target.all()?, json),
+        CtlCommand::Faults => faults(&target.one()?, json),
+        CtlCommand::Swap { slot, file, mode } => put(&target.one()?, *slot, file, *mode, token_file, json),
+        CtlCommand::Shadow { slot, file } => put(&target.one()?, *slot, file, Mode::Shadow, token_file, json),
+        CtlCommand::Promote { slot } => act(slot, "promote"),
+        CtlCommand::Rollback { slot } => act(slot, "rollback"),
+        CtlCommand::Release { slot } => act(slot, "release"),
+    }
+}
+
+/// Fails when one of them does not answer, after those that do.
+fn status_of_all(engines: &[Engine], json: bool) -> anyhow::Result<()> {
+    let asked: Vec<_> = engines.iter().map(|engine| (engine, engine.status())).collect();
+    if json {
+        let processes: Vec<_> = asked
+            .iter()
+            .map(|(engine, status)| match status {
+                Ok(status) => json!({ "address": engine.address, "status": status }),
+                Err(error) => json!({ "address": engine.address, "error": format!("{error:#}") }),
+            })
+            .collect();
+        print_json(&json!({ "processes": processes }))?;
+    } else if asked.is_empty() {
+        print_line("no engine process with an admin listener runs here as this user")?;
+    }
+    let mut silent = 0;
+    for (engine, status) in &asked {
+        match status {
+            Ok(status) if !json => print_status(engine, status)?,
+            Ok(_) => {}
+            Err(error) => {
+                silent += 1;
+                if !json {
+                    print_line(&format!("{error:#}"))?;
+                }
+            }
+        }
+    }
+    if silent > 0 && json {
+        // What failed is in the object.
+        return Err(crate::Said.into());
+    }
+    ensure!(silent == 0, "{silent} of {} engine processes did not answer", asked.len());
+    Ok(())
+}
+
+fn faults(engine: &Engine, json: bool) -> anyhow::Result<()> {
+    #[derive(Serialize, Deserialize)]
+    struct Faults {
+        faults: Vec<FaultEntry>,
+    }
+    let found: Faults = engine.get("/v1/faults")?;
+    if json {
+        return print_json(&found);
+    }
+    for FaultEntry { slot, now_ms, kind, detail, version, shadow, candidates, batch: _ } in &found.faults {
+        let shadow = if *shadow { " (in shadow)" } else { "" };
+        let (slot, version) = (slot.label(), version_text(version));
+        let (kind, detail) = (shown(kind), shown(detail));
+        let seconds = now_ms / 1e3;
+        print_line(&format!(
+            "{seconds:>12.3} s  {slot}  {version}{shadow}  {kind}  {candidates} candidates: {detail}"
+        ))?;
+    }
+    Ok(())
+}
+
+fn put(
+    engine: &Engine,
+    slot: SlotName,
+    file: &Path,
+    mode: Mode,
+    token_file: Option<&Path>,
+    json: bool,
+) -> anyhow::Result<()> {
+    let named = || format!("{}: cannot be read", file.display());
+    let mut component = Vec::new();
+    let limit = MAX_COMPONENT_BYTES as u64 + 1;
+    File::open(file).with_context(named)?.take(limit).read_to_end(&mut component).with_context(named)?;
+    if component.len() > MAX_COMPONENT_BYTES {
+        bail!("{}: is larger than 32 MiB, the most a component may have", file.display());
+    }
+    let mode = match mode {
+        Mode::Active => "active",
+        Mode::Shadow => "shadow",
+    };
+    let line = format!("PUT /v1/policies/{}?mode={mode}", slot.label());
+    print_report(&engine.change(&line, &component, token_file)?, json)
+}
+
+fn print_report(report: &SwapReport, json: bool) -> anyhow::Result<()> {
+    if json {
+        return print_json(report);
+    }
+    let SwapReport { slot, action, active, previous, state, held_us } = report;
+    let state = match state {
+        StateHandover::Stateless => String::new(),
+        StateHandover::Restored => ", state taken over".into(),
+        StateHandover::Own => ", with the state of its own".into(),
+        StateHandover::Reset(why) => format!(", state starts fresh: {}", shown(why)),
+    };
+    let (slot, action, active) = (slot.label(), shown(action), version_text(active));
+    let previous = version_text(previous);
+    let before = if active == previous { String::new() } else { format!(", before {previous}") };
+    Ok(print_line(&format!("{slot}: {action}: {active} decides{before}{state}; held for {held_us:.1} us"))?)
+}
+
+pub(crate) fn version_text(version: &Version) -> String {
+    let Version { name, version, sha256, source: _ } = version;
+    let digest: String = sha256.chars().take(8).collect();
+    let parts = [name.as_str(), version.as_str(), &digest];
+    shown(&parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" "))
+}
+
+fn print_status(engine: &Engine, status: &ProcessStatus) -> anyhow::Result<()> {
+    let ProcessStatus { pid, version, model, uptime_s, requests, waiting, preemptions, step_time_ms, slots } = status;
+    let (model, version) = (shown(model), shown(version));
+    print_line(&format!("process {pid}  {model}  meridian {version}  up {uptime_s:.0} s  {}", engine.address))?;
+    let [prefill, think, output] = requests;
+    print_line(&format!("  requests     prefill {prefill}, think {think}, output {output}, waiting {waiting}"))?;
+    let [prefill, think, output] = preemptions;
+    print_line(&format!("  preemptions  prefill {prefill}, think {think}, output {output}"))?;
+    if let Some([fixed, decode, prefill]) = step_time_ms {
+        print_line(&format!(
+            "  step time    {fixed:.3} ms, {decode:.4} ms a decode token, {prefill:.4} ms a prefill token"
+        ))?;
+    }
+    slots.iter().try_for_each(print_slot)
+}
+
+fn print_slot(status: &SlotStatus) -> anyhow::Result<()> {
+    let SlotStatus { slot, active, previous, shadow, quarantine, decisions, faults, .. } = status;
+    let [policy, default, fallback] = decisions;
+    print_line(&format!("  {}", slot.label()))?;
+    let row = |name: &str, text: &str| print_line(&format!("    {name:<10} {text}"));
+    row("active", &format!("{}  from {}", version_text(active), shown(&active.source)))?;
+    if let Some(previous) = previous {
+        row("previous", &version_text(previous))?;
+    }
+    row("decisions", &format!("policy {policy}, default {default}, fallback {fallback}"))?;
+    if let Some(shadow) = shadow {
+        row("shadow", &shadow_text(shadow))?;
+    }
+    if !faults.is_empty() {
+        row("faults", &format!("{}; strikes {}", faults_text(faults), status.strikes))?;
+    }
+    if let Some((version, ms)) = quarantine {
+        row("quarantine", &format!("{}, tried again in {:.0} s", version_text(version), ms / 1e3))?;
+    }
+    if let Some(refusal) = &status.last_refusal {
+        row("refused", &shown(refusal))?;
+    }
+    Ok(())
+}
+
+pub(crate) fn faults_text(faults: &[(String, u64)]) -> String {
+    shown(&faults.iter().map(|(kind, count)| format!("{kind} {count}")).collect::<Vec<_>>().join(", "))
+}
+
+pub(crate) fn shadow_text(shadow: &ShadowStatus) -> String {
+    let ShadowStatus { version, compared, skipped, faults, rank_correlation, top_overlap, budget_differs, deciding_us } =
+        shadow;
+    format!(
+        "{}  correlation {rank_correlation:.3}, overlap {top_overlap:.3}, budget differs {budget_differs}, \
+         compared {compared}, skipped {skipped}, faults {faults}, {deciding_us:.1} us",
+        version_text(version)
+    )
+}

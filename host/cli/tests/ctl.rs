@@ -1,0 +1,215 @@
+//! `meridian ctl` and `meridian top` against a process that listens.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
+#[expect(dead_code, reason = "shared with the tests of the runtime")]
+#[path = "../../runtime/tests/support/mod.rs"]
+mod support;
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+use meridian_runtime::admin::discovery::Process;
+use meridian_runtime::admin::{Admin, Limits, Surroundings};
+use meridian_runtime::control::{ProcessStatus, SwapReport};
+use serde_json::Value;
+
+use support::{Recorder, TOKEN, config, folder, metrics_at, status, version, write};
+
+struct Done {
+    code: i32,
+    stdout: String,
+    stderr: String,
+}
+
+/// Run the command in `folder`, which is also its home.
+fn meridian(folder: &Path, args: &[&str]) -> Done {
+    let output = Command::new(env!("CARGO_BIN_EXE_meridian"))
+        .args(args)
+        .current_dir(folder)
+        .env("HOME", folder)
+        .env_remove("XDG_RUNTIME_DIR")
+        .output()
+        .unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    Done { code: output.status.code().unwrap(), stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+/// A process that is found from `folder`; `listen` as in the configuration.
+fn start(folder: &Path, listen: &str, token_file: &str) -> (Admin, Arc<Recorder>) {
+    let recorder = Arc::new(Recorder::default());
+    let surroundings = Surroundings {
+        base_dir: folder.into(),
+        run_dir: Some(folder.join(".cache/meridian/run")),
+        limits: Limits::default(),
+    };
+    let admin = Admin::start_in(&surroundings, recorder.clone(), &config(listen, token_file), &metrics_at(""));
+    assert_eq!(admin.problems(), [""; 0]);
+    (admin, recorder)
+}
+
+fn with_token(name: &str) -> std::path::PathBuf {
+    let folder = folder(name);
+    write(&folder.join("token"), TOKEN, 0o600);
+    write(&folder.join("policy.wasm"), "component", 0o644);
+    folder
+}
+
+#[test]
+fn every_command_reaches_the_one_process() {
+    let folder = with_token("ctl-commands");
+    let (_admin, recorder) = start(&folder, "127.0.0.1:0", "token");
+    for (args, call) in [
+        (&["ctl", "swap", "dispatch", "policy.wasm"] as &[_], "put 9 bytes Active admin dispatch"),
+        (&["ctl", "swap", "dispatch", "policy.wasm", "--mode", "shadow"], "put 9 bytes Shadow admin dispatch"),
+        (&["ctl", "shadow", "dispatch", "policy.wasm"], "put 9 bytes Shadow admin dispatch"),
+        (&["ctl", "promote", "dispatch"], "promote dispatch"),
+        (&["ctl", "rollback", "dispatch"], "rollback dispatch"),
+        (&["ctl", "release", "dispatch"], "release dispatch"),
+    ] {
+        let done = meridian(&folder, args);
+        assert_eq!((done.code, done.stderr.as_str()), (0, ""), "{args:?}");
+        assert_eq!(recorder.calls(), [call]);
+        let report = "candidate 1.0 abababab decides, before current 1.0 abababab, state starts fresh: another layout; \
+                      held for 12.5 us\n";
+        assert!(done.stdout.starts_with("dispatch: ") && done.stdout.ends_with(report), "{}", done.stdout);
+    }
+    let done = meridian(&folder, &["ctl", "promote", "dispatch", "--json"]);
+    assert_eq!(serde_json::from_str::<SwapReport>(&done.stdout).unwrap().active, version("candidate"));
+}
+
+#[test]
+fn status_and_faults() {
+    let folder = with_token("ctl-status");
+    let (admin, _recorder) = start(&folder, "127.0.0.1:0", "");
+    let done = meridian(&folder, &["ctl", "status"]);
+    assert_eq!(done.code, 0, "{}", done.stderr);
+    for part in [
+        "Qwen/Qwen3-8B  meridian 0.1.0  up 62 s",
+        "requests     prefill 3, think 20, output 5, waiting 7",
+        "active     current \"one\"\\ 1.0 abababab  from admin",
+        "decisions  policy 90, default 7, fallback 3",
+        "shadow     candidate 1.0 abababab  correlation 0.500",
+        "faults     trap 2, deadline 1; strikes 2",
+        "quarantine bad 1.0 abababab, tried again in 12 s",
+        "refused    not a component",
+    ] {
+        assert!(done.stdout.contains(part), "{part:?} is not in\n{}", done.stdout);
+    }
+    for args in [&["ctl", "--json", "status"] as &[_], &["top", "--json"]] {
+        let done = meridian(&folder, args);
+        assert_eq!(serde_json::from_str::<ProcessStatus>(&done.stdout).unwrap(), status(), "{}", done.stderr);
+    }
+    let all: Value = serde_json::from_str(&meridian(&folder, &["ctl", "status", "--all", "--json"]).stdout).unwrap();
+    assert_eq!(all["processes"][0]["address"], admin.address().unwrap());
+    assert_eq!(all["processes"][0]["status"]["waiting"], 7);
+    let done = meridian(&folder, &["ctl", "faults"]);
+    assert_eq!(done.stdout, "       1.500 s  dispatch  bad 1.0 abababab  trap  4 candidates: unreachable\n");
+    let faults: Value = serde_json::from_str(&meridian(&folder, &["ctl", "faults", "--json"]).stdout).unwrap();
+    assert_eq!(faults["faults"][0]["kind"], "trap");
+
+    // Without a terminal, one frame as text.
+    let done = meridian(&folder, &["top"]);
+    assert_eq!(done.code, 0, "{}", done.stderr);
+    assert!(done.stdout.contains("think         20          4  ####"), "{}", done.stdout);
+    assert!(!done.stdout.contains('\x1b'));
+}
+
+#[test]
+fn a_unix_socket_and_an_address() {
+    let folder = with_token("ctl-unix");
+    let short = std::env::temp_dir().join(format!("meridian-ctl-{}", std::process::id()));
+    std::fs::create_dir_all(&short).unwrap();
+    let listen = format!("unix:{}/admin", short.display());
+    let (admin, recorder) = start(&folder, &listen, "token");
+    let done = meridian(&folder, &["ctl", "swap", "dispatch", "policy.wasm"]);
+    assert_eq!((done.code, done.stderr.as_str()), (0, ""));
+    assert_eq!(recorder.calls(), ["put 9 bytes Active admin dispatch"]);
+    // From another home nothing is found; the address and the token can be named.
+    let elsewhere = with_token("ctl-elsewhere");
+    assert_eq!(meridian(&elsewhere, &["ctl", "status"]).code, 1);
+    assert_eq!(meridian(&elsewhere, &["ctl", "--address", &listen, "status"]).code, 0);
+    let done = meridian(&elsewhere, &["ctl", "--address", &listen, "promote", "dispatch"]);
+    assert!(done.stderr.contains("changes need the token of admin.token_file"), "{}", done.stderr);
+    let named = ["ctl", "--address", &listen, "--token-file", "token", "promote", "dispatch"];
+    assert_eq!(meridian(&elsewhere, &named).code, 0);
+    drop(admin);
+    let done = meridian(&elsewhere, &["ctl", "--address", &listen, "status"]);
+    assert!(done.code == 1 && done.stderr.contains("cannot connect"), "{}", done.stderr);
+    std::fs::remove_dir_all(&short).unwrap();
+}
+
+#[test]
+fn refusals_are_told() {
+    let folder = with_token("ctl-refusals");
+    let (admin, recorder) = start(&folder, "127.0.0.1:0", "token");
+    let address = admin.address().unwrap();
+    write(&folder.join("garbage.wasm"), "garbage", 0o644);
+    write(&folder.join("large.wasm"), &"x".repeat((32 << 20) + 1), 0o644);
+    write(&folder.join("wrong"), "another-token-of-some-length", 0o600);
+    write(&folder.join("open"), TOKEN, 0o644);
+    for (args, expected) in [
+        (&["ctl", "swap", "dispatch", "garbage.wasm"] as &[_], "not a component: no header"),
+        (
+            &["ctl", "swap", "dispatch", "large.wasm"],
+            "large.wasm: is larger than 32 MiB, the most a component may have",
+        ),
+        (&["ctl", "swap", "dispatch", "absent.wasm"], "absent.wasm: cannot be read: No such file"),
+        (&["ctl", "promote", "eviction"], "eviction: has no such version"),
+        (&["ctl", "release", "budget"], "budget: this engine has no such slot"),
+        (&["ctl", "promote", "dispatch", "--token-file", "wrong"], "changes need the token"),
+        (&["ctl", "promote", "dispatch", "--token-file", "open"], "open: has mode 0644, must be 0600"),
+        (&["ctl", "status", "--pid", "1"], "1: is no engine process with an admin listener"),
+        (&["ctl", "status", "--address", "10.0.0.1:80"], "must be a loopback address"),
+        (&["ctl", "status", "--address", ""], "must not be empty"),
+    ] {
+        let done = meridian(&folder, args);
+        assert!(done.code == 1 && done.stderr.contains(expected), "{args:?}: {} {}", done.code, done.stderr);
+        let done = meridian(&folder, &[args, &["--json"]].concat());
+        let value: Value = serde_json::from_str(&done.stdout).unwrap();
+        assert!(value["error"].as_str().unwrap().contains(expected), "{value}");
+    }
+    for args in [
+        &["ctl", "promote", "nothing"] as &[_],
+        &["ctl", "swap", "dispatch", "policy.wasm", "--mode", "both"],
+        &["ctl", "status", "--pid", "1", "--address", address],
+        &["top", "--interval", "0"],
+        &["ctl"],
+    ] {
+        assert_eq!(meridian(&folder, args).code, 2, "{args:?}");
+    }
+    assert!(recorder.calls().iter().all(|call| !call.ends_with("dispatch")));
+}
+
+#[test]
+fn one_of_several_must_be_named() {
+    let folder = with_token("ctl-several");
+    let nobody = meridian(&folder, &["ctl", "status"]);
+    assert!(nobody.code == 1 && nobody.stderr.contains("no engine process"), "{}", nobody.stderr);
+    assert_eq!(meridian(&folder, &["ctl", "status", "--all"]).code, 0);
+
+    let (admin, _recorder) = start(&folder, "127.0.0.1:0", "token");
+    // Another process that runs, and that nobody answers for.
+    let pid = std::os::unix::process::parent_id();
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let started_ticks = stat.rsplit_once(") ").unwrap().1.split(' ').nth(19).unwrap().parse().unwrap();
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let other =
+        Process { pid, started_ticks, admin: Some(free.to_string()), model: "other/model".into(), ..Process::own() };
+    let file = folder.join(format!(".cache/meridian/run/{pid}.json"));
+    write(&file, &serde_json::to_string(&other).unwrap(), 0o600);
+    let done = meridian(&folder, &["ctl", "promote", "dispatch"]);
+    assert_eq!(done.code, 1);
+    let own = std::process::id().to_string();
+    assert!(done.stderr.contains("several engine processes run here, name one:"), "{}", done.stderr);
+    assert!(done.stderr.contains(&format!("--pid {own}  Qwen/Qwen3-8B  {}", admin.address().unwrap())));
+    assert!(done.stderr.contains(&format!("--pid {pid}  other/model  {free}")));
+    assert_eq!(meridian(&folder, &["ctl", "--pid", &own, "promote", "dispatch"]).code, 0);
+    let done = meridian(&folder, &["ctl", "status", "--all"]);
+    assert_eq!(done.code, 1);
+    assert!(done.stdout.contains("Qwen/Qwen3-8B") && done.stdout.contains("cannot connect"), "{}", done.stdout);
+    let done = meridian(&folder, &["ctl", "status", "--all", "--json"]);
+    let all: Value = serde_json::from_str(&done.stdout).unwrap();
+    assert_eq!((done.code, all["processes"].as_array().unwrap().len()), (1, 2));
+}

@@ -1,0 +1,152 @@
+//! A file for each engine process, by which `meridian ctl` finds it.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::private;
+
+/// Largest file that is read, bytes.
+const MAX_BYTES: usize = 64 << 10;
+
+/// An engine process, as its file tells. It holds the path of the token, never the token.
+///
+/// ```
+/// use meridian_runtime::admin::discovery::Process;
+///
+/// let own = Process::own();
+/// assert_eq!(own.pid, std::process::id());
+/// assert!(own.is_alive());
+/// assert!(!Process { started_ticks: own.started_ticks + 1, ..own }.is_alive());
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Process {
+    /// Process id.
+    pub pid: u32,
+    /// Start of the process, clock ticks after that of the machine: another process with the id has another.
+    pub started_ticks: u64,
+    /// Host name and PID namespace: where the id means anything.
+    pub machine: String,
+    /// Where the admin interface listens, `IP:port` or `unix:PATH`.
+    pub admin: Option<String>,
+    /// Where metrics are served besides.
+    pub metrics: Option<String>,
+    /// The served model, as the engine names it.
+    pub model: String,
+    /// Of Meridian.
+    pub version: String,
+    /// File with the token that changes need; `None` when nothing can be changed.
+    pub token_file: Option<String>,
+}
+
+impl Process {
+    /// This process, without addresses and model.
+    #[must_use]
+    pub fn own() -> Self {
+        let pid = std::process::id();
+        Self {
+            pid,
+            started_ticks: started_ticks(pid).unwrap_or(0),
+            machine: machine(),
+            admin: None,
+            metrics: None,
+            model: String::new(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            token_file: None,
+        }
+    }
+
+    /// Whether it still runs on this machine.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        started_ticks(self.pid) == Some(self.started_ticks)
+    }
+}
+
+/// Folders where files may be; a process writes to the first: `$XDG_RUNTIME_DIR/meridian` if that folder is there, then
+/// `~/.cache/meridian/run`.
+#[must_use]
+pub fn run_dirs() -> Vec<PathBuf> {
+    let folder = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let runtime = folder("XDG_RUNTIME_DIR").filter(|path| path.is_dir()).map(|path| path.join("meridian"));
+    let home = folder("HOME").map(|home| home.join(".cache/meridian/run"));
+    [runtime, home].into_iter().flatten().collect()
+}
+
+/// The processes of this machine that run, by process id. Files of those that have ended are removed; what is not a file
+/// of this kind, or not this user's, is ignored.
+#[must_use]
+pub fn list(run_dirs: &[PathBuf]) -> Vec<Process> {
+    let here = machine();
+    let mut found = Vec::new();
+    for dir in run_dirs.iter().filter(|dir| private::check_dir(dir).is_ok()) {
+        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.extension().is_none_or(|extension| extension != "json") {
+                continue;
+            }
+            let Some(process) = read(&path).filter(|process| process.machine == here) else { continue };
+            if process.is_alive() {
+                found.push(process);
+            } else {
+                let _ = fs::remove_file(&path);
+            }
+        }
+    }
+    found.sort_by_key(|process| process.pid);
+    found
+}
+
+fn read(path: &Path) -> Option<Process> {
+    serde_json::from_slice(&private::read(path, MAX_BYTES).ok()?).ok()
+}
+
+/// The file of this process; dropping it removes it, unless another engine in this process has written its own since.
+#[derive(Debug)]
+pub(super) struct Entry {
+    path: PathBuf,
+    text: String,
+}
+
+impl Entry {
+    /// Written aside and renamed, so that nobody reads half of it.
+    pub(super) fn write(dir: &Path, process: &Process) -> io::Result<Self> {
+        let path = dir.join(format!("{}.json", process.pid));
+        let text = serde_json::to_string(process)?;
+        let aside = path.with_extension("tmp");
+        let _ = fs::remove_file(&aside);
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&aside)?;
+        let written = file.write_all(text.as_bytes()).and_then(|()| fs::rename(&aside, &path));
+        if written.is_err() {
+            let _ = fs::remove_file(&aside);
+        }
+        written.map(|()| Self { path, text })
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        if fs::read_to_string(&self.path).is_ok_and(|text| text == self.text) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Field 22 of /proc/PID/stat; field 2, the name, may hold blanks and parentheses. `None` for a process that has ended,
+/// though its parent has not asked for its exit code yet.
+fn started_ticks(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat.rsplit_once(") ")?.1.split_ascii_whitespace();
+    let state = fields.next()?;
+    if matches!(state, "Z" | "X") { None } else { fields.nth(18)?.parse().ok() }
+}
+
+/// A home folder may be shared by machines and containers.
+fn machine() -> String {
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let namespace = fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+    format!("{} {}", host.trim(), namespace.display())
+}

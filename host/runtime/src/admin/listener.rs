@@ -1,0 +1,131 @@
+//! Binding: loopback ports and Unix sockets, several processes with one configuration among them.
+
+use std::fs::{self, File, Permissions};
+use std::io::{self, ErrorKind};
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use meridian_core::config::Listen;
+
+/// Connections that the system keeps before they are accepted.
+const BACKLOG: u32 = 64;
+
+/// A bound socket.
+pub(super) struct Listener {
+    pub(super) socket: Socket,
+    /// Where it is bound, as in the configuration.
+    pub(super) address: String,
+    /// To be removed when it is closed.
+    pub(super) file: Option<SocketFile>,
+}
+
+pub(super) enum Socket {
+    Tcp(tokio::net::TcpListener),
+    Unix(tokio::net::UnixListener),
+}
+
+impl Listener {
+    /// Bind; `None` for off. A port that is taken gives way to any free one, a socket file that somebody listens on to
+    /// `PATH.PID`. Needs the context of a runtime.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn bind(listen: &Listen, run_dir: Option<&Path>) -> io::Result<Option<Self>> {
+        match listen {
+            Listen::Off => Ok(None),
+            Listen::Tcp(address) => Self::tcp(*address).map(Some),
+            Listen::Unix(path) => {
+                // Between binding and listening a socket looks stale to another process that starts. Best effort.
+                let lock = run_dir.and_then(|dir| File::create(dir.join("bind.lock")).ok());
+                if let Some(lock) = &lock {
+                    let _ = lock.lock();
+                }
+                match Self::unix(path) {
+                    Err(error) if error.kind() == ErrorKind::AddrInUse => {
+                        let mut own = path.as_os_str().to_owned();
+                        own.push(format!(".{}", std::process::id()));
+                        Self::unix(Path::new(&own)).map(Some)
+                    }
+                    bound => bound.map(Some),
+                }
+            }
+        }
+    }
+
+    pub(super) fn is_elsewhere(&self, listen: &Listen) -> bool {
+        match listen {
+            Listen::Off => false,
+            Listen::Tcp(address) => address.port() != 0 && self.address != address.to_string(),
+            Listen::Unix(path) => self.address != unix_address(path),
+        }
+    }
+
+    fn tcp(address: SocketAddr) -> io::Result<Self> {
+        let socket = match TcpListener::bind(address) {
+            Err(error) if error.kind() == ErrorKind::AddrInUse => TcpListener::bind(SocketAddr::new(address.ip(), 0))?,
+            bound => bound?,
+        };
+        socket.set_nonblocking(true)?;
+        let address = socket.local_addr()?.to_string();
+        Ok(Self { socket: Socket::Tcp(tokio::net::TcpListener::from_std(socket)?), address, file: None })
+    }
+
+    fn unix(path: &Path) -> io::Result<Self> {
+        let bind = || {
+            let socket = tokio::net::UnixSocket::new_stream()?;
+            socket.bind(path).map(|()| socket)
+        };
+        let socket = match bind() {
+            Err(error) if error.kind() == ErrorKind::AddrInUse => {
+                if !is_stale(path)? {
+                    return Err(error);
+                }
+                fs::remove_file(path)?;
+                bind()?
+            }
+            bound => bound?,
+        };
+        let file = SocketFile::of(path)?;
+        // Nobody can connect before it listens.
+        fs::set_permissions(path, Permissions::from_mode(0o600))?;
+        Ok(Self { socket: Socket::Unix(socket.listen(BACKLOG)?), address: unix_address(path), file: Some(file) })
+    }
+}
+
+fn unix_address(path: &Path) -> String {
+    format!("unix:{}", path.display())
+}
+
+/// A socket file that nobody listens on. Anything else that has the name is left alone.
+fn is_stale(path: &Path) -> io::Result<bool> {
+    let is_socket = fs::symlink_metadata(path)?.file_type().is_socket();
+    Ok(is_socket && UnixStream::connect(path).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused))
+}
+
+/// A socket file of this process; dropping it removes it, unless another has taken its place.
+#[derive(Debug)]
+pub(super) struct SocketFile {
+    path: PathBuf,
+    id: (u64, u64),
+}
+
+impl SocketFile {
+    fn of(path: &Path) -> io::Result<Self> {
+        Ok(Self { path: path.to_owned(), id: file_id(path)? })
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if file_id(&self.path).is_ok_and(|id| id == self.id) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn file_id(path: &Path) -> io::Result<(u64, u64)> {
+    let metadata = fs::symlink_metadata(path)?;
+    Ok((metadata.dev(), metadata.ino()))
+}

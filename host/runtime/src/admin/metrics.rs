@@ -1,0 +1,322 @@
+//! Metrics in the text format of Prometheus, read from the status at each scrape.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
+
+use crate::control::{Control, DECIDING_BUCKETS_US, ProcessStatus, SlotStatus};
+
+const PHASES: [&str; 3] = ["prefill", "think", "output"];
+const SOURCES: [&str; 3] = ["policy", "default", "fallback"];
+const STEP_PARTS: [&str; 3] = ["fixed", "decode_token", "prefill_token"];
+
+/// Receives the values of the labels, then the sample.
+type Emit<'a> = dyn FnMut(&[&str], Metric) + 'a;
+
+/// A metric: its name after `meridian_`, and how it is read.
+struct Family {
+    name: &'static str,
+    help: &'static str,
+    kind: MetricType,
+    labels: &'static [&'static str],
+    read: fn(&ProcessStatus, &mut Emit<'_>),
+}
+
+/// Every metric, as docs/src/operations.md lists them.
+const FAMILIES: &[Family] = &[
+    Family {
+        name: "process_info",
+        help: "1; version of Meridian and the served model",
+        kind: MetricType::GAUGE,
+        labels: &["version", "model"],
+        read: |status, emit| emit(&[&status.version, &status.model], gauge(1.0)),
+    },
+    Family {
+        name: "uptime_seconds",
+        help: "Time since the engine was made",
+        kind: MetricType::GAUGE,
+        labels: &[],
+        read: |status, emit| emit(&[], gauge(status.uptime_s)),
+    },
+    Family {
+        name: "requests",
+        help: "Live requests by phase",
+        kind: MetricType::GAUGE,
+        labels: &["phase"],
+        read: |status, emit| {
+            for (phase, count) in PHASES.iter().zip(status.requests) {
+                emit(&[phase], gauge(float(count)));
+            }
+        },
+    },
+    Family {
+        name: "waiting_requests",
+        help: "Requests that wait for admission",
+        kind: MetricType::GAUGE,
+        labels: &[],
+        read: |status, emit| emit(&[], gauge(float(status.waiting))),
+    },
+    Family {
+        name: "preemptions_total",
+        help: "Preemptions by the phase of the request",
+        kind: MetricType::COUNTER,
+        labels: &["phase"],
+        read: |status, emit| {
+            for (phase, count) in PHASES.iter().zip(status.preemptions) {
+                emit(&[phase], counter(count));
+            }
+        },
+    },
+    Family {
+        name: "step_time_seconds",
+        help: "Learned step time: fixed, for a decode token, for a prefill token",
+        kind: MetricType::GAUGE,
+        labels: &["part"],
+        read: |status, emit| {
+            for (part, ms) in STEP_PARTS.iter().zip(status.step_time_ms.into_iter().flatten()) {
+                emit(&[part], gauge(ms / 1e3));
+            }
+        },
+    },
+    Family {
+        name: "decisions_total",
+        help: "Decisions by who made them",
+        kind: MetricType::COUNTER,
+        labels: &["slot", "source"],
+        read: |status, emit| {
+            for slot in &status.slots {
+                for (source, count) in SOURCES.iter().zip(slot.decisions) {
+                    emit(&[slot.slot.label(), source], counter(count));
+                }
+            }
+        },
+    },
+    Family {
+        name: "decision_duration_seconds",
+        help: "Time of a decision, checks and fallback included",
+        kind: MetricType::HISTOGRAM,
+        labels: &["slot"],
+        read: |status, emit| {
+            for slot in &status.slots {
+                emit(&[slot.slot.label()], durations(slot));
+            }
+        },
+    },
+    Family {
+        name: "faults_total",
+        help: "Faults of the active policies by kind",
+        kind: MetricType::COUNTER,
+        labels: &["slot", "kind"],
+        read: |status, emit| {
+            for slot in &status.slots {
+                for (kind, count) in &slot.faults {
+                    emit(&[slot.slot.label(), kind], counter(*count));
+                }
+            }
+        },
+    },
+    Family {
+        name: "strikes",
+        help: "Faults that count against the active version within the window",
+        kind: MetricType::GAUGE,
+        labels: &["slot"],
+        read: |status, emit| {
+            for slot in &status.slots {
+                emit(&[slot.slot.label()], gauge(slot.strikes.into()));
+            }
+        },
+    },
+    Family {
+        name: "quarantined",
+        help: "Whether a version is in quarantine",
+        kind: MetricType::GAUGE,
+        labels: &["slot"],
+        read: |status, emit| {
+            for slot in &status.slots {
+                emit(&[slot.slot.label()], gauge(f64::from(u8::from(slot.quarantine.is_some()))));
+            }
+        },
+    },
+    Family {
+        name: "swaps_total",
+        help: "Changes of the active policy, promotions and rollbacks included",
+        kind: MetricType::COUNTER,
+        labels: &["slot"],
+        read: |status, emit| {
+            for slot in &status.slots {
+                emit(&[slot.slot.label()], counter(slot.swaps));
+            }
+        },
+    },
+    Family {
+        name: "active_version_info",
+        help: "1; who decides",
+        kind: MetricType::GAUGE,
+        labels: &["slot", "name", "version", "sha256"],
+        read: |status, emit| {
+            for SlotStatus { slot, active, .. } in &status.slots {
+                emit(&[slot.label(), &active.name, &active.version, &active.sha256], gauge(1.0));
+            }
+        },
+    },
+    Family {
+        name: "shadow_rank_correlation",
+        help: "Mean Spearman correlation of the order of the shadow with that of the active policy",
+        kind: MetricType::GAUGE,
+        labels: &["slot"],
+        read: |status, emit| {
+            shadows(status, emit, |shadow| (shadow.compared > 0).then(|| gauge(shadow.rank_correlation)))
+        },
+    },
+    Family {
+        name: "shadow_top_overlap",
+        help: "Mean share of the first 8 that shadow and active policy both put first",
+        kind: MetricType::GAUGE,
+        labels: &["slot"],
+        read: |status, emit| shadows(status, emit, |shadow| (shadow.compared > 0).then(|| gauge(shadow.top_overlap))),
+    },
+    Family {
+        name: "shadow_compared_total",
+        help: "Steps in which the shadow was compared",
+        kind: MetricType::COUNTER,
+        labels: &["slot"],
+        read: |status, emit| shadows(status, emit, |shadow| Some(counter(shadow.compared))),
+    },
+    Family {
+        name: "shadow_skipped_total",
+        help: "Steps in which the shadow was still at an earlier one",
+        kind: MetricType::COUNTER,
+        labels: &["slot"],
+        read: |status, emit| shadows(status, emit, |shadow| Some(counter(shadow.skipped))),
+    },
+    Family {
+        name: "shadow_budget_differs_total",
+        help: "Steps in which the token budget of the shadow differs",
+        kind: MetricType::COUNTER,
+        labels: &["slot"],
+        read: |status, emit| shadows(status, emit, |shadow| Some(counter(shadow.budget_differs))),
+    },
+    Family {
+        name: "shadow_faults_total",
+        help: "Faults of the shadow, which changed nothing",
+        kind: MetricType::COUNTER,
+        labels: &["slot"],
+        read: |status, emit| shadows(status, emit, |shadow| Some(counter(shadow.faults))),
+    },
+];
+
+fn shadows(status: &ProcessStatus, emit: &mut Emit<'_>, sample: fn(&crate::control::ShadowStatus) -> Option<Metric>) {
+    for slot in &status.slots {
+        if let Some(sample) = slot.shadow.as_ref().and_then(sample) {
+            emit(&[slot.slot.label()], sample);
+        }
+    }
+}
+
+fn gauge(value: f64) -> Metric {
+    let mut gauge = Gauge::default();
+    gauge.set_value(value);
+    Metric::from_gauge(gauge)
+}
+
+fn counter(count: u64) -> Metric {
+    let mut counter = Counter::default();
+    counter.set_value(float(count));
+    let mut metric = Metric::default();
+    metric.set_counter(counter);
+    metric
+}
+
+fn durations(slot: &SlotStatus) -> Metric {
+    let mut so_far = 0;
+    let bucket = |(count, bound_us): (&u64, f64)| {
+        so_far += count;
+        let mut bucket = Bucket::default();
+        bucket.set_cumulative_count(so_far);
+        bucket.set_upper_bound(bound_us / 1e6);
+        bucket
+    };
+    let buckets = slot.deciding_buckets.iter().zip(DECIDING_BUCKETS_US).map(bucket).collect();
+    let mut histogram = Histogram::default();
+    histogram.set_bucket(buckets);
+    histogram.set_sample_count(slot.deciding_buckets.iter().sum());
+    histogram.set_sample_sum(slot.deciding_s);
+    let mut metric = Metric::default();
+    metric.set_histogram(histogram);
+    metric
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a sample is an f64")]
+fn float(count: u64) -> f64 {
+    count as f64
+}
+
+/// Reads [`Control::status`] once a scrape.
+pub(super) struct StatusCollector {
+    control: Arc<dyn Control>,
+    descriptions: Vec<Desc>,
+}
+
+impl StatusCollector {
+    pub(super) fn new(control: Arc<dyn Control>) -> Self {
+        let description = |family: &Family| {
+            let labels = family.labels.iter().map(|label| (*label).to_owned()).collect();
+            Desc::new(full_name(family), family.help.into(), labels, HashMap::new())
+                .expect("names and labels are valid")
+        };
+        Self { control, descriptions: FAMILIES.iter().map(description).collect() }
+    }
+}
+
+fn full_name(family: &Family) -> String {
+    format!("meridian_{}", family.name)
+}
+
+impl Collector for StatusCollector {
+    fn desc(&self) -> Vec<&Desc> {
+        self.descriptions.iter().collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let status = self.control.status();
+        FAMILIES.iter().map(|family| read(family, &status)).collect()
+    }
+}
+
+fn read(family: &Family, status: &ProcessStatus) -> MetricFamily {
+    let mut samples = Vec::new();
+    (family.read)(status, &mut |values, mut sample| {
+        let label = |(name, value): (&&str, &&str)| {
+            let mut pair = LabelPair::default();
+            pair.set_name((*name).to_owned());
+            pair.set_value((*value).to_owned());
+            pair
+        };
+        sample.set_label(family.labels.iter().zip(values).map(label).collect());
+        samples.push(sample);
+    });
+    let mut read = MetricFamily::default();
+    read.set_name(full_name(family));
+    read.set_help(family.help.to_owned());
+    read.set_field_type(family.kind);
+    read.set_metric(samples);
+    read
+}
+
+#[cfg(test)]
+mod tests {
+    use super::FAMILIES;
+
+    #[test]
+    fn every_metric_is_documented() {
+        let docs = include_str!("../../../../docs/src/operations.md");
+        for family in FAMILIES {
+            let labels =
+                if family.labels.is_empty() { String::new() } else { format!("{{{}}}", family.labels.join(",")) };
+            let row = format!("| `meridian_{}{labels}` |", family.name);
+            assert!(docs.contains(&row), "docs/src/operations.md lacks {row}");
+        }
+    }
+}
