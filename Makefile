@@ -19,6 +19,7 @@ demo: policies ## Run the real vLLM engine three times (stock, native, WebAssemb
 test: check policies ## Run every test, the real engine included
 	cargo test --release --locked --workspace
 	RUSTFLAGS="--cfg loom" cargo test --release --locked -p meridian-core --test loom --test blocks_loom --target-dir target/loom
+	RUSTFLAGS="--cfg loom" cargo test --release --locked -p meridian-runtime --test loom --target-dir target/loom
 	cargo test --locked --manifest-path policies/Cargo.toml --target-dir policies/target
 	@mkdir -p target/hostile
 	target/release/examples/hostile target/hostile > target/hostile/kinds.txt # built by the tests above
