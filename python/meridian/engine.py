@@ -237,7 +237,9 @@ class PolicyEngine:
         """What the dispatch slot has done."""
         return self._engine.stats()
 
-    def swap(self, component: str | os.PathLike[str], *, mode: Literal["active", "shadow"] = "active") -> dict[str, Any]:
+    def swap(
+        self, component: str | os.PathLike[str], *, mode: Literal["active", "shadow"] = "active"
+    ) -> dict[str, Any]:
         """Load a component and make it active, or have it asked beside the active policy. Returns the report: `active`
         and `previous` versions, what became of the `state`, `held_us`.
 

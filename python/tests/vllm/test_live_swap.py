@@ -43,9 +43,7 @@ def test_swaps_between_equal_policies_change_no_output(
         native.close()
 
 
-def test_shadow_changes_nothing_and_is_compared(
-    engine: Engine, stock_tokens: list[list[int]], policies: Path
-) -> None:
+def test_shadow_changes_nothing_and_is_compared(engine: Engine, stock_tokens: list[list[int]], policies: Path) -> None:
     with engine.using(engine.native("native:output-first")) as native:
         native.put((policies / "output-first.wasm").read_bytes(), "shadow", "test")
         assert engine.generate(requests(24)) == stock_tokens

@@ -108,7 +108,7 @@ impl DispatchSlot {
     /// What the slot has done.
     #[must_use]
     pub fn stats(&self) -> SlotStats {
-        lock(&self.state).stats.clone()
+        lock(&self.state).stats
     }
 
     /// Faults of every kind so far.

@@ -3,6 +3,7 @@ use std::time::Instant;
 
 use meridian_core::{Batch, Decision, Description, DispatchPolicy, Fault, FaultKind, PolicySeat, Step, check_answer};
 
+use super::faults::FaultLog;
 use super::seat::Seat;
 use super::shadow::Shadow;
 use super::{Quarantine, State};
@@ -195,8 +196,7 @@ impl SlotControl {
     #[must_use]
     pub fn faults(&self) -> Vec<FaultEntry> {
         let faults = Arc::clone(&lock(&self.state).faults);
-        let entries = lock(&faults).entries();
-        entries
+        FaultLog::entries(&lock(&faults))
     }
 
     /// Carry out a change between two decisions, and report it.
