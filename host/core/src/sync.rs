@@ -74,8 +74,11 @@ mod map {
             }
             let mut missing = 0;
             // A shard that is taken is left for later: threads that waited would follow each other from lock to lock.
+            // Nor does everybody begin at the same one.
+            let first = hashes.first().map_or(0, |hash| self.0.determine_shard(*hash));
             let mut left = Vec::new();
-            for (round, shard) in (0..SHARDS).map(|shard| (0, shard)).chain((0..SHARDS).map(|i| (1, i))) {
+            let every = (first..SHARDS).chain(0..first);
+            for (round, shard) in every.map(|shard| (0, shard)).chain((0..SHARDS).map(|i| (1, i))) {
                 let shard = if round == 0 {
                     shard
                 } else if let Some(shard) = left.get(shard) {
