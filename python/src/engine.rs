@@ -10,7 +10,7 @@ use meridian_core::{
 };
 use meridian_runtime::admin::Admin;
 use meridian_runtime::control::{Control, ControlError, Mode, ProcessStatus, SlotName, SwapReport};
-use meridian_runtime::watch::{FileWatch, Looked, WatchedFile};
+use meridian_runtime::watch::{FileWatch, WatchedFile};
 use meridian_runtime::{Candidate, Controller, DispatchEngine, DispatchSlot, Source, StrikeLimits};
 use pyo3::exceptions::PyOverflowError;
 use pyo3::intern;
@@ -140,17 +140,12 @@ impl Engine {
         // A stock engine stays stock: nothing in it could be changed.
         if serves && !is_stock {
             let control = Arc::clone(&controller) as Arc<dyn Control>;
-            let admin = Admin::start(control, &config.admin, &config.telemetry, Path::new(base_dir));
-            for problem in admin.problems() {
-                tracing::warn!(problem, "administration");
-            }
-            services.admin = Some(admin);
+            services.admin = Some(Admin::start(control, &config.admin, &config.telemetry, Path::new(base_dir)));
         }
         if config.policy.watch && !source.starts_with("native:") && config.policy.dispatch.mode == SlotMode::Active {
             let path = Path::new(base_dir).join(source);
             let file = WatchedFile::new(&path, SlotName::Dispatch, Arc::clone(&controller) as Arc<dyn Control>);
-            // What was looked at is logged where it happens.
-            match FileWatch::start(file, |_: &Looked| {}) {
+            match FileWatch::start(file) {
                 Ok(watch) => services.watch = Some(watch),
                 Err(why) => tracing::warn!(why, "the policy's file is not watched"),
             }

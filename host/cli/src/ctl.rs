@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail, ensure};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
-use meridian_runtime::admin::MAX_COMPONENT_BYTES;
 use meridian_runtime::control::{
-    FaultEntry, Mode, ProcessStatus, ShadowStatus, SlotName, SlotStatus, StateHandover, SwapReport, Version,
+    FaultEntry, MAX_COMPONENT_BYTES, Mode, ProcessStatus, ShadowStatus, SlotName, SlotStatus, StateHandover,
+    SwapReport, Version,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::json;

@@ -1,9 +1,10 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use clap::Subcommand;
-use meridian_core::{Batch, Decision, DispatchPolicy, MeridianConfig, Step, check_answer};
+use meridian_core::MeridianConfig;
+use meridian_runtime::Candidate;
 use meridian_wasm::{Limits, Runtime};
 use serde::Serialize;
 
@@ -112,9 +113,6 @@ struct Checked {
     decides: &'static str,
 }
 
-/// Candidates in the trial batches: none, one, a small step, a large one.
-const TRIAL_SIZES: [usize; 4] = [0, 1, 64, 1024];
-
 fn check(file: &Path, config_json: &str, json: bool) -> anyhow::Result<()> {
     let parsed: serde_json::Value =
         serde_json::from_str(config_json).with_context(|| format!("--config: {config_json:?} is not JSON"))?;
@@ -122,21 +120,12 @@ fn check(file: &Path, config_json: &str, json: bool) -> anyhow::Result<()> {
     let config = MeridianConfig::default();
     let runtime = Runtime::new(None)?;
     let component = runtime.load_file(file).with_context(|| file.display().to_string())?;
-    let mut policy = component
+    let policy = component
         .dispatch_policy(Limits::default(), config.scheduler.targets(), config_json)
         .with_context(|| file.display().to_string())?;
-    let mut answered = 0;
-    for candidates in TRIAL_SIZES {
-        let columns = vec![1.0; candidates * policy.inputs().len()];
-        let mut decision = Decision::default();
-        let step = Step { token_budget: 2048, running: candidates as u32, decode_tokens: 1, ..Step::default() };
-        let batch = Batch { step: &step, candidates, columns: &columns };
-        let decided = policy.decide(&batch, &mut decision).and_then(|()| check_answer(&decision, candidates));
-        if let Err(fault) = decided {
-            bail!("{}: faulted on a trial batch of {candidates} candidates: {fault}", file.display());
-        }
-        answered += decision.keys.len();
-    }
+    let mut candidate = Candidate::new(Box::new(policy), component.sha256(), &file.display().to_string());
+    let decides = candidate.warm_up().map_err(|fault| anyhow::anyhow!("{}: faulted: {fault}", file.display()))?;
+    let policy = &candidate.policy;
     let description = policy.description().clone();
     let checked = Checked {
         ok: true,
@@ -147,7 +136,7 @@ fn check(file: &Path, config_json: &str, json: bool) -> anyhow::Result<()> {
         inputs: policy.inputs().iter().map(|column| format!("{column:?}")).collect(),
         bytes: component.size_bytes(),
         sha256: component.sha256().to_owned(),
-        decides: if answered > 0 { "keys" } else { "leaves every trial step to the default" },
+        decides: if decides { "keys" } else { "leaves every trial step to the default" },
     };
     if json {
         return print_json(&checked);

@@ -3,6 +3,9 @@
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+/// Largest component that is taken from a file or a client, bytes; the host for components refuses larger ones too.
+pub const MAX_COMPONENT_BYTES: usize = 32 << 20;
+
 /// A decision that policies make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

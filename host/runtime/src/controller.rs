@@ -52,7 +52,7 @@ impl Control for Controller {
         let control = self.slot(slot)?;
         let _changing = lock(&self.changing);
         let loaded = self.loader.load(slot, component, source).and_then(|mut candidate| {
-            candidate.warm_up().map_err(|fault| format!("it faulted {fault}"))?;
+            candidate.warm_up().map_err(|fault| format!("it faulted: {fault}"))?;
             Ok(candidate)
         });
         let candidate = loaded.map_err(|why| {

@@ -12,12 +12,11 @@ use std::time::Duration;
 use notify::{RecommendedWatcher, RecursiveMode, Watcher};
 use sha2::{Digest, Sha256};
 
-use crate::control::{Control, ControlError, Mode, SlotName, SwapReport};
+use crate::control::{Control, ControlError, MAX_COMPONENT_BYTES, Mode, SlotName, SwapReport};
 
 /// How long a folder has to be quiet before its file is read: an editor writes in several steps.
 const QUIET: Duration = Duration::from_millis(100);
-/// Largest file that is read.
-const MAX_BYTES: u64 = 32 << 20;
+const MAX_BYTES: u64 = MAX_COMPONENT_BYTES as u64;
 
 /// The file of a slot's policy, and what was last seen of it.
 pub struct WatchedFile {
@@ -81,7 +80,8 @@ impl WatchedFile {
         Self { path: path.to_owned(), slot, control, seen }
     }
 
-    /// Look whether the content has changed, and put what is new into the slot. Takes as long as compiling takes.
+    /// Look whether the content has changed, and put what is new into the slot; what comes of it is logged where it
+    /// happens. Takes as long as compiling takes.
     pub fn look(&mut self) -> Looked {
         let known = std::fs::metadata(&self.path).ok().map(|found| Stamp::of(&found));
         if matches!(&self.seen, Seen::Content { stamp, .. } if Some(*stamp) == known) {
@@ -139,11 +139,10 @@ pub struct FileWatch {
 
 impl FileWatch {
     /// Watch the folder of `file`: a file that is replaced by renaming, or through a symbolic link, is another file.
-    /// `looked` is told of every look.
     ///
     /// # Errors
     /// The folder cannot be watched; one line.
-    pub fn start(mut file: WatchedFile, looked: impl Fn(&Looked) + Send + 'static) -> Result<Self, String> {
+    pub fn start(mut file: WatchedFile) -> Result<Self, String> {
         let folder = match file.path.parent() {
             Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
             _ => PathBuf::from("."),
@@ -163,9 +162,9 @@ impl FileWatch {
             .name("meridian-watch".into())
             .spawn(move || {
                 // What changed while the watch was set up.
-                looked(&file.look());
+                file.look();
                 while wait_for_quiet(&changes) {
-                    looked(&file.look());
+                    file.look();
                 }
             })
             .map_err(|error| format!("no thread for the file watch: {error}"))?;

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use meridian_runtime::admin::discovery::{self, Process};
-use meridian_runtime::admin::{Admin, MAX_COMPONENT_BYTES, Surroundings};
-use meridian_runtime::control::{FaultEntry, ProcessStatus, SlotStatus, SwapReport};
+use meridian_runtime::admin::{Admin, Surroundings};
+use meridian_runtime::control::{FaultEntry, MAX_COMPONENT_BYTES, ProcessStatus, SlotStatus, SwapReport};
 use serde_json::Value;
 
 use support::{

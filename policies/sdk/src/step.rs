@@ -1,5 +1,5 @@
 /// Facts about the engine at this step; `wit/dispatch.wit` documents each.
-#[derive(Clone, Copy, Debug, PartialEq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Default, serde::Serialize)]
 #[allow(missing_docs)] // documented in wit/dispatch.wit, the one place
 pub struct Step {
     pub now_ms: f64,

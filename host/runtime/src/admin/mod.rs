@@ -25,9 +25,6 @@ use self::token::Token;
 pub use self::token::read_token;
 use crate::control::Control;
 
-/// Largest component that can be uploaded, bytes.
-pub const MAX_COMPONENT_BYTES: usize = 32 << 20;
-
 /// What a client may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {

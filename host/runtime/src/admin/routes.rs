@@ -18,10 +18,10 @@ use serde::Serialize;
 use serde_json::json;
 use tokio::sync::Semaphore;
 
+use super::Limits;
 use super::metrics::StatusCollector;
 use super::token::Token;
-use super::{Limits, MAX_COMPONENT_BYTES};
-use crate::control::{Control, ControlError, Mode, SlotName, SwapReport};
+use crate::control::{Control, ControlError, MAX_COMPONENT_BYTES, Mode, SlotName, SwapReport};
 
 /// What the routes share.
 pub(super) struct Site {
@@ -157,22 +157,11 @@ async fn blocking(call: impl FnOnce() -> Response + Send + 'static) -> Response 
     })
 }
 
-/// The result of a change, which the log keeps too.
+/// The result of a change; whoever carries it out logs it.
 fn changed(done: &Result<SwapReport, ControlError>) -> Response {
     match done {
-        Ok(report) => {
-            let SwapReport { slot, action, active, .. } = report;
-            tracing::info!(
-                "policy.{}: {action} by the admin interface: {} {} {}",
-                slot.label(),
-                active.name,
-                active.version,
-                active.sha256
-            );
-            json(StatusCode::OK, report)
-        }
+        Ok(report) => json(StatusCode::OK, report),
         Err(error) => {
-            tracing::warn!("admin: refused: {error}");
             let code = match error {
                 ControlError::Refused(_) => StatusCode::UNPROCESSABLE_ENTITY,
                 ControlError::Nothing { .. } => StatusCode::CONFLICT,

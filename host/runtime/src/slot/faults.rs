@@ -33,7 +33,7 @@ impl FaultLog {
         let batch = batch.map(|(inputs, columns, step)| FaultBatch {
             inputs: inputs.iter().map(|column| format!("{column:?}")).collect(),
             columns_bits: columns.iter().map(|value| value.to_bits()).collect(),
-            step: step_json(step),
+            step: serde_json::to_value(step).expect("numbers by name"),
         });
         self.entries.push_back(FaultEntry {
             slot,
@@ -53,27 +53,4 @@ impl FaultLog {
     pub(super) fn entries(&self) -> Vec<FaultEntry> {
         self.entries.iter().cloned().collect()
     }
-}
-
-fn step_json(step: &Step) -> serde_json::Value {
-    let Step {
-        now_ms,
-        token_budget,
-        free_blocks,
-        total_blocks,
-        running,
-        running_think,
-        running_output,
-        waiting,
-        decode_tokens,
-        fixed_ms,
-        decode_token_ms,
-        prefill_token_ms,
-    } = *step;
-    serde_json::json!({
-        "now_ms": now_ms, "token_budget": token_budget, "free_blocks": free_blocks, "total_blocks": total_blocks,
-        "running": running, "running_think": running_think, "running_output": running_output, "waiting": waiting,
-        "decode_tokens": decode_tokens, "fixed_ms": fixed_ms, "decode_token_ms": decode_token_ms,
-        "prefill_token_ms": prefill_token_ms,
-    })
 }

@@ -1,14 +1,12 @@
 //! A candidate beside the active policy, on a thread of its own: it sees the same steps and changes nothing, however long
 //! it takes.
 
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use meridian_core::{
-    Batch, Column, Decision, DispatchPolicy, Fault, Ranker, RequestTable, Slot, Step, check_answer, columns,
-};
+use meridian_core::{Asked, Batch, Column, Decision, PolicySeat, Ranker, RequestTable, Slot, Step, columns};
 
 use super::faults::FaultLog;
 use crate::control::{ShadowStatus, SlotName, Version};
@@ -32,7 +30,7 @@ pub(super) struct Shadow {
     inputs: Vec<Column>,
     jobs: SyncSender<Job>,
     status: Arc<Mutex<Sums>>,
-    thread: JoinHandle<Box<dyn DispatchPolicy>>,
+    thread: JoinHandle<PolicySeat>,
 }
 
 #[derive(Default)]
@@ -49,18 +47,14 @@ struct Sums {
 }
 
 impl Shadow {
-    pub(super) fn start(
-        policy: Box<dyn DispatchPolicy>,
-        version: Version,
-        faults: Arc<Mutex<FaultLog>>,
-    ) -> std::io::Result<Self> {
+    pub(super) fn start(seat: PolicySeat, version: Version, faults: Arc<Mutex<FaultLog>>) -> std::io::Result<Self> {
         let (jobs, queue) = sync_channel(QUEUE);
         let status = Arc::new(Mutex::new(Sums { version, ..Sums::default() }));
-        let inputs = policy.inputs().to_vec();
+        let inputs = seat.policy().inputs().to_vec();
         let sums = Arc::clone(&status);
         let thread = std::thread::Builder::new()
             .name("meridian-shadow".into())
-            .spawn(move || compare_all(policy, &queue, &sums, &faults))?;
+            .spawn(move || compare_all(seat, &queue, &sums, &faults))?;
         Ok(Self { inputs, jobs, status, thread })
     }
 
@@ -96,43 +90,37 @@ impl Shadow {
         }
     }
 
-    /// Stop, and give the policy back with the state it has gathered. Waits for the steps in its queue; `None` when the
+    /// Stop, and give the policy's seat back with the state it has gathered. Waits for the steps in its queue; `None` when the
     /// policy panicked.
-    pub(super) fn stop(self) -> Option<(Box<dyn DispatchPolicy>, Version)> {
+    pub(super) fn stop(self) -> Option<(PolicySeat, Version)> {
         let Self { inputs: _, jobs, status, thread } = self;
         drop(jobs);
-        let policy = thread.join().ok()?;
+        let seat = thread.join().ok()?;
         let version = lock(&status).version.clone();
-        Some((policy, version))
+        Some((seat, version))
     }
 }
 
 fn compare_all(
-    mut policy: Box<dyn DispatchPolicy>,
+    mut seat: PolicySeat,
     queue: &Receiver<Job>,
     sums: &Mutex<Sums>,
     faults: &Mutex<FaultLog>,
-) -> Box<dyn DispatchPolicy> {
+) -> PolicySeat {
     let mut decision = Decision::default();
     let mut compare = Compare::default();
-    let mut is_able = true;
     for job in queue {
         let Job { step, candidates, columns, active } = job;
-        decision.clear();
         let started = Instant::now();
-        let decided = if is_able || policy.recover().is_ok() {
-            let batch = Batch { step: &step, candidates, columns: &columns };
-            policy.decide(&batch, &mut decision).and_then(|()| check_answer(&decision, candidates))
-        } else {
-            Err(Fault::new(meridian_core::FaultKind::Init, "it could not be started again"))
-        };
+        let asked = seat.ask(&Batch { step: &step, candidates, columns: &columns }, &mut decision);
         let took_us = started.elapsed().as_secs_f64() * 1e6;
-        is_able = decided.is_ok();
-        let sums = &mut *sums.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Err(fault) = decided {
-            sums.faults += 1;
-            let batch = (policy.inputs(), &columns[..], &step);
-            lock(faults).push(SlotName::Dispatch, &sums.version, true, step.now_ms, candidates, &fault, Some(batch));
+        let sums = &mut *lock(sums);
+        if let Asked::Faulted(now) = asked {
+            for (i, fault) in now.iter().enumerate() {
+                sums.faults += 1;
+                let batch = (i == 0).then_some((seat.policy().inputs(), &columns[..], &step));
+                lock(faults).push(SlotName::Dispatch, &sums.version, true, step.now_ms, candidates, fault, batch);
+            }
             continue;
         }
         sums.compared += 1;
@@ -145,12 +133,12 @@ fn compare_all(
             sums.top_overlap += overlap;
         }
     }
-    policy
+    seat
 }
 
 /// How far two sets of keys put the candidates in the same order.
 #[derive(Default)]
-pub(crate) struct Compare {
+struct Compare {
     ranker: Ranker,
     order: Vec<u32>,
     ranks: [Vec<u32>; 2],
@@ -159,7 +147,7 @@ pub(crate) struct Compare {
 impl Compare {
     /// Spearman's rank correlation of two orders of the same candidates (at least two), and the share of the first 8 that
     /// both put first.
-    pub(crate) fn orders(&mut self, one: &[f32], other: &[f32]) -> (f64, f64) {
+    fn orders(&mut self, one: &[f32], other: &[f32]) -> (f64, f64) {
         let Self { ranker, order, ranks } = self;
         for (keys, ranks) in [one, other].into_iter().zip(ranks.iter_mut()) {
             ranks.clear();

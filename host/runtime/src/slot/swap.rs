@@ -18,7 +18,7 @@ pub struct Candidate {
     pub version: Version,
 }
 
-/// Batch sizes a candidate is tried with before it sees traffic.
+/// Batch sizes a candidate is tried with before it sees traffic: none, one, a small step, a large one.
 const TRIAL_SIZES: [usize; 4] = [0, 1, 64, 1024];
 
 impl Candidate {
@@ -30,12 +30,13 @@ impl Candidate {
     }
 
     /// Have it decide a few made-up steps: the first calls of an instance are its slowest, and a policy that cannot
-    /// decide these never sees traffic.
+    /// decide these never sees traffic. Returns whether it gave keys at all, or left every step to the default.
     ///
     /// # Errors
     /// The fault, with the size of the batch.
-    pub fn warm_up(&mut self) -> Result<(), Fault> {
+    pub fn warm_up(&mut self) -> Result<bool, Fault> {
         let mut decision = Decision::default();
+        let mut decides = false;
         for candidates in TRIAL_SIZES {
             let columns = vec![1.0; candidates * self.policy.inputs().len()];
             let running = u32::try_from(candidates).unwrap_or(u32::MAX);
@@ -47,8 +48,9 @@ impl Candidate {
                 .map_err(|fault| {
                     Fault::new(fault.kind, format!("on a trial batch of {candidates} candidates: {}", fault.detail))
                 })?;
+            decides |= !decision.keys.is_empty();
         }
-        Ok(())
+        Ok(decides)
     }
 }
 
@@ -56,12 +58,6 @@ impl Candidate {
 #[derive(Clone)]
 pub struct SlotControl {
     state: Arc<Mutex<State>>,
-}
-
-/// What a change made superfluous. Dropped without the lock: ending an instance takes longer than a step may wait.
-#[derive(Default)]
-struct Leftovers {
-    _seats: Vec<Seat>,
 }
 
 impl SlotControl {
@@ -87,7 +83,7 @@ impl SlotControl {
     pub fn shadow(&self, candidate: Candidate) -> Result<SwapReport, ControlError> {
         let faults = Arc::clone(&lock(&self.state).faults);
         let Candidate { policy, version } = candidate;
-        let shadow = Shadow::start(policy, version, faults)
+        let shadow = Shadow::start(PolicySeat::new(policy), version, faults)
             .map_err(|error| ControlError::Refused(format!("no thread for a shadow: {error}")))?;
         let (report, old) = {
             let state = &mut *lock(&self.state);
@@ -107,8 +103,8 @@ impl SlotControl {
     pub fn promote(&self) -> Result<SwapReport, ControlError> {
         let shadow = lock(&self.state).shadow.take().ok_or(nothing("there is no shadow to promote"))?;
         // Waits for the steps in its queue; the slot goes on meanwhile.
-        let (policy, version) = shadow.stop().ok_or_else(|| ControlError::Refused("the shadow panicked".into()))?;
-        let seat = Seat::new(PolicySeat::new(policy), version);
+        let (seat, version) = shadow.stop().ok_or_else(|| ControlError::Refused("the shadow panicked".into()))?;
+        let seat = Seat::new(seat, version);
         self.change("promote", |state, leftovers| {
             leftovers.extend(state.quarantine.take().map(|quarantine| quarantine.seat));
             state.install(seat, false, leftovers);
@@ -160,12 +156,6 @@ impl SlotControl {
         state.last_refusal = Some(format!("{source}: {why}"));
     }
 
-    /// Whose component decides: SHA-256, empty for a native policy.
-    #[must_use]
-    pub fn active_sha256(&self) -> String {
-        lock(&self.state).active.version.sha256.clone()
-    }
-
     /// How the slot is.
     #[must_use]
     pub fn status(&self) -> SlotStatus {
@@ -205,11 +195,12 @@ impl SlotControl {
         action: &str,
         change: impl FnOnce(&mut State, &mut Vec<Seat>) -> Result<StateHandover, ControlError>,
     ) -> Result<SwapReport, ControlError> {
-        let mut leftovers = Leftovers::default();
+        // Dropped after the lock is released: ending an instance takes longer than a step may wait.
+        let mut leftovers = Vec::new();
         let state = &mut *lock(&self.state);
         let held = Instant::now();
         let before = state.active.version.clone();
-        let handover = change(state, &mut leftovers._seats)?;
+        let handover = change(state, &mut leftovers)?;
         state.swaps += 1;
         Ok(state.report(action, handover, &before, held))
     }
