@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use meridian_core::types::RequestId;
 use meridian_core::{
-    Batch, Decision, DispatchPolicy, EngineFacts, Markers, MeridianConfig, NewRequest, SchedulerConfig, Slot, Step,
+    Batch, Decision, EngineFacts, Markers, MeridianConfig, NewRequest, Policy, SchedulerConfig, Slot, Step,
 };
 use meridian_runtime::{DispatchEngine, DispatchSlot, native};
 use meridian_wasm::{Limits, Runtime};
@@ -54,7 +54,7 @@ pub fn run(policy: &Path, noop: &Path, candidates: &[usize], progress: &mut dyn 
     let config = MeridianConfig::default();
     let targets = config.scheduler.targets();
     let runtime = Runtime::new(None)?;
-    let load = |path: &Path| -> anyhow::Result<Box<dyn DispatchPolicy>> {
+    let load = |path: &Path| -> anyhow::Result<Box<dyn Policy>> {
         let component =
             runtime.load_file(path).with_context(|| format!("{} (`make policies` builds it)", path.display()))?;
         Ok(Box::new(component.dispatch_policy(Limits::default(), targets, "{}")?))
@@ -72,9 +72,9 @@ pub fn run(policy: &Path, noop: &Path, candidates: &[usize], progress: &mut dyn 
     Ok(Report { noop_call_ns, rows })
 }
 
-fn noop_call(policy: &mut dyn DispatchPolicy) -> anyhow::Result<f64> {
+fn noop_call(policy: &mut dyn Policy) -> anyhow::Result<f64> {
     let step = Step { token_budget: 2048, ..Step::default() };
-    let batch = Batch { step: &step, candidates: 0, columns: &[] };
+    let batch = Batch { facts: &step, candidates: 0, columns: &[] };
     let mut decision = Decision::default();
     let mut samples = Vec::new();
     for _ in 0..PAIRS {
@@ -96,7 +96,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(policy: Box<dyn DispatchPolicy>, scheduler: &SchedulerConfig, candidates: usize) -> Self {
+    fn new(policy: Box<dyn Policy>, scheduler: &SchedulerConfig, candidates: usize) -> Self {
         let slot = DispatchSlot::new(policy, scheduler.targets());
         let markers = Markers::new(vec![vec![1]], vec![vec![2]], vec![]).expect("usable markers");
         let mut engine = DispatchEngine::new(slot, markers, scheduler, 16);

@@ -18,13 +18,15 @@ from meridian.config import (
     TelemetryConfig,
     load_config,
 )
-from meridian.engine import PolicyEngine, Stats, StepPlan
+from meridian.engine import EngineLoad, EvictionCandidate, PolicyEngine, Stats, StepPlan, ThinkingRequest
 
 __all__ = [
     "AdminConfig",
     "ConfigError",
     "DisaggConfig",
+    "EngineLoad",
     "EntropyConfig",
+    "EvictionCandidate",
     "KvMemoryConfig",
     "MeridianConfig",
     "ModelConfig",
@@ -36,6 +38,7 @@ __all__ = [
     "Stats",
     "StepPlan",
     "TelemetryConfig",
+    "ThinkingRequest",
     "__version__",
     "load_config",
 ]

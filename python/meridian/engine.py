@@ -16,6 +16,8 @@ from meridian.config import MeridianConfig
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+SlotName = Literal["dispatch", "eviction", "budget"]
+
 # Longest `tenant`, as in vLLM.
 MAX_TENANT_CHARACTERS = 128
 
@@ -52,6 +54,52 @@ class StepPlan:
     waiting: list[str]
     token_budget: int
     token_caps: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EvictionCandidate:
+    """A cached KV block, or a live request that may be preempted."""
+
+    tier: int = 0
+    """0 thinking that can never match again, 1 of a request that does not answer, 2 of an answer."""
+    blocks: int = 1
+    """Device blocks that come free."""
+    position: int = 0
+    """A block's distance from the head of its request's chain, in blocks."""
+    hits: int = 0
+    """How often a block was matched again."""
+    age_ms: float = 0.0
+    """Milliseconds since a block was allocated, or since a request began to hold blocks."""
+
+
+@dataclass(frozen=True)
+class ThinkingRequest:
+    """A request that thinks, as a budget policy sees it. Entropies in bits."""
+
+    prompt_tokens: int = 1
+    remaining_tokens: int = 0
+    think_tokens: int = 0
+    think_ms: float = 0.0
+    priority: int = 0
+    tenant: int = 0
+    is_probed: bool = False
+    is_at_boundary: bool = False
+    probes: int = 0
+    eat: float | None = None
+    eat_variance: float | None = None
+    rpdi: float | None = None
+
+
+@dataclass(frozen=True)
+class EngineLoad:
+    """Facts about the engine for a budget policy."""
+
+    now_ms: float = 0.0
+    thinking: int = 0
+    answering: int = 0
+    waiting: int = 0
+    free_blocks: int = 0
+    total_blocks: int = 0
 
 
 class _Handle:
@@ -129,6 +177,7 @@ class PolicyEngine:
             block_tokens=block_tokens,
             steps_ahead=0,
         )
+        self._policies = self._engine.policies
         self._handles: dict[str, _Handle] = {}
         self._now_ms = 0.0
 
@@ -238,7 +287,11 @@ class PolicyEngine:
         return self._engine.stats()
 
     def swap(
-        self, component: str | os.PathLike[str], *, mode: Literal["active", "shadow"] = "active"
+        self,
+        component: str | os.PathLike[str],
+        *,
+        slot: SlotName = "dispatch",
+        mode: Literal["active", "shadow"] = "active",
     ) -> dict[str, Any]:
         """Load a component and make it active, or have it asked beside the active policy. Returns the report: `active`
         and `previous` versions, what became of the `state`, `held_us`.
@@ -248,40 +301,73 @@ class PolicyEngine:
             PolicyError: the component was refused; the active policy stays.
         """
         path = Path(component)
-        return json.loads(self._engine.put(path.read_bytes(), mode, str(path)))
+        return json.loads(self._policies.put(slot, path.read_bytes(), mode, str(path)))
 
-    def promote(self) -> dict[str, Any]:
+    def promote(self, slot: SlotName = "dispatch") -> dict[str, Any]:
         """Make the shadow active, with the state it has gathered.
 
         Raises:
             PolicyError: there is none.
         """
-        return json.loads(self._engine.promote())
+        return json.loads(self._policies.promote(slot))
 
-    def rollback(self) -> dict[str, Any]:
+    def rollback(self, slot: SlotName = "dispatch") -> dict[str, Any]:
         """Return to the version before.
 
         Raises:
             PolicyError: there is none.
         """
-        return json.loads(self._engine.rollback())
+        return json.loads(self._policies.rollback(slot))
 
-    def release(self) -> dict[str, Any]:
+    def release(self, slot: SlotName = "dispatch") -> dict[str, Any]:
         """Try the version in quarantine again at once.
 
         Raises:
             PolicyError: there is none, or it cannot be started.
         """
-        return json.loads(self._engine.release())
+        return json.loads(self._policies.release(slot))
 
     def status(self) -> dict[str, Any]:
         """Requests by phase, and each slot: versions, shadow, quarantine, decisions, faults."""
-        return json.loads(self._engine.status())
+        return json.loads(self._policies.status())
 
     def faults(self) -> list[dict[str, Any]]:
         """The latest faults, oldest first; the newest with the batch they happened on."""
-        return json.loads(self._engine.faults())
+        return json.loads(self._policies.faults())
+
+    def rank_evictions(
+        self,
+        candidates: Sequence[EvictionCandidate],
+        *,
+        subject: Literal["blocks", "requests"] = "blocks",
+        now_ms: float = 0.0,
+        free_blocks: int = 0,
+        cached_blocks: int = 0,
+        total_blocks: int = 0,
+    ) -> list[float]:
+        """Ask the eviction slot. Returns a key for each candidate, the lower goes first; empty when the slot leaves the
+        batch to the block manager's own order.
+
+        Raises:
+            ValueError: a tier is not 0, 1 or 2, or `now_ms` is not finite.
+        """
+        _check_now(now_ms)
+        blocks = (free_blocks, cached_blocks, total_blocks)
+        return self._policies.rank_evictions(subject, now_ms, blocks, list(candidates))
+
+    def thresholds(
+        self, candidates: Sequence[ThinkingRequest], load: EngineLoad | None = None
+    ) -> list[dict[str, Any]]:
+        """Ask the budget slot about requests that begin to think: the thresholds of each, by their names in
+        `meridian.toml`."""
+        return json.loads(self._policies.thresholds(load or EngineLoad(), list(candidates)))
+
+    def verdicts(
+        self, candidates: Sequence[ThinkingRequest], load: EngineLoad | None = None
+    ) -> list[Literal["default", "keep-thinking", "end-now"]]:
+        """Ask the budget slot about requests that were probed or ended a sentence."""
+        return self._policies.verdicts(load or EngineLoad(), list(candidates))
 
     def close(self) -> None:
-        """End the file watch. The engine goes on with the policy it has."""
-        self._engine.close()
+        """End the file watches. The engine goes on with the policies it has."""
+        self._policies.close()

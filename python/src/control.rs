@@ -1,45 +1,29 @@
-//! The wiring of what changes a policy while the engine runs: components, the file watch, the slot.
+//! The wiring of the three slots of one engine: components, the file watch, who may change them.
 
+use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use meridian_core::{MeridianConfig, Targets, native};
-use meridian_runtime::control::SlotName;
-use meridian_runtime::{Candidate, Loader};
-use meridian_wasm::{Limits, LoadError, Runtime};
+use meridian_core::config::SlotMode;
+use meridian_core::{Budget, Dispatch, Eviction, MeridianConfig, SlotConfig, SlotName, Targets, native};
+use meridian_runtime::admin::Admin;
+use meridian_runtime::control::{Control, ProcessStatus};
+use meridian_runtime::watch::{FileWatch, WatchedFile};
+use meridian_runtime::{
+    BudgetSlot, Candidate, ControlledSlot, Controller, DispatchSlot, EvictionSlot, Loader, PolicySlot, StrikeLimits,
+};
+use meridian_wasm::{GuestKind, Limits, LoadError, Runtime};
 
 use crate::cache_dir;
 
-/// Loads components for the dispatch slot as `[policy]` says.
-pub(crate) struct WasmLoader {
-    /// Set up at the first component: an engine with native policies needs no wasmtime.
+/// wasmtime, set up at the first component: an engine with native policies needs none.
+pub(crate) struct Components {
     runtime: Mutex<Option<Runtime>>,
     cache_dir: Option<PathBuf>,
-    limits: Limits,
-    targets: Targets,
-    options: String,
 }
 
-impl WasmLoader {
-    /// # Errors
-    /// The policy's options cannot be written as JSON.
-    pub(crate) fn new(config: &MeridianConfig, base_dir: &Path) -> Result<Self, String> {
-        let dispatch = &config.policy.dispatch;
-        let limits = Limits {
-            deadline: Duration::from_secs_f32(dispatch.deadline_ms / 1e3),
-            memory_bytes: (dispatch.memory_mib as usize) << 20,
-        };
-        let options = serde_json::to_string(&dispatch.config).map_err(|error| error.to_string())?;
-        Ok(Self {
-            runtime: Mutex::new(None),
-            cache_dir: cache_dir(base_dir, &config.policy.cache_dir),
-            limits,
-            targets: config.scheduler.targets(),
-            options,
-        })
-    }
-
+impl Components {
     fn runtime(&self) -> Result<Runtime, LoadError> {
         let mut runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(runtime) = &*runtime {
@@ -49,36 +33,141 @@ impl WasmLoader {
         *runtime = Some(made.clone());
         Ok(made)
     }
+}
+
+/// Loads policies for slot `K` as its table in `[policy]` says.
+struct SlotLoader<K> {
+    components: Arc<Components>,
+    limits: Limits,
+    targets: Targets,
+    options: String,
+    kind: PhantomData<K>,
+}
+
+impl<K: GuestKind> SlotLoader<K> {
+    fn new(slot: &SlotConfig, targets: Targets, components: &Arc<Components>) -> Result<Self, String> {
+        Ok(Self {
+            components: Arc::clone(components),
+            limits: Limits {
+                deadline: Duration::from_secs_f32(slot.deadline_ms / 1e3),
+                memory_bytes: (slot.memory_mib as usize) << 20,
+            },
+            targets,
+            options: serde_json::to_string(&slot.config).map_err(|error| error.to_string())?,
+            kind: PhantomData,
+        })
+    }
 
     /// The policy that `source` names: `native:NAME`, or the path of a component.
-    ///
-    /// # Errors
-    /// Why it is refused, in one line.
-    pub(crate) fn load_source(&self, source: &str, base_dir: &Path) -> Result<Candidate, String> {
+    fn load_source(&self, source: &str, base_dir: &Path) -> Result<Candidate<K>, String> {
         if let Some(name) = source.strip_prefix("native:") {
             let policy = native::policy(name, self.targets, &self.options).map_err(|error| error.to_string())?;
             return Ok(Candidate::new(policy, "", source));
         }
         let path = base_dir.join(source);
         let load = || {
-            let component = self.runtime()?.load_file(&path)?;
-            let policy = component.dispatch_policy(self.limits, self.targets, &self.options)?;
+            let component = self.components.runtime()?.load_file(&path)?;
+            let policy = component.policy::<K>(self.limits, self.targets, &self.options)?;
             Ok(Candidate::new(Box::new(policy), component.sha256(), &path.display().to_string()))
         };
         load().map_err(|error: LoadError| format!("{}: {error}", path.display()))
     }
 }
 
-impl Loader for WasmLoader {
-    fn load(&self, slot: SlotName, component: &[u8], source: &str) -> Result<Candidate, String> {
-        if slot != SlotName::Dispatch {
-            return Err(format!("{}: this engine has no such slot", slot.label()));
-        }
+impl<K: GuestKind> Loader<K> for SlotLoader<K> {
+    fn load(&self, component: &[u8], source: &str) -> Result<Candidate<K>, String> {
         let load = || {
-            let component = self.runtime()?.load(component)?;
-            let policy = component.dispatch_policy(self.limits, self.targets, &self.options)?;
+            let component = self.components.runtime()?.load(component)?;
+            let policy = component.policy::<K>(self.limits, self.targets, &self.options)?;
             Ok(Candidate::new(Box::new(policy), component.sha256(), source))
         };
         load().map_err(|error: LoadError| error.to_string())
+    }
+}
+
+/// The slots of an engine, and what changes their policies.
+pub(crate) struct Slots {
+    pub(crate) dispatch: DispatchSlot,
+    pub(crate) eviction: EvictionSlot,
+    pub(crate) budget: BudgetSlot,
+    pub(crate) controller: Controller,
+}
+
+impl Slots {
+    /// The policies that the configuration names, started. `status` tells facts about the engine.
+    ///
+    /// # Errors
+    /// The slot's source, and why its policy is refused.
+    pub(crate) fn new(
+        config: &MeridianConfig,
+        base_dir: &Path,
+        status: impl FnOnce() -> Box<dyn Fn() -> ProcessStatus + Send + Sync>,
+    ) -> Result<Self, String> {
+        let cache_dir = cache_dir(base_dir, &config.policy.cache_dir);
+        let components = Arc::new(Components { runtime: Mutex::new(None), cache_dir });
+        let (dispatch, controlled) = slot::<Dispatch>(config, &config.policy.dispatch, base_dir, &components)?;
+        let controller = Controller::new(controlled, status());
+        let (eviction, controlled) = slot::<Eviction>(config, &config.policy.eviction, base_dir, &components)?;
+        let controller = controller.with_eviction(controlled);
+        let (budget, controlled) = slot::<Budget>(config, &config.policy.budget, base_dir, &components)?;
+        Ok(Self { dispatch, eviction, budget, controller: controller.with_budget(controlled) })
+    }
+}
+
+fn slot<K: GuestKind>(
+    config: &MeridianConfig,
+    slot: &SlotConfig,
+    base_dir: &Path,
+    components: &Arc<Components>,
+) -> Result<(PolicySlot<K>, ControlledSlot<K>), String> {
+    let refused = |reason: String| format!("policy.{}.source: {reason}", K::NAME.label());
+    let targets = config.scheduler.targets();
+    let loader = SlotLoader::<K>::new(slot, targets, components).map_err(refused)?;
+    let candidate = loader.load_source(&slot.source, base_dir).map_err(refused)?;
+    let (active, shadow) = match slot.mode {
+        SlotMode::Active => (candidate, None),
+        SlotMode::Shadow => {
+            let source = format!("native:{}", K::NATIVES[0]);
+            (Candidate::new(native::default_policy(targets), "", &source), Some(candidate))
+        }
+    };
+    let limits = StrikeLimits {
+        max_strikes: config.policy.max_strikes,
+        window_ms: f64::from(config.policy.strike_window_s) * 1e3,
+    };
+    let slot = PolicySlot::with_version(active, targets, limits);
+    let control = slot.control();
+    if let Some(shadow) = shadow {
+        control.shadow(shadow).map_err(|error| refused(error.to_string()))?;
+    }
+    Ok((slot, ControlledSlot { control, loader: Box::new(loader) }))
+}
+
+/// What has threads, ports or files. Dropped in this order: nobody may change a policy through a listener that is about
+/// to end.
+#[derive(Default)]
+#[expect(dead_code, reason = "held for what ends with them")]
+pub(crate) struct Services {
+    admin: Option<Admin>,
+    watches: Vec<FileWatch>,
+}
+
+impl Services {
+    /// Start what the configuration asks for: with `serves` the listeners, and a watch of each active component's file.
+    pub(crate) fn start(config: &MeridianConfig, base_dir: &Path, control: &Arc<dyn Control>, serves: bool) -> Self {
+        let admin = serves.then(|| Admin::start(Arc::clone(control), &config.admin, &config.telemetry, base_dir));
+        let policy = &config.policy;
+        let mut watches = Vec::new();
+        for (name, slot) in SlotName::ALL.into_iter().zip([&policy.dispatch, &policy.eviction, &policy.budget]) {
+            if !policy.watch || slot.source.starts_with("native:") || slot.mode != SlotMode::Active {
+                continue;
+            }
+            let file = WatchedFile::new(&base_dir.join(&slot.source), name, Arc::clone(control));
+            match FileWatch::start(file) {
+                Ok(watch) => watches.push(watch),
+                Err(why) => tracing::warn!(slot = name.label(), why, "the policy's file is not watched"),
+            }
+        }
+        Self { admin, watches }
     }
 }

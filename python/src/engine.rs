@@ -1,44 +1,31 @@
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use meridian_core::config::SlotMode;
+use meridian_core::budget::Thresholds;
 use meridian_core::types::RequestId;
-use meridian_core::{
-    EngineFacts, FaultKind, Markers, MeridianConfig, NewRequest, PhaseEvent, Slot, ThinkPhase, native,
-};
-use meridian_runtime::admin::Admin;
-use meridian_runtime::control::{Control, ControlError, Mode, ProcessStatus, SlotName, SwapReport};
-use meridian_runtime::watch::{FileWatch, WatchedFile};
-use meridian_runtime::{Candidate, Controller, DispatchEngine, DispatchSlot, Source, StrikeLimits};
+use meridian_core::{EngineFacts, FaultKind, Markers, MeridianConfig, NewRequest, PhaseEvent, Slot, ThinkPhase};
+use meridian_runtime::control::{Control, ProcessStatus};
+use meridian_runtime::{DispatchEngine, Source};
 use pyo3::exceptions::PyOverflowError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
 
-use crate::control::WasmLoader;
+use crate::control::{Services, Slots};
+use crate::policies::{Judges, Policies};
 use crate::{ConfigError, PolicyError, log};
 
 /// The mirror, the dispatch slot and the step-time model of one engine.
 ///
 /// Methods that follow a step take microseconds and are called from the thread that schedules, so none of them releases
-/// the GIL: getting it back could cost a whole switch interval, far more than the call. Those that change the policy may
-/// compile a component, and release it.
+/// the GIL: getting it back could cost a whole switch interval, far more than the call.
 #[pyclass(frozen, module = "meridian._native")]
 pub(crate) struct Engine {
     inner: Arc<Mutex<Inner>>,
     is_stock: bool,
-    controller: Arc<Controller>,
-    /// What has threads, ports or files; ended by `close`.
-    services: Mutex<Services>,
-}
-
-/// Dropped in this order: nobody may change a policy through a listener that is about to end.
-#[derive(Default)]
-struct Services {
-    admin: Option<Admin>,
-    watch: Option<FileWatch>,
+    policies: Py<Policies>,
 }
 
 struct Inner {
@@ -92,32 +79,20 @@ impl Engine {
     ) -> PyResult<Self> {
         let config = MeridianConfig::from_json(config_json).map_err(|error| ConfigError::new_err(error.to_string()))?;
         log::keep();
-        let refused = |reason: String| PolicyError::new_err(format!("policy.dispatch.source: {reason}"));
-        let loader = WasmLoader::new(&config, Path::new(base_dir)).map_err(refused)?;
-        let source = &config.policy.dispatch.source;
-        // Compiling a component takes tens of milliseconds.
-        let candidate = py.detach(|| loader.load_source(source, Path::new(base_dir))).map_err(refused)?;
-        let targets = config.scheduler.targets();
-        let (active, shadow) = match config.policy.dispatch.mode {
-            SlotMode::Active => (candidate, None),
-            SlotMode::Shadow => {
-                let default = Candidate::new(native::default_policy(targets), "", "native:output-first");
-                (default, Some(candidate))
-            }
-        };
-        let limits = StrikeLimits {
-            max_strikes: config.policy.max_strikes,
-            window_ms: f64::from(config.policy.strike_window_s) * 1e3,
-        };
-        let slot = DispatchSlot::with_version(active, targets, limits);
-        let control = slot.control();
-        if let Some(shadow) = shadow {
-            control.shadow(shadow).map_err(|error| refused(error.to_string()))?;
-        }
         let markers =
             Markers::new(starts, ends, padding).map_err(|error| ConfigError::new_err(format!("model: {error}")))?;
         let markers = markers.with_resuming(config.model.resumes);
-        let mut engine = DispatchEngine::new(slot, markers, &config.scheduler, block_tokens);
+        let base_dir = Path::new(base_dir);
+        // Filled once the engine is there: the slots come first.
+        let status = Arc::new(OnceLock::new());
+        let told = Arc::clone(&status);
+        let model = model.to_owned();
+        // Compiling a component takes tens of milliseconds.
+        let slots = py
+            .detach(|| Slots::new(&config, base_dir, || Box::new(process_status(told, model))))
+            .map_err(PolicyError::new_err)?;
+        let Slots { dispatch, eviction, budget, controller } = slots;
+        let mut engine = DispatchEngine::new(dispatch, markers, &config.scheduler, block_tokens);
         engine.set_steps_ahead(steps_ahead);
         let inner = Inner {
             engine,
@@ -133,30 +108,30 @@ impl Engine {
             all_waiting: 0,
         };
         let inner = Arc::new(Mutex::new(inner));
-        let status = process_status(&inner, model);
-        let controller = Arc::new(Controller::new(control, Box::new(loader), Box::new(status)));
-        let is_stock = source == "native:fcfs";
-        let mut services = Services::default();
+        // Nobody else has set it.
+        let _ = status.set(Arc::downgrade(&inner));
+        let controller = Arc::new(controller);
+        let is_stock = config.policy.dispatch.source == "native:fcfs";
         // A stock engine stays stock: nothing in it could be changed.
-        if serves && !is_stock {
-            let control = Arc::clone(&controller) as Arc<dyn Control>;
-            services.admin = Some(Admin::start(control, &config.admin, &config.telemetry, Path::new(base_dir)));
-        }
-        if config.policy.watch && !source.starts_with("native:") && config.policy.dispatch.mode == SlotMode::Active {
-            let path = Path::new(base_dir).join(source);
-            let file = WatchedFile::new(&path, SlotName::Dispatch, Arc::clone(&controller) as Arc<dyn Control>);
-            match FileWatch::start(file) {
-                Ok(watch) => services.watch = Some(watch),
-                Err(why) => tracing::warn!(why, "the policy's file is not watched"),
-            }
-        }
-        Ok(Self { inner, is_stock, controller, services: Mutex::new(services) })
+        let control = Arc::clone(&controller) as Arc<dyn Control>;
+        let services = Services::start(&config, base_dir, &control, serves && !is_stock);
+        let configured = Thresholds::from_config(&config.scheduler, &config.entropy);
+        let unit = config.entropy.unit;
+        let judges = Judges { eviction, budget, configured, unit };
+        let policies = Py::new(py, Policies::new(controller, judges, services))?;
+        Ok(Self { inner, is_stock, policies })
     }
 
     /// Whether the configuration asks for the engine's own behaviour: nothing needs to be called then.
     #[getter]
     fn is_stock(&self) -> bool {
         self.is_stock
+    }
+
+    /// What changes its policies.
+    #[getter]
+    fn policies(&self, py: Python<'_>) -> Py<Policies> {
+        self.policies.clone_ref(py)
     }
 
     /// A request arrived. `prompt_tail` is the end of the templated prompt. False when its id is already known. Any
@@ -384,56 +359,11 @@ impl Engine {
         )?;
         Ok(dict)
     }
-
-    /// Load a component and put it to `mode` ("active" or "shadow"); returns the report as JSON.
-    fn put(&self, py: Python<'_>, component: &[u8], mode: &str, source: &str) -> PyResult<String> {
-        let mode = match mode {
-            "active" => Mode::Active,
-            "shadow" => Mode::Shadow,
-            other => return Err(PolicyError::new_err(format!("mode: {other:?}: expected \"active\" or \"shadow\""))),
-        };
-        // Checked and compiled without the GIL.
-        let component = component.to_vec();
-        report(py.detach(|| self.controller.put(SlotName::Dispatch, &component, mode, source)))
-    }
-
-    /// Make the shadow active; returns the report as JSON.
-    fn promote(&self, py: Python<'_>) -> PyResult<String> {
-        report(py.detach(|| self.controller.promote(SlotName::Dispatch)))
-    }
-
-    /// Return to the version before; returns the report as JSON.
-    fn rollback(&self, py: Python<'_>) -> PyResult<String> {
-        report(py.detach(|| self.controller.rollback(SlotName::Dispatch)))
-    }
-
-    /// Try the version in quarantine again; returns the report as JSON.
-    fn release(&self, py: Python<'_>) -> PyResult<String> {
-        report(py.detach(|| self.controller.release(SlotName::Dispatch)))
-    }
-
-    /// How the process is, as JSON.
-    fn status(&self, py: Python<'_>) -> PyResult<String> {
-        crate::to_json(&py.detach(|| self.controller.status()))
-    }
-
-    /// The latest faults, as JSON, oldest first.
-    fn faults(&self, py: Python<'_>) -> PyResult<String> {
-        crate::to_json(&py.detach(|| self.controller.faults()))
-    }
-
-    /// End what has threads, ports or files. The engine goes on with the policy it has.
-    fn close(&self, py: Python<'_>) {
-        let services = std::mem::take(&mut *self.services.lock().unwrap_or_else(PoisonError::into_inner));
-        // Joins threads, which may be compiling.
-        py.detach(|| drop(services));
-    }
 }
 
-/// Facts about the engine for whoever asks from another thread.
-fn process_status(inner: &Arc<Mutex<Inner>>, model: &str) -> impl Fn() -> ProcessStatus + Send + Sync + use<> {
-    let inner: Weak<Mutex<Inner>> = Arc::downgrade(inner);
-    let (model, started) = (model.to_owned(), Instant::now());
+/// Facts about the engine, once it is there, for whoever asks from another thread.
+fn process_status(inner: Arc<OnceLock<Weak<Mutex<Inner>>>>, model: String) -> impl Fn() -> ProcessStatus + Send + Sync {
+    let started = Instant::now();
     move || {
         let mut status = ProcessStatus {
             pid: std::process::id(),
@@ -442,7 +372,7 @@ fn process_status(inner: &Arc<Mutex<Inner>>, model: &str) -> impl Fn() -> Proces
             uptime_s: started.elapsed().as_secs_f64(),
             ..ProcessStatus::default()
         };
-        if let Some(inner) = inner.upgrade() {
+        if let Some(inner) = inner.get().and_then(Weak::upgrade) {
             let inner = inner.lock().unwrap_or_else(PoisonError::into_inner);
             status.requests = inner.engine.phases();
             status.waiting = u64::from(inner.all_waiting);
@@ -454,10 +384,6 @@ fn process_status(inner: &Arc<Mutex<Inner>>, model: &str) -> impl Fn() -> Proces
         }
         status
     }
-}
-
-fn report(done: Result<SwapReport, ControlError>) -> PyResult<String> {
-    crate::to_json(&done.map_err(|error| PolicyError::new_err(error.to_string()))?)
 }
 
 impl Engine {
@@ -505,7 +431,6 @@ fn reorder(list: &Bound<'_, PyList>, order: &[u32]) -> PyResult<()> {
     Ok(())
 }
 
-/// The policy that `[policy.dispatch]` names.
 fn milliseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }

@@ -7,6 +7,7 @@ mod budget;
 mod control;
 mod engine;
 mod log;
+mod policies;
 
 use std::path::{Path, PathBuf};
 
@@ -74,6 +75,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(take_log, module)?)?;
     module.add_function(wrap_pyfunction!(budget::eat, module)?)?;
     module.add_function(wrap_pyfunction!(budget::rpdi, module)?)?;
+    module.add_class::<policies::Policies>()?;
     module.add_class::<engine::Engine>()
 }
 

@@ -16,7 +16,12 @@ def test_check_describes_a_component(policies: Path) -> None:
     checked = json.loads(done.stdout)
     assert checked["ok"]
     assert checked["name"] == "output-first"
-    assert checked["inputs"] == ["Phase", "State", "SinceProgressMs", "Priority", "SlackMs"]
+    (slot,) = checked["slots"]
+    assert slot == {
+        "slot": "dispatch",
+        "inputs": ["Phase", "State", "SinceProgressMs", "Priority", "SlackMs"],
+        "decides": True,
+    }
     assert checked["bytes"] < 64 * 1024
 
 

@@ -46,7 +46,6 @@ def test_every_table_comes_through() -> None:
         [policy]
         trusted_keys = ["k"]
         [policy.budget]
-        config = { a = [1] }
         mode = "shadow"
         [disagg]
         enabled = true
@@ -62,9 +61,9 @@ def test_every_table_comes_through() -> None:
     assert config.scheduler.max_think_tokens == 1000
     assert config.entropy.unit == "nats"
     assert config.kv_memory == meridian.KvMemoryConfig(evict_dead_thinking=False, capacity_bytes=4096)
-    assert config.policy.budget == meridian.SlotConfig(
-        "native:eat-rpdi", config={"a": [1]}, deadline_ms=5.0, mode="shadow"
-    )
+    assert config.policy.budget == meridian.SlotConfig("native:eat-rpdi", deadline_ms=5.0, mode="shadow")
+    component = meridian.MeridianConfig.from_toml('[policy.budget]\nsource = "p.wasm"\nconfig = { a = [1] }')
+    assert component.policy.budget == meridian.SlotConfig("p.wasm", config={"a": [1]}, deadline_ms=5.0)
     assert config.disagg.fabric == "nixl"
     assert config.model.think_start == ["<a>", "<b>"]
     again = meridian.PolicyEngine(config)

@@ -97,3 +97,33 @@ def test_what_is_not_watched_stays(policies: Path, tmp_path: Path) -> None:
     shutil.copy(policies / "fcfs.wasm", policy)
     assert not [thread for thread in Path("/proc/self/task").iterdir() if "watch" in (thread / "comm").read_text()]
     assert running.stats()["policy"] == "output-first"
+
+
+def test_every_slot_is_swapped_alike(policies: Path, tmp_path: Path) -> None:
+    running = engine("native:output-first", tmp_path)
+    assert [slot["slot"] for slot in running.status()["slots"]] == ["dispatch", "eviction", "budget"]
+    victims = [meridian.EvictionCandidate(tier=1, blocks=9), meridian.EvictionCandidate(tier=1, blocks=2)]
+    assert running.rank_evictions(victims, subject="requests") == [9.0, 2.0]
+    settled = meridian.ThinkingRequest(is_probed=True, probes=9, eat=0.1, eat_variance=0.0)
+    assert running.verdicts([settled, meridian.ThinkingRequest()]) == ["end-now", "keep-thinking"]
+    assert running.thresholds([settled])[0]["max_think_tokens"] == 32768
+    # One component fills both; each slot has an instance of its own.
+    for slot in ("eviction", "budget"):
+        report = running.swap(policies / "noop.wasm", slot=slot)  # type: ignore[arg-type]
+        assert (report["slot"], report["active"]["name"]) == (slot, "noop")
+    assert running.rank_evictions(victims, subject="requests") == [9.0, 2.0], "left to the default"
+    assert running.verdicts([settled]) == ["end-now"]
+    decisions = {slot["slot"]: slot["decisions"] for slot in running.status()["slots"]}
+    assert (decisions["eviction"], decisions["budget"]) == ([1, 1, 0], [2, 1, 0])
+    with pytest.raises(meridian.PolicyError, match="does not fill slot eviction, only dispatch"):
+        running.swap(policies / "fcfs.wasm", slot="eviction")
+    assert running.rollback("budget")["active"]["name"] == "eat-rpdi"
+
+
+def test_a_component_in_the_configuration_of_every_slot(policies: Path, tmp_path: Path) -> None:
+    noop = str(policies / "noop.wasm")
+    running = engine(noop, tmp_path, eviction=meridian.SlotConfig(noop), budget=meridian.SlotConfig(noop))
+    assert [slot["active"]["name"] for slot in running.status()["slots"]] == ["noop"] * 3
+    running.close()
+    with pytest.raises(meridian.PolicyError, match=r"^policy\.budget\.source: .*does not fill slot budget"):
+        engine("native:fcfs", tmp_path, budget=meridian.SlotConfig(str(policies / "fcfs.wasm")))

@@ -1,27 +1,30 @@
 //! Shortest prompt first: a complete policy in one function.
 
-use meridian_policy_sdk::{Column, DispatchPolicy, Init, Request, Step, export_dispatch};
+use meridian_policy_sdk::{Column, DispatchPolicy, Init, Policy, Request, Step, export_policy};
 
 /// The policy.
 #[derive(Clone, Copy, Debug)]
 pub struct ShortestPrompt;
 
-impl DispatchPolicy for ShortestPrompt {
+impl Policy for ShortestPrompt {
     const NAME: &'static str = "shortest-prompt";
     const VERSION: &'static str = env!("CARGO_PKG_VERSION");
     const SUMMARY: &'static str = "Shortest prompt first: lowers mean TTFT, delays long prompts.";
-    const INPUTS: &'static [Column] = &[Column::PromptTokens];
 
     fn new(init: Init<'_>) -> Result<Self, String> {
         init.no_config().map(|()| Self)
     }
+}
+
+impl DispatchPolicy for ShortestPrompt {
+    const INPUTS: &'static [Column] = &[Column::PromptTokens];
 
     fn key(&self, _step: &Step, request: &Request<'_, Self>) -> f32 {
         request.prompt_tokens()
     }
 }
 
-export_dispatch!(ShortestPrompt);
+export_policy!(dispatch: ShortestPrompt);
 
 #[cfg(test)]
 mod tests {

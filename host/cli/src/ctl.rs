@@ -86,7 +86,7 @@ enum CtlCommand {
     },
 }
 
-fn slot_parser() -> impl TypedValueParser<Value = SlotName> {
+pub(crate) fn slot_parser() -> impl TypedValueParser<Value = SlotName> {
     PossibleValuesParser::new(SlotName::ALL.map(SlotName::label))
         .try_map(|name| SlotName::ALL.into_iter().find(|slot| slot.label() == name).ok_or("no such slot"))
 }
@@ -269,10 +269,10 @@ pub(crate) fn faults_text(faults: &[(String, u64)]) -> String {
 }
 
 pub(crate) fn shadow_text(shadow: &ShadowStatus) -> String {
-    let ShadowStatus { version, compared, skipped, faults, rank_correlation, top_overlap, budget_differs, deciding_us } =
+    let ShadowStatus { version, compared, skipped, faults, rank_correlation, top_overlap, differences, deciding_us } =
         shadow;
     format!(
-        "{}  correlation {rank_correlation:.3}, overlap {top_overlap:.3}, budget differs {budget_differs}, \
+        "{}  correlation {rank_correlation:.3}, overlap {top_overlap:.3}, differences {differences}, \
          compared {compared}, skipped {skipped}, faults {faults}, {deciding_us:.1} us",
         version_text(version)
     )

@@ -3,9 +3,9 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, ensure};
 use clap::Subcommand;
-use meridian_core::MeridianConfig;
+use meridian_core::{Budget, Description, Dispatch, Eviction, MeridianConfig, SlotName};
 use meridian_runtime::Candidate;
-use meridian_wasm::{Limits, Runtime};
+use meridian_wasm::{GuestKind, Limits, PolicyComponent, Runtime};
 use serde::Serialize;
 
 use crate::{print_json, print_line};
@@ -27,6 +27,9 @@ pub(crate) enum PolicyCommand {
     Check {
         /// The component
         file: PathBuf,
+        /// Check it for this slot only; without, for every slot that it fills
+        #[arg(long, value_parser = crate::ctl::slot_parser())]
+        slot: Option<SlotName>,
         /// The policy's options, one JSON object
         #[arg(long, default_value = "{}", value_name = "JSON")]
         config: String,
@@ -36,7 +39,7 @@ pub(crate) enum PolicyCommand {
 pub(crate) fn run(command: PolicyCommand, json: bool) -> anyhow::Result<()> {
     match command {
         PolicyCommand::Build { dir, out } => build(&dir, &out, json),
-        PolicyCommand::Check { file, config } => check(&file, &config, json),
+        PolicyCommand::Check { file, slot, config } => check(&file, slot, &config, json),
     }
 }
 
@@ -56,7 +59,7 @@ fn build(dir: &Path, out: &Path, json: bool) -> anyhow::Result<()> {
         let component = wit_component::ComponentEncoder::default()
             .module(&core)
             .and_then(|encoder| encoder.validate(true).encode())
-            .with_context(|| format!("{name}: not a policy module (does it call export_dispatch!?)"))?;
+            .with_context(|| format!("{name}: not a policy module (does it call export_policy!?)"))?;
         let path = out.join(format!("{name}.wasm"));
         std::fs::write(&path, &component).with_context(|| format!("cannot write {}", path.display()))?;
         let built = Built { name, bytes: component.len(), path };
@@ -107,49 +110,60 @@ struct Checked {
     name: String,
     version: String,
     summary: String,
-    inputs: Vec<String>,
+    slots: Vec<CheckedSlot>,
     bytes: usize,
     sha256: String,
-    decides: &'static str,
 }
 
-fn check(file: &Path, config_json: &str, json: bool) -> anyhow::Result<()> {
+#[derive(Serialize)]
+struct CheckedSlot {
+    slot: SlotName,
+    inputs: Vec<String>,
+    /// Whether it decided any trial batch, or left every one to the default.
+    decides: bool,
+}
+
+fn check(file: &Path, slot: Option<SlotName>, config_json: &str, json: bool) -> anyhow::Result<()> {
     let parsed: serde_json::Value =
         serde_json::from_str(config_json).with_context(|| format!("--config: {config_json:?} is not JSON"))?;
     ensure!(parsed.is_object(), "--config: {config_json:?}: expected one JSON object");
-    let config = MeridianConfig::default();
-    let runtime = Runtime::new(None)?;
-    let component = runtime.load_file(file).with_context(|| file.display().to_string())?;
-    let policy = component
-        .dispatch_policy(Limits::default(), config.scheduler.targets(), config_json)
-        .with_context(|| file.display().to_string())?;
-    let mut candidate = Candidate::new(Box::new(policy), component.sha256(), &file.display().to_string());
-    let decides = candidate.warm_up().map_err(|fault| anyhow::anyhow!("{}: faulted: {fault}", file.display()))?;
-    let policy = &candidate.policy;
-    let description = policy.description().clone();
-    let checked = Checked {
-        ok: true,
-        file: file.to_owned(),
-        name: description.name,
-        version: description.version,
-        summary: description.summary,
-        inputs: policy.inputs().iter().map(|column| format!("{column:?}")).collect(),
-        bytes: component.size_bytes(),
-        sha256: component.sha256().to_owned(),
-        decides: if decides { "keys" } else { "leaves every trial step to the default" },
-    };
+    let component = Runtime::new(None)?.load_file(file).with_context(|| file.display().to_string())?;
+    let (mut description, mut slots) = (Description::default(), Vec::new());
+    for slot in slot.map_or_else(|| component.slots(), |slot| vec![slot]) {
+        let (described, checked) = match slot {
+            SlotName::Dispatch => check_slot::<Dispatch>(file, &component, config_json),
+            SlotName::Eviction => check_slot::<Eviction>(file, &component, config_json),
+            SlotName::Budget => check_slot::<Budget>(file, &component, config_json),
+        }?;
+        description = described;
+        slots.push(checked);
+    }
+    let Description { name, version, summary } = description;
+    let (bytes, sha256) = (component.size_bytes(), component.sha256().to_owned());
+    let checked = Checked { ok: true, file: file.to_owned(), name, version, summary, slots, bytes, sha256 };
     if json {
         return print_json(&checked);
     }
-    let inputs = if checked.inputs.is_empty() { "none".to_owned() } else { checked.inputs.join(", ") };
-    for line in [
-        format!("ok       {} {} ({} bytes)", checked.name, checked.version, checked.bytes),
-        format!("summary  {}", checked.summary),
-        format!("inputs   {inputs}"),
-        format!("answers  {}", checked.decides),
-        format!("sha256   {}", checked.sha256),
-    ] {
-        print_line(&line)?;
+    print_line(&format!("ok       {} {} ({} bytes)", checked.name, checked.version, checked.bytes))?;
+    print_line(&format!("summary  {}", checked.summary))?;
+    for CheckedSlot { slot, inputs, decides } in &checked.slots {
+        let inputs = if inputs.is_empty() { "none".to_owned() } else { inputs.join(", ") };
+        let answers = if *decides { "decides" } else { "leaves every trial batch to the default" };
+        print_line(&format!("{:<8} {answers}; inputs: {inputs}", slot.label()))?;
     }
-    Ok(())
+    Ok(print_line(&format!("sha256   {}", checked.sha256))?)
+}
+
+/// Start the component in slot `K`, and try it as the engine would before it gives it traffic.
+fn check_slot<K: GuestKind>(
+    file: &Path,
+    component: &PolicyComponent,
+    config_json: &str,
+) -> anyhow::Result<(Description, CheckedSlot)> {
+    let (file, targets) = (file.display().to_string(), MeridianConfig::default().scheduler.targets());
+    let policy = component.policy::<K>(Limits::default(), targets, config_json).with_context(|| file.clone())?;
+    let mut candidate = Candidate::new(Box::new(policy), component.sha256(), &file);
+    let decides = candidate.warm_up().map_err(|trial| anyhow::anyhow!("{file}: slot {}: {trial}", K::NAME.label()))?;
+    let inputs = candidate.policy.inputs().iter().map(|column| format!("{column:?}")).collect();
+    Ok((candidate.policy.description().clone(), CheckedSlot { slot: K::NAME, inputs, decides }))
 }

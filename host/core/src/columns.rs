@@ -1,8 +1,9 @@
 //! Builds the columns that a policy asked for.
 
-use meridian_policy_sdk::Column;
+use meridian_policy_sdk::{Column, budget, eviction};
 
-use crate::{RequestState, RequestTable, Slot};
+use crate::budget::BudgetCandidate;
+use crate::{EvictionCandidate, RequestState, RequestTable, Slot};
 
 /// Write the columns `inputs` of `candidates` at `now_ms` into `out`, laid out as in WIT `dispatch.decide`.
 /// `block_tokens` is the size of a KV block. A slot that is not live reads as a request about which nothing is known.
@@ -62,4 +63,47 @@ fn write(out: &mut [f32], table: &RequestTable, slots: &[Slot], value: impl Fn(&
 
 fn since(now_ms: f64, then_ms: f64) -> f32 {
     (now_ms - then_ms).max(0.0) as f32
+}
+
+/// Write the columns `inputs` of blocks or requests into `out`, laid out as in WIT `eviction.rank`.
+pub fn fill_eviction(inputs: &[eviction::Column], candidates: &[EvictionCandidate], out: &mut Vec<f32>) {
+    out.clear();
+    for column in inputs {
+        out.extend(candidates.iter().map(|candidate| {
+            let EvictionCandidate { subject: _, tier, blocks, position, hits, age_ms } = *candidate;
+            match column {
+                eviction::Column::Tier => f32::from(tier as u8),
+                eviction::Column::Blocks => blocks as f32,
+                eviction::Column::Position => position as f32,
+                eviction::Column::Hits => hits as f32,
+                eviction::Column::AgeMs => age_ms,
+            }
+        }));
+    }
+}
+
+/// Write the columns `inputs` of requests that think into `out`, laid out as in WIT `budget.start`.
+pub fn fill_budget(inputs: &[budget::Column], candidates: &[BudgetCandidate], out: &mut Vec<f32>) {
+    out.clear();
+    let or_nan = |value: Option<f64>| value.map_or(f32::NAN, |value| value as f32);
+    for column in inputs {
+        out.extend(candidates.iter().map(|candidate| {
+            let BudgetCandidate { prompt_tokens, remaining_tokens, think_ms, priority, tenant, observed } = candidate;
+            match column {
+                budget::Column::PromptTokens => *prompt_tokens as f32,
+                budget::Column::ThinkTokens => observed.think_tokens as f32,
+                budget::Column::RemainingTokens => *remaining_tokens as f32,
+                budget::Column::ThinkMs => think_ms.max(0.0) as f32,
+                budget::Column::Priority => *priority as f32,
+                budget::Column::Tenant => *tenant as f32,
+                budget::Column::Signal => {
+                    f32::from(u8::from(observed.is_probed) + 2 * u8::from(observed.is_at_boundary))
+                }
+                budget::Column::Probes => observed.probes as f32,
+                budget::Column::Eat => or_nan(observed.eat_bits),
+                budget::Column::EatVariance => or_nan(observed.eat_variance_bits2),
+                budget::Column::Rpdi => or_nan(observed.rpdi),
+            }
+        }));
+    }
 }

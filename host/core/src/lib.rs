@@ -3,7 +3,7 @@
 //! - [`PhaseRouter`] tells, token by token, which requests think and which answer; any number of threads feed it.
 //! - [`MeridianScheduler`] is a whole step scheduler: it keeps the requests, asks a policy, and hands back two queues.
 //! - Its parts, for an engine that has its own queues (vLLM): an [`EngineMirror`] of the requests, [`columns::fill`],
-//!   a [`DispatchPolicy`] that answers with keys, and a [`Planner`] that turns the answer into a [`Plan`] which cannot
+//!   a [`Policy`] that answers with keys, and a [`Planner`] that turns the answer into a [`Plan`] which cannot
 //!   lose or invent a request, exceed the engine's token budget, or put a request off for longer than `max_defer_ms`.
 //!
 //! ```
@@ -32,6 +32,7 @@ pub mod columns;
 pub mod config;
 pub mod error;
 mod family;
+mod kind;
 mod mirror;
 pub mod native;
 mod pattern;
@@ -57,12 +58,15 @@ pub use config::{
 };
 pub use error::Error;
 pub use family::{FamilyMarker, ModelFamily, StartInPrompt};
+pub use kind::{Budget, Dispatch, Eviction, SlotKind, SlotName};
+pub use meridian_policy_sdk::budget::{Column as BudgetColumn, Decision as BudgetDecision};
+pub use meridian_policy_sdk::eviction::{Column as EvictionColumn, Memory, Subject};
 pub use meridian_policy_sdk::{Column, Decision, State, Step, Targets};
 pub use mirror::EngineMirror;
 pub use pattern::Pattern;
 pub use phase::{Markers, PhaseTracker};
 pub use plan::{EngineFacts, Plan, Planner};
-pub use policy::{Batch, Description, DispatchPolicy, Fault, FaultKind, check_answer};
+pub use policy::{Batch, Description, Fault, FaultKind, Policy};
 pub use rank::Ranker;
 pub use router::{PhaseRouter, Progress, RoutedRequest};
 pub use scheduler::{Grant, MeridianScheduler, QueueStats, ScheduledBatch, StepLimits, WAITING_WINDOW};

@@ -1,25 +1,31 @@
 //! The policies that are compiled into the host: the same logic as their components.
 
-use meridian_policy_sdk::{DispatchPolicy as Logic, Init, decide};
+use meridian_policy_sdk::budget::{self, BudgetPolicy};
+use meridian_policy_sdk::eviction::{self, EvictionPolicy};
+use meridian_policy_sdk::{DispatchPolicy, Init, Policy as Logic};
 use thiserror::Error;
 
-use crate::{Batch, Column, Decision, Description, DispatchPolicy, Fault, FaultKind, Targets};
+use crate::{
+    Batch, Budget, Column, Decision, Description, Dispatch, Eviction, Fault, FaultKind, Policy, SlotKind, Targets,
+};
 
 /// A native policy that cannot be made.
 ///
 /// ```
-/// use meridian_core::{SchedulerConfig, native};
+/// use meridian_core::{Dispatch, SchedulerConfig, native};
 ///
-/// let error = native::policy("outptu-first", SchedulerConfig::default().targets(), "{}").err().unwrap();
+/// let error = native::policy::<Dispatch>("outptu-first", SchedulerConfig::default().targets(), "{}").err().unwrap();
 /// assert!(error.to_string().starts_with("native:outptu-first: unknown native policy, expected one of"));
 /// ```
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum NativeError {
     /// No such policy.
-    #[error("native:{name}: unknown native policy, expected one of {}", NAMES.map(|name| format!("native:{name}")).join(", "))]
+    #[error("native:{name}: unknown native policy, expected one of {}", sources(known))]
     Unknown {
         /// The name that was asked for.
         name: String,
+        /// Those of the slot.
+        known: &'static [&'static str],
     },
     /// It refused its configuration.
     #[error("native:{name} refused its configuration {config}: {reason}")]
@@ -33,67 +39,109 @@ pub enum NativeError {
     },
 }
 
-/// Names of the native dispatch policies.
-pub const NAMES: [&str; 3] = ["output-first", "fcfs", "noop"];
+/// `native:` and the name, for each.
+pub(crate) fn sources(names: &[&str]) -> String {
+    names.iter().map(|name| format!("native:{name}")).collect::<Vec<_>>().join(", ")
+}
 
-/// The native policy `name`, with its options as one JSON object.
+/// The native policy `name` of a slot, with its options as one JSON object.
 ///
 /// # Errors
 /// The name is unknown, or the policy refused its options.
-pub fn policy(name: &str, targets: Targets, config_json: &str) -> Result<Box<dyn DispatchPolicy>, NativeError> {
-    let init = Init { targets, config_json };
-    let made = match name {
-        "output-first" => Native::<output_first::OutputFirst>::boxed(init),
-        "fcfs" => Native::<fcfs::Fcfs>::boxed(init),
-        "noop" => Native::<noop::Noop>::boxed(init),
-        _ => return Err(NativeError::Unknown { name: name.to_owned() }),
-    };
-    made.map_err(|reason| NativeError::Refused { name: name.to_owned(), config: config_json.to_owned(), reason })
+pub fn policy<K: SlotKind>(name: &str, targets: Targets, config_json: &str) -> Result<Box<dyn Policy<K>>, NativeError> {
+    match K::native(name, Init { targets, config_json }) {
+        Some(made) => made.map_err(|reason| NativeError::Refused {
+            name: name.to_owned(),
+            config: config_json.to_owned(),
+            reason,
+        }),
+        None => Err(NativeError::Unknown { name: name.to_owned(), known: K::NATIVES }),
+    }
 }
 
-/// The default of the dispatch slot: what decides when the active policy does not.
+/// The default of a slot: what decides when the active policy does not.
 #[must_use]
-pub fn default_policy(targets: Targets) -> Box<dyn DispatchPolicy> {
-    policy("output-first", targets, "{}").expect("output-first takes every target")
+pub fn default_policy<K: SlotKind>(targets: Targets) -> Box<dyn Policy<K>> {
+    policy(K::NATIVES[0], targets, "{}").expect("a native default takes every target")
 }
 
 /// A policy's logic, compiled natively.
-struct Native<P> {
+pub(crate) struct Native<P> {
     logic: P,
     description: Description,
 }
 
-impl<P: Logic + Send + 'static> Native<P> {
-    fn boxed(init: Init<'_>) -> Result<Box<dyn DispatchPolicy>, String> {
+impl<P: Logic> Native<P> {
+    pub(crate) fn boxed<K: SlotKind>(init: Init<'_>) -> Result<Box<dyn Policy<K>>, String>
+    where
+        Self: Policy<K> + 'static,
+    {
         let logic = P::new(init)?;
         let description = Description { name: P::NAME.into(), version: P::VERSION.into(), summary: P::SUMMARY.into() };
         Ok(Box::new(Self { logic, description }))
     }
+
+    fn restored(&mut self, state: &[u8]) -> Result<(), Fault> {
+        self.logic.restore(state).map_err(|reason| Fault::new(FaultKind::Init, reason))
+    }
 }
 
-impl<P: Logic + Send> DispatchPolicy for Native<P> {
-    fn description(&self) -> &Description {
-        &self.description
-    }
+/// The part of [`Policy`] that is the same for the logic of every slot.
+macro_rules! as_native {
+    () => {
+        fn description(&self) -> &Description {
+            &self.description
+        }
+
+        fn recover(&mut self) -> Result<(), Fault> {
+            Ok(())
+        }
+
+        fn snapshot(&mut self) -> Result<Vec<u8>, Fault> {
+            Ok(self.logic.snapshot())
+        }
+
+        fn restore(&mut self, state: &[u8]) -> Result<(), Fault> {
+            self.restored(state)
+        }
+    };
+}
+
+impl<P: DispatchPolicy + Send> Policy<Dispatch> for Native<P> {
+    as_native!();
 
     fn inputs(&self) -> &[Column] {
         P::INPUTS
     }
 
     fn decide(&mut self, batch: &Batch<'_>, decision: &mut Decision) -> Result<(), Fault> {
-        decide(&self.logic, batch.step, batch.candidates, batch.columns, decision);
+        meridian_policy_sdk::decide(&self.logic, batch.facts, batch.candidates, batch.columns, decision);
         Ok(())
     }
+}
 
-    fn recover(&mut self) -> Result<(), Fault> {
+impl<P: EvictionPolicy + Send> Policy<Eviction> for Native<P> {
+    as_native!();
+
+    fn inputs(&self) -> &[eviction::Column] {
+        P::INPUTS
+    }
+
+    fn decide(&mut self, batch: &Batch<'_, Eviction>, keys: &mut Vec<f32>) -> Result<(), Fault> {
+        eviction::rank(&self.logic, batch.facts, batch.candidates, batch.columns, keys);
         Ok(())
     }
+}
 
-    fn snapshot(&mut self) -> Result<Vec<u8>, Fault> {
-        Ok(self.logic.snapshot())
+impl<P: BudgetPolicy + Send> Policy<Budget> for Native<P> {
+    as_native!();
+
+    fn inputs(&self) -> &[budget::Column] {
+        P::INPUTS
     }
 
-    fn restore(&mut self, state: &[u8]) -> Result<(), Fault> {
-        self.logic.restore(state).map_err(|reason| Fault::new(FaultKind::Init, reason))
+    fn decide(&mut self, batch: &Batch<'_, Budget>, decision: &mut budget::Decision) -> Result<(), Fault> {
+        budget::decide(&self.logic, batch.facts, batch.candidates, batch.columns, decision);
+        Ok(())
     }
 }

@@ -1,6 +1,6 @@
 use std::fmt;
 
-use meridian_policy_sdk::{Column, Decision, Step};
+use crate::{Dispatch, SlotKind};
 
 /// What a policy says of itself.
 ///
@@ -18,38 +18,38 @@ pub struct Description {
     pub summary: String,
 }
 
-/// One step's candidates, as a policy sees them.
+/// One decision's candidates, as a policy sees them.
 ///
 /// ```
-/// use meridian_core::{Batch, Step};
+/// use meridian_core::{Batch, Dispatch, Step};
 ///
 /// // Two candidates and two columns, one after the other.
-/// let batch = Batch { step: &Step::default(), candidates: 2, columns: &[0.0, 1.0, 120.0, 80.0] };
+/// let batch: Batch<'_, Dispatch> = Batch { facts: &Step::default(), candidates: 2, columns: &[0.0, 1.0, 120.0, 80.0] };
 /// assert_eq!(batch.columns.len() % batch.candidates, 0);
 /// ```
 #[derive(Clone, Copy, Debug)]
-pub struct Batch<'a> {
+pub struct Batch<'a, K: SlotKind = Dispatch> {
     /// Facts about the engine.
-    pub step: &'a Step,
+    pub facts: &'a K::Facts,
     /// How many candidates there are.
     pub candidates: usize,
-    /// The columns the policy asked for, laid out as in WIT `dispatch.decide`.
+    /// The columns the policy asked for: of `inputs().len()` rows of `candidates` values, one row after the other.
     pub columns: &'a [f32],
 }
 
-/// A policy of the dispatch slot, native or WebAssembly.
+/// A policy of a slot, native or WebAssembly; of the dispatch slot unless another is named.
 ///
-/// The slot calls it from the engine's scheduling thread, once a step. It may take as long as its deadline allows and
-/// must not block on anything else. After an `Err` the slot decides the step by the native default and calls
-/// [`DispatchPolicy::recover`] before it asks again.
+/// The slot calls it from the thread that needs the decision: for the dispatch slot the engine's scheduling thread, once a
+/// step. It may take as long as its deadline allows and must not block on anything else. After an `Err` the slot decides
+/// by the native default and calls [`Policy::recover`] before it asks again.
 ///
 /// ```
-/// use meridian_core::{Batch, Column, Decision, Description, DispatchPolicy, Fault};
+/// use meridian_core::{Batch, Column, Decision, Description, Fault, Policy};
 ///
 /// /// Shortest prompt first.
 /// struct ShortestPrompt(Description);
 ///
-/// impl DispatchPolicy for ShortestPrompt {
+/// impl Policy for ShortestPrompt {
 ///     fn description(&self) -> &Description {
 ///         &self.0
 ///     }
@@ -65,18 +65,18 @@ pub struct Batch<'a> {
 ///     }
 /// }
 /// ```
-pub trait DispatchPolicy: Send {
+pub trait Policy<K: SlotKind = Dispatch>: Send {
     /// What the policy says of itself.
     fn description(&self) -> &Description;
 
     /// The columns it wants; fixed for its life.
-    fn inputs(&self) -> &[Column];
+    fn inputs(&self) -> &[K::Column];
 
-    /// Decide one step into `decision`, which the slot has cleared.
+    /// Decide one batch into `decision`, which the slot has cleared.
     ///
     /// # Errors
     /// A fault costs this decision only.
-    fn decide(&mut self, batch: &Batch<'_>, decision: &mut Decision) -> Result<(), Fault>;
+    fn decide(&mut self, batch: &Batch<'_, K>, decision: &mut K::Decision) -> Result<(), Fault>;
 
     /// Become able to decide again after a fault.
     ///
@@ -87,7 +87,7 @@ pub trait DispatchPolicy: Send {
     /// The state worth keeping over a swap; empty for a policy that keeps none.
     ///
     /// # Errors
-    /// As [`DispatchPolicy::decide`]: the policy has to recover before it is asked again.
+    /// As [`Policy::decide`]: the policy has to recover before it is asked again.
     fn snapshot(&mut self) -> Result<Vec<u8>, Fault> {
         Ok(Vec::new())
     }
@@ -167,19 +167,4 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.kind.label(), self.detail)
     }
-}
-
-/// Check a policy's answer against the size of its batch. Keys may be anything: NaN sorts last.
-///
-/// # Errors
-/// [`FaultKind::BadAnswer`] when a list has the wrong length.
-pub fn check_answer(decision: &Decision, candidates: usize) -> Result<(), Fault> {
-    let (keys, caps) = (decision.keys.len(), decision.token_caps.len());
-    if keys != candidates && keys != 0 {
-        return Err(Fault::new(FaultKind::BadAnswer, format!("{keys} keys for {candidates} candidates")));
-    }
-    if caps != candidates && caps != 0 {
-        return Err(Fault::new(FaultKind::BadAnswer, format!("{caps} token caps for {candidates} candidates")));
-    }
-    Ok(())
 }

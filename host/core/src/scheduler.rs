@@ -7,7 +7,7 @@ use crate::rank::ordinal;
 use crate::sync::{Mutex, lock};
 use crate::types::{PhaseEvent, RequestId, ThinkPhase};
 use crate::{
-    Asked, Batch, DispatchPolicy, EngineFacts, EngineMirror, Error, Fault, Markers, NewRequest, Planner, PolicySeat,
+    Asked, Batch, EngineFacts, EngineMirror, Error, Fault, Markers, NewRequest, Planner, Policy, PolicySeat,
     SchedulerConfig, Slot, StepTime, columns, native,
 };
 
@@ -17,7 +17,7 @@ pub const WAITING_WINDOW: usize = 4096;
 /// A step scheduler for an engine that leaves its queues to it: requests come in, each step takes a batch out, generated
 /// tokens come back.
 ///
-/// Who goes first, how many tokens the step carries and how many each request takes is a [`DispatchPolicy`]'s to say, by
+/// Who goes first, how many tokens the step carries and how many each request takes is a [`Policy`]'s to say, by
 /// default the host's own `output-first`: the output queue first, thinking fills the rest, steps held to the TPOT budget
 /// of their phase, thinking-only steps up to `think_batch_multiplier` times larger; inside a queue by priority, near
 /// deadlines as the highest priority, then the least recently served. Candidates of equal keys go in their present order,
@@ -172,7 +172,7 @@ struct Requests {
 
 struct Decider {
     seat: PolicySeat,
-    default: Box<dyn DispatchPolicy>,
+    default: Box<dyn Policy>,
     planner: Planner,
     running: Vec<Slot>,
     waiting: Vec<Slot>,
@@ -192,7 +192,7 @@ impl MeridianScheduler {
 
     /// A scheduler with another policy; the default decides the steps in which that one faults or has no answer.
     #[must_use]
-    pub fn with_policy(config: &SchedulerConfig, markers: Markers, policy: Box<dyn DispatchPolicy>) -> Self {
+    pub fn with_policy(config: &SchedulerConfig, markers: Markers, policy: Box<dyn Policy>) -> Self {
         let decider = Decider {
             seat: PolicySeat::new(policy),
             default: native::default_policy(config.targets()),
@@ -313,7 +313,7 @@ impl MeridianScheduler {
         let decider = &mut *lock(&self.decider);
         let (facts, step) = lock(&self.requests).begin(limits, decider);
         let Decider { seat, columns, candidates, decision, .. } = decider;
-        let asked = seat.ask(&Batch { step: &step, candidates: candidates.len(), columns }, decision);
+        let asked = seat.ask(&Batch { facts: &step, candidates: candidates.len(), columns }, decision);
         if let Asked::Faulted(faults) = &asked {
             let seen = &mut *lock(&self.faults);
             seen.count += faults.len() as u64;
@@ -468,7 +468,7 @@ impl Decider {
     fn decide_by_default(&mut self, step: &Step) {
         let Self { default, columns, candidates, decision, .. } = self;
         decision.clear();
-        let batch = Batch { step, candidates: candidates.len(), columns };
+        let batch = Batch { facts: step, candidates: candidates.len(), columns };
         if default.decide(&batch, decision).is_err() {
             // The native default cannot fault; if it ever did, arrival order is a decision too.
             decision.clear();

@@ -1,6 +1,4 @@
-use meridian_policy_sdk::Decision;
-
-use crate::{Batch, DispatchPolicy, Fault, check_answer};
+use crate::{Batch, Dispatch, Fault, Policy, SlotKind};
 
 /// A policy and whether it can be asked. After a fault it is started again at once; when that fails, it is tried again
 /// after one step, then two, then twice as many, up to 4,096.
@@ -8,14 +6,14 @@ use crate::{Batch, DispatchPolicy, Fault, check_answer};
 /// ```
 /// use meridian_core::{Asked, Batch, Decision, PolicySeat, SchedulerConfig, Step, native};
 ///
-/// let mut seat = PolicySeat::new(native::policy("fcfs", SchedulerConfig::default().targets(), "{}").unwrap());
+/// let mut seat: PolicySeat = PolicySeat::new(native::policy("fcfs", SchedulerConfig::default().targets(), "{}").unwrap());
 /// let mut decision = Decision::default();
-/// let batch = Batch { step: &Step::default(), candidates: 2, columns: &[] };
+/// let batch = Batch { facts: &Step::default(), candidates: 2, columns: &[] };
 /// assert_eq!(seat.ask(&batch, &mut decision), Asked::Decided);
 /// assert_eq!(decision.keys.len(), 2);
 /// ```
-pub struct PolicySeat {
-    policy: Box<dyn DispatchPolicy>,
+pub struct PolicySeat<K: SlotKind = Dispatch> {
+    policy: Box<dyn Policy<K>>,
     recovery: Recovery,
 }
 
@@ -48,16 +46,16 @@ pub enum Asked {
     Faulted(Vec<Fault>),
 }
 
-impl PolicySeat {
+impl<K: SlotKind> PolicySeat<K> {
     /// A seat for a policy that has started.
     #[must_use]
-    pub fn new(policy: Box<dyn DispatchPolicy>) -> Self {
+    pub fn new(policy: Box<dyn Policy<K>>) -> Self {
         Self { policy, recovery: Recovery::Ready }
     }
 
-    /// Ask about one step, into `decision`; after a fault start the policy again.
-    pub fn ask(&mut self, batch: &Batch<'_>, decision: &mut Decision) -> Asked {
-        decision.clear();
+    /// Ask about one batch, into `decision`; after a fault start the policy again.
+    pub fn ask(&mut self, batch: &Batch<'_, K>, decision: &mut K::Decision) -> Asked {
+        K::clear(decision);
         let mut faults = Vec::new();
         match &mut self.recovery {
             Recovery::Ready => {}
@@ -67,9 +65,10 @@ impl PolicySeat {
         if self.recovery != Recovery::Ready {
             return Asked::Faulted(faults);
         }
-        let decided = self.policy.decide(batch, decision).and_then(|()| check_answer(decision, batch.candidates));
+        let decided =
+            self.policy.decide(batch, decision).and_then(|()| K::check(batch.facts, decision, batch.candidates));
         match decided {
-            Ok(()) if batch.candidates == 0 || !decision.keys.is_empty() => Asked::Decided,
+            Ok(()) if K::is_decided(decision, batch.candidates) => Asked::Decided,
             Ok(()) => Asked::LeftToDefault,
             Err(fault) => {
                 faults.push(fault);
@@ -98,12 +97,12 @@ impl PolicySeat {
 
     /// The policy.
     #[must_use]
-    pub fn policy(&self) -> &dyn DispatchPolicy {
+    pub fn policy(&self) -> &dyn Policy<K> {
         self.policy.as_ref()
     }
 
     /// The policy, to hand its state over.
-    pub fn policy_mut(&mut self) -> &mut dyn DispatchPolicy {
+    pub fn policy_mut(&mut self) -> &mut dyn Policy<K> {
         self.policy.as_mut()
     }
 }

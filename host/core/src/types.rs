@@ -134,6 +134,17 @@ pub enum EntropyUnit {
     Bits,
 }
 
+impl EntropyUnit {
+    /// How many bits one of it is.
+    #[must_use]
+    pub fn in_bits(self) -> f64 {
+        match self {
+            Self::Nats => std::f64::consts::LOG2_E,
+            Self::Bits => 1.0,
+        }
+    }
+}
+
 /// An entropy with its unit.
 ///
 /// ```

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use meridian_core::{
     BeginKv, BlockId, BlockLocation, BlockManager, BlockTier, Error, EvictionCandidate, EvictionPolicy, Fabric,
-    FabricError, Fault, FaultKind, KvMemory, Markers, PhaseAwareBlockManager, PhaseRouter, RequestId, RoutedRequest,
-    Sections, ThinkPhase,
+    FabricError, Fault, FaultKind, KvMemory, Markers, Memory, PhaseAwareBlockManager, PhaseRouter, RequestId,
+    RoutedRequest, Sections, ThinkPhase,
 };
 
 use BlockTier::{OutputCritical, ThinkActive, ThinkComplete};
@@ -315,7 +315,7 @@ fn memory_out_of_range_is_named() {
 struct Recorder(Arc<Mutex<Vec<Vec<EvictionCandidate>>>>);
 
 impl EvictionPolicy for Recorder {
-    fn keys(&mut self, candidates: &[EvictionCandidate], keys: &mut Vec<f32>) -> Result<(), Fault> {
+    fn keys(&mut self, _memory: &Memory, candidates: &[EvictionCandidate], keys: &mut Vec<f32>) -> Result<(), Fault> {
         self.0.lock().unwrap().push(candidates.to_vec());
         // Head before tail, and the request that loses most: the reverse of the default.
         keys.extend(candidates.iter().map(|c| c.position as f32 - c.blocks as f32));
@@ -365,7 +365,7 @@ fn a_time_that_is_no_number_is_not_told() {
 struct Faulty;
 
 impl EvictionPolicy for Faulty {
-    fn keys(&mut self, candidates: &[EvictionCandidate], keys: &mut Vec<f32>) -> Result<(), Fault> {
+    fn keys(&mut self, _memory: &Memory, candidates: &[EvictionCandidate], keys: &mut Vec<f32>) -> Result<(), Fault> {
         keys.push(f32::NAN);
         if candidates.len() == 2 { Err(Fault::new(FaultKind::Trap, "unreachable")) } else { Ok(()) }
     }

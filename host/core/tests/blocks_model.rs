@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex};
 
 use meridian_core::{
     BeginKv, BlockId, BlockLocation, BlockManager, BlockTier, Error, EvictionCandidate, EvictionPolicy,
-    EvictionSubject, Fabric, FabricError, Fault, FaultKind, KvMemory, PhaseAwareBlockManager, RequestId, Sections,
-    ThinkPhase,
+    EvictionSubject, Fabric, FabricError, Fault, FaultKind, KvMemory, Memory, PhaseAwareBlockManager, RequestId,
+    Sections, ThinkPhase,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
@@ -54,7 +54,7 @@ fn key(seed: u64, subject: EvictionSubject) -> f32 {
 }
 
 impl EvictionPolicy for Script {
-    fn keys(&mut self, candidates: &[EvictionCandidate], keys: &mut Vec<f32>) -> Result<(), Fault> {
+    fn keys(&mut self, _memory: &Memory, candidates: &[EvictionCandidate], keys: &mut Vec<f32>) -> Result<(), Fault> {
         match self.mood() {
             Mood::Plain | Mood::Lost => {}
             Mood::Keys(seed) => keys.extend(candidates.iter().map(|candidate| key(seed, candidate.subject))),

@@ -117,9 +117,9 @@ const IN_WORDS: &[(&str, &str, &str)] = &[
     ("policy.dispatch.source", "'native:fcfs'", "'native:x'"),
     ("policy.dispatch.config", "{}", "{ a = 1 }"),
     ("policy.eviction.source", "'p.wasm'", "'native:x'"),
-    ("policy.eviction.config", "{ a = 1 }", "{ a = nan }"),
+    ("policy.eviction.config", "{}", "{ a = nan }"),
     ("policy.budget.source", "'p.wasm'", "'native:x'"),
-    ("policy.budget.config", "{ a = 1 }", "{ a = inf }"),
+    ("policy.budget.config", "{}", "{ a = inf }"),
     ("telemetry.prometheus", "''", "'0.0.0.0:1'"),
     ("telemetry.otlp_endpoint", "'http://h:1'", "'h:1'"),
     ("telemetry.service_name", "'s'", "''"),
@@ -351,11 +351,14 @@ fn what_the_engine_would_refuse_is_refused() {
         ),
         (
             "[policy.eviction]\nsource = 'native:fcfs'",
-            "policy.eviction.source: \"native:fcfs\": unknown native policy, expected one of native:tiered-lru".into(),
+            "policy.eviction.source: \"native:fcfs\": unknown native policy, expected one of native:tiered-lru, \
+             native:noop"
+                .into(),
         ),
         (
             "[policy.budget]\nsource = 'native:tiered-lru'",
-            "policy.budget.source: \"native:tiered-lru\": unknown native policy, expected one of native:eat-rpdi"
+            "policy.budget.source: \"native:tiered-lru\": unknown native policy, expected one of native:eat-rpdi, \
+             native:noop"
                 .into(),
         ),
         ("[policy.dispatch]\nsource = 'oci://x/y'", format!("policy.dispatch.source: \"oci://x/y\": {unfetched}")),

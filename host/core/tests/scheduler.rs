@@ -6,8 +6,8 @@ use std::sync::mpsc;
 
 use meridian_core::types::{PhaseEvent, RequestId, ThinkPhase};
 use meridian_core::{
-    Batch, Column, Decision, Description, DispatchPolicy, Error, Fault, FaultKind, Markers, MeridianScheduler,
-    NewRequest, QueueStats, SchedulerConfig, StepLimits,
+    Batch, Column, Decision, Description, Error, Fault, FaultKind, Markers, MeridianScheduler, NewRequest, Policy,
+    QueueStats, SchedulerConfig, StepLimits,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
@@ -30,7 +30,7 @@ fn scheduler() -> MeridianScheduler {
 /// A policy whose answer is a function of the batch.
 struct Answers<F>(Description, F);
 
-impl<F: FnMut(&Batch<'_>, &mut Decision) -> Result<(), Fault> + Send> DispatchPolicy for Answers<F> {
+impl<F: FnMut(&Batch<'_>, &mut Decision) -> Result<(), Fault> + Send> Policy for Answers<F> {
     fn description(&self) -> &Description {
         &self.0
     }
@@ -45,9 +45,7 @@ impl<F: FnMut(&Batch<'_>, &mut Decision) -> Result<(), Fault> + Send> DispatchPo
     }
 }
 
-fn answering(
-    answer: impl FnMut(&Batch<'_>, &mut Decision) -> Result<(), Fault> + Send + 'static,
-) -> Box<dyn DispatchPolicy> {
+fn answering(answer: impl FnMut(&Batch<'_>, &mut Decision) -> Result<(), Fault> + Send + 'static) -> Box<dyn Policy> {
     Box::new(Answers(Description::default(), answer))
 }
 
@@ -184,7 +182,7 @@ fn a_wrong_clock_does_not_end_the_bound() {
 #[test]
 fn a_policy_that_cannot_recover_is_not_started_again_at_every_step() {
     struct Broken(Description, std::sync::Arc<std::sync::atomic::AtomicU32>);
-    impl DispatchPolicy for Broken {
+    impl Policy for Broken {
         fn description(&self) -> &Description {
             &self.0
         }
@@ -303,7 +301,7 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 /// Arbitrary bits as keys, budgets and caps; faults and wrong lengths now and then.
-fn hostile(seed: u64) -> Box<dyn DispatchPolicy> {
+fn hostile(seed: u64) -> Box<dyn Policy> {
     let mut state = seed | 1;
     let mut next = move || {
         state ^= state << 13;

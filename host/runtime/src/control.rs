@@ -3,35 +3,10 @@
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+pub use meridian_core::SlotName;
+
 /// Largest component that is taken from a file or a client, bytes; the host for components refuses larger ones too.
 pub const MAX_COMPONENT_BYTES: usize = 32 << 20;
-
-/// A decision that policies make.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum SlotName {
-    /// Order, token budget and caps of a step.
-    Dispatch,
-    /// Which KV blocks, or which request, go first inside a tier.
-    Eviction,
-    /// When thinking ends.
-    Budget,
-}
-
-impl SlotName {
-    /// Every slot.
-    pub const ALL: [Self; 3] = [Self::Dispatch, Self::Eviction, Self::Budget];
-
-    /// The name in configuration, paths and metrics.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Dispatch => "dispatch",
-            Self::Eviction => "eviction",
-            Self::Budget => "budget",
-        }
-    }
-}
 
 /// A policy that is, was or may become active.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -118,8 +93,8 @@ pub struct FaultBatch {
     pub inputs: Vec<String>,
     /// Bits of the values, column by column (JSON has no NaN).
     pub columns_bits: Vec<u32>,
-    /// Step facts by name.
-    pub step: serde_json::Value,
+    /// Facts about the engine by name.
+    pub facts: serde_json::Value,
 }
 
 /// How far a shadow agrees with the active policy. Means over the compared steps.
@@ -137,8 +112,8 @@ pub struct ShadowStatus {
     pub rank_correlation: f64,
     /// Mean share of the first 8 that both put first.
     pub top_overlap: f64,
-    /// Steps in which the two token budgets differ.
-    pub budget_differs: u64,
+    /// Judgements other than keys that differ: token budgets, thresholds, verdicts.
+    pub differences: u64,
     /// Mean time of its decision, microseconds.
     pub deciding_us: f64,
 }

@@ -1,70 +1,89 @@
-use crate::control::{Control, ControlError, FaultEntry, Mode, ProcessStatus, SlotName, SwapReport};
+use meridian_core::{Budget, Dispatch, Eviction, SlotKind};
+
+use crate::control::{Control, ControlError, FaultEntry, Mode, ProcessStatus, SlotName, SlotStatus, SwapReport};
 use crate::slot::{Candidate, SlotControl};
 use crate::sync::{Mutex, lock};
 
-/// Turns the bytes of a component into a policy that has started. Called off the scheduling thread; takes as long as
-/// compiling takes.
-pub trait Loader: Send + Sync {
-    /// Check, compile and start `component` as the policy of `slot`.
+/// Turns the bytes of a component into a policy of slot `K` that has started. Called off the deciding thread; takes as long
+/// as compiling takes.
+pub trait Loader<K: SlotKind>: Send + Sync {
+    /// Check, compile and start `component`.
     ///
     /// # Errors
     /// Why it is refused, in one line.
-    fn load(&self, slot: SlotName, component: &[u8], source: &str) -> Result<Candidate, String>;
+    fn load(&self, component: &[u8], source: &str) -> Result<Candidate<K>, String>;
 }
 
 /// Facts about the engine for [`ProcessStatus`]; the slots are filled in by the controller. Takes microseconds.
 pub type EngineStatus = Box<dyn Fn() -> ProcessStatus + Send + Sync>;
 
+/// A slot and what loads its policies.
+pub struct ControlledSlot<K: SlotKind> {
+    /// The slot.
+    pub control: SlotControl<K>,
+    /// What loads its policies.
+    pub loader: Box<dyn Loader<K>>,
+}
+
 /// [`Control`] over the slots of one engine.
 pub struct Controller {
-    dispatch: SlotControl,
-    loader: Box<dyn Loader>,
+    dispatch: ControlledSlot<Dispatch>,
+    eviction: Option<ControlledSlot<Eviction>>,
+    budget: Option<ControlledSlot<Budget>>,
     engine: EngineStatus,
     /// Held for a whole change, so that two callers do not compile at the same time.
     changing: Mutex<()>,
 }
 
 impl Controller {
-    /// A controller of the dispatch slot.
+    /// A controller of an engine that has only a dispatch slot.
     #[must_use]
-    pub fn new(dispatch: SlotControl, loader: Box<dyn Loader>, engine: EngineStatus) -> Self {
-        Self { dispatch, loader, engine, changing: Mutex::new(()) }
+    pub fn new(dispatch: ControlledSlot<Dispatch>, engine: EngineStatus) -> Self {
+        Self { dispatch, eviction: None, budget: None, engine, changing: Mutex::new(()) }
     }
 
-    fn slot(&self, slot: SlotName) -> Result<&SlotControl, ControlError> {
-        match slot {
-            SlotName::Dispatch => Ok(&self.dispatch),
-            SlotName::Eviction | SlotName::Budget => Err(ControlError::NoSuchSlot(slot)),
-        }
+    /// The same with an eviction slot.
+    #[must_use]
+    pub fn with_eviction(self, slot: ControlledSlot<Eviction>) -> Self {
+        Self { eviction: Some(slot), ..self }
+    }
+
+    /// The same with a budget slot.
+    #[must_use]
+    pub fn with_budget(self, slot: ControlledSlot<Budget>) -> Self {
+        Self { budget: Some(slot), ..self }
+    }
+
+    fn slots(&self) -> impl Iterator<Item = &dyn Changeable> {
+        SlotName::ALL.into_iter().filter_map(|slot| self.slot(slot).ok())
+    }
+
+    fn slot(&self, slot: SlotName) -> Result<&dyn Changeable, ControlError> {
+        let found: Option<&dyn Changeable> = match slot {
+            SlotName::Dispatch => Some(&self.dispatch),
+            SlotName::Eviction => self.eviction.as_ref().map(|slot| slot as _),
+            SlotName::Budget => self.budget.as_ref().map(|slot| slot as _),
+        };
+        found.ok_or(ControlError::NoSuchSlot(slot))
     }
 }
 
 impl Control for Controller {
     fn status(&self) -> ProcessStatus {
-        ProcessStatus { slots: vec![self.dispatch.status()], ..(self.engine)() }
+        ProcessStatus { slots: self.slots().map(Changeable::status).collect(), ..(self.engine)() }
     }
 
     fn faults(&self) -> Vec<FaultEntry> {
-        self.dispatch.faults()
+        let mut faults: Vec<FaultEntry> = self.slots().flat_map(Changeable::faults).collect();
+        // Each slot's are in order; so are those of one time.
+        faults.sort_by(|one, other| one.now_ms.total_cmp(&other.now_ms));
+        faults
     }
 
     fn put(&self, slot: SlotName, component: &[u8], mode: Mode, source: &str) -> Result<SwapReport, ControlError> {
-        let control = self.slot(slot)?;
+        let slot = self.slot(slot)?;
         let _changing = lock(&self.changing);
-        let loaded = self.loader.load(slot, component, source).and_then(|mut candidate| {
-            candidate.warm_up().map_err(|fault| format!("it faulted: {fault}"))?;
-            Ok(candidate)
-        });
-        let candidate = loaded.map_err(|why| {
-            control.refused(source, &why);
-            tracing::warn!(slot = slot.label(), source, why, "a candidate was refused; the active policy stays");
-            ControlError::Refused(why)
-        })?;
-        let report = match mode {
-            Mode::Active => control.swap(candidate),
-            Mode::Shadow => control.shadow(candidate)?,
-        };
-        Ok(told(report))
+        slot.put(component, mode, source).map(told)
     }
 
     fn promote(&self, slot: SlotName) -> Result<SwapReport, ControlError> {
@@ -80,6 +99,54 @@ impl Control for Controller {
     fn release(&self, slot: SlotName) -> Result<SwapReport, ControlError> {
         let _changing = lock(&self.changing);
         self.slot(slot)?.release().map(told)
+    }
+}
+
+/// A slot of any kind.
+trait Changeable {
+    fn status(&self) -> SlotStatus;
+    fn faults(&self) -> Vec<FaultEntry>;
+    fn put(&self, component: &[u8], mode: Mode, source: &str) -> Result<SwapReport, ControlError>;
+    fn promote(&self) -> Result<SwapReport, ControlError>;
+    fn rollback(&self) -> Result<SwapReport, ControlError>;
+    fn release(&self) -> Result<SwapReport, ControlError>;
+}
+
+impl<K: SlotKind> Changeable for ControlledSlot<K> {
+    fn status(&self) -> SlotStatus {
+        self.control.status()
+    }
+
+    fn faults(&self) -> Vec<FaultEntry> {
+        self.control.faults()
+    }
+
+    fn put(&self, component: &[u8], mode: Mode, source: &str) -> Result<SwapReport, ControlError> {
+        let loaded = self.loader.load(component, source).and_then(|mut candidate| {
+            candidate.warm_up().map_err(|trial| format!("it {trial}"))?;
+            Ok(candidate)
+        });
+        let candidate = loaded.map_err(|why| {
+            self.control.refused(source, &why);
+            tracing::warn!(slot = K::NAME.label(), source, why, "a candidate was refused; the active policy stays");
+            ControlError::Refused(why)
+        })?;
+        match mode {
+            Mode::Active => Ok(self.control.swap(candidate)),
+            Mode::Shadow => self.control.shadow(candidate),
+        }
+    }
+
+    fn promote(&self) -> Result<SwapReport, ControlError> {
+        self.control.promote()
+    }
+
+    fn rollback(&self) -> Result<SwapReport, ControlError> {
+        self.control.rollback()
+    }
+
+    fn release(&self) -> Result<SwapReport, ControlError> {
+        self.control.release()
     }
 }
 

@@ -1,4 +1,4 @@
-//! The policy slot and the engine around it: an active policy, the native default that decides the same step when the
+//! The policy slots and the engine around them: an active policy, the native default that decides the same batch when the
 //! active one faults, and the mirror that feeds both.
 //!
 //! ```
@@ -29,8 +29,8 @@ mod sync;
 #[cfg(not(loom))]
 pub mod watch;
 
-pub use controller::{Controller, EngineStatus, Loader};
+pub use controller::{ControlledSlot, Controller, EngineStatus, Loader};
 pub use engine::DispatchEngine;
 pub use meridian_core::native;
-pub use slot::{Candidate, DispatchSlot, SlotControl, StrikeLimits};
+pub use slot::{BudgetSlot, Candidate, DispatchSlot, EvictionSlot, PolicySlot, SlotControl, StrikeLimits, TrialFault};
 pub use stats::{SlotStats, Source};

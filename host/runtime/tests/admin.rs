@@ -505,7 +505,7 @@ fn metrics_are_text_of_prometheus() {
         (r#"meridian_shadow_compared_total{slot="dispatch"}"#, 40.0),
         (r#"meridian_shadow_skipped_total{slot="dispatch"}"#, 2.0),
         (r#"meridian_shadow_faults_total{slot="dispatch"}"#, 1.0),
-        (r#"meridian_shadow_budget_differs_total{slot="dispatch"}"#, 3.0),
+        (r#"meridian_shadow_differences_total{slot="dispatch"}"#, 3.0),
         (r#"meridian_step_time_seconds{part="fixed"}"#, 0.004),
         ("meridian_uptime_seconds", 61.5),
         (r#"meridian_process_info{version="0.1.0",model="Qwen/Qwen3-8B"}"#, 1.0),

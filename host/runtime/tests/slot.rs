@@ -196,14 +196,14 @@ fn a_fault_keeps_what_reproduces_it() {
     let batch = last.batch.as_ref().unwrap();
     assert_eq!((last.now_ms, last.candidates, last.kind.as_str()), (598_000.0, 3, "bad-answer"));
     assert_eq!((batch.inputs.clone(), batch.columns_bits.len()), (vec!["Phase".to_owned()], 3));
-    assert_eq!(batch.step["now_ms"], 598_000.0);
+    assert_eq!(batch.facts["now_ms"], 598_000.0);
 }
 
 #[test]
 fn a_candidate_that_faults_on_a_trial_is_told_apart() {
     assert!(Made::new(1).candidate().warm_up().is_ok());
     let fault = faulting(1, FaultKind::Trap).candidate().warm_up().unwrap_err();
-    assert_eq!(fault.to_string(), "trap: on a trial batch of 0 candidates: as made");
+    assert_eq!(fault.to_string(), "faulted on a trial batch of 0 candidates: trap: as made");
 }
 
 #[test]

@@ -1,11 +1,12 @@
 //! What must hold of a component before it is instantiated, with an error an author can act on.
 
+use meridian_core::{Budget, Dispatch, Eviction};
 use wasmtime::Engine;
 use wasmtime::component::Component;
 
 use crate::LoadError;
+use crate::guest::Calls;
 
-const DISPATCH: &str = "meridian:policy/dispatch@0.1.0";
 const LIFECYCLE: &str = "meridian:policy/lifecycle@0.1.0";
 
 /// The eight bytes that every WebAssembly file begins with tell modules (layer 0) from components (layer 1).
@@ -20,22 +21,28 @@ pub(crate) fn header(bytes: &[u8]) -> Result<(), LoadError> {
     Err(LoadError::NotAComponent { found })
 }
 
-/// Imports nothing, exports what world `dispatch-policy` asks for.
-pub(crate) fn world(engine: &Engine, component: &Component) -> Result<(), LoadError> {
+/// Imports nothing, exports `lifecycle` and at least one slot; whether it exports a given interface.
+pub(crate) fn world(engine: &Engine, component: &Component) -> Result<impl Fn(&str) -> bool + use<>, LoadError> {
     let ty = component.component_type();
     if let Some((import, _)) = ty.imports(engine).next() {
         return Err(LoadError::UnknownImport { import: import.to_owned() });
     }
-    for expected in [DISPATCH, LIFECYCLE] {
-        if ty.exports(engine).any(|(name, _)| name == expected) {
-            continue;
+    let exports: Vec<String> = ty.exports(engine).map(|(name, _)| name.to_owned()).collect();
+    let interface = |name: &str| name.split('@').next().unwrap_or_default().to_owned();
+    // Of a known interface, another version than this host's.
+    let known = [LIFECYCLE, Dispatch::INTERFACE, Eviction::INTERFACE, Budget::INTERFACE];
+    for expected in known {
+        let other = exports.iter().find(|name| *name != expected && interface(name) == interface(expected));
+        if let (Some(found), false) = (other, exports.iter().any(|name| name == expected)) {
+            return Err(LoadError::WrongVersion { found: found.clone(), expected });
         }
-        let interface = expected.split('@').next().unwrap_or(expected);
-        let other = ty.exports(engine).find(|(name, _)| name.split('@').next() == Some(interface));
-        return Err(match other {
-            Some((found, _)) => LoadError::WrongVersion { found: found.to_owned(), expected },
-            None => LoadError::MissingExport { expected },
-        });
     }
-    Ok(())
+    let exports_it = move |interface: &str| exports.iter().any(|name| name == interface);
+    if !exports_it(LIFECYCLE) {
+        return Err(LoadError::MissingExport { expected: LIFECYCLE });
+    }
+    if !known[1..].iter().any(|slot| exports_it(slot)) {
+        return Err(LoadError::FillsNothing);
+    }
+    Ok(exports_it)
 }

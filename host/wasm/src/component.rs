@@ -1,14 +1,16 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use meridian_core::Targets;
+use meridian_core::{Policy, SlotName, Targets};
 use sha2::{Digest, Sha256};
-use wasmtime::Engine;
+use wasmtime::component::{Instance, InstancePre};
+use wasmtime::{Engine, Store};
 
 use crate::LoadError;
 use crate::cache::hex;
-use crate::instance::{Limits, StoreState, WasmDispatch};
-use crate::wit::DispatchPolicyPre;
+use crate::guest::{Filled, GuestKind};
+use crate::instance::{Limits, StoreState, WasmPolicy};
+use crate::wit::lifecycle;
 
 /// A component that was read, checked and compiled, and can be instantiated in microseconds.
 #[derive(Clone)]
@@ -18,15 +20,50 @@ pub struct PolicyComponent {
 
 pub(crate) struct Shared {
     pub(crate) engine: Engine,
-    pub(crate) pre: DispatchPolicyPre<StoreState>,
+    pub(crate) pre: InstancePre<StoreState>,
+    lifecycle: lifecycle::GuestIndices,
+    filled: Filled,
     sha256: String,
     bytes: usize,
 }
 
+impl Shared {
+    /// The functions of an instance; `None` when the component does not fill slot `K`.
+    pub(crate) fn functions<K: GuestKind>(
+        &self,
+        store: &mut Store<StoreState>,
+        instance: &Instance,
+    ) -> wasmtime::Result<Option<(lifecycle::Guest, K::Guest)>> {
+        let Some(indices) = K::of(&self.filled) else { return Ok(None) };
+        let lifecycle = self.lifecycle.load(&mut *store, instance)?;
+        Ok(Some((lifecycle, K::load(indices, store, instance)?)))
+    }
+
+    pub(crate) fn not_filled<K: GuestKind>(&self) -> LoadError {
+        LoadError::NotFilled { slot: K::NAME.label(), fills: labels(&self.filled.names()) }
+    }
+}
+
+fn labels(slots: &[SlotName]) -> String {
+    slots.iter().map(|slot| slot.label()).collect::<Vec<_>>().join(", ")
+}
+
 impl PolicyComponent {
-    pub(crate) fn new(engine: Engine, pre: DispatchPolicyPre<StoreState>, bytes: &[u8]) -> Self {
-        let sha256 = hex(&Sha256::digest(bytes));
-        Self { shared: Arc::new(Shared { engine, pre, sha256, bytes: bytes.len() }) }
+    pub(crate) fn new(
+        engine: Engine,
+        pre: InstancePre<StoreState>,
+        fills: impl Fn(&str) -> bool,
+        bytes: &[u8],
+    ) -> wasmtime::Result<Self> {
+        let (sha256, bytes) = (hex(&Sha256::digest(bytes)), bytes.len());
+        let (lifecycle, filled) = (lifecycle::GuestIndices::new(&pre)?, Filled::find(&pre, fills)?);
+        Ok(Self { shared: Arc::new(Shared { engine, pre, lifecycle, filled, sha256, bytes }) })
+    }
+
+    /// The slots it fills, at least one.
+    #[must_use]
+    pub fn slots(&self) -> Vec<SlotName> {
+        self.shared.filled.names()
     }
 
     /// SHA-256 of the component, lower-case hexadecimal.
@@ -41,21 +78,35 @@ impl PolicyComponent {
         self.shared.bytes
     }
 
-    /// Instantiate and initialise the component as a dispatch policy. `config_json` is one JSON object.
+    /// Instantiate and initialise the component as the policy of slot `K`. `config_json` is one JSON object.
     ///
     /// # Errors
-    /// The component refused its configuration, faulted while starting, or asks for a column twice.
+    /// The component does not fill the slot, refused its configuration, faulted while starting, or asks for a column
+    /// twice.
+    pub fn policy<K: GuestKind>(
+        &self,
+        limits: Limits,
+        targets: Targets,
+        config_json: &str,
+    ) -> Result<WasmPolicy<K>, LoadError> {
+        let policy = WasmPolicy::start(Arc::clone(&self.shared), limits, targets, config_json)?;
+        let mut seen = HashSet::new();
+        match Policy::<K>::inputs(&policy).iter().find(|column| !seen.insert(**column)) {
+            Some(column) => Err(LoadError::DuplicateInput { column: format!("{column:?}") }),
+            None => Ok(policy),
+        }
+    }
+
+    /// The same for the dispatch slot.
+    ///
+    /// # Errors
+    /// As [`PolicyComponent::policy`].
     pub fn dispatch_policy(
         &self,
         limits: Limits,
         targets: Targets,
         config_json: &str,
-    ) -> Result<WasmDispatch, LoadError> {
-        let policy = WasmDispatch::start(Arc::clone(&self.shared), limits, targets, config_json)?;
-        let mut seen = HashSet::new();
-        match meridian_core::DispatchPolicy::inputs(&policy).iter().find(|column| !seen.insert(**column)) {
-            Some(column) => Err(LoadError::DuplicateInput { column: format!("{column:?}") }),
-            None => Ok(policy),
-        }
+    ) -> Result<WasmPolicy, LoadError> {
+        self.policy(limits, targets, config_json)
     }
 }

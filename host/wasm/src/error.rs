@@ -40,11 +40,25 @@ pub enum LoadError {
         /// The first import.
         import: String,
     },
-    /// It does not export what a policy must.
-    #[error("missing export `{expected}`: the component is not of world `dispatch-policy`")]
+    /// It does not export what every policy must.
+    #[error("missing export `{expected}`: the component is not a policy")]
     MissingExport {
         /// The interface.
         expected: &'static str,
+    },
+    /// It exports no slot.
+    #[error(
+        "fills no slot: expected an export of `meridian:policy/dispatch@0.1.0`, `meridian:policy/eviction@0.1.0` or \
+         `meridian:policy/budget@0.1.0`"
+    )]
+    FillsNothing,
+    /// It does not fill the slot that it is wanted for.
+    #[error("does not fill slot {slot}, only {fills}")]
+    NotFilled {
+        /// The slot.
+        slot: &'static str,
+        /// Those it fills.
+        fills: String,
     },
     /// It was built for another version of the contract.
     #[error("exports `{found}`, expected `{expected}`: the component was built for another version of the WIT package")]

@@ -1,15 +1,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use meridian_core::{Batch, Column, Decision, Description, Fault, FaultKind, Targets};
+use meridian_core::{Batch, Description, Dispatch, Fault, FaultKind, Targets};
 use wasmtime::{Store, Trap};
 
 use crate::LoadError;
 use crate::component::Shared;
 use crate::error::one_line;
+use crate::guest::GuestKind;
 use crate::limiter::Limiter;
 use crate::runtime::{EPOCH_TICK, MAX_MEMORY_BYTES};
-use crate::wit::{self, DispatchPolicy as Bindings};
+use crate::wit::{self, lifecycle};
 
 /// What a policy may use.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -37,30 +38,32 @@ pub const MAX_STATE_BYTES: usize = 1 << 20;
 /// Bytes of an answer beside its keys and caps.
 const ANSWER_OVERHEAD_BYTES: usize = 256;
 
-pub(crate) struct StoreState {
+/// What a store holds beside the guest.
+pub struct StoreState {
     limiter: Limiter,
 }
 
-struct Instance {
+struct Instance<K: GuestKind> {
     store: Store<StoreState>,
-    bindings: Bindings,
+    lifecycle: lifecycle::Guest,
+    guest: K::Guest,
 }
 
-/// A dispatch policy that runs as a WebAssembly component.
+/// A policy that runs as a WebAssembly component; of the dispatch slot unless another is named.
 ///
-/// After any fault the store is dead; [`meridian_core::DispatchPolicy::recover`] makes a new one from the compiled
-/// component and initialises it with the same configuration.
-pub struct WasmDispatch {
+/// After any fault the store is dead; [`meridian_core::Policy::recover`] makes a new one from the compiled component and
+/// initialises it with the same configuration.
+pub struct WasmPolicy<K: GuestKind = Dispatch> {
     shared: Arc<Shared>,
     limits: Limits,
     targets: Targets,
     config_json: String,
     description: Description,
-    inputs: Vec<Column>,
-    instance: Option<Instance>,
+    inputs: Vec<K::Column>,
+    instance: Option<Instance<K>>,
 }
 
-impl WasmDispatch {
+impl<K: GuestKind> WasmPolicy<K> {
     pub(crate) fn start(
         shared: Arc<Shared>,
         limits: Limits,
@@ -91,49 +94,59 @@ impl WasmDispatch {
         store.set_epoch_deadline(ticks(deadline));
         store.set_hostcall_fuel(START_ANSWER_BYTES);
         let started = self.start_in(&mut store);
-        let (bindings, description, inputs, accepted) = started.map_err(|error| {
+        let Started { lifecycle, guest, description, inputs } = started.map_err(|error| {
             let fault = fault_of(&store, &error);
             LoadError::Start { fault: Fault::new(FaultKind::Init, fault.to_string()) }
-        })?;
-        accepted.map_err(|reason| LoadError::Refused { config: self.config_json.clone(), reason })?;
+        })??;
         self.description = description;
         self.inputs = inputs;
-        self.instance = Some(Instance { store, bindings });
+        self.instance = Some(Instance { store, lifecycle, guest });
         Ok(())
     }
 
-    #[expect(clippy::type_complexity, reason = "destructured by its one caller")]
-    fn start_in(
-        &self,
-        store: &mut Store<StoreState>,
-    ) -> wasmtime::Result<(Bindings, Description, Vec<Column>, Result<(), String>)> {
-        let bindings = self.shared.pre.instantiate(&mut *store)?;
-        let lifecycle = bindings.meridian_policy_lifecycle();
-        let description = wit::description(lifecycle.call_describe(&mut *store)?);
-        let accepted = lifecycle.call_init(&mut *store, wit::targets(self.targets), &self.config_json)?;
-        let inputs = match accepted {
-            Ok(()) => bindings.meridian_policy_dispatch().call_inputs(&mut *store)?,
-            Err(_) => Vec::new(),
+    /// The outer error is a fault, the inner one what the component refuses.
+    fn start_in(&self, store: &mut Store<StoreState>) -> wasmtime::Result<Result<Started<K>, LoadError>> {
+        let instance = self.shared.pre.instantiate(&mut *store)?;
+        let wrong_type = |error: wasmtime::Error| LoadError::WrongType { detail: one_line(&error) };
+        let (lifecycle, guest) = match self.shared.functions::<K>(&mut *store, &instance) {
+            Ok(Some(functions)) => functions,
+            Ok(None) => return Ok(Err(self.shared.not_filled::<K>())),
+            Err(error) => return Ok(Err(wrong_type(error))),
         };
-        Ok((bindings, description, inputs.into_iter().map(wit::column).collect(), accepted))
+        let description = wit::description(lifecycle.call_describe(&mut *store)?);
+        let accepted = lifecycle.call_init(&mut *store, K::SLOT, wit::targets(self.targets), &self.config_json)?;
+        if let Err(reason) = accepted {
+            let reason = wit::clip(reason, 512);
+            return Ok(Err(LoadError::Refused { config: self.config_json.clone(), reason }));
+        }
+        let inputs = K::inputs(&guest, &mut *store)?;
+        Ok(Ok(Started { lifecycle, guest, description, inputs }))
     }
 }
 
-impl WasmDispatch {
+/// What a new instance says of itself.
+struct Started<K: GuestKind> {
+    lifecycle: lifecycle::Guest,
+    guest: K::Guest,
+    description: Description,
+    inputs: Vec<K::Column>,
+}
+
+impl<K: GuestKind> WasmPolicy<K> {
     /// Call the instance within its deadline; `answer_bytes` bounds what it may hand over. A fault costs the instance.
     fn call<R>(
         &mut self,
         answer_bytes: usize,
-        call: impl FnOnce(&mut Store<StoreState>, &Bindings) -> wasmtime::Result<R>,
+        call: impl FnOnce(&mut Store<StoreState>, &lifecycle::Guest, &K::Guest) -> wasmtime::Result<R>,
     ) -> Result<R, Fault> {
-        let Some(Instance { store, bindings }) = &mut self.instance else {
+        let Some(Instance { store, lifecycle, guest }) = &mut self.instance else {
             return Err(Fault::new(FaultKind::Init, "the policy has no instance"));
         };
         store.data_mut().limiter.forget();
         store.set_epoch_deadline(ticks(self.limits.deadline));
         // Refuses an enormous answer before it is copied.
         store.set_hostcall_fuel(answer_bytes);
-        match call(store, bindings) {
+        match call(store, lifecycle, guest) {
             Ok(answer) => Ok(answer),
             Err(error) => {
                 let fault = fault_of(store, &error);
@@ -144,28 +157,22 @@ impl WasmDispatch {
     }
 }
 
-impl meridian_core::DispatchPolicy for WasmDispatch {
+impl<K: GuestKind> meridian_core::Policy<K> for WasmPolicy<K> {
     fn description(&self) -> &Description {
         &self.description
     }
 
-    fn inputs(&self) -> &[Column] {
+    fn inputs(&self) -> &[K::Column] {
         &self.inputs
     }
 
-    fn decide(&mut self, batch: &Batch<'_>, decision: &mut Decision) -> Result<(), Fault> {
-        let answer_bytes = batch.candidates.saturating_mul(16).saturating_add(ANSWER_OVERHEAD_BYTES);
-        let candidates = u32::try_from(batch.candidates).unwrap_or(u32::MAX);
-        let answer = self.call(answer_bytes, |store, bindings| {
-            bindings.meridian_policy_dispatch().call_decide(store, wit::step(batch.step), candidates, batch.columns)
-        })?;
-        wit::decision(answer, decision);
-        Ok(())
+    fn decide(&mut self, batch: &Batch<'_, K>, decision: &mut K::Decision) -> Result<(), Fault> {
+        let answer_bytes = batch.candidates.saturating_mul(K::ANSWER_BYTES).saturating_add(ANSWER_OVERHEAD_BYTES);
+        self.call(answer_bytes, |store, _, guest| K::decide(guest, store, batch, decision))
     }
 
     fn snapshot(&mut self) -> Result<Vec<u8>, Fault> {
-        let state =
-            self.call(MAX_STATE_BYTES, |store, bindings| bindings.meridian_policy_lifecycle().call_snapshot(store))?;
+        let state = self.call(MAX_STATE_BYTES, |store, lifecycle, _| lifecycle.call_snapshot(store))?;
         if state.len() > MAX_STATE_BYTES {
             let detail = format!("a snapshot of {} bytes, expected at most {MAX_STATE_BYTES}", state.len());
             return Err(Fault::new(FaultKind::BadAnswer, detail));
@@ -174,9 +181,7 @@ impl meridian_core::DispatchPolicy for WasmDispatch {
     }
 
     fn restore(&mut self, state: &[u8]) -> Result<(), Fault> {
-        let restored = self.call(START_ANSWER_BYTES, |store, bindings| {
-            bindings.meridian_policy_lifecycle().call_restore(store, state)
-        })?;
+        let restored = self.call(START_ANSWER_BYTES, |store, lifecycle, _| lifecycle.call_restore(store, state))?;
         restored.map_err(|reason| Fault::new(FaultKind::Init, wit::clip(reason, 512)))
     }
 

@@ -15,6 +15,7 @@ mod cache;
 mod check;
 mod component;
 mod error;
+mod guest;
 mod instance;
 mod limiter;
 mod runtime;
@@ -22,5 +23,6 @@ mod wit;
 
 pub use component::PolicyComponent;
 pub use error::LoadError;
-pub use instance::{Limits, WasmDispatch};
+pub use guest::GuestKind;
+pub use instance::{Limits, WasmPolicy};
 pub use runtime::{EPOCH_TICK, MAX_COMPONENT_BYTES, Runtime};

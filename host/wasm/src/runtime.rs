@@ -13,7 +13,6 @@ use crate::cache::Cache;
 use crate::check;
 use crate::error::{LoadError, one_line};
 use crate::instance::StoreState;
-use crate::wit::DispatchPolicyPre;
 
 /// How often the epoch advances: the grain of every deadline.
 pub const EPOCH_TICK: Duration = Duration::from_micros(500);
@@ -92,12 +91,11 @@ impl Runtime {
             None => Component::new(&self.engine, bytes),
         };
         let component = component.map_err(|error| LoadError::Invalid { detail: one_line(&error) })?;
-        check::world(&self.engine, &component)?;
+        let fills = check::world(&self.engine, &component)?;
         let wrong_type = |error: wasmtime::Error| LoadError::WrongType { detail: one_line(&error) };
         let linker: Linker<StoreState> = Linker::new(&self.engine);
         let pre = linker.instantiate_pre(&component).map_err(wrong_type)?;
-        let pre = DispatchPolicyPre::new(pre).map_err(wrong_type)?;
-        Ok(PolicyComponent::new(self.engine.clone(), pre, bytes))
+        PolicyComponent::new(self.engine.clone(), pre, fills, bytes).map_err(wrong_type)
     }
 }
 

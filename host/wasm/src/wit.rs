@@ -1,13 +1,18 @@
-//! The bindings of world `dispatch-policy`, and the only place where WIT types become host types.
+//! The bindings of every interface, and the only place where WIT types become host types.
 
-use meridian_core::{Column, Decision, Description, Step, Targets};
+use meridian_core::budget::{Load, PolicyThresholds, Verdict};
+use meridian_core::{BudgetColumn, Column, Decision, Description, EvictionColumn, Memory, Step, Subject, Targets};
 
-wasmtime::component::bindgen!({
-    path: "../../wit",
-    world: "dispatch-policy",
-});
+/// Of world `policy` only its interfaces are used, each where a component exports it.
+#[allow(dead_code)]
+mod bindings {
+    wasmtime::component::bindgen!({
+        path: "../../wit",
+        world: "policy",
+    });
+}
 
-pub(crate) use exports::meridian::policy::{dispatch, lifecycle};
+pub(crate) use bindings::exports::meridian::policy::{budget, dispatch, eviction, lifecycle};
 
 pub(crate) fn description(description: lifecycle::Description) -> Description {
     let lifecycle::Description { name, version, summary } = description;
@@ -60,25 +65,93 @@ pub(crate) fn decision(from: dispatch::Decision, to: &mut Decision) {
     *to = Decision { keys, token_budget, token_caps };
 }
 
-pub(crate) fn column(column: dispatch::Column) -> Column {
-    match column {
-        dispatch::Column::Phase => Column::Phase,
-        dispatch::Column::State => Column::State,
-        dispatch::Column::WaitMs => Column::WaitMs,
-        dispatch::Column::SinceProgressMs => Column::SinceProgressMs,
-        dispatch::Column::SlackMs => Column::SlackMs,
-        dispatch::Column::PromptTokens => Column::PromptTokens,
-        dispatch::Column::CachedTokens => Column::CachedTokens,
-        dispatch::Column::ComputedTokens => Column::ComputedTokens,
-        dispatch::Column::ThinkTokens => Column::ThinkTokens,
-        dispatch::Column::OutputTokens => Column::OutputTokens,
-        dispatch::Column::RemainingTokens => Column::RemainingTokens,
-        dispatch::Column::KvBlocks => Column::KvBlocks,
-        dispatch::Column::Priority => Column::Priority,
-        dispatch::Column::Tenant => Column::Tenant,
-        dispatch::Column::Preemptions => Column::Preemptions,
-        dispatch::Column::Eat => Column::Eat,
-        dispatch::Column::EatVariance => Column::EatVariance,
-        dispatch::Column::Rpdi => Column::Rpdi,
+pub(crate) fn memory(memory: &Memory) -> eviction::Memory {
+    let Memory { now_ms, subject, free_blocks, cached_blocks, total_blocks } = *memory;
+    let subject = match subject {
+        Subject::Blocks => eviction::Subject::Blocks,
+        Subject::Requests => eviction::Subject::Requests,
+    };
+    eviction::Memory { now_ms, subject, free_blocks, cached_blocks, total_blocks }
+}
+
+pub(crate) fn load(load: &Load) -> budget::Load {
+    // The point is told by which function is called.
+    let Load { now_ms, point: _, thinking, answering, waiting, free_blocks, total_blocks, configured } = *load;
+    let PolicyThresholds {
+        min_think_tokens,
+        max_think_tokens,
+        eat_probe_interval_tokens,
+        ema_alpha,
+        eat_variance_threshold,
+        eat_max_bits,
+        min_probes,
+        rpdi_window,
+        rpdi_threshold,
+    } = configured;
+    let configured = budget::Thresholds {
+        min_think_tokens,
+        max_think_tokens,
+        eat_probe_interval_tokens,
+        ema_alpha,
+        eat_variance_threshold,
+        eat_max_bits,
+        min_probes,
+        rpdi_window,
+        rpdi_threshold,
+    };
+    budget::Load { now_ms, thinking, answering, waiting, free_blocks, total_blocks, configured }
+}
+
+pub(crate) fn thresholds(thresholds: budget::Thresholds) -> PolicyThresholds {
+    let budget::Thresholds {
+        min_think_tokens,
+        max_think_tokens,
+        eat_probe_interval_tokens,
+        ema_alpha,
+        eat_variance_threshold,
+        eat_max_bits,
+        min_probes,
+        rpdi_window,
+        rpdi_threshold,
+    } = thresholds;
+    PolicyThresholds {
+        min_think_tokens,
+        max_think_tokens,
+        eat_probe_interval_tokens,
+        ema_alpha,
+        eat_variance_threshold,
+        eat_max_bits,
+        min_probes,
+        rpdi_window,
+        rpdi_threshold,
     }
+}
+
+/// Variants of two enums with the same names.
+macro_rules! same {
+    ($value:expr, $from:path => $to:path: $($variant:ident)*) => {{
+        use {$from as From, $to as To};
+        match $value {
+            $(From::$variant => To::$variant,)*
+        }
+    }};
+}
+
+pub(crate) fn verdict(verdict: budget::Verdict) -> Verdict {
+    same!(verdict, budget::Verdict => Verdict: Default KeepThinking EndNow)
+}
+
+pub(crate) fn dispatch_column(column: dispatch::Column) -> Column {
+    same!(column, dispatch::Column => Column:
+        Phase State WaitMs SinceProgressMs SlackMs PromptTokens CachedTokens ComputedTokens ThinkTokens OutputTokens
+        RemainingTokens KvBlocks Priority Tenant Preemptions Eat EatVariance Rpdi)
+}
+
+pub(crate) fn eviction_column(column: eviction::Column) -> EvictionColumn {
+    same!(column, eviction::Column => EvictionColumn: Tier Blocks Position Hits AgeMs)
+}
+
+pub(crate) fn budget_column(column: budget::Column) -> BudgetColumn {
+    same!(column, budget::Column => BudgetColumn:
+        PromptTokens ThinkTokens RemainingTokens ThinkMs Priority Tenant Signal Probes Eat EatVariance Rpdi)
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use meridian_core::types::RequestId;
 use meridian_core::{
-    Batch, Column, Decision, DispatchPolicy, MeridianConfig, NewRequest, Ranker, RequestTable, Step, check_answer,
+    Batch, Column, Decision, Dispatch, MeridianConfig, NewRequest, Policy, Ranker, RequestTable, SlotKind, Step,
     columns,
 };
 use meridian_runtime::native;
@@ -111,7 +111,7 @@ fn build_columns(inputs: &[Column], candidates: &[Candidate]) -> Vec<f32> {
     out
 }
 
-fn run_case(policy: &mut dyn DispatchPolicy, case: &Case, what: &str) {
+fn run_case(policy: &mut dyn Policy, case: &Case, what: &str) {
     let facts = &case.step;
     let step = Step {
         now_ms: NOW_MS,
@@ -128,8 +128,8 @@ fn run_case(policy: &mut dyn DispatchPolicy, case: &Case, what: &str) {
     let n = case.candidates.len();
     let columns = build_columns(policy.inputs(), &case.candidates);
     let mut decision = Decision::default();
-    policy.decide(&Batch { step: &step, candidates: n, columns: &columns }, &mut decision).expect(what);
-    check_answer(&decision, n).expect(what);
+    policy.decide(&Batch { facts: &step, candidates: n, columns: &columns }, &mut decision).expect(what);
+    Dispatch::check(&step, &decision, n).expect(what);
     if let Some(expected) = &case.order {
         let mut order = Vec::new();
         if !Ranker::default().rank(&decision.keys, &[], &mut order) {
@@ -153,7 +153,7 @@ fn root() -> PathBuf {
 fn every_policy_meets_its_cases() {
     let runtime = Runtime::new(None).unwrap();
     let targets = MeridianConfig::default().scheduler.targets();
-    for name in native::NAMES {
+    for name in Dispatch::NATIVES {
         let component = runtime.load_file(&root().join(format!("target/policies/{name}.wasm"))).unwrap();
         let mut wasm = component.dispatch_policy(Limits::default(), targets, "{}").unwrap();
         let mut native = native::policy(name, targets, "{}").unwrap();

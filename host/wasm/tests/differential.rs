@@ -5,7 +5,7 @@
 use std::cell::RefCell;
 use std::path::PathBuf;
 
-use meridian_core::{Batch, Decision, DispatchPolicy, MeridianConfig, Step};
+use meridian_core::{Batch, Decision, Dispatch, MeridianConfig, Policy, SlotKind, Step};
 use meridian_runtime::native;
 use meridian_wasm::{Limits, Runtime};
 use proptest::prelude::*;
@@ -62,7 +62,7 @@ fn bits(decision: &Decision) -> (Vec<u32>, Option<u32>, Vec<u32>) {
 #[test]
 fn native_and_component_agree_on_random_batches() {
     let runtime = Runtime::new(None).unwrap();
-    for name in native::NAMES {
+    for name in Dispatch::NATIVES {
         let component = runtime.load_file(&component_path(name)).unwrap();
         let targets = MeridianConfig::default().scheduler.targets();
         let wasm = component.dispatch_policy(Limits::default(), targets, "{}").unwrap();
@@ -76,7 +76,7 @@ fn native_and_component_agree_on_random_batches() {
             (0usize..300).prop_flat_map(move |n| (Just(n), proptest::collection::vec(value(), n * width), step()));
         let mut runner = TestRunner::new(Config { cases: 2000, failure_persistence: None, ..Config::default() });
         let outcome = runner.run(&batches, |(candidates, columns, step)| {
-            let batch = Batch { step: &step, candidates, columns: &columns };
+            let batch = Batch { facts: &step, candidates, columns: &columns };
             let (mut a, mut b) = (Decision::default(), Decision::default());
             native.borrow_mut().decide(&batch, &mut a).unwrap();
             wasm.borrow_mut().decide(&batch, &mut b).unwrap();
@@ -89,7 +89,7 @@ fn native_and_component_agree_on_random_batches() {
 
 #[test]
 fn components_are_small_and_import_nothing() {
-    for name in native::NAMES {
+    for name in Dispatch::NATIVES {
         let bytes = std::fs::metadata(component_path(name)).unwrap().len();
         assert!(bytes < 64 << 10, "{name}: {bytes} bytes");
         // Loading refuses any import.
@@ -101,10 +101,10 @@ fn components_are_small_and_import_nothing() {
 fn policies_without_options_refuse_options() {
     let runtime = Runtime::new(None).unwrap();
     let targets = MeridianConfig::default().scheduler.targets();
-    for name in native::NAMES {
+    for name in Dispatch::NATIVES {
         let component = runtime.load_file(&component_path(name)).unwrap();
         let refused = component.dispatch_policy(Limits::default(), targets, r#"{"speed": 9}"#).err().unwrap();
         assert!(refused.to_string().contains("takes no options"), "{refused}");
-        assert!(native::policy(name, targets, r#"{"speed": 9}"#).is_err());
+        assert!(native::policy::<Dispatch>(name, targets, r#"{"speed": 9}"#).is_err());
     }
 }

@@ -5,7 +5,7 @@ mod support;
 use std::time::Duration;
 
 use meridian_core::types::RequestId;
-use meridian_core::{DispatchPolicy, EngineFacts, FaultKind, Markers, MeridianConfig, NewRequest, Slot};
+use meridian_core::{EngineFacts, FaultKind, Markers, MeridianConfig, NewRequest, Policy, Slot};
 use meridian_runtime::{Candidate, DispatchEngine, DispatchSlot, Source, StrikeLimits, native};
 use meridian_wasm::{LoadError, Runtime};
 
@@ -15,7 +15,7 @@ fn limits() -> meridian_wasm::Limits {
     meridian_wasm::Limits { deadline: Duration::from_millis(2), ..Default::default() }
 }
 
-fn engine(policy: Box<dyn DispatchPolicy>) -> (DispatchEngine, Vec<Slot>) {
+fn engine(policy: Box<dyn Policy>) -> (DispatchEngine, Vec<Slot>) {
     let config = MeridianConfig::default();
     // Every fault is to be seen, so no number of them is too many.
     let limits = StrikeLimits { max_strikes: u32::MAX, ..StrikeLimits::default() };
@@ -118,7 +118,7 @@ fn a_component_that_will_not_start_is_refused() {
 fn a_policy_that_cannot_recover_is_retried_ever_less_often() {
     /// Faults always, and cannot be made anew.
     struct Broken(Vec<meridian_core::Column>, meridian_core::Description);
-    impl DispatchPolicy for Broken {
+    impl Policy for Broken {
         fn description(&self) -> &meridian_core::Description {
             &self.1
         }

@@ -42,10 +42,10 @@ fn unknown_import() {
 #[test]
 fn missing_world() {
     let error = refusal(&wat::parse_str("(component)").unwrap());
-    assert_eq!(
-        error.to_string(),
-        "missing export `meridian:policy/dispatch@0.1.0`: the component is not of world `dispatch-policy`"
-    );
+    assert_eq!(error.to_string(), "missing export `meridian:policy/lifecycle@0.1.0`: the component is not a policy");
+    let text = r#"(component (instance $i) (export "meridian:policy/lifecycle@0.1.0" (instance $i)))"#;
+    let error = refusal(&wat::parse_str(text).unwrap());
+    assert!(error.to_string().starts_with("fills no slot: expected an export of `meridian:policy/dispatch@0.1.0`"));
 }
 
 #[test]

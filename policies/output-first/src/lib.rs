@@ -8,7 +8,7 @@
 //! Inside a phase: by priority, a deadline nearer than `max_defer_ms` counting as the most urgent one; then the least
 //! recently served.
 
-use meridian_policy_sdk::{Column, DispatchPolicy, Init, Phase, Request, State, Step, Targets, export_dispatch};
+use meridian_policy_sdk::{Column, DispatchPolicy, Init, Phase, Policy, Request, State, Step, Targets, export_policy};
 
 /// A key is `(phase * LEVELS + level) * SPAN_MS - rotation_ms`, all of it below 2^24, so that it is exact to a
 /// millisecond in an `f32`.
@@ -28,13 +28,11 @@ pub struct OutputFirst {
     near_deadline_ms: f32,
 }
 
-impl DispatchPolicy for OutputFirst {
+impl Policy for OutputFirst {
     const NAME: &'static str = "output-first";
     const VERSION: &'static str = env!("CARGO_PKG_VERSION");
     const SUMMARY: &'static str =
         "Output phase first, steps held to a TPOT target: lowers output ITL and TTOT, raises TTFT.";
-    const INPUTS: &'static [Column] =
-        &[Column::Phase, Column::State, Column::SinceProgressMs, Column::Priority, Column::SlackMs];
 
     fn new(init: Init<'_>) -> Result<Self, String> {
         init.no_config()?;
@@ -47,6 +45,11 @@ impl DispatchPolicy for OutputFirst {
             near_deadline_ms: max_defer_ms,
         })
     }
+}
+
+impl DispatchPolicy for OutputFirst {
+    const INPUTS: &'static [Column] =
+        &[Column::Phase, Column::State, Column::SinceProgressMs, Column::Priority, Column::SlackMs];
 
     #[inline(always)]
     fn key(&self, _step: &Step, request: &Request<'_, Self>) -> f32 {
@@ -89,4 +92,4 @@ fn clamped(value: f32, least: f32, most: f32) -> f32 {
     }
 }
 
-export_dispatch!(OutputFirst);
+export_policy!(dispatch: OutputFirst);

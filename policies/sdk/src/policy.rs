@@ -1,20 +1,14 @@
+use crate::inputs::rows;
 use crate::{Column, Init, Request, Step};
 
-/// A dispatch policy: for each engine step a key for each candidate, and optionally a token budget and token caps.
-///
-/// The host calls it from one thread, once a step. It must not block. In a component a panic is a trap and costs the
-/// decision: the host decides the step by its default and makes a new instance.
-pub trait DispatchPolicy: Sized {
+/// What every policy is, whichever slots it fills.
+pub trait Policy: Sized {
     /// Short name.
     const NAME: &'static str;
     /// Version, free form.
     const VERSION: &'static str;
     /// One sentence: what it optimises and what it costs.
     const SUMMARY: &'static str;
-    /// The columns that `key` and `token_cap` read, no column twice.
-    const INPUTS: &'static [Column];
-    /// Whether `token_cap` is to be asked.
-    const CAPS_TOKENS: bool = false;
 
     /// Make an instance from the operator's `[scheduler]` table and the policy's options. An error refuses the policy;
     /// the operator is shown its text and the options.
@@ -22,6 +16,30 @@ pub trait DispatchPolicy: Sized {
     /// # Errors
     /// The field, and what was expected.
     fn new(init: Init<'_>) -> Result<Self, String>;
+
+    /// The state worth keeping over a swap; empty when there is none.
+    fn snapshot(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    /// Take over another instance's snapshot.
+    ///
+    /// # Errors
+    /// The state was not understood; this instance starts fresh.
+    fn restore(&mut self, _state: &[u8]) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// A dispatch policy: for each engine step a key for each candidate, and optionally a token budget and token caps.
+///
+/// The host calls it from one thread, once a step. It must not block. In a component a panic is a trap and costs the
+/// decision: the host decides the step by its default and makes a new instance.
+pub trait DispatchPolicy: Policy {
+    /// The columns that `key` and `token_cap` read, no column twice.
+    const INPUTS: &'static [Column];
+    /// Whether `token_cap` is to be asked.
+    const CAPS_TOKENS: bool = false;
 
     /// The candidate's key: lower goes first, equal keys keep their present order, NaN goes last.
     fn key(&self, step: &Step, request: &Request<'_, Self>) -> f32;
@@ -39,16 +57,6 @@ pub trait DispatchPolicy: Sized {
     /// Whether the policy decides this step at all; `false` leaves it to the host's default.
     fn applies(&self, _step: &Step) -> bool {
         true
-    }
-
-    /// The state worth keeping over a swap; empty when there is none.
-    fn snapshot(&self) -> Vec<u8> {
-        Vec::new()
-    }
-
-    /// Take over another instance's snapshot.
-    fn restore(&mut self, _state: &[u8]) -> Result<(), String> {
-        Ok(())
     }
 }
 
@@ -84,11 +92,7 @@ pub fn decide<P: DispatchPolicy>(policy: &P, step: &Step, candidates: usize, col
     if !policy.applies(step) {
         return;
     }
-    assert!(columns.len() == P::INPUTS.len() * candidates, "columns do not match the policy's inputs");
-    let mut rows: [&[f32]; Column::COUNT] = [&[]; Column::COUNT];
-    for (position, row) in rows.iter_mut().enumerate().take(P::INPUTS.len()) {
-        *row = &columns[position * candidates..(position + 1) * candidates];
-    }
+    let rows = rows(P::INPUTS.len(), candidates, columns);
     decision.keys.extend((0..candidates).map(|i| policy.key(step, &Request::new(&rows, i))));
     decision.token_budget = policy.token_budget(step);
     if P::CAPS_TOKENS {

@@ -1,21 +1,28 @@
-use core::marker::PhantomData;
-
+use crate::inputs::candidate;
 use crate::{Column, DispatchPolicy, Phase, State};
 
-/// One candidate of the batch, seen through the columns its policy asked for.
-#[derive(Debug)]
-pub struct Request<'a, P> {
-    rows: &'a [&'a [f32]; Column::COUNT],
-    index: usize,
-    policy: PhantomData<fn() -> P>,
+candidate! {
+    /// One candidate of the batch, seen through the columns its policy asked for.
+    Request for DispatchPolicy by Column;
+    wait_ms WaitMs "Milliseconds since arrival.";
+    since_progress_ms SinceProgressMs "Milliseconds since the request was last given tokens.";
+    slack_ms SlackMs "Milliseconds until the deadline; infinite when there is none.";
+    prompt_tokens PromptTokens "Tokens in the prompt.";
+    cached_tokens CachedTokens "Prompt tokens found in the prefix cache at the last admission.";
+    computed_tokens ComputedTokens "Tokens whose KV is computed.";
+    think_tokens ThinkTokens "Tokens generated while thinking.";
+    output_tokens OutputTokens "Tokens generated after thinking.";
+    remaining_tokens RemainingTokens "Tokens the request may still generate.";
+    kv_blocks KvBlocks "KV blocks the computed tokens fill.";
+    priority Priority "The client's priority, lower is more urgent.";
+    tenant Tenant "A small integer for each tenant.";
+    preemptions Preemptions "Times the request was preempted.";
+    eat Eat "Entropy after a forced end of thinking, moving average, bits; NaN when not measured.";
+    eat_variance EatVariance "Moving variance of the same, bits squared; NaN when not measured.";
+    rpdi Rpdi "Reasoning path deviation index; NaN when not measured.";
 }
 
-impl<'a, P: DispatchPolicy> Request<'a, P> {
-    #[inline(always)]
-    pub(crate) fn new(rows: &'a [&'a [f32]; Column::COUNT], index: usize) -> Self {
-        Self { rows, index, policy: PhantomData }
-    }
-
+impl<P: DispatchPolicy> Request<'_, P> {
     /// Phase of the request.
     #[inline(always)]
     #[must_use]
@@ -43,45 +50,4 @@ impl<'a, P: DispatchPolicy> Request<'a, P> {
             State::Waiting
         }
     }
-}
-
-const fn position<P: DispatchPolicy>(column: Column) -> usize {
-    match column.position_in(P::INPUTS) {
-        Some(position) => position,
-        None => panic!("the policy reads a column that its INPUTS do not name"),
-    }
-}
-
-macro_rules! columns {
-    ($($name:ident $column:ident $doc:literal;)*) => {
-        impl<P: DispatchPolicy> Request<'_, P> {
-            $(
-                #[doc = $doc]
-                #[inline(always)]
-                #[must_use]
-                pub fn $name(&self) -> f32 {
-                    self.rows[const { position::<P>(Column::$column) }][self.index]
-                }
-            )*
-        }
-    };
-}
-
-columns! {
-    wait_ms WaitMs "Milliseconds since arrival.";
-    since_progress_ms SinceProgressMs "Milliseconds since the request was last given tokens.";
-    slack_ms SlackMs "Milliseconds until the deadline; infinite when there is none.";
-    prompt_tokens PromptTokens "Tokens in the prompt.";
-    cached_tokens CachedTokens "Prompt tokens found in the prefix cache at the last admission.";
-    computed_tokens ComputedTokens "Tokens whose KV is computed.";
-    think_tokens ThinkTokens "Tokens generated while thinking.";
-    output_tokens OutputTokens "Tokens generated after thinking.";
-    remaining_tokens RemainingTokens "Tokens the request may still generate.";
-    kv_blocks KvBlocks "KV blocks the computed tokens fill.";
-    priority Priority "The client's priority, lower is more urgent.";
-    tenant Tenant "A small integer for each tenant.";
-    preemptions Preemptions "Times the request was preempted.";
-    eat Eat "Entropy after a forced end of thinking, moving average, bits; NaN when not measured.";
-    eat_variance EatVariance "Moving variance of the same, bits squared; NaN when not measured.";
-    rpdi Rpdi "Reasoning path deviation index; NaN when not measured.";
 }

@@ -231,7 +231,7 @@ class _Meridian:
             logger.log(level, "meridian: %s", line)
 
     def shutdown(self) -> None:
-        self._meridian_engine.close()
+        self._meridian_engine.policies.close()
         self._pass_on_log()
         cast("Scheduler", super()).shutdown()
 

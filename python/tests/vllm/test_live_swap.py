@@ -22,7 +22,7 @@ def test_swaps_between_equal_policies_change_no_output(
 
         def swap() -> None:
             while serving.is_set():
-                reports.append(json.loads(native.put(component, "active", "test")))
+                reports.append(json.loads(native.policies.put("dispatch", component, "active", "test")))
 
         swapper = threading.Thread(target=swap)
         swapper.start()
@@ -35,23 +35,23 @@ def test_swaps_between_equal_policies_change_no_output(
             serving.clear()
             swapper.join()
         assert len(reports) >= SWAPS
-        status = json.loads(native.status())["slots"][0]
+        status = json.loads(native.policies.status())["slots"][0]
         assert status["swaps"] == len(reports)
         assert not any(count for _, count in status["faults"])
         assert native.stats()["requests"] == 0
         assert engine.scheduler._meridian is native
-        native.close()
+        native.policies.close()
 
 
 def test_shadow_changes_nothing_and_is_compared(engine: Engine, stock_tokens: list[list[int]], policies: Path) -> None:
     with engine.using(engine.native("native:output-first")) as native:
-        native.put((policies / "output-first.wasm").read_bytes(), "shadow", "test")
+        native.policies.put("dispatch", (policies / "output-first.wasm").read_bytes(), "shadow", "test")
         assert engine.generate(requests(24)) == stock_tokens
-        shadow = json.loads(native.status())["slots"][0]["shadow"]
+        shadow = json.loads(native.policies.status())["slots"][0]["shadow"]
         assert shadow["compared"] > 0
-        assert (shadow["rank_correlation"], shadow["budget_differs"], shadow["faults"]) == (1.0, 0, 0)
+        assert (shadow["rank_correlation"], shadow["differences"], shadow["faults"]) == (1.0, 0, 0)
         assert native.stats()["policy_sha256"] == ""
-        promoted = json.loads(native.promote())
+        promoted = json.loads(native.policies.promote("dispatch"))
         assert promoted["active"]["source"] == "test"
         assert engine.generate(requests(24)) == stock_tokens
 
@@ -60,7 +60,7 @@ def test_what_the_host_logs_reaches_pythons_log(
     engine: Engine, policies: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with engine.using(engine.native("native:output-first")) as native:
-        native.put((policies / "fcfs.wasm").read_bytes(), "active", "test")
+        native.policies.put("dispatch", (policies / "fcfs.wasm").read_bytes(), "active", "test")
         with caplog.at_level("INFO", logger="vllm.meridian"):
             engine.generate(requests(1))
         assert "the policy of a slot was changed" in caplog.text

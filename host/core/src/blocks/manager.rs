@@ -1,5 +1,7 @@
 use std::fmt;
 
+use meridian_policy_sdk::eviction::Subject;
+
 use super::policy::Judge;
 use super::pool::Pool;
 use super::preempt::{self, Preemption};
@@ -165,7 +167,7 @@ impl PhaseAwareBlockManager {
     pub fn finish(&self, request: RequestId, now_ms: f64) -> Result<(), Error> {
         let Books { pool, judge } = &mut *self.books();
         pool.tell_time(now_ms);
-        let keys = judge.keys(&pool.leaving(request)?);
+        let keys = judge.keys(&pool.memory(Subject::Blocks), &pool.leaving(request)?);
         pool.retire(request, &keys);
         Ok(())
     }

@@ -1,3 +1,5 @@
+use meridian_policy_sdk::eviction::Memory;
+
 use crate::{BlockId, BlockTier, Fault, FaultKind, RequestId};
 
 /// Orders what may be evicted within one tier. Which tier goes first is not a policy's to say.
@@ -9,26 +11,26 @@ use crate::{BlockId, BlockTier, Fault, FaultKind, RequestId};
 /// keys that batch goes by the default and the fault is counted. After a panic nothing has changed.
 ///
 /// ```
-/// use meridian_core::{EvictionCandidate, EvictionPolicy, Fault};
+/// use meridian_core::{EvictionCandidate, EvictionPolicy, Fault, Memory};
 ///
 /// /// Keeps what was reused.
 /// struct LeastHits;
 ///
 /// impl EvictionPolicy for LeastHits {
-///     fn keys(&mut self, candidates: &[EvictionCandidate], keys: &mut Vec<f32>) -> Result<(), Fault> {
+///     fn keys(&mut self, _memory: &Memory, candidates: &[EvictionCandidate], keys: &mut Vec<f32>) -> Result<(), Fault> {
 ///         keys.extend(candidates.iter().map(|candidate| candidate.hits as f32));
 ///         Ok(())
 ///     }
 /// }
 /// # let mut keys = Vec::new();
-/// # LeastHits.keys(&[], &mut keys).unwrap();
+/// # LeastHits.keys(&Memory::default(), &[], &mut keys).unwrap();
 /// ```
 pub trait EvictionPolicy: Send {
-    /// Write one key per candidate into `keys`, which is empty: lower goes first, NaN last, equal keys by the default.
+    /// Write one key per candidate into `keys`, which is empty, by what `memory` tells of the pool: lower goes first, NaN last, equal keys by the default.
     ///
     /// # Errors
     /// A fault costs this batch only.
-    fn keys(&mut self, candidates: &[EvictionCandidate], keys: &mut Vec<f32>) -> Result<(), Fault>;
+    fn keys(&mut self, memory: &Memory, candidates: &[EvictionCandidate], keys: &mut Vec<f32>) -> Result<(), Fault>;
 }
 
 /// Something that may be evicted, and the facts about it.
@@ -81,17 +83,17 @@ pub enum EvictionSubject {
 /// is left is still a prefix; among requests the one that loses the fewest blocks, then the youngest.
 ///
 /// ```
-/// use meridian_core::{EvictionPolicy, TieredLru};
+/// use meridian_core::{EvictionPolicy, Memory, TieredLru};
 ///
 /// let mut keys = Vec::new();
-/// TieredLru.keys(&[], &mut keys).unwrap();
+/// TieredLru.keys(&Memory::default(), &[], &mut keys).unwrap();
 /// assert!(keys.is_empty(), "no keys: the manager's own order");
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TieredLru;
 
 impl EvictionPolicy for TieredLru {
-    fn keys(&mut self, _candidates: &[EvictionCandidate], _keys: &mut Vec<f32>) -> Result<(), Fault> {
+    fn keys(&mut self, _: &Memory, _: &[EvictionCandidate], _: &mut Vec<f32>) -> Result<(), Fault> {
         Ok(())
     }
 }
@@ -108,12 +110,12 @@ impl Judge {
     }
 
     /// A key per candidate, or none for the default. Holds on to nothing when the policy panics.
-    pub(super) fn keys(&mut self, candidates: &[EvictionCandidate]) -> Vec<f32> {
+    pub(super) fn keys(&mut self, memory: &Memory, candidates: &[EvictionCandidate]) -> Vec<f32> {
         let mut keys = Vec::new();
         if candidates.is_empty() {
             return keys;
         }
-        let answer = self.policy.keys(candidates, &mut keys).and_then(|()| match keys.len() {
+        let answer = self.policy.keys(memory, candidates, &mut keys).and_then(|()| match keys.len() {
             0 => Ok(()),
             n if n == candidates.len() => Ok(()),
             n => Err(Fault::new(FaultKind::BadAnswer, format!("{n} keys for {} candidates", candidates.len()))),

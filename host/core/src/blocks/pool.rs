@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use meridian_policy_sdk::eviction::{Memory, Subject};
+
 use super::preempt::Preemption;
 use super::record::{Block, EvictionOrder, Live, Section, view};
 use super::{Allocation, BeginKv, Evicted, KvMemory, KvStats};
@@ -257,6 +259,12 @@ impl Pool {
         let live = self.requests.remove(&request).expect("the request is live");
         self.think_holders -= u32::from(live.holds_as_thinking());
         live
+    }
+
+    /// What an eviction policy is told of the pool.
+    pub(super) fn memory(&self, subject: Subject) -> Memory {
+        let KvStats { capacity, free, cached, .. } = self.stats();
+        Memory { now_ms: self.now_ms, subject, free_blocks: free, cached_blocks: cached, total_blocks: capacity }
     }
 
     /// End a live request; its blocks stay as cache. `keys` are those of [`Pool::leaving`], or none.

@@ -3,6 +3,8 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 
+use meridian_policy_sdk::eviction::Subject;
+
 use super::policy::Judge;
 use super::pool::Pool;
 use super::record::Live;
@@ -63,7 +65,7 @@ fn order(pool: &Pool, judge: &mut Judge, spared: RequestId, class: BlockTier) ->
             age_ms: (pool.now_ms - live.begun_ms) as f32,
         })
         .collect();
-    let keys = judge.keys(&candidates);
+    let keys = judge.keys(&pool.memory(Subject::Requests), &candidates);
     let key = |i: usize| ordinal(keys.get(i).copied().unwrap_or(0.0));
     let mut order: Vec<_> = candidates
         .iter()

@@ -8,9 +8,31 @@ mod thresholds;
 
 pub use eat::Eat;
 pub use force::{Ending, EosGuard, ForcedEnding, Thinking};
+pub use meridian_policy_sdk::budget::{Load, Point, Thresholds as PolicyThresholds, Verdict};
 pub use rpdi::Rpdi;
-pub use state::{ForceReason, ThinkBudget, Verdict};
+pub use state::{ForceReason, Observed, ThinkBudget};
 pub use thresholds::Thresholds;
+
+/// A request that thinks, for a budget policy: [`Observed`] and what its arrival told.
+///
+/// ```
+/// assert_eq!(meridian_core::budget::BudgetCandidate::default().priority, 0);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct BudgetCandidate {
+    /// Tokens in the prompt.
+    pub prompt_tokens: u32,
+    /// Tokens the request may still generate.
+    pub remaining_tokens: u32,
+    /// Milliseconds since thinking began.
+    pub think_ms: f64,
+    /// The client's priority.
+    pub priority: i32,
+    /// Number of the tenant, 0 for none.
+    pub tenant: u32,
+    /// What its thinking has shown.
+    pub observed: Observed,
+}
 
 /// Whether an entropy, in whatever unit, is one: what is negative or not finite was not measured.
 fn is_measured(entropy: f64) -> bool {

@@ -2,23 +2,37 @@ use std::sync::Arc;
 
 use crate::{EntropySignal, EntropyUnit, Error, Pattern};
 
-use super::{Eat, Rpdi, Thresholds};
+use super::{Eat, Rpdi, Thresholds, Verdict};
 
-/// What a budget policy says at a probe point.
+/// What is known of a request's thinking, for a budget policy.
 ///
 /// ```
-/// assert_eq!(meridian_core::budget::Verdict::default(), meridian_core::budget::Verdict::Default);
+/// assert!(!meridian_core::budget::Observed::default().is_new());
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Verdict {
-    /// EAT and RPDI decide.
-    #[default]
-    Default,
-    /// Go on, whatever EAT and RPDI say of the signals so far.
-    KeepThinking,
-    /// End thinking, once `min_think_tokens` are reached: said before, it is remembered until then, unless
-    /// [`Verdict::KeepThinking`] takes it back.
-    EndNow,
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Observed {
+    /// Think tokens taken in.
+    pub think_tokens: u32,
+    /// A probe was taken in that no decision has weighed.
+    pub is_probed: bool,
+    /// So was the end of a sentence, a line or a clause.
+    pub is_at_boundary: bool,
+    /// Probes taken in.
+    pub probes: u32,
+    /// Mean of the probes, bits.
+    pub eat_bits: Option<f64>,
+    /// Their variance, bits squared.
+    pub eat_variance_bits2: Option<f64>,
+    /// The path deviation index.
+    pub rpdi: Option<f64>,
+}
+
+impl Observed {
+    /// Whether there is something that no decision has weighed: time to ask the policy.
+    #[must_use]
+    pub fn is_new(&self) -> bool {
+        self.is_probed || self.is_at_boundary
+    }
 }
 
 /// Why the end of thinking is forced.
@@ -198,6 +212,21 @@ impl ThinkBudget {
             };
         }
         self.forced
+    }
+
+    /// What a policy may weigh, as of the latest token or probe.
+    #[must_use]
+    pub fn observed(&self) -> Observed {
+        let in_bits = self.unit.in_bits();
+        Observed {
+            think_tokens: self.tokens,
+            is_probed: self.is_probed,
+            is_at_boundary: self.at_boundary.is_some(),
+            probes: self.eat.probes(),
+            eat_bits: self.eat.mean().map(|mean| mean * in_bits),
+            eat_variance_bits2: self.eat.variance().map(|variance| variance * in_bits * in_bits),
+            rpdi: self.rpdi.value(),
+        }
     }
 
     /// Think tokens taken in.

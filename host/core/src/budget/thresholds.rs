@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-use crate::{EntropyConfig, Error, SchedulerConfig};
+use crate::{EntropyConfig, EntropyUnit, Error, SchedulerConfig};
 
 /// What a budget policy may set, for each request and at any time; every name is that of `meridian.toml`.
 ///
@@ -76,6 +76,63 @@ impl Thresholds {
             rpdi_window,
             rpdi_threshold,
         }
+    }
+
+    /// As a budget policy sees them: the variance in bits squared. `unit` is that of these.
+    #[must_use]
+    pub fn for_policy(&self, unit: EntropyUnit) -> meridian_policy_sdk::budget::Thresholds {
+        let Self {
+            min_think_tokens,
+            max_think_tokens,
+            eat_probe_interval_tokens,
+            ema_alpha,
+            eat_variance_threshold,
+            eat_max_bits,
+            min_probes,
+            rpdi_window,
+            rpdi_threshold,
+        } = *self;
+        meridian_policy_sdk::budget::Thresholds {
+            min_think_tokens,
+            max_think_tokens,
+            eat_probe_interval_tokens,
+            ema_alpha,
+            eat_variance_threshold: eat_variance_threshold * unit.in_bits().powi(2),
+            eat_max_bits,
+            min_probes,
+            rpdi_window,
+            rpdi_threshold,
+        }
+    }
+
+    /// What a budget policy answered, with the variance in `unit` squared.
+    ///
+    /// # Errors
+    /// [`Error::ConfigValidation`] for the first value out of range, as [`Thresholds::validate`].
+    pub fn from_policy(thresholds: &meridian_policy_sdk::budget::Thresholds, unit: EntropyUnit) -> Result<Self, Error> {
+        let meridian_policy_sdk::budget::Thresholds {
+            min_think_tokens,
+            max_think_tokens,
+            eat_probe_interval_tokens,
+            ema_alpha,
+            eat_variance_threshold,
+            eat_max_bits,
+            min_probes,
+            rpdi_window,
+            rpdi_threshold,
+        } = *thresholds;
+        let thresholds = Self {
+            min_think_tokens,
+            max_think_tokens,
+            eat_probe_interval_tokens,
+            ema_alpha,
+            eat_variance_threshold: eat_variance_threshold / unit.in_bits().powi(2),
+            eat_max_bits,
+            min_probes,
+            rpdi_window,
+            rpdi_threshold,
+        };
+        thresholds.validate().map(|()| thresholds)
     }
 
     /// Check the ranges.

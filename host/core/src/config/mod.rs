@@ -22,10 +22,10 @@ pub use tables::{
 };
 pub use values::{Auto, Listen, Texts, inline};
 
-use crate::{Error, ModelFamily};
+use crate::{Error, ModelFamily, SlotName};
 
 /// The three slots of `[policy]`.
-const SLOTS: [&str; 3] = ["dispatch", "eviction", "budget"];
+const SLOTS: [SlotName; 3] = SlotName::ALL;
 
 /// Where an effective value came from.
 ///
@@ -391,7 +391,7 @@ fn collect_paths(table: &toml::Table, prefix: &str, paths: &mut BTreeSet<String>
     for (key, value) in table {
         let path = joined(prefix, key);
         // A policy's options are the policy's own to check.
-        let is_options = SLOTS.iter().any(|slot| path == format!("policy.{slot}.config"));
+        let is_options = SLOTS.iter().any(|slot| path == format!("policy.{}.config", slot.label()));
         if let (toml::Value::Table(inner), false) = (value, is_options) {
             collect_paths(inner, &path, paths);
         }

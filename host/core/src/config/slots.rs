@@ -1,28 +1,27 @@
 //! What a range cannot say of `[policy.dispatch]`, `[policy.eviction]` and `[policy.budget]`.
 
-use super::{MeridianConfig, SLOTS, SlotConfig, check, get, inline, joined, quoted};
-use crate::Error;
+use super::{MeridianConfig, PolicyConfig, SLOTS, SlotConfig, check, get, inline, joined, quoted};
 use crate::native::{self, NativeError};
+use crate::{Budget, Dispatch, Error, Eviction, SlotKind};
 
-/// Names of the native policies of the slots that have one each.
-const EVICTION: [&str; 1] = ["tiered-lru"];
-const BUDGET: [&str; 1] = ["eat-rpdi"];
-
-/// Check the sources of the three slots, and the options of a native dispatch policy, after [`check_options`]. Whether a
-/// component's file is there is for the caller to see.
+/// Check the sources of the three slots and the options of native policies, after [`check_options`]. Whether a component's
+/// file is there is for the caller to see.
 pub(super) fn check_slots(config: &MeridianConfig) -> Result<(), Error> {
-    let policy = &config.policy;
-    let slots = [&policy.dispatch, &policy.eviction, &policy.budget];
-    let natives = [&native::NAMES[..], &EVICTION, &BUDGET];
-    for ((slot, SlotConfig { source, .. }), natives) in SLOTS.into_iter().zip(slots).zip(natives) {
-        check_source(&format!("policy.{slot}.source"), source, natives)?;
-    }
-    let SlotConfig { source, config: options, .. } = &policy.dispatch;
-    let Some(name) = source.strip_prefix("native:") else { return Ok(()) };
+    let PolicyConfig { dispatch, eviction, budget, .. } = &config.policy;
+    check_slot::<Dispatch>(config, dispatch)?;
+    check_slot::<Eviction>(config, eviction)?;
+    check_slot::<Budget>(config, budget)
+}
+
+fn check_slot<K: SlotKind>(config: &MeridianConfig, slot: &SlotConfig) -> Result<(), Error> {
+    let SlotConfig { source, config: options, .. } = slot;
+    let name = K::NAME.label();
+    check_source(&format!("policy.{name}.source"), source, K::NATIVES)?;
+    let Some(native) = source.strip_prefix("native:") else { return Ok(()) };
     let json = serde_json::to_string(options).expect("options without dates and non-finite numbers are plain JSON");
-    match native::policy(name, config.scheduler.targets(), &json) {
+    match native::policy::<K>(native, config.scheduler.targets(), &json) {
         Err(NativeError::Refused { reason, .. }) => Err(Error::ConfigValidation {
-            field: "policy.dispatch.config".into(),
+            field: format!("policy.{name}.config"),
             value: inline(&options.clone().into()),
             reason: format!("{source} refused it: {reason}"),
         }),
@@ -37,15 +36,14 @@ fn check_source(field: &str, source: &str, natives: &[&str]) -> Result<(), Error
     holds(!is_remote, "must be native:NAME or a path: components are not fetched from registries yet")?;
     let Some(name) = source.strip_prefix("native:") else { return Ok(()) };
     check(field, quoted(source), natives.contains(&name), || {
-        let known = natives.iter().map(|name| format!("native:{name}")).collect::<Vec<_>>().join(", ");
-        format!("unknown native policy, expected one of {known}")
+        format!("unknown native policy, expected one of {}", native::sources(natives))
     })
 }
 
 /// Check the options of the three slots in the table of a whole file: a policy is given them as JSON, which has neither
 /// dates nor numbers that are not finite. Not left to the typed configuration, which makes a string of a date.
 pub(super) fn check_options(given: &toml::Table) -> Result<(), Error> {
-    SLOTS.iter().map(|slot| format!("policy.{slot}.config")).try_for_each(|path| match get(given, &path) {
+    SLOTS.iter().map(|slot| format!("policy.{}.config", slot.label())).try_for_each(|path| match get(given, &path) {
         Some(toml::Value::Table(options)) => check_table(&path, options),
         _ => Ok(()),
     })

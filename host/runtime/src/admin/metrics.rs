@@ -192,11 +192,11 @@ const FAMILIES: &[Family] = &[
         read: |status, emit| shadows(status, emit, |shadow| Some(counter(shadow.skipped))),
     },
     Family {
-        name: "shadow_budget_differs_total",
+        name: "shadow_differences_total",
         help: "Steps in which the token budget of the shadow differs",
         kind: MetricType::COUNTER,
         labels: &["slot"],
-        read: |status, emit| shadows(status, emit, |shadow| Some(counter(shadow.budget_differs))),
+        read: |status, emit| shadows(status, emit, |shadow| Some(counter(shadow.differences))),
     },
     Family {
         name: "shadow_faults_total",

@@ -1,8 +1,8 @@
 use std::collections::VecDeque;
 
-use meridian_core::{Column, Fault, Step};
+use meridian_core::{Fault, SlotKind, SlotName};
 
-use crate::control::{FaultBatch, FaultEntry, SlotName, Version};
+use crate::control::{FaultBatch, FaultEntry, Version};
 
 /// Faults kept for the operator; all are counted elsewhere.
 const KEPT: usize = 256;
@@ -25,16 +25,11 @@ impl FaultLog {
         now_ms: f64,
         candidates: usize,
         fault: &Fault,
-        batch: Option<(&[Column], &[f32], &Step)>,
+        batch: Option<FaultBatch>,
     ) {
         if self.entries.len() == KEPT {
             self.entries.pop_front();
         }
-        let batch = batch.map(|(inputs, columns, step)| FaultBatch {
-            inputs: inputs.iter().map(|column| format!("{column:?}")).collect(),
-            columns_bits: columns.iter().map(|value| value.to_bits()).collect(),
-            step: serde_json::to_value(step).expect("numbers by name"),
-        });
         self.entries.push_back(FaultEntry {
             slot,
             now_ms,
@@ -52,5 +47,16 @@ impl FaultLog {
 
     pub(super) fn entries(&self) -> Vec<FaultEntry> {
         self.entries.iter().cloned().collect()
+    }
+}
+
+impl FaultBatch {
+    /// The batch a policy was asked about.
+    pub(super) fn of<K: SlotKind>(inputs: &[K::Column], columns: &[f32], facts: &K::Facts) -> Self {
+        Self {
+            inputs: inputs.iter().map(|column| format!("{column:?}")).collect(),
+            columns_bits: columns.iter().map(|value| value.to_bits()).collect(),
+            facts: serde_json::to_value(facts).expect("numbers and names by name"),
+        }
     }
 }

@@ -1,5 +1,8 @@
-//! The dispatch slot: who decides a step, and what happens when that one does not.
+//! A slot: who decides, and what happens when that one does not. The same for dispatch, eviction and budget.
 
+mod budget;
+mod dispatch;
+mod eviction;
 mod faults;
 mod seat;
 mod shadow;
@@ -8,42 +11,43 @@ mod swap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use meridian_core::{
-    Asked, Batch, Decision, DispatchPolicy, Fault, PolicySeat, RequestTable, Slot, Step, Targets, columns, native,
-};
+use meridian_core::{Asked, Batch, Fault, Policy, PolicySeat, SlotKind, Targets, native};
 
 use self::faults::FaultLog;
 use self::seat::{LONGEST_QUARANTINE_MS, Seat};
 use self::shadow::Shadow;
-use crate::control::{SlotName, Version};
+use crate::control::{FaultBatch, Version};
 use crate::stats::{SlotStats, Source};
 use crate::sync::{Mutex, lock};
 
+pub use self::budget::BudgetSlot;
+pub use self::dispatch::DispatchSlot;
+pub use self::eviction::EvictionSlot;
 pub use self::seat::StrikeLimits;
-pub use self::swap::{Candidate, SlotControl};
+pub use self::swap::{Candidate, SlotControl, TrialFault};
 
-/// The dispatch slot: asks the active policy, and the native default in the same step when that one does not decide.
+/// A slot: asks the active policy, and the native default for the same batch when that one does not decide.
 ///
-/// The scheduling thread owns it. [`DispatchSlot::control`] gives a handle for every other thread; a change through it
+/// The deciding thread owns it. [`PolicySlot::control`] gives a handle for every other thread; a change through it
 /// happens between two decisions. A version that faults too often is put into quarantine: the version before it decides,
 /// else the native default, until it is tried again.
-pub struct DispatchSlot {
-    state: Arc<Mutex<State>>,
-    decision: Decision,
+pub struct PolicySlot<K: SlotKind> {
+    state: Arc<Mutex<State<K>>>,
+    decision: K::Decision,
 }
 
-/// What the scheduling thread and the handles share.
-struct State {
-    active: Seat,
+/// What the deciding thread and the handles share.
+struct State<K: SlotKind> {
+    active: Seat<K>,
     /// Who a rollback brings back.
-    previous: Option<Seat>,
-    default: Box<dyn DispatchPolicy>,
-    quarantine: Option<Quarantine>,
-    shadow: Option<Shadow>,
+    previous: Option<Seat<K>>,
+    default: Box<dyn Policy<K>>,
+    quarantine: Option<Quarantine<K>>,
+    shadow: Option<Shadow<K>>,
     targets: Targets,
     limits: StrikeLimits,
     columns: Vec<f32>,
-    decision: Decision,
+    decision: K::Decision,
     stats: SlotStats,
     faults: Arc<Mutex<FaultLog>>,
     last_fault: Option<Fault>,
@@ -53,15 +57,15 @@ struct State {
     now_ms: f64,
 }
 
-struct Quarantine {
-    seat: Seat,
+struct Quarantine<K: SlotKind> {
+    seat: Seat<K>,
     until_ms: f64,
 }
 
-impl DispatchSlot {
-    /// A slot whose active policy is `active` and whose default is `native:output-first` with `targets`.
+impl<K: SlotKind> PolicySlot<K> {
+    /// A slot whose active policy is `active` and whose default is the slot's native one with `targets`.
     #[must_use]
-    pub fn new(active: Box<dyn DispatchPolicy>, targets: Targets) -> Self {
+    pub fn new(active: Box<dyn Policy<K>>, targets: Targets) -> Self {
         let version = Version {
             name: active.description().name.clone(),
             version: active.description().version.clone(),
@@ -72,7 +76,7 @@ impl DispatchSlot {
 
     /// The same, with where the policy came from, and how many faults put a version into quarantine.
     #[must_use]
-    pub fn with_version(active: Candidate, targets: Targets, limits: StrikeLimits) -> Self {
+    pub fn with_version(active: Candidate<K>, targets: Targets, limits: StrikeLimits) -> Self {
         let state = State {
             active: Seat::new(PolicySeat::new(active.policy), active.version),
             previous: None,
@@ -82,7 +86,7 @@ impl DispatchSlot {
             targets,
             limits,
             columns: Vec::new(),
-            decision: Decision::default(),
+            decision: K::Decision::default(),
             stats: SlotStats::default(),
             faults: Arc::default(),
             last_fault: None,
@@ -90,12 +94,12 @@ impl DispatchSlot {
             last_refusal: None,
             now_ms: f64::NEG_INFINITY,
         };
-        Self { state: Arc::new(Mutex::new(state)), decision: Decision::default() }
+        Self { state: Arc::new(Mutex::new(state)), decision: K::Decision::default() }
     }
 
     /// A handle for other threads.
     #[must_use]
-    pub fn control(&self) -> SlotControl {
+    pub fn control(&self) -> SlotControl<K> {
         SlotControl::new(Arc::clone(&self.state))
     }
 
@@ -123,56 +127,56 @@ impl DispatchSlot {
         lock(&self.state).last_fault.clone()
     }
 
-    /// Decide one step over `candidates`, running ones first. Always returns a checked decision.
-    pub fn decide(
+    /// Decide one batch. `fill` writes the columns that it is given; it is called once a policy that is asked. Always
+    /// returns a checked decision.
+    fn decide_by(
         &mut self,
-        step: &Step,
-        table: &RequestTable,
-        candidates: &[Slot],
-        block_tokens: u32,
-    ) -> (Source, &Decision) {
+        facts: &K::Facts,
+        candidates: usize,
+        fill: impl Fn(&[K::Column], &mut Vec<f32>),
+    ) -> (Source, &K::Decision) {
         let state = &mut *lock(&self.state);
-        let source = state.decide(step, table, candidates, block_tokens);
+        let source = state.decide(facts, candidates, fill);
         std::mem::swap(&mut self.decision, &mut state.decision);
         (source, &self.decision)
     }
 }
 
-impl State {
-    fn decide(&mut self, step: &Step, table: &RequestTable, candidates: &[Slot], block_tokens: u32) -> Source {
+impl<K: SlotKind> State<K> {
+    fn decide(&mut self, facts: &K::Facts, candidates: usize, fill: impl Fn(&[K::Column], &mut Vec<f32>)) -> Source {
         let started = Instant::now();
-        self.now_ms = step.now_ms;
-        if self.quarantine.as_ref().is_some_and(|quarantine| quarantine.until_ms <= step.now_ms) {
+        self.now_ms = K::now_ms(facts);
+        if self.quarantine.as_ref().is_some_and(|quarantine| quarantine.until_ms <= self.now_ms) {
             self.end_quarantine();
         }
         let Self { active, columns, decision, .. } = self;
-        columns::fill(active.seat.policy().inputs(), table, candidates, step.now_ms, block_tokens, columns);
-        let source = match active.seat.ask(&Batch { step, candidates: candidates.len(), columns }, decision) {
+        fill(active.seat.policy().inputs(), columns);
+        let source = match active.seat.ask(&Batch { facts, candidates, columns }, decision) {
             Asked::Decided => Source::Active,
             Asked::LeftToDefault => Source::Default,
             Asked::Faulted(faults) => {
-                self.faulted(&faults, step, candidates.len());
+                self.faulted(&faults, facts, candidates);
                 Source::Fallback
             }
         };
         if source != Source::Active {
             let Self { default, columns, decision, .. } = self;
-            decision.clear();
-            columns::fill(default.inputs(), table, candidates, step.now_ms, block_tokens, columns);
-            if default.decide(&Batch { step, candidates: candidates.len(), columns }, decision).is_err() {
-                // The native default cannot fault; if it ever did, the engine's own order is a decision too.
-                decision.clear();
+            K::clear(decision);
+            fill(default.inputs(), columns);
+            if default.decide(&Batch { facts, candidates, columns }, decision).is_err() {
+                // The native default cannot fault; if it ever did, the engine's own way is a decision too.
+                K::clear(decision);
             }
         }
         if let Some(shadow) = &self.shadow {
-            shadow.see(step, table, candidates, block_tokens, &self.decision);
+            shadow.see(facts, candidates, fill, &self.decision);
         }
         self.stats.decided(source, started.elapsed());
         source
     }
 
-    /// Count the faults of one step, and put the version away when there were too many.
-    fn faulted(&mut self, faults: &[Fault], step: &Step, candidates: usize) {
+    /// Count the faults of one decision, and put the version away when there were too many.
+    fn faulted(&mut self, faults: &[Fault], facts: &K::Facts, candidates: usize) {
         if faults.is_empty() {
             // It faulted earlier and cannot be asked.
             return;
@@ -180,12 +184,12 @@ impl State {
         for (i, fault) in faults.iter().enumerate() {
             self.stats.faulted(fault.kind);
             // What the columns still hold is what the first one happened on.
-            let batch = (i == 0).then_some((self.active.seat.policy().inputs(), &self.columns[..], step));
+            let batch = (i == 0).then(|| FaultBatch::of::<K>(self.active.seat.policy().inputs(), &self.columns, facts));
             let version = &self.active.version;
-            lock(&self.faults).push(SlotName::Dispatch, version, false, step.now_ms, candidates, fault, batch);
+            lock(&self.faults).push(K::NAME, version, false, self.now_ms, candidates, fault, batch);
         }
         self.last_fault = faults.last().cloned();
-        if self.active.strike(step.now_ms, &self.limits) {
+        if self.active.strike(self.now_ms, &self.limits) {
             self.quarantine();
         }
     }
@@ -194,6 +198,7 @@ impl State {
         let stand_in = self.previous.take().unwrap_or_else(|| Seat::native_default(self.targets));
         let seat = std::mem::replace(&mut self.active, stand_in);
         tracing::warn!(
+            slot = K::NAME.label(),
             policy = seat.version.name,
             sha256 = seat.version.sha256,
             seconds = seat.quarantine_ms / 1e3,
@@ -203,7 +208,7 @@ impl State {
         self.put_away(seat);
     }
 
-    fn put_away(&mut self, mut seat: Seat) {
+    fn put_away(&mut self, mut seat: Seat<K>) {
         let until_ms = self.now_ms + seat.quarantine_ms;
         seat.quarantine_ms = (seat.quarantine_ms * 2.0).min(LONGEST_QUARANTINE_MS);
         self.quarantine = Some(Quarantine { seat, until_ms });
@@ -220,7 +225,7 @@ impl State {
             }
             Err((seat, fault)) => {
                 self.stats.faulted(fault.kind);
-                lock(&self.faults).push(SlotName::Dispatch, &seat.version, false, self.now_ms, 0, &fault, None);
+                lock(&self.faults).push(K::NAME, &seat.version, false, self.now_ms, 0, &fault, None);
                 self.last_fault = Some(fault);
                 self.put_away(*seat);
                 false

@@ -1,12 +1,12 @@
 use std::collections::VecDeque;
 
-use meridian_core::{Description, Fault, PolicySeat, Targets, native};
+use meridian_core::{Description, Fault, PolicySeat, SlotKind, Targets, native};
 
 use crate::control::Version;
 
 /// A policy that may decide, with what the slot remembers of it.
-pub(super) struct Seat {
-    pub(super) seat: PolicySeat,
+pub(super) struct Seat<K: SlotKind> {
+    pub(super) seat: PolicySeat<K>,
     pub(super) version: Version,
     /// When it faulted, within the window, oldest first; milliseconds.
     strikes: VecDeque<f64>,
@@ -36,8 +36,8 @@ impl Default for StrikeLimits {
     }
 }
 
-impl Seat {
-    pub(super) fn new(seat: PolicySeat, version: Version) -> Self {
+impl<K: SlotKind> Seat<K> {
+    pub(super) fn new(seat: PolicySeat<K>, version: Version) -> Self {
         Self { seat, version, strikes: VecDeque::new(), paroled_ms: None, quarantine_ms: FIRST_QUARANTINE_MS }
     }
 

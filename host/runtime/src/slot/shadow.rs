@@ -6,10 +6,10 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use meridian_core::{Asked, Batch, Column, Decision, PolicySeat, Ranker, RequestTable, Slot, Step, columns};
+use meridian_core::{Asked, Batch, PolicySeat, Ranker, SlotKind};
 
 use super::faults::FaultLog;
-use crate::control::{ShadowStatus, SlotName, Version};
+use crate::control::{FaultBatch, ShadowStatus, Version};
 use crate::sync::{Mutex, lock};
 
 /// Steps that may wait for the shadow; a step that finds no room is not compared.
@@ -17,20 +17,20 @@ const QUEUE: usize = 4;
 /// How many of the first candidates are compared as a set.
 const TOP: usize = 8;
 
-struct Job {
-    step: Step,
+struct Job<K: SlotKind> {
+    facts: K::Facts,
     candidates: usize,
     columns: Vec<f32>,
     /// What the step was decided by.
-    active: Decision,
+    active: K::Decision,
 }
 
 /// The decision thread's end of a shadow.
-pub(super) struct Shadow {
-    inputs: Vec<Column>,
-    jobs: SyncSender<Job>,
+pub(super) struct Shadow<K: SlotKind> {
+    inputs: Vec<K::Column>,
+    jobs: SyncSender<Job<K>>,
     status: Arc<Mutex<Sums>>,
-    thread: JoinHandle<PolicySeat>,
+    thread: JoinHandle<PolicySeat<K>>,
 }
 
 #[derive(Default)]
@@ -42,12 +42,12 @@ struct Sums {
     faults: u64,
     rank_correlation: f64,
     top_overlap: f64,
-    budget_differs: u64,
+    differences: u64,
     deciding_us: f64,
 }
 
-impl Shadow {
-    pub(super) fn start(seat: PolicySeat, version: Version, faults: Arc<Mutex<FaultLog>>) -> std::io::Result<Self> {
+impl<K: SlotKind> Shadow<K> {
+    pub(super) fn start(seat: PolicySeat<K>, version: Version, faults: Arc<Mutex<FaultLog>>) -> std::io::Result<Self> {
         let (jobs, queue) = sync_channel(QUEUE);
         let status = Arc::new(Mutex::new(Sums { version, ..Sums::default() }));
         let inputs = seat.policy().inputs().to_vec();
@@ -58,18 +58,17 @@ impl Shadow {
         Ok(Self { inputs, jobs, status, thread })
     }
 
-    /// Have a step compared with its decision. Copies a few kilobytes; never waits.
+    /// Have a batch compared with its decision. Copies a few kilobytes; never waits.
     pub(super) fn see(
         &self,
-        step: &Step,
-        table: &RequestTable,
-        candidates: &[Slot],
-        block_tokens: u32,
-        active: &Decision,
+        facts: &K::Facts,
+        candidates: usize,
+        fill: impl Fn(&[K::Column], &mut Vec<f32>),
+        active: &K::Decision,
     ) {
-        let mut values = Vec::new();
-        columns::fill(&self.inputs, table, candidates, step.now_ms, block_tokens, &mut values);
-        let job = Job { step: *step, candidates: candidates.len(), columns: values, active: active.clone() };
+        let mut columns = Vec::new();
+        fill(&self.inputs, &mut columns);
+        let job = Job { facts: *facts, candidates, columns, active: active.clone() };
         if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) = self.jobs.try_send(job) {
             lock(&self.status).skipped += 1;
         }
@@ -85,14 +84,14 @@ impl Shadow {
             faults: sums.faults,
             rank_correlation: mean(sums.rank_correlation, sums.ranked),
             top_overlap: mean(sums.top_overlap, sums.ranked),
-            budget_differs: sums.budget_differs,
+            differences: sums.differences,
             deciding_us: mean(sums.deciding_us, sums.compared),
         }
     }
 
     /// Stop, and give the policy's seat back with the state it has gathered. Waits for the steps in its queue; `None` when the
     /// policy panicked.
-    pub(super) fn stop(self) -> Option<(PolicySeat, Version)> {
+    pub(super) fn stop(self) -> Option<(PolicySeat<K>, Version)> {
         let Self { inputs: _, jobs, status, thread } = self;
         drop(jobs);
         let seat = thread.join().ok()?;
@@ -101,33 +100,34 @@ impl Shadow {
     }
 }
 
-fn compare_all(
-    mut seat: PolicySeat,
-    queue: &Receiver<Job>,
+fn compare_all<K: SlotKind>(
+    mut seat: PolicySeat<K>,
+    queue: &Receiver<Job<K>>,
     sums: &Mutex<Sums>,
     faults: &Mutex<FaultLog>,
-) -> PolicySeat {
-    let mut decision = Decision::default();
+) -> PolicySeat<K> {
+    let mut decision = K::Decision::default();
     let mut compare = Compare::default();
     for job in queue {
-        let Job { step, candidates, columns, active } = job;
+        let Job { facts, candidates, columns, active } = job;
         let started = Instant::now();
-        let asked = seat.ask(&Batch { step: &step, candidates, columns: &columns }, &mut decision);
+        let asked = seat.ask(&Batch { facts: &facts, candidates, columns: &columns }, &mut decision);
         let took_us = started.elapsed().as_secs_f64() * 1e6;
         let sums = &mut *lock(sums);
         if let Asked::Faulted(now) = asked {
             for (i, fault) in now.iter().enumerate() {
                 sums.faults += 1;
-                let batch = (i == 0).then_some((seat.policy().inputs(), &columns[..], &step));
-                lock(faults).push(SlotName::Dispatch, &sums.version, true, step.now_ms, candidates, fault, batch);
+                let batch = (i == 0).then(|| FaultBatch::of::<K>(seat.policy().inputs(), &columns, &facts));
+                lock(faults).push(K::NAME, &sums.version, true, K::now_ms(&facts), candidates, fault, batch);
             }
             continue;
         }
         sums.compared += 1;
         sums.deciding_us += took_us;
-        sums.budget_differs += u64::from(decision.token_budget != active.token_budget);
-        if candidates > 1 && decision.keys.len() == candidates && active.keys.len() == candidates {
-            let (correlation, overlap) = compare.orders(&active.keys, &decision.keys);
+        sums.differences += K::differences(&active, &decision);
+        let (one, other) = (K::keys(&active), K::keys(&decision));
+        if candidates > 1 && one.len() == candidates && other.len() == candidates {
+            let (correlation, overlap) = compare.orders(one, other);
             sums.ranked += 1;
             sums.rank_correlation += correlation;
             sums.top_overlap += overlap;

@@ -1,73 +1,82 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use meridian_core::{Batch, Decision, Description, DispatchPolicy, Fault, FaultKind, PolicySeat, Step, check_answer};
+use meridian_core::{Batch, Description, Dispatch, Fault, FaultKind, Policy, PolicySeat, SlotKind};
 
 use super::faults::FaultLog;
 use super::seat::Seat;
 use super::shadow::Shadow;
 use super::{Quarantine, State};
-use crate::control::{ControlError, FaultEntry, SlotName, SlotStatus, StateHandover, SwapReport, Version};
+use crate::control::{ControlError, FaultEntry, SlotStatus, StateHandover, SwapReport, Version};
 use crate::sync::{Mutex, lock};
 
 /// A policy that may become active, with where it came from.
-pub struct Candidate {
+pub struct Candidate<K: SlotKind = Dispatch> {
     /// The policy, started.
-    pub policy: Box<dyn DispatchPolicy>,
+    pub policy: Box<dyn Policy<K>>,
     /// What it is.
     pub version: Version,
 }
 
-/// Batch sizes a candidate is tried with before it sees traffic: none, one, a small step, a large one.
-const TRIAL_SIZES: [usize; 4] = [0, 1, 64, 1024];
+/// Batch sizes a candidate is tried with before it sees traffic: none, one, a small batch, a large one.
+const TRIAL_SIZES: [u32; 4] = [0, 1, 64, 1024];
 
-impl Candidate {
+impl<K: SlotKind> Candidate<K> {
     /// A candidate of the given origin; name and version are the policy's own.
     #[must_use]
-    pub fn new(policy: Box<dyn DispatchPolicy>, sha256: &str, source: &str) -> Self {
+    pub fn new(policy: Box<dyn Policy<K>>, sha256: &str, source: &str) -> Self {
         let Description { name, version, summary: _ } = policy.description().clone();
         Self { policy, version: Version { name, version, sha256: sha256.into(), source: source.into() } }
     }
 
-    /// Have it decide a few made-up steps: the first calls of an instance are its slowest, and a policy that cannot
-    /// decide these never sees traffic. Returns whether it gave keys at all, or left every step to the default.
+    /// Have it decide a few made-up batches: the first calls of an instance are its slowest, and a policy that cannot
+    /// decide these never sees traffic. Returns whether it decided any, or left every one to the default.
     ///
     /// # Errors
     /// The fault, with the size of the batch.
-    pub fn warm_up(&mut self) -> Result<bool, Fault> {
-        let mut decision = Decision::default();
+    pub fn warm_up(&mut self) -> Result<bool, TrialFault> {
+        let mut decision = K::Decision::default();
         let mut decides = false;
         for candidates in TRIAL_SIZES {
-            let columns = vec![1.0; candidates * self.policy.inputs().len()];
-            let running = u32::try_from(candidates).unwrap_or(u32::MAX);
-            let step = Step { token_budget: 2048, running, decode_tokens: 1, ..Step::default() };
-            decision.clear();
-            self.policy
-                .decide(&Batch { step: &step, candidates, columns: &columns }, &mut decision)
-                .and_then(|()| check_answer(&decision, candidates))
-                .map_err(|fault| {
-                    Fault::new(fault.kind, format!("on a trial batch of {candidates} candidates: {}", fault.detail))
-                })?;
-            decides |= !decision.keys.is_empty();
+            let columns = vec![1.0; candidates as usize * self.policy.inputs().len()];
+            for facts in &K::trials(candidates) {
+                let candidates = candidates as usize;
+                K::clear(&mut decision);
+                self.policy
+                    .decide(&Batch { facts, candidates, columns: &columns }, &mut decision)
+                    .and_then(|()| K::check(facts, &decision, candidates))
+                    .map_err(|fault| TrialFault { candidates, fault })?;
+                decides |= candidates > 0 && K::is_decided(&decision, candidates);
+            }
         }
         Ok(decides)
     }
 }
 
-/// A slot, for every thread but the one that schedules. Cloning shares it.
-#[derive(Clone)]
-pub struct SlotControl {
-    state: Arc<Mutex<State>>,
+/// A candidate faulted before it saw traffic.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("faulted on a trial batch of {candidates} candidates: {fault}")]
+pub struct TrialFault {
+    /// Size of the batch.
+    pub candidates: usize,
+    /// The fault.
+    pub fault: Fault,
 }
 
-impl SlotControl {
-    pub(super) fn new(state: Arc<Mutex<State>>) -> Self {
+/// A slot, for every thread but the one that decides. Cloning shares it.
+#[derive(Clone)]
+pub struct SlotControl<K: SlotKind = Dispatch> {
+    state: Arc<Mutex<State<K>>>,
+}
+
+impl<K: SlotKind> SlotControl<K> {
+    pub(super) fn new(state: Arc<Mutex<State<K>>>) -> Self {
         Self { state }
     }
 
     /// Make a candidate active between two decisions. The state of the policy before is handed over where both sides
     /// know how. What was in quarantine is forgotten.
-    pub fn swap(&self, candidate: Candidate) -> SwapReport {
+    pub fn swap(&self, candidate: Candidate<K>) -> SwapReport {
         let seat = Seat::new(PolicySeat::new(candidate.policy), candidate.version);
         self.change("swap", |state, leftovers| {
             leftovers.extend(state.quarantine.take().map(|quarantine| quarantine.seat));
@@ -80,7 +89,7 @@ impl SlotControl {
     ///
     /// # Errors
     /// [`ControlError::Refused`] when the system gives no thread.
-    pub fn shadow(&self, candidate: Candidate) -> Result<SwapReport, ControlError> {
+    pub fn shadow(&self, candidate: Candidate<K>) -> Result<SwapReport, ControlError> {
         let faults = Arc::clone(&lock(&self.state).faults);
         let Candidate { policy, version } = candidate;
         let shadow = Shadow::start(PolicySeat::new(policy), version, faults)
@@ -101,7 +110,7 @@ impl SlotControl {
     /// # Errors
     /// [`ControlError::Nothing`] without a shadow, [`ControlError::Refused`] when it panicked.
     pub fn promote(&self) -> Result<SwapReport, ControlError> {
-        let shadow = lock(&self.state).shadow.take().ok_or(nothing("there is no shadow to promote"))?;
+        let shadow = lock(&self.state).shadow.take().ok_or(nothing::<K>("there is no shadow to promote"))?;
         // Waits for the steps in its queue; the slot goes on meanwhile.
         let (seat, version) = shadow.stop().ok_or_else(|| ControlError::Refused("the shadow panicked".into()))?;
         let seat = Seat::new(seat, version);
@@ -118,7 +127,7 @@ impl SlotControl {
     /// [`ControlError::Nothing`] without one.
     pub fn rollback(&self) -> Result<SwapReport, ControlError> {
         self.change("rollback", |state, leftovers| {
-            let previous = state.previous.take().ok_or(nothing("there is no previous version"))?;
+            let previous = state.previous.take().ok_or(nothing::<K>("there is no previous version"))?;
             Ok(state.install(previous, true, leftovers))
         })
     }
@@ -130,7 +139,7 @@ impl SlotControl {
     pub fn release(&self) -> Result<SwapReport, ControlError> {
         self.change("release", |state, _| {
             if state.quarantine.is_none() {
-                return Err(nothing("no version is in quarantine"));
+                return Err(nothing::<K>("no version is in quarantine"));
             }
             if state.end_quarantine() {
                 return Ok(StateHandover::Own);
@@ -151,7 +160,7 @@ impl SlotControl {
         let state = &mut *lock(&self.state);
         let fault = Fault::new(FaultKind::Load, why);
         let version = Version { source: source.into(), ..Version::default() };
-        lock(&state.faults).push(SlotName::Dispatch, &version, false, state.now_ms, 0, &fault, None);
+        lock(&state.faults).push(K::NAME, &version, false, state.now_ms, 0, &fault, None);
         state.stats.faulted(fault.kind);
         state.last_refusal = Some(format!("{source}: {why}"));
     }
@@ -164,7 +173,7 @@ impl SlotControl {
         state.active.forget_strikes(now_ms, &limits);
         let stats = &state.stats;
         SlotStatus {
-            slot: SlotName::Dispatch,
+            slot: K::NAME,
             active: state.active.version.clone(),
             previous: state.previous.as_ref().map(|seat| seat.version.clone()),
             shadow: state.shadow.as_ref().map(Shadow::status),
@@ -193,7 +202,7 @@ impl SlotControl {
     fn change(
         &self,
         action: &str,
-        change: impl FnOnce(&mut State, &mut Vec<Seat>) -> Result<StateHandover, ControlError>,
+        change: impl FnOnce(&mut State<K>, &mut Vec<Seat<K>>) -> Result<StateHandover, ControlError>,
     ) -> Result<SwapReport, ControlError> {
         // Dropped after the lock is released: ending an instance takes longer than a step may wait.
         let mut leftovers = Vec::new();
@@ -206,9 +215,9 @@ impl SlotControl {
     }
 }
 
-impl State {
+impl<K: SlotKind> State<K> {
     /// Put `seat` in the place of the active one, which becomes the previous one. Hands the state over if asked to.
-    fn install(&mut self, mut seat: Seat, hand_over: bool, leftovers: &mut Vec<Seat>) -> StateHandover {
+    fn install(&mut self, mut seat: Seat<K>, hand_over: bool, leftovers: &mut Vec<Seat<K>>) -> StateHandover {
         let handover = if hand_over { hand_over_state(&mut self.active, &mut seat) } else { StateHandover::Own };
         let replaced = std::mem::replace(&mut self.active, seat);
         leftovers.extend(self.previous.replace(replaced));
@@ -218,7 +227,7 @@ impl State {
 
     fn report(&self, action: &str, state: StateHandover, previous: &Version, held: Instant) -> SwapReport {
         SwapReport {
-            slot: SlotName::Dispatch,
+            slot: K::NAME,
             action: action.into(),
             active: self.active.version.clone(),
             previous: previous.clone(),
@@ -228,7 +237,7 @@ impl State {
     }
 }
 
-fn hand_over_state(from: &mut Seat, to: &mut Seat) -> StateHandover {
+fn hand_over_state<K: SlotKind>(from: &mut Seat<K>, to: &mut Seat<K>) -> StateHandover {
     let snapshot = match from.seat.policy_mut().snapshot() {
         Ok(snapshot) => snapshot,
         Err(fault) => {
@@ -249,6 +258,6 @@ fn hand_over_state(from: &mut Seat, to: &mut Seat) -> StateHandover {
     }
 }
 
-fn nothing(what: &'static str) -> ControlError {
-    ControlError::Nothing { slot: SlotName::Dispatch, what }
+fn nothing<K: SlotKind>(what: &'static str) -> ControlError {
+    ControlError::Nothing { slot: K::NAME, what }
 }

@@ -3,8 +3,8 @@
 
 use meridian_core::types::RequestId;
 use meridian_core::{
-    Batch, Column, Decision, Description, DispatchPolicy, Fault, FaultKind, Markers, NewRequest, RequestTable, Slot,
-    Step, Targets,
+    Batch, Column, Decision, Description, Fault, FaultKind, Markers, NewRequest, Policy, RequestTable, Slot, Step,
+    Targets,
 };
 use meridian_runtime::Candidate;
 
@@ -53,7 +53,7 @@ impl Made {
     }
 }
 
-impl DispatchPolicy for Made {
+impl Policy for Made {
     fn description(&self) -> &Description {
         &self.description
     }

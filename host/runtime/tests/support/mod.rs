@@ -42,7 +42,7 @@ pub fn status() -> ProcessStatus {
             faults: 1,
             rank_correlation: 0.5,
             top_overlap: 0.75,
-            budget_differs: 3,
+            differences: 3,
             deciding_us: 12.5,
         }),
         quarantine: Some((version("bad"), 12_000.0)),

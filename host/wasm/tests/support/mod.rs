@@ -1,10 +1,10 @@
 //! Hostile components, written as core WebAssembly text and wrapped by wit-component.
+#![allow(dead_code, reason = "each test file uses a part")]
 
 use wit_component::{ComponentEncoder, StringEncoding, embed_component_metadata};
 use wit_parser::Resolve;
 
 /// A component that goes wrong in one way.
-#[allow(dead_code)] // not every test that includes this file reads every field
 pub struct Hostile {
     /// File name without extension.
     pub name: &'static str,
@@ -78,9 +78,58 @@ impl Hostile {
 }
 
 /// A component that behaves in `decide` and runs `init` when it is initialised.
-#[allow(dead_code)] // not by every test that includes this file
 pub fn with_init(init: &str) -> Vec<u8> {
     component(&module(init, "(call $answer (i32.const 4096) (local.get $candidates) (i32.const 0) (i32.const 0))"))
+}
+
+/// The body of a slot's function in [`filling`]. It may use `$candidates`, `$recurse`, and `$list` with a pointer and a
+/// length, which answers with that list.
+pub struct Body {
+    /// Name and parameters of the function.
+    pub export: &'static str,
+    /// Loads `$candidates`.
+    prologue: &'static str,
+}
+
+/// `eviction.rank`.
+pub const RANK: Body = Body {
+    export: r#"(export "meridian:policy/eviction@0.1.0#rank") (param f64 i32 i32 i32 i32) (param $count i32) (param i32 i32)"#,
+    prologue: "(local.set $candidates (local.get $count))",
+};
+
+/// `budget.probe`; its parameters are too many to be passed one by one, so they lie in memory.
+pub const PROBE: Body = Body {
+    export: r#"(export "meridian:policy/budget@0.1.0#probe") (param $arguments i32)"#,
+    prologue: "(local.set $candidates (i32.load offset=88 (local.get $arguments)))",
+};
+
+/// A component of world `world` that runs `body` when it is asked.
+pub fn filling(world: &str, body: &Body, text: &str) -> Vec<u8> {
+    let Body { export, prologue } = body;
+    let module = module("", "unreachable");
+    let (common, _) =
+        module.split_once("  (func (export \"meridian:policy/dispatch@0.1.0#inputs\")").expect("as below");
+    let inputs = if world == "eviction-policy" { "eviction" } else { "budget" };
+    let start = if inputs == "budget" {
+        r#"(func (export "meridian:policy/budget@0.1.0#start") (param i32) (result i32) (i32.const 256))"#
+    } else {
+        ""
+    };
+    component_of(
+        world,
+        &format!(
+            r#"{common}
+  (func $list (param $pointer i32) (param $length i32) (result i32)
+    (i32.store (i32.const 512) (local.get $pointer))
+    (i32.store (i32.const 516) (local.get $length))
+    (i32.const 512))
+  (func (export "meridian:policy/{inputs}@0.1.0#inputs") (result i32) (i32.const 256))
+  {start}
+  (func {export} (result i32) (local $candidates i32)
+    {prologue}
+    {text}))"#
+        ),
+    )
 }
 
 /// The core module with these bodies. Addresses below 1024 hold answers, keys are at 4096, the heap is at 65536.
@@ -100,7 +149,7 @@ pub fn module(init: &str, decide: &str) -> String {
     (i32.store (i32.const 524) (local.get $budget))
     (i32.const 512))
   (func (export "meridian:policy/lifecycle@0.1.0#describe") (result i32) (i32.const 256))
-  (func (export "meridian:policy/lifecycle@0.1.0#init") (param f32 f32 f32 f32 i32 i32) (result i32)
+  (func (export "meridian:policy/lifecycle@0.1.0#init") (param i32 f32 f32 f32 f32 i32 i32) (result i32)
     {init}
     (i32.const 256))
   (func (export "meridian:policy/lifecycle@0.1.0#snapshot") (result i32) (i32.const 256))
@@ -115,11 +164,16 @@ pub fn module(init: &str, decide: &str) -> String {
 
 /// Wrap a core module as a component of world `dispatch-policy`.
 pub fn component(module: &str) -> Vec<u8> {
+    component_of("dispatch-policy", module)
+}
+
+/// Wrap a core module as a component of a world.
+pub fn component_of(world: &str, module: &str) -> Vec<u8> {
     let wit = concat!(env!("CARGO_MANIFEST_DIR"), "/../../wit");
     let mut core = wat::parse_str(module).unwrap_or_else(|error| panic!("{error}"));
     let mut resolve = Resolve::default();
     let (package, _) = resolve.push_dir(wit).expect("the WIT package parses");
-    let world = resolve.select_world(&[package], None).expect("the package has one world");
+    let world = resolve.select_world(&[package], Some(world)).expect("the package has the world");
     embed_component_metadata(&mut core, &resolve, world, StringEncoding::UTF8, false).expect("metadata embeds");
     ComponentEncoder::default()
         .module(&core)

@@ -1,0 +1,286 @@
+//! The three decisions that policies make. What a slot does with a policy is the same for all of them; what differs is
+//! here.
+
+use std::fmt::Debug;
+
+use meridian_policy_sdk::budget::{Load, Point};
+use meridian_policy_sdk::eviction::{Memory, Subject};
+use meridian_policy_sdk::{Decision, Init, Step, budget, eviction};
+use serde::{Deserialize, Serialize};
+
+use crate::native::Native;
+use crate::{EntropyUnit, Fault, FaultKind, Policy};
+
+/// A decision that policies make, by name.
+///
+/// ```
+/// assert_eq!(meridian_core::SlotName::Eviction.label(), "eviction");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SlotName {
+    /// Order, token budget and caps of a step.
+    Dispatch,
+    /// Which KV blocks, or which request, go first inside a tier.
+    Eviction,
+    /// When thinking ends.
+    Budget,
+}
+
+impl SlotName {
+    /// Every slot.
+    pub const ALL: [Self; 3] = [Self::Dispatch, Self::Eviction, Self::Budget];
+
+    /// The name in configuration, paths and metrics.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Dispatch => "dispatch",
+            Self::Eviction => "eviction",
+            Self::Budget => "budget",
+        }
+    }
+}
+
+/// What tells one slot from another: the columns its policies may ask for, the facts they see, what they answer and how
+/// that is checked. Implemented by [`Dispatch`], [`Eviction`] and [`Budget`] only.
+///
+/// ```
+/// use meridian_core::{Budget, SlotKind, SlotName};
+///
+/// assert_eq!((Budget::NAME, Budget::NATIVES[0]), (SlotName::Budget, "eat-rpdi"));
+/// ```
+pub trait SlotKind: Copy + Debug + Send + Sync + 'static {
+    /// A fact about each candidate.
+    type Column: Copy + Debug + Eq + std::hash::Hash + Send + Sync + 'static;
+    /// Facts about the engine at a decision.
+    type Facts: Copy + Debug + Default + PartialEq + Send + Sync + Serialize;
+    /// What a policy answers.
+    type Decision: Clone + Debug + Default + PartialEq + Send;
+
+    /// The slot.
+    const NAME: SlotName;
+    /// Its native policies; the first is its default.
+    const NATIVES: &'static [&'static str];
+
+    /// When the decision is made, milliseconds on the host's clock.
+    fn now_ms(facts: &Self::Facts) -> f64;
+
+    /// Forget the last decision, keep its memory.
+    fn clear(decision: &mut Self::Decision);
+
+    /// Check an answer against its batch.
+    ///
+    /// # Errors
+    /// [`FaultKind::BadAnswer`] when a list has the wrong length or a value is out of its range.
+    fn check(facts: &Self::Facts, decision: &Self::Decision, candidates: usize) -> Result<(), Fault>;
+
+    /// Whether a checked answer decides; otherwise the batch is left to the default.
+    fn is_decided(decision: &Self::Decision, candidates: usize) -> bool;
+
+    /// The keys of an answer, where it has keys.
+    fn keys(decision: &Self::Decision) -> &[f32];
+
+    /// How many other judgements of two answers to the same batch differ: token budgets, thresholds, verdicts.
+    fn differences(one: &Self::Decision, other: &Self::Decision) -> u64;
+
+    /// Facts of made-up batches of so many candidates that a policy is tried with.
+    fn trials(candidates: u32) -> Vec<Self::Facts>;
+
+    /// The native policy `name`; `None` when there is none.
+    #[doc(hidden)]
+    fn native(name: &str, init: Init<'_>) -> Option<Result<Box<dyn Policy<Self>>, String>>;
+}
+
+/// The dispatch slot: once a step, the order, the token budget and the caps.
+///
+/// ```
+/// use meridian_core::{Dispatch, SlotKind};
+///
+/// assert_eq!(Dispatch::NATIVES[0], "output-first");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dispatch;
+
+impl SlotKind for Dispatch {
+    type Column = meridian_policy_sdk::Column;
+    type Facts = Step;
+    type Decision = Decision;
+
+    const NAME: SlotName = SlotName::Dispatch;
+    const NATIVES: &'static [&'static str] = &["output-first", "fcfs", "noop"];
+
+    fn now_ms(facts: &Step) -> f64 {
+        facts.now_ms
+    }
+
+    fn clear(decision: &mut Decision) {
+        decision.clear();
+    }
+
+    fn check(_facts: &Step, decision: &Decision, candidates: usize) -> Result<(), Fault> {
+        check_count(decision.keys.len(), candidates, "keys")?;
+        check_count(decision.token_caps.len(), candidates, "token caps")
+    }
+
+    fn is_decided(decision: &Decision, candidates: usize) -> bool {
+        candidates == 0 || !decision.keys.is_empty()
+    }
+
+    fn keys(decision: &Decision) -> &[f32] {
+        &decision.keys
+    }
+
+    fn differences(one: &Decision, other: &Decision) -> u64 {
+        u64::from(one.token_budget != other.token_budget)
+    }
+
+    fn trials(candidates: u32) -> Vec<Step> {
+        vec![Step { token_budget: 2048, running: candidates, decode_tokens: 1, ..Step::default() }]
+    }
+
+    fn native(name: &str, init: Init<'_>) -> Option<Result<Box<dyn Policy<Self>>, String>> {
+        match name {
+            "output-first" => Some(Native::<output_first::OutputFirst>::boxed(init)),
+            "fcfs" => Some(Native::<fcfs::Fcfs>::boxed(init)),
+            "noop" => Some(Native::<noop::Noop>::boxed(init)),
+            _ => None,
+        }
+    }
+}
+
+/// The eviction slot: what goes first inside a tier of KV blocks.
+///
+/// ```
+/// use meridian_core::{Eviction, SlotKind};
+///
+/// assert_eq!(Eviction::NATIVES[0], "tiered-lru");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Eviction;
+
+impl SlotKind for Eviction {
+    type Column = eviction::Column;
+    type Facts = Memory;
+    type Decision = Vec<f32>;
+
+    const NAME: SlotName = SlotName::Eviction;
+    const NATIVES: &'static [&'static str] = &["tiered-lru", "noop"];
+
+    fn now_ms(facts: &Memory) -> f64 {
+        facts.now_ms
+    }
+
+    fn clear(decision: &mut Vec<f32>) {
+        decision.clear();
+    }
+
+    fn check(_facts: &Memory, decision: &Vec<f32>, candidates: usize) -> Result<(), Fault> {
+        check_count(decision.len(), candidates, "keys")
+    }
+
+    fn is_decided(decision: &Vec<f32>, candidates: usize) -> bool {
+        candidates == 0 || !decision.is_empty()
+    }
+
+    fn keys(decision: &Vec<f32>) -> &[f32] {
+        decision
+    }
+
+    fn differences(_one: &Vec<f32>, _other: &Vec<f32>) -> u64 {
+        0
+    }
+
+    fn trials(candidates: u32) -> Vec<Memory> {
+        let memory = Memory { cached_blocks: candidates, total_blocks: candidates, ..Memory::default() };
+        [Subject::Blocks, Subject::Requests].map(|subject| Memory { subject, ..memory }).to_vec()
+    }
+
+    fn native(name: &str, init: Init<'_>) -> Option<Result<Box<dyn Policy<Self>>, String>> {
+        match name {
+            "tiered-lru" => Some(Native::<tiered_lru::TieredLru>::boxed(init)),
+            "noop" => Some(Native::<noop::Noop>::boxed(init)),
+            _ => None,
+        }
+    }
+}
+
+/// The budget slot: how long a request may think.
+///
+/// ```
+/// use meridian_core::{Budget, SlotKind};
+///
+/// assert_eq!(Budget::NATIVES[0], "eat-rpdi");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget;
+
+impl SlotKind for Budget {
+    type Column = budget::Column;
+    type Facts = Load;
+    type Decision = budget::Decision;
+
+    const NAME: SlotName = SlotName::Budget;
+    const NATIVES: &'static [&'static str] = &["eat-rpdi", "noop"];
+
+    fn now_ms(facts: &Load) -> f64 {
+        facts.now_ms
+    }
+
+    fn clear(decision: &mut budget::Decision) {
+        decision.clear();
+    }
+
+    fn check(facts: &Load, decision: &budget::Decision, candidates: usize) -> Result<(), Fault> {
+        let budget::Decision { thresholds, verdicts } = decision;
+        match facts.point {
+            Point::Start => {
+                check_count(verdicts.len(), 0, "verdicts")?;
+                check_count(thresholds.len(), candidates, "thresholds")?;
+            }
+            Point::Probe => {
+                check_count(thresholds.len(), 0, "thresholds")?;
+                check_count(verdicts.len(), candidates, "verdicts")?;
+            }
+        }
+        thresholds.iter().enumerate().try_for_each(|(i, thresholds)| {
+            crate::budget::Thresholds::from_policy(thresholds, EntropyUnit::Bits)
+                .map(drop)
+                .map_err(|error| Fault::new(FaultKind::BadAnswer, format!("thresholds of candidate {i}: {error}")))
+        })
+    }
+
+    fn is_decided(decision: &budget::Decision, candidates: usize) -> bool {
+        candidates == 0 || !decision.thresholds.is_empty() || !decision.verdicts.is_empty()
+    }
+
+    fn keys(_decision: &budget::Decision) -> &[f32] {
+        &[]
+    }
+
+    fn differences(one: &budget::Decision, other: &budget::Decision) -> u64 {
+        let thresholds = one.thresholds.iter().zip(&other.thresholds).filter(|(one, other)| one != other);
+        let verdicts = one.verdicts.iter().zip(&other.verdicts).filter(|(one, other)| one != other);
+        (thresholds.count() + verdicts.count()) as u64
+    }
+
+    fn trials(candidates: u32) -> Vec<Load> {
+        let load = Load { thinking: candidates, ..Load::default() };
+        [Point::Start, Point::Probe].map(|point| Load { point, ..load }).to_vec()
+    }
+
+    fn native(name: &str, init: Init<'_>) -> Option<Result<Box<dyn Policy<Self>>, String>> {
+        match name {
+            "eat-rpdi" => Some(Native::<eat_rpdi::EatRpdi>::boxed(init)),
+            "noop" => Some(Native::<noop::Noop>::boxed(init)),
+            _ => None,
+        }
+    }
+}
+
+fn check_count(found: usize, candidates: usize, what: &str) -> Result<(), Fault> {
+    if found == candidates || found == 0 {
+        return Ok(());
+    }
+    Err(Fault::new(FaultKind::BadAnswer, format!("{found} {what} for {candidates} candidates")))
+}

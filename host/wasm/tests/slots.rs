@@ -1,0 +1,334 @@
+//! The eviction and budget slots: shipped policies against their cases, natively and as components; components that fill
+//! several slots; hostile ones.
+//!
+//! A case is data: `policies/NAME/cases/*.toml`. Needs the components: `make policies`.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot set up its case has failed")]
+
+mod support;
+
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+
+use meridian_core::budget::{BudgetCandidate, Load, Observed, Point, PolicyThresholds, Verdict};
+use meridian_core::{
+    Batch, BlockId, BlockTier, Budget, BudgetDecision, Dispatch, EntropyUnit, Eviction, EvictionCandidate,
+    EvictionSubject, FaultKind, Memory, MeridianConfig, Policy, Ranker, SlotKind, SlotName, Subject, Targets, columns,
+    native,
+};
+use meridian_runtime::{BudgetSlot, EvictionSlot, Source};
+use meridian_wasm::{Limits, LoadError, Runtime, WasmPolicy};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use serde::Deserialize;
+
+fn targets() -> Targets {
+    MeridianConfig::default().scheduler.targets()
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// A shipped policy of slot `K`, natively and as a component.
+fn both<K: meridian_wasm::GuestKind>(runtime: &Runtime, name: &str) -> [Box<dyn Policy<K>>; 2] {
+    let component = runtime.load_file(&root().join(format!("target/policies/{name}.wasm"))).unwrap();
+    let wasm: WasmPolicy<K> = component.policy(Limits::default(), targets(), "{}").unwrap();
+    [native::policy::<K>(name, targets(), "{}").unwrap(), Box::new(wasm)]
+}
+
+fn cases<T: serde::de::DeserializeOwned>(policy: &str) -> Vec<T> {
+    #[derive(Deserialize)]
+    struct Cases<T> {
+        case: Vec<T>,
+    }
+    let folder = root().join("policies").join(policy).join("cases");
+    let mut all = Vec::new();
+    for file in std::fs::read_dir(folder).unwrap() {
+        let path = file.unwrap().path();
+        let parsed: Cases<T> = toml::from_str(&std::fs::read_to_string(&path).unwrap())
+            .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        all.extend(parsed.case);
+    }
+    assert!(!all.is_empty(), "{policy} has no cases");
+    all
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EvictionCase {
+    name: String,
+    subject: Subject,
+    candidates: Vec<EvictionRow>,
+    order: Vec<u32>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+struct EvictionRow {
+    tier: u8,
+    blocks: u32,
+    position: u32,
+    hits: u32,
+    age_ms: f32,
+}
+
+impl EvictionRow {
+    fn candidate(&self) -> EvictionCandidate {
+        let tier = [BlockTier::ThinkComplete, BlockTier::ThinkActive, BlockTier::OutputCritical][self.tier as usize];
+        let Self { tier: _, blocks, position, hits, age_ms } = *self;
+        EvictionCandidate { subject: EvictionSubject::Block(BlockId(0)), tier, blocks, position, hits, age_ms }
+    }
+}
+
+#[test]
+fn eviction_policies_meet_their_cases() {
+    let runtime = Runtime::new(None).unwrap();
+    for case in cases::<EvictionCase>("tiered-lru") {
+        let candidates: Vec<_> = case.candidates.iter().map(EvictionRow::candidate).collect();
+        let memory = Memory { subject: case.subject, ..Memory::default() };
+        for mut policy in both::<Eviction>(&runtime, "tiered-lru") {
+            let mut values = Vec::new();
+            columns::fill_eviction(policy.inputs(), &candidates, &mut values);
+            let mut keys = Vec::new();
+            policy
+                .decide(&Batch { facts: &memory, candidates: candidates.len(), columns: &values }, &mut keys)
+                .unwrap();
+            Eviction::check(&memory, &keys, candidates.len()).unwrap();
+            let mut order = Vec::new();
+            if !Ranker::default().rank(&keys, &[], &mut order) {
+                order = (0..candidates.len() as u32).collect();
+            }
+            assert_eq!(order, case.order, "{}", case.name);
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BudgetCase {
+    name: String,
+    #[serde(default)]
+    configured: Configured,
+    candidates: Vec<BudgetRow>,
+    verdicts: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Configured {
+    min_probes: u32,
+    eat_variance_threshold: f64,
+    rpdi_threshold: f64,
+}
+
+impl Default for Configured {
+    fn default() -> Self {
+        let PolicyThresholds { min_probes, eat_variance_threshold, rpdi_threshold, .. } = PolicyThresholds::default();
+        Self { min_probes, eat_variance_threshold, rpdi_threshold }
+    }
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+struct BudgetRow {
+    is_probed: bool,
+    is_at_boundary: bool,
+    probes: u32,
+    eat: Option<f64>,
+    eat_variance: Option<f64>,
+    rpdi: Option<f64>,
+}
+
+impl BudgetRow {
+    fn candidate(&self) -> BudgetCandidate {
+        let Self { is_probed, is_at_boundary, probes, eat, eat_variance, rpdi } = *self;
+        let observed = Observed {
+            think_tokens: 100,
+            is_probed,
+            is_at_boundary,
+            probes,
+            eat_bits: eat,
+            eat_variance_bits2: eat_variance,
+            rpdi,
+        };
+        BudgetCandidate { prompt_tokens: 10, observed, ..BudgetCandidate::default() }
+    }
+}
+
+#[test]
+fn budget_policies_meet_their_cases() {
+    let runtime = Runtime::new(None).unwrap();
+    for case in cases::<BudgetCase>("eat-rpdi") {
+        let Configured { min_probes, eat_variance_threshold, rpdi_threshold } = case.configured;
+        let configured =
+            PolicyThresholds { min_probes, eat_variance_threshold, rpdi_threshold, ..PolicyThresholds::default() };
+        let load = Load { configured, ..Load::default() };
+        let candidates: Vec<_> = case.candidates.iter().map(BudgetRow::candidate).collect();
+        let expected: Vec<Verdict> = case
+            .verdicts
+            .iter()
+            .map(|verdict| match verdict.as_str() {
+                "default" => Verdict::Default,
+                "keep-thinking" => Verdict::KeepThinking,
+                "end-now" => Verdict::EndNow,
+                other => panic!("{}: verdict {other:?}", case.name),
+            })
+            .collect();
+        for policy in both::<Budget>(&runtime, "eat-rpdi") {
+            let mut slot = BudgetSlot::new(policy, targets());
+            assert_eq!(slot.probe(&load, &candidates), expected, "{}", case.name);
+            let thresholds = slot.start(&load, EntropyUnit::Bits, &candidates);
+            assert!(thresholds.iter().all(|given| given.for_policy(EntropyUnit::Bits) == configured), "{}", case.name);
+            assert_eq!(slot.stats().active, 2, "{}", case.name);
+        }
+    }
+}
+
+/// Mostly plausible values, sometimes any bits at all.
+fn value() -> impl Strategy<Value = f32> {
+    prop_oneof![
+        4 => (0u32..4).prop_map(|v| v as f32),
+        4 => 0.0f32..1.0e3,
+        1 => any::<u32>().prop_map(f32::from_bits),
+    ]
+}
+
+/// Ask both builds of a policy about random batches.
+fn agree<K: meridian_wasm::GuestKind>(
+    name: &str,
+    facts: impl Strategy<Value = K::Facts> + Clone,
+    same: impl Fn(&K::Decision, &K::Decision) -> bool,
+) {
+    let [native, wasm] = both::<K>(&Runtime::new(None).unwrap(), name);
+    assert_eq!((native.inputs(), native.description()), (wasm.inputs(), wasm.description()));
+    let width = native.inputs().len();
+    // The runner takes a closure that it may call through a shared reference.
+    let (native, wasm) = (RefCell::new(native), RefCell::new(wasm));
+    let batches =
+        (0usize..200).prop_flat_map(move |n| (Just(n), proptest::collection::vec(value(), n * width), facts.clone()));
+    let mut runner = TestRunner::new(Config { cases: 1000, failure_persistence: None, ..Config::default() });
+    let outcome = runner.run(&batches, |(candidates, columns, facts)| {
+        let batch = Batch { facts: &facts, candidates, columns: &columns };
+        let (mut a, mut b) = (K::Decision::default(), K::Decision::default());
+        native.borrow_mut().decide(&batch, &mut a).unwrap();
+        wasm.borrow_mut().decide(&batch, &mut b).unwrap();
+        prop_assert!(same(&a, &b), "{:?} and {:?}", a, b);
+        Ok(())
+    });
+    outcome.unwrap_or_else(|error| panic!("{name}: {error}"));
+}
+
+#[test]
+fn native_and_component_agree_on_random_batches() {
+    let memory = (any::<bool>(), any::<u32>(), any::<u32>()).prop_map(|(blocks, free_blocks, cached_blocks)| Memory {
+        now_ms: f64::from(free_blocks),
+        subject: if blocks { Subject::Blocks } else { Subject::Requests },
+        free_blocks,
+        cached_blocks,
+        total_blocks: free_blocks.saturating_add(cached_blocks),
+    });
+    let bits = |keys: &[f32]| -> Vec<u32> {
+        keys.iter().map(|key| if key.is_nan() { u32::MAX } else { key.to_bits() }).collect()
+    };
+    for name in ["tiered-lru", "noop"] {
+        agree::<Eviction>(name, memory.clone(), move |a, b| bits(a) == bits(b));
+    }
+    let load = (any::<bool>(), any::<u32>(), 0.0..4.0f64, 0.1..4.0f64).prop_map(|(starts, count, variance, index)| {
+        let configured =
+            PolicyThresholds { eat_variance_threshold: variance, rpdi_threshold: index, ..PolicyThresholds::default() };
+        let point = if starts { Point::Start } else { Point::Probe };
+        Load { now_ms: f64::from(count), point, thinking: count, configured, ..Load::default() }
+    });
+    for name in ["eat-rpdi", "noop"] {
+        agree::<Budget>(name, load.clone(), |a: &BudgetDecision, b| a == b);
+    }
+}
+
+#[test]
+fn a_component_may_fill_several_slots_each_with_an_instance_of_its_own() {
+    let runtime = Runtime::new(None).unwrap();
+    let load = |name: &str| runtime.load_file(&root().join(format!("target/policies/{name}.wasm"))).unwrap();
+    assert_eq!(load("noop").slots(), SlotName::ALL);
+    assert_eq!(load("tiered-lru").slots(), [SlotName::Eviction]);
+    let error = load("tiered-lru").policy::<Dispatch>(Limits::default(), targets(), "{}").err().unwrap();
+    assert!(matches!(error, LoadError::NotFilled { .. }));
+    assert_eq!(error.to_string(), "does not fill slot dispatch, only eviction");
+    let noop = load("noop");
+    let mut eviction = EvictionSlot::new(Box::new(noop.policy(Limits::default(), targets(), "{}").unwrap()), targets());
+    let mut budget = BudgetSlot::new(Box::new(noop.policy(Limits::default(), targets(), "{}").unwrap()), targets());
+    let block = EvictionRow { blocks: 7, ..EvictionRow::default() }.candidate();
+    let requests = Memory { subject: Subject::Requests, ..Memory::default() };
+    let (source, keys) = eviction.decide(&requests, &[block]);
+    assert_eq!((source, keys), (Source::Default, &[7.0][..]), "tiered-lru decides in its place");
+    assert_eq!(budget.probe(&Load::default(), &[BudgetCandidate::default()]), [Verdict::KeepThinking]);
+    assert_eq!(budget.stats().default, 1);
+}
+
+/// What a hostile component does, and the fault it is counted as.
+const HOSTILE: [(&str, FaultKind); 5] = [
+    ("unreachable", FaultKind::Trap),
+    ("(loop $l (br $l)) unreachable", FaultKind::Deadline),
+    ("(loop $l (br_if $l (i32.ge_s (memory.grow (i32.const 64)) (i32.const 0)))) unreachable", FaultKind::Memory),
+    ("(call $list (i32.const 4096) (i32.add (local.get $candidates) (i32.const 1)))", FaultKind::BadAnswer),
+    ("(call $list (i32.const 4096) (i32.const 0x3fffffff))", FaultKind::BadAnswer),
+];
+
+#[test]
+fn hostile_components_cost_a_decision_in_every_slot() {
+    let runtime = Runtime::new(None).unwrap();
+    let candidates = [EvictionRow { blocks: 7, ..EvictionRow::default() }.candidate(); 3];
+    let requests = Memory { subject: Subject::Requests, ..Memory::default() };
+    for (body, kind) in HOSTILE {
+        let component = runtime.load(&support::filling("eviction-policy", &support::RANK, body)).unwrap();
+        let policy: WasmPolicy<Eviction> = component.policy(Limits::default(), targets(), "{}").unwrap();
+        let mut slot = EvictionSlot::new(Box::new(policy), targets());
+        let (source, keys) = slot.decide(&requests, &candidates);
+        assert_eq!((source, keys), (Source::Fallback, &[7.0; 3][..]), "{body}");
+        assert_eq!(slot.stats().faults(kind), 1, "{body}");
+
+        let component = runtime.load(&support::filling("budget-policy", &support::PROBE, body)).unwrap();
+        let policy: WasmPolicy<Budget> = component.policy(Limits::default(), targets(), "{}").unwrap();
+        let mut slot = BudgetSlot::new(Box::new(policy), targets());
+        let settled =
+            BudgetRow { is_probed: true, probes: 9, eat: Some(0.0), eat_variance: Some(0.0), ..Default::default() };
+        let verdicts = slot.probe(&Load::default(), &[settled.candidate(), BudgetCandidate::default()]);
+        assert_eq!(verdicts, [Verdict::EndNow, Verdict::KeepThinking], "{body}: native:eat-rpdi decides");
+        assert_eq!(slot.stats().faults(kind), 1, "{body}");
+        assert_eq!(slot.stats().fallback, 1, "{body}");
+    }
+}
+
+#[test]
+fn odd_verdicts_and_thresholds_are_bad_answers() {
+    let runtime = Runtime::new(None).unwrap();
+    let ask = |body: &str| {
+        let component = runtime.load(&support::filling("budget-policy", &support::PROBE, body)).unwrap();
+        let policy: WasmPolicy<Budget> = component.policy(Limits::default(), targets(), "{}").unwrap();
+        let mut slot = BudgetSlot::new(Box::new(policy), targets());
+        slot.probe(&Load::default(), &[BudgetCandidate::default(); 2]);
+        slot.last_fault().map(|fault| fault.kind)
+    };
+    // 0, 1 and 2 are verdicts, 3 is none.
+    assert_eq!(
+        ask("(i32.store16 (i32.const 4096) (i32.const 0x0201)) (call $list (i32.const 4096) (i32.const 2))"),
+        None
+    );
+    assert_eq!(
+        ask("(i32.store16 (i32.const 4096) (i32.const 0x0301)) (call $list (i32.const 4096) (i32.const 2))"),
+        Some(FaultKind::BadAnswer)
+    );
+    let odd = |change: fn(&mut PolicyThresholds)| {
+        let mut thresholds = PolicyThresholds::default();
+        change(&mut thresholds);
+        let decision = BudgetDecision { thresholds: vec![thresholds], verdicts: Vec::new() };
+        Budget::check(&Load::default(), &decision, 1).err().map(|fault| fault.kind)
+    };
+    assert_eq!(odd(|_| {}), None);
+    assert_eq!(odd(|given| given.ema_alpha = f64::NAN), Some(FaultKind::BadAnswer));
+    assert_eq!(odd(|given| given.eat_probe_interval_tokens = 0), Some(FaultKind::BadAnswer));
+    assert_eq!(odd(|given| given.max_think_tokens = 1), Some(FaultKind::BadAnswer));
+    assert_eq!(odd(|given| given.rpdi_threshold = 0.0), Some(FaultKind::BadAnswer));
+    let misplaced = BudgetDecision { thresholds: Vec::new(), verdicts: vec![Verdict::EndNow] };
+    assert!(Budget::check(&Load { point: Point::Start, ..Load::default() }, &misplaced, 1).is_err());
+}

@@ -1,0 +1,197 @@
+//! How long a request may think.
+//!
+//! ```
+//! use meridian_policy_sdk::budget::{BudgetPolicy, Column, Load, Request, Thresholds, Verdict};
+//! use meridian_policy_sdk::{Init, Policy, export_policy};
+//!
+//! /// Half the thinking for long prompts.
+//! struct Halve;
+//!
+//! impl Policy for Halve {
+//!     const NAME: &'static str = "halve";
+//!     const VERSION: &'static str = "0.1.0";
+//!     const SUMMARY: &'static str = "Prompts above 4096 tokens may think half as long.";
+//!
+//!     fn new(init: Init<'_>) -> Result<Self, String> {
+//!         init.no_config().map(|()| Self)
+//!     }
+//! }
+//!
+//! impl BudgetPolicy for Halve {
+//!     const INPUTS: &'static [Column] = &[Column::PromptTokens];
+//!
+//!     fn thresholds(&self, load: &Load, request: &Request<'_, Self>) -> Thresholds {
+//!         let configured = load.configured;
+//!         let max = if request.prompt_tokens() > 4096.0 { configured.max_think_tokens / 2 } else { configured.max_think_tokens };
+//!         Thresholds { max_think_tokens: max.max(configured.min_think_tokens), ..configured }
+//!     }
+//!
+//!     fn verdict(&self, _load: &Load, _request: &Request<'_, Self>) -> Verdict {
+//!         Verdict::Default
+//!     }
+//! }
+//!
+//! export_policy!(budget: Halve);
+//! ```
+
+mod thresholds;
+
+pub use thresholds::Thresholds;
+
+use crate::Policy;
+use crate::inputs::{candidate, column_enum, rows};
+
+column_enum! {
+    /// A fact about each candidate that a policy may ask for; `wit/budget.wit` gives unit, range and absent case.
+    ///
+    /// The discriminants are the order of the WIT enum.
+    Column {
+        PromptTokens,
+        ThinkTokens,
+        RemainingTokens,
+        ThinkMs,
+        Priority,
+        Tenant,
+        Signal,
+        Probes,
+        Eat,
+        EatVariance,
+        Rpdi,
+    }
+}
+
+/// What is asked of a budget policy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[repr(u8)]
+pub enum Point {
+    /// Requests begin to think: thresholds.
+    #[default]
+    Start = 0,
+    /// Requests have something new to weigh: verdicts.
+    Probe = 1,
+}
+
+/// Facts about the engine; `wit/budget.wit` documents each. `point` tells which of its two functions is called.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+#[allow(missing_docs)] // documented in wit/budget.wit, the one place
+pub struct Load {
+    pub now_ms: f64,
+    pub point: Point,
+    pub thinking: u32,
+    pub answering: u32,
+    pub waiting: u32,
+    pub free_blocks: u32,
+    pub total_blocks: u32,
+    pub configured: Thresholds,
+}
+
+/// What a budget policy says of a request that thinks; `wit/budget.wit` documents each.
+///
+/// ```
+/// assert_eq!(meridian_policy_sdk::budget::Verdict::default() as u8, 0);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Verdict {
+    /// EAT and RPDI decide.
+    #[default]
+    Default = 0,
+    /// Go on, whatever EAT and RPDI say of the signals so far.
+    KeepThinking = 1,
+    /// End thinking, once `min_think_tokens` are reached: said before, it is remembered until then, unless
+    /// [`Verdict::KeepThinking`] takes it back.
+    EndNow = 2,
+}
+
+/// A budget policy: thresholds when a request begins to think, verdicts at its probes. The host calls it from one thread;
+/// it must not block.
+pub trait BudgetPolicy: Policy {
+    /// The columns that `thresholds` and `verdict` read, no column twice.
+    const INPUTS: &'static [Column];
+
+    /// The request begins to think: when it may end.
+    fn thresholds(&self, load: &Load, _request: &Request<'_, Self>) -> Thresholds {
+        load.configured
+    }
+
+    /// Something new is known of the request's thinking.
+    fn verdict(&self, load: &Load, request: &Request<'_, Self>) -> Verdict;
+
+    /// Whether the policy decides this batch at all; `false` leaves it to the host's default.
+    fn applies(&self, _load: &Load) -> bool {
+        true
+    }
+}
+
+candidate! {
+    /// A request that thinks, seen through the columns its policy asked for.
+    Request for BudgetPolicy by Column;
+    prompt_tokens PromptTokens "Tokens in the prompt.";
+    think_tokens ThinkTokens "Tokens generated while thinking.";
+    remaining_tokens RemainingTokens "Tokens the request may still generate.";
+    think_ms ThinkMs "Milliseconds since thinking began.";
+    priority Priority "The client's priority, lower is more urgent.";
+    tenant Tenant "A small integer for each tenant.";
+    probes Probes "Probes taken so far.";
+    eat Eat "Entropy after a forced end of thinking, moving average, bits; NaN before the first probe.";
+    eat_variance EatVariance "Moving variance of the same, bits squared; NaN before the first probe.";
+    rpdi Rpdi "Reasoning path deviation index; NaN before its window is full.";
+}
+
+impl<P: BudgetPolicy> Request<'_, P> {
+    /// Whether the request was probed since the last verdict.
+    #[inline(always)]
+    #[must_use]
+    pub fn is_probed(&self) -> bool {
+        let signal = self.signal();
+        signal == 1.0 || signal == 3.0
+    }
+
+    /// Whether the request ended a sentence, a line or a clause since the last verdict.
+    #[inline(always)]
+    #[must_use]
+    pub fn is_at_boundary(&self) -> bool {
+        self.signal() >= 2.0
+    }
+
+    #[inline(always)]
+    fn signal(&self) -> f32 {
+        self.rows[const { position::<P>(Column::Signal) }][self.index]
+    }
+}
+
+/// What a policy decided: thresholds at [`Point::Start`], verdicts at [`Point::Probe`], one a candidate; nothing leaves
+/// the batch to the default.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Decision {
+    /// Thresholds of each candidate.
+    pub thresholds: Vec<Thresholds>,
+    /// The verdict on each candidate.
+    pub verdicts: Vec<Verdict>,
+}
+
+impl Decision {
+    /// Forget the last decision, keep its memory.
+    pub fn clear(&mut self) {
+        self.thresholds.clear();
+        self.verdicts.clear();
+    }
+}
+
+/// Decide one batch with `policy`, into `decision`. `columns` is laid out as in WIT `budget.start`.
+///
+/// # Panics
+/// When `columns` does not hold `P::INPUTS.len() * candidates` values.
+pub fn decide<P: BudgetPolicy>(policy: &P, load: &Load, candidates: usize, columns: &[f32], decision: &mut Decision) {
+    decision.clear();
+    if !policy.applies(load) {
+        return;
+    }
+    let rows = rows(P::INPUTS.len(), candidates, columns);
+    let requests = (0..candidates).map(|i| Request::new(&rows, i));
+    match load.point {
+        Point::Start => decision.thresholds.extend(requests.map(|request| policy.thresholds(load, &request))),
+        Point::Probe => decision.verdicts.extend(requests.map(|request| policy.verdict(load, &request))),
+    }
+}

@@ -1,0 +1,228 @@
+use std::sync::{Arc, Mutex, PoisonError};
+
+use meridian_core::budget::{BudgetCandidate, Load, Observed, Thresholds, Verdict};
+use meridian_core::{BlockId, BlockTier, EntropyUnit, EvictionCandidate, EvictionSubject, Memory, RequestId, Subject};
+use meridian_runtime::control::{Control, ControlError, Mode, SlotName, SwapReport};
+use meridian_runtime::{BudgetSlot, Controller, EvictionSlot};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::PolicyError;
+use crate::control::Services;
+
+/// What changes the policies of an engine while it runs, and the two slots that a step does not ask.
+///
+/// Methods that change a policy may compile a component, and release the GIL.
+#[pyclass(frozen, module = "meridian._native")]
+pub(crate) struct Policies {
+    controller: Arc<Controller>,
+    judges: Mutex<Judges>,
+    /// What has threads, ports or files; ended by `close`.
+    services: Mutex<Services>,
+}
+
+/// The slots that are asked when memory is short and about requests that think.
+pub(crate) struct Judges {
+    pub(crate) eviction: EvictionSlot,
+    pub(crate) budget: BudgetSlot,
+    pub(crate) configured: Thresholds,
+    pub(crate) unit: EntropyUnit,
+}
+
+impl Policies {
+    pub(crate) fn new(controller: Arc<Controller>, judges: Judges, services: Services) -> Self {
+        Self { controller, judges: Mutex::new(judges), services: Mutex::new(services) }
+    }
+}
+
+/// The attributes of a `meridian.EvictionCandidate`.
+#[derive(FromPyObject)]
+struct EvictionRow {
+    tier: u8,
+    blocks: u32,
+    position: u32,
+    hits: u32,
+    age_ms: f32,
+}
+
+/// The attributes of a `meridian.ThinkingRequest`.
+#[derive(FromPyObject)]
+struct BudgetRow {
+    prompt_tokens: u32,
+    remaining_tokens: u32,
+    think_tokens: u32,
+    think_ms: f64,
+    priority: i32,
+    tenant: u32,
+    is_probed: bool,
+    is_at_boundary: bool,
+    probes: u32,
+    eat: Option<f64>,
+    eat_variance: Option<f64>,
+    rpdi: Option<f64>,
+}
+
+/// Facts about the engine for a budget policy, without what is configured.
+#[derive(FromPyObject)]
+struct LoadRow {
+    now_ms: f64,
+    thinking: u32,
+    answering: u32,
+    waiting: u32,
+    free_blocks: u32,
+    total_blocks: u32,
+}
+
+#[pymethods]
+impl Policies {
+    /// Load a component and put it to `mode` ("active" or "shadow"); returns the report as JSON.
+    fn put(&self, py: Python<'_>, slot: &str, component: &[u8], mode: &str, source: &str) -> PyResult<String> {
+        let slot = slot_named(slot)?;
+        let mode = match mode {
+            "active" => Mode::Active,
+            "shadow" => Mode::Shadow,
+            other => return Err(PolicyError::new_err(format!("mode: {other:?}: expected \"active\" or \"shadow\""))),
+        };
+        // Checked and compiled without the GIL.
+        let component = component.to_vec();
+        report(py.detach(|| self.controller.put(slot, &component, mode, source)))
+    }
+
+    /// Make the shadow active; returns the report as JSON.
+    fn promote(&self, py: Python<'_>, slot: &str) -> PyResult<String> {
+        let slot = slot_named(slot)?;
+        report(py.detach(|| self.controller.promote(slot)))
+    }
+
+    /// Return to the version before; returns the report as JSON.
+    fn rollback(&self, py: Python<'_>, slot: &str) -> PyResult<String> {
+        let slot = slot_named(slot)?;
+        report(py.detach(|| self.controller.rollback(slot)))
+    }
+
+    /// Try the version in quarantine again; returns the report as JSON.
+    fn release(&self, py: Python<'_>, slot: &str) -> PyResult<String> {
+        let slot = slot_named(slot)?;
+        report(py.detach(|| self.controller.release(slot)))
+    }
+
+    /// How the process is, as JSON.
+    fn status(&self, py: Python<'_>) -> PyResult<String> {
+        crate::to_json(&py.detach(|| self.controller.status()))
+    }
+
+    /// The latest faults, as JSON, oldest first.
+    fn faults(&self, py: Python<'_>) -> PyResult<String> {
+        crate::to_json(&py.detach(|| self.controller.faults()))
+    }
+
+    /// Ask the eviction slot: a key for each candidate, or none for the default's own order.
+    fn rank_evictions(
+        &self,
+        subject: &str,
+        now_ms: f64,
+        blocks: (u32, u32, u32),
+        candidates: Vec<EvictionRow>,
+    ) -> PyResult<Vec<f32>> {
+        let subject = match subject {
+            "blocks" => Subject::Blocks,
+            "requests" => Subject::Requests,
+            other => return Err(PyValueError::new_err(format!("subject: {other:?}: expected blocks or requests"))),
+        };
+        let (free_blocks, cached_blocks, total_blocks) = blocks;
+        let memory = Memory { now_ms, subject, free_blocks, cached_blocks, total_blocks };
+        let candidates = (0u64..)
+            .zip(candidates)
+            .map(|(id, row)| eviction_candidate(id, subject, row))
+            .collect::<PyResult<Vec<_>>>()?;
+        Ok(self.judges().eviction.decide(&memory, &candidates).1.to_vec())
+    }
+
+    /// Ask the budget slot about requests that begin to think; the thresholds as JSON.
+    fn thresholds(&self, load: LoadRow, candidates: Vec<BudgetRow>) -> PyResult<String> {
+        let judges = &mut *self.judges();
+        let load = facts(load, judges);
+        let candidates: Vec<BudgetCandidate> = candidates.into_iter().map(budget_candidate).collect();
+        crate::to_json(&judges.budget.start(&load, judges.unit, &candidates))
+    }
+
+    /// Ask the budget slot about requests that think: "default", "keep-thinking" or "end-now" for each.
+    fn verdicts(&self, load: LoadRow, candidates: Vec<BudgetRow>) -> Vec<&'static str> {
+        let judges = &mut *self.judges();
+        let load = facts(load, judges);
+        let candidates: Vec<BudgetCandidate> = candidates.into_iter().map(budget_candidate).collect();
+        let verdicts = judges.budget.probe(&load, &candidates);
+        verdicts
+            .into_iter()
+            .map(|verdict| match verdict {
+                Verdict::Default => "default",
+                Verdict::KeepThinking => "keep-thinking",
+                Verdict::EndNow => "end-now",
+            })
+            .collect()
+    }
+
+    /// End what has threads, ports or files. The engine goes on with the policies it has.
+    fn close(&self, py: Python<'_>) {
+        let services = std::mem::take(&mut *self.services.lock().unwrap_or_else(PoisonError::into_inner));
+        // Joins threads, which may be compiling.
+        py.detach(|| drop(services));
+    }
+}
+
+impl Policies {
+    fn judges(&self) -> std::sync::MutexGuard<'_, Judges> {
+        self.judges.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn slot_named(name: &str) -> PyResult<SlotName> {
+    SlotName::ALL.into_iter().find(|slot| slot.label() == name).ok_or_else(|| {
+        PolicyError::new_err(format!("slot: {name:?}: expected \"dispatch\", \"eviction\" or \"budget\""))
+    })
+}
+
+fn eviction_candidate(id: u64, subject: Subject, row: EvictionRow) -> PyResult<EvictionCandidate> {
+    let EvictionRow { tier, blocks, position, hits, age_ms } = row;
+    let tier = match tier {
+        0 => BlockTier::ThinkComplete,
+        1 => BlockTier::ThinkActive,
+        2 => BlockTier::OutputCritical,
+        other => return Err(PyValueError::new_err(format!("tier: {other}: must be in 0..=2"))),
+    };
+    let subject = match subject {
+        Subject::Blocks => EvictionSubject::Block(BlockId(id)),
+        Subject::Requests => EvictionSubject::Request(RequestId(id)),
+    };
+    Ok(EvictionCandidate { subject, tier, blocks, position, hits, age_ms })
+}
+
+fn budget_candidate(row: BudgetRow) -> BudgetCandidate {
+    let BudgetRow {
+        prompt_tokens,
+        remaining_tokens,
+        think_tokens,
+        think_ms,
+        priority,
+        tenant,
+        is_probed,
+        is_at_boundary,
+        probes,
+        eat,
+        eat_variance,
+        rpdi,
+    } = row;
+    let (eat_bits, eat_variance_bits2) = (eat, eat_variance);
+    let observed = Observed { think_tokens, is_probed, is_at_boundary, probes, eat_bits, eat_variance_bits2, rpdi };
+    BudgetCandidate { prompt_tokens, remaining_tokens, think_ms, priority, tenant, observed }
+}
+
+fn facts(row: LoadRow, judges: &Judges) -> Load {
+    let LoadRow { now_ms, thinking, answering, waiting, free_blocks, total_blocks } = row;
+    let configured = judges.configured.for_policy(judges.unit);
+    Load { now_ms, thinking, answering, waiting, free_blocks, total_blocks, configured, ..Load::default() }
+}
+
+fn report(done: Result<SwapReport, ControlError>) -> PyResult<String> {
+    crate::to_json(&done.map_err(|error| PolicyError::new_err(error.to_string()))?)
+}
