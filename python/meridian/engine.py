@@ -355,9 +355,7 @@ class PolicyEngine:
         blocks = (free_blocks, cached_blocks, total_blocks)
         return self._policies.rank_evictions(subject, now_ms, blocks, list(candidates))
 
-    def thresholds(
-        self, candidates: Sequence[ThinkingRequest], load: EngineLoad | None = None
-    ) -> list[dict[str, Any]]:
+    def thresholds(self, candidates: Sequence[ThinkingRequest], load: EngineLoad | None = None) -> list[dict[str, Any]]:
         """Ask the budget slot about requests that begin to think: the thresholds of each, by their names in
         `meridian.toml`."""
         return json.loads(self._policies.thresholds(load or EngineLoad(), list(candidates)))
