@@ -2,29 +2,14 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
+#[path = "support/mod.rs"]
+mod command;
+
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use serde_json::{Value, json};
 
-struct Done {
-    code: i32,
-    stdout: String,
-    stderr: String,
-}
-
-/// Run the command in `folder`, which is also its home.
-fn meridian(folder: &Path, args: &[&str]) -> Done {
-    let output = Command::new(env!("CARGO_BIN_EXE_meridian"))
-        .args(args)
-        .current_dir(folder)
-        .env("HOME", folder)
-        .env_remove("MERIDIAN_CONFIG")
-        .output()
-        .unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    Done { code: output.status.code().unwrap(), stdout: text(output.stdout), stderr: text(output.stderr) }
-}
+use command::{Done, meridian};
 
 fn json_of(done: &Done) -> Value {
     serde_json::from_str(&done.stdout).unwrap()

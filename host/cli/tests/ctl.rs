@@ -2,12 +2,13 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
+#[path = "support/mod.rs"]
+mod command;
 #[expect(dead_code, reason = "shared with the tests of the runtime")]
 #[path = "../../runtime/tests/support/mod.rs"]
 mod support;
 
 use std::path::Path;
-use std::process::Command;
 use std::sync::Arc;
 
 use meridian_runtime::admin::discovery::Process;
@@ -15,26 +16,8 @@ use meridian_runtime::admin::{Admin, Limits, Surroundings};
 use meridian_runtime::control::{ProcessStatus, SwapReport};
 use serde_json::Value;
 
+use command::meridian;
 use support::{Recorder, TOKEN, config, folder, metrics_at, status, version, write};
-
-struct Done {
-    code: i32,
-    stdout: String,
-    stderr: String,
-}
-
-/// Run the command in `folder`, which is also its home.
-fn meridian(folder: &Path, args: &[&str]) -> Done {
-    let output = Command::new(env!("CARGO_BIN_EXE_meridian"))
-        .args(args)
-        .current_dir(folder)
-        .env("HOME", folder)
-        .env_remove("XDG_RUNTIME_DIR")
-        .output()
-        .unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    Done { code: output.status.code().unwrap(), stdout: text(output.stdout), stderr: text(output.stderr) }
-}
 
 /// A process that is found from `folder`; `listen` as in the configuration.
 fn start(folder: &Path, listen: &str, token_file: &str) -> (Admin, Arc<Recorder>) {

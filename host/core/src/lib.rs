@@ -44,7 +44,9 @@ mod router;
 mod scheduler;
 mod seat;
 mod step_time;
-mod sync;
+/// The locks, for the crates that loom explores together with this one.
+#[doc(hidden)]
+pub mod sync;
 mod table;
 pub mod types;
 

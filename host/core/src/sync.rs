@@ -1,14 +1,15 @@
 //! Locks and the concurrent map, exchangeable for loom's.
 
-#[cfg(loom)]
-pub(crate) use loom::sync::{Mutex, MutexGuard};
 use std::sync::PoisonError;
+
+#[cfg(loom)]
+pub use loom::sync::{Mutex, MutexGuard};
 #[cfg(not(loom))]
-pub(crate) use std::sync::{Mutex, MutexGuard};
+pub use std::sync::{Mutex, MutexGuard};
 
 /// Lock, whether or not somebody panicked with it: what is guarded is consistent between any two statements that can
 /// panic.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

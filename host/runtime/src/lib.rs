@@ -25,12 +25,12 @@ mod controller;
 mod engine;
 mod slot;
 mod stats;
-mod sync;
 #[cfg(not(loom))]
 pub mod watch;
 
 pub use controller::{ControlledSlot, Controller, EngineStatus, Loader};
 pub use engine::DispatchEngine;
 pub use meridian_core::native;
+use meridian_core::sync;
 pub use slot::{BudgetSlot, Candidate, DispatchSlot, EvictionSlot, PolicySlot, SlotControl, StrikeLimits, TrialFault};
 pub use stats::{SlotStats, Source};
