@@ -1,3 +1,4 @@
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -5,7 +6,10 @@ use anyhow::{Context, ensure};
 use clap::Subcommand;
 use meridian_core::{Budget, Description, Dispatch, Eviction, MeridianConfig, SlotName};
 use meridian_runtime::Candidate;
-use meridian_wasm::{GuestKind, Limits, PolicyComponent, Runtime};
+use meridian_wasm::{
+    GuestKind, Limits, MAX_SIGNATURE_BYTES, PolicyComponent, Runtime, Signer, TrustedKeys, signature_key_id,
+    signature_path,
+};
 use serde::Serialize;
 
 use crate::{print_json, print_line};
@@ -23,7 +27,9 @@ pub(crate) enum PolicyCommand {
         out: PathBuf,
     },
     /// Check that a file is a component that the engine would load, and that it decides
-    #[command(after_help = "Example: meridian policy check target/policies/output-first.wasm")]
+    #[command(after_help = "Examples:
+  meridian policy check target/policies/output-first.wasm
+  meridian policy check policy.wasm --trusted-key release.pub")]
     Check {
         /// The component
         file: PathBuf,
@@ -33,13 +39,16 @@ pub(crate) enum PolicyCommand {
         /// The policy's options, one JSON object
         #[arg(long, default_value = "{}", value_name = "JSON")]
         config: String,
+        /// A minisign public key, or a .pub file, of which one must have signed the component (FILE.minisig)
+        #[arg(long = "trusted-key", value_name = "KEY_OR_FILE")]
+        trusted_keys: Vec<String>,
     },
 }
 
 pub(crate) fn run(command: PolicyCommand, json: bool) -> anyhow::Result<()> {
     match command {
         PolicyCommand::Build { dir, out } => build(&dir, &out, json),
-        PolicyCommand::Check { file, slot, config } => check(&file, slot, &config, json),
+        PolicyCommand::Check { file, slot, config, trusted_keys } => check(&file, slot, &config, &trusted_keys, json),
     }
 }
 
@@ -113,6 +122,42 @@ struct Checked {
     slots: Vec<CheckedSlot>,
     bytes: usize,
     sha256: String,
+    signature: Option<Signature>,
+}
+
+#[derive(Serialize)]
+struct Signature {
+    key_id: String,
+    /// Without a trusted key the id is only what the signature says of itself.
+    verified: bool,
+    trusted_comment: Option<String>,
+}
+
+impl Signature {
+    fn of(signer: Option<&Signer>, file: &Path) -> Option<Self> {
+        match signer {
+            Some(Signer { key_id, trusted_comment }) => {
+                let trusted_comment = Some(trusted_comment.clone());
+                Some(Self { key_id: key_id.clone(), verified: true, trusted_comment })
+            }
+            None => {
+                let text = std::fs::File::open(signature_path(file)).and_then(|file| {
+                    let mut text = String::new();
+                    file.take(MAX_SIGNATURE_BYTES).read_to_string(&mut text).map(|_| text)
+                });
+                let key_id = signature_key_id(&text.ok()?)?;
+                Some(Self { key_id, verified: false, trusted_comment: None })
+            }
+        }
+    }
+
+    fn told(&self) -> String {
+        let Self { key_id, trusted_comment, .. } = self;
+        match trusted_comment {
+            Some(comment) => format!("by trusted key {key_id} ({comment})"),
+            None => format!("by key {key_id}, not verified: expected --trusted-key to verify it"),
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -123,11 +168,19 @@ struct CheckedSlot {
     decides: bool,
 }
 
-fn check(file: &Path, slot: Option<SlotName>, config_json: &str, json: bool) -> anyhow::Result<()> {
+fn check(
+    file: &Path,
+    slot: Option<SlotName>,
+    config_json: &str,
+    trusted_keys: &[String],
+    json: bool,
+) -> anyhow::Result<()> {
     let parsed: serde_json::Value =
         serde_json::from_str(config_json).with_context(|| format!("--config: {config_json:?} is not JSON"))?;
     ensure!(parsed.is_object(), "--config: {config_json:?}: expected one JSON object");
-    let component = Runtime::new(None)?.load_file(file).with_context(|| file.display().to_string())?;
+    let keys = TrustedKeys::parse("--trusted-key", trusted_keys, ".".as_ref())?;
+    let component =
+        Runtime::new(None)?.with_trusted_keys(keys).load_file(file).with_context(|| file.display().to_string())?;
     let (mut description, mut slots) = (Description::default(), Vec::new());
     for slot in slot.map_or_else(|| component.slots(), |slot| vec![slot]) {
         let (described, checked) = match slot {
@@ -140,7 +193,8 @@ fn check(file: &Path, slot: Option<SlotName>, config_json: &str, json: bool) -> 
     }
     let Description { name, version, summary } = description;
     let (bytes, sha256) = (component.size_bytes(), component.sha256().to_owned());
-    let checked = Checked { ok: true, file: file.to_owned(), name, version, summary, slots, bytes, sha256 };
+    let signature = Signature::of(component.signer(), file);
+    let checked = Checked { ok: true, file: file.to_owned(), name, version, summary, slots, bytes, sha256, signature };
     if json {
         return print_json(&checked);
     }
@@ -151,7 +205,9 @@ fn check(file: &Path, slot: Option<SlotName>, config_json: &str, json: bool) -> 
         let answers = if *decides { "decides" } else { "leaves every trial batch to the default" };
         print_line(&format!("{:<8} {answers}; inputs: {inputs}", slot.label()))?;
     }
-    Ok(print_line(&format!("sha256   {}", checked.sha256))?)
+    print_line(&format!("sha256   {}", checked.sha256))?;
+    let signed = checked.signature.as_ref().map_or_else(|| "no".to_owned(), Signature::told);
+    Ok(print_line(&format!("signed   {signed}"))?)
 }
 
 /// Start the component in slot `K`, and try it as the engine would before it gives it traffic.

@@ -6,11 +6,11 @@ use sha2::{Digest, Sha256};
 use wasmtime::component::{Instance, InstancePre};
 use wasmtime::{Engine, Store};
 
-use crate::LoadError;
 use crate::cache::hex;
 use crate::guest::{Filled, GuestKind};
 use crate::instance::{Limits, StoreState, WasmPolicy};
 use crate::wit::lifecycle;
+use crate::{LoadError, Signer};
 
 /// A component that was read, checked and compiled, and can be instantiated in microseconds.
 #[derive(Clone)]
@@ -25,6 +25,7 @@ pub(crate) struct Shared {
     filled: Filled,
     sha256: String,
     bytes: usize,
+    signer: Option<Signer>,
 }
 
 impl Shared {
@@ -54,10 +55,11 @@ impl PolicyComponent {
         pre: InstancePre<StoreState>,
         fills: impl Fn(&str) -> bool,
         bytes: &[u8],
+        signer: Option<Signer>,
     ) -> wasmtime::Result<Self> {
         let (sha256, bytes) = (hex(&Sha256::digest(bytes)), bytes.len());
         let (lifecycle, filled) = (lifecycle::GuestIndices::new(&pre)?, Filled::find(&pre, fills)?);
-        Ok(Self { shared: Arc::new(Shared { engine, pre, lifecycle, filled, sha256, bytes }) })
+        Ok(Self { shared: Arc::new(Shared { engine, pre, lifecycle, filled, sha256, bytes, signer }) })
     }
 
     /// The slots it fills, at least one.
@@ -76,6 +78,12 @@ impl PolicyComponent {
     #[must_use]
     pub fn size_bytes(&self) -> usize {
         self.shared.bytes
+    }
+
+    /// Who signed the component; `None` when no keys are trusted, because nothing is verified then.
+    #[must_use]
+    pub fn signer(&self) -> Option<&Signer> {
+        self.shared.signer.as_ref()
     }
 
     /// Instantiate and initialise the component as the policy of slot `K`. `config_json` is one JSON object.

@@ -1,6 +1,9 @@
 use std::io;
+use std::time::Duration;
 
 use thiserror::Error;
+
+use crate::trust::SignatureError;
 
 /// Why a component was refused.
 #[derive(Debug, Error)]
@@ -21,6 +24,40 @@ pub enum LoadError {
         bytes: u64,
         /// The most allowed.
         limit: u64,
+    },
+    /// Keys are trusted, and nobody signed it.
+    #[error("not signed: expected {expected}")]
+    Unsigned {
+        /// By whom, and in which file when the component is one.
+        expected: String,
+    },
+    /// It comes with a signature that does not do.
+    #[error("bad signature: {problem}")]
+    BadSignature {
+        /// What is wrong with it.
+        problem: SignatureError,
+    },
+    /// Compiling it would take too much time or memory.
+    #[error("too complex: {what}: {found}, expected at most {limit}")]
+    TooComplex {
+        /// What there is too much of.
+        what: &'static str,
+        /// How much; counting stops at the first that is too much.
+        found: u64,
+        /// The most allowed.
+        limit: u64,
+    },
+    /// Compiling it took too long. Nothing waits for the compiler any more, which ends by itself.
+    #[error("compiling took longer than {} s", limit.as_secs_f64())]
+    CompileDeadline {
+        /// The longest allowed.
+        limit: Duration,
+    },
+    /// Components that took too long are still being compiled.
+    #[error("{running} components that took too long are still being compiled; try again when they are done")]
+    CompilerBusy {
+        /// How many.
+        running: usize,
     },
     /// A core module, or not WebAssembly at all.
     #[error("not a component: {found}; expected a WebAssembly component (`meridian policy build` makes one)")]

@@ -13,16 +13,22 @@
 
 mod cache;
 mod check;
+mod compile;
+pub mod complexity;
 mod component;
 mod error;
 mod guest;
 mod instance;
 mod limiter;
+mod operators;
 mod runtime;
+mod trust;
 mod wit;
 
+pub use compile::COMPILE_DEADLINE;
 pub use component::PolicyComponent;
 pub use error::LoadError;
 pub use guest::GuestKind;
 pub use instance::{Limits, WasmPolicy};
 pub use runtime::{EPOCH_TICK, MAX_COMPONENT_BYTES, Runtime};
+pub use trust::{KeyError, MAX_SIGNATURE_BYTES, SignatureError, Signer, TrustedKeys, signature_key_id, signature_path};

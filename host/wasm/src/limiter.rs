@@ -9,7 +9,7 @@ pub(crate) struct Limiter {
 }
 
 /// A Rust guest has one table of a few dozen functions; far more is an attack.
-const MAX_TABLE_ELEMENTS: usize = 20_000;
+pub(crate) const MAX_TABLE_ELEMENTS: usize = 20_000;
 
 impl Limiter {
     pub(crate) fn new(memory_bytes: usize) -> Self {

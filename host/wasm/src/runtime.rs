@@ -8,11 +8,12 @@ use std::time::Duration;
 use wasmtime::component::{Component, Linker};
 use wasmtime::{Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig};
 
-use crate::PolicyComponent;
 use crate::cache::Cache;
-use crate::check;
+use crate::compile::Compiler;
 use crate::error::{LoadError, one_line};
 use crate::instance::StoreState;
+use crate::trust::{read_signature, signature_path};
+use crate::{PolicyComponent, Signer, TrustedKeys, check, complexity};
 
 /// How often the epoch advances: the grain of every deadline.
 pub const EPOCH_TICK: Duration = Duration::from_micros(500);
@@ -30,6 +31,8 @@ pub(crate) const MAX_MEMORY_BYTES: usize = 1 << 30;
 pub struct Runtime {
     engine: Engine,
     cache: Option<Arc<Cache>>,
+    compiler: Compiler,
+    trusted: Arc<TrustedKeys>,
 }
 
 impl Runtime {
@@ -58,13 +61,27 @@ impl Runtime {
         });
         let engine = engine.map_err(|error| LoadError::Setup { detail: one_line(&error) })?;
         start_ticker(&engine)?;
-        Ok(Self { engine, cache: cache_dir.map(|dir| Arc::new(Cache::new(dir))) })
+        let cache = cache_dir.map(|dir| Arc::new(Cache::new(dir)));
+        Ok(Self { engine, cache, compiler: Compiler::new(), trusted: Arc::default() })
     }
 
-    /// Read, check and compile the component in a file.
+    /// From now on, with any key, a component is loaded only with a signature by one of them.
+    #[must_use]
+    pub fn with_trusted_keys(self, keys: TrustedKeys) -> Self {
+        Self { trusted: Arc::new(keys), ..self }
+    }
+
+    /// Another longest time to compile a component than [`crate::COMPILE_DEADLINE`].
+    #[must_use]
+    pub fn with_compile_deadline(self, deadline: Duration) -> Self {
+        Self { compiler: self.compiler.with_deadline(deadline), ..self }
+    }
+
+    /// Read, check and compile the component in a file. Where keys are trusted, its signature is in the file of
+    /// [`crate::signature_path`]; what is verified is what was read, and is what is compiled.
     ///
     /// # Errors
-    /// Says what is wrong with the file or the component.
+    /// Says what is wrong with the file, its signature or the component.
     pub fn load_file(&self, path: &Path) -> Result<PolicyComponent, LoadError> {
         let failed = |source| LoadError::Read { path: path.display().to_string(), source };
         let mut bytes = Vec::new();
@@ -74,28 +91,78 @@ impl Runtime {
             let size = path.metadata().map_or(bytes.len() as u64, |metadata| metadata.len());
             return Err(LoadError::TooLarge { bytes: size, limit: MAX_COMPONENT_BYTES });
         }
-        self.load(&bytes)
+        // A file that nobody asks for may be anything.
+        if self.trusted.is_empty() {
+            return self.load_verified(bytes, None);
+        }
+        let beside = signature_path(path);
+        let signature =
+            read_signature(&beside).map_err(|source| LoadError::Read { path: beside.display().to_string(), source })?;
+        let signer = self.verify(&bytes, signature.as_deref(), Some(&beside))?;
+        self.load_verified(bytes, signer)
     }
 
-    /// Check and compile a component.
+    /// Check and compile a component that nobody signed.
     ///
     /// # Errors
     /// Says what is wrong with the component.
     pub fn load(&self, bytes: &[u8]) -> Result<PolicyComponent, LoadError> {
+        self.load_signed(bytes, None)
+    }
+
+    /// Check and compile a component. `signature` is the text that `minisign -S` writes; without trusted keys it is not
+    /// looked at.
+    ///
+    /// # Errors
+    /// Says what is wrong with the component or its signature.
+    pub fn load_signed(&self, bytes: &[u8], signature: Option<&str>) -> Result<PolicyComponent, LoadError> {
         if bytes.len() as u64 > MAX_COMPONENT_BYTES {
             return Err(LoadError::TooLarge { bytes: bytes.len() as u64, limit: MAX_COMPONENT_BYTES });
         }
-        check::header(bytes)?;
-        let component = match &self.cache {
-            Some(cache) => cache.load_or_compile(&self.engine, bytes),
-            None => Component::new(&self.engine, bytes),
+        let signer = self.verify(bytes, signature, None)?;
+        self.load_verified(bytes.to_vec(), signer)
+    }
+
+    /// Who signed the bytes; `None` when no keys are trusted.
+    fn verify(
+        &self,
+        bytes: &[u8],
+        signature: Option<&str>,
+        beside: Option<&Path>,
+    ) -> Result<Option<Signer>, LoadError> {
+        if self.trusted.is_empty() {
+            return Ok(None);
+        }
+        let Some(signature) = signature else {
+            let file = beside.map(|path| format!(" in {}", path.display())).unwrap_or_default();
+            let expected = format!("a minisign signature{file} by {}", self.trusted.any());
+            return Err(LoadError::Unsigned { expected });
         };
-        let component = component.map_err(|error| LoadError::Invalid { detail: one_line(&error) })?;
+        let verified = self.trusted.verify(bytes, signature);
+        verified.map(Some).map_err(|problem| LoadError::BadSignature { problem })
+    }
+
+    /// Nothing of the component was parsed before this.
+    fn load_verified(&self, bytes: Vec<u8>, signer: Option<Signer>) -> Result<PolicyComponent, LoadError> {
+        check::header(&bytes)?;
+        complexity::check(&bytes)?;
+        let bytes: Arc<[u8]> = bytes.into();
+        let component = self.compile(Arc::clone(&bytes))?;
         let fills = check::world(&self.engine, &component)?;
         let wrong_type = |error: wasmtime::Error| LoadError::WrongType { detail: one_line(&error) };
         let linker: Linker<StoreState> = Linker::new(&self.engine);
         let pre = linker.instantiate_pre(&component).map_err(wrong_type)?;
-        PolicyComponent::new(self.engine.clone(), pre, fills, bytes).map_err(wrong_type)
+        PolicyComponent::new(self.engine.clone(), pre, fills, &bytes, signer).map_err(wrong_type)
+    }
+
+    /// Compile in bounded time. What is late is kept in the cache when it is done, so another attempt may find it.
+    fn compile(&self, bytes: Arc<[u8]>) -> Result<Component, LoadError> {
+        let Self { engine, cache, .. } = self.clone();
+        let compiled = self.compiler.run(move || match cache {
+            Some(cache) => cache.load_or_compile(&engine, &bytes),
+            None => Component::new(&engine, &bytes),
+        });
+        compiled?.map_err(|error| LoadError::Invalid { detail: one_line(&error) })
     }
 }
 
