@@ -292,16 +292,23 @@ class PolicyEngine:
         *,
         slot: SlotName = "dispatch",
         mode: Literal["active", "shadow"] = "active",
+        signature: str | os.PathLike[str] | None = None,
     ) -> dict[str, Any]:
         """Load a component and make it active, or have it asked beside the active policy. Returns the report: `active`
-        and `previous` versions, what became of the `state`, `held_us`.
+        and `previous` versions, what became of the `state`, `held_us`. `signature` is the file with its minisign
+        signature, by default that of the component with `.minisig` added, where there is one; it is verified when
+        `policy.trusted_keys` names keys.
 
         Raises:
             OSError: the file cannot be read.
             PolicyError: the component was refused; the active policy stays.
         """
         path = Path(component)
-        return json.loads(self._policies.put(slot, path.read_bytes(), mode, str(path)))
+        beside = path.with_name(path.name + ".minisig")
+        if signature is None and beside.is_file():
+            signature = beside
+        text = None if signature is None else Path(signature).read_text(errors="replace")
+        return json.loads(self._policies.put(slot, path.read_bytes(), mode, str(path), text))
 
     def promote(self, slot: SlotName = "dispatch") -> dict[str, Any]:
         """Make the shadow active, with the state it has gathered.

@@ -8,12 +8,12 @@ use std::time::Duration;
 use meridian_core::config::SlotMode;
 use meridian_core::{Budget, Dispatch, Eviction, MeridianConfig, SlotConfig, SlotName, Targets, native};
 use meridian_runtime::admin::Admin;
-use meridian_runtime::control::{Control, ProcessStatus};
+use meridian_runtime::control::{Control, ProcessStatus, Upload};
 use meridian_runtime::watch::{FileWatch, WatchedFile};
 use meridian_runtime::{
     BudgetSlot, Candidate, ControlledSlot, Controller, DispatchSlot, EvictionSlot, Loader, PolicySlot, StrikeLimits,
 };
-use meridian_wasm::{GuestKind, Limits, LoadError, Runtime};
+use meridian_wasm::{GuestKind, Limits, LoadError, Runtime, TrustedKeys};
 
 use crate::cache_dir;
 
@@ -21,6 +21,7 @@ use crate::cache_dir;
 pub(crate) struct Components {
     runtime: Mutex<Option<Runtime>>,
     cache_dir: Option<PathBuf>,
+    trusted_keys: TrustedKeys,
 }
 
 impl Components {
@@ -29,7 +30,7 @@ impl Components {
         if let Some(runtime) = &*runtime {
             return Ok(runtime.clone());
         }
-        let made = Runtime::new(self.cache_dir.clone())?;
+        let made = Runtime::new(self.cache_dir.clone())?.with_trusted_keys(self.trusted_keys.clone());
         *runtime = Some(made.clone());
         Ok(made)
     }
@@ -75,11 +76,11 @@ impl<K: GuestKind> SlotLoader<K> {
 }
 
 impl<K: GuestKind> Loader<K> for SlotLoader<K> {
-    fn load(&self, component: &[u8], source: &str) -> Result<Candidate<K>, String> {
+    fn load(&self, upload: &Upload<'_>) -> Result<Candidate<K>, String> {
         let load = || {
-            let component = self.components.runtime()?.load(component)?;
+            let component = self.components.runtime()?.load_signed(upload.component, upload.signature)?;
             let policy = component.policy::<K>(self.limits, self.targets, &self.options)?;
-            Ok(Candidate::new(Box::new(policy), component.sha256(), source))
+            Ok(Candidate::new(Box::new(policy), component.sha256(), upload.source))
         };
         load().map_err(|error: LoadError| error.to_string())
     }
@@ -101,10 +102,11 @@ impl Slots {
     pub(crate) fn new(
         config: &MeridianConfig,
         base_dir: &Path,
+        trusted_keys: TrustedKeys,
         status: impl FnOnce() -> Box<dyn Fn() -> ProcessStatus + Send + Sync>,
     ) -> Result<Self, String> {
         let cache_dir = cache_dir(base_dir, &config.policy.cache_dir);
-        let components = Arc::new(Components { runtime: Mutex::new(None), cache_dir });
+        let components = Arc::new(Components { runtime: Mutex::new(None), cache_dir, trusted_keys });
         let (dispatch, controlled) = slot::<Dispatch>(config, &config.policy.dispatch, base_dir, &components)?;
         let controller = Controller::new(controlled, status());
         let (eviction, controlled) = slot::<Eviction>(config, &config.policy.eviction, base_dir, &components)?;

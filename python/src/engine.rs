@@ -8,6 +8,7 @@ use meridian_core::types::RequestId;
 use meridian_core::{EngineFacts, FaultKind, Markers, MeridianConfig, NewRequest, PhaseEvent, Slot, ThinkPhase};
 use meridian_runtime::control::{Control, ProcessStatus};
 use meridian_runtime::{DispatchEngine, Source};
+use meridian_wasm::TrustedKeys;
 use pyo3::exceptions::PyOverflowError;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -83,13 +84,15 @@ impl Engine {
             Markers::new(starts, ends, padding).map_err(|error| ConfigError::new_err(format!("model: {error}")))?;
         let markers = markers.with_resuming(config.model.resumes);
         let base_dir = Path::new(base_dir);
+        let trusted_keys = TrustedKeys::parse("policy.trusted_keys", &config.policy.trusted_keys, base_dir)
+            .map_err(|error| ConfigError::new_err(error.to_string()))?;
         // Filled once the engine is there: the slots come first.
         let status = Arc::new(OnceLock::new());
         let told = Arc::clone(&status);
         let model = model.to_owned();
         // Compiling a component takes tens of milliseconds.
         let slots = py
-            .detach(|| Slots::new(&config, base_dir, || Box::new(process_status(told, model))))
+            .detach(|| Slots::new(&config, base_dir, trusted_keys, || Box::new(process_status(told, model))))
             .map_err(PolicyError::new_err)?;
         let Slots { dispatch, eviction, budget, controller } = slots;
         let mut engine = DispatchEngine::new(dispatch, markers, &config.scheduler, block_tokens);

@@ -2,7 +2,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use meridian_core::budget::{BudgetCandidate, Load, Observed, Thresholds, Verdict};
 use meridian_core::{BlockId, BlockTier, EntropyUnit, EvictionCandidate, EvictionSubject, Memory, RequestId, Subject};
-use meridian_runtime::control::{Control, ControlError, Mode, SlotName, SwapReport};
+use meridian_runtime::control::{Control, ControlError, Mode, SlotName, SwapReport, Upload};
 use meridian_runtime::{BudgetSlot, Controller, EvictionSlot};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -75,8 +75,18 @@ struct LoadRow {
 
 #[pymethods]
 impl Policies {
-    /// Load a component and put it to `mode` ("active" or "shadow"); returns the report as JSON.
-    fn put(&self, py: Python<'_>, slot: &str, component: &[u8], mode: &str, source: &str) -> PyResult<String> {
+    /// Load a component and put it to `mode` ("active" or "shadow"), with the text of its signature where keys are
+    /// trusted; returns the report as JSON.
+    #[pyo3(signature = (slot, component, mode, source, signature=None))]
+    fn put(
+        &self,
+        py: Python<'_>,
+        slot: &str,
+        component: &[u8],
+        mode: &str,
+        source: &str,
+        signature: Option<&str>,
+    ) -> PyResult<String> {
         let slot = slot_named(slot)?;
         let mode = match mode {
             "active" => Mode::Active,
@@ -85,7 +95,7 @@ impl Policies {
         };
         // Checked and compiled without the GIL.
         let component = component.to_vec();
-        report(py.detach(|| self.controller.put(slot, &component, mode, source)))
+        report(py.detach(|| self.controller.put(slot, &Upload { component: &component, signature, source }, mode)))
     }
 
     /// Make the shadow active; returns the report as JSON.

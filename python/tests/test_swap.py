@@ -127,3 +127,21 @@ def test_a_component_in_the_configuration_of_every_slot(policies: Path, tmp_path
     running.close()
     with pytest.raises(meridian.PolicyError, match=r"^policy\.budget\.source: .*does not fill slot budget"):
         engine("native:fcfs", tmp_path, budget=meridian.SlotConfig(str(policies / "fcfs.wasm")))
+
+
+def test_with_trusted_keys_an_unsigned_component_is_refused(policies: Path, tmp_path: Path) -> None:
+    key = "RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3"
+    running = engine("native:output-first", tmp_path, trusted_keys=[key])
+    with pytest.raises(meridian.PolicyError, match="not signed: expected a minisign signature by trusted key E7620F18"):
+        running.swap(policies / "fcfs.wasm")
+    component = tmp_path / "policy.wasm"
+    shutil.copy(policies / "fcfs.wasm", component)
+    beside = tmp_path / "policy.wasm.minisig"
+    beside.write_text("nonsense")
+    for signature in (None, beside):
+        with pytest.raises(meridian.PolicyError, match="bad signature: malformed"):
+            running.swap(component, signature=signature)
+    with pytest.raises(meridian.PolicyError, match=r"policy.dispatch.source: .* bad signature"):
+        engine(str(component), tmp_path, trusted_keys=[key])
+    with pytest.raises(meridian.ConfigError, match=r'policy.trusted_keys\[0\]: "absent.pub": .*expected a minisign'):
+        engine("native:output-first", tmp_path, trusted_keys=["absent.pub"])

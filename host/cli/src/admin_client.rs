@@ -117,6 +117,17 @@ impl Engine {
         body: &[u8],
         token_file: Option<&Path>,
     ) -> anyhow::Result<T> {
+        self.put(line, "", body, token_file)
+    }
+
+    /// The same with more header lines, each ended.
+    pub(crate) fn put<T: DeserializeOwned>(
+        &self,
+        line: &str,
+        headers: &str,
+        body: &[u8],
+        token_file: Option<&Path>,
+    ) -> anyhow::Result<T> {
         let token = match token_file.or(self.token_file.as_deref()) {
             Some(path) => Some(
                 meridian_runtime::admin::read_token(path)
@@ -125,7 +136,8 @@ impl Engine {
             // The process says what is the matter.
             None => None,
         };
-        self.ask(&format!("{line} HTTP/1.1"), token.as_deref(), body, COMPILING)
+        let head = format!("{line} HTTP/1.1\r\n{headers}");
+        self.ask(head.trim_end(), token.as_deref(), body, COMPILING)
     }
 
     fn ask<T: DeserializeOwned>(

@@ -6,7 +6,7 @@ use clap::Subcommand;
 use meridian_core::config::{self, EffectiveField};
 use meridian_core::{MeridianConfig, SlotConfig};
 use meridian_runtime::config_file::{self, ConfigFile};
-use meridian_wasm::{Limits, Runtime};
+use meridian_wasm::{Limits, Runtime, TrustedKeys};
 use serde_json::json;
 
 use crate::{print_json, print_line};
@@ -52,6 +52,7 @@ fn warnings(found: &ConfigFile) -> Vec<String> {
 /// The files that the three slots name must be there, and that of the dispatch slot must load, as in the engine.
 fn check_components(config: &MeridianConfig, base_dir: &Path) -> anyhow::Result<()> {
     let policy = &config.policy;
+    let keys = TrustedKeys::parse("policy.trusted_keys", &policy.trusted_keys, base_dir)?;
     for (name, slot) in [("dispatch", &policy.dispatch), ("eviction", &policy.eviction), ("budget", &policy.budget)] {
         if slot.source.starts_with("native:") {
             continue;
@@ -61,19 +62,19 @@ fn check_components(config: &MeridianConfig, base_dir: &Path) -> anyhow::Result<
         let metadata = path.metadata().with_context(|| format!("{}: cannot read it", named()))?;
         ensure!(metadata.is_file(), "{}: not a regular file, expected a component", named());
         if name == "dispatch" {
-            load(slot, config, &path).with_context(named)?;
+            load(slot, config, &path, keys.clone()).with_context(named)?;
         }
     }
     Ok(())
 }
 
-fn load(slot: &SlotConfig, config: &MeridianConfig, path: &Path) -> anyhow::Result<()> {
+fn load(slot: &SlotConfig, config: &MeridianConfig, path: &Path, keys: TrustedKeys) -> anyhow::Result<()> {
     let limits = Limits {
         deadline: Duration::from_secs_f32(slot.deadline_ms / 1e3),
         memory_bytes: (slot.memory_mib as usize) << 20,
     };
     let options = serde_json::to_string(&slot.config)?;
-    let component = Runtime::new(None)?.load_file(path)?;
+    let component = Runtime::new(None)?.with_trusted_keys(keys).load_file(path)?;
     component.dispatch_policy(limits, config.scheduler.targets(), &options)?;
     Ok(())
 }

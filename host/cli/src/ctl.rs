@@ -5,10 +5,13 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail, ensure};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
+use meridian_core::signature::{MAX_SIGNATURE_BYTES, signature_path};
+use meridian_runtime::admin::{SIGNATURE_HEADER, signature_header};
 use meridian_runtime::control::{
     FaultEntry, MAX_COMPONENT_BYTES, Mode, ProcessStatus, ShadowStatus, SlotName, SlotStatus, StateHandover,
     SwapReport, Version,
 };
+use meridian_wasm::read_signature;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -57,6 +60,9 @@ enum CtlCommand {
         /// Whether it decides, or is asked beside the active policy and compared
         #[arg(long, value_parser = mode_parser(), default_value = "active")]
         mode: Mode,
+        /// Its minisign signature; by default FILE.minisig where there is one
+        #[arg(long, value_name = "FILE")]
+        signature: Option<PathBuf>,
     },
     /// Load a component, and compare it with the active policy; it changes nothing
     #[command(after_help = "Example: meridian ctl shadow dispatch policy.wasm")]
@@ -65,6 +71,9 @@ enum CtlCommand {
         slot: SlotName,
         /// The component
         file: PathBuf,
+        /// Its minisign signature; by default FILE.minisig where there is one
+        #[arg(long, value_name = "FILE")]
+        signature: Option<PathBuf>,
     },
     /// Let the shadow decide
     #[command(after_help = "Example: meridian ctl promote dispatch")]
@@ -111,8 +120,14 @@ pub(crate) fn run(args: &CtlArgs, json: bool) -> anyhow::Result<()> {
         }
         CtlCommand::Status { all: true } => status_of_all(&target.all()?, json),
         CtlCommand::Faults => faults(&target.one()?, json),
-        CtlCommand::Swap { slot, file, mode } => put(&target.one()?, *slot, file, *mode, token_file, json),
-        CtlCommand::Shadow { slot, file } => put(&target.one()?, *slot, file, Mode::Shadow, token_file, json),
+        CtlCommand::Swap { slot, file, mode, signature } => {
+            let signature = signature_of(file, signature.as_deref())?;
+            put(&target.one()?, *slot, file, *mode, signature, token_file, json)
+        }
+        CtlCommand::Shadow { slot, file, signature } => {
+            let signature = signature_of(file, signature.as_deref())?;
+            put(&target.one()?, *slot, file, Mode::Shadow, signature, token_file, json)
+        }
         CtlCommand::Promote { slot } => act(slot, "promote"),
         CtlCommand::Rollback { slot } => act(slot, "rollback"),
         CtlCommand::Release { slot } => act(slot, "release"),
@@ -176,11 +191,27 @@ fn faults(engine: &Engine, json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The header with the signature of a component: of the file that is named, else of the one beside it, if any.
+fn signature_of(component: &Path, named: Option<&Path>) -> anyhow::Result<Option<String>> {
+    let path = named.map_or_else(|| signature_path(component), Path::to_owned);
+    let text = read_signature(&path).with_context(|| format!("{}: cannot be read", path.display()))?;
+    ensure!(text.is_some() || named.is_none(), "{}: no such file, expected a minisign signature", path.display());
+    let header = text.map(|text| signature_header(&text));
+    // The process would not take it either, but could not say so well.
+    let is_line = header
+        .as_deref()
+        .is_none_or(|value| value.len() <= MAX_SIGNATURE_BYTES && value.chars().all(|c| c == '\t' || !c.is_control()));
+    ensure!(is_line, "{}: malformed, expected the four lines that `minisign -S` writes", path.display());
+    Ok(header.map(|value| format!("{SIGNATURE_HEADER}: {value}\r\n")))
+}
+
+#[expect(clippy::too_many_arguments, reason = "called with the fields of two commands")]
 fn put(
     engine: &Engine,
     slot: SlotName,
     file: &Path,
     mode: Mode,
+    signature: Option<String>,
     token_file: Option<&Path>,
     json: bool,
 ) -> anyhow::Result<()> {
@@ -196,7 +227,7 @@ fn put(
         Mode::Shadow => "shadow",
     };
     let line = format!("PUT /v1/policies/{}?mode={mode}", slot.label());
-    print_report(&engine.change(&line, &component, token_file)?, json)
+    print_report(&engine.put(&line, &signature.unwrap_or_default(), &component, token_file)?, json)
 }
 
 fn print_report(report: &SwapReport, json: bool) -> anyhow::Result<()> {

@@ -1,14 +1,13 @@
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, ensure};
 use clap::Subcommand;
+use meridian_core::signature::signature_path;
 use meridian_core::{Budget, Description, Dispatch, Eviction, MeridianConfig, SlotName};
 use meridian_runtime::Candidate;
 use meridian_wasm::{
-    GuestKind, Limits, MAX_SIGNATURE_BYTES, PolicyComponent, Runtime, Signer, TrustedKeys, signature_key_id,
-    signature_path,
+    GuestKind, Limits, PolicyComponent, Runtime, Signer, TrustedKeys, read_signature, signature_key_id,
 };
 use serde::Serialize;
 
@@ -141,11 +140,8 @@ impl Signature {
                 Some(Self { key_id: key_id.clone(), verified: true, trusted_comment })
             }
             None => {
-                let text = std::fs::File::open(signature_path(file)).and_then(|file| {
-                    let mut text = String::new();
-                    file.take(MAX_SIGNATURE_BYTES).read_to_string(&mut text).map(|_| text)
-                });
-                let key_id = signature_key_id(&text.ok()?)?;
+                let text = read_signature(&signature_path(file)).ok()??;
+                let key_id = signature_key_id(&text)?;
                 Some(Self { key_id, verified: false, trusted_comment: None })
             }
         }

@@ -42,10 +42,15 @@ fn with_token(name: &str) -> std::path::PathBuf {
 #[test]
 fn every_command_reaches_the_one_process() {
     let folder = with_token("ctl-commands");
+    write(&folder.join("s.minisig"), "untrusted comment: x\nA\nB; c\nD\n", 0o644);
     let (_admin, recorder) = start(&folder, "127.0.0.1:0", "token");
     for (args, call) in [
         (&["ctl", "swap", "dispatch", "policy.wasm"] as &[_], "put 9 bytes Active admin dispatch"),
         (&["ctl", "swap", "dispatch", "policy.wasm", "--mode", "shadow"], "put 9 bytes Shadow admin dispatch"),
+        (
+            &["ctl", "swap", "dispatch", "policy.wasm", "--signature", "s.minisig"],
+            "put 9 bytes Active admin signed \"untrusted comment: from a header\\nA\\nB; c\\nD\\n\" dispatch",
+        ),
         (&["ctl", "shadow", "dispatch", "policy.wasm"], "put 9 bytes Shadow admin dispatch"),
         (&["ctl", "promote", "dispatch"], "promote dispatch"),
         (&["ctl", "rollback", "dispatch"], "rollback dispatch"),
@@ -57,6 +62,15 @@ fn every_command_reaches_the_one_process() {
         let report = "candidate 1.0 abababab decides, before current 1.0 abababab, state starts fresh: another layout; \
                       held for 12.5 us\n";
         assert!(done.stdout.starts_with("dispatch: ") && done.stdout.ends_with(report), "{}", done.stdout);
+    }
+    // Beside the component it is found by itself.
+    write(&folder.join("policy.wasm.minisig"), "untrusted comment: x\nA\nB; c\nD\n", 0o644);
+    assert_eq!(meridian(&folder, &["ctl", "shadow", "dispatch", "policy.wasm"]).code, 0);
+    assert!(recorder.calls()[0].contains("B; c"));
+    for (bad, why) in [("absent.minisig", "no such file"), ("control.minisig", "malformed")] {
+        write(&folder.join("control.minisig"), "x\n\u{7}\n", 0o644);
+        let done = meridian(&folder, &["ctl", "swap", "dispatch", "policy.wasm", "--signature", bad]);
+        assert!(done.code == 1 && done.stderr.contains(why), "{}", done.stderr);
     }
     let done = meridian(&folder, &["ctl", "promote", "dispatch", "--json"]);
     assert_eq!(serde_json::from_str::<SwapReport>(&done.stdout).unwrap().active, version("candidate"));

@@ -43,6 +43,7 @@ mod rank;
 mod router;
 mod scheduler;
 mod seat;
+pub mod signature;
 mod step_time;
 /// The locks, for the crates that loom explores together with this one.
 #[doc(hidden)]

@@ -32,6 +32,17 @@ pub enum Mode {
     Shadow,
 }
 
+/// A component that is to be loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Upload<'a> {
+    /// Its bytes.
+    pub component: &'a [u8],
+    /// The text of its minisign signature, if it came with one.
+    pub signature: Option<&'a str>,
+    /// Where it came from.
+    pub source: &'a str,
+}
+
 /// What became of the state of the policy before.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "kind", content = "why")]
@@ -202,11 +213,11 @@ pub trait Control: Send + Sync {
     /// The latest faults, oldest first, at most a few hundred.
     fn faults(&self) -> Vec<FaultEntry>;
 
-    /// Load a component and put it to `mode`; `source` says where it came from.
+    /// Load a component and put it to `mode`.
     ///
     /// # Errors
     /// [`ControlError::Refused`] when it is not a component that may decide; nothing has changed then.
-    fn put(&self, slot: SlotName, component: &[u8], mode: Mode, source: &str) -> Result<SwapReport, ControlError>;
+    fn put(&self, slot: SlotName, upload: &Upload<'_>, mode: Mode) -> Result<SwapReport, ControlError>;
 
     /// Make the shadow active.
     ///

@@ -1,17 +1,19 @@
 use meridian_core::{Budget, Dispatch, Eviction, SlotKind};
 
-use crate::control::{Control, ControlError, FaultEntry, Mode, ProcessStatus, SlotName, SlotStatus, SwapReport};
+use crate::control::{
+    Control, ControlError, FaultEntry, Mode, ProcessStatus, SlotName, SlotStatus, SwapReport, Upload,
+};
 use crate::slot::{Candidate, SlotControl};
 use crate::sync::{Mutex, lock};
 
 /// Turns the bytes of a component into a policy of slot `K` that has started. Called off the deciding thread; takes as long
 /// as compiling takes.
 pub trait Loader<K: SlotKind>: Send + Sync {
-    /// Check, compile and start `component`.
+    /// Check, compile and start the component, after its signature where keys are trusted.
     ///
     /// # Errors
     /// Why it is refused, in one line.
-    fn load(&self, component: &[u8], source: &str) -> Result<Candidate<K>, String>;
+    fn load(&self, upload: &Upload<'_>) -> Result<Candidate<K>, String>;
 }
 
 /// Facts about the engine for [`ProcessStatus`]; the slots are filled in by the controller. Takes microseconds.
@@ -80,10 +82,10 @@ impl Control for Controller {
         faults
     }
 
-    fn put(&self, slot: SlotName, component: &[u8], mode: Mode, source: &str) -> Result<SwapReport, ControlError> {
+    fn put(&self, slot: SlotName, upload: &Upload<'_>, mode: Mode) -> Result<SwapReport, ControlError> {
         let slot = self.slot(slot)?;
         let _changing = lock(&self.changing);
-        slot.put(component, mode, source).map(told)
+        slot.put(upload, mode).map(told)
     }
 
     fn promote(&self, slot: SlotName) -> Result<SwapReport, ControlError> {
@@ -106,7 +108,7 @@ impl Control for Controller {
 trait Changeable {
     fn status(&self) -> SlotStatus;
     fn faults(&self) -> Vec<FaultEntry>;
-    fn put(&self, component: &[u8], mode: Mode, source: &str) -> Result<SwapReport, ControlError>;
+    fn put(&self, upload: &Upload<'_>, mode: Mode) -> Result<SwapReport, ControlError>;
     fn promote(&self) -> Result<SwapReport, ControlError>;
     fn rollback(&self) -> Result<SwapReport, ControlError>;
     fn release(&self) -> Result<SwapReport, ControlError>;
@@ -121,12 +123,13 @@ impl<K: SlotKind> Changeable for ControlledSlot<K> {
         self.control.faults()
     }
 
-    fn put(&self, component: &[u8], mode: Mode, source: &str) -> Result<SwapReport, ControlError> {
-        let loaded = self.loader.load(component, source).and_then(|mut candidate| {
+    fn put(&self, upload: &Upload<'_>, mode: Mode) -> Result<SwapReport, ControlError> {
+        let loaded = self.loader.load(upload).and_then(|mut candidate| {
             candidate.warm_up().map_err(|trial| format!("it {trial}"))?;
             Ok(candidate)
         });
         let candidate = loaded.map_err(|why| {
+            let source = upload.source;
             self.control.refused(source, &why);
             tracing::warn!(slot = K::NAME.label(), source, why, "a candidate was refused; the active policy stays");
             ControlError::Refused(why)

@@ -9,10 +9,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use meridian_core::signature::{MAX_SIGNATURE_BYTES, signature_path};
 use notify::{RecommendedWatcher, RecursiveMode, Watcher};
 use sha2::{Digest, Sha256};
 
-use crate::control::{Control, ControlError, MAX_COMPONENT_BYTES, Mode, SlotName, SwapReport};
+use crate::control::{Control, ControlError, MAX_COMPONENT_BYTES, Mode, SlotName, SwapReport, Upload};
 
 /// How long a folder has to be quiet before its file is read: an editor writes in several steps.
 const QUIET: Duration = Duration::from_millis(100);
@@ -29,8 +30,8 @@ pub struct WatchedFile {
 /// What is known of the file's content.
 #[derive(Clone, Debug, PartialEq)]
 enum Seen {
-    /// This content, loaded or refused.
-    Content { stamp: Stamp, sha256: [u8; 32] },
+    /// This content. It is `settled` when the slot has it; one that was refused may do with another signature.
+    Content { stamp: Stamp, sha256: [u8; 32], signature: Option<Stamp>, settled: bool },
     /// It could not be read; why was said.
     Unreadable(String),
 }
@@ -74,7 +75,10 @@ impl WatchedFile {
     /// Watch `path`, whose present content is what the slot runs.
     pub fn new(path: &Path, slot: SlotName, control: Arc<dyn Control>) -> Self {
         let seen = match read(path) {
-            Ok((stamp, bytes)) => Seen::Content { stamp, sha256: Sha256::digest(&bytes).into() },
+            Ok((stamp, bytes)) => {
+                let sha256 = Sha256::digest(&bytes).into();
+                Seen::Content { stamp, sha256, signature: None, settled: true }
+            }
             Err(why) => Seen::Unreadable(why),
         };
         Self { path: path.to_owned(), slot, control, seen }
@@ -83,8 +87,13 @@ impl WatchedFile {
     /// Look whether the content has changed, and put what is new into the slot; what comes of it is logged where it
     /// happens. Takes as long as compiling takes.
     pub fn look(&mut self) -> Looked {
-        let known = std::fs::metadata(&self.path).ok().map(|found| Stamp::of(&found));
-        if matches!(&self.seen, Seen::Content { stamp, .. } if Some(*stamp) == known) {
+        let stamp_of = |path: &Path| std::fs::metadata(path).ok().map(|found| Stamp::of(&found));
+        let beside = signature_path(&self.path);
+        let (known, signed) = (stamp_of(&self.path), stamp_of(&beside));
+        let as_before = |settled: bool, signature: Option<Stamp>| settled || signature == signed;
+        if matches!(&self.seen, Seen::Content { stamp, signature, settled, .. }
+            if Some(*stamp) == known && as_before(*settled, *signature))
+        {
             return Looked::Unchanged;
         }
         let (stamp, bytes) = match read(&self.path) {
@@ -99,16 +108,35 @@ impl WatchedFile {
             }
         };
         let sha256: [u8; 32] = Sha256::digest(&bytes).into();
-        let before = std::mem::replace(&mut self.seen, Seen::Content { stamp, sha256 });
-        if matches!(before, Seen::Content { sha256: old, .. } if old == sha256) {
+        if let Seen::Content { stamp: old, sha256: same, signature, settled } = &mut self.seen
+            && *same == sha256
+            && as_before(*settled, *signature)
+        {
+            *old = stamp;
             return Looked::Unchanged;
         }
-        match self.control.put(self.slot, &bytes, Mode::Active, &self.path.display().to_string()) {
+        let text = read_signature(&beside);
+        let source = self.path.display().to_string();
+        let upload = Upload { component: &bytes, signature: text.as_deref(), source: &source };
+        let put = self.control.put(self.slot, &upload, Mode::Active);
+        self.seen = Seen::Content { stamp, sha256, signature: signed, settled: put.is_ok() };
+        match put {
             Ok(report) => Looked::Swapped(Box::new(report)),
             Err(ControlError::Refused(why)) => Looked::Refused(why),
             Err(other) => Looked::Refused(other.to_string()),
         }
     }
+}
+
+/// The signature beside the file; `None` when there is none that can be read. One byte too many shows that it is too large.
+fn read_signature(path: &Path) -> Option<String> {
+    // Opening a pipe would wait for its other end.
+    if !std::fs::metadata(path).ok()?.is_file() {
+        return None;
+    }
+    let mut bytes = Vec::new();
+    File::open(path).ok()?.take(MAX_SIGNATURE_BYTES as u64 + 1).read_to_end(&mut bytes).ok()?;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// Stamp and content of a regular file of at most 32 MiB.

@@ -31,4 +31,4 @@ pub use error::LoadError;
 pub use guest::GuestKind;
 pub use instance::{Limits, WasmPolicy};
 pub use runtime::{EPOCH_TICK, MAX_COMPONENT_BYTES, Runtime};
-pub use trust::{KeyError, MAX_SIGNATURE_BYTES, SignatureError, Signer, TrustedKeys, signature_key_id, signature_path};
+pub use trust::{KeyError, SignatureError, Signer, TrustedKeys, read_signature, signature_key_id};

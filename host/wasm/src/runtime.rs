@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use meridian_core::signature::signature_path;
 use wasmtime::component::{Component, Linker};
 use wasmtime::{Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig};
 
@@ -12,8 +13,7 @@ use crate::cache::Cache;
 use crate::compile::Compiler;
 use crate::error::{LoadError, one_line};
 use crate::instance::StoreState;
-use crate::trust::{read_signature, signature_path};
-use crate::{PolicyComponent, Signer, TrustedKeys, check, complexity};
+use crate::{PolicyComponent, Signer, TrustedKeys, check, complexity, read_signature};
 
 /// How often the epoch advances: the grain of every deadline.
 pub const EPOCH_TICK: Duration = Duration::from_micros(500);
@@ -78,7 +78,7 @@ impl Runtime {
     }
 
     /// Read, check and compile the component in a file. Where keys are trusted, its signature is in the file of
-    /// [`crate::signature_path`]; what is verified is what was read, and is what is compiled.
+    /// [`signature_path`]; what is verified is what was read, and is what is compiled.
     ///
     /// # Errors
     /// Says what is wrong with the file, its signature or the component.

@@ -3,15 +3,14 @@
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use meridian_core::signature::MAX_SIGNATURE_BYTES;
 use minisign_verify::{PublicKey, Signature};
 use thiserror::Error;
 
 use crate::wit::clip;
 
-/// Largest signature, bytes. minisign allows 1024 bytes of untrusted and 8192 of trusted comment.
-pub const MAX_SIGNATURE_BYTES: u64 = 16 << 10;
 /// Largest file with a public key, bytes: a comment and 56 characters.
 const MAX_KEY_FILE_BYTES: u64 = 4 << 10;
 /// Characters of a public key: 42 bytes in base64.
@@ -129,7 +128,7 @@ impl TrustedKeys {
 
     /// Check that `signature` is one of `content` by one of the keys.
     pub(crate) fn verify(&self, content: &[u8], signature: &str) -> Result<Signer, SignatureError> {
-        if signature.len() as u64 > MAX_SIGNATURE_BYTES {
+        if signature.len() > MAX_SIGNATURE_BYTES {
             return Err(SignatureError::TooLarge);
         }
         let found = signature_key_id(signature).ok_or(SignatureError::Malformed)?;
@@ -179,21 +178,16 @@ pub fn signature_key_id(signature: &str) -> Option<String> {
     key_id(signature.lines().nth(1)?)
 }
 
-/// Where the signature of a component's file is looked for: `policy.wasm` has `policy.wasm.minisig`.
-#[must_use]
-pub fn signature_path(component: &Path) -> PathBuf {
-    let mut path = component.as_os_str().to_owned();
-    path.push(".minisig");
-    path.into()
-}
-
-/// The signature beside a component's file; `None` when there is none. What is no text is malformed, and too much too
-/// large, when it is verified.
-pub(crate) fn read_signature(path: &Path) -> io::Result<Option<String>> {
-    match read_bounded(path, MAX_SIGNATURE_BYTES) {
+/// The text of a signature's file; `None` when there is none. What is no text turns out malformed, and too much too large,
+/// when it is verified.
+///
+/// # Errors
+/// It is there, but cannot be read.
+pub fn read_signature(path: &Path) -> io::Result<Option<String>> {
+    match read_bounded(path, MAX_SIGNATURE_BYTES as u64) {
         Ok(Some(bytes)) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
         // Its size alone decides.
-        Ok(None) => Ok(Some(" ".repeat(MAX_SIGNATURE_BYTES as usize + 1))),
+        Ok(None) => Ok(Some(" ".repeat(MAX_SIGNATURE_BYTES + 1))),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }

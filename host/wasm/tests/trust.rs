@@ -7,9 +7,8 @@ mod support;
 use std::io::Cursor;
 use std::path::PathBuf;
 
-use meridian_wasm::{
-    LoadError, MAX_SIGNATURE_BYTES, Runtime, SignatureError, TrustedKeys, signature_key_id, signature_path,
-};
+use meridian_core::signature::{MAX_SIGNATURE_BYTES, signature_path};
+use meridian_wasm::{LoadError, Runtime, SignatureError, TrustedKeys, signature_key_id};
 use minisign::KeyPair;
 use proptest::prelude::*;
 
@@ -120,7 +119,7 @@ fn a_malformed_signature_is_refused() {
     {
         assert_eq!(problem(&runtime, &component, bad), SignatureError::Malformed, "{bad:?}");
     }
-    let long = " ".repeat(MAX_SIGNATURE_BYTES as usize + 1);
+    let long = " ".repeat(MAX_SIGNATURE_BYTES + 1);
     assert_eq!(problem(&runtime, &component, &long), SignatureError::TooLarge);
 }
 

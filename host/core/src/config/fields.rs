@@ -11,7 +11,6 @@ pub const WITHOUT_EFFECT: &[&str] = &[
     "scheduler.max_think_tokens",
     "entropy",
     "kv_memory",
-    "policy.trusted_keys",
     "policy.eviction",
     "policy.budget",
     "disagg",

@@ -168,7 +168,8 @@ pub struct PolicyConfig {
     /// Folder of compiled components, relative to the file's folder; empty for `components` in the user's cache folder.
     #[schemars(extend("x-must-be" = "a path or empty"))]
     pub cache_dir: String,
-    /// Public keys of which one must have signed a component; empty for no check.
+    /// Keys of which one must have signed a component: minisign public keys, or paths of `.pub` files relative to the
+    /// file's folder; empty for no check.
     #[schemars(extend("x-must-be" = "without an empty key"))]
     pub trusted_keys: Vec<String>,
     /// The order, the token budget and the token caps of a step.

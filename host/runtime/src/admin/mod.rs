@@ -7,6 +7,7 @@ mod metrics;
 mod private;
 mod routes;
 mod serve;
+mod signature;
 mod token;
 
 use std::path::{Path, PathBuf};
@@ -21,6 +22,7 @@ use tokio::sync::oneshot;
 use self::discovery::{Entry, Process};
 use self::listener::Listener;
 use self::routes::Site;
+pub use self::signature::{SIGNATURE_HEADER, signature_header};
 use self::token::Token;
 pub use self::token::read_token;
 use crate::control::Control;
@@ -68,12 +70,12 @@ pub struct Surroundings {
 ///
 /// use meridian_core::config::{AdminConfig, TelemetryConfig};
 /// use meridian_runtime::admin::{Admin, Surroundings};
-/// # use meridian_runtime::control::{Control, ControlError, FaultEntry, Mode, ProcessStatus, SlotName, SwapReport};
+/// # use meridian_runtime::control::{Control, ControlError, FaultEntry, Mode, ProcessStatus, SlotName, SwapReport, Upload};
 /// # struct Engine;
 /// # impl Control for Engine {
 /// #     fn status(&self) -> ProcessStatus { ProcessStatus::default() }
 /// #     fn faults(&self) -> Vec<FaultEntry> { Vec::new() }
-/// #     fn put(&self, slot: SlotName, _: &[u8], _: Mode, _: &str) -> Result<SwapReport, ControlError> {
+/// #     fn put(&self, slot: SlotName, _: &Upload<'_>, _: Mode) -> Result<SwapReport, ControlError> {
 /// #         Err(ControlError::NoSuchSlot(slot))
 /// #     }
 /// #     fn promote(&self, slot: SlotName) -> Result<SwapReport, ControlError> { Err(ControlError::NoSuchSlot(slot)) }

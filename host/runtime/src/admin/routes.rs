@@ -20,8 +20,9 @@ use tokio::sync::Semaphore;
 
 use super::Limits;
 use super::metrics::StatusCollector;
+use super::signature::{SIGNATURE_HEADER, signature_text};
 use super::token::Token;
-use crate::control::{Control, ControlError, MAX_COMPONENT_BYTES, Mode, SlotName, SwapReport};
+use crate::control::{Control, ControlError, MAX_COMPONENT_BYTES, Mode, SlotName, SwapReport, Upload};
 
 /// What the routes share.
 pub(super) struct Site {
@@ -120,6 +121,7 @@ async fn put_component(State(site): Shared, slot: SlotPath, request: Request) ->
     let (head, body) = request.into_parts();
     authorize(&site, &head.headers)?;
     let (slot, mode) = (named(slot)?, mode(head.uri.query())?);
+    let signature = head.headers.get(SIGNATURE_HEADER).map(|header| signature_text(header.as_bytes()));
     if body.size_hint().lower() > MAX_COMPONENT_BYTES as u64 {
         return Err(TOO_LARGE);
     }
@@ -127,7 +129,11 @@ async fn put_component(State(site): Shared, slot: SlotPath, request: Request) ->
     let component = tokio::time::timeout(site.limits.body, receive(body))
         .await
         .map_err(|_| Refusal::new(StatusCode::REQUEST_TIMEOUT, "the component did not arrive in time"))??;
-    Ok(blocking(move || (changed(&site.control.put(slot, &component, mode, "admin")), turn).0).await)
+    let put = move || {
+        let upload = Upload { component: &component, signature: signature.as_deref(), source: "admin" };
+        (changed(&site.control.put(slot, &upload, mode)), turn).0
+    };
+    Ok(blocking(put).await)
 }
 
 async fn act(

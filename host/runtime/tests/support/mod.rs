@@ -12,7 +12,7 @@ use meridian_core::config::{AdminConfig, TelemetryConfig};
 use meridian_runtime::admin::{Admin, Limits, Surroundings};
 use meridian_runtime::control::{
     Control, ControlError, FaultEntry, Mode, ProcessStatus, ShadowStatus, SlotName, SlotStatus, StateHandover,
-    SwapReport, Version,
+    SwapReport, Upload, Version,
 };
 
 pub const TOKEN: &str = "a-token-of-24-characters";
@@ -133,13 +133,15 @@ impl Control for Recorder {
         vec![fault]
     }
 
-    fn put(&self, slot: SlotName, component: &[u8], mode: Mode, source: &str) -> Result<SwapReport, ControlError> {
-        match component {
+    fn put(&self, slot: SlotName, upload: &Upload<'_>, mode: Mode) -> Result<SwapReport, ControlError> {
+        let Upload { component, signature, source } = upload;
+        match *component {
             b"garbage" => return Err(ControlError::Refused("not a component:\nno header".into())),
             b"panic" => panic!("as a test wants"),
             _ => {}
         }
-        self.act(slot, &format!("put {} bytes {mode:?} {source}", component.len()))
+        let signed = signature.map(|signature| format!(" signed {signature:?}")).unwrap_or_default();
+        self.act(slot, &format!("put {} bytes {mode:?} {source}{signed}", component.len()))
     }
 
     fn promote(&self, slot: SlotName) -> Result<SwapReport, ControlError> {

@@ -1,0 +1,76 @@
+//! The file watch reads a signature beside the component, and looks again when it comes later.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use meridian_core::signature::MAX_SIGNATURE_BYTES;
+use meridian_runtime::control::{
+    Control, ControlError, FaultEntry, Mode, ProcessStatus, SlotName, StateHandover, SwapReport, Upload, Version,
+};
+use meridian_runtime::watch::{Looked, WatchedFile};
+
+/// Takes what is signed "good", and remembers the length of every signature.
+#[derive(Default)]
+struct Engine {
+    signatures: Mutex<Vec<Option<usize>>>,
+}
+
+impl Control for Engine {
+    fn status(&self) -> ProcessStatus {
+        ProcessStatus::default()
+    }
+
+    fn faults(&self) -> Vec<FaultEntry> {
+        Vec::new()
+    }
+
+    fn put(&self, slot: SlotName, upload: &Upload<'_>, _: Mode) -> Result<SwapReport, ControlError> {
+        self.signatures.lock().expect("no test panics").push(upload.signature.map(str::len));
+        if upload.signature != Some("good") {
+            return Err(ControlError::Refused("not signed".into()));
+        }
+        let (active, previous) = (Version::default(), Version::default());
+        let state = StateHandover::Stateless;
+        Ok(SwapReport { slot, action: "swap".into(), active, previous, state, held_us: 0.0 })
+    }
+
+    fn promote(&self, slot: SlotName) -> Result<SwapReport, ControlError> {
+        Err(ControlError::NoSuchSlot(slot))
+    }
+
+    fn rollback(&self, slot: SlotName) -> Result<SwapReport, ControlError> {
+        Err(ControlError::NoSuchSlot(slot))
+    }
+
+    fn release(&self, slot: SlotName) -> Result<SwapReport, ControlError> {
+        Err(ControlError::NoSuchSlot(slot))
+    }
+}
+
+#[test]
+fn a_signature_that_comes_after_the_component_leads_to_another_look() {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("watch-signature");
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).unwrap();
+    let (file, beside) = (folder.join("policy.wasm"), folder.join("policy.wasm.minisig"));
+    std::fs::write(&file, "first").unwrap();
+    let engine = Arc::new(Engine::default());
+    let mut watched = WatchedFile::new(&file, SlotName::Dispatch, Arc::<Engine>::clone(&engine));
+    // The slot has this content: a signature that is written or renewed is no change.
+    std::fs::write(&beside, "stale").unwrap();
+    assert_eq!(watched.look(), Looked::Unchanged);
+
+    std::fs::write(&file, "second version").unwrap();
+    assert_eq!(watched.look(), Looked::Refused("not signed".into()), "the signature is still the old one");
+    assert_eq!(watched.look(), Looked::Unchanged, "and is not asked about again");
+    std::fs::write(&beside, vec![b'x'; 2 * MAX_SIGNATURE_BYTES]).unwrap();
+    assert_eq!(watched.look(), Looked::Refused("not signed".into()));
+    std::fs::remove_file(&beside).unwrap();
+    assert_eq!(watched.look(), Looked::Refused("not signed".into()));
+    std::fs::write(&beside, "good").unwrap();
+    assert!(matches!(watched.look(), Looked::Swapped(_)));
+    std::fs::write(&beside, "good, and renewed").unwrap();
+    assert_eq!(watched.look(), Looked::Unchanged);
+    let signatures = engine.signatures.lock().unwrap();
+    assert_eq!(*signatures, [Some(5), Some(MAX_SIGNATURE_BYTES + 1), None, Some(4)]);
+}
