@@ -205,7 +205,6 @@ fn signature_of(component: &Path, named: Option<&Path>) -> anyhow::Result<Option
     Ok(header.map(|value| format!("{SIGNATURE_HEADER}: {value}\r\n")))
 }
 
-#[expect(clippy::too_many_arguments, reason = "called with the fields of two commands")]
 fn put(
     engine: &Engine,
     slot: SlotName,
