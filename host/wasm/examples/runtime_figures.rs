@@ -17,7 +17,7 @@ use meridian_core::{
     Batch, Column, Decision, Description, EngineFacts, Fault, FaultKind, Markers, MeridianConfig, NewRequest, Plan,
     Policy, RequestId, Slot, Targets,
 };
-use meridian_runtime::control::{Control, Mode, ProcessStatus, SlotName};
+use meridian_runtime::control::{Control, Mode, ProcessStatus, SlotName, Upload};
 use meridian_runtime::{
     Candidate, ControlledSlot, Controller, DispatchEngine, DispatchSlot, Loader, Source, StrikeLimits,
 };
@@ -205,11 +205,15 @@ fn output_first() -> Vec<u8> {
 
 struct FromBytes(Runtime);
 
+fn upload(component: &[u8]) -> Upload<'_> {
+    Upload { component, signature: None, source: "figures" }
+}
+
 impl Loader<meridian_core::Dispatch> for FromBytes {
-    fn load(&self, component: &[u8], source: &str) -> Result<Candidate, String> {
-        let component = self.0.load(component).map_err(|error| error.to_string())?;
+    fn load(&self, upload: &Upload<'_>) -> Result<Candidate, String> {
+        let component = self.0.load(upload.component).map_err(|error| error.to_string())?;
         let policy = component.dispatch_policy(limits(), targets(), "{}").map_err(|error| error.to_string())?;
-        Ok(Candidate::new(Box::new(policy), component.sha256(), source))
+        Ok(Candidate::new(Box::new(policy), component.sha256(), upload.source))
     }
 }
 
@@ -260,7 +264,7 @@ fn swaps(count: usize) {
     let mut held: Vec<f64> = std::thread::scope(|scope| {
         let swapping = scope.spawn(|| {
             let held = (0..count)
-                .map(|_| controller.put(SlotName::Dispatch, &bytes, Mode::Active, "figures").expect("it loads").held_us)
+                .map(|_| controller.put(SlotName::Dispatch, &upload(&bytes), Mode::Active).expect("it loads").held_us)
                 .collect();
             is_over.store(true, Ordering::Release);
             held
@@ -372,7 +376,7 @@ fn endurance(steps: usize) {
         let kind = if step % 100 == 99 { 1 + (step / 100 % 4) as u32 } else { 0 };
         injected += u64::from(kind > 0);
         if step % 1_000 == 500 {
-            let refused = controller.put(SlotName::Dispatch, b"\0asm but no component", Mode::Active, "figures");
+            let refused = controller.put(SlotName::Dispatch, &upload(b"\0asm but no component"), Mode::Active);
             assert!(refused.is_err(), "garbage is refused");
             injected += 1;
         }
