@@ -3,34 +3,62 @@
 use std::fs::{File, Metadata};
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use notify::{RecommendedWatcher, RecursiveMode, Watcher};
 use sha2::{Digest, Sha256};
 
 use crate::control::{Control, ControlError, MAX_COMPONENT_BYTES, Mode, SlotName, SwapReport};
 
-/// How long a folder has to be quiet before its file is read: an editor writes in several steps.
-const QUIET: Duration = Duration::from_millis(100);
 const MAX_BYTES: u64 = MAX_COMPONENT_BYTES as u64;
+/// Times of a file tell one change from the next only when the file system's clock has moved on: 10 ms at most on Linux,
+/// a second on some of what is mounted.
+const CLOCK_GRAIN: Duration = Duration::from_secs(1);
+
+/// How soon a change is looked at.
+///
+/// ```
+/// let pace = meridian_runtime::watch::Pace::default();
+/// assert!(pace.quiet < pace.patience);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    /// How long a folder has to be quiet before its file is read: an editor writes in several steps.
+    pub quiet: Duration,
+    /// After how long the file is read although the folder is not quiet: other files may be in it.
+    pub patience: Duration,
+    /// How often the file is asked for its times, for changes that the system does not tell of: the folder was replaced,
+    /// a link leads into another one, the file system is a remote one.
+    pub poll: Duration,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { quiet: Duration::from_millis(100), patience: Duration::from_secs(1), poll: Duration::from_secs(2) }
+    }
+}
 
 /// The file of a slot's policy, and what was last seen of it.
 pub struct WatchedFile {
     path: PathBuf,
     slot: SlotName,
     control: Arc<dyn Control>,
+    /// SHA-256 of the content that was last read, loaded or refused. It outlives the file: a file that comes back as it
+    /// was is not loaded over itself, which would lose the version before.
+    content: Option<[u8; 32]>,
     seen: Seen,
 }
 
-/// What is known of the file's content.
+/// How the file was found.
 #[derive(Clone, Debug, PartialEq)]
 enum Seen {
-    /// This content, loaded or refused.
-    Content { stamp: Stamp, sha256: [u8; 32] },
+    /// It was read; `None` when its times do not tell the next change.
+    Read(Option<Stamp>),
     /// It could not be read; why was said.
     Unreadable(String),
 }
@@ -55,6 +83,14 @@ impl Stamp {
             changed_ns: (found.ctime(), found.ctime_nsec()),
         }
     }
+
+    /// Whether a change from now on will have another time.
+    fn is_settled(&self) -> bool {
+        let (seconds, nanoseconds) = self.changed_ns;
+        let (Ok(seconds), Ok(nanoseconds)) = (u64::try_from(seconds), u32::try_from(nanoseconds)) else { return false };
+        let changed = UNIX_EPOCH + Duration::new(seconds, nanoseconds);
+        SystemTime::now().duration_since(changed).is_ok_and(|age| age > CLOCK_GRAIN)
+    }
 }
 
 /// What a look at the file led to.
@@ -73,34 +109,34 @@ pub enum Looked {
 impl WatchedFile {
     /// Watch `path`, whose present content is what the slot runs.
     pub fn new(path: &Path, slot: SlotName, control: Arc<dyn Control>) -> Self {
-        let seen = match read(path) {
-            Ok((stamp, bytes)) => Seen::Content { stamp, sha256: Sha256::digest(&bytes).into() },
-            Err(why) => Seen::Unreadable(why),
+        let (content, seen) = match read(path) {
+            Ok((stamp, bytes)) => (Some(Sha256::digest(&bytes).into()), Seen::Read(stamp)),
+            Err(why) => (None, Seen::Unreadable(why)),
         };
-        Self { path: path.to_owned(), slot, control, seen }
+        Self { path: path.to_owned(), slot, control, content, seen }
     }
 
     /// Look whether the content has changed, and put what is new into the slot; what comes of it is logged where it
     /// happens. Takes as long as compiling takes.
     pub fn look(&mut self) -> Looked {
-        let known = std::fs::metadata(&self.path).ok().map(|found| Stamp::of(&found));
-        if matches!(&self.seen, Seen::Content { stamp, .. } if Some(*stamp) == known) {
+        if !self.may_have_changed() {
             return Looked::Unchanged;
         }
         let (stamp, bytes) = match read(&self.path) {
             Ok(found) => found,
             Err(why) => {
-                if self.seen == Seen::Unreadable(why.clone()) {
+                let seen = Seen::Unreadable(why.clone());
+                if self.seen == seen {
                     return Looked::Unchanged;
                 }
                 tracing::warn!(file = %self.path.display(), why, "the policy's file cannot be read; the active one stays");
-                self.seen = Seen::Unreadable(why.clone());
+                self.seen = seen;
                 return Looked::Unreadable(why);
             }
         };
         let sha256: [u8; 32] = Sha256::digest(&bytes).into();
-        let before = std::mem::replace(&mut self.seen, Seen::Content { stamp, sha256 });
-        if matches!(before, Seen::Content { sha256: old, .. } if old == sha256) {
+        self.seen = Seen::Read(stamp);
+        if self.content.replace(sha256) == Some(sha256) {
             return Looked::Unchanged;
         }
         match self.control.put(self.slot, &bytes, Mode::Active, &self.path.display().to_string()) {
@@ -109,10 +145,16 @@ impl WatchedFile {
             Err(other) => Looked::Refused(other.to_string()),
         }
     }
+
+    /// False when the file's times say that its content is the one that was read.
+    fn may_have_changed(&self) -> bool {
+        let Seen::Read(Some(stamp)) = &self.seen else { return true };
+        std::fs::metadata(&self.path).ok().is_none_or(|found| Stamp::of(&found) != *stamp)
+    }
 }
 
-/// Stamp and content of a regular file of at most 32 MiB.
-fn read(path: &Path) -> Result<(Stamp, Vec<u8>), String> {
+/// Stamp, if it tells the next change, and content of a regular file of at most 32 MiB.
+fn read(path: &Path) -> Result<(Option<Stamp>, Vec<u8>), String> {
     // Opening a pipe would wait for its other end.
     let found = std::fs::metadata(path).map_err(|error| error.to_string())?;
     if !found.is_file() {
@@ -122,16 +164,18 @@ fn read(path: &Path) -> Result<(Stamp, Vec<u8>), String> {
         return Err(format!("{} bytes, expected at most {MAX_BYTES}", found.size()));
     }
     let file = File::open(path).map_err(|error| error.to_string())?;
-    let found = file.metadata().map_err(|error| error.to_string())?;
+    // Taken before reading: a write meanwhile makes another stamp.
+    let stamp = Stamp::of(&file.metadata().map_err(|error| error.to_string())?);
+    let stamp = Some(stamp).filter(Stamp::is_settled);
     let mut bytes = Vec::new();
     file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
     if bytes.len() as u64 > MAX_BYTES {
         return Err(format!("more than {MAX_BYTES} bytes"));
     }
-    Ok((Stamp::of(&found), bytes))
+    Ok((stamp, bytes))
 }
 
-/// Looks at a file whenever something changes in its folder. Dropping it stops its threads.
+/// Looks at a file whenever something changes in its folder, and from time to time besides. Dropping it stops its threads.
 pub struct FileWatch {
     watcher: Option<RecommendedWatcher>,
     thread: Option<JoinHandle<()>>,
@@ -142,7 +186,15 @@ impl FileWatch {
     ///
     /// # Errors
     /// The folder cannot be watched; one line.
-    pub fn start(mut file: WatchedFile) -> Result<Self, String> {
+    pub fn start(file: WatchedFile) -> Result<Self, String> {
+        Self::start_at(file, Pace::default())
+    }
+
+    /// As [`start`](Self::start), at another pace.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_at(mut file: WatchedFile, pace: Pace) -> Result<Self, String> {
         let folder = match file.path.parent() {
             Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
             _ => PathBuf::from("."),
@@ -162,9 +214,9 @@ impl FileWatch {
             .name("meridian-watch".into())
             .spawn(move || {
                 // What changed while the watch was set up.
-                file.look();
-                while wait_for_quiet(&changes) {
-                    file.look();
+                look(&mut file);
+                while wait_for_change(&changes, &pace, &file) {
+                    look(&mut file);
                 }
             })
             .map_err(|error| format!("no thread for the file watch: {error}"))?;
@@ -172,13 +224,29 @@ impl FileWatch {
     }
 }
 
-/// Wait for a change and then until no further one comes; false when the watch is over.
-fn wait_for_quiet(changes: &Receiver<()>) -> bool {
-    if changes.recv().is_err() {
-        return false;
+/// A panic of the host over a component ends this look, not the watch.
+fn look(file: &mut WatchedFile) {
+    if catch_unwind(AssertUnwindSafe(|| file.look())).is_err() {
+        let file = file.path.display();
+        tracing::error!(%file, "the host panicked over the policy's file; the active one stays, and the file is watched on");
     }
+}
+
+/// Wait for a change and then until no further one comes; false when the watch is over.
+fn wait_for_change(changes: &Receiver<()>, pace: &Pace, file: &WatchedFile) -> bool {
     loop {
-        match changes.recv_timeout(QUIET) {
+        match changes.recv_timeout(pace.poll) {
+            Ok(()) => break,
+            Err(RecvTimeoutError::Timeout) if file.may_have_changed() => break,
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return false,
+        }
+    }
+    let first = Instant::now();
+    loop {
+        let patience = pace.patience.saturating_sub(first.elapsed());
+        match changes.recv_timeout(pace.quiet.min(patience)) {
+            Ok(()) if patience.is_zero() => return true,
             Ok(()) => {}
             Err(RecvTimeoutError::Timeout) => return true,
             Err(RecvTimeoutError::Disconnected) => return false,

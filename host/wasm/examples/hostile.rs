@@ -1,4 +1,5 @@
-//! Writes the hostile components into a folder, for tests that run them inside the real engine.
+//! Writes the hostile components into a folder, for tests that run them inside the real engine. Those that go wrong in
+//! `decide` are listed with the fault they cause; `init-trap` and `init-loop` never start.
 //!
 //!     cargo build --release --workspace --examples && target/release/examples/hostile target/hostile
 
@@ -12,5 +13,8 @@ fn main() {
         let path = format!("{folder}/{}.wasm", hostile.name);
         std::fs::write(&path, hostile.component()).expect("the file can be written");
         println!("{} {}", hostile.name, hostile.fault.unwrap_or("none"));
+    }
+    for (name, init) in [("init-trap", "unreachable"), ("init-loop", "(loop $l (br $l))")] {
+        std::fs::write(format!("{folder}/{name}.wasm"), support::with_init(init)).expect("the file can be written");
     }
 }
