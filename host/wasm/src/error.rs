@@ -2,6 +2,8 @@ use std::io;
 
 use thiserror::Error;
 
+use crate::wit::clip;
+
 /// Why a component was refused.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -105,5 +107,7 @@ pub enum LoadError {
 /// wasmtime's errors span lines; an operator gets one.
 pub(crate) fn one_line(error: &wasmtime::Error) -> String {
     let text = format!("{error:#}");
-    text.split('\n').map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ")
+    let line = text.split('\n').map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ");
+    // It quotes the component, which may hold anything.
+    clip(line, 1024)
 }
