@@ -27,6 +27,8 @@ mod slot;
 mod stats;
 mod sync;
 #[cfg(not(loom))]
+pub mod traces;
+#[cfg(not(loom))]
 pub mod watch;
 
 pub use controller::{ControlledSlot, Controller, EngineStatus, Loader};
