@@ -3,12 +3,14 @@
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
-.PHONY: help demo test check serve figures policies wheel clean
+.PHONY: help demo test check fuzz serve figures policies wheel clean
 
 ARGS ?=
 ONLY ?= slice
 PART ?=
 PORT ?= 8000
+SECONDS ?= 30
+TARGETS ?=
 
 help: ## List the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -21,6 +23,7 @@ test: check policies ## Run every test, the real engine included
 	RUSTFLAGS="--cfg loom" cargo test --release --locked -p meridian-core --test loom --test blocks_loom --target-dir target/loom
 	RUSTFLAGS="--cfg loom" cargo test --release --locked -p meridian-runtime --test loom --target-dir target/loom
 	cargo test --locked --manifest-path policies/Cargo.toml --target-dir policies/target
+	scripts/fuzz.sh 20
 	@mkdir -p target/hostile
 	target/release/examples/hostile target/hostile > target/hostile/kinds.txt # built by the tests above
 	@py=$$(scripts/build-wheel.sh); MERIDIAN_TOKENIZERS=$$(scripts/setup-tokenizers.sh); export MERIDIAN_TOKENIZERS; \
@@ -36,6 +39,9 @@ check: ## The fast gate: formatting, lints, documentation, types
 	"$$tools/bin/ruff" format --check -q --config python/pyproject.toml python bench models scripts examples; \
 	"$$tools/bin/ruff" check -q --config python/pyproject.toml python bench models scripts examples; \
 	py=$$(scripts/setup-vllm.sh); "$$tools/bin/pyright" -p python/pyproject.toml --pythonpath "$$py"
+
+fuzz: ## Fuzz each target for so many seconds, its checked-in corpus first; SECONDS=30 TARGETS="admin answer"
+	scripts/fuzz.sh $(SECONDS) $(TARGETS)
 
 serve: policies ## Start the OpenAI server with the plugin on 127.0.0.1:$(PORT), with a small random model
 	@py=$$(scripts/build-wheel.sh); scripts/serve.sh "$$py" $(PORT)

@@ -9,6 +9,7 @@ use meridian_core::config::SlotMode;
 use meridian_core::{Budget, Dispatch, Eviction, MeridianConfig, SlotConfig, SlotName, Targets, native};
 use meridian_runtime::admin::Admin;
 use meridian_runtime::control::{Control, ProcessStatus, Upload};
+use meridian_runtime::traces::Traces;
 use meridian_runtime::watch::{FileWatch, WatchedFile};
 use meridian_runtime::{
     BudgetSlot, Candidate, ControlledSlot, Controller, DispatchSlot, EvictionSlot, Loader, PolicySlot, StrikeLimits,
@@ -152,11 +153,21 @@ fn slot<K: GuestKind>(
 pub(crate) struct Services {
     admin: Option<Admin>,
     watches: Vec<FileWatch>,
+    traces: Option<Arc<Traces>>,
 }
 
 impl Services {
-    /// Start what the configuration asks for: with `serves` the listeners, and a watch of each active component's file.
-    pub(crate) fn start(config: &MeridianConfig, base_dir: &Path, control: &Arc<dyn Control>, serves: bool) -> Self {
+    /// Start what the configuration asks for: with `serves` the listeners and the traces, and a watch of each active component's file.
+    pub(crate) fn start(
+        config: &MeridianConfig,
+        base_dir: &Path,
+        model: &str,
+        control: &Arc<dyn Control>,
+        serves: bool,
+    ) -> Self {
+        let trace = || Traces::start(&config.telemetry, model, Some(Arc::clone(control)));
+        let traces = if serves { trace() } else { Ok(None) };
+        let traces = traces.inspect_err(|why| tracing::warn!("{why}")).ok().flatten().map(Arc::new);
         let admin = serves.then(|| Admin::start(Arc::clone(control), &config.admin, &config.telemetry, base_dir));
         let policy = &config.policy;
         let mut watches = Vec::new();
@@ -170,6 +181,20 @@ impl Services {
                 Err(why) => tracing::warn!(slot = name.label(), why, "the policy's file is not watched"),
             }
         }
-        Self { admin, watches }
+        Self { admin, watches, traces }
+    }
+
+    /// Who is to be told of requests that end.
+    pub(crate) fn traces(&self) -> Option<Arc<Traces>> {
+        self.traces.clone()
+    }
+}
+
+impl Drop for Services {
+    fn drop(&mut self) {
+        // The engine holds it as well.
+        if let Some(traces) = &self.traces {
+            traces.close();
+        }
     }
 }

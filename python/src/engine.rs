@@ -7,6 +7,7 @@ use meridian_core::budget::Thresholds;
 use meridian_core::types::RequestId;
 use meridian_core::{EngineFacts, FaultKind, Markers, MeridianConfig, NewRequest, PhaseEvent, Slot, ThinkPhase};
 use meridian_runtime::control::{Control, ProcessStatus};
+use meridian_runtime::traces::{FinishedRequest, Traces};
 use meridian_runtime::{DispatchEngine, Source};
 use meridian_wasm::TrustedKeys;
 use pyo3::exceptions::PyOverflowError;
@@ -45,6 +46,8 @@ struct Inner {
     events: Vec<PhaseEvent>,
     /// Requests that waited at the latest step.
     all_waiting: u32,
+    /// Told of every request that ends.
+    traces: Option<Arc<Traces>>,
 }
 
 /// The Python side of a live request.
@@ -89,10 +92,10 @@ impl Engine {
         // Filled once the engine is there: the slots come first.
         let status = Arc::new(OnceLock::new());
         let told = Arc::clone(&status);
-        let model = model.to_owned();
+        let named = model.to_owned();
         // Compiling a component takes tens of milliseconds.
         let slots = py
-            .detach(|| Slots::new(&config, base_dir, trusted_keys, || Box::new(process_status(told, model))))
+            .detach(|| Slots::new(&config, base_dir, trusted_keys, || Box::new(process_status(told, named))))
             .map_err(PolicyError::new_err)?;
         let Slots { dispatch, eviction, budget, controller } = slots;
         let mut engine = DispatchEngine::new(dispatch, markers, &config.scheduler, block_tokens);
@@ -109,6 +112,7 @@ impl Engine {
             tokens: Vec::new(),
             events: Vec::new(),
             all_waiting: 0,
+            traces: None,
         };
         let inner = Arc::new(Mutex::new(inner));
         // Nobody else has set it.
@@ -117,7 +121,8 @@ impl Engine {
         let is_stock = config.policy.dispatch.source == "native:fcfs";
         // A stock engine stays stock: nothing in it could be changed.
         let control = Arc::clone(&controller) as Arc<dyn Control>;
-        let services = Services::start(&config, base_dir, &control, serves && !is_stock);
+        let services = Services::start(&config, base_dir, model, &control, serves && !is_stock);
+        inner.lock().unwrap_or_else(PoisonError::into_inner).traces = services.traces();
         let configured = Thresholds::from_config(&config.scheduler, &config.entropy);
         let unit = config.entropy.unit;
         let judges = Judges { eviction, budget, configured, unit };
@@ -176,10 +181,19 @@ impl Engine {
         Ok(true)
     }
 
-    /// The request is over.
-    fn remove(&self, request_id: &str) {
+    /// The request is over; `reason` is the engine's word for why.
+    #[pyo3(signature = (request_id, reason = ""))]
+    fn remove(&self, request_id: &str, reason: &str) {
         let inner = &mut *self.lock();
         if let Some(slot) = inner.by_id.remove(request_id) {
+            if let (Some(traces), Some(row)) = (&inner.traces, inner.engine.table().get(slot)) {
+                let version = inner.engine.slot().version();
+                traces.request(FinishedRequest {
+                    reason: reason.to_owned(),
+                    policy: (version.name.clone(), version.version.clone()),
+                    ..FinishedRequest::of(row, request_id, inner.engine.now_ms())
+                });
+            }
             inner.engine.table_mut().remove(slot);
             if let Some(live) = inner.live.remove(&slot) {
                 inner.slots.remove(&(live.handle.as_ptr() as usize));
@@ -282,9 +296,14 @@ impl Engine {
         }
     }
 
-    /// Tokens were generated: objects with `request_id` and `new_token_ids`, as vLLM's `EngineCoreOutput`.
-    fn generated(&self, py: Python<'_>, outputs: &Bound<'_, PyList>) -> PyResult<()> {
+    /// Tokens were generated: objects with `request_id` and `new_token_ids`, as vLLM's `EngineCoreOutput`. They were there at
+    /// `now_ms`, by default at the latest time that was told.
+    #[pyo3(signature = (outputs, now_ms = None))]
+    fn generated(&self, py: Python<'_>, outputs: &Bound<'_, PyList>, now_ms: Option<f64>) -> PyResult<()> {
         let inner = &mut *self.lock();
+        if let Some(now_ms) = now_ms {
+            inner.engine.set_clock(now_ms);
+        }
         for output in outputs {
             let id = output.getattr(intern!(py, "request_id"))?;
             let Some(slot) = inner.find(&id.cast::<PyString>()?.to_cow()?) else { continue };

@@ -175,7 +175,7 @@ impl Policies {
     /// End what has threads, ports or files. The engine goes on with the policies it has.
     fn close(&self, py: Python<'_>) {
         let services = std::mem::take(&mut *self.services.lock().unwrap_or_else(PoisonError::into_inner));
-        // Joins threads, which may be compiling.
+        // Joins threads, which may be compiling, or sending for some seconds.
         py.detach(|| drop(services));
     }
 }

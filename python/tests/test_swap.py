@@ -2,7 +2,9 @@
 
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import meridian
 import pytest
@@ -64,14 +66,50 @@ def test_a_component_that_faults_goes_into_quarantine(hostile: Path, tmp_path: P
     assert running.faults()[-1]["batch"]["columns_bits"] is not None
 
 
+@pytest.mark.parametrize(("name", "why"), [("init-trap", "unreachable"), ("init-loop", "deadline")])
+def test_a_component_that_does_not_start_changes_nothing(hostile: Path, tmp_path: Path, name: str, why: str) -> None:
+    running = engine("native:output-first", tmp_path)
+    bad = hostile / f"{name}.wasm"
+    for mode in ("active", "shadow"):
+        with pytest.raises(meridian.PolicyError, match=why):
+            running.swap(bad, mode=mode)
+        slot = running.status()["slots"][0]
+        assert (slot["active"]["name"], slot["shadow"], slot["swaps"]) == ("output-first", None, 0)
+        assert slot["last_refusal"].startswith(f"{bad}: ")
+        assert why in slot["last_refusal"]
+        assert "\n" not in slot["last_refusal"]
+    assert dict(slot["faults"])["load"] == 2
+    step(running, 0.0)
+    assert running.stats()["last_source"] == "policy"
+
+
+def test_a_watched_file_that_does_not_start_is_said_and_replaced(hostile: Path, policies: Path, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.wasm"
+    shutil.copy(policies / "output-first.wasm", policy)
+    running = engine("policy.wasm", tmp_path)
+    shutil.copy(hostile / "init-trap.wasm", policy)
+    wait_for(running, lambda slot: "unreachable" in (slot["last_refusal"] or ""))
+    assert running.status()["slots"][0]["active"]["name"] == "output-first"
+    step(running, 0.0)
+    assert running.stats()["last_source"] == "policy"
+    shutil.copy(policies / "fcfs.wasm", policy)
+    wait_for_policy(running, "fcfs")
+    assert running.status()["slots"][0]["last_refusal"] is None
+    running.close()
+
+
 def wait_for_policy(running: meridian.PolicyEngine, name: str) -> None:
+    wait_for(running, lambda slot: slot["active"]["name"] == name)
+
+
+def wait_for(running: meridian.PolicyEngine, is_so: Callable[[dict[str, Any]], bool]) -> None:
     """Look until the watch has seen the file; bounded by the test's own patience, not by a fixed wait."""
     tick = threading.Event()
     for _ in range(600):
-        if running.status()["slots"][0]["active"]["name"] == name:
+        if is_so(running.status()["slots"][0]):
             return
         tick.wait(0.05)
-    pytest.fail(f"{name} did not become active: {running.status()['slots'][0]}")
+    pytest.fail(f"the watch did not see the file: {running.status()['slots'][0]}")
 
 
 def test_a_file_that_is_replaced_becomes_active(policies: Path, tmp_path: Path) -> None:

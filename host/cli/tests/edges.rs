@@ -10,6 +10,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("meridian-core", &["meridian-policy-sdk", "output-first", "fcfs", "noop"]),
     ("meridian-wasm", &["meridian-core", "wasmtime"]),
     ("meridian-runtime", &["meridian-core", "axum", "hyper", "hyper-util", "tokio"]),
+    ("meridian-fuzz", &["meridian-core", "meridian-runtime", "meridian-wasm", "tokio"]),
     ("meridian-bench", &["meridian-core", "meridian-runtime", "meridian-wasm"]),
     (
         "meridian-cli",

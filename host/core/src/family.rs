@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
-use crate::config::{Texts, line_and_column};
+use crate::config::{Texts, line_and_column, one_line};
 
 /// How a family of models marks its thinking; `models/README.md` documents the fields.
 ///
@@ -132,9 +132,10 @@ impl ModelFamily {
     /// # Errors
     /// [`Error::ModelFamilyInvalid`] for the first thing that is wrong.
     pub fn from_toml(file: &str, text: &str) -> Result<Self, Error> {
-        let invalid = |field: String, reason: String| {
-            let reason = reason.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-            Error::ModelFamilyInvalid { file: file.to_owned(), field, reason }
+        let invalid = |field: String, reason: String| Error::ModelFamilyInvalid {
+            file: file.to_owned(),
+            field: one_line(&field),
+            reason: one_line(&reason),
         };
         let table: toml::Table =
             toml::from_str(text).map_err(|error| invalid(line_and_column(text, &error), error.message().into()))?;

@@ -65,6 +65,7 @@ impl EngineMirror {
         let last_ms = self.now_ms.unwrap_or(0.0);
         let held_ms = if now_ms.is_finite() && (self.now_ms.is_none() || now_ms > last_ms) { now_ms } else { last_ms };
         self.now_ms = Some(held_ms);
+        self.table.set_clock(held_ms);
         held_ms
     }
 

@@ -105,6 +105,20 @@ pub struct RequestState {
     pub(crate) preemptions: u32,
     pub(crate) priority: i32,
     pub(crate) tenant: u32,
+    milestones: Milestones,
+}
+
+/// When a request reached what its user waits for, milliseconds after its arrival; NaN before. Half the room of times on the
+/// clock, in a row that is read every step, and good to a millisecond for four hours.
+#[derive(Clone, Copy, Debug)]
+struct Milestones {
+    first_token_ms: f32,
+    end_of_thinking_ms: f32,
+    first_output_ms: f32,
+}
+
+impl Milestones {
+    const NONE: Self = Self { first_token_ms: f32::NAN, end_of_thinking_ms: f32::NAN, first_output_ms: f32::NAN };
 }
 
 impl RequestState {
@@ -157,6 +171,64 @@ impl RequestState {
         self.preemptions
     }
 
+    /// Tokens of its prompt.
+    #[must_use]
+    pub fn prompt_tokens(&self) -> u32 {
+        self.prompt_tokens
+    }
+
+    /// Tokens of its prompt whose KV was found in the prefix cache.
+    #[must_use]
+    pub fn cached_tokens(&self) -> u32 {
+        self.cached_tokens
+    }
+
+    /// When it arrived.
+    #[must_use]
+    pub fn arrival_ms(&self) -> f64 {
+        self.arrival_ms
+    }
+
+    /// When its first token of any kind was there; TTFT is the time from its arrival. As exact as
+    /// [`RequestTable::set_clock`] is called.
+    #[must_use]
+    pub fn first_token_ms(&self) -> Option<f64> {
+        self.since_arrival(self.milestones.first_token_ms)
+    }
+
+    /// When its thinking ended; `None` as well when it has not thought.
+    #[must_use]
+    pub fn end_of_thinking_ms(&self) -> Option<f64> {
+        self.since_arrival(self.milestones.end_of_thinking_ms)
+    }
+
+    /// When its first token of output was there; TTFO is the time from its arrival.
+    #[must_use]
+    pub fn first_output_ms(&self) -> Option<f64> {
+        self.since_arrival(self.milestones.first_output_ms)
+    }
+
+    fn since_arrival(&self, ms: f32) -> Option<f64> {
+        (!ms.is_nan()).then(|| self.arrival_ms + f64::from(ms))
+    }
+
+    /// Tokens were there at `clock_ms`, and its first token of output was not before.
+    fn note(&mut self, clock_ms: f64) {
+        let since_arrival = (clock_ms - self.arrival_ms) as f32;
+        let reached = |milestone: &mut f32| {
+            if milestone.is_nan() {
+                *milestone = since_arrival;
+            }
+        };
+        reached(&mut self.milestones.first_token_ms);
+        if self.think_tokens > 0 && self.tracker.phase() == Phase::Output {
+            reached(&mut self.milestones.end_of_thinking_ms);
+        }
+        if self.output_tokens > 0 {
+            reached(&mut self.milestones.first_output_ms);
+        }
+    }
+
     /// Tokens the request would take in a step that had room for all it needs, at least 1.
     #[must_use]
     pub fn needed_tokens(&self, decode_tokens: u32) -> u32 {
@@ -190,6 +262,7 @@ pub struct RequestTable {
     free: Vec<u32>,
     by_id: HashMap<RequestId, Slot>,
     tenants: HashMap<Box<str>, u32>,
+    clock_ms: f64,
 }
 
 #[derive(Debug, Default)]
@@ -271,6 +344,7 @@ impl RequestTable {
             preemptions: 0,
             priority: request.priority,
             tenant: self.tenant(request.tenant),
+            milestones: Milestones::NONE,
         };
         let index = self.free.pop().unwrap_or_else(|| {
             self.rows.push(Row::default());
@@ -334,6 +408,11 @@ impl RequestTable {
         row.preemptions += 1;
     }
 
+    /// The time of what is reported next: of the tokens that were generated.
+    pub fn set_clock(&mut self, now_ms: f64) {
+        self.clock_ms = now_ms;
+    }
+
     /// Tokens were generated for the request, in order. Appends to `events` what they did to its thinking.
     pub fn generated(&mut self, slot: Slot, tokens: &[u32], events: &mut Vec<PhaseEvent>) {
         let Some(row) = self.rows.get_mut(slot.index()).filter(|row| row.generation == slot.generation) else { return };
@@ -346,6 +425,9 @@ impl RequestTable {
                 Phase::Think | Phase::Prefill => row.think_tokens = row.think_tokens.saturating_add(1),
             }
             events.extend(event);
+        }
+        if row.milestones.first_output_ms.is_nan() && !tokens.is_empty() {
+            row.note(self.clock_ms);
         }
     }
 

@@ -241,7 +241,7 @@ fn fields_that_depend_on_each_other() {
         ("[policy]\ntrusted_keys = ['k', ' ']", "policy.trusted_keys: \"\": must not hold an empty key"),
         (
             "[telemetry]\notlp_endpoint = 'collector:4317'",
-            "telemetry.otlp_endpoint: \"collector:4317\": must be an http:// or https:// URL, or empty",
+            "telemetry.otlp_endpoint: \"collector:4317\": must be an http:// URL, or empty",
         ),
         ("[telemetry]\nservice_name = ' '", "telemetry.service_name: \" \": must not be empty"),
     ] {

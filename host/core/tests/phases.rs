@@ -131,3 +131,30 @@ proptest! {
         prop_assert_eq!(output as usize, found.map_or(0, |at| generated.len() - at - end.len()));
     }
 }
+
+#[test]
+fn the_first_of_each_kind_of_token_has_its_time() {
+    let mut table = RequestTable::new(markers());
+    let request = NewRequest { prompt: &[1, START], arrival_ms: 100.0, ..NewRequest::default() };
+    let slot = table.insert(RequestId(1), &request).unwrap();
+    let times = |table: &RequestTable| {
+        let row = &table[slot];
+        (row.first_token_ms(), row.end_of_thinking_ms(), row.first_output_ms())
+    };
+    let mut generate = |now_ms: f64, tokens: &[u32]| {
+        table.set_clock(now_ms);
+        table.generated(slot, tokens, &mut Vec::new());
+        times(&table)
+    };
+    assert_eq!(generate(120.0, &[]), (None, None, None));
+    assert_eq!(generate(150.0, &[20]), (Some(150.0), None, None));
+    assert_eq!(generate(160.0, &[21]), (Some(150.0), None, None));
+    assert_eq!(generate(170.0, &[END]), (Some(150.0), Some(170.0), None));
+    assert_eq!(generate(180.5, &[22]), (Some(150.0), Some(170.0), Some(180.5)));
+    assert_eq!(generate(200.0, &[23, 24]), (Some(150.0), Some(170.0), Some(180.5)));
+    // One that does not think has no end of thinking.
+    let slot = table.insert(RequestId(2), &NewRequest { arrival_ms: 200.0, ..NewRequest::default() }).unwrap();
+    table.generated(slot, &[20], &mut Vec::new());
+    assert_eq!((table[slot].first_token_ms(), table[slot].end_of_thinking_ms()), (Some(200.0), None));
+    assert_eq!(table[slot].first_output_ms(), Some(200.0));
+}

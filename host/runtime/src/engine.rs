@@ -46,6 +46,17 @@ impl DispatchEngine {
         &mut self.mirror.table
     }
 
+    /// What is reported next happened at `now_ms`. Without it, at the plan of the latest step.
+    pub fn set_clock(&mut self, now_ms: f64) {
+        self.mirror.hold_time(now_ms);
+    }
+
+    /// The latest time the engine told, 0 before any.
+    #[must_use]
+    pub fn now_ms(&self) -> f64 {
+        self.mirror.now_ms()
+    }
+
     /// The slot.
     #[must_use]
     pub fn slot(&self) -> &DispatchSlot {

@@ -26,6 +26,8 @@ mod engine;
 mod slot;
 mod stats;
 #[cfg(not(loom))]
+pub mod traces;
+#[cfg(not(loom))]
 pub mod watch;
 
 pub use controller::{ControlledSlot, Controller, EngineStatus, Loader};

@@ -3,11 +3,12 @@
 use std::fs::{File, Metadata};
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use meridian_core::signature::{MAX_SIGNATURE_BYTES, signature_path};
 use notify::{RecommendedWatcher, RecursiveMode, Watcher};
@@ -15,23 +16,52 @@ use sha2::{Digest, Sha256};
 
 use crate::control::{Control, ControlError, MAX_COMPONENT_BYTES, Mode, SlotName, SwapReport, Upload};
 
-/// How long a folder has to be quiet before its file is read: an editor writes in several steps.
-const QUIET: Duration = Duration::from_millis(100);
 const MAX_BYTES: u64 = MAX_COMPONENT_BYTES as u64;
+/// Times of a file tell one change from the next only when the file system's clock has moved on: 10 ms at most on Linux,
+/// a second on some of what is mounted.
+const CLOCK_GRAIN: Duration = Duration::from_secs(1);
+
+/// How soon a change is looked at.
+///
+/// ```
+/// let pace = meridian_runtime::watch::Pace::default();
+/// assert!(pace.quiet < pace.patience);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    /// How long a folder has to be quiet before its file is read: an editor writes in several steps.
+    pub quiet: Duration,
+    /// After how long the file is read although the folder is not quiet: other files may be in it.
+    pub patience: Duration,
+    /// How often the file is asked for its times, for changes that the system does not tell of: the folder was replaced,
+    /// a link leads into another one, the file system is a remote one.
+    pub poll: Duration,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { quiet: Duration::from_millis(100), patience: Duration::from_secs(1), poll: Duration::from_secs(2) }
+    }
+}
 
 /// The file of a slot's policy, and what was last seen of it.
 pub struct WatchedFile {
     path: PathBuf,
     slot: SlotName,
     control: Arc<dyn Control>,
+    /// SHA-256 of the content that was last read, loaded or refused. It outlives the file: a file that comes back as it
+    /// was is not loaded over itself, which would lose the version before.
+    content: Option<[u8; 32]>,
     seen: Seen,
+    /// The signature that the content was refused with: with another one it may do.
+    refused_with: Option<Option<Stamp>>,
 }
 
-/// What is known of the file's content.
+/// How the file was found.
 #[derive(Clone, Debug, PartialEq)]
 enum Seen {
-    /// This content. It is `settled` when the slot has it; one that was refused may do with another signature.
-    Content { stamp: Stamp, sha256: [u8; 32], signature: Option<Stamp>, settled: bool },
+    /// It was read; `None` when its times do not tell the next change.
+    Read(Option<Stamp>),
     /// It could not be read; why was said.
     Unreadable(String),
 }
@@ -56,6 +86,14 @@ impl Stamp {
             changed_ns: (found.ctime(), found.ctime_nsec()),
         }
     }
+
+    /// Whether a change from now on will have another time.
+    fn is_settled(&self) -> bool {
+        let (seconds, nanoseconds) = self.changed_ns;
+        let (Ok(seconds), Ok(nanoseconds)) = (u64::try_from(seconds), u32::try_from(nanoseconds)) else { return false };
+        let changed = UNIX_EPOCH + Duration::new(seconds, nanoseconds);
+        SystemTime::now().duration_since(changed).is_ok_and(|age| age > CLOCK_GRAIN)
+    }
 }
 
 /// What a look at the file led to.
@@ -74,57 +112,55 @@ pub enum Looked {
 impl WatchedFile {
     /// Watch `path`, whose present content is what the slot runs.
     pub fn new(path: &Path, slot: SlotName, control: Arc<dyn Control>) -> Self {
-        let seen = match read(path) {
-            Ok((stamp, bytes)) => {
-                let sha256 = Sha256::digest(&bytes).into();
-                Seen::Content { stamp, sha256, signature: None, settled: true }
-            }
-            Err(why) => Seen::Unreadable(why),
+        let (content, seen) = match read(path) {
+            Ok((stamp, bytes)) => (Some(Sha256::digest(&bytes).into()), Seen::Read(stamp)),
+            Err(why) => (None, Seen::Unreadable(why)),
         };
-        Self { path: path.to_owned(), slot, control, seen }
+        Self { path: path.to_owned(), slot, control, content, seen, refused_with: None }
     }
 
     /// Look whether the content has changed, and put what is new into the slot; what comes of it is logged where it
     /// happens. Takes as long as compiling takes.
     pub fn look(&mut self) -> Looked {
-        let stamp_of = |path: &Path| std::fs::metadata(path).ok().map(|found| Stamp::of(&found));
         let beside = signature_path(&self.path);
-        let (known, signed) = (stamp_of(&self.path), stamp_of(&beside));
-        let as_before = |settled: bool, signature: Option<Stamp>| settled || signature == signed;
-        if matches!(&self.seen, Seen::Content { stamp, signature, settled, .. }
-            if Some(*stamp) == known && as_before(*settled, *signature))
-        {
+        let signed = std::fs::metadata(&beside).ok().map(|found| Stamp::of(&found));
+        let signed_anew = self.refused_with.is_some_and(|before| before != signed);
+        if !signed_anew && !self.may_have_changed() {
             return Looked::Unchanged;
         }
         let (stamp, bytes) = match read(&self.path) {
             Ok(found) => found,
             Err(why) => {
-                if self.seen == Seen::Unreadable(why.clone()) {
+                let seen = Seen::Unreadable(why.clone());
+                if self.seen == seen {
                     return Looked::Unchanged;
                 }
                 tracing::warn!(file = %self.path.display(), why, "the policy's file cannot be read; the active one stays");
-                self.seen = Seen::Unreadable(why.clone());
+                self.seen = seen;
                 return Looked::Unreadable(why);
             }
         };
         let sha256: [u8; 32] = Sha256::digest(&bytes).into();
-        if let Seen::Content { stamp: old, sha256: same, signature, settled } = &mut self.seen
-            && *same == sha256
-            && as_before(*settled, *signature)
-        {
-            *old = stamp;
+        self.seen = Seen::Read(stamp);
+        if self.content.replace(sha256) == Some(sha256) && !signed_anew {
             return Looked::Unchanged;
         }
         let text = read_signature(&beside);
         let source = self.path.display().to_string();
         let upload = Upload { component: &bytes, signature: text.as_deref(), source: &source };
         let put = self.control.put(self.slot, &upload, Mode::Active);
-        self.seen = Seen::Content { stamp, sha256, signature: signed, settled: put.is_ok() };
+        self.refused_with = put.is_err().then_some(signed);
         match put {
             Ok(report) => Looked::Swapped(Box::new(report)),
             Err(ControlError::Refused(why)) => Looked::Refused(why),
             Err(other) => Looked::Refused(other.to_string()),
         }
+    }
+
+    /// False when the file's times say that its content is the one that was read.
+    fn may_have_changed(&self) -> bool {
+        let Seen::Read(Some(stamp)) = &self.seen else { return true };
+        std::fs::metadata(&self.path).ok().is_none_or(|found| Stamp::of(&found) != *stamp)
     }
 }
 
@@ -139,8 +175,8 @@ fn read_signature(path: &Path) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Stamp and content of a regular file of at most 32 MiB.
-fn read(path: &Path) -> Result<(Stamp, Vec<u8>), String> {
+/// Stamp, if it tells the next change, and content of a regular file of at most 32 MiB.
+fn read(path: &Path) -> Result<(Option<Stamp>, Vec<u8>), String> {
     // Opening a pipe would wait for its other end.
     let found = std::fs::metadata(path).map_err(|error| error.to_string())?;
     if !found.is_file() {
@@ -150,16 +186,18 @@ fn read(path: &Path) -> Result<(Stamp, Vec<u8>), String> {
         return Err(format!("{} bytes, expected at most {MAX_BYTES}", found.size()));
     }
     let file = File::open(path).map_err(|error| error.to_string())?;
-    let found = file.metadata().map_err(|error| error.to_string())?;
+    // Taken before reading: a write meanwhile makes another stamp.
+    let stamp = Stamp::of(&file.metadata().map_err(|error| error.to_string())?);
+    let stamp = Some(stamp).filter(Stamp::is_settled);
     let mut bytes = Vec::new();
     file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
     if bytes.len() as u64 > MAX_BYTES {
         return Err(format!("more than {MAX_BYTES} bytes"));
     }
-    Ok((Stamp::of(&found), bytes))
+    Ok((stamp, bytes))
 }
 
-/// Looks at a file whenever something changes in its folder. Dropping it stops its threads.
+/// Looks at a file whenever something changes in its folder, and from time to time besides. Dropping it stops its threads.
 pub struct FileWatch {
     watcher: Option<RecommendedWatcher>,
     thread: Option<JoinHandle<()>>,
@@ -170,7 +208,15 @@ impl FileWatch {
     ///
     /// # Errors
     /// The folder cannot be watched; one line.
-    pub fn start(mut file: WatchedFile) -> Result<Self, String> {
+    pub fn start(file: WatchedFile) -> Result<Self, String> {
+        Self::start_at(file, Pace::default())
+    }
+
+    /// As [`start`](Self::start), at another pace.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_at(mut file: WatchedFile, pace: Pace) -> Result<Self, String> {
         let folder = match file.path.parent() {
             Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
             _ => PathBuf::from("."),
@@ -190,9 +236,9 @@ impl FileWatch {
             .name("meridian-watch".into())
             .spawn(move || {
                 // What changed while the watch was set up.
-                file.look();
-                while wait_for_quiet(&changes) {
-                    file.look();
+                look(&mut file);
+                while wait_for_change(&changes, &pace, &file) {
+                    look(&mut file);
                 }
             })
             .map_err(|error| format!("no thread for the file watch: {error}"))?;
@@ -200,13 +246,29 @@ impl FileWatch {
     }
 }
 
-/// Wait for a change and then until no further one comes; false when the watch is over.
-fn wait_for_quiet(changes: &Receiver<()>) -> bool {
-    if changes.recv().is_err() {
-        return false;
+/// A panic of the host over a component ends this look, not the watch.
+fn look(file: &mut WatchedFile) {
+    if catch_unwind(AssertUnwindSafe(|| file.look())).is_err() {
+        let file = file.path.display();
+        tracing::error!(%file, "the host panicked over the policy's file; the active one stays, and the file is watched on");
     }
+}
+
+/// Wait for a change and then until no further one comes; false when the watch is over.
+fn wait_for_change(changes: &Receiver<()>, pace: &Pace, file: &WatchedFile) -> bool {
     loop {
-        match changes.recv_timeout(QUIET) {
+        match changes.recv_timeout(pace.poll) {
+            Ok(()) => break,
+            Err(RecvTimeoutError::Timeout) if file.may_have_changed() => break,
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return false,
+        }
+    }
+    let first = Instant::now();
+    loop {
+        let patience = pace.patience.saturating_sub(first.elapsed());
+        match changes.recv_timeout(pace.quiet.min(patience)) {
+            Ok(()) if patience.is_zero() => return true,
             Ok(()) => {}
             Err(RecvTimeoutError::Timeout) => return true,
             Err(RecvTimeoutError::Disconnected) => return false,

@@ -1,4 +1,6 @@
-//! Writes the hostile components into a folder, for tests that run them inside the real engine.
+//! Writes the hostile components into a folder, for tests that run them inside the real engine. Those that go wrong in
+//! `decide` are listed with the fault they cause; `init-trap` and `init-loop` never start, `rank` and `probe` fill the other
+//! slots and behave.
 //!
 //!     cargo build --release --workspace --examples && target/release/examples/hostile target/hostile
 
@@ -12,5 +14,16 @@ fn main() {
         let path = format!("{folder}/{}.wasm", hostile.name);
         std::fs::write(&path, hostile.component()).expect("the file can be written");
         println!("{} {}", hostile.name, hostile.fault.unwrap_or("none"));
+    }
+    let list = "(call $list (i32.const 4096) (local.get $candidates))";
+    let none = "(call $list (i32.const 4096) (i32.const 0))";
+    for (name, world, body, text) in
+        [("rank", "eviction-policy", &support::RANK, list), ("probe", "budget-policy", &support::PROBE, none)]
+    {
+        std::fs::write(format!("{folder}/{name}.wasm"), support::filling(world, body, text))
+            .expect("the file can be written");
+    }
+    for (name, init) in [("init-trap", "unreachable"), ("init-loop", "(loop $l (br $l))")] {
+        std::fs::write(format!("{folder}/{name}.wasm"), support::with_init(init)).expect("the file can be written");
     }
 }

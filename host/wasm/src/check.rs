@@ -6,6 +6,7 @@ use wasmtime::component::Component;
 
 use crate::LoadError;
 use crate::guest::Calls;
+use crate::wit::clip;
 
 const LIFECYCLE: &str = "meridian:policy/lifecycle@0.1.0";
 
@@ -25,7 +26,7 @@ pub(crate) fn header(bytes: &[u8]) -> Result<(), LoadError> {
 pub(crate) fn world(engine: &Engine, component: &Component) -> Result<impl Fn(&str) -> bool + use<>, LoadError> {
     let ty = component.component_type();
     if let Some((import, _)) = ty.imports(engine).next() {
-        return Err(LoadError::UnknownImport { import: import.to_owned() });
+        return Err(LoadError::UnknownImport { import: clip(import.to_owned(), 128) });
     }
     let exports: Vec<String> = ty.exports(engine).map(|(name, _)| name.to_owned()).collect();
     let interface = |name: &str| name.split('@').next().unwrap_or_default().to_owned();
@@ -34,7 +35,7 @@ pub(crate) fn world(engine: &Engine, component: &Component) -> Result<impl Fn(&s
     for expected in known {
         let other = exports.iter().find(|name| *name != expected && interface(name) == interface(expected));
         if let (Some(found), false) = (other, exports.iter().any(|name| name == expected)) {
-            return Err(LoadError::WrongVersion { found: found.clone(), expected });
+            return Err(LoadError::WrongVersion { found: clip(found.clone(), 128), expected });
         }
     }
     let exports_it = move |interface: &str| exports.iter().any(|name| name == interface);

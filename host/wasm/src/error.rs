@@ -4,6 +4,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use crate::trust::SignatureError;
+use crate::wit::clip;
 
 /// Why a component was refused.
 #[derive(Debug, Error)]
@@ -142,5 +143,7 @@ pub enum LoadError {
 /// wasmtime's errors span lines; an operator gets one.
 pub(crate) fn one_line(error: &wasmtime::Error) -> String {
     let text = format!("{error:#}");
-    text.split('\n').map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ")
+    let line = text.split('\n').map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ");
+    // It quotes the component, which may hold anything.
+    clip(line, 1024)
 }

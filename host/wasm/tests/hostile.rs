@@ -112,6 +112,12 @@ fn a_component_that_will_not_start_is_refused() {
          (i32.store (i32.const 308) (i32.const 2)) (i32.store16 (i32.const 320) (i32.const 0x6f6e)) (return (i32.const 300))",
     );
     assert_eq!(refused.to_string(), "the policy refused its configuration {}: no");
+    // The same with a line break and an escape, which a terminal would follow.
+    let refused = start(
+        "(i32.store8 (i32.const 300) (i32.const 1)) (i32.store (i32.const 304) (i32.const 320))
+         (i32.store (i32.const 308) (i32.const 4)) (i32.store (i32.const 320) (i32.const 0x6f1b0a6e)) (return (i32.const 300))",
+    );
+    assert_eq!(refused.to_string(), "the policy refused its configuration {}: no");
 }
 
 #[test]

@@ -69,6 +69,8 @@ class _Meridian:
         self._meridian_block_pool = scheduler.kv_cache_manager.block_pool
         self._meridian_own_ns: deque[int] = deque(maxlen=TIMED_STEPS)
         self._meridian_faults_logged = 0
+        # While the output of a step is taken in: the requests that it ended, whose last tokens are still to be told.
+        self._meridian_ended: list[Request] | None = None
         logger.info("meridian: dispatch policy %s", config.policy.dispatch.source)
 
     def _scheduler(self) -> Scheduler:
@@ -175,17 +177,24 @@ class _Meridian:
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        outputs = cast("Scheduler", super()).update_from_output(scheduler_output, model_runner_output)
+        ended: list[Request] = []
+        self._meridian_ended = ended
+        try:
+            outputs = cast("Scheduler", super()).update_from_output(scheduler_output, model_runner_output)
+        finally:
+            self._meridian_ended = None
         engine = self._meridian
         if engine is not None:
             try:
+                now_ms = time.monotonic() * 1e3
                 for client in outputs.values():
                     if client.outputs:
-                        engine.generated(cast("list[object]", client.outputs))
+                        engine.generated(cast("list[object]", client.outputs), now_ms)
                 self._pass_on_log()
                 self._log_faults(engine)
             except _DEFECTS:
                 self._give_up("following generated tokens")
+            self._remove(ended)
         return outputs
 
     def add_request(self, request: Request) -> None:
@@ -200,20 +209,30 @@ class _Meridian:
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         cast("Scheduler", super())._preempt_request(request, *args, **kwargs)
-        self._tell("preempted", request)
-
-    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        freed = cast("Scheduler", super())._free_request(request, *args, **kwargs)
-        self._tell("remove", request)
-        return freed
-
-    def _tell(self, event: str, request: Request) -> None:
         engine = self._meridian
         if engine is not None:
             try:
-                getattr(engine, event)(request.request_id)
+                engine.preempted(request.request_id)
             except _DEFECTS:
-                self._give_up(f"following {event}")
+                self._give_up("following preempted")
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        freed = cast("Scheduler", super())._free_request(request, *args, **kwargs)
+        if self._meridian_ended is None:
+            self._remove([request])
+        else:
+            self._meridian_ended.append(request)
+        return freed
+
+    def _remove(self, requests: list[Request]) -> None:
+        engine = self._meridian
+        if engine is not None:
+            try:
+                for request in requests:
+                    reason = request.get_finished_reason()
+                    engine.remove(request.request_id, "" if reason is None else str(reason))
+            except _DEFECTS:
+                self._give_up("following remove")
 
     def meridian_stats(self) -> dict[str, Any]:
         """`meridian.Stats` of this engine, and `own_ns`: nanoseconds of each of the latest steps that Meridian added to

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import logging
+import queue
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import meridian
 import pytest
 from harness import Engine, requests
 from probe import SchedulerProbe
@@ -220,3 +224,45 @@ def test_long_waiting_requests_are_served(engine: Engine) -> None:
         # Steps that carry output-phase tokens have no time for anything else under this target.
         engine.generate([TraceRequest(0.0, 40, 2, 100) for _ in range(4)] + [TraceRequest(0.0, 200, 2, 2)] * 4)
     assert native.stats()["requests"] == 0
+
+
+def test_a_request_becomes_a_span(engine: Engine) -> None:
+    bodies: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            bodies.put(self.path.encode() + b" " + self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Collector)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    telemetry = meridian.TelemetryConfig(
+        prometheus="", otlp_endpoint=f"http://127.0.0.1:{server.server_port}", service_name="traced"
+    )
+    config = meridian.MeridianConfig(telemetry=telemetry, admin=meridian.AdminConfig(listen=""))
+    from meridian.vllm.scheduler import _make_engine
+
+    with engine.using(_make_engine(config, engine.scheduler, serves=True)) as native:
+        engine.generate(requests(3))
+        native.policies.close()
+    server.shutdown()
+    spans = b"".join(bodies.get_nowait() for _ in range(bodies.qsize()))
+    assert spans.startswith(b"/v1/traces ")
+    for text in (
+        b"traced",
+        b"gen_ai.request.model",
+        b"meridian.ttft_ms",
+        b"meridian.ttfo_ms",
+        b"length",
+        b"think",
+        b"answer",
+    ):
+        assert text in spans, text
+    # A span and three phases each.
+    assert spans.count(b"meridian.request.id") == 3
+    assert spans.count(b"prefill") == 3

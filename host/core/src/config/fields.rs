@@ -14,8 +14,6 @@ pub const WITHOUT_EFFECT: &[&str] = &[
     "policy.eviction",
     "policy.budget",
     "disagg",
-    "telemetry.otlp_endpoint",
-    "telemetry.service_name",
     "model.strips_reasoning",
     "model.force_phrase",
 ];

@@ -24,7 +24,8 @@ fn not_json(path: &str, error: &serde_json::Error) -> Error {
     let reason =
         reason.strip_suffix(&format!(" at line {} column {}", error.line(), error.column())).unwrap_or(&reason);
     // "?" is where the text broke off.
-    syntax(if matches!(path, "." | "?") { &at } else { path }, reason.to_owned())
+    let path = one_line(path);
+    syntax(if matches!(path.as_str(), "." | "?") { &at } else { &path }, reason.to_owned())
 }
 
 fn syntax(field: &str, reason: String) -> Error {

@@ -218,14 +218,14 @@ impl MeridianConfig {
         let apart = admin == Listen::Off || any_port || admin != metrics;
         check("admin.listen", quoted(listen), apart, || "must differ from telemetry.prometheus".into())?;
         check("admin.token_file", quoted(token_file), !token_file.contains('\0'), || "must be a path or empty".into())?;
-        let rest = otlp_endpoint.strip_prefix("http://").or_else(|| otlp_endpoint.strip_prefix("https://"));
+        let rest = otlp_endpoint.strip_prefix("http://");
         let is_url = rest.is_some_and(|rest| {
             !rest.starts_with(['/', ':'])
                 && !rest.is_empty()
                 && !rest.contains(|c: char| c.is_whitespace() || c.is_control())
         });
         check("telemetry.otlp_endpoint", quoted(otlp_endpoint), otlp_endpoint.is_empty() || is_url, || {
-            "must be an http:// or https:// URL, or empty".into()
+            "must be an http:// URL, or empty".into()
         })?;
         let named = !service_name.trim().is_empty();
         check("telemetry.service_name", quoted(service_name), named, || "must not be empty".into())
@@ -347,7 +347,7 @@ fn shown(texts: &Texts) -> String {
     }
 }
 
-fn one_line(text: &str) -> String {
+pub(crate) fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 

@@ -290,8 +290,8 @@ pub struct TelemetryConfig {
     /// Where metrics are served: `IP:port` on loopback or `unix:PATH`; empty for off.
     #[schemars(extend("x-must-be" = "`IP:port` on loopback, `unix:PATH` or empty"))]
     pub prometheus: String,
-    /// Collector of traces, an `http://` or `https://` URL; empty for off.
-    #[schemars(extend("x-must-be" = "an `http://` or `https://` URL, or empty"))]
+    /// Collector of traces (OTLP over HTTP): an `http://` URL, `/v1/traces` is added where it has no path; empty for off.
+    #[schemars(extend("x-must-be" = "an `http://` URL, or empty"))]
     pub otlp_endpoint: String,
     /// Name of the service in traces; not empty.
     #[schemars(extend("x-must-be" = "not empty"))]

@@ -16,6 +16,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use meridian_core::config::{AdminConfig, Listen, TelemetryConfig};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 
@@ -169,6 +170,17 @@ impl Drop for Admin {
         let _ = thread.join();
         drop(left_behind);
     }
+}
+
+/// Serve one connection of the admin interface over any stream, as one that came from this machine. It returns when the
+/// connection is over; calls that change something run on blocking threads of the tokio runtime it is polled in.
+pub async fn serve_stream<S>(stream: S, control: Arc<dyn Control>, token: Option<String>, limits: Limits)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let token_configured = token.is_some();
+    let site = Arc::new(Site::new(control, token.map(Token::new), token_configured, limits));
+    serve::connection(stream, routes::Reach::Loopback, routes::admin(site), limits).await;
 }
 
 struct Started {

@@ -52,7 +52,7 @@ pub(super) async fn serve(socket: Socket, router: Router, limits: Limits) {
     }
 }
 
-async fn connection<S>(stream: S, reach: routes::Reach, router: Router, limits: Limits)
+pub(super) async fn connection<S>(stream: S, reach: routes::Reach, router: Router, limits: Limits)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {

@@ -5,6 +5,7 @@ use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -23,6 +24,8 @@ pub struct Recorder {
     pub calls: Mutex<Vec<String>>,
     /// Whether its faults are more than a socket holds.
     pub verbose: AtomicBool,
+    /// Who is told of every component as it comes, refused ones included.
+    pub listener: Mutex<Option<Sender<Vec<u8>>>>,
 }
 
 pub fn version(name: &str) -> Version {
@@ -135,6 +138,9 @@ impl Control for Recorder {
 
     fn put(&self, slot: SlotName, upload: &Upload<'_>, mode: Mode) -> Result<SwapReport, ControlError> {
         let Upload { component, signature, source } = upload;
+        if let Some(listener) = &*self.listener.lock().unwrap() {
+            let _ = listener.send(component.to_vec());
+        }
         match *component {
             b"garbage" => return Err(ControlError::Refused("not a component:\nno header".into())),
             b"panic" => panic!("as a test wants"),

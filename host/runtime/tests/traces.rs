@@ -1,0 +1,323 @@
+//! Traces over real sockets: what a collector receives, and that a bad one costs the engine nothing.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+#![allow(dead_code, reason = "the support is shared")]
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use meridian_core::config::TelemetryConfig;
+use meridian_runtime::control::{Control, ControlError, FaultEntry, Mode, ProcessStatus, SlotName, SwapReport, Upload};
+use meridian_runtime::traces::{FinishedRequest, Limits, Sent, Traces};
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::common::v1::KeyValue;
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::trace::v1::Span;
+use prost::Message;
+
+/// What a hang is told by; nothing waits as long.
+const HANG: Duration = Duration::from_secs(60);
+
+/// Batches are sent at once, and nothing runs into a limit.
+const SOON: Limits = Limits { queue: 64, batch: 1, interval: Duration::from_millis(10), sending: HANG, closing: HANG };
+
+/// How a collector behaves.
+#[derive(Clone, Copy, PartialEq)]
+enum Answers {
+    Takes,
+    Fails,
+    /// Takes the connection and says nothing.
+    Never,
+}
+
+struct Collector {
+    address: String,
+    exports: Receiver<(String, ExportTraceServiceRequest)>,
+}
+
+impl Collector {
+    fn start(answers: Answers) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let (received, exports) = channel();
+        std::thread::spawn(move || {
+            let mut kept = Vec::new();
+            for stream in listener.incoming() {
+                let stream = stream.unwrap();
+                if answers == Answers::Never {
+                    kept.push(stream);
+                    continue;
+                }
+                let received = received.clone();
+                std::thread::spawn(move || {
+                    serve(stream, answers, |path, export| received.send((path, export)).is_ok())
+                });
+            }
+        });
+        Self { address, exports }
+    }
+
+    fn telemetry(&self) -> TelemetryConfig {
+        telemetry(&format!("http://{}", self.address))
+    }
+
+    /// Spans and the attributes of the resource of the next export.
+    fn next(&self) -> (Vec<Span>, BTreeMap<String, String>) {
+        let (path, export) = self.exports.recv_timeout(HANG).expect("an export");
+        assert_eq!(path, "/v1/traces");
+        let [of_resource] = <[_; 1]>::try_from(export.resource_spans).unwrap();
+        let spans: Vec<Span> = of_resource.scope_spans.into_iter().flat_map(|scope| scope.spans).collect();
+        (spans, texts(&of_resource.resource.unwrap().attributes))
+    }
+}
+
+/// Requests of one connection.
+fn serve(stream: TcpStream, answers: Answers, mut take: impl FnMut(String, ExportTraceServiceRequest) -> bool) {
+    let mut reader = BufReader::new(stream);
+    loop {
+        let (mut line, mut length) = (String::new(), 0);
+        if reader.read_line(&mut line).unwrap_or(0) == 0 {
+            return;
+        }
+        let path = line.split(' ').nth(1).unwrap().to_owned();
+        loop {
+            line.clear();
+            reader.read_line(&mut line).unwrap();
+            if line == "\r\n" {
+                break;
+            }
+            let (name, value) = line.split_once(':').unwrap();
+            if name.eq_ignore_ascii_case("content-length") {
+                length = value.trim().parse().unwrap();
+            }
+        }
+        let mut body = vec![0; length];
+        reader.read_exact(&mut body).unwrap();
+        let code = if answers == Answers::Fails { "500 Broken" } else { "200 OK" };
+        let answer = format!("HTTP/1.1 {code}\r\nContent-Length: 0\r\n\r\n");
+        let _ = reader.get_mut().write_all(answer.as_bytes());
+        if !take(path, ExportTraceServiceRequest::decode(body.as_slice()).unwrap()) {
+            return;
+        }
+    }
+}
+
+fn telemetry(otlp_endpoint: &str) -> TelemetryConfig {
+    TelemetryConfig {
+        otlp_endpoint: otlp_endpoint.into(),
+        service_name: "reasoning".into(),
+        ..TelemetryConfig::default()
+    }
+}
+
+fn start(telemetry: &TelemetryConfig, limits: Limits) -> Traces {
+    Traces::start_with(telemetry, "Qwen/Qwen3-8B", None, limits).unwrap().unwrap()
+}
+
+fn texts(attributes: &[KeyValue]) -> BTreeMap<String, String> {
+    let text = |value: &Value| match value {
+        Value::StringValue(text) => text.clone(),
+        Value::IntValue(number) => number.to_string(),
+        Value::DoubleValue(number) => number.to_string(),
+        other => format!("{other:?}"),
+    };
+    attributes.iter().map(|kv| (kv.key.clone(), text(kv.value.as_ref().unwrap().value.as_ref().unwrap()))).collect()
+}
+
+fn finished(id: &str) -> FinishedRequest {
+    FinishedRequest {
+        id: id.into(),
+        arrival_ms: 1000.0,
+        first_token_ms: Some(1250.0),
+        end_of_thinking_ms: Some(3000.0),
+        first_output_ms: Some(3020.0),
+        finished_ms: 4000.0,
+        prompt_tokens: 100,
+        cached_tokens: 64,
+        think_tokens: 70,
+        output_tokens: 30,
+        preemptions: 1,
+        reason: "stop".into(),
+        policy: ("output-first".into(), "0.1.0".into()),
+    }
+}
+
+#[test]
+fn a_request_is_a_span_with_its_phases() {
+    let collector = Collector::start(Answers::Takes);
+    let traces = start(&collector.telemetry(), SOON);
+    traces.request(finished("cmpl-1"));
+    let (spans, resource) = collector.next();
+    assert_eq!(resource["service.name"], "reasoning");
+    assert_eq!(resource["process.pid"], std::process::id().to_string());
+    let names: Vec<&str> = spans.iter().map(|span| span.name.as_str()).collect();
+    assert_eq!(names, ["request", "prefill", "think", "answer"]);
+    let whole = &spans[0];
+    let attributes = texts(&whole.attributes);
+    for (name, value) in [
+        ("gen_ai.request.model", "Qwen/Qwen3-8B"),
+        ("gen_ai.usage.input_tokens", "100"),
+        ("gen_ai.usage.output_tokens", "100"),
+        ("meridian.request.id", "cmpl-1"),
+        ("meridian.tokens.cached", "64"),
+        ("meridian.tokens.think", "70"),
+        ("meridian.tokens.answer", "30"),
+        ("meridian.preemptions", "1"),
+        ("meridian.policy.name", "output-first"),
+        ("meridian.policy.version", "0.1.0"),
+        ("meridian.ttft_ms", "250"),
+        ("meridian.ttfo_ms", "2020"),
+    ] {
+        assert_eq!(attributes[name], value, "{name}");
+    }
+    assert!(attributes["gen_ai.response.finish_reasons"].contains("stop"));
+    let since = |nanos: u64| (nanos - whole.start_time_unix_nano) as f64 / 1e6;
+    let times: Vec<_> =
+        spans.iter().map(|span| (since(span.start_time_unix_nano), since(span.end_time_unix_nano))).collect();
+    assert_eq!(times, [(0.0, 3000.0), (0.0, 250.0), (250.0, 2000.0), (2020.0, 3000.0)]);
+    assert!(whole.parent_span_id.is_empty());
+    for phase in &spans[1..] {
+        assert_eq!((&phase.trace_id, &phase.parent_span_id), (&whole.trace_id, &whole.span_id), "{}", phase.name);
+    }
+    assert_eq!(traces.close(), Sent { requests: 1, lost: 0 });
+}
+
+#[test]
+fn a_phase_that_was_not_reached_is_no_span() {
+    let collector = Collector::start(Answers::Takes);
+    let traces = start(&collector.telemetry(), SOON);
+    let names = |finished: FinishedRequest| {
+        traces.request(finished);
+        let (spans, _) = collector.next();
+        spans.into_iter().map(|span| span.name).collect::<Vec<_>>()
+    };
+    let never = FinishedRequest { arrival_ms: 5.0, finished_ms: 9.0, ..FinishedRequest::default() };
+    assert_eq!(names(never), ["request", "prefill"]);
+    let thinking =
+        FinishedRequest { end_of_thinking_ms: None, first_output_ms: None, output_tokens: 0, ..finished("b") };
+    assert_eq!(names(thinking), ["request", "prefill", "think"]);
+    let answering = FinishedRequest { end_of_thinking_ms: None, think_tokens: 0, ..finished("c") };
+    assert_eq!(names(answering), ["request", "prefill", "answer"]);
+    // Times that make no sense are of some span all the same.
+    let mad = FinishedRequest { arrival_ms: f64::NAN, first_token_ms: Some(f64::INFINITY), ..finished("d") };
+    assert_eq!(names(mad), ["request", "prefill", "think", "answer"]);
+}
+
+#[test]
+fn what_waits_is_sent_at_the_end() {
+    let collector = Collector::start(Answers::Takes);
+    let traces = start(&collector.telemetry(), Limits { batch: 8, interval: HANG, ..SOON });
+    for id in 0..20 {
+        traces.request(finished(&id.to_string()));
+    }
+    assert_eq!(traces.close(), Sent { requests: 20, lost: 0 });
+    let spans: usize = (0..3).map(|_| collector.next().0.len()).sum();
+    assert_eq!(spans, 20 * 4);
+}
+
+#[test]
+fn a_collector_that_is_down_or_fails_costs_its_spans() {
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let broken = Collector::start(Answers::Fails);
+    for telemetry in [telemetry(&format!("http://{closed}")), broken.telemetry()] {
+        let traces = start(&telemetry, Limits { batch: 8, sending: Duration::from_millis(100), ..SOON });
+        for id in 0..10 {
+            traces.request(finished(&id.to_string()));
+        }
+        assert_eq!(traces.close(), Sent { requests: 0, lost: 10 });
+    }
+}
+
+#[test]
+fn a_collector_that_never_answers_stops_nobody() {
+    let collector = Collector::start(Answers::Never);
+    let soon = Duration::from_millis(50);
+    let traces = start(&collector.telemetry(), Limits { queue: 4, sending: soon, closing: soon, ..SOON });
+    // Far more than the queue holds while one batch waits for its answer.
+    for id in 0..1000 {
+        traces.request(finished(&id.to_string()));
+    }
+    assert!(traces.sent().lost > 0);
+    assert_eq!(traces.close(), Sent { requests: 0, lost: 1000 });
+}
+
+#[test]
+fn nothing_is_sent_unless_a_collector_is_named() {
+    assert!(Traces::start(&telemetry(""), "m", None).unwrap().is_none());
+    let why = Traces::start(&telemetry("http://no host"), "m", None).unwrap_err();
+    assert!(why.starts_with("telemetry.otlp_endpoint: \"http://no host\": no traces are sent: "), "{why}");
+}
+
+/// An engine whose status a test sets.
+struct Engine {
+    status: Mutex<ProcessStatus>,
+}
+
+impl Control for Engine {
+    fn status(&self) -> ProcessStatus {
+        self.status.lock().unwrap().clone()
+    }
+
+    fn faults(&self) -> Vec<FaultEntry> {
+        vec![support::fault()]
+    }
+
+    fn put(&self, slot: SlotName, _: &Upload<'_>, _: Mode) -> Result<SwapReport, ControlError> {
+        Err(ControlError::NoSuchSlot(slot))
+    }
+
+    fn promote(&self, slot: SlotName) -> Result<SwapReport, ControlError> {
+        Err(ControlError::NoSuchSlot(slot))
+    }
+
+    fn rollback(&self, slot: SlotName) -> Result<SwapReport, ControlError> {
+        Err(ControlError::NoSuchSlot(slot))
+    }
+
+    fn release(&self, slot: SlotName) -> Result<SwapReport, ControlError> {
+        Err(ControlError::NoSuchSlot(slot))
+    }
+}
+
+#[test]
+fn changes_and_faults_of_policies_are_spans() {
+    let collector = Collector::start(Answers::Takes);
+    let engine = Arc::new(Engine { status: Mutex::new(support::status()) });
+    let control = Arc::clone(&engine) as Arc<dyn Control>;
+    let traces = Traces::start_with(&collector.telemetry(), "m", Some(control), SOON).unwrap().unwrap();
+    let next = |change: fn(&mut ProcessStatus)| {
+        change(&mut engine.status.lock().unwrap());
+        let (spans, _) = collector.next();
+        spans.into_iter().map(|span| (span.name, texts(&span.attributes))).collect::<Vec<_>>()
+    };
+    let spans = next(|status| {
+        status.slots[0].active = support::version("newer");
+        status.slots[0].swaps += 1;
+    });
+    let [(name, attributes)] = spans.as_slice() else { panic!("{spans:?}") };
+    assert_eq!(name, "policy change");
+    assert_eq!(
+        (attributes["meridian.slot"].as_str(), attributes["meridian.policy.name"].as_str()),
+        ("dispatch", "newer")
+    );
+    assert_eq!(attributes["meridian.policy.previous.name"], "current \"one\"\\");
+    assert_eq!(attributes["meridian.policy.sha256"].len(), 64);
+
+    let spans = next(|status| {
+        status.slots[0].faults[0].1 += 3;
+        status.slots[0].quarantine = Some((support::version("newer"), 1000.0));
+    });
+    let [(first, quarantine), (second, faults)] = spans.as_slice() else { panic!("{spans:?}") };
+    assert_eq!((first.as_str(), second.as_str()), ("policy quarantine", "policy faults"));
+    assert_eq!(quarantine["meridian.policy.name"], "newer");
+    assert_eq!((faults["meridian.faults"].as_str(), faults["meridian.fault.kind"].as_str()), ("3", "trap"));
+    // What is left as it is makes no span.
+    drop(traces);
+    assert!(collector.exports.try_recv().is_err());
+}
