@@ -11,8 +11,8 @@ use std::time::Duration;
 use meridian_core::config::{AdminConfig, TelemetryConfig};
 use meridian_runtime::admin::{Admin, Limits, Surroundings};
 use meridian_runtime::control::{
-    Control, ControlError, FaultEntry, Mode, ProcessStatus, ShadowStatus, SlotName, SlotStatus, StateHandover,
-    SwapReport, Version,
+    Control, ControlError, FaultEntry, Mode, ProcessStatus, RecordingStatus, ShadowStatus, SlotName, SlotStatus,
+    StateHandover, SwapReport, Version,
 };
 
 pub const TOKEN: &str = "a-token-of-24-characters";
@@ -26,7 +26,13 @@ pub struct Recorder {
 }
 
 pub fn version(name: &str) -> Version {
-    Version { name: name.into(), version: "1.0".into(), sha256: "ab".repeat(32), source: "admin".into() }
+    Version {
+        name: name.into(),
+        version: "1.0".into(),
+        sha256: "ab".repeat(32),
+        source: "admin".into(),
+        ..Version::default()
+    }
 }
 
 /// Every field is filled.
@@ -78,6 +84,13 @@ pub fn status() -> ProcessStatus {
         preemptions: [0, 4, 1],
         step_time_ms: Some([4.0, 0.02, 0.003]),
         slots: vec![dispatch, eviction],
+        recording: Some(RecordingStatus {
+            dir: "/var/recordings".into(),
+            recorded: 1000,
+            dropped: 3,
+            bytes: 4096,
+            stopped: None,
+        }),
     }
 }
 
