@@ -91,7 +91,7 @@ impl Engine {
         let slots = py
             .detach(|| Slots::new(&config, base_dir, || Box::new(process_status(told, model))))
             .map_err(PolicyError::new_err)?;
-        let Slots { dispatch, eviction, budget, controller } = slots;
+        let Slots { dispatch, eviction, budget, controller, recorder } = slots;
         let mut engine = DispatchEngine::new(dispatch, markers, &config.scheduler, block_tokens);
         engine.set_steps_ahead(steps_ahead);
         let inner = Inner {
@@ -114,7 +114,7 @@ impl Engine {
         let is_stock = config.policy.dispatch.source == "native:fcfs";
         // A stock engine stays stock: nothing in it could be changed.
         let control = Arc::clone(&controller) as Arc<dyn Control>;
-        let services = Services::start(&config, base_dir, &control, serves && !is_stock);
+        let services = Services::start(&config, base_dir, &control, serves && !is_stock, recorder);
         let configured = Thresholds::from_config(&config.scheduler, &config.entropy);
         let unit = config.entropy.unit;
         let judges = Judges { eviction, budget, configured, unit };
