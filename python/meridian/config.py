@@ -79,6 +79,8 @@ class PolicyConfig:
     max_strikes: int = 3
     strike_window_s: int = 60
     cache_dir: str = ""
+    record_dir: str = ""
+    record_max_mib: int = 256
     trusted_keys: list[str] = field(default_factory=list)
     dispatch: SlotConfig = field(default_factory=lambda: SlotConfig("native:output-first"))
     eviction: SlotConfig = field(default_factory=lambda: SlotConfig("native:tiered-lru"))

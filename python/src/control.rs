@@ -9,6 +9,7 @@ use meridian_core::config::SlotMode;
 use meridian_core::{Budget, Dispatch, Eviction, MeridianConfig, SlotConfig, SlotName, Targets, native};
 use meridian_runtime::admin::Admin;
 use meridian_runtime::control::{Control, ProcessStatus, Upload};
+use meridian_runtime::recording::{Recorder, RecorderSettings, SlotSetup};
 use meridian_runtime::traces::Traces;
 use meridian_runtime::watch::{FileWatch, WatchedFile};
 use meridian_runtime::{
@@ -64,13 +65,14 @@ impl<K: GuestKind> SlotLoader<K> {
     fn load_source(&self, source: &str, base_dir: &Path) -> Result<Candidate<K>, String> {
         if let Some(name) = source.strip_prefix("native:") {
             let policy = native::policy(name, self.targets, &self.options).map_err(|error| error.to_string())?;
-            return Ok(Candidate::new(policy, "", source));
+            return Ok(Candidate::new(policy, "", source).with_options(&self.options));
         }
         let path = base_dir.join(source);
         let load = || {
             let component = self.components.runtime()?.load_file(&path)?;
             let policy = component.policy::<K>(self.limits, self.targets, &self.options)?;
-            Ok(Candidate::new(Box::new(policy), component.sha256(), &path.display().to_string()))
+            let source = path.display().to_string();
+            Ok(Candidate::new(Box::new(policy), component.sha256(), &source).with_options(&self.options))
         };
         load().map_err(|error: LoadError| format!("{}: {error}", path.display()))
     }
@@ -81,7 +83,7 @@ impl<K: GuestKind> Loader<K> for SlotLoader<K> {
         let load = || {
             let component = self.components.runtime()?.load_signed(upload.component, upload.signature)?;
             let policy = component.policy::<K>(self.limits, self.targets, &self.options)?;
-            Ok(Candidate::new(Box::new(policy), component.sha256(), upload.source))
+            Ok(Candidate::new(Box::new(policy), component.sha256(), upload.source).with_options(&self.options))
         };
         load().map_err(|error: LoadError| error.to_string())
     }
@@ -93,6 +95,7 @@ pub(crate) struct Slots {
     pub(crate) eviction: EvictionSlot,
     pub(crate) budget: BudgetSlot,
     pub(crate) controller: Controller,
+    pub(crate) recorder: Option<Recorder>,
 }
 
 impl Slots {
@@ -113,8 +116,33 @@ impl Slots {
         let (eviction, controlled) = slot::<Eviction>(config, &config.policy.eviction, base_dir, &components)?;
         let controller = controller.with_eviction(controlled);
         let (budget, controlled) = slot::<Budget>(config, &config.policy.budget, base_dir, &components)?;
-        Ok(Self { dispatch, eviction, budget, controller: controller.with_budget(controlled) })
+        let controller = controller.with_budget(controlled);
+        let Some(recorder) = recorder(config, base_dir)? else {
+            return Ok(Self { dispatch, eviction, budget, controller, recorder: None });
+        };
+        let policy = &config.policy;
+        let setup = |slot: &SlotConfig| SlotSetup {
+            targets: config.scheduler.targets(),
+            deadline_ms: slot.deadline_ms,
+            memory_mib: slot.memory_mib,
+        };
+        dispatch.control().record(&recorder, setup(&policy.dispatch));
+        eviction.control().record(&recorder, setup(&policy.eviction));
+        budget.control().record(&recorder, setup(&policy.budget));
+        let watch = recorder.watch();
+        let controller = controller.with_recording(Box::new(move || watch.status()));
+        Ok(Self { dispatch, eviction, budget, controller, recorder: Some(recorder) })
     }
+}
+
+/// The recorder that the configuration asks for.
+fn recorder(config: &MeridianConfig, base_dir: &Path) -> Result<Option<Recorder>, String> {
+    let dir = &config.policy.record_dir;
+    if dir.is_empty() {
+        return Ok(None);
+    }
+    let settings = RecorderSettings::new(base_dir.join(dir), config.policy.record_max_mib);
+    Recorder::start(settings).map(Some).map_err(|reason| format!("policy.record_dir: {reason}"))
 }
 
 fn slot<K: GuestKind>(
@@ -154,16 +182,19 @@ pub(crate) struct Services {
     admin: Option<Admin>,
     watches: Vec<FileWatch>,
     traces: Option<Arc<Traces>>,
+    recorder: Option<Recorder>,
 }
 
 impl Services {
-    /// Start what the configuration asks for: with `serves` the listeners and the traces, and a watch of each active component's file.
+    /// Start what the configuration asks for: with `serves` the listeners and the traces, and a watch of each active
+    /// component's file. The recording goes on until they have ended.
     pub(crate) fn start(
         config: &MeridianConfig,
         base_dir: &Path,
         model: &str,
         control: &Arc<dyn Control>,
         serves: bool,
+        recorder: Option<Recorder>,
     ) -> Self {
         let trace = || Traces::start(&config.telemetry, model, Some(Arc::clone(control)));
         let traces = if serves { trace() } else { Ok(None) };
@@ -181,7 +212,7 @@ impl Services {
                 Err(why) => tracing::warn!(slot = name.label(), why, "the policy's file is not watched"),
             }
         }
-        Self { admin, watches, traces }
+        Self { admin, watches, traces, recorder }
     }
 
     /// Who is to be told of requests that end.

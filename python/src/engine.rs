@@ -97,7 +97,7 @@ impl Engine {
         let slots = py
             .detach(|| Slots::new(&config, base_dir, trusted_keys, || Box::new(process_status(told, named))))
             .map_err(PolicyError::new_err)?;
-        let Slots { dispatch, eviction, budget, controller } = slots;
+        let Slots { dispatch, eviction, budget, controller, recorder } = slots;
         let mut engine = DispatchEngine::new(dispatch, markers, &config.scheduler, block_tokens);
         engine.set_steps_ahead(steps_ahead);
         let inner = Inner {
@@ -121,7 +121,7 @@ impl Engine {
         let is_stock = config.policy.dispatch.source == "native:fcfs";
         // A stock engine stays stock: nothing in it could be changed.
         let control = Arc::clone(&controller) as Arc<dyn Control>;
-        let services = Services::start(&config, base_dir, model, &control, serves && !is_stock);
+        let services = Services::start(&config, base_dir, model, &control, serves && !is_stock, recorder);
         inner.lock().unwrap_or_else(PoisonError::into_inner).traces = services.traces();
         let configured = Thresholds::from_config(&config.scheduler, &config.entropy);
         let unit = config.entropy.unit;

@@ -8,8 +8,8 @@ use clap::{Args, Subcommand};
 use meridian_core::signature::{MAX_SIGNATURE_BYTES, signature_path};
 use meridian_runtime::admin::{SIGNATURE_HEADER, signature_header};
 use meridian_runtime::control::{
-    FaultEntry, MAX_COMPONENT_BYTES, Mode, ProcessStatus, ShadowStatus, SlotName, SlotStatus, StateHandover,
-    SwapReport, Version,
+    FaultEntry, MAX_COMPONENT_BYTES, Mode, ProcessStatus, RecordingStatus, ShadowStatus, SlotName, SlotStatus,
+    StateHandover, SwapReport, Version,
 };
 use meridian_wasm::read_signature;
 use serde::{Deserialize, Serialize};
@@ -247,14 +247,15 @@ fn print_report(report: &SwapReport, json: bool) -> anyhow::Result<()> {
 }
 
 pub(crate) fn version_text(version: &Version) -> String {
-    let Version { name, version, sha256, source: _ } = version;
+    let Version { name, version, sha256, source: _, options: _ } = version;
     let digest: String = sha256.chars().take(8).collect();
     let parts = [name.as_str(), version.as_str(), &digest];
     shown(&parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" "))
 }
 
 fn print_status(engine: &Engine, status: &ProcessStatus) -> anyhow::Result<()> {
-    let ProcessStatus { pid, version, model, uptime_s, requests, waiting, preemptions, step_time_ms, slots } = status;
+    let ProcessStatus { pid, version, model, uptime_s, requests, waiting, preemptions, step_time_ms, slots, recording } =
+        status;
     let (model, version) = (shown(model), shown(version));
     print_line(&format!("process {pid}  {model}  meridian {version}  up {uptime_s:.0} s  {}", engine.address))?;
     let [prefill, think, output] = requests;
@@ -264,6 +265,14 @@ fn print_status(engine: &Engine, status: &ProcessStatus) -> anyhow::Result<()> {
     if let Some([fixed, decode, prefill]) = step_time_ms {
         print_line(&format!(
             "  step time    {fixed:.3} ms, {decode:.4} ms a decode token, {prefill:.4} ms a prefill token"
+        ))?;
+    }
+    if let Some(RecordingStatus { dir, recorded, dropped, bytes, stopped }) = recording {
+        let mib = *bytes as f64 / f64::from(1 << 20);
+        let stopped = stopped.as_ref().map_or_else(String::new, |why| format!(", stopped: {}", shown(why)));
+        print_line(&format!(
+            "  recording    {recorded} decisions, {dropped} dropped, {mib:.1} MiB in {}{stopped}",
+            shown(dir)
         ))?;
     }
     slots.iter().try_for_each(print_slot)

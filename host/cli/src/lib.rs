@@ -6,6 +6,7 @@ mod config;
 mod ctl;
 mod models;
 mod policy;
+mod replay;
 mod top;
 
 use std::ffi::OsString;
@@ -44,12 +45,15 @@ enum Command {
     Ctl(ctl::CtlArgs),
     /// Watch a running engine: phases, queues, decisions, faults, versions
     Top(top::TopArgs),
+    /// Decide recorded decisions again, and tell what differs
+    Replay(replay::ReplayArgs),
     /// Measure
     #[command(subcommand)]
     Bench(bench::BenchCommand),
 }
 
-/// Run the command line; the exit code is 0 only when what was asked holds, 1 when it does not, 2 for a usage error.
+/// Run the command line; the exit code is 0 only when what was asked holds, 1 when it does not, 2 for a usage error and for
+/// recordings that cannot be used.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
@@ -64,11 +68,15 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Models(command) => models::run(command, cli.json),
         Command::Ctl(args) => ctl::run(&args, cli.json),
         Command::Top(args) => top::run(&args, cli.json),
+        Command::Replay(args) => replay::run(&args, cli.json),
         Command::Bench(command) => bench::run(command, cli.json),
     };
     match done {
         Ok(()) => 0,
         Err(error) => {
+            let is_unusable = error.is::<Unusable>();
+            // The context is for here; the text is the cause's.
+            let error = if is_unusable { anyhow::anyhow!(cause_of(&error)) } else { error };
             if error.is::<Said>() {
                 // Nothing to add.
             } else if cli.json {
@@ -76,7 +84,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
             } else {
                 eprintln!("error: {error:#}");
             }
-            1
+            if is_unusable { 2 } else { 1 }
         }
     }
 }
@@ -92,6 +100,21 @@ impl std::fmt::Display for Said {
 }
 
 impl std::error::Error for Said {}
+
+/// What was given cannot be used, so that what was asked is not known: exit code 2.
+#[derive(Debug)]
+struct Unusable;
+
+impl std::fmt::Display for Unusable {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("cannot be used")
+    }
+}
+
+/// Without the outermost context.
+fn cause_of(error: &anyhow::Error) -> String {
+    error.chain().skip(1).map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
 
 /// A closed pipe (`meridian ... | head`) is not worth a panic.
 fn print_line(line: &str) -> std::io::Result<()> {

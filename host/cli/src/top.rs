@@ -287,7 +287,13 @@ mod tests {
     use super::*;
 
     fn version(name: &str) -> Version {
-        Version { name: name.into(), version: "1.0".into(), sha256: "0123456789abcdef".into(), source: "admin".into() }
+        Version {
+            name: name.into(),
+            version: "1.0".into(),
+            sha256: "0123456789abcdef".into(),
+            source: "admin".into(),
+            ..Version::default()
+        }
     }
 
     fn status() -> ProcessStatus {
@@ -315,6 +321,7 @@ mod tests {
             preemptions: [0, 4, 1],
             step_time_ms: Some([4.0, 0.02, 0.003]),
             slots: vec![dispatch],
+            recording: None,
         }
     }
 

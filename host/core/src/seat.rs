@@ -95,6 +95,12 @@ impl<K: SlotKind> PolicySeat<K> {
         recovered
     }
 
+    /// Whether the policy can be asked: its last recovery, if any, has succeeded.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.recovery == Recovery::Ready
+    }
+
     /// The policy.
     #[must_use]
     pub fn policy(&self) -> &dyn Policy<K> {

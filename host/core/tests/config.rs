@@ -113,6 +113,8 @@ const RANGES: &[(&str, &[&str], &[&str], &str)] = &[
 /// Fields whose range is in words: (field, accepted, refused).
 const IN_WORDS: &[(&str, &str, &str)] = &[
     ("policy.cache_dir", "'cache'", "\"\\u0000\""),
+    ("policy.record_dir", "'recordings'", "\"\\u0000\""),
+    ("policy.record_max_mib", "8", "7"),
     ("policy.trusted_keys", "['k']", "['']"),
     ("policy.dispatch.source", "'native:fcfs'", "'native:x'"),
     ("policy.dispatch.config", "{}", "{ a = 1 }"),

@@ -19,6 +19,9 @@ pub struct Version {
     pub sha256: String,
     /// Where it came from: `native:NAME`, a path, `admin`.
     pub source: String,
+    /// The options it was started with, one JSON object; known inside of the process only.
+    #[serde(skip)]
+    pub options: String,
 }
 
 /// What a candidate is put to.
@@ -183,6 +186,24 @@ pub struct ProcessStatus {
     pub step_time_ms: Option<[f64; 3]>,
     /// The slots.
     pub slots: Vec<SlotStatus>,
+    /// The recording, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recording: Option<RecordingStatus>,
+}
+
+/// How a recording is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecordingStatus {
+    /// The folder.
+    pub dir: String,
+    /// Decisions that were written, of all slots.
+    pub recorded: u64,
+    /// Decisions that were not, because the writer was behind or has stopped.
+    pub dropped: u64,
+    /// Bytes of the files that are kept.
+    pub bytes: u64,
+    /// Why the recording stopped.
+    pub stopped: Option<String>,
 }
 
 /// Why a change was refused. The policy that was active stays.

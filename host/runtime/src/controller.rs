@@ -1,7 +1,7 @@
 use meridian_core::{Budget, Dispatch, Eviction, SlotKind};
 
 use crate::control::{
-    Control, ControlError, FaultEntry, Mode, ProcessStatus, SlotName, SlotStatus, SwapReport, Upload,
+    Control, ControlError, FaultEntry, Mode, ProcessStatus, RecordingStatus, SlotName, SlotStatus, SwapReport, Upload,
 };
 use crate::slot::{Candidate, SlotControl};
 use crate::sync::{Mutex, lock};
@@ -19,6 +19,9 @@ pub trait Loader<K: SlotKind>: Send + Sync {
 /// Facts about the engine for [`ProcessStatus`]; the slots are filled in by the controller. Takes microseconds.
 pub type EngineStatus = Box<dyn Fn() -> ProcessStatus + Send + Sync>;
 
+/// How the recording is.
+pub type RecordingStatusOf = Box<dyn Fn() -> RecordingStatus + Send + Sync>;
+
 /// A slot and what loads its policies.
 pub struct ControlledSlot<K: SlotKind> {
     /// The slot.
@@ -33,6 +36,7 @@ pub struct Controller {
     eviction: Option<ControlledSlot<Eviction>>,
     budget: Option<ControlledSlot<Budget>>,
     engine: EngineStatus,
+    recording: Option<RecordingStatusOf>,
     /// Held for a whole change, so that two callers do not compile at the same time.
     changing: Mutex<()>,
 }
@@ -41,7 +45,7 @@ impl Controller {
     /// A controller of an engine that has only a dispatch slot.
     #[must_use]
     pub fn new(dispatch: ControlledSlot<Dispatch>, engine: EngineStatus) -> Self {
-        Self { dispatch, eviction: None, budget: None, engine, changing: Mutex::new(()) }
+        Self { dispatch, eviction: None, budget: None, engine, recording: None, changing: Mutex::new(()) }
     }
 
     /// The same with an eviction slot.
@@ -54,6 +58,12 @@ impl Controller {
     #[must_use]
     pub fn with_budget(self, slot: ControlledSlot<Budget>) -> Self {
         Self { budget: Some(slot), ..self }
+    }
+
+    /// The same with a recording, which `status` tells of. Takes microseconds.
+    #[must_use]
+    pub fn with_recording(self, status: RecordingStatusOf) -> Self {
+        Self { recording: Some(status), ..self }
     }
 
     fn slots(&self) -> impl Iterator<Item = &dyn Changeable> {
@@ -72,7 +82,8 @@ impl Controller {
 
 impl Control for Controller {
     fn status(&self) -> ProcessStatus {
-        ProcessStatus { slots: self.slots().map(Changeable::status).collect(), ..(self.engine)() }
+        let recording = self.recording.as_ref().map(|status| status());
+        ProcessStatus { slots: self.slots().map(Changeable::status).collect(), recording, ..(self.engine)() }
     }
 
     fn faults(&self) -> Vec<FaultEntry> {

@@ -19,10 +19,15 @@
 
 #[cfg(not(loom))]
 pub mod admin;
+mod compare;
 pub mod config_file;
 pub mod control;
 mod controller;
 mod engine;
+#[cfg(not(loom))]
+mod private;
+#[cfg(not(loom))]
+pub mod recording;
 mod slot;
 mod stats;
 #[cfg(not(loom))]
@@ -30,7 +35,7 @@ pub mod traces;
 #[cfg(not(loom))]
 pub mod watch;
 
-pub use controller::{ControlledSlot, Controller, EngineStatus, Loader};
+pub use controller::{ControlledSlot, Controller, EngineStatus, Loader, RecordingStatusOf};
 pub use engine::DispatchEngine;
 pub use meridian_core::native;
 use meridian_core::sync;

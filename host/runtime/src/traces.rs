@@ -545,7 +545,7 @@ fn changed(slot: &SlotStatus, before: &Version) -> Vec<KeyValue> {
 }
 
 fn of_version(prefix: &str, version: &Version) -> [KeyValue; 3] {
-    let Version { name, version, sha256, source: _ } = version;
+    let Version { name, version, sha256, source: _, options: _ } = version;
     [("name", name), ("version", version), ("sha256", sha256)]
         .map(|(field, value)| KeyValue::new(format!("{prefix}.{field}"), value.clone()))
 }

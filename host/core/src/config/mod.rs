@@ -189,8 +189,10 @@ impl MeridianConfig {
             format!("must be at most scheduler.max_think_tokens, {max_think_tokens}")
         })?;
         slots::check_slots(self)?;
-        let PolicyConfig { cache_dir, trusted_keys, .. } = &self.policy;
-        check("policy.cache_dir", quoted(cache_dir), !cache_dir.contains('\0'), || "must be a path or empty".into())?;
+        let PolicyConfig { cache_dir, record_dir, trusted_keys, .. } = &self.policy;
+        for (field, path) in [("policy.cache_dir", cache_dir), ("policy.record_dir", record_dir)] {
+            check(field, quoted(path), !path.contains('\0'), || "must be a path or empty".into())?;
+        }
         let keys_named = trusted_keys.iter().all(|key| !key.trim().is_empty());
         check("policy.trusted_keys", "\"\"", keys_named, || "must not hold an empty key".into())?;
         let has_fabric = self.disagg.fabric != FabricKind::None;

@@ -168,6 +168,12 @@ pub struct PolicyConfig {
     /// Folder of compiled components, relative to the file's folder; empty for `components` in the user's cache folder.
     #[schemars(extend("x-must-be" = "a path or empty"))]
     pub cache_dir: String,
+    /// Folder in which every decision of the slots is recorded, relative to the file's folder; empty for no recording.
+    #[schemars(extend("x-must-be" = "a path or empty"))]
+    pub record_dir: String,
+    /// Most that the recordings in `record_dir` may take, MiB; the oldest are deleted.
+    #[schemars(range(min = 8, max = 1_048_576))]
+    pub record_max_mib: u32,
     /// Keys of which one must have signed a component: minisign public keys, or paths of `.pub` files relative to the
     /// file's folder; empty for no check.
     #[schemars(extend("x-must-be" = "without an empty key"))]
@@ -400,6 +406,8 @@ impl Default for PolicyConfig {
             max_strikes: 3,
             strike_window_s: 60,
             cache_dir: String::new(),
+            record_dir: String::new(),
+            record_max_mib: 256,
             trusted_keys: Vec::new(),
             dispatch: SlotConfig::dispatch(),
             eviction: SlotConfig::eviction(),

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::private;
+use crate::private;
 
 /// Largest file that is read, bytes.
 const MAX_BYTES: usize = 64 << 10;

@@ -81,6 +81,20 @@ const FAMILIES: &[Family] = &[
         },
     },
     Family {
+        name: "recording_dropped_total",
+        help: "Decisions that were not recorded because the writer was behind or has stopped",
+        kind: MetricType::COUNTER,
+        labels: &[],
+        read: |status, emit| status.recording.iter().for_each(|recording| emit(&[], counter(recording.dropped))),
+    },
+    Family {
+        name: "recording_bytes",
+        help: "Bytes of the recordings that are kept",
+        kind: MetricType::GAUGE,
+        labels: &[],
+        read: |status, emit| status.recording.iter().for_each(|recording| emit(&[], gauge(float(recording.bytes)))),
+    },
+    Family {
         name: "decisions_total",
         help: "Decisions by who made them",
         kind: MetricType::COUNTER,

@@ -4,7 +4,6 @@
 pub mod discovery;
 mod listener;
 mod metrics;
-mod private;
 mod routes;
 mod serve;
 mod signature;
@@ -27,6 +26,7 @@ pub use self::signature::{SIGNATURE_HEADER, signature_header};
 use self::token::Token;
 pub use self::token::read_token;
 use crate::control::Control;
+use crate::private;
 
 /// What a client may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

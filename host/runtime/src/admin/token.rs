@@ -4,7 +4,7 @@ use std::path::Path;
 
 use subtle::ConstantTimeEq;
 
-use super::private;
+use crate::private;
 
 const BYTES: std::ops::RangeInclusive<usize> = 16..=4096;
 

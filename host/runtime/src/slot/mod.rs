@@ -7,6 +7,7 @@ mod faults;
 mod seat;
 mod shadow;
 mod swap;
+mod witness;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,6 +17,9 @@ use meridian_core::{Asked, Batch, Fault, Policy, PolicySeat, SlotKind, Targets, 
 use self::faults::FaultLog;
 use self::seat::{LONGEST_QUARANTINE_MS, Seat};
 use self::shadow::Shadow;
+#[cfg(not(loom))]
+pub(crate) use self::witness::Fill;
+pub(crate) use self::witness::Witness;
 use crate::control::{FaultBatch, Version};
 use crate::stats::{SlotStats, Source};
 use crate::sync::{Mutex, lock};
@@ -44,6 +48,8 @@ struct State<K: SlotKind> {
     default: Box<dyn Policy<K>>,
     quarantine: Option<Quarantine<K>>,
     shadow: Option<Shadow<K>>,
+    /// Records what is decided.
+    witness: Option<Box<dyn Witness<K>>>,
     targets: Targets,
     limits: StrikeLimits,
     columns: Vec<f32>,
@@ -83,6 +89,7 @@ impl<K: SlotKind> PolicySlot<K> {
             default: native::default_policy(targets),
             quarantine: None,
             shadow: None,
+            witness: None,
             targets,
             limits,
             columns: Vec::new(),
@@ -149,9 +156,16 @@ impl<K: SlotKind> State<K> {
         if self.quarantine.as_ref().is_some_and(|quarantine| quarantine.until_ms <= self.now_ms) {
             self.end_quarantine();
         }
-        let Self { active, columns, decision, .. } = self;
+        let Self { active, columns, decision, witness, .. } = self;
+        if let Some(witness) = witness {
+            witness.before(active.id, &active.version, &mut active.seat);
+        }
         fill(active.seat.policy().inputs(), columns);
-        let source = match active.seat.ask(&Batch { facts, candidates, columns }, decision) {
+        let asked = active.seat.ask(&Batch { facts, candidates, columns }, decision);
+        if let Some(witness) = witness {
+            witness.after(facts, candidates, &fill, &asked, decision);
+        }
+        let source = match asked {
             Asked::Decided => Source::Active,
             Asked::LeftToDefault => Source::Default,
             Asked::Faulted(faults) => {

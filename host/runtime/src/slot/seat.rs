@@ -1,4 +1,5 @@
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use meridian_core::{Description, Fault, PolicySeat, SlotKind, Targets, native};
 
@@ -6,6 +7,8 @@ use crate::control::Version;
 
 /// A policy that may decide, with what the slot remembers of it.
 pub(super) struct Seat<K: SlotKind> {
+    /// Tells it from every other seat of the process.
+    pub(super) id: u64,
     pub(super) seat: PolicySeat<K>,
     pub(super) version: Version,
     /// When it faulted, within the window, oldest first; milliseconds.
@@ -38,7 +41,9 @@ impl Default for StrikeLimits {
 
 impl<K: SlotKind> Seat<K> {
     pub(super) fn new(seat: PolicySeat<K>, version: Version) -> Self {
-        Self { seat, version, strikes: VecDeque::new(), paroled_ms: None, quarantine_ms: FIRST_QUARANTINE_MS }
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        Self { id, seat, version, strikes: VecDeque::new(), paroled_ms: None, quarantine_ms: FIRST_QUARANTINE_MS }
     }
 
     /// The native default, in the place of a policy.
@@ -46,7 +51,7 @@ impl<K: SlotKind> Seat<K> {
         let policy = native::default_policy(targets);
         let Description { name, version, summary: _ } = policy.description().clone();
         let source = format!("native:{name}");
-        Self::new(PolicySeat::new(policy), Version { name, version, sha256: String::new(), source })
+        Self::new(PolicySeat::new(policy), Version { name, version, source, ..Version::default() })
     }
 
     /// Count a fault; true when there were too many.

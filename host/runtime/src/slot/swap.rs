@@ -26,7 +26,15 @@ impl<K: SlotKind> Candidate<K> {
     #[must_use]
     pub fn new(policy: Box<dyn Policy<K>>, sha256: &str, source: &str) -> Self {
         let Description { name, version, summary: _ } = policy.description().clone();
-        Self { policy, version: Version { name, version, sha256: sha256.into(), source: source.into() } }
+        let (sha256, source) = (sha256.into(), source.into());
+        Self { policy, version: Version { name, version, sha256, source, options: "{}".into() } }
+    }
+
+    /// The same, with the options that the policy was started with, one JSON object: a recording says how to start it.
+    #[must_use]
+    pub fn with_options(mut self, config_json: &str) -> Self {
+        self.version.options = config_json.into();
+        self
     }
 
     /// Have it decide a few made-up batches: the first calls of an instance are its slowest, and a policy that cannot
@@ -153,6 +161,17 @@ impl<K: SlotKind> SlotControl<K> {
     pub fn stop_shadow(&self) -> bool {
         let shadow = lock(&self.state).shadow.take();
         shadow.map(Shadow::stop).is_some()
+    }
+
+    /// Record what the slot decides from now on.
+    #[cfg(not(loom))]
+    pub fn record(&self, recorder: &crate::recording::Recorder, setup: crate::recording::SlotSetup)
+    where
+        K: crate::recording::Recordable,
+    {
+        let witness = Box::new(recorder.tap::<K>(setup));
+        // Dropped after the lock is released.
+        let _before = lock(&self.state).witness.replace(witness);
     }
 
     /// A candidate was refused before it came here: counted, and kept for the operator.

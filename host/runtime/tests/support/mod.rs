@@ -12,8 +12,8 @@ use std::time::Duration;
 use meridian_core::config::{AdminConfig, TelemetryConfig};
 use meridian_runtime::admin::{Admin, Limits, Surroundings};
 use meridian_runtime::control::{
-    Control, ControlError, FaultEntry, Mode, ProcessStatus, ShadowStatus, SlotName, SlotStatus, StateHandover,
-    SwapReport, Upload, Version,
+    Control, ControlError, FaultEntry, Mode, ProcessStatus, RecordingStatus, ShadowStatus, SlotName, SlotStatus,
+    StateHandover, SwapReport, Upload, Version,
 };
 
 pub const TOKEN: &str = "a-token-of-24-characters";
@@ -29,7 +29,13 @@ pub struct Recorder {
 }
 
 pub fn version(name: &str) -> Version {
-    Version { name: name.into(), version: "1.0".into(), sha256: "ab".repeat(32), source: "admin".into() }
+    Version {
+        name: name.into(),
+        version: "1.0".into(),
+        sha256: "ab".repeat(32),
+        source: "admin".into(),
+        ..Version::default()
+    }
 }
 
 /// Every field is filled.
@@ -81,6 +87,13 @@ pub fn status() -> ProcessStatus {
         preemptions: [0, 4, 1],
         step_time_ms: Some([4.0, 0.02, 0.003]),
         slots: vec![dispatch, eviction],
+        recording: Some(RecordingStatus {
+            dir: "/var/recordings".into(),
+            recorded: 1000,
+            dropped: 3,
+            bytes: 4096,
+            stopped: None,
+        }),
     }
 }
 

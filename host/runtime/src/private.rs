@@ -22,7 +22,7 @@ fn check_owner(metadata: &Metadata) -> Result<(), String> {
 ///
 /// # Errors
 /// Why it is not private, to follow its path.
-pub(super) fn make_dir(dir: &Path) -> Result<(), String> {
+pub(crate) fn make_dir(dir: &Path) -> Result<(), String> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
     made.map_err(|error| format!("cannot be made: {error}"))?;
     own_dir(dir)?;
@@ -33,7 +33,7 @@ pub(super) fn make_dir(dir: &Path) -> Result<(), String> {
 ///
 /// # Errors
 /// Why not, to follow its path.
-pub(super) fn check_dir(dir: &Path) -> Result<(), String> {
+pub(crate) fn check_dir(dir: &Path) -> Result<(), String> {
     let mode = own_dir(dir)?.mode();
     if mode & 0o022 != 0 {
         return Err(format!("has mode {:04o}, must be 0700: other users must not write it", mode & 0o7777));
@@ -53,7 +53,7 @@ fn own_dir(dir: &Path) -> Result<Metadata, String> {
 ///
 /// # Errors
 /// What is wrong and what it must be, to follow its path. The contents are never in it.
-pub(super) fn read(path: &Path, max_bytes: usize) -> Result<Vec<u8>, String> {
+pub(crate) fn read(path: &Path, max_bytes: usize) -> Result<Vec<u8>, String> {
     let unreadable = |error| format!("cannot be read: {error}");
     // Opening a pipe would wait for its writer.
     if !fs::metadata(path).map_err(unreadable)?.is_file() {

@@ -1,0 +1,240 @@
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+use meridian_core::{Budget, Dispatch, Eviction, Policy, SlotName, native};
+use meridian_runtime::recording::{
+    Difference, Recordable, RecordedPolicy, Recording, ReplayOptions, ReplayReport, replay,
+};
+use meridian_wasm::{GuestKind, Limits, PolicyComponent, Runtime};
+use serde::Serialize;
+
+use crate::admin_client::shown;
+use crate::{Said, Unusable, print_json, print_line};
+
+#[derive(Args)]
+#[command(after_help = "\
+Without --policy the recorded policy decides again: a native one, or the component at its recorded path if that file is
+still the same. The exit code is 0 when every decision came out the same, bit for bit, 1 when one did not, 2 when the
+recordings or the policy cannot be used.
+
+Examples:
+  meridian replay recordings/dispatch-*.arrow
+  meridian replay recordings/dispatch-4711-000003.arrow --policy native:output-first --show 3")]
+pub(crate) struct ReplayArgs {
+    /// Recordings of one slot
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// The policy to decide with: a component's path, or native:NAME
+    #[arg(long, value_name = "PATH|native:NAME")]
+    policy: Option<String>,
+    /// Its options, one JSON object; those recorded when left out
+    #[arg(long, value_name = "JSON")]
+    config: Option<String>,
+    /// Replay this many decisions at most
+    #[arg(long, value_name = "N")]
+    limit: Option<u64>,
+    /// Tell this many differences one by one
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    show: usize,
+}
+
+/// A deadline is for the engine; a replay waits for any decision that ends.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+pub(crate) fn run(args: &ReplayArgs, json: bool) -> anyhow::Result<()> {
+    let (policy, report) = decide(args).map_err(|error| error.context(Unusable))?;
+    if json {
+        print_json(&Replayed { ok: report.different == 0, policy, report: &report })?;
+    } else {
+        print_report(&policy, &report)?;
+    }
+    if report.different == 0 { Ok(()) } else { Err(Said.into()) }
+}
+
+#[derive(Serialize)]
+struct Replayed<'a> {
+    ok: bool,
+    policy: String,
+    #[serde(flatten)]
+    report: &'a ReplayReport,
+}
+
+fn decide(args: &ReplayArgs) -> anyhow::Result<(String, ReplayReport)> {
+    if let Some(config) = &args.config {
+        let parsed: serde_json::Value =
+            serde_json::from_str(config).with_context(|| format!("--config: {config:?} is not JSON"))?;
+        ensure!(parsed.is_object(), "--config: {config:?}: expected one JSON object");
+    }
+    let mut recordings = args.files.iter().map(|file| Recording::open(file)).collect::<Result<Vec<_>, _>>()?;
+    let slot = recordings[0].slot();
+    // In the order in which they were written, whatever the shell made of their names.
+    recordings.sort_by_key(|recording| {
+        let header = recording.header();
+        (header.opened_unix_ms, header.run.clone(), header.file)
+    });
+    match slot {
+        SlotName::Dispatch => decide_in::<Dispatch>(args, &recordings),
+        SlotName::Eviction => decide_in::<Eviction>(args, &recordings),
+        SlotName::Budget => decide_in::<Budget>(args, &recordings),
+    }
+}
+
+fn decide_in<K: GuestKind + Recordable>(
+    args: &ReplayArgs,
+    recordings: &[Recording],
+) -> anyhow::Result<(String, ReplayReport)> {
+    let recorded = &recordings[0].header().policy;
+    if args.policy.is_none() {
+        let other = recordings.iter().find(|recording| !is_same(&recording.header().policy, recorded));
+        if let Some(other) = other {
+            bail!(
+                "{} and {} are of different policies: replay them one by one, or name one with --policy",
+                recordings[0].file(),
+                other.file()
+            );
+        }
+    }
+    let chosen = Chosen::new(args.policy.as_deref(), recorded)?;
+    let (targets, options) = (recorded.targets.into_targets(), args.config.as_ref().unwrap_or(&recorded.options));
+    let limits = Limits { deadline: DEADLINE, memory_bytes: (recorded.memory_mib as usize) << 20 };
+    let mut start = || -> Result<Box<dyn Policy<K>>, String> {
+        match &chosen {
+            Chosen::Native(name) => native::policy(name, targets, options).map_err(|error| error.to_string()),
+            Chosen::Component(path, component) => {
+                let policy = component.policy::<K>(limits, targets, options);
+                policy.map(|policy| Box::new(policy) as _).map_err(|error| format!("{}: {error}", path.display()))
+            }
+        }
+    };
+    let all: u64 = recordings.iter().map(Recording::row_count).sum();
+    let mut progress = Progress::new(all.min(args.limit.unwrap_or(u64::MAX)));
+    let options = ReplayOptions { limit: args.limit.unwrap_or(u64::MAX), shown: args.show };
+    let report = replay::<K>(recordings, options, &mut start, &mut |done| progress.told(done));
+    progress.end();
+    Ok((chosen.name(), report?))
+}
+
+fn is_same(one: &RecordedPolicy, other: &RecordedPolicy) -> bool {
+    let RecordedPolicy { version, options, targets, .. } = one;
+    version.sha256 == other.version.sha256
+        && version.name == other.version.name
+        && *options == other.options
+        && *targets == other.targets
+}
+
+enum Chosen {
+    Native(String),
+    Component(PathBuf, PolicyComponent),
+}
+
+impl Chosen {
+    fn new(asked: Option<&str>, recorded: &RecordedPolicy) -> anyhow::Result<Self> {
+        let version = &recorded.version;
+        let source = asked.unwrap_or(&version.source);
+        if let Some(name) = source.strip_prefix("native:") {
+            return Ok(Self::Native(name.to_owned()));
+        }
+        let path = Path::new(source);
+        let named = || {
+            let name = shown(&version.name);
+            format!("the recorded policy {name} came from {:?}: name its component with --policy", shown(source))
+        };
+        if asked.is_none() {
+            ensure!(path.is_file(), "{}, which is no file here", named());
+        }
+        let component = Runtime::new(None)?.load_file(path).with_context(|| path.display().to_string())?;
+        if asked.is_none() {
+            let found = component.sha256();
+            ensure!(found == version.sha256, "{}: that file has another digest now, {found}", named());
+        }
+        Ok(Self::Component(path.to_owned(), component))
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Self::Native(name) => format!("native:{name}"),
+            Self::Component(path, _) => path.display().to_string(),
+        }
+    }
+}
+
+/// A line on a terminal, while it takes long.
+struct Progress {
+    all: u64,
+    next: Instant,
+    is_shown: bool,
+}
+
+/// Between two lines.
+const SHOWN_EVERY: Duration = Duration::from_millis(200);
+
+impl Progress {
+    fn new(all: u64) -> Self {
+        Self { all, next: Instant::now() + SHOWN_EVERY, is_shown: false }
+    }
+
+    fn told(&mut self, done: u64) {
+        if !done.is_multiple_of(64) || Instant::now() < self.next || !std::io::stderr().is_terminal() {
+            return;
+        }
+        self.next = Instant::now() + SHOWN_EVERY;
+        self.is_shown = true;
+        let filled = usize::try_from(done * 30 / self.all.max(1)).unwrap_or(30).min(30);
+        let bar = format!("{}{}", "#".repeat(filled), "-".repeat(30 - filled));
+        let _ = write!(std::io::stderr(), "\r[{bar}] {done} of {} decisions", self.all);
+    }
+
+    fn end(&self) {
+        if self.is_shown {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+fn print_report(policy: &str, report: &ReplayReport) -> anyhow::Result<()> {
+    let ReplayReport {
+        decisions,
+        candidates,
+        identical,
+        different,
+        not_compared,
+        gaps,
+        recorded_faults,
+        faults,
+        first_fault,
+        rank_correlation,
+        top_overlap,
+        differing_judgements,
+        median_us,
+        p99_us,
+        differences,
+        cut,
+    } = report;
+    let row = |name: &str, text: String| print_line(&format!("{name:<12} {text}"));
+    row("policy", shown(policy))?;
+    row("decisions", format!("{decisions} of {candidates} candidates in all"))?;
+    row("identical", format!("{identical}, different {different}, not compared {not_compared}"))?;
+    if let (Some(correlation), Some(overlap), true) = (rank_correlation, top_overlap, *different > 0) {
+        let text = format!("correlation {correlation:.4}, first 8 overlap {overlap:.4}, other {differing_judgements}");
+        row("agreement", text)?;
+    }
+    row("faults", format!("{recorded_faults} recorded, {faults} now"))?;
+    if let Some(fault) = first_fault {
+        row("first fault", shown(fault))?;
+    }
+    row("time", format!("median {median_us:.2} us, p99 {p99_us:.2} us a decision"))?;
+    if *gaps > 0 {
+        row("gaps", format!("{gaps}: records are missing, so the policy's state may not be the recorded one"))?;
+    }
+    for why in cut {
+        row("cut", shown(why))?;
+    }
+    for Difference { file, seq, recorded, replayed } in differences {
+        let (file, recorded, replayed) = (shown(file), shown(recorded), shown(replayed));
+        row("differs", format!("{file} decision {seq}: recorded {recorded}; now {replayed}"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,71 @@
+//! `meridian replay`: what it prints, and its exit codes.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use meridian_core::{Markers, MeridianConfig, NewRequest, RequestId, RequestTable, Step, native};
+use meridian_runtime::recording::{Recorder, RecorderSettings, SlotSetup};
+use meridian_runtime::{Candidate, DispatchSlot, StrikeLimits};
+use serde_json::Value;
+
+/// Exit code, stdout, stderr.
+fn replay(args: &[&str]) -> (i32, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_meridian")).arg("replay").args(args).output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+/// A recording of `native:output-first` over ten steps.
+fn record(name: &str, source: &str) -> PathBuf {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("replay-{name}"));
+    let _ = std::fs::remove_dir_all(&dir);
+    let targets = MeridianConfig::default().scheduler.targets();
+    let recorder = Recorder::start(RecorderSettings::new(dir.clone(), 16)).unwrap();
+    let policy = native::policy("output-first", targets, "{}").unwrap();
+    let mut slot = DispatchSlot::with_version(Candidate::new(policy, "", source), targets, StrikeLimits::default());
+    slot.control().record(&recorder, SlotSetup { targets, deadline_ms: 2.0, memory_mib: 64 });
+    let mut table = RequestTable::new(Markers::default());
+    let mut live = Vec::new();
+    for id in 0..10u32 {
+        let request = NewRequest { prompt_tokens: 9, priority: -(id as i32), ..NewRequest::default() };
+        live.push(table.insert(RequestId(id.into()), &request).unwrap());
+        let step = Step { now_ms: f64::from(id), token_budget: 64, decode_tokens: 1, ..Step::default() };
+        slot.decide(&step, &table, &live, 16);
+    }
+    recorder.close();
+    std::fs::read_dir(&dir).unwrap().next().unwrap().unwrap().path()
+}
+
+#[test]
+fn the_recorded_policy_decides_the_same_and_another_does_not() {
+    let file = record("same", "native:output-first");
+    let file = file.to_str().unwrap();
+    let (code, stdout, stderr) = replay(&[file]);
+    assert_eq!((code, stderr.as_str()), (0, ""), "{stdout}");
+    assert!(stdout.contains("identical    10, different 0, not compared 0"), "{stdout}");
+    let (code, stdout, _) = replay(&[file, "--policy", "native:fcfs", "--json", "--show", "1", "--limit", "5"]);
+    let report: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!((code, &report["ok"], &report["policy"]), (1, &Value::Bool(false), &"native:fcfs".into()));
+    assert_eq!((&report["decisions"], &report["differences"].as_array().unwrap().len()), (&5.into(), &1));
+}
+
+#[test]
+fn what_cannot_be_used_is_refused_with_code_2() {
+    let file = record("refused", "policies/mine.wasm");
+    let file = file.to_str().unwrap();
+    let refused = |args: &[&str], text: &str| {
+        let (code, stdout, stderr) = replay(args);
+        assert_eq!((code, stdout.as_str()), (2, ""), "{stderr}");
+        assert!(stderr.contains(text), "{stderr}");
+    };
+    refused(&[file], "came from \"policies/mine.wasm\": name its component with --policy, which is no file here");
+    refused(&[file, "--policy", "native:nothing"], "native:nothing: unknown native policy");
+    refused(&[file, "--policy", "native:fcfs", "--config", "[]"], "--config: \"[]\": expected one JSON object");
+    refused(&["/nowhere.arrow"], "error: /nowhere.arrow: cannot be read: No such file");
+    refused(&[env!("CARGO_BIN_EXE_meridian")], "expected an Arrow IPC file, which begins with ARROW1");
+    refused(&[], "required arguments");
+    let (code, stdout, _) = replay(&["/nowhere.arrow", "--json"]);
+    assert_eq!((code, serde_json::from_str::<Value>(&stdout).unwrap()["ok"].as_bool()), (2, Some(false)));
+}

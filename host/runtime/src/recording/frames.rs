@@ -1,0 +1,95 @@
+//! The messages of an Arrow IPC file, found one after the other, so that a file whose footer is missing or torn is read up
+//! to its last whole batch. Every length is hostile; nothing is allocated by one.
+
+use std::ops::Range;
+
+use arrow_ipc::{Message, MessageHeader, MetadataVersion, root_as_message};
+
+use super::ipc::{CONTINUATION, END_OF_STREAM, MAGIC, PREFIX_BYTES};
+
+/// A message: its flatbuffer, and its body.
+#[derive(Clone, Debug)]
+pub(super) struct Frame {
+    pub(super) head: Range<usize>,
+    pub(super) body: Range<usize>,
+}
+
+/// What a file holds.
+#[derive(Debug)]
+pub(super) struct Frames {
+    pub(super) schema: Frame,
+    pub(super) batches: Vec<Frame>,
+    /// Why there is no more, where the file does not end as it should.
+    pub(super) cut: Option<String>,
+}
+
+/// Find the messages.
+///
+/// # Errors
+/// It is no Arrow IPC file, or not even its schema is whole; one line.
+pub(super) fn frames(bytes: &[u8]) -> Result<Frames, String> {
+    if !bytes.starts_with(MAGIC) {
+        return Err("expected an Arrow IPC file, which begins with ARROW1".into());
+    }
+    let mut at = PREFIX_BYTES;
+    let schema = match next(bytes, &mut at)? {
+        Some((MessageHeader::Schema, frame)) => frame,
+        Some((other, _)) => return Err(format!("its first message is {other:?}, expected a schema")),
+        None => return Err("it ends before its schema".into()),
+    };
+    let mut batches = Vec::new();
+    let cut = loop {
+        let start = at;
+        match next(bytes, &mut at) {
+            Ok(Some((MessageHeader::RecordBatch, frame))) => {
+                // A batch goes over the footer of the one before: if that was interrupted, what follows is neither a
+                // message nor the end of the stream, and the end of the batch is not its own.
+                let after = bytes.get(at..).unwrap_or_default();
+                let known = CONTINUATION.len().min(after.len());
+                if after[..known] != CONTINUATION[..known] {
+                    break Some(format!("the batch at byte {start} was not written to its end"));
+                }
+                batches.push(frame);
+            }
+            Ok(Some((other, _))) => break Some(format!("the message at byte {start} is {other:?}, expected a batch")),
+            Ok(None) => break None,
+            Err(why) => break Some(why),
+        }
+    };
+    Ok(Frames { schema, batches, cut })
+}
+
+/// The message at `at`, which is moved behind it; `None` at the end of the stream.
+fn next(bytes: &[u8], at: &mut usize) -> Result<Option<(MessageHeader, Frame)>, String> {
+    let start = *at;
+    let cut = || format!("it is cut off in the message at byte {start}");
+    let rest = bytes.get(start..).unwrap_or_default();
+    if rest.starts_with(&END_OF_STREAM) {
+        return Ok(None);
+    }
+    let Some((prefix, rest)) = rest.split_at_checked(8) else { return Err(cut()) };
+    let Some(length) = prefix.strip_prefix(&CONTINUATION) else {
+        return Err(format!("there is no message at byte {start}"));
+    };
+    let length = length.try_into().map_or(0, u32::from_le_bytes) as usize;
+    let Some(head) = rest.get(..length) else { return Err(cut()) };
+    let message = message(head).map_err(|why| format!("the message at byte {start} {why}"))?;
+    let body =
+        usize::try_from(message.bodyLength()).ok().filter(|body| *body <= rest.len() - length).ok_or_else(cut)?;
+    let head = start + 8..start + 8 + length;
+    let body = head.end..head.end + body;
+    *at = body.end;
+    Ok(Some((message.header_type(), Frame { head, body })))
+}
+
+/// Verify a message's flatbuffer.
+///
+/// # Errors
+/// What is wrong with it, to follow what it is.
+pub(super) fn message(head: &[u8]) -> Result<Message<'_>, String> {
+    let message = root_as_message(head).map_err(|error| format!("does not verify: {error}"))?;
+    if message.version() != MetadataVersion::V5 {
+        return Err(format!("has metadata {:?}, expected V5", message.version()));
+    }
+    Ok(message)
+}

@@ -1,0 +1,26 @@
+//! What the slots were asked and what their policies answered, in files that polars, DuckDB and pyarrow read, and that
+//! [`replay`] decides again.
+//!
+//! A [`Recorder`] has one thread, which writes for every slot. The deciding thread copies a decision into memory that is
+//! used again and hands it over; where the writer is behind, the decision is dropped and counted. Files are Arrow IPC files,
+//! one a slot and policy, and whole after every batch. `docs/src/recording.md` describes their columns.
+
+mod append;
+mod decode;
+mod folder;
+mod frames;
+mod ipc;
+mod kinds;
+mod read;
+mod recorder;
+mod replay;
+mod row;
+mod tap;
+mod writer;
+
+pub use self::kinds::Recordable;
+pub use self::read::{MAX_RECORDING_BYTES, Recording, RecordingError, Rows};
+pub use self::recorder::{Recorder, RecorderSettings, RecordingWatch};
+pub use self::replay::{Difference, ReplayError, ReplayOptions, ReplayReport, Start, replay};
+pub use self::row::{Header, Outcome, Recorded, RecordedPolicy, RecordedTargets};
+pub use self::tap::{SlotSetup, Tap};

@@ -1,0 +1,289 @@
+//! The decisions of a recording, made again.
+
+use std::time::Instant;
+
+use meridian_core::{Batch, Fault, FaultKind, Policy};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::kinds::Recordable;
+use super::read::{Recording, RecordingError};
+use super::row::{Outcome, Recorded};
+use crate::compare::Compare;
+
+/// Why nothing could be replayed.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ReplayError {
+    /// A file cannot be used.
+    #[error(transparent)]
+    Recording(#[from] RecordingError),
+    /// The policy asks for what was not recorded.
+    #[error("{file}: the policy asks for the column {column}, which is not in this recording")]
+    MissingColumn {
+        /// The file.
+        file: String,
+        /// The column as it is named in files.
+        column: String,
+    },
+    /// The policy cannot be started, now or after a fault; one line.
+    #[error("the policy cannot be started: {0}")]
+    Policy(String),
+}
+
+/// How far to go, and what to tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReplayOptions {
+    /// Most decisions.
+    pub limit: u64,
+    /// Most differences that are told one by one.
+    pub shown: usize,
+}
+
+impl Default for ReplayOptions {
+    fn default() -> Self {
+        Self { limit: u64::MAX, shown: 10 }
+    }
+}
+
+/// A decision that came out differently.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Difference {
+    /// The file.
+    pub file: String,
+    /// Number of the decision.
+    pub seq: u64,
+    /// What was recorded.
+    pub recorded: String,
+    /// What came out now.
+    pub replayed: String,
+}
+
+/// What came out.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ReplayReport {
+    /// Decisions in the recordings, as far as they were read.
+    pub decisions: u64,
+    /// Candidates in them.
+    pub candidates: u64,
+    /// Decisions that came out the same, bit for bit.
+    pub identical: u64,
+    /// Decisions that did not.
+    pub different: u64,
+    /// Decisions that are not compared: the policy was stopped by a deadline, or could not be asked.
+    pub not_compared: u64,
+    /// Places where records are missing.
+    pub gaps: u64,
+    /// Faults in the recordings.
+    pub recorded_faults: u64,
+    /// Faults now.
+    pub faults: u64,
+    /// Text of the first fault now.
+    pub first_fault: Option<String>,
+    /// Mean Spearman correlation of the two orders, from -1 to 1, of decisions with two candidates or more.
+    pub rank_correlation: Option<f64>,
+    /// Mean share of the first 8 that both put first.
+    pub top_overlap: Option<f64>,
+    /// Judgements other than keys that differ: token budgets, thresholds, verdicts.
+    pub differing_judgements: u64,
+    /// Median time of a decision now, microseconds.
+    pub median_us: f64,
+    /// 99th percentile of the same.
+    pub p99_us: f64,
+    /// The first differences.
+    pub differences: Vec<Difference>,
+    /// Files that end too early, and why.
+    pub cut: Vec<String>,
+}
+
+/// Starts the policy afresh: at the beginning, and wherever the recorded one was.
+pub type Start<'a, K> = dyn FnMut() -> Result<Box<dyn Policy<K>>, String> + 'a;
+
+/// Decide what `recordings` hold again, with the policy that `start` makes, and compare. The recordings are of one slot and
+/// in the order of their decisions; state is carried from one to the next where no decision is missing in between.
+/// `progress` is told the decisions so far.
+///
+/// ```
+/// use meridian_core::{Dispatch, MeridianConfig, native};
+/// use meridian_runtime::recording::{ReplayOptions, replay};
+///
+/// let targets = MeridianConfig::default().scheduler.targets();
+/// let mut start = || native::policy::<Dispatch>("fcfs", targets, "{}").map_err(|error| error.to_string());
+/// let report = replay(&[], ReplayOptions::default(), &mut start, &mut |_| ())?;
+/// assert_eq!((report.decisions, report.different), (0, 0));
+/// # Ok::<(), meridian_runtime::recording::ReplayError>(())
+/// ```
+///
+/// # Errors
+/// A file cannot be used, the policy asks for what it has not, or cannot be started.
+pub fn replay<K: Recordable>(
+    recordings: &[Recording],
+    options: ReplayOptions,
+    start: &mut Start<'_, K>,
+    progress: &mut dyn FnMut(u64),
+) -> Result<ReplayReport, ReplayError> {
+    let mut replay = Replay {
+        policy: start().map_err(ReplayError::Policy)?,
+        start,
+        report: ReplayReport::default(),
+        compare: Compare::default(),
+        sums: [0.0; 2],
+        ranked: 0,
+        took_ns: Vec::new(),
+        shown: options.shown,
+        next: None,
+        decision: K::Decision::default(),
+        columns: Vec::new(),
+    };
+    let mut row = Recorded::default();
+    for recording in recordings {
+        let mut rows = recording.rows::<K>()?;
+        replay.report.cut.extend(recording.cut().map(|why| format!("{}: {why}", recording.file())));
+        let present: Vec<K::Column> = rows.columns().collect();
+        let inputs = replay.positions(&present, recording.file())?;
+        while replay.report.decisions < options.limit && rows.next_into(&mut row)? {
+            replay.follow(&row, recording)?;
+            replay.decide(&row, &inputs, recording.file())?;
+            progress(replay.report.decisions);
+        }
+    }
+    Ok(replay.finish())
+}
+
+struct Replay<'a, 'b, K: Recordable> {
+    policy: Box<dyn Policy<K>>,
+    start: &'a mut Start<'b, K>,
+    report: ReplayReport,
+    compare: Compare,
+    /// Of rank correlations and overlaps.
+    sums: [f64; 2],
+    ranked: u64,
+    took_ns: Vec<u64>,
+    shown: usize,
+    /// Run and number of the decision that follows the last one.
+    next: Option<(String, u64)>,
+    decision: K::Decision,
+    columns: Vec<f32>,
+}
+
+impl<K: Recordable> Replay<'_, '_, K> {
+    /// Where the policy's inputs are in a row's matrix.
+    fn positions(&self, present: &[K::Column], file: &str) -> Result<Vec<usize>, ReplayError> {
+        let position = |column: &K::Column| {
+            present.iter().position(|found| found == column).ok_or_else(|| {
+                let index = K::COLUMNS.iter().position(|known| known == column);
+                let column = index.map_or_else(|| format!("{column:?}"), |index| K::COLUMN_NAMES[index].to_owned());
+                ReplayError::MissingColumn { file: file.to_owned(), column }
+            })
+        };
+        self.policy.inputs().iter().map(position).collect()
+    }
+
+    /// Bring the policy into the state in which the recorded one decided this row.
+    fn follow(&mut self, row: &Recorded<K>, recording: &Recording) -> Result<(), ReplayError> {
+        let run = &recording.header().run;
+        let follows = self.next.as_ref().is_some_and(|(last, next)| last == run && *next == row.seq);
+        let is_first = self.next.is_none();
+        if !follows && !is_first {
+            self.report.gaps += 1;
+        }
+        match &mut self.next {
+            Some((last, next)) if last == run => *next = row.seq + 1,
+            next => *next = Some((run.clone(), row.seq + 1)),
+        }
+        let state = row.snapshot.as_deref().filter(|state| !state.is_empty());
+        if row.restarted || state.is_some() || (!follows && !is_first) {
+            self.policy = (self.start)().map_err(ReplayError::Policy)?;
+        }
+        if let Some(state) = state.filter(|_| !row.restarted)
+            && let Err(fault) = self.policy.restore(state)
+        {
+            // Another policy may not understand it, and starts afresh.
+            tracing::info!(file = recording.file(), seq = row.seq, %fault, "the recorded state is not taken over");
+            self.policy = (self.start)().map_err(ReplayError::Policy)?;
+        }
+        Ok(())
+    }
+
+    fn decide(&mut self, row: &Recorded<K>, inputs: &[usize], file: &str) -> Result<(), ReplayError> {
+        self.report.decisions += 1;
+        self.report.candidates += row.candidates as u64;
+        self.report.recorded_faults += u64::from(matches!(row.outcome, Outcome::Faulted(_)));
+        if row.outcome == Outcome::NotAsked {
+            self.report.not_compared += 1;
+            return Ok(());
+        }
+        self.columns.clear();
+        for input in inputs {
+            self.columns.extend_from_slice(&row.columns[input * row.candidates..][..row.candidates]);
+        }
+        let batch = Batch { facts: &row.facts, candidates: row.candidates, columns: &self.columns };
+        K::clear(&mut self.decision);
+        let started = Instant::now();
+        let answered = self
+            .policy
+            .decide(&batch, &mut self.decision)
+            .and_then(|()| K::check(&row.facts, &self.decision, row.candidates));
+        self.took_ns.push(u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX));
+        self.compare(row, &answered, file);
+        if let Err(fault) = answered {
+            self.report.faults += 1;
+            self.report.first_fault.get_or_insert_with(|| format!("{file}: decision {}: {fault}", row.seq));
+            self.policy = (self.start)().map_err(ReplayError::Policy)?;
+        }
+        Ok(())
+    }
+
+    fn compare(&mut self, row: &Recorded<K>, answered: &Result<(), Fault>, file: &str) {
+        let (recorded, replayed) = match (row.outcome, answered) {
+            // Whether a deadline is missed is the machine's doing.
+            (Outcome::Faulted(FaultKind::Deadline | FaultKind::Init), _) => {
+                self.report.not_compared += 1;
+                return;
+            }
+            (Outcome::Faulted(kind), Err(fault)) if kind == fault.kind => {
+                self.report.identical += 1;
+                return;
+            }
+            (Outcome::Faulted(kind), Err(fault)) => (format!("a fault: {}", kind.label()), format!("a fault: {fault}")),
+            (Outcome::Faulted(kind), Ok(())) => (format!("a fault: {}", kind.label()), "an answer".into()),
+            (_, Err(fault)) => ("an answer".into(), format!("a fault: {fault}")),
+            (_, Ok(())) => {
+                self.compare_orders(row);
+                if K::same(&row.decision, &self.decision) {
+                    self.report.identical += 1;
+                    return;
+                }
+                (K::shown(&row.decision, &self.decision), K::shown(&self.decision, &row.decision))
+            }
+        };
+        self.report.different += 1;
+        if self.report.differences.len() < self.shown {
+            self.report.differences.push(Difference { file: file.to_owned(), seq: row.seq, recorded, replayed });
+        }
+    }
+
+    fn compare_orders(&mut self, row: &Recorded<K>) {
+        self.report.differing_judgements += K::differences(&row.decision, &self.decision);
+        let (one, other) = (K::keys(&row.decision), K::keys(&self.decision));
+        if row.candidates > 1 && one.len() == row.candidates && other.len() == row.candidates {
+            let (correlation, overlap) = self.compare.orders(one, other);
+            self.sums = [self.sums[0] + correlation, self.sums[1] + overlap];
+            self.ranked += 1;
+        }
+    }
+
+    fn finish(self) -> ReplayReport {
+        let Self { mut report, sums, ranked, mut took_ns, .. } = self;
+        took_ns.sort_unstable();
+        let at = |share: f64| {
+            let index = (took_ns.len() as f64 * share) as usize;
+            took_ns.get(index.min(took_ns.len().saturating_sub(1))).map_or(0.0, |ns| *ns as f64 / 1e3)
+        };
+        (report.median_us, report.p99_us) = (at(0.5), at(0.99));
+        if ranked > 0 {
+            (report.rank_correlation, report.top_overlap) =
+                (Some(sums[0] / ranked as f64), Some(sums[1] / ranked as f64));
+        }
+        report
+    }
+}
