@@ -246,7 +246,7 @@ fn swaps(count: usize) {
     let loader = FromBytes(runtime);
     let bytes = output_first();
     let start = || {
-        let candidate = loader.load(&bytes, "figures").expect("the shipped component loads");
+        let candidate = loader.load(&upload(&bytes)).expect("the shipped component loads");
         DispatchSlot::with_version(candidate, targets(), StrikeLimits::default())
     };
     let (slot, alone) = (start(), start());
