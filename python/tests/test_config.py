@@ -44,7 +44,7 @@ def test_every_table_comes_through() -> None:
         evict_dead_thinking = false
         capacity_bytes = 4096
         [policy]
-        trusted_keys = ["k"]
+        trusted_keys = ["RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3"]
         [policy.budget]
         mode = "shadow"
         [disagg]
