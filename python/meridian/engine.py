@@ -364,15 +364,27 @@ class PolicyEngine:
 
     def thresholds(self, candidates: Sequence[ThinkingRequest], load: EngineLoad | None = None) -> list[dict[str, Any]]:
         """Ask the budget slot about requests that begin to think: the thresholds of each, by their names in
-        `meridian.toml`."""
-        return json.loads(self._policies.thresholds(load or EngineLoad(), list(candidates)))
+        `meridian.toml`.
+
+        Raises:
+            ValueError: `load.now_ms` is not finite.
+        """
+        load = load or EngineLoad()
+        _check_now(load.now_ms)
+        return json.loads(self._policies.thresholds(load, list(candidates)))
 
     def verdicts(
         self, candidates: Sequence[ThinkingRequest], load: EngineLoad | None = None
     ) -> list[Literal["default", "keep-thinking", "end-now"]]:
-        """Ask the budget slot about requests that were probed or ended a sentence."""
-        return self._policies.verdicts(load or EngineLoad(), list(candidates))
+        """Ask the budget slot about requests that were probed or ended a sentence.
+
+        Raises:
+            ValueError: `load.now_ms` is not finite.
+        """
+        load = load or EngineLoad()
+        _check_now(load.now_ms)
+        return self._policies.verdicts(load, list(candidates))
 
     def close(self) -> None:
-        """End the file watches. The engine goes on with the policies it has."""
+        """End the file watches and the recording. The engine goes on with the policies it has."""
         self._policies.close()

@@ -154,7 +154,9 @@ fn slot<K: GuestKind>(
     let refused = |reason: String| format!("policy.{}.source: {reason}", K::NAME.label());
     let targets = config.scheduler.targets();
     let loader = SlotLoader::<K>::new(slot, targets, components).map_err(refused)?;
-    let candidate = loader.load_source(&slot.source, base_dir).map_err(refused)?;
+    let mut candidate = loader.load_source(&slot.source, base_dir).map_err(refused)?;
+    // Also so that the first call, the slowest, is not in a step.
+    candidate.warm_up().map_err(|trial| refused(format!("it {trial}")))?;
     let (active, shadow) = match slot.mode {
         SlotMode::Active => (candidate, None),
         SlotMode::Shadow => {
@@ -223,6 +225,8 @@ impl Services {
 
 impl Drop for Services {
     fn drop(&mut self) {
+        self.admin.take();
+        self.watches.clear();
         // The engine holds it as well.
         if let Some(traces) = &self.traces {
             traces.close();

@@ -35,7 +35,12 @@ impl<S: Subscriber> Layer<S> for Keep {
         }
         let mut line = Line::default();
         event.record(&mut line);
-        let text: String = format!("{}{}", line.message, line.fields).chars().take(MAX_CHARS).collect();
+        // Paths and the words of a component are others' to choose: no line of theirs may look like one of ours.
+        let text: String = format!("{}{}", line.message, line.fields)
+            .chars()
+            .map(|c| if c.is_control() { '\u{fffd}' } else { c })
+            .take(MAX_CHARS)
+            .collect();
         let mut lines = LINES.lock().unwrap_or_else(PoisonError::into_inner);
         if lines.len() == KEPT {
             lines.pop_front();

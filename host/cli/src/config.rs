@@ -4,9 +4,10 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use clap::Subcommand;
 use meridian_core::config::{self, EffectiveField};
-use meridian_core::{MeridianConfig, SlotConfig};
+use meridian_core::{Budget, Dispatch, Eviction, MeridianConfig, SlotConfig};
+use meridian_runtime::Candidate;
 use meridian_runtime::config_file::{self, ConfigFile};
-use meridian_wasm::{Limits, Runtime, TrustedKeys};
+use meridian_wasm::{GuestKind, Limits, Runtime, TrustedKeys};
 use serde_json::json;
 
 use crate::{print_json, print_line};
@@ -49,33 +50,37 @@ fn warnings(found: &ConfigFile) -> Vec<String> {
     found.parsed.without_effect().map(|field| format!("{field}: has no effect in this version")).collect()
 }
 
-/// The files that the three slots name must be there, and that of the dispatch slot must load, as in the engine.
+/// The components that the three slots name must load and decide, as in the engine.
 fn check_components(config: &MeridianConfig, base_dir: &Path) -> anyhow::Result<()> {
     let policy = &config.policy;
     let keys = TrustedKeys::parse("policy.trusted_keys", &policy.trusted_keys, base_dir)?;
-    for (name, slot) in [("dispatch", &policy.dispatch), ("eviction", &policy.eviction), ("budget", &policy.budget)] {
-        if slot.source.starts_with("native:") {
-            continue;
-        }
-        let path = base_dir.join(&slot.source);
-        let named = || format!("policy.{name}.source: {}", path.display());
-        let metadata = path.metadata().with_context(|| format!("{}: cannot read it", named()))?;
-        ensure!(metadata.is_file(), "{}: not a regular file, expected a component", named());
-        if name == "dispatch" {
-            load(slot, config, &path, keys.clone()).with_context(named)?;
-        }
-    }
-    Ok(())
+    check_component::<Dispatch>(&policy.dispatch, config, base_dir, &keys)?;
+    check_component::<Eviction>(&policy.eviction, config, base_dir, &keys)?;
+    check_component::<Budget>(&policy.budget, config, base_dir, &keys)
 }
 
-fn load(slot: &SlotConfig, config: &MeridianConfig, path: &Path, keys: TrustedKeys) -> anyhow::Result<()> {
+fn check_component<K: GuestKind>(
+    slot: &SlotConfig,
+    config: &MeridianConfig,
+    base_dir: &Path,
+    keys: &TrustedKeys,
+) -> anyhow::Result<()> {
+    if slot.source.starts_with("native:") {
+        return Ok(());
+    }
+    let path = base_dir.join(&slot.source);
+    let named = || format!("policy.{}.source: {}", K::NAME.label(), path.display());
+    let metadata = path.metadata().with_context(|| format!("{}: cannot read it", named()))?;
+    ensure!(metadata.is_file(), "{}: not a regular file, expected a component", named());
     let limits = Limits {
         deadline: Duration::from_secs_f32(slot.deadline_ms / 1e3),
         memory_bytes: (slot.memory_mib as usize) << 20,
     };
     let options = serde_json::to_string(&slot.config)?;
-    let component = Runtime::new(None)?.with_trusted_keys(keys).load_file(path)?;
-    component.dispatch_policy(limits, config.scheduler.targets(), &options)?;
+    let component = Runtime::new(None)?.with_trusted_keys(keys.clone()).load_file(&path).with_context(named)?;
+    let policy = component.policy::<K>(limits, config.scheduler.targets(), &options).with_context(named)?;
+    let mut candidate = Candidate::new(Box::new(policy), component.sha256(), &slot.source);
+    candidate.warm_up().with_context(named)?;
     Ok(())
 }
 

@@ -69,6 +69,8 @@ pub fn default_policy<K: SlotKind>(targets: Targets) -> Box<dyn Policy<K>> {
 pub(crate) struct Native<P> {
     logic: P,
     description: Description,
+    targets: Targets,
+    config_json: String,
 }
 
 impl<P: Logic> Native<P> {
@@ -77,8 +79,15 @@ impl<P: Logic> Native<P> {
         Self: Policy<K> + 'static,
     {
         let logic = P::new(init)?;
+        let (targets, config_json) = (init.targets, init.config_json.to_owned());
         let description = Description { name: P::NAME.into(), version: P::VERSION.into(), summary: P::SUMMARY.into() };
-        Ok(Box::new(Self { logic, description }))
+        Ok(Box::new(Self { logic, description, targets, config_json }))
+    }
+
+    fn started_anew(&mut self) -> Result<(), Fault> {
+        let init = Init { targets: self.targets, config_json: &self.config_json };
+        self.logic = P::new(init).map_err(|reason| Fault::new(FaultKind::Init, reason))?;
+        Ok(())
     }
 
     fn restored(&mut self, state: &[u8]) -> Result<(), Fault> {
@@ -94,7 +103,7 @@ macro_rules! as_native {
         }
 
         fn recover(&mut self) -> Result<(), Fault> {
-            Ok(())
+            self.started_anew()
         }
 
         fn snapshot(&mut self) -> Result<Vec<u8>, Fault> {

@@ -84,6 +84,14 @@ pub trait Policy<K: SlotKind = Dispatch>: Send {
     /// The policy cannot be asked any more.
     fn recover(&mut self) -> Result<(), Fault>;
 
+    /// Forget everything, off the deciding thread: as [`Policy::recover`], but it may take as long as starting takes.
+    ///
+    /// # Errors
+    /// As [`Policy::recover`].
+    fn start_anew(&mut self) -> Result<(), Fault> {
+        self.recover()
+    }
+
     /// The state worth keeping over a swap; empty for a policy that keeps none.
     ///
     /// # Errors

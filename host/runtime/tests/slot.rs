@@ -233,3 +233,34 @@ fn swaps_from_another_thread_lose_no_decision() {
     assert_eq!(status.swaps, 2000);
     assert_eq!(status.decisions[1..], [0, 0]);
 }
+
+#[test]
+fn a_stand_in_that_faults_too_steps_back_and_the_first_is_tried_again() {
+    let limits = StrikeLimits { max_strikes: 2, window_ms: 60_000.0 };
+    let mut slot = DispatchSlot::with_version(faulting(1, FaultKind::Trap).candidate(), TARGETS, limits);
+    let control = slot.control();
+    control.swap(faulting(2, FaultKind::Trap).candidate());
+    let (table, slots) = table(3);
+    let mut deciding = |now_ms: f64| {
+        slot.decide(&step(now_ms, 3), &table, &slots, 16);
+        slot.version().name
+    };
+    deciding(0.0);
+    assert_eq!(deciding(1.0), "made-1", "2 is in quarantine, the version before it stands in");
+    deciding(2.0);
+    assert_eq!(deciding(3.0), "output-first", "1 steps back");
+    let status = control.status();
+    assert_eq!(status.quarantine.map(|(version, _)| version.name).as_deref(), Some("made-2"));
+    assert_eq!(status.previous.map(|version| version.name).as_deref(), Some("made-1"));
+    // Its time is over; it faults once more, and the version before it stands in again.
+    assert_eq!(deciding(1_002.0), "made-1");
+    assert_eq!(control.status().quarantine.map(|(version, _)| version.name).as_deref(), Some("made-2"));
+    assert_eq!(control.release().unwrap().active.name, "made-2");
+}
+
+#[test]
+fn a_candidate_forgets_its_trial() {
+    let mut candidate = Made::new(1).candidate();
+    candidate.warm_up().unwrap();
+    assert_eq!(candidate.policy.snapshot().unwrap(), 0u64.to_le_bytes(), "no decision was made yet");
+}

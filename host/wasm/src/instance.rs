@@ -29,6 +29,9 @@ impl Default for Limits {
 
 /// Starting is off the hot path: it may parse options and build tables.
 const START_DEADLINE: Duration = Duration::from_millis(200);
+/// Handing the state over happens while a step may wait for the slot, so it does not get the time of a decision, which the
+/// operator may have set to a second: each of `snapshot` and `restore` has this much at most.
+const HANDOVER_DEADLINE: Duration = Duration::from_millis(2);
 /// Starting again happens inside a step.
 const RECOVERY_DEADLINE: Duration = Duration::from_millis(5);
 /// Most bytes that `describe`, `init` and `inputs` may hand to the host.
@@ -133,9 +136,10 @@ struct Started<K: GuestKind> {
 }
 
 impl<K: GuestKind> WasmPolicy<K> {
-    /// Call the instance within its deadline; `answer_bytes` bounds what it may hand over. A fault costs the instance.
+    /// Call the instance within a deadline; `answer_bytes` bounds what it may hand over. A fault costs the instance.
     fn call<R>(
         &mut self,
+        deadline: Duration,
         answer_bytes: usize,
         call: impl FnOnce(&mut Store<StoreState>, &lifecycle::Guest, &K::Guest) -> wasmtime::Result<R>,
     ) -> Result<R, Fault> {
@@ -143,7 +147,7 @@ impl<K: GuestKind> WasmPolicy<K> {
             return Err(Fault::new(FaultKind::Init, "the policy has no instance"));
         };
         store.data_mut().limiter.forget();
-        store.set_epoch_deadline(ticks(self.limits.deadline));
+        store.set_epoch_deadline(ticks(deadline));
         // Refuses an enormous answer before it is copied.
         store.set_hostcall_fuel(answer_bytes);
         match call(store, lifecycle, guest) {
@@ -168,11 +172,12 @@ impl<K: GuestKind> meridian_core::Policy<K> for WasmPolicy<K> {
 
     fn decide(&mut self, batch: &Batch<'_, K>, decision: &mut K::Decision) -> Result<(), Fault> {
         let answer_bytes = batch.candidates.saturating_mul(K::ANSWER_BYTES).saturating_add(ANSWER_OVERHEAD_BYTES);
-        self.call(answer_bytes, |store, _, guest| K::decide(guest, store, batch, decision))
+        self.call(self.limits.deadline, answer_bytes, |store, _, guest| K::decide(guest, store, batch, decision))
     }
 
     fn snapshot(&mut self) -> Result<Vec<u8>, Fault> {
-        let state = self.call(MAX_STATE_BYTES, |store, lifecycle, _| lifecycle.call_snapshot(store))?;
+        let deadline = self.limits.deadline.min(HANDOVER_DEADLINE);
+        let state = self.call(deadline, MAX_STATE_BYTES, |store, lifecycle, _| lifecycle.call_snapshot(store))?;
         if state.len() > MAX_STATE_BYTES {
             let detail = format!("a snapshot of {} bytes, expected at most {MAX_STATE_BYTES}", state.len());
             return Err(Fault::new(FaultKind::BadAnswer, detail));
@@ -181,15 +186,25 @@ impl<K: GuestKind> meridian_core::Policy<K> for WasmPolicy<K> {
     }
 
     fn restore(&mut self, state: &[u8]) -> Result<(), Fault> {
-        let restored = self.call(START_ANSWER_BYTES, |store, lifecycle, _| lifecycle.call_restore(store, state))?;
+        let deadline = self.limits.deadline.min(HANDOVER_DEADLINE);
+        let restored =
+            self.call(deadline, START_ANSWER_BYTES, |store, lifecycle, _| lifecycle.call_restore(store, state))?;
         restored.map_err(|reason| Fault::new(FaultKind::Init, wit::clip(reason, 512)))
     }
 
     fn recover(&mut self) -> Result<(), Fault> {
-        self.instantiate(RECOVERY_DEADLINE).map_err(|error| match error {
-            LoadError::Start { fault } => fault,
-            other => Fault::new(FaultKind::Init, other.to_string()),
-        })
+        self.instantiate(RECOVERY_DEADLINE).map_err(init_fault)
+    }
+
+    fn start_anew(&mut self) -> Result<(), Fault> {
+        self.instantiate(START_DEADLINE).map_err(init_fault)
+    }
+}
+
+fn init_fault(error: LoadError) -> Fault {
+    match error {
+        LoadError::Start { fault } => fault,
+        other => Fault::new(FaultKind::Init, other.to_string()),
     }
 }
 

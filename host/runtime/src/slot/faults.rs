@@ -1,4 +1,5 @@
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use meridian_core::{Fault, SlotKind, SlotName};
 
@@ -12,7 +13,8 @@ const WITH_BATCH: usize = 8;
 /// The latest faults, with what is needed to reproduce the newest of them.
 #[derive(Debug, Default)]
 pub(super) struct FaultLog {
-    entries: VecDeque<FaultEntry>,
+    /// Shared, so that asking for them holds nobody up.
+    entries: VecDeque<Arc<FaultEntry>>,
 }
 
 impl FaultLog {
@@ -30,7 +32,7 @@ impl FaultLog {
         if self.entries.len() == KEPT {
             self.entries.pop_front();
         }
-        self.entries.push_back(FaultEntry {
+        self.entries.push_back(Arc::new(FaultEntry {
             slot,
             now_ms,
             kind: fault.kind.label().into(),
@@ -39,14 +41,20 @@ impl FaultLog {
             shadow,
             candidates,
             batch,
-        });
+        }));
         if let Some(old) = self.entries.len().checked_sub(WITH_BATCH + 1) {
-            self.entries[old].batch = None;
+            let entry = &mut self.entries[old];
+            if entry.batch.is_some() {
+                let FaultEntry { slot, now_ms, kind, detail, version, shadow, candidates, batch: _ } = entry.as_ref();
+                let (kind, detail, version) = (kind.clone(), detail.clone(), version.clone());
+                let (slot, now_ms, shadow, candidates) = (*slot, *now_ms, *shadow, *candidates);
+                *entry = Arc::new(FaultEntry { slot, now_ms, kind, detail, version, shadow, candidates, batch: None });
+            }
         }
     }
 
-    pub(super) fn entries(&self) -> Vec<FaultEntry> {
-        self.entries.iter().cloned().collect()
+    pub(super) fn entries(&self) -> Vec<Arc<FaultEntry>> {
+        self.entries.iter().map(Arc::clone).collect()
     }
 }
 

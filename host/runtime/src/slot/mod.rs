@@ -208,8 +208,11 @@ impl<K: SlotKind> State<K> {
         }
     }
 
+    /// Put the active version away; the version before it stands in, else the native default. When the one that stands in
+    /// faults too, it steps back and the default decides until the first one's time is over.
     fn quarantine(&mut self) {
-        let stand_in = self.previous.take().unwrap_or_else(|| Seat::native_default(self.targets));
+        let default = Seat::native_default(self.targets);
+        let stand_in = if self.quarantine.is_some() { default } else { self.previous.take().unwrap_or(default) };
         let seat = std::mem::replace(&mut self.active, stand_in);
         tracing::warn!(
             slot = K::NAME.label(),
@@ -219,7 +222,10 @@ impl<K: SlotKind> State<K> {
             decides = self.active.version.name,
             "a policy that faults too often is put into quarantine"
         );
-        self.put_away(seat);
+        match &self.quarantine {
+            Some(_) => self.previous = Some(seat),
+            None => self.put_away(seat),
+        }
     }
 
     fn put_away(&mut self, mut seat: Seat<K>) {
@@ -228,22 +234,29 @@ impl<K: SlotKind> State<K> {
         self.quarantine = Some(Quarantine { seat, until_ms });
     }
 
-    /// Try the version in quarantine again; whoever stood in is the version before it.
-    fn end_quarantine(&mut self) -> bool {
-        let Some(Quarantine { seat, .. }) = self.quarantine.take() else { return false };
+    /// Try the version in quarantine again.
+    fn end_quarantine(&mut self) {
+        let Some(Quarantine { seat, .. }) = self.quarantine.take() else { return };
         match seat.on_parole(self.now_ms) {
-            Ok(seat) => {
-                tracing::info!(policy = seat.version.name, "a policy in quarantine is tried again");
-                self.previous = Some(std::mem::replace(&mut self.active, seat));
-                true
-            }
-            Err((seat, fault)) => {
-                self.stats.faulted(fault.kind);
-                lock(&self.faults).push(K::NAME, &seat.version, false, self.now_ms, 0, &fault, None);
-                self.last_fault = Some(fault);
-                self.put_away(*seat);
-                false
-            }
+            Ok(seat) => self.resume(seat),
+            Err((seat, fault)) => self.cannot_start(*seat, fault),
         }
+    }
+
+    /// A version out of quarantine decides again; whoever stood in is the version before it, unless that was the default
+    /// in the place of a version that had stepped back.
+    fn resume(&mut self, seat: Seat<K>) {
+        tracing::info!(slot = K::NAME.label(), policy = seat.version.name, "a policy in quarantine is tried again");
+        let stood_in = std::mem::replace(&mut self.active, seat);
+        if self.previous.is_none() {
+            self.previous = Some(stood_in);
+        }
+    }
+
+    fn cannot_start(&mut self, seat: Seat<K>, fault: Fault) {
+        self.stats.faulted(fault.kind);
+        lock(&self.faults).push(K::NAME, &seat.version, false, self.now_ms, 0, &fault, None);
+        self.last_fault = Some(fault);
+        self.put_away(seat);
     }
 }

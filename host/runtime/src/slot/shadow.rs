@@ -2,6 +2,7 @@
 //! it takes.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -28,16 +29,22 @@ struct Job<K: SlotKind> {
 pub(super) struct Shadow<K: SlotKind> {
     inputs: Vec<K::Column>,
     jobs: SyncSender<Job<K>>,
-    status: Arc<Mutex<Sums>>,
+    progress: Arc<Progress>,
     thread: JoinHandle<PolicySeat<K>>,
+}
+
+/// What both threads and whoever asks see of a shadow.
+pub(super) struct Progress {
+    version: Version,
+    /// Counted by the deciding thread, which takes no lock for it.
+    skipped: AtomicU64,
+    sums: Mutex<Sums>,
 }
 
 #[derive(Default)]
 struct Sums {
-    version: Version,
     compared: u64,
     ranked: u64,
-    skipped: u64,
     faults: u64,
     rank_correlation: f64,
     top_overlap: f64,
@@ -48,13 +55,13 @@ struct Sums {
 impl<K: SlotKind> Shadow<K> {
     pub(super) fn start(seat: PolicySeat<K>, version: Version, faults: Arc<Mutex<FaultLog>>) -> std::io::Result<Self> {
         let (jobs, queue) = sync_channel(QUEUE);
-        let status = Arc::new(Mutex::new(Sums { version, ..Sums::default() }));
+        let progress = Arc::new(Progress { version, skipped: AtomicU64::new(0), sums: Mutex::new(Sums::default()) });
         let inputs = seat.policy().inputs().to_vec();
-        let sums = Arc::clone(&status);
+        let seen = Arc::clone(&progress);
         let thread = std::thread::Builder::new()
             .name("meridian-shadow".into())
-            .spawn(move || compare_all(seat, &queue, &sums, &faults))?;
-        Ok(Self { inputs, jobs, status, thread })
+            .spawn(move || compare_all(seat, &queue, &seen, &faults))?;
+        Ok(Self { inputs, jobs, progress, thread })
     }
 
     /// Have a batch compared with its decision. Copies a few kilobytes; never waits.
@@ -69,17 +76,32 @@ impl<K: SlotKind> Shadow<K> {
         fill(&self.inputs, &mut columns);
         let job = Job { facts: *facts, candidates, columns, active: active.clone() };
         if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) = self.jobs.try_send(job) {
-            lock(&self.status).skipped += 1;
+            self.progress.skipped.fetch_add(1, Ordering::Relaxed);
         }
     }
 
+    pub(super) fn progress(&self) -> Arc<Progress> {
+        Arc::clone(&self.progress)
+    }
+
+    /// Stop, and give the policy's seat back with the state it has gathered. Waits for the steps in its queue; `None` when the
+    /// policy panicked.
+    pub(super) fn stop(self) -> Option<(PolicySeat<K>, Version)> {
+        let Self { inputs: _, jobs, progress, thread } = self;
+        drop(jobs);
+        let seat = thread.join().ok()?;
+        Some((seat, progress.version.clone()))
+    }
+}
+
+impl Progress {
     pub(super) fn status(&self) -> ShadowStatus {
-        let sums = lock(&self.status);
+        let sums = lock(&self.sums);
         let mean = |sum: f64, count: u64| if count == 0 { 0.0 } else { sum / count as f64 };
         ShadowStatus {
-            version: sums.version.clone(),
+            version: self.version.clone(),
             compared: sums.compared,
-            skipped: sums.skipped,
+            skipped: self.skipped.load(Ordering::Relaxed),
             faults: sums.faults,
             rank_correlation: mean(sums.rank_correlation, sums.ranked),
             top_overlap: mean(sums.top_overlap, sums.ranked),
@@ -87,22 +109,12 @@ impl<K: SlotKind> Shadow<K> {
             deciding_us: mean(sums.deciding_us, sums.compared),
         }
     }
-
-    /// Stop, and give the policy's seat back with the state it has gathered. Waits for the steps in its queue; `None` when the
-    /// policy panicked.
-    pub(super) fn stop(self) -> Option<(PolicySeat<K>, Version)> {
-        let Self { inputs: _, jobs, status, thread } = self;
-        drop(jobs);
-        let seat = thread.join().ok()?;
-        let version = lock(&status).version.clone();
-        Some((seat, version))
-    }
 }
 
 fn compare_all<K: SlotKind>(
     mut seat: PolicySeat<K>,
     queue: &Receiver<Job<K>>,
-    sums: &Mutex<Sums>,
+    progress: &Progress,
     faults: &Mutex<FaultLog>,
 ) -> PolicySeat<K> {
     let mut decision = K::Decision::default();
@@ -112,21 +124,24 @@ fn compare_all<K: SlotKind>(
         let started = Instant::now();
         let asked = seat.ask(&Batch { facts: &facts, candidates, columns: &columns }, &mut decision);
         let took_us = started.elapsed().as_secs_f64() * 1e6;
-        let sums = &mut *lock(sums);
         if let Asked::Faulted(now) = asked {
+            lock(&progress.sums).faults += now.len() as u64;
             for (i, fault) in now.iter().enumerate() {
-                sums.faults += 1;
                 let batch = (i == 0).then(|| FaultBatch::of::<K>(seat.policy().inputs(), &columns, &facts));
-                lock(faults).push(K::NAME, &sums.version, true, K::now_ms(&facts), candidates, fault, batch);
+                let version = &progress.version;
+                lock(faults).push(K::NAME, version, true, K::now_ms(&facts), candidates, fault, batch);
             }
             continue;
         }
+        let (one, other) = (K::keys(&active), K::keys(&decision));
+        let ranks = candidates > 1 && one.len() == candidates && other.len() == candidates;
+        let orders = ranks.then(|| compare.orders(one, other));
+        let differences = K::differences(&active, &decision);
+        let sums = &mut *lock(&progress.sums);
         sums.compared += 1;
         sums.deciding_us += took_us;
-        sums.differences += K::differences(&active, &decision);
-        let (one, other) = (K::keys(&active), K::keys(&decision));
-        if candidates > 1 && one.len() == candidates && other.len() == candidates {
-            let (correlation, overlap) = compare.orders(one, other);
+        sums.differences += differences;
+        if let Some((correlation, overlap)) = orders {
             sums.ranked += 1;
             sums.rank_correlation += correlation;
             sums.top_overlap += overlap;

@@ -5,7 +5,7 @@ use meridian_core::{Batch, Description, Dispatch, Fault, FaultKind, Policy, Poli
 
 use super::faults::FaultLog;
 use super::seat::Seat;
-use super::shadow::Shadow;
+use super::shadow::{Progress, Shadow};
 use super::{Quarantine, State};
 use crate::control::{ControlError, FaultEntry, SlotStatus, StateHandover, SwapReport, Version};
 use crate::sync::{Mutex, lock};
@@ -38,7 +38,8 @@ impl<K: SlotKind> Candidate<K> {
     }
 
     /// Have it decide a few made-up batches: the first calls of an instance are its slowest, and a policy that cannot
-    /// decide these never sees traffic. Returns whether it decided any, or left every one to the default.
+    /// decide these never sees traffic. Then it starts anew: what it was told here was never so. Returns whether it
+    /// decided any, or left every one to the default.
     ///
     /// # Errors
     /// The fault, with the size of the batch.
@@ -57,6 +58,8 @@ impl<K: SlotKind> Candidate<K> {
                 decides |= candidates > 0 && K::is_decided(&decision, candidates);
             }
         }
+        let candidates = TRIAL_SIZES[TRIAL_SIZES.len() - 1] as usize;
+        self.policy.start_anew().map_err(|fault| TrialFault { candidates, fault })?;
         Ok(decides)
     }
 }
@@ -145,16 +148,23 @@ impl<K: SlotKind> SlotControl<K> {
     /// # Errors
     /// [`ControlError::Nothing`] when none is, [`ControlError::Refused`] when it cannot be started.
     pub fn release(&self) -> Result<SwapReport, ControlError> {
-        self.change("release", |state, _| {
-            if state.quarantine.is_none() {
-                return Err(nothing::<K>("no version is in quarantine"));
+        let (seat, now_ms) = {
+            let state = &mut *lock(&self.state);
+            let quarantine = state.quarantine.take().ok_or(nothing::<K>("no version is in quarantine"))?;
+            (quarantine.seat, state.now_ms)
+        };
+        // Starting it takes longer than a step may wait.
+        match seat.on_parole(now_ms) {
+            Ok(seat) => self.change("release", |state, _| {
+                state.resume(seat);
+                Ok(StateHandover::Own)
+            }),
+            Err((seat, fault)) => {
+                let why = format!("it cannot be started: {fault}");
+                lock(&self.state).cannot_start(*seat, fault);
+                Err(ControlError::Refused(why))
             }
-            if state.end_quarantine() {
-                return Ok(StateHandover::Own);
-            }
-            let why = state.last_fault.as_ref().map(ToString::to_string).unwrap_or_default();
-            Err(ControlError::Refused(format!("it cannot be started: {why}")))
-        })
+        }
     }
 
     /// Stop the shadow, if there is one; false when there is none.
@@ -187,15 +197,21 @@ impl<K: SlotKind> SlotControl<K> {
     /// How the slot is.
     #[must_use]
     pub fn status(&self) -> SlotStatus {
+        // Read after the slot is let go: the shadow's thread may be at its sums.
+        let (status, shadow) = self.status_and_shadow();
+        SlotStatus { shadow: shadow.map(|progress| progress.status()), ..status }
+    }
+
+    fn status_and_shadow(&self) -> (SlotStatus, Option<Arc<Progress>>) {
         let state = &mut *lock(&self.state);
         let (now_ms, limits) = (state.now_ms, state.limits);
         state.active.forget_strikes(now_ms, &limits);
         let stats = &state.stats;
-        SlotStatus {
+        let status = SlotStatus {
             slot: K::NAME,
             active: state.active.version.clone(),
             previous: state.previous.as_ref().map(|seat| seat.version.clone()),
-            shadow: state.shadow.as_ref().map(Shadow::status),
+            shadow: None,
             quarantine: state
                 .quarantine
                 .as_ref()
@@ -207,14 +223,16 @@ impl<K: SlotKind> SlotControl<K> {
             strikes: state.active.strikes(),
             swaps: state.swaps,
             last_refusal: state.last_refusal.clone(),
-        }
+        };
+        (status, state.shadow.as_ref().map(Shadow::progress))
     }
 
     /// The latest faults, oldest first.
     #[must_use]
     pub fn faults(&self) -> Vec<FaultEntry> {
         let faults = Arc::clone(&lock(&self.state).faults);
-        FaultLog::entries(&lock(&faults))
+        let entries = FaultLog::entries(&lock(&faults));
+        entries.into_iter().map(Arc::unwrap_or_clone).collect()
     }
 
     /// Carry out a change between two decisions, and report it.
