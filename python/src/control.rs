@@ -155,8 +155,12 @@ fn slot<K: GuestKind>(
     let targets = config.scheduler.targets();
     let loader = SlotLoader::<K>::new(slot, targets, components).map_err(refused)?;
     let mut candidate = loader.load_source(&slot.source, base_dir).map_err(refused)?;
-    // Also so that the first call, the slowest, is not in a step.
-    candidate.warm_up().map_err(|trial| refused(format!("it {trial}")))?;
+    // So that the first call, the slowest, is not in a step. There is no version before it that could decide, and a busy
+    // machine at its start is no reason not to serve: strikes and quarantine see to one that goes on faulting.
+    if let Err(trial) = candidate.warm_up() {
+        tracing::warn!(slot = K::NAME.label(), source = slot.source, "the configured policy {trial}");
+        let _ = candidate.policy.start_anew();
+    }
     let (active, shadow) = match slot.mode {
         SlotMode::Active => (candidate, None),
         SlotMode::Shadow => {
