@@ -6,7 +6,7 @@
 //! known" below is the greater of the two; `docs/src/trust.md` has what the worst component within the limits costs.
 
 use wasmparser::{
-    ComponentInstance, ComponentType, CompositeInnerType, ElementItems, Encoding, FunctionBody,
+    BinaryReader, ComponentInstance, ComponentType, CompositeInnerType, ElementItems, Encoding, FunctionBody,
     InstanceTypeDeclaration, Operator, Parser, Payload, Result,
 };
 
@@ -21,6 +21,9 @@ pub const MAX_NESTING: u64 = 8;
 /// Items of a component (instances, aliases, types, functions, imports, exports), those of a nested one counted as often
 /// as it may be instantiated: every component that instantiates another twice doubles the work. Largest known: 1,900.
 pub const MAX_COMPONENT_ITEMS: u64 = 100_000;
+/// Instance types that declare each other, a level each: wasmtime's parser recurses over them, and a thread that runs out of
+/// its stack ends the process. Largest known: 1.
+pub const MAX_TYPE_NESTING: u64 = 32;
 /// Types of all core modules: each signature gets trampolines, 0.16 ms. Largest known: 1,326.
 pub const MAX_CORE_TYPES: u64 = 5_000;
 /// Parameters of a function or block; each call or branch copies them. Largest known: 18.
@@ -68,10 +71,16 @@ pub const MAX_DATA_BYTES: u64 = 24 << 20;
 /// What the function body's fixed values (the context, limits of the memory) add to its locals.
 const FIXED_VALUES: u64 = 4;
 
+/// First bytes of types that have declarations inside. Codes: component model, binary format of types.
+const COMPONENT_TYPE: u8 = 0x41;
+const INSTANCE_TYPE: u8 = 0x42;
+/// First byte of a declaration of a type.
+const TYPE_DECLARATION: u8 = 0x01;
+
 /// Refuse a component that would take too much to compile. Whether it is valid is for wasmtime to say; what cannot even
 /// be parsed is refused here.
 pub(crate) fn check(bytes: &[u8]) -> std::result::Result<(), LoadError> {
-    match Survey::default().component(bytes) {
+    match (Survey { bytes, ..Survey::default() }).component() {
         Ok(()) => Ok(()),
         Err(Refusal::Parse(error)) => Err(LoadError::Invalid { detail: error.to_string().replace('\n', "; ") }),
         Err(Refusal::TooMuch { what, found, limit }) => Err(LoadError::TooComplex { what, found, limit }),
@@ -106,7 +115,8 @@ impl Count {
 
 /// The sums so far, over all modules.
 #[derive(Default)]
-struct Survey {
+struct Survey<'a> {
+    bytes: &'a [u8],
     core_modules: Count,
     core_types: Count,
     functions: Count,
@@ -133,9 +143,9 @@ struct Survey {
     bodies: usize,
 }
 
-impl Survey {
-    fn component(mut self, bytes: &[u8]) -> std::result::Result<(), Refusal> {
-        for payload in Parser::new(0).parse_all(bytes) {
+impl Survey<'_> {
+    fn component(mut self) -> std::result::Result<(), Refusal> {
+        for payload in Parser::new(0).parse_all(self.bytes) {
             self.payload(payload?)?;
         }
         Ok(())
@@ -218,10 +228,12 @@ impl Survey {
                 }
             }
             Payload::ComponentTypeSection(section) => {
-                for ty in section {
-                    component_type(&ty?)?;
-                    self.items_of(1)?;
-                }
+                self.items(section.count())?;
+                // Not `into_iter`, which recurses over what it reads.
+                let range = section.range();
+                let content = usize::try_from(range.start).ok().zip(usize::try_from(range.end).ok());
+                let content = content.and_then(|(start, end)| self.bytes.get(start..end)).unwrap_or_default();
+                component_types(&mut BinaryReader::new(content, range.start))?;
             }
             // The rest is nothing that is compiled, or something that wasmtime refuses.
             _ => {}
@@ -311,15 +323,45 @@ fn branches(body: &FunctionBody<'_>) -> std::result::Result<u64, Refusal> {
     Ok(branches)
 }
 
+/// Read a section of types without recursion, whatever is in it.
+///
 /// No type of a component, however deep: with one, a component could be handed to another, and what is instantiated how
 /// often could not be told.
-fn component_type(ty: &ComponentType<'_>) -> std::result::Result<(), Refusal> {
-    match ty {
-        ComponentType::Component(_) => at_most("types of components", 1, 0),
-        ComponentType::Instance(declarations) => declarations.iter().try_for_each(|declaration| match declaration {
-            InstanceTypeDeclaration::Type(ty) => component_type(ty),
-            _ => Ok(()),
-        }),
-        _ => Ok(()),
+fn component_types(reader: &mut BinaryReader<'_>) -> std::result::Result<(), Refusal> {
+    // What is still to be read of the section, and of each instance type that is open.
+    let mut open = vec![reader.read_var_u32()?];
+    while let Some(left) = open.last_mut() {
+        let Some(fewer) = left.checked_sub(1) else {
+            open.pop();
+            continue;
+        };
+        *left = fewer;
+        let is_type = open.len() == 1 || declares_type(reader)?;
+        if !is_type {
+            continue;
+        }
+        match reader.clone().read_u8()? {
+            COMPONENT_TYPE => at_most("types of components", 1, 0)?,
+            INSTANCE_TYPE => {
+                reader.read_u8()?;
+                at_most("types inside each other", open.len() as u64, MAX_TYPE_NESTING)?;
+                open.push(reader.read_var_u32()?);
+            }
+            // No other type has types inside; they are named by number.
+            _ => drop(reader.read::<ComponentType<'_>>()?),
+        }
+    }
+    Ok(())
+}
+
+/// Read a declaration of an instance type up to its type, or to its end when it is none.
+fn declares_type(reader: &mut BinaryReader<'_>) -> Result<bool> {
+    match reader.clone().read_u8()? {
+        TYPE_DECLARATION => {
+            reader.read_u8()?;
+            Ok(true)
+        }
+        // An alias, an export, or a core type: that of a module has none of its kind inside. No other is known.
+        _ => reader.read::<InstanceTypeDeclaration<'_>>().map(|_| false),
     }
 }

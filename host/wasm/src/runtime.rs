@@ -145,7 +145,6 @@ impl Runtime {
     /// Nothing of the component was parsed before this.
     fn load_verified(&self, bytes: Vec<u8>, signer: Option<Signer>) -> Result<PolicyComponent, LoadError> {
         check::header(&bytes)?;
-        complexity::check(&bytes)?;
         let bytes: Arc<[u8]> = bytes.into();
         let component = self.compile(Arc::clone(&bytes))?;
         let fills = check::world(&self.engine, &component)?;
@@ -155,14 +154,18 @@ impl Runtime {
         PolicyComponent::new(self.engine.clone(), pre, fills, &bytes, signer).map_err(wrong_type)
     }
 
-    /// Compile in bounded time. What is late is kept in the cache when it is done, so another attempt may find it.
+    /// Survey and compile in bounded time, on a stack of known size: what a caller's thread has left is not known, and one
+    /// that runs out ends the process. What is late is kept in the cache when it is done, so another attempt may find it.
     fn compile(&self, bytes: Arc<[u8]>) -> Result<Component, LoadError> {
         let Self { engine, cache, .. } = self.clone();
-        let compiled = self.compiler.run(move || match cache {
-            Some(cache) => cache.load_or_compile(&engine, &bytes),
-            None => Component::new(&engine, &bytes),
-        });
-        compiled?.map_err(|error| LoadError::Invalid { detail: one_line(&error) })
+        self.compiler.run(move || {
+            complexity::check(&bytes)?;
+            let compiled = match cache {
+                Some(cache) => cache.load_or_compile(&engine, &bytes),
+                None => Component::new(&engine, &bytes),
+            };
+            compiled.map_err(|error| LoadError::Invalid { detail: one_line(&error) })
+        })?
     }
 }
 

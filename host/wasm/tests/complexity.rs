@@ -166,6 +166,86 @@ fn instantiating_again_and_again_is_bounded() {
     assert_eq!(refusal(&nested), ("nested components and modules", MAX_NESTING));
 }
 
+/// A component of one section with these bytes.
+fn of_section(id: u8, content: &[u8]) -> Vec<u8> {
+    let mut bytes = b"\0asm\x0d\0\x01\0".to_vec();
+    bytes.push(id);
+    let mut length = content.len();
+    while length > 0x7f {
+        bytes.push(length as u8 | 0x80);
+        length >>= 7;
+    }
+    bytes.push(length as u8);
+    bytes.extend(content);
+    bytes
+}
+
+/// Load on a thread whose stack is too small for anything that recurses.
+fn load_on_small_stack(bytes: Vec<u8>) -> LoadError {
+    let runtime = Runtime::new(None).expect("wasmtime starts");
+    let load = move || runtime.load(&bytes).err().expect("the bytes must be refused");
+    let thread = std::thread::Builder::new().stack_size(128 << 10).spawn(load).expect("a thread starts");
+    thread.join().expect("it does not panic")
+}
+
+#[test]
+fn types_inside_each_other_are_bounded() {
+    const SECTION_OF_CORE_TYPES: u8 = 3;
+    const SECTION_OF_A_COMPONENT: u8 = 4;
+    const SECTION_OF_TYPES: u8 = 7;
+    // One type: `opener` so many times, and the innermost.
+    let nested = |count: u64, opener: &[u8], innermost: &[u8]| -> Vec<u8> {
+        [&[1], opener.repeat(usize::try_from(count).unwrap()).as_slice(), innermost].concat()
+    };
+    // An instance type with one declaration, a type.
+    let instances = |count| of_section(SECTION_OF_TYPES, &nested(count, &[0x42, 1, 1], &[0x42, 0]));
+    for count in [MAX_TYPE_NESTING, 4_000, 5_000, 100_000] {
+        for bytes in [instances(count), of_section(SECTION_OF_A_COMPONENT, &instances(count))] {
+            let refused = load_on_small_stack(bytes).to_string();
+            assert_eq!(refused, "too complex: types inside each other: 33, expected at most 32");
+        }
+    }
+    let within = load_on_small_stack(instances(MAX_TYPE_NESTING - 1));
+    assert!(matches!(within, LoadError::MissingExport { .. }), "{within}");
+    let components = of_section(SECTION_OF_TYPES, &nested(100_000, &[0x41, 1, 1], &[0x41, 0]));
+    assert_eq!(load_on_small_stack(components).to_string(), "too complex: types of components: 1, expected at most 0");
+    // An instance type that declares component types, and the other way round.
+    let mixed = of_section(SECTION_OF_TYPES, &nested(100_000, &[0x42, 1, 1, 0x41, 1, 1], &[0x41, 0]));
+    assert_eq!(load_on_small_stack(mixed).to_string(), "too complex: types of components: 1, expected at most 0");
+    // Types of modules and recursion groups have no place for another one.
+    for opener in [[0x50, 1, 1], [0x4e, 1, 1], [0x4e, 1, 0x4e]] {
+        let core = nested(100_000, &opener, &[0x50, 0]);
+        let in_instance = [&[1, 0x42, 1, 0], &core[1..]].concat();
+        for bytes in [of_section(SECTION_OF_CORE_TYPES, &core), of_section(SECTION_OF_TYPES, &in_instance)] {
+            let refused = load_on_small_stack(bytes);
+            assert!(matches!(refused, LoadError::Invalid { .. }), "{refused}");
+        }
+    }
+}
+
+/// A function that takes the last of a chain of types, each an option of the one before.
+fn chain(count: u64) -> String {
+    let types = (1..count).fold(String::from("(type (option u8))"), |mut text, i| {
+        let _ = write!(text, "(type (option {}))", i - 1);
+        text
+    });
+    format!(
+        r#"(component {types} (type $f (func (param "a" {})))
+             (core module $m (memory (export "m") 1) (func (export "f") (param i32))
+               (func (export "r") (param i32 i32 i32 i32) (result i32) unreachable))
+             (core instance $i (instantiate $m))
+             (func (type $f) (canon lift (core func $i "f") (memory (core memory $i "m")) (realloc (core func $i "r")))))"#,
+        count - 1
+    )
+}
+
+#[test]
+fn chains_of_types_do_not_crash() {
+    // The validator's own limit: it names types by number, so that nothing is inside anything here.
+    let refused = load(&chain(MAX_COMPONENT_ITEMS - 10)).unwrap_err();
+    assert!(refused.to_string().contains("type nesting is too deep"), "{refused}");
+}
+
 proptest! {
     #[test]
     fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400), at in any::<usize>(), byte in any::<u8>()) {
