@@ -129,6 +129,69 @@ fn a_cache_folder_that_others_may_write_is_not_used() {
     std::fs::remove_dir_all(folder).unwrap();
 }
 
+#[cfg(unix)]
+#[test]
+fn a_compiled_component_that_others_may_write_is_compiled_again() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    let folder = temporary("writable-artifact");
+    std::fs::set_permissions(&folder, PermissionsExt::from_mode(0o755)).unwrap();
+    let load = || drop(Runtime::new(Some(folder.clone())).unwrap().load(&support::with_init("")).unwrap());
+    load();
+    let artifact = std::fs::read_dir(&folder).unwrap().next().unwrap().unwrap().path();
+    let inode_and_mode = || {
+        let metadata = std::fs::symlink_metadata(&artifact).unwrap();
+        (metadata.ino(), metadata.mode() & 0o777)
+    };
+    let written = inode_and_mode();
+    assert_eq!(written.1, 0o600);
+    load();
+    assert_eq!(inode_and_mode(), written, "a private one is used");
+    let mut before = written;
+    for mode in [0o666, 0o620, 0o602] {
+        std::fs::set_permissions(&artifact, PermissionsExt::from_mode(mode)).unwrap();
+        load();
+        let after = inode_and_mode();
+        assert!(after.0 != before.0 && after.1 == 0o600, "{mode:o}: {after:?} instead of {before:?}");
+        before = after;
+    }
+    // A link could lead to a file of any folder.
+    let target = folder.join("elsewhere");
+    std::fs::rename(&artifact, &target).unwrap();
+    std::os::unix::fs::symlink(&target, &artifact).unwrap();
+    load();
+    assert!(std::fs::symlink_metadata(&artifact).unwrap().is_file());
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[cfg(unix)]
+#[test]
+fn the_cache_is_bounded_and_cleans_up_after_writers_that_were_killed() {
+    use std::time::{Duration, SystemTime};
+    let folder = temporary("bounded-cache").join("components");
+    let runtime = Runtime::new(Some(folder.clone())).unwrap();
+    runtime.load(&support::with_init("")).unwrap();
+    let place = |name: &str, age_s: u64| {
+        let file = std::fs::File::create(folder.join(name)).unwrap();
+        file.set_modified(SystemTime::now() - Duration::from_secs(age_s)).unwrap();
+    };
+    for age_s in 100..200 {
+        place(&format!("{age_s}.cwasm"), age_s);
+    }
+    place("old.1-0.tmp", 3600);
+    place("new.1-1.tmp", 1);
+    place("notes.txt", 3600);
+    runtime.load(&support::with_init("nop")).unwrap();
+    let there = |name: &str| folder.join(name).exists();
+    let kept = std::fs::read_dir(&folder)
+        .unwrap()
+        .filter(|entry| entry.as_ref().unwrap().path().extension().is_some_and(|extension| extension == "cwasm"));
+    // Two of them the components.
+    assert_eq!(kept.count(), 64);
+    assert!(there("161.cwasm") && !there("162.cwasm"), "the oldest go");
+    assert!(there("new.1-1.tmp") && there("notes.txt") && !there("old.1-0.tmp"));
+    std::fs::remove_dir_all(folder.parent().unwrap()).unwrap();
+}
+
 /// A fresh folder of this process and test.
 fn temporary(name: &str) -> std::path::PathBuf {
     let folder = std::env::temp_dir().join(format!("meridian-{}-{name}", std::process::id()));
