@@ -2,6 +2,8 @@
 //!
 //! A case is data: `policies/NAME/cases/*.toml`. Needs the components: `make policies`.
 
+mod support;
+
 use std::path::{Path, PathBuf};
 
 use meridian_core::types::RequestId;
@@ -10,7 +12,7 @@ use meridian_core::{
     columns,
 };
 use meridian_runtime::native;
-use meridian_wasm::{Limits, Runtime};
+use meridian_wasm::Runtime;
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -155,7 +157,7 @@ fn every_policy_meets_its_cases() {
     let targets = MeridianConfig::default().scheduler.targets();
     for name in Dispatch::NATIVES {
         let component = runtime.load_file(&root().join(format!("target/policies/{name}.wasm"))).unwrap();
-        let mut wasm = component.dispatch_policy(Limits::default(), targets, "{}").unwrap();
+        let mut wasm = component.dispatch_policy(support::LIMITS, targets, "{}").unwrap();
         let mut native = native::policy(name, targets, "{}").unwrap();
         let mut cases = 0;
         for file in std::fs::read_dir(root().join("policies").join(name).join("cases")).unwrap() {

@@ -2,12 +2,14 @@
 //!
 //! Needs the components: `make policies`, or MERIDIAN_POLICIES naming their folder.
 
+mod support;
+
 use std::cell::RefCell;
 use std::path::PathBuf;
 
 use meridian_core::{Batch, Decision, Dispatch, MeridianConfig, Policy, SlotKind, Step};
 use meridian_runtime::native;
-use meridian_wasm::{Limits, Runtime};
+use meridian_wasm::Runtime;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -65,7 +67,7 @@ fn native_and_component_agree_on_random_batches() {
     for name in Dispatch::NATIVES {
         let component = runtime.load_file(&component_path(name)).unwrap();
         let targets = MeridianConfig::default().scheduler.targets();
-        let wasm = component.dispatch_policy(Limits::default(), targets, "{}").unwrap();
+        let wasm = component.dispatch_policy(support::LIMITS, targets, "{}").unwrap();
         let native = native::policy(name, targets, "{}").unwrap();
         assert_eq!(native.inputs(), wasm.inputs());
         assert_eq!(native.description(), wasm.description());
@@ -103,7 +105,7 @@ fn policies_without_options_refuse_options() {
     let targets = MeridianConfig::default().scheduler.targets();
     for name in Dispatch::NATIVES {
         let component = runtime.load_file(&component_path(name)).unwrap();
-        let refused = component.dispatch_policy(Limits::default(), targets, r#"{"speed": 9}"#).err().unwrap();
+        let refused = component.dispatch_policy(support::LIMITS, targets, r#"{"speed": 9}"#).err().unwrap();
         assert!(refused.to_string().contains("takes no options"), "{refused}");
         assert!(native::policy::<Dispatch>(name, targets, r#"{"speed": 9}"#).is_err());
     }

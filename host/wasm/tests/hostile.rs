@@ -2,18 +2,13 @@
 
 mod support;
 
-use std::time::Duration;
-
 use meridian_core::types::RequestId;
 use meridian_core::{EngineFacts, FaultKind, Markers, MeridianConfig, NewRequest, Policy, Slot};
 use meridian_runtime::{Candidate, DispatchEngine, DispatchSlot, Source, StrikeLimits, native};
 use meridian_wasm::{LoadError, Runtime};
+use support::{LIMITS, SHORT_LIMITS};
 
 const REQUESTS: usize = 4;
-
-fn limits() -> meridian_wasm::Limits {
-    meridian_wasm::Limits { deadline: Duration::from_millis(2), ..Default::default() }
-}
 
 fn engine(policy: Box<dyn Policy>) -> (DispatchEngine, Vec<Slot>) {
     let config = MeridianConfig::default();
@@ -59,7 +54,8 @@ fn every_fault_is_counted_and_the_default_decides_the_same_step() {
     for hostile in support::HOSTILE {
         let Some(fault) = hostile.fault else { continue };
         let component = runtime.load(&hostile.component()).unwrap();
-        let policy = component.dispatch_policy(limits(), targets, "{}").unwrap();
+        let limits = if fault == "deadline" { SHORT_LIMITS } else { LIMITS };
+        let policy = component.dispatch_policy(limits, targets, "{}").unwrap();
         let (mut engine, slots) = engine(Box::new(policy));
         let mut fallbacks = 0;
         for _ in 0..9 {
@@ -85,7 +81,7 @@ fn odd_keys_are_an_order() {
     let runtime = Runtime::new(None).unwrap();
     let nan = support::HOSTILE.iter().find(|hostile| hostile.name == "nan-keys").unwrap();
     let targets = MeridianConfig::default().scheduler.targets();
-    let policy = runtime.load(&nan.component()).unwrap().dispatch_policy(limits(), targets, "{}").unwrap();
+    let policy = runtime.load(&nan.component()).unwrap().dispatch_policy(LIMITS, targets, "{}").unwrap();
     let (mut engine, slots) = engine(Box::new(policy));
     let plan = engine.plan(&facts(), &slots, &[]);
     // Keys NaN, +inf, NaN, -inf and a budget of 0.
@@ -100,7 +96,7 @@ fn a_component_that_will_not_start_is_refused() {
     let targets = MeridianConfig::default().scheduler.targets();
     let start = |init: &str| {
         let component = runtime.load(&support::with_init(init)).unwrap();
-        component.dispatch_policy(limits(), targets, "{}").err().expect("the component must be refused")
+        component.dispatch_policy(LIMITS, targets, "{}").err().expect("the component must be refused")
     };
     let trapped = start("unreachable");
     assert!(matches!(&trapped, LoadError::Start { fault } if fault.detail.contains("unreachable")), "{trapped}");

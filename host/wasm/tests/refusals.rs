@@ -3,7 +3,7 @@
 mod support;
 
 use meridian_core::MeridianConfig;
-use meridian_wasm::{Limits, LoadError, MAX_COMPONENT_BYTES, Runtime};
+use meridian_wasm::{LoadError, MAX_COMPONENT_BYTES, Runtime};
 
 fn refusal(bytes: &[u8]) -> LoadError {
     Runtime::new(None).expect("wasmtime starts").load(bytes).err().expect("the bytes must be refused")
@@ -96,7 +96,7 @@ fn cached_component_is_the_same_and_a_corrupt_cache_is_compiled_again() {
         let runtime = Runtime::new(Some(folder.join("components"))).unwrap();
         let targets = MeridianConfig::default().scheduler.targets();
         let component = runtime.load(&bytes).unwrap();
-        component.dispatch_policy(Limits::default(), targets, "{}").unwrap();
+        component.dispatch_policy(support::LIMITS, targets, "{}").unwrap();
         component.sha256().to_owned()
     };
     let first = start();

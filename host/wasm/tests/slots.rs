@@ -17,10 +17,11 @@ use meridian_core::{
     native,
 };
 use meridian_runtime::{BudgetSlot, EvictionSlot, Source};
-use meridian_wasm::{Limits, LoadError, Runtime, WasmPolicy};
+use meridian_wasm::{LoadError, Runtime, WasmPolicy};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use serde::Deserialize;
+use support::{LIMITS, SHORT_LIMITS};
 
 fn targets() -> Targets {
     MeridianConfig::default().scheduler.targets()
@@ -33,7 +34,7 @@ fn root() -> PathBuf {
 /// A shipped policy of slot `K`, natively and as a component.
 fn both<K: meridian_wasm::GuestKind>(runtime: &Runtime, name: &str) -> [Box<dyn Policy<K>>; 2] {
     let component = runtime.load_file(&root().join(format!("target/policies/{name}.wasm"))).unwrap();
-    let wasm: WasmPolicy<K> = component.policy(Limits::default(), targets(), "{}").unwrap();
+    let wasm: WasmPolicy<K> = component.policy(LIMITS, targets(), "{}").unwrap();
     [native::policy::<K>(name, targets(), "{}").unwrap(), Box::new(wasm)]
 }
 
@@ -251,12 +252,12 @@ fn a_component_may_fill_several_slots_each_with_an_instance_of_its_own() {
     let load = |name: &str| runtime.load_file(&root().join(format!("target/policies/{name}.wasm"))).unwrap();
     assert_eq!(load("noop").slots(), SlotName::ALL);
     assert_eq!(load("tiered-lru").slots(), [SlotName::Eviction]);
-    let error = load("tiered-lru").policy::<Dispatch>(Limits::default(), targets(), "{}").err().unwrap();
+    let error = load("tiered-lru").policy::<Dispatch>(LIMITS, targets(), "{}").err().unwrap();
     assert!(matches!(error, LoadError::NotFilled { .. }));
     assert_eq!(error.to_string(), "does not fill slot dispatch, only eviction");
     let noop = load("noop");
-    let mut eviction = EvictionSlot::new(Box::new(noop.policy(Limits::default(), targets(), "{}").unwrap()), targets());
-    let mut budget = BudgetSlot::new(Box::new(noop.policy(Limits::default(), targets(), "{}").unwrap()), targets());
+    let mut eviction = EvictionSlot::new(Box::new(noop.policy(LIMITS, targets(), "{}").unwrap()), targets());
+    let mut budget = BudgetSlot::new(Box::new(noop.policy(LIMITS, targets(), "{}").unwrap()), targets());
     let block = EvictionRow { blocks: 7, ..EvictionRow::default() }.candidate();
     let requests = Memory { subject: Subject::Requests, ..Memory::default() };
     let (source, keys) = eviction.decide(&requests, &[block]);
@@ -280,15 +281,16 @@ fn hostile_components_cost_a_decision_in_every_slot() {
     let candidates = [EvictionRow { blocks: 7, ..EvictionRow::default() }.candidate(); 3];
     let requests = Memory { subject: Subject::Requests, ..Memory::default() };
     for (body, kind) in HOSTILE {
+        let limits = if kind == FaultKind::Deadline { SHORT_LIMITS } else { LIMITS };
         let component = runtime.load(&support::filling("eviction-policy", &support::RANK, body)).unwrap();
-        let policy: WasmPolicy<Eviction> = component.policy(Limits::default(), targets(), "{}").unwrap();
+        let policy: WasmPolicy<Eviction> = component.policy(limits, targets(), "{}").unwrap();
         let mut slot = EvictionSlot::new(Box::new(policy), targets());
         let (source, keys) = slot.decide(&requests, &candidates);
         assert_eq!((source, keys), (Source::Fallback, &[7.0; 3][..]), "{body}");
         assert_eq!(slot.stats().faults(kind), 1, "{body}");
 
         let component = runtime.load(&support::filling("budget-policy", &support::PROBE, body)).unwrap();
-        let policy: WasmPolicy<Budget> = component.policy(Limits::default(), targets(), "{}").unwrap();
+        let policy: WasmPolicy<Budget> = component.policy(limits, targets(), "{}").unwrap();
         let mut slot = BudgetSlot::new(Box::new(policy), targets());
         let settled =
             BudgetRow { is_probed: true, probes: 9, eat: Some(0.0), eat_variance: Some(0.0), ..Default::default() };
@@ -304,7 +306,7 @@ fn odd_verdicts_and_thresholds_are_bad_answers() {
     let runtime = Runtime::new(None).unwrap();
     let ask = |body: &str| {
         let component = runtime.load(&support::filling("budget-policy", &support::PROBE, body)).unwrap();
-        let policy: WasmPolicy<Budget> = component.policy(Limits::default(), targets(), "{}").unwrap();
+        let policy: WasmPolicy<Budget> = component.policy(LIMITS, targets(), "{}").unwrap();
         let mut slot = BudgetSlot::new(Box::new(policy), targets());
         slot.probe(&Load::default(), &[BudgetCandidate::default(); 2]);
         slot.last_fault().map(|fault| fault.kind)

@@ -1,8 +1,16 @@
 //! Hostile components, written as core WebAssembly text and wrapped by wit-component.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+use std::time::Duration;
+
+use meridian_wasm::Limits;
 use wit_component::{ComponentEncoder, StringEncoding, embed_component_metadata};
 use wit_parser::Resolve;
+
+/// A deadline that no decision misses that ends, however busy the machine.
+pub const LIMITS: Limits = Limits { deadline: Duration::from_secs(10), memory_bytes: 64 << 20 };
+/// For a component that never answers.
+pub const SHORT_LIMITS: Limits = Limits { deadline: Duration::from_millis(2), ..LIMITS };
 
 /// A component that goes wrong in one way.
 pub struct Hostile {
