@@ -1,5 +1,3 @@
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
@@ -11,7 +9,7 @@ use meridian_runtime::control::{
     FaultEntry, MAX_COMPONENT_BYTES, Mode, ProcessStatus, RecordingStatus, ShadowStatus, SlotName, SlotStatus,
     StateHandover, SwapReport, Version,
 };
-use meridian_wasm::read_signature;
+use meridian_wasm::{read_regular, read_signature};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -215,12 +213,9 @@ fn put(
     json: bool,
 ) -> anyhow::Result<()> {
     let named = || format!("{}: cannot be read", file.display());
-    let mut component = Vec::new();
-    let limit = MAX_COMPONENT_BYTES as u64 + 1;
-    File::open(file).with_context(named)?.take(limit).read_to_end(&mut component).with_context(named)?;
-    if component.len() > MAX_COMPONENT_BYTES {
+    let Some(component) = read_regular(file, MAX_COMPONENT_BYTES as u64).with_context(named)? else {
         bail!("{}: is larger than 32 MiB, the most a component may have", file.display());
-    }
+    };
     let mode = match mode {
         Mode::Active => "active",
         Mode::Shadow => "shadow",

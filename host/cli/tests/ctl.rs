@@ -144,6 +144,7 @@ fn refusals_are_told() {
     let address = admin.address().unwrap();
     write(&folder.join("garbage.wasm"), "garbage", 0o644);
     write(&folder.join("large.wasm"), &"x".repeat((32 << 20) + 1), 0o644);
+    assert!(std::process::Command::new("mkfifo").arg(folder.join("pipe.wasm")).status().unwrap().success());
     write(&folder.join("wrong"), "another-token-of-some-length", 0o600);
     write(&folder.join("open"), TOKEN, 0o644);
     for (args, expected) in [
@@ -153,6 +154,7 @@ fn refusals_are_told() {
             "large.wasm: is larger than 32 MiB, the most a component may have",
         ),
         (&["ctl", "swap", "dispatch", "absent.wasm"], "absent.wasm: cannot be read: No such file"),
+        (&["ctl", "swap", "dispatch", "pipe.wasm"], "pipe.wasm: cannot be read: not a regular file"),
         (&["ctl", "promote", "eviction"], "eviction: has no such version"),
         (&["ctl", "release", "budget"], "budget: this engine has no such slot"),
         (&["ctl", "promote", "dispatch", "--token-file", "wrong"], "changes need the token"),

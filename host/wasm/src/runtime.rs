@@ -1,5 +1,3 @@
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -12,6 +10,7 @@ use wasmtime::{Config, Engine, InstanceAllocationStrategy, PoolingAllocationConf
 use crate::cache::Cache;
 use crate::compile::Compiler;
 use crate::error::{LoadError, one_line};
+use crate::file::read_regular;
 use crate::instance::StoreState;
 use crate::{PolicyComponent, Signer, TrustedKeys, check, complexity, read_signature};
 
@@ -84,13 +83,10 @@ impl Runtime {
     /// Says what is wrong with the file, its signature or the component.
     pub fn load_file(&self, path: &Path) -> Result<PolicyComponent, LoadError> {
         let failed = |source| LoadError::Read { path: path.display().to_string(), source };
-        let mut bytes = Vec::new();
-        let file = File::open(path).map_err(failed)?;
-        file.take(MAX_COMPONENT_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
-        if bytes.len() as u64 > MAX_COMPONENT_BYTES {
-            let size = path.metadata().map_or(bytes.len() as u64, |metadata| metadata.len());
-            return Err(LoadError::TooLarge { bytes: size, limit: MAX_COMPONENT_BYTES });
-        }
+        let Some(bytes) = read_regular(path, MAX_COMPONENT_BYTES).map_err(failed)? else {
+            let bytes = path.metadata().map_or(MAX_COMPONENT_BYTES + 1, |metadata| metadata.len());
+            return Err(LoadError::TooLarge { bytes, limit: MAX_COMPONENT_BYTES });
+        };
         // A file that nobody asks for may be anything.
         if self.trusted.is_empty() {
             return self.load_verified(bytes, None);

@@ -1,14 +1,14 @@
 //! Who may have signed a component: minisign public keys, and the check of a detached signature.
 
 use std::fmt;
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::path::Path;
 
 use meridian_core::signature::MAX_SIGNATURE_BYTES;
 use minisign_verify::{PublicKey, Signature};
 use thiserror::Error;
 
+use crate::file::read_regular;
 use crate::wit::clip;
 
 /// Largest file with a public key, bytes: a comment and 56 characters.
@@ -157,7 +157,7 @@ impl TrustedKey {
         }
         let path = base_dir.join(entry);
         let named = |what: &dyn fmt::Display| format!("{}: {what}", path.display());
-        let bytes = read_bounded(&path, MAX_KEY_FILE_BYTES).map_err(|error| named(&error))?;
+        let bytes = read_regular(&path, MAX_KEY_FILE_BYTES).map_err(|error| named(&error))?;
         let bytes = bytes.ok_or_else(|| named(&format_args!("more than {MAX_KEY_FILE_BYTES} bytes")))?;
         let text = String::from_utf8_lossy(&bytes);
         let key = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with("untrusted comment:"));
@@ -184,24 +184,13 @@ pub fn signature_key_id(signature: &str) -> Option<String> {
 /// # Errors
 /// It is there, but cannot be read.
 pub fn read_signature(path: &Path) -> io::Result<Option<String>> {
-    match read_bounded(path, MAX_SIGNATURE_BYTES as u64) {
+    match read_regular(path, MAX_SIGNATURE_BYTES as u64) {
         Ok(Some(bytes)) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
         // Its size alone decides.
         Ok(None) => Ok(Some(" ".repeat(MAX_SIGNATURE_BYTES + 1))),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
-}
-
-/// The content of a regular file; `None` when it has more than `limit` bytes, of which no more are read.
-fn read_bounded(path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
-    // Opening a pipe would wait for its other end.
-    if !path.metadata()?.is_file() {
-        return Err(io::Error::other("not a regular file"));
-    }
-    let mut bytes = Vec::new();
-    File::open(path)?.take(limit + 1).read_to_end(&mut bytes)?;
-    Ok((bytes.len() as u64 <= limit).then_some(bytes))
 }
 
 /// Keys and signatures begin with two bytes of algorithm and eight of key id, a little-endian number, in base64.
