@@ -8,7 +8,7 @@ use meridian_core::{Budget, Dispatch, Eviction, Policy, SlotName, native};
 use meridian_runtime::recording::{
     Difference, Recordable, RecordedPolicy, Recording, ReplayOptions, ReplayReport, replay,
 };
-use meridian_wasm::{GuestKind, Limits, PolicyComponent, Runtime};
+use meridian_wasm::{GuestKind, Limits, MAX_COMPONENT_BYTES, PolicyComponent, Runtime, read_regular, sha256_of};
 use serde::Serialize;
 
 use crate::admin_client::shown;
@@ -145,11 +145,15 @@ impl Chosen {
         if asked.is_none() {
             ensure!(path.is_file(), "{}, which is no file here", named());
         }
-        let component = Runtime::new(None)?.load_file(path).with_context(|| path.display().to_string())?;
+        let at = || path.display().to_string();
+        let bytes = read_regular(path, MAX_COMPONENT_BYTES).with_context(at)?;
+        let bytes = bytes.with_context(|| format!("{}: is larger than 32 MiB, the most a component may have", at()))?;
         if asked.is_none() {
-            let found = component.sha256();
+            // Before anything of it is parsed: a recording may name any file.
+            let found = sha256_of(&bytes);
             ensure!(found == version.sha256, "{}: that file has another digest now, {found}", named());
         }
+        let component = Runtime::new(None)?.load(&bytes).with_context(at)?;
         Ok(Self::Component(path.to_owned(), component))
     }
 

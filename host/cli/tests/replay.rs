@@ -51,6 +51,20 @@ fn the_recorded_policy_decides_the_same_and_another_does_not() {
     assert_eq!((&report["decisions"], &report["differences"].as_array().unwrap().len()), (&5.into(), &1));
 }
 
+/// A recording may name any file, so what is there is not parsed unless it is what was recorded.
+#[test]
+fn what_a_recording_names_is_compared_before_it_is_parsed() {
+    let named = Path::new(env!("CARGO_TARGET_TMPDIR")).join("replay-not-a-component.wasm");
+    std::fs::write(&named, "not a component").unwrap();
+    let file = record("named", named.to_str().unwrap());
+    let file = file.to_str().unwrap();
+    let (code, stdout, stderr) = replay(&[file]);
+    assert_eq!((code, stdout.as_str()), (2, ""), "{stderr}");
+    assert!(stderr.contains("that file has another digest now, a8a79aba"), "{stderr}");
+    let (code, _, stderr) = replay(&[file, "--policy", named.to_str().unwrap()]);
+    assert!(code == 2 && stderr.contains("not a component: no WebAssembly header"), "{stderr}");
+}
+
 #[test]
 fn what_cannot_be_used_is_refused_with_code_2() {
     let file = record("refused", "policies/mine.wasm");

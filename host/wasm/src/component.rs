@@ -12,6 +12,12 @@ use crate::instance::{Limits, StoreState, WasmPolicy};
 use crate::wit::lifecycle;
 use crate::{LoadError, Signer};
 
+/// What [`PolicyComponent::sha256`] says of a component with these bytes, which need not be one.
+#[must_use]
+pub fn sha256_of(bytes: &[u8]) -> String {
+    hex(&Sha256::digest(bytes))
+}
+
 /// A component that was read, checked and compiled, and can be instantiated in microseconds.
 #[derive(Clone)]
 pub struct PolicyComponent {
@@ -57,7 +63,7 @@ impl PolicyComponent {
         bytes: &[u8],
         signer: Option<Signer>,
     ) -> wasmtime::Result<Self> {
-        let (sha256, bytes) = (hex(&Sha256::digest(bytes)), bytes.len());
+        let (sha256, bytes) = (sha256_of(bytes), bytes.len());
         let (lifecycle, filled) = (lifecycle::GuestIndices::new(&pre)?, Filled::find(&pre, fills)?);
         Ok(Self { shared: Arc::new(Shared { engine, pre, lifecycle, filled, sha256, bytes, signer }) })
     }

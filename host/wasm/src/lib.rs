@@ -27,7 +27,7 @@ mod trust;
 mod wit;
 
 pub use compile::COMPILE_DEADLINE;
-pub use component::PolicyComponent;
+pub use component::{PolicyComponent, sha256_of};
 pub use error::LoadError;
 pub use file::read_regular;
 pub use guest::GuestKind;
