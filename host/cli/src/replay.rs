@@ -1,3 +1,4 @@
+use std::collections::HashMap;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -6,7 +7,7 @@ use anyhow::{Context, bail, ensure};
 use clap::Args;
 use meridian_core::{Budget, Dispatch, Eviction, Policy, SlotName, native};
 use meridian_runtime::recording::{
-    Difference, Recordable, RecordedPolicy, Recording, ReplayOptions, ReplayReport, replay,
+    Difference, Header, Recordable, RecordedPolicy, Recording, ReplayOptions, ReplayReport, replay,
 };
 use meridian_wasm::{GuestKind, Limits, MAX_COMPONENT_BYTES, PolicyComponent, Runtime, read_regular, sha256_of};
 use serde::Serialize;
@@ -70,16 +71,26 @@ fn decide(args: &ReplayArgs) -> anyhow::Result<(String, ReplayReport)> {
     }
     let mut recordings = args.files.iter().map(|file| Recording::open(file)).collect::<Result<Vec<_>, _>>()?;
     let slot = recordings[0].slot();
-    // In the order in which they were written, whatever the shell made of their names.
-    recordings.sort_by_key(|recording| {
-        let header = recording.header();
-        (header.opened_unix_ms, header.run.clone(), header.file)
-    });
+    sort_as_written(&mut recordings, Recording::header);
     match slot {
         SlotName::Dispatch => decide_in::<Dispatch>(args, &recordings),
         SlotName::Eviction => decide_in::<Eviction>(args, &recordings),
         SlotName::Budget => decide_in::<Budget>(args, &recordings),
     }
+}
+
+/// In the order in which they were written, whatever the shell made of their names: run by run, and those of a run by their
+/// number, because the clock may have been set back meanwhile.
+fn sort_as_written<T>(recordings: &mut [T], header: impl Fn(&T) -> &Header) {
+    let mut begun = HashMap::<String, u64>::new();
+    for Header { run, opened_unix_ms, .. } in recordings.iter().map(&header) {
+        let first = begun.entry(run.clone()).or_insert(*opened_unix_ms);
+        *first = (*first).min(*opened_unix_ms);
+    }
+    recordings.sort_by_cached_key(|recording| {
+        let Header { run, file, .. } = header(recording);
+        (begun[run], run.clone(), *file)
+    });
 }
 
 fn decide_in<K: GuestKind + Recordable>(
@@ -241,4 +252,28 @@ fn print_report(policy: &str, report: &ReplayReport) -> anyhow::Result<()> {
         row("differs", format!("{file} decision {seq}: recorded {recorded}; now {replayed}"))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_in_the_order_of_their_runs_and_numbers() {
+        let header = |run: &str, file, opened_unix_ms| Header {
+            format: Header::FORMAT,
+            slot: "dispatch".into(),
+            run: run.into(),
+            file,
+            opened_unix_ms,
+            meridian: String::new(),
+            policy: RecordedPolicy::default(),
+        };
+        // The clock was set back within the run b, to before the run a.
+        let mut headers =
+            vec![header("a", 0, 60), header("b", 2, 50), header("b", 0, 100), header("a", 1, 70), header("b", 1, 110)];
+        sort_as_written(&mut headers, |header| header);
+        let order: Vec<_> = headers.iter().map(|header| (header.run.as_str(), header.file)).collect();
+        assert_eq!(order, [("b", 0), ("b", 1), ("b", 2), ("a", 0), ("a", 1)]);
+    }
 }
