@@ -11,6 +11,7 @@ use wasmparser::{
 };
 
 use crate::LoadError;
+use crate::error::one_line;
 use crate::limiter::MAX_TABLE_ELEMENTS;
 use crate::operators::Operators;
 
@@ -82,7 +83,7 @@ const TYPE_DECLARATION: u8 = 0x01;
 pub(crate) fn check(bytes: &[u8]) -> std::result::Result<(), LoadError> {
     match (Survey { bytes, ..Survey::default() }).component() {
         Ok(()) => Ok(()),
-        Err(Refusal::Parse(error)) => Err(LoadError::Invalid { detail: error.to_string().replace('\n', "; ") }),
+        Err(Refusal::Parse(error)) => Err(LoadError::Invalid { detail: one_line(&error) }),
         Err(Refusal::TooMuch { what, found, limit }) => Err(LoadError::TooComplex { what, found, limit }),
     }
 }

@@ -1,5 +1,5 @@
-use std::io;
 use std::time::Duration;
+use std::{fmt, io};
 
 use thiserror::Error;
 
@@ -140,10 +140,21 @@ pub enum LoadError {
     },
 }
 
-/// wasmtime's errors span lines; an operator gets one.
-pub(crate) fn one_line(error: &wasmtime::Error) -> String {
+/// Errors of wasmtime and its parser span lines; an operator gets one.
+pub(crate) fn one_line(error: &dyn fmt::Display) -> String {
     let text = format!("{error:#}");
     let line = text.split('\n').map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ");
-    // It quotes the component, which may hold anything.
+    // They quote the component, which may hold anything.
     clip(line, 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_one_line_without_control_characters() {
+        assert_eq!(one_line(&"cannot\n\n  read \x1b[31mred\r\n"), "cannot; read [31mred");
+        assert_eq!(one_line(&"x".repeat(2000)).len(), 1024);
+    }
 }
