@@ -24,6 +24,15 @@ impl<'a> Bytes<'a> {
         u32::from_le_bytes(self.array())
     }
 
+    pub(crate) fn u64(&mut self) -> u64 {
+        u64::from_le_bytes(self.array())
+    }
+
+    /// Of any bits, NaN included.
+    pub(crate) fn f64(&mut self) -> f64 {
+        f64::from_bits(self.u64())
+    }
+
     /// Of any bits, NaN included.
     pub(crate) fn f32(&mut self) -> f32 {
         f32::from_bits(self.u32())

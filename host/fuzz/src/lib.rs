@@ -13,13 +13,19 @@ pub mod answer;
 mod bytes;
 pub mod component;
 pub mod config;
+pub mod recording;
 
 /// A target: its name, which is that of its corpus, and what it does with an input.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target. A new one is added here, as a `[[bin]]` and with a folder under `corpus/`.
-pub const TARGETS: &[Target] =
-    &[("component", component::run), ("answer", answer::run), ("admin", admin::run), ("config", config::run)];
+pub const TARGETS: &[Target] = &[
+    ("component", component::run),
+    ("answer", answer::run),
+    ("admin", admin::run),
+    ("config", config::run),
+    ("recording", recording::run),
+];
 
 /// What an operator is shown is one line, and moves no cursor.
 fn assert_one_line(text: &str) {

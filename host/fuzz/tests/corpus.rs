@@ -4,8 +4,10 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
+use meridian_core::{Budget, Dispatch, Eviction};
 use meridian_fuzz::admin::Served;
-use meridian_fuzz::{TARGETS, admin, component};
+use meridian_fuzz::{TARGETS, admin, component, recording};
+use meridian_runtime::recording::{Recordable, Recording};
 use meridian_wasm::Runtime;
 
 #[test]
@@ -30,6 +32,24 @@ fn the_components_that_are_edited_are_of_the_present_contract() {
         let loaded = runtime.load(base);
         assert!(loaded.is_ok(), "run `target/release/examples/hostile host/fuzz/corpus/component`: {:?}", loaded.err());
     }
+}
+
+/// Otherwise their edits would be refused at the first look.
+#[test]
+fn the_recordings_that_are_edited_are_of_the_present_format() {
+    fn check<K: Recordable>(bytes: &[u8]) {
+        let recording = Recording::read(K::NAME.label(), bytes.to_vec())
+            .expect("run `target/release/examples/recordings host/fuzz/corpus/recording`");
+        assert_eq!((recording.cut(), recording.row_count()), (None, 6));
+        let rows = recording.rows::<K>().unwrap().collect::<Result<Vec<_>, _>>().unwrap();
+        assert_eq!(rows.iter().map(|row| row.candidates).collect::<Vec<_>>(), [3, 0, 1, 1, 1, 3]);
+        let decided = rows.iter().filter(|row| K::is_decided(&row.decision, row.candidates));
+        assert_eq!(decided.count(), 3);
+    }
+    let [dispatch, eviction, budget] = recording::BASES;
+    check::<Dispatch>(dispatch);
+    check::<Eviction>(eviction);
+    check::<Budget>(budget);
 }
 
 /// Otherwise nothing would be shown by what does not change.

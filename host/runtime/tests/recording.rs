@@ -345,6 +345,18 @@ fn a_folder_that_others_may_write_is_refused() {
     assert!(refused.starts_with(&format!("{}: has mode 0777", dir.display())), "{refused}");
 }
 
+/// Before its columns are taken in, which are as large as the file says.
+#[test]
+fn more_candidates_than_are_recorded_are_refused() {
+    let mut bytes = small_file();
+    let counts: Vec<u8> = [2u32; 3].into_iter().flat_map(u32::to_le_bytes).collect();
+    let place = bytes.windows(counts.len()).position(|window| window == counts).unwrap();
+    bytes[place..place + 4].copy_from_slice(&16_385u32.to_le_bytes());
+    let recording = Recording::read("x", bytes).unwrap();
+    let error = recording.rows::<Dispatch>().unwrap().find_map(Result::err).unwrap();
+    assert_eq!(error.to_string(), "x: row 0 of batch 0: candidates: 16385: expected at most 16384");
+}
+
 #[test]
 fn what_is_no_recording_is_refused_with_what_was_expected() {
     let refused = |bytes: &[u8]| Recording::read("x", bytes.to_vec()).unwrap_err().to_string();

@@ -5,13 +5,15 @@ use std::sync::Arc;
 use arrow_ipc::{Buffer, Endianness, FieldNode, MessageHeader, Precision, RecordBatch, Type};
 use arrow_schema::{DataType, Field as ArrowField};
 
+use super::append::HEADER_KEY;
 use super::frames::{Frame, message};
 use super::kinds::Field;
+use super::tap::MAX_CANDIDATES;
 
-/// Names and types of the fields that a schema message describes, with its metadata.
+/// Names and types of the fields that a schema message describes, with the header in its metadata.
 pub(super) struct Described {
     pub(super) fields: Vec<(String, Option<DataType>)>,
-    pub(super) metadata: Vec<(String, String)>,
+    pub(super) header: Option<String>,
 }
 
 /// Read a schema message.
@@ -25,12 +27,11 @@ pub(super) fn described(bytes: &[u8], frame: &Frame) -> Result<Described, String
         return Err("it is big-endian, expected little-endian".into());
     }
     let fields = schema.fields().into_iter().flatten();
-    let pairs = schema.custom_metadata().into_iter().flatten();
+    let mut pairs = schema.custom_metadata().into_iter().flatten();
+    let header = pairs.find(|pair| pair.key() == Some(HEADER_KEY));
     Ok(Described {
         fields: fields.map(|field| (field.name().unwrap_or_default().to_owned(), data_type(field, 0))).collect(),
-        metadata: pairs
-            .map(|pair| (pair.key().unwrap_or_default().to_owned(), pair.value().unwrap_or_default().to_owned()))
-            .collect(),
+        header: header.map(|pair| pair.value().unwrap_or_default().to_owned()),
     })
 }
 
@@ -212,26 +213,26 @@ impl<'a> Decoded<'a> {
             Field::U8s(values) => {
                 required?;
                 values.clear();
-                values.extend_from_slice(column.bytes(row, 1)?);
+                values.extend_from_slice(column.list(row, 1)?);
             }
             Field::U32s(values) => {
                 required?;
                 values.clear();
-                values.extend(chunks(column.bytes(row, 4)?).map(u32::from_le_bytes));
+                values.extend(chunks(column.list(row, 4)?).map(u32::from_le_bytes));
             }
             Field::F32s(values) => {
                 required?;
                 values.clear();
-                values.extend(chunks(column.bytes(row, 4)?).map(f32::from_le_bytes));
+                values.extend(chunks(column.list(row, 4)?).map(f32::from_le_bytes));
             }
             Field::F64s(values) => {
                 required?;
                 values.clear();
-                values.extend(chunks(column.bytes(row, 8)?).map(f64::from_le_bytes));
+                values.extend(chunks(column.list(row, 8)?).map(f64::from_le_bytes));
             }
             Field::Column { columns, index: _, candidates } => {
                 required?;
-                let values = column.bytes(row, 4)?;
+                let values = column.list(row, 4)?;
                 if values.len() / 4 != candidates {
                     return Err(format!("{} values, expected {candidates}, one a candidate", values.len() / 4));
                 }
@@ -249,6 +250,16 @@ impl<'a> Column<'a> {
         let range = usize::try_from(start).ok().zip(usize::try_from(end).ok());
         let found = range.and_then(|(start, end)| self.values.get(start.checked_mul(width)?..end.checked_mul(width)?));
         found.ok_or_else(|| format!("begins at {start} and ends at {end}, which its buffer does not hold"))
+    }
+
+    /// The bytes of a row's list, which has a value for each candidate at most.
+    fn list(&self, row: usize, width: usize) -> Result<&'a [u8], String> {
+        let values = self.bytes(row, width)?;
+        let count = values.len() / width;
+        if count > MAX_CANDIDATES {
+            return Err(format!("{count} values, expected at most {MAX_CANDIDATES}"));
+        }
+        Ok(values)
     }
 }
 

@@ -3,7 +3,8 @@
 
 use std::ops::Range;
 
-use arrow_ipc::{Message, MessageHeader, MetadataVersion, root_as_message};
+use arrow_ipc::{Message, MessageHeader, MetadataVersion, root_as_message_with_opts};
+use flatbuffers::VerifierOptions;
 
 use super::ipc::{CONTINUATION, END_OF_STREAM, MAGIC, PREFIX_BYTES};
 
@@ -82,14 +83,55 @@ fn next(bytes: &[u8], at: &mut usize) -> Result<Option<(MessageHeader, Frame)>, 
     Ok(Some((message.header_type(), Frame { head, body })))
 }
 
-/// Verify a message's flatbuffer.
+/// Verify a message's flatbuffer. What follows its offsets visits at most 8 times its bytes: tables and strings that are
+/// named many times over would make much of little, and a recorder writes each once.
 ///
 /// # Errors
-/// What is wrong with it, to follow what it is.
+/// What is wrong with it, in one line, to follow what it is.
 pub(super) fn message(head: &[u8]) -> Result<Message<'_>, String> {
-    let message = root_as_message(head).map_err(|error| format!("does not verify: {error}"))?;
+    let options = VerifierOptions { max_apparent_size: head.len().saturating_mul(8), ..VerifierOptions::default() };
+    let message = root_as_message_with_opts(&options, head).map_err(|error| {
+        // The lines after the first tell the way through the tables.
+        format!("does not verify: {}", error.to_string().lines().next().unwrap_or_default())
+    })?;
     if message.version() != MetadataVersion::V5 {
         return Err(format!("has metadata {:?}, expected V5", message.version()));
     }
     Ok(message)
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow_ipc::{Field, KeyValue, KeyValueArgs, MessageBuilder, SchemaBuilder};
+    use flatbuffers::FlatBufferBuilder;
+
+    use super::*;
+
+    /// A schema whose metadata is one pair, so many times.
+    fn schema(times: usize) -> Vec<u8> {
+        let mut builder = FlatBufferBuilder::new();
+        let value = builder.create_string(&"x".repeat(4096));
+        let pair = KeyValue::create(&mut builder, &KeyValueArgs { key: Some(value), value: Some(value) });
+        let pairs = builder.create_vector(&vec![pair; times]);
+        let fields = builder.create_vector::<flatbuffers::ForwardsUOffset<Field<'_>>>(&[]);
+        let mut schema = SchemaBuilder::new(&mut builder);
+        schema.add_fields(fields);
+        schema.add_custom_metadata(pairs);
+        let schema = schema.finish();
+        let mut message = MessageBuilder::new(&mut builder);
+        message.add_version(MetadataVersion::V5);
+        message.add_header_type(MessageHeader::Schema);
+        message.add_header(schema.as_union_value());
+        let message = message.finish();
+        builder.finish(message, None);
+        builder.finished_data().to_vec()
+    }
+
+    #[test]
+    fn what_is_named_many_times_over_is_refused() {
+        assert!(message(&schema(1)).is_ok());
+        let shared = schema(1000);
+        assert!(shared.len() < 10_000, "{} bytes that would be read as 8 MB", shared.len());
+        assert_eq!(message(&shared).err().as_deref(), Some("does not verify: Apparent size too large."));
+    }
 }

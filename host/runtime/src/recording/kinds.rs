@@ -5,6 +5,7 @@ use meridian_core::{Budget, Decision, Dispatch, Eviction, FaultKind, Memory, Slo
 
 use super::recorder::{Item, Queued};
 use super::row::{Outcome, Recorded};
+use super::tap::MAX_CANDIDATES;
 
 /// A slot whose decisions can be recorded; every slot is.
 ///
@@ -98,6 +99,9 @@ pub(super) fn visit<K: Recordable>(row: &mut Recorded<K>, visit: &mut Visit<'_>)
     let mut count = u32::try_from(*candidates).unwrap_or(u32::MAX);
     visit("candidates", Field::U32(&mut count))?;
     *candidates = count as usize;
+    if *candidates > MAX_CANDIDATES {
+        return Err(format!("candidates: {count}: expected at most {MAX_CANDIDATES}"));
+    }
     K::facts(facts, visit)?;
     for (index, name) in K::COLUMN_NAMES.iter().enumerate() {
         visit(name, Field::Column { columns, index, candidates: *candidates })?;

@@ -23,4 +23,4 @@ pub use self::read::{MAX_RECORDING_BYTES, Recording, RecordingError, Rows};
 pub use self::recorder::{Recorder, RecorderSettings, RecordingWatch};
 pub use self::replay::{Difference, ReplayError, ReplayOptions, ReplayReport, Start, replay};
 pub use self::row::{Header, Outcome, Recorded, RecordedPolicy, RecordedTargets};
-pub use self::tap::{SlotSetup, Tap};
+pub use self::tap::{MAX_CANDIDATES, SlotSetup, Tap};

@@ -8,12 +8,11 @@ use arrow_schema::DataType;
 use meridian_core::{SlotKind, SlotName};
 use thiserror::Error;
 
-use super::append::{HEADER_KEY, data_type};
+use super::append::data_type;
 use super::decode::{Decoded, described};
 use super::frames::{Frames, frames};
 use super::kinds::{Recordable, visit};
 use super::row::{Header, Recorded};
-use super::tap::MAX_CANDIDATES;
 
 /// Largest file that is read, bytes: many times what a recorder writes.
 pub const MAX_RECORDING_BYTES: u64 = 4 << 30;
@@ -72,16 +71,16 @@ impl Recording {
         let failed = |why: String| RecordingError { file: file.to_owned(), why };
         let frames = frames(&bytes).map_err(failed)?;
         let described = described(&bytes, &frames.schema).map_err(failed)?;
-        let header = described.metadata.iter().find(|(key, _)| key == HEADER_KEY).ok_or_else(|| {
+        let header = described.header.ok_or_else(|| {
             failed("expected the metadata of a recording in its schema: it was written by something else".into())
         })?;
-        let version: Format = serde_json::from_str(&header.1)
+        let version: Format = serde_json::from_str(&header)
             .map_err(|error| failed(format!("its metadata is not that of a recording: {error}")))?;
         if version.format != Header::FORMAT {
             let why = format!("it has format {}, expected {}", version.format, Header::FORMAT);
             return Err(failed(why));
         }
-        let header: Header = serde_json::from_str(&header.1)
+        let header: Header = serde_json::from_str(&header)
             .map_err(|error| failed(format!("its metadata is not that of a recording: {error}")))?;
         let slot = SlotName::ALL
             .into_iter()
@@ -250,9 +249,6 @@ impl<K: Recordable> Rows<'_, K> {
             return Err(format!("{}: seq: {}: expected more than the one before", place(), row.seq));
         }
         self.last = Some(row.seq);
-        if row.candidates > MAX_CANDIDATES {
-            return Err(format!("{}: candidates: {}: expected at most {MAX_CANDIDATES}", place(), row.candidates));
-        }
         K::check(&row.facts, &row.decision, row.candidates)
             .map_err(|fault| format!("{}: {}", place(), fault.detail))?;
         Ok(true)

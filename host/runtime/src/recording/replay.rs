@@ -186,9 +186,11 @@ impl<K: Recordable> Replay<'_, '_, K> {
         if !follows && !is_first {
             self.report.gaps += 1;
         }
+        // Nothing follows on the largest number, which a file may name.
+        let following = row.seq.saturating_add(1);
         match &mut self.next {
-            Some((last, next)) if last == run => *next = row.seq + 1,
-            next => *next = Some((run.clone(), row.seq + 1)),
+            Some((last, next)) if last == run => *next = following,
+            next => *next = Some((run.clone(), following)),
         }
         let state = row.snapshot.as_deref().filter(|state| !state.is_empty());
         if row.restarted || state.is_some() || (!follows && !is_first) {

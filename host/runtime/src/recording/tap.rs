@@ -42,7 +42,7 @@ pub struct Shared {
 }
 
 /// Most candidates of a decision that is recorded; a larger one counts as dropped.
-pub(super) const MAX_CANDIDATES: usize = 16_384;
+pub const MAX_CANDIDATES: usize = 16_384;
 /// After a record with a state above [`LARGE_STATE`] found no room, so many decisions pass before the next try, because each
 /// try copies the state.
 const PAUSE: u32 = 64;

@@ -1,44 +1,18 @@
-//! Answers of a policy: whatever it says, about whatever requests, a plan keeps the host's guarantees.
+//! Whatever a policy answers, about whatever requests, a plan keeps the host's guarantees.
 
 use std::collections::HashSet;
-use std::sync::mpsc::{Receiver, channel};
 
 use meridian_core::types::RequestId;
 use meridian_core::{
-    Asked, Batch, Column, Decision, Description, EngineFacts, Fault, FaultKind, Markers, NewRequest, Plan, Planner,
-    Policy, PolicySeat, RequestTable, Slot, Step,
+    Asked, Batch, Decision, Dispatch, EngineFacts, FaultKind, Markers, NewRequest, Plan, Planner, PolicySeat,
+    RequestTable, Slot, Step,
 };
 
+use super::{Scripted, length};
 use crate::bytes::Bytes;
 
 const MAX_STEPS: usize = 32;
 const MAX_REQUESTS: usize = 48;
-
-/// Gives the answers it is handed.
-struct Scripted {
-    description: Description,
-    answers: Receiver<Decision>,
-}
-
-impl Policy for Scripted {
-    fn description(&self) -> &Description {
-        &self.description
-    }
-
-    fn inputs(&self) -> &[Column] {
-        &[]
-    }
-
-    fn decide(&mut self, _: &Batch<'_>, decision: &mut Decision) -> Result<(), Fault> {
-        let none = |_| Fault::new(FaultKind::Trap, "no answer");
-        *decision = self.answers.try_recv().map_err(none)?;
-        Ok(())
-    }
-
-    fn recover(&mut self) -> Result<(), Fault> {
-        Ok(())
-    }
-}
 
 /// An engine: requests in two lists, and the clock.
 struct Engine {
@@ -50,9 +24,8 @@ struct Engine {
 }
 
 /// Let `data` move requests about and answer for a policy, some steps long.
-pub fn run(data: &[u8]) {
-    let mut bytes = Bytes::new(data);
-    let mut planner = if bytes.u8() & 1 == 1 { Planner::owning_queues() } else { Planner::default() };
+pub(super) fn run(mut bytes: Bytes<'_>, owns_queues: bool) {
+    let mut planner = if owns_queues { Planner::owning_queues() } else { Planner::default() };
     let markers = Markers::new(vec![vec![1, 2]], vec![vec![3], vec![4, 5]], vec![6]).expect("usable markers");
     let mut engine = Engine {
         table: RequestTable::new(markers),
@@ -64,8 +37,8 @@ pub fn run(data: &[u8]) {
     if !engine.now_ms.is_finite() {
         return;
     }
-    let (answer, answers) = channel();
-    let mut seat = PolicySeat::new(Box::new(Scripted { description: Description::default(), answers }));
+    let (answer, policy) = Scripted::<Dispatch>::boxed();
+    let mut seat = PolicySeat::new(policy);
     for _ in 0..MAX_STEPS {
         if bytes.is_empty() {
             return;
@@ -94,13 +67,7 @@ pub fn run(data: &[u8]) {
 
 /// An answer: lists that fit more often than not, of any bits.
 fn decision(bytes: &mut Bytes<'_>, candidates: usize) -> Decision {
-    let length = |kind: u8| match kind % 8 {
-        0 => 0,
-        1 => candidates + 1,
-        2 => candidates.saturating_sub(1),
-        _ => candidates,
-    };
-    let (keys, caps, shape) = (length(bytes.u8()), length(bytes.u8()), bytes.u8());
+    let (keys, caps, shape) = (length(bytes.u8(), candidates), length(bytes.u8(), candidates), bytes.u8());
     // A few values make ties; any bits make NaN, infinities and subnormals.
     let mut key = || if shape & 1 == 1 { f32::from(bytes.u8() % 4) } else { bytes.f32() };
     let keys = (0..keys).map(|_| key()).collect();
