@@ -13,7 +13,8 @@ use meridian_runtime::recording::{Recorder, RecorderSettings, SlotSetup};
 use meridian_runtime::traces::Traces;
 use meridian_runtime::watch::{FileWatch, WatchedFile};
 use meridian_runtime::{
-    BudgetSlot, Candidate, ControlledSlot, Controller, DispatchSlot, EvictionSlot, Loader, PolicySlot, StrikeLimits,
+    BudgetSlot, Candidate, ControlledSlot, Controller, DispatchSlot, EvictionSlot, Loader, PolicySlot,
+    StrikeLimits,
 };
 use meridian_wasm::{GuestKind, Limits, LoadError, Runtime, TrustedKeys};
 
@@ -202,6 +203,8 @@ impl Services {
         serves: bool,
         recorder: Option<Recorder>,
     ) -> Self {
+        // Before anybody can change what was loaded.
+        let loaded = control.status().slots;
         let trace = || Traces::start(&config.telemetry, model, Some(Arc::clone(control)));
         let traces = if serves { trace() } else { Ok(None) };
         let traces = traces.inspect_err(|why| tracing::warn!("{why}")).ok().flatten().map(Arc::new);
@@ -212,7 +215,9 @@ impl Services {
             if !policy.watch || slot.source.starts_with("native:") || slot.mode != SlotMode::Active {
                 continue;
             }
-            let file = WatchedFile::new(&base_dir.join(&slot.source), name, Arc::clone(control));
+            let active = loaded.iter().find(|slot| slot.slot == name).map(|slot| slot.active.sha256.as_str());
+            let path = base_dir.join(&slot.source);
+            let file = WatchedFile::new(&path, name, Arc::clone(control), active.unwrap_or_default());
             match FileWatch::start(file) {
                 Ok(watch) => watches.push(watch),
                 Err(why) => tracing::warn!(slot = name.label(), why, "the policy's file is not watched"),

@@ -14,7 +14,7 @@ use meridian_core::signature::{MAX_SIGNATURE_BYTES, signature_path};
 use notify::{RecommendedWatcher, RecursiveMode, Watcher};
 use sha2::{Digest, Sha256};
 
-use crate::control::{Control, ControlError, MAX_COMPONENT_BYTES, Mode, SlotName, SwapReport, Upload};
+use crate::control::{Control, MAX_COMPONENT_BYTES, Mode, SlotName, SwapReport, Upload};
 
 const MAX_BYTES: u64 = MAX_COMPONENT_BYTES as u64;
 /// Times of a file tell one change from the next only when the file system's clock has moved on: 10 ms at most on Linux,
@@ -49,9 +49,9 @@ pub struct WatchedFile {
     path: PathBuf,
     slot: SlotName,
     control: Arc<dyn Control>,
-    /// SHA-256 of the content that was last read, loaded or refused. It outlives the file: a file that comes back as it
-    /// was is not loaded over itself, which would lose the version before.
-    content: Option<[u8; 32]>,
+    /// SHA-256 of the content that was last loaded or refused, hexadecimal. It outlives the file: a file that comes back
+    /// as it was is not loaded over itself, which would lose the version before.
+    content: String,
     seen: Seen,
     /// The signature that the content was refused with: with another one it may do.
     refused_with: Option<Option<Stamp>>,
@@ -110,21 +110,18 @@ pub enum Looked {
 }
 
 impl WatchedFile {
-    /// Watch `path`, whose present content is what the slot runs.
-    pub fn new(path: &Path, slot: SlotName, control: Arc<dyn Control>) -> Self {
-        let (content, seen) = match read(path) {
-            Ok((stamp, bytes)) => (Some(Sha256::digest(&bytes).into()), Seen::Read(stamp)),
-            Err(why) => (None, Seen::Unreadable(why)),
-        };
-        Self { path: path.to_owned(), slot, control, content, seen, refused_with: None }
+    /// Watch `path` for a slot that runs the component of this SHA-256, lower-case hexadecimal. Nothing is read yet: the
+    /// file may have changed since it was loaded, which the first look finds.
+    pub fn new(path: &Path, slot: SlotName, control: Arc<dyn Control>, running_sha256: &str) -> Self {
+        let content = running_sha256.to_owned();
+        Self { path: path.to_owned(), slot, control, content, seen: Seen::Read(None), refused_with: None }
     }
 
     /// Look whether the content has changed, and put what is new into the slot; what comes of it is logged where it
     /// happens. Takes as long as compiling takes.
     pub fn look(&mut self) -> Looked {
-        let beside = signature_path(&self.path);
-        let signed = std::fs::metadata(&beside).ok().map(|found| Stamp::of(&found));
-        let signed_anew = self.refused_with.is_some_and(|before| before != signed);
+        let signed = self.signed();
+        let signed_anew = self.is_signed_anew(signed);
         if !signed_anew && !self.may_have_changed() {
             return Looked::Unchanged;
         }
@@ -140,21 +137,30 @@ impl WatchedFile {
                 return Looked::Unreadable(why);
             }
         };
-        let sha256: [u8; 32] = Sha256::digest(&bytes).into();
+        let sha256: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
         self.seen = Seen::Read(stamp);
-        if self.content.replace(sha256) == Some(sha256) && !signed_anew {
+        if self.content == sha256 && !signed_anew {
             return Looked::Unchanged;
         }
-        let text = read_signature(&beside);
+        self.content = sha256;
+        let text = read_signature(&signature_path(&self.path));
         let source = self.path.display().to_string();
         let upload = Upload { component: &bytes, signature: text.as_deref(), source: &source };
         let put = self.control.put(self.slot, &upload, Mode::Active);
         self.refused_with = put.is_err().then_some(signed);
         match put {
             Ok(report) => Looked::Swapped(Box::new(report)),
-            Err(ControlError::Refused(why)) => Looked::Refused(why),
-            Err(other) => Looked::Refused(other.to_string()),
+            Err(error) => Looked::Refused(error.to_string()),
         }
+    }
+
+    fn signed(&self) -> Option<Stamp> {
+        std::fs::metadata(signature_path(&self.path)).ok().map(|found| Stamp::of(&found))
+    }
+
+    /// Whether the content was refused with another signature.
+    fn is_signed_anew(&self, signed: Option<Stamp>) -> bool {
+        self.refused_with.is_some_and(|before| before != signed)
     }
 
     /// False when the file's times say that its content is the one that was read.

@@ -16,13 +16,20 @@ use std::time::Duration;
 
 use meridian_runtime::control::{MAX_COMPONENT_BYTES, SlotName};
 use meridian_runtime::watch::{FileWatch, Looked, Pace, WatchedFile};
+use sha2::{Digest, Sha256};
 
 use support::{Recorder, folder};
 
 /// What a hang is told by; nothing waits as long.
 const HANG: Duration = Duration::from_secs(60);
 
-/// A file that holds `first`, and its watch.
+/// A watch of `path` for a slot that runs `content`.
+fn watched(path: &Path, recorder: Arc<Recorder>, content: &str) -> WatchedFile {
+    let sha256: String = Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect();
+    WatchedFile::new(path, SlotName::Dispatch, recorder, &sha256)
+}
+
+/// A file that holds `first`, which the slot runs, and its watch.
 struct Watched {
     path: PathBuf,
     recorder: Arc<Recorder>,
@@ -38,7 +45,7 @@ impl Watched {
 
     fn at(path: &Path) -> Self {
         let recorder = Arc::new(Recorder::default());
-        let file = WatchedFile::new(path, SlotName::Dispatch, recorder.clone());
+        let file = watched(path, recorder.clone(), "first");
         Self { path: path.to_owned(), recorder, file }
     }
 
@@ -95,6 +102,16 @@ fn a_file_rewritten_in_place_becomes_active() {
         watched.write(if turn % 2 == 0 { "other one." } else { "second one" });
         watched.assert_swaps(10);
     }
+}
+
+/// What was loaded when the engine started, and what the file holds since.
+#[test]
+fn the_first_look_compares_with_what_runs() {
+    let mut watched = Watched::new("first-look");
+    watched.assert_unchanged();
+    let path = folder("changed-since").join("policy.wasm");
+    fs::write(&path, "other").unwrap();
+    Watched::at(&path).assert_swaps(5);
 }
 
 #[test]
@@ -210,8 +227,8 @@ fn a_deleted_file_may_come_back() {
 fn a_file_that_was_not_there_becomes_active() {
     let path = folder("late").join("policy.wasm");
     let mut watched = Watched::at(&path);
-    watched.assert_unchanged();
-    watched.write("first");
+    watched.assert_unreadable("No such file or directory");
+    watched.write("later");
     watched.assert_swaps(5);
 }
 
@@ -287,7 +304,7 @@ impl Running {
         let recorder = Arc::new(Recorder::default());
         let (listener, put) = channel();
         *recorder.listener.lock().unwrap() = Some(listener);
-        let file = WatchedFile::new(path, SlotName::Dispatch, recorder);
+        let file = watched(path, recorder, "first");
         Self { path: path.to_owned(), put, watch: Some(FileWatch::start_at(file, pace).unwrap()) }
     }
 
@@ -355,8 +372,9 @@ fn a_change_during_the_start_is_not_lost() {
     let recorder = Arc::new(Recorder::default());
     let (listener, put) = channel();
     *recorder.listener.lock().unwrap() = Some(listener);
-    let file = WatchedFile::new(&path, SlotName::Dispatch, recorder);
+    // The engine has read the first.
     fs::write(&path, "later").unwrap();
+    let file = watched(&path, recorder, "first");
     let watch = FileWatch::start_at(file, BY_EVENTS).unwrap();
     assert_eq!(put.recv_timeout(HANG).unwrap(), b"later");
     drop(watch);
@@ -400,7 +418,7 @@ fn a_change_that_no_event_tells_of_is_found() {
 #[test]
 fn a_folder_that_is_not_there_is_refused() {
     let path = folder("no-folder").join("absent/policy.wasm");
-    let file = WatchedFile::new(&path, SlotName::Dispatch, Arc::new(Recorder::default()));
+    let file = watched(&path, Arc::new(Recorder::default()), "first");
     let Err(why) = FileWatch::start(file) else { panic!("it is watched") };
     assert!(why.starts_with(&format!("{}: cannot be watched: ", path.parent().unwrap().display())), "{why}");
 }

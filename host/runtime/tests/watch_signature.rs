@@ -8,6 +8,7 @@ use meridian_runtime::control::{
     Control, ControlError, FaultEntry, Mode, ProcessStatus, SlotName, StateHandover, SwapReport, Upload, Version,
 };
 use meridian_runtime::watch::{Looked, WatchedFile};
+use sha2::{Digest, Sha256};
 
 /// Takes what is signed "good", and remembers the length of every signature.
 #[derive(Default)]
@@ -55,7 +56,8 @@ fn a_signature_that_comes_after_the_component_leads_to_another_look() {
     let (file, beside) = (folder.join("policy.wasm"), folder.join("policy.wasm.minisig"));
     std::fs::write(&file, "first").unwrap();
     let engine = Arc::new(Engine::default());
-    let mut watched = WatchedFile::new(&file, SlotName::Dispatch, Arc::<Engine>::clone(&engine));
+    let first: String = Sha256::digest("first").iter().map(|byte| format!("{byte:02x}")).collect();
+    let mut watched = WatchedFile::new(&file, SlotName::Dispatch, Arc::<Engine>::clone(&engine), &first);
     // The slot has this content: a signature that is written or renewed is no change.
     std::fs::write(&beside, "stale").unwrap();
     assert_eq!(watched.look(), Looked::Unchanged);
