@@ -154,6 +154,11 @@ impl WatchedFile {
         }
     }
 
+    /// Whether a look may find something.
+    fn needs_look(&self) -> bool {
+        self.is_signed_anew(self.signed()) || self.may_have_changed()
+    }
+
     fn signed(&self) -> Option<Stamp> {
         std::fs::metadata(signature_path(&self.path)).ok().map(|found| Stamp::of(&found))
     }
@@ -265,7 +270,7 @@ fn wait_for_change(changes: &Receiver<()>, pace: &Pace, file: &WatchedFile) -> b
     loop {
         match changes.recv_timeout(pace.poll) {
             Ok(()) => break,
-            Err(RecvTimeoutError::Timeout) if file.may_have_changed() => break,
+            Err(RecvTimeoutError::Timeout) if file.needs_look() => break,
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return false,
         }

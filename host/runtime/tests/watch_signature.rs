@@ -1,19 +1,24 @@
 //! The file watch reads a signature beside the component, and looks again when it comes later.
 
+use std::os::unix::fs::symlink;
 use std::path::PathBuf;
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use meridian_core::signature::MAX_SIGNATURE_BYTES;
 use meridian_runtime::control::{
     Control, ControlError, FaultEntry, Mode, ProcessStatus, SlotName, StateHandover, SwapReport, Upload, Version,
 };
-use meridian_runtime::watch::{Looked, WatchedFile};
+use meridian_runtime::watch::{FileWatch, Looked, Pace, WatchedFile};
 use sha2::{Digest, Sha256};
 
 /// Takes what is signed "good", and remembers the length of every signature.
 #[derive(Default)]
 struct Engine {
     signatures: Mutex<Vec<Option<usize>>>,
+    /// Who is told of them as well.
+    listener: Mutex<Option<Sender<Option<usize>>>>,
 }
 
 impl Control for Engine {
@@ -26,7 +31,11 @@ impl Control for Engine {
     }
 
     fn put(&self, slot: SlotName, upload: &Upload<'_>, _: Mode) -> Result<SwapReport, ControlError> {
-        self.signatures.lock().expect("no test panics").push(upload.signature.map(str::len));
+        let bytes = upload.signature.map(str::len);
+        self.signatures.lock().expect("no test panics").push(bytes);
+        if let Some(listener) = &*self.listener.lock().expect("no test panics") {
+            let _ = listener.send(bytes);
+        }
         if upload.signature != Some("good") {
             return Err(ControlError::Refused("not signed".into()));
         }
@@ -75,4 +84,27 @@ fn a_signature_that_comes_after_the_component_leads_to_another_look() {
     assert_eq!(watched.look(), Looked::Unchanged);
     let signatures = engine.signatures.lock().unwrap();
     assert_eq!(*signatures, [Some(5), Some(MAX_SIGNATURE_BYTES + 1), None, Some(4)]);
+}
+
+/// The component's times tell the next change, and what the links lead to is in other folders, of which no event tells.
+#[test]
+fn a_signature_that_no_event_tells_of_is_found() {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("watch-signature-polled");
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(folder.join("elsewhere")).unwrap();
+    let (file, signature) = (folder.join("policy.wasm"), folder.join("elsewhere/signature"));
+    symlink(&signature, folder.join("policy.wasm.minisig")).unwrap();
+    symlink(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"), &file).unwrap();
+    let engine = Arc::new(Engine::default());
+    let (listener, asked) = channel();
+    *engine.listener.lock().unwrap() = Some(listener);
+    let watched = WatchedFile::new(&file, SlotName::Dispatch, engine, "");
+    let [quiet, patience, poll] = [1, 10, 5].map(Duration::from_millis);
+    let watch = FileWatch::start_at(watched, Pace { quiet, patience, poll }).unwrap();
+    let hang = Duration::from_secs(20);
+    assert_eq!(asked.recv_timeout(hang), Ok(None));
+    std::fs::write(&signature, "good").unwrap();
+    // It may be read while it is being written.
+    while asked.recv_timeout(hang).expect("the signature is found") != Some(4) {}
+    drop(watch);
 }
