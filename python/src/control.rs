@@ -13,7 +13,7 @@ use meridian_runtime::recording::{Recorder, RecorderSettings, SlotSetup};
 use meridian_runtime::traces::Traces;
 use meridian_runtime::watch::{FileWatch, WatchedFile};
 use meridian_runtime::{
-    BudgetSlot, Candidate, ControlledSlot, Controller, DispatchSlot, EvictionSlot, Loader, PolicySlot,
+    BudgetSlot, Candidate, ControlledSlot, Controller, DispatchSlot, EvictionSlot, Loader, PolicySlot, Refusal,
     StrikeLimits,
 };
 use meridian_wasm::{GuestKind, Limits, LoadError, Runtime, TrustedKeys};
@@ -81,13 +81,22 @@ impl<K: GuestKind> SlotLoader<K> {
 
 impl<K: GuestKind> Loader<K> for SlotLoader<K> {
     fn load(&self, upload: &Upload<'_>) -> Result<Candidate<K>, String> {
+        self.load_now(upload).map_err(|refusal| refusal.why)
+    }
+
+    fn load_now(&self, upload: &Upload<'_>) -> Result<Candidate<K>, Refusal> {
         let load = || {
             let component = self.components.runtime()?.load_signed(upload.component, upload.signature)?;
             let policy = component.policy::<K>(self.limits, self.targets, &self.options)?;
             Ok(Candidate::new(Box::new(policy), component.sha256(), upload.source).with_options(&self.options))
         };
-        load().map_err(|error: LoadError| error.to_string())
+        load().map_err(|error: LoadError| Refusal { why: error.to_string(), is_transient: is_transient(&error) })
     }
+}
+
+/// Whether the machine is the reason, and not the component.
+fn is_transient(error: &LoadError) -> bool {
+    matches!(error, LoadError::CompilerBusy { .. } | LoadError::CompileDeadline { .. } | LoadError::Setup { .. })
 }
 
 /// The slots of an engine, and what changes their policies.

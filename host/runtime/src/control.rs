@@ -212,6 +212,9 @@ pub enum ControlError {
     /// The candidate is not what it should be; one line for the operator.
     #[error("{0}")]
     Refused(String),
+    /// It cannot be done now, and may be later; one line for the operator.
+    #[error("{0}")]
+    Busy(String),
     /// There is nothing to promote, roll back to or release.
     #[error("{slot}: {what}", slot = slot.label())]
     Nothing {
@@ -237,7 +240,8 @@ pub trait Control: Send + Sync {
     /// Load a component and put it to `mode`.
     ///
     /// # Errors
-    /// [`ControlError::Refused`] when it is not a component that may decide; nothing has changed then.
+    /// [`ControlError::Refused`] when it is not a component that may decide, [`ControlError::Busy`] when that could not be
+    /// found out; nothing has changed then.
     fn put(&self, slot: SlotName, upload: &Upload<'_>, mode: Mode) -> Result<SwapReport, ControlError>;
 
     /// Make the shadow active.

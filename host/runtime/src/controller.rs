@@ -6,6 +6,28 @@ use crate::control::{
 use crate::slot::{Candidate, SlotControl};
 use crate::sync::{Mutex, lock};
 
+/// Why a component is not loaded.
+///
+/// ```
+/// use meridian_runtime::Refusal;
+///
+/// assert!(!Refusal::from("not a component".to_owned()).is_transient);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// One line for the operator.
+    pub why: String,
+    /// The same component may be taken later: nothing was found out about it.
+    pub is_transient: bool,
+}
+
+impl From<String> for Refusal {
+    /// For good.
+    fn from(why: String) -> Self {
+        Self { why, is_transient: false }
+    }
+}
+
 /// Turns the bytes of a component into a policy of slot `K` that has started. Called off the deciding thread; takes as long
 /// as compiling takes.
 pub trait Loader<K: SlotKind>: Send + Sync {
@@ -14,6 +36,15 @@ pub trait Loader<K: SlotKind>: Send + Sync {
     /// # Errors
     /// Why it is refused, in one line.
     fn load(&self, upload: &Upload<'_>) -> Result<Candidate<K>, String>;
+
+    /// As [`load`](Self::load), and says of a refusal whether it is for good, which by default each is. This is what the
+    /// controller calls.
+    ///
+    /// # Errors
+    /// Why it is refused.
+    fn load_now(&self, upload: &Upload<'_>) -> Result<Candidate<K>, Refusal> {
+        self.load(upload).map_err(Refusal::from)
+    }
 }
 
 /// Facts about the engine for [`ProcessStatus`]; the slots are filled in by the controller. Takes microseconds.
@@ -135,12 +166,17 @@ impl<K: SlotKind> Changeable for ControlledSlot<K> {
     }
 
     fn put(&self, upload: &Upload<'_>, mode: Mode) -> Result<SwapReport, ControlError> {
-        let loaded = self.loader.load(upload).and_then(|mut candidate| {
+        let loaded = self.loader.load_now(upload).and_then(|mut candidate| {
             candidate.warm_up().map_err(|trial| format!("it {trial}"))?;
             Ok(candidate)
         });
-        let candidate = loaded.map_err(|why| {
+        let candidate = loaded.map_err(|Refusal { why, is_transient }| {
             let source = upload.source;
+            if is_transient {
+                // No fault of the candidate's, and whoever tries again and again does not fill the log of faults.
+                tracing::warn!(slot = K::NAME.label(), source, why, "a candidate cannot be loaded now");
+                return ControlError::Busy(why);
+            }
             self.control.refused(source, &why);
             tracing::warn!(slot = K::NAME.label(), source, why, "a candidate was refused; the active policy stays");
             ControlError::Refused(why)

@@ -35,7 +35,7 @@ pub mod traces;
 #[cfg(not(loom))]
 pub mod watch;
 
-pub use controller::{ControlledSlot, Controller, EngineStatus, Loader, RecordingStatusOf};
+pub use controller::{ControlledSlot, Controller, EngineStatus, Loader, RecordingStatusOf, Refusal};
 pub use engine::DispatchEngine;
 pub use meridian_core::native;
 use meridian_core::sync;

@@ -14,7 +14,7 @@ use meridian_core::signature::{MAX_SIGNATURE_BYTES, signature_path};
 use notify::{RecommendedWatcher, RecursiveMode, Watcher};
 use sha2::{Digest, Sha256};
 
-use crate::control::{Control, MAX_COMPONENT_BYTES, Mode, SlotName, SwapReport, Upload};
+use crate::control::{Control, ControlError, MAX_COMPONENT_BYTES, Mode, SlotName, SwapReport, Upload};
 
 const MAX_BYTES: u64 = MAX_COMPONENT_BYTES as u64;
 /// Times of a file tell one change from the next only when the file system's clock has moved on: 10 ms at most on Linux,
@@ -105,6 +105,8 @@ pub enum Looked {
     Unreadable(String),
     /// It was read and refused. The active policy stays.
     Refused(String),
+    /// It was read, and could not be loaded now. The active policy stays; the next look tries again.
+    Busy(String),
     /// It is active.
     Swapped(Box<SwapReport>),
 }
@@ -142,11 +144,17 @@ impl WatchedFile {
         if self.content == sha256 && !signed_anew {
             return Looked::Unchanged;
         }
-        self.content = sha256;
+        // Noted first: what the host panics on is not tried again.
+        let content = std::mem::replace(&mut self.content, sha256);
         let text = read_signature(&signature_path(&self.path));
         let source = self.path.display().to_string();
         let upload = Upload { component: &bytes, signature: text.as_deref(), source: &source };
         let put = self.control.put(self.slot, &upload, Mode::Active);
+        if let Err(ControlError::Busy(why)) = put {
+            // As if it had not been read.
+            (self.content, self.seen) = (content, Seen::Read(None));
+            return Looked::Busy(why);
+        }
         self.refused_with = put.is_err().then_some(signed);
         match put {
             Ok(report) => Looked::Swapped(Box::new(report)),

@@ -76,6 +76,10 @@ fn what_the_engine_refuses_has_its_code() {
     let reply = process.change("POST /v1/policies/budget/release", b"");
     assert_eq!((reply.code, reply.error().as_str()), (404, "budget: this engine has no such slot"));
     assert_eq!(process.change("PUT /v1/policies/dispatch", b"panic").code, 500);
+    process.recorder.is_busy.store(true, Ordering::Relaxed);
+    let reply = process.change("PUT /v1/policies/dispatch", b"component");
+    assert_eq!((reply.code, reply.error().as_str()), (503, "the compiler is busy"));
+    assert!(reply.head.contains("\r\nretry-after: 10\r\n"), "{}", reply.head);
     assert_eq!(process.get("/v1/status").code, 200);
     assert_eq!(process.change("POST /v1/policies/dispatch/promote", b"").code, 200);
 }

@@ -11,6 +11,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
@@ -187,6 +188,23 @@ fn what_was_refused_is_not_tried_again_until_it_changes() {
     watched.assert_swaps(9);
     watched.write("garbage");
     watched.assert_refused("not a component:\nno header");
+}
+
+#[test]
+fn what_cannot_be_loaded_now_is_tried_again() {
+    let mut watched = Watched::new("busy");
+    watched.recorder.is_busy.store(true, Ordering::Relaxed);
+    watched.write("second");
+    for _ in 0..3 {
+        assert_eq!(watched.file.look(), Looked::Busy("the compiler is busy".into()));
+    }
+    // What runs is not loaded over itself for that.
+    watched.write("first");
+    watched.assert_unchanged();
+    watched.write("second");
+    assert!(matches!(watched.file.look(), Looked::Busy(_)));
+    watched.recorder.is_busy.store(false, Ordering::Relaxed);
+    watched.assert_swaps(6);
 }
 
 #[test]

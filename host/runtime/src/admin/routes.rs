@@ -9,7 +9,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::{Body, HttpBody};
 use axum::extract::{Path, Request, State};
-use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderName, WWW_AUTHENTICATE};
+use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderName, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
@@ -170,6 +170,7 @@ fn changed(done: &Result<SwapReport, ControlError>) -> Response {
         Err(error) => {
             let code = match error {
                 ControlError::Refused(_) => StatusCode::UNPROCESSABLE_ENTITY,
+                ControlError::Busy(_) => StatusCode::SERVICE_UNAVAILABLE,
                 ControlError::Nothing { .. } => StatusCode::CONFLICT,
                 ControlError::NoSuchSlot(_) => StatusCode::NOT_FOUND,
             };
@@ -241,6 +242,10 @@ impl IntoResponse for Refusal {
         let mut response = with_type(self.code, "application/json", json!({ "error": why }).to_string());
         if self.code == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if self.code == StatusCode::SERVICE_UNAVAILABLE {
+            // Seconds, about as long as a late compiler takes to end.
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("10"));
         }
         response
     }

@@ -24,6 +24,8 @@ pub struct Recorder {
     pub calls: Mutex<Vec<String>>,
     /// Whether its faults are more than a socket holds.
     pub verbose: AtomicBool,
+    /// Whether it can load nothing now.
+    pub is_busy: AtomicBool,
     /// Who is told of every component as it comes, refused ones included.
     pub listener: Mutex<Option<Sender<Vec<u8>>>>,
 }
@@ -153,6 +155,9 @@ impl Control for Recorder {
         let Upload { component, signature, source } = upload;
         if let Some(listener) = &*self.listener.lock().unwrap() {
             let _ = listener.send(component.to_vec());
+        }
+        if self.is_busy.load(Ordering::Relaxed) {
+            return Err(ControlError::Busy("the compiler is busy".into()));
         }
         match *component {
             b"garbage" => return Err(ControlError::Refused("not a component:\nno header".into())),
