@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot set up its case has failed")]
 
+mod made;
 mod recorded;
 
 use std::fs;
@@ -9,10 +10,16 @@ use std::os::unix::fs::PermissionsExt;
 
 use arrow_ipc::reader::FileReader;
 use meridian_core::budget::Verdict;
-use meridian_core::{Asked, Budget, Decision, Dispatch, Eviction, FaultKind, Memory, Step, Subject};
-use meridian_runtime::recording::{Outcome, Recordable, Recorded, Recorder, RecorderSettings, Recording};
+use meridian_core::{
+    Asked, Batch, Budget, Column, Decision, Description, Dispatch, Eviction, Fault, FaultKind, Memory, Policy, Step,
+    Subject,
+};
+use meridian_runtime::recording::{
+    Outcome, Recordable, Recorded, Recorder, RecorderSettings, Recording, ReplayOptions, replay,
+};
+use meridian_runtime::{Candidate, DispatchSlot, StrikeLimits};
 use proptest::prelude::*;
-use recorded::{Drive, dispatch_row, files, folder, native, open_all, settings};
+use recorded::{Drive, dispatch_row, fault, files, folder, native, open_all, settings};
 
 /// Any bits: quiet and signalling NaNs with payloads, both zeros, infinities.
 fn bits() -> impl Strategy<Value = f32> {
@@ -355,6 +362,74 @@ fn more_candidates_than_are_recorded_are_refused() {
     let recording = Recording::read("x", bytes).unwrap();
     let error = recording.rows::<Dispatch>().unwrap().find_map(Result::err).unwrap();
     assert_eq!(error.to_string(), "x: row 0 of batch 0: candidates: 16385: expected at most 16384");
+}
+
+/// Answers with the number of its decisions, and hands `lead` more over than it has counted.
+struct Counts {
+    description: Description,
+    count: u64,
+    lead: u64,
+}
+
+impl Counts {
+    fn leading_by(lead: u64) -> Box<dyn Policy> {
+        Box::new(Self { description: Description::default(), count: 0, lead })
+    }
+}
+
+impl Policy for Counts {
+    fn description(&self) -> &Description {
+        &self.description
+    }
+
+    fn inputs(&self) -> &[Column] {
+        &[Column::Phase]
+    }
+
+    fn decide(&mut self, _: &Batch<'_>, decision: &mut Decision) -> Result<(), Fault> {
+        self.count += 1;
+        decision.token_budget = u32::try_from(self.count).ok();
+        Ok(())
+    }
+
+    fn recover(&mut self) -> Result<(), Fault> {
+        self.count = 0;
+        Ok(())
+    }
+
+    fn snapshot(&mut self) -> Result<Vec<u8>, Fault> {
+        Ok((self.count + self.lead).to_le_bytes().to_vec())
+    }
+
+    fn restore(&mut self, state: &[u8]) -> Result<(), Fault> {
+        self.count = u64::from_le_bytes(state.try_into().map_err(|_| fault(FaultKind::Init))?);
+        Ok(())
+    }
+}
+
+/// Whoever was active returns before anybody was asked meanwhile, with a state that the other one has handed back.
+#[test]
+fn a_rollback_between_two_decisions_is_recorded() {
+    let dir = folder("rollback");
+    let recorder = Recorder::start(settings(&dir)).unwrap();
+    let candidate = |lead: u64| Candidate::new(Counts::leading_by(lead), "", "counts");
+    let mut slot = DispatchSlot::with_version(candidate(0), recorded::TARGETS, StrikeLimits::default());
+    let control = slot.control();
+    control.record(&recorder, recorded::SETUP);
+    let (table, live) = made::table(3);
+    let mut decide = || {
+        for now_ms in [0.0, 1.0, 2.0] {
+            slot.decide(&made::step(now_ms, 3), &table, &live, 16);
+        }
+    };
+    decide();
+    control.swap(candidate(100));
+    control.rollback().unwrap();
+    decide();
+    recorder.close();
+    let mut start = || Ok(Counts::leading_by(0));
+    let report = replay::<Dispatch>(&open_all(&dir), ReplayOptions::default(), &mut start, &mut |_| ()).unwrap();
+    assert_eq!((report.identical, report.different, report.gaps), (6, 0, 0), "{:?}", report.differences);
 }
 
 #[test]

@@ -84,7 +84,7 @@ pub struct Tap<K: Recordable> {
     home: SyncSender<Box<Queued<K>>>,
     /// Number of the next decision.
     seq: u64,
-    /// The seat that was asked last, and who sits in it.
+    /// The stay that was asked last, and whose it is.
     policy: Option<(u64, Arc<RecordedPolicy>)>,
     /// Decisions to pass before the next try.
     pause: u32,
@@ -118,7 +118,8 @@ impl<K: Recordable> Tap<K> {
         }
     }
 
-    /// Before the policy in `seat` is asked. `seat_id` tells one seat of the slot from another.
+    /// Before the policy in `seat` is asked. `seat_id` tells one stay of a policy in the slot from another: one that returns
+    /// with the same id has the state it had.
     pub fn before(&mut self, seat_id: u64, version: &Version, seat: &mut PolicySeat<K>) {
         self.snapshot = None;
         if self.progress.closing.load(Ordering::Relaxed) || self.progress.broken.load(Ordering::Relaxed) {

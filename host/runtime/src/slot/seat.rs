@@ -7,7 +7,7 @@ use crate::control::Version;
 
 /// A policy that may decide, with what the slot remembers of it.
 pub(super) struct Seat<K: SlotKind> {
-    /// Tells it from every other seat of the process.
+    /// Tells this stay of the policy from every other of the process: one that returns has another state.
     pub(super) id: u64,
     pub(super) seat: PolicySeat<K>,
     pub(super) version: Version,
@@ -39,10 +39,15 @@ impl Default for StrikeLimits {
     }
 }
 
+/// A seat's id that no other has or had.
+pub(super) fn next_id() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
 impl<K: SlotKind> Seat<K> {
     pub(super) fn new(seat: PolicySeat<K>, version: Version) -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let id = next_id();
         Self { id, seat, version, strikes: VecDeque::new(), paroled_ms: None, quarantine_ms: FIRST_QUARANTINE_MS }
     }
 

@@ -256,6 +256,7 @@ impl<K: SlotKind> State<K> {
     /// Put `seat` in the place of the active one, which becomes the previous one. Hands the state over if asked to.
     fn install(&mut self, mut seat: Seat<K>, hand_over: bool, leftovers: &mut Vec<Seat<K>>) -> StateHandover {
         let handover = if hand_over { hand_over_state(&mut self.active, &mut seat) } else { StateHandover::Own };
+        seat.id = super::seat::next_id();
         let replaced = std::mem::replace(&mut self.active, seat);
         leftovers.extend(self.previous.replace(replaced));
         self.last_refusal = None;
