@@ -432,6 +432,30 @@ fn a_rollback_between_two_decisions_is_recorded() {
     assert_eq!((report.identical, report.different, report.gaps), (6, 0, 0), "{:?}", report.differences);
 }
 
+/// Process ids say nothing where each engine of a folder counts its own: what is being written is locked.
+#[test]
+fn what_another_recorder_writes_is_left_alone() {
+    let dir = folder("shared");
+    let writes = || {
+        let recorder = Recorder::start(settings(&dir)).unwrap();
+        Drive::<Dispatch>::new(&recorder, native("fcfs"), "fcfs").decide(&dispatch_row(0, 2));
+        assert!(recorder.flush());
+        recorder
+    };
+    let keep_nothing = || Recorder::start(RecorderSettings::new(dir.clone(), 0)).unwrap().close();
+    let (one, other) = (writes(), writes());
+    let both = files(&dir);
+    assert_eq!(both.len(), 2);
+    keep_nothing();
+    assert_eq!(files(&dir), both);
+    other.close();
+    keep_nothing();
+    assert_eq!(files(&dir).len(), 1);
+    one.close();
+    keep_nothing();
+    assert_eq!(files(&dir).len(), 0);
+}
+
 #[test]
 fn what_is_no_recording_is_refused_with_what_was_expected() {
     let refused = |bytes: &[u8]| Recording::read("x", bytes.to_vec()).unwrap_err().to_string();

@@ -9,9 +9,14 @@ use std::time::SystemTime;
 
 use meridian_core::SlotName;
 
-/// Recordings of this process and of processes that have ended.
+/// Recordings of this recorder and of those that have ended.
+///
+/// Whoever writes a file has it locked: process ids would say nothing of an engine in another container, which counts its
+/// own. Where the file system knows no locks, nothing but a recorder's own files is deleted.
 pub(super) struct Folder {
     dir: PathBuf,
+    /// Tells this recorder's files from those of every other.
+    run: String,
     max_bytes: u64,
     /// Finished files, oldest first.
     finished: VecDeque<(PathBuf, u64)>,
@@ -19,35 +24,47 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    /// Take stock of a folder. Files of other processes that run are theirs.
-    pub(super) fn new(dir: PathBuf, max_bytes: u64) -> io::Result<Self> {
+    /// Take stock of a folder. Files that are being written are their writers'.
+    pub(super) fn new(dir: PathBuf, run: String, max_bytes: u64) -> io::Result<Self> {
         let mut found: Vec<(SystemTime, PathBuf, u64)> = Vec::new();
         for entry in fs::read_dir(&dir)? {
             let entry = entry?;
-            let Some(pid) = entry.file_name().to_str().and_then(pid_of) else { continue };
-            let is_running = pid != std::process::id() && Path::new(&format!("/proc/{pid}")).exists();
             let Ok(metadata) = entry.metadata() else { continue };
-            if !is_running && metadata.is_file() {
+            if entry.file_name().to_str().is_some_and(is_recording) && metadata.is_file() && !is_locked(&entry.path()) {
                 found.push((metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH), entry.path(), metadata.len()));
             }
         }
         found.sort();
         let finished: VecDeque<_> = found.into_iter().map(|(_, path, bytes)| (path, bytes)).collect();
         let finished_bytes = finished.iter().map(|(_, bytes)| bytes).sum();
-        Ok(Self { dir, max_bytes, finished, finished_bytes })
+        Ok(Self { dir, run, max_bytes, finished, finished_bytes })
     }
 
-    /// Make the next file of a slot, counting on from `number`.
+    /// Tells this recorder from every other.
+    pub(super) fn run(&self) -> &str {
+        &self.run
+    }
+
+    /// Make the next file of a slot, counting on from `number`. It is locked until it is dropped.
     pub(super) fn create(&self, slot: SlotName, number: &mut u32) -> io::Result<(PathBuf, File)> {
         loop {
             *number += 1;
-            let path = self.dir.join(format!("{}-{}-{:06}.arrow", slot.label(), std::process::id(), number));
-            // Read by nobody else: what is in it tells of requests. A name may be taken by a process of the same number.
+            let path = self.dir.join(format!("{}-{}-{:06}.arrow", slot.label(), self.run, number));
+            // Read by nobody else: what is in it tells of requests.
             match OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                opened => return opened.map(|file| (path, file)),
+                Err(error) => return Err(error),
+                Ok(file) => {
+                    // Where there are no locks, nobody can find that it is not locked.
+                    let _ = file.try_lock();
+                    return Ok((path, file));
+                }
             }
         }
+    }
+
+    fn is_own(&self, path: &Path) -> bool {
+        path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.contains(&self.run))
     }
 
     /// A file is complete.
@@ -62,6 +79,10 @@ impl Folder {
         while self.finished_bytes + open_bytes > self.max_bytes {
             let Some((path, bytes)) = self.finished.pop_front() else { break };
             self.finished_bytes -= bytes;
+            if !self.is_own(&path) && is_locked(&path) {
+                // It was found in the instant between being made and being locked.
+                continue;
+            }
             match fs::remove_file(&path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
                     tracing::warn!(path = %path.display(), %error, "an old recording cannot be deleted");
@@ -73,17 +94,22 @@ impl Folder {
     }
 }
 
-/// The process in a name such as `dispatch-4711-000001.arrow`.
-fn pid_of(name: &str) -> Option<u32> {
-    let mut parts = name.strip_suffix(".arrow")?.split('-');
-    let slot = parts.next()?;
-    let pid = parts.next()?.parse().ok()?;
-    let number = parts.next()?;
-    let is_ours = SlotName::ALL.iter().any(|name| name.label() == slot)
+/// Whether a file is being written, or that cannot be found out.
+fn is_locked(path: &Path) -> bool {
+    OpenOptions::new().write(true).open(path).and_then(|file| Ok(file.try_lock()?)).is_err()
+}
+
+/// Whether this is a name such as `dispatch-4711-0123456789abcdef-000001.arrow`.
+fn is_recording(name: &str) -> bool {
+    let Some(parts) = name.strip_suffix(".arrow") else { return false };
+    let parts: Vec<&str> = parts.split('-').collect();
+    let [slot, pid, random, number] = parts[..] else { return false };
+    SlotName::ALL.iter().any(|name| name.label() == slot)
+        && pid.parse::<u32>().is_ok()
+        && random.len() == 16
+        && random.bytes().all(|byte| byte.is_ascii_hexdigit())
         && number.len() >= 6
         && number.bytes().all(|byte| byte.is_ascii_digit())
-        && parts.next().is_none();
-    is_ours.then_some(pid)
 }
 
 #[cfg(test)]
@@ -92,12 +118,19 @@ mod tests {
 
     #[test]
     fn only_recordings_are_known_by_their_names() {
-        assert_eq!(pid_of("dispatch-4711-000001.arrow"), Some(4711));
-        assert_eq!(pid_of("budget-1-1000000.arrow"), Some(1));
-        for other in
-            ["dispatch-4711-1.arrow", "trace-1-000001.arrow", "dispatch-x-000001.arrow", "dispatch-1-000001.arrow.gz"]
-        {
-            assert_eq!(pid_of(other), None, "{other}");
+        for name in ["dispatch-4711-0123456789abcdef-000001.arrow", "budget-1-0123456789abcdef-1000000.arrow"] {
+            assert!(is_recording(name), "{name}");
+        }
+        for other in [
+            "dispatch-4711-000001.arrow",
+            "dispatch-4711-0123456789abcdef-1.arrow",
+            "dispatch-4711-0123456789abcde-000001.arrow",
+            "dispatch-4711-0123456789abcdeg-000001.arrow",
+            "trace-1-0123456789abcdef-000001.arrow",
+            "dispatch-x-0123456789abcdef-000001.arrow",
+            "dispatch-1-0123456789abcdef-000001.arrow.gz",
+        ] {
+            assert!(!is_recording(other), "{other}");
         }
     }
 }

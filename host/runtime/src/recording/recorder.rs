@@ -1,11 +1,12 @@
 //! The thread that writes: one a process, for every slot.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use meridian_core::{Budget, Dispatch, Eviction, SlotName};
 
@@ -34,7 +35,7 @@ const CLOSING: Duration = Duration::from_secs(5);
 pub struct RecorderSettings {
     /// The folder; made with mode 0700, used if it belongs to this user.
     pub dir: PathBuf,
-    /// Most bytes of all files of this process and of processes that have ended; the oldest files go first.
+    /// Most bytes of all files of this recorder and of those that have ended; the oldest files go first.
     pub max_bytes: u64,
     /// About as many bytes make a file.
     pub file_bytes: u64,
@@ -142,13 +143,13 @@ impl Recorder {
         let is_there = settings.dir.symlink_metadata().is_ok();
         let checked = if is_there { private::check_dir(&settings.dir) } else { private::make_dir(&settings.dir) };
         checked.map_err(|reason| format!("{shown}: {reason}"))?;
-        let folder = Folder::new(settings.dir.clone(), settings.max_bytes)
+        let folder = Folder::new(settings.dir.clone(), run(), settings.max_bytes)
             .map_err(|error| format!("{shown}: cannot be read: {error}"))?;
         let (queue, items) = sync_channel(QUEUE);
         let progress = Arc::new(Progress::default());
         let slots: [Arc<Shared>; 3] = Default::default();
         let watch = RecordingWatch { dir: shown, progress: Arc::clone(&progress), slots: slots.clone() };
-        let writer = Writer::new(folder, settings, run(), progress, slots);
+        let writer = Writer::new(folder, settings, progress, slots);
         let (ending, ended) = sync_channel::<()>(1);
         let thread = std::thread::Builder::new()
             .name("meridian-record".into())
@@ -250,8 +251,8 @@ pub(super) fn index(slot: SlotName) -> usize {
     slot as usize
 }
 
-/// Tells this process from every other.
+/// Tells this recorder from every other, those of processes that have the same id elsewhere among them.
 fn run() -> String {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    format!("{}-{}", std::process::id(), since.as_nanos())
+    // The only randomness of the standard library: a hasher's keys.
+    format!("{}-{:016x}", std::process::id(), RandomState::new().build_hasher().finish())
 }

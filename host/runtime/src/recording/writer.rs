@@ -35,7 +35,6 @@ pub(super) struct Writer {
 struct Common {
     folder: Folder,
     settings: RecorderSettings,
-    run: String,
     progress: Arc<Progress>,
     /// Bytes of the files that are being written, by slot.
     open: [u64; 3],
@@ -63,12 +62,11 @@ impl Writer {
     pub(super) fn new(
         folder: Folder,
         settings: RecorderSettings,
-        run: String,
         progress: Arc<Progress>,
         slots: [Arc<Shared>; 3],
     ) -> Self {
         let [dispatch, eviction, budget] = slots;
-        let mut common = Common { folder, settings, run, progress, open: [0; 3] };
+        let mut common = Common { folder, settings, progress, open: [0; 3] };
         common.make_room(0);
         Self {
             dispatch: SlotWriter::new(dispatch),
@@ -198,7 +196,7 @@ impl<K: Recordable> SlotWriter<K> {
         let header = Header {
             format: Header::FORMAT,
             slot: K::NAME.label().into(),
-            run: common.run.clone(),
+            run: common.folder.run().to_owned(),
             file: self.number,
             opened_unix_ms: u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
             meridian: env!("CARGO_PKG_VERSION").into(),
