@@ -172,11 +172,16 @@ impl Policies {
             .collect()
     }
 
-    /// End what has threads, ports or files. The engine goes on with the policies it has.
+    /// End what has threads, ports or files, within some seconds. The engine goes on with the policies it has, which cannot
+    /// be changed any more.
     fn close(&self, py: Python<'_>) {
         let services = std::mem::take(&mut *self.services.lock().unwrap_or_else(PoisonError::into_inner));
-        // Joins threads, which may be compiling, or sending for some seconds.
-        py.detach(|| drop(services));
+        py.detach(|| {
+            // First: nobody who waits for the end begins to compile.
+            self.controller.close();
+            // Waits for threads, some seconds at most; one that compiles ends by itself.
+            drop(services);
+        });
     }
 }
 

@@ -1,10 +1,11 @@
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
 use meridian_core::{Budget, Dispatch, Eviction, SlotKind};
 
 use crate::control::{
     Control, ControlError, FaultEntry, Mode, ProcessStatus, RecordingStatus, SlotName, SlotStatus, SwapReport, Upload,
 };
 use crate::slot::{Candidate, SlotControl};
-use crate::sync::{Mutex, lock};
 
 /// Why a component is not loaded.
 ///
@@ -68,15 +69,44 @@ pub struct Controller {
     budget: Option<ControlledSlot<Budget>>,
     engine: EngineStatus,
     recording: Option<RecordingStatusOf>,
-    /// Held for a whole change, so that two callers do not compile at the same time.
-    changing: Mutex<()>,
+    changes: Mutex<Changes>,
+    /// Somebody's turn is over, or all changes are.
+    over: Condvar,
 }
+
+/// Who may change something.
+#[derive(Default)]
+struct Changes {
+    /// A change is being carried out; others wait, so that two callers do not compile at the same time.
+    is_taken: bool,
+    is_closed: bool,
+}
+
+/// Held for a whole change.
+struct Turn<'a>(&'a Controller);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.changes().is_taken = false;
+        self.0.over.notify_one();
+    }
+}
+
+const ENDS: &str = "the engine ends";
 
 impl Controller {
     /// A controller of an engine that has only a dispatch slot.
     #[must_use]
     pub fn new(dispatch: ControlledSlot<Dispatch>, engine: EngineStatus) -> Self {
-        Self { dispatch, eviction: None, budget: None, engine, recording: None, changing: Mutex::new(()) }
+        Self {
+            dispatch,
+            eviction: None,
+            budget: None,
+            engine,
+            recording: None,
+            changes: Mutex::default(),
+            over: Condvar::new(),
+        }
     }
 
     /// The same with an eviction slot.
@@ -95,6 +125,30 @@ impl Controller {
     #[must_use]
     pub fn with_recording(self, status: RecordingStatusOf) -> Self {
         Self { recording: Some(status), ..self }
+    }
+
+    /// Have every change refused that waits or comes, as [`ControlError::Busy`]. One whose component is being compiled
+    /// changes nothing any more; its caller waits for the compiler. Takes microseconds.
+    pub fn close(&self) {
+        self.changes().is_closed = true;
+        self.over.notify_all();
+    }
+
+    /// What is guarded is consistent at any time.
+    fn changes(&self) -> MutexGuard<'_, Changes> {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wait for those who came before.
+    fn turn(&self) -> Result<Turn<'_>, ControlError> {
+        let is_to_wait = |changes: &mut Changes| changes.is_taken && !changes.is_closed;
+        let waited = self.over.wait_while(self.changes(), is_to_wait);
+        let mut changes = waited.unwrap_or_else(PoisonError::into_inner);
+        if changes.is_closed {
+            return Err(ControlError::Busy(ENDS.into()));
+        }
+        changes.is_taken = true;
+        Ok(Turn(self))
     }
 
     fn slots(&self) -> impl Iterator<Item = &dyn Changeable> {
@@ -126,22 +180,22 @@ impl Control for Controller {
 
     fn put(&self, slot: SlotName, upload: &Upload<'_>, mode: Mode) -> Result<SwapReport, ControlError> {
         let slot = self.slot(slot)?;
-        let _changing = lock(&self.changing);
-        slot.put(upload, mode).map(told)
+        let _turn = self.turn()?;
+        slot.put(upload, mode, &|| self.changes().is_closed).map(told)
     }
 
     fn promote(&self, slot: SlotName) -> Result<SwapReport, ControlError> {
-        let _changing = lock(&self.changing);
+        let _turn = self.turn()?;
         self.slot(slot)?.promote().map(told)
     }
 
     fn rollback(&self, slot: SlotName) -> Result<SwapReport, ControlError> {
-        let _changing = lock(&self.changing);
+        let _turn = self.turn()?;
         self.slot(slot)?.rollback().map(told)
     }
 
     fn release(&self, slot: SlotName) -> Result<SwapReport, ControlError> {
-        let _changing = lock(&self.changing);
+        let _turn = self.turn()?;
         self.slot(slot)?.release().map(told)
     }
 }
@@ -150,7 +204,8 @@ impl Control for Controller {
 trait Changeable {
     fn status(&self) -> SlotStatus;
     fn faults(&self) -> Vec<FaultEntry>;
-    fn put(&self, upload: &Upload<'_>, mode: Mode) -> Result<SwapReport, ControlError>;
+    /// Nothing is changed if `is_closed` once the component is loaded.
+    fn put(&self, upload: &Upload<'_>, mode: Mode, is_closed: &dyn Fn() -> bool) -> Result<SwapReport, ControlError>;
     fn promote(&self) -> Result<SwapReport, ControlError>;
     fn rollback(&self) -> Result<SwapReport, ControlError>;
     fn release(&self) -> Result<SwapReport, ControlError>;
@@ -165,7 +220,7 @@ impl<K: SlotKind> Changeable for ControlledSlot<K> {
         self.control.faults()
     }
 
-    fn put(&self, upload: &Upload<'_>, mode: Mode) -> Result<SwapReport, ControlError> {
+    fn put(&self, upload: &Upload<'_>, mode: Mode, is_closed: &dyn Fn() -> bool) -> Result<SwapReport, ControlError> {
         let loaded = self.loader.load_now(upload).and_then(|mut candidate| {
             candidate.warm_up().map_err(|trial| format!("it {trial}"))?;
             Ok(candidate)
@@ -181,6 +236,9 @@ impl<K: SlotKind> Changeable for ControlledSlot<K> {
             tracing::warn!(slot = K::NAME.label(), source, why, "a candidate was refused; the active policy stays");
             ControlError::Refused(why)
         })?;
+        if is_closed() {
+            return Err(ControlError::Busy(ENDS.into()));
+        }
         match mode {
             Mode::Active => Ok(self.control.swap(candidate)),
             Mode::Shadow => self.control.shadow(candidate),
@@ -215,4 +273,81 @@ fn told(report: SwapReport) -> SwapReport {
         "the policy of a slot was changed"
     );
     report
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use meridian_core::{MeridianConfig, native};
+
+    use super::*;
+    use crate::DispatchSlot;
+
+    /// Says that it has begun, and waits to be told how it ends.
+    struct Told {
+        begun: Sender<()>,
+        ends: Mutex<Receiver<Option<Refusal>>>,
+    }
+
+    fn candidate() -> Candidate<Dispatch> {
+        let targets = MeridianConfig::default().scheduler.targets();
+        Candidate::new(native::policy("noop", targets, "{}").unwrap(), "", "test")
+    }
+
+    impl Loader<Dispatch> for Told {
+        fn load(&self, upload: &Upload<'_>) -> Result<Candidate<Dispatch>, String> {
+            self.load_now(upload).map_err(|refusal| refusal.why)
+        }
+
+        fn load_now(&self, _: &Upload<'_>) -> Result<Candidate<Dispatch>, Refusal> {
+            self.begun.send(()).unwrap();
+            self.ends.lock().unwrap().recv().unwrap().map_or_else(|| Ok(candidate()), Err)
+        }
+    }
+
+    fn controller() -> (Controller, Receiver<()>, Sender<Option<Refusal>>) {
+        let targets = MeridianConfig::default().scheduler.targets();
+        let slot = DispatchSlot::new(native::policy("fcfs", targets, "{}").unwrap(), targets);
+        let (begun, has_begun) = channel();
+        let (end, ends) = channel();
+        let loader = Box::new(Told { begun, ends: Mutex::new(ends) });
+        let dispatch = ControlledSlot { control: slot.control(), loader };
+        (Controller::new(dispatch, Box::new(ProcessStatus::default)), has_begun, end)
+    }
+
+    fn put(controller: &Controller) -> Result<SwapReport, ControlError> {
+        let upload = Upload { component: b"", signature: None, source: "test" };
+        controller.put(SlotName::Dispatch, &upload, Mode::Active)
+    }
+
+    #[test]
+    fn a_transient_refusal_is_no_fault_of_the_candidate() {
+        let (controller, _has_begun, end) = controller();
+        let why = String::from("the compiler is busy");
+        end.send(Some(Refusal { why: why.clone(), is_transient: true })).unwrap();
+        assert_eq!(put(&controller), Err(ControlError::Busy(why.clone())));
+        assert_eq!((controller.faults().len(), &controller.status().slots[0].last_refusal), (0, &None));
+        end.send(Some(why.clone().into())).unwrap();
+        assert_eq!(put(&controller), Err(ControlError::Refused(why)));
+        assert_eq!(controller.faults().len(), 1);
+    }
+
+    #[test]
+    fn nothing_changes_after_the_end() {
+        let (controller, has_begun, end) = controller();
+        let ends = Err(ControlError::Busy(ENDS.into()));
+        std::thread::scope(|scope| {
+            let compiling = scope.spawn(|| put(&controller));
+            has_begun.recv().unwrap();
+            let waiting = scope.spawn(|| put(&controller));
+            controller.close();
+            assert_eq!(waiting.join().unwrap(), ends);
+            assert_eq!(put(&controller), ends);
+            end.send(None).unwrap();
+            assert_eq!(compiling.join().unwrap(), ends);
+        });
+        assert_eq!(controller.status().slots[0].swaps, 0);
+    }
 }

@@ -36,11 +36,18 @@ pub struct Pace {
     /// How often the file is asked for its times, for changes that the system does not tell of: the folder was replaced,
     /// a link leads into another one, the file system is a remote one.
     pub poll: Duration,
+    /// How long dropping the watch waits for a look that is not over.
+    pub close: Duration,
 }
 
 impl Default for Pace {
     fn default() -> Self {
-        Self { quiet: Duration::from_millis(100), patience: Duration::from_secs(1), poll: Duration::from_secs(2) }
+        Self {
+            quiet: Duration::from_millis(100),
+            patience: Duration::from_secs(1),
+            poll: Duration::from_secs(2),
+            close: Duration::from_secs(2),
+        }
     }
 }
 
@@ -216,10 +223,14 @@ fn read(path: &Path) -> Result<(Option<Stamp>, Vec<u8>), String> {
     Ok((stamp, bytes))
 }
 
-/// Looks at a file whenever something changes in its folder, and from time to time besides. Dropping it stops its threads.
+/// Looks at a file whenever something changes in its folder, and from time to time besides. Dropping it stops its threads;
+/// one that waits for the compiler is left, after [`Pace::close`], to end by itself.
 pub struct FileWatch {
     watcher: Option<RecommendedWatcher>,
     thread: Option<JoinHandle<()>>,
+    /// Closed by the thread when it ends.
+    ended: Receiver<()>,
+    close: Duration,
 }
 
 impl FileWatch {
@@ -251,9 +262,11 @@ impl FileWatch {
         watcher
             .watch(&folder, RecursiveMode::NonRecursive)
             .map_err(|error| format!("{}: cannot be watched: {error}", folder.display()))?;
+        let (ending, ended) = channel::<()>();
         let thread = std::thread::Builder::new()
             .name("meridian-watch".into())
             .spawn(move || {
+                let _ending = ending;
                 // What changed while the watch was set up.
                 look(&mut file);
                 while wait_for_change(&changes, &pace, &file) {
@@ -261,7 +274,7 @@ impl FileWatch {
                 }
             })
             .map_err(|error| format!("no thread for the file watch: {error}"))?;
-        Ok(Self { watcher: Some(watcher), thread: Some(thread) })
+        Ok(Self { watcher: Some(watcher), thread: Some(thread), ended, close: pace.close })
     }
 }
 
@@ -299,8 +312,11 @@ impl Drop for FileWatch {
     fn drop(&mut self) {
         // Ends the channel, and with it the thread.
         self.watcher.take();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+        let Some(thread) = self.thread.take() else { return };
+        if self.ended.recv_timeout(self.close) == Err(RecvTimeoutError::Timeout) {
+            tracing::warn!("the file watch is left to end by itself: a component is being compiled");
+            return;
         }
+        let _ = thread.join();
     }
 }

@@ -315,7 +315,7 @@ struct Running {
 }
 
 /// Only events lead to a look.
-const BY_EVENTS: Pace = Pace { quiet: Duration::from_millis(20), patience: HANG, poll: HANG };
+const BY_EVENTS: Pace = Pace { quiet: Duration::from_millis(20), patience: HANG, poll: HANG, close: HANG };
 
 impl Running {
     fn start(path: &Path, pace: Pace) -> Self {
@@ -403,7 +403,7 @@ fn a_busy_folder_does_not_keep_the_file_from_being_read() {
     let path = folder("events-busy").join("policy.wasm");
     fs::write(&path, "first").unwrap();
     // The folder is never quiet for so long, because of the file beside it.
-    let running = Running::start(&path, Pace { quiet: HANG, patience: Duration::from_millis(50), poll: HANG });
+    let running = Running::start(&path, Pace { quiet: HANG, patience: Duration::from_millis(50), ..BY_EVENTS });
     fs::write(&path, "second").unwrap();
     running.assert_put("second");
     running.assert_over();
@@ -415,8 +415,12 @@ fn a_change_that_no_event_tells_of_is_found() {
     let (path, elsewhere) = (folder.join("now/policy.wasm"), folder.join("elsewhere.wasm"));
     fs::create_dir(folder.join("now")).unwrap();
     fs::write(&path, "first").unwrap();
-    let pace =
-        Pace { quiet: Duration::from_millis(1), patience: Duration::from_millis(10), poll: Duration::from_millis(5) };
+    let pace = Pace {
+        quiet: Duration::from_millis(1),
+        patience: Duration::from_millis(10),
+        poll: Duration::from_millis(5),
+        close: HANG,
+    };
     let running = Running::start(&path, pace);
     // The folder is replaced: the system watches the one before.
     fs::rename(folder.join("now"), folder.join("before")).unwrap();
@@ -431,6 +435,27 @@ fn a_change_that_no_event_tells_of_is_found() {
     fs::write(&elsewhere, "rewritten behind a link").unwrap();
     running.assert_put("rewritten behind a link");
     running.assert_over();
+}
+
+/// The compiler cannot be interrupted.
+#[test]
+fn dropping_does_not_wait_for_the_compiler() {
+    let path = folder("drop").join("policy.wasm");
+    fs::write(&path, "second").unwrap();
+    let recorder = Arc::new(Recorder::default());
+    let (listener, put) = channel();
+    *recorder.listener.lock().unwrap() = Some(listener);
+    // Nothing is put to an end while this is held.
+    let compiling = recorder.calls.lock().unwrap();
+    let file = watched(&path, recorder.clone(), "first");
+    let watch = FileWatch::start_at(file, Pace { close: Duration::ZERO, ..BY_EVENTS }).unwrap();
+    assert_eq!(put.recv_timeout(HANG).unwrap(), b"second");
+    drop(watch);
+    assert!(compiling.is_empty());
+    drop(compiling);
+    drop(recorder);
+    // The thread ends by itself, and with it the recorder.
+    assert_eq!(put.iter().count(), 0);
 }
 
 #[test]

@@ -100,7 +100,7 @@ fn a_signature_that_no_event_tells_of_is_found() {
     *engine.listener.lock().unwrap() = Some(listener);
     let watched = WatchedFile::new(&file, SlotName::Dispatch, engine, "");
     let [quiet, patience, poll] = [1, 10, 5].map(Duration::from_millis);
-    let watch = FileWatch::start_at(watched, Pace { quiet, patience, poll }).unwrap();
+    let watch = FileWatch::start_at(watched, Pace { quiet, patience, poll, ..Pace::default() }).unwrap();
     let hang = Duration::from_secs(20);
     assert_eq!(asked.recv_timeout(hang), Ok(None));
     std::fs::write(&signature, "good").unwrap();

@@ -28,6 +28,9 @@ pub use self::token::read_token;
 use crate::control::Control;
 use crate::private;
 
+/// How long dropping waits for a change that is being carried out.
+const CLOSING: Duration = Duration::from_secs(2);
+
 /// What a client may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -63,8 +66,9 @@ pub struct Surroundings {
     pub limits: Limits,
 }
 
-/// The listeners of a process. Dropping it ends them: it waits for a change that is being carried out, then closes the
-/// ports and removes the discovery file and the Unix sockets.
+/// The listeners of a process. Dropping it ends them: it waits for a change that is being carried out, for two seconds at
+/// most, because the compiler cannot be interrupted, then closes the ports and removes the discovery file and the Unix
+/// sockets. A change that is left ends by itself.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -263,8 +267,11 @@ fn start(
     let (stop, stopped) = oneshot::channel();
     let thread = std::thread::Builder::new()
         .name("meridian-admin".into())
-        // Dropping the runtime at the end drops the listeners and the connections, and waits for a call that is running.
-        .spawn(move || drop(runtime.block_on(stopped)))
+        .spawn(move || {
+            let _ = runtime.block_on(stopped);
+            // Drops the listeners and the connections, and waits for a call that is running.
+            runtime.shutdown_timeout(CLOSING);
+        })
         .map_err(|error| problems.push(format!("admin: cannot start a thread: {error}")))
         .ok()?;
     let running = Running { pid: std::process::id(), stop, thread, left_behind: (entry, left_behind) };
