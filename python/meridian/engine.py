@@ -386,5 +386,5 @@ class PolicyEngine:
         return self._policies.verdicts(load, list(candidates))
 
     def close(self) -> None:
-        """End the file watches and the recording. The engine goes on with the policies it has."""
+        """End the file watches and the recording. The engine goes on with the policies it has; none can be changed."""
         self._policies.close()

@@ -80,11 +80,7 @@ impl<K: GuestKind> SlotLoader<K> {
 }
 
 impl<K: GuestKind> Loader<K> for SlotLoader<K> {
-    fn load(&self, upload: &Upload<'_>) -> Result<Candidate<K>, String> {
-        self.load_now(upload).map_err(|refusal| refusal.why)
-    }
-
-    fn load_now(&self, upload: &Upload<'_>) -> Result<Candidate<K>, Refusal> {
+    fn load(&self, upload: &Upload<'_>) -> Result<Candidate<K>, Refusal> {
         let load = || {
             let component = self.components.runtime()?.load_signed(upload.component, upload.signature)?;
             let policy = component.policy::<K>(self.limits, self.targets, &self.options)?;
@@ -94,9 +90,10 @@ impl<K: GuestKind> Loader<K> for SlotLoader<K> {
     }
 }
 
-/// Whether the machine is the reason, and not the component.
+/// Whether the machine is the reason, and not the component. A component that took too long to compile is not tried again by
+/// itself: it would occupy the compiler for ever.
 fn is_transient(error: &LoadError) -> bool {
-    matches!(error, LoadError::CompilerBusy { .. } | LoadError::CompileDeadline { .. } | LoadError::Setup { .. })
+    matches!(error, LoadError::CompilerBusy { .. } | LoadError::Setup { .. })
 }
 
 /// The slots of an engine, and what changes their policies.

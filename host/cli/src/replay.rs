@@ -23,7 +23,7 @@ recordings or the policy cannot be used.
 
 Examples:
   meridian replay recordings/dispatch-*.arrow
-  meridian replay recordings/dispatch-4711-000003.arrow --policy native:output-first --show 3")]
+  meridian replay recordings/dispatch-4711-*.arrow --policy native:output-first --show 3")]
 pub(crate) struct ReplayArgs {
     /// Recordings of one slot
     #[arg(required = true, value_name = "FILE")]

@@ -35,17 +35,8 @@ pub trait Loader<K: SlotKind>: Send + Sync {
     /// Check, compile and start the component, after its signature where keys are trusted.
     ///
     /// # Errors
-    /// Why it is refused, in one line.
-    fn load(&self, upload: &Upload<'_>) -> Result<Candidate<K>, String>;
-
-    /// As [`load`](Self::load), and says of a refusal whether it is for good, which by default each is. This is what the
-    /// controller calls.
-    ///
-    /// # Errors
-    /// Why it is refused.
-    fn load_now(&self, upload: &Upload<'_>) -> Result<Candidate<K>, Refusal> {
-        self.load(upload).map_err(Refusal::from)
-    }
+    /// Why it is refused, and whether for good.
+    fn load(&self, upload: &Upload<'_>) -> Result<Candidate<K>, Refusal>;
 }
 
 /// Facts about the engine for [`ProcessStatus`]; the slots are filled in by the controller. Takes microseconds.
@@ -221,7 +212,7 @@ impl<K: SlotKind> Changeable for ControlledSlot<K> {
     }
 
     fn put(&self, upload: &Upload<'_>, mode: Mode, is_closed: &dyn Fn() -> bool) -> Result<SwapReport, ControlError> {
-        let loaded = self.loader.load_now(upload).and_then(|mut candidate| {
+        let loaded = self.loader.load(upload).and_then(|mut candidate| {
             candidate.warm_up().map_err(|trial| format!("it {trial}"))?;
             Ok(candidate)
         });
@@ -297,11 +288,7 @@ mod tests {
     }
 
     impl Loader<Dispatch> for Told {
-        fn load(&self, upload: &Upload<'_>) -> Result<Candidate<Dispatch>, String> {
-            self.load_now(upload).map_err(|refusal| refusal.why)
-        }
-
-        fn load_now(&self, _: &Upload<'_>) -> Result<Candidate<Dispatch>, Refusal> {
+        fn load(&self, _: &Upload<'_>) -> Result<Candidate<Dispatch>, Refusal> {
             self.begun.send(()).unwrap();
             self.ends.lock().unwrap().recv().unwrap().map_or_else(|| Ok(candidate()), Err)
         }

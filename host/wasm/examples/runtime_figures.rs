@@ -19,7 +19,7 @@ use meridian_core::{
 };
 use meridian_runtime::control::{Control, Mode, ProcessStatus, SlotName, Upload};
 use meridian_runtime::{
-    Candidate, ControlledSlot, Controller, DispatchEngine, DispatchSlot, Loader, Source, StrikeLimits,
+    Candidate, ControlledSlot, Controller, DispatchEngine, DispatchSlot, Loader, Refusal, Source, StrikeLimits,
 };
 use meridian_wasm::{EPOCH_TICK, Limits, Runtime};
 
@@ -210,7 +210,7 @@ fn upload(component: &[u8]) -> Upload<'_> {
 }
 
 impl Loader<meridian_core::Dispatch> for FromBytes {
-    fn load(&self, upload: &Upload<'_>) -> Result<Candidate, String> {
+    fn load(&self, upload: &Upload<'_>) -> Result<Candidate, Refusal> {
         let component = self.0.load(upload.component).map_err(|error| error.to_string())?;
         let policy = component.dispatch_policy(limits(), targets(), "{}").map_err(|error| error.to_string())?;
         Ok(Candidate::new(Box::new(policy), component.sha256(), upload.source))

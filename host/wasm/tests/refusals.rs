@@ -192,19 +192,12 @@ fn the_cache_is_bounded_and_cleans_up_after_writers_that_were_killed() {
     std::fs::remove_dir_all(folder.parent().unwrap()).unwrap();
 }
 
-/// Make a pipe that nobody writes to.
-#[cfg(unix)]
-fn pipe(folder: &std::path::Path) -> std::path::PathBuf {
-    let pipe = folder.join("pipe.wasm");
-    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-    pipe
-}
-
 #[cfg(unix)]
 #[test]
 fn a_pipe_is_refused_at_once() {
     let folder = temporary("pipe");
-    let pipe = pipe(&folder);
+    let pipe = folder.join("pipe.wasm");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     let error = Runtime::new(None).unwrap().load_file(&pipe).err().unwrap();
     assert_eq!(error.to_string(), format!("cannot read {}: not a regular file", pipe.display()));
     std::fs::remove_dir_all(folder).unwrap();
