@@ -6,8 +6,8 @@ use clap::{Args, Subcommand};
 use meridian_core::signature::{MAX_SIGNATURE_BYTES, signature_path};
 use meridian_runtime::admin::{SIGNATURE_HEADER, signature_header};
 use meridian_runtime::control::{
-    FaultEntry, MAX_COMPONENT_BYTES, Mode, ProcessStatus, RecordingStatus, ShadowStatus, SlotName, SlotStatus,
-    StateHandover, SwapReport, Version,
+    FaultEntry, KvStatus, MAX_COMPONENT_BYTES, Mode, ProcessStatus, RecordingStatus, ShadowStatus, SlotName,
+    SlotStatus, StateHandover, SwapReport, Version,
 };
 use meridian_wasm::{read_regular, read_signature};
 use serde::{Deserialize, Serialize};
@@ -249,8 +249,19 @@ pub(crate) fn version_text(version: &Version) -> String {
 }
 
 fn print_status(engine: &Engine, status: &ProcessStatus) -> anyhow::Result<()> {
-    let ProcessStatus { pid, version, model, uptime_s, requests, waiting, preemptions, step_time_ms, slots, recording } =
-        status;
+    let ProcessStatus {
+        pid,
+        version,
+        model,
+        uptime_s,
+        requests,
+        waiting,
+        preemptions,
+        step_time_ms,
+        kv,
+        slots,
+        recording,
+    } = status;
     let (model, version) = (shown(model), shown(version));
     print_line(&format!("process {pid}  {model}  meridian {version}  up {uptime_s:.0} s  {}", engine.address))?;
     let [prefill, think, output] = requests;
@@ -262,6 +273,9 @@ fn print_status(engine: &Engine, status: &ProcessStatus) -> anyhow::Result<()> {
             "  step time    {fixed:.3} ms, {decode:.4} ms a decode token, {prefill:.4} ms a prefill token"
         ))?;
     }
+    if let Some(kv) = kv {
+        print_kv(kv)?;
+    }
     if let Some(RecordingStatus { dir, recorded, dropped, bytes, stopped }) = recording {
         let mib = *bytes as f64 / f64::from(1 << 20);
         let stopped = stopped.as_ref().map_or_else(String::new, |why| format!(", stopped: {}", shown(why)));
@@ -271,6 +285,20 @@ fn print_status(engine: &Engine, status: &ProcessStatus) -> anyhow::Result<()> {
         ))?;
     }
     slots.iter().try_for_each(print_slot)
+}
+
+fn print_kv(status: &KvStatus) -> anyhow::Result<()> {
+    let KvStatus { evictions, hit_tokens, missed_tokens, recomputed_tokens, avoidable_output_preemptions, .. } = status;
+    let (hits, misses) = (hit_tokens.iter().sum::<u64>(), missed_tokens.iter().sum::<u64>());
+    let share = if hits + misses > 0 { 100.0 * hits as f64 / (hits + misses) as f64 } else { 0.0 };
+    let [dead, cached, output] = evictions;
+    print_line(&format!(
+        "  KV memory    {share:.1} % of tokens found in the cache, {recomputed_tokens} computed again after preemption"
+    ))?;
+    Ok(print_line(&format!(
+        "  evictions    {dead} blocks of dead thinking, {cached} other cached, {output} of answers in progress \
+         ({avoidable_output_preemptions} preemptions of answers avoidable)"
+    ))?)
 }
 
 fn print_slot(status: &SlotStatus) -> anyhow::Result<()> {

@@ -52,8 +52,9 @@ mod table;
 pub mod types;
 
 pub use blocks::{
-    Allocation, BeginKv, BlockManager, Evicted, EvictionCandidate, EvictionPolicy, EvictionSubject, Fabric,
-    FabricError, KvMemory, KvStats, PhaseAwareBlockManager, Sections, TieredLru,
+    Allocation, BeginKv, BlockManager, CachedBlocks, CachedStats, Evicted, EvictionCandidate, EvictionPolicy,
+    EvictionSubject, Fabric, FabricError, KvMemory, KvStats, Leaving, LeavingBlock, PhaseAwareBlockManager, Sections,
+    TieredLru,
 };
 pub use config::{
     AdminConfig, DisaggConfig, EntropyConfig, KvMemoryConfig, MeridianConfig, ModelConfig, PolicyConfig,
@@ -65,7 +66,7 @@ pub use kind::{Budget, Dispatch, Eviction, SlotKind, SlotName};
 pub use meridian_policy_sdk::budget::{Column as BudgetColumn, Decision as BudgetDecision};
 pub use meridian_policy_sdk::eviction::{Column as EvictionColumn, Memory, Subject};
 pub use meridian_policy_sdk::{Column, Decision, State, Step, Targets};
-pub use mirror::EngineMirror;
+pub use mirror::{EngineMirror, KvCounts};
 pub use pattern::Pattern;
 pub use phase::{Markers, PhaseTracker};
 pub use plan::{EngineFacts, Plan, Planner};

@@ -1,6 +1,15 @@
-use meridian_policy_sdk::{Phase, Step};
+use std::cmp::Reverse;
 
-use crate::{EngineFacts, Markers, RequestTable, Slot, StepTime, StepTimeModel};
+use meridian_policy_sdk::eviction::Memory;
+use meridian_policy_sdk::{Phase, State, Step};
+
+use crate::blocks::keys_or_default;
+use crate::rank::ordinal;
+use crate::table::RequestState;
+use crate::{
+    BlockTier, EngineFacts, EvictionCandidate, EvictionPolicy, EvictionSubject, Markers, RequestTable, Slot, StepTime,
+    StepTimeModel,
+};
 
 /// Everything the host knows of one engine: its requests, and how long its steps take. Driven once a step:
 /// [`EngineMirror::begin_step`], then the engine schedules, then [`EngineMirror::scheduled`].
@@ -25,7 +34,35 @@ pub struct EngineMirror {
     steps_ahead: usize,
     last_plan_ms: Option<f64>,
     preemptions: [u64; 3],
+    kv: KvCounts,
     now_ms: Option<f64>,
+}
+
+/// Tokens found in and missed by the prefix cache, and what preemptions cost, since the start.
+///
+/// ```
+/// use meridian_core::{EngineMirror, Markers, NewRequest, RequestId};
+///
+/// let mut mirror = EngineMirror::new(Markers::default());
+/// let slot = mirror.table.insert(RequestId(1), &NewRequest { prompt_tokens: 64, ..NewRequest::default() }).unwrap();
+/// mirror.admitted(slot, 32);
+/// mirror.scheduled(0.0, [(slot, 32)]);
+/// mirror.preempted(slot);
+/// mirror.admitted(slot, 0);
+/// let counts = mirror.kv_counts();
+/// assert_eq!((counts.hit_tokens[0], counts.missed_tokens[0], counts.recomputed_tokens), (32, 96, 64));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KvCounts {
+    /// Tokens of admitted requests that were found, by what they are: prompt, thinking, output. Only a request that was
+    /// preempted is admitted with more than a prompt.
+    pub hit_tokens: [u64; 3],
+    /// The same of tokens that were not found.
+    pub missed_tokens: [u64; 3],
+    /// Tokens that a request had computed when it was preempted and that were not found when it was admitted again.
+    pub recomputed_tokens: u64,
+    /// Preemptions of a request that answered while one that did not had KV blocks.
+    pub avoidable_output_preemptions: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -135,12 +172,81 @@ impl EngineMirror {
         step.decode_tokens.saturating_add(step.prefill_tokens)
     }
 
-    /// The request lost its KV blocks.
-    pub fn preempted(&mut self, slot: Slot) {
+    /// The request was admitted with this many of its tokens found in the prefix cache.
+    pub fn admitted(&mut self, slot: Slot, cached_tokens: u32) {
         if let Some(row) = self.table.get(slot) {
-            self.preemptions[row.phase() as usize] += 1;
-            self.table.preempted(slot);
+            let all = row.prompt_tokens.saturating_add(row.think_tokens).saturating_add(row.output_tokens);
+            let found = cached_tokens.min(all);
+            for (total, tokens) in self.kv.hit_tokens.iter_mut().zip(row.by_phase(0, found)) {
+                *total += u64::from(tokens);
+            }
+            for (total, tokens) in self.kv.missed_tokens.iter_mut().zip(row.by_phase(found, all)) {
+                *total += u64::from(tokens);
+            }
+            self.kv.recomputed_tokens += u64::from(row.lost_tokens().saturating_sub(found));
+            self.table.admitted(slot, cached_tokens);
         }
+    }
+
+    /// The request lost its KV blocks. Whether it did so for one that does not answer, although another could have gone.
+    pub fn preempted(&mut self, slot: Slot) -> bool {
+        let Some(row) = self.table.get(slot) else { return false };
+        let answered = row.phase() == Phase::Output;
+        self.preemptions[row.phase() as usize] += 1;
+        self.table.preempted(slot);
+        let could_go = |row: &RequestState| {
+            row.state() == State::Running && row.phase() != Phase::Output && row.computed_tokens() > 0
+        };
+        let avoidable = answered && self.table.iter().any(could_go);
+        self.kv.avoidable_output_preemptions += u64::from(avoidable);
+        avoidable
+    }
+
+    /// See [`KvCounts`].
+    #[must_use]
+    pub fn kv_counts(&self) -> KvCounts {
+        self.kv
+    }
+
+    /// Which of `running` gives up its KV blocks: one that does not answer before one that does, within these as the
+    /// policy says, by default the one that has computed the fewest tokens, then the youngest. `blocks` gives those of
+    /// each request that no other attends. `None` when nothing runs.
+    pub fn victim(
+        &self,
+        policy: &mut dyn EvictionPolicy,
+        memory: &Memory,
+        running: &[Slot],
+        blocks: &[u32],
+    ) -> Option<usize> {
+        let rows: Vec<(usize, &RequestState)> =
+            running.iter().enumerate().filter_map(|(i, slot)| Some((i, self.table.get(*slot)?))).collect();
+        let class = if rows.iter().any(|(_, row)| row.phase() != Phase::Output) {
+            BlockTier::ThinkActive
+        } else {
+            BlockTier::OutputCritical
+        };
+        let mut rows: Vec<_> = rows
+            .into_iter()
+            .filter(|(_, row)| (row.phase() == Phase::Output) == (class == BlockTier::OutputCritical))
+            .collect();
+        // Oldest first: a policy is given the same candidates in the same order, run after run.
+        rows.sort_by(|(_, a), (_, b)| a.arrival_ms.total_cmp(&b.arrival_ms));
+        let candidates: Vec<_> = rows
+            .iter()
+            .map(|(i, row)| EvictionCandidate {
+                subject: EvictionSubject::Request(row.id()),
+                tier: class,
+                blocks: blocks.get(*i).copied().unwrap_or(0),
+                position: 0,
+                hits: 0,
+                age_ms: row.admitted_ms().map_or(0.0, |since_ms| (memory.now_ms - since_ms).max(0.0) as f32),
+            })
+            .collect();
+        let (keys, _) = keys_or_default(policy, memory, &candidates);
+        let rank = |position: usize, row: &RequestState| {
+            (ordinal(keys.get(position).copied().unwrap_or(0.0)), row.computed_tokens(), Reverse(position))
+        };
+        rows.iter().enumerate().min_by_key(|(position, (_, row))| rank(*position, row)).map(|(_, (i, _))| *i)
     }
 
     /// The engine has nothing to do: the time until the next step is not a step's.

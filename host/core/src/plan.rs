@@ -1,4 +1,4 @@
-use meridian_policy_sdk::{Decision, State};
+use meridian_policy_sdk::{Decision, Phase, State};
 
 use crate::{Ranker, RequestTable, Slot};
 
@@ -60,6 +60,8 @@ pub struct Plan {
 pub struct Planner {
     /// The engine has no order of its own: whatever waits while a seat is free is put off by the plan.
     owns_queues: bool,
+    /// Tokens of a KV block, where the engine preempts whoever is last in the running list.
+    block_tokens: Option<u32>,
     plan: Plan,
     ranker: Ranker,
     keys: Vec<f32>,
@@ -77,6 +79,13 @@ impl Planner {
         Self { owns_queues: true, ..Self::default() }
     }
 
+    /// The engine preempts whoever is last in its running list, and has KV blocks of `block_tokens` tokens: in a step that
+    /// may run short of them, requests that answer go before those that do not, in the policy's order within both. A
+    /// request that was given its tokens already cannot go any more.
+    pub fn keep_answers_ahead(&mut self, block_tokens: u32) {
+        self.block_tokens = Some(block_tokens.max(1));
+    }
+
     /// Make the plan of one step from a checked `decision` over `running` followed by `waiting`.
     ///
     /// A request that policies have put off for more than `max_defer_ms` is given tokens in this step, in addition to
@@ -92,6 +101,49 @@ impl Planner {
         decision: &Decision,
         max_defer_ms: f32,
     ) -> &Plan {
+        self.follow(table, facts, running, waiting, decision, max_defer_ms);
+        if self.block_tokens.is_some_and(|block_tokens| self.is_short(table, facts, running, block_tokens)) {
+            self.put_answers_ahead(table, running);
+        }
+        &self.plan
+    }
+
+    /// Whether the running requests may need more KV blocks in this step than are free.
+    fn is_short(&self, table: &RequestTable, facts: &EngineFacts, running: &[Slot], block_tokens: u32) -> bool {
+        let mut tokens_left = self.plan.token_budget;
+        let mut blocks = 0u64;
+        for position in 0..running.len() {
+            let from = self.plan.running_order.get(position).map_or(position, |from| *from as usize);
+            let Some(row) = table.get(running[from]) else { continue };
+            let tokens = row.needed_tokens(facts.decode_tokens).min(tokens_left);
+            tokens_left -= tokens;
+            let computed = row.computed_tokens();
+            let held = computed.div_ceil(block_tokens);
+            blocks += u64::from(computed.saturating_add(tokens).div_ceil(block_tokens) - held);
+        }
+        blocks > u64::from(facts.free_blocks)
+    }
+
+    fn put_answers_ahead(&mut self, table: &RequestTable, running: &[Slot]) {
+        let order = &mut self.plan.running_order;
+        if order.is_empty() {
+            order.extend((0..running.len()).map(|position| position as u32));
+        }
+        order.sort_by_key(|from| table.get(running[*from as usize]).is_none_or(|row| row.phase() != Phase::Output));
+        if order.iter().enumerate().all(|(position, from)| position == *from as usize) {
+            order.clear();
+        }
+    }
+
+    fn follow(
+        &mut self,
+        table: &RequestTable,
+        facts: &EngineFacts,
+        running: &[Slot],
+        waiting: &[Slot],
+        decision: &Decision,
+        max_defer_ms: f32,
+    ) {
         self.could_defer.clear();
         let engine_budget = facts.token_budget.max(1);
         self.plan.token_budget = decision.token_budget.unwrap_or(engine_budget).clamp(1, engine_budget);
@@ -100,7 +152,7 @@ impl Planner {
         if decision.keys.is_empty() && !self.owns_queues {
             self.plan.running_order.clear();
             self.plan.waiting_order.clear();
-            return &self.plan;
+            return;
         }
         let (running_keys, waiting_keys) = decision.keys.split_at(running.len().min(decision.keys.len()));
         let (running_caps, waiting_caps) = decision.token_caps.split_at(running.len().min(decision.token_caps.len()));
@@ -142,7 +194,6 @@ impl Planner {
             }
             self.serve_overdue(table, facts, running, waiting, &decision.token_caps, max_defer_ms);
         }
-        &self.plan
     }
 
     /// Whether a waiting candidate of the last plan is served because it was put off for too long.

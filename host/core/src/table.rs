@@ -105,6 +105,10 @@ pub struct RequestState {
     pub(crate) preemptions: u32,
     pub(crate) priority: i32,
     pub(crate) tenant: u32,
+    /// Tokens before the first token of thinking; `u32::MAX` before there is one.
+    think_from: u32,
+    /// Tokens that were computed when it was preempted, until it is admitted again.
+    lost_tokens: u32,
     milestones: Milestones,
 }
 
@@ -115,10 +119,17 @@ struct Milestones {
     first_token_ms: f32,
     end_of_thinking_ms: f32,
     first_output_ms: f32,
+    /// Since when it holds KV blocks.
+    admitted_ms: f32,
 }
 
 impl Milestones {
-    const NONE: Self = Self { first_token_ms: f32::NAN, end_of_thinking_ms: f32::NAN, first_output_ms: f32::NAN };
+    const NONE: Self = Self {
+        first_token_ms: f32::NAN,
+        end_of_thinking_ms: f32::NAN,
+        first_output_ms: f32::NAN,
+        admitted_ms: f32::NAN,
+    };
 }
 
 impl RequestState {
@@ -183,6 +194,19 @@ impl RequestState {
         self.cached_tokens
     }
 
+    /// Position of its first token of thinking, counted from the start of the prompt: the tokens before it. `None` before
+    /// it has thought. What a template that strips reasoning puts into the next prompt parts from this request there.
+    #[must_use]
+    pub fn think_from(&self) -> Option<u32> {
+        (self.think_from != u32::MAX).then_some(self.think_from)
+    }
+
+    /// Since when it holds KV blocks; `None` before it was admitted.
+    #[must_use]
+    pub fn admitted_ms(&self) -> Option<f64> {
+        self.since_arrival(self.milestones.admitted_ms)
+    }
+
     /// When it arrived.
     #[must_use]
     pub fn arrival_ms(&self) -> f64 {
@@ -227,6 +251,21 @@ impl RequestState {
         if self.output_tokens > 0 {
             reached(&mut self.milestones.first_output_ms);
         }
+    }
+
+    /// Tokens it had computed when it was preempted, until it is admitted again.
+    pub(crate) fn lost_tokens(&self) -> u32 {
+        self.lost_tokens
+    }
+
+    /// Of its tokens from `from` to `to`, counted from the start of the prompt, how many are prompt, thinking and output.
+    pub(crate) fn by_phase(&self, from: u32, to: u32) -> [u32; 3] {
+        let within = |start: u32, end: u32| end.min(to).saturating_sub(start.max(from));
+        let think_from = self.think_from.max(self.prompt_tokens);
+        let think_to = think_from.saturating_add(self.think_tokens);
+        let think = within(think_from, think_to);
+        let prompt = within(0, self.prompt_tokens);
+        [prompt, think, to.saturating_sub(from) - prompt - think]
     }
 
     /// Tokens the request would take in a step that had room for all it needs, at least 1.
@@ -344,6 +383,8 @@ impl RequestTable {
             preemptions: 0,
             priority: request.priority,
             tenant: self.tenant(request.tenant),
+            think_from: u32::MAX,
+            lost_tokens: 0,
             milestones: Milestones::NONE,
         };
         let index = self.free.pop().unwrap_or_else(|| {
@@ -386,10 +427,13 @@ impl RequestTable {
 
     /// The request was admitted with this many tokens found in the prefix cache.
     pub fn admitted(&mut self, slot: Slot, cached_tokens: u32) {
+        let clock_ms = self.clock_ms;
         let Some(row) = self.row_mut(slot) else { return };
         row.state = State::Running;
         row.cached_tokens = cached_tokens.min(row.prompt_tokens);
         row.computed_tokens = cached_tokens;
+        row.lost_tokens = 0;
+        row.milestones.admitted_ms = (clock_ms - row.arrival_ms).max(0.0) as f32;
     }
 
     /// The engine's own count of computed tokens, where it differs from what [`RequestTable::scheduled`] added up:
@@ -404,6 +448,7 @@ impl RequestTable {
     pub fn preempted(&mut self, slot: Slot) {
         let Some(row) = self.row_mut(slot) else { return };
         row.state = State::Preempted;
+        row.lost_tokens = row.computed_tokens;
         row.computed_tokens = 0;
         row.preemptions += 1;
     }
@@ -422,7 +467,12 @@ impl RequestTable {
             let (phase, event) = row.tracker.token_phase(&self.markers, *token);
             match phase {
                 Phase::Output => row.output_tokens = row.output_tokens.saturating_add(1),
-                Phase::Think | Phase::Prefill => row.think_tokens = row.think_tokens.saturating_add(1),
+                Phase::Think | Phase::Prefill => {
+                    if row.think_tokens == 0 {
+                        row.think_from = row.prompt_tokens.saturating_add(row.output_tokens);
+                    }
+                    row.think_tokens = row.think_tokens.saturating_add(1);
+                }
             }
             events.extend(event);
         }

@@ -184,11 +184,33 @@ pub struct ProcessStatus {
     pub preemptions: [u64; 3],
     /// Learned step time, milliseconds: fixed, a decode token, a prefill token.
     pub step_time_ms: Option<[f64; 3]>,
+    /// KV memory, where Meridian orders it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv: Option<KvStatus>,
     /// The slots.
     pub slots: Vec<SlotStatus>,
     /// The recording, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recording: Option<RecordingStatus>,
+}
+
+/// What happened to KV memory since the engine was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvStatus {
+    /// Blocks evicted: dead thinking, other cached blocks, blocks of answers in progress.
+    pub evictions: [u64; 3],
+    /// Tokens of admitted requests that the prefix cache had: of prompts, thinking, output.
+    pub hit_tokens: [u64; 3],
+    /// The same of tokens it did not have.
+    pub missed_tokens: [u64; 3],
+    /// Tokens computed again because of a preemption.
+    pub recomputed_tokens: u64,
+    /// Preemptions of a request that answered while one that did not had KV blocks.
+    pub avoidable_output_preemptions: u64,
+    /// Blocks handed out before their turn in the engine's own queue, because a policy said so.
+    pub moved_blocks: u64,
+    /// Times the mirror of the engine's free blocks was filled anew; 1 for each pool at the start.
+    pub resyncs: u64,
 }
 
 /// How a recording is.

@@ -1,4 +1,7 @@
-use meridian_core::{EngineFacts, EngineMirror, Markers, Plan, Planner, RequestTable, SchedulerConfig, Slot, StepTime};
+use meridian_core::{
+    EngineFacts, EngineMirror, EvictionPolicy, KvCounts, Markers, Memory, Plan, Planner, RequestTable, SchedulerConfig,
+    Slot, StepTime,
+};
 
 use crate::slot::DispatchSlot;
 use crate::stats::{SlotStats, Source};
@@ -112,9 +115,36 @@ impl DispatchEngine {
         self.planner.settle(&mut self.mirror.table, tokens, now_ms);
     }
 
-    /// The request lost its KV blocks.
-    pub fn preempted(&mut self, slot: Slot) {
-        self.mirror.preempted(slot);
+    /// The request was admitted with this many of its tokens found in the prefix cache.
+    pub fn admitted(&mut self, slot: Slot, cached_tokens: u32) {
+        self.mirror.admitted(slot, cached_tokens);
+    }
+
+    /// See [`EngineMirror::preempted`].
+    pub fn preempted(&mut self, slot: Slot) -> bool {
+        self.mirror.preempted(slot)
+    }
+
+    /// See [`Planner::keep_answers_ahead`].
+    pub fn keep_answers_ahead(&mut self) {
+        self.planner.keep_answers_ahead(self.block_tokens);
+    }
+
+    /// See [`EngineMirror::victim`].
+    pub fn victim(
+        &self,
+        policy: &mut dyn EvictionPolicy,
+        memory: &Memory,
+        running: &[Slot],
+        blocks: &[u32],
+    ) -> Option<usize> {
+        self.mirror.victim(policy, memory, running, blocks)
+    }
+
+    /// See [`EngineMirror::kv_counts`].
+    #[must_use]
+    pub fn kv_counts(&self) -> KvCounts {
+        self.mirror.kv_counts()
     }
 
     /// The engine has nothing to do: the time until the next step is not a step's.

@@ -2,13 +2,16 @@
 //! documentation of [`PhaseAwareBlockManager`].
 
 mod audit;
+mod cached;
 mod manager;
 mod policy;
 mod pool;
 mod preempt;
 mod record;
 
+pub use cached::{CachedBlocks, CachedStats, Leaving, LeavingBlock};
 pub use manager::PhaseAwareBlockManager;
+pub(crate) use policy::keys_or_default;
 pub use policy::{EvictionCandidate, EvictionPolicy, EvictionSubject, TieredLru};
 
 use crate::{BlockId, BlockLocation, BlockTier, Error, RequestId, ThinkPhase};

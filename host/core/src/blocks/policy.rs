@@ -111,19 +111,29 @@ impl Judge {
 
     /// A key per candidate, or none for the default. Holds on to nothing when the policy panics.
     pub(super) fn keys(&mut self, memory: &Memory, candidates: &[EvictionCandidate]) -> Vec<f32> {
-        let mut keys = Vec::new();
-        if candidates.is_empty() {
-            return keys;
-        }
-        let answer = self.policy.keys(memory, candidates, &mut keys).and_then(|()| match keys.len() {
-            0 => Ok(()),
-            n if n == candidates.len() => Ok(()),
-            n => Err(Fault::new(FaultKind::BadAnswer, format!("{n} keys for {} candidates", candidates.len()))),
-        });
-        if answer.is_err() {
-            self.faults += 1;
-            keys.clear();
-        }
+        let (keys, failed) = keys_or_default(&mut *self.policy, memory, candidates);
+        self.faults += u64::from(failed);
         keys
     }
+}
+
+/// A key per candidate, or none for the default; and whether the policy failed.
+pub(crate) fn keys_or_default(
+    policy: &mut dyn EvictionPolicy,
+    memory: &Memory,
+    candidates: &[EvictionCandidate],
+) -> (Vec<f32>, bool) {
+    let mut keys = Vec::new();
+    if candidates.is_empty() {
+        return (keys, false);
+    }
+    let answer = policy.keys(memory, candidates, &mut keys).and_then(|()| match keys.len() {
+        0 => Ok(()),
+        n if n == candidates.len() => Ok(()),
+        n => Err(Fault::new(FaultKind::BadAnswer, format!("{n} keys for {} candidates", candidates.len()))),
+    });
+    if answer.is_err() {
+        keys.clear();
+    }
+    (keys, answer.is_err())
 }

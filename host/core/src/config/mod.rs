@@ -5,6 +5,7 @@
 
 mod fields;
 mod json;
+mod meaning;
 mod reference;
 mod schema;
 mod slots;

@@ -10,6 +10,7 @@ use crate::control::{Control, DECIDING_BUCKETS_US, ProcessStatus, SlotStatus};
 
 const PHASES: [&str; 3] = ["prefill", "think", "output"];
 const SOURCES: [&str; 3] = ["policy", "default", "fallback"];
+const TIERS: [&str; 3] = ["think_complete", "think_active", "output_critical"];
 const STEP_PARTS: [&str; 3] = ["fixed", "decode_token", "prefill_token"];
 
 /// Receives the values of the labels, then the sample.
@@ -79,6 +80,67 @@ const FAMILIES: &[Family] = &[
                 emit(&[part], gauge(ms / 1e3));
             }
         },
+    },
+    Family {
+        name: "evictions_total",
+        help: "KV blocks evicted by tier: dead thinking, other cached blocks, blocks of answers in progress",
+        kind: MetricType::COUNTER,
+        labels: &["tier"],
+        read: |status, emit| {
+            if let Some(kv) = &status.kv {
+                TIERS.iter().zip(kv.evictions).for_each(|(tier, count)| emit(&[tier], counter(count)));
+            }
+        },
+    },
+    Family {
+        name: "dead_think_blocks_evicted_total",
+        help: "KV blocks of thinking that no later prompt could match, evicted when their request ended",
+        kind: MetricType::COUNTER,
+        labels: &[],
+        read: |status, emit| status.kv.iter().for_each(|kv| emit(&[], counter(kv.evictions[0]))),
+    },
+    Family {
+        name: "output_critical_evictions_total",
+        help: "KV blocks of answers in progress that were evicted, by preempting their request",
+        kind: MetricType::COUNTER,
+        labels: &[],
+        read: |status, emit| status.kv.iter().for_each(|kv| emit(&[], counter(kv.evictions[2]))),
+    },
+    Family {
+        name: "avoidable_output_preemptions_total",
+        help: "Preemptions of a request that answered while one that did not had KV blocks",
+        kind: MetricType::COUNTER,
+        labels: &[],
+        read: |status, emit| status.kv.iter().for_each(|kv| emit(&[], counter(kv.avoidable_output_preemptions))),
+    },
+    Family {
+        name: "prefix_cache_hit_tokens_total",
+        help: "Tokens of admitted requests that were in the prefix cache, by the phase they are of",
+        kind: MetricType::COUNTER,
+        labels: &["phase"],
+        read: |status, emit| {
+            if let Some(kv) = &status.kv {
+                PHASES.iter().zip(kv.hit_tokens).for_each(|(phase, count)| emit(&[phase], counter(count)));
+            }
+        },
+    },
+    Family {
+        name: "prefix_cache_missed_tokens_total",
+        help: "Tokens of admitted requests that were not in the prefix cache, by the phase they are of",
+        kind: MetricType::COUNTER,
+        labels: &["phase"],
+        read: |status, emit| {
+            if let Some(kv) = &status.kv {
+                PHASES.iter().zip(kv.missed_tokens).for_each(|(phase, count)| emit(&[phase], counter(count)));
+            }
+        },
+    },
+    Family {
+        name: "recomputed_tokens_total",
+        help: "Tokens computed again because of a preemption",
+        kind: MetricType::COUNTER,
+        labels: &[],
+        read: |status, emit| status.kv.iter().for_each(|kv| emit(&[], counter(kv.recomputed_tokens))),
     },
     Family {
         name: "recording_dropped_total",

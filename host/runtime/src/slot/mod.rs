@@ -134,6 +134,17 @@ impl<K: SlotKind> PolicySlot<K> {
         lock(&self.state).last_fault.clone()
     }
 
+    /// Whether the next decision reads this column: a caller to whom it is dear may leave it out otherwise.
+    #[must_use]
+    pub fn reads(&self, column: K::Column) -> bool {
+        let state = &*lock(&self.state);
+        state.active.seat.policy().inputs().contains(&column)
+            || state.default.inputs().contains(&column)
+            || state.shadow.as_ref().is_some_and(|shadow| shadow.inputs().contains(&column))
+            // Whoever comes back from quarantine may.
+            || state.quarantine.is_some()
+    }
+
     /// Decide one batch. `fill` writes the columns that it is given; it is called once a policy that is asked. Always
     /// returns a checked decision.
     fn decide_by(

@@ -64,6 +64,11 @@ impl<K: SlotKind> Shadow<K> {
         Ok(Self { inputs, jobs, progress, thread })
     }
 
+    /// The columns it reads.
+    pub(super) fn inputs(&self) -> &[K::Column] {
+        &self.inputs
+    }
+
     /// Have a batch compared with its decision. Copies a few kilobytes; never waits.
     pub(super) fn see(
         &self,

@@ -1,0 +1,397 @@
+//! The order of eviction for an engine that has a block pool of its own.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use meridian_policy_sdk::eviction::{Memory, Subject};
+
+use super::policy::keys_or_default;
+use crate::rank::ordinal;
+use crate::{BlockId, BlockTier, EvictionCandidate, EvictionPolicy, EvictionSubject};
+
+/// Mirrors the free blocks of an engine's own pool: which of them still hold something that a prompt may match, and in
+/// which order those go. The engine allocates and frees; it tells what it does and asks what is to go first.
+///
+/// The engine's queue hands out empty blocks before cached ones, and cached ones in the order in which they were freed.
+/// That is the order here too for as long as the policy gives equal keys; otherwise [`CachedBlocks::choose`] says which
+/// blocks are to be handed out instead. Blocks are named by the engine's own numbers, from 0. What is told of blocks that
+/// do not exist is passed over.
+///
+/// ```
+/// use meridian_core::{CachedBlocks, LeavingBlock, TieredLru};
+///
+/// let mut cached = CachedBlocks::new(4, 32);
+/// cached.resync([0, 1, 2, 3].map(|block| (block, None)));
+/// cached.taken(&[0, 1, 2], 1.0);
+/// // The request thought from its second block on, and its thinking will not be in the next prompt.
+/// cached.mark_dead(&[1]);
+/// let leaving = [(2, None), (1, Some(64)), (0, Some(32))].map(|(block, tokens)| LeavingBlock { block, tokens });
+/// let order = cached.leaving(&mut TieredLru, &leaving, 2.0);
+/// assert_eq!((order.dead, order.freed), (vec![1], vec![2, 1, 0]));
+/// assert_eq!((cached.empty(), cached.len()), (3, 1));
+/// assert!(cached.choose(2).is_empty(), "empty ones will do");
+/// ```
+#[derive(Debug)]
+pub struct CachedBlocks {
+    blocks: Vec<Entry>,
+    order: BTreeSet<Place>,
+    /// How many blocks of `order` have each key: with one key, the queue is in order by itself.
+    keys: BTreeMap<u32, u32>,
+    empty: u32,
+    block_tokens: u32,
+    next_stamp: u64,
+    now_ms: f64,
+    stats: CachedStats,
+    candidates: Vec<EvictionCandidate>,
+}
+
+/// A block that its last reader lets go of.
+///
+/// ```
+/// let full = meridian_core::LeavingBlock { block: 7, tokens: Some(64) };
+/// assert_ne!(full, meridian_core::LeavingBlock { tokens: None, ..full });
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeavingBlock {
+    /// The engine's number.
+    pub block: u32,
+    /// Tokens of the prefix that ends with this block, when a prompt can find it; `None` when none can.
+    pub tokens: Option<u32>,
+}
+
+/// What becomes of blocks that are let go of.
+///
+/// ```
+/// assert!(meridian_core::Leaving::default().dead.is_empty());
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Leaving {
+    /// To be taken out of the prefix cache: nothing will match them.
+    pub dead: Vec<u32>,
+    /// All of them in the order in which they are to be freed, the first to be handed out first.
+    pub freed: Vec<u32>,
+}
+
+/// What has happened to cached blocks since the start.
+///
+/// ```
+/// assert_eq!(meridian_core::CachedStats::default().evictions, [0; 3]);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CachedStats {
+    /// Blocks that could be matched until they were handed out or dropped as dead, by [`BlockTier`].
+    pub evictions: [u64; 3],
+    /// Blocks handed out before their turn in the engine's queue.
+    pub moved: u64,
+    /// Times the mirror was filled anew because it did not agree with the engine.
+    pub resyncs: u64,
+    /// Batches that went by the default because the policy failed.
+    pub policy_faults: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Entry {
+    state: State,
+    /// How often a prompt matched it.
+    hits: u32,
+    born_ms: f64,
+    /// No later prompt will match it.
+    dead: bool,
+    /// A second request matched it while the first attended it: it can match, whatever its request says.
+    shared: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum State {
+    /// A request has it.
+    #[default]
+    Attended,
+    /// Free, with nothing to match.
+    Empty,
+    /// Free, and still to be matched.
+    Cached { key: u32, stamp: u64 },
+}
+
+/// Place in the order of eviction; the least goes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    key: u32,
+    stamp: u64,
+    block: u32,
+}
+
+impl CachedBlocks {
+    /// A mirror of a pool of `blocks` blocks of `block_tokens` tokens each, all of them attended: to be followed by
+    /// [`CachedBlocks::resync`].
+    #[must_use]
+    pub fn new(blocks: u32, block_tokens: u32) -> Self {
+        Self {
+            blocks: vec![Entry::default(); blocks as usize],
+            order: BTreeSet::new(),
+            keys: BTreeMap::new(),
+            empty: 0,
+            block_tokens: block_tokens.max(1),
+            next_stamp: 0,
+            now_ms: 0.0,
+            stats: CachedStats::default(),
+            candidates: Vec::new(),
+        }
+    }
+
+    /// Cached blocks.
+    #[must_use]
+    pub fn len(&self) -> u32 {
+        u32::try_from(self.order.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Whether no block is cached.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.order.is_empty()
+    }
+
+    /// Free blocks with nothing in them.
+    #[must_use]
+    pub fn empty(&self) -> u32 {
+        self.empty
+    }
+
+    /// Free blocks, cached or empty.
+    #[must_use]
+    pub fn free(&self) -> u32 {
+        self.empty + self.len()
+    }
+
+    /// Counts.
+    #[must_use]
+    pub fn stats(&self) -> CachedStats {
+        self.stats
+    }
+
+    /// The cached blocks, first to go first.
+    pub fn order(&self) -> impl Iterator<Item = u32> + '_ {
+        self.order.iter().map(|place| place.block)
+    }
+
+    /// Fill the mirror anew from the engine's queue of free blocks, its front first: the number, and the tokens as in
+    /// [`LeavingBlock::tokens`]. Every other block is attended. What is cached gets equal keys.
+    pub fn resync(&mut self, queue: impl IntoIterator<Item = (u32, Option<u32>)>) {
+        for entry in &mut self.blocks {
+            entry.state = State::Attended;
+        }
+        self.order.clear();
+        self.keys.clear();
+        self.empty = 0;
+        self.stats.resyncs += 1;
+        for (block, tokens) in queue {
+            match tokens {
+                Some(_) => self.cache(block, ordinal(0.0)),
+                None => self.put_empty(block),
+            }
+        }
+    }
+
+    /// Which cached blocks are to go when the engine hands out `count` blocks, where that is not what its queue does by
+    /// itself: they are to be put at its front.
+    pub fn choose(&mut self, count: u32) -> Vec<u32> {
+        let wanted = count.saturating_sub(self.empty) as usize;
+        if wanted == 0 || self.keys.len() < 2 {
+            return Vec::new();
+        }
+        let chosen: Vec<u32> = self.order().take(wanted).collect();
+        self.stats.moved += chosen.len() as u64;
+        chosen
+    }
+
+    /// The engine handed these out: what they held is gone.
+    pub fn taken(&mut self, blocks: &[u32], now_ms: f64) {
+        self.tell_time(now_ms);
+        for block in blocks {
+            if self.is_cached(*block) {
+                self.stats.evictions[BlockTier::ThinkActive as usize] += 1;
+            }
+            let born_ms = self.now_ms;
+            if let Some(entry) = self.attend(*block) {
+                *entry = Entry { born_ms, ..Entry::default() };
+            }
+        }
+    }
+
+    /// Something attends these blocks; a free one is free no more.
+    pub fn touched(&mut self, blocks: &[u32]) {
+        for block in blocks {
+            self.attend(*block);
+        }
+    }
+
+    /// A prompt matched these blocks.
+    pub fn matched(&mut self, blocks: &[u32]) {
+        for block in blocks {
+            if let Some(entry) = self.blocks.get_mut(*block as usize) {
+                entry.hits = entry.hits.saturating_add(1);
+                entry.dead = false;
+            }
+        }
+    }
+
+    /// A prompt matched these blocks while another request attended them: they can match, whatever that one says.
+    pub fn shared(&mut self, blocks: &[u32]) {
+        for block in blocks {
+            if let Some(entry) = self.blocks.get_mut(*block as usize) {
+                entry.shared = true;
+                entry.dead = false;
+            }
+        }
+    }
+
+    /// No later prompt will match these blocks: they go when their last reader lets go of them. A block that a second
+    /// request has matched is passed over.
+    pub fn mark_dead(&mut self, blocks: &[u32]) {
+        for block in blocks {
+            if let Some(entry) = self.blocks.get_mut(*block as usize) {
+                entry.dead = !entry.shared;
+            }
+        }
+    }
+
+    /// These blocks lose their last reader, in the order in which the engine would free them. The policy orders those
+    /// that stay cached.
+    pub fn leaving(&mut self, policy: &mut dyn EvictionPolicy, leaving: &[LeavingBlock], now_ms: f64) -> Leaving {
+        self.tell_time(now_ms);
+        let mut out = Leaving::default();
+        let mut kept = Vec::with_capacity(leaving.len());
+        for LeavingBlock { block, tokens } in leaving {
+            let Some(entry) = self.blocks.get(*block as usize) else { continue };
+            match tokens {
+                Some(_) if entry.dead => out.dead.push(*block),
+                Some(tokens) => kept.push((*block, *tokens)),
+                None => {}
+            }
+            if tokens.is_none() || entry.dead {
+                out.freed.push(*block);
+                self.put_empty(*block);
+            }
+        }
+        self.stats.evictions[BlockTier::ThinkComplete as usize] += out.dead.len() as u64;
+        self.candidates.clear();
+        for (block, tokens) in &kept {
+            let Entry { hits, born_ms, .. } = self.blocks[*block as usize];
+            self.candidates.push(EvictionCandidate {
+                subject: EvictionSubject::Block(BlockId(u64::from(*block))),
+                tier: BlockTier::ThinkActive,
+                blocks: 1,
+                position: (tokens.div_ceil(self.block_tokens)).saturating_sub(1),
+                hits,
+                age_ms: (self.now_ms - born_ms) as f32,
+            });
+        }
+        let (keys, failed) = keys_or_default(policy, &self.memory(Subject::Blocks), &self.candidates);
+        self.stats.policy_faults += u64::from(failed);
+        let mut order: Vec<(u32, usize)> =
+            (0..kept.len()).map(|i| (ordinal(keys.get(i).copied().unwrap_or(0.0)), i)).collect();
+        order.sort_unstable();
+        for (key, i) in order {
+            self.cache(kept[i].0, key);
+            out.freed.push(kept[i].0);
+        }
+        out
+    }
+
+    /// The engine took what these blocks hold out of its cache; those that are attended stay so.
+    pub fn emptied(&mut self, blocks: &[u32]) {
+        for block in blocks {
+            if self.is_cached(*block) {
+                self.put_empty(*block);
+            }
+        }
+    }
+
+    /// What policies are told of the pool.
+    #[must_use]
+    pub fn memory(&self, subject: Subject) -> Memory {
+        Memory {
+            now_ms: self.now_ms,
+            subject,
+            free_blocks: self.empty,
+            cached_blocks: self.len(),
+            total_blocks: u32::try_from(self.blocks.len()).unwrap_or(u32::MAX),
+        }
+    }
+
+    /// Whether the mirror agrees with the engine's queue of free blocks, given as in [`CachedBlocks::resync`]; for tests
+    /// and for an operator who doubts. Linear in the number of blocks.
+    ///
+    /// # Errors
+    /// The first block that differs, in words.
+    pub fn audit(&self, queue: impl IntoIterator<Item = (u32, Option<u32>)>) -> Result<(), String> {
+        let mut free = 0;
+        for (block, tokens) in queue {
+            free += 1;
+            let state = self.blocks.get(block as usize).map(|entry| entry.state);
+            let agrees = match state {
+                Some(State::Cached { .. }) => tokens.is_some(),
+                Some(State::Empty) => tokens.is_none(),
+                Some(State::Attended) | None => false,
+            };
+            if !agrees {
+                return Err(format!("block {block} is free with {tokens:?} tokens, here it is {state:?}"));
+            }
+        }
+        let counted = self.blocks.iter().filter(|entry| entry.state != State::Attended).count();
+        if free != counted || counted != self.free() as usize {
+            return Err(format!("{free} blocks are free, here {counted}, counted as {}", self.free()));
+        }
+        let by_key: u32 = self.keys.values().sum();
+        if by_key != self.len() {
+            return Err(format!("{} blocks are cached, {by_key} by key", self.len()));
+        }
+        Ok(())
+    }
+
+    /// Time does not go back.
+    fn tell_time(&mut self, now_ms: f64) {
+        if now_ms > self.now_ms && now_ms.is_finite() {
+            self.now_ms = now_ms;
+        }
+    }
+
+    fn is_cached(&self, block: u32) -> bool {
+        self.blocks.get(block as usize).is_some_and(|entry| matches!(entry.state, State::Cached { .. }))
+    }
+
+    fn cache(&mut self, block: u32, key: u32) {
+        if self.attend(block).is_none() {
+            return;
+        }
+        let stamp = self.next_stamp;
+        self.next_stamp += 1;
+        self.blocks[block as usize].state = State::Cached { key, stamp };
+        self.order.insert(Place { key, stamp, block });
+        *self.keys.entry(key).or_default() += 1;
+    }
+
+    fn put_empty(&mut self, block: u32) {
+        if let Some(entry) = self.attend(block) {
+            *entry = Entry { state: State::Empty, ..Entry::default() };
+            self.empty += 1;
+        }
+    }
+
+    /// Take a block out of where it is free; `None` when there is no such block.
+    fn attend(&mut self, block: u32) -> Option<&mut Entry> {
+        let entry = self.blocks.get_mut(block as usize)?;
+        match std::mem::take(&mut entry.state) {
+            State::Attended => {}
+            State::Empty => self.empty -= 1,
+            State::Cached { key, stamp } => {
+                self.order.remove(&Place { key, stamp, block });
+                if let Some(count) = self.keys.get_mut(&key) {
+                    *count -= 1;
+                    if *count == 0 {
+                        self.keys.remove(&key);
+                    }
+                }
+            }
+        }
+        Some(entry)
+    }
+}

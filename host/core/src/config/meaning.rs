@@ -1,0 +1,47 @@
+//! What fields mean together.
+
+use super::{Auto, MeridianConfig};
+
+impl MeridianConfig {
+    /// Whether the engine's own behaviour is asked for, so that nothing needs to be followed: the engine's order
+    /// (`native:fcfs`), and nothing said about KV memory.
+    ///
+    /// ```
+    /// use meridian_core::MeridianConfig;
+    ///
+    /// let stock = "[policy.dispatch]\nsource = 'native:fcfs'\n";
+    /// assert!(MeridianConfig::from_toml(stock)?.asks_for_stock());
+    /// assert!(!MeridianConfig::default().asks_for_stock());
+    /// let with_eviction = format!("{stock}[policy.eviction]\nsource = 'mine.wasm'\n");
+    /// assert!(!MeridianConfig::from_toml(&with_eviction)?.asks_for_stock());
+    /// # Ok::<(), meridian_core::Error>(())
+    /// ```
+    #[must_use]
+    pub fn asks_for_stock(&self) -> bool {
+        self.policy.dispatch.source == "native:fcfs"
+            && self.policy.eviction == super::SlotConfig::eviction()
+            && self.kv_memory.evict_dead_thinking != Auto::Set(true)
+    }
+
+    /// Whether the thinking of a request that has ended can never be matched again, unless the request itself says
+    /// otherwise; `None` when it is not to be looked at (`kv_memory.evict_dead_thinking = false`).
+    ///
+    /// ```
+    /// use meridian_core::MeridianConfig;
+    ///
+    /// let of = |text: &str| MeridianConfig::from_toml(text).map(|config| config.evicts_dead_thinking());
+    /// assert_eq!(of("[model]\nfamily = 'qwen3'")?, Some(true));
+    /// assert_eq!(of("[model]\nfamily = 'minimax-m2'")?, Some(false));
+    /// assert_eq!(of("[kv_memory]\nevict_dead_thinking = true\n[model]\nfamily = 'minimax-m2'")?, Some(true));
+    /// assert_eq!(of("[kv_memory]\nevict_dead_thinking = false\n[model]\nfamily = 'qwen3'")?, None);
+    /// # Ok::<(), meridian_core::Error>(())
+    /// ```
+    #[must_use]
+    pub fn evicts_dead_thinking(&self) -> Option<bool> {
+        match self.kv_memory.evict_dead_thinking {
+            Auto::Set(false) => None,
+            Auto::Set(true) => Some(true),
+            Auto::Auto => Some(self.model.strips_reasoning_or_keep()),
+        }
+    }
+}

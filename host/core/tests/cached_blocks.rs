@@ -1,0 +1,242 @@
+//! `CachedBlocks` beside a queue like the engine's: whatever is told in whatever order, the mirror agrees with the queue,
+//! nothing is handed out twice, and what goes first is what a naive ranking says.
+
+use std::collections::BTreeMap;
+
+use meridian_core::{
+    CachedBlocks, EvictionCandidate, EvictionPolicy, Fault, FaultKind, LeavingBlock, Memory, TieredLru,
+};
+use proptest::prelude::*;
+
+const BLOCKS: u32 = 24;
+const BLOCK_TOKENS: u32 = 4;
+const NONE: [u32; 0] = [];
+
+/// Keeps what was matched, and fails now and then.
+struct ByHits {
+    calls: u32,
+    fails_every: u32,
+}
+
+impl EvictionPolicy for ByHits {
+    fn keys(&mut self, _: &Memory, candidates: &[EvictionCandidate], keys: &mut Vec<f32>) -> Result<(), Fault> {
+        self.calls += 1;
+        keys.extend(candidates.iter().map(|candidate| candidate.hits as f32));
+        if self.calls.is_multiple_of(self.fails_every) {
+            keys.pop();
+            return Err(Fault::new(FaultKind::Trap, "now and then"));
+        }
+        Ok(())
+    }
+}
+
+/// The engine: a queue of free blocks, readers of the others, and which can be matched.
+#[derive(Debug, Default)]
+struct Engine {
+    queue: Vec<u32>,
+    readers: BTreeMap<u32, u32>,
+    tokens: BTreeMap<u32, u32>,
+}
+
+impl Engine {
+    fn new() -> Self {
+        Self { queue: (0..BLOCKS).collect(), ..Self::default() }
+    }
+
+    fn free(&self) -> Vec<(u32, Option<u32>)> {
+        self.queue.iter().map(|block| (*block, self.tokens.get(block).copied())).collect()
+    }
+
+    fn take(&mut self, cached: &mut CachedBlocks, count: usize, now_ms: f64) {
+        let count = count.min(self.queue.len());
+        let chosen = cached.choose(count as u32);
+        assert!(chosen.iter().all(|block| self.queue.contains(block)), "what is chosen is free");
+        self.queue.retain(|block| !chosen.contains(block));
+        self.queue.splice(0..0, chosen);
+        let taken: Vec<u32> = self.queue.drain(..count).collect();
+        cached.taken(&taken, now_ms);
+        for block in taken {
+            self.tokens.remove(&block);
+            self.readers.insert(block, 1);
+        }
+    }
+
+    fn let_go(&mut self, cached: &mut CachedBlocks, policy: &mut dyn EvictionPolicy, blocks: &[u32], now_ms: f64) {
+        let mut leaving = Vec::new();
+        for block in blocks {
+            let Some(readers) = self.readers.get_mut(block) else { continue };
+            *readers -= 1;
+            if *readers == 0 {
+                self.readers.remove(block);
+                leaving.push(LeavingBlock { block: *block, tokens: self.tokens.get(block).copied() });
+            }
+        }
+        let order = cached.leaving(policy, &leaving, now_ms);
+        let mut freed = order.freed.clone();
+        freed.sort_unstable();
+        let mut expected: Vec<u32> = leaving.iter().map(|leaving| leaving.block).collect();
+        expected.sort_unstable();
+        assert_eq!(freed, expected, "all that leave are freed, once");
+        self.tokens.retain(|block, _| !order.dead.contains(block));
+        let (kept, empty): (Vec<u32>, Vec<u32>) =
+            order.freed.into_iter().partition(|block| self.tokens.contains_key(block));
+        self.queue.splice(0..0, empty);
+        self.queue.extend(kept);
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Operation {
+    Take(usize),
+    Hash(usize),
+    Touch(usize),
+    Match(usize),
+    Dead(usize),
+    LetGo(Vec<usize>),
+    Drop(usize),
+    Resync,
+}
+
+fn operation() -> impl Strategy<Value = Operation> {
+    let any = 0..BLOCKS as usize;
+    prop_oneof![
+        4 => (1..6usize).prop_map(Operation::Take),
+        4 => any.clone().prop_map(Operation::Hash),
+        2 => any.clone().prop_map(Operation::Touch),
+        2 => any.clone().prop_map(Operation::Match),
+        2 => any.clone().prop_map(Operation::Dead),
+        4 => prop::collection::vec(any.clone(), 1..8).prop_map(Operation::LetGo),
+        1 => any.prop_map(Operation::Drop),
+        1 => Just(Operation::Resync),
+    ]
+}
+
+fn run(operations: &[Operation], policy: &mut dyn EvictionPolicy) {
+    let mut engine = Engine::new();
+    let mut cached = CachedBlocks::new(BLOCKS, BLOCK_TOKENS);
+    cached.resync(engine.free());
+    for (step, operation) in operations.iter().enumerate() {
+        let now_ms = step as f64;
+        let attended: Vec<u32> = engine.readers.keys().copied().collect();
+        let nth = |i: usize| (!attended.is_empty()).then(|| attended[i % attended.len()]);
+        match operation {
+            Operation::Take(count) => engine.take(&mut cached, *count, now_ms),
+            Operation::Hash(i) => {
+                if let Some(block) = nth(*i) {
+                    engine.tokens.insert(block, BLOCK_TOKENS * (1 + *i as u32));
+                }
+            }
+            Operation::Touch(i) => {
+                let block = *i as u32;
+                if engine.tokens.contains_key(&block) || engine.readers.contains_key(&block) {
+                    engine.queue.retain(|free| *free != block);
+                    *engine.readers.entry(block).or_default() += 1;
+                    cached.touched(&[block]);
+                }
+            }
+            Operation::Match(i) => cached.matched(&[*i as u32]),
+            Operation::Dead(i) => cached.mark_dead(&nth(*i).into_iter().collect::<Vec<_>>()),
+            Operation::LetGo(picks) => {
+                let mut blocks: Vec<u32> = picks.iter().filter_map(|i| nth(*i)).collect();
+                blocks.sort_unstable();
+                blocks.dedup();
+                engine.let_go(&mut cached, policy, &blocks, now_ms);
+            }
+            Operation::Drop(i) => {
+                let block = *i as u32;
+                if engine.tokens.remove(&block).is_some() && engine.queue.contains(&block) {
+                    engine.queue.retain(|free| *free != block);
+                    engine.queue.insert(0, block);
+                    cached.emptied(&[block]);
+                }
+            }
+            Operation::Resync => cached.resync(engine.free()),
+        }
+        cached.audit(engine.free()).unwrap_or_else(|error| panic!("step {step}, {operation:?}: {error}"));
+    }
+}
+
+proptest! {
+    #[test]
+    fn the_mirror_agrees_with_the_queue(operations in prop::collection::vec(operation(), 1..120), fails_every in 2..9u32) {
+        run(&operations, &mut TieredLru);
+        run(&operations, &mut ByHits { calls: 0, fails_every });
+    }
+}
+
+fn full(blocks: &[u32]) -> Vec<LeavingBlock> {
+    blocks.iter().map(|block| LeavingBlock { block: *block, tokens: Some(BLOCK_TOKENS) }).collect()
+}
+
+fn pool() -> CachedBlocks {
+    let mut cached = CachedBlocks::new(6, BLOCK_TOKENS);
+    cached.resync((0..6).map(|block| (block, None)));
+    cached.taken(&[0, 1, 2, 3, 4, 5], 0.0);
+    cached
+}
+
+#[test]
+fn by_default_the_queue_is_left_as_it_is() {
+    let mut cached = pool();
+    cached.leaving(&mut TieredLru, &full(&[2, 1, 0]), 1.0);
+    cached.leaving(&mut TieredLru, &full(&[5]), 2.0);
+    assert_eq!(cached.order().collect::<Vec<_>>(), [2, 1, 0, 5]);
+    assert_eq!(cached.choose(2), NONE, "the queue hands out 2 and 1 by itself");
+}
+
+#[test]
+fn what_was_matched_is_kept_across_batches() {
+    let mut cached = pool();
+    let mut policy = ByHits { calls: 0, fails_every: u32::MAX };
+    cached.matched(&[0, 1]);
+    cached.leaving(&mut policy, &full(&[1, 0]), 1.0);
+    cached.leaving(&mut policy, &full(&[3, 2]), 2.0);
+    assert_eq!(cached.choose(3), [3, 2, 1], "the later ones first: nobody matched them");
+    assert_eq!(cached.stats().moved, 3);
+}
+
+#[test]
+fn empty_blocks_go_first() {
+    let mut cached = pool();
+    let mut policy = ByHits { calls: 0, fails_every: u32::MAX };
+    cached.matched(&[0]);
+    cached.leaving(&mut policy, &full(&[0]), 1.0);
+    cached.leaving(&mut policy, &full(&[1]), 2.0);
+    cached.leaving(&mut policy, &[LeavingBlock { block: 2, tokens: None }], 3.0);
+    assert_eq!(cached.choose(1), NONE);
+    assert_eq!(cached.choose(2), [1]);
+}
+
+#[test]
+fn dead_thinking_is_dropped_unless_somebody_else_matched_it() {
+    let mut cached = pool();
+    cached.mark_dead(&[1, 2, 3]);
+    cached.shared(&[2]);
+    cached.mark_dead(&[2]);
+    cached.matched(&[3]);
+    let order = cached.leaving(&mut TieredLru, &full(&[3, 2, 1, 0]), 1.0);
+    assert_eq!((order.dead, order.freed), (vec![1], vec![1, 3, 2, 0]));
+    assert_eq!(cached.stats().evictions, [1, 0, 0]);
+}
+
+#[test]
+fn a_block_that_is_used_again_starts_anew() {
+    let mut cached = pool();
+    cached.mark_dead(&[0]);
+    cached.leaving(&mut TieredLru, &full(&[0]), 1.0);
+    cached.taken(&[0], 2.0);
+    let order = cached.leaving(&mut TieredLru, &full(&[0]), 3.0);
+    assert!(order.dead.is_empty());
+    cached.taken(&[0], 4.0);
+    assert_eq!(cached.stats().evictions, [1, 1, 0]);
+}
+
+#[test]
+fn a_mirror_that_is_wrong_is_told_apart() {
+    let mut cached = pool();
+    cached.leaving(&mut TieredLru, &full(&[0]), 1.0);
+    assert!(cached.audit([(0, Some(4))]).is_ok());
+    for queue in [vec![], vec![(0, None)], vec![(1, Some(4))], vec![(0, Some(4)), (1, None)], vec![(9, None)]] {
+        assert!(cached.audit(queue.clone()).is_err(), "{queue:?}");
+    }
+}
