@@ -22,6 +22,22 @@ SlotName = Literal["dispatch", "eviction", "budget"]
 MAX_TENANT_CHARACTERS = 128
 
 
+class KvStats(TypedDict):
+    """What happened to KV memory where Meridian orders it, since the engine was made."""
+
+    evictions: dict[str, int]
+    """KV blocks by tier: `think_complete` (dead thinking), `think_active` (other cached ones), `output_critical` (of
+    answers in progress)."""
+    hit_tokens: dict[str, int]
+    """Tokens of admitted requests that the prefix cache had, by what they are: `prefill` (prompt), `think`, `output`."""
+    missed_tokens: dict[str, int]
+    recomputed_tokens: int
+    """Tokens computed again because of a preemption."""
+    avoidable_output_preemptions: int
+    moved_blocks: int
+    resyncs: int
+
+
 class Stats(TypedDict):
     """What a dispatch slot has done since it was made. Times in milliseconds."""
 
@@ -38,6 +54,7 @@ class Stats(TypedDict):
     faults: dict[str, int]
     last_fault: str | None
     preemptions: dict[str, int]
+    kv: KvStats | None
     step_time_ms: tuple[float, float, float] | None
     last_source: str | None
 

@@ -5,8 +5,11 @@ use std::time::{Duration, Instant};
 
 use meridian_core::budget::Thresholds;
 use meridian_core::types::RequestId;
-use meridian_core::{EngineFacts, FaultKind, Markers, MeridianConfig, NewRequest, PhaseEvent, Slot, ThinkPhase};
-use meridian_runtime::control::{Control, ProcessStatus};
+use meridian_core::{
+    CachedBlocks, EngineFacts, EvictionColumn, FaultKind, Markers, Memory, MeridianConfig, NewRequest, PhaseEvent,
+    Slot, Subject, ThinkPhase,
+};
+use meridian_runtime::control::{Control, KvStatus, ProcessStatus};
 use meridian_runtime::traces::{FinishedRequest, Traces};
 use meridian_runtime::{DispatchEngine, Source};
 use meridian_wasm::TrustedKeys;
@@ -16,6 +19,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
 
 use crate::control::{Services, Slots};
+use crate::kv::BlockPool;
 use crate::policies::{Judges, Policies};
 use crate::{ConfigError, PolicyError, log};
 
@@ -27,6 +31,8 @@ use crate::{ConfigError, PolicyError, log};
 pub(crate) struct Engine {
     inner: Arc<Mutex<Inner>>,
     is_stock: bool,
+    evicts_dead_thinking: Option<bool>,
+    tool_calls: Vec<Vec<u32>>,
     policies: Py<Policies>,
 }
 
@@ -48,6 +54,10 @@ struct Inner {
     all_waiting: u32,
     /// Told of every request that ends.
     traces: Option<Arc<Traces>>,
+    /// A mirror of each of the engine's block pools.
+    pools: Vec<Arc<Mutex<CachedBlocks>>>,
+    /// KV blocks that answers in progress have lost.
+    output_critical_evictions: u64,
 }
 
 /// The Python side of a live request.
@@ -60,6 +70,31 @@ impl Inner {
     fn find(&self, id: &str) -> Option<Slot> {
         self.by_id.get(id).copied()
     }
+
+    /// `None` where the engine's pools are its own affair.
+    fn kv_status(&self) -> Option<KvStatus> {
+        if self.pools.is_empty() {
+            return None;
+        }
+        let counts = self.engine.kv_counts();
+        let mut status = KvStatus {
+            hit_tokens: counts.hit_tokens,
+            missed_tokens: counts.missed_tokens,
+            recomputed_tokens: counts.recomputed_tokens,
+            avoidable_output_preemptions: counts.avoidable_output_preemptions,
+            ..KvStatus::default()
+        };
+        for pool in &self.pools {
+            let stats = pool.lock().unwrap_or_else(PoisonError::into_inner).stats();
+            for (total, count) in status.evictions.iter_mut().zip(stats.evictions) {
+                *total += count;
+            }
+            status.moved_blocks += stats.moved;
+            status.resyncs += stats.resyncs;
+        }
+        status.evictions[2] += self.output_critical_evictions;
+        Some(status)
+    }
 }
 
 #[pymethods]
@@ -67,7 +102,7 @@ impl Engine {
     /// `config_json` is the effective configuration, `base_dir` what a relative component path is relative to. With
     /// `serves` the admin listener and the metrics are started, as the configuration says.
     #[new]
-    #[pyo3(signature = (config_json, base_dir, *, starts, ends, padding, block_tokens, steps_ahead, model = "", serves = false))]
+    #[pyo3(signature = (config_json, base_dir, *, starts, ends, padding, block_tokens, steps_ahead, model = "", serves = false, tool_calls = vec![]))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
     fn new(
         py: Python<'_>,
@@ -80,6 +115,7 @@ impl Engine {
         steps_ahead: usize,
         model: &str,
         serves: bool,
+        tool_calls: Vec<Vec<u32>>,
     ) -> PyResult<Self> {
         let config = MeridianConfig::from_json(config_json).map_err(|error| ConfigError::new_err(error.to_string()))?;
         log::keep();
@@ -113,12 +149,14 @@ impl Engine {
             events: Vec::new(),
             all_waiting: 0,
             traces: None,
+            pools: Vec::new(),
+            output_critical_evictions: 0,
         };
         let inner = Arc::new(Mutex::new(inner));
         // Nobody else has set it.
         let _ = status.set(Arc::downgrade(&inner));
         let controller = Arc::new(controller);
-        let is_stock = config.policy.dispatch.source == "native:fcfs";
+        let is_stock = config.asks_for_stock();
         // A stock engine stays stock: nothing in it could be changed.
         let control = Arc::clone(&controller) as Arc<dyn Control>;
         let services = Services::start(&config, base_dir, model, &control, serves && !is_stock, recorder);
@@ -127,13 +165,78 @@ impl Engine {
         let unit = config.entropy.unit;
         let judges = Judges { eviction, budget, configured, unit };
         let policies = Py::new(py, Policies::new(controller, judges, services))?;
-        Ok(Self { inner, is_stock, policies })
+        let tool_calls = tool_calls.into_iter().filter(|ids| !ids.is_empty()).collect();
+        Ok(Self { inner, is_stock, evicts_dead_thinking: config.evicts_dead_thinking(), tool_calls, policies })
     }
 
     /// Whether the configuration asks for the engine's own behaviour: nothing needs to be called then.
     #[getter]
     fn is_stock(&self) -> bool {
         self.is_stock
+    }
+
+    /// Whether the thinking of a request that ended can never be matched again: True when the model's template strips it
+    /// from later prompts, None when it must not be looked at.
+    #[getter]
+    fn evicts_dead_thinking(&self) -> Option<bool> {
+        self.evicts_dead_thinking
+    }
+
+    /// Token sequences that begin a tool call, as they were given.
+    #[getter]
+    fn tool_calls(&self) -> Vec<Vec<u32>> {
+        self.tool_calls.clone()
+    }
+
+    /// The engine preempts whoever is last in its running list: when a step may be short of KV blocks, plans put requests
+    /// that answer before those that do not.
+    fn keep_answers_ahead(&self) {
+        self.lock().engine.keep_answers_ahead();
+    }
+
+    /// Preemptions of requests that answered.
+    #[getter]
+    fn output_preemptions(&self) -> u64 {
+        self.lock().engine.preemptions()[ThinkPhase::Output as usize]
+    }
+
+    /// The mirror of a pool of `blocks` KV blocks, to be filled by `resync`.
+    fn pool(&self, py: Python<'_>, blocks: u32, block_tokens: u32) -> BlockPool {
+        let cached = Arc::new(Mutex::new(CachedBlocks::new(blocks, block_tokens)));
+        self.lock().pools.push(Arc::clone(&cached));
+        BlockPool::new(cached, self.policies.clone_ref(py))
+    }
+
+    /// Position of a request's first token of thinking; None before it has thought, or when it is not known.
+    fn think_from(&self, request_id: &str) -> Option<u32> {
+        let inner = self.lock();
+        inner.engine.table().get(inner.find(request_id)?)?.think_from()
+    }
+
+    /// Whether a policy reads how many KV blocks each request would free: they are dear to count.
+    #[getter]
+    fn reads_victim_blocks(&self, py: Python<'_>) -> bool {
+        self.policies.borrow(py).judges().eviction.reads(EvictionColumn::Blocks)
+    }
+
+    /// Which of the handles in `running` gives up its KV blocks; `blocks` are those that only it attends, for each, or
+    /// empty when nobody reads them. None when one of the handles is not known.
+    fn victim(
+        &self,
+        py: Python<'_>,
+        running: &Bound<'_, PyList>,
+        blocks: Vec<u32>,
+        memory: (f64, u32, u32, u32),
+    ) -> Option<usize> {
+        let (now_ms, free_blocks, cached_blocks, total_blocks) = memory;
+        let memory = Memory { now_ms, subject: Subject::Requests, free_blocks, cached_blocks, total_blocks };
+        let inner = &mut *self.lock();
+        if !slots_of(&inner.slots, Some(running), &mut inner.running) {
+            return None;
+        }
+        let policies = self.policies.borrow(py);
+        let judges = &mut *policies.judges();
+        inner.engine.victim(&mut judges.eviction, &memory, &inner.running, &blocks)
     }
 
     /// What changes its policies.
@@ -276,7 +379,7 @@ impl Engine {
     fn admitted(&self, request_id: &str, cached_tokens: u32) {
         let inner = &mut *self.lock();
         if let Some(slot) = inner.find(request_id) {
-            inner.engine.table_mut().admitted(slot, cached_tokens);
+            inner.engine.admitted(slot, cached_tokens);
         }
     }
 
@@ -288,12 +391,16 @@ impl Engine {
         }
     }
 
-    /// The request lost its KV blocks and waits again.
-    fn preempted(&self, request_id: &str) {
+    /// The request lost its KV blocks and waits again; `blocks` is how many that only it attended, for one that answers.
+    /// True when it answers and one that does not could have gone instead.
+    #[pyo3(signature = (request_id, blocks = 0))]
+    fn preempted(&self, request_id: &str, blocks: u32) -> bool {
         let inner = &mut *self.lock();
-        if let Some(slot) = inner.find(request_id) {
-            inner.engine.preempted(slot);
+        let Some(slot) = inner.find(request_id) else { return false };
+        if inner.engine.table().get(slot).is_some_and(|row| row.phase() == ThinkPhase::Output) {
+            inner.output_critical_evictions += u64::from(blocks);
         }
+        inner.engine.preempted(slot)
     }
 
     /// Tokens were generated: objects with `request_id` and `new_token_ids`, as vLLM's `EngineCoreOutput`. They were there at
@@ -369,6 +476,7 @@ impl Engine {
         preemptions.set_item("think", think)?;
         preemptions.set_item("output", output)?;
         dict.set_item("preemptions", preemptions)?;
+        dict.set_item("kv", inner.kv_status().map(|kv| crate::kv::to_dict(py, &kv)).transpose()?)?;
         let step_time = engine.step_time().map(|fit| (fit.fixed_ms, fit.decode_token_ms, fit.prefill_token_ms));
         dict.set_item("step_time_ms", step_time)?;
         dict.set_item(
@@ -399,6 +507,7 @@ fn process_status(inner: Arc<OnceLock<Weak<Mutex<Inner>>>>, model: String) -> im
             status.requests = inner.engine.phases();
             status.waiting = u64::from(inner.all_waiting);
             status.preemptions = inner.engine.preemptions();
+            status.kv = inner.kv_status();
             status.step_time_ms = inner
                 .engine
                 .step_time()

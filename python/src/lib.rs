@@ -6,6 +6,7 @@
 mod budget;
 mod control;
 mod engine;
+mod kv;
 mod log;
 mod policies;
 
@@ -76,6 +77,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(budget::eat, module)?)?;
     module.add_function(wrap_pyfunction!(budget::rpdi, module)?)?;
     module.add_class::<policies::Policies>()?;
+    module.add_class::<kv::BlockPool>()?;
     module.add_class::<engine::Engine>()
 }
 

@@ -186,7 +186,7 @@ impl Policies {
 }
 
 impl Policies {
-    fn judges(&self) -> std::sync::MutexGuard<'_, Judges> {
+    pub(crate) fn judges(&self) -> std::sync::MutexGuard<'_, Judges> {
         self.judges.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -26,6 +26,7 @@ from meridian import _native
 from meridian.config import MeridianConfig, load_config
 from meridian.engine import MAX_TENANT_CHARACTERS
 from meridian.vllm.compat import check_version
+from meridian.vllm.kv import DEFECTS, KvHook
 from meridian.vllm.markers import engine_tokenizer, resolve
 
 if TYPE_CHECKING:
@@ -37,9 +38,6 @@ if TYPE_CHECKING:
 
 # Below vLLM's own logger, whose handlers and level it shares.
 logger = logging.getLogger("vllm.meridian")
-
-# What Meridian itself could raise: a panic of the native code derives from BaseException.
-_DEFECTS = (Exception, _native.PanicException)
 
 # Waiting requests a policy sees in a step; the rest keep their place behind them.
 WAITING_WINDOW = 4096
@@ -63,15 +61,28 @@ class _Meridian:
                 "(the priority of a request is one of the facts that a policy may read)"
             )
         self._meridian_engine: _native.Engine = _make_engine(config, scheduler, serves=True)
-        # None: stock. Set to None for good should Meridian itself ever fail.
-        self._meridian: _native.Engine | None = None if self._meridian_engine.is_stock else self._meridian_engine
         self._meridian_decode_tokens = 1 + scheduler.num_spec_tokens
         self._meridian_block_pool = scheduler.kv_cache_manager.block_pool
         self._meridian_own_ns: deque[int] = deque(maxlen=TIMED_STEPS)
         self._meridian_faults_logged = 0
+        self._meridian_output_preemptions_logged = 0
         # While the output of a step is taken in: the requests that it ended, whose last tokens are still to be told.
         self._meridian_ended: list[Request] | None = None
-        logger.info("meridian: dispatch policy %s", config.policy.dispatch.source)
+        self._meridian_kv: KvHook | None = None
+        self._meridian_use(None if self._meridian_engine.is_stock else self._meridian_engine)
+        logger.info(
+            "meridian: dispatch policy %s, eviction policy %s", config.policy.dispatch.source, config.policy.eviction.source
+        )
+
+    def _meridian_use(self, engine: _native.Engine | None) -> None:
+        """From here on `engine` decides; None: this is stock vLLM."""
+        if self._meridian_kv is not None:
+            self._meridian_kv.detach()
+            self._meridian_kv = None
+        self._meridian = engine
+        if engine is not None:
+            self._meridian_kv = KvHook(self._scheduler(), engine, self._give_up)
+            self._meridian_kv.attach()
 
     def _scheduler(self) -> Scheduler:
         """This object, as the class it is mixed into."""
@@ -88,7 +99,7 @@ class _Meridian:
         now_ms = time.monotonic() * 1e3
         try:
             budget, caps = self._plan(engine, scheduler, now_ms, own_budget)
-        except _DEFECTS:
+        except DEFECTS:
             self._give_up("planning a step")
             return parent.schedule(*args, **kwargs)
         scheduler.max_num_scheduled_tokens = budget
@@ -104,7 +115,7 @@ class _Meridian:
                 del self.__dict__["_reserve_prefill_lookahead"]
         try:
             self._observe(engine, output, now_ms)
-        except _DEFECTS:
+        except DEFECTS:
             self._give_up("following a step")
         self._meridian_own_ns.append(time.perf_counter_ns() - scheduled_ns + planned_ns - started_ns)
         return output
@@ -192,7 +203,7 @@ class _Meridian:
                         engine.generated(cast("list[object]", client.outputs), now_ms)
                 self._pass_on_log()
                 self._log_faults(engine)
-            except _DEFECTS:
+            except DEFECTS:
                 self._give_up("following generated tokens")
             self._remove(ended)
         return outputs
@@ -204,19 +215,34 @@ class _Meridian:
         if engine is not None and self._scheduler().requests.get(request.request_id) is request:
             try:
                 _add(engine, request)
-            except _DEFECTS:
+            except DEFECTS:
                 self._give_up("taking in a request")
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        engine, kv = self._meridian, self._meridian_kv
+        blocks = 0
+        try:
+            if engine is not None and kv is not None and engine.phase(request.request_id) == "output":
+                blocks = kv.unshared_blocks(request)
+        except DEFECTS:
+            self._give_up("counting the blocks of a preempted request")
         cast("Scheduler", super())._preempt_request(request, *args, **kwargs)
         engine = self._meridian
         if engine is not None:
             try:
-                engine.preempted(request.request_id)
-            except _DEFECTS:
+                avoidable = engine.preempted(request.request_id, blocks)
+                if blocks:
+                    self._log_output_preemption(engine, request, blocks, avoidable)
+            except DEFECTS:
                 self._give_up("following preempted")
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        kv = self._meridian_kv
+        if kv is not None:
+            try:
+                kv.request_ends(request)
+            except DEFECTS:
+                self._give_up("following the end of a request")
         freed = cast("Scheduler", super())._free_request(request, *args, **kwargs)
         if self._meridian_ended is None:
             self._remove([request])
@@ -231,7 +257,7 @@ class _Meridian:
                 for request in requests:
                     reason = request.get_finished_reason()
                     engine.remove(request.request_id, "" if reason is None else str(reason))
-            except _DEFECTS:
+            except DEFECTS:
                 self._give_up("following remove")
 
     def meridian_stats(self) -> dict[str, Any]:
@@ -242,6 +268,9 @@ class _Meridian:
     def _give_up(self, doing: str) -> None:
         """A defect of Meridian itself must not end the engine: from here on it is stock."""
         self._meridian = None
+        kv, self._meridian_kv = self._meridian_kv, None
+        if kv is not None:
+            kv.detach()
         logger.exception("meridian: failed while %s; this engine goes on as stock vLLM", doing)
 
     def _pass_on_log(self) -> None:
@@ -253,6 +282,21 @@ class _Meridian:
         self._meridian_engine.policies.close()
         self._pass_on_log()
         cast("Scheduler", super()).shutdown()
+
+    def _log_output_preemption(
+        self, engine: _native.Engine, request: Request, blocks: int, avoidable: bool
+    ) -> None:
+        """Never silent, but at each doubling: an engine that is far too small preempts all the time."""
+        count = engine.output_preemptions
+        if count >= 2 * self._meridian_output_preemptions_logged:
+            self._meridian_output_preemptions_logged = count
+            logger.warning(
+                "meridian: request %s lost %d KV blocks while it answered%s; %d such preemptions so far",
+                request.request_id,
+                blocks,
+                ", although one that thinks could have gone" if avoidable else ", for want of KV memory",
+                count,
+            )
 
     def _log_faults(self, engine: _native.Engine) -> None:
         faults = engine.fault_count

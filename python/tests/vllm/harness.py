@@ -50,11 +50,16 @@ class Engine:
     def using(self, native: Any) -> Iterator[Any]:
         """Put `native` (None for stock) into the idle engine; every request must be over at the end."""
         before = self.scheduler._meridian
+        from meridian import _native
+
+        is_scripted = native is not None and not isinstance(native, _native.Engine)
+        self.scheduler._meridian_use(None if is_scripted else native)
+        # What only plans steps has no say in KV memory.
         self.scheduler._meridian = native
         try:
             yield native
         finally:
-            self.scheduler._meridian = before
+            self.scheduler._meridian_use(before)
             assert not self.run.engine.has_unfinished_requests()
 
     def generate(

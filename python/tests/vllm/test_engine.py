@@ -82,7 +82,7 @@ def test_every_hostile_component_is_survived(
 
 
 def test_fcfs_is_stock(engine: Engine, stock_tokens: list[list[int]], policies: Path) -> None:
-    def run(native: Any) -> tuple[list[list[int]], int, int]:
+    def run(native: Any, n: int) -> tuple[list[list[int]], int, int]:
         steps = 0
 
         def count() -> None:
@@ -92,15 +92,20 @@ def test_fcfs_is_stock(engine: Engine, stock_tokens: list[list[int]], policies: 
         with engine.using(native):
             probe = SchedulerProbe(engine.scheduler, engine.run.seen)
             try:
-                tokens = engine.generate(requests(24), count)
+                tokens = engine.generate(requests(n), count)
             finally:
                 del engine.scheduler.schedule, engine.scheduler._preempt_request
         return tokens, steps, sum(probe.preemptions.values())
 
-    stock = run(None)
-    assert stock[0] == stock_tokens
-    assert stock[2] > 0
-    assert run(engine.native(str(policies / "fcfs.wasm"))) == stock
+    assert engine.native("native:fcfs").is_stock
+    # With room for all, a component that keeps the order changes nothing at all.
+    stock = run(None, 8)
+    assert stock[2] == 0
+    assert run(engine.native(str(policies / "fcfs.wasm")), 8) == stock
+    # Without, whom to preempt is the eviction policy's to say, and no token changes.
+    tokens, _, preemptions = run(engine.native(str(policies / "fcfs.wasm")), 24)
+    assert tokens == stock_tokens
+    assert preemptions > 0
 
 
 def test_aborted_requests_are_forgotten(engine: Engine) -> None:

@@ -1,0 +1,334 @@
+"""Meridian's order of eviction inside vLLM's own KV cache, and its choice of whom to preempt.
+
+Nothing of vLLM's is copied: the methods through which blocks come and go are wrapped on the objects that one scheduler
+has (vllm/v1/core/block_pool.py: `BlockPool.free_blocks`, `get_new_blocks`, `touch`, `evict_blocks`,
+`reset_prefix_cache`; vllm/v1/core/kv_cache_manager.py: `allocate_slots`), and unwrapped by `detach`. vLLM's own queue of
+free blocks stays the truth: what Meridian changes is the order in which blocks are put into it, and which of them stand
+at its front when blocks are handed out.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.request import RequestStatus
+
+from meridian import _native
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.request import Request
+
+# Below vLLM's own logger, whose handlers and level it shares.
+logger = logging.getLogger("vllm.meridian")
+
+# What Meridian itself could raise: a panic of the native code derives from BaseException.
+DEFECTS = (Exception, _native.PanicException)
+
+# In `vllm_xargs`: the client will send the thinking of this request back, whatever the model's template does.
+KEEP_THINKING = "meridian_keep_thinking"
+
+
+class KvHook:
+    """Meridian's hand in the KV cache of one scheduler, from `attach` to `detach`.
+
+    `failed` is called once, with what was being done, when Meridian itself fails; the hook is detached then, and the
+    engine's own behaviour is back within the same call.
+    """
+
+    def __init__(self, scheduler: Scheduler, engine: _native.Engine, failed: Callable[[str], None]) -> None:
+        self._scheduler = scheduler
+        self._engine = engine
+        self._tool_calls = engine.tool_calls
+        self._failed = failed
+        self._on = False
+        manager = scheduler.kv_cache_manager
+        managers = manager.coordinator.single_type_managers
+        # With prefix caching off a free block is a free block.
+        pools = dict.fromkeys(m.block_pool for m in managers) if manager.enable_caching else {}
+        self._pools = {id(pool): PoolHook(pool, engine, scheduler.block_size, self._fail) for pool in pools}
+        self._allocate_slots: Callable[..., Any] | None = None
+
+    @property
+    def pools(self) -> list[PoolHook]:
+        """One for each of the scheduler's block pools; none with prefix caching off."""
+        return list(self._pools.values())
+
+    def attach(self) -> None:
+        """Take the order of eviction over."""
+        manager = self._scheduler.kv_cache_manager
+        self._engine.keep_answers_ahead()
+        for pool in self._pools.values():
+            pool.attach()
+        self._allocate_slots = manager.allocate_slots
+        manager.__dict__["allocate_slots"] = self._allocate
+        self._on = True
+
+    def detach(self) -> None:
+        """Give it back. What is free is handed out in the order in which it stands in vLLM's queue."""
+        self._on = False
+        for pool in self._pools.values():
+            pool.detach()
+        _unwrap(self._scheduler.kv_cache_manager, "allocate_slots", self._allocate)
+
+    def request_ends(self, request: Request) -> None:
+        """To be called before the request's blocks are let go of. Whatever holds them after that (a connector, a step
+        that is under way) lets go of them later; what is dead is known from here on."""
+        if not self._on or not self._pools or not self._thinking_is_dead(request):
+            return
+        think_from = self._engine.think_from(request.request_id)
+        if think_from is None:
+            return
+        for manager in self._scheduler.kv_cache_manager.coordinator.single_type_managers:
+            pool = self._pools[id(manager.block_pool)]
+            blocks = manager.req_to_blocks.get(request.request_id, ())
+            pool.mark_dead(blocks, manager.block_size, think_from)
+
+    def unshared_blocks(self, request: Request) -> int:
+        """KV blocks that only this request attends."""
+        managers = self._scheduler.kv_cache_manager.coordinator.single_type_managers
+        blocks = (block for m in managers for block in m.req_to_blocks.get(request.request_id, ()))
+        return sum(block.ref_cnt == 1 and not block.is_null for block in blocks)
+
+    def _thinking_is_dead(self, request: Request) -> bool:
+        """Whether the next prompt leaves this request's thinking out."""
+        dead = self._engine.evicts_dead_thinking
+        if dead is None:
+            return False
+        params = request.sampling_params
+        given = ((params.extra_args if params is not None else None) or {}).get(KEEP_THINKING)
+        if isinstance(given, bool | int | float):
+            return not given
+        # A turn that ends in a tool call is followed by the tool's result, and its thinking stays until the next question.
+        return dead and not any(_contains(request.output_token_ids, ids) for ids in self._tool_calls)
+
+    def _allocate(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        original = cast("Callable[..., Any]", self._allocate_slots)
+        if not self._on:
+            return original(request, *args, **kwargs)
+        found = kwargs.get("new_computed_blocks")
+        matched: list[KVCacheBlock] = []
+        shared: list[int] = []
+        if found is not None and self._pools and not request.num_preemptions:
+            matched = [block for group in found.blocks for block in group if not block.is_null]
+            shared = [block.block_id for block in matched if block.ref_cnt]
+        allocated = original(request, *args, **kwargs)
+        try:
+            if allocated is None:
+                if request.status == RequestStatus.RUNNING:
+                    self._put_victim_last(request)
+            elif matched:
+                self._matched(matched, set(shared))
+        except DEFECTS:
+            self._fail("following an allocation")
+        return allocated
+
+    def _put_victim_last(self, request: Request) -> None:
+        """vLLM preempts the last of the running list (scheduler.py: `self.running[-1]`). What stands before the request
+        that lacks blocks has its tokens of this step already and cannot go."""
+        scheduler = self._scheduler
+        if scheduler.policy is not SchedulingPolicy.FCFS:
+            return
+        running = scheduler.running
+        first = running.index(request)
+        candidates = running[first:]
+        if len(candidates) < 2:
+            return
+        reads_blocks = self._engine.reads_victim_blocks
+        blocks = [self.unshared_blocks(candidate) for candidate in candidates] if reads_blocks else []
+        block_pool = scheduler.kv_cache_manager.block_pool
+        counts = self._pools[id(block_pool)].counts() if self._pools else (block_pool.get_num_free_blocks(), 0)
+        memory = (time.monotonic() * 1e3, *counts, block_pool.num_gpu_blocks)
+        victim = self._engine.victim(cast("list[object]", candidates), blocks, memory)
+        if victim is not None and victim != len(candidates) - 1:
+            running.append(running.pop(first + victim))
+
+    def _matched(self, blocks: list[KVCacheBlock], shared: set[int]) -> None:
+        for hook in self._pools.values():
+            ids = [block.block_id for block in blocks if block.pool is None or block.pool is hook.pool]
+            hook.matched(ids, [block for block in ids if block in shared])
+
+    def _fail(self, doing: str) -> None:
+        if self._on:
+            self.detach()
+            self._failed(doing)
+
+
+class PoolHook:
+    """The wrapped methods of one `BlockPool`."""
+
+    def __init__(self, pool: BlockPool, engine: _native.Engine, block_tokens: int, failed: Callable[[str], None]) -> None:
+        self.pool = pool
+        self._failed = failed
+        self._on = False
+        self._mirror = engine.pool(pool.num_gpu_blocks, block_tokens)
+        self._originals: dict[str, Callable[..., Any]] = {}
+        self._wrappers: dict[str, Callable[..., Any]] = {
+            "free_blocks": self._free_blocks,
+            "get_new_blocks": self._get_new_blocks,
+            "touch": self._touch,
+            "evict_blocks": self._evict_blocks,
+            "reset_prefix_cache": self._reset_prefix_cache,
+        }
+
+    def attach(self) -> None:
+        """Wrap the methods, and take in what is free now."""
+        self._originals = {name: getattr(self.pool, name) for name in self._wrappers}
+        self.pool.__dict__.update(self._wrappers)
+        self._resync()
+        self._on = True
+
+    def detach(self) -> None:
+        """Unwrap them."""
+        self._on = False
+        for name, wrapper in self._wrappers.items():
+            _unwrap(self.pool, name, wrapper)
+
+    def counts(self) -> tuple[int, int]:
+        """Free blocks with nothing in them, and cached ones."""
+        return self._mirror.counts()
+
+    def audit(self) -> None:
+        """Raises AssertionError when the mirror does not agree with vLLM's queue."""
+        self._mirror.audit(*self._queue())
+
+    def mark_dead(self, blocks: Sequence[KVCacheBlock], block_tokens: int, think_from: int) -> None:
+        """No prompt will match what is cached of `blocks`, the chain of one request, beyond `think_from` tokens."""
+        dead = []
+        for position in range(len(blocks) - 1, think_from // block_tokens - 1, -1):
+            block = blocks[position]
+            if block.is_null or block.block_hash is None:
+                continue
+            tokens = getattr(block, "block_hash_num_tokens", None) or (position + 1) * block_tokens
+            # A block may be found by a shorter prefix as well.
+            if tokens > think_from and not self._has_more_hashes(block):
+                dead.append(block.block_id)
+        if dead:
+            self._mirror.mark_dead(dead)
+
+    def matched(self, blocks: list[int], shared: list[int]) -> None:
+        """A prompt matched `blocks`; another request attended `shared` of them."""
+        if blocks:
+            self._mirror.matched(blocks, shared)
+
+    def _has_more_hashes(self, block: KVCacheBlock) -> bool:
+        return bool(getattr(self.pool, "cached_block_hashes_by_block", {}).get(block.block_id))
+
+    def _queue(self) -> tuple[list[int], list[int | None]]:
+        free = self.pool.free_block_queue.get_all_free_blocks()
+        return [block.block_id for block in free], [_tokens(block) for block in free]
+
+    def _resync(self) -> None:
+        self._mirror.resync(*self._queue())
+
+    def _to_front(self, block_ids: Iterable[int]) -> None:
+        blocks = [self.pool.blocks[block_id] for block_id in block_ids]
+        queue = self.pool.free_block_queue
+        for block in blocks:
+            queue.remove(block)
+        queue.prepend_n(blocks)
+
+    def _free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
+        blocks = list(ordered_blocks)
+        if self._on:
+            try:
+                blocks = self._order(blocks)
+            except DEFECTS:
+                self._failed("ordering freed blocks")
+        self._originals["free_blocks"](blocks)
+
+    def _order(self, blocks: list[KVCacheBlock]) -> list[KVCacheBlock]:
+        """What is dead is taken out of the prefix cache, so that vLLM puts it to the front of its queue; the rest goes to
+        the tail in the policy's order."""
+        pool = self.pool
+        leaving = [b for b in blocks if b.ref_cnt == 1 and not b.is_null and (b.pool is pool or b.pool is None)]
+        if not leaving:
+            return blocks
+        ids = [block.block_id for block in leaving]
+        changed = self._mirror.leaving(ids, [_tokens(block) for block in leaving], time.monotonic() * 1e3)
+        if changed is None:
+            return blocks
+        dead, freed = changed
+        if dead:
+            self._originals["evict_blocks"](set(dead))
+        rest = [block for block in blocks if block.ref_cnt != 1 or block.is_null or block.pool not in (pool, None)]
+        return [*(pool.blocks[block_id] for block_id in freed), *rest]
+
+    def _get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
+        if not self._on:
+            return self._originals["get_new_blocks"](num_blocks)
+        try:
+            chosen = self._mirror.choose(num_blocks, self.pool.free_block_queue.num_free_blocks)
+            if chosen is None:
+                self._resync()
+            elif chosen:
+                self._to_front(chosen)
+        except DEFECTS:
+            self._failed("choosing blocks to evict")
+        blocks = self._originals["get_new_blocks"](num_blocks)
+        if self._on:
+            try:
+                self._mirror.taken([block.block_id for block in blocks], time.monotonic() * 1e3)
+            except DEFECTS:
+                self._failed("following an allocation")
+        return blocks
+
+    def _touch(self, blocks: Sequence[KVCacheBlock]) -> None:
+        self._originals["touch"](blocks)
+        if self._on:
+            try:
+                self._mirror.touched([block.block_id for block in blocks if not block.is_null])
+            except DEFECTS:
+                self._failed("following touched blocks")
+
+    def _evict_blocks(self, block_ids: set[int]) -> None:
+        self._originals["evict_blocks"](block_ids)
+        if self._on:
+            try:
+                every = self.pool.blocks
+                free = [i for i in block_ids if every[i].ref_cnt == 0 and not every[i].is_null]
+                # Empty now, so it is to be used before anything that still holds something.
+                self._to_front(free)
+                self._mirror.emptied(free)
+            except DEFECTS:
+                self._failed("following evicted blocks")
+
+    def _reset_prefix_cache(self) -> bool:
+        is_reset = self._originals["reset_prefix_cache"]()
+        if self._on and is_reset:
+            try:
+                self._resync()
+            except DEFECTS:
+                self._failed("following a reset of the prefix cache")
+        return is_reset
+
+
+def _tokens(block: KVCacheBlock) -> int | None:
+    """Tokens of the prefix that the block ends; None when no prompt can find it."""
+    return None if block.block_hash is None else getattr(block, "block_hash_num_tokens", None) or 0
+
+
+def _contains(tokens: Sequence[int], marker: list[int]) -> bool:
+    """Whether `marker` occurs in `tokens`, one after the other."""
+    first, length = marker[0], len(marker)
+    tokens = list(tokens)
+    at = -1
+    try:
+        while True:
+            at = tokens.index(first, at + 1)
+            if tokens[at : at + length] == marker:
+                return True
+    except ValueError:
+        return False
+
+
+def _unwrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    """Take a wrapper away. One that somebody has wrapped in turn stays, and passes everything on."""
+    if owner.__dict__.get(name) == wrapper:
+        del owner.__dict__[name]
