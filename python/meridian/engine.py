@@ -28,6 +28,8 @@ class KvStats(TypedDict):
     evictions: dict[str, int]
     """KV blocks by tier: `think_complete` (dead thinking), `think_active` (other cached ones), `output_critical` (of
     answers in progress)."""
+    offload_evictions: dict[str, int]
+    """Chunks that a store beside the engine's memory gave up, by the same tiers."""
     hit_tokens: dict[str, int]
     """Tokens of admitted requests that the prefix cache had, by what they are: `prefill` (prompt), `think`, `output`."""
     missed_tokens: dict[str, int]

@@ -56,6 +56,8 @@ struct Inner {
     traces: Option<Arc<Traces>>,
     /// A mirror of each of the engine's block pools.
     pools: Vec<Arc<Mutex<CachedBlocks>>>,
+    /// The same of stores beside the engine's memory.
+    stores: Vec<Arc<Mutex<CachedBlocks>>>,
     /// KV blocks that answers in progress have lost.
     output_critical_evictions: u64,
 }
@@ -73,7 +75,7 @@ impl Inner {
 
     /// `None` where the engine's pools are its own affair.
     fn kv_status(&self) -> Option<KvStatus> {
-        if self.pools.is_empty() {
+        if self.pools.is_empty() && self.stores.is_empty() {
             return None;
         }
         let counts = self.engine.kv_counts();
@@ -91,6 +93,12 @@ impl Inner {
             }
             status.moved_blocks += stats.moved;
             status.resyncs += stats.resyncs;
+        }
+        for store in &self.stores {
+            let stats = store.lock().unwrap_or_else(PoisonError::into_inner).stats();
+            for (total, count) in status.offload_evictions.iter_mut().zip(stats.evictions) {
+                *total += count;
+            }
         }
         status.evictions[2] += self.output_critical_evictions;
         Some(status)
@@ -150,6 +158,7 @@ impl Engine {
             all_waiting: 0,
             traces: None,
             pools: Vec::new(),
+            stores: Vec::new(),
             output_critical_evictions: 0,
         };
         let inner = Arc::new(Mutex::new(inner));
@@ -204,6 +213,13 @@ impl Engine {
     fn pool(&self, py: Python<'_>, blocks: u32, block_tokens: u32) -> BlockPool {
         let cached = Arc::new(Mutex::new(CachedBlocks::new(blocks, block_tokens)));
         self.lock().pools.push(Arc::clone(&cached));
+        BlockPool::new(cached, self.policies.clone_ref(py))
+    }
+
+    /// The order of eviction of a store beside the engine's memory, of `chunks` chunks.
+    fn store(&self, py: Python<'_>, chunks: u32, block_tokens: u32) -> BlockPool {
+        let cached = Arc::new(Mutex::new(CachedBlocks::new(chunks, block_tokens).keeping_dead()));
+        self.lock().stores.push(Arc::clone(&cached));
         BlockPool::new(cached, self.policies.clone_ref(py))
     }
 

@@ -89,6 +89,11 @@ impl BlockPool {
         self.lock().emptied(&blocks);
     }
 
+    /// The first `count` cached blocks to go.
+    fn first(&self, count: usize) -> Vec<u32> {
+        self.lock().order().take(count).collect()
+    }
+
     /// Free blocks with nothing in them, and cached ones.
     fn counts(&self) -> (u32, u32) {
         let cached = self.lock();
@@ -105,6 +110,7 @@ impl BlockPool {
 pub(crate) fn to_dict<'py>(py: Python<'py>, status: &KvStatus) -> PyResult<Bound<'py, PyDict>> {
     let KvStatus {
         evictions,
+        offload_evictions,
         hit_tokens,
         missed_tokens,
         recomputed_tokens,
@@ -121,7 +127,9 @@ pub(crate) fn to_dict<'py>(py: Python<'py>, status: &KvStatus) -> PyResult<Bound
     };
     let phases = ["prefill", "think", "output"];
     let dict = PyDict::new(py);
-    dict.set_item("evictions", named(["think_complete", "think_active", "output_critical"], evictions)?)?;
+    let tiers = ["think_complete", "think_active", "output_critical"];
+    dict.set_item("evictions", named(tiers, evictions)?)?;
+    dict.set_item("offload_evictions", named(tiers, offload_evictions)?)?;
     dict.set_item("hit_tokens", named(phases, hit_tokens)?)?;
     dict.set_item("missed_tokens", named(phases, missed_tokens)?)?;
     dict.set_item("recomputed_tokens", recomputed_tokens)?;

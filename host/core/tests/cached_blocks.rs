@@ -220,6 +220,18 @@ fn dead_thinking_is_dropped_unless_somebody_else_matched_it() {
 }
 
 #[test]
+fn a_store_that_keeps_dead_thinking_gives_it_up_first() {
+    let mut cached = CachedBlocks::new(6, BLOCK_TOKENS).keeping_dead();
+    cached.leaving(&mut TieredLru, &full(&[0, 1]), 1.0);
+    cached.mark_dead(&[1, 2]);
+    let order = cached.leaving(&mut TieredLru, &full(&[2, 3]), 2.0);
+    assert_eq!((order.dead, order.freed), (vec![], vec![2, 3]));
+    assert_eq!(cached.order().collect::<Vec<_>>(), [1, 2, 0, 3]);
+    cached.taken(&[1, 2, 0], 3.0);
+    assert_eq!(cached.stats().evictions, [2, 1, 0]);
+}
+
+#[test]
 fn a_block_that_is_used_again_starts_anew() {
     let mut cached = pool();
     cached.mark_dead(&[0]);

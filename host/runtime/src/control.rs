@@ -199,6 +199,9 @@ pub struct ProcessStatus {
 pub struct KvStatus {
     /// Blocks evicted: dead thinking, other cached blocks, blocks of answers in progress.
     pub evictions: [u64; 3],
+    /// Chunks that a store beside the engine's memory gave up, by the same tiers.
+    #[serde(default)]
+    pub offload_evictions: [u64; 3],
     /// Tokens of admitted requests that the prefix cache had: of prompts, thinking, output.
     pub hit_tokens: [u64; 3],
     /// The same of tokens it did not have.

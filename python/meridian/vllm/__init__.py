@@ -3,6 +3,20 @@
 vllm serve MODEL --scheduler-cls meridian.vllm.MeridianScheduler
 """
 
+from typing import TYPE_CHECKING, Any
+
 from meridian.vllm.scheduler import MeridianScheduler
 
-__all__ = ["MeridianScheduler"]
+if TYPE_CHECKING:
+    from meridian.vllm.offload import PhaseAwareCachePolicy
+
+__all__ = ["MeridianScheduler", "PhaseAwareCachePolicy"]
+
+
+def __getattr__(name: str) -> Any:
+    # Not every supported vLLM has what it derives from, and few engines offload.
+    if name == "PhaseAwareCachePolicy":
+        from meridian.vllm.offload import PhaseAwareCachePolicy
+
+        return PhaseAwareCachePolicy
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -35,6 +37,30 @@ DEFECTS = (Exception, _native.PanicException)
 KEEP_THINKING = "meridian_keep_thinking"
 
 
+# Requests that ended lately, for an offloading policy that asks a step later; None while there is no such policy.
+_ended: OrderedDict[str, int] | None = None
+_ENDED_KEPT = 4096
+_attached: weakref.ref[KvHook] | None = None
+
+
+def follow_ended_requests() -> None:
+    """From here on `ended_request` knows about requests that end."""
+    global _ended
+    if _ended is None:
+        _ended = OrderedDict()
+
+
+def ended_request(request_id: str) -> int | None:
+    """Where the dead thinking of a request that has ended begins, tokens; None when none of it is dead. Asked once."""
+    return None if _ended is None else _ended.pop(request_id, None)
+
+
+def engine_here() -> tuple[_native.Engine, int] | None:
+    """The engine of the `MeridianScheduler` in this process and the tokens of its KV blocks."""
+    hook = _attached() if _attached is not None else None
+    return None if hook is None else (hook.engine, hook.block_tokens)
+
+
 class KvHook:
     """Meridian's hand in the KV cache of one scheduler, from `attach` to `detach`.
 
@@ -44,7 +70,8 @@ class KvHook:
 
     def __init__(self, scheduler: Scheduler, engine: _native.Engine, failed: Callable[[str], None]) -> None:
         self._scheduler = scheduler
-        self._engine = engine
+        self.engine = engine
+        self.block_tokens: int = scheduler.block_size
         self._tool_calls = engine.tool_calls
         self._failed = failed
         self._on = False
@@ -52,7 +79,7 @@ class KvHook:
         managers = manager.coordinator.single_type_managers
         # With prefix caching off a free block is a free block.
         pools = dict.fromkeys(m.block_pool for m in managers) if manager.enable_caching else {}
-        self._pools = {id(pool): PoolHook(pool, engine, scheduler.block_size, self._fail) for pool in pools}
+        self._pools = {id(pool): PoolHook(pool, engine, self.block_tokens, self._fail) for pool in pools}
         self._allocate_slots: Callable[..., Any] | None = None
 
     @property
@@ -63,12 +90,14 @@ class KvHook:
     def attach(self) -> None:
         """Take the order of eviction over."""
         manager = self._scheduler.kv_cache_manager
-        self._engine.keep_answers_ahead()
+        self.engine.keep_answers_ahead()
         for pool in self._pools.values():
             pool.attach()
         self._allocate_slots = manager.allocate_slots
         manager.__dict__["allocate_slots"] = self._allocate
         self._on = True
+        global _attached
+        _attached = weakref.ref(self)
 
     def detach(self) -> None:
         """Give it back. What is free is handed out in the order in which it stands in vLLM's queue."""
@@ -82,9 +111,13 @@ class KvHook:
         that is under way) lets go of them later; what is dead is known from here on."""
         if not self._on or not self._pools or not self._thinking_is_dead(request):
             return
-        think_from = self._engine.think_from(request.request_id)
+        think_from = self.engine.think_from(request.request_id)
         if think_from is None:
             return
+        if _ended is not None:
+            _ended[request.request_id] = think_from
+            while len(_ended) > _ENDED_KEPT:
+                _ended.popitem(last=False)
         for manager in self._scheduler.kv_cache_manager.coordinator.single_type_managers:
             pool = self._pools[id(manager.block_pool)]
             blocks = manager.req_to_blocks.get(request.request_id, ())
@@ -98,7 +131,7 @@ class KvHook:
 
     def _thinking_is_dead(self, request: Request) -> bool:
         """Whether the next prompt leaves this request's thinking out."""
-        dead = self._engine.evicts_dead_thinking
+        dead = self.engine.evicts_dead_thinking
         if dead is None:
             return False
         params = request.sampling_params
@@ -140,12 +173,12 @@ class KvHook:
         candidates = running[first:]
         if len(candidates) < 2:
             return
-        reads_blocks = self._engine.reads_victim_blocks
+        reads_blocks = self.engine.reads_victim_blocks
         blocks = [self.unshared_blocks(candidate) for candidate in candidates] if reads_blocks else []
         block_pool = scheduler.kv_cache_manager.block_pool
         counts = self._pools[id(block_pool)].counts() if self._pools else (block_pool.get_num_free_blocks(), 0)
         memory = (time.monotonic() * 1e3, *counts, block_pool.num_gpu_blocks)
-        victim = self._engine.victim(cast("list[object]", candidates), blocks, memory)
+        victim = self.engine.victim(cast("list[object]", candidates), blocks, memory)
         if victim is not None and victim != len(candidates) - 1:
             running.append(running.pop(first + victim))
 

@@ -14,6 +14,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,6 +22,7 @@ import vllm
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import RequestStatus
 
 from meridian import _native
 from meridian.config import MeridianConfig, load_config
@@ -28,6 +30,7 @@ from meridian.engine import MAX_TENANT_CHARACTERS
 from meridian.vllm.compat import check_version
 from meridian.vllm.kv import DEFECTS, KvHook
 from meridian.vllm.markers import engine_tokenizer, resolve
+from meridian.vllm.template import strips_reasoning
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -47,14 +50,24 @@ PROMPT_TAIL = 128
 TIMED_STEPS = 8192
 
 
+@dataclass(frozen=True)
+class _Generated:
+    """What the engine reads of vLLM's `EngineCoreOutput`."""
+
+    request_id: str
+    new_token_ids: list[int]
+
+
 class _Meridian:
     """Mixin over `Scheduler` or `AsyncScheduler`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._meridian_start(load_config())
+
+    def _meridian_start(self, config: MeridianConfig) -> None:
         check_version(vllm.__version__)
         scheduler = self._scheduler()
-        config = load_config()
         if scheduler.policy is not SchedulingPolicy.FCFS and config.policy.dispatch.source != "native:fcfs":
             raise _native.ConfigError(
                 f"--scheduling-policy {scheduler.policy.value}: a dispatch policy orders the requests, expected fcfs "
@@ -83,6 +96,23 @@ class _Meridian:
         if engine is not None:
             self._meridian_kv = KvHook(self._scheduler(), engine, self._give_up)
             self._meridian_kv.attach()
+
+    def _take_over(self) -> None:
+        """Tell the engine of the requests that are under way already."""
+        engine, scheduler = self._meridian, self._scheduler()
+        if engine is None:
+            return
+        for request in scheduler.requests.values():
+            _add(engine, request)
+            if request.output_token_ids:
+                engine.generated([_Generated(request.request_id, list(request.output_token_ids))])
+        computed = {request.request_id: request.num_computed_tokens for request in scheduler.running}
+        engine.scheduled(time.monotonic() * 1e3, computed)
+        for request in scheduler.requests.values():
+            if request.status == RequestStatus.PREEMPTED:
+                engine.preempted(request.request_id)
+        # What was told is no step whose time could be learned from.
+        engine.idle()
 
     def _scheduler(self) -> Scheduler:
         """This object, as the class it is mixed into."""
@@ -356,6 +386,39 @@ def _client_facts(request: Request) -> tuple[str, float]:
     if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not deadline > 0:
         deadline = math.inf
     return tenant, float(deadline)
+
+
+def attach_to(scheduler: Any, config: MeridianConfig) -> type:
+    """Put Meridian into a scheduler between two steps; returns the class it had."""
+    own = type(scheduler)
+    if issubclass(own, _Meridian):
+        raise RuntimeError("Meridian is in this scheduler already")
+    before = dict(scheduler.__dict__)
+    scheduler.__class__ = type(f"Meridian{own.__name__}", (_Meridian, own), {})
+    try:
+        scheduler._meridian_start(config)
+        scheduler._take_over()
+    except BaseException:
+        _leave(scheduler, own, before)
+        raise
+    return own
+
+
+def detach_from(scheduler: Any, own: type) -> None:
+    """Take Meridian out of a scheduler between two steps; its class becomes `own`."""
+    scheduler._meridian_use(None)
+    scheduler._meridian_engine.policies.close()
+    scheduler._pass_on_log()
+    _leave(scheduler, own, {name: value for name, value in scheduler.__dict__.items() if "_meridian" not in name})
+
+
+def _leave(scheduler: Any, own: type, attributes: dict[str, Any]) -> None:
+    kv = scheduler.__dict__.get("_meridian_kv")
+    if kv is not None:
+        kv.detach()
+    scheduler.__class__ = own
+    for name in set(scheduler.__dict__) - set(attributes):
+        del scheduler.__dict__[name]
 
 
 class SyncMeridianScheduler(_Meridian, Scheduler):

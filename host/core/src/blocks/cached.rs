@@ -34,8 +34,10 @@ use crate::{BlockId, BlockTier, EvictionCandidate, EvictionPolicy, EvictionSubje
 pub struct CachedBlocks {
     blocks: Vec<Entry>,
     order: BTreeSet<Place>,
-    /// How many blocks of `order` have each key: with one key, the queue is in order by itself.
-    keys: BTreeMap<u32, u32>,
+    /// How many blocks of `order` have each tier and key: with one of them, the queue is in order by itself.
+    keys: BTreeMap<(BlockTier, u32), u32>,
+    /// What is dead stays until its place is needed, before everything else.
+    keeps_dead: bool,
     empty: u32,
     block_tokens: u32,
     next_stamp: u64,
@@ -108,12 +110,13 @@ enum State {
     /// Free, with nothing to match.
     Empty,
     /// Free, and still to be matched.
-    Cached { key: u32, stamp: u64 },
+    Cached { tier: BlockTier, key: u32, stamp: u64 },
 }
 
 /// Place in the order of eviction; the least goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
+    tier: BlockTier,
     key: u32,
     stamp: u64,
     block: u32,
@@ -128,6 +131,7 @@ impl CachedBlocks {
             blocks: vec![Entry::default(); blocks as usize],
             order: BTreeSet::new(),
             keys: BTreeMap::new(),
+            keeps_dead: false,
             empty: 0,
             block_tokens: block_tokens.max(1),
             next_stamp: 0,
@@ -135,6 +139,14 @@ impl CachedBlocks {
             stats: CachedStats::default(),
             candidates: Vec::new(),
         }
+    }
+
+    /// For a store that gives nothing up before it must: what is dead is not returned to be dropped, but is the first to
+    /// go.
+    #[must_use]
+    pub fn keeping_dead(mut self) -> Self {
+        self.keeps_dead = true;
+        self
     }
 
     /// Cached blocks.
@@ -184,7 +196,7 @@ impl CachedBlocks {
         self.stats.resyncs += 1;
         for (block, tokens) in queue {
             match tokens {
-                Some(_) => self.cache(block, ordinal(0.0)),
+                Some(_) => self.cache(block, BlockTier::ThinkActive, ordinal(0.0)),
                 None => self.put_empty(block),
             }
         }
@@ -206,8 +218,8 @@ impl CachedBlocks {
     pub fn taken(&mut self, blocks: &[u32], now_ms: f64) {
         self.tell_time(now_ms);
         for block in blocks {
-            if self.is_cached(*block) {
-                self.stats.evictions[BlockTier::ThinkActive as usize] += 1;
+            if let Some(Entry { state: State::Cached { tier, .. }, .. }) = self.blocks.get(*block as usize) {
+                self.stats.evictions[*tier as usize] += 1;
             }
             let born_ms = self.now_ms;
             if let Some(entry) = self.attend(*block) {
@@ -247,8 +259,10 @@ impl CachedBlocks {
     /// request has matched is passed over.
     pub fn mark_dead(&mut self, blocks: &[u32]) {
         for block in blocks {
-            if let Some(entry) = self.blocks.get_mut(*block as usize) {
-                entry.dead = !entry.shared;
+            let Some(entry) = self.blocks.get_mut(*block as usize) else { continue };
+            entry.dead = !entry.shared;
+            if let (State::Cached { key, stamp, .. }, true, true) = (entry.state, entry.dead, self.keeps_dead) {
+                self.put(*block, BlockTier::ThinkComplete, key, stamp);
             }
         }
     }
@@ -261,12 +275,13 @@ impl CachedBlocks {
         let mut kept = Vec::with_capacity(leaving.len());
         for LeavingBlock { block, tokens } in leaving {
             let Some(entry) = self.blocks.get(*block as usize) else { continue };
+            let dropped = entry.dead && !self.keeps_dead;
             match tokens {
-                Some(_) if entry.dead => out.dead.push(*block),
+                Some(_) if dropped => out.dead.push(*block),
                 Some(tokens) => kept.push((*block, *tokens)),
                 None => {}
             }
-            if tokens.is_none() || entry.dead {
+            if tokens.is_none() || dropped {
                 out.freed.push(*block);
                 self.put_empty(*block);
             }
@@ -274,10 +289,10 @@ impl CachedBlocks {
         self.stats.evictions[BlockTier::ThinkComplete as usize] += out.dead.len() as u64;
         self.candidates.clear();
         for (block, tokens) in &kept {
-            let Entry { hits, born_ms, .. } = self.blocks[*block as usize];
+            let Entry { hits, born_ms, dead, .. } = self.blocks[*block as usize];
             self.candidates.push(EvictionCandidate {
                 subject: EvictionSubject::Block(BlockId(u64::from(*block))),
-                tier: BlockTier::ThinkActive,
+                tier: if dead { BlockTier::ThinkComplete } else { BlockTier::ThinkActive },
                 blocks: 1,
                 position: (tokens.div_ceil(self.block_tokens)).saturating_sub(1),
                 hits,
@@ -286,11 +301,11 @@ impl CachedBlocks {
         }
         let (keys, failed) = keys_or_default(policy, &self.memory(Subject::Blocks), &self.candidates);
         self.stats.policy_faults += u64::from(failed);
-        let mut order: Vec<(u32, usize)> =
-            (0..kept.len()).map(|i| (ordinal(keys.get(i).copied().unwrap_or(0.0)), i)).collect();
+        let key = |i: usize| ordinal(keys.get(i).copied().unwrap_or(0.0));
+        let mut order: Vec<_> = self.candidates.iter().enumerate().map(|(i, c)| (c.tier, key(i), i)).collect();
         order.sort_unstable();
-        for (key, i) in order {
-            self.cache(kept[i].0, key);
+        for (tier, key, i) in order {
+            self.cache(kept[i].0, tier, key);
             out.freed.push(kept[i].0);
         }
         out
@@ -358,15 +373,18 @@ impl CachedBlocks {
         self.blocks.get(block as usize).is_some_and(|entry| matches!(entry.state, State::Cached { .. }))
     }
 
-    fn cache(&mut self, block: u32, key: u32) {
-        if self.attend(block).is_none() {
-            return;
-        }
+    fn cache(&mut self, block: u32, tier: BlockTier, key: u32) {
         let stamp = self.next_stamp;
         self.next_stamp += 1;
-        self.blocks[block as usize].state = State::Cached { key, stamp };
-        self.order.insert(Place { key, stamp, block });
-        *self.keys.entry(key).or_default() += 1;
+        self.put(block, tier, key, stamp);
+    }
+
+    fn put(&mut self, block: u32, tier: BlockTier, key: u32, stamp: u64) {
+        if let Some(entry) = self.attend(block) {
+            entry.state = State::Cached { tier, key, stamp };
+            self.order.insert(Place { tier, key, stamp, block });
+            *self.keys.entry((tier, key)).or_default() += 1;
+        }
     }
 
     fn put_empty(&mut self, block: u32) {
@@ -382,12 +400,12 @@ impl CachedBlocks {
         match std::mem::take(&mut entry.state) {
             State::Attended => {}
             State::Empty => self.empty -= 1,
-            State::Cached { key, stamp } => {
-                self.order.remove(&Place { key, stamp, block });
-                if let Some(count) = self.keys.get_mut(&key) {
+            State::Cached { tier, key, stamp } => {
+                self.order.remove(&Place { tier, key, stamp, block });
+                if let Some(count) = self.keys.get_mut(&(tier, key)) {
                     *count -= 1;
                     if *count == 0 {
-                        self.keys.remove(&key);
+                        self.keys.remove(&(tier, key));
                     }
                 }
             }

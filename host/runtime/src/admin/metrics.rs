@@ -93,6 +93,17 @@ const FAMILIES: &[Family] = &[
         },
     },
     Family {
+        name: "offload_evictions_total",
+        help: "Chunks that the offloading connector's store gave up, by the same tiers",
+        kind: MetricType::COUNTER,
+        labels: &["tier"],
+        read: |status, emit| {
+            if let Some(kv) = &status.kv {
+                TIERS.iter().zip(kv.offload_evictions).for_each(|(tier, count)| emit(&[tier], counter(count)));
+            }
+        },
+    },
+    Family {
         name: "dead_think_blocks_evicted_total",
         help: "KV blocks of thinking that no later prompt could match, evicted when their request ended",
         kind: MetricType::COUNTER,
