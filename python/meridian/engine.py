@@ -89,6 +89,8 @@ class EvictionCandidate:
     """How often a block was matched again."""
     age_ms: float = 0.0
     """Milliseconds since a block was allocated, or since a request began to hold blocks."""
+    computed_tokens: int = 0
+    """Tokens whose KV would have to be computed again: those of a block; of a request all it has computed."""
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ struct EvictionRow {
     position: u32,
     hits: u32,
     age_ms: f32,
+    computed_tokens: u32,
 }
 
 /// The attributes of a `meridian.ThinkingRequest`.
@@ -198,7 +199,7 @@ fn slot_named(name: &str) -> PyResult<SlotName> {
 }
 
 fn eviction_candidate(id: u64, subject: Subject, row: EvictionRow) -> PyResult<EvictionCandidate> {
-    let EvictionRow { tier, blocks, position, hits, age_ms } = row;
+    let EvictionRow { tier, blocks, position, hits, age_ms, computed_tokens } = row;
     let tier = match tier {
         0 => BlockTier::ThinkComplete,
         1 => BlockTier::ThinkActive,
@@ -209,7 +210,7 @@ fn eviction_candidate(id: u64, subject: Subject, row: EvictionRow) -> PyResult<E
         Subject::Blocks => EvictionSubject::Block(BlockId(id)),
         Subject::Requests => EvictionSubject::Request(RequestId(id)),
     };
-    Ok(EvictionCandidate { subject, tier, blocks, position, hits, age_ms })
+    Ok(EvictionCandidate { subject, tier, blocks, position, hits, age_ms, computed_tokens })
 }
 
 fn budget_candidate(row: BudgetRow) -> BudgetCandidate {

@@ -70,13 +70,14 @@ pub fn fill_eviction(inputs: &[eviction::Column], candidates: &[EvictionCandidat
     out.clear();
     for column in inputs {
         out.extend(candidates.iter().map(|candidate| {
-            let EvictionCandidate { subject: _, tier, blocks, position, hits, age_ms } = *candidate;
+            let EvictionCandidate { subject: _, tier, blocks, position, hits, age_ms, computed_tokens } = *candidate;
             match column {
                 eviction::Column::Tier => f32::from(tier as u8),
                 eviction::Column::Blocks => blocks as f32,
                 eviction::Column::Position => position as f32,
                 eviction::Column::Hits => hits as f32,
                 eviction::Column::AgeMs => age_ms,
+                eviction::Column::ComputedTokens => computed_tokens as f32,
             }
         }));
     }

@@ -346,6 +346,23 @@ fn a_policy_orders_inside_a_tier_only() {
 }
 
 #[test]
+fn tokens_to_compute_again_are_told_where_a_block_has_a_known_size() {
+    for (block_tokens, expected) in [(0, [0, 0]), (16, [16, 48]), (u32::MAX, [u32::MAX; 2])] {
+        let recorder = Recorder::default();
+        let manager = manager(8).with_policy(recorder.clone()).with_block_tokens(block_tokens);
+        run(&manager, A, &KEEPS, [1, 0, 0]);
+        manager.finish(A, 1.0).unwrap();
+        manager.begin(B, &KEEPS).unwrap();
+        manager.allocate(B, 3).unwrap();
+        manager.begin(C, &KEEPS).unwrap();
+        manager.evict_for(C, 4).unwrap();
+        let batches = recorder.0.lock().unwrap();
+        let told: Vec<_> = batches.iter().map(|batch| batch[0].computed_tokens).collect();
+        assert_eq!(told, expected, "{batches:?}");
+    }
+}
+
+#[test]
 fn a_time_that_is_no_number_is_not_told() {
     let recorder = Recorder::default();
     let manager = manager(8).with_policy(recorder.clone());

@@ -124,7 +124,7 @@ proptest! {
 
     #[test]
     fn eviction_rows_come_back_bit_for_bit(
-        rows in proptest::collection::vec((0usize..5).prop_flat_map(|n| (floats(n * 5), floats(n), any::<bool>(), outcome())), 0..9),
+        rows in proptest::collection::vec((0usize..5).prop_flat_map(|n| (floats(n * 6), floats(n), any::<bool>(), outcome())), 0..9),
     ) {
         let rows: Vec<_> = rows.into_iter().map(|(columns, keys, is_requests, outcome)| {
             let subject = if is_requests { Subject::Requests } else { Subject::Blocks };

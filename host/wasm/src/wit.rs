@@ -148,7 +148,7 @@ pub(crate) fn dispatch_column(column: dispatch::Column) -> Column {
 }
 
 pub(crate) fn eviction_column(column: eviction::Column) -> EvictionColumn {
-    same!(column, eviction::Column => EvictionColumn: Tier Blocks Position Hits AgeMs)
+    same!(column, eviction::Column => EvictionColumn: Tier Blocks Position Hits AgeMs ComputedTokens)
 }
 
 pub(crate) fn budget_column(column: budget::Column) -> BudgetColumn {

@@ -101,6 +101,7 @@ fn components_of_every_slot_decide_the_same_again() {
                     position: i,
                     hits: i % 2,
                     age_ms: 3.5,
+                    computed_tokens: 16 * (i % 3),
                 })
                 .collect();
             slot.decide(&Memory { now_ms: f64::from(seq), cached_blocks: seq, ..Memory::default() }, &candidates);

@@ -72,13 +72,15 @@ struct EvictionRow {
     position: u32,
     hits: u32,
     age_ms: f32,
+    computed_tokens: u32,
 }
 
 impl EvictionRow {
     fn candidate(&self) -> EvictionCandidate {
         let tier = [BlockTier::ThinkComplete, BlockTier::ThinkActive, BlockTier::OutputCritical][self.tier as usize];
-        let Self { tier: _, blocks, position, hits, age_ms } = *self;
-        EvictionCandidate { subject: EvictionSubject::Block(BlockId(0)), tier, blocks, position, hits, age_ms }
+        let Self { tier: _, blocks, position, hits, age_ms, computed_tokens } = *self;
+        let subject = EvictionSubject::Block(BlockId(0));
+        EvictionCandidate { subject, tier, blocks, position, hits, age_ms, computed_tokens }
     }
 }
 

@@ -41,6 +41,7 @@ column_enum! {
         Position,
         Hits,
         AgeMs,
+        ComputedTokens,
     }
 }
 
@@ -90,6 +91,7 @@ candidate! {
     position Position "Distance of a block from the head of its request's chain, blocks; 0 for a request.";
     hits Hits "How often a block was matched again; 0 for a request.";
     age_ms AgeMs "Milliseconds since a block was allocated, or since a request began to hold blocks.";
+    computed_tokens ComputedTokens "Tokens whose KV would have to be computed again; 0 when the host does not know.";
 }
 
 /// Rank one batch with `policy`, into `keys`, which is cleared. `columns` is laid out as in WIT `eviction.rank`.

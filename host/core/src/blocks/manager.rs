@@ -109,6 +109,16 @@ impl PhaseAwareBlockManager {
         self
     }
 
+    /// The same with so many tokens in a block, which gives [`EvictionCandidate::computed_tokens`]: a block counts as full,
+    /// so that of a request is at most a block too high. Without it that fact is 0, not known.
+    ///
+    /// [`EvictionCandidate::computed_tokens`]: crate::EvictionCandidate::computed_tokens
+    #[must_use]
+    pub fn with_block_tokens(self, block_tokens: u32) -> Self {
+        self.books().pool.block_tokens = block_tokens;
+        self
+    }
+
     /// Use another eviction policy from now on. Blocks that are cached keep the keys they have.
     pub fn replace_policy(&self, policy: Box<dyn EvictionPolicy>) {
         let old = std::mem::replace(&mut self.books().judge.policy, policy);

@@ -45,6 +45,7 @@ pub trait EvictionPolicy: Send {
 ///     position: 4,
 ///     hits: 0,
 ///     age_ms: 1500.0,
+///     computed_tokens: 16,
 /// };
 /// assert!(candidate.tier < BlockTier::ThinkActive);
 /// ```
@@ -62,6 +63,9 @@ pub struct EvictionCandidate {
     pub hits: u32,
     /// Milliseconds since a block was allocated, or since a request began.
     pub age_ms: f32,
+    /// Tokens whose KV would have to be computed again: those of a block; of a request all it has computed. 0 when it is
+    /// not known.
+    pub computed_tokens: u32,
 }
 
 /// What an [`EvictionCandidate`] is.

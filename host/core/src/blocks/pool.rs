@@ -35,6 +35,8 @@ pub(super) struct Pool {
     pub(super) remote: EvictionOrder,
     pub(super) remote_limit: u32,
     pub(super) remote_evictions: u64,
+    /// Tokens of a block; 0 when not known.
+    pub(super) block_tokens: u32,
     next_block: u64,
     next_stamp: u64,
     next_seq: u64,
@@ -62,6 +64,7 @@ impl Pool {
             remote: EvictionOrder::default(),
             remote_limit: DEFAULT_REMOTE_BLOCKS,
             remote_evictions: 0,
+            block_tokens: 0,
             next_block: 0,
             next_stamp: 0,
             next_seq: 0,
@@ -249,6 +252,7 @@ impl Pool {
                     position: u32::try_from(position).unwrap_or(u32::MAX),
                     hits: block.hits,
                     age_ms: (self.now_ms - block.born_ms) as f32,
+                    computed_tokens: self.block_tokens,
                 });
             }
         }

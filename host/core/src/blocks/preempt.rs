@@ -63,6 +63,7 @@ fn order(pool: &Pool, judge: &mut Judge, spared: RequestId, class: BlockTier) ->
             position: 0,
             hits: 0,
             age_ms: (pool.now_ms - live.begun_ms) as f32,
+            computed_tokens: u32::try_from(live.members.len()).unwrap_or(u32::MAX).saturating_mul(pool.block_tokens),
         })
         .collect();
     let keys = judge.keys(&pool.memory(Subject::Requests), &candidates);

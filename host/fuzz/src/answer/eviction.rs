@@ -68,5 +68,6 @@ fn candidate(bytes: &mut Bytes<'_>, subject: Subject) -> EvictionCandidate {
         position: u32::from(bytes.u8()),
         hits: u32::from(bytes.u8()),
         age_ms: bytes.f32(),
+        computed_tokens: bytes.u32(),
     }
 }

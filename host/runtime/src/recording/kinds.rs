@@ -203,7 +203,8 @@ impl Fields for Dispatch {
 
 impl Recordable for Eviction {
     const COLUMNS: &'static [Self::Column] = &EvictionColumn::ALL;
-    const COLUMN_NAMES: &'static [&'static str] = &["in_tier", "in_blocks", "in_position", "in_hits", "in_age_ms"];
+    const COLUMN_NAMES: &'static [&'static str] =
+        &["in_tier", "in_blocks", "in_position", "in_hits", "in_age_ms", "in_computed_tokens"];
 }
 
 impl Fields for Eviction {

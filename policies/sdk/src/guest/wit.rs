@@ -126,7 +126,7 @@ pub(super) fn dispatch_column(column: Column) -> dispatch_wit::Column {
 }
 
 pub(super) fn eviction_column(column: eviction::Column) -> eviction_wit::Column {
-    same!(column, eviction::Column => eviction_wit::Column: Tier Blocks Position Hits AgeMs)
+    same!(column, eviction::Column => eviction_wit::Column: Tier Blocks Position Hits AgeMs ComputedTokens)
 }
 
 pub(super) fn budget_column(column: budget::Column) -> budget_wit::Column {
