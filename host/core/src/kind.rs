@@ -165,7 +165,7 @@ impl SlotKind for Eviction {
     type Decision = Vec<f32>;
 
     const NAME: SlotName = SlotName::Eviction;
-    const NATIVES: &'static [&'static str] = &["tiered-lru", "noop"];
+    const NATIVES: &'static [&'static str] = &["tiered-lru", "least-computed-first", "prefix-value", "noop"];
 
     fn now_ms(facts: &Memory) -> f64 {
         facts.now_ms
@@ -199,6 +199,8 @@ impl SlotKind for Eviction {
     fn native(name: &str, init: Init<'_>) -> Option<Result<Box<dyn Policy<Self>>, String>> {
         match name {
             "tiered-lru" => Some(Native::<tiered_lru::TieredLru>::boxed(init)),
+            "least-computed-first" => Some(Native::<least_computed_first::LeastComputedFirst>::boxed(init)),
+            "prefix-value" => Some(Native::<prefix_value::PrefixValue>::boxed(init)),
             "noop" => Some(Native::<noop::Noop>::boxed(init)),
             _ => None,
         }

@@ -354,13 +354,18 @@ fn what_the_engine_would_refuse_is_refused() {
         (
             "[policy.eviction]\nsource = 'native:fcfs'",
             "policy.eviction.source: \"native:fcfs\": unknown native policy, expected one of native:tiered-lru, \
-             native:noop"
+             native:least-computed-first, native:prefix-value, native:noop"
                 .into(),
         ),
         (
             "[policy.budget]\nsource = 'native:tiered-lru'",
             "policy.budget.source: \"native:tiered-lru\": unknown native policy, expected one of native:eat-rpdi, \
              native:noop"
+                .into(),
+        ),
+        (
+            "[policy.eviction]\nsource = 'native:prefix-value'\n[policy.eviction.config]\ncap = 0",
+            "policy.eviction.config: { \"cap\" = 0 }: native:prefix-value refused it: cap: 0: must be in 1..=255"
                 .into(),
         ),
         ("[policy.dispatch]\nsource = 'oci://x/y'", format!("policy.dispatch.source: \"oci://x/y\": {unfetched}")),

@@ -7,7 +7,8 @@ mod recorded;
 
 use meridian_core::budget::{Load, Point};
 use meridian_core::{
-    Batch, Budget, Column, Decision, Description, Dispatch, Eviction, Fault, FaultKind, Memory, Policy, Subject,
+    Batch, Budget, Column, Decision, Description, Dispatch, Eviction, Fault, FaultKind, Memory, Policy, SlotKind,
+    Subject,
 };
 use meridian_runtime::recording::{Recordable, Recorded, Recorder, ReplayError, ReplayOptions, ReplayReport, replay};
 use meridian_runtime::{Candidate, DispatchSlot, StrikeLimits};
@@ -51,7 +52,9 @@ fn every_native_policy_decides_the_same_again() {
         let subject = if seq.is_multiple_of(2) { Subject::Blocks } else { Subject::Requests };
         row_of::<Eviction>(seq, seq as usize % 9, Memory { subject, now_ms: seq as f64, ..Memory::default() })
     };
-    check_native::<Eviction>("tiered-lru", &(0..20).map(memory).collect::<Vec<_>>());
+    for name in Eviction::NATIVES {
+        check_native::<Eviction>(name, &(0..20).map(memory).collect::<Vec<_>>());
+    }
     let load = |seq: u64| {
         let point = if seq.is_multiple_of(2) { Point::Start } else { Point::Probe };
         row_of::<Budget>(seq, seq as usize % 9, Load { point, now_ms: seq as f64, ..Load::default() })

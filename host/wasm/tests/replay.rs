@@ -12,7 +12,7 @@ use std::time::Duration;
 use meridian_core::budget::{BudgetCandidate, Load, Observed};
 use meridian_core::{
     BlockId, BlockTier, Budget, Dispatch, EntropyUnit, Eviction, EvictionCandidate, EvictionSubject, Markers, Memory,
-    MeridianConfig, NewRequest, RequestId, RequestTable, Step, Targets,
+    MeridianConfig, NewRequest, RequestId, RequestTable, Step, Subject, Targets,
 };
 use meridian_runtime::recording::{
     Outcome, Recordable, Recorder, RecorderSettings, Recording, ReplayOptions, ReplayReport, SlotSetup, replay,
@@ -91,7 +91,7 @@ fn components_of_every_slot_decide_the_same_again() {
         let (_, report) = check::<Dispatch>(name, &shipped(&runtime, name), steps);
         assert_eq!((report.decisions, report.identical, report.gaps), (50, 50, 0), "{name}");
     }
-    let (_, report) = check::<Eviction>("tiered-lru", &shipped(&runtime, "tiered-lru"), |slot| {
+    let evictions = |slot: &mut PolicySlot<Eviction>| {
         for seq in 0..30u32 {
             let candidates: Vec<_> = (0..seq)
                 .map(|i| EvictionCandidate {
@@ -104,10 +104,15 @@ fn components_of_every_slot_decide_the_same_again() {
                     computed_tokens: 16 * (i % 3),
                 })
                 .collect();
-            slot.decide(&Memory { now_ms: f64::from(seq), cached_blocks: seq, ..Memory::default() }, &candidates);
+            let subject = if seq % 2 == 0 { Subject::Blocks } else { Subject::Requests };
+            let memory = Memory { now_ms: f64::from(seq), subject, cached_blocks: seq, ..Memory::default() };
+            slot.decide(&memory, &candidates);
         }
-    });
-    assert_eq!((report.decisions, report.identical), (30, 30));
+    };
+    for name in ["tiered-lru", "least-computed-first", "prefix-value"] {
+        let (_, report) = check::<Eviction>(name, &shipped(&runtime, name), evictions);
+        assert_eq!((report.decisions, report.identical), (30, 30), "{name}");
+    }
     let (_, report) = check::<Budget>("eat-rpdi", &shipped(&runtime, "eat-rpdi"), |slot| {
         let settled = Observed {
             is_probed: true,

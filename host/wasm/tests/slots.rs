@@ -33,9 +33,14 @@ fn root() -> PathBuf {
 
 /// A shipped policy of slot `K`, natively and as a component.
 fn both<K: meridian_wasm::GuestKind>(runtime: &Runtime, name: &str) -> [Box<dyn Policy<K>>; 2] {
+    both_with(runtime, name, "{}")
+}
+
+/// The same with options.
+fn both_with<K: meridian_wasm::GuestKind>(runtime: &Runtime, name: &str, config: &str) -> [Box<dyn Policy<K>>; 2] {
     let component = runtime.load_file(&root().join(format!("target/policies/{name}.wasm"))).unwrap();
-    let wasm: WasmPolicy<K> = component.policy(LIMITS, targets(), "{}").unwrap();
-    [native::policy::<K>(name, targets(), "{}").unwrap(), Box::new(wasm)]
+    let wasm: WasmPolicy<K> = component.policy(LIMITS, targets(), config).unwrap();
+    [native::policy::<K>(name, targets(), config).unwrap(), Box::new(wasm)]
 }
 
 fn cases<T: serde::de::DeserializeOwned>(policy: &str) -> Vec<T> {
@@ -59,9 +64,14 @@ fn cases<T: serde::de::DeserializeOwned>(policy: &str) -> Vec<T> {
 #[serde(deny_unknown_fields)]
 struct EvictionCase {
     name: String,
+    #[serde(default)]
+    config: toml::Table,
     subject: Subject,
     candidates: Vec<EvictionRow>,
     order: Vec<u32>,
+    /// The policy leaves the batch to the default.
+    #[serde(default)]
+    default: bool,
 }
 
 #[derive(Deserialize, Default)]
@@ -87,10 +97,12 @@ impl EvictionRow {
 #[test]
 fn eviction_policies_meet_their_cases() {
     let runtime = Runtime::new(None).unwrap();
-    for case in cases::<EvictionCase>("tiered-lru") {
+    let of = |name: &'static str| cases::<EvictionCase>(name).into_iter().map(move |case| (name, case));
+    for (name, case) in Eviction::NATIVES.iter().filter(|name| **name != "noop").flat_map(|name| of(name)) {
         let candidates: Vec<_> = case.candidates.iter().map(EvictionRow::candidate).collect();
         let memory = Memory { subject: case.subject, ..Memory::default() };
-        for mut policy in both::<Eviction>(&runtime, "tiered-lru") {
+        let config = serde_json::to_string(&case.config).unwrap();
+        for mut policy in both_with::<Eviction>(&runtime, name, &config) {
             let mut values = Vec::new();
             columns::fill_eviction(policy.inputs(), &candidates, &mut values);
             let mut keys = Vec::new();
@@ -98,11 +110,12 @@ fn eviction_policies_meet_their_cases() {
                 .decide(&Batch { facts: &memory, candidates: candidates.len(), columns: &values }, &mut keys)
                 .unwrap();
             Eviction::check(&memory, &keys, candidates.len()).unwrap();
+            assert_eq!(keys.is_empty(), case.default || candidates.is_empty(), "{name}: {}", case.name);
             let mut order = Vec::new();
             if !Ranker::default().rank(&keys, &[], &mut order) {
                 order = (0..candidates.len() as u32).collect();
             }
-            assert_eq!(order, case.order, "{}", case.name);
+            assert_eq!(order, case.order, "{name}: {}", case.name);
         }
     }
 }
@@ -234,7 +247,7 @@ fn native_and_component_agree_on_random_batches() {
     let bits = |keys: &[f32]| -> Vec<u32> {
         keys.iter().map(|key| if key.is_nan() { u32::MAX } else { key.to_bits() }).collect()
     };
-    for name in ["tiered-lru", "noop"] {
+    for name in Eviction::NATIVES {
         agree::<Eviction>(name, memory.clone(), move |a, b| bits(a) == bits(b));
     }
     let load = (any::<bool>(), any::<u32>(), 0.0..4.0f64, 0.1..4.0f64).prop_map(|(starts, count, variance, index)| {
