@@ -168,6 +168,18 @@ def test_every_slot_is_swapped_alike(policies: Path, tmp_path: Path) -> None:
     assert running.rollback("budget")["active"]["name"] == "eat-rpdi"
 
 
+@pytest.mark.parametrize("name", ["least-computed-first", "prefix-value"])
+@pytest.mark.parametrize("source", ["native:{}", "{}.wasm"])
+def test_the_request_that_has_computed_least_goes_first(policies: Path, tmp_path: Path, name: str, source: str) -> None:
+    source = source.format(name)
+    source = source if source.startswith("native:") else str(policies / source)
+    running = engine("native:output-first", tmp_path, eviction=meridian.SlotConfig(source, deadline_ms=1000.0))
+    victims = [meridian.EvictionCandidate(tier=1, computed_tokens=640), meridian.EvictionCandidate(tier=1, blocks=9)]
+    assert running.rank_evictions(victims, subject="requests") == [640.0, 0.0]
+    assert running.status()["slots"][1]["decisions"] == [1, 0, 0]
+    running.close()
+
+
 def test_a_component_in_the_configuration_of_every_slot(policies: Path, tmp_path: Path) -> None:
     noop = str(policies / "noop.wasm")
     running = engine(noop, tmp_path, eviction=meridian.SlotConfig(noop), budget=meridian.SlotConfig(noop))
