@@ -115,7 +115,9 @@ class AdminConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """`[model]`: the texts that start and end thinking, or lists of alternatives; both empty for a model that does not.
+    """`[model]`: the texts that start and end thinking and that begin a tool call, or lists of alternatives.
+
+    `think_start` and `think_end` are both empty for a model that does not think.
 
     Made directly, a `family` fills in nothing; `ModelConfig.of_family` does.
     """
@@ -125,6 +127,7 @@ class ModelConfig:
     think_end: str | list[str] = "</think>"
     resumes: bool = False
     strips_reasoning: bool | Literal["auto"] = "auto"
+    tool_call: str | list[str] = ""
     force_phrase: str = ""
 
     @classmethod

@@ -114,6 +114,7 @@ def test_options_in_a_file_have_no_dates_and_no_nan() -> None:
 def test_a_family_supplies_the_markers() -> None:
     model = meridian.ModelConfig.of_family("seed-oss")
     assert meridian.ModelConfig.of_family("qwen3").strips_reasoning is True
+    assert (meridian.ModelConfig.of_family("qwen3").tool_call, model.tool_call) == ("<tool_call>", "")
     assert model.strips_reasoning == meridian.ModelConfig().strips_reasoning == "auto"
     assert (model.family, model.think_start, model.think_end) == ("seed-oss", "<seed:think>", "</seed:think>")
     with pytest.raises(

@@ -38,6 +38,10 @@ pub struct ModelFamily {
     /// varies, which counts as kept.
     #[serde(default)]
     pub strips_reasoning: Option<bool>,
+    /// Texts that begin a tool call, which keeps the reasoning of its turn in the next turn's prompt; empty where none is
+    /// known.
+    #[serde(default)]
+    pub tool_call: Vec<String>,
     /// Text to force when thinking is ended early, an end marker included; empty for the first end marker alone.
     #[serde(default)]
     pub force_phrase: String,
@@ -150,7 +154,7 @@ impl ModelFamily {
     }
 
     fn check(&self) -> Result<(), (String, &'static str)> {
-        let Self { name, models, start, end, force_phrase, evidence, .. } = self;
+        let Self { name, models, start, end, tool_call, force_phrase, evidence, .. } = self;
         let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
         let need = |field: &str, holds: bool, reason| if holds { Ok(()) } else { Err((field.to_owned(), reason)) };
         need("name", !name.is_empty() && name.chars().all(is_plain), "must be of a-z, 0-9, - and .")?;
@@ -165,6 +169,12 @@ impl ModelFamily {
                 need(&of("text"), texts.insert(text.as_str()), "must differ from every other marker")?;
                 need(&of("ids"), ids.len() <= text.len(), "must not be more than the bytes of the text")?;
             }
+        }
+        need("tool_call", tool_call.len() <= Texts::MAX, "must hold at most 8 texts")?;
+        for (index, text) in tool_call.iter().enumerate() {
+            let field = format!("tool_call[{index}]");
+            need(&field, (1..=Texts::MAX_BYTES).contains(&text.len()), "must have 1 to 256 bytes")?;
+            need(&field, texts.insert(text), "must differ from every other marker")?;
         }
         let ends = force_phrase.is_empty() || end.iter().any(|marker| force_phrase.contains(&marker.text));
         need("force_phrase", ends, "must contain the text of an end marker")
@@ -183,6 +193,8 @@ impl ModelFamily {
         if let Some(strips_reasoning) = self.strips_reasoning {
             fields.insert("strips_reasoning".into(), strips_reasoning.into());
         }
+        let tool_call: Texts = self.tool_call.iter().cloned().collect();
+        fields.insert("tool_call".into(), toml::Value::try_from(tool_call).expect("texts are plain TOML"));
         fields.insert("force_phrase".into(), self.force_phrase.clone().into());
         fields
     }

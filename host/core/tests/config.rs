@@ -130,6 +130,7 @@ const IN_WORDS: &[(&str, &str, &str)] = &[
     ("model.family", "'qwen3'", "'qwen4'"),
     ("model.think_start", "['<a>', '<b>']", "['']"),
     ("model.think_end", "'</a>'", "''"),
+    ("model.tool_call", "['<tool_call>', '[TOOL_CALLS]']", "['']"),
     ("model.force_phrase", "'enough</think>'", "'enough'"),
 ];
 
@@ -301,6 +302,22 @@ fn markers_are_one_text_or_alternatives() {
     assert_eq!(refusal(&many), "model.think_start: expected at most 8 alternatives");
     let long = format!("[model]\nthink_start = '{}'", "x".repeat(257));
     assert_eq!(refusal(&long), "model.think_start: expected every alternative of 1 to 256 bytes");
+}
+
+#[test]
+fn tool_calls_are_texts_apart_from_the_markers_of_thinking() {
+    assert!(MeridianConfig::default().model.tool_call.is_empty());
+    assert_eq!(parse("[model]\ntool_call = '<c>'").model.tool_call.as_slice(), ["<c>"]);
+    assert_eq!(parse("[model]\nfamily = 'qwen3'").model.tool_call.as_slice(), ["<tool_call>"]);
+    assert!(parse("[model]\nfamily = 'qwen3'\ntool_call = []").model.tool_call.is_empty());
+    let long = format!("[model]\ntool_call = '{}'", "x".repeat(257));
+    assert_eq!(refusal(&long), "model.tool_call: expected every alternative of 1 to 256 bytes");
+    for marker in ["<think>", "</think>"] {
+        assert_eq!(
+            refusal(&format!("[model]\ntool_call = ['<c>', '{marker}']")),
+            format!("model.tool_call: [\"<c>\", \"{marker}\"]: must differ from model.think_start and model.think_end")
+        );
+    }
 }
 
 #[test]

@@ -26,6 +26,7 @@ fn every_file_is_bundled_and_can_be_chosen() {
         let model = MeridianConfig::from_toml(&text).unwrap_or_else(|error| panic!("{error}")).model;
         let texts: Vec<_> = family.start.iter().map(|marker| marker.text.clone()).collect();
         assert_eq!(model.think_start.as_slice(), texts);
+        assert_eq!(model.tool_call.as_slice(), family.tool_call);
         // What is not known must not cost the blocks that a later turn reads.
         assert_eq!(model.strips_reasoning_or_keep(), family.strips_reasoning.unwrap_or(false));
         let text = format!("{text}\nstrips_reasoning = 'auto'");
@@ -47,6 +48,14 @@ fn a_wrong_file_is_refused_with_its_name_and_the_field() {
         ("'e'", "''", "models/x.toml: evidence: must not be empty"),
         ("'e'", "'e'\nstrip = 1", "models/x.toml: strip: unknown field `strip`"),
         ("'e'", "'e'\nforce_phrase = 'stop'", "models/x.toml: force_phrase: must contain the text of an end marker"),
+        ("'e'", "'e'\ntool_call = ['']", "models/x.toml: tool_call[0]: must have 1 to 256 bytes"),
+        ("'e'", "'e'\ntool_call = ['<c>', '</t>']", "models/x.toml: tool_call[1]: must differ from every other marker"),
+        ("'e'", "'e'\ntool_call = '<c>'", "models/x.toml: tool_call: invalid type: string"),
+        (
+            "'e'",
+            "'e'\ntool_call = ['1', '2', '3', '4', '5', '6', '7', '8', '9']",
+            "models/x.toml: tool_call: must hold at most 8 texts",
+        ),
         ("'<t>'", "''", "models/x.toml: start[0].text: must have 1 to 256 bytes"),
         ("'</t>'", "'<t>'", "models/x.toml: end[0].text: must differ from every other marker"),
         ("[1, 2]", "[-1]", "models/x.toml: end[0].ids[0]: "),
@@ -57,6 +66,15 @@ fn a_wrong_file_is_refused_with_its_name_and_the_field() {
         assert!(message.starts_with(expected), "{message}");
         assert!(!message.contains('\n'), "{message}");
     }
+}
+
+#[test]
+fn a_family_that_strips_old_reasoning_says_what_begins_a_tool_call() {
+    let of = |name: &str| ModelFamily::find(name).unwrap().tool_call.clone();
+    assert_eq!(of("qwen3"), ["<tool_call>"]);
+    assert_eq!(of("deepseek-r1"), ["<\u{ff5c}tool\u{2581}calls\u{2581}begin\u{ff5c}>"]);
+    assert!(of("minimax-m2").is_empty(), "it keeps old reasoning");
+    assert!(ModelFamily::from_toml("models/x.toml", VALID).unwrap().tool_call.is_empty());
 }
 
 #[test]

@@ -31,11 +31,14 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class TokenMarkers:
-    """Token sequences that start and end thinking, and the whitespace tokens that may stand around them."""
+    """Token sequences that start and end thinking, the whitespace tokens that may stand around them, and the token
+    sequences that begin a tool call.
+    """
 
     starts: list[list[int]] = field(default_factory=list)
     ends: list[list[int]] = field(default_factory=list)
     padding: list[int] = field(default_factory=list)
+    tool_calls: list[list[int]] = field(default_factory=list)
 
 
 def resolve(model: ModelConfig, tokenizer: Tokenizer | None) -> TokenMarkers:
@@ -69,10 +72,11 @@ def resolve(model: ModelConfig, tokenizer: Tokenizer | None) -> TokenMarkers:
         return ids
 
     starts, ends = [marker(text) for text in start_texts], [marker(text) for text in end_texts]
+    tool_calls = [marker(text) for text in _texts(model.tool_call)]
     padding = sorted({ids[0] for ids in map(encode, _WHITESPACE) if len(ids) == 1})
     if any(len(ids) > 1 for ids in starts + ends):
         logger.info("meridian: thinking markers take several tokens: starts %s, ends %s", starts, ends)
-    return TokenMarkers(starts=starts, ends=ends, padding=padding)
+    return TokenMarkers(starts=starts, ends=ends, padding=padding, tool_calls=tool_calls)
 
 
 def _texts(texts: str | list[str]) -> list[str]:

@@ -29,6 +29,7 @@ def test_a_family_that_is_the_models(qwen3: Tokenizer) -> None:
     markers = resolve(ModelConfig.of_family("qwen3"), qwen3)
     assert (markers.starts, markers.ends) == ([[151667]], [[151668]])
     assert 198 in markers.padding
+    assert markers.tool_calls == [[151657]]
 
 
 def test_a_family_that_is_not_the_models_is_refused_with_both_lists_of_ids(qwen3: Tokenizer) -> None:
@@ -53,9 +54,16 @@ def test_alternatives_of_several_tokens(qwen3: Tokenizer) -> None:
     assert qwen3.inner.decode(markers.starts[1]) == "Here's my thought process:"
 
 
+def test_a_tool_call_of_the_configuration(qwen3: Tokenizer) -> None:
+    markers = resolve(ModelConfig(tool_call=["<tool_call>", "[TOOL_CALLS]"]), qwen3)
+    assert [markers.tool_calls[0], qwen3.inner.decode(markers.tool_calls[1])] == [[151657], "[TOOL_CALLS]"]
+    assert resolve(ModelConfig(tool_call="<tool_call>"), qwen3).tool_calls == [[151657]]
+    assert resolve(ModelConfig.of_family("granite"), qwen3).tool_calls == []
+
+
 def test_a_model_that_does_not_think(qwen3: Tokenizer) -> None:
     assert resolve(ModelConfig(think_start="", think_end=""), qwen3) == TokenMarkers()
-    assert resolve(ModelConfig(think_start=[], think_end=[]), qwen3) == TokenMarkers()
+    assert resolve(ModelConfig(think_start=[], think_end=[], tool_call="<tool_call>"), qwen3) == TokenMarkers()
 
 
 def test_a_marker_without_tokens_is_refused() -> None:

@@ -15,6 +15,7 @@ pub const WITHOUT_EFFECT: &[&str] = &[
     "policy.budget",
     "disagg",
     "model.strips_reasoning",
+    "model.tool_call",
     "model.force_phrase",
 ];
 

@@ -259,7 +259,7 @@ impl ModelConfig {
     }
 
     fn check(&self) -> Result<(), Error> {
-        let Self { family, think_start, think_end, resumes: _, strips_reasoning: _, force_phrase } = self;
+        let Self { family, think_start, think_end, resumes: _, strips_reasoning: _, tool_call, force_phrase } = self;
         if !family.is_empty() {
             ModelFamily::find(family).map_err(|error| unknown_family(family, &error))?;
         }
@@ -267,6 +267,10 @@ impl ModelConfig {
         check("model.think_end", shown(think_end), both, || "must be set exactly when model.think_start is".into())?;
         let apart = think_end.as_slice().iter().all(|end| !think_start.as_slice().contains(end));
         check("model.think_end", shown(think_end), apart, || "must differ from model.think_start".into())?;
+        let is_marker = |text| think_start.as_slice().contains(text) || think_end.as_slice().contains(text);
+        check("model.tool_call", shown(tool_call), !tool_call.as_slice().iter().any(is_marker), || {
+            "must differ from model.think_start and model.think_end".into()
+        })?;
         let short = force_phrase.len() <= Self::MAX_PHRASE_BYTES;
         check("model.force_phrase", format!("{} bytes", force_phrase.len()), short, || {
             "must be at most 4096 bytes".into()

@@ -355,6 +355,10 @@ pub struct ModelConfig {
     /// and that it is kept where the family is unknown or does not say: KV blocks of reasoning that a later turn reads
     /// again must not be given up first.
     pub strips_reasoning: Auto<bool>,
+    /// Text that begins a tool call, or a list of alternatives; empty for none. Where old reasoning is stripped, the template
+    /// still keeps that of a turn that calls a tool: the next turn, with the tool's result, reads it again.
+    #[schemars(extend("x-must-be" = "empty, or 1 to 8 texts of 1 to 256 bytes that differ from the markers of thinking"))]
+    pub tool_call: Texts,
     /// Text to force when thinking is ended early, an end marker included; empty for the first end marker alone.
     #[schemars(extend("x-must-be" = "empty, or at most 4096 bytes with a text of `think_end`"))]
     pub force_phrase: String,
@@ -467,6 +471,7 @@ impl Default for ModelConfig {
             think_end: Texts::from("</think>"),
             resumes: false,
             strips_reasoning: Auto::Auto,
+            tool_call: Texts::default(),
             force_phrase: String::new(),
         }
     }
