@@ -193,7 +193,7 @@ class Soak:
         request = self.waiting[0]
         found, tokens, _ = self.manager.get_computed_blocks(request)
         missing = request.num_tokens - tokens
-        if self.manager.allocate_slots(request, missing, tokens, found) is None:
+        if self.manager.allocate_slots(request, missing, tokens, new_computed_blocks=found) is None:
             return
         self.waiting.popleft()
         self.running.append(request)

@@ -240,6 +240,7 @@ impl EngineMirror {
                 position: 0,
                 hits: 0,
                 age_ms: row.admitted_ms().map_or(0.0, |since_ms| (memory.now_ms - since_ms).max(0.0) as f32),
+                computed_tokens: row.computed_tokens(),
             })
             .collect();
         let (keys, _) = keys_or_default(policy, memory, &candidates);

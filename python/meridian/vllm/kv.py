@@ -145,7 +145,7 @@ class KvHook:
         original = cast("Callable[..., Any]", self._allocate_slots)
         if not self._on:
             return original(request, *args, **kwargs)
-        found = kwargs.get("new_computed_blocks")
+        found = kwargs.get("new_computed_blocks", args[2] if len(args) > 2 else None)
         matched: list[KVCacheBlock] = []
         shared: list[int] = []
         if found is not None and self._pools and not request.num_preemptions:

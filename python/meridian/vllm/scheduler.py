@@ -9,6 +9,7 @@ many tokens a request may take, `_reserve_prefill_lookahead`.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
@@ -344,7 +345,9 @@ class _Meridian:
 
 def _make_engine(config: MeridianConfig, scheduler: Scheduler, *, serves: bool = False) -> _native.Engine:
     vllm_config = scheduler.vllm_config
-    markers = resolve(config.model, engine_tokenizer(vllm_config.model_config))
+    tokenizer = engine_tokenizer(vllm_config.model_config)
+    markers = resolve(config.model, tokenizer)
+    config = _with_template(config, tokenizer)
     return _native.Engine(
         config.to_json(),
         config.base_dir,
@@ -355,7 +358,27 @@ def _make_engine(config: MeridianConfig, scheduler: Scheduler, *, serves: bool =
         steps_ahead=1 if vllm_config.scheduler_config.async_scheduling else 0,
         model=vllm_config.model_config.model,
         serves=serves,
+        tool_calls=markers.tool_calls,
     )
+
+
+def _with_template(config: MeridianConfig, tokenizer: Any) -> MeridianConfig:
+    """The configuration with `model.strips_reasoning` as the model's own chat template has it, where nothing says."""
+    model = config.model
+    known = json.loads(_native.model_family(model.family))["strips_reasoning"] if model.family else None
+    if model.strips_reasoning != "auto" or known is not None or config.kv_memory.evict_dead_thinking != "auto":
+        return config
+    first = [text if isinstance(text, str) else (text or [""])[0] for text in (model.think_start, model.think_end)]
+    strips = strips_reasoning(tokenizer, *first) if all(first) else None
+    logger.info(
+        "meridian: the chat template %s",
+        {
+            None: "does not tell whether it keeps earlier reasoning, so that is taken as kept",
+            True: "strips earlier reasoning: its KV blocks go first when a request ends",
+            False: "keeps earlier reasoning",
+        }[strips],
+    )
+    return replace(config, model=replace(model, strips_reasoning=bool(strips)))
 
 
 def _add(engine: _native.Engine, request: Request) -> None:

@@ -297,6 +297,7 @@ impl CachedBlocks {
                 position: (tokens.div_ceil(self.block_tokens)).saturating_sub(1),
                 hits,
                 age_ms: (self.now_ms - born_ms) as f32,
+                computed_tokens: self.block_tokens,
             });
         }
         let (keys, failed) = keys_or_default(policy, &self.memory(Subject::Blocks), &self.candidates);
