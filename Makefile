@@ -16,7 +16,7 @@ help: ## List the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
 
 demo: policies ## Run the real vLLM engine three times (stock, native, WebAssembly) and compare; ARGS="--trace FILE --policy FILE.wasm"
-	@py=$$(scripts/build-wheel.sh); "$$py" bench/vllm/demo.py $(ARGS)
+	@py=$$(scripts/build-wheel.sh); "$$py" -m meridian.bench.demo $(ARGS)
 
 test: check policies ## Run every test, the real engine included
 	cargo test --release --locked --workspace
@@ -27,7 +27,7 @@ test: check policies ## Run every test, the real engine included
 	@mkdir -p target/hostile
 	target/release/examples/hostile target/hostile > target/hostile/kinds.txt # built by the tests above
 	@py=$$(scripts/build-wheel.sh); MERIDIAN_TOKENIZERS=$$(scripts/setup-tokenizers.sh); export MERIDIAN_TOKENIZERS; \
-	scripts/run-examples.sh "$$py"; "$$py" -m pytest -c python/pyproject.toml --rootdir . python/tests bench/vllm/tests
+	scripts/run-examples.sh "$$py"; "$$py" -m pytest -c python/pyproject.toml --rootdir . python/tests
 
 check: ## The fast gate: formatting, lints, documentation, types
 	@tools=$$(scripts/setup-tools.sh); \

@@ -4,7 +4,7 @@ set -euo pipefail
 . "$(dirname "$0")/env.sh"
 py=${1:?usage: serve.sh PYTHON PORT}; port=${2:?usage: serve.sh PYTHON PORT}
 cd "$MERIDIAN_ROOT"
-model=$("$py" bench/vllm/model.py)
+model=$("$py" -m meridian.bench.model)
 export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 VLLM_CPU_KVCACHE_SPACE=${VLLM_CPU_KVCACHE_SPACE:-1}
 cat >&2 <<Y
 Ready in about half a minute. Then, in another terminal:

@@ -11,6 +11,9 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
+from meridian.bench import child
+from meridian.bench.model import NoModel, model_dir
+
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"
 WORK = ROOT / "target" / "figures"
@@ -23,16 +26,19 @@ def rounded(value: float) -> float:
 
 @dataclass(frozen=True)
 class Bound:
-    """What a figure is held against; `at_most` or at least `limit`."""
+    """What a figure is held against; `at_most` (`below`: and not equal to) or at least `limit`."""
 
     limit: float
     at_most: bool = True
+    below: bool = False
 
     def holds(self, value: float) -> bool:
+        if self.below:
+            return value < self.limit
         return value <= self.limit if self.at_most else value >= self.limit
 
     def __str__(self) -> str:
-        return f"{'<=' if self.at_most else '>='} {self.limit:g}"
+        return f"{'<' if self.below else '<=' if self.at_most else '>='} {self.limit:g}"
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,26 @@ def over_pairs(name: str, ratios: list[float], unit: str, bound: Bound | None = 
     """Median and quartiles of one figure over several pairs of runs."""
     low, _, high = quantiles(ratios, n=4, method="inclusive")
     return Figure(name, median(ratios), unit, bound, low, high)
+
+
+def model() -> str:
+    """Folder of the model that every engine run uses."""
+    try:
+        return str(model_dir())
+    except NoModel as e:
+        sys.exit(f"error: {e}")
+
+
+def engine_run(label: str, *args: str) -> dict[str, Any]:
+    """One run of the real engine in a process of its own; returns its document."""
+    WORK.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    try:
+        document = child.engine_run(WORK / label, label, ["--model", model(), *args])
+    except child.Failed as e:
+        sys.exit(f"error: {e}")
+    say(f"  {label}: {time.monotonic() - started:.0f} s")
+    return document
 
 
 def provenance() -> dict[str, str]:

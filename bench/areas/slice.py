@@ -7,35 +7,16 @@ import json
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from areas.common import ROOT, WORK, Bound, Figure, over_pairs, say
+from meridian.bench.report import percentile
+
+from areas.common import ROOT, WORK, Bound, Figure, engine_run, over_pairs, say
 
 POLICIES = ROOT / "target" / "policies"
-DRIVER = ROOT / "bench" / "vllm" / "engine_run.py"
-sys.path.insert(0, str(ROOT / "bench" / "vllm"))
-
-from model import model_dir  # noqa: E402
-from report import percentile  # noqa: E402
-
 OUTPUT_FIRST = str(POLICIES / "output-first.wasm")
 FCFS = str(POLICIES / "fcfs.wasm")
-
-
-def engine_run(label: str, *args: str) -> dict[str, Any]:
-    """One run of the real engine in a process of its own; returns its document."""
-    WORK.mkdir(parents=True, exist_ok=True)
-    out = WORK / f"{label}.json"
-    started = time.monotonic()
-    command = [sys.executable, str(DRIVER), "--model", str(model_dir()), "--out", str(out), *args]
-    with (WORK / f"{label}.log").open("w") as log:
-        done = subprocess.run(command, stdout=log, stderr=log, timeout=600)
-    if done.returncode:
-        sys.exit(f"error: {label} failed, see {WORK / f'{label}.log'}")
-    say(f"  {label}: {time.monotonic() - started:.0f} s")
-    return json.loads(out.read_text())
 
 
 def write_trace(name: str, rows: list[tuple[int, int, int]]) -> str:

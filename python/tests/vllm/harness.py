@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT / "bench" / "vllm"))
-
-from engine_run import Options, Run, build  # noqa: E402
-from model import model_dir  # noqa: E402
-from workload import TraceRequest  # noqa: E402
+from meridian.bench.engine_run import Options, Run, build
+from meridian.bench.model import model_dir
+from meridian.bench.workload import TraceRequest
 
 KV_BLOCKS = 48
 KV_BLOCK_TOKENS = 32

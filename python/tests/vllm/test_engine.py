@@ -12,8 +12,8 @@ from typing import Any
 import meridian
 import pytest
 from harness import Engine, requests
-from probe import SchedulerProbe
-from workload import TraceRequest
+from meridian.bench.probe import SchedulerProbe
+from meridian.bench.workload import TraceRequest
 
 
 def own_preemptions(native: Any) -> int:

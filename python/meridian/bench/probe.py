@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from workload import TraceRequest
+from meridian.bench.workload import TraceRequest
 
 PREFILL, THINK, OUTPUT = "prefill", "think", "output"
 PHASES: tuple[str, ...] = (PREFILL, THINK, OUTPUT)

@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
 """One engine run in one process: drives vLLM's step loop in real time over a trace and writes what was observed.
 
-    engine_run.py --model DIR --scenario loaded --scheduler stock --out run.json
-    engine_run.py --model DIR --trace my.csv --scheduler native:output-first --set scheduler.output_tpot_budget_ms=16
+    python -m meridian.bench.engine_run --model DIR --scenario loaded --scheduler stock --out run.json
+    python -m meridian.bench.engine_run --model DIR --trace my.csv --scheduler native:output-first --set scheduler.output_tpot_budget_ms=16
 
 Thinking lengths are enforced by vLLM's own thinking budget, output lengths by ``max_tokens``, sampling is greedy: the
 same trace asks every scheduler for the same tokens.
@@ -24,9 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from probe import PREFILL, Observed, SchedulerProbe
-from report import decision_facts, summarise
-from workload import SCENARIOS, TraceRequest, fit, read_trace, scenario_requests
+from meridian.bench.probe import PREFILL, Observed, SchedulerProbe
+from meridian.bench.report import decision_facts, summarise
+from meridian.bench.workload import SCENARIOS, TraceRequest, fit, read_trace, scenario_requests
 
 # One process and one OpenMP thread: on few cores, vLLM's default thread binding makes generation ten times slower.
 ENVIRONMENT = {

@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from workload import (
+from meridian.bench.workload import (
     OUTPUT_TOKENS,
     PROMPT_TOKENS,
     SCENARIOS,

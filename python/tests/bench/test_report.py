@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from engine_run import meridian_toml
-from probe import OUTPUT, PREFILL, THINK, Observed
-from report import by_running, percentile, summarise, table, write_rows_csv
-from workload import TraceRequest
+from meridian.bench.engine_run import meridian_toml
+from meridian.bench.probe import OUTPUT, PREFILL, THINK, Observed
+from meridian.bench.report import by_running, percentile, summarise, table, write_rows_csv
+from meridian.bench.workload import TraceRequest
 
 END = 99
 

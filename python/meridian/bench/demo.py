@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
-"""Stock vLLM against Meridian's native and WebAssembly schedulers, side by side, on this machine's CPU.
+"""Stock vLLM against Meridian's native and WebAssembly schedulers, side by side, on this machine's CPU: `make demo`.
 
-Each run is a process of its own (`engine_run.py`). One table a scenario on stdout, progress on stderr, raw rows under
-`target/demo/`.
+Each run is a process of its own (`engine_run`). One table a scenario on stdout, progress on stderr, raw rows under
+`target/demo/`. Run it in the repository.
 """
 
 from __future__ import annotations
@@ -10,54 +9,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from model import model_dir
-from report import LEGEND, table, write_rows_csv
-from workload import SCENARIOS, read_trace
+from meridian.bench.child import Failed, engine_run, say
+from meridian.bench.model import NoModel, model_dir
+from meridian.bench.report import LEGEND, table, write_rows_csv
+from meridian.bench.workload import SCENARIOS, read_trace
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-POLICY = "target/policies/output-first.wasm"
-LOG_TAIL_LINES = 12
+POLICY = Path("target") / "policies" / "output-first.wasm"
 RUN_LIMIT_S = 300
-
-
-class Failed(Exception):
-    """The demo cannot go on; the message is one clear line, perhaps with the end of a log below it."""
-
-
-def say(text: str) -> None:
-    """One line of progress."""
-    print(text, file=sys.stderr, flush=True)
-
-
-def child_environment() -> dict[str, str]:
-    """This environment, plus the checkout's own package where it was built in place."""
-    env = dict(os.environ)
-    if list((ROOT / "python" / "meridian").glob("_native*.so")):
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "python"), env.get("PYTHONPATH")]))
-    return env
-
-
-def run_logged(command: list[str], log: Path, what: str) -> None:
-    """Run a child with its output in ``log``; raises ``Failed`` with the log's last lines."""
-    with log.open("w") as out:
-        try:
-            child = subprocess.run(command, stdout=out, stderr=out, env=child_environment(), timeout=RUN_LIMIT_S)
-        except subprocess.TimeoutExpired as e:
-            raise Failed(f"{what} did not end within {RUN_LIMIT_S} s, see {log}") from e
-    if child.returncode:
-        lines = log.read_text(errors="replace").splitlines()
-        errors = [x for x in lines if x.startswith("error: ")]
-        if errors:
-            raise Failed(f"{what}: {errors[-1].removeprefix('error: ')}")
-        tail = "\n".join(f"  | {x}" for x in lines[-LOG_TAIL_LINES:])
-        raise Failed(f"{what} failed with exit code {child.returncode}; the end of {log}:\n{tail}")
 
 
 def run_scenario(a: argparse.Namespace, scenario: str, model: Path, policy: Path) -> list[dict[str, Any]]:
@@ -66,17 +29,15 @@ def run_scenario(a: argparse.Namespace, scenario: str, model: Path, policy: Path
     columns = (("stock", "stock"), ("native", "native:output-first"), (policy.name, str(policy)))
     for name, scheduler in columns:
         stem = a.out / f"{scenario}-{name.removesuffix('.wasm') + '-wasm' if name.endswith('.wasm') else name}"
-        command = [sys.executable, str(HERE / "engine_run.py"), "--model", str(model), "--scenario", scenario]
-        command += ["--scheduler", scheduler, "--seed", str(a.seed), "--out", f"{stem}.json"]
+        command = ["--model", str(model), "--scenario", scenario, "--scheduler", scheduler, "--seed", str(a.seed)]
         command += ["--scale-tokens", str(a.scale_tokens), "--scale-time", str(a.scale_time)]
         command += ["--trace", str(a.trace)] if a.trace else []
         command += ["--limit", str(a.limit)] if a.limit else []
         if scheduler != "stock":
             command += [x for s in a.settings for x in ("--set", s)]
         started = time.monotonic()
-        run_logged(command, stem.with_suffix(".log"), f"{scenario}, {name}")
-        document = json.loads(Path(f"{stem}.json").read_text()) | {"name": name, "scenario": scenario}
-        documents.append(document)
+        document = engine_run(stem, f"{scenario}, {name}", command, RUN_LIMIT_S)
+        documents.append(document | {"name": name, "scenario": scenario})
         s, took = document["summary"], time.monotonic() - started
         say(
             f"{scenario:9} {name:18} {took:5.1f} s in all, {s['makespan_s']:5.1f} s of traffic, "
@@ -107,7 +68,7 @@ def heading(documents: list[dict[str, Any]]) -> str:
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    p = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    p = argparse.ArgumentParser(prog="demo", description=(__doc__ or "").partition("\n")[0])
     p.add_argument("--trace", type=Path, metavar="FILE", help="CSV or JSONL requests instead of generated ones")
     p.add_argument("--limit", type=int, metavar="N", help="use only the first N requests of the trace")
     p.add_argument("--scale-tokens", type=float, default=1.0, help="multiply every length (default 1)")
@@ -116,14 +77,14 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     p.add_argument("--scenario", choices=(*SCENARIOS, "both"), default="both")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="settings")
-    p.add_argument("--out", type=Path, default=ROOT / "target" / "demo", metavar="DIR", help="raw rows and logs")
+    p.add_argument("--out", type=Path, default=Path("target") / "demo", metavar="DIR", help="raw rows and logs")
     p.add_argument("--json", action="store_true", help="print the summaries as JSON instead of tables")
     return p.parse_args(argv)
 
 
 def demo(a: argparse.Namespace) -> None:
     """Run what the command line asks for and print it."""
-    policy = a.policy or ROOT / POLICY
+    policy = a.policy or POLICY
     if not policy.is_file():
         raise Failed(f"policy {policy}: no such file (make policies builds the bundled ones)")
     if a.trace:
@@ -134,9 +95,8 @@ def demo(a: argparse.Namespace) -> None:
     a.out.mkdir(parents=True, exist_ok=True)
     try:
         model = model_dir()
-    except subprocess.CalledProcessError as e:
-        tail = "\n".join(f"  | {x}" for x in e.stderr.splitlines()[-LOG_TAIL_LINES:])
-        raise Failed(f"making the model failed:\n{tail}") from e
+    except NoModel as e:
+        raise Failed(str(e)) from e
     printed = {}
     for scenario in SCENARIOS if a.scenario == "both" else (a.scenario,):
         documents = run_scenario(a, scenario, model, policy.resolve())
