@@ -1,7 +1,9 @@
 """One engine run in one process: drives vLLM's step loop in real time over a trace and writes what was observed.
 
     python -m meridian.bench.engine_run --model DIR --scenario loaded --scheduler stock --out run.json
-    python -m meridian.bench.engine_run --model DIR --trace my.csv --scheduler native:output-first --set scheduler.output_tpot_budget_ms=16
+    python -m meridian.bench.engine_run --model DIR --trace my.csv --scheduler native:output-first --out run.json \\
+        --set scheduler.output_tpot_budget_ms=16
+    python -m meridian.bench.engine_run --model DIR --scenario multi-turn --kv-blocks 900 --out run.json
 
 Thinking lengths are enforced by vLLM's own thinking budget, output lengths by ``max_tokens``, sampling is greedy: the
 same trace asks every scheduler for the same tokens.
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import gc
+import heapq
 import json
 import os
 import random
@@ -19,13 +22,26 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from meridian.bench.chat import (
+    MULTI_TURN,
+    ChatScenario,
+    Template,
+    Turn,
+    history_after,
+    longest_tokens,
+    next_prompt,
+    sessions,
+    user_ids,
+)
+from meridian.bench.chat import NAME as MULTI_TURN_NAME
 from meridian.bench.probe import PREFILL, Observed, SchedulerProbe
 from meridian.bench.report import decision_facts, summarise
-from meridian.bench.workload import SCENARIOS, TraceRequest, fit, read_trace, scenario_requests
+from meridian.bench.workload import SCENARIOS, Scenario, TraceRequest, fit, read_trace, scenario_requests
 
 # One process and one OpenMP thread: on few cores, vLLM's default thread binding makes generation ten times slower.
 ENVIRONMENT = {
@@ -40,6 +56,7 @@ ENVIRONMENT = {
 STOCK = "stock"
 RESERVED_TOKENS = 16  # of the context length: the template's tail and the end marker
 MERIDIAN_CLASS = "meridian.vllm.MeridianScheduler"
+PROGRESS_S = 10  # between two lines of progress of a chat
 WARM_UP = ((24, 8, 8), (200, 24, 8), (900, 4, 4), (60, 16, 16), (24, 32, 24))  # prompt, think, output tokens
 
 
@@ -88,18 +105,28 @@ class Run:
     engine: Any
     scheduler: Any
     vocabulary: range
-    tail: list[int]
-    end_ids: tuple[int, ...]
+    template: Template
     tokens_before_think: int
     seen: dict[str, Observed] = field(default_factory=dict)
     by_name: dict[str, Observed] = field(default_factory=dict)
 
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """The end marker."""
+        return self.template.think_end
+
     def add(self, name: str, request: TraceRequest, index: int, arrival: float, rng: random.Random) -> Observed:
         """Send one request: random token ids that end with the template's generation prompt."""
+        tail = self.template.tail
+        body = [rng.choice(self.vocabulary) for _ in range(max(0, request.prompt_tokens - len(tail)))]
+        return self.send(name, [*body, *tail], Observed(index, request, arrival, self.end_ids))
+
+    def send(self, name: str, prompt: Sequence[int], observed: Observed) -> Observed:
+        """Send one request whose prompt ends with the template's tail."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        body = [rng.choice(self.vocabulary) for _ in range(max(0, request.prompt_tokens - len(self.tail)))]
+        request = observed.planned
         params = SamplingParams(
             temperature=0.0,
             ignore_eos=True,
@@ -109,20 +136,22 @@ class Run:
             thinking_token_budget=request.think_tokens + self.tokens_before_think,
             output_kind=RequestOutputKind.DELTA,
         )
-        observed = Observed(index, request, arrival, self.end_ids)
         self.by_name[name] = observed
-        self.seen[self.engine.add_request(name, {"prompt_token_ids": body + self.tail}, params)] = observed
+        self.seen[self.engine.add_request(name, {"prompt_token_ids": list(prompt)}, params)] = observed
         return observed
 
-    def step(self) -> None:
-        """One engine step; hands the delivered tokens to their requests."""
+    def step(self) -> list[Observed]:
+        """One engine step; hands the delivered tokens to their requests and returns those that are now over."""
         outputs = self.engine.step()
         now = time.perf_counter()
+        over = []
         for out in outputs:
             observed = self.by_name[out.request_id]
             observed.deliver(out.outputs[0].token_ids, now)
             if out.finished:
                 observed.finished = now
+                over.append(observed)
+        return over
 
 
 def build(options: Options) -> Run:
@@ -160,12 +189,15 @@ def build(options: Options) -> Run:
     tail_text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)[len(plain) :]
     if "<think>" not in tail_text:
         tail_text += "<think>\n"
-    tail = tokenizer.encode(tail_text, add_special_tokens=False)
-    behind = tokenizer.encode(tail_text.rpartition("<think>")[2], add_special_tokens=False)
-    end_ids = tuple(tokenizer.encode("</think>", add_special_tokens=False))
+    opening, marker, behind = tail_text.rpartition("<think>")
+
+    def ids(text: str) -> tuple[int, ...]:
+        return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+    template = Template(ids(opening), ids(marker + behind), ids("</think>"))
     # The lowest ids are special tokens in the bundled model, the highest are the markers in every Qwen3 vocabulary.
     vocabulary = range(16, min(2000, len(tokenizer) - 64))
-    return Run(engine, engine.engine_core.engine_core.scheduler, vocabulary, tail, end_ids, len(behind))
+    return Run(engine, engine.engine_core.engine_core.scheduler, vocabulary, template, len(ids(behind)))
 
 
 def warm_up(run: Run, max_model_len: int) -> None:
@@ -205,6 +237,66 @@ def drive(run: Run, trace: list[TraceRequest], probe: SchedulerProbe, options: O
     return observed, time.perf_counter() - start
 
 
+class TooLong(ValueError):
+    """A turn does not fit in the engine's context; the message is for the command line."""
+
+
+@dataclass(frozen=True)
+class Chat:
+    """The sessions of a run, and how they are played."""
+
+    sessions: list[list[Turn]]
+    preserve_thinking: bool = False
+    gap_s: float = 0.0
+
+
+def drive_chat(run: Run, chat: Chat, probe: SchedulerProbe, options: Options) -> tuple[list[Observed], float]:
+    """Play all sessions to their end; returns the turns, session by session, and the makespan in seconds.
+
+    All sessions start at once; of later turns, those that are due earlier come first.
+    """
+    turns = len(chat.sessions[0])
+    needed = longest_tokens(chat.sessions, run.template, preserve_thinking=chat.preserve_thinking)
+    if needed > options.max_model_len:
+        raise TooLong(f"the longest turn has {needed} tokens, expected at most {options.max_model_len} in all")
+    observed: list[Observed] = []
+    prompts: dict[int, tuple[int, ...]] = {}
+    histories: dict[int, tuple[int, ...]] = dict.fromkeys(range(len(chat.sessions)), ())
+    start = time.perf_counter()
+    due = [(start, session, 0) for session in histories]
+    last_said = start
+    while due or run.engine.has_unfinished_requests():
+        while due and due[0][0] <= time.perf_counter():
+            arrival, session, turn = heapq.heappop(due)
+            planned = chat.sessions[session][turn]
+            user = user_ids(options.seed, session, turn, planned.user_tokens, run.vocabulary)
+            prompts[session] = next_prompt(histories[session], user, run.template)
+            request = TraceRequest(
+                round(arrival - start, 6), len(prompts[session]), planned.think_tokens, planned.answer_tokens
+            )
+            index = session * turns + turn
+            seen = Observed(index, request, arrival, run.end_ids, session=session, turn=turn)
+            observed.append(run.send(str(index), prompts[session], seen))
+        if not run.engine.has_unfinished_requests():
+            time.sleep(max(0.0, due[0][0] - time.perf_counter()))
+            continue
+        before = time.perf_counter()
+        over = run.step()
+        probe.step_took(time.perf_counter() - before)
+        for seen in over:
+            session, turn = divmod(seen.index, turns)
+            if turn + 1 < turns:
+                histories[session] = history_after(
+                    prompts[session], seen.tokens, run.template, preserve_thinking=chat.preserve_thinking
+                )
+                heapq.heappush(due, (time.perf_counter() + chat.gap_s, session, turn + 1))
+        if time.perf_counter() - last_said > PROGRESS_S:
+            last_said = time.perf_counter()
+            done = sum(o.finished is not None for o in observed)
+            print(f"{done} of {turns * len(chat.sessions)} turns", file=sys.stderr, flush=True)
+    return sorted(observed, key=lambda o: o.index), time.perf_counter() - start
+
+
 def machine_facts() -> dict[str, Any]:
     """Versions and hardware, to be stored beside the numbers they explain."""
     import vllm
@@ -214,12 +306,19 @@ def machine_facts() -> dict[str, Any]:
     return {"vllm": vllm.__version__, "cpu": cpu, "cores": os.cpu_count(), "python": sys.version.split()[0]}
 
 
-def run_once(options: Options, trace: list[TraceRequest]) -> tuple[dict[str, Any], list[Observed]]:
-    """Build, warm up, drive: the run's JSON document and its requests."""
+def run_once(options: Options, workload: list[TraceRequest] | Chat) -> tuple[dict[str, Any], list[Observed]]:
+    """Build, warm up, drive: the run's JSON document and its requests.
+
+    Raises:
+        TooLong: a turn does not fit in the context.
+    """
     run = build(options)
     warm_up(run, options.max_model_len)
     probe = SchedulerProbe(run.scheduler, run.seen)
-    observed, makespan_s = drive(run, trace, probe, options)
+    if isinstance(workload, Chat):
+        observed, makespan_s = drive_chat(run, workload, probe, options)
+    else:
+        observed, makespan_s = drive(run, workload, probe, options)
     unfinished = [o.index for o in observed if o.finished is None or o.phase == PREFILL]
     if unfinished:
         raise RuntimeError(f"requests {unfinished[:8]} never finished")
@@ -242,6 +341,8 @@ def run_once(options: Options, trace: list[TraceRequest]) -> tuple[dict[str, Any
         stats = run.scheduler.meridian_stats()
         document["meridian"] = stats
         document["summary"] |= decision_facts(stats)
+        if "kv" in stats:
+            document["kv"] = stats["kv"]
     return document, observed
 
 
@@ -253,15 +354,28 @@ def setting(text: str) -> tuple[str, str]:
     return dotted, value
 
 
+def engine_defaults(scenario: str) -> Scenario | ChatScenario:
+    """The scenario's constants: engine, settings and what it is about."""
+    return MULTI_TURN if scenario == MULTI_TURN_NAME else SCENARIOS[scenario]
+
+
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line; engine flags default to the scenario's constants."""
-    p = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    p = argparse.ArgumentParser(prog="engine_run", description=(__doc__ or "").partition("\n")[0])
     p.add_argument("--model", type=Path, required=True, metavar="DIR")
-    p.add_argument("--scenario", choices=sorted(SCENARIOS), default="loaded", help="requests, and engine defaults")
+    names = (*sorted(SCENARIOS), MULTI_TURN_NAME)
+    p.add_argument("--scenario", choices=names, default="loaded", help="requests, and engine defaults")
     p.add_argument("--trace", type=Path, metavar="FILE", help="CSV or JSONL requests instead of generated ones")
     p.add_argument("--limit", type=int, help="use only the first N requests of the trace")
     p.add_argument("--scale-tokens", type=float, default=1.0, help="multiply every length (default 1)")
     p.add_argument("--scale-time", type=float, default=1.0, help="multiply every arrival time (default 1)")
+    p.add_argument("--sessions", type=int, default=MULTI_TURN.sessions, help="multi-turn: chat sessions")
+    p.add_argument("--turns", type=int, default=MULTI_TURN.turns, help="multi-turn: turns of each session")
+    p.add_argument(
+        "--context-tokens", type=int, default=MULTI_TURN.context_tokens, help="multi-turn: first turn's more"
+    )
+    p.add_argument("--gap-s", type=float, default=0.0, help="multi-turn: time from an answer to the next turn")
+    p.add_argument("--preserve-thinking", action="store_true", help="multi-turn: the history keeps the thinking")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--scheduler", default=STOCK, help="stock, native:output-first, native:fcfs or PATH.wasm")
     p.add_argument("--set", type=setting, action="append", default=[], metavar="SECTION.KEY=VALUE", dest="settings")
@@ -272,13 +386,22 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     p.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="float32 to compare outputs")
     p.add_argument("--greedy-outputs", type=Path, metavar="FILE", help="write every request's token ids as JSON")
     p.add_argument("--out", type=Path, required=True, metavar="FILE.json")
-    return p.parse_args(argv)
+    a = p.parse_args(argv)
+    if a.scenario == MULTI_TURN_NAME and a.trace:
+        p.error("--trace: a trace has no sessions, expected another --scenario than multi-turn")
+    if min(a.sessions, a.turns) < 1 or min(a.context_tokens, a.gap_s) < 0:
+        p.error("--sessions, --turns: expected at least 1; --context-tokens, --gap-s: expected at least 0")
+    return a
 
 
 def main(argv: list[str] | None = None) -> int:
     """Command line; exit code 2 with one line on a bad trace or a missing file."""
     a = parse(argv)
-    scenario = SCENARIOS[a.scenario]
+    scenario = engine_defaults(a.scenario)
+    is_chat = a.scenario == MULTI_TURN_NAME
+    settings = scenario.settings
+    if is_chat:
+        settings += (("model.strips_reasoning", str(not a.preserve_thinking).lower()),)
     engine = {
         k: getattr(scenario, k) if getattr(a, k) is None else getattr(a, k)
         for k in ("kv_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
@@ -287,29 +410,41 @@ def main(argv: list[str] | None = None) -> int:
         a.model,
         a.scheduler,
         # A setting given twice takes its last value.
-        settings=(*scenario.settings, *a.settings),
+        settings=(*settings, *a.settings),
         seed=a.seed,
         dtype=a.dtype,
         realtime=a.mode == "realtime",
         **engine,
     )
+    workload: list[TraceRequest] | Chat
+    facts: dict[str, Any] = {"source": f"scenario {a.scenario}, seed {a.seed}", "clipped": 0}
     try:
-        trace = read_trace(a.trace) if a.trace else scenario_requests(a.scenario, a.seed)
         if a.scheduler.endswith(".wasm") and not Path(a.scheduler).is_file():
             raise FileNotFoundError(f"policy {a.scheduler}: no such file")
+        if is_chat:
+            planned = sessions(
+                a.seed, a.sessions, a.turns, user_tokens=MULTI_TURN.user_tokens, context_tokens=a.context_tokens
+            )
+            workload = Chat(planned, a.preserve_thinking, a.gap_s)
+            facts |= {"requests": a.sessions * a.turns, "sessions": a.sessions, "turns": a.turns, "gap_s": a.gap_s}
+            facts |= {"context_tokens": a.context_tokens, "preserve_thinking": a.preserve_thinking}
+        else:
+            trace = read_trace(a.trace) if a.trace else scenario_requests(a.scenario, a.seed)
+            longest = options.max_model_len - RESERVED_TOKENS
+            workload, clipped = fit(trace[: a.limit], longest, scale_tokens=a.scale_tokens, scale_time=a.scale_time)
+            facts |= {"requests": len(workload), "clipped": clipped}
+            facts |= {"scale_tokens": a.scale_tokens, "scale_time": a.scale_time}
+            if a.trace:
+                facts["source"] = str(a.trace)
     except (OSError, ValueError) as e:
         print(f"error: {e}", file=sys.stderr)
         return 2
-    longest = options.max_model_len - RESERVED_TOKENS
-    trace, clipped = fit(trace[: a.limit], longest, scale_tokens=a.scale_tokens, scale_time=a.scale_time)
-    document, observed = run_once(options, trace)
-    document["workload"] = {
-        "source": str(a.trace) if a.trace else f"scenario {a.scenario}, seed {a.seed}",
-        "requests": len(trace),
-        "clipped": clipped,
-        "scale_tokens": a.scale_tokens,
-        "scale_time": a.scale_time,
-    }
+    try:
+        document, observed = run_once(options, workload)
+    except TooLong as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 2
+    document["workload"] = facts
     a.out.parent.mkdir(parents=True, exist_ok=True)
     a.out.write_text(json.dumps(document))
     if a.greedy_outputs:

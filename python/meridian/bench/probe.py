@@ -31,6 +31,11 @@ class Observed:
     think_end: int | None = None  # position of the end marker's last token
     preemptions: int = 0
     finished: float | None = None
+    # Prompt tokens that the first admission found in the prefix cache; None before it.
+    cached_tokens: int | None = None
+    # Which turn of which chat session; None for a request of a trace.
+    session: int | None = None
+    turn: int | None = None
 
     @property
     def phase(self) -> str:
@@ -61,9 +66,12 @@ class Observed:
         planned = self.planned
         return {
             "index": self.index,
+            "session": self.session,
+            "turn": self.turn,
             "tenant": planned.tenant,
             "arrival_s": planned.arrival_s,
             "prompt_tokens": planned.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
             "think_tokens": planned.think_tokens,
             "output_tokens": planned.output_tokens,
             "delivered_tokens": len(self.tokens),
@@ -80,7 +88,10 @@ class Observed:
 
 
 class SchedulerProbe:
-    """Times ``schedule`` of one scheduler and classifies its preemptions. Wraps the instance, not the class."""
+    """Times ``schedule`` of one scheduler, classifies its preemptions and counts what was found in the prefix cache.
+
+    Wraps the instance, not the class, and reads only what vLLM's own scheduler has.
+    """
 
     def __init__(self, scheduler: Any, observed: dict[str, Observed]) -> None:
         self._scheduler = scheduler
@@ -101,6 +112,9 @@ class SchedulerProbe:
         self.preemptions: dict[str, int] = dict.fromkeys(PHASES, 0)
         self.output_preempted = 0
         self.output_preempted_while_think_held = 0
+        self.recomputed_tokens = 0
+        # Tokens that were computed when a request was preempted, until it is resumed.
+        self._lost: dict[str, int] = {}
 
     def step_took(self, seconds: float) -> None:
         """The engine step that the last ``schedule`` call began took this long."""
@@ -114,17 +128,27 @@ class SchedulerProbe:
         self.scheduled_tokens.append(out.total_num_scheduled_tokens)
         seen = self._observed
         self.output_scheduled.append(sum(r in seen and seen[r].phase == OUTPUT for r in out.num_scheduled_tokens))
+        for new in out.scheduled_new_reqs:
+            if new.req_id in seen:
+                seen[new.req_id].cached_tokens = new.num_computed_tokens
+        cached = out.scheduled_cached_reqs
+        if cached.resumed_req_ids:
+            for request_id, found in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
+                if request_id in cached.resumed_req_ids:
+                    self.recomputed_tokens += max(0, self._lost.pop(request_id, 0) - found)
         return out
 
     def _watched_preempt(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         victim = self._observed.get(request.request_id)
         if victim is not None:
+            self._lost[request.request_id] = request.num_computed_tokens
             victim.preemptions += 1
             self.preemptions[victim.phase] += 1
             if victim.phase == OUTPUT:
                 self.output_preempted += 1
-                # The victim has left `running` by now; whoever is still there holds blocks.
+                # The victim has left `running` by now. Victims fall before anyone is admitted in a step, so whoever is
+                # still there was scheduled before and holds blocks.
                 holders = (self._observed.get(r.request_id) for r in self._scheduler.running)
-                if any(h is not None and h.phase == THINK for h in holders):
+                if any(h is not None and h.phase != OUTPUT for h in holders):
                     self.output_preempted_while_think_held += 1
         return self._preempt(request, *args, **kwargs)

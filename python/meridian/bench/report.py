@@ -65,6 +65,7 @@ class Counters(Protocol):
     step_s: list[float]
     preemptions: dict[str, int]
     output_preempted_while_think_held: int
+    recomputed_tokens: int
 
 
 def percentile(values: Iterable[float], q: float) -> float | None:
@@ -95,6 +96,18 @@ def by_running(running: Sequence[int], values: Sequence[float]) -> dict[str, dic
     return out
 
 
+def hit_rate(rows: Sequence[Row]) -> float:
+    """Percent of the prompt tokens that were found in the prefix cache when their request was first admitted."""
+    prompt_tokens = sum(r["prompt_tokens"] for r in rows)
+    return 100 * sum(r["cached_tokens"] or 0 for r in rows) / prompt_tokens if prompt_tokens else 0.0
+
+
+def hit_rate_by_turn(rows: Sequence[Row]) -> list[float]:
+    """The same of each turn of the sessions, in order; empty for requests of a trace."""
+    turns = sorted({r["turn"] for r in rows if r["turn"] is not None})
+    return [hit_rate([r for r in rows if r["turn"] == turn]) for turn in turns]
+
+
 def summarise(rows: Sequence[Row], counters: Counters, makespan_s: float) -> dict[str, Any]:
     """One run's figures: latencies in ms, ``schedule_*`` in us, throughput in delivered tokens a second."""
     series = {k: [r[f"{k}_ms"] for r in rows if r[f"{k}_ms"] is not None] for k in ("ttft", "ttfo", "ttot", "e2e")}
@@ -116,11 +129,17 @@ def summarise(rows: Sequence[Row], counters: Counters, makespan_s: float) -> dic
         "step_ms_by_running": by_running(counters.running, [1e3 * s for s in counters.step_s]),
         "preemptions": sum(counters.preemptions.values()),
         "output_preempted_while_think_held": counters.output_preempted_while_think_held,
+        "recomputed_tokens": counters.recomputed_tokens,
+        "prompt_tokens": sum(r["prompt_tokens"] for r in rows),
+        "cached_tokens": sum(r["cached_tokens"] or 0 for r in rows),
+        "hit_rate": hit_rate(rows),
+        "hit_rate_by_turn": hit_rate_by_turn(rows),
     }
     return out | {f"preemptions_{phase}": n for phase, n in counters.preemptions.items()}
 
 
-def _cell(value: float | None) -> str:
+def cell(value: float | None) -> str:
+    """A figure as the tables show it."""
     if value is None:
         return "-"
     if isinstance(value, int) or abs(value) >= 1000:
@@ -139,7 +158,7 @@ def table(runs: Sequence[tuple[str, Summary]]) -> str:
         for i, (_, summary) in enumerate(runs):
             value, reference = summary.get(key), base.get(key)
             ratio = f" ({value / reference:.2f}x)" if i and has_ratio and value is not None and reference else ""
-            cells.append(_cell(value) + ratio)
+            cells.append(cell(value) + ratio)
         lines.append([title, unit, *cells])
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     out = []

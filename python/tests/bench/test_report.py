@@ -29,6 +29,7 @@ class FakeCounters:
     step_s: list[float] = field(default_factory=lambda: [0.002, 0.010])
     preemptions: dict[str, int] = field(default_factory=lambda: {"prefill": 0, "think": 3, "output": 1})
     output_preempted_while_think_held: int = 1
+    recomputed_tokens: int = 300
 
 
 def test_percentile() -> None:

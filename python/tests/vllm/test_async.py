@@ -50,7 +50,7 @@ def test_async_scheduling_with_preemption(
     rng = random.Random(1)
     requests = {}
     for i in range(24):
-        prompt = [rng.randint(20, 900) for _ in range(rng.randint(20, 200))] + engine.run.tail
+        prompt = [rng.randint(20, 900) for _ in range(rng.randint(20, 200))] + list(engine.run.template.tail)
         params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
         params.update_from_generation_config({}, 2)
         hasher = engine.run.engine.engine_core.engine_core.request_block_hasher
