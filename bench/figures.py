@@ -21,11 +21,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from areas import core, runtime, slice
+from areas import core, kv, runtime, slice
 from areas.common import RESULTS, ROOT, provenance, say
 
 PAIRS = 5
-AREAS = {"slice": slice.parts, "core": core.parts, "runtime": runtime.parts}
+AREAS = {"slice": slice.parts, "core": core.parts, "runtime": runtime.parts, "kv": kv.parts}
 # Pages with a table between `<!-- figures:AREA -->` and `<!-- /figures:AREA -->`.
 PAGES = (ROOT / "README.md", ROOT / "docs" / "src" / "benchmarks.md")
 

@@ -1,0 +1,144 @@
+"""KV memory in the real vLLM engine: what is evicted, who is preempted, what has to be computed again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from meridian.bench.child import Failed
+from meridian.bench.compare import Comparison, notes, run_pairs
+from meridian.bench.comparison import Pair, changes
+
+from areas.common import ROOT, WORK, Bound, Figure, model, over_pairs, say
+
+OUTPUT_FIRST = str(ROOT / "target" / "policies" / "output-first.wasm")
+POOL_SOAK = ROOT / "bench" / "vllm" / "pool_soak.py"
+# Keeps the engine's order, so that what changes in a chat is what the eviction policy does, and nothing else.
+ENGINE_ORDER = "native:noop"
+# Where stock finds about half of the prompt tokens in the cache, by experiment (seed 1).
+HALF_BLOCKS = 900
+HALF_BLOCKS_PRESERVED = 1100
+SIZES = (400, 600, 900, 1300, 2000)
+# Sizes times pairs: three a size are half an hour.
+SWEEP_PAIRS = 3
+AT_LEAST_0 = Bound(0, at_most=False)
+
+
+def pairs_of(c: Comparison, pairs: int, kv_blocks: int | None = None) -> list[Pair]:
+    """Pairs of stock and Meridian; ends the program when a run failed or Meridian's policy did not decide."""
+    try:
+        found = run_pairs(c, pairs, kv_blocks)
+    except Failed as e:
+        sys.exit(f"error: {e}")
+    for note in notes(found):
+        say(f"  {note}")
+    if any(p.meridian["policy_faults"] or not p.meridian["decided_by_policy"] for p in found):
+        sys.exit("error: the policy did not decide this run")
+    return found
+
+
+def chats(folder: str, *, dtype: str = "bfloat16", preserve_thinking: bool = False) -> Comparison:
+    return Comparison(
+        "multi-turn",
+        Path(model()),
+        WORK / folder,
+        policy=ENGINE_ORDER,
+        dtype=dtype,
+        preserve_thinking=preserve_thinking,
+    )
+
+
+def above(name: str, pairs: list[Pair], bound: Bound | None) -> Figure:
+    """Prefix hit rate above stock's, within a pair."""
+    return over_pairs(f"{name} hit rate above stock", changes(pairs, "hit_rate", "difference"), "points", bound)
+
+
+def ratio(name: str, pairs: list[Pair], key: str, bound: Bound | None = None) -> Figure:
+    """Meridian over stock, within a pair."""
+    values = changes(pairs, key, "ratio")
+    if len(values) < 2:
+        sys.exit(f"error: {name}: stock has none of it in {len(pairs) - len(values)} of {len(pairs)} runs")
+    return over_pairs(f"{name}, Meridian over stock", values, "ratio", bound)
+
+
+def both(name: str, pairs: list[Pair], key: str, unit: str) -> Iterator[Figure]:
+    """The figure itself on both sides, for the reader's judgement."""
+    yield over_pairs(f"{name}, stock", [p.stock[key] for p in pairs], unit)
+    yield over_pairs(f"{name}, Meridian", [p.meridian[key] for p in pairs], unit)
+
+
+def multi_turn(pairs: int) -> Iterator[Figure]:
+    """Chats whose template strips the thinking, in float32, so that outputs can be compared."""
+    runs = pairs_of(chats("multi-turn", dtype="float32"), pairs, HALF_BLOCKS)
+    yield above("multi-turn:", runs, Bound(15, at_most=False))
+    yield from both("multi-turn: hit rate", runs, "hit_rate", "%")
+    yield ratio("multi-turn: TTFT p50", runs, "ttft_p50_ms", Bound(1, below=True))
+    yield ratio("multi-turn: TTFT p99", runs, "ttft_p99_ms")
+    yield ratio("multi-turn: throughput", runs, "throughput_tok_s")
+    differing = sum(p.differing or 0 for p in runs)
+    of = sum(p.stock["requests"] for p in runs)
+    yield Figure("multi-turn: requests whose outputs differ", differing, f"of {of} requests", Bound(0))
+
+
+def sweep(pairs: int) -> Iterator[Figure]:
+    """The same chats at several sizes of the cache. The smallest difference is of the medians over the pairs."""
+    medians = []
+    for blocks in SIZES:
+        runs = pairs_of(chats("sweep"), min(pairs, SWEEP_PAIRS), blocks)
+        name = f"multi-turn, {blocks} blocks:"
+        figure = above(name, runs, None)
+        medians.append(figure.value)
+        yield figure
+        yield from both(f"{name} hit rate", runs, "hit_rate", "%")
+        yield ratio(f"{name} TTFT p50", runs, "ttft_p50_ms")
+    sizes = ", ".join(map(str, SIZES))
+    yield Figure(f"multi-turn: smallest median difference at {sizes} blocks", min(medians), "points", AT_LEAST_0)
+
+
+def preserve(pairs: int) -> Iterator[Figure]:
+    """Chats whose template keeps the thinking: what is not dead must not be evicted first. The median is held against
+    the bound."""
+    runs = pairs_of(chats("preserve", preserve_thinking=True), pairs, HALF_BLOCKS_PRESERVED)
+    yield above("thinking preserved:", runs, AT_LEAST_0)
+    yield from both("thinking preserved: hit rate", runs, "hit_rate", "%")
+    yield ratio("thinking preserved: TTFT p50", runs, "ttft_p50_ms")
+
+
+def kv_tight(pairs: int) -> Iterator[Figure]:
+    """KV short: who is preempted, and what that costs."""
+    runs = pairs_of(Comparison("kv-tight", Path(model()), WORK / "kv-tight", policy=OUTPUT_FIRST), pairs)
+    yield ratio("kv-tight: recomputed tokens", runs, "recomputed_tokens", Bound(0.6))
+    yield from both("kv-tight: recomputed tokens", runs, "recomputed_tokens", "tokens")
+    worst = max(p.meridian["output_preempted_while_think_held"] for p in runs)
+    yield Figure("kv-tight: output-phase preempted while another phase held blocks", worst, "worst run", Bound(0))
+    yield ratio("kv-tight: p99 output ITL", runs, "itl_output_p99_ms", Bound(0.5))
+    yield ratio("kv-tight: throughput", runs, "throughput_tok_s", Bound(0.97, at_most=False))
+    yield from both("kv-tight: preemptions", runs, "preemptions", "preemptions")
+    yield ratio("kv-tight: TTFT p50", runs, "ttft_p50_ms")
+
+
+def pool() -> Iterator[Figure]:
+    """The invariants of the block pool over many requests."""
+    if not POOL_SOAK.is_file():
+        say(f"  {POOL_SOAK.relative_to(ROOT)} is not there: left out")
+        return
+    done = subprocess.run([sys.executable, str(POOL_SOAK)], stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        sys.exit(f"error: {POOL_SOAK.relative_to(ROOT)} failed with exit code {done.returncode}")
+    report = json.loads(done.stdout)
+    yield Figure("block pool: requests", report["requests"], "requests", Bound(1e5, at_most=False))
+    yield Figure("block pool: checks", report["checks"], "checks")
+    yield Figure("block pool violations in 1e5 requests", report["violations"], "violations", Bound(0))
+
+
+def parts(pairs: int) -> dict[str, Callable[[], Iterator[Figure]]]:
+    return {
+        "multi-turn": lambda: multi_turn(pairs),
+        "sweep": lambda: sweep(pairs),
+        "preserve": lambda: preserve(pairs),
+        "kv-tight": lambda: kv_tight(pairs),
+        "pool": pool,
+    }
