@@ -28,7 +28,7 @@ class ChatScenario:
     sessions: int = 30
     turns: int = 5
     user_tokens: int = 100
-    context_tokens: int = 400  # that the first turn of a session has more: a document, what is known of the user
+    context_tokens: int = 200  # that the first turn of a session has more: a document, what is known of the user
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 2048
     max_model_len: int = 8192

@@ -15,10 +15,10 @@ def test_same_seed_same_sessions() -> None:
 
 
 def test_lengths_are_those_of_the_scenario() -> None:
-    turns = [turn for session in sessions(1, 30, 5, context_tokens=400) for turn in session]
+    turns = [turn for session in sessions(1, 30, 5, context_tokens=200) for turn in session]
     assert statistics.median(t.think_tokens for t in turns) == pytest.approx(200, rel=0.1)
-    assert {t.user_tokens for t in turns} == {100, 500}
-    assert [t.user_tokens for t in turns[:6]] == [500, 100, 100, 100, 100, 500]
+    assert {t.user_tokens for t in turns} == {100, 300}
+    assert [t.user_tokens for t in turns[:6]] == [300, 100, 100, 100, 100, 300]
     answers = [t.answer_tokens for t in turns]
     assert (min(answers) >= 40, max(answers) <= 80) == (True, True)
     totals = [sum(t.think_tokens for session in sessions(seed, 30, 5) for t in session) for seed in range(8)]
