@@ -18,6 +18,7 @@ NAME = "multi-turn"
 THINK_FACTOR = 200 / 1526
 LONGEST = 0.95  # quantile to which longer thinking is cut
 ANSWER_TOKENS = (40, 80)
+CONTEXT_STEP = 512
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class ChatScenario:
     context_tokens: int = 200  # that the first turn of a session has more: a document, what is known of the user
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 2048
-    max_model_len: int = 8192
+    max_model_len: int | None = None  # as long as the sessions need
     # Stock vLLM finds about half of the prompt tokens in its prefix cache.
     kv_blocks: int | None = 900
     block_size: int = 32
@@ -127,3 +128,10 @@ def longest_tokens(planned: Sequence[Sequence[Turn]], template: Template, *, pre
             kept = prompt_tokens + turn.answer_tokens
             kept += thinking if preserve_thinking else -len(template.think_start)
     return longest
+
+
+def context_needed(planned: Sequence[Sequence[Turn]], *, preserve_thinking: bool) -> int:
+    """A context length that holds every turn, whatever the template, within reason."""
+    roomy = Template(opening=(0,) * 16, think_start=(0,) * 4, think_end=(0,) * 4)
+    longest = longest_tokens(planned, roomy, preserve_thinking=preserve_thinking)
+    return -(-longest // CONTEXT_STEP) * CONTEXT_STEP

@@ -32,6 +32,7 @@ from meridian.bench.chat import (
     ChatScenario,
     Template,
     Turn,
+    context_needed,
     history_after,
     longest_tokens,
     next_prompt,
@@ -394,18 +395,49 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return a
 
 
+def chat_of(a: argparse.Namespace) -> tuple[Chat, dict[str, Any]]:
+    """The chat sessions that the command line asks for, and what is to be stored of them."""
+    planned = sessions(a.seed, a.sessions, a.turns, user_tokens=MULTI_TURN.user_tokens, context_tokens=a.context_tokens)
+    facts = {k: getattr(a, k) for k in ("sessions", "turns", "context_tokens", "gap_s", "preserve_thinking")}
+    return Chat(planned, a.preserve_thinking, a.gap_s), {"requests": a.sessions * a.turns, "clipped": 0, **facts}
+
+
+def trace_of(a: argparse.Namespace, max_model_len: int) -> tuple[list[TraceRequest], dict[str, Any]]:
+    """The requests that the command line asks for, and what is to be stored of them.
+
+    Raises:
+        OSError, ValueError: the trace cannot be read.
+    """
+    trace = read_trace(a.trace) if a.trace else scenario_requests(a.scenario, a.seed)
+    longest = max_model_len - RESERVED_TOKENS
+    trace, clipped = fit(trace[: a.limit], longest, scale_tokens=a.scale_tokens, scale_time=a.scale_time)
+    facts = {"requests": len(trace), "clipped": clipped}
+    return trace, {**facts, "scale_tokens": a.scale_tokens, "scale_time": a.scale_time}
+
+
 def main(argv: list[str] | None = None) -> int:
     """Command line; exit code 2 with one line on a bad trace or a missing file."""
     a = parse(argv)
     scenario = engine_defaults(a.scenario)
-    is_chat = a.scenario == MULTI_TURN_NAME
     settings = scenario.settings
-    if is_chat:
-        settings += (("model.strips_reasoning", str(not a.preserve_thinking).lower()),)
     engine = {
         k: getattr(scenario, k) if getattr(a, k) is None else getattr(a, k)
         for k in ("kv_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
     }
+    workload: list[TraceRequest] | Chat
+    try:
+        if a.scheduler.endswith(".wasm") and not Path(a.scheduler).is_file():
+            raise FileNotFoundError(f"policy {a.scheduler}: no such file")
+        if a.scenario == MULTI_TURN_NAME:
+            workload, facts = chat_of(a)
+            settings += (("model.strips_reasoning", str(not a.preserve_thinking).lower()),)
+            if engine["max_model_len"] is None:
+                engine["max_model_len"] = context_needed(workload.sessions, preserve_thinking=a.preserve_thinking)
+        else:
+            workload, facts = trace_of(a, engine["max_model_len"])
+    except (OSError, ValueError) as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 2
     options = Options(
         a.model,
         a.scheduler,
@@ -416,35 +448,13 @@ def main(argv: list[str] | None = None) -> int:
         realtime=a.mode == "realtime",
         **engine,
     )
-    workload: list[TraceRequest] | Chat
-    facts: dict[str, Any] = {"source": f"scenario {a.scenario}, seed {a.seed}", "clipped": 0}
-    try:
-        if a.scheduler.endswith(".wasm") and not Path(a.scheduler).is_file():
-            raise FileNotFoundError(f"policy {a.scheduler}: no such file")
-        if is_chat:
-            planned = sessions(
-                a.seed, a.sessions, a.turns, user_tokens=MULTI_TURN.user_tokens, context_tokens=a.context_tokens
-            )
-            workload = Chat(planned, a.preserve_thinking, a.gap_s)
-            facts |= {"requests": a.sessions * a.turns, "sessions": a.sessions, "turns": a.turns, "gap_s": a.gap_s}
-            facts |= {"context_tokens": a.context_tokens, "preserve_thinking": a.preserve_thinking}
-        else:
-            trace = read_trace(a.trace) if a.trace else scenario_requests(a.scenario, a.seed)
-            longest = options.max_model_len - RESERVED_TOKENS
-            workload, clipped = fit(trace[: a.limit], longest, scale_tokens=a.scale_tokens, scale_time=a.scale_time)
-            facts |= {"requests": len(workload), "clipped": clipped}
-            facts |= {"scale_tokens": a.scale_tokens, "scale_time": a.scale_time}
-            if a.trace:
-                facts["source"] = str(a.trace)
-    except (OSError, ValueError) as e:
-        print(f"error: {e}", file=sys.stderr)
-        return 2
     try:
         document, observed = run_once(options, workload)
     except TooLong as e:
         print(f"error: {e}", file=sys.stderr)
         return 2
-    document["workload"] = facts
+    source = str(a.trace) if a.trace else f"scenario {a.scenario}, seed {a.seed}"
+    document["workload"] = {"source": source, **facts}
     a.out.parent.mkdir(parents=True, exist_ok=True)
     a.out.write_text(json.dumps(document))
     if a.greedy_outputs:

@@ -3,7 +3,16 @@
 import statistics
 
 import pytest
-from meridian.bench.chat import Template, Turn, history_after, longest_tokens, next_prompt, sessions, user_ids
+from meridian.bench.chat import (
+    Template,
+    Turn,
+    context_needed,
+    history_after,
+    longest_tokens,
+    next_prompt,
+    sessions,
+    user_ids,
+)
 from meridian.bench.engine_run import MULTI_TURN, parse
 
 TEMPLATE = Template(opening=(1, 2), think_start=(3, 4), think_end=(5,))
@@ -75,11 +84,14 @@ def test_longest_is_what_the_last_turn_has_in_the_engine(preserve_thinking: bool
     assert longest_tokens([planned], TEMPLATE, preserve_thinking=preserve_thinking) == max(lengths)
 
 
-def test_the_scenario_fits_in_its_context_with_thinking_preserved() -> None:
+@pytest.mark.parametrize("preserve_thinking", [False, True])
+def test_the_context_holds_every_turn(preserve_thinking: bool) -> None:
+    s = MULTI_TURN
     for seed in range(1, 8):
-        s = MULTI_TURN
         planned = sessions(seed, s.sessions, s.turns, user_tokens=s.user_tokens, context_tokens=s.context_tokens)
-        assert longest_tokens(planned, TEMPLATE, preserve_thinking=True) < s.max_model_len - 64
+        context = context_needed(planned, preserve_thinking=preserve_thinking)
+        assert context % 512 == 0
+        assert longest_tokens(planned, TEMPLATE, preserve_thinking=preserve_thinking) < context <= 8192
 
 
 @pytest.mark.parametrize(

@@ -82,5 +82,5 @@ def test_a_chat_finds_its_history_in_the_cache(
 @pytest.mark.usefixtures("unwrapped")
 def test_a_turn_that_does_not_fit_is_refused(engine: Engine) -> None:
     probe = SchedulerProbe(engine.scheduler, engine.run.seen)
-    with pytest.raises(TooLong, match="the longest turn has .* expected at most 1024"):
+    with pytest.raises(TooLong, match=r"the longest turn has \d+ tokens, expected at most 1024"):
         drive_chat(engine.run, Chat([[Turn(1000, 10, 10)]]), probe, OPTIONS)
