@@ -34,7 +34,7 @@ class ChatScenario:
     max_num_batched_tokens: int = 2048
     max_model_len: int | None = None  # as long as the sessions need
     # Stock vLLM finds about half of the prompt tokens in its prefix cache.
-    kv_blocks: int | None = 900
+    kv_blocks: int | None = 950
     block_size: int = 32
     settings: tuple[tuple[str, str], ...] = TARGET
 
