@@ -1,4 +1,4 @@
-"""Summaries and tables of engine runs: pure functions over the rows that ``engine_run.py`` writes."""
+"""Summaries and tables of engine runs: pure functions over the rows that ``engine_run`` writes."""
 
 from __future__ import annotations
 
