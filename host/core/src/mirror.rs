@@ -175,7 +175,7 @@ impl EngineMirror {
     /// The request was admitted with this many of its tokens found in the prefix cache.
     pub fn admitted(&mut self, slot: Slot, cached_tokens: u32) {
         if let Some(row) = self.table.get(slot) {
-            let all = row.prompt_tokens.saturating_add(row.think_tokens).saturating_add(row.output_tokens);
+            let all = row.known_tokens();
             let found = cached_tokens.min(all);
             for (total, tokens) in self.kv.hit_tokens.iter_mut().zip(row.by_phase(0, found)) {
                 *total += u64::from(tokens);

@@ -1,5 +1,6 @@
 use meridian_policy_sdk::{Decision, Phase, State};
 
+use crate::table::RequestState;
 use crate::{Ranker, RequestTable, Slot};
 
 /// What the engine says at the start of a step.
@@ -60,8 +61,10 @@ pub struct Plan {
 pub struct Planner {
     /// The engine has no order of its own: whatever waits while a seat is free is put off by the plan.
     owns_queues: bool,
-    /// Tokens of a KV block, where the engine preempts whoever is last in the running list.
+    /// Tokens of a KV block, where they are known.
     block_tokens: Option<u32>,
+    /// The engine preempts whoever is last in the running list.
+    keeps_answers_ahead: bool,
     plan: Plan,
     ranker: Ranker,
     keys: Vec<f32>,
@@ -79,11 +82,18 @@ impl Planner {
         Self { owns_queues: true, ..Self::default() }
     }
 
-    /// The engine preempts whoever is last in its running list, and has KV blocks of `block_tokens` tokens: in a step that
-    /// may run short of them, requests that answer go before those that do not, in the policy's order within both. A
-    /// request that was given its tokens already cannot go any more.
-    pub fn keep_answers_ahead(&mut self, block_tokens: u32) {
+    /// A planner for an engine with KV blocks of `block_tokens` tokens.
+    #[must_use]
+    pub fn with_block_tokens(mut self, block_tokens: u32) -> Self {
         self.block_tokens = Some(block_tokens.max(1));
+        self
+    }
+
+    /// The engine preempts whoever is last in its running list: in a step that may run short of KV blocks, requests that
+    /// answer go before those that do not, in the policy's order within both. A request that was given its tokens already
+    /// cannot go any more. Does nothing without [`Planner::with_block_tokens`].
+    pub fn keep_answers_ahead(&mut self) {
+        self.keeps_answers_ahead = true;
     }
 
     /// Make the plan of one step from a checked `decision` over `running` followed by `waiting`.
@@ -102,7 +112,9 @@ impl Planner {
         max_defer_ms: f32,
     ) -> &Plan {
         self.follow(table, facts, running, waiting, decision, max_defer_ms);
-        if self.block_tokens.is_some_and(|block_tokens| self.is_short(table, facts, running, block_tokens)) {
+        if let (true, Some(block_tokens)) = (self.keeps_answers_ahead, self.block_tokens)
+            && self.is_short(table, facts, running, block_tokens)
+        {
             self.put_answers_ahead(table, running);
         }
         &self.plan
@@ -265,12 +277,29 @@ impl Planner {
             since(a).total_cmp(&since(b))
         });
         let first_waiting = |i: usize| self.plan.waiting_order.get(i).map_or(i, |from| *from as usize);
-        overdue.extend((0..overdue_waiting).map(|i| running.len() + first_waiting(i)));
         let slot_at = |i: usize| if i < running.len() { running[i] } else { waiting[i - running.len()] };
         for &i in &overdue {
             let grant = need(slot_at(i)).min(quantum).min(engine_budget - reserved);
             self.grants[i] = grant;
             reserved += grant;
+        }
+        // What waits takes its tokens only if the engine admits it, and it admits in order while there are KV blocks: tokens
+        // kept for requests behind one that does not fit would be nobody's. Whether the first fits depends on what the
+        // prefix cache has, so it is tried; and there is always something left for those that run.
+        let mut for_waiting = if running.is_empty() { engine_budget } else { engine_budget / 2 };
+        let mut blocks_left = facts.free_blocks;
+        for i in (0..overdue_waiting).map(|i| running.len() + first_waiting(i)) {
+            let slot = slot_at(i);
+            let grant = need(slot).min(quantum).min(for_waiting).min(engine_budget - reserved);
+            self.grants[i] = grant;
+            reserved += grant;
+            for_waiting -= grant;
+            let Some(block_tokens) = self.block_tokens else { continue };
+            let known = table.get(slot).map_or(0, RequestState::known_tokens);
+            match blocks_left.checked_sub(known.div_ceil(block_tokens)) {
+                Some(left) => blocks_left = left,
+                None => break,
+            }
         }
         // The rest, in the plan's order, from what the policy's budget and the engine's leave.
         let mut left = self.plan.token_budget.min(engine_budget - reserved);

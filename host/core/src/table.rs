@@ -271,8 +271,12 @@ impl RequestState {
     /// Tokens the request would take in a step that had room for all it needs, at least 1.
     #[must_use]
     pub fn needed_tokens(&self, decode_tokens: u32) -> u32 {
-        let known = self.prompt_tokens.saturating_add(self.think_tokens).saturating_add(self.output_tokens);
-        known.saturating_sub(self.computed_tokens).max(decode_tokens.max(1))
+        self.known_tokens().saturating_sub(self.computed_tokens).max(decode_tokens.max(1))
+    }
+
+    /// Its tokens so far: prompt, thinking and output.
+    pub(crate) fn known_tokens(&self) -> u32 {
+        self.prompt_tokens.saturating_add(self.think_tokens).saturating_add(self.output_tokens)
     }
 }
 

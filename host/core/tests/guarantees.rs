@@ -18,11 +18,14 @@ struct Engine {
     waiting: Vec<Slot>,
     now_ms: f64,
     arrivals: u64,
+    /// KV blocks have run out: nobody who waits is admitted.
+    is_full: bool,
+    seats: usize,
 }
 
 impl Engine {
     fn new() -> Self {
-        Self { table: RequestTable::new(Markers::default()), ..Self::default() }
+        Self { table: RequestTable::new(Markers::default()), seats: SEATS, ..Self::default() }
     }
 
     fn arrive(&mut self, prompt_tokens: u32) {
@@ -38,7 +41,7 @@ impl Engine {
         let facts = EngineFacts {
             now_ms: self.now_ms,
             token_budget: engine_budget,
-            free_seats: (SEATS - self.running.len()) as u32,
+            free_seats: (self.seats - self.running.len()) as u32,
             decode_tokens: 1,
             ..EngineFacts::default()
         };
@@ -55,7 +58,7 @@ impl Engine {
                 left -= tokens;
             }
         }
-        while left > 0 && self.running.len() < SEATS && !self.waiting.is_empty() {
+        while left > 0 && !self.is_full && self.running.len() < self.seats && !self.waiting.is_empty() {
             let slot = self.waiting[0];
             let tokens = self.table[slot].needed_tokens(1).min(cap(slot)).min(left);
             if tokens == 0 {
@@ -201,6 +204,55 @@ fn a_waiting_request_gets_in_although_the_policy_leaves_it_no_tokens() {
         engine.step(64, &Decision { keys: vec![0.0; 2], token_budget: Some(1), ..Decision::default() });
     }
     assert_eq!(engine.table[second].state(), State::Running);
+}
+
+/// Seen on the real engine: many waited past the bound, the engine had no KV blocks for the first of them, and those that
+/// ran were left out of the step to make room.
+#[test]
+fn who_runs_goes_on_while_nobody_who_waits_fits() {
+    for planner in [Planner::default(), Planner::default().with_block_tokens(16)] {
+        let mut engine = Engine { planner, seats: 64, ..Engine::new() };
+        (0..3).for_each(|_| engine.arrive(4));
+        let decision = |n: usize| Decision { keys: vec![0.0; n], token_budget: Some(32), ..Decision::default() };
+        engine.step(256, &decision(3));
+        assert_eq!(engine.running.len(), 3);
+        (0..60).for_each(|_| engine.arrive(200));
+        // They wait because of the policy first, and of the memory then.
+        for _ in 0..5 {
+            engine.step(256, &Decision { token_budget: Some(3), ..decision(63) });
+        }
+        engine.is_full = true;
+        for _ in 0..200 {
+            assert!(engine.step(256, &decision(63)) >= 3, "a decode for each that runs");
+        }
+    }
+}
+
+#[test]
+fn answers_stay_ahead_of_thinking_when_blocks_may_run_short() {
+    let mut table = RequestTable::new(Markers::new(vec![vec![7]], vec![vec![8]], vec![]).expect("markers"));
+    let mut add = |id: u64, prompt: &[u32], tokens: &[u32]| {
+        let slot = table.insert(RequestId(id), &NewRequest { prompt, ..NewRequest::default() }).expect("a new id");
+        table.scheduled(slot, 16, 0.0);
+        table.generated(slot, tokens, &mut Vec::new());
+        slot
+    };
+    let thinks = [add(1, &[1, 7], &[5]), add(2, &[1, 7], &[5])];
+    let answers = [add(3, &[1, 7], &[5, 8, 5]), add(4, &[1, 7], &[5, 8, 5])];
+    let running = [thinks[0], answers[0], thinks[1], answers[1]];
+    let plan = |free_blocks: u32, keeps: bool| {
+        let mut planner = Planner::default().with_block_tokens(16);
+        if keeps {
+            planner.keep_answers_ahead();
+        }
+        // Thinking first, as a policy may well say.
+        let decision = Decision { keys: vec![0.0, 1.0, 0.0, 1.0], ..Decision::default() };
+        let facts = EngineFacts { token_budget: 64, free_blocks, decode_tokens: 1, ..EngineFacts::default() };
+        planner.plan(&table, &facts, &running, &[], &decision, MAX_DEFER_MS).running_order.clone()
+    };
+    assert_eq!(plan(4, true), [0, 2, 1, 3], "a block for each: the policy's order");
+    assert_eq!(plan(3, true), [1, 3, 0, 2], "one has to go: those who answer first, in the policy's order within");
+    assert_eq!(plan(3, false), [0, 2, 1, 3]);
 }
 
 #[test]

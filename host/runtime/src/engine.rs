@@ -25,7 +25,7 @@ impl DispatchEngine {
         Self {
             mirror: EngineMirror::new(markers),
             slot,
-            planner: Planner::default(),
+            planner: Planner::default().with_block_tokens(block_tokens),
             max_defer_ms: scheduler.max_defer_ms,
             block_tokens,
             candidates: Vec::new(),
@@ -127,7 +127,7 @@ impl DispatchEngine {
 
     /// See [`Planner::keep_answers_ahead`].
     pub fn keep_answers_ahead(&mut self) {
-        self.planner.keep_answers_ahead(self.block_tokens);
+        self.planner.keep_answers_ahead();
     }
 
     /// See [`EngineMirror::victim`].
