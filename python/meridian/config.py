@@ -55,6 +55,7 @@ class KvMemoryConfig:
     block_size_bytes: int | Literal["auto"] = "auto"
     capacity_bytes: int | Literal["auto"] = "auto"
     think_fraction_limit: float = 1.0
+    growth_blocks: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ pub(crate) struct Engine {
     is_stock: bool,
     evicts_dead_thinking: Option<bool>,
     tool_calls: Vec<Vec<u32>>,
+    growth_blocks: f64,
     policies: Py<Policies>,
 }
 
@@ -175,7 +176,14 @@ impl Engine {
         let judges = Judges { eviction, budget, configured, unit };
         let policies = Py::new(py, Policies::new(controller, judges, services))?;
         let tool_calls = tool_calls.into_iter().filter(|ids| !ids.is_empty()).collect();
-        Ok(Self { inner, is_stock, evicts_dead_thinking: config.evicts_dead_thinking(), tool_calls, policies })
+        Ok(Self {
+            inner,
+            is_stock,
+            evicts_dead_thinking: config.evicts_dead_thinking(),
+            tool_calls,
+            growth_blocks: config.kv_memory.growth_blocks,
+            policies,
+        })
     }
 
     /// Whether the configuration asks for the engine's own behaviour: nothing needs to be called then.
@@ -189,6 +197,12 @@ impl Engine {
     #[getter]
     fn evicts_dead_thinking(&self) -> Option<bool> {
         self.evicts_dead_thinking
+    }
+
+    /// Free KV blocks that admission leaves for each running request.
+    #[getter]
+    fn growth_blocks(&self) -> f64 {
+        self.growth_blocks
     }
 
     /// Token sequences that begin a tool call, as they were given.

@@ -94,6 +94,7 @@ const RANGES: &[(&str, &[&str], &[&str], &str)] = &[
     ("kv_memory.capacity_bytes", &["9223372036854775807"], &["0"], "must be \"auto\" or at least 1"),
     ("kv_memory.evict_dead_thinking", &["true", "false"], &["'yes'"], "must be \"auto\", true or false"),
     ("model.strips_reasoning", &["true", "false"], &["'yes'"], "must be \"auto\", true or false"),
+    ("kv_memory.growth_blocks", &["0", "1024"], &["-0.5", "1025"], "must be in [0, 1024]"),
     ("kv_memory.think_fraction_limit", &["0.01", "1"], &["0", "1.01"], "must be in (0, 1]"),
     ("policy.max_strikes", &["1", "1000"], &["0", "1001"], "must be in 1..=1000"),
     ("policy.strike_window_s", &["1", "86400"], &["0", "86401"], "must be in 1..=86400"),

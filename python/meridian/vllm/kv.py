@@ -80,6 +80,8 @@ class KvHook:
         # With prefix caching off a free block is a free block.
         pools = dict.fromkeys(m.block_pool for m in managers) if manager.enable_caching else {}
         self._pools = {id(pool): PoolHook(pool, engine, self.block_tokens, self._fail) for pool in pools}
+        self._growth_blocks = engine.growth_blocks if hasattr(manager, "watermark_blocks") else 0.0
+        self._own_watermark: int | None = None
         self._allocate_slots: Callable[..., Any] | None = None
 
     @property
@@ -105,6 +107,22 @@ class KvHook:
         for pool in self._pools.values():
             pool.detach()
         _unwrap(self._scheduler.kv_cache_manager, "allocate_slots", self._allocate)
+
+    def step_begins(self) -> None:
+        """Leave the running requests room to grow in this step: vLLM reads the watermark when it admits a request, and
+        only while something runs (kv_cache_manager.py: `allocate_slots`). Without it a request is admitted when its
+        prompt just fits, and somebody is preempted for the next block."""
+        if self._growth_blocks > 0:
+            manager = self._scheduler.kv_cache_manager
+            self._own_watermark = manager.watermark_blocks
+            reserve = int(self._growth_blocks * len(self._scheduler.running))
+            manager.watermark_blocks = max(self._own_watermark, reserve)
+
+    def step_ends(self) -> None:
+        """Give the watermark back."""
+        if self._own_watermark is not None:
+            self._scheduler.kv_cache_manager.watermark_blocks = self._own_watermark
+            self._own_watermark = None
 
     def request_ends(self, request: Request) -> None:
         """To be called before the request's blocks are let go of. Whatever holds them after that (a connector, a step

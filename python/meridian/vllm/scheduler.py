@@ -136,10 +136,15 @@ class _Meridian:
         scheduler.max_num_scheduled_tokens = budget
         if caps is not None:
             self._apply_caps(scheduler, caps)
+        kv = self._meridian_kv
+        if kv is not None:
+            kv.step_begins()
         planned_ns = time.perf_counter_ns()
         try:
             output = parent.schedule(*args, **kwargs)
         finally:
+            if kv is not None:
+                kv.step_ends()
             scheduled_ns = time.perf_counter_ns()
             scheduler.max_num_scheduled_tokens = own_budget
             if caps is not None:

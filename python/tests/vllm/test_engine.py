@@ -90,6 +90,8 @@ def test_fcfs_is_stock(engine: Engine, stock_tokens: list[list[int]], policies: 
             steps += 1
 
         with engine.using(native):
+            # Whatever ran before must not be found in the cache.
+            assert engine.scheduler.reset_prefix_cache()
             probe = SchedulerProbe(engine.scheduler, engine.run.seen)
             try:
                 tokens = engine.generate(requests(n), count)

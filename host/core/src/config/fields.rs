@@ -10,12 +10,11 @@ pub const WITHOUT_EFFECT: &[&str] = &[
     "scheduler.min_think_tokens",
     "scheduler.max_think_tokens",
     "entropy",
-    "kv_memory",
-    "policy.eviction",
+    "kv_memory.block_size_bytes",
+    "kv_memory.capacity_bytes",
+    "kv_memory.think_fraction_limit",
     "policy.budget",
     "disagg",
-    "model.strips_reasoning",
-    "model.tool_call",
     "model.force_phrase",
 ];
 

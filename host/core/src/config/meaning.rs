@@ -20,7 +20,7 @@ impl MeridianConfig {
     pub fn asks_for_stock(&self) -> bool {
         self.policy.dispatch.source == "native:fcfs"
             && self.policy.eviction == super::SlotConfig::eviction()
-            && self.kv_memory.evict_dead_thinking != Auto::Set(true)
+            && self.kv_memory == super::KvMemoryConfig::default()
     }
 
     /// Whether the thinking of a request that has ended can never be matched again, unless the request itself says

@@ -142,6 +142,10 @@ pub struct KvMemoryConfig {
     /// Share of the KV capacity that thinking requests may hold.
     #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
     pub think_fraction_limit: f64,
+    /// Free KV blocks that admission leaves for each running request to grow into; 0 leaves it to the engine. Without
+    /// them requests are admitted that have to be preempted soon after.
+    #[schemars(range(min = 0, max = 1024))]
+    pub growth_blocks: f64,
 }
 
 /// `[policy]`
@@ -400,6 +404,7 @@ impl Default for KvMemoryConfig {
             block_size_bytes: Auto::Auto,
             capacity_bytes: Auto::Auto,
             think_fraction_limit: 1.0,
+            growth_blocks: 1.0,
         }
     }
 }
