@@ -50,12 +50,14 @@ class Soak:
     eviction: str = "native:tiered-lru"
     attached: bool = True
     check: bool = True
+    caching: bool = True
     rng: random.Random = field(init=False)
     steps: int = 0
     checks: int = 0
     ended: int = 0
     preempted: int = 0
     aborted: int = 0
+    resets: int = 0
     matched_tokens: int = 0
     prompt_tokens: int = 0
     violations: list[str] = field(default_factory=list)
@@ -87,7 +89,7 @@ class Soak:
             max_model_len=4 * MAX_TOKENS,
             scheduler_block_size=BLOCK_TOKENS,
             hash_block_size=BLOCK_TOKENS,
-            enable_caching=True,
+            enable_caching=self.caching,
         )
         self.pool = self.manager.block_pool
         self.scheduler = SimpleNamespace(
@@ -152,7 +154,7 @@ class Soak:
         elif what < 0.995:
             self.manager.evict_blocks({self.rng.randrange(1, self.blocks) for _ in range(3)})
         else:
-            self.manager.reset_prefix_cache()
+            self.resets += self.manager.reset_prefix_cache()
         self._check("a step")
 
     def _failed(self, doing: str) -> None:

@@ -28,15 +28,29 @@ class Engine:
         """The `SyncMeridianScheduler` inside."""
         return self.run.scheduler
 
-    def native(self, source: str, *, deadline_ms: float = 1000.0, **scheduler_fields: Any) -> Any:
+    def native(
+        self,
+        source: str,
+        *,
+        deadline_ms: float = 1000.0,
+        eviction: str = "native:tiered-lru",
+        model: dict[str, Any] | None = None,
+        kv_memory: dict[str, Any] | None = None,
+        **scheduler_fields: Any,
+    ) -> Any:
         """A fresh native engine with this dispatch source, for this model. The deadline is far off unless it is the
         subject: a busy machine may pause any call for milliseconds."""
-        from meridian import MeridianConfig, PolicyConfig, SchedulerConfig, SlotConfig
+        from meridian import KvMemoryConfig, MeridianConfig, ModelConfig, PolicyConfig, SchedulerConfig, SlotConfig
         from meridian.vllm.scheduler import _make_engine
 
         config = MeridianConfig(
             scheduler=SchedulerConfig(**scheduler_fields),
-            policy=PolicyConfig(dispatch=SlotConfig(source=source, deadline_ms=deadline_ms)),
+            kv_memory=KvMemoryConfig(**kv_memory or {}),
+            model=ModelConfig(**model or {}),
+            policy=PolicyConfig(
+                dispatch=SlotConfig(source=source, deadline_ms=deadline_ms),
+                eviction=SlotConfig(source=eviction, deadline_ms=deadline_ms),
+            ),
         )
         return _make_engine(config, self.scheduler)
 
