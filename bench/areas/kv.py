@@ -23,11 +23,9 @@ POOL_SOAK = ROOT / "bench" / "vllm" / "pool_soak.py"
 # blocks, 50 at 950; seed 1: 2 at 400, 11 at 600, 30 at 800, 67 (all there is to find) from 1,050 on. With the thinking
 # preserved 14 % at 950 and 50 at 1,500; seed 1: 39 at 1,300, 87 at 2,000.
 HALF_BLOCKS_PRESERVED = 1500
-SIZES = (600, 800, 900, 950, 1300)
-# Sizes times pairs: two a size are twenty minutes.
-SWEEP_PAIRS = 2
+SIZES = (400, 600, 800, 900, 1300, 2000)
 # A chat that opens with a longer prompt, as assistants with instructions and documents do: there a prompt takes long enough
-# for its prefill to be seen in the TTFT, where the sweep's chats wait for little but a seat. Stock finds 46 and 42 % at 1,575
+# for its prefill to be seen in the TTFT; the shorter chats wait for little but a seat. Stock finds 46 and 42 % at 1,575
 # blocks (seeds 1 and 2), 52 % at 1,600 (seed 1), and 74 % is all there is to find.
 LONG_CONTEXT_TOKENS = 1000
 HALF_BLOCKS_LONG = 1575
@@ -98,19 +96,33 @@ def multi_turn(pairs: int) -> Iterator[Figure]:
     yield Figure("multi-turn: requests whose outputs differ", differing, f"of {of} requests", Bound(0))
 
 
+def hit_rates(scheduler: str, blocks: int, seeds: int) -> list[float]:
+    """Percent, a seed each, with the model left out."""
+    command = [sys.executable, str(ROOT / "bench" / "vllm" / "hit_rates.py"), "--model", model()]
+    command += ["--scheduler", scheduler, "--kv-blocks", str(blocks)]
+    command += [x for seed in range(1, seeds + 1) for x in ("--seed", str(seed))]
+    # The deadline is no subject here, and a busy machine may pause any call for longer than it is.
+    command += ["--set", "policy.dispatch.deadline_ms=1000"] if scheduler != "stock" else []
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        sys.exit(f"error: hit_rates.py failed with exit code {done.returncode}:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def sweep(pairs: int) -> Iterator[Figure]:
-    """The same chats at several sizes of the cache. The smallest difference is of the medians over the pairs."""
-    medians = []
+    """The chats at several sizes of the cache, with the real scheduler and pools and without the model: hit rates depend on
+    lengths alone, as the sizes that were run with the model confirm. The smallest difference is of all pairs."""
+    smallest = float("inf")
     for blocks in SIZES:
-        runs = pairs_of(chats("sweep"), min(pairs, SWEEP_PAIRS), blocks)
-        name = f"multi-turn, {blocks} blocks:"
-        figure = above(name, runs, None)
-        medians.append(figure.value)
-        yield figure
-        yield from both(f"{name} hit rate", runs, "hit_rate", "%")
-        yield ratio(f"{name} TTFT p50", runs, "ttft_p50_ms")
+        stock, ours = hit_rates("stock", blocks, pairs), hit_rates(FCFS, blocks, pairs)
+        above_stock = [b - a for a, b in zip(stock, ours, strict=True)]
+        smallest = min(smallest, *above_stock)
+        name = f"multi-turn without the model, {blocks} blocks:"
+        say(f"  {name} {stock} -> {ours}")
+        yield over_pairs(f"{name} hit rate, stock", stock, "%")
+        yield over_pairs(f"{name} hit rate above stock", above_stock, "points")
     sizes = ", ".join(map(str, SIZES))
-    yield Figure(f"multi-turn: smallest median difference at {sizes} blocks", min(medians), "points", AT_LEAST_0)
+    yield Figure(f"multi-turn: smallest difference of any pair at {sizes} blocks", smallest, "points", AT_LEAST_0)
 
 
 def preserve(pairs: int) -> Iterator[Figure]:

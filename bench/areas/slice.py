@@ -42,9 +42,10 @@ def stock_equality() -> Iterator[Figure]:
     def run(label: str, scheduler: str) -> tuple[list[Any], int, int]:
         outputs = WORK / f"{label}-outputs.json"
         args = ("--trace", trace, "--mode", "all-at-once", "--kv-blocks", "80", "--max-num-seqs", "64")
-        document = engine_run(
-            label, *args, "--scenario", "kv-tight", "--scheduler", scheduler, "--greedy-outputs", str(outputs)
-        )
+        # Whom to preempt is the eviction policy's to say, unless KV memory is left to vLLM.
+        settings = ("--set", "kv_memory.enabled=false") if scheduler != "stock" else ()
+        command = ("--scenario", "kv-tight", "--scheduler", scheduler, "--greedy-outputs", str(outputs), *settings)
+        document = engine_run(label, *args, *command)
         summary = document["summary"]
         tokens = json.loads(outputs.read_text())
         return [tokens[str(i)] for i in range(len(rows))], summary["steps"], summary["preemptions"]

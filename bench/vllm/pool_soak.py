@@ -51,6 +51,7 @@ class Soak:
     attached: bool = True
     check: bool = True
     caching: bool = True
+    connector: object = None
     rng: random.Random = field(init=False)
     steps: int = 0
     checks: int = 0
@@ -93,7 +94,12 @@ class Soak:
         )
         self.pool = self.manager.block_pool
         self.scheduler = SimpleNamespace(
-            kv_cache_manager=self.manager, block_size=BLOCK_TOKENS, policy=SchedulingPolicy.FCFS, running=[]
+            kv_cache_manager=self.manager,
+            block_size=BLOCK_TOKENS,
+            policy=SchedulingPolicy.FCFS,
+            running=[],
+            connector=self.connector,
+            num_lookahead_tokens=0,
         )
         config = MeridianConfig(
             model=ModelConfig(strips_reasoning=True),
@@ -271,6 +277,10 @@ class Soak:
         blocks = [block for group in self.manager.get_blocks(request.request_id).blocks for block in group]
         blocks = [block for block in blocks if not block.is_null][: self.rng.randint(1, 6)]
         self.pool.touch(blocks)
+        if self.rng.random() < 0.3:
+            # Several holders let go of the same blocks in one call, as of the sources of copies.
+            self.pool.touch(blocks)
+            blocks = [*blocks, *blocks]
         self.held.append(Held(blocks, self.steps + self.rng.randint(1, 20)))
 
     def _let_go(self) -> None:

@@ -51,6 +51,7 @@ class EntropyConfig:
 class KvMemoryConfig:
     """`[kv_memory]`: sizes in bytes."""
 
+    enabled: bool = True
     evict_dead_thinking: bool | Literal["auto"] = "auto"
     block_size_bytes: int | Literal["auto"] = "auto"
     capacity_bytes: int | Literal["auto"] = "auto"

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use meridian_core::budget::Thresholds;
 use meridian_core::types::RequestId;
 use meridian_core::{
-    CachedBlocks, EngineFacts, EvictionColumn, FaultKind, Markers, Memory, MeridianConfig, NewRequest, PhaseEvent,
-    Slot, Subject, ThinkPhase,
+    CachedBlocks, EngineFacts, EvictionColumn, FaultKind, KvGrowth, Markers, Memory, MeridianConfig, NewRequest,
+    PhaseEvent, Slot, Subject, ThinkPhase,
 };
 use meridian_runtime::control::{Control, KvStatus, ProcessStatus};
 use meridian_runtime::traces::{FinishedRequest, Traces};
@@ -34,6 +34,7 @@ pub(crate) struct Engine {
     evicts_dead_thinking: Option<bool>,
     tool_calls: Vec<Vec<u32>>,
     growth_blocks: f64,
+    manages_kv: bool,
     policies: Py<Policies>,
 }
 
@@ -55,6 +56,8 @@ struct Inner {
     all_waiting: u32,
     /// Told of every request that ends.
     traces: Option<Arc<Traces>>,
+    /// Meridian has a say in the engine's KV memory.
+    orders_kv: bool,
     /// A mirror of each of the engine's block pools.
     pools: Vec<Arc<Mutex<CachedBlocks>>>,
     /// The same of stores beside the engine's memory.
@@ -76,7 +79,7 @@ impl Inner {
 
     /// `None` where the engine's pools are its own affair.
     fn kv_status(&self) -> Option<KvStatus> {
-        if self.pools.is_empty() && self.stores.is_empty() {
+        if !self.orders_kv && self.stores.is_empty() {
             return None;
         }
         let counts = self.engine.kv_counts();
@@ -158,6 +161,7 @@ impl Engine {
             events: Vec::new(),
             all_waiting: 0,
             traces: None,
+            orders_kv: false,
             pools: Vec::new(),
             stores: Vec::new(),
             output_critical_evictions: 0,
@@ -182,6 +186,7 @@ impl Engine {
             evicts_dead_thinking: config.evicts_dead_thinking(),
             tool_calls,
             growth_blocks: config.kv_memory.growth_blocks,
+            manages_kv: config.kv_memory.enabled,
             policies,
         })
     }
@@ -199,6 +204,12 @@ impl Engine {
         self.evicts_dead_thinking
     }
 
+    /// Whether the engine's KV memory is Meridian's to order.
+    #[getter]
+    fn manages_kv(&self) -> bool {
+        self.manages_kv
+    }
+
     /// Free KV blocks that admission leaves for each running request.
     #[getter]
     fn growth_blocks(&self) -> f64 {
@@ -213,8 +224,19 @@ impl Engine {
 
     /// The engine preempts whoever is last in its running list: when a step may be short of KV blocks, plans put requests
     /// that answer before those that do not.
-    fn keep_answers_ahead(&self) {
-        self.lock().engine.keep_answers_ahead();
+    fn keep_answers_ahead(&self, groups: u32, lookahead_tokens: u32) {
+        let growth = KvGrowth { groups, lookahead_tokens, blocks_per_request: self.growth_blocks };
+        let inner = &mut *self.lock();
+        inner.orders_kv = true;
+        inner.engine.keep_answers_ahead(growth);
+    }
+
+    /// The request has no KV blocks, and nobody chose it: all lost theirs, or it was so before this engine was there.
+    fn lost_blocks(&self, request_id: &str) {
+        let inner = &mut *self.lock();
+        if let Some(slot) = inner.find(request_id) {
+            inner.engine.lost_blocks(slot);
+        }
     }
 
     /// Preemptions of requests that answered.
@@ -224,8 +246,10 @@ impl Engine {
     }
 
     /// The mirror of a pool of `blocks` KV blocks, to be filled by `resync`.
-    fn pool(&self, py: Python<'_>, blocks: u32, block_tokens: u32) -> BlockPool {
-        let cached = Arc::new(Mutex::new(CachedBlocks::new(blocks, block_tokens)));
+    /// With `keeps_dead` what is dead stays in the cache and is the first to go.
+    fn pool(&self, py: Python<'_>, blocks: u32, block_tokens: u32, keeps_dead: bool) -> BlockPool {
+        let cached = CachedBlocks::new(blocks, block_tokens);
+        let cached = Arc::new(Mutex::new(if keeps_dead { cached.keeping_dead() } else { cached }));
         self.lock().pools.push(Arc::clone(&cached));
         BlockPool::new(cached, self.policies.clone_ref(py))
     }

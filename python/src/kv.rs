@@ -84,6 +84,11 @@ impl BlockPool {
         (!order.dead.is_empty() || order.freed != blocks).then_some((order.dead, order.freed))
     }
 
+    /// These, which are cached, were used at `stamps`; see `CachedBlocks::stamp`.
+    fn stamp(&self, blocks: Vec<u32>, stamps: Vec<u64>) {
+        self.lock().stamp(&blocks, &stamps);
+    }
+
     /// What these hold was taken out of the prefix cache.
     fn emptied(&self, blocks: Vec<u32>) {
         self.lock().emptied(&blocks);

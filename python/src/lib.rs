@@ -72,6 +72,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(parse_config, module)?)?;
     module.add_function(wrap_pyfunction!(load_config, module)?)?;
     module.add_function(wrap_pyfunction!(model_family, module)?)?;
+    module.add_function(wrap_pyfunction!(tool_call_texts, module)?)?;
     module.add_function(wrap_pyfunction!(run_cli, module)?)?;
     module.add_function(wrap_pyfunction!(take_log, module)?)?;
     module.add_function(wrap_pyfunction!(budget::eat, module)?)?;
@@ -79,6 +80,16 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<policies::Policies>()?;
     module.add_class::<kv::BlockPool>()?;
     module.add_class::<engine::Engine>()
+}
+
+/// What begins a tool call in any known family of models.
+#[pyfunction]
+fn tool_call_texts() -> Vec<String> {
+    let mut texts: Vec<String> =
+        ModelFamily::all().iter().flat_map(|family| family.tool_call.iter().cloned()).collect();
+    texts.sort();
+    texts.dedup();
+    texts
 }
 
 /// Where compiled components are kept: the configured folder, else the user's cache folder.

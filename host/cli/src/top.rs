@@ -312,6 +312,7 @@ mod tests {
             last_refusal: Some("not a component".into()),
         };
         ProcessStatus {
+            kv: None,
             pid: 4711,
             version: "0.1.0".into(),
             model: "Qwen3-8B".into(),

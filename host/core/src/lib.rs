@@ -69,7 +69,7 @@ pub use meridian_policy_sdk::{Column, Decision, State, Step, Targets};
 pub use mirror::{EngineMirror, KvCounts};
 pub use pattern::Pattern;
 pub use phase::{Markers, PhaseTracker};
-pub use plan::{EngineFacts, Plan, Planner};
+pub use plan::{EngineFacts, KvGrowth, Plan, Planner};
 pub use policy::{Batch, Description, Fault, FaultKind, Policy};
 pub use rank::Ranker;
 pub use router::{PhaseRouter, Progress, RoutedRequest};

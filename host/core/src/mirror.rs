@@ -188,7 +188,12 @@ impl EngineMirror {
         }
     }
 
-    /// The request lost its KV blocks. Whether it did so for one that does not answer, although another could have gone.
+    /// The request had lost its KV blocks before this mirror was there, or lost them because all did: nobody chose it.
+    pub fn lost_blocks(&mut self, slot: Slot) {
+        self.table.preempted(slot);
+    }
+
+    /// The request was preempted. Whether it answered, although one that does not could have gone.
     pub fn preempted(&mut self, slot: Slot) -> bool {
         let Some(row) = self.table.get(slot) else { return false };
         let answered = row.phase() == Phase::Output;

@@ -45,6 +45,27 @@ pub struct Plan {
     pub token_caps: Vec<(Slot, u32)>,
 }
 
+/// How an engine takes KV blocks as its requests grow.
+///
+/// ```
+/// assert_eq!(meridian_core::KvGrowth::default().groups, 1);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KvGrowth {
+    /// Groups of layers that take blocks of their own from the same pool.
+    pub groups: u32,
+    /// Tokens beyond those of the step that blocks are taken for: speculation.
+    pub lookahead_tokens: u32,
+    /// Free blocks that the engine leaves for each running request when it admits another.
+    pub blocks_per_request: f64,
+}
+
+impl Default for KvGrowth {
+    fn default() -> Self {
+        Self { groups: 1, lookahead_tokens: 0, blocks_per_request: 0.0 }
+    }
+}
+
 /// Turns decisions into plans and keeps the host's guarantees while doing so.
 ///
 /// ```
@@ -63,8 +84,8 @@ pub struct Planner {
     owns_queues: bool,
     /// Tokens of a KV block, where they are known.
     block_tokens: Option<u32>,
-    /// The engine preempts whoever is last in the running list.
-    keeps_answers_ahead: bool,
+    /// How the engine takes KV blocks, where it preempts whoever is last in the running list.
+    growth: Option<KvGrowth>,
     plan: Plan,
     ranker: Ranker,
     keys: Vec<f32>,
@@ -92,8 +113,8 @@ impl Planner {
     /// The engine preempts whoever is last in its running list: in a step that may run short of KV blocks, requests that
     /// answer go before those that do not, in the policy's order within both. A request that was given its tokens already
     /// cannot go any more. Does nothing without [`Planner::with_block_tokens`].
-    pub fn keep_answers_ahead(&mut self) {
-        self.keeps_answers_ahead = true;
+    pub fn keep_answers_ahead(&mut self, growth: KvGrowth) {
+        self.growth = Some(growth);
     }
 
     /// Make the plan of one step from a checked `decision` over `running` followed by `waiting`.
@@ -112,8 +133,8 @@ impl Planner {
         max_defer_ms: f32,
     ) -> &Plan {
         self.follow(table, facts, running, waiting, decision, max_defer_ms);
-        if let (true, Some(block_tokens)) = (self.keeps_answers_ahead, self.block_tokens)
-            && self.is_short(table, facts, running, block_tokens)
+        if let (Some(growth), Some(block_tokens)) = (self.growth, self.block_tokens)
+            && self.is_short(table, facts, running, block_tokens, growth)
         {
             self.put_answers_ahead(table, running);
         }
@@ -121,7 +142,14 @@ impl Planner {
     }
 
     /// Whether the running requests may need more KV blocks in this step than are free.
-    fn is_short(&self, table: &RequestTable, facts: &EngineFacts, running: &[Slot], block_tokens: u32) -> bool {
+    fn is_short(
+        &self,
+        table: &RequestTable,
+        facts: &EngineFacts,
+        running: &[Slot],
+        block_tokens: u32,
+        growth: KvGrowth,
+    ) -> bool {
         let mut tokens_left = self.plan.token_budget;
         let mut blocks = 0u64;
         for position in 0..running.len() {
@@ -131,7 +159,8 @@ impl Planner {
             tokens_left -= tokens;
             let computed = row.computed_tokens();
             let held = computed.div_ceil(block_tokens);
-            blocks += u64::from(computed.saturating_add(tokens).div_ceil(block_tokens) - held);
+            let needed = computed.saturating_add(tokens).saturating_add(growth.lookahead_tokens);
+            blocks += u64::from(needed.div_ceil(block_tokens) - held) * u64::from(growth.groups);
         }
         blocks > u64::from(facts.free_blocks)
     }
@@ -286,8 +315,9 @@ impl Planner {
         // What waits takes its tokens only if the engine admits it, and it admits in order while there are KV blocks: tokens
         // kept for requests behind one that does not fit would be nobody's. Whether the first fits depends on what the
         // prefix cache has, so it is tried; and there is always something left for those that run.
-        let mut for_waiting = if running.is_empty() { engine_budget } else { engine_budget / 2 };
-        let mut blocks_left = facts.free_blocks;
+        let mut for_waiting = if running.is_empty() { engine_budget } else { (engine_budget / 2).max(1) };
+        let reserved_blocks = self.growth.map_or(0.0, |growth| growth.blocks_per_request * running.len() as f64);
+        let mut blocks_left = facts.free_blocks.saturating_sub(reserved_blocks as u32);
         for i in (0..overdue_waiting).map(|i| running.len() + first_waiting(i)) {
             let slot = slot_at(i);
             let grant = need(slot).min(quantum).min(for_waiting).min(engine_budget - reserved);

@@ -1,7 +1,7 @@
 //! What the host keeps whatever a policy answers, shown on a small model of an engine.
 
 use meridian_core::types::RequestId;
-use meridian_core::{Decision, EngineFacts, Markers, NewRequest, Planner, RequestTable, Slot, State};
+use meridian_core::{Decision, EngineFacts, KvGrowth, Markers, NewRequest, Planner, RequestTable, Slot, State};
 use proptest::prelude::*;
 
 const MAX_DEFER_MS: f32 = 50.0;
@@ -243,7 +243,7 @@ fn answers_stay_ahead_of_thinking_when_blocks_may_run_short() {
     let plan = |free_blocks: u32, keeps: bool| {
         let mut planner = Planner::default().with_block_tokens(16);
         if keeps {
-            planner.keep_answers_ahead();
+            planner.keep_answers_ahead(KvGrowth::default());
         }
         // Thinking first, as a policy may well say.
         let decision = Decision { keys: vec![0.0, 1.0, 0.0, 1.0], ..Decision::default() };

@@ -210,7 +210,7 @@ pub struct KvStatus {
     pub recomputed_tokens: u64,
     /// Preemptions of a request that answered while one that did not had KV blocks.
     pub avoidable_output_preemptions: u64,
-    /// Blocks handed out before their turn in the engine's own queue, because a policy said so.
+    /// Blocks put at the front of the engine's own queue, because a policy said so.
     pub moved_blocks: u64,
     /// Times the mirror of the engine's free blocks was filled anew; 1 for each pool at the start.
     pub resyncs: u64,

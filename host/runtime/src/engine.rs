@@ -1,6 +1,6 @@
 use meridian_core::{
-    EngineFacts, EngineMirror, EvictionPolicy, KvCounts, Markers, Memory, Plan, Planner, RequestTable, SchedulerConfig,
-    Slot, StepTime,
+    EngineFacts, EngineMirror, EvictionPolicy, KvCounts, KvGrowth, Markers, Memory, Plan, Planner, RequestTable,
+    SchedulerConfig, Slot, StepTime,
 };
 
 use crate::slot::DispatchSlot;
@@ -120,14 +120,19 @@ impl DispatchEngine {
         self.mirror.admitted(slot, cached_tokens);
     }
 
+    /// See [`EngineMirror::lost_blocks`].
+    pub fn lost_blocks(&mut self, slot: Slot) {
+        self.mirror.lost_blocks(slot);
+    }
+
     /// See [`EngineMirror::preempted`].
     pub fn preempted(&mut self, slot: Slot) -> bool {
         self.mirror.preempted(slot)
     }
 
     /// See [`Planner::keep_answers_ahead`].
-    pub fn keep_answers_ahead(&mut self) {
-        self.planner.keep_answers_ahead();
+    pub fn keep_answers_ahead(&mut self, growth: KvGrowth) {
+        self.planner.keep_answers_ahead(growth);
     }
 
     /// See [`EngineMirror::victim`].

@@ -1,8 +1,8 @@
 //! Least recently used inside a tier: the native default of the eviction slot.
 //!
 //! Blocks keep the host's own order, which is that of use: the block last used longest ago goes first, of one request
-//! its tail before its head, so that what is left is still a prefix. Among requests the one that loses the fewest blocks
-//! goes first; of equals, the youngest, which the host's order says too.
+//! its tail before its head, so that what is left is still a prefix. Among requests the one that loses the fewest computed
+//! tokens goes first; of equals, and where the host knows no tokens, the host's order decides.
 
 use meridian_policy_sdk::eviction::{Candidate, Column, EvictionPolicy, Memory, Subject};
 use meridian_policy_sdk::{Init, Policy, export_policy};
@@ -22,12 +22,12 @@ impl Policy for TieredLru {
 }
 
 impl EvictionPolicy for TieredLru {
-    const INPUTS: &'static [Column] = &[Column::Blocks];
+    const INPUTS: &'static [Column] = &[Column::ComputedTokens];
 
     fn key(&self, memory: &Memory, candidate: &Candidate<'_, Self>) -> f32 {
         match memory.subject {
             Subject::Blocks => 0.0,
-            Subject::Requests => candidate.blocks(),
+            Subject::Requests => candidate.computed_tokens(),
         }
     }
 }

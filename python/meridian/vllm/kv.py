@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -79,7 +79,10 @@ class KvHook:
         managers = manager.coordinator.single_type_managers
         # With prefix caching off a free block is a free block.
         pools = dict.fromkeys(m.block_pool for m in managers) if manager.enable_caching else {}
-        self._pools = {id(pool): PoolHook(pool, engine, self.block_tokens, self._fail) for pool in pools}
+        # A connector that still reads a freed block is waited for when the block is handed out: what is dead is then used
+        # before anything else that is cached, and not before what is empty.
+        keeps_dead = scheduler.connector is not None
+        self._pools = {id(pool): PoolHook(pool, engine, self.block_tokens, keeps_dead, self._fail) for pool in pools}
         self._growth_blocks = engine.growth_blocks if hasattr(manager, "watermark_blocks") else 0.0
         self._own_watermark: int | None = None
         self._allocate_slots: Callable[..., Any] | None = None
@@ -92,7 +95,8 @@ class KvHook:
     def attach(self) -> None:
         """Take the order of eviction over."""
         manager = self._scheduler.kv_cache_manager
-        self.engine.keep_answers_ahead()
+        groups = {(id(m.block_pool), m.kv_cache_group_id) for m in manager.coordinator.single_type_managers}
+        self.engine.keep_answers_ahead(len(groups), self._scheduler.num_lookahead_tokens)
         for pool in self._pools.values():
             pool.attach()
         self._allocate_slots = manager.allocate_slots
@@ -103,7 +107,11 @@ class KvHook:
 
     def detach(self) -> None:
         """Give it back. What is free is handed out in the order in which it stands in vLLM's queue."""
+        global _attached
         self._on = False
+        if _attached is not None and _attached() is self:
+            _attached = None
+        self.step_ends()
         for pool in self._pools.values():
             pool.detach()
         _unwrap(self._scheduler.kv_cache_manager, "allocate_slots", self._allocate)
@@ -127,6 +135,9 @@ class KvHook:
     def request_ends(self, request: Request) -> None:
         """To be called before the request's blocks are let go of. Whatever holds them after that (a connector, a step
         that is under way) lets go of them later; what is dead is known from here on."""
+        if _ended is not None:
+            # An id may be used again.
+            _ended.pop(request.request_id, None)
         if not self._on or not self._pools or not self._thinking_is_dead(request):
             return
         think_from = self.engine.think_from(request.request_id)
@@ -154,28 +165,32 @@ class KvHook:
             return False
         params = request.sampling_params
         given = ((params.extra_args if params is not None else None) or {}).get(KEEP_THINKING)
-        if isinstance(given, bool | int | float):
-            return not given
+        if not dead or given is True or given == 1:
+            return False
+        # What was cut off while it thought may be sent back to be continued, and a session goes on by itself.
+        cut_off = request.status == RequestStatus.FINISHED_LENGTH_CAPPED
+        if cut_off and self.engine.phase(request.request_id) == "think":
+            return False
+        if getattr(request, "resumable", False):
+            return False
         # A turn that ends in a tool call is followed by the tool's result, and its thinking stays until the next question.
-        return dead and not any(_contains(request.output_token_ids, ids) for ids in self._tool_calls)
+        # A tool call may be forced as structured output, without the tokens that begin one.
+        if request.use_structured_output:
+            return False
+        return not any(_contains(request.output_token_ids, ids) for ids in self._tool_calls)
 
     def _allocate(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         original = cast("Callable[..., Any]", self._allocate_slots)
         if not self._on:
             return original(request, *args, **kwargs)
-        found = kwargs.get("new_computed_blocks", args[2] if len(args) > 2 else None)
-        matched: list[KVCacheBlock] = []
-        shared: list[int] = []
-        if found is not None and self._pools and not request.num_preemptions:
-            matched = [block for group in found.blocks for block in group if not block.is_null]
-            shared = [block.block_id for block in matched if block.ref_cnt]
         allocated = original(request, *args, **kwargs)
         try:
+            found = kwargs.get("new_computed_blocks", args[2] if len(args) > 2 else None)
             if allocated is None:
                 if request.status == RequestStatus.RUNNING:
                     self._put_victim_last(request)
-            elif matched:
-                self._matched(matched, set(shared))
+            elif found is not None and self._pools:
+                self._matched([b for group in found.blocks for b in group if not b.is_null], request)
         except DEFECTS:
             self._fail("following an allocation")
         return allocated
@@ -194,16 +209,19 @@ class KvHook:
         reads_blocks = self.engine.reads_victim_blocks
         blocks = [self.unshared_blocks(candidate) for candidate in candidates] if reads_blocks else []
         block_pool = scheduler.kv_cache_manager.block_pool
-        counts = self._pools[id(block_pool)].counts() if self._pools else (block_pool.get_num_free_blocks(), 0)
+        pool = self._pools.get(id(block_pool))
+        counts = (block_pool.get_num_free_blocks(), 0) if pool is None else pool.counts()
         memory = (time.monotonic() * 1e3, *counts, block_pool.num_gpu_blocks)
         victim = self.engine.victim(cast("list[object]", candidates), blocks, memory)
         if victim is not None and victim != len(candidates) - 1:
             running.append(running.pop(first + victim))
 
-    def _matched(self, blocks: list[KVCacheBlock], shared: set[int]) -> None:
+    def _matched(self, blocks: list[KVCacheBlock], request: Request) -> None:
         for hook in self._pools.values():
-            ids = [block.block_id for block in blocks if block.pool is None or block.pool is hook.pool]
-            hook.matched(ids, [block for block in ids if block in shared])
+            own = [block for block in blocks if block.pool is None or block.pool is hook.pool]
+            # One that resumes finds what it computed itself: that is no reuse.
+            ids = [] if request.num_preemptions else [block.block_id for block in own]
+            hook.matched(ids, [block.block_id for block in own if block.ref_cnt > 1])
 
     def _fail(self, doing: str) -> None:
         if self._on:
@@ -214,11 +232,18 @@ class KvHook:
 class PoolHook:
     """The wrapped methods of one `BlockPool`."""
 
-    def __init__(self, pool: BlockPool, engine: _native.Engine, block_tokens: int, failed: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        engine: _native.Engine,
+        block_tokens: int,
+        keeps_dead: bool,
+        failed: Callable[[str], None],
+    ) -> None:
         self.pool = pool
         self._failed = failed
         self._on = False
-        self._mirror = engine.pool(pool.num_gpu_blocks, block_tokens)
+        self._mirror = engine.pool(pool.num_gpu_blocks, block_tokens, keeps_dead)
         self._originals: dict[str, Callable[..., Any]] = {}
         self._wrappers: dict[str, Callable[..., Any]] = {
             "free_blocks": self._free_blocks,
@@ -227,6 +252,8 @@ class PoolHook:
             "evict_blocks": self._evict_blocks,
             "reset_prefix_cache": self._reset_prefix_cache,
         }
+        if hasattr(pool, "unpin_blocks"):
+            self._wrappers["unpin_blocks"] = self._unpin_blocks
 
     def attach(self) -> None:
         """Wrap the methods, and take in what is free now."""
@@ -265,7 +292,7 @@ class PoolHook:
 
     def matched(self, blocks: list[int], shared: list[int]) -> None:
         """A prompt matched `blocks`; another request attended `shared` of them."""
-        if blocks:
+        if blocks or shared:
             self._mirror.matched(blocks, shared)
 
     def _has_more_hashes(self, block: KVCacheBlock) -> bool:
@@ -276,6 +303,10 @@ class PoolHook:
         return [block.block_id for block in free], [_tokens(block) for block in free]
 
     def _resync(self) -> None:
+        free = self.pool.free_block_queue.get_all_free_blocks()
+        cached = [block.block_hash is not None for block in free]
+        if cached != sorted(cached):
+            self._to_front(block.block_id for block in free if block.block_hash is None)
         self._mirror.resync(*self._queue())
 
     def _to_front(self, block_ids: Iterable[int]) -> None:
@@ -299,9 +330,19 @@ class PoolHook:
         the tail in the policy's order."""
         pool = self.pool
         leaving = [b for b in blocks if b.ref_cnt == 1 and not b.is_null and (b.pool is pool or b.pool is None)]
+        ids = [block.block_id for block in leaving]
+        if any(block.ref_cnt > 1 for block in blocks) and len({id(block) for block in blocks}) < len(blocks):
+            # Let go of several times in one call (copies of partly matched blocks): rare, and no order to choose.
+            times = Counter(id(block) for block in blocks)
+            last = {id(b): b for b in blocks if 1 < b.ref_cnt == times[id(b)] and b.pool in (pool, None) and not b.is_null}
+            twice = list(last.values())
+            changed = self._mirror.leaving(
+                [block.block_id for block in twice], [_tokens(block) for block in twice], time.monotonic() * 1e3
+            )
+            if changed is not None and changed[0]:
+                self._originals["evict_blocks"](set(changed[0]))
         if not leaving:
             return blocks
-        ids = [block.block_id for block in leaving]
         changed = self._mirror.leaving(ids, [_tokens(block) for block in leaving], time.monotonic() * 1e3)
         if changed is None:
             return blocks
@@ -310,6 +351,17 @@ class PoolHook:
             self._originals["evict_blocks"](set(dead))
         rest = [block for block in blocks if block.ref_cnt != 1 or block.is_null or block.pool not in (pool, None)]
         return [*(pool.blocks[block_id] for block_id in freed), *rest]
+
+    def _unpin_blocks(self, blocks: Iterable[KVCacheBlock], *args: Any, **kwargs: Any) -> None:
+        blocks = list(blocks)
+        self._originals["unpin_blocks"](blocks, *args, **kwargs)
+        if self._on:
+            try:
+                # At the tail of the queue, and read until they are handed out: as if they were cached.
+                free = [block.block_id for block in blocks if block.ref_cnt == 0]
+                self._mirror.leaving(free, [0] * len(free), time.monotonic() * 1e3)
+            except DEFECTS:
+                self._failed("following unpinned blocks")
 
     def _get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
         if not self._on:

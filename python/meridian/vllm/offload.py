@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy, ChunkStatus
 
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.meridian")
 
 
+_T = TypeVar("_T")
+
+
 class PhaseAwareCachePolicy(CachePolicy):
     """Chunks of dead thinking go first, the others in the order of the eviction policy, by default the one longest
     unused. Which thinking is dead, the `MeridianScheduler` of this process knows; without one no chunk is dead, and the
@@ -39,11 +42,16 @@ class PhaseAwareCachePolicy(CachePolicy):
 
     def __init__(self, cache_capacity: int) -> None:
         super().__init__(cache_capacity)
+        # In the order in which they were inserted: what is left of an order should Meridian itself ever fail.
         self._chunks: dict[OffloadKey, ChunkStatus] = {}
         self._keys: dict[int, OffloadKey] = {}
         # End of each chunk's prefix in tokens, from the request that was last seen with it.
         self._tokens: dict[OffloadKey, int] = {}
+        # When each chunk was last used, in order; it does not change while a transfer uses the chunk.
+        self._used: dict[OffloadKey, int] = {}
+        self._uses = 0
         self._order: _native.BlockPool | None = None
+        self._has_failed = False
         kv.follow_ended_requests()
 
     def get(self, key: OffloadKey) -> ChunkStatus | None:
@@ -54,21 +62,27 @@ class PhaseAwareCachePolicy(CachePolicy):
         """A chunk was allocated; it can go once it is ready (`mark_evictable`)."""
         self._chunks[key] = chunk
         self._keys[chunk.chunk_id] = key
-        self._evictions().taken([chunk.chunk_id], _now_ms())
+        self._use([key])
+        self._tell(lambda order: order.taken([chunk.chunk_id], _now_ms()))
         if chunk.ref_cnt == 0:
             self.mark_evictable(key)
 
     def remove(self, key: OffloadKey) -> None:
         """A chunk could not be stored."""
-        self._evictions().touched([self._forget(key).chunk_id])
+        chunk = self._forget(key)
+        self._tell(lambda order: order.touched([chunk.chunk_id]))
+
+    def on_store_miss(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
+        """These are about to be inserted."""
+        self._note_positions(keys, req_context)
 
     def touch(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
         """These are the last to go now, the first of them last."""
-        self._note_positions(keys := list(keys), req_context)
-        order = self._evictions()
-        idle = [key for key in reversed(keys) if (chunk := self._chunks.get(key)) is not None and chunk.ref_cnt == 0]
-        order.touched([self._chunks[key].chunk_id for key in idle])
-        self._leave(idle)
+        present = [key for key in keys if key in self._chunks]
+        self._note_positions(present, req_context)
+        present.reverse()
+        self._use(present)
+        self._leave([key for key in present if self._chunks[key].ref_cnt == 0])
 
     def on_request_finished(
         self,
@@ -78,25 +92,34 @@ class PhaseAwareCachePolicy(CachePolicy):
         req_context: ReqContext,
     ) -> None:
         """The request has ended: what it reused was worth keeping, what it thought will not be found again."""
-        order = self._evictions()
-        reused = [self._chunks[key].chunk_id for key in reused_keys if key in self._chunks]
-        order.matched(reused, reused)
         think_from = kv.ended_request(req_context.req_id)
-        if think_from is not None:
-            end = req_context.get_offload_key_position
-            own = [key for key in insertion_only_keys if key in self._chunks]
-            order.mark_dead([self._chunks[key].chunk_id for key in own if (end(key) or 0) > think_from])
-        for keys in key_groups:
-            self.touch(keys, req_context)
+        end = req_context.get_offload_key_position
+
+        def tell(order: _native.BlockPool) -> None:
+            order.matched([self._chunks[key].chunk_id for key in reused_keys if key in self._chunks], [])
+            if think_from is not None:
+                own = [key for key in insertion_only_keys if key in self._chunks]
+                order.mark_dead([self._chunks[key].chunk_id for key in own if (end(key) or 0) > think_from])
+
+        self._tell(tell)
+        # One order over all groups: a prefix is lost with any group's head.
+        keys = [key for group in key_groups for key in group]
+        positions = [end(key) for key in keys]
+        if None not in positions:
+            keys.sort(key=lambda key: end(key) or 0)
+        self.touch(keys, req_context)
 
     def evict(self, n: int, protected: set[OffloadKey]) -> list[tuple[OffloadKey, ChunkStatus]] | None:
         """The first `n` chunks to go that are not protected; None, and nothing has changed, when there are fewer."""
-        order = self._evictions()
-        found = [self._keys[chunk_id] for chunk_id in order.first(n + len(protected))]
+        first = self._tell(lambda order: order.first(n + len(protected)))
+        if first is None:
+            found = [key for key, chunk in self._chunks.items() if chunk.ref_cnt == 0]
+        else:
+            found = [self._keys[chunk_id] for chunk_id in first]
         going = [key for key in found if key not in protected][:n]
         if len(going) < n:
             return None
-        order.taken([self._chunks[key].chunk_id for key in going], _now_ms())
+        self._tell(lambda order: order.taken([self._chunks[key].chunk_id for key in going], _now_ms()))
         return [(key, self._forget(key)) for key in going]
 
     def clear(self) -> None:
@@ -104,38 +127,64 @@ class PhaseAwareCachePolicy(CachePolicy):
         self._chunks.clear()
         self._keys.clear()
         self._tokens.clear()
-        self._evictions().resync([], [])
+        self._used.clear()
+        self._tell(lambda order: order.resync([], []))
 
     def mark_evictable(self, key: OffloadKey) -> None:
         """No transfer uses the chunk any more."""
         self._leave([key])
 
     def mark_non_evictable(self, key: OffloadKey) -> None:
-        """A transfer uses the chunk."""
-        self._evictions().touched([self._chunks[key].chunk_id])
+        """A transfer reads the chunk: some prompt has matched it."""
+        chunk_id = self._chunks[key].chunk_id
+
+        def tell(order: _native.BlockPool) -> None:
+            order.touched([chunk_id])
+            order.matched([chunk_id], [])
+
+        self._tell(tell)
+
+    def _use(self, keys: Iterable[OffloadKey]) -> None:
+        for key in keys:
+            self._uses += 1
+            self._used[key] = self._uses
 
     def _leave(self, keys: list[OffloadKey]) -> None:
         chunks = [self._chunks[key].chunk_id for key in keys]
-        self._evictions().leaving(chunks, [self._tokens.get(key, 0) for key in keys], _now_ms())
+
+        def tell(order: _native.BlockPool) -> None:
+            order.touched(chunks)
+            order.leaving(chunks, [self._tokens.get(key, 0) for key in keys], _now_ms())
+            order.stamp(chunks, [self._used[key] for key in keys])
+
+        self._tell(tell)
 
     def _forget(self, key: OffloadKey) -> ChunkStatus:
         chunk = self._chunks.pop(key)
         self._keys.pop(chunk.chunk_id, None)
         self._tokens.pop(key, None)
+        self._used.pop(key, None)
         return chunk
 
     def _note_positions(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
         for key in keys:
             end = req_context.get_offload_key_position(key)
-            if end is not None and key in self._chunks:
+            if end is not None:
                 self._tokens[key] = end
 
-    def _evictions(self) -> _native.BlockPool:
-        """The order in which chunks go; made when it is first needed."""
-        if self._order is None:
-            engine, block_tokens = kv.engine_here() or (_engine_alone(), 1)
-            self._order = engine.store(self.cache_capacity, block_tokens)
-        return self._order
+    def _tell(self, what: Callable[[_native.BlockPool], _T]) -> _T | None:
+        """Ask the native order; None for good once Meridian itself has failed, which must not end the engine."""
+        if self._has_failed:
+            return None
+        try:
+            if self._order is None:
+                engine, block_tokens = kv.engine_here() or (_engine_alone(), 1)
+                self._order = engine.store(self.cache_capacity, block_tokens)
+            return what(self._order)
+        except kv.DEFECTS:
+            self._has_failed = True
+            logger.exception("meridian: PhaseAwareCachePolicy failed; from here on chunks go in the order they came")
+            return None
 
 
 def _engine_alone() -> _native.Engine:

@@ -2,14 +2,13 @@
 
 Nothing of `schedule()` is copied. Around `super().schedule()` the mixin puts the running list and the waiting queue
 into the policy's order, and sets the step's token budget; both are read by `schedule()` on every call
-(vllm/v1/core/sched/scheduler.py: `self.running`, `self.waiting`, `self.max_num_scheduled_tokens`). The order of the
-running list also chooses the preemption victim, its last element. A token cap is applied where `schedule()` asks how
+(vllm/v1/core/sched/scheduler.py: `self.running`, `self.waiting`, `self.max_num_scheduled_tokens`). KV memory and whom to
+preempt is kv.py's. A token cap is applied where `schedule()` asks how
 many tokens a request may take, `_reserve_prefill_lookahead`.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
@@ -31,7 +30,7 @@ from meridian.engine import MAX_TENANT_CHARACTERS
 from meridian.vllm.compat import check_version
 from meridian.vllm.kv import DEFECTS, KvHook
 from meridian.vllm.markers import engine_tokenizer, resolve
-from meridian.vllm.template import strips_reasoning
+from meridian.vllm.template import reasoning_in_template
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -82,6 +81,8 @@ class _Meridian:
         self._meridian_output_preemptions_logged = 0
         # While the output of a step is taken in: the requests that it ended, whose last tokens are still to be told.
         self._meridian_ended: list[Request] | None = None
+        # While `schedule()` runs: a preemption outside of it is nobody's choice.
+        self._meridian_schedules = False
         self._meridian_kv: KvHook | None = None
         self._meridian_use(None if self._meridian_engine.is_stock else self._meridian_engine)
         logger.info(
@@ -94,7 +95,7 @@ class _Meridian:
             self._meridian_kv.detach()
             self._meridian_kv = None
         self._meridian = engine
-        if engine is not None:
+        if engine is not None and engine.manages_kv:
             self._meridian_kv = KvHook(self._scheduler(), engine, self._give_up)
             self._meridian_kv.attach()
 
@@ -111,7 +112,7 @@ class _Meridian:
         engine.scheduled(time.monotonic() * 1e3, computed)
         for request in scheduler.requests.values():
             if request.status == RequestStatus.PREEMPTED:
-                engine.preempted(request.request_id)
+                engine.lost_blocks(request.request_id)
         # What was told is no step whose time could be learned from.
         engine.idle()
 
@@ -137,12 +138,14 @@ class _Meridian:
         if caps is not None:
             self._apply_caps(scheduler, caps)
         kv = self._meridian_kv
-        if kv is not None:
-            kv.step_begins()
         planned_ns = time.perf_counter_ns()
+        self._meridian_schedules = True
         try:
+            if kv is not None:
+                kv.step_begins()
             output = parent.schedule(*args, **kwargs)
         finally:
+            self._meridian_schedules = False
             if kv is not None:
                 kv.step_ends()
             scheduled_ns = time.perf_counter_ns()
@@ -256,9 +259,10 @@ class _Meridian:
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         engine, kv = self._meridian, self._meridian_kv
-        blocks = 0
+        blocks = -1
         try:
-            if engine is not None and kv is not None and engine.phase(request.request_id) == "output":
+            answers = engine is not None and self._meridian_schedules and engine.phase(request.request_id) == "output"
+            if answers and kv is not None:
                 blocks = kv.unshared_blocks(request)
         except DEFECTS:
             self._give_up("counting the blocks of a preempted request")
@@ -266,8 +270,11 @@ class _Meridian:
         engine = self._meridian
         if engine is not None:
             try:
-                avoidable = engine.preempted(request.request_id, blocks)
-                if blocks:
+                if not self._meridian_schedules:
+                    engine.lost_blocks(request.request_id)
+                    return
+                avoidable = engine.preempted(request.request_id, max(blocks, 0))
+                if blocks >= 0:
                     self._log_output_preemption(engine, request, blocks, avoidable)
             except DEFECTS:
                 self._give_up("following preempted")
@@ -351,8 +358,8 @@ class _Meridian:
 def _make_engine(config: MeridianConfig, scheduler: Scheduler, *, serves: bool = False) -> _native.Engine:
     vllm_config = scheduler.vllm_config
     tokenizer = engine_tokenizer(vllm_config.model_config)
-    markers = resolve(config.model, tokenizer)
     config = _with_template(config, tokenizer)
+    markers = resolve(config.model, tokenizer)
     return _native.Engine(
         config.to_json(),
         config.base_dir,
@@ -368,22 +375,15 @@ def _make_engine(config: MeridianConfig, scheduler: Scheduler, *, serves: bool =
 
 
 def _with_template(config: MeridianConfig, tokenizer: Any) -> MeridianConfig:
-    """The configuration with `model.strips_reasoning` as the model's own chat template has it, where nothing says."""
+    """The configuration with what the model's own chat template does with earlier reasoning, where nothing says."""
     model = config.model
-    known = json.loads(_native.model_family(model.family))["strips_reasoning"] if model.family else None
-    if model.strips_reasoning != "auto" or known is not None or config.kv_memory.evict_dead_thinking != "auto":
-        return config
+    said = model.family or model.strips_reasoning != "auto" or config.kv_memory.evict_dead_thinking != "auto"
     first = [text if isinstance(text, str) else (text or [""])[0] for text in (model.think_start, model.think_end)]
-    strips = strips_reasoning(tokenizer, *first) if all(first) else None
-    logger.info(
-        "meridian: the chat template %s",
-        {
-            None: "does not tell whether it keeps earlier reasoning, so that is taken as kept",
-            True: "strips earlier reasoning: its KV blocks go first when a request ends",
-            False: "keeps earlier reasoning",
-        }[strips],
-    )
-    return replace(config, model=replace(model, strips_reasoning=bool(strips)))
+    if said or not all(first):
+        return config
+    found = reasoning_in_template(tokenizer, *first, tool_calls=model.tool_call or _native.tool_call_texts())
+    logger.info("meridian: the chat template %s", found.shown)
+    return replace(config, model=replace(model, strips_reasoning=found.strips, tool_call=found.tool_calls))
 
 
 def _add(engine: _native.Engine, request: Request) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 # Below vLLM's own logger, whose handlers and level it shares.
@@ -10,29 +12,53 @@ logger = logging.getLogger("vllm.meridian")
 
 _THOUGHT = "meridian-thought-7f3a"
 _ANSWER = "meridian-answer-7f3a"
+_CALL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
 
 
-def strips_reasoning(tokenizer: Any, start: str, end: str) -> bool | None:
-    """Whether the tokenizer's chat template leaves the reasoning of an earlier turn out of the prompt, where `start` and
-    `end` mark reasoning; None when that cannot be seen.
+@dataclass(frozen=True)
+class Reasoning:
+    """Whether reasoning is left out of the next question's prompt; and the texts that begin a tool call, after which it is
+    not."""
+
+    strips: bool
+    shown: str
+    tool_calls: list[str] = field(default_factory=list)
+
+
+def reasoning_in_template(tokenizer: Any, start: str, end: str, *, tool_calls: Sequence[str]) -> Reasoning:
+    """What the tokenizer's chat template does with reasoning between `start` and `end`. `tool_calls` are texts that may
+    begin a tool call.
 
     Tried in both forms in which a client sends an assistant's turn back: reasoning inside the content, and in a field of
-    its own. It counts as stripped only when no form keeps it.
+    its own. It counts as stripped only when no form keeps it, and when either a tool loop does not keep it or it can be
+    seen by what a tool call begins.
     """
-    apply = getattr(tokenizer, "apply_chat_template", None)
-    if apply is None or not getattr(tokenizer, "chat_template", None):
-        return None
+    if getattr(tokenizer, "apply_chat_template", None) is None or not getattr(tokenizer, "chat_template", None):
+        return Reasoning(False, "is not there, so earlier reasoning is taken as kept")
     inside = {"role": "assistant", "content": f"{start}\n{_THOUGHT}\n{end}\n\n{_ANSWER}"}
     apart = {"role": "assistant", "content": _ANSWER, "reasoning_content": _THOUGHT, "reasoning": _THOUGHT}
-    texts = []
+    loops = []
     for turn in (inside, apart):
-        chat = [{"role": "user", "content": "a"}, turn, {"role": "user", "content": "b"}]
-        try:
-            text = apply(chat, tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # a template is a program of somebody else's
-            logger.debug("meridian: the chat template cannot be tried: %s", error)
-            return None
-        if not isinstance(text, str) or _ANSWER not in text:
-            return None
-        texts.append(text)
-    return not any(_THOUGHT in text for text in texts)
+        text = _render(tokenizer, [turn, {"role": "user", "content": "b"}])
+        if text is None or _ANSWER not in text:
+            return Reasoning(False, "does not tell whether it keeps earlier reasoning, so that is taken as kept")
+        if _THOUGHT in text:
+            return Reasoning(False, "keeps earlier reasoning")
+        loops.append(_render(tokenizer, [{**turn, "tool_calls": [_CALL]}, {"role": "tool", "content": "1"}]))
+    keeping = [text for text in loops if text is not None and _THOUGHT in text]
+    begins = [call for call in tool_calls if any(call in text for text in keeping)]
+    if keeping and not begins:
+        return Reasoning(
+            False, "keeps reasoning in tool loops, and what begins a tool call is not known (model.tool_call)"
+        )
+    return Reasoning(True, "strips earlier reasoning: its KV blocks go first when a request ends", begins)
+
+
+def _render(tokenizer: Any, turns: list[dict[str, Any]]) -> str | None:
+    try:
+        chat = [{"role": "user", "content": "a"}, *turns]
+        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # a template is a program of somebody else's
+        logger.debug("meridian: the chat template cannot be tried: %s", error)
+        return None
+    return text if isinstance(text, str) else None

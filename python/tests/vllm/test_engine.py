@@ -103,9 +103,14 @@ def test_fcfs_is_stock(engine: Engine, stock_tokens: list[list[int]], policies: 
     # With room for all, a component that keeps the order changes nothing at all.
     stock = run(None, 8)
     assert stock[2] == 0
-    assert run(engine.native(str(policies / "fcfs.wasm")), 8) == stock
+    fcfs = str(policies / "fcfs.wasm")
+    assert run(engine.native(fcfs), 8) == stock
+    # Nor does it where KV memory is short and left to vLLM.
+    stock = run(None, 24)
+    assert stock[2] > 0
+    assert run(engine.native(fcfs, kv_memory={"enabled": False}), 24) == stock
     # Without, whom to preempt is the eviction policy's to say, and no token changes.
-    tokens, _, preemptions = run(engine.native(str(policies / "fcfs.wasm")), 24)
+    tokens, _, preemptions = run(engine.native(fcfs), 24)
     assert tokens == stock_tokens
     assert preemptions > 0
 

@@ -87,6 +87,32 @@ def test_without_a_scheduler_it_is_least_recently_used() -> None:
     assert evictions > 200
 
 
+def test_recency_is_not_when_a_transfer_ended() -> None:
+    """The last store of a request is under way when it ends, and completes from head to tail."""
+    m = manager(chunks=4)
+    keys, context = chain("late", 4)
+    prepared = m.prepare_store(keys, context)
+    assert prepared is not None
+    m.on_request_finished(context)
+    for key in keys:
+        m.complete_store([key], context)
+    assert store(m, *chain("next", 2)) == [keys[3], keys[2]]
+
+
+def test_a_defect_does_not_end_the_engine(caplog: pytest.LogCaptureFixture) -> None:
+    m = manager()
+    keys, context = chain("first", CHUNKS)
+    store(m, keys, context)
+    policy: Any = m._policy
+    policy._order = None
+    policy.cache_capacity = "not a number"
+    evicted = store(m, *chain("next", 2))
+    assert evicted == keys[:2]
+    assert "PhaseAwareCachePolicy failed" in caplog.text
+    for _ in random_traffic(m, 9):
+        assert len(policy._chunks) <= CHUNKS
+
+
 def test_what_a_transfer_uses_stays() -> None:
     m = manager()
     keys, context = chain("read", CHUNKS)
@@ -161,6 +187,7 @@ def test_the_managers_counts_hold(seed: int) -> None:
         policy: Any = m._policy
         idle = [key for key, chunk in policy._chunks.items() if chunk.ref_cnt == 0]
         assert len(idle) == m._num_evictable_cache_chunks
-        order = policy._evictions().first(100)
+        assert not policy._has_failed
+        order = policy._order.first(100)
         assert sorted(order) == sorted(policy._chunks[key].chunk_id for key in idle)
         assert len({chunk.chunk_id for chunk in policy._chunks.values()}) == len(policy._chunks) <= 16

@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from meridian import _native
 from meridian.bench.model import model_dir
-from meridian.vllm.template import strips_reasoning
+from meridian.vllm.template import reasoning_in_template
 
-# As Qwen3's: what stands before the end marker of an earlier turn is left out.
 STRIPS = """{%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}
 {%- set content = m.content %}{%- if '</think>' in content %}{%- set content = content.split('</think>')[-1].lstrip('\n') %}
 {%- endif %}{{ content + '<|im_end|>\n' }}{%- endfor %}{%- if add_generation_prompt %}<|im_start|>assistant\n{%- endif %}"""
+# As Qwen3's: what was thought since the last question stays.
+LOOP = """{%- set ns = namespace(last=0) %}{%- for m in messages %}{%- if m.role == 'user' %}{%- set ns.last = loop.index0 %}
+{%- endif %}{%- endfor %}{%- for m in messages %}{%- if loop.index0 > ns.last %}{{ m.content }}
+{%- else %}{{ m.content.split('</think>')[-1] }}{%- endif %}{%- for c in m.tool_calls or [] %}MARK{{ c.function.name }}
+{%- endfor %}{%- endfor %}"""
 KEEPS_CONTENT = "{%- for m in messages %}{{ m.role + m.content }}{%- endfor %}"
 KEEPS_FIELD = """{%- for m in messages %}{%- if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{%- endif %}
 {{ m.content.split('</think>')[-1] }}{%- endfor %}"""
@@ -25,20 +30,25 @@ def tokenizer() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("template", "strips"),
+    ("template", "strips", "tool_calls"),
     [
-        (STRIPS, True),
-        (KEEPS_CONTENT, False),
-        (KEEPS_FIELD, False),
-        ("{{ raise_exception('no') }}", None),
-        ("{{ 'always the same' }}", None),
-        (None, None),
+        (STRIPS, True, []),
+        (LOOP.replace("MARK", "<tool_call>"), True, ["<tool_call>"]),
+        (LOOP.replace("MARK", "[calls]"), False, []),
+        (KEEPS_CONTENT, False, []),
+        (KEEPS_FIELD, False, []),
+        ("{{ raise_exception('no') }}", False, []),
+        ("{{ 'always the same' }}", False, []),
+        (None, False, []),
     ],
 )
-def test_a_template(tokenizer: Any, template: str | None, strips: bool | None) -> None:
+def test_a_template(tokenizer: Any, template: str | None, strips: bool, tool_calls: list[str]) -> None:
     tokenizer.chat_template = template
-    assert strips_reasoning(tokenizer, "<think>", "</think>") is strips
+    known = _native.tool_call_texts()
+    assert "<tool_call>" in known
+    found = reasoning_in_template(tokenizer, "<think>", "</think>", tool_calls=known)
+    assert (found.strips, found.tool_calls) == (strips, tool_calls)
 
 
 def test_no_tokenizer() -> None:
-    assert strips_reasoning(None, "<think>", "</think>") is None
+    assert not reasoning_in_template(None, "<think>", "</think>", tool_calls=[]).strips

@@ -82,12 +82,10 @@ pub struct Leaving {
 pub struct CachedStats {
     /// Blocks that could be matched until they were handed out or dropped as dead, by [`BlockTier`].
     pub evictions: [u64; 3],
-    /// Blocks handed out before their turn in the engine's queue.
+    /// Blocks put at the front of the engine's queue, some of which may have been there.
     pub moved: u64,
     /// Times the mirror was filled anew because it did not agree with the engine.
     pub resyncs: u64,
-    /// Batches that went by the default because the policy failed.
-    pub policy_faults: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -300,8 +298,7 @@ impl CachedBlocks {
                 computed_tokens: self.block_tokens,
             });
         }
-        let (keys, failed) = keys_or_default(policy, &self.memory(Subject::Blocks), &self.candidates);
-        self.stats.policy_faults += u64::from(failed);
+        let (keys, _) = keys_or_default(policy, &self.memory(Subject::Blocks), &self.candidates);
         let key = |i: usize| ordinal(keys.get(i).copied().unwrap_or(0.0));
         let mut order: Vec<_> = self.candidates.iter().enumerate().map(|(i, c)| (c.tier, key(i), i)).collect();
         order.sort_unstable();
@@ -310,6 +307,18 @@ impl CachedBlocks {
             out.freed.push(kept[i].0);
         }
         out
+    }
+
+    /// Take blocks that are cached for used at `stamps` instead of when they were let go of. Stamps are the caller's own
+    /// count; a caller who sets one sets all.
+    pub fn stamp(&mut self, blocks: &[u32], stamps: &[u64]) {
+        for (block, stamp) in blocks.iter().zip(stamps) {
+            if let Some(Entry { state: State::Cached { tier, key, .. }, .. }) =
+                self.blocks.get(*block as usize).copied()
+            {
+                self.put(*block, tier, key, *stamp);
+            }
+        }
     }
 
     /// The engine took what these blocks hold out of its cache; those that are attended stay so.

@@ -19,8 +19,9 @@ impl MeridianConfig {
     #[must_use]
     pub fn asks_for_stock(&self) -> bool {
         self.policy.dispatch.source == "native:fcfs"
-            && self.policy.eviction == super::SlotConfig::eviction()
-            && self.kv_memory == super::KvMemoryConfig::default()
+            && (!self.kv_memory.enabled
+                || self.policy.eviction == super::SlotConfig::eviction()
+                    && self.kv_memory == super::KvMemoryConfig::default())
     }
 
     /// Whether the thinking of a request that has ended can never be matched again, unless the request itself says

@@ -132,6 +132,8 @@ pub struct EntropyConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct KvMemoryConfig {
+    /// Whether Meridian has a say in the engine's KV memory: what is evicted, who is preempted, what admission leaves free.
+    pub enabled: bool,
     /// Whether the KV blocks of reasoning that later turns do not read are freed first: `"auto"` does so when the
     /// model's template strips old reasoning (`model.strips_reasoning`).
     pub evict_dead_thinking: Auto<bool>,
@@ -400,6 +402,7 @@ impl Default for EntropyConfig {
 impl Default for KvMemoryConfig {
     fn default() -> Self {
         Self {
+            enabled: true,
             evict_dead_thinking: Auto::Auto,
             block_size_bytes: Auto::Auto,
             capacity_bytes: Auto::Auto,

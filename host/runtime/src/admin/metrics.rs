@@ -112,7 +112,7 @@ const FAMILIES: &[Family] = &[
     },
     Family {
         name: "output_critical_evictions_total",
-        help: "KV blocks of answers in progress that were evicted, by preempting their request",
+        help: "KV blocks that answers in progress lost when their request was preempted",
         kind: MetricType::COUNTER,
         labels: &[],
         read: |status, emit| status.kv.iter().for_each(|kv| emit(&[], counter(kv.evictions[2]))),

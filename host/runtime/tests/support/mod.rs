@@ -12,8 +12,8 @@ use std::time::Duration;
 use meridian_core::config::{AdminConfig, TelemetryConfig};
 use meridian_runtime::admin::{Admin, Limits, Surroundings};
 use meridian_runtime::control::{
-    Control, ControlError, FaultEntry, Mode, ProcessStatus, RecordingStatus, ShadowStatus, SlotName, SlotStatus,
-    StateHandover, SwapReport, Upload, Version,
+    Control, ControlError, FaultEntry, KvStatus, Mode, ProcessStatus, RecordingStatus, ShadowStatus, SlotName,
+    SlotStatus, StateHandover, SwapReport, Upload, Version,
 };
 
 pub const TOKEN: &str = "a-token-of-24-characters";
@@ -80,6 +80,16 @@ pub fn status() -> ProcessStatus {
         last_refusal: None,
     };
     ProcessStatus {
+        kv: Some(KvStatus {
+            evictions: [40, 7, 2],
+            offload_evictions: [3, 1, 0],
+            hit_tokens: [640, 32, 0],
+            missed_tokens: [128, 64, 8],
+            recomputed_tokens: 96,
+            avoidable_output_preemptions: 1,
+            moved_blocks: 5,
+            resyncs: 1,
+        }),
         pid: std::process::id(),
         version: "0.1.0".into(),
         model: "Qwen/Qwen3-8B".into(),
