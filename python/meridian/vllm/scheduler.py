@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import vllm
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import SchedulerInterface
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
@@ -58,8 +59,8 @@ class _Generated:
     new_token_ids: list[int]
 
 
-class _Meridian:
-    """Mixin over `Scheduler` or `AsyncScheduler`."""
+class _Meridian(SchedulerInterface):
+    """Mixin over `Scheduler` or `AsyncScheduler`. Of their base, so that a scheduler can become one of these and back."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -85,7 +85,7 @@ def send(
         extra_args=extra,
         thinking_token_budget=think_tokens,
     )
-    return engine.run.engine.add_request(name, {"prompt_token_ids": body + engine.run.template.tail}, params)
+    return engine.run.engine.add_request(name, {"prompt_token_ids": [*body, *engine.run.template.tail]}, params)
 
 
 def finish(engine: Engine) -> None:
@@ -261,7 +261,10 @@ def test_the_soak_finds_a_mirror_that_is_wrong(forgotten: str) -> None:
     for hook in soak.hook.pools:
         hook._mirror = Deaf(hook._mirror)  # type: ignore[assignment]
     soak.run(300)
-    assert soak.violations
+    kv = soak.engine.stats()["kv"]
+    assert kv is not None
+    # Found by the recount, or mended at the next allocation because the numbers of free blocks differ.
+    assert soak.violations or kv["resyncs"] > 1 + soak.resets
 
 
 def test_dead_thinking_first_finds_more_prompts() -> None:
