@@ -1,9 +1,9 @@
 """Meridian for a vLLM engine that is built already, and out of it again.
 
-    plugin = MeridianSchedulerPlugin(scheduler=engine.engine_core.engine_core.scheduler, config=meridian.load_config(path))
-    plugin.attach()
-    ...
-    plugin.detach()
+plugin = MeridianSchedulerPlugin(scheduler=engine.engine_core.engine_core.scheduler, config=meridian.load_config(path))
+plugin.attach()
+...
+plugin.detach()
 """
 
 from __future__ import annotations

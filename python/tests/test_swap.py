@@ -150,7 +150,10 @@ def test_what_is_not_watched_stays(policies: Path, tmp_path: Path) -> None:
 def test_every_slot_is_swapped_alike(policies: Path, tmp_path: Path) -> None:
     running = engine("native:output-first", tmp_path)
     assert [slot["slot"] for slot in running.status()["slots"]] == ["dispatch", "eviction", "budget"]
-    victims = [meridian.EvictionCandidate(tier=1, blocks=9), meridian.EvictionCandidate(tier=1, blocks=2)]
+    victims = [
+        meridian.EvictionCandidate(tier=1, computed_tokens=9),
+        meridian.EvictionCandidate(tier=1, computed_tokens=2),
+    ]
     assert running.rank_evictions(victims, subject="requests") == [9.0, 2.0]
     settled = meridian.ThinkingRequest(is_probed=True, probes=9, eat=0.1, eat_variance=0.0)
     assert running.verdicts([settled, meridian.ThinkingRequest()]) == ["end-now", "keep-thinking"]

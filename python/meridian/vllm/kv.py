@@ -334,7 +334,9 @@ class PoolHook:
         if any(block.ref_cnt > 1 for block in blocks) and len({id(block) for block in blocks}) < len(blocks):
             # Let go of several times in one call (copies of partly matched blocks): rare, and no order to choose.
             times = Counter(id(block) for block in blocks)
-            last = {id(b): b for b in blocks if 1 < b.ref_cnt == times[id(b)] and b.pool in (pool, None) and not b.is_null}
+            last = {
+                id(b): b for b in blocks if 1 < b.ref_cnt == times[id(b)] and b.pool in (pool, None) and not b.is_null
+            }
             twice = list(last.values())
             changed = self._mirror.leaving(
                 [block.block_id for block in twice], [_tokens(block) for block in twice], time.monotonic() * 1e3

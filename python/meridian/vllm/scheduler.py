@@ -87,7 +87,9 @@ class _Meridian(SchedulerInterface):
         self._meridian_kv: KvHook | None = None
         self._meridian_use(None if self._meridian_engine.is_stock else self._meridian_engine)
         logger.info(
-            "meridian: dispatch policy %s, eviction policy %s", config.policy.dispatch.source, config.policy.eviction.source
+            "meridian: dispatch policy %s, eviction policy %s",
+            config.policy.dispatch.source,
+            config.policy.eviction.source,
         )
 
     def _meridian_use(self, engine: _native.Engine | None) -> None:
@@ -327,9 +329,7 @@ class _Meridian(SchedulerInterface):
         self._pass_on_log()
         cast("Scheduler", super()).shutdown()
 
-    def _log_output_preemption(
-        self, engine: _native.Engine, request: Request, blocks: int, avoidable: bool
-    ) -> None:
+    def _log_output_preemption(self, engine: _native.Engine, request: Request, blocks: int, avoidable: bool) -> None:
         """Never silent, but at each doubling: an engine that is far too small preempts all the time."""
         count = engine.output_preemptions
         if count >= 2 * self._meridian_output_preemptions_logged:

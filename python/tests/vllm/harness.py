@@ -49,7 +49,7 @@ class Engine:
             model=ModelConfig(**model or {}),
             policy=PolicyConfig(
                 dispatch=SlotConfig(source=source, deadline_ms=deadline_ms),
-                eviction=SlotConfig(source=eviction, deadline_ms=deadline_ms),
+                eviction=SlotConfig(eviction, deadline_ms=deadline_ms if eviction.endswith(".wasm") else 2.0),
             ),
         )
         return _make_engine(config, self.scheduler)

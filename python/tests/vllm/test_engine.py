@@ -21,7 +21,9 @@ def own_preemptions(native: Any) -> int:
 
 
 def test_output_first_changes_the_order_but_no_token(engine: Engine, stock_tokens: list[list[int]]) -> None:
-    with engine.using(engine.native("native:output-first", output_tpot_budget_ms=1.0)) as native:
+    # Without room to grow, which would spare the preemptions.
+    source = engine.native("native:output-first", output_tpot_budget_ms=1.0, kv_memory={"growth_blocks": 0.0})
+    with engine.using(source) as native:
         assert engine.generate(requests(24)) == stock_tokens
     stats = native.stats()
     assert stats["requests"] == 0
@@ -52,7 +54,7 @@ def test_phases_follow_the_delivered_tokens(engine: Engine) -> None:
 
 
 def test_no_output_phase_request_is_preempted_while_thinking_holds_blocks(engine: Engine) -> None:
-    with engine.using(engine.native("native:output-first")):
+    with engine.using(engine.native("native:output-first", kv_memory={"growth_blocks": 0.0})):
         probe = SchedulerProbe(engine.scheduler, engine.run.seen)
         try:
             engine.generate(requests(32, seed=3))

@@ -15,7 +15,7 @@ from meridian.bench.workload import TraceRequest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "bench" / "vllm"))
 
-from pool_soak import KINDS, Soak  # noqa: E402
+from pool_soak import KINDS, Soak
 
 STRIPS = {"strips_reasoning": True}
 # A prompt of 3 blocks and a bit, thinking of 3 more, an answer of one.
