@@ -24,9 +24,9 @@ POOL_SOAK = ROOT / "bench" / "vllm" / "pool_soak.py"
 # preserved 14 % at 950 and 50 at 1,500; seed 1: 39 at 1,300, 87 at 2,000.
 HALF_BLOCKS_PRESERVED = 1500
 SIZES = (400, 600, 800, 900, 1300, 2000)
-# A chat that opens with a longer prompt, as assistants with instructions and documents do: there a prompt takes long enough
-# for its prefill to be seen in the TTFT; the shorter chats wait for little but a seat. Stock finds 46 and 42 % at 1,575
-# blocks (seeds 1 and 2), 52 % at 1,600 (seed 1), and 74 % is all there is to find.
+# A chat that opens with a longer prompt, as assistants with instructions and documents do: there a prompt takes long
+# enough for its prefill to be seen in the TTFT; the shorter chats wait for little but a seat. Stock finds 46 and 42 %
+# at 1,575 blocks (seeds 1 and 2), 52 % at 1,600 (seed 1), and 74 % is all there is to find.
 LONG_CONTEXT_TOKENS = 1000
 HALF_BLOCKS_LONG = 1575
 FALLBACK = 0.01  # share of the steps that the policy may leave undecided
@@ -103,15 +103,16 @@ def hit_rates(scheduler: str, blocks: int, seeds: int) -> list[float]:
     command += [x for seed in range(1, seeds + 1) for x in ("--seed", str(seed))]
     # The deadline is no subject here, and a busy machine may pause any call for longer than it is.
     command += ["--set", "policy.dispatch.deadline_ms=1000"] if scheduler != "stock" else []
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"error: hit_rates.py failed with exit code {done.returncode}:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def sweep(pairs: int) -> Iterator[Figure]:
-    """The chats at several sizes of the cache, with the real scheduler and pools and without the model: hit rates depend on
-    lengths alone, as the sizes that were run with the model confirm. The smallest difference is of all pairs."""
+    """The chats at several sizes of the cache, with the real scheduler and pools and without the model: hit rates
+    depend on lengths alone, as the sizes that were run with the model confirm. The smallest difference is of all
+    pairs."""
     smallest = float("inf")
     for blocks in SIZES:
         stock, ours = hit_rates("stock", blocks, pairs), hit_rates(FCFS, blocks, pairs)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Prefix hit rates of chats, without the time that a model takes: vLLM's real scheduler, KV cache manager and block pools,
-with a model runner that generates random tokens.
+"""Prefix hit rates of chats, without the time that a model takes: vLLM's real scheduler, KV cache manager and block
+pools, with a model runner that generates random tokens.
 
     hit_rates.py --model DIR --scheduler stock --kv-blocks 900 --seed 1 --seed 2
 
-Which blocks are asked for, and when, depends on lengths alone, so that the hit rates are those of the real model; latencies
-mean nothing here. Prints one JSON list, a hit rate in percent a seed.
+Which blocks are asked for, and when, depends on lengths alone, so that the hit rates are those of the real model;
+latencies mean nothing here. Prints one JSON list, a hit rate in percent a seed.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
     pool_soak.py --requests 100000 --json
 
 Requests arrive in chat sessions that share prefixes, are matched, computed, preempted, resumed, aborted and finished at
-random; blocks are also pinned, let go of late and dropped from the cache as connectors do. After each of these steps the
-pool is recounted from nothing: the queue of free blocks forwards and backwards, reference counts against who holds each
-block, the hash table against the blocks' own hashes, and Meridian's mirror against all of it.
+random; blocks are also pinned, let go of late and dropped from the cache as connectors do. After each of these steps
+the pool is recounted from nothing: the queue of free blocks forwards and backwards, reference counts against who holds
+each block, the hash table against the blocks' own hashes, and Meridian's mirror against all of it.
 """
 
 from __future__ import annotations

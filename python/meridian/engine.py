@@ -31,7 +31,8 @@ class KvStats(TypedDict):
     offload_evictions: dict[str, int]
     """Chunks that a store beside the engine's memory gave up, by the same tiers."""
     hit_tokens: dict[str, int]
-    """Tokens of admitted requests that the prefix cache had, by what they are: `prefill` (prompt), `think`, `output`."""
+    """Tokens of admitted requests that the prefix cache had, by what they are: `prefill` (prompt), `think`,
+    `output`."""
     missed_tokens: dict[str, int]
     recomputed_tokens: int
     """Tokens computed again because of a preemption."""

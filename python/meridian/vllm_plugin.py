@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class MeridianSchedulerPlugin:
     """Puts Meridian into a scheduler that is in this process (`VLLM_ENABLE_V1_MULTIPROCESSING=0`), between two steps.
 
-    Requests that are under way are taken over with the tokens they have. After `detach` the scheduler is of its own class
-    again, with its own methods, and its requests go on.
+    Requests that are under way are taken over with the tokens they have. After `detach` the scheduler is of its own
+    class again, with its own methods, and its requests go on.
     """
 
     def __init__(self, scheduler: Scheduler, config: MeridianConfig) -> None:

@@ -2,9 +2,9 @@
 
 Nothing of vLLM's is copied: the methods through which blocks come and go are wrapped on the objects that one scheduler
 has (vllm/v1/core/block_pool.py: `BlockPool.free_blocks`, `get_new_blocks`, `touch`, `evict_blocks`,
-`reset_prefix_cache`; vllm/v1/core/kv_cache_manager.py: `allocate_slots`), and unwrapped by `detach`. vLLM's own queue of
-free blocks stays the truth: what Meridian changes is the order in which blocks are put into it, and which of them stand
-at its front when blocks are handed out.
+`reset_prefix_cache`; vllm/v1/core/kv_cache_manager.py: `allocate_slots`), and unwrapped by `detach`. vLLM's own queue
+of free blocks stays the truth: what Meridian changes is the order in which blocks are put into it, and which of them
+stand at its front when blocks are handed out.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class KvHook:
         managers = manager.coordinator.single_type_managers
         # With prefix caching off a free block is a free block.
         pools = dict.fromkeys(m.block_pool for m in managers) if manager.enable_caching else {}
-        # A connector that still reads a freed block is waited for when the block is handed out: what is dead is then used
-        # before anything else that is cached, and not before what is empty.
+        # A connector that still reads a freed block is waited for when the block is handed out: what is dead is then
+        # used before anything else that is cached, and not before what is empty.
         keeps_dead = scheduler.connector is not None
         self._pools = {id(pool): PoolHook(pool, engine, self.block_tokens, keeps_dead, self._fail) for pool in pools}
         self._growth_blocks = engine.growth_blocks if hasattr(manager, "watermark_blocks") else 0.0
@@ -173,8 +173,8 @@ class KvHook:
             return False
         if getattr(request, "resumable", False):
             return False
-        # A turn that ends in a tool call is followed by the tool's result, and its thinking stays until the next question.
-        # A tool call may be forced as structured output, without the tokens that begin one.
+        # A turn that ends in a tool call is followed by the tool's result, and its thinking stays until the next
+        # question. A tool call may be forced as structured output, without the tokens that begin one.
         if request.use_structured_output:
             return False
         return not any(_contains(request.output_token_ids, ids) for ids in self._tool_calls)
@@ -211,7 +211,7 @@ class KvHook:
         block_pool = scheduler.kv_cache_manager.block_pool
         pool = self._pools.get(id(block_pool))
         counts = (block_pool.get_num_free_blocks(), 0) if pool is None else pool.counts()
-        memory = (time.monotonic() * 1e3, *counts, block_pool.num_gpu_blocks)
+        memory = (time.monotonic() * 1e3, counts[0], counts[1], block_pool.num_gpu_blocks)
         victim = self.engine.victim(cast("list[object]", candidates), blocks, memory)
         if victim is not None and victim != len(candidates) - 1:
             running.append(running.pop(first + victim))
@@ -326,8 +326,8 @@ class PoolHook:
         self._originals["free_blocks"](blocks)
 
     def _order(self, blocks: list[KVCacheBlock]) -> list[KVCacheBlock]:
-        """What is dead is taken out of the prefix cache, so that vLLM puts it to the front of its queue; the rest goes to
-        the tail in the policy's order."""
+        """What is dead is taken out of the prefix cache, so that vLLM puts it to the front of its queue; the rest goes
+        to the tail in the policy's order."""
         pool = self.pool
         leaving = [b for b in blocks if b.ref_cnt == 1 and not b.is_null and (b.pool is pool or b.pool is None)]
         ids = [block.block_id for block in leaving]

@@ -2,8 +2,8 @@
 
 Nothing of `schedule()` is copied. Around `super().schedule()` the mixin puts the running list and the waiting queue
 into the policy's order, and sets the step's token budget; both are read by `schedule()` on every call
-(vllm/v1/core/sched/scheduler.py: `self.running`, `self.waiting`, `self.max_num_scheduled_tokens`). KV memory and whom to
-preempt is kv.py's. A token cap is applied where `schedule()` asks how
+(vllm/v1/core/sched/scheduler.py: `self.running`, `self.waiting`, `self.max_num_scheduled_tokens`). KV memory and whom
+to preempt is kv.py's. A token cap is applied where `schedule()` asks how
 many tokens a request may take, `_reserve_prefill_lookahead`.
 """
 
@@ -60,10 +60,11 @@ class _Generated:
 
 
 class _Meridian(SchedulerInterface):
-    """Mixin over `Scheduler` or `AsyncScheduler`. Of their base, so that a scheduler can become one of these and back."""
+    """Mixin over `Scheduler` or `AsyncScheduler`. Of their base, so that a scheduler can become one of these and
+    back."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        cast("Any", super()).__init__(*args, **kwargs)
         self._meridian_start(load_config())
 
     def _meridian_start(self, config: MeridianConfig) -> None:
@@ -154,7 +155,7 @@ class _Meridian(SchedulerInterface):
             scheduled_ns = time.perf_counter_ns()
             scheduler.max_num_scheduled_tokens = own_budget
             if caps is not None:
-                del self.__dict__["_reserve_prefill_lookahead"]
+                del vars(self)["_reserve_prefill_lookahead"]
         try:
             self._observe(engine, output, now_ms)
         except DEFECTS:
@@ -210,7 +211,7 @@ class _Meridian(SchedulerInterface):
                 return 0
             return allowed if whole else cap
 
-        self.__dict__["_reserve_prefill_lookahead"] = capped
+        vars(self)["_reserve_prefill_lookahead"] = capped
 
     def _observe(self, engine: _native.Engine, output: SchedulerOutput, now_ms: float) -> None:
         """Feed what the step did to the mirror."""

@@ -17,8 +17,8 @@ _CALL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
 
 @dataclass(frozen=True)
 class Reasoning:
-    """Whether reasoning is left out of the next question's prompt; and the texts that begin a tool call, after which it is
-    not."""
+    """Whether reasoning is left out of the next question's prompt; and the texts that begin a tool call, after which
+    it is not."""
 
     strips: bool
     shown: str
@@ -29,9 +29,9 @@ def reasoning_in_template(tokenizer: Any, start: str, end: str, *, tool_calls: S
     """What the tokenizer's chat template does with reasoning between `start` and `end`. `tool_calls` are texts that may
     begin a tool call.
 
-    Tried in both forms in which a client sends an assistant's turn back: reasoning inside the content, and in a field of
-    its own. It counts as stripped only when no form keeps it, and when either a tool loop does not keep it or it can be
-    seen by what a tool call begins.
+    Tried in both forms in which a client sends an assistant's turn back: reasoning inside the content, and in a field
+    of its own. It counts as stripped only when no form keeps it, and when either a tool loop does not keep it or it
+    can be seen by what a tool call begins.
     """
     if getattr(tokenizer, "apply_chat_template", None) is None or not getattr(tokenizer, "chat_template", None):
         return Reasoning(False, "is not there, so earlier reasoning is taken as kept")

@@ -14,7 +14,8 @@ from meridian.bench.engine_run import Options, build
 from meridian.bench.model import model_dir
 from meridian.bench.workload import TraceRequest
 
-options = Options(model_dir(), kv_blocks=48, max_num_seqs=16, max_num_batched_tokens=256, max_model_len=1024, dtype="float32")
+sizes = {"kv_blocks": 48, "max_num_seqs": 16, "max_num_batched_tokens": 256, "max_model_len": 1024}
+options = Options(model_dir(), dtype="float32", **sizes)
 run = build(options)
 import meridian
 from meridian.vllm_plugin import MeridianSchedulerPlugin
@@ -86,9 +87,7 @@ def test_in_and_out_while_requests_run(tmp_path: Path) -> None:
     good, bad = tmp_path / "good.toml", tmp_path / "bad.toml"
     good.write_text("[model]\nstrips_reasoning = true\n[admin]\nlisten = ''\n[telemetry]\nprometheus = ''\n")
     bad.write_text("[policy.eviction]\nsource = 'missing.wasm'\n")
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(good), str(bad)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", SCRIPT, str(good), str(bad)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found.pop("decisions") > 30

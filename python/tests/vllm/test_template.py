@@ -10,15 +10,18 @@ from meridian.bench.model import model_dir
 from meridian.vllm.template import reasoning_in_template
 
 STRIPS = """{%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}
-{%- set content = m.content %}{%- if '</think>' in content %}{%- set content = content.split('</think>')[-1].lstrip('\n') %}
-{%- endif %}{{ content + '<|im_end|>\n' }}{%- endfor %}{%- if add_generation_prompt %}<|im_start|>assistant\n{%- endif %}"""
+{%- set content = m.content %}{%- if '</think>' in content %}
+{%- set content = content.split('</think>')[-1].lstrip('\n') %}{%- endif %}
+{{- content + '<|im_end|>\n' }}{%- endfor %}{%- if add_generation_prompt %}<|im_start|>assistant\n{%- endif %}"""
 # As Qwen3's: what was thought since the last question stays.
-LOOP = """{%- set ns = namespace(last=0) %}{%- for m in messages %}{%- if m.role == 'user' %}{%- set ns.last = loop.index0 %}
-{%- endif %}{%- endfor %}{%- for m in messages %}{%- if loop.index0 > ns.last %}{{ m.content }}
+LOOP = """{%- set ns = namespace(last=0) %}{%- for m in messages %}
+{%- if m.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}
+{%- for m in messages %}{%- if loop.index0 > ns.last %}{{ m.content }}
 {%- else %}{{ m.content.split('</think>')[-1] }}{%- endif %}{%- for c in m.tool_calls or [] %}MARK{{ c.function.name }}
 {%- endfor %}{%- endfor %}"""
 KEEPS_CONTENT = "{%- for m in messages %}{{ m.role + m.content }}{%- endfor %}"
-KEEPS_FIELD = """{%- for m in messages %}{%- if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{%- endif %}
+KEEPS_FIELD = """{%- for m in messages %}
+{%- if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{%- endif %}
 {{ m.content.split('</think>')[-1] }}{%- endfor %}"""
 
 
