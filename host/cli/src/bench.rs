@@ -1,5 +1,8 @@
+use std::ffi::OsString;
 use std::path::PathBuf;
+use std::process::Command;
 
+use anyhow::Context;
 use clap::Subcommand;
 use meridian_bench::micro;
 
@@ -7,6 +10,16 @@ use crate::{print_json, print_line};
 
 #[derive(Subcommand)]
 pub(crate) enum BenchCommand {
+    /// Compare stock vLLM's scheduler with Meridian's in the real engine; needs the Python package and vLLM
+    #[command(
+        disable_help_flag = true,
+        after_help = "Example: meridian bench vllm --scenario multi-turn --kv-blocks 900"
+    )]
+    Vllm {
+        /// Passed on; `--help` lists them
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
     /// Time one decision: native against WebAssembly, as ratios from one run
     #[command(after_help = "Example: meridian bench micro --policy target/policies/output-first.wasm")]
     Micro {
@@ -23,7 +36,10 @@ pub(crate) enum BenchCommand {
 }
 
 pub(crate) fn run(command: BenchCommand, json: bool) -> anyhow::Result<()> {
-    let BenchCommand::Micro { policies, policy, candidates } = command;
+    let (policies, policy, candidates) = match command {
+        BenchCommand::Vllm { args } => return vllm(&args, json),
+        BenchCommand::Micro { policies, policy, candidates } => (policies, policy, candidates),
+    };
     let policy = policy.unwrap_or_else(|| policies.join("output-first.wasm"));
     let report = micro::run(&policy, &policies.join("noop.wasm"), &candidates, &mut |line| eprintln!("{line}"))?;
     if json {
@@ -38,4 +54,19 @@ pub(crate) fn run(command: BenchCommand, json: bool) -> anyhow::Result<()> {
         ))?;
     }
     Ok(())
+}
+
+/// Hand over to the Python package: the engine is there. The command that the wheel installs does not come here.
+fn vllm(args: &[OsString], json: bool) -> anyhow::Result<()> {
+    let python = std::env::var_os("MERIDIAN_PYTHON").unwrap_or_else(|| "python3".into());
+    let status = Command::new(&python)
+        .args(["-m", "meridian.bench"])
+        .args(args)
+        .args(json.then_some("--json"))
+        .status()
+        .with_context(|| format!("{}: cannot be started (MERIDIAN_PYTHON names another)", python.display()))?;
+    match status.code() {
+        Some(0) => Ok(()),
+        code => std::process::exit(code.unwrap_or(1)),
+    }
 }

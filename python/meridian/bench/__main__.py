@@ -1,0 +1,7 @@
+"""`python -m meridian.bench`: what `meridian bench vllm` runs."""
+
+import sys
+
+from meridian.bench.compare import main
+
+sys.exit(main())
