@@ -273,7 +273,7 @@ fn a_component_may_fill_several_slots_each_with_an_instance_of_its_own() {
     let noop = load("noop");
     let mut eviction = EvictionSlot::new(Box::new(noop.policy(LIMITS, targets(), "{}").unwrap()), targets());
     let mut budget = BudgetSlot::new(Box::new(noop.policy(LIMITS, targets(), "{}").unwrap()), targets());
-    let block = EvictionRow { blocks: 7, ..EvictionRow::default() }.candidate();
+    let block = EvictionRow { computed_tokens: 7, ..EvictionRow::default() }.candidate();
     let requests = Memory { subject: Subject::Requests, ..Memory::default() };
     let (source, keys) = eviction.decide(&requests, &[block]);
     assert_eq!((source, keys), (Source::Default, &[7.0][..]), "tiered-lru decides in its place");
@@ -293,7 +293,7 @@ const HOSTILE: [(&str, FaultKind); 5] = [
 #[test]
 fn hostile_components_cost_a_decision_in_every_slot() {
     let runtime = Runtime::new(None).unwrap();
-    let candidates = [EvictionRow { blocks: 7, ..EvictionRow::default() }.candidate(); 3];
+    let candidates = [EvictionRow { computed_tokens: 7, ..EvictionRow::default() }.candidate(); 3];
     let requests = Memory { subject: Subject::Requests, ..Memory::default() };
     for (body, kind) in HOSTILE {
         let limits = if kind == FaultKind::Deadline { SHORT_LIMITS } else { LIMITS };
