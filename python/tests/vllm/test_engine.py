@@ -112,7 +112,7 @@ def test_fcfs_is_stock(engine: Engine, stock_tokens: list[list[int]], policies: 
     assert stock[2] > 0
     assert run(engine.native(fcfs, kv_memory={"enabled": False}), 24) == stock
     # Without, whom to preempt is the eviction policy's to say, and no token changes.
-    tokens, _, preemptions = run(engine.native(fcfs), 24)
+    tokens, _, preemptions = run(engine.native(fcfs, kv_memory={"growth_blocks": 0.0}), 24)
     assert tokens == stock_tokens
     assert preemptions > 0
 
