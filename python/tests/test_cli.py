@@ -49,3 +49,11 @@ def test_usage_errors_exit_with_2() -> None:
     assert run("policy", "chekc").returncode == 2
     assert run("--help").returncode == 0
     assert "Example" in run("policy", "check", "--help").stdout
+
+
+def test_the_bench_without_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "meridian.bench", "--scenario", "nope"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "invalid choice: 'nope'" in done.stderr

@@ -4,4 +4,4 @@ import sys
 
 from meridian.bench.compare import main
 
-sys.exit(main())
+sys.exit(main(sys.argv[1:]))

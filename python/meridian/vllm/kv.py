@@ -218,7 +218,7 @@ class KvHook:
 
     def _matched(self, blocks: list[KVCacheBlock], request: Request) -> None:
         for hook in self._pools.values():
-            own = [block for block in blocks if block.pool is None or block.pool is hook.pool]
+            own = [block for block in blocks if _is_of(block, hook.pool)]
             # One that resumes finds what it computed itself: that is no reuse.
             ids = [] if request.num_preemptions else [block.block_id for block in own]
             hook.matched(ids, [block.block_id for block in own if block.ref_cnt > 1])
@@ -329,15 +329,13 @@ class PoolHook:
         """What is dead is taken out of the prefix cache, so that vLLM puts it to the front of its queue; the rest goes
         to the tail in the policy's order."""
         pool = self.pool
-        leaving = [b for b in blocks if b.ref_cnt == 1 and not b.is_null and (b.pool is pool or b.pool is None)]
+        leaving = [b for b in blocks if b.ref_cnt == 1 and not b.is_null and _is_of(b, pool)]
         ids = [block.block_id for block in leaving]
         if any(block.ref_cnt > 1 for block in blocks) and len({id(block) for block in blocks}) < len(blocks):
             # Let go of several times in one call (copies of partly matched blocks): rare, and no order to choose.
             times = Counter(id(block) for block in blocks)
-            last = {
-                id(b): b for b in blocks if 1 < b.ref_cnt == times[id(b)] and b.pool in (pool, None) and not b.is_null
-            }
-            twice = list(last.values())
+            last = [b for b in blocks if 1 < b.ref_cnt == times[id(b)] and not b.is_null and _is_of(b, pool)]
+            twice = list({id(b): b for b in last}.values())
             changed = self._mirror.leaving(
                 [block.block_id for block in twice], [_tokens(block) for block in twice], time.monotonic() * 1e3
             )
@@ -351,7 +349,7 @@ class PoolHook:
         dead, freed = changed
         if dead:
             self._originals["evict_blocks"](set(dead))
-        rest = [block for block in blocks if block.ref_cnt != 1 or block.is_null or block.pool not in (pool, None)]
+        rest = [block for block in blocks if block.ref_cnt != 1 or block.is_null or not _is_of(block, pool)]
         return [*(pool.blocks[block_id] for block_id in freed), *rest]
 
     def _unpin_blocks(self, blocks: Iterable[KVCacheBlock], *args: Any, **kwargs: Any) -> None:
@@ -412,6 +410,11 @@ class PoolHook:
             except DEFECTS:
                 self._failed("following a reset of the prefix cache")
         return is_reset
+
+
+def _is_of(block: KVCacheBlock, pool: BlockPool) -> bool:
+    """Whether the block is of this pool; before vLLM 0.32 a block does not name its pool, and there is one."""
+    return getattr(block, "pool", None) in (pool, None)
 
 
 def _tokens(block: KVCacheBlock) -> int | None:
