@@ -1,6 +1,7 @@
 """Meridian for a vLLM engine that is built already, and out of it again.
 
-plugin = MeridianSchedulerPlugin(scheduler=engine.engine_core.engine_core.scheduler, config=meridian.load_config(path))
+scheduler = engine.engine_core.engine_core.scheduler
+plugin = MeridianSchedulerPlugin(scheduler=scheduler, config=meridian.load_config(path))
 plugin.attach()
 ...
 plugin.detach()

@@ -1,3 +1,5 @@
+//! The engine as Python sees it. One class, whose methods pyo3 takes from one block: that is why the file is long.
+
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};

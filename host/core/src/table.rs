@@ -1,3 +1,5 @@
+//! The mirror of the engine's requests: one row and what is told of it. A third of the file documents its fields.
+
 use std::collections::HashMap;
 use std::ops::Index;
 
