@@ -22,9 +22,9 @@ POOL_SOAK = ROOT / "bench" / "vllm" / "pool_soak.py"
 # Where stock finds about half of the prompt tokens in the cache. By experiment, medians of seeds 1 to 5: 41 % at 900
 # blocks, 50 at 950; seed 1: 2 at 400, 11 at 600, 30 at 800, 67 (all there is to find) from 1,050 on. With the thinking
 # preserved 14 % at 950 and 50 at 1,500; seed 1: 39 at 1,300, 87 at 2,000.
-HALF_BLOCKS_PRESERVED = 1500
-SIZES = (400, 600, 800, 900, 950, 1300, 2000)
 HALF_BLOCKS = 950
+HALF_BLOCKS_PRESERVED = 1500
+SIZES = (400, 600, 800, 900, HALF_BLOCKS, 1300, 2000)
 # A chat that opens with a longer prompt, as assistants with instructions and documents do: there a prompt takes long
 # enough for its prefill to be seen in the TTFT; the shorter chats wait for little but a seat. Stock finds 46 and 42 %
 # at 1,575 blocks (seeds 1 and 2), 52 % at 1,600 (seed 1), and 74 % is all there is to find.

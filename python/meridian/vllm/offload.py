@@ -115,7 +115,7 @@ class PhaseAwareCachePolicy(CachePolicy):
         if first is None:
             found = [key for key, chunk in self._chunks.items() if chunk.ref_cnt == 0]
         else:
-            found = [self._keys[chunk_id] for chunk_id in first]
+            found = [self._keys[chunk_id] for chunk_id in first if chunk_id in self._keys]
         going = [key for key in found if key not in protected][:n]
         if len(going) < n:
             return None

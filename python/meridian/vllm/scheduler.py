@@ -385,7 +385,9 @@ def _with_template(config: MeridianConfig, tokenizer: Any) -> MeridianConfig:
         return config
     found = reasoning_in_template(tokenizer, *first, tool_calls=model.tool_call or _native.tool_call_texts())
     logger.info("meridian: the chat template %s", found.shown)
-    return replace(config, model=replace(model, strips_reasoning=found.strips, tool_call=found.tool_calls))
+    # What is set stays, also where the template cannot render a tool loop.
+    tool_call = model.tool_call or found.tool_calls
+    return replace(config, model=replace(model, strips_reasoning=found.strips, tool_call=tool_call))
 
 
 def _add(engine: _native.Engine, request: Request) -> None:
