@@ -11,12 +11,16 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("meridian-wasm", &["meridian-core", "wasmtime"]),
     ("meridian-runtime", &["meridian-core", "axum", "hyper", "hyper-util", "tokio"]),
     ("meridian-fuzz", &["meridian-core", "meridian-runtime", "meridian-wasm", "tokio"]),
-    ("meridian-bench", &["meridian-core", "meridian-runtime", "meridian-wasm"]),
+    ("meridian-kernels", &[]),
+    ("meridian-bench", &["meridian-core", "meridian-kernels", "meridian-runtime", "meridian-wasm"]),
     (
         "meridian-cli",
         &["meridian-core", "meridian-runtime", "meridian-wasm", "meridian-bench", "tokenizers", "ratatui"],
     ),
-    ("meridian-python", &["meridian-core", "meridian-runtime", "meridian-wasm", "meridian-cli", "pyo3"]),
+    (
+        "meridian-python",
+        &["meridian-core", "meridian-kernels", "meridian-runtime", "meridian-wasm", "meridian-cli", "pyo3"],
+    ),
 ];
 
 #[test]
