@@ -45,6 +45,9 @@ class EntropyConfig:
     rpdi_window: int = 512
     rpdi_threshold: float = 2.0
     unit: Literal["bits", "nats"] = "bits"
+    probe_at: Literal["interval", "newline"] = "interval"
+    probe_newline: bool = False
+    probe_suffix: str = ""
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,8 @@ class ModelConfig:
     strips_reasoning: bool | Literal["auto"] = "auto"
     tool_call: str | list[str] = ""
     force_phrase: str = ""
+    interrupt: str | list[str] = ""
+    eos_guard: bool = True
 
     @classmethod
     def of_family(cls, name: str) -> ModelConfig:
@@ -190,6 +195,11 @@ class MeridianConfig:
             model=ModelConfig(**tables["model"]),
             base_dir=base_dir,
         )
+
+    @classmethod
+    def from_native(cls, text: str, base_dir: str) -> MeridianConfig:
+        """The effective configuration that a native engine was made with."""
+        return cls._from_json(text, base_dir)
 
     def to_json(self) -> str:
         """The configuration as the native engine reads it.

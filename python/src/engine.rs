@@ -1,17 +1,18 @@
 //! The engine as Python sees it. One class, whose methods pyo3 takes from one block: that is why the file is long.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use meridian_core::budget::Thresholds;
+use meridian_core::budget::{EndRules, Thresholds};
 use meridian_core::types::RequestId;
 use meridian_core::{
     CachedBlocks, EngineFacts, EvictionColumn, FaultKind, KvGrowth, Markers, Memory, MeridianConfig, NewRequest,
-    PhaseEvent, Slot, Subject, ThinkPhase,
+    Pattern, PhaseEvent, Slot, Subject, ThinkPhase,
 };
 use meridian_runtime::control::{Control, KvStatus, ProcessStatus};
+use meridian_runtime::thinking::ThinkSettings;
 use meridian_runtime::traces::{FinishedRequest, Traces};
 use meridian_runtime::{DispatchEngine, Source};
 use meridian_wasm::TrustedKeys;
@@ -23,6 +24,7 @@ use pyo3::types::{PyDict, PyList, PyString};
 use crate::control::{Services, Slots};
 use crate::kv::BlockPool;
 use crate::policies::{Judges, Policies};
+use crate::thinking::{Followed, Thinking};
 use crate::{ConfigError, PolicyError, log};
 
 /// The mirror, the dispatch slot and the step-time model of one engine.
@@ -33,6 +35,10 @@ use crate::{ConfigError, PolicyError, log};
 pub(crate) struct Engine {
     inner: Arc<Mutex<Inner>>,
     is_stock: bool,
+    config: MeridianConfig,
+    base_dir: String,
+    markers: Markers,
+    steps_ahead: usize,
     evicts_dead_thinking: Option<bool>,
     tool_calls: Vec<Vec<u32>>,
     growth_blocks: f64,
@@ -40,8 +46,8 @@ pub(crate) struct Engine {
     policies: Py<Policies>,
 }
 
-struct Inner {
-    engine: DispatchEngine,
+pub(crate) struct Inner {
+    pub(crate) engine: DispatchEngine,
     /// Identity of a handle -> its slot; `live` keeps the objects alive, so that an identity is not used again.
     slots: HashMap<usize, Slot>,
     /// The engine's text id -> slot.
@@ -55,7 +61,9 @@ struct Inner {
     tokens: Vec<u32>,
     events: Vec<PhaseEvent>,
     /// Requests that waited at the latest step.
-    all_waiting: u32,
+    pub(crate) all_waiting: u32,
+    /// Their thinking, where something can end it.
+    pub(crate) followed: Option<Followed>,
     /// Told of every request that ends.
     traces: Option<Arc<Traces>>,
     /// Meridian has a say in the engine's KV memory.
@@ -75,7 +83,7 @@ struct Live {
 }
 
 impl Inner {
-    fn find(&self, id: &str) -> Option<Slot> {
+    pub(crate) fn find(&self, id: &str) -> Option<Slot> {
         self.by_id.get(id).copied()
     }
 
@@ -148,7 +156,7 @@ impl Engine {
             .detach(|| Slots::new(&config, base_dir, trusted_keys, || Box::new(process_status(told, named))))
             .map_err(PolicyError::new_err)?;
         let Slots { dispatch, eviction, budget, controller, recorder } = slots;
-        let mut engine = DispatchEngine::new(dispatch, markers, &config.scheduler, block_tokens);
+        let mut engine = DispatchEngine::new(dispatch, markers.clone(), &config.scheduler, block_tokens);
         engine.set_steps_ahead(steps_ahead);
         let inner = Inner {
             engine,
@@ -162,6 +170,7 @@ impl Engine {
             tokens: Vec::new(),
             events: Vec::new(),
             all_waiting: 0,
+            followed: None,
             traces: None,
             orders_kv: false,
             pools: Vec::new(),
@@ -185,12 +194,48 @@ impl Engine {
         Ok(Self {
             inner,
             is_stock,
+            markers,
+            steps_ahead,
             evicts_dead_thinking: config.evicts_dead_thinking(),
             tool_calls,
             growth_blocks: config.kv_memory.growth_blocks,
             manages_kv: config.kv_memory.enabled,
             policies,
+            config,
+            base_dir: base_dir.display().to_string(),
         })
+    }
+
+    /// Follow the thinking of the requests from here on: whoever samples can force its end. `forced` are the tokens of the
+    /// forced ending, `line_ends` and `boundaries` the tokens that end a line, and a line, a sentence or a clause;
+    /// `interrupts` end thinking when they are generated.
+    fn follow_thinking(
+        &self,
+        py: Python<'_>,
+        forced: Vec<u32>,
+        line_ends: HashSet<u32>,
+        boundaries: HashSet<u32>,
+        interrupts: Vec<Vec<u32>>,
+        can_probe: bool,
+    ) -> PyResult<Thinking> {
+        let rules = EndRules::new(self.markers.clone(), forced)
+            .map_err(|error| ConfigError::new_err(format!("model: {error}")))?;
+        let entropy = &self.config.entropy;
+        let settings = ThinkSettings {
+            rules,
+            configured: Thresholds::from_config(&self.config.scheduler, entropy),
+            unit: entropy.unit,
+            measures: entropy.enabled,
+            can_probe,
+            probe_at: entropy.probe_at,
+            line_ends,
+            boundaries,
+            interrupts: interrupts.into_iter().filter_map(Pattern::new).collect(),
+            guards_eos: self.config.model.eos_guard,
+            steps_ahead: u32::try_from(self.steps_ahead).unwrap_or(u32::MAX),
+        };
+        self.lock().followed = Some(Followed::new(settings));
+        Ok(Thinking::new(Arc::clone(&self.inner), self.policies.clone_ref(py)))
     }
 
     /// Whether the configuration asks for the engine's own behaviour: nothing needs to be called then.
@@ -218,6 +263,17 @@ impl Engine {
         self.growth_blocks
     }
 
+    /// The effective configuration it was made with, as JSON, and what relative paths in it are relative to.
+    #[getter]
+    fn config_json(&self) -> PyResult<String> {
+        crate::to_json(&self.config)
+    }
+
+    #[getter]
+    fn base_dir(&self) -> &str {
+        &self.base_dir
+    }
+
     /// Token sequences that begin a tool call, as they were given.
     #[getter]
     fn tool_calls(&self) -> Vec<Vec<u32>> {
@@ -239,6 +295,16 @@ impl Engine {
         if let Some(slot) = inner.find(request_id) {
             inner.engine.lost_blocks(slot);
         }
+    }
+
+    /// Running and waiting requests that answer, and the learned step time: fixed, a decode token, a prefill token, in
+    /// milliseconds; None until it is learned.
+    #[getter]
+    fn step_facts(&self) -> Option<(u64, (f32, f32, f32))> {
+        let inner = self.lock();
+        let fit = inner.engine.step_time()?;
+        let answering = inner.engine.phases()[ThinkPhase::Output as usize];
+        Some((answering, (fit.fixed_ms, fit.decode_token_ms, fit.prefill_token_ms)))
     }
 
     /// Preemptions of requests that answered.
@@ -353,6 +419,9 @@ impl Engine {
                     ..FinishedRequest::of(row, request_id, inner.engine.now_ms())
                 });
             }
+            if let (Some(followed), Some(row)) = (&mut inner.followed, inner.engine.table().get(slot)) {
+                followed.budgets.remove(followed.key(row.id().0));
+            }
             inner.engine.table_mut().remove(slot);
             if let Some(live) = inner.live.remove(&slot) {
                 inner.slots.remove(&(live.handle.as_ptr() as usize));
@@ -417,17 +486,20 @@ impl Engine {
         Ok((step_budget, caps, running_changed, waiting_changed))
     }
 
-    /// The engine scheduled the step that was planned at `now_ms`: request id -> tokens.
+    /// The engine scheduled the step that was planned at `now_ms`: request id -> tokens. What is not known is a probe.
     fn scheduled(&self, now_ms: f64, tokens: &Bound<'_, PyDict>) -> PyResult<()> {
         let inner = &mut *self.lock();
         inner.given.clear();
+        let mut probe_tokens = 0;
         for (id, count) in tokens {
             let id = id.cast::<PyString>()?;
-            if let Some(slot) = inner.find(&id.to_cow()?) {
-                inner.given.push((slot, count.extract()?));
+            match inner.find(&id.to_cow()?) {
+                Some(slot) => inner.given.push((slot, count.extract()?)),
+                None => probe_tokens += count.extract::<u32>()?,
             }
         }
         inner.engine.scheduled(now_ms, inner.given.iter().copied());
+        inner.engine.scheduled_besides(probe_tokens);
         Ok(())
     }
 
@@ -477,6 +549,9 @@ impl Engine {
             let tokens = std::mem::take(&mut inner.tokens);
             inner.events.clear();
             inner.engine.table_mut().generated(slot, &tokens, &mut inner.events);
+            if let (Some(followed), Some(row)) = (&mut inner.followed, inner.engine.table().get(slot)) {
+                followed.budgets.generated(followed.key(row.id().0), &tokens, inner.engine.now_ms());
+            }
             inner.tokens = tokens;
         }
         Ok(())
@@ -533,6 +608,8 @@ impl Engine {
         preemptions.set_item("output", output)?;
         dict.set_item("preemptions", preemptions)?;
         dict.set_item("kv", inner.kv_status().map(|kv| crate::kv::to_dict(py, &kv)).transpose()?)?;
+        let budget = inner.followed.as_ref().map(|followed| followed.budgets.status());
+        dict.set_item("budget", budget.map(|budget| crate::thinking::to_dict(py, &budget)).transpose()?)?;
         let step_time = engine.step_time().map(|fit| (fit.fixed_ms, fit.decode_token_ms, fit.prefill_token_ms));
         dict.set_item("step_time_ms", step_time)?;
         dict.set_item(
@@ -564,6 +641,7 @@ fn process_status(inner: Arc<OnceLock<Weak<Mutex<Inner>>>>, model: String) -> im
             status.waiting = u64::from(inner.all_waiting);
             status.preemptions = inner.engine.preemptions();
             status.kv = inner.kv_status();
+            status.budget = inner.followed.as_ref().map(|followed| followed.budgets.status());
             status.step_time_ms = inner
                 .engine
                 .step_time()

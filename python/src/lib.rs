@@ -6,9 +6,12 @@
 mod budget;
 mod control;
 mod engine;
+mod entropy;
 mod kv;
 mod log;
 mod policies;
+mod rows;
+mod thinking;
 
 use std::path::{Path, PathBuf};
 
@@ -77,8 +80,11 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(take_log, module)?)?;
     module.add_function(wrap_pyfunction!(budget::eat, module)?)?;
     module.add_function(wrap_pyfunction!(budget::rpdi, module)?)?;
+    module.add_function(wrap_pyfunction!(entropy::entropies, module)?)?;
     module.add_class::<policies::Policies>()?;
     module.add_class::<kv::BlockPool>()?;
+    module.add_class::<rows::BudgetRows>()?;
+    module.add_class::<thinking::Thinking>()?;
     module.add_class::<engine::Engine>()
 }
 

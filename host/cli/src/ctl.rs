@@ -3,12 +3,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail, ensure};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
+use meridian_core::budget::ForceReason;
 use meridian_core::signature::{MAX_SIGNATURE_BYTES, signature_path};
 use meridian_runtime::admin::{SIGNATURE_HEADER, signature_header};
 use meridian_runtime::control::{
     FaultEntry, KvStatus, MAX_COMPONENT_BYTES, Mode, ProcessStatus, RecordingStatus, ShadowStatus, SlotName,
     SlotStatus, StateHandover, SwapReport, Version,
 };
+use meridian_runtime::thinking::BudgetStatus;
 use meridian_wasm::{read_regular, read_signature};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -259,6 +261,7 @@ fn print_status(engine: &Engine, status: &ProcessStatus) -> anyhow::Result<()> {
         preemptions,
         step_time_ms,
         kv,
+        budget,
         slots,
         recording,
     } = status;
@@ -275,6 +278,9 @@ fn print_status(engine: &Engine, status: &ProcessStatus) -> anyhow::Result<()> {
     }
     if let Some(kv) = kv {
         print_kv(kv)?;
+    }
+    if let Some(budget) = budget {
+        print_budget(budget)?;
     }
     if let Some(RecordingStatus { dir, recorded, dropped, bytes, stopped }) = recording {
         let mib = *bytes as f64 / f64::from(1 << 20);
@@ -298,6 +304,22 @@ fn print_kv(status: &KvStatus) -> anyhow::Result<()> {
     Ok(print_line(&format!(
         "  evictions    {dead} blocks of dead thinking, {cached} other cached, {output} of answers in progress \
          ({avoidable_output_preemptions} preemptions of answers avoidable)"
+    ))?)
+}
+
+fn print_budget(status: &BudgetStatus) -> anyhow::Result<()> {
+    let BudgetStatus { forced, missed, probes_done, probes_dropped, probe_tokens, think_tokens, thought, .. } = status;
+    let mean = if *thought > 0 { *think_tokens as f64 / *thought as f64 } else { 0.0 };
+    let ended: Vec<_> = ForceReason::ALL
+        .iter()
+        .zip(forced)
+        .filter(|(_, count)| **count > 0)
+        .map(|(reason, count)| format!("{} {count}", reason.label()))
+        .collect();
+    let ended = if ended.is_empty() { "none forced".to_owned() } else { format!("forced: {}", ended.join(", ")) };
+    Ok(print_line(&format!(
+        "  thinking     {mean:.0} tokens in {thought} requests that are over; {ended} ({missed} tokens missed); \
+         {probes_done} probes of {probe_tokens} tokens, {probes_dropped} dropped"
     ))?)
 }
 

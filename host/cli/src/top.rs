@@ -313,6 +313,7 @@ mod tests {
         };
         ProcessStatus {
             kv: None,
+            budget: None,
             pid: 4711,
             version: "0.1.0".into(),
             model: "Qwen3-8B".into(),

@@ -172,6 +172,13 @@ impl EngineMirror {
         step.decode_tokens.saturating_add(step.prefill_tokens)
     }
 
+    /// The latest step carries so many tokens of prompts besides, of what is not a request: its time is theirs too.
+    pub fn scheduled_besides(&mut self, tokens: u32) {
+        if let Some(step) = self.in_flight.last_mut() {
+            step.prefill_tokens = step.prefill_tokens.saturating_add(tokens);
+        }
+    }
+
     /// The request was admitted with this many of its tokens found in the prefix cache.
     pub fn admitted(&mut self, slot: Slot, cached_tokens: u32) {
         if let Some(row) = self.table.get(slot) {

@@ -69,6 +69,12 @@ impl Markers {
         !self.starts.is_empty()
     }
 
+    /// The sequences that end thinking; none for a model without markers.
+    #[must_use]
+    pub fn ends(&self) -> &[Pattern] {
+        &self.ends
+    }
+
     fn is_padding(&self, token: u32) -> bool {
         self.padding.contains(&token)
     }

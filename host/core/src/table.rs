@@ -190,6 +190,12 @@ impl RequestState {
         self.prompt_tokens
     }
 
+    /// Its priority, the number of its tenant, and its deadline on the host's clock.
+    #[must_use]
+    pub fn client_facts(&self) -> (i32, u32, f64) {
+        (self.priority, self.tenant, self.deadline_ms)
+    }
+
     /// Tokens of its prompt whose KV was found in the prefix cache.
     #[must_use]
     pub fn cached_tokens(&self) -> u32 {

@@ -89,6 +89,7 @@ const RANGES: &[(&str, &[&str], &[&str], &str)] = &[
     ("entropy.min_probes", &["1", "65536"], &["0", "65537"], "must be in 1..=65536"),
     ("entropy.rpdi_window", &["1", "65536"], &["0", "65537"], "must be in 1..=65536"),
     ("entropy.rpdi_threshold", &["1e-9"], &["0"], "must be above 0"),
+    ("entropy.probe_at", &["'newline'"], &["'line'"], "must be \"interval\" or \"newline\""),
     ("entropy.unit", &["'nats'"], &["'dits'", "''"], "must be \"nats\" or \"bits\""),
     ("kv_memory.block_size_bytes", &["1", "'auto'"], &["0", "-1", "'big'"], "must be \"auto\" or at least 1"),
     ("kv_memory.capacity_bytes", &["9223372036854775807"], &["0"], "must be \"auto\" or at least 1"),
@@ -133,6 +134,8 @@ const IN_WORDS: &[(&str, &str, &str)] = &[
     ("model.think_end", "'</a>'", "''"),
     ("model.tool_call", "['<tool_call>', '[TOOL_CALLS]']", "['']"),
     ("model.force_phrase", "'enough</think>'", "'enough'"),
+    ("model.interrupt", "['Wait', 'Hmm']", "'</think>'"),
+    ("entropy.probe_suffix", "'Final answer: '", "'</think>'"),
 ];
 
 #[test]

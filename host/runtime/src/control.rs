@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::thinking::BudgetStatus;
+
 pub use meridian_core::SlotName;
 
 /// Largest component that is taken from a file or a client, bytes; the host for components refuses larger ones too.
@@ -187,6 +189,9 @@ pub struct ProcessStatus {
     /// KV memory, where Meridian orders it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv: Option<KvStatus>,
+    /// Thinking, where something can end it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget: Option<BudgetStatus>,
     /// The slots.
     pub slots: Vec<SlotStatus>,
     /// The recording, if there is one.

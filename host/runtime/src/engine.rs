@@ -115,6 +115,11 @@ impl DispatchEngine {
         self.planner.settle(&mut self.mirror.table, tokens, now_ms);
     }
 
+    /// See [`EngineMirror::scheduled_besides`].
+    pub fn scheduled_besides(&mut self, tokens: u32) {
+        self.mirror.scheduled_besides(tokens);
+    }
+
     /// The request was admitted with this many of its tokens found in the prefix cache.
     pub fn admitted(&mut self, slot: Slot, cached_tokens: u32) {
         self.mirror.admitted(slot, cached_tokens);

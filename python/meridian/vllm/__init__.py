@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from meridian.vllm.scheduler import MeridianScheduler
 
 if TYPE_CHECKING:
+    from meridian.vllm.budget import BudgetLogitsProcessor
     from meridian.vllm.offload import PhaseAwareCachePolicy
 
-__all__ = ["MeridianScheduler", "PhaseAwareCachePolicy"]
+__all__ = ["BudgetLogitsProcessor", "MeridianScheduler", "PhaseAwareCachePolicy"]
 
 
 def __getattr__(name: str) -> Any:
@@ -19,4 +20,8 @@ def __getattr__(name: str) -> Any:
         from meridian.vllm.offload import PhaseAwareCachePolicy
 
         return PhaseAwareCachePolicy
+    if name == "BudgetLogitsProcessor":
+        from meridian.vllm.budget import BudgetLogitsProcessor
+
+        return BudgetLogitsProcessor
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import Request
 
+    from meridian.vllm.thinking import ThinkHook
+
 # Below vLLM's own logger, whose handlers and level it shares.
 logger = logging.getLogger("vllm.meridian")
 
@@ -73,6 +75,8 @@ class KvHook:
         self.engine = engine
         self.block_tokens: int = scheduler.block_size
         self._tool_calls = engine.tool_calls
+        # Knows which requests are probes.
+        self.probes: ThinkHook | None = None
         self._failed = failed
         self._on = False
         manager = scheduler.kv_cache_manager
@@ -138,12 +142,16 @@ class KvHook:
         if _ended is not None:
             # An id may be used again.
             _ended.pop(request.request_id, None)
-        if not self._on or not self._pools or not self._thinking_is_dead(request):
+        if not self._on or not self._pools:
             return
-        think_from = self.engine.think_from(request.request_id)
+        # Nobody asks for what a probe puts behind its request's tokens.
+        think_from = None if self.probes is None else self.probes.prompt_tokens(request.request_id)
+        is_probe = think_from is not None
+        if not is_probe and self._thinking_is_dead(request):
+            think_from = self.engine.think_from(request.request_id)
         if think_from is None:
             return
-        if _ended is not None:
+        if _ended is not None and not is_probe:
             _ended[request.request_id] = think_from
             while len(_ended) > _ENDED_KEPT:
                 _ended.popitem(last=False)
@@ -189,11 +197,14 @@ class KvHook:
             if allocated is None:
                 if request.status == RequestStatus.RUNNING:
                     self._put_victim_last(request)
-            elif found is not None and self._pools:
+            elif found is not None and self._pools and not self._is_probe(request):
                 self._matched([b for group in found.blocks for b in group if not b.is_null], request)
         except DEFECTS:
             self._fail("following an allocation")
         return allocated
+
+    def _is_probe(self, request: Request) -> bool:
+        return self.probes is not None and self.probes.prompt_tokens(request.request_id) is not None
 
     def _put_victim_last(self, request: Request) -> None:
         """vLLM preempts the last of the running list (scheduler.py: `self.running[-1]`). What stands before the request

@@ -9,6 +9,7 @@ many tokens a request may take, `_reserve_prefill_lookahead`.
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import time
@@ -29,9 +30,11 @@ from meridian import _native
 from meridian.config import MeridianConfig, load_config
 from meridian.engine import MAX_TENANT_CHARACTERS
 from meridian.vllm.compat import check_version
+from meridian.vllm.channel import Samplers
 from meridian.vllm.kv import DEFECTS, KvHook
 from meridian.vllm.markers import engine_tokenizer, resolve
 from meridian.vllm.template import reasoning_in_template
+from meridian.vllm.thinking import PROBE, ThinkHook
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -86,11 +89,14 @@ class _Meridian(SchedulerInterface):
         # While `schedule()` runs: a preemption outside of it is nobody's choice.
         self._meridian_schedules = False
         self._meridian_kv: KvHook | None = None
+        self._meridian_think: ThinkHook | None = None
         self._meridian_use(None if self._meridian_engine.is_stock else self._meridian_engine)
+        think = self._meridian_think
         logger.info(
-            "meridian: dispatch policy %s, eviction policy %s",
+            "meridian: dispatch policy %s, eviction policy %s, budget policy %s",
             config.policy.dispatch.source,
             config.policy.eviction.source,
+            config.policy.budget.source if think is not None else "none",
         )
 
     def _meridian_use(self, engine: _native.Engine | None) -> None:
@@ -98,10 +104,18 @@ class _Meridian(SchedulerInterface):
         if self._meridian_kv is not None:
             self._meridian_kv.detach()
             self._meridian_kv = None
+        if self._meridian_think is not None:
+            self._meridian_think.close()
+            self._meridian_think = None
         self._meridian = engine
-        if engine is not None and engine.manages_kv:
+        if engine is None:
+            return
+        if engine.manages_kv:
             self._meridian_kv = KvHook(self._scheduler(), engine, self._give_up)
             self._meridian_kv.attach()
+        self._meridian_think = _make_think_hook(self._scheduler(), engine)
+        if self._meridian_kv is not None:
+            self._meridian_kv.probes = self._meridian_think
 
     def _take_over(self) -> None:
         """Tell the engine of the requests that are under way already."""
@@ -139,8 +153,9 @@ class _Meridian(SchedulerInterface):
             self._give_up("planning a step")
             return parent.schedule(*args, **kwargs)
         scheduler.max_num_scheduled_tokens = budget
-        if caps is not None:
-            self._apply_caps(scheduler, caps)
+        probes = self._offer_probes(scheduler, budget)
+        if caps is not None or probes:
+            self._apply_caps(scheduler, caps or {}, probes)
         kv = self._meridian_kv
         planned_ns = time.perf_counter_ns()
         self._meridian_schedules = True
@@ -154,9 +169,14 @@ class _Meridian(SchedulerInterface):
                 kv.step_ends()
             scheduled_ns = time.perf_counter_ns()
             scheduler.max_num_scheduled_tokens = own_budget
-            if caps is not None:
+            if caps is not None or probes:
                 del vars(self)["_reserve_prefill_lookahead"]
+            if probes:
+                self._settle_probes(scheduler)
         try:
+            think = self._meridian_think
+            if think is not None:
+                think.settle(output)
             self._observe(engine, output, now_ms)
         except DEFECTS:
             self._give_up("following a step")
@@ -167,12 +187,15 @@ class _Meridian(SchedulerInterface):
         self, engine: _native.Engine, scheduler: Scheduler, now_ms: float, own_budget: int
     ) -> tuple[int, dict[str, int] | None]:
         """Order `running` and `waiting` in place; returns the step's token budget and caps."""
+        think = self._meridian_think
+        if think is not None:
+            think.decide(now_ms)
         running = cast("list[object]", scheduler.running)
-        free_seats = (
-            getattr(scheduler, "max_num_active_reqs", scheduler.max_num_running_reqs)
-            - len(running)
-            - scheduler.num_waiting_for_streaming_input
-        )
+        probes: list[object] = []
+        if think is not None and think.running:
+            probes = [request for request in scheduler.running if request.request_id.startswith(PROBE)]
+            running = [request for request in running if request not in probes]
+        free_seats = self._free_seats(scheduler)
         queue = cast("deque[Request]", scheduler.waiting)
         # Waiting requests can matter only when one may be admitted.
         window = list(islice(queue, WAITING_WINDOW)) if queue and free_seats > 0 else None
@@ -188,15 +211,35 @@ class _Meridian(SchedulerInterface):
             len(queue) + len(getattr(scheduler, "kv_holding_waiting", ())),
             self._meridian_decode_tokens,
         )
+        if probes:
+            # Last, so that vLLM preempts them first.
+            scheduler.running[:] = cast("list[Request]", [*running, *probes])
         if waiting_changed and window is not None:
             for _ in window:
                 queue.popleft()
             queue.extendleft(reversed(window))
         return budget, caps
 
-    def _apply_caps(self, scheduler: Scheduler, caps: dict[str, int]) -> None:
-        """Have `schedule()` give each capped request at most its cap. The attribute is removed after the step, so that
-        steps without caps do not pay for the call."""
+    def _free_seats(self, scheduler: Scheduler) -> int:
+        most = getattr(scheduler, "max_num_active_reqs", scheduler.max_num_running_reqs)
+        return most - len(scheduler.running) - scheduler.num_waiting_for_streaming_input
+
+    def _offer_probes(self, scheduler: Scheduler, budget: int) -> set[str]:
+        """Probes that this step may carry, behind all that waits; their names."""
+        think = self._meridian_think
+        if think is None or self._meridian is None:
+            return set()
+        try:
+            waiting = len(scheduler.waiting)
+            seats = self._free_seats(scheduler) - waiting
+            return think.offer(budget, seats, cast("Scheduler", super()).add_request) if seats > 0 else set()
+        except DEFECTS:
+            self._give_up("offering probes")
+            return set()
+
+    def _apply_caps(self, scheduler: Scheduler, caps: dict[str, int], probes: set[str]) -> None:
+        """Have `schedule()` give each capped request at most its cap, and a probe all or nothing. The attribute is removed
+        after the step, so that steps without caps do not pay for the call."""
         reserve = scheduler._reserve_prefill_lookahead
         # Less than a whole decode, or a chunk that Mamba's state cannot be cut at, is all or nothing.
         least = self._meridian_decode_tokens
@@ -204,6 +247,8 @@ class _Meridian(SchedulerInterface):
 
         def capped(request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
             allowed = reserve(request, num_computed_tokens, num_new_tokens)
+            if request.request_id in probes:
+                return allowed if num_computed_tokens + allowed >= request.num_tokens else 0
             cap = caps.get(request.request_id)
             if cap is None or cap >= allowed:
                 return allowed
@@ -212,6 +257,43 @@ class _Meridian(SchedulerInterface):
             return allowed if whole else cap
 
         vars(self)["_reserve_prefill_lookahead"] = capped
+        if probes:
+            self._hide_lookups(scheduler, probes)
+
+    def _hide_lookups(self, scheduler: Scheduler, probes: set[str]) -> None:
+        """Keep probes out of vLLM's statistics of its prefix cache for one step."""
+        manager = cast("Any", scheduler.kv_cache_manager)
+        record = getattr(manager, "record_prefix_cache_stats", None)
+        if record is not None:
+
+            def hidden(request: Request, *args: Any, **kwargs: Any) -> None:
+                if request.request_id not in probes:
+                    record(request, *args, **kwargs)
+
+            vars(manager)["record_prefix_cache_stats"] = hidden
+            return
+        # Before vLLM 0.32 the lookup itself counts.
+        lookup = manager.get_computed_blocks
+
+        def looked_up(request: Request, *args: Any, **kwargs: Any) -> Any:
+            if request.request_id not in probes:
+                return lookup(request, *args, **kwargs)
+            counted = copy.copy(manager.prefix_cache_stats)
+            try:
+                return lookup(request, *args, **kwargs)
+            finally:
+                manager.prefix_cache_stats = counted
+
+        vars(manager)["get_computed_blocks"] = looked_up
+
+    def _settle_probes(self, scheduler: Scheduler) -> None:
+        for name in ("record_prefix_cache_stats", "get_computed_blocks"):
+            vars(scheduler.kv_cache_manager).pop(name, None)
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> Any:
+        stats = cast("Any", super()).make_stats(*args, **kwargs)
+        think = self._meridian_think
+        return stats if think is None or stats is None else think.stats(stats)
 
     def _observe(self, engine: _native.Engine, output: SchedulerOutput, now_ms: float) -> None:
         """Feed what the step did to the mirror."""
@@ -241,6 +323,10 @@ class _Meridian(SchedulerInterface):
         if engine is not None:
             try:
                 now_ms = time.monotonic() * 1e3
+                think = self._meridian_think
+                if think is not None:
+                    think.receive()
+                    think.take_out(outputs)
                 for client in outputs.values():
                     if client.outputs:
                         engine.generated(cast("list[object]", client.outputs), now_ms)
@@ -249,6 +335,7 @@ class _Meridian(SchedulerInterface):
             except DEFECTS:
                 self._give_up("following generated tokens")
             self._remove(ended)
+            self._drop_pointless_probes()
         return outputs
 
     def add_request(self, request: Request) -> None:
@@ -258,8 +345,18 @@ class _Meridian(SchedulerInterface):
         if engine is not None and self._scheduler().requests.get(request.request_id) is request:
             try:
                 _add(engine, request)
+                if self._meridian_think is not None:
+                    self._meridian_think.add(request)
             except DEFECTS:
                 self._give_up("taking in a request")
+
+    def _drop_pointless_probes(self) -> None:
+        think = self._meridian_think
+        if think is not None and think.running:
+            try:
+                think.drop_pointless()
+            except DEFECTS:
+                self._give_up("giving up probes")
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         engine, kv = self._meridian, self._meridian_kv
@@ -318,6 +415,8 @@ class _Meridian(SchedulerInterface):
         kv, self._meridian_kv = self._meridian_kv, None
         if kv is not None:
             kv.detach()
+        # Probes that are under way end by themselves; nobody listens to them.
+        self._meridian_think = None
         logger.exception("meridian: failed while %s; this engine goes on as stock vLLM", doing)
 
     def _pass_on_log(self) -> None:
@@ -325,7 +424,24 @@ class _Meridian(SchedulerInterface):
         for level, line in _native.take_log():
             logger.log(level, "meridian: %s", line)
 
+    def meridian_limit_thinking(self, request_id: str, max_think_tokens: int) -> bool:
+        """Another limit of think tokens for a request that is under way; False when it is not known."""
+        think = self._meridian_think
+        return think is not None and think.native.limit(request_id, max_think_tokens)
+
+    def meridian_record_signals(self, keep: bool) -> None:
+        """Keep what probes and boundaries tell, for `meridian_take_signals`, and measure whatever can be measured."""
+        if self._meridian_think is not None:
+            self._meridian_think.native.record_signals(keep)
+
+    def meridian_take_signals(self) -> list[tuple[str, int, float | None, int | None, float | None]]:
+        """Since the last call: request, think tokens, entropy after a forced end (bits) and the likeliest token there, and
+        the path deviation index; None what a signal does not tell."""
+        return [] if self._meridian_think is None else self._meridian_think.native.take_signals()
+
     def shutdown(self) -> None:
+        if self._meridian_think is not None:
+            self._meridian_think.close()
         self._meridian_engine.policies.close()
         self._pass_on_log()
         cast("Scheduler", super()).shutdown()
@@ -374,6 +490,23 @@ def _make_engine(config: MeridianConfig, scheduler: Scheduler, *, serves: bool =
         serves=serves,
         tool_calls=markers.tool_calls,
     )
+
+
+def _make_think_hook(scheduler: Scheduler, engine: _native.Engine) -> ThinkHook | None:
+    """None where nothing could end thinking: no markers, or no `BudgetLogitsProcessor`."""
+    config = MeridianConfig.from_native(engine.config_json, engine.base_dir)
+    tokenizer = engine_tokenizer(scheduler.vllm_config.model_config)
+    markers = resolve(config.model, tokenizer)
+    if tokenizer is None or not markers.ends:
+        return None
+    samplers = Samplers(scheduler.vllm_config)
+    if samplers.count == 0:
+        samplers.close()
+        logger.info(
+            "meridian: no thinking budgets: vLLM was not given --logits-processors meridian.vllm:BudgetLogitsProcessor"
+        )
+        return None
+    return ThinkHook(scheduler, engine, config, tokenizer, markers, samplers)
 
 
 def _with_template(config: MeridianConfig, tokenizer: Any) -> MeridianConfig:

@@ -1,17 +1,21 @@
 //! When to end thinking, and how: pure functions over signals. What measures the entropies is elsewhere.
 
 mod eat;
+mod enforce;
 mod force;
 mod rpdi;
 mod state;
 mod thresholds;
+mod wire;
 
 pub use eat::Eat;
+pub use enforce::{Demand, EndRules, Enforcer, Limits};
 pub use force::{Ending, EosGuard, ForcedEnding, Thinking};
 pub use meridian_policy_sdk::budget::{Load, Point, Thresholds as PolicyThresholds, Verdict};
 pub use rpdi::Rpdi;
 pub use state::{ForceReason, Observed, ThinkBudget};
 pub use thresholds::Thresholds;
+pub use wire::{Measured, Order, Report};
 
 /// A request that thinks, for a budget policy: [`Observed`] and what its arrival told.
 ///

@@ -64,6 +64,9 @@ impl Thresholds {
             rpdi_window,
             rpdi_threshold,
             unit: _,
+            probe_at: _,
+            probe_newline: _,
+            probe_suffix: _,
         } = *entropy;
         Self {
             min_think_tokens: scheduler.min_think_tokens,

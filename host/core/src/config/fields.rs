@@ -7,15 +7,10 @@ use super::{defaults, get};
 
 /// Fields, or whole tables, that are read and checked but change nothing in this version.
 pub const WITHOUT_EFFECT: &[&str] = &[
-    "scheduler.min_think_tokens",
-    "scheduler.max_think_tokens",
-    "entropy",
     "kv_memory.block_size_bytes",
     "kv_memory.capacity_bytes",
     "kv_memory.think_fraction_limit",
-    "policy.budget",
     "disagg",
-    "model.force_phrase",
 ];
 
 /// Whether the field at a dotted path changes anything in this version.
@@ -23,7 +18,7 @@ pub const WITHOUT_EFFECT: &[&str] = &[
 /// ```
 /// use meridian_core::config::has_effect;
 ///
-/// assert!(has_effect("scheduler.max_defer_ms") && !has_effect("entropy.ema_alpha"));
+/// assert!(has_effect("scheduler.max_defer_ms") && !has_effect("disagg.fabric"));
 /// ```
 #[must_use]
 pub fn has_effect(path: &str) -> bool {

@@ -4,7 +4,7 @@ use super::{Auto, MeridianConfig};
 
 impl MeridianConfig {
     /// Whether the engine's own behaviour is asked for, so that nothing needs to be followed: the engine's order
-    /// (`native:fcfs`), and nothing said about KV memory.
+    /// (`native:fcfs`), and nothing said about KV memory and thinking budgets.
     ///
     /// ```
     /// use meridian_core::MeridianConfig;
@@ -22,6 +22,17 @@ impl MeridianConfig {
             && (!self.kv_memory.enabled
                 || self.policy.eviction == super::SlotConfig::eviction()
                     && self.kv_memory == super::KvMemoryConfig::default())
+            && !self.says_something_of_budgets()
+    }
+
+    /// Whether anything is set that ends thinking, or that budgets are judged by.
+    fn says_something_of_budgets(&self) -> bool {
+        let stock = super::SchedulerConfig::default();
+        self.policy.budget != super::SlotConfig::budget()
+            || self.entropy != super::EntropyConfig::default()
+            || self.scheduler.min_think_tokens != stock.min_think_tokens
+            || self.scheduler.max_think_tokens != stock.max_think_tokens
+            || !self.model.interrupt.is_empty()
     }
 
     /// Whether the thinking of a request that has ended can never be matched again, unless the request itself says

@@ -19,7 +19,7 @@ pub use reference::reference;
 pub use schema::schema;
 pub use tables::{
     AdminConfig, DisaggConfig, EntropyConfig, FabricKind, KvMemoryConfig, MeridianConfig, ModelConfig, PolicyConfig,
-    SchedulerConfig, SlotConfig, SlotMode, TelemetryConfig,
+    ProbeAt, SchedulerConfig, SlotConfig, SlotMode, TelemetryConfig,
 };
 pub use values::{Auto, Listen, Texts, inline};
 
@@ -200,6 +200,11 @@ impl MeridianConfig {
         check("disagg.fabric", "\"none\"", !self.disagg.enabled || has_fabric, || {
             "must be \"nixl\", \"mooncake\" or \"tcp\" when disagg.enabled is true".into()
         })?;
+        let suffix = &self.entropy.probe_suffix;
+        let ends = self.model.think_end.as_slice().iter().any(|end| suffix.contains(end.as_str()));
+        check("entropy.probe_suffix", quoted(suffix), suffix.len() <= 64 && !ends, || {
+            "must be at most 64 bytes, without a text of model.think_end".into()
+        })?;
         self.check_addresses()?;
         self.model.check()
     }
@@ -259,7 +264,17 @@ impl ModelConfig {
     }
 
     fn check(&self) -> Result<(), Error> {
-        let Self { family, think_start, think_end, resumes: _, strips_reasoning: _, tool_call, force_phrase } = self;
+        let Self {
+            family,
+            think_start,
+            think_end,
+            resumes: _,
+            strips_reasoning: _,
+            tool_call,
+            force_phrase,
+            interrupt,
+            eos_guard: _,
+        } = self;
         if !family.is_empty() {
             ModelFamily::find(family).map_err(|error| unknown_family(family, &error))?;
         }
@@ -269,6 +284,9 @@ impl ModelConfig {
         check("model.think_end", shown(think_end), apart, || "must differ from model.think_start".into())?;
         let is_marker = |text| think_start.as_slice().contains(text) || think_end.as_slice().contains(text);
         check("model.tool_call", shown(tool_call), !tool_call.as_slice().iter().any(is_marker), || {
+            "must differ from model.think_start and model.think_end".into()
+        })?;
+        check("model.interrupt", shown(interrupt), !interrupt.as_slice().iter().any(is_marker), || {
             "must differ from model.think_start and model.think_end".into()
         })?;
         let short = force_phrase.len() <= Self::MAX_PHRASE_BYTES;

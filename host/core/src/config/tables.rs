@@ -86,7 +86,7 @@ pub struct SchedulerConfig {
 /// assert_eq!(config.entropy.rpdi_window, 512);
 /// # Ok::<(), meridian_core::Error>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct EntropyConfig {
     /// Whether the entropy of the next token is measured at all.
@@ -116,6 +116,34 @@ pub struct EntropyConfig {
     pub rpdi_threshold: f64,
     /// Unit of the entropies that policies and metrics are given.
     pub unit: EntropyUnit,
+    /// Where a probe may be due: after any token, or only after one that ends a line.
+    pub probe_at: ProbeAt,
+    /// Whether a probe puts a line break before the end marker.
+    pub probe_newline: bool,
+    /// What a probe puts behind the end marker, so that the next token is the answer; up to 64 bytes. Without it the next
+    /// token may be one that every answer begins with, and its entropy says nothing.
+    #[schemars(extend("x-must-be" = "at most 64 bytes, and no text of `model.think_end`"))]
+    pub probe_suffix: String,
+}
+
+/// `entropy.probe_at`
+///
+/// ```
+/// use meridian_core::MeridianConfig;
+/// use meridian_core::config::ProbeAt;
+///
+/// let config = MeridianConfig::from_toml("[entropy]\nprobe_at = 'newline'")?;
+/// assert_eq!(config.entropy.probe_at, ProbeAt::Newline);
+/// # Ok::<(), meridian_core::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ProbeAt {
+    /// After any token.
+    #[default]
+    Interval,
+    /// After a token that ends a line.
+    Newline,
 }
 
 /// `[kv_memory]`
@@ -368,6 +396,11 @@ pub struct ModelConfig {
     /// Text to force when thinking is ended early, an end marker included; empty for the first end marker alone.
     #[schemars(extend("x-must-be" = "empty, or at most 4096 bytes with a text of `think_end`"))]
     pub force_phrase: String,
+    /// Text that ends thinking once the model generates it inside its thinking, or a list of alternatives; empty for none.
+    #[schemars(extend("x-must-be" = "empty, or 1 to 8 texts of 1 to 256 bytes that differ from the markers of thinking"))]
+    pub interrupt: Texts,
+    /// Whether an end of sequence inside the thinking becomes the end marker, so that an answer follows.
+    pub eos_guard: bool,
 }
 
 impl Default for SchedulerConfig {
@@ -395,6 +428,9 @@ impl Default for EntropyConfig {
             rpdi_window: 512,
             rpdi_threshold: 2.0,
             unit: EntropyUnit::Bits,
+            probe_at: ProbeAt::Interval,
+            probe_newline: false,
+            probe_suffix: String::new(),
         }
     }
 }
@@ -481,6 +517,8 @@ impl Default for ModelConfig {
             strips_reasoning: Auto::Auto,
             tool_call: Texts::default(),
             force_phrase: String::new(),
+            interrupt: Texts::default(),
+            eos_guard: true,
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use meridian_core::budget::ForceReason;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
 
@@ -152,6 +153,59 @@ const FAMILIES: &[Family] = &[
         kind: MetricType::COUNTER,
         labels: &[],
         read: |status, emit| status.kv.iter().for_each(|kv| emit(&[], counter(kv.recomputed_tokens))),
+    },
+    Family {
+        name: "forced_ends_total",
+        help: "Ends of thinking that were forced, by reason",
+        kind: MetricType::COUNTER,
+        labels: &["reason"],
+        read: |status, emit| {
+            if let Some(budget) = &status.budget {
+                for (reason, count) in ForceReason::ALL.iter().zip(budget.forced) {
+                    emit(&[&reason.label().replace('-', "_")], counter(count));
+                }
+            }
+        },
+    },
+    Family {
+        name: "missed_forced_tokens_total",
+        help: "Tokens that were to be forced and came out otherwise",
+        kind: MetricType::COUNTER,
+        labels: &[],
+        read: |status, emit| status.budget.iter().for_each(|budget| emit(&[], counter(budget.missed))),
+    },
+    Family {
+        name: "probes_total",
+        help: "Probes of the entropy after a forced end of thinking, by what became of them",
+        kind: MetricType::COUNTER,
+        labels: &["outcome"],
+        read: |status, emit| {
+            if let Some(budget) = &status.budget {
+                emit(&["done"], counter(budget.probes_done));
+                emit(&["dropped"], counter(budget.probes_dropped));
+            }
+        },
+    },
+    Family {
+        name: "probe_tokens_total",
+        help: "Tokens that probes computed",
+        kind: MetricType::COUNTER,
+        labels: &[],
+        read: |status, emit| status.budget.iter().for_each(|budget| emit(&[], counter(budget.probe_tokens))),
+    },
+    Family {
+        name: "think_tokens_total",
+        help: "Tokens thought by requests that are over",
+        kind: MetricType::COUNTER,
+        labels: &[],
+        read: |status, emit| status.budget.iter().for_each(|budget| emit(&[], counter(budget.think_tokens))),
+    },
+    Family {
+        name: "thought_requests_total",
+        help: "Requests that have thought and are over",
+        kind: MetricType::COUNTER,
+        labels: &[],
+        read: |status, emit| status.budget.iter().for_each(|budget| emit(&[], counter(budget.thought))),
     },
     Family {
         name: "recording_dropped_total",

@@ -1,0 +1,305 @@
+use std::sync::Arc;
+
+use crate::{Error, Markers, Pattern, PhaseTracker, ThinkPhase};
+
+use super::{Ending, ForceReason, ForcedEnding};
+
+/// Tokens of the thinking that are remembered to see whether an end marker has begun: the longest that a marker may be.
+const REMEMBERED: usize = 64;
+
+/// What is the same for every request of a model: how its thinking is recognised, and how it is made to end.
+///
+/// ```
+/// use meridian_core::Markers;
+/// use meridian_core::budget::EndRules;
+///
+/// let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![])?;
+/// let rules = EndRules::new(markers, vec![40, 8, 3])?;
+/// assert_eq!(rules.guard_token(), 8);
+/// # Ok::<(), meridian_core::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct EndRules {
+    markers: Markers,
+    /// With the phrase.
+    ending: Ending,
+    /// Without: the model was done by itself.
+    plain: Ending,
+}
+
+impl EndRules {
+    /// The rules of a model with these markers whose thinking is ended by `forced`: a phrase, an end marker, and what is
+    /// to stand before the answer; the first end marker when it is empty.
+    ///
+    /// # Errors
+    /// [`Error::Markers`] when the model has no end marker, or `forced` has none.
+    pub fn new(markers: Markers, forced: Vec<u32>) -> Result<Self, Error> {
+        let ending = Ending::new(forced, markers.ends().to_vec())?;
+        let plain = Ending::new(Vec::new(), markers.ends().to_vec())?;
+        Ok(Self { markers, ending, plain })
+    }
+
+    /// The first token of the first end marker: what an end of sequence becomes inside thinking.
+    #[must_use]
+    pub fn guard_token(&self) -> u32 {
+        self.markers.ends()[0].tokens()[0]
+    }
+
+    /// Whether the end marker has more than that token.
+    #[must_use]
+    pub fn guard_continues(&self) -> bool {
+        self.markers.ends()[0].tokens().len() > 1
+    }
+}
+
+/// What a request's next token may be.
+///
+/// ```
+/// assert_eq!(meridian_core::budget::Demand::default(), meridian_core::budget::Demand::Free);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Demand {
+    /// Whatever is sampled.
+    #[default]
+    Free,
+    /// Whatever is sampled, but an end of sequence becomes [`EndRules::guard_token`].
+    Guarded,
+    /// This token.
+    Force(u32),
+}
+
+/// What bounds the thinking of one request.
+///
+/// ```
+/// let limits = meridian_core::budget::Limits::default();
+/// assert_eq!((limits.max_think_tokens, limits.guards_eos), (u32::MAX, true));
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Limits {
+    /// Think tokens at which the end is forced; the ending comes on top.
+    pub max_think_tokens: u32,
+    /// Generating any of these ends thinking.
+    pub interrupts: Arc<[Pattern]>,
+    /// An end of sequence inside the thinking becomes the end marker.
+    pub guards_eos: bool,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { max_think_tokens: u32::MAX, interrupts: [].into(), guards_eos: true }
+    }
+}
+
+/// Ends the thinking of one request at the exact token, given nothing but the tokens it has generated: before each token is
+/// sampled, [`Enforcer::demand`] says what it may be.
+///
+/// A token counts as thought when thinking was open before it: the tokens of a start marker do not count. A limit may be
+/// changed at any time, from a given number of generated tokens on ([`Enforcer::limit_from`]); said ahead of time it holds
+/// at that very token, also where several processes sample the same request. After [`Enforcer::replay`] the same tokens
+/// give the same demands: a request that was preempted in the middle of a forced ending goes on where it was.
+///
+/// ```
+/// use meridian_core::Markers;
+/// use meridian_core::budget::{Demand, EndRules, Enforcer, ForceReason, Limits};
+///
+/// let rules = EndRules::new(Markers::new(vec![vec![7]], vec![vec![8]], vec![])?, vec![40, 8])?;
+/// let mut request = Enforcer::new(&rules, &[1, 7], Limits { max_think_tokens: 2, ..Limits::default() });
+/// for token in [30, 31] {
+///     assert_eq!(request.demand(&rules), Demand::Guarded);
+///     request.push(&rules, token);
+/// }
+/// assert_eq!(request.demand(&rules), Demand::Force(40));
+/// request.push(&rules, 40);
+/// assert_eq!(request.demand(&rules), Demand::Force(8));
+/// request.push(&rules, 8);
+/// assert_eq!(request.demand(&rules), Demand::Free);
+/// assert_eq!(request.forced(), Some((2, ForceReason::HardCap)));
+/// # Ok::<(), meridian_core::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Enforcer {
+    limits: Limits,
+    /// Limits that hold from a number of generated tokens on, by that number; the latest of equals counts.
+    later: Vec<(u32, u32)>,
+    /// Numbers of the tokens that stand for an end of sequence.
+    guarded: Vec<u32>,
+    opening: PhaseTracker,
+    run: Run,
+}
+
+/// What the tokens so far have made of a request.
+#[derive(Clone, Debug)]
+struct Run {
+    tracker: PhaseTracker,
+    tokens: u32,
+    think_tokens: u32,
+    matched: Vec<u16>,
+    is_interrupted: bool,
+    /// The latest tokens of the thinking.
+    tail: Vec<u32>,
+    forcing: Option<Forcing>,
+    forced: Option<(u32, ForceReason)>,
+}
+
+#[derive(Clone, Debug)]
+struct Forcing {
+    ending: ForcedEnding,
+    emitted: Vec<u32>,
+}
+
+impl Enforcer {
+    /// A request with this templated prompt, or its end.
+    #[must_use]
+    pub fn new(rules: &EndRules, prompt: &[u32], limits: Limits) -> Self {
+        let opening = PhaseTracker::new(&rules.markers, prompt);
+        let run = Run::new(opening.clone(), limits.interrupts.len());
+        Self { limits, later: Vec::new(), guarded: Vec::new(), opening, run }
+    }
+
+    /// From the moment that `tokens` tokens have been generated, `max_think_tokens` is the limit. What was thought before
+    /// counts; a moment that has passed is now.
+    pub fn limit_from(&mut self, tokens: u32, max_think_tokens: u32) {
+        let from = tokens.max(self.run.tokens);
+        self.later.retain(|(at, _)| *at != from);
+        let index = self.later.partition_point(|(at, _)| *at < from);
+        self.later.insert(index, (from, max_think_tokens));
+    }
+
+    /// Take in a generated token.
+    pub fn push(&mut self, rules: &EndRules, token: u32) {
+        self.take(rules, token);
+    }
+
+    /// Take in a generated token that stands for an end of sequence: the end marker is to be completed.
+    pub fn push_guarded(&mut self, rules: &EndRules, token: u32) {
+        if self.run.forcing.is_none() && self.run.is_open() {
+            self.guarded.push(self.run.tokens);
+        }
+        self.take(rules, token);
+    }
+
+    /// Begin again with these tokens, under the limits that held for each.
+    pub fn replay(&mut self, rules: &EndRules, tokens: impl IntoIterator<Item = u32>) {
+        self.run = Run::new(self.opening.clone(), self.limits.interrupts.len());
+        for token in tokens {
+            // Whether an ending begins is settled where a token is sampled.
+            self.demand(rules);
+            self.take(rules, token);
+        }
+    }
+
+    /// What the next token may be.
+    pub fn demand(&mut self, rules: &EndRules) -> Demand {
+        let max_think_tokens = self.limit();
+        let run = &mut self.run;
+        if run.forcing.is_none() && run.is_open() {
+            let reason = if run.think_tokens >= max_think_tokens {
+                Some(ForceReason::HardCap)
+            } else if run.is_interrupted {
+                Some(ForceReason::Pattern)
+            } else {
+                None
+            };
+            if let Some(reason) = reason {
+                run.force(&rules.ending, reason);
+            }
+        }
+        let next = run.forcing.as_ref().map(|Forcing { ending, emitted }| ending.next(emitted));
+        match next {
+            Some(Some(token)) => return Demand::Force(token),
+            Some(None) => run.forcing = None,
+            None => {}
+        }
+        if self.limits.guards_eos && run.is_open() { Demand::Guarded } else { Demand::Free }
+    }
+
+    /// Whether the request thinks, and has said so: not while it is open whether it will.
+    #[must_use]
+    pub fn is_thinking(&self) -> bool {
+        self.run.is_open()
+    }
+
+    /// Whether an ending is being forced.
+    #[must_use]
+    pub fn is_forcing(&self) -> bool {
+        self.run.forcing.is_some()
+    }
+
+    /// Tokens generated.
+    #[must_use]
+    pub fn tokens(&self) -> u32 {
+        self.run.tokens
+    }
+
+    /// Tokens generated while thinking was open.
+    #[must_use]
+    pub fn think_tokens(&self) -> u32 {
+        self.run.think_tokens
+    }
+
+    /// The limit in force now.
+    #[must_use]
+    pub fn limit(&self) -> u32 {
+        let passed = self.later.partition_point(|(at, _)| *at <= self.run.tokens);
+        passed.checked_sub(1).map_or(self.limits.max_think_tokens, |latest| self.later[latest].1)
+    }
+
+    /// How many tokens had been generated when the latest ending began to be forced, and why.
+    #[must_use]
+    pub fn forced(&self) -> Option<(u32, ForceReason)> {
+        self.run.forced
+    }
+
+    fn take(&mut self, rules: &EndRules, token: u32) {
+        let run = &mut self.run;
+        if self.guarded.binary_search(&run.tokens).is_ok() && run.forcing.is_none() && run.is_open() {
+            run.force(&rules.plain, ForceReason::EosGuard);
+        }
+        run.tokens = run.tokens.saturating_add(1);
+        if let Some(forcing) = &mut run.forcing {
+            forcing.emitted.push(token);
+        }
+        let was_open = run.is_open();
+        let _ = run.tracker.token(&rules.markers, token);
+        if !was_open {
+            return;
+        }
+        run.think_tokens = run.think_tokens.saturating_add(1);
+        if run.tail.len() == 2 * REMEMBERED {
+            run.tail.drain(..REMEMBERED);
+        }
+        run.tail.push(token);
+        for (pattern, matched) in self.limits.interrupts.iter().zip(&mut run.matched) {
+            run.is_interrupted |= pattern.advance(matched, token);
+        }
+        if !run.is_open() {
+            // A model that thinks again begins again.
+            run.tail.clear();
+            run.is_interrupted = false;
+        }
+    }
+}
+
+impl Run {
+    fn new(tracker: PhaseTracker, interrupts: usize) -> Self {
+        Self {
+            tracker,
+            tokens: 0,
+            think_tokens: 0,
+            matched: vec![0; interrupts],
+            is_interrupted: false,
+            tail: Vec::new(),
+            forcing: None,
+            forced: None,
+        }
+    }
+
+    fn is_open(&self) -> bool {
+        self.tracker.phase() == ThinkPhase::Think && !self.tracker.is_undecided()
+    }
+
+    fn force(&mut self, ending: &Ending, reason: ForceReason) {
+        self.forced = Some((self.tokens, reason));
+        self.forcing = Some(Forcing { ending: ending.after(&self.tail), emitted: Vec::new() });
+    }
+}

@@ -1,0 +1,142 @@
+//! What the process that schedules and the one that samples tell each other: fixed records, little-endian, any number of
+//! them in a datagram. Whoever reads one may get anything, so what does not make sense is passed over.
+
+/// What the scheduler tells of a request.
+///
+/// ```
+/// use meridian_core::budget::Order;
+///
+/// let orders = [Order::Limit { key: 7, from: 12, max_think_tokens: 0 }, Order::Gone { key: 7 }];
+/// let mut datagram = Vec::new();
+/// orders.iter().for_each(|order| order.write(&mut datagram));
+/// assert_eq!(datagram.len(), 2 * Order::BYTES);
+/// assert!(Order::read_all(&datagram).eq(orders));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// From `from` generated tokens on, this is the limit; 0 ends the thinking there. See
+    /// [`Enforcer::limit_from`](super::Enforcer::limit_from).
+    Limit {
+        /// The request.
+        key: u64,
+        /// Generated tokens.
+        from: u32,
+        /// Think tokens.
+        max_think_tokens: u32,
+    },
+    /// The request is over: nothing of it needs to be kept.
+    Gone {
+        /// The request.
+        key: u64,
+    },
+}
+
+impl Order {
+    /// Size of a record.
+    pub const BYTES: usize = 17;
+
+    /// Append the record.
+    pub fn write(&self, out: &mut Vec<u8>) {
+        let (tag, key, from, max_think_tokens) = match *self {
+            Self::Limit { key, from, max_think_tokens } => (0u8, key, from, max_think_tokens),
+            Self::Gone { key } => (1, key, 0, 0),
+        };
+        out.push(tag);
+        out.extend_from_slice(&key.to_le_bytes());
+        out.extend_from_slice(&from.to_le_bytes());
+        out.extend_from_slice(&max_think_tokens.to_le_bytes());
+    }
+
+    /// The records of a datagram.
+    pub fn read_all(datagram: &[u8]) -> impl Iterator<Item = Self> {
+        datagram.chunks_exact(Self::BYTES).filter_map(|record| {
+            let key = u64::from_le_bytes(array(record, 1));
+            match record[0] {
+                0 => Some(Self::Limit {
+                    key,
+                    from: u32::from_le_bytes(array(record, 9)),
+                    max_think_tokens: u32::from_le_bytes(array(record, 13)),
+                }),
+                1 => Some(Self::Gone { key }),
+                _ => None,
+            }
+        })
+    }
+}
+
+/// What was measured where a token is sampled.
+///
+/// ```
+/// use meridian_core::budget::{Measured, Report};
+///
+/// let report = Report { key: 7, token: 3, what: Measured::Probe, entropy_nats: 0.25 };
+/// let mut datagram = Vec::new();
+/// report.write(&mut datagram);
+/// assert!(Report::read_all(&datagram).eq([report]));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Report {
+    /// The request.
+    pub key: u64,
+    /// Number of the token that was about to be sampled, of those generated.
+    pub token: u32,
+    /// What it is about.
+    pub what: Measured,
+    /// Entropy of its distribution, nats; NaN when it was not measured.
+    pub entropy_nats: f32,
+}
+
+/// What a [`Report`] is about.
+///
+/// ```
+/// assert_ne!(meridian_core::budget::Measured::Native, meridian_core::budget::Measured::Probe);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Measured {
+    /// A token of the request itself.
+    Native,
+    /// The same, where an end of sequence was likelier than the end marker that it became.
+    Guarded,
+    /// The token after a forced end of the thinking so far.
+    Probe,
+}
+
+impl Report {
+    /// Size of a record.
+    pub const BYTES: usize = 17;
+
+    /// Append the record.
+    pub fn write(&self, out: &mut Vec<u8>) {
+        out.push(match self.what {
+            Measured::Native => 0,
+            Measured::Guarded => 1,
+            Measured::Probe => 2,
+        });
+        out.extend_from_slice(&self.key.to_le_bytes());
+        out.extend_from_slice(&self.token.to_le_bytes());
+        out.extend_from_slice(&self.entropy_nats.to_le_bytes());
+    }
+
+    /// The records of a datagram.
+    pub fn read_all(datagram: &[u8]) -> impl Iterator<Item = Self> {
+        datagram.chunks_exact(Self::BYTES).filter_map(|record| {
+            let what = match record[0] {
+                0 => Measured::Native,
+                1 => Measured::Guarded,
+                2 => Measured::Probe,
+                _ => return None,
+            };
+            Some(Self {
+                key: u64::from_le_bytes(array(record, 1)),
+                token: u32::from_le_bytes(array(record, 9)),
+                what,
+                entropy_nats: f32::from_le_bytes(array(record, 13)),
+            })
+        })
+    }
+}
+
+/// `N` bytes of a whole record.
+fn array<const N: usize>(record: &[u8], at: usize) -> [u8; N] {
+    record[at..at + N].try_into().expect("a record is whole")
+}

@@ -1,0 +1,343 @@
+"""`BudgetLogitsProcessor`: ends thinking at the exact token, and measures entropies, where tokens are sampled.
+
+vLLM has two interfaces for logits processors, one for each model runner, and one name must serve both: the class is of
+both, and what its constructor is given says which one it is used by (vllm/v1/sample/logits_processor/interface.py,
+vllm/v1/worker/gpu/sample/logits_processor/interface.py). What is forced and when is meridian-core's `Enforcer`; here it
+becomes logits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.v1.sample.logits_processor.interface import LogitsProcessor, MoveDirectionality
+
+from meridian import _native
+from meridian.config import load_config
+from meridian.vllm.channel import Scheduler
+from meridian.vllm.markers import engine_tokenizer, resolve
+from meridian.vllm.xargs import ROW, read_budget
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+    from vllm.config import VllmConfig
+    from vllm.v1.sample.logits_processor.interface import BatchUpdate
+
+    from meridian.config import MeridianConfig
+
+try:
+    from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as RunnerV2LogitsProcessor
+except ImportError:  # vLLM before Model Runner V2
+    RunnerV2LogitsProcessor = object
+
+logger = logging.getLogger("vllm.meridian")
+
+# What Meridian itself could raise: a panic of the native code derives from BaseException.
+DEFECTS = (Exception, _native.PanicException)
+# The end of a prompt that tells whether it leaves the model thinking; see meridian-core, `Markers`.
+PROMPT_TAIL = 128
+# vLLM samples greedily below this temperature (vllm/v1/sample/sampler.py).
+_GREEDY_BELOW = 1e-5
+_ELEMENTS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+class BudgetLogitsProcessor(LogitsProcessor, RunnerV2LogitsProcessor):  # type: ignore[misc, valid-type]
+    """`--logits-processors meridian.vllm:BudgetLogitsProcessor`.
+
+    Together with `MeridianScheduler` all of Meridian's thinking budgets act; alone, what a client asks for in
+    `vllm_xargs` (`meridian.vllm.xargs`) does as far as it needs no probe. A request for which nothing is set is left as
+    it is.
+
+    Raises:
+        ConfigError: `meridian.toml` is not valid.
+        ValueError: the engine speculates.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, *args: Any) -> None:
+        self._sampler: _Sampler | None = None
+        self._slots: _Slots | None = None
+        if vllm_config.speculative_config is not None:
+            raise ValueError(
+                "speculative_config: meridian.vllm:BudgetLogitsProcessor cannot be used with speculative decoding: a "
+                "draft may run past the token at which thinking is to end"
+            )
+        self._sampler = _make_sampler(vllm_config)
+        if len(args) == 1 and self._sampler is not None:
+            self._slots = _Slots(self._sampler, args[0])
+
+    @classmethod
+    def validate_params(cls, sampling_params: SamplingParams) -> None:
+        """Refuses a budget that makes no sense; vLLM answers with HTTP 400.
+
+        Raises:
+            ValueError: names the key, the value and what was expected.
+        """
+        read_budget(sampling_params.extra_args)
+
+    # For the model runner V1.
+
+    def is_argmax_invariant(self) -> bool:
+        """A forced token is not the likeliest one: vLLM would skip the processor for greedy batches."""
+        return False
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        """Before each forward pass: who came, went and moved."""
+        if self._sampler is None:
+            return
+        try:
+            if batch_update is not None:
+                self._sampler.follow(batch_update)
+            self._sampler.receive()
+        except DEFECTS:
+            self._give_up("following the batch")
+
+    def apply(self, logits: torch.Tensor, ctx: Any = None) -> torch.Tensor:
+        """Force, guard and measure. logits: [rows, vocabulary], of float32; changed in place."""
+        try:
+            if self._slots is not None:
+                self._slots.apply(logits, ctx)
+            elif self._sampler is not None:
+                self._sampler.apply(logits, None)
+        except DEFECTS:
+            self._give_up("ending thinking")
+        return logits
+
+    # For the model runner V2.
+
+    def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
+        """A request takes a slot; whether its logits may be changed or measured."""
+        try:
+            return self._slots is not None and self._slots.add(req_idx, sampling_params)
+        except DEFECTS:
+            self._give_up("taking in a request")
+            return False
+
+    def apply_staged_writes(self) -> None:
+        """Before each forward pass."""
+        try:
+            if self._sampler is not None:
+                self._sampler.receive()
+        except DEFECTS:
+            self._give_up("hearing the scheduler")
+
+    def _give_up(self, doing: str) -> None:
+        """A defect of Meridian itself must not end the engine: from here on it is as if the processor were not there."""
+        self._sampler = self._slots = None
+        logger.exception("meridian: failed while %s; thinking is not ended any more", doing)
+
+
+class _Sampler:
+    """What both model runners share."""
+
+    def __init__(self, config: MeridianConfig, tokenizer: Any, channel: Scheduler, eos: Sequence[int]) -> None:
+        markers = resolve(config.model, tokenizer)
+        self._tokenizer = tokenizer
+        self._config = config
+        phrase = config.model.force_phrase
+        forced = list(tokenizer.encode(phrase, add_special_tokens=False)) if phrase else []
+        self.rows = _native.BudgetRows(
+            markers.starts, markers.ends, markers.padding, config.model.resumes, forced
+        )
+        self._channel = channel
+        self._eos = list(eos)
+        # Row -> temperature, of those that are guarded.
+        self._temperature: dict[int, float] = {}
+
+    def follow(self, update: BatchUpdate) -> None:
+        """Who left, came and moved in the batch of the model runner V1, in this order."""
+        for index in update.removed:
+            self.rows.remove(index)
+        for index, params, prompt, outputs in update.added:
+            self.add(index, params, prompt[-PROMPT_TAIL:] if prompt else [], outputs)
+        for one, other, direction in update.moved:
+            self.move(one, other, swaps=direction == MoveDirectionality.SWAP)
+
+    def add(self, index: int, params: SamplingParams, prompt_tail: list[int], outputs: list[int] | None) -> bool:
+        """A request takes a row; False when nothing of it matters."""
+        extra = params.extra_args or {}
+        row = extra.get(ROW)
+        if isinstance(row, dict) and "probe" in row:
+            self.rows.add_probe(index, row["probe"])
+            return True
+        budget = read_budget({key: value for key, value in extra.items() if key != ROW})
+        if row is None and not budget.is_set:
+            self.rows.remove(index)
+            return False
+        model = self._config.model
+        if row is None:
+            # Nobody plans for this request: what the client said is all there is.
+            limit = budget.max_think_tokens
+            row = {
+                "key": None,
+                "limit": (1 << 32) - 1 if limit is None else limit,
+                "interrupts": interrupts_of(self._tokenizer, (*_texts(model.interrupt), *budget.interrupts)),
+                "measured": False,
+            }
+        guards = model.eos_guard and not params.ignore_eos and bool(self._eos)
+        self.rows.add(
+            index, row["key"], prompt_tail, outputs, row["limit"], row["interrupts"], guards, row["measured"]
+        )
+        self._temperature[index] = params.temperature
+        return True
+
+    def move(self, one: int, other: int, *, swaps: bool) -> None:
+        """Two rows change places, or one moves into the other's."""
+        self.rows.move_row(one, other, swaps)
+        temperature = self._temperature
+        first, second = temperature.pop(one, 0.0), temperature.pop(other, 0.0)
+        temperature[other] = first
+        if swaps:
+            temperature[one] = second
+
+    def receive(self) -> None:
+        """Take in what the scheduler says."""
+        for datagram in self._channel.received():
+            self.rows.receive(datagram)
+
+    def apply(self, logits: torch.Tensor, rows: dict[int, int] | None) -> None:
+        """`rows`: slot -> row of the logits, for those that sample; without it they are the same, and all do."""
+        slots = None if rows is None else list(rows)
+        forced, tokens, guarded, measured = self.rows.step(logits.shape[0] if rows is None else 0, slots)
+        entropies: list[float] = []
+        if measured:
+            entropies = _entropies(logits, measured if rows is None else [rows[slot] for slot in measured])
+        if guarded:
+            self._guard(logits, guarded, guarded if rows is None else [rows[slot] for slot in guarded])
+        if forced:
+            at = torch.tensor(forced if rows is None else [rows[slot] for slot in forced], device=logits.device)
+            logits[at] = float("-inf")
+            logits[at, torch.tensor(tokens, device=logits.device)] = 0.0
+        report = self.rows.report(entropies)
+        if report is not None:
+            self._channel.tell(report)
+
+    def _guard(self, logits: torch.Tensor, slots: list[int], rows: list[int]) -> None:
+        """The probability of an end of sequence goes to the first token of the end marker, which is then as likely as the
+        two together."""
+        at = torch.tensor(rows, device=logits.device)
+        temperature = torch.tensor([self._temperature.get(slot, 0.0) for slot in slots], device=logits.device)
+        first = self.rows.guard_token
+        ends = logits[at[:, None], torch.tensor(self._eos, device=logits.device)]
+        own = logits[at, first]
+        both = torch.cat((ends, own[:, None]), dim=1)
+        sampled = temperature >= _GREEDY_BELOW
+        divided = both / torch.where(sampled, temperature, 1.0)[:, None]
+        together = torch.where(sampled, temperature * divided.logsumexp(dim=1), both.max(dim=1).values)
+        logits[at[:, None], torch.tensor(self._eos, device=logits.device)] = float("-inf")
+        logits[at, first] = together
+        if self.rows.guard_continues or logits.device.type == "cpu":
+            # Reading it back waits for the device: only where the marker's other tokens have to follow.
+            likelier = (ends.max(dim=1).values > own).tolist()
+            self.rows.guard([slot for slot, is_likelier in zip(slots, likelier, strict=True) if is_likelier])
+
+
+class _Slots:
+    """The model runner V2: a request keeps its slot, rows come in another order every step, and tokens are on the
+    device. One copy of a step's last tokens to the host tells what was sampled before."""
+
+    def __init__(self, sampler: _Sampler, states: Any) -> None:
+        self._sampler = sampler
+        self._states = states
+        # Slots whose prompt and tokens so far are to be read when they sample first.
+        self._new: dict[int, SamplingParams] = {}
+        self._known: set[int] = set()
+
+    def add(self, slot: int, params: SamplingParams) -> bool:
+        self._sampler.rows.remove(slot)
+        self._known.discard(slot)
+        extra = params.extra_args or {}
+        if ROW not in extra and not read_budget(extra).is_set:
+            self._new.pop(slot, None)
+            return False
+        self._new[slot] = params
+        return True
+
+    def apply(self, logits: torch.Tensor, ctx: Any) -> None:
+        if not self._new and not self._known:
+            return
+        states, sampler = self._states, self._sampler
+        last, positions = torch.stack((ctx.input_ids.long(), ctx.pos.long())).tolist()
+        rows: dict[int, int] = {}
+        for row, slot in enumerate(ctx.idx_mapping_np.tolist()):
+            if slot not in self._new and slot not in self._known:
+                continue
+            length, prompt = positions[row] + 1, int(states.prompt_len.np[slot])
+            if length < prompt or length < int(states.prefill_len.np[slot]):
+                # A piece of a prompt: what it samples is thrown away.
+                continue
+            rows[slot] = row
+            generated = length - prompt
+            params = self._new.pop(slot, None)
+            if params is not None:
+                tail = states.all_token_ids.gpu[slot, max(prompt - PROMPT_TAIL, 0) : prompt].tolist()
+                sampler.add(slot, params, tail, None)
+                self._known.add(slot)
+            known = sampler.rows.tokens(slot)
+            if known is None or known == generated:
+                continue
+            if known == generated - 1:
+                sampler.rows.push(slot, [last[row]], False)
+            else:
+                sampler.rows.push(slot, states.all_token_ids.gpu[slot, prompt:length].tolist(), True)
+        sampler.apply(logits, rows)
+
+
+def interrupts_of(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """Token sequences of the texts: at the beginning of a word and inside of one they are not the same."""
+    found: list[list[int]] = []
+    for text in texts:
+        for variant in (text, f" {text}", f"\n{text}"):
+            ids = list(tokenizer.encode(variant, add_special_tokens=False))
+            if variant != text:
+                # Without the white space, where that is a token of its own.
+                alone = list(tokenizer.encode(variant[0], add_special_tokens=False))
+                ids = ids[len(alone) :] if ids[: len(alone)] == alone else ids
+            if ids and ids not in found:
+                found.append(ids)
+    return found
+
+
+def _entropies(logits: torch.Tensor, rows: list[int]) -> list[float]:
+    """Entropy in nats of the rows' distributions."""
+    element = _ELEMENTS.get(logits.dtype)
+    if logits.device.type == "cpu" and element is not None and logits.stride(1) == 1:
+        shape = (logits.shape[0], logits.shape[1], logits.stride(0))
+        return _native.entropies(logits.data_ptr(), element, shape, rows)
+    logs = logits[torch.tensor(rows, device=logits.device)].float().log_softmax(dim=-1)
+    # 0 * -inf is nothing.
+    return torch.special.entr(logs.exp()).sum(dim=-1).tolist()
+
+
+def _texts(texts: str | list[str]) -> list[str]:
+    return [text for text in ([texts] if isinstance(texts, str) else texts) if text]
+
+
+def _make_sampler(vllm_config: VllmConfig) -> _Sampler | None:
+    """None for a model that does not think."""
+    config = load_config()
+    tokenizer = engine_tokenizer(vllm_config.model_config)
+    if tokenizer is None or not resolve(config.model, tokenizer).ends:
+        return None
+    try:
+        channel = Scheduler(vllm_config, _rank())
+    except OSError as why:
+        raise ValueError(f"meridian: thinking budgets need a folder for their sockets: {why}") from why
+    return _Sampler(config, tokenizer, channel, _end_of_sequence(vllm_config, tokenizer))
+
+
+def _rank() -> int:
+    """Which of the workers this is."""
+    import torch.distributed
+
+    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+
+
+def _end_of_sequence(vllm_config: VllmConfig, tokenizer: Any) -> list[int]:
+    """Tokens that end a sequence by themselves: the tokenizer's, and those of the generation config."""
+    found = {getattr(tokenizer, "eos_token_id", None)}
+    configured = vllm_config.model_config.try_get_generation_config().get("eos_token_id")
+    found.update(configured if isinstance(configured, list) else [configured])
+    return sorted(token for token in found if isinstance(token, int))

@@ -1,0 +1,148 @@
+"""How the process that schedules and those that sample reach each other: Unix datagrams in the user's own folder.
+
+The same way for a worker in the scheduler's process and for workers of their own: what is sent before a step is dispatched
+is there when the step samples. Records are meridian-core's `Order` and `Report`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+import tempfile
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+# Longest path that a Unix socket may have.
+_MAX_PATH = 107
+_MAX_DATAGRAM = 1 << 16
+# Most that is sent at once; a longer report is cut between records.
+_RECORDS_BYTES = 17 * 2048
+# Orders that no sampler took; a sampler that takes none for so long is gone.
+_MAX_PENDING = 4096
+
+
+def _folder(name_bytes: int) -> Path:
+    """A folder that only this user can enter, with room for a name in a socket's path."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    candidates = [Path(runtime) / "meridian"] if runtime and Path(runtime).is_dir() else []
+    candidates += [Path.home() / ".cache" / "meridian" / "run"]
+    candidates += [Path(tempfile.gettempdir()) / f"meridian-{os.getuid()}"]
+    for folder in candidates:
+        if len(os.fsencode(folder)) + 1 + name_bytes > _MAX_PATH:
+            continue
+        try:
+            folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+            found = folder.lstat()
+        except OSError:
+            continue
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+            return folder
+    raise OSError(f"no private folder for sockets among {', '.join(map(str, candidates))}")
+
+
+def _engine_name(vllm_config: VllmConfig) -> str:
+    """The same in the scheduler and the workers of one engine, and in no other (vllm/config/vllm.py: `instance_id`)."""
+    parallel = vllm_config.parallel_config
+    return f"{vllm_config.instance_id}-{parallel.data_parallel_rank}"
+
+
+class Samplers:
+    """The scheduler's end."""
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        name = f"{_engine_name(vllm_config)}.schedule"
+        folder = _folder(len(name) + 8)
+        self._paths = [str(path) for path in sorted(folder.glob(f"{_engine_name(vllm_config)}-*.sample"))]
+        self._pending: dict[str, deque[bytes]] = {path: deque() for path in self._paths}
+        self._own = folder / name
+        self._socket = _bound(self._own)
+
+    @property
+    def count(self) -> int:
+        """How many samplers there are."""
+        return len(self._paths)
+
+    def tell(self, orders: bytes | None) -> None:
+        """Send orders to every sampler, after those that it has not taken yet."""
+        for path, pending in self._pending.items():
+            if orders:
+                pending.extend(orders[i : i + _RECORDS_BYTES] for i in range(0, len(orders), _RECORDS_BYTES))
+            while len(pending) > _MAX_PENDING:
+                pending.popleft()
+            while pending:
+                try:
+                    self._socket.sendto(pending[0], path)
+                except OSError:
+                    break
+                pending.popleft()
+
+    def received(self) -> list[bytes]:
+        """What the samplers have told since the last call."""
+        return _drain(self._socket)
+
+    def close(self) -> None:
+        """Let go of the socket."""
+        _close(self._socket, self._own)
+
+
+class Scheduler:
+    """A sampler's end."""
+
+    def __init__(self, vllm_config: VllmConfig, rank: int) -> None:
+        engine = _engine_name(vllm_config)
+        name = f"{engine}-{rank}.sample"
+        folder = _folder(len(name) + 8)
+        self._path = str(folder / f"{engine}.schedule")
+        self._own = folder / name
+        self._socket = _bound(self._own)
+
+    def tell(self, report: bytes) -> None:
+        """Send what was measured; without a scheduler that listens it is nobody's."""
+        with contextlib.suppress(OSError):
+            for i in range(0, len(report), _RECORDS_BYTES):
+                self._socket.sendto(report[i : i + _RECORDS_BYTES], self._path)
+
+    def received(self) -> list[bytes]:
+        """Orders since the last call."""
+        return _drain(self._socket)
+
+    def close(self) -> None:
+        """Let go of the socket."""
+        _close(self._socket, self._own)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_socket"):
+            self.close()
+
+
+def _bound(path: Path) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        made.setblocking(False)
+        path.unlink(missing_ok=True)
+        made.bind(str(path))
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def _drain(bound: socket.socket) -> list[bytes]:
+    datagrams = []
+    while True:
+        try:
+            datagrams.append(bound.recv(_MAX_DATAGRAM))
+        except OSError:
+            return datagrams
+
+
+def _close(bound: socket.socket, path: Path) -> None:
+    bound.close()
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)

@@ -1,0 +1,134 @@
+"""What a client may say of its request's thinking, in `vllm_xargs` (OpenAI API) or `SamplingParams.extra_args`.
+
+| key | value | meaning |
+|---|---|---|
+| `meridian_think_budget` | integer, 0 or more | think tokens at most; the operator's limit holds as well |
+| `meridian_think_off` | true or false, 1 or 0 | only the limits end this thinking: no EAT, no RPDI, no policy |
+| `meridian_min_think_tokens` | integer, 0 or more | as `scheduler.min_think_tokens` |
+| `meridian_probe_interval` | integer, 1 or more | as `entropy.eat_probe_interval_tokens` |
+| `meridian_ema_alpha` | in (0, 1] | as `entropy.ema_alpha` |
+| `meridian_eat_variance_threshold` | 0 or more, 0 is off | as `entropy.eat_variance_threshold` |
+| `meridian_eat_max_bits` | 0 or more | as `entropy.eat_max_bits` |
+| `meridian_min_probes` | integer, 0 or more | as `entropy.min_probes` |
+| `meridian_rpdi_window` | integer from 1 to 65536 | as `entropy.rpdi_window` |
+| `meridian_rpdi_threshold` | above 0 | as `entropy.rpdi_threshold` |
+| `meridian_interrupt` | text, or a list of up to 8 | as `model.interrupt`, besides the operator's |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+# What the scheduler tells the sampler of a request; a client must not.
+ROW = "meridian_row"
+
+MAX_TOKENS = 1 << 24
+MAX_INTERRUPTS = 8
+MAX_INTERRUPT_BYTES = 256
+
+
+@dataclass(frozen=True)
+class RequestBudget:
+    """What a client asked for; None is the operator's."""
+
+    off: bool = False
+    max_think_tokens: int | None = None
+    min_think_tokens: int | None = None
+    eat_probe_interval_tokens: int | None = None
+    ema_alpha: float | None = None
+    eat_variance_threshold: float | None = None
+    eat_max_bits: float | None = None
+    min_probes: int | None = None
+    rpdi_window: int | None = None
+    rpdi_threshold: float | None = None
+    interrupts: tuple[str, ...] = ()
+
+    @property
+    def is_set(self) -> bool:
+        """Whether the client asked for anything."""
+        return any(getattr(self, field.name) != field.default for field in fields(self))
+
+
+def read_budget(extra_args: Mapping[str, Any] | None) -> RequestBudget:
+    """The budget in a request's `extra_args`.
+
+    Raises:
+        ValueError: names the key, the value and what was expected.
+    """
+    if not extra_args:
+        return RequestBudget()
+    given: dict[str, Any] = {}
+    for key, value in extra_args.items():
+        if key in _READERS:
+            name, read = _READERS[key]
+            given[name] = read(key, value)
+        elif key == ROW or key.startswith(_PREFIXES):
+            near = ", ".join(sorted(_READERS))
+            raise ValueError(f"{key}: {_shown(value)}: unknown, expected one of {near}")
+    return RequestBudget(**given)
+
+
+# A key that begins like these and is not known is a slip.
+_PREFIXES = ("meridian_think", "meridian_eat", "meridian_rpdi", "meridian_min", "meridian_probe", "meridian_interrupt")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _integer(least: int, most: int) -> Callable[[str, Any], int]:
+    def read(key: str, value: Any) -> int:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise ValueError(f"{key}: {_shown(value)}: expected an integer from {least} to {most}")
+        return value
+
+    return read
+
+
+def _number(expected: str, holds: Callable[[float], bool]) -> Callable[[str, Any], float]:
+    def read(key: str, value: Any) -> float:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        # An integer of any size may come.
+        if not is_number or (isinstance(value, int) and abs(value) > 1 << 53) or not holds(float(value)):
+            raise ValueError(f"{key}: {_shown(value)}: expected a number {expected}")
+        return float(value)
+
+    return read
+
+
+def _flag(key: str, value: Any) -> bool:
+    if value is True or value is False or (isinstance(value, int) and value in (0, 1)):
+        return bool(value)
+    raise ValueError(f"{key}: {_shown(value)}: expected true, false, 1 or 0")
+
+
+def _texts(key: str, value: Any) -> tuple[str, ...]:
+    texts = [value] if isinstance(value, str) else value
+    good = isinstance(texts, list | tuple) and 1 <= len(texts) <= MAX_INTERRUPTS
+    if not good or not all(isinstance(text, str) and 1 <= len(text.encode()) <= MAX_INTERRUPT_BYTES for text in texts):
+        raise ValueError(
+            f"{key}: {_shown(value)}: expected a text of 1 to {MAX_INTERRUPT_BYTES} bytes, or a list of at most "
+            f"{MAX_INTERRUPTS}"
+        )
+    return tuple(texts)
+
+
+_READERS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
+    "meridian_think_budget": ("max_think_tokens", _integer(0, MAX_TOKENS)),
+    "meridian_think_off": ("off", _flag),
+    "meridian_min_think_tokens": ("min_think_tokens", _integer(0, MAX_TOKENS)),
+    "meridian_probe_interval": ("eat_probe_interval_tokens", _integer(1, 1 << 16)),
+    "meridian_ema_alpha": ("ema_alpha", _number("in (0, 1]", lambda x: 0 < x <= 1)),
+    "meridian_eat_variance_threshold": ("eat_variance_threshold", _number("of at least 0", lambda x: x >= 0)),
+    "meridian_eat_max_bits": ("eat_max_bits", _number("of at least 0", lambda x: x >= 0)),
+    "meridian_min_probes": ("min_probes", _integer(0, 1 << 16)),
+    "meridian_rpdi_window": ("rpdi_window", _integer(1, 1 << 16)),
+    "meridian_rpdi_threshold": ("rpdi_threshold", _number("above 0", lambda x: x > 0 and not math.isnan(x))),
+    "meridian_interrupt": ("interrupts", _texts),
+}

@@ -1,0 +1,295 @@
+//! Where tokens are sampled: which rows of the logits have to be what.
+
+use std::collections::HashMap;
+
+use meridian_core::budget::{Demand, EndRules, Enforcer, Limits, Measured, Order, Report};
+use meridian_core::{Markers, Pattern};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+
+use crate::ConfigError;
+
+/// Requests that left the batch and may come back; beyond these the ones longest away are forgotten, and begin again from
+/// what their arrival told.
+const PARKED: usize = 1 << 16;
+
+/// The rows of a model runner's batch, as far as their thinking is concerned. One thread uses it.
+#[pyclass(module = "meridian._native")]
+pub(crate) struct BudgetRows {
+    rules: EndRules,
+    rows: Vec<Option<Row>>,
+    parked: HashMap<u64, Enforcer>,
+    /// What the latest step measures, in the order of its rows.
+    measured: Vec<(u64, u32, Measured)>,
+}
+
+struct Row {
+    /// The scheduler's number of the request; `None` when nobody follows it there.
+    key: Option<u64>,
+    what: What,
+}
+
+enum What {
+    /// The first and only token of a probe tells its entropy.
+    Probe,
+    Request(Box<Request>),
+}
+
+struct Request {
+    enforcer: Enforcer,
+    /// The model runner's own list of its output tokens; without one, tokens are told.
+    outputs: Option<Py<PyList>>,
+    is_measured: bool,
+    /// Number of the token at which an end of sequence was likelier than the end marker.
+    guarded: Option<u32>,
+    is_gone: bool,
+}
+
+#[pymethods]
+impl BudgetRows {
+    /// `forced` is the phrase, an end marker, and what stands before the answer; empty for the first end marker.
+    #[new]
+    fn new(
+        starts: Vec<Vec<u32>>,
+        ends: Vec<Vec<u32>>,
+        padding: Vec<u32>,
+        resumes: bool,
+        forced: Vec<u32>,
+    ) -> PyResult<Self> {
+        let rules = Markers::new(starts, ends, padding)
+            .and_then(|markers| EndRules::new(markers.with_resuming(resumes), forced))
+            .map_err(|error| ConfigError::new_err(format!("model: {error}")))?;
+        Ok(Self { rules, rows: Vec::new(), parked: HashMap::new(), measured: Vec::new() })
+    }
+
+    /// What an end of sequence inside thinking becomes.
+    #[getter]
+    fn guard_token(&self) -> u32 {
+        self.rules.guard_token()
+    }
+
+    /// Whether the end marker has more tokens than that one.
+    #[getter]
+    fn guard_continues(&self) -> bool {
+        self.rules.guard_continues()
+    }
+
+    /// A request takes this row. `outputs` is the model runner's list of its tokens, which it goes on writing; None when
+    /// they are told by `push`.
+    #[expect(clippy::too_many_arguments, reason = "one call a request")]
+    fn add(
+        &mut self,
+        py: Python<'_>,
+        row: usize,
+        key: Option<u64>,
+        prompt_tail: Vec<u32>,
+        outputs: Option<Py<PyList>>,
+        max_think_tokens: u32,
+        interrupts: Vec<Vec<u32>>,
+        guards_eos: bool,
+        is_measured: bool,
+    ) -> PyResult<()> {
+        let parked = key.and_then(|key| self.parked.remove(&key));
+        let interrupts = interrupts.into_iter().filter_map(Pattern::new).collect();
+        let limits = Limits { max_think_tokens, interrupts, guards_eos };
+        let enforcer = parked.unwrap_or_else(|| Enforcer::new(&self.rules, &prompt_tail, limits));
+        let mut request = Request { enforcer, outputs, is_measured, guarded: None, is_gone: false };
+        request.begin_again(py, &self.rules)?;
+        *self.seat(row) = Some(Row { key, what: What::Request(Box::new(request)) });
+        Ok(())
+    }
+
+    /// The probe of a request takes this row.
+    fn add_probe(&mut self, row: usize, key: u64) {
+        *self.seat(row) = Some(Row { key: Some(key), what: What::Probe });
+    }
+
+    /// The row is nobody's that matters.
+    fn remove(&mut self, row: usize) {
+        let Some(left) = self.rows.get_mut(row).and_then(Option::take) else { return };
+        if let Row { key: Some(key), what: What::Request(request) } = left
+            && !request.is_gone
+            && self.parked.len() < PARKED
+        {
+            self.parked.insert(key, request.enforcer);
+        }
+    }
+
+    /// A request moves to another row, or two change places.
+    fn move_row(&mut self, from: usize, to: usize, swaps: bool) {
+        self.grow(from.max(to));
+        if !swaps {
+            self.remove(to);
+        }
+        self.rows.swap(from, to);
+    }
+
+    /// Tokens of a request that has no list: all that it has generated, when `from_start`, else what came since.
+    fn push(&mut self, row: usize, tokens: Vec<u32>, from_start: bool) {
+        let Some(Some(Row { what: What::Request(request), .. })) = self.rows.get_mut(row) else { return };
+        if from_start {
+            request.enforcer.replay(&self.rules, tokens);
+        } else {
+            tokens.into_iter().for_each(|token| request.take(&self.rules, token));
+        }
+    }
+
+    /// Tokens that the request in this row has taken in; None when it is nobody's.
+    fn tokens(&self, row: usize) -> Option<u32> {
+        match self.rows.get(row)? {
+            Some(Row { what: What::Request(request), .. }) => Some(request.enforcer.tokens()),
+            _ => None,
+        }
+    }
+
+    /// What the scheduler tells: a datagram, from anybody.
+    fn receive(&mut self, datagram: &[u8]) {
+        for order in Order::read_all(datagram) {
+            match order {
+                Order::Limit { key, from, max_think_tokens } => match self.find(key) {
+                    Some(request) => request.enforcer.limit_from(from, max_think_tokens),
+                    None => {
+                        if let Some(parked) = self.parked.get_mut(&key) {
+                            parked.limit_from(from, max_think_tokens);
+                        }
+                    }
+                },
+                Order::Gone { key } => match self.find(key) {
+                    Some(request) => request.is_gone = true,
+                    None => _ = self.parked.remove(&key),
+                },
+            }
+        }
+    }
+
+    /// A step is about to sample. Rows that are forced and their tokens, rows that are guarded, and rows whose entropy is
+    /// wanted. `rows` are those that sample; without it the first `count` do.
+    #[expect(clippy::type_complexity, reason = "four lists of rows")]
+    #[pyo3(signature = (count, rows = None))]
+    fn step(
+        &mut self,
+        py: Python<'_>,
+        count: usize,
+        rows: Option<Vec<usize>>,
+    ) -> PyResult<(Vec<usize>, Vec<u32>, Vec<usize>, Vec<usize>)> {
+        self.measured.clear();
+        let (mut forced, mut tokens, mut guarded, mut measured) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let all = rows.unwrap_or_else(|| (0..count.min(self.rows.len())).collect());
+        for index in all {
+            let Some(Some(row)) = self.rows.get_mut(index) else { continue };
+            let request = match &mut row.what {
+                What::Probe => {
+                    if let Some(key) = row.key {
+                        measured.push(index);
+                        self.measured.push((key, 0, Measured::Probe));
+                    }
+                    continue;
+                }
+                What::Request(request) => request,
+            };
+            request.catch_up(py, &self.rules)?;
+            match request.enforcer.demand(&self.rules) {
+                Demand::Free => {}
+                Demand::Guarded => guarded.push(index),
+                Demand::Force(token) => {
+                    forced.push(index);
+                    tokens.push(token);
+                }
+            }
+            let is_open = request.enforcer.is_thinking() && !request.enforcer.is_forcing();
+            if let Some(key) = row.key.filter(|_| request.is_measured && is_open) {
+                measured.push(index);
+                self.measured.push((key, request.enforcer.tokens(), Measured::Native));
+            }
+        }
+        Ok((forced, tokens, guarded, measured))
+    }
+
+    /// At these rows of the step an end of sequence is likelier than the end marker that it becomes.
+    fn guard(&mut self, rows: Vec<usize>) {
+        for index in rows {
+            let Some(Some(Row { key, what: What::Request(request) })) = self.rows.get_mut(index) else { continue };
+            let token = request.enforcer.tokens();
+            request.guarded = Some(token);
+            let Some(key) = *key else { continue };
+            let own = |entry: &&mut (u64, u32, Measured)| entry.0 == key && entry.2 != Measured::Probe;
+            match self.measured.iter_mut().find(own) {
+                Some(entry) => entry.2 = Measured::Guarded,
+                None => self.measured.push((key, token, Measured::Guarded)),
+            }
+        }
+    }
+
+    /// The step's entropies, nats, in the order of its measured rows, as a datagram for the scheduler; None when there is
+    /// nothing to tell.
+    fn report<'py>(&mut self, py: Python<'py>, entropies: Vec<f32>) -> Option<Bound<'py, PyBytes>> {
+        if self.measured.is_empty() {
+            return None;
+        }
+        let mut datagram = Vec::with_capacity(self.measured.len() * Report::BYTES);
+        let entropies = entropies.into_iter().chain(std::iter::repeat(f32::NAN));
+        for ((key, token, what), entropy_nats) in self.measured.drain(..).zip(entropies) {
+            Report { key, token, what, entropy_nats }.write(&mut datagram);
+        }
+        Some(PyBytes::new(py, &datagram))
+    }
+}
+
+impl BudgetRows {
+    fn seat(&mut self, row: usize) -> &mut Option<Row> {
+        self.grow(row);
+        self.remove(row);
+        &mut self.rows[row]
+    }
+
+    fn grow(&mut self, row: usize) {
+        if self.rows.len() <= row {
+            self.rows.resize_with(row + 1, || None);
+        }
+    }
+
+    fn find(&mut self, key: u64) -> Option<&mut Request> {
+        self.rows.iter_mut().flatten().find_map(|row| match &mut row.what {
+            What::Request(request) if row.key == Some(key) => Some(&mut **request),
+            _ => None,
+        })
+    }
+}
+
+impl Request {
+    /// Take in what the model runner has added to the list.
+    fn catch_up(&mut self, py: Python<'_>, rules: &EndRules) -> PyResult<()> {
+        let Some(outputs) = &self.outputs else { return Ok(()) };
+        let outputs = outputs.bind(py).clone();
+        let mut at = self.enforcer.tokens() as usize;
+        if at > outputs.len() {
+            // Tokens were taken back: KV that could not be loaded.
+            return self.begin_again(py, rules);
+        }
+        while at < outputs.len() {
+            // A placeholder: sampled, and not known yet.
+            let Ok(token) = outputs.get_item(at)?.extract::<u32>() else { break };
+            self.take(rules, token);
+            at += 1;
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, rules: &EndRules, token: u32) {
+        let stands_for_eos = self.guarded == Some(self.enforcer.tokens()) && token == rules.guard_token();
+        // As whoever samples has done before this token.
+        self.enforcer.demand(rules);
+        if stands_for_eos && rules.guard_continues() {
+            self.enforcer.push_guarded(rules, token);
+        } else {
+            self.enforcer.push(rules, token);
+        }
+    }
+
+    fn begin_again(&mut self, py: Python<'_>, rules: &EndRules) -> PyResult<()> {
+        let Some(outputs) = &self.outputs else { return Ok(()) };
+        let known = outputs.bind(py).iter().map_while(|token| token.extract::<u32>().ok());
+        self.enforcer.replay(rules, known);
+        Ok(())
+    }
+}
