@@ -18,7 +18,7 @@ from vllm.v1.sample.logits_processor.interface import LogitsProcessor, MoveDirec
 from meridian import _native
 from meridian.config import load_config
 from meridian.vllm.channel import Scheduler
-from meridian.vllm.markers import engine_tokenizer, resolve
+from meridian.vllm.markers import around_end, engine_tokenizer, resolve
 from meridian.vllm.xargs import ROW, read_budget
 
 if TYPE_CHECKING:
@@ -136,8 +136,7 @@ class _Sampler:
         markers = resolve(config.model, tokenizer)
         self._tokenizer = tokenizer
         self._config = config
-        phrase = config.model.force_phrase
-        forced = list(tokenizer.encode(phrase, add_special_tokens=False)) if phrase else []
+        forced = around_end(tokenizer, config.model.force_phrase, config.model.think_end)
         self.rows = _native.BudgetRows(
             markers.starts, markers.ends, markers.padding, config.model.resumes, forced
         )

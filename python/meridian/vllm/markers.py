@@ -79,6 +79,17 @@ def resolve(model: ModelConfig, tokenizer: Tokenizer | None) -> TokenMarkers:
     return TokenMarkers(starts=starts, ends=ends, padding=padding, tool_calls=tool_calls)
 
 
+def around_end(tokenizer: Tokenizer, text: str, end_texts: str | list[str]) -> list[int]:
+    """Tokens of a text with an end marker in it: the marker's own between those of what stands around it, which a
+    tokenizer could join with it."""
+    if not text:
+        return []
+    marker = next(end for end in _texts(end_texts) if end in text)
+    before, _, behind = text.partition(marker)
+    parts = (before, marker, behind)
+    return [token for part in parts if part for token in tokenizer.encode(part, add_special_tokens=False)]
+
+
 def _texts(texts: str | list[str]) -> list[str]:
     """The alternatives of a marker."""
     return [text for text in ([texts] if isinstance(texts, str) else texts) if text]

@@ -506,7 +506,7 @@ def _make_think_hook(scheduler: Scheduler, engine: _native.Engine) -> ThinkHook 
             "meridian: no thinking budgets: vLLM was not given --logits-processors meridian.vllm:BudgetLogitsProcessor"
         )
         return None
-    return ThinkHook(scheduler, engine, config, tokenizer, markers, samplers)
+    return ThinkHook(scheduler, engine, config, tokenizer, samplers)
 
 
 def _with_template(config: MeridianConfig, tokenizer: Any) -> MeridianConfig:

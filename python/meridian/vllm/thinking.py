@@ -21,6 +21,7 @@ from vllm.v1.request import Request, RequestStatus
 from meridian import _native
 from meridian.vllm.budget import PROMPT_TAIL, interrupts_of
 from meridian.vllm.channel import Samplers
+from meridian.vllm.markers import around_end
 from meridian.vllm.xargs import ROW, RequestBudget, read_budget
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
 
     from meridian.config import MeridianConfig
-    from meridian.vllm.markers import Tokenizer, TokenMarkers
+    from meridian.vllm.markers import Tokenizer
 
 logger = logging.getLogger("vllm.meridian")
 
@@ -58,21 +59,18 @@ class ThinkHook:
         engine: _native.Engine,
         config: MeridianConfig,
         tokenizer: Tokenizer,
-        markers: TokenMarkers,
         samplers: Samplers,
     ) -> None:
         self._scheduler = scheduler
         self._engine = engine
         self._tokenizer = tokenizer
         self._samplers = samplers
-        self._end_texts = markers.ends
         self._output_tpot_ms = config.scheduler.output_tpot_budget_ms
-        phrase = config.model.force_phrase
-        forced = list(tokenizer.encode(phrase, add_special_tokens=False)) if phrase else []
+        forced = around_end(tokenizer, config.model.force_phrase, config.model.think_end)
         interrupt = config.model.interrupt
         texts = [text for text in ([interrupt] if isinstance(interrupt, str) else interrupt) if text]
         self._interrupts = interrupts_of(tokenizer, texts)
-        self._suffix = _suffix(config, tokenizer, markers)
+        self._suffix = _suffix(config, tokenizer)
         line_ends, boundaries = _boundaries(tokenizer)
         can_probe = config.entropy.enabled and self._can_probe()
         self._thinking = engine.follow_thinking(forced, line_ends, boundaries, self._interrupts, can_probe)
@@ -274,19 +272,11 @@ class ThinkHook:
         return manager.block_pool.get_num_free_blocks() - reserve
 
 
-def _suffix(config: MeridianConfig, tokenizer: Tokenizer, markers: TokenMarkers) -> list[int]:
+def _suffix(config: MeridianConfig, tokenizer: Tokenizer) -> list[int]:
     """What a probe has behind the thinking: an optional line break, the end marker, and what leads to the answer."""
-    entropy, first = config.entropy, config.model.think_end
-    end = first if isinstance(first, str) else first[0]
-    text = ("\n" if entropy.probe_newline else "") + end + entropy.probe_suffix
-    ids = list(tokenizer.encode(text, add_special_tokens=False))
-    marker = markers.ends[0]
-    if not any(ids[i : i + len(marker)] == marker for i in range(len(ids))):
-        raise _native.ConfigError(
-            f"entropy.probe_suffix: {entropy.probe_suffix!r}: the tokenizer joins it with the end marker, expected a "
-            "text that leaves the marker's own tokens"
-        )
-    return ids
+    entropy, ends = config.entropy, config.model.think_end
+    first = ends if isinstance(ends, str) else ends[0]
+    return around_end(tokenizer, ("\n" if entropy.probe_newline else "") + first + entropy.probe_suffix, first)
 
 
 def _boundaries(tokenizer: Any) -> tuple[set[int], set[int]]:
