@@ -102,6 +102,8 @@ class ThinkingRequest:
     remaining_tokens: int = 0
     think_tokens: int = 0
     think_ms: float = 0.0
+    slack_ms: float = math.inf
+    """Milliseconds until the client's deadline, negative when missed; infinite when it has none."""
     priority: int = 0
     tenant: int = 0
     is_probed: bool = False
@@ -110,6 +112,8 @@ class ThinkingRequest:
     eat: float | None = None
     eat_variance: float | None = None
     rpdi: float | None = None
+    same_answers: int = 0
+    """Latest probes in a row with the same most likely next token; 0 when the latest did not say."""
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ struct BudgetRow {
     remaining_tokens: u32,
     think_tokens: u32,
     think_ms: f64,
+    slack_ms: f64,
     priority: i32,
     tenant: u32,
     is_probed: bool,
@@ -61,6 +62,7 @@ struct BudgetRow {
     eat: Option<f64>,
     eat_variance: Option<f64>,
     rpdi: Option<f64>,
+    same_answers: u32,
 }
 
 /// Facts about the engine for a budget policy, without what is configured.
@@ -219,6 +221,7 @@ fn budget_candidate(row: BudgetRow) -> BudgetCandidate {
         remaining_tokens,
         think_tokens,
         think_ms,
+        slack_ms,
         priority,
         tenant,
         is_probed,
@@ -227,10 +230,12 @@ fn budget_candidate(row: BudgetRow) -> BudgetCandidate {
         eat,
         eat_variance,
         rpdi,
+        same_answers,
     } = row;
     let (eat_bits, eat_variance_bits2) = (eat, eat_variance);
-    let observed = Observed { think_tokens, is_probed, is_at_boundary, probes, eat_bits, eat_variance_bits2, rpdi };
-    BudgetCandidate { prompt_tokens, remaining_tokens, think_ms, priority, tenant, observed }
+    let observed =
+        Observed { think_tokens, is_probed, is_at_boundary, probes, eat_bits, eat_variance_bits2, rpdi, same_answers };
+    BudgetCandidate { prompt_tokens, remaining_tokens, think_ms, slack_ms, priority, tenant, observed }
 }
 
 fn facts(row: LoadRow, judges: &Judges) -> Load {

@@ -89,7 +89,8 @@ pub fn fill_budget(inputs: &[budget::Column], candidates: &[BudgetCandidate], ou
     let or_nan = |value: Option<f64>| value.map_or(f32::NAN, |value| value as f32);
     for column in inputs {
         out.extend(candidates.iter().map(|candidate| {
-            let BudgetCandidate { prompt_tokens, remaining_tokens, think_ms, priority, tenant, observed } = candidate;
+            let BudgetCandidate { prompt_tokens, remaining_tokens, think_ms, slack_ms, priority, tenant, observed } =
+                candidate;
             match column {
                 budget::Column::PromptTokens => *prompt_tokens as f32,
                 budget::Column::ThinkTokens => observed.think_tokens as f32,
@@ -104,6 +105,8 @@ pub fn fill_budget(inputs: &[budget::Column], candidates: &[BudgetCandidate], ou
                 budget::Column::Eat => or_nan(observed.eat_bits),
                 budget::Column::EatVariance => or_nan(observed.eat_variance_bits2),
                 budget::Column::Rpdi => or_nan(observed.rpdi),
+                budget::Column::SameAnswers => observed.same_answers as f32,
+                budget::Column::SlackMs => *slack_ms as f32,
             }
         }));
     }

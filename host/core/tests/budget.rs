@@ -85,9 +85,46 @@ fn probes_are_due_at_the_interval_and_converted() {
     assert!(!budget.probe_due());
     think(&mut budget, 1);
     assert!(budget.probe_due());
-    budget.on_probe(EntropySignal::from_nats(std::f32::consts::LN_2));
+    budget.on_probe(EntropySignal::from_nats(std::f32::consts::LN_2), None);
     assert!(!budget.probe_due());
     assert!((budget.eat().mean().unwrap() - 1.0).abs() < 1e-7, "one bit");
+}
+
+#[test]
+fn the_same_answer_is_counted_in_a_row() {
+    let mut budget = budget(thresholds());
+    assert_eq!(budget.same_answers(), 0);
+    let (settled, failed) = (EntropySignal::from_bits(0.1), EntropySignal::from_bits(f32::NAN));
+    for (entropy, answer, expected) in [
+        (settled, Some(7), 1),
+        (settled, Some(7), 2),
+        (settled, Some(7), 3),
+        (settled, Some(8), 1),
+        (settled, Some(8), 2),
+        // A probe that measured nothing is no signal, whatever it says.
+        (failed, Some(9), 2),
+        (failed, None, 2),
+        (settled, Some(8), 3),
+        (settled, None, 0),
+        (settled, None, 0),
+        (settled, Some(8), 1),
+    ] {
+        budget.on_probe(entropy, answer);
+        assert_eq!((budget.same_answers(), budget.observed().same_answers), (expected, expected), "{answer:?}");
+    }
+    assert!(budget.observed().is_probed);
+}
+
+#[test]
+fn columns_of_the_answers_and_the_deadline() {
+    use meridian_core::budget::{BudgetCandidate, Observed};
+    use meridian_policy_sdk::budget::Column;
+    let observed = Observed { same_answers: 3, ..Observed::default() };
+    let late = BudgetCandidate { slack_ms: -2.5, observed, ..BudgetCandidate::default() };
+    let mut columns = Vec::new();
+    let inputs = [Column::SlackMs, Column::SameAnswers];
+    meridian_core::columns::fill_budget(&inputs, &[late, BudgetCandidate::default()], &mut columns);
+    assert_eq!(columns, [-2.5, f32::INFINITY, 3.0, 0.0]);
 }
 
 #[test]
@@ -96,7 +133,7 @@ fn the_order_of_reasons() {
         let mut budget = budget(thresholds());
         think(&mut budget, tokens);
         for _ in 0..3 {
-            budget.on_probe(EntropySignal::from_bits(0.1));
+            budget.on_probe(EntropySignal::from_bits(0.1), None);
         }
         budget
     };
@@ -107,7 +144,7 @@ fn the_order_of_reasons() {
     let mut kept = settled(4);
     assert_eq!(kept.decide(Verdict::KeepThinking), None);
     assert_eq!(kept.decide(Verdict::Default), None, "the same probe does not count again");
-    kept.on_probe(EntropySignal::from_bits(0.1));
+    kept.on_probe(EntropySignal::from_bits(0.1), None);
     assert_eq!(kept.decide(Verdict::Default), Some(ForceReason::Eat));
     assert_eq!(kept.decide(Verdict::KeepThinking), Some(ForceReason::Eat), "decided");
     assert!(!kept.probe_due());
@@ -117,10 +154,10 @@ fn the_order_of_reasons() {
 fn what_was_not_measured_is_no_signal() {
     let mut budget = budget(thresholds());
     think(&mut budget, 4);
-    (0..3).for_each(|_| budget.on_probe(EntropySignal::from_bits(0.1)));
+    (0..3).for_each(|_| budget.on_probe(EntropySignal::from_bits(0.1), None));
     assert_eq!(budget.decide(Verdict::KeepThinking), None);
     for value in [f32::NAN, f32::INFINITY, -0.1] {
-        budget.on_probe(EntropySignal::from_bits(value));
+        budget.on_probe(EntropySignal::from_bits(value), None);
         assert_eq!(budget.decide(Verdict::Default), None, "{value}: the probes before were passed over");
     }
     assert_eq!(budget.eat().probes(), 3);
@@ -322,7 +359,7 @@ proptest! {
             let entropy = if bits % 3 == 0 { EntropySignal::from_nats(0.01) } else { entropy };
             budget.on_token((bits % 5) as u32, Some(entropy), bits % 2 == 0);
             if budget.probe_due() {
-                budget.on_probe(entropy);
+                budget.on_probe(entropy, Some((bits % 7) as u32));
             }
             let verdict = [Verdict::Default, Verdict::KeepThinking, Verdict::EndNow][(bits >> 8) as usize % 3];
             match budget.decide(verdict) {

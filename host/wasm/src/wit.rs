@@ -153,5 +153,6 @@ pub(crate) fn eviction_column(column: eviction::Column) -> EvictionColumn {
 
 pub(crate) fn budget_column(column: budget::Column) -> BudgetColumn {
     same!(column, budget::Column => BudgetColumn:
-        PromptTokens ThinkTokens RemainingTokens ThinkMs Priority Tenant Signal Probes Eat EatVariance Rpdi)
+        PromptTokens ThinkTokens RemainingTokens ThinkMs Priority Tenant Signal Probes Eat EatVariance Rpdi
+        SameAnswers SlackMs)
 }

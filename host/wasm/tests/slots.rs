@@ -167,6 +167,7 @@ impl BudgetRow {
             eat_bits: eat,
             eat_variance_bits2: eat_variance,
             rpdi,
+            ..Observed::default()
         };
         BudgetCandidate { prompt_tokens: 10, observed, ..BudgetCandidate::default() }
     }

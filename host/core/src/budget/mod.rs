@@ -20,9 +20,9 @@ pub use wire::{Measured, Order, Report};
 /// A request that thinks, for a budget policy: [`Observed`] and what its arrival told.
 ///
 /// ```
-/// assert_eq!(meridian_core::budget::BudgetCandidate::default().priority, 0);
+/// assert_eq!(meridian_core::budget::BudgetCandidate::default().slack_ms, f64::INFINITY);
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BudgetCandidate {
     /// Tokens in the prompt.
     pub prompt_tokens: u32,
@@ -30,12 +30,28 @@ pub struct BudgetCandidate {
     pub remaining_tokens: u32,
     /// Milliseconds since thinking began.
     pub think_ms: f64,
+    /// Milliseconds until the client's deadline, negative when missed; infinite when it has none.
+    pub slack_ms: f64,
     /// The client's priority.
     pub priority: i32,
     /// Number of the tenant, 0 for none.
     pub tenant: u32,
     /// What its thinking has shown.
     pub observed: Observed,
+}
+
+impl Default for BudgetCandidate {
+    fn default() -> Self {
+        Self {
+            prompt_tokens: 0,
+            remaining_tokens: 0,
+            think_ms: 0.0,
+            slack_ms: f64::INFINITY,
+            priority: 0,
+            tenant: 0,
+            observed: Observed::default(),
+        }
+    }
 }
 
 /// Whether an entropy, in whatever unit, is one: what is negative or not finite was not measured.

@@ -25,6 +25,8 @@ pub struct Observed {
     pub eat_variance_bits2: Option<f64>,
     /// The path deviation index.
     pub rpdi: Option<f64>,
+    /// Latest probes in a row with the same most likely next token; 0 when the latest did not say.
+    pub same_answers: u32,
 }
 
 impl Observed {
@@ -104,6 +106,9 @@ pub struct ThinkBudget {
     last_probe: u32,
     eat: Eat,
     rpdi: Rpdi,
+    /// Most likely next token of the latest probe, and how many in a row had it.
+    answer: Option<u32>,
+    same_answers: u32,
     is_interrupted: bool,
     /// The policy said `EndNow` below the minimum and has not taken it back.
     ends_at_minimum: bool,
@@ -130,6 +135,8 @@ impl ThinkBudget {
             last_probe: 0,
             eat: Eat::default(),
             rpdi: Rpdi::new(thresholds.rpdi_window),
+            answer: None,
+            same_answers: 0,
             is_interrupted: false,
             ends_at_minimum: false,
             is_probed: false,
@@ -162,11 +169,18 @@ impl ThinkBudget {
         }
     }
 
-    /// Take in the entropy that a probe found after the latest token. One that measured nothing is no signal; the next
-    /// is due at the interval all the same.
-    pub fn on_probe(&mut self, entropy: EntropySignal) {
+    /// Take in what a probe found after the latest token: the entropy, and the most likely next token, `None` when that is
+    /// not known. One that measured no entropy is no signal, whatever its answer; the next is due at the interval all the
+    /// same.
+    pub fn on_probe(&mut self, entropy: EntropySignal, answer: Option<u32>) {
         self.last_probe = self.tokens;
-        self.is_probed |= self.eat.observe(entropy.in_unit(self.unit), self.thresholds.ema_alpha);
+        if !self.eat.observe(entropy.in_unit(self.unit), self.thresholds.ema_alpha) {
+            return;
+        }
+        self.is_probed = true;
+        let again = if self.answer == answer { self.same_answers } else { 0 };
+        self.same_answers = if answer.is_some() { again.saturating_add(1) } else { 0 };
+        self.answer = answer;
     }
 
     /// Whether `eat_probe_interval_tokens` have been thought since the last probe, and the end is not decided.
@@ -226,6 +240,7 @@ impl ThinkBudget {
             eat_bits: self.eat.mean().map(|mean| mean * in_bits),
             eat_variance_bits2: self.eat.variance().map(|variance| variance * in_bits * in_bits),
             rpdi: self.rpdi.value(),
+            same_answers: self.same_answers,
         }
     }
 
@@ -251,6 +266,12 @@ impl ThinkBudget {
     #[must_use]
     pub fn rpdi(&self) -> Option<f64> {
         self.rpdi.value()
+    }
+
+    /// Latest probes in a row with the same most likely next token; 0 before the first, and when the latest did not say.
+    #[must_use]
+    pub fn same_answers(&self) -> u32 {
+        self.same_answers
     }
 
     /// Why the end was decided; `None` while it is not.

@@ -120,6 +120,8 @@ fn candidate(bytes: &mut Bytes<'_>) -> BudgetCandidate {
             eat_bits,
             eat_variance_bits2,
             rpdi,
+            same_answers: u32::from(bytes.u8()),
         },
+        slack_ms: f64::from(bytes.f32()),
     }
 }

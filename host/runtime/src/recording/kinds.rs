@@ -254,6 +254,8 @@ impl Recordable for Budget {
         "in_eat",
         "in_eat_variance",
         "in_rpdi",
+        "in_same_answers",
+        "in_slack_ms",
     ];
 }
 

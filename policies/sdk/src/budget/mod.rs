@@ -57,6 +57,8 @@ column_enum! {
         Eat,
         EatVariance,
         Rpdi,
+        SameAnswers,
+        SlackMs,
     }
 }
 
@@ -137,6 +139,8 @@ candidate! {
     eat Eat "Entropy after a forced end of thinking, moving average, bits; NaN before the first probe.";
     eat_variance EatVariance "Moving variance of the same, bits squared; NaN before the first probe.";
     rpdi Rpdi "Reasoning path deviation index; NaN before its window is full.";
+    same_answers SameAnswers "Latest probes in a row with the same most likely token; 0 when the latest did not say.";
+    slack_ms SlackMs "Milliseconds until the deadline, negative when missed; infinite without one.";
 }
 
 impl<P: BudgetPolicy> Request<'_, P> {

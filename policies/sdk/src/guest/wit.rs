@@ -131,5 +131,6 @@ pub(super) fn eviction_column(column: eviction::Column) -> eviction_wit::Column 
 
 pub(super) fn budget_column(column: budget::Column) -> budget_wit::Column {
     same!(column, budget::Column => budget_wit::Column:
-        PromptTokens ThinkTokens RemainingTokens ThinkMs Priority Tenant Signal Probes Eat EatVariance Rpdi)
+        PromptTokens ThinkTokens RemainingTokens ThinkMs Priority Tenant Signal Probes Eat EatVariance Rpdi
+        SameAnswers SlackMs)
 }
