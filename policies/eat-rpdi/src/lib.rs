@@ -27,14 +27,8 @@ impl BudgetPolicy for EatRpdi {
     const INPUTS: &'static [Column] = &[Column::Signal, Column::Probes, Column::Eat, Column::EatVariance, Column::Rpdi];
 
     fn verdict(&self, load: &Load, request: &Request<'_, Self>) -> Verdict {
-        let configured = &load.configured;
-        // Probes are numbered from 0, so the latest has the number `probes - 1`. A NaN holds in no comparison.
-        let has_settled = request.is_probed()
-            && f64::from(request.probes()) > f64::from(configured.min_probes)
-            && f64::from(request.eat_variance()) < configured.eat_variance_threshold
-            && f64::from(request.eat()) <= configured.eat_max_bits;
-        let has_strayed = request.is_at_boundary() && f64::from(request.rpdi()) > configured.rpdi_threshold;
-        if has_settled || has_strayed { Verdict::EndNow } else { Verdict::KeepThinking }
+        let ends = request.has_settled(&load.configured) || request.has_strayed(&load.configured);
+        if ends { Verdict::EndNow } else { Verdict::KeepThinking }
     }
 }
 

@@ -159,6 +159,26 @@ impl<P: BudgetPolicy> Request<'_, P> {
         self.signal() >= 2.0
     }
 
+    /// Whether the answer has settled (EAT): the request was probed since the last verdict, at least `min_probes` probes came
+    /// before, the variance is below its threshold and the mean not above its bound.
+    #[inline(always)]
+    #[must_use]
+    pub fn has_settled(&self, thresholds: &Thresholds) -> bool {
+        // Probes are numbered from 0, so the latest has the number `probes - 1`. A NaN holds in no comparison.
+        self.is_probed()
+            && f64::from(self.probes()) > f64::from(thresholds.min_probes)
+            && f64::from(self.eat_variance()) < thresholds.eat_variance_threshold
+            && f64::from(self.eat()) <= thresholds.eat_max_bits
+    }
+
+    /// Whether the reasoning has strayed (RPDI): a sentence, a line or a clause ended since the last verdict, and the index
+    /// is above its threshold.
+    #[inline(always)]
+    #[must_use]
+    pub fn has_strayed(&self, thresholds: &Thresholds) -> bool {
+        self.is_at_boundary() && f64::from(self.rpdi()) > thresholds.rpdi_threshold
+    }
+
     #[inline(always)]
     fn signal(&self) -> f32 {
         self.rows[const { position::<P>(Column::Signal) }][self.index]

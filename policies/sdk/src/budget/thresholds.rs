@@ -19,6 +19,21 @@ pub struct Thresholds {
     pub rpdi_threshold: f64,
 }
 
+impl Thresholds {
+    /// The same with EAT and RPDI off: only the hard cap, and verdicts, end thinking.
+    ///
+    /// ```
+    /// use meridian_policy_sdk::budget::Thresholds;
+    ///
+    /// let thresholds = Thresholds::default().without_signals();
+    /// assert_eq!((thresholds.eat_variance_threshold, thresholds.rpdi_threshold), (0.0, f64::INFINITY));
+    /// ```
+    #[must_use]
+    pub fn without_signals(self) -> Self {
+        Self { eat_variance_threshold: 0.0, rpdi_threshold: f64::INFINITY, ..self }
+    }
+}
+
 impl Default for Thresholds {
     fn default() -> Self {
         Self {
