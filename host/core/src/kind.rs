@@ -223,7 +223,7 @@ impl SlotKind for Budget {
     type Decision = budget::Decision;
 
     const NAME: SlotName = SlotName::Budget;
-    const NATIVES: &'static [&'static str] = &["eat-rpdi", "noop"];
+    const NATIVES: &'static [&'static str] = &["eat-rpdi", "fixed-budget", "patience", "deadline-aware", "noop"];
 
     fn now_ms(facts: &Load) -> f64 {
         facts.now_ms
@@ -274,6 +274,9 @@ impl SlotKind for Budget {
     fn native(name: &str, init: Init<'_>) -> Option<Result<Box<dyn Policy<Self>>, String>> {
         match name {
             "eat-rpdi" => Some(Native::<eat_rpdi::EatRpdi>::boxed(init)),
+            "fixed-budget" => Some(Native::<fixed_budget::FixedBudget>::boxed(init)),
+            "patience" => Some(Native::<patience::Patience>::boxed(init)),
+            "deadline-aware" => Some(Native::<deadline_aware::DeadlineAware>::boxed(init)),
             "noop" => Some(Native::<noop::Noop>::boxed(init)),
             _ => None,
         }

@@ -381,7 +381,12 @@ fn what_the_engine_would_refuse_is_refused() {
         (
             "[policy.budget]\nsource = 'native:tiered-lru'",
             "policy.budget.source: \"native:tiered-lru\": unknown native policy, expected one of native:eat-rpdi, \
-             native:noop"
+             native:fixed-budget, native:patience, native:deadline-aware, native:noop"
+                .into(),
+        ),
+        (
+            "[policy.budget]\nsource = 'native:patience'\n[policy.budget.config]\nanswers = 0",
+            "policy.budget.config: { \"answers\" = 0 }: native:patience refused it: answers: 0: must be in 1..=16777216"
                 .into(),
         ),
         (

@@ -113,20 +113,23 @@ fn components_of_every_slot_decide_the_same_again() {
         let (_, report) = check::<Eviction>(name, &shipped(&runtime, name), evictions);
         assert_eq!((report.decisions, report.identical), (30, 30), "{name}");
     }
-    let (_, report) = check::<Budget>("eat-rpdi", &shipped(&runtime, "eat-rpdi"), |slot| {
-        let settled = Observed {
-            is_probed: true,
-            probes: 9,
-            eat_bits: Some(0.1),
-            eat_variance_bits2: Some(0.0),
-            ..Observed::default()
-        };
-        let candidates =
-            [BudgetCandidate::default(), BudgetCandidate { observed: settled, ..BudgetCandidate::default() }];
-        slot.start(&Load::default(), EntropyUnit::Bits, &candidates);
-        slot.probe(&Load::default(), &candidates);
-    });
-    assert_eq!((report.decisions, report.identical), (2, 2));
+    for name in ["eat-rpdi", "fixed-budget", "patience", "deadline-aware"] {
+        let (_, report) = check::<Budget>(name, &shipped(&runtime, name), |slot| {
+            let settled = Observed {
+                is_probed: true,
+                probes: 9,
+                eat_bits: Some(0.1),
+                eat_variance_bits2: Some(0.0),
+                same_answers: 4,
+                ..Observed::default()
+            };
+            let candidates =
+                [BudgetCandidate::default(), BudgetCandidate { observed: settled, ..BudgetCandidate::default() }];
+            slot.start(&Load::default(), EntropyUnit::Bits, &candidates);
+            slot.probe(&Load::default(), &candidates);
+        });
+        assert_eq!((report.decisions, report.identical), (2, 2), "{name}");
+    }
 }
 
 /// A component that traps at each third call of an instance, and one whose keys are NaNs of several kinds.

@@ -125,62 +125,86 @@ fn eviction_policies_meet_their_cases() {
 struct BudgetCase {
     name: String,
     #[serde(default)]
-    configured: Configured,
+    config: toml::Table,
+    /// What differs from the default thresholds.
+    #[serde(default)]
+    configured: toml::Table,
+    #[serde(default)]
+    thinking: u32,
+    #[serde(default)]
+    waiting: u32,
     candidates: Vec<BudgetRow>,
     verdicts: Vec<String>,
+    /// What differs from the configured ones in the thresholds of each.
+    #[serde(default)]
+    thresholds: toml::Table,
+}
+
+/// `thresholds` with some fields changed.
+fn changed(thresholds: &PolicyThresholds, changes: &toml::Table) -> PolicyThresholds {
+    let mut table = toml::Table::try_from(thresholds).unwrap();
+    for (field, value) in changes {
+        assert!(table.insert(field.clone(), value.clone()).is_some(), "{field}: no such threshold");
+    }
+    table.try_into().unwrap()
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, default)]
-struct Configured {
-    min_probes: u32,
-    eat_variance_threshold: f64,
-    rpdi_threshold: f64,
-}
-
-impl Default for Configured {
-    fn default() -> Self {
-        let PolicyThresholds { min_probes, eat_variance_threshold, rpdi_threshold, .. } = PolicyThresholds::default();
-        Self { min_probes, eat_variance_threshold, rpdi_threshold }
-    }
-}
-
-#[derive(Deserialize, Default)]
-#[serde(deny_unknown_fields, default)]
 struct BudgetRow {
+    think_tokens: u32,
     is_probed: bool,
     is_at_boundary: bool,
     probes: u32,
     eat: Option<f64>,
     eat_variance: Option<f64>,
     rpdi: Option<f64>,
+    same_answers: u32,
+    slack_ms: f64,
+}
+
+impl Default for BudgetRow {
+    fn default() -> Self {
+        Self {
+            think_tokens: 100,
+            is_probed: false,
+            is_at_boundary: false,
+            probes: 0,
+            eat: None,
+            eat_variance: None,
+            rpdi: None,
+            same_answers: 0,
+            slack_ms: f64::INFINITY,
+        }
+    }
 }
 
 impl BudgetRow {
     fn candidate(&self) -> BudgetCandidate {
-        let Self { is_probed, is_at_boundary, probes, eat, eat_variance, rpdi } = *self;
+        let Self { think_tokens, is_probed, is_at_boundary, probes, eat, eat_variance, rpdi, same_answers, slack_ms } =
+            *self;
         let observed = Observed {
-            think_tokens: 100,
+            think_tokens,
             is_probed,
             is_at_boundary,
             probes,
             eat_bits: eat,
             eat_variance_bits2: eat_variance,
             rpdi,
-            ..Observed::default()
+            same_answers,
         };
-        BudgetCandidate { prompt_tokens: 10, observed, ..BudgetCandidate::default() }
+        BudgetCandidate { prompt_tokens: 10, slack_ms, observed, ..BudgetCandidate::default() }
     }
 }
 
 #[test]
 fn budget_policies_meet_their_cases() {
     let runtime = Runtime::new(None).unwrap();
-    for case in cases::<BudgetCase>("eat-rpdi") {
-        let Configured { min_probes, eat_variance_threshold, rpdi_threshold } = case.configured;
-        let configured =
-            PolicyThresholds { min_probes, eat_variance_threshold, rpdi_threshold, ..PolicyThresholds::default() };
-        let load = Load { configured, ..Load::default() };
+    let of = |name: &'static str| cases::<BudgetCase>(name).into_iter().map(move |case| (name, case));
+    for (name, case) in Budget::NATIVES.iter().filter(|name| **name != "noop").flat_map(|name| of(name)) {
+        let configured = changed(&PolicyThresholds::default(), &case.configured);
+        let expected_thresholds = changed(&configured, &case.thresholds);
+        let load = Load { thinking: case.thinking, waiting: case.waiting, configured, ..Load::default() };
         let candidates: Vec<_> = case.candidates.iter().map(BudgetRow::candidate).collect();
         let expected: Vec<Verdict> = case
             .verdicts
@@ -189,15 +213,17 @@ fn budget_policies_meet_their_cases() {
                 "default" => Verdict::Default,
                 "keep-thinking" => Verdict::KeepThinking,
                 "end-now" => Verdict::EndNow,
-                other => panic!("{}: verdict {other:?}", case.name),
+                other => panic!("{name}: {}: verdict {other:?}", case.name),
             })
             .collect();
-        for policy in both::<Budget>(&runtime, "eat-rpdi") {
+        let config = serde_json::to_string(&case.config).unwrap();
+        for policy in both_with::<Budget>(&runtime, name, &config) {
             let mut slot = BudgetSlot::new(policy, targets());
-            assert_eq!(slot.probe(&load, &candidates), expected, "{}", case.name);
-            let thresholds = slot.start(&load, EntropyUnit::Bits, &candidates);
-            assert!(thresholds.iter().all(|given| given.for_policy(EntropyUnit::Bits) == configured), "{}", case.name);
-            assert_eq!(slot.stats().active, 2, "{}", case.name);
+            assert_eq!(slot.probe(&load, &candidates), expected, "{name}: {}", case.name);
+            for given in slot.start(&load, EntropyUnit::Bits, &candidates) {
+                assert_eq!(given.for_policy(EntropyUnit::Bits), expected_thresholds, "{name}: {}", case.name);
+            }
+            assert_eq!(slot.stats().active, 2, "{name}: {}", case.name);
         }
     }
 }
@@ -251,13 +277,15 @@ fn native_and_component_agree_on_random_batches() {
     for name in Eviction::NATIVES {
         agree::<Eviction>(name, memory.clone(), move |a, b| bits(a) == bits(b));
     }
-    let load = (any::<bool>(), any::<u32>(), 0.0..4.0f64, 0.1..4.0f64).prop_map(|(starts, count, variance, index)| {
+    let counts = (any::<u32>(), prop_oneof![0u32..100, any::<u32>()], prop_oneof![0u32..100, any::<u32>()]);
+    let load = (any::<bool>(), counts, 0.0..4.0f64, 0.1..4.0f64).prop_map(|(starts, counts, variance, index)| {
+        let (now, thinking, waiting) = counts;
         let configured =
             PolicyThresholds { eat_variance_threshold: variance, rpdi_threshold: index, ..PolicyThresholds::default() };
         let point = if starts { Point::Start } else { Point::Probe };
-        Load { now_ms: f64::from(count), point, thinking: count, configured, ..Load::default() }
+        Load { now_ms: f64::from(now), point, thinking, waiting, configured, ..Load::default() }
     });
-    for name in ["eat-rpdi", "noop"] {
+    for name in Budget::NATIVES {
         agree::<Budget>(name, load.clone(), |a: &BudgetDecision, b| a == b);
     }
 }
