@@ -449,7 +449,7 @@ impl ThinkBudgets {
         };
         self.status.probes_done += 1;
         let entropy = EntropySignal::from_nats(entropy_nats);
-        row.budget.on_probe(entropy);
+        row.budget.on_probe(entropy, answer);
         self.signalled.push(key);
         if let Some(signals) = self.signals.as_mut().filter(|signals| signals.len() < KEPT_SIGNALS) {
             signals.push(Signal {
@@ -511,6 +511,7 @@ impl ThinkBudgets {
             BudgetColumn::Probes,
             BudgetColumn::Eat,
             BudgetColumn::EatVariance,
+            BudgetColumn::SameAnswers,
         ]);
         self.reads_rpdi = reads(&[BudgetColumn::Rpdi]);
         if slot.swaps() != self.swaps {
@@ -625,8 +626,8 @@ impl Row {
             think_ms: if self.since_ms.is_nan() { 0.0 } else { (now_ms - self.since_ms).max(0.0) },
             priority: self.priority,
             tenant: self.tenant,
+            slack_ms: self.deadline_ms - now_ms,
             observed: self.budget.observed(),
-            ..BudgetCandidate::default()
         }
     }
 
