@@ -49,13 +49,15 @@ def run_logged(command: Sequence[str], log: Path, what: str, limit_s: float = RU
         raise Failed(f"{what} failed with exit code {child.returncode}; the end of {log}:\n{tail}")
 
 
-def engine_run(stem: Path, what: str, args: Sequence[str], limit_s: float = RUN_LIMIT_S) -> dict[str, Any]:
-    """One run of ``engine_run`` with these arguments; returns its document, kept beside its log at ``stem``.
+def engine_run(
+    stem: Path, what: str, args: Sequence[str], limit_s: float = RUN_LIMIT_S, *, driver: str = "engine_run"
+) -> dict[str, Any]:
+    """One run of ``driver`` with these arguments; returns its document, kept beside its log at ``stem``.
 
     Raises:
         Failed: it did not end, or ended with an error.
     """
     out = Path(f"{stem}.json")
-    command = [sys.executable, "-m", "meridian.bench.engine_run", "--out", str(out), *args]
+    command = [sys.executable, "-m", f"meridian.bench.{driver}", "--out", str(out), *args]
     run_logged(command, Path(f"{stem}.log"), what, limit_s)
     return json.loads(out.read_text())

@@ -12,10 +12,12 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from meridian._native import ConfigError
+from meridian.bench.arguments import Parser, at_least_1, natural, sizes
 from meridian.bench.chat import MULTI_TURN
 from meridian.bench.chat import NAME as MULTI_TURN_NAME
 from meridian.bench.child import Failed, engine_run, say
@@ -28,7 +30,10 @@ from meridian.config import MeridianConfig
 EXAMPLE = """\
 Example: meridian bench vllm --scenario multi-turn --kv-blocks 600,900 --pairs 3
 
+Another question, with options of its own: meridian bench vllm --scenario early-exit --help
+
 Exit code: 0 done, 1 a run failed, 2 bad input."""
+EARLY_EXIT_NAME = "early-exit"
 CHAT_FLAGS = ("sessions", "turns", "context_tokens", "gap_s")
 
 
@@ -130,32 +135,6 @@ def notes(pairs: Sequence[Pair]) -> list[str]:
     return out
 
 
-class _Parser(argparse.ArgumentParser):
-    """Errors are one line, as those of the rest of the `meridian` command."""
-
-    def error(self, message: str) -> NoReturn:
-        print(f"error: {message.removeprefix('argument ')}", file=sys.stderr)
-        raise SystemExit(2)
-
-
-def _whole(text: str, least: int) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number, at least {least}")
-    return int(text)
-
-
-def _natural(text: str) -> int:
-    return _whole(text, 0)
-
-
-def _at_least_1(text: str) -> int:
-    return _whole(text, 1)
-
-
-def _sizes(text: str) -> list[int]:
-    return [_at_least_1(part.strip()) for part in text.split(",")]
-
-
 def _seconds(text: str) -> float:
     try:
         seconds = float(text)
@@ -174,17 +153,17 @@ def _source(text: str) -> str:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line; exits with code 2 and one line when it makes no sense."""
-    p = _Parser(
+    p = Parser(
         prog="meridian bench vllm",
         description="Compare stock vLLM's scheduler with Meridian's in the real engine on this machine",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    names = (*SCENARIOS, MULTI_TURN_NAME)
+    names = (*SCENARIOS, MULTI_TURN_NAME, EARLY_EXIT_NAME)
     p.add_argument("--scenario", choices=names, default=MULTI_TURN_NAME, help=f"default {MULTI_TURN_NAME}")
-    p.add_argument("--pairs", type=_at_least_1, default=1, metavar="N", help="pairs of runs, a seed a pair (default 1)")
-    p.add_argument("--kv-blocks", type=_sizes, metavar="N[,N...]", help="KV cache sizes (default: the scenario's)")
+    p.add_argument("--pairs", type=at_least_1, default=1, metavar="N", help="pairs of runs, a seed a pair (default 1)")
+    p.add_argument("--kv-blocks", type=sizes, metavar="N[,N...]", help="KV cache sizes (default: the scenario's)")
     p.add_argument(
         "--policy", type=_source, default="native:output-first", metavar="SOURCE",
         help="dispatch: FILE.wasm or native:NAME (default native:output-first)",
@@ -194,12 +173,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
                    help="a field of Meridian's configuration; may be given again")  # fmt: skip
     p.add_argument("--model", type=Path, metavar="DIR", help="model (default, in the repository: a small random one)")
     p.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="float32 compares outputs too")
+    p.add_argument("--sessions", type=at_least_1, metavar="N", help=f"{MULTI_TURN_NAME}: default {MULTI_TURN.sessions}")
+    p.add_argument("--turns", type=at_least_1, metavar="N", help=f"{MULTI_TURN_NAME}: default {MULTI_TURN.turns}")
     p.add_argument(
-        "--sessions", type=_at_least_1, metavar="N", help=f"{MULTI_TURN_NAME}: default {MULTI_TURN.sessions}"
-    )
-    p.add_argument("--turns", type=_at_least_1, metavar="N", help=f"{MULTI_TURN_NAME}: default {MULTI_TURN.turns}")
-    p.add_argument(
-        "--context-tokens", type=_natural, metavar="N",
+        "--context-tokens", type=natural, metavar="N",
         help=f"{MULTI_TURN_NAME}: tokens that a session opens with (default {MULTI_TURN.context_tokens})",
     )  # fmt: skip
     p.add_argument("--gap-s", type=_seconds, metavar="S", help=f"{MULTI_TURN_NAME}: answer to next turn (default 0)")
@@ -277,8 +254,17 @@ def _compare(a: argparse.Namespace, c: Comparison) -> None:
         print(f"\n{LEGEND}")
 
 
+def _is_early_exit(argv: Sequence[str]) -> bool:
+    """Whether the scenario asked for is the one that compares no schedulers."""
+    return f"--scenario={EARLY_EXIT_NAME}" in argv or ("--scenario", EARLY_EXIT_NAME) in pairwise(argv)
+
+
 def main(argv: Sequence[str]) -> int:
     """`meridian bench vllm` with these arguments; returns the exit code."""
+    if _is_early_exit(argv):
+        from meridian.bench import early_exit  # needs NumPy
+
+        return early_exit.main(argv)
     a = parse(argv)
     if importlib.util.find_spec("vllm") is None:
         print("error: vLLM is not installed beside this Python", file=sys.stderr)

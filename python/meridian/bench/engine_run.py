@@ -76,6 +76,7 @@ class Options:
     settings: tuple[tuple[str, str], ...] = ()
     seed: int = 0
     realtime: bool = True
+    logits_processors: tuple[str, ...] = ()
 
 
 def toml_value(text: str) -> str:
@@ -181,6 +182,7 @@ def build(options: Options) -> Run:
         reasoning_parser="qwen3",
         disable_log_stats=True,
         seed=options.seed,
+        logits_processors=list(options.logits_processors) or None,
         **extra,
     )
     engine: Any = LLMEngine.from_engine_args(args)

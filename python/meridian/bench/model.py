@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 MAKE = Path("models") / "tiny-random" / "make.py"
+REASONER = Path("models") / "arith-reasoner"
 LOG_TAIL_LINES = 12
 
 
@@ -19,13 +20,34 @@ class NoModel(Exception):
     """There is no model to run; the message is one clear line, perhaps with the end of a log below it."""
 
 
-def _script() -> Path:
-    """The script of the checkout that this package lies in or, for an installed one, of the current directory's."""
+def _in_checkout(path: Path) -> Path | None:
+    """A file of the checkout that this package lies in or, for an installed one, of the current directory's."""
     here, current = Path(__file__).resolve(), Path.cwd()
     for folder in (here.parents[3], current, *current.parents):
-        if (folder / MAKE).is_file():
-            return folder / MAKE
-    raise NoModel(f"--model DIR is needed: the small model is made by {MAKE} of Meridian's repository, not found here")
+        if (folder / path).is_file():
+            return folder / path
+    return None
+
+
+def _script() -> Path:
+    found = _in_checkout(MAKE)
+    if found is None:
+        raise NoModel(
+            f"--model DIR is needed: the small model is made by {MAKE} of Meridian's repository, not found here"
+        )
+    return found
+
+
+def reasoner_dir() -> Path:
+    """Folder of the bundled reasoner, which solves the problems of `arith`.
+
+    Raises:
+        NoModel: this is not the repository.
+    """
+    config = _in_checkout(REASONER / "config.json")
+    if config is None:
+        raise NoModel(f"--model DIR is needed: the reasoner is {REASONER} of Meridian's repository, not found here")
+    return config.parent
 
 
 def model_dir() -> Path:
