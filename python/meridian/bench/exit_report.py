@@ -13,11 +13,13 @@ from meridian.bench.exit_stats import RESAMPLES, Interval, Result, Sample
 
 NONE, FIXED, PROBES = "none", "fixed", "probes"  # names of settings that are no rule; fixed budgets are `fixed-N`
 ENOUGH_PROBLEMS = 2000
-# What early exit with EAT is held to: (title, where it stands in the document of the setting, limit, at least).
-CLAIMS: Sequence[tuple[str, tuple[str, str], float]] = (
-    ("think tokens saved against no limit", ("saving", "value"), 0.5),
-    ("accuracy against no limit, lower end of the interval", ("difference", "low"), -0.01),
-    ("think tokens saved against the cheapest equally accurate fixed budget", ("saving_fixed", "value"), 0.2),
+# What early exit with EAT is held to: (title, where it stands in the setting's document, limit, at least; unit). Fixed
+# budgets of equal accuracy are a matter of chance where their curve is flat, so both readings of "equal" must hold.
+CLAIMS: Sequence[tuple[str, tuple[str, str], float, str]] = (
+    ("think tokens saved against no limit", ("saving", "value"), 0.5, "%"),
+    ("accuracy less that of no limit, lower end of the interval", ("difference", "low"), -0.01, "points"),
+    ("think tokens saved against the cheapest equally accurate fixed budget", ("saving_fixed", "value"), 0.2, "%"),
+    ("the same with a little less accuracy allowed to the budget", ("saving_fixed_within", "value"), 0.2, "%"),
 )
 CLAIMED = "eat"
 
@@ -123,9 +125,10 @@ def document(
 def claimed(settings: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Each claim with what was measured and whether it holds; a figure without a value does not."""
     out = []
-    for title, (figure, end), limit in CLAIMS:
+    for title, (figure, end), limit, unit in CLAIMS:
         value = settings[CLAIMED][figure][end]
-        out.append({"claim": title, "value": value, "at_least": limit, "holds": value is not None and value >= limit})
+        holds = value is not None and value >= limit
+        out.append({"claim": title, "value": value, "at_least": limit, "unit": unit, "holds": holds})
     return out
 
 
@@ -215,8 +218,8 @@ def claims(d: Mapping[str, Any]) -> list[str]:
     """One line a claim: yes or no."""
     title = FAMILIES[CLAIMED].title
     return [
-        f"{title}, {c['claim']}: {_percent(c['value'], 2)} %, expected at least {_percent(c['at_least'], 0)} %: "
-        f"{'holds' if c['holds'] else 'DOES NOT HOLD'}"
+        f"{title}: {c['claim']}: {_percent(c['value'], 2)} {c['unit']}, expected at least "
+        f"{_percent(c['at_least'], 0)}: {'holds' if c['holds'] else 'DOES NOT HOLD'}"
         for c in d["claims"]
     ]
 
@@ -269,9 +272,10 @@ def notes(d: Mapping[str, Any]) -> list[str]:
             f"probing at every line, ending nothing: {cost['probe_tokens_per_generated_token']:.2f} probe tokens for "
             f"each generated one, {cost['wall_ratio']:.2f} times the wall time of a token"
         )
+    unended = [f"{s['title']} {s['unended']}" for s in settings.values() if s["unended"]]
+    if unended:
+        out.append(f"thoughts that never ended and count as wrong: {', '.join(unended)}")
     for s in settings.values():
-        if s["unended"]:
-            out.append(f"{s['title']}: {s['unended']} thoughts never ended and count as wrong")
         if s["probes"]["dropped"]:
             out.append(f"{s['title']}: {s['probes']['dropped']:,} of {s['probes']['asked']:,} probes were dropped")
     if d["faults"]:
@@ -321,6 +325,7 @@ def plot(d: Mapping[str, Any], path: Path) -> None:
                 capsize=2,
                 label=family.title,
             )
+        axes.margins(x=0.08)
         axes.set_xlabel("mean think tokens")
         axes.set_ylabel("accuracy, %")
         axes.set_title(f"{d['problems']:,} problems, T={d['temperature']:g}, 95 % intervals", fontsize=10)
