@@ -16,7 +16,6 @@ from meridian.bench.model import NoModel, reasoner_dir
 
 from areas.common import RESULTS, ROOT, WORK, Bound, Figure, provenance
 
-PROBLEMS = 4000  # at 96 % accuracy an interval of a difference is then about 0.9 point to either side
 PAGE = ROOT / "docs" / "src" / "early-exit.md"
 MARKERS = ("<!-- early-exit -->", "<!-- /early-exit -->")
 SHARE = "share (95 % interval)"
@@ -92,7 +91,7 @@ def figures(d: Mapping[str, Any]) -> Iterator[Figure]:
             yield Figure(f"early exit: probing at every line, ending nothing: {name}", cost[key], unit)
 
 
-def early_exit(problems: int = PROBLEMS, repeats: int = 1) -> Iterator[Figure]:
+def early_exit(problems: int = scenario.PROBLEMS, repeats: int = 1) -> Iterator[Figure]:
     """EAT with and without a guard, RPDI and patience against no limit and fixed budgets, thresholds from a split."""
     try:
         x = scenario.Experiment(reasoner_dir(), WORK / scenario.NAME, problems, repeats=repeats)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from meridian.bench.exit_rules import FAMILIES, MARGIN, NO_GUARD_BITS, RPDI_WINDOW, Choice, Eat, Outcome
+from meridian.bench.exit_rules import EQUALLY_CHEAP, FAMILIES, MARGIN, NO_GUARD_BITS, RPDI_WINDOW, Choice, Eat, Outcome
 from meridian.bench.exit_stats import RESAMPLES, Interval, Result, Sample
 
 NONE, FIXED, PROBES = "none", "fixed", "probes"  # names of settings that are no rule; fixed budgets are `fixed-N`
@@ -107,6 +107,7 @@ def document(
         "scenario": "early-exit",
         **facts,
         "margin": MARGIN,
+        "equally_cheap": EQUALLY_CHEAP,
         "rpdi_window": RPDI_WINDOW,
         "resamples": RESAMPLES,
         "within": next(iter(results.values())).within,

@@ -21,6 +21,9 @@ Bools = NDArray[np.bool_]
 # A rule may be this much less accurate on the tuning split than no limit. Half of the point that the report split
 # allows: what is chosen as the best of many does a little worse on other problems.
 MARGIN = 0.005
+# Settings whose think tokens are within this share of the fewest count as equally cheap, and the most accurate of them
+# is chosen: else the last tenth of a token would be bought with the whole margin.
+EQUALLY_CHEAP = 0.01
 
 # Stand for "no such test" in a configuration, whose numbers are finite: no entropy and no ratio comes near.
 NO_GUARD_BITS = 1e9
@@ -258,10 +261,11 @@ class Choice:
         }
 
 
-def choose(rules: Iterable[Rule], r: Recorded, margin: float = MARGIN) -> Choice:
-    """The setting with the fewest think tokens that is at most ``margin`` less accurate than no limit.
+def choose(rules: Iterable[Rule], r: Recorded, margin: float = MARGIN, equally_cheap: float = EQUALLY_CHEAP) -> Choice:
+    """The cheapest setting in think tokens that is at most ``margin`` less accurate than no limit.
 
-    If there is none, the most accurate; of equals the one with fewer tokens, then the earlier.
+    Of all that are at most the share ``equally_cheap`` above the cheapest, the most accurate; if none is within the
+    margin, the most accurate of all. Of equals the one with fewer tokens, then the earlier.
 
     Raises:
         ValueError: there are no settings, or no thoughts.
@@ -273,7 +277,8 @@ def choose(rules: Iterable[Rule], r: Recorded, margin: float = MARGIN) -> Choice
     tried = [(rule, o.mean_tokens, o.accuracy) for rule in rules for o in (evaluate(rule, r),)]
     # A share of so many thoughts is not an exact number.
     good = [x for x in tried if x[2] >= least - 1e-12]
-    rule, tokens, accuracy = min(good, key=lambda x: (x[1], -x[2])) if good else min(tried, key=lambda x: (-x[2], x[1]))
+    most = (1 + equally_cheap) * min((x[1] for x in good), default=math.inf)
+    rule, tokens, accuracy = min((x for x in good or tried if x[1] <= most), key=lambda x: (-x[2], x[1]))
     return Choice(rule, tokens, accuracy, bool(good), len(rules))
 
 

@@ -144,6 +144,15 @@ def test_choose_takes_the_cheapest_within_the_margin() -> None:
     assert (strict.rule, strict.within_margin) == (Patience(4), True)
 
 
+def test_choose_takes_the_more_accurate_of_what_costs_as_much() -> None:
+    # Patience 2 ends the last one wrong, patience 3 right, for half as many tokens again.
+    r = of(*[thought([0] * 4, [7, 7, 7, 7])] * 199, thought([4, 0, 0, 0, 0], [3, 3, 7, 7, 7]))
+    two, three = evaluate(Patience(2), r), evaluate(Patience(3), r)
+    assert (two.mean_tokens, three.mean_tokens) == (20, (199 * 30 + 50) / 200)
+    assert choose([Patience(2), Patience(3)], r).rule == Patience(2)
+    assert choose([Patience(2), Patience(3)], r, equally_cheap=0.6).rule == Patience(3)
+
+
 def test_choose_takes_the_most_accurate_if_none_is_within_the_margin() -> None:
     r = of(*[thought([0, 0, 0], [3, 3, 3])] * 2, thought([0, 0, 0], [7, 7, 7]))
     found = choose([Patience(3), Patience(2)], r)
