@@ -61,12 +61,15 @@ RUN_LIMIT_S = 1800
 NEVER = 1_000_000  # tokens, above every context
 # A rule is also held against the cheapest fixed budget that is at most so much less accurate than the rule.
 WITHIN = 0.005
-UNLIMITED = {"scheduler.min_think_tokens": 0, "scheduler.max_think_tokens": NEVER}
-NEVER_FORCE = {"scheduler.min_think_tokens": NEVER, "scheduler.max_think_tokens": NEVER}
+# While an answer streams, probes get only the time that its latency target leaves; here no target is to be held.
+NO_TARGET = {"scheduler.output_tpot_budget_ms": 10_000, "scheduler.think_tpot_budget_ms": 10_000}
+UNLIMITED = {**NO_TARGET, "scheduler.min_think_tokens": 0, "scheduler.max_think_tokens": NEVER}
+NEVER_FORCE = {**NO_TARGET, "scheduler.min_think_tokens": NEVER, "scheduler.max_think_tokens": NEVER}
 PROBED = {
     "entropy.enabled": True,
     "entropy.unit": "bits",
     "entropy.probe_at": "newline",
+    "entropy.eat_probe_interval_tokens": 1,  # at every line, however short
     # The thought ends with a line break where it is probed, and the model's answer is `ans N`.
     "entropy.probe_newline": False,
     "entropy.probe_suffix": "ans",

@@ -28,8 +28,11 @@ TEMPERATURE = 0.6
 TUNE_PROBLEMS = 800
 MAX_MODEL_LEN = 512  # the longest prompt has 24 tokens, a thought of four passes about 260
 PROMPT_ROOM = 32
-MAX_NUM_SEQS = 128
-KV_BLOCKS = 4096
+IN_FLIGHT = 128
+# A probe takes a seat of its own, and only one that nobody waits for: what is in flight must not fill them.
+MAX_NUM_SEQS = 2 * IN_FLIGHT
+BLOCK_SIZE = 32
+KV_BLOCKS = 8192  # memory is not what is measured
 WARM_UP = 64  # problems; more passes than one, so that both kinds of step are past their first use
 PROCESSOR = "meridian.vllm:BudgetLogitsProcessor"
 BUDGET_ARGUMENT = "meridian_think_budget"
@@ -109,7 +112,7 @@ class Solver:
         ids: list[str] = []
         running = 0
         while len(requests) < len(todo) or running:
-            while len(requests) < len(todo) and running < MAX_NUM_SEQS:
+            while len(requests) < len(todo) and running < IN_FLIGHT:
                 problem, prompt = todo[len(requests)]
                 params = SamplingParams(
                     temperature=self.temperature,
@@ -224,6 +227,7 @@ def main(argv: list[str] | None = None) -> int:
         # Keeps vLLM's order and leaves its KV memory alone: what changes is thinking.
         "native:fcfs",
         kv_blocks=KV_BLOCKS,
+        block_size=BLOCK_SIZE,
         max_num_seqs=MAX_NUM_SEQS,
         max_model_len=MAX_MODEL_LEN,
         dtype=a.dtype,

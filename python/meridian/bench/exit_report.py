@@ -71,6 +71,7 @@ def _setting(m: Measured, r: Result, none: Measured) -> dict[str, Any]:
         "generated_tokens": m.generated_tokens,
         "unended": m.unended,
         "forced": dict(m.counters.get("forced") or {}),
+        "missed": m.counters.get("missed", 0),  # ends that came too late to be forced
         "probes": {k: probes.get(k, 0) for k in ("asked", "done", "dropped")},
         "probe_tokens": (probed := m.counters.get("probe_tokens", 0)),
         # Every token that the engine computed after the prompts, against no limit: what a probe costs is part of it.

@@ -178,7 +178,7 @@ class Patience:
     def settings(self) -> dict[str, Any]:
         """What to set in meridian.toml."""
         return {
-            "entropy.min_probes": EAT_OFF_PROBES,
+            "entropy.min_probes": 1,
             "policy.budget.source": "native:patience",
             "policy.budget.config.answers": self.answers,
         }

@@ -290,7 +290,8 @@ def test_settings_are_written_as_toml_reads_them() -> None:
     runs = configurations(choices)
     assert list(runs) == ["fixed", "probes", *FAMILIES]
     assert runs["patience"]["policy.budget.config.answers"] == 2
-    assert runs["rpdi"]["entropy.probe_at"] == "interval"  # no probes
+    assert runs["rpdi"]["entropy.eat_probe_interval_tokens"] > 1000  # no probes
+    assert runs["eat"]["entropy.eat_probe_interval_tokens"] == 1  # at every line
     assert runs["probes"]["scheduler.min_think_tokens"] == runs["probes"]["scheduler.max_think_tokens"]
     assert runs["eat-published"]["entropy.eat_max_bits"] == 1e9
     assert runs["eat"]["entropy.rpdi_threshold"] == 1e9
