@@ -9,15 +9,18 @@ import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import meridian.budget
 import numpy as np
 import pytest
 from meridian.bench import compare as pairs
 from meridian.bench import early_exit, exit_report
+from meridian.bench.arith import Problem
 from meridian.bench.early_exit import answered, configurations, flags, parse, trajectories, tuned, write
-from meridian.bench.early_exit_run import difference, splits, think_tokens
+from meridian.bench.early_exit_run import Solver, Solving, difference, splits, think_tokens
+from meridian.bench.engine_run import Run
 from meridian.bench.exit_rules import (
     FAMILIES,
     Choice,
@@ -270,6 +273,41 @@ def test_think_tokens_end_at_the_first_marker() -> None:
     assert think_tokens([5, 8, 6, 8, 9], [8, 9]) == 3
     assert think_tokens([9], [9]) == 0
     assert think_tokens([5, 6], [9]) is None
+
+
+class Words:
+    """A tokenizer whose tokens are the places of words in a list."""
+
+    words = ("ans", "7", "12", "</think>", "<eos>", "so", "\n")
+
+    def get_tokenizer(self) -> "Words":
+        return self
+
+    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
+        return [self.words[i] for i in ids]
+
+    def ids(self, text: str) -> list[int]:
+        return [self.words.index(w) for w in text.split(" ")]
+
+
+@pytest.mark.parametrize(
+    ("completion", "expected"),
+    [
+        ("so 7 \n </think> ans 7 <eos>", (3, True)),
+        ("</think> ans 7", (0, True)),
+        ("so 7 </think> ans 12 <eos>", (2, False)),
+        ("so 7 </think> ans 7 ans 7", (2, False)),
+        ("so 7 </think>", (2, False)),
+        ("ans 7 <eos>", (3, False)),  # thinking never ended
+    ],
+)
+def test_a_completion_is_graded_behind_its_end_marker(completion: str, expected: tuple[int, bool]) -> None:
+    words = Words()
+    run = SimpleNamespace(engine=words, end_ids=tuple(words.ids("</think>")))
+    solver = Solver(cast(Run, run), 0.6)
+    seven = Problem(3, (("+", 4),))
+    assert solver.solved(Solving(seven, words.ids(completion))) == expected
+    assert [solver.answer_number(t) for t in (1, 2, 5, None)] == [7, 12, None, None]
 
 
 def test_counters_of_a_pass_are_what_was_gained() -> None:
