@@ -34,6 +34,9 @@ pub struct ThinkSettings {
     pub can_probe: bool,
     /// Where a probe may be due.
     pub probe_at: ProbeAt,
+    /// Tokens in a KV block. A probe at the end of a block computes nothing but what it appends, so with intervals of a
+    /// block or more they are put there.
+    pub block_tokens: u32,
     /// Tokens that end a line.
     pub line_ends: HashSet<u32>,
     /// Tokens that end a line, a sentence or a clause.
@@ -372,46 +375,32 @@ impl ThinkBudgets {
 
     /// Whether a probe of this request is due now.
     fn see_probe(&mut self, key: u64) {
-        let ThinkSettings { measures, can_probe, probe_at, line_ends, .. } = &self.settings;
+        let ThinkSettings { measures, can_probe, probe_at, line_ends, block_tokens, .. } = &self.settings;
         let Some(row) = self.rows.get_mut(&key) else { return };
-        let wanted = self.signals.is_some()
-            || row.budget.thresholds().eat_variance_threshold > 0.0
-            || self.reads_probes;
+        let thinks = row.enforcer.is_thinking() && !row.enforcer.is_forcing() && row.ordered.is_none();
+        if !thinks {
+            self.status.probes_dropped += u64::from(row.probe != Probe::None);
+            row.probe = Probe::None;
+            return;
+        }
+        let thresholds = row.budget.thresholds();
+        let wanted = self.signals.is_some() || thresholds.eat_variance_threshold > 0.0 || self.reads_probes;
+        if !*can_probe || !*measures || !wanted || row.client.is_off || !row.budget.probe_due() {
+            return;
+        }
         let is_at = match probe_at {
-            ProbeAt::Interval => true,
+            ProbeAt::Interval if thresholds.eat_probe_interval_tokens < *block_tokens => true,
+            ProbeAt::Interval => (row.prompt_tokens + row.enforcer.tokens()).is_multiple_of((*block_tokens).max(1)),
             ProbeAt::Newline => line_ends.contains(&row.last_token),
         };
-        let can = *can_probe && *measures && wanted && !row.client.is_off && row.ordered.is_none();
-        let thinks = row.enforcer.is_thinking() && !row.enforcer.is_forcing();
-        match row.probe {
-            _ if !thinks => {
-                if row.probe != Probe::None {
-                    self.status.probes_dropped += 1;
-                    row.probe = Probe::None;
-                }
-            }
-            Probe::None | Probe::Due { .. } if can && is_at && row.budget.probe_due() => {
-                if matches!(row.probe, Probe::Due { .. }) {
-                    // It had no room until the next was due: that one knows more.
-                    if row.budget.thresholds().eat_probe_interval_tokens > self.waited(key) {
-                        return;
-                    }
-                    self.status.probes_dropped += 1;
-                }
-                let Some(row) = self.rows.get_mut(&key) else { return };
-                self.status.probes_asked += 1;
-                row.probe =
-                    Probe::Due { tokens: row.enforcer.tokens(), think_tokens: row.enforcer.think_tokens() };
-            }
-            _ => {}
+        if !is_at || matches!(row.probe, Probe::Running { .. }) {
+            return;
         }
-    }
-
-    fn waited(&self, key: u64) -> u32 {
-        match self.rows.get(&key) {
-            Some(Row { probe: Probe::Due { tokens, .. }, enforcer, .. }) => enforcer.tokens() - tokens,
-            _ => 0,
-        }
+        // One that had no room until the next was due is not tried any more: this one knows more.
+        self.status.probes_dropped += u64::from(row.probe != Probe::None);
+        self.status.probes_asked += 1;
+        row.budget.begin_probe();
+        row.probe = Probe::Due { tokens: row.enforcer.tokens(), think_tokens: row.enforcer.think_tokens() };
     }
 
     /// The probes that are due: which request, and of how many of its generated tokens. The longest due first.
@@ -462,7 +451,7 @@ impl ThinkBudgets {
         }
     }
 
-    /// The request's probe was given up; another is due at once.
+    /// The request's probe was given up.
     pub fn probe_dropped(&mut self, key: u64) {
         if let Some(row) = self.rows.get_mut(&key)
             && row.probe != Probe::None

@@ -144,7 +144,8 @@ class ThinkHook:
                 self._thinking.probe_dropped(key)
                 continue
             prompt = [*request.all_token_ids[: request.num_prompt_tokens + tokens], *self._suffix]
-            cached = min(request.num_computed_tokens, len(prompt) - len(self._suffix))
+            # What its request computes in this step is found as well.
+            cached = min(request.num_computed_tokens + 1, len(prompt) - len(self._suffix))
             cached -= cached % scheduler.block_size
             if len(prompt) >= scheduler.max_model_len:
                 self._thinking.probe_dropped(key)

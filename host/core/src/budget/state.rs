@@ -104,6 +104,8 @@ pub struct ThinkBudget {
     matched: Vec<u16>,
     tokens: u32,
     last_probe: u32,
+    /// A probe of an earlier token is under way.
+    is_probing: bool,
     eat: Eat,
     rpdi: Rpdi,
     /// Most likely next token of the latest probe, and how many in a row had it.
@@ -133,6 +135,7 @@ impl ThinkBudget {
             interrupts,
             tokens: 0,
             last_probe: 0,
+            is_probing: false,
             eat: Eat::default(),
             rpdi: Rpdi::new(thresholds.rpdi_window),
             answer: None,
@@ -173,7 +176,9 @@ impl ThinkBudget {
     /// not known. One that measured no entropy is no signal, whatever its answer; the next is due at the interval all the
     /// same.
     pub fn on_probe(&mut self, entropy: EntropySignal, answer: Option<u32>) {
-        self.last_probe = self.tokens;
+        if !std::mem::take(&mut self.is_probing) {
+            self.last_probe = self.tokens;
+        }
         if !self.eat.observe(entropy.in_unit(self.unit), self.thresholds.ema_alpha) {
             return;
         }
@@ -181,6 +186,12 @@ impl ThinkBudget {
         let again = if self.answer == answer { self.same_answers } else { 0 };
         self.same_answers = if answer.is_some() { again.saturating_add(1) } else { 0 };
         self.answer = answer;
+    }
+
+    /// A probe of the tokens so far begins, and may tell later: the next is due an interval from here.
+    pub fn begin_probe(&mut self) {
+        self.last_probe = self.tokens;
+        self.is_probing = true;
     }
 
     /// Whether `eat_probe_interval_tokens` have been thought since the last probe, and the end is not decided.
