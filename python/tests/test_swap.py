@@ -183,6 +183,30 @@ def test_the_request_that_has_computed_least_goes_first(policies: Path, tmp_path
     running.close()
 
 
+@pytest.mark.parametrize("source", ["native:{}", "{}.wasm"])
+def test_budget_policies_by_answers_deadline_and_count(policies: Path, tmp_path: Path, source: str) -> None:
+    def made(name: str, **config: object) -> meridian.PolicyEngine:
+        path = source.format(name)
+        path = path if path.startswith("native:") else str(policies / path)
+        return engine("native:output-first", tmp_path, budget=meridian.SlotConfig(path, config, deadline_ms=1000.0))
+
+    again = [meridian.ThinkingRequest(same_answers=n) for n in (1, 2)]
+    running = made("patience", answers=2)
+    assert running.verdicts(again) == ["keep-thinking", "end-now"]
+    running.close()
+
+    late = [meridian.ThinkingRequest(slack_ms=99.0), meridian.ThinkingRequest()]
+    running = made("deadline-aware", slack_ms=100)
+    assert running.verdicts(late) == ["end-now", "keep-thinking"]
+    assert [given["min_think_tokens"] for given in running.thresholds(late)] == [0, 512]
+    running.close()
+
+    running = made("fixed-budget", think_tokens=1000)
+    assert running.thresholds([meridian.ThinkingRequest()])[0]["max_think_tokens"] == 1000
+    assert running.verdicts(again) == ["default", "default"]
+    running.close()
+
+
 def test_a_component_in_the_configuration_of_every_slot(policies: Path, tmp_path: Path) -> None:
     noop = str(policies / "noop.wasm")
     running = engine(noop, tmp_path, eviction=meridian.SlotConfig(noop), budget=meridian.SlotConfig(noop))

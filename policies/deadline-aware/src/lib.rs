@@ -44,10 +44,10 @@ impl Policy for DeadlineAware {
     fn new(init: Init<'_>) -> Result<Self, String> {
         let options: Options = init.config()?;
         let Options { full_pressure, least_share, most_loosening, slack_ms } = options;
-        check("full_pressure", full_pressure, full_pressure >= 0.001 && full_pressure <= 1e6, "in 0.001..=1000000")?;
+        check("full_pressure", full_pressure, (0.001..=1e6).contains(&full_pressure), "in 0.001..=1000000")?;
         check("least_share", least_share, least_share > 0.0 && least_share <= 1.0, "in (0, 1]")?;
-        check("most_loosening", most_loosening, most_loosening >= 1.0 && most_loosening <= 1e6, "in 1..=1000000")?;
-        check("slack_ms", slack_ms, slack_ms >= 0.0 && slack_ms <= 1e9, "in 0..=1000000000")?;
+        check("most_loosening", most_loosening, (1.0..=1e6).contains(&most_loosening), "in 1..=1000000")?;
+        check("slack_ms", slack_ms, (0.0..=1e9).contains(&slack_ms), "in 0..=1000000000")?;
         Ok(Self { options })
     }
 }
