@@ -116,7 +116,10 @@ impl Simd for Arrays {
     }
 
     #[inline(always)]
-    fn prefetch<T>(self, _address: *const T) {}
+    fn prefetch_far(self, _address: *const u8) {}
+
+    #[inline(always)]
+    fn prefetch_near(self, _address: *const u8) {}
 
     #[inline(always)]
     fn load_f32(self, from: &[f32]) -> [f32; LANES] {

@@ -9,8 +9,10 @@ const GROUP: usize = 8;
 const CACHE_LINE: usize = 64;
 
 /// How far ahead memory is asked for, in bytes. A group's arithmetic fills the window in which the processor looks
-/// ahead by itself, so without this a row takes as long as the memory and the arithmetic one after the other.
-const AHEAD: usize = 4096;
+/// ahead by itself, so without this a row takes as long as the memory and the arithmetic one after the other. Twice,
+/// because the first level cache waits for few lines at a time, and the second for many.
+const FAR: usize = 8192;
+const NEAR: usize = 1024;
 
 /// Differences from the maximum are cut here. `exp` of it is so small that a vocabulary of them is lost beside the 1 of
 /// the maximum, `2^n` is still a normal number, and a masked token's difference is one that can be multiplied.
@@ -94,8 +96,10 @@ impl<S: Simd> Pass<S> {
     #[inline(always)]
     fn group<K: Kind>(&mut self, group: &[K::Raw]) -> Result<(), NoDistribution> {
         let simd = self.simd;
+        let bytes = group.as_ptr().cast::<u8>();
         for line in (0..size_of_val(group)).step_by(CACHE_LINE) {
-            simd.prefetch(group.as_ptr().cast::<u8>().wrapping_add(AHEAD + line));
+            simd.prefetch_far(bytes.wrapping_add(FAR + line));
+            simd.prefetch_near(bytes.wrapping_add(NEAR + line));
         }
         let mut x = [self.max; GROUP];
         for i in 0..GROUP {

@@ -32,8 +32,10 @@ pub(crate) trait Simd: Copy {
     fn accumulate(self, sums: Self::Sums, values: Self::Floats) -> Self::Sums;
     fn total(self, sums: Self::Sums) -> f64;
 
-    /// Asks for the memory at an address, which may be any, to be in the cache soon.
-    fn prefetch<T>(self, address: *const T);
+    /// Asks for the memory at an address, which may be any, to be in the second level cache soon.
+    fn prefetch_far(self, address: *const u8);
+    /// The same for the first level cache.
+    fn prefetch_near(self, address: *const u8);
     /// The first [`Simd::LANES`] of `from`.
     fn load_f32(self, from: &[f32]) -> Self::Floats;
     fn load_bf16(self, from: &[u16]) -> Self::Floats;

@@ -141,7 +141,13 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn prefetch<T>(self, address: *const T) {
+    fn prefetch_far(self, address: *const u8) {
+        // SAFETY: a hint, which accesses nothing; every x86-64 has it.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
+    }
+
+    #[inline(always)]
+    fn prefetch_near(self, address: *const u8) {
         // SAFETY: a hint, which accesses nothing; every x86-64 has it.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
     }
@@ -248,7 +254,13 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn prefetch<T>(self, address: *const T) {
+    fn prefetch_far(self, address: *const u8) {
+        // SAFETY: a hint, which accesses nothing; every x86-64 has it.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
+    }
+
+    #[inline(always)]
+    fn prefetch_near(self, address: *const u8) {
         // SAFETY: a hint, which accesses nothing; every x86-64 has it.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
     }
