@@ -154,6 +154,11 @@ impl BudgetRows {
                         }
                     }
                 },
+                Order::Measure { key, on } => {
+                    if let Some(request) = self.find(key) {
+                        request.is_measured = on;
+                    }
+                }
                 Order::Gone { key } => match self.find(key) {
                     Some(request) => request.is_gone = true,
                     None => _ = self.parked.remove(&key),

@@ -206,8 +206,7 @@ pub struct ThinkBudgets {
     signals: Option<Vec<Signal>>,
     /// Swaps of the slot that the thresholds take account of.
     swaps: u64,
-    reads_probes: bool,
-    reads_rpdi: bool,
+    reads_answers: bool,
 }
 
 struct Row {
@@ -220,6 +219,7 @@ struct Row {
     priority: i32,
     tenant: u32,
     deadline_ms: f64,
+    is_measured: bool,
     since_ms: f64,
     entropies: VecDeque<(u32, f32, Measured)>,
     is_asked: bool,
@@ -251,8 +251,7 @@ impl ThinkBudgets {
             status: BudgetStatus::default(),
             signals: None,
             swaps: 0,
-            reads_probes: false,
-            reads_rpdi: false,
+            reads_answers: false,
         }
     }
 
@@ -273,9 +272,8 @@ impl ThinkBudgets {
             .or_else(|_| ThinkBudget::new(*configured, *unit, [].into()))
             .or_else(|_| ThinkBudget::new(Thresholds::default(), *unit, [].into()))
             .expect("the default thresholds are in range");
-        let is_measured =
-            *measures && !request.client.is_off && (thresholds.rpdi_threshold < RPDI_OFF || self.reads_rpdi)
-                || self.signals.is_some();
+        let wants_index = thresholds.rpdi_threshold < RPDI_OFF && !request.client.is_off;
+        let is_measured = *measures && (wants_index || self.signals.is_some());
         if enforcer.is_thinking() {
             self.opening.push(key);
         }
@@ -289,6 +287,7 @@ impl ThinkBudgets {
             priority: request.priority,
             tenant: request.tenant,
             deadline_ms: request.deadline_ms,
+            is_measured,
             since_ms: f64::NAN,
             entropies: VecDeque::new(),
             is_asked: false,
@@ -384,7 +383,7 @@ impl ThinkBudgets {
             return;
         }
         let thresholds = row.budget.thresholds();
-        let wanted = self.signals.is_some() || thresholds.eat_variance_threshold > 0.0 || self.reads_probes;
+        let wanted = self.signals.is_some() || thresholds.eat_variance_threshold > 0.0 || self.reads_answers;
         if !*can_probe || !*measures || !wanted || row.client.is_off || !row.budget.probe_due() {
             return;
         }
@@ -495,14 +494,8 @@ impl ThinkBudgets {
     pub fn decide(&mut self, slot: &mut BudgetSlot, load: Load) -> &[u8] {
         self.orders.clear();
         self.orders.append(&mut self.gone);
-        let reads = |columns: &[BudgetColumn]| columns.iter().any(|column| slot.asks_for(*column));
-        self.reads_probes = reads(&[
-            BudgetColumn::Probes,
-            BudgetColumn::Eat,
-            BudgetColumn::EatVariance,
-            BudgetColumn::SameAnswers,
-        ]);
-        self.reads_rpdi = reads(&[BudgetColumn::Rpdi]);
+        // Whose thresholds turn EAT off is probed for a policy that goes by the answers.
+        self.reads_answers = slot.asks_for(BudgetColumn::SameAnswers);
         if slot.swaps() != self.swaps {
             // A policy that is swapped in decides about those who think already.
             self.swaps = slot.swaps();
@@ -539,6 +532,12 @@ impl ThinkBudgets {
                 row.order(*key, row.enforcer.tokens() + ahead, limit, &mut self.orders);
             }
             row.is_asked = true;
+            let wants_index = thresholds.rpdi_threshold < RPDI_OFF && !row.client.is_off;
+            let on = self.settings.measures && (wants_index || self.signals.is_some());
+            if on != row.is_measured {
+                row.is_measured = on;
+                Order::Measure { key: *key, on }.write(&mut self.orders);
+            }
         }
         opening.clear();
         self.opening = opening;

@@ -24,6 +24,13 @@ pub enum Order {
         /// Think tokens.
         max_think_tokens: u32,
     },
+    /// Whether the entropy of its tokens is wanted, from now on.
+    Measure {
+        /// The request.
+        key: u64,
+        /// It is.
+        on: bool,
+    },
     /// The request is over: nothing of it needs to be kept.
     Gone {
         /// The request.
@@ -40,6 +47,7 @@ impl Order {
         let (tag, key, from, max_think_tokens) = match *self {
             Self::Limit { key, from, max_think_tokens } => (0u8, key, from, max_think_tokens),
             Self::Gone { key } => (1, key, 0, 0),
+            Self::Measure { key, on } => (2, key, u32::from(on), 0),
         };
         out.push(tag);
         out.extend_from_slice(&key.to_le_bytes());
@@ -58,6 +66,7 @@ impl Order {
                     max_think_tokens: u32::from_le_bytes(array(record, 13)),
                 }),
                 1 => Some(Self::Gone { key }),
+                2 => Some(Self::Measure { key, on: record[9] != 0 }),
                 _ => None,
             }
         })
