@@ -21,11 +21,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from areas import core, kv, runtime, slice
+from areas import budget, core, kv, runtime, slice
 from areas.common import RESULTS, ROOT, provenance, say
 
 PAIRS = 5
-AREAS = {"slice": slice.parts, "core": core.parts, "runtime": runtime.parts, "kv": kv.parts}
+AREAS = {"slice": slice.parts, "core": core.parts, "runtime": runtime.parts, "kv": kv.parts, "budget": budget.parts}
 # Pages with a table between `<!-- figures:AREA -->` and `<!-- /figures:AREA -->`.
 PAGES = (ROOT / "README.md", ROOT / "docs" / "src" / "benchmarks.md")
 

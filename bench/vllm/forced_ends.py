@@ -1,15 +1,15 @@
-"""Do forced endings land exactly where they are meant to, in the real engine, also when it schedules ahead and preempts?
+"""Do forced endings land exactly where they are meant to, in the real engine, when it schedules ahead and preempts?
 
     python bench/vllm/forced_ends.py --requests 1000
     python bench/vllm/forced_ends.py --requests 1000 --scheduling async --marker "so much for that"
 
-Requests of every kind come together into an engine that is short of KV blocks: think budgets, budgets that change while
-the request thinks, interrupt patterns, ends of sequence inside the thinking, and requests with nothing set. The model has
-random weights and never ends its thinking by itself; what it must generate is known to the token.
+Requests of every kind come together into an engine that is short of KV blocks: think budgets, budgets that change
+while the request thinks, interrupt patterns, ends of sequence inside the thinking, and requests with nothing set. The
+model has random weights and never ends its thinking by itself; what it must generate is known to the token.
 
 vLLM turns asynchronous scheduling off on CPU. With `--scheduling async` this script turns it on again, with the real
-`AsyncScheduler` and model runner: step n + 1 is scheduled before the tokens of step n are known. Only CUDA's streams and
-events are made up, as vLLM's own CPU model runner makes them up; there is no GPU here.
+`AsyncScheduler` and model runner: step n + 1 is scheduled before the tokens of step n are known. Only CUDA's streams
+and events are made up, as vLLM's own CPU model runner makes them up; there is no GPU here.
 
 Prints one JSON object; exit code 0 only when every ending is exact.
 """

@@ -2,9 +2,9 @@
 
     python bench/vllm/probe_overhead.py --requests 32 --interval 32 --rounds 7
 
-Requests that think all the time run in the real engine with probes every `--interval` think tokens and without, in turn,
-in one process; the ratio is of the medians, and of each pair. Nothing is ever ended, so that both do the same work. Prints
-one JSON object.
+Requests that think all the time run in the real engine with probes every `--interval` think tokens and without, in
+turn, in one process; the ratio is of the medians, and of each pair. Nothing is ever ended, so that both do the same
+work. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     (folder / "meridian.toml").write_text(text)
     os.environ["MERIDIAN_CONFIG"] = str(folder / "meridian.toml")
     from meridian import load_config
-    from meridian.vllm.scheduler import _make_engine
+    from meridian.vllm.parts import make_engine
 
     engine: Any = LLMEngine.from_engine_args(
         EngineArgs(
@@ -77,7 +77,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     done = 0
     for round_ in range(args.rounds + 1):
         for name in list(ways) if round_ % 2 else reversed(list(ways)):
-            scheduler._meridian_engine = _make_engine(ways[name], scheduler)
+            scheduler._meridian_engine = make_engine(ways[name], scheduler)
             scheduler._meridian_use(scheduler._meridian_engine)
             seconds = run(engine, args, tail, seed=round_)
             if round_:  # the first is to warm up

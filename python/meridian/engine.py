@@ -41,6 +41,22 @@ class KvStats(TypedDict):
     resyncs: int
 
 
+class BudgetStats(TypedDict):
+    """What was done to the thinking of an engine's requests."""
+
+    forced: dict[str, int]
+    """Ends that were forced, by reason."""
+    missed: int
+    """Tokens that were to be forced and came out otherwise."""
+    probes: dict[str, int]
+    """`asked`, `done`, `dropped`."""
+    probe_tokens: int
+    think_tokens: int
+    """Of requests that are over."""
+    thought: int
+    """Requests that have thought and are over."""
+
+
 class Stats(TypedDict):
     """What a dispatch slot has done since it was made. Times in milliseconds."""
 
@@ -58,6 +74,7 @@ class Stats(TypedDict):
     last_fault: str | None
     preemptions: dict[str, int]
     kv: KvStats | None
+    budget: BudgetStats | None
     step_time_ms: tuple[float, float, float] | None
     last_source: str | None
 

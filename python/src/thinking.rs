@@ -139,7 +139,11 @@ impl Thinking {
     fn due(&self) -> Vec<(String, u64, u32)> {
         let inner = self.lock();
         let Some(followed) = &inner.followed else { return Vec::new() };
-        followed.budgets.due().filter_map(|(key, cut)| Some((followed.budgets.name(key)?.to_owned(), key, cut))).collect()
+        followed
+            .budgets
+            .due()
+            .filter_map(|(key, cut)| Some((followed.budgets.name(key)?.to_owned(), key, cut)))
+            .collect()
     }
 
     /// The due probe of the request runs, and computes so many tokens.
@@ -203,16 +207,8 @@ impl Thinking {
 
 /// The keys are those of `meridian.BudgetStats`.
 pub(crate) fn to_dict<'py>(py: Python<'py>, status: &BudgetStatus) -> PyResult<Bound<'py, PyDict>> {
-    let BudgetStatus {
-        forced,
-        missed,
-        probes_asked,
-        probes_done,
-        probes_dropped,
-        probe_tokens,
-        think_tokens,
-        thought,
-    } = *status;
+    let BudgetStatus { forced, missed, probes_asked, probes_done, probes_dropped, probe_tokens, think_tokens, thought } =
+        *status;
     let dict = PyDict::new(py);
     let by_reason = PyDict::new(py);
     for (reason, count) in ForceReason::ALL.into_iter().zip(forced) {

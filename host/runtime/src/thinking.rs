@@ -331,7 +331,8 @@ impl ThinkBudgets {
             let is_forced = matches!(demand, Demand::Force(_));
             self.status.missed += u64::from(is_forced && demand != Demand::Force(*token));
             let number = row.enforcer.tokens();
-            let measured = row.entropies.iter().position(|(at, ..)| *at == number).and_then(|i| row.entropies.remove(i));
+            let measured =
+                row.entropies.iter().position(|(at, ..)| *at == number).and_then(|i| row.entropies.remove(i));
             let is_guarded = matches!(measured, Some((.., Measured::Guarded)))
                 && *token == self.settings.rules.guard_token()
                 && !is_forced

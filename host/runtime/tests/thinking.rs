@@ -3,8 +3,8 @@
 use meridian_core::budget::{EndRules, Load, Measured, Order, Report, Thresholds, Verdict};
 use meridian_core::config::ProbeAt;
 use meridian_core::{Budget, EntropyUnit, Markers, MeridianConfig, native};
-use meridian_runtime::{BudgetSlot, Candidate};
 use meridian_runtime::thinking::{ClientBudget, Enrolled, ThinkBudgets, ThinkSettings, Thinker};
+use meridian_runtime::{BudgetSlot, Candidate};
 
 const LINE: u32 = 5;
 
@@ -108,7 +108,8 @@ fn a_token_that_was_not_forced_is_counted_as_missed() {
 #[test]
 fn a_client_may_have_less_or_its_own_thresholds_and_never_more() {
     let mut budgets = budgets(level(), 0);
-    let limited = |max_think_tokens| ClientBudget { max_think_tokens: Some(max_think_tokens), ..ClientBudget::default() };
+    let limited =
+        |max_think_tokens| ClientBudget { max_think_tokens: Some(max_think_tokens), ..ClientBudget::default() };
     assert_eq!(add(&mut budgets, 1, limited(9)).max_think_tokens, 9);
     assert_eq!(add(&mut budgets, 2, limited(900)).max_think_tokens, 50);
     // Sure enough for the operator, not for this client, whom the policy does not see.
@@ -154,7 +155,8 @@ fn a_policy_that_is_swapped_in_decides_about_those_who_think_already() {
 
 #[test]
 fn entropies_that_a_policy_has_no_use_for_are_not_measured() {
-    let (mut budgets, mut slot) = (budgets(Thresholds { rpdi_threshold: 2.0, ..level() }, 0), slot("fixed-budget", "{}"));
+    let (mut budgets, mut slot) =
+        (budgets(Thresholds { rpdi_threshold: 2.0, ..level() }, 0), slot("fixed-budget", "{}"));
     assert!(add(&mut budgets, 1, ClientBudget::default()).is_measured);
     assert_eq!(orders(&mut budgets, &mut slot), [Order::Measure { key: 1, on: false }]);
     budgets.generated(1, &[20; 40], 1.0);

@@ -124,7 +124,7 @@ class BudgetLogitsProcessor(LogitsProcessor, RunnerV2LogitsProcessor):  # type: 
             self._give_up("hearing the scheduler")
 
     def _give_up(self, doing: str) -> None:
-        """A defect of Meridian itself must not end the engine: from here on it is as if the processor were not there."""
+        """A defect of Meridian itself must not end the engine: from here on it is as if there were no processor."""
         self._sampler = self._slots = None
         logger.exception("meridian: failed while %s; thinking is not ended any more", doing)
 
@@ -137,9 +137,7 @@ class _Sampler:
         self._tokenizer = tokenizer
         self._config = config
         forced = around_end(tokenizer, config.model.force_phrase, config.model.think_end)
-        self.rows = _native.BudgetRows(
-            markers.starts, markers.ends, markers.padding, config.model.resumes, forced
-        )
+        self.rows = _native.BudgetRows(markers.starts, markers.ends, markers.padding, config.model.resumes, forced)
         self._channel = channel
         self._eos = list(eos)
         # Row -> temperature, of those that are guarded.
@@ -176,9 +174,7 @@ class _Sampler:
                 "measured": False,
             }
         guards = model.eos_guard and not params.ignore_eos and bool(self._eos)
-        self.rows.add(
-            index, row["key"], prompt_tail, outputs, row["limit"], row["interrupts"], guards, row["measured"]
-        )
+        self.rows.add(index, row["key"], prompt_tail, outputs, row["limit"], row["interrupts"], guards, row["measured"])
         self._temperature[index] = params.temperature
         return True
 
@@ -214,8 +210,8 @@ class _Sampler:
             self._channel.tell(report)
 
     def _guard(self, logits: torch.Tensor, slots: list[int], rows: list[int]) -> None:
-        """The probability of an end of sequence goes to the first token of the end marker, which is then as likely as the
-        two together."""
+        """The probability of an end of sequence goes to the first token of the end marker, which is then as likely as
+        the two together."""
         at = torch.tensor(rows, device=logits.device)
         temperature = torch.tensor([self._temperature.get(slot, 0.0) for slot in slots], device=logits.device)
         first = self.rows.guard_token

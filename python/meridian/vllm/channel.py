@@ -1,7 +1,7 @@
 """How the process that schedules and those that sample reach each other: Unix datagrams in the user's own folder.
 
-The same way for a worker in the scheduler's process and for workers of their own: what is sent before a step is dispatched
-is there when the step samples. Records are meridian-core's `Order` and `Report`.
+The same way for a worker in the scheduler's process and for workers of their own: what is sent before a step is
+dispatched is there when the step samples. Records are meridian-core's `Order` and `Report`.
 """
 
 from __future__ import annotations

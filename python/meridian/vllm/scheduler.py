@@ -4,18 +4,19 @@ Nothing of `schedule()` is copied. Around `super().schedule()` the mixin puts th
 into the policy's order, and sets the step's token budget; both are read by `schedule()` on every call
 (vllm/v1/core/sched/scheduler.py: `self.running`, `self.waiting`, `self.max_num_scheduled_tokens`). KV memory and whom
 to preempt is kv.py's. A token cap is applied where `schedule()` asks how
-many tokens a request may take, `_reserve_prefill_lookahead`.
+many tokens a request may take, `_reserve_prefill_lookahead`. Ending thinking is thinking.py's.
+
+One mixin, whose methods stand in for vLLM's: that is why the file is long.
 """
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,10 +31,8 @@ from meridian import _native
 from meridian.config import MeridianConfig, load_config
 from meridian.engine import MAX_TENANT_CHARACTERS
 from meridian.vllm.compat import check_version
-from meridian.vllm.channel import Samplers
 from meridian.vllm.kv import DEFECTS, KvHook
-from meridian.vllm.markers import engine_tokenizer, resolve
-from meridian.vllm.template import reasoning_in_template
+from meridian.vllm.parts import make_engine, make_think_hook
 from meridian.vllm.thinking import PROBE, ThinkHook
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ class _Meridian(SchedulerInterface):
                 f"--scheduling-policy {scheduler.policy.value}: a dispatch policy orders the requests, expected fcfs "
                 "(the priority of a request is one of the facts that a policy may read)"
             )
-        self._meridian_engine: _native.Engine = _make_engine(config, scheduler, serves=True)
+        self._meridian_engine: _native.Engine = make_engine(config, scheduler, serves=True)
         self._meridian_decode_tokens = 1 + scheduler.num_spec_tokens
         self._meridian_block_pool = scheduler.kv_cache_manager.block_pool
         self._meridian_own_ns: deque[int] = deque(maxlen=TIMED_STEPS)
@@ -113,7 +112,7 @@ class _Meridian(SchedulerInterface):
         if engine.manages_kv:
             self._meridian_kv = KvHook(self._scheduler(), engine, self._give_up)
             self._meridian_kv.attach()
-        self._meridian_think = _make_think_hook(self._scheduler(), engine)
+        self._meridian_think = make_think_hook(self._scheduler(), engine)
         if self._meridian_kv is not None:
             self._meridian_kv.probes = self._meridian_think
 
@@ -171,8 +170,8 @@ class _Meridian(SchedulerInterface):
             scheduler.max_num_scheduled_tokens = own_budget
             if caps is not None or probes:
                 del vars(self)["_reserve_prefill_lookahead"]
-            if probes:
-                self._settle_probes(scheduler)
+            if probes and self._meridian_think is not None:
+                self._meridian_think.show_lookups()
         try:
             think = self._meridian_think
             if think is not None:
@@ -238,8 +237,8 @@ class _Meridian(SchedulerInterface):
             return set()
 
     def _apply_caps(self, scheduler: Scheduler, caps: dict[str, int], probes: set[str]) -> None:
-        """Have `schedule()` give each capped request at most its cap, and a probe all or nothing. The attribute is removed
-        after the step, so that steps without caps do not pay for the call."""
+        """Have `schedule()` give each capped request at most its cap, and a probe all or nothing. The attribute is
+        removed after the step, so that steps without caps do not pay for the call."""
         reserve = scheduler._reserve_prefill_lookahead
         # Less than a whole decode, or a chunk that Mamba's state cannot be cut at, is all or nothing.
         least = self._meridian_decode_tokens
@@ -257,38 +256,8 @@ class _Meridian(SchedulerInterface):
             return allowed if whole else cap
 
         vars(self)["_reserve_prefill_lookahead"] = capped
-        if probes:
-            self._hide_lookups(scheduler, probes)
-
-    def _hide_lookups(self, scheduler: Scheduler, probes: set[str]) -> None:
-        """Keep probes out of vLLM's statistics of its prefix cache for one step."""
-        manager = cast("Any", scheduler.kv_cache_manager)
-        record = getattr(manager, "record_prefix_cache_stats", None)
-        if record is not None:
-
-            def hidden(request: Request, *args: Any, **kwargs: Any) -> None:
-                if request.request_id not in probes:
-                    record(request, *args, **kwargs)
-
-            vars(manager)["record_prefix_cache_stats"] = hidden
-            return
-        # Before vLLM 0.32 the lookup itself counts.
-        lookup = manager.get_computed_blocks
-
-        def looked_up(request: Request, *args: Any, **kwargs: Any) -> Any:
-            if request.request_id not in probes:
-                return lookup(request, *args, **kwargs)
-            counted = copy.copy(manager.prefix_cache_stats)
-            try:
-                return lookup(request, *args, **kwargs)
-            finally:
-                manager.prefix_cache_stats = counted
-
-        vars(manager)["get_computed_blocks"] = looked_up
-
-    def _settle_probes(self, scheduler: Scheduler) -> None:
-        for name in ("record_prefix_cache_stats", "get_computed_blocks"):
-            vars(scheduler.kv_cache_manager).pop(name, None)
+        if probes and self._meridian_think is not None:
+            self._meridian_think.hide_lookups(probes)
 
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
         stats = cast("Any", super()).make_stats(*args, **kwargs)
@@ -435,8 +404,8 @@ class _Meridian(SchedulerInterface):
             self._meridian_think.native.record_signals(keep)
 
     def meridian_take_signals(self) -> list[tuple[str, int, float | None, int | None, float | None]]:
-        """Since the last call: request, think tokens, entropy after a forced end (bits) and the likeliest token there, and
-        the path deviation index; None what a signal does not tell."""
+        """Since the last call: request, think tokens, entropy after a forced end (bits) and the likeliest token there,
+        and the path deviation index; None what a signal does not tell."""
         return [] if self._meridian_think is None else self._meridian_think.native.take_signals()
 
     def shutdown(self) -> None:
@@ -471,56 +440,6 @@ class _Meridian(SchedulerInterface):
                 faults,
                 stats["last_fault"],
             )
-
-
-def _make_engine(config: MeridianConfig, scheduler: Scheduler, *, serves: bool = False) -> _native.Engine:
-    vllm_config = scheduler.vllm_config
-    tokenizer = engine_tokenizer(vllm_config.model_config)
-    config = _with_template(config, tokenizer)
-    markers = resolve(config.model, tokenizer)
-    return _native.Engine(
-        config.to_json(),
-        config.base_dir,
-        starts=markers.starts,
-        ends=markers.ends,
-        padding=markers.padding,
-        block_tokens=scheduler.block_size,
-        steps_ahead=1 if vllm_config.scheduler_config.async_scheduling else 0,
-        model=vllm_config.model_config.model,
-        serves=serves,
-        tool_calls=markers.tool_calls,
-    )
-
-
-def _make_think_hook(scheduler: Scheduler, engine: _native.Engine) -> ThinkHook | None:
-    """None where nothing could end thinking: no markers, or no `BudgetLogitsProcessor`."""
-    config = MeridianConfig.from_native(engine.config_json, engine.base_dir)
-    tokenizer = engine_tokenizer(scheduler.vllm_config.model_config)
-    markers = resolve(config.model, tokenizer)
-    if tokenizer is None or not markers.ends:
-        return None
-    samplers = Samplers(scheduler.vllm_config)
-    if samplers.count == 0:
-        samplers.close()
-        logger.info(
-            "meridian: no thinking budgets: vLLM was not given --logits-processors meridian.vllm:BudgetLogitsProcessor"
-        )
-        return None
-    return ThinkHook(scheduler, engine, config, tokenizer, samplers)
-
-
-def _with_template(config: MeridianConfig, tokenizer: Any) -> MeridianConfig:
-    """The configuration with what the model's own chat template does with earlier reasoning, where nothing says."""
-    model = config.model
-    said = model.family or model.strips_reasoning != "auto" or config.kv_memory.evict_dead_thinking != "auto"
-    first = [text if isinstance(text, str) else (text or [""])[0] for text in (model.think_start, model.think_end)]
-    if said or not all(first):
-        return config
-    found = reasoning_in_template(tokenizer, *first, tool_calls=model.tool_call or _native.tool_call_texts())
-    logger.info("meridian: the chat template %s", found.shown)
-    # What is set stays, also where the template cannot render a tool loop.
-    tool_call = model.tool_call or found.tool_calls
-    return replace(config, model=replace(model, strips_reasoning=found.strips, tool_call=tool_call))
 
 
 def _add(engine: _native.Engine, request: Request) -> None:

@@ -1,4 +1,4 @@
-"""Thinking budgets in the scheduler: what is measured comes in, the budget policy is asked, ends are ordered, probes run.
+"""Thinking budgets in the scheduler: what is measured comes in, the policy is asked, ends are ordered, probes run.
 
 A probe is a request of this engine that nobody sent: prompt, thinking so far, end marker, and what leads to the answer;
 one token. It is offered behind everything that waits, in a step that has tokens, KV blocks and a seat left, and taken
@@ -35,7 +35,7 @@ logger = logging.getLogger("vllm.meridian")
 
 # Beginning of the name of a probe.
 PROBE = "meridian-probe-"
-# Tokens of a probe whose place in the KV cache its request has not written yet, beside the suffix: a block.
+# How tokens are written in a vocabulary that end a line, a sentence or a clause; byte-level ones write a line break so.
 _LINE_ENDS = ("\n", "Ċ")
 _CLAUSE_ENDS = (".", ";", "?", "!", ",", "。", ";", "?", "!", ",", "、")
 
@@ -201,9 +201,40 @@ class ThinkHook:
         self._drop([name for name, run in self._running.items() if not self._thinking.is_thinking(run.key)])
 
     def prompt_tokens(self, name: str) -> int | None:
-        """Tokens of a probe that its request has as well: what follows nobody will ask for. None when it is no probe."""
+        """Tokens of a probe that its request has as well: nobody will ask for what follows. None when it is none."""
         run = self._running.get(name) or self._offered.get(name)
         return None if run is None else run.probe.num_prompt_tokens - len(self._suffix)
+
+    def hide_lookups(self, probes: set[str]) -> None:
+        """Keep probes out of vLLM's statistics of its prefix cache until `show_lookups`."""
+        manager = cast("Any", self._scheduler.kv_cache_manager)
+        record = getattr(manager, "record_prefix_cache_stats", None)
+        if record is not None:
+
+            def hidden(request: Request, *args: Any, **kwargs: Any) -> None:
+                if request.request_id not in probes:
+                    record(request, *args, **kwargs)
+
+            vars(manager)["record_prefix_cache_stats"] = hidden
+            return
+        # Before vLLM 0.32 the lookup itself counts.
+        lookup = manager.get_computed_blocks
+
+        def looked_up(request: Request, *args: Any, **kwargs: Any) -> Any:
+            if request.request_id not in probes:
+                return lookup(request, *args, **kwargs)
+            counted = copy.copy(manager.prefix_cache_stats)
+            try:
+                return lookup(request, *args, **kwargs)
+            finally:
+                manager.prefix_cache_stats = counted
+
+        vars(manager)["get_computed_blocks"] = looked_up
+
+    def show_lookups(self) -> None:
+        """Count them again."""
+        for name in ("record_prefix_cache_stats", "get_computed_blocks"):
+            vars(self._scheduler.kv_cache_manager).pop(name, None)
 
     def stats(self, stats: Any) -> Any:
         """The scheduler's statistics without the probes."""
@@ -239,7 +270,9 @@ class ThinkHook:
             logger.warning("meridian: no probes beside a KV connector, so EAT is off")
             return False
         if not scheduler.cache_config.enable_prefix_caching:
-            logger.warning("meridian: no probes without prefix caching, which would compute every prompt again: EAT is off")
+            logger.warning(
+                "meridian: no probes without prefix caching, which would compute every prompt again: EAT is off"
+            )
             return False
         return True
 
@@ -253,8 +286,8 @@ class ThinkHook:
         )
 
     def _room(self, token_budget: int) -> int:
-        """Tokens that a step may carry beside what it has to: of its budget, and while somebody's answer streams, of the
-        time that its steps are held to."""
+        """Tokens that a step may carry beside what it has to: of its budget, and while somebody's answer streams, of
+        the time that its steps are held to."""
         running = cast("list[Any]", self._scheduler.running)
         room = token_budget - len(running)
         facts = self._engine.step_facts

@@ -41,7 +41,7 @@ class Engine:
         """A fresh native engine with this dispatch source, for this model. The deadline is far off unless it is the
         subject: a busy machine may pause any call for milliseconds."""
         from meridian import KvMemoryConfig, MeridianConfig, ModelConfig, PolicyConfig, SchedulerConfig, SlotConfig
-        from meridian.vllm.scheduler import _make_engine
+        from meridian.vllm.parts import make_engine
 
         config = MeridianConfig(
             scheduler=SchedulerConfig(**scheduler_fields),
@@ -52,7 +52,7 @@ class Engine:
                 eviction=SlotConfig(eviction, deadline_ms=deadline_ms if eviction.endswith(".wasm") else 2.0),
             ),
         )
-        return _make_engine(config, self.scheduler)
+        return make_engine(config, self.scheduler)
 
     @contextmanager
     def using(self, native: Any) -> Iterator[Any]:

@@ -259,9 +259,9 @@ def test_a_request_becomes_a_span(engine: Engine) -> None:
         prometheus="", otlp_endpoint=f"http://127.0.0.1:{server.server_port}", service_name="traced"
     )
     config = meridian.MeridianConfig(telemetry=telemetry, admin=meridian.AdminConfig(listen=""))
-    from meridian.vllm.scheduler import _make_engine
+    from meridian.vllm.parts import make_engine
 
-    with engine.using(_make_engine(config, engine.scheduler, serves=True)) as native:
+    with engine.using(make_engine(config, engine.scheduler, serves=True)) as native:
         engine.generate(requests(3))
         native.policies.close()
     server.shutdown()

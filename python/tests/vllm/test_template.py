@@ -60,10 +60,10 @@ def test_no_tokenizer() -> None:
 def test_what_is_set_stays(tokenizer: Any) -> None:
     """An operator's own words are not lost where the template shows no tool loop."""
     from meridian import MeridianConfig, ModelConfig
-    from meridian.vllm.scheduler import _with_template
+    from meridian.vllm.parts import with_template
 
     tokenizer.chat_template = STRIPS
-    config = _with_template(MeridianConfig(model=ModelConfig(tool_call=["[calls]"])), tokenizer)
+    config = with_template(MeridianConfig(model=ModelConfig(tool_call=["[calls]"])), tokenizer)
     assert (config.model.strips_reasoning, config.model.tool_call) == (True, ["[calls]"])
     said = MeridianConfig(model=ModelConfig(strips_reasoning=False))
-    assert _with_template(said, tokenizer) is said
+    assert with_template(said, tokenizer) is said

@@ -6,12 +6,8 @@ use super::schema::{expectation, schema};
 use super::{defaults, get};
 
 /// Fields, or whole tables, that are read and checked but change nothing in this version.
-pub const WITHOUT_EFFECT: &[&str] = &[
-    "kv_memory.block_size_bytes",
-    "kv_memory.capacity_bytes",
-    "kv_memory.think_fraction_limit",
-    "disagg",
-];
+pub const WITHOUT_EFFECT: &[&str] =
+    &["kv_memory.block_size_bytes", "kv_memory.capacity_bytes", "kv_memory.think_fraction_limit", "disagg"];
 
 /// Whether the field at a dotted path changes anything in this version.
 ///

@@ -1,0 +1,71 @@
+"""What a scheduler's Meridian is made of: the native engine, and the hook that ends thinking."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from meridian import _native
+from meridian.config import MeridianConfig
+from meridian.vllm.channel import Samplers
+from meridian.vllm.markers import engine_tokenizer, resolve
+from meridian.vllm.template import reasoning_in_template
+from meridian.vllm.thinking import ThinkHook
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+# Below vLLM's own logger, whose handlers and level it shares.
+logger = logging.getLogger("vllm.meridian")
+
+
+def make_engine(config: MeridianConfig, scheduler: Scheduler, *, serves: bool = False) -> _native.Engine:
+    """The native engine for this scheduler; with `serves`, its listeners as well."""
+    vllm_config = scheduler.vllm_config
+    tokenizer = engine_tokenizer(vllm_config.model_config)
+    config = with_template(config, tokenizer)
+    markers = resolve(config.model, tokenizer)
+    return _native.Engine(
+        config.to_json(),
+        config.base_dir,
+        starts=markers.starts,
+        ends=markers.ends,
+        padding=markers.padding,
+        block_tokens=scheduler.block_size,
+        steps_ahead=1 if vllm_config.scheduler_config.async_scheduling else 0,
+        model=vllm_config.model_config.model,
+        serves=serves,
+        tool_calls=markers.tool_calls,
+    )
+
+
+def make_think_hook(scheduler: Scheduler, engine: _native.Engine) -> ThinkHook | None:
+    """None where nothing could end thinking: no markers, or no `BudgetLogitsProcessor`."""
+    config = MeridianConfig.from_native(engine.config_json, engine.base_dir)
+    tokenizer = engine_tokenizer(scheduler.vllm_config.model_config)
+    markers = resolve(config.model, tokenizer)
+    if tokenizer is None or not markers.ends:
+        return None
+    samplers = Samplers(scheduler.vllm_config)
+    if samplers.count == 0:
+        samplers.close()
+        logger.info(
+            "meridian: no thinking budgets: vLLM was not given --logits-processors meridian.vllm:BudgetLogitsProcessor"
+        )
+        return None
+    return ThinkHook(scheduler, engine, config, tokenizer, samplers)
+
+
+def with_template(config: MeridianConfig, tokenizer: Any) -> MeridianConfig:
+    """The configuration with what the model's own chat template does with earlier reasoning, where nothing says."""
+    model = config.model
+    said = model.family or model.strips_reasoning != "auto" or config.kv_memory.evict_dead_thinking != "auto"
+    first = [text if isinstance(text, str) else (text or [""])[0] for text in (model.think_start, model.think_end)]
+    if said or not all(first):
+        return config
+    found = reasoning_in_template(tokenizer, *first, tool_calls=model.tool_call or _native.tool_call_texts())
+    logger.info("meridian: the chat template %s", found.shown)
+    # What is set stays, also where the template cannot render a tool loop.
+    tool_call = model.tool_call or found.tool_calls
+    return replace(config, model=replace(model, strips_reasoning=found.strips, tool_call=tool_call))
