@@ -125,11 +125,11 @@ def test_a_family_supplies_the_markers() -> None:
 
 def test_fields_without_effect_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "meridian.toml"
-    path.write_text("[entropy]\nema_alpha = 0.2\n[scheduler]\nmax_defer_ms = 5\n")
+    path.write_text("[disagg]\noffload_threshold_blocks = 8\n[scheduler]\nmax_defer_ms = 5\n")
     with caplog.at_level(logging.WARNING, logger="vllm.meridian"):
         meridian.load_config(path)
     assert [record.getMessage() for record in caplog.records] == [
-        f"meridian: {path}: entropy.ema_alpha has no effect in this version"
+        f"meridian: {path}: disagg.offload_threshold_blocks has no effect in this version"
     ]
 
 

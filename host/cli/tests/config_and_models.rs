@@ -46,12 +46,12 @@ fn check_tells_what_is_wrong_and_what_does_not_act() {
     let folder = folder("check");
     let done = meridian(&folder, &["config", "check"]);
     assert_eq!((done.code, done.stdout.as_str()), (0, "ok       no file, the defaults hold\n"));
-    std::fs::write(folder.join("meridian.toml"), "[entropy]\nema_alpha = 0.2\n").unwrap();
+    std::fs::write(folder.join("meridian.toml"), "[disagg]\noffload_threshold_blocks = 8\n").unwrap();
     let done = meridian(&folder, &["config", "check"]);
     assert_eq!((done.code, done.stdout.as_str()), (0, "ok       meridian.toml\n"));
-    assert_eq!(done.stderr, "warning: entropy.ema_alpha: has no effect in this version\n");
+    assert_eq!(done.stderr, "warning: disagg.offload_threshold_blocks: has no effect in this version\n");
     let done = meridian(&folder, &["config", "check", "--json"]);
-    assert_eq!(json_of(&done)["warnings"], json!(["entropy.ema_alpha: has no effect in this version"]));
+    assert_eq!(json_of(&done)["warnings"], json!(["disagg.offload_threshold_blocks: has no effect in this version"]));
     std::fs::write(folder.join("bad.toml"), "[entropy]\nema_alpha = 2\n").unwrap();
     let done = meridian(&folder, &["config", "check", "bad.toml"]);
     assert_eq!((done.code, done.stdout.as_str()), (1, ""));

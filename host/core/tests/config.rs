@@ -347,9 +347,9 @@ fn a_family_supplies_what_the_file_does_not_set() {
 
 #[test]
 fn fields_without_effect_are_named_when_the_file_sets_them() {
-    let text = "[scheduler]\nmax_think_tokens = 9000\nmax_defer_ms = 1\n[policy.budget]\nmode = 'shadow'\n[model]\nfamily = 'qwen3'";
+    let text = "[kv_memory]\nthink_fraction_limit = 0.5\ngrowth_blocks = 1\n[disagg]\noffload_threshold_blocks = 8\n[model]\nfamily = 'qwen3'";
     let parsed = MeridianConfig::parse(text).unwrap();
-    assert_eq!(parsed.without_effect().collect::<Vec<_>>(), ["policy.budget.mode", "scheduler.max_think_tokens"]);
+    assert_eq!(parsed.without_effect().collect::<Vec<_>>(), ["disagg.offload_threshold_blocks", "kv_memory.think_fraction_limit"]);
 }
 
 #[test]

@@ -41,6 +41,6 @@ fn the_list_of_fields_without_effect_names_real_fields() {
         assert!(config::fields().iter().any(|field| covers(&field.path)), "{prefix}: no such field");
     }
     assert!(config::has_effect("policy.dispatch.source"));
-    assert!(!config::has_effect("policy.budget.mode"));
-    assert!(config::has_effect("entropyx"));
+    assert!(!config::has_effect("disagg.fabric"));
+    assert!(config::has_effect("disaggx"));
 }

@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from meridian.bench.child import Failed, engine_run, say
-from meridian.bench.model import NoModel, model_dir
+from meridian.bench.early_exit import NAME as EARLY_EXIT
+from meridian.bench.early_exit import QUICK_BUDGETS, QUICK_PROBLEMS, QUICK_TUNE, Experiment, experiment
+from meridian.bench.exit_report import table as exit_table
+from meridian.bench.model import NoModel, model_dir, reasoner_dir
 from meridian.bench.report import LEGEND, table, write_rows_csv
 from meridian.bench.workload import SCENARIOS, read_trace
 
@@ -66,6 +69,20 @@ def heading(documents: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def early_exit(a: argparse.Namespace) -> dict[str, Any]:
+    """A trial of early exit on the bundled reasoner, printed; `meridian bench vllm` measures it."""
+    try:
+        out = a.out / EARLY_EXIT
+        d = experiment(Experiment(reasoner_dir(), out, QUICK_PROBLEMS, QUICK_TUNE, budgets=QUICK_BUDGETS, seed=a.seed))
+    except NoModel as e:
+        raise Failed(str(e)) from e
+    if not a.json:
+        what = f"{QUICK_PROBLEMS} problems, a trial (meridian bench vllm --scenario {EARLY_EXIT} measures)"
+        print(f"\n{EARLY_EXIT}: a small reasoning model, its thinking ended when its answer has settled; {what}")
+        print(f"\n{exit_table(d)}", flush=True)
+    return dict(d)
+
+
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     p = argparse.ArgumentParser(prog="demo", description=(__doc__ or "").partition("\n")[0])
@@ -74,7 +91,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     p.add_argument("--scale-tokens", type=float, default=1.0, help="multiply every length (default 1)")
     p.add_argument("--scale-time", type=float, default=1.0, help="multiply every arrival time (default 1)")
     p.add_argument("--policy", type=Path, metavar="FILE.wasm", help=f"dispatch policy (default {POLICY})")
-    p.add_argument("--scenario", choices=(*SCENARIOS, "both"), default="both")
+    p.add_argument("--scenario", choices=(*SCENARIOS, EARLY_EXIT, "all"), default="all")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="settings")
     p.add_argument("--out", type=Path, default=Path("target") / "demo", metavar="DIR", help="raw rows and logs")
@@ -97,8 +114,14 @@ def demo(a: argparse.Namespace) -> None:
         model = model_dir()
     except NoModel as e:
         raise Failed(str(e)) from e
-    printed = {}
-    for scenario in SCENARIOS if a.scenario == "both" else (a.scenario,):
+    printed: dict[str, Any] = {}
+    # A trace has no answers that could be right.
+    everything = tuple(SCENARIOS) if a.trace else (*SCENARIOS, EARLY_EXIT)
+    chosen = everything if a.scenario == "all" else (a.scenario,)
+    for scenario in chosen:
+        if scenario == EARLY_EXIT:
+            printed[scenario] = early_exit(a)
+            continue
         documents = run_scenario(a, scenario, model, policy.resolve())
         write_rows_csv(a.out / f"{scenario}.csv", [(d["name"], d["rows"]) for d in documents])
         if a.json:

@@ -81,9 +81,9 @@ pub struct EffectiveField {
 /// ```
 /// use meridian_core::MeridianConfig;
 ///
-/// let parsed = MeridianConfig::parse("[entropy]\nema_alpha = 0.2")?;
-/// assert_eq!(parsed.config.entropy.ema_alpha, 0.2);
-/// assert_eq!(parsed.without_effect().collect::<Vec<_>>(), ["entropy.ema_alpha"]);
+/// let parsed = MeridianConfig::parse("[disagg]\noffload_threshold_blocks = 8")?;
+/// assert_eq!(parsed.config.disagg.offload_threshold_blocks, 8);
+/// assert_eq!(parsed.without_effect().collect::<Vec<_>>(), ["disagg.offload_threshold_blocks"]);
 /// # Ok::<(), meridian_core::Error>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
