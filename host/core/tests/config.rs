@@ -349,7 +349,10 @@ fn a_family_supplies_what_the_file_does_not_set() {
 fn fields_without_effect_are_named_when_the_file_sets_them() {
     let text = "[kv_memory]\nthink_fraction_limit = 0.5\ngrowth_blocks = 1\n[disagg]\noffload_threshold_blocks = 8\n[model]\nfamily = 'qwen3'";
     let parsed = MeridianConfig::parse(text).unwrap();
-    assert_eq!(parsed.without_effect().collect::<Vec<_>>(), ["disagg.offload_threshold_blocks", "kv_memory.think_fraction_limit"]);
+    assert_eq!(
+        parsed.without_effect().collect::<Vec<_>>(),
+        ["disagg.offload_threshold_blocks", "kv_memory.think_fraction_limit"]
+    );
 }
 
 #[test]

@@ -9,8 +9,8 @@ const GUARDED: [u32; 2] = [8, 9];
 
 /// A model whose end marker has two tokens, with a phrase before it and a line break behind.
 fn rules() -> EndRules {
-    let markers = Markers::new(vec![vec![START]], vec![GUARDED.to_vec()], vec![3]).unwrap();
-    EndRules::new(markers, vec![40, 41, 8, 9, 3]).unwrap()
+    let markers = Markers::new(vec![vec![START]], vec![GUARDED.to_vec()], vec![3]).expect("valid markers");
+    EndRules::new(markers, vec![40, 41, 8, 9, 3]).expect("an end marker")
 }
 
 fn thinking(limits: Limits) -> Enforcer {
@@ -24,7 +24,7 @@ fn run(enforcer: &mut Enforcer, wished: &mut impl Iterator<Item = u32>, tokens: 
     while out.len() < tokens {
         let token = match enforcer.demand(&rules) {
             Demand::Force(token) => token,
-            Demand::Free | Demand::Guarded => wished.next().unwrap(),
+            Demand::Free | Demand::Guarded => wished.next().expect("enough tokens"),
         };
         enforcer.push(&rules, token);
         out.push(token);

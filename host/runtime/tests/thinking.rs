@@ -10,7 +10,7 @@ const LINE: u32 = 5;
 
 fn slot(name: &str, options: &str) -> BudgetSlot {
     let targets = MeridianConfig::default().scheduler.targets();
-    BudgetSlot::new(native::policy::<Budget>(name, targets, options).unwrap(), targets)
+    BudgetSlot::new(native::policy::<Budget>(name, targets, options).expect("a native policy"), targets)
 }
 
 /// A level of half a bit ends thinking at the first probe that counts.
@@ -29,9 +29,9 @@ fn level() -> Thresholds {
 }
 
 fn budgets(configured: Thresholds, steps_ahead: u32) -> ThinkBudgets {
-    let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![]).unwrap();
+    let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![]).expect("valid markers");
     ThinkBudgets::new(ThinkSettings {
-        rules: EndRules::new(markers, vec![]).unwrap(),
+        rules: EndRules::new(markers, vec![]).expect("an end marker"),
         configured,
         unit: EntropyUnit::Bits,
         measures: true,

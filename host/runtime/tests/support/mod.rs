@@ -15,6 +15,7 @@ use meridian_runtime::control::{
     Control, ControlError, FaultEntry, KvStatus, Mode, ProcessStatus, RecordingStatus, ShadowStatus, SlotName,
     SlotStatus, StateHandover, SwapReport, Upload, Version,
 };
+use meridian_runtime::thinking::BudgetStatus;
 
 pub const TOKEN: &str = "a-token-of-24-characters";
 
@@ -89,6 +90,16 @@ pub fn status() -> ProcessStatus {
             avoidable_output_preemptions: 1,
             moved_blocks: 5,
             resyncs: 1,
+        }),
+        budget: Some(BudgetStatus {
+            forced: [4, 3, 2, 1, 0, 5],
+            missed: 1,
+            probes_asked: 30,
+            probes_done: 20,
+            probes_dropped: 9,
+            probe_tokens: 400,
+            think_tokens: 9000,
+            thought: 12,
         }),
         pid: std::process::id(),
         version: "0.1.0".into(),
