@@ -1,7 +1,7 @@
 """Rows of the model runner V1 come, go and move; every request keeps its own budget.
 
-vLLM's own `InputBatch` and `BatchUpdateBuilder` drive the sampler's half of Meridian; what each request must generate is
-computed from its own tokens alone, by a few lines of Python.
+vLLM's own `InputBatch` and `BatchUpdateBuilder` drive the sampler's half of Meridian; what each request must generate
+is computed from its own tokens alone, by a few lines of Python.
 """
 
 from __future__ import annotations

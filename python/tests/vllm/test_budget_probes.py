@@ -1,0 +1,281 @@
+"""Probes run beside requests in the real engine and leave no trace: not in outputs, statistics or KV memory.
+
+Each engine is in a process of its own: these have a logits processor, unlike the one that the other tests share.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import meridian.budget
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+PROBE = "meridian-probe-"
+SUFFIX = ("\n", "</think>", "\n\n")
+CONFIG = """
+[scheduler]
+min_think_tokens = 100000
+max_think_tokens = 100000
+[kv_memory]
+growth_blocks = 0
+[entropy]
+eat_probe_interval_tokens = 8
+probe_newline = true
+probe_suffix = "\\n\\n"
+[telemetry]
+prometheus = ""
+[admin]
+listen = ""
+"""
+
+SCRIPT = """
+import json, os, random, sys
+from collections import Counter
+
+sys.path.insert(0, sys.argv[1])
+import forced_ends
+from meridian.bench.engine_run import ENVIRONMENT, MERIDIAN_CLASS
+from meridian.bench.model import model_dir
+
+is_async, blocks = sys.argv[2] == "async", int(sys.argv[3])
+os.environ.update(ENVIRONMENT)
+from vllm import SamplingParams
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.executor import Executor
+
+args = EngineArgs(
+    model=str(model_dir()), dtype="float32", max_model_len=512, block_size=32, num_gpu_blocks_override=blocks,
+    max_num_seqs=24, max_num_batched_tokens=192, enforce_eager=True, scheduler_cls=MERIDIAN_CLASS,
+    logits_processors=["meridian.vllm:BudgetLogitsProcessor"], disable_log_stats=False,
+)
+vllm_config = args.create_engine_config()
+if is_async:
+    forced_ends.made_up_streams()
+    vllm_config.scheduler_config.async_scheduling = True
+engine = LLMEngine(vllm_config, Executor.get_class(vllm_config), log_stats=True)
+scheduler = engine.engine_core.engine_core.scheduler
+pool = scheduler.kv_cache_manager.block_pool
+tokenizer = engine.get_tokenizer()
+tail = list(tokenizer.encode("<think>\\n", add_special_tokens=False))
+PROBE = "meridian-probe-"
+facts, seen = Counter(), {"wrong": []}
+schedule, update = scheduler.schedule, scheduler.update_from_output
+
+
+def probes(names):
+    return [name for name in names if name.startswith(PROBE)]
+
+
+def watched_schedule(*args, **kwargs):
+    answers = [r.request_id for r in scheduler.running if scheduler._meridian.phase(r.request_id) == "output"]
+    output = schedule(*args, **kwargs)
+    facts["preemptions"] += len(output.preempted_req_ids or ())
+    if any(name.startswith(PROBE) for name in output.num_scheduled_tokens):
+        facts["steps with probes"] += 1
+        facts["answers beside probes"] += len(answers)
+        # In an asynchronous engine one may have all of its tokens under way.
+        left = [
+            name for name in answers
+            if name in scheduler.requests and name not in output.num_scheduled_tokens
+            and scheduler.requests[name].num_output_placeholders + scheduler.requests[name].num_output_tokens
+            < scheduler.requests[name].max_tokens
+        ]
+        if left:
+            seen["wrong"].append(f"answers without tokens beside a probe: {left}")
+        if output.preempted_req_ids:
+            seen["wrong"].append(f"preempted beside a probe: {output.preempted_req_ids}")
+    return output
+
+
+def watched_update(*args, **kwargs):
+    outputs = update(*args, **kwargs)
+    for client in outputs.values():
+        facts["outputs"] += len(client.outputs)
+        if probes(o.request_id for o in client.outputs) or probes(client.finished_requests or ()):
+            seen["wrong"].append("a probe in the outputs")
+        stats = client.scheduler_stats
+        if stats is not None:
+            facts["stats"] += 1
+            own = [r for r in scheduler.running if not r.request_id.startswith(PROBE)]
+            waiting = [r for r in scheduler.waiting if not r.request_id.startswith(PROBE)]
+            if (stats.num_running_reqs, stats.num_waiting_reqs) != (len(own), len(waiting)):
+                seen["wrong"].append(f"{stats.num_running_reqs} run, {stats.num_waiting_reqs} wait: "
+                                     f"{len(own)}, {len(waiting)} expected")
+            cache = stats.prefix_cache_stats
+            for name in ("requests", "queries", "hits", "preempted_requests"):
+                facts[name] += getattr(cache, name)
+    for name in probes(scheduler.requests):
+        facts["under way after a step"] += 1
+        of = scheduler.requests.get(name[len(PROBE):].partition("-")[2])
+        if of is None or scheduler._meridian.phase(of.request_id) != "think":
+            seen["wrong"].append(f"{name} goes on although its request does not think")
+    return outputs
+
+
+scheduler.schedule, scheduler.update_from_output = watched_schedule, watched_update
+
+
+def generate(record):
+    facts.clear()
+    seen["wrong"].clear()
+    assert scheduler.reset_prefix_cache()
+    free = pool.get_num_free_blocks()
+    before = scheduler.meridian_stats()["budget"]
+    scheduler.meridian_record_signals(record)
+    rng = random.Random(3)
+    shared = [rng.randrange(20, 900) for _ in range(64)]
+    asked, names, tokens = {}, {}, {}
+    for i in range(30):
+        prompt = shared * (i % 4 == 0) + [rng.randrange(20, 900) for _ in range(rng.randint(20, 110))] + tail
+        # Two of three come to an answer.
+        extra = {} if i % 3 == 0 else {"meridian_think_budget": rng.randint(10, 40)}
+        if not record:
+            extra["meridian_think_off"] = True
+        asked[str(i)] = prompt, SamplingParams(
+            temperature=0.0, ignore_eos=True, detokenize=False, max_tokens=rng.randint(20, 90), extra_args=extra)
+    waiting = iter(asked.items())
+    live = 0
+    while True:
+        while live < 18 and (following := next(waiting, None)) is not None:
+            name, (prompt, params) = following
+            names[engine.add_request(name, {"prompt_token_ids": prompt}, params)] = name
+            live += 1
+        if not live:
+            break
+        for output in engine.step():
+            if output.request_id not in asked:
+                seen["wrong"].append(f"an answer for {output.request_id}")
+            tokens[output.request_id] = list(output.outputs[0].token_ids)
+            live -= output.finished
+    # What is in flight comes in.
+    while engine.engine_core.engine_core.scheduler.has_requests():
+        engine.step()
+    think = scheduler._meridian_think
+    after = scheduler.meridian_stats()["budget"]
+    return {
+        "prompts": {name: prompt for name, (prompt, _) in asked.items()},
+        "tokens": tokens,
+        "wrong": list(seen["wrong"]),
+        "facts": dict(facts),
+        "held": free - pool.get_num_free_blocks(),
+        "left": [*scheduler.requests, *(r.request_id for r in scheduler.running)],
+        "running": think.running,
+        "offered": len(think._offered),
+        "probes": {name: after["probes"][name] - before["probes"][name] for name in after["probes"]},
+        "probe_tokens": after["probe_tokens"] - before["probe_tokens"],
+        "missed": after["missed"] - before["missed"],
+        "signals": [(names[s[0]], *s[1:]) for s in scheduler.meridian_take_signals()],
+        "patched": [n for n in vars(scheduler.kv_cache_manager) if n in ("record_prefix_cache_stats",)],
+    }
+
+
+found = {"without": generate(False), "with": generate(True), "scheduler": type(scheduler).__name__}
+print(json.dumps(found))
+"""
+
+
+def observe(tmp_path: Path, scheduling: str, blocks: int) -> dict[str, Any]:
+    """Run the requests without probes and with them."""
+    (tmp_path / "meridian.toml").write_text(CONFIG)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(ROOT / "bench" / "vllm"), scheduling, str(blocks)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "MERIDIAN_CONFIG": str(tmp_path / "meridian.toml")},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module", params=["sync-160", "sync-56", "async-160"])
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What an engine with plenty of KV blocks, or with too few, has done."""
+    scheduling, _, blocks = request.param.partition("-")
+    seen = observe(tmp_path_factory.mktemp("probes"), scheduling, int(blocks))
+    assert seen["scheduler"] == {"sync": "SyncMeridianScheduler", "async": "AsyncMeridianScheduler"}[scheduling]
+    seen["is_scarce"] = blocks == "56"
+    return seen
+
+
+def test_outputs_are_those_without_probes(found: dict[str, Any]) -> None:
+    assert found["without"]["probes"] == {"asked": 0, "done": 0, "dropped": 0}
+    assert found["with"]["probes"]["done"] > 10
+    assert found["with"]["tokens"] == found["without"]["tokens"]
+    assert found["with"]["missed"] == 0
+
+
+def test_nobody_sees_a_probe(found: dict[str, Any]) -> None:
+    facts, without = found["with"]["facts"], found["without"]["facts"]
+    assert facts["steps with probes"] > 5
+    assert facts["answers beside probes"] > 5
+    assert facts["stats"] > 20
+    assert (facts["preemptions"] > 0) == found["is_scarce"]
+    assert found["with"]["wrong"] == []
+    assert found["without"]["wrong"] == []
+    own = facts["requests"] - facts.get("preempted_requests", 0)
+    assert own == without["requests"] - without.get("preempted_requests", 0)
+    if not found["is_scarce"]:
+        assert without["hits"] > 0
+        assert [facts[name] for name in ("queries", "hits")] == [without[name] for name in ("queries", "hits")]
+
+
+def test_nothing_is_left_of_a_probe(found: dict[str, Any]) -> None:
+    for run in (found["with"], found["without"]):
+        assert (run["held"], run["left"], run["running"], run["offered"], run["patched"]) == (0, [], 0, 0, [])
+    probes = found["with"]["probes"]
+    assert probes["asked"] == probes["done"] + probes["dropped"]
+
+
+def test_entropies_are_those_of_the_model_itself(found: dict[str, Any]) -> None:
+    import torch
+    from meridian.bench.model import model_dir
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(model_dir(), dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(model_dir())
+    suffix = [token for part in SUFFIX for token in tokenizer.encode(part, add_special_tokens=False)]
+    run = found["with"]
+    probed = [signal for signal in run["signals"] if signal[2] is not None]
+    assert len(probed) == run["probes"]["done"]
+    for name, thought, bits, answer, _ in probed:
+        prefix = [*run["prompts"][name], *run["tokens"][name][:thought], *suffix]
+        with torch.inference_mode():
+            logits = model(torch.tensor([prefix])).logits[0, -1].double()
+        expected = float(torch.special.entr(logits.softmax(-1)).sum())
+        assert abs(bits * math.log(2) - expected) < 1e-4, f"{name} at {thought}"
+        assert logits[answer] > logits.max() - 1e-4, f"{name} at {thought}: {answer}"
+
+
+def test_probes_come_at_their_interval_and_only_while_a_request_thinks(found: dict[str, Any]) -> None:
+    run = found["with"]
+    for name, thought, bits, *_ in run["signals"]:
+        assert thought <= len(run["tokens"][name])
+        if bits is not None:
+            assert thought >= 8
+    by_request = defaultdict(list)
+    for name, thought, bits, *_ in run["signals"]:
+        if bits is not None:
+            by_request[name].append((thought, bits))
+    for probed in by_request.values():
+        gaps = [later[0] - before[0] for before, later in pairwise(probed)]
+        assert all(gap >= 8 for gap in gaps)
+        mean, variance = probed[0][1], 0.0
+        means, variances = meridian.budget.eat([bits for _, bits in probed], 0.1)
+        for i, (_, bits) in enumerate(probed):
+            if i:
+                mean = 0.1 * bits + 0.9 * mean
+                variance = 0.1 * (bits - mean) ** 2 + 0.9 * variance
+            assert means[i] == pytest.approx(mean, abs=1e-9)
+            assert variances[i] == pytest.approx(variance, abs=1e-9)
+    assert max(map(len, by_request.values())) >= 3

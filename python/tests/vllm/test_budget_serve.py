@@ -1,0 +1,152 @@
+"""Thinking budgets of the OpenAI server, as clients see them: the engine is a process of its own, and in the second
+case the worker that samples is another, so that orders and entropies cross processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_serve import Server, free_port
+
+THINK_TOKENS = 200
+
+
+class BudgetServer(Server):
+    """A server with the logits processor; `listener` is Meridian's own address."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        from meridian.bench.model import model_dir
+
+        self.port, listener = free_port(), free_port()
+        self.base, self.listener = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{listener}"
+        config = folder / "meridian.toml"
+        config.write_text(
+            f"[scheduler]\nmin_think_tokens = 0\nmax_think_tokens = {THINK_TOKENS}\n"
+            "[entropy]\neat_probe_interval_tokens = 8\neat_variance_threshold = 1e-30\n"
+            f'[telemetry]\nprometheus = "127.0.0.1:{listener}"\n[admin]\nlisten = ""\n'
+        )
+        names = ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_LOGGING_LEVEL")
+        env = {name: value for name, value in os.environ.items() if name not in names}
+        env |= {"MERIDIAN_CONFIG": str(config), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        command = [str(Path(sys.executable).parent / "vllm"), "serve", str(model_dir()), "--served-model-name", "m"]
+        command += ["--host", "127.0.0.1", "--port", str(self.port), "--dtype", "float32", "--max-model-len", "1024"]
+        command += ["--block-size", "32", "--enforce-eager", "--reasoning-parser", "qwen3", "--max-num-seqs", "16"]
+        command += ["--scheduler-cls", "meridian.vllm.MeridianScheduler"]
+        command += ["--logits-processors", "meridian.vllm:BudgetLogitsProcessor", *options]
+        self.process = subprocess.Popen(
+            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        self.lines: list[str] = []
+
+    def chat(self, xargs: dict[str, Any], max_tokens: int = 40) -> dict[str, Any]:
+        """The answer to one message; the ids of its tokens are asked for as well."""
+        body = {
+            "model": "m",
+            "messages": [{"role": "user", "content": "hello"}],
+            "max_tokens": max_tokens,
+            "ignore_eos": True,
+            "temperature": 0.0,
+            "return_token_ids": True,
+            "vllm_xargs": xargs,
+        }
+        request = urllib.request.Request(
+            f"{self.base}/v1/chat/completions",
+            data=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=120) as response:
+            return json.load(response)
+
+    def metric(self, base: str, name: str) -> float:
+        """Sum of the samples of a metric; `name` may carry labels."""
+        with urllib.request.urlopen(f"{base}/metrics", timeout=60) as response:
+            text = response.read().decode()
+        metric, _, labels = name.rstrip("}").partition("{")
+        found = re.findall(rf"^{re.escape(metric)}\{{([^}}]*)\}} (\S+)$", text, re.MULTILINE)
+        assert found, f"{metric} is not among the metrics"
+        return sum(float(value) for own, value in found if labels in own)
+
+
+@pytest.fixture(scope="module", params=["default", "mp"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BudgetServer]:
+    """A running server."""
+    options = ("--distributed-executor-backend", "mp") if request.param == "mp" else ()
+    running = BudgetServer(tmp_path_factory.mktemp(request.param), *options)
+    try:
+        running.wait_until_ready()
+        yield running
+    finally:
+        if running.process.poll() is None:
+            os.killpg(running.process.pid, signal.SIGKILL)
+            running.process.wait()
+
+
+@pytest.fixture(scope="module")
+def end() -> int:
+    """The token that ends thinking."""
+    from meridian.bench.model import model_dir
+    from transformers import AutoTokenizer
+
+    (token,) = AutoTokenizer.from_pretrained(model_dir()).encode("</think>", add_special_tokens=False)
+    return token
+
+
+def tokens(answer: dict[str, Any]) -> list[int]:
+    """What was generated."""
+    return answer["choices"][0]["token_ids"]
+
+
+def test_a_budget_ends_thinking_at_its_token(server: BudgetServer, end: int) -> None:
+    free = tokens(server.chat({"meridian_think_off": True}))
+    assert end not in free
+    for budget in (0, 1, 5, 17):
+        generated = tokens(server.chat({"meridian_think_budget": budget}))
+        assert generated.index(end) == budget
+        assert generated[:budget] == free[:budget]
+        assert len(generated) == 40
+    assert tokens(server.chat({"meridian_think_off": 1}, THINK_TOKENS + 10)).index(end) == THINK_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("meridian_think_budget", -1),
+        ("meridian_think_budget", "many"),
+        ("meridian_think_budgets", 5),
+        ("meridian_ema_alpha", 0),
+        ("meridian_interrupt", ["x"] * 9),
+        ("meridian_row", "key"),
+    ],
+)
+def test_a_bad_value_is_the_clients_mistake(server: BudgetServer, end: int, key: str, value: Any) -> None:
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        server.chat({key: value})
+    assert refused.value.code == 400
+    assert f"{key}: " in json.loads(refused.value.read())["error"]["message"]
+    assert tokens(server.chat({"meridian_think_budget": 3})).index(end) == 3
+
+
+def test_probes_run_and_only_the_clients_requests_are_counted(server: BudgetServer) -> None:
+    finished = server.metric(server.base, "vllm:request_success_total")
+    done = server.metric(server.listener, 'meridian_probes_total{outcome="done"}')
+    with ThreadPoolExecutor(6) as clients:
+        answers = list(clients.map(lambda i: server.chat({"meridian_think_budget": 60 + i}, 100), range(6)))
+    assert [len(tokens(answer)) for answer in answers] == [100] * 6
+    assert server.metric(server.listener, 'meridian_probes_total{outcome="done"}') > done + 6
+    assert server.metric(server.base, "vllm:request_success_total") == finished + 6
+
+
+def test_it_ends(server: BudgetServer) -> None:
+    server.stop()
