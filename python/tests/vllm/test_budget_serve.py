@@ -86,6 +86,8 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     running = BudgetServer(tmp_path_factory.mktemp(request.param), *options)
     try:
         running.wait_until_ready()
+        # A worker of its own says so in what it prints.
+        assert any("(Worker" in line for line in running.lines) == (request.param == "mp")
         yield running
     finally:
         if running.process.poll() is None:

@@ -1,0 +1,56 @@
+"""Forced endings in the real engine, to the token: runs `bench/vllm/forced_ends.py`, which says what they have to be."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+REQUESTS = 60
+
+
+def forced_ends(*options: str) -> dict[str, Any]:
+    """What the script found; its exit code says whether every ending is exact."""
+    script = ROOT / "bench" / "vllm" / "forced_ends.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--requests", str(REQUESTS), *options],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("scheduling", "marker", "scheduler", "marker_is_one_token"),
+    [
+        ("sync", "</think>", "SyncMeridianScheduler", True),
+        ("async", "</think>", "AsyncMeridianScheduler", True),
+        ("async", "so much for that", "AsyncMeridianScheduler", False),
+    ],
+)
+def test_every_ending_is_exact_under_preemption(
+    scheduling: str, marker: str, scheduler: str, marker_is_one_token: bool
+) -> None:
+    found = forced_ends("--scheduling", scheduling, "--marker", marker)
+    assert found["exact"] == REQUESTS
+    assert found["wrong"] == []
+    assert found["missed"] == 0
+    assert found["scheduler"] == scheduler
+    assert (found["marker_tokens"] == 1) == marker_is_one_token
+    assert found["preemptions"] > 0
+    assert found["kinds"] == dict.fromkeys(["budget", "changed", "pattern", "eos", "free"], REQUESTS // 5)
+    assert found["interrupted"] > 0
+    forced = {reason: count for reason, count in found["forced"].items() if count}
+    assert forced == {"hard-cap": 2 * REQUESTS // 5, "pattern": found["interrupted"], "eos-guard": REQUESTS // 5}
+
+
+def test_a_processor_that_is_only_loaded_changes_nothing() -> None:
+    found = forced_ends("--loaded-only", "--scheduling", "sync")
+    assert found["exact"] == found["requests"] == REQUESTS

@@ -1,0 +1,179 @@
+"""What the processor makes of logits: forced rows, guarded rows, entropies; everything else stays as it was."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from test_budget_rows import END, EOS, NO_LIMIT, START, VOCABULARY, Wire, make_sampler, planned
+
+ROWS = 6
+
+
+def logits_of(seed: int = 0) -> torch.Tensor:
+    """Rows as a model gives them."""
+    return torch.randn(ROWS, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 4
+
+
+def take(sampler: Any, row: int, extra: dict[str, Any] | None, **params: Any) -> list[int]:
+    """A thinking request takes a row; returns its list of tokens."""
+    from vllm import SamplingParams
+
+    outputs: list[int] = []
+    sampler.add(row, SamplingParams(extra_args=extra, **params), [200, START], outputs)
+    return outputs
+
+
+def test_forced_rows_are_one_hot_and_others_are_untouched_bit_for_bit() -> None:
+    sampler = make_sampler(Wire())
+    take(sampler, 1, {"meridian_think_budget": 0})
+    take(sampler, 4, {"meridian_think_budget": 0}, temperature=0.0)
+    take(sampler, 2, {"meridian_think_budget": 5}, ignore_eos=True)
+    take(sampler, 3, None)
+    logits = logits_of()
+    logits[3, 5], logits[5, 6] = float("nan"), float("-inf")
+    before = logits.clone()
+    sampler.apply(logits, None)
+    for row in (1, 4):
+        assert torch.equal(logits[row].softmax(-1), torch.eye(VOCABULARY)[END])
+        assert torch.equal(logits[row].log_softmax(-1).exp(), torch.eye(VOCABULARY)[END])
+    for row in (0, 2, 3, 5):
+        assert torch.equal(logits[row].view(torch.int32), before[row].view(torch.int32))
+
+
+def test_a_forced_token_lands_where_a_grammar_would_not_have_it() -> None:
+    sampler = make_sampler(Wire())
+    take(sampler, 0, {"meridian_think_budget": 0}, temperature=0.7)
+    logits = logits_of()
+    logits[0] = float("-inf")
+    logits[0, 40] = 1.0
+    sampler.apply(logits, None)
+    assert torch.equal(logits[0].softmax(-1), torch.eye(VOCABULARY)[END])
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 2.0])
+@pytest.mark.parametrize("eos_logit", [-30.0, 0.0, 9.0, 40.0, float("-inf")])
+@pytest.mark.parametrize("end_logit", [-3.0, 12.0, float("-inf")])
+def test_the_guard_conserves_probability(temperature: float, eos_logit: float, end_logit: float) -> None:
+    sampler = make_sampler(Wire())
+    take(sampler, 2, {"meridian_think_budget": 50}, temperature=temperature)
+    logits = logits_of()
+    logits[2, EOS], logits[2, END] = eos_logit, end_logit
+    before = (logits[2].double() / temperature).softmax(-1)
+    sampler.apply(logits, None)
+    after = (logits[2].double() / temperature).softmax(-1)
+    assert after[EOS] == 0.0
+    assert not after.isnan().any()
+    assert float(after[END]) == pytest.approx(float(before[EOS] + before[END]), abs=1e-6)
+    others = [token for token in range(VOCABULARY) if token not in (EOS, END)]
+    assert torch.allclose(after[others], before[others], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("eos_logit", "end_logit", "expected"),
+    [(90.0, -5.0, END), (-5.0, 90.0, END), (-5.0, -5.0, 77), (49.9, 49.9, 77), (float("-inf"), float("-inf"), 77)],
+)
+def test_a_guarded_greedy_row_picks_what_it_would_have_picked(eos_logit: float, end_logit: float, expected: int) -> None:
+    """An end of sequence becomes the end marker; two that are less likely than another do not win together."""
+    sampler = make_sampler(Wire())
+    take(sampler, 0, {"meridian_think_budget": 50}, temperature=0.0)
+    logits = logits_of()
+    logits[0, 77], logits[0, EOS], logits[0, END] = 50.0, eos_logit, end_logit
+    sampler.apply(logits, None)
+    assert int(logits[0].argmax()) == expected
+    assert logits[0, EOS] == float("-inf")
+
+
+def test_rows_that_are_not_guarded() -> None:
+    sampler = make_sampler(Wire())
+    answers = take(sampler, 0, {"meridian_think_budget": 50})
+    answers += [130, 131, END, 132]
+    take(sampler, 1, {"meridian_think_budget": 50}, ignore_eos=True)
+    take(sampler, 2, None)
+    logits = logits_of()
+    before = logits.clone()
+    sampler.apply(logits, None)
+    assert torch.equal(logits, before)
+    unguarded = make_sampler(Wire(), eos_guard=False)
+    take(unguarded, 0, {"meridian_think_budget": 50})
+    unguarded.apply(logits, None)
+    assert torch.equal(logits, before)
+
+
+def test_a_moved_row_keeps_its_temperature() -> None:
+    sampler = make_sampler(Wire())
+    take(sampler, 0, {"meridian_think_budget": 50}, temperature=0.0)
+    take(sampler, 1, {"meridian_think_budget": 50}, temperature=1.0)
+    take(sampler, 5, {"meridian_think_budget": 50}, temperature=0.5)
+    sampler.move(0, 1, swaps=True)
+    sampler.move(5, 3, swaps=False)
+    logits = torch.zeros(ROWS, VOCABULARY)
+    sampler.apply(logits, None)
+    expected = {0: math.log(2), 1: 0.0, 3: 0.5 * math.log(2), 5: 0.0}
+    assert {row: float(logits[row, END]) for row in expected} == pytest.approx(expected, abs=1e-6)
+
+
+def test_entropies_are_of_the_distribution_before_it_is_changed() -> None:
+    wire = Wire()
+    sampler = make_sampler(wire)
+    take(sampler, 1, planned(7, NO_LIMIT, [], measured=True))
+    take(sampler, 3, planned(8, 0, [], measured=True))
+    sampler.add(4, _probe_params(9), [200, START], [])
+    logits = logits_of()
+    before = logits.double()
+    sampler.apply(logits, None)
+    (report,) = wire.reports
+    records = [report[i : i + 17] for i in range(0, len(report), 17)]
+    # A row that is forced has no entropy of its own to tell.
+    assert [(record[0], int.from_bytes(record[1:9], "little")) for record in records] == [(0, 7), (2, 9)]
+    for record, row in zip(records, (1, 4), strict=True):
+        nats = torch.frombuffer(bytearray(record[13:]), dtype=torch.float32)
+        assert float(nats) == pytest.approx(_nats(before[row]), abs=1e-4)
+    assert torch.equal(logits[4].double(), before[4]), "a probe is only looked at"
+
+
+def _probe_params(key: int) -> Any:
+    from vllm import SamplingParams
+
+    return SamplingParams(temperature=0.0, max_tokens=1, extra_args={"meridian_row": {"probe": key}})
+
+
+def _nats(row: torch.Tensor) -> float:
+    return float(torch.special.entr(row.double().softmax(-1)).sum())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("vocabulary", [1, 2, 255, 4096, 151_936])
+@pytest.mark.parametrize("layout", ["whole", "strided", "transposed"])
+def test_entropies_are_those_of_64_bits(dtype: torch.dtype, vocabulary: int, layout: str) -> None:
+    from meridian.vllm.budget import _entropies
+
+    generator = torch.Generator().manual_seed(vocabulary)
+    made = (torch.randn(5, vocabulary, generator=generator) * 6).to(dtype)
+    if layout == "strided":
+        wide = torch.full((5, vocabulary + 13), 1e4).to(dtype)
+        wide[:, :vocabulary] = made
+        logits = wide[:, :vocabulary]
+    else:
+        logits = made.T.contiguous().T if layout == "transposed" else made
+    if vocabulary > 2:
+        logits[1, vocabulary // 2 :] = float("-inf")
+        logits[2] = float("-inf")
+        logits[2, 1] = 3.0
+    rows = [4, 1, 2, 2]
+    expected = [_nats(logits[row]) for row in rows]
+    assert _entropies(logits, rows) == pytest.approx(expected, abs=1e-4)
+
+
+def test_entropies_of_what_is_no_distribution_are_not_numbers_or_nothing() -> None:
+    """They are not taken for a low entropy by whoever hears of them."""
+    from meridian.vllm.budget import _entropies
+
+    logits = torch.zeros(3, 64)
+    logits[0], logits[1, 3] = float("-inf"), float("nan")
+    masked, broken, whole = _entropies(logits, [0, 1, 2])
+    assert not math.isfinite(broken)
+    assert not math.isfinite(masked) or masked == 0.0
+    assert whole == pytest.approx(math.log(64), abs=1e-5)
