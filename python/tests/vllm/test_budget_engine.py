@@ -1,4 +1,4 @@
-"""Forced endings in the real engine, to the token: runs `bench/vllm/forced_ends.py`, which says what they have to be."""
+"""Forced endings in the real engine, to the token: `bench/vllm/forced_ends.py`, which says what they have to be."""
 
 from __future__ import annotations
 

@@ -75,7 +75,9 @@ def test_the_guard_conserves_probability(temperature: float, eos_logit: float, e
     ("eos_logit", "end_logit", "expected"),
     [(90.0, -5.0, END), (-5.0, 90.0, END), (-5.0, -5.0, 77), (49.9, 49.9, 77), (float("-inf"), float("-inf"), 77)],
 )
-def test_a_guarded_greedy_row_picks_what_it_would_have_picked(eos_logit: float, end_logit: float, expected: int) -> None:
+def test_a_guarded_greedy_row_picks_what_it_would_have_picked(
+    eos_logit: float, end_logit: float, expected: int
+) -> None:
     """An end of sequence becomes the end marker; two that are less likely than another do not win together."""
     sampler = make_sampler(Wire())
     take(sampler, 0, {"meridian_think_budget": 50}, temperature=0.0)
