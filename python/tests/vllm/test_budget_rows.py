@@ -65,6 +65,11 @@ def gone_order(key: int) -> bytes:
     return struct.pack("<BQII", 1, key, 0, 0)
 
 
+def measure_order(key: int, on: bool) -> bytes:
+    """The record of meridian-core's `Order::Measure`."""
+    return struct.pack("<BQII", 2, key, on, 0)
+
+
 def make_sampler(wire: Wire, **model: Any) -> Any:
     """The sampler's half of Meridian with made-up surroundings."""
     from meridian import MeridianConfig, ModelConfig
@@ -292,3 +297,47 @@ def test_a_request_that_is_gone_leaves_nothing_to_its_row() -> None:
     sampler.rows.add_probe(0, 1)
     assert sampler.rows.step(1)[3] == [0]
     assert sampler.rows.tokens(0) is None
+
+
+@pytest.mark.parametrize("when", ["before it leaves", "while it is away"])
+@pytest.mark.parametrize("on", [False, True])
+def test_whether_a_request_is_measured_outlives_a_preemption(when: str, on: bool) -> None:
+    rows = make_sampler(Wire()).rows
+    outputs: list[int] = []
+    rows.add(0, 1, [START], outputs, NO_LIMIT, [], True, not on)
+    assert rows.step(1)[3] == [0] * (not on)
+    if when == "before it leaves":
+        rows.receive(measure_order(1, on))
+        assert rows.step(1)[3] == [0] * on
+    outputs.append(200)
+    rows.remove(0)
+    if when == "while it is away":
+        rows.receive(measure_order(1, on))
+    # The model runner has its parameters as they came.
+    rows.add(2, 1, [START], outputs, NO_LIMIT, [], True, not on)
+    assert rows.step(3)[3] == [2] * on
+
+
+@pytest.mark.parametrize("copies", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("steps_between", [0, 1])
+def test_a_guarded_end_of_sequence_is_completed_after_a_preemption(steps_between: int, copies: bool) -> None:
+    """The first token of a longer end marker stood for an end of sequence; the others have to follow."""
+    from meridian import _native
+
+    rows = _native.BudgetRows([[START]], [[100, 101, 102]], [], False, [])
+    outputs = [200, 201]
+    rows.add(0, 1, [START], outputs, NO_LIMIT, [], True, False)
+    assert rows.step(1) == ([], [], [0], [])
+    rows.guard([0])
+    outputs.append(100)
+    for _ in range(steps_between):
+        assert rows.step(1) == ([0], [101], [], [])
+        outputs.append(101)
+    rows.remove(0)
+    outputs = list(outputs) if copies else outputs
+    rows.add(2, 1, [START], outputs, NO_LIMIT, [], True, False)
+    following = [101, 102][steps_between:]
+    for token in following:
+        assert rows.step(3) == ([2], [token], [], [])
+        outputs.append(token)
+    assert rows.step(3) == ([], [], [], [])
