@@ -18,9 +18,18 @@ const PARKED: usize = 1 << 16;
 pub(crate) struct BudgetRows {
     rules: EndRules,
     rows: Vec<Option<Row>>,
-    parked: HashMap<u64, Enforcer>,
+    /// Requests that are away, without their lists.
+    parked: HashMap<u64, Box<Request>>,
+    /// Orders about requests that wait: they came before them.
+    early: HashMap<u64, Early>,
     /// What the latest step measures, in the order of its rows.
     measured: Vec<(u64, u32, Measured)>,
+}
+
+#[derive(Default)]
+struct Early {
+    limits: Vec<(u32, u32)>,
+    is_measured: Option<bool>,
 }
 
 struct Row {
@@ -42,6 +51,8 @@ struct Request {
     is_measured: bool,
     /// Number of the token at which an end of sequence was likelier than the end marker.
     guarded: Option<u32>,
+    /// Limits that no step has taken in yet: they are about tokens that the list may hold already.
+    ordered: Vec<(u32, u32)>,
     is_gone: bool,
 }
 
@@ -59,7 +70,7 @@ impl BudgetRows {
         let rules = Markers::new(starts, ends, padding)
             .and_then(|markers| EndRules::new(markers.with_resuming(resumes), forced))
             .map_err(|error| ConfigError::new_err(format!("model: {error}")))?;
-        Ok(Self { rules, rows: Vec::new(), parked: HashMap::new(), measured: Vec::new() })
+        Ok(Self { rules, rows: Vec::new(), parked: HashMap::new(), early: HashMap::new(), measured: Vec::new() })
     }
 
     /// What an end of sequence inside thinking becomes.
@@ -89,13 +100,23 @@ impl BudgetRows {
         guards_eos: bool,
         is_measured: bool,
     ) -> PyResult<()> {
-        let parked = key.and_then(|key| self.parked.remove(&key));
-        let interrupts = interrupts.into_iter().filter_map(Pattern::new).collect();
-        let limits = Limits { max_think_tokens, interrupts, guards_eos };
-        let enforcer = parked.unwrap_or_else(|| Enforcer::new(&self.rules, &prompt_tail, limits));
-        let mut request = Request { enforcer, outputs, is_measured, guarded: None, is_gone: false };
-        request.begin_again(py, &self.rules)?;
-        *self.seat(row) = Some(Row { key, what: What::Request(Box::new(request)) });
+        let mut request = match key.and_then(|key| self.take_out(key)) {
+            Some(known) => known,
+            None => {
+                let interrupts = interrupts.into_iter().filter_map(Pattern::new).collect();
+                let limits = Limits { max_think_tokens, interrupts, guards_eos };
+                let enforcer = Enforcer::new(&self.rules, &prompt_tail, limits);
+                let ordered = Vec::new();
+                Box::new(Request { enforcer, outputs: None, is_measured, guarded: None, ordered, is_gone: false })
+            }
+        };
+        if let Some(Early { limits, is_measured }) = key.and_then(|key| self.early.remove(&key)) {
+            request.ordered.extend(limits);
+            request.is_measured = is_measured.unwrap_or(request.is_measured);
+        }
+        request.outputs = outputs;
+        request.catch_up(py, &self.rules)?;
+        *self.seat(row) = Some(Row { key, what: What::Request(request) });
         Ok(())
     }
 
@@ -107,11 +128,12 @@ impl BudgetRows {
     /// The row is nobody's that matters.
     fn remove(&mut self, row: usize) {
         let Some(left) = self.rows.get_mut(row).and_then(Option::take) else { return };
-        if let Row { key: Some(key), what: What::Request(request) } = left
+        if let Row { key: Some(key), what: What::Request(mut request) } = left
             && !request.is_gone
             && self.parked.len() < PARKED
         {
-            self.parked.insert(key, request.enforcer);
+            request.outputs = None;
+            self.parked.insert(key, request);
         }
     }
 
@@ -146,23 +168,30 @@ impl BudgetRows {
     fn receive(&mut self, datagram: &[u8]) {
         for order in Order::read_all(datagram) {
             match order {
-                Order::Limit { key, from, max_think_tokens } => match self.find(key) {
-                    Some(request) => request.enforcer.limit_from(from, max_think_tokens),
-                    None => {
-                        if let Some(parked) = self.parked.get_mut(&key) {
-                            parked.limit_from(from, max_think_tokens);
-                        }
+                Order::Limit { key, from, max_think_tokens } => {
+                    if let Some(request) = self.find(key) {
+                        request.ordered.push((from, max_think_tokens));
+                    } else if let Some(early) = self.early(key) {
+                        // A policy changes its mind a few times at most; the latest counts.
+                        early.limits.retain(|(at, _)| *at != from);
+                        early.limits.push((from, max_think_tokens));
                     }
-                },
+                }
                 Order::Measure { key, on } => {
                     if let Some(request) = self.find(key) {
                         request.is_measured = on;
+                    } else if let Some(early) = self.early(key) {
+                        early.is_measured = Some(on);
                     }
                 }
-                Order::Gone { key } => match self.find(key) {
-                    Some(request) => request.is_gone = true,
-                    None => _ = self.parked.remove(&key),
-                },
+                Order::Gone { key } => {
+                    self.early.remove(&key);
+                    if self.parked.remove(&key).is_none()
+                        && let Some(request) = self.find(key)
+                    {
+                        request.is_gone = true;
+                    }
+                }
             }
         }
     }
@@ -193,6 +222,9 @@ impl BudgetRows {
                 What::Request(request) => request,
             };
             request.catch_up(py, &self.rules)?;
+            for (from, max_think_tokens) in request.ordered.drain(..) {
+                request.enforcer.limit_from(from, max_think_tokens);
+            }
             match request.enforcer.demand(&self.rules) {
                 Demand::Free => {}
                 Demand::Guarded => guarded.push(index),
@@ -253,7 +285,30 @@ impl BudgetRows {
         }
     }
 
+    /// A request that is away, or still in a row: a model runner may let one in again without saying that it left.
+    fn take_out(&mut self, key: u64) -> Option<Box<Request>> {
+        if let Some(away) = self.parked.remove(&key) {
+            return Some(away);
+        }
+        let is_it = |seat: &&mut Option<Row>| matches!(seat, Some(Row { key: Some(own), what: What::Request(_) }) if *own == key);
+        match self.rows.iter_mut().find(is_it)?.take()?.what {
+            What::Request(request) => Some(request),
+            What::Probe => None,
+        }
+    }
+
+    /// `None` when there are too many: nobody but the scheduler knows so many requests.
+    fn early(&mut self, key: u64) -> Option<&mut Early> {
+        if self.early.len() == PARKED && !self.early.contains_key(&key) {
+            return None;
+        }
+        Some(self.early.entry(key).or_default())
+    }
+
     fn find(&mut self, key: u64) -> Option<&mut Request> {
+        if let Some(away) = self.parked.get_mut(&key) {
+            return Some(away);
+        }
         self.rows.iter_mut().flatten().find_map(|row| match &mut row.what {
             What::Request(request) if row.key == Some(key) => Some(&mut **request),
             _ => None,

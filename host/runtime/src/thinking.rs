@@ -384,7 +384,9 @@ impl ThinkBudgets {
             return;
         }
         let thresholds = row.budget.thresholds();
-        let wanted = self.signals.is_some() || thresholds.eat_variance_threshold > 0.0 || self.reads_answers;
+        let wanted = self.signals.is_some() || thresholds.eat_variance_threshold > 0.0;
+        // A policy does not see whoever is judged by thresholds of its own.
+        let wanted = wanted || self.reads_answers && !row.client.has_signals_of_its_own();
         if !*can_probe || !*measures || !wanted || row.client.is_off || !row.budget.probe_due() {
             return;
         }

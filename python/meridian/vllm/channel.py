@@ -62,6 +62,7 @@ class Samplers:
         self._pending: dict[str, deque[bytes]] = {path: deque() for path in self._paths}
         self._own = folder / name
         self._socket = _bound(self._own)
+        self._inode = self._own.lstat().st_ino
 
     @property
     def count(self) -> int:
@@ -88,7 +89,7 @@ class Samplers:
 
     def close(self) -> None:
         """Let go of the socket."""
-        _close(self._socket, self._own)
+        _close(self._socket, self._own, self._inode)
 
 
 class Scheduler:
@@ -101,6 +102,7 @@ class Scheduler:
         self._path = str(folder / f"{engine}.schedule")
         self._own = folder / name
         self._socket = _bound(self._own)
+        self._inode = self._own.lstat().st_ino
 
     def tell(self, report: bytes) -> None:
         """Send what was measured; without a scheduler that listens it is nobody's."""
@@ -114,10 +116,10 @@ class Scheduler:
 
     def close(self) -> None:
         """Let go of the socket."""
-        _close(self._socket, self._own)
+        _close(self._socket, self._own, self._inode)
 
     def __del__(self) -> None:
-        if hasattr(self, "_socket"):
+        if hasattr(self, "_inode"):
             self.close()
 
 
@@ -142,7 +144,9 @@ def _drain(bound: socket.socket) -> list[bytes]:
             return datagrams
 
 
-def _close(bound: socket.socket, path: Path) -> None:
-    bound.close()
+def _close(bound: socket.socket, path: Path, inode: int) -> None:
+    # Another may have taken the name over.
     with contextlib.suppress(OSError):
-        path.unlink(missing_ok=True)
+        if path.lstat().st_ino == inode:
+            path.unlink()
+    bound.close()

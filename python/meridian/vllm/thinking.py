@@ -244,6 +244,9 @@ class ThinkHook:
     def _drop(self, names: list[str]) -> None:
         if names:
             self._scheduler.finish_requests(names, RequestStatus.FINISHED_ABORTED)
+            # Where clients are told of what ended: nobody has begun these.
+            for finished in (getattr(self._scheduler, "finished_req_ids_dict", None) or {}).values():
+                finished.difference_update(names)
         for name in names:
             run = self._running.pop(name, None)
             if run is not None:

@@ -67,16 +67,20 @@ def read_budget(extra_args: Mapping[str, Any] | None) -> RequestBudget:
             given[name] = read(key, value)
         elif key == ROW or key.startswith(_PREFIXES):
             near = ", ".join(sorted(_READERS))
-            raise ValueError(f"{key}: {_shown(value)}: unknown, expected one of {near}")
+            named = key if key.isprintable() and len(key) <= 64 else _shown(key)
+            raise ValueError(f"{named}: {_shown(value)}: unknown, expected one of {near}")
     return RequestBudget(**given)
 
 
 # A key that begins like these and is not known is a slip.
-_PREFIXES = ("meridian_think", "meridian_eat", "meridian_rpdi", "meridian_min", "meridian_probe", "meridian_interrupt")
+_PREFIXES = ("meridian_think", "meridian_ema", "meridian_eat", "meridian_rpdi", "meridian_min", "meridian_probe", "meridian_interrupt")
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return f"{type(value).__name__} that is too large to show"
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -108,10 +112,17 @@ def _flag(key: str, value: Any) -> bool:
     raise ValueError(f"{key}: {_shown(value)}: expected true, false, 1 or 0")
 
 
+def _is_interrupt(text: Any) -> bool:
+    try:
+        return isinstance(text, str) and 1 <= len(text.encode()) <= MAX_INTERRUPT_BYTES
+    except UnicodeEncodeError:  # half of a character
+        return False
+
+
 def _texts(key: str, value: Any) -> tuple[str, ...]:
     texts = [value] if isinstance(value, str) else value
     good = isinstance(texts, list | tuple) and 1 <= len(texts) <= MAX_INTERRUPTS
-    if not good or not all(isinstance(text, str) and 1 <= len(text.encode()) <= MAX_INTERRUPT_BYTES for text in texts):
+    if not good or not all(map(_is_interrupt, texts)):
         raise ValueError(
             f"{key}: {_shown(value)}: expected a text of 1 to {MAX_INTERRUPT_BYTES} bytes, or a list of at most "
             f"{MAX_INTERRUPTS}"
