@@ -73,7 +73,15 @@ def read_budget(extra_args: Mapping[str, Any] | None) -> RequestBudget:
 
 
 # A key that begins like these and is not known is a slip.
-_PREFIXES = ("meridian_think", "meridian_ema", "meridian_eat", "meridian_rpdi", "meridian_min", "meridian_probe", "meridian_interrupt")
+_PREFIXES = (
+    "meridian_think",
+    "meridian_ema",
+    "meridian_eat",
+    "meridian_rpdi",
+    "meridian_min",
+    "meridian_probe",
+    "meridian_interrupt",
+)
 
 
 def _shown(value: Any) -> str:

@@ -70,7 +70,7 @@ def measure_order(key: int, on: bool) -> bytes:
     return struct.pack("<BQII", 2, key, on, 0)
 
 
-def make_sampler(wire: Wire, **model: Any) -> Any:
+def make_sampler(wire: Any, **model: Any) -> Any:
     """The sampler's half of Meridian with made-up surroundings."""
     from meridian import MeridianConfig, ModelConfig
     from meridian.vllm.budget import _Sampler

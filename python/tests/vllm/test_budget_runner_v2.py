@@ -45,8 +45,9 @@ class Runner:
         )
         # As its constructor leaves it, without the engine's configuration.
         self.processor = object.__new__(BudgetLogitsProcessor)
-        self.processor._sampler = make_sampler(self.wire, force_phrase="ok</think>")
-        self.processor._slots = _Slots(self.processor._sampler, self.states)
+        sampler = make_sampler(self.wire, force_phrase="ok</think>")
+        self.processor._sampler = sampler
+        self.processor._slots = _Slots(sampler, self.states)
         self.rng = random.Random(0)
 
     def add(self, asked: Asked, slot: int) -> bool:
