@@ -79,6 +79,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         for name in list(ways) if round_ % 2 else reversed(list(ways)):
             scheduler._meridian_engine = make_engine(ways[name], scheduler)
             scheduler._meridian_use(scheduler._meridian_engine)
+            # Both ways have the same prompts: the second must not find them.
+            if not scheduler.reset_prefix_cache():
+                sys.exit("error: the prefix cache is in use between two runs")
             seconds = run(engine, args, tail, seed=round_)
             if round_:  # the first is to warm up
                 times[name].append(seconds)

@@ -405,8 +405,16 @@ impl ThinkBudgets {
         row.probe = Probe::Due { tokens: row.enforcer.tokens(), think_tokens: row.enforcer.think_tokens() };
     }
 
-    /// The probes that are due: which request, and of how many of its generated tokens. The longest due first.
+    /// The probes that are due: which request, and of how many of its generated tokens. The longest due first; none until
+    /// one has waited a quarter of its interval, so that they share a step: one that carries prompts at all is slower by
+    /// more than a probe's few tokens.
     pub fn due(&self) -> impl Iterator<Item = (u64, u32)> {
+        let is_time = self.rows.values().any(|row| match row.probe {
+            Probe::Due { tokens, .. } => {
+                row.enforcer.tokens() - tokens >= row.budget.thresholds().eat_probe_interval_tokens / WAITS
+            }
+            _ => false,
+        });
         let mut due: Vec<_> = self
             .rows
             .iter()
@@ -415,6 +423,9 @@ impl ThinkBudgets {
                 _ => None,
             })
             .collect();
+        if !is_time {
+            due.clear();
+        }
         due.sort_by_key(|(waited, key, _)| (std::cmp::Reverse(*waited), *key));
         due.into_iter().map(|(_, key, tokens)| (key, tokens))
     }
@@ -605,6 +616,9 @@ impl ThinkBudgets {
         self.status
     }
 }
+
+/// Which part of its interval a probe waits for others.
+const WAITS: u32 = 4;
 
 /// An index that no thinking reaches: RPDI is off.
 const RPDI_OFF: f64 = 1e9;

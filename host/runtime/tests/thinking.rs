@@ -168,7 +168,7 @@ fn probes_are_put_at_the_end_of_a_block_when_the_interval_is_a_block() {
     let mut budgets = budgets(Thresholds { eat_probe_interval_tokens: 16, ..level() }, 0);
     add(&mut budgets, 1, ClientBudget::default());
     let mut cuts = Vec::new();
-    for _ in 0..49 {
+    for _ in 0..51 {
         budgets.generated(1, &[20], 1.0);
         let due: Vec<_> = budgets.due().collect();
         for (key, tokens) in due {
