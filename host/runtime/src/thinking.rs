@@ -1,5 +1,5 @@
 //! The thinking of an engine's requests: what is measured of it, what the budget slot makes of that, and what is to be
-//! forced where tokens are sampled.
+//! forced where tokens are sampled. A third of the file documents what goes in and comes out.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;

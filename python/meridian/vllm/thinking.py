@@ -37,7 +37,7 @@ logger = logging.getLogger("vllm.meridian")
 PROBE = "meridian-probe-"
 # How tokens are written in a vocabulary that end a line, a sentence or a clause; byte-level ones write a line break so.
 _LINE_ENDS = ("\n", "Ċ")
-_CLAUSE_ENDS = (".", ";", "?", "!", ",", "。", ";", "?", "!", ",", "、")
+_CLAUSE_ENDS = (".", ";", "?", "!", ",", "。", "、")
 
 
 @dataclass
@@ -45,9 +45,8 @@ class _Running:
     """A probe that runs."""
 
     probe: Request
+    # Of the request that it is about.
     key: int
-    # The request it is of.
-    of: str
 
 
 class ThinkHook:
@@ -134,11 +133,12 @@ class ThinkHook:
         """Put the probes that are due behind everything that waits, as far as there may be room; returns their names.
         `enqueue` is the scheduler's own `add_request`."""
         scheduler = self._scheduler
+        due = self._thinking.due()
+        if not due:
+            return set()
         room = self._room(token_budget)
         blocks = self._spare_blocks()
-        if room <= 0 or seats <= 0 or blocks <= 0:
-            return set()
-        for name, key, tokens in self._thinking.due():
+        for name, key, tokens in due:
             request = scheduler.requests.get(name)
             if request is None or not self._can_be_probed(request):
                 self._thinking.probe_dropped(key)
@@ -156,7 +156,7 @@ class ThinkHook:
             room -= len(prompt) - cached
             blocks -= needed_blocks
             probe = self._make(request, key, prompt)
-            self._offered[probe.request_id] = _Running(probe, key, name)
+            self._offered[probe.request_id] = _Running(probe, key)
             enqueue(probe)
         return set(self._offered)
 

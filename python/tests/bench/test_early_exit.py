@@ -1,4 +1,7 @@
-"""Early exit: rules on hand-made thoughts, what is chosen, intervals, the curve of fixed budgets, what is written."""
+"""Early exit: rules on hand-made thoughts, what is chosen, intervals, the curve of fixed budgets, what is written.
+
+One file, because all of it is about the same hand-made thoughts.
+"""
 
 import argparse
 import json

@@ -165,17 +165,12 @@ impl Enforcer {
         self.later.insert(index, (from, max_think_tokens));
     }
 
-    /// Take in a generated token.
-    pub fn push(&mut self, rules: &EndRules, token: u32) {
-        self.take(rules, token);
-    }
-
     /// Take in a generated token that stands for an end of sequence: the end marker is to be completed.
     pub fn push_guarded(&mut self, rules: &EndRules, token: u32) {
         if self.run.forcing.is_none() && self.run.is_open() {
             self.guarded.push(self.run.tokens);
         }
-        self.take(rules, token);
+        self.push(rules, token);
     }
 
     /// Begin again with these tokens, under the limits that held for each.
@@ -184,7 +179,7 @@ impl Enforcer {
         for token in tokens {
             // Whether an ending begins is settled where a token is sampled.
             self.demand(rules);
-            self.take(rules, token);
+            self.push(rules, token);
         }
     }
 
@@ -250,7 +245,8 @@ impl Enforcer {
         self.run.forced
     }
 
-    fn take(&mut self, rules: &EndRules, token: u32) {
+    /// Take in a generated token.
+    pub fn push(&mut self, rules: &EndRules, token: u32) {
         let run = &mut self.run;
         if self.guarded.binary_search(&run.tokens).is_ok() && run.forcing.is_none() && run.is_open() {
             run.force(&rules.plain, ForceReason::EosGuard);
