@@ -1,0 +1,236 @@
+//! What the simulator's runs leave behind: the JSON that `meridian bench replay --json` prints, `--save` keeps,
+//! `meridian bench compare` reads and the report shows.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// Version of the format.
+pub const SCHEMA: u32 = 1;
+
+/// All runs of one `replay`: every policy at every rate with every seed.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Results {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// Version of Meridian, the command, and the machine it ran on.
+    pub made_by: MadeBy,
+    /// The requests.
+    pub trace: TraceFacts,
+    /// The simulated engines.
+    pub engine: EngineFacts,
+    /// Policy that the others are compared with.
+    pub baseline: String,
+    /// In the order: rates, then seeds, then policies, the baseline first.
+    pub runs: Vec<Run>,
+}
+
+/// Where results come from.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct MadeBy {
+    /// Version of Meridian.
+    pub version: String,
+    /// The command line, without folders.
+    pub command: String,
+    /// Processor and cores.
+    pub machine: String,
+}
+
+/// What was replayed.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TraceFacts {
+    /// File name or name of the generated workload.
+    pub source: String,
+    /// Requests.
+    pub requests: u64,
+    /// Seconds from the first arrival to the last, at the trace's own rate.
+    pub duration_s: f64,
+    /// Requests a second, the trace's own.
+    pub rate: f64,
+    /// Means: prompt, thinking, answer, in tokens.
+    pub mean_tokens: [f64; 3],
+}
+
+/// What was simulated.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct EngineFacts {
+    /// Name of the preset or of the calibration.
+    pub preset: String,
+    /// Engines behind the router.
+    pub engines: u32,
+    /// How requests are routed to them.
+    pub router: String,
+    /// Parameters of the step-time model, by name.
+    pub step_model: BTreeMap<String, f64>,
+    /// Most running requests of an engine.
+    pub max_num_seqs: u32,
+    /// Most tokens of a step.
+    pub max_num_batched_tokens: u32,
+    /// KV blocks of an engine.
+    pub kv_blocks: u32,
+    /// Tokens of a KV block.
+    pub block_tokens: u32,
+    /// Service levels that goodput and attainment are counted by.
+    pub slo: Slo,
+}
+
+/// Service levels of a request. It is attained when all of them are.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Slo {
+    /// Arrival to first token of the answer, at most, milliseconds, plus [`Slo::think_ms`] for each token of thinking:
+    /// no scheduler can answer before the model has thought.
+    pub ttfo_ms: f64,
+    /// Allowance of [`Slo::ttfo_ms`] for each token of thinking, milliseconds.
+    pub think_ms: f64,
+    /// Mean gap between two tokens of the answer, at most, milliseconds.
+    pub tpot_ms: f64,
+    /// Reading speed of QoE, tokens a second.
+    pub reading_tok_s: f64,
+}
+
+impl Default for Slo {
+    fn default() -> Self {
+        Self { ttfo_ms: 5000.0, think_ms: 50.0, tpot_ms: 50.0, reading_tok_s: 10.0 }
+    }
+}
+
+/// One policy at one rate with one seed.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    /// The policy as it was named on the command line, shortened to its file name.
+    pub policy: String,
+    /// Offered load, requests a second.
+    pub rate: f64,
+    /// Seed.
+    pub seed: u64,
+    /// By the keys of [`METRICS`]; one that has no value is absent.
+    pub metrics: BTreeMap<String, f64>,
+    /// The same of consecutive groups of requests, by order of arrival. Two runs over the same trace have the same groups,
+    /// so that they can be compared in pairs.
+    pub batches: Vec<BTreeMap<String, f64>>,
+    /// Distributions by name (`ttft`, `ttfo`, `ttot`, `e2e`, `itl_think`, `itl_output`): points of (milliseconds, share of
+    /// values at most that), share rising from 0 to 1.
+    pub curves: BTreeMap<String, Vec<[f64; 2]>>,
+    /// State of all engines together over time, at most 1,024 points.
+    pub timeline: Vec<TimelinePoint>,
+    /// By tenant, the largest first, at most 64.
+    pub tenants: Vec<TenantRow>,
+    /// What happened while it ran: swaps, quarantines.
+    pub events: Vec<Event>,
+}
+
+/// State at one time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TimelinePoint {
+    /// Seconds since the first arrival.
+    pub t_s: f64,
+    /// Requests that wait.
+    pub waiting: f64,
+    /// Running requests in prefill.
+    pub prefill: f64,
+    /// Running requests that think.
+    pub think: f64,
+    /// Running requests that answer.
+    pub output: f64,
+    /// Share of KV blocks that requests hold, 0 to 1.
+    pub kv_used: f64,
+    /// Share of KV blocks that are free and still in the prefix cache, 0 to 1.
+    pub kv_cached: f64,
+}
+
+/// One tenant.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TenantRow {
+    /// Name.
+    pub name: String,
+    /// Finished requests.
+    pub requests: u64,
+    /// Tokens computed for it, prompts included.
+    pub service_tokens: u64,
+    /// Time to first output token.
+    pub ttfo_p50_ms: f64,
+    /// The same, 99th percentile.
+    pub ttfo_p99_ms: f64,
+    /// Share of requests that attained the service levels.
+    pub slo_attainment: f64,
+}
+
+/// Something that happened at a time.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Event {
+    /// Seconds since the first arrival.
+    pub t_s: f64,
+    /// In words.
+    pub what: String,
+}
+
+/// Which direction of a metric is the better one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Better {
+    /// Lower is better.
+    Lower,
+    /// Higher is better.
+    Higher,
+    /// It describes the run.
+    Neither,
+}
+
+/// A metric of a run.
+#[derive(Clone, Copy, Debug)]
+pub struct Metric {
+    /// Key in [`Run::metrics`].
+    pub key: &'static str,
+    /// For tables.
+    pub title: &'static str,
+    /// Unit; empty for a count or a share.
+    pub unit: &'static str,
+    /// Which direction is better.
+    pub better: Better,
+}
+
+const fn metric(key: &'static str, title: &'static str, unit: &'static str, better: Better) -> Metric {
+    Metric { key, title, unit, better }
+}
+
+/// Every metric, in the order of tables. Words as in `docs/src/architecture.md`.
+pub const METRICS: &[Metric] = &[
+    metric("itl_output_p50_ms", "output ITL p50", "ms", Better::Lower),
+    metric("itl_output_p95_ms", "output ITL p95", "ms", Better::Lower),
+    metric("itl_output_p99_ms", "output ITL p99", "ms", Better::Lower),
+    metric("itl_output_mean_ms", "output ITL mean", "ms", Better::Lower),
+    metric("itl_think_p50_ms", "think ITL p50", "ms", Better::Lower),
+    metric("itl_think_p99_ms", "think ITL p99", "ms", Better::Lower),
+    metric("ttot_p50_ms", "TTOT p50", "ms", Better::Lower),
+    metric("ttot_p99_ms", "TTOT p99", "ms", Better::Lower),
+    metric("ttfo_p50_ms", "TTFO p50", "ms", Better::Lower),
+    metric("ttfo_p95_ms", "TTFO p95", "ms", Better::Lower),
+    metric("ttfo_p99_ms", "TTFO p99", "ms", Better::Lower),
+    metric("ttfo_mean_ms", "TTFO mean", "ms", Better::Lower),
+    metric("ttft_p50_ms", "TTFT p50", "ms", Better::Lower),
+    metric("ttft_p99_ms", "TTFT p99", "ms", Better::Lower),
+    metric("ttft_mean_ms", "TTFT mean", "ms", Better::Lower),
+    metric("e2e_p50_ms", "end to end p50", "ms", Better::Lower),
+    metric("e2e_p99_ms", "end to end p99", "ms", Better::Lower),
+    metric("e2e_mean_ms", "end to end mean", "ms", Better::Lower),
+    metric("throughput_tok_s", "throughput", "tok/s", Better::Higher),
+    metric("goodput_rps", "goodput", "req/s", Better::Higher),
+    metric("slo_attainment", "SLO attainment", "", Better::Higher),
+    metric("qoe_mean", "QoE mean", "", Better::Higher),
+    metric("qoe_attainment", "QoE >= 0.95", "", Better::Higher),
+    metric("fairness_jain", "fairness (Jain, tenants' slowdown)", "", Better::Higher),
+    metric("preemptions_prefill", "preempted in prefill", "", Better::Lower),
+    metric("preemptions_think", "preempted in think", "", Better::Lower),
+    metric("preemptions_output", "preempted in output", "", Better::Lower),
+    metric("recomputed_tokens", "recomputed tokens", "tok", Better::Lower),
+    metric("hit_rate", "prefix hit rate", "", Better::Higher),
+    metric("kv_used_mean", "KV used, mean", "", Better::Neither),
+    metric("running_mean", "running, mean", "", Better::Neither),
+    metric("waiting_mean", "waiting, mean", "", Better::Lower),
+    metric("waiting_max", "waiting, most", "", Better::Lower),
+    metric("requests", "requests", "", Better::Neither),
+    metric("steps", "steps", "", Better::Neither),
+    metric("makespan_s", "makespan", "s", Better::Lower),
+    metric("decisions", "decisions", "", Better::Neither),
+    metric("decided_by_policy", "  by the policy", "", Better::Neither),
+    metric("faults", "policy faults", "", Better::Lower),
+];
