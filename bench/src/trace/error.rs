@@ -1,0 +1,83 @@
+use std::io;
+
+use thiserror::Error;
+
+/// Why a trace cannot be read.
+#[derive(Debug, Error)]
+pub enum TraceError {
+    /// The file cannot be opened or read.
+    #[error("{name}: cannot be read")]
+    Io {
+        /// Name of the file, without its folder.
+        name: String,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// A row, a header or a field is not what the format asks for.
+    #[error("{name}:{line}: column {column}: got {value}, expected {expected}")]
+    Bad {
+        /// Name of the file, without its folder.
+        name: String,
+        /// Line in the file, from 1; for `vllm-bench` the position in the array, from 1.
+        line: u64,
+        /// Which column; `(all)` for the row as a whole.
+        column: String,
+        /// What stands there, quoted and shortened.
+        value: String,
+        /// What should.
+        expected: String,
+    },
+    /// No format is called that, or none fits the first line.
+    #[error("{what}: unknown format, expected one of {known}")]
+    UnknownFormat {
+        /// The name that was given, or the file whose first line fits none.
+        what: String,
+        /// Names of all formats.
+        known: String,
+    },
+    /// Not one request.
+    #[error("{name}: no requests, expected at least one row{}", left_out(*.skipped))]
+    Empty {
+        /// Name of the file, without its folder.
+        name: String,
+        /// Rows without prompt or generated tokens.
+        skipped: usize,
+    },
+}
+
+/// Why a workload cannot be generated.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum WorkloadError {
+    /// The text is not TOML of a workload.
+    #[error("workload: {0}")]
+    Toml(String),
+    /// A value is out of range.
+    #[error("workload field {field}: got {value}, expected {expected}")]
+    Field {
+        /// Dotted name, as in the TOML file.
+        field: String,
+        /// What stands there.
+        value: String,
+        /// What should.
+        expected: &'static str,
+    },
+    /// No preset is called that.
+    #[error("workload {name:?}: unknown, expected one of {known}")]
+    UnknownName {
+        /// The name that was given.
+        name: String,
+        /// Names of all presets.
+        known: String,
+    },
+}
+
+fn left_out(rows: usize) -> String {
+    if rows > 0 { format!(" ({rows} left out: no tokens)") } else { String::new() }
+}
+
+/// A value as errors show it: quoted, control characters escaped, at most 60 characters.
+pub(super) fn shown(value: &str) -> String {
+    let mut chars = value.chars();
+    let head: String = chars.by_ref().take(60).collect();
+    if chars.next().is_some() { format!("{head:?}...") } else { format!("{head:?}") }
+}

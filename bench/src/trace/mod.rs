@@ -1,0 +1,94 @@
+//! Requests to replay: readers of recorded traces, and a generator.
+
+use std::sync::Arc;
+
+mod azure;
+mod check;
+mod error;
+mod format;
+mod generate;
+mod lengths;
+mod meridian;
+mod mooncake;
+mod presets;
+mod read;
+mod rows;
+mod sample;
+mod servegen;
+mod streams;
+mod vllm_bench;
+mod workload;
+mod write;
+
+pub use error::{TraceError, WorkloadError};
+pub use format::Format;
+pub use generate::Generator;
+pub use read::{ReadOptions, ThinkSplit, Trace, read, read_from};
+pub use workload::{Arrivals, Class, Mode, Prompt, Regime, Sessions, Tenants, Wave, Workload};
+pub use write::write_csv;
+
+/// One request of a trace.
+///
+/// ```
+/// use meridian_bench::trace::{Prefix, TraceRequest};
+///
+/// let request = TraceRequest { prompt_tokens: 120, think_tokens: 900, output_tokens: 200, ..TraceRequest::default() };
+/// assert_eq!((request.deadline_ms, request.prefix), (f64::INFINITY, Prefix::None));
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct TraceRequest {
+    /// Seconds since the start of the trace, never before the request that precedes it.
+    pub arrival_s: f64,
+    /// Tokens of the prompt, at least 1.
+    pub prompt_tokens: u32,
+    /// Tokens of thinking, the end marker not included; 0 for a request that answers at once.
+    pub think_tokens: u32,
+    /// Tokens of the answer, at least 1.
+    pub output_tokens: u32,
+    /// Name of the tenant; empty for none.
+    pub tenant: Arc<str>,
+    /// The client's priority, lower is more urgent.
+    pub priority: i32,
+    /// Deadline, milliseconds after arrival; infinite for none.
+    pub deadline_ms: f64,
+    /// What its prompt has in common with others.
+    pub prefix: Prefix,
+}
+
+impl Default for TraceRequest {
+    fn default() -> Self {
+        Self {
+            arrival_s: 0.0,
+            prompt_tokens: 1,
+            think_tokens: 0,
+            output_tokens: 1,
+            tenant: Arc::from(""),
+            priority: 0,
+            deadline_ms: f64::INFINITY,
+            prefix: Prefix::None,
+        }
+    }
+}
+
+/// What a prompt has in common with the prompts of other requests.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Prefix {
+    /// Nothing.
+    #[default]
+    None,
+    /// Its blocks by content: equal ids are equal tokens, when all blocks before are equal too.
+    Blocks {
+        /// Tokens of a block; the last one may be shorter.
+        tokens: u32,
+        /// One id a block, first to last.
+        ids: Arc<[u64]>,
+    },
+    /// A turn of a conversation: its prompt is the prompt and the answer of the turn before, then new text. It does not
+    /// arrive before that turn is over.
+    Session {
+        /// Which conversation.
+        id: u64,
+        /// Which turn, from 0.
+        turn: u32,
+    },
+}

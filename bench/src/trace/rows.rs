@@ -1,0 +1,190 @@
+//! Rows of CSV files and of JSON lines behind one face, with errors that name the place.
+
+use std::borrow::Cow;
+use std::io::{self, BufRead, Read};
+use std::str::FromStr;
+
+use serde_json::{Map, Value};
+
+use super::TraceError;
+use super::error::shown;
+
+/// No model has a context near this; more is a broken file.
+pub(super) const MAX_TOKENS: u32 = 10_000_000;
+/// Three centuries, so that absolute Unix times pass and later arithmetic in nanoseconds is safe.
+pub(super) const MAX_SECONDS: f64 = 1e10;
+/// The longest JSON line. A Mooncake request of a million tokens is 20 kB.
+const MAX_LINE: u64 = 16 << 20;
+
+/// Each group is one column, by any of its names; the first is the one that messages use.
+pub(super) type Columns<'a> = &'a [&'a [&'a str]];
+
+pub(super) struct Row<'a> {
+    pub(super) name: &'a str,
+    pub(super) line: u64,
+    cells: Cells<'a>,
+}
+
+enum Cells<'a> {
+    Csv { header: &'a csv::StringRecord, record: &'a csv::StringRecord },
+    Json(&'a Map<String, Value>),
+}
+
+impl Row<'_> {
+    /// The cell as text; `None` where the column is absent, empty or null.
+    pub(super) fn text(&self, column: &str) -> Option<Cow<'_, str>> {
+        let text = match &self.cells {
+            Cells::Csv { header, record } => {
+                Cow::Borrowed(record.get(header.iter().position(|name| name == column)?)?.trim())
+            }
+            Cells::Json(object) => match object.get(column)? {
+                Value::Null => return None,
+                Value::String(text) => Cow::Borrowed(text.trim()),
+                other => Cow::Owned(other.to_string()),
+            },
+        };
+        (!text.is_empty()).then_some(text)
+    }
+
+    /// The cell as JSON; `None` for CSV and where the field is absent.
+    pub(super) fn json(&self, column: &str) -> Option<&Value> {
+        match &self.cells {
+            Cells::Csv { .. } => None,
+            Cells::Json(object) => object.get(column),
+        }
+    }
+
+    /// The first of the names that has a value here.
+    pub(super) fn first<'n>(&self, names: &[&'n str]) -> Option<&'n str> {
+        names.iter().copied().find(|name| self.text(name).is_some())
+    }
+
+    pub(super) fn bad(&self, column: &str, expected: impl Into<String>) -> TraceError {
+        let value = self.text(column);
+        bad(self.name, self.line, column, value.as_deref(), expected)
+    }
+
+    /// A finite number in `0..=most`.
+    pub(super) fn number(&self, column: &str, most: f64) -> Result<f64, TraceError> {
+        let Some(text) = self.text(column) else { return Err(self.bad(column, "a value")) };
+        match text.parse::<f64>() {
+            Ok(number) if (0.0..=most).contains(&number) => Ok(number),
+            Ok(number) if number.is_finite() && number > most => {
+                Err(self.bad(column, format!("a number of at most {most:e}")))
+            }
+            _ => Err(self.bad(column, "a finite number, not negative")),
+        }
+    }
+
+    /// A whole number of tokens in `least..=MAX_TOKENS`.
+    pub(super) fn tokens(&self, column: &str, least: u32) -> Result<u32, TraceError> {
+        let number = self.number(column, f64::MAX)?;
+        if number.fract() != 0.0 || !(f64::from(least)..=f64::from(MAX_TOKENS)).contains(&number) {
+            return Err(self.bad(column, format!("a whole number of tokens from {least} to {MAX_TOKENS}")));
+        }
+        Ok(number as u32)
+    }
+
+    /// A value of another type, or nothing.
+    pub(super) fn parsed<T: FromStr>(&self, column: &str, expected: &str) -> Result<Option<T>, TraceError> {
+        match self.text(column) {
+            None => Ok(None),
+            Some(text) => text.parse().map(Some).map_err(|_| self.bad(column, expected)),
+        }
+    }
+}
+
+pub(super) fn bad(name: &str, line: u64, column: &str, value: Option<&str>, expected: impl Into<String>) -> TraceError {
+    TraceError::Bad {
+        name: name.to_owned(),
+        line,
+        column: column.to_owned(),
+        value: value.map_or_else(|| "nothing".to_owned(), shown),
+        expected: expected.into(),
+    }
+}
+
+/// Calls `each` for at most `limit` rows, blank lines left out.
+pub(super) fn csv_rows(
+    name: &str,
+    input: impl Read,
+    required: Columns<'_>,
+    limit: Option<usize>,
+    mut each: impl FnMut(&Row<'_>) -> Result<(), TraceError>,
+) -> Result<(), TraceError> {
+    let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::Headers).from_reader(input);
+    let header = reader.headers().map_err(|e| csv_error(name, e))?.clone();
+    if header.is_empty() {
+        return Ok(());
+    }
+    for group in required {
+        if !group.iter().any(|column| header.iter().any(|given| given == *column)) {
+            let given: Vec<&str> = header.iter().collect();
+            let wanted: Vec<&str> = required.iter().map(|group| group[0]).collect();
+            return Err(bad(name, 1, group[0], Some(&given.join(",")), format!("a header with {}", wanted.join(","))));
+        }
+    }
+    let mut record = csv::StringRecord::new();
+    let mut left = limit.unwrap_or(usize::MAX);
+    while left > 0 && reader.read_record(&mut record).map_err(|e| csv_error(name, e))? {
+        let line = record.position().map_or(0, csv::Position::line);
+        each(&Row { name, line, cells: Cells::Csv { header: &header, record: &record } })?;
+        left -= 1;
+    }
+    Ok(())
+}
+
+/// As [`csv_rows`], for one JSON object a line.
+pub(super) fn json_rows(
+    name: &str,
+    mut input: impl BufRead,
+    limit: Option<usize>,
+    mut each: impl FnMut(&Row<'_>) -> Result<(), TraceError>,
+) -> Result<(), TraceError> {
+    let mut left = limit.unwrap_or(usize::MAX);
+    let mut bytes = Vec::new();
+    let mut line = 0;
+    while left > 0 {
+        bytes.clear();
+        line += 1;
+        let read = input.by_ref().take(MAX_LINE).read_until(b'\n', &mut bytes).map_err(|e| io_error(name, e))?;
+        if read == 0 {
+            return Ok(());
+        }
+        let object = |value: Option<&str>, why: &str| bad(name, line, "(all)", value, why);
+        if read as u64 == MAX_LINE && bytes.last() != Some(&b'\n') {
+            return Err(object(None, &format!("a line of less than {} MiB", MAX_LINE >> 20)));
+        }
+        let Ok(text) = std::str::from_utf8(&bytes) else {
+            return Err(object(Some(&String::from_utf8_lossy(&bytes)), "text in UTF-8"));
+        };
+        let text = text.trim_start_matches('\u{feff}').trim();
+        if text.is_empty() {
+            continue;
+        }
+        match serde_json::from_str(text) {
+            Ok(Value::Object(fields)) => each(&Row { name, line, cells: Cells::Json(&fields) })?,
+            _ => return Err(object(Some(text), "one JSON object a line")),
+        }
+        left -= 1;
+    }
+    Ok(())
+}
+
+pub(super) fn io_error(name: &str, source: io::Error) -> TraceError {
+    TraceError::Io { name: name.to_owned(), source }
+}
+
+fn csv_error(name: &str, error: csv::Error) -> TraceError {
+    let at = |pos: &Option<csv::Position>| pos.as_ref().map_or(1, csv::Position::line);
+    match error.into_kind() {
+        csv::ErrorKind::Io(source) => io_error(name, source),
+        csv::ErrorKind::Utf8 { pos, err } => {
+            bad(name, at(&pos), "(all)", Some(&format!("field {}", err.field() + 1)), "text in UTF-8")
+        }
+        csv::ErrorKind::UnequalLengths { pos, expected_len, len } => {
+            bad(name, at(&pos), "(all)", Some(&format!("{len} fields")), format!("{expected_len} fields"))
+        }
+        other => io_error(name, io::Error::other(format!("{other:?}"))),
+    }
+}

@@ -1,0 +1,182 @@
+//! What readers say to files that are not right.
+
+use meridian_bench::trace::{Format, ReadOptions, read_from};
+
+#[track_caller]
+fn says(name: &str, text: impl AsRef<[u8]>, format: Option<Format>, message: &str) {
+    let got = read_from(name, text.as_ref(), format, &ReadOptions::default());
+    assert_eq!(got.expect_err("a bad file").to_string(), message);
+}
+
+const OWN: &str = "arrival_s,prompt_tokens,think_tokens,output_tokens,session,turn";
+
+#[track_caller]
+fn own(row: &str, message: &str) {
+    says("t.csv", format!("{OWN}\n0,1,2,3,,\n{row}\n"), None, message);
+}
+
+#[test]
+fn own_rows() {
+    own("x,1,2,3,,", "t.csv:3: column arrival_s: got \"x\", expected a finite number, not negative");
+    own(",1,2,3,,", "t.csv:3: column arrival_s: got nothing, expected a value");
+    own("-1,1,2,3,,", "t.csv:3: column arrival_s: got \"-1\", expected a finite number, not negative");
+    own("NaN,1,2,3,,", "t.csv:3: column arrival_s: got \"NaN\", expected a finite number, not negative");
+    own("inf,1,2,3,,", "t.csv:3: column arrival_s: got \"inf\", expected a finite number, not negative");
+    own("1e308,1,2,3,,", "t.csv:3: column arrival_s: got \"1e308\", expected a number of at most 1e10");
+    own("1e999,1,2,3,,", "t.csv:3: column arrival_s: got \"1e999\", expected a finite number, not negative");
+    let tokens = "expected a whole number of tokens from";
+    own("1,0,2,3,,", &format!("t.csv:3: column prompt_tokens: got \"0\", {tokens} 1 to 10000000"));
+    own("1,1.5,2,3,,", &format!("t.csv:3: column prompt_tokens: got \"1.5\", {tokens} 1 to 10000000"));
+    own("1,1,10000001,3,,", &format!("t.csv:3: column think_tokens: got \"10000001\", {tokens} 0 to 10000000"));
+    own("1,1,2,1e308,,", &format!("t.csv:3: column output_tokens: got \"1e308\", {tokens} 1 to 10000000"));
+    own("1,1,2,3,7,", "t.csv:3: column turn: got nothing, expected a value, as session has one");
+    own("1,1,2,3,,0", "t.csv:3: column session: got nothing, expected a value, as turn has one");
+    own("1,1,2,3,7,-1", "t.csv:3: column turn: got \"-1\", expected a whole number from 0");
+    own("1,1,2,3,1e3,1", "t.csv:3: column session: got \"1e3\", expected a whole number");
+    own("1,1", "t.csv:3: column (all): got \"2 fields\", expected 6 fields");
+}
+
+#[test]
+fn headers() {
+    says(
+        "t.csv",
+        "arrival_s,prompt_tokens\n1,2\n",
+        Some(Format::Meridian),
+        "t.csv:1: column think_tokens: got \"arrival_s,prompt_tokens\", expected a header with \
+         arrival_s,prompt_tokens,think_tokens,output_tokens",
+    );
+    says(
+        "t.csv",
+        "timestamp,input_tokens\n1,2\n",
+        None,
+        "t.csv:1: column output_tokens: got \"timestamp,input_tokens\", expected a header with \
+         timestamp,input_tokens,output_tokens",
+    );
+}
+
+#[test]
+fn json_lines() {
+    says(
+        "t.jsonl",
+        "{\"arrival_s\": 1\n",
+        None,
+        "t.jsonl:1: column (all): got \"{\\\"arrival_s\\\": 1\", expected one JSON object a line",
+    );
+    says(
+        "t.jsonl",
+        "{\"arrival_s\": 1, \"prompt_tokens\": [1]}",
+        None,
+        "t.jsonl:1: column prompt_tokens: got \"[1]\", expected a finite number, not negative",
+    );
+    says(
+        "t.jsonl",
+        "[]",
+        Some(Format::Mooncake),
+        "t.jsonl:1: column (all): got \"[]\", expected one JSON object a line",
+    );
+}
+
+#[test]
+fn other_formats() {
+    says(
+        "s.csv",
+        "timestamp,input_tokens,output_tokens,reason_tokens\n1,2,3,4\n",
+        None,
+        "s.csv:2: column reason_tokens: got \"4\", expected at most the value of output_tokens",
+    );
+    says(
+        "s.csv",
+        "timestamp,input_tokens,output_tokens,reason_ratio\n1,2,3,1.5\n",
+        None,
+        "s.csv:2: column reason_ratio: got \"1.5\", expected a number of at most 1e0",
+    );
+    says(
+        "a.csv",
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-02-30 00:00:00,1,1\n",
+        None,
+        "a.csv:2: column TIMESTAMP: got \"2023-02-30 00:00:00\", expected a time as in 2023-11-16 18:15:46.680590 or \
+         with +00:00 after it",
+    );
+    let moon =
+        |ids: &str| format!("{{\"timestamp\": 0, \"input_length\": 512, \"output_length\": 1, \"hash_ids\": {ids}}}");
+    says("m.jsonl", moon("[-1]"), None, "m.jsonl:1: column hash_ids: got \"[-1]\", expected an array of whole numbers");
+    says(
+        "m.jsonl",
+        moon("[1,2]"),
+        None,
+        "m.jsonl:1: column hash_ids: got \"[1,2]\", expected at most 1 blocks of 512 tokens, not 2",
+    );
+}
+
+#[test]
+fn vllm_results() {
+    let without = "r.json:1: column input_lens: got nothing, expected an array: save the result with --save-detailed";
+    says("r.json", "{\"request_rate\": 1}", None, without);
+    says(
+        "r.json",
+        "{\"input_lens\": [1, 2], \"output_lens\": [1]}",
+        None,
+        "r.json:1: column output_lens: got \"1 values\", expected 2 values, as input_lens has",
+    );
+    says(
+        "r.json",
+        "{\"input_lens\": [1, -2], \"output_lens\": [1, 1]}",
+        None,
+        "r.json:2: column input_lens: got \"-2\", expected a whole number of tokens from 0 to 10000000",
+    );
+    says(
+        "r.json",
+        "{\"input_lens\": [1], \"output_lens\": [1], \"start_times\": [null]}",
+        None,
+        "r.json:1: column start_times: got \"null\", expected a finite number of seconds, not negative",
+    );
+}
+
+#[test]
+fn files_as_a_whole() {
+    let known = "expected one of meridian, servegen, azure, mooncake, vllm-bench";
+    says("t.csv", "a,b\n1,2\n", None, &format!("t.csv: unknown format, {known}"));
+    says("t.csv", "", None, "t.csv: no requests, expected at least one row");
+    says("t.csv", format!("{OWN}\n"), None, "t.csv: no requests, expected at least one row");
+    says("t.csv", "", Some(Format::Meridian), "t.csv: no requests, expected at least one row");
+    says(
+        "a.csv",
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-02-03 00:00:00,1,0\n",
+        None,
+        "a.csv: no requests, expected at least one row (1 left out: no tokens)",
+    );
+    let error = "burst".parse::<Format>().expect_err("no such format").to_string();
+    assert_eq!(error, format!("\"burst\": unknown format, {known}"));
+}
+
+#[test]
+fn bytes_that_are_no_text() {
+    let mut csv = format!("{OWN}\n").into_bytes();
+    csv.extend(b"1,\xff,2,3,,\n");
+    says("t.csv", &csv, None, "t.csv:2: column (all): got \"field 2\", expected text in UTF-8");
+    let json = b"{\"arrival_s\": \"\xff\"}";
+    says(
+        "t.jsonl",
+        json,
+        None,
+        "t.jsonl:1: column (all): got \"{\\\"arrival_s\\\": \\\"\u{fffd}\\\"}\", expected text in UTF-8",
+    );
+}
+
+#[test]
+fn a_huge_field_is_shown_short() {
+    let field = "9".repeat(100 << 20);
+    let digits = "9".repeat(60);
+    says(
+        "t.csv",
+        format!("{OWN}\n{field},1,1,1,,\n"),
+        None,
+        &format!("t.csv:2: column arrival_s: got \"{digits}\"..., expected a finite number, not negative"),
+    );
+    says(
+        "t.jsonl",
+        format!("{{\"arrival_s\": {field}}}"),
+        None,
+        "t.jsonl:1: column (all): got nothing, expected a line of less than 16 MiB",
+    );
+}

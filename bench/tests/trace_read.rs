@@ -1,0 +1,200 @@
+//! Readers: every format from a small text, and what happens with the options.
+
+use std::path::Path;
+
+use meridian_bench::trace::{
+    Format, Prefix, ReadOptions, ThinkSplit, Trace, TraceError, TraceRequest, read, read_from,
+};
+
+fn parse(name: &str, text: &str) -> Trace {
+    parse_with(name, text, &ReadOptions::default())
+}
+
+fn parse_with(name: &str, text: &str, options: &ReadOptions) -> Trace {
+    match read_from(name, text.as_bytes(), None, options) {
+        Ok(trace) => trace,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// (arrival, prompt, think, output)
+fn lengths(trace: &Trace) -> Vec<(f64, u32, u32, u32)> {
+    trace.requests.iter().map(|r| (r.arrival_s, r.prompt_tokens, r.think_tokens, r.output_tokens)).collect()
+}
+
+#[test]
+fn the_projects_own_csv_has_optional_columns() {
+    let trace = parse(
+        "own.csv",
+        "arrival_s,prompt_tokens,think_tokens,output_tokens,tenant,priority,deadline_ms,session,turn\n\
+         10.5,20,30,40,acme,-3,1500,7,1\n\
+         10.25,1,0,1,,,inf,,\n",
+    );
+    assert_eq!(trace.format, Format::Meridian);
+    assert_eq!((&*trace.name, trace.notes.len()), ("own.csv", 0));
+    let second = TraceRequest {
+        arrival_s: 0.25,
+        prompt_tokens: 20,
+        think_tokens: 30,
+        output_tokens: 40,
+        tenant: "acme".into(),
+        priority: -3,
+        deadline_ms: 1500.0,
+        prefix: Prefix::Session { id: 7, turn: 1 },
+    };
+    assert_eq!(trace.requests, [TraceRequest::default(), second]);
+}
+
+#[test]
+fn the_projects_own_json_lines_are_told_by_suffix() {
+    for name in ["own.jsonl", "own.ndjson", "OWN.JSONL"] {
+        let trace = parse(
+            name,
+            "{\"arrival_s\": 1, \"prompt_tokens\": 5, \"think_tokens\": 6, \"output_tokens\": 7, \"tenant\": null}\n\n\
+             {\"arrival_s\": 2.0, \"prompt_tokens\": \"8\", \"think_tokens\": 9.0, \"output_tokens\": 10}",
+        );
+        assert_eq!((trace.format, lengths(&trace)), (Format::Meridian, vec![(0.0, 5, 6, 7), (1.0, 8, 9, 10)]));
+    }
+}
+
+#[test]
+fn a_byte_order_mark_and_carriage_returns_are_no_text() {
+    let trace = parse("dos.csv", "\u{feff}arrival_s,prompt_tokens,think_tokens,output_tokens\r\n0,1,2,3\r\n");
+    assert_eq!(lengths(&trace), [(0.0, 1, 2, 3)]);
+}
+
+#[test]
+fn servegen_says_the_reasoning_in_several_ways() {
+    let tokens = parse("s.csv", "client_id,timestamp,input_tokens,reason_tokens,answer_tokens\n29,5.5,10,900,100\n");
+    let share = parse("s.csv", "client_id,timestamp,input_tokens,output_tokens,reason_ratio\n29,5.5,10,1000,0.9\n");
+    let difference =
+        parse("s.csv", "client_id,timestamp,input_tokens,output_tokens,answer_tokens\n29,5.5,10,1000,100\n");
+    let sum = parse(
+        "s.jsonl",
+        "{\"client_id\": 29, \"timestamp\": 5, \"input_tokens\": 10, \"output_tokens\": 1000, \
+                                 \"reason_tokens\": 900}",
+    );
+    for trace in [tokens, share, difference, sum] {
+        assert_eq!((trace.format, lengths(&trace)), (Format::ServeGen, vec![(0.0, 10, 900, 100)]));
+        assert_eq!(&*trace.requests[0].tenant, "29");
+    }
+}
+
+#[test]
+fn servegen_without_reasoning_is_split_as_asked() {
+    let text = "timestamp,input_tokens,output_tokens\n0,10,1000\n1,20,2000\n2,20,0\n";
+    let whole = parse("s.csv", text);
+    assert_eq!(lengths(&whole), [(0.0, 10, 0, 1000), (1.0, 20, 0, 2000)]);
+    assert_eq!(whole.notes, ["1 of 3 rows left out: no prompt or no generated tokens"]);
+    let options = ReadOptions { think: ThinkSplit::Bimodal { seed: 1 }, ..ReadOptions::default() };
+    let split = parse_with("s.csv", text, &options);
+    assert_eq!(split, parse_with("s.csv", text, &options));
+    assert!(split.requests.iter().zip(&whole.requests).all(|(s, w)| {
+        s.think_tokens > 0 && s.output_tokens > 0 && s.think_tokens + s.output_tokens == w.output_tokens
+    }));
+}
+
+#[test]
+fn a_split_keeps_the_mean_share() {
+    let text = format!("timestamp,input_tokens,output_tokens\n{}", "0,1,10000\n".repeat(20_000));
+    let options = ReadOptions { think: ThinkSplit::Bimodal { seed: 3 }, ..ReadOptions::default() };
+    let trace = parse_with("s.csv", &text, &options);
+    let mean = trace.requests.iter().map(|r| f64::from(r.think_tokens) / 1e4).sum::<f64>() / 2e4;
+    assert!((mean - 0.74).abs() < 0.01, "{mean}");
+}
+
+#[test]
+fn azure_of_both_years_counts_from_its_first_row() {
+    let of_2023 = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n\
+                   2023-11-16 23:59:59.9799600,4808,10\r\n2023-11-17 00:00:00.0319600,3180,8";
+    let of_2024 = "TIMESTAMP,ContextTokens,GeneratedTokens\n\
+                   2024-05-10 00:00:00.009930+00:00,4808,10\n2024-05-10 00:00:00.061930+00:00,3180,8\n";
+    for text in [of_2023, of_2024] {
+        let trace = parse("azure.csv", text);
+        assert_eq!((trace.format, lengths(&trace)), (Format::Azure, vec![(0.0, 4808, 0, 10), (0.052, 3180, 0, 8)]));
+    }
+}
+
+#[test]
+fn mooncake_keeps_its_blocks() {
+    let trace = parse(
+        "moon.jsonl",
+        "{\"timestamp\": 0, \"input_length\": 1025, \"output_length\": 500, \"hash_ids\": [0, 1, 2]}\n\
+         {\"timestamp\": 3001, \"input_length\": 7, \"output_length\": 4, \"hash_ids\": []}\n",
+    );
+    assert_eq!((trace.format, lengths(&trace)), (Format::Mooncake, vec![(0.0, 1025, 0, 500), (3.001, 7, 0, 4)]));
+    assert_eq!(trace.requests[0].prefix, Prefix::Blocks { tokens: 512, ids: [0, 1, 2].into() });
+    assert_eq!(trace.requests[1].prefix, Prefix::None);
+}
+
+#[test]
+fn vllm_bench_takes_start_times_else_the_rate() {
+    let text = |more: &str| {
+        format!(
+            "{{\"date\": \"x\", \"input_lens\": [10, 20, 30], \"output_lens\": [5, 0, 7], \"itls\": [[0.1]], {more}}}"
+        )
+    };
+    let started = parse("r.json", &text("\"request_rate\": \"inf\", \"start_times\": [7.5, 8.0, 7.0]"));
+    assert_eq!((started.format, lengths(&started)), (Format::VllmBench, vec![(0.0, 30, 0, 7), (0.5, 10, 0, 5)]));
+    assert_eq!(started.notes, ["1 of 3 rows left out: no prompt or no generated tokens"]);
+    let spread = parse("r.json", &text("\"request_rate\": 4.0"));
+    assert_eq!(lengths(&spread), [(0.0, 10, 0, 5), (0.5, 30, 0, 7)]);
+    assert_eq!(spread.notes[0], "no start_times: arrivals spread evenly at request_rate 4 per second");
+    let at_once = parse("r.json", &text("\"request_rate\": \"inf\""));
+    assert_eq!(at_once.notes[0], "no start_times and no finite request_rate: all requests arrive at once");
+}
+
+#[test]
+fn a_vllm_result_of_many_lines_is_detected() {
+    let trace = parse("result.json", "{\n  \"input_lens\": [1],\n  \"output_lens\": [2],\n  \"start_times\": [3.0]\n}");
+    assert_eq!(trace.format, Format::VllmBench);
+}
+
+#[test]
+fn limit_counts_rows_of_the_file() {
+    let options = ReadOptions { limit: Some(2), ..ReadOptions::default() };
+    let text = "arrival_s,prompt_tokens,think_tokens,output_tokens\n5,1,1,1\n3,2,2,2\n1,3,3,3\n";
+    assert_eq!(lengths(&parse_with("l.csv", text, &options)), [(0.0, 2, 2, 2), (2.0, 1, 1, 1)]);
+}
+
+#[test]
+fn clipping_takes_prompt_first_then_all_that_is_generated() {
+    let text = "arrival_s,prompt_tokens,think_tokens,output_tokens\n0,900,300,100\n1,900,3000,1000\n2,5,5,5\n";
+    for (most, wanted) in [
+        (1000, [(600, 300, 100), (250, 563, 187), (5, 5, 5)]),
+        (2, [(1, 0, 1), (1, 0, 1), (1, 0, 1)]),
+        (0, [(1, 0, 1), (1, 0, 1), (1, 0, 1)]),
+    ] {
+        let trace = parse_with("c.csv", text, &ReadOptions { clip_tokens: Some(most), ..ReadOptions::default() });
+        let got: Vec<_> =
+            lengths(&trace).into_iter().map(|(_, prompt, think, output)| (prompt, think, output)).collect();
+        assert_eq!(got, wanted);
+        assert_eq!(trace.notes.len(), 1, "{:?}", trace.notes);
+    }
+    let blocks = "{\"timestamp\": 0, \"input_length\": 1500, \"output_length\": 10, \"hash_ids\": [1, 2, 3]}";
+    let trace = parse_with("m.jsonl", blocks, &ReadOptions { clip_tokens: Some(600), ..ReadOptions::default() });
+    assert_eq!(trace.requests[0].prefix, Prefix::Blocks { tokens: 512, ids: [1, 2].into() });
+}
+
+#[test]
+fn a_given_format_wins_over_the_first_line() {
+    let text = "arrival_s,prompt_tokens,think_tokens,output_tokens,tenant\n2,10,20,30,5\n";
+    let trace = read_from("x.csv", text.as_bytes(), Some(Format::ServeGen), &ReadOptions::default())
+        .expect("names that servegen knows too");
+    // In this format, generated tokens are thinking and answer together.
+    assert_eq!(lengths(&trace), [(0.0, 10, 20, 10)]);
+}
+
+#[test]
+fn names_are_parsed_and_shown() {
+    for format in Format::ALL {
+        assert_eq!(format.to_string().parse::<Format>().expect("its own name"), format);
+    }
+}
+
+#[test]
+fn a_file_that_is_not_there_says_so() {
+    let error = read(Path::new("no/such/trace.csv"), None, &ReadOptions::default()).expect_err("no file");
+    assert!(matches!(error, TraceError::Io { .. }));
+    assert_eq!(error.to_string(), "trace.csv: cannot be read");
+}
