@@ -40,9 +40,9 @@ mod tests {
             think_batch_multiplier: 2.5,
             max_defer_ms: 2000.0,
         };
-        let policy = ShortestPrompt::new(Init { targets, config_json: "{}" }).expect("there are no options");
+        let mut policy = ShortestPrompt::new(Init { targets, config_json: "{}" }).expect("there are no options");
         let mut decision = Decision::default();
-        decide(&policy, &Step::default(), 3, &[900.0, 30.0, 200.0], &mut decision);
+        decide(&mut policy, &Step::default(), 3, &[900.0, 30.0, 200.0], &mut decision);
         assert_eq!(decision.keys, [900.0, 30.0, 200.0]);
         assert_eq!(decision.token_budget, None);
         assert!(decision.token_caps.is_empty());

@@ -48,6 +48,7 @@ fn fill_chunk(column: Column, table: &RequestTable, slots: &[Slot], now_ms: f64,
         Column::Priority => write(out, table, slots, |row| row.priority as f32),
         Column::Tenant => write(out, table, slots, |row| row.tenant as f32),
         Column::Preemptions => write(out, table, slots, |row| row.preemptions as f32),
+        Column::OutputMs => write(out, table, slots, |row| row.output_ms(now_ms)),
         // Not measured by this host: the documented absent value.
         Column::Eat | Column::EatVariance | Column::Rpdi => write(out, table, slots, |_| f32::NAN),
     }
@@ -109,5 +110,37 @@ pub fn fill_budget(inputs: &[budget::Column], candidates: &[BudgetCandidate], ou
                 budget::Column::SlackMs => *slack_ms as f32,
             }
         }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::RequestId;
+    use crate::{Markers, NewRequest};
+
+    #[test]
+    fn time_since_the_first_token_of_output() {
+        let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![]).expect("usable markers");
+        let mut table = RequestTable::new(markers);
+        let request = NewRequest { prompt: &[1, 7], arrival_ms: 1000.0, ..NewRequest::default() };
+        let slot = table.insert(RequestId(1), &request).expect("a free id");
+        let output_ms = |table: &RequestTable, now_ms: f64| {
+            let mut out = Vec::new();
+            fill(&[Column::OutputMs], table, &[slot], now_ms, 16, &mut out);
+            out[0]
+        };
+        table.scheduled(slot, 2, 1010.0);
+        table.set_clock(1020.0);
+        table.generated(slot, &[40, 8], &mut Vec::new());
+        assert!(output_ms(&table, 1030.0).is_nan(), "the end of thinking is no output");
+        table.set_clock(1040.0);
+        table.generated(slot, &[41], &mut Vec::new());
+        table.set_clock(1050.0);
+        table.generated(slot, &[42], &mut Vec::new());
+        assert_eq!([1040.0, 1065.0].map(|now_ms| output_ms(&table, now_ms)), [0.0, 25.0]);
+        assert_eq!(output_ms(&table, 1000.0), 0.0, "a clock that went back");
+        table.preempted(slot);
+        assert_eq!(output_ms(&table, 1065.0), 25.0);
     }
 }

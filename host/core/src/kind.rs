@@ -108,7 +108,8 @@ impl SlotKind for Dispatch {
     type Decision = Decision;
 
     const NAME: SlotName = SlotName::Dispatch;
-    const NATIVES: &'static [&'static str] = &["output-first", "fcfs", "noop"];
+    const NATIVES: &'static [&'static str] =
+        &["output-first", "fcfs", "noop", "priority", "pascal", "srpt", "fair-share", "edf", "qoe"];
 
     fn now_ms(facts: &Step) -> f64 {
         facts.now_ms
@@ -144,6 +145,12 @@ impl SlotKind for Dispatch {
             "output-first" => Some(Native::<output_first::OutputFirst>::boxed(init)),
             "fcfs" => Some(Native::<fcfs::Fcfs>::boxed(init)),
             "noop" => Some(Native::<noop::Noop>::boxed(init)),
+            "priority" => Some(Native::<priority::Priority>::boxed(init)),
+            "pascal" => Some(Native::<pascal::Pascal>::boxed(init)),
+            "srpt" => Some(Native::<srpt::Srpt>::boxed(init)),
+            "fair-share" => Some(Native::<fair_share::FairShare>::boxed(init)),
+            "edf" => Some(Native::<edf::Edf>::boxed(init)),
+            "qoe" => Some(Native::<qoe::Qoe>::boxed(init)),
             _ => None,
         }
     }

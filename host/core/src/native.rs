@@ -124,7 +124,7 @@ impl<P: DispatchPolicy + Send> Policy<Dispatch> for Native<P> {
     }
 
     fn decide(&mut self, batch: &Batch<'_>, decision: &mut Decision) -> Result<(), Fault> {
-        meridian_policy_sdk::decide(&self.logic, batch.facts, batch.candidates, batch.columns, decision);
+        meridian_policy_sdk::decide(&mut self.logic, batch.facts, batch.candidates, batch.columns, decision);
         Ok(())
     }
 }

@@ -6,8 +6,8 @@ use std::sync::mpsc;
 
 use meridian_core::types::{PhaseEvent, RequestId, ThinkPhase};
 use meridian_core::{
-    Batch, Column, Decision, Description, Error, Fault, FaultKind, Markers, MeridianScheduler, NewRequest, Policy,
-    QueueStats, SchedulerConfig, StepLimits,
+    Batch, Column, Decision, Description, Dispatch, Error, Fault, FaultKind, Markers, MeridianScheduler, NewRequest,
+    Policy, QueueStats, SchedulerConfig, SlotKind, StepLimits,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
@@ -129,7 +129,7 @@ fn every_event_of_a_step_is_told() {
 #[test]
 fn want_of_tokens_starves_nobody() {
     let config = SchedulerConfig { max_defer_ms: 100.0, ..SchedulerConfig::default() };
-    for policy in ["output-first", "fcfs", "noop"] {
+    for policy in Dispatch::NATIVES {
         let native = meridian_core::native::policy(policy, config.targets(), "{}").unwrap();
         let scheduler = MeridianScheduler::with_policy(&config, markers(), native);
         for id in 0..5 {

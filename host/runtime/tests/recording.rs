@@ -46,7 +46,7 @@ fn dispatch_rows() -> impl Strategy<Value = Vec<Recorded<Dispatch>>> {
         let caps = answer.prop_flat_map(|n| proptest::collection::vec(any::<u32>(), n));
         (
             Just(n),
-            floats(n * 18),
+            floats(n * Column::COUNT),
             keys,
             any::<Option<u32>>(),
             caps,

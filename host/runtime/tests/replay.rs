@@ -45,7 +45,7 @@ fn check_native<K: Recordable>(name: &str, rows: &[Recorded<K>]) {
 #[test]
 fn every_native_policy_decides_the_same_again() {
     let steps: Vec<_> = (0..40).map(|seq| dispatch_row(seq, seq as usize % 20)).collect();
-    for name in ["output-first", "fcfs", "noop"] {
+    for name in Dispatch::NATIVES {
         check_native::<Dispatch>(name, &steps);
     }
     let memory = |seq: u64| {

@@ -144,7 +144,7 @@ pub(crate) fn verdict(verdict: budget::Verdict) -> Verdict {
 pub(crate) fn dispatch_column(column: dispatch::Column) -> Column {
     same!(column, dispatch::Column => Column:
         Phase State WaitMs SinceProgressMs SlackMs PromptTokens CachedTokens ComputedTokens ThinkTokens OutputTokens
-        RemainingTokens KvBlocks Priority Tenant Preemptions Eat EatVariance Rpdi)
+        RemainingTokens KvBlocks Priority Tenant Preemptions Eat EatVariance Rpdi OutputMs)
 }
 
 pub(crate) fn eviction_column(column: eviction::Column) -> EvictionColumn {

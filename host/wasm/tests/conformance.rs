@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use meridian_core::types::RequestId;
 use meridian_core::{
-    Batch, Column, Decision, Dispatch, MeridianConfig, NewRequest, Policy, Ranker, RequestTable, SlotKind, Step,
+    Batch, Column, Decision, Dispatch, MeridianConfig, NewRequest, Policy, Ranker, RequestTable, Slot, SlotKind, Step,
     columns,
 };
 use meridian_runtime::native;
@@ -25,17 +25,32 @@ struct Cases {
 #[serde(deny_unknown_fields)]
 struct Case {
     name: String,
+    /// The policy's options.
+    #[serde(default)]
+    config: toml::Table,
     #[serde(default)]
     step: StepFacts,
+    /// Steps that the same instance decided before.
+    #[serde(default)]
+    earlier: Vec<Earlier>,
     #[serde(default)]
     candidates: Vec<Candidate>,
     /// Positions of the candidates, first to last.
     order: Option<Vec<u32>>,
     /// A number, or `"engine"` for the engine's own.
     token_budget: Option<toml::Value>,
+    /// For each candidate a number, or `"none"`.
+    token_caps: Option<Vec<toml::Value>>,
     /// The policy leaves the step to the default.
     #[serde(default)]
     default: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Earlier {
+    ms_ago: f64,
+    candidates: Vec<Candidate>,
 }
 
 #[derive(Deserialize, Default)]
@@ -56,12 +71,42 @@ struct StepFacts {
 struct Candidate {
     phase: Phase,
     state: State,
+    /// Since its arrival; as long as anything else has taken when absent.
+    wait_ms: Option<f64>,
     #[serde(default)]
     since_progress_ms: f64,
     #[serde(default)]
     priority: i32,
     /// Milliseconds until the deadline; none when absent.
     slack_ms: Option<f64>,
+    #[serde(default)]
+    tenant: String,
+    #[serde(default = "shortest_prompt")]
+    prompt_tokens: u32,
+    #[serde(default)]
+    cached_tokens: u32,
+    /// All that its phase and tokens ask for when absent.
+    computed_tokens: Option<u32>,
+    /// One when absent and it has thought.
+    think_tokens: Option<u32>,
+    #[serde(default)]
+    output_tokens: u32,
+    /// Without a limit when absent.
+    remaining_tokens: Option<u32>,
+    #[serde(default)]
+    preemptions: u32,
+    /// Since its first token of output.
+    #[serde(default)]
+    output_ms: f64,
+}
+
+/// The prompt that leaves a model thinking; a longer one ends with it.
+const PROMPT: [u32; 3] = [0, 0, THINK];
+const THINK: u32 = 1;
+const END_OF_THINKING: u32 = 2;
+
+fn shortest_prompt() -> u32 {
+    PROMPT.len() as u32
 }
 
 #[derive(Deserialize, PartialEq)]
@@ -82,34 +127,69 @@ enum State {
 
 const NOW_MS: f64 = 2e9;
 
-/// The columns of the candidates, built by the host's own mirror from a history that leads to them.
-fn build_columns(inputs: &[Column], candidates: &[Candidate]) -> Vec<f32> {
-    let mut table =
-        RequestTable::new(meridian_core::Markers::new(vec![vec![1]], vec![vec![2]], vec![]).expect("usable"));
-    let mut slots = Vec::new();
-    for (i, candidate) in (0..).zip(candidates) {
-        let served_ms = NOW_MS - candidate.since_progress_ms;
+fn table() -> RequestTable {
+    let markers = meridian_core::Markers::new(vec![vec![THINK]], vec![vec![END_OF_THINKING]], vec![]);
+    RequestTable::new(markers.expect("usable"))
+}
+
+impl Candidate {
+    /// Put it into the host's own mirror, by a history that leads to it.
+    fn insert(&self, table: &mut RequestTable, id: RequestId, now_ms: f64) -> Slot {
+        let think = match self.phase {
+            Phase::Prefill => 0,
+            Phase::Think => self.think_tokens.unwrap_or(1),
+            Phase::Output => self.think_tokens.unwrap_or(1).max(1),
+        };
+        let generated = think + self.output_tokens;
+        let arrival_ms = now_ms - self.wait_ms.unwrap_or(self.since_progress_ms.max(self.output_ms));
         let request = NewRequest {
-            prompt: &[0, 0, 1],
-            arrival_ms: served_ms,
-            priority: candidate.priority,
-            deadline_ms: candidate.slack_ms.map_or(f64::INFINITY, |slack_ms| NOW_MS + slack_ms),
+            prompt: &PROMPT,
+            prompt_tokens: self.prompt_tokens,
+            max_tokens: self.remaining_tokens.map_or(u32::MAX, |remaining| remaining + generated),
+            arrival_ms,
+            deadline_ms: self.slack_ms.map_or(f64::INFINITY, |slack_ms| now_ms + slack_ms),
+            priority: self.priority,
+            tenant: &self.tenant,
             ..NewRequest::default()
         };
-        let slot = table.insert(RequestId(i), &request).expect("ids differ");
-        if candidate.state != State::Waiting {
-            table.scheduled(slot, if candidate.phase == Phase::Prefill { 1 } else { 3 }, served_ms);
+        let slot = table.insert(id, &request).expect("ids differ");
+        if self.state == State::Waiting {
+            return slot;
         }
-        if candidate.phase != Phase::Prefill {
-            table.generated(slot, if candidate.phase == Phase::Output { &[2] } else { &[5] }, &mut Vec::new());
+        let served_ms = now_ms - self.since_progress_ms;
+        table.admitted(slot, self.cached_tokens);
+        let computed = self.computed_tokens.unwrap_or(match self.phase {
+            Phase::Prefill => self.cached_tokens + 1,
+            Phase::Think | Phase::Output => (self.prompt_tokens + generated).saturating_sub(1).max(self.prompt_tokens),
+        });
+        if self.phase != Phase::Prefill {
+            table.set_computed(slot, self.prompt_tokens);
+            let ends = usize::from(self.phase == Phase::Output);
+            let mut thought = vec![5; think as usize - ends];
+            thought.extend([END_OF_THINKING].iter().take(ends));
+            table.generated(slot, &thought, &mut Vec::new());
+            table.set_clock(now_ms - self.output_ms);
+            table.generated(slot, &vec![6; self.output_tokens as usize], &mut Vec::new());
         }
-        if candidate.state == State::Preempted {
+        for _ in 0..self.preemptions.max(u32::from(self.state == State::Preempted)) {
             table.preempted(slot);
         }
-        slots.push(slot);
+        if self.state == State::Running {
+            table.scheduled(slot, 0, served_ms);
+            table.set_computed(slot, computed);
+        }
+        slot
     }
+}
+
+/// The columns of the candidates, built by the host.
+fn build_columns(table: &mut RequestTable, inputs: &[Column], candidates: &[Candidate], now_ms: f64) -> Vec<f32> {
+    let insert = |(i, candidate): (u64, &Candidate)| candidate.insert(table, RequestId(i), now_ms);
+    let slots: Vec<Slot> = (0..).zip(candidates).map(insert).collect();
     let mut out = Vec::new();
-    columns::fill(inputs, &table, &slots, NOW_MS, 16, &mut out);
+    columns::fill(inputs, table, &slots, now_ms, 16, &mut out);
+    // Numbers of tenants stay, as between the steps of an engine.
+    slots.iter().for_each(|slot| assert!(table.remove(*slot)));
     out
 }
 
@@ -127,9 +207,17 @@ fn run_case(policy: &mut dyn Policy, case: &Case, what: &str) {
         prefill_token_ms: facts.prefill_token_ms,
         ..Step::default()
     };
+    let (mut table, mut decision) = (table(), Decision::default());
+    for Earlier { ms_ago, candidates } in &case.earlier {
+        let now_ms = NOW_MS - ms_ago;
+        let columns = build_columns(&mut table, policy.inputs(), candidates, now_ms);
+        let step = Step { now_ms, ..step };
+        let batch = Batch { facts: &step, candidates: candidates.len(), columns: &columns };
+        policy.decide(&batch, &mut decision).expect(what);
+    }
     let n = case.candidates.len();
-    let columns = build_columns(policy.inputs(), &case.candidates);
-    let mut decision = Decision::default();
+    let columns = build_columns(&mut table, policy.inputs(), &case.candidates, NOW_MS);
+    decision.clear();
     policy.decide(&Batch { facts: &step, candidates: n, columns: &columns }, &mut decision).expect(what);
     Dispatch::check(&step, &decision, n).expect(what);
     if let Some(expected) = &case.order {
@@ -144,6 +232,10 @@ fn run_case(policy: &mut dyn Policy, case: &Case, what: &str) {
         Some(toml::Value::Integer(tokens)) => assert_eq!(decision.token_budget.map(i64::from), Some(*tokens), "{what}"),
         Some(_) => assert_eq!(decision.token_budget, None, "{what}"),
     }
+    if let Some(expected) = &case.token_caps {
+        let cap = |cap: &toml::Value| cap.as_integer().map_or(u32::MAX, |cap| u32::try_from(cap).expect("a cap"));
+        assert_eq!(decision.token_caps, expected.iter().map(cap).collect::<Vec<_>>(), "{what}");
+    }
     assert_eq!(case.default, n > 0 && decision.keys.is_empty(), "{what}");
 }
 
@@ -157,8 +249,6 @@ fn every_policy_meets_its_cases() {
     let targets = MeridianConfig::default().scheduler.targets();
     for name in Dispatch::NATIVES {
         let component = runtime.load_file(&root().join(format!("target/policies/{name}.wasm"))).unwrap();
-        let mut wasm = component.dispatch_policy(support::LIMITS, targets, "{}").unwrap();
-        let mut native = native::policy(name, targets, "{}").unwrap();
         let mut cases = 0;
         for file in std::fs::read_dir(root().join("policies").join(name).join("cases")).unwrap() {
             let path = file.unwrap().path();
@@ -166,7 +256,10 @@ fn every_policy_meets_its_cases() {
                 .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
             for case in &parsed.case {
                 let what = format!("{name}, {}: {}", path.file_name().unwrap().display(), case.name);
+                let config = serde_json::to_string(&case.config).unwrap();
+                let mut native = native::policy(name, targets, &config).unwrap();
                 run_case(native.as_mut(), case, &format!("native {what}"));
+                let mut wasm = component.dispatch_policy(support::LIMITS, targets, &config).unwrap();
                 run_case(&mut wasm, case, &format!("component {what}"));
                 cases += 1;
             }

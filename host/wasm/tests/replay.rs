@@ -12,7 +12,7 @@ use std::time::Duration;
 use meridian_core::budget::{BudgetCandidate, Load, Observed};
 use meridian_core::{
     BlockId, BlockTier, Budget, Dispatch, EntropyUnit, Eviction, EvictionCandidate, EvictionSubject, Markers, Memory,
-    MeridianConfig, NewRequest, RequestId, RequestTable, Step, Subject, Targets,
+    MeridianConfig, NewRequest, RequestId, RequestTable, SlotKind, Step, Subject, Targets,
 };
 use meridian_runtime::recording::{
     Outcome, Recordable, Recorder, RecorderSettings, Recording, ReplayOptions, ReplayReport, SlotSetup, replay,
@@ -87,7 +87,7 @@ fn steps(slot: &mut PolicySlot<Dispatch>) {
 #[test]
 fn components_of_every_slot_decide_the_same_again() {
     let runtime = Runtime::new(None).unwrap();
-    for name in ["output-first", "fcfs", "noop"] {
+    for name in Dispatch::NATIVES {
         let (_, report) = check::<Dispatch>(name, &shipped(&runtime, name), steps);
         assert_eq!((report.decisions, report.identical, report.gaps), (50, 50, 0), "{name}");
     }

@@ -8,7 +8,9 @@
 //! Inside a phase: by priority, a deadline nearer than `max_defer_ms` counting as the most urgent one; then the least
 //! recently served.
 
-use meridian_policy_sdk::{Column, DispatchPolicy, Init, Phase, Policy, Request, State, Step, Targets, export_policy};
+use meridian_policy_sdk::{
+    Column, DispatchPolicy, Init, Phase, Policy, Request, State, Step, Targets, clamped, export_policy,
+};
 
 /// A key is `(phase * LEVELS + level) * SPAN_MS - rotation_ms`, all of it below 2^24, so that it is exact to a
 /// millisecond in an `f32`.
@@ -77,18 +79,6 @@ impl DispatchPolicy for OutputFirst {
         }
         let multiplied = (output_budget as f32 * self.think_batch_multiplier) as u32;
         Some(step.tokens_within(self.think_target_ms).min(multiplied).clamp(1, step.token_budget.max(1)))
-    }
-}
-
-/// Comparisons, not `f32::clamp`: that one is a library call in WebAssembly.
-#[inline(always)]
-fn clamped(value: f32, least: f32, most: f32) -> f32 {
-    if value < least {
-        least
-    } else if value < most {
-        value
-    } else {
-        most
     }
 }
 

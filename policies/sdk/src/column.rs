@@ -23,6 +23,7 @@ column_enum! {
         Eat,
         EatVariance,
         Rpdi,
+        OutputMs,
     }
 }
 

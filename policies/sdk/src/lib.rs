@@ -40,6 +40,7 @@ mod column;
 mod config;
 pub mod eviction;
 mod inputs;
+mod order;
 mod policy;
 mod request;
 mod step;
@@ -49,8 +50,9 @@ pub mod guest;
 
 pub use column::{Column, Phase, State};
 pub use config::{Init, Targets};
+pub use order::clamped;
 pub use policy::{Decision, DispatchPolicy, Policy, decide};
-pub use request::Request;
+pub use request::{Request, Requests};
 pub use step::Step;
 
 /// Export policies of this crate as one component: `export_policy!(dispatch: A)`, or several slots,

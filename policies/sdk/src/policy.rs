@@ -1,5 +1,5 @@
 use crate::inputs::rows;
-use crate::{Column, Init, Request, Step};
+use crate::{Column, Init, Request, Requests, Step};
 
 /// What every policy is, whichever slots it fills.
 pub trait Policy: Sized {
@@ -40,6 +40,10 @@ pub trait DispatchPolicy: Policy {
     const INPUTS: &'static [Column];
     /// Whether `token_cap` is to be asked.
     const CAPS_TOKENS: bool = false;
+
+    /// Take note of the batch; called once for each step that the policy decides, before the first key is asked for. For
+    /// policies with a state of their own, and for those whose answer for one candidate depends on the others.
+    fn observe(&mut self, _step: &Step, _batch: &Requests<'_, Self>) {}
 
     /// The candidate's key: lower goes first, equal keys keep their present order, NaN goes last.
     fn key(&self, step: &Step, request: &Request<'_, Self>) -> f32;
@@ -87,12 +91,20 @@ impl Decision {
 /// # Panics
 /// When `columns` does not hold `P::INPUTS.len() * candidates` values.
 #[inline]
-pub fn decide<P: DispatchPolicy>(policy: &P, step: &Step, candidates: usize, columns: &[f32], decision: &mut Decision) {
+pub fn decide<P: DispatchPolicy>(
+    policy: &mut P,
+    step: &Step,
+    candidates: usize,
+    columns: &[f32],
+    decision: &mut Decision,
+) {
     decision.clear();
     if !policy.applies(step) {
         return;
     }
     let rows = rows(P::INPUTS.len(), candidates, columns);
+    policy.observe(step, &Requests::new(&rows, candidates));
+    let policy = &*policy;
     decision.keys.extend((0..candidates).map(|i| policy.key(step, &Request::new(&rows, i))));
     decision.token_budget = policy.token_budget(step);
     if P::CAPS_TOKENS {

@@ -1,3 +1,5 @@
+use core::marker::PhantomData;
+
 use crate::inputs::candidate;
 use crate::{Column, DispatchPolicy, Phase, State};
 
@@ -20,6 +22,50 @@ candidate! {
     eat Eat "Entropy after a forced end of thinking, moving average, bits; NaN when not measured.";
     eat_variance EatVariance "Moving variance of the same, bits squared; NaN when not measured.";
     rpdi Rpdi "Reasoning path deviation index; NaN when not measured.";
+    output_ms OutputMs "Milliseconds since the first token of output; NaN before it.";
+}
+
+/// The candidates of a batch.
+#[derive(Debug)]
+pub struct Requests<'a, P> {
+    rows: &'a [&'a [f32]; Column::COUNT],
+    candidates: usize,
+    policy: PhantomData<fn() -> P>,
+}
+
+impl<'a, P: DispatchPolicy> Requests<'a, P> {
+    #[inline(always)]
+    pub(crate) fn new(rows: &'a [&'a [f32]; Column::COUNT], candidates: usize) -> Self {
+        Self { rows, candidates, policy: PhantomData }
+    }
+
+    /// How many candidates there are.
+    #[inline(always)]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.candidates
+    }
+
+    /// Whether there is none.
+    #[inline(always)]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.candidates == 0
+    }
+
+    /// The candidate at `index`, which is below [`Requests::len`]: beyond it every column panics.
+    #[inline(always)]
+    #[must_use]
+    pub fn get(&self, index: usize) -> Request<'a, P> {
+        Request::new(self.rows, index)
+    }
+
+    /// Every candidate, in the batch's order.
+    #[inline(always)]
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Request<'a, P>> + use<'a, P> {
+        let rows = self.rows;
+        (0..self.candidates).map(move |index| Request::new(rows, index))
+    }
 }
 
 impl<P: DispatchPolicy> Request<'_, P> {

@@ -13,7 +13,7 @@ use super::tap::MAX_CANDIDATES;
 /// use meridian_core::Dispatch;
 /// use meridian_runtime::recording::Recordable;
 ///
-/// assert_eq!((Dispatch::COLUMNS.len(), Dispatch::COLUMN_NAMES[2]), (18, "in_wait_ms"));
+/// assert_eq!((Dispatch::COLUMNS.len(), Dispatch::COLUMN_NAMES[2]), (19, "in_wait_ms"));
 /// ```
 pub trait Recordable: SlotKind + Fields {
     /// Every column, in the order of a row's matrix.
@@ -134,6 +134,7 @@ impl Recordable for Dispatch {
         "in_eat",
         "in_eat_variance",
         "in_rpdi",
+        "in_output_ms",
     ];
 }
 

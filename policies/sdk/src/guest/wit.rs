@@ -122,7 +122,7 @@ macro_rules! same {
 pub(super) fn dispatch_column(column: Column) -> dispatch_wit::Column {
     same!(column, Column => dispatch_wit::Column:
         Phase State WaitMs SinceProgressMs SlackMs PromptTokens CachedTokens ComputedTokens ThinkTokens OutputTokens
-        RemainingTokens KvBlocks Priority Tenant Preemptions Eat EatVariance Rpdi)
+        RemainingTokens KvBlocks Priority Tenant Preemptions Eat EatVariance Rpdi OutputMs)
 }
 
 pub(super) fn eviction_column(column: eviction::Column) -> eviction_wit::Column {
