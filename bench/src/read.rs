@@ -1,0 +1,97 @@
+//! Results from files, with errors that name the file and the field.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::results::{EngineFacts, MadeBy, Results, Run, SCHEMA, TraceFacts};
+
+/// Why a file gives no results.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// The file cannot be read.
+    #[error("{file}: cannot be read")]
+    Io {
+        /// The file.
+        file: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file is not JSON, or a field is not what the format says.
+    #[error("{file}: {field}: {problem}")]
+    Field {
+        /// The file.
+        file: PathBuf,
+        /// Dotted path of the field, such as `runs[3].batches`; `JSON` when the file is not JSON.
+        field: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The file has another version of the format.
+    #[error("{file}: schema {found}: expected {SCHEMA}; make the results again with this version")]
+    Schema {
+        /// The file.
+        file: PathBuf,
+        /// Its version.
+        found: u32,
+    },
+}
+
+#[derive(Deserialize)]
+struct Head {
+    schema: Option<u32>,
+}
+
+/// Read the results that a file holds.
+///
+/// # Errors
+///
+/// [`ReadError`], one line each.
+pub fn read(file: &Path) -> Result<Results, ReadError> {
+    let text = std::fs::read(file).map_err(|source| ReadError::Io { file: file.into(), source })?;
+    let bad = |(field, problem): (String, String)| ReadError::Field { file: file.into(), field, problem };
+    // Another version may have other fields: its number goes first.
+    match serde_json::from_slice::<Head>(&text) {
+        Ok(Head { schema: Some(SCHEMA) }) => {}
+        Ok(Head { schema: Some(found) }) => return Err(ReadError::Schema { file: file.into(), found }),
+        Ok(Head { schema: None }) => return Err(bad(("schema".into(), "missing: not results of a replay".into()))),
+        Err(error) if error.is_data() => return Err(bad(("schema".into(), error.to_string()))),
+        Err(error) => return Err(bad(("JSON".into(), error.to_string()))),
+    }
+    serde_json::from_slice(&text).map_err(|error| {
+        let found = serde_json::from_slice::<Value>(&text).ok().and_then(|value| wrong_field(&value));
+        bad(found.unwrap_or_else(|| ("JSON".into(), error.to_string())))
+    })
+}
+
+/// Path and problem of the first field that is not what [`Results`] expects.
+fn wrong_field(value: &Value) -> Option<(String, String)> {
+    let of = |key: &str| value.get(key).unwrap_or(&Value::Null);
+    check::<MadeBy>("made_by", of("made_by"))
+        .or_else(|| check::<TraceFacts>("trace", of("trace")))
+        .or_else(|| check::<EngineFacts>("engine", of("engine")))
+        .or_else(|| check::<String>("baseline", of("baseline")))
+        .or_else(|| check::<Vec<Value>>("runs", of("runs")))
+        .or_else(|| of("runs").as_array()?.iter().enumerate().find_map(|(at, run)| wrong_in_run(at, run)))
+}
+
+fn wrong_in_run(at: usize, run: &Value) -> Option<(String, String)> {
+    let whole = check::<Run>(&format!("runs[{at}]"), run)?;
+    // A missing field is named by the error itself; for a wrong value, take a good run and put in the fields one by one.
+    let field = run.as_object()?.iter().find_map(|(key, value)| {
+        let mut probe = serde_json::to_value(Run::default()).ok()?;
+        probe.as_object_mut()?.insert(key.clone(), value.clone());
+        check::<Run>(&format!("runs[{at}].{key}"), &probe)
+    });
+    Some(field.unwrap_or(whole))
+}
+
+fn check<T: DeserializeOwned>(path: &str, value: &Value) -> Option<(String, String)> {
+    let problem = match value {
+        Value::Null => "missing".to_owned(),
+        value => T::deserialize(value).err()?.to_string(),
+    };
+    Some((path.to_owned(), problem))
+}

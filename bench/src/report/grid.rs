@@ -1,0 +1,93 @@
+//! The runs by rate and policy.
+
+use crate::results::{Better, METRICS, Metric, Results, Run};
+
+/// Mean and range over seeds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Spread {
+    pub mean: f64,
+    pub low: f64,
+    pub high: f64,
+    pub count: usize,
+}
+
+impl Spread {
+    pub(super) fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
+        let values: Vec<f64> = values.into_iter().filter(|value| value.is_finite()).collect();
+        let first = *values.first()?;
+        let (low, high) = values.iter().fold((first, first), |(low, high), &v| (low.min(v), high.max(v)));
+        let mean = (values.iter().sum::<f64>() / values.len() as f64).clamp(low, high);
+        Some(Self { mean, low, high, count: values.len() })
+    }
+}
+
+pub(super) struct Grid<'a> {
+    pub results: &'a Results,
+    /// The baseline first, the others as they appear.
+    pub policies: Vec<&'a str>,
+    /// Rising.
+    pub rates: Vec<f64>,
+}
+
+impl<'a> Grid<'a> {
+    pub(super) fn new(results: &'a Results) -> Self {
+        let mut policies = Vec::<&str>::new();
+        let mut rates = Vec::<f64>::new();
+        for run in results.runs.iter().filter(|run| run.rate.is_finite()) {
+            if !policies.contains(&run.policy.as_str()) {
+                policies.push(&run.policy);
+            }
+            if !rates.contains(&run.rate) {
+                rates.push(run.rate);
+            }
+        }
+        policies.sort_by_key(|policy| *policy != results.baseline);
+        rates.sort_by(f64::total_cmp);
+        Self { results, policies, rates }
+    }
+
+    /// One a seed.
+    pub(super) fn runs(&self, rate: f64, policy: usize) -> Vec<&'a Run> {
+        let is_it = |run: &&Run| run.rate == rate && run.policy == self.policies[policy];
+        self.results.runs.iter().filter(is_it).collect()
+    }
+
+    pub(super) fn spread(&self, rate: f64, policy: usize, key: &str) -> Option<Spread> {
+        Spread::of(self.runs(rate, policy).iter().filter_map(|run| run.metrics.get(key).copied()))
+    }
+
+    /// The metrics that any run at the rate has, with a value a policy.
+    pub(super) fn rows(&self, rate: f64) -> Vec<Row> {
+        let row = |metric: &'static Metric| {
+            let cells: Vec<_> = (0..self.policies.len()).map(|at| self.spread(rate, at, metric.key)).collect();
+            cells.iter().any(Option::is_some).then_some(Row { metric, cells })
+        };
+        METRICS.iter().filter_map(row).collect()
+    }
+}
+
+/// One metric at one rate.
+pub(super) struct Row {
+    pub metric: &'static Metric,
+    /// By policy.
+    pub cells: Vec<Option<Spread>>,
+}
+
+impl Row {
+    /// To the baseline, of another policy; of metrics that can be better or worse.
+    pub(super) fn ratio(&self, policy: usize) -> Option<f64> {
+        let (base, value) = (self.cells[0]?.mean, self.cells[policy]?.mean);
+        (policy > 0 && base != 0.0 && self.metric.better != Better::Neither).then_some(value / base)
+    }
+
+    /// Whether no policy has a better value; false for all when all are equal.
+    pub(super) fn is_best(&self, policy: usize) -> bool {
+        let Some(own) = self.cells[policy] else { return false };
+        let all = || self.cells.iter().flatten().map(|cell| cell.mean);
+        match self.metric.better {
+            Better::Lower => all().all(|v| own.mean <= v) && all().any(|v| own.mean < v),
+            Better::Higher => all().all(|v| own.mean >= v) && all().any(|v| own.mean > v),
+            Better::Neither => false,
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! The report as one HTML file: no script, nothing loaded from anywhere.
+
+mod sections;
+mod summary;
+
+use std::fmt::Write;
+
+use super::format::{escape, figure};
+use super::grid::Grid;
+use super::plots::{COLOURS, DASHES};
+use crate::results::Results;
+
+/// The report: what was simulated, a table and plots for each rate, and plots against the rate when there are several.
+///
+/// One file that needs no network and no script, for light and dark screens, narrow ones and paper.
+pub fn html(results: &Results) -> String {
+    let grid = Grid::new(results);
+    let title = match results.trace.source.as_str() {
+        "" => "Meridian: policies compared".to_owned(),
+        source => format!("Meridian: policies compared on {}", escape(source)),
+    };
+    let mut out = format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n\
+         <title>{title}</title>\n<style>\n{}</style>\n</head>\n<body>\n<h1>{title}</h1>\n",
+        include_str!("../style.css")
+    );
+    out.push_str(&facts(&grid));
+    if grid.rates.is_empty() {
+        out.push_str("<p>No runs.</p>\n");
+    }
+    if grid.rates.len() > 1 {
+        out.push_str("<nav aria-label=\"Rates\">");
+        for (at, rate) in grid.rates.iter().enumerate() {
+            // Writing into a string does not fail, here and below.
+            let _ = write!(out, "<a href=\"#rate-{at}\">{} req/s</a> ", figure(*rate));
+        }
+        out.push_str("</nav>\n");
+        out.push_str(&sections::against_rates(&grid));
+    }
+    for (at, &rate) in grid.rates.iter().enumerate() {
+        out.push_str(&sections::rate(&grid, at, rate));
+    }
+    out.push_str("</body>\n</html>\n");
+    out
+}
+
+/// What was simulated.
+fn facts(grid: &Grid<'_>) -> String {
+    let Results { made_by, trace, engine, .. } = grid.results;
+    let slo = engine.slo;
+    let [prompt, think, output] = trace.mean_tokens.map(figure);
+    let parameters: Vec<String> =
+        engine.step_model.iter().map(|(name, value)| format!("{} = {value}", escape(name))).collect();
+    let rows = [
+        (
+            "Trace",
+            format!(
+                "{}: {} requests in {} s ({} req/s); mean tokens: prompt {prompt}, thinking {think}, answer {output}",
+                escape(&trace.source),
+                figure(trace.requests as f64),
+                figure(trace.duration_s),
+                figure(trace.rate)
+            ),
+        ),
+        (
+            "Engines",
+            format!(
+                "{} of {}, routed by {}; at most {} running requests and {} tokens a step; {} KV blocks of {} tokens each",
+                engine.engines,
+                escape(&engine.preset),
+                escape(&engine.router),
+                engine.max_num_seqs,
+                engine.max_num_batched_tokens,
+                figure(f64::from(engine.kv_blocks)),
+                engine.block_tokens
+            ),
+        ),
+        ("Step model", parameters.join(", ")),
+        (
+            "Service levels",
+            format!(
+                "first answer token within {} ms plus {} ms for each token of thinking, mean gap between answer tokens at \
+                 most {} ms; QoE at a reading speed of {} tokens/s",
+                figure(slo.ttfo_ms),
+                figure(slo.think_ms),
+                figure(slo.tpot_ms),
+                figure(slo.reading_tok_s)
+            ),
+        ),
+        ("Command", format!("<code>{}</code>", escape(&made_by.command))),
+        ("Meridian", format!("{}, on {}", escape(&made_by.version), escape(&made_by.machine))),
+    ];
+    let rows = rows.iter().map(|(name, text)| format!("<dt>{name}</dt><dd>{text}</dd>\n"));
+    format!(
+        "<p>Simulated engines: times are those of the step model, not of a machine that ran the model.</p>\n<dl>\n{}</dl>\n\
+         <p class=\"note\">ITL: gap between two tokens of a phase. TTOT: end of thinking to first answer token. TTFO: arrival \
+         to first answer token. TTFT: arrival to first token of any kind. Goodput: requests a second that attain the service \
+         levels.</p>\n",
+        rows.collect::<String>()
+    )
+}
+
+/// The line of a policy, as plots draw it.
+fn swatch(policy: usize) -> String {
+    let (colour, dash) = (COLOURS[policy % COLOURS.len()], DASHES[policy / COLOURS.len() % DASHES.len()].0);
+    format!("<span class=\"line\" style=\"border-color:{colour};border-top-style:{dash}\"></span>")
+}
+
+fn key(grid: &Grid<'_>) -> String {
+    let policies = grid.policies.iter().enumerate();
+    let items = policies.map(|(at, name)| format!("<li>{}{}</li>", swatch(at), escape(name)));
+    format!("<ul class=\"key\" aria-label=\"Colours of policies\">{}</ul>\n", items.collect::<String>())
+}

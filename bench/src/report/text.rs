@@ -1,0 +1,83 @@
+//! Tables as plain text and as Markdown.
+
+use super::format::{aligned, clean, cut, figure};
+use super::grid::{Grid, Row, Spread};
+use crate::results::Results;
+
+const LEGEND: &str = "\
+ITL: gap between two tokens of a phase. TTOT: end of thinking to first output token. TTFO: arrival to first output
+token. TTFT: arrival to first token of any kind. In brackets: ratio to the first policy";
+const WIDEST_NAME: usize = 28;
+
+/// Side by side, a table a rate: a column a policy, the baseline first, a row a metric; behind each value its ratio to the
+/// baseline's. With several seeds values are means, with the least and the most behind them.
+pub fn table(results: &Results) -> String {
+    let grid = Grid::new(results);
+    if grid.rates.is_empty() {
+        return "no runs".to_owned();
+    }
+    let mut out = Vec::new();
+    let mut has_range = false;
+    for &rate in &grid.rates {
+        let names = grid.policies.iter().map(|name| cut(name, WIDEST_NAME));
+        let mut rows = vec![["".to_owned(), "".to_owned()].into_iter().chain(names).collect::<Vec<_>>()];
+        for row in grid.rows(rate) {
+            has_range |= row.cells.iter().flatten().any(|cell| cell.count > 1);
+            let cells = (0..grid.policies.len()).map(|policy| cell(&row, policy, true));
+            let titles = [row.metric.title.to_owned(), row.metric.unit.to_owned()];
+            rows.push(titles.into_iter().chain(cells).collect());
+        }
+        out.push(format!("{} req/s\n{}", figure(rate), aligned(&rows)));
+    }
+    let range = if has_range { "; in square brackets: least and most over seeds." } else { "." };
+    format!("{}\n\n{LEGEND}{range}", out.join("\n\n"))
+}
+
+/// A short table a rate for documents: the metrics with those keys, in that order. Keys that no run has are left out.
+pub fn markdown(results: &Results, keys: &[&str]) -> String {
+    let grid = Grid::new(results);
+    let mut out = Vec::new();
+    for &rate in &grid.rates {
+        let names: Vec<String> = grid.policies.iter().map(|name| escape(name)).collect();
+        let mut lines = vec![
+            format!("| {} req/s | {} |", figure(rate), names.join(" | ")),
+            format!("|---|{}", "--:|".repeat(names.len())),
+        ];
+        let rows = grid.rows(rate);
+        for row in keys.iter().filter_map(|key| rows.iter().find(|row| row.metric.key == *key)) {
+            let cells: Vec<String> = (0..names.len()).map(|policy| cell(row, policy, false)).collect();
+            let unit = if row.metric.unit.is_empty() { String::new() } else { format!(", {}", row.metric.unit) };
+            lines.push(format!("| {}{unit} | {} |", row.metric.title.trim(), cells.join(" | ")));
+        }
+        out.push(lines.join("\n"));
+    }
+    out.join("\n\n") + "\n"
+}
+
+fn cell(row: &Row, policy: usize, with_range: bool) -> String {
+    let Some(value) = row.cells[policy] else { return "-".to_owned() };
+    let range =
+        if with_range { range(value).map_or_else(String::new, |range| format!(" [{range}]")) } else { String::new() };
+    let ratio = row.ratio(policy).map_or_else(String::new, |ratio| format!(" ({ratio:.2}x)"));
+    format!("{}{range}{ratio}", figure(value.mean))
+}
+
+/// Least and most over seeds, when they differ.
+pub(super) fn range(value: Spread) -> Option<String> {
+    (value.low < value.high).then(|| format!("{}-{}", figure(value.low), figure(value.high)))
+}
+
+/// A name must not end its cell, nor be markup.
+fn escape(text: &str) -> String {
+    let mut out = String::new();
+    for c in clean(text).chars() {
+        match c {
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '&' => out.push_str("&amp;"),
+            '\\' | '|' | '`' | '*' | '_' | '[' | ']' | '!' | '~' | '$' | '#' => out.extend(['\\', c]),
+            c => out.push(c),
+        }
+    }
+    out
+}

@@ -1,0 +1,54 @@
+//! The report as text.
+
+mod support;
+
+use meridian_bench::report::{markdown, table};
+use meridian_bench::results::{METRICS, Results};
+use support::Made;
+
+#[test]
+fn every_metric_has_a_row() {
+    let text = table(&Made::default().results());
+    for metric in METRICS {
+        assert!(text.lines().any(|line| line.starts_with(metric.title)), "{}", metric.key);
+    }
+    let head = text.lines().nth(1).expect("names of policies");
+    assert!(head.find("native:fcfs") < head.find("output-first.wasm"), "{head}");
+    assert!(text.contains("x)"), "ratios");
+}
+
+#[test]
+fn one_table_a_rate_and_ranges_over_seeds() {
+    let text = table(&Made { rates: &[8.0, 2.0], seeds: &[1, 2], ..Made::default() }.results());
+    let rates: Vec<&str> = text.lines().filter(|line| line.ends_with("req/s") && !line.contains("goodput")).collect();
+    assert_eq!(rates, ["2 req/s", "8 req/s"]);
+    assert!(text.contains("square brackets"));
+}
+
+#[test]
+fn ratio_to_the_baseline() {
+    let mut results = Made { policies: &["new", "base"], ..Made::default() }.results();
+    results.baseline = "base".into();
+    for (run, value) in results.runs.iter_mut().zip([50.0, 100.0]) {
+        run.metrics = [("ttfo_p99_ms".to_owned(), value)].into();
+    }
+    let row = table(&results).lines().nth(3).map(str::to_owned).expect("one metric");
+    assert_eq!(row.split_whitespace().collect::<Vec<_>>(), ["TTFO", "p99", "ms", "100", "50", "(0.50x)"]);
+}
+
+#[test]
+fn markdown_has_the_chosen_keys_in_order() {
+    let results = Made { policies: &["a|b", "c<d>"], ..Made::default() }.results();
+    let text = markdown(&results, &["goodput_rps", "ttfo_p99_ms", "nonsense"]);
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 4, "{text}");
+    assert_eq!(lines[0], "| 4 req/s | a\\|b | c&lt;d&gt; |");
+    assert!(lines[2].starts_with("| goodput, req/s |") && lines[3].starts_with("| TTFO p99, ms |"), "{text}");
+}
+
+#[test]
+fn terminals_are_not_steered() {
+    let text = table(&Made { policies: &["\u{1b}[2Ja", "b\u{202e}"], ..Made::default() }.results());
+    assert!(!text.contains('\u{1b}') && !text.contains('\u{202e}'));
+    assert_eq!(table(&Results::default()), "no runs");
+}
