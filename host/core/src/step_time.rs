@@ -86,10 +86,15 @@ impl StepTimeModel {
     /// solution is not negative.
     fn solve(&self) -> StepTime {
         let mut best = ([0.0; 3], f64::INFINITY);
-        for free in 1u8..8 {
+        for free in (1u8..8).rev() {
             let Some(beta) = self.solve_free(free) else { continue };
             if beta.iter().any(|b| *b < 0.0) {
                 continue;
+            }
+            if free == 7 {
+                // Nothing with fewer parameters is nearer.
+                best = (beta, f64::NEG_INFINITY);
+                break;
             }
             // The residual up to a constant: b'XXb - 2 b'Xy.
             let mut residual = 0.0;

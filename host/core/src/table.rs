@@ -29,6 +29,7 @@ pub struct Slot {
 
 impl Slot {
     /// Position in the table.
+    #[inline]
     #[must_use]
     pub fn index(self) -> usize {
         self.index as usize
@@ -149,6 +150,7 @@ impl RequestState {
     }
 
     /// Phase of the request. A preemption does not change it.
+    #[inline]
     #[must_use]
     pub fn phase(&self) -> Phase {
         if self.prefilled { self.tracker.phase() } else { Phase::Prefill }
@@ -240,6 +242,13 @@ impl RequestState {
         self.since_arrival(self.milestones.first_output_ms)
     }
 
+    /// Milliseconds since its first token of output, at least 0; NaN before it.
+    pub(crate) fn output_ms(&self, now_ms: f64) -> f32 {
+        let ms = now_ms - self.arrival_ms - f64::from(self.milestones.first_output_ms);
+        // Not `max`, which would make 0 of a NaN.
+        if ms < 0.0 { 0.0 } else { ms as f32 }
+    }
+
     fn since_arrival(&self, ms: f32) -> Option<f64> {
         (!ms.is_nan()).then(|| self.arrival_ms + f64::from(ms))
     }
@@ -277,12 +286,14 @@ impl RequestState {
     }
 
     /// Tokens the request would take in a step that had room for all it needs, at least 1.
+    #[inline]
     #[must_use]
     pub fn needed_tokens(&self, decode_tokens: u32) -> u32 {
         self.known_tokens().saturating_sub(self.computed_tokens).max(decode_tokens.max(1))
     }
 
     /// Its tokens so far: prompt, thinking and output.
+    #[inline]
     pub(crate) fn known_tokens(&self) -> u32 {
         self.prompt_tokens.saturating_add(self.think_tokens).saturating_add(self.output_tokens)
     }
@@ -355,6 +366,7 @@ impl RequestTable {
     }
 
     /// The request in `slot`, if it is live.
+    #[inline]
     #[must_use]
     pub fn get(&self, slot: Slot) -> Option<&RequestState> {
         self.rows.get(slot.index()).filter(|row| row.generation == slot.generation)?.state.as_ref()
@@ -428,6 +440,7 @@ impl RequestTable {
     }
 
     /// The request was given `tokens` in the step that began at `now_ms`, after the tokens whose KV it had.
+    #[inline]
     pub fn scheduled(&mut self, slot: Slot, tokens: u32, now_ms: f64) {
         let Some(row) = self.row_mut(slot) else { return };
         row.state = State::Running;
@@ -471,6 +484,7 @@ impl RequestTable {
     }
 
     /// Tokens were generated for the request, in order. Appends to `events` what they did to its thinking.
+    #[inline]
     pub fn generated(&mut self, slot: Slot, tokens: &[u32], events: &mut Vec<PhaseEvent>) {
         let Some(row) = self.rows.get_mut(slot.index()).filter(|row| row.generation == slot.generation) else { return };
         let Some(row) = &mut row.state else { return };

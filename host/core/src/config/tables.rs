@@ -233,9 +233,9 @@ pub struct PolicyConfig {
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct SlotConfig {
-    /// `native:NAME` (dispatch: `output-first`, `fcfs`, `noop`; eviction: `tiered-lru`,
-    /// `least-computed-first`, `prefix-value`, `noop`; budget: `eat-rpdi`, `fixed-budget`, `patience`,
-    /// `deadline-aware`, `noop`), or the path of a component relative to the file's folder.
+    /// `native:NAME` (dispatch: `output-first`, `fcfs`, `noop`, `priority`, `pascal`, `srpt`, `fair-share`,
+    /// `edf`, `qoe`; eviction: `tiered-lru`, `least-computed-first`, `prefix-value`, `noop`; budget: `eat-rpdi`,
+    /// `fixed-budget`, `patience`, `deadline-aware`, `noop`), or the path of a component relative to the file's folder.
     #[schemars(extend("x-must-be" = "a native policy of the slot, or a path"))]
     pub source: String,
     /// The policy's own options, handed to its `init` as JSON.
