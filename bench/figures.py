@@ -21,13 +21,20 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from areas import budget, core, kv, runtime, slice
+from areas import bench, budget, core, kv, runtime, slice
 from areas.common import RESULTS, ROOT, provenance, say
 
 PAIRS = 5
-AREAS = {"slice": slice.parts, "core": core.parts, "runtime": runtime.parts, "kv": kv.parts, "budget": budget.parts}
+AREAS = {
+    "slice": slice.parts,
+    "core": core.parts,
+    "runtime": runtime.parts,
+    "kv": kv.parts,
+    "budget": budget.parts,
+    "bench": bench.parts,
+}
 # Pages with a table between `<!-- figures:AREA -->` and `<!-- /figures:AREA -->`.
-PAGES = (ROOT / "README.md", ROOT / "docs" / "src" / "benchmarks.md")
+PAGES = tuple(ROOT / page for page in ("README.md", "docs/src/benchmarks.md", "docs/src/simulator.md"))
 
 
 def shown(line: dict[str, Any]) -> str:

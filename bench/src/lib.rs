@@ -1,3 +1,13 @@
-//! Measures policies.
+//! Measures policies: a simulator of vLLM engines that drives the host's own code, readers of traces, reports, and timings
+//! of single decisions.
 
+pub mod calibrate;
+pub mod compare;
 pub mod micro;
+pub mod policies;
+pub mod read;
+pub mod replay;
+pub mod report;
+pub mod results;
+pub mod sim;
+pub mod trace;

@@ -137,9 +137,11 @@ class Run:
             # vLLM counts from the start marker, so what the template put behind it is part of the budget.
             thinking_token_budget=request.think_tokens + self.tokens_before_think,
             output_kind=RequestOutputKind.DELTA,
+            extra_args=client_facts(request),
         )
         self.by_name[name] = observed
-        self.seen[self.engine.add_request(name, {"prompt_token_ids": list(prompt)}, params)] = observed
+        engine_id = self.engine.add_request(name, {"prompt_token_ids": list(prompt)}, params, priority=request.priority)
+        self.seen[engine_id] = observed
         return observed
 
     def step(self) -> list[Observed]:
@@ -154,6 +156,14 @@ class Run:
                 observed.finished = now
                 over.append(observed)
         return over
+
+
+def client_facts(request: TraceRequest) -> dict[str, Any] | None:
+    """What a client of Meridian may say of a request, as its ``vllm_xargs``."""
+    given: dict[str, Any] = {"meridian_tenant": request.tenant} if request.tenant else {}
+    if request.deadline_ms is not None:
+        given["meridian_deadline_ms"] = request.deadline_ms
+    return given or None
 
 
 def build(options: Options) -> Run:
@@ -225,6 +235,7 @@ def drive(run: Run, trace: list[TraceRequest], probe: SchedulerProbe, options: O
     start = time.perf_counter()
     while len(observed) < len(trace) or run.engine.has_unfinished_requests():
         now = time.perf_counter()
+        before_arrivals = len(observed)
         while len(observed) < len(trace):
             request, index = trace[len(observed)], len(observed)
             due = start + (request.arrival_s if options.realtime else 0.0)
@@ -236,7 +247,7 @@ def drive(run: Run, trace: list[TraceRequest], probe: SchedulerProbe, options: O
             continue
         before = time.perf_counter()
         run.step()
-        probe.step_took(time.perf_counter() - before)
+        probe.step_took(time.perf_counter() - before, len(observed) - before_arrivals, before - now)
     return observed, time.perf_counter() - start
 
 
@@ -328,7 +339,10 @@ def run_once(options: Options, workload: list[TraceRequest] | Chat) -> tuple[dic
     rows = [o.row() for o in observed]
     document = {
         "scheduler": options.scheduler,
-        "engine": {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()},
+        "engine": {
+            **{k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()},
+            "num_gpu_blocks": run.scheduler.kv_cache_manager.block_pool.num_gpu_blocks,
+        },
         "machine": machine_facts(),
         "summary": summarise(rows, probe, makespan_s),
         "steps": {
@@ -337,6 +351,11 @@ def run_once(options: Options, workload: list[TraceRequest] | Chat) -> tuple[dic
             "running": probe.running,
             "tokens": probe.scheduled_tokens,
             "output_requests": probe.output_scheduled,
+            "requests": probe.step_requests,
+            "context_tokens": probe.context_tokens,
+            "attention_pairs": probe.attention_pairs,
+            "arrivals": probe.arrivals,
+            "arrivals_ms": [round(1e3 * s, 3) for s in probe.arrivals_s],
         },
         "rows": rows,
     }
@@ -380,7 +399,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     p.add_argument("--gap-s", type=float, default=0.0, help="multi-turn: time from an answer to the next turn")
     p.add_argument("--preserve-thinking", action="store_true", help="multi-turn: the history keeps the thinking")
     p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--scheduler", default=STOCK, help="stock, native:output-first, native:fcfs or PATH.wasm")
+    p.add_argument("--scheduler", default=STOCK, help="stock, native:NAME or PATH.wasm")
     p.add_argument("--set", type=setting, action="append", default=[], metavar="SECTION.KEY=VALUE", dest="settings")
     for flag in ("kv-blocks", "block-size", "max-num-seqs", "max-num-batched-tokens", "max-model-len"):
         p.add_argument(f"--{flag}", type=int)

@@ -7,7 +7,7 @@ token, ``think`` until the end marker has come, ``output`` after it. All times a
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -69,6 +69,8 @@ class Observed:
             "session": self.session,
             "turn": self.turn,
             "tenant": planned.tenant,
+            "priority": planned.priority,
+            "deadline_ms": planned.deadline_ms,
             "arrival_s": planned.arrival_s,
             "prompt_tokens": planned.prompt_tokens,
             "cached_tokens": self.cached_tokens,
@@ -109,6 +111,15 @@ class SchedulerProbe:
         self.scheduled_tokens: list[int] = []
         self.output_scheduled: list[int] = []
         self.step_s: list[float] = []
+        # What each step does, for a model of its time (bench/src/sim/step_model.rs): requests that are given tokens,
+        # tokens of context whose KV is read, pairs of a prompt's new token and a token it attends to.
+        self.step_requests: list[int] = []
+        self.context_tokens: list[int] = []
+        self.attention_pairs: list[int] = []
+        # Requests taken in before each step, and how long that took.
+        self.arrivals: list[int] = []
+        self.arrivals_s: list[float] = []
+        self._own_s = 0.0
         self.preemptions: dict[str, int] = dict.fromkeys(PHASES, 0)
         self.output_preempted = 0
         self.output_preempted_while_think_held = 0
@@ -116,15 +127,21 @@ class SchedulerProbe:
         # Tokens that were computed when a request was preempted, until it is resumed.
         self._lost: dict[str, int] = {}
 
-    def step_took(self, seconds: float) -> None:
-        """The engine step that the last ``schedule`` call began took this long."""
-        self.step_s.append(seconds)
+    def step_took(self, seconds: float, arrivals: int = 0, arrivals_s: float = 0.0) -> None:
+        """The engine step that the last ``schedule`` call began took this long; what the probe itself took is left out.
+        Before it, ``arrivals`` requests were taken in."""
+        self.step_s.append(seconds - self._own_s)
+        self.arrivals.append(arrivals)
+        self.arrivals_s.append(arrivals_s)
+        self._own_s = 0.0
 
     def _timed_schedule(self, *args: Any, **kwargs: Any) -> Any:
         start_ns = time.perf_counter_ns()
         out = self._schedule(*args, **kwargs)
         self.schedule_ns.append(time.perf_counter_ns() - start_ns)
+        started = time.perf_counter()
         self.running.append(len(self._scheduler.running))
+        self._note_work(out.num_scheduled_tokens)
         self.scheduled_tokens.append(out.total_num_scheduled_tokens)
         seen = self._observed
         self.output_scheduled.append(sum(r in seen and seen[r].phase == OUTPUT for r in out.num_scheduled_tokens))
@@ -136,7 +153,21 @@ class SchedulerProbe:
             for request_id, found in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
                 if request_id in cached.resumed_req_ids:
                     self.recomputed_tokens += max(0, self._lost.pop(request_id, 0) - found)
+        self._own_s += time.perf_counter() - started
         return out
+
+    def _note_work(self, given: Mapping[str, int]) -> None:
+        """``schedule`` has counted the tokens that it gave as computed."""
+        requests = self._scheduler.requests
+        context = pairs = 0
+        for request_id, tokens in given.items():
+            before = requests[request_id].num_computed_tokens - tokens
+            context += before
+            if tokens > 1:
+                pairs += tokens * before + tokens * (tokens + 1) // 2
+        self.step_requests.append(len(given))
+        self.context_tokens.append(context)
+        self.attention_pairs.append(pairs)
 
     def _watched_preempt(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         victim = self._observed.get(request.request_id)

@@ -51,6 +51,8 @@ class TraceRequest:
     think_tokens: int
     output_tokens: int
     tenant: str = ""
+    priority: int = 0  # lower is more urgent
+    deadline_ms: float | None = None  # after arrival; None for none
 
 
 @dataclass(frozen=True)
@@ -198,6 +200,14 @@ def _number(path: Path, line: int, row: Mapping[str, object], column: str) -> fl
     return number
 
 
+def _priority(path: Path, line: int, row: Mapping[str, object]) -> int:
+    value = row.get("priority")
+    try:
+        return 0 if value in (None, "") else int(str(value))
+    except ValueError:
+        raise _bad(path, line, "priority", value, "a whole number") from None
+
+
 def _tokens(path: Path, line: int, row: Mapping[str, object], column: str, least: int) -> int:
     number = _number(path, line, row, column)
     if number != int(number) or number < least:
@@ -229,7 +239,8 @@ def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
 
 
 def read_trace(path: Path) -> list[TraceRequest]:
-    """Requests of a CSV (header ``arrival_s,prompt_tokens,think_tokens,output_tokens[,tenant]``) or of a JSONL file.
+    """Requests of a CSV (header ``arrival_s,prompt_tokens,think_tokens,output_tokens``, and perhaps ``tenant``,
+    ``priority`` and ``deadline_ms``) or of a JSONL file.
 
     JSONL is chosen by the suffix ``.jsonl``, ``.ndjson`` or ``.json``. Sorted by arrival. Raises ``ValueError`` with
     file, line, column, value and what was expected; ``OSError`` when the file cannot be read.
@@ -241,6 +252,8 @@ def read_trace(path: Path) -> list[TraceRequest]:
             _tokens(path, line, row, "think_tokens", 0),
             _tokens(path, line, row, "output_tokens", 1),
             str(row.get("tenant") or ""),
+            _priority(path, line, row),
+            _number(path, line, row, "deadline_ms") if row.get("deadline_ms") not in (None, "") else None,
         )
         for line, row in _rows(path)
     ]

@@ -1,0 +1,73 @@
+//! A calibrated engine as a file.
+
+use std::path::Path;
+
+use anyhow::{Context, bail, ensure};
+use serde::{Deserialize, Serialize};
+
+use crate::sim::{EngineConfig, StepModel};
+
+/// A calibrated engine, as `--engine FILE.toml` reads it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EngineFile {
+    /// Parameters of the step time, milliseconds; see [`StepModel`].
+    pub step: std::collections::BTreeMap<String, f64>,
+    /// See [`EngineConfig`].
+    pub max_num_seqs: u32,
+    #[allow(missing_docs)]
+    pub max_num_batched_tokens: u32,
+    #[allow(missing_docs)]
+    pub kv_blocks: u32,
+    #[allow(missing_docs)]
+    pub block_tokens: u32,
+}
+
+impl EngineFile {
+    /// What is written of an engine.
+    #[must_use]
+    pub fn of(engine: &EngineConfig) -> Self {
+        Self {
+            step: engine.step.by_name(),
+            max_num_seqs: engine.max_num_seqs,
+            max_num_batched_tokens: engine.max_num_batched_tokens,
+            kv_blocks: engine.kv_blocks,
+            block_tokens: engine.block_tokens,
+        }
+    }
+
+    /// Read one.
+    ///
+    /// # Errors
+    /// The file, the field, the value and what was expected.
+    pub fn read(path: &Path) -> anyhow::Result<EngineConfig> {
+        let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        let file: Self =
+            toml::from_str(&text).map_err(|error| anyhow::anyhow!("{name}: {}", error.to_string().trim()))?;
+        let mut values = [0.0; 7];
+        for (key, value) in &file.step {
+            let Some(position) = StepModel::NAMES.iter().position(|known| known == key) else {
+                bail!("{name}: step.{key}: unknown field, expected one of {}", StepModel::NAMES.join(", "));
+            };
+            ensure!(
+                value.is_finite() && *value >= 0.0,
+                "{name}: step.{key}: {value}: expected a time of at least 0 ms"
+            );
+            values[position] = *value;
+        }
+        ensure!(values[..4].iter().any(|value| *value > 0.0), "{name}: step: all 0, expected steps that take time");
+        let at_least = |field: &str, value: u32, least: u32| {
+            ensure!(value >= least, "{name}: {field}: {value}: expected at least {least}");
+            Ok(value)
+        };
+        Ok(EngineConfig {
+            step: StepModel::from_values(values),
+            max_num_seqs: at_least("max_num_seqs", file.max_num_seqs, 1)?,
+            max_num_batched_tokens: at_least("max_num_batched_tokens", file.max_num_batched_tokens, 1)?,
+            kv_blocks: at_least("kv_blocks", file.kv_blocks, 2)?,
+            block_tokens: at_least("block_tokens", file.block_tokens, 1)?,
+            prefix_caching: true,
+        })
+    }
+}

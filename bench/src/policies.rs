@@ -1,0 +1,271 @@
+//! Policies by the names that the command line takes.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use meridian_core::{
+    Batch, Budget, Description, Dispatch, Eviction, Fault, FaultKind, MeridianConfig, Policy, SlotKind,
+};
+use meridian_runtime::{BudgetSlot, Candidate, DispatchSlot, EvictionSlot, PolicySlot, StrikeLimits, native};
+use meridian_wasm::{GuestKind, Limits, Runtime};
+use rand::RngExt;
+use rand::SeedableRng;
+use rand_pcg::Pcg64;
+
+/// A policy as it is named: `output-first` or `native:output-first`, the path of a component, and its options behind it as one
+/// JSON object: `pascal{"tpot_ms": 40}`.
+///
+/// ```
+/// use meridian_bench::policies::PolicySource;
+///
+/// let source: PolicySource = "pascal{\"quantum_tokens\": 250}".parse().unwrap();
+/// assert_eq!((source.source.as_str(), source.label.as_str()), ("native:pascal", "pascal{\"quantum_tokens\": 250}"));
+/// assert_eq!("folder/mine.wasm".parse::<PolicySource>().unwrap().label, "mine.wasm");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PolicySource {
+    /// `native:NAME`, or a path.
+    pub source: String,
+    /// One JSON object.
+    pub options: String,
+    /// For tables: without folders.
+    pub label: String,
+}
+
+impl std::str::FromStr for PolicySource {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, options) = text.find('{').map_or((text, "{}"), |at| text.split_at(at));
+        let parsed: Result<serde_json::Map<String, serde_json::Value>, _> = serde_json::from_str(options);
+        if let Err(error) = parsed {
+            return Err(format!("{options}: {error}, expected the policy's options as one JSON object"));
+        }
+        if name.is_empty() {
+            return Err("expected native:NAME or the path of a .wasm component".into());
+        }
+        let is_component = Path::new(name).extension().is_some_and(|extension| extension == "wasm");
+        let shown = options.strip_suffix("{}").unwrap_or(options);
+        let (source, short) = if is_component {
+            let file = Path::new(name).file_name().map(|file| file.to_string_lossy().into_owned());
+            (name.to_owned(), file.unwrap_or_default())
+        } else {
+            let name = name.strip_prefix("native:").unwrap_or(name);
+            (format!("native:{name}"), name.to_owned())
+        };
+        Ok(Self { source, options: options.to_owned(), label: format!("{short}{shown}") })
+    }
+}
+
+/// A fault to inject: its kind and how often.
+///
+/// ```
+/// let inject: meridian_bench::policies::Inject = "trap:0.01".parse().unwrap();
+/// assert_eq!(inject.share, 0.01);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Inject {
+    /// What the policy seems to do.
+    pub kind: FaultKind,
+    /// Share of the decisions, 0 to 1.
+    pub share: f64,
+}
+
+impl std::str::FromStr for Inject {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let expected = || {
+            let kinds: Vec<_> = FaultKind::ALL.iter().map(|kind| kind.label()).collect();
+            format!("{text}: expected KIND:SHARE, a share from 0 to 1 and a kind of {}", kinds.join(", "))
+        };
+        let (kind, share) = text.split_once(':').ok_or_else(expected)?;
+        let kind = FaultKind::ALL.into_iter().find(|known| known.label() == kind).ok_or_else(expected)?;
+        let share: f64 = share.parse().map_err(|_| expected())?;
+        if !(0.0..=1.0).contains(&share) {
+            return Err(expected());
+        }
+        Ok(Self { kind, share })
+    }
+}
+
+/// Faults in a share of the decisions; the policy behind it recovers as it would.
+struct Injecting {
+    policy: Box<dyn Policy>,
+    inject: Inject,
+    random: Pcg64,
+}
+
+impl Policy for Injecting {
+    fn description(&self) -> &Description {
+        self.policy.description()
+    }
+
+    fn inputs(&self) -> &[meridian_core::Column] {
+        self.policy.inputs()
+    }
+
+    fn decide(&mut self, batch: &Batch<'_>, decision: &mut meridian_core::Decision) -> Result<(), Fault> {
+        if self.random.random::<f64>() < self.inject.share {
+            return Err(Fault::new(self.inject.kind, "injected"));
+        }
+        self.policy.decide(batch, decision)
+    }
+
+    fn recover(&mut self) -> Result<(), Fault> {
+        self.policy.recover()
+    }
+
+    fn start_anew(&mut self) -> Result<(), Fault> {
+        self.policy.start_anew()
+    }
+
+    fn snapshot(&mut self) -> Result<Vec<u8>, Fault> {
+        self.policy.snapshot()
+    }
+
+    fn restore(&mut self, state: &[u8]) -> Result<(), Fault> {
+        self.policy.restore(state)
+    }
+}
+
+/// Loads policies; a component is compiled once.
+pub struct Loader {
+    runtime: Option<Runtime>,
+    config: MeridianConfig,
+    components: Vec<(PathBuf, meridian_wasm::PolicyComponent)>,
+}
+
+impl Loader {
+    /// With the targets and slots of `config`.
+    #[must_use]
+    pub fn new(config: MeridianConfig) -> Self {
+        Self { runtime: None, config, components: Vec::new() }
+    }
+
+    /// The configuration.
+    #[must_use]
+    pub fn config(&self) -> &MeridianConfig {
+        &self.config
+    }
+
+    /// A policy of slot `K`, started.
+    ///
+    /// # Errors
+    /// The source, and why it is refused.
+    pub fn load<K: GuestKind>(&mut self, source: &PolicySource) -> anyhow::Result<Candidate<K>> {
+        let targets = self.config.scheduler.targets();
+        let PolicySource { source, options, .. } = source;
+        if let Some(name) = source.strip_prefix("native:") {
+            let policy = native::policy::<K>(name, targets, options)?;
+            return Ok(Candidate::new(policy, "", source).with_options(options));
+        }
+        let path = Path::new(source);
+        if !self.components.iter().any(|(known, _)| known == path) {
+            let runtime = match &self.runtime {
+                Some(runtime) => runtime.clone(),
+                None => self.runtime.insert(Runtime::new(None)?).clone(),
+            };
+            let component = runtime
+                .load_file(path)
+                .with_context(|| format!("{source} (`make policies` builds the shipped ones)"))?;
+            self.components.push((path.to_owned(), component));
+        }
+        let (_, component) = self.components.iter().find(|(known, _)| known == path).expect("loaded above");
+        // Simulated time does not pass while a policy decides, and a deadline in real time would make runs differ.
+        let limits = Limits { deadline: Duration::from_secs(10), ..Limits::default() };
+        let policy = component.policy::<K>(limits, targets, options).with_context(|| source.clone())?;
+        Ok(Candidate::new(Box::new(policy), component.sha256(), source).with_options(options))
+    }
+
+    fn slot<K: GuestKind>(&self, candidate: Candidate<K>) -> PolicySlot<K> {
+        let limits = StrikeLimits {
+            max_strikes: self.config.policy.max_strikes,
+            window_ms: f64::from(self.config.policy.strike_window_s) * 1e3,
+        };
+        PolicySlot::with_version(candidate, self.config.scheduler.targets(), limits)
+    }
+
+    /// A dispatch policy that faults in a share of its decisions.
+    ///
+    /// # Errors
+    /// As [`Loader::load`].
+    pub fn dispatch(
+        &mut self,
+        source: &PolicySource,
+        inject: Option<Inject>,
+        seed: u64,
+    ) -> anyhow::Result<Candidate<Dispatch>> {
+        let mut candidate = self.load::<Dispatch>(source)?;
+        if let Err(trial) = candidate.warm_up() {
+            bail!("{}: {trial}", source.source);
+        }
+        if let Some(inject) = inject {
+            let random = Pcg64::seed_from_u64(seed);
+            candidate.policy = Box::new(Injecting { policy: candidate.policy, inject, random });
+        }
+        Ok(candidate)
+    }
+}
+
+/// The policies of one simulated engine.
+pub struct Policies {
+    dispatch: Option<DispatchSlot>,
+    pub(crate) eviction: EvictionSlot,
+    budget: Option<BudgetSlot>,
+    pub(crate) config: MeridianConfig,
+    /// The engine is stock vLLM: nothing of Meridian has a say.
+    pub(crate) is_stock: bool,
+    pub(crate) evicts_dead_thinking: bool,
+}
+
+/// Which policies an engine has.
+#[derive(Clone, Debug)]
+pub struct Choice {
+    /// Order, budget and caps of a step. `native:fcfs` is stock vLLM.
+    pub dispatch: PolicySource,
+    /// Order of eviction; the default when absent.
+    pub eviction: Option<PolicySource>,
+    /// Thinking budgets: absent, nothing ends thinking early.
+    pub budget: Option<PolicySource>,
+    /// Faults of the dispatch policy.
+    pub inject: Option<Inject>,
+}
+
+impl Policies {
+    /// Load them.
+    ///
+    /// # Errors
+    /// The source, and why it is refused.
+    pub fn load(loader: &mut Loader, choice: &Choice, seed: u64) -> anyhow::Result<Self> {
+        let dispatch = loader.dispatch(&choice.dispatch, choice.inject, seed)?;
+        let default: PolicySource = Eviction::NATIVES[0].parse().map_err(anyhow::Error::msg)?;
+        let eviction = loader.load::<Eviction>(choice.eviction.as_ref().unwrap_or(&default))?;
+        let budget = choice.budget.as_ref().map(|source| loader.load::<Budget>(source)).transpose()?;
+        let config = loader.config().clone();
+        Ok(Self {
+            is_stock: choice.dispatch.source == "native:fcfs"
+                && choice.inject.is_none()
+                && choice.eviction.is_none()
+                && choice.budget.is_none(),
+            evicts_dead_thinking: config.kv_memory.enabled && config.evicts_dead_thinking() == Some(true),
+            dispatch: Some(loader.slot(dispatch)),
+            eviction: loader.slot(eviction),
+            budget: budget.map(|candidate| loader.slot(candidate)),
+            config,
+        })
+    }
+
+    pub(crate) fn manages_kv(&self) -> bool {
+        !self.is_stock && self.config.kv_memory.enabled
+    }
+
+    pub(crate) fn take_dispatch(&mut self) -> DispatchSlot {
+        self.dispatch.take().expect("taken once, by the engine")
+    }
+
+    pub(crate) fn take_budget(&mut self) -> Option<BudgetSlot> {
+        self.budget.take()
+    }
+}

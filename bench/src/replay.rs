@@ -1,0 +1,302 @@
+//! Replays requests under several policies, at several rates, with several seeds.
+
+use std::sync::Arc;
+
+use anyhow::{bail, ensure};
+use meridian_core::MeridianConfig;
+use rand::SeedableRng;
+use rand::seq::SliceRandom;
+use rand_pcg::Pcg64;
+
+use crate::policies::{Choice, Inject, Loader, Policies, PolicySource};
+use crate::results::{EngineFacts, MadeBy, Results, Run, SCHEMA, Slo, TraceFacts};
+use crate::sim::{EngineConfig, Outcome, Router, Simulation, Swap};
+use crate::trace::{Generator, Prefix, TraceRequest, Workload};
+
+/// What is replayed.
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// A recorded trace. With the first seed it is replayed as it is; with others the bodies of its requests change places,
+    /// except those that share a prefix: their order means something.
+    Trace {
+        /// Its name.
+        name: String,
+        /// Sorted by arrival.
+        requests: Arc<[TraceRequest]>,
+    },
+    /// A generated workload.
+    Generated {
+        /// Its name.
+        name: String,
+        /// Its parameters.
+        workload: Box<Workload>,
+        /// How many requests.
+        requests: usize,
+    },
+}
+
+/// A rate to replay at.
+///
+/// ```
+/// use meridian_bench::replay::Rate;
+///
+/// assert_eq!("2.5".parse(), Ok(Rate::PerSecond(2.5)));
+/// assert_eq!("4x".parse(), Ok(Rate::TimesItsOwn(4.0)));
+/// assert!("0".parse::<Rate>().is_err());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Rate {
+    /// Requests a second.
+    PerSecond(f64),
+    /// As many times the trace's own.
+    TimesItsOwn(f64),
+}
+
+impl std::str::FromStr for Rate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (number, made): (_, fn(f64) -> Self) = match text.strip_suffix('x') {
+            Some(number) => (number, Self::TimesItsOwn),
+            None => (text, Self::PerSecond),
+        };
+        match number.parse::<f64>() {
+            Ok(rate) if rate.is_finite() && rate > 0.0 => Ok(made(rate)),
+            _ => Err(format!("{text}: expected requests a second above 0, or a multiple of the trace's own rate: 2x")),
+        }
+    }
+}
+
+/// How many tokens clients ask for: what a policy knows of the length of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MaxTokens {
+    /// As many as each request will need: lengths are known.
+    Exact,
+    /// The same number for all.
+    AtMost(u32),
+}
+
+impl std::str::FromStr for MaxTokens {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            _ if text == "exact" => Ok(Self::Exact),
+            Ok(tokens) if tokens > 0 => Ok(Self::AtMost(tokens)),
+            _ => Err(format!("{text}: expected a number of tokens, or `exact`")),
+        }
+    }
+}
+
+/// What to replay, and in what.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// One engine.
+    pub engine: EngineConfig,
+    /// Its name.
+    pub engine_name: String,
+    /// How many engines.
+    pub engines: u32,
+    /// How requests come to them.
+    pub router: Router,
+    /// Service levels.
+    pub slo: Slo,
+    /// What the others are compared with.
+    pub baseline: PolicySource,
+    /// The others.
+    pub policies: Vec<PolicySource>,
+    /// At least one.
+    pub rates: Vec<Rate>,
+    /// At least one.
+    pub seeds: Vec<u64>,
+    /// Eviction policy of every engine.
+    pub eviction: Option<PolicySource>,
+    /// Budget policy of every engine: early exit.
+    pub budget: Option<PolicySource>,
+    /// Faults of the policies that are compared; the baseline has none.
+    pub inject: Option<Inject>,
+    /// Another policy takes over after so many seconds; not in the baseline.
+    pub swaps: Vec<(f64, PolicySource)>,
+    /// What clients ask for.
+    pub max_tokens: MaxTokens,
+    /// Deadline of requests that have none, milliseconds after arrival.
+    pub deadline_ms: Option<f64>,
+    /// Targets and KV settings, as an engine's `meridian.toml`.
+    pub config: MeridianConfig,
+    /// Command line, for the results.
+    pub command: String,
+}
+
+/// Replay everything. `progress` is told the run (from 0), how many there are, and the share of the run that is done.
+///
+/// # Errors
+/// A policy that does not load; nothing to replay.
+pub fn replay(
+    options: &Options,
+    input: &Input,
+    progress: &mut dyn FnMut(usize, usize, f64),
+) -> anyhow::Result<Results> {
+    ensure!(options.engines > 0, "engines: 0: expected at least 1");
+    let facts = facts(input)?;
+    let mut loader = Loader::new(options.config.clone());
+    let policies: Vec<&PolicySource> = std::iter::once(&options.baseline).chain(&options.policies).collect();
+    let all = options.rates.len() * options.seeds.len() * policies.len();
+    let mut runs = Vec::with_capacity(all);
+    for rate in &options.rates {
+        let rate = match rate {
+            Rate::PerSecond(rate) => *rate,
+            Rate::TimesItsOwn(times) => facts.rate * times,
+        };
+        for (position, seed) in options.seeds.iter().enumerate() {
+            for (number, policy) in policies.iter().enumerate() {
+                let at = runs.len();
+                let is_baseline = number == 0;
+                let mut told = |share: f64| progress(at, all, share);
+                let play = Play { rate, own_rate: facts.rate, seed: *seed, is_first_seed: position == 0 };
+                let outcome = run(options, &mut loader, input, policy, is_baseline, &play, &mut told)?;
+                runs.push(Run { policy: policy.label.clone(), rate, seed: *seed, ..outcome.run });
+            }
+        }
+    }
+    let EngineConfig { step, max_num_seqs, max_num_batched_tokens, kv_blocks, block_tokens, .. } = options.engine;
+    Ok(Results {
+        schema: SCHEMA,
+        made_by: MadeBy {
+            version: env!("CARGO_PKG_VERSION").into(),
+            command: options.command.clone(),
+            machine: machine(),
+        },
+        trace: facts,
+        engine: EngineFacts {
+            preset: options.engine_name.clone(),
+            engines: options.engines,
+            router: options.router.name().into(),
+            step_model: step.by_name(),
+            max_num_seqs,
+            max_num_batched_tokens,
+            kv_blocks,
+            block_tokens,
+            slo: options.slo,
+        },
+        baseline: options.baseline.label.clone(),
+        runs,
+    })
+}
+
+/// One run's load.
+struct Play {
+    rate: f64,
+    own_rate: f64,
+    seed: u64,
+    is_first_seed: bool,
+}
+
+fn run(
+    options: &Options,
+    loader: &mut Loader,
+    input: &Input,
+    policy: &PolicySource,
+    is_baseline: bool,
+    play: &Play,
+    progress: &mut dyn FnMut(f64),
+) -> anyhow::Result<Outcome> {
+    let choice = Choice {
+        dispatch: policy.clone(),
+        eviction: options.eviction.clone(),
+        budget: options.budget.clone(),
+        inject: options.inject.filter(|_| !is_baseline),
+    };
+    let engines = 0..options.engines;
+    let policies: Vec<Policies> = engines
+        .clone()
+        .map(|i| Policies::load(loader, &choice, play.seed ^ u64::from(i) << 32))
+        .collect::<Result<_, _>>()?;
+    let mut swaps = Vec::new();
+    for (at_s, source) in options.swaps.iter().filter(|_| !is_baseline) {
+        let candidates = engines
+            .clone()
+            .map(|i| loader.dispatch(source, options.inject, play.seed ^ u64::from(i) << 32))
+            .collect::<Result<_, _>>()?;
+        swaps.push(Swap { at_ms: at_s * 1e3, candidates, label: source.label.clone() });
+    }
+    let count = match input {
+        Input::Trace { requests, .. } => requests.len(),
+        Input::Generated { requests, .. } => *requests,
+    };
+    let mut simulation =
+        Simulation::new(&options.engine, policies, options.slo, count).with_router(options.router).with_swaps(swaps);
+    if let MaxTokens::AtMost(tokens) = options.max_tokens {
+        simulation = simulation.with_max_tokens(tokens);
+    }
+    let deadline_ms = options.deadline_ms.unwrap_or(f64::INFINITY);
+    let finish = |mut request: TraceRequest| {
+        request.deadline_ms = request.deadline_ms.min(deadline_ms);
+        request
+    };
+    let mut told = |arrived: usize| progress(arrived as f64 / count as f64);
+    let outcome = match input {
+        Input::Trace { requests, .. } => {
+            let requests = if play.is_first_seed { requests.to_vec() } else { shuffled(requests, play.seed) };
+            let stretch = play.own_rate / play.rate;
+            let scaled =
+                requests.into_iter().map(|request| TraceRequest { arrival_s: request.arrival_s * stretch, ..request });
+            simulation.run(scaled.map(finish), &mut told)
+        }
+        Input::Generated { workload, requests, .. } => {
+            let workload = Workload { requests_per_s: play.rate, ..(**workload).clone() };
+            simulation.run(Generator::new(&workload, play.seed)?.take(*requests).map(finish), &mut told)
+        }
+    };
+    Ok(outcome)
+}
+
+/// The bodies of requests without a prefix change places; arrivals stay.
+fn shuffled(requests: &[TraceRequest], seed: u64) -> Vec<TraceRequest> {
+    let mut out = requests.to_vec();
+    let free: Vec<usize> = (0..out.len()).filter(|i| out[*i].prefix == Prefix::None).collect();
+    let mut order = free.clone();
+    order.shuffle(&mut Pcg64::seed_from_u64(seed));
+    for (to, from) in free.into_iter().zip(order) {
+        out[to] = TraceRequest { arrival_s: requests[to].arrival_s, ..requests[from].clone() };
+    }
+    out
+}
+
+fn facts(input: &Input) -> anyhow::Result<TraceFacts> {
+    let (name, requests): (_, Vec<TraceRequest>) = match input {
+        Input::Trace { name, requests } => (name, requests.to_vec()),
+        // As many as a run has, up to what is enough for a mean.
+        Input::Generated { name, workload, requests } => {
+            (name, Generator::new(workload, 1)?.take((*requests).min(20_000)).collect())
+        }
+    };
+    let (Some(first), Some(last)) = (requests.first(), requests.last()) else { bail!("{name}: no requests") };
+    let duration_s = last.arrival_s - first.arrival_s;
+    let n = requests.len() as f64;
+    let mean = |of: fn(&TraceRequest) -> u32| requests.iter().map(|request| f64::from(of(request))).sum::<f64>() / n;
+    let rate = match input {
+        Input::Generated { workload, .. } => workload.requests_per_s,
+        Input::Trace { .. } if duration_s > 0.0 => (n - 1.0) / duration_s,
+        Input::Trace { .. } => n,
+    };
+    let count = match input {
+        Input::Trace { .. } => requests.len(),
+        Input::Generated { requests, .. } => *requests,
+    };
+    Ok(TraceFacts {
+        source: name.clone(),
+        requests: count as u64,
+        duration_s: count as f64 / rate,
+        rate,
+        mean_tokens: [mean(|r| r.prompt_tokens), mean(|r| r.think_tokens), mean(|r| r.output_tokens)],
+    })
+}
+
+/// Processor and cores.
+fn machine() -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model =
+        info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':').map(|(_, name)| name.trim()));
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    format!("{}, {cores} cores", model.unwrap_or("unknown processor"))
+}

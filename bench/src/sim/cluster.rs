@@ -1,0 +1,365 @@
+//! Engines behind a router, and the clock that they share.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashMap};
+
+use meridian_core::Dispatch;
+use meridian_runtime::Candidate;
+
+use super::content::Contents;
+use super::engine::{Ended, Engine};
+use super::live::Facts;
+use super::recorder::{BATCHES, Recorder};
+use super::{EngineConfig, Policies, RequestTimes, StepWork};
+use crate::results::{Event, Run, Slo};
+use crate::trace::{Prefix, TraceRequest};
+
+/// Who gets a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Router {
+    /// One engine after the other.
+    #[default]
+    RoundRobin,
+    /// The engine with the fewest requests.
+    LeastLoaded,
+    /// Turns of a conversation stay with their engine, which has their KV; the first goes to the least loaded.
+    Session,
+}
+
+impl Router {
+    /// Every router, with its name.
+    pub const ALL: [(&'static str, Self); 3] =
+        [("round-robin", Self::RoundRobin), ("least-loaded", Self::LeastLoaded), ("session", Self::Session)];
+
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(_, router)| *router == self).map_or("", |(name, _)| name)
+    }
+}
+
+impl std::str::FromStr for Router {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let names: Vec<_> = Self::ALL.iter().map(|(name, _)| *name).collect();
+        let found = Self::ALL.iter().find(|(known, _)| *known == name);
+        found.map(|(_, router)| *router).ok_or_else(|| format!("{name}: expected one of {}", names.join(", ")))
+    }
+}
+
+/// Another dispatch policy takes over at a time, in every engine.
+pub struct Swap {
+    /// Milliseconds since the start.
+    pub at_ms: f64,
+    /// One for each engine.
+    pub candidates: Vec<Candidate<Dispatch>>,
+    /// For the report.
+    pub label: String,
+}
+
+/// What a run leaves behind.
+pub struct Outcome {
+    /// Its metrics; policy, rate and seed are the caller's to fill in.
+    pub run: Run,
+    /// Each request's times, when they were to be kept.
+    pub times: Vec<RequestTimes>,
+    /// What each step carried, likewise.
+    pub works: Vec<StepWork>,
+    /// Equal for runs that gave the same requests the same tokens in the same steps.
+    pub digest: u64,
+    /// Engine steps.
+    pub steps: u64,
+}
+
+/// A run.
+pub struct Simulation {
+    engines: Vec<Engine>,
+    router: Router,
+    next_engine: usize,
+    recorder: Recorder,
+    contents: Contents,
+    swaps: Vec<Swap>,
+    config: EngineConfig,
+    /// Requests in all, for groups of equal size.
+    requests: usize,
+    max_tokens: Option<u32>,
+    keeps_thinking: bool,
+    /// Conversations under way: the engine of each.
+    homes: HashMap<u64, usize>,
+    /// Turns that wait for the one before.
+    early: HashMap<u64, Vec<(usize, TraceRequest)>>,
+    busy: HashMap<u64, u32>,
+    due: BinaryHeap<Reverse<Due>>,
+    ended: Vec<Ended>,
+    /// Requests of the trace that have arrived.
+    offered: usize,
+}
+
+/// A request that arrives after one that it waited for.
+struct Due {
+    at_ms: f64,
+    index: usize,
+    request: TraceRequest,
+}
+
+impl PartialEq for Due {
+    fn eq(&self, other: &Self) -> bool {
+        self.index == other.index
+    }
+}
+
+impl Eq for Due {}
+
+impl PartialOrd for Due {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Due {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.at_ms.total_cmp(&other.at_ms).then(self.index.cmp(&other.index))
+    }
+}
+
+impl Simulation {
+    /// Engines of one kind, one for each of `policies`. `requests` is how many will come.
+    #[must_use]
+    pub fn new(config: &EngineConfig, policies: Vec<Policies>, slo: Slo, requests: usize) -> Self {
+        let keeps_thinking = policies.first().is_none_or(|p| !p.config.model.strips_reasoning_or_keep());
+        Self {
+            engines: policies.into_iter().map(|policies| Engine::new(config, policies)).collect(),
+            router: Router::default(),
+            next_engine: 0,
+            recorder: Recorder::new(slo),
+            contents: Contents::default(),
+            swaps: Vec::new(),
+            config: config.clone(),
+            requests: requests.max(1),
+            max_tokens: None,
+            keeps_thinking,
+            homes: HashMap::new(),
+            early: HashMap::new(),
+            busy: HashMap::new(),
+            due: BinaryHeap::new(),
+            ended: Vec::new(),
+            offered: 0,
+        }
+    }
+
+    /// Route requests so.
+    #[must_use]
+    pub fn with_router(mut self, router: Router) -> Self {
+        self.router = router;
+        self
+    }
+
+    /// Swap policies while it runs.
+    #[must_use]
+    pub fn with_swaps(mut self, mut swaps: Vec<Swap>) -> Self {
+        swaps.sort_by(|a, b| b.at_ms.total_cmp(&a.at_ms));
+        self.swaps = swaps;
+        self
+    }
+
+    /// Clients ask for `max_tokens` at most, whatever they will need: how many tokens a request has left is not known.
+    /// Without this they ask for exactly what they need.
+    #[must_use]
+    pub fn with_max_tokens(mut self, max_tokens: u32) -> Self {
+        self.max_tokens = Some(max_tokens);
+        self
+    }
+
+    /// Keep each request's times and each step's work.
+    #[must_use]
+    pub fn keeping_times(mut self) -> Self {
+        self.recorder.keep();
+        self
+    }
+
+    /// Simulate until every request has ended. `arrivals` come in order of time. `progress` is called with the requests that
+    /// have arrived now and then.
+    pub fn run(mut self, arrivals: impl Iterator<Item = TraceRequest>, mut progress: impl FnMut(usize)) -> Outcome {
+        let mut arrivals = arrivals.enumerate().peekable();
+        loop {
+            let arrival_ms = arrivals.peek().map(|(_, request)| request.arrival_s * 1e3);
+            let due_ms = self.due.peek().map(|Reverse(due)| due.at_ms);
+            let coming_ms = [arrival_ms, due_ms].into_iter().flatten().fold(f64::INFINITY, f64::min);
+            let (engine, step_ms) = self.next_step_end();
+            let swap_ms = self.swaps.last().map_or(f64::INFINITY, |swap| swap.at_ms);
+            if coming_ms == f64::INFINITY && step_ms == f64::INFINITY {
+                break;
+            }
+            if swap_ms <= coming_ms.min(step_ms) {
+                self.swap();
+            } else if coming_ms < step_ms {
+                progress(self.offered);
+                // Whatever arrives at the same time is in the same step.
+                self.take_in(coming_ms, &mut arrivals);
+                self.wake(coming_ms);
+            } else {
+                self.engines[engine].end(&mut self.recorder, &mut self.ended);
+                self.turns_over(step_ms);
+                self.take_in(step_ms, &mut arrivals);
+                self.engines[engine].begin(step_ms, &mut self.recorder);
+                self.wake(step_ms);
+            }
+        }
+        self.outcome()
+    }
+
+    /// Engines that have something to do and are idle begin a step.
+    fn wake(&mut self, now_ms: f64) {
+        for engine in &mut self.engines {
+            if engine.under_way.is_none() && engine.load() > 0 {
+                engine.begin(now_ms, &mut self.recorder);
+            }
+        }
+    }
+
+    /// What arrives at the very time at which a step ends is seen by the next.
+    fn take_in(
+        &mut self,
+        now_ms: f64,
+        arrivals: &mut std::iter::Peekable<impl Iterator<Item = (usize, TraceRequest)>>,
+    ) {
+        while let Some((index, request)) = arrivals.next_if(|(_, request)| request.arrival_s * 1e3 <= now_ms) {
+            self.offer(index, request);
+        }
+        while self.due.peek().is_some_and(|Reverse(due)| due.at_ms <= now_ms) {
+            let Reverse(due) = self.due.pop().expect("peeked");
+            self.arrive(due.index, due.request, now_ms);
+        }
+    }
+
+    fn next_step_end(&self) -> (usize, f64) {
+        let ends = |(i, engine): (usize, &Engine)| (i, engine.under_way.map_or(f64::INFINITY, |step| step.ends_ms));
+        let earliest = self.engines.iter().enumerate().map(ends).min_by(|a, b| a.1.total_cmp(&b.1));
+        earliest.unwrap_or((0, f64::INFINITY))
+    }
+
+    /// A request of the trace: a turn waits for the one before it.
+    fn offer(&mut self, index: usize, request: TraceRequest) {
+        self.offered = index + 1;
+        let at_ms = request.arrival_s * 1e3;
+        if let Prefix::Session { id, .. } = request.prefix {
+            let turns = self.busy.entry(id).or_default();
+            *turns += 1;
+            if *turns > 1 {
+                self.early.entry(id).or_default().push((index, request));
+                return;
+            }
+        }
+        self.arrive(index, request, at_ms);
+    }
+
+    fn arrive(&mut self, index: usize, mut request: TraceRequest, at_ms: f64) {
+        request.output_tokens = request.output_tokens.max(1);
+        request.prompt_tokens = request.prompt_tokens.max(1);
+        let end_marker = u32::from(request.think_tokens > 0);
+        let most = u64::from(self.config.kv_blocks - 1) * u64::from(self.config.block_tokens);
+        let all = [request.prompt_tokens, request.think_tokens, end_marker, request.output_tokens];
+        let session = match request.prefix {
+            Prefix::Session { id, .. } => Some(id),
+            _ => None,
+        };
+        if all.into_iter().map(u64::from).sum::<u64>() > most {
+            self.recorder.refused += 1;
+            self.turn_over(session, at_ms);
+            return;
+        }
+        let tenant = self.recorder.tenant(&request.tenant);
+        let batch = (index * usize::from(BATCHES) / self.requests).min(usize::from(BATCHES) - 1) as u16;
+        let facts = Facts {
+            index,
+            arrival_ms: at_ms,
+            batch,
+            tenant,
+            think_tokens: request.think_tokens,
+            output_tokens: request.output_tokens,
+            session,
+        };
+        let content = self.contents.of(&request);
+        let engine = self.route(session);
+        self.engines[engine].add(&request, facts, content, self.max_tokens.unwrap_or(0));
+    }
+
+    fn route(&mut self, session: Option<u64>) -> usize {
+        let least = |engines: &[Engine]| {
+            engines.iter().enumerate().min_by_key(|(_, engine)| engine.load()).map_or(0, |(i, _)| i)
+        };
+        match (self.router, session) {
+            (Router::RoundRobin, _) => {
+                self.next_engine = (self.next_engine + 1) % self.engines.len();
+                self.next_engine
+            }
+            (Router::Session, Some(session)) => match self.homes.get(&session) {
+                Some(engine) => *engine,
+                None => *self.homes.entry(session).or_insert(least(&self.engines)),
+            },
+            (Router::LeastLoaded | Router::Session, _) => least(&self.engines),
+        }
+    }
+
+    fn turns_over(&mut self, now_ms: f64) {
+        let mut ended = std::mem::take(&mut self.ended);
+        for Ended { session, content, think_tokens, output_tokens } in ended.drain(..) {
+            if let Some(id) = session {
+                self.contents.turn_over(id, &content, think_tokens, output_tokens, self.keeps_thinking);
+                self.turn_over(session, now_ms);
+            }
+        }
+        self.ended = ended;
+    }
+
+    /// The next turn of the conversation may come.
+    fn turn_over(&mut self, session: Option<u64>, now_ms: f64) {
+        let Some(id) = session else { return };
+        if let Some(turns) = self.busy.get_mut(&id) {
+            *turns -= 1;
+            if *turns == 0 {
+                self.busy.remove(&id);
+            }
+        }
+        if let Some(waiting) = self.early.get_mut(&id) {
+            let (index, request) = waiting.remove(0);
+            if waiting.is_empty() {
+                self.early.remove(&id);
+            }
+            self.due.push(Reverse(Due { at_ms: now_ms.max(request.arrival_s * 1e3), index, request }));
+        }
+    }
+
+    fn swap(&mut self) {
+        let Swap { at_ms, candidates, label } = self.swaps.pop().expect("the caller has seen one");
+        for (engine, candidate) in self.engines.iter().zip(candidates) {
+            engine.dispatch().slot().control().swap(candidate);
+        }
+        self.recorder.events.push(Event { t_s: at_ms / 1e3, what: format!("swap to {label}") });
+    }
+
+    fn outcome(mut self) -> Outcome {
+        let mut run = self.recorder.run();
+        let mut sums: BTreeMap<&str, f64> = BTreeMap::new();
+        let (mut digest, mut steps) = (0u64, 0);
+        for engine in &self.engines {
+            let stats = engine.dispatch().stats();
+            steps += engine.steps();
+            digest = digest.rotate_left(7) ^ engine.digest();
+            *sums.entry("steps").or_default() += engine.steps() as f64;
+            if !engine.policies().is_stock {
+                *sums.entry("decisions").or_default() += stats.decisions() as f64;
+                *sums.entry("decided_by_policy").or_default() += stats.active as f64;
+                *sums.entry("faults").or_default() += stats.fault_count() as f64;
+            }
+            if let Some(status) = engine.early_exit().map(super::early_exit::EarlyExit::status) {
+                *sums.entry("forced_ends").or_default() += status.forced.iter().sum::<u64>() as f64;
+                *sums.entry("probes").or_default() += status.probes_done as f64;
+            }
+        }
+        run.metrics.extend(sums.into_iter().map(|(key, value)| (key.to_owned(), value)));
+        let (times, works) = self.recorder.take_kept();
+        Outcome { run, times, works, digest, steps }
+    }
+}

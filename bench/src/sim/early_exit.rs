@@ -1,0 +1,145 @@
+//! Early exit, optional: the budget slot and the host's own following of thinking (`meridian_runtime::thinking`), over
+//! entropies that are made up. A simulator knows no model; it takes it that the thinking of a request has converged after
+//! a share of its planned length, drawn for each request, and that a probe finds a high entropy before and a low one after.
+
+use meridian_core::budget::{EndRules, Load, Measured, Order, Point, Report, Thresholds};
+use meridian_core::{EntropySignal, Markers, MeridianConfig, NewRequest};
+use meridian_runtime::thinking::{BudgetStatus, ClientBudget, ThinkBudgets, ThinkSettings, Thinker};
+use meridian_runtime::{BudgetSlot, DispatchEngine};
+
+use super::content::mix;
+use super::live::{ANY_TOKEN, Live, THINK_END, THINK_START};
+use super::pool::Pool;
+
+/// Entropy of a probe before and after the thinking has converged, bits. Rough means of what probes of a small reasoning
+/// model found (docs/src/early-exit.md).
+const UNSETTLED_BITS: f32 = 1.5;
+const SETTLED_BITS: f32 = 0.02;
+/// Tokens that a probe computes: the end marker and what is asked of it.
+const PROBE_TOKENS: u32 = 2;
+/// The thinking of a request converges after a share of its plan between these, drawn evenly.
+const CONVERGES: (f64, f64) = (0.2, 1.0);
+
+pub(super) struct EarlyExit {
+    slot: BudgetSlot,
+    budgets: ThinkBudgets,
+    due: Vec<(u64, u32)>,
+    report: Vec<u8>,
+    probes: u32,
+    /// Where each request's thinking converges, by number.
+    converges: std::collections::HashMap<u64, u32, foldhash::fast::FixedState>,
+}
+
+impl EarlyExit {
+    pub(super) fn new(slot: BudgetSlot, config: &MeridianConfig, block_tokens: u32) -> Self {
+        let markers = Markers::new(vec![vec![THINK_START]], vec![vec![THINK_END]], vec![])
+            .expect("two markers of one token are valid");
+        let rules = EndRules::new(markers, vec![THINK_END]).expect("the forced tokens hold the end marker");
+        let settings = ThinkSettings {
+            rules,
+            configured: Thresholds::from_config(&config.scheduler, &config.entropy),
+            unit: config.entropy.unit,
+            measures: config.entropy.enabled,
+            can_probe: true,
+            probe_at: config.entropy.probe_at,
+            block_tokens,
+            line_ends: [].into(),
+            boundaries: [].into(),
+            interrupts: [].into(),
+            guards_eos: false,
+            steps_ahead: 0,
+        };
+        Self {
+            slot,
+            budgets: ThinkBudgets::new(settings),
+            due: Vec::new(),
+            report: Vec::new(),
+            probes: 0,
+            converges: Default::default(),
+        }
+    }
+
+    pub(super) fn status(&self) -> BudgetStatus {
+        self.budgets.status()
+    }
+
+    /// A request arrives, with so many tokens of thinking planned; the most that it may think.
+    pub(super) fn add(&mut self, number: u64, request: &NewRequest<'_>, think_tokens: u32) -> u32 {
+        let thinker = Thinker {
+            id: "",
+            prompt: request.prompt,
+            prompt_tokens: request.prompt_tokens,
+            max_tokens: request.max_tokens,
+            priority: request.priority,
+            tenant: 0,
+            deadline_ms: request.deadline_ms,
+            client: ClientBudget::default(),
+        };
+        let (least, most) = CONVERGES;
+        let drawn = (mix(0x6561_726c_7965_7869, number) >> 11) as f64 / (1u64 << 53) as f64;
+        self.converges.insert(number, (f64::from(think_tokens) * (least + (most - least) * drawn)) as u32);
+        self.budgets.add(number, &thinker).max_think_tokens
+    }
+
+    pub(super) fn generated(&mut self, live: &Live, number: u64, token: u32, now_ms: f64) {
+        if live.thinks || token == THINK_END {
+            self.budgets.generated(number, &[token], now_ms);
+        }
+    }
+
+    pub(super) fn remove(&mut self, number: u64) {
+        self.budgets.remove(number);
+        self.converges.remove(&number);
+    }
+
+    /// Run the probes that are due, ask the slot, and hand its orders to the requests.
+    pub(super) fn decide(
+        &mut self,
+        now_ms: f64,
+        dispatch: &DispatchEngine,
+        waiting: usize,
+        pool: &Pool,
+        live: &mut [Option<Box<Live>>],
+    ) {
+        self.due.clear();
+        self.due.extend(self.budgets.due());
+        for (number, tokens) in &self.due {
+            self.budgets.probe_runs(*number, PROBE_TOKENS);
+            let settled = self.converges.get(number).is_some_and(|at| tokens >= at);
+            let entropy = EntropySignal::from_bits(if settled { SETTLED_BITS } else { UNSETTLED_BITS });
+            self.report.clear();
+            let report =
+                Report { key: *number, token: *tokens, what: Measured::Probe, entropy_nats: entropy.nats() as f32 };
+            report.write(&mut self.report);
+            self.budgets.received(&self.report);
+            self.budgets.probed(*number, settled.then_some(ANY_TOKEN));
+        }
+        self.probes += self.due.len() as u32;
+        let [_, thinking, answering] = dispatch.phases();
+        let load = Load {
+            now_ms,
+            point: Point::Start,
+            thinking: thinking as u32,
+            answering: answering as u32,
+            waiting: waiting as u32,
+            free_blocks: pool.free(),
+            total_blocks: pool.total(),
+            ..Load::default()
+        };
+        let orders = self.budgets.decide(&mut self.slot, load);
+        for order in Order::read_all(orders) {
+            if let Order::Limit { key, max_think_tokens, .. } = order
+                && let Some(slot) = dispatch.table().find(meridian_core::RequestId(key))
+                && let Some(live) = &mut live[slot.index()]
+            {
+                live.think_limit = max_think_tokens;
+            }
+        }
+    }
+
+    /// Requests and tokens that the probes since the last call add to a step.
+    pub(super) fn take_probes(&mut self) -> (u32, u32) {
+        let probes = std::mem::take(&mut self.probes);
+        (probes, probes * PROBE_TOKENS)
+    }
+}

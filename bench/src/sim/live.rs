@@ -1,0 +1,110 @@
+//! One request while it is simulated.
+
+use super::content::{Chain, Content};
+
+/// Token ids of the simulated model: the only ones that mean something to the phase router.
+pub(super) const THINK_START: u32 = 1;
+pub(super) const THINK_END: u32 = 2;
+pub(super) const ANY_TOKEN: u32 = 3;
+
+/// What the run needs to know of a request beyond its tokens.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Facts {
+    /// Position in the trace.
+    pub(super) index: usize,
+    pub(super) arrival_ms: f64,
+    /// Group of requests that metrics are kept of.
+    pub(super) batch: u16,
+    /// Position of its tenant.
+    pub(super) tenant: u32,
+    /// Thinking that was planned, without the end marker.
+    pub(super) think_tokens: u32,
+    pub(super) output_tokens: u32,
+    pub(super) session: Option<u64>,
+}
+
+/// When a request reached what its user waits for, milliseconds of simulated time; NaN before.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Times {
+    pub(super) first_token_ms: f64,
+    pub(super) think_end_ms: f64,
+    pub(super) first_output_ms: f64,
+    pub(super) last_token_ms: f64,
+}
+
+/// What a reader sees who reads at a constant speed (Andes, arXiv 2404.16283, section 3.1): when each token can be read at
+/// the earliest, summed up.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Reader {
+    pub(super) last_ms: f64,
+    pub(super) sum_ms: f64,
+}
+
+#[derive(Debug)]
+pub(super) struct Live {
+    pub(super) facts: Facts,
+    pub(super) content: Content,
+    pub(super) chain: Chain,
+    pub(super) blocks: Vec<u32>,
+    pub(super) prompt_tokens: u32,
+    /// Prompt, thinking and answer so far.
+    pub(super) known_tokens: u32,
+    /// Of these, those whose KV is computed or being computed.
+    pub(super) computed_tokens: u32,
+    /// Generated while thinking, the end marker included.
+    pub(super) think_tokens: u32,
+    pub(super) output_tokens: u32,
+    pub(super) thinks: bool,
+    /// Most tokens of thinking that something has ordered.
+    pub(super) think_limit: u32,
+    pub(super) preemptions: u32,
+    /// Most tokens in this step.
+    pub(super) cap: u32,
+    pub(super) times: Times,
+    pub(super) reader: Reader,
+}
+
+impl Live {
+    pub(super) fn new(facts: Facts, content: Content, prompt_tokens: u32) -> Self {
+        Self {
+            facts,
+            content,
+            chain: Chain::default(),
+            blocks: Vec::new(),
+            prompt_tokens,
+            known_tokens: prompt_tokens,
+            computed_tokens: 0,
+            think_tokens: 0,
+            output_tokens: 0,
+            thinks: facts.think_tokens > 0,
+            think_limit: u32::MAX,
+            preemptions: 0,
+            cap: u32::MAX,
+            times: Times {
+                first_token_ms: f64::NAN,
+                think_end_ms: f64::NAN,
+                first_output_ms: f64::NAN,
+                last_token_ms: f64::NAN,
+            },
+            reader: Reader::default(),
+        }
+    }
+
+    /// The token that the model generates next.
+    pub(super) fn next_token(&self) -> u32 {
+        if self.thinks && self.think_tokens >= self.facts.think_tokens.min(self.think_limit) {
+            THINK_END
+        } else {
+            ANY_TOKEN
+        }
+    }
+
+    /// 0 in prefill, 1 thinking, 2 answering.
+    pub(super) fn phase(&self) -> usize {
+        if self.times.first_token_ms.is_nan() { 0 } else { 1 + usize::from(!self.thinks) }
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        !self.thinks && self.output_tokens >= self.facts.output_tokens
+    }
+}

@@ -1,0 +1,55 @@
+//! A discrete-event simulation of vLLM V1 engines behind a router.
+//!
+//! What is simulated: continuous batching with chunked prefill, limits of tokens and sequences, a block pool with prefix cache
+//! and LRU, preemption by recomputing, phases, and optionally early exit. What is not: the model. How long a step takes is a
+//! [`StepModel`]. Whatever decides is the host's own code, the same that runs in vLLM: mirror, phase tracking, planner, slots
+//! with their policies, native or WebAssembly, and the order of the KV blocks.
+//!
+//! A run is deterministic: the same requests, configuration and seed give the same schedule. Memory is linear in the requests
+//! that are live.
+
+mod cluster;
+mod content;
+mod early_exit;
+mod engine;
+mod live;
+mod pool;
+pub mod preset;
+mod recorder;
+mod step_model;
+
+pub use cluster::{Outcome, Router, Simulation, Swap};
+pub use recorder::{BATCHES, RequestTimes};
+pub use step_model::{StepModel, StepWork};
+
+pub(crate) use crate::policies::Policies;
+
+/// One engine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EngineConfig {
+    /// How long a step takes.
+    pub step: StepModel,
+    /// Most running requests (vLLM: `max_num_seqs`).
+    pub max_num_seqs: u32,
+    /// Most tokens of a step (vLLM: `max_num_batched_tokens`).
+    pub max_num_batched_tokens: u32,
+    /// KV blocks, the one that vLLM keeps for itself included.
+    pub kv_blocks: u32,
+    /// Tokens of a KV block.
+    pub block_tokens: u32,
+    /// Full blocks stay for later prompts.
+    pub prefix_caching: bool,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            step: StepModel::default(),
+            max_num_seqs: 256,
+            max_num_batched_tokens: 8192,
+            kv_blocks: 65_536,
+            block_tokens: 16,
+            prefix_caching: true,
+        }
+    }
+}

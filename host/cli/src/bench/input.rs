@@ -1,0 +1,125 @@
+//! What is simulated, as the command line names it.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+use meridian_bench::calibrate::EngineFile;
+use meridian_bench::replay::Input;
+use meridian_bench::sim::{EngineConfig, preset};
+use meridian_bench::trace::{Format, ReadOptions, ThinkSplit, Workload, read};
+use meridian_core::MeridianConfig;
+
+#[derive(Args)]
+pub(crate) struct InputArgs {
+    /// Recorded requests: own CSV or JSONL, ServeGen, Azure, Mooncake, `vllm bench serve` output
+    #[arg(long, value_name = "FILE", conflicts_with = "workload")]
+    trace: Option<PathBuf>,
+    /// Format of the trace, when it is not the one that its first line looks like
+    #[arg(long, value_name = "FORMAT", requires = "trace")]
+    format: Option<Format>,
+    /// Split generated tokens of a trace without phases into thinking and answer: none, bimodal
+    #[arg(long, value_name = "HOW", default_value = "none")]
+    think: String,
+    /// Shorten requests with more tokens than this in all
+    #[arg(long, value_name = "TOKENS")]
+    clip_tokens: Option<u32>,
+    /// Generated requests instead of recorded ones: a name, or a TOML file of its parameters
+    #[arg(long, value_name = "NAME|FILE.toml")]
+    workload: Option<String>,
+    /// Only so many requests; how many are generated (2000)
+    #[arg(long, value_name = "N")]
+    requests: Option<usize>,
+}
+
+/// Requests that are generated when nobody says how many.
+const REQUESTS: usize = 2000;
+
+impl InputArgs {
+    /// The requests, and what there is to say of how they were read.
+    pub(crate) fn read(&self) -> anyhow::Result<(Input, Vec<String>)> {
+        ensure!(self.requests != Some(0), "--requests 0: expected at least 1");
+        let Some(path) = &self.trace else {
+            let (name, workload) = self.workload()?;
+            let requests = self.requests.unwrap_or(REQUESTS);
+            return Ok((Input::Generated { name, workload: Box::new(workload), requests }, Vec::new()));
+        };
+        let think = match self.think.as_str() {
+            "none" => ThinkSplit::None,
+            "bimodal" => ThinkSplit::Bimodal { seed: 1 },
+            other => bail!("--think {other}: expected none or bimodal"),
+        };
+        let options = ReadOptions { think, limit: self.requests, clip_tokens: self.clip_tokens };
+        let trace = read(path, self.format, &options)?;
+        Ok((Input::Trace { name: trace.name, requests: trace.requests.into() }, trace.notes))
+    }
+
+    /// The generated workload, with its name.
+    pub(crate) fn workload(&self) -> anyhow::Result<(String, Workload)> {
+        let given = self.workload.as_deref().unwrap_or(Workload::NAMES[0]);
+        if !given.ends_with(".toml") {
+            return Ok((given.to_owned(), Workload::named(given)?));
+        }
+        let path = PathBuf::from(given);
+        let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        let text = std::fs::read_to_string(&path).with_context(|| given.to_owned())?;
+        Ok((name.clone(), Workload::from_toml(&text).with_context(|| name)?))
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.requests.unwrap_or(REQUESTS)
+    }
+}
+
+#[derive(Args)]
+pub(crate) struct EngineArgs {
+    /// Engine to simulate: a preset (MODEL-GPU), or a TOML file that `bench calibrate` wrote
+    #[arg(long, value_name = "PRESET|FILE.toml", default_value = "7b-h100")]
+    engine: String,
+    /// Most running requests, instead of the engine's
+    #[arg(long, value_name = "N")]
+    max_num_seqs: Option<u32>,
+    /// Most tokens of a step, instead of the engine's
+    #[arg(long, value_name = "N")]
+    max_num_batched_tokens: Option<u32>,
+    /// KV blocks, instead of the engine's
+    #[arg(long, value_name = "N")]
+    kv_blocks: Option<u32>,
+    /// Without prefix caching
+    #[arg(long)]
+    no_prefix_caching: bool,
+    /// meridian.toml with the targets and KV settings; without it the defaults, and a template that strips thinking
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+impl EngineArgs {
+    /// The engine, its name, and Meridian's configuration.
+    pub(crate) fn read(&self) -> anyhow::Result<(EngineConfig, String, MeridianConfig)> {
+        let is_file = self.engine.ends_with(".toml");
+        let mut engine = if is_file {
+            EngineFile::read(&PathBuf::from(&self.engine))?
+        } else {
+            preset::named(&self.engine).with_context(|| {
+                format!("--engine {}: unknown preset, expected one of {}", self.engine, preset::names().join(", "))
+            })?
+        };
+        let name = PathBuf::from(&self.engine);
+        let name = name.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        let replace = |field: &str, value: Option<u32>, least: u32, own: &mut u32| {
+            let given = value.unwrap_or(*own);
+            ensure!(given >= least, "--{field} {given}: expected at least {least}");
+            *own = given;
+            Ok(())
+        };
+        replace("max-num-seqs", self.max_num_seqs, 1, &mut engine.max_num_seqs)?;
+        replace("max-num-batched-tokens", self.max_num_batched_tokens, 1, &mut engine.max_num_batched_tokens)?;
+        replace("kv-blocks", self.kv_blocks, 2, &mut engine.kv_blocks)?;
+        engine.prefix_caching = !self.no_prefix_caching;
+        let config = match &self.config {
+            Some(path) => meridian_runtime::config_file::load(Some(path))?.parsed.config,
+            None => MeridianConfig::from_toml("[model]\nstrips_reasoning = true")?,
+        };
+        Ok((engine, name, config))
+    }
+}

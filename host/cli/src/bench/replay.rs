@@ -1,0 +1,171 @@
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use meridian_bench::policies::{Inject, PolicySource};
+use meridian_bench::replay::{MaxTokens, Options, Rate, replay};
+use meridian_bench::report::{html, table};
+use meridian_bench::results::Slo;
+use meridian_bench::sim::Router;
+
+use super::input::{EngineArgs, InputArgs};
+use crate::{Unusable, print_json, print_line};
+
+#[derive(Args)]
+#[command(after_help = "\
+A policy is native:NAME (or NAME), or the path of a component, with its options behind it: 'pascal{\"tpot_ms\": 40}'.
+
+Examples:
+  meridian bench replay --trace requests.csv --policy output-first --policy pascal --rate 2,4,8 --html report.html
+  meridian bench replay --workload reasoning-chat --requests 5000 --policy mine.wasm --seeds 1,2,3 --save mine.json
+  meridian bench replay --trace requests.csv --policy mine.wasm --swap 60=output-first --inject trap:0.01")]
+pub(crate) struct ReplayArgs {
+    #[command(flatten)]
+    input: InputArgs,
+    #[command(flatten)]
+    engine: EngineArgs,
+    /// Policy to replay under; may be given several times
+    #[arg(long = "policy", value_name = "POLICY")]
+    policies: Vec<PolicySource>,
+    /// Policy that the others are compared with; fcfs is stock vLLM
+    #[arg(long, value_name = "POLICY", default_value = "fcfs")]
+    baseline: PolicySource,
+    /// Requests a second, or a multiple of the trace's own rate: 2.5,2x
+    #[arg(long = "rate", value_name = "RATE", value_delimiter = ',', default_value = "1x")]
+    rates: Vec<Rate>,
+    /// Seeds; the first replays a trace as it is, others shuffle its requests
+    #[arg(long, value_name = "SEED", value_delimiter = ',', default_value = "1")]
+    seeds: Vec<u64>,
+    /// Engines behind the router
+    #[arg(long, default_value_t = 1)]
+    engines: u32,
+    /// Who gets a request: round-robin, least-loaded, session
+    #[arg(long, default_value = "round-robin")]
+    router: Router,
+    /// Eviction policy
+    #[arg(long, value_name = "POLICY")]
+    eviction: Option<PolicySource>,
+    /// Budget policy: thinking may end early, over entropies that are made up
+    #[arg(long, value_name = "POLICY")]
+    budget: Option<PolicySource>,
+    /// Another policy takes over after so many seconds: 60=native:fcfs; may be given several times
+    #[arg(long = "swap", value_name = "T=POLICY", value_parser = swap)]
+    swaps: Vec<(f64, PolicySource)>,
+    /// Have the policies fault in a share of their decisions: trap:0.01
+    #[arg(long, value_name = "KIND:SHARE")]
+    inject: Option<Inject>,
+    /// Tokens that every client asks for: all that policies know of lengths; `exact`: each what it needs
+    #[arg(long, value_name = "TOKENS", default_value = "32768")]
+    max_tokens: MaxTokens,
+    /// Deadline of requests that name none, milliseconds after arrival
+    #[arg(long, value_name = "MS")]
+    deadline_ms: Option<f64>,
+    /// Service level: arrival to first token of the answer, milliseconds
+    #[arg(long, value_name = "MS", default_value_t = Slo::default().ttfo_ms)]
+    slo_ttfo_ms: f64,
+    /// The same: what each token of thinking adds to it, milliseconds
+    #[arg(long, value_name = "MS", default_value_t = Slo::default().think_ms)]
+    slo_think_ms: f64,
+    /// Service level: mean gap between two tokens of the answer, milliseconds
+    #[arg(long, value_name = "MS", default_value_t = Slo::default().tpot_ms)]
+    slo_tpot_ms: f64,
+    /// Reading speed of QoE, tokens a second
+    #[arg(long, value_name = "N", default_value_t = Slo::default().reading_tok_s)]
+    reading_tok_s: f64,
+    /// Keep the results as JSON, for `bench compare` and `bench report`
+    #[arg(long, value_name = "FILE")]
+    save: Option<PathBuf>,
+    /// Draw the results as one HTML file
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+}
+
+pub(crate) fn run(args: &ReplayArgs, json: bool) -> anyhow::Result<()> {
+    let unusable = |error: anyhow::Error| error.context(Unusable);
+    let options = options(args).map_err(unusable)?;
+    let (input, notes) = args.input.read().map_err(unusable)?;
+    notes.iter().for_each(|note| eprintln!("note: {note}"));
+    let bar = ProgressBar::with_draw_target(Some(1000), ProgressDrawTarget::stderr());
+    bar.set_style(
+        ProgressStyle::with_template("{msg:28} [{bar:32}] {percent:>3} % {elapsed}, {eta} left")
+            .expect("the template is valid")
+            .progress_chars("=> "),
+    );
+    bar.enable_steady_tick(Duration::from_millis(200));
+    let mut told = u64::MAX;
+    let results = replay(&options, &input, &mut |run, runs, share| {
+        let position = (1000.0 * (run as f64 + share) / runs as f64) as u64;
+        if position != told {
+            told = position;
+            bar.set_message(format!("run {} of {runs}", run + 1));
+            bar.set_position(position);
+        }
+    });
+    bar.finish_and_clear();
+    let results = results?;
+    let write = |path: &PathBuf, text: String| {
+        std::fs::write(path, text).with_context(|| format!("{}: cannot be written", path.display()))
+    };
+    if let Some(path) = &args.save {
+        write(path, serde_json::to_string(&results)?)?;
+    }
+    if let Some(path) = &args.html {
+        write(path, html(&results))?;
+    }
+    if json { print_json(&results) } else { Ok(print_line(table(&results).trim_end())?) }
+}
+
+fn options(args: &ReplayArgs) -> anyhow::Result<Options> {
+    let positive = |name: &str, value: f64| {
+        anyhow::ensure!(value.is_finite() && value > 0.0, "--{name} {value}: expected a number above 0");
+        Ok(value)
+    };
+    let (engine, engine_name, config) = args.engine.read()?;
+    let slo = Slo {
+        ttfo_ms: positive("slo-ttfo-ms", args.slo_ttfo_ms)?,
+        think_ms: if args.slo_think_ms == 0.0 { 0.0 } else { positive("slo-think-ms", args.slo_think_ms)? },
+        tpot_ms: positive("slo-tpot-ms", args.slo_tpot_ms)?,
+        reading_tok_s: positive("reading-tok-s", args.reading_tok_s)?,
+    };
+    let deadline_ms = args.deadline_ms.map(|ms| positive("deadline-ms", ms)).transpose()?;
+    anyhow::ensure!(args.engines > 0, "--engines 0: expected at least 1");
+    Ok(Options {
+        engine,
+        engine_name,
+        engines: args.engines,
+        router: args.router,
+        slo,
+        baseline: args.baseline.clone(),
+        policies: args.policies.clone(),
+        rates: args.rates.clone(),
+        seeds: args.seeds.clone(),
+        eviction: args.eviction.clone(),
+        budget: args.budget.clone(),
+        inject: args.inject,
+        swaps: args.swaps.clone(),
+        max_tokens: args.max_tokens,
+        deadline_ms,
+        config,
+        command: command(),
+    })
+}
+
+/// The command line, its paths without their folders.
+fn command() -> String {
+    let short = |argument: String| {
+        let has_folder = argument.contains('/') && !argument.contains('{');
+        let name = argument.rsplit('/').next().unwrap_or_default().to_owned();
+        if has_folder { name } else { argument }
+    };
+    let arguments: Vec<String> = std::env::args().skip_while(|argument| argument != "bench").map(short).collect();
+    format!("meridian {}", arguments.join(" "))
+}
+
+fn swap(text: &str) -> Result<(f64, PolicySource), String> {
+    let expected = || format!("{text}: expected SECONDS=POLICY");
+    let (at, policy) = text.split_once('=').ok_or_else(expected)?;
+    let at: f64 = at.parse().ok().filter(|at: &f64| at.is_finite() && *at >= 0.0).ok_or_else(expected)?;
+    Ok((at, policy.parse()?))
+}
