@@ -4,9 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use meridian_core::{
-    Batch, Budget, Description, Dispatch, Eviction, Fault, FaultKind, MeridianConfig, Policy, SlotKind,
-};
+use meridian_core::{Batch, Budget, Description, Dispatch, Eviction, Fault, FaultKind, MeridianConfig, Policy};
 use meridian_runtime::{BudgetSlot, Candidate, DispatchSlot, EvictionSlot, PolicySlot, StrikeLimits, native};
 use meridian_wasm::{GuestKind, Limits, Runtime};
 use rand::RngExt;
@@ -225,7 +223,7 @@ pub struct Policies {
 pub struct Choice {
     /// Order, budget and caps of a step. `native:fcfs` is stock vLLM.
     pub dispatch: PolicySource,
-    /// Order of eviction; the default when absent.
+    /// Order of eviction; the configured one when absent.
     pub eviction: Option<PolicySource>,
     /// Thinking budgets: absent, nothing ends thinking early.
     pub budget: Option<PolicySource>,
@@ -240,12 +238,17 @@ impl Policies {
     /// The source, and why it is refused.
     pub fn load(loader: &mut Loader, choice: &Choice, seed: u64) -> anyhow::Result<Self> {
         let dispatch = loader.dispatch(&choice.dispatch, choice.inject, seed)?;
-        let default: PolicySource = Eviction::NATIVES[0].parse().map_err(anyhow::Error::msg)?;
-        let eviction = loader.load::<Eviction>(choice.eviction.as_ref().unwrap_or(&default))?;
+        let configured = &loader.config().policy.eviction;
+        let options = serde_json::to_string(&configured.config)?;
+        let configured: PolicySource = format!("{}{options}", configured.source).parse().map_err(anyhow::Error::msg)?;
+        let eviction = loader.load::<Eviction>(choice.eviction.as_ref().unwrap_or(&configured))?;
         let budget = choice.budget.as_ref().map(|source| loader.load::<Budget>(source)).transpose()?;
         let config = loader.config().clone();
+        let mut asked = config.clone();
+        asked.policy.dispatch.source.clone_from(&choice.dispatch.source);
         Ok(Self {
-            is_stock: choice.dispatch.source == "native:fcfs"
+            // As in an engine with this configuration.
+            is_stock: asked.asks_for_stock()
                 && choice.inject.is_none()
                 && choice.eviction.is_none()
                 && choice.budget.is_none(),

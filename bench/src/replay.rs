@@ -16,8 +16,8 @@ use crate::trace::{Generator, Prefix, TraceRequest, Workload};
 /// What is replayed.
 #[derive(Clone, Debug)]
 pub enum Input {
-    /// A recorded trace. With the first seed it is replayed as it is; with others the bodies of its requests change places,
-    /// except those that share a prefix: their order means something.
+    /// A recorded trace. With seed 1 it is replayed as it is; with others the bodies of its requests change places, except
+    /// those that share a prefix: their order means something.
     Trace {
         /// Its name.
         name: String,
@@ -61,8 +61,10 @@ impl std::str::FromStr for Rate {
             None => (text, Self::PerSecond),
         };
         match number.parse::<f64>() {
-            Ok(rate) if rate.is_finite() && rate > 0.0 => Ok(made(rate)),
-            _ => Err(format!("{text}: expected requests a second above 0, or a multiple of the trace's own rate: 2x")),
+            Ok(rate) if (1e-6..=1e9).contains(&rate) => Ok(made(rate)),
+            _ => Err(format!(
+                "{text}: expected requests a second from 1e-6 to 1e9, or a multiple of the trace's own rate: 2x"
+            )),
         }
     }
 }
@@ -140,6 +142,7 @@ pub fn replay(
     let facts = facts(input)?;
     let mut loader = Loader::new(options.config.clone());
     let policies: Vec<&PolicySource> = std::iter::once(&options.baseline).chain(&options.policies).collect();
+    let labels = labels(options);
     let all = options.rates.len() * options.seeds.len() * policies.len();
     let mut runs = Vec::with_capacity(all);
     for rate in &options.rates {
@@ -147,14 +150,14 @@ pub fn replay(
             Rate::PerSecond(rate) => *rate,
             Rate::TimesItsOwn(times) => facts.rate * times,
         };
-        for (position, seed) in options.seeds.iter().enumerate() {
+        for seed in &options.seeds {
             for (number, policy) in policies.iter().enumerate() {
                 let at = runs.len();
                 let is_baseline = number == 0;
                 let mut told = |share: f64| progress(at, all, share);
-                let play = Play { rate, own_rate: facts.rate, seed: *seed, is_first_seed: position == 0 };
+                let play = Play { rate, own_rate: facts.rate, seed: *seed };
                 let outcome = run(options, &mut loader, input, policy, is_baseline, &play, &mut told)?;
-                runs.push(Run { policy: policy.label.clone(), rate, seed: *seed, ..outcome.run });
+                runs.push(Run { policy: labels[number].clone(), rate, seed: *seed, ..outcome.run });
             }
         }
     }
@@ -178,7 +181,7 @@ pub fn replay(
             block_tokens,
             slo: options.slo,
         },
-        baseline: options.baseline.label.clone(),
+        baseline: labels[0].clone(),
         runs,
     })
 }
@@ -188,7 +191,20 @@ struct Play {
     rate: f64,
     own_rate: f64,
     seed: u64,
-    is_first_seed: bool,
+}
+
+/// The seed with which a trace is replayed as it is.
+const AS_IT_IS: u64 = 1;
+
+/// A name for each policy, the baseline's first. Results are told apart by it, so no two are the same: a second one of the
+/// same name, from another folder or with injected faults, is numbered.
+fn labels(options: &Options) -> Vec<String> {
+    let mut out: Vec<String> = Vec::new();
+    for policy in std::iter::once(&options.baseline).chain(&options.policies) {
+        let same = (1..).map(|n| if n == 1 { policy.label.clone() } else { format!("{} #{n}", policy.label) });
+        out.extend(same.into_iter().find(|label| !out.contains(label)));
+    }
+    out
 }
 
 fn run(
@@ -228,15 +244,16 @@ fn run(
     if let MaxTokens::AtMost(tokens) = options.max_tokens {
         simulation = simulation.with_max_tokens(tokens);
     }
-    let deadline_ms = options.deadline_ms.unwrap_or(f64::INFINITY);
     let finish = |mut request: TraceRequest| {
-        request.deadline_ms = request.deadline_ms.min(deadline_ms);
+        if let (true, Some(deadline_ms)) = (request.deadline_ms.is_infinite(), options.deadline_ms) {
+            request.deadline_ms = deadline_ms;
+        }
         request
     };
     let mut told = |arrived: usize| progress(arrived as f64 / count as f64);
     let outcome = match input {
         Input::Trace { requests, .. } => {
-            let requests = if play.is_first_seed { requests.to_vec() } else { shuffled(requests, play.seed) };
+            let requests = if play.seed == AS_IT_IS { requests.to_vec() } else { shuffled(requests, play.seed) };
             let stretch = play.own_rate / play.rate;
             let scaled =
                 requests.into_iter().map(|request| TraceRequest { arrival_s: request.arrival_s * stretch, ..request });
@@ -286,7 +303,10 @@ fn facts(input: &Input) -> anyhow::Result<TraceFacts> {
     Ok(TraceFacts {
         source: name.clone(),
         requests: count as u64,
-        duration_s: count as f64 / rate,
+        duration_s: match input {
+            Input::Trace { .. } => duration_s,
+            Input::Generated { .. } => (count as f64 - 1.0) / rate,
+        },
         rate,
         mean_tokens: [mean(|r| r.prompt_tokens), mean(|r| r.think_tokens), mean(|r| r.output_tokens)],
     })

@@ -124,6 +124,8 @@ fn a_policy_that_always_faults_leaves_the_default() {
     assert_eq!(faulty.digest, plain.digest);
     assert!(metric(&faulty, "faults") > 0.0);
     assert_eq!(metric(&faulty, "requests"), 300.0);
+    // Three strikes, and out.
+    assert_eq!(faulty.run.events[0].what, "engine 0: fcfs in quarantine, output-first decides");
 }
 
 #[test]
@@ -185,6 +187,32 @@ fn thinking_that_is_stripped_is_not_found_again() {
 }
 
 #[test]
+fn a_prefix_is_found_by_whoever_comes_later() {
+    let shared =
+        |at: f64| TraceRequest { prefix: Prefix::Blocks { tokens: 512, ids: [7].into() }, ..request(at, 512, 0, 8) };
+    // The first takes a whole step; both others find it, but for the last block, whose last token gives the first logits.
+    let outcome = simulate(&engine(), "fcfs", &[shared(0.0), shared(0.0), shared(1.0)]);
+    assert!((metric(&outcome, "hit_rate") - 992.0 / 1536.0).abs() < 1e-9, "{}", metric(&outcome, "hit_rate"));
+}
+
+#[test]
+fn the_timeline_adds_engines_up() {
+    let requests: Vec<TraceRequest> = (0..64).map(|_| request(0.0, 64, 0, 200)).collect();
+    let run = |engines: usize| {
+        let all = (0..engines).map(|_| policies("fcfs", None)).collect();
+        Simulation::new(&engine(), all, Slo::default(), 64).run(requests.iter().cloned(), |_| {})
+    };
+    let (one, four) = (run(1), run(4));
+    // The first step has tokens for eight prompts.
+    assert_eq!((metric(&one, "waiting_max"), metric(&four, "waiting_max")), (56.0, 32.0));
+    // 16 seats in one, 64 in four; all are taken until the end.
+    assert!((metric(&one, "running_mean") - 16.0).abs() < 0.5, "{}", metric(&one, "running_mean"));
+    assert!((metric(&four, "running_mean") - 64.0).abs() < 2.0, "{}", metric(&four, "running_mean"));
+    let most = four.run.timeline.iter().map(|point| point.output).fold(0.0, f64::max);
+    assert!((most - 64.0).abs() < 1e-6, "{most}");
+}
+
+#[test]
 fn conversations_stay_with_their_engine() {
     // An odd number of conversations: one after the other, their turns land on both engines.
     let turn_of = |t: u32, id: u64| turn(f64::from(t) * 10.0 + id as f64 * 0.01, id, t, 160 + t * 224, 0);
@@ -235,16 +263,20 @@ fn a_budget_ends_thinking_early() {
     assert!(!without.run.metrics.contains_key("forced_ends"));
 }
 
+/// Those that leave requests out of a step among them.
+const POLICIES: [&str; 6] = ["fcfs", "output-first", "noop", "pascal", "qoe", "fair-share"];
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
     fn whatever_comes_everything_ends(
         rows in proptest::collection::vec((0u32..400, 1u32..600, 0u32..200, 1u32..100, 0u32..4), 1..60),
         seqs in 1u32..12,
         budget in 1u32..600,
-        blocks in 70u32..400,
-        policy in 0usize..3,
+        blocks in 20u32..400,
+        policy in 0usize..POLICIES.len(),
+        router in 0usize..3,
         caching in any::<bool>(),
     ) {
         let mut at = 0.0;
@@ -253,7 +285,7 @@ proptest! {
             .map(|(gap, prompt, think, output, session)| {
                 at += f64::from(*gap) / 1e3;
                 let prefix =
-                    if *session == 0 { Prefix::None } else { Prefix::Session { id: u64::from(*session), turn: 0 } };
+                    if *session == 0 { Prefix::None } else { Prefix::Session { id: u64::from(*session), turn: 9 } };
                 TraceRequest { prefix, ..request(at, *prompt, *think, *output) }
             })
             .collect();
@@ -264,7 +296,9 @@ proptest! {
             prefix_caching: caching,
             ..engine()
         };
-        let outcome = simulate(&engine, ["fcfs", "output-first", "noop"][policy], &requests);
+        let both = (0..2).map(|_| policies(POLICIES[policy], None)).collect();
+        let simulation = Simulation::new(&engine, both, Slo::default(), requests.len()).with_router(Router::ALL[router].1);
+        let outcome = simulation.keeping_times().run(requests.iter().cloned(), |_| {});
         prop_assert_eq!(metric(&outcome, "requests") + metric(&outcome, "refused"), requests.len() as f64);
         prop_assert!(outcome.works.iter().all(|work| work.tokens <= budget && work.requests <= seqs));
         for times in &outcome.times {

@@ -13,13 +13,13 @@ use crate::sim::{EngineConfig, StepModel};
 pub struct EngineFile {
     /// Parameters of the step time, milliseconds; see [`StepModel`].
     pub step: std::collections::BTreeMap<String, f64>,
-    /// See [`EngineConfig`].
+    /// Most running requests.
     pub max_num_seqs: u32,
-    #[allow(missing_docs)]
+    /// Most tokens of a step.
     pub max_num_batched_tokens: u32,
-    #[allow(missing_docs)]
+    /// KV blocks.
     pub kv_blocks: u32,
-    #[allow(missing_docs)]
+    /// Tokens of a KV block.
     pub block_tokens: u32,
 }
 
@@ -57,16 +57,16 @@ impl EngineFile {
             values[position] = *value;
         }
         ensure!(values[..4].iter().any(|value| *value > 0.0), "{name}: step: all 0, expected steps that take time");
-        let at_least = |field: &str, value: u32, least: u32| {
-            ensure!(value >= least, "{name}: {field}: {value}: expected at least {least}");
+        let within = |field: &str, value: u32, least: u32, most: u32| {
+            ensure!((least..=most).contains(&value), "{name}: {field}: {value}: expected {least} to {most}");
             Ok(value)
         };
         Ok(EngineConfig {
             step: StepModel::from_values(values),
-            max_num_seqs: at_least("max_num_seqs", file.max_num_seqs, 1)?,
-            max_num_batched_tokens: at_least("max_num_batched_tokens", file.max_num_batched_tokens, 1)?,
-            kv_blocks: at_least("kv_blocks", file.kv_blocks, 2)?,
-            block_tokens: at_least("block_tokens", file.block_tokens, 1)?,
+            max_num_seqs: within("max_num_seqs", file.max_num_seqs, 1, 1 << 24)?,
+            max_num_batched_tokens: within("max_num_batched_tokens", file.max_num_batched_tokens, 1, 1 << 24)?,
+            kv_blocks: within("kv_blocks", file.kv_blocks, 2, 1 << 28)?,
+            block_tokens: within("block_tokens", file.block_tokens, 1, 1 << 20)?,
             prefix_caching: true,
         })
     }

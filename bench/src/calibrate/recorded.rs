@@ -9,7 +9,7 @@ use serde::Deserialize;
 use crate::policies::{Choice, Loader, Policies, PolicySource};
 use crate::results::Slo;
 use crate::sim::{EngineConfig, Outcome, RequestTimes, Simulation, StepModel, StepWork};
-use crate::trace::TraceRequest;
+use crate::trace::{MAX_TOKENS, TraceRequest};
 
 /// A recorded run.
 #[derive(Clone, Debug, Deserialize)]
@@ -89,6 +89,19 @@ impl RecordedRun {
         ensure!(lengths.iter().all(|length| *length == ms.len()), "{name}: steps: lists of different lengths");
         ensure!(ms.iter().all(|ms| ms.is_finite() && *ms >= 0.0), "{name}: steps.ms: expected times of at least 0");
         ensure!(!run.rows.is_empty(), "{name}: rows: no requests");
+        let RecordedEngine { num_gpu_blocks, block_size, max_num_seqs, max_num_batched_tokens, .. } = run.engine;
+        for (field, value, range) in [
+            ("num_gpu_blocks", num_gpu_blocks, 2..=1 << 28),
+            ("block_size", block_size, 1..=1 << 20),
+            ("max_num_seqs", max_num_seqs, 1..=1 << 24),
+            ("max_num_batched_tokens", max_num_batched_tokens, 1..=1 << 24),
+        ] {
+            let (least, most) = (range.start(), range.end());
+            ensure!(range.contains(&value), "{name}: engine.{field}: {value}: expected {least} to {most}");
+        }
+        let tokens = |row: &RecordedRow| [row.prompt_tokens, row.think_tokens, row.output_tokens];
+        let most = run.rows.iter().flat_map(tokens).max().unwrap_or(0);
+        ensure!(most <= MAX_TOKENS, "{name}: rows: {most} tokens: expected at most {MAX_TOKENS}");
         let times = |row: &RecordedRow| [row.arrival_s, row.ttft_ms, row.ttfo_ms, row.e2e_ms];
         let is_time = |row: &RecordedRow| times(row).iter().all(|time| time.is_finite() && *time >= 0.0);
         ensure!(run.rows.iter().all(is_time), "{name}: rows: expected times of at least 0");

@@ -85,7 +85,7 @@ pub struct Simulation {
     requests: usize,
     max_tokens: Option<u32>,
     keeps_thinking: bool,
-    /// Conversations under way: the engine of each.
+    /// The engine of each conversation.
     homes: HashMap<u64, usize>,
     /// Turns that wait for the one before.
     early: HashMap<u64, Vec<(usize, TraceRequest)>>,
@@ -128,11 +128,13 @@ impl Simulation {
     #[must_use]
     pub fn new(config: &EngineConfig, policies: Vec<Policies>, slo: Slo, requests: usize) -> Self {
         let keeps_thinking = policies.first().is_none_or(|p| !p.config.model.strips_reasoning_or_keep());
+        let engines: Vec<Engine> =
+            policies.into_iter().enumerate().map(|(number, policies)| Engine::new(number, config, policies)).collect();
         Self {
-            engines: policies.into_iter().map(|policies| Engine::new(config, policies)).collect(),
+            recorder: Recorder::new(slo, engines.len()),
+            engines,
             router: Router::default(),
             next_engine: 0,
-            recorder: Recorder::new(slo),
             contents: Contents::default(),
             swaps: Vec::new(),
             config: config.clone(),
@@ -158,7 +160,9 @@ impl Simulation {
     /// Swap policies while it runs.
     #[must_use]
     pub fn with_swaps(mut self, mut swaps: Vec<Swap>) -> Self {
-        swaps.sort_by(|a, b| b.at_ms.total_cmp(&a.at_ms));
+        // The next one is the last; of equal times the first that was given is the first to come.
+        swaps.sort_by(|a, b| a.at_ms.total_cmp(&b.at_ms));
+        swaps.reverse();
         self.swaps = swaps;
         self
     }
@@ -212,7 +216,7 @@ impl Simulation {
     /// Engines that have something to do and are idle begin a step.
     fn wake(&mut self, now_ms: f64) {
         for engine in &mut self.engines {
-            if engine.under_way.is_none() && engine.load() > 0 {
+            if engine.ends_ms.is_none() && engine.load() > 0 {
                 engine.begin(now_ms, &mut self.recorder);
             }
         }
@@ -234,7 +238,7 @@ impl Simulation {
     }
 
     fn next_step_end(&self) -> (usize, f64) {
-        let ends = |(i, engine): (usize, &Engine)| (i, engine.under_way.map_or(f64::INFINITY, |step| step.ends_ms));
+        let ends = |(i, engine): (usize, &Engine)| (i, engine.ends_ms.unwrap_or(f64::INFINITY));
         let earliest = self.engines.iter().enumerate().map(ends).min_by(|a, b| a.1.total_cmp(&b.1));
         earliest.unwrap_or((0, f64::INFINITY))
     }
@@ -333,8 +337,8 @@ impl Simulation {
 
     fn swap(&mut self) {
         let Swap { at_ms, candidates, label } = self.swaps.pop().expect("the caller has seen one");
-        for (engine, candidate) in self.engines.iter().zip(candidates) {
-            engine.dispatch().slot().control().swap(candidate);
+        for (engine, candidate) in self.engines.iter_mut().zip(candidates) {
+            engine.swap(candidate);
         }
         self.recorder.events.push(Event { t_s: at_ms / 1e3, what: format!("swap to {label}") });
     }

@@ -6,9 +6,9 @@
 use std::collections::VecDeque;
 
 use meridian_core::{
-    EngineFacts, EvictionColumn, KvGrowth, Markers, Memory, NewRequest, PhaseEvent, RequestId, Slot, Subject,
+    Dispatch, EngineFacts, EvictionColumn, KvGrowth, Markers, Memory, NewRequest, PhaseEvent, RequestId, Slot, Subject,
 };
-use meridian_runtime::DispatchEngine;
+use meridian_runtime::{Candidate, DispatchEngine, Source};
 
 use super::content::{Chain, Content};
 use super::early_exit::EarlyExit;
@@ -16,18 +16,18 @@ use super::live::{Facts, Live, THINK_END, THINK_START};
 use super::pool::Pool;
 use super::recorder::{Recorder, Sample};
 use super::{EngineConfig, Policies, StepWork};
+use crate::results::Event;
 use crate::trace::TraceRequest;
 
 /// Waiting requests that a policy sees in a step, as in python/meridian/vllm/scheduler.py.
 const WAITING_WINDOW: usize = 4096;
 
-/// A step that is under way.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct StepUnderWay {
-    pub(super) ends_ms: f64,
-}
+/// A step that carries nothing, milliseconds at least: the engine's own loop.
+const EMPTY_STEP_MS: f64 = 1.0;
 
 pub(super) struct Engine {
+    /// Its number.
+    number: usize,
     config: EngineConfig,
     policies: Policies,
     dispatch: DispatchEngine,
@@ -51,7 +51,10 @@ pub(super) struct Engine {
     next_id: u64,
     /// Digest of every step's schedule, see [`Engine::digest`].
     digest: u64,
-    pub(super) under_way: Option<StepUnderWay>,
+    /// The policy that is in quarantine.
+    in_quarantine: Option<String>,
+    /// When the step that is under way ends.
+    pub(super) ends_ms: Option<f64>,
 }
 
 /// A request that ended, for whoever plays its next turn.
@@ -63,13 +66,13 @@ pub(super) struct Ended {
 }
 
 impl Engine {
-    pub(super) fn new(config: &EngineConfig, mut policies: Policies) -> Self {
+    pub(super) fn new(number: usize, config: &EngineConfig, mut policies: Policies) -> Self {
         let markers = Markers::new(vec![vec![THINK_START]], vec![vec![THINK_END]], vec![])
             .expect("two markers of one token are valid");
         let meridian = policies.config.clone();
         let slot = policies.take_dispatch();
         let mut dispatch = DispatchEngine::new(slot, markers, &meridian.scheduler, config.block_tokens);
-        let manages_kv = !policies.is_stock && meridian.kv_memory.enabled;
+        let manages_kv = policies.manages_kv();
         if manages_kv {
             let growth =
                 KvGrowth { groups: 1, lookahead_tokens: 0, blocks_per_request: meridian.kv_memory.growth_blocks };
@@ -79,6 +82,7 @@ impl Engine {
         let pool = Pool::new(config.kv_blocks - 1, config.block_tokens, manages_kv && config.prefix_caching);
         let early_exit = policies.take_budget().map(|slot| EarlyExit::new(slot, &meridian, config.block_tokens));
         Self {
+            number,
             config: config.clone(),
             policies,
             dispatch,
@@ -98,7 +102,8 @@ impl Engine {
             arrivals: 0,
             next_id: 0,
             digest: 0,
-            under_way: None,
+            in_quarantine: None,
+            ends_ms: None,
         }
     }
 
@@ -158,18 +163,17 @@ impl Engine {
         self.arrivals += 1;
     }
 
-    /// Begin a step at `now_ms`; `None` when there is nothing to do.
-    pub(super) fn begin(&mut self, now_ms: f64, recorder: &mut Recorder) -> Option<StepUnderWay> {
+    /// Begin a step at `now_ms`, when there is something to do.
+    pub(super) fn begin(&mut self, now_ms: f64, recorder: &mut Recorder) {
         if self.running.is_empty() && self.waiting.is_empty() {
-            return None;
+            return;
         }
         self.step += 1;
         self.given.clear();
         let budget = self.plan(now_ms);
-        let reserve = match self.policies.is_stock || !self.policies.config.kv_memory.enabled {
-            true => 0,
-            false => (self.policies.config.kv_memory.growth_blocks * self.running.len() as f64) as u32,
-        };
+        self.note_quarantine(now_ms, recorder);
+        let growth_blocks = if self.policies.manages_kv() { self.policies.config.kv_memory.growth_blocks } else { 0.0 };
+        let reserve = (growth_blocks * self.running.len() as f64) as u32;
         let mut work = StepWork::default();
         let (left, preempted) = self.serve_running(budget, now_ms, &mut work, recorder);
         if !preempted {
@@ -187,13 +191,11 @@ impl Engine {
         self.dispatch.scheduled(now_ms, self.given.iter().copied());
         self.note_digest();
         let taken_in = f64::from(std::mem::take(&mut self.arrivals)) * self.config.step.arrival_ms;
-        // A step that carries nothing costs what the engine itself costs.
-        let step_ms = if work.tokens == 0 { self.config.step.fixed_ms } else { self.config.step.step_ms(&work) };
+        let model = self.config.step;
+        let step_ms = if work.tokens == 0 { model.fixed_ms.max(EMPTY_STEP_MS) } else { model.step_ms(&work) };
         let step_ms = (step_ms + taken_in).max(1e-3);
         recorder.step(&self.sample(now_ms, step_ms), &work);
-        let under_way = StepUnderWay { ends_ms: now_ms + step_ms };
-        self.under_way = Some(under_way);
-        Some(under_way)
+        self.ends_ms = Some(now_ms + step_ms);
     }
 
     /// The plan of the step, carried out on the queues; the tokens it may carry.
@@ -227,6 +229,29 @@ impl Engine {
             }
         }
         plan.token_budget
+    }
+
+    /// After a fault another may decide, and for as long as that lasts.
+    fn note_quarantine(&mut self, now_ms: f64, recorder: &mut Recorder) {
+        if self.dispatch.last_source() != Some(Source::Fallback) && self.in_quarantine.is_none() {
+            return;
+        }
+        let status = self.dispatch.slot().control().status();
+        let in_quarantine = status.quarantine.map(|(version, _)| version.name);
+        let number = self.number;
+        let what = match (&self.in_quarantine, &in_quarantine) {
+            (None, Some(name)) => format!("engine {number}: {name} in quarantine, {} decides", status.active.name),
+            (Some(name), None) => format!("engine {number}: {name} is tried again"),
+            _ => return,
+        };
+        recorder.events.push(Event { t_s: now_ms / 1e3, what });
+        self.in_quarantine = in_quarantine;
+    }
+
+    /// Another policy takes over.
+    pub(super) fn swap(&mut self, candidate: Candidate<Dispatch>) {
+        self.dispatch.slot().control().swap(candidate);
+        self.in_quarantine = None;
     }
 
     /// Give the running requests their tokens; what is left of the budget, and whether one was preempted.
@@ -272,7 +297,8 @@ impl Engine {
         let candidates = &self.running[position..];
         if self.policies.manages_kv() && candidates.len() > 1 {
             let reads_blocks = self.policies.eviction.reads(EvictionColumn::Blocks);
-            let held = |slot: &Slot| self.live[slot.index()].as_ref().map_or(0, |live| live.blocks.len() as u32);
+            let held =
+                |slot: &Slot| self.live[slot.index()].as_ref().map_or(0, |live| self.pool.unshared(&live.blocks));
             let blocks: Vec<u32> = if reads_blocks { candidates.iter().map(held).collect() } else { Vec::new() };
             let memory = Memory {
                 now_ms,
@@ -362,7 +388,7 @@ impl Engine {
 
     /// The step that is under way ends: each request that has computed all it knows generates a token.
     pub(super) fn end(&mut self, recorder: &mut Recorder, ended: &mut Vec<Ended>) {
-        let Some(StepUnderWay { ends_ms }) = self.under_way.take() else { return };
+        let Some(ends_ms) = self.ends_ms.take() else { return };
         self.dispatch.set_clock(ends_ms);
         let given = std::mem::take(&mut self.given);
         let mut over = false;
@@ -440,6 +466,7 @@ impl Engine {
     fn sample(&self, now_ms: f64, step_ms: f64) -> Sample {
         let [prefill, think, output] = self.phases;
         Sample {
+            engine: self.number,
             now_ms,
             step_ms,
             waiting: self.waiting.len() as u32,

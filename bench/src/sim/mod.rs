@@ -6,7 +6,7 @@
 //! with their policies, native or WebAssembly, and the order of the KV blocks.
 //!
 //! A run is deterministic: the same requests, configuration and seed give the same schedule. Memory is linear in the requests
-//! that are live.
+//! that are live, and in the conversations so far: what was said in one may be asked for again.
 
 mod cluster;
 mod content;

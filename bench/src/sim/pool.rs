@@ -23,6 +23,8 @@ struct Block {
 pub(super) struct Pool {
     blocks: Vec<Block>,
     by_key: HashMap<u64, u32, FixedState>,
+    /// Further blocks that hold the same: requests that came together computed it each for itself.
+    twins: HashMap<u64, Vec<u32>, FixedState>,
     first: u32,
     last: u32,
     free: u32,
@@ -49,6 +51,7 @@ impl Pool {
         Self {
             blocks: (0..blocks).map(link).collect(),
             by_key: HashMap::default(),
+            twins: HashMap::default(),
             first: if blocks == 0 { NONE } else { 0 },
             last: blocks.checked_sub(1).unwrap_or(NONE),
             free: blocks,
@@ -104,6 +107,11 @@ impl Pool {
         }
     }
 
+    /// How many of these blocks nobody else reads.
+    pub(super) fn unshared(&self, blocks: &[u32]) -> u32 {
+        blocks.iter().filter(|block| self.blocks[**block as usize].readers == 1).count() as u32
+    }
+
     /// Hand `count` blocks out, from the front of the queue; what they held is gone. The caller has seen to it that they
     /// are free.
     pub(super) fn take(&mut self, count: u32, now_ms: f64, out: &mut Vec<u32>) {
@@ -127,11 +135,12 @@ impl Pool {
 
     /// The block is full: a prompt can find it.
     pub(super) fn fill(&mut self, block: u32, key: u64, tokens: u32) {
-        if let std::collections::hash_map::Entry::Vacant(vacant) = self.by_key.entry(key) {
-            vacant.insert(block);
-            self.blocks[block as usize].key = key;
-            self.blocks[block as usize].tokens = tokens;
+        match self.by_key.entry(key) {
+            std::collections::hash_map::Entry::Vacant(vacant) => _ = vacant.insert(block),
+            std::collections::hash_map::Entry::Occupied(_) => self.twins.entry(key).or_default().push(block),
         }
+        self.blocks[block as usize].key = key;
+        self.blocks[block as usize].tokens = tokens;
     }
 
     /// No later prompt will match what a request that ends has in `blocks` beyond `from` tokens.
@@ -191,8 +200,20 @@ impl Pool {
 
     fn forget(&mut self, block: u32) {
         let key = std::mem::take(&mut self.blocks[block as usize].key);
-        if key != 0 {
+        if key == 0 {
+            return;
+        }
+        let Some(twins) = self.twins.get_mut(&key) else {
             self.by_key.remove(&key);
+            return;
+        };
+        if self.by_key.get(&key) == Some(&block) {
+            self.by_key.insert(key, twins.remove(0));
+        } else {
+            twins.retain(|twin| *twin != block);
+        }
+        if twins.is_empty() {
+            self.twins.remove(&key);
         }
     }
 
@@ -252,7 +273,8 @@ impl Pool {
         assert_eq!(queue.len(), self.free as usize);
         assert_eq!(queue.iter().filter(|block| self.blocks[**block as usize].key != 0).count(), self.cached as usize);
         assert!(queue.iter().all(|block| self.blocks[*block as usize].readers == 0));
-        for (key, block) in &self.by_key {
+        let twins = self.twins.iter().flat_map(|(key, blocks)| blocks.iter().map(move |block| (key, block)));
+        for (key, block) in self.by_key.iter().chain(twins) {
             assert_eq!(self.blocks[*block as usize].key, *key);
         }
         if let Some(mirror) = &self.mirror {
@@ -299,5 +321,24 @@ mod tests {
             pool.audit();
             assert_eq!((pool.free(), pool.find(2)), (0, None));
         }
+    }
+
+    #[test]
+    fn a_copy_is_found_when_the_other_is_gone() {
+        let mut pool = Pool::new(3, 16, true);
+        let (mut first, mut second) = (Vec::new(), Vec::new());
+        pool.take(1, 0.0, &mut first);
+        pool.take(1, 0.0, &mut second);
+        let copies = [first[0], second[0]];
+        copies.iter().for_each(|block| pool.fill(*block, 7, 16));
+        assert_eq!((pool.find(7), pool.unshared(&copies)), (Some(copies[0]), 2));
+        pool.release(&mut TieredLru, &mut first, 1.0);
+        pool.release(&mut TieredLru, &mut second, 2.0);
+        // The empty one goes first, then the copy that was let go of first.
+        pool.take(2, 3.0, &mut first);
+        assert_eq!(pool.find(7), Some(copies[1]));
+        pool.take(1, 4.0, &mut first);
+        assert_eq!(pool.find(7), None);
+        pool.audit();
     }
 }

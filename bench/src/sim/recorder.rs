@@ -19,17 +19,19 @@ const CURVE_POINTS: usize = 256;
 const LONGEST_US: u64 = 1_000_000_000_000;
 /// Share of its tokens that a reader must have had in time: what tools call a good experience.
 const GOOD_QOE: f64 = 0.95;
+/// Digits that a histogram is right to.
+const DIGITS: u8 = 3;
 /// Tenants that are reported by name.
 const TENANTS: usize = 64;
 
 /// The distributions of a run or of a group of its requests.
 struct Group {
-    ttft: Histogram<u64>,
-    ttfo: Histogram<u64>,
-    ttot: Histogram<u64>,
-    e2e: Histogram<u64>,
-    itl_think: Histogram<u64>,
-    itl_output: Histogram<u64>,
+    ttft: Histogram<u32>,
+    ttfo: Histogram<u32>,
+    ttot: Histogram<u32>,
+    e2e: Histogram<u32>,
+    itl_think: Histogram<u32>,
+    itl_output: Histogram<u32>,
     requests: u64,
     attained: u64,
     good: u64,
@@ -38,9 +40,9 @@ struct Group {
 }
 
 impl Group {
-    fn new(digits: u8) -> Self {
-        let histogram =
-            || Histogram::new_with_bounds(1, LONGEST_US, digits).expect("the bounds are in order and the digits few");
+    fn new() -> Self {
+        // Grows with what is recorded.
+        let histogram = || Histogram::new(DIGITS).expect("few digits");
         Self {
             ttft: histogram(),
             ttfo: histogram(),
@@ -56,7 +58,7 @@ impl Group {
         }
     }
 
-    fn curves(&self) -> [(&'static str, &Histogram<u64>); 6] {
+    fn curves(&self) -> [(&'static str, &Histogram<u32>); 6] {
         [
             ("ttft", &self.ttft),
             ("ttfo", &self.ttfo),
@@ -96,12 +98,13 @@ struct Tenant {
     service_tokens: u64,
     /// Sum of the share of its time that each request would have taken alone.
     speed: f64,
-    ttfo: Histogram<u64>,
+    ttfo: Histogram<u32>,
 }
 
 /// State of an engine in one step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sample {
+    pub(super) engine: usize,
     pub(super) now_ms: f64,
     pub(super) step_ms: f64,
     pub(super) waiting: u32,
@@ -113,19 +116,16 @@ pub(super) struct Sample {
     pub(super) blocks: u32,
 }
 
-/// Sums over a stretch of time, weighted by it.
-#[derive(Clone, Copy, Debug, Default)]
-struct Stretch {
-    ms: f64,
-    sums: [f64; 6],
+/// What each state of a timeline was in a stretch of time, times the milliseconds that it was so.
+type Stretch = [f64; 6];
+
+fn add(stretch: &mut Stretch, values: &Stretch, ms: f64) {
+    stretch.iter_mut().zip(values).for_each(|(sum, value)| *sum += value * ms);
 }
 
-impl Stretch {
-    fn add(&mut self, other: &Self) {
-        self.ms += other.ms;
-        self.sums.iter_mut().zip(other.sums).for_each(|(sum, other)| *sum += other);
-    }
-}
+/// Tenants that are told apart; further ones count as one.
+const MAX_TENANTS: usize = 4096;
+const OTHERS: &str = "(others)";
 
 /// Times of one request, for whoever compares request by request; milliseconds since its arrival.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -159,6 +159,8 @@ pub(super) struct Recorder {
     gaps: [Gaps; 2],
     stretches: Vec<Stretch>,
     stretch_ms: f64,
+    /// Waiting requests of each engine now, and the most of all together.
+    waiting: Vec<u32>,
     waiting_most: u32,
     preemptions: [u64; 3],
     recomputed_tokens: u64,
@@ -184,21 +186,22 @@ fn us(ms: f64) -> u64 {
     ((ms * 1e3 + 0.5) as u64).clamp(1, LONGEST_US)
 }
 
-fn note(histogram: &mut Histogram<u64>, value_us: u64, count: u64) {
-    histogram.record_n(value_us, count).expect("clamped to the bounds");
+fn note(histogram: &mut Histogram<u32>, value_us: u64, count: u64) {
+    histogram.record_n(value_us, u32::try_from(count).unwrap_or(u32::MAX)).expect("it grows with what is recorded");
 }
 
 impl Recorder {
-    pub(super) fn new(slo: Slo) -> Self {
+    pub(super) fn new(slo: Slo, engines: usize) -> Self {
         Self {
             slo,
-            whole: Group::new(3),
-            batches: (0..BATCHES).map(|_| Group::new(2)).collect(),
+            whole: Group::new(),
+            batches: (0..BATCHES).map(|_| Group::new()).collect(),
             tenants: Vec::new(),
             tenant_numbers: HashMap::new(),
             gaps: [Gaps::default(); 2],
             stretches: Vec::new(),
             stretch_ms: 100.0,
+            waiting: vec![0; engines],
             waiting_most: 0,
             preemptions: [0; 3],
             recomputed_tokens: 0,
@@ -216,9 +219,12 @@ impl Recorder {
         if let Some(number) = self.tenant_numbers.get(name) {
             return *number;
         }
+        if self.tenants.len() > MAX_TENANTS && &**name != OTHERS {
+            return self.tenant(&Arc::from(OTHERS));
+        }
         let number = self.tenants.len() as u32;
         self.tenant_numbers.insert(Arc::clone(name), number);
-        let ttfo = Histogram::new_with_bounds(1, LONGEST_US, 2).expect("the bounds are in order");
+        let ttfo = Histogram::new(2).expect("few digits");
         let name = Arc::clone(name);
         self.tenants.push(Tenant { name, requests: 0, attained: 0, service_tokens: 0, speed: 0.0, ttfo });
         number
@@ -313,28 +319,33 @@ impl Recorder {
         if let Some(kept) = &mut self.kept {
             kept.works.push(*work);
         }
-        let Sample { now_ms, step_ms, waiting, prefill, think, output, used_blocks, cached_blocks, blocks } = *sample;
-        self.waiting_most = self.waiting_most.max(waiting);
-        let mut at = (now_ms / self.stretch_ms) as usize;
-        while at >= POINTS {
-            let pairs = self.stretches.chunks(2);
-            self.stretches = pairs
-                .map(|pair| {
-                    let mut sum = pair[0];
-                    pair[1..].iter().for_each(|other| sum.add(other));
-                    sum
-                })
-                .collect();
+        let Sample { engine, now_ms, step_ms, waiting, prefill, think, output, used_blocks, cached_blocks, blocks } =
+            *sample;
+        self.waiting[engine] = waiting;
+        self.waiting_most = self.waiting_most.max(self.waiting.iter().sum());
+        let end_ms = now_ms + step_ms;
+        while end_ms / self.stretch_ms >= POINTS as f64 {
+            let mut pairs = Vec::with_capacity(POINTS);
+            for pair in self.stretches.chunks(2) {
+                let mut sum = pair[0];
+                pair[1..].iter().for_each(|other| add(&mut sum, other, 1.0));
+                pairs.push(sum);
+            }
+            self.stretches = pairs;
             self.stretch_ms *= 2.0;
-            at = (now_ms / self.stretch_ms) as usize;
         }
-        if at >= self.stretches.len() {
-            self.stretches.resize(at + 1, Stretch::default());
+        // Shares are of the KV blocks of all engines.
+        let share = |count: u32| f64::from(count) / f64::from(blocks.max(1)) / self.waiting.len() as f64;
+        let [waiting, prefill, think, output] = [waiting, prefill, think, output].map(f64::from);
+        let values = [waiting, prefill, think, output, share(used_blocks), share(cached_blocks)];
+        let (first, last) = ((now_ms / self.stretch_ms) as usize, (end_ms / self.stretch_ms) as usize);
+        if last >= self.stretches.len() {
+            self.stretches.resize(last + 1, Stretch::default());
         }
-        let share = |count: u32| f64::from(count) / f64::from(blocks.max(1));
-        let values = [waiting, prefill, think, output].map(f64::from);
-        let values = [values[0], values[1], values[2], values[3], share(used_blocks), share(cached_blocks)];
-        self.stretches[at].add(&Stretch { ms: step_ms, sums: values.map(|value| value * step_ms) });
+        for at in first..=last {
+            let (from, to) = (at as f64 * self.stretch_ms, (at + 1) as f64 * self.stretch_ms);
+            add(&mut self.stretches[at], &values, (end_ms.min(to) - now_ms.max(from)).max(0.0));
+        }
     }
 
     /// The request generated its last token.
@@ -402,8 +413,7 @@ impl Recorder {
     pub(super) fn run(&mut self) -> Run {
         let mut metrics = self.whole.metrics();
         let seconds = (self.last_ms / 1e3).max(1e-9);
-        let all_ms: f64 = self.stretches.iter().map(|stretch| stretch.ms).sum();
-        let mean = |i: usize| self.stretches.iter().map(|stretch| stretch.sums[i]).sum::<f64>() / all_ms.max(1e-9);
+        let mean = |i: usize| self.stretches.iter().map(|stretch| stretch[i]).sum::<f64>() / self.last_ms.max(1e-9);
         let mut set = |key: &str, value: f64| metrics.insert(key.to_owned(), value);
         set("requests", self.whole.requests as f64);
         set("refused", self.refused as f64);
@@ -427,7 +437,7 @@ impl Recorder {
             metrics,
             batches: self.batches.iter().map(Group::metrics).collect(),
             curves: self.whole.curves().map(|(name, histogram)| (name.to_owned(), curve(histogram))).into(),
-            timeline: timeline(&self.stretches, self.stretch_ms),
+            timeline: timeline(&self.stretches, self.stretch_ms, self.last_ms),
             tenants: self.tenants.iter().filter(|tenant| tenant.requests > 0).take(TENANTS).map(row).collect(),
             events: std::mem::take(&mut self.events),
             ..Run::default()
@@ -436,12 +446,13 @@ impl Recorder {
 }
 
 /// Quality of experience (Andes, arXiv 2404.16283, equation 1): the area under the curve of tokens that the reader has had
-/// over that of a delivery that begins at `due_ms` and never lags behind the reader, at most 1.
+/// over that of a delivery that begins at `due_ms` and never lags behind the reader, at most 1. The time looked at ends one
+/// token's reading after the last, so that the last token counts as well.
 fn qoe(live: &Live, due_ms: f64, reading_tok_s: f64) -> f64 {
     let tokens = f64::from(live.output_tokens);
     let pace_ms = 1e3 / reading_tok_s;
     let ideal_end_ms = due_ms + (tokens - 1.0) * pace_ms;
-    let end_ms = live.reader.last_ms.max(ideal_end_ms);
+    let end_ms = live.reader.last_ms.max(ideal_end_ms) + pace_ms;
     let had = tokens * end_ms - live.reader.sum_ms;
     let ideal = tokens * (end_ms - due_ms) - pace_ms * tokens * (tokens - 1.0) / 2.0;
     if ideal <= 0.0 { 1.0 } else { (had / ideal).clamp(0.0, 1.0) }
@@ -468,7 +479,7 @@ fn row(tenant: &Tenant) -> TenantRow {
 }
 
 /// Evenly spaced shares, closer together at the tail.
-fn curve(histogram: &Histogram<u64>) -> Vec<[f64; 2]> {
+fn curve(histogram: &Histogram<u32>) -> Vec<[f64; 2]> {
     if histogram.is_empty() {
         return Vec::new();
     }
@@ -480,11 +491,14 @@ fn curve(histogram: &Histogram<u64>) -> Vec<[f64; 2]> {
     points
 }
 
-fn timeline(stretches: &[Stretch], stretch_ms: f64) -> Vec<TimelinePoint> {
+fn timeline(stretches: &[Stretch], stretch_ms: f64, last_ms: f64) -> Vec<TimelinePoint> {
     let point = |(i, stretch): (usize, &Stretch)| {
-        let [waiting, prefill, think, output, kv_used, kv_cached] =
-            stretch.sums.map(|sum| if stretch.ms > 0.0 { sum / stretch.ms } else { 0.0 });
-        TimelinePoint { t_s: i as f64 * stretch_ms / 1e3, waiting, prefill, think, output, kv_used, kv_cached }
+        let from_ms = i as f64 * stretch_ms;
+        // The last one is not over when the run is.
+        let ms = stretch_ms.min(last_ms - from_ms);
+        let [waiting, prefill, think, output, kv_used, kv_cached] = stretch.map(|sum| sum / ms);
+        TimelinePoint { t_s: from_ms / 1e3, waiting, prefill, think, output, kv_used, kv_cached }
     };
-    stretches.iter().enumerate().map(point).collect()
+    let over = |(i, _): &(usize, &Stretch)| *i as f64 * stretch_ms + 1e-6 < last_ms;
+    stretches.iter().enumerate().take_while(over).map(point).collect()
 }

@@ -18,6 +18,8 @@ mod servegen;
 mod streams;
 mod vllm_bench;
 mod workload;
+
+pub(crate) use self::rows::MAX_TOKENS;
 mod write;
 
 pub use error::{TraceError, WorkloadError};

@@ -10,7 +10,7 @@ use super::TraceError;
 use super::error::shown;
 
 /// No model has a context near this; more is a broken file.
-pub(super) const MAX_TOKENS: u32 = 10_000_000;
+pub(crate) const MAX_TOKENS: u32 = 10_000_000;
 /// Three centuries, so that absolute Unix times pass and later arithmetic in nanoseconds is safe.
 pub(super) const MAX_SECONDS: f64 = 1e10;
 /// The longest JSON line. A Mooncake request of a million tokens is 20 kB.

@@ -333,6 +333,13 @@ def run_once(options: Options, workload: list[TraceRequest] | Chat) -> tuple[dic
         observed, makespan_s = drive_chat(run, workload, probe, options)
     else:
         observed, makespan_s = drive(run, workload, probe, options)
+    return document_of(run, options, observed, probe, makespan_s), observed
+
+
+def document_of(
+    run: Run, options: Options, observed: list[Observed], probe: SchedulerProbe, makespan_s: float
+) -> dict[str, Any]:
+    """What is kept of a run that is over: its summary, each step's work and time, each request's times."""
     unfinished = [o.index for o in observed if o.finished is None or o.phase == PREFILL]
     if unfinished:
         raise RuntimeError(f"requests {unfinished[:8]} never finished")
@@ -365,7 +372,7 @@ def run_once(options: Options, workload: list[TraceRequest] | Chat) -> tuple[dic
         document["summary"] |= decision_facts(stats)
         if "kv" in stats:
             document["kv"] = stats["kv"]
-    return document, observed
+    return document
 
 
 def setting(text: str) -> tuple[str, str]:

@@ -14,7 +14,7 @@ when the two cannot be compared.
 
 Examples:
   meridian bench compare main.json branch.json --min-change 0.02
-  meridian bench compare all.json all.json --policy-a native:fcfs --policy-b output-first.wasm")]
+  meridian bench compare all.json all.json --policy-a fcfs --policy-b output-first.wasm")]
 pub(crate) struct CompareArgs {
     /// Results, the reference
     #[arg(value_name = "A.json")]

@@ -5,14 +5,14 @@ use anyhow::Context;
 use clap::Args;
 use meridian_bench::trace::{Generator, write_csv};
 
-use super::input::InputArgs;
+use super::input::WorkloadArgs;
 use crate::{Unusable, print_json, print_line};
 
 #[derive(Args)]
 #[command(after_help = "Example: meridian bench generate --workload multi-turn --requests 10000 --out requests.csv")]
 pub(crate) struct GenerateArgs {
     #[command(flatten)]
-    input: InputArgs,
+    workload: WorkloadArgs,
     /// Seed
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -23,12 +23,11 @@ pub(crate) struct GenerateArgs {
 
 pub(crate) fn run(args: &GenerateArgs, json: bool) -> anyhow::Result<()> {
     let unusable = |error: anyhow::Error| error.context(Unusable);
-    let (name, workload) = args.input.workload().map_err(unusable)?;
+    let (name, workload, requests) = args.workload.read().map_err(unusable)?;
     let generator = Generator::new(&workload, args.seed).map_err(|error| unusable(error.into()))?;
     let file =
         std::fs::File::create(&args.out).with_context(|| format!("{}: cannot be written", args.out.display()))?;
     let mut file = BufWriter::new(file);
-    let requests = args.input.count();
     write_csv(generator.take(requests), &mut file)?;
     file.flush()?;
     let out = args.out.display().to_string();

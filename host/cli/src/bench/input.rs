@@ -11,6 +11,16 @@ use meridian_bench::trace::{Format, ReadOptions, ThinkSplit, Workload, read};
 use meridian_core::MeridianConfig;
 
 #[derive(Args)]
+pub(crate) struct WorkloadArgs {
+    /// Generated requests: a name, or a TOML file of its parameters
+    #[arg(long, value_name = "NAME|FILE.toml")]
+    pub(crate) workload: Option<String>,
+    /// Only so many requests; how many are generated (2000)
+    #[arg(long, value_name = "N")]
+    pub(crate) requests: Option<usize>,
+}
+
+#[derive(Args)]
 pub(crate) struct InputArgs {
     /// Recorded requests: own CSV or JSONL, ServeGen, Azure, Mooncake, `vllm bench serve` output
     #[arg(long, value_name = "FILE", conflicts_with = "workload")]
@@ -19,17 +29,13 @@ pub(crate) struct InputArgs {
     #[arg(long, value_name = "FORMAT", requires = "trace")]
     format: Option<Format>,
     /// Split generated tokens of a trace without phases into thinking and answer: none, bimodal
-    #[arg(long, value_name = "HOW", default_value = "none")]
+    #[arg(long, value_name = "HOW", default_value = "none", requires = "trace")]
     think: String,
     /// Shorten requests with more tokens than this in all
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, value_name = "TOKENS", requires = "trace")]
     clip_tokens: Option<u32>,
-    /// Generated requests instead of recorded ones: a name, or a TOML file of its parameters
-    #[arg(long, value_name = "NAME|FILE.toml")]
-    workload: Option<String>,
-    /// Only so many requests; how many are generated (2000)
-    #[arg(long, value_name = "N")]
-    requests: Option<usize>,
+    #[command(flatten)]
+    workload: WorkloadArgs,
 }
 
 /// Requests that are generated when nobody says how many.
@@ -38,36 +44,40 @@ const REQUESTS: usize = 2000;
 impl InputArgs {
     /// The requests, and what there is to say of how they were read.
     pub(crate) fn read(&self) -> anyhow::Result<(Input, Vec<String>)> {
-        ensure!(self.requests != Some(0), "--requests 0: expected at least 1");
         let Some(path) = &self.trace else {
-            let (name, workload) = self.workload()?;
-            let requests = self.requests.unwrap_or(REQUESTS);
+            let (name, workload, requests) = self.workload.read()?;
             return Ok((Input::Generated { name, workload: Box::new(workload), requests }, Vec::new()));
         };
+        self.workload.count()?;
         let think = match self.think.as_str() {
             "none" => ThinkSplit::None,
             "bimodal" => ThinkSplit::Bimodal { seed: 1 },
             other => bail!("--think {other}: expected none or bimodal"),
         };
-        let options = ReadOptions { think, limit: self.requests, clip_tokens: self.clip_tokens };
+        let options = ReadOptions { think, limit: self.workload.requests, clip_tokens: self.clip_tokens };
         let trace = read(path, self.format, &options)?;
         Ok((Input::Trace { name: trace.name, requests: trace.requests.into() }, trace.notes))
     }
+}
 
-    /// The generated workload, with its name.
-    pub(crate) fn workload(&self) -> anyhow::Result<(String, Workload)> {
+impl WorkloadArgs {
+    /// The generated workload with its name, and how many requests of it.
+    pub(crate) fn read(&self) -> anyhow::Result<(String, Workload, usize)> {
+        let requests = self.count()?;
         let given = self.workload.as_deref().unwrap_or(Workload::NAMES[0]);
         if !given.ends_with(".toml") {
-            return Ok((given.to_owned(), Workload::named(given)?));
+            return Ok((given.to_owned(), Workload::named(given)?, requests));
         }
         let path = PathBuf::from(given);
         let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let text = std::fs::read_to_string(&path).with_context(|| given.to_owned())?;
-        Ok((name.clone(), Workload::from_toml(&text).with_context(|| name)?))
+        let workload = Workload::from_toml(&text).with_context(|| name.clone())?;
+        Ok((name, workload, requests))
     }
 
-    pub(crate) fn count(&self) -> usize {
-        self.requests.unwrap_or(REQUESTS)
+    fn count(&self) -> anyhow::Result<usize> {
+        ensure!(self.requests != Some(0), "--requests 0: expected at least 1");
+        Ok(self.requests.unwrap_or(REQUESTS))
     }
 }
 

@@ -35,7 +35,7 @@ pub(crate) struct ReplayArgs {
     /// Requests a second, or a multiple of the trace's own rate: 2.5,2x
     #[arg(long = "rate", value_name = "RATE", value_delimiter = ',', default_value = "1x")]
     rates: Vec<Rate>,
-    /// Seeds; the first replays a trace as it is, others shuffle its requests
+    /// Seeds; 1 replays a trace as it is, others shuffle its requests
     #[arg(long, value_name = "SEED", value_delimiter = ',', default_value = "1")]
     seeds: Vec<u64>,
     /// Engines behind the router
@@ -105,6 +105,12 @@ pub(crate) fn run(args: &ReplayArgs, json: bool) -> anyhow::Result<()> {
     });
     bar.finish_and_clear();
     let results = results?;
+    if let Some(refused) = results.runs.iter().filter_map(|run| run.metrics.get("refused")).find(|count| **count > 0.0)
+    {
+        eprintln!(
+            "note: {refused} requests need more KV memory than an engine has: they were refused and are in no metric"
+        );
+    }
     let write = |path: &PathBuf, text: String| {
         std::fs::write(path, text).with_context(|| format!("{}: cannot be written", path.display()))
     };
@@ -155,11 +161,12 @@ fn options(args: &ReplayArgs) -> anyhow::Result<Options> {
 /// The command line, its paths without their folders.
 fn command() -> String {
     let short = |argument: String| {
-        let has_folder = argument.contains('/') && !argument.contains('{');
-        let name = argument.rsplit('/').next().unwrap_or_default().to_owned();
-        if has_folder { name } else { argument }
+        let (rest, options) = argument.split_at(argument.find('{').unwrap_or(argument.len()));
+        let (flag, path) = rest.split_at(rest.rfind('=').map_or(0, |at| at + 1));
+        format!("{flag}{}{options}", path.rsplit('/').next().unwrap_or_default())
     };
-    let arguments: Vec<String> = std::env::args().skip_while(|argument| argument != "bench").map(short).collect();
+    let arguments = std::env::args_os().map(|argument| argument.to_string_lossy().into_owned());
+    let arguments: Vec<String> = arguments.skip_while(|argument| argument != "bench").map(short).collect();
     format!("meridian {}", arguments.join(" "))
 }
 
