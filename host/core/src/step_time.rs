@@ -88,7 +88,8 @@ impl StepTimeModel {
         let mut best = ([0.0; 3], f64::INFINITY);
         for free in (1u8..8).rev() {
             let Some(beta) = self.solve_free(free) else { continue };
-            if beta.iter().any(|b| *b < 0.0) {
+            // Not finite: sums of absurd times overflow.
+            if !beta.iter().all(|b| b.is_finite() && *b >= 0.0) {
                 continue;
             }
             if free == 7 {
@@ -182,6 +183,17 @@ mod tests {
         let after = model.learned().unwrap();
         let step_ms = |fit: StepTime| fit.fixed_ms + 36.0 * fit.decode_token_ms;
         assert!((step_ms(after) / step_ms(before) - 1.0).abs() < 0.1, "{before:?} {after:?}");
+    }
+
+    #[test]
+    fn absurd_times_do_not_become_nan() {
+        let mut model = StepTimeModel::default();
+        for _ in 0..64 {
+            model.observe(1, 9, 2.5e306);
+            if let Some(fit) = model.learned() {
+                assert!(fit.fixed_ms >= 0.0, "{fit:?}");
+            }
+        }
     }
 
     proptest! {

@@ -46,13 +46,18 @@ pub fn html(results: &Results) -> String {
     out
 }
 
+/// A parameter of the step model: four digits, whatever its size.
+fn parameter(value: f64) -> String {
+    if value != 0.0 && value.abs() < 1e-3 { format!("{value:.3e}") } else { format!("{}", (value * 1e4).round() / 1e4) }
+}
+
 /// What was simulated.
 fn facts(grid: &Grid<'_>) -> String {
     let Results { made_by, trace, engine, .. } = grid.results;
     let slo = engine.slo;
     let [prompt, think, output] = trace.mean_tokens.map(figure);
     let parameters: Vec<String> =
-        engine.step_model.iter().map(|(name, value)| format!("{} = {value}", escape(name))).collect();
+        engine.step_model.iter().map(|(name, value)| format!("{} = {}", escape(name), parameter(*value))).collect();
     let rows = [
         (
             "Trace",
