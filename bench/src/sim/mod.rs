@@ -17,6 +17,7 @@ mod pool;
 pub mod preset;
 mod recorder;
 mod step_model;
+mod timeline;
 
 pub use cluster::{Outcome, Router, Simulation, Swap};
 pub use recorder::{BATCHES, RequestTimes};

@@ -6,13 +6,12 @@ use std::sync::Arc;
 use hdrhistogram::Histogram;
 
 use super::live::Live;
+use super::timeline::{Sample, Timeline};
 use super::{EngineConfig, StepWork};
-use crate::results::{Event, Run, Slo, TenantRow, TimelinePoint};
+use crate::results::{Event, Run, Slo, TenantRow};
 
 /// Groups of consecutive requests that metrics are kept of.
 pub const BATCHES: u16 = 32;
-/// Points of a timeline.
-const POINTS: usize = 1024;
 /// Points of a curve.
 const CURVE_POINTS: usize = 256;
 /// Longest time that is told apart, microseconds: eleven days.
@@ -101,28 +100,6 @@ struct Tenant {
     ttfo: Histogram<u32>,
 }
 
-/// State of an engine in one step.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Sample {
-    pub(super) engine: usize,
-    pub(super) now_ms: f64,
-    pub(super) step_ms: f64,
-    pub(super) waiting: u32,
-    pub(super) prefill: u32,
-    pub(super) think: u32,
-    pub(super) output: u32,
-    pub(super) used_blocks: u32,
-    pub(super) cached_blocks: u32,
-    pub(super) blocks: u32,
-}
-
-/// What each state of a timeline was in a stretch of time, times the milliseconds that it was so.
-type Stretch = [f64; 6];
-
-fn add(stretch: &mut Stretch, values: &Stretch, ms: f64) {
-    stretch.iter_mut().zip(values).for_each(|(sum, value)| *sum += value * ms);
-}
-
 /// Tenants that are told apart; further ones count as one.
 const MAX_TENANTS: usize = 4096;
 const OTHERS: &str = "(others)";
@@ -157,11 +134,7 @@ pub(super) struct Recorder {
     tenant_numbers: HashMap<Arc<str>, u32>,
     /// Equal gaps of this step, counted: think and output.
     gaps: [Gaps; 2],
-    stretches: Vec<Stretch>,
-    stretch_ms: f64,
-    /// Waiting requests of each engine now, and the most of all together.
-    waiting: Vec<u32>,
-    waiting_most: u32,
+    timeline: Timeline,
     preemptions: [u64; 3],
     recomputed_tokens: u64,
     hit_tokens: u64,
@@ -199,10 +172,7 @@ impl Recorder {
             tenants: Vec::new(),
             tenant_numbers: HashMap::new(),
             gaps: [Gaps::default(); 2],
-            stretches: Vec::new(),
-            stretch_ms: 100.0,
-            waiting: vec![0; engines],
-            waiting_most: 0,
+            timeline: Timeline::new(engines),
             preemptions: [0; 3],
             recomputed_tokens: 0,
             hit_tokens: 0,
@@ -319,33 +289,7 @@ impl Recorder {
         if let Some(kept) = &mut self.kept {
             kept.works.push(*work);
         }
-        let Sample { engine, now_ms, step_ms, waiting, prefill, think, output, used_blocks, cached_blocks, blocks } =
-            *sample;
-        self.waiting[engine] = waiting;
-        self.waiting_most = self.waiting_most.max(self.waiting.iter().sum());
-        let end_ms = now_ms + step_ms;
-        while end_ms / self.stretch_ms >= POINTS as f64 {
-            let mut pairs = Vec::with_capacity(POINTS);
-            for pair in self.stretches.chunks(2) {
-                let mut sum = pair[0];
-                pair[1..].iter().for_each(|other| add(&mut sum, other, 1.0));
-                pairs.push(sum);
-            }
-            self.stretches = pairs;
-            self.stretch_ms *= 2.0;
-        }
-        // Shares are of the KV blocks of all engines.
-        let share = |count: u32| f64::from(count) / f64::from(blocks.max(1)) / self.waiting.len() as f64;
-        let [waiting, prefill, think, output] = [waiting, prefill, think, output].map(f64::from);
-        let values = [waiting, prefill, think, output, share(used_blocks), share(cached_blocks)];
-        let (first, last) = ((now_ms / self.stretch_ms) as usize, (end_ms / self.stretch_ms) as usize);
-        if last >= self.stretches.len() {
-            self.stretches.resize(last + 1, Stretch::default());
-        }
-        for at in first..=last {
-            let (from, to) = (at as f64 * self.stretch_ms, (at + 1) as f64 * self.stretch_ms);
-            add(&mut self.stretches[at], &values, (end_ms.min(to) - now_ms.max(from)).max(0.0));
-        }
+        self.timeline.step(sample);
     }
 
     /// The request generated its last token.
@@ -413,7 +357,7 @@ impl Recorder {
     pub(super) fn run(&mut self) -> Run {
         let mut metrics = self.whole.metrics();
         let seconds = (self.last_ms / 1e3).max(1e-9);
-        let mean = |i: usize| self.stretches.iter().map(|stretch| stretch[i]).sum::<f64>() / self.last_ms.max(1e-9);
+        let [waiting, running, kv_used] = self.timeline.means(self.last_ms);
         let mut set = |key: &str, value: f64| metrics.insert(key.to_owned(), value);
         set("requests", self.whole.requests as f64);
         set("refused", self.refused as f64);
@@ -425,10 +369,10 @@ impl Recorder {
         set("preemptions_output", self.preemptions[2] as f64);
         set("recomputed_tokens", self.recomputed_tokens as f64);
         set("hit_rate", self.hit_tokens as f64 / self.asked_tokens.max(1) as f64);
-        set("waiting_mean", mean(0));
-        set("waiting_max", f64::from(self.waiting_most));
-        set("running_mean", mean(1) + mean(2) + mean(3));
-        set("kv_used_mean", mean(4));
+        set("waiting_mean", waiting);
+        set("waiting_max", f64::from(self.timeline.waiting_most()));
+        set("running_mean", running);
+        set("kv_used_mean", kv_used);
         if let Some(fairness) = jain(&self.tenants) {
             set("fairness_jain", fairness);
         }
@@ -437,7 +381,7 @@ impl Recorder {
             metrics,
             batches: self.batches.iter().map(Group::metrics).collect(),
             curves: self.whole.curves().map(|(name, histogram)| (name.to_owned(), curve(histogram))).into(),
-            timeline: timeline(&self.stretches, self.stretch_ms, self.last_ms),
+            timeline: self.timeline.points(self.last_ms),
             tenants: self.tenants.iter().filter(|tenant| tenant.requests > 0).take(TENANTS).map(row).collect(),
             events: std::mem::take(&mut self.events),
             ..Run::default()
@@ -489,16 +433,4 @@ fn curve(histogram: &Histogram<u32>) -> Vec<[f64; 2]> {
         shares.map(|share| [histogram.value_at_quantile(share) as f64 / 1e3, share]).collect();
     points.dedup();
     points
-}
-
-fn timeline(stretches: &[Stretch], stretch_ms: f64, last_ms: f64) -> Vec<TimelinePoint> {
-    let point = |(i, stretch): (usize, &Stretch)| {
-        let from_ms = i as f64 * stretch_ms;
-        // The last one is not over when the run is.
-        let ms = stretch_ms.min(last_ms - from_ms);
-        let [waiting, prefill, think, output, kv_used, kv_cached] = stretch.map(|sum| sum / ms);
-        TimelinePoint { t_s: from_ms / 1e3, waiting, prefill, think, output, kv_used, kv_cached }
-    };
-    let over = |(i, _): &(usize, &Stretch)| *i as f64 * stretch_ms + 1e-6 < last_ms;
-    stretches.iter().enumerate().take_while(over).map(point).collect()
 }
