@@ -434,3 +434,55 @@ fn curve(histogram: &Histogram<u32>) -> Vec<[f64; 2]> {
     points.dedup();
     points
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::content::Contents;
+    use crate::sim::live::Facts;
+    use crate::trace::TraceRequest;
+
+    /// QoE of an answer whose tokens come at these times, due from 1 s on, for a reader of 10 tokens a second.
+    fn qoe_of(times_ms: &[f64]) -> f64 {
+        let slo = Slo { reading_tok_s: 10.0, ..Slo::default() };
+        let mut recorder = Recorder::new(slo, 1);
+        let facts = Facts { output_tokens: times_ms.len() as u32, ..Facts::default() };
+        let content = Contents::default().of(&TraceRequest::default());
+        let mut live = Live::new(facts, content, 1);
+        times_ms.iter().for_each(|ms| recorder.token(&mut live, *ms, false));
+        qoe(&live, 1000.0, slo.reading_tok_s)
+    }
+
+    #[test]
+    fn a_reader_who_never_waits_is_served_ideally() {
+        assert_eq!(qoe_of(&[1000.0, 1100.0, 1200.0]), 1.0);
+        // Tokens ahead of the reader gain nothing.
+        assert_eq!(qoe_of(&[1000.0, 1001.0, 1002.0]), 1.0);
+        assert_eq!(qoe_of(&[10.0]), 1.0);
+    }
+
+    #[test]
+    fn lateness_costs_its_share_of_the_area() {
+        // One token, due at 1.0 s, read at 1.1 s: of the 200 ms until its reading ends, 100 ms.
+        assert!((qoe_of(&[1100.0]) - 0.5).abs() < 1e-9);
+        // Read at 1.0 and 1.3 s instead of 1.0 and 1.1 s, until 1.4 s: 400 and 100 of 400 and 300 ms.
+        assert!((qoe_of(&[1000.0, 1300.0]) - 500.0 / 700.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn fairness_is_one_when_all_fare_alike_and_the_inverse_of_their_number_when_one_has_it_all() {
+        let tenant = |speed: f64| Tenant {
+            name: "t".into(),
+            requests: 2,
+            attained: 0,
+            service_tokens: 0,
+            speed,
+            ttfo: Histogram::new(2).expect("few digits"),
+        };
+        assert_eq!(jain(&[tenant(1.0), tenant(1.0), tenant(1.0)]), Some(1.0));
+        assert!(
+            (jain(&[tenant(1.0), tenant(0.0), tenant(0.0), tenant(0.0)]).expect("four tenants") - 0.25).abs() < 1e-9
+        );
+        assert_eq!(jain(&[tenant(1.0)]), None);
+    }
+}
