@@ -57,7 +57,7 @@ pub fn run(policy: &Path, noop: &Path, candidates: &[usize], progress: &mut dyn 
     let load = |path: &Path| -> anyhow::Result<Box<dyn Policy>> {
         let component =
             runtime.load_file(path).with_context(|| format!("{} (`make policies` builds it)", path.display()))?;
-        Ok(Box::new(component.dispatch_policy(Limits::default(), targets, "{}")?))
+        Ok(Box::new(component.dispatch_policy(Limits::UNHURRIED, targets, "{}")?))
     };
     progress("no-op call");
     let noop_call_ns = noop_call(load(noop)?.as_mut())?;

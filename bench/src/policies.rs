@@ -1,7 +1,6 @@
 //! Policies by the names that the command line takes.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context, bail};
 use meridian_core::{Batch, Budget, Description, Dispatch, Eviction, Fault, FaultKind, MeridianConfig, Policy};
@@ -172,8 +171,7 @@ impl Loader {
         }
         let (_, component) = self.components.iter().find(|(known, _)| known == path).expect("loaded above");
         // Simulated time does not pass while a policy decides, and a deadline in real time would make runs differ.
-        let limits = Limits { deadline: Duration::from_secs(10), ..Limits::default() };
-        let policy = component.policy::<K>(limits, targets, options).with_context(|| source.clone())?;
+        let policy = component.policy::<K>(Limits::UNHURRIED, targets, options).with_context(|| source.clone())?;
         Ok(Candidate::new(Box::new(policy), component.sha256(), source).with_options(options))
     }
 

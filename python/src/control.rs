@@ -55,6 +55,7 @@ impl<K: GuestKind> SlotLoader<K> {
             limits: Limits {
                 deadline: Duration::from_secs_f32(slot.deadline_ms / 1e3),
                 memory_bytes: (slot.memory_mib as usize) << 20,
+                ..Limits::default()
             },
             targets,
             options: serde_json::to_string(&slot.config).map_err(|error| error.to_string())?,

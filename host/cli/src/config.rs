@@ -75,6 +75,7 @@ fn check_component<K: GuestKind>(
     let limits = Limits {
         deadline: Duration::from_secs_f32(slot.deadline_ms / 1e3),
         memory_bytes: (slot.memory_mib as usize) << 20,
+        ..Limits::default()
     };
     let options = serde_json::to_string(&slot.config)?;
     let component = Runtime::new(None)?.with_trusted_keys(keys.clone()).load_file(&path).with_context(named)?;

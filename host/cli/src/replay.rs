@@ -42,9 +42,6 @@ pub(crate) struct ReplayArgs {
     show: usize,
 }
 
-/// A deadline is for the engine; a replay waits for any decision that ends.
-const DEADLINE: Duration = Duration::from_secs(10);
-
 pub(crate) fn run(args: &ReplayArgs, json: bool) -> anyhow::Result<()> {
     let (policy, report) = decide(args).map_err(|error| error.context(Unusable))?;
     if json {
@@ -110,7 +107,8 @@ fn decide_in<K: GuestKind + Recordable>(
     }
     let chosen = Chosen::new(args.policy.as_deref(), recorded)?;
     let (targets, options) = (recorded.targets.into_targets(), args.config.as_ref().unwrap_or(&recorded.options));
-    let limits = Limits { deadline: DEADLINE, memory_bytes: (recorded.memory_mib as usize) << 20 };
+    // A deadline is for the engine; a replay waits for any decision that ends.
+    let limits = Limits { memory_bytes: (recorded.memory_mib as usize) << 20, ..Limits::UNHURRIED };
     let mut start = || -> Result<Box<dyn Policy<K>>, String> {
         match &chosen {
             Chosen::Native(name) => native::policy(name, targets, options).map_err(|error| error.to_string()),

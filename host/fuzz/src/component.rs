@@ -47,7 +47,7 @@ fn load(bytes: &[u8]) {
 
 /// Have it fill slot `K`: start, some decisions, a snapshot.
 fn fill<K: GuestKind>(component: &PolicyComponent) {
-    let limits = Limits { deadline: Duration::from_millis(1), memory_bytes: 4 << 20 };
+    let limits = Limits { deadline: Duration::from_millis(1), memory_bytes: 4 << 20, ..Limits::default() };
     let targets = MeridianConfig::default().scheduler.targets();
     let policy = match component.policy::<K>(limits, targets, "{}") {
         Ok(policy) => policy,

@@ -17,23 +17,39 @@ use crate::wit::{self, lifecycle};
 pub struct Limits {
     /// Longest time of one decision; kept to the epoch's grain of 0.5 ms, rounded up.
     pub deadline: Duration,
+    /// Longest start. That is off the hot path: it may parse options and build tables.
+    pub start: Duration,
+    /// Longest `snapshot`, and longest `restore`; each has `deadline` too. A step may wait for the slot meanwhile, so
+    /// handing over does not get the time of a decision, which the operator may have set to a second.
+    pub handover: Duration,
+    /// Longest new start after a fault, which happens inside a step.
+    pub recovery: Duration,
     /// Most linear memory, bytes.
     pub memory_bytes: usize,
 }
 
+impl Limits {
+    /// For runs that no engine waits for, and whose result must not depend on how busy the machine is: a simulation, a
+    /// replay, a test. What does not end is still stopped, after 10 seconds.
+    pub const UNHURRIED: Self = {
+        let patience = Duration::from_secs(10);
+        Self { deadline: patience, start: patience, handover: patience, recovery: patience, memory_bytes: 64 << 20 }
+    };
+}
+
 impl Default for Limits {
+    /// An engine's: 2 ms for a decision, 200 ms to start, 2 ms for each side of a handover, 5 ms to start again.
     fn default() -> Self {
-        Self { deadline: Duration::from_millis(2), memory_bytes: 64 << 20 }
+        Self {
+            deadline: Duration::from_millis(2),
+            start: Duration::from_millis(200),
+            handover: Duration::from_millis(2),
+            recovery: Duration::from_millis(5),
+            memory_bytes: 64 << 20,
+        }
     }
 }
 
-/// Starting is off the hot path: it may parse options and build tables.
-const START_DEADLINE: Duration = Duration::from_millis(200);
-/// Handing the state over happens while a step may wait for the slot, so it does not get the time of a decision, which the
-/// operator may have set to a second: each of `snapshot` and `restore` has this much at most.
-const HANDOVER_DEADLINE: Duration = Duration::from_millis(2);
-/// Starting again happens inside a step.
-const RECOVERY_DEADLINE: Duration = Duration::from_millis(5);
 /// Most bytes that `describe`, `init` and `inputs` may hand to the host.
 const START_ANSWER_BYTES: usize = 64 << 10;
 /// Most bytes of a snapshot: it is handed over while the slot is held.
@@ -83,7 +99,7 @@ impl<K: GuestKind> WasmPolicy<K> {
             inputs: Vec::new(),
             instance: None,
         };
-        policy.instantiate(START_DEADLINE)?;
+        policy.instantiate(limits.start)?;
         Ok(policy)
     }
 
@@ -176,7 +192,7 @@ impl<K: GuestKind> meridian_core::Policy<K> for WasmPolicy<K> {
     }
 
     fn snapshot(&mut self) -> Result<Vec<u8>, Fault> {
-        let deadline = self.limits.deadline.min(HANDOVER_DEADLINE);
+        let deadline = self.limits.deadline.min(self.limits.handover);
         let state = self.call(deadline, MAX_STATE_BYTES, |store, lifecycle, _| lifecycle.call_snapshot(store))?;
         if state.len() > MAX_STATE_BYTES {
             let detail = format!("a snapshot of {} bytes, expected at most {MAX_STATE_BYTES}", state.len());
@@ -186,18 +202,18 @@ impl<K: GuestKind> meridian_core::Policy<K> for WasmPolicy<K> {
     }
 
     fn restore(&mut self, state: &[u8]) -> Result<(), Fault> {
-        let deadline = self.limits.deadline.min(HANDOVER_DEADLINE);
+        let deadline = self.limits.deadline.min(self.limits.handover);
         let restored =
             self.call(deadline, START_ANSWER_BYTES, |store, lifecycle, _| lifecycle.call_restore(store, state))?;
         restored.map_err(|reason| Fault::new(FaultKind::Init, wit::clip(reason, 512)))
     }
 
     fn recover(&mut self) -> Result<(), Fault> {
-        self.instantiate(RECOVERY_DEADLINE).map_err(init_fault)
+        self.instantiate(self.limits.recovery).map_err(init_fault)
     }
 
     fn start_anew(&mut self) -> Result<(), Fault> {
-        self.instantiate(START_DEADLINE).map_err(init_fault)
+        self.instantiate(self.limits.start).map_err(init_fault)
     }
 }
 

@@ -5,7 +5,7 @@ mod support;
 use meridian_core::types::RequestId;
 use meridian_core::{EngineFacts, FaultKind, Markers, MeridianConfig, NewRequest, Policy, Slot};
 use meridian_runtime::{Candidate, DispatchEngine, DispatchSlot, Source, StrikeLimits, native};
-use meridian_wasm::{LoadError, Runtime};
+use meridian_wasm::{Limits, LoadError, Runtime};
 use support::{LIMITS, SHORT_LIMITS};
 
 const REQUESTS: usize = 4;
@@ -94,13 +94,14 @@ fn odd_keys_are_an_order() {
 fn a_component_that_will_not_start_is_refused() {
     let runtime = Runtime::new(None).unwrap();
     let targets = MeridianConfig::default().scheduler.targets();
-    let start = |init: &str| {
+    let start_within = |limits, init: &str| {
         let component = runtime.load(&support::with_init(init)).unwrap();
-        component.dispatch_policy(LIMITS, targets, "{}").err().expect("the component must be refused")
+        component.dispatch_policy(limits, targets, "{}").err().expect("the component must be refused")
     };
+    let start = |init| start_within(LIMITS, init);
     let trapped = start("unreachable");
     assert!(matches!(&trapped, LoadError::Start { fault } if fault.detail.contains("unreachable")), "{trapped}");
-    let looped = start("(loop $l (br $l))");
+    let looped = start_within(Limits { start: SHORT_LIMITS.deadline, ..LIMITS }, "(loop $l (br $l))");
     assert!(looped.to_string().contains("deadline"), "{looped}");
     // result::err with the text "no".
     let refused = start(
