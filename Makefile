@@ -19,7 +19,9 @@ demo: policies ## Run the real vLLM engine three times (stock, native, WebAssemb
 	@py=$$(scripts/build-wheel.sh); "$$py" -m meridian.bench.demo $(ARGS)
 
 test: check policies ## Run every test, the real engine included
+	scripts/setup-cuda.sh >/dev/null
 	cargo test --release --locked --workspace
+	scripts/check-kernels.sh
 	RUSTFLAGS="--cfg loom" cargo test --release --locked -p meridian-core --test loom --test blocks_loom --target-dir target/loom
 	RUSTFLAGS="--cfg loom" cargo test --release --locked -p meridian-runtime --test loom --target-dir target/loom
 	cargo test --locked --manifest-path policies/Cargo.toml --target-dir policies/target

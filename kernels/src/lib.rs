@@ -28,9 +28,16 @@
 //! ```
 
 mod cpu;
+mod cuda;
 mod error;
+#[cfg(target_pointer_width = "64")]
+mod ffi;
+mod launch;
 mod logits;
+mod rows;
 
 pub use cpu::Isa;
-pub use error::KernelError;
+pub use error::{KernelError, Missing};
+pub use launch::{Backend, MAX_ROWS, MAX_VOCAB, Matrix, Pending, Place, launch};
 pub use logits::{Element, Logits, Shape};
+pub use rows::{EatState, Probes, Request, RowStats, Tokens};

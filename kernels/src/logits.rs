@@ -4,8 +4,9 @@
 use std::ffi::c_void;
 use std::slice;
 
-use crate::KernelError;
 use crate::cpu::{Bf16, F16, F32, Isa, Kind, Path};
+use crate::launch::check_request;
+use crate::{KernelError, Place, Request, RowStats, Tokens};
 
 /// What one logit is in memory, in the machine's byte order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +46,15 @@ impl Shape {
     #[must_use]
     pub fn packed(rows: usize, vocab: usize) -> Self {
         Self { rows, vocab, row_stride: vocab }
+    }
+
+    /// That it is one, and fits into the address space.
+    pub(crate) fn check(&self, element: Element) -> Result<(), KernelError> {
+        if self.span()? > isize::MAX as usize / element.bytes() {
+            let expected = "a matrix that fits into the address space";
+            return Err(KernelError::BadShape { field: "rows", value: self.rows, expected });
+        }
+        Ok(())
     }
 
     /// Logits from the first to the last one, both included.
@@ -130,11 +140,8 @@ impl<'a> Logits<'a> {
         if logits.is_null() {
             return Err(KernelError::NullPointer("logits"));
         }
+        shape.check(element)?;
         let span = shape.span()?;
-        if span > isize::MAX as usize / element.bytes() {
-            let expected = "a matrix that fits into the address space";
-            return Err(KernelError::BadShape { field: "rows", value: shape.rows, expected });
-        }
         let address = logits.addr();
         if !address.is_multiple_of(element.bytes()) {
             let expected = "an address that is a multiple of the size of a logit";
@@ -184,13 +191,7 @@ impl<'a> Logits<'a> {
     ///
     /// As [`Logits::entropy`]; [`KernelError::Unavailable`] when this machine does not have them.
     pub fn entropy_with(&self, isa: Isa, rows: &[u32], out: &mut [f32]) -> Result<(), KernelError> {
-        if out.len() != rows.len() {
-            return Err(KernelError::BadShape {
-                field: "out",
-                value: out.len(),
-                expected: "one value a row asked for",
-            });
-        }
+        check_out(out.len(), rows.len())?;
         if let Some(&row) = rows.iter().find(|&&row| row as usize >= self.shape.rows) {
             return Err(KernelError::RowOutOfRange { row, rows: self.shape.rows });
         }
@@ -203,12 +204,60 @@ impl<'a> Logits<'a> {
         Ok(())
     }
 
-    fn each<K: Kind>(&self, path: Path, values: &[K::Raw], rows: &[u32], out: &mut [f32]) {
+    /// All that [`RowStats`] holds but the state of EAT, of each row of `request`, into `out`, with the fastest
+    /// instructions of this machine. On the caller's thread; [`RowStats::NONE`] for a row that is no distribution.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::RowOutOfRange`]; [`KernelError::BadShape`] when `out` or a list of the request is not as long as
+    /// the rows, or the matrix is larger than [`MAX_ROWS`](crate::MAX_ROWS) and [`MAX_VOCAB`](crate::MAX_VOCAB) allow; [`KernelError::BadValue`] for a temperature that
+    /// is none, and for tokens on a device.
+    pub fn measure(&self, request: &Request<'_>, out: &mut [RowStats]) -> Result<(), KernelError> {
+        self.measure_with(Isa::best(), request, out)
+    }
+
+    /// [`Logits::measure`] with instructions of the caller's choice, for comparisons.
+    ///
+    /// # Errors
+    ///
+    /// As [`Logits::measure`]; [`KernelError::Unavailable`] when this machine does not have them.
+    pub fn measure_with(&self, isa: Isa, request: &Request<'_>, out: &mut [RowStats]) -> Result<(), KernelError> {
+        let count = check_request(&self.shape, request, &Place::Cpu)?;
+        check_out(out.len(), count)?;
+        let path = Path::new(isa)?;
+        match self.values {
+            Values::F32(values) => self.stats::<F32>(path, values, request, out),
+            Values::Bf16(values) => self.stats::<Bf16>(path, values, request, out),
+            Values::F16(values) => self.stats::<F16>(path, values, request, out),
+        }
+        Ok(())
+    }
+
+    fn each<K: Kind>(&self, path: Path, values: &'a [K::Raw], rows: &[u32], out: &mut [f32]) {
         for (&row, out) in rows.iter().zip(out) {
-            // The constructors checked that the last row ends within `values`.
-            *out = path.entropy::<K>(&values[row as usize * self.shape.row_stride..][..self.shape.vocab]);
+            *out = path.sums::<K>(self.row::<K>(values, row as usize), 1.0).map_or(f32::NAN, |sums| sums.nats());
         }
     }
+
+    fn stats<K: Kind>(&self, path: Path, values: &'a [K::Raw], request: &Request<'_>, out: &mut [RowStats]) {
+        let tokens = if let Tokens::Host(tokens) = request.tokens { tokens } else { &[] };
+        for (i, out) in out.iter_mut().enumerate() {
+            let row = self.row::<K>(values, request.rows.map_or(i, |rows| rows[i] as usize));
+            let token = tokens.get(i).and_then(|token| usize::try_from(*token).ok());
+            let temperature = request.temperatures.get(i).copied().unwrap_or(1.0);
+            *out = path.sums::<K>(row, temperature).map_or(RowStats::NONE, |sums| sums.stats::<K>(row, token));
+        }
+    }
+
+    fn row<K: Kind>(&self, values: &'a [K::Raw], row: usize) -> &'a [K::Raw] {
+        // The constructors checked that the last row ends within `values`.
+        &values[row * self.shape.row_stride..][..self.shape.vocab]
+    }
+}
+
+fn check_out(len: usize, rows: usize) -> Result<(), KernelError> {
+    let expected = "one value a row asked for";
+    if len == rows { Ok(()) } else { Err(KernelError::BadShape { field: "out", value: len, expected }) }
 }
 
 fn check_len(len: usize, shape: &Shape) -> Result<(), KernelError> {

@@ -3,7 +3,7 @@
 
 use std::ffi::c_void;
 
-use meridian_kernels::{Element, Isa, KernelError, Logits, Shape};
+use meridian_kernels::{Element, Isa, KernelError, Logits, Missing, Shape};
 
 fn said(refused: Result<Logits<'_>, KernelError>) -> String {
     refused.expect_err("refused").to_string()
@@ -45,7 +45,10 @@ fn instructions_that_are_not_there() {
     assert!(available.contains(&Isa::Portable) && available.contains(&Isa::best()));
     for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512] {
         let ran = logits.entropy_with(isa, &[0], &mut [0.0]);
-        assert_eq!(ran, if available.contains(&isa) { Ok(()) } else { Err(KernelError::Unavailable) });
+        assert_eq!(
+            ran,
+            if available.contains(&isa) { Ok(()) } else { Err(KernelError::Unavailable(Missing::Instructions)) }
+        );
     }
 }
 

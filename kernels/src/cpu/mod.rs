@@ -1,14 +1,18 @@
-//! Entropy on the CPU: which instructions this machine has, and the loop over them.
+//! Rows on the CPU: which instructions this machine has, and the loop over them.
 
 mod portable;
 mod row;
 mod simd;
+mod sums;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 pub(crate) use simd::{Bf16, F16, F32, Kind};
+pub(crate) use sums::Sums;
 
-use crate::KernelError;
+use crate::{KernelError, Missing};
+
+const MISSING: KernelError = KernelError::Unavailable(Missing::Instructions);
 
 /// A set of instructions that the kernel is written for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,22 +60,25 @@ impl Path {
         match isa {
             Isa::Portable => Ok(Self::Portable),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => x86::Avx2::detect().map(Self::Avx2).ok_or(KernelError::Unavailable),
+            Isa::Avx2 => x86::Avx2::detect().map(Self::Avx2).ok_or(MISSING),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => x86::Avx512::detect().map(Self::Avx512).ok_or(KernelError::Unavailable),
+            Isa::Avx512 => x86::Avx512::detect().map(Self::Avx512).ok_or(MISSING),
             #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::Avx512 => Err(KernelError::Unavailable),
+            Isa::Avx2 | Isa::Avx512 => Err(MISSING),
         }
     }
 
-    /// Entropy of one row, in nats.
-    pub(crate) fn entropy<K: Kind>(self, row: &[K::Raw]) -> f32 {
+    /// The sums of one row; none when it is no distribution. The temperature is finite and above 0.
+    pub(crate) fn sums<K: Kind>(self, row: &[K::Raw], temperature: f32) -> Option<Sums> {
+        if !sums::TAME.contains(&temperature) {
+            return Sums::plain::<K>(row, temperature);
+        }
         match self {
-            Self::Portable => portable::entropy::<K>(row),
+            Self::Portable => portable::sums::<K>(row, temperature),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2(simd) => simd.entropy::<K>(row),
+            Self::Avx2(simd) => simd.sums::<K>(row, temperature),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512(simd) => simd.entropy::<K>(row),
+            Self::Avx512(simd) => simd.sums::<K>(row, temperature),
         }
     }
 }

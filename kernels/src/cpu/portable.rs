@@ -1,7 +1,8 @@
 //! The loop in plain Rust: for machines without a path of their own, and what the others are compared with.
 
 use super::row;
-use super::simd::{Kind, Simd};
+use super::simd::{Bf16, Kind, Simd};
+use super::sums::Sums;
 
 const LANES: usize = 8;
 
@@ -9,8 +10,8 @@ const LANES: usize = 8;
 #[derive(Clone, Copy)]
 struct Arrays;
 
-pub(super) fn entropy<K: Kind>(values: &[K::Raw]) -> f32 {
-    row::entropy::<Arrays, K>(Arrays, values)
+pub(super) fn sums<K: Kind>(values: &[K::Raw], temperature: f32) -> Option<Sums> {
+    row::sums::<Arrays, K>(Arrays, values, temperature)
 }
 
 #[inline(always)]
@@ -133,7 +134,7 @@ impl Simd for Arrays {
         let from = &from[..LANES];
         let mut out = [0.0; LANES];
         for i in 0..LANES {
-            out[i] = f32::from_bits(u32::from(from[i]) << 16);
+            out[i] = Bf16::value(from[i]);
         }
         out
     }
@@ -151,7 +152,7 @@ impl Simd for Arrays {
 
 /// Half precision to single, exactly. Without branches, so that it is done for all lanes at once.
 #[inline(always)]
-fn widened(half: u16) -> f32 {
+pub(super) fn widened(half: u16) -> f32 {
     let half = u32::from(half);
     // Exponent and fraction where those of an f32 are; the product puts the exponent's bias right, and makes normal
     // numbers of subnormal ones. Infinity and NaN come out as 2^16 and above, which no half is.

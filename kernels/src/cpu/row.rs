@@ -1,6 +1,7 @@
-//! The entropy of one row, for any registers.
+//! The pass over one row, for any registers.
 
 use super::simd::{Kind, MAX_LANES, Simd};
+use super::sums::Sums;
 
 /// Registers in a group. What is rare (a new maximum) is looked for once a group, and a group's sums are added in `f32`
 /// before they go into `f64`: that is exact enough, and cheaper than `f64` throughout.
@@ -14,7 +15,7 @@ const CACHE_LINE: usize = 64;
 const FAR: usize = 8192;
 const NEAR: usize = 1024;
 
-/// Differences from the maximum are cut here. `exp` of it is so small that a vocabulary of them is lost beside the 1 of
+/// Differences from the maximum, divided by the temperature, are cut here. `exp` of it is so small that a vocabulary of them is lost beside the 1 of
 /// the maximum, `2^n` is still a normal number, and a masked token's difference is one that can be multiplied.
 const LOWEST: f32 = -86.0;
 
@@ -28,11 +29,15 @@ const EXP2: [f32; 6] = [1.0, 0.693_146_94, 0.240_221_2, 0.055_507_13, 0.009_675_
 /// What has been read of a row.
 struct Pass<S: Simd> {
     simd: S,
+    /// `log2(e) / T`: so a temperature costs nothing but this factor's rounding, which is that of `T` itself.
+    rate: S::Floats,
+    /// `LOWEST * T`.
+    lowest: S::Floats,
     /// The largest logit yet, once in each lane.
     max: S::Floats,
     /// The same, but NaN until there is one: so the first group, and one of masked tokens only, is looked at.
     limit: S::Floats,
-    /// Sums against `max`: of `exp(x - max)`, and of that times `x - max`.
+    /// Sums against `max`: of `exp((x - max) / T)`, and of that times `x - max`.
     exp: S::Sums,
     weighted: S::Sums,
     moved: Moved,
@@ -40,7 +45,10 @@ struct Pass<S: Simd> {
 
 /// Sums of earlier groups, moved over from the maximum they were made against.
 struct Moved {
+    temperature: f64,
     max: f32,
+    /// Where the group begins that had this maximum first.
+    from: usize,
     exp: f64,
     weighted: f64,
 }
@@ -49,12 +57,13 @@ struct Moved {
 struct NoDistribution;
 
 impl Moved {
-    /// From one maximum to a larger one: `exp(x - b) = exp(x - a) exp(a - b)`, and `x - b = (x - a) + (a - b)`.
+    /// From one maximum to a larger one: `exp(x - b) = exp(x - a) exp(a - b)`, and `x - b = (x - a) + (a - b)`. In the
+    /// exponents all is divided by `T`.
     fn move_to(&mut self, max: f32) {
         // Before the first maximum nothing was added up, and the distance to -inf is no number.
         if self.max > f32::NEG_INFINITY {
             let by = f64::from(self.max) - f64::from(max);
-            let factor = by.exp();
+            let factor = (by / self.temperature).exp();
             self.weighted = factor * (self.weighted + by * self.exp);
             self.exp *= factor;
         }
@@ -62,39 +71,39 @@ impl Moved {
     }
 }
 
-/// Shannon entropy of the softmax of `row`, in nats.
+/// The sums of `row` at a temperature of [`TAME`](super::sums::TAME); none when it is no distribution.
 // Everything that names a register is inlined into one function per machine, which is compiled for its instructions.
 // That is also why there are loops here where an iterator would do.
 #[inline(always)]
-pub(super) fn entropy<S: Simd, K: Kind>(simd: S, row: &[K::Raw]) -> f32 {
+pub(super) fn sums<S: Simd, K: Kind>(simd: S, row: &[K::Raw], temperature: f32) -> Option<Sums> {
     let mut pass = Pass {
         simd,
+        rate: simd.splat((std::f64::consts::LOG2_E / f64::from(temperature)) as f32),
+        lowest: simd.splat(LOWEST * temperature),
         max: simd.splat(f32::NEG_INFINITY),
         limit: simd.splat(f32::NAN),
         exp: simd.zero(),
         weighted: simd.zero(),
-        moved: Moved { max: f32::NEG_INFINITY, exp: 0.0, weighted: 0.0 },
+        moved: Moved { temperature: f64::from(temperature), max: f32::NEG_INFINITY, from: 0, exp: 0.0, weighted: 0.0 },
     };
     let mut groups = row.chunks_exact(GROUP * S::LANES);
+    let mut from = 0;
     for group in &mut groups {
-        if pass.group::<K>(group).is_err() {
-            return f32::NAN;
-        }
+        pass.group::<K>(group, from).ok()?;
+        from += GROUP * S::LANES;
     }
     let rest = groups.remainder();
     if !rest.is_empty() {
         let mut padded = [K::MASKED; GROUP * MAX_LANES];
         padded[..rest.len()].copy_from_slice(rest);
-        if pass.group::<K>(&padded[..GROUP * S::LANES]).is_err() {
-            return f32::NAN;
-        }
+        pass.group::<K>(&padded[..GROUP * S::LANES], from).ok()?;
     }
-    pass.nats()
+    pass.end()
 }
 
 impl<S: Simd> Pass<S> {
     #[inline(always)]
-    fn group<K: Kind>(&mut self, group: &[K::Raw]) -> Result<(), NoDistribution> {
+    fn group<K: Kind>(&mut self, group: &[K::Raw], from: usize) -> Result<(), NoDistribution> {
         let simd = self.simd;
         let bytes = group.as_ptr().cast::<u8>();
         for line in (0..size_of_val(group)).step_by(CACHE_LINE) {
@@ -121,14 +130,13 @@ impl<S: Simd> Pass<S> {
             if found == f32::NEG_INFINITY {
                 return Ok(());
             }
-            self.rise(found);
+            self.rise(found, from);
         }
 
-        let lowest = simd.splat(LOWEST);
         let (mut d, mut e) = (x, x);
         for i in 0..GROUP {
-            d[i] = simd.max(lowest, simd.sub(x[i], self.max));
-            e[i] = exp(simd, d[i]);
+            d[i] = simd.max(self.lowest, simd.sub(x[i], self.max));
+            e[i] = exp(simd, d[i], self.rate);
         }
         // Two of each, so that no sum waits for the one before it.
         let mut sum = [e[0], e[1]];
@@ -144,35 +152,32 @@ impl<S: Simd> Pass<S> {
 
     /// A larger maximum: a few times a row, unless the row is sorted.
     #[inline(always)]
-    fn rise(&mut self, max: f32) {
+    fn rise(&mut self, max: f32, from: usize) {
         let simd = self.simd;
         self.moved.exp += simd.total(self.exp);
         self.moved.weighted += simd.total(self.weighted);
         self.moved.move_to(max);
+        self.moved.from = from;
         (self.exp, self.weighted) = (simd.zero(), simd.zero());
         (self.max, self.limit) = (simd.splat(max), simd.splat(max));
     }
 
     #[inline(always)]
-    fn nats(&self) -> f32 {
-        if self.moved.max == f32::NEG_INFINITY {
-            return f32::NAN;
-        }
+    fn end(&self) -> Option<Sums> {
+        let Moved { temperature, max, from, .. } = self.moved;
         let exp = self.moved.exp + self.simd.total(self.exp);
         let weighted = self.moved.weighted + self.simd.total(self.weighted);
-        let nats = exp.ln() - weighted / exp;
-        // Rounding may leave a sure row a little below 0. Not f64::max, which would hide a NaN.
-        if nats < 0.0 { 0.0 } else { nats as f32 }
+        // A NaN that another logit hid from the comparisons is in this sum.
+        (max > f32::NEG_INFINITY && !weighted.is_nan()).then_some(Sums { temperature, max, from, exp, weighted })
     }
 }
 
-/// `exp(d)` for `d` in [LOWEST, 0], as `2^n 2^f` with `n` whole. Anything for NaN, whose product with it is NaN.
+/// `2^(d * rate)` for `d` from `LOWEST * T` to 0, as `2^n 2^f` with `n` whole. Anything for NaN, whose product with it is NaN.
 #[inline(always)]
-fn exp<S: Simd>(simd: S, d: S::Floats) -> S::Floats {
-    let log2e = simd.splat(std::f32::consts::LOG2_E);
-    let shifted = simd.mul_add(d, log2e, simd.splat(ROUND));
+fn exp<S: Simd>(simd: S, d: S::Floats, rate: S::Floats) -> S::Floats {
+    let shifted = simd.mul_add(d, rate, simd.splat(ROUND));
     let n = simd.sub(shifted, simd.splat(ROUND));
-    let f = simd.mul_sub(d, log2e, n);
+    let f = simd.mul_sub(d, rate, n);
     let mut value = simd.splat(EXP2[5]);
     for i in (0..5).rev() {
         value = simd.mul_add(value, f, simd.splat(EXP2[i]));

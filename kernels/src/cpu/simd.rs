@@ -1,5 +1,7 @@
 //! What the loop needs of a machine's registers, and how the kinds of logits come into them.
 
+use super::portable::widened;
+
 /// No register has more lanes.
 pub(super) const MAX_LANES: usize = 16;
 
@@ -48,6 +50,8 @@ pub(crate) trait Kind {
     /// Negative infinity.
     const MASKED: Self::Raw;
 
+    fn value(raw: Self::Raw) -> f32;
+
     fn load<S: Simd>(simd: S, from: &[Self::Raw]) -> S::Floats;
 }
 
@@ -60,6 +64,11 @@ impl Kind for F32 {
     const MASKED: f32 = f32::NEG_INFINITY;
 
     #[inline(always)]
+    fn value(raw: f32) -> f32 {
+        raw
+    }
+
+    #[inline(always)]
     fn load<S: Simd>(simd: S, from: &[f32]) -> S::Floats {
         simd.load_f32(from)
     }
@@ -70,6 +79,11 @@ impl Kind for Bf16 {
     const MASKED: u16 = 0xff80;
 
     #[inline(always)]
+    fn value(raw: u16) -> f32 {
+        f32::from_bits(u32::from(raw) << 16)
+    }
+
+    #[inline(always)]
     fn load<S: Simd>(simd: S, from: &[u16]) -> S::Floats {
         simd.load_bf16(from)
     }
@@ -78,6 +92,11 @@ impl Kind for Bf16 {
 impl Kind for F16 {
     type Raw = u16;
     const MASKED: u16 = 0xfc00;
+
+    #[inline(always)]
+    fn value(raw: u16) -> f32 {
+        widened(raw)
+    }
 
     #[inline(always)]
     fn load<S: Simd>(simd: S, from: &[u16]) -> S::Floats {

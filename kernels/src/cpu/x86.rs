@@ -5,6 +5,7 @@ use std::arch::x86_64::*;
 
 use super::row;
 use super::simd::{Kind, Simd};
+use super::sums::Sums;
 
 /// AVX2, FMA and F16C. A value of it exists only where the machine has them.
 #[derive(Clone, Copy)]
@@ -21,13 +22,13 @@ impl Avx2 {
         has.then_some(Self(()))
     }
 
-    pub(super) fn entropy<K: Kind>(self, values: &[K::Raw]) -> f32 {
+    pub(super) fn sums<K: Kind>(self, values: &[K::Raw], temperature: f32) -> Option<Sums> {
         #[target_feature(enable = "avx2,fma,f16c")]
-        fn compiled<K: Kind>(simd: Avx2, values: &[K::Raw]) -> f32 {
-            row::entropy::<Avx2, K>(simd, values)
+        fn compiled<K: Kind>(simd: Avx2, values: &[K::Raw], temperature: f32) -> Option<Sums> {
+            row::sums::<Avx2, K>(simd, values, temperature)
         }
         // SAFETY: the machine has the features, or there were no `self`.
-        unsafe { compiled::<K>(self, values) }
+        unsafe { compiled::<K>(self, values, temperature) }
     }
 }
 
@@ -38,13 +39,13 @@ impl Avx512 {
         has.then_some(Self(()))
     }
 
-    pub(super) fn entropy<K: Kind>(self, values: &[K::Raw]) -> f32 {
+    pub(super) fn sums<K: Kind>(self, values: &[K::Raw], temperature: f32) -> Option<Sums> {
         #[target_feature(enable = "avx512f,avx2,fma")]
-        fn compiled<K: Kind>(simd: Avx512, values: &[K::Raw]) -> f32 {
-            row::entropy::<Avx512, K>(simd, values)
+        fn compiled<K: Kind>(simd: Avx512, values: &[K::Raw], temperature: f32) -> Option<Sums> {
+            row::sums::<Avx512, K>(simd, values, temperature)
         }
         // SAFETY: the machine has the features, or there were no `self`.
-        unsafe { compiled::<K>(self, values) }
+        unsafe { compiled::<K>(self, values, temperature) }
     }
 }
 

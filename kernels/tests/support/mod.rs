@@ -85,18 +85,28 @@ pub fn bits_of(element: Element, value: f32) -> u32 {
     }
 }
 
-/// `ln s - t / s` in `f64`; NaN for what is no distribution.
-pub fn nats_of(values: &[f32]) -> f64 {
+/// `ln s - t / s` and `ln s` at a temperature, in `f64`; NaN for what is no distribution.
+pub fn reference(values: &[f32], temperature: f32) -> (f64, f64) {
     let bad = values.iter().any(|x| x.is_nan() || *x == f32::INFINITY);
     let max = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     if bad || max == f32::NEG_INFINITY {
-        return f64::NAN;
+        return (f64::NAN, f64::NAN);
     }
     let (mut s, mut t) = (0.0, 0.0);
     for x in values.iter().filter(|x| x.is_finite()) {
-        let d = f64::from(*x) - f64::from(max);
+        let d = (f64::from(*x) - f64::from(max)) / f64::from(temperature);
         s += d.exp();
         t += d * d.exp();
     }
-    s.ln() - t / s
+    (s.ln() - t / s, s.ln())
+}
+
+pub fn uniform(seed: &mut u64) -> f32 {
+    *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    (*seed >> 40) as f32 / (1u64 << 24) as f32
+}
+
+/// Near a normal distribution with this deviation.
+pub fn normal(len: usize, scale: f32, mut seed: u64) -> Vec<f32> {
+    (0..len).map(|_| scale * ((0..12).map(|_| uniform(&mut seed)).sum::<f32>() - 6.0)).collect()
 }
