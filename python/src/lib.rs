@@ -6,7 +6,7 @@
 mod budget;
 mod control;
 mod engine;
-mod entropy;
+mod kernels;
 mod kv;
 mod log;
 mod policies;
@@ -80,10 +80,14 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(take_log, module)?)?;
     module.add_function(wrap_pyfunction!(budget::eat, module)?)?;
     module.add_function(wrap_pyfunction!(budget::rpdi, module)?)?;
-    module.add_function(wrap_pyfunction!(entropy::entropies, module)?)?;
+    module.add_function(wrap_pyfunction!(kernels::launch_rows, module)?)?;
+    module.add("KernelError", module.py().get_type::<kernels::KernelError>())?;
+    module.add("KernelUnavailable", module.py().get_type::<kernels::KernelUnavailable>())?;
+    module.add_class::<kernels::PendingRows>()?;
     module.add_class::<policies::Policies>()?;
     module.add_class::<kv::BlockPool>()?;
     module.add_class::<rows::BudgetRows>()?;
+    module.add_class::<rows::StepReport>()?;
     module.add_class::<thinking::Thinking>()?;
     module.add_class::<engine::Engine>()
 }

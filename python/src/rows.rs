@@ -39,8 +39,8 @@ struct Row {
 }
 
 enum What {
-    /// The first and only token of a probe tells its entropy.
-    Probe,
+    /// The first and only token of a probe tells its entropy. The probe is known by the token that it was due at.
+    Probe(u32),
     Request(Box<Request>),
 }
 
@@ -120,9 +120,9 @@ impl BudgetRows {
         Ok(())
     }
 
-    /// The probe of a request takes this row.
-    fn add_probe(&mut self, row: usize, key: u64) {
-        *self.seat(row) = Some(Row { key: Some(key), what: What::Probe });
+    /// The probe of a request, due after so many of its tokens, takes this row.
+    fn add_probe(&mut self, row: usize, key: u64, at: u32) {
+        *self.seat(row) = Some(Row { key: Some(key), what: What::Probe(at) });
     }
 
     /// The row is nobody's that matters.
@@ -212,10 +212,10 @@ impl BudgetRows {
         for index in all {
             let Some(Some(row)) = self.rows.get_mut(index) else { continue };
             let request = match &mut row.what {
-                What::Probe => {
+                What::Probe(at) => {
                     if let Some(key) = row.key {
                         measured.push(index);
-                        self.measured.push((key, 0, Measured::Probe));
+                        self.measured.push((key, *at, Measured::Probe));
                     }
                     continue;
                 }
@@ -257,18 +257,30 @@ impl BudgetRows {
         }
     }
 
-    /// The step's entropies, nats, in the order of its measured rows, as a datagram for the scheduler; None when there is
-    /// nothing to tell.
-    fn report<'py>(&mut self, py: Python<'py>, entropies: Vec<f32>) -> Option<Bound<'py, PyBytes>> {
-        if self.measured.is_empty() {
-            return None;
-        }
+    /// What the step has to tell once its entropies are known, which may be after later steps; None for nothing.
+    fn told(&mut self) -> Option<StepReport> {
+        let measured = std::mem::take(&mut self.measured);
+        (!measured.is_empty()).then_some(StepReport { measured })
+    }
+}
+
+/// What one step measured, without the entropies.
+#[pyclass(module = "meridian._native", frozen)]
+pub(crate) struct StepReport {
+    measured: Vec<(u64, u32, Measured)>,
+}
+
+#[pymethods]
+impl StepReport {
+    /// A datagram for the scheduler. `entropies` are in nats, in the order of the step's measured rows; those that are
+    /// missing were not measured.
+    fn datagram<'py>(&self, py: Python<'py>, entropies: Vec<f32>) -> Bound<'py, PyBytes> {
         let mut datagram = Vec::with_capacity(self.measured.len() * Report::BYTES);
         let entropies = entropies.into_iter().chain(std::iter::repeat(f32::NAN));
-        for ((key, token, what), entropy_nats) in self.measured.drain(..).zip(entropies) {
+        for (&(key, token, what), entropy_nats) in self.measured.iter().zip(entropies) {
             Report { key, token, what, entropy_nats }.write(&mut datagram);
         }
-        Some(PyBytes::new(py, &datagram))
+        PyBytes::new(py, &datagram)
     }
 }
 
@@ -293,7 +305,7 @@ impl BudgetRows {
         let is_it = |seat: &&mut Option<Row>| matches!(seat, Some(Row { key: Some(own), what: What::Request(_) }) if *own == key);
         match self.rows.iter_mut().find(is_it)?.take()?.what {
             What::Request(request) => Some(request),
-            What::Probe => None,
+            What::Probe(_) => None,
         }
     }
 

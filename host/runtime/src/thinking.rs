@@ -221,7 +221,10 @@ struct Row {
     deadline_ms: f64,
     is_measured: bool,
     since_ms: f64,
+    /// Of tokens that have not come yet.
     entropies: VecDeque<(u32, f32, Measured)>,
+    /// Tokens that came before their entropies, and whether they are boundaries.
+    unmeasured: VecDeque<(u32, bool)>,
     is_asked: bool,
     last_token: u32,
     probe: Probe,
@@ -233,8 +236,21 @@ struct Row {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Probe {
     None,
-    Due { tokens: u32, think_tokens: u32 },
-    Running { think_tokens: u32, entropy_nats: Option<f32> },
+    Due {
+        tokens: u32,
+        think_tokens: u32,
+    },
+    Running {
+        tokens: u32,
+        think_tokens: u32,
+        entropy_nats: Option<f32>,
+    },
+    /// It came back before what a device measured at it.
+    Returned {
+        tokens: u32,
+        think_tokens: u32,
+        answer: Option<u32>,
+    },
 }
 
 impl ThinkBudgets {
@@ -290,6 +306,7 @@ impl ThinkBudgets {
             is_measured,
             since_ms: f64::NAN,
             entropies: VecDeque::new(),
+            unmeasured: VecDeque::new(),
             is_asked: false,
             last_token: u32::MAX,
             probe: Probe::None,
@@ -304,9 +321,24 @@ impl ThinkBudgets {
         for Report { key, token, what, entropy_nats } in Report::read_all(datagram) {
             let Some(row) = self.rows.get_mut(&key) else { continue };
             match what {
-                Measured::Probe => {
-                    if let Probe::Running { entropy_nats: found, .. } = &mut row.probe {
+                // A probe is known by the token that it was due at: one that was given up may be heard of late.
+                Measured::Probe => match &mut row.probe {
+                    Probe::Running { tokens, entropy_nats: found, .. } if *tokens == token => {
                         *found = Some(entropy_nats);
+                    }
+                    &mut Probe::Returned { tokens, think_tokens, answer } if tokens == token => {
+                        self.conclude(key, think_tokens, entropy_nats, answer);
+                    }
+                    _ => {}
+                },
+                Measured::Native | Measured::Guarded if token < row.enforcer.tokens() => {
+                    if let Some(i) = row.unmeasured.iter().position(|(at, _)| *at == token)
+                        && let Some((_, is_boundary)) = row.unmeasured.remove(i)
+                    {
+                        row.budget.on_entropy(EntropySignal::from_nats(entropy_nats), is_boundary);
+                        if is_boundary {
+                            row.tell_boundary(key, &mut self.signalled, self.signals.as_mut());
+                        }
                     }
                 }
                 Measured::Native | Measured::Guarded => {
@@ -350,19 +382,15 @@ impl ThinkBudgets {
             }
             if was_thinking && !is_forced {
                 let entropy = measured.map(|(_, nats, _)| EntropySignal::from_nats(nats));
-                row.budget.on_token(*token, entropy, self.settings.boundaries.contains(token));
-                if row.budget.observed().is_at_boundary {
-                    self.signalled.push(key);
-                    if let Some(signals) = self.signals.as_mut().filter(|signals| signals.len() < KEPT_SIGNALS) {
-                        signals.push(Signal {
-                            id: Arc::clone(&row.id),
-                            think_tokens: row.budget.think_tokens(),
-                            bits: None,
-                            answer: None,
-                            rpdi: row.budget.rpdi(),
-                        });
+                let is_boundary = self.settings.boundaries.contains(token);
+                if entropy.is_none() && row.is_measured {
+                    if row.unmeasured.len() == KEPT_ENTROPIES {
+                        row.unmeasured.pop_front();
                     }
+                    row.unmeasured.push_back((number, is_boundary));
                 }
+                row.budget.on_token(*token, entropy, is_boundary);
+                row.tell_boundary(key, &mut self.signalled, self.signals.as_mut());
             } else if !was_thinking && row.enforcer.is_thinking() && !row.is_asked {
                 self.opening.push(key);
             }
@@ -433,22 +461,32 @@ impl ThinkBudgets {
     /// The due probe of the request runs, and computes so many tokens.
     pub fn probe_runs(&mut self, key: u64, tokens: u32) {
         if let Some(row) = self.rows.get_mut(&key)
-            && let Probe::Due { think_tokens, .. } = row.probe
+            && let Probe::Due { tokens: at, think_tokens } = row.probe
         {
-            row.probe = Probe::Running { think_tokens, entropy_nats: None };
+            row.probe = Probe::Running { tokens: at, think_tokens, entropy_nats: None };
             self.status.probe_tokens += u64::from(tokens);
         }
     }
 
-    /// The request's probe came back, with the token that it found likeliest.
+    /// The request's probe came back, with the token that it found likeliest. Its entropy may come later, until the next
+    /// probe is due.
     pub fn probed(&mut self, key: u64, answer: Option<u32>) {
         let Some(row) = self.rows.get_mut(&key) else { return };
-        let Probe::Running { think_tokens, entropy_nats } = row.probe else { return };
+        let Probe::Running { tokens, think_tokens, entropy_nats } = row.probe else { return };
+        match entropy_nats {
+            Some(entropy_nats) => self.conclude(key, think_tokens, entropy_nats, answer),
+            None => row.probe = Probe::Returned { tokens, think_tokens, answer },
+        }
+    }
+
+    /// All of a probe is known.
+    fn conclude(&mut self, key: u64, think_tokens: u32, entropy_nats: f32, answer: Option<u32>) {
+        let Some(row) = self.rows.get_mut(&key) else { return };
         row.probe = Probe::None;
-        let Some(entropy_nats) = entropy_nats.filter(|nats| nats.is_finite()) else {
+        if !entropy_nats.is_finite() {
             self.status.probes_dropped += 1;
             return;
-        };
+        }
         self.status.probes_done += 1;
         let entropy = EntropySignal::from_nats(entropy_nats);
         row.budget.on_probe(entropy, answer);
@@ -633,6 +671,23 @@ impl Row {
             tenant: self.tenant,
             slack_ms: self.deadline_ms - now_ms,
             observed: self.budget.observed(),
+        }
+    }
+
+    /// A boundary with an index is a signal.
+    fn tell_boundary(&self, key: u64, signalled: &mut Vec<u64>, signals: Option<&mut Vec<Signal>>) {
+        if !self.budget.observed().is_at_boundary {
+            return;
+        }
+        signalled.push(key);
+        if let Some(signals) = signals.filter(|signals| signals.len() < KEPT_SIGNALS) {
+            signals.push(Signal {
+                id: Arc::clone(&self.id),
+                think_tokens: self.budget.think_tokens(),
+                bits: None,
+                answer: None,
+                rpdi: self.budget.rpdi(),
+            });
         }
     }
 

@@ -65,9 +65,10 @@ fn orders(budgets: &mut ThinkBudgets, slot: &mut BudgetSlot) -> Vec<Order> {
 }
 
 fn probe(budgets: &mut ThinkBudgets, key: u64, nats: f32, answer: u32) {
+    let at = budgets.due().find(|(due, _)| *due == key).map_or(0, |(_, at)| at);
     budgets.probe_runs(key, 3);
     let mut datagram = Vec::new();
-    Report { key, token: 0, what: Measured::Probe, entropy_nats: nats }.write(&mut datagram);
+    Report { key, token: at, what: Measured::Probe, entropy_nats: nats }.write(&mut datagram);
     budgets.received(&datagram);
     budgets.probed(key, Some(answer));
 }
@@ -212,6 +213,63 @@ fn the_index_of_native_rows_ends_thinking_without_a_probe() {
     assert_eq!(orders(&mut budgets, &mut slot), [Order::Limit { key: 1, from: 12, max_think_tokens: 0 }]);
     budgets.generated(1, &[8], 1.0);
     assert_eq!(budgets.status().forced, [0, 0, 0, 1, 0, 0]);
+}
+
+#[test]
+fn the_index_is_the_same_when_entropies_come_after_their_tokens() {
+    let configured = Thresholds { rpdi_threshold: 1.5, eat_variance_threshold: 0.0, ..level() };
+    for late in [1, 3] {
+        let (mut budgets, mut slot) = (budgets(configured, 0), slot("eat-rpdi", "{}"));
+        add(&mut budgets, 1, ClientBudget::default());
+        orders(&mut budgets, &mut slot);
+        for number in 0..12 + late {
+            budgets.generated(1, &[if number == 11 { LINE } else { 20 }], 1.0);
+            let Some(token) = (number + 1u32).checked_sub(late) else { continue };
+            assert_eq!(orders(&mut budgets, &mut slot), [], "not before the boundary is measured");
+            let mut datagram = Vec::new();
+            let entropy_nats = if token < 8 { 0.1 } else { 3.0 };
+            Report { key: 1, token, what: Measured::Native, entropy_nats }.write(&mut datagram);
+            // Said twice, it counts once.
+            budgets.received(&datagram);
+            budgets.received(&datagram);
+            if token == 11 {
+                break;
+            }
+        }
+        let from = 11 + late;
+        assert_eq!(orders(&mut budgets, &mut slot), [Order::Limit { key: 1, from, max_think_tokens: 0 }]);
+        budgets.generated(1, &[8], 1.0);
+        assert_eq!(budgets.status().forced, [0, 0, 0, 1, 0, 0]);
+    }
+}
+
+#[test]
+fn a_probe_whose_entropy_comes_after_it_counts_until_the_next_is_due() {
+    let report = |budgets: &mut ThinkBudgets, token| {
+        let mut datagram = Vec::new();
+        Report { key: 1, token, what: Measured::Probe, entropy_nats: 0.1 }.write(&mut datagram);
+        budgets.received(&datagram);
+    };
+    let (mut budgets, mut slot) = (budgets(level(), 0), slot("eat-rpdi", "{}"));
+    add(&mut budgets, 1, ClientBudget::default());
+    orders(&mut budgets, &mut slot);
+    budgets.generated(1, &[20, 21], 1.0);
+    budgets.probe_runs(1, 3);
+    budgets.probed(1, Some(3));
+    budgets.generated(1, &[22, 23], 1.0);
+    assert_eq!((budgets.status().probes_done, budgets.status().probes_dropped), (0, 1), "the next is due");
+    report(&mut budgets, 2);
+    assert_eq!(orders(&mut budgets, &mut slot), []);
+    budgets.probe_runs(1, 3);
+    report(&mut budgets, 2);
+    budgets.probed(1, Some(3));
+    report(&mut budgets, 2);
+    budgets.generated(1, &[24], 1.0);
+    assert_eq!((budgets.status().probes_done, budgets.status().probes_dropped), (0, 1), "that was another probe");
+    report(&mut budgets, 4);
+    report(&mut budgets, 4);
+    assert_eq!((budgets.status().probes_done, budgets.status().probes_dropped), (1, 1));
+    assert_eq!(orders(&mut budgets, &mut slot), [Order::Limit { key: 1, from: 5, max_think_tokens: 0 }]);
 }
 
 #[test]

@@ -16,9 +16,11 @@ import torch
 from vllm.v1.sample.logits_processor.interface import LogitsProcessor, MoveDirectionality
 
 from meridian import _native
+from meridian._torch_rows import on_device
 from meridian.config import load_config
 from meridian.vllm.channel import Scheduler
 from meridian.vllm.markers import around_end, engine_tokenizer, resolve
+from meridian.vllm.reports import Reports
 from meridian.vllm.xargs import ROW, read_budget
 
 if TYPE_CHECKING:
@@ -41,7 +43,6 @@ DEFECTS = (Exception, _native.PanicException)
 PROMPT_TAIL = 128
 # vLLM samples greedily below this temperature (vllm/v1/sample/sampler.py).
 _GREEDY_BELOW = 1e-5
-_ELEMENTS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
 class BudgetLogitsProcessor(LogitsProcessor, RunnerV2LogitsProcessor):  # type: ignore[misc, valid-type]
@@ -65,8 +66,12 @@ class BudgetLogitsProcessor(LogitsProcessor, RunnerV2LogitsProcessor):  # type: 
                 "draft may run past the token at which thinking is to end"
             )
         self._sampler = _make_sampler(vllm_config)
-        if len(args) == 1 and self._sampler is not None:
+        if self._sampler is None:
+            return
+        if len(args) == 1:
             self._slots = _Slots(self._sampler, args[0])
+        # The model runner V1 gives the device itself, V2 its states.
+        self._sampler.warm_up(args[0].device if len(args) == 1 else args[0])
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
@@ -139,9 +144,15 @@ class _Sampler:
         forced = around_end(tokenizer, config.model.force_phrase, config.model.think_end)
         self.rows = _native.BudgetRows(markers.starts, markers.ends, markers.padding, config.model.resumes, forced)
         self._channel = channel
+        self._reports = Reports(channel.tell)
         self._eos = list(eos)
         # Row -> temperature, of those that are guarded.
         self._temperature: dict[int, float] = {}
+
+    def warm_up(self, device: torch.device) -> None:
+        """What runs on this device is found out, loaded and logged before the first step needs it."""
+        backend = self._reports.measure(torch.zeros(1, 8, device=device), [0]).backend
+        logger.info("meridian: entropies on %s are measured by %s", device, backend)
 
     def follow(self, update: BatchUpdate) -> None:
         """Who left, came and moved in the batch of the model runner V1, in this order."""
@@ -157,7 +168,7 @@ class _Sampler:
         extra = params.extra_args or {}
         row = extra.get(ROW)
         if isinstance(row, dict) and "probe" in row:
-            self.rows.add_probe(index, row["probe"])
+            self.rows.add_probe(index, row["probe"], row["at"])
             return True
         budget = read_budget({key: value for key, value in extra.items() if key != ROW})
         if row is None and not budget.is_set:
@@ -188,45 +199,51 @@ class _Sampler:
             temperature[one] = second
 
     def receive(self) -> None:
-        """Take in what the scheduler says."""
+        """Before each forward pass: take in what the scheduler says, and tell it what earlier steps have measured."""
         for datagram in self._channel.received():
             self.rows.receive(datagram)
+        self._reports.flush()
 
     def apply(self, logits: torch.Tensor, rows: dict[int, int] | None) -> None:
         """`rows`: slot -> row of the logits, for those that sample; without it they are the same, and all do."""
         slots = None if rows is None else list(rows)
         forced, tokens, guarded, measured = self.rows.step(logits.shape[0] if rows is None else 0, slots)
-        entropies: list[float] = []
+        pending = None
         if measured:
-            entropies = _entropies(logits, measured if rows is None else [rows[slot] for slot in measured])
+            pending = self._reports.measure(logits, measured if rows is None else [rows[slot] for slot in measured])
+        is_told_now = False
         if guarded:
-            self._guard(logits, guarded, guarded if rows is None else [rows[slot] for slot in guarded])
+            is_told_now = self._guard(logits, guarded, guarded if rows is None else [rows[slot] for slot in guarded])
         if forced:
-            at = torch.tensor(forced if rows is None else [rows[slot] for slot in forced], device=logits.device)
+            at = _on(logits, forced if rows is None else [rows[slot] for slot in forced])
             logits[at] = float("-inf")
-            logits[at, torch.tensor(tokens, device=logits.device)] = 0.0
-        report = self.rows.report(entropies)
-        if report is not None:
-            self._channel.tell(report)
+            logits[at, _on(logits, tokens)] = 0.0
+        self._reports.add(self.rows.told(), pending)
+        self._reports.flush(waits=is_told_now)
 
-    def _guard(self, logits: torch.Tensor, slots: list[int], rows: list[int]) -> None:
+    def _guard(self, logits: torch.Tensor, slots: list[int], rows: list[int]) -> bool:
         """The probability of an end of sequence goes to the first token of the end marker, which is then as likely as
-        the two together."""
-        at = torch.tensor(rows, device=logits.device)
-        temperature = torch.tensor([self._temperature.get(slot, 0.0) for slot in slots], device=logits.device)
+        the two together. Whether that has to be told before the token is: the scheduler's own `Enforcer` must know what
+        the token stood for. Then the device was waited for, and its entropies are there as well."""
+        at = _on(logits, rows)
+        temperature = on_device([self._temperature.get(slot, 0.0) for slot in slots], logits.device, torch.float32)
         first = self.rows.guard_token
-        ends = logits[at[:, None], torch.tensor(self._eos, device=logits.device)]
+        eos = _on(logits, self._eos)
+        ends = logits[at[:, None], eos]
         own = logits[at, first]
         both = torch.cat((ends, own[:, None]), dim=1)
         sampled = temperature >= _GREEDY_BELOW
         divided = both / torch.where(sampled, temperature, 1.0)[:, None]
         together = torch.where(sampled, temperature * divided.logsumexp(dim=1), both.max(dim=1).values)
-        logits[at[:, None], torch.tensor(self._eos, device=logits.device)] = float("-inf")
+        logits[at[:, None], eos] = float("-inf")
         logits[at, first] = together
-        if self.rows.guard_continues or logits.device.type == "cpu":
-            # Reading it back waits for the device: only where the marker's other tokens have to follow.
-            likelier = (ends.max(dim=1).values > own).tolist()
-            self.rows.guard([slot for slot, is_likelier in zip(slots, likelier, strict=True) if is_likelier])
+        if not self.rows.guard_continues and logits.device.type != "cpu":
+            return False
+        # Reading it back waits for the device: only where the marker's other tokens have to follow.
+        likelier = (ends.max(dim=1).values > own).tolist()
+        stands = [slot for slot, is_likelier in zip(slots, likelier, strict=True) if is_likelier]
+        self.rows.guard(stands)
+        return bool(stands)
 
 
 class _Slots:
@@ -295,15 +312,8 @@ def interrupts_of(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     return found
 
 
-def _entropies(logits: torch.Tensor, rows: list[int]) -> list[float]:
-    """Entropy in nats of the rows' distributions."""
-    element = _ELEMENTS.get(logits.dtype)
-    if logits.device.type == "cpu" and element is not None and logits.stride(1) == 1:
-        shape = (logits.shape[0], logits.shape[1], logits.stride(0))
-        return _native.entropies(logits.data_ptr(), element, shape, rows)
-    logs = logits[torch.tensor(rows, device=logits.device)].float().log_softmax(dim=-1)
-    # 0 * -inf is nothing.
-    return torch.special.entr(logs.exp()).sum(dim=-1).tolist()
+def _on(logits: torch.Tensor, values: list[int]) -> torch.Tensor:
+    return on_device(values, logits.device, torch.int64)
 
 
 def _texts(texts: str | list[str]) -> list[str]:

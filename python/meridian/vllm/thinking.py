@@ -155,7 +155,7 @@ class ThinkHook:
                 break
             room -= len(prompt) - cached
             blocks -= needed_blocks
-            probe = self._make(request, key, prompt)
+            probe = self._make(request, key, tokens, prompt)
             self._offered[probe.request_id] = _Running(probe, key)
             enqueue(probe)
         return set(self._offered)
@@ -252,9 +252,10 @@ class ThinkHook:
             if run is not None:
                 self._thinking.probe_dropped(run.key)
 
-    def _make(self, request: Request, key: int, prompt: list[int]) -> Request:
+    def _make(self, request: Request, key: int, tokens: int, prompt: list[int]) -> Request:
         self._made += 1
-        params = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False, extra_args={ROW: {"probe": key}})
+        extra = {ROW: {"probe": key, "at": tokens}}
+        params = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False, extra_args=extra)
         return Request(
             f"{PROBE}{self._made}-{request.request_id}",
             prompt,

@@ -122,7 +122,7 @@ def test_entropies_are_of_the_distribution_before_it_is_changed() -> None:
     sampler = make_sampler(wire)
     take(sampler, 1, planned(7, NO_LIMIT, [], measured=True))
     take(sampler, 3, planned(8, 0, [], measured=True))
-    sampler.add(4, _probe_params(9), [200, START], [])
+    sampler.add(4, _probe_params(9, at=40), [200, START], [])
     logits = logits_of()
     before = logits.double()
     sampler.apply(logits, None)
@@ -130,16 +130,17 @@ def test_entropies_are_of_the_distribution_before_it_is_changed() -> None:
     records = [report[i : i + 17] for i in range(0, len(report), 17)]
     # A row that is forced has no entropy of its own to tell.
     assert [(record[0], int.from_bytes(record[1:9], "little")) for record in records] == [(0, 7), (2, 9)]
+    assert int.from_bytes(records[1][9:13], "little") == 40, "a probe is known by the token that it was due at"
     for record, row in zip(records, (1, 4), strict=True):
         nats = torch.frombuffer(bytearray(record[13:]), dtype=torch.float32)
         assert float(nats) == pytest.approx(_nats(before[row]), abs=1e-4)
     assert torch.equal(logits[4].double(), before[4]), "a probe is only looked at"
 
 
-def _probe_params(key: int) -> Any:
+def _probe_params(key: int, at: int) -> Any:
     from vllm import SamplingParams
 
-    return SamplingParams(temperature=0.0, max_tokens=1, extra_args={"meridian_row": {"probe": key}})
+    return SamplingParams(temperature=0.0, max_tokens=1, extra_args={"meridian_row": {"probe": key, "at": at}})
 
 
 def _nats(row: torch.Tensor) -> float:
@@ -150,7 +151,7 @@ def _nats(row: torch.Tensor) -> float:
 @pytest.mark.parametrize("vocabulary", [1, 2, 255, 4096, 151_936])
 @pytest.mark.parametrize("layout", ["whole", "strided", "transposed"])
 def test_entropies_are_those_of_64_bits(dtype: torch.dtype, vocabulary: int, layout: str) -> None:
-    from meridian.vllm.budget import _entropies
+    from meridian.vllm.reports import Reports
 
     generator = torch.Generator().manual_seed(vocabulary)
     made = (torch.randn(5, vocabulary, generator=generator) * 6).to(dtype)
@@ -166,16 +167,7 @@ def test_entropies_are_those_of_64_bits(dtype: torch.dtype, vocabulary: int, lay
         logits[2, 1] = 3.0
     rows = [4, 1, 2, 2]
     expected = [_nats(logits[row]) for row in rows]
-    assert _entropies(logits, rows) == pytest.approx(expected, abs=1e-4)
-
-
-def test_entropies_of_what_is_no_distribution_are_not_numbers_or_nothing() -> None:
-    """They are not taken for a low entropy by whoever hears of them."""
-    from meridian.vllm.budget import _entropies
-
-    logits = torch.zeros(3, 64)
-    logits[0], logits[1, 3] = float("-inf"), float("nan")
-    masked, broken, whole = _entropies(logits, [0, 1, 2])
-    assert not math.isfinite(broken)
-    assert not math.isfinite(masked) or masked == 0.0
-    assert whole == pytest.approx(math.log(64), abs=1e-5)
+    pending = Reports(Wire().tell).measure(logits, rows)
+    assert pending.entropies() == pytest.approx(expected, abs=1e-4)
+    is_native = dtype != torch.float64 and (layout != "transposed" or vocabulary == 1)
+    assert pending.backend.startswith("cpu-" if is_native else "torch")

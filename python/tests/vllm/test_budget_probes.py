@@ -25,6 +25,10 @@ CONFIG = """
 [scheduler]
 min_think_tokens = 100000
 max_think_tokens = 100000
+# So that how long the machine takes decides nothing: neither what a step holds, nor whether there is room for a probe.
+output_tpot_budget_ms = 1e9
+think_tpot_budget_ms = 1e9
+max_defer_ms = 1e9
 [kv_memory]
 growth_blocks = 0
 [entropy]
@@ -45,6 +49,7 @@ sys.path.insert(0, sys.argv[1])
 import forced_ends
 from meridian.bench.engine_run import ENVIRONMENT, MERIDIAN_CLASS
 from meridian.bench.model import model_dir
+from meridian import kernels
 
 is_async, blocks = sys.argv[2] == "async", int(sys.argv[3])
 os.environ.update(ENVIRONMENT)
@@ -184,6 +189,7 @@ def generate(record):
 
 
 found = {"without": generate(False), "with": generate(True), "scheduler": type(scheduler).__name__}
+found["launches"] = kernels.launches()
 print(json.dumps(found))
 """
 
@@ -217,6 +223,13 @@ def test_outputs_are_those_without_probes(found: dict[str, Any]) -> None:
     assert found["with"]["probes"]["done"] > 10
     assert found["with"]["tokens"] == found["without"]["tokens"]
     assert found["with"]["missed"] == 0
+
+
+def test_entropies_are_measured_by_the_kernels_and_nothing_else(found: dict[str, Any]) -> None:
+    (backend,) = found["launches"]
+    assert backend.startswith("cpu-")
+    # One more finds out at the start what there is.
+    assert found["launches"][backend] > found["with"]["facts"]["steps with probes"]
 
 
 def test_nobody_sees_a_probe(found: dict[str, Any]) -> None:

@@ -294,7 +294,7 @@ def test_a_request_that_is_gone_leaves_nothing_to_its_row() -> None:
     assert sampler.rows.step(1) == ([], [], [], [])
     sampler.rows.add(0, 1, [START], [], NO_LIMIT, [], True, False)
     assert sampler.rows.step(1)[0] == [], "nothing was kept of it"
-    sampler.rows.add_probe(0, 1)
+    sampler.rows.add_probe(0, 1, 3)
     assert sampler.rows.step(1)[3] == [0]
     assert sampler.rows.tokens(0) is None
 

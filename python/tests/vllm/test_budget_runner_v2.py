@@ -227,7 +227,7 @@ def test_a_request_with_nothing_set_is_declined() -> None:
 
 
 def test_what_is_measured_is_reported_for_the_row_of_the_request() -> None:
-    from meridian.vllm.budget import _entropies
+    from meridian import kernels
 
     runner = Runner()
     asked, other = Asked(planned(9, NO_LIMIT, [], measured=True)), Asked(None)
@@ -239,7 +239,7 @@ def test_what_is_measured_is_reported_for_the_row_of_the_request() -> None:
         assert len(report) == 17
         assert int.from_bytes(report[1:9], "little") == 9
         assert int.from_bytes(report[9:13], "little") == number
-        assert np.frombuffer(report[13:17], dtype="<f4")[0] == pytest.approx(_entropies(after, [1])[0], abs=1e-6)
+        assert np.frombuffer(report[13:17], dtype="<f4")[0] == pytest.approx(float(kernels.entropy(after)[1]), abs=1e-6)
 
 
 def test_the_loaders_of_both_runners_accept_the_class() -> None:

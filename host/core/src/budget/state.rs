@@ -163,12 +163,19 @@ impl ThinkBudget {
     /// sentence, a line or a clause; without an entropy it is no signal.
     pub fn on_token(&mut self, token: u32, entropy: Option<EntropySignal>, at_boundary: bool) {
         self.tokens = self.tokens.saturating_add(1);
-        let is_measured = entropy.is_some_and(|entropy| self.rpdi.push(entropy.nats() as f32));
-        if at_boundary && is_measured {
-            self.at_boundary = self.rpdi.value();
+        if let Some(entropy) = entropy {
+            self.on_entropy(entropy, at_boundary);
         }
         for (pattern, matched) in self.interrupts.iter().zip(&mut self.matched) {
             self.is_interrupted |= pattern.advance(matched, token);
+        }
+    }
+
+    /// Take in the entropy of a token that was taken in without: it was measured on a device, and came later than the token.
+    /// They come in the order of their tokens.
+    pub fn on_entropy(&mut self, entropy: EntropySignal, at_boundary: bool) {
+        if self.rpdi.push(entropy.nats() as f32) && at_boundary {
+            self.at_boundary = self.rpdi.value();
         }
     }
 

@@ -1,0 +1,83 @@
+"""bench/gpu on a machine without a GPU: its launches and checks run on the emulated device; its times cannot."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "bench" / "gpu"))
+
+import driver
+from checks import check, figure
+from driver import ROOT, Failed, Kernels, Params, compile_cubin, splits
+
+
+def test_the_parameters_are_those_of_the_host() -> None:
+    # kernels/src/cuda/params.rs has the same sizes and cases.
+    assert ctypes.sizeof(Params) == 96
+    assert Params.alpha.offset == 80
+    row = 151_936 * 2
+    assert [splits(count, row, 132) for count in (1, 8, 64, 256, 661, 4096)] == [75, 75, 10, 5, 4, 2]
+    assert splits(1, 2, 132) == 1
+
+
+def test_everything_right_on_the_emulated_device_is_found_right() -> None:
+    import torch
+
+    kernels = Kernels.emulated(torch)
+    figures = check(kernels, seed=11, small=True)
+    assert len(figures) == 23
+    assert [one["name"] for one in figures if one["holds"] is False] == []
+
+
+def test_a_wrong_answer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    kernels = Kernels.emulated(torch)
+    right = kernels.launch
+
+    def wrong(logits: torch.Tensor, answers: torch.Tensor, **columns: Any) -> None:
+        # The last row is not written.
+        right(logits, answers, **columns)
+        kernels.synchronize()
+        answers[-1] = -1
+
+    monkeypatch.setattr(kernels, "launch", wrong)
+    figures = check(kernels, seed=11, small=True)
+    failed = [one["name"] for one in figures if one["holds"] is False]
+    assert "float32: relative error of entropy, worst of all shapes" in failed
+    assert "float32: rows whose likeliest token is another" in failed
+
+
+def test_a_figure_knows_whether_it_holds() -> None:
+    assert figure("a", 2.0, "us", "< 12")["holds"]
+    assert not figure("a", 12.0, "us", "< 12")["holds"]
+    assert figure("a", 0.9, "ratio", ">= 0.9")["holds"]
+    assert figure("a", 0.9, "ratio")["holds"] is None
+
+
+def test_what_the_compiler_says_is_told() -> None:
+    with pytest.raises(Failed, match='"none" is undefined'):
+        compile_cubin(90, "-DMERIDIAN_UNROLL=none")
+
+
+def test_the_compiler_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nvcc").write_text("")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    assert driver.nvcc() == str(tmp_path / "bin" / "nvcc")
+
+
+def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    command = [sys.executable, str(ROOT / "bench" / "gpu" / "entropy.py"), "--out", str(out)]
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert (done.returncode, done.stderr) == (3, "not measured: PyTorch sees no CUDA device\n")
+    assert not out.exists()
