@@ -21,7 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from areas import bench, budget, core, kv, runtime, slice
+from areas import bench, budget, core, kernels, kv, runtime, slice
 from areas.common import RESULTS, ROOT, provenance, say
 
 PAIRS = 5
@@ -32,9 +32,12 @@ AREAS = {
     "kv": kv.parts,
     "budget": budget.parts,
     "bench": bench.parts,
+    "kernels": kernels.parts,
 }
 # Pages with a table between `<!-- figures:AREA -->` and `<!-- /figures:AREA -->`.
-PAGES = tuple(ROOT / page for page in ("README.md", "docs/src/benchmarks.md", "docs/src/simulator.md"))
+PAGES = tuple(
+    ROOT / page for page in ("README.md", "docs/src/benchmarks.md", "docs/src/simulator.md", "docs/src/kernels.md")
+)
 
 
 def shown(line: dict[str, Any]) -> str:
