@@ -311,6 +311,25 @@ fn what_nobody_overwrites_holds_nobody_up() {
     assert_close(&pending.wait().unwrap()[0], &[1.0; 100], 1.0, -1);
 }
 
+#[test]
+fn the_thread_keeps_its_own_context() {
+    let driver = Driver::get();
+    let stream = driver.stream();
+    let logits = OnDevice::new(&driver, Element::F32, &[vec![1.0; 100]], 0, 0);
+    let own = driver.own();
+    measure(&logits.matrix(&stream), &Request::default());
+    assert_eq!(driver.own(), own);
+    driver.fail(c"cuLaunchKernel", 0, 719);
+    // SAFETY: the emulator's memory, freed after the work.
+    assert!(unsafe { launch(&logits.matrix(&stream), &Request::default(), None) }.is_err());
+    assert_eq!(driver.own(), own);
+    // SAFETY: as above.
+    let pending = unsafe { launch(&logits.matrix(&stream), &Request::default(), None) }.unwrap();
+    while !pending.is_ready().unwrap() {}
+    assert_eq!(driver.own(), own);
+    drop(pending);
+}
+
 /// Answers are taken in another order than they were asked for, or never.
 #[test]
 fn many_launches_under_way() {

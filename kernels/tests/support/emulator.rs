@@ -89,6 +89,16 @@ impl Driver {
         assert_eq!(call!(self, b"cuCtxSetCurrent", fn(*mut c_void) -> c_int, context), 0);
     }
 
+    /// What the thread has for itself: its context, and what a capture of somebody else forbids it.
+    pub fn own(&self) -> (*mut c_void, c_int) {
+        let (mut context, mut mode) = (std::ptr::null_mut(), 0);
+        assert_eq!(call!(self, b"cuCtxGetCurrent", fn(*mut *mut c_void) -> c_int, &raw mut context), 0);
+        call!(self, b"cuThreadExchangeStreamCaptureMode", fn(*mut c_int) -> c_int, &raw mut mode);
+        let mut back = mode;
+        call!(self, b"cuThreadExchangeStreamCaptureMode", fn(*mut c_int) -> c_int, &raw mut back);
+        (context, mode)
+    }
+
     pub fn stream(&self) -> Stream {
         let mut stream = std::ptr::null_mut();
         let code = call!(self, b"cuStreamCreate", fn(*mut *mut c_void, u32) -> c_int, &raw mut stream, 1);
