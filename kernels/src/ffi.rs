@@ -128,9 +128,9 @@ pub extern "C" fn meridian_kernels_abi_version() -> u32 {
 
 /// Begin to measure rows of logits: on the CPU at once, on the caller's thread; on a CUDA device on a stream of its own,
 /// after what is on the given one. On success *pending is a handle for meridian_pending_wait or meridian_pending_drop,
-/// one of which must get it; otherwise *pending is NULL and nothing was launched.
+/// one of which must get it; otherwise *pending is NULL, and nothing was launched if the result is negative.
 ///
-/// A positive result is the CUresult of a launch that failed.
+/// A positive result is the CUresult of a launch that failed, of which the device may have done a part.
 ///
 /// # Safety
 ///

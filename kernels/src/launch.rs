@@ -115,8 +115,8 @@ impl Pending {
 ///
 /// `matrix.logits` is the address of `(rows - 1) * row_stride + vocab` initialized logits of one allocation in the memory
 /// of `matrix.place`. On the CPU nobody writes to them during the call. On CUDA they stay allocated until the work is
-/// done; what writes to them before that is on `matrix.place`'s stream or ordered after it; the stream is a live one of
-/// the device's primary context. Device tokens are as many as rows; `probes.states` are `len` states, which nobody else
+/// done, or are freed in the order of `matrix.place`'s stream where that waits for the read; what writes to them before
+/// that is on this stream or ordered after it; the stream is a live one of the device's primary context. Device tokens are as many as rows; `probes.states` are `len` states, which nobody else
 /// touches until the work is done.
 ///
 /// # Errors
