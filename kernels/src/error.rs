@@ -72,7 +72,7 @@ pub enum Missing {
     #[error("the device is of compute capability {}.{}, and 8.0 or newer is needed", .0 / 10, .0 % 10)]
     Architecture(u32),
     /// The run-time compiler, where no kernels were compiled ahead.
-    #[error("no kernels were compiled ahead for this device, and NVRTC (libnvrtc.so) was not found")]
+    #[error("no kernels were compiled ahead for this device, and no NVRTC (libnvrtc.so) that works was found")]
     Nvrtc,
     /// A function of the driver's or of NVRTC's library.
     #[error("the CUDA libraries have no function {0}")]

@@ -491,7 +491,7 @@ fn what_is_missing_is_named() {
             "not available on this machine: no CUDA driver (libcuda.so.1) was found",
             "not available on this machine: the CUDA driver knows no device 3",
             "not available on this machine: the device is of compute capability 7.5, and 8.0 or newer is needed",
-            "not available on this machine: no kernels were compiled ahead for this device, and NVRTC (libnvrtc.so) was not found",
+            "not available on this machine: no kernels were compiled ahead for this device, and no NVRTC (libnvrtc.so) that works was found",
             "not available on this machine: the CUDA libraries have no function cuInit",
         ]
     );

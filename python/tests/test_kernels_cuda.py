@@ -144,6 +144,23 @@ print(json.dumps(found))
 """
 
 
+STUB = """
+import ctypes, sys
+
+ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
+ctypes.CDLL(sys.argv[2], mode=ctypes.RTLD_GLOBAL)
+from meridian import _native
+
+try:
+    _native.launch_rows(4096, "float32", (1, 8, 8), (0, 0, True), None)
+except _native.KernelUnavailable as why:
+    print(why)
+except ValueError as why:
+    # A build that carries PTX needs no NVRTC; the address is none of the device.
+    print(why)
+"""
+
+
 def script(name: str) -> str:
     done = subprocess.run([str(ROOT / "scripts" / name)], stdout=subprocess.PIPE, text=True, check=True)
     return done.stdout.strip()
@@ -197,3 +214,17 @@ def test_failures_are_told(found: dict[str, Any]) -> None:
 
 def test_only_the_kernels_ran(found: dict[str, Any]) -> None:
     assert set(found["launches"]) == {"cuda"}
+
+
+def test_an_nvrtc_that_does_not_work_is_as_good_as_none(tmp_path: Path) -> None:
+    """As scripts/make_cuda_stubs.py makes them: every function is there, and answers with an error nobody knows."""
+    functions = ("Version", "CreateProgram", "CompileProgram", "DestroyProgram")
+    functions += ("GetPTXSize", "GetPTX", "GetProgramLogSize", "GetProgramLog")
+    source, library = tmp_path / "stub.c", tmp_path / "libnvrtc.so"
+    source.write_text("".join(f"int nvrtc{name}(void) {{ return 999; }}\n" for name in functions))
+    subprocess.run(["cc", "-shared", "-fPIC", "-Wl,-soname,libnvrtc.so", "-o", str(library), str(source)], check=True)
+    command = [sys.executable, "-c", STUB, script("build-cuda-emulator.sh"), str(library)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = done.stdout.strip()
+    assert said.endswith(("and no NVRTC (libnvrtc.so) that works was found", "memory of the launch's device"))

@@ -72,7 +72,8 @@ fn kept_or_compiled(folder: Option<&Path>, source: &str, target: u32) -> Result<
             return Err(KernelError::Unavailable(Missing::Symbol(name)));
         }
     }
-    let kept = folder.map(|folder| folder.join(file(source, target)));
+    let version = version()?;
+    let kept = folder.map(|folder| folder.join(file(version, source, target)));
     if let Some(ptx) = kept.as_deref().and_then(read) {
         return Ok(ptx);
     }
@@ -101,11 +102,21 @@ fn compile(source: &str, target: u32) -> Result<String, KernelError> {
     }
 }
 
-/// Name of the file with the PTX of this text by this NVRTC.
-fn file(source: &str, target: u32) -> String {
+/// Version of NVRTC, and that it works: a stub of the library has the functions too, and cudarc takes any answer for one of
+/// those it knows.
+fn version() -> Result<(i32, i32), KernelError> {
+    type Version = unsafe extern "C" fn(*mut i32, *mut i32) -> i32;
     let (mut major, mut minor) = (0, 0);
-    // SAFETY: both are written to; the function was found.
-    unsafe { nvrtc::sys::nvrtcVersion(&raw mut major, &raw mut minor) };
+    // SAFETY: the function was found, and is of this type; both are written to.
+    let code = unsafe {
+        let found = nvrtc::sys::culib().get::<Version>(b"nvrtcVersion");
+        found.map(|version| version(&raw mut major, &raw mut minor))
+    };
+    if matches!(code, Ok(0)) { Ok((major, minor)) } else { Err(KernelError::Unavailable(Missing::Nvrtc)) }
+}
+
+/// Name of the file with the PTX of this text by this NVRTC.
+fn file((major, minor): (i32, i32), source: &str, target: u32) -> String {
     let mut key = Sha256::new();
     key.update(format!("{major}.{minor} compute_{target}\n{source}"));
     format!("{}.ptx", &hex(key)[..32])
