@@ -14,7 +14,8 @@
 // EAT for the row of a probe. One launch, no other memory than the logits, a few bytes a block, and the answers.
 //
 // The same text is compiled by nvcc, by NVRTC without any header, and for the host, where tests/emulator runs it thread by
-// thread. What those do not share are the few functions under "The device".
+// thread. What those do not share are the few functions under "The device". It is one long file because NVRTC is given one
+// text, and no folder to look for others in.
 
 typedef unsigned int u32;
 typedef unsigned short u16;

@@ -71,6 +71,9 @@ pub enum Missing {
     /// A GPU that the kernels are not written for, by its compute capability times ten.
     #[error("the device is of compute capability {}.{}, and 8.0 or newer is needed", .0 / 10, .0 % 10)]
     Architecture(u32),
+    /// PTX of a version that the driver takes, with the driver's own code (a `CUresult`): the compiler is newer than it.
+    #[error("the CUDA driver does not take the kernels (code {0})")]
+    Ptx(i32),
     /// The run-time compiler, where no kernels were compiled ahead.
     #[error("no kernels were compiled ahead for this device, and no NVRTC (libnvrtc.so) that works was found")]
     Nvrtc,

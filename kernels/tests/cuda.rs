@@ -482,15 +482,24 @@ fn failures_of_the_driver() {
 
 #[test]
 fn what_is_missing_is_named() {
-    let texts =
-        [Missing::Driver, Missing::Device(3), Missing::Architecture(75), Missing::Nvrtc, Missing::Symbol("cuInit")]
-            .map(|missing| KernelError::Unavailable(missing).to_string());
+    let texts = [
+        Missing::Driver,
+        Missing::DriverStart(34),
+        Missing::Device(3),
+        Missing::Architecture(75),
+        Missing::Ptx(222),
+        Missing::Nvrtc,
+        Missing::Symbol("cuInit"),
+    ]
+    .map(|missing| KernelError::Unavailable(missing).to_string());
     assert_eq!(
         texts,
         [
             "not available on this machine: no CUDA driver (libcuda.so.1) was found",
+            "not available on this machine: the CUDA driver does not start (code 34)",
             "not available on this machine: the CUDA driver knows no device 3",
             "not available on this machine: the device is of compute capability 7.5, and 8.0 or newer is needed",
+            "not available on this machine: the CUDA driver does not take the kernels (code 222)",
             "not available on this machine: no kernels were compiled ahead for this device, and no NVRTC (libnvrtc.so) that works was found",
             "not available on this machine: the CUDA libraries have no function cuInit",
         ]

@@ -2,9 +2,9 @@
 
 mod support;
 
-use meridian_kernels::{Element, Isa};
+use meridian_kernels::{Element, Isa, Shape};
 use proptest::prelude::*;
-use support::{ALL, Matrix, bits_of, normal, reference, uniform, value_of};
+use support::{ALL, Matrix, bits_of, mask, normal, reference, value_of};
 
 const BOUND: f64 = 1e-5;
 /// Qwen3.
@@ -40,19 +40,10 @@ proptest! {
         element in prop::sample::select(ALL.to_vec()),
         seed: u64,
     ) {
-        let mut seed = seed;
         let stride = vocab + gap;
         let mut values = normal(rows * stride, 10f32.powf(scale), seed);
-        for (i, value) in values.iter_mut().enumerate() {
-            *value += offset;
-            if uniform(&mut seed) < masked {
-                *value = f32::NEG_INFINITY;
-            }
-            // What is between the rows is nobody's business.
-            if i % stride >= vocab {
-                *value = f32::NAN;
-            }
-        }
+        values.iter_mut().for_each(|value| *value += offset);
+        mask(&mut values, Shape { rows, vocab, row_stride: stride }, masked, seed);
         check(&Matrix::new(element, rows, vocab, stride, &values));
     }
 

@@ -4,7 +4,7 @@ mod support;
 
 use meridian_kernels::{Element, Isa, Logits, Request, RowStats, Shape, Tokens};
 use proptest::prelude::*;
-use support::{ALL, Matrix, bits_of, normal, reference, uniform, value_of};
+use support::{ALL, Matrix, bits_of, mask, normal, reference, uniform, value_of};
 
 const BOUND: f64 = 1e-5;
 const VOCAB: usize = 151_936;
@@ -80,16 +80,11 @@ proptest! {
         let mut seed = seed;
         let stride = vocab + gap;
         let mut values = normal(rows * stride, 10f32.powf(scale), seed);
-        for (i, value) in values.iter_mut().enumerate() {
+        for value in &mut values {
             // Few values, so that the maximum is there more than once.
-            *value = if seed % 2 == 0 { (*value + offset).round() } else { *value + offset };
-            if uniform(&mut seed) < masked {
-                *value = f32::NEG_INFINITY;
-            }
-            if i % stride >= vocab {
-                *value = f32::NAN;
-            }
+            *value = if uniform(&mut seed) < 0.5 { (*value + offset).round() } else { *value + offset };
         }
+        mask(&mut values, Shape { rows, vocab, row_stride: stride }, masked, seed);
         let chosen: Option<Vec<u32>> =
             chosen.map(|chosen| chosen.iter().map(|index| index.index(rows) as u32).collect());
         let count = chosen.as_ref().map_or(rows, Vec::len);

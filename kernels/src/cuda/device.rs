@@ -305,13 +305,25 @@ impl Slots {
     }
 }
 
+/// What a driver says of PTX that it does not take.
+const REFUSALS: [CUresult; 4] = [
+    CUresult::CUDA_ERROR_INVALID_IMAGE,
+    CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU,
+    CUresult::CUDA_ERROR_INVALID_PTX,
+    CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
+];
+
 /// The kernels, for a device of this compute capability, in the current context.
 fn load_module(capability: u32) -> Result<CUmodule, KernelError> {
     let load = |ptx: &str| {
         let text = CString::new(ptx).map_err(|_| KernelError::Compile("PTX with a NUL in it".into()))?;
         let mut module = std::ptr::null_mut();
         // SAFETY: written to; the text ends with NUL.
-        unsafe { cuda!(cuModuleLoadData(&raw mut module, text.as_ptr().cast())) }.map(|()| module)
+        let loaded = unsafe { sys::cuModuleLoadData(&raw mut module, text.as_ptr().cast()) };
+        if REFUSALS.contains(&loaded) {
+            return Err(KernelError::Unavailable(Missing::Ptx(loaded as i32)));
+        }
+        driver::result(loaded).map(|()| module)
     };
     if let Some(ptx) = ptx::ahead(capability) {
         match load(ptx) {

@@ -117,39 +117,34 @@ fn version() -> Result<(i32, i32), KernelError> {
 
 /// Name of the file with the PTX of this text by this NVRTC.
 fn file((major, minor): (i32, i32), source: &str, target: u32) -> String {
-    let mut key = Sha256::new();
-    key.update(format!("{major}.{minor} compute_{target}\n{source}"));
-    format!("{}.ptx", &hex(key)[..32])
+    let key = sha256(&format!("{major}.{minor} compute_{target}\n{source}"));
+    format!("{}.ptx", &key[..32])
 }
 
 /// A kept text, if it is what was written: the first line is the SHA-256 of the rest.
 fn read(path: &Path) -> Option<String> {
     let kept = fs::read_to_string(path).ok()?;
     let (first, ptx) = kept.split_once('\n')?;
-    let mut sum = Sha256::new();
-    sum.update(ptx);
-    (first == format!("// sha256 {}", hex(sum))).then(|| ptx.to_owned())
+    (first == format!("// sha256 {}", sha256(ptx))).then(|| ptx.to_owned())
 }
 
 /// In a file of its own first: another process may read at the same time.
 fn write(path: &Path, ptx: &str) -> std::io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     fs::create_dir_all(folder)?;
-    let mut sum = Sha256::new();
-    sum.update(ptx);
     // A process of the same number may have left one behind, in a container for example.
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
     let made = path.with_extension(format!("{}-{now}.tmp", std::process::id()));
     let mut file = fs::OpenOptions::new().write(true).create_new(true).open(&made)?;
-    let written = write!(file, "// sha256 {}\n{ptx}", hex(sum)).and_then(|()| fs::rename(&made, path));
+    let written = write!(file, "// sha256 {}\n{ptx}", sha256(ptx)).and_then(|()| fs::rename(&made, path));
     if written.is_err() {
         let _ = fs::remove_file(&made);
     }
     written
 }
 
-fn hex(sum: Sha256) -> String {
-    sum.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+fn sha256(text: &str) -> String {
+    Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -7,6 +7,8 @@
 // - Memory is full of nonsense at first, and again when it was freed.
 // - Addresses that are not of the device, handles that are none, and calls without a context are refused.
 //
+// It is long because the interface is: a function of the driver's after the other, a few lines each.
+//
 // emulator_* are for the tests: seeds, failures, what was called.
 
 #include <cstdint>

@@ -77,6 +77,11 @@ impl Driver {
         call!(self, b"emulator_calls", fn(*const c_char) -> c_int, name.as_ptr())
     }
 
+    /// Devices that there are from now on.
+    pub fn devices(&self, count: c_int) {
+        call!(self, b"emulator_devices", fn(c_int) -> (), count)
+    }
+
     pub fn capture(&self, stream: &Stream, captures: bool) {
         call!(self, b"emulator_capture", fn(*mut c_void, c_int) -> (), stream.0, captures.into())
     }

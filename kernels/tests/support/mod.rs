@@ -101,6 +101,18 @@ pub fn reference(values: &[f32], temperature: f32) -> (f64, f64) {
     (s.ln() - t / s, s.ln())
 }
 
+/// Mask a part of the logits, and put into the gaps between the rows what is nobody's business.
+pub fn mask(values: &mut [f32], shape: Shape, masked: f32, mut seed: u64) {
+    for (i, value) in values.iter_mut().enumerate() {
+        if uniform(&mut seed) < masked {
+            *value = f32::NEG_INFINITY;
+        }
+        if i % shape.row_stride >= shape.vocab {
+            *value = f32::NAN;
+        }
+    }
+}
+
 pub fn uniform(seed: &mut u64) -> f32 {
     *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     (*seed >> 40) as f32 / (1u64 << 24) as f32
