@@ -84,7 +84,10 @@ pub enum EvictionSubject {
 }
 
 /// The default: within a tier the block last used longest ago, of one request its tail before its head, so that what
-/// is left is still a prefix; among requests the one that loses the fewest blocks, then the youngest.
+/// is left is still a prefix; among requests the one that loses the fewest computed tokens, then the fewest blocks, then the
+/// youngest. Where no block size is known, no request has computed any.
+///
+/// It is the rule of the policy `tiered-lru` without a call: no keys, so that the manager's own order holds.
 ///
 /// ```
 /// use meridian_core::{EvictionPolicy, Memory, TieredLru};

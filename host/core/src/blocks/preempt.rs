@@ -72,7 +72,9 @@ fn order(pool: &Pool, judge: &mut Judge, spared: RequestId, class: BlockTier) ->
         .iter()
         .zip(requests)
         .enumerate()
-        .map(|(i, (candidate, (seq, request, _)))| (key(i), candidate.blocks, Reverse(seq), request))
+        .map(|(i, (candidate, (seq, request, _)))| {
+            (key(i), candidate.computed_tokens, candidate.blocks, Reverse(seq), request)
+        })
         .collect();
     order.sort_unstable();
     order.into_iter().map(|(.., request)| request).collect()
