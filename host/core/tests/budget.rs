@@ -1,9 +1,7 @@
 //! When thinking ends and how it is ended.
 
-use meridian_core::budget::{Eat, Ending, EosGuard, ForceReason, Rpdi, ThinkBudget, Thinking, Thresholds, Verdict};
-use meridian_core::{
-    EntropySignal, EntropyUnit, Markers, MeridianConfig, Pattern, PhaseRouter, RequestId, RoutedRequest,
-};
+use meridian_core::budget::{Eat, Ending, ForceReason, Rpdi, ThinkBudget, Thresholds, Verdict};
+use meridian_core::{EntropySignal, EntropyUnit, MeridianConfig, Pattern};
 use proptest::prelude::*;
 
 fn thresholds() -> Thresholds {
@@ -285,32 +283,6 @@ fn what_ends_nothing_is_refused() {
     let refusal = |forced: &[u32], ends: Vec<Pattern>| Ending::new(forced.to_vec(), ends).unwrap_err().to_string();
     assert_eq!(refusal(&[], vec![]), "markers: no end marker to force");
     assert!(refusal(&[50], vec![pattern(&[1])]).starts_with("markers: the tokens to force have no end marker"));
-}
-
-#[test]
-fn the_end_of_sequence_becomes_the_end_marker() {
-    let guard = EosGuard::new(vec![100, 101], vec![pattern(&[1, 2]), pattern(&[3, 4])]).unwrap();
-    assert_eq!(guard.check(101, Thinking::Open, &[9]).unwrap().next(&[]), Some(1));
-    assert_eq!(guard.check(101, Thinking::Open, &[9, 1]).unwrap().next(&[]), Some(2));
-    assert_eq!(guard.check(101, Thinking::Open, &[9, 3]).unwrap().next(&[]), Some(4));
-    assert_eq!(guard.check(9, Thinking::Open, &[9]), None);
-    assert_eq!(guard.check(100, Thinking::Over, &[9]), None);
-}
-
-#[test]
-fn a_model_that_answers_with_the_end_of_sequence_is_left_alone() {
-    let guard = EosGuard::new(vec![100], vec![pattern(&[1, 2])]).unwrap();
-    let router = PhaseRouter::new(Markers::new(vec![vec![7]], vec![vec![1, 2]], vec![]).unwrap());
-    let progress = |id: u64, prompt: &[u32], tokens: &[u32]| {
-        router.register(RequestId(id), &RoutedRequest { prompt, ..RoutedRequest::default() }).unwrap();
-        tokens.iter().for_each(|token| _ = router.process_token(RequestId(id), *token));
-        let progress = router.progress(RequestId(id)).unwrap();
-        Thinking::of(progress.phase, progress.think_tokens)
-    };
-    assert_eq!(guard.check(100, progress(1, &[5], &[]), &[]), None, "undecided, and it answers with nothing");
-    assert_eq!(guard.check(100, progress(2, &[5], &[40]), &[]), None);
-    assert!(guard.check(100, progress(3, &[5], &[7]), &[]).is_some());
-    assert!(guard.check(100, progress(4, &[5, 7], &[40]), &[40]).is_some());
 }
 
 proptest! {

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use crate::{Error, Pattern, ThinkPhase};
+use crate::{Error, Pattern};
 
 /// How the thinking of a model is made to end: the tokens to force, and everything that ends thinking.
 ///
@@ -162,77 +162,5 @@ impl ForcedEnding {
                 Some(end.tokens()[usize::from(matched)])
             }
         }
-    }
-}
-
-/// What is known of whether a request thinks.
-///
-/// ```
-/// use meridian_core::ThinkPhase;
-/// use meridian_core::budget::Thinking;
-///
-/// assert_eq!(Thinking::of(ThinkPhase::Think, 0), Thinking::Undecided);
-/// assert_eq!(Thinking::of(ThinkPhase::Think, 1), Thinking::Open);
-/// assert_eq!(Thinking::of(ThinkPhase::Output, 1), Thinking::Over);
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Thinking {
-    /// Neither the prompt nor the model has opened it yet: the model may still answer without.
-    Undecided,
-    /// The request thinks.
-    Open,
-    /// It answers.
-    Over,
-}
-
-impl Thinking {
-    /// What a [`Progress`](crate::Progress) tells. Before the first token it does not tell whether the prompt has opened
-    /// thinking: a caller who knows that it has says [`Thinking::Open`].
-    #[must_use]
-    pub fn of(phase: ThinkPhase, think_tokens: u32) -> Self {
-        match phase {
-            ThinkPhase::Output => Self::Over,
-            ThinkPhase::Think if think_tokens > 0 => Self::Open,
-            ThinkPhase::Prefill | ThinkPhase::Think => Self::Undecided,
-        }
-    }
-}
-
-/// Keeps a request from ending inside its thinking with an empty answer: an end-of-sequence token that was sampled there
-/// becomes the end marker, and the answer follows. A model that ends the sequence while it is open whether it thinks has
-/// answered with nothing, and is left alone.
-///
-/// ```
-/// use meridian_core::Pattern;
-/// use meridian_core::budget::{EosGuard, Thinking};
-///
-/// let guard = EosGuard::new(vec![2], vec![Pattern::new(vec![8, 9]).unwrap()]).unwrap();
-/// let ending = guard.check(2, Thinking::Open, &[5, 6]).unwrap();
-/// assert_eq!(ending.next(&[]), Some(8), "in place of the end of sequence");
-/// assert_eq!(ending.next(&[8]), Some(9));
-/// assert!(guard.check(2, Thinking::Undecided, &[]).is_none());
-/// assert!(guard.check(2, Thinking::Over, &[8, 9]).is_none());
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EosGuard {
-    eos: Vec<u32>,
-    ending: Ending,
-}
-
-impl EosGuard {
-    /// A guard against these end-of-sequence tokens for a model with these end markers.
-    ///
-    /// # Errors
-    /// [`Error::Markers`] without an end marker.
-    pub fn new(eos: Vec<u32>, ends: Vec<Pattern>) -> Result<Self, Error> {
-        Ok(Self { eos, ending: Ending::new(Vec::new(), ends)? })
-    }
-
-    /// What to emit instead of `sampled`, and after it, when a request has thought the tokens `before`; `None` when
-    /// `sampled` may stand. The ending has no phrase: the model was done thinking.
-    #[must_use]
-    pub fn check(&self, sampled: u32, thinking: Thinking, before: &[u32]) -> Option<ForcedEnding> {
-        let is_guarded = thinking == Thinking::Open && self.eos.contains(&sampled);
-        is_guarded.then(|| self.ending.after(before))
     }
 }

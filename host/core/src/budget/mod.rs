@@ -10,7 +10,7 @@ mod wire;
 
 pub use eat::Eat;
 pub use enforce::{Demand, EndRules, Enforcer, Limits};
-pub use force::{Ending, EosGuard, ForcedEnding, Thinking};
+pub use force::{Ending, ForcedEnding};
 pub use meridian_policy_sdk::budget::{Load, Point, Thresholds as PolicyThresholds, Verdict};
 pub use rpdi::Rpdi;
 pub use state::{ForceReason, Observed, ThinkBudget};

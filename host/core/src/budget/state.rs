@@ -56,7 +56,7 @@ pub enum ForceReason {
     Rpdi,
     /// An interrupt pattern was generated.
     Pattern,
-    /// The model ended the sequence inside its thinking; see [`super::EosGuard`].
+    /// The model ended the sequence inside its thinking, where that is guarded.
     EosGuard,
 }
 
