@@ -280,7 +280,7 @@ pub trait Control: Send + Sync {
     /// [`ControlError::Nothing`] without a shadow.
     fn promote(&self, slot: SlotName) -> Result<SwapReport, ControlError>;
 
-    /// Return to the previous version; a shadow is dropped.
+    /// Return to the previous version; a shadow stays.
     ///
     /// # Errors
     /// [`ControlError::Nothing`] without a previous version.
