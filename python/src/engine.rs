@@ -25,7 +25,7 @@ use crate::control::{Services, Slots};
 use crate::kv::BlockPool;
 use crate::policies::{Judges, Policies};
 use crate::thinking::{Followed, Thinking};
-use crate::{ConfigError, PolicyError, log};
+use crate::{ConfigError, config_error, log, policy_error};
 
 /// The mirror, the dispatch slot and the step-time model of one engine.
 ///
@@ -140,14 +140,14 @@ impl Engine {
         serves: bool,
         tool_calls: Vec<Vec<u32>>,
     ) -> PyResult<Self> {
-        let config = MeridianConfig::from_json(config_json).map_err(|error| ConfigError::new_err(error.to_string()))?;
+        let config = MeridianConfig::from_json(config_json).map_err(config_error)?;
         log::keep();
         let markers =
             Markers::new(starts, ends, padding).map_err(|error| ConfigError::new_err(format!("model: {error}")))?;
         let markers = markers.with_resuming(config.model.resumes);
         let base_dir = Path::new(base_dir);
         let trusted_keys = TrustedKeys::parse("policy.trusted_keys", &config.policy.trusted_keys, base_dir)
-            .map_err(|error| ConfigError::new_err(error.to_string()))?;
+            .map_err(config_error)?;
         // Filled once the engine is there: the slots come first.
         let status = Arc::new(OnceLock::new());
         let told = Arc::clone(&status);
@@ -155,7 +155,7 @@ impl Engine {
         // Compiling a component takes tens of milliseconds.
         let slots = py
             .detach(|| Slots::new(&config, base_dir, trusted_keys, || Box::new(process_status(told, named))))
-            .map_err(PolicyError::new_err)?;
+            .map_err(policy_error)?;
         let Slots { dispatch, eviction, budget, controller, recorder } = slots;
         let mut engine = DispatchEngine::new(dispatch, markers.clone(), &config.scheduler, block_tokens);
         engine.set_steps_ahead(steps_ahead);

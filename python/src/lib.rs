@@ -15,6 +15,7 @@ mod thinking;
 
 use std::path::{Path, PathBuf};
 
+use meridian_core::text::printable;
 use meridian_core::{MeridianConfig, ModelFamily};
 use meridian_runtime::config_file;
 use pyo3::create_exception;
@@ -50,8 +51,14 @@ pub(crate) fn to_json(value: &impl serde::Serialize) -> PyResult<String> {
     serde_json::to_string(value).map_err(config_error)
 }
 
-fn config_error(error: impl std::error::Error) -> PyErr {
-    ConfigError::new_err(error.to_string())
+/// Tracebacks and logs show it: paths and values in it are others' to choose.
+pub(crate) fn config_error(error: impl std::fmt::Display) -> PyErr {
+    ConfigError::new_err(printable(&error.to_string()).into_owned())
+}
+
+/// The same for a policy.
+pub(crate) fn policy_error(error: impl std::fmt::Display) -> PyErr {
+    PolicyError::new_err(printable(&error.to_string()).into_owned())
 }
 
 /// Run the `meridian` command line with these arguments (the first is the program's name); returns the exit code.

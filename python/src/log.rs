@@ -6,6 +6,7 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use meridian_core::text::printable;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::layer::{Context, SubscriberExt};
@@ -36,11 +37,8 @@ impl<S: Subscriber> Layer<S> for Keep {
         let mut line = Line::default();
         event.record(&mut line);
         // Paths and the words of a component are others' to choose: no line of theirs may look like one of ours.
-        let text: String = format!("{}{}", line.message, line.fields)
-            .chars()
-            .map(|c| if c.is_control() { '\u{fffd}' } else { c })
-            .take(MAX_CHARS)
-            .collect();
+        let text = format!("{}{}", line.message, line.fields);
+        let text: String = printable(&text).chars().take(MAX_CHARS).collect();
         let mut lines = LINES.lock().unwrap_or_else(PoisonError::into_inner);
         if lines.len() == KEPT {
             lines.pop_front();

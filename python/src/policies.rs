@@ -245,5 +245,5 @@ fn facts(row: LoadRow, judges: &Judges) -> Load {
 }
 
 fn report(done: Result<SwapReport, ControlError>) -> PyResult<String> {
-    crate::to_json(&done.map_err(|error| PolicyError::new_err(error.to_string()))?)
+    crate::to_json(&done.map_err(|error| crate::policy_error(error))?)
 }

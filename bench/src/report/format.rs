@@ -47,11 +47,9 @@ pub(super) fn short(value: f64) -> String {
     format!("{}{suffix}", text.trim_end_matches('0').trim_end_matches('.'))
 }
 
-/// Text from a file without what could steer a terminal or turn the direction of the text around it.
+/// Text from a file with nothing in it that could steer a terminal or turn the direction of the text around it.
 pub(crate) fn clean(text: &str) -> String {
-    let is_direction = |c| matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    let is_bad = |c: char| c.is_control() || is_direction(c) || matches!(c, '\u{feff}' | '\u{fffe}' | '\u{ffff}');
-    text.chars().map(|c| if is_bad(c) { '\u{fffd}' } else { c }).collect()
+    meridian_core::text::printable(text).into_owned()
 }
 
 /// [`clean`], cut to that many characters.
@@ -113,7 +111,7 @@ mod tests {
     fn hostile_text() {
         assert_eq!(
             escape("<a b=\"c\" d='e'>&\u{1b}[2J\u{202e}"),
-            "&lt;a b=&quot;c&quot; d=&#39;e&#39;&gt;&amp;\u{fffd}[2J\u{fffd}"
+            "&lt;a b=&quot;c&quot; d=&#39;e&#39;&gt;&amp;\\u{1b}[2J\\u{202e}"
         );
         assert_eq!(cut("abcdef", 4), "abc\u{2026}");
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use meridian_core::config::Listen;
+use meridian_core::text::printable;
 use meridian_runtime::admin::discovery::{self, Process};
 use meridian_runtime::control::ProcessStatus;
 use serde::Deserialize;
@@ -236,7 +237,7 @@ fn read_some(stream: &mut impl Read, read: &mut Vec<u8>) -> anyhow::Result<usize
     Ok(count)
 }
 
-/// A text of another process, safe for a terminal.
+/// A text of another process, safe for a terminal, in one line.
 pub(crate) fn shown(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    printable(text).into_owned()
 }

@@ -10,7 +10,7 @@ use meridian_runtime::config_file::{self, ConfigFile};
 use meridian_wasm::{GuestKind, Limits, Runtime, TrustedKeys};
 use serde_json::json;
 
-use crate::{print_json, print_line};
+use crate::{print_json, print_line, say};
 
 #[derive(Subcommand)]
 pub(crate) enum ConfigCommand {
@@ -93,7 +93,7 @@ fn check(found: &ConfigFile, json: bool) -> anyhow::Result<()> {
         return print_json(&json!({ "ok": true, "file": found.path, "warnings": warnings }));
     }
     for warning in &warnings {
-        eprintln!("warning: {warning}");
+        say(&format!("warning: {warning}"));
     }
     Ok(print_line(&match &found.path {
         Some(path) => format!("ok       {}", path.display()),

@@ -13,6 +13,7 @@ use std::ffi::OsString;
 use std::io::Write;
 
 use clap::{Parser, Subcommand};
+use meridian_core::text::{is_printable, printable, printable_lines};
 use serde::Serialize;
 
 #[derive(Parser)]
@@ -55,10 +56,11 @@ enum Command {
 /// Run the command line; the exit code is 0 only when what was asked holds, 1 when it does not, 2 for a usage error and for
 /// recordings that cannot be used.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
-    let cli = match Cli::try_parse_from(args) {
+    let args: Vec<OsString> = args.into_iter().collect();
+    let cli = match Cli::try_parse_from(&args) {
         Ok(cli) => cli,
         Err(error) => {
-            let _ = error.print();
+            print_usage(&error, &args);
             return u8::try_from(error.exit_code()).unwrap_or(2);
         }
     };
@@ -82,7 +84,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
             } else if cli.json {
                 let _ = print_json(&serde_json::json!({ "ok": false, "error": format!("{error:#}") }));
             } else {
-                eprintln!("error: {error:#}");
+                say(&format!("error: {error:#}"));
             }
             if is_unusable { 2 } else { 1 }
         }
@@ -116,11 +118,28 @@ fn cause_of(error: &anyhow::Error) -> String {
     error.chain().skip(1).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-/// A closed pipe (`meridian ... | head`) is not worth a panic.
+/// A line or a table on stdout. Names, paths and comments in it are others' to choose, so that nothing in it may steer the
+/// terminal. A closed pipe (`meridian ... | head`) is not worth a panic.
 fn print_line(line: &str) -> std::io::Result<()> {
-    writeln!(std::io::stdout(), "{line}")
+    writeln!(std::io::stdout(), "{}", printable_lines(line))
 }
 
+/// As [`print_line`], one line on stderr.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{}", printable(line));
+}
+
+/// Help or a usage error. Clap colours it, but repeats arguments as they are.
+fn print_usage(error: &clap::Error, args: &[OsString]) {
+    let is_plain = |arg: &OsString| arg.to_str().is_some_and(|text| text.chars().all(is_printable));
+    let _ = if args.iter().all(is_plain) {
+        error.print()
+    } else {
+        write!(std::io::stderr(), "{}", printable_lines(&error.render().to_string()))
+    };
+}
+
+/// JSON escapes control characters by itself; everything else is for the program that reads it.
 fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
-    Ok(print_line(&serde_json::to_string(value)?)?)
+    Ok(writeln!(std::io::stdout(), "{}", serde_json::to_string(value)?)?)
 }

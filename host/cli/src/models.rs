@@ -3,6 +3,8 @@ use std::io::Read;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
+use meridian_core::file::read_regular;
+use meridian_core::text::printable;
 use anyhow::{Context, bail, ensure};
 use clap::Subcommand;
 use meridian_core::{FamilyMarker, ModelFamily};
@@ -82,7 +84,7 @@ fn guarded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String>
         Ok(Err(error)) => error.to_string(),
         Err(_) => "it contradicts itself".to_owned(),
     };
-    Err(reason.chars().take(300).map(|c| if c.is_control() { ' ' } else { c }).collect())
+    Err(printable(&reason.replace('\n', " ")).chars().take(300).collect())
 }
 
 fn encode(tokenizer: &Tokenizer, text: &str) -> anyhow::Result<Vec<u32>> {

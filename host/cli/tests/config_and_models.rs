@@ -93,6 +93,86 @@ fn check_refuses_what_the_engine_would() {
 fn show_prints_a_file_that_means_the_same() {
     let folder = folder("show");
     std::fs::write(
+/// Names, values and comments of others must not steer the terminal of who reads them.
+#[test]
+fn nothing_that_is_printed_steers_a_terminal() {
+    let folder = folder("terminal");
+    let evil = "a\u{1b}]0;b\u{7}\u{9b}2J\u{202e}\u{200b}";
+    let file = format!("{evil}.toml");
+    let set = |text: &str| std::fs::write(folder.join(&file), text).unwrap();
+    let quoted = r#""x\u001b[2J\u009b\u202E\u200b""#;
+    let is_safe = |done: &Done| {
+        for text in [&done.stdout, &done.stderr] {
+            assert!(text.chars().all(|c| c == '\n' || meridian_core::text::is_printable(c)), "{text:?}");
+        }
+        assert!(done.stderr.matches('\n').count() <= 1, "{}", done.stderr);
+    };
+    for text in [
+        format!("[telemetry]\nservice_name = {quoted}"),
+        format!("[telemetry]\nprometheus = {quoted}"),
+        format!("[policy.dispatch]\nsource = {quoted}"),
+        format!("[policy.dispatch]\nsource = 'p.wasm'\n[policy.dispatch.config]\n{quoted} = {quoted}"),
+        format!("[policy]\ntrusted_keys = [{quoted}]"),
+        format!("[model]\nfamily = {quoted}"),
+        format!("{quoted} = 1"),
+        "[scheduler\u{1b}[2J".to_owned(),
+    ] {
+        set(&text);
+        is_safe(&meridian(&folder, &["config", "check", &file]));
+        is_safe(&meridian(&folder, &["config", "show", &file]));
+    }
+    set(&format!("[telemetry]\nservice_name = {quoted}"));
+    let shown = meridian(&folder, &["config", "show", &file]);
+    let value = shown.stdout.lines().find(|line| line.starts_with("telemetry.service_name")).unwrap();
+    assert!(value.contains(r#""x\u001b[2J\U0000009b\U0000202e\U0000200b""#), "what is printed is still TOML: {value}");
+    is_safe(&meridian(&folder, &["policy", "check", evil]));
+    is_safe(&meridian(&folder, &["bench", "compare", evil, evil]));
+    is_safe(&meridian(&folder, &["replay", evil]));
+    let usage = meridian(&folder, &["models", "list", "\u{1b}[2J\u{202e}"]);
+    assert!(usage.code == 2 && !usage.stderr.contains(['\u{1b}', '\u{202e}']), "{:?}", usage.stderr);
+}
+
+/// Opening a pipe would wait for its other end, and a device may have no end.
+#[test]
+fn only_regular_files_of_a_fitting_size_are_read() {
+    let folder = folder("pipes");
+    make_pipe(&folder.join("pipe"));
+    std::os::unix::fs::symlink("/dev/zero", folder.join("device.wasm")).unwrap();
+    std::fs::File::create(folder.join("huge")).unwrap().set_len(1 << 40).unwrap();
+    std::fs::write(folder.join("m.toml"), "[policy.dispatch]\nsource = 'device.wasm'").unwrap();
+    std::fs::write(folder.join("p.toml"), "[policy.dispatch]\nsource = 'pipe'").unwrap();
+    for (args, expected) in [
+        (&["config", "check", "pipe"][..], "pipe: cannot be read: not a regular file"),
+        (&["config", "check", "/dev/zero"], "/dev/zero: cannot be read: not a regular file"),
+        (&["config", "show", "huge"], "huge: is larger than 1 MiB"),
+        (&["config", "check", "m.toml"], "device.wasm: not a regular file"),
+        (&["config", "check", "p.toml"], "pipe: not a regular file"),
+        (&["policy", "check", "pipe"], "pipe: not a regular file"),
+        (&["policy", "check", "huge"], "is 1099511627776 bytes"),
+        (&["replay", "pipe"], "pipe: cannot be read: not a regular file"),
+        (&["replay", "huge"], "huge: must be at most 268435456 bytes"),
+        (&["bench", "compare", "/dev/zero", "pipe"], "/dev/zero: cannot be read: not a regular file"),
+        (&["bench", "compare", "huge", "huge"], "huge: is larger than 64 MiB"),
+        (&["bench", "report", "pipe"], "pipe: cannot be read: not a regular file"),
+        (&["bench", "replay", "--trace", "pipe"], "pipe: cannot be read: not a regular file"),
+        (&["bench", "replay", "--trace", "/dev/zero"], "zero: cannot be read: not a regular file"),
+        (&["bench", "replay", "--trace", "huge", "--format", "azure"], "huge: cannot be read: a row has more than 16 MiB"),
+        (&["bench", "replay", "--trace", "huge", "--format", "mooncake"], "a line of less than 16 MiB"),
+        (&["bench", "calibrate", "huge"], "huge: is larger than 256 MiB"),
+        (&["bench", "generate", "--workload", "pipe.toml", "--out", "o.csv"], "pipe.toml: cannot be read: "),
+        (&["models", "resolve", "--tokenizer", "pipe"], "pipe: cannot be read: not a regular file"),
+    ] {
+        let done = meridian(&folder, args);
+        assert!(done.code != 0 && done.stdout.is_empty(), "{args:?}: {}", done.stdout);
+        assert!(done.stderr.contains(expected), "{args:?}: {}", done.stderr);
+        assert_eq!(done.stderr.matches('\n').count(), 1, "{args:?}: {}", done.stderr);
+    }
+}
+
+fn make_pipe(path: &Path) {
+    assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+}
+
         folder.join("m.toml"),
         "[model]\nfamily = 'hunyuan-a13b'\n[policy.dispatch]\nsource = 'p.wasm'\nconfig = { a = [1] }\n",
     )

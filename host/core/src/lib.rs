@@ -49,6 +49,7 @@ mod step_time;
 #[doc(hidden)]
 pub mod sync;
 mod table;
+pub mod text;
 pub mod types;
 
 pub use blocks::{

@@ -14,6 +14,7 @@ fn parse(text: &str) -> MeridianConfig {
 fn refusal(text: &str) -> String {
     let message = MeridianConfig::from_toml(text).expect_err("the text is wrong").to_string();
     assert!(!message.contains(char::is_control), "{message:?} is not one line");
+    assert!(message.chars().all(meridian_core::text::is_printable), "{message:?} steers a terminal");
     message
 }
 

@@ -1,6 +1,7 @@
 //! The bindings of every interface, and the only place where WIT types become host types.
 
 use meridian_core::budget::{Load, PolicyThresholds, Verdict};
+use meridian_core::text::is_printable;
 use meridian_core::{BudgetColumn, Column, Decision, Description, EvictionColumn, Memory, Step, Subject, Targets};
 
 /// Of world `policy` only its interfaces are used, each where a component exports it.
@@ -19,9 +20,9 @@ pub(crate) fn description(description: lifecycle::Description) -> Description {
     Description { name: clip(name, 64), version: clip(version, 64), summary: clip(summary, 512) }
 }
 
-/// A guest's text is shown in terminals and logs: no control characters, bounded length.
+/// A guest's text is shown in terminals and logs: only what those show as it is, bounded length.
 pub(crate) fn clip(text: String, max_chars: usize) -> String {
-    text.chars().filter(|c| !c.is_control()).take(max_chars).collect()
+    text.chars().filter(|c| is_printable(*c)).take(max_chars).collect()
 }
 
 pub(crate) fn targets(targets: Targets) -> lifecycle::Targets {

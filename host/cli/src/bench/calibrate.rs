@@ -5,7 +5,7 @@ use clap::Args;
 use meridian_bench::calibrate::{EngineFile, Errors, RecordedRun, check, fit};
 use meridian_bench::sim::StepModel;
 
-use crate::{Unusable, print_json, print_line};
+use crate::{Unusable, print_json, print_line, say};
 
 #[derive(Args)]
 #[command(after_help = "\
@@ -37,7 +37,7 @@ pub(crate) fn run(args: &CalibrateArgs, json: bool) -> anyhow::Result<()> {
     let mut errors = Vec::new();
     for (runs, is_fitted) in [(&fitted, true), (&tests, false)] {
         for run in runs {
-            eprintln!("simulating {}", run.name);
+            say(&format!("simulating {}", run.name));
             errors.push(check(run, model, is_fitted)?);
         }
     }

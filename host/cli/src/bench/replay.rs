@@ -11,7 +11,7 @@ use meridian_bench::results::Slo;
 use meridian_bench::sim::Router;
 
 use super::input::{EngineArgs, InputArgs};
-use crate::{Unusable, print_json, print_line};
+use crate::{Unusable, print_json, print_line, say};
 
 #[derive(Args)]
 #[command(after_help = "\
@@ -86,7 +86,7 @@ pub(crate) fn run(args: &ReplayArgs, json: bool) -> anyhow::Result<()> {
     let unusable = |error: anyhow::Error| error.context(Unusable);
     let options = options(args).map_err(unusable)?;
     let (input, notes) = args.input.read().map_err(unusable)?;
-    notes.iter().for_each(|note| eprintln!("note: {note}"));
+    notes.iter().for_each(|note| say(&format!("note: {note}")));
     let bar = ProgressBar::with_draw_target(Some(1000), ProgressDrawTarget::stderr());
     bar.set_style(
         ProgressStyle::with_template("{msg:28} [{bar:32}] {percent:>3} % {elapsed}, {eta} left")
@@ -107,9 +107,9 @@ pub(crate) fn run(args: &ReplayArgs, json: bool) -> anyhow::Result<()> {
     let results = results?;
     if let Some(refused) = results.runs.iter().filter_map(|run| run.metrics.get("refused")).find(|count| **count > 0.0)
     {
-        eprintln!(
+        say(&format!(
             "note: {refused} requests need more KV memory than an engine has: they were refused and are in no metric"
-        );
+        ));
     }
     let write = |path: &PathBuf, text: String| {
         std::fs::write(path, text).with_context(|| format!("{}: cannot be written", path.display()))

@@ -23,6 +23,7 @@ pub use tables::{
 };
 pub use values::{Auto, Listen, Texts, inline};
 
+use crate::text::printable;
 use crate::{Error, ModelFamily, SlotName};
 
 /// The three slots of `[policy]`.
@@ -373,7 +374,8 @@ fn shown(texts: &Texts) -> String {
 }
 
 pub(crate) fn one_line(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    // Multi-line messages of parsers stay readable; the rest is escaped.
+    printable(&text.replace(['\n', '\r'], " ")).into_owned()
 }
 
 pub(crate) fn line_and_column(text: &str, error: &toml::de::Error) -> String {

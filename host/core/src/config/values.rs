@@ -1,7 +1,7 @@
 //! Values of `meridian.toml` that are more than one TOML type.
 
 use std::borrow::Cow;
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::marker::PhantomData;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -9,6 +9,8 @@ use std::path::PathBuf;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::text::is_printable;
 
 /// `"auto"`, or a value of its own.
 ///
@@ -291,5 +293,14 @@ pub fn inline(value: &toml::Value) -> String {
 
 /// JSON's escapes are TOML's too, but JSON leaves DEL as it is.
 fn basic_string(text: &str) -> String {
-    serde_json::Value::from(text).to_string().replace('\x7f', "\\u007f")
+    let json = serde_json::Value::from(text).to_string();
+    json.chars().fold(String::with_capacity(json.len()), |mut out, c| {
+        if is_printable(c) {
+            out.push(c);
+        } else {
+            // Writing to a string does not fail.
+            let _ = write!(out, "\\U{:08x}", u32::from(c));
+        }
+        out
+    })
 }
