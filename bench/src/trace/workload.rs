@@ -1,3 +1,4 @@
+use meridian_core::config;
 use serde::{Deserialize, Serialize};
 
 use super::WorkloadError;
@@ -157,10 +158,8 @@ impl Workload {
     /// # Errors
     /// [`WorkloadError`], with the dotted field.
     pub fn from_toml(text: &str) -> Result<Self, WorkloadError> {
-        let mut given: toml::Table = toml::from_str(text).map_err(|e| {
-            let line = e.span().map_or(1, |span| text[..span.start.min(text.len())].matches('\n').count() + 1);
-            WorkloadError::Toml(format!("line {line}: {}", one_line(e.message())))
-        })?;
+        let wrong = |error: meridian_core::Error| WorkloadError::Toml(error.to_string());
+        let mut given = config::table(text).map_err(wrong)?;
         let table = match given.remove("preset") {
             None => given,
             Some(toml::Value::String(name)) => {
@@ -176,8 +175,7 @@ impl Workload {
                 });
             }
         };
-        let workload: Self =
-            table.try_into().map_err(|e: toml::de::Error| WorkloadError::Toml(one_line(&e.to_string())))?;
+        let workload: Self = config::from_table(table).map_err(wrong)?;
         workload.check()?;
         Ok(workload)
     }
@@ -192,8 +190,4 @@ fn merged(mut base: toml::Table, given: toml::Table) -> toml::Table {
         base.insert(key, value);
     }
     base
-}
-
-fn one_line(text: &str) -> String {
-    text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
 }

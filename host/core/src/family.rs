@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
-use crate::config::{Texts, line_and_column, one_line};
+use crate::config::{Texts, from_toml, one_line};
 
 /// How a family of models marks its thinking; `models/README.md` documents the fields.
 ///
@@ -141,10 +141,11 @@ impl ModelFamily {
             field: one_line(&field),
             reason: one_line(&reason),
         };
-        let table: toml::Table =
-            toml::from_str(text).map_err(|error| invalid(line_and_column(text, &error), error.message().into()))?;
-        let family: Self = serde_path_to_error::deserialize(toml::Value::Table(table))
-            .map_err(|error| invalid(error.path().to_string(), error.inner().message().into()))?;
+        let family: Self = from_toml(text).map_err(|error| match error {
+            Error::ConfigSyntax { field, reason } => invalid(field, reason),
+            Error::ConfigValidation { field, value, reason } => invalid(field, format!("{value}: {reason}")),
+            other => other,
+        })?;
         family.check().map_err(|(field, reason)| invalid(field, reason.into()))?;
         let stem = file.rsplit('/').next().and_then(|name| name.strip_suffix(".toml"));
         if stem != Some(&family.name) {

@@ -347,13 +347,53 @@ fn a_family_supplies_what_the_file_does_not_set() {
 }
 
 #[test]
-fn fields_without_effect_are_named_when_the_file_sets_them() {
-    let text = "[kv_memory]\nthink_fraction_limit = 0.5\ngrowth_blocks = 1\n[disagg]\noffload_threshold_blocks = 8\n[model]\nfamily = 'qwen3'";
-    let parsed = MeridianConfig::parse(text).unwrap();
-    assert_eq!(
-        parsed.without_effect().collect::<Vec<_>>(),
-        ["disagg.offload_threshold_blocks", "kv_memory.think_fraction_limit"]
-    );
+fn fields_of_a_later_version_are_refused_as_such() {
+    for field in ["disagg", "kv_memory.block_size_bytes", "kv_memory.capacity_bytes", "kv_memory.think_fraction_limit"] {
+        let text = if field == "disagg" { "[disagg]\nfabric = 'nixl'".to_owned() } else { format!("{field} = 1") };
+        assert_eq!(refusal(&text), format!("{field}: not in this version, expected no such field"));
+    }
+    assert!(refusal("[disaggx]\na = 1").starts_with("disaggx: unknown field"));
+}
+
+#[test]
+fn probes_that_tell_nothing_are_warned_of() {
+    let warnings = |text: &str| MeridianConfig::parse(text).unwrap().warnings();
+    let [warning] = &warnings("")[..] else { panic!("one warning") };
+    assert!(warning.starts_with("entropy.probe_suffix: \"\": nothing is probed without it, so EAT ends no thinking;"));
+    for text in [
+        "[entropy]\nprobe_suffix = 'Final answer: '",
+        "[entropy]\nenabled = false",
+        "[model]\nthink_start = ''\nthink_end = ''",
+        "[policy.budget]\nsource = 'native:fixed-budget'",
+        "[policy.dispatch]\nsource = 'native:fcfs'",
+    ] {
+        assert_eq!(warnings(text), [""; 0], "{text}");
+    }
+}
+
+#[test]
+fn numbers_and_choices_that_do_not_fit_name_their_field() {
+    let long = "9".repeat(100);
+    for (text, expected) in [
+        (
+            "[scheduler]\nmax_think_tokens = 99999999999999999999",
+            "scheduler.max_think_tokens: 99999999999999999999: must fit a signed integer of 64 bits".to_owned(),
+        ),
+        (
+            "scheduler.max_think_tokens = -0xffffffffffffffffff",
+            "line 1, column 30: ".to_owned(),
+        ),
+        ("scheduler.max_think_tokens = 0xffffffffffffffffff", "scheduler.max_think_tokens: 0xffffffffffffffffff: must fit".into()),
+        ("[scheduler]\nmax_defer_ms = 1e999", "scheduler.max_defer_ms: 1e999: must fit a number of 64 bits".into()),
+        ("[policy.dispatch.config]\na = [1, { b = 1e999 }]", "policy.dispatch.config.a[1].b: 1e999: must fit a number".into()),
+        (&format!("[entropy]\nrpdi_window = {long}"), format!("entropy.rpdi_window: {}...: must fit", &long[..40])),
+        ("[entropy]\nprobe_at = 1", "entropy.probe_at: 1: must be \"interval\" or \"newline\"".into()),
+        ("[entropy]\nunit = true", "entropy.unit: true: must be \"nats\" or \"bits\"".into()),
+        ("[policy.budget]\nmode = []", "policy.budget.mode: []: must be \"active\" or \"shadow\"".into()),
+    ] {
+        let found = refusal(text);
+        assert!(found.starts_with(&expected), "{text}: {found}");
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! `tables.rs` holds the fields; schema, reference and range checks are read off them. No I/O here: see
 //! `meridian_runtime::config_file`.
 
+mod document;
 mod fields;
 mod json;
 mod meaning;
@@ -14,7 +15,8 @@ mod values;
 
 use std::collections::BTreeSet;
 
-pub use fields::{Field, WITHOUT_EFFECT, fields, has_effect};
+pub use document::{from_table, from_toml, table};
+pub use fields::{Field, fields};
 pub use reference::reference;
 pub use schema::schema;
 pub use tables::{
@@ -118,7 +120,7 @@ impl MeridianConfig {
     /// # Errors
     /// The same.
     pub fn parse(text: &str) -> Result<Parsed, Error> {
-        Self::from_table(toml::from_str(text).map_err(|error| not_toml(text, &error))?)
+        Self::from_table(table(text)?)
     }
 
     /// Parse and validate the same tables as one JSON object: what [`MeridianConfig`] is when it is written as JSON. A field
@@ -150,10 +152,7 @@ impl MeridianConfig {
         let mut merged = defaults();
         family_fields.iter().for_each(|fields| overlay(&mut merged, fields.clone()));
         overlay(&mut merged, given.clone());
-        let config: Self = serde_path_to_error::deserialize(toml::Value::Table(merged.clone())).map_err(|error| {
-            let reason = one_line(error.inner().message());
-            Error::ConfigSyntax { field: error.path().to_string(), reason }
-        })?;
+        let config: Self = from_table(merged.clone())?;
         config.check_relations()?;
         let origin = |path: &str| match family {
             _ if get(&given, path).is_some() => Origin::File,
@@ -378,15 +377,11 @@ pub(crate) fn one_line(text: &str) -> String {
     printable(&text.replace(['\n', '\r'], " ")).into_owned()
 }
 
-pub(crate) fn line_and_column(text: &str, error: &toml::de::Error) -> String {
+fn line_and_column(text: &str, error: &toml::de::Error) -> String {
     let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
     let line = before.matches('\n').count() + 1;
     let column = before.chars().rev().take_while(|c| *c != '\n').count() + 1;
     format!("line {line}, column {column}")
-}
-
-fn not_toml(text: &str, error: &toml::de::Error) -> Error {
-    Error::ConfigSyntax { field: line_and_column(text, error), reason: one_line(error.message()) }
 }
 
 /// Serde could refuse unknown fields by itself, but would name neither the path nor a likely correction.

@@ -43,7 +43,7 @@ fn settle(schema: &mut Value, default: &Value) {
     }
 }
 
-/// Check the numbers and the fixed texts of `table`. Other wrong types are left to serde, which names them as well.
+/// Check the numbers and the choices of `table`. Other wrong types are left to serde, which names them as well.
 pub(super) fn check(table: &toml::Table) -> Result<(), Error> {
     check_table(schema(), "", table)
 }
@@ -79,7 +79,11 @@ fn forms(schema: &Value) -> &[Value] {
 /// False for a value of the right type that is not allowed.
 fn accepts(schema: &Value, value: &toml::Value) -> bool {
     let mut of_its_type = forms(schema).iter().filter(|form| has_type(form, value)).peekable();
-    of_its_type.peek().is_none() || of_its_type.any(|form| form_accepts(form, value))
+    if of_its_type.peek().is_none() {
+        // Of a choice of texts serde would say "unit variant".
+        return constants(schema).is_empty();
+    }
+    of_its_type.any(|form| form_accepts(form, value))
 }
 
 fn has_type(form: &Value, value: &toml::Value) -> bool {
