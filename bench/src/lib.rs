@@ -3,6 +3,7 @@
 
 pub mod calibrate;
 pub mod compare;
+pub mod limits;
 pub mod micro;
 pub mod policies;
 pub mod read;

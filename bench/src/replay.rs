@@ -138,7 +138,7 @@ pub fn replay(
     input: &Input,
     progress: &mut dyn FnMut(usize, usize, f64),
 ) -> anyhow::Result<Results> {
-    ensure!(options.engines > 0, "engines: 0: expected at least 1");
+    engines_within(options.engines, options.engine.kv_blocks)?;
     let facts = facts(input)?;
     let mut loader = Loader::new(options.config.clone());
     let policies: Vec<&PolicySource> = std::iter::once(&options.baseline).chain(&options.policies).collect();

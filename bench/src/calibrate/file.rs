@@ -6,6 +6,8 @@ use anyhow::{Context, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use crate::sim::{EngineConfig, StepModel};
+use crate::limits::{BATCHED_TOKENS, BLOCK_TOKENS, KV_BLOCKS, NUM_SEQS, within};
+use crate::read::{MAX_TOML_BYTES, read_text};
 
 /// A calibrated engine, as `--engine FILE.toml` reads it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -57,16 +59,13 @@ impl EngineFile {
             values[position] = *value;
         }
         ensure!(values[..4].iter().any(|value| *value > 0.0), "{name}: step: all 0, expected steps that take time");
-        let within = |field: &str, value: u32, least: u32, most: u32| {
-            ensure!((least..=most).contains(&value), "{name}: {field}: {value}: expected {least} to {most}");
-            Ok(value)
-        };
+        let within = |field: &str, value: u32, limits| within(&format!("{name}: {field}:"), value, limits);
         Ok(EngineConfig {
             step: StepModel::from_values(values),
-            max_num_seqs: within("max_num_seqs", file.max_num_seqs, 1, 1 << 24)?,
-            max_num_batched_tokens: within("max_num_batched_tokens", file.max_num_batched_tokens, 1, 1 << 24)?,
-            kv_blocks: within("kv_blocks", file.kv_blocks, 2, 1 << 28)?,
-            block_tokens: within("block_tokens", file.block_tokens, 1, 1 << 20)?,
+            max_num_seqs: within("max_num_seqs", file.max_num_seqs, &NUM_SEQS)?,
+            max_num_batched_tokens: within("max_num_batched_tokens", file.max_num_batched_tokens, &BATCHED_TOKENS)?,
+            kv_blocks: within("kv_blocks", file.kv_blocks, &KV_BLOCKS)?,
+            block_tokens: within("block_tokens", file.block_tokens, &BLOCK_TOKENS)?,
             prefix_caching: true,
         })
     }

@@ -6,6 +6,7 @@ use anyhow::{Context, ensure};
 use meridian_core::MeridianConfig;
 use serde::Deserialize;
 
+use crate::limits::{BATCHED_TOKENS, BLOCK_TOKENS, KV_BLOCKS, NUM_SEQS, within};
 use crate::policies::{Choice, Loader, Policies, PolicySource};
 use crate::results::Slo;
 use crate::sim::{EngineConfig, Outcome, RequestTimes, Simulation, StepModel, StepWork};
@@ -91,13 +92,12 @@ impl RecordedRun {
         ensure!(!run.rows.is_empty(), "{name}: rows: no requests");
         let RecordedEngine { num_gpu_blocks, block_size, max_num_seqs, max_num_batched_tokens, .. } = run.engine;
         for (field, value, range) in [
-            ("num_gpu_blocks", num_gpu_blocks, 2..=1 << 28),
-            ("block_size", block_size, 1..=1 << 20),
-            ("max_num_seqs", max_num_seqs, 1..=1 << 24),
-            ("max_num_batched_tokens", max_num_batched_tokens, 1..=1 << 24),
+            ("num_gpu_blocks", num_gpu_blocks, &KV_BLOCKS),
+            ("block_size", block_size, &BLOCK_TOKENS),
+            ("max_num_seqs", max_num_seqs, &NUM_SEQS),
+            ("max_num_batched_tokens", max_num_batched_tokens, &BATCHED_TOKENS),
         ] {
-            let (least, most) = (range.start(), range.end());
-            ensure!(range.contains(&value), "{name}: engine.{field}: {value}: expected {least} to {most}");
+            within(&format!("{name}: engine.{field}:"), value, range)?;
         }
         let tokens = |row: &RecordedRow| [row.prompt_tokens, row.think_tokens, row.output_tokens];
         let most = run.rows.iter().flat_map(tokens).max().unwrap_or(0);

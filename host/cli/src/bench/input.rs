@@ -2,9 +2,11 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, bail};
 use clap::Args;
 use meridian_bench::calibrate::EngineFile;
+use meridian_bench::limits::{BATCHED_TOKENS, KV_BLOCKS, NUM_SEQS, REQUESTS, within};
+use meridian_bench::read::{MAX_TOML_BYTES, read_text};
 use meridian_bench::replay::Input;
 use meridian_bench::sim::{EngineConfig, preset};
 use meridian_bench::trace::{Format, ReadOptions, ThinkSplit, Workload, read};
@@ -39,7 +41,7 @@ pub(crate) struct InputArgs {
 }
 
 /// Requests that are generated when nobody says how many.
-const REQUESTS: usize = 2000;
+const GENERATED: usize = 2000;
 
 impl InputArgs {
     /// The requests, and what there is to say of how they were read.
@@ -76,8 +78,7 @@ impl WorkloadArgs {
     }
 
     fn count(&self) -> anyhow::Result<usize> {
-        ensure!(self.requests != Some(0), "--requests 0: expected at least 1");
-        Ok(self.requests.unwrap_or(REQUESTS))
+        within("--requests", self.requests.unwrap_or(GENERATED), &REQUESTS)
     }
 }
 
@@ -116,10 +117,8 @@ impl EngineArgs {
         };
         let name = PathBuf::from(&self.engine);
         let name = name.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-        let replace = |field: &str, value: Option<u32>, least: u32, own: &mut u32| {
-            let given = value.unwrap_or(*own);
-            ensure!(given >= least, "--{field} {given}: expected at least {least}");
-            *own = given;
+        let replace = |named: &str, value: Option<u32>, limits, own: &mut u32| -> anyhow::Result<()> {
+            *own = within(named, value.unwrap_or(*own), limits)?;
             Ok(())
         };
         replace("max-num-seqs", self.max_num_seqs, 1, &mut engine.max_num_seqs)?;

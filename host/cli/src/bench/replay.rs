@@ -136,7 +136,9 @@ fn options(args: &ReplayArgs) -> anyhow::Result<Options> {
         reading_tok_s: positive("reading-tok-s", args.reading_tok_s)?,
     };
     let deadline_ms = args.deadline_ms.map(|ms| positive("deadline-ms", ms)).transpose()?;
-    anyhow::ensure!(args.engines > 0, "--engines 0: expected at least 1");
+    engines_within(args.engines, engine.kv_blocks)?;
+    let runs = (1 + args.policies.len()).saturating_mul(args.rates.len()).saturating_mul(args.seeds.len());
+    within("runs (policies times rates times seeds):", runs, &RUNS)?;
     Ok(Options {
         engine,
         engine_name,
