@@ -2,11 +2,30 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::Context;
+use meridian_core::file::read_regular;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::results::{EngineFacts, MadeBy, Results, Run, SCHEMA, TraceFacts};
+
+/// Largest file of results that is read, bytes; a run takes tens of kB.
+pub const MAX_RESULTS_BYTES: u64 = 64 << 20;
+
+/// Largest TOML file that is read, bytes.
+pub const MAX_TOML_BYTES: u64 = 1 << 20;
+
+/// The text of a file.
+///
+/// # Errors
+/// It is no regular file, too large, not UTF-8 or cannot be read.
+pub fn read_text(path: &Path, limit: u64) -> anyhow::Result<String> {
+    let shown = || path.display();
+    let read = read_regular(path, limit).with_context(|| format!("{}: cannot be read", shown()))?;
+    let bytes = read.with_context(|| format!("{}: is larger than {} MiB, expected less", shown(), limit >> 20))?;
+    String::from_utf8(bytes).ok().with_context(|| format!("{}: is not UTF-8 text", shown()))
+}
 
 /// Why a file gives no results.
 #[derive(Debug, thiserror::Error)]
@@ -18,6 +37,12 @@ pub enum ReadError {
         file: PathBuf,
         /// Why.
         source: std::io::Error,
+    },
+    /// The file is larger than [`MAX_RESULTS_BYTES`].
+    #[error("{file}: is larger than {} MiB, expected the results of `meridian bench replay --save`", MAX_RESULTS_BYTES >> 20)]
+    TooLarge {
+        /// The file.
+        file: PathBuf,
     },
     /// The file is not JSON, or a field is not what the format says.
     #[error("{file}: {field}: {problem}")]
@@ -50,7 +75,8 @@ struct Head {
 ///
 /// [`ReadError`], one line each.
 pub fn read(file: &Path) -> Result<Results, ReadError> {
-    let text = std::fs::read(file).map_err(|source| ReadError::Io { file: file.into(), source })?;
+    let read = read_regular(file, MAX_RESULTS_BYTES).map_err(|source| ReadError::Io { file: file.into(), source })?;
+    let text = read.ok_or_else(|| ReadError::TooLarge { file: file.into() })?;
     let bad = |(field, problem): (String, String)| ReadError::Field { file: file.into(), field, problem };
     // Another version may have other fields: its number goes first.
     match serde_json::from_slice::<Head>(&text) {

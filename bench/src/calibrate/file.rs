@@ -3,11 +3,12 @@
 use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
+use meridian_core::config;
 use serde::{Deserialize, Serialize};
 
-use crate::sim::{EngineConfig, StepModel};
 use crate::limits::{BATCHED_TOKENS, BLOCK_TOKENS, KV_BLOCKS, NUM_SEQS, within};
 use crate::read::{MAX_TOML_BYTES, read_text};
+use crate::sim::{EngineConfig, StepModel};
 
 /// A calibrated engine, as `--engine FILE.toml` reads it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -44,9 +45,8 @@ impl EngineFile {
     /// The file, the field, the value and what was expected.
     pub fn read(path: &Path) -> anyhow::Result<EngineConfig> {
         let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-        let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-        let file: Self =
-            toml::from_str(&text).map_err(|error| anyhow::anyhow!("{name}: {}", error.to_string().trim()))?;
+        let text = read_text(path, MAX_TOML_BYTES)?;
+        let file: Self = config::from_toml(&text).with_context(|| name.clone())?;
         let mut values = [0.0; 7];
         for (key, value) in &file.step {
             let Some(position) = StepModel::NAMES.iter().position(|known| known == key) else {

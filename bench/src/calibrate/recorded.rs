@@ -8,9 +8,13 @@ use serde::Deserialize;
 
 use crate::limits::{BATCHED_TOKENS, BLOCK_TOKENS, KV_BLOCKS, NUM_SEQS, within};
 use crate::policies::{Choice, Loader, Policies, PolicySource};
+use crate::read::read_text;
 use crate::results::Slo;
 use crate::sim::{EngineConfig, Outcome, RequestTimes, Simulation, StepModel, StepWork};
 use crate::trace::{MAX_TOKENS, TraceRequest};
+
+/// Largest file of a run that is read, bytes; a request takes about 8 bytes a token of its answer.
+const MAX_RUN_BYTES: u64 = 256 << 20;
 
 /// A recorded run.
 #[derive(Clone, Debug, Deserialize)]
@@ -74,7 +78,7 @@ impl RecordedRun {
     /// The file, the field, and what is wrong.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-        let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        let text = read_text(path, MAX_RUN_BYTES)?;
         let mut run: Self = serde_json::from_str(&text)
             .with_context(|| format!("{name}: expected a run that `python -m meridian.bench.engine_run` wrote"))?;
         run.name.clone_from(&name);

@@ -13,6 +13,22 @@ pub enum TraceError {
         /// What the system says.
         source: io::Error,
     },
+    /// More of the file would have to be read than a trace may have.
+    #[error("{name}: has more than {} MiB to read, expected at most that; --requests N reads the first N rows only", .limit >> 20)]
+    TooLarge {
+        /// Name of the file, without its folder.
+        name: String,
+        /// Most bytes.
+        limit: u64,
+    },
+    /// More rows than a run may have requests.
+    #[error("{name}: has more than {limit} rows, expected at most that; --requests N reads the first N rows only")]
+    TooMany {
+        /// Name of the file, without its folder.
+        name: String,
+        /// Most rows.
+        limit: usize,
+    },
     /// A row, a header or a field is not what the format asks for.
     #[error("{name}:{line}: column {column}: got {value}, expected {expected}")]
     Bad {

@@ -1,11 +1,14 @@
-use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
+
+use meridian_core::file::open_regular;
 
 use super::lengths::Builder;
 use super::rows::io_error;
 use super::{Format, TraceError, TraceRequest};
 
+/// Most that is read of a file, bytes: days of a large service.
+const MAX_TRACE_BYTES: u64 = 1 << 30;
 /// How much of a file is looked at to tell its format.
 const HEAD_BYTES: usize = 64 << 10;
 
@@ -53,8 +56,14 @@ pub struct Trace {
 /// [`TraceError`]; whatever the file holds, this does not panic.
 pub fn read(path: &Path, format: Option<Format>, options: &ReadOptions) -> Result<Trace, TraceError> {
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
-    let file = File::open(path).map_err(|e| io_error(&name, e))?;
-    read_from(&name, BufReader::with_capacity(HEAD_BYTES, file), format, options)
+    let (file, _) = open_regular(path).map_err(|e| io_error(&name, e))?;
+    // One byte more shows that it is too large.
+    let mut file = BufReader::with_capacity(HEAD_BYTES, file.take(MAX_TRACE_BYTES + 1));
+    let trace = read_from(&name, &mut file, format, options);
+    if file.get_ref().limit() == 0 {
+        return Err(TraceError::TooLarge { name: name.into_owned(), limit: MAX_TRACE_BYTES });
+    }
+    trace
 }
 
 /// As [`read`], from anything; the suffix of `name` tells JSON lines from CSV.

@@ -1,6 +1,7 @@
 //! Rows of CSV files and of JSON lines behind one face, with errors that name the place.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::io::{self, BufRead, Read};
 use std::str::FromStr;
 
@@ -8,12 +9,13 @@ use serde_json::{Map, Value};
 
 use super::TraceError;
 use super::error::shown;
+use crate::limits::REQUESTS;
 
 /// No model has a context near this; more is a broken file.
 pub(crate) const MAX_TOKENS: u32 = 10_000_000;
 /// Three centuries, so that absolute Unix times pass and later arithmetic in nanoseconds is safe.
 pub(super) const MAX_SECONDS: f64 = 1e10;
-/// The longest JSON line. A Mooncake request of a million tokens is 20 kB.
+/// The longest row. A Mooncake request of a million tokens is 20 kB.
 const MAX_LINE: u64 = 16 << 20;
 
 /// Each group is one column, by any of its names; the first is the one that messages use.
@@ -112,6 +114,8 @@ pub(super) fn csv_rows(
     limit: Option<usize>,
     mut each: impl FnMut(&Row<'_>) -> Result<(), TraceError>,
 ) -> Result<(), TraceError> {
+    let row_left = Cell::new(MAX_LINE);
+    let input = RowByRow { input, left: &row_left };
     let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::Headers).from_reader(input);
     let header = reader.headers().map_err(|e| csv_error(name, e))?.clone();
     if header.is_empty() {
@@ -125,13 +129,39 @@ pub(super) fn csv_rows(
         }
     }
     let mut record = csv::StringRecord::new();
-    let mut left = limit.unwrap_or(usize::MAX);
-    while left > 0 && reader.read_record(&mut record).map_err(|e| csv_error(name, e))? {
+    let mut left = limit.unwrap_or(*REQUESTS.end());
+    loop {
+        row_left.set(MAX_LINE);
+        if left == 0 && limit.is_some() || !reader.read_record(&mut record).map_err(|e| csv_error(name, e))? {
+            return Ok(());
+        }
+        left = one_less(name, left)?;
         let line = record.position().map_or(0, csv::Position::line);
         each(&Row { name, line, cells: Cells::Csv { header: &header, record: &record } })?;
-        left -= 1;
     }
-    Ok(())
+}
+
+fn one_less(name: &str, left: usize) -> Result<usize, TraceError> {
+    left.checked_sub(1).ok_or_else(|| TraceError::TooMany { name: name.to_owned(), limit: *REQUESTS.end() })
+}
+
+/// Ends a row that has no end: a reader of CSV keeps a row whole.
+struct RowByRow<'a, R> {
+    input: R,
+    /// Bytes that may be read until it is set again.
+    left: &'a Cell<u64>,
+}
+
+impl<R: Read> Read for RowByRow<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.left.get() == 0 {
+            return Err(io::Error::other(format!("a row has more than {} MiB", MAX_LINE >> 20)));
+        }
+        let most = usize::try_from(self.left.get()).map_or(buffer.len(), |left| left.min(buffer.len()));
+        let read = self.input.read(&mut buffer[..most])?;
+        self.left.set(self.left.get() - read as u64);
+        Ok(read)
+    }
 }
 
 /// As [`csv_rows`], for one JSON object a line.
@@ -141,10 +171,10 @@ pub(super) fn json_rows(
     limit: Option<usize>,
     mut each: impl FnMut(&Row<'_>) -> Result<(), TraceError>,
 ) -> Result<(), TraceError> {
-    let mut left = limit.unwrap_or(usize::MAX);
+    let mut left = limit.unwrap_or(*REQUESTS.end());
     let mut bytes = Vec::new();
     let mut line = 0;
-    while left > 0 {
+    while left > 0 || limit.is_none() {
         bytes.clear();
         line += 1;
         let read = input.by_ref().take(MAX_LINE).read_until(b'\n', &mut bytes).map_err(|e| io_error(name, e))?;
@@ -162,11 +192,11 @@ pub(super) fn json_rows(
         if text.is_empty() {
             continue;
         }
+        left = one_less(name, left)?;
         match serde_json::from_str(text) {
             Ok(Value::Object(fields)) => each(&Row { name, line, cells: Cells::Json(&fields) })?,
             _ => return Err(object(Some(text), "one JSON object a line")),
         }
-        left -= 1;
     }
     Ok(())
 }

@@ -10,6 +10,9 @@ use super::lengths::Builder;
 use super::rows::{MAX_SECONDS, MAX_TOKENS, bad};
 use super::{ReadOptions, TraceError, TraceRequest};
 
+/// Largest file, bytes: its arrays are read as a whole.
+const MAX_JSON_BYTES: u64 = 128 << 20;
+
 #[derive(Deserialize)]
 struct Saved {
     input_lens: Option<Vec<Value>>,
@@ -26,7 +29,12 @@ pub(super) fn rows(
     options: &ReadOptions,
     builder: &mut Builder,
 ) -> Result<(), TraceError> {
-    let saved: Saved = serde_json::from_reader(input).map_err(|e| {
+    let mut input = input.take(MAX_JSON_BYTES + 1);
+    let parsed = serde_json::from_reader(&mut input);
+    if input.limit() == 0 {
+        return Err(TraceError::TooLarge { name: name.to_owned(), limit: MAX_JSON_BYTES });
+    }
+    let saved: Saved = parsed.map_err(|e| {
         let what = e.to_string();
         bad(name, e.line() as u64, "(all)", Some(&what), "one JSON object of vllm bench serve")
     })?;

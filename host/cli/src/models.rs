@@ -1,12 +1,10 @@
-use std::fs::File;
-use std::io::Read;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
-use meridian_core::file::read_regular;
-use meridian_core::text::printable;
 use anyhow::{Context, bail, ensure};
 use clap::Subcommand;
+use meridian_core::file::read_regular;
+use meridian_core::text::printable;
 use meridian_core::{FamilyMarker, ModelFamily};
 use serde::Serialize;
 use serde_json::json;
@@ -58,15 +56,10 @@ const MAX_TOKENIZER_BYTES: u64 = 64 << 20;
 
 fn load(path: &Path) -> anyhow::Result<Tokenizer> {
     let path = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
-    let named = || path.display().to_string();
-    let file = File::open(&path).with_context(|| format!("{}: cannot be read", path.display()))?;
-    let mut bytes = Vec::new();
-    file.take(MAX_TOKENIZER_BYTES + 1).read_to_end(&mut bytes).with_context(named)?;
-    ensure!(
-        bytes.len() as u64 <= MAX_TOKENIZER_BYTES,
-        "{}: is larger than 64 MiB, expected a tokenizer.json of at most that",
-        path.display()
-    );
+    let read = read_regular(&path, MAX_TOKENIZER_BYTES).with_context(|| format!("{}: cannot be read", path.display()))?;
+    let Some(bytes) = read else {
+        bail!("{}: is larger than 64 MiB, expected a tokenizer.json of at most that", path.display());
+    };
     match guarded(|| Tokenizer::from_bytes(&bytes)) {
         Ok(tokenizer) => Ok(tokenizer),
         Err(reason) => bail!("{}: not a tokenizer.json: {reason}", path.display()),

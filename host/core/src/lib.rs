@@ -1,4 +1,5 @@
-//! The decisions of Meridian's host, without I/O, WebAssembly or Python.
+//! The decisions of Meridian's host, without WebAssembly or Python, and without I/O but for [`file`], with which every crate
+//! reads what others name.
 //!
 //! - [`PhaseRouter`] tells, token by token, which requests think and which answer; any number of threads feed it.
 //! - [`MeridianScheduler`] is a whole step scheduler: it keeps the requests, asks a policy, and hands back two queues.
@@ -32,6 +33,7 @@ pub mod columns;
 pub mod config;
 pub mod error;
 mod family;
+pub mod file;
 mod kind;
 mod mirror;
 pub mod native;

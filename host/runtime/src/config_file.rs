@@ -1,11 +1,10 @@
 //! `meridian.toml` on disk: where it is looked up, and what is refused before it is parsed.
 
 use std::ffi::OsString;
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use meridian_core::config::Parsed;
+use meridian_core::file::read_regular;
 use meridian_core::{Error, MeridianConfig};
 use thiserror::Error as ThisError;
 
@@ -111,14 +110,11 @@ pub fn load(explicit: Option<&Path>) -> Result<ConfigFile, ConfigFileError> {
 fn read(path: &Path) -> Result<String, ConfigFileError> {
     let unreadable = |cause| ConfigFileError::Unreadable { path: path.to_owned(), cause };
     let unfit = |reason| ConfigFileError::Unfit { path: path.to_owned(), reason };
-    let file = File::open(path).map_err(unreadable)?;
-    if file.metadata().map_err(unreadable)?.is_dir() {
+    if path.is_dir() {
         return Err(unfit("is a folder, expected a TOML file"));
     }
-    let mut bytes = Vec::new();
-    file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(unreadable)?;
-    if bytes.len() as u64 > MAX_BYTES {
+    let Some(bytes) = read_regular(path, MAX_BYTES).map_err(unreadable)? else {
         return Err(unfit("is larger than 1 MiB, expected a TOML file of at most that"));
-    }
+    };
     String::from_utf8(bytes).map_err(|_| unfit("is not UTF-8 text, expected a TOML file"))
 }

@@ -3,6 +3,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use meridian_core::file::read_regular;
 use meridian_core::signature::signature_path;
 use wasmtime::component::{Component, Linker};
 use wasmtime::{Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig};
@@ -10,7 +11,6 @@ use wasmtime::{Config, Engine, InstanceAllocationStrategy, PoolingAllocationConf
 use crate::cache::Cache;
 use crate::compile::Compiler;
 use crate::error::{LoadError, one_line};
-use crate::file::read_regular;
 use crate::instance::StoreState;
 use crate::{PolicyComponent, Signer, TrustedKeys, check, complexity, read_signature};
 

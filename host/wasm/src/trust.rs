@@ -4,11 +4,11 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 
+use meridian_core::file::read_regular;
 use meridian_core::signature::MAX_SIGNATURE_BYTES;
 use minisign_verify::{PublicKey, Signature};
 use thiserror::Error;
 
-use crate::file::read_regular;
 use crate::wit::clip;
 
 /// Largest file with a public key, bytes: a comment and 56 characters.

@@ -1,6 +1,6 @@
 //! What is simulated, as the command line names it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -11,13 +11,14 @@ use meridian_bench::replay::Input;
 use meridian_bench::sim::{EngineConfig, preset};
 use meridian_bench::trace::{Format, ReadOptions, ThinkSplit, Workload, read};
 use meridian_core::MeridianConfig;
+use meridian_runtime::config_file::{self, ConfigFile};
 
 #[derive(Args)]
 pub(crate) struct WorkloadArgs {
     /// Generated requests: a name, or a TOML file of its parameters
     #[arg(long, value_name = "NAME|FILE.toml")]
     pub(crate) workload: Option<String>,
-    /// Only so many requests; how many are generated (2000)
+    /// Only so many requests, at most 2000000; how many are generated (2000)
     #[arg(long, value_name = "N")]
     pub(crate) requests: Option<usize>,
 }
@@ -72,7 +73,7 @@ impl WorkloadArgs {
         }
         let path = PathBuf::from(given);
         let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-        let text = std::fs::read_to_string(&path).with_context(|| given.to_owned())?;
+        let text = read_text(&path, MAX_TOML_BYTES)?;
         let workload = Workload::from_toml(&text).with_context(|| name.clone())?;
         Ok((name, workload, requests))
     }
@@ -80,6 +81,19 @@ impl WorkloadArgs {
     fn count(&self) -> anyhow::Result<usize> {
         within("--requests", self.requests.unwrap_or(GENERATED), &REQUESTS)
     }
+}
+
+/// A configuration whose components are where the file says.
+pub(crate) fn configured(path: &Path) -> anyhow::Result<MeridianConfig> {
+    let ConfigFile { base_dir, parsed, .. } = config_file::load(Some(path))?;
+    let mut config = parsed.config;
+    let policy = &mut config.policy;
+    for slot in [&mut policy.dispatch, &mut policy.eviction, &mut policy.budget] {
+        if !slot.source.starts_with("native:") {
+            slot.source = base_dir.join(&slot.source).display().to_string();
+        }
+    }
+    Ok(config)
 }
 
 #[derive(Args)]
@@ -121,12 +135,13 @@ impl EngineArgs {
             *own = within(named, value.unwrap_or(*own), limits)?;
             Ok(())
         };
-        replace("max-num-seqs", self.max_num_seqs, 1, &mut engine.max_num_seqs)?;
-        replace("max-num-batched-tokens", self.max_num_batched_tokens, 1, &mut engine.max_num_batched_tokens)?;
-        replace("kv-blocks", self.kv_blocks, 2, &mut engine.kv_blocks)?;
+        replace("--max-num-seqs", self.max_num_seqs, &NUM_SEQS, &mut engine.max_num_seqs)?;
+        let batched = &mut engine.max_num_batched_tokens;
+        replace("--max-num-batched-tokens", self.max_num_batched_tokens, &BATCHED_TOKENS, batched)?;
+        replace("--kv-blocks", self.kv_blocks, &KV_BLOCKS, &mut engine.kv_blocks)?;
         engine.prefix_caching = !self.no_prefix_caching;
         let config = match &self.config {
-            Some(path) => meridian_runtime::config_file::load(Some(path))?.parsed.config,
+            Some(path) => configured(path)?,
             None => MeridianConfig::from_toml("[model]\nstrips_reasoning = true")?,
         };
         Ok((engine, name, config))

@@ -1,10 +1,9 @@
 //! Recordings as they are read: by anyone, from anywhere, so nothing in a file is believed before it is checked.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 use arrow_schema::DataType;
+use meridian_core::file::read_regular;
 use meridian_core::{SlotKind, SlotName};
 use thiserror::Error;
 
@@ -14,8 +13,8 @@ use super::frames::{Frames, frames};
 use super::kinds::{Recordable, visit};
 use super::row::{Header, Recorded};
 
-/// Largest file that is read, bytes: many times what a recorder writes.
-pub const MAX_RECORDING_BYTES: u64 = 4 << 30;
+/// Largest file that is read, bytes: eight times what a recorder writes.
+pub const MAX_RECORDING_BYTES: u64 = 256 << 20;
 
 /// A file that is no recording, or not one that can be used.
 ///
@@ -53,12 +52,10 @@ impl Recording {
     pub fn open(path: &Path) -> Result<Self, RecordingError> {
         let file = path.display().to_string();
         let failed = |why: String| RecordingError { file: file.clone(), why };
-        let mut bytes = Vec::new();
-        let read = File::open(path).and_then(|file| file.take(MAX_RECORDING_BYTES + 1).read_to_end(&mut bytes));
-        read.map_err(|error| failed(format!("cannot be read: {error}")))?;
-        if bytes.len() as u64 > MAX_RECORDING_BYTES {
+        let read = read_regular(path, MAX_RECORDING_BYTES);
+        let Some(bytes) = read.map_err(|error| failed(format!("cannot be read: {error}")))? else {
             return Err(failed(format!("must be at most {MAX_RECORDING_BYTES} bytes")));
-        }
+        };
         Self::read(&file, bytes)
     }
 

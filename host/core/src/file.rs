@@ -1,0 +1,45 @@
+//! The one way in which files that others name are read.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+/// The content of a regular file; `None` when it has more than `limit` bytes. A file that says so itself is not read at
+/// all; one that grows meanwhile is read up to one byte more.
+///
+/// ```
+/// use meridian_core::file::read_regular;
+///
+/// let error = read_regular("/".as_ref(), 10).unwrap_err();
+/// assert_eq!(error.to_string(), "not a regular file");
+/// ```
+///
+/// # Errors
+/// It cannot be read, or is a folder, a pipe or a device.
+pub fn read_regular(path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
+    let (file, length) = open_regular(path)?;
+    if length > limit {
+        return Ok(None);
+    }
+    let mut bytes = Vec::new();
+    file.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
+    Ok((bytes.len() as u64 <= limit).then_some(bytes))
+}
+
+/// A regular file, opened to be read piece by piece, and its length in bytes.
+///
+/// # Errors
+/// As [`read_regular`].
+pub fn open_regular(path: &Path) -> io::Result<(File, u64)> {
+    // Opening a pipe would wait for its other end.
+    require_regular(&path.metadata()?)?;
+    let file = File::open(path)?;
+    // What was opened may be another file than what was looked at.
+    let metadata = file.metadata()?;
+    require_regular(&metadata)?;
+    Ok((file, metadata.len()))
+}
+
+fn require_regular(metadata: &std::fs::Metadata) -> io::Result<()> {
+    if metadata.is_file() { Ok(()) } else { Err(io::Error::other("not a regular file")) }
+}
