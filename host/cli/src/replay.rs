@@ -66,6 +66,7 @@ fn decide(args: &ReplayArgs) -> anyhow::Result<(String, ReplayReport)> {
             serde_json::from_str(config).with_context(|| format!("--config: {config:?} is not JSON"))?;
         ensure!(parsed.is_object(), "--config: {config:?}: expected one JSON object");
     }
+    ensure!(args.limit != Some(0), "--limit 0: expected at least 1");
     let mut recordings = args.files.iter().map(|file| Recording::open(file)).collect::<Result<Vec<_>, _>>()?;
     let slot = recordings[0].slot();
     sort_as_written(&mut recordings, Recording::header);
@@ -123,7 +124,14 @@ fn decide_in<K: GuestKind + Recordable>(
     let options = ReplayOptions { limit: args.limit.unwrap_or(u64::MAX), shown: args.show };
     let report = replay::<K>(recordings, options, &mut start, &mut |done| progress.told(done));
     progress.end();
-    Ok((chosen.name(), report?))
+    let report = report?;
+    // Nothing that was compared is nothing that was shown.
+    if report.decisions == 0 {
+        let files = recordings.iter().map(Recording::file).collect::<Vec<_>>().join(", ");
+        let why = report.cut.first().map_or_else(String::new, |cut| format!(": {cut}"));
+        bail!("{files}: no decision that is whole, expected at least one{why}");
+    }
+    Ok((chosen.name(), report))
 }
 
 fn is_same(one: &RecordedPolicy, other: &RecordedPolicy) -> bool {

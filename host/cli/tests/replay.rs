@@ -51,6 +51,30 @@ fn the_recorded_policy_decides_the_same_and_another_does_not() {
     assert_eq!((&report["decisions"], &report["differences"].as_array().unwrap().len()), (&5.into(), &1));
 }
 
+/// Nothing was compared, so nothing is identical.
+#[test]
+fn a_recording_without_a_whole_decision_is_no_success() {
+    let file = record("cut", "native:output-first");
+    let bytes = std::fs::read(&file).unwrap();
+    let name = file.to_str().unwrap();
+    let (mut refused, mut told) = (0, 0);
+    for length in (0..bytes.len()).step_by(64) {
+        std::fs::write(&file, &bytes[..length]).unwrap();
+        let (code, stdout, stderr) = replay(&[name]);
+        if code == 2 {
+            assert_eq!((stdout.as_str(), stderr.matches('\n').count()), ("", 1), "{stderr}");
+            refused += 1;
+            told += usize::from(stderr.contains("no decision that is whole, expected at least one"));
+        } else {
+            assert!(!stdout.contains("identical    0,"), "{stdout}");
+        }
+    }
+    assert!(refused > 0 && told > 0, "{refused} {told}");
+    std::fs::write(&file, &bytes).unwrap();
+    let (code, _, stderr) = replay(&[name, "--limit", "0"]);
+    assert!(code == 2 && stderr.contains("--limit 0: expected at least 1"), "{stderr}");
+}
+
 /// A recording may name any file, so what is there is not parsed unless it is what was recorded.
 #[test]
 fn what_a_recording_names_is_compared_before_it_is_parsed() {
