@@ -6,11 +6,13 @@ checked where text is parsed and where an engine is made, not here.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import math
 import os
-from dataclasses import asdict, dataclass, field
+import reprlib
+from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from meridian import _native
@@ -210,7 +212,7 @@ class MeridianConfig:
         Raises:
             ConfigError: a policy's options hold what JSON cannot.
         """
-        fields = asdict(self)
+        fields = {each.name: _plain(each.name, getattr(self, each.name)) for each in dataclasses.fields(self)}
         del fields["base_dir"]
         for name in ("dispatch", "eviction", "budget"):
             _check_option(f"policy.{name}.config", fields["policy"][name]["config"])
@@ -220,27 +222,32 @@ class MeridianConfig:
             raise ConfigError(f"configuration: {error}") from error
 
 
-def _finite(value: Any) -> Any:
+# What contains itself is nested without end.
+_MOST_NESTED = 64
+
+
+def _plain(path: str, value: object, depth: int = 0) -> Any:
+    """The value as JSON holds it; `path` names it in errors."""
+    if depth > _MOST_NESTED:
+        short = path if len(path) <= 80 else f"{path[:80]}..."
+        raise ConfigError(f"{short}: nested more than {_MOST_NESTED} deep, expected less")
     if isinstance(value, float) and not math.isfinite(value):
+        if any(path.startswith(f"policy.{slot}.config.") for slot in ("dispatch", "eviction", "budget")):
+            raise ConfigError(f"{path}: {value}: must be finite")
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [each.name for each in dataclasses.fields(value)]
+        return {name: _plain(f"{path}.{name}", getattr(value, name), depth + 1) for name in names}
     if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in cast("dict[str, Any]", value).items()}
+        items = cast("dict[object, object]", value).items()
+        return {key: _plain(f"{path}.{key}", inner, depth + 1) for key, inner in items}
     if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in cast("list[Any]", value)]
-    return value
-
-
-def _check_option(path: str, value: object) -> None:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{path}: {value}: must be finite")
-    if isinstance(value, dict):
-        for key, inner in cast("dict[object, object]", value).items():
-            _check_option(f"{path}.{key}", inner)
-    elif isinstance(value, list | tuple):
-        for index, inner in enumerate(cast("list[object]", value)):
-            _check_option(f"{path}[{index}]", inner)
-    elif value is not None and not isinstance(value, str | int | float):
-        raise ConfigError(f"{path}: {value!r}: must be a string, a number, a boolean, a list or a dict")
+        items = enumerate(cast("list[object]", value))
+        return [_plain(f"{path}[{index}]", inner, depth + 1) for index, inner in items]
+    shown = reprlib.repr(value)
+    raise ConfigError(f"{path}: {shown}: must be a string, a number, a boolean, a list or a dict")
 
 
 def load_config(path: str | os.PathLike[str] | None = None) -> MeridianConfig:

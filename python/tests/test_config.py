@@ -100,6 +100,38 @@ def test_mistakes_made_in_python_name_the_field(table: dict[str, Any], expected:
 def test_options_that_json_cannot_hold_are_refused(options: dict[str, Any], expected: str) -> None:
     slot = meridian.SlotConfig("policy.wasm", config=options)
     with pytest.raises(meridian.ConfigError) as refused:
+def _cyclic() -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    options["again"] = [options]
+    return options
+
+
+def _deep() -> list[Any]:
+    nested: list[Any] = []
+    for _ in range(100_000):
+        nested = [nested]
+    return nested
+
+
+@pytest.mark.parametrize("options", [_cyclic(), {"x": _deep()}])
+def test_what_contains_itself_or_is_nested_too_deep_is_refused_by_its_field(options: dict[str, Any]) -> None:
+    slot = meridian.SlotConfig("policy.wasm", config=options)
+    for name in ("dispatch", "eviction", "budget"):
+        config = meridian.MeridianConfig(policy=meridian.PolicyConfig(**{name: slot}))
+        with pytest.raises(meridian.ConfigError, match=rf"^policy\.{name}\.config\..{{,100}}: nested more than 64 deep"):
+            config.to_json()
+    model = meridian.ModelConfig(think_start=_deep())
+    with pytest.raises(meridian.ConfigError, match=r"^model\.think_start\[0\].*: nested more than 64 deep"):
+        meridian.MeridianConfig(model=model).to_json()
+
+
+def test_keys_and_numbers_that_json_cannot_hold_are_refused() -> None:
+    for options in ({(1, 2): 3}, {"x": 10**5000}):
+        slot = meridian.SlotConfig("policy.wasm", config=options)  # pyright: ignore[reportArgumentType]
+        with pytest.raises(meridian.ConfigError, match=r"^configuration: "):
+            meridian.MeridianConfig(policy=meridian.PolicyConfig(dispatch=slot)).to_json()
+
+
         meridian.PolicyEngine(meridian.MeridianConfig(policy=meridian.PolicyConfig(dispatch=slot)))
     assert str(refused.value).startswith(expected)
 
