@@ -47,7 +47,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
     folder = Path(tempfile.mkdtemp(prefix="meridian-probes-"))
     text = f"[scheduler]\nmin_think_tokens = {NEVER}\nmax_think_tokens = {NEVER}\n"
-    text += f"[entropy]\neat_probe_interval_tokens = {args.interval}\n"
+    text += f'[entropy]\neat_probe_interval_tokens = {args.interval}\nprobe_suffix = "ans"\n'
     text += '[telemetry]\nprometheus = ""\n[admin]\nlisten = ""\n'
     (folder / "meridian.toml").write_text(text)
     os.environ["MERIDIAN_CONFIG"] = str(folder / "meridian.toml")

@@ -7,7 +7,6 @@ engine inside vLLM. vLLM is imported only by `meridian.vllm`.
 from meridian._native import ConfigError, PolicyError, __version__
 from meridian.config import (
     AdminConfig,
-    DisaggConfig,
     EntropyConfig,
     KvMemoryConfig,
     MeridianConfig,
@@ -23,7 +22,6 @@ from meridian.engine import EngineLoad, EvictionCandidate, PolicyEngine, Stats, 
 __all__ = [
     "AdminConfig",
     "ConfigError",
-    "DisaggConfig",
     "EngineLoad",
     "EntropyConfig",
     "EvictionCandidate",

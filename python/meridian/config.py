@@ -54,13 +54,10 @@ class EntropyConfig:
 
 @dataclass(frozen=True)
 class KvMemoryConfig:
-    """`[kv_memory]`: sizes in bytes."""
+    """`[kv_memory]`."""
 
     enabled: bool = True
     evict_dead_thinking: bool | Literal["auto"] = "auto"
-    block_size_bytes: int | Literal["auto"] = "auto"
-    capacity_bytes: int | Literal["auto"] = "auto"
-    think_fraction_limit: float = 1.0
     growth_blocks: float = 1.0
 
 
@@ -92,15 +89,6 @@ class PolicyConfig:
     dispatch: SlotConfig = field(default_factory=lambda: SlotConfig("native:output-first"))
     eviction: SlotConfig = field(default_factory=lambda: SlotConfig("native:tiered-lru"))
     budget: SlotConfig = field(default_factory=lambda: SlotConfig("native:eat-rpdi", deadline_ms=5.0))
-
-
-@dataclass(frozen=True)
-class DisaggConfig:
-    """`[disagg]`."""
-
-    enabled: bool = False
-    fabric: Literal["none", "nixl", "mooncake", "tcp"] = "none"
-    offload_threshold_blocks: int = 4
 
 
 @dataclass(frozen=True)
@@ -165,7 +153,6 @@ class MeridianConfig:
     entropy: EntropyConfig = field(default_factory=EntropyConfig)
     kv_memory: KvMemoryConfig = field(default_factory=KvMemoryConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
-    disagg: DisaggConfig = field(default_factory=DisaggConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
     admin: AdminConfig = field(default_factory=AdminConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -191,7 +178,6 @@ class MeridianConfig:
             entropy=EntropyConfig(**tables["entropy"]),
             kv_memory=KvMemoryConfig(**tables["kv_memory"]),
             policy=PolicyConfig(**policy),
-            disagg=DisaggConfig(**tables["disagg"]),
             telemetry=TelemetryConfig(**tables["telemetry"]),
             admin=AdminConfig(**tables["admin"]),
             model=ModelConfig(**tables["model"]),
@@ -210,15 +196,13 @@ class MeridianConfig:
         the engine refuses it by its field.
 
         Raises:
-            ConfigError: a policy's options hold what JSON cannot.
+            ConfigError: a field holds what JSON cannot, or is nested too deep.
         """
         fields = {each.name: _plain(each.name, getattr(self, each.name)) for each in dataclasses.fields(self)}
         del fields["base_dir"]
-        for name in ("dispatch", "eviction", "budget"):
-            _check_option(f"policy.{name}.config", fields["policy"][name]["config"])
         try:
-            return json.dumps(_finite(fields), allow_nan=False)
-        except TypeError as error:
+            return json.dumps(fields, allow_nan=False)
+        except (TypeError, ValueError) as error:
             raise ConfigError(f"configuration: {error}") from error
 
 
@@ -253,12 +237,12 @@ def _plain(path: str, value: object, depth: int = 0) -> Any:
 def load_config(path: str | os.PathLike[str] | None = None) -> MeridianConfig:
     """Load `path`, else `$MERIDIAN_CONFIG`, `./meridian.toml`, `~/.config/meridian/meridian.toml`, else the defaults.
 
-    A field that is set but has no effect in this version is logged as a warning.
+    What is valid but cannot do what it seems to is logged.
 
     Raises:
         ConfigError: the file cannot be read or is not valid; names the file and the field.
     """
-    text, base_dir, file, without_effect = _native.load_config(None if path is None else os.fspath(path))
-    for name in without_effect:
-        logger.warning("meridian: %s: %s has no effect in this version", file, name)
+    text, base_dir, file, warnings = _native.load_config(None if path is None else os.fspath(path))
+    for warning in warnings if file is not None else []:
+        logger.info("meridian: %s: %s", file, warning)
     return MeridianConfig._from_json(text, base_dir)

@@ -32,13 +32,13 @@ fn parse_config(text: &str) -> PyResult<String> {
 }
 
 /// Find, read and parse a `meridian.toml`: `path`, or the one that the surroundings name. Returns the effective
-/// configuration as JSON, what relative paths are relative to, the file, and the fields it sets that have no effect.
+/// configuration as JSON, what relative paths are relative to, the file, and what `meridian config check` would warn of.
 #[pyfunction]
 fn load_config(path: Option<PathBuf>) -> PyResult<(String, String, Option<String>, Vec<String>)> {
     let found = config_file::load(path.as_deref()).map_err(config_error)?;
-    let without_effect = found.parsed.without_effect().map(str::to_owned).collect();
+    let warnings = found.parsed.warnings().iter().map(|line| printable(line).into_owned()).collect();
     let file = found.path.map(|path| path.display().to_string());
-    Ok((to_json(&found.parsed.config)?, found.base_dir.display().to_string(), file, without_effect))
+    Ok((to_json(&found.parsed.config)?, found.base_dir.display().to_string(), file, warnings))
 }
 
 /// A known model family as JSON; the fields are those of `models/NAME.toml`.

@@ -42,14 +42,11 @@ def test_every_table_comes_through() -> None:
         unit = "nats"
         [kv_memory]
         evict_dead_thinking = false
-        capacity_bytes = 4096
+        growth_blocks = 2
         [policy]
         trusted_keys = ["RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3"]
         [policy.budget]
         mode = "shadow"
-        [disagg]
-        enabled = true
-        fabric = "nixl"
         [telemetry]
         prometheus = ""
         [admin]
@@ -60,11 +57,10 @@ def test_every_table_comes_through() -> None:
     config = meridian.MeridianConfig.from_toml(text)
     assert config.scheduler.max_think_tokens == 1000
     assert config.entropy.unit == "nats"
-    assert config.kv_memory == meridian.KvMemoryConfig(evict_dead_thinking=False, capacity_bytes=4096)
+    assert config.kv_memory == meridian.KvMemoryConfig(evict_dead_thinking=False, growth_blocks=2.0)
     assert config.policy.budget == meridian.SlotConfig("native:eat-rpdi", deadline_ms=5.0, mode="shadow")
     component = meridian.MeridianConfig.from_toml('[policy.budget]\nsource = "p.wasm"\nconfig = { a = [1] }')
     assert component.policy.budget == meridian.SlotConfig("p.wasm", config={"a": [1]}, deadline_ms=5.0)
-    assert config.disagg.fabric == "nixl"
     assert config.model.think_start == ["<a>", "<b>"]
     again = meridian.PolicyEngine(config)
     assert again.stats()["policy"] == "output-first"
@@ -100,6 +96,10 @@ def test_mistakes_made_in_python_name_the_field(table: dict[str, Any], expected:
 def test_options_that_json_cannot_hold_are_refused(options: dict[str, Any], expected: str) -> None:
     slot = meridian.SlotConfig("policy.wasm", config=options)
     with pytest.raises(meridian.ConfigError) as refused:
+        meridian.PolicyEngine(meridian.MeridianConfig(policy=meridian.PolicyConfig(dispatch=slot)))
+    assert str(refused.value).startswith(expected)
+
+
 def _cyclic() -> dict[str, Any]:
     options: dict[str, Any] = {}
     options["again"] = [options]
@@ -132,10 +132,6 @@ def test_keys_and_numbers_that_json_cannot_hold_are_refused() -> None:
             meridian.MeridianConfig(policy=meridian.PolicyConfig(dispatch=slot)).to_json()
 
 
-        meridian.PolicyEngine(meridian.MeridianConfig(policy=meridian.PolicyConfig(dispatch=slot)))
-    assert str(refused.value).startswith(expected)
-
-
 def test_options_in_a_file_have_no_dates_and_no_nan() -> None:
     for value, expected in (("nan", "NaN: must be finite"), ("1979-05-27", "1979-05-27: must not be a date")):
         with pytest.raises(meridian.ConfigError) as refused:
@@ -155,14 +151,19 @@ def test_a_family_supplies_the_markers() -> None:
         meridian.ModelConfig.of_family("qwen4")
 
 
-def test_fields_without_effect_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_do_what_it_seems_to_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "meridian.toml"
-    path.write_text("[disagg]\noffload_threshold_blocks = 8\n[scheduler]\nmax_defer_ms = 5\n")
-    with caplog.at_level(logging.WARNING, logger="vllm.meridian"):
+    path.write_text("[entropy]\nenabled = true\n")
+    with caplog.at_level(logging.INFO, logger="vllm.meridian"):
         meridian.load_config(path)
-    assert [record.getMessage() for record in caplog.records] == [
-        f"meridian: {path}: disagg.offload_threshold_blocks has no effect in this version"
-    ]
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f'meridian: {path}: entropy.probe_suffix: "": nothing is probed without it')
+
+
+def test_fields_of_a_later_version_are_refused_as_such() -> None:
+    for text in ("[disagg]\nfabric = 'nixl'", "[kv_memory]\ncapacity_bytes = 4096"):
+        with pytest.raises(meridian.ConfigError, match=r": not in this version, expected no such field$"):
+            meridian.MeridianConfig.from_toml(text)
 
 
 def test_lookup_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

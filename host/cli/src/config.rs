@@ -14,8 +14,8 @@ use crate::{print_json, print_line, say};
 
 #[derive(Subcommand)]
 pub(crate) enum ConfigCommand {
-    /// Check a meridian.toml and the components it names: one line for the first mistake, warnings for fields that do
-    /// not act yet
+    /// Check a meridian.toml and the components it names: one line for the first mistake, a warning for
+    /// each field that cannot do what it seems to
     #[command(after_help = "Example: meridian config check /etc/meridian.toml")]
     Check {
         /// The file; without it, the one that an engine started here would read
@@ -44,10 +44,6 @@ pub(crate) fn run(command: ConfigCommand, json: bool) -> anyhow::Result<()> {
         ConfigCommand::Schema if json => print_json(config::schema()),
         ConfigCommand::Schema => Ok(print_line(&serde_json::to_string_pretty(config::schema())?)?),
     }
-}
-
-fn warnings(found: &ConfigFile) -> Vec<String> {
-    found.parsed.without_effect().map(|field| format!("{field}: has no effect in this version")).collect()
 }
 
 /// The components that the three slots name must load and decide, as in the engine.
@@ -88,7 +84,7 @@ fn check_component<K: GuestKind>(
 fn check(found: &ConfigFile, json: bool) -> anyhow::Result<()> {
     let file = || found.path.as_deref().map_or_else(|| "the defaults".to_owned(), |path| path.display().to_string());
     check_components(&found.parsed.config, &found.base_dir).with_context(file)?;
-    let warnings = warnings(found);
+    let warnings = found.parsed.warnings();
     if json {
         return print_json(&json!({ "ok": true, "file": found.path, "warnings": warnings }));
     }
@@ -104,8 +100,7 @@ fn check(found: &ConfigFile, json: bool) -> anyhow::Result<()> {
 fn show(found: &ConfigFile, json: bool) -> anyhow::Result<()> {
     if json {
         let field = |EffectiveField { path, value, origin }: &EffectiveField| {
-            let has_effect = config::has_effect(path);
-            json!({ "field": path, "value": value, "origin": origin.to_string(), "has_effect": has_effect })
+            json!({ "field": path, "value": value, "origin": origin.to_string() })
         };
         let fields: Vec<_> = found.parsed.fields.iter().map(field).collect();
         return print_json(&json!({ "ok": true, "file": found.path, "base_dir": found.base_dir, "fields": fields }));
@@ -116,8 +111,7 @@ fn show(found: &ConfigFile, json: bool) -> anyhow::Result<()> {
     })?;
     // Dotted keys: what is printed is a valid meridian.toml.
     for EffectiveField { path, value, origin } in &found.parsed.fields {
-        let mark = if config::has_effect(path) { "" } else { ", no effect in this version" };
-        print_line(&format!("{:<58} # {origin}{mark}", format!("{path} = {}", config::inline(value))))?;
+        print_line(&format!("{:<58} # {origin}", format!("{path} = {}", config::inline(value))))?;
     }
     Ok(())
 }

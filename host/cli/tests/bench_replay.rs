@@ -144,6 +144,159 @@ fn what_is_wrong_is_said_in_one_line() {
 }
 
 #[test]
+fn a_set_names_the_policies_of_several_slots() {
+    let args = [
+        "replay",
+        "--requests",
+        "120",
+        "--rate",
+        "4",
+        "--kv-blocks",
+        "900",
+        "--policy",
+        "eviction=tiered-lru",
+        "--policy",
+        "eviction=prefix-value{\"cap\": 3}",
+        "--policy",
+        "dispatch=srpt,budget=eat-rpdi",
+    ];
+    let results = json(&bench(&[&args[..], &["--json"]].concat()));
+    let runs = results["runs"].as_array().expect("runs");
+    let names: Vec<_> = runs.iter().map(|run| run["policy"].as_str().expect("a name")).collect();
+    assert_eq!(names, ["fcfs", "eviction tiered-lru", "eviction prefix-value{\"cap\": 3}", "srpt, budget eat-rpdi"]);
+    let slots =
+        |run: usize| ["dispatch", "eviction", "budget"].map(|slot| runs[run]["slots"][slot].as_str().expect("a name"));
+    assert_eq!(slots(0), ["fcfs", "vLLM's own", "none"]);
+    assert_eq!(slots(1), ["output-first", "tiered-lru", "none"]);
+    assert_eq!(slots(2), ["output-first", "prefix-value{\"cap\": 3}", "none"]);
+    assert_eq!(slots(3), ["srpt", "tiered-lru", "eat-rpdi"]);
+    let count = |run: usize, key: &str| runs[run]["metrics"][key].as_f64().unwrap_or(-1.0);
+    for run in 1..4 {
+        assert!(count(run, "eviction_by_policy") > 0.0 && count(run, "faults") == 0.0, "{}", runs[run]["metrics"]);
+    }
+    assert_eq!((count(0, "eviction_decisions"), count(0, "budget_decisions")), (-1.0, -1.0));
+    assert!(count(3, "budget_by_policy") > 0.0 && count(2, "budget_decisions") < 0.0);
+    let table = bench(&args).stdout;
+    assert!(table.contains("eviction policy") && table.contains("budget policy"), "{table}");
+    for (set, says) in [
+        ("eviction=", "expected native:NAME"),
+        ("dispatch=srpt,x=1", "x=1: expected dispatch=POLICY, eviction=POLICY or budget=POLICY"),
+        ("dispatch=srpt,dispatch=edf", "dispatch is given twice"),
+    ] {
+        let said = refused(&["replay", "--policy", set]);
+        assert!(said.contains(says), "{set}: {said}");
+    }
+    let done = bench(&["replay", "--requests", "5", "--policy", "eviction=srpt"]);
+    assert!(
+        done.code == 1 && done.stderr.contains("native:srpt: unknown native policy, expected one of native:tiered-lru")
+    );
+}
+
+#[test]
+fn micro_times_every_slot_without_shipped_components() {
+    let empty = folder().join("empty");
+    std::fs::create_dir_all(&empty).expect("can be made");
+    // The command is run from a copy, so that nothing lies beside it.
+    let command = empty.join("bin").join("meridian");
+    std::fs::create_dir_all(empty.join("bin")).expect("can be made");
+    std::fs::copy(env!("CARGO_BIN_EXE_meridian"), &command).expect("can be copied");
+    let run = |args: &[&str]| {
+        let done = std::process::Command::new(&command)
+            .args(["bench", "micro", "--candidates", "16", "--json"])
+            .args(args)
+            .current_dir(&empty)
+            .env("HOME", &empty)
+            .env_remove("MERIDIAN_CONFIG")
+            .output()
+            .expect("the command was built");
+        let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+        (done.status.code(), text(done.stdout), text(done.stderr))
+    };
+    let (code, stdout, stderr) = run(&[]);
+    assert!(code == Some(0) && stderr.contains("note: no shipped components"), "{stderr}");
+    let report: Value = serde_json::from_str(&stdout).expect("JSON");
+    let rows = report["rows"].as_array().expect("rows");
+    let slots: Vec<_> = rows.iter().map(|row| (row["slot"].as_str(), row["default_ns"].as_f64() > Some(0.0))).collect();
+    assert_eq!(slots, ["dispatch", "eviction", "budget"].map(|slot| (Some(slot), true)));
+    assert!(rows.iter().all(|row| row["policy"].is_null()) && report["noop_call_ns"].is_null());
+    let (code, _, stderr) = run(&["--policies", "nowhere"]);
+    assert!(code == Some(2) && stderr.is_empty());
+
+    std::fs::write(empty.join("m.toml"), "[policy.eviction]\nsource = 'native:prefix-value'\nconfig = { cap = 3 }\n")
+        .expect("can be written");
+    let (code, stdout, stderr) = run(&["--config", "m.toml"]);
+    assert_eq!(code, Some(0), "{stderr}");
+    let report: Value = serde_json::from_str(&stdout).expect("JSON");
+    let policies: Vec<_> = report["rows"].as_array().expect("rows").iter().map(|row| row["policy"].as_str()).collect();
+    assert_eq!(policies, [Some("output-first"), Some("prefix-value{\"cap\":3}"), Some("eat-rpdi")]);
+    let (code, stdout, _) = run(&["--policy", "native:patience"]);
+    assert!(code == Some(0) && stdout.contains("\"ratio\""), "{stdout}");
+}
+
+#[test]
+fn micro_names_the_kind_of_a_fault() {
+    let corpus = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus/component");
+    for (component, says) in [
+        ("trap.wasm", "trap.wasm in the dispatch slot: faulted on a trial batch of 0 candidates: trap: "),
+        (
+            "wrong-length.wasm",
+            "wrong-length.wasm in the dispatch slot: faulted on a trial batch of 0 candidates: bad-answer: ",
+        ),
+        ("none.wasm", "none.wasm"),
+    ] {
+        let path = corpus.join(component);
+        let done = bench(&["micro", "--candidates", "16", "--policy", path.to_str().expect("UTF-8")]);
+        assert!(done.code == 1 && done.stderr.contains(says), "{component}: {}", done.stderr);
+    }
+    let done = bench(&["micro", "--policy", "native:outptu-first"]);
+    assert!(done.code == 1 && done.stderr.contains("unknown native policy, expected one of native:output-first"));
+}
+
+/// Memory is taken for none of these: a slip of the keyboard must not take the machine with it.
+#[test]
+fn what_is_too_large_is_refused_by_its_name() {
+    let engine = |field: &str, value: u64| {
+        let mut text = "[step]\nfixed_ms = 1.0\n".to_owned();
+        for (name, usual) in
+            [("max_num_seqs", 8), ("max_num_batched_tokens", 512), ("kv_blocks", 64), ("block_tokens", 16)]
+        {
+            let value = if name == field { value } else { usual };
+            text = format!("{name} = {value}\n{text}");
+        }
+        let file = format!("large-{field}.toml");
+        std::fs::write(folder().join(&file), text).expect("can be written");
+        file
+    };
+    let (blocks, seqs) = (engine("kv_blocks", 1 << 28), engine("max_num_seqs", u64::from(u32::MAX)));
+    let wide = engine("block_tokens", 99_999_999_999_999_999);
+    std::fs::write(folder().join("crowd.toml"), "[tenants]\ncount = 4294967295\n").expect("can be written");
+    std::fs::write(folder().join("long.toml"), "requests_per_s = 99999999999999999999\n").expect("can be written");
+    for (args, says) in [
+        (&["replay", "--kv-blocks", "4294967295"][..], "--kv-blocks 4294967295: expected 2 to 4194304"),
+        (&["replay", "--kv-blocks", "1"], "--kv-blocks 1: expected 2 to 4194304"),
+        (&["replay", "--engines", "100000"], "--engines 100000: expected 1 to 1024"),
+        (&["replay", "--engines", "1024"], "expected at most 8388608 in all"),
+        (&["replay", "--max-num-seqs", "4294967295"], "--max-num-seqs 4294967295: expected 1 to 1048576"),
+        (&["replay", "--max-num-batched-tokens", "4294967295"], "expected 1 to 16777216"),
+        (&["replay", "--requests", "18446744073709551615"], "expected 1 to 2000000"),
+        (&["generate", "--requests", "18446744073709551615", "--out", "o.csv"], "expected 1 to 2000000"),
+        (&["replay", "--engine", &blocks], "large-kv_blocks.toml: kv_blocks: 268435456: expected 2 to 4194304"),
+        (&["replay", "--engine", &seqs], "large-max_num_seqs.toml: max_num_seqs: 4294967295: expected 1 to 1048576"),
+        (
+            &["replay", "--engine", &wide],
+            "large-block_tokens.toml: block_tokens: invalid value: integer `99999999999999999`",
+        ),
+        (&["replay", "--workload", "crowd.toml"], "tenants.count: got 4294967295"),
+        (&["replay", "--workload", "long.toml"], "requests_per_s: 99999999999999999999: must fit"),
+        (&["micro", "--candidates", "99999999999"], "--candidates 99999999999: expected 1 to 65536"),
+    ] {
+        let said = refused(args);
+        assert!(said.contains(says), "{args:?}: {said}");
+        assert_eq!(said.matches('\n').count(), 1, "{said}");
+    }
+}
+
+#[test]
 fn a_policy_that_does_not_load_is_named() {
     for (policy, says) in
         [("outptu-first", "outptu-first"), ("none.wasm", "none.wasm"), ("pascal{\"tpot\": 1}", "tpot")]

@@ -36,6 +36,12 @@ pub enum Error {
         /// The dotted path it most resembles, when one is near.
         suggestion: Option<String>,
     },
+    /// A field that a later version is to have.
+    #[error("{field}: not in this version, expected no such field")]
+    ConfigNotYet {
+        /// Dotted path of the field or table.
+        field: String,
+    },
     /// A value out of its range.
     #[error("{field}: {value}: {reason}")]
     ConfigValidation {

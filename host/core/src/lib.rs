@@ -60,7 +60,7 @@ pub use blocks::{
     TieredLru,
 };
 pub use config::{
-    AdminConfig, DisaggConfig, EntropyConfig, KvMemoryConfig, MeridianConfig, ModelConfig, PolicyConfig,
+    AdminConfig, EntropyConfig, KvMemoryConfig, MeridianConfig, ModelConfig, PolicyConfig,
     SchedulerConfig, SlotConfig, TelemetryConfig,
 };
 pub use error::Error;

@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use meridian_core::EntropyUnit;
-use meridian_core::config::{self, Auto, FabricKind, Listen, Origin, SlotMode};
+use meridian_core::config::{self, Auto, Listen, Origin, SlotMode};
 use meridian_core::{MeridianConfig, SlotConfig};
 use proptest::prelude::*;
 
@@ -24,7 +24,6 @@ fn set(path: &str, value: &str) -> String {
     let companion = match path {
         "scheduler.max_think_tokens" => "\nmin_think_tokens = 0",
         "scheduler.min_think_tokens" => "\nmax_think_tokens = 16777216",
-        "disagg.enabled" => "\nfabric = 'tcp'",
         _ => "",
     };
     format!("[{table}]\n{name} = {value}{companion}\n")
@@ -48,8 +47,7 @@ fn empty_means_defaults() {
     assert_eq!(config.scheduler.output_tpot_budget_ms, 20.0);
     assert_eq!(config.entropy.eat_variance_threshold, 0.000_976_562_5);
     assert_eq!(config.entropy.unit, EntropyUnit::Bits);
-    assert_eq!(config.kv_memory.capacity_bytes, Auto::Auto);
-    assert_eq!(config.disagg.fabric, FabricKind::None);
+    assert_eq!(config.kv_memory.evict_dead_thinking, Auto::Auto);
 }
 
 #[test]
@@ -92,12 +90,9 @@ const RANGES: &[(&str, &[&str], &[&str], &str)] = &[
     ("entropy.rpdi_threshold", &["1e-9"], &["0"], "must be above 0"),
     ("entropy.probe_at", &["'newline'"], &["'line'"], "must be \"interval\" or \"newline\""),
     ("entropy.unit", &["'nats'"], &["'dits'", "''"], "must be \"nats\" or \"bits\""),
-    ("kv_memory.block_size_bytes", &["1", "'auto'"], &["0", "-1", "'big'"], "must be \"auto\" or at least 1"),
-    ("kv_memory.capacity_bytes", &["9223372036854775807"], &["0"], "must be \"auto\" or at least 1"),
     ("kv_memory.evict_dead_thinking", &["true", "false"], &["'yes'"], "must be \"auto\", true or false"),
     ("model.strips_reasoning", &["true", "false"], &["'yes'"], "must be \"auto\", true or false"),
     ("kv_memory.growth_blocks", &["0", "1024"], &["-0.5", "1025"], "must be in [0, 1024]"),
-    ("kv_memory.think_fraction_limit", &["0.01", "1"], &["0", "1.01"], "must be in (0, 1]"),
     ("policy.max_strikes", &["1", "1000"], &["0", "1001"], "must be in 1..=1000"),
     ("policy.strike_window_s", &["1", "86400"], &["0", "86401"], "must be in 1..=86400"),
     ("policy.dispatch.deadline_ms", &["0.1", "1000"], &["0", "1000.1"], "must be in (0, 1000]"),
@@ -109,8 +104,6 @@ const RANGES: &[(&str, &[&str], &[&str], &str)] = &[
     ("policy.budget.deadline_ms", &["0.1", "1000"], &["0", "1000.1"], "must be in (0, 1000]"),
     ("policy.budget.memory_mib", &["1", "1024"], &["0", "1025"], "must be in 1..=1024"),
     ("policy.budget.mode", &["'shadow'"], &["' shadow'"], "must be \"active\" or \"shadow\""),
-    ("disagg.fabric", &["'nixl'", "'mooncake'"], &["'rdma'"], "must be \"none\", \"nixl\", \"mooncake\" or \"tcp\""),
-    ("disagg.offload_threshold_blocks", &["1", "1000000"], &["0", "1000001"], "must be in 1..=1000000"),
 ];
 
 /// Fields whose range is in words: (field, accepted, refused).
@@ -190,12 +183,8 @@ fn mistakes_name_field_value_and_expectation() {
     assert!(refusal("[scheduler]\nmin_think_tokens = 1.5").starts_with("scheduler.min_think_tokens: invalid type"));
     assert!(refusal("[scheduler]\nmax_defer_ms = = 1").starts_with("line 2, column 16: "));
     assert_eq!(
-        refusal("[kv_memory]\nblock_size_bytes = true"),
-        "kv_memory.block_size_bytes: invalid type: boolean `true`, expected \"auto\" or an integer"
-    );
-    assert_eq!(
         refusal("[kv_memory]\nevict_dead_thinking = 1"),
-        "kv_memory.evict_dead_thinking: invalid value: integer `1`, expected \"auto\", true or false"
+        "kv_memory.evict_dead_thinking: invalid type: integer `1`, expected \"auto\", true or false"
     );
 }
 
@@ -237,10 +226,6 @@ fn fields_that_depend_on_each_other() {
             "model.force_phrase: \"enough\": must contain a text of model.think_end, or thinking would go on",
         ),
         (
-            "[disagg]\nenabled = true",
-            "disagg.fabric: \"none\": must be \"nixl\", \"mooncake\" or \"tcp\" when disagg.enabled is true",
-        ),
-        (
             "[admin]\nlisten = '127.0.0.1:9464'",
             "admin.listen: \"127.0.0.1:9464\": must differ from telemetry.prometheus",
         ),
@@ -259,7 +244,6 @@ fn fields_that_depend_on_each_other() {
         parse("[telemetry]\nprometheus = ''\notlp_endpoint = 'http://[::1]:4317'\n[admin]\nlisten = '127.0.0.1:0'");
     assert_eq!(Listen::parse(&config.telemetry.prometheus), Ok(Listen::Off));
     parse("[admin]\nlisten = '127.0.0.1:0'\n[telemetry]\nprometheus = '127.0.0.1:0'");
-    parse("[disagg]\nenabled = true\nfabric = 'tcp'");
 }
 
 #[test]
@@ -483,9 +467,9 @@ fn a_configuration_made_by_hand_is_checked_as_well() {
     config.model.family = "none".into();
     assert!(config.validate().is_err());
     let json =
-        serde_json::to_string(&parse("[kv_memory]\ncapacity_bytes = 4096\nevict_dead_thinking = false")).unwrap();
+        serde_json::to_string(&parse("[kv_memory]\ngrowth_blocks = 3\nevict_dead_thinking = false")).unwrap();
     let back = MeridianConfig::from_json(&json).unwrap();
-    assert_eq!(back.kv_memory.capacity_bytes, Auto::Set(4096));
+    assert_eq!(back.kv_memory.growth_blocks, 3.0);
     assert_eq!(back.kv_memory.evict_dead_thinking, Auto::Set(false));
 }
 
@@ -503,8 +487,8 @@ fn mistakes_in_json_name_the_dotted_field() {
             "scheduler.max_think_tokens: invalid type: boolean `true`, expected u32",
         ),
         (
-            r#"{"kv_memory":{"capacity_bytes":9223372036854775808}}"#,
-            "kv_memory.capacity_bytes: 9223372036854775808: must fit",
+            r#"{"kv_memory":{"growth_blocks":9223372036854775808}}"#,
+            "kv_memory.growth_blocks: 9223372036854775808: must fit",
         ),
         (
             r#"{"policy":{"dispatch":{"source":1}}}"#,

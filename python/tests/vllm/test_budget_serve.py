@@ -33,7 +33,7 @@ class BudgetServer(Server):
         config = folder / "meridian.toml"
         config.write_text(
             f"[scheduler]\nmin_think_tokens = 0\nmax_think_tokens = {THINK_TOKENS}\n"
-            "[entropy]\neat_probe_interval_tokens = 8\neat_variance_threshold = 1e-30\n"
+            "[entropy]\neat_probe_interval_tokens = 8\neat_variance_threshold = 1e-30\nprobe_suffix = 'ans'\n"
             f'[telemetry]\nprometheus = "127.0.0.1:{listener}"\n[admin]\nlisten = ""\n'
         )
         names = ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_LOGGING_LEVEL")

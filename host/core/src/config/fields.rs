@@ -5,21 +5,13 @@ use serde_json::Value;
 use super::schema::{expectation, schema};
 use super::{defaults, get};
 
-/// Fields, or whole tables, that are read and checked but change nothing in this version.
-pub const WITHOUT_EFFECT: &[&str] =
-    &["kv_memory.block_size_bytes", "kv_memory.capacity_bytes", "kv_memory.think_fraction_limit", "disagg"];
+/// Fields, or whole tables, that Meridian is to have: to set one is an error that says so.
+const NOT_YET: [&str; 4] =
+    ["disagg", "kv_memory.block_size_bytes", "kv_memory.capacity_bytes", "kv_memory.think_fraction_limit"];
 
-/// Whether the field at a dotted path changes anything in this version.
-///
-/// ```
-/// use meridian_core::config::has_effect;
-///
-/// assert!(has_effect("scheduler.max_defer_ms") && !has_effect("disagg.fabric"));
-/// ```
-#[must_use]
-pub fn has_effect(path: &str) -> bool {
-    let is_in = |prefix: &str| path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
-    !WITHOUT_EFFECT.iter().any(|prefix| is_in(prefix))
+/// Whether the field at a dotted path is one that a later version is to have.
+pub(super) fn is_not_yet(path: &str) -> bool {
+    NOT_YET.iter().any(|known| path.strip_prefix(known).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')))
 }
 
 /// A field of `meridian.toml`.

@@ -20,7 +20,7 @@ pub use fields::{Field, fields};
 pub use reference::reference;
 pub use schema::schema;
 pub use tables::{
-    AdminConfig, DisaggConfig, EntropyConfig, FabricKind, KvMemoryConfig, MeridianConfig, ModelConfig, PolicyConfig,
+    AdminConfig, EntropyConfig, KvMemoryConfig, MeridianConfig, ModelConfig, PolicyConfig,
     ProbeAt, SchedulerConfig, SlotConfig, SlotMode, TelemetryConfig,
 };
 pub use values::{Auto, Listen, Texts, inline};
@@ -84,9 +84,9 @@ pub struct EffectiveField {
 /// ```
 /// use meridian_core::MeridianConfig;
 ///
-/// let parsed = MeridianConfig::parse("[disagg]\noffload_threshold_blocks = 8")?;
-/// assert_eq!(parsed.config.disagg.offload_threshold_blocks, 8);
-/// assert_eq!(parsed.without_effect().collect::<Vec<_>>(), ["disagg.offload_threshold_blocks"]);
+/// let parsed = MeridianConfig::parse("[entropy]\nenabled = true")?;
+/// assert!(parsed.config.entropy.enabled);
+/// assert!(parsed.warnings()[0].starts_with("entropy.probe_suffix: \"\": "));
 /// # Ok::<(), meridian_core::Error>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -98,10 +98,19 @@ pub struct Parsed {
 }
 
 impl Parsed {
-    /// Paths of the fields that the file sets although they have no effect in this version.
-    pub fn without_effect(&self) -> impl Iterator<Item = &str> {
-        let given = self.fields.iter().filter(|field| field.origin == Origin::File);
-        given.map(|field| field.path.as_str()).filter(|path| !has_effect(path))
+    /// What is valid but does not do what it seems to, a line each: the field, its value, and what it would need.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        let MeridianConfig { entropy, model, policy, .. } = &self.config;
+        let is_mute = entropy.enabled && entropy.probe_suffix.is_empty();
+        let may_end_thinking = !model.think_end.is_empty() && policy.budget.source != "native:fixed-budget";
+        if is_mute && may_end_thinking && !self.config.asks_for_stock() {
+            let expected = "expected the text that leads to an answer, such as \"Final answer: \", or entropy.enabled = false";
+            return vec![format!(
+                "entropy.probe_suffix: \"\": nothing is probed without it, so EAT ends no thinking; {expected}"
+            )];
+        }
+        Vec::new()
     }
 }
 
@@ -196,10 +205,6 @@ impl MeridianConfig {
         }
         let keys_named = trusted_keys.iter().all(|key| !key.trim().is_empty());
         check("policy.trusted_keys", "\"\"", keys_named, || "must not hold an empty key".into())?;
-        let has_fabric = self.disagg.fabric != FabricKind::None;
-        check("disagg.fabric", "\"none\"", !self.disagg.enabled || has_fabric, || {
-            "must be \"nixl\", \"mooncake\" or \"tcp\" when disagg.enabled is true".into()
-        })?;
         let suffix = &self.entropy.probe_suffix;
         let ends = self.model.think_end.as_slice().iter().any(|end| suffix.contains(end.as_str()));
         check("entropy.probe_suffix", quoted(suffix), suffix.len() <= 64 && !ends, || {
@@ -391,6 +396,9 @@ fn refuse_unknown_fields(given: &toml::Table) -> Result<(), Error> {
     let mut paths = BTreeSet::new();
     collect_paths(given, "", &mut paths);
     let Some(field) = paths.into_iter().find(|path| !known.contains(path)) else { return Ok(()) };
+    if fields::is_not_yet(&field) {
+        return Err(Error::ConfigNotYet { field });
+    }
     let suggestion = nearest(&field, &known);
     Err(Error::ConfigUnknownField { field, suggestion })
 }

@@ -1,6 +1,6 @@
 use std::fmt::Write;
 
-use super::fields::{fields, has_effect};
+use super::fields::fields;
 use super::schema::schema;
 use super::values::inline;
 use crate::ModelFamily;
@@ -20,12 +20,10 @@ value and what was expected. The tables `policy.dispatch.config`, `policy.evicti
 the policies' own. A path is relative to the folder of the file; `~` is not expanded.
 
 ```sh
-meridian config check [FILE]   # is it valid, and does every field in it act
+meridian config check [FILE]   # is it valid, and does everything in it act
 meridian config show [FILE]    # effective values, and where each came from
 meridian config schema         # JSON Schema, for editors
 ```
-
-Fields marked *(no effect yet)* are read and checked, but change nothing in this version; setting one logs a warning.
 ";
 
 /// The reference of `meridian.toml`, Markdown: `docs/src/configuration.md`.
@@ -42,11 +40,10 @@ pub fn reference() -> String {
             let _ = write!(page, "\n## `[{table}]`\n\n{about}\n\n");
             page.push_str("| field | type | default | must be | meaning |\n|---|---|---|---|---|\n");
         }
-        let mark = if has_effect(&field.path) { "" } else { " *(no effect yet)*" };
         let cells = [&field.kind, &format!("`{}`", inline(&field.default)), &field.range, &field.meaning]
             .map(|cell| cell.replace('|', "\\|"));
         let [kind, default, range, meaning] = cells;
-        let _ = writeln!(page, "| `{name}` | {kind} | {default} | {range} | {meaning}{mark} |");
+        let _ = writeln!(page, "| `{name}` | {kind} | {default} | {range} | {meaning} |");
     }
     page.push_str("\n## Model families\n\nWhat `model.family` may be. A field that the file sets itself wins.\n\n");
     page.push_str("| family | starts thinking | ends thinking | models, for example |\n|---|---|---|---|\n");

@@ -33,8 +33,6 @@ pub struct MeridianConfig {
     pub kv_memory: KvMemoryConfig,
     /// The policy slots.
     pub policy: PolicyConfig,
-    /// Transfer of KV blocks between engines.
-    pub disagg: DisaggConfig,
     /// Metrics and traces.
     pub telemetry: TelemetryConfig,
     /// The admin interface.
@@ -89,7 +87,7 @@ pub struct SchedulerConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct EntropyConfig {
-    /// Whether the entropy of the next token is measured at all.
+    /// Whether the entropy of the next token is measured at all: probes (EAT, with a `probe_suffix`) and deviation (RPDI).
     pub enabled: bool,
     /// Weight of the newest probe in the moving mean and variance of EAT (entropy after a forced end of thinking,
     /// arXiv 2509.26522).
@@ -114,14 +112,15 @@ pub struct EntropyConfig {
     /// Thinking deviates when RPDI is above this ratio.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub rpdi_threshold: f64,
-    /// Unit of the entropies that policies and metrics are given.
+    /// Unit of `eat_variance_threshold`, squared. Nothing else is in it: policies are given bits.
     pub unit: EntropyUnit,
     /// Where a probe may be due: after any token, or only after one that ends a line.
     pub probe_at: ProbeAt,
     /// Whether a probe puts a line break before the end marker.
     pub probe_newline: bool,
-    /// What a probe puts behind the end marker, so that the next token is the answer; up to 64 bytes. Without it the next
-    /// token may be one that every answer begins with, and its entropy says nothing.
+    /// Text that a probe puts behind the end marker, so that the next token is the answer; up to 64 bytes. Empty for no
+    /// probes, and so no EAT: right behind the marker many models begin every answer alike, and the entropy there tells
+    /// nothing.
     #[schemars(extend("x-must-be" = "at most 64 bytes, and no text of `model.think_end`"))]
     pub probe_suffix: String,
 }
@@ -152,9 +151,9 @@ pub enum ProbeAt {
 /// use meridian_core::MeridianConfig;
 /// use meridian_core::config::Auto;
 ///
-/// let config = MeridianConfig::from_toml("[kv_memory]\nblock_size_bytes = 4096")?;
-/// assert_eq!(config.kv_memory.block_size_bytes, Auto::Set(4096));
-/// assert_eq!(config.kv_memory.capacity_bytes, Auto::Auto);
+/// let config = MeridianConfig::from_toml("[kv_memory]\ngrowth_blocks = 2")?;
+/// assert_eq!(config.kv_memory.growth_blocks, 2.0);
+/// assert_eq!(config.kv_memory.evict_dead_thinking, Auto::Auto);
 /// # Ok::<(), meridian_core::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -165,13 +164,6 @@ pub struct KvMemoryConfig {
     /// Whether the KV blocks of reasoning that later turns do not read are freed first: `"auto"` does so when the
     /// model's template strips old reasoning (`model.strips_reasoning`).
     pub evict_dead_thinking: Auto<bool>,
-    /// Bytes of a KV block; `"auto"` is what the engine says.
-    pub block_size_bytes: Auto<u64>,
-    /// Bytes of the KV cache; `"auto"` is what the engine says.
-    pub capacity_bytes: Auto<u64>,
-    /// Share of the KV capacity that thinking requests may hold.
-    #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
-    pub think_fraction_limit: f64,
     /// Free KV blocks that admission leaves for each running request to grow into; 0 leaves it to the engine. Without
     /// them requests are admitted that have to be preempted soon after.
     #[schemars(range(min = 0, max = 1024))]
@@ -269,50 +261,6 @@ pub enum SlotMode {
     Active,
     /// Is asked, and its answers compared; the native default decides.
     Shadow,
-}
-
-/// `[disagg]`
-///
-/// ```
-/// use meridian_core::MeridianConfig;
-/// use meridian_core::config::FabricKind;
-///
-/// let config = MeridianConfig::from_toml("[disagg]\nenabled = true\nfabric = 'tcp'")?;
-/// assert_eq!(config.disagg.fabric, FabricKind::Tcp);
-/// # Ok::<(), meridian_core::Error>(())
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
-pub struct DisaggConfig {
-    /// Whether KV blocks move between engines; needs a `fabric`.
-    pub enabled: bool,
-    /// What moves them.
-    pub fabric: FabricKind,
-    /// Fewest blocks worth a transfer.
-    #[schemars(range(min = 1, max = 1_000_000))]
-    pub offload_threshold_blocks: u32,
-}
-
-/// `disagg.fabric`
-///
-/// ```
-/// use meridian_core::MeridianConfig;
-///
-/// // Without a fabric nothing can move.
-/// let error = MeridianConfig::from_toml("[disagg]\nenabled = true").unwrap_err();
-/// assert!(error.to_string().starts_with("disagg.fabric: \"none\": must be \"nixl\", "));
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum FabricKind {
-    /// Nothing.
-    None,
-    /// NVIDIA's NIXL.
-    Nixl,
-    /// Mooncake's transfer engine.
-    Mooncake,
-    /// Plain TCP.
-    Tcp,
 }
 
 /// `[telemetry]`
@@ -440,9 +388,6 @@ impl Default for KvMemoryConfig {
         Self {
             enabled: true,
             evict_dead_thinking: Auto::Auto,
-            block_size_bytes: Auto::Auto,
-            capacity_bytes: Auto::Auto,
-            think_fraction_limit: 1.0,
             growth_blocks: 1.0,
         }
     }
@@ -486,12 +431,6 @@ impl SlotConfig {
 
     fn native(source: &str, deadline_ms: f32) -> Self {
         Self { source: source.into(), config: toml::Table::new(), deadline_ms, memory_mib: 64, mode: SlotMode::Active }
-    }
-}
-
-impl Default for DisaggConfig {
-    fn default() -> Self {
-        Self { enabled: false, fabric: FabricKind::None, offload_threshold_blocks: 4 }
     }
 }
 

@@ -34,12 +34,7 @@ pub enum Auto<T> {
 trait Plain: Sized {
     const EXPECTED: &'static str;
     fn schema() -> serde_json::Value;
-    fn from_bool(_: bool) -> Option<Self> {
-        None
-    }
-    fn from_u64(_: u64) -> Option<Self> {
-        None
-    }
+    fn from_bool(value: bool) -> Option<Self>;
 }
 
 impl Plain for bool {
@@ -49,17 +44,6 @@ impl Plain for bool {
     }
     fn from_bool(value: bool) -> Option<Self> {
         Some(value)
-    }
-}
-
-impl Plain for u64 {
-    const EXPECTED: &'static str = "\"auto\" or an integer";
-    fn schema() -> serde_json::Value {
-        serde_json::json!({ "type": "integer", "minimum": 1 })
-    }
-    fn from_u64(value: u64) -> Option<Self> {
-        // TOML's integers are signed.
-        (1..=i64::MAX as u64).contains(&value).then_some(value)
     }
 }
 
@@ -95,17 +79,6 @@ impl<T: Plain> Visitor<'_> for AutoVisitor<T> {
     fn visit_bool<E: serde::de::Error>(self, value: bool) -> Result<Self::Value, E> {
         let unexpected = serde::de::Unexpected::Bool(value);
         T::from_bool(value).map(Auto::Set).ok_or_else(|| E::invalid_type(unexpected, &self))
-    }
-
-    fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<Self::Value, E> {
-        let unexpected = serde::de::Unexpected::Unsigned(value);
-        T::from_u64(value).map(Auto::Set).ok_or_else(|| E::invalid_value(unexpected, &self))
-    }
-
-    fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<Self::Value, E> {
-        let unexpected = serde::de::Unexpected::Signed(value);
-        let unsigned = u64::try_from(value).ok();
-        unsigned.and_then(T::from_u64).map(Auto::Set).ok_or_else(|| E::invalid_value(unexpected, &self))
     }
 }
 
@@ -291,7 +264,7 @@ pub fn inline(value: &toml::Value) -> String {
     }
 }
 
-/// JSON's escapes are TOML's too, but JSON leaves DEL as it is.
+/// JSON's escapes are TOML's too; what else a terminal does not show as it is gets TOML's long form.
 fn basic_string(text: &str) -> String {
     let json = serde_json::Value::from(text).to_string();
     json.chars().fold(String::with_capacity(json.len()), |mut out, c| {
