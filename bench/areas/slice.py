@@ -134,12 +134,13 @@ def deciding() -> Iterator[Figure]:
     report = json.loads(done.stdout)
     yield Figure("deciding: no-op call", report["noop_call_ns"], "ns", Bound(150))
     bounds = {1024: Bound(1.5), 4096: Bound(1.3)}
-    for row in report["rows"]:
+    rows = [row for row in report["rows"] if row["slot"] == "dispatch"]
+    for row in rows:
         n = row["candidates"]
         name = f"deciding: WebAssembly over native, N={n}"
         yield Figure(name, row["ratio"], "ratio", bounds.get(n), row["ratio_low"], row["ratio_high"])
-    for row in report["rows"]:
-        yield Figure(f"deciding: WebAssembly, N={row['candidates']}", row["wasm_ns"] / 1e3, "us")
+    for row in rows:
+        yield Figure(f"deciding: WebAssembly, N={row['candidates']}", row["policy_ns"] / 1e3, "us")
 
     rng = random.Random(0)
     rows = [(rng.randint(16, 48), rng.randint(60, 160), rng.randint(160, 220)) for _ in range(128)]

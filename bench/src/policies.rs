@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use meridian_core::{Batch, Budget, Description, Dispatch, Eviction, Fault, FaultKind, MeridianConfig, Policy};
+use meridian_core::{Batch, Budget, Description, Dispatch, Eviction, Fault, FaultKind, MeridianConfig, Policy, SlotKind, SlotName};
 use meridian_runtime::{BudgetSlot, Candidate, DispatchSlot, EvictionSlot, PolicySlot, StrikeLimits, native};
-use meridian_wasm::{GuestKind, Limits, Runtime};
+use meridian_wasm::{GuestKind, Limits, PolicyComponent, Runtime};
 use rand::RngExt;
 use rand::SeedableRng;
 use rand_pcg::Pcg64;
@@ -131,7 +131,7 @@ impl Policy for Injecting {
 pub struct Loader {
     runtime: Option<Runtime>,
     config: MeridianConfig,
-    components: Vec<(PathBuf, meridian_wasm::PolicyComponent)>,
+    components: Vec<(PathBuf, PolicyComponent)>,
 }
 
 impl Loader {
@@ -170,9 +170,7 @@ impl Loader {
             self.components.push((path.to_owned(), component));
         }
         let (_, component) = self.components.iter().find(|(known, _)| known == path).expect("loaded above");
-        // Simulated time does not pass while a policy decides, and a deadline in real time would make runs differ.
-        let policy = component.policy::<K>(Limits::UNHURRIED, targets, options).with_context(|| source.clone())?;
-        Ok(Candidate::new(Box::new(policy), component.sha256(), source).with_options(options))
+        Ok(component)
     }
 
     fn slot<K: GuestKind>(&self, candidate: Candidate<K>) -> PolicySlot<K> {
@@ -243,6 +241,23 @@ impl Policies {
         let budget = choice.budget.as_ref().map(|source| loader.load::<Budget>(source)).transpose()?;
         let config = loader.config().clone();
         let mut asked = config.clone();
+    /// The slots that a policy fills.
+    ///
+    /// # Errors
+    /// The source, and why it is refused.
+    pub fn slots(&mut self, source: &PolicySource) -> anyhow::Result<Vec<SlotName>> {
+        let Some(name) = source.source.strip_prefix("native:") else {
+            return Ok(self.component(&source.source)?.slots());
+        };
+        let all = [(SlotName::Dispatch, Dispatch::NATIVES), (SlotName::Eviction, Eviction::NATIVES), (SlotName::Budget, Budget::NATIVES)];
+        let slots: Vec<_> = all.into_iter().filter(|(_, known)| known.contains(&name)).map(|(slot, _)| slot).collect();
+        if slots.is_empty() {
+            let known: Vec<_> = all.iter().flat_map(|(_, known)| *known).map(|name| format!("native:{name}")).collect();
+            bail!("{}: unknown native policy, expected one of {}", source.source, known.join(", "));
+        }
+        Ok(slots)
+    }
+
         asked.policy.dispatch.source.clone_from(&choice.dispatch.source);
         Ok(Self {
             // As in an engine with this configuration.
@@ -254,6 +269,13 @@ impl Policies {
             dispatch: Some(loader.slot(dispatch)),
             eviction: loader.slot(eviction),
             budget: budget.map(|candidate| loader.slot(candidate)),
+        let component = self.component(source)?;
+        // Simulated time does not pass while a policy decides, and a deadline in real time would make runs differ.
+        let policy = component.policy::<K>(Limits::UNHURRIED, targets, options).with_context(|| source.clone())?;
+        Ok(Candidate::new(Box::new(policy), component.sha256(), source).with_options(options))
+    }
+
+    fn component(&mut self, source: &str) -> anyhow::Result<&PolicyComponent> {
             config,
         })
     }

@@ -13,7 +13,7 @@ use clap::Subcommand;
 pub(crate) enum BenchCommand {
     /// Compare stock vLLM's scheduler with Meridian's in the real engine; needs the Python package and vLLM
     Vllm(vllm::VllmArgs),
-    /// Time one decision: native against WebAssembly, as ratios from one run
+    /// Time one decision of each slot: a policy against the native default, as ratios from one run
     Micro(micro::MicroArgs),
     /// Replay requests in simulated engines under several policies, side by side
     Replay(Box<replay::ReplayArgs>),
@@ -30,7 +30,7 @@ pub(crate) enum BenchCommand {
 pub(crate) fn run(command: BenchCommand, json: bool) -> anyhow::Result<()> {
     match command {
         BenchCommand::Vllm(args) => vllm::run(&args, json),
-        BenchCommand::Micro(args) => micro::run(args, json),
+        BenchCommand::Micro(args) => micro::run(&args, json),
         BenchCommand::Replay(args) => replay::run(&args, json),
         BenchCommand::Calibrate(args) => calibrate::run(&args, json),
         BenchCommand::Generate(args) => generate::run(&args, json),
