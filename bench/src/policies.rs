@@ -1,5 +1,6 @@
 //! Policies by the names that the command line takes.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -53,6 +54,101 @@ impl std::str::FromStr for PolicySource {
         };
         Ok(Self { source, options: options.to_owned(), label: format!("{short}{shown}") })
     }
+}
+
+/// The policies of one run as they are named: that of the dispatch slot alone, or a list of `SLOT=POLICY`:
+/// `dispatch=srpt,eviction=prefix-value{"cap": 3},budget=patience`. A slot that is not in it has what the run gives to all.
+///
+/// ```
+/// use meridian_bench::policies::PolicySet;
+///
+/// let set: PolicySet = "eviction=prefix-value{\"cap\": 3},dispatch=srpt".parse().unwrap();
+/// assert_eq!(set.dispatch.unwrap().source, "native:srpt");
+/// assert_eq!(set.label, "srpt, eviction prefix-value{\"cap\": 3}");
+/// assert_eq!("pascal".parse::<PolicySet>().unwrap().label, "pascal");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PolicySet {
+    /// Order, budget and caps of a step.
+    pub dispatch: Option<PolicySource>,
+    /// Order of eviction.
+    pub eviction: Option<PolicySource>,
+    /// Thinking budgets.
+    pub budget: Option<PolicySource>,
+    /// For tables: without folders.
+    pub label: String,
+}
+
+impl std::str::FromStr for PolicySet {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let slot_of = |part: &str| {
+            let (name, policy) = part.split_once('=')?;
+            let slot = SlotName::ALL.into_iter().find(|slot| slot.label() == name.trim())?;
+            Some((slot, policy.trim().to_owned()))
+        };
+        let mut set = Self { dispatch: None, eviction: None, budget: None, label: String::new() };
+        if slot_of(text).is_none() {
+            let policy: PolicySource = text.parse()?;
+            return Ok(Self { label: policy.label.clone(), dispatch: Some(policy), ..set });
+        }
+        for part in parts(text) {
+            let (slot, policy) =
+                slot_of(part).ok_or_else(|| format!("{part}: expected dispatch=POLICY, eviction=POLICY or budget=POLICY"))?;
+            let place = match slot {
+                SlotName::Dispatch => &mut set.dispatch,
+                SlotName::Eviction => &mut set.eviction,
+                SlotName::Budget => &mut set.budget,
+            };
+            if place.is_some() {
+                return Err(format!("{part}: {} is given twice, expected one policy a slot", slot.label()));
+            }
+            *place = Some(policy.parse().map_err(|why| format!("{}: {why}", slot.label()))?);
+        }
+        let named = |slot: &str, policy: &Option<PolicySource>| policy.as_ref().map(|policy| format!("{slot}{}", policy.label));
+        let labels = [named("", &set.dispatch), named("eviction ", &set.eviction), named("budget ", &set.budget)];
+        set.label = labels.into_iter().flatten().collect::<Vec<_>>().join(", ");
+        Ok(set)
+    }
+}
+
+/// The parts between commas that are in no JSON.
+fn parts(text: &str) -> Vec<&str> {
+    let (mut depth, mut in_string, mut is_escaped, mut start) = (0_usize, false, false, 0);
+    let mut parts = Vec::new();
+    for (at, c) in text.char_indices() {
+        match c {
+            _ if is_escaped => is_escaped = false,
+            '\\' if in_string => is_escaped = true,
+            '"' if depth > 0 => in_string = !in_string,
+            _ if in_string => {}
+            '{' => depth += 1,
+            '}' => depth = depth.saturating_sub(1),
+            ',' if depth == 0 => {
+                parts.push(&text[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    parts.push(&text[start..]);
+    parts
+}
+
+/// The policy that a configuration names for a slot.
+///
+/// # Errors
+/// Its name is none of a policy.
+pub fn configured(config: &MeridianConfig, slot: SlotName) -> anyhow::Result<PolicySource> {
+    let policy = &config.policy;
+    let slot = match slot {
+        SlotName::Dispatch => &policy.dispatch,
+        SlotName::Eviction => &policy.eviction,
+        SlotName::Budget => &policy.budget,
+    };
+    let options = serde_json::to_string(&slot.config)?;
+    format!("{}{options}", slot.source).parse().map_err(anyhow::Error::msg)
 }
 
 /// A fault to inject: its kind and how often.
@@ -147,6 +243,23 @@ impl Loader {
         &self.config
     }
 
+    /// The slots that a policy fills.
+    ///
+    /// # Errors
+    /// The source, and why it is refused.
+    pub fn slots(&mut self, source: &PolicySource) -> anyhow::Result<Vec<SlotName>> {
+        let Some(name) = source.source.strip_prefix("native:") else {
+            return Ok(self.component(&source.source)?.slots());
+        };
+        let all = [(SlotName::Dispatch, Dispatch::NATIVES), (SlotName::Eviction, Eviction::NATIVES), (SlotName::Budget, Budget::NATIVES)];
+        let slots: Vec<_> = all.into_iter().filter(|(_, known)| known.contains(&name)).map(|(slot, _)| slot).collect();
+        if slots.is_empty() {
+            let known: Vec<_> = all.iter().flat_map(|(_, known)| *known).map(|name| format!("native:{name}")).collect();
+            bail!("{}: unknown native policy, expected one of {}", source.source, known.join(", "));
+        }
+        Ok(slots)
+    }
+
     /// A policy of slot `K`, started.
     ///
     /// # Errors
@@ -158,6 +271,13 @@ impl Loader {
             let policy = native::policy::<K>(name, targets, options)?;
             return Ok(Candidate::new(policy, "", source).with_options(options));
         }
+        let component = self.component(source)?;
+        // Simulated time does not pass while a policy decides, and a deadline in real time would make runs differ.
+        let policy = component.policy::<K>(Limits::UNHURRIED, targets, options).with_context(|| source.clone())?;
+        Ok(Candidate::new(Box::new(policy), component.sha256(), source).with_options(options))
+    }
+
+    fn component(&mut self, source: &str) -> anyhow::Result<&PolicyComponent> {
         let path = Path::new(source);
         if !self.components.iter().any(|(known, _)| known == path) {
             let runtime = match &self.runtime {
@@ -208,6 +328,7 @@ pub struct Policies {
     dispatch: Option<DispatchSlot>,
     pub(crate) eviction: EvictionSlot,
     budget: Option<BudgetSlot>,
+    labels: [Option<String>; 3],
     pub(crate) config: MeridianConfig,
     /// The engine is stock vLLM: nothing of Meridian has a say.
     pub(crate) is_stock: bool,
@@ -234,30 +355,14 @@ impl Policies {
     /// The source, and why it is refused.
     pub fn load(loader: &mut Loader, choice: &Choice, seed: u64) -> anyhow::Result<Self> {
         let dispatch = loader.dispatch(&choice.dispatch, choice.inject, seed)?;
-        let configured = &loader.config().policy.eviction;
-        let options = serde_json::to_string(&configured.config)?;
-        let configured: PolicySource = format!("{}{options}", configured.source).parse().map_err(anyhow::Error::msg)?;
-        let eviction = loader.load::<Eviction>(choice.eviction.as_ref().unwrap_or(&configured))?;
+        let eviction_source = match &choice.eviction {
+            Some(source) => source.clone(),
+            None => configured(loader.config(), SlotName::Eviction)?,
+        };
+        let eviction = loader.load::<Eviction>(&eviction_source)?;
         let budget = choice.budget.as_ref().map(|source| loader.load::<Budget>(source)).transpose()?;
         let config = loader.config().clone();
         let mut asked = config.clone();
-    /// The slots that a policy fills.
-    ///
-    /// # Errors
-    /// The source, and why it is refused.
-    pub fn slots(&mut self, source: &PolicySource) -> anyhow::Result<Vec<SlotName>> {
-        let Some(name) = source.source.strip_prefix("native:") else {
-            return Ok(self.component(&source.source)?.slots());
-        };
-        let all = [(SlotName::Dispatch, Dispatch::NATIVES), (SlotName::Eviction, Eviction::NATIVES), (SlotName::Budget, Budget::NATIVES)];
-        let slots: Vec<_> = all.into_iter().filter(|(_, known)| known.contains(&name)).map(|(slot, _)| slot).collect();
-        if slots.is_empty() {
-            let known: Vec<_> = all.iter().flat_map(|(_, known)| *known).map(|name| format!("native:{name}")).collect();
-            bail!("{}: unknown native policy, expected one of {}", source.source, known.join(", "));
-        }
-        Ok(slots)
-    }
-
         asked.policy.dispatch.source.clone_from(&choice.dispatch.source);
         Ok(Self {
             // As in an engine with this configuration.
@@ -269,15 +374,22 @@ impl Policies {
             dispatch: Some(loader.slot(dispatch)),
             eviction: loader.slot(eviction),
             budget: budget.map(|candidate| loader.slot(candidate)),
-        let component = self.component(source)?;
-        // Simulated time does not pass while a policy decides, and a deadline in real time would make runs differ.
-        let policy = component.policy::<K>(Limits::UNHURRIED, targets, options).with_context(|| source.clone())?;
-        Ok(Candidate::new(Box::new(policy), component.sha256(), source).with_options(options))
-    }
-
-    fn component(&mut self, source: &str) -> anyhow::Result<&PolicyComponent> {
+            labels: [
+                Some(choice.dispatch.label.clone()),
+                Some(eviction_source.label),
+                choice.budget.as_ref().map(|source| source.label.clone()),
+            ],
             config,
         })
+    }
+
+    /// Who decides in each slot, for tables.
+    pub(crate) fn by_slot(&self) -> BTreeMap<String, String> {
+        let [dispatch, eviction, budget] = self.labels.clone();
+        let own = "vLLM's own";
+        let eviction = eviction.filter(|_| self.manages_kv());
+        let names = [dispatch, eviction.or(Some(own.into())), budget.or(Some("none".into()))];
+        SlotName::ALL.iter().zip(names).filter_map(|(slot, name)| Some((slot.label().to_owned(), name?))).collect()
     }
 
     pub(crate) fn manages_kv(&self) -> bool {

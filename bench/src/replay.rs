@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use anyhow::{bail, ensure};
-use meridian_core::MeridianConfig;
+use anyhow::bail;
+use meridian_core::{MeridianConfig, SlotName};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_pcg::Pcg64;
 
-use crate::policies::{Choice, Inject, Loader, Policies, PolicySource};
+use crate::limits::engines_within;
+use crate::policies::{Choice, Inject, Loader, Policies, PolicySet, PolicySource, configured};
 use crate::results::{EngineFacts, MadeBy, Results, Run, SCHEMA, Slo, TraceFacts};
 use crate::sim::{EngineConfig, Outcome, Router, Simulation, Swap};
 use crate::trace::{Generator, Prefix, TraceRequest, Workload};
@@ -104,16 +105,16 @@ pub struct Options {
     /// Service levels.
     pub slo: Slo,
     /// What the others are compared with.
-    pub baseline: PolicySource,
+    pub baseline: PolicySet,
     /// The others.
-    pub policies: Vec<PolicySource>,
+    pub policies: Vec<PolicySet>,
     /// At least one.
     pub rates: Vec<Rate>,
     /// At least one.
     pub seeds: Vec<u64>,
-    /// Eviction policy of every engine.
+    /// Eviction policy of those that name none.
     pub eviction: Option<PolicySource>,
-    /// Budget policy of every engine: early exit.
+    /// Budget policy of those that name none: early exit.
     pub budget: Option<PolicySource>,
     /// Faults of the policies that are compared; the baseline has none.
     pub inject: Option<Inject>,
@@ -141,7 +142,7 @@ pub fn replay(
     engines_within(options.engines, options.engine.kv_blocks)?;
     let facts = facts(input)?;
     let mut loader = Loader::new(options.config.clone());
-    let policies: Vec<&PolicySource> = std::iter::once(&options.baseline).chain(&options.policies).collect();
+    let policies: Vec<&PolicySet> = std::iter::once(&options.baseline).chain(&options.policies).collect();
     let labels = labels(options);
     let all = options.rates.len() * options.seeds.len() * policies.len();
     let mut runs = Vec::with_capacity(all);
@@ -211,15 +212,19 @@ fn run(
     options: &Options,
     loader: &mut Loader,
     input: &Input,
-    policy: &PolicySource,
+    policy: &PolicySet,
     is_baseline: bool,
     play: &Play,
     progress: &mut dyn FnMut(f64),
 ) -> anyhow::Result<Outcome> {
+    let dispatch = match &policy.dispatch {
+        Some(dispatch) => dispatch.clone(),
+        None => configured(loader.config(), SlotName::Dispatch)?,
+    };
     let choice = Choice {
-        dispatch: policy.clone(),
-        eviction: options.eviction.clone(),
-        budget: options.budget.clone(),
+        dispatch,
+        eviction: policy.eviction.clone().or_else(|| options.eviction.clone()),
+        budget: policy.budget.clone().or_else(|| options.budget.clone()),
         inject: options.inject.filter(|_| !is_baseline),
     };
     let engines = 0..options.engines;
@@ -227,6 +232,7 @@ fn run(
         .clone()
         .map(|i| Policies::load(loader, &choice, play.seed ^ u64::from(i) << 32))
         .collect::<Result<_, _>>()?;
+    let slots = policies.first().map(Policies::by_slot).unwrap_or_default();
     let mut swaps = Vec::new();
     for (at_s, source) in options.swaps.iter().filter(|_| !is_baseline) {
         let candidates = engines
@@ -251,7 +257,7 @@ fn run(
         request
     };
     let mut told = |arrived: usize| progress(arrived as f64 / count as f64);
-    let outcome = match input {
+    let mut outcome = match input {
         Input::Trace { requests, .. } => {
             let requests = if play.seed == AS_IT_IS { requests.to_vec() } else { shuffled(requests, play.seed) };
             let stretch = play.own_rate / play.rate;
@@ -264,6 +270,7 @@ fn run(
             simulation.run(Generator::new(&workload, play.seed)?.take(*requests).map(finish), &mut told)
         }
     };
+    outcome.run.slots = slots;
     Ok(outcome)
 }
 

@@ -99,6 +99,9 @@ impl Default for Slo {
 pub struct Run {
     /// The policy as it was named on the command line, shortened to its file name.
     pub policy: String,
+    /// Who decided in each slot, by its name; empty in results of a version that did not say.
+    #[serde(default)]
+    pub slots: BTreeMap<String, String>,
     /// Offered load, requests a second.
     pub rate: f64,
     /// Seed.
@@ -233,7 +236,11 @@ pub const METRICS: &[Metric] = &[
     metric("probes", "probes", "", Better::Neither),
     metric("steps", "steps", "", Better::Neither),
     metric("makespan_s", "makespan", "s", Better::Lower),
-    metric("decisions", "decisions", "", Better::Neither),
+    metric("decisions", "dispatch decisions", "", Better::Neither),
     metric("decided_by_policy", "  by the policy", "", Better::Neither),
+    metric("eviction_decisions", "eviction decisions", "", Better::Neither),
+    metric("eviction_by_policy", "  by the policy", "", Better::Neither),
+    metric("budget_decisions", "budget decisions", "", Better::Neither),
+    metric("budget_by_policy", "  by the policy", "", Better::Neither),
     metric("faults", "policy faults", "", Better::Lower),
 ];

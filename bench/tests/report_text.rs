@@ -26,6 +26,21 @@ fn one_table_a_rate_and_ranges_over_seeds() {
 }
 
 #[test]
+fn who_decides_in_the_other_slots_is_named() {
+    let mut results = Made { policies: &["fcfs", "srpt"], ..Made::default() }.results();
+    assert!(!table(&results).contains("eviction policy"), "results of an earlier version do not say");
+    for (run, eviction) in results.runs.iter_mut().zip(["vLLM's own", "prefix-value"]) {
+        run.slots = [("eviction", eviction), ("budget", "none")].map(|(slot, name)| (slot.into(), name.into())).into();
+    }
+    let text = table(&results);
+    let row = |title: &str| text.lines().find(|line| line.starts_with(title)).expect("a row").to_owned();
+    assert!(row("eviction policy").find("vLLM's own") < row("eviction policy").find("prefix-value"));
+    assert_eq!(row("budget policy").matches("none").count(), 2);
+    let page = meridian_bench::report::html(&results);
+    assert!(page.contains("srpt: eviction prefix-value, budget none"));
+}
+
+#[test]
 fn ratio_to_the_baseline() {
     let mut results = Made { policies: &["new", "base"], ..Made::default() }.results();
     results.baseline = "base".into();

@@ -52,6 +52,12 @@ impl<'a> Grid<'a> {
         self.results.runs.iter().filter(is_it).collect()
     }
 
+    /// Who decided in a slot, by policy.
+    pub(super) fn in_slot(&self, rate: f64, slot: &str) -> Vec<Option<&'a str>> {
+        let name = |policy| self.runs(rate, policy).first().and_then(|run| run.slots.get(slot)).map(String::as_str);
+        (0..self.policies.len()).map(name).collect()
+    }
+
     pub(super) fn spread(&self, rate: f64, policy: usize, key: &str) -> Option<Spread> {
         Spread::of(self.runs(rate, policy).iter().filter_map(|run| run.metrics.get(key).copied()))
     }

@@ -21,6 +21,13 @@ pub fn table(results: &Results) -> String {
     for &rate in &grid.rates {
         let names = grid.policies.iter().map(|name| cut(name, WIDEST_NAME));
         let mut rows = vec![["".to_owned(), "".to_owned()].into_iter().chain(names).collect::<Vec<_>>()];
+        for (slot, title) in [("eviction", "eviction policy"), ("budget", "budget policy")] {
+            let names = grid.in_slot(rate, slot);
+            if names.iter().any(Option::is_some) {
+                let names = names.into_iter().map(|name| cut(name.unwrap_or("-"), WIDEST_NAME));
+                rows.push([title.to_owned(), String::new()].into_iter().chain(names).collect());
+            }
+        }
         for row in grid.rows(rate) {
             has_range |= row.cells.iter().flatten().any(|cell| cell.count > 1);
             let cells = (0..grid.policies.len()).map(|policy| cell(&row, policy, true));

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
 
 use meridian_core::Dispatch;
-use meridian_runtime::Candidate;
+use meridian_runtime::{Candidate, SlotStats};
 
 use super::content::Contents;
 use super::engine::{Ended, Engine};
@@ -348,14 +348,23 @@ impl Simulation {
         let mut sums: BTreeMap<&str, f64> = BTreeMap::new();
         let (mut digest, mut steps) = (0u64, 0);
         for engine in &self.engines {
-            let stats = engine.dispatch().stats();
             steps += engine.steps();
             digest = digest.rotate_left(7) ^ engine.digest();
             *sums.entry("steps").or_default() += engine.steps() as f64;
-            if !engine.policies().is_stock {
-                *sums.entry("decisions").or_default() += stats.decisions() as f64;
-                *sums.entry("decided_by_policy").or_default() += stats.active as f64;
+            let mut count = |decisions, by_policy, stats: SlotStats| {
+                *sums.entry(decisions).or_default() += stats.decisions() as f64;
+                *sums.entry(by_policy).or_default() += stats.active as f64;
                 *sums.entry("faults").or_default() += stats.fault_count() as f64;
+            };
+            let policies = engine.policies();
+            if !policies.is_stock {
+                count("decisions", "decided_by_policy", engine.dispatch().stats());
+            }
+            if policies.manages_kv() {
+                count("eviction_decisions", "eviction_by_policy", policies.eviction.stats());
+            }
+            if let Some(budget) = engine.early_exit() {
+                count("budget_decisions", "budget_by_policy", budget.stats());
             }
             if let Some(status) = engine.early_exit().map(super::early_exit::EarlyExit::status) {
                 *sums.entry("forced_ends").or_default() += status.forced.iter().sum::<u64>() as f64;

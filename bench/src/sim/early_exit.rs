@@ -5,7 +5,7 @@
 use meridian_core::budget::{EndRules, Load, Measured, Order, Point, Report, Thresholds};
 use meridian_core::{EntropySignal, Markers, MeridianConfig, NewRequest};
 use meridian_runtime::thinking::{BudgetStatus, ClientBudget, ThinkBudgets, ThinkSettings, Thinker};
-use meridian_runtime::{BudgetSlot, DispatchEngine};
+use meridian_runtime::{BudgetSlot, DispatchEngine, SlotStats};
 
 use super::content::mix;
 use super::live::{ANY_TOKEN, Live, THINK_END, THINK_START};
@@ -57,6 +57,10 @@ impl EarlyExit {
             probes: 0,
             converges: Default::default(),
         }
+    }
+
+    pub(super) fn stats(&self) -> SlotStats {
+        self.slot.stats()
     }
 
     pub(super) fn status(&self) -> BudgetStatus {

@@ -153,6 +153,7 @@ impl Made<'_> {
             Vec::new()
         };
         Run {
+            slots: [].into(),
             policy: self.policies[policy].into(),
             rate,
             seed,

@@ -83,6 +83,7 @@ fn facts(grid: &Grid<'_>) -> String {
             ),
         ),
         ("Step model", parameters.join(", ")),
+        ("Policies", policies(grid)),
         (
             "Service levels",
             format!(
@@ -97,7 +98,7 @@ fn facts(grid: &Grid<'_>) -> String {
         ("Command", format!("<code>{}</code>", escape(&made_by.command))),
         ("Meridian", format!("{}, on {}", escape(&made_by.version), escape(&made_by.machine))),
     ];
-    let rows = rows.iter().map(|(name, text)| format!("<dt>{name}</dt><dd>{text}</dd>\n"));
+    let rows = rows.iter().filter(|(_, text)| !text.is_empty()).map(|(name, text)| format!("<dt>{name}</dt><dd>{text}</dd>\n"));
     format!(
         "<p>Simulated engines: times are those of the step model, not of a machine that ran the model.</p>\n<dl>\n{}</dl>\n\
          <p class=\"note\">ITL: gap between two tokens of a phase. TTOT: end of thinking to first answer token. TTFO: arrival \
@@ -105,6 +106,17 @@ fn facts(grid: &Grid<'_>) -> String {
          levels.</p>\n",
         rows.collect::<String>()
     )
+}
+
+/// Who decided in the slots that the names of the policies need not tell.
+fn policies(grid: &Grid<'_>) -> String {
+    let Some(&rate) = grid.rates.first() else { return String::new() };
+    let slots = ["eviction", "budget"].map(|slot| grid.in_slot(rate, slot));
+    let told = grid.policies.iter().enumerate().filter_map(|(at, name)| {
+        let [eviction, budget] = [slots[0][at]?, slots[1][at]?];
+        Some(format!("{}: eviction {}, budget {}", escape(name), escape(eviction), escape(budget)))
+    });
+    told.collect::<Vec<_>>().join("; ")
 }
 
 /// The line of a policy, as plots draw it.

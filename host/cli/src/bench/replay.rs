@@ -4,7 +4,8 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use meridian_bench::policies::{Inject, PolicySource};
+use meridian_bench::limits::{RUNS, engines_within, within};
+use meridian_bench::policies::{Inject, PolicySet, PolicySource};
 use meridian_bench::replay::{MaxTokens, Options, Rate, replay};
 use meridian_bench::report::{html, table};
 use meridian_bench::results::Slo;
@@ -15,23 +16,26 @@ use crate::{Unusable, print_json, print_line, say};
 
 #[derive(Args)]
 #[command(after_help = "\
-A policy is native:NAME (or NAME), or the path of a component, with its options behind it: 'pascal{\"tpot_ms\": 40}'.
+A policy is native:NAME (or NAME), or the path of a component, with its options behind it: 'pascal{\"tpot_ms\": 40}'. It decides
+in the dispatch slot. To name others write dispatch=POLICY, eviction=POLICY and budget=POLICY with commas between them; without
+dispatch= the configured dispatch policy decides.
 
 Examples:
   meridian bench replay --trace requests.csv --policy output-first --policy pascal --rate 2,4,8 --html report.html
   meridian bench replay --workload reasoning-chat --requests 5000 --policy mine.wasm --seeds 1,2,3 --save mine.json
+  meridian bench replay --trace requests.csv --policy eviction=tiered-lru --policy eviction=prefix-value,budget=patience
   meridian bench replay --trace requests.csv --policy mine.wasm --swap 60=output-first --inject trap:0.01")]
 pub(crate) struct ReplayArgs {
     #[command(flatten)]
     input: InputArgs,
     #[command(flatten)]
     engine: EngineArgs,
-    /// Policy to replay under; may be given several times
-    #[arg(long = "policy", value_name = "POLICY")]
-    policies: Vec<PolicySource>,
+    /// Policy to replay under, or policies of several slots; may be given several times
+    #[arg(long = "policy", value_name = "POLICY|SLOT=POLICY,...")]
+    policies: Vec<PolicySet>,
     /// Policy that the others are compared with; fcfs is stock vLLM
-    #[arg(long, value_name = "POLICY", default_value = "fcfs")]
-    baseline: PolicySource,
+    #[arg(long, value_name = "POLICY|SLOT=POLICY,...", default_value = "fcfs")]
+    baseline: PolicySet,
     /// Requests a second, or a multiple of the trace's own rate: 2.5,2x
     #[arg(long = "rate", value_name = "RATE", value_delimiter = ',', default_value = "1x")]
     rates: Vec<Rate>,
@@ -44,10 +48,10 @@ pub(crate) struct ReplayArgs {
     /// Who gets a request: round-robin, least-loaded, session
     #[arg(long, default_value = "round-robin")]
     router: Router,
-    /// Eviction policy
+    /// Eviction policy of all that name none; without it the configured one
     #[arg(long, value_name = "POLICY")]
     eviction: Option<PolicySource>,
-    /// Budget policy: thinking may end early, over entropies that are made up
+    /// Budget policy of all that name none: thinking may end early, over entropies that are made up; without it none
     #[arg(long, value_name = "POLICY")]
     budget: Option<PolicySource>,
     /// Another policy takes over after so many seconds: 60=native:fcfs; may be given several times
