@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use meridian_core::budget::{BudgetCandidate, Load, Thresholds};
 use meridian_core::types::{BlockId, RequestId};
 use meridian_core::{
-    Batch, BlockTier, Budget, Decision, Dispatch, EngineFacts, EntropyUnit, Eviction, EvictionCandidate, EvictionSubject,
-    Fault, Markers, Memory, NewRequest, Slot, SlotKind, SlotName, Step, Subject, native,
+    Batch, BlockTier, Budget, Decision, Dispatch, EngineFacts, EntropyUnit, Eviction, EvictionCandidate,
+    EvictionSubject, Fault, Markers, Memory, NewRequest, Slot, SlotKind, SlotName, Step, Subject, native,
 };
 use meridian_runtime::{BudgetSlot, Candidate, DispatchEngine, DispatchSlot, EvictionSlot, StrikeLimits};
 use meridian_wasm::GuestKind;
@@ -256,8 +256,12 @@ impl Timed for Budget {
         let configured = Thresholds::from_config(&config.scheduler, &config.entropy);
         let count = u32::try_from(candidates).unwrap_or(u32::MAX);
         let request = |i: u32| {
-            let mut request =
-                BudgetCandidate { prompt_tokens: 100 + i % 400, remaining_tokens: 4096, think_ms: 900.0, ..BudgetCandidate::default() };
+            let mut request = BudgetCandidate {
+                prompt_tokens: 100 + i % 400,
+                remaining_tokens: 4096,
+                think_ms: 900.0,
+                ..BudgetCandidate::default()
+            };
             request.observed.think_tokens = 600 + i % 300;
             request.observed.is_probed = true;
             request.observed.probes = 8;

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use meridian_core::{Batch, Budget, Description, Dispatch, Eviction, Fault, FaultKind, MeridianConfig, Policy, SlotKind, SlotName};
+use meridian_core::{
+    Batch, Budget, Description, Dispatch, Eviction, Fault, FaultKind, MeridianConfig, Policy, SlotKind, SlotName,
+};
 use meridian_runtime::{BudgetSlot, Candidate, DispatchSlot, EvictionSlot, PolicySlot, StrikeLimits, native};
 use meridian_wasm::{GuestKind, Limits, PolicyComponent, Runtime};
 use rand::RngExt;
@@ -94,8 +96,8 @@ impl std::str::FromStr for PolicySet {
             return Ok(Self { label: policy.label.clone(), dispatch: Some(policy), ..set });
         }
         for part in parts(text) {
-            let (slot, policy) =
-                slot_of(part).ok_or_else(|| format!("{part}: expected dispatch=POLICY, eviction=POLICY or budget=POLICY"))?;
+            let (slot, policy) = slot_of(part)
+                .ok_or_else(|| format!("{part}: expected dispatch=POLICY, eviction=POLICY or budget=POLICY"))?;
             let place = match slot {
                 SlotName::Dispatch => &mut set.dispatch,
                 SlotName::Eviction => &mut set.eviction,
@@ -106,7 +108,8 @@ impl std::str::FromStr for PolicySet {
             }
             *place = Some(policy.parse().map_err(|why| format!("{}: {why}", slot.label()))?);
         }
-        let named = |slot: &str, policy: &Option<PolicySource>| policy.as_ref().map(|policy| format!("{slot}{}", policy.label));
+        let named =
+            |slot: &str, policy: &Option<PolicySource>| policy.as_ref().map(|policy| format!("{slot}{}", policy.label));
         let labels = [named("", &set.dispatch), named("eviction ", &set.eviction), named("budget ", &set.budget)];
         set.label = labels.into_iter().flatten().collect::<Vec<_>>().join(", ");
         Ok(set)
@@ -251,7 +254,11 @@ impl Loader {
         let Some(name) = source.source.strip_prefix("native:") else {
             return Ok(self.component(&source.source)?.slots());
         };
-        let all = [(SlotName::Dispatch, Dispatch::NATIVES), (SlotName::Eviction, Eviction::NATIVES), (SlotName::Budget, Budget::NATIVES)];
+        let all = [
+            (SlotName::Dispatch, Dispatch::NATIVES),
+            (SlotName::Eviction, Eviction::NATIVES),
+            (SlotName::Budget, Budget::NATIVES),
+        ];
         let slots: Vec<_> = all.into_iter().filter(|(_, known)| known.contains(&name)).map(|(slot, _)| slot).collect();
         if slots.is_empty() {
             let known: Vec<_> = all.iter().flat_map(|(_, known)| *known).map(|name| format!("native:{name}")).collect();

@@ -146,8 +146,8 @@ impl Engine {
             Markers::new(starts, ends, padding).map_err(|error| ConfigError::new_err(format!("model: {error}")))?;
         let markers = markers.with_resuming(config.model.resumes);
         let base_dir = Path::new(base_dir);
-        let trusted_keys = TrustedKeys::parse("policy.trusted_keys", &config.policy.trusted_keys, base_dir)
-            .map_err(config_error)?;
+        let trusted_keys =
+            TrustedKeys::parse("policy.trusted_keys", &config.policy.trusted_keys, base_dir).map_err(config_error)?;
         // Filled once the engine is there: the slots come first.
         let status = Arc::new(OnceLock::new());
         let told = Arc::clone(&status);

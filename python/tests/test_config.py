@@ -118,7 +118,9 @@ def test_what_contains_itself_or_is_nested_too_deep_is_refused_by_its_field(opti
     slot = meridian.SlotConfig("policy.wasm", config=options)
     for name in ("dispatch", "eviction", "budget"):
         config = meridian.MeridianConfig(policy=meridian.PolicyConfig(**{name: slot}))
-        with pytest.raises(meridian.ConfigError, match=rf"^policy\.{name}\.config\..{{,100}}: nested more than 64 deep"):
+        with pytest.raises(
+            meridian.ConfigError, match=rf"^policy\.{name}\.config\..{{,100}}: nested more than 64 deep"
+        ):
             config.to_json()
     model = meridian.ModelConfig(think_start=_deep())
     with pytest.raises(meridian.ConfigError, match=r"^model\.think_start\[0\].*: nested more than 64 deep"):

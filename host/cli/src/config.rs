@@ -99,9 +99,7 @@ fn check(found: &ConfigFile, json: bool) -> anyhow::Result<()> {
 
 fn show(found: &ConfigFile, json: bool) -> anyhow::Result<()> {
     if json {
-        let field = |EffectiveField { path, value, origin }: &EffectiveField| {
-            json!({ "field": path, "value": value, "origin": origin.to_string() })
-        };
+        let field = |EffectiveField { path, value, origin }: &EffectiveField| json!({ "field": path, "value": value, "origin": origin.to_string() });
         let fields: Vec<_> = found.parsed.fields.iter().map(field).collect();
         return print_json(&json!({ "ok": true, "file": found.path, "base_dir": found.base_dir, "fields": fields }));
     }

@@ -56,7 +56,8 @@ const MAX_TOKENIZER_BYTES: u64 = 64 << 20;
 
 fn load(path: &Path) -> anyhow::Result<Tokenizer> {
     let path = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
-    let read = read_regular(&path, MAX_TOKENIZER_BYTES).with_context(|| format!("{}: cannot be read", path.display()))?;
+    let read =
+        read_regular(&path, MAX_TOKENIZER_BYTES).with_context(|| format!("{}: cannot be read", path.display()))?;
     let Some(bytes) = read else {
         bail!("{}: is larger than 64 MiB, expected a tokenizer.json of at most that", path.display());
     };

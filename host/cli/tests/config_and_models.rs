@@ -156,7 +156,10 @@ fn only_regular_files_of_a_fitting_size_are_read() {
         (&["bench", "report", "pipe"], "pipe: cannot be read: not a regular file"),
         (&["bench", "replay", "--trace", "pipe"], "pipe: cannot be read: not a regular file"),
         (&["bench", "replay", "--trace", "/dev/zero"], "zero: cannot be read: not a regular file"),
-        (&["bench", "replay", "--trace", "huge", "--format", "azure"], "huge: cannot be read: a row has more than 16 MiB"),
+        (
+            &["bench", "replay", "--trace", "huge", "--format", "azure"],
+            "huge: cannot be read: a row has more than 16 MiB",
+        ),
         (&["bench", "replay", "--trace", "huge", "--format", "mooncake"], "a line of less than 16 MiB"),
         (&["bench", "calibrate", "huge"], "huge: is larger than 256 MiB"),
         (&["bench", "generate", "--workload", "pipe.toml", "--out", "o.csv"], "pipe.toml: cannot be read: "),

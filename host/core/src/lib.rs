@@ -60,8 +60,8 @@ pub use blocks::{
     TieredLru,
 };
 pub use config::{
-    AdminConfig, EntropyConfig, KvMemoryConfig, MeridianConfig, ModelConfig, PolicyConfig,
-    SchedulerConfig, SlotConfig, TelemetryConfig,
+    AdminConfig, EntropyConfig, KvMemoryConfig, MeridianConfig, ModelConfig, PolicyConfig, SchedulerConfig, SlotConfig,
+    TelemetryConfig,
 };
 pub use error::Error;
 pub use family::{FamilyMarker, ModelFamily, StartInPrompt};

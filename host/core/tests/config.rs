@@ -332,7 +332,8 @@ fn a_family_supplies_what_the_file_does_not_set() {
 
 #[test]
 fn fields_of_a_later_version_are_refused_as_such() {
-    for field in ["disagg", "kv_memory.block_size_bytes", "kv_memory.capacity_bytes", "kv_memory.think_fraction_limit"] {
+    for field in ["disagg", "kv_memory.block_size_bytes", "kv_memory.capacity_bytes", "kv_memory.think_fraction_limit"]
+    {
         let text = if field == "disagg" { "[disagg]\nfabric = 'nixl'".to_owned() } else { format!("{field} = 1") };
         assert_eq!(refusal(&text), format!("{field}: not in this version, expected no such field"));
     }
@@ -363,13 +364,16 @@ fn numbers_and_choices_that_do_not_fit_name_their_field() {
             "[scheduler]\nmax_think_tokens = 99999999999999999999",
             "scheduler.max_think_tokens: 99999999999999999999: must fit a signed integer of 64 bits".to_owned(),
         ),
+        ("scheduler.max_think_tokens = -0xffffffffffffffffff", "line 1, column 30: ".to_owned()),
         (
-            "scheduler.max_think_tokens = -0xffffffffffffffffff",
-            "line 1, column 30: ".to_owned(),
+            "scheduler.max_think_tokens = 0xffffffffffffffffff",
+            "scheduler.max_think_tokens: 0xffffffffffffffffff: must fit".into(),
         ),
-        ("scheduler.max_think_tokens = 0xffffffffffffffffff", "scheduler.max_think_tokens: 0xffffffffffffffffff: must fit".into()),
         ("[scheduler]\nmax_defer_ms = 1e999", "scheduler.max_defer_ms: 1e999: must fit a number of 64 bits".into()),
-        ("[policy.dispatch.config]\na = [1, { b = 1e999 }]", "policy.dispatch.config.a[1].b: 1e999: must fit a number".into()),
+        (
+            "[policy.dispatch.config]\na = [1, { b = 1e999 }]",
+            "policy.dispatch.config.a[1].b: 1e999: must fit a number".into(),
+        ),
         (&format!("[entropy]\nrpdi_window = {long}"), format!("entropy.rpdi_window: {}...: must fit", &long[..40])),
         ("[entropy]\nprobe_at = 1", "entropy.probe_at: 1: must be \"interval\" or \"newline\"".into()),
         ("[entropy]\nunit = true", "entropy.unit: true: must be \"nats\" or \"bits\"".into()),
@@ -466,8 +470,7 @@ fn a_configuration_made_by_hand_is_checked_as_well() {
     config = MeridianConfig::default();
     config.model.family = "none".into();
     assert!(config.validate().is_err());
-    let json =
-        serde_json::to_string(&parse("[kv_memory]\ngrowth_blocks = 3\nevict_dead_thinking = false")).unwrap();
+    let json = serde_json::to_string(&parse("[kv_memory]\ngrowth_blocks = 3\nevict_dead_thinking = false")).unwrap();
     let back = MeridianConfig::from_json(&json).unwrap();
     assert_eq!(back.kv_memory.growth_blocks, 3.0);
     assert_eq!(back.kv_memory.evict_dead_thinking, Auto::Set(false));

@@ -3,7 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use meridian_core::{
-    BeginKv, BlockManager, Eviction, KvMemory, PhaseAwareBlockManager, RequestId, SchedulerConfig, ThinkPhase, TieredLru,
+    BeginKv, BlockManager, Eviction, KvMemory, PhaseAwareBlockManager, RequestId, SchedulerConfig, ThinkPhase,
+    TieredLru,
 };
 use meridian_runtime::{EvictionSlot, native};
 use proptest::prelude::*;

@@ -71,7 +71,7 @@ class ThinkHook:
         self._interrupts = interrupts_of(tokenizer, texts)
         self._suffix = _suffix(config, tokenizer)
         line_ends, boundaries = _boundaries(tokenizer)
-        # Right behind the end marker many models begin every answer alike: such probes would cost tokens and tell nothing.
+        # Right behind the end marker many models begin every answer alike: such probes cost tokens and tell nothing.
         can_probe = config.entropy.enabled and config.entropy.probe_suffix != "" and self._can_probe()
         self._thinking = engine.follow_thinking(forced, line_ends, boundaries, self._interrupts, can_probe)
         # Offered to this step, by name.

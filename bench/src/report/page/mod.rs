@@ -98,7 +98,10 @@ fn facts(grid: &Grid<'_>) -> String {
         ("Command", format!("<code>{}</code>", escape(&made_by.command))),
         ("Meridian", format!("{}, on {}", escape(&made_by.version), escape(&made_by.machine))),
     ];
-    let rows = rows.iter().filter(|(_, text)| !text.is_empty()).map(|(name, text)| format!("<dt>{name}</dt><dd>{text}</dd>\n"));
+    let rows = rows
+        .iter()
+        .filter(|(_, text)| !text.is_empty())
+        .map(|(name, text)| format!("<dt>{name}</dt><dd>{text}</dd>\n"));
     format!(
         "<p>Simulated engines: times are those of the step model, not of a machine that ran the model.</p>\n<dl>\n{}</dl>\n\
          <p class=\"note\">ITL: gap between two tokens of a phase. TTOT: end of thinking to first answer token. TTFO: arrival \

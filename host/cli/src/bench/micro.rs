@@ -72,8 +72,10 @@ fn plan(
         return SlotName::ALL.into_iter().map(named).collect();
     }
     if shipped.is_none() {
-        say("note: no shipped components beside the command or in target/policies: only the native defaults are timed \
-             (--policies names a folder)");
+        say(
+            "note: no shipped components beside the command or in target/policies: only the native defaults are timed \
+             (--policies names a folder)",
+        );
     }
     let defaults = [
         (SlotName::Dispatch, Dispatch::NATIVES[0]),
@@ -88,7 +90,10 @@ fn shipped(named: Option<&Path>) -> anyhow::Result<Option<PathBuf>> {
     let has_default = |folder: &PathBuf| component(folder, Dispatch::NATIVES[0]).is_some();
     if let Some(folder) = named {
         let shown = folder.display();
-        ensure!(has_default(&folder.to_owned()), "--policies {shown}: no output-first.wasm, expected a folder of components");
+        ensure!(
+            has_default(&folder.to_owned()),
+            "--policies {shown}: no output-first.wasm, expected a folder of components"
+        );
         return Ok(Some(folder.to_owned()));
     }
     let beside = std::env::current_exe().ok().and_then(|command| Some(command.parent()?.parent()?.join("policies")));
@@ -110,7 +115,8 @@ fn print(report: &Report) -> anyhow::Result<()> {
     ))?;
     for row in &report.rows {
         let Row { slot, default, policy, candidates, default_ns, policy_ns, ratio, ratio_low, ratio_high } = row;
-        let number = |value: &Option<f64>, digits| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"));
+        let number =
+            |value: &Option<f64>, digits| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"));
         let quartiles = format!("{}-{}", number(ratio_low, 2), number(ratio_high, 2));
         print_line(&format!(
             "{:<9} {candidates:>10} {default_ns:>12.0} {:>12} {:>7}  {quartiles:<11} {} over {default}",

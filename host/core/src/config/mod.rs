@@ -20,8 +20,8 @@ pub use fields::{Field, fields};
 pub use reference::reference;
 pub use schema::schema;
 pub use tables::{
-    AdminConfig, EntropyConfig, KvMemoryConfig, MeridianConfig, ModelConfig, PolicyConfig,
-    ProbeAt, SchedulerConfig, SlotConfig, SlotMode, TelemetryConfig,
+    AdminConfig, EntropyConfig, KvMemoryConfig, MeridianConfig, ModelConfig, PolicyConfig, ProbeAt, SchedulerConfig,
+    SlotConfig, SlotMode, TelemetryConfig,
 };
 pub use values::{Auto, Listen, Texts, inline};
 
@@ -105,7 +105,8 @@ impl Parsed {
         let is_mute = entropy.enabled && entropy.probe_suffix.is_empty();
         let may_end_thinking = !model.think_end.is_empty() && policy.budget.source != "native:fixed-budget";
         if is_mute && may_end_thinking && !self.config.asks_for_stock() {
-            let expected = "expected the text that leads to an answer, such as \"Final answer: \", or entropy.enabled = false";
+            let expected =
+                "expected the text that leads to an answer, such as \"Final answer: \", or entropy.enabled = false";
             return vec![format!(
                 "entropy.probe_suffix: \"\": nothing is probed without it, so EAT ends no thinking; {expected}"
             )];

@@ -385,11 +385,7 @@ impl Default for EntropyConfig {
 
 impl Default for KvMemoryConfig {
     fn default() -> Self {
-        Self {
-            enabled: true,
-            evict_dead_thinking: Auto::Auto,
-            growth_blocks: 1.0,
-        }
+        Self { enabled: true, evict_dead_thinking: Auto::Auto, growth_blocks: 1.0 }
     }
 }
 
