@@ -84,6 +84,13 @@ impl BlockPool {
         (!order.dead.is_empty() || order.freed != blocks).then_some((order.dead, order.freed))
     }
 
+    /// Ask the policy about what another one has ranked before it; see `CachedBlocks::rekey`. Returns of how many blocks.
+    fn rekey(&self, py: Python<'_>, now_ms: f64) -> usize {
+        let policies = self.policies.borrow(py);
+        let judges = &mut *policies.judges();
+        self.lock().rekey(&mut judges.eviction, now_ms)
+    }
+
     /// These, which are cached, were used at `stamps`; see `CachedBlocks::stamp`.
     fn stamp(&self, blocks: Vec<u32>, stamps: Vec<u64>) {
         self.lock().stamp(&blocks, &stamps);

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use meridian_core::{
-    BeginKv, BlockId, BlockLocation, BlockManager, BlockTier, Error, EvictionCandidate, EvictionPolicy, Fabric,
-    FabricError, Fault, FaultKind, KvMemory, Markers, Memory, PhaseAwareBlockManager, PhaseRouter, RequestId,
-    RoutedRequest, Sections, ThinkPhase,
+    BeginKv, BlockId, BlockLocation, BlockManager, BlockTier, Error, EvictionCandidate, EvictionPolicy,
+    EvictionSubject, Fabric, FabricError, Fault, FaultKind, KvMemory, Markers, Memory, PhaseAwareBlockManager,
+    PhaseRouter, RequestId, RoutedRequest, Sections, ThinkPhase,
 };
 
 use BlockTier::{OutputCritical, ThinkActive, ThinkComplete};
@@ -401,6 +401,40 @@ fn a_faulty_policy_costs_its_batch() {
     manager.replace_policy(Box::new(meridian_core::TieredLru));
     manager.finish(C, 1.0).unwrap();
     assert_eq!(manager.stats().policy_faults, 2);
+    manager.audit().unwrap();
+}
+
+/// The later blocks first or last; keys of the two do not compare.
+struct ByNumber(f32);
+
+impl EvictionPolicy for ByNumber {
+    fn keys(&mut self, _memory: &Memory, candidates: &[EvictionCandidate], keys: &mut Vec<f32>) -> Result<(), Fault> {
+        keys.extend(candidates.iter().map(|candidate| match candidate.subject {
+            EvictionSubject::Block(block) => self.0 * (1.0 + block.0 as f32),
+            EvictionSubject::Request(_) => 0.0,
+        }));
+        Ok(())
+    }
+}
+
+#[test]
+fn a_policy_that_takes_over_is_asked_about_what_is_cached() {
+    let manager = manager(8).with_policy(ByNumber(1.0));
+    for (request, blocks) in [(A, 3), (B, 3)] {
+        manager.begin(request, &KEEPS).unwrap();
+        manager.allocate(request, blocks).unwrap();
+        manager.finish(request, 1.0).unwrap();
+    }
+    manager.replace_policy(Box::new(ByNumber(-1.0)));
+    manager.begin(C, &KEEPS).unwrap();
+    let evicted = |count| {
+        let ids = manager.allocate(C, count).unwrap().evicted.blocks;
+        ids.iter().map(|id| id.0).collect::<Vec<_>>()
+    };
+    assert_eq!(evicted(3), [0], "not asked yet: by the keys of the one before");
+    manager.begin(A, &KEEPS).unwrap();
+    manager.finish(A, 2.0).unwrap();
+    assert_eq!(evicted(2), [5, 4]);
     manager.audit().unwrap();
 }
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use meridian_core::{
-    CachedBlocks, EvictionCandidate, EvictionPolicy, Fault, FaultKind, LeavingBlock, Memory, TieredLru,
+    CachedBlocks, EvictionCandidate, EvictionPolicy, EvictionSubject, Fault, FaultKind, LeavingBlock, Memory, TieredLru,
 };
 use proptest::prelude::*;
 
@@ -241,6 +241,149 @@ fn a_block_that_is_used_again_starts_anew() {
     assert!(order.dead.is_empty());
     cached.taken(&[0], 4.0);
     assert_eq!(cached.stats().evictions, [1, 1, 0]);
+}
+
+/// Stands for a slot: policy after policy, each with a scale of its own. Keys of two of them do not compare: those of an
+/// even one rise with the block's number, those of an odd one fall, and all of one are far above all of another.
+struct Swapped {
+    number: u64,
+    asked: Vec<usize>,
+}
+
+impl Swapped {
+    fn new() -> Self {
+        Self { number: 0, asked: Vec::new() }
+    }
+
+    fn key(number: u64, block: u64) -> f32 {
+        let far = [0.0, 1e6, -1e6][number as usize % 3];
+        far + if number.is_multiple_of(2) { block as f32 } else { -(block as f32) }
+    }
+}
+
+impl EvictionPolicy for Swapped {
+    fn keys(&mut self, _: &Memory, candidates: &[EvictionCandidate], keys: &mut Vec<f32>) -> Result<(), Fault> {
+        self.asked.push(candidates.len());
+        keys.extend(candidates.iter().map(|candidate| match candidate.subject {
+            EvictionSubject::Block(block) => Self::key(self.number, block.0),
+            EvictionSubject::Request(_) => f32::NAN,
+        }));
+        Ok(())
+    }
+
+    fn ranking(&self) -> u64 {
+        self.number
+    }
+}
+
+#[test]
+fn keys_of_two_policies_are_not_compared() {
+    let mut cached = pool();
+    let mut policy = Swapped::new();
+    cached.leaving(&mut policy, &full(&[2, 0, 1]), 1.0);
+    assert_eq!(cached.order().collect::<Vec<_>>(), [0, 1, 2]);
+    // Its keys are far below those that are there.
+    policy.number = 2;
+    cached.leaving(&mut policy, &full(&[4, 3]), 2.0);
+    assert_eq!(cached.order().collect::<Vec<_>>(), [0, 1, 2, 3, 4], "what another ranked goes first, in its order");
+    assert_eq!(cached.rekey(&mut policy, 3.0), 3);
+    assert_eq!(cached.order().collect::<Vec<_>>(), [0, 1, 2, 3, 4], "now all are of one scale");
+    assert_eq!(cached.rekey(&mut policy, 4.0), 0);
+    policy.number = 1;
+    assert_eq!(cached.rekey(&mut policy, 5.0), 5);
+    assert_eq!(cached.order().collect::<Vec<_>>(), [4, 3, 2, 1, 0]);
+    assert_eq!(policy.asked, [3, 2, 3, 5]);
+}
+
+#[test]
+fn what_is_cached_is_ranked_anew_a_part_at_a_time() {
+    const MANY: u32 = 1000;
+    let mut cached = CachedBlocks::new(MANY, BLOCK_TOKENS);
+    let mut policy = Swapped::new();
+    let all: Vec<u32> = (0..MANY).collect();
+    cached.leaving(&mut policy, &full(&all), 1.0);
+    policy.number = 1;
+    for left in [744, 488, 232, 0] {
+        cached.rekey(&mut policy, 2.0);
+        // Those that would have gone last are asked about first; the rest goes as before.
+        let expected: Vec<u32> = (0..left).chain((left..MANY).rev()).collect();
+        assert_eq!(cached.order().collect::<Vec<_>>(), expected);
+    }
+    assert_eq!(policy.asked, [1000, 256, 256, 256, 232]);
+}
+
+/// Somebody else puts another policy in place while this one answers.
+struct Overtaken {
+    number: std::cell::Cell<u64>,
+}
+
+impl EvictionPolicy for Overtaken {
+    fn keys(&mut self, _: &Memory, candidates: &[EvictionCandidate], keys: &mut Vec<f32>) -> Result<(), Fault> {
+        keys.extend((0..candidates.len()).map(|i| i as f32));
+        Ok(())
+    }
+
+    fn ranking(&self) -> u64 {
+        self.number.replace(self.number.get() + 1)
+    }
+}
+
+#[test]
+fn keys_of_a_policy_that_is_replaced_meanwhile_do_not_count() {
+    let mut cached = pool();
+    cached.leaving(&mut Overtaken { number: 0.into() }, &full(&[2, 0, 1]), 1.0);
+    cached.leaving(&mut Swapped::new(), &full(&[5]), 2.0);
+    assert_eq!(cached.order().collect::<Vec<_>>(), [2, 0, 1, 5]);
+    assert_eq!(cached.rekey(&mut Swapped::new(), 3.0), 3);
+    assert_eq!(cached.order().collect::<Vec<_>>(), [0, 1, 2, 5]);
+}
+
+proptest! {
+    /// After any swaps the order is one of whole policies: of two blocks of a tier the one that an earlier policy ranked goes
+    /// first, and of one policy's the one with the lower key.
+    #[test]
+    fn the_order_never_compares_keys_of_two_policies(
+        steps in prop::collection::vec((0..4u8, prop::collection::vec(0..BLOCKS, 1..8), any::<bool>()), 1..80),
+    ) {
+        let mut cached = CachedBlocks::new(BLOCKS, BLOCK_TOKENS).keeping_dead();
+        let mut policy = Swapped::new();
+        // Who ranked each cached block last, and whether it is dead.
+        let mut ranked = BTreeMap::new();
+        for (now_ms, (what, blocks, dead)) in steps.into_iter().enumerate() {
+            match what {
+                0 => policy.number += 1,
+                1 => {
+                    let order: Vec<u32> = cached.order().collect();
+                    let asked = cached.rekey(&mut policy, now_ms as f64);
+                    let stale = ranked.values().filter(|(number, _)| *number != policy.number).count();
+                    prop_assert_eq!(asked, stale);
+                    order.into_iter().for_each(|block| ranked.get_mut(&block).unwrap().0 = policy.number);
+                }
+                2 => {
+                    cached.taken(&blocks, now_ms as f64);
+                    blocks.iter().for_each(|block| drop(ranked.remove(block)));
+                }
+                _ => {
+                    let mut blocks = blocks;
+                    blocks.sort_unstable();
+                    blocks.dedup();
+                    cached.taken(&blocks, now_ms as f64);
+                    if dead {
+                        cached.mark_dead(&blocks);
+                    }
+                    cached.leaving(&mut policy, &full(&blocks), now_ms as f64);
+                    blocks.iter().for_each(|block| drop(ranked.insert(*block, (policy.number, dead))));
+                }
+            }
+            let place = |block: &u32| {
+                let (number, dead) = ranked[block];
+                (!dead, number, Swapped::key(number, u64::from(*block)))
+            };
+            let order: Vec<u32> = cached.order().collect();
+            prop_assert_eq!(order.len(), ranked.len());
+            prop_assert!(order.windows(2).all(|pair| place(&pair[0]) < place(&pair[1])), "{:?}", order);
+        }
+    }
 }
 
 #[test]

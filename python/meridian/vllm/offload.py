@@ -111,7 +111,12 @@ class PhaseAwareCachePolicy(CachePolicy):
 
     def evict(self, n: int, protected: set[OffloadKey]) -> list[tuple[OffloadKey, ChunkStatus]] | None:
         """The first `n` chunks to go that are not protected; None, and nothing has changed, when there are fewer."""
-        first = self._tell(lambda order: order.first(n + len(protected)))
+
+        def first_to_go(order: _native.BlockPool) -> list[int]:
+            order.rekey(_now_ms())
+            return order.first(n + len(protected))
+
+        first = self._tell(first_to_go)
         if first is None:
             found = [key for key, chunk in self._chunks.items() if chunk.ref_cnt == 0]
         else:

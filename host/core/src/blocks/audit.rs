@@ -39,15 +39,15 @@ pub(super) fn audit(pool: &Pool) -> Result<(), String> {
         same(&format!("unshared blocks of request {request}"), live.unshared, counted)?;
     }
 
-    let ranked: HashSet<BlockId> = pool.cached.iter().map(|rank| rank.block).collect();
+    let ranked: HashSet<BlockId> = pool.cached.iter().map(|place| place.block).collect();
     same("blocks in the order of eviction", ranked.len(), pool.cached.iter().count())?;
     let mut by_tier = [0; 3];
-    pool.cached.iter().for_each(|rank| by_tier[rank.tier as usize] += 1);
+    pool.cached.iter().for_each(|place| by_tier[place.tier as usize] += 1);
     same("cached blocks by tier", pool.cached.by_tier(), by_tier)?;
     let mut indices: HashSet<u32> = pool.returned.iter().copied().collect();
     same("distinct returned device blocks", indices.len(), pool.returned.len())?;
     let (mut attended, mut think_attended, mut cached) = (0, 0, 0);
-    let mut remote: HashSet<BlockId> = pool.remote.iter().map(|rank| rank.block).collect();
+    let mut remote: HashSet<BlockId> = pool.remote.iter().map(|place| place.block).collect();
     same("blocks in the order of remote eviction", remote.len(), pool.remote.len() as usize)?;
     for (id, block) in &pool.blocks {
         let counted = readers.remove(id).unwrap_or_default();
@@ -63,7 +63,7 @@ pub(super) fn audit(pool: &Pool) -> Result<(), String> {
                 block.readers() == 0
             }
             BlockLocation::Remote { .. } => {
-                if !remote.remove(id) || !pool.remote.contains(&block.rank(*id)) {
+                if !remote.remove(id) || !pool.remote.contains(&block.place(*id)) {
                     return Err(format!("remote block {id} is not in its order of eviction"));
                 }
                 if block.readers() > 0 {

@@ -4,8 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use meridian_policy_sdk::eviction::{Memory, Subject};
 
-use super::policy::keys_or_default;
-use crate::rank::ordinal;
+use super::policy::{Epochs, REKEYED_AT_ONCE, Rank, Ranking, UNKNOWN, keys_or_default};
 use crate::{BlockId, BlockTier, EvictionCandidate, EvictionPolicy, EvictionSubject};
 
 /// Mirrors the free blocks of an engine's own pool: which of them still hold something that a prompt may match, and in
@@ -13,7 +12,8 @@ use crate::{BlockId, BlockTier, EvictionCandidate, EvictionPolicy, EvictionSubje
 ///
 /// The engine's queue hands out empty blocks before cached ones, and cached ones in the order in which they were freed.
 /// That is the order here too for as long as the policy gives equal keys; otherwise [`CachedBlocks::choose`] says which
-/// blocks are to be handed out instead. Blocks are named by the engine's own numbers, from 0. What is told of blocks that
+/// blocks are to be handed out instead. When another policy takes over, what the one before has ranked goes first until
+/// [`CachedBlocks::rekey`] has asked the new one about it. Blocks are named by the engine's own numbers, from 0. What is told of blocks that
 /// do not exist is passed over.
 ///
 /// ```
@@ -34,8 +34,9 @@ use crate::{BlockId, BlockTier, EvictionCandidate, EvictionPolicy, EvictionSubje
 pub struct CachedBlocks {
     blocks: Vec<Entry>,
     order: BTreeSet<Place>,
-    /// How many blocks of `order` have each tier and key: with one of them, the queue is in order by itself.
-    keys: BTreeMap<(BlockTier, u32), u32>,
+    /// How many blocks of `order` have each tier, epoch and key: with one of them, the queue is in order by itself.
+    keys: BTreeMap<(BlockTier, Rank), u32>,
+    epochs: Epochs,
     /// What is dead stays until its place is needed, before everything else.
     keeps_dead: bool,
     empty: u32,
@@ -93,6 +94,8 @@ struct Entry {
     state: State,
     /// How often a prompt matched it.
     hits: u32,
+    /// Distance from the head of its request's chain, blocks; as of when it was let go of.
+    position: u32,
     born_ms: f64,
     /// No later prompt will match it.
     dead: bool,
@@ -108,16 +111,23 @@ enum State {
     /// Free, with nothing to match.
     Empty,
     /// Free, and still to be matched.
-    Cached { tier: BlockTier, key: u32, stamp: u64 },
+    Cached { tier: BlockTier, rank: Rank, stamp: u64 },
 }
 
 /// Place in the order of eviction; the least goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
     tier: BlockTier,
-    key: u32,
+    rank: Rank,
     stamp: u64,
     block: u32,
+}
+
+impl Place {
+    /// Before all of a tier that were ranked in `epoch` or later.
+    fn first(tier: BlockTier, epoch: u32) -> Self {
+        Self { tier, rank: Rank { epoch, key: 0 }, stamp: 0, block: 0 }
+    }
 }
 
 impl CachedBlocks {
@@ -129,6 +139,7 @@ impl CachedBlocks {
             blocks: vec![Entry::default(); blocks as usize],
             order: BTreeSet::new(),
             keys: BTreeMap::new(),
+            epochs: Epochs::default(),
             keeps_dead: false,
             empty: 0,
             block_tokens: block_tokens.max(1),
@@ -192,9 +203,13 @@ impl CachedBlocks {
         self.keys.clear();
         self.empty = 0;
         self.stats.resyncs += 1;
+        let rank = Rank::of(self.epochs.latest(), &[], 0);
         for (block, tokens) in queue {
             match tokens {
-                Some(_) => self.cache(block, BlockTier::ThinkActive, ordinal(0.0)),
+                Some(tokens) => {
+                    self.set_position(block, tokens);
+                    self.cache(block, BlockTier::ThinkActive, rank);
+                }
                 None => self.put_empty(block),
             }
         }
@@ -259,8 +274,8 @@ impl CachedBlocks {
         for block in blocks {
             let Some(entry) = self.blocks.get_mut(*block as usize) else { continue };
             entry.dead = !entry.shared;
-            if let (State::Cached { key, stamp, .. }, true, true) = (entry.state, entry.dead, self.keeps_dead) {
-                self.put(*block, BlockTier::ThinkComplete, key, stamp);
+            if let (State::Cached { rank, stamp, .. }, true, true) = (entry.state, entry.dead, self.keeps_dead) {
+                self.put(*block, BlockTier::ThinkComplete, rank, stamp);
             }
         }
     }
@@ -287,36 +302,79 @@ impl CachedBlocks {
         self.stats.evictions[BlockTier::ThinkComplete as usize] += out.dead.len() as u64;
         self.candidates.clear();
         for (block, tokens) in &kept {
-            let Entry { hits, born_ms, dead, .. } = self.blocks[*block as usize];
-            self.candidates.push(EvictionCandidate {
-                subject: EvictionSubject::Block(BlockId(u64::from(*block))),
-                tier: if dead { BlockTier::ThinkComplete } else { BlockTier::ThinkActive },
-                blocks: 1,
-                position: (tokens.div_ceil(self.block_tokens)).saturating_sub(1),
-                hits,
-                age_ms: (self.now_ms - born_ms) as f32,
-                computed_tokens: self.block_tokens,
-            });
+            self.set_position(*block, *tokens);
+            let tier =
+                if self.blocks[*block as usize].dead { BlockTier::ThinkComplete } else { BlockTier::ThinkActive };
+            self.candidates.push(self.candidate(*block, tier));
         }
-        let (keys, _) = keys_or_default(policy, &self.memory(Subject::Blocks), &self.candidates);
-        let key = |i: usize| ordinal(keys.get(i).copied().unwrap_or(0.0));
-        let mut order: Vec<_> = self.candidates.iter().enumerate().map(|(i, c)| (c.tier, key(i), i)).collect();
+        let ranks = self.ask(policy);
+        let mut order: Vec<_> =
+            self.candidates.iter().zip(ranks).enumerate().map(|(i, (c, r))| (c.tier, r, i)).collect();
         order.sort_unstable();
-        for (tier, key, i) in order {
-            self.cache(kept[i].0, tier, key);
+        for (tier, rank, i) in order {
+            self.cache(kept[i].0, tier, rank);
             out.freed.push(kept[i].0);
         }
         out
+    }
+
+    /// Ask the policy about cached blocks that another has ranked before it: about 256 at a time, so that a swap holds no
+    /// step up, those first that would go last. To be called before each step. Returns how many have its keys now.
+    pub fn rekey(&mut self, policy: &mut dyn EvictionPolicy, now_ms: f64) -> usize {
+        let epoch = self.epochs.least(Ranking::of(policy));
+        let stale = |tier: BlockTier| self.order.range(Place::first(tier, UNKNOWN)..Place::first(tier, epoch)).rev();
+        let places: Vec<Place> =
+            BlockTier::ALL.into_iter().rev().flat_map(stale).take(REKEYED_AT_ONCE).copied().collect();
+        if places.is_empty() {
+            return 0;
+        }
+        self.tell_time(now_ms);
+        self.candidates.clear();
+        for Place { tier, block, .. } in &places {
+            self.candidates.push(self.candidate(*block, *tier));
+        }
+        let ranks = self.ask(policy);
+        for (Place { tier, stamp, block, .. }, rank) in places.iter().zip(ranks) {
+            self.put(*block, *tier, rank, *stamp);
+        }
+        places.len()
+    }
+
+    /// What the policy makes of the candidates.
+    fn ask(&mut self, policy: &mut dyn EvictionPolicy) -> Vec<Rank> {
+        let before = Ranking::of(policy);
+        let (keys, _) = keys_or_default(policy, &self.memory(Subject::Blocks), &self.candidates);
+        let epoch = self.epochs.of(before, Ranking::of(policy));
+        (0..self.candidates.len()).map(|i| Rank::of(epoch, &keys, i)).collect()
+    }
+
+    fn candidate(&self, block: u32, tier: BlockTier) -> EvictionCandidate {
+        let Entry { hits, position, born_ms, .. } = self.blocks[block as usize];
+        EvictionCandidate {
+            subject: EvictionSubject::Block(BlockId(u64::from(block))),
+            tier,
+            blocks: 1,
+            position,
+            hits,
+            age_ms: (self.now_ms - born_ms) as f32,
+            computed_tokens: self.block_tokens,
+        }
+    }
+
+    fn set_position(&mut self, block: u32, tokens: u32) {
+        if let Some(entry) = self.blocks.get_mut(block as usize) {
+            entry.position = tokens.div_ceil(self.block_tokens).saturating_sub(1);
+        }
     }
 
     /// Take blocks that are cached for used at `stamps` instead of when they were let go of. Stamps are the caller's own
     /// count; a caller who sets one sets all.
     pub fn stamp(&mut self, blocks: &[u32], stamps: &[u64]) {
         for (block, stamp) in blocks.iter().zip(stamps) {
-            if let Some(Entry { state: State::Cached { tier, key, .. }, .. }) =
+            if let Some(Entry { state: State::Cached { tier, rank, .. }, .. }) =
                 self.blocks.get(*block as usize).copied()
             {
-                self.put(*block, tier, key, *stamp);
+                self.put(*block, tier, rank, *stamp);
             }
         }
     }
@@ -383,17 +441,17 @@ impl CachedBlocks {
         self.blocks.get(block as usize).is_some_and(|entry| matches!(entry.state, State::Cached { .. }))
     }
 
-    fn cache(&mut self, block: u32, tier: BlockTier, key: u32) {
+    fn cache(&mut self, block: u32, tier: BlockTier, rank: Rank) {
         let stamp = self.next_stamp;
         self.next_stamp += 1;
-        self.put(block, tier, key, stamp);
+        self.put(block, tier, rank, stamp);
     }
 
-    fn put(&mut self, block: u32, tier: BlockTier, key: u32, stamp: u64) {
+    fn put(&mut self, block: u32, tier: BlockTier, rank: Rank, stamp: u64) {
         if let Some(entry) = self.attend(block) {
-            entry.state = State::Cached { tier, key, stamp };
-            self.order.insert(Place { tier, key, stamp, block });
-            *self.keys.entry((tier, key)).or_default() += 1;
+            entry.state = State::Cached { tier, rank, stamp };
+            self.order.insert(Place { tier, rank, stamp, block });
+            *self.keys.entry((tier, rank)).or_default() += 1;
         }
     }
 
@@ -410,12 +468,12 @@ impl CachedBlocks {
         match std::mem::take(&mut entry.state) {
             State::Attended => {}
             State::Empty => self.empty -= 1,
-            State::Cached { tier, key, stamp } => {
-                self.order.remove(&Place { tier, key, stamp, block });
-                if let Some(count) = self.keys.get_mut(&(tier, key)) {
+            State::Cached { tier, rank, stamp } => {
+                self.order.remove(&Place { tier, rank, stamp, block });
+                if let Some(count) = self.keys.get_mut(&(tier, rank)) {
                     *count -= 1;
                     if *count == 0 {
-                        self.keys.remove(&(tier, key));
+                        self.keys.remove(&(tier, rank));
                     }
                 }
             }

@@ -2,12 +2,14 @@ use std::fmt;
 
 use meridian_policy_sdk::eviction::Subject;
 
-use super::policy::Judge;
+use super::policy::{Epochs, Judge, Rank};
 use super::pool::Pool;
 use super::preempt::{self, Preemption};
 use super::{Allocation, BeginKv, BlockManager, Evicted, EvictionPolicy, Fabric, FabricError, KvMemory, KvStats};
 use crate::sync::{Mutex, MutexGuard, lock};
-use crate::{BlockId, BlockLocation, BlockTier, Error, RequestId, ThinkPhase, TieredLru};
+use crate::{
+    BlockId, BlockLocation, BlockTier, Error, EvictionCandidate, EvictionSubject, RequestId, ThinkPhase, TieredLru,
+};
 
 /// The block manager that knows phases: dead thinking goes first, then the cache, then requests that think, and answers
 /// in progress last.
@@ -75,6 +77,28 @@ pub struct PhaseAwareBlockManager {
 struct Books {
     pool: Pool,
     judge: Judge,
+    epochs: Epochs,
+}
+
+impl Books {
+    /// What the policy makes of the blocks.
+    fn ranks(&mut self, blocks: &[EvictionCandidate]) -> Vec<Rank> {
+        let before = self.judge.ranking();
+        let keys = self.judge.keys(&self.pool.memory(Subject::Blocks), blocks);
+        let epoch = self.epochs.of(before, self.judge.ranking());
+        (0..blocks.len()).map(|i| Rank::of(epoch, &keys, i)).collect()
+    }
+
+    /// Ask the policy about blocks that another has ranked before it.
+    fn rekey(&mut self) {
+        let blocks = self.pool.ranked_before(self.epochs.least(self.judge.ranking()));
+        let ranks = self.ranks(&blocks);
+        let block = |candidate: &EvictionCandidate| match candidate.subject {
+            EvictionSubject::Block(block) => Some(block),
+            EvictionSubject::Request(_) => None,
+        };
+        self.pool.rank(blocks.iter().filter_map(block).zip(ranks));
+    }
 }
 
 impl PhaseAwareBlockManager {
@@ -83,7 +107,8 @@ impl PhaseAwareBlockManager {
     /// # Errors
     /// [`Error::ConfigValidation`] when `memory` is out of range.
     pub fn new(memory: &KvMemory) -> Result<Self, Error> {
-        let books = Books { pool: Pool::new(memory)?, judge: Judge::new(Box::new(TieredLru)) };
+        let books =
+            Books { pool: Pool::new(memory)?, judge: Judge::new(Box::new(TieredLru)), epochs: Epochs::default() };
         Ok(Self { books: Mutex::new(books), fabric: None })
     }
 
@@ -119,9 +144,10 @@ impl PhaseAwareBlockManager {
         self
     }
 
-    /// Use another eviction policy from now on. Blocks that are cached keep the keys they have.
+    /// Use another eviction policy from now on. What is cached goes first, by the keys that it has, until the new policy was
+    /// asked about it: about 256 blocks with each request that ends. Keys of two policies are not compared.
     pub fn replace_policy(&self, policy: Box<dyn EvictionPolicy>) {
-        let old = std::mem::replace(&mut self.books().judge.policy, policy);
+        let old = self.books().judge.replace(policy);
         drop(old); // without the lock: it may be the caller's code
     }
 
@@ -175,10 +201,12 @@ impl PhaseAwareBlockManager {
     /// # Errors
     /// [`Error::UnknownRequest`].
     pub fn finish(&self, request: RequestId, now_ms: f64) -> Result<(), Error> {
-        let Books { pool, judge } = &mut *self.books();
-        pool.tell_time(now_ms);
-        let keys = judge.keys(&pool.memory(Subject::Blocks), &pool.leaving(request)?);
-        pool.retire(request, &keys);
+        let books = &mut *self.books();
+        books.pool.tell_time(now_ms);
+        let leaving = books.pool.leaving(request)?;
+        books.rekey();
+        let ranks = books.ranks(&leaving);
+        books.pool.retire(request, &leaving, &ranks);
         Ok(())
     }
 
@@ -252,7 +280,7 @@ impl BlockManager for PhaseAwareBlockManager {
 
     fn evict_for(&self, request: RequestId, blocks: u32) -> Result<Evicted, Error> {
         let evicted = {
-            let Books { pool, judge } = &mut *self.books();
+            let Books { pool, judge, epochs: _ } = &mut *self.books();
             let own = u32::try_from(pool.live(request)?.members.len()).expect("at most the capacity");
             let available = pool.cached.len() + pool.attended - own;
             if available < blocks {

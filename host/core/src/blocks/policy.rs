@@ -1,5 +1,6 @@
 use meridian_policy_sdk::eviction::Memory;
 
+use crate::rank::ordinal;
 use crate::{BlockId, BlockTier, Fault, FaultKind, RequestId};
 
 /// Orders what may be evicted within one tier. Which tier goes first is not a policy's to say.
@@ -31,6 +32,12 @@ pub trait EvictionPolicy: Send {
     /// # Errors
     /// A fault costs this batch only.
     fn keys(&mut self, memory: &Memory, candidates: &[EvictionCandidate], keys: &mut Vec<f32>) -> Result<(), Fault>;
+
+    /// Number of the ranking that the keys of a call now belong to. What passes calls on to a policy that can be replaced
+    /// gives another number after each replacement: keys of two rankings are never compared.
+    fn ranking(&self) -> u64 {
+        0
+    }
 }
 
 /// Something that may be evicted, and the facts about it.
@@ -107,13 +114,26 @@ impl EvictionPolicy for TieredLru {
 
 /// The policy and its faults.
 pub(super) struct Judge {
-    pub(super) policy: Box<dyn EvictionPolicy>,
+    policy: Box<dyn EvictionPolicy>,
     pub(super) faults: u64,
+    /// Times that the policy was replaced.
+    replaced: u64,
 }
 
 impl Judge {
     pub(super) fn new(policy: Box<dyn EvictionPolicy>) -> Self {
-        Self { policy, faults: 0 }
+        Self { policy, faults: 0, replaced: 0 }
+    }
+
+    /// Use another policy; returns the one before.
+    pub(super) fn replace(&mut self, policy: Box<dyn EvictionPolicy>) -> Box<dyn EvictionPolicy> {
+        self.replaced += 1;
+        std::mem::replace(&mut self.policy, policy)
+    }
+
+    /// The ranking that keys given now belong to.
+    pub(super) fn ranking(&self) -> Ranking {
+        Ranking { replaced: self.replaced, number: self.policy.ranking() }
     }
 
     /// A key per candidate, or none for the default. Holds on to nothing when the policy panics.
@@ -121,6 +141,79 @@ impl Judge {
         let (keys, failed) = keys_or_default(&mut *self.policy, memory, candidates);
         self.faults += u64::from(failed);
         keys
+    }
+}
+
+/// Whose keys they are: keys of two rankings are never compared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Ranking {
+    replaced: u64,
+    number: u64,
+}
+
+impl Ranking {
+    /// The ranking of a policy that stays in its place.
+    pub(super) fn of(policy: &dyn EvictionPolicy) -> Self {
+        Self { replaced: 0, number: policy.ranking() }
+    }
+}
+
+/// Numbers the rankings in the order in which they were first used, so that what an earlier one ranked goes before what a
+/// later one has.
+#[derive(Debug)]
+pub(super) struct Epochs {
+    latest: u32,
+    ranking: Option<Ranking>,
+}
+
+impl Default for Epochs {
+    fn default() -> Self {
+        Self { latest: UNKNOWN + 1, ranking: None }
+    }
+}
+
+/// The epoch of keys that may be those of either of two rankings: none of them counts.
+pub(super) const UNKNOWN: u32 = 0;
+
+/// A policy's key as [`ordinal`](crate::rank::ordinal), and which policy's: keys of two epochs are not compared, those of
+/// the earlier go first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Rank {
+    pub(super) epoch: u32,
+    pub(super) key: u32,
+}
+
+impl Rank {
+    /// The `i`th of a batch's keys, none of which is there for what is left to the default.
+    pub(super) fn of(epoch: u32, keys: &[f32], i: usize) -> Self {
+        let key = if epoch == UNKNOWN { 0.0 } else { keys.get(i).copied().unwrap_or(0.0) };
+        Self { epoch, key: ordinal(key) }
+    }
+}
+
+/// Blocks that get a key of the ranking in force at a time, where another has ranked them before.
+pub(super) const REKEYED_AT_ONCE: usize = 256;
+
+impl Epochs {
+    /// The epoch of what is ranked without a policy.
+    pub(super) fn latest(&self) -> u32 {
+        self.latest
+    }
+
+    /// What has an epoch below this one was ranked by another than `ranking`.
+    pub(super) fn least(&self, ranking: Ranking) -> u32 {
+        self.latest + u32::from(self.ranking.is_some_and(|latest| latest != ranking))
+    }
+
+    /// The epoch of keys between whose asking and answer the ranking went from `before` to `after`.
+    pub(super) fn of(&mut self, before: Ranking, after: Ranking) -> u32 {
+        if before != after {
+            // Replaced meanwhile, by whichever thread.
+            return UNKNOWN;
+        }
+        self.latest = self.least(after);
+        self.ranking = Some(after);
+        self.latest
     }
 }
 

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use meridian_policy_sdk::eviction::{Memory, Subject};
 
+use super::policy::{REKEYED_AT_ONCE, Rank};
 use super::preempt::Preemption;
-use super::record::{Block, EvictionOrder, Live, Section, view};
+use super::record::{Block, EvictionOrder, Live, Place, Section, view};
 use super::{Allocation, BeginKv, Evicted, KvMemory, KvStats};
-use crate::rank::ordinal;
 use crate::{BlockId, BlockLocation, BlockTier, Error, EvictionCandidate, EvictionSubject, RequestId, ThinkPhase};
 
 /// Most blocks with the fabric, unless another limit is set.
@@ -183,7 +183,8 @@ impl Pool {
                     cached_tier: BlockTier::ThinkActive,
                     dead: false,
                     is_moving: false,
-                    ordinal: ordinal(0.0),
+                    rank: Rank::default(),
+                    position: 0,
                     stamp: 0,
                     hits: 0,
                     born_ms: self.now_ms,
@@ -216,7 +217,7 @@ impl Pool {
         for id in &new {
             let block = self.blocks.get_mut(id).expect("looked up above");
             if block.readers() == 0 {
-                self.cached.remove(&block.rank(*id));
+                self.cached.remove(&block.place(*id));
             }
             block.dead = false;
             block.hits = block.hits.saturating_add(1);
@@ -245,18 +246,46 @@ impl Pool {
         for (position, (section, id)) in live.chain().enumerate() {
             let block = &self.blocks[&id];
             if block.readers() == 1 {
-                candidates.push(EvictionCandidate {
-                    subject: EvictionSubject::Block(id),
-                    tier: live.leaves_behind(section, block.dead),
-                    blocks: 1,
-                    position: u32::try_from(position).unwrap_or(u32::MAX),
-                    hits: block.hits,
-                    age_ms: (self.now_ms - block.born_ms) as f32,
-                    computed_tokens: self.block_tokens,
-                });
+                let position = u32::try_from(position).unwrap_or(u32::MAX);
+                candidates.push(self.candidate(id, live.leaves_behind(section, block.dead), position));
             }
         }
         Ok(candidates)
+    }
+
+    fn candidate(&self, id: BlockId, tier: BlockTier, position: u32) -> EvictionCandidate {
+        let block = &self.blocks[&id];
+        EvictionCandidate {
+            subject: EvictionSubject::Block(id),
+            tier,
+            blocks: 1,
+            position,
+            hits: block.hits,
+            age_ms: (self.now_ms - block.born_ms) as f32,
+            computed_tokens: self.block_tokens,
+        }
+    }
+
+    /// Unattended blocks whose keys are of an earlier epoch, to be asked about again: a bounded number.
+    pub(super) fn ranked_before(&self, epoch: u32) -> Vec<EvictionCandidate> {
+        let places = self.cached.ranked_before(epoch).chain(self.remote.ranked_before(epoch));
+        let candidate = |place: &Place| self.candidate(place.block, place.tier, self.blocks[&place.block].position);
+        places.take(REKEYED_AT_ONCE).map(candidate).collect()
+    }
+
+    /// Rank unattended blocks anew.
+    pub(super) fn rank(&mut self, ranks: impl Iterator<Item = (BlockId, Rank)>) {
+        for (id, rank) in ranks {
+            let Some(block) = self.blocks.get_mut(&id) else { continue };
+            let order = match block.place {
+                BlockLocation::Device { .. } => &mut self.cached,
+                BlockLocation::Remote { .. } => &mut self.remote,
+            };
+            if order.remove(&block.place(id)) {
+                block.rank = rank;
+                order.insert(block.place(id));
+            }
+        }
     }
 
     fn remove(&mut self, request: RequestId) -> Live {
@@ -271,10 +300,10 @@ impl Pool {
         Memory { now_ms: self.now_ms, subject, free_blocks: free, cached_blocks: cached, total_blocks: capacity }
     }
 
-    /// End a live request; its blocks stay as cache. `keys` are those of [`Pool::leaving`], or none.
-    pub(super) fn retire(&mut self, request: RequestId, keys: &[f32]) {
+    /// End a live request; its blocks stay as cache. `ranks` are those of [`Pool::leaving`].
+    pub(super) fn retire(&mut self, request: RequestId, leaving: &[EvictionCandidate], ranks: &[Rank]) {
         let live = self.remove(request);
-        let mut keys = keys.iter().rev();
+        let mut ranked = leaving.iter().zip(ranks).rev();
         // Tail first: what is left of a prefix that is evicted in part is still a prefix.
         for (section, id) in live.chain().rev() {
             if !self.detach(id, request, live.phase, section) {
@@ -284,9 +313,11 @@ impl Pool {
             let block = self.blocks.get_mut(&id).expect("a chain names blocks that exist");
             block.cached_tier = live.leaves_behind(section, block.dead);
             block.dead = false;
-            block.ordinal = ordinal(keys.next().copied().unwrap_or(0.0));
+            if let Some((candidate, rank)) = ranked.next() {
+                (block.position, block.rank) = (candidate.position, *rank);
+            }
             block.stamp = self.next_stamp;
-            self.cached.insert(block.rank(id));
+            self.cached.insert(block.place(id));
         }
     }
 
@@ -307,10 +338,10 @@ impl Pool {
     pub(super) fn evict_cached(&mut self, count: u32) -> Evicted {
         let mut evicted = Evicted::default();
         for _ in 0..count {
-            let Some(rank) = self.cached.pop_first() else { break };
-            self.evictions[rank.tier as usize] += 1;
-            self.forget(rank.block);
-            evicted.push(rank.block, rank.tier);
+            let Some(place) = self.cached.pop_first() else { break };
+            self.evictions[place.tier as usize] += 1;
+            self.forget(place.block);
+            evicted.push(place.block, place.tier);
         }
         evicted
     }
@@ -343,9 +374,9 @@ impl Pool {
             BlockLocation::Device { .. } => &mut self.cached,
             BlockLocation::Remote { .. } => &mut self.remote,
         };
-        order.remove(&block.rank(id));
+        order.remove(&block.place(id));
         block.cached_tier = to;
-        order.insert(block.rank(id));
+        order.insert(block.place(id));
         Ok(())
     }
 
@@ -358,10 +389,10 @@ impl Pool {
     /// Drop an unattended block; the handle, when the fabric has it.
     pub(super) fn discard(&mut self, id: BlockId) -> Result<Option<u64>, Error> {
         let block = self.unattended(id)?;
-        let (rank, place) = (block.rank(id), block.place);
-        self.cached.remove(&rank);
+        let (place, location) = (block.place(id), block.place);
+        self.cached.remove(&place);
         self.forget(id);
-        Ok(match place {
+        Ok(match location {
             BlockLocation::Device { .. } => None,
             BlockLocation::Remote { handle } => Some(handle),
         })
@@ -403,7 +434,7 @@ impl Pool {
     pub(super) fn make_remote_room(&mut self) -> Vec<u64> {
         let mut handles = Vec::new();
         while self.remote.len() >= self.remote_limit {
-            let Some(id) = self.remote.iter().map(|rank| rank.block).find(|id| !self.blocks[id].is_moving) else {
+            let Some(id) = self.remote.iter().map(|place| place.block).find(|id| !self.blocks[id].is_moving) else {
                 break;
             };
             if let BlockLocation::Remote { handle } = self.blocks[&id].place {
@@ -418,10 +449,10 @@ impl Pool {
     /// The bytes of an unattended block have left the device.
     pub(super) fn left_device(&mut self, id: BlockId, handle: u64) {
         let block = self.blocks.get_mut(&id).expect("the block was looked up under the same lock");
-        self.cached.remove(&block.rank(id));
+        self.cached.remove(&block.place(id));
         if let BlockLocation::Device { index } = std::mem::replace(&mut block.place, BlockLocation::Remote { handle }) {
             self.returned.push(index);
-            self.remote.insert(block.rank(id));
+            self.remote.insert(block.place(id));
         }
     }
 
@@ -443,10 +474,10 @@ impl Pool {
         self.reserved -= 1;
         self.next_stamp += 1;
         let block = self.blocks.get_mut(&id).expect("the block was looked up under the same lock");
-        self.remote.remove(&block.rank(id));
+        self.remote.remove(&block.place(id));
         block.place = BlockLocation::Device { index };
         block.stamp = self.next_stamp;
-        self.cached.insert(block.rank(id));
+        self.cached.insert(block.place(id));
     }
 
     fn take_free(&mut self) -> Option<u32> {
@@ -461,7 +492,7 @@ impl Pool {
         let Some(block) = self.blocks.remove(&id) else { return };
         match block.place {
             BlockLocation::Device { index } => self.returned.push(index),
-            BlockLocation::Remote { .. } => _ = self.remote.remove(&block.rank(id)),
+            BlockLocation::Remote { .. } => _ = self.remote.remove(&block.place(id)),
         }
     }
 

@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashSet};
 
 use super::Sections;
+use super::policy::{Rank, UNKNOWN};
 use crate::{BlockId, BlockLocation, BlockTier, ThinkPhase};
 
 /// What a request was doing when a block joined its chain; the index of [`Live::sections`].
@@ -45,7 +46,9 @@ pub(super) struct Block {
     pub(super) dead: bool,
     /// A transfer of it has not ended: no other may begin.
     pub(super) is_moving: bool,
-    pub(super) ordinal: u32,
+    pub(super) rank: Rank,
+    /// Distance from the head of the chain of the request that left it, blocks.
+    pub(super) position: u32,
     /// When it was last left unattended, in order; the age for least recently used. Changes whenever it may have been
     /// written to.
     pub(super) stamp: u64,
@@ -79,47 +82,60 @@ impl Block {
         }
     }
 
-    pub(super) fn rank(&self, block: BlockId) -> Rank {
-        Rank { tier: self.cached_tier, ordinal: self.ordinal, stamp: self.stamp, block }
+    pub(super) fn place(&self, block: BlockId) -> Place {
+        Place { tier: self.cached_tier, rank: self.rank, stamp: self.stamp, block }
     }
 }
 
 /// Place in the order of eviction; the least goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Rank {
+pub(super) struct Place {
     pub(super) tier: BlockTier,
-    ordinal: u32,
+    rank: Rank,
     stamp: u64,
     pub(super) block: BlockId,
+}
+
+impl Place {
+    /// Before all of a tier that were ranked in `epoch` or later.
+    fn first(tier: BlockTier, epoch: u32) -> Self {
+        Self { tier, rank: Rank { epoch, key: 0 }, stamp: 0, block: BlockId(0) }
+    }
 }
 
 /// Unattended blocks in one place, first to go first.
 #[derive(Debug, Default)]
 pub(super) struct EvictionOrder {
-    ranks: BTreeSet<Rank>,
+    places: BTreeSet<Place>,
     by_tier: [u32; 3],
 }
 
 impl EvictionOrder {
-    pub(super) fn insert(&mut self, rank: Rank) {
-        self.by_tier[rank.tier as usize] += u32::from(self.ranks.insert(rank));
+    pub(super) fn insert(&mut self, place: Place) {
+        self.by_tier[place.tier as usize] += u32::from(self.places.insert(place));
     }
 
     /// Whether it was there.
-    pub(super) fn remove(&mut self, rank: &Rank) -> bool {
-        let was_there = self.ranks.remove(rank);
-        self.by_tier[rank.tier as usize] -= u32::from(was_there);
+    pub(super) fn remove(&mut self, place: &Place) -> bool {
+        let was_there = self.places.remove(place);
+        self.by_tier[place.tier as usize] -= u32::from(was_there);
         was_there
     }
 
-    pub(super) fn contains(&self, rank: &Rank) -> bool {
-        self.ranks.contains(rank)
+    pub(super) fn contains(&self, place: &Place) -> bool {
+        self.places.contains(place)
     }
 
-    pub(super) fn pop_first(&mut self) -> Option<Rank> {
-        let rank = self.ranks.pop_first()?;
-        self.by_tier[rank.tier as usize] -= 1;
-        Some(rank)
+    pub(super) fn pop_first(&mut self) -> Option<Place> {
+        let place = self.places.pop_first()?;
+        self.by_tier[place.tier as usize] -= 1;
+        Some(place)
+    }
+
+    /// Blocks that were ranked before `epoch`, those first that would go last of their tier.
+    pub(super) fn ranked_before(&self, epoch: u32) -> impl Iterator<Item = &Place> {
+        let before = move |tier| self.places.range(Place::first(tier, UNKNOWN)..Place::first(tier, epoch)).rev();
+        BlockTier::ALL.into_iter().rev().flat_map(before)
     }
 
     pub(super) fn len(&self) -> u32 {
@@ -130,8 +146,8 @@ impl EvictionOrder {
         self.by_tier
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Rank> {
-        self.ranks.iter()
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Place> {
+        self.places.iter()
     }
 }
 

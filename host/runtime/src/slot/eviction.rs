@@ -2,6 +2,7 @@ use meridian_core::{Eviction, EvictionCandidate, EvictionPolicy, Fault, Memory, 
 
 use super::PolicySlot;
 use crate::stats::Source;
+use crate::sync::lock;
 
 /// The eviction slot, which a block manager owns: it is that one's [`EvictionPolicy`], which never fails.
 ///
@@ -35,5 +36,9 @@ impl EvictionPolicy for PolicySlot<Eviction> {
     fn keys(&mut self, memory: &Memory, candidates: &[EvictionCandidate], keys: &mut Vec<f32>) -> Result<(), Fault> {
         keys.extend_from_slice(self.decide(memory, candidates).1);
         Ok(())
+    }
+
+    fn ranking(&self) -> u64 {
+        lock(&self.state).active.id
     }
 }
