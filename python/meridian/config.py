@@ -170,6 +170,9 @@ class MeridianConfig:
     @classmethod
     def _from_json(cls, text: str, base_dir: str) -> MeridianConfig:
         tables = json.loads(text)
+        if tables["entropy"]["rpdi_threshold"] is None:
+            # JSON has no infinity.
+            tables["entropy"]["rpdi_threshold"] = math.inf
         policy: dict[str, Any] = tables["policy"]
         for name in ("dispatch", "eviction", "budget"):
             policy[name] = SlotConfig(**policy[name])
@@ -193,7 +196,7 @@ class MeridianConfig:
         """The configuration as the native engine reads it.
 
         A number that is not finite, which JSON cannot hold, is written as the text `NaN`, `Infinity` or `-Infinity`;
-        the engine refuses it by its field.
+        the engine refuses it by its field, unless the field may be infinite.
 
         Raises:
             ConfigError: a field holds what JSON cannot, or is nested too deep.

@@ -87,7 +87,7 @@ const RANGES: &[(&str, &[&str], &[&str], &str)] = &[
     ("entropy.eat_probe_interval_tokens", &["1", "65536"], &["0", "65537"], "must be in 1..=65536"),
     ("entropy.min_probes", &["1", "65536"], &["0", "65537"], "must be in 1..=65536"),
     ("entropy.rpdi_window", &["1", "65536"], &["0", "65537"], "must be in 1..=65536"),
-    ("entropy.rpdi_threshold", &["1e-9"], &["0"], "must be above 0"),
+    ("entropy.rpdi_threshold", &["1e-9", "1e300", "inf"], &["0", "nan", "-inf"], "must be above 0, or inf"),
     ("entropy.probe_at", &["'newline'"], &["'line'"], "must be \"interval\" or \"newline\""),
     ("entropy.unit", &["'nats'"], &["'dits'", "''"], "must be \"nats\" or \"bits\""),
     ("kv_memory.evict_dead_thinking", &["true", "false"], &["'yes'"], "must be \"auto\", true or false"),
@@ -474,6 +474,10 @@ fn a_configuration_made_by_hand_is_checked_as_well() {
     let back = MeridianConfig::from_json(&json).unwrap();
     assert_eq!(back.kv_memory.growth_blocks, 3.0);
     assert_eq!(back.kv_memory.evict_dead_thinking, Auto::Set(false));
+    let off = parse("[entropy]\nrpdi_threshold = inf");
+    assert_eq!(off.validate(), Ok(()));
+    assert_eq!(MeridianConfig::from_json(&serde_json::to_string(&off).unwrap()).unwrap(), off);
+    assert_eq!(MeridianConfig::from_json(r#"{"entropy": {"rpdi_threshold": "Infinity"}}"#).unwrap(), off);
 }
 
 #[test]

@@ -25,9 +25,9 @@ MARGIN = 0.005
 # is chosen: else the last tenth of a token would be bought with the whole margin.
 EQUALLY_CHEAP = 0.01
 
-# Stand for "no such test" in a configuration, whose numbers are finite: no entropy and no ratio comes near.
+# Stand for "no such test" in a configuration: no entropy comes near the first, and the second turns the measuring off.
 NO_GUARD_BITS = 1e9
-RPDI_OFF = 1e9
+RPDI_OFF = math.inf
 EAT_OFF_PROBES = 65536  # probes before the first that may end thinking by EAT
 PROBES_OFF_TOKENS = 65536
 

@@ -335,7 +335,7 @@ def test_settings_are_written_as_toml_reads_them() -> None:
     assert runs["eat"]["entropy.eat_probe_interval_tokens"] == 1  # at every line
     assert runs["probes"]["scheduler.min_think_tokens"] == runs["probes"]["scheduler.max_think_tokens"]
     assert runs["eat-published"]["entropy.eat_max_bits"] == 1e9
-    assert runs["eat"]["entropy.rpdi_threshold"] == 1e9
+    assert flags({"entropy.rpdi_threshold": runs["eat"]["entropy.rpdi_threshold"]}) == ["entropy.rpdi_threshold=inf"]
 
 
 class FakeEngine:

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::schema::schema;
+use super::schema::{may_be_infinite, schema};
 use super::{joined, one_line};
 use crate::Error;
 
@@ -34,6 +34,8 @@ fn syntax(field: &str, reason: String) -> Error {
 
 fn convert(path: &str, schema: &Value, value: Value) -> Result<toml::Value, Error> {
     Ok(match value {
+        // JSON has no infinity, and serde writes null for it.
+        Value::Null if may_be_infinite(schema) => f64::INFINITY.into(),
         Value::Null => return Err(syntax(path, "invalid type: null, expected a value".into())),
         Value::Bool(value) => value.into(),
         Value::Number(number) => match (number.as_i64(), number.as_f64()) {

@@ -61,7 +61,9 @@ fn check_table(schema: &Value, prefix: &str, table: &toml::Table) -> Result<(), 
             _ if accepts(field, value) => {}
             _ => {
                 let reason = match value {
-                    toml::Value::Float(number) if (*number as f32).is_infinite() => "must be finite in 32 bits".into(),
+                    toml::Value::Float(number) if (*number as f32).is_infinite() && !may_be_infinite(field) => {
+                        "must be finite in 32 bits".into()
+                    }
                     _ => format!("must be {}", expectation(field)),
                 };
                 return Err(Error::ConfigValidation { field: path, value: shown(value), reason });
@@ -108,10 +110,15 @@ fn form_accepts(form: &Value, value: &toml::Value) -> bool {
     // The field holds the nearest f32: 1e-60 is 0 there.
     let number = if form["format"] == "float" { f64::from(number as f32) } else { number };
     let Bounds { above, least, most } = Bounds::of(form);
-    number.is_finite()
+    (number.is_finite() || may_be_infinite(form) && number == f64::INFINITY)
         && above.is_none_or(|bound| number > bound)
         && least.is_none_or(|bound| number >= bound)
         && most.is_none_or(|bound| number <= bound)
+}
+
+/// Whether positive infinity is one of the field's values.
+pub(super) fn may_be_infinite(field: &Value) -> bool {
+    field["x-may-be-infinite"] == true
 }
 
 struct Bounds {

@@ -109,8 +109,9 @@ pub struct EntropyConfig {
     /// independent implementation of arXiv 2603.14251, of which only the abstract was available.
     #[schemars(range(min = 1, max = 65_536))]
     pub rpdi_window: u32,
-    /// Thinking deviates when RPDI is above this ratio.
-    #[schemars(extend("exclusiveMinimum" = 0))]
+    /// Thinking deviates when RPDI is above this ratio. `inf` turns RPDI off, and with it the measuring of the tokens of a
+    /// request unless its policy reads the index.
+    #[schemars(extend("exclusiveMinimum" = 0, "x-may-be-infinite" = true, "x-must-be" = "above 0, or inf"))]
     pub rpdi_threshold: f64,
     /// Unit of `eat_variance_threshold`, squared. Nothing else is in it: policies are given bits.
     pub unit: EntropyUnit,
