@@ -149,6 +149,10 @@ impl<P: BudgetPolicy + Send> Policy<Budget> for Native<P> {
         P::INPUTS
     }
 
+    fn weighs_signals_alone(&self) -> bool {
+        P::WEIGHS_SIGNALS_ALONE
+    }
+
     fn decide(&mut self, batch: &Batch<'_, Budget>, decision: &mut budget::Decision) -> Result<(), Fault> {
         budget::decide(&self.logic, batch.facts, batch.candidates, batch.columns, decision);
         Ok(())

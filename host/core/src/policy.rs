@@ -72,6 +72,13 @@ pub trait Policy<K: SlotKind = Dispatch>: Send {
     /// The columns it wants; fixed for its life.
     fn inputs(&self) -> &[K::Column];
 
+    /// Of the budget slot: whether verdicts change only with what was measured (a probe, or an index at a boundary) and by
+    /// the thresholds in force alone. Such a policy is not asked at boundaries at which nothing was measured, and no index
+    /// is measured for it where RPDI is off.
+    fn weighs_signals_alone(&self) -> bool {
+        false
+    }
+
     /// Decide one batch into `decision`, which the slot has cleared.
     ///
     /// # Errors

@@ -175,6 +175,23 @@ fn what_was_not_measured_is_no_signal() {
 }
 
 #[test]
+fn a_boundary_without_an_index_is_for_a_policy_alone_and_not_too_often() {
+    let mut budget = budget(Thresholds { eat_probe_interval_tokens: 3, min_think_tokens: 0, ..thresholds() });
+    let mut asked = Vec::new();
+    for token in 1..=10 {
+        think(&mut budget, 1);
+        budget.on_boundary();
+        if budget.observed().is_new() {
+            assert!(budget.observed().is_at_boundary && !budget.has_boundary_index());
+            assert_eq!(budget.decide(Verdict::Default), None, "no rule of the host's looks at it");
+            asked.push(token);
+        }
+    }
+    assert_eq!(asked, [3, 6, 9]);
+    assert_eq!(budget.decide(Verdict::EndNow), Some(ForceReason::Policy));
+}
+
+#[test]
 fn an_end_that_came_too_early_comes_at_the_minimum() {
     let early = |later: Verdict| {
         let mut budget = budget(thresholds());

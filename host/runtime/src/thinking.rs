@@ -9,10 +9,11 @@ use meridian_core::budget::{
     Thresholds, Verdict,
 };
 use meridian_core::config::ProbeAt;
-use meridian_core::{BudgetColumn, EntropySignal, EntropyUnit, Pattern};
+use meridian_core::{EntropySignal, EntropyUnit, Pattern};
 use serde::{Deserialize, Serialize};
 
 use crate::BudgetSlot;
+use crate::slot::BudgetWants;
 
 /// Entropies of one request that are kept for tokens that were not told yet: more than any engine runs ahead.
 const KEPT_ENTROPIES: usize = 64;
@@ -199,14 +200,15 @@ pub struct ThinkBudgets {
     opening: Vec<u64>,
     /// Have something that no verdict has weighed.
     signalled: Vec<u64>,
+    /// Have reached the minimum that an `EndNow` waited for.
+    ending: Vec<u64>,
     orders: Vec<u8>,
     /// Orders for requests that are over, to go with the next.
     gone: Vec<u8>,
     status: BudgetStatus,
     signals: Option<Vec<Signal>>,
-    /// Swaps of the slot that the thresholds take account of.
-    swaps: u64,
-    reads_answers: bool,
+    /// What the slot's policies go by, as of the latest decision.
+    wants: BudgetWants,
 }
 
 struct Row {
@@ -262,18 +264,18 @@ impl ThinkBudgets {
             rows: BTreeMap::new(),
             opening: Vec::new(),
             signalled: Vec::new(),
+            ending: Vec::new(),
             orders: Vec::new(),
             gone: Vec::new(),
             status: BudgetStatus::default(),
             signals: None,
-            swaps: 0,
-            reads_answers: false,
+            wants: BudgetWants::default(),
         }
     }
 
     /// A request arrived; `key` is never used again.
     pub fn add(&mut self, key: u64, request: &Thinker<'_>) -> Enrolled {
-        let ThinkSettings { rules, configured, unit, measures, interrupts, guards_eos, .. } = &self.settings;
+        let ThinkSettings { rules, configured, unit, interrupts, guards_eos, .. } = &self.settings;
         let thresholds = request.client.over(*configured);
         let mut patterns = interrupts.to_vec();
         patterns.extend(request.client.interrupts.iter().cloned());
@@ -288,8 +290,7 @@ impl ThinkBudgets {
             .or_else(|_| ThinkBudget::new(*configured, *unit, [].into()))
             .or_else(|_| ThinkBudget::new(Thresholds::default(), *unit, [].into()))
             .expect("the default thresholds are in range");
-        let wants_index = thresholds.rpdi_threshold < RPDI_OFF && !request.client.is_off;
-        let is_measured = *measures && (wants_index || self.signals.is_some());
+        let is_measured = self.is_to_be_measured(&thresholds, &request.client);
         if enforcer.is_thinking() {
             self.opening.push(key);
         }
@@ -337,7 +338,7 @@ impl ThinkBudgets {
                     {
                         row.budget.on_entropy(EntropySignal::from_nats(entropy_nats), is_boundary);
                         if is_boundary {
-                            row.tell_boundary(key, &mut self.signalled, self.signals.as_mut());
+                            row.at_boundary(key, &self.wants, &mut self.signalled, self.signals.as_mut());
                         }
                     }
                 }
@@ -383,14 +384,21 @@ impl ThinkBudgets {
             if was_thinking && !is_forced {
                 let entropy = measured.map(|(_, nats, _)| EntropySignal::from_nats(nats));
                 let is_boundary = self.settings.boundaries.contains(token);
-                if entropy.is_none() && row.is_measured {
+                let comes_later = entropy.is_none() && row.is_measured;
+                let mut is_given_up = false;
+                if comes_later {
                     if row.unmeasured.len() == KEPT_ENTROPIES {
-                        row.unmeasured.pop_front();
+                        is_given_up = row.unmeasured.pop_front().is_some_and(|(_, is_boundary)| is_boundary);
                     }
                     row.unmeasured.push_back((number, is_boundary));
                 }
                 row.budget.on_token(*token, entropy, is_boundary);
-                row.tell_boundary(key, &mut self.signalled, self.signals.as_mut());
+                if is_boundary && !comes_later || is_given_up {
+                    row.at_boundary(key, &self.wants, &mut self.signalled, self.signals.as_mut());
+                }
+                if row.budget.is_end_due() {
+                    self.ending.push(key);
+                }
             } else if !was_thinking && row.enforcer.is_thinking() && !row.is_asked {
                 self.opening.push(key);
             }
@@ -414,7 +422,7 @@ impl ThinkBudgets {
         let thresholds = row.budget.thresholds();
         let wanted = self.signals.is_some() || thresholds.eat_variance_threshold > 0.0;
         // A policy does not see whoever is judged by thresholds of its own.
-        let wanted = wanted || self.reads_answers && !row.client.has_signals_of_its_own();
+        let wanted = wanted || self.wants.answers && !row.client.has_signals_of_its_own();
         if !*can_probe || !*measures || !wanted || row.client.is_off || !row.budget.probe_due() {
             return;
         }
@@ -546,17 +554,20 @@ impl ThinkBudgets {
     pub fn decide(&mut self, slot: &mut BudgetSlot, load: Load) -> &[u8] {
         self.orders.clear();
         self.orders.append(&mut self.gone);
-        // Whose thresholds turn EAT off is probed for a policy that goes by the answers.
-        self.reads_answers = slot.asks_for(BudgetColumn::SameAnswers);
-        if slot.swaps() != self.swaps {
+        let wants = slot.wants();
+        let before = std::mem::replace(&mut self.wants, wants);
+        if wants.swaps != before.swaps {
             // A policy that is swapped in decides about those who think already.
-            self.swaps = slot.swaps();
             self.opening.extend(self.rows.iter().filter(|(_, row)| row.enforcer.is_thinking()).map(|(key, _)| *key));
+        }
+        if wants.index != before.index {
+            self.measure_anew();
         }
         let configured = self.settings.configured.for_policy(self.settings.unit);
         let load = Load { configured, ..load };
         self.begin(slot, &load);
         self.weigh(slot, &load);
+        self.end_at_minimum();
         &self.orders
     }
 
@@ -584,15 +595,36 @@ impl ThinkBudgets {
                 row.order(*key, row.enforcer.tokens() + ahead, limit, &mut self.orders);
             }
             row.is_asked = true;
-            let wants_index = thresholds.rpdi_threshold < RPDI_OFF && !row.client.is_off;
-            let on = self.settings.measures && (wants_index || self.signals.is_some());
-            if on != row.is_measured {
-                row.is_measured = on;
-                Order::Measure { key: *key, on }.write(&mut self.orders);
-            }
+        }
+        for key in &opening {
+            self.measure(*key);
         }
         opening.clear();
         self.opening = opening;
+    }
+
+    /// Whether the entropy of every token of such a request is wanted.
+    fn is_to_be_measured(&self, thresholds: &Thresholds, client: &ClientBudget) -> bool {
+        let is_read = self.wants.index && !client.has_signals_of_its_own();
+        let wants_index = !client.is_off && (is_read || thresholds.rpdi_threshold < f64::INFINITY);
+        self.settings.measures && (wants_index || self.signals.is_some())
+    }
+
+    /// Tell where tokens are sampled whether this request's entropies are wanted, if that has changed.
+    fn measure(&mut self, key: u64) {
+        let Some(row) = self.rows.get(&key) else { return };
+        let on = self.is_to_be_measured(row.budget.thresholds(), &row.client);
+        if let Some(row) = self.rows.get_mut(&key).filter(|row| row.is_measured != on) {
+            row.is_measured = on;
+            row.unmeasured.clear();
+            Order::Measure { key, on }.write(&mut self.orders);
+        }
+    }
+
+    /// Who decides reads other columns than before.
+    fn measure_anew(&mut self) {
+        let keys: Vec<u64> = self.rows.keys().copied().collect();
+        keys.into_iter().for_each(|key| self.measure(key));
     }
 
     /// Verdicts on those with new signals.
@@ -614,19 +646,26 @@ impl ThinkBudgets {
                 verdict => verdict,
             };
             // Whether the host's own rules see the same, for the name of the reason.
-            let by_default = row.budget.clone().decide(Verdict::Default);
+            let by_default = row.budget.by_default();
             let reason = match row.budget.decide(verdict) {
                 Some(ForceReason::Policy) => by_default.or(Some(ForceReason::Policy)),
                 reason => reason,
             };
             let Some(reason) = reason else { continue };
-            if row.ordered.is_none() && !row.enforcer.is_forcing() {
-                row.ordered = Some(reason);
-                row.order(*key, row.enforcer.tokens() + self.settings.steps_ahead, 0, &mut self.orders);
-            }
+            row.end(*key, reason, self.settings.steps_ahead, &mut self.orders);
         }
         signalled.clear();
         self.signalled = signalled;
+    }
+
+    /// Ends that waited for `min_think_tokens`: the policy is not asked again.
+    fn end_at_minimum(&mut self) {
+        for key in self.ending.drain(..) {
+            let Some(row) = self.rows.get_mut(&key).filter(|row| row.enforcer.is_thinking()) else { continue };
+            if let Some(reason) = row.budget.end_if_due() {
+                row.end(key, reason, self.settings.steps_ahead, &mut self.orders);
+            }
+        }
     }
 
     /// The request is over. Whoever samples is told with the next decision.
@@ -658,9 +697,6 @@ impl ThinkBudgets {
 /// Which part of its interval a probe waits for others.
 const WAITS: u32 = 4;
 
-/// An index that no thinking reaches: RPDI is off.
-const RPDI_OFF: f64 = 1e9;
-
 impl Row {
     fn candidate(&self, now_ms: f64) -> BudgetCandidate {
         BudgetCandidate {
@@ -674,9 +710,20 @@ impl Row {
         }
     }
 
-    /// A boundary with an index is a signal.
-    fn tell_boundary(&self, key: u64, signalled: &mut Vec<u64>, signals: Option<&mut Vec<Signal>>) {
-        if !self.budget.observed().is_at_boundary {
+    /// A sentence, a line or a clause ended: with an index that is a signal. Without one a policy that may weigh more than
+    /// signals is asked now and then.
+    fn at_boundary(
+        &mut self,
+        key: u64,
+        wants: &BudgetWants,
+        signalled: &mut Vec<u64>,
+        signals: Option<&mut Vec<Signal>>,
+    ) {
+        if !self.budget.has_boundary_index() {
+            if wants.boundaries && !self.client.is_off && !self.client.has_signals_of_its_own() {
+                self.budget.on_boundary();
+                signalled.push(key);
+            }
             return;
         }
         signalled.push(key);
@@ -693,6 +740,14 @@ impl Row {
 
     fn is_to_be_judged(&self) -> bool {
         self.budget.observed().is_new() && self.enforcer.is_thinking() && self.ordered.is_none()
+    }
+
+    /// Order the end at the next token that is not under way.
+    fn end(&mut self, key: u64, reason: ForceReason, steps_ahead: u32, out: &mut Vec<u8>) {
+        if self.ordered.is_none() && !self.enforcer.is_forcing() {
+            self.ordered = Some(reason);
+            self.order(key, self.enforcer.tokens() + steps_ahead, 0, out);
+        }
     }
 
     fn order(&mut self, key: u64, from: u32, max_think_tokens: u32, out: &mut Vec<u8>) {

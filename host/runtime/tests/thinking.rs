@@ -1,8 +1,13 @@
 //! Budgets as the thread that schedules drives them: what is measured, decided and ordered.
 
-use meridian_core::budget::{EndRules, Load, Measured, Order, Report, Thresholds, Verdict};
+use std::sync::{Arc, Mutex};
+
+use meridian_core::budget::{EndRules, Load, Measured, Order, Point, Report, Thresholds, Verdict};
 use meridian_core::config::ProbeAt;
-use meridian_core::{Budget, EntropyUnit, Markers, MeridianConfig, native};
+use meridian_core::{
+    Batch, Budget, BudgetColumn, BudgetDecision, Description, EntropyUnit, Fault, Markers, MeridianConfig, Policy,
+    native,
+};
 use meridian_runtime::thinking::{ClientBudget, Enrolled, ThinkBudgets, ThinkSettings, Thinker};
 use meridian_runtime::{BudgetSlot, Candidate};
 
@@ -29,8 +34,12 @@ fn level() -> Thresholds {
 }
 
 fn budgets(configured: Thresholds, steps_ahead: u32) -> ThinkBudgets {
+    ThinkBudgets::new(settings(configured, steps_ahead))
+}
+
+fn settings(configured: Thresholds, steps_ahead: u32) -> ThinkSettings {
     let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![]).expect("valid markers");
-    ThinkBudgets::new(ThinkSettings {
+    ThinkSettings {
         rules: EndRules::new(markers, vec![]).expect("an end marker"),
         configured,
         unit: EntropyUnit::Bits,
@@ -43,7 +52,7 @@ fn budgets(configured: Thresholds, steps_ahead: u32) -> ThinkBudgets {
         interrupts: [].into(),
         guards_eos: true,
         steps_ahead,
-    })
+    }
 }
 
 fn add(budgets: &mut ThinkBudgets, key: u64, client: ClientBudget) -> Enrolled {
@@ -282,6 +291,205 @@ fn a_fault_of_the_policy_leaves_the_default_to_judge() {
     probe(&mut budgets, 1, 0.1, 3);
     assert_eq!(orders(&mut budgets, &mut slot).len(), 1);
     assert_eq!(Verdict::default(), Verdict::Default);
+}
+
+/// A policy of the slot's user: notes what it is shown, and ends thinking when `ends` says so.
+struct Noting {
+    description: Description,
+    seen: Arc<Mutex<Vec<Vec<f32>>>>,
+    ends: fn(&Load) -> bool,
+}
+
+impl Noting {
+    fn slot(ends: fn(&Load) -> bool) -> (BudgetSlot, Arc<Mutex<Vec<Vec<f32>>>>) {
+        let seen = Arc::default();
+        let policy = Self { description: Description::default(), seen: Arc::clone(&seen), ends };
+        (BudgetSlot::new(Box::new(policy), MeridianConfig::default().scheduler.targets()), seen)
+    }
+}
+
+impl Policy<Budget> for Noting {
+    fn description(&self) -> &Description {
+        &self.description
+    }
+
+    fn inputs(&self) -> &[BudgetColumn] {
+        &[BudgetColumn::ThinkTokens, BudgetColumn::Signal, BudgetColumn::Rpdi]
+    }
+
+    fn decide(&mut self, batch: &Batch<'_, Budget>, decision: &mut BudgetDecision) -> Result<(), Fault> {
+        if batch.facts.point == Point::Probe {
+            self.seen.lock().unwrap().push(batch.columns.to_vec());
+            let verdict = if (self.ends)(batch.facts) { Verdict::EndNow } else { Verdict::KeepThinking };
+            decision.verdicts.resize(batch.candidates, verdict);
+        }
+        Ok(())
+    }
+
+    fn recover(&mut self) -> Result<(), Fault> {
+        Ok(())
+    }
+}
+
+/// No rule of the host's own is on: a policy alone may end thinking.
+fn signals_off() -> Thresholds {
+    Thresholds { eat_variance_threshold: 0.0, eat_probe_interval_tokens: 4, ..level() }
+}
+
+/// Has nothing measured, as in an engine without a sampler that measures.
+fn unmeasured(configured: Thresholds) -> ThinkBudgets {
+    ThinkBudgets::new(ThinkSettings { measures: false, can_probe: false, ..settings(configured, 0) })
+}
+
+#[test]
+fn a_policy_is_asked_at_boundaries_where_nothing_is_measured() {
+    let (mut budgets, (mut slot, seen)) = (unmeasured(signals_off()), Noting::slot(|load| load.waiting > 3));
+    add(&mut budgets, 1, ClientBudget::default());
+    add(&mut budgets, 2, ClientBudget::default());
+    let mut decide = |budgets: &mut ThinkBudgets, waiting| {
+        let load = Load { waiting, ..Load::default() };
+        Order::read_all(budgets.decide(&mut slot, load)).collect::<Vec<_>>()
+    };
+    assert_eq!(decide(&mut budgets, 0), []);
+    // A line ends with every third token of the one, with every one of the other.
+    for number in 1..=12 {
+        budgets.generated(1, &[if number % 3 == 0 { LINE } else { 20 }], 1.0);
+        budgets.generated(2, &[LINE], 1.0);
+        assert_eq!(decide(&mut budgets, 0), []);
+    }
+    let shown = |columns: &Vec<f32>| columns[..columns.len() / 3].to_vec();
+    let asked: Vec<_> = seen.lock().unwrap().iter().map(shown).collect();
+    assert_eq!(asked, [vec![4.0], vec![6.0], vec![8.0], vec![12.0, 12.0]], "at most once in four tokens, in one call");
+    let last = seen.lock().unwrap().last().unwrap().clone();
+    assert_eq!(last[2..4], [2.0, 2.0], "a boundary");
+    assert!(last[4..].iter().all(|index| index.is_nan()));
+    // The load has changed in the middle of the thought.
+    budgets.generated(2, &[LINE, 20, 20, LINE], 1.0);
+    assert_eq!(decide(&mut budgets, 4), [Order::Limit { key: 2, from: 16, max_think_tokens: 0 }]);
+    budgets.generated(2, &[8], 1.0);
+    assert_eq!(budgets.status().forced, [0, 1, 0, 0, 0, 0], "the policy is the reason");
+}
+
+#[test]
+fn a_client_with_rules_of_its_own_is_not_asked_about() {
+    let (mut budgets, (mut slot, seen)) = (unmeasured(signals_off()), Noting::slot(|_| true));
+    add(&mut budgets, 1, ClientBudget { is_off: true, ..ClientBudget::default() });
+    add(&mut budgets, 2, ClientBudget { rpdi_window: Some(8), ..ClientBudget::default() });
+    orders(&mut budgets, &mut slot);
+    for key in [1, 2] {
+        budgets.generated(key, &[LINE; 8], 1.0);
+    }
+    assert_eq!(orders(&mut budgets, &mut slot), []);
+    assert!(seen.lock().unwrap().is_empty());
+}
+
+#[test]
+fn a_policy_that_weighs_signals_alone_is_not_asked_without_one() {
+    for name in ["eat-rpdi", "fixed-budget", "patience", "noop"] {
+        let (mut budgets, mut slot) = (unmeasured(signals_off()), slot(name, "{}"));
+        add(&mut budgets, 1, ClientBudget::default());
+        for _ in 0..40 {
+            orders(&mut budgets, &mut slot);
+            budgets.generated(1, &[LINE], 1.0);
+        }
+        let decisions: u64 = slot.control().status().decisions.iter().sum();
+        assert_eq!(decisions, 1, "{name}: its thresholds");
+    }
+}
+
+#[test]
+fn a_load_that_grows_in_the_middle_of_a_thought_ends_it() {
+    // `deadline-aware` allows a quarter of the limit when as many wait as think.
+    let (mut budgets, mut slot) = (unmeasured(signals_off()), slot("deadline-aware", "{}"));
+    add(&mut budgets, 1, ClientBudget::default());
+    orders(&mut budgets, &mut slot);
+    budgets.generated(1, &[LINE; 16], 1.0);
+    assert_eq!(orders(&mut budgets, &mut slot), [], "nobody waits");
+    budgets.generated(1, &[LINE; 4], 1.0);
+    let load = Load { thinking: 1, waiting: 1, ..Load::default() };
+    let orders: Vec<_> = Order::read_all(budgets.decide(&mut slot, load)).collect();
+    assert_eq!(orders, [Order::Limit { key: 1, from: 20, max_think_tokens: 0 }]);
+}
+
+#[test]
+fn an_index_is_measured_for_a_policy_that_lists_it() {
+    let measure = |on| Order::Measure { key: 1, on };
+    let (mut budgets, (mut slot, seen)) = (budgets(signals_off(), 0), Noting::slot(|_| false));
+    assert!(!add(&mut budgets, 1, ClientBudget::default()).is_measured, "nobody was asked yet");
+    assert_eq!(orders(&mut budgets, &mut slot), [measure(true)]);
+    assert!(add(&mut budgets, 2, ClientBudget::default()).is_measured);
+    let feed = |budgets: &mut ThinkBudgets, from: u32| {
+        for token in from..from + 4 {
+            let mut datagram = Vec::new();
+            Report { key: 1, token, what: Measured::Native, entropy_nats: 0.5 }.write(&mut datagram);
+            budgets.received(&datagram);
+            budgets.generated(1, &[if token == from + 3 { LINE } else { 20 }], 1.0);
+        }
+    };
+    feed(&mut budgets, 0);
+    assert_eq!(orders(&mut budgets, &mut slot), []);
+    assert_eq!(*seen.lock().unwrap(), [[4.0, 2.0, 1.0]], "tokens, a boundary, and the index");
+    // It is measured for as long as who decides reads it.
+    let targets = MeridianConfig::default().scheduler.targets();
+    let swapped = |name| Candidate::new(native::policy::<Budget>(name, targets, "{}").unwrap(), "", "native");
+    slot.control().swap(swapped("eat-rpdi"));
+    let both = [measure(false), Order::Measure { key: 2, on: false }];
+    assert_eq!(orders(&mut budgets, &mut slot), both, "RPDI is off, and nobody else looks at the index");
+    slot.control().swap(swapped("deadline-aware"));
+    let both = [measure(true), Order::Measure { key: 2, on: true }];
+    assert_eq!(orders(&mut budgets, &mut slot), both);
+}
+
+#[test]
+fn only_infinity_turns_the_index_off() {
+    for (rpdi_threshold, is_measured) in [(1e9, true), (1e300, true), (f64::INFINITY, false)] {
+        let configured = Thresholds { rpdi_threshold, eat_variance_threshold: 0.0, ..level() };
+        let (mut budgets, mut slot) = (budgets(configured, 0), slot("eat-rpdi", "{}"));
+        assert_eq!(add(&mut budgets, 1, ClientBudget::default()).is_measured, is_measured, "{rpdi_threshold:e}");
+        assert_eq!(orders(&mut budgets, &mut slot), []);
+    }
+}
+
+#[test]
+fn a_boundary_that_is_still_to_be_measured_is_asked_about_once() {
+    let configured = Thresholds { max_think_tokens: 1000, ..signals_off() };
+    let (mut budgets, (mut slot, seen)) = (budgets(configured, 0), Noting::slot(|_| false));
+    add(&mut budgets, 1, ClientBudget::default());
+    orders(&mut budgets, &mut slot);
+    budgets.generated(1, &[20, 20, 20, LINE], 1.0);
+    assert_eq!(orders(&mut budgets, &mut slot), []);
+    assert!(seen.lock().unwrap().is_empty(), "its entropy is under way");
+    let mut datagram = Vec::new();
+    for token in 0..4 {
+        Report { key: 1, token, what: Measured::Native, entropy_nats: 0.5 }.write(&mut datagram);
+    }
+    budgets.received(&datagram);
+    for _ in 0..2 {
+        orders(&mut budgets, &mut slot);
+        assert_eq!(*seen.lock().unwrap(), [[4.0, 2.0, 1.0]]);
+    }
+    // Nothing more is measured: after a while it is asked all the same.
+    budgets.generated(1, &[LINE; 68], 1.0);
+    orders(&mut budgets, &mut slot);
+    assert_eq!(seen.lock().unwrap().len(), 2);
+}
+
+#[test]
+fn an_end_below_the_minimum_comes_at_the_minimum() {
+    let configured = Thresholds { min_think_tokens: 10, ..level() };
+    let (mut budgets, mut slot) = (budgets(configured, 0), slot("eat-rpdi", "{}"));
+    add(&mut budgets, 1, ClientBudget::default());
+    orders(&mut budgets, &mut slot);
+    budgets.generated(1, &[20, 21], 1.0);
+    probe(&mut budgets, 1, 0.1, 3);
+    assert_eq!(orders(&mut budgets, &mut slot), []);
+    // No probe finds room any more: what was said holds.
+    for _ in 3..=9 {
+        budgets.generated(1, &[20], 1.0);
+        assert_eq!(orders(&mut budgets, &mut slot), []);
+    }
+    budgets.generated(1, &[20], 1.0);
+    assert_eq!(orders(&mut budgets, &mut slot), [Order::Limit { key: 1, from: 10, max_think_tokens: 0 }]);
 }
 
 #[test]

@@ -25,10 +25,17 @@ impl Policy for EatRpdi {
 
 impl BudgetPolicy for EatRpdi {
     const INPUTS: &'static [Column] = &[Column::Signal, Column::Probes, Column::Eat, Column::EatVariance, Column::Rpdi];
+    const WEIGHS_SIGNALS_ALONE: bool = true;
 
     fn verdict(&self, load: &Load, request: &Request<'_, Self>) -> Verdict {
-        let ends = request.has_settled(&load.configured) || request.has_strayed(&load.configured);
-        if ends { Verdict::EndNow } else { Verdict::KeepThinking }
+        let configured = &load.configured;
+        if request.has_settled(configured) || request.has_strayed(configured) {
+            return Verdict::EndNow;
+        }
+        // A boundary that no rule looks at does not take back an end that waits for the minimum.
+        let has_index = request.rpdi() >= 0.0 && configured.rpdi_threshold < f64::INFINITY;
+        let is_bare = request.is_at_boundary() && !request.is_probed() && !has_index;
+        if is_bare { Verdict::Default } else { Verdict::KeepThinking }
     }
 }
 

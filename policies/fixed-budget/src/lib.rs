@@ -36,6 +36,7 @@ impl Policy for FixedBudget {
 
 impl BudgetPolicy for FixedBudget {
     const INPUTS: &'static [Column] = &[];
+    const WEIGHS_SIGNALS_ALONE: bool = true;
 
     fn thresholds(&self, load: &Load, _request: &Request<'_, Self>) -> Thresholds {
         let Thresholds { min_think_tokens, max_think_tokens, .. } = load.configured;

@@ -45,6 +45,7 @@ impl EvictionPolicy for Noop {
 
 impl BudgetPolicy for Noop {
     const INPUTS: &'static [budget::Column] = &[];
+    const WEIGHS_SIGNALS_ALONE: bool = true;
 
     fn verdict(&self, _load: &Load, _request: &budget::Request<'_, Self>) -> Verdict {
         Verdict::Default

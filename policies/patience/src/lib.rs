@@ -51,6 +51,7 @@ impl Policy for Patience {
 
 impl BudgetPolicy for Patience {
     const INPUTS: &'static [Column] = &[Column::SameAnswers];
+    const WEIGHS_SIGNALS_ALONE: bool = true;
 
     fn thresholds(&self, load: &Load, _request: &Request<'_, Self>) -> Thresholds {
         let interval = self.interval.unwrap_or(load.configured.eat_probe_interval_tokens);

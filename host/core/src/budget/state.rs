@@ -15,7 +15,7 @@ pub struct Observed {
     pub think_tokens: u32,
     /// A probe was taken in that no decision has weighed.
     pub is_probed: bool,
-    /// So was the end of a sentence, a line or a clause.
+    /// So was the end of a sentence, a line or a clause: with an index, or one that a policy is asked about all the same.
     pub is_at_boundary: bool,
     /// Probes taken in.
     pub probes: u32,
@@ -118,6 +118,10 @@ pub struct ThinkBudget {
     is_probed: bool,
     /// The index at the latest boundary token that no decision has weighed.
     at_boundary: Option<f64>,
+    /// A boundary token without an index was taken in that no decision has weighed.
+    is_past_boundary: bool,
+    /// Think tokens at the latest decision.
+    weighed: u32,
     forced: Option<ForceReason>,
 }
 
@@ -144,6 +148,8 @@ impl ThinkBudget {
             ends_at_minimum: false,
             is_probed: false,
             at_boundary: None,
+            is_past_boundary: false,
+            weighed: 0,
             forced: None,
         })
     }
@@ -160,7 +166,7 @@ impl ThinkBudget {
     }
 
     /// Take in one think token and the entropy it was sampled at, if that was measured. `at_boundary`: the token ends a
-    /// sentence, a line or a clause; without an entropy it is no signal.
+    /// sentence, a line or a clause; without an entropy it is no signal, see [`ThinkBudget::on_boundary`].
     pub fn on_token(&mut self, token: u32, entropy: Option<EntropySignal>, at_boundary: bool) {
         self.tokens = self.tokens.saturating_add(1);
         if let Some(entropy) = entropy {
@@ -177,6 +183,12 @@ impl ThinkBudget {
         if self.rpdi.push(entropy.nats() as f32) && at_boundary {
             self.at_boundary = self.rpdi.value();
         }
+    }
+
+    /// A sentence, a line or a clause ended without an index. That is no signal for the host's own rules; a policy is asked
+    /// all the same, unless it was asked within the last `eat_probe_interval_tokens`.
+    pub fn on_boundary(&mut self) {
+        self.is_past_boundary |= self.tokens - self.weighed >= self.thresholds.eat_probe_interval_tokens;
     }
 
     /// Take in what a probe found after the latest token: the entropy, and the most likely next token, `None` when that is
@@ -213,37 +225,63 @@ impl ThinkBudget {
     ///
     /// Once decided it stays decided, with the first reason.
     pub fn decide(&mut self, verdict: Verdict) -> Option<ForceReason> {
-        let is_probed = std::mem::take(&mut self.is_probed);
-        let at_boundary = self.at_boundary.take();
         match verdict {
             Verdict::EndNow => self.ends_at_minimum = true,
             Verdict::KeepThinking => self.ends_at_minimum = false,
             Verdict::Default => {}
         }
-        let Thresholds { min_think_tokens, max_think_tokens, rpdi_threshold, .. } = self.thresholds;
-        if self.forced.is_none() {
-            self.forced = if self.tokens >= max_think_tokens {
-                Some(ForceReason::HardCap)
-            } else if self.is_interrupted {
-                Some(ForceReason::Pattern)
-            } else if self.tokens < min_think_tokens {
-                None
-            } else if self.ends_at_minimum {
-                Some(ForceReason::Policy)
-            } else {
-                match verdict {
-                    Verdict::EndNow | Verdict::KeepThinking => None,
-                    Verdict::Default if is_probed && self.eat.fires(&self.thresholds, self.unit) => {
-                        Some(ForceReason::Eat)
-                    }
-                    Verdict::Default if at_boundary.is_some_and(|index| index > rpdi_threshold) => {
-                        Some(ForceReason::Rpdi)
-                    }
-                    Verdict::Default => None,
-                }
-            };
+        self.forced = self.reason(verdict);
+        self.is_probed = false;
+        self.at_boundary = None;
+        self.is_past_boundary = false;
+        self.weighed = self.tokens;
+        self.forced
+    }
+
+    /// Whether an `EndNow` that was said below `min_think_tokens`, and not taken back, takes effect now.
+    #[must_use]
+    pub fn is_end_due(&self) -> bool {
+        self.forced.is_none() && self.ends_at_minimum && self.tokens >= self.thresholds.min_think_tokens
+    }
+
+    /// Carry such an `EndNow` out, if one is due. What is new waits for the next decision.
+    pub fn end_if_due(&mut self) -> Option<ForceReason> {
+        if self.is_end_due() {
+            self.forced = self.reason(Verdict::Default);
         }
         self.forced
+    }
+
+    /// What [`ThinkBudget::decide`] would say to [`Verdict::Default`].
+    #[must_use]
+    pub fn by_default(&self) -> Option<ForceReason> {
+        self.reason(Verdict::Default)
+    }
+
+    fn reason(&self, verdict: Verdict) -> Option<ForceReason> {
+        let Thresholds { min_think_tokens, max_think_tokens, rpdi_threshold, .. } = self.thresholds;
+        if self.forced.is_some() {
+            self.forced
+        } else if self.tokens >= max_think_tokens {
+            Some(ForceReason::HardCap)
+        } else if self.is_interrupted {
+            Some(ForceReason::Pattern)
+        } else if self.tokens < min_think_tokens {
+            None
+        } else if self.ends_at_minimum {
+            Some(ForceReason::Policy)
+        } else {
+            match verdict {
+                Verdict::EndNow | Verdict::KeepThinking => None,
+                Verdict::Default if self.is_probed && self.eat.fires(&self.thresholds, self.unit) => {
+                    Some(ForceReason::Eat)
+                }
+                Verdict::Default if self.at_boundary.is_some_and(|index| index > rpdi_threshold) => {
+                    Some(ForceReason::Rpdi)
+                }
+                Verdict::Default => None,
+            }
+        }
     }
 
     /// What a policy may weigh, as of the latest token or probe.
@@ -253,13 +291,19 @@ impl ThinkBudget {
         Observed {
             think_tokens: self.tokens,
             is_probed: self.is_probed,
-            is_at_boundary: self.at_boundary.is_some(),
+            is_at_boundary: self.at_boundary.is_some() || self.is_past_boundary,
             probes: self.eat.probes(),
             eat_bits: self.eat.mean().map(|mean| mean * in_bits),
             eat_variance_bits2: self.eat.variance().map(|variance| variance * in_bits * in_bits),
             rpdi: self.rpdi.value(),
             same_answers: self.same_answers,
         }
+    }
+
+    /// Whether there is an index at a boundary that no decision has weighed.
+    #[must_use]
+    pub fn has_boundary_index(&self) -> bool {
+        self.at_boundary.is_some()
     }
 
     /// Think tokens taken in.

@@ -1,8 +1,9 @@
 use meridian_core::budget::{BudgetCandidate, Load, Point, Thresholds, Verdict};
-use meridian_core::{Budget, BudgetDecision, EntropyUnit, columns};
+use meridian_core::{Budget, BudgetColumn as Column, BudgetDecision, EntropyUnit, columns};
 
 use super::PolicySlot;
 use crate::stats::Source;
+use crate::sync::lock;
 
 /// The budget slot, owned by whoever follows the thinking of the requests.
 ///
@@ -22,7 +23,37 @@ use crate::stats::Source;
 /// ```
 pub type BudgetSlot = PolicySlot<Budget>;
 
+/// What the policies of a budget slot go by, the active one and its shadow: what the host has to measure, and when to ask.
+/// The default, which stands in after a fault, has to do without.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct BudgetWants {
+    /// Times that another version was put in place.
+    pub(crate) swaps: u64,
+    /// The likeliest answers of probes.
+    pub(crate) answers: bool,
+    /// The path deviation index, even where no threshold is set on it.
+    pub(crate) index: bool,
+    /// To be asked at boundaries at which nothing was measured.
+    pub(crate) boundaries: bool,
+}
+
 impl PolicySlot<Budget> {
+    /// What the policies go by now.
+    pub(crate) fn wants(&self) -> BudgetWants {
+        let state = &*lock(&self.state);
+        let active = state.active.seat.policy();
+        let shadow = state.shadow.as_ref().map(|shadow| (shadow.inputs(), shadow.weighs_signals_alone()));
+        let mut wants = BudgetWants { swaps: state.swaps, ..BudgetWants::default() };
+        for (inputs, by_signals) in
+            [Some((active.inputs(), active.weighs_signals_alone())), shadow].into_iter().flatten()
+        {
+            wants.answers |= inputs.contains(&Column::SameAnswers);
+            wants.index |= inputs.contains(&Column::Rpdi) && !by_signals;
+            wants.boundaries |= !by_signals;
+        }
+        wants
+    }
+
     /// Requests begin to think: the thresholds of each, with variances in `unit` squared.
     pub fn start(&mut self, load: &Load, unit: EntropyUnit, candidates: &[BudgetCandidate]) -> Vec<Thresholds> {
         let load = Load { point: Point::Start, ..*load };

@@ -25,6 +25,8 @@ use crate::stats::{SlotStats, Source};
 use crate::sync::{Mutex, lock};
 
 pub use self::budget::BudgetSlot;
+#[cfg(not(loom))]
+pub(crate) use self::budget::BudgetWants;
 pub use self::dispatch::DispatchSlot;
 pub use self::eviction::EvictionSlot;
 pub use self::seat::StrikeLimits;
@@ -143,21 +145,6 @@ impl<K: SlotKind> PolicySlot<K> {
             || state.shadow.as_ref().is_some_and(|shadow| shadow.inputs().contains(&column))
             // Whoever comes back from quarantine may.
             || state.quarantine.is_some()
-    }
-
-    /// Whether the policy that decides, or its shadow, asks for this column. Other than with [`PolicySlot::reads`] the
-    /// default, which stands in after a fault, has to do without.
-    #[must_use]
-    pub fn asks_for(&self, column: K::Column) -> bool {
-        let state = &*lock(&self.state);
-        state.active.seat.policy().inputs().contains(&column)
-            || state.shadow.as_ref().is_some_and(|shadow| shadow.inputs().contains(&column))
-    }
-
-    /// How often another version was put in place of the one that decides.
-    #[must_use]
-    pub fn swaps(&self) -> u64 {
-        lock(&self.state).swaps
     }
 
     /// Decide one batch. `fill` writes the columns that it is given; it is called once a policy that is asked. Always

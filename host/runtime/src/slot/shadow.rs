@@ -28,6 +28,7 @@ struct Job<K: SlotKind> {
 /// The decision thread's end of a shadow.
 pub(super) struct Shadow<K: SlotKind> {
     inputs: Vec<K::Column>,
+    weighs_signals_alone: bool,
     jobs: SyncSender<Job<K>>,
     progress: Arc<Progress>,
     thread: JoinHandle<PolicySeat<K>>,
@@ -56,17 +57,22 @@ impl<K: SlotKind> Shadow<K> {
     pub(super) fn start(seat: PolicySeat<K>, version: Version, faults: Arc<Mutex<FaultLog>>) -> std::io::Result<Self> {
         let (jobs, queue) = sync_channel(QUEUE);
         let progress = Arc::new(Progress { version, skipped: AtomicU64::new(0), sums: Mutex::new(Sums::default()) });
-        let inputs = seat.policy().inputs().to_vec();
+        let (inputs, weighs_signals_alone) = (seat.policy().inputs().to_vec(), seat.policy().weighs_signals_alone());
         let seen = Arc::clone(&progress);
         let thread = std::thread::Builder::new()
             .name("meridian-shadow".into())
             .spawn(move || compare_all(seat, &queue, &seen, &faults))?;
-        Ok(Self { inputs, jobs, progress, thread })
+        Ok(Self { inputs, weighs_signals_alone, jobs, progress, thread })
     }
 
     /// The columns it reads.
     pub(super) fn inputs(&self) -> &[K::Column] {
         &self.inputs
+    }
+
+    /// See [`Policy::weighs_signals_alone`](meridian_core::Policy::weighs_signals_alone).
+    pub(super) fn weighs_signals_alone(&self) -> bool {
+        self.weighs_signals_alone
     }
 
     /// Have a batch compared with its decision. Copies a few kilobytes; never waits.
@@ -92,7 +98,7 @@ impl<K: SlotKind> Shadow<K> {
     /// Stop, and give the policy's seat back with the state it has gathered. Waits for the steps in its queue; `None` when the
     /// policy panicked.
     pub(super) fn stop(self) -> Option<(PolicySeat<K>, Version)> {
-        let Self { inputs: _, jobs, progress, thread } = self;
+        let Self { inputs: _, weighs_signals_alone: _, jobs, progress, thread } = self;
         drop(jobs);
         let seat = thread.join().ok()?;
         Some((seat, progress.version.clone()))

@@ -106,18 +106,23 @@ pub enum Verdict {
     EndNow = 2,
 }
 
-/// A budget policy: thresholds when a request begins to think, verdicts at its probes. The host calls it from one thread;
-/// it must not block.
+/// A budget policy: thresholds when a request begins to think, verdicts at its probes and at ends of sentences, lines and
+/// clauses. The host calls it from one thread; it must not block.
 pub trait BudgetPolicy: Policy {
     /// The columns that `thresholds` and `verdict` read, no column twice.
     const INPUTS: &'static [Column];
+    /// Whether `verdict` changes only with what was measured (a probe, or an index at a boundary), judged by the thresholds
+    /// in force: not with the load, and not with the tokens or the time that have passed. Compiled into the host, such a
+    /// policy is spared questions and measurements that change nothing; a component is asked all the same.
+    const WEIGHS_SIGNALS_ALONE: bool = false;
 
     /// The request begins to think: when it may end.
     fn thresholds(&self, load: &Load, _request: &Request<'_, Self>) -> Thresholds {
         load.configured
     }
 
-    /// Something new is known of the request's thinking.
+    /// Something new is known of the request's thinking, or it ended a sentence, a line or a clause; `wit/budget.wit` says
+    /// when.
     fn verdict(&self, load: &Load, request: &Request<'_, Self>) -> Verdict;
 
     /// Whether the policy decides this batch at all; `false` leaves it to the host's default.
