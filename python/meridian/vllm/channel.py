@@ -25,6 +25,10 @@ _MAX_DATAGRAM = 1 << 16
 _RECORDS_BYTES = 17 * 2048
 # Orders that no sampler took; a sampler that takes none for so long is gone.
 _MAX_PENDING = 4096
+# Most that is taken in at once, so that no step waits for whoever keeps sending; the rest comes with the next step. Far
+# above what an engine sends in a step: 17 bytes for each request that thinks.
+_MAX_TAKEN = 256
+_MAX_TAKEN_BYTES = 1 << 18
 
 
 def _folder(name_bytes: int) -> Path:
@@ -84,7 +88,8 @@ class Samplers:
                 pending.popleft()
 
     def received(self) -> list[bytes]:
-        """What the samplers have told since the last call."""
+        """What the samplers have told since the last call, the oldest first: at most `_MAX_TAKEN` datagrams, and no more once
+        `_MAX_TAKEN_BYTES` are reached."""
         return _drain(self._socket)
 
     def close(self) -> None:
@@ -111,7 +116,7 @@ class Scheduler:
                 self._socket.sendto(report[i : i + _RECORDS_BYTES], self._path)
 
     def received(self) -> list[bytes]:
-        """Orders since the last call."""
+        """Orders since the last call, as many as `Samplers.received` takes."""
         return _drain(self._socket)
 
     def close(self) -> None:
@@ -136,12 +141,15 @@ def _bound(path: Path) -> socket.socket:
 
 
 def _drain(bound: socket.socket) -> list[bytes]:
-    datagrams = []
-    while True:
+    datagrams: list[bytes] = []
+    taken = 0
+    while len(datagrams) < _MAX_TAKEN and taken < _MAX_TAKEN_BYTES:
         try:
             datagrams.append(bound.recv(_MAX_DATAGRAM))
         except OSError:
-            return datagrams
+            break
+        taken += len(datagrams[-1])
+    return datagrams
 
 
 def _close(bound: socket.socket, path: Path, inode: int) -> None:

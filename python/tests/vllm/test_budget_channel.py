@@ -126,6 +126,36 @@ def test_orders_for_a_sampler_that_is_gone_do_not_pile_up(home: Path) -> None:
     assert first == order(100), "the oldest were given up"
 
 
+class Flood:
+    """A socket into which somebody sends faster than it is emptied."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes = sizes
+        self.taken = 0
+
+    def recv(self, most: int) -> bytes:
+        size = self.sizes[self.taken % len(self.sizes)]
+        self.taken += 1
+        assert size <= most
+        assert self.taken < 100_000, "it is not emptied while others wait"
+        return self.taken.to_bytes(8, "little") + bytes(size - 8)
+
+
+@pytest.mark.parametrize(("sizes", "datagrams"), [([17], 256), ([34816], 8), ([65536], 4), ([17, 65536], 8)])
+@pytest.mark.parametrize("end", ["scheduler", "sampler"])
+def test_a_step_takes_in_so_much_and_the_next_goes_on_there(
+    home: Path, end: str, sizes: list[int], datagrams: int
+) -> None:
+    from meridian.vllm.channel import Samplers, Scheduler
+
+    one: Any = Samplers(engine()) if end == "scheduler" else Scheduler(engine(), 0)
+    real, one._socket = one._socket, Flood(sizes)
+    numbers = [int.from_bytes(datagram[:8], "little") for _ in range(3) for datagram in one.received()]
+    assert numbers == list(range(1, 3 * datagrams + 1)), "nothing is lost, and nothing overtakes"
+    one._socket = real
+    one.close()
+
+
 def test_a_report_without_a_scheduler_is_nobodys(home: Path) -> None:
     from meridian.vllm.channel import Samplers, Scheduler
 
