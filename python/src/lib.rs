@@ -73,6 +73,12 @@ fn take_log() -> Vec<(u8, String)> {
     log::take()
 }
 
+/// Wait until the host has logged something that nobody took, so many seconds at most; whether it has.
+#[pyfunction]
+fn wait_for_log(py: Python<'_>, patience_s: f64) -> bool {
+    py.detach(|| log::wait(std::time::Duration::try_from_secs_f64(patience_s).unwrap_or_default()))
+}
+
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
@@ -85,6 +91,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(tool_call_texts, module)?)?;
     module.add_function(wrap_pyfunction!(run_cli, module)?)?;
     module.add_function(wrap_pyfunction!(take_log, module)?)?;
+    module.add_function(wrap_pyfunction!(wait_for_log, module)?)?;
     module.add_function(wrap_pyfunction!(budget::eat, module)?)?;
     module.add_function(wrap_pyfunction!(budget::rpdi, module)?)?;
     module.add_function(wrap_pyfunction!(kernels::launch_rows, module)?)?;

@@ -4,7 +4,8 @@
 use std::collections::VecDeque;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use meridian_core::text::printable;
 use tracing::field::{Field, Visit};
@@ -19,6 +20,7 @@ const MAX_CHARS: usize = 2000;
 
 static LINES: Mutex<VecDeque<(u8, String)>> = Mutex::new(VecDeque::new());
 static WAITING: AtomicUsize = AtomicUsize::new(0);
+static LOGGED: Condvar = Condvar::new();
 
 struct Keep;
 
@@ -45,6 +47,7 @@ impl<S: Subscriber> Layer<S> for Keep {
         }
         lines.push_back((level, text));
         WAITING.store(lines.len(), Ordering::Release);
+        LOGGED.notify_all();
     }
 }
 
@@ -83,4 +86,11 @@ pub(crate) fn take() -> Vec<(u8, String)> {
     let mut lines = LINES.lock().unwrap_or_else(PoisonError::into_inner);
     WAITING.store(0, Ordering::Release);
     lines.drain(..).collect()
+}
+
+/// Wait until there is a line, `patience` at most; whether there is one.
+pub(crate) fn wait(patience: Duration) -> bool {
+    let lines = LINES.lock().unwrap_or_else(PoisonError::into_inner);
+    let waited = LOGGED.wait_timeout_while(lines, patience, |lines| lines.is_empty());
+    !waited.unwrap_or_else(PoisonError::into_inner).0.is_empty()
 }

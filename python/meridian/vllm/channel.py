@@ -88,8 +88,8 @@ class Samplers:
                 pending.popleft()
 
     def received(self) -> list[bytes]:
-        """What the samplers have told since the last call, the oldest first: at most `_MAX_TAKEN` datagrams, and no more once
-        `_MAX_TAKEN_BYTES` are reached."""
+        """What the samplers have told since the last call, the oldest first: at most `_MAX_TAKEN` datagrams, and no
+        more once `_MAX_TAKEN_BYTES` are reached."""
         return _drain(self._socket)
 
     def close(self) -> None:

@@ -1,0 +1,106 @@
+//! What does it cost to follow requests that think, and how often is a budget policy asked? One JSON object a line.
+//!
+//!     budget_figures
+//!
+//! 256 requests think with every signal off. Each step generates one token for each; every eighth ends a line. The same with no
+//! line that ends is what the host's upkeep costs where boundaries are nobody's business. Rounds of both alternate, and the
+//! figure is the median of the ratios.
+
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement, not a service")]
+
+use std::time::Instant;
+
+use meridian_core::budget::{EndRules, Load, Order, Thresholds};
+use meridian_core::config::ProbeAt;
+use meridian_core::{Budget, EntropyUnit, Markers, MeridianConfig, native};
+use meridian_runtime::BudgetSlot;
+use meridian_runtime::thinking::{ClientBudget, ThinkBudgets, ThinkSettings, Thinker};
+
+const REQUESTS: u64 = 256;
+const STEPS: u32 = 4096;
+const ROUNDS: usize = 15;
+const INTERVAL: u32 = 32;
+const LINE_EVERY: u32 = 8;
+const LINE: u32 = 5;
+
+/// Steps with the policy `name`; seconds, decisions of the slot, and orders to end thinking.
+fn run(name: &str, has_lines: bool) -> (f64, u64, usize) {
+    let targets = MeridianConfig::default().scheduler.targets();
+    let mut slot = BudgetSlot::new(native::policy::<Budget>(name, targets, "{}").unwrap(), targets);
+    let configured = Thresholds {
+        min_think_tokens: 0,
+        max_think_tokens: 1 << 24,
+        eat_probe_interval_tokens: INTERVAL,
+        eat_variance_threshold: 0.0,
+        rpdi_threshold: f64::INFINITY,
+        ..Thresholds::default()
+    };
+    let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![]).unwrap();
+    let mut budgets = ThinkBudgets::new(ThinkSettings {
+        rules: EndRules::new(markers, vec![]).unwrap(),
+        configured,
+        unit: EntropyUnit::Bits,
+        measures: false,
+        can_probe: false,
+        probe_at: ProbeAt::Interval,
+        block_tokens: 16,
+        line_ends: [LINE].into(),
+        boundaries: [LINE].into(),
+        interrupts: [].into(),
+        guards_eos: false,
+        steps_ahead: 0,
+    });
+    for key in 0..REQUESTS {
+        budgets.add(
+            key,
+            &Thinker {
+                id: "request",
+                prompt: &[1, 7],
+                prompt_tokens: 2,
+                max_tokens: u32::MAX,
+                priority: 0,
+                tenant: 0,
+                deadline_ms: f64::INFINITY,
+                client: ClientBudget::default(),
+            },
+        );
+    }
+    let load = Load { thinking: REQUESTS as u32, total_blocks: 1, ..Load::default() };
+    let mut ended = 0;
+    let started = Instant::now();
+    for step in 0..STEPS {
+        let load = Load { now_ms: f64::from(step), ..load };
+        ended += Order::read_all(budgets.decide(&mut slot, load)).count();
+        let token = if has_lines && step % LINE_EVERY == LINE_EVERY - 1 { LINE } else { 20 };
+        for key in 0..REQUESTS {
+            budgets.generated(key, &[token], load.now_ms);
+        }
+    }
+    (started.elapsed().as_secs_f64(), slot.control().status().decisions.iter().sum(), ended)
+}
+
+fn say(name: &str, value: f64, unit: &str) {
+    println!("{}", serde_json::json!({ "name": name, "value": value, "unit": unit }));
+}
+
+fn main() {
+    for policy in ["eat-rpdi", "fixed-budget", "deadline-aware"] {
+        let mut ratios = Vec::with_capacity(ROUNDS);
+        let (mut step_us, mut asked, mut ended) = (f64::INFINITY, 0, 0);
+        for _ in 0..ROUNDS {
+            let (without_s, ..) = run(policy, false);
+            let (with_s, decisions, orders) = run(policy, true);
+            ratios.push(with_s / without_s);
+            step_us = step_us.min(with_s / f64::from(STEPS) * 1e6);
+            (asked, ended) = (decisions - 1, orders);
+        }
+        ratios.sort_unstable_by(f64::total_cmp);
+        say(&format!("{policy}: a step with line ends over one without"), ratios[ROUNDS / 2], "ratio");
+        say(&format!("{policy}: a step with line ends"), step_us, "us");
+        say(&format!("{policy}: calls at boundaries"), asked as f64, "calls");
+        // All requests end their lines in the same steps: one call for all, once in the interval.
+        let expected = if policy == "deadline-aware" { STEPS / INTERVAL - 1 } else { 0 };
+        say(&format!("{policy}: calls expected"), f64::from(expected), "calls");
+        say(&format!("{policy}: ends ordered"), ended as f64, "orders");
+    }
+}
