@@ -86,6 +86,8 @@ pub struct Planner {
     block_tokens: Option<u32>,
     /// How the engine takes KV blocks, where it preempts whoever is last in the running list.
     growth: Option<KvGrowth>,
+    /// The engine itself schedules by priority.
+    priority_first: bool,
     plan: Plan,
     ranker: Ranker,
     keys: Vec<f32>,
@@ -117,6 +119,13 @@ impl Planner {
         self.growth = Some(growth);
     }
 
+    /// The engine itself schedules by priority, lower first: where a policy changes an order, it does so among requests of
+    /// one priority. Being overtaken by a request of a higher priority is then the engine's doing, and the engine has its
+    /// own rule for whom to preempt.
+    pub fn put_priority_first(&mut self) {
+        self.priority_first = true;
+    }
+
     /// Make the plan of one step from a checked `decision` over `running` followed by `waiting`.
     ///
     /// A request that policies have put off for more than `max_defer_ms` is given tokens in this step, in addition to
@@ -134,6 +143,7 @@ impl Planner {
     ) -> &Plan {
         self.follow(table, facts, running, waiting, decision, max_defer_ms);
         if let (Some(growth), Some(block_tokens)) = (self.growth, self.block_tokens)
+            && !self.priority_first
             && self.is_short(table, facts, running, block_tokens, growth)
         {
             self.put_answers_ahead(table, running);
@@ -217,6 +227,11 @@ impl Planner {
         let pinned: &[u32] = if overdue_waiting { &self.pinned } else { &[] };
         let waiting_changed = self.ranker.rank(&self.keys, pinned, &mut self.plan.waiting_order);
         let running_changed = self.ranker.rank(running_keys, &[], &mut self.plan.running_order);
+        let by_priority = |changed: bool, order: &mut [u32], slots: &[Slot], caps: &[u32]| {
+            changed && (!self.priority_first || sort_by_priority(table, order, slots, caps))
+        };
+        let waiting_changed = by_priority(waiting_changed, &mut self.plan.waiting_order, waiting, waiting_caps);
+        let running_changed = by_priority(running_changed, &mut self.plan.running_order, running, &[]);
         if !waiting_changed {
             self.plan.waiting_order.clear();
         }
@@ -248,16 +263,21 @@ impl Planner {
     pub fn settle(&mut self, table: &mut RequestTable, scheduled_tokens: u32, now_ms: f64) {
         let budget_used_up = self.budget_was_lowered && scheduled_tokens >= self.plan.token_budget;
         let is_running = |slot: &Slot| table.get(*slot).is_none_or(|row| row.state == State::Running);
-        let latest_admitted = self
-            .could_defer
-            .iter()
-            .filter(|(slot, _)| is_running(slot))
-            .filter_map(|(slot, _)| table.get(*slot))
-            .map(|row| row.arrival_ms)
-            .fold(f64::NEG_INFINITY, f64::max);
+        let class = |row: &RequestState| if self.priority_first { row.priority } else { 0 };
+        // Of each priority, when the latest of those that were admitted arrived.
+        let mut admitted: Vec<(i32, f64)> = Vec::new();
+        for (slot, _) in self.could_defer.iter().filter(|(slot, _)| is_running(slot)) {
+            let Some(row) = table.get(*slot) else { continue };
+            match admitted.iter_mut().find(|(of, _)| *of == class(row)) {
+                Some((_, latest_ms)) => *latest_ms = latest_ms.max(row.arrival_ms),
+                None => admitted.push((class(row), row.arrival_ms)),
+            }
+        }
         for (slot, left_out) in self.could_defer.drain(..) {
             let Some(row) = table.get(slot).filter(|row| row.state != State::Running) else { continue };
-            if self.owns_queues || budget_used_up || left_out || row.arrival_ms < latest_admitted {
+            let (own_class, arrival_ms) = (class(row), row.arrival_ms);
+            let is_overtaken = || admitted.iter().any(|(of, latest_ms)| *of >= own_class && arrival_ms < *latest_ms);
+            if self.owns_queues || budget_used_up || left_out || is_overtaken() {
                 table.defer(slot, now_ms);
             }
         }
@@ -290,7 +310,10 @@ impl Planner {
         let overdue_running = |slot: Slot| {
             table.get(slot).is_some_and(|row| facts.now_ms - row.last_progress_ms > f64::from(max_defer_ms))
         };
-        let overdue_waiting = self.pinned.iter().filter(|urgency| **urgency > 0).count().min(facts.free_seats as usize);
+        // They are at the head, behind others only where those have a higher priority: then they wait for the engine.
+        let at_head = |i: &usize| self.plan.waiting_order.get(*i).map_or(*i, |from| *from as usize);
+        let is_pinned = |i: &usize| self.pinned.get(at_head(i)).is_some_and(|urgency| *urgency > 0);
+        let overdue_waiting = (0..waiting.len()).take_while(is_pinned).count().min(facts.free_seats as usize);
         if overdue_waiting == 0 && !running.iter().any(|slot| overdue_running(*slot)) {
             return;
         }
@@ -358,4 +381,14 @@ impl Planner {
         }
         self.budget_was_lowered = true;
     }
+}
+
+/// Sort an order by priority, keeping it among equals; those with cap 0 stay last. Whether it still changes anything.
+fn sort_by_priority(table: &RequestTable, order: &mut [u32], slots: &[Slot], caps: &[u32]) -> bool {
+    order.sort_by_key(|from| {
+        let from = *from as usize;
+        let priority = table.get(slots[from]).map_or(i32::MAX, |row| row.priority);
+        (caps.get(from) == Some(&0), priority)
+    });
+    order.iter().enumerate().any(|(position, from)| position != *from as usize)
 }
