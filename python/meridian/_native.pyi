@@ -151,6 +151,14 @@ class BudgetRows:
         resumes: bool,
         forced: list[int],
     ) -> None: ...
+    def configure(
+        self,
+        starts: list[list[int]],
+        ends: list[list[int]],
+        padding: list[int],
+        resumes: bool,
+        forced: list[int],
+    ) -> None: ...
     @property
     def guard_token(self) -> int: ...
     @property

@@ -1,6 +1,7 @@
 //! Where tokens are sampled: which rows of the logits have to be what.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use meridian_core::budget::{Demand, EndRules, Enforcer, Limits, Measured, Order, Report};
 use meridian_core::{Markers, Pattern};
@@ -16,7 +17,8 @@ const PARKED: usize = 1 << 16;
 /// The rows of a model runner's batch, as far as their thinking is concerned. One thread uses it.
 #[pyclass(module = "meridian._native")]
 pub(crate) struct BudgetRows {
-    rules: EndRules,
+    /// Of requests that come from now on; `None` while the model has no end of thinking.
+    rules: Option<Arc<EndRules>>,
     rows: Vec<Option<Row>>,
     /// Requests that are away, without their lists.
     parked: HashMap<u64, Box<Request>>,
@@ -46,6 +48,8 @@ enum What {
 
 struct Request {
     enforcer: Enforcer,
+    /// Those that held when it came.
+    rules: Arc<EndRules>,
     /// The model runner's own list of its output tokens; without one, tokens are told.
     outputs: Option<Py<PyList>>,
     is_measured: bool,
@@ -58,7 +62,7 @@ struct Request {
 
 #[pymethods]
 impl BudgetRows {
-    /// `forced` is the phrase, an end marker, and what stands before the answer; empty for the first end marker.
+    /// Rows of nobody; the arguments are those of `configure`.
     #[new]
     fn new(
         starts: Vec<Vec<u32>>,
@@ -67,22 +71,43 @@ impl BudgetRows {
         resumes: bool,
         forced: Vec<u32>,
     ) -> PyResult<Self> {
+        let mut made =
+            Self { rules: None, rows: Vec::new(), parked: HashMap::new(), early: HashMap::new(), measured: Vec::new() };
+        made.configure(starts, ends, padding, resumes, forced)?;
+        Ok(made)
+    }
+
+    /// How thinking ends for the requests that come from now on. `forced` is the phrase, an end marker, and what stands
+    /// before the answer; empty for the first end marker. Without `ends` nothing is ended.
+    fn configure(
+        &mut self,
+        starts: Vec<Vec<u32>>,
+        ends: Vec<Vec<u32>>,
+        padding: Vec<u32>,
+        resumes: bool,
+        forced: Vec<u32>,
+    ) -> PyResult<()> {
+        if ends.is_empty() {
+            self.rules = None;
+            return Ok(());
+        }
         let rules = Markers::new(starts, ends, padding)
             .and_then(|markers| EndRules::new(markers.with_resuming(resumes), forced))
             .map_err(|error| ConfigError::new_err(format!("model: {error}")))?;
-        Ok(Self { rules, rows: Vec::new(), parked: HashMap::new(), early: HashMap::new(), measured: Vec::new() })
+        self.rules = Some(Arc::new(rules));
+        Ok(())
     }
 
-    /// What an end of sequence inside thinking becomes.
+    /// What an end of sequence inside thinking becomes; 0 while the model has no end of thinking, where nothing is guarded.
     #[getter]
     fn guard_token(&self) -> u32 {
-        self.rules.guard_token()
+        self.rules.as_ref().map_or(0, |rules| rules.guard_token())
     }
 
     /// Whether the end marker has more tokens than that one.
     #[getter]
     fn guard_continues(&self) -> bool {
-        self.rules.guard_continues()
+        self.rules.as_ref().is_some_and(|rules| rules.guard_continues())
     }
 
     /// A request takes this row. `outputs` is the model runner's list of its tokens, which it goes on writing; None when
@@ -100,14 +125,26 @@ impl BudgetRows {
         guards_eos: bool,
         is_measured: bool,
     ) -> PyResult<()> {
-        let mut request = match key.and_then(|key| self.take_out(key)) {
-            Some(known) => known,
-            None => {
+        let mut request = match (key.and_then(|key| self.take_out(key)), &self.rules) {
+            (Some(known), _) => known,
+            (None, None) => {
+                self.remove(row);
+                return Ok(());
+            }
+            (None, Some(rules)) => {
                 let interrupts = interrupts.into_iter().filter_map(Pattern::new).collect();
                 let limits = Limits { max_think_tokens, interrupts, guards_eos };
-                let enforcer = Enforcer::new(&self.rules, &prompt_tail, limits);
-                let ordered = Vec::new();
-                Box::new(Request { enforcer, outputs: None, is_measured, guarded: None, ordered, is_gone: false })
+                let (rules, ordered) = (Arc::clone(rules), Vec::new());
+                let enforcer = Enforcer::new(&rules, &prompt_tail, limits);
+                Box::new(Request {
+                    enforcer,
+                    rules,
+                    outputs: None,
+                    is_measured,
+                    guarded: None,
+                    ordered,
+                    is_gone: false,
+                })
             }
         };
         if let Some(Early { limits, is_measured }) = key.and_then(|key| self.early.remove(&key)) {
@@ -115,7 +152,7 @@ impl BudgetRows {
             request.is_measured = is_measured.unwrap_or(request.is_measured);
         }
         request.outputs = outputs;
-        request.catch_up(py, &self.rules)?;
+        request.catch_up(py)?;
         *self.seat(row) = Some(Row { key, what: What::Request(request) });
         Ok(())
     }
@@ -150,9 +187,9 @@ impl BudgetRows {
     fn push(&mut self, row: usize, tokens: Vec<u32>, from_start: bool) {
         let Some(Some(Row { what: What::Request(request), .. })) = self.rows.get_mut(row) else { return };
         if from_start {
-            request.enforcer.replay(&self.rules, tokens);
+            request.enforcer.replay(&request.rules, tokens);
         } else {
-            tokens.into_iter().for_each(|token| request.take(&self.rules, token));
+            tokens.into_iter().for_each(|token| request.take(token));
         }
     }
 
@@ -221,13 +258,18 @@ impl BudgetRows {
                 }
                 What::Request(request) => request,
             };
-            request.catch_up(py, &self.rules)?;
+            request.catch_up(py)?;
             for (from, max_think_tokens) in request.ordered.drain(..) {
                 request.enforcer.limit_from(from, max_think_tokens);
             }
-            match request.enforcer.demand(&self.rules) {
+            match request.enforcer.demand(&request.rules) {
                 Demand::Free => {}
-                Demand::Guarded => guarded.push(index),
+                Demand::Guarded => {
+                    // The whole step has one guard token: a request that came under other rules goes without.
+                    if self.rules.as_ref().is_some_and(|rules| Arc::ptr_eq(rules, &request.rules)) {
+                        guarded.push(index);
+                    }
+                }
                 Demand::Force(token) => {
                     forced.push(index);
                     tokens.push(token);
@@ -330,24 +372,25 @@ impl BudgetRows {
 
 impl Request {
     /// Take in what the model runner has added to the list.
-    fn catch_up(&mut self, py: Python<'_>, rules: &EndRules) -> PyResult<()> {
+    fn catch_up(&mut self, py: Python<'_>) -> PyResult<()> {
         let Some(outputs) = &self.outputs else { return Ok(()) };
         let outputs = outputs.bind(py).clone();
         let mut at = self.enforcer.tokens() as usize;
         if at > outputs.len() {
             // Tokens were taken back: KV that could not be loaded.
-            return self.begin_again(py, rules);
+            return self.begin_again(py);
         }
         while at < outputs.len() {
             // A placeholder: sampled, and not known yet.
             let Ok(token) = outputs.get_item(at)?.extract::<u32>() else { break };
-            self.take(rules, token);
+            self.take(token);
             at += 1;
         }
         Ok(())
     }
 
-    fn take(&mut self, rules: &EndRules, token: u32) {
+    fn take(&mut self, token: u32) {
+        let rules = &*self.rules;
         let stands_for_eos = self.guarded == Some(self.enforcer.tokens()) && token == rules.guard_token();
         // As whoever samples has done before this token.
         self.enforcer.demand(rules);
@@ -358,10 +401,10 @@ impl Request {
         }
     }
 
-    fn begin_again(&mut self, py: Python<'_>, rules: &EndRules) -> PyResult<()> {
+    fn begin_again(&mut self, py: Python<'_>) -> PyResult<()> {
         let Some(outputs) = &self.outputs else { return Ok(()) };
         let known = outputs.bind(py).iter().map_while(|token| token.extract::<u32>().ok());
-        self.enforcer.replay(rules, known);
+        self.enforcer.replay(&self.rules, known);
         Ok(())
     }
 }

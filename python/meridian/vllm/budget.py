@@ -8,6 +8,7 @@ becomes logits.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,8 @@ from vllm.v1.sample.logits_processor.interface import LogitsProcessor, MoveDirec
 
 from meridian import _native
 from meridian._torch_rows import on_device
-from meridian.config import load_config
-from meridian.vllm.channel import Scheduler
+from meridian.config import ModelConfig, load_config
+from meridian.vllm.channel import MODEL, Scheduler
 from meridian.vllm.markers import around_end, engine_tokenizer, resolve
 from meridian.vllm.reports import Reports
 from meridian.vllm.xargs import ROW, read_budget
@@ -48,9 +49,9 @@ _GREEDY_BELOW = 1e-5
 class BudgetLogitsProcessor(LogitsProcessor, RunnerV2LogitsProcessor):  # type: ignore[misc, valid-type]
     """`--logits-processors meridian.vllm:BudgetLogitsProcessor`.
 
-    Together with `MeridianScheduler` all of Meridian's thinking budgets act; alone, what a client asks for in
-    `vllm_xargs` (`meridian.vllm.xargs`) does as far as it needs no probe. A request for which nothing is set is left as
-    it is.
+    With `MeridianScheduler` all of Meridian's thinking budgets act, as the scheduler's configuration says. Alone, what
+    a client asks for in `vllm_xargs` (`meridian.vllm.xargs`) does as far as it needs no probe, and the
+    `meridian.toml` of this process counts. A request for which nothing is set is left as it is.
 
     Raises:
         ConfigError: `meridian.toml` is not valid.
@@ -70,8 +71,9 @@ class BudgetLogitsProcessor(LogitsProcessor, RunnerV2LogitsProcessor):  # type: 
             return
         if len(args) == 1:
             self._slots = _Slots(self._sampler, args[0])
-        # The model runner V1 gives the device itself, V2 its states.
-        self._sampler.warm_up(args[0].device if len(args) == 1 else args[0])
+        if self._sampler.ends_thinking:
+            # The model runner V1 gives the device itself, V2 its states.
+            self._sampler.warm_up(args[0].device if len(args) == 1 else args[0])
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
@@ -93,9 +95,10 @@ class BudgetLogitsProcessor(LogitsProcessor, RunnerV2LogitsProcessor):  # type: 
         if self._sampler is None:
             return
         try:
+            # First: how thinking ends may change with the requests that come.
+            self._sampler.receive()
             if batch_update is not None:
                 self._sampler.follow(batch_update)
-            self._sampler.receive()
         except DEFECTS:
             self._give_up("following the batch")
 
@@ -138,16 +141,24 @@ class _Sampler:
     """What both model runners share."""
 
     def __init__(self, config: MeridianConfig, tokenizer: Any, channel: Scheduler, eos: Sequence[int]) -> None:
-        markers = resolve(config.model, tokenizer)
         self._tokenizer = tokenizer
-        self._config = config
-        forced = around_end(tokenizer, config.model.force_phrase, config.model.think_end)
-        self.rows = _native.BudgetRows(markers.starts, markers.ends, markers.padding, config.model.resumes, forced)
+        # Its own configuration, where no scheduler has told another.
+        self._own_model = config.model
+        self.rows = _native.BudgetRows([], [], [], False, [])
+        self._end_as(config.model)
         self._channel = channel
         self._reports = Reports(channel.tell)
         self._eos = list(eos)
         # Row -> temperature, of those that are guarded.
         self._temperature: dict[int, float] = {}
+
+    def _end_as(self, model: ModelConfig) -> None:
+        """From the next request on thinking ends as `model` says."""
+        markers = resolve(model, self._tokenizer)
+        forced = around_end(self._tokenizer, model.force_phrase, model.think_end) if markers.ends else []
+        self.rows.configure(markers.starts, markers.ends, markers.padding, model.resumes, forced)
+        self._model = model
+        self.ends_thinking = bool(markers.ends)
 
     def warm_up(self, device: torch.device) -> None:
         """What runs on this device is found out, loaded and logged before the first step needs it."""
@@ -171,10 +182,10 @@ class _Sampler:
             self.rows.add_probe(index, row["probe"], row["at"])
             return True
         budget = read_budget({key: value for key, value in extra.items() if key != ROW})
-        if row is None and not budget.is_set:
+        if not self.ends_thinking or (row is None and not budget.is_set):
             self.rows.remove(index)
             return False
-        model = self._config.model
+        model = self._model
         if row is None:
             # Nobody plans for this request: what the client said is all there is.
             limit = budget.max_think_tokens
@@ -201,8 +212,19 @@ class _Sampler:
     def receive(self) -> None:
         """Before each forward pass: take in what the scheduler says, and tell it what earlier steps have measured."""
         for datagram in self._channel.received():
-            self.rows.receive(datagram)
+            if datagram.startswith(MODEL):
+                self._told(datagram.removeprefix(MODEL))
+            else:
+                self.rows.receive(datagram)
         self._reports.flush()
+
+    def _told(self, text: bytes) -> None:
+        """The scheduler's configuration, or that there is none any more."""
+        try:
+            fields = json.loads(text)
+            self._end_as(self._own_model if fields is None else ModelConfig(**fields))
+        except (ValueError, TypeError) as why:
+            logger.warning("meridian: what a scheduler tells of its configuration cannot be read: %s", why)
 
     def apply(self, logits: torch.Tensor, rows: dict[int, int] | None) -> None:
         """`rows`: slot -> row of the logits, for those that sample; without it they are the same, and all do."""
@@ -321,14 +343,17 @@ def _texts(texts: str | list[str]) -> list[str]:
 
 
 def _make_sampler(vllm_config: VllmConfig) -> _Sampler | None:
-    """None for a model that does not think."""
+    """None for an engine without a tokenizer. By its own configuration the model may not think: a scheduler may tell
+    another."""
     config = load_config()
     tokenizer = engine_tokenizer(vllm_config.model_config)
-    if tokenizer is None or not resolve(config.model, tokenizer).ends:
+    if tokenizer is None:
         return None
     try:
         channel = Scheduler(vllm_config, _rank())
     except OSError as why:
+        if not resolve(config.model, tokenizer).ends:
+            return None
         raise ValueError(f"meridian: thinking budgets need a folder for their sockets: {why}") from why
     return _Sampler(config, tokenizer, channel, _end_of_sequence(vllm_config, tokenizer))
 

@@ -1,12 +1,14 @@
 """How the process that schedules and those that sample reach each other: Unix datagrams in the user's own folder.
 
 The same way for a worker in the scheduler's process and for workers of their own: what is sent before a step is
-dispatched is there when the step samples. Records are meridian-core's `Order` and `Report`.
+dispatched is there when the step samples. Records are meridian-core's `Order` and `Report`; before them the scheduler
+tells how thinking ends in its configuration, so that there is one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import stat
@@ -15,14 +17,22 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from meridian._native import ConfigError
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+    from meridian.config import ModelConfig
 
 # Longest path that a Unix socket may have.
 _MAX_PATH = 107
 _MAX_DATAGRAM = 1 << 16
 # Most that is sent at once; a longer report is cut between records.
 _RECORDS_BYTES = 17 * 2048
+# Begins the datagram that tells how thinking ends; no record begins like it.
+MODEL = b"meridian-model "
+# What samplers need to know of the configuration, fields of its table `[model]`.
+_MODEL_FIELDS = ("family", "think_start", "think_end", "resumes", "force_phrase", "interrupt", "eos_guard")
 # Orders that no sampler took; a sampler that takes none for so long is gone.
 _MAX_PENDING = 4096
 # Most that is taken in at once, so that no step waits for whoever keeps sending; the rest comes with the next step. Far
@@ -72,6 +82,20 @@ class Samplers:
     def count(self) -> int:
         """How many samplers there are."""
         return len(self._paths)
+
+    def configure(self, model: ModelConfig | None) -> None:
+        """Have every sampler end thinking as `model` says; None: as its own configuration does.
+
+        Raises:
+            ConfigError: the texts are too long to be told.
+        """
+        fields = None if model is None else {name: getattr(model, name) for name in _MODEL_FIELDS}
+        datagram = MODEL + json.dumps(fields).encode()
+        if len(datagram) > _MAX_DATAGRAM:
+            raise ConfigError(f"model: texts of {len(datagram)} bytes: must be at most {_MAX_DATAGRAM} together")
+        for pending in self._pending.values():
+            pending.append(datagram)
+        self.tell(None)
 
     def tell(self, orders: bytes | None) -> None:
         """Send orders to every sampler, after those that it has not taken yet."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from meridian import _native
-from meridian.config import MeridianConfig
+from meridian.config import MeridianConfig, ModelConfig
 from meridian.vllm.channel import Samplers
 from meridian.vllm.markers import engine_tokenizer, resolve
 from meridian.vllm.template import reasoning_in_template
 from meridian.vllm.thinking import ThinkHook
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.v1.core.sched.scheduler import Scheduler
 
 # Below vLLM's own logger, whose handlers and level it shares.
@@ -46,8 +48,13 @@ def make_think_hook(scheduler: Scheduler, engine: _native.Engine) -> ThinkHook |
     tokenizer = engine_tokenizer(scheduler.vllm_config.model_config)
     markers = resolve(config.model, tokenizer)
     if tokenizer is None or not markers.ends:
+        hand_over(scheduler.vllm_config, config.model)
         return None
-    samplers = Samplers(scheduler.vllm_config)
+    try:
+        samplers = Samplers(scheduler.vllm_config)
+    except OSError as why:
+        logger.warning("meridian: no thinking budgets: %s", why)
+        return None
     if samplers.count == 0:
         samplers.close()
         logger.info(
@@ -55,6 +62,12 @@ def make_think_hook(scheduler: Scheduler, engine: _native.Engine) -> ThinkHook |
         )
         return None
     return ThinkHook(scheduler, engine, config, tokenizer, samplers)
+
+
+def hand_over(vllm_config: VllmConfig, model: ModelConfig | None) -> None:
+    """Have the samplers, if there are any, end thinking as `model` says; None: as their own configuration does."""
+    with contextlib.suppress(OSError), contextlib.closing(Samplers(vllm_config)) as samplers:
+        samplers.configure(model)
 
 
 def with_template(config: MeridianConfig, tokenizer: Any) -> MeridianConfig:

@@ -32,7 +32,7 @@ from meridian.config import MeridianConfig, load_config
 from meridian.engine import MAX_TENANT_CHARACTERS
 from meridian.vllm.compat import check_version
 from meridian.vllm.kv import DEFECTS, KvHook
-from meridian.vllm.parts import make_engine, make_think_hook
+from meridian.vllm.parts import hand_over, make_engine, make_think_hook
 from meridian.vllm.thinking import PROBE, ThinkHook
 
 if TYPE_CHECKING:
@@ -500,6 +500,7 @@ def _leave(scheduler: Any, own: type, attributes: dict[str, Any]) -> None:
     kv = scheduler.__dict__.get("_meridian_kv")
     if kv is not None:
         kv.detach()
+    hand_over(scheduler.vllm_config, None)
     scheduler.__class__ = own
     for name in set(scheduler.__dict__) - set(attributes):
         del scheduler.__dict__[name]

@@ -65,6 +65,7 @@ class ThinkHook:
         self._tokenizer = tokenizer
         self._samplers = samplers
         self._output_tpot_ms = config.scheduler.output_tpot_budget_ms
+        samplers.configure(config.model)
         forced = around_end(tokenizer, config.model.force_phrase, config.model.think_end)
         interrupt = config.model.interrupt
         texts = [text for text in ([interrupt] if isinstance(interrupt, str) else interrupt) if text]
@@ -90,8 +91,9 @@ class ThinkHook:
         return self._thinking
 
     def close(self) -> None:
-        """Let go of the sockets, and of the probes that are under way."""
+        """Let go of the sockets, and of the probes that are under way. Samplers go by their own configuration again."""
         self._drop(list(self._running))
+        self._samplers.configure(None)
         self._samplers.close()
 
     def add(self, request: Request) -> None:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = """
 import json, random, sys
 from meridian.bench.engine_run import Options, build
@@ -103,3 +105,75 @@ def test_in_and_out_while_requests_run(tmp_path: Path) -> None:
         "again": True,
         "own_class_after_refusal": True,
     }
+
+
+ONE_CONFIGURATION = """
+import json, os, sys
+from meridian.bench.engine_run import Options, build
+from meridian.bench.model import model_dir
+
+os.environ["MERIDIAN_CONFIG"] = sys.argv[1]
+sizes = {"kv_blocks": 48, "max_num_seqs": 4, "max_num_batched_tokens": 256, "max_model_len": 512}
+run = build(Options(model_dir(), logits_processors=("meridian.vllm:BudgetLogitsProcessor",), **sizes))
+import meridian
+from meridian.vllm_plugin import MeridianSchedulerPlugin
+from vllm import SamplingParams
+
+tokenizer = run.engine.get_tokenizer()
+prompt = list(tokenizer.encode("Please think. <think>\\n", add_special_tokens=False))
+sent = 0
+
+
+def ending(budget):
+    # What stands behind the first `budget` tokens of thinking.
+    global sent
+    sent += 1
+    params = SamplingParams(
+        temperature=0.0, ignore_eos=True, max_tokens=40, extra_args={"meridian_think_budget": budget}
+    )
+    run.engine.add_request(str(sent), {"prompt_token_ids": prompt}, params)
+    tokens = []
+    while run.engine.has_unfinished_requests():
+        for output in run.engine.step():
+            tokens = list(output.outputs[0].token_ids)
+    return tokenizer.decode(tokens[budget:])
+
+
+plugin = MeridianSchedulerPlugin(scheduler=run.scheduler, config=meridian.load_config(sys.argv[2]))
+found = [ending(5)]
+plugin.attach()
+found.append(ending(7))
+found.append(run.scheduler.meridian_stats()["budget"]["forced"]["hard-cap"])
+plugin.detach()
+found.append(ending(3))
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize(
+    ("of_the_file", "ending"),
+    [
+        ("force_phrase = 'Says the file.</think>'\n", "Says the file.</think>"),
+        # By its own file the model does not think at all.
+        ("think_start = ''\nthink_end = ''\n", None),
+    ],
+)
+def test_samplers_go_by_the_plugins_configuration(tmp_path: Path, of_the_file: str, ending: str | None) -> None:
+    file, plugin = tmp_path / "file.toml", tmp_path / "plugin.toml"
+    quiet = "[admin]\nlisten = ''\n[telemetry]\nprometheus = ''\n"
+    file.write_text(quiet + "[model]\n" + of_the_file)
+    plugin.write_text(
+        quiet
+        + "[scheduler]\nmin_think_tokens = 0\n[entropy]\nenabled = false\n"
+        + "[model]\nthink_end = 'so much for that'\nforce_phrase = 'Says the plugin, so much for that'\n"
+    )
+    command = [sys.executable, "-c", ONE_CONFIGURATION, str(file), str(plugin)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    before, attached, forced, after = json.loads(done.stdout.splitlines()[-1])
+    assert attached.startswith("Says the plugin, so much for that")
+    assert forced == 1
+    for alone in (before, after):
+        assert "Says the plugin" not in alone
+        assert ending is None or alone.startswith(ending)
+        assert ending is not None or "Says the file" not in alone
