@@ -51,6 +51,17 @@ class Engine:
     ) -> Engine: ...
     @property
     def is_stock(self) -> bool: ...
+    @property
+    def is_watched(self) -> bool: ...
+    def keep(
+        self,
+        now_ms: float,
+        token_budget: int,
+        free_blocks: int,
+        total_blocks: int,
+        all_waiting: int,
+        decode_tokens: int,
+    ) -> None: ...
     def add(
         self,
         handle: object,

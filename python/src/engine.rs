@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use meridian_core::budget::{EndRules, Thresholds};
+use meridian_core::config::STOCK;
 use meridian_core::types::RequestId;
 use meridian_core::{
     CachedBlocks, EngineFacts, EvictionColumn, FaultKind, KvGrowth, Markers, Memory, MeridianConfig, NewRequest,
@@ -34,7 +35,8 @@ use crate::{ConfigError, config_error, log, policy_error};
 #[pyclass(frozen, module = "meridian._native")]
 pub(crate) struct Engine {
     inner: Arc<Mutex<Inner>>,
-    is_stock: bool,
+    /// The engine is stock as soon as the dispatch slot is.
+    leaves_the_rest: bool,
     config: MeridianConfig,
     base_dir: String,
     markers: Markers,
@@ -182,10 +184,8 @@ impl Engine {
         // Nobody else has set it.
         let _ = status.set(Arc::downgrade(&inner));
         let controller = Arc::new(controller);
-        let is_stock = config.asks_for_stock();
-        // A stock engine stays stock: nothing in it could be changed.
         let control = Arc::clone(&controller) as Arc<dyn Control>;
-        let services = Services::start(&config, base_dir, model, &control, serves && !is_stock, recorder);
+        let services = Services::start(&config, base_dir, model, &control, serves, recorder);
         inner.lock().unwrap_or_else(PoisonError::into_inner).traces = services.traces();
         let configured = Thresholds::from_config(&config.scheduler, &config.entropy);
         let unit = config.entropy.unit;
@@ -194,7 +194,7 @@ impl Engine {
         let tool_calls = tool_calls.into_iter().filter(|ids| !ids.is_empty()).collect();
         Ok(Self {
             inner,
-            is_stock,
+            leaves_the_rest: config.leaves_memory_and_thinking(),
             markers,
             steps_ahead,
             block_tokens,
@@ -241,10 +241,23 @@ impl Engine {
         Ok(Thinking::new(Arc::clone(&self.inner), self.policies.clone_ref(py)))
     }
 
-    /// Whether the configuration asks for the engine's own behaviour: nothing needs to be called then.
+    /// Whether the next step is the engine's own: `native:fcfs` decides in the dispatch slot, and neither the configuration
+    /// nor a swap has a say in KV memory or thinking. The engine is only followed then.
     #[getter]
-    fn is_stock(&self) -> bool {
-        self.is_stock
+    fn is_stock(&self, py: Python<'_>) -> bool {
+        if !self.leaves_the_rest || !self.lock().engine.slot().is_decided_by(STOCK) {
+            return false;
+        }
+        let policies = self.policies.borrow(py);
+        let judges = &*policies.judges();
+        (!self.manages_kv || judges.eviction.is_decided_by(&self.config.policy.eviction.source))
+            && judges.budget.is_decided_by(&self.config.policy.budget.source)
+    }
+
+    /// Whether a shadow or a recording sees what the dispatch slot decides.
+    #[getter]
+    fn is_watched(&self) -> bool {
+        self.lock().engine.slot().is_watched()
     }
 
     /// Whether the thinking of a request that ended can never be matched again: True when the model's template strips it
@@ -489,6 +502,30 @@ impl Engine {
         Ok((step_budget, caps, running_changed, waiting_changed))
     }
 
+    /// In the place of `plan`, for a step of an engine that `is_stock` and not `is_watched`: the engine keeps its own order
+    /// and budget.
+    fn keep(
+        &self,
+        now_ms: f64,
+        token_budget: u32,
+        free_blocks: u32,
+        total_blocks: u32,
+        all_waiting: u32,
+        decode_tokens: u32,
+    ) {
+        let inner = &mut *self.lock();
+        inner.all_waiting = all_waiting;
+        inner.engine.keep(&EngineFacts {
+            now_ms,
+            token_budget,
+            free_blocks,
+            total_blocks,
+            free_seats: 0,
+            waiting: all_waiting,
+            decode_tokens,
+        });
+    }
+
     /// The engine scheduled the step that was planned at `now_ms`: request id -> tokens. What is not known is a probe.
     fn scheduled(&self, now_ms: f64, tokens: &Bound<'_, PyDict>) -> PyResult<()> {
         let inner = &mut *self.lock();
@@ -688,15 +725,14 @@ fn slots_of(known: &HashMap<usize, Slot>, list: Option<&Bound<'_, PyList>>, out:
     true
 }
 
+/// All at once: a list that is half in order has lost requests.
 fn reorder(list: &Bound<'_, PyList>, order: &[u32]) -> PyResult<()> {
     if order.is_empty() {
         return Ok(());
     }
     let before: Vec<Bound<'_, PyAny>> = list.iter().collect();
-    for (position, from) in order.iter().enumerate() {
-        list.set_item(position, &before[*from as usize])?;
-    }
-    Ok(())
+    let after = PyList::new(list.py(), order.iter().map(|from| &before[*from as usize]))?;
+    list.set_slice(0, list.len(), &after)
 }
 
 fn milliseconds(duration: Duration) -> f64 {

@@ -1,6 +1,6 @@
 use meridian_core::{
-    EngineFacts, EngineMirror, EvictionPolicy, KvCounts, KvGrowth, Markers, Memory, Plan, Planner, RequestTable,
-    SchedulerConfig, Slot, StepTime,
+    Decision, EngineFacts, EngineMirror, EvictionPolicy, KvCounts, KvGrowth, Markers, Memory, Plan, Planner,
+    RequestTable, SchedulerConfig, Slot, StepTime,
 };
 
 use crate::slot::DispatchSlot;
@@ -106,6 +106,16 @@ impl DispatchEngine {
         let (source, decision) = self.slot.decide(&step, &self.mirror.table, &self.candidates, self.block_tokens);
         self.last_source = Some(source);
         self.planner.plan(&self.mirror.table, facts, running, waiting, decision, self.max_defer_ms)
+    }
+
+    /// The same for a step that the engine keeps to itself, because [`STOCK`](meridian_core::config::STOCK) decides and
+    /// nobody watches: it is followed, and the decision is counted, but nobody is asked.
+    pub fn keep(&mut self, facts: &EngineFacts) {
+        let facts = &EngineFacts { now_ms: self.mirror.hold_time(facts.now_ms), ..*facts };
+        self.mirror.begin_step(facts, &[], &[]);
+        self.slot.count_unasked(facts.now_ms);
+        self.last_source = Some(Source::Active);
+        self.planner.plan(&self.mirror.table, facts, &[], &[], &Decision::default(), self.max_defer_ms);
     }
 
     /// The engine scheduled the planned step, which began at `now_ms`: `given` tokens for each request.

@@ -96,6 +96,13 @@ class KvHook:
         """One for each of the scheduler's block pools; none with prefix caching off."""
         return list(self._pools.values())
 
+    @property
+    def is_detached(self) -> bool:
+        """Whether nothing of it is left in vLLM's objects, so that it can be attached again."""
+        manager = self._scheduler.kv_cache_manager
+        is_left = manager.__dict__.get("allocate_slots") is not None
+        return not self._on and not is_left and all(pool.is_detached for pool in self._pools.values())
+
     def attach(self) -> None:
         """Take the order of eviction over."""
         manager = self._scheduler.kv_cache_manager
@@ -113,6 +120,8 @@ class KvHook:
         """Give it back. What is free is handed out in the order in which it stands in vLLM's queue."""
         global _attached
         self._on = False
+        for pool in self._pools.values():
+            pool.turn_off()
         if _attached is not None and _attached() is self:
             _attached = None
         self.step_ends()
@@ -277,9 +286,18 @@ class PoolHook:
         self._resync()
         self._on = True
 
+    @property
+    def is_detached(self) -> bool:
+        """Whether its pool has all of its own methods."""
+        return not self._on and not any(name in self.pool.__dict__ for name in self._wrappers)
+
+    def turn_off(self) -> None:
+        """From here on the wrapped methods pass everything on as it is."""
+        self._on = False
+
     def detach(self) -> None:
         """Unwrap them."""
-        self._on = False
+        self.turn_off()
         for name, wrapper in self._wrappers.items():
             _unwrap(self.pool, name, wrapper)
 
@@ -335,9 +353,14 @@ class PoolHook:
     def _to_front(self, block_ids: Iterable[int]) -> None:
         blocks = [self.pool.blocks[block_id] for block_id in block_ids]
         queue = self.pool.free_block_queue
-        for block in blocks:
-            queue.remove(block)
-        queue.prepend_n(blocks)
+        removed: list[KVCacheBlock] = []
+        try:
+            for block in blocks:
+                queue.remove(block)
+                removed.append(block)
+        finally:
+            # One that was not in the queue must not cost those that were.
+            queue.prepend_n(removed)
 
     def _free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
         blocks = list(ordered_blocks)

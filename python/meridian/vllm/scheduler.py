@@ -6,6 +6,9 @@ into the policy's order, and sets the step's token budget; both are read by `sch
 to preempt is kv.py's. A token cap is applied where `schedule()` asks how
 many tokens a request may take, `_reserve_prefill_lookahead`. Ending thinking is thinking.py's.
 
+While the dispatch policy is `native:fcfs` a step is vLLM's own, and Meridian follows what it does. A swap takes the
+order over between two steps, or gives it back.
+
 One mixin, whose methods stand in for vLLM's: that is why the file is long.
 """
 
@@ -62,8 +65,30 @@ class _Generated:
 
 
 class _Meridian(SchedulerInterface):
-    """Mixin over `Scheduler` or `AsyncScheduler`. Of their base, so that a scheduler can become one of these and
-    back."""
+    """Mixin over one of vLLM's schedulers. Of their base, so that a scheduler can become one of these and back."""
+
+    # Without a start, and after `_give_up`, this is stock vLLM.
+    #
+    # What follows the engine, and decides unless it stands aside; None: this is stock vLLM.
+    _meridian: _native.Engine | None = None
+    _meridian_engine: _native.Engine | None = None
+    # The steps are vLLM's own: the dispatch policy is `native:fcfs`, and nothing else is asked for.
+    _meridian_stands_aside = False
+    # Meridian's hands in KV memory and thinking, while it has them there.
+    _meridian_kv: KvHook | None = None
+    _meridian_think: ThinkHook | None = None
+    # The same while it stands aside.
+    _meridian_kv_kept: KvHook | None = None
+    _meridian_think_kept: ThinkHook | None = None
+    # While the output of a step is taken in: the requests that it ended, whose last tokens are still to be told.
+    _meridian_ended: list[Request] | None = None
+    # While `schedule()` runs: a preemption outside of it is nobody's choice.
+    _meridian_schedules = False
+    # vLLM's own token budget, while a plan has put another in its place.
+    _meridian_own_budget: int | None = None
+    _meridian_decode_tokens = 1
+    _meridian_faults_logged = 0
+    _meridian_output_preemptions_logged = 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         cast("Any", super()).__init__(*args, **kwargs)
@@ -77,44 +102,58 @@ class _Meridian(SchedulerInterface):
                 f"--scheduling-policy {scheduler.policy.value}: a dispatch policy orders the requests, expected fcfs "
                 "(the priority of a request is one of the facts that a policy may read)"
             )
-        self._meridian_engine: _native.Engine = make_engine(config, scheduler, serves=True)
+        engine = make_engine(config, scheduler, serves=True)
+        self._meridian_engine = engine
         self._meridian_decode_tokens = 1 + scheduler.num_spec_tokens
         self._meridian_block_pool = scheduler.kv_cache_manager.block_pool
         self._meridian_own_ns: deque[int] = deque(maxlen=TIMED_STEPS)
-        self._meridian_faults_logged = 0
-        self._meridian_output_preemptions_logged = 0
-        # While the output of a step is taken in: the requests that it ended, whose last tokens are still to be told.
-        self._meridian_ended: list[Request] | None = None
-        # While `schedule()` runs: a preemption outside of it is nobody's choice.
-        self._meridian_schedules = False
-        self._meridian_kv: KvHook | None = None
-        self._meridian_think: ThinkHook | None = None
-        self._meridian_use(None if self._meridian_engine.is_stock else self._meridian_engine)
-        think = self._meridian_think
+        self._meridian_use(engine)
         logger.info(
-            "meridian: dispatch policy %s, eviction policy %s, budget policy %s",
+            "meridian: dispatch policy %s, eviction policy %s, budget policy %s%s",
             config.policy.dispatch.source,
             config.policy.eviction.source,
-            config.policy.budget.source if think is not None else "none",
+            config.policy.budget.source if self._meridian_think_kept is not None else "none",
+            "; steps, KV memory and thinking are vLLM's own until the dispatch policy is swapped"
+            if self._meridian_stands_aside
+            else "",
         )
 
     def _meridian_use(self, engine: _native.Engine | None) -> None:
-        """From here on `engine` decides; None: this is stock vLLM."""
-        if self._meridian_kv is not None:
-            self._meridian_kv.detach()
-            self._meridian_kv = None
-        if self._meridian_think is not None:
-            self._meridian_think.close()
-            self._meridian_think = None
+        """From here on `engine` follows and decides; None: this is stock vLLM."""
+        self._stand_aside()
+        if self._meridian_think_kept is not None:
+            self._meridian_think_kept.close()
+        self._meridian_kv_kept = self._meridian_think_kept = None
+        self._meridian_stands_aside = False
         self._meridian = engine
         if engine is None:
             return
+        self._meridian_think_kept = make_think_hook(self._scheduler(), engine)
+        self._meridian_stands_aside = engine.is_stock
+        if not self._meridian_stands_aside:
+            self._step_in(engine)
+
+    def _step_in(self, engine: _native.Engine) -> None:
+        """Take a hand in KV memory and thinking."""
+        scheduler = self._scheduler()
+        think = self._meridian_think = self._meridian_think_kept
         if engine.manages_kv:
-            self._meridian_kv = KvHook(self._scheduler(), engine, self._give_up)
-            self._meridian_kv.attach()
-        self._meridian_think = make_think_hook(self._scheduler(), engine)
-        if self._meridian_kv is not None:
-            self._meridian_kv.probes = self._meridian_think
+            kv = self._meridian_kv_kept
+            if kv is None or not kv.is_detached:
+                kv = self._meridian_kv_kept = KvHook(scheduler, engine, self._give_up)
+            kv.probes = think
+            self._meridian_kv = kv
+            kv.attach()
+
+    def _stand_aside(self) -> None:
+        """Leave KV memory and thinking to vLLM. Requests that are under way keep the limits of their thinking that they
+        were given."""
+        kv, self._meridian_kv = self._meridian_kv, None
+        if kv is not None:
+            kv.detach()
+        think, self._meridian_think = self._meridian_think, None
+        if think is not None:
+            think.drop_all()
 
     def _take_over(self) -> None:
         """Tell the engine of the requests that are under way already."""
@@ -142,45 +181,72 @@ class _Meridian(SchedulerInterface):
         parent = cast("Scheduler", super())
         if engine is None:
             return parent.schedule(*args, **kwargs)
-        scheduler = self._scheduler()
         started_ns = time.perf_counter_ns()
-        own_budget = scheduler.max_num_scheduled_tokens
         now_ms = time.monotonic() * 1e3
         try:
-            budget, caps = self._plan(engine, scheduler, now_ms, own_budget)
+            self._begin_step(engine, self._scheduler(), now_ms)
         except DEFECTS:
             self._give_up("planning a step")
-            return parent.schedule(*args, **kwargs)
+        planned_ns = time.perf_counter_ns()
+        self._meridian_schedules = True
+        try:
+            output = parent.schedule(*args, **kwargs)
+        finally:
+            self._meridian_schedules = False
+            scheduled_ns = time.perf_counter_ns()
+            self._end_step()
+        if self._meridian is engine:
+            try:
+                think = self._meridian_think
+                if think is not None:
+                    think.settle(output)
+                self._observe(engine, output, now_ms)
+            except DEFECTS:
+                self._give_up("following a step")
+        self._meridian_own_ns.append(time.perf_counter_ns() - scheduled_ns + planned_ns - started_ns)
+        return output
+
+    def _begin_step(self, engine: _native.Engine, scheduler: Scheduler, now_ms: float) -> None:
+        """Plan a step and put the plan in place; `_end_step` takes it away, however far this came."""
+        is_stock = engine.is_stock is True
+        if is_stock != self._meridian_stands_aside:
+            self._meridian_stands_aside = is_stock
+            if is_stock:
+                self._stand_aside()
+            else:
+                self._step_in(engine)
+        own_budget = scheduler.max_num_scheduled_tokens
+        if is_stock and not engine.is_watched:
+            pool = self._meridian_block_pool
+            waiting = len(scheduler.waiting) + len(getattr(scheduler, "kv_holding_waiting", ()))
+            free_blocks = pool.get_num_free_blocks()
+            engine.keep(now_ms, own_budget, free_blocks, pool.num_gpu_blocks, waiting, self._meridian_decode_tokens)
+            return
+        budget, caps = self._plan(engine, scheduler, now_ms, own_budget)
+        self._meridian_own_budget = own_budget
         scheduler.max_num_scheduled_tokens = budget
         probes = self._offer_probes(scheduler, budget)
         if caps is not None or probes:
             self._apply_caps(scheduler, caps or {}, probes)
-        kv = self._meridian_kv
-        planned_ns = time.perf_counter_ns()
-        self._meridian_schedules = True
-        try:
-            if kv is not None:
-                kv.step_begins()
-            output = parent.schedule(*args, **kwargs)
-        finally:
-            self._meridian_schedules = False
-            if kv is not None:
-                kv.step_ends()
-            scheduled_ns = time.perf_counter_ns()
+        if self._meridian_kv is not None:
+            self._meridian_kv.step_begins()
+
+    def _end_step(self) -> None:
+        """Take away what a step has put in place in vLLM's objects. Nothing is left to take away a second time."""
+        scheduler = self._scheduler()
+        own_budget, self._meridian_own_budget = self._meridian_own_budget, None
+        if own_budget is not None:
             scheduler.max_num_scheduled_tokens = own_budget
-            if caps is not None or probes:
-                del vars(self)["_reserve_prefill_lookahead"]
-            if probes and self._meridian_think is not None:
-                self._meridian_think.show_lookups()
+        vars(self).pop("_reserve_prefill_lookahead", None)
+        if self._meridian is None:
+            return
         try:
-            think = self._meridian_think
-            if think is not None:
-                think.settle(output)
-            self._observe(engine, output, now_ms)
+            if self._meridian_kv is not None:
+                self._meridian_kv.step_ends()
+            if self._meridian_think is not None:
+                self._meridian_think.show_lookups()
         except DEFECTS:
-            self._give_up("following a step")
-        self._meridian_own_ns.append(time.perf_counter_ns() - scheduled_ns + planned_ns - started_ns)
-        return output
+            self._give_up("ending a step")
 
     def _plan(
         self, engine: _native.Engine, scheduler: Scheduler, now_ms: float, own_budget: int
@@ -226,15 +292,10 @@ class _Meridian(SchedulerInterface):
     def _offer_probes(self, scheduler: Scheduler, budget: int) -> set[str]:
         """Probes that this step may carry, behind all that waits; their names."""
         think = self._meridian_think
-        if think is None or self._meridian is None:
+        if think is None:
             return set()
-        try:
-            waiting = len(scheduler.waiting)
-            seats = self._free_seats(scheduler) - waiting
-            return think.offer(budget, seats, cast("Scheduler", super()).add_request) if seats > 0 else set()
-        except DEFECTS:
-            self._give_up("offering probes")
-            return set()
+        seats = self._free_seats(scheduler) - len(scheduler.waiting)
+        return think.offer(budget, seats, cast("Scheduler", super()).add_request) if seats > 0 else set()
 
     def _apply_caps(self, scheduler: Scheduler, caps: dict[str, int], probes: set[str]) -> None:
         """Have `schedule()` give each capped request at most its cap, and a probe all or nothing. The attribute is
@@ -246,14 +307,18 @@ class _Meridian(SchedulerInterface):
 
         def capped(request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
             allowed = reserve(request, num_computed_tokens, num_new_tokens)
-            if request.request_id in probes:
-                return allowed if num_computed_tokens + allowed >= request.num_tokens else 0
-            cap = caps.get(request.request_id)
-            if cap is None or cap >= allowed:
+            try:
+                if request.request_id in probes:
+                    return allowed if num_computed_tokens + allowed >= request.num_tokens else 0
+                cap = caps.get(request.request_id)
+                if cap is None or cap >= allowed:
+                    return allowed
+                if cap == 0 or cap < least:
+                    return 0
+                return allowed if whole else cap
+            except DEFECTS:
+                self._give_up("applying a cap")
                 return allowed
-            if cap == 0 or cap < least:
-                return 0
-            return allowed if whole else cap
 
         vars(self)["_reserve_prefill_lookahead"] = capped
         if probes and self._meridian_think is not None:
@@ -262,7 +327,13 @@ class _Meridian(SchedulerInterface):
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
         stats = cast("Any", super()).make_stats(*args, **kwargs)
         think = self._meridian_think
-        return stats if think is None or stats is None else think.stats(stats)
+        if think is None or stats is None:
+            return stats
+        try:
+            return think.stats(stats)
+        except DEFECTS:
+            self._give_up("taking probes out of the statistics")
+            return stats
 
     def _observe(self, engine: _native.Engine, output: SchedulerOutput, now_ms: float) -> None:
         """Feed what the step did to the mirror."""
@@ -375,18 +446,25 @@ class _Meridian(SchedulerInterface):
 
     def meridian_stats(self) -> dict[str, Any]:
         """`meridian.Stats` of this engine, and `own_ns`: nanoseconds of each of the latest steps that Meridian added to
-        `schedule()`."""
-        return {**self._meridian_engine.stats(), "own_ns": list(self._meridian_own_ns)}
+        `schedule()`. Empty for a scheduler that was never started."""
+        engine = self._meridian_engine
+        return {} if engine is None else {**engine.stats(), "own_ns": list(self._meridian_own_ns)}
 
     def _give_up(self, doing: str) -> None:
         """A defect of Meridian itself must not end the engine: from here on it is stock."""
+        logger.exception("meridian: failed while %s; this engine goes on as stock vLLM", doing)
         self._meridian = None
         kv, self._meridian_kv = self._meridian_kv, None
-        if kv is not None:
-            kv.detach()
         # Probes that are under way end by themselves; nobody listens to them.
-        self._meridian_think = None
-        logger.exception("meridian: failed while %s; this engine goes on as stock vLLM", doing)
+        think, self._meridian_think = self._meridian_think, None
+        for hook, undo in ((kv, "detach"), (think, "show_lookups")):
+            try:
+                if hook is not None:
+                    getattr(hook, undo)()
+            except DEFECTS:
+                logger.exception("meridian: failed while giving up")
+        if not self._meridian_schedules:
+            self._end_step()
 
     def _pass_on_log(self) -> None:
         """What the host has logged, on whatever thread, becomes Python's."""
@@ -409,10 +487,14 @@ class _Meridian(SchedulerInterface):
         return [] if self._meridian_think is None else self._meridian_think.native.take_signals()
 
     def shutdown(self) -> None:
-        if self._meridian_think is not None:
-            self._meridian_think.close()
-        self._meridian_engine.policies.close()
-        self._pass_on_log()
+        try:
+            if self._meridian_think_kept is not None:
+                self._meridian_think_kept.close()
+            if self._meridian_engine is not None:
+                self._meridian_engine.policies.close()
+            self._pass_on_log()
+        except DEFECTS:
+            self._give_up("ending")
         cast("Scheduler", super()).shutdown()
 
     def _log_output_preemption(self, engine: _native.Engine, request: Request, blocks: int, avoidable: bool) -> None:
@@ -477,7 +559,7 @@ def attach_to(scheduler: Any, config: MeridianConfig) -> type:
     own = type(scheduler)
     if issubclass(own, _Meridian):
         raise RuntimeError("Meridian is in this scheduler already")
-    before = dict(scheduler.__dict__)
+    before = set(scheduler.__dict__)
     scheduler.__class__ = type(f"Meridian{own.__name__}", (_Meridian, own), {})
     try:
         scheduler._meridian_start(config)
@@ -490,19 +572,18 @@ def attach_to(scheduler: Any, config: MeridianConfig) -> type:
 
 def detach_from(scheduler: Any, own: type) -> None:
     """Take Meridian out of a scheduler between two steps; its class becomes `own`."""
+    _leave(scheduler, own, {name for name in scheduler.__dict__ if "_meridian" not in name})
+
+
+def _leave(scheduler: Any, own: type, attributes: set[str]) -> None:
+    """Of the class `own` again, with these attributes."""
     scheduler._meridian_use(None)
-    scheduler._meridian_engine.policies.close()
-    scheduler._pass_on_log()
-    _leave(scheduler, own, {name: value for name, value in scheduler.__dict__.items() if "_meridian" not in name})
-
-
-def _leave(scheduler: Any, own: type, attributes: dict[str, Any]) -> None:
-    kv = scheduler.__dict__.get("_meridian_kv")
-    if kv is not None:
-        kv.detach()
+    if scheduler._meridian_engine is not None:
+        scheduler._meridian_engine.policies.close()
+        scheduler._pass_on_log()
     hand_over(scheduler.vllm_config, None)
     scheduler.__class__ = own
-    for name in set(scheduler.__dict__) - set(attributes):
+    for name in set(scheduler.__dict__) - attributes:
         del scheduler.__dict__[name]
 
 

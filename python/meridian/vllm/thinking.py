@@ -90,9 +90,14 @@ class ThinkHook:
         """What follows the thinking."""
         return self._thinking
 
+    def drop_all(self) -> None:
+        """Give up the probes that are under way."""
+        self._offered.clear()
+        self._drop(list(self._running))
+
     def close(self) -> None:
         """Let go of the sockets, and of the probes that are under way. Samplers go by their own configuration again."""
-        self._drop(list(self._running))
+        self.drop_all()
         self._samplers.configure(None)
         self._samplers.close()
 

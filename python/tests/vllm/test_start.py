@@ -50,10 +50,29 @@ def test_nothing_configured_is_output_first(engine: Engine, monkeypatch: pytest.
     assert make(engine).meridian_stats()["policy"] == "output-first"
 
 
-def test_native_fcfs_is_not_called_at_all(engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    configure(monkeypatch, tmp_path, '[policy.dispatch]\nsource = "native:fcfs"\n')
-    assert make(engine)._meridian is None
-    assert make(engine, policy="priority")._meridian is None
+QUIET = '[admin]\nlisten = ""\n[telemetry]\nprometheus = ""\n'
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_native_fcfs_stands_aside(engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, policy: str) -> None:
+    configure(monkeypatch, tmp_path, f'[policy.dispatch]\nsource = "native:fcfs"\n{QUIET}')
+    scheduler = make(engine, policy=policy)
+    assert scheduler._meridian is not None
+    assert scheduler._meridian_stands_aside
+    assert scheduler._meridian_kv is scheduler._meridian_think is None
+    assert type(scheduler.waiting).__module__ == "vllm.v1.core.sched.request_queue"
+
+
+def test_a_scheduler_that_was_not_started_is_stock(engine: Engine) -> None:
+    from meridian.vllm.scheduler import AsyncMeridianScheduler, SyncMeridianScheduler
+
+    for implementation in (SyncMeridianScheduler, AsyncMeridianScheduler):
+        scheduler: Any = object.__new__(implementation)
+        own = {name: value for name, value in vars(engine.scheduler).items() if "_meridian" not in name}
+        vars(scheduler).update(own)
+        assert scheduler.schedule().total_num_scheduled_tokens == 0
+        assert scheduler.meridian_stats() == {}
+        assert scheduler.meridian_take_signals() == []
 
 
 def test_mistakes_end_the_start_with_one_line(engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

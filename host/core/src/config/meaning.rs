@@ -1,10 +1,10 @@
 //! What fields mean together.
 
-use super::{Auto, MeridianConfig};
+use super::{Auto, MeridianConfig, SlotMode};
 
 impl MeridianConfig {
-    /// Whether the engine's own behaviour is asked for, so that nothing needs to be followed: the engine's order
-    /// (`native:fcfs`), and nothing said about KV memory and thinking budgets.
+    /// Whether the engine's own behaviour is asked for: the engine's order (`native:fcfs`, active), and nothing said about
+    /// KV memory and thinking budgets.
     ///
     /// ```
     /// use meridian_core::MeridianConfig;
@@ -12,16 +12,33 @@ impl MeridianConfig {
     /// let stock = "[policy.dispatch]\nsource = 'native:fcfs'\n";
     /// assert!(MeridianConfig::from_toml(stock)?.asks_for_stock());
     /// assert!(!MeridianConfig::default().asks_for_stock());
+    /// let in_shadow = format!("{stock}mode = 'shadow'\n");
+    /// assert!(!MeridianConfig::from_toml(&in_shadow)?.asks_for_stock());
     /// let with_eviction = format!("{stock}[policy.eviction]\nsource = 'mine.wasm'\n");
     /// assert!(!MeridianConfig::from_toml(&with_eviction)?.asks_for_stock());
     /// # Ok::<(), meridian_core::Error>(())
     /// ```
     #[must_use]
     pub fn asks_for_stock(&self) -> bool {
-        self.policy.dispatch.source == "native:fcfs"
-            && (!self.kv_memory.enabled
-                || self.policy.eviction == super::SlotConfig::eviction()
-                    && self.kv_memory == super::KvMemoryConfig::default())
+        let dispatch = &self.policy.dispatch;
+        dispatch.source == super::STOCK && dispatch.mode == SlotMode::Active && self.leaves_memory_and_thinking()
+    }
+
+    /// Whether nothing is said about KV memory and thinking budgets: the engine is stock whenever [`STOCK`](super::STOCK)
+    /// decides in the dispatch slot.
+    ///
+    /// ```
+    /// use meridian_core::MeridianConfig;
+    ///
+    /// assert!(MeridianConfig::default().leaves_memory_and_thinking());
+    /// assert!(!MeridianConfig::from_toml("[scheduler]\nmax_think_tokens = 4096")?.leaves_memory_and_thinking());
+    /// # Ok::<(), meridian_core::Error>(())
+    /// ```
+    #[must_use]
+    pub fn leaves_memory_and_thinking(&self) -> bool {
+        (!self.kv_memory.enabled
+            || self.policy.eviction == super::SlotConfig::eviction()
+                && self.kv_memory == super::KvMemoryConfig::default())
             && !self.says_something_of_budgets()
     }
 

@@ -28,6 +28,9 @@ pub use values::{Auto, Listen, Texts, inline};
 use crate::text::printable;
 use crate::{Error, ModelFamily, SlotName};
 
+/// Source of the dispatch policy that leaves every step to the engine.
+pub const STOCK: &str = "native:fcfs";
+
 /// The three slots of `[policy]`.
 const SLOTS: [SlotName; 3] = SlotName::ALL;
 

@@ -10,7 +10,7 @@ mod swap;
 mod witness;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use meridian_core::{Asked, Batch, Fault, Policy, PolicySeat, SlotKind, Targets, native};
 
@@ -145,6 +145,44 @@ impl<K: SlotKind> PolicySlot<K> {
             || state.shadow.as_ref().is_some_and(|shadow| shadow.inputs().contains(&column))
             // Whoever comes back from quarantine may.
             || state.quarantine.is_some()
+    }
+
+    /// Whether the policy that decides, or its shadow, asks for this column. Other than with [`PolicySlot::reads`] the
+    /// default, which stands in after a fault, has to do without.
+    #[must_use]
+    pub fn asks_for(&self, column: K::Column) -> bool {
+        let state = &*lock(&self.state);
+        state.active.seat.policy().inputs().contains(&column)
+            || state.shadow.as_ref().is_some_and(|shadow| shadow.inputs().contains(&column))
+    }
+
+    /// Whether the native policy of this source, such as `native:fcfs`, decides, and no other version waits in quarantine to
+    /// decide again.
+    #[must_use]
+    pub fn is_decided_by(&self, source: &str) -> bool {
+        let state = &*lock(&self.state);
+        let version = &state.active.version;
+        version.source == source && version.sha256.is_empty() && state.quarantine.is_none()
+    }
+
+    /// Whether anybody besides the active policy sees what is decided: a shadow or a recording.
+    #[must_use]
+    pub fn is_watched(&self) -> bool {
+        let state = &*lock(&self.state);
+        state.shadow.is_some() || state.witness.is_some()
+    }
+
+    /// Count a decision of the active policy that was known without asking it.
+    pub(crate) fn count_unasked(&mut self, now_ms: f64) {
+        let state = &mut *lock(&self.state);
+        state.now_ms = now_ms;
+        state.stats.decided(Source::Active, Duration::ZERO);
+    }
+
+    /// How often another version was put in place of the one that decides.
+    #[must_use]
+    pub fn swaps(&self) -> u64 {
+        lock(&self.state).swaps
     }
 
     /// Decide one batch. `fill` writes the columns that it is given; it is called once a policy that is asked. Always

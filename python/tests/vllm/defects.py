@@ -1,0 +1,234 @@
+"""Defects of Meridian itself, injected into the real engine at every call that Meridian makes in a step."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+from harness import Engine
+
+# Methods of the native engine, of its mirrors of block pools and of what follows the thinking.
+ENGINE = [
+    "add",
+    "admitted",
+    "generated",
+    "fault_count",
+    "is_stock",
+    "phase",
+    "plan",
+    "preempted",
+    "remove",
+    "scheduled",
+    "step_facts",
+    "think_from",
+    "victim",
+    "evicts_dead_thinking",
+    "output_preemptions",
+    "reads_victim_blocks",
+]
+POOL = ["choose", "counts", "emptied", "leaving", "mark_dead", "matched", "taken", "touched"]
+THINKING = ["decide", "due", "enroll", "is_thinking", "probe_runs", "probed", "received"]
+# The same in Python.
+SCHEDULER = ["_apply_caps", "_begin_step", "_log_faults", "_observe", "_offer_probes", "_pass_on_log", "_plan"]
+KV_HOOK = ["_matched", "_put_victim_last", "request_ends", "step_begins", "step_ends", "unshared_blocks"]
+POOL_HOOK = ["_order", "_to_front", "mark_dead", "matched"]
+THINK_HOOK = [
+    "add",
+    "decide",
+    "drop_pointless",
+    "hide_lookups",
+    "offer",
+    "prompt_tokens",
+    "receive",
+    "settle",
+    "show_lookups",
+    "take_out",
+    "_make",
+    "_room",
+    "_spare_blocks",
+]
+SAMPLERS = ["tell", "received"]
+POINTS = tuple(
+    f"{owner}.{name}"
+    for owner, names in (
+        ("Engine", ENGINE),
+        ("BlockPool", POOL),
+        ("Thinking", THINKING),
+        ("_Meridian", SCHEDULER),
+        ("KvHook", KV_HOOK),
+        ("PoolHook", POOL_HOOK),
+        ("ThinkHook", THINK_HOOK),
+        ("Samplers", SAMPLERS),
+    )
+    for name in names
+)
+
+
+@dataclass
+class Defect:
+    """Raises `error` at the `at`-th call of `point`; a native part is broken from then on. Counts the calls of all."""
+
+    point: str = ""
+    at: int = 0
+    error: BaseException | None = None
+    calls: Counter[str] = field(default_factory=Counter)
+    is_raised: bool = False
+    is_armed: bool = False
+
+    def called(self, point: str, *, stays_broken: bool = False) -> None:
+        """`point` is called."""
+        if not self.is_armed:
+            return
+        self.calls[point] += 1
+        if point != self.point or self.error is None:
+            return
+        if self.calls[point] == self.at or (stays_broken and self.calls[point] > self.at):
+            self.is_raised = True
+            raise self.error
+
+
+class Native:
+    """A native object whose attributes tell the defect when they are used."""
+
+    def __init__(self, kind: str, inner: Any, defect: Defect) -> None:
+        self._kind, self._inner, self._defect = kind, inner, defect
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        point = f"{self._kind}.{name}"
+        if not callable(found):
+            self._defect.called(point, stays_broken=True)
+            return found
+        if name == "pool":
+            return lambda *args: Native("BlockPool", found(*args), self._defect)
+        if name == "follow_thinking":
+            return lambda *args: Native("Thinking", found(*args), self._defect)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._defect.called(point, stays_broken=True)
+            return found(*args, **kwargs)
+
+        return call
+
+
+class Samplers:
+    """Samplers that take every order and measure what is asked of probes."""
+
+    count = 1
+
+    def __init__(self, defect: Defect) -> None:
+        self._defect = defect
+
+    def configure(self, model: Any) -> None:
+        """Nothing to configure."""
+
+    def tell(self, orders: bytes | None) -> None:
+        """Nothing is ended."""
+        self._defect.called("Samplers.tell")
+
+    def received(self) -> list[bytes]:
+        """A report of nobody."""
+        self._defect.called("Samplers.received")
+        return [b"\0" * 17]
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+@contextmanager
+def broken(engine: Engine, native: Any, defect: Defect) -> Iterator[None]:
+    """Put `native` into the idle engine with `defect` in all that a step calls, thinking and probes included."""
+    from meridian.vllm import kv, parts, scheduler, thinking
+
+    meridian = engine.scheduler
+    before = meridian._meridian
+    meridian._meridian_use(None)
+    owners = {
+        "_Meridian": (scheduler._Meridian, SCHEDULER),
+        "KvHook": (kv.KvHook, KV_HOOK),
+        "PoolHook": (kv.PoolHook, POOL_HOOK),
+        "ThinkHook": (thinking.ThinkHook, THINK_HOOK),
+    }
+    with ExitStack() as patches:
+        for owner, (kind, names) in owners.items():
+            for name in names:
+                wrapped = _wrapped(getattr(kind, name), f"{owner}.{name}", defect)
+                patches.enter_context(mock.patch.object(kind, name, wrapped))
+        patches.enter_context(mock.patch.object(parts, "Samplers", return_value=Samplers(defect)))
+        meridian._meridian_use(Native("Engine", native, defect))
+        meridian._meridian_output_preemptions_logged = 0
+        assert meridian._meridian_think is not None
+        defect.is_armed = True
+        try:
+            yield
+        finally:
+            defect.is_armed = False
+            meridian._meridian_use(before)
+
+
+def _wrapped(method: Callable[..., Any], point: str, defect: Defect) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        defect.called(point)
+        return method(self, *args, **kwargs)
+
+    return call
+
+
+def native_for(engine: Engine) -> Any:
+    """A native engine whose steps call everything: caps, victims, dead thinking, probes."""
+    from meridian import (
+        EntropyConfig,
+        KvMemoryConfig,
+        MeridianConfig,
+        ModelConfig,
+        PolicyConfig,
+        SchedulerConfig,
+        SlotConfig,
+    )
+    from meridian.vllm.parts import make_engine
+
+    config = MeridianConfig(
+        # Targets that no machine is too slow for, and a bound that is always broken: every plan has grants.
+        scheduler=SchedulerConfig(
+            output_tpot_budget_ms=1e9, think_tpot_budget_ms=1e9, min_think_tokens=4, max_defer_ms=1e-3
+        ),
+        entropy=EntropyConfig(eat_probe_interval_tokens=8, eat_variance_threshold=1e-12),
+        kv_memory=KvMemoryConfig(growth_blocks=0.25, evict_dead_thinking=True),
+        model=ModelConfig(strips_reasoning=True),
+        policy=PolicyConfig(dispatch=SlotConfig("native:srpt", deadline_ms=1000.0)),
+    )
+    return make_engine(config, engine.scheduler)
+
+
+def left_behind(engine: Engine) -> list[str]:
+    """What is not as vLLM has it, in an idle engine whose Meridian has given up; empty when all is."""
+    scheduler = engine.scheduler
+    manager = scheduler.kv_cache_manager
+    pool = manager.block_pool
+    wrong = []
+    if scheduler._meridian is not None:
+        wrong.append("Meridian has not given up")
+    if scheduler.max_num_scheduled_tokens != scheduler.scheduler_config.max_num_batched_tokens:
+        wrong.append(f"token budget {scheduler.max_num_scheduled_tokens}")
+    if manager.watermark_blocks != 0:
+        wrong.append(f"watermark {manager.watermark_blocks}")
+    for owner in (scheduler, manager, pool):
+        wrapped = sorted(name for name, value in owner.__dict__.items() if callable(getattr(type(owner), name, None)))
+        if wrapped:
+            wrong.append(f"{type(owner).__name__} has {', '.join(wrapped)}")
+    # One is vLLM's own null block.
+    if pool.get_num_free_blocks() != pool.num_gpu_blocks - 1:
+        wrong.append(f"{pool.get_num_free_blocks()} of {pool.num_gpu_blocks - 1} blocks are free")
+    if scheduler.running or scheduler.waiting or scheduler.requests:
+        wrong.append("requests are left")
+    return wrong
+
+
+def positions(calls: int) -> list[int]:
+    """Which calls of a point to break: the first, one in the middle."""
+    return sorted({1, random.Random(calls).randint(1, calls)})
