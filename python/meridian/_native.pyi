@@ -48,6 +48,7 @@ class Engine:
         model: str = "",
         serves: bool = False,
         tool_calls: list[list[int]] = ...,
+        priority_first: bool = False,
     ) -> Engine: ...
     @property
     def is_stock(self) -> bool: ...

@@ -125,9 +125,10 @@ impl Inner {
 #[pymethods]
 impl Engine {
     /// `config_json` is the effective configuration, `base_dir` what a relative component path is relative to. With
-    /// `serves` the admin listener and the metrics are started, as the configuration says.
+    /// `serves` the admin listener and the metrics are started, as the configuration says. With `priority_first` the engine
+    /// itself schedules by priority.
     #[new]
-    #[pyo3(signature = (config_json, base_dir, *, starts, ends, padding, block_tokens, steps_ahead, model = "", serves = false, tool_calls = vec![]))]
+    #[pyo3(signature = (config_json, base_dir, *, starts, ends, padding, block_tokens, steps_ahead, model = "", serves = false, tool_calls = vec![], priority_first = false))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
     fn new(
         py: Python<'_>,
@@ -141,6 +142,7 @@ impl Engine {
         model: &str,
         serves: bool,
         tool_calls: Vec<Vec<u32>>,
+        priority_first: bool,
     ) -> PyResult<Self> {
         let config = MeridianConfig::from_json(config_json).map_err(config_error)?;
         log::keep();
@@ -161,6 +163,9 @@ impl Engine {
         let Slots { dispatch, eviction, budget, controller, recorder } = slots;
         let mut engine = DispatchEngine::new(dispatch, markers.clone(), &config.scheduler, block_tokens);
         engine.set_steps_ahead(steps_ahead);
+        if priority_first {
+            engine.put_priority_first();
+        }
         let inner = Inner {
             engine,
             slots: HashMap::new(),

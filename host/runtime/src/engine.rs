@@ -118,6 +118,11 @@ impl DispatchEngine {
         self.planner.plan(&self.mirror.table, facts, &[], &[], &Decision::default(), self.max_defer_ms);
     }
 
+    /// Put priorities before the policy's keys; see [`Planner::put_priority_first`].
+    pub fn put_priority_first(&mut self) {
+        self.planner.put_priority_first();
+    }
+
     /// The engine scheduled the planned step, which began at `now_ms`: `given` tokens for each request.
     pub fn scheduled(&mut self, now_ms: f64, given: impl IntoIterator<Item = (Slot, u32)>) {
         let now_ms = self.mirror.hold_time(now_ms);

@@ -7,6 +7,8 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
+
 from meridian import _native
 from meridian.config import MeridianConfig, ModelConfig
 from meridian.vllm.channel import Samplers
@@ -39,6 +41,7 @@ def make_engine(config: MeridianConfig, scheduler: Scheduler, *, serves: bool = 
         model=vllm_config.model_config.model,
         serves=serves,
         tool_calls=markers.tool_calls,
+        priority_first=scheduler.policy is SchedulingPolicy.PRIORITY,
     )
 
 

@@ -36,11 +36,13 @@ from meridian.engine import MAX_TENANT_CHARACTERS
 from meridian.vllm.compat import check_version
 from meridian.vllm.kv import DEFECTS, KvHook
 from meridian.vllm.parts import hand_over, make_engine, make_think_hook
+from meridian.vllm.queue import PlannedPriorityQueue
 from meridian.vllm.thinking import PROBE, ThinkHook
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.request_queue import RequestQueue
     from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
@@ -97,11 +99,6 @@ class _Meridian(SchedulerInterface):
     def _meridian_start(self, config: MeridianConfig) -> None:
         check_version(vllm.__version__)
         scheduler = self._scheduler()
-        if scheduler.policy is not SchedulingPolicy.FCFS and config.policy.dispatch.source != "native:fcfs":
-            raise _native.ConfigError(
-                f"--scheduling-policy {scheduler.policy.value}: a dispatch policy orders the requests, expected fcfs "
-                "(the priority of a request is one of the facts that a policy may read)"
-            )
         engine = make_engine(config, scheduler, serves=True)
         self._meridian_engine = engine
         self._meridian_decode_tokens = 1 + scheduler.num_spec_tokens
@@ -134,7 +131,7 @@ class _Meridian(SchedulerInterface):
             self._step_in(engine)
 
     def _step_in(self, engine: _native.Engine) -> None:
-        """Take a hand in KV memory and thinking."""
+        """Take a hand in KV memory, thinking and the waiting queue."""
         scheduler = self._scheduler()
         think = self._meridian_think = self._meridian_think_kept
         if engine.manages_kv:
@@ -144,16 +141,24 @@ class _Meridian(SchedulerInterface):
             kv.probes = think
             self._meridian_kv = kv
             kv.attach()
+        if scheduler.policy is SchedulingPolicy.PRIORITY:
+            scheduler.waiting = PlannedPriorityQueue(scheduler.waiting)
 
     def _stand_aside(self) -> None:
-        """Leave KV memory and thinking to vLLM. Requests that are under way keep the limits of their thinking that they
-        were given."""
+        """Leave KV memory, thinking and the waiting queue to vLLM. Requests that are under way keep the limits of their
+        thinking that they were given."""
         kv, self._meridian_kv = self._meridian_kv, None
         if kv is not None:
             kv.detach()
         think, self._meridian_think = self._meridian_think, None
         if think is not None:
             think.drop_all()
+        self._give_queue_back()
+
+    def _give_queue_back(self) -> None:
+        queue = self._scheduler().waiting
+        if isinstance(queue, PlannedPriorityQueue):
+            self._scheduler().waiting = queue.in_vllms_own()
 
     def _take_over(self) -> None:
         """Tell the engine of the requests that are under way already."""
@@ -238,7 +243,12 @@ class _Meridian(SchedulerInterface):
         if own_budget is not None:
             scheduler.max_num_scheduled_tokens = own_budget
         vars(self).pop("_reserve_prefill_lookahead", None)
+        queue = scheduler.waiting
+        if isinstance(queue, PlannedPriorityQueue):
+            queue.plan_ends()
         if self._meridian is None:
+            # It failed while vLLM was taking requests from its queue.
+            self._give_queue_back()
             return
         try:
             if self._meridian_kv is not None:
@@ -261,7 +271,7 @@ class _Meridian(SchedulerInterface):
             probes = [request for request in scheduler.running if request.request_id.startswith(PROBE)]
             running = [request for request in running if request not in probes]
         free_seats = self._free_seats(scheduler)
-        queue = cast("deque[Request]", scheduler.waiting)
+        queue = scheduler.waiting
         # Waiting requests can matter only when one may be admitted.
         window = list(islice(queue, WAITING_WINDOW)) if queue and free_seats > 0 else None
         pool = self._meridian_block_pool
@@ -280,9 +290,7 @@ class _Meridian(SchedulerInterface):
             # Last, so that vLLM preempts them first.
             scheduler.running[:] = cast("list[Request]", [*running, *probes])
         if waiting_changed and window is not None:
-            for _ in window:
-                queue.popleft()
-            queue.extendleft(reversed(window))
+            _put_first(queue, window)
         return budget, caps
 
     def _free_seats(self, scheduler: Scheduler) -> int:
@@ -522,6 +530,17 @@ class _Meridian(SchedulerInterface):
                 faults,
                 stats["last_fault"],
             )
+
+
+def _put_first(queue: RequestQueue, order: list[Request]) -> None:
+    """Have the front of the queue, which holds just these requests, go in this order."""
+    if isinstance(queue, PlannedPriorityQueue):
+        queue.plan(order)
+        return
+    waiting = cast("deque[Request]", queue)
+    for _ in order:
+        waiting.popleft()
+    waiting.extendleft(reversed(order))
 
 
 def _add(engine: _native.Engine, request: Request) -> None:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.meridian")
 
+# Nobody has a lower one, unless a client makes a point of it.
+LOWEST_PRIORITY = (1 << 63) - 1
 # Beginning of the name of a probe.
 PROBE = "meridian-probe-"
 # How tokens are written in a vocabulary that end a line, a sentence or a clause; byte-level ones write a line break so.
@@ -272,7 +274,8 @@ class ThinkHook:
             client_index=request.client_index,
             lora_request=request.lora_request,
             cache_salt=request.cache_salt,
-            priority=request.priority,
+            # Behind everybody where vLLM schedules by priority, and the first that it preempts.
+            priority=LOWEST_PRIORITY,
             block_hasher=cast("Any", request)._block_hasher,
         )
 

@@ -63,6 +63,19 @@ def test_native_fcfs_stands_aside(engine: Engine, monkeypatch: pytest.MonkeyPatc
     assert type(scheduler.waiting).__module__ == "vllm.v1.core.sched.request_queue"
 
 
+def test_a_policy_takes_the_queue_of_priorities_over(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from meridian.vllm.queue import PlannedPriorityQueue
+    from vllm.v1.core.sched.request_queue import PriorityRequestQueue
+
+    configure(monkeypatch, tmp_path, QUIET)
+    scheduler = make(engine, policy="priority")
+    assert isinstance(scheduler.waiting, PlannedPriorityQueue)
+    scheduler._meridian_use(None)
+    assert type(scheduler.waiting) is PriorityRequestQueue
+
+
 def test_a_scheduler_that_was_not_started_is_stock(engine: Engine) -> None:
     from meridian.vllm.scheduler import AsyncMeridianScheduler, SyncMeridianScheduler
 
@@ -85,9 +98,6 @@ def test_mistakes_end_the_start_with_one_line(engine: Engine, monkeypatch: pytes
     configure(monkeypatch, tmp_path, "[model]\nfamily = 'qwen4'\n")
     with pytest.raises(ConfigError, match=r'model\.family: "qwen4": unknown model family, did you mean "qwen3"'):
         make(engine)
-    configure(monkeypatch, tmp_path, "")
-    with pytest.raises(ConfigError, match=r"--scheduling-policy priority: .* expected fcfs"):
-        make(engine, policy="priority")
 
 
 @pytest.mark.parametrize("version", ["0.30.0", "0.31.2", "0.32.0+cpu", "0.33.1rc1"])

@@ -1,0 +1,114 @@
+"""The waiting queue of `--scheduling-policy priority`, whose front a plan may put into another order for one step.
+
+vLLM's own queue is a heap (vllm/v1/core/sched/request_queue.py: `PriorityRequestQueue`): it has no front to reorder.
+This one keeps the heap's order, by priority, arrival and id, so that a step without a plan pops what the heap would.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from vllm.v1.core.sched.request_queue import PriorityRequestQueue
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+# What vLLM's `Request.__lt__` compares, and the request.
+_Entry = tuple[int, float, str, int, "Request"]
+
+
+class PlannedPriorityQueue(PriorityRequestQueue):
+    """vLLM's priority queue, sorted. Between `plan` and `plan_ends` the requests of a plan come first, in its order."""
+
+    def __init__(self, requests: Iterable[Request] = ()) -> None:
+        super().__init__()
+        self._entry_of: dict[Request, _Entry] = {request: _entry(request) for request in requests}
+        self._entries = sorted(self._entry_of.values())
+        self._planned: deque[Request] = deque()
+
+    def plan(self, order: Iterable[Request]) -> None:
+        """These requests, which wait here, come first until `plan_ends`, in this order."""
+        self._planned = deque(order)
+
+    def plan_ends(self) -> None:
+        """Back to the order of the queue."""
+        self._planned.clear()
+
+    def in_vllms_own(self) -> PriorityRequestQueue:
+        """What waits, in a queue of vLLM's own class."""
+        own = PriorityRequestQueue()
+        for request in self:
+            own.add_request(request)
+        return own
+
+    def add_request(self, request: Request) -> None:
+        """Put a request to its place."""
+        # Its arrival may have changed since it was here before.
+        self._take(request)
+        entry = self._entry_of[request] = _entry(request)
+        insort(self._entries, entry)
+
+    def pop_request(self) -> Request:
+        """Take the front out.
+
+        Raises:
+            IndexError: nothing waits.
+        """
+        if self._planned:
+            request = self._planned.popleft()
+            self._take(request)
+            return request
+        request = self._entries.pop(0)[-1]
+        del self._entry_of[request]
+        return request
+
+    def peek_request(self) -> Request:
+        """The front.
+
+        Raises:
+            IndexError: nothing waits.
+        """
+        return self._planned[0] if self._planned else self._entries[0][-1]
+
+    def remove_request(self, request: Request) -> None:
+        """Take a request out.
+
+        Raises:
+            ValueError: it does not wait here.
+        """
+        if request not in self._entry_of:
+            raise ValueError("request is not in the queue")
+        self.remove_requests((request,))
+
+    def remove_requests(self, requests: Iterable[Request]) -> None:
+        """Take those of the requests out that wait here."""
+        for request in requests:
+            self._take(request)
+            if request in self._planned:
+                self._planned.remove(request)
+
+    def _take(self, request: Request) -> None:
+        entry = self._entry_of.pop(request, None)
+        if entry is not None:
+            del self._entries[bisect_left(self._entries, entry)]
+
+    def __contains__(self, request: object) -> bool:
+        return request in self._entry_of
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Request]:
+        """In the order of the queue, whatever is planned."""
+        return iter([entry[-1] for entry in self._entries])
+
+
+def _entry(request: Request) -> _Entry:
+    # The fourth is of no other request, so that the last is never compared.
+    return (request.priority, request.arrival_time, request.request_id, id(request), request)
