@@ -89,6 +89,7 @@ class _Meridian(SchedulerInterface):
     # vLLM's own token budget, while a plan has put another in its place.
     _meridian_own_budget: int | None = None
     _meridian_decode_tokens = 1
+    _meridian_diffuses = False
     _meridian_faults_logged = 0
     _meridian_output_preemptions_logged = 0
 
@@ -101,7 +102,9 @@ class _Meridian(SchedulerInterface):
         scheduler = self._scheduler()
         engine = make_engine(config, scheduler, serves=True)
         self._meridian_engine = engine
-        self._meridian_decode_tokens = 1 + scheduler.num_spec_tokens
+        sampled = getattr(scheduler, "num_sampled_tokens_per_step", 1)
+        self._meridian_decode_tokens = max(sampled + scheduler.num_spec_tokens, 1)
+        self._meridian_diffuses = getattr(scheduler.vllm_config, "diffusion_config", None) is not None
         self._meridian_block_pool = scheduler.kv_cache_manager.block_pool
         self._meridian_own_ns: deque[int] = deque(maxlen=TIMED_STEPS)
         self._meridian_use(engine)
@@ -125,7 +128,7 @@ class _Meridian(SchedulerInterface):
         self._meridian = engine
         if engine is None:
             return
-        self._meridian_think_kept = make_think_hook(self._scheduler(), engine)
+        self._meridian_think_kept = None if self._meridian_diffuses else make_think_hook(self._scheduler(), engine)
         self._meridian_stands_aside = engine.is_stock
         if not self._meridian_stands_aside:
             self._step_in(engine)
@@ -228,8 +231,9 @@ class _Meridian(SchedulerInterface):
             engine.keep(now_ms, own_budget, free_blocks, pool.num_gpu_blocks, waiting, self._meridian_decode_tokens)
             return
         budget, caps = self._plan(engine, scheduler, now_ms, own_budget)
-        self._meridian_own_budget = own_budget
-        scheduler.max_num_scheduled_tokens = budget
+        if not self._meridian_diffuses:
+            self._meridian_own_budget = own_budget
+            scheduler.max_num_scheduled_tokens = budget
         probes = self._offer_probes(scheduler, budget)
         if caps is not None or probes:
             self._apply_caps(scheduler, caps or {}, probes)
@@ -309,9 +313,9 @@ class _Meridian(SchedulerInterface):
         """Have `schedule()` give each capped request at most its cap, and a probe all or nothing. The attribute is
         removed after the step, so that steps without caps do not pay for the call."""
         reserve = scheduler._reserve_prefill_lookahead
-        # Less than a whole decode, or a chunk that Mamba's state cannot be cut at, is all or nothing.
+        # Less than a whole decode, a chunk that Mamba's state cannot be cut at, or part of a canvas is all or nothing.
         least = self._meridian_decode_tokens
-        whole = scheduler.need_mamba_block_aligned_split
+        whole = scheduler.need_mamba_block_aligned_split or self._meridian_diffuses
 
         def capped(request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
             allowed = reserve(request, num_computed_tokens, num_new_tokens)
@@ -573,13 +577,17 @@ def _client_facts(request: Request) -> tuple[str, float]:
     return tenant, float(deadline)
 
 
+def _mixed_into(own: type) -> type:
+    return type(f"Meridian{own.__name__}", (_Meridian, own), {})
+
+
 def attach_to(scheduler: Any, config: MeridianConfig) -> type:
     """Put Meridian into a scheduler between two steps; returns the class it had."""
     own = type(scheduler)
     if issubclass(own, _Meridian):
         raise RuntimeError("Meridian is in this scheduler already")
     before = set(scheduler.__dict__)
-    scheduler.__class__ = type(f"Meridian{own.__name__}", (_Meridian, own), {})
+    scheduler.__class__ = _mixed_into(own)
     try:
         scheduler._meridian_start(config)
         scheduler._take_over()
@@ -614,8 +622,20 @@ class AsyncMeridianScheduler(_Meridian, AsyncScheduler):
     """For asynchronous scheduling."""
 
 
+def _over_vllms_own(vllm_config: VllmConfig) -> type[Scheduler]:
+    """Meridian over the class that vLLM would choose itself (vllm/config/vllm.py: `diffusion_config`)."""
+    is_async = vllm_config.scheduler_config.async_scheduling
+    if getattr(vllm_config, "diffusion_config", None) is None:
+        return AsyncMeridianScheduler if is_async else SyncMeridianScheduler
+    from vllm.v1.core.sched import diffusion_scheduler
+
+    own = diffusion_scheduler.DiffusionAsyncScheduler if is_async else diffusion_scheduler.DiffusionScheduler
+    return cast("type[Scheduler]", _mixed_into(own))
+
+
 class MeridianScheduler:
-    """`--scheduler-cls meridian.vllm.MeridianScheduler`: synchronous or asynchronous, as the engine is configured.
+    """`--scheduler-cls meridian.vllm.MeridianScheduler`: over that class of vLLM's that it would choose itself, for
+    synchronous or asynchronous scheduling, for a model that generates tokens one by one or by diffusion.
 
     Raises:
         RuntimeError: this vLLM is not supported.
@@ -623,10 +643,6 @@ class MeridianScheduler:
         PolicyError: the policy was refused.
     """
 
-    def __new__(
-        cls, vllm_config: VllmConfig, *args: Any, **kwargs: Any
-    ) -> SyncMeridianScheduler | AsyncMeridianScheduler:  # type: ignore[misc]
+    def __new__(cls, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Scheduler:  # type: ignore[misc]
         check_version(vllm.__version__)
-        asynchronous = vllm_config.scheduler_config.async_scheduling
-        implementation = AsyncMeridianScheduler if asynchronous else SyncMeridianScheduler
-        return implementation(vllm_config, *args, **kwargs)
+        return _over_vllms_own(vllm_config)(vllm_config, *args, **kwargs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ from meridian.vllm import MeridianScheduler
 from meridian.vllm.compat import check_version
 
 
-def make(engine: Engine, **scheduler_config: Any) -> Any:
+def make(engine: Engine, *, diffusion_config: Any = None, **scheduler_config: Any) -> Any:
     """Another scheduler for the engine's model, with fields of vLLM's scheduler configuration replaced."""
     stock = engine.scheduler
     vllm_config = copy.copy(stock.vllm_config)
+    object.__setattr__(vllm_config, "diffusion_config", diffusion_config)
     vllm_config.scheduler_config = copy.copy(stock.scheduler_config)
     for name, value in scheduler_config.items():
         object.__setattr__(vllm_config.scheduler_config, name, value)
@@ -74,6 +76,31 @@ def test_a_policy_takes_the_queue_of_priorities_over(
     assert isinstance(scheduler.waiting, PlannedPriorityQueue)
     scheduler._meridian_use(None)
     assert type(scheduler.waiting) is PriorityRequestQueue
+
+
+@pytest.mark.parametrize(("is_async", "own"), [(False, "DiffusionScheduler"), (True, "DiffusionAsyncScheduler")])
+@pytest.mark.parametrize("source", ["native:fcfs", "native:output-first"])
+def test_a_diffusion_model_keeps_vllms_own_class(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_async: bool, own: str, source: str
+) -> None:
+    from vllm.config.diffusion import DiffusionConfig
+    from vllm.v1.core.sched import diffusion_scheduler
+    from vllm.v1.outputs import DraftTokenIds
+
+    configure(monkeypatch, tmp_path, f'[policy.dispatch]\nsource = "{source}"\n{QUIET}')
+    scheduler = make(engine, async_scheduling=is_async, diffusion_config=DiffusionConfig(canvas_length=8))
+    assert isinstance(scheduler, getattr(diffusion_scheduler, own))
+    # What is the class's own is done: a canvas that was padded is cut to the width that the request asked for.
+    request = SimpleNamespace(
+        request_id="r",
+        sampling_params=SimpleNamespace(extra_args={"diffusion_canvas_length": 4}),
+        is_finished=lambda: True,
+    )
+    scheduler.requests["r"] = request
+    drafts = DraftTokenIds(["r"], [[1, 2, 3, 4, 5, 6, 7, 8]])
+    scheduler.update_draft_token_ids(drafts)
+    assert drafts.draft_token_ids == [[1, 2, 3, 4]]
+    assert scheduler._meridian_think_kept is None
 
 
 def test_a_scheduler_that_was_not_started_is_stock(engine: Engine) -> None:
