@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import queue
+import random
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -119,8 +121,6 @@ def test_fcfs_is_stock(engine: Engine, stock_tokens: list[list[int]], policies: 
 
 def test_aborted_requests_are_forgotten(engine: Engine) -> None:
     with engine.using(engine.native("native:output-first")) as native:
-        import random
-
         ids = [
             engine.run.engine.add_request(
                 f"abort-{i}",
@@ -227,17 +227,56 @@ def test_a_defect_of_meridian_leaves_stock_vllm(
             assert engine.scheduler._meridian is None
 
 
-def test_long_waiting_requests_are_served(engine: Engine) -> None:
-    """A policy that wants one token a step starves everyone; `max_defer_ms` does not let it."""
+class Clock:
+    """Stands in for the scheduler's module `time`: a step takes 10 ms."""
 
-    class Miser(Scripted):
-        pass
+    perf_counter_ns = staticmethod(time.perf_counter_ns)
 
-    native = engine.native("native:output-first", max_defer_ms=5.0, output_tpot_budget_ms=0.001)
-    with engine.using(native):
-        # Steps that carry output-phase tokens have no time for anything else under this target.
-        engine.generate([TraceRequest(0.0, 40, 2, 100) for _ in range(4)] + [TraceRequest(0.0, 200, 2, 2)] * 4)
-    assert native.stats()["requests"] == 0
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def tick(self) -> None:
+        self.now_s += 0.010
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def time(self) -> float:
+        return 0.0
+
+
+def test_long_waiting_requests_are_served(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy that prefers everybody who came later starves the first; `max_defer_ms` does not let it."""
+
+    def steps_to_first_token(max_defer_ms: float) -> tuple[int, int]:
+        """Of the request that the policy puts last, and of all."""
+        clock = Clock()
+        monkeypatch.setattr("meridian.vllm.scheduler.time", clock)
+        native = engine.native("native:priority", max_defer_ms=max_defer_ms, kv_memory={"enabled": False})
+        run = engine.run
+        run.seen.clear()
+        run.by_name.clear()
+        rng = random.Random(0)
+        with engine.using(native):
+            last = run.add("last", TraceRequest(0.0, 40, 2, 2, priority=1), 0, 0.0, rng)
+            for i in range(160):
+                clock.tick()
+                run.add(str(i), TraceRequest(0.0, 20, 2, 2), i + 1, 0.0, rng)
+            steps = first = 0
+            while run.engine.has_unfinished_requests():
+                clock.tick()
+                run.step()
+                steps += 1
+                first = first or (steps if last.tokens else 0)
+        assert native.stats()["requests"] == 0
+        return first, steps
+
+    # Without the bound it is the last to get in.
+    first, steps = steps_to_first_token(1e9)
+    assert first > steps - 10
+    # With one of 10 steps it waits for them, and for a seat.
+    first, steps = steps_to_first_token(100.0)
+    assert 10 < first < 24 < steps - 10
 
 
 def test_a_request_becomes_a_span(engine: Engine) -> None:
