@@ -6,13 +6,15 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
-from harness import Engine
+from harness import Engine, requests
+from meridian.bench.workload import TraceRequest
 
-# Methods of the native engine, of its mirrors of block pools and of what follows the thinking.
+# Methods of the native engine, of its mirrors of block pools and of what follows the thinking; those that a step of a
+# synchronous engine calls.
 ENGINE = [
     "add",
     "admitted",
@@ -31,16 +33,15 @@ ENGINE = [
     "output_preemptions",
     "reads_victim_blocks",
 ]
-POOL = ["choose", "counts", "emptied", "leaving", "mark_dead", "matched", "taken", "touched"]
-THINKING = ["decide", "due", "enroll", "is_thinking", "probe_runs", "probed", "received"]
+POOL = ["choose", "counts", "leaving", "mark_dead", "matched", "taken", "touched"]
+THINKING = ["decide", "due", "enroll", "probe_dropped", "probe_runs", "probed", "received"]
 # The same in Python.
 SCHEDULER = ["_apply_caps", "_begin_step", "_log_faults", "_observe", "_offer_probes", "_pass_on_log", "_plan"]
 KV_HOOK = ["_matched", "_put_victim_last", "request_ends", "step_begins", "step_ends", "unshared_blocks"]
-POOL_HOOK = ["_order", "_to_front", "mark_dead", "matched"]
+POOL_HOOK = ["_order", "mark_dead", "matched"]
 THINK_HOOK = [
     "add",
     "decide",
-    "drop_pointless",
     "hide_lookups",
     "offer",
     "prompt_tokens",
@@ -67,6 +68,15 @@ POINTS = tuple(
     )
     for name in names
 )
+
+
+# Too much for the engine's KV memory, with answers that have only each other to preempt, and thinking that goes on when
+# there is room for probes again.
+SHAPES = [
+    *requests(12),
+    *[TraceRequest(0.0, 40, 2, 150)] * 8,
+    *[TraceRequest(0.0, 40, 220, 4)] * 3,
+]
 
 
 @dataclass
@@ -203,6 +213,13 @@ def native_for(engine: Engine) -> Any:
         policy=PolicyConfig(dispatch=SlotConfig("native:srpt", deadline_ms=1000.0)),
     )
     return make_engine(config, engine.scheduler)
+
+
+def serve(engine: Engine) -> list[list[int]]:
+    """Serve `SHAPES` from a cache that has some of their prompts and nothing else."""
+    assert engine.scheduler.reset_prefix_cache()
+    engine.generate([replace(shape, think_tokens=1, output_tokens=1) for shape in SHAPES[:4]])
+    return engine.generate(SHAPES)
 
 
 def left_behind(engine: Engine) -> list[str]:

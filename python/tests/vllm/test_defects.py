@@ -5,17 +5,23 @@ from __future__ import annotations
 import logging
 
 import pytest
-from defects import POINTS, Defect, broken, left_behind, native_for, positions
-from harness import Engine, requests
+from defects import POINTS, Defect, broken, left_behind, native_for, positions, serve
+from harness import Engine
 
 
 @pytest.fixture(scope="module")
-def calls(engine: Engine, stock_tokens: list[list[int]]) -> dict[str, int]:
-    """How often each point is called while `requests(24)` are served without a defect."""
-    assert engine.scheduler.reset_prefix_cache()
+def stock(engine: Engine) -> list[list[int]]:
+    """What stock vLLM generates."""
+    with engine.using(None):
+        return serve(engine)
+
+
+@pytest.fixture(scope="module")
+def calls(engine: Engine, stock: list[list[int]]) -> dict[str, int]:
+    """How often each point is called while the requests are served without a defect."""
     defect = Defect()
     with broken(engine, native_for(engine), defect):
-        assert engine.generate(requests(24)) == stock_tokens
+        assert serve(engine) == stock
         assert engine.scheduler._meridian is not None
     return dict(defect.calls)
 
@@ -27,7 +33,7 @@ def test_every_point_is_called(calls: dict[str, int]) -> None:
 @pytest.mark.parametrize("point", POINTS)
 def test_a_defect_at_any_call_leaves_stock_vllm(
     engine: Engine,
-    stock_tokens: list[list[int]],
+    stock: list[list[int]],
     calls: dict[str, int],
     point: str,
     caplog: pytest.LogCaptureFixture,
@@ -38,10 +44,9 @@ def test_a_defect_at_any_call_leaves_stock_vllm(
     # Of the positions and of the errors every point has one, in turn.
     at = positions(calls[point])[-(number % 2)]
     error = PanicException("panicked") if number // 2 % 2 else RuntimeError("broken")
-    assert engine.scheduler.reset_prefix_cache()
     defect = Defect(point, at, error)
     with broken(engine, native_for(engine), defect), caplog.at_level(logging.ERROR, logger="vllm.meridian"):
-        assert engine.generate(requests(24)) == stock_tokens
+        assert serve(engine) == stock
         assert defect.is_raised, f"call {at} did not come"
         assert left_behind(engine) == []
         assert "this engine goes on as stock vLLM" in caplog.text
