@@ -71,6 +71,7 @@ class Stats(TypedDict):
     deciding_ms: float
     longest_decision_ms: float
     faults: dict[str, int]
+    idle_plans: int
     last_fault: str | None
     preemptions: dict[str, int]
     kv: KvStats | None

@@ -390,7 +390,8 @@ impl Engine {
 
     /// A request arrived. `prompt_tail` is the end of the templated prompt. False when its id is already known. Any
     /// integers will do for `prompt_tokens`, `max_tokens` and `priority`: they are cut to 32 bits.
-    #[pyo3(signature = (handle, request_id, *, prompt_tail, prompt_tokens, max_tokens, arrival_ms, deadline_ms, priority, tenant))]
+    /// With `whole_prompt` the engine may not split its prompt.
+    #[pyo3(signature = (handle, request_id, *, prompt_tail, prompt_tokens, max_tokens, arrival_ms, deadline_ms, priority, tenant, whole_prompt = false))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python method")]
     fn add(
         &self,
@@ -403,6 +404,7 @@ impl Engine {
         deadline_ms: f64,
         #[pyo3(from_py_with = saturated)] priority: i64,
         tenant: &str,
+        whole_prompt: bool,
     ) -> PyResult<bool> {
         let text = request_id.to_cow()?;
         let inner = &mut *self.lock();
@@ -415,6 +417,7 @@ impl Engine {
             deadline_ms,
             priority: priority.clamp(i32::MIN.into(), i32::MAX.into()) as i32,
             tenant,
+            whole_prompt,
         };
         if inner.by_id.contains_key(&*text) {
             return Ok(false);
@@ -607,6 +610,11 @@ impl Engine {
         self.lock().engine.idle();
     }
 
+    /// What the latest plan left to run could not run, and the engine lifted its caps.
+    fn overruled(&self) {
+        self.lock().engine.overruled();
+    }
+
     /// Faults of every kind so far.
     #[getter]
     fn fault_count(&self) -> u64 {
@@ -645,6 +653,7 @@ impl Engine {
             faults.set_item(kind.label(), stats.faults(kind))?;
         }
         dict.set_item("faults", faults)?;
+        dict.set_item("idle_plans", engine.slot().idle_plans())?;
         dict.set_item("last_fault", engine.slot().last_fault().map(|fault| fault.to_string()))?;
         let [prefill, think, output] = engine.preemptions();
         let preemptions = PyDict::new(py);

@@ -148,6 +148,7 @@ impl Engine {
             deadline_ms: facts.arrival_ms + request.deadline_ms,
             priority: request.priority,
             tenant: &request.tenant,
+            whole_prompt: false,
         };
         let id = RequestId(self.next_id);
         let slot = self.dispatch.table_mut().insert(id, &new).expect("ids are counted up and times are finite");

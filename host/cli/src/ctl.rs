@@ -333,6 +333,9 @@ fn print_slot(status: &SlotStatus) -> anyhow::Result<()> {
         row("previous", &version_text(previous))?;
     }
     row("decisions", &format!("policy {policy}, default {default}, fallback {fallback}"))?;
+    if status.idle_plans > 0 {
+        row("idle plans", &format!("{} left nothing to run; the host lifted their caps", status.idle_plans))?;
+    }
     if let Some(shadow) = shadow {
         row("shadow", &shadow_text(shadow))?;
     }

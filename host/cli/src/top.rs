@@ -308,6 +308,7 @@ mod tests {
             deciding_buckets: [0; 13],
             faults: vec![("trap".into(), 2), ("deadline".into(), 1)],
             strikes: 2,
+            idle_plans: 0,
             swaps: 5,
             last_refusal: Some("not a component".into()),
         };

@@ -89,6 +89,7 @@ fn status_and_faults() {
         "decisions  policy 90, default 7, fallback 3",
         "shadow     candidate 1.0 abababab  correlation 0.500",
         "faults     trap 2, deadline 1; strikes 2",
+        "idle plans 11 left nothing to run; the host lifted their caps",
         "quarantine bad 1.0 abababab, tried again in 12 s",
         "refused    not a component",
     ] {

@@ -41,8 +41,10 @@ pub struct Plan {
     /// Tokens the step may carry, from 1 to the engine's own budget.
     pub token_budget: u32,
     /// Requests that may take fewer tokens than they need, with how many; 0 leaves one out of the step. Capped waiting
-    /// requests with 0 stand at the end of the waiting order.
+    /// requests with 0 stand at the end of their order, running ones too. A prompt that may not be split has no cap but 0.
     pub token_caps: Vec<(Slot, u32)>,
+    /// The decision would have left the step without anything to run: caps of 0 were lifted.
+    pub overruled: bool,
 }
 
 /// How an engine takes KV blocks as its requests grow.
@@ -91,6 +93,8 @@ pub struct Planner {
     plan: Plan,
     ranker: Ranker,
     keys: Vec<f32>,
+    /// The caps of the decision as they are carried out, `u32::MAX` where one does not bind; empty when it has none.
+    caps: Vec<u32>,
     pinned: Vec<u32>,
     grants: Vec<u32>,
     /// Waiting candidates of the last plan, when that plan could put one off, and whether its caps left them out.
@@ -197,47 +201,38 @@ impl Planner {
     ) {
         self.could_defer.clear();
         let engine_budget = facts.token_budget.max(1);
-        self.plan.token_budget = decision.token_budget.unwrap_or(engine_budget).clamp(1, engine_budget);
+        // With less than one decode nobody could be served.
+        let least = facts.decode_tokens.clamp(1, engine_budget);
+        self.plan.token_budget = decision.token_budget.unwrap_or(engine_budget).clamp(least, engine_budget);
         self.plan.token_caps.clear();
+        self.plan.overruled = false;
         self.budget_was_lowered = self.plan.token_budget < engine_budget;
+        self.caps.clear();
         if decision.keys.is_empty() && !self.owns_queues {
             self.plan.running_order.clear();
             self.plan.waiting_order.clear();
+            self.fit_whole_prompts(table, facts, running, waiting);
             return;
         }
+        self.take_caps(table, facts, running, waiting, &decision.token_caps);
         let (running_keys, waiting_keys) = decision.keys.split_at(running.len().min(decision.keys.len()));
-        let (running_caps, waiting_caps) = decision.token_caps.split_at(running.len().min(decision.token_caps.len()));
-        self.keys.clear();
-        self.keys.extend_from_slice(waiting_keys);
-        if self.keys.is_empty() {
-            self.keys.resize(waiting.len(), 0.0);
-        }
-        for (position, cap) in waiting_caps.iter().enumerate() {
-            if *cap == 0 {
-                self.keys[position] = f32::NAN;
-            }
-        }
-        for (slots, caps) in [(running, running_caps), (waiting, waiting_caps)] {
-            let binds = |(slot, cap): &(&Slot, &u32)| {
-                table.get(**slot).is_some_and(|row| **cap < row.needed_tokens(facts.decode_tokens))
-            };
-            self.plan.token_caps.extend(slots.iter().zip(caps).filter(binds).map(|(slot, cap)| (*slot, *cap)));
-        }
+        let (running_caps, waiting_caps) = self.caps.split_at(running.len().min(self.caps.len()));
+        fill_keys(running_keys, running.len(), running_caps, &mut self.keys);
+        let running_changed = self.ranker.rank(&self.keys, &[], &mut self.plan.running_order);
+        fill_keys(waiting_keys, waiting.len(), waiting_caps, &mut self.keys);
+        let binds = |(slot, cap): &(&Slot, &u32)| **cap != u32::MAX && table.get(**slot).is_some();
+        let candidates = running.iter().chain(waiting);
+        self.plan.token_caps.extend(candidates.zip(&self.caps).filter(binds).map(|(slot, cap)| (*slot, *cap)));
         let overdue_waiting = self.pin_overdue(table, facts, waiting, max_defer_ms);
         let pinned: &[u32] = if overdue_waiting { &self.pinned } else { &[] };
         let waiting_changed = self.ranker.rank(&self.keys, pinned, &mut self.plan.waiting_order);
-        let running_changed = self.ranker.rank(running_keys, &[], &mut self.plan.running_order);
-        let by_priority = |changed: bool, order: &mut [u32], slots: &[Slot], caps: &[u32]| {
-            changed && (!self.priority_first || sort_by_priority(table, order, slots, caps))
-        };
-        let waiting_changed = by_priority(waiting_changed, &mut self.plan.waiting_order, waiting, waiting_caps);
-        let running_changed = by_priority(running_changed, &mut self.plan.running_order, running, &[]);
         if !waiting_changed {
             self.plan.waiting_order.clear();
         }
         if !running_changed {
             self.plan.running_order.clear();
         }
+        self.fit_whole_prompts(table, facts, running, waiting);
         let binding = self.owns_queues
             || running_changed
             || waiting_changed
@@ -245,10 +240,71 @@ impl Planner {
             || !self.plan.token_caps.is_empty();
         if binding {
             if facts.free_seats > 0 {
-                let left_out = |i: usize| waiting_caps.get(i) == Some(&0);
+                let left_out = |i: usize| self.caps.get(running.len() + i) == Some(&0);
                 self.could_defer.extend(waiting.iter().enumerate().map(|(i, slot)| (*slot, left_out(i))));
             }
-            self.serve_overdue(table, facts, running, waiting, &decision.token_caps, max_defer_ms);
+            self.serve_overdue(table, facts, running, waiting, max_defer_ms);
+        }
+    }
+
+    /// Fill `self.caps`: less than a decode is nothing, a prompt that may not be split is taken whole or left out. A step
+    /// that the caps would leave empty is served as if those that run had none, or those that wait where nobody runs.
+    fn take_caps(
+        &mut self,
+        table: &RequestTable,
+        facts: &EngineFacts,
+        running: &[Slot],
+        waiting: &[Slot],
+        caps: &[u32],
+    ) {
+        let decode_tokens = facts.decode_tokens.max(1);
+        self.caps.extend(running.iter().chain(waiting).zip(caps).map(|(slot, cap)| match table.get(*slot) {
+            Some(row) if *cap >= row.needed_tokens(decode_tokens) => u32::MAX,
+            Some(row) if *cap >= decode_tokens && row.needs_whole_prefill(decode_tokens) => u32::MAX,
+            Some(_) if *cap >= decode_tokens => *cap,
+            _ => 0,
+        }));
+        if self.caps.is_empty() {
+            return;
+        }
+        let position = running.len().min(self.caps.len());
+        let (running_caps, waiting_caps) = self.caps.split_at_mut(position);
+        let admits = facts.free_seats > 0 && waiting_caps.iter().any(|cap| *cap > 0);
+        // Beside requests that run, an engine with queues of its own may have no KV blocks for one that waits.
+        let fills_step = admits && (self.owns_queues || running.is_empty());
+        if fills_step || running_caps.iter().any(|cap| *cap > 0) {
+            return;
+        }
+        let could_run = if running.is_empty() { waiting_caps } else { running_caps };
+        self.plan.overruled = !could_run.is_empty() && (facts.free_seats > 0 || !running.is_empty());
+        could_run.fill(u32::MAX);
+    }
+
+    /// Raise a lowered budget that would cut through a prompt that may not be split, as a cap would be: the first one that
+    /// the budget reaches is taken whole.
+    fn fit_whole_prompts(&mut self, table: &RequestTable, facts: &EngineFacts, running: &[Slot], waiting: &[Slot]) {
+        if !self.budget_was_lowered || !table.has_whole_prompts() {
+            return;
+        }
+        let in_order = |order: &[u32], i: usize| order.get(i).map_or(i, |from| *from as usize);
+        let mut left = self.plan.token_budget;
+        for position in 0..running.len() + waiting.len().min(facts.free_seats as usize) {
+            let i = match position.checked_sub(running.len()) {
+                None => in_order(&self.plan.running_order, position),
+                Some(position) => running.len() + in_order(&self.plan.waiting_order, position),
+            };
+            let slot = if i < running.len() { running[i] } else { waiting[i - running.len()] };
+            let Some(row) = table.get(slot) else { continue };
+            let tokens = row.needed_tokens(facts.decode_tokens).min(self.caps.get(i).copied().unwrap_or(u32::MAX));
+            if left > 0 && tokens > left && row.needs_whole_prefill(facts.decode_tokens) {
+                let raised = self.plan.token_budget.saturating_add(tokens - left);
+                self.plan.token_budget = raised.min(facts.token_budget.max(1));
+                self.budget_was_lowered = self.plan.token_budget < facts.token_budget.max(1);
+            }
+            left = left.saturating_sub(tokens);
+            if left == 0 {
+                return;
+            }
         }
     }
 
@@ -303,7 +359,6 @@ impl Planner {
         facts: &EngineFacts,
         running: &[Slot],
         waiting: &[Slot],
-        caps: &[u32],
         max_defer_ms: f32,
     ) {
         let engine_budget = facts.token_budget.max(1);
@@ -318,8 +373,10 @@ impl Planner {
             return;
         }
         let need = |slot: Slot| table.get(slot).map_or(1, |row| row.needed_tokens(facts.decode_tokens));
-        // A long prefill must not turn its rescue into a stall of everything else.
+        let is_whole = |slot: Slot| table.get(slot).is_some_and(|row| row.needs_whole_prefill(facts.decode_tokens));
+        // A long prefill must not turn its rescue into a stall of everything else, where it may be split.
         let quantum = (engine_budget / 8).max(facts.decode_tokens).max(1);
+        let share = |slot: Slot| if is_whole(slot) { need(slot) } else { need(slot).min(quantum) };
         self.grants.clear();
         self.grants.resize(running.len() + waiting.len(), 0);
         let mut reserved = 0u32;
@@ -331,7 +388,11 @@ impl Planner {
         let first_waiting = |i: usize| self.plan.waiting_order.get(i).map_or(i, |from| *from as usize);
         let slot_at = |i: usize| if i < running.len() { running[i] } else { waiting[i - running.len()] };
         for &i in &overdue {
-            let grant = need(slot_at(i)).min(quantum).min(engine_budget - reserved);
+            let grant = share(slot_at(i)).min(engine_budget - reserved);
+            if reserved > 0 && is_whole(slot_at(i)) && grant < need(slot_at(i)) {
+                // Those before it are served first.
+                continue;
+            }
             self.grants[i] = grant;
             reserved += grant;
         }
@@ -339,14 +400,19 @@ impl Planner {
         // kept for requests behind one that does not fit would be nobody's. Whether the first fits depends on what the
         // prefix cache has, so it is tried; and there is always something left for those that run.
         let mut for_waiting = if running.is_empty() { engine_budget } else { (engine_budget / 2).max(1) };
+        // A prompt that may not be split can need more than that; a decode for each that runs is left to them.
+        let not_granted = self.grants[..running.len()].iter().filter(|grant| **grant == 0).count();
+        let decodes = u32::try_from(not_granted).unwrap_or(u32::MAX).saturating_mul(facts.decode_tokens.max(1));
         let reserved_blocks = self.growth.map_or(0.0, |growth| growth.blocks_per_request * running.len() as f64);
         let mut blocks_left = facts.free_blocks.saturating_sub(reserved_blocks as u32);
         for i in (0..overdue_waiting).map(|i| running.len() + first_waiting(i)) {
             let slot = slot_at(i);
-            let grant = need(slot).min(quantum).min(for_waiting).min(engine_budget - reserved);
+            let left = engine_budget - reserved;
+            let most = if is_whole(slot) { left.saturating_sub(decodes) } else { left.min(for_waiting) };
+            let grant = share(slot).min(most);
             self.grants[i] = grant;
             reserved += grant;
-            for_waiting -= grant;
+            for_waiting = for_waiting.saturating_sub(grant);
             let Some(block_tokens) = self.block_tokens else { continue };
             let known = table.get(slot).map_or(0, RequestState::known_tokens);
             match blocks_left.checked_sub(known.div_ceil(block_tokens)) {
@@ -356,6 +422,7 @@ impl Planner {
         }
         // The rest, in the plan's order, from what the policy's budget and the engine's leave.
         let mut left = self.plan.token_budget.min(engine_budget - reserved);
+        let mut unreserved = engine_budget - reserved;
         let total_running = running.len();
         for position in 0..total_running + waiting.len() {
             let i = if position < total_running {
@@ -367,15 +434,17 @@ impl Planner {
                 continue;
             }
             let slot = slot_at(i);
-            let grant = need(slot).min(caps.get(i).copied().unwrap_or(u32::MAX)).min(left);
+            let most = if left > 0 && is_whole(slot) { unreserved } else { left };
+            let grant = need(slot).min(self.caps.get(i).copied().unwrap_or(u32::MAX)).min(most);
             self.grants[i] = grant;
-            left -= grant;
+            left = left.saturating_sub(grant);
+            unreserved -= grant;
         }
         self.plan.token_budget = self.grants.iter().sum::<u32>().clamp(1, engine_budget);
         self.plan.token_caps.clear();
         for (i, grant) in self.grants.iter().enumerate() {
             let slot = slot_at(i);
-            if *grant < need(slot) {
+            if *grant < need(slot) && (*grant == 0 || !is_whole(slot)) {
                 self.plan.token_caps.push((slot, *grant));
             }
         }
@@ -383,12 +452,14 @@ impl Planner {
     }
 }
 
-/// Sort an order by priority, keeping it among equals; those with cap 0 stay last. Whether it still changes anything.
-fn sort_by_priority(table: &RequestTable, order: &mut [u32], slots: &[Slot], caps: &[u32]) -> bool {
-    order.sort_by_key(|from| {
-        let from = *from as usize;
-        let priority = table.get(slots[from]).map_or(i32::MAX, |row| row.priority);
-        (caps.get(from) == Some(&0), priority)
-    });
-    order.iter().enumerate().any(|(position, from)| position != *from as usize)
+/// The keys to order `candidates` by into `out`, all equal where there are none; what is left out goes last.
+fn fill_keys(keys: &[f32], candidates: usize, caps: &[u32], out: &mut Vec<f32>) {
+    out.clear();
+    out.extend_from_slice(keys);
+    out.resize(candidates, 0.0);
+    for (key, cap) in out.iter_mut().zip(caps) {
+        if *cap == 0 {
+            *key = f32::NAN;
+        }
+    }
 }

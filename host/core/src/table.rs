@@ -60,6 +60,8 @@ pub struct NewRequest<'a> {
     pub priority: i32,
     /// Name of the tenant; empty for none. Beyond 128 characters it counts as none.
     pub tenant: &'a str,
+    /// The engine computes its prompt in one step or not at all: it may not be split into chunks.
+    pub whole_prompt: bool,
 }
 
 impl Default for NewRequest<'_> {
@@ -73,6 +75,7 @@ impl Default for NewRequest<'_> {
             deadline_ms: f64::INFINITY,
             priority: 0,
             tenant: "",
+            whole_prompt: false,
         }
     }
 }
@@ -108,6 +111,7 @@ pub struct RequestState {
     pub(crate) preemptions: u32,
     pub(crate) priority: i32,
     pub(crate) tenant: u32,
+    whole_prompt: bool,
     /// Tokens before the first token of thinking; `u32::MAX` before there is one.
     think_from: u32,
     /// Tokens that were computed when it was preempted, until it is admitted again.
@@ -292,6 +296,12 @@ impl RequestState {
         self.known_tokens().saturating_sub(self.computed_tokens).max(decode_tokens.max(1))
     }
 
+    /// Whether it needs a prefill that may not be split.
+    #[inline]
+    pub(crate) fn needs_whole_prefill(&self, decode_tokens: u32) -> bool {
+        self.whole_prompt && self.needed_tokens(0) > decode_tokens.max(1)
+    }
+
     /// Its tokens so far: prompt, thinking and output.
     #[inline]
     pub(crate) fn known_tokens(&self) -> u32 {
@@ -325,6 +335,8 @@ pub struct RequestTable {
     by_id: HashMap<RequestId, Slot>,
     tenants: HashMap<Box<str>, u32>,
     clock_ms: f64,
+    /// Live requests whose prompt may not be split.
+    whole_prompts: usize,
 }
 
 #[derive(Debug, Default)]
@@ -407,6 +419,7 @@ impl RequestTable {
             preemptions: 0,
             priority: request.priority,
             tenant: self.tenant(request.tenant),
+            whole_prompt: request.whole_prompt,
             think_from: u32::MAX,
             lost_tokens: 0,
             milestones: Milestones::NONE,
@@ -415,11 +428,17 @@ impl RequestTable {
             self.rows.push(Row::default());
             u32::try_from(self.rows.len() - 1).expect("fewer than 2^32 live requests")
         });
+        self.whole_prompts += usize::from(request.whole_prompt);
         let row = &mut self.rows[index as usize];
         row.state = Some(state);
         let slot = Slot { index, generation: row.generation };
         self.by_id.insert(id, slot);
         Ok(slot)
+    }
+
+    /// Whether a live request has a prompt that may not be split.
+    pub(crate) fn has_whole_prompts(&self) -> bool {
+        self.whole_prompts > 0
     }
 
     /// Every live request.
@@ -434,6 +453,7 @@ impl RequestTable {
         };
         let Some(state) = row.state.take() else { return false };
         row.generation = row.generation.wrapping_add(1);
+        self.whole_prompts -= usize::from(state.whole_prompt);
         self.by_id.remove(&state.id);
         self.free.push(slot.index);
         true

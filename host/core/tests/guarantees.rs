@@ -20,17 +20,23 @@ struct Engine {
     arrivals: u64,
     /// KV blocks have run out: nobody who waits is admitted.
     is_full: bool,
+    /// Prompts are computed in one step or not at all.
+    keeps_whole: bool,
     seats: usize,
+    decode_tokens: u32,
+    /// The host lifted caps of the last decision.
+    was_overruled: bool,
 }
 
 impl Engine {
     fn new() -> Self {
-        Self { table: RequestTable::new(Markers::default()), seats: SEATS, ..Self::default() }
+        Self { table: RequestTable::new(Markers::default()), seats: SEATS, decode_tokens: 1, ..Self::default() }
     }
 
     fn arrive(&mut self, prompt_tokens: u32) {
         self.arrivals += 1;
-        let request = NewRequest { prompt_tokens, arrival_ms: self.now_ms, ..NewRequest::default() };
+        let whole_prompt = self.keeps_whole;
+        let request = NewRequest { prompt_tokens, arrival_ms: self.now_ms, whole_prompt, ..NewRequest::default() };
         let slot = self.table.insert(RequestId(self.arrivals), &request).expect("ids are counted up");
         self.waiting.push(slot);
     }
@@ -42,17 +48,18 @@ impl Engine {
             now_ms: self.now_ms,
             token_budget: engine_budget,
             free_seats: (self.seats - self.running.len()) as u32,
-            decode_tokens: 1,
+            decode_tokens: self.decode_tokens,
             ..EngineFacts::default()
         };
         let plan = self.planner.plan(&self.table, &facts, &self.running, &self.waiting, decision, MAX_DEFER_MS).clone();
         assert!((1..=engine_budget).contains(&plan.token_budget));
+        self.was_overruled = plan.overruled;
         reorder(&mut self.running, &plan.running_order);
         reorder(&mut self.waiting, &plan.waiting_order);
         let cap = |slot: Slot| plan.token_caps.iter().find(|(s, _)| *s == slot).map_or(u32::MAX, |(_, cap)| *cap);
         let mut left = plan.token_budget;
         for slot in self.running.clone() {
-            let tokens = self.table[slot].needed_tokens(1).min(cap(slot)).min(left);
+            let tokens = self.table[slot].needed_tokens(self.decode_tokens).min(cap(slot)).min(left);
             if tokens > 0 {
                 self.give(slot, tokens);
                 left -= tokens;
@@ -60,8 +67,9 @@ impl Engine {
         }
         while left > 0 && !self.is_full && self.running.len() < self.seats && !self.waiting.is_empty() {
             let slot = self.waiting[0];
-            let tokens = self.table[slot].needed_tokens(1).min(cap(slot)).min(left);
-            if tokens == 0 {
+            let needed = self.table[slot].needed_tokens(1);
+            let tokens = needed.min(cap(slot)).min(left);
+            if tokens == 0 || (self.keeps_whole && tokens < needed) {
                 break;
             }
             self.waiting.remove(0);
@@ -138,6 +146,57 @@ proptest! {
             prop_assert!(given <= budget);
             prop_assert_eq!(engine.running.len() + engine.waiting.len(), prompts.len());
         }
+    }
+
+    #[test]
+    fn no_step_is_empty_while_something_could_run(
+        seed in any::<u64>(),
+        budget in 4u32..300,
+        decode_tokens in 1u32..5,
+        prompts in proptest::collection::vec(1u32..200, 1..12),
+        caps_of_nothing in any::<bool>(),
+    ) {
+        let mut engine = Engine { decode_tokens, ..Engine::new() };
+        for prompt in &prompts {
+            engine.arrive(*prompt);
+        }
+        for step in 0..200u64 {
+            let seed = seed.wrapping_add(step).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let mut decision = hostile(prompts.len(), seed);
+            if caps_of_nothing {
+                decision.token_caps = vec![0; prompts.len()];
+            }
+            // KV blocks come and go; whoever runs has theirs.
+            engine.is_full = seed.is_multiple_of(3);
+            let could_run = !engine.running.is_empty() || !engine.is_full;
+            let given = engine.step(budget, &decision);
+            prop_assert!(given > 0 || !could_run, "step {step}");
+        }
+    }
+
+    #[test]
+    fn a_prompt_that_may_not_be_split_is_taken_whole_and_soon(
+        seed in any::<u64>(),
+        prompts in proptest::collection::vec(1u32..200, 1..SEATS),
+        caps_of_nothing in any::<bool>(),
+    ) {
+        let mut engine = Engine { keeps_whole: true, ..Engine::new() };
+        for prompt in &prompts {
+            engine.arrive(*prompt);
+        }
+        for step in 0..400u64 {
+            let mut decision = hostile(prompts.len(), seed.wrapping_add(step).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            decision.token_budget = Some(step as u32 % 8);
+            if caps_of_nothing {
+                decision.token_caps = vec![0; prompts.len()];
+            }
+            prop_assert!(engine.step(256, &decision) > 0);
+            for slot in &engine.running {
+                let row = &engine.table[*slot];
+                prop_assert!(row.computed_tokens() >= row.prompt_tokens(), "step {step}");
+            }
+        }
+        prop_assert!(engine.waiting.is_empty(), "{} of {} wait", engine.waiting.len(), prompts.len());
     }
 
     #[test]
@@ -273,4 +332,29 @@ fn a_policy_that_changes_nothing_is_left_alone() {
     let plan = engine.planner.plan(&engine.table, &facts, &[], &engine.waiting, &decision, MAX_DEFER_MS);
     assert!(plan.running_order.is_empty() && plan.waiting_order.is_empty() && plan.token_caps.is_empty());
     assert_eq!(plan.token_budget, 64);
+}
+
+/// Seen on the real engine: answers were left out because a prompt waited, and the prompt had no KV blocks.
+#[test]
+fn what_runs_is_not_left_out_for_somebody_who_waits() {
+    let mut engine = Engine::new();
+    engine.arrive(4);
+    engine.step(64, &Decision { keys: vec![0.0], ..Decision::default() });
+    engine.is_full = true;
+    engine.arrive(4);
+    let leaves_out =
+        |running: u32| Decision { keys: vec![0.0; 2], token_caps: vec![running, 9], ..Decision::default() };
+    for _ in 0..20 {
+        assert_eq!(engine.step(64, &leaves_out(0)), 1, "the one that runs has a token a step");
+        assert!(engine.was_overruled, "and it is counted");
+    }
+    engine.is_full = false;
+    engine.step(64, &leaves_out(1));
+    assert_eq!(engine.running.len(), 2);
+    assert!(!engine.was_overruled);
+    // Another one runs now: what is left out stays out.
+    let first = engine.running[0];
+    let computed = engine.table[first].computed_tokens();
+    engine.step(64, &Decision { keys: vec![0.0; 2], token_caps: vec![0, 9], ..Decision::default() });
+    assert_eq!((engine.table[first].computed_tokens(), engine.was_overruled), (computed, false));
 }

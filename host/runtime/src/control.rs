@@ -157,6 +157,9 @@ pub struct SlotStatus {
     pub faults: Vec<(String, u64)>,
     /// Faults that count against the active version within the window.
     pub strikes: u32,
+    /// Plans of the active version that left nothing to run; the host lifted their caps.
+    #[serde(default)]
+    pub idle_plans: u64,
     /// Swaps so far, promotions and rollbacks included.
     pub swaps: u64,
     /// Last attempt to change the policy that failed: what was tried and why it was refused.

@@ -105,7 +105,18 @@ impl DispatchEngine {
         self.candidates.extend_from_slice(waiting);
         let (source, decision) = self.slot.decide(&step, &self.mirror.table, &self.candidates, self.block_tokens);
         self.last_source = Some(source);
-        self.planner.plan(&self.mirror.table, facts, running, waiting, decision, self.max_defer_ms)
+        let plan = self.planner.plan(&self.mirror.table, facts, running, waiting, decision, self.max_defer_ms);
+        if plan.overruled && source == Source::Active {
+            self.slot.count_idle_plan();
+        }
+        plan
+    }
+
+    /// What the latest plan left to run could not run, and the engine lifted the plan's caps to have something to do.
+    pub fn overruled(&mut self) {
+        if self.last_source == Some(Source::Active) {
+            self.slot.count_idle_plan();
+        }
     }
 
     /// The same for a step that the engine keeps to itself, because [`STOCK`](meridian_core::config::STOCK) decides and

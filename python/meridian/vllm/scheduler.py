@@ -169,7 +169,7 @@ class _Meridian(SchedulerInterface):
         if engine is None:
             return
         for request in scheduler.requests.values():
-            _add(engine, request)
+            _add(engine, request, self._keeps_whole(request))
             if request.output_token_ids:
                 engine.generated([_Generated(request.request_id, list(request.output_token_ids))])
         computed = {request.request_id: request.num_computed_tokens for request in scheduler.running}
@@ -294,7 +294,13 @@ class _Meridian(SchedulerInterface):
             # Last, so that vLLM preempts them first.
             scheduler.running[:] = cast("list[Request]", [*running, *probes])
         if waiting_changed and window is not None:
-            _put_first(queue, window)
+            for _ in window:
+                queue.popleft()
+            queue.extendleft(reversed(window))
+        whole_prompts = not scheduler.scheduler_config.enable_chunked_prefill
+        if budget < own_budget and whole_prompts and not any(map(_can_take_tokens, scheduler.running)):
+            # What is meant for requests whose tokens are in flight may be less than a prompt that may not be split.
+            budget = own_budget
         return budget, caps
 
     def _free_seats(self, scheduler: Scheduler) -> int:
@@ -311,30 +317,50 @@ class _Meridian(SchedulerInterface):
 
     def _apply_caps(self, scheduler: Scheduler, caps: dict[str, int], probes: set[str]) -> None:
         """Have `schedule()` give each capped request at most its cap, and a probe all or nothing. The attribute is
-        removed after the step, so that steps without caps do not pay for the call."""
+        removed after the step, so that steps without caps do not pay for the call.
+
+        Requests that the plan leaves out stand behind the others, among those that run and among those that wait. When
+        nobody before them could take a token (their tokens are in flight, an encoder is busy), the step would be empty:
+        then those that run are served as if they had no caps, or else the first that waits."""
         reserve = scheduler._reserve_prefill_lookahead
         # Less than a whole decode, a chunk that Mamba's state cannot be cut at, or part of a canvas is all or nothing.
         least = self._meridian_decode_tokens
-        whole = scheduler.need_mamba_block_aligned_split or self._meridian_diffuses
+        whole = scheduler.need_mamba_block_aligned_split
+        served = overruled = False
 
         def capped(request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
+            nonlocal served, overruled
             allowed = reserve(request, num_computed_tokens, num_new_tokens)
-            try:
-                if request.request_id in probes:
-                    return allowed if num_computed_tokens + allowed >= request.num_tokens else 0
-                cap = caps.get(request.request_id)
-                if cap is None or cap >= allowed:
-                    return allowed
-                if cap == 0 or cap < least:
+            if request.request_id in probes:
+                return allowed if num_computed_tokens + allowed >= request.num_tokens else 0
+            cap = caps.get(request.request_id)
+            if cap is not None and cap < least and allowed > 0:
+                if served and not (overruled and request.status == RequestStatus.RUNNING):
                     return 0
-                return allowed if whole else cap
-            except DEFECTS:
-                self._give_up("applying a cap")
-                return allowed
+                if not overruled:
+                    overruled = True
+                    self._overruled()
+            elif cap is not None and cap < allowed and not whole:
+                allowed = cap
+            served = served or allowed > 0
+            return allowed
 
         vars(self)["_reserve_prefill_lookahead"] = capped
         if probes and self._meridian_think is not None:
             self._meridian_think.hide_lookups(probes)
+
+    def _overruled(self) -> None:
+        """Count that the plan of this step left nothing that could run."""
+        if self._meridian is not None:
+            try:
+                self._meridian.overruled()
+            except DEFECTS:
+                self._give_up("counting a plan that left nothing to run")
+
+    def _keeps_whole(self, request: Request) -> bool:
+        """Whether vLLM may not split this request's prompt into chunks."""
+        config = self._scheduler().scheduler_config
+        return not config.enable_chunked_prefill or (config.disable_chunked_mm_input and bool(request.mm_features))
 
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
         stats = cast("Any", super()).make_stats(*args, **kwargs)
@@ -396,7 +422,7 @@ class _Meridian(SchedulerInterface):
         # A streaming session's further input arrives under an id that is known; the first object stays the request.
         if engine is not None and self._scheduler().requests.get(request.request_id) is request:
             try:
-                _add(engine, request)
+                _add(engine, request, self._keeps_whole(request))
                 if self._meridian_think is not None:
                     self._meridian_think.add(request)
             except DEFECTS:
@@ -536,18 +562,7 @@ class _Meridian(SchedulerInterface):
             )
 
 
-def _put_first(queue: RequestQueue, order: list[Request]) -> None:
-    """Have the front of the queue, which holds just these requests, go in this order."""
-    if isinstance(queue, PlannedPriorityQueue):
-        queue.plan(order)
-        return
-    waiting = cast("deque[Request]", queue)
-    for _ in order:
-        waiting.popleft()
-    waiting.extendleft(reversed(order))
-
-
-def _add(engine: _native.Engine, request: Request) -> None:
+def _add(engine: _native.Engine, request: Request, whole_prompt: bool) -> None:
     arrival_ms = (time.monotonic() - max(time.time() - request.arrival_time, 0.0)) * 1e3
     tenant, deadline_ms = _client_facts(request)
     tail: Iterable[int] = request.prompt_token_ids[-PROMPT_TAIL:] if request.prompt_token_ids else ()
@@ -561,7 +576,13 @@ def _add(engine: _native.Engine, request: Request) -> None:
         deadline_ms=arrival_ms + deadline_ms,
         priority=request.priority,
         tenant=tenant,
+        whole_prompt=whole_prompt,
     )
+
+
+def _can_take_tokens(request: Request) -> bool:
+    """Whether it has tokens that are neither computed nor in flight."""
+    return request.num_tokens_with_spec + request.num_output_placeholders > request.num_computed_tokens
 
 
 def _client_facts(request: Request) -> tuple[str, float]:

@@ -135,6 +135,7 @@ impl Engine {
             deadline_ms: f64::from(bytes.f32()),
             priority: bytes.u32().cast_signed(),
             tenant: "",
+            whole_prompt: bytes.u8() & 1 == 1,
         };
         match self.table.insert(RequestId(self.arrivals), &request) {
             Ok(slot) => self.waiting.push(slot),

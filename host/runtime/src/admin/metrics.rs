@@ -7,7 +7,7 @@ use meridian_core::budget::ForceReason;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
 
-use crate::control::{Control, DECIDING_BUCKETS_US, ProcessStatus, SlotStatus};
+use crate::control::{Control, DECIDING_BUCKETS_US, ProcessStatus, SlotName, SlotStatus};
 
 const PHASES: [&str; 3] = ["prefill", "think", "output"];
 const SOURCES: [&str; 3] = ["policy", "default", "fallback"];
@@ -255,6 +255,17 @@ const FAMILIES: &[Family] = &[
                 for (kind, count) in &slot.faults {
                     emit(&[slot.slot.label(), kind], counter(*count));
                 }
+            }
+        },
+    },
+    Family {
+        name: "idle_plans_total",
+        help: "Plans of the active version that left nothing to run; the host lifted their caps",
+        kind: MetricType::COUNTER,
+        labels: &["slot", "name"],
+        read: |status, emit| {
+            for slot in status.slots.iter().filter(|slot| slot.slot == SlotName::Dispatch) {
+                emit(&[slot.slot.label(), &slot.active.name], counter(slot.idle_plans));
             }
         },
     },

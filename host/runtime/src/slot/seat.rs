@@ -17,6 +17,8 @@ pub(super) struct Seat<K: SlotKind> {
     paroled_ms: Option<f64>,
     /// How long its next quarantine lasts, milliseconds.
     pub(super) quarantine_ms: f64,
+    /// Its plans that left nothing to run, which the host changed.
+    pub(super) idle_plans: u64,
 }
 
 /// First quarantine of a version, milliseconds; each further one lasts twice as long.
@@ -48,7 +50,8 @@ pub(super) fn next_id() -> u64 {
 impl<K: SlotKind> Seat<K> {
     pub(super) fn new(seat: PolicySeat<K>, version: Version) -> Self {
         let id = next_id();
-        Self { id, seat, version, strikes: VecDeque::new(), paroled_ms: None, quarantine_ms: FIRST_QUARANTINE_MS }
+        let quarantine_ms = FIRST_QUARANTINE_MS;
+        Self { id, seat, version, strikes: VecDeque::new(), paroled_ms: None, quarantine_ms, idle_plans: 0 }
     }
 
     /// The native default, in the place of a policy.

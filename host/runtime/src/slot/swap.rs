@@ -233,6 +233,7 @@ impl<K: SlotKind> SlotControl<K> {
             deciding_buckets: stats.buckets,
             faults: FaultKind::ALL.iter().map(|kind| (kind.label().to_owned(), stats.faults(*kind))).collect(),
             strikes: state.active.strikes(),
+            idle_plans: state.active.idle_plans,
             swaps: state.swaps,
             last_refusal: state.last_refusal.clone(),
         };

@@ -63,6 +63,7 @@ pub fn status() -> ProcessStatus {
         deciding_buckets: [10, 20, 30, 0, 0, 0, 0, 0, 0, 0, 0, 38, 2],
         faults: vec![("trap".into(), 2), ("deadline".into(), 1)],
         strikes: 2,
+        idle_plans: 11,
         swaps: 5,
         last_refusal: Some("not a component".into()),
     };
@@ -77,6 +78,7 @@ pub fn status() -> ProcessStatus {
         deciding_buckets: [0; 13],
         faults: Vec::new(),
         strikes: 0,
+        idle_plans: 0,
         swaps: 0,
         last_refusal: None,
     };

@@ -49,6 +49,13 @@ pub const HOSTILE: &[Hostile] = &[
          (call $answer (i32.const 4096) (local.get $candidates) (i32.const 1) (i32.const 0))",
     ),
     hostile(
+        "caps-of-nothing",
+        None,
+        "(i32.store (i32.const 528) (i32.const 4096))
+         (i32.store (i32.const 532) (local.get $candidates))
+         (call $answer (i32.const 4096) (local.get $candidates) (i32.const 0) (i32.const 0))",
+    ),
+    hostile(
         "list-out-of-bounds",
         Some("bad-answer"),
         "(call $answer (i32.const 4096) (i32.const 0x3fffffff) (i32.const 0) (i32.const 0))",
