@@ -362,6 +362,19 @@ class _Meridian(SchedulerInterface):
         config = self._scheduler().scheduler_config
         return not config.enable_chunked_prefill or (config.disable_chunked_mm_input and bool(request.mm_features))
 
+    def _handle_blocked_waiting_request(self, request: Request) -> bool:
+        """Whether a waiting request may be admitted. vLLM counts the adapters of the requests that it serves in this
+        step; those of running ones that a plan leaves out count too, because a later step serves them together."""
+        ready = cast("Scheduler", super())._handle_blocked_waiting_request(request)
+        scheduler = self._scheduler()
+        if not ready or scheduler.lora_config is None or not self._meridian_schedules:
+            return ready
+        adapter = request.lora_request
+        if adapter is None:
+            return True
+        running = {r.lora_request.lora_int_id for r in scheduler.running if r.lora_request is not None}
+        return adapter.lora_int_id in running or len(running) < scheduler.lora_config.max_loras
+
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
         stats = cast("Any", super()).make_stats(*args, **kwargs)
         think = self._meridian_think
