@@ -89,6 +89,8 @@ class KvHook:
         self._pools = {id(pool): PoolHook(pool, engine, self.block_tokens, keeps_dead, self._fail) for pool in pools}
         self._growth_blocks = engine.growth_blocks if hasattr(manager, "watermark_blocks") else 0.0
         self._own_watermark: int | None = None
+        # Whether a request was given tokens in this step.
+        self._step_serves = False
         self._allocate_slots: Callable[..., Any] | None = None
 
     @property
@@ -135,8 +137,7 @@ class KvHook:
         Leave the running requests room to grow in this step: vLLM reads the watermark when it admits a request, and
         only while something runs (kv_cache_manager.py: `allocate_slots`). Without it a request is admitted when its
         prompt just fits, and somebody is preempted for the next block."""
-        for pool in self._pools.values():
-            pool.rekey()
+        self._step_serves = False
         if self._growth_blocks > 0:
             manager = self._scheduler.kv_cache_manager
             self._own_watermark = manager.watermark_blocks
@@ -204,7 +205,7 @@ class KvHook:
         original = cast("Callable[..., Any]", self._allocate_slots)
         if not self._on:
             return original(request, *args, **kwargs)
-        allocated = original(request, *args, **kwargs)
+        allocated = self._admitting(original, request, *args, **kwargs)
         try:
             found = kwargs.get("new_computed_blocks", args[2] if len(args) > 2 else None)
             if allocated is None:
@@ -214,6 +215,24 @@ class KvHook:
                 self._matched([b for group in found.blocks for b in group if not b.is_null], request)
         except DEFECTS:
             self._fail("following an allocation")
+        return allocated
+
+    def _admitting(self, original: Callable[..., Any], request: Request, *args: Any, **kwargs: Any) -> Any:
+        """`allocate_slots`, without the room for growth where a request would wait for nothing: its KV is loaded by a
+        connector, or it has the step to itself because those that run are in flight."""
+        manager, own = self._scheduler.kv_cache_manager, self._own_watermark
+        is_loaded = request.num_computed_tokens > 0 or kwargs.get("num_external_computed_tokens", 0) > 0
+        if own is None or request.status == RequestStatus.RUNNING or (self._step_serves and not is_loaded):
+            allocated = original(request, *args, **kwargs)
+        else:
+            reserve = manager.watermark_blocks
+            manager.watermark_blocks = own
+            try:
+                allocated = original(request, *args, **kwargs)
+            finally:
+                manager.watermark_blocks = reserve
+        new_tokens = kwargs.get("num_new_tokens", args[0] if args else 0)
+        self._step_serves = self._step_serves or (allocated is not None and new_tokens > 0)
         return allocated
 
     def _is_probe(self, request: Request) -> bool:
