@@ -1,0 +1,135 @@
+"""Random sequences against stock vLLM: its scheduler, its KV cache manager, its encoder cache, and no model.
+
+A failure names the feature and the seed; `stock` and `decided` of bench/vllm/random_sequences.py repeat it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from meridian.bench.model import model_dir
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "bench" / "vllm"))
+
+from random_drive import Arrival, Drive
+from random_engine import BLOCK_TOKENS, FEATURES, Feature, Limits, make_scheduler
+from random_sequences import (
+    FCFS,
+    POLICIES,
+    STARVED,
+    STARVED_ARRIVALS,
+    TWO_ADAPTERS,
+    TWO_ADAPTERS_ARRIVALS,
+    Policy,
+    decided,
+    decided_by,
+    first_difference,
+    scripted,
+    stock,
+)
+
+# Of each feature: against stock, and under each policy.
+PAIRS, DECIDED = 10, 3
+HOSTILE_POLICIES = [policy for policy in POLICIES if policy.source in ("native:pascal", "native:qoe")]
+
+
+@pytest.fixture(scope="module")
+def model() -> str:
+    """The text model whose configuration the schedulers are made with."""
+    return str(model_dir())
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """vLLM says the same about each of hundreds of schedulers."""
+    logger = logging.getLogger("vllm")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    yield
+    logger.setLevel(level)
+
+
+@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
+def test_fcfs_does_what_stock_does_in_every_step(feature: Feature, model: str, hostile: Path) -> None:
+    for seed in range(PAIRS):
+        reference = stock(feature, seed, model)
+        assert reference.violations == []
+        ours = decided(FCFS, feature, seed, model, hostile)
+        assert ours.violations == []
+        assert first_difference(ours, reference) is None
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
+def test_under_every_policy_the_limits_of_vllm_hold(
+    feature: Feature, policy: Policy, model: str, hostile: Path
+) -> None:
+    for seed in range(DECIDED):
+        assert decided(policy, feature, seed, model, hostile).violations == []
+
+
+@pytest.mark.parametrize("policy", HOSTILE_POLICIES, ids=lambda policy: policy.name)
+def test_an_answer_does_not_wait_for_a_prompt_that_has_no_blocks(policy: Policy, model: str) -> None:
+    reference, _ = scripted(STARVED, STARVED_ARRIVALS, model)
+    ours, idle_plans = scripted(STARVED, STARVED_ARRIVALS, model, policy)
+    assert ours.violations == []
+    assert ours.empty_steps == 0
+    assert ours.over_ms["0"] <= 1.01 * reference.over_ms["0"]
+    assert idle_plans > 0, "the policy is named for what the host changed"
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+def test_adapters_of_requests_that_are_left_out_count(policy: Policy, model: str, hostile: Path) -> None:
+    ours, _ = scripted(TWO_ADAPTERS, TWO_ADAPTERS_ARRIVALS, model, policy, hostile)
+    assert ours.violations == []
+    assert set(ours.over_ms) == {"0", "1"}
+
+
+def test_a_request_that_has_the_step_to_itself_is_not_kept_waiting(model: str) -> None:
+    """vLLM's `test_preempt_during_execution`: the first request is in flight, and the blocks just suffice."""
+    from vllm import SamplingParams
+
+    feature = Feature("scripted", pipeline=2, caching=False)
+    limits = Limits(seqs=4, tokens=100, blocks=11, adapters=1, encoder=0, long_prefill=0)
+    drive = Drive(make_scheduler(feature, limits, model), feature, limits, 0)
+    drive.left = 0
+    prompt = list(range(10, 10 + 5 * BLOCK_TOKENS))
+    with decided_by(POLICIES[0], drive, Path()):
+        for name in ("0", "1"):
+            drive.scheduler.add_request(drive._request(name, prompt, SamplingParams(max_tokens=4)))
+            assert drive.scheduler.schedule().num_scheduled_tokens == {name: len(prompt)}
+
+
+def test_a_request_that_a_connector_loads_is_not_kept_waiting(model: str) -> None:
+    """vLLM's `test_cannot_schedule_after_recv`: the blocks suffice for what is loaded, and for no growth beside it."""
+    from vllm import SamplingParams
+    from vllm.v1.request import RequestStatus
+
+    feature = Feature("scripted", connector=True, caching=False)
+    limits = Limits(seqs=4, tokens=100, blocks=6, adapters=1, encoder=0, long_prefill=0)
+    drive = Drive(make_scheduler(feature, limits, model), feature, limits, 0)
+    drive.left = 0
+    matched: dict[str, tuple[int, bool]] = {"0": (0, False), "1": (2 * BLOCK_TOKENS, True)}
+    drive.scheduler.connector.get_num_new_matched_tokens = lambda request, computed: matched[request.request_id]
+    requests: list[Any] = []
+    with decided_by(POLICIES[0], drive, Path()):
+        for name, tokens in (("0", 2 * BLOCK_TOKENS), ("1", 2 * BLOCK_TOKENS)):
+            requests.append(drive._request(name, list(range(10, 10 + tokens)), SamplingParams(max_tokens=9)))
+            drive.requests[name], drive.tokens[name] = requests[-1], []
+            drive.scheduler.add_request(requests[-1])
+            drive.step()
+        assert requests[1].status == RequestStatus.WAITING_FOR_REMOTE_KVS
+        drive.run()
+        assert drive.violations == []
+
+
+def test_a_scripted_drive_is_the_same_with_fcfs(model: str) -> None:
+    arrivals = (Arrival(1, 10, 20), Arrival(3, 40, 5), Arrival(3, 60, 9))
+    reference, _ = scripted(STARVED, arrivals, model)
+    ours, _ = scripted(STARVED, arrivals, model, FCFS)
+    assert first_difference(ours, reference) is None
