@@ -14,6 +14,7 @@ use crate::LoadError;
 use crate::error::one_line;
 use crate::limiter::MAX_TABLE_ELEMENTS;
 use crate::operators::Operators;
+use crate::wit::clip;
 
 /// Core modules, nested ones included. Largest known: 38, one for each shared library of CPython.
 pub const MAX_CORE_MODULES: u64 = 128;
@@ -78,18 +79,20 @@ const INSTANCE_TYPE: u8 = 0x42;
 /// First byte of a declaration of a type.
 const TYPE_DECLARATION: u8 = 0x01;
 
-/// Refuse a component that would take too much to compile. Whether it is valid is for wasmtime to say; what cannot even
-/// be parsed is refused here.
+/// Refuse a component that would take too much to compile, or that imports anything. Whether it is valid is for wasmtime
+/// to say; what cannot even be parsed is refused here.
 pub(crate) fn check(bytes: &[u8]) -> std::result::Result<(), LoadError> {
     match (Survey { bytes, ..Survey::default() }).component() {
         Ok(()) => Ok(()),
         Err(Refusal::Parse(error)) => Err(LoadError::Invalid { detail: one_line(&error) }),
+        Err(Refusal::Import(import)) => Err(LoadError::UnknownImport { import: clip(import, 128) }),
         Err(Refusal::TooMuch { what, found, limit }) => Err(LoadError::TooComplex { what, found, limit }),
     }
 }
 
 enum Refusal {
     Parse(wasmparser::Error),
+    Import(String),
     TooMuch { what: &'static str, found: u64, limit: u64 },
 }
 
@@ -215,7 +218,13 @@ impl Survey<'_> {
             Payload::CoreTypeSection(section) => self.items(section.count())?,
             Payload::ComponentAliasSection(section) => self.items(section.count())?,
             Payload::ComponentCanonicalSection(section) => self.items(section.count())?,
-            Payload::ComponentImportSection(section) => self.items(section.count())?,
+            Payload::ComponentImportSection(section) => {
+                self.items(section.count())?;
+                // Those of a component inside are for the one around it to fill.
+                if let (1, Some(import)) = (self.open.len(), section.into_iter().next()) {
+                    return Err(Refusal::Import(import?.name.name.to_owned()));
+                }
+            }
             Payload::ComponentExportSection(section) => self.items(section.count())?,
             Payload::ComponentInstanceSection(section) => {
                 for instance in section {

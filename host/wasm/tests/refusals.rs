@@ -40,6 +40,21 @@ fn unknown_import() {
 }
 
 #[test]
+fn an_import_is_refused_before_anything_is_compiled() {
+    // A function that does not return what it says: compiling it finds that first.
+    let text = r#"(component (import "wasi:clocks/wall-clock@0.2.0" (instance)) (core module (func (result i32))))"#;
+    let error = refusal(&wat::parse_str(text).unwrap());
+    assert!(
+        matches!(&error, LoadError::UnknownImport { import } if import == "wasi:clocks/wall-clock@0.2.0"),
+        "{error}"
+    );
+    // What a component inside imports is for the one around it to give.
+    let text = r#"(component (component (import "inner" (instance))))"#;
+    let error = refusal(&wat::parse_str(text).unwrap());
+    assert!(matches!(&error, LoadError::MissingExport { .. }), "{error}");
+}
+
+#[test]
 fn missing_world() {
     let error = refusal(&wat::parse_str("(component)").unwrap());
     assert_eq!(error.to_string(), "missing export `meridian:policy/lifecycle@0.1.0`: the component is not a policy");
