@@ -44,7 +44,8 @@ impl Compiler {
         Self { deadline: COMPILE_DEADLINE, late: Arc::default() }
     }
 
-    pub(crate) fn with_deadline(self, deadline: Duration) -> Self {
+    #[cfg(test)]
+    fn with_deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }
     }
 

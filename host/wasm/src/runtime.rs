@@ -70,12 +70,6 @@ impl Runtime {
         Self { trusted: Arc::new(keys), ..self }
     }
 
-    /// Another longest time to compile a component than [`crate::COMPILE_DEADLINE`].
-    #[must_use]
-    pub fn with_compile_deadline(self, deadline: Duration) -> Self {
-        Self { compiler: self.compiler.with_deadline(deadline), ..self }
-    }
-
     /// Read, check and compile the component in a file. Where keys are trusted, its signature is in the file of
     /// [`signature_path`]; what is verified is what was read, and is what is compiled.
     ///
