@@ -85,6 +85,15 @@ pub trait Policy<K: SlotKind = Dispatch>: Send {
     /// A fault costs this decision only.
     fn decide(&mut self, batch: &Batch<'_, K>, decision: &mut K::Decision) -> Result<(), Fault>;
 
+    /// Decide one made-up batch, before the policy sees traffic and off the deciding thread: as [`Policy::decide`], but it
+    /// may take as long as no honest decision does on a busy machine.
+    ///
+    /// # Errors
+    /// As [`Policy::decide`].
+    fn try_out(&mut self, batch: &Batch<'_, K>, decision: &mut K::Decision) -> Result<(), Fault> {
+        self.decide(batch, decision)
+    }
+
     /// Become able to decide again after a fault.
     ///
     /// # Errors

@@ -40,5 +40,7 @@ pub use controller::{ControlledSlot, Controller, EngineStatus, Loader, Recording
 pub use engine::DispatchEngine;
 pub use meridian_core::native;
 use meridian_core::sync;
-pub use slot::{BudgetSlot, Candidate, DispatchSlot, EvictionSlot, PolicySlot, SlotControl, StrikeLimits, TrialFault};
+pub use slot::{
+    BudgetSlot, Candidate, DispatchSlot, EvictionSlot, PolicySlot, SlotControl, StrikeLimits, Trial, TrialFault,
+};
 pub use stats::{SlotStats, Source};

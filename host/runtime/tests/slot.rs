@@ -200,27 +200,17 @@ fn a_fault_keeps_what_reproduces_it() {
 }
 
 #[test]
-fn a_candidate_that_faults_on_a_trial_is_told_apart() {
-    assert!(Made::new(1).candidate().warm_up().is_ok());
+fn a_candidate_that_faults_on_a_trial_is_refused_with_the_batch() {
+    let trial = Made::new(1).candidate().warm_up().unwrap();
+    assert!(trial.decides);
     let fault = faulting(1, FaultKind::Trap).candidate().warm_up().unwrap_err();
-    assert_eq!(fault.to_string(), "faulted on a trial batch of 0 candidates: trap: as made");
-}
-
-#[test]
-fn a_trial_that_misses_its_deadline_is_repeated() {
-    let missing = |misses: u32| {
-        let left = AtomicU32::new(misses);
-        Made::behaving(1, move |batch, decision| {
-            if left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
-                return Err(Fault::new(FaultKind::Deadline, "interrupt"));
-            }
-            decision.keys = vec![0.0; batch.candidates];
-            Ok(())
-        })
-    };
-    assert_eq!(missing(2).candidate().warm_up(), Ok(true));
-    let fault = missing(3).candidate().warm_up().unwrap_err();
-    assert_eq!(fault.to_string(), "faulted on a trial batch of 0 candidates: deadline: interrupt");
+    assert_eq!(fault.to_string(), "faulted on a trial batch of 0 candidates (batch 1 of 4): trap: as made");
+    let large = Made::behaving(1, |batch, _| match batch.candidates {
+        1024 => Err(Fault::new(FaultKind::Deadline, "interrupt")),
+        _ => Ok(()),
+    });
+    let fault = large.candidate().warm_up().unwrap_err();
+    assert_eq!(fault.to_string(), "faulted on a trial batch of 1024 candidates (batch 4 of 4): deadline: interrupt");
 }
 
 #[test]

@@ -17,6 +17,9 @@ use crate::wit::{self, lifecycle};
 pub struct Limits {
     /// Longest time of one decision; kept to the epoch's grain of 0.5 ms, rounded up.
     pub deadline: Duration,
+    /// Longest decision of a trial, a made-up batch off the hot path. So long that it says something about the policy, and
+    /// nothing about a busy machine.
+    pub trial: Duration,
     /// Longest start. That is off the hot path: it may parse options and build tables.
     pub start: Duration,
     /// Longest `snapshot`, and longest `restore`; each has `deadline` too. A step may wait for the slot meanwhile, so
@@ -33,15 +36,24 @@ impl Limits {
     /// replay, a test. What does not end is still stopped, after 10 seconds.
     pub const UNHURRIED: Self = {
         let patience = Duration::from_secs(10);
-        Self { deadline: patience, start: patience, handover: patience, recovery: patience, memory_bytes: 64 << 20 }
+        Self {
+            deadline: patience,
+            trial: patience,
+            start: patience,
+            handover: patience,
+            recovery: patience,
+            memory_bytes: 64 << 20,
+        }
     };
 }
 
 impl Default for Limits {
-    /// An engine's: 2 ms for a decision, 200 ms to start, 2 ms for each side of a handover, 5 ms to start again.
+    /// An engine's: 2 ms for a decision, a second for one of a trial, 200 ms to start, 2 ms for each side of a handover,
+    /// 5 ms to start again.
     fn default() -> Self {
         Self {
             deadline: Duration::from_millis(2),
+            trial: Duration::from_secs(1),
             start: Duration::from_millis(200),
             handover: Duration::from_millis(2),
             recovery: Duration::from_millis(5),
@@ -175,6 +187,16 @@ impl<K: GuestKind> WasmPolicy<K> {
             }
         }
     }
+
+    fn decide_within(
+        &mut self,
+        deadline: Duration,
+        batch: &Batch<'_, K>,
+        decision: &mut K::Decision,
+    ) -> Result<(), Fault> {
+        let answer_bytes = batch.candidates.saturating_mul(K::ANSWER_BYTES).saturating_add(ANSWER_OVERHEAD_BYTES);
+        self.call(deadline, answer_bytes, |store, _, guest| K::decide(guest, store, batch, decision))
+    }
 }
 
 impl<K: GuestKind> meridian_core::Policy<K> for WasmPolicy<K> {
@@ -187,8 +209,11 @@ impl<K: GuestKind> meridian_core::Policy<K> for WasmPolicy<K> {
     }
 
     fn decide(&mut self, batch: &Batch<'_, K>, decision: &mut K::Decision) -> Result<(), Fault> {
-        let answer_bytes = batch.candidates.saturating_mul(K::ANSWER_BYTES).saturating_add(ANSWER_OVERHEAD_BYTES);
-        self.call(self.limits.deadline, answer_bytes, |store, _, guest| K::decide(guest, store, batch, decision))
+        self.decide_within(self.limits.deadline, batch, decision)
+    }
+
+    fn try_out(&mut self, batch: &Batch<'_, K>, decision: &mut K::Decision) -> Result<(), Fault> {
+        self.decide_within(self.limits.deadline.max(self.limits.trial), batch, decision)
     }
 
     fn snapshot(&mut self) -> Result<Vec<u8>, Fault> {

@@ -7,6 +7,7 @@ mod faults;
 mod seat;
 mod shadow;
 mod swap;
+mod trial;
 mod witness;
 
 use std::sync::Arc;
@@ -30,7 +31,8 @@ pub(crate) use self::budget::BudgetWants;
 pub use self::dispatch::DispatchSlot;
 pub use self::eviction::EvictionSlot;
 pub use self::seat::StrikeLimits;
-pub use self::swap::{Candidate, SlotControl, TrialFault};
+pub use self::swap::{Candidate, SlotControl};
+pub use self::trial::{Trial, TrialFault};
 
 /// A slot: asks the active policy, and the native default for the same batch when that one does not decide.
 ///

@@ -1,0 +1,86 @@
+//! What a policy has to show before it sees traffic.
+
+use std::time::{Duration, Instant};
+
+use meridian_core::{Batch, Fault, SlotKind};
+use thiserror::Error;
+
+use super::Candidate;
+
+/// Batch sizes a candidate is tried with: none, one, a small batch, a large one.
+const SIZES: [u32; 4] = [0, 1, 64, 1024];
+
+/// What a candidate made of the trial batches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Trial {
+    /// Whether it decided any, or left every one to the default.
+    pub decides: bool,
+    /// How long the slowest took. Nothing depends on it: a machine that does other work as well makes it longer.
+    pub slowest: Duration,
+    /// Candidates of that batch.
+    pub slowest_candidates: usize,
+}
+
+/// A candidate faulted before it saw traffic.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum TrialFault {
+    /// It did not decide a batch.
+    #[error("faulted on a trial batch of {candidates} candidates (batch {number} of {batches}): {fault}")]
+    Batch {
+        /// Size of the batch.
+        candidates: usize,
+        /// Its number, from 1.
+        number: usize,
+        /// How many batches a trial has.
+        batches: usize,
+        /// The fault.
+        fault: Fault,
+    },
+    /// It decided every batch, and then did not start anew.
+    #[error("did not start again after its trial: {0}")]
+    Restart(Fault),
+}
+
+impl<K: SlotKind> Candidate<K> {
+    /// Have it decide a few made-up batches: the first calls of an instance are its slowest, and a policy that cannot
+    /// decide these never sees traffic. Then it starts anew: what it was told here was never so.
+    ///
+    /// # Errors
+    /// The fault, with the batch.
+    pub fn warm_up(&mut self) -> Result<Trial, TrialFault> {
+        let trial = self.try_out()?;
+        self.policy.start_anew().map_err(TrialFault::Restart)?;
+        Ok(trial)
+    }
+
+    /// The same, and it keeps what it has gathered.
+    ///
+    /// # Errors
+    /// As [`Candidate::warm_up`].
+    pub fn try_out(&mut self) -> Result<Trial, TrialFault> {
+        let mut decision = K::Decision::default();
+        let mut trial = Trial::default();
+        let batches: Vec<_> =
+            SIZES.into_iter().flat_map(|size| K::trials(size).into_iter().map(move |facts| (size, facts))).collect();
+        for (i, (candidates, facts)) in batches.iter().enumerate() {
+            let candidates = *candidates as usize;
+            let columns = vec![1.0; candidates * self.policy.inputs().len()];
+            let batch = Batch { facts, candidates, columns: &columns };
+            K::clear(&mut decision);
+            let started = Instant::now();
+            let decided = self.policy.try_out(&batch, &mut decision);
+            let took = started.elapsed();
+            decided.and_then(|()| K::check(batch.facts, &decision, candidates)).map_err(|fault| TrialFault::Batch {
+                candidates,
+                number: i + 1,
+                batches: batches.len(),
+                fault,
+            })?;
+            if took >= trial.slowest {
+                (trial.slowest, trial.slowest_candidates) = (took, candidates);
+            }
+            trial.decides |= candidates > 0 && K::is_decided(&decision, candidates);
+        }
+        Ok(trial)
+    }
+}
