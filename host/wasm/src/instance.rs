@@ -1,10 +1,11 @@
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use meridian_core::{Batch, Description, Dispatch, Fault, FaultKind, Targets};
 use wasmtime::{Store, Trap};
 
 use crate::LoadError;
+use crate::bulk::BULK_BYTES_PER_TICK;
 use crate::component::Shared;
 use crate::error::one_line;
 use crate::guest::GuestKind;
@@ -12,13 +13,14 @@ use crate::limiter::Limiter;
 use crate::runtime::{EPOCH_TICK, MAX_MEMORY_BYTES};
 use crate::wit::{self, lifecycle};
 
-/// What a policy may use.
+/// What a policy may use. The bulk instructions of a call (`memory.fill`, `memory.copy` and their like) may touch
+/// [`BULK_BYTES_PER_TICK`] for each tick of the call's deadline.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
     /// Longest time of one decision; kept to the epoch's grain of 0.5 ms, rounded up.
     pub deadline: Duration,
     /// Longest decision of a trial, a made-up batch off the hot path. So long that it says something about the policy, and
-    /// nothing about a busy machine.
+    /// nothing about a busy machine; the bytes of bulk instructions are those of `deadline`.
     pub trial: Duration,
     /// Longest start. That is off the hot path: it may parse options and build tables.
     pub start: Duration,
@@ -122,11 +124,10 @@ impl<K: GuestKind> WasmPolicy<K> {
         let mut store = Store::new(&self.shared.engine, state);
         store.limiter(|state| &mut state.limiter);
         store.epoch_deadline_trap();
-        store.set_epoch_deadline(ticks(deadline));
-        store.set_hostcall_fuel(START_ANSWER_BYTES);
+        allow(&mut store, Allowed::all(deadline), START_ANSWER_BYTES);
         let started = self.start_in(&mut store);
         let Started { lifecycle, guest, description, inputs } = started.map_err(|error| {
-            let fault = fault_of(&store, &error);
+            let fault = fault_of(&store, &error, Allowed::all(deadline));
             LoadError::Start { fault: Fault::new(FaultKind::Init, fault.to_string()) }
         })??;
         self.description = description;
@@ -163,39 +164,59 @@ struct Started<K: GuestKind> {
     inputs: Vec<K::Column>,
 }
 
+/// What one call may take.
+#[derive(Clone, Copy)]
+struct Allowed {
+    time: Duration,
+    /// Bytes that bulk instructions may touch.
+    bulk_bytes: u64,
+}
+
+impl Allowed {
+    /// All that a deadline allows.
+    fn all(deadline: Duration) -> Self {
+        Self { time: deadline, bulk_bytes: ticks(deadline).saturating_mul(BULK_BYTES_PER_TICK) }
+    }
+}
+
 impl<K: GuestKind> WasmPolicy<K> {
-    /// Call the instance within a deadline; `answer_bytes` bounds what it may hand over. A fault costs the instance.
+    /// Call the instance within limits; `answer_bytes` bounds what it may hand over. A fault costs the instance.
     fn call<R>(
         &mut self,
-        deadline: Duration,
+        allowed: Allowed,
         answer_bytes: usize,
         call: impl FnOnce(&mut Store<StoreState>, &lifecycle::Guest, &K::Guest) -> wasmtime::Result<R>,
     ) -> Result<R, Fault> {
         let Some(Instance { store, lifecycle, guest }) = &mut self.instance else {
             return Err(Fault::new(FaultKind::Init, "the policy has no instance"));
         };
+        let started = Instant::now();
         store.data_mut().limiter.forget();
-        store.set_epoch_deadline(ticks(deadline));
-        // Refuses an enormous answer before it is copied.
-        store.set_hostcall_fuel(answer_bytes);
-        match call(store, lifecycle, guest) {
-            Ok(answer) => Ok(answer),
-            Err(error) => {
-                let fault = fault_of(store, &error);
-                self.instance = None;
-                Err(fault)
-            }
-        }
+        allow(store, allowed, answer_bytes);
+        let answered = call(store, lifecycle, guest);
+        let fault = match answered {
+            Ok(answer) => match late(started.elapsed(), allowed.time) {
+                None => return Ok(answer),
+                Some(fault) => fault,
+            },
+            Err(error) => fault_of(store, &error, allowed),
+        };
+        self.instance = None;
+        Err(fault)
     }
 
     fn decide_within(
         &mut self,
-        deadline: Duration,
+        allowed: Allowed,
         batch: &Batch<'_, K>,
         decision: &mut K::Decision,
     ) -> Result<(), Fault> {
         let answer_bytes = batch.candidates.saturating_mul(K::ANSWER_BYTES).saturating_add(ANSWER_OVERHEAD_BYTES);
-        self.call(deadline, answer_bytes, |store, _, guest| K::decide(guest, store, batch, decision))
+        self.call(allowed, answer_bytes, |store, _, guest| K::decide(guest, store, batch, decision))
+    }
+
+    fn handover(&self) -> Allowed {
+        Allowed::all(self.limits.deadline.min(self.limits.handover))
     }
 }
 
@@ -209,16 +230,17 @@ impl<K: GuestKind> meridian_core::Policy<K> for WasmPolicy<K> {
     }
 
     fn decide(&mut self, batch: &Batch<'_, K>, decision: &mut K::Decision) -> Result<(), Fault> {
-        self.decide_within(self.limits.deadline, batch, decision)
+        self.decide_within(Allowed::all(self.limits.deadline), batch, decision)
     }
 
     fn try_out(&mut self, batch: &Batch<'_, K>, decision: &mut K::Decision) -> Result<(), Fault> {
-        self.decide_within(self.limits.deadline.max(self.limits.trial), batch, decision)
+        let Limits { deadline, trial, .. } = self.limits;
+        self.decide_within(Allowed { time: deadline.max(trial), ..Allowed::all(deadline) }, batch, decision)
     }
 
     fn snapshot(&mut self) -> Result<Vec<u8>, Fault> {
-        let deadline = self.limits.deadline.min(self.limits.handover);
-        let state = self.call(deadline, MAX_STATE_BYTES, |store, lifecycle, _| lifecycle.call_snapshot(store))?;
+        let state =
+            self.call(self.handover(), MAX_STATE_BYTES, |store, lifecycle, _| lifecycle.call_snapshot(store))?;
         if state.len() > MAX_STATE_BYTES {
             let detail = format!("a snapshot of {} bytes, expected at most {MAX_STATE_BYTES}", state.len());
             return Err(Fault::new(FaultKind::BadAnswer, detail));
@@ -227,14 +249,22 @@ impl<K: GuestKind> meridian_core::Policy<K> for WasmPolicy<K> {
     }
 
     fn restore(&mut self, state: &[u8]) -> Result<(), Fault> {
-        let deadline = self.limits.deadline.min(self.limits.handover);
         let restored =
-            self.call(deadline, START_ANSWER_BYTES, |store, lifecycle, _| lifecycle.call_restore(store, state))?;
+            self.call(self.handover(), START_ANSWER_BYTES, |store, lifecycle, _| lifecycle.call_restore(store, state))?;
         restored.map_err(|reason| Fault::new(FaultKind::Init, wit::clip(reason, 512)))
     }
 
     fn recover(&mut self) -> Result<(), Fault> {
-        self.instantiate(self.limits.recovery).map_err(init_fault)
+        let started = Instant::now();
+        self.instantiate(self.limits.recovery).map_err(init_fault)?;
+        // Most of a start is not the component's code, which alone the epoch stops.
+        match late(started.elapsed(), self.limits.recovery) {
+            None => Ok(()),
+            Some(fault) => {
+                self.instance = None;
+                Err(Fault::new(FaultKind::Init, fault.to_string()))
+            }
+        }
     }
 
     fn start_anew(&mut self) -> Result<(), Fault> {
@@ -254,18 +284,45 @@ fn ticks(deadline: Duration) -> u64 {
     u64::try_from(deadline.as_nanos().div_ceil(EPOCH_TICK.as_nanos())).unwrap_or(u64::MAX / 2).max(1) + 1
 }
 
-fn fault_of(store: &Store<StoreState>, error: &wasmtime::Error) -> Fault {
+/// Give a store what its next call may take; `answer_bytes` refuses an enormous answer before it is copied.
+fn allow(store: &mut Store<StoreState>, allowed: Allowed, answer_bytes: usize) {
+    let Allowed { time, bulk_bytes } = allowed;
+    store.set_epoch_deadline(ticks(time));
+    store.set_fuel(bulk_bytes).expect("the engine consumes fuel");
+    store.set_hostcall_fuel(answer_bytes);
+}
+
+/// The fault of an answer that came too late: no epoch is checked inside a bulk instruction, nor after the last loop. What
+/// ends within two ticks of the deadline is in time, as it is by the epoch.
+fn late(took: Duration, deadline: Duration) -> Option<Fault> {
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    (took > deadline.saturating_add(EPOCH_TICK * 2)).then(|| {
+        let detail = format!("answered after {:.1} ms, expected at most {} ms", ms(took), ms(deadline));
+        Fault::new(FaultKind::Deadline, detail)
+    })
+}
+
+fn fault_of(store: &Store<StoreState>, error: &wasmtime::Error, allowed: Allowed) -> Fault {
     let trap = error.downcast_ref::<Trap>();
     let kind = if store.data().limiter.was_refused() {
         FaultKind::Memory
     } else {
         match trap {
-            Some(Trap::Interrupt) => FaultKind::Deadline,
+            Some(Trap::Interrupt | Trap::OutOfFuel) => FaultKind::Deadline,
             Some(_) => FaultKind::Trap,
             // Not a trap: the answer could not be lifted.
             None => FaultKind::BadAnswer,
         }
     };
-    let detail = trap.map_or_else(|| one_line(error), ToString::to_string);
+    let detail = match trap {
+        Some(Trap::OutOfFuel) => {
+            format!(
+                "bulk instructions of more than {} bytes in one call, the most for its deadline",
+                allowed.bulk_bytes
+            )
+        }
+        Some(trap) => trap.to_string(),
+        None => one_line(error),
+    };
     Fault::new(kind, detail)
 }

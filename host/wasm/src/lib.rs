@@ -11,6 +11,7 @@
 //! # Ok::<(), meridian_wasm::LoadError>(())
 //! ```
 
+mod bulk;
 mod cache;
 mod check;
 mod compile;
@@ -25,6 +26,7 @@ mod runtime;
 mod trust;
 mod wit;
 
+pub use bulk::BULK_BYTES_PER_TICK;
 pub use compile::COMPILE_DEADLINE;
 pub use component::{PolicyComponent, sha256_of};
 pub use error::LoadError;

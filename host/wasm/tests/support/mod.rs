@@ -1,6 +1,8 @@
 //! Hostile components, written as core WebAssembly text and wrapped by wit-component.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+pub mod bulk;
+
 use std::time::Duration;
 
 use meridian_wasm::Limits;
@@ -96,6 +98,27 @@ impl Hostile {
 pub fn with_init(init: &str) -> Vec<u8> {
     component(&module(init, "(call $answer (i32.const 4096) (local.get $candidates) (i32.const 0) (i32.const 0))"))
 }
+
+/// A component that decides, and runs `snapshot` and `restore` when its state is handed over. They return a pointer to a
+/// list of bytes, and to a result.
+pub fn with_state(snapshot: &str, restore: &str) -> Vec<u8> {
+    let text = module("", "(call $answer (i32.const 4096) (local.get $candidates) (i32.const 0) (i32.const 0))");
+    let replaced = |text: &str, signature: &str, body: &str| {
+        let old = format!("{signature} (i32.const 256))");
+        assert!(text.contains(&old), "{old} is in the module");
+        text.replacen(&old, &format!("{signature} {body})"), 1)
+    };
+    let text = replaced(&text, "#snapshot\") (result i32)", snapshot);
+    component(&replaced(&text, "#restore\") (param i32 i32) (result i32)", restore))
+}
+
+/// Body of a `snapshot` of eight bytes.
+pub const EIGHT_BYTES: &str =
+    "(i32.store (i32.const 512) (i32.const 4096)) (i32.store (i32.const 516) (i32.const 8)) (i32.const 512)";
+
+/// Body of a `decide` that goes wrong from the first second on: trials are before it.
+pub const TRAPS_LATER: &str = "(if (f64.gt (local.get 0) (f64.const 1000)) (then unreachable))
+    (call $answer (i32.const 4096) (local.get $candidates) (i32.const 0) (i32.const 0))";
 
 /// The body of a slot's function in [`filling`]. It may use `$candidates`, `$recurse`, and `$list` with a pointer and a
 /// length, which answers with that list.

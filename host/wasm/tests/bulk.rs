@@ -1,0 +1,127 @@
+//! No decision of a component costs more than its deadline, whatever its instructions are.
+
+mod support;
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use meridian_core::{Batch, Decision, FaultKind, MeridianConfig, Policy, Step};
+use meridian_runtime::Candidate;
+use meridian_wasm::{BULK_BYTES_PER_TICK, Limits, LoadError, Runtime, WasmPolicy};
+use support::LIMITS;
+use support::bulk::corpus;
+
+/// The bytes of an engine's deadline, and all the time in the world: nothing here depends on a clock.
+const BYTES_OF_2_MS: Limits = Limits { deadline: Duration::from_millis(2), ..LIMITS };
+
+fn start(component: &[u8], limits: Limits) -> WasmPolicy {
+    let targets = MeridianConfig::default().scheduler.targets();
+    Runtime::new(None).unwrap().load(component).unwrap().dispatch_policy(limits, targets, "{}").unwrap()
+}
+
+fn batch(columns: &[f32]) -> Batch<'_> {
+    static FACTS: LazyLock<Step> = LazyLock::new(Step::default);
+    Batch { facts: &FACTS, candidates: 0, columns }
+}
+
+#[test]
+fn bulk_instructions_are_bounded_by_the_deadline() {
+    for bulk in corpus(64) {
+        let limits = Limits { memory_bytes: bulk.memory_mib << 20, ..BYTES_OF_2_MS };
+        let mut policy = start(&bulk.component(), limits);
+        let decided = policy.try_out(&batch(&[]), &mut Decision::default());
+        match decided {
+            Err(fault) if bulk.is_too_much => {
+                assert_eq!(fault.kind, FaultKind::Deadline, "{}: {fault}", bulk.name);
+                let bytes = 5 * BULK_BYTES_PER_TICK;
+                let says =
+                    format!("bulk instructions of more than {bytes} bytes in one call, the most for its deadline");
+                assert_eq!(fault.detail, says, "{}", bulk.name);
+            }
+            Err(fault) => assert_eq!(fault.kind, FaultKind::Trap, "{}: {fault}", bulk.name),
+            Ok(()) => assert!(!bulk.is_too_much, "{}", bulk.name),
+        }
+    }
+}
+
+#[test]
+fn a_longer_deadline_allows_more() {
+    let corpus = corpus(64);
+    let fill = corpus.iter().find(|bulk| bulk.name == "memory.fill 64 MiB").unwrap();
+    let limits = Limits { deadline: Duration::from_millis(64), ..LIMITS };
+    start(&fill.component(), limits).try_out(&batch(&[]), &mut Decision::default()).unwrap();
+}
+
+#[test]
+fn segments_are_bounded_by_the_time_to_start_again() {
+    let corpus = corpus(64);
+    let find = |name: &str| corpus.iter().find(|bulk| bulk.name == name).unwrap().component();
+    let limits = Limits { recovery: Duration::from_millis(5), ..LIMITS };
+    let mut copied = start(&find("data segment without an image 16 MiB"), limits);
+    let fault = copied.recover().unwrap_err();
+    assert_eq!(fault.kind, FaultKind::Init);
+    assert!(fault.detail.contains("bulk instructions of more than 5767168 bytes"), "{fault}");
+    start(&find("data segment without an image 4 MiB"), limits).recover().unwrap();
+    start(&find("data segment 16 MiB"), LIMITS).recover().unwrap();
+}
+
+#[test]
+fn a_late_answer_is_a_missed_deadline() {
+    // The host copies an answer of 200 MB: no machine does that in a millisecond, and no instruction of the guest is left
+    // that could find it late.
+    let candidates = 50 << 20;
+    let text = support::module("", "(call $answer (i32.const 0) (local.get $candidates) (i32.const 0) (i32.const 0))");
+    let text = text.replacen("32)", "4096)", 1);
+    let limits = Limits { deadline: Duration::ZERO, memory_bytes: 256 << 20, ..LIMITS };
+    let mut policy = start(&support::component(&text), limits);
+    // A machine that stops for a millisecond before the guest begins gives the other fault.
+    let late = (0..100).find_map(|_| {
+        let mut decision = Decision::default();
+        let fault = policy.decide(&Batch { candidates, ..batch(&[]) }, &mut decision).unwrap_err();
+        assert_eq!(fault.kind, FaultKind::Deadline, "{fault}");
+        policy.recover().unwrap();
+        (fault.detail != "wasm trap: interrupt").then_some(fault.detail)
+    });
+    let late = late.unwrap();
+    assert!(late.starts_with("answered after ") && late.ends_with(" ms, expected at most 0 ms"), "{late}");
+}
+
+#[test]
+fn a_trial_has_its_own_deadline() {
+    // 50 million rounds take some 20 ms.
+    let rounds = "(local $left i32) (local.set $left (i32.const 50000000))
+        (loop $l (br_if $l (local.tee $left (i32.sub (local.get $left) (i32.const 1)))))
+        (call $answer (i32.const 4096) (local.get $candidates) (i32.const 0) (i32.const 0))";
+    let (local, rounds) = rounds.split_once(") ").unwrap();
+    let text = support::module("", rounds)
+        .replace("(result i32)\n    (global.set $calls", &format!("(result i32) {local})\n    (global.set $calls"));
+    let mut policy = start(&support::component(&text), BYTES_OF_2_MS);
+    let late = policy.decide(&batch(&[]), &mut Decision::default()).unwrap_err();
+    assert_eq!(late.kind, FaultKind::Deadline, "{late}");
+    policy.recover().unwrap();
+    assert!(Candidate::new(Box::new(policy), "", "test").warm_up().unwrap().decides);
+}
+
+#[test]
+fn arrays_are_refused() {
+    let text = support::module("", "(call $answer (i32.const 4096) (i32.const 0) (i32.const 0) (i32.const 0))");
+    let with_array = text.replacen(
+        "(module\n",
+        "(module (type $a (array (mut i8)))\n (func (drop (array.new $a (i32.const 0) (i32.const 1000000))))\n",
+        1,
+    );
+    let core = wat::parse_str(with_array).unwrap();
+    let component = wat::parse_str("(component)").unwrap();
+    // A section of one core module: wit-component would refuse it.
+    let mut bytes = component;
+    bytes.push(1);
+    let mut length = core.len();
+    while length >= 0x80 {
+        bytes.push(length as u8 | 0x80);
+        length >>= 7;
+    }
+    bytes.push(length as u8);
+    bytes.extend(core);
+    let error = Runtime::new(None).unwrap().load(&bytes).err().unwrap();
+    assert!(matches!(&error, LoadError::Invalid { .. }), "{error}");
+}
