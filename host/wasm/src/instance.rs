@@ -11,6 +11,7 @@ use crate::error::one_line;
 use crate::guest::GuestKind;
 use crate::limiter::Limiter;
 use crate::runtime::{EPOCH_TICK, MAX_MEMORY_BYTES};
+use crate::stack::with_room;
 use crate::wit::{self, lifecycle};
 
 /// What a policy may use. The bulk instructions of a call (`memory.fill`, `memory.copy` and their like) may touch
@@ -125,7 +126,7 @@ impl<K: GuestKind> WasmPolicy<K> {
         store.limiter(|state| &mut state.limiter);
         store.epoch_deadline_trap();
         allow(&mut store, Allowed::all(deadline), START_ANSWER_BYTES);
-        let started = self.start_in(&mut store);
+        let started = with_room(|| self.start_in(&mut store));
         let Started { lifecycle, guest, description, inputs } = started.map_err(|error| {
             let fault = fault_of(&store, &error, Allowed::all(deadline));
             LoadError::Start { fault: Fault::new(FaultKind::Init, fault.to_string()) }
@@ -193,7 +194,7 @@ impl<K: GuestKind> WasmPolicy<K> {
         let started = Instant::now();
         store.data_mut().limiter.forget();
         allow(store, allowed, answer_bytes);
-        let answered = call(store, lifecycle, guest);
+        let answered = with_room(|| call(store, lifecycle, guest));
         let fault = match answered {
             Ok(answer) => match late(started.elapsed(), allowed.time) {
                 None => return Ok(answer),

@@ -23,6 +23,7 @@ mod instance;
 mod limiter;
 mod operators;
 mod runtime;
+mod stack;
 mod trust;
 mod wit;
 

@@ -12,7 +12,7 @@ use crate::cache::Cache;
 use crate::compile::Compiler;
 use crate::error::{LoadError, one_line};
 use crate::instance::StoreState;
-use crate::{PolicyComponent, Signer, TrustedKeys, bulk, check, complexity, read_signature};
+use crate::{PolicyComponent, Signer, TrustedKeys, bulk, check, complexity, read_signature, stack};
 
 /// How often the epoch advances: the grain of every deadline.
 pub const EPOCH_TICK: Duration = Duration::from_micros(500);
@@ -48,6 +48,7 @@ impl Runtime {
         config.wasm_relaxed_simd(false);
         // Nothing stops a bulk instruction that has begun, so a call is given fuel for the bytes that they may touch.
         config.consume_fuel(true).operator_cost(bulk::costs()?);
+        config.max_wasm_stack(stack::GUEST_BYTES);
         let mut pool = PoolingAllocationConfig::default();
         pool.total_component_instances(POOLED_INSTANCES)
             .total_core_instances(POOLED_INSTANCES * 2)

@@ -103,6 +103,21 @@ fn a_trial_has_its_own_deadline() {
 }
 
 #[test]
+fn a_recursive_component_on_a_small_stack_traps() {
+    let recursive = support::HOSTILE.iter().find(|hostile| hostile.name == "deep-recursion").unwrap();
+    for stack_bytes in [128 << 10, 256 << 10, 512 << 10, 8 << 20] {
+        let mut policy = start(&recursive.component(), LIMITS);
+        let thread = std::thread::Builder::new().stack_size(stack_bytes).spawn(move || {
+            let fault = policy.decide(&batch(&[]), &mut Decision::default()).unwrap_err();
+            policy.recover().unwrap();
+            fault
+        });
+        let fault = thread.unwrap().join().unwrap();
+        assert_eq!(fault.kind, FaultKind::Trap, "{stack_bytes}: {fault}");
+    }
+}
+
+#[test]
 fn arrays_are_refused() {
     let text = support::module("", "(call $answer (i32.const 4096) (i32.const 0) (i32.const 0) (i32.const 0))");
     let with_array = text.replacen(
