@@ -1,10 +1,11 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use clap::Subcommand;
 use meridian_core::signature::signature_path;
-use meridian_core::{Budget, Description, Dispatch, Eviction, MeridianConfig, SlotName};
+use meridian_core::{Budget, Description, Dispatch, Eviction, FaultKind, MeridianConfig, SlotConfig, SlotName};
 use meridian_runtime::Candidate;
 use meridian_wasm::{
     GuestKind, Limits, PolicyComponent, Runtime, Signer, TrustedKeys, read_signature, signature_key_id,
@@ -25,9 +26,10 @@ pub(crate) enum PolicyCommand {
         #[arg(long, default_value = "target/policies")]
         out: PathBuf,
     },
-    /// Check that a file is a component that the engine would load, and that it decides
+    /// Check that a file is a component that the engine would load, that it decides, and that its state survives a swap
     #[command(after_help = "Examples:
   meridian policy check target/policies/output-first.wasm
+  meridian policy check policy.wasm --slot dispatch --deadline-ms 5 --memory-mib 128
   meridian policy check policy.wasm --trusted-key release.pub")]
     Check {
         /// The component
@@ -38,6 +40,12 @@ pub(crate) enum PolicyCommand {
         /// The policy's options, one JSON object
         #[arg(long, default_value = "{}", value_name = "JSON")]
         config: String,
+        /// Longest time of a decision, milliseconds; without it, the default of the slot
+        #[arg(long, value_name = "MS", value_parser = deadline_ms)]
+        deadline_ms: Option<f32>,
+        /// Most linear memory, MiB; without it, the default of the slot
+        #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..=1024))]
+        memory_mib: Option<u32>,
         /// A minisign public key, or a .pub file, of which one must have signed the component (FILE.minisig)
         #[arg(long = "trusted-key", value_name = "KEY_OR_FILE")]
         trusted_keys: Vec<String>,
@@ -47,7 +55,35 @@ pub(crate) enum PolicyCommand {
 pub(crate) fn run(command: PolicyCommand, json: bool) -> anyhow::Result<()> {
     match command {
         PolicyCommand::Build { dir, out } => build(&dir, &out, json),
-        PolicyCommand::Check { file, slot, config, trusted_keys } => check(&file, slot, &config, &trusted_keys, json),
+        PolicyCommand::Check { file, slot, config, deadline_ms, memory_mib, trusted_keys } => {
+            let allowed = Allowed { deadline_ms, memory_mib };
+            check(&file, slot, &config, allowed, &trusted_keys, json)
+        }
+    }
+}
+
+/// As `deadline_ms` of a slot.
+fn deadline_ms(text: &str) -> Result<f32, String> {
+    match text.parse() {
+        Ok(ms) if ms > 0.0 && ms <= 1000.0 => Ok(ms),
+        _ => Err("expected milliseconds above 0 and at most 1000".to_owned()),
+    }
+}
+
+/// What the command line gives in the place of a slot's defaults.
+#[derive(Clone, Copy)]
+struct Allowed {
+    deadline_ms: Option<f32>,
+    memory_mib: Option<u32>,
+}
+
+impl Allowed {
+    fn limits(self, slot: &SlotConfig) -> Limits {
+        Limits {
+            deadline: Duration::from_secs_f32(self.deadline_ms.unwrap_or(slot.deadline_ms) / 1e3),
+            memory_bytes: (self.memory_mib.unwrap_or(slot.memory_mib) as usize) << 20,
+            ..Limits::default()
+        }
     }
 }
 
@@ -162,12 +198,20 @@ struct CheckedSlot {
     inputs: Vec<String>,
     /// Whether it decided any trial batch, or left every one to the default.
     decides: bool,
+    /// How long the slowest trial batch took, and its candidates.
+    slowest_ms: f64,
+    slowest_candidates: usize,
+    /// The longest that the slot would have given it.
+    deadline_ms: f64,
+    /// Bytes of state that a fresh instance took over; 0 for a policy that keeps none.
+    state_bytes: usize,
 }
 
 fn check(
     file: &Path,
     slot: Option<SlotName>,
     config_json: &str,
+    allowed: Allowed,
     trusted_keys: &[String],
     json: bool,
 ) -> anyhow::Result<()> {
@@ -180,9 +224,15 @@ fn check(
     let (mut description, mut slots) = (Description::default(), Vec::new());
     for slot in slot.map_or_else(|| component.slots(), |slot| vec![slot]) {
         let (described, checked) = match slot {
-            SlotName::Dispatch => check_slot::<Dispatch>(file, &component, config_json),
-            SlotName::Eviction => check_slot::<Eviction>(file, &component, config_json),
-            SlotName::Budget => check_slot::<Budget>(file, &component, config_json),
+            SlotName::Dispatch => {
+                check_slot::<Dispatch>(file, &component, config_json, allowed.limits(&SlotConfig::dispatch()))
+            }
+            SlotName::Eviction => {
+                check_slot::<Eviction>(file, &component, config_json, allowed.limits(&SlotConfig::eviction()))
+            }
+            SlotName::Budget => {
+                check_slot::<Budget>(file, &component, config_json, allowed.limits(&SlotConfig::budget()))
+            }
         }?;
         description = described;
         slots.push(checked);
@@ -196,26 +246,85 @@ fn check(
     }
     print_line(&format!("ok       {} {} ({} bytes)", checked.name, checked.version, checked.bytes))?;
     print_line(&format!("summary  {}", checked.summary))?;
-    for CheckedSlot { slot, inputs, decides } in &checked.slots {
-        let inputs = if inputs.is_empty() { "none".to_owned() } else { inputs.join(", ") };
-        let answers = if *decides { "decides" } else { "leaves every trial batch to the default" };
-        print_line(&format!("{:<8} {answers}; inputs: {inputs}", slot.label()))?;
+    for slot in &checked.slots {
+        print_slot(slot)?;
     }
     print_line(&format!("sha256   {}", checked.sha256))?;
     let signed = checked.signature.as_ref().map_or_else(|| "no".to_owned(), Signature::told);
     Ok(print_line(&format!("signed   {signed}"))?)
 }
 
-/// Start the component in slot `K`, and try it as the engine would before it gives it traffic.
+fn print_slot(checked: &CheckedSlot) -> anyhow::Result<()> {
+    let CheckedSlot { slot, inputs, decides, slowest_ms, slowest_candidates, deadline_ms, state_bytes } = checked;
+    let inputs = if inputs.is_empty() { "none".to_owned() } else { inputs.join(", ") };
+    let answers = if *decides { "decides" } else { "leaves every trial batch to the default" };
+    print_line(&format!("{:<8} {answers}; inputs: {inputs}", slot.label()))?;
+    let took = format!("{slowest_candidates} candidates took {slowest_ms:.2} ms, deadline {deadline_ms} ms");
+    print_line(&format!("         slowest trial batch: {took}"))?;
+    print_line(&match state_bytes {
+        0 => "         keeps no state over a swap".to_owned(),
+        bytes => format!("         hands over its state: {bytes} bytes"),
+    })?;
+    if slowest_ms > deadline_ms {
+        eprintln!("warning: slot {}: {took}: in an engine a decision this slow is a fault", slot.label());
+    }
+    Ok(())
+}
+
+/// Start the component in slot `K`, and try it as the engine would before it gives it traffic. Then hand its state to a
+/// fresh instance, as a swap would, and try that one.
 fn check_slot<K: GuestKind>(
     file: &Path,
     component: &PolicyComponent,
     config_json: &str,
+    limits: Limits,
 ) -> anyhow::Result<(Description, CheckedSlot)> {
     let (file, targets) = (file.display().to_string(), MeridianConfig::default().scheduler.targets());
-    let policy = component.policy::<K>(Limits::default(), targets, config_json).with_context(|| file.clone())?;
-    let mut candidate = Candidate::new(Box::new(policy), component.sha256(), &file);
-    let decides = candidate.warm_up().map_err(|trial| anyhow::anyhow!("{file}: slot {}: {trial}", K::NAME.label()))?;
-    let inputs = candidate.policy.inputs().iter().map(|column| format!("{column:?}")).collect();
-    Ok((candidate.policy.description().clone(), CheckedSlot { slot: K::NAME, inputs, decides }))
+    let start = |limits: Limits| -> anyhow::Result<Candidate<K>> {
+        let policy = component.policy::<K>(limits, targets, config_json).with_context(|| file.clone())?;
+        Ok(Candidate::new(Box::new(policy), component.sha256(), &file))
+    };
+    let slot = K::NAME.label();
+    let failed = |what: &str, fault: &dyn std::fmt::Display| anyhow::anyhow!("{file}: slot {slot}: {what}{fault}");
+    let trial = start(limits)?.try_out().map_err(|fault| failed("", &fault))?;
+    // The clock of an engine says something about this machine only: what is slower gets a warning.
+    let patient = Limits { deadline: limits.trial, handover: limits.trial, ..limits };
+    let (mut candidate, mut fresh) = (start(patient)?, start(patient)?);
+    candidate.try_out().map_err(|fault| failed("", &fault))?;
+    let (state, snapshot_took) = timed(|| candidate.policy.snapshot());
+    let state = state.map_err(|fault| failed("snapshot failed: ", &fault))?;
+    let (restored, restore_took) = timed(|| fresh.policy.restore(&state));
+    match restored {
+        // It keeps none, and may say so.
+        Err(fault) if state.is_empty() && fault.kind == FaultKind::Init => fresh = start(patient)?,
+        restored => restored.map_err(|fault| {
+            failed(&format!("restore failed on the {} bytes of its own snapshot: ", state.len()), &fault)
+        })?,
+    }
+    fresh.try_out().map_err(|fault| failed("after a restore it ", &fault))?;
+    let most = limits.deadline.min(limits.handover);
+    for (what, took) in [("snapshot", snapshot_took), ("restore", restore_took)] {
+        if took > most {
+            let (took, most) = (took.as_secs_f64() * 1e3, most.as_secs_f64() * 1e3);
+            eprintln!(
+                "warning: slot {slot}: {what} took {took:.2} ms: past {most} ms a swap goes on without the state"
+            );
+        }
+    }
+    let checked = CheckedSlot {
+        slot: K::NAME,
+        inputs: candidate.policy.inputs().iter().map(|column| format!("{column:?}")).collect(),
+        decides: trial.decides,
+        slowest_ms: trial.slowest.as_secs_f64() * 1e3,
+        slowest_candidates: trial.slowest_candidates,
+        deadline_ms: limits.deadline.as_secs_f64() * 1e3,
+        state_bytes: state.len(),
+    };
+    Ok((candidate.policy.description().clone(), checked))
+}
+
+fn timed<R>(call: impl FnOnce() -> R) -> (R, Duration) {
+    let started = Instant::now();
+    let returned = call();
+    (returned, started.elapsed())
 }
