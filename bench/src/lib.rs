@@ -12,3 +12,4 @@ pub mod report;
 pub mod results;
 pub mod sim;
 pub mod trace;
+pub mod watch;

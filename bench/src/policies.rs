@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
-use meridian_core::{
-    Batch, Budget, Description, Dispatch, Eviction, Fault, FaultKind, MeridianConfig, Policy, SlotKind, SlotName,
-};
+use anyhow::Context;
+use meridian_core::{Batch, Budget, Description, Dispatch, Eviction, Fault, FaultKind, MeridianConfig, Policy};
 use meridian_runtime::{BudgetSlot, Candidate, DispatchSlot, EvictionSlot, PolicySlot, StrikeLimits, native};
 use meridian_wasm::{GuestKind, Limits, PolicyComponent, Runtime};
 use rand::RngExt;
 use rand::SeedableRng;
 use rand_pcg::Pcg64;
+
+use crate::watch::{Watch, Watched};
 
 /// A policy as it is named: `output-first` or `native:output-first`, the path of a component, and its options behind it as one
 /// JSON object: `pascal{"tpot_ms": 40}`.
@@ -230,14 +230,20 @@ impl Policy for Injecting {
 pub struct Loader {
     runtime: Option<Runtime>,
     config: MeridianConfig,
-    components: Vec<(PathBuf, PolicyComponent)>,
+    components: Vec<(PathBuf, meridian_wasm::PolicyComponent)>,
+    watches: Vec<Watch>,
 }
 
 impl Loader {
     /// With the targets and slots of `config`.
     #[must_use]
     pub fn new(config: MeridianConfig) -> Self {
-        Self { runtime: None, config, components: Vec::new() }
+        Self { runtime: None, config, components: Vec::new(), watches: Vec::new() }
+    }
+
+    /// The faults of each component loaded since this was called last.
+    pub fn take_watches(&mut self) -> Vec<Watch> {
+        std::mem::take(&mut self.watches)
     }
 
     /// The configuration.
@@ -273,7 +279,7 @@ impl Loader {
     /// The source, and why it is refused.
     pub fn load<K: GuestKind>(&mut self, source: &PolicySource) -> anyhow::Result<Candidate<K>> {
         let targets = self.config.scheduler.targets();
-        let PolicySource { source, options, .. } = source;
+        let PolicySource { source, options, label } = source;
         if let Some(name) = source.strip_prefix("native:") {
             let policy = native::policy::<K>(name, targets, options)?;
             return Ok(Candidate::new(policy, "", source).with_options(options));
@@ -297,7 +303,12 @@ impl Loader {
             self.components.push((path.to_owned(), component));
         }
         let (_, component) = self.components.iter().find(|(known, _)| known == path).expect("loaded above");
-        Ok(component)
+        // Simulated time does not pass while a policy decides, and a deadline in real time would make runs differ.
+        let policy = component.policy::<K>(Limits::UNHURRIED, targets, options).with_context(|| source.clone())?;
+        let watch = Watch::new(K::NAME, label);
+        self.watches.push(watch.clone());
+        let policy = Watched { policy, watch };
+        Ok(Candidate::new(Box::new(policy), component.sha256(), source).with_options(options))
     }
 
     fn slot<K: GuestKind>(&self, candidate: Candidate<K>) -> PolicySlot<K> {
@@ -319,9 +330,7 @@ impl Loader {
         seed: u64,
     ) -> anyhow::Result<Candidate<Dispatch>> {
         let mut candidate = self.load::<Dispatch>(source)?;
-        if let Err(trial) = candidate.warm_up() {
-            bail!("{}: {trial}", source.source);
-        }
+        candidate.warm_up().with_context(|| source.source.clone())?;
         if let Some(inject) = inject {
             let random = Pcg64::seed_from_u64(seed);
             candidate.policy = Box::new(Injecting { policy: candidate.policy, inject, random });

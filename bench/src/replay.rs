@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use anyhow::bail;
+use anyhow::{bail, ensure};
 use meridian_core::{MeridianConfig, SlotName};
+use meridian_runtime::TrialFault;
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_pcg::Pcg64;
 
-use crate::limits::engines_within;
-use crate::policies::{Choice, Inject, Loader, Policies, PolicySet, PolicySource, configured};
-use crate::results::{EngineFacts, MadeBy, Results, Run, SCHEMA, Slo, TraceFacts};
+use crate::policies::{Choice, Inject, Loader, Policies, PolicySource};
+use crate::results::{EngineFacts, GivenUp, MadeBy, Results, Run, SCHEMA, Slo, TraceFacts};
 use crate::sim::{EngineConfig, Outcome, Router, Simulation, Swap};
 use crate::trace::{Generator, Prefix, TraceRequest, Workload};
 
@@ -145,7 +145,9 @@ pub fn replay(
     let policies: Vec<&PolicySet> = std::iter::once(&options.baseline).chain(&options.policies).collect();
     let labels = labels(options);
     let all = options.rates.len() * options.seeds.len() * policies.len();
-    let mut runs = Vec::with_capacity(all);
+    let mut runs = Vec::<Run>::with_capacity(all);
+    let mut given_up = Vec::<GivenUp>::new();
+    let mut begun = 0;
     for rate in &options.rates {
         let rate = match rate {
             Rate::PerSecond(rate) => *rate,
@@ -153,12 +155,23 @@ pub fn replay(
         };
         for seed in &options.seeds {
             for (number, policy) in policies.iter().enumerate() {
-                let at = runs.len();
+                let (at, label) = (begun, &labels[number]);
+                begun += 1;
+                if given_up.iter().any(|given_up| given_up.policy == *label) {
+                    continue;
+                }
                 let is_baseline = number == 0;
                 let mut told = |share: f64| progress(at, all, share);
                 let play = Play { rate, own_rate: facts.rate, seed: *seed };
-                let outcome = run(options, &mut loader, input, policy, is_baseline, &play, &mut told)?;
-                runs.push(Run { policy: labels[number].clone(), rate, seed: *seed, ..outcome.run });
+                let outcome = run(options, &mut loader, input, policy, is_baseline, &play, &mut told);
+                match why_given_up(&mut loader, outcome, is_baseline)? {
+                    Ok(outcome) => runs.push(Run { policy: label.clone(), rate, seed: *seed, ..outcome.run }),
+                    Err(why) => {
+                        // Without all of its runs it cannot be compared.
+                        runs.retain(|run| run.policy != *label);
+                        given_up.push(GivenUp { policy: label.clone(), rate, seed: *seed, why });
+                    }
+                }
             }
         }
     }
@@ -184,7 +197,30 @@ pub fn replay(
         },
         baseline: labels[0].clone(),
         runs,
+        given_up,
     })
+}
+
+/// Whether a run is one to compare, or why its policy is given up.
+///
+/// # Errors
+/// What is not the policy's own doing, or ends every run: it is the baseline, or of a slot that all runs share.
+fn why_given_up(
+    loader: &mut Loader,
+    outcome: anyhow::Result<Outcome>,
+    is_baseline: bool,
+) -> anyhow::Result<Result<Outcome, String>> {
+    let watches = loader.take_watches();
+    let outcome = match outcome {
+        Err(error) if !is_baseline && error.is::<TrialFault>() => return Ok(Err(format!("{error:#}"))),
+        outcome => outcome?,
+    };
+    for watch in watches {
+        let Some(why) = watch.given_up() else { continue };
+        ensure!(!is_baseline && watch.slot() == SlotName::Dispatch, "{why}");
+        return Ok(Err(why));
+    }
+    Ok(Ok(outcome))
 }
 
 /// One run's load.

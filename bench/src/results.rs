@@ -23,6 +23,22 @@ pub struct Results {
     pub baseline: String,
     /// In the order: rates, then seeds, then policies, the baseline first.
     pub runs: Vec<Run>,
+    /// Policies that have no runs because they went on faulting.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub given_up: Vec<GivenUp>,
+}
+
+/// A policy that went on faulting.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct GivenUp {
+    /// The policy, as in [`Run::policy`].
+    pub policy: String,
+    /// Offered load of the run in which it was given up.
+    pub rate: f64,
+    /// Seed of that run.
+    pub seed: u64,
+    /// Its faults, one line.
+    pub why: String,
 }
 
 /// Where results come from.

@@ -18,8 +18,8 @@ use crate::{Said, Unusable, print_json, print_line};
 #[derive(Args)]
 #[command(after_help = "\
 Without --policy the recorded policy decides again: a native one, or the component at its recorded path if that file is
-still the same. The exit code is 0 when every decision came out the same, bit for bit, 1 when one did not, 2 when the
-recordings or the policy cannot be used.
+still the same. The exit code is 0 when every decision came out the same, bit for bit, 1 when one did not or the policy was
+given up because it went on missing its deadline of 10 seconds, 2 when the recordings or the policy cannot be used.
 
 Examples:
   meridian replay recordings/dispatch-*.arrow
@@ -44,12 +44,13 @@ pub(crate) struct ReplayArgs {
 
 pub(crate) fn run(args: &ReplayArgs, json: bool) -> anyhow::Result<()> {
     let (policy, report) = decide(args).map_err(|error| error.context(Unusable))?;
+    let holds = report.different == 0 && report.given_up.is_none();
     if json {
-        print_json(&Replayed { ok: report.different == 0, policy, report: &report })?;
+        print_json(&Replayed { ok: holds, policy, report: &report })?;
     } else {
         print_report(&policy, &report)?;
     }
-    if report.different == 0 { Ok(()) } else { Err(Said.into()) }
+    if holds { Ok(()) } else { Err(Said.into()) }
 }
 
 #[derive(Serialize)]
@@ -226,6 +227,7 @@ fn print_report(policy: &str, report: &ReplayReport) -> anyhow::Result<()> {
         recorded_faults,
         faults,
         first_fault,
+        given_up,
         rank_correlation,
         top_overlap,
         differing_judgements,
@@ -245,6 +247,9 @@ fn print_report(policy: &str, report: &ReplayReport) -> anyhow::Result<()> {
     row("faults", format!("{recorded_faults} recorded, {faults} now"))?;
     if let Some(fault) = first_fault {
         row("first fault", shown(fault))?;
+    }
+    if let Some(why) = given_up {
+        row("given up", shown(why))?;
     }
     row("time", format!("median {median_us:.2} us, p99 {p99_us:.2} us a decision"))?;
     if *gaps > 0 {

@@ -8,11 +8,12 @@ use meridian_bench::limits::{RUNS, engines_within, within};
 use meridian_bench::policies::{Inject, PolicySet, PolicySource};
 use meridian_bench::replay::{MaxTokens, Options, Rate, replay};
 use meridian_bench::report::{html, table};
-use meridian_bench::results::Slo;
+use meridian_bench::results::{GivenUp, Slo};
 use meridian_bench::sim::Router;
 
 use super::input::{EngineArgs, InputArgs};
-use crate::{Unusable, print_json, print_line, say};
+use crate::admin_client::shown;
+use crate::{Said, Unusable, print_json, print_line};
 
 #[derive(Args)]
 #[command(after_help = "\
@@ -124,7 +125,18 @@ pub(crate) fn run(args: &ReplayArgs, json: bool) -> anyhow::Result<()> {
     if let Some(path) = &args.html {
         write(path, html(&results))?;
     }
-    if json { print_json(&results) } else { Ok(print_line(table(&results).trim_end())?) }
+    if json {
+        print_json(&results)?;
+    } else {
+        print_line(table(&results).trim_end())?;
+    }
+    if results.given_up.is_empty() {
+        return Ok(());
+    }
+    for GivenUp { rate, seed, why, .. } in &results.given_up {
+        eprintln!("error: {} (at {rate} requests a second, seed {seed})", shown(why));
+    }
+    Err(Said.into())
 }
 
 fn options(args: &ReplayArgs) -> anyhow::Result<Options> {

@@ -79,6 +79,9 @@ pub struct ReplayReport {
     pub faults: u64,
     /// Text of the first fault now.
     pub first_fault: Option<String>,
+    /// Why the rest was not replayed: too many decisions did not end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub given_up: Option<String>,
     /// Mean Spearman correlation of the two orders, from -1 to 1, of decisions with two candidates or more.
     pub rank_correlation: Option<f64>,
     /// Mean share of the first 8 that both put first.
@@ -94,6 +97,9 @@ pub struct ReplayReport {
     /// Files that end too early, and why.
     pub cut: Vec<String>,
 }
+
+/// Decisions past the deadline after which a policy is given up: a replay has a deadline of seconds, and waits for it.
+const MOST_MISSED: u32 = 3;
 
 /// Starts the policy afresh: at the beginning, and wherever the recorded one was.
 pub type Start<'a, K> = dyn FnMut() -> Result<Box<dyn Policy<K>>, String> + 'a;
@@ -131,6 +137,7 @@ pub fn replay<K: Recordable>(
         took_ns: Vec::new(),
         shown: options.shown,
         next: None,
+        missed: 0,
         decision: K::Decision::default(),
         columns: Vec::new(),
     };
@@ -140,7 +147,7 @@ pub fn replay<K: Recordable>(
         replay.report.cut.extend(recording.cut().map(|why| format!("{}: {why}", recording.file())));
         let present: Vec<K::Column> = rows.columns().collect();
         let inputs = replay.positions(&present, recording.file())?;
-        while replay.report.decisions < options.limit && rows.next_into(&mut row)? {
+        while replay.goes_on(options.limit) && rows.next_into(&mut row)? {
             replay.follow(&row, recording)?;
             replay.decide(&row, &inputs, recording.file())?;
             progress(replay.report.decisions);
@@ -161,11 +168,17 @@ struct Replay<'a, 'b, K: Recordable> {
     shown: usize,
     /// Run and number of the decision that follows the last one.
     next: Option<(String, u64)>,
+    /// Deadlines.
+    missed: u32,
     decision: K::Decision,
     columns: Vec<f32>,
 }
 
 impl<K: Recordable> Replay<'_, '_, K> {
+    fn goes_on(&self, limit: u64) -> bool {
+        self.report.given_up.is_none() && self.report.decisions < limit
+    }
+
     /// Where the policy's inputs are in a row's matrix.
     fn positions(&self, present: &[K::Column], file: &str) -> Result<Vec<usize>, ReplayError> {
         let position = |column: &K::Column| {
@@ -230,6 +243,11 @@ impl<K: Recordable> Replay<'_, '_, K> {
         if let Err(fault) = answered {
             self.report.faults += 1;
             self.report.first_fault.get_or_insert_with(|| format!("{file}: decision {}: {fault}", row.seq));
+            self.missed += u32::from(fault.kind == FaultKind::Deadline);
+            if self.missed == MOST_MISSED {
+                let why = format!("{file}: decision {}: the policy missed its deadline {MOST_MISSED} times", row.seq);
+                self.report.given_up = Some(why);
+            }
             self.policy = (self.start)().map_err(ReplayError::Policy)?;
         }
         Ok(())
