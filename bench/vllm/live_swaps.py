@@ -27,6 +27,8 @@ def main() -> int:
     p.add_argument("--swaps", type=int, default=200, help="swaps, at least 1")
     a = p.parse_args()
     component = a.component.read_bytes()
+    # Another version of the same: an empty custom section at its end. Equal bytes are no new version.
+    versions = (component + b"\0\x02\x01x", component)
     engine = make_engine()
     with engine.using(None):
         stock = engine.generate(requests(REQUESTS))
@@ -37,7 +39,8 @@ def main() -> int:
 
         def swap() -> None:
             while not enough.is_set():
-                reports.append(json.loads(native.policies.put("dispatch", component, "active", "figures")))
+                version = versions[len(reports) % 2]
+                reports.append(json.loads(native.policies.put("dispatch", version, "active", "figures")))
 
         swapper = threading.Thread(target=swap)
         swapper.start()

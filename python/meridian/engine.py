@@ -332,27 +332,51 @@ class PolicyEngine:
 
     def swap(
         self,
-        component: str | os.PathLike[str],
+        policy: str | os.PathLike[str] | None = None,
         *,
         slot: SlotName = "dispatch",
         mode: Literal["active", "shadow"] = "active",
         signature: str | os.PathLike[str] | None = None,
+        config: Mapping[str, object] | None = None,
     ) -> dict[str, Any]:
-        """Load a component and make it active, or have it asked beside the active policy. Returns the report: `active`
-        and `previous` versions, what became of the `state`, `held_us`. `signature` is the file with its minisign
-        signature, by default that of the component with `.minisig` added, where there is one; it is verified when
-        `policy.trusted_keys` names keys.
+        """Load a policy and make it active, or have it asked beside the active policy.
+
+        Returns the report: `active` and `previous` versions, what became of the `state`, `held_us`. A policy that the
+        slot has already, with the same options, changes nothing: the report's `action` is `unchanged`.
+
+        Args:
+            policy: the path of a component, or `native:NAME`; None for the active policy with another `config`.
+            slot: where it decides.
+            mode: `"shadow"` to compare only.
+            signature: the file with the minisign signature of a component, by default the component's path with
+                `.minisig` added, where there is one; it is verified when `policy.trusted_keys` names keys.
+            config: its options. Without any, a component and the native policy that the configuration names get those
+                of the configuration, and other native policies none.
 
         Raises:
             OSError: the file cannot be read.
-            PolicyError: the component was refused; the active policy stays.
+            PolicyError: the policy was refused; the active policy stays.
+            TypeError, ValueError: `config` is not what JSON can say, or neither `policy` nor `config` is given.
         """
-        path = Path(component)
+        if policy is None and config is None:
+            raise ValueError("expected a policy, a config or both")
+        options = None if config is None else json.dumps(dict(config), allow_nan=False)
+        if policy is None or (isinstance(policy, str) and policy.startswith("native:")):
+            return json.loads(self._policies.put(slot, None, mode, policy or "config", None, options))
+        path = Path(policy)
         beside = path.with_name(path.name + ".minisig")
         if signature is None and beside.is_file():
             signature = beside
         text = None if signature is None else Path(signature).read_text(errors="replace")
-        return json.loads(self._policies.put(slot, path.read_bytes(), mode, str(path), text))
+        return json.loads(self._policies.put(slot, path.read_bytes(), mode, str(path), text, options))
+
+    def stop_shadow(self, slot: SlotName = "dispatch") -> dict[str, Any]:
+        """End the shadow.
+
+        Raises:
+            PolicyError: there is none.
+        """
+        return json.loads(self._policies.stop_shadow(slot))
 
     def promote(self, slot: SlotName = "dispatch") -> dict[str, Any]:
         """Make the shadow active, with the state it has gathered.

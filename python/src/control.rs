@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use meridian_core::config::SlotMode;
-use meridian_core::{Budget, Dispatch, Eviction, MeridianConfig, SlotConfig, SlotName, Targets, native};
+use meridian_core::{Budget, Dispatch, Eviction, MeridianConfig, Policy, SlotConfig, SlotName, Targets, native};
 use meridian_runtime::admin::Admin;
-use meridian_runtime::control::{Control, ProcessStatus, Upload};
+use meridian_runtime::control::{Control, Given, Mode, ProcessStatus, Upload};
 use meridian_runtime::recording::{Recorder, RecorderSettings, SlotSetup};
 use meridian_runtime::traces::Traces;
 use meridian_runtime::watch::{FileWatch, WatchedFile};
@@ -16,7 +16,7 @@ use meridian_runtime::{
     BudgetSlot, Candidate, ControlledSlot, Controller, DispatchSlot, EvictionSlot, Loader, PolicySlot, Refusal,
     StrikeLimits,
 };
-use meridian_wasm::{GuestKind, Limits, LoadError, Runtime, TrustedKeys};
+use meridian_wasm::{GuestKind, Limits, LoadError, PolicyComponent, Runtime, TrustedKeys};
 
 use crate::cache_dir;
 
@@ -44,6 +44,7 @@ struct SlotLoader<K> {
     components: Arc<Components>,
     limits: Limits,
     targets: Targets,
+    source: String,
     options: String,
     kind: PhantomData<K>,
 }
@@ -58,36 +59,61 @@ impl<K: GuestKind> SlotLoader<K> {
                 ..Limits::default()
             },
             targets,
+            source: slot.source.clone(),
             options: serde_json::to_string(&slot.config).map_err(|error| error.to_string())?,
             kind: PhantomData,
         })
     }
 
-    /// The policy that `source` names: `native:NAME`, or the path of a component.
-    fn load_source(&self, source: &str, base_dir: &Path) -> Result<Candidate<K>, String> {
+    /// The policy that `source` names, with the configured options: `native:NAME`, or the path of a component.
+    fn load_source(&self, base_dir: &Path) -> Result<Candidate<K>, String> {
+        let source = &self.source;
         if let Some(name) = source.strip_prefix("native:") {
-            let policy = native::policy(name, self.targets, &self.options).map_err(|error| error.to_string())?;
-            return Ok(Candidate::new(policy, "", source).with_options(&self.options));
+            return self.native(name, &self.options);
         }
         let path = base_dir.join(source);
         let load = || {
             let component = self.components.runtime()?.load_file(&path)?;
-            let policy = component.policy::<K>(self.limits, self.targets, &self.options)?;
-            let source = path.display().to_string();
-            Ok(Candidate::new(Box::new(policy), component.sha256(), &source).with_options(&self.options))
+            self.started(component, &self.options, &path.display().to_string())
         };
         load().map_err(|error: LoadError| format!("{}: {error}", path.display()))
+    }
+
+    fn native(&self, name: &str, options: &str) -> Result<Candidate<K>, String> {
+        let policy = native::policy(name, self.targets, options).map_err(|error| error.to_string())?;
+        Ok(Candidate::new(policy, "", &format!("native:{name}")).with_options(options))
+    }
+
+    fn started(&self, component: PolicyComponent, options: &str, source: &str) -> Result<Candidate<K>, LoadError> {
+        let (limits, targets) = (self.limits, self.targets);
+        let policy = component.policy::<K>(limits, targets, options)?;
+        let candidate = Candidate::new(Box::new(policy), component.sha256(), source).with_options(options);
+        Ok(candidate.with_remake(Arc::new(move |options: &str| {
+            let policy = component.policy::<K>(limits, targets, options).map_err(|error| error.to_string())?;
+            Ok(Box::new(policy) as Box<dyn Policy<K>>)
+        })))
     }
 }
 
 impl<K: GuestKind> Loader<K> for SlotLoader<K> {
     fn load(&self, upload: &Upload<'_>) -> Result<Candidate<K>, Refusal> {
-        let load = || {
-            let component = self.components.runtime()?.load_signed(upload.component, upload.signature)?;
-            let policy = component.policy::<K>(self.limits, self.targets, &self.options)?;
-            Ok(Candidate::new(Box::new(policy), component.sha256(), upload.source).with_options(&self.options))
+        let Upload { policy, options, source } = upload;
+        let options = options.unwrap_or("{}");
+        let (bytes, signature) = match policy {
+            Given::Component { bytes, signature } => (bytes, signature),
+            Given::Native(name) => return Ok(self.native(name, options)?),
+            Given::Active => return Err(String::from("no policy is given").into()),
         };
+        let load = || self.started(self.components.runtime()?.load_signed(bytes, *signature)?, options, source);
         load().map_err(|error: LoadError| Refusal { why: error.to_string(), is_transient: is_transient(&error) })
+    }
+
+    /// Those of the configuration belong to the policy that it names; components take its place.
+    fn configured_options(&self, policy: &Given<'_>) -> String {
+        match policy {
+            Given::Native(name) if self.source.strip_prefix("native:") != Some(*name) => "{}".into(),
+            Given::Native(_) | Given::Component { .. } | Given::Active => self.options.clone(),
+        }
     }
 }
 
@@ -162,7 +188,7 @@ fn slot<K: GuestKind>(
     let refused = |reason: String| format!("policy.{}.source: {reason}", K::NAME.label());
     let targets = config.scheduler.targets();
     let loader = SlotLoader::<K>::new(slot, targets, components).map_err(refused)?;
-    let mut candidate = loader.load_source(&slot.source, base_dir).map_err(refused)?;
+    let mut candidate = loader.load_source(base_dir).map_err(refused)?;
     // So that the first call, the slowest, is not in a step. There is no version before it that could decide, and a busy
     // machine at its start is no reason not to serve: strikes and quarantine see to one that goes on faulting.
     if let Err(trial) = candidate.warm_up() {
@@ -200,7 +226,7 @@ pub(crate) struct Services {
 }
 
 impl Services {
-    /// Start what the configuration asks for: with `serves` the listeners and the traces, and a watch of each active
+    /// Start what the configuration asks for: with `serves` the listeners and the traces, and a watch of each
     /// component's file. The recording goes on until they have ended.
     pub(crate) fn start(
         config: &MeridianConfig,
@@ -219,12 +245,17 @@ impl Services {
         let policy = &config.policy;
         let mut watches = Vec::new();
         for (name, slot) in SlotName::ALL.into_iter().zip([&policy.dispatch, &policy.eviction, &policy.budget]) {
-            if !policy.watch || slot.source.starts_with("native:") || slot.mode != SlotMode::Active {
+            if !policy.watch || slot.source.starts_with("native:") {
                 continue;
             }
-            let active = loaded.iter().find(|slot| slot.slot == name).map(|slot| slot.active.sha256.as_str());
+            let loaded = loaded.iter().find(|slot| slot.slot == name);
+            let (mode, version) = match slot.mode {
+                SlotMode::Active => (Mode::Active, loaded.map(|slot| &slot.active)),
+                SlotMode::Shadow => (Mode::Shadow, loaded.and_then(|slot| Some(&slot.shadow.as_ref()?.version))),
+            };
+            let sha256 = version.map_or("", |version| &version.sha256);
             let path = base_dir.join(&slot.source);
-            let file = WatchedFile::new(&path, name, Arc::clone(control), active.unwrap_or_default());
+            let file = WatchedFile::new(&path, name, Arc::clone(control), sha256).with_mode(mode);
             match FileWatch::start(file) {
                 Ok(watch) => watches.push(watch),
                 Err(why) => tracing::warn!(slot = name.label(), why, "the policy's file is not watched"),

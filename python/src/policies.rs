@@ -2,7 +2,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use meridian_core::budget::{BudgetCandidate, Load, Observed, Thresholds, Verdict};
 use meridian_core::{BlockId, BlockTier, EntropyUnit, EvictionCandidate, EvictionSubject, Memory, RequestId, Subject};
-use meridian_runtime::control::{Control, ControlError, Mode, SlotName, SwapReport, Upload};
+use meridian_runtime::control::{Control, ControlError, Given, Mode, SlotName, SwapReport, Upload};
 use meridian_runtime::{BudgetSlot, Controller, EvictionSlot};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -78,17 +78,20 @@ struct LoadRow {
 
 #[pymethods]
 impl Policies {
-    /// Load a component and put it to `mode` ("active" or "shadow"), with the text of its signature where keys are
-    /// trusted; returns the report as JSON.
-    #[pyo3(signature = (slot, component, mode, source, signature=None))]
+    /// Load a policy and put it to `mode` ("active" or "shadow"); returns the report as JSON. Without a component it is the
+    /// native policy that `source` names ("native:NAME"), or the active one with other options. `signature` is the text of
+    /// the component's signature, `options` one JSON object.
+    #[pyo3(signature = (slot, component, mode, source, signature=None, options=None))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python method")]
     fn put(
         &self,
         py: Python<'_>,
         slot: &str,
-        component: &[u8],
+        component: Option<&[u8]>,
         mode: &str,
         source: &str,
         signature: Option<&str>,
+        options: Option<&str>,
     ) -> PyResult<String> {
         let slot = slot_named(slot)?;
         let mode = match mode {
@@ -97,8 +100,13 @@ impl Policies {
             other => return Err(PolicyError::new_err(format!("mode: {other:?}: expected \"active\" or \"shadow\""))),
         };
         // Checked and compiled without the GIL.
-        let component = component.to_vec();
-        report(py.detach(|| self.controller.put(slot, &Upload { component: &component, signature, source }, mode)))
+        let component = component.map(<[u8]>::to_vec);
+        let policy = match (&component, source.strip_prefix("native:")) {
+            (Some(bytes), _) => Given::Component { bytes, signature },
+            (None, Some(name)) => Given::Native(name),
+            (None, None) => Given::Active,
+        };
+        report(py.detach(|| self.controller.put(slot, &Upload { policy, options, source }, mode)))
     }
 
     /// Make the shadow active; returns the report as JSON.
@@ -117,6 +125,12 @@ impl Policies {
     fn release(&self, py: Python<'_>, slot: &str) -> PyResult<String> {
         let slot = slot_named(slot)?;
         report(py.detach(|| self.controller.release(slot)))
+    }
+
+    /// End the shadow; returns the report as JSON.
+    fn stop_shadow(&self, py: Python<'_>, slot: &str) -> PyResult<String> {
+        let slot = slot_named(slot)?;
+        report(py.detach(|| self.controller.stop_shadow(slot)))
     }
 
     /// How the process is, as JSON.

@@ -69,6 +69,84 @@ def test_shadow_and_promote(policies: Path, tmp_path: Path) -> None:
         running.promote()
 
 
+def test_a_shadow_is_stopped(policies: Path, tmp_path: Path) -> None:
+    running = engine("native:output-first", tmp_path)
+    with pytest.raises(meridian.PolicyError, match="dispatch: there is no shadow to stop"):
+        running.stop_shadow()
+    running.swap("native:fcfs", mode="shadow")
+    assert running.status()["slots"][0]["shadow"]["version"]["source"] == "native:fcfs"
+    assert running.stop_shadow()["action"] == "stop-shadow"
+    assert running.status()["slots"][0]["shadow"] is None
+
+
+@pytest.mark.parametrize("source", ["native:fixed-budget", "fixed-budget.wasm"])
+def test_options_are_swapped_and_come_back(policies: Path, tmp_path: Path, source: str) -> None:
+    source = source if source.startswith("native:") else str(policies / source)
+    running = engine("native:output-first", tmp_path, budget=meridian.SlotConfig(source, {"think_tokens": 300}))
+
+    def cap() -> int:
+        return running.thresholds([meridian.ThinkingRequest()])[0]["max_think_tokens"]
+
+    assert cap() == 300
+    report = running.swap(slot="budget", config={"think_tokens": 200})
+    assert (report["active"]["options"], report["previous"]["options"]) == (
+        {"think_tokens": 200},
+        {"think_tokens": 300},
+    )
+    assert report["active"]["sha256"] == report["previous"]["sha256"]
+    assert cap() == 200
+    assert running.status()["slots"][2]["active"]["options"] == {"think_tokens": 200}
+    assert running.swap(slot="budget", config={"think_tokens": 200})["action"] == "unchanged"
+    # A policy with other options, and the configured one without any.
+    running.swap("native:patience", slot="budget", config={"answers": 2})
+    assert running.swap(source, slot="budget")["active"]["options"] == {"think_tokens": 300}
+    assert cap() == 300
+    assert running.rollback("budget")["active"]["options"] == {"answers": 2}
+    with pytest.raises(meridian.PolicyError, match="native:patience refused its configuration"):
+        running.swap("native:patience", slot="budget", config={"think_tokens": 200})
+    with pytest.raises(meridian.PolicyError, match="unknown native policy, expected one of native:eat-rpdi"):
+        running.swap("native:fcfs", slot="budget")
+    with pytest.raises(ValueError, match="expected a policy, a config or both"):
+        running.swap()
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        running.swap(slot="budget", config={"think_tokens": float("nan")})
+
+
+def test_a_native_policy_without_options_gets_none(tmp_path: Path) -> None:
+    running = engine("native:output-first", tmp_path, budget=meridian.SlotConfig("native:patience", {"answers": 2}))
+    assert "options" not in running.swap("native:fixed-budget", slot="budget")["active"]
+    assert running.swap("native:patience", slot="budget")["active"]["options"] == {"answers": 2}
+
+
+def test_the_same_bytes_over_the_watched_file_keep_the_way_back(policies: Path, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.wasm"
+    shutil.copy(policies / "output-first.wasm", policy)
+    running = engine("policy.wasm", tmp_path)
+    running.swap(policies / "fcfs.wasm")
+    shutil.copy(policies / "fcfs.wasm", policy)
+    assert running.swap(policy)["action"] == "unchanged"
+    # The watch may see the copy or only this; neither is a version.
+    policy.write_bytes(b"half a file")
+    wait_for(running, lambda slot: slot["last_refusal"] is not None)
+    slot = running.status()["slots"][0]
+    assert (slot["swaps"], slot["active"]["name"], slot["previous"]["name"]) == (1, "fcfs", "output-first")
+    assert running.rollback()["active"]["name"] == "output-first"
+    running.close()
+
+
+def test_a_shadows_file_is_watched(policies: Path, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.wasm"
+    shutil.copy(policies / "output-first.wasm", policy)
+    config = meridian.MeridianConfig(
+        policy=meridian.PolicyConfig(dispatch=meridian.SlotConfig("policy.wasm", mode="shadow")), base_dir=str(tmp_path)
+    )
+    running = meridian.PolicyEngine(config)
+    shutil.copy(policies / "fcfs.wasm", policy)
+    wait_for(running, lambda slot: slot["shadow"]["version"]["name"] == "fcfs")
+    assert running.status()["slots"][0]["active"]["source"] == "native:output-first"
+    running.close()
+
+
 def test_a_component_that_faults_goes_into_quarantine(hostile: Path, tmp_path: Path) -> None:
     running = engine(str(hostile / "trap.wasm"), tmp_path)
     for i in range(4):

@@ -9,8 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use meridian_core::config::Listen;
-use meridian_core::text::printable;
-use meridian_runtime::admin::discovery::{self, Process};
+use meridian_runtime::admin::discovery::{self, Found, Process};
 use meridian_runtime::control::ProcessStatus;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -36,10 +35,19 @@ pub(crate) struct Target {
 
 /// An admin listener.
 pub(crate) struct Engine {
+    /// What the process is known by.
     pub(crate) address: String,
+    /// Where it is asked: its private socket where it has one, which nobody else can have taken.
     listen: Listen,
     /// The file whose token it wants, as far as known.
     pub(crate) token_file: Option<PathBuf>,
+}
+
+/// Engine processes, and discovery files that tell nothing.
+pub(crate) struct Engines {
+    pub(crate) engines: Vec<Engine>,
+    /// A line each.
+    pub(crate) malformed: Vec<String>,
 }
 
 impl Target {
@@ -48,7 +56,10 @@ impl Target {
         if let Some(address) = &self.address {
             return Engine::at(address);
         }
-        let mut found = listening();
+        let Found { processes: mut found, malformed } = listening();
+        for line in &malformed {
+            eprintln!("warning: {}", shown(line));
+        }
         if let Some(pid) = self.pid {
             let position = found.iter().position(|process| process.pid == pid);
             let position = position.with_context(|| format!("{pid}: is no engine process with an admin listener"))?;
@@ -60,8 +71,8 @@ impl Target {
             }
             (Some(process), []) => Engine::of(&process),
             (Some(last), others) => {
-                let rows = others.iter().chain([&last]).map(|Process { pid, model, admin, .. }| {
-                    format!("\n  --pid {pid}  {}  {}", shown(model), admin.as_deref().unwrap_or_default())
+                let rows = others.iter().chain([&last]).map(|process| {
+                    format!("\n  --pid {}  {}  {}", process.pid, shown(&process.model), shown(known_by(process)))
                 });
                 bail!("several engine processes run here, name one:{}", rows.collect::<String>())
             }
@@ -69,18 +80,24 @@ impl Target {
     }
 
     /// Every process, or the one that is named.
-    pub(crate) fn all(&self) -> anyhow::Result<Vec<Engine>> {
+    pub(crate) fn all(&self) -> anyhow::Result<Engines> {
         if self.pid.is_some() || self.address.is_some() {
-            return Ok(vec![self.one()?]);
+            return Ok(Engines { engines: vec![self.one()?], malformed: Vec::new() });
         }
-        listening().iter().map(Engine::of).collect()
+        let Found { processes, malformed } = listening();
+        let engines = processes.iter().map(Engine::of).collect::<Result<_, _>>()?;
+        Ok(Engines { engines, malformed })
     }
 }
 
-fn listening() -> Vec<Process> {
-    let mut found = discovery::list(&discovery::run_dirs());
-    found.retain(|process| process.admin.is_some());
+fn listening() -> Found {
+    let mut found = discovery::find(&discovery::run_dirs());
+    found.processes.retain(|process| process.admin.is_some() || process.socket.is_some());
     found
+}
+
+fn known_by(process: &Process) -> &str {
+    process.admin.as_ref().or(process.socket.as_ref()).map_or("", String::as_str)
 }
 
 impl Engine {
@@ -89,7 +106,10 @@ impl Engine {
             Ok(Listen::Off) => bail!("--address: must not be empty"),
             Ok(listen) => {
                 // The file of a process that listens there knows of its token.
-                let known = listening().into_iter().find(|process| process.admin.as_deref() == Some(address));
+                let is_there = |process: &Process| {
+                    [&process.admin, &process.socket].into_iter().any(|own| own.as_deref() == Some(address))
+                };
+                let known = listening().processes.into_iter().find(is_there);
                 let token_file = known.and_then(|process| process.token_file).map(PathBuf::from);
                 Ok(Self { address: address.to_owned(), listen, token_file })
             }
@@ -98,9 +118,10 @@ impl Engine {
     }
 
     fn of(process: &Process) -> anyhow::Result<Self> {
-        let address = process.admin.clone().unwrap_or_default();
-        let listen = Listen::parse(&address).map_err(|reason| anyhow::anyhow!("{address:?}: {reason}"))?;
-        Ok(Self { address, listen, token_file: process.token_file.as_ref().map(PathBuf::from) })
+        let asked = process.socket.as_ref().or(process.admin.as_ref()).map_or("", String::as_str);
+        let listen = Listen::parse(asked).map_err(|reason| anyhow::anyhow!("{asked:?}: {reason}"))?;
+        let token_file = process.token_file.as_ref().map(PathBuf::from);
+        Ok(Self { address: known_by(process).to_owned(), listen, token_file })
     }
 
     pub(crate) fn status(&self) -> anyhow::Result<ProcessStatus> {

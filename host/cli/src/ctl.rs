@@ -5,17 +5,17 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
 use meridian_core::budget::ForceReason;
 use meridian_core::signature::{MAX_SIGNATURE_BYTES, signature_path};
-use meridian_runtime::admin::{SIGNATURE_HEADER, signature_header};
+use meridian_runtime::admin::{CONFIG_HEADER, SIGNATURE_HEADER, signature_header};
 use meridian_runtime::control::{
-    FaultEntry, KvStatus, MAX_COMPONENT_BYTES, Mode, ProcessStatus, RecordingStatus, ShadowStatus, SlotName,
-    SlotStatus, StateHandover, SwapReport, Version,
+    FaultEntry, KvStatus, MAX_COMPONENT_BYTES, MAX_OPTIONS_BYTES, Mode, ProcessStatus, RecordingStatus, ShadowStatus,
+    SlotName, SlotStatus, StateHandover, SwapReport, UNCHANGED, Version,
 };
 use meridian_runtime::thinking::BudgetStatus;
 use meridian_wasm::{read_regular, read_signature};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
-use crate::admin_client::{Engine, Target, shown};
+use crate::admin_client::{Engine, Engines, Target, shown};
 use crate::{print_json, print_line};
 
 #[derive(Args)]
@@ -27,6 +27,7 @@ Examples:
   meridian ctl status --all
   meridian ctl shadow dispatch policy.wasm
   meridian ctl promote dispatch
+  meridian ctl swap dispatch native:fcfs
   meridian ctl --pid 4711 rollback dispatch")]
 pub(crate) struct CtlArgs {
     #[command(flatten)]
@@ -50,30 +51,34 @@ enum CtlCommand {
     /// The latest faults, oldest first; with --json also the batches they happened on
     #[command(after_help = "Example: meridian ctl faults --json")]
     Faults,
-    /// Load a component, and let it decide from the next step on
-    #[command(after_help = "Example: meridian ctl swap dispatch policy.wasm")]
+    /// Let a policy decide from the next step on
+    #[command(after_help = "\
+Examples:
+  meridian ctl swap dispatch policy.wasm
+  meridian ctl swap dispatch native:fair-share --config '{\"output_weight\": 3}'
+  meridian ctl swap dispatch --config @options.json")]
     Swap {
         #[arg(value_parser = slot_parser())]
         slot: SlotName,
-        /// The component
-        file: PathBuf,
+        #[command(flatten)]
+        policy: PolicyArgs,
         /// Whether it decides, or is asked beside the active policy and compared
         #[arg(long, value_parser = mode_parser(), default_value = "active")]
         mode: Mode,
-        /// Its minisign signature; by default FILE.minisig where there is one
-        #[arg(long, value_name = "FILE")]
-        signature: Option<PathBuf>,
     },
-    /// Load a component, and compare it with the active policy; it changes nothing
+    /// Compare a policy with the active one; it changes nothing
     #[command(after_help = "Example: meridian ctl shadow dispatch policy.wasm")]
     Shadow {
         #[arg(value_parser = slot_parser())]
         slot: SlotName,
-        /// The component
-        file: PathBuf,
-        /// Its minisign signature; by default FILE.minisig where there is one
-        #[arg(long, value_name = "FILE")]
-        signature: Option<PathBuf>,
+        #[command(flatten)]
+        policy: PolicyArgs,
+    },
+    /// End the shadow
+    #[command(after_help = "Example: meridian ctl stop-shadow dispatch")]
+    StopShadow {
+        #[arg(value_parser = slot_parser())]
+        slot: SlotName,
     },
     /// Let the shadow decide
     #[command(after_help = "Example: meridian ctl promote dispatch")]
@@ -95,6 +100,21 @@ enum CtlCommand {
     },
 }
 
+/// What a slot is to have.
+#[derive(Args)]
+struct PolicyArgs {
+    /// The file of a component, or native:NAME; left out, the active policy with another --config
+    #[arg(value_name = "POLICY", required_unless_present = "config")]
+    source: Option<PathBuf>,
+    /// Its options: a JSON object, or @FILE. Left out, a component and the configured native policy get those of the
+    /// configuration, another native policy none
+    #[arg(long, value_name = "JSON")]
+    config: Option<String>,
+    /// The minisign signature of a component; by default FILE.minisig where there is one
+    #[arg(long, value_name = "FILE", requires = "source")]
+    signature: Option<PathBuf>,
+}
+
 pub(crate) fn slot_parser() -> impl TypedValueParser<Value = SlotName> {
     PossibleValuesParser::new(SlotName::ALL.map(SlotName::label))
         .try_map(|name| SlotName::ALL.into_iter().find(|slot| slot.label() == name).ok_or("no such slot"))
@@ -108,10 +128,11 @@ fn mode_parser() -> impl TypedValueParser<Value = Mode> {
 pub(crate) fn run(args: &CtlArgs, json: bool) -> anyhow::Result<()> {
     let CtlArgs { target, token_file, command } = args;
     let token_file = token_file.as_deref();
-    let act = |slot: &SlotName, action| {
-        let report = target.one()?.change(&format!("POST /v1/policies/{}/{action}", slot.label()), &[], token_file)?;
-        print_report(&report, json)
+    let ask = |method, slot: &SlotName, action| {
+        let line = format!("{method} /v1/policies/{}/{action}", slot.label());
+        print_report(&target.one()?.change(&line, &[], token_file)?, json)
     };
+    let act = |slot, action| ask("POST", slot, action);
     match command {
         CtlCommand::Status { all: false } => {
             let engine = target.one()?;
@@ -120,22 +141,18 @@ pub(crate) fn run(args: &CtlArgs, json: bool) -> anyhow::Result<()> {
         }
         CtlCommand::Status { all: true } => status_of_all(&target.all()?, json),
         CtlCommand::Faults => faults(&target.one()?, json),
-        CtlCommand::Swap { slot, file, mode, signature } => {
-            let signature = signature_of(file, signature.as_deref())?;
-            put(&target.one()?, *slot, file, *mode, signature, token_file, json)
-        }
-        CtlCommand::Shadow { slot, file, signature } => {
-            let signature = signature_of(file, signature.as_deref())?;
-            put(&target.one()?, *slot, file, Mode::Shadow, signature, token_file, json)
-        }
+        CtlCommand::Swap { slot, policy, mode } => put(target, *slot, policy, *mode, token_file, json),
+        CtlCommand::Shadow { slot, policy } => put(target, *slot, policy, Mode::Shadow, token_file, json),
+        CtlCommand::StopShadow { slot } => ask("DELETE", slot, "shadow"),
         CtlCommand::Promote { slot } => act(slot, "promote"),
         CtlCommand::Rollback { slot } => act(slot, "rollback"),
         CtlCommand::Release { slot } => act(slot, "release"),
     }
 }
 
-/// Fails when one of them does not answer, after those that do.
-fn status_of_all(engines: &[Engine], json: bool) -> anyhow::Result<()> {
+/// Fails when one of them does not answer or its discovery file is malformed, after those that do.
+fn status_of_all(found: &Engines, json: bool) -> anyhow::Result<()> {
+    let Engines { engines, malformed } = found;
     let asked: Vec<_> = engines.iter().map(|engine| (engine, engine.status())).collect();
     if json {
         let processes: Vec<_> = asked
@@ -144,9 +161,10 @@ fn status_of_all(engines: &[Engine], json: bool) -> anyhow::Result<()> {
                 Ok(status) => json!({ "address": engine.address, "status": status }),
                 Err(error) => json!({ "address": engine.address, "error": format!("{error:#}") }),
             })
+            .chain(malformed.iter().map(|error| json!({ "error": error })))
             .collect();
         print_json(&json!({ "processes": processes }))?;
-    } else if asked.is_empty() {
+    } else if asked.is_empty() && malformed.is_empty() {
         print_line("no engine process with an admin listener runs here as this user")?;
     }
     let mut silent = 0;
@@ -162,11 +180,14 @@ fn status_of_all(engines: &[Engine], json: bool) -> anyhow::Result<()> {
             }
         }
     }
-    if silent > 0 && json {
+    if !json {
+        malformed.iter().try_for_each(|line| print_line(&shown(line)))?;
+    } else if silent + malformed.len() > 0 {
         // What failed is in the object.
         return Err(crate::Said.into());
     }
     ensure!(silent == 0, "{silent} of {} engine processes did not answer", asked.len());
+    ensure!(malformed.is_empty(), "{} discovery files cannot be used; they are safe to delete", malformed.len());
     Ok(())
 }
 
@@ -205,25 +226,77 @@ fn signature_of(component: &Path, named: Option<&Path>) -> anyhow::Result<Option
     Ok(header.map(|value| format!("{SIGNATURE_HEADER}: {value}\r\n")))
 }
 
+/// The options of `--config`: a JSON object, or `@` and the file that holds it.
+fn options_of(config: &str) -> anyhow::Result<Map<String, Value>> {
+    let text = match config.strip_prefix('@').map(Path::new) {
+        Some(file) => {
+            let read = read_regular(file, MAX_OPTIONS_BYTES as u64);
+            let bytes = read.with_context(|| format!("--config: {}: cannot be read", file.display()))?;
+            let bytes = bytes.with_context(|| format!("--config: {}: is larger than 64 KiB", file.display()))?;
+            String::from_utf8_lossy(&bytes).into_owned()
+        }
+        None => config.to_owned(),
+    };
+    serde_json::from_str(&text).context("--config: must be one JSON object")
+}
+
+/// Most bytes of options beside a component: they are a header of the request.
+const MAX_HEADER_BYTES: usize = 8 << 10;
+
+fn config_header(options: &Map<String, Value>) -> anyhow::Result<String> {
+    // In ASCII, with JSON's escapes.
+    let mut value = String::new();
+    for c in serde_json::to_string(options)?.chars() {
+        if c.is_ascii() {
+            value.push(c);
+        } else {
+            let mut units = [0; 2];
+            value.extend(c.encode_utf16(&mut units).iter().map(|unit| format!("\\u{unit:04x}")));
+        }
+    }
+    let bytes = value.len();
+    ensure!(
+        bytes <= MAX_HEADER_BYTES,
+        "--config: {bytes} bytes: must be at most {MAX_HEADER_BYTES} beside a component; change them after the swap, \
+         with --config alone"
+    );
+    Ok(format!("{CONFIG_HEADER}: {value}\r\n"))
+}
+
 fn put(
-    engine: &Engine,
+    target: &Target,
     slot: SlotName,
-    file: &Path,
+    policy: &PolicyArgs,
     mode: Mode,
-    signature: Option<String>,
     token_file: Option<&Path>,
     json: bool,
 ) -> anyhow::Result<()> {
-    let named = || format!("{}: cannot be read", file.display());
-    let Some(component) = read_regular(file, MAX_COMPONENT_BYTES as u64).with_context(named)? else {
-        bail!("{}: is larger than 32 MiB, the most a component may have", file.display());
-    };
+    let PolicyArgs { source, config, signature } = policy;
+    let options = config.as_deref().map(options_of).transpose()?;
     let mode = match mode {
         Mode::Active => "active",
         Mode::Shadow => "shadow",
     };
     let line = format!("PUT /v1/policies/{}?mode={mode}", slot.label());
-    print_report(&engine.put(&line, &signature.unwrap_or_default(), &component, token_file)?, json)
+    let native = source.as_deref().and_then(Path::to_str).filter(|source| source.starts_with("native:"));
+    let (headers, body) = match (source, native) {
+        (Some(file), None) => {
+            let named = || format!("{}: cannot be read", file.display());
+            let Some(component) = read_regular(file, MAX_COMPONENT_BYTES as u64).with_context(named)? else {
+                bail!("{}: is larger than 32 MiB, the most a component may have", file.display());
+            };
+            let signature = signature_of(file, signature.as_deref())?.unwrap_or_default();
+            (signature + &options.as_ref().map(config_header).transpose()?.unwrap_or_default(), component)
+        }
+        _ => {
+            ensure!(signature.is_none(), "--signature: a native policy needs none");
+            let mut body = Map::new();
+            body.extend(native.map(|native| ("source".to_owned(), native.into())));
+            body.extend(options.map(|options| ("config".to_owned(), options.into())));
+            ("Content-Type: application/json\r\n".to_owned(), serde_json::to_vec(&body)?)
+        }
+    };
+    print_report(&target.one()?.put(&line, &headers, &body, token_file)?, json)
 }
 
 fn print_report(report: &SwapReport, json: bool) -> anyhow::Result<()> {
@@ -237,8 +310,15 @@ fn print_report(report: &SwapReport, json: bool) -> anyhow::Result<()> {
         StateHandover::Own => ", with the state of its own".into(),
         StateHandover::Reset(why) => format!(", state starts fresh: {}", shown(why)),
     };
-    let (slot, action, active) = (slot.label(), shown(action), version_text(active));
-    let previous = version_text(previous);
+    if action == UNCHANGED {
+        return Ok(print_line(&format!("{}: unchanged: the slot has this policy with these options", slot.label()))?);
+    }
+    let with_options = |version| match options_text(version) {
+        options if options.is_empty() => version_text(version),
+        options => format!("{} with {options}", version_text(version)),
+    };
+    let (slot, action, active) = (slot.label(), shown(action), with_options(active));
+    let previous = with_options(previous);
     let before = if active == previous { String::new() } else { format!(", before {previous}") };
     Ok(print_line(&format!("{slot}: {action}: {active} decides{before}{state}; held for {held_us:.1} us"))?)
 }
@@ -248,6 +328,20 @@ pub(crate) fn version_text(version: &Version) -> String {
     let digest: String = sha256.chars().take(8).collect();
     let parts = [name.as_str(), version.as_str(), &digest];
     shown(&parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" "))
+}
+
+/// Most characters of options in a line of text; `--json` has them all.
+const SHOWN_OPTIONS: usize = 120;
+
+/// The options of a version, cut; empty where there are none.
+fn options_text(version: &Version) -> String {
+    match version.options.as_str() {
+        "" | "{}" => String::new(),
+        options if options.chars().count() > SHOWN_OPTIONS => {
+            shown(&options.chars().take(SHOWN_OPTIONS).chain("...".chars()).collect::<String>())
+        }
+        options => shown(options),
+    }
 }
 
 fn print_status(engine: &Engine, status: &ProcessStatus) -> anyhow::Result<()> {
@@ -264,9 +358,11 @@ fn print_status(engine: &Engine, status: &ProcessStatus) -> anyhow::Result<()> {
         budget,
         slots,
         recording,
+        problems,
     } = status;
     let (model, version) = (shown(model), shown(version));
     print_line(&format!("process {pid}  {model}  meridian {version}  up {uptime_s:.0} s  {}", engine.address))?;
+    problems.iter().try_for_each(|problem| print_line(&format!("  problem      {}", shown(problem))))?;
     let [prefill, think, output] = requests;
     print_line(&format!("  requests     prefill {prefill}, think {think}, output {output}, waiting {waiting}"))?;
     let [prefill, think, output] = preemptions;
@@ -318,7 +414,7 @@ fn print_budget(status: &BudgetStatus) -> anyhow::Result<()> {
         .collect();
     let ended = if ended.is_empty() { "none forced".to_owned() } else { format!("forced: {}", ended.join(", ")) };
     Ok(print_line(&format!(
-        "  thinking     {mean:.0} tokens in {thought} requests that are over; {ended} ({missed} tokens missed); \
+        "  thinking     {mean:.0} tokens a request, the mean of {thought} that are over; {ended} ({missed} tokens missed); \
          {probes_done} probes of {probe_tokens} tokens, {probes_dropped} dropped"
     ))?)
 }
@@ -329,8 +425,14 @@ fn print_slot(status: &SlotStatus) -> anyhow::Result<()> {
     print_line(&format!("  {}", slot.label()))?;
     let row = |name: &str, text: &str| print_line(&format!("    {name:<10} {text}"));
     row("active", &format!("{}  from {}", version_text(active), shown(&active.source)))?;
+    let with = |version: &Version| match options_text(version) {
+        options if options.is_empty() => Ok(()),
+        options => row("  options", &options),
+    };
+    with(active)?;
     if let Some(previous) = previous {
         row("previous", &version_text(previous))?;
+        with(previous)?;
     }
     row("decisions", &format!("policy {policy}, default {default}, fallback {fallback}"))?;
     if status.idle_plans > 0 {
@@ -338,6 +440,7 @@ fn print_slot(status: &SlotStatus) -> anyhow::Result<()> {
     }
     if let Some(shadow) = shadow {
         row("shadow", &shadow_text(shadow))?;
+        with(&shadow.version)?;
     }
     if !faults.is_empty() {
         row("faults", &format!("{}; strikes {}", faults_text(faults), status.strikes))?;

@@ -325,6 +325,7 @@ mod tests {
             step_time_ms: Some([4.0, 0.02, 0.003]),
             slots: vec![dispatch],
             recording: None,
+            problems: Vec::new(),
         }
     }
 

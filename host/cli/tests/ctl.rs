@@ -10,6 +10,7 @@ mod support;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use meridian_runtime::admin::discovery::Process;
 use meridian_runtime::admin::{Admin, Limits, Surroundings};
@@ -43,6 +44,7 @@ fn with_token(name: &str) -> std::path::PathBuf {
 fn every_command_reaches_the_one_process() {
     let folder = with_token("ctl-commands");
     write(&folder.join("s.minisig"), "untrusted comment: x\nA\nB; c\nD\n", 0o644);
+    write(&folder.join("options.json"), r#"{"a": "é"}"#, 0o644);
     let (_admin, recorder) = start(&folder, "127.0.0.1:0", "token");
     for (args, call) in [
         (&["ctl", "swap", "dispatch", "policy.wasm"] as &[_], "put 9 bytes Active admin dispatch"),
@@ -52,6 +54,20 @@ fn every_command_reaches_the_one_process() {
             "put 9 bytes Active admin signed \"untrusted comment: from a header\\nA\\nB; c\\nD\\n\" dispatch",
         ),
         (&["ctl", "shadow", "dispatch", "policy.wasm"], "put 9 bytes Shadow admin dispatch"),
+        (&["ctl", "swap", "dispatch", "native:fcfs"], "put native:fcfs Active admin dispatch"),
+        (
+            &["ctl", "swap", "dispatch", "native:edf", "--config", r#"{"a": 1}"#],
+            r#"put native:edf Active admin with {"a":1} dispatch"#,
+        ),
+        (
+            &["ctl", "shadow", "dispatch", "--config", "@options.json"],
+            r#"put the active one Shadow admin with {"a":"é"} dispatch"#,
+        ),
+        (
+            &["ctl", "swap", "dispatch", "policy.wasm", "--config", "@options.json"],
+            r#"put 9 bytes Active admin with {"a":"é"} dispatch"#,
+        ),
+        (&["ctl", "stop-shadow", "dispatch"], "stop-shadow dispatch"),
         (&["ctl", "promote", "dispatch"], "promote dispatch"),
         (&["ctl", "rollback", "dispatch"], "rollback dispatch"),
         (&["ctl", "release", "dispatch"], "release dispatch"),
@@ -72,6 +88,10 @@ fn every_command_reaches_the_one_process() {
         let done = meridian(&folder, &["ctl", "swap", "dispatch", "policy.wasm", "--signature", bad]);
         assert!(done.code == 1 && done.stderr.contains(why), "{}", done.stderr);
     }
+    recorder.has_it.store(true, Ordering::Relaxed);
+    let done = meridian(&folder, &["ctl", "swap", "dispatch", "policy.wasm"]);
+    assert_eq!(done.stdout, "dispatch: unchanged: the slot has this policy with these options\n");
+    recorder.has_it.store(false, Ordering::Relaxed);
     let done = meridian(&folder, &["ctl", "promote", "dispatch", "--json"]);
     assert_eq!(serde_json::from_str::<SwapReport>(&done.stdout).unwrap().active, version("candidate"));
 }
@@ -85,6 +105,7 @@ fn status_and_faults() {
     for part in [
         "Qwen/Qwen3-8B  meridian 0.1.0  up 62 s",
         "requests     prefill 3, think 20, output 5, waiting 7",
+        "thinking     750 tokens a request, the mean of 12 that are over; forced: ",
         "active     current \"one\"\\ 1.0 abababab  from admin",
         "decisions  policy 90, default 7, fallback 3",
         "shadow     candidate 1.0 abababab  correlation 0.500",
@@ -144,6 +165,7 @@ fn refusals_are_told() {
     let (admin, recorder) = start(&folder, "127.0.0.1:0", "token");
     let address = admin.address().unwrap();
     write(&folder.join("garbage.wasm"), "garbage", 0o644);
+    let large = &format!(r#"{{"a":"{}"}}"#, "x".repeat(8192));
     write(&folder.join("large.wasm"), &"x".repeat((32 << 20) + 1), 0o644);
     assert!(std::process::Command::new("mkfifo").arg(folder.join("pipe.wasm")).status().unwrap().success());
     write(&folder.join("wrong"), "another-token-of-some-length", 0o600);
@@ -155,6 +177,13 @@ fn refusals_are_told() {
             "large.wasm: is larger than 32 MiB, the most a component may have",
         ),
         (&["ctl", "swap", "dispatch", "absent.wasm"], "absent.wasm: cannot be read: No such file"),
+        (&["ctl", "swap", "dispatch", "--config", "[1]"], "--config: must be one JSON object"),
+        (&["ctl", "swap", "dispatch", "--config", "@absent"], "--config: absent: cannot be read"),
+        (
+            &["ctl", "swap", "dispatch", "garbage.wasm", "--config", large],
+            "bytes: must be at most 8192 beside a component",
+        ),
+        (&["ctl", "swap", "dispatch", "native:x", "--signature", "wrong"], "--signature: a native policy needs none"),
         (&["ctl", "swap", "dispatch", "pipe.wasm"], "pipe.wasm: cannot be read: not a regular file"),
         (&["ctl", "promote", "eviction"], "eviction: has no such version"),
         (&["ctl", "release", "budget"], "budget: this engine has no such slot"),
@@ -176,6 +205,7 @@ fn refusals_are_told() {
         &["ctl", "status", "--pid", "1", "--address", address],
         &["top", "--interval", "0"],
         &["ctl"],
+        &["ctl", "swap", "dispatch"],
     ] {
         assert_eq!(meridian(&folder, args).code, 2, "{args:?}");
     }
@@ -212,4 +242,52 @@ fn one_of_several_must_be_named() {
     let done = meridian(&folder, &["ctl", "status", "--all", "--json"]);
     let all: Value = serde_json::from_str(&done.stdout).unwrap();
     assert_eq!((done.code, all["processes"].as_array().unwrap().len()), (1, 2));
+}
+
+/// A file that tells nothing is one line; the others are asked all the same.
+#[test]
+fn a_malformed_discovery_file_is_told_of() {
+    let folder = with_token("ctl-malformed");
+    let (_admin, _recorder) = start(&folder, "127.0.0.1:0", "token");
+    let bad = Process { admin: Some("nowhere".into()), ..Process::own() };
+    write(&folder.join(".cache/meridian/run/bad.json"), &serde_json::to_string(&bad).unwrap(), 0o600);
+    let done = meridian(&folder, &["ctl", "status", "--all"]);
+    assert!(done.stdout.contains("Qwen/Qwen3-8B"), "{}", done.stdout);
+    assert!(done.stdout.contains("bad.json: admin: \"nowhere\": must be IP:port"), "{}", done.stdout);
+    assert_eq!((done.code, done.stderr.lines().count()), (1, 1), "{}", done.stderr);
+    let done = meridian(&folder, &["ctl", "status", "--all", "--json"]);
+    let all: Value = serde_json::from_str(&done.stdout).unwrap();
+    assert_eq!((done.code, all["processes"][0]["status"]["waiting"].as_u64()), (1, Some(7)));
+    assert!(all["processes"][1]["error"].as_str().unwrap().contains("bad.json: admin"));
+    let done = meridian(&folder, &["ctl", "promote", "dispatch"]);
+    assert_eq!(done.code, 0, "{}", done.stderr);
+    assert!(done.stderr.starts_with("warning: ") && done.stderr.lines().count() == 1, "{}", done.stderr);
+}
+
+/// Whoever has the port is asked nothing, and is sent no token.
+#[test]
+fn a_port_that_another_process_has_is_not_used() {
+    let folder = with_token("ctl-taken");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    taken.set_nonblocking(true).unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let recorder = Arc::new(Recorder::default());
+    let surroundings = Surroundings {
+        base_dir: folder.clone(),
+        run_dir: Some(folder.join(".cache/meridian/run")),
+        limits: Limits::default(),
+    };
+    let admin = Admin::start_in(&surroundings, recorder.clone(), &config(&address, "token"), &metrics_at(""));
+    assert_eq!(admin.problems().len(), 1);
+    let done = meridian(&folder, &["ctl", "rollback", "dispatch"]);
+    assert_eq!((done.code, done.stderr.as_str()), (0, ""));
+    assert_eq!(recorder.calls(), ["rollback dispatch"]);
+    let done = meridian(&folder, &["ctl", "status"]);
+    assert!(
+        done.stdout.contains(&format!("problem      admin.listen: \"{address}\": another process")),
+        "{}",
+        done.stdout
+    );
+    assert!(done.stdout.contains(admin.socket().unwrap()), "{}", done.stdout);
+    assert_eq!(taken.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "somebody asked");
 }

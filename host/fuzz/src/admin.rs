@@ -50,6 +50,10 @@ impl Control for Noting {
     fn release(&self, slot: SlotName) -> Result<SwapReport, ControlError> {
         self.note("release", slot)
     }
+
+    fn stop_shadow(&self, slot: SlotName) -> Result<SwapReport, ControlError> {
+        self.note("shadow", slot)
+    }
 }
 
 /// A client that sends these bytes and then waits for an answer.
@@ -121,7 +125,7 @@ pub fn serve(data: &[u8], patience: Duration) -> Served {
     let control = Arc::new(Noting::default());
     let received = Arc::new(Mutex::new(Vec::new()));
     let client = Client { sends: sends.to_vec(), sent: 0, received: Arc::clone(&received), waiting: None, hangs_up };
-    let limits = Limits { connections: 1, head: patience, body: patience, response: patience };
+    let limits = Limits { head: patience, body: patience, response: patience, ..Limits::default() };
     let served = serve_stream(client, Arc::clone(&control) as Arc<dyn Control>, Some(TOKEN.into()), limits);
     TOKIO.with(|runtime| runtime.block_on(served));
     let changes = std::mem::take(&mut *control.changes.lock().unwrap_or_else(PoisonError::into_inner));
@@ -163,6 +167,7 @@ fn may_change(sent: &[u8], change: &str) -> bool {
     let path = request.path.unwrap_or_default();
     let asked = match request.method {
         Some("PUT") => change == "put" && path.contains("/v1/policies/"),
+        Some("DELETE") => path.contains("/v1/policies/") && change == "shadow",
         Some("POST") => path.contains("/v1/policies/") && path.contains(change),
         _ => false,
     };

@@ -21,9 +21,27 @@ pub struct Version {
     pub sha256: String,
     /// Where it came from: `native:NAME`, a path, `admin`.
     pub source: String,
-    /// The options it was started with, one JSON object; known inside of the process only.
-    #[serde(skip)]
+    /// The options it was started with, one JSON object; empty where they are not known. Shown as an object, and only
+    /// where there are any.
+    #[serde(default, with = "options_as_object", skip_serializing_if = "has_no_options")]
     pub options: String,
+}
+
+fn has_no_options(options: &str) -> bool {
+    matches!(options, "" | "{}")
+}
+
+mod options_as_object {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use serde_json::{Map, Value};
+
+    pub(super) fn serialize<S: Serializer>(options: &str, serializer: S) -> Result<S::Ok, S::Error> {
+        serde_json::from_str::<Map<String, Value>>(options).unwrap_or_default().serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+        Map::<String, Value>::deserialize(deserializer).map(|options| Value::from(options).to_string())
+    }
 }
 
 /// What a candidate is put to.
@@ -37,16 +55,50 @@ pub enum Mode {
     Shadow,
 }
 
-/// A component that is to be loaded.
+/// A policy that is to be put into a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Upload<'a> {
-    /// Its bytes.
-    pub component: &'a [u8],
-    /// The text of its minisign signature, if it came with one.
-    pub signature: Option<&'a str>,
+    /// The policy.
+    pub policy: Given<'a>,
+    /// Its options, one JSON object; `None` for those that the configuration gives it.
+    pub options: Option<&'a str>,
     /// Where it came from.
     pub source: &'a str,
 }
+
+/// The policy of an [`Upload`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Given<'a> {
+    /// A component.
+    Component {
+        /// Its bytes.
+        bytes: &'a [u8],
+        /// The text of its minisign signature, if it came with one.
+        signature: Option<&'a str>,
+    },
+    /// The native policy of this name, without `native:`.
+    Native(&'a str),
+    /// The active one, with other options.
+    Active,
+}
+
+impl<'a> Upload<'a> {
+    /// An unsigned component with the configured options.
+    ///
+    /// ```
+    /// use meridian_runtime::control::{Given, Upload};
+    ///
+    /// let upload = Upload::component(b"bytes", "admin");
+    /// assert!(matches!(upload.policy, Given::Component { signature: None, .. }) && upload.options.is_none());
+    /// ```
+    #[must_use]
+    pub const fn component(bytes: &'a [u8], source: &'a str) -> Self {
+        Self { policy: Given::Component { bytes, signature: None }, options: None, source }
+    }
+}
+
+/// Largest [`Upload::options`], bytes.
+pub const MAX_OPTIONS_BYTES: usize = 64 << 10;
 
 /// What became of the state of the policy before.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,7 +120,8 @@ pub enum StateHandover {
 pub struct SwapReport {
     /// The slot.
     pub slot: SlotName,
-    /// What was done: `swap`, `shadow`, `promote`, `rollback`, `release`.
+    /// What was done: `swap`, `shadow`, `promote`, `rollback`, `release`, `stop-shadow`; `unchanged` when the slot had the
+    /// same policy with the same options.
     pub action: String,
     /// Who decides now.
     pub active: Version,
@@ -79,6 +132,9 @@ pub struct SwapReport {
     /// Time the slot was held for the change, microseconds: at most this was added to a step.
     pub held_us: f64,
 }
+
+/// The [`SwapReport::action`] of an upload that the slot had already.
+pub const UNCHANGED: &str = "unchanged";
 
 /// A fault, as it is kept for the operator and for reproducing it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -200,6 +256,9 @@ pub struct ProcessStatus {
     /// The recording, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recording: Option<RecordingStatus>,
+    /// What the listeners of the process could not do, a line each: a port that is taken, a token that cannot be read.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub problems: Vec<String>,
 }
 
 /// What happened to KV memory since the engine was made.
@@ -248,7 +307,10 @@ pub enum ControlError {
     /// It cannot be done now, and may be later; one line for the operator.
     #[error("{0}")]
     Busy(String),
-    /// There is nothing to promote, roll back to or release.
+    /// A later change of the slot was carried out while the candidate was loaded.
+    #[error("{}: not changed: a later change of this slot was carried out while the policy was loaded", .0.label())]
+    Overtaken(SlotName),
+    /// There is nothing to promote, roll back to, release or stop.
     #[error("{slot}: {what}", slot = slot.label())]
     Nothing {
         /// The slot.
@@ -262,7 +324,8 @@ pub enum ControlError {
 }
 
 /// An engine process, as the admin listener, the file watch and Python see it. Methods are called from any thread but the
-/// one that schedules; those that load a component take as long as compiling takes.
+/// one that schedules. [`Control::put`] of a component takes as long as compiling takes; all others take milliseconds, also
+/// while a component is compiled.
 pub trait Control: Send + Sync {
     /// How things are. Takes microseconds.
     fn status(&self) -> ProcessStatus;
@@ -270,11 +333,11 @@ pub trait Control: Send + Sync {
     /// The latest faults, oldest first, at most a few hundred.
     fn faults(&self) -> Vec<FaultEntry>;
 
-    /// Load a component and put it to `mode`.
+    /// Load a policy and put it to `mode`. A slot that has it already, with the same options, stays as it is.
     ///
     /// # Errors
-    /// [`ControlError::Refused`] when it is not a component that may decide, [`ControlError::Busy`] when that could not be
-    /// found out; nothing has changed then.
+    /// [`ControlError::Refused`] when it is not a policy that may decide, [`ControlError::Busy`] when that could not be
+    /// found out, [`ControlError::Overtaken`] after a later change; nothing has changed then.
     fn put(&self, slot: SlotName, upload: &Upload<'_>, mode: Mode) -> Result<SwapReport, ControlError>;
 
     /// Make the shadow active.
@@ -294,4 +357,10 @@ pub trait Control: Send + Sync {
     /// # Errors
     /// [`ControlError::Nothing`] when none is in quarantine.
     fn release(&self, slot: SlotName) -> Result<SwapReport, ControlError>;
+
+    /// End the shadow.
+    ///
+    /// # Errors
+    /// [`ControlError::Nothing`] without a shadow.
+    fn stop_shadow(&self, slot: SlotName) -> Result<SwapReport, ControlError>;
 }

@@ -1,9 +1,12 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use meridian_core::{Budget, Dispatch, Eviction, SlotKind};
+use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
 
 use crate::control::{
-    Control, ControlError, FaultEntry, Mode, ProcessStatus, RecordingStatus, SlotName, SlotStatus, SwapReport, Upload,
+    Control, ControlError, FaultEntry, Given, MAX_OPTIONS_BYTES, Mode, ProcessStatus, RecordingStatus, SlotName,
+    SlotStatus, SwapReport, Upload, Version,
 };
 use crate::slot::{Candidate, SlotControl};
 
@@ -29,14 +32,20 @@ impl From<String> for Refusal {
     }
 }
 
-/// Turns the bytes of a component into a policy of slot `K` that has started. Called off the deciding thread; takes as long
-/// as compiling takes.
+/// Makes policies of slot `K`, started. Called off the deciding thread; takes as long as compiling takes.
 pub trait Loader<K: SlotKind>: Send + Sync {
-    /// Check, compile and start the component, after its signature where keys are trusted.
+    /// Make a native policy, or check, compile and start a component, after its signature where keys are trusted. The
+    /// upload has its options, and is not [`Given::Active`].
     ///
     /// # Errors
     /// Why it is refused, and whether for good.
     fn load(&self, upload: &Upload<'_>) -> Result<Candidate<K>, Refusal>;
+
+    /// The options of a policy that comes without any, one JSON object.
+    fn configured_options(&self, policy: &Given<'_>) -> String {
+        let _ = policy;
+        "{}".into()
+    }
 }
 
 /// Facts about the engine for [`ProcessStatus`]; the slots are filled in by the controller. Takes microseconds.
@@ -60,26 +69,55 @@ pub struct Controller {
     budget: Option<ControlledSlot<Budget>>,
     engine: EngineStatus,
     recording: Option<RecordingStatusOf>,
-    changes: Mutex<Changes>,
+    /// One for each slot, in the order of [`SlotName::ALL`].
+    orders: [Mutex<Order>; SlotName::ALL.len()],
+    line: Mutex<Line>,
     /// Somebody's turn is over, or all changes are.
     over: Condvar,
 }
 
-/// Who may change something.
+/// Who may have a component compiled: one at a time, in the order they came. What compiles nothing does not stand in line.
 #[derive(Default)]
-struct Changes {
-    /// A change is being carried out; others wait, so that two callers do not compile at the same time.
-    is_taken: bool,
+struct Line {
+    /// Of who comes next.
+    next: u64,
+    /// Whose turn it is.
+    turn: u64,
     is_closed: bool,
 }
 
-/// Held for a whole change.
+/// Held while a component is compiled.
 struct Turn<'a>(&'a Controller);
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.0.changes().is_taken = false;
-        self.0.over.notify_one();
+        self.0.line().turn += 1;
+        self.0.over.notify_all();
+    }
+}
+
+/// The changes of a slot in the order they were asked for. The lock is held for the last part of each, which takes
+/// milliseconds.
+#[derive(Default)]
+struct Order {
+    /// Uploads so far, which are numbered from 1.
+    uploads: u64,
+    /// Uploads up to this one came too late: a change that was asked for after them has been carried out.
+    overtaken: Overtaken,
+}
+
+#[derive(Default)]
+struct Overtaken {
+    active: u64,
+    shadow: u64,
+}
+
+impl Overtaken {
+    fn of(&mut self, mode: Mode) -> &mut u64 {
+        match mode {
+            Mode::Active => &mut self.active,
+            Mode::Shadow => &mut self.shadow,
+        }
     }
 }
 
@@ -95,7 +133,8 @@ impl Controller {
             budget: None,
             engine,
             recording: None,
-            changes: Mutex::default(),
+            orders: Default::default(),
+            line: Mutex::default(),
             over: Condvar::new(),
         }
     }
@@ -121,25 +160,52 @@ impl Controller {
     /// Have every change refused that waits or comes, as [`ControlError::Busy`]. One whose component is being compiled
     /// changes nothing any more; its caller waits for the compiler. Takes microseconds.
     pub fn close(&self) {
-        self.changes().is_closed = true;
+        self.line().is_closed = true;
         self.over.notify_all();
     }
 
     /// What is guarded is consistent at any time.
-    fn changes(&self) -> MutexGuard<'_, Changes> {
-        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn line(&self) -> MutexGuard<'_, Line> {
+        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn order(&self, slot: SlotName) -> MutexGuard<'_, Order> {
+        self.orders[slot as usize].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn check_open(&self) -> Result<(), ControlError> {
+        if self.line().is_closed { Err(ControlError::Busy(ENDS.into())) } else { Ok(()) }
     }
 
     /// Wait for those who came before.
     fn turn(&self) -> Result<Turn<'_>, ControlError> {
-        let is_to_wait = |changes: &mut Changes| changes.is_taken && !changes.is_closed;
-        let waited = self.over.wait_while(self.changes(), is_to_wait);
-        let mut changes = waited.unwrap_or_else(PoisonError::into_inner);
-        if changes.is_closed {
+        let mut line = self.line();
+        let own = line.next;
+        line.next += 1;
+        let waited = self.over.wait_while(line, |line| line.turn != own && !line.is_closed);
+        if waited.unwrap_or_else(PoisonError::into_inner).is_closed {
             return Err(ControlError::Busy(ENDS.into()));
         }
-        changes.is_taken = true;
         Ok(Turn(self))
+    }
+
+    /// Carry out a change that compiles nothing: at once, whatever is being compiled. With `overtakes`, what is being
+    /// loaded for the slot in that mode will not be put there.
+    fn at_once(
+        &self,
+        name: SlotName,
+        overtakes: Option<Mode>,
+        change: impl FnOnce(&dyn Changeable) -> Result<SwapReport, ControlError>,
+    ) -> Result<SwapReport, ControlError> {
+        let slot = self.slot(name)?;
+        let mut order = self.order(name);
+        self.check_open()?;
+        let report = change(slot)?;
+        let uploads = order.uploads;
+        if let Some(mode) = overtakes {
+            *order.overtaken.of(mode) = uploads;
+        }
+        Ok(told(report))
     }
 
     fn slots(&self) -> impl Iterator<Item = &dyn Changeable> {
@@ -169,37 +235,144 @@ impl Control for Controller {
         faults
     }
 
-    fn put(&self, slot: SlotName, upload: &Upload<'_>, mode: Mode) -> Result<SwapReport, ControlError> {
-        let slot = self.slot(slot)?;
-        let _turn = self.turn()?;
-        slot.put(upload, mode, &|| self.changes().is_closed).map(told)
+    fn put(&self, name: SlotName, upload: &Upload<'_>, mode: Mode) -> Result<SwapReport, ControlError> {
+        let slot = self.slot(name)?;
+        let number = {
+            let mut order = self.order(name);
+            order.uploads += 1;
+            order.uploads
+        };
+        let check_order = |order: &mut Order| {
+            self.check_open()?;
+            if *order.overtaken.of(mode) < number { Ok(()) } else { Err(ControlError::Overtaken(name)) }
+        };
+        let wanted = slot.wanted(upload)?;
+        // What the slot has already is the latest order all the same.
+        let unchanged = || {
+            let mut order = self.order(name);
+            check_order(&mut order)?;
+            let has = slot.has(&wanted, mode);
+            if has {
+                *order.overtaken.of(mode) = number - 1;
+            }
+            Ok(has.then(|| slot.unchanged()))
+        };
+        if let Some(report) = unchanged()? {
+            return Ok(report);
+        }
+        let _turn = match upload.policy {
+            Given::Component { .. } => Some(self.turn()?),
+            Given::Native(_) | Given::Active => None,
+        };
+        // Another may have put it there while this one waited.
+        if let Some(report) = unchanged()? {
+            return Ok(report);
+        }
+        let install = slot.load(upload, &wanted.options)?;
+        let mut order = self.order(name);
+        check_order(&mut order)?;
+        let report = install(mode)?;
+        *order.overtaken.of(mode) = number - 1;
+        Ok(told(report))
     }
 
     fn promote(&self, slot: SlotName) -> Result<SwapReport, ControlError> {
-        let _turn = self.turn()?;
-        self.slot(slot)?.promote().map(told)
+        self.at_once(slot, Some(Mode::Active), |slot| slot.promote())
     }
 
     fn rollback(&self, slot: SlotName) -> Result<SwapReport, ControlError> {
-        let _turn = self.turn()?;
-        self.slot(slot)?.rollback().map(told)
+        self.at_once(slot, Some(Mode::Active), |slot| slot.rollback())
     }
 
     fn release(&self, slot: SlotName) -> Result<SwapReport, ControlError> {
-        let _turn = self.turn()?;
-        self.slot(slot)?.release().map(told)
+        self.at_once(slot, None, |slot| slot.release())
+    }
+
+    fn stop_shadow(&self, slot: SlotName) -> Result<SwapReport, ControlError> {
+        self.at_once(slot, Some(Mode::Shadow), |slot| slot.stop_shadow())
     }
 }
+
+/// What a slot is to have, as far as it is known before it is loaded.
+struct Wanted {
+    /// Of a component.
+    sha256: Option<String>,
+    /// Of a native policy.
+    source: Option<String>,
+    options: String,
+}
+
+impl Wanted {
+    fn is(&self, version: &Version) -> bool {
+        let Self { sha256, source, options } = self;
+        let is_same = match (sha256, source) {
+            (Some(sha256), _) => version.sha256 == *sha256,
+            (None, Some(source)) => version.source == *source,
+            (None, None) => false,
+        };
+        is_same && checked_options(&version.options).is_ok_and(|present| present == *options)
+    }
+}
+
+/// Options in one form: equal ones are equal texts.
+///
+/// # Errors
+/// What they are and what they must be.
+fn checked_options(options: &str) -> Result<String, String> {
+    if options.is_empty() {
+        return Ok("{}".into());
+    }
+    if options.len() > MAX_OPTIONS_BYTES {
+        return Err(format!("config: {} bytes: must be at most {MAX_OPTIONS_BYTES}", options.len()));
+    }
+    let object: Result<Map<String, Value>, _> = serde_json::from_str(options);
+    let mut object = Value::from(object.map_err(|error| format!("config: must be one JSON object: {error}"))?);
+    object.sort_all_objects();
+    Ok(object.to_string())
+}
+
+/// Puts what was loaded into its slot; takes milliseconds.
+type Install<'a> = Box<dyn FnOnce(Mode) -> Result<SwapReport, ControlError> + 'a>;
 
 /// A slot of any kind.
 trait Changeable {
     fn status(&self) -> SlotStatus;
     fn faults(&self) -> Vec<FaultEntry>;
-    /// Nothing is changed if `is_closed` once the component is loaded.
-    fn put(&self, upload: &Upload<'_>, mode: Mode, is_closed: &dyn Fn() -> bool) -> Result<SwapReport, ControlError>;
+    /// What an upload asks for.
+    fn wanted(&self, upload: &Upload<'_>) -> Result<Wanted, ControlError>;
+    /// Whether the slot has it.
+    fn has(&self, wanted: &Wanted, mode: Mode) -> bool;
+    fn unchanged(&self) -> SwapReport;
+    /// Load it with these options and try it. Nothing is changed but the log of refusals.
+    fn load(&self, upload: &Upload<'_>, options: &str) -> Result<Install<'_>, ControlError>;
     fn promote(&self) -> Result<SwapReport, ControlError>;
     fn rollback(&self) -> Result<SwapReport, ControlError>;
     fn release(&self) -> Result<SwapReport, ControlError>;
+    fn stop_shadow(&self) -> Result<SwapReport, ControlError>;
+}
+
+impl<K: SlotKind> ControlledSlot<K> {
+    fn loaded(&self, upload: &Upload<'_>, options: &str) -> Result<Candidate<K>, Refusal> {
+        let upload = Upload { options: Some(options), ..*upload };
+        let mut candidate = match upload.policy {
+            Given::Component { .. } | Given::Native(_) => self.loader.load(&upload)?,
+            Given::Active => self.active_with(options)?,
+        };
+        candidate.warm_up().map_err(|trial| format!("it {trial}"))?;
+        Ok(candidate)
+    }
+
+    /// The active policy, started with other options.
+    fn active_with(&self, options: &str) -> Result<Candidate<K>, Refusal> {
+        let (version, remake) = self.control.active();
+        if let Some(name) = version.source.strip_prefix("native:") {
+            let upload = Upload { policy: Given::Native(name), options: Some(options), source: &version.source };
+            return self.loader.load(&upload);
+        }
+        let remake = remake.ok_or_else(|| String::from("the active policy cannot be started with other options"))?;
+        let candidate = Candidate::new(remake(options)?, &version.sha256, &version.source);
+        Ok(candidate.with_options(options).with_remake(remake))
+    }
 }
 
 impl<K: SlotKind> Changeable for ControlledSlot<K> {
@@ -211,12 +384,34 @@ impl<K: SlotKind> Changeable for ControlledSlot<K> {
         self.control.faults()
     }
 
-    fn put(&self, upload: &Upload<'_>, mode: Mode, is_closed: &dyn Fn() -> bool) -> Result<SwapReport, ControlError> {
-        let loaded = self.loader.load(upload).and_then(|mut candidate| {
-            candidate.warm_up().map_err(|trial| format!("it {trial}"))?;
-            Ok(candidate)
-        });
-        let candidate = loaded.map_err(|Refusal { why, is_transient }| {
+    fn wanted(&self, upload: &Upload<'_>) -> Result<Wanted, ControlError> {
+        let Upload { policy, options, source: _ } = upload;
+        let configured = || self.loader.configured_options(policy);
+        let options =
+            checked_options(&options.map_or_else(configured, str::to_owned)).map_err(ControlError::Refused)?;
+        Ok(match policy {
+            Given::Component { bytes, signature: _ } => {
+                let sha256 = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+                Wanted { sha256: Some(sha256), source: None, options }
+            }
+            Given::Native(name) => Wanted { sha256: None, source: Some(format!("native:{name}")), options },
+            Given::Active => {
+                let Version { sha256, source, .. } = self.control.active().0;
+                Wanted { sha256: Some(sha256).filter(|sha256| !sha256.is_empty()), source: Some(source), options }
+            }
+        })
+    }
+
+    fn has(&self, wanted: &Wanted, mode: Mode) -> bool {
+        self.control.present(mode).is_some_and(|version| wanted.is(&version))
+    }
+
+    fn unchanged(&self) -> SwapReport {
+        self.control.unchanged()
+    }
+
+    fn load(&self, upload: &Upload<'_>, options: &str) -> Result<Install<'_>, ControlError> {
+        let candidate = self.loaded(upload, options).map_err(|Refusal { why, is_transient }| {
             let source = upload.source;
             if is_transient {
                 // No fault of the candidate's, and whoever tries again and again does not fill the log of faults.
@@ -227,13 +422,10 @@ impl<K: SlotKind> Changeable for ControlledSlot<K> {
             tracing::warn!(slot = K::NAME.label(), source, why, "a candidate was refused; the active policy stays");
             ControlError::Refused(why)
         })?;
-        if is_closed() {
-            return Err(ControlError::Busy(ENDS.into()));
-        }
-        match mode {
+        Ok(Box::new(|mode| match mode {
             Mode::Active => Ok(self.control.swap(candidate)),
             Mode::Shadow => self.control.shadow(candidate),
-        }
+        }))
     }
 
     fn promote(&self) -> Result<SwapReport, ControlError> {
@@ -246,6 +438,10 @@ impl<K: SlotKind> Changeable for ControlledSlot<K> {
 
     fn release(&self) -> Result<SwapReport, ControlError> {
         self.control.release()
+    }
+
+    fn stop_shadow(&self) -> Result<SwapReport, ControlError> {
+        self.control.stop_shadow()
     }
 }
 
@@ -264,77 +460,4 @@ fn told(report: SwapReport) -> SwapReport {
         "the policy of a slot was changed"
     );
     report
-}
-
-#[cfg(test)]
-#[cfg(not(loom))]
-mod tests {
-    use std::sync::mpsc::{Receiver, Sender, channel};
-
-    use meridian_core::{MeridianConfig, native};
-
-    use super::*;
-    use crate::DispatchSlot;
-
-    /// Says that it has begun, and waits to be told how it ends.
-    struct Told {
-        begun: Sender<()>,
-        ends: Mutex<Receiver<Option<Refusal>>>,
-    }
-
-    fn candidate() -> Candidate<Dispatch> {
-        let targets = MeridianConfig::default().scheduler.targets();
-        Candidate::new(native::policy("noop", targets, "{}").unwrap(), "", "test")
-    }
-
-    impl Loader<Dispatch> for Told {
-        fn load(&self, _: &Upload<'_>) -> Result<Candidate<Dispatch>, Refusal> {
-            self.begun.send(()).unwrap();
-            self.ends.lock().unwrap().recv().unwrap().map_or_else(|| Ok(candidate()), Err)
-        }
-    }
-
-    fn controller() -> (Controller, Receiver<()>, Sender<Option<Refusal>>) {
-        let targets = MeridianConfig::default().scheduler.targets();
-        let slot = DispatchSlot::new(native::policy("fcfs", targets, "{}").unwrap(), targets);
-        let (begun, has_begun) = channel();
-        let (end, ends) = channel();
-        let loader = Box::new(Told { begun, ends: Mutex::new(ends) });
-        let dispatch = ControlledSlot { control: slot.control(), loader };
-        (Controller::new(dispatch, Box::new(ProcessStatus::default)), has_begun, end)
-    }
-
-    fn put(controller: &Controller) -> Result<SwapReport, ControlError> {
-        let upload = Upload { component: b"", signature: None, source: "test" };
-        controller.put(SlotName::Dispatch, &upload, Mode::Active)
-    }
-
-    #[test]
-    fn a_transient_refusal_is_no_fault_of_the_candidate() {
-        let (controller, _has_begun, end) = controller();
-        let why = String::from("the compiler is busy");
-        end.send(Some(Refusal { why: why.clone(), is_transient: true })).unwrap();
-        assert_eq!(put(&controller), Err(ControlError::Busy(why.clone())));
-        assert_eq!((controller.faults().len(), &controller.status().slots[0].last_refusal), (0, &None));
-        end.send(Some(why.clone().into())).unwrap();
-        assert_eq!(put(&controller), Err(ControlError::Refused(why)));
-        assert_eq!(controller.faults().len(), 1);
-    }
-
-    #[test]
-    fn nothing_changes_after_the_end() {
-        let (controller, has_begun, end) = controller();
-        let ends = Err(ControlError::Busy(ENDS.into()));
-        std::thread::scope(|scope| {
-            let compiling = scope.spawn(|| put(&controller));
-            has_begun.recv().unwrap();
-            let waiting = scope.spawn(|| put(&controller));
-            controller.close();
-            assert_eq!(waiting.join().unwrap(), ends);
-            assert_eq!(put(&controller), ends);
-            end.send(None).unwrap();
-            assert_eq!(compiling.join().unwrap(), ends);
-        });
-        assert_eq!(controller.status().slots[0].swaps, 0);
-    }
 }

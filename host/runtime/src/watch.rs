@@ -1,4 +1,4 @@
-//! A component that is rewritten becomes active by itself.
+//! A component that is rewritten becomes active, or the shadow, by itself.
 
 use std::fs::{File, Metadata};
 use std::io::Read;
@@ -14,7 +14,9 @@ use meridian_core::signature::{MAX_SIGNATURE_BYTES, signature_path};
 use notify::{RecommendedWatcher, RecursiveMode, Watcher};
 use sha2::{Digest, Sha256};
 
-use crate::control::{Control, ControlError, MAX_COMPONENT_BYTES, Mode, SlotName, SwapReport, Upload};
+use crate::control::{
+    Control, ControlError, Given, MAX_COMPONENT_BYTES, Mode, SlotName, SwapReport, UNCHANGED, Upload,
+};
 
 const MAX_BYTES: u64 = MAX_COMPONENT_BYTES as u64;
 /// Times of a file tell one change from the next only when the file system's clock has moved on: 10 ms at most on Linux,
@@ -55,6 +57,7 @@ impl Default for Pace {
 pub struct WatchedFile {
     path: PathBuf,
     slot: SlotName,
+    mode: Mode,
     control: Arc<dyn Control>,
     /// SHA-256 of the content that was last loaded or refused, hexadecimal. It outlives the file: a file that comes back
     /// as it was is not loaded over itself, which would lose the version before.
@@ -114,7 +117,7 @@ pub enum Looked {
     Refused(String),
     /// It was read, and could not be loaded now. The active policy stays; the next look tries again.
     Busy(String),
-    /// It is active.
+    /// It is active, or in shadow where the file is a shadow's.
     Swapped(Box<SwapReport>),
 }
 
@@ -123,7 +126,14 @@ impl WatchedFile {
     /// file may have changed since it was loaded, which the first look finds.
     pub fn new(path: &Path, slot: SlotName, control: Arc<dyn Control>, running_sha256: &str) -> Self {
         let content = running_sha256.to_owned();
-        Self { path: path.to_owned(), slot, control, content, seen: Seen::Read(None), refused_with: None }
+        let (path, mode) = (path.to_owned(), Mode::Active);
+        Self { path, slot, mode, control, content, seen: Seen::Read(None), refused_with: None }
+    }
+
+    /// The same for the file of a policy with another mode: new content becomes the new shadow.
+    #[must_use]
+    pub fn with_mode(self, mode: Mode) -> Self {
+        Self { mode, ..self }
     }
 
     /// Look whether the content has changed, and put what is new into the slot; what comes of it is logged where it
@@ -155,8 +165,8 @@ impl WatchedFile {
         let content = std::mem::replace(&mut self.content, sha256);
         let text = read_signature(&signature_path(&self.path));
         let source = self.path.display().to_string();
-        let upload = Upload { component: &bytes, signature: text.as_deref(), source: &source };
-        let put = self.control.put(self.slot, &upload, Mode::Active);
+        let policy = Given::Component { bytes: &bytes, signature: text.as_deref() };
+        let put = self.control.put(self.slot, &Upload { policy, options: None, source: &source }, self.mode);
         if let Err(ControlError::Busy(why)) = put {
             // As if it had not been read.
             (self.content, self.seen) = (content, Seen::Read(None));
@@ -164,6 +174,8 @@ impl WatchedFile {
         }
         self.refused_with = put.is_err().then_some(signed);
         match put {
+            // Somebody else put it there.
+            Ok(report) if report.action == UNCHANGED => Looked::Unchanged,
             Ok(report) => Looked::Swapped(Box::new(report)),
             Err(error) => Looked::Refused(error.to_string()),
         }

@@ -13,13 +13,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use meridian_runtime::admin::discovery::{self, Process};
-use meridian_runtime::admin::{Admin, Surroundings};
+use meridian_runtime::admin::{Admin, Limits, Surroundings};
 use meridian_runtime::control::{FaultEntry, MAX_COMPONENT_BYTES, ProcessStatus, SlotStatus, SwapReport};
 use serde_json::Value;
 
 use support::{
-    Recorder, TOKEN, config, exchange, fault, folder, metrics_at, parse, send, short, start, start_with, status,
-    surroundings, write,
+    Recorder, TOKEN, config, exchange, fault, folder, metrics_at, parse, patient, send, short, start, start_with,
+    status, surroundings, write,
 };
 
 #[test]
@@ -50,6 +50,7 @@ fn changes_reach_the_engine() {
         "POST /v1/policies/dispatch/promote",
         "POST /v1/policies/dispatch/rollback",
         "POST /v1/policies/dispatch/release",
+        "DELETE /v1/policies/dispatch/shadow",
     ] {
         assert_eq!(process.change(line, b"").code, 200, "{line}");
     }
@@ -62,8 +63,48 @@ fn changes_reach_the_engine() {
             "promote dispatch",
             "rollback dispatch",
             "release dispatch",
+            "stop-shadow dispatch",
         ]
     );
+}
+
+#[test]
+fn a_native_policy_and_options_are_described_in_json() {
+    let process = start("described");
+    let put = |line: &str, headers: &str, body: &str| {
+        process.ask(line, &format!("Authorization: Bearer {TOKEN}\r\n{headers}"), body.as_bytes())
+    };
+    let json = "Content-Type: application/json\r\n";
+    for (query, body, call) in [
+        ("", r#"{"source":"native:fcfs"}"#, "put native:fcfs Active admin dispatch"),
+        ("?mode=shadow", r#"{"source":"native:fcfs"}"#, "put native:fcfs Shadow admin dispatch"),
+        ("?mode=active", r#"{"source":"native:edf","mode":"shadow"}"#, "put native:edf Shadow admin dispatch"),
+        ("", r#"{"source":"native:edf","config":{"a":1}}"#, r#"put native:edf Active admin with {"a":1} dispatch"#),
+        ("", r#"{"config":{"a":[1, 2]}}"#, r#"put the active one Active admin with {"a":[1,2]} dispatch"#),
+    ] {
+        let reply = put(&format!("PUT /v1/policies/dispatch{query}"), json, body);
+        assert_eq!((reply.code, process.recorder.calls()), (200, vec![call.to_owned()]), "{}", reply.body);
+    }
+    // A component has its options in a header.
+    let reply = put("PUT /v1/policies/dispatch", "Meridian-Config: {\"a\": \"\\u00e9\"}\r\n", "component");
+    assert_eq!(reply.code, 200, "{}", reply.body);
+    assert_eq!(process.recorder.calls(), ["put 9 bytes Active admin with {\"a\":\"é\"} dispatch"]);
+    let large = format!(r#"{{"config":{{"a":"{}"}}}}"#, "x".repeat(70_000));
+    for (headers, body, code, why) in [
+        (json, "{}", 400, "must have \"source\", \"config\" or both"),
+        (json, "[", 400, "the body: EOF"),
+        (json, r#"{"source":"native:x","options":{}}"#, 400, "unknown field `options`, expected one of"),
+        (json, r#"{"source":"/etc/policy.wasm"}"#, 400, "must be native:NAME; a component is sent as the body"),
+        (json, r#"{"config":[]}"#, 400, "expected a map"),
+        (json, &large, 413, "the body must have at most 64 KiB"),
+        ("Meridian-Config: [1]\r\n", "component", 400, "the header meridian-config must be one JSON object"),
+    ] {
+        let reply = put("PUT /v1/policies/dispatch", headers, body);
+        assert_eq!(reply.code, code, "{}", reply.body);
+        assert!(reply.error().contains(why), "{}", reply.error());
+    }
+    assert_eq!(process.ask("PUT /v1/policies/dispatch", json, br#"{"source":"native:fcfs"}"#).code, 401);
+    assert!(process.recorder.calls().is_empty());
 }
 
 #[test]
@@ -103,6 +144,7 @@ fn no_change_without_the_token() {
             "POST /v1/policies/dispatch/promote",
             "POST /v1/policies/dispatch/rollback",
             "POST /v1/policies/dispatch/release",
+            "DELETE /v1/policies/dispatch/shadow",
         ] {
             let reply = process.ask(line, &headers, b"");
             assert_eq!(reply.code, 401, "{line} {headers}");
@@ -178,7 +220,7 @@ fn a_component_has_a_largest_size() {
         stream.write_all(&chunk).unwrap();
     }
     let reply = parse(&exchange(&mut stream, b"1\r\n0\r\n0\r\n\r\n"));
-    assert_eq!((reply.code, reply.error().as_str()), (413, "a component has at most 32 MiB"));
+    assert_eq!((reply.code, reply.error().as_str()), (413, "the component must have at most 32 MiB"));
     assert!(process.recorder.calls().is_empty());
 }
 
@@ -321,28 +363,85 @@ fn the_latest_engine_of_a_process_is_found() {
     assert!(discovery::list(&[folder.join("run")]).is_empty());
 }
 
+/// Another process may listen where the configuration and every script expect this one, and would be sent the token.
 #[test]
-fn a_port_that_is_taken_gives_way() {
+fn an_admin_port_that_is_taken_is_not_given_up_silently() {
     let folder = folder("taken");
+    write(&folder.join("token"), TOKEN, 0o600);
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let admin = Admin::start_in(
-        &surroundings(&folder),
-        Arc::new(Recorder::default()),
-        &config(&address, ""),
-        &metrics_at(&address),
-    );
-    let own = [admin.address().unwrap(), admin.metrics_address().unwrap()];
-    assert!(own.iter().all(|own| *own != address) && own[0] != own[1]);
-    assert_eq!(
-        admin.problems(),
-        [
-            format!("admin.listen: {address:?}: is in use, this process listens on {}", own[0]),
-            format!("telemetry.prometheus: {address:?}: is in use, this process listens on {}", own[1]),
-        ]
-    );
+    let recorder = Arc::new(Recorder::default());
+    let admin =
+        Admin::start_in(&surroundings(&folder), recorder.clone(), &config(&address, "token"), &metrics_at(&address));
+    let (own, metrics) = (admin.socket().unwrap(), admin.metrics_address().unwrap());
+    // Metrics are read without a token: they move.
+    assert!(metrics != address && admin.address().is_none());
+    let problems = [
+        format!(
+            "admin.listen: {address:?}: another process listens there, so send it no token: `meridian ctl` reaches this \
+             process at {own}"
+        ),
+        format!("telemetry.prometheus: {address:?}: is in use, this process listens on {metrics}"),
+    ];
+    assert_eq!(admin.problems(), problems);
     let found = &discovery::list(&[folder.join("run")])[0];
-    assert_eq!([found.admin.as_deref(), found.metrics.as_deref()], own.map(Some));
+    assert_eq!((&found.admin, found.socket.as_deref(), found.metrics.as_deref()), (&None, Some(own), Some(metrics)));
+    assert!(found.token_file.is_some());
+    // The socket is private, does everything, and says what is the matter.
+    let path = Path::new(own.strip_prefix("unix:").unwrap());
+    assert_eq!(std::fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o600);
+    let ask = |line: &str| {
+        let request = format!("{line} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n");
+        parse(&exchange(&mut UnixStream::connect(path).unwrap(), request.as_bytes()))
+    };
+    assert_eq!(ask("POST /v1/policies/dispatch/rollback").code, 200);
+    assert_eq!(recorder.calls(), ["rollback dispatch"]);
+    let status: ProcessStatus = serde_json::from_str(&ask("GET /v1/status").body).unwrap();
+    assert_eq!(status.problems, problems);
+    let path = path.to_owned();
+    drop(admin);
+    assert!(!path.exists());
+}
+
+/// Two thousand of them, which send nothing, delay nobody: nothing but a newer connection ends them here.
+#[test]
+fn idle_connections_make_room() {
+    let process = start_with("idle", Limits { waiting: 8, ..patient() });
+    let idle: Vec<_> = (0..200).map(|_| TcpStream::connect(process.address()).unwrap()).collect();
+    for _ in 0..10 {
+        assert_eq!(process.change("POST /v1/policies/dispatch/rollback", b"").code, 200);
+        assert_eq!(process.get("/healthz").code, 200);
+    }
+    // The newest are still waited for.
+    let mut newest = idle.into_iter().next_back().unwrap();
+    drop(process);
+    assert!(matches!(newest.read(&mut [0]), Ok(0) | Err(_)));
+}
+
+/// Requests that are being served, or wait to be, take nothing from those with the token.
+#[test]
+fn requests_with_the_token_have_places_of_their_own() {
+    let process = start_with("reserve", Limits { connections: 1, reserved: 1, waiting: 8, ..patient() });
+    process.recorder.verbose.store(true, Ordering::Relaxed);
+    let asks_for_much = b"GET /v1/faults HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    let readers: Vec<_> = (0..50)
+        .map(|_| {
+            let mut reader = TcpStream::connect(process.address()).unwrap();
+            reader.write_all(asks_for_much).unwrap();
+            reader
+        })
+        .collect();
+    // An upload that does not come to its end.
+    let mut upload = TcpStream::connect(process.address()).unwrap();
+    let head = "PUT /v1/policies/dispatch HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\nExpect: 100-continue\r\n";
+    upload.write_all(format!("{head}Authorization: Bearer {TOKEN}\r\n\r\n").as_bytes()).unwrap();
+    // The answer to its head says that it has its place.
+    upload.read_exact(&mut [0; 25]).unwrap();
+    for line in ["POST /v1/policies/dispatch/rollback", "DELETE /v1/policies/dispatch/shadow"] {
+        assert_eq!(process.change(line, b"").code, 200, "{line}");
+    }
+    drop(readers);
+    assert_eq!(parse(&exchange(&mut upload, b"component")).code, 200);
 }
 
 #[test]
@@ -357,11 +456,15 @@ fn what_cannot_listen_is_told_and_stops_nothing() {
     );
     assert!(admin.problems()[1].contains("must be a loopback address"));
     assert_eq!((admin.address(), admin.metrics_address()), (None, None));
+    // Its own socket is there all the same.
+    assert_eq!(discovery::list(&[folder.join("run")])[0].socket.as_deref(), admin.socket());
+    assert!(admin.socket().is_some());
+    drop(admin);
     assert!(discovery::list(&[folder.join("run")]).is_empty());
 
     // Off is no problem.
     let admin = Admin::start_in(&surroundings(&folder), recorder.clone(), &config("", ""), &metrics_at(""));
-    assert_eq!((admin.problems(), admin.address()), (&[] as &[String], None));
+    assert_eq!((admin.problems(), admin.address(), admin.socket()), (&[] as &[String], None, None));
 
     // Without a folder for its file it listens all the same.
     write(&folder.join("file"), "", 0o600);
@@ -385,6 +488,7 @@ fn dropping_closes_the_ports_and_removes_the_file() {
         discovery::list(std::slice::from_ref(&run)),
         [Process {
             admin: Some(address.clone()),
+            socket: process.admin.socket().map(str::to_owned),
             metrics: Some(metrics.clone()),
             model: "Qwen/Qwen3-8B".into(),
             token_file: Some(token_file.to_str().unwrap().into()),
@@ -417,10 +521,29 @@ fn files_of_dead_processes_are_removed() {
     put("5.json", &own, 0o644);
     write(&run.join("6.json"), "{", 0o600);
     put("7.tmp", &own, 0o600);
-    assert_eq!(discovery::list(&[run.clone(), folder.join("absent")]), [own]);
+    put("8.json", &Process { admin: Some("localhost".into()), ..own.clone() }, 0o600);
+    // The socket that a dead process left goes with its file; what is none, or lies elsewhere, stays.
+    let dead = |name: &str| Process {
+        pid: u32::MAX,
+        socket: Some(format!("unix:{}", run.join(name).display())),
+        ..own.clone()
+    };
+    for (name, socket) in [("9", "9.sock"), ("10", "file"), ("11", "../elsewhere")] {
+        put(&format!("{name}.json"), &dead(socket), 0o600);
+    }
+    drop(UnixListener::bind(run.join("9.sock")).unwrap());
+    drop(UnixListener::bind(folder.join("elsewhere")).unwrap());
+    write(&run.join("file"), "mine", 0o600);
+    let found = discovery::find(&[run.clone(), folder.join("absent")]);
+    assert_eq!(found.processes, [own]);
+    let [open, half, bad] = found.malformed.as_slice() else { panic!("{found:?}") };
+    assert!(open.contains("5.json: has mode 0644, must be 0600"), "{open}");
+    assert!(half.contains("6.json: is no discovery file of an engine: EOF"), "{half}");
+    assert!(bad.contains("8.json: admin: \"localhost\": must be IP:port, unix:PATH or empty"), "{bad}");
+    assert!(folder.join("elsewhere").exists());
     let mut left: Vec<_> = std::fs::read_dir(&run).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     left.sort();
-    assert_eq!(left, ["1.json", "4.json", "5.json", "6.json", "7.tmp"]);
+    assert_eq!(left, ["1.json", "4.json", "5.json", "6.json", "7.tmp", "8.json", "file"]);
     // Where others can put files, none is believed; a process that starts makes the folder its own.
     let mode = |mode| std::fs::set_permissions(&run, std::fs::Permissions::from_mode(mode)).unwrap();
     mode(0o777);
@@ -453,15 +576,22 @@ fn a_unix_socket_is_private_and_replaced_only_when_stale() {
     };
     assert_eq!(get(&path), 200);
 
-    let second = start();
+    // Whose it is it stays; metrics, which need no token, go beside it.
+    let second = Admin::start_in(
+        &surroundings(&folder),
+        Arc::new(Recorder::default()),
+        &config(&listen, ""),
+        &metrics_at(&listen),
+    );
     let beside = short.join(format!("admin.{}", std::process::id()));
-    assert_eq!(second.address(), Some(format!("unix:{}", beside.display()).as_str()));
-    assert!(second.problems()[0].contains("is in use"));
-    assert_eq!((get(&path), get(&beside)), (200, 200));
+    assert_eq!(second.metrics_address(), Some(format!("unix:{}", beside.display()).as_str()));
+    assert!(second.address().is_none() && second.problems()[0].contains("another process listens there"));
+    let own = second.socket().unwrap().strip_prefix("unix:").unwrap().to_owned();
+    assert_eq!((get(&path), get(Path::new(&own))), (200, 200));
     drop(first);
     assert!(!path.exists());
     drop(second);
-    assert!(!beside.exists());
+    assert!(!beside.exists() && !Path::new(&own).exists());
 
     // A file that is no socket is left alone.
     write(&path, "mine", 0o600);

@@ -178,8 +178,8 @@ fn a_shadow_that_hangs_delays_no_step() {
     let status = control.status().shadow.unwrap();
     assert!(status.skipped >= 90, "{status:?}");
     drop(leave);
-    assert!(control.stop_shadow());
-    assert!(!control.stop_shadow());
+    assert_eq!(control.stop_shadow().unwrap().action, "stop-shadow");
+    assert!(control.stop_shadow().is_err());
 }
 
 #[test]

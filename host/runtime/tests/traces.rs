@@ -283,6 +283,10 @@ impl Control for Engine {
     fn release(&self, slot: SlotName) -> Result<SwapReport, ControlError> {
         Err(ControlError::NoSuchSlot(slot))
     }
+
+    fn stop_shadow(&self, slot: SlotName) -> Result<SwapReport, ControlError> {
+        Err(ControlError::NoSuchSlot(slot))
+    }
 }
 
 #[test]

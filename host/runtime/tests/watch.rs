@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use meridian_runtime::control::{MAX_COMPONENT_BYTES, SlotName};
+use meridian_runtime::control::{MAX_COMPONENT_BYTES, Mode, SlotName};
 use meridian_runtime::watch::{FileWatch, Looked, Pace, WatchedFile};
 use sha2::{Digest, Sha256};
 
@@ -435,6 +435,29 @@ fn a_change_that_no_event_tells_of_is_found() {
     fs::write(&elsewhere, "rewritten behind a link").unwrap();
     running.assert_put("rewritten behind a link");
     running.assert_over();
+}
+
+#[test]
+fn new_content_of_a_shadows_file_becomes_the_shadow() {
+    let path = folder("shadow").join("policy.wasm");
+    fs::write(&path, "first").unwrap();
+    let recorder = Arc::new(Recorder::default());
+    let mut file = watched(&path, recorder.clone(), "first").with_mode(Mode::Shadow);
+    assert_eq!(file.look(), Looked::Unchanged);
+    fs::write(&path, "second").unwrap();
+    assert!(matches!(file.look(), Looked::Swapped(_)));
+    assert_eq!(recorder.calls(), [format!("put 6 bytes Shadow {} dispatch", path.display())]);
+}
+
+/// Somebody else has put the content into the slot: there is no new version, and nothing to look at again.
+#[test]
+fn content_that_the_slot_has_already_changes_nothing() {
+    let mut watched = Watched::new("present");
+    watched.recorder.has_it.store(true, Ordering::Relaxed);
+    watched.write("second");
+    assert_eq!(watched.file.look(), Looked::Unchanged);
+    watched.assert_put(6);
+    watched.assert_unchanged();
 }
 
 /// The compiler cannot be interrupted.

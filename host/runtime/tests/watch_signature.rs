@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use meridian_core::signature::MAX_SIGNATURE_BYTES;
 use meridian_runtime::control::{
-    Control, ControlError, FaultEntry, Mode, ProcessStatus, SlotName, StateHandover, SwapReport, Upload, Version,
+    Control, ControlError, FaultEntry, Given, Mode, ProcessStatus, SlotName, StateHandover, SwapReport, Upload, Version,
 };
 use meridian_runtime::watch::{FileWatch, Looked, Pace, WatchedFile};
 use sha2::{Digest, Sha256};
@@ -31,12 +31,13 @@ impl Control for Engine {
     }
 
     fn put(&self, slot: SlotName, upload: &Upload<'_>, _: Mode) -> Result<SwapReport, ControlError> {
-        let bytes = upload.signature.map(str::len);
+        let Given::Component { bytes: _, signature } = upload.policy else { panic!("{upload:?}") };
+        let bytes = signature.map(str::len);
         self.signatures.lock().expect("no test panics").push(bytes);
         if let Some(listener) = &*self.listener.lock().expect("no test panics") {
             let _ = listener.send(bytes);
         }
-        if upload.signature != Some("good") {
+        if signature != Some("good") {
             return Err(ControlError::Refused("not signed".into()));
         }
         let (active, previous) = (Version::default(), Version::default());
@@ -53,6 +54,10 @@ impl Control for Engine {
     }
 
     fn release(&self, slot: SlotName) -> Result<SwapReport, ControlError> {
+        Err(ControlError::NoSuchSlot(slot))
+    }
+
+    fn stop_shadow(&self, slot: SlotName) -> Result<SwapReport, ControlError> {
         Err(ControlError::NoSuchSlot(slot))
     }
 }

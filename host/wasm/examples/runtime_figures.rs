@@ -17,7 +17,7 @@ use meridian_core::{
     Batch, Column, Decision, Description, EngineFacts, Fault, FaultKind, Markers, MeridianConfig, NewRequest, Plan,
     Policy, RequestId, Slot, Targets,
 };
-use meridian_runtime::control::{Control, Mode, ProcessStatus, SlotName, Upload};
+use meridian_runtime::control::{Control, Given, Mode, ProcessStatus, SlotName, Upload};
 use meridian_runtime::{
     Candidate, ControlledSlot, Controller, DispatchEngine, DispatchSlot, Loader, Refusal, Source, StrikeLimits,
 };
@@ -206,12 +206,15 @@ fn output_first() -> Vec<u8> {
 struct FromBytes(Runtime);
 
 fn upload(component: &[u8]) -> Upload<'_> {
-    Upload { component, signature: None, source: "figures" }
+    Upload::component(component, "figures")
 }
 
 impl Loader<meridian_core::Dispatch> for FromBytes {
     fn load(&self, upload: &Upload<'_>) -> Result<Candidate, Refusal> {
-        let component = self.0.load(upload.component).map_err(|error| error.to_string())?;
+        let Given::Component { bytes, signature: _ } = upload.policy else {
+            return Err(String::from("only components are swapped here").into());
+        };
+        let component = self.0.load(bytes).map_err(|error| error.to_string())?;
         let policy = component.dispatch_policy(limits(), targets(), "{}").map_err(|error| error.to_string())?;
         Ok(Candidate::new(Box::new(policy), component.sha256(), upload.source))
     }
@@ -245,6 +248,8 @@ fn swaps(count: usize) {
     let runtime = Runtime::new(Some(cache.0.clone())).expect("wasmtime starts");
     let loader = FromBytes(runtime);
     let bytes = output_first();
+    // Another version of the same: an empty custom section at its end. Equal bytes are no new version.
+    let versions = [[bytes.as_slice(), b"\0\x02\x01x"].concat(), bytes.clone()];
     let start = || {
         let candidate = loader.load(&upload(&bytes)).expect("the shipped component loads");
         DispatchSlot::with_version(candidate, targets(), StrikeLimits::default())
@@ -263,9 +268,8 @@ fn swaps(count: usize) {
     let (mut different, mut during) = (0u64, Vec::new());
     let mut held: Vec<f64> = std::thread::scope(|scope| {
         let swapping = scope.spawn(|| {
-            let held = (0..count)
-                .map(|_| controller.put(SlotName::Dispatch, &upload(&bytes), Mode::Active).expect("it loads").held_us)
-                .collect();
+            let swap = |version: &[u8]| controller.put(SlotName::Dispatch, &upload(version), Mode::Active);
+            let held = (0..count).map(|i| swap(&versions[i % 2]).expect("it loads").held_us).collect();
             is_over.store(true, Ordering::Release);
             held
         });

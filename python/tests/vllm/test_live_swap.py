@@ -17,6 +17,8 @@ def test_swaps_between_equal_policies_change_no_output(
     engine: Engine, stock_tokens: list[list[int]], policies: Path, name: str
 ) -> None:
     component = (policies / f"{name}.wasm").read_bytes()
+    # Another version of the same: an empty custom section at its end. Equal bytes are no new version.
+    versions = (component + b"\0\x02\x01x", component)
     with engine.using(engine.native(str(policies / f"{name}.wasm"))) as native:
         serving = threading.Event()
         serving.set()
@@ -24,7 +26,8 @@ def test_swaps_between_equal_policies_change_no_output(
 
         def swap() -> None:
             while serving.is_set():
-                reports.append(json.loads(native.policies.put("dispatch", component, "active", "test")))
+                version = versions[len(reports) % 2]
+                reports.append(json.loads(native.policies.put("dispatch", version, "active", "test")))
 
         swapper = threading.Thread(target=swap)
         swapper.start()

@@ -2,9 +2,11 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use meridian_core::config::Listen;
 use serde::{Deserialize, Serialize};
 
 use crate::private;
@@ -30,8 +32,11 @@ pub struct Process {
     pub started_ticks: u64,
     /// Host name and PID namespace: where the id means anything.
     pub machine: String,
-    /// Where the admin interface listens, `IP:port` or `unix:PATH`.
+    /// Where the admin interface listens, `IP:port` or `unix:PATH`, as configured.
     pub admin: Option<String>,
+    /// Its private socket, `unix:PATH`: nobody else can have taken it.
+    #[serde(default)]
+    pub socket: Option<String>,
     /// Where metrics are served besides.
     pub metrics: Option<String>,
     /// The served model, as the engine names it.
@@ -52,6 +57,7 @@ impl Process {
             started_ticks: started_ticks(pid).unwrap_or(0),
             machine: machine(),
             admin: None,
+            socket: None,
             metrics: None,
             model: String::new(),
             version: env!("CARGO_PKG_VERSION").into(),
@@ -76,32 +82,80 @@ pub fn run_dirs() -> Vec<PathBuf> {
     [runtime, home].into_iter().flatten().collect()
 }
 
-/// The processes of this machine that run, by process id. Files of those that have ended are removed; what is not a file
-/// of this kind, or not this user's, is ignored.
+/// What the files of some folders tell.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// The processes of this machine that run, by process id.
+    pub processes: Vec<Process>,
+    /// Files that tell nothing, a line each.
+    pub malformed: Vec<String>,
+}
+
+/// The processes of this machine that run, by process id; see [`find`].
 #[must_use]
 pub fn list(run_dirs: &[PathBuf]) -> Vec<Process> {
+    find(run_dirs).processes
+}
+
+/// Read the files of every folder. Files of processes that have ended are removed with their sockets; folders that are not
+/// this user's are ignored.
+#[must_use]
+pub fn find(run_dirs: &[PathBuf]) -> Found {
     let here = machine();
-    let mut found = Vec::new();
+    let mut found = Found::default();
     for dir in run_dirs.iter().filter(|dir| private::check_dir(dir).is_ok()) {
         for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
             let path = entry.path();
             if path.extension().is_none_or(|extension| extension != "json") {
                 continue;
             }
-            let Some(process) = read(&path).filter(|process| process.machine == here) else { continue };
-            if process.is_alive() {
-                found.push(process);
-            } else {
-                let _ = fs::remove_file(&path);
+            match read(&path) {
+                Ok(process) if process.machine != here => {}
+                Ok(process) if process.is_alive() => found.processes.push(process),
+                Ok(process) => {
+                    let _ = fs::remove_file(&path);
+                    process.remove_socket(dir);
+                }
+                // It ended meanwhile.
+                Err(_) if !path.exists() => {}
+                Err(why) => found.malformed.push(format!("{}: {why}", path.display())),
             }
         }
     }
-    found.sort_by_key(|process| process.pid);
+    found.processes.sort_by_key(|process| process.pid);
+    found.malformed.sort();
     found
 }
 
-fn read(path: &Path) -> Option<Process> {
-    serde_json::from_slice(&private::read(path, MAX_BYTES).ok()?).ok()
+fn read(path: &Path) -> Result<Process, String> {
+    let text = private::read(path, MAX_BYTES)?;
+    let process: Process =
+        serde_json::from_slice(&text).map_err(|error| format!("is no discovery file of an engine: {error}"))?;
+    let addresses = [("admin", &process.admin), ("socket", &process.socket)];
+    for (field, address) in addresses.iter().filter_map(|(field, address)| Some((field, address.as_ref()?))) {
+        Listen::parse(address).map_err(|reason| format!("{field}: {address:?}: {reason}"))?;
+    }
+    Ok(process)
+}
+
+impl Process {
+    /// Remove the private socket of a process that has ended; nothing outside of `dir`.
+    fn remove_socket(&self, dir: &Path) {
+        let path = self.socket.as_ref().and_then(|socket| socket.strip_prefix("unix:")).map(Path::new);
+        let Some(name) = path.and_then(Path::file_name) else { return };
+        let path = dir.join(name);
+        if fs::symlink_metadata(&path).is_ok_and(|found| found.file_type().is_socket()) {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// The name of a private socket that no other engine has: none of this process, and none of a machine or container with
+/// the same home folder and process ids.
+pub(super) fn socket_name() -> String {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let Process { pid, started_ticks, .. } = Process::own();
+    format!("{pid}-{started_ticks}-{}.sock", NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
 /// The file of this process; dropping it removes it, unless another engine in this process has written its own since.

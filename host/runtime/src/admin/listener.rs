@@ -26,16 +26,24 @@ pub(super) enum Socket {
     Unix(tokio::net::UnixListener),
 }
 
+/// What to do where another process listens already.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum WhereTaken {
+    /// Listen nowhere: clients that send a token to the address must not be led to expect this process there.
+    Fail,
+    /// Take any free port, or `PATH.PID` for a socket file.
+    Move,
+}
+
 impl Listener {
-    /// Bind; `None` for off. A port that is taken gives way to any free one, a socket file that somebody listens on to
-    /// `PATH.PID`. Needs the context of a runtime.
+    /// Bind; `None` for off. Needs the context of a runtime.
     ///
     /// # Errors
     /// The system's.
-    pub(super) fn bind(listen: &Listen, run_dir: Option<&Path>) -> io::Result<Option<Self>> {
+    pub(super) fn bind(listen: &Listen, run_dir: Option<&Path>, where_taken: WhereTaken) -> io::Result<Option<Self>> {
         match listen {
             Listen::Off => Ok(None),
-            Listen::Tcp(address) => Self::tcp(*address).map(Some),
+            Listen::Tcp(address) => Self::tcp(*address, where_taken).map(Some),
             Listen::Unix(path) => {
                 // Between binding and listening a socket looks stale to another process that starts. Best effort.
                 let lock = run_dir.and_then(|dir| File::create(dir.join("bind.lock")).ok());
@@ -43,7 +51,7 @@ impl Listener {
                     let _ = lock.lock();
                 }
                 match Self::unix(path) {
-                    Err(error) if error.kind() == ErrorKind::AddrInUse => {
+                    Err(error) if error.kind() == ErrorKind::AddrInUse && where_taken == WhereTaken::Move => {
                         let mut own = path.as_os_str().to_owned();
                         own.push(format!(".{}", std::process::id()));
                         Self::unix(Path::new(&own)).map(Some)
@@ -62,9 +70,11 @@ impl Listener {
         }
     }
 
-    fn tcp(address: SocketAddr) -> io::Result<Self> {
+    fn tcp(address: SocketAddr, where_taken: WhereTaken) -> io::Result<Self> {
         let socket = match TcpListener::bind(address) {
-            Err(error) if error.kind() == ErrorKind::AddrInUse => TcpListener::bind(SocketAddr::new(address.ip(), 0))?,
+            Err(error) if error.kind() == ErrorKind::AddrInUse && where_taken == WhereTaken::Move => {
+                TcpListener::bind(SocketAddr::new(address.ip(), 0))?
+            }
             bound => bound?,
         };
         socket.set_nonblocking(true)?;

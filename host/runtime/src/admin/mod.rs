@@ -9,6 +9,7 @@ mod serve;
 mod signature;
 mod token;
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -20,7 +21,8 @@ use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 
 use self::discovery::{Entry, Process};
-use self::listener::Listener;
+use self::listener::{Listener, WhereTaken};
+pub use self::routes::CONFIG_HEADER;
 use self::routes::Site;
 pub use self::signature::{SIGNATURE_HEADER, signature_header};
 use self::token::Token;
@@ -34,8 +36,12 @@ const CLOSING: Duration = Duration::from_secs(2);
 /// What a client may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections at a time and listener; more wait to be accepted.
+    /// Requests that are served at a time and listener; more wait.
     pub connections: usize,
+    /// Places beside these for requests with the token: so many for those that send a component, so many for others.
+    pub reserved: usize,
+    /// Connections that are not being served yet: with one more the oldest is closed.
+    pub waiting: usize,
     /// From connecting to the end of the request's head.
     pub head: Duration,
     /// For the body of a request.
@@ -48,6 +54,8 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 32,
+            reserved: 4,
+            waiting: 128,
             head: Duration::from_secs(5),
             body: Duration::from_secs(30),
             response: Duration::from_secs(30),
@@ -86,6 +94,7 @@ pub struct Surroundings {
 /// #     fn promote(&self, slot: SlotName) -> Result<SwapReport, ControlError> { Err(ControlError::NoSuchSlot(slot)) }
 /// #     fn rollback(&self, slot: SlotName) -> Result<SwapReport, ControlError> { Err(ControlError::NoSuchSlot(slot)) }
 /// #     fn release(&self, slot: SlotName) -> Result<SwapReport, ControlError> { Err(ControlError::NoSuchSlot(slot)) }
+/// #     fn stop_shadow(&self, slot: SlotName) -> Result<SwapReport, ControlError> { Err(ControlError::NoSuchSlot(slot)) }
 /// # }
 ///
 /// let config = AdminConfig { listen: "127.0.0.1:0".into(), ..AdminConfig::default() };
@@ -99,6 +108,7 @@ pub struct Surroundings {
 pub struct Admin {
     problems: Vec<String>,
     address: Option<String>,
+    socket: Option<String>,
     metrics_address: Option<String>,
     running: Option<Running>,
 }
@@ -136,10 +146,11 @@ impl Admin {
         for problem in &problems {
             tracing::warn!("{problem}");
         }
-        let (running, address, metrics_address) = started.map_or((None, None, None), |started| {
-            (Some(started.running), started.admin_address, started.metrics_address)
-        });
-        Self { problems, address, metrics_address, running }
+        let Some(Started { running, process }) = started else {
+            return Self { problems, address: None, socket: None, metrics_address: None, running: None };
+        };
+        let Process { admin: address, socket, metrics: metrics_address, .. } = process;
+        Self { problems, address, socket, metrics_address, running: Some(running) }
     }
 
     /// What could not be done, a line each: the dotted field, the value, what is the matter.
@@ -148,7 +159,14 @@ impl Admin {
         &self.problems
     }
 
-    /// Where the admin interface listens, `IP:port` or `unix:PATH`.
+    /// The private socket of this process, `unix:PATH`, where `meridian ctl` finds the admin interface whoever has the
+    /// configured port.
+    #[must_use]
+    pub fn socket(&self) -> Option<&str> {
+        self.socket.as_deref()
+    }
+
+    /// Where the admin interface listens besides, `IP:port` or `unix:PATH`; `None` where another process does.
     #[must_use]
     pub fn address(&self) -> Option<&str> {
         self.address.as_deref()
@@ -183,14 +201,13 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let token_configured = token.is_some();
-    let site = Arc::new(Site::new(control, token.map(Token::new), token_configured, limits));
-    serve::connection(stream, routes::Reach::Loopback, routes::admin(site), limits).await;
+    let site = Arc::new(Site::new(control, token.map(Token::new), token_configured, Vec::new(), limits));
+    serve::connection(stream, routes::Reach::Loopback, routes::admin(Arc::clone(&site)), &site, None, limits).await;
 }
 
 struct Started {
     running: Running,
-    admin_address: Option<String>,
-    metrics_address: Option<String>,
+    process: Process,
 }
 
 /// `None` when nothing listens.
@@ -210,8 +227,7 @@ fn start(
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
-        // One for reading, one for changing.
-        .max_blocking_threads(2)
+        .max_blocking_threads(routes::CALLS)
         .thread_name("meridian-admin")
         .build()
         .map_err(|error| problems.push(format!("admin: cannot start: {error}")))
@@ -224,13 +240,16 @@ fn start(
             })
             .is_ok()
     });
-    let admin_listener = bind(&runtime, "admin.listen", listen, base_dir, private, problems);
-    let metrics_listener = bind(&runtime, "telemetry.prometheus", prometheus, base_dir, private, problems);
-    if admin_listener.is_none() && metrics_listener.is_none() {
+    let socket = private.filter(|_| !listen.is_empty()).and_then(|dir| own_socket(&runtime, dir, problems));
+    let own = socket.as_ref().map(|socket| socket.address.as_str());
+    let admin_listener = bind(&runtime, &Listens::admin(listen, own), base_dir, private, problems);
+    let metrics_listener = bind(&runtime, &Listens::metrics(prometheus), base_dir, private, problems);
+    if socket.is_none() && admin_listener.is_none() && metrics_listener.is_none() {
         return None;
     }
     let token_path = (!token_file.is_empty()).then(|| absolute(&base_dir.join(token_file)));
-    let token = token_path.as_deref().filter(|_| admin_listener.is_some()).and_then(|path| {
+    let can_change = socket.is_some() || admin_listener.is_some();
+    let token = token_path.as_deref().filter(|_| can_change).and_then(|path| {
         read_token(path)
             .map(Token::new)
             .map_err(|reason| {
@@ -239,31 +258,31 @@ fn start(
             .ok()
     });
 
-    let status = control.status();
-    let has_token = token.is_some();
-    let site = Arc::new(Site::new(control, token, !token_file.is_empty(), *limits));
-    let mut left_behind = Vec::new();
-    let mut serve = |listener: Option<Listener>, router: axum::Router| {
-        let Listener { socket, address, file } = listener?;
-        left_behind.extend(file);
-        runtime.spawn(serve::serve(socket, router, *limits));
-        Some(address)
+    let address = |listener: &Option<Listener>| listener.as_ref().map(|listener| listener.address.clone());
+    let process = Process {
+        admin: address(&admin_listener),
+        socket: address(&socket),
+        metrics: address(&metrics_listener),
+        model: control.status().model,
+        token_file: token_path.filter(|_| token.is_some()).and_then(|path| path.to_str().map(str::to_owned)),
+        ..Process::own()
     };
-    let admin_address = serve(admin_listener, routes::admin(Arc::clone(&site)));
-    let metrics_address = serve(metrics_listener, routes::metrics_only(site));
-
     let entry = private.and_then(|dir| {
-        let process = Process {
-            admin: admin_address.clone(),
-            metrics: metrics_address.clone(),
-            model: status.model,
-            token_file: token_path.filter(|_| has_token).and_then(|path| path.to_str().map(str::to_owned)),
-            ..Process::own()
-        };
         Entry::write(dir, &process)
             .map_err(|error| problems.push(format!("admin: {}: cannot be written: {error}", dir.display())))
             .ok()
     });
+    let site = Arc::new(Site::new(control, token, !token_file.is_empty(), problems.clone(), *limits));
+    let mut left_behind = Vec::new();
+    let mut serve = |listener: Option<Listener>, router: axum::Router| {
+        let Some(Listener { socket, address: _, file }) = listener else { return };
+        left_behind.extend(file);
+        runtime.spawn(serve::serve(socket, router, Arc::clone(&site), *limits));
+    };
+    serve(socket, routes::admin(Arc::clone(&site)));
+    serve(admin_listener, routes::admin(Arc::clone(&site)));
+    serve(metrics_listener, routes::metrics_only(Arc::clone(&site)));
+
     let (stop, stopped) = oneshot::channel();
     let thread = std::thread::Builder::new()
         .name("meridian-admin".into())
@@ -275,18 +294,42 @@ fn start(
         .map_err(|error| problems.push(format!("admin: cannot start a thread: {error}")))
         .ok()?;
     let running = Running { pid: std::process::id(), stop, thread, left_behind: (entry, left_behind) };
-    Some(Started { running, admin_address, metrics_address })
+    Some(Started { running, process })
+}
+
+/// A listener of the configuration.
+struct Listens<'a> {
+    field: &'static str,
+    text: &'a str,
+    where_taken: WhereTaken,
+    /// How the process can be reached where another listens.
+    otherwise: String,
+}
+
+impl<'a> Listens<'a> {
+    /// Clients send the token there.
+    fn admin(text: &'a str, own: Option<&str>) -> Self {
+        let otherwise = own.map_or_else(
+            || "and this process has no other admin interface".to_owned(),
+            |own| format!("so send it no token: `meridian ctl` reaches this process at {own}"),
+        );
+        Self { field: "admin.listen", text, where_taken: WhereTaken::Fail, otherwise }
+    }
+
+    fn metrics(text: &'a str) -> Self {
+        Self { field: "telemetry.prometheus", text, where_taken: WhereTaken::Move, otherwise: String::new() }
+    }
 }
 
 fn bind(
     runtime: &Runtime,
-    field: &str,
-    text: &str,
+    listens: &Listens<'_>,
     base_dir: &Path,
     run_dir: Option<&Path>,
     problems: &mut Vec<String>,
 ) -> Option<Listener> {
     let _context = runtime.enter();
+    let Listens { field, text, where_taken, otherwise } = listens;
     let listen = match Listen::parse(text) {
         Ok(Listen::Unix(path)) => Listen::Unix(absolute(&base_dir.join(path))),
         Ok(listen) => listen,
@@ -295,7 +338,7 @@ fn bind(
             return None;
         }
     };
-    match Listener::bind(&listen, run_dir) {
+    match Listener::bind(&listen, run_dir, *where_taken) {
         Ok(Some(listener)) => {
             if listener.is_elsewhere(&listen) {
                 problems.push(format!("{field}: {text:?}: is in use, this process listens on {}", listener.address));
@@ -303,11 +346,28 @@ fn bind(
             Some(listener)
         }
         Ok(None) => None,
+        Err(error) if error.kind() == ErrorKind::AddrInUse => {
+            problems.push(format!("{field}: {text:?}: another process listens there, {otherwise}"));
+            None
+        }
         Err(error) => {
             problems.push(format!("{field}: {text:?}: cannot listen: {error}"));
             None
         }
     }
+}
+
+/// The private socket of this process: only this user can enter its folder.
+fn own_socket(runtime: &Runtime, dir: &Path, problems: &mut Vec<String>) -> Option<Listener> {
+    let _context = runtime.enter();
+    let path = absolute(&dir.join(discovery::socket_name()));
+    let bound = Listen::parse(&format!("unix:{}", path.display()))
+        .map_err(str::to_owned)
+        .and_then(|listen| Listener::bind(&listen, Some(dir), WhereTaken::Fail).map_err(|error| error.to_string()));
+    bound
+        .map_err(|why| problems.push(format!("admin: {}: no private socket for `meridian ctl`: {why}", path.display())))
+        .ok()
+        .flatten()
 }
 
 /// The path from the root, unless the working directory is gone.

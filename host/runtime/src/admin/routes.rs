@@ -10,19 +10,25 @@ use axum::Router;
 use axum::body::{Body, HttpBody};
 use axum::extract::{Path, Request, State};
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderName, RETRY_AFTER, WWW_AUTHENTICATE};
-use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post, put};
+use axum::routing::{delete, get, post, put};
 use prometheus::{Registry, TextEncoder};
-use serde::Serialize;
-use serde_json::json;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
 use tokio::sync::Semaphore;
 
 use super::Limits;
 use super::metrics::StatusCollector;
 use super::signature::{SIGNATURE_HEADER, signature_text};
 use super::token::Token;
-use crate::control::{Control, ControlError, MAX_COMPONENT_BYTES, Mode, SlotName, SwapReport, Upload};
+use crate::control::{
+    Control, ControlError, Given, MAX_COMPONENT_BYTES, MAX_OPTIONS_BYTES, Mode, ProcessStatus, SlotName, SwapReport,
+    Upload,
+};
+
+/// The request header that carries the options of a component, one JSON object.
+pub const CONFIG_HEADER: &str = "meridian-config";
 
 /// What the routes share.
 pub(super) struct Site {
@@ -31,20 +37,59 @@ pub(super) struct Site {
     token: Option<Token>,
     token_configured: bool,
     limits: Limits,
-    /// One call that reads and one that changes at a time. A component is received only by who is next to change, so no
-    /// more than one is in memory.
+    /// What the listeners could not do.
+    problems: Vec<String>,
+    /// One call that reads, one that loads a component and one that changes at a time. A component is received only by who
+    /// is next to load one, so no more than one is in memory.
     reading: Arc<Semaphore>,
+    uploading: Arc<Semaphore>,
     changing: Arc<Semaphore>,
 }
 
+/// Calls to the engine at a time.
+pub(super) const CALLS: usize = 3;
+
 impl Site {
-    pub(super) fn new(control: Arc<dyn Control>, token: Option<Token>, token_configured: bool, limits: Limits) -> Self {
+    pub(super) fn new(
+        control: Arc<dyn Control>,
+        token: Option<Token>,
+        token_configured: bool,
+        problems: Vec<String>,
+        limits: Limits,
+    ) -> Self {
         let registry = Registry::new();
         let collector = Box::new(StatusCollector::new(Arc::clone(&control)));
         registry.register(collector).expect("the names of the metrics are valid and differ");
-        let [reading, changing] = [(); 2].map(|()| Arc::new(Semaphore::new(1)));
-        Self { control, registry, token, token_configured, limits, reading, changing }
+        let [reading, uploading, changing] = [(); CALLS].map(|()| Arc::new(Semaphore::new(1)));
+        Self { control, registry, token, token_configured, limits, problems, reading, uploading, changing }
     }
+
+    /// What a request may do, as its head says.
+    pub(super) fn rights<B>(&self, request: &axum::http::Request<B>) -> Rights {
+        if request.method().is_safe() || authorize(self, request.headers()).is_err() {
+            Rights::Read
+        } else if request.method() == Method::PUT && !is_json(request.headers()) {
+            Rights::Upload
+        } else {
+            Rights::Change
+        }
+    }
+
+    fn status(&self) -> ProcessStatus {
+        let status = self.control.status();
+        ProcessStatus { problems: [status.problems, self.problems.clone()].concat(), ..status }
+    }
+}
+
+/// Which places a request may take.
+#[derive(Clone, Copy)]
+pub(super) enum Rights {
+    /// Anybody's.
+    Read,
+    /// With the token: to send a component.
+    Upload,
+    /// With the token: to change what compiles nothing.
+    Change,
 }
 
 type Shared = State<Arc<Site>>;
@@ -55,7 +100,7 @@ pub(super) fn admin(site: Arc<Site>) -> Router {
         .route("/v1/status", get(status))
         .route("/v1/policies", get(policies))
         .route("/v1/faults", get(faults))
-        .route(&slot(""), put(put_component))
+        .route(&slot(""), put(put_policy))
         .route(
             &slot("/promote"),
             post(async |site: Shared, slot: SlotPath, headers: HeaderMap| {
@@ -72,6 +117,12 @@ pub(super) fn admin(site: Arc<Site>) -> Router {
             &slot("/release"),
             post(async |site: Shared, slot: SlotPath, headers: HeaderMap| {
                 act(site, slot, &headers, |control, slot| control.release(slot)).await
+            }),
+        )
+        .route(
+            &slot("/shadow"),
+            delete(async |site: Shared, slot: SlotPath, headers: HeaderMap| {
+                act(site, slot, &headers, |control, slot| control.stop_shadow(slot)).await
             }),
         )
         .merge(common())
@@ -96,7 +147,7 @@ async fn no_such_method() -> Refusal {
 }
 
 async fn status(State(site): Shared) -> Response {
-    read(&site, |site| json(StatusCode::OK, &site.control.status())).await
+    read(&site, |site| json(StatusCode::OK, &site.status())).await
 }
 
 async fn policies(State(site): Shared) -> Response {
@@ -117,23 +168,86 @@ async fn metrics(State(site): Shared) -> Response {
 
 type SlotPath = Result<Path<String>, axum::extract::rejection::PathRejection>;
 
-async fn put_component(State(site): Shared, slot: SlotPath, request: Request) -> Result<Response, Refusal> {
+async fn put_policy(State(site): Shared, slot: SlotPath, request: Request) -> Result<Response, Refusal> {
     let (head, body) = request.into_parts();
     authorize(&site, &head.headers)?;
     let (slot, mode) = (named(slot)?, mode(head.uri.query())?);
-    let signature = head.headers.get(SIGNATURE_HEADER).map(|header| signature_text(header.as_bytes()));
-    if body.size_hint().lower() > MAX_COMPONENT_BYTES as u64 {
-        return Err(TOO_LARGE);
+    if is_json(&head.headers) {
+        let text = receive_for(&site, body, MAX_DESCRIPTION).await?;
+        let described = Described::parse(&text)?;
+        let mode = described.mode.or(mode).unwrap_or_default();
+        let turn = Arc::clone(&site.changing).acquire_owned().await;
+        let put = move || {
+            let upload = Upload { policy: described.policy(), options: described.options.as_deref(), source: "admin" };
+            (changed(&site.control.put(slot, &upload, mode)), turn).0
+        };
+        return Ok(blocking(put).await);
     }
-    let turn = Arc::clone(&site.changing).acquire_owned().await;
-    let component = tokio::time::timeout(site.limits.body, receive(body))
-        .await
-        .map_err(|_| Refusal::new(StatusCode::REQUEST_TIMEOUT, "the component did not arrive in time"))??;
+    let options = options_of(&head.headers)?;
+    let signature = head.headers.get(SIGNATURE_HEADER).map(|header| signature_text(header.as_bytes()));
+    if body.size_hint().lower() > COMPONENT.bytes as u64 {
+        return Err(COMPONENT.too_large());
+    }
+    let turn = Arc::clone(&site.uploading).acquire_owned().await;
+    let component = receive_for(&site, body, COMPONENT).await?;
     let put = move || {
-        let upload = Upload { component: &component, signature: signature.as_deref(), source: "admin" };
-        (changed(&site.control.put(slot, &upload, mode)), turn).0
+        let policy = Given::Component { bytes: &component, signature: signature.as_deref() };
+        let upload = Upload { policy, options: options.as_deref(), source: "admin" };
+        (changed(&site.control.put(slot, &upload, mode.unwrap_or_default())), turn).0
     };
     Ok(blocking(put).await)
+}
+
+/// What a JSON body asks for: a native policy, other options, or both.
+struct Described {
+    native: Option<String>,
+    options: Option<String>,
+    mode: Option<Mode>,
+}
+
+impl Described {
+    fn parse(text: &[u8]) -> Result<Self, Refusal> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Fields {
+            source: Option<String>,
+            config: Option<Map<String, Value>>,
+            mode: Option<Mode>,
+        }
+        let malformed = |why: String| Refusal::new(StatusCode::BAD_REQUEST, why);
+        let Fields { source, config, mode } =
+            serde_json::from_slice(text).map_err(|error| malformed(format!("the body: {error}")))?;
+        if source.is_none() && config.is_none() {
+            return Err(malformed("the body must have \"source\", \"config\" or both".into()));
+        }
+        let native = source.map(|source| match source.strip_prefix("native:") {
+            Some(name) => Ok(name.to_owned()),
+            None => Err(malformed(format!(
+                "source: {source:?}: must be native:NAME; a component is sent as the body, as application/wasm"
+            ))),
+        });
+        let options = config.map(|config| Value::from(config).to_string());
+        Ok(Self { native: native.transpose()?, options, mode })
+    }
+
+    fn policy(&self) -> Given<'_> {
+        self.native.as_deref().map_or(Given::Active, Given::Native)
+    }
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    let media_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    media_type.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json")
+}
+
+/// The options that come with a component.
+fn options_of(headers: &HeaderMap) -> Result<Option<String>, Refusal> {
+    let Some(value) = headers.get(CONFIG_HEADER) else { return Ok(None) };
+    let parsed: Result<Map<String, Value>, _> = serde_json::from_slice(value.as_bytes());
+    let options = parsed.map_err(|error| {
+        Refusal::new(StatusCode::BAD_REQUEST, format!("the header {CONFIG_HEADER} must be one JSON object: {error}"))
+    })?;
+    Ok(Some(Value::from(options).to_string()))
 }
 
 async fn act(
@@ -171,7 +285,7 @@ fn changed(done: &Result<SwapReport, ControlError>) -> Response {
             let code = match error {
                 ControlError::Refused(_) => StatusCode::UNPROCESSABLE_ENTITY,
                 ControlError::Busy(_) => StatusCode::SERVICE_UNAVAILABLE,
-                ControlError::Nothing { .. } => StatusCode::CONFLICT,
+                ControlError::Nothing { .. } | ControlError::Overtaken(_) => StatusCode::CONFLICT,
                 ControlError::NoSuchSlot(_) => StatusCode::NOT_FOUND,
             };
             Refusal::new(code, error.to_string()).into_response()
@@ -200,21 +314,45 @@ fn named(slot: SlotPath) -> Result<SlotName, Refusal> {
     found.ok_or_else(|| Refusal::new(StatusCode::NOT_FOUND, "no such slot, expected dispatch, eviction or budget"))
 }
 
-fn mode(query: Option<&str>) -> Result<Mode, Refusal> {
+fn mode(query: Option<&str>) -> Result<Option<Mode>, Refusal> {
     match query {
-        None | Some("" | "mode=active") => Ok(Mode::Active),
-        Some("mode=shadow") => Ok(Mode::Shadow),
+        None | Some("") => Ok(None),
+        Some("mode=active") => Ok(Some(Mode::Active)),
+        Some("mode=shadow") => Ok(Some(Mode::Shadow)),
         Some(_) => Err(Refusal::new(StatusCode::BAD_REQUEST, "the query must be mode=active or mode=shadow")),
     }
 }
 
-async fn receive(mut body: Body) -> Result<Vec<u8>, Refusal> {
+/// What a body may be.
+#[derive(Clone, Copy)]
+struct Receives {
+    what: &'static str,
+    bytes: usize,
+    most: &'static str,
+}
+
+const COMPONENT: Receives = Receives { what: "the component", bytes: MAX_COMPONENT_BYTES, most: "32 MiB" };
+/// Room for the options and what is around them.
+const MAX_DESCRIPTION: Receives = Receives { what: "the body", bytes: MAX_OPTIONS_BYTES + 1024, most: "64 KiB" };
+
+impl Receives {
+    fn too_large(self) -> Refusal {
+        Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, format!("{} must have at most {}", self.what, self.most))
+    }
+}
+
+async fn receive_for(site: &Site, body: Body, receives: Receives) -> Result<Vec<u8>, Refusal> {
+    let late = |_| Refusal::new(StatusCode::REQUEST_TIMEOUT, format!("{} did not arrive in time", receives.what));
+    tokio::time::timeout(site.limits.body, receive(body, receives)).await.map_err(late)?
+}
+
+async fn receive(mut body: Body, receives: Receives) -> Result<Vec<u8>, Refusal> {
     let mut bytes = Vec::new();
     while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
         let broken = |_| Refusal::new(StatusCode::BAD_REQUEST, "the body could not be read to its end");
         let Ok(data) = frame.map_err(broken)?.into_data() else { continue };
-        if bytes.len() + data.len() > MAX_COMPONENT_BYTES {
-            return Err(TOO_LARGE);
+        if bytes.len() + data.len() > receives.bytes {
+            return Err(receives.too_large());
         }
         bytes.extend_from_slice(&data);
     }
@@ -226,9 +364,6 @@ pub(super) struct Refusal {
     code: StatusCode,
     why: Cow<'static, str>,
 }
-
-const TOO_LARGE: Refusal =
-    Refusal { code: StatusCode::PAYLOAD_TOO_LARGE, why: Cow::Borrowed("a component has at most 32 MiB") };
 
 impl Refusal {
     fn new(code: StatusCode, why: impl Into<Cow<'static, str>>) -> Self {

@@ -31,8 +31,7 @@ pub(crate) use self::budget::BudgetWants;
 pub use self::dispatch::DispatchSlot;
 pub use self::eviction::EvictionSlot;
 pub use self::seat::StrikeLimits;
-pub use self::swap::{Candidate, SlotControl};
-pub use self::trial::{Trial, TrialFault};
+pub use self::swap::{Candidate, Remake, SlotControl, TrialFault};
 
 /// A slot: asks the active policy, and the native default for the same batch when that one does not decide.
 ///
@@ -81,14 +80,14 @@ impl<K: SlotKind> PolicySlot<K> {
             version: active.description().version.clone(),
             ..Version::default()
         };
-        Self::with_version(Candidate { policy: active, version }, targets, StrikeLimits::default())
+        Self::with_version(Candidate { policy: active, version, remake: None }, targets, StrikeLimits::default())
     }
 
     /// The same, with where the policy came from, and how many faults put a version into quarantine.
     #[must_use]
     pub fn with_version(active: Candidate<K>, targets: Targets, limits: StrikeLimits) -> Self {
         let state = State {
-            active: Seat::new(PolicySeat::new(active.policy), active.version),
+            active: Seat::new(PolicySeat::new(active.policy), active.version, active.remake),
             previous: None,
             default: native::default_policy(targets),
             quarantine: None,

@@ -3,6 +3,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use meridian_core::{Description, Fault, PolicySeat, SlotKind, Targets, native};
 
+use super::swap::Remake;
 use crate::control::Version;
 
 /// A policy that may decide, with what the slot remembers of it.
@@ -11,6 +12,8 @@ pub(super) struct Seat<K: SlotKind> {
     pub(super) id: u64,
     pub(super) seat: PolicySeat<K>,
     pub(super) version: Version,
+    /// Starts the same component with other options.
+    pub(super) remake: Option<Remake<K>>,
     /// When it faulted, within the window, oldest first; milliseconds.
     strikes: VecDeque<f64>,
     /// When it left quarantine, milliseconds: one strike within the window sends it back.
@@ -48,10 +51,9 @@ pub(super) fn next_id() -> u64 {
 }
 
 impl<K: SlotKind> Seat<K> {
-    pub(super) fn new(seat: PolicySeat<K>, version: Version) -> Self {
-        let id = next_id();
-        let quarantine_ms = FIRST_QUARANTINE_MS;
-        Self { id, seat, version, strikes: VecDeque::new(), paroled_ms: None, quarantine_ms, idle_plans: 0 }
+    pub(super) fn new(seat: PolicySeat<K>, version: Version, remake: Option<Remake<K>>) -> Self {
+        let (id, strikes) = (next_id(), VecDeque::new());
+        Self { id, seat, version, remake, strikes, paroled_ms: None, quarantine_ms: FIRST_QUARANTINE_MS }
     }
 
     /// The native default, in the place of a policy.
@@ -59,7 +61,8 @@ impl<K: SlotKind> Seat<K> {
         let policy = native::default_policy(targets);
         let Description { name, version, summary: _ } = policy.description().clone();
         let source = format!("native:{name}");
-        Self::new(PolicySeat::new(policy), Version { name, version, source, ..Version::default() })
+        let version = Version { name, version, source, options: "{}".into(), ..Version::default() };
+        Self::new(PolicySeat::new(policy), version, None)
     }
 
     /// Count a fault; true when there were too many.

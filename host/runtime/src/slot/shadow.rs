@@ -10,6 +10,8 @@ use std::time::Instant;
 use meridian_core::{Asked, Batch, PolicySeat, SlotKind};
 
 use super::faults::FaultLog;
+use super::seat::Seat;
+use super::swap::{Candidate, Remake};
 use crate::compare::Compare;
 use crate::control::{FaultBatch, ShadowStatus, Version};
 use crate::sync::{Mutex, lock};
@@ -31,6 +33,7 @@ pub(super) struct Shadow<K: SlotKind> {
     weighs_signals_alone: bool,
     jobs: SyncSender<Job<K>>,
     progress: Arc<Progress>,
+    remake: Option<Remake<K>>,
     thread: JoinHandle<PolicySeat<K>>,
 }
 
@@ -54,7 +57,9 @@ struct Sums {
 }
 
 impl<K: SlotKind> Shadow<K> {
-    pub(super) fn start(seat: PolicySeat<K>, version: Version, faults: Arc<Mutex<FaultLog>>) -> std::io::Result<Self> {
+    pub(super) fn start(candidate: Candidate<K>, faults: Arc<Mutex<FaultLog>>) -> std::io::Result<Self> {
+        let Candidate { policy, version, remake } = candidate;
+        let seat = PolicySeat::new(policy);
         let (jobs, queue) = sync_channel(QUEUE);
         let progress = Arc::new(Progress { version, skipped: AtomicU64::new(0), sums: Mutex::new(Sums::default()) });
         let (inputs, weighs_signals_alone) = (seat.policy().inputs().to_vec(), seat.policy().weighs_signals_alone());
@@ -62,7 +67,7 @@ impl<K: SlotKind> Shadow<K> {
         let thread = std::thread::Builder::new()
             .name("meridian-shadow".into())
             .spawn(move || compare_all(seat, &queue, &seen, &faults))?;
-        Ok(Self { inputs, weighs_signals_alone, jobs, progress, thread })
+        Ok(Self { inputs, jobs, progress, remake, thread })
     }
 
     /// The columns it reads.
@@ -97,11 +102,16 @@ impl<K: SlotKind> Shadow<K> {
 
     /// Stop, and give the policy's seat back with the state it has gathered. Waits for the steps in its queue; `None` when the
     /// policy panicked.
-    pub(super) fn stop(self) -> Option<(PolicySeat<K>, Version)> {
-        let Self { inputs: _, weighs_signals_alone: _, jobs, progress, thread } = self;
+    pub(super) fn stop(self) -> Option<Seat<K>> {
+        let Self { inputs: _, jobs, progress, remake, thread } = self;
         drop(jobs);
         let seat = thread.join().ok()?;
-        Some((seat, progress.version.clone()))
+        Some(Seat::new(seat, progress.version.clone(), remake))
+    }
+
+    /// What is compared.
+    pub(super) fn version(&self) -> &Version {
+        &self.progress.version
     }
 }
 

@@ -7,7 +7,7 @@ use super::faults::FaultLog;
 use super::seat::Seat;
 use super::shadow::{Progress, Shadow};
 use super::{Quarantine, State};
-use crate::control::{ControlError, FaultEntry, SlotStatus, StateHandover, SwapReport, Version};
+use crate::control::{ControlError, FaultEntry, Mode, SlotStatus, StateHandover, SwapReport, UNCHANGED, Version};
 use crate::sync::{Mutex, lock};
 
 /// A policy that may become active, with where it came from.
@@ -16,7 +16,17 @@ pub struct Candidate<K: SlotKind = Dispatch> {
     pub policy: Box<dyn Policy<K>>,
     /// What it is.
     pub version: Version,
+    /// Starts the same component with other options; `None` where nothing can.
+    pub remake: Option<Remake<K>>,
 }
+
+/// Starts a component that is compiled already with the given options, one JSON object. Takes as long as starting takes.
+pub type Remake<K> = Arc<dyn Fn(&str) -> Result<Box<dyn Policy<K>>, String> + Send + Sync>;
+
+/// Batch sizes a candidate is tried with before it sees traffic: none, one, a small batch, a large one.
+const TRIAL_SIZES: [u32; 4] = [0, 1, 64, 1024];
+/// Times that a batch is tried when the deadline is missed: on a busy machine that says little about the policy.
+const TRIALS: u32 = 3;
 
 impl<K: SlotKind> Candidate<K> {
     /// A candidate of the given origin; name and version are the policy's own.
@@ -24,7 +34,7 @@ impl<K: SlotKind> Candidate<K> {
     pub fn new(policy: Box<dyn Policy<K>>, sha256: &str, source: &str) -> Self {
         let Description { name, version, summary: _ } = policy.description().clone();
         let (sha256, source) = (sha256.into(), source.into());
-        Self { policy, version: Version { name, version, sha256, source, options: "{}".into() } }
+        Self { policy, version: Version { name, version, sha256, source, options: "{}".into() }, remake: None }
     }
 
     /// The same, with the options that the policy was started with, one JSON object: a recording says how to start it.
@@ -33,6 +43,58 @@ impl<K: SlotKind> Candidate<K> {
         self.version.options = config_json.into();
         self
     }
+
+    /// The same, with a way to start its component with other options.
+    #[must_use]
+    pub fn with_remake(self, remake: Remake<K>) -> Self {
+        Self { remake: Some(remake), ..self }
+    }
+
+    /// Have it decide a few made-up batches: the first calls of an instance are its slowest, and a policy that cannot
+    /// decide these never sees traffic. Then it starts anew: what it was told here was never so. Returns whether it
+    /// decided any, or left every one to the default.
+    ///
+    /// # Errors
+    /// The fault, with the size of the batch.
+    pub fn warm_up(&mut self) -> Result<bool, TrialFault> {
+        let mut decision = K::Decision::default();
+        let mut decides = false;
+        for candidates in TRIAL_SIZES {
+            let columns = vec![1.0; candidates as usize * self.policy.inputs().len()];
+            for facts in &K::trials(candidates) {
+                let candidates = candidates as usize;
+                let batch = Batch { facts, candidates, columns: &columns };
+                self.try_out(&batch, &mut decision).map_err(|fault| TrialFault { candidates, fault })?;
+                decides |= candidates > 0 && K::is_decided(&decision, candidates);
+            }
+        }
+        let candidates = TRIAL_SIZES[TRIAL_SIZES.len() - 1] as usize;
+        self.policy.start_anew().map_err(|fault| TrialFault { candidates, fault })?;
+        Ok(decides)
+    }
+
+    fn try_out(&mut self, batch: &Batch<'_, K>, decision: &mut K::Decision) -> Result<(), Fault> {
+        let mut tried = 0;
+        loop {
+            K::clear(decision);
+            tried += 1;
+            let decided = self.policy.decide(batch, decision);
+            match decided.and_then(|()| K::check(batch.facts, decision, batch.candidates)) {
+                Err(fault) if fault.kind == FaultKind::Deadline && tried < TRIALS => self.policy.start_anew()?,
+                done => return done,
+            }
+        }
+    }
+}
+
+/// A candidate faulted before it saw traffic.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("faulted on a trial batch of {candidates} candidates: {fault}")]
+pub struct TrialFault {
+    /// Size of the batch.
+    pub candidates: usize,
+    /// The fault.
+    pub fault: Fault,
 }
 
 /// A slot, for every thread but the one that decides. Cloning shares it.
@@ -49,7 +111,7 @@ impl<K: SlotKind> SlotControl<K> {
     /// Make a candidate active between two decisions. The state of the policy before is handed over where both sides
     /// know how. What was in quarantine is forgotten.
     pub fn swap(&self, candidate: Candidate<K>) -> SwapReport {
-        let seat = Seat::new(PolicySeat::new(candidate.policy), candidate.version);
+        let seat = Seat::new(PolicySeat::new(candidate.policy), candidate.version, candidate.remake);
         self.change("swap", |state, leftovers| {
             leftovers.extend(state.quarantine.take().map(|quarantine| quarantine.seat));
             Ok(state.install(seat, true, leftovers))
@@ -63,13 +125,12 @@ impl<K: SlotKind> SlotControl<K> {
     /// [`ControlError::Refused`] when the system gives no thread.
     pub fn shadow(&self, candidate: Candidate<K>) -> Result<SwapReport, ControlError> {
         let faults = Arc::clone(&lock(&self.state).faults);
-        let Candidate { policy, version } = candidate;
-        let shadow = Shadow::start(PolicySeat::new(policy), version, faults)
+        let shadow = Shadow::start(candidate, faults)
             .map_err(|error| ControlError::Refused(format!("no thread for a shadow: {error}")))?;
         let (report, old) = {
             let state = &mut *lock(&self.state);
             let old = state.shadow.replace(shadow);
-            (state.report("shadow", StateHandover::Stateless, &state.active.version.clone(), Instant::now()), old)
+            (state.unmoved("shadow"), old)
         };
         if let Some(old) = old {
             old.stop();
@@ -84,8 +145,7 @@ impl<K: SlotKind> SlotControl<K> {
     pub fn promote(&self) -> Result<SwapReport, ControlError> {
         let shadow = lock(&self.state).shadow.take().ok_or(nothing::<K>("there is no shadow to promote"))?;
         // Waits for the steps in its queue; the slot goes on meanwhile.
-        let (seat, version) = shadow.stop().ok_or_else(|| ControlError::Refused("the shadow panicked".into()))?;
-        let seat = Seat::new(seat, version);
+        let seat = shadow.stop().ok_or_else(|| ControlError::Refused("the shadow panicked".into()))?;
         self.change("promote", |state, leftovers| {
             leftovers.extend(state.quarantine.take().map(|quarantine| quarantine.seat));
             state.install(seat, false, leftovers);
@@ -128,10 +188,43 @@ impl<K: SlotKind> SlotControl<K> {
         }
     }
 
-    /// Stop the shadow, if there is one; false when there is none.
-    pub fn stop_shadow(&self) -> bool {
-        let shadow = lock(&self.state).shadow.take();
-        shadow.map(Shadow::stop).is_some()
+    /// End the shadow.
+    ///
+    /// # Errors
+    /// [`ControlError::Nothing`] without one.
+    pub fn stop_shadow(&self) -> Result<SwapReport, ControlError> {
+        let (shadow, report) = {
+            let state = &mut *lock(&self.state);
+            let shadow = state.shadow.take().ok_or(nothing::<K>("there is no shadow to stop"))?;
+            (shadow, state.unmoved("stop-shadow"))
+        };
+        // Waits for the steps in its queue; the slot goes on meanwhile.
+        shadow.stop();
+        Ok(report)
+    }
+
+    /// The version that decides, and how to start it with other options.
+    #[must_use]
+    pub fn active(&self) -> (Version, Option<Remake<K>>) {
+        let state = &*lock(&self.state);
+        (state.active.version.clone(), state.active.remake.clone())
+    }
+
+    /// The version with `mode`. `None` during a quarantine, when the one that decides only stands in.
+    #[must_use]
+    pub fn present(&self, mode: Mode) -> Option<Version> {
+        let state = &*lock(&self.state);
+        match mode {
+            Mode::Active if state.quarantine.is_some() => None,
+            Mode::Active => Some(state.active.version.clone()),
+            Mode::Shadow => state.shadow.as_ref().map(|shadow| shadow.version().clone()),
+        }
+    }
+
+    /// A report that nothing was changed.
+    #[must_use]
+    pub fn unchanged(&self) -> SwapReport {
+        lock(&self.state).unmoved(UNCHANGED)
     }
 
     /// Record what the slot decides from now on.
@@ -223,6 +316,11 @@ impl<K: SlotKind> State<K> {
         leftovers.extend(self.previous.replace(replaced));
         self.last_refusal = None;
         handover
+    }
+
+    /// A report of what leaves the active policy where it is.
+    fn unmoved(&self, action: &str) -> SwapReport {
+        self.report(action, StateHandover::Stateless, &self.active.version, Instant::now())
     }
 
     fn report(&self, action: &str, state: StateHandover, previous: &Version, held: Instant) -> SwapReport {

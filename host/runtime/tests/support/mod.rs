@@ -12,8 +12,8 @@ use std::time::Duration;
 use meridian_core::config::{AdminConfig, TelemetryConfig};
 use meridian_runtime::admin::{Admin, Limits, Surroundings};
 use meridian_runtime::control::{
-    Control, ControlError, FaultEntry, KvStatus, Mode, ProcessStatus, RecordingStatus, ShadowStatus, SlotName,
-    SlotStatus, StateHandover, SwapReport, Upload, Version,
+    Control, ControlError, FaultEntry, Given, KvStatus, Mode, ProcessStatus, RecordingStatus, ShadowStatus, SlotName,
+    SlotStatus, StateHandover, SwapReport, UNCHANGED, Upload, Version,
 };
 use meridian_runtime::thinking::BudgetStatus;
 
@@ -27,6 +27,8 @@ pub struct Recorder {
     pub verbose: AtomicBool,
     /// Whether it can load nothing now.
     pub is_busy: AtomicBool,
+    /// Whether its slots have whatever is put there.
+    pub has_it: AtomicBool,
     /// Who is told of every component as it comes, refused ones included.
     pub listener: Mutex<Option<Sender<Vec<u8>>>>,
 }
@@ -119,6 +121,7 @@ pub fn status() -> ProcessStatus {
             bytes: 4096,
             stopped: None,
         }),
+        problems: Vec::new(),
     }
 }
 
@@ -149,7 +152,7 @@ impl Recorder {
         match slot {
             SlotName::Dispatch => Ok(SwapReport {
                 slot,
-                action: action.into(),
+                action: if self.has_it.load(Ordering::Relaxed) { UNCHANGED } else { action }.into(),
                 active: version("candidate"),
                 previous: version("current"),
                 state: StateHandover::Reset("another layout".into()),
@@ -175,7 +178,13 @@ impl Control for Recorder {
     }
 
     fn put(&self, slot: SlotName, upload: &Upload<'_>, mode: Mode) -> Result<SwapReport, ControlError> {
-        let Upload { component, signature, source } = upload;
+        let Upload { policy, options, source } = upload;
+        let options = options.map(|options| format!(" with {options}")).unwrap_or_default();
+        let (component, signature) = match policy {
+            Given::Component { bytes, signature } => (bytes, signature),
+            Given::Native(name) => return self.act(slot, &format!("put native:{name} {mode:?} {source}{options}")),
+            Given::Active => return self.act(slot, &format!("put the active one {mode:?} {source}{options}")),
+        };
         if let Some(listener) = &*self.listener.lock().unwrap() {
             let _ = listener.send(component.to_vec());
         }
@@ -188,7 +197,7 @@ impl Control for Recorder {
             _ => {}
         }
         let signed = signature.map(|signature| format!(" signed {signature:?}")).unwrap_or_default();
-        self.act(slot, &format!("put {} bytes {mode:?} {source}{signed}", component.len()))
+        self.act(slot, &format!("put {} bytes {mode:?} {source}{signed}{options}", component.len()))
     }
 
     fn promote(&self, slot: SlotName) -> Result<SwapReport, ControlError> {
@@ -201,6 +210,10 @@ impl Control for Recorder {
 
     fn release(&self, slot: SlotName) -> Result<SwapReport, ControlError> {
         self.act(slot, "release")
+    }
+
+    fn stop_shadow(&self, slot: SlotName) -> Result<SwapReport, ControlError> {
+        self.act(slot, "stop-shadow")
     }
 }
 
@@ -316,5 +329,11 @@ pub fn parse(reply: &str) -> Reply {
 /// Limits that a test can wait for.
 pub fn short() -> Limits {
     let soon = Duration::from_millis(100);
-    Limits { connections: 1, head: soon, body: soon, response: soon }
+    Limits { connections: 1, reserved: 1, head: soon, body: soon, response: soon, ..Limits::default() }
+}
+
+/// Limits that nothing but another's place ends: no test lasts as long.
+pub fn patient() -> Limits {
+    let long = Duration::from_secs(3600);
+    Limits { head: long, body: long, response: long, ..Limits::default() }
 }
