@@ -236,6 +236,22 @@ fn fields_that_depend_on_each_other() {
             "[telemetry]\notlp_endpoint = 'collector:4317'",
             "telemetry.otlp_endpoint: \"collector:4317\": must be an http:// URL, or empty",
         ),
+        (
+            "[telemetry]\notlp_endpoint = 'http://localhost:99999'",
+            "telemetry.otlp_endpoint: \"http://localhost:99999\": must be an http:// URL, or empty: invalid port number",
+        ),
+        (
+            "[telemetry]\notlp_endpoint = 'http://[::1'",
+            "telemetry.otlp_endpoint: \"http://[::1\": must be an http:// URL, or empty: invalid IPv6 address",
+        ),
+        (
+            "[telemetry]\notlp_endpoint = 'http://h:0/v1'",
+            "telemetry.otlp_endpoint: \"http://h:0/v1\": must have a port in 1..=65535",
+        ),
+        (
+            "[telemetry]\notlp_endpoint = 'http:///v1'",
+            "telemetry.otlp_endpoint: \"http:///v1\": must be an http:// URL, or empty: empty host",
+        ),
         ("[telemetry]\nservice_name = ' '", "telemetry.service_name: \" \": must not be empty"),
     ] {
         assert_eq!(refusal(text), expected, "{text}");

@@ -12,10 +12,10 @@ use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant, SystemTime};
 
 use meridian_core::RequestState;
-use meridian_core::config::TelemetryConfig;
+use meridian_core::config::{HttpUrl, TelemetryConfig};
 use opentelemetry::trace::{SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceState};
 use opentelemetry::{Array, InstrumentationScope, KeyValue, Value};
-use opentelemetry_otlp::WithExportConfig;
+use opentelemetry_otlp::{WithExportConfig, WithHttpConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{IdGenerator, RandomIdGenerator, SpanData, SpanEvents, SpanExporter as _, SpanLinks};
 
@@ -185,8 +185,10 @@ impl Traces {
         let failed = |why: &dyn std::fmt::Display| {
             format!("telemetry.otlp_endpoint: {otlp_endpoint:?}: no traces are sent: {why}")
         };
+        let url = HttpUrl::parse(otlp_endpoint).map_err(|error| failed(&error))?;
         let mut exporter = opentelemetry_otlp::SpanExporter::builder()
             .with_http()
+            .with_http_client(client(&url, limits.sending).map_err(|error| failed(&error))?)
             .with_endpoint(with_path(otlp_endpoint))
             .with_timeout(limits.sending)
             .build()
@@ -250,6 +252,15 @@ impl Drop for Traces {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+/// A proxy that the environment names (`http_proxy`) is for other machines: what goes to this one stays on it.
+fn client(url: &HttpUrl, timeout: Duration) -> Result<reqwest::blocking::Client, String> {
+    let builder = reqwest::blocking::Client::builder().timeout(timeout);
+    let builder = if url.is_loopback() { builder.no_proxy() } else { builder };
+    // The client has a runtime of its own, which must not be made inside another.
+    let made = std::thread::spawn(|| builder.build()).join();
+    made.map_err(|_| String::from("the HTTP client panicked"))?.map_err(|error| error.to_string())
 }
 
 /// The URL as it is, with the path of the protocol where it has none.

@@ -247,6 +247,25 @@ fn a_collector_that_never_answers_stops_nobody() {
     assert_eq!(traces.close(), Sent { requests: 0, lost: 1000 });
 }
 
+/// The environment of a process is its own: the test runs itself again in one with a proxy that does not answer.
+#[test]
+fn a_proxy_is_not_asked_about_a_collector_on_this_machine() {
+    const NAME: &str = "a_proxy_is_not_asked_about_a_collector_on_this_machine";
+    if std::env::var_os("http_proxy").is_none_or(|proxy| proxy != "http://127.0.0.1:1") {
+        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+        again.args([NAME, "--exact"]).env("http_proxy", "http://127.0.0.1:1").env_remove("no_proxy");
+        assert!(again.env_remove("NO_PROXY").output().unwrap().status.success());
+        return;
+    }
+    let collector = Collector::start(Answers::Takes);
+    let port = collector.address.rsplit_once(':').unwrap().1;
+    for host in ["127.0.0.1", "localhost"] {
+        let traces = start(&telemetry(&format!("http://{host}:{port}")), SOON);
+        traces.request(finished("1"));
+        assert_eq!(traces.close(), Sent { requests: 1, lost: 0 }, "{host}");
+    }
+}
+
 #[test]
 fn nothing_is_sent_unless_a_collector_is_named() {
     assert!(Traces::start(&telemetry(""), "m", None).unwrap().is_none());

@@ -23,7 +23,7 @@ pub use tables::{
     AdminConfig, EntropyConfig, KvMemoryConfig, MeridianConfig, ModelConfig, PolicyConfig, ProbeAt, SchedulerConfig,
     SlotConfig, SlotMode, TelemetryConfig,
 };
-pub use values::{Auto, Listen, Texts, inline};
+pub use values::{Auto, HttpUrl, Listen, Texts, inline};
 
 use crate::text::printable;
 use crate::{Error, ModelFamily, SlotName};
@@ -235,15 +235,13 @@ impl MeridianConfig {
         let apart = admin == Listen::Off || any_port || admin != metrics;
         check("admin.listen", quoted(listen), apart, || "must differ from telemetry.prometheus".into())?;
         check("admin.token_file", quoted(token_file), !token_file.contains('\0'), || "must be a path or empty".into())?;
-        let rest = otlp_endpoint.strip_prefix("http://");
-        let is_url = rest.is_some_and(|rest| {
-            !rest.starts_with(['/', ':'])
-                && !rest.is_empty()
-                && !rest.contains(|c: char| c.is_whitespace() || c.is_control())
-        });
-        check("telemetry.otlp_endpoint", quoted(otlp_endpoint), otlp_endpoint.is_empty() || is_url, || {
-            "must be an http:// URL, or empty".into()
-        })?;
+        if !otlp_endpoint.is_empty() {
+            HttpUrl::parse(otlp_endpoint).map_err(|reason| Error::ConfigValidation {
+                field: "telemetry.otlp_endpoint".into(),
+                value: quoted(otlp_endpoint),
+                reason,
+            })?;
+        }
         let named = !service_name.trim().is_empty();
         check("telemetry.service_name", quoted(service_name), named, || "must not be empty".into())
     }

@@ -244,6 +244,53 @@ impl Listen {
     }
 }
 
+/// Where something is sent: `telemetry.otlp_endpoint`.
+///
+/// ```
+/// use meridian_core::config::HttpUrl;
+///
+/// assert!(HttpUrl::parse("http://[::1]:4318/v1/traces").unwrap().is_loopback());
+/// assert!(!HttpUrl::parse("http://collector:4318").unwrap().is_loopback());
+/// assert!(HttpUrl::parse("http://[::1").is_err() && HttpUrl::parse("http://localhost:99999").is_err());
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HttpUrl(url::Url);
+
+impl HttpUrl {
+    /// Parse an `http://` URL.
+    ///
+    /// # Errors
+    /// What was expected, as in [`Error::ConfigValidation`](crate::Error::ConfigValidation).
+    pub fn parse(text: &str) -> Result<Self, String> {
+        // The parser leaves some of these out.
+        if !text.starts_with("http://") || text.contains(|c: char| c == '\\' || c.is_whitespace() || c.is_control()) {
+            return Err("must be an http:// URL, or empty".into());
+        }
+        match url::Url::parse(text) {
+            Ok(url) if text["http://".len()..].starts_with('/') || !url.has_host() => {
+                Err("must be an http:// URL, or empty: empty host".into())
+            }
+            Ok(url) if url.port() == Some(0) => Err("must have a port in 1..=65535".into()),
+            Ok(url) => Ok(Self(url)),
+            Err(error) => Err(format!("must be an http:// URL, or empty: {error}")),
+        }
+    }
+
+    /// Whether its host is this machine by name or address.
+    #[must_use]
+    pub fn is_loopback(&self) -> bool {
+        match self.0.host() {
+            Some(url::Host::Domain(name)) => {
+                let name = name.trim_end_matches('.');
+                name == "localhost" || name.ends_with(".localhost")
+            }
+            Some(url::Host::Ipv4(address)) => address.is_loopback(),
+            Some(url::Host::Ipv6(address)) => address.to_canonical().is_loopback(),
+            None => false,
+        }
+    }
+}
+
 /// A TOML value in one line, which is again TOML.
 ///
 /// ```
