@@ -8,11 +8,12 @@ tells how thinking ends in its configuration, so that there is one.
 from __future__ import annotations
 
 import contextlib
-import json
+import hashlib
 import os
 import socket
 import stat
 import tempfile
+import time
 from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,10 +36,8 @@ MODEL = b"meridian-model "
 _MODEL_FIELDS = ("family", "think_start", "think_end", "resumes", "force_phrase", "interrupt", "eos_guard")
 # Orders that no sampler took; a sampler that takes none for so long is gone.
 _MAX_PENDING = 4096
-# Most that is taken in at once, so that no step waits for whoever keeps sending; the rest comes with the next step. Far
-# above what an engine sends in a step: 17 bytes for each request that thinks.
-_MAX_TAKEN = 256
-_MAX_TAKEN_BYTES = 1 << 18
+# A socket that is being made looks like one that was left.
+_SETTLED_S = 60
 
 
 def _folder(name_bytes: int) -> Path:
@@ -60,10 +59,32 @@ def _folder(name_bytes: int) -> Path:
     raise OSError(f"no private folder for sockets among {', '.join(map(str, candidates))}")
 
 
+def _machine() -> str:
+    """Tells this machine or container from others with the same home folder."""
+    try:
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        namespace = ""
+    return hashlib.sha256(f"{socket.gethostname()} {namespace}".encode()).hexdigest()[:8]
+
+
 def _engine_name(vllm_config: VllmConfig) -> str:
     """The same in the scheduler and the workers of one engine, and in no other (vllm/config/vllm.py: `instance_id`)."""
     parallel = vllm_config.parallel_config
-    return f"{vllm_config.instance_id}-{parallel.data_parallel_rank}"
+    return f"{_machine()}-{vllm_config.instance_id}-{parallel.data_parallel_rank}"
+
+
+def _remove_left(folder: Path) -> None:
+    """Remove the sockets that processes of this machine left when they were killed: nobody receives there."""
+    for path in (*folder.glob(f"{_machine()}-*.schedule"), *folder.glob(f"{_machine()}-*.sample")):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+            found = path.lstat()
+            if not stat.S_ISSOCK(found.st_mode) or time.time() - found.st_mtime < _SETTLED_S:
+                continue
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink()
 
 
 class Samplers:
@@ -74,6 +95,7 @@ class Samplers:
         folder = _folder(len(name) + 8)
         self._paths = [str(path) for path in sorted(folder.glob(f"{_engine_name(vllm_config)}-*.sample"))]
         self._pending: dict[str, deque[bytes]] = {path: deque() for path in self._paths}
+        _remove_left(folder)
         self._own = folder / name
         self._socket = _bound(self._own)
         self._inode = self._own.lstat().st_ino

@@ -40,8 +40,17 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def sockets(folder: Path) -> list[str]:
-    """Names of the sockets in a folder and below."""
-    return sorted(path.name for path in folder.rglob("*") if stat.S_ISSOCK(path.lstat().st_mode))
+    """Names of the sockets in a folder and below, without the machine's."""
+    found = (path.name for path in folder.rglob("*") if stat.S_ISSOCK(path.lstat().st_mode))
+    return sorted(name.partition("-")[2] for name in found)
+
+
+def left_behind(path: Path, age_s: float = 0.0) -> None:
+    """The socket of a process that was killed so long ago."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as left:
+        left.bind(str(path))
+    then = path.lstat().st_mtime - age_s
+    os.utime(path, (then, then))
 
 
 def order(number: int) -> bytes:
@@ -320,18 +329,35 @@ def test_sockets_go_when_they_are_let_go(home: Path) -> None:
 
 
 def test_a_socket_that_a_killed_process_left_behind_is_replaced(home: Path) -> None:
-    from meridian.vllm.channel import Samplers, Scheduler
+    from meridian.vllm.channel import Samplers, Scheduler, _machine
 
     folder = home / "run" / "meridian"
     folder.mkdir(mode=0o700)
     for name in ("abcde-0-0.sample", "abcde-0.schedule"):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as left:
-            left.bind(str(folder / name))
+        left_behind(folder / f"{_machine()}-{name}")
     rank, samplers = Scheduler(engine(), 0), Samplers(engine())
     samplers.tell(order(1))
     assert rank.received() == [order(1)]
     rank.tell(b"r" * RECORD)
     assert samplers.received() == [b"r" * RECORD]
+
+
+def test_sockets_that_killed_processes_left_behind_go(home: Path) -> None:
+    from meridian.vllm.channel import Samplers, Scheduler, _machine
+
+    live = Scheduler(engine("alive"), 0)
+    folder = home / "run" / "meridian"
+    for name in ("dead-0-0.sample", "dead-0.schedule"):
+        left_behind(folder / f"{_machine()}-{name}", age_s=3600)
+    # It may be being made; it may be another machine's; it is no socket.
+    left_behind(folder / f"{_machine()}-young-0.schedule")
+    left_behind(folder / "00000000-other-0.schedule", age_s=3600)
+    (folder / f"{_machine()}-file-0.schedule").write_text("")
+    samplers = Samplers(engine())
+    assert sockets(folder) == ["abcde-0.schedule", "alive-0-0.sample", "other-0.schedule", "young-0.schedule"]
+    assert (folder / f"{_machine()}-file-0.schedule").exists()
+    samplers.close()
+    live.close()
 
 
 def test_a_sampler_that_is_made_again_is_not_cut_off_by_the_end_of_the_first(home: Path) -> None:
