@@ -45,8 +45,8 @@ check: ## The fast gate: formatting, lints, documentation, types
 fuzz: ## Fuzz each target for so many seconds, its checked-in corpus first; SECONDS=30 TARGETS="admin answer"
 	scripts/fuzz.sh $(SECONDS) $(TARGETS)
 
-serve: policies ## Start the OpenAI server with the plugin on 127.0.0.1:$(PORT), with a small random model
-	@py=$$(scripts/build-wheel.sh); scripts/serve.sh "$$py" $(PORT)
+serve: policies ## Start the OpenAI server with the plugin on 127.0.0.1:$(PORT), with a small random model; ARGS="--max-num-seqs 8"
+	@py=$$(scripts/build-wheel.sh); scripts/serve.sh "$$py" $(PORT) $(ARGS)
 
 figures: policies ## Measure the must-show figures, one JSON line each; ONLY=slice
 	@py=$$(scripts/build-wheel.sh); "$$py" bench/figures.py --only $(ONLY) $(addprefix --part ,$(PART))

@@ -1,19 +1,58 @@
 #!/usr/bin/env bash
-# Serves the demo's model with Meridian on 127.0.0.1: serve.sh PYTHON PORT. Ends with Ctrl-C.
+# Serves the demo's model with Meridian on 127.0.0.1: serve.sh PYTHON PORT [OPTION...]. The options are vLLM's. Ends with Ctrl-C.
+# Without a meridian.toml it makes one with a token, so that policies can be changed while it serves.
 set -euo pipefail
+here=$PWD
 . "$(dirname "$0")/env.sh"
-py=${1:?usage: serve.sh PYTHON PORT}; port=${2:?usage: serve.sh PYTHON PORT}
+usage="usage: serve.sh PYTHON PORT [OPTION...]"
+py=${1:?$usage}; port=${2:?$usage}; shift 2
+# Paths are the caller's; what runs below runs in the repository.
+case $py in /*) ;; */*) py=$here/$py ;; esac
+config=${MERIDIAN_CONFIG:-}
+case $config in
+  /*) ;;
+  "") for file in "$here/meridian.toml" "$MERIDIAN_ROOT/meridian.toml" "$HOME/.config/meridian/meridian.toml"; do
+        if [ -e "$file" ]; then config=$file; break; fi
+      done ;;
+  *) config=$here/$config ;;
+esac
+if [ -z "$config" ]; then
+  folder=$MERIDIAN_CACHE/serve
+  mkdir -p "$folder"
+  [ -s "$folder/token" ] || (umask 077; od -An -tx1 -N32 /dev/urandom | tr -d ' \n' > "$folder/token")
+  config=$folder/meridian.toml
+  printf '[admin]\ntoken_file = "token"\n' > "$config"
+fi
+export MERIDIAN_CONFIG=$config
 cd "$MERIDIAN_ROOT"
+# Whether policies can be changed; a configuration that cannot be read ends here, with its reason in one line.
+token=$("$py" -c 'import sys, meridian
+try:
+    print(meridian.load_config().admin.token_file)
+except meridian.ConfigError as error:
+    sys.exit(f"error: {error}")')
 model=$("$py" -m meridian.bench.model)
 export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 VLLM_CPU_KVCACHE_SPACE=${VLLM_CPU_KVCACHE_SPACE:-1}
+if [ -n "$token" ]; then
+  change="Change the policy while it serves:
+
+  cd $MERIDIAN_ROOT
+  target/release/meridian ctl swap dispatch target/policies/srpt.wasm
+  target/release/meridian ctl swap dispatch native:fcfs
+  target/release/meridian ctl rollback dispatch"
+else
+  change="The policy cannot be changed while it serves: $config names no admin.token_file."
+fi
 cat >&2 <<Y
 Ready in about half a minute. Then, in another terminal:
 
   curl -sN http://127.0.0.1:$port/v1/chat/completions -H 'Content-Type: application/json' -d \\
     '{"model": "tiny-random", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 64, "vllm_xargs": {"meridian_think_budget": 32}, "ignore_eos": true, "stream": true}'
 
-The model has random weights: the text is noise, the scheduling is real. Policy: ${MERIDIAN_CONFIG:-native:output-first (no meridian.toml)}
+$change
+
+The model has random weights: the text is noise, the scheduling is real. Configuration: $config
 Y
-exec "$(dirname "$py")/vllm" serve "$model" --served-model-name tiny-random --host 127.0.0.1 --port "$port" \
+exec "$py" -m vllm.entrypoints.cli.main serve "$model" --served-model-name tiny-random --host 127.0.0.1 --port "$port" \
   --dtype bfloat16 --max-model-len 2048 --block-size 32 --enforce-eager --reasoning-parser qwen3 \
-  --scheduler-cls meridian.vllm.MeridianScheduler --logits-processors meridian.vllm:BudgetLogitsProcessor
+  --scheduler-cls meridian.vllm.MeridianScheduler --logits-processors meridian.vllm:BudgetLogitsProcessor "$@"
