@@ -47,8 +47,8 @@ def run(folder: Path, *args: str) -> Ended:
         _, status, usage = os.wait4(process.pid, 0)
     # So that the object does not wait for what was waited for.
     process.returncode = os.waitstatus_to_exitcode(status)
-    texts = [path.read_bytes().decode(errors="replace") for path in (out, err)]
-    return Ended(process.returncode, *texts, time.monotonic() - started, usage.ru_maxrss / 1024)
+    said, complained = (path.read_bytes().decode(errors="replace") for path in (out, err))
+    return Ended(process.returncode, said, complained, time.monotonic() - started, usage.ru_maxrss / 1024)
 
 
 def workplace() -> Path:
@@ -154,7 +154,7 @@ def inputs() -> Iterator[Figure]:
         refused = [each for each in runs if each.is_refused]
         yield Figure(f"hostile inputs, {kind}: refused in one line", len(refused), "inputs")
         yield Figure(f"hostile inputs, {kind}: otherwise", len(runs) - len(refused), "inputs", Bound(0))
-        yield Figure(f"hostile inputs, {kind}: most memory", max(each.peak_mib for each in runs), "MiB", Bound(256))
+        yield Figure(f"hostile inputs, {kind}: most memory", max(each.peak_mib for each in runs), "MiB", Bound(64))
         yield Figure(f"hostile inputs, {kind}: longest", max(each.seconds for each in runs), "s", Bound(10))
 
 

@@ -18,6 +18,7 @@ use meridian_wasm::GuestKind;
 use serde::Serialize;
 
 use crate::policies::{Loader, PolicySource};
+use crate::watch::Watch;
 
 /// Pairs of timings for each size; each side runs for about [`SAMPLE`].
 const PAIRS: usize = 41;
@@ -88,8 +89,11 @@ fn time_in<K: Timed>(
         let mut own = K::bench(own, loader, n);
         let mut other = policy.map(|source| started::<K>(loader, source, n)).transpose()?;
         let timing = compare(&mut *own, other.as_deref_mut());
-        if let (Some(fault), Some(source)) = (other.as_ref().and_then(|bench| bench.fault()), policy) {
-            anyhow::bail!("{} in the {} slot, {n} candidates: {fault}", source.label, slot.label());
+        // One that goes on faulting is given up, and its latest fault says no more than that.
+        let given_up = loader.take_watches().iter().find_map(Watch::given_up);
+        let fault = given_up.or_else(|| Some(format!("{}: {}", policy?.label, other.as_ref()?.fault()?)));
+        if let Some(fault) = fault {
+            anyhow::bail!("{} slot, {n} candidates: {fault}", slot.label());
         }
         let Timing { default_ns, policy_ns, ratios } = timing;
         let quartile = |q| ratios.clone().map(|mut ratios| quantile(&mut ratios, q));

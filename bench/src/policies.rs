@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
-use meridian_core::{Batch, Budget, Description, Dispatch, Eviction, Fault, FaultKind, MeridianConfig, Policy};
+use anyhow::{Context, bail};
+use meridian_core::{
+    Batch, Budget, Description, Dispatch, Eviction, Fault, FaultKind, MeridianConfig, Policy, SlotKind, SlotName,
+};
 use meridian_runtime::{BudgetSlot, Candidate, DispatchSlot, EvictionSlot, PolicySlot, StrikeLimits, native};
 use meridian_wasm::{GuestKind, Limits, PolicyComponent, Runtime};
 use rand::RngExt;
@@ -230,7 +232,7 @@ impl Policy for Injecting {
 pub struct Loader {
     runtime: Option<Runtime>,
     config: MeridianConfig,
-    components: Vec<(PathBuf, meridian_wasm::PolicyComponent)>,
+    components: Vec<(PathBuf, PolicyComponent)>,
     watches: Vec<Watch>,
 }
 
@@ -284,9 +286,12 @@ impl Loader {
             let policy = native::policy::<K>(name, targets, options)?;
             return Ok(Candidate::new(policy, "", source).with_options(options));
         }
-        let component = self.component(source)?;
+        let component = self.component(source)?.clone();
         // Simulated time does not pass while a policy decides, and a deadline in real time would make runs differ.
         let policy = component.policy::<K>(Limits::UNHURRIED, targets, options).with_context(|| source.clone())?;
+        let watch = Watch::new(K::NAME, label);
+        self.watches.push(watch.clone());
+        let policy = Watched { policy, watch };
         Ok(Candidate::new(Box::new(policy), component.sha256(), source).with_options(options))
     }
 
@@ -303,12 +308,7 @@ impl Loader {
             self.components.push((path.to_owned(), component));
         }
         let (_, component) = self.components.iter().find(|(known, _)| known == path).expect("loaded above");
-        // Simulated time does not pass while a policy decides, and a deadline in real time would make runs differ.
-        let policy = component.policy::<K>(Limits::UNHURRIED, targets, options).with_context(|| source.clone())?;
-        let watch = Watch::new(K::NAME, label);
-        self.watches.push(watch.clone());
-        let policy = Watched { policy, watch };
-        Ok(Candidate::new(Box::new(policy), component.sha256(), source).with_options(options))
+        Ok(component)
     }
 
     fn slot<K: GuestKind>(&self, candidate: Candidate<K>) -> PolicySlot<K> {

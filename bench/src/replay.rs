@@ -9,7 +9,8 @@ use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_pcg::Pcg64;
 
-use crate::policies::{Choice, Inject, Loader, Policies, PolicySource};
+use crate::limits::engines_within;
+use crate::policies::{Choice, Inject, Loader, Policies, PolicySet, PolicySource, configured};
 use crate::results::{EngineFacts, GivenUp, MadeBy, Results, Run, SCHEMA, Slo, TraceFacts};
 use crate::sim::{EngineConfig, Outcome, Router, Simulation, Swap};
 use crate::trace::{Generator, Prefix, TraceRequest, Workload};
@@ -217,7 +218,7 @@ fn why_given_up(
     };
     for watch in watches {
         let Some(why) = watch.given_up() else { continue };
-        ensure!(!is_baseline && watch.slot() == SlotName::Dispatch, "{why}");
+        ensure!(!is_baseline, "{why}");
         return Ok(Err(why));
     }
     Ok(Ok(outcome))

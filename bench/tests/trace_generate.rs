@@ -198,9 +198,9 @@ fn toml_errors_name_the_field() {
     let wanted = [
         "workload field prompt.median: got -1, expected tokens from 1 to 10000000",
         "workload field prompt.median: got NaN, expected tokens from 1 to 10000000",
-        "workload: unknown field `medain`, expected one of `median`, `sigma`, `tail_share`, `tail_from`, `tail_to`, \
-         `tail_alpha`, `most_tokens` in `prompt`",
-        "workload: invalid type: string \"long\", expected f64 in `prompt.median`",
+        "workload: prompt.medain: unknown field `medain`, expected one of `median`, `sigma`, `tail_share`, `tail_from`, \
+         `tail_to`, `tail_alpha`, `most_tokens`",
+        "workload: prompt.median: invalid type: string \"long\", expected f64",
         "workload field arrivals.wave.amplitude: got 2, expected a share from 0 to 0.99",
         "workload field arrivals.regime.cycle_s: got 5, expected seconds from 1 / requests_per_s to 1e9",
         "workload field modes.0.think_share: got 1, expected a share from 0 to 0.999",
@@ -208,7 +208,7 @@ fn toml_errors_name_the_field() {
         "workload field tenants.count: got 0, expected tenants from 1 to 1000000",
         "workload \"fast\": unknown, expected one of reasoning-chat, plain-chat, multi-turn",
         "workload field preset: got 1, expected the name of a preset",
-        "workload: line 1: string values must be quoted, expected literal string",
+        "workload: line 1, column 18: string values must be quoted, expected literal string",
     ];
     assert_eq!(messages, wanted);
 }

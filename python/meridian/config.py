@@ -201,8 +201,8 @@ class MeridianConfig:
         Raises:
             ConfigError: a field holds what JSON cannot, or is nested too deep.
         """
-        fields = {each.name: _plain(each.name, getattr(self, each.name)) for each in dataclasses.fields(self)}
-        del fields["base_dir"]
+        names = [each.name for each in dataclasses.fields(self) if each.name != "base_dir"]
+        fields = {name: _plain(name, getattr(self, name)) for name in names}
         try:
             return json.dumps(fields, allow_nan=False)
         except (TypeError, ValueError) as error:

@@ -259,5 +259,5 @@ fn facts(row: LoadRow, judges: &Judges) -> Load {
 }
 
 fn report(done: Result<SwapReport, ControlError>) -> PyResult<String> {
-    crate::to_json(&done.map_err(|error| crate::policy_error(error))?)
+    crate::to_json(&done.map_err(crate::policy_error)?)
 }

@@ -1,5 +1,6 @@
 """meridian.toml from Python: lookup order, defaults, and how a mistake is named."""
 
+import dataclasses
 import json
 import logging
 import math
@@ -117,7 +118,7 @@ def _deep() -> list[Any]:
 def test_what_contains_itself_or_is_nested_too_deep_is_refused_by_its_field(options: dict[str, Any]) -> None:
     slot = meridian.SlotConfig("policy.wasm", config=options)
     for name in ("dispatch", "eviction", "budget"):
-        config = meridian.MeridianConfig(policy=meridian.PolicyConfig(**{name: slot}))
+        config = meridian.MeridianConfig(policy=dataclasses.replace(meridian.PolicyConfig(), **{name: slot}))
         with pytest.raises(
             meridian.ConfigError, match=rf"^policy\.{name}\.config\..{{,100}}: nested more than 64 deep"
         ):

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use meridian_core::config::Listen;
+use meridian_core::text::printable;
 use meridian_runtime::admin::discovery::{self, Found, Process};
 use meridian_runtime::control::ProcessStatus;
 use serde::Deserialize;

@@ -348,7 +348,7 @@ mod tests {
             "think         20          4  ########################################",
             "waiting        7             ##############",
             "step     4.000 ms, 0.0200 ms a decode token, 0.0030 ms a prefill token",
-            "dispatch  current [2J 1.0 01234567                  100        -   90.0%    7.0%     3.0%     10.0      3       2     5",
+            r"dispatch  current\u{1b}[2J 1.0 01234567             100        -   90.0%    7.0%     3.0%     10.0      3       2     5",
             "dispatch  candidate 1.0 01234567  correlation 0.000, overlap 0.000, differences 0, compared 40",
             "dispatch  quarantine: bad 1.0 01234567, tried again in 12 s",
             "dispatch  faults: trap 2, deadline 1",

@@ -125,7 +125,7 @@ fn what_is_wrong_is_said_in_one_line() {
         (&["replay", "--trace", "none.csv"], "none.csv"),
         (&["replay", "--engine", "7b-tpu"], "7b-tpu: unknown preset, expected one of 7b-h100"),
         (&["replay", "--engine", "bad.toml"], "bad.toml"),
-        (&["replay", "--requests", "0"], "--requests 0: expected at least 1"),
+        (&["replay", "--requests", "0"], "--requests 0: expected 1 to 2000000"),
         (&["replay", "--rate=-1"], "requests a second from 1e-6"),
         (&["replay", "--swap", "now=fcfs"], "expected SECONDS=POLICY"),
         (&["replay", "--inject", "boom:0.1"], "a kind of trap"),
@@ -171,8 +171,8 @@ fn a_set_names_the_policies_of_several_slots() {
     assert_eq!(slots(2), ["output-first", "prefix-value{\"cap\": 3}", "none"]);
     assert_eq!(slots(3), ["srpt", "tiered-lru", "eat-rpdi"]);
     let count = |run: usize, key: &str| runs[run]["metrics"][key].as_f64().unwrap_or(-1.0);
-    for run in 1..4 {
-        assert!(count(run, "eviction_by_policy") > 0.0 && count(run, "faults") == 0.0, "{}", runs[run]["metrics"]);
+    for (run, of) in runs.iter().enumerate().take(4).skip(1) {
+        assert!(count(run, "eviction_by_policy") > 0.0 && count(run, "faults") == 0.0, "{}", of["metrics"]);
     }
     assert_eq!((count(0, "eviction_decisions"), count(0, "budget_decisions")), (-1.0, -1.0));
     assert!(count(3, "budget_by_policy") > 0.0 && count(2, "budget_decisions") < 0.0);
@@ -234,13 +234,17 @@ fn micro_times_every_slot_without_shipped_components() {
 }
 
 #[test]
-fn micro_refuses_what_is_no_policy() {
+fn micro_names_the_kind_of_a_fault() {
+    let corpus = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus/component");
+    for (component, kind) in [("trap.wasm", "trap"), ("wrong-length.wasm", "bad-answer")] {
+        let path = corpus.join(component);
+        let done = bench(&["micro", "--candidates", "16", "--policy", path.to_str().expect("UTF-8")]);
+        assert_eq!(done.code, 1, "{component}: {}", done.stderr);
+        let says = format!("error: {component} in the dispatch slot: faulted on a trial batch of 0 candidates");
+        assert!(done.stderr.contains(&says) && done.stderr.contains(&format!(": {kind}: ")), "{}", done.stderr);
+    }
     let done = bench(&["micro", "--policy", "native:outptu-first"]);
-    assert!(
-        done.code == 1 && done.stderr.contains("unknown native policy, expected one of native:output-first"),
-        "{}",
-        done.stderr
-    );
+    assert!(done.code == 1 && done.stderr.contains("unknown native policy, expected one of native:output-first"));
 }
 
 /// Memory is taken for none of these: a slip of the keyboard must not take the machine with it.

@@ -59,7 +59,7 @@ fn no_forbidden_edge() {
 /// The folders of `policies/` with a policy in them.
 fn policies() -> Vec<String> {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../policies");
-    let names = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+    let names = std::fs::read_dir(folder).expect("policies/").map(|entry| entry.expect("an entry"));
     let policies = names.filter(|entry| entry.path().join("Cargo.toml").is_file());
-    policies.map(|entry| entry.file_name().into_string().unwrap()).filter(|name| name != "sdk").collect()
+    policies.map(|entry| entry.file_name().into_string().expect("UTF-8")).filter(|name| name != "sdk").collect()
 }

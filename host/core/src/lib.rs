@@ -1,4 +1,4 @@
-//! The decisions of Meridian's host, without WebAssembly or Python, and without I/O but for [`file`], with which every crate
+//! The decisions of Meridian's host, without WebAssembly or Python, and without I/O but for [`mod@file`], with which every crate
 //! reads what others name.
 //!
 //! - [`PhaseRouter`] tells, token by token, which requests think and which answer; any number of threads feed it.

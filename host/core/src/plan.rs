@@ -226,6 +226,12 @@ impl Planner {
         let overdue_waiting = self.pin_overdue(table, facts, waiting, max_defer_ms);
         let pinned: &[u32] = if overdue_waiting { &self.pinned } else { &[] };
         let waiting_changed = self.ranker.rank(&self.keys, pinned, &mut self.plan.waiting_order);
+        let (running_caps, waiting_caps) = self.caps.split_at(running.len().min(self.caps.len()));
+        let by_priority = |changed: bool, order: &mut [u32], slots: &[Slot], caps: &[u32]| {
+            changed && (!self.priority_first || sort_by_priority(table, order, slots, caps))
+        };
+        let waiting_changed = by_priority(waiting_changed, &mut self.plan.waiting_order, waiting, waiting_caps);
+        let running_changed = by_priority(running_changed, &mut self.plan.running_order, running, running_caps);
         if !waiting_changed {
             self.plan.waiting_order.clear();
         }
@@ -450,6 +456,16 @@ impl Planner {
         }
         self.budget_was_lowered = true;
     }
+}
+
+/// Sort an order by priority, keeping it among equals; those with cap 0 stay last. Whether it still changes anything.
+fn sort_by_priority(table: &RequestTable, order: &mut [u32], slots: &[Slot], caps: &[u32]) -> bool {
+    order.sort_by_key(|from| {
+        let from = *from as usize;
+        let priority = table.get(slots[from]).map_or(i32::MAX, |row| row.priority);
+        (caps.get(from) == Some(&0), priority)
+    });
+    order.iter().enumerate().any(|(position, from)| position != *from as usize)
 }
 
 /// The keys to order `candidates` by into `out`, all equal where there are none; what is left out goes last.

@@ -361,7 +361,7 @@ proptest! {
                 }
                 2 => {
                     cached.taken(&blocks, now_ms as f64);
-                    blocks.iter().for_each(|block| drop(ranked.remove(block)));
+                    ranked.retain(|block, _| !blocks.contains(block));
                 }
                 _ => {
                     let mut blocks = blocks;
@@ -372,7 +372,7 @@ proptest! {
                         cached.mark_dead(&blocks);
                     }
                     cached.leaving(&mut policy, &full(&blocks), now_ms as f64);
-                    blocks.iter().for_each(|block| drop(ranked.insert(*block, (policy.number, dead))));
+                    ranked.extend(blocks.iter().map(|block| (*block, (policy.number, dead))));
                 }
             }
             let place = |block: &u32| {

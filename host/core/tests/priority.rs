@@ -20,7 +20,7 @@ fn requests(priorities: &[i32]) -> (RequestTable, Vec<Slot>) {
     let insert = |(i, priority): (usize, &i32)| {
         let request =
             NewRequest { priority: *priority, prompt_tokens: 10, arrival_ms: i as f64, ..NewRequest::default() };
-        table.insert(RequestId(i as u64), &request).unwrap()
+        table.insert(RequestId(i as u64), &request).expect("a new id")
     };
     let slots = priorities.iter().enumerate().map(insert).collect();
     (table, slots)

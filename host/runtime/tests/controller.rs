@@ -157,6 +157,8 @@ fn nothing_changes_after_the_end() {
 }
 
 /// What compiles nothing waits neither for a compile of another slot nor for one of its own.
+type Call<'a> = Box<dyn FnOnce() -> Result<SwapReport, ControlError> + Send + 'a>;
+
 #[test]
 fn only_what_compiles_waits_for_a_compile() {
     let engine = engine();
@@ -166,7 +168,7 @@ fn only_what_compiles_waits_for_a_compile() {
         let compiling = scope.spawn(|| engine.put(SlotName::Budget, &Upload::component(b"patience", "test")));
         engine.has_begun();
         let controller = &engine.controller;
-        let calls: [(&str, Box<dyn FnOnce() -> Result<SwapReport, ControlError> + Send>); 7] = [
+        let calls: [(&str, Call); 7] = [
             ("rollback", Box::new(|| controller.rollback(SlotName::Dispatch))),
             ("native", Box::new(|| engine.put(SlotName::Dispatch, &with(Given::Native("srpt"), "{}")))),
             ("options", Box::new(|| engine.put(SlotName::Dispatch, &with(Given::Active, weighted)))),

@@ -2,7 +2,7 @@
 
 mod made;
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 
 use made::{Made, TARGETS, faulting, step, table};

@@ -319,7 +319,7 @@ impl Policy<Budget> for Noting {
 
     fn decide(&mut self, batch: &Batch<'_, Budget>, decision: &mut BudgetDecision) -> Result<(), Fault> {
         if batch.facts.point == Point::Probe {
-            self.seen.lock().unwrap().push(batch.columns.to_vec());
+            self.seen.lock().expect("nobody panicked").push(batch.columns.to_vec());
             let verdict = if (self.ends)(batch.facts) { Verdict::EndNow } else { Verdict::KeepThinking };
             decision.verdicts.resize(batch.candidates, verdict);
         }

@@ -16,7 +16,9 @@ const BYTES_OF_2_MS: Limits = Limits { deadline: Duration::from_millis(2), ..LIM
 
 fn start(component: &[u8], limits: Limits) -> WasmPolicy {
     let targets = MeridianConfig::default().scheduler.targets();
-    Runtime::new(None).unwrap().load(component).unwrap().dispatch_policy(limits, targets, "{}").unwrap()
+    let runtime = Runtime::new(None).expect("a runtime");
+    let component = runtime.load(component).expect("a component");
+    component.dispatch_policy(limits, targets, "{}").expect("a policy")
 }
 
 fn batch(columns: &[f32]) -> Batch<'_> {
@@ -61,7 +63,9 @@ fn segments_are_bounded_by_the_time_to_start_again() {
     let fault = copied.recover().unwrap_err();
     assert_eq!(fault.kind, FaultKind::Init);
     assert!(fault.detail.contains("bulk instructions of more than 5767168 bytes"), "{fault}");
-    start(&find("data segment without an image 4 MiB"), limits).recover().unwrap();
+    // A busy machine may take longer than 5 ms over what the bound allows; the bound itself knows no clock.
+    let allowed = start(&find("data segment without an image 4 MiB"), limits).recover();
+    assert!(allowed.as_ref().err().is_none_or(|fault| !fault.detail.contains("bulk instructions")), "{allowed:?}");
     start(&find("data segment 16 MiB"), LIMITS).recover().unwrap();
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import socket
 import stat
@@ -36,6 +37,10 @@ MODEL = b"meridian-model "
 _MODEL_FIELDS = ("family", "think_start", "think_end", "resumes", "force_phrase", "interrupt", "eos_guard")
 # Orders that no sampler took; a sampler that takes none for so long is gone.
 _MAX_PENDING = 4096
+# Most that is taken in at once, so that no step waits for whoever keeps sending; the rest comes with the next step. Far
+# above what an engine sends in a step: 17 bytes for each request that thinks.
+_MAX_TAKEN = 256
+_MAX_TAKEN_BYTES = 1 << 18
 # A socket that is being made looks like one that was left.
 _SETTLED_S = 60
 

@@ -138,7 +138,10 @@ class KvHook:
         only while something runs (kv_cache_manager.py: `allocate_slots`). Without it a request is admitted when its
         prompt just fits, and somebody is preempted for the next block."""
         self._step_serves = False
-        if self._growth_blocks > 0:
+        for pool in self._pools.values():
+            pool.rekey()
+        # Asking may have failed, and then the watermark is vLLM's own.
+        if self._on and self._growth_blocks > 0:
             manager = self._scheduler.kv_cache_manager
             self._own_watermark = manager.watermark_blocks
             reserve = int(self._growth_blocks * len(self._scheduler.running))
@@ -205,8 +208,16 @@ class KvHook:
         original = cast("Callable[..., Any]", self._allocate_slots)
         if not self._on:
             return original(request, *args, **kwargs)
-        allocated = self._admitting(original, request, *args, **kwargs)
+        reserve = self._lift_reserve(request, kwargs)
         try:
+            allocated = original(request, *args, **kwargs)
+        finally:
+            # Unless Meridian has given up within the call: then the watermark is vLLM's own again.
+            if reserve is not None and self._own_watermark is not None:
+                self._scheduler.kv_cache_manager.watermark_blocks = reserve
+        try:
+            new_tokens = kwargs.get("num_new_tokens", args[0] if args else 0)
+            self._step_serves = self._step_serves or (allocated is not None and new_tokens > 0)
             found = kwargs.get("new_computed_blocks", args[2] if len(args) > 2 else None)
             if allocated is None:
                 if request.status == RequestStatus.RUNNING:
@@ -217,23 +228,20 @@ class KvHook:
             self._fail("following an allocation")
         return allocated
 
-    def _admitting(self, original: Callable[..., Any], request: Request, *args: Any, **kwargs: Any) -> Any:
-        """`allocate_slots`, without the room for growth where a request would wait for nothing: its KV is loaded by a
-        connector, or it has the step to itself because those that run are in flight."""
-        manager, own = self._scheduler.kv_cache_manager, self._own_watermark
-        is_loaded = request.num_computed_tokens > 0 or kwargs.get("num_external_computed_tokens", 0) > 0
-        if own is None or request.status == RequestStatus.RUNNING or (self._step_serves and not is_loaded):
-            allocated = original(request, *args, **kwargs)
-        else:
-            reserve = manager.watermark_blocks
-            manager.watermark_blocks = own
-            try:
-                allocated = original(request, *args, **kwargs)
-            finally:
-                manager.watermark_blocks = reserve
-        new_tokens = kwargs.get("num_new_tokens", args[0] if args else 0)
-        self._step_serves = self._step_serves or (allocated is not None and new_tokens > 0)
-        return allocated
+    def _lift_reserve(self, request: Request, kwargs: dict[str, Any]) -> int | None:
+        """Leave no room for growth where a request would wait for nothing: its KV is loaded by a connector, or it has
+        the step to itself because those that run are in flight. Returns the watermark to put back; None for none."""
+        own = self._own_watermark
+        try:
+            is_loaded = request.num_computed_tokens > 0 or kwargs.get("num_external_computed_tokens", 0) > 0
+            if own is None or request.status == RequestStatus.RUNNING or (self._step_serves and not is_loaded):
+                return None
+            manager = self._scheduler.kv_cache_manager
+            reserve, manager.watermark_blocks = manager.watermark_blocks, own
+            return reserve
+        except DEFECTS:
+            self._fail("admitting a request")
+            return None
 
     def _is_probe(self, request: Request) -> bool:
         return self.probes is not None and self.probes.prompt_tokens(request.request_id) is not None

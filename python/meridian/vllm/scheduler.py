@@ -294,9 +294,7 @@ class _Meridian(SchedulerInterface):
             # Last, so that vLLM preempts them first.
             scheduler.running[:] = cast("list[Request]", [*running, *probes])
         if waiting_changed and window is not None:
-            for _ in window:
-                queue.popleft()
-            queue.extendleft(reversed(window))
+            _put_first(queue, window)
         whole_prompts = not scheduler.scheduler_config.enable_chunked_prefill
         if budget < own_budget and whole_prompts and not any(map(_can_take_tokens, scheduler.running)):
             # What is meant for requests whose tokens are in flight may be less than a prompt that may not be split.
@@ -325,25 +323,30 @@ class _Meridian(SchedulerInterface):
         reserve = scheduler._reserve_prefill_lookahead
         # Less than a whole decode, a chunk that Mamba's state cannot be cut at, or part of a canvas is all or nothing.
         least = self._meridian_decode_tokens
-        whole = scheduler.need_mamba_block_aligned_split
+        whole = scheduler.need_mamba_block_aligned_split or self._meridian_diffuses
         served = overruled = False
 
         def capped(request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
             nonlocal served, overruled
             allowed = reserve(request, num_computed_tokens, num_new_tokens)
-            if request.request_id in probes:
-                return allowed if num_computed_tokens + allowed >= request.num_tokens else 0
-            cap = caps.get(request.request_id)
-            if cap is not None and cap < least and allowed > 0:
-                if served and not (overruled and request.status == RequestStatus.RUNNING):
-                    return 0
-                if not overruled:
-                    overruled = True
-                    self._overruled()
-            elif cap is not None and cap < allowed and not whole:
-                allowed = cap
-            served = served or allowed > 0
-            return allowed
+            try:
+                if request.request_id in probes:
+                    return allowed if num_computed_tokens + allowed >= request.num_tokens else 0
+                cap = caps.get(request.request_id)
+                given = allowed
+                if cap is not None and cap < least and allowed > 0:
+                    if served and not (overruled and request.status == RequestStatus.RUNNING):
+                        return 0
+                    if not overruled:
+                        overruled = True
+                        self._overruled()
+                elif cap is not None and cap < allowed and not whole:
+                    given = cap
+                served = served or given > 0
+                return given
+            except DEFECTS:
+                self._give_up("applying a cap")
+                return allowed
 
         vars(self)["_reserve_prefill_lookahead"] = capped
         if probes and self._meridian_think is not None:
@@ -367,13 +370,19 @@ class _Meridian(SchedulerInterface):
         step; those of running ones that a plan leaves out count too, because a later step serves them together."""
         ready = cast("Scheduler", super())._handle_blocked_waiting_request(request)
         scheduler = self._scheduler()
-        if not ready or scheduler.lora_config is None or not self._meridian_schedules:
+        is_planned = self._meridian_schedules and self._meridian is not None and not self._meridian_stands_aside
+        if not ready or scheduler.lora_config is None or not is_planned:
             return ready
-        adapter = request.lora_request
-        if adapter is None:
-            return True
+        try:
+            return request.lora_request is None or self._has_room_for(request.lora_request.lora_int_id)
+        except DEFECTS:
+            self._give_up("counting adapters")
+            return ready
+
+    def _has_room_for(self, adapter: int) -> bool:
+        scheduler = self._scheduler()
         running = {r.lora_request.lora_int_id for r in scheduler.running if r.lora_request is not None}
-        return adapter.lora_int_id in running or len(running) < scheduler.lora_config.max_loras
+        return adapter in running or len(running) < cast("Any", scheduler.lora_config).max_loras
 
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
         stats = cast("Any", super()).make_stats(*args, **kwargs)
@@ -573,6 +582,17 @@ class _Meridian(SchedulerInterface):
                 faults,
                 stats["last_fault"],
             )
+
+
+def _put_first(queue: RequestQueue, order: list[Request]) -> None:
+    """Have the front of the queue, which holds just these requests, go in this order."""
+    if isinstance(queue, PlannedPriorityQueue):
+        queue.plan(order)
+        return
+    waiting = cast("deque[Request]", queue)
+    for _ in order:
+        waiting.popleft()
+    waiting.extendleft(reversed(order))
 
 
 def _add(engine: _native.Engine, request: Request, whole_prompt: bool) -> None:

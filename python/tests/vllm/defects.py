@@ -33,10 +33,19 @@ ENGINE = [
     "output_preemptions",
     "reads_victim_blocks",
 ]
-POOL = ["choose", "counts", "leaving", "mark_dead", "matched", "taken", "touched"]
+POOL = ["choose", "counts", "leaving", "mark_dead", "matched", "rekey", "taken", "touched"]
 THINKING = ["decide", "due", "enroll", "probe_dropped", "probe_runs", "probed", "received"]
 # The same in Python.
-SCHEDULER = ["_apply_caps", "_begin_step", "_log_faults", "_observe", "_offer_probes", "_pass_on_log", "_plan"]
+SCHEDULER = [
+    "_apply_caps",
+    "_begin_step",
+    "_keeps_whole",
+    "_log_faults",
+    "_observe",
+    "_offer_probes",
+    "_pass_on_log",
+    "_plan",
+]
 KV_HOOK = ["_matched", "_put_victim_last", "request_ends", "step_begins", "step_ends", "unshared_blocks"]
 POOL_HOOK = ["_order", "mark_dead", "matched"]
 THINK_HOOK = [
@@ -207,7 +216,7 @@ def native_for(engine: Engine) -> Any:
         scheduler=SchedulerConfig(
             output_tpot_budget_ms=1e9, think_tpot_budget_ms=1e9, min_think_tokens=4, max_defer_ms=1e-3
         ),
-        entropy=EntropyConfig(eat_probe_interval_tokens=8, eat_variance_threshold=1e-12),
+        entropy=EntropyConfig(eat_probe_interval_tokens=8, eat_variance_threshold=1e-12, probe_suffix="\n\n"),
         kv_memory=KvMemoryConfig(growth_blocks=0.25, evict_dead_thinking=True),
         model=ModelConfig(strips_reasoning=True),
         policy=PolicyConfig(dispatch=SlotConfig("native:srpt", deadline_ms=1000.0)),

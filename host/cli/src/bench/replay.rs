@@ -12,8 +12,7 @@ use meridian_bench::results::{GivenUp, Slo};
 use meridian_bench::sim::Router;
 
 use super::input::{EngineArgs, InputArgs};
-use crate::admin_client::shown;
-use crate::{Said, Unusable, print_json, print_line};
+use crate::{Said, Unusable, print_json, print_line, say};
 
 #[derive(Args)]
 #[command(after_help = "\
@@ -134,7 +133,7 @@ pub(crate) fn run(args: &ReplayArgs, json: bool) -> anyhow::Result<()> {
         return Ok(());
     }
     for GivenUp { rate, seed, why, .. } in &results.given_up {
-        eprintln!("error: {} (at {rate} requests a second, seed {seed})", shown(why));
+        say(&format!("error: {why} (at {rate} requests a second, seed {seed})"));
     }
     Err(Said.into())
 }

@@ -26,12 +26,12 @@ use crate::stats::{SlotStats, Source};
 use crate::sync::{Mutex, lock};
 
 pub use self::budget::BudgetSlot;
-#[cfg(not(loom))]
 pub(crate) use self::budget::BudgetWants;
 pub use self::dispatch::DispatchSlot;
 pub use self::eviction::EvictionSlot;
 pub use self::seat::StrikeLimits;
-pub use self::swap::{Candidate, Remake, SlotControl, TrialFault};
+pub use self::swap::{Candidate, Remake, SlotControl};
+pub use self::trial::{Trial, TrialFault};
 
 /// A slot: asks the active policy, and the native default for the same batch when that one does not decide.
 ///
@@ -148,15 +148,6 @@ impl<K: SlotKind> PolicySlot<K> {
             || state.quarantine.is_some()
     }
 
-    /// Whether the policy that decides, or its shadow, asks for this column. Other than with [`PolicySlot::reads`] the
-    /// default, which stands in after a fault, has to do without.
-    #[must_use]
-    pub fn asks_for(&self, column: K::Column) -> bool {
-        let state = &*lock(&self.state);
-        state.active.seat.policy().inputs().contains(&column)
-            || state.shadow.as_ref().is_some_and(|shadow| shadow.inputs().contains(&column))
-    }
-
     /// Whether the native policy of this source, such as `native:fcfs`, decides, and no other version waits in quarantine to
     /// decide again.
     #[must_use]
@@ -178,12 +169,6 @@ impl<K: SlotKind> PolicySlot<K> {
         let state = &mut *lock(&self.state);
         state.now_ms = now_ms;
         state.stats.decided(Source::Active, Duration::ZERO);
-    }
-
-    /// How often another version was put in place of the one that decides.
-    #[must_use]
-    pub fn swaps(&self) -> u64 {
-        lock(&self.state).swaps
     }
 
     /// Decide one batch. `fill` writes the columns that it is given; it is called once a policy that is asked. Always

@@ -53,7 +53,8 @@ pub(super) fn next_id() -> u64 {
 impl<K: SlotKind> Seat<K> {
     pub(super) fn new(seat: PolicySeat<K>, version: Version, remake: Option<Remake<K>>) -> Self {
         let (id, strikes) = (next_id(), VecDeque::new());
-        Self { id, seat, version, remake, strikes, paroled_ms: None, quarantine_ms: FIRST_QUARANTINE_MS }
+        let quarantine_ms = FIRST_QUARANTINE_MS;
+        Self { id, seat, version, remake, strikes, paroled_ms: None, quarantine_ms, idle_plans: 0 }
     }
 
     /// The native default, in the place of a policy.

@@ -67,7 +67,7 @@ impl<K: SlotKind> Shadow<K> {
         let thread = std::thread::Builder::new()
             .name("meridian-shadow".into())
             .spawn(move || compare_all(seat, &queue, &seen, &faults))?;
-        Ok(Self { inputs, jobs, progress, remake, thread })
+        Ok(Self { inputs, weighs_signals_alone, jobs, progress, remake, thread })
     }
 
     /// The columns it reads.
@@ -103,7 +103,7 @@ impl<K: SlotKind> Shadow<K> {
     /// Stop, and give the policy's seat back with the state it has gathered. Waits for the steps in its queue; `None` when the
     /// policy panicked.
     pub(super) fn stop(self) -> Option<Seat<K>> {
-        let Self { inputs: _, jobs, progress, remake, thread } = self;
+        let Self { inputs: _, weighs_signals_alone: _, jobs, progress, remake, thread } = self;
         drop(jobs);
         let seat = thread.join().ok()?;
         Some(Seat::new(seat, progress.version.clone(), remake))

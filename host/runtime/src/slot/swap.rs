@@ -23,11 +23,6 @@ pub struct Candidate<K: SlotKind = Dispatch> {
 /// Starts a component that is compiled already with the given options, one JSON object. Takes as long as starting takes.
 pub type Remake<K> = Arc<dyn Fn(&str) -> Result<Box<dyn Policy<K>>, String> + Send + Sync>;
 
-/// Batch sizes a candidate is tried with before it sees traffic: none, one, a small batch, a large one.
-const TRIAL_SIZES: [u32; 4] = [0, 1, 64, 1024];
-/// Times that a batch is tried when the deadline is missed: on a busy machine that says little about the policy.
-const TRIALS: u32 = 3;
-
 impl<K: SlotKind> Candidate<K> {
     /// A candidate of the given origin; name and version are the policy's own.
     #[must_use]
@@ -49,52 +44,6 @@ impl<K: SlotKind> Candidate<K> {
     pub fn with_remake(self, remake: Remake<K>) -> Self {
         Self { remake: Some(remake), ..self }
     }
-
-    /// Have it decide a few made-up batches: the first calls of an instance are its slowest, and a policy that cannot
-    /// decide these never sees traffic. Then it starts anew: what it was told here was never so. Returns whether it
-    /// decided any, or left every one to the default.
-    ///
-    /// # Errors
-    /// The fault, with the size of the batch.
-    pub fn warm_up(&mut self) -> Result<bool, TrialFault> {
-        let mut decision = K::Decision::default();
-        let mut decides = false;
-        for candidates in TRIAL_SIZES {
-            let columns = vec![1.0; candidates as usize * self.policy.inputs().len()];
-            for facts in &K::trials(candidates) {
-                let candidates = candidates as usize;
-                let batch = Batch { facts, candidates, columns: &columns };
-                self.try_out(&batch, &mut decision).map_err(|fault| TrialFault { candidates, fault })?;
-                decides |= candidates > 0 && K::is_decided(&decision, candidates);
-            }
-        }
-        let candidates = TRIAL_SIZES[TRIAL_SIZES.len() - 1] as usize;
-        self.policy.start_anew().map_err(|fault| TrialFault { candidates, fault })?;
-        Ok(decides)
-    }
-
-    fn try_out(&mut self, batch: &Batch<'_, K>, decision: &mut K::Decision) -> Result<(), Fault> {
-        let mut tried = 0;
-        loop {
-            K::clear(decision);
-            tried += 1;
-            let decided = self.policy.decide(batch, decision);
-            match decided.and_then(|()| K::check(batch.facts, decision, batch.candidates)) {
-                Err(fault) if fault.kind == FaultKind::Deadline && tried < TRIALS => self.policy.start_anew()?,
-                done => return done,
-            }
-        }
-    }
-}
-
-/// A candidate faulted before it saw traffic.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("faulted on a trial batch of {candidates} candidates: {fault}")]
-pub struct TrialFault {
-    /// Size of the batch.
-    pub candidates: usize,
-    /// The fault.
-    pub fault: Fault,
 }
 
 /// A slot, for every thread but the one that decides. Cloning shares it.
