@@ -40,8 +40,8 @@ pub struct Plan {
     pub waiting_order: Vec<u32>,
     /// Tokens the step may carry, from 1 to the engine's own budget.
     pub token_budget: u32,
-    /// Requests that may take fewer tokens than they need, with how many; 0 leaves one out of the step. Capped waiting
-    /// requests with 0 stand at the end of their order, running ones too. A prompt that may not be split has no cap but 0.
+    /// Requests that may take fewer tokens than they need, with how many. 0 leaves a request out of the step and puts it
+    /// at the end of its order. A prompt that may not be split has no cap but 0.
     pub token_caps: Vec<(Slot, u32)>,
     /// The decision would have left the step without anything to run: caps of 0 were lifted.
     pub overruled: bool,
