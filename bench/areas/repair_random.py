@@ -37,7 +37,7 @@ def random_sequences() -> Iterator[Figure]:
         name = f"{policy}, an answer of 200 tokens while a prompt has no KV blocks"
         yield Figure(f"{name}: empty steps", starved["empty_steps"], f"of {starved['steps']} steps", Bound(0))
         yield Figure(f"{name}: its time over stock's", starved["over_stock"], "ratio", Bound(1.05))
-    for policy, steps in report["adapters"].items():
+    for policy, ended in report["adapters"].items():
         yield Figure(
-            f"{policy}, two adapters where one fits: requests that end", steps, "of 2 requests", Bound(2, False)
+            f"{policy}, two adapters where one fits: requests that end", ended, "of 3 requests", Bound(3, False)
         )

@@ -26,9 +26,10 @@ from random_engine import EPOCH_S, FEATURES, Feature, Limits, make_scheduler
 # An answer of 200 tokens, and after it has begun a prompt whose KV blocks are free when it is over.
 STARVED = Limits(seqs=4, tokens=256, blocks=36, adapters=1, encoder=0, long_prefill=0, model_len=512)
 STARVED_ARRIVALS = (Arrival(1, 10, 200), Arrival(60, 240, 8))
-# One adapter at a time, and requests of two.
+# One adapter at a time, and requests of two. The request between them has none: while it decodes, a policy can leave
+# out the first one, whose adapter still counts, without making the step empty.
 TWO_ADAPTERS = Limits(seqs=4, tokens=64, blocks=60, adapters=1, encoder=0, long_prefill=0)
-TWO_ADAPTERS_ARRIVALS = (Arrival(1, 10, 60, adapter=1), Arrival(12, 10, 60, adapter=2))
+TWO_ADAPTERS_ARRIVALS = (Arrival(1, 10, 60, adapter=1), Arrival(10, 10, 60), Arrival(12, 10, 60, adapter=2))
 
 
 def scripted(

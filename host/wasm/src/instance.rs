@@ -1,4 +1,6 @@
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use meridian_core::{Batch, Description, Dispatch, Fault, FaultKind, Targets};
@@ -69,6 +71,9 @@ impl Default for Limits {
 const START_ANSWER_BYTES: usize = 64 << 10;
 /// Most bytes of a snapshot: it is handed over while the slot is held.
 pub const MAX_STATE_BYTES: usize = 1 << 20;
+/// Instances of one policy that are being freed at a time, at most: as many as faults put it into quarantine by default.
+/// Each occupies a place in the pool until then.
+const MAX_FREEING: usize = 3;
 /// Bytes of an answer beside its keys and caps.
 const ANSWER_OVERHEAD_BYTES: usize = 256;
 
@@ -95,6 +100,8 @@ pub struct WasmPolicy<K: GuestKind = Dispatch> {
     description: Description,
     inputs: Vec<K::Column>,
     instance: Option<Instance<K>>,
+    /// Threads that free the instances that faulted last.
+    freeing: VecDeque<JoinHandle<()>>,
 }
 
 impl<K: GuestKind> WasmPolicy<K> {
@@ -113,14 +120,30 @@ impl<K: GuestKind> WasmPolicy<K> {
             description: Description::default(),
             inputs: Vec::new(),
             instance: None,
+            freeing: VecDeque::new(),
         };
         policy.instantiate(limits.start)?;
         Ok(policy)
     }
 
+    /// Free the instance on a thread of its own: giving back the pages that it touched takes milliseconds, and a step may
+    /// be waiting.
+    fn discard(&mut self) {
+        let Some(instance) = self.instance.take() else { return };
+        self.freeing.retain(|thread| !thread.is_finished());
+        if self.freeing.len() == MAX_FREEING
+            && let Some(oldest) = self.freeing.pop_front()
+        {
+            // It panicked if this fails, and what it held is gone all the same.
+            let _ = oldest.join();
+        }
+        // Without a thread the closure is dropped here, and the instance with it.
+        self.freeing.extend(thread::Builder::new().name("meridian-free".into()).spawn(move || drop(instance)));
+    }
+
     /// Make the instance, and take description and inputs from it.
     fn instantiate(&mut self, deadline: Duration) -> Result<(), LoadError> {
-        self.instance = None;
+        self.discard();
         let state = StoreState { limiter: Limiter::new(self.limits.memory_bytes) };
         let mut store = Store::new(&self.shared.engine, state);
         store.limiter(|state| &mut state.limiter);
@@ -202,7 +225,7 @@ impl<K: GuestKind> WasmPolicy<K> {
             },
             Err(error) => fault_of(store, &error, allowed),
         };
-        self.instance = None;
+        self.discard();
         Err(fault)
     }
 
@@ -262,7 +285,7 @@ impl<K: GuestKind> meridian_core::Policy<K> for WasmPolicy<K> {
         match late(started.elapsed(), self.limits.recovery) {
             None => Ok(()),
             Some(fault) => {
-                self.instance = None;
+                self.discard();
                 Err(Fault::new(FaultKind::Init, fault.to_string()))
             }
         }

@@ -20,8 +20,9 @@ pub const EPOCH_TICK: Duration = Duration::from_micros(500);
 /// Largest component that is loaded.
 pub const MAX_COMPONENT_BYTES: u64 = 32 << 20;
 
-/// Instances alive at a time, over all slots and the candidates that are being tried.
-const POOLED_INSTANCES: u32 = 16;
+/// Instances alive at a time, over all slots, the candidates that are being tried, and those that are being freed after
+/// faults.
+const POOLED_INSTANCES: u32 = 32;
 /// Largest linear memory of any instance; a slot's own limit may be lower.
 pub(crate) const MAX_MEMORY_BYTES: usize = 1 << 30;
 

@@ -90,10 +90,14 @@ impl<K: SlotKind> Seat<K> {
         }
     }
 
-    /// Leave quarantine: started again, and nothing counts against it, but a fault soon after sends it back.
+    /// Leave quarantine: nothing counts against it, but a fault soon after sends it back. It was started again after its last
+    /// fault; where that failed, it is started now.
     pub(super) fn on_parole(mut self, now_ms: f64) -> Result<Self, (Box<Self>, Fault)> {
         self.strikes.clear();
         self.paroled_ms = Some(now_ms);
+        if self.seat.is_ready() {
+            return Ok(self);
+        }
         match self.seat.recover() {
             Ok(()) => Ok(self),
             Err(fault) => Err((Box::new(self), fault)),
