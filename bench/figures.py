@@ -56,7 +56,8 @@ def write_table(area: str) -> None:
     for text in kept.read_text().splitlines() if kept.exists() else ():
         line = json.loads(text)
         latest[line["name"]] = line
-    wanted = [x for x in latest.values() if x["bound"] is not None or "TTFT" in x["name"] or area != "slice"]
+    bounded_only = area in ("slice", "repair")
+    wanted = [x for x in latest.values() if x["bound"] is not None or "TTFT" in x["name"] or not bounded_only]
     rows = ["| figure | measured (quartiles) | unit | bound | holds |", "|---|---|---|---|---|"]
     for line in wanted:
         holds = {True: "yes", False: "**no**", None: ""}[line["holds"]]
