@@ -71,6 +71,8 @@ impl Default for Limits {
 const START_ANSWER_BYTES: usize = 64 << 10;
 /// Most bytes of a snapshot: it is handed over while the slot is held.
 pub const MAX_STATE_BYTES: usize = 1 << 20;
+/// Most linear memory of an instance that is freed where it faulted: that takes microseconds, as starting a thread does.
+const FREED_AT_ONCE_BYTES: usize = 4 << 20;
 /// Instances of one policy that are being freed at a time, at most: as many as faults put it into quarantine by default.
 /// Each occupies a place in the pool until then.
 const MAX_FREEING: usize = 3;
@@ -126,10 +128,13 @@ impl<K: GuestKind> WasmPolicy<K> {
         Ok(policy)
     }
 
-    /// Free the instance on a thread of its own: giving back the pages that it touched takes milliseconds, and a step may
-    /// be waiting.
+    /// Free the instance; a large one on a thread of its own, because giving back the pages that it touched may take
+    /// milliseconds, and a step may be waiting.
     fn discard(&mut self) {
         let Some(instance) = self.instance.take() else { return };
+        if instance.store.data().limiter.taken_bytes() <= FREED_AT_ONCE_BYTES {
+            return;
+        }
         self.freeing.retain(|thread| !thread.is_finished());
         if self.freeing.len() == MAX_FREEING
             && let Some(oldest) = self.freeing.pop_front()

@@ -5,6 +5,8 @@ use wasmtime::ResourceLimiter;
 #[derive(Debug)]
 pub(crate) struct Limiter {
     memory_bytes: usize,
+    /// Of the memory that there is now.
+    taken_bytes: usize,
     refused: bool,
 }
 
@@ -13,7 +15,7 @@ pub(crate) const MAX_TABLE_ELEMENTS: usize = 20_000;
 
 impl Limiter {
     pub(crate) fn new(memory_bytes: usize) -> Self {
-        Self { memory_bytes, refused: false }
+        Self { memory_bytes, taken_bytes: 0, refused: false }
     }
 
     /// A new call begins: what was refused before is not its cause.
@@ -24,12 +26,20 @@ impl Limiter {
     pub(crate) fn was_refused(&self) -> bool {
         self.refused
     }
+
+    /// Bytes of linear memory, touched or not.
+    pub(crate) fn taken_bytes(&self) -> usize {
+        self.taken_bytes
+    }
 }
 
 impl ResourceLimiter for Limiter {
     fn memory_growing(&mut self, _current: usize, desired: usize, _maximum: Option<usize>) -> wasmtime::Result<bool> {
         let allowed = desired <= self.memory_bytes;
         self.refused |= !allowed;
+        if allowed {
+            self.taken_bytes = desired;
+        }
         Ok(allowed)
     }
 
