@@ -21,7 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from areas import bench, budget, core, kernels, kv, repair, runtime, slice
+from areas import bench, budget, core, engine, kernels, kv, repair, runtime, slice
 from areas.common import RESULTS, ROOT, provenance, say
 
 PAIRS = 5
@@ -34,6 +34,7 @@ AREAS = {
     "bench": bench.parts,
     "kernels": kernels.parts,
     "repair": repair.parts,
+    "engine": engine.parts,
 }
 # Pages with a table between `<!-- figures:AREA -->` and `<!-- /figures:AREA -->`.
 PAGES = tuple(

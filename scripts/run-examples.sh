@@ -5,6 +5,8 @@ set -euo pipefail
 cd "$MERIDIAN_ROOT"
 say "examples: offline.py"
 "${1:?usage: run-examples.sh PYTHON}" examples/offline.py >/dev/null
+say "examples: embed"
+target/release/examples/embed >/dev/null # built by cargo test
 say "examples: shortest-prompt"
 env_file=$(scripts/setup-wasm32.sh)
 ( . "$env_file"

@@ -7,13 +7,13 @@
 
 use std::time::{Duration, Instant};
 
-use meridian_core::budget::{BudgetCandidate, Load, Thresholds};
+use meridian_core::budget::{BudgetCandidate, Load, ThinkThresholds};
 use meridian_core::types::{BlockId, RequestId};
 use meridian_core::{
     Batch, BlockTier, Budget, Decision, Dispatch, EngineFacts, EntropyUnit, Eviction, EvictionCandidate,
-    EvictionSubject, Fault, Markers, Memory, NewRequest, Slot, SlotKind, SlotName, Step, Subject, native,
+    EvictionSubject, Fault, Markers, Memory, NewRequest, RowId, SlotKind, SlotName, Step, Subject, native,
 };
-use meridian_runtime::{BudgetSlot, Candidate, DispatchEngine, DispatchSlot, EvictionSlot, StrikeLimits};
+use meridian_runtime::{BudgetSlot, Contender, DispatchEngine, DispatchSlot, EvictionSlot, StrikeLimits};
 use meridian_wasm::GuestKind;
 use serde::Serialize;
 
@@ -85,7 +85,7 @@ fn time_in<K: Timed>(
     for &n in candidates {
         let slot = K::NAME;
         progress(&format!("{}: {n} candidates", slot.label()));
-        let own = Candidate::new(native::default_policy::<K>(loader.config().scheduler.targets()), "", &default);
+        let own = Contender::new(native::default_policy::<K>(loader.config().scheduler.targets()), "", &default);
         let mut own = K::bench(own, loader, n);
         let mut other = policy.map(|source| started::<K>(loader, source, n)).transpose()?;
         let timing = compare(&mut *own, other.as_deref_mut());
@@ -156,18 +156,18 @@ trait Bench {
 }
 
 trait Timed: GuestKind + SlotKind {
-    fn bench(policy: Candidate<Self>, loader: &Loader, candidates: usize) -> Box<dyn Bench>;
+    fn bench(policy: Contender<Self>, loader: &Loader, candidates: usize) -> Box<dyn Bench>;
 }
 
 /// An engine with a fixed set of requests, half of them thinking, in an order that the policy changes.
 struct DispatchBench {
     engine: DispatchEngine,
-    running: Vec<Slot>,
+    running: Vec<RowId>,
     facts: EngineFacts,
 }
 
 impl Timed for Dispatch {
-    fn bench(policy: Candidate<Self>, loader: &Loader, candidates: usize) -> Box<dyn Bench> {
+    fn bench(policy: Contender<Self>, loader: &Loader, candidates: usize) -> Box<dyn Bench> {
         let scheduler = &loader.config().scheduler;
         let slot = DispatchSlot::with_version(policy, scheduler.targets(), StrikeLimits::default());
         let markers = Markers::new(vec![vec![1]], vec![vec![2]], vec![]).expect("usable markers");
@@ -210,7 +210,7 @@ struct EvictionBench {
 }
 
 impl Timed for Eviction {
-    fn bench(policy: Candidate<Self>, loader: &Loader, candidates: usize) -> Box<dyn Bench> {
+    fn bench(policy: Contender<Self>, loader: &Loader, candidates: usize) -> Box<dyn Bench> {
         let targets = loader.config().scheduler.targets();
         let count = u32::try_from(candidates).unwrap_or(u32::MAX);
         let block = |position: u32| EvictionCandidate {
@@ -255,9 +255,9 @@ struct BudgetBench {
 }
 
 impl Timed for Budget {
-    fn bench(policy: Candidate<Self>, loader: &Loader, candidates: usize) -> Box<dyn Bench> {
+    fn bench(policy: Contender<Self>, loader: &Loader, candidates: usize) -> Box<dyn Bench> {
         let config = loader.config();
-        let configured = Thresholds::from_config(&config.scheduler, &config.entropy);
+        let configured = ThinkThresholds::from_config(&config.scheduler, &config.entropy);
         let count = u32::try_from(candidates).unwrap_or(u32::MAX);
         let request = |i: u32| {
             let mut request = BudgetCandidate {

@@ -1,19 +1,23 @@
 //! Policies by the names that the command line takes.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use meridian_core::{
-    Batch, Budget, Description, Dispatch, Eviction, Fault, FaultKind, MeridianConfig, Policy, SlotKind, SlotName,
+    Batch, Budget, Description, Dispatch, Eviction, Fault, FaultKind, MeridianConfig, Policy, SlotName,
 };
-use meridian_runtime::{BudgetSlot, Candidate, DispatchSlot, EvictionSlot, PolicySlot, StrikeLimits, native};
-use meridian_wasm::{GuestKind, Limits, PolicyComponent, Runtime};
+use meridian_engine::{Components, Origin, Terms, strike_limits};
+use meridian_runtime::{BudgetSlot, Contender, DispatchSlot, EvictionSlot, PolicySlot};
+use meridian_wasm::GuestKind;
 use rand::RngExt;
 use rand::SeedableRng;
 use rand_pcg::Pcg64;
 
 use crate::watch::{Watch, Watched};
+
+/// Most linear memory of a component, MiB.
+const MEMORY_MIB: u32 = 64;
 
 /// A policy as it is named: `output-first` or `native:output-first`, the path of a component, and its options behind it as one
 /// JSON object: `pascal{"tpot_ms": 40}`.
@@ -230,9 +234,9 @@ impl Policy for Injecting {
 
 /// Loads policies; a component is compiled once.
 pub struct Loader {
-    runtime: Option<Runtime>,
+    components: Components,
     config: MeridianConfig,
-    components: Vec<(PathBuf, PolicyComponent)>,
+    opened: Vec<(String, Origin)>,
     watches: Vec<Watch>,
 }
 
@@ -240,7 +244,7 @@ impl Loader {
     /// With the targets and slots of `config`.
     #[must_use]
     pub fn new(config: MeridianConfig) -> Self {
-        Self { runtime: None, config, components: Vec::new(), watches: Vec::new() }
+        Self { components: Components::default(), config, opened: Vec::new(), watches: Vec::new() }
     }
 
     /// The faults of each component loaded since this was called last.
@@ -259,64 +263,42 @@ impl Loader {
     /// # Errors
     /// The source, and why it is refused.
     pub fn slots(&mut self, source: &PolicySource) -> anyhow::Result<Vec<SlotName>> {
-        let Some(name) = source.source.strip_prefix("native:") else {
-            return Ok(self.component(&source.source)?.slots());
-        };
-        let all = [
-            (SlotName::Dispatch, Dispatch::NATIVES),
-            (SlotName::Eviction, Eviction::NATIVES),
-            (SlotName::Budget, Budget::NATIVES),
-        ];
-        let slots: Vec<_> = all.into_iter().filter(|(_, known)| known.contains(&name)).map(|(slot, _)| slot).collect();
-        if slots.is_empty() {
-            let known: Vec<_> = all.iter().flat_map(|(_, known)| *known).map(|name| format!("native:{name}")).collect();
-            bail!("{}: unknown native policy, expected one of {}", source.source, known.join(", "));
-        }
-        Ok(slots)
+        Ok(self.open(&source.source)?.slots()?)
     }
 
     /// A policy of slot `K`, started.
     ///
     /// # Errors
     /// The source, and why it is refused.
-    pub fn load<K: GuestKind>(&mut self, source: &PolicySource) -> anyhow::Result<Candidate<K>> {
-        let targets = self.config.scheduler.targets();
+    pub fn load<K: GuestKind>(&mut self, source: &PolicySource) -> anyhow::Result<Contender<K>> {
         let PolicySource { source, options, label } = source;
-        if let Some(name) = source.strip_prefix("native:") {
-            let policy = native::policy::<K>(name, targets, options)?;
-            return Ok(Candidate::new(policy, "", source).with_options(options));
-        }
-        let component = self.component(source)?.clone();
         // Simulated time does not pass while a policy decides, and a deadline in real time would make runs differ.
-        let policy = component.policy::<K>(Limits::UNHURRIED, targets, options).with_context(|| source.clone())?;
-        let watch = Watch::new(K::NAME, label);
-        self.watches.push(watch.clone());
-        let policy = Watched { policy, watch };
-        Ok(Candidate::new(Box::new(policy), component.sha256(), source).with_options(options))
-    }
-
-    fn component(&mut self, source: &str) -> anyhow::Result<&PolicyComponent> {
-        let path = Path::new(source);
-        if !self.components.iter().any(|(known, _)| known == path) {
-            let runtime = match &self.runtime {
-                Some(runtime) => runtime.clone(),
-                None => self.runtime.insert(Runtime::new(None)?).clone(),
-            };
-            let component = runtime
-                .load_file(path)
-                .with_context(|| format!("{source} (`make policies` builds the shipped ones)"))?;
-            self.components.push((path.to_owned(), component));
+        let terms = Terms::unhurried(self.config.scheduler.targets(), MEMORY_MIB);
+        let origin = self.open(source)?.clone();
+        let mut policy = origin.policy::<K>(terms, options)?;
+        if origin.component().is_some() {
+            let watch = Watch::new(K::NAME, label);
+            self.watches.push(watch.clone());
+            policy = Box::new(Watched { policy, watch });
         }
-        let (_, component) = self.components.iter().find(|(known, _)| known == path).expect("loaded above");
-        Ok(component)
+        Ok(origin.contender(policy, terms, options))
     }
 
-    fn slot<K: GuestKind>(&self, candidate: Candidate<K>) -> PolicySlot<K> {
-        let limits = StrikeLimits {
-            max_strikes: self.config.policy.max_strikes,
-            window_ms: f64::from(self.config.policy.strike_window_s) * 1e3,
+    fn open(&mut self, source: &str) -> anyhow::Result<&Origin> {
+        let at = match self.opened.iter().position(|(known, _)| known == source) {
+            Some(at) => at,
+            None => {
+                let opened = self.components.open(source, Path::new(""));
+                let origin = opened.context("a policy cannot be loaded (`make policies` builds the shipped ones)")?;
+                self.opened.push((source.to_owned(), origin));
+                self.opened.len() - 1
+            }
         };
-        PolicySlot::with_version(candidate, self.config.scheduler.targets(), limits)
+        Ok(&self.opened[at].1)
+    }
+
+    fn slot<K: GuestKind>(&self, contender: Contender<K>) -> PolicySlot<K> {
+        PolicySlot::with_version(contender, self.config.scheduler.targets(), strike_limits(&self.config))
     }
 
     /// A dispatch policy that faults in a share of its decisions.
@@ -328,14 +310,14 @@ impl Loader {
         source: &PolicySource,
         inject: Option<Inject>,
         seed: u64,
-    ) -> anyhow::Result<Candidate<Dispatch>> {
-        let mut candidate = self.load::<Dispatch>(source)?;
-        candidate.warm_up().with_context(|| source.source.clone())?;
+    ) -> anyhow::Result<Contender<Dispatch>> {
+        let mut contender = self.load::<Dispatch>(source)?;
+        contender.warm_up().with_context(|| source.source.clone())?;
         if let Some(inject) = inject {
             let random = Pcg64::seed_from_u64(seed);
-            candidate.policy = Box::new(Injecting { policy: candidate.policy, inject, random });
+            contender.policy = Box::new(Injecting { policy: contender.policy, inject, random });
         }
-        Ok(candidate)
+        Ok(contender)
     }
 }
 
@@ -389,7 +371,7 @@ impl Policies {
             evicts_dead_thinking: config.kv_memory.enabled && config.evicts_dead_thinking() == Some(true),
             dispatch: Some(loader.slot(dispatch)),
             eviction: loader.slot(eviction),
-            budget: budget.map(|candidate| loader.slot(candidate)),
+            budget: budget.map(|contender| loader.slot(contender)),
             labels: [
                 Some(choice.dispatch.label.clone()),
                 Some(eviction_source.label),

@@ -66,12 +66,12 @@ impl fmt::Display for Watch {
 }
 
 /// A component that is asked until it is given up; the slot decides by its default then, without waiting for it.
-pub(crate) struct Watched<P> {
-    pub(crate) policy: P,
+pub(crate) struct Watched<K: SlotKind> {
+    pub(crate) policy: Box<dyn Policy<K>>,
     pub(crate) watch: Watch,
 }
 
-impl<K: SlotKind, P: Policy<K>> Policy<K> for Watched<P> {
+impl<K: SlotKind> Policy<K> for Watched<K> {
     fn description(&self) -> &Description {
         self.policy.description()
     }

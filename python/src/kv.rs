@@ -1,31 +1,76 @@
 //! The order of eviction inside vLLM's own block pools.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-use meridian_core::{CachedBlocks, LeavingBlock};
+use meridian_core::{KvGrowth, LeavingBlock, Memory, Subject};
+use meridian_engine::{Driver, Pool};
 use meridian_runtime::control::KvStatus;
 use pyo3::exceptions::PyAssertionError;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyList};
 
-use crate::policies::Policies;
+use crate::engine::Engine;
 
 /// A mirror of the free blocks of one of vLLM's `BlockPool`s, and the order in which they go; `CachedBlocks` of
 /// meridian-core says more. Blocks are named by their `block_id`. Called by the thread that schedules, and takes
 /// microseconds.
 #[pyclass(frozen, module = "meridian._native")]
 pub(crate) struct BlockPool {
-    cached: Arc<Mutex<CachedBlocks>>,
-    policies: Py<Policies>,
+    engine: Arc<meridian_engine::Engine>,
+    pool: Pool,
 }
 
-impl BlockPool {
-    pub(crate) fn new(cached: Arc<Mutex<CachedBlocks>>, policies: Py<Policies>) -> Self {
-        Self { cached, policies }
+#[pymethods]
+impl Engine {
+    /// The engine preempts whoever is last in its running list: when a step may be short of KV blocks, plans put requests
+    /// that answer before those that do not.
+    fn keep_answers_ahead(&self, groups: u32, lookahead_tokens: u32) {
+        let driver = &mut *self.engine.drive();
+        let blocks_per_request = driver.config().kv_memory.growth_blocks;
+        driver.keep_answers_ahead(KvGrowth { groups, lookahead_tokens, blocks_per_request });
     }
 
-    fn lock(&self) -> MutexGuard<'_, CachedBlocks> {
-        self.cached.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The mirror of a pool of `blocks` KV blocks, to be filled by `resync`.
+    /// With `keeps_dead` what is dead stays in the cache and is the first to go.
+    fn pool(&self, blocks: u32, block_tokens: u32, keeps_dead: bool) -> BlockPool {
+        let pool = self.engine.drive().add_pool(blocks, block_tokens, keeps_dead);
+        BlockPool { engine: Arc::clone(&self.engine), pool }
+    }
+
+    /// The order of eviction of a store beside the engine's memory, of `chunks` chunks.
+    fn store(&self, chunks: u32, block_tokens: u32) -> BlockPool {
+        let pool = self.engine.drive().add_store(chunks, block_tokens);
+        BlockPool { engine: Arc::clone(&self.engine), pool }
+    }
+
+    /// The request lost its KV blocks and waits again; `blocks` is how many that only it attended, for one that answers.
+    /// True when it answers and one that does not could have gone instead.
+    #[pyo3(signature = (request_id, blocks = 0))]
+    fn preempted(&self, request_id: &str, blocks: u32) -> bool {
+        self.of(request_id, |driver, row| driver.preempted(row, blocks)).unwrap_or(false)
+    }
+
+    /// The request has no KV blocks, and nobody chose it: all lost theirs, or it was so before this engine was there.
+    fn lost_blocks(&self, request_id: &str) {
+        self.of(request_id, Driver::lost_blocks);
+    }
+
+    /// Whether a policy reads how many KV blocks each request would free: they are dear to count.
+    #[getter]
+    fn reads_victim_blocks(&self) -> bool {
+        self.engine.drive().reads_victim_blocks()
+    }
+
+    /// Which of the handles in `running` gives up its KV blocks; `blocks` are those that only it attends, for each, or
+    /// empty when nobody reads them. None when one of the handles is not known.
+    fn victim(&self, running: &Bound<'_, PyList>, blocks: Vec<u32>, memory: (f64, u32, u32, u32)) -> Option<usize> {
+        let (now_ms, free_blocks, cached_blocks, total_blocks) = memory;
+        let memory = Memory { now_ms, subject: Subject::Requests, free_blocks, cached_blocks, total_blocks };
+        let handles = &mut *self.handles();
+        if !handles.find(running, None) {
+            return None;
+        }
+        self.engine.drive().victim(&memory, &handles.running, &blocks)
     }
 }
 
@@ -34,87 +79,80 @@ impl BlockPool {
     /// Fill the mirror anew from the queue of free blocks, its front first. `tokens` gives for each the tokens of the
     /// prefix that it ends, None when no prompt can find it.
     fn resync(&self, blocks: Vec<u32>, tokens: Vec<Option<u32>>) {
-        self.lock().resync(blocks.into_iter().zip(tokens));
+        self.engine.drive().pool(self.pool).resync(blocks.into_iter().zip(tokens));
     }
 
     /// Blocks to be put at the front of the queue, of which `free` are free, before `count` are handed out; None when the
     /// mirror does not agree with the queue.
     fn choose(&self, count: u32, free: u32) -> Option<Vec<u32>> {
-        let cached = &mut *self.lock();
+        let driver = &mut *self.engine.drive();
+        let cached = driver.pool(self.pool);
         (cached.free() == free).then(|| cached.choose(count))
     }
 
     /// These were handed out.
     fn taken(&self, blocks: Vec<u32>, now_ms: f64) {
-        self.lock().taken(&blocks, now_ms);
+        self.engine.drive().pool(self.pool).taken(&blocks, now_ms);
     }
 
     /// These are attended by one more.
     fn touched(&self, blocks: Vec<u32>) {
-        self.lock().touched(&blocks);
+        self.engine.drive().pool(self.pool).touched(&blocks);
     }
 
     /// A prompt matched these; `shared` are those of them that another request attended.
     fn matched(&self, blocks: Vec<u32>, shared: Vec<u32>) {
-        let cached = &mut *self.lock();
+        let driver = &mut *self.engine.drive();
+        let cached = driver.pool(self.pool);
         cached.matched(&blocks);
         cached.shared(&shared);
     }
 
     /// No later prompt will match these.
     fn mark_dead(&self, blocks: Vec<u32>) {
-        self.lock().mark_dead(&blocks);
+        self.engine.drive().pool(self.pool).mark_dead(&blocks);
     }
 
     /// These lose their last reader, in the order in which they would be freed; `tokens` as for `resync`. Returns those to
     /// be taken out of the prefix cache and all of them in the order in which they are to be freed; None when there is
     /// nothing to change.
-    fn leaving(
-        &self,
-        py: Python<'_>,
-        blocks: Vec<u32>,
-        tokens: Vec<Option<u32>>,
-        now_ms: f64,
-    ) -> Option<(Vec<u32>, Vec<u32>)> {
+    fn leaving(&self, blocks: Vec<u32>, tokens: Vec<Option<u32>>, now_ms: f64) -> Option<(Vec<u32>, Vec<u32>)> {
         let leaving: Vec<_> =
             blocks.iter().zip(tokens).map(|(block, tokens)| LeavingBlock { block: *block, tokens }).collect();
-        let policies = self.policies.borrow(py);
-        let judges = &mut *policies.judges();
-        let order = self.lock().leaving(&mut judges.eviction, &leaving, now_ms);
+        let order = self.engine.drive().leaving(self.pool, &leaving, now_ms);
         (!order.dead.is_empty() || order.freed != blocks).then_some((order.dead, order.freed))
     }
 
     /// Ask the policy about what another one has ranked before it; see `CachedBlocks::rekey`. Returns of how many blocks.
-    fn rekey(&self, py: Python<'_>, now_ms: f64) -> usize {
-        let policies = self.policies.borrow(py);
-        let judges = &mut *policies.judges();
-        self.lock().rekey(&mut judges.eviction, now_ms)
+    fn rekey(&self, now_ms: f64) -> usize {
+        self.engine.drive().rekey(self.pool, now_ms)
     }
 
     /// These, which are cached, were used at `stamps`; see `CachedBlocks::stamp`.
     fn stamp(&self, blocks: Vec<u32>, stamps: Vec<u64>) {
-        self.lock().stamp(&blocks, &stamps);
+        self.engine.drive().pool(self.pool).stamp(&blocks, &stamps);
     }
 
     /// What these hold was taken out of the prefix cache.
     fn emptied(&self, blocks: Vec<u32>) {
-        self.lock().emptied(&blocks);
+        self.engine.drive().pool(self.pool).emptied(&blocks);
     }
 
     /// The first `count` cached blocks to go.
     fn first(&self, count: usize) -> Vec<u32> {
-        self.lock().order().take(count).collect()
+        self.engine.drive().pool(self.pool).order().take(count).collect()
     }
 
     /// Free blocks with nothing in them, and cached ones.
     fn counts(&self) -> (u32, u32) {
-        let cached = self.lock();
+        let driver = &mut *self.engine.drive();
+        let cached = driver.pool(self.pool);
         (cached.empty(), cached.len())
     }
 
     /// Compare with the queue, given as to `resync`; raises AssertionError at the first difference.
     fn audit(&self, blocks: Vec<u32>, tokens: Vec<Option<u32>>) -> PyResult<()> {
-        self.lock().audit(blocks.into_iter().zip(tokens)).map_err(PyAssertionError::new_err)
+        self.engine.drive().pool(self.pool).audit(blocks.into_iter().zip(tokens)).map_err(PyAssertionError::new_err)
     }
 }
 

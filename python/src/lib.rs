@@ -4,8 +4,9 @@
 //! Python objects, compared by identity: for vLLM its own `Request` objects, so that a step reads no attribute of them.
 
 mod budget;
-mod control;
 mod engine;
+mod facts;
+mod handles;
 mod kernels;
 mod kv;
 mod log;

@@ -1,37 +1,26 @@
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use meridian_core::budget::{BudgetCandidate, Load, Observed, Thresholds, Verdict};
-use meridian_core::{BlockId, BlockTier, EntropyUnit, EvictionCandidate, EvictionSubject, Memory, RequestId, Subject};
+use meridian_core::budget::{BudgetCandidate, Load, Observed, ThinkThresholds, Verdict};
+use meridian_core::{
+    BlockId, BlockTier, EvictionCandidate, EvictionSubject, Memory, MeridianConfig, RequestId, Subject,
+};
 use meridian_runtime::control::{Control, ControlError, Given, Mode, SlotName, SwapReport, Upload};
-use meridian_runtime::{BudgetSlot, Controller, EvictionSlot};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::PolicyError;
-use crate::control::Services;
 
 /// What changes the policies of an engine while it runs, and the two slots that a step does not ask.
 ///
 /// Methods that change a policy may compile a component, and release the GIL.
 #[pyclass(frozen, module = "meridian._native")]
 pub(crate) struct Policies {
-    controller: Arc<Controller>,
-    judges: Mutex<Judges>,
-    /// What has threads, ports or files; ended by `close`.
-    services: Mutex<Services>,
-}
-
-/// The slots that are asked when memory is short and about requests that think.
-pub(crate) struct Judges {
-    pub(crate) eviction: EvictionSlot,
-    pub(crate) budget: BudgetSlot,
-    pub(crate) configured: Thresholds,
-    pub(crate) unit: EntropyUnit,
+    engine: Arc<meridian_engine::Engine>,
 }
 
 impl Policies {
-    pub(crate) fn new(controller: Arc<Controller>, judges: Judges, services: Services) -> Self {
-        Self { controller, judges: Mutex::new(judges), services: Mutex::new(services) }
+    pub(crate) fn new(engine: Arc<meridian_engine::Engine>) -> Self {
+        Self { engine }
     }
 }
 
@@ -106,41 +95,41 @@ impl Policies {
             (None, Some(name)) => Given::Native(name),
             (None, None) => Given::Active,
         };
-        report(py.detach(|| self.controller.put(slot, &Upload { policy, options, source }, mode)))
+        report(py.detach(|| self.engine.swap(slot, &Upload { policy, options, source }, mode)))
     }
 
     /// Make the shadow active; returns the report as JSON.
     fn promote(&self, py: Python<'_>, slot: &str) -> PyResult<String> {
         let slot = slot_named(slot)?;
-        report(py.detach(|| self.controller.promote(slot)))
+        report(py.detach(|| self.engine.control().promote(slot)))
     }
 
     /// Return to the version before; returns the report as JSON.
     fn rollback(&self, py: Python<'_>, slot: &str) -> PyResult<String> {
         let slot = slot_named(slot)?;
-        report(py.detach(|| self.controller.rollback(slot)))
+        report(py.detach(|| self.engine.control().rollback(slot)))
     }
 
     /// Try the version in quarantine again; returns the report as JSON.
     fn release(&self, py: Python<'_>, slot: &str) -> PyResult<String> {
         let slot = slot_named(slot)?;
-        report(py.detach(|| self.controller.release(slot)))
+        report(py.detach(|| self.engine.control().release(slot)))
     }
 
     /// End the shadow; returns the report as JSON.
     fn stop_shadow(&self, py: Python<'_>, slot: &str) -> PyResult<String> {
         let slot = slot_named(slot)?;
-        report(py.detach(|| self.controller.stop_shadow(slot)))
+        report(py.detach(|| self.engine.control().stop_shadow(slot)))
     }
 
     /// How the process is, as JSON.
     fn status(&self, py: Python<'_>) -> PyResult<String> {
-        crate::to_json(&py.detach(|| self.controller.status()))
+        crate::to_json(&py.detach(|| self.engine.control().status()))
     }
 
     /// The latest faults, as JSON, oldest first.
     fn faults(&self, py: Python<'_>) -> PyResult<String> {
-        crate::to_json(&py.detach(|| self.controller.faults()))
+        crate::to_json(&py.detach(|| self.engine.control().faults()))
     }
 
     /// Ask the eviction slot: a key for each candidate, or none for the default's own order.
@@ -162,23 +151,23 @@ impl Policies {
             .zip(candidates)
             .map(|(id, row)| eviction_candidate(id, subject, row))
             .collect::<PyResult<Vec<_>>>()?;
-        Ok(self.judges().eviction.decide(&memory, &candidates).1.to_vec())
+        Ok(self.engine.drive().eviction().decide(&memory, &candidates).1.to_vec())
     }
 
     /// Ask the budget slot about requests that begin to think; the thresholds as JSON.
     fn thresholds(&self, load: LoadRow, candidates: Vec<BudgetRow>) -> PyResult<String> {
-        let judges = &mut *self.judges();
-        let load = facts(load, judges);
+        let driver = &mut *self.engine.drive();
+        let (load, unit) = (facts(load, driver.config()), driver.config().entropy.unit);
         let candidates: Vec<BudgetCandidate> = candidates.into_iter().map(budget_candidate).collect();
-        crate::to_json(&judges.budget.start(&load, judges.unit, &candidates))
+        crate::to_json(&driver.budget().start(&load, unit, &candidates))
     }
 
     /// Ask the budget slot about requests that think: "default", "keep-thinking" or "end-now" for each.
     fn verdicts(&self, load: LoadRow, candidates: Vec<BudgetRow>) -> Vec<&'static str> {
-        let judges = &mut *self.judges();
-        let load = facts(load, judges);
+        let driver = &mut *self.engine.drive();
+        let load = facts(load, driver.config());
         let candidates: Vec<BudgetCandidate> = candidates.into_iter().map(budget_candidate).collect();
-        let verdicts = judges.budget.probe(&load, &candidates);
+        let verdicts = driver.budget().probe(&load, &candidates);
         verdicts
             .into_iter()
             .map(|verdict| match verdict {
@@ -192,19 +181,7 @@ impl Policies {
     /// End what has threads, ports or files, within some seconds. The engine goes on with the policies it has, which cannot
     /// be changed any more.
     fn close(&self, py: Python<'_>) {
-        let services = std::mem::take(&mut *self.services.lock().unwrap_or_else(PoisonError::into_inner));
-        py.detach(|| {
-            // First: nobody who waits for the end begins to compile.
-            self.controller.close();
-            // Waits for threads, some seconds at most; one that compiles ends by itself.
-            drop(services);
-        });
-    }
-}
-
-impl Policies {
-    pub(crate) fn judges(&self) -> std::sync::MutexGuard<'_, Judges> {
-        self.judges.lock().unwrap_or_else(PoisonError::into_inner)
+        py.detach(|| self.engine.shutdown());
     }
 }
 
@@ -252,9 +229,9 @@ fn budget_candidate(row: BudgetRow) -> BudgetCandidate {
     BudgetCandidate { prompt_tokens, remaining_tokens, think_ms, slack_ms, priority, tenant, observed }
 }
 
-fn facts(row: LoadRow, judges: &Judges) -> Load {
+fn facts(row: LoadRow, config: &MeridianConfig) -> Load {
     let LoadRow { now_ms, thinking, answering, waiting, free_blocks, total_blocks } = row;
-    let configured = judges.configured.for_policy(judges.unit);
+    let configured = ThinkThresholds::from_config(&config.scheduler, &config.entropy).for_policy(config.entropy.unit);
     Load { now_ms, thinking, answering, waiting, free_blocks, total_blocks, configured, ..Load::default() }
 }
 

@@ -1,40 +1,41 @@
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::HashSet;
+use std::sync::Arc;
 
 use meridian_core::Pattern;
-use meridian_core::budget::{ForceReason, Load};
-use meridian_runtime::thinking::{BudgetStatus, ClientBudget, ThinkBudgets, ThinkSettings, Thinker};
+use meridian_core::budget::ForceReason;
+use meridian_engine::ThinkTokens;
+use meridian_runtime::thinking::{BudgetStatus, ClientBudget, ThinkBudgets};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-use crate::engine::Inner;
-use crate::policies::Policies;
+use crate::ConfigError;
+use crate::engine::Engine;
 
-/// Numbers of requests are not used again in a process: a sampler may remember those of an engine that was taken out.
-static NEXT_BASE: AtomicU64 = AtomicU64::new(1);
-
-/// The thinking budgets of one engine, and where its numbers of requests begin.
-pub(crate) struct Followed {
-    base: u64,
-    pub(crate) budgets: ThinkBudgets,
-}
-
-impl Followed {
-    pub(crate) fn new(settings: ThinkSettings) -> Self {
-        Self { base: NEXT_BASE.fetch_add(1, Ordering::Relaxed) << 40, budgets: ThinkBudgets::new(settings) }
-    }
-
-    /// What the sampler calls the request with this number in the mirror.
-    pub(crate) fn key(&self, number: u64) -> u64 {
-        self.base + number
+#[pymethods]
+impl Engine {
+    /// Follow the thinking of the requests from here on: whoever samples can force its end. `forced` are the tokens of the
+    /// forced ending, `line_ends` and `boundaries` the tokens that end a line, and a line, a sentence or a clause;
+    /// `interrupts` end thinking when they are generated.
+    fn follow_thinking(
+        &self,
+        forced: Vec<u32>,
+        line_ends: HashSet<u32>,
+        boundaries: HashSet<u32>,
+        interrupts: Vec<Vec<u32>>,
+        can_probe: bool,
+    ) -> PyResult<Thinking> {
+        let interrupts = interrupts.into_iter().filter_map(Pattern::new).collect();
+        let tokens = ThinkTokens { forced, line_ends, boundaries, interrupts };
+        let followed = self.engine.drive().follow_thinking(tokens, can_probe);
+        followed.map_err(|error| ConfigError::new_err(format!("model: {error}")))?;
+        Ok(Thinking { engine: Arc::clone(&self.engine) })
     }
 }
 
 /// What follows the thinking of an engine's requests, for the thread that schedules.
 #[pyclass(frozen, module = "meridian._native")]
 pub(crate) struct Thinking {
-    inner: Arc<Mutex<Inner>>,
-    policies: Py<Policies>,
+    engine: Arc<meridian_engine::Engine>,
 }
 
 /// The attributes of a `meridian.vllm.xargs.RequestBudget`.
@@ -64,13 +65,6 @@ impl Thinking {
         client: ClientRow,
         interrupts: Vec<Vec<u32>>,
     ) -> Option<(u64, u32, bool)> {
-        let inner = &mut *self.lock();
-        let slot = inner.find(request_id)?;
-        let row = inner.engine.table().get(slot)?;
-        let (number, prompt_tokens) = (row.id().0, row.prompt_tokens());
-        let (priority, tenant, deadline_ms) = row.client_facts();
-        let followed = inner.followed.as_mut()?;
-        let key = followed.key(number);
         let ClientRow {
             off,
             max_think_tokens,
@@ -96,25 +90,13 @@ impl Thinking {
             rpdi_threshold,
             interrupts: interrupts.into_iter().filter_map(Pattern::new).collect(),
         };
-        let thinker = Thinker {
-            id: request_id,
-            prompt: &prompt_tail,
-            prompt_tokens,
-            max_tokens,
-            priority,
-            tenant,
-            deadline_ms,
-            client,
-        };
-        let enrolled = followed.budgets.add(key, &thinker);
+        let (key, enrolled) = self.engine.drive().enroll(request_id, &prompt_tail, max_tokens, client)?;
         Some((key, enrolled.max_think_tokens, enrolled.is_measured))
     }
 
     /// What a sampler has measured: a datagram, from anybody.
     fn received(&self, datagram: &[u8]) {
-        if let Some(followed) = &mut self.lock().followed {
-            followed.budgets.received(datagram);
-        }
+        self.of(|budgets| budgets.received(datagram));
     }
 
     /// Ask the budget slot about what is new; what is to be told to the samplers before the next step, None for nothing.
@@ -125,83 +107,63 @@ impl Thinking {
         free_blocks: u32,
         total_blocks: u32,
     ) -> Option<Bound<'py, PyBytes>> {
-        let inner = &mut *self.lock();
-        let [_, thinking, answering] = inner.engine.phases().map(|count| u32::try_from(count).unwrap_or(u32::MAX));
-        let waiting = inner.all_waiting;
-        let load = Load { now_ms, thinking, answering, waiting, free_blocks, total_blocks, ..Load::default() };
-        let policies = self.policies.borrow(py);
-        let judges = &mut *policies.judges();
-        let orders = inner.followed.as_mut()?.budgets.decide(&mut judges.budget, load);
+        let driver = &mut *self.engine.drive();
+        let orders = driver.judge_thinking(now_ms, free_blocks, total_blocks);
         (!orders.is_empty()).then(|| PyBytes::new(py, orders))
     }
 
     /// Probes that are due, the longest due first: request, its number, and of how many of its generated tokens.
     fn due(&self) -> Vec<(String, u64, u32)> {
-        let inner = self.lock();
-        let Some(followed) = &inner.followed else { return Vec::new() };
-        followed
-            .budgets
-            .due()
-            .filter_map(|(key, cut)| Some((followed.budgets.name(key)?.to_owned(), key, cut)))
-            .collect()
+        let due = |budgets: &mut ThinkBudgets| {
+            let due = budgets.due();
+            due.filter_map(|(key, cut)| Some((budgets.name(key)?.to_owned(), key, cut))).collect()
+        };
+        self.of(due).unwrap_or_default()
     }
 
     /// The due probe of the request runs, and computes so many tokens.
     fn probe_runs(&self, key: u64, tokens: u32) {
-        if let Some(followed) = &mut self.lock().followed {
-            followed.budgets.probe_runs(key, tokens);
-        }
+        self.of(|budgets| budgets.probe_runs(key, tokens));
     }
 
     /// The request's probe came back with the token that it found likeliest.
     fn probed(&self, key: u64, answer: Option<u32>) {
-        if let Some(followed) = &mut self.lock().followed {
-            followed.budgets.probed(key, answer);
-        }
+        self.of(|budgets| budgets.probed(key, answer));
     }
 
     /// The request's probe was given up.
     fn probe_dropped(&self, key: u64) {
-        if let Some(followed) = &mut self.lock().followed {
-            followed.budgets.probe_dropped(key);
-        }
+        self.of(|budgets| budgets.probe_dropped(key));
     }
 
     /// Another limit of think tokens for a request that is under way; False when it is not known.
     fn limit(&self, request_id: &str, max_think_tokens: u32) -> bool {
-        let Some(followed) = &mut self.lock().followed else { return false };
-        let Some(key) = followed.budgets.find(request_id) else { return false };
-        followed.budgets.limit(key, max_think_tokens)
+        self.of(|budgets| budgets.find(request_id).is_some_and(|key| budgets.limit(key, max_think_tokens)))
+            .unwrap_or(false)
     }
 
     /// Whether the request thinks, as far as its tokens are known.
     fn is_thinking(&self, key: u64) -> bool {
-        self.lock().followed.as_ref().is_some_and(|followed| followed.budgets.is_thinking(key))
+        self.of(|budgets| budgets.is_thinking(key)).unwrap_or(false)
     }
 
     /// Keep every signal for `take_signals`.
     fn record_signals(&self, keep: bool) {
-        if let Some(followed) = &mut self.lock().followed {
-            followed.budgets.record_signals(keep);
-        }
+        self.of(|budgets| budgets.record_signals(keep));
     }
 
     /// The signals since the last call: request, think tokens, bits, answer, path deviation index.
     #[expect(clippy::type_complexity, reason = "a row of a table")]
     fn take_signals(&self) -> Vec<(String, u32, Option<f64>, Option<u32>, Option<f64>)> {
-        let Some(followed) = &mut self.lock().followed else { return Vec::new() };
-        let signals = followed.budgets.take_signals().into_iter();
+        let signals = self.of(ThinkBudgets::take_signals).unwrap_or_default().into_iter();
         signals.map(|row| (row.id.to_string(), row.think_tokens, row.bits, row.answer, row.rpdi)).collect()
     }
 }
 
 impl Thinking {
-    pub(crate) fn new(inner: Arc<Mutex<Inner>>, policies: Py<Policies>) -> Self {
-        Self { inner, policies }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Something of the budgets, which are there as long as this is.
+    fn of<R>(&self, call: impl FnOnce(&mut ThinkBudgets) -> R) -> Option<R> {
+        self.engine.drive().thinking().map(call)
     }
 }
 

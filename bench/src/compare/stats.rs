@@ -10,6 +10,8 @@
 //! as for a first-order autoregressive process, as N-Skart does (Tafazzoli, Steiger and Wilson, IEEE Transactions on
 //! Automatic Control 56(2), 2011); a negative one, mostly chance, is not used to shorten it.
 
+use statrs::distribution::{ContinuousCDF, StudentsT};
+
 /// Fewest pairs that give an interval.
 pub(super) const MIN_PAIRS: usize = 3;
 
@@ -56,8 +58,9 @@ pub(super) fn estimate(seeds: &[Vec<f64>]) -> Option<Estimate> {
     let effective = (count * (1.0 - correlation) / (1.0 + correlation)).max(2.0);
     let freedom = effective - 1.0;
     let error = (squares / (count - 1.0) / effective).sqrt();
-    let half_width = error * student_quantile(1.0 - super::CONFIDENCE, freedom);
-    Some(Estimate { mean, half_width, p: student_two_sided(mean / error, freedom), pairs })
+    let student = student(freedom);
+    let half_width = error * student.inverse_cdf(f64::midpoint(1.0, super::CONFIDENCE));
+    Some(Estimate { mean, half_width, p: 2.0 * student.sf((mean / error).abs()), pairs })
 }
 
 /// Means of at most that many groups of consecutive values, of sizes that differ by one at most.
@@ -85,57 +88,9 @@ pub(super) fn holm(p: &[f64]) -> Vec<f64> {
     corrected
 }
 
-/// Chance that |t| is at least that, of Student's distribution.
-fn student_two_sided(t: f64, freedom: f64) -> f64 {
-    incomplete_beta(freedom / (freedom + t * t), freedom / 2.0, 0.5)
-}
-
-/// The t that |t| exceeds with that chance.
-fn student_quantile(chance: f64, freedom: f64) -> f64 {
-    let (mut low, mut high) = (0.0, 1e6);
-    for _ in 0..200 {
-        let middle = (low + high) / 2.0;
-        if student_two_sided(middle, freedom) > chance { low = middle } else { high = middle }
-    }
-    (low + high) / 2.0
-}
-
-/// Regularised incomplete beta function I_x(a, b), by its continued fraction (DLMF 8.17.22).
-fn incomplete_beta(x: f64, a: f64, b: f64) -> f64 {
-    if x <= 0.0 {
-        return 0.0;
-    }
-    if x >= 1.0 {
-        return 1.0;
-    }
-    // The fraction converges fast below the mean; the symmetry I_x(a, b) = 1 - I_(1-x)(b, a) gives the rest.
-    if x > (a + 1.0) / (a + b + 2.0) {
-        return 1.0 - incomplete_beta(1.0 - x, b, a);
-    }
-    let front = (ln_gamma(a + b) - ln_gamma(a) - ln_gamma(b) + a * x.ln() + b * (1.0 - x).ln()).exp() / a;
-    let term = |n: u32| -> f64 {
-        let m = f64::from(n / 2);
-        if n.is_multiple_of(2) {
-            m * (b - m) * x / ((a + 2.0 * m - 1.0) * (a + 2.0 * m))
-        } else {
-            -(a + m) * (a + b + m) * x / ((a + 2.0 * m) * (a + 2.0 * m + 1.0))
-        }
-    };
-    // From the inside out: so deep that what is left off is below rounding.
-    let fraction = (1..=200).rev().fold(1.0, |inner, n| 1.0 + term(n) / inner);
-    front / fraction
-}
-
-/// Stirling's series, after the recurrence has lifted the argument to where five terms are exact to rounding.
-fn ln_gamma(mut x: f64) -> f64 {
-    let mut lifted = 0.0;
-    while x < 15.0 {
-        lifted += x.ln();
-        x += 1.0;
-    }
-    let y = 1.0 / (x * x);
-    let series = (1.0 / 12.0 - y * (1.0 / 360.0 - y * (1.0 / 1260.0 - y * (1.0 / 1680.0 - y / 1188.0)))) / x;
-    (x - 0.5) * x.ln() - x + 0.5 * (2.0 * std::f64::consts::PI).ln() + series - lifted
+/// Student's distribution with so many degrees of freedom, which need not be whole.
+fn student(freedom: f64) -> StudentsT {
+    StudentsT::new(0.0, 1.0, freedom).expect("at least one degree of freedom")
 }
 
 #[cfg(test)]
@@ -145,7 +100,7 @@ mod tests {
     #[test]
     fn student_is_as_in_printed_tables() {
         for (freedom, t) in [(1.0, 12.706), (2.0, 4.303), (9.0, 2.262), (19.0, 2.093), (29.0, 2.045), (1e4, 1.960)] {
-            let found = student_quantile(0.05, freedom);
+            let found = student(freedom).inverse_cdf(0.975);
             assert!((found - t).abs() < 1e-3, "{freedom}: {found}");
         }
     }

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
 
 use meridian_core::Dispatch;
-use meridian_runtime::{Candidate, SlotStats};
+use meridian_runtime::{Contender, SlotStats};
 
 use super::content::Contents;
 use super::engine::{Ended, Engine};
@@ -53,7 +53,7 @@ pub struct Swap {
     /// Milliseconds since the start.
     pub at_ms: f64,
     /// One for each engine.
-    pub candidates: Vec<Candidate<Dispatch>>,
+    pub candidates: Vec<Contender<Dispatch>>,
     /// For the report.
     pub label: String,
 }

@@ -2,8 +2,8 @@
 //! entropies that are made up. A simulator knows no model; it takes it that the thinking of a request has converged after
 //! a share of its planned length, drawn for each request, and that a probe finds a high entropy before and a low one after.
 
-use meridian_core::budget::{EndRules, Load, Measured, Order, Point, Report, Thresholds};
-use meridian_core::{EntropySignal, Markers, MeridianConfig, NewRequest};
+use meridian_core::budget::{EndRules, Load, Measured, Order, Point, Report, ThinkThresholds};
+use meridian_core::{EntropySignal, Markers, MeridianConfig, NewRequest, Signals};
 use meridian_runtime::thinking::{BudgetStatus, ClientBudget, ThinkBudgets, ThinkSettings, Thinker};
 use meridian_runtime::{BudgetSlot, DispatchEngine, SlotStats};
 
@@ -37,7 +37,7 @@ impl EarlyExit {
         let rules = EndRules::new(markers, vec![THINK_END]).expect("the forced tokens hold the end marker");
         let settings = ThinkSettings {
             rules,
-            configured: Thresholds::from_config(&config.scheduler, &config.entropy),
+            configured: ThinkThresholds::from_config(&config.scheduler, &config.entropy),
             unit: config.entropy.unit,
             measures: config.entropy.enabled,
             can_probe: true,
@@ -89,6 +89,11 @@ impl EarlyExit {
         if live.thinks || token == THINK_END {
             self.budgets.generated(number, &[token], now_ms);
         }
+    }
+
+    /// What was measured of a request's thinking.
+    pub(super) fn signals(&self, number: u64) -> Option<Signals> {
+        self.budgets.signals(number)
     }
 
     pub(super) fn remove(&mut self, number: u64) {

@@ -6,9 +6,9 @@
 use std::collections::VecDeque;
 
 use meridian_core::{
-    Dispatch, EngineFacts, EvictionColumn, KvGrowth, Markers, Memory, NewRequest, PhaseEvent, RequestId, Slot, Subject,
+    Dispatch, EngineFacts, EvictionColumn, KvGrowth, Markers, Memory, NewRequest, PhaseEvent, RequestId, RowId, Subject,
 };
-use meridian_runtime::{Candidate, DispatchEngine, Source};
+use meridian_runtime::{Contender, DispatchEngine, Source};
 
 use super::content::{Chain, Content};
 use super::early_exit::EarlyExit;
@@ -37,11 +37,11 @@ pub(super) struct Engine {
     live: Vec<Option<Box<Live>>>,
     /// Room for requests to come.
     spare: Vec<Vec<u32>>,
-    running: Vec<Slot>,
-    waiting: VecDeque<Slot>,
-    given: Vec<(Slot, u32)>,
-    reordered: Vec<Slot>,
-    capped: Vec<Slot>,
+    running: Vec<RowId>,
+    waiting: VecDeque<RowId>,
+    given: Vec<(RowId, u32)>,
+    reordered: Vec<RowId>,
+    capped: Vec<RowId>,
     found: Vec<u32>,
     events: Vec<PhaseEvent>,
     /// Running requests in prefill, think and output.
@@ -221,6 +221,9 @@ impl Engine {
         };
         let window = if seats > 0 { self.waiting.len().min(WAITING_WINDOW) } else { 0 };
         let waiting = if window > 0 { &mut self.waiting.make_contiguous()[..window] } else { &mut [] };
+        if let Some(early_exit) = &self.early_exit {
+            self.dispatch.refresh_signals(&self.running, waiting, |request| early_exit.signals(request.0));
+        }
         let plan = self.dispatch.plan(&facts, &self.running, waiting);
         reorder(&mut self.running, &plan.running_order, &mut self.reordered);
         reorder(waiting, &plan.waiting_order, &mut self.reordered);
@@ -251,7 +254,7 @@ impl Engine {
     }
 
     /// Another policy takes over.
-    pub(super) fn swap(&mut self, candidate: Candidate<Dispatch>) {
+    pub(super) fn swap(&mut self, candidate: Contender<Dispatch>) {
         self.dispatch.slot().control().swap(candidate);
         self.in_quarantine = None;
     }
@@ -295,12 +298,12 @@ impl Engine {
     }
 
     /// Preempt one of the requests from `position` on: the last, or whom the host chooses.
-    fn preempt(&mut self, position: usize, now_ms: f64, recorder: &mut Recorder) -> Slot {
+    fn preempt(&mut self, position: usize, now_ms: f64, recorder: &mut Recorder) -> RowId {
         let candidates = &self.running[position..];
         if self.policies.manages_kv() && candidates.len() > 1 {
             let reads_blocks = self.policies.eviction.reads(EvictionColumn::Blocks);
             let held =
-                |slot: &Slot| self.live[slot.index()].as_ref().map_or(0, |live| self.pool.unshared(&live.blocks));
+                |slot: &RowId| self.live[slot.index()].as_ref().map_or(0, |live| self.pool.unshared(&live.blocks));
             let blocks: Vec<u32> = if reads_blocks { candidates.iter().map(held).collect() } else { Vec::new() };
             let memory = Memory {
                 now_ms,
@@ -375,7 +378,7 @@ impl Engine {
     }
 
     /// The request computes `tokens` in this step.
-    fn give(&mut self, slot: Slot, tokens: u32, work: &mut StepWork) {
+    fn give(&mut self, slot: RowId, tokens: u32, work: &mut StepWork) {
         let live = self.live[slot.index()].as_deref_mut().expect("a running request is live");
         work.add(live.computed_tokens, tokens);
         live.computed_tokens += tokens;
@@ -483,7 +486,7 @@ impl Engine {
 }
 
 /// Put `slots` into `order`; an empty one leaves them as they are.
-fn reorder(slots: &mut [Slot], order: &[u32], scratch: &mut Vec<Slot>) {
+fn reorder(slots: &mut [RowId], order: &[u32], scratch: &mut Vec<RowId>) {
     if !order.is_empty() {
         scratch.clear();
         scratch.extend(order.iter().map(|from| slots[*from as usize]));

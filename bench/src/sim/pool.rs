@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use foldhash::fast::FixedState;
-use meridian_core::{CachedBlocks, EvictionPolicy, LeavingBlock};
+use meridian_core::{CachedBlocks, EvictionRanker, LeavingBlock};
 
 const NONE: u32 = u32::MAX;
 
@@ -161,7 +161,7 @@ impl Pool {
     }
 
     /// A request lets go of its blocks. The last of them goes first, because it is of the least use without the others.
-    pub(super) fn release(&mut self, policy: &mut dyn EvictionPolicy, blocks: &mut Vec<u32>, now_ms: f64) {
+    pub(super) fn release(&mut self, policy: &mut dyn EvictionRanker, blocks: &mut Vec<u32>, now_ms: f64) {
         self.kept.clear();
         for block in blocks.drain(..).rev() {
             let entry = &mut self.blocks[block as usize];
@@ -289,7 +289,7 @@ impl Pool {
 
 #[cfg(test)]
 mod tests {
-    use meridian_core::TieredLru;
+    use meridian_core::OwnOrder;
 
     use super::*;
 
@@ -304,9 +304,9 @@ mod tests {
                 pool.fill(*block, i as u64 + 1, (i as u32 % 2 + 1) * 16);
             }
             let (kept, dead) = (first.clone(), second.clone());
-            pool.release(&mut TieredLru, &mut first, 1.0);
+            pool.release(&mut OwnOrder, &mut first, 1.0);
             pool.mark_dead(&second, 16, 16);
-            pool.release(&mut TieredLru, &mut second, 2.0);
+            pool.release(&mut OwnOrder, &mut second, 2.0);
             pool.audit();
             assert_eq!((pool.free(), pool.cached()), (4, if orders { 3 } else { 4 }));
             let expected = if orders {
@@ -332,8 +332,8 @@ mod tests {
         let copies = [first[0], second[0]];
         copies.iter().for_each(|block| pool.fill(*block, 7, 16));
         assert_eq!((pool.find(7), pool.unshared(&copies)), (Some(copies[0]), 2));
-        pool.release(&mut TieredLru, &mut first, 1.0);
-        pool.release(&mut TieredLru, &mut second, 2.0);
+        pool.release(&mut OwnOrder, &mut first, 1.0);
+        pool.release(&mut OwnOrder, &mut second, 2.0);
         // The empty one goes first, then the copy that was let go of first.
         pool.take(2, 3.0, &mut first);
         assert_eq!(pool.find(7), Some(copies[1]));

@@ -1,13 +1,12 @@
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use clap::Subcommand;
 use meridian_core::config::{self, EffectiveField};
 use meridian_core::{Budget, Dispatch, Eviction, MeridianConfig, SlotConfig};
-use meridian_runtime::Candidate;
+use meridian_engine::{Components, Terms};
 use meridian_runtime::config_file::{self, ConfigFile};
-use meridian_wasm::{GuestKind, Limits, Runtime, TrustedKeys};
+use meridian_wasm::{GuestKind, TrustedKeys};
 use serde_json::json;
 
 use crate::{print_json, print_line, say};
@@ -50,16 +49,17 @@ pub(crate) fn run(command: ConfigCommand, json: bool) -> anyhow::Result<()> {
 fn check_components(config: &MeridianConfig, base_dir: &Path) -> anyhow::Result<()> {
     let policy = &config.policy;
     let keys = TrustedKeys::parse("policy.trusted_keys", &policy.trusted_keys, base_dir)?;
-    check_component::<Dispatch>(&policy.dispatch, config, base_dir, &keys)?;
-    check_component::<Eviction>(&policy.eviction, config, base_dir, &keys)?;
-    check_component::<Budget>(&policy.budget, config, base_dir, &keys)
+    let components = Components::new(None, keys);
+    check_component::<Dispatch>(&policy.dispatch, config, base_dir, &components)?;
+    check_component::<Eviction>(&policy.eviction, config, base_dir, &components)?;
+    check_component::<Budget>(&policy.budget, config, base_dir, &components)
 }
 
 fn check_component<K: GuestKind>(
     slot: &SlotConfig,
     config: &MeridianConfig,
     base_dir: &Path,
-    keys: &TrustedKeys,
+    components: &Components,
 ) -> anyhow::Result<()> {
     if slot.source.starts_with("native:") {
         return Ok(());
@@ -68,16 +68,11 @@ fn check_component<K: GuestKind>(
     let named = || format!("policy.{}.source: {}", K::NAME.label(), path.display());
     let metadata = path.metadata().with_context(|| format!("{}: cannot read it", named()))?;
     ensure!(metadata.is_file(), "{}: not a regular file, expected a component", named());
-    let limits = Limits {
-        deadline: Duration::from_secs_f32(slot.deadline_ms / 1e3),
-        memory_bytes: (slot.memory_mib as usize) << 20,
-        ..Limits::default()
-    };
     let options = serde_json::to_string(&slot.config)?;
-    let component = Runtime::new(None)?.with_trusted_keys(keys.clone()).load_file(&path).with_context(named)?;
-    let policy = component.policy::<K>(limits, config.scheduler.targets(), &options).with_context(named)?;
-    let mut candidate = Candidate::new(Box::new(policy), component.sha256(), &slot.source);
-    candidate.warm_up().with_context(named)?;
+    let terms = Terms::of(slot, config.scheduler.targets());
+    let started = components.file(&path).and_then(|origin| origin.start::<K>(terms, &options));
+    let mut contender = started.with_context(|| format!("policy.{}.source", K::NAME.label()))?;
+    contender.warm_up().with_context(named)?;
     Ok(())
 }
 

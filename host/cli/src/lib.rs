@@ -6,6 +6,7 @@ mod config;
 mod ctl;
 mod models;
 mod policy;
+mod progress;
 mod replay;
 mod top;
 

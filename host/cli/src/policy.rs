@@ -6,10 +6,9 @@ use anyhow::{Context, ensure};
 use clap::Subcommand;
 use meridian_core::signature::signature_path;
 use meridian_core::{Budget, Description, Dispatch, Eviction, FaultKind, MeridianConfig, SlotConfig, SlotName};
-use meridian_runtime::Candidate;
-use meridian_wasm::{
-    GuestKind, Limits, PolicyComponent, Runtime, Signer, TrustedKeys, read_signature, signature_key_id,
-};
+use meridian_engine::{Components, Origin, Terms};
+use meridian_runtime::Contender;
+use meridian_wasm::{GuestKind, PolicyLimits, Signer, TrustedKeys, read_signature, signature_key_id};
 use serde::Serialize;
 
 use crate::{print_json, print_line};
@@ -78,12 +77,11 @@ struct Allowed {
 }
 
 impl Allowed {
-    fn limits(self, slot: &SlotConfig) -> Limits {
-        Limits {
-            deadline: Duration::from_secs_f32(self.deadline_ms.unwrap_or(slot.deadline_ms) / 1e3),
-            memory_bytes: (self.memory_mib.unwrap_or(slot.memory_mib) as usize) << 20,
-            ..Limits::default()
-        }
+    fn terms(self, slot: &SlotConfig) -> Terms {
+        let deadline_ms = self.deadline_ms.unwrap_or(slot.deadline_ms);
+        let memory_mib = self.memory_mib.unwrap_or(slot.memory_mib);
+        let slot = SlotConfig { deadline_ms, memory_mib, ..slot.clone() };
+        Terms::of(&slot, MeridianConfig::default().scheduler.targets())
     }
 }
 
@@ -219,25 +217,19 @@ fn check(
         serde_json::from_str(config_json).with_context(|| format!("--config: {config_json:?} is not JSON"))?;
     ensure!(parsed.is_object(), "--config: {config_json:?}: expected one JSON object");
     let keys = TrustedKeys::parse("--trusted-key", trusted_keys, ".".as_ref())?;
-    let component =
-        Runtime::new(None)?.with_trusted_keys(keys).load_file(file).with_context(|| file.display().to_string())?;
+    let origin = Components::new(None, keys).file(file)?;
     let (mut description, mut slots) = (Description::default(), Vec::new());
-    for slot in slot.map_or_else(|| component.slots(), |slot| vec![slot]) {
+    for slot in slot.map_or_else(|| origin.slots(), |slot| Ok(vec![slot]))? {
         let (described, checked) = match slot {
-            SlotName::Dispatch => {
-                check_slot::<Dispatch>(file, &component, config_json, allowed.limits(&SlotConfig::dispatch()))
-            }
-            SlotName::Eviction => {
-                check_slot::<Eviction>(file, &component, config_json, allowed.limits(&SlotConfig::eviction()))
-            }
-            SlotName::Budget => {
-                check_slot::<Budget>(file, &component, config_json, allowed.limits(&SlotConfig::budget()))
-            }
+            SlotName::Dispatch => check_slot::<Dispatch>(&origin, config_json, allowed.terms(&SlotConfig::dispatch())),
+            SlotName::Eviction => check_slot::<Eviction>(&origin, config_json, allowed.terms(&SlotConfig::eviction())),
+            SlotName::Budget => check_slot::<Budget>(&origin, config_json, allowed.terms(&SlotConfig::budget())),
         }?;
         description = described;
         slots.push(checked);
     }
     let Description { name, version, summary } = description;
+    let component = origin.component().expect("it came from a file");
     let (bytes, sha256) = (component.size_bytes(), component.sha256().to_owned());
     let signature = Signature::of(component.signer(), file);
     let checked = Checked { ok: true, file: file.to_owned(), name, version, summary, slots, bytes, sha256, signature };
@@ -274,24 +266,22 @@ fn print_slot(checked: &CheckedSlot) -> anyhow::Result<()> {
 /// Start the component in slot `K`, and try it as the engine would before it gives it traffic. Then hand its state to a
 /// fresh instance, as a swap would, and try that one.
 fn check_slot<K: GuestKind>(
-    file: &Path,
-    component: &PolicyComponent,
+    origin: &Origin,
     config_json: &str,
-    limits: Limits,
+    terms: Terms,
 ) -> anyhow::Result<(Description, CheckedSlot)> {
-    let (file, targets) = (file.display().to_string(), MeridianConfig::default().scheduler.targets());
-    let start = |limits: Limits| -> anyhow::Result<Candidate<K>> {
-        let policy = component.policy::<K>(limits, targets, config_json).with_context(|| file.clone())?;
-        Ok(Candidate::new(Box::new(policy), component.sha256(), &file))
+    let (file, limits) = (origin.source(), terms.limits);
+    let start = |limits: PolicyLimits| -> anyhow::Result<Contender<K>> {
+        Ok(origin.start(Terms { limits, ..terms }, config_json)?)
     };
     let slot = K::NAME.label();
     let failed = |what: &str, fault: &dyn std::fmt::Display| anyhow::anyhow!("{file}: slot {slot}: {what}{fault}");
     let trial = start(limits)?.try_out().map_err(|fault| failed("", &fault))?;
     // The clock of an engine says something about this machine only: what is slower gets a warning.
-    let patient = Limits { deadline: limits.trial, handover: limits.trial, ..limits };
-    let (mut candidate, mut fresh) = (start(patient)?, start(patient)?);
-    candidate.try_out().map_err(|fault| failed("", &fault))?;
-    let (state, snapshot_took) = timed(|| candidate.policy.snapshot());
+    let patient = PolicyLimits { deadline: limits.trial, handover: limits.trial, ..limits };
+    let (mut contender, mut fresh) = (start(patient)?, start(patient)?);
+    contender.try_out().map_err(|fault| failed("", &fault))?;
+    let (state, snapshot_took) = timed(|| contender.policy.snapshot());
     let state = state.map_err(|fault| failed("snapshot failed: ", &fault))?;
     let (restored, restore_took) = timed(|| fresh.policy.restore(&state));
     match restored {
@@ -313,14 +303,14 @@ fn check_slot<K: GuestKind>(
     }
     let checked = CheckedSlot {
         slot: K::NAME,
-        inputs: candidate.policy.inputs().iter().map(|column| format!("{column:?}")).collect(),
+        inputs: contender.policy.inputs().iter().map(|column| format!("{column:?}")).collect(),
         decides: trial.decides,
         slowest_ms: trial.slowest.as_secs_f64() * 1e3,
         slowest_candidates: trial.slowest_candidates,
         deadline_ms: limits.deadline.as_secs_f64() * 1e3,
         state_bytes: state.len(),
     };
-    Ok((candidate.policy.description().clone(), checked))
+    Ok((contender.policy.description().clone(), checked))
 }
 
 fn timed<R>(call: impl FnOnce() -> R) -> (R, Duration) {

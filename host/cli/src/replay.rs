@@ -1,18 +1,18 @@
 use std::collections::HashMap;
-use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
-use meridian_core::{Budget, Dispatch, Eviction, Policy, SlotName, native};
+use meridian_core::{Budget, Dispatch, Eviction, Policy, SlotName};
+use meridian_engine::{Components, Origin, Terms};
 use meridian_runtime::recording::{
     Difference, Header, Recordable, RecordedPolicy, Recording, ReplayOptions, ReplayReport, replay,
 };
-use meridian_wasm::{GuestKind, Limits, MAX_COMPONENT_BYTES, PolicyComponent, Runtime, read_regular, sha256_of};
+use meridian_wasm::{GuestKind, MAX_COMPONENT_BYTES, read_regular, sha256_of};
 use serde::Serialize;
 
 use crate::admin_client::shown;
+use crate::progress::bar;
 use crate::{Said, Unusable, print_json, print_line};
 
 #[derive(Args)]
@@ -107,24 +107,17 @@ fn decide_in<K: GuestKind + Recordable>(
             );
         }
     }
-    let chosen = Chosen::new(args.policy.as_deref(), recorded)?;
-    let (targets, options) = (recorded.targets.into_targets(), args.config.as_ref().unwrap_or(&recorded.options));
+    let origin = chosen(args.policy.as_deref(), recorded)?;
+    let options = args.config.as_ref().unwrap_or(&recorded.options);
     // A deadline is for the engine; a replay waits for any decision that ends.
-    let limits = Limits { memory_bytes: (recorded.memory_mib as usize) << 20, ..Limits::UNHURRIED };
-    let mut start = || -> Result<Box<dyn Policy<K>>, String> {
-        match &chosen {
-            Chosen::Native(name) => native::policy(name, targets, options).map_err(|error| error.to_string()),
-            Chosen::Component(path, component) => {
-                let policy = component.policy::<K>(limits, targets, options);
-                policy.map(|policy| Box::new(policy) as _).map_err(|error| format!("{}: {error}", path.display()))
-            }
-        }
-    };
+    let terms = Terms::unhurried(recorded.targets.into_targets(), recorded.memory_mib);
+    let mut start =
+        || -> Result<Box<dyn Policy<K>>, String> { origin.policy(terms, options).map_err(|error| error.to_string()) };
     let all: u64 = recordings.iter().map(Recording::row_count).sum();
-    let mut progress = Progress::new(all.min(args.limit.unwrap_or(u64::MAX)));
+    let progress = bar(all.min(args.limit.unwrap_or(u64::MAX)), "{human_pos} of {human_len} decisions");
     let options = ReplayOptions { limit: args.limit.unwrap_or(u64::MAX), shown: args.show };
-    let report = replay::<K>(recordings, options, &mut start, &mut |done| progress.told(done));
-    progress.end();
+    let report = replay::<K>(recordings, options, &mut start, &mut |done| progress.set_position(done));
+    progress.finish_and_clear();
     let report = report?;
     // Nothing that was compared is nothing that was shown.
     if report.decisions == 0 {
@@ -132,7 +125,7 @@ fn decide_in<K: GuestKind + Recordable>(
         let why = report.cut.first().map_or_else(String::new, |cut| format!(": {cut}"));
         bail!("{files}: no decision that is whole, expected at least one{why}");
     }
-    Ok((chosen.name(), report))
+    Ok((origin.source().to_owned(), report))
 }
 
 fn is_same(one: &RecordedPolicy, other: &RecordedPolicy) -> bool {
@@ -143,77 +136,30 @@ fn is_same(one: &RecordedPolicy, other: &RecordedPolicy) -> bool {
         && *targets == other.targets
 }
 
-enum Chosen {
-    Native(String),
-    Component(PathBuf, PolicyComponent),
-}
-
-impl Chosen {
-    fn new(asked: Option<&str>, recorded: &RecordedPolicy) -> anyhow::Result<Self> {
-        let version = &recorded.version;
-        let source = asked.unwrap_or(&version.source);
-        if let Some(name) = source.strip_prefix("native:") {
-            return Ok(Self::Native(name.to_owned()));
-        }
-        let path = Path::new(source);
-        let named = || {
-            let name = shown(&version.name);
-            format!("the recorded policy {name} came from {:?}: name its component with --policy", shown(source))
-        };
-        if asked.is_none() {
-            ensure!(path.is_file(), "{}, which is no file here", named());
-        }
-        let at = || path.display().to_string();
-        let bytes = read_regular(path, MAX_COMPONENT_BYTES).with_context(at)?;
-        let bytes = bytes.with_context(|| format!("{}: is larger than 32 MiB, the most a component may have", at()))?;
-        if asked.is_none() {
-            // Before anything of it is parsed: a recording may name any file.
-            let found = sha256_of(&bytes);
-            ensure!(found == version.sha256, "{}: that file has another digest now, {found}", named());
-        }
-        let component = Runtime::new(None)?.load(&bytes).with_context(at)?;
-        Ok(Self::Component(path.to_owned(), component))
+/// Where the policy to decide with comes from.
+fn chosen(asked: Option<&str>, recorded: &RecordedPolicy) -> anyhow::Result<Origin> {
+    let version = &recorded.version;
+    let source = asked.unwrap_or(&version.source);
+    if let Some(name) = source.strip_prefix("native:") {
+        return Ok(Origin::native(name));
     }
-
-    fn name(&self) -> String {
-        match self {
-            Self::Native(name) => format!("native:{name}"),
-            Self::Component(path, _) => path.display().to_string(),
-        }
+    let path = Path::new(source);
+    let named = || {
+        let name = shown(&version.name);
+        format!("the recorded policy {name} came from {:?}: name its component with --policy", shown(source))
+    };
+    if asked.is_none() {
+        ensure!(path.is_file(), "{}, which is no file here", named());
     }
-}
-
-/// A line on a terminal, while it takes long.
-struct Progress {
-    all: u64,
-    next: Instant,
-    is_shown: bool,
-}
-
-/// Between two lines.
-const SHOWN_EVERY: Duration = Duration::from_millis(200);
-
-impl Progress {
-    fn new(all: u64) -> Self {
-        Self { all, next: Instant::now() + SHOWN_EVERY, is_shown: false }
+    let at = || path.display().to_string();
+    let bytes = read_regular(path, MAX_COMPONENT_BYTES).with_context(at)?;
+    let bytes = bytes.with_context(|| format!("{}: is larger than 32 MiB, the most a component may have", at()))?;
+    if asked.is_none() {
+        // Before anything of it is parsed: a recording may name any file.
+        let found = sha256_of(&bytes);
+        ensure!(found == version.sha256, "{}: that file has another digest now, {found}", named());
     }
-
-    fn told(&mut self, done: u64) {
-        if !done.is_multiple_of(64) || Instant::now() < self.next || !std::io::stderr().is_terminal() {
-            return;
-        }
-        self.next = Instant::now() + SHOWN_EVERY;
-        self.is_shown = true;
-        let filled = usize::try_from(done * 30 / self.all.max(1)).unwrap_or(30).min(30);
-        let bar = format!("{}{}", "#".repeat(filled), "-".repeat(30 - filled));
-        let _ = write!(std::io::stderr(), "\r[{bar}] {done} of {} decisions", self.all);
-    }
-
-    fn end(&self) {
-        if self.is_shown {
-            let _ = write!(std::io::stderr(), "\r\x1b[K");
-        }
-    }
+    Components::default().bytes(&bytes, None, source).with_context(at)
 }
 
 fn print_report(policy: &str, report: &ReplayReport) -> anyhow::Result<()> {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use meridian_runtime::admin::discovery::Process;
-use meridian_runtime::admin::{Admin, Limits, Surroundings};
+use meridian_runtime::admin::{Admin, ConnectionLimits, Surroundings};
 use meridian_runtime::control::{ProcessStatus, SwapReport};
 use serde_json::Value;
 
@@ -26,7 +26,7 @@ fn start(folder: &Path, listen: &str, token_file: &str) -> (Admin, Arc<Recorder>
     let surroundings = Surroundings {
         base_dir: folder.into(),
         run_dir: Some(folder.join(".cache/meridian/run")),
-        limits: Limits::default(),
+        limits: ConnectionLimits::default(),
     };
     let admin = Admin::start_in(&surroundings, recorder.clone(), &config(listen, token_file), &metrics_at(""));
     assert_eq!(admin.problems(), [""; 0]);
@@ -275,7 +275,7 @@ fn a_port_that_another_process_has_is_not_used() {
     let surroundings = Surroundings {
         base_dir: folder.clone(),
         run_dir: Some(folder.join(".cache/meridian/run")),
-        limits: Limits::default(),
+        limits: ConnectionLimits::default(),
     };
     let admin = Admin::start_in(&surroundings, recorder.clone(), &config(&address, "token"), &metrics_at(""));
     assert_eq!(admin.problems().len(), 1);

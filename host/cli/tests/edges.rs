@@ -10,16 +10,25 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("meridian-core", &["meridian-policy-sdk", "(policies)"]),
     ("meridian-wasm", &["meridian-core", "wasmtime"]),
     ("meridian-runtime", &["meridian-core", "axum", "hyper", "hyper-util", "tokio"]),
-    ("meridian-fuzz", &["meridian-core", "meridian-runtime", "meridian-wasm", "tokio"]),
+    ("meridian-engine", &["meridian-core", "meridian-runtime", "meridian-wasm"]),
+    ("meridian-fuzz", &["meridian-core", "meridian-engine", "meridian-runtime", "meridian-wasm", "tokio"]),
     ("meridian-kernels", &[]),
-    ("meridian-bench", &["meridian-core", "meridian-kernels", "meridian-runtime", "meridian-wasm"]),
+    ("meridian-bench", &["meridian-core", "meridian-engine", "meridian-kernels", "meridian-runtime", "meridian-wasm"]),
     (
         "meridian-cli",
-        &["meridian-core", "meridian-runtime", "meridian-wasm", "meridian-bench", "tokenizers", "ratatui"],
+        &[
+            "meridian-core",
+            "meridian-engine",
+            "meridian-runtime",
+            "meridian-wasm",
+            "meridian-bench",
+            "tokenizers",
+            "ratatui",
+        ],
     ),
     (
         "meridian-python",
-        &["meridian-core", "meridian-kernels", "meridian-runtime", "meridian-wasm", "meridian-cli", "pyo3"],
+        &["meridian-core", "meridian-kernels", "meridian-runtime", "meridian-engine", "meridian-cli", "pyo3"],
     ),
 ];
 

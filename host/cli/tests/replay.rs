@@ -7,7 +7,7 @@ use std::process::Command;
 
 use meridian_core::{Markers, MeridianConfig, NewRequest, RequestId, RequestTable, Step, native};
 use meridian_runtime::recording::{Recorder, RecorderSettings, SlotSetup};
-use meridian_runtime::{Candidate, DispatchSlot, StrikeLimits};
+use meridian_runtime::{Contender, DispatchSlot, StrikeLimits};
 use serde_json::Value;
 
 /// Exit code, stdout, stderr.
@@ -24,7 +24,7 @@ fn record(name: &str, source: &str) -> PathBuf {
     let targets = MeridianConfig::default().scheduler.targets();
     let recorder = Recorder::start(RecorderSettings::new(dir.clone(), 16)).unwrap();
     let policy = native::policy("output-first", targets, "{}").unwrap();
-    let mut slot = DispatchSlot::with_version(Candidate::new(policy, "", source), targets, StrikeLimits::default());
+    let mut slot = DispatchSlot::with_version(Contender::new(policy, "", source), targets, StrikeLimits::default());
     slot.control().record(&recorder, SlotSetup { targets, deadline_ms: 2.0, memory_mib: 64 });
     let mut table = RequestTable::new(Markers::default());
     let mut live = Vec::new();

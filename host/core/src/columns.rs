@@ -3,14 +3,14 @@
 use meridian_policy_sdk::{Column, budget, eviction};
 
 use crate::budget::BudgetCandidate;
-use crate::{EvictionCandidate, RequestState, RequestTable, Slot};
+use crate::{EvictionCandidate, RequestState, RequestTable, RowId};
 
 /// Write the columns `inputs` of `candidates` at `now_ms` into `out`, laid out as in WIT `dispatch.decide`.
 /// `block_tokens` is the size of a KV block. A slot that is not live reads as a request about which nothing is known.
 pub fn fill(
     inputs: &[Column],
     table: &RequestTable,
-    candidates: &[Slot],
+    candidates: &[RowId],
     now_ms: f64,
     block_tokens: u32,
     out: &mut Vec<f32>,
@@ -29,7 +29,7 @@ pub fn fill(
 /// Candidates whose rows stay in the first-level cache while their columns are read one after the other.
 const CHUNK: usize = 128;
 
-fn fill_chunk(column: Column, table: &RequestTable, slots: &[Slot], now_ms: f64, block_tokens: u32, out: &mut [f32]) {
+fn fill_chunk(column: Column, table: &RequestTable, slots: &[RowId], now_ms: f64, block_tokens: u32, out: &mut [f32]) {
     match column {
         Column::Phase => write(out, table, slots, |row| f32::from(row.phase() as u8)),
         Column::State => write(out, table, slots, |row| f32::from(row.state as u8)),
@@ -49,14 +49,15 @@ fn fill_chunk(column: Column, table: &RequestTable, slots: &[Slot], now_ms: f64,
         Column::Tenant => write(out, table, slots, |row| row.tenant as f32),
         Column::Preemptions => write(out, table, slots, |row| row.preemptions as f32),
         Column::OutputMs => write(out, table, slots, |row| row.output_ms(now_ms)),
-        // Not measured by this host: the documented absent value.
-        Column::Eat | Column::EatVariance | Column::Rpdi => write(out, table, slots, |_| f32::NAN),
+        Column::Eat => write(out, table, slots, |row| row.signals.eat_bits),
+        Column::EatVariance => write(out, table, slots, |row| row.signals.eat_variance_bits2),
+        Column::Rpdi => write(out, table, slots, |row| row.signals.rpdi),
     }
 }
 
 /// Generic, so that each column compiles to a loop of its own.
 #[inline(always)]
-fn write(out: &mut [f32], table: &RequestTable, slots: &[Slot], value: impl Fn(&RequestState) -> f32) {
+fn write(out: &mut [f32], table: &RequestTable, slots: &[RowId], value: impl Fn(&RequestState) -> f32) {
     for (out, slot) in out.iter_mut().zip(slots) {
         *out = table.get(*slot).map_or(0.0, &value);
     }

@@ -253,7 +253,7 @@ impl SlotKind for Budget {
             }
         }
         thresholds.iter().enumerate().try_for_each(|(i, thresholds)| {
-            crate::budget::Thresholds::from_policy(thresholds, EntropyUnit::Bits)
+            crate::budget::ThinkThresholds::from_policy(thresholds, EntropyUnit::Bits)
                 .map(drop)
                 .map_err(|error| Fault::new(FaultKind::BadAnswer, format!("thresholds of candidate {i}: {error}")))
         })

@@ -34,6 +34,7 @@ pub mod config;
 pub mod error;
 mod family;
 pub mod file;
+mod guarded;
 mod kind;
 mod mirror;
 pub mod native;
@@ -44,7 +45,6 @@ mod policy;
 mod rank;
 mod router;
 mod scheduler;
-mod seat;
 pub mod signature;
 mod step_time;
 /// The locks, for the crates that loom explores together with this one.
@@ -55,9 +55,9 @@ pub mod text;
 pub mod types;
 
 pub use blocks::{
-    Allocation, BeginKv, BlockManager, CachedBlocks, CachedStats, Evicted, EvictionCandidate, EvictionPolicy,
-    EvictionSubject, Fabric, FabricError, KvMemory, KvStats, Leaving, LeavingBlock, PhaseAwareBlockManager, Sections,
-    TieredLru,
+    Allocation, BeginKv, BlockManager, CachedBlocks, CachedStats, Evicted, EvictionCandidate, EvictionRanker,
+    EvictionSubject, Fabric, FabricError, KvMemory, KvStats, Leaving, LeavingBlock, OwnOrder, PhaseAwareBlockManager,
+    Sections,
 };
 pub use config::{
     AdminConfig, EntropyConfig, KvMemoryConfig, MeridianConfig, ModelConfig, PolicyConfig, SchedulerConfig, SlotConfig,
@@ -65,6 +65,7 @@ pub use config::{
 };
 pub use error::Error;
 pub use family::{FamilyMarker, ModelFamily, StartInPrompt};
+pub use guarded::{Asked, GuardedPolicy};
 pub use kind::{Budget, Dispatch, Eviction, SlotKind, SlotName};
 pub use meridian_policy_sdk::budget::{Column as BudgetColumn, Decision as BudgetDecision};
 pub use meridian_policy_sdk::eviction::{Column as EvictionColumn, Memory, Subject};
@@ -77,7 +78,6 @@ pub use policy::{Batch, Description, Fault, FaultKind, Policy};
 pub use rank::Ranker;
 pub use router::{PhaseRouter, Progress, RoutedRequest};
 pub use scheduler::{Grant, MeridianScheduler, QueueStats, ScheduledBatch, StepLimits, WAITING_WINDOW};
-pub use seat::{Asked, PolicySeat};
 pub use step_time::{StepTime, StepTimeModel};
-pub use table::{NewRequest, RequestState, RequestTable, Slot};
+pub use table::{NewRequest, RequestState, RequestTable, RowId, Signals};
 pub use types::{BlockId, BlockLocation, BlockTier, EntropySignal, EntropyUnit, PhaseEvent, RequestId, ThinkPhase};

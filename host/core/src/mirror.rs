@@ -7,7 +7,7 @@ use crate::blocks::keys_or_default;
 use crate::rank::ordinal;
 use crate::table::RequestState;
 use crate::{
-    BlockTier, EngineFacts, EvictionCandidate, EvictionPolicy, EvictionSubject, Markers, RequestTable, Slot, StepTime,
+    BlockTier, EngineFacts, EvictionCandidate, EvictionRanker, EvictionSubject, Markers, RequestTable, RowId, StepTime,
     StepTimeModel,
 };
 
@@ -124,7 +124,7 @@ impl EngineMirror {
 
     /// A step begins: learn from the one that ended, and state the facts that policies are given. `facts.now_ms` has
     /// been [held](EngineMirror::hold_time).
-    pub fn begin_step(&mut self, facts: &EngineFacts, running: &[Slot], waiting: &[Slot]) -> Step {
+    pub fn begin_step(&mut self, facts: &EngineFacts, running: &[RowId], waiting: &[RowId]) -> Step {
         self.measure(facts.now_ms);
         let EngineFacts {
             now_ms,
@@ -157,7 +157,7 @@ impl EngineMirror {
     }
 
     /// The engine scheduled the step that began at `now_ms`: `given` tokens for each request. Returns their sum.
-    pub fn scheduled(&mut self, now_ms: f64, given: impl IntoIterator<Item = (Slot, u32)>) -> u32 {
+    pub fn scheduled(&mut self, now_ms: f64, given: impl IntoIterator<Item = (RowId, u32)>) -> u32 {
         let mut step = StepInFlight { decode_tokens: 0, prefill_tokens: 0 };
         for (slot, tokens) in given {
             let Some(row) = self.table.get(slot) else { continue };
@@ -180,7 +180,7 @@ impl EngineMirror {
     }
 
     /// The request was admitted with this many of its tokens found in the prefix cache.
-    pub fn admitted(&mut self, slot: Slot, cached_tokens: u32) {
+    pub fn admitted(&mut self, slot: RowId, cached_tokens: u32) {
         if let Some(row) = self.table.get(slot) {
             let all = row.known_tokens();
             let found = cached_tokens.min(all);
@@ -196,12 +196,12 @@ impl EngineMirror {
     }
 
     /// The request had lost its KV blocks before this mirror was there, or lost them because all did: nobody chose it.
-    pub fn lost_blocks(&mut self, slot: Slot) {
+    pub fn lost_blocks(&mut self, slot: RowId) {
         self.table.preempted(slot);
     }
 
     /// The request was preempted. Whether it answered, although one that does not could have gone.
-    pub fn preempted(&mut self, slot: Slot) -> bool {
+    pub fn preempted(&mut self, slot: RowId) -> bool {
         let Some(row) = self.table.get(slot) else { return false };
         let answered = row.phase() == Phase::Output;
         self.preemptions[row.phase() as usize] += 1;
@@ -225,9 +225,9 @@ impl EngineMirror {
     /// each request that no other attends. `None` when nothing runs.
     pub fn victim(
         &self,
-        policy: &mut dyn EvictionPolicy,
+        policy: &mut dyn EvictionRanker,
         memory: &Memory,
-        running: &[Slot],
+        running: &[RowId],
         blocks: &[u32],
     ) -> Option<usize> {
         let rows: Vec<(usize, &RequestState)> =

@@ -24,8 +24,8 @@ pub enum NativeError {
     Unknown {
         /// The name that was asked for.
         name: String,
-        /// Those of the slot.
-        known: &'static [&'static str],
+        /// Those that there are.
+        known: Vec<&'static str>,
     },
     /// It refused its configuration.
     #[error("native:{name} refused its configuration {config}: {reason}")]
@@ -55,7 +55,7 @@ pub fn policy<K: SlotKind>(name: &str, targets: Targets, config_json: &str) -> R
             config: config_json.to_owned(),
             reason,
         }),
-        None => Err(NativeError::Unknown { name: name.to_owned(), known: K::NATIVES }),
+        None => Err(NativeError::Unknown { name: name.to_owned(), known: K::NATIVES.to_vec() }),
     }
 }
 

@@ -1,7 +1,7 @@
 use meridian_policy_sdk::{Decision, Phase, State};
 
 use crate::table::RequestState;
-use crate::{Ranker, RequestTable, Slot};
+use crate::{Ranker, RequestTable, RowId};
 
 /// What the engine says at the start of a step.
 ///
@@ -42,7 +42,7 @@ pub struct Plan {
     pub token_budget: u32,
     /// Requests that may take fewer tokens than they need, with how many. 0 leaves a request out of the step and puts it
     /// at the end of its order. A prompt that may not be split has no cap but 0.
-    pub token_caps: Vec<(Slot, u32)>,
+    pub token_caps: Vec<(RowId, u32)>,
     /// The decision would have left the step without anything to run: caps of 0 were lifted.
     pub overruled: bool,
 }
@@ -98,7 +98,7 @@ pub struct Planner {
     pinned: Vec<u32>,
     grants: Vec<u32>,
     /// Waiting candidates of the last plan, when that plan could put one off, and whether its caps left them out.
-    could_defer: Vec<(Slot, bool)>,
+    could_defer: Vec<(RowId, bool)>,
     budget_was_lowered: bool,
 }
 
@@ -140,8 +140,8 @@ impl Planner {
         &mut self,
         table: &RequestTable,
         facts: &EngineFacts,
-        running: &[Slot],
-        waiting: &[Slot],
+        running: &[RowId],
+        waiting: &[RowId],
         decision: &Decision,
         max_defer_ms: f32,
     ) -> &Plan {
@@ -160,7 +160,7 @@ impl Planner {
         &self,
         table: &RequestTable,
         facts: &EngineFacts,
-        running: &[Slot],
+        running: &[RowId],
         block_tokens: u32,
         growth: KvGrowth,
     ) -> bool {
@@ -179,7 +179,7 @@ impl Planner {
         blocks > u64::from(facts.free_blocks)
     }
 
-    fn put_answers_ahead(&mut self, table: &RequestTable, running: &[Slot]) {
+    fn put_answers_ahead(&mut self, table: &RequestTable, running: &[RowId]) {
         let order = &mut self.plan.running_order;
         if order.is_empty() {
             order.extend((0..running.len()).map(|position| position as u32));
@@ -194,8 +194,8 @@ impl Planner {
         &mut self,
         table: &RequestTable,
         facts: &EngineFacts,
-        running: &[Slot],
-        waiting: &[Slot],
+        running: &[RowId],
+        waiting: &[RowId],
         decision: &Decision,
         max_defer_ms: f32,
     ) {
@@ -220,14 +220,14 @@ impl Planner {
         fill_keys(running_keys, running.len(), running_caps, &mut self.keys);
         let running_changed = self.ranker.rank(&self.keys, &[], &mut self.plan.running_order);
         fill_keys(waiting_keys, waiting.len(), waiting_caps, &mut self.keys);
-        let binds = |(slot, cap): &(&Slot, &u32)| **cap != u32::MAX && table.get(**slot).is_some();
+        let binds = |(slot, cap): &(&RowId, &u32)| **cap != u32::MAX && table.get(**slot).is_some();
         let candidates = running.iter().chain(waiting);
         self.plan.token_caps.extend(candidates.zip(&self.caps).filter(binds).map(|(slot, cap)| (*slot, *cap)));
         let overdue_waiting = self.pin_overdue(table, facts, waiting, max_defer_ms);
         let pinned: &[u32] = if overdue_waiting { &self.pinned } else { &[] };
         let waiting_changed = self.ranker.rank(&self.keys, pinned, &mut self.plan.waiting_order);
         let (running_caps, waiting_caps) = self.caps.split_at(running.len().min(self.caps.len()));
-        let by_priority = |changed: bool, order: &mut [u32], slots: &[Slot], caps: &[u32]| {
+        let by_priority = |changed: bool, order: &mut [u32], slots: &[RowId], caps: &[u32]| {
             changed && (!self.priority_first || sort_by_priority(table, order, slots, caps))
         };
         let waiting_changed = by_priority(waiting_changed, &mut self.plan.waiting_order, waiting, waiting_caps);
@@ -259,8 +259,8 @@ impl Planner {
         &mut self,
         table: &RequestTable,
         facts: &EngineFacts,
-        running: &[Slot],
-        waiting: &[Slot],
+        running: &[RowId],
+        waiting: &[RowId],
         caps: &[u32],
     ) {
         let decode_tokens = facts.decode_tokens.max(1);
@@ -288,7 +288,7 @@ impl Planner {
 
     /// Raise a lowered budget that would cut through a prompt that may not be split, as a cap would be: the first one that
     /// the budget reaches is taken whole.
-    fn fit_whole_prompts(&mut self, table: &RequestTable, facts: &EngineFacts, running: &[Slot], waiting: &[Slot]) {
+    fn fit_whole_prompts(&mut self, table: &RequestTable, facts: &EngineFacts, running: &[RowId], waiting: &[RowId]) {
         if !self.budget_was_lowered || !table.has_whole_prompts() {
             return;
         }
@@ -324,7 +324,7 @@ impl Planner {
     /// blocks is not the policy's doing.
     pub fn settle(&mut self, table: &mut RequestTable, scheduled_tokens: u32, now_ms: f64) {
         let budget_used_up = self.budget_was_lowered && scheduled_tokens >= self.plan.token_budget;
-        let is_running = |slot: &Slot| table.get(*slot).is_none_or(|row| row.state == State::Running);
+        let is_running = |slot: &RowId| table.get(*slot).is_none_or(|row| row.state == State::Running);
         let class = |row: &RequestState| if self.priority_first { row.priority } else { 0 };
         // Of each priority, when the latest of those that were admitted arrived.
         let mut admitted: Vec<(i32, f64)> = Vec::new();
@@ -346,7 +346,7 @@ impl Planner {
     }
 
     /// Fill `self.pinned` for the waiting candidates that were put off for too long, the longest first.
-    fn pin_overdue(&mut self, table: &RequestTable, facts: &EngineFacts, waiting: &[Slot], max_defer_ms: f32) -> bool {
+    fn pin_overdue(&mut self, table: &RequestTable, facts: &EngineFacts, waiting: &[RowId], max_defer_ms: f32) -> bool {
         self.pinned.clear();
         self.pinned.extend(waiting.iter().map(|slot| {
             let overdue_ms = table
@@ -363,12 +363,12 @@ impl Planner {
         &mut self,
         table: &RequestTable,
         facts: &EngineFacts,
-        running: &[Slot],
-        waiting: &[Slot],
+        running: &[RowId],
+        waiting: &[RowId],
         max_defer_ms: f32,
     ) {
         let engine_budget = facts.token_budget.max(1);
-        let overdue_running = |slot: Slot| {
+        let overdue_running = |slot: RowId| {
             table.get(slot).is_some_and(|row| facts.now_ms - row.last_progress_ms > f64::from(max_defer_ms))
         };
         // They are at the head, behind others only where those have a higher priority: then they wait for the engine.
@@ -378,11 +378,11 @@ impl Planner {
         if overdue_waiting == 0 && !running.iter().any(|slot| overdue_running(*slot)) {
             return;
         }
-        let need = |slot: Slot| table.get(slot).map_or(1, |row| row.needed_tokens(facts.decode_tokens));
-        let is_whole = |slot: Slot| table.get(slot).is_some_and(|row| row.needs_whole_prefill(facts.decode_tokens));
+        let need = |slot: RowId| table.get(slot).map_or(1, |row| row.needed_tokens(facts.decode_tokens));
+        let is_whole = |slot: RowId| table.get(slot).is_some_and(|row| row.needs_whole_prefill(facts.decode_tokens));
         // A long prefill must not turn its rescue into a stall of everything else, where it may be split.
         let quantum = (engine_budget / 8).max(facts.decode_tokens).max(1);
-        let share = |slot: Slot| if is_whole(slot) { need(slot) } else { need(slot).min(quantum) };
+        let share = |slot: RowId| if is_whole(slot) { need(slot) } else { need(slot).min(quantum) };
         self.grants.clear();
         self.grants.resize(running.len() + waiting.len(), 0);
         let mut reserved = 0u32;
@@ -459,7 +459,7 @@ impl Planner {
 }
 
 /// Sort an order by priority, keeping it among equals; those with cap 0 stay last. Whether it still changes anything.
-fn sort_by_priority(table: &RequestTable, order: &mut [u32], slots: &[Slot], caps: &[u32]) -> bool {
+fn sort_by_priority(table: &RequestTable, order: &mut [u32], slots: &[RowId], caps: &[u32]) -> bool {
     order.sort_by_key(|from| {
         let from = *from as usize;
         let priority = table.get(slots[from]).map_or(i32::MAX, |row| row.priority);

@@ -7,8 +7,8 @@ use crate::rank::ordinal;
 use crate::sync::{Mutex, lock};
 use crate::types::{PhaseEvent, RequestId, ThinkPhase};
 use crate::{
-    Asked, Batch, EngineFacts, EngineMirror, Error, Fault, Markers, NewRequest, Planner, Policy, PolicySeat,
-    SchedulerConfig, Slot, StepTime, columns, native,
+    Asked, Batch, EngineFacts, EngineMirror, Error, Fault, GuardedPolicy, Markers, NewRequest, Planner, Policy, RowId,
+    SchedulerConfig, StepTime, columns, native,
 };
 
 /// Waiting requests that a policy sees in one step; the others keep their place behind them.
@@ -165,22 +165,22 @@ pub struct QueueStats {
 struct Requests {
     mirror: EngineMirror,
     /// These two may hold requests that are over, when `ended` says so; they are dropped when a step begins.
-    running: Vec<Slot>,
-    waiting: VecDeque<Slot>,
+    running: Vec<RowId>,
+    waiting: VecDeque<RowId>,
     ended: bool,
 }
 
 struct Decider {
-    seat: PolicySeat,
+    seat: GuardedPolicy,
     default: Box<dyn Policy>,
     planner: Planner,
-    running: Vec<Slot>,
-    waiting: Vec<Slot>,
-    candidates: Vec<Slot>,
+    running: Vec<RowId>,
+    waiting: Vec<RowId>,
+    candidates: Vec<RowId>,
     columns: Vec<f32>,
     decision: Decision,
     caps: Vec<u32>,
-    given: Vec<(Slot, u32)>,
+    given: Vec<(RowId, u32)>,
 }
 
 impl MeridianScheduler {
@@ -194,7 +194,7 @@ impl MeridianScheduler {
     #[must_use]
     pub fn with_policy(config: &SchedulerConfig, markers: Markers, policy: Box<dyn Policy>) -> Self {
         let decider = Decider {
-            seat: PolicySeat::new(policy),
+            seat: GuardedPolicy::new(policy),
             default: native::default_policy(config.targets()),
             planner: Planner::owning_queues(),
             running: Vec::new(),
@@ -360,12 +360,12 @@ impl Requests {
         (facts, step)
     }
 
-    fn fill(&self, inputs: &[Column], candidates: &[Slot], limits: &StepLimits, out: &mut Vec<f32>) {
+    fn fill(&self, inputs: &[Column], candidates: &[RowId], limits: &StepLimits, out: &mut Vec<f32>) {
         columns::fill(inputs, &self.mirror.table, candidates, self.mirror.now_ms(), limits.block_tokens, out);
     }
 
     /// The first waiting requests that are live; those before them that ended are dropped.
-    fn fill_window(&mut self, window: &mut Vec<Slot>) {
+    fn fill_window(&mut self, window: &mut Vec<RowId>) {
         let table = &self.mirror.table;
         let mut looked_at = 0;
         for slot in &self.waiting {
@@ -450,14 +450,14 @@ impl Requests {
     /// Take the `admitted` requests that run now out of the waiting queue; they are near its front.
     fn leave_waiting(&mut self, admitted: u32) {
         let table = &self.mirror.table;
-        let is_running = |slot: &Slot| table.get(*slot).is_some_and(|row| row.state() == State::Running);
+        let is_running = |slot: &RowId| table.get(*slot).is_some_and(|row| row.state() == State::Running);
         let mut left = admitted;
         let mut looked_at = 0;
         while left > 0 && looked_at < self.waiting.len() {
             left -= u32::from(is_running(&self.waiting[looked_at]));
             looked_at += 1;
         }
-        let stay: Vec<Slot> = self.waiting.drain(..looked_at).filter(|slot| !is_running(slot)).collect();
+        let stay: Vec<RowId> = self.waiting.drain(..looked_at).filter(|slot| !is_running(slot)).collect();
         for slot in stay.into_iter().rev() {
             self.waiting.push_front(slot);
         }
@@ -479,7 +479,7 @@ impl Decider {
     fn drop_ended(&mut self, requests: &Requests) {
         let table = &requests.mirror.table;
         let running = self.running.len();
-        let stays = |(i, slot): (usize, &Slot)| {
+        let stays = |(i, slot): (usize, &RowId)| {
             table.get(*slot).is_some_and(|row| (row.state() == State::Running) == (i < running))
         };
         if self.candidates.iter().enumerate().all(stays) {

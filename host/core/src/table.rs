@@ -22,12 +22,12 @@ use crate::{Error, Markers, PhaseTracker};
 /// # Ok::<(), meridian_core::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Slot {
+pub struct RowId {
     index: u32,
     generation: u32,
 }
 
-impl Slot {
+impl RowId {
     /// Position in the table.
     #[inline]
     #[must_use]
@@ -117,6 +117,28 @@ pub struct RequestState {
     /// Tokens that were computed when it was preempted, until it is admitted again.
     lost_tokens: u32,
     milestones: Milestones,
+    pub(crate) signals: Signals,
+}
+
+/// What is measured of a request's thinking, in the units of the columns; NaN where nothing was measured.
+///
+/// ```
+/// assert!(meridian_core::Signals::default().eat_bits.is_nan());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Signals {
+    /// EAT: moving average of the entropy after a forced end of thinking, bits.
+    pub eat_bits: f32,
+    /// Moving variance of the same, bits squared.
+    pub eat_variance_bits2: f32,
+    /// Reasoning path deviation index.
+    pub rpdi: f32,
+}
+
+impl Default for Signals {
+    fn default() -> Self {
+        Self { eat_bits: f32::NAN, eat_variance_bits2: f32::NAN, rpdi: f32::NAN }
+    }
 }
 
 /// When a request reached what its user waits for, milliseconds after its arrival; NaN before. Half the room of times on the
@@ -332,7 +354,7 @@ pub struct RequestTable {
     markers: Markers,
     rows: Vec<Row>,
     free: Vec<u32>,
-    by_id: HashMap<RequestId, Slot>,
+    by_id: HashMap<RequestId, RowId>,
     tenants: HashMap<Box<str>, u32>,
     clock_ms: f64,
     /// Live requests whose prompt may not be split.
@@ -373,14 +395,14 @@ impl RequestTable {
 
     /// The slot of a live request.
     #[must_use]
-    pub fn find(&self, id: RequestId) -> Option<Slot> {
+    pub fn find(&self, id: RequestId) -> Option<RowId> {
         self.by_id.get(&id).copied()
     }
 
     /// The request in `slot`, if it is live.
     #[inline]
     #[must_use]
-    pub fn get(&self, slot: Slot) -> Option<&RequestState> {
+    pub fn get(&self, slot: RowId) -> Option<&RequestState> {
         self.rows.get(slot.index()).filter(|row| row.generation == slot.generation)?.state.as_ref()
     }
 
@@ -389,7 +411,7 @@ impl RequestTable {
     /// # Errors
     /// [`Error::DuplicateRequest`] when the id is live, [`Error::NotATime`] when the arrival is not finite or the deadline
     /// is NaN.
-    pub fn insert(&mut self, id: RequestId, request: &NewRequest<'_>) -> Result<Slot, Error> {
+    pub fn insert(&mut self, id: RequestId, request: &NewRequest<'_>) -> Result<RowId, Error> {
         if !request.arrival_ms.is_finite() {
             return Err(Error::NotATime { what: "arrival_ms", value: request.arrival_ms.to_string() });
         }
@@ -423,6 +445,7 @@ impl RequestTable {
             think_from: u32::MAX,
             lost_tokens: 0,
             milestones: Milestones::NONE,
+            signals: Signals::default(),
         };
         let index = self.free.pop().unwrap_or_else(|| {
             self.rows.push(Row::default());
@@ -431,7 +454,7 @@ impl RequestTable {
         self.whole_prompts += usize::from(request.whole_prompt);
         let row = &mut self.rows[index as usize];
         row.state = Some(state);
-        let slot = Slot { index, generation: row.generation };
+        let slot = RowId { index, generation: row.generation };
         self.by_id.insert(id, slot);
         Ok(slot)
     }
@@ -447,7 +470,7 @@ impl RequestTable {
     }
 
     /// Forget a request; false when it was not live.
-    pub fn remove(&mut self, slot: Slot) -> bool {
+    pub fn remove(&mut self, slot: RowId) -> bool {
         let Some(row) = self.rows.get_mut(slot.index()).filter(|row| row.generation == slot.generation) else {
             return false;
         };
@@ -461,7 +484,7 @@ impl RequestTable {
 
     /// The request was given `tokens` in the step that began at `now_ms`, after the tokens whose KV it had.
     #[inline]
-    pub fn scheduled(&mut self, slot: Slot, tokens: u32, now_ms: f64) {
+    pub fn scheduled(&mut self, slot: RowId, tokens: u32, now_ms: f64) {
         let Some(row) = self.row_mut(slot) else { return };
         row.state = State::Running;
         row.computed_tokens = row.computed_tokens.saturating_add(tokens);
@@ -471,7 +494,7 @@ impl RequestTable {
     }
 
     /// The request was admitted with this many tokens found in the prefix cache.
-    pub fn admitted(&mut self, slot: Slot, cached_tokens: u32) {
+    pub fn admitted(&mut self, slot: RowId, cached_tokens: u32) {
         let clock_ms = self.clock_ms;
         let Some(row) = self.row_mut(slot) else { return };
         row.state = State::Running;
@@ -483,14 +506,21 @@ impl RequestTable {
 
     /// The engine's own count of computed tokens, where it differs from what [`RequestTable::scheduled`] added up:
     /// rejected speculative tokens, lost KV transfers.
-    pub fn set_computed(&mut self, slot: Slot, computed_tokens: u32) {
+    pub fn set_computed(&mut self, slot: RowId, computed_tokens: u32) {
         let Some(row) = self.row_mut(slot) else { return };
         row.computed_tokens = computed_tokens;
         row.prefilled |= computed_tokens >= row.prompt_tokens;
     }
 
+    /// What was measured of its thinking so far.
+    pub fn set_signals(&mut self, row: RowId, signals: Signals) {
+        if let Some(state) = self.row_mut(row) {
+            state.signals = signals;
+        }
+    }
+
     /// The request lost its KV blocks and waits again.
-    pub fn preempted(&mut self, slot: Slot) {
+    pub fn preempted(&mut self, slot: RowId) {
         let Some(row) = self.row_mut(slot) else { return };
         row.state = State::Preempted;
         row.lost_tokens = row.computed_tokens;
@@ -505,7 +535,7 @@ impl RequestTable {
 
     /// Tokens were generated for the request, in order. Appends to `events` what they did to its thinking.
     #[inline]
-    pub fn generated(&mut self, slot: Slot, tokens: &[u32], events: &mut Vec<PhaseEvent>) {
+    pub fn generated(&mut self, slot: RowId, tokens: &[u32], events: &mut Vec<PhaseEvent>) {
         let Some(row) = self.rows.get_mut(slot.index()).filter(|row| row.generation == slot.generation) else { return };
         let Some(row) = &mut row.state else { return };
         row.prefilled |= !tokens.is_empty();
@@ -527,13 +557,13 @@ impl RequestTable {
         }
     }
 
-    pub(crate) fn defer(&mut self, slot: Slot, now_ms: f64) {
+    pub(crate) fn defer(&mut self, slot: RowId, now_ms: f64) {
         if let Some(row) = self.row_mut(slot) {
             row.deferred_since_ms.get_or_insert(now_ms);
         }
     }
 
-    fn row_mut(&mut self, slot: Slot) -> Option<&mut RequestState> {
+    fn row_mut(&mut self, slot: RowId) -> Option<&mut RequestState> {
         self.rows.get_mut(slot.index()).filter(|row| row.generation == slot.generation)?.state.as_mut()
     }
 
@@ -553,12 +583,12 @@ impl RequestTable {
     }
 }
 
-impl Index<Slot> for RequestTable {
+impl Index<RowId> for RequestTable {
     type Output = RequestState;
 
     /// # Panics
     /// When the request is not live.
-    fn index(&self, slot: Slot) -> &RequestState {
+    fn index(&self, slot: RowId) -> &RequestState {
         self.get(slot).expect("the slot holds a live request")
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use meridian_core::{
-    BeginKv, BlockId, BlockLocation, BlockManager, BlockTier, Error, EvictionCandidate, EvictionPolicy,
+    BeginKv, BlockId, BlockLocation, BlockManager, BlockTier, Error, EvictionCandidate, EvictionRanker,
     EvictionSubject, Fabric, FabricError, Fault, FaultKind, KvMemory, Markers, Memory, PhaseAwareBlockManager,
     PhaseRouter, RequestId, RoutedRequest, Sections, ThinkPhase,
 };
@@ -314,7 +314,7 @@ fn memory_out_of_range_is_named() {
 #[derive(Clone, Default)]
 struct Recorder(Arc<Mutex<Vec<Vec<EvictionCandidate>>>>);
 
-impl EvictionPolicy for Recorder {
+impl EvictionRanker for Recorder {
     fn keys(&mut self, _memory: &Memory, candidates: &[EvictionCandidate], keys: &mut Vec<f32>) -> Result<(), Fault> {
         self.0.lock().unwrap().push(candidates.to_vec());
         // Head before tail, and the request that loses most: the reverse of the default.
@@ -381,7 +381,7 @@ fn a_time_that_is_no_number_is_not_told() {
 
 struct Faulty;
 
-impl EvictionPolicy for Faulty {
+impl EvictionRanker for Faulty {
     fn keys(&mut self, _memory: &Memory, candidates: &[EvictionCandidate], keys: &mut Vec<f32>) -> Result<(), Fault> {
         keys.push(f32::NAN);
         if candidates.len() == 2 { Err(Fault::new(FaultKind::Trap, "unreachable")) } else { Ok(()) }
@@ -398,7 +398,7 @@ fn a_faulty_policy_costs_its_batch() {
     manager.finish(A, 1.0).unwrap();
     manager.finish(B, 1.0).unwrap();
     assert_eq!(manager.stats().policy_faults, 2, "a wrong number of keys, then an error");
-    manager.replace_policy(Box::new(meridian_core::TieredLru));
+    manager.replace_policy(Box::new(meridian_core::OwnOrder));
     manager.finish(C, 1.0).unwrap();
     assert_eq!(manager.stats().policy_faults, 2);
     manager.audit().unwrap();
@@ -407,7 +407,7 @@ fn a_faulty_policy_costs_its_batch() {
 /// The later blocks first or last; keys of the two do not compare.
 struct ByNumber(f32);
 
-impl EvictionPolicy for ByNumber {
+impl EvictionRanker for ByNumber {
     fn keys(&mut self, _memory: &Memory, candidates: &[EvictionCandidate], keys: &mut Vec<f32>) -> Result<(), Fault> {
         keys.extend(candidates.iter().map(|candidate| match candidate.subject {
             EvictionSubject::Block(block) => self.0 * (1.0 + block.0 as f32),

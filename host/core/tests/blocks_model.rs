@@ -11,7 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex};
 
 use meridian_core::{
-    BeginKv, BlockId, BlockLocation, BlockManager, BlockTier, Error, EvictionCandidate, EvictionPolicy,
+    BeginKv, BlockId, BlockLocation, BlockManager, BlockTier, Error, EvictionCandidate, EvictionRanker,
     EvictionSubject, Fabric, FabricError, Fault, FaultKind, KvMemory, Memory, PhaseAwareBlockManager, RequestId,
     Sections, ThinkPhase,
 };
@@ -53,7 +53,7 @@ fn key(seed: u64, subject: EvictionSubject) -> f32 {
     }
 }
 
-impl EvictionPolicy for Script {
+impl EvictionRanker for Script {
     fn keys(&mut self, _memory: &Memory, candidates: &[EvictionCandidate], keys: &mut Vec<f32>) -> Result<(), Fault> {
         match self.mood() {
             Mood::Plain | Mood::Lost => {}

@@ -1,11 +1,11 @@
 //! When thinking ends and how it is ended.
 
-use meridian_core::budget::{Eat, Ending, ForceReason, Rpdi, ThinkBudget, Thresholds, Verdict};
+use meridian_core::budget::{Eat, Ending, ForceReason, Rpdi, ThinkBudget, ThinkThresholds, Verdict};
 use meridian_core::{EntropySignal, EntropyUnit, MeridianConfig, Pattern};
 use proptest::prelude::*;
 
-fn thresholds() -> Thresholds {
-    Thresholds {
+fn thresholds() -> ThinkThresholds {
+    ThinkThresholds {
         min_think_tokens: 4,
         max_think_tokens: 20,
         eat_probe_interval_tokens: 2,
@@ -18,7 +18,7 @@ fn thresholds() -> Thresholds {
     }
 }
 
-fn budget(thresholds: Thresholds) -> ThinkBudget {
+fn budget(thresholds: ThinkThresholds) -> ThinkBudget {
     ThinkBudget::new(thresholds, EntropyUnit::Bits, [].into()).expect("the thresholds are in range")
 }
 
@@ -32,17 +32,17 @@ fn think(budget: &mut ThinkBudget, tokens: u32) {
 
 #[test]
 fn defaults_are_valid_and_mistakes_are_named() {
-    Thresholds::default().validate().unwrap();
-    let refusal = |thresholds: Thresholds| thresholds.validate().unwrap_err().to_string();
-    let alpha = Thresholds { ema_alpha: 0.0, ..Thresholds::default() };
+    ThinkThresholds::default().validate().unwrap();
+    let refusal = |thresholds: ThinkThresholds| thresholds.validate().unwrap_err().to_string();
+    let alpha = ThinkThresholds { ema_alpha: 0.0, ..ThinkThresholds::default() };
     assert_eq!(refusal(alpha), "entropy.ema_alpha: 0: must be in (0, 1]");
-    let delta = Thresholds { eat_variance_threshold: f64::NAN, ..Thresholds::default() };
+    let delta = ThinkThresholds { eat_variance_threshold: f64::NAN, ..ThinkThresholds::default() };
     assert_eq!(refusal(delta), "entropy.eat_variance_threshold: NaN: must be at least 0");
-    let window = Thresholds { rpdi_window: 0, ..Thresholds::default() };
+    let window = ThinkThresholds { rpdi_window: 0, ..ThinkThresholds::default() };
     assert_eq!(refusal(window), "entropy.rpdi_window: 0: must be in 1..=65536");
-    let lambda = Thresholds { rpdi_threshold: -1.0, ..Thresholds::default() };
+    let lambda = ThinkThresholds { rpdi_threshold: -1.0, ..ThinkThresholds::default() };
     assert_eq!(refusal(lambda), "entropy.rpdi_threshold: -1: must be above 0");
-    let interval = Thresholds { eat_probe_interval_tokens: 0, ..Thresholds::default() };
+    let interval = ThinkThresholds { eat_probe_interval_tokens: 0, ..ThinkThresholds::default() };
     assert_eq!(refusal(interval), "entropy.eat_probe_interval_tokens: 0: must be at least 1");
     let mut running = budget(thresholds());
     assert!(running.set_thresholds(alpha).is_err());
@@ -51,24 +51,27 @@ fn defaults_are_valid_and_mistakes_are_named() {
 
 #[test]
 fn eat_fires_from_the_first_probe_that_may() {
-    let thresholds = Thresholds { min_probes: 4, eat_variance_threshold: 1e-3, ..thresholds() };
+    let thresholds = ThinkThresholds { min_probes: 4, eat_variance_threshold: 1e-3, ..thresholds() };
     let mut eat = Eat::default();
     for i in 0..8 {
         eat.observe(0.2, thresholds.ema_alpha);
         assert_eq!(eat.fires(&thresholds, EntropyUnit::Bits), i >= 4, "probe {i}");
     }
-    assert!(!eat.fires(&Thresholds { eat_variance_threshold: 0.0, ..thresholds }, EntropyUnit::Bits), "0 turns it off");
+    assert!(
+        !eat.fires(&ThinkThresholds { eat_variance_threshold: 0.0, ..thresholds }, EntropyUnit::Bits),
+        "0 turns it off"
+    );
     eat.observe(f64::NAN, 0.5);
     assert_eq!(eat.probes(), 8, "not measured");
 }
 
 #[test]
 fn eat_does_not_fire_while_the_model_is_stably_ignorant() {
-    let thresholds = Thresholds { min_probes: 0, ..thresholds() };
+    let thresholds = ThinkThresholds { min_probes: 0, ..thresholds() };
     let mut eat = Eat::default();
     eat.observe(0.6, 0.5);
     assert!(!eat.fires(&thresholds, EntropyUnit::Bits));
-    assert!(eat.fires(&Thresholds { eat_max_bits: f64::INFINITY, ..thresholds }, EntropyUnit::Bits));
+    assert!(eat.fires(&ThinkThresholds { eat_max_bits: f64::INFINITY, ..thresholds }, EntropyUnit::Bits));
     let mut nats = Eat::default();
     nats.observe(0.34, 0.5);
     assert!(nats.fires(&thresholds, EntropyUnit::Nats), "0.49 bits");
@@ -176,7 +179,7 @@ fn what_was_not_measured_is_no_signal() {
 
 #[test]
 fn a_boundary_without_an_index_is_for_a_policy_alone_and_not_too_often() {
-    let mut budget = budget(Thresholds { eat_probe_interval_tokens: 3, min_think_tokens: 0, ..thresholds() });
+    let mut budget = budget(ThinkThresholds { eat_probe_interval_tokens: 3, min_think_tokens: 0, ..thresholds() });
     let mut asked = Vec::new();
     for token in 1..=10 {
         think(&mut budget, 1);
@@ -336,7 +339,7 @@ proptest! {
     fn decisions_keep_the_cap_and_the_minimum(
         min in 0u32..40, more in 0u32..40, seed in any::<u64>(), interrupts in any::<bool>(),
     ) {
-        let thresholds = Thresholds { min_think_tokens: min, max_think_tokens: min + more, ..thresholds() };
+        let thresholds = ThinkThresholds { min_think_tokens: min, max_think_tokens: min + more, ..thresholds() };
         let patterns: Vec<Pattern> = if interrupts { vec![pattern(&[3, 3])] } else { vec![] };
         let mut budget = ThinkBudget::new(thresholds, EntropyUnit::Nats, patterns.into()).expect("in range");
         let mut state = seed;
@@ -437,5 +440,5 @@ fn rpdi_does_not_drift() {
 #[test]
 fn the_defaults_are_those_of_the_configuration() {
     let config = MeridianConfig::default();
-    assert_eq!(Thresholds::from_config(&config.scheduler, &config.entropy), Thresholds::default());
+    assert_eq!(ThinkThresholds::from_config(&config.scheduler, &config.entropy), ThinkThresholds::default());
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use meridian_core::{
-    CachedBlocks, EvictionCandidate, EvictionPolicy, EvictionSubject, Fault, FaultKind, LeavingBlock, Memory, TieredLru,
+    CachedBlocks, EvictionCandidate, EvictionRanker, EvictionSubject, Fault, FaultKind, LeavingBlock, Memory, OwnOrder,
 };
 use proptest::prelude::*;
 
@@ -18,7 +18,7 @@ struct ByHits {
     fails_every: u32,
 }
 
-impl EvictionPolicy for ByHits {
+impl EvictionRanker for ByHits {
     fn keys(&mut self, _: &Memory, candidates: &[EvictionCandidate], keys: &mut Vec<f32>) -> Result<(), Fault> {
         self.calls += 1;
         keys.extend(candidates.iter().map(|candidate| candidate.hits as f32));
@@ -61,7 +61,7 @@ impl Engine {
         }
     }
 
-    fn let_go(&mut self, cached: &mut CachedBlocks, policy: &mut dyn EvictionPolicy, blocks: &[u32], now_ms: f64) {
+    fn let_go(&mut self, cached: &mut CachedBlocks, policy: &mut dyn EvictionRanker, blocks: &[u32], now_ms: f64) {
         let mut leaving = Vec::new();
         for block in blocks {
             let Some(readers) = self.readers.get_mut(block) else { continue };
@@ -111,7 +111,7 @@ fn operation() -> impl Strategy<Value = Operation> {
     ]
 }
 
-fn run(operations: &[Operation], policy: &mut dyn EvictionPolicy) {
+fn run(operations: &[Operation], policy: &mut dyn EvictionRanker) {
     let mut engine = Engine::new();
     let mut cached = CachedBlocks::new(BLOCKS, BLOCK_TOKENS);
     cached.resync(engine.free());
@@ -159,7 +159,7 @@ fn run(operations: &[Operation], policy: &mut dyn EvictionPolicy) {
 proptest! {
     #[test]
     fn the_mirror_agrees_with_the_queue(operations in prop::collection::vec(operation(), 1..120), fails_every in 2..9u32) {
-        run(&operations, &mut TieredLru);
+        run(&operations, &mut OwnOrder);
         run(&operations, &mut ByHits { calls: 0, fails_every });
     }
 }
@@ -178,8 +178,8 @@ fn pool() -> CachedBlocks {
 #[test]
 fn by_default_the_queue_is_left_as_it_is() {
     let mut cached = pool();
-    cached.leaving(&mut TieredLru, &full(&[2, 1, 0]), 1.0);
-    cached.leaving(&mut TieredLru, &full(&[5]), 2.0);
+    cached.leaving(&mut OwnOrder, &full(&[2, 1, 0]), 1.0);
+    cached.leaving(&mut OwnOrder, &full(&[5]), 2.0);
     assert_eq!(cached.order().collect::<Vec<_>>(), [2, 1, 0, 5]);
     assert_eq!(cached.choose(2), NONE, "the queue hands out 2 and 1 by itself");
 }
@@ -214,7 +214,7 @@ fn dead_thinking_is_dropped_unless_somebody_else_matched_it() {
     cached.shared(&[2]);
     cached.mark_dead(&[2]);
     cached.matched(&[3]);
-    let order = cached.leaving(&mut TieredLru, &full(&[3, 2, 1, 0]), 1.0);
+    let order = cached.leaving(&mut OwnOrder, &full(&[3, 2, 1, 0]), 1.0);
     assert_eq!((order.dead, order.freed), (vec![1], vec![1, 3, 2, 0]));
     assert_eq!(cached.stats().evictions, [1, 0, 0]);
 }
@@ -222,9 +222,9 @@ fn dead_thinking_is_dropped_unless_somebody_else_matched_it() {
 #[test]
 fn a_store_that_keeps_dead_thinking_gives_it_up_first() {
     let mut cached = CachedBlocks::new(6, BLOCK_TOKENS).keeping_dead();
-    cached.leaving(&mut TieredLru, &full(&[0, 1]), 1.0);
+    cached.leaving(&mut OwnOrder, &full(&[0, 1]), 1.0);
     cached.mark_dead(&[1, 2]);
-    let order = cached.leaving(&mut TieredLru, &full(&[2, 3]), 2.0);
+    let order = cached.leaving(&mut OwnOrder, &full(&[2, 3]), 2.0);
     assert_eq!((order.dead, order.freed), (vec![], vec![2, 3]));
     assert_eq!(cached.order().collect::<Vec<_>>(), [1, 2, 0, 3]);
     cached.taken(&[1, 2, 0], 3.0);
@@ -235,9 +235,9 @@ fn a_store_that_keeps_dead_thinking_gives_it_up_first() {
 fn a_block_that_is_used_again_starts_anew() {
     let mut cached = pool();
     cached.mark_dead(&[0]);
-    cached.leaving(&mut TieredLru, &full(&[0]), 1.0);
+    cached.leaving(&mut OwnOrder, &full(&[0]), 1.0);
     cached.taken(&[0], 2.0);
-    let order = cached.leaving(&mut TieredLru, &full(&[0]), 3.0);
+    let order = cached.leaving(&mut OwnOrder, &full(&[0]), 3.0);
     assert!(order.dead.is_empty());
     cached.taken(&[0], 4.0);
     assert_eq!(cached.stats().evictions, [1, 1, 0]);
@@ -261,7 +261,7 @@ impl Swapped {
     }
 }
 
-impl EvictionPolicy for Swapped {
+impl EvictionRanker for Swapped {
     fn keys(&mut self, _: &Memory, candidates: &[EvictionCandidate], keys: &mut Vec<f32>) -> Result<(), Fault> {
         self.asked.push(candidates.len());
         keys.extend(candidates.iter().map(|candidate| match candidate.subject {
@@ -317,7 +317,7 @@ struct Overtaken {
     number: std::cell::Cell<u64>,
 }
 
-impl EvictionPolicy for Overtaken {
+impl EvictionRanker for Overtaken {
     fn keys(&mut self, _: &Memory, candidates: &[EvictionCandidate], keys: &mut Vec<f32>) -> Result<(), Fault> {
         keys.extend((0..candidates.len()).map(|i| i as f32));
         Ok(())
@@ -389,7 +389,7 @@ proptest! {
 #[test]
 fn a_mirror_that_is_wrong_is_told_apart() {
     let mut cached = pool();
-    cached.leaving(&mut TieredLru, &full(&[0]), 1.0);
+    cached.leaving(&mut OwnOrder, &full(&[0]), 1.0);
     assert!(cached.audit([(0, Some(4))]).is_ok());
     for queue in [vec![], vec![(0, None)], vec![(1, Some(4))], vec![(0, Some(4)), (1, None)], vec![(9, None)]] {
         assert!(cached.audit(queue.clone()).is_err(), "{queue:?}");

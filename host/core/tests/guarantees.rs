@@ -1,7 +1,7 @@
 //! What the host keeps whatever a policy answers, shown on a small model of an engine.
 
 use meridian_core::types::RequestId;
-use meridian_core::{Decision, EngineFacts, KvGrowth, Markers, NewRequest, Planner, RequestTable, Slot, State};
+use meridian_core::{Decision, EngineFacts, KvGrowth, Markers, NewRequest, Planner, RequestTable, RowId, State};
 use proptest::prelude::*;
 
 const MAX_DEFER_MS: f32 = 50.0;
@@ -14,8 +14,8 @@ const SEATS: usize = 4;
 struct Engine {
     table: RequestTable,
     planner: Planner,
-    running: Vec<Slot>,
-    waiting: Vec<Slot>,
+    running: Vec<RowId>,
+    waiting: Vec<RowId>,
     now_ms: f64,
     arrivals: u64,
     /// KV blocks have run out: nobody who waits is admitted.
@@ -56,7 +56,7 @@ impl Engine {
         self.was_overruled = plan.overruled;
         reorder(&mut self.running, &plan.running_order);
         reorder(&mut self.waiting, &plan.waiting_order);
-        let cap = |slot: Slot| plan.token_caps.iter().find(|(s, _)| *s == slot).map_or(u32::MAX, |(_, cap)| *cap);
+        let cap = |slot: RowId| plan.token_caps.iter().find(|(s, _)| *s == slot).map_or(u32::MAX, |(_, cap)| *cap);
         let mut left = plan.token_budget;
         for slot in self.running.clone() {
             let tokens = self.table[slot].needed_tokens(self.decode_tokens).min(cap(slot)).min(left);
@@ -83,7 +83,7 @@ impl Engine {
         given
     }
 
-    fn give(&mut self, slot: Slot, tokens: u32) {
+    fn give(&mut self, slot: RowId, tokens: u32) {
         self.table.scheduled(slot, tokens, self.now_ms);
         if self.table[slot].needed_tokens(0) == 1 && self.table[slot].computed_tokens() > 0 {
             self.table.generated(slot, &[1], &mut Vec::new());
@@ -91,7 +91,7 @@ impl Engine {
     }
 }
 
-fn reorder(list: &mut Vec<Slot>, order: &[u32]) {
+fn reorder(list: &mut Vec<RowId>, order: &[u32]) {
     if order.is_empty() {
         return;
     }

@@ -1,7 +1,7 @@
 //! Plans of an engine that itself schedules by priority: a policy orders what is of one priority.
 
 use meridian_core::types::RequestId;
-use meridian_core::{Decision, EngineFacts, NewRequest, Planner, RequestTable, Slot};
+use meridian_core::{Decision, EngineFacts, NewRequest, Planner, RequestTable, RowId};
 
 const MAX_DEFER_MS: f32 = 50.0;
 const FACTS: EngineFacts = EngineFacts {
@@ -15,7 +15,7 @@ const FACTS: EngineFacts = EngineFacts {
 };
 
 /// Requests of these priorities, which arrive one millisecond after another.
-fn requests(priorities: &[i32]) -> (RequestTable, Vec<Slot>) {
+fn requests(priorities: &[i32]) -> (RequestTable, Vec<RowId>) {
     let mut table = RequestTable::default();
     let insert = |(i, priority): (usize, &i32)| {
         let request =

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use meridian_core::budget::{Load, Point, Verdict};
 use meridian_core::{
-    Asked, Budget, BudgetDecision, Decision, Dispatch, Eviction, Fault, FaultKind, Memory, MeridianConfig, PolicySeat,
-    Step, native,
+    Asked, Budget, BudgetDecision, Decision, Dispatch, Eviction, Fault, FaultKind, GuardedPolicy, Memory,
+    MeridianConfig, Step, native,
 };
 use meridian_runtime::control::Version;
 use meridian_runtime::recording::{Recordable, Recorder, RecorderSettings, SlotSetup};
@@ -39,7 +39,7 @@ fn write<K: Recordable>(folder: &Path, facts: K::Facts, answer: impl Fn(usize) -
     let name = K::NATIVES[0];
     let version =
         Version { name: name.into(), version: "1".into(), source: format!("native:{name}"), ..Version::default() };
-    let mut seat = PolicySeat::<K>::new(native::policy(name, targets, "{}").expect("a native default starts"));
+    let mut seat = GuardedPolicy::<K>::new(native::policy(name, targets, "{}").expect("a native default starts"));
     let faulted = |faults| Asked::Faulted(faults);
     for (candidates, asked) in [
         (3, Asked::Decided),

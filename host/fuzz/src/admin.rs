@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use meridian_runtime::admin::{Limits, serve_stream};
+use meridian_runtime::admin::{ConnectionLimits, serve_stream};
 use meridian_runtime::control::{Control, ControlError, FaultEntry, Mode, ProcessStatus, SlotName, SwapReport, Upload};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
@@ -125,7 +125,7 @@ pub fn serve(data: &[u8], patience: Duration) -> Served {
     let control = Arc::new(Noting::default());
     let received = Arc::new(Mutex::new(Vec::new()));
     let client = Client { sends: sends.to_vec(), sent: 0, received: Arc::clone(&received), waiting: None, hangs_up };
-    let limits = Limits { head: patience, body: patience, response: patience, ..Limits::default() };
+    let limits = ConnectionLimits { head: patience, body: patience, response: patience, ..ConnectionLimits::default() };
     let served = serve_stream(client, Arc::clone(&control) as Arc<dyn Control>, Some(TOKEN.into()), limits);
     TOKIO.with(|runtime| runtime.block_on(served));
     let changes = std::mem::take(&mut *control.changes.lock().unwrap_or_else(PoisonError::into_inner));

@@ -2,11 +2,12 @@
 //! do while they run is a fault.
 
 use std::ops::Range;
-use std::sync::OnceLock;
+use std::sync::{LazyLock, OnceLock};
 use std::time::Duration;
 
-use meridian_core::{Asked, Batch, Budget, Description, Dispatch, Eviction, MeridianConfig, PolicySeat, SlotName};
-use meridian_wasm::{GuestKind, Limits, PolicyComponent, Runtime};
+use meridian_core::{Asked, Batch, Budget, Description, Dispatch, Eviction, GuardedPolicy, MeridianConfig, SlotName};
+use meridian_engine::{Components, Origin, Terms};
+use meridian_wasm::{GuestKind, PolicyLimits};
 use wasmparser::{Parser, Payload};
 
 use crate::bytes::Bytes;
@@ -33,27 +34,26 @@ pub fn run(data: &[u8]) {
 }
 
 fn load(bytes: &[u8]) {
-    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
-    let runtime = RUNTIME.get_or_init(|| Runtime::new(None).expect("this machine runs WebAssembly"));
-    match runtime.load(bytes) {
-        Ok(component) => component.slots().into_iter().for_each(|slot| match slot {
-            SlotName::Dispatch => fill::<Dispatch>(&component),
-            SlotName::Eviction => fill::<Eviction>(&component),
-            SlotName::Budget => fill::<Budget>(&component),
+    static COMPONENTS: LazyLock<Components> = LazyLock::new(Components::default);
+    match COMPONENTS.bytes(bytes, None, "fuzz") {
+        Ok(origin) => origin.slots().expect("a component").into_iter().for_each(|slot| match slot {
+            SlotName::Dispatch => fill::<Dispatch>(&origin),
+            SlotName::Eviction => fill::<Eviction>(&origin),
+            SlotName::Budget => fill::<Budget>(&origin),
         }),
         Err(error) => assert_told(&error.to_string()),
     }
 }
 
 /// Have it fill slot `K`: start, some decisions, a snapshot.
-fn fill<K: GuestKind>(component: &PolicyComponent) {
-    let limits = Limits { deadline: Duration::from_millis(1), memory_bytes: 4 << 20, ..Limits::default() };
+fn fill<K: GuestKind>(origin: &Origin) {
+    let limits = PolicyLimits { deadline: Duration::from_millis(1), memory_bytes: 4 << 20, ..PolicyLimits::default() };
     let targets = MeridianConfig::default().scheduler.targets();
-    let policy = match component.policy::<K>(limits, targets, "{}") {
+    let policy = match origin.policy::<K>(Terms { limits, targets }, "{}") {
         Ok(policy) => policy,
         Err(error) => return assert_told(&error.to_string()),
     };
-    let mut seat = PolicySeat::<K>::new(Box::new(policy));
+    let mut seat = GuardedPolicy::<K>::new(policy);
     let Description { name, version, summary } = seat.policy().description();
     for text in [name, version, summary] {
         assert!(text.len() <= 4 * 512 && !text.chars().any(char::is_control), "{text:?}");

@@ -10,7 +10,7 @@
 
 use std::time::Instant;
 
-use meridian_core::budget::{EndRules, Load, Order, Thresholds};
+use meridian_core::budget::{EndRules, Load, Order, ThinkThresholds};
 use meridian_core::config::ProbeAt;
 use meridian_core::{Budget, EntropyUnit, Markers, MeridianConfig, native};
 use meridian_runtime::BudgetSlot;
@@ -27,13 +27,13 @@ const LINE: u32 = 5;
 fn run(name: &str, has_lines: bool) -> (f64, u64, usize) {
     let targets = MeridianConfig::default().scheduler.targets();
     let mut slot = BudgetSlot::new(native::policy::<Budget>(name, targets, "{}").unwrap(), targets);
-    let configured = Thresholds {
+    let configured = ThinkThresholds {
         min_think_tokens: 0,
         max_think_tokens: 1 << 24,
         eat_probe_interval_tokens: INTERVAL,
         eat_variance_threshold: 0.0,
         rpdi_threshold: f64::INFINITY,
-        ..Thresholds::default()
+        ..ThinkThresholds::default()
     };
     let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![]).unwrap();
     let mut budgets = ThinkBudgets::new(ThinkSettings {

@@ -8,7 +8,7 @@ use crate::control::{
     Control, ControlError, FaultEntry, Given, MAX_OPTIONS_BYTES, Mode, ProcessStatus, RecordingStatus, SlotName,
     SlotStatus, SwapReport, Upload, Version,
 };
-use crate::slot::{Candidate, SlotControl};
+use crate::slot::{Contender, SlotControl};
 
 /// Why a component is not loaded.
 ///
@@ -39,7 +39,7 @@ pub trait Loader<K: SlotKind>: Send + Sync {
     ///
     /// # Errors
     /// Why it is refused, and whether for good.
-    fn load(&self, upload: &Upload<'_>) -> Result<Candidate<K>, Refusal>;
+    fn load(&self, upload: &Upload<'_>) -> Result<Contender<K>, Refusal>;
 
     /// The options of a policy that comes without any, one JSON object.
     fn configured_options(&self, policy: &Given<'_>) -> String {
@@ -352,26 +352,26 @@ trait Changeable {
 }
 
 impl<K: SlotKind> ControlledSlot<K> {
-    fn loaded(&self, upload: &Upload<'_>, options: &str) -> Result<Candidate<K>, Refusal> {
+    fn loaded(&self, upload: &Upload<'_>, options: &str) -> Result<Contender<K>, Refusal> {
         let upload = Upload { options: Some(options), ..*upload };
-        let mut candidate = match upload.policy {
+        let mut contender = match upload.policy {
             Given::Component { .. } | Given::Native(_) => self.loader.load(&upload)?,
             Given::Active => self.active_with(options)?,
         };
-        candidate.warm_up().map_err(|trial| format!("it {trial}"))?;
-        Ok(candidate)
+        contender.warm_up().map_err(|trial| format!("it {trial}"))?;
+        Ok(contender)
     }
 
     /// The active policy, started with other options.
-    fn active_with(&self, options: &str) -> Result<Candidate<K>, Refusal> {
+    fn active_with(&self, options: &str) -> Result<Contender<K>, Refusal> {
         let (version, remake) = self.control.active();
         if let Some(name) = version.source.strip_prefix("native:") {
             let upload = Upload { policy: Given::Native(name), options: Some(options), source: &version.source };
             return self.loader.load(&upload);
         }
         let remake = remake.ok_or_else(|| String::from("the active policy cannot be started with other options"))?;
-        let candidate = Candidate::new(remake(options)?, &version.sha256, &version.source);
-        Ok(candidate.with_options(options).with_remake(remake))
+        let contender = Contender::new(remake(options)?, &version.sha256, &version.source);
+        Ok(contender.with_options(options).with_remake(remake))
     }
 }
 
@@ -411,20 +411,20 @@ impl<K: SlotKind> Changeable for ControlledSlot<K> {
     }
 
     fn load(&self, upload: &Upload<'_>, options: &str) -> Result<Install<'_>, ControlError> {
-        let candidate = self.loaded(upload, options).map_err(|Refusal { why, is_transient }| {
+        let contender = self.loaded(upload, options).map_err(|Refusal { why, is_transient }| {
             let source = upload.source;
             if is_transient {
-                // No fault of the candidate's, and whoever tries again and again does not fill the log of faults.
-                tracing::warn!(slot = K::NAME.label(), source, why, "a candidate cannot be loaded now");
+                // No fault of the contender's, and whoever tries again and again does not fill the log of faults.
+                tracing::warn!(slot = K::NAME.label(), source, why, "a contender cannot be loaded now");
                 return ControlError::Busy(why);
             }
             self.control.refused(source, &why);
-            tracing::warn!(slot = K::NAME.label(), source, why, "a candidate was refused; the active policy stays");
+            tracing::warn!(slot = K::NAME.label(), source, why, "a contender was refused; the active policy stays");
             ControlError::Refused(why)
         })?;
         Ok(Box::new(|mode| match mode {
-            Mode::Active => Ok(self.control.swap(candidate)),
-            Mode::Shadow => self.control.shadow(candidate),
+            Mode::Active => Ok(self.control.swap(contender)),
+            Mode::Shadow => self.control.shadow(contender),
         }))
     }
 

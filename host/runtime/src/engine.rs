@@ -1,6 +1,6 @@
 use meridian_core::{
-    Decision, EngineFacts, EngineMirror, EvictionPolicy, KvCounts, KvGrowth, Markers, Memory, Plan, Planner,
-    RequestTable, SchedulerConfig, Slot, StepTime,
+    Column, Decision, EngineFacts, EngineMirror, EvictionRanker, KvCounts, KvGrowth, Markers, Memory, Plan, Planner,
+    RequestId, RequestTable, RowId, SchedulerConfig, Signals, StepTime,
 };
 
 use crate::slot::DispatchSlot;
@@ -14,7 +14,7 @@ pub struct DispatchEngine {
     planner: Planner,
     max_defer_ms: f32,
     block_tokens: u32,
-    candidates: Vec<Slot>,
+    candidates: Vec<RowId>,
     last_source: Option<Source>,
 }
 
@@ -96,8 +96,22 @@ impl DispatchEngine {
         self.mirror.preemptions()
     }
 
+    /// Take in what was measured of the candidates' thinking; for a policy that reads it, and nothing otherwise. `of` tells it
+    /// of a request.
+    pub fn refresh_signals(&mut self, running: &[RowId], waiting: &[RowId], of: impl Fn(RequestId) -> Option<Signals>) {
+        if ![Column::Eat, Column::EatVariance, Column::Rpdi].into_iter().any(|column| self.slot.reads(column)) {
+            return;
+        }
+        let table = &mut self.mirror.table;
+        for row in running.iter().chain(waiting) {
+            if let Some(signals) = table.get(*row).and_then(|request| of(request.id())) {
+                table.set_signals(*row, signals);
+            }
+        }
+    }
+
     /// Plan one step over the running list and the waiting candidates, both in the engine's present order.
-    pub fn plan(&mut self, facts: &EngineFacts, running: &[Slot], waiting: &[Slot]) -> &Plan {
+    pub fn plan(&mut self, facts: &EngineFacts, running: &[RowId], waiting: &[RowId]) -> &Plan {
         let facts = &EngineFacts { now_ms: self.mirror.hold_time(facts.now_ms), ..*facts };
         let step = self.mirror.begin_step(facts, running, waiting);
         self.candidates.clear();
@@ -135,7 +149,7 @@ impl DispatchEngine {
     }
 
     /// The engine scheduled the planned step, which began at `now_ms`: `given` tokens for each request.
-    pub fn scheduled(&mut self, now_ms: f64, given: impl IntoIterator<Item = (Slot, u32)>) {
+    pub fn scheduled(&mut self, now_ms: f64, given: impl IntoIterator<Item = (RowId, u32)>) {
         let now_ms = self.mirror.hold_time(now_ms);
         let tokens = self.mirror.scheduled(now_ms, given);
         self.planner.settle(&mut self.mirror.table, tokens, now_ms);
@@ -147,17 +161,17 @@ impl DispatchEngine {
     }
 
     /// The request was admitted with this many of its tokens found in the prefix cache.
-    pub fn admitted(&mut self, slot: Slot, cached_tokens: u32) {
+    pub fn admitted(&mut self, slot: RowId, cached_tokens: u32) {
         self.mirror.admitted(slot, cached_tokens);
     }
 
     /// See [`EngineMirror::lost_blocks`].
-    pub fn lost_blocks(&mut self, slot: Slot) {
+    pub fn lost_blocks(&mut self, slot: RowId) {
         self.mirror.lost_blocks(slot);
     }
 
     /// See [`EngineMirror::preempted`].
-    pub fn preempted(&mut self, slot: Slot) -> bool {
+    pub fn preempted(&mut self, slot: RowId) -> bool {
         self.mirror.preempted(slot)
     }
 
@@ -169,9 +183,9 @@ impl DispatchEngine {
     /// See [`EngineMirror::victim`].
     pub fn victim(
         &self,
-        policy: &mut dyn EvictionPolicy,
+        policy: &mut dyn EvictionRanker,
         memory: &Memory,
-        running: &[Slot],
+        running: &[RowId],
         blocks: &[u32],
     ) -> Option<usize> {
         self.mirror.victim(policy, memory, running, blocks)

@@ -41,6 +41,6 @@ pub use engine::DispatchEngine;
 pub use meridian_core::native;
 use meridian_core::sync;
 pub use slot::{
-    BudgetSlot, Candidate, DispatchSlot, EvictionSlot, PolicySlot, Remake, SlotControl, StrikeLimits, Trial, TrialFault,
+    BudgetSlot, Contender, DispatchSlot, EvictionSlot, PolicySlot, Remake, SlotControl, StrikeLimits, Trial, TrialFault,
 };
 pub use stats::{SlotStats, Source};

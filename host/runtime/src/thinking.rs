@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use meridian_core::budget::{
-    BudgetCandidate, Demand, EndRules, Enforcer, ForceReason, Limits, Load, Measured, Order, Report, ThinkBudget,
-    Thresholds, Verdict,
+    BudgetCandidate, Demand, EndRules, Enforcer, ForceReason, Load, Measured, Observed, Order, Report, ThinkBudget,
+    ThinkLimits, ThinkThresholds, Verdict,
 };
 use meridian_core::config::ProbeAt;
-use meridian_core::{EntropySignal, EntropyUnit, Pattern};
+use meridian_core::{EntropySignal, EntropyUnit, Pattern, Signals};
 use serde::{Deserialize, Serialize};
 
 use crate::BudgetSlot;
@@ -26,7 +26,7 @@ pub struct ThinkSettings {
     /// How thinking is recognised and ended.
     pub rules: EndRules,
     /// What the operator has configured.
-    pub configured: Thresholds,
+    pub configured: ThinkThresholds,
     /// Unit of the variance in it.
     pub unit: EntropyUnit,
     /// Entropies are measured at all.
@@ -62,7 +62,7 @@ pub struct ClientBudget {
     pub is_off: bool,
     /// Think tokens at most; the operator's cap holds as well.
     pub max_think_tokens: Option<u32>,
-    /// See [`Thresholds`], for this and what follows.
+    /// See [`ThinkThresholds`], for this and what follows.
     pub min_think_tokens: Option<u32>,
     #[allow(missing_docs)]
     pub eat_probe_interval_tokens: Option<u32>,
@@ -84,10 +84,10 @@ pub struct ClientBudget {
 
 impl ClientBudget {
     /// The operator's or a policy's thresholds, as this client wants them.
-    fn over(&self, of: Thresholds) -> Thresholds {
+    fn over(&self, of: ThinkThresholds) -> ThinkThresholds {
         let max_think_tokens = self.max_think_tokens.map_or(of.max_think_tokens, |max| max.min(of.max_think_tokens));
         let least = self.min_think_tokens.unwrap_or(of.min_think_tokens);
-        Thresholds {
+        ThinkThresholds {
             max_think_tokens,
             min_think_tokens: least.min(max_think_tokens),
             eat_probe_interval_tokens: self.eat_probe_interval_tokens.unwrap_or(of.eat_probe_interval_tokens),
@@ -279,7 +279,7 @@ impl ThinkBudgets {
         let thresholds = request.client.over(*configured);
         let mut patterns = interrupts.to_vec();
         patterns.extend(request.client.interrupts.iter().cloned());
-        let limits = Limits {
+        let limits = ThinkLimits {
             max_think_tokens: thresholds.max_think_tokens,
             interrupts: patterns.into(),
             guards_eos: *guards_eos,
@@ -288,7 +288,7 @@ impl ThinkBudgets {
         // Checked where they were read; if they were not, the operator's hold.
         let budget = ThinkBudget::new(thresholds, *unit, [].into())
             .or_else(|_| ThinkBudget::new(*configured, *unit, [].into()))
-            .or_else(|_| ThinkBudget::new(Thresholds::default(), *unit, [].into()))
+            .or_else(|_| ThinkBudget::new(ThinkThresholds::default(), *unit, [].into()))
             .expect("the default thresholds are in range");
         let is_measured = self.is_to_be_measured(&thresholds, &request.client);
         if enforcer.is_thinking() {
@@ -531,6 +531,15 @@ impl ThinkBudgets {
         true
     }
 
+    /// What was measured of the request's thinking so far; `None` when it is not known.
+    #[must_use]
+    pub fn signals(&self, key: u64) -> Option<Signals> {
+        let Observed { eat_bits, eat_variance_bits2, rpdi, .. } = self.rows.get(&key)?.budget.observed();
+        let or_nan = |value: Option<f64>| value.map_or(f32::NAN, |value| value as f32);
+        let (eat_bits, eat_variance_bits2) = (or_nan(eat_bits), or_nan(eat_variance_bits2));
+        Some(Signals { eat_bits, eat_variance_bits2, rpdi: or_nan(rpdi) })
+    }
+
     /// The engine's name of the request.
     #[must_use]
     pub fn name(&self, key: u64) -> Option<&str> {
@@ -571,7 +580,7 @@ impl ThinkBudgets {
         &self.orders
     }
 
-    /// Thresholds of those that begin to think.
+    /// ThinkThresholds of those that begin to think.
     fn begin(&mut self, slot: &mut BudgetSlot, load: &Load) {
         let mut opening = std::mem::take(&mut self.opening);
         opening.sort_unstable();
@@ -604,7 +613,7 @@ impl ThinkBudgets {
     }
 
     /// Whether the entropy of every token of such a request is wanted.
-    fn is_to_be_measured(&self, thresholds: &Thresholds, client: &ClientBudget) -> bool {
+    fn is_to_be_measured(&self, thresholds: &ThinkThresholds, client: &ClientBudget) -> bool {
         let is_read = self.wants.index && !client.has_signals_of_its_own();
         let wants_index = !client.is_off && (is_read || thresholds.rpdi_threshold < f64::INFINITY);
         self.settings.measures && (wants_index || self.signals.is_some())

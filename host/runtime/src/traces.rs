@@ -24,11 +24,11 @@ use crate::control::{Control, FaultEntry, SlotStatus, Version};
 /// How much is kept, and how long anything may take.
 ///
 /// ```
-/// let limits = meridian_runtime::traces::Limits::default();
+/// let limits = meridian_runtime::traces::TraceLimits::default();
 /// assert!(limits.batch <= limits.queue);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct TraceLimits {
     /// Requests that wait to be sent; further ones are lost.
     pub queue: usize,
     /// Requests that are sent at once.
@@ -41,7 +41,7 @@ pub struct Limits {
     pub closing: Duration,
 }
 
-impl Default for Limits {
+impl Default for TraceLimits {
     fn default() -> Self {
         Self {
             queue: 4096,
@@ -165,7 +165,7 @@ impl Traces {
         model: &str,
         control: Option<Arc<dyn Control>>,
     ) -> Result<Option<Self>, String> {
-        Self::start_with(telemetry, model, control, Limits::default())
+        Self::start_with(telemetry, model, control, TraceLimits::default())
     }
 
     /// As [`start`](Self::start), with other limits.
@@ -176,7 +176,7 @@ impl Traces {
         telemetry: &TelemetryConfig,
         model: &str,
         control: Option<Arc<dyn Control>>,
-        limits: Limits,
+        limits: TraceLimits,
     ) -> Result<Option<Self>, String> {
         let TelemetryConfig { prometheus: _, otlp_endpoint, service_name } = telemetry;
         if otlp_endpoint.is_empty() {
@@ -281,7 +281,7 @@ struct Sender {
     exporter: opentelemetry_otlp::SpanExporter,
     maker: Maker,
     counts: Arc<Counts>,
-    limits: Limits,
+    limits: TraceLimits,
     /// Made and not sent, of so many requests.
     spans: Vec<SpanData>,
     requests: u64,

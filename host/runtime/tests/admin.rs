@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use meridian_runtime::admin::discovery::{self, Process};
-use meridian_runtime::admin::{Admin, Limits, Surroundings};
+use meridian_runtime::admin::{Admin, ConnectionLimits, Surroundings};
 use meridian_runtime::control::{FaultEntry, MAX_COMPONENT_BYTES, ProcessStatus, SlotStatus, SwapReport};
 use serde_json::Value;
 
@@ -406,7 +406,7 @@ fn an_admin_port_that_is_taken_is_not_given_up_silently() {
 /// Two thousand of them, which send nothing, delay nobody: nothing but a newer connection ends them here.
 #[test]
 fn idle_connections_make_room() {
-    let process = start_with("idle", Limits { waiting: 8, ..patient() });
+    let process = start_with("idle", ConnectionLimits { waiting: 8, ..patient() });
     let idle: Vec<_> = (0..200).map(|_| TcpStream::connect(process.address()).unwrap()).collect();
     for _ in 0..10 {
         assert_eq!(process.change("POST /v1/policies/dispatch/rollback", b"").code, 200);
@@ -421,7 +421,7 @@ fn idle_connections_make_room() {
 /// Requests that are being served, or wait to be, take nothing from those with the token.
 #[test]
 fn requests_with_the_token_have_places_of_their_own() {
-    let process = start_with("reserve", Limits { connections: 1, reserved: 1, waiting: 8, ..patient() });
+    let process = start_with("reserve", ConnectionLimits { connections: 1, reserved: 1, waiting: 8, ..patient() });
     process.recorder.verbose.store(true, Ordering::Relaxed);
     let asks_for_much = b"GET /v1/faults HTTP/1.1\r\nHost: localhost\r\n\r\n";
     let readers: Vec<_> = (0..50)

@@ -12,7 +12,7 @@ use meridian_runtime::control::{
     Control, ControlError, Given, MAX_OPTIONS_BYTES, Mode, ProcessStatus, SlotName, SwapReport, UNCHANGED, Upload,
 };
 use meridian_runtime::{
-    BudgetSlot, Candidate, ControlledSlot, Controller, DispatchSlot, Loader, PolicySlot, Refusal, StrikeLimits,
+    BudgetSlot, Contender, ControlledSlot, Controller, DispatchSlot, Loader, PolicySlot, Refusal, StrikeLimits,
 };
 use sha2::{Digest, Sha256};
 
@@ -29,23 +29,23 @@ struct Told {
     ends: Mutex<Receiver<Option<Refusal>>>,
 }
 
-fn native<K: SlotKind>(name: &str, options: &str) -> Result<Candidate<K>, String> {
+fn native<K: SlotKind>(name: &str, options: &str) -> Result<Contender<K>, String> {
     let policy = native::policy(name, targets(), options).map_err(|error| error.to_string())?;
-    Ok(Candidate::new(policy, "", &format!("native:{name}")).with_options(options))
+    Ok(Contender::new(policy, "", &format!("native:{name}")).with_options(options))
 }
 
 /// A component whose bytes are the name of a native policy.
-fn component<K: SlotKind>(bytes: &[u8], options: &str) -> Result<Candidate<K>, String> {
+fn component<K: SlotKind>(bytes: &[u8], options: &str) -> Result<Contender<K>, String> {
     let name = String::from_utf8_lossy(bytes).into_owned();
     let sha256: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
     let policy = native::policy(&name, targets(), options).map_err(|error| error.to_string())?;
-    let candidate = Candidate::new(policy, &sha256, "test").with_options(options);
+    let contender = Contender::new(policy, &sha256, "test").with_options(options);
     let remake = move |options: &str| native::policy(&name, targets(), options).map_err(|error| error.to_string());
-    Ok(candidate.with_remake(std::sync::Arc::new(remake)))
+    Ok(contender.with_remake(std::sync::Arc::new(remake)))
 }
 
 impl<K: SlotKind> Loader<K> for Told {
-    fn load(&self, upload: &Upload<'_>) -> Result<Candidate<K>, Refusal> {
+    fn load(&self, upload: &Upload<'_>) -> Result<Contender<K>, Refusal> {
         let options = upload.options.unwrap_or_default();
         let bytes = match upload.policy {
             Given::Component { bytes, .. } => bytes,

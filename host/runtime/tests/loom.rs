@@ -20,10 +20,10 @@ fn decide(slot: &mut DispatchSlot, now_ms: f64) -> (Source, u32) {
 #[test]
 fn a_swap_comes_before_a_decision_or_after() {
     loom::model(|| {
-        let mut slot = DispatchSlot::with_version(Made::new(1).candidate(), TARGETS, LIMITS);
+        let mut slot = DispatchSlot::with_version(Made::new(1).contender(), TARGETS, LIMITS);
         let control = slot.control();
         let swapper = thread::spawn(move || {
-            let report = control.swap(Made::new(2).candidate());
+            let report = control.swap(Made::new(2).contender());
             assert_eq!(report.previous.name, "made-1");
             control.rollback().unwrap();
         });
@@ -39,10 +39,10 @@ fn a_swap_comes_before_a_decision_or_after() {
 #[test]
 fn a_quarantine_meets_a_swap() {
     loom::model(|| {
-        let mut slot = DispatchSlot::with_version(faulting(1, FaultKind::Trap).candidate(), TARGETS, LIMITS);
+        let mut slot = DispatchSlot::with_version(faulting(1, FaultKind::Trap).contender(), TARGETS, LIMITS);
         let control = slot.control();
         let swapper = thread::spawn(move || {
-            control.swap(Made::new(2).candidate());
+            control.swap(Made::new(2).contender());
         });
         decide(&mut slot, 0.0);
         swapper.join().unwrap();
@@ -54,10 +54,10 @@ fn a_quarantine_meets_a_swap() {
 #[test]
 fn two_changes_at_once_happen_one_after_the_other() {
     loom::model(|| {
-        let mut slot = DispatchSlot::with_version(Made::new(1).candidate(), TARGETS, LIMITS);
+        let mut slot = DispatchSlot::with_version(Made::new(1).contender(), TARGETS, LIMITS);
         let threads = [2, 3].map(|number| {
             let control = slot.control();
-            thread::spawn(move || control.swap(Made::new(number).candidate()).previous.name)
+            thread::spawn(move || control.swap(Made::new(number).contender()).previous.name)
         });
         let previous = threads.map(|thread| thread.join().unwrap());
         let (_, number) = decide(&mut slot, 0.0);

@@ -17,7 +17,7 @@ use meridian_core::{
 use meridian_runtime::recording::{
     Outcome, Recordable, Recorded, Recorder, RecorderSettings, Recording, ReplayOptions, replay,
 };
-use meridian_runtime::{Candidate, DispatchSlot, StrikeLimits};
+use meridian_runtime::{Contender, DispatchSlot, StrikeLimits};
 use proptest::prelude::*;
 use recorded::{Drive, dispatch_row, fault, files, folder, native, open_all, settings};
 
@@ -412,8 +412,8 @@ impl Policy for Counts {
 fn a_rollback_between_two_decisions_is_recorded() {
     let dir = folder("rollback");
     let recorder = Recorder::start(settings(&dir)).unwrap();
-    let candidate = |lead: u64| Candidate::new(Counts::leading_by(lead), "", "counts");
-    let mut slot = DispatchSlot::with_version(candidate(0), recorded::TARGETS, StrikeLimits::default());
+    let contender = |lead: u64| Contender::new(Counts::leading_by(lead), "", "counts");
+    let mut slot = DispatchSlot::with_version(contender(0), recorded::TARGETS, StrikeLimits::default());
     let control = slot.control();
     control.record(&recorder, recorded::SETUP);
     let (table, live) = made::table(3);
@@ -423,7 +423,7 @@ fn a_rollback_between_two_decisions_is_recorded() {
         }
     };
     decide();
-    control.swap(candidate(100));
+    control.swap(contender(100));
     control.rollback().unwrap();
     decide();
     recorder.close();

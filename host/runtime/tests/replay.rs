@@ -11,7 +11,7 @@ use meridian_core::{
     Subject,
 };
 use meridian_runtime::recording::{Recordable, Recorded, Recorder, ReplayError, ReplayOptions, ReplayReport, replay};
-use meridian_runtime::{Candidate, DispatchSlot, StrikeLimits};
+use meridian_runtime::{Contender, DispatchSlot, StrikeLimits};
 use recorded::{Drive, dispatch_row, fault, folder, native, open_all, row_of, settings};
 
 fn replay_with<K: Recordable>(dir: &std::path::Path, mut start: impl FnMut() -> Box<dyn Policy<K>>) -> ReplayReport {
@@ -192,9 +192,9 @@ fn a_policy_that_cannot_be_started_is_an_error() {
 fn a_slot_records_who_decides() {
     let dir = folder("slot");
     let recorder = Recorder::start(settings(&dir)).unwrap();
-    let candidate = |policy: Box<dyn Policy>, source: &str| Candidate::new(policy, "", source);
+    let contender = |policy: Box<dyn Policy>, source: &str| Contender::new(policy, "", source);
     let limits = StrikeLimits { max_strikes: 1, window_ms: 1000.0 };
-    let mut slot = DispatchSlot::with_version(candidate(native("fcfs"), "native:fcfs"), recorded::TARGETS, limits);
+    let mut slot = DispatchSlot::with_version(contender(native("fcfs"), "native:fcfs"), recorded::TARGETS, limits);
     let control = slot.control();
     control.record(&recorder, recorded::SETUP);
     let (table, live) = made::table(3);
@@ -204,7 +204,7 @@ fn a_slot_records_who_decides() {
         }
     };
     decide(0.0, 2);
-    control.swap(candidate(Counts::boxed(true, true), "counts"));
+    control.swap(contender(Counts::boxed(true, true), "counts"));
     // The seventh faults, and the one before stands in.
     decide(1.0, 9);
     // It returns after its quarantine.

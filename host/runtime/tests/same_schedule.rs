@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use meridian_core::types::RequestId;
 use meridian_core::{
-    EngineFacts, Grant, Markers, MeridianScheduler, NewRequest, SchedulerConfig, Slot, StepLimits, ThinkPhase,
+    EngineFacts, Grant, Markers, MeridianScheduler, NewRequest, RowId, SchedulerConfig, StepLimits, ThinkPhase,
 };
 use meridian_runtime::{DispatchEngine, DispatchSlot, native};
 use proptest::prelude::*;
@@ -19,8 +19,8 @@ const END: u32 = 8;
 /// vLLM's use of a plan, reduced: running first, then waiting while a seat is free.
 struct Engine {
     dispatch: DispatchEngine,
-    running: Vec<Slot>,
-    waiting: VecDeque<Slot>,
+    running: Vec<RowId>,
+    waiting: VecDeque<RowId>,
 }
 
 impl Engine {
@@ -32,7 +32,7 @@ impl Engine {
 
     fn step(&mut self, limits: &StepLimits) -> [Vec<Grant>; 2] {
         let seats = (limits.max_running as usize).saturating_sub(self.running.len());
-        let candidates: Vec<Slot> = if seats > 0 { self.waiting.iter().copied().collect() } else { Vec::new() };
+        let candidates: Vec<RowId> = if seats > 0 { self.waiting.iter().copied().collect() } else { Vec::new() };
         let facts = EngineFacts {
             now_ms: limits.now_ms,
             token_budget: limits.token_budget,
@@ -42,10 +42,10 @@ impl Engine {
             ..EngineFacts::default()
         };
         let plan = self.dispatch.plan(&facts, &self.running, &candidates).clone();
-        let ordered = |list: &[Slot], order: &[u32]| -> Vec<Slot> {
+        let ordered = |list: &[RowId], order: &[u32]| -> Vec<RowId> {
             (0..list.len()).map(|i| list[order.get(i).map_or(i, |from| *from as usize)]).collect()
         };
-        let cap = |slot: Slot| plan.token_caps.iter().find(|(s, _)| *s == slot).map_or(u32::MAX, |(_, cap)| *cap);
+        let cap = |slot: RowId| plan.token_caps.iter().find(|(s, _)| *s == slot).map_or(u32::MAX, |(_, cap)| *cap);
         let mut left = plan.token_budget;
         let mut given = Vec::new();
         let mut queues = [Vec::new(), Vec::new()];
@@ -109,7 +109,7 @@ proptest! {
         let markers = Markers::new(vec![vec![START]], vec![vec![END]], vec![]).expect("usable markers");
         let scheduler = MeridianScheduler::new(&config, markers.clone());
         let mut engine = Engine::new(&config, markers);
-        let mut live: Vec<(RequestId, Slot)> = Vec::new();
+        let mut live: Vec<(RequestId, RowId)> = Vec::new();
         let (mut next, mut now_ms) = (0, 0.0);
         for op in ops {
             match op {

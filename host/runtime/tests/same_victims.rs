@@ -3,8 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use meridian_core::{
-    BeginKv, BlockManager, Eviction, KvMemory, PhaseAwareBlockManager, RequestId, SchedulerConfig, ThinkPhase,
-    TieredLru,
+    BeginKv, BlockManager, Eviction, KvMemory, OwnOrder, PhaseAwareBlockManager, RequestId, SchedulerConfig, ThinkPhase,
 };
 use meridian_runtime::{EvictionSlot, native};
 use proptest::prelude::*;
@@ -41,14 +40,14 @@ fn shipped() -> EvictionSlot {
 fn what_was_computed_counts_and_not_what_comes_free() {
     // The second has computed six blocks of which one is its own, the third two of its own.
     let requests = [(5, 0), (1, 5), (2, 0)];
-    assert_eq!(victims(&manager().with_policy(TieredLru), &requests, 1), [RequestId(2)]);
+    assert_eq!(victims(&manager().with_policy(OwnOrder), &requests, 1), [RequestId(2)]);
     assert_eq!(victims(&manager().with_policy(shipped()), &requests, 1), [RequestId(2)]);
 }
 
 proptest! {
     #[test]
     fn both_choose_the_same(requests in proptest::collection::vec((1u32..20, 0usize..20), 1..20), needed in 1u32..60) {
-        let (own, slot) = (manager().with_policy(TieredLru), manager().with_policy(shipped()));
+        let (own, slot) = (manager().with_policy(OwnOrder), manager().with_policy(shipped()));
         prop_assert_eq!(victims(&own, &requests, needed), victims(&slot, &requests, needed));
     }
 }

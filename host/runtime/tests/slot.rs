@@ -13,7 +13,7 @@ use meridian_runtime::{DispatchSlot, Source, StrikeLimits};
 const LIMITS: StrikeLimits = StrikeLimits { max_strikes: 3, window_ms: 1000.0 };
 
 fn slot(active: Made) -> DispatchSlot {
-    DispatchSlot::with_version(active.candidate(), TARGETS, LIMITS)
+    DispatchSlot::with_version(active.contender(), TARGETS, LIMITS)
 }
 
 /// Who decides a step at `now_ms`: a made-up policy's number, or 0 for the default.
@@ -73,7 +73,7 @@ fn the_last_good_version_decides_during_quarantine() {
     let mut slot = slot(Made::new(1));
     let control = slot.control();
     assert_eq!(decide(&mut slot, 0.0), (Source::Active, 1));
-    control.swap(faulting(2, FaultKind::BadAnswer).candidate());
+    control.swap(faulting(2, FaultKind::BadAnswer).contender());
     for now_ms in [1.0, 2.0, 3.0] {
         assert_eq!(decide(&mut slot, now_ms), (Source::Fallback, 0), "the default decides the step of the fault");
     }
@@ -81,7 +81,7 @@ fn the_last_good_version_decides_during_quarantine() {
     assert_eq!(control.release().unwrap().active.name, "made-2");
     assert_eq!(decide(&mut slot, 5.0), (Source::Fallback, 0));
     assert_eq!(decide(&mut slot, 6.0), (Source::Active, 1), "one more fault sent it back");
-    assert!(matches!(control.swap(Made::new(3).candidate()).active.name.as_str(), "made-3"));
+    assert!(matches!(control.swap(Made::new(3).contender()).active.name.as_str(), "made-3"));
     assert!(control.status().quarantine.is_none(), "a new version ends it");
     assert!(matches!(control.release(), Err(ControlError::Nothing { .. })));
 }
@@ -107,15 +107,15 @@ fn state_is_handed_over_where_both_sides_know_how() {
     for now_ms in 0..5 {
         decide(&mut slot, f64::from(now_ms));
     }
-    let report = control.swap(Made::new(2).candidate());
+    let report = control.swap(Made::new(2).contender());
     assert_eq!((report.active.name.as_str(), report.previous.name.as_str()), ("made-2", "made-1"));
     assert_eq!(report.state, StateHandover::Restored);
     assert_eq!(decide(&mut slot, 5.0), (Source::Active, 2));
-    let report = control.swap(Made { refuses_state: true, ..Made::new(3) }.candidate());
+    let report = control.swap(Made { refuses_state: true, ..Made::new(3) }.contender());
     assert_eq!(report.state, StateHandover::Reset("another kind of state".into()));
-    let report = control.swap(Made { stateless: true, ..Made::new(4) }.candidate());
+    let report = control.swap(Made { stateless: true, ..Made::new(4) }.contender());
     assert_eq!(report.state, StateHandover::Restored);
-    assert_eq!(control.swap(Made::new(5).candidate()).state, StateHandover::Stateless);
+    assert_eq!(control.swap(Made::new(5).contender()).state, StateHandover::Stateless);
     assert_eq!(control.status().swaps, 4);
 }
 
@@ -124,7 +124,7 @@ fn a_rollback_returns_and_returns_again() {
     let mut slot = slot(Made::new(1));
     let control = slot.control();
     assert!(matches!(control.rollback(), Err(ControlError::Nothing { .. })));
-    control.swap(Made::new(2).candidate());
+    control.swap(Made::new(2).contender());
     assert_eq!(decide(&mut slot, 0.0).1, 2);
     assert_eq!(control.rollback().unwrap().active.name, "made-1");
     assert_eq!(decide(&mut slot, 1.0).1, 1);
@@ -147,7 +147,7 @@ fn a_shadow_is_compared_and_changes_nothing_until_it_is_promoted() {
         seen.send(calls).unwrap();
         if faults { Err(Fault::new(FaultKind::Memory, "too much")) } else { Ok(()) }
     });
-    control.shadow(shadow.candidate()).unwrap();
+    control.shadow(shadow.contender()).unwrap();
     for now_ms in 0..3 {
         assert_eq!(decide(&mut slot, f64::from(now_ms)), (Source::Active, 1));
         sees.recv().unwrap();
@@ -171,7 +171,7 @@ fn a_shadow_that_hangs_delays_no_step() {
         decision.keys = vec![0.0; batch.candidates];
         Ok(())
     });
-    control.shadow(shadow.candidate()).unwrap();
+    control.shadow(shadow.contender()).unwrap();
     for now_ms in 0..100 {
         assert_eq!(decide(&mut slot, f64::from(now_ms)), (Source::Active, 1));
     }
@@ -201,15 +201,15 @@ fn a_fault_keeps_what_reproduces_it() {
 
 #[test]
 fn a_candidate_that_faults_on_a_trial_is_refused_with_the_batch() {
-    let trial = Made::new(1).candidate().warm_up().unwrap();
+    let trial = Made::new(1).contender().warm_up().unwrap();
     assert!(trial.decides);
-    let fault = faulting(1, FaultKind::Trap).candidate().warm_up().unwrap_err();
+    let fault = faulting(1, FaultKind::Trap).contender().warm_up().unwrap_err();
     assert_eq!(fault.to_string(), "faulted on a trial batch of 0 candidates (batch 1 of 4): trap: as made");
     let large = Made::behaving(1, |batch, _| match batch.candidates {
         1024 => Err(Fault::new(FaultKind::Deadline, "interrupt")),
         _ => Ok(()),
     });
-    let fault = large.candidate().warm_up().unwrap_err();
+    let fault = large.contender().warm_up().unwrap_err();
     assert_eq!(fault.to_string(), "faulted on a trial batch of 1024 candidates (batch 4 of 4): deadline: interrupt");
 }
 
@@ -223,7 +223,7 @@ fn swaps_from_another_thread_lose_no_decision() {
     std::thread::scope(|scope| {
         scope.spawn(move || {
             for number in 0..2000 {
-                control.swap(Made::new(1 + number % 5).candidate());
+                control.swap(Made::new(1 + number % 5).contender());
             }
             is_done.store(true, Ordering::Release);
         });
@@ -244,9 +244,9 @@ fn swaps_from_another_thread_lose_no_decision() {
 #[test]
 fn a_stand_in_that_faults_too_steps_back_and_the_first_is_tried_again() {
     let limits = StrikeLimits { max_strikes: 2, window_ms: 60_000.0 };
-    let mut slot = DispatchSlot::with_version(faulting(1, FaultKind::Trap).candidate(), TARGETS, limits);
+    let mut slot = DispatchSlot::with_version(faulting(1, FaultKind::Trap).contender(), TARGETS, limits);
     let control = slot.control();
-    control.swap(faulting(2, FaultKind::Trap).candidate());
+    control.swap(faulting(2, FaultKind::Trap).contender());
     let (table, slots) = table(3);
     let mut deciding = |now_ms: f64| {
         slot.decide(&step(now_ms, 3), &table, &slots, 16);
@@ -267,7 +267,7 @@ fn a_stand_in_that_faults_too_steps_back_and_the_first_is_tried_again() {
 
 #[test]
 fn a_candidate_forgets_its_trial() {
-    let mut candidate = Made::new(1).candidate();
-    candidate.warm_up().unwrap();
-    assert_eq!(candidate.policy.snapshot().unwrap(), 0u64.to_le_bytes(), "no decision was made yet");
+    let mut contender = Made::new(1).contender();
+    contender.warm_up().unwrap();
+    assert_eq!(contender.policy.snapshot().unwrap(), 0u64.to_le_bytes(), "no decision was made yet");
 }

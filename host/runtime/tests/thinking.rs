@@ -2,14 +2,14 @@
 
 use std::sync::{Arc, Mutex};
 
-use meridian_core::budget::{EndRules, Load, Measured, Order, Point, Report, Thresholds, Verdict};
+use meridian_core::budget::{EndRules, Load, Measured, Order, Point, Report, ThinkThresholds, Verdict};
 use meridian_core::config::ProbeAt;
 use meridian_core::{
     Batch, Budget, BudgetColumn, BudgetDecision, Description, EntropyUnit, Fault, Markers, MeridianConfig, Policy,
     native,
 };
 use meridian_runtime::thinking::{ClientBudget, Enrolled, ThinkBudgets, ThinkSettings, Thinker};
-use meridian_runtime::{BudgetSlot, Candidate};
+use meridian_runtime::{BudgetSlot, Contender};
 
 const LINE: u32 = 5;
 
@@ -19,8 +19,8 @@ fn slot(name: &str, options: &str) -> BudgetSlot {
 }
 
 /// A level of half a bit ends thinking at the first probe that counts.
-fn level() -> Thresholds {
-    Thresholds {
+fn level() -> ThinkThresholds {
+    ThinkThresholds {
         min_think_tokens: 0,
         max_think_tokens: 50,
         eat_probe_interval_tokens: 2,
@@ -33,11 +33,11 @@ fn level() -> Thresholds {
     }
 }
 
-fn budgets(configured: Thresholds, steps_ahead: u32) -> ThinkBudgets {
+fn budgets(configured: ThinkThresholds, steps_ahead: u32) -> ThinkBudgets {
     ThinkBudgets::new(settings(configured, steps_ahead))
 }
 
-fn settings(configured: Thresholds, steps_ahead: u32) -> ThinkSettings {
+fn settings(configured: ThinkThresholds, steps_ahead: u32) -> ThinkSettings {
     let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![]).expect("valid markers");
     ThinkSettings {
         rules: EndRules::new(markers, vec![]).expect("an end marker"),
@@ -109,7 +109,7 @@ fn a_settled_probe_orders_the_end_at_the_next_token_that_is_not_under_way() {
 
 #[test]
 fn a_token_that_was_not_forced_is_counted_as_missed() {
-    let mut budgets = budgets(Thresholds { max_think_tokens: 1, ..level() }, 0);
+    let mut budgets = budgets(ThinkThresholds { max_think_tokens: 1, ..level() }, 0);
     add(&mut budgets, 1, ClientBudget::default());
     budgets.generated(1, &[20, 21], 1.0);
     assert_eq!((budgets.status().missed, budgets.status().forced[0]), (1, 1));
@@ -159,14 +159,14 @@ fn a_policy_that_is_swapped_in_decides_about_those_who_think_already() {
     budgets.generated(1, &[20; 3], 1.0);
     let targets = MeridianConfig::default().scheduler.targets();
     let fixed = native::policy::<Budget>("fixed-budget", targets, "{\"think_tokens\": 10}").unwrap();
-    slot.control().swap(Candidate::new(fixed, "", "native:fixed-budget"));
+    slot.control().swap(Contender::new(fixed, "", "native:fixed-budget"));
     assert_eq!(orders(&mut budgets, &mut slot), [Order::Limit { key: 1, from: 3, max_think_tokens: 10 }]);
 }
 
 #[test]
 fn entropies_that_a_policy_has_no_use_for_are_not_measured() {
     let (mut budgets, mut slot) =
-        (budgets(Thresholds { rpdi_threshold: 2.0, ..level() }, 0), slot("fixed-budget", "{}"));
+        (budgets(ThinkThresholds { rpdi_threshold: 2.0, ..level() }, 0), slot("fixed-budget", "{}"));
     assert!(add(&mut budgets, 1, ClientBudget::default()).is_measured);
     assert_eq!(orders(&mut budgets, &mut slot), [Order::Measure { key: 1, on: false }]);
     budgets.generated(1, &[20; 40], 1.0);
@@ -175,7 +175,7 @@ fn entropies_that_a_policy_has_no_use_for_are_not_measured() {
 
 #[test]
 fn probes_are_put_at_the_end_of_a_block_when_the_interval_is_a_block() {
-    let mut budgets = budgets(Thresholds { eat_probe_interval_tokens: 16, ..level() }, 0);
+    let mut budgets = budgets(ThinkThresholds { eat_probe_interval_tokens: 16, ..level() }, 0);
     add(&mut budgets, 1, ClientBudget::default());
     let mut cuts = Vec::new();
     for _ in 0..51 {
@@ -207,7 +207,7 @@ fn a_probe_without_room_gives_way_to_the_next_and_one_of_a_request_that_answers_
 
 #[test]
 fn the_index_of_native_rows_ends_thinking_without_a_probe() {
-    let configured = Thresholds { rpdi_threshold: 1.5, eat_variance_threshold: 0.0, ..level() };
+    let configured = ThinkThresholds { rpdi_threshold: 1.5, eat_variance_threshold: 0.0, ..level() };
     let (mut budgets, mut slot) = (budgets(configured, 0), slot("eat-rpdi", "{}"));
     assert!(add(&mut budgets, 1, ClientBudget::default()).is_measured);
     orders(&mut budgets, &mut slot);
@@ -226,7 +226,7 @@ fn the_index_of_native_rows_ends_thinking_without_a_probe() {
 
 #[test]
 fn the_index_is_the_same_when_entropies_come_after_their_tokens() {
-    let configured = Thresholds { rpdi_threshold: 1.5, eat_variance_threshold: 0.0, ..level() };
+    let configured = ThinkThresholds { rpdi_threshold: 1.5, eat_variance_threshold: 0.0, ..level() };
     for late in [1, 3] {
         let (mut budgets, mut slot) = (budgets(configured, 0), slot("eat-rpdi", "{}"));
         add(&mut budgets, 1, ClientBudget::default());
@@ -332,12 +332,12 @@ impl Policy<Budget> for Noting {
 }
 
 /// No rule of the host's own is on: a policy alone may end thinking.
-fn signals_off() -> Thresholds {
-    Thresholds { eat_variance_threshold: 0.0, eat_probe_interval_tokens: 4, ..level() }
+fn signals_off() -> ThinkThresholds {
+    ThinkThresholds { eat_variance_threshold: 0.0, eat_probe_interval_tokens: 4, ..level() }
 }
 
 /// Has nothing measured, as in an engine without a sampler that measures.
-fn unmeasured(configured: Thresholds) -> ThinkBudgets {
+fn unmeasured(configured: ThinkThresholds) -> ThinkBudgets {
     ThinkBudgets::new(ThinkSettings { measures: false, can_probe: false, ..settings(configured, 0) })
 }
 
@@ -431,7 +431,7 @@ fn an_index_is_measured_for_a_policy_that_lists_it() {
     assert_eq!(*seen.lock().unwrap(), [[4.0, 2.0, 1.0]], "tokens, a boundary, and the index");
     // It is measured for as long as who decides reads it.
     let targets = MeridianConfig::default().scheduler.targets();
-    let swapped = |name| Candidate::new(native::policy::<Budget>(name, targets, "{}").unwrap(), "", "native");
+    let swapped = |name| Contender::new(native::policy::<Budget>(name, targets, "{}").unwrap(), "", "native");
     slot.control().swap(swapped("eat-rpdi"));
     let both = [measure(false), Order::Measure { key: 2, on: false }];
     assert_eq!(orders(&mut budgets, &mut slot), both, "RPDI is off, and nobody else looks at the index");
@@ -443,7 +443,7 @@ fn an_index_is_measured_for_a_policy_that_lists_it() {
 #[test]
 fn only_infinity_turns_the_index_off() {
     for (rpdi_threshold, is_measured) in [(1e9, true), (1e300, true), (f64::INFINITY, false)] {
-        let configured = Thresholds { rpdi_threshold, eat_variance_threshold: 0.0, ..level() };
+        let configured = ThinkThresholds { rpdi_threshold, eat_variance_threshold: 0.0, ..level() };
         let (mut budgets, mut slot) = (budgets(configured, 0), slot("eat-rpdi", "{}"));
         assert_eq!(add(&mut budgets, 1, ClientBudget::default()).is_measured, is_measured, "{rpdi_threshold:e}");
         assert_eq!(orders(&mut budgets, &mut slot), []);
@@ -452,7 +452,7 @@ fn only_infinity_turns_the_index_off() {
 
 #[test]
 fn a_boundary_that_is_still_to_be_measured_is_asked_about_once() {
-    let configured = Thresholds { max_think_tokens: 1000, ..signals_off() };
+    let configured = ThinkThresholds { max_think_tokens: 1000, ..signals_off() };
     let (mut budgets, (mut slot, seen)) = (budgets(configured, 0), Noting::slot(|_| false));
     add(&mut budgets, 1, ClientBudget::default());
     orders(&mut budgets, &mut slot);
@@ -476,7 +476,7 @@ fn a_boundary_that_is_still_to_be_measured_is_asked_about_once() {
 
 #[test]
 fn an_end_below_the_minimum_comes_at_the_minimum() {
-    let configured = Thresholds { min_think_tokens: 10, ..level() };
+    let configured = ThinkThresholds { min_think_tokens: 10, ..level() };
     let (mut budgets, mut slot) = (budgets(configured, 0), slot("eat-rpdi", "{}"));
     add(&mut budgets, 1, ClientBudget::default());
     orders(&mut budgets, &mut slot);

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use meridian_core::config::TelemetryConfig;
 use meridian_runtime::control::{Control, ControlError, FaultEntry, Mode, ProcessStatus, SlotName, SwapReport, Upload};
-use meridian_runtime::traces::{FinishedRequest, Limits, Sent, Traces};
+use meridian_runtime::traces::{FinishedRequest, Sent, TraceLimits, Traces};
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
@@ -25,7 +25,8 @@ use prost::Message;
 const HANG: Duration = Duration::from_secs(60);
 
 /// Batches are sent at once, and nothing runs into a limit.
-const SOON: Limits = Limits { queue: 64, batch: 1, interval: Duration::from_millis(10), sending: HANG, closing: HANG };
+const SOON: TraceLimits =
+    TraceLimits { queue: 64, batch: 1, interval: Duration::from_millis(10), sending: HANG, closing: HANG };
 
 /// How a collector behaves.
 #[derive(Clone, Copy, PartialEq)]
@@ -116,7 +117,7 @@ fn telemetry(otlp_endpoint: &str) -> TelemetryConfig {
     }
 }
 
-fn start(telemetry: &TelemetryConfig, limits: Limits) -> Traces {
+fn start(telemetry: &TelemetryConfig, limits: TraceLimits) -> Traces {
     Traces::start_with(telemetry, "Qwen/Qwen3-8B", None, limits).unwrap().unwrap()
 }
 
@@ -212,7 +213,7 @@ fn a_phase_that_was_not_reached_is_no_span() {
 #[test]
 fn what_waits_is_sent_at_the_end() {
     let collector = Collector::start(Answers::Takes);
-    let traces = start(&collector.telemetry(), Limits { batch: 8, interval: HANG, ..SOON });
+    let traces = start(&collector.telemetry(), TraceLimits { batch: 8, interval: HANG, ..SOON });
     for id in 0..20 {
         traces.request(finished(&id.to_string()));
     }
@@ -226,7 +227,7 @@ fn a_collector_that_is_down_or_fails_costs_its_spans() {
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let broken = Collector::start(Answers::Fails);
     for telemetry in [telemetry(&format!("http://{closed}")), broken.telemetry()] {
-        let traces = start(&telemetry, Limits { batch: 8, sending: Duration::from_millis(100), ..SOON });
+        let traces = start(&telemetry, TraceLimits { batch: 8, sending: Duration::from_millis(100), ..SOON });
         for id in 0..10 {
             traces.request(finished(&id.to_string()));
         }
@@ -238,7 +239,7 @@ fn a_collector_that_is_down_or_fails_costs_its_spans() {
 fn a_collector_that_never_answers_stops_nobody() {
     let collector = Collector::start(Answers::Never);
     let soon = Duration::from_millis(50);
-    let traces = start(&collector.telemetry(), Limits { queue: 4, sending: soon, closing: soon, ..SOON });
+    let traces = start(&collector.telemetry(), TraceLimits { queue: 4, sending: soon, closing: soon, ..SOON });
     // Far more than the queue holds while one batch waits for its answer.
     for id in 0..1000 {
         traces.request(finished(&id.to_string()));

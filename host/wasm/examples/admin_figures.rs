@@ -20,12 +20,12 @@ use std::time::{Duration, Instant};
 
 use meridian_core::config::{AdminConfig, TelemetryConfig};
 use meridian_core::{Eviction, MeridianConfig, native};
-use meridian_runtime::admin::{Admin, Limits as AdminLimits, Surroundings};
+use meridian_runtime::admin::{Admin, ConnectionLimits, Surroundings};
 use meridian_runtime::control::{Control, Given, Mode, ProcessStatus, SlotName, Upload};
 use meridian_runtime::{
-    Candidate, ControlledSlot, Controller, DispatchSlot, EvictionSlot, Loader, PolicySlot, Refusal, StrikeLimits,
+    Contender, ControlledSlot, Controller, DispatchSlot, EvictionSlot, Loader, PolicySlot, Refusal, StrikeLimits,
 };
-use meridian_wasm::{GuestKind, Limits, Runtime};
+use meridian_wasm::{GuestKind, PolicyLimits, Runtime};
 
 /// Connections that send nothing.
 const IDLE: usize = 2_000;
@@ -53,14 +53,15 @@ fn print(name: &str, value: f64, unit: &str) {
 struct FromBytes(Runtime);
 
 impl<K: GuestKind> Loader<K> for FromBytes {
-    fn load(&self, upload: &Upload<'_>) -> Result<Candidate<K>, Refusal> {
+    fn load(&self, upload: &Upload<'_>) -> Result<Contender<K>, Refusal> {
         let targets = MeridianConfig::default().scheduler.targets();
         let Given::Component { bytes, signature: _ } = upload.policy else {
             return Err(String::from("only components are loaded here").into());
         };
         let component = self.0.load(bytes).map_err(|error| error.to_string())?;
-        let policy = component.policy::<K>(Limits::UNHURRIED, targets, "{}").map_err(|error| error.to_string())?;
-        Ok(Candidate::new(Box::new(policy), component.sha256(), upload.source))
+        let policy =
+            component.policy::<K>(PolicyLimits::UNHURRIED, targets, "{}").map_err(|error| error.to_string())?;
+        Ok(Contender::new(Box::new(policy), component.sha256(), upload.source))
     }
 }
 
@@ -79,9 +80,9 @@ impl Engine {
         let runtime = Runtime::new(None).expect("wasmtime starts");
         let policy = |name| native::policy(name, targets, "{}").expect("a native policy without options");
         let dispatch: DispatchSlot = PolicySlot::new(policy("fcfs"), targets);
-        dispatch.control().swap(Candidate::new(policy("noop"), "", "native:noop"));
+        dispatch.control().swap(Contender::new(policy("noop"), "", "native:noop"));
         let eviction = EvictionSlot::with_version(
-            Candidate::new(native::default_policy::<Eviction>(targets), "", "native:tiered-lru"),
+            Contender::new(native::default_policy::<Eviction>(targets), "", "native:tiered-lru"),
             targets,
             StrikeLimits::default(),
         );
@@ -98,7 +99,7 @@ impl Engine {
         let surroundings = Surroundings {
             base_dir: folder.clone(),
             run_dir: Some(folder.join("run")),
-            limits: AdminLimits::default(),
+            limits: ConnectionLimits::default(),
         };
         let config = AdminConfig { listen: listen.into(), token_file: "token".into() };
         let telemetry = TelemetryConfig { prometheus: String::new(), ..TelemetryConfig::default() };

@@ -10,11 +10,11 @@ mod support;
 use std::time::{Duration, Instant};
 
 use meridian_core::{
-    Batch, Decision, EngineFacts, FaultKind, Markers, MeridianConfig, NewRequest, Policy, RequestId, Slot, Step,
+    Batch, Decision, EngineFacts, FaultKind, Markers, MeridianConfig, NewRequest, Policy, RequestId, RowId, Step,
     Targets,
 };
-use meridian_runtime::{Candidate, DispatchEngine, DispatchSlot, StrikeLimits};
-use meridian_wasm::{EPOCH_TICK, Limits, LoadError, PolicyComponent, Runtime, WasmPolicy};
+use meridian_runtime::{Contender, DispatchEngine, DispatchSlot, StrikeLimits};
+use meridian_wasm::{EPOCH_TICK, LoadError, PolicyComponent, PolicyLimits, Runtime, WasmPolicy};
 use support::bulk::{Bulk, corpus};
 
 /// Calls of a policy that faults in every one: each is followed by a new start.
@@ -49,14 +49,14 @@ fn print(name: &str, value: f64, unit: &str) {
 }
 
 fn start(component: &PolicyComponent, memory_mib: usize) -> WasmPolicy {
-    let limits = Limits { memory_bytes: memory_mib << 20, ..Limits::default() };
+    let limits = PolicyLimits { memory_bytes: memory_mib << 20, ..PolicyLimits::default() };
     component.dispatch_policy(limits, targets(), "{}").expect("it starts")
 }
 
 /// Longest call and longest step of every component, by kind and memory.
 fn decisions(count: usize) {
     let runtime = Runtime::new(None).expect("wasmtime starts");
-    let deadline = Limits::default().deadline;
+    let deadline = PolicyLimits::default().deadline;
     print("deadline", deadline.as_secs_f64() * 1e3, "ms");
     print("deadline and its grain", (deadline + EPOCH_TICK * 2).as_secs_f64() * 1e3, "ms");
     for memory_mib in [64, 1024] {
@@ -64,7 +64,8 @@ fn decisions(count: usize) {
             let component = runtime.load(&bulk.component()).expect("it is a component");
             let mut calls = calls(&bulk, &component, count);
             let runs: Vec<Measured> = (0..RUNS).map(|_| steps(&bulk, &component, count)).collect();
-            let mut longest_steps: Vec<f64> = runs.iter().map(|run| run.ms.iter().copied().fold(0.0, f64::max)).collect();
+            let mut longest_steps: Vec<f64> =
+                runs.iter().map(|run| run.ms.iter().copied().fold(0.0, f64::max)).collect();
             let name = |what: &str| format!("{} of {memory_mib} MiB: {what}", bulk.name);
             print(&name("calls"), calls.ms.len() as f64, "calls");
             print(&name("calls that faulted"), calls.faults as f64, "calls");
@@ -117,11 +118,11 @@ fn calls(bulk: &Bulk, component: &PolicyComponent, count: usize) -> Measured {
 /// Steps of an engine whose dispatch policy it is, with strikes and quarantine as configured by default.
 fn steps(bulk: &Bulk, component: &PolicyComponent, count: usize) -> Measured {
     let config = MeridianConfig::default();
-    let candidate = Candidate::new(Box::new(start(component, bulk.memory_mib)), "", "figures");
+    let candidate = Contender::new(Box::new(start(component, bulk.memory_mib)), "", "figures");
     let slot = DispatchSlot::with_version(candidate, targets(), StrikeLimits::default());
     let markers = Markers::new(vec![vec![1]], vec![vec![2]], vec![]).expect("usable markers");
     let mut engine = DispatchEngine::new(slot, markers, &config.scheduler, 16);
-    let slots: Vec<Slot> = (0..4)
+    let slots: Vec<RowId> = (0..4)
         .map(|id| {
             let request = NewRequest { prompt: &[0, 1], ..NewRequest::default() };
             engine.table_mut().insert(RequestId(id), &request).expect("ids differ")
@@ -162,7 +163,7 @@ fn stack() {
     let component = runtime.load(&recursive.component()).expect("it is a component");
     for stack_kib in [128, 256, 512, 8192] {
         // Whether it survives is the question, not how fast this machine is.
-        let mut policy = component.dispatch_policy(Limits::UNHURRIED, targets(), "{}").expect("it starts");
+        let mut policy = component.dispatch_policy(PolicyLimits::UNHURRIED, targets(), "{}").expect("it starts");
         let thread = std::thread::Builder::new().stack_size(stack_kib << 10).spawn(move || {
             let facts = Step::default();
             let batch = Batch { facts: &facts, candidates: 0, columns: &[] };

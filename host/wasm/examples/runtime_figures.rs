@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 
 use meridian_core::{
     Batch, Column, Decision, Description, EngineFacts, Fault, FaultKind, Markers, MeridianConfig, NewRequest, Plan,
-    Policy, RequestId, Slot, Targets,
+    Policy, RequestId, RowId, Targets,
 };
 use meridian_runtime::control::{Control, Given, Mode, ProcessStatus, SlotName, Upload};
 use meridian_runtime::{
-    Candidate, ControlledSlot, Controller, DispatchEngine, DispatchSlot, Loader, Refusal, Source, StrikeLimits,
+    Contender, ControlledSlot, Controller, DispatchEngine, DispatchSlot, Loader, Refusal, Source, StrikeLimits,
 };
-use meridian_wasm::{EPOCH_TICK, Limits, Runtime};
+use meridian_wasm::{EPOCH_TICK, PolicyLimits, Runtime};
 
 /// Live requests while something is measured.
 const LIVE: usize = 256;
@@ -63,10 +63,10 @@ fn percentile(values: &mut [f64], share: f64) -> f64 {
 /// while that its number tells. The same steps whenever the same plans are made.
 struct Serving {
     engine: DispatchEngine,
-    running: Vec<Slot>,
-    waiting: VecDeque<Slot>,
+    running: Vec<RowId>,
+    waiting: VecDeque<RowId>,
     /// Tokens each live request has yet to generate: thinking, answer.
-    left: BTreeMap<Slot, (u32, u32)>,
+    left: BTreeMap<RowId, (u32, u32)>,
     submitted: u64,
     finished: u64,
     now_ms: f64,
@@ -94,7 +94,7 @@ impl Serving {
         }
         self.now_ms += 5.0;
         let seats = SEATS - self.running.len();
-        let waiting: Vec<Slot> = if seats > 0 { self.waiting.iter().copied().collect() } else { Vec::new() };
+        let waiting: Vec<RowId> = if seats > 0 { self.waiting.iter().copied().collect() } else { Vec::new() };
         let facts = EngineFacts {
             now_ms: self.now_ms,
             token_budget: TOKEN_BUDGET,
@@ -125,11 +125,11 @@ impl Serving {
     }
 
     /// What vLLM does with a plan, reduced: running first, then waiting while a seat is free.
-    fn run(&mut self, plan: &Plan, waiting: &[Slot], seats: usize) {
-        let ordered = |list: &[Slot], order: &[u32]| -> Vec<Slot> {
+    fn run(&mut self, plan: &Plan, waiting: &[RowId], seats: usize) {
+        let ordered = |list: &[RowId], order: &[u32]| -> Vec<RowId> {
             (0..list.len()).map(|i| list[order.get(i).map_or(i, |from| *from as usize)]).collect()
         };
-        let caps: BTreeMap<Slot, u32> = plan.token_caps.iter().copied().collect();
+        let caps: BTreeMap<RowId, u32> = plan.token_caps.iter().copied().collect();
         let (running, waiting) = (ordered(&self.running, &plan.running_order), ordered(waiting, &plan.waiting_order));
         let mut left = plan.token_budget;
         let (mut given, mut admitted) = (Vec::new(), Vec::new());
@@ -160,7 +160,7 @@ impl Serving {
         }
     }
 
-    fn generate(&mut self, slot: Slot) {
+    fn generate(&mut self, slot: RowId) {
         let (think, answer) = self.left.get_mut(&slot).expect("a live request");
         let token = match (*think, *answer) {
             (0, _) => 40,
@@ -184,7 +184,7 @@ impl Serving {
 
     /// Requests that are neither finished nor live in exactly one queue.
     fn lost(&self) -> u64 {
-        let mut queued: Vec<Slot> = self.running.iter().chain(&self.waiting).copied().collect();
+        let mut queued: Vec<RowId> = self.running.iter().chain(&self.waiting).copied().collect();
         let count = queued.len();
         queued.sort();
         queued.dedup();
@@ -210,19 +210,19 @@ fn upload(component: &[u8]) -> Upload<'_> {
 }
 
 impl Loader<meridian_core::Dispatch> for FromBytes {
-    fn load(&self, upload: &Upload<'_>) -> Result<Candidate, Refusal> {
+    fn load(&self, upload: &Upload<'_>) -> Result<Contender, Refusal> {
         let Given::Component { bytes, signature: _ } = upload.policy else {
             return Err(String::from("only components are swapped here").into());
         };
         let component = self.0.load(bytes).map_err(|error| error.to_string())?;
         let policy = component.dispatch_policy(limits(), targets(), "{}").map_err(|error| error.to_string())?;
-        Ok(Candidate::new(Box::new(policy), component.sha256(), upload.source))
+        Ok(Contender::new(Box::new(policy), component.sha256(), upload.source))
     }
 }
 
 /// A deadline that only an endless loop misses: a busy machine may pause any call for milliseconds.
-fn limits() -> Limits {
-    Limits { deadline: Duration::from_secs(1), ..Limits::default() }
+fn limits() -> PolicyLimits {
+    PolicyLimits { deadline: Duration::from_secs(1), ..PolicyLimits::default() }
 }
 
 /// A folder for compiled components, gone when the process ends well.
@@ -302,9 +302,9 @@ fn fallback(count: usize) {
         let hostile = support::HOSTILE.iter().find(|hostile| hostile.name == name).expect("it is there");
         runtime.load(&hostile.component()).expect("it is a component")
     };
-    let measure = |name: &str, limits: Limits, count: usize| {
+    let measure = |name: &str, limits: PolicyLimits, count: usize| {
         let policy = hostile(name).dispatch_policy(limits, targets(), "{}").expect("it starts");
-        let candidate = Candidate::new(Box::new(policy), "", "figures");
+        let candidate = Contender::new(Box::new(policy), "", "figures");
         let mut serving = Serving::new(DispatchSlot::with_version(candidate, targets(), no_limit()));
         let mut times: Vec<f64> = (0..count).map(|_| serving.step(1024).1.as_secs_f64() * 1e6).collect();
         assert_eq!(serving.engine.last_source(), Some(Source::Fallback), "{name} faults at every step");
@@ -318,8 +318,8 @@ fn fallback(count: usize) {
     let mut trap = measure("trap", limits(), count);
     print("planning a step in which the policy traps, p99", percentile(&mut trap, 0.99), "us");
     print("planning a step in which the policy traps, median", percentile(&mut trap, 0.5), "us");
-    let mut endless = measure("endless-loop", Limits::default(), count.min(1_000));
-    let bound_us = (Limits::default().deadline + 2 * EPOCH_TICK).as_secs_f64() * 1e6;
+    let mut endless = measure("endless-loop", PolicyLimits::default(), count.min(1_000));
+    let bound_us = (PolicyLimits::default().deadline + 2 * EPOCH_TICK).as_secs_f64() * 1e6;
     print("deadline and two ticks", bound_us, "us");
     print("planning a step in which the policy loops, p99", percentile(&mut endless, 0.99), "us");
     print("planning a step in which the policy loops, median", percentile(&mut endless, 0.5), "us");
@@ -368,10 +368,10 @@ fn endurance(steps: usize) {
     let runtime = Runtime::new(None).expect("wasmtime starts");
     let component = runtime.load(&support::component(&support::module("", ON_DEMAND))).expect("it is a component");
     // As short as the epoch allows: a hundredth of the steps wait for it.
-    let limits = Limits { deadline: EPOCH_TICK, ..Limits::default() };
+    let limits = PolicyLimits { deadline: EPOCH_TICK, ..PolicyLimits::default() };
     let policy = component.dispatch_policy(limits, targets(), "{}").expect("it starts");
     let policy = Unreliable { policy, recoveries: 0 };
-    let slot = DispatchSlot::with_version(Candidate::new(Box::new(policy), "", "figures"), targets(), no_limit());
+    let slot = DispatchSlot::with_version(Contender::new(Box::new(policy), "", "figures"), targets(), no_limit());
     let controlled = ControlledSlot { control: slot.control(), loader: Box::new(FromBytes(runtime.clone())) };
     let controller = Controller::new(controlled, Box::new(ProcessStatus::default));
     let mut serving = Serving::new(slot);

@@ -8,7 +8,7 @@ use wasmtime::{Engine, Store};
 
 use crate::cache::hex;
 use crate::guest::{Filled, GuestKind};
-use crate::instance::{Limits, StoreState, WasmPolicy};
+use crate::instance::{PolicyLimits, StoreState, WasmPolicy};
 use crate::wit::lifecycle;
 use crate::{LoadError, Signer};
 
@@ -99,7 +99,7 @@ impl PolicyComponent {
     /// twice.
     pub fn policy<K: GuestKind>(
         &self,
-        limits: Limits,
+        limits: PolicyLimits,
         targets: Targets,
         config_json: &str,
     ) -> Result<WasmPolicy<K>, LoadError> {
@@ -117,7 +117,7 @@ impl PolicyComponent {
     /// As [`PolicyComponent::policy`].
     pub fn dispatch_policy(
         &self,
-        limits: Limits,
+        limits: PolicyLimits,
         targets: Targets,
         config_json: &str,
     ) -> Result<WasmPolicy, LoadError> {

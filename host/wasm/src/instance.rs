@@ -19,7 +19,7 @@ use crate::wit::{self, lifecycle};
 /// What a policy may use. The bulk instructions of a call (`memory.fill`, `memory.copy` and their like) may touch
 /// [`BULK_BYTES_PER_TICK`] for each tick of the call's deadline.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Limits {
+pub struct PolicyLimits {
     /// Longest time of one decision; kept to the epoch's grain of 0.5 ms, rounded up.
     pub deadline: Duration,
     /// Longest decision of a trial, a made-up batch off the hot path. So long that it says something about the policy, and
@@ -36,7 +36,7 @@ pub struct Limits {
     pub memory_bytes: usize,
 }
 
-impl Limits {
+impl PolicyLimits {
     /// For runs that no engine waits for, and whose result must not depend on how busy the machine is: a simulation, a
     /// replay, a test. What does not end is still stopped, after 10 seconds.
     pub const UNHURRIED: Self = {
@@ -52,7 +52,7 @@ impl Limits {
     };
 }
 
-impl Default for Limits {
+impl Default for PolicyLimits {
     /// An engine's: 2 ms for a decision, a second for one of a trial, 200 ms to start, 2 ms for each side of a handover,
     /// 5 ms to start again.
     fn default() -> Self {
@@ -96,7 +96,7 @@ struct Instance<K: GuestKind> {
 /// initialises it with the same configuration.
 pub struct WasmPolicy<K: GuestKind = Dispatch> {
     shared: Arc<Shared>,
-    limits: Limits,
+    limits: PolicyLimits,
     targets: Targets,
     config_json: String,
     description: Description,
@@ -109,11 +109,11 @@ pub struct WasmPolicy<K: GuestKind = Dispatch> {
 impl<K: GuestKind> WasmPolicy<K> {
     pub(crate) fn start(
         shared: Arc<Shared>,
-        limits: Limits,
+        limits: PolicyLimits,
         targets: Targets,
         config_json: &str,
     ) -> Result<Self, LoadError> {
-        let limits = Limits { memory_bytes: limits.memory_bytes.min(MAX_MEMORY_BYTES), ..limits };
+        let limits = PolicyLimits { memory_bytes: limits.memory_bytes.min(MAX_MEMORY_BYTES), ..limits };
         let mut policy = Self {
             shared,
             limits,
@@ -263,7 +263,7 @@ impl<K: GuestKind> meridian_core::Policy<K> for WasmPolicy<K> {
     }
 
     fn try_out(&mut self, batch: &Batch<'_, K>, decision: &mut K::Decision) -> Result<(), Fault> {
-        let Limits { deadline, trial, .. } = self.limits;
+        let PolicyLimits { deadline, trial, .. } = self.limits;
         self.decide_within(Allowed { time: deadline.max(trial), ..Allowed::all(deadline) }, batch, decision)
     }
 

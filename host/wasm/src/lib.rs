@@ -2,12 +2,12 @@
 //!
 //! ```no_run
 //! use meridian_core::MeridianConfig;
-//! use meridian_wasm::{Limits, Runtime};
+//! use meridian_wasm::{PolicyLimits, Runtime};
 //!
 //! let config = MeridianConfig::default();
 //! let runtime = Runtime::new(None)?;
 //! let component = runtime.load_file("policy.wasm".as_ref())?;
-//! let policy = component.dispatch_policy(Limits::default(), config.scheduler.targets(), "{}")?;
+//! let policy = component.dispatch_policy(PolicyLimits::default(), config.scheduler.targets(), "{}")?;
 //! # Ok::<(), meridian_wasm::LoadError>(())
 //! ```
 
@@ -32,7 +32,7 @@ pub use compile::COMPILE_DEADLINE;
 pub use component::{PolicyComponent, sha256_of};
 pub use error::LoadError;
 pub use guest::GuestKind;
-pub use instance::{Limits, WasmPolicy};
+pub use instance::{PolicyLimits, WasmPolicy};
 pub use meridian_core::file::read_regular;
 pub use runtime::{EPOCH_TICK, MAX_COMPONENT_BYTES, Runtime};
 pub use trust::{KeyError, SignatureError, Signer, TrustedKeys, read_signature, signature_key_id};

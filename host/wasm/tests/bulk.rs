@@ -6,15 +6,15 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use meridian_core::{Batch, Decision, FaultKind, MeridianConfig, Policy, Step};
-use meridian_runtime::Candidate;
-use meridian_wasm::{BULK_BYTES_PER_TICK, Limits, LoadError, Runtime, WasmPolicy};
+use meridian_runtime::Contender;
+use meridian_wasm::{BULK_BYTES_PER_TICK, LoadError, PolicyLimits, Runtime, WasmPolicy};
 use support::LIMITS;
 use support::bulk::corpus;
 
 /// The bytes of an engine's deadline, and all the time in the world: nothing here depends on a clock.
-const BYTES_OF_2_MS: Limits = Limits { deadline: Duration::from_millis(2), ..LIMITS };
+const BYTES_OF_2_MS: PolicyLimits = PolicyLimits { deadline: Duration::from_millis(2), ..LIMITS };
 
-fn start(component: &[u8], limits: Limits) -> WasmPolicy {
+fn start(component: &[u8], limits: PolicyLimits) -> WasmPolicy {
     let targets = MeridianConfig::default().scheduler.targets();
     let runtime = Runtime::new(None).expect("a runtime");
     let component = runtime.load(component).expect("a component");
@@ -29,7 +29,7 @@ fn batch(columns: &[f32]) -> Batch<'_> {
 #[test]
 fn bulk_instructions_are_bounded_by_the_deadline() {
     for bulk in corpus(64) {
-        let limits = Limits { memory_bytes: bulk.memory_mib << 20, ..BYTES_OF_2_MS };
+        let limits = PolicyLimits { memory_bytes: bulk.memory_mib << 20, ..BYTES_OF_2_MS };
         let mut policy = start(&bulk.component(), limits);
         let decided = policy.try_out(&batch(&[]), &mut Decision::default());
         match decided {
@@ -50,7 +50,7 @@ fn bulk_instructions_are_bounded_by_the_deadline() {
 fn a_longer_deadline_allows_more() {
     let corpus = corpus(64);
     let fill = corpus.iter().find(|bulk| bulk.name == "memory.fill 64 MiB").unwrap();
-    let limits = Limits { deadline: Duration::from_millis(64), ..LIMITS };
+    let limits = PolicyLimits { deadline: Duration::from_millis(64), ..LIMITS };
     start(&fill.component(), limits).try_out(&batch(&[]), &mut Decision::default()).unwrap();
 }
 
@@ -58,7 +58,7 @@ fn a_longer_deadline_allows_more() {
 fn segments_are_bounded_by_the_time_to_start_again() {
     let corpus = corpus(64);
     let find = |name: &str| corpus.iter().find(|bulk| bulk.name == name).unwrap().component();
-    let limits = Limits { recovery: Duration::from_millis(5), ..LIMITS };
+    let limits = PolicyLimits { recovery: Duration::from_millis(5), ..LIMITS };
     let mut copied = start(&find("data segment without an image 16 MiB"), limits);
     let fault = copied.recover().unwrap_err();
     assert_eq!(fault.kind, FaultKind::Init);
@@ -76,7 +76,7 @@ fn a_late_answer_is_a_missed_deadline() {
     let candidates = 50 << 20;
     let text = support::module("", "(call $answer (i32.const 0) (local.get $candidates) (i32.const 0) (i32.const 0))");
     let text = text.replacen("32)", "4096)", 1);
-    let limits = Limits { deadline: Duration::ZERO, memory_bytes: 256 << 20, ..LIMITS };
+    let limits = PolicyLimits { deadline: Duration::ZERO, memory_bytes: 256 << 20, ..LIMITS };
     let mut policy = start(&support::component(&text), limits);
     // A machine that stops for a millisecond before the guest begins gives the other fault.
     let late = (0..100).find_map(|_| {
@@ -103,7 +103,7 @@ fn a_trial_has_its_own_deadline() {
     let late = policy.decide(&batch(&[]), &mut Decision::default()).unwrap_err();
     assert_eq!(late.kind, FaultKind::Deadline, "{late}");
     policy.recover().unwrap();
-    assert!(Candidate::new(Box::new(policy), "", "test").warm_up().unwrap().decides);
+    assert!(Contender::new(Box::new(policy), "", "test").warm_up().unwrap().decides);
 }
 
 #[test]

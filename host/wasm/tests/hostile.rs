@@ -3,18 +3,18 @@
 mod support;
 
 use meridian_core::types::RequestId;
-use meridian_core::{EngineFacts, FaultKind, Markers, MeridianConfig, NewRequest, Policy, Slot};
-use meridian_runtime::{Candidate, DispatchEngine, DispatchSlot, Source, StrikeLimits, native};
-use meridian_wasm::{Limits, LoadError, Runtime};
+use meridian_core::{EngineFacts, FaultKind, Markers, MeridianConfig, NewRequest, Policy, RowId};
+use meridian_runtime::{Contender, DispatchEngine, DispatchSlot, Source, StrikeLimits, native};
+use meridian_wasm::{LoadError, PolicyLimits, Runtime};
 use support::{LIMITS, SHORT_LIMITS};
 
 const REQUESTS: usize = 4;
 
-fn engine(policy: Box<dyn Policy>) -> (DispatchEngine, Vec<Slot>) {
+fn engine(policy: Box<dyn Policy>) -> (DispatchEngine, Vec<RowId>) {
     let config = MeridianConfig::default();
     // Every fault is to be seen, so no number of them is too many.
     let limits = StrikeLimits { max_strikes: u32::MAX, ..StrikeLimits::default() };
-    let slot = DispatchSlot::with_version(Candidate::new(policy, "", "test"), config.scheduler.targets(), limits);
+    let slot = DispatchSlot::with_version(Contender::new(policy, "", "test"), config.scheduler.targets(), limits);
     let mut engine = DispatchEngine::new(
         slot,
         Markers::new(vec![vec![1]], vec![vec![2]], vec![]).expect("usable markers"),
@@ -101,7 +101,7 @@ fn a_component_that_will_not_start_is_refused() {
     let start = |init| start_within(LIMITS, init);
     let trapped = start("unreachable");
     assert!(matches!(&trapped, LoadError::Start { fault } if fault.detail.contains("unreachable")), "{trapped}");
-    let looped = start_within(Limits { start: SHORT_LIMITS.deadline, ..LIMITS }, "(loop $l (br $l))");
+    let looped = start_within(PolicyLimits { start: SHORT_LIMITS.deadline, ..LIMITS }, "(loop $l (br $l))");
     assert!(looped.to_string().contains("deadline"), "{looped}");
     // result::err with the text "no".
     let refused = start(

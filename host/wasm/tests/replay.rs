@@ -17,8 +17,8 @@ use meridian_core::{
 use meridian_runtime::recording::{
     Outcome, Recordable, Recorder, RecorderSettings, Recording, ReplayOptions, ReplayReport, SlotSetup, replay,
 };
-use meridian_runtime::{Candidate, PolicySlot, StrikeLimits};
-use meridian_wasm::{GuestKind, Limits, PolicyComponent, Runtime};
+use meridian_runtime::{Contender, PolicySlot, StrikeLimits};
+use meridian_wasm::{GuestKind, PolicyComponent, PolicyLimits, Runtime};
 
 fn targets() -> Targets {
     MeridianConfig::default().scheduler.targets()
@@ -41,11 +41,11 @@ fn check<K: GuestKind + Recordable>(
     let recorder = Recorder::start(settings).unwrap();
     let setup = SlotSetup { targets: targets(), deadline_ms: 2.0, memory_mib: 64 };
     // A loaded machine may miss a deadline, which is not what is tested.
-    let limits = Limits::UNHURRIED;
+    let limits = PolicyLimits::UNHURRIED;
     let start = || component.policy::<K>(limits, targets(), "{}").unwrap();
-    let candidate = Candidate::new(Box::new(start()), component.sha256(), name);
+    let contender = Contender::new(Box::new(start()), component.sha256(), name);
     let strikes = StrikeLimits { max_strikes: 1000, ..StrikeLimits::default() };
-    let mut slot = PolicySlot::with_version(candidate, targets(), strikes);
+    let mut slot = PolicySlot::with_version(contender, targets(), strikes);
     slot.control().record(&recorder, setup);
     decide(&mut slot);
     recorder.close();

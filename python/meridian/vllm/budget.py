@@ -19,7 +19,7 @@ from vllm.v1.sample.logits_processor.interface import LogitsProcessor, MoveDirec
 from meridian import _native
 from meridian._torch_rows import on_device
 from meridian.config import ModelConfig, load_config
-from meridian.vllm.channel import MODEL, Scheduler
+from meridian.vllm.channel import MODEL, ToScheduler
 from meridian.vllm.markers import around_end, engine_tokenizer, resolve
 from meridian.vllm.reports import Reports
 from meridian.vllm.xargs import ROW, read_budget
@@ -140,7 +140,7 @@ class BudgetLogitsProcessor(LogitsProcessor, RunnerV2LogitsProcessor):  # type: 
 class _Sampler:
     """What both model runners share."""
 
-    def __init__(self, config: MeridianConfig, tokenizer: Any, channel: Scheduler, eos: Sequence[int]) -> None:
+    def __init__(self, config: MeridianConfig, tokenizer: Any, channel: ToScheduler, eos: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         # Its own configuration, where no scheduler has told another.
         self._own_model = config.model
@@ -350,7 +350,7 @@ def _make_sampler(vllm_config: VllmConfig) -> _Sampler | None:
     if tokenizer is None:
         return None
     try:
-        channel = Scheduler(vllm_config, _rank())
+        channel = ToScheduler(vllm_config, _rank())
     except OSError as why:
         if not resolve(config.model, tokenizer).ends:
             return None

@@ -92,7 +92,7 @@ def _remove_left(folder: Path) -> None:
                 path.unlink()
 
 
-class Samplers:
+class ToSamplers:
     """The scheduler's end."""
 
     def __init__(self, vllm_config: VllmConfig) -> None:
@@ -148,7 +148,7 @@ class Samplers:
         _close(self._socket, self._own, self._inode)
 
 
-class Scheduler:
+class ToScheduler:
     """A sampler's end."""
 
     def __init__(self, vllm_config: VllmConfig, rank: int) -> None:
@@ -167,7 +167,7 @@ class Scheduler:
                 self._socket.sendto(report[i : i + _RECORDS_BYTES], self._path)
 
     def received(self) -> list[bytes]:
-        """Orders since the last call, as many as `Samplers.received` takes."""
+        """Orders since the last call, as many as `ToSamplers.received` takes."""
         return _drain(self._socket)
 
     def close(self) -> None:

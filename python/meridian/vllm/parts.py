@@ -11,7 +11,7 @@ from vllm.v1.core.sched.request_queue import SchedulingPolicy
 
 from meridian import _native
 from meridian.config import MeridianConfig, ModelConfig
-from meridian.vllm.channel import Samplers
+from meridian.vllm.channel import ToSamplers
 from meridian.vllm.markers import engine_tokenizer, resolve
 from meridian.vllm.template import reasoning_in_template
 from meridian.vllm.thinking import ThinkHook
@@ -54,7 +54,7 @@ def make_think_hook(scheduler: Scheduler, engine: _native.Engine) -> ThinkHook |
         hand_over(scheduler.vllm_config, config.model)
         return None
     try:
-        samplers = Samplers(scheduler.vllm_config)
+        samplers = ToSamplers(scheduler.vllm_config)
     except OSError as why:
         logger.warning("meridian: no thinking budgets: %s", why)
         return None
@@ -69,7 +69,7 @@ def make_think_hook(scheduler: Scheduler, engine: _native.Engine) -> ThinkHook |
 
 def hand_over(vllm_config: VllmConfig, model: ModelConfig | None) -> None:
     """Have the samplers, if there are any, end thinking as `model` says; None: as their own configuration does."""
-    with contextlib.suppress(OSError), contextlib.closing(Samplers(vllm_config)) as samplers:
+    with contextlib.suppress(OSError), contextlib.closing(ToSamplers(vllm_config)) as samplers:
         samplers.configure(model)
 
 

@@ -20,7 +20,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from meridian import _native
 from meridian.vllm.budget import PROMPT_TAIL, interrupts_of
-from meridian.vllm.channel import Samplers
+from meridian.vllm.channel import ToSamplers
 from meridian.vllm.markers import around_end
 from meridian.vllm.xargs import ROW, RequestBudget, read_budget
 
@@ -60,7 +60,7 @@ class ThinkHook:
         engine: _native.Engine,
         config: MeridianConfig,
         tokenizer: Tokenizer,
-        samplers: Samplers,
+        samplers: ToSamplers,
     ) -> None:
         self._scheduler = scheduler
         self._engine = engine

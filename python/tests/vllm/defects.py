@@ -178,7 +178,7 @@ def broken(engine: Engine, native: Any, defect: Defect) -> Iterator[None]:
             for name in names:
                 wrapped = _wrapped(getattr(kind, name), f"{owner}.{name}", defect)
                 patches.enter_context(mock.patch.object(kind, name, wrapped))
-        patches.enter_context(mock.patch.object(parts, "Samplers", return_value=Samplers(defect)))
+        patches.enter_context(mock.patch.object(parts, "ToSamplers", return_value=Samplers(defect)))
         meridian._meridian_use(Native("Engine", native, defect))
         meridian._meridian_output_preemptions_logged = 0
         assert meridian._meridian_think is not None

@@ -59,12 +59,12 @@ def order(number: int) -> bytes:
 
 
 def test_orders_arrive_in_order_at_every_sampler(home: Path) -> None:
-    from meridian.vllm.channel import Samplers, Scheduler
+    from meridian.vllm.channel import ToSamplers, ToScheduler
 
-    ranks = [Scheduler(engine(), rank) for rank in range(3)]
-    other = Scheduler(engine("other"), 0)
-    replica = Scheduler(engine(rank=1), 0)
-    samplers = Samplers(engine())
+    ranks = [ToScheduler(engine(), rank) for rank in range(3)]
+    other = ToScheduler(engine("other"), 0)
+    replica = ToScheduler(engine(rank=1), 0)
+    samplers = ToSamplers(engine())
     assert samplers.count == 3
     for number in range(5):
         samplers.tell(order(number))
@@ -81,10 +81,10 @@ def test_orders_arrive_in_order_at_every_sampler(home: Path) -> None:
 
 
 def test_what_is_long_is_cut_between_records(home: Path) -> None:
-    from meridian.vllm.channel import Samplers, Scheduler
+    from meridian.vllm.channel import ToSamplers, ToScheduler
 
-    rank = Scheduler(engine(), 0)
-    samplers = Samplers(engine())
+    rank = ToScheduler(engine(), 0)
+    samplers = ToSamplers(engine())
     orders = b"".join(order(number) for number in range(6000))
     samplers.tell(orders)
     rank.tell(orders)
@@ -95,10 +95,10 @@ def test_what_is_long_is_cut_between_records(home: Path) -> None:
 
 
 def test_orders_that_a_sampler_does_not_take_are_kept_and_arrive_later(home: Path) -> None:
-    from meridian.vllm.channel import Samplers, Scheduler
+    from meridian.vllm.channel import ToSamplers, ToScheduler
 
-    idle, busy = Scheduler(engine(), 0), Scheduler(engine(), 1)
-    samplers = Samplers(engine())
+    idle, busy = ToScheduler(engine(), 0), ToScheduler(engine(), 1)
+    samplers = ToSamplers(engine())
     count = 3000
     taken = []
     for number in range(count):
@@ -116,15 +116,15 @@ def test_orders_that_a_sampler_does_not_take_are_kept_and_arrive_later(home: Pat
 
 
 def test_orders_for_a_sampler_that_is_gone_do_not_pile_up(home: Path) -> None:
-    from meridian.vllm.channel import _MAX_PENDING, Samplers, Scheduler
+    from meridian.vllm.channel import _MAX_PENDING, ToSamplers, ToScheduler
 
-    gone, there = Scheduler(engine(), 0), Scheduler(engine(), 1)
-    samplers = Samplers(engine())
+    gone, there = ToScheduler(engine(), 0), ToScheduler(engine(), 1)
+    samplers = ToSamplers(engine())
     gone.close()
     for number in range(_MAX_PENDING + 100):
         samplers.tell(order(number))
         assert there.received() == [order(number)]
-    again = Scheduler(engine(), 0)
+    again = ToScheduler(engine(), 0)
     first = None
     for _ in range(_MAX_PENDING):
         samplers.tell(None)
@@ -155,9 +155,9 @@ class Flood:
 def test_a_step_takes_in_so_much_and_the_next_goes_on_there(
     home: Path, end: str, sizes: list[int], datagrams: int
 ) -> None:
-    from meridian.vllm.channel import Samplers, Scheduler
+    from meridian.vllm.channel import ToSamplers, ToScheduler
 
-    one: Any = Samplers(engine()) if end == "scheduler" else Scheduler(engine(), 0)
+    one: Any = ToSamplers(engine()) if end == "scheduler" else ToScheduler(engine(), 0)
     real, one._socket = one._socket, Flood(sizes)
     numbers = [int.from_bytes(datagram[:8], "little") for _ in range(3) for datagram in one.received()]
     assert numbers == list(range(1, 3 * datagrams + 1)), "nothing is lost, and nothing overtakes"
@@ -166,12 +166,12 @@ def test_a_step_takes_in_so_much_and_the_next_goes_on_there(
 
 
 def test_a_report_without_a_scheduler_is_nobodys(home: Path) -> None:
-    from meridian.vllm.channel import Samplers, Scheduler
+    from meridian.vllm.channel import ToSamplers, ToScheduler
 
-    rank = Scheduler(engine(), 0)
+    rank = ToScheduler(engine(), 0)
     for _ in range(2000):
         rank.tell(b"r" * RECORD)
-    samplers = Samplers(engine())
+    samplers = ToSamplers(engine())
     assert samplers.received() == []
     rank.tell(b"s" * RECORD)
     assert samplers.received() == [b"s" * RECORD]
@@ -193,7 +193,7 @@ def garbage(rng: random.Random, keys: list[int]) -> bytes:
 
 def test_garbage_changes_nothing_where_tokens_are_sampled(home: Path) -> None:
     from meridian import _native
-    from meridian.vllm.channel import Scheduler
+    from meridian.vllm.channel import ToScheduler
 
     def rows() -> Any:
         made = _native.BudgetRows([[START]], [[END]], [], False, [])
@@ -203,7 +203,7 @@ def test_garbage_changes_nothing_where_tokens_are_sampled(home: Path) -> None:
 
     outputs: list[list[int]] = [[], [], []]
     one, other = rows(), rows()
-    rank = Scheduler(engine(), 0)
+    rank = ToScheduler(engine(), 0)
     rng = random.Random(0)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as anybody:
         for step in range(60):
@@ -254,9 +254,9 @@ def test_garbage_changes_nothing_where_steps_are_planned(home: Path) -> None:
 
 
 def test_the_folder_is_the_users_alone(home: Path) -> None:
-    from meridian.vllm.channel import Scheduler
+    from meridian.vllm.channel import ToScheduler
 
-    rank = Scheduler(engine(), 0)
+    rank = ToScheduler(engine(), 0)
     folder = home / "run" / "meridian"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert sockets(home) == ["abcde-0-0.sample"] == sockets(folder)
@@ -265,12 +265,12 @@ def test_the_folder_is_the_users_alone(home: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o755, 0o750, 0o701, 0o770])
 def test_a_folder_that_others_may_enter_is_not_used(home: Path, mode: int) -> None:
-    from meridian.vllm.channel import Samplers, Scheduler
+    from meridian.vllm.channel import ToSamplers, ToScheduler
 
     open_to_all = home / "run" / "meridian"
     open_to_all.mkdir()
     open_to_all.chmod(mode)
-    rank, samplers = Scheduler(engine(), 0), Samplers(engine())
+    rank, samplers = ToScheduler(engine(), 0), ToSamplers(engine())
     assert sockets(open_to_all) == []
     assert sockets(home / ".cache" / "meridian" / "run") == ["abcde-0-0.sample", "abcde-0.schedule"]
     assert stat.S_IMODE(open_to_all.stat().st_mode) == mode, "it is left as it is"
@@ -279,24 +279,24 @@ def test_a_folder_that_others_may_enter_is_not_used(home: Path, mode: int) -> No
 
 
 def test_a_link_is_not_used_whatever_it_leads_to(home: Path) -> None:
-    from meridian.vllm.channel import Scheduler
+    from meridian.vllm.channel import ToScheduler
 
     (home / "private").mkdir(mode=0o700)
     (home / "run" / "meridian").symlink_to(home / "private")
-    rank = Scheduler(engine(), 0)
+    rank = ToScheduler(engine(), 0)
     assert sockets(home / "private") == []
     assert sockets(home / ".cache") == ["abcde-0-0.sample"]
     rank.close()
 
 
 def test_a_path_that_is_too_long_is_passed_over(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from meridian.vllm.channel import Samplers, Scheduler
+    from meridian.vllm.channel import ToSamplers, ToScheduler
 
     long = home / ("x" * 90)
     long.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
     monkeypatch.setenv("HOME", str(long))
-    rank, samplers = Scheduler(engine(), 0), Samplers(engine())
+    rank, samplers = ToScheduler(engine(), 0), ToSamplers(engine())
     assert sockets(long) == []
     folder = home / "temporary" / f"meridian-{os.getuid()}"
     assert len(sockets(folder)) == 2
@@ -305,21 +305,21 @@ def test_a_path_that_is_too_long_is_passed_over(home: Path, monkeypatch: pytest.
 
 
 def test_without_any_private_folder_it_says_where_it_looked(home: Path) -> None:
-    from meridian.vllm.channel import Scheduler
+    from meridian.vllm.channel import ToScheduler
 
     for folder in (home / "run", home / "temporary"):
         for name in ("meridian", f"meridian-{os.getuid()}"):
             (folder / name).write_text("")
     (home / ".cache").write_text("")
     with pytest.raises(OSError, match=r"^no private folder for sockets among .*/run/meridian, .*/temporary/meridian-"):
-        Scheduler(engine(), 0)
+        ToScheduler(engine(), 0)
 
 
 def test_sockets_go_when_they_are_let_go(home: Path) -> None:
-    from meridian.vllm.channel import Samplers, Scheduler
+    from meridian.vllm.channel import ToSamplers, ToScheduler
 
-    rank = Scheduler(engine(), 0)
-    samplers = Samplers(engine())
+    rank = ToScheduler(engine(), 0)
+    samplers = ToSamplers(engine())
     assert sockets(home) == ["abcde-0-0.sample", "abcde-0.schedule"]
     samplers.close()
     assert sockets(home) == ["abcde-0-0.sample"]
@@ -329,13 +329,13 @@ def test_sockets_go_when_they_are_let_go(home: Path) -> None:
 
 
 def test_a_socket_that_a_killed_process_left_behind_is_replaced(home: Path) -> None:
-    from meridian.vllm.channel import Samplers, Scheduler, _machine
+    from meridian.vllm.channel import ToSamplers, ToScheduler, _machine
 
     folder = home / "run" / "meridian"
     folder.mkdir(mode=0o700)
     for name in ("abcde-0-0.sample", "abcde-0.schedule"):
         left_behind(folder / f"{_machine()}-{name}")
-    rank, samplers = Scheduler(engine(), 0), Samplers(engine())
+    rank, samplers = ToScheduler(engine(), 0), ToSamplers(engine())
     samplers.tell(order(1))
     assert rank.received() == [order(1)]
     rank.tell(b"r" * RECORD)
@@ -343,9 +343,9 @@ def test_a_socket_that_a_killed_process_left_behind_is_replaced(home: Path) -> N
 
 
 def test_sockets_that_killed_processes_left_behind_go(home: Path) -> None:
-    from meridian.vllm.channel import Samplers, Scheduler, _machine
+    from meridian.vllm.channel import ToSamplers, ToScheduler, _machine
 
-    live = Scheduler(engine("alive"), 0)
+    live = ToScheduler(engine("alive"), 0)
     folder = home / "run" / "meridian"
     for name in ("dead-0-0.sample", "dead-0.schedule"):
         left_behind(folder / f"{_machine()}-{name}", age_s=3600)
@@ -353,7 +353,7 @@ def test_sockets_that_killed_processes_left_behind_go(home: Path) -> None:
     left_behind(folder / f"{_machine()}-young-0.schedule")
     left_behind(folder / "00000000-other-0.schedule", age_s=3600)
     (folder / f"{_machine()}-file-0.schedule").write_text("")
-    samplers = Samplers(engine())
+    samplers = ToSamplers(engine())
     assert sockets(folder) == ["abcde-0.schedule", "alive-0-0.sample", "other-0.schedule", "young-0.schedule"]
     assert (folder / f"{_machine()}-file-0.schedule").exists()
     samplers.close()
@@ -361,13 +361,13 @@ def test_sockets_that_killed_processes_left_behind_go(home: Path) -> None:
 
 
 def test_a_sampler_that_is_made_again_is_not_cut_off_by_the_end_of_the_first(home: Path) -> None:
-    from meridian.vllm.channel import Samplers, Scheduler
+    from meridian.vllm.channel import ToSamplers, ToScheduler
 
-    first = Scheduler(engine(), 0)
-    second = Scheduler(engine(), 0)
+    first = ToScheduler(engine(), 0)
+    second = ToScheduler(engine(), 0)
     del first
     gc.collect()
-    samplers = Samplers(engine())
+    samplers = ToSamplers(engine())
     samplers.tell(order(EOS))
     assert samplers.count == 1
     assert second.received() == [order(EOS)]

@@ -81,8 +81,8 @@ def test_every_hostile_component_is_survived(
             assert engine.scheduler._meridian is native, f"{name}: Meridian gave up"
             stats = native.stats()
             counted = {fault: count for fault, count in stats["faults"].items() if count}
-            # A busy machine may not start an instance again within 5 ms of a fault. That is a fault as well, and until it
-            # does, steps fall back without a further one.
+            # A busy machine may not start an instance again within 5 ms of a fault. That is a fault as well, and until
+            # it starts, steps fall back without a further one.
             restarts_failed = counted.pop("init", 0) if kind not in ("init", "none") else 0
             assert set(counted) == ({kind} if kind != "none" else set()), name
             if not restarts_failed:

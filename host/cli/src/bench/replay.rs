@@ -1,9 +1,7 @@
 use std::path::PathBuf;
-use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use meridian_bench::limits::{RUNS, engines_within, within};
 use meridian_bench::policies::{Inject, PolicySet, PolicySource};
 use meridian_bench::replay::{MaxTokens, Options, Rate, replay};
@@ -12,6 +10,7 @@ use meridian_bench::results::{GivenUp, Slo};
 use meridian_bench::sim::Router;
 
 use super::input::{EngineArgs, InputArgs};
+use crate::progress::bar;
 use crate::{Said, Unusable, print_json, print_line, say};
 
 #[derive(Args)]
@@ -91,23 +90,17 @@ pub(crate) fn run(args: &ReplayArgs, json: bool) -> anyhow::Result<()> {
     let options = options(args).map_err(unusable)?;
     let (input, notes) = args.input.read().map_err(unusable)?;
     notes.iter().for_each(|note| say(&format!("note: {note}")));
-    let bar = ProgressBar::with_draw_target(Some(1000), ProgressDrawTarget::stderr());
-    bar.set_style(
-        ProgressStyle::with_template("{msg:28} [{bar:32}] {percent:>3} % {elapsed}, {eta} left")
-            .expect("the template is valid")
-            .progress_chars("=> "),
-    );
-    bar.enable_steady_tick(Duration::from_millis(200));
+    let progress = bar(1000, "{msg:28}");
     let mut told = u64::MAX;
     let results = replay(&options, &input, &mut |run, runs, share| {
         let position = (1000.0 * (run as f64 + share) / runs as f64) as u64;
         if position != told {
             told = position;
-            bar.set_message(format!("run {} of {runs}", run + 1));
-            bar.set_position(position);
+            progress.set_message(format!("run {} of {runs}", run + 1));
+            progress.set_position(position);
         }
     });
-    bar.finish_and_clear();
+    progress.finish_and_clear();
     let results = results?;
     if let Some(refused) = results.runs.iter().filter_map(|run| run.metrics.get("refused")).find(|count| **count > 0.0)
     {

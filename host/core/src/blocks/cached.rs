@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use meridian_policy_sdk::eviction::{Memory, Subject};
 
 use super::policy::{Epochs, REKEYED_AT_ONCE, Rank, Ranking, UNKNOWN, keys_or_default};
-use crate::{BlockId, BlockTier, EvictionCandidate, EvictionPolicy, EvictionSubject};
+use crate::{BlockId, BlockTier, EvictionCandidate, EvictionRanker, EvictionSubject};
 
 /// Mirrors the free blocks of an engine's own pool: which of them still hold something that a prompt may match, and in
 /// which order those go. The engine allocates and frees; it tells what it does and asks what is to go first.
@@ -17,7 +17,7 @@ use crate::{BlockId, BlockTier, EvictionCandidate, EvictionPolicy, EvictionSubje
 /// do not exist is passed over.
 ///
 /// ```
-/// use meridian_core::{CachedBlocks, LeavingBlock, TieredLru};
+/// use meridian_core::{CachedBlocks, LeavingBlock, OwnOrder};
 ///
 /// let mut cached = CachedBlocks::new(4, 32);
 /// cached.resync([0, 1, 2, 3].map(|block| (block, None)));
@@ -25,7 +25,7 @@ use crate::{BlockId, BlockTier, EvictionCandidate, EvictionPolicy, EvictionSubje
 /// // The request thought from its second block on, and its thinking will not be in the next prompt.
 /// cached.mark_dead(&[1]);
 /// let leaving = [(2, None), (1, Some(64)), (0, Some(32))].map(|(block, tokens)| LeavingBlock { block, tokens });
-/// let order = cached.leaving(&mut TieredLru, &leaving, 2.0);
+/// let order = cached.leaving(&mut OwnOrder, &leaving, 2.0);
 /// assert_eq!((order.dead, order.freed), (vec![1], vec![2, 1, 0]));
 /// assert_eq!((cached.empty(), cached.len()), (3, 1));
 /// assert!(cached.choose(2).is_empty(), "empty ones will do");
@@ -282,7 +282,7 @@ impl CachedBlocks {
 
     /// These blocks lose their last reader, in the order in which the engine would free them. The policy orders those
     /// that stay cached.
-    pub fn leaving(&mut self, policy: &mut dyn EvictionPolicy, leaving: &[LeavingBlock], now_ms: f64) -> Leaving {
+    pub fn leaving(&mut self, policy: &mut dyn EvictionRanker, leaving: &[LeavingBlock], now_ms: f64) -> Leaving {
         self.tell_time(now_ms);
         let mut out = Leaving::default();
         let mut kept = Vec::with_capacity(leaving.len());
@@ -320,7 +320,7 @@ impl CachedBlocks {
 
     /// Ask the policy about cached blocks that another has ranked before it: about 256 at a time, so that a swap holds no
     /// step up, those first that would go last. To be called before each step. Returns how many have its keys now.
-    pub fn rekey(&mut self, policy: &mut dyn EvictionPolicy, now_ms: f64) -> usize {
+    pub fn rekey(&mut self, policy: &mut dyn EvictionRanker, now_ms: f64) -> usize {
         let epoch = self.epochs.least(Ranking::of(policy));
         let stale = |tier: BlockTier| self.order.range(Place::first(tier, UNKNOWN)..Place::first(tier, epoch)).rev();
         let places: Vec<Place> =
@@ -341,7 +341,7 @@ impl CachedBlocks {
     }
 
     /// What the policy makes of the candidates.
-    fn ask(&mut self, policy: &mut dyn EvictionPolicy) -> Vec<Rank> {
+    fn ask(&mut self, policy: &mut dyn EvictionRanker) -> Vec<Rank> {
         let before = Ranking::of(policy);
         let (keys, _) = keys_or_default(policy, &self.memory(Subject::Blocks), &self.candidates);
         let epoch = self.epochs.of(before, Ranking::of(policy));

@@ -5,10 +5,10 @@ use meridian_policy_sdk::eviction::Subject;
 use super::policy::{Epochs, Judge, Rank};
 use super::pool::Pool;
 use super::preempt::{self, Preemption};
-use super::{Allocation, BeginKv, BlockManager, Evicted, EvictionPolicy, Fabric, FabricError, KvMemory, KvStats};
+use super::{Allocation, BeginKv, BlockManager, Evicted, EvictionRanker, Fabric, FabricError, KvMemory, KvStats};
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::{
-    BlockId, BlockLocation, BlockTier, Error, EvictionCandidate, EvictionSubject, RequestId, ThinkPhase, TieredLru,
+    BlockId, BlockLocation, BlockTier, Error, EvictionCandidate, EvictionSubject, OwnOrder, RequestId, ThinkPhase,
 };
 
 /// The block manager that knows phases: dead thinking goes first, then the cache, then requests that think, and answers
@@ -102,19 +102,19 @@ impl Books {
 }
 
 impl PhaseAwareBlockManager {
-    /// A manager of empty memory, with [`TieredLru`] and no fabric.
+    /// A manager of empty memory, with [`OwnOrder`] and no fabric.
     ///
     /// # Errors
     /// [`Error::ConfigValidation`] when `memory` is out of range.
     pub fn new(memory: &KvMemory) -> Result<Self, Error> {
         let books =
-            Books { pool: Pool::new(memory)?, judge: Judge::new(Box::new(TieredLru)), epochs: Epochs::default() };
+            Books { pool: Pool::new(memory)?, judge: Judge::new(Box::new(OwnOrder)), epochs: Epochs::default() };
         Ok(Self { books: Mutex::new(books), fabric: None })
     }
 
     /// The same with this eviction policy.
     #[must_use]
-    pub fn with_policy(self, policy: impl EvictionPolicy + 'static) -> Self {
+    pub fn with_policy(self, policy: impl EvictionRanker + 'static) -> Self {
         self.replace_policy(Box::new(policy));
         self
     }
@@ -146,7 +146,7 @@ impl PhaseAwareBlockManager {
 
     /// Use another eviction policy from now on. What is cached goes first, by the keys that it has, until the new policy was
     /// asked about it: about 256 blocks with each request that ends. Keys of two policies are not compared.
-    pub fn replace_policy(&self, policy: Box<dyn EvictionPolicy>) {
+    pub fn replace_policy(&self, policy: Box<dyn EvictionRanker>) {
         let old = self.books().judge.replace(policy);
         drop(old); // without the lock: it may be the caller's code
     }

@@ -12,7 +12,7 @@ mod record;
 pub use cached::{CachedBlocks, CachedStats, Leaving, LeavingBlock};
 pub use manager::PhaseAwareBlockManager;
 pub(crate) use policy::keys_or_default;
-pub use policy::{EvictionCandidate, EvictionPolicy, EvictionSubject, TieredLru};
+pub use policy::{EvictionCandidate, EvictionRanker, EvictionSubject, OwnOrder};
 
 use crate::{BlockId, BlockLocation, BlockTier, Error, RequestId, ThinkPhase};
 

@@ -8,16 +8,16 @@ use crate::{BlockId, BlockTier, Fault, FaultKind, RequestId};
 /// The block manager calls it from the thread that finishes a request or runs short of memory, with its lock held: it
 /// must neither block nor call the manager. It is called in batches: once with the blocks a finished request leaves
 /// behind, and once with the live requests of the least critical class when one of them has to be preempted. An empty
-/// answer asks for the default: blocks oldest first, requests as [`TieredLru`] says. After an `Err` or a wrong number of
+/// answer asks for the default: blocks oldest first, requests as [`OwnOrder`] says. After an `Err` or a wrong number of
 /// keys that batch goes by the default and the fault is counted. After a panic nothing has changed.
 ///
 /// ```
-/// use meridian_core::{EvictionCandidate, EvictionPolicy, Fault, Memory};
+/// use meridian_core::{EvictionCandidate, EvictionRanker, Fault, Memory};
 ///
 /// /// Keeps what was reused.
 /// struct LeastHits;
 ///
-/// impl EvictionPolicy for LeastHits {
+/// impl EvictionRanker for LeastHits {
 ///     fn keys(&mut self, _memory: &Memory, candidates: &[EvictionCandidate], keys: &mut Vec<f32>) -> Result<(), Fault> {
 ///         keys.extend(candidates.iter().map(|candidate| candidate.hits as f32));
 ///         Ok(())
@@ -26,7 +26,7 @@ use crate::{BlockId, BlockTier, Fault, FaultKind, RequestId};
 /// # let mut keys = Vec::new();
 /// # LeastHits.keys(&Memory::default(), &[], &mut keys).unwrap();
 /// ```
-pub trait EvictionPolicy: Send {
+pub trait EvictionRanker: Send {
     /// Write one key per candidate into `keys`, which is empty, by what `memory` tells of the pool: lower goes first, NaN last, equal keys by the default.
     ///
     /// # Errors
@@ -97,16 +97,16 @@ pub enum EvictionSubject {
 /// It is the rule of the policy `tiered-lru` without a call: no keys, so that the manager's own order holds.
 ///
 /// ```
-/// use meridian_core::{EvictionPolicy, Memory, TieredLru};
+/// use meridian_core::{EvictionRanker, Memory, OwnOrder};
 ///
 /// let mut keys = Vec::new();
-/// TieredLru.keys(&Memory::default(), &[], &mut keys).unwrap();
+/// OwnOrder.keys(&Memory::default(), &[], &mut keys).unwrap();
 /// assert!(keys.is_empty(), "no keys: the manager's own order");
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
-pub struct TieredLru;
+pub struct OwnOrder;
 
-impl EvictionPolicy for TieredLru {
+impl EvictionRanker for OwnOrder {
     fn keys(&mut self, _: &Memory, _: &[EvictionCandidate], _: &mut Vec<f32>) -> Result<(), Fault> {
         Ok(())
     }
@@ -114,19 +114,19 @@ impl EvictionPolicy for TieredLru {
 
 /// The policy and its faults.
 pub(super) struct Judge {
-    policy: Box<dyn EvictionPolicy>,
+    policy: Box<dyn EvictionRanker>,
     pub(super) faults: u64,
     /// Times that the policy was replaced.
     replaced: u64,
 }
 
 impl Judge {
-    pub(super) fn new(policy: Box<dyn EvictionPolicy>) -> Self {
+    pub(super) fn new(policy: Box<dyn EvictionRanker>) -> Self {
         Self { policy, faults: 0, replaced: 0 }
     }
 
     /// Use another policy; returns the one before.
-    pub(super) fn replace(&mut self, policy: Box<dyn EvictionPolicy>) -> Box<dyn EvictionPolicy> {
+    pub(super) fn replace(&mut self, policy: Box<dyn EvictionRanker>) -> Box<dyn EvictionRanker> {
         self.replaced += 1;
         std::mem::replace(&mut self.policy, policy)
     }
@@ -153,7 +153,7 @@ pub(super) struct Ranking {
 
 impl Ranking {
     /// The ranking of a policy that stays in its place.
-    pub(super) fn of(policy: &dyn EvictionPolicy) -> Self {
+    pub(super) fn of(policy: &dyn EvictionRanker) -> Self {
         Self { replaced: 0, number: policy.ranking() }
     }
 }
@@ -219,7 +219,7 @@ impl Epochs {
 
 /// A key per candidate, or none for the default; and whether the policy failed.
 pub(crate) fn keys_or_default(
-    policy: &mut dyn EvictionPolicy,
+    policy: &mut dyn EvictionRanker,
     memory: &Memory,
     candidates: &[EvictionCandidate],
 ) -> (Vec<f32>, bool) {

@@ -1,6 +1,6 @@
 use crate::EntropyUnit;
 
-use super::{Thresholds, is_measured};
+use super::{ThinkThresholds, is_measured};
 
 /// EAT: entropy after a forced end of thinking, with its moving mean and variance (arXiv 2509.26522, whose code counts in
 /// bits).
@@ -18,9 +18,9 @@ use super::{Thresholds, is_measured};
 ///
 /// ```
 /// use meridian_core::EntropyUnit;
-/// use meridian_core::budget::{Eat, Thresholds};
+/// use meridian_core::budget::{Eat, ThinkThresholds};
 ///
-/// let thresholds = Thresholds { ema_alpha: 0.5, min_probes: 1, ..Thresholds::default() };
+/// let thresholds = ThinkThresholds { ema_alpha: 0.5, min_probes: 1, ..ThinkThresholds::default() };
 /// let mut eat = Eat::default();
 /// eat.observe(3.0, thresholds.ema_alpha);
 /// eat.observe(1.0, thresholds.ema_alpha);
@@ -72,7 +72,7 @@ impl Eat {
     /// Whether thinking may end after the latest probe. `unit` is that of the entropies; `eat_variance_threshold` is in its square,
     /// `eat_max_bits` always in bits.
     #[must_use]
-    pub fn fires(&self, thresholds: &Thresholds, unit: EntropyUnit) -> bool {
+    pub fn fires(&self, thresholds: &ThinkThresholds, unit: EntropyUnit) -> bool {
         let mean_bits = match unit {
             EntropyUnit::Nats => self.mean * std::f64::consts::LOG2_E,
             EntropyUnit::Bits => self.mean,

@@ -71,11 +71,11 @@ pub enum Demand {
 /// What bounds the thinking of one request.
 ///
 /// ```
-/// let limits = meridian_core::budget::Limits::default();
+/// let limits = meridian_core::budget::ThinkLimits::default();
 /// assert_eq!((limits.max_think_tokens, limits.guards_eos), (u32::MAX, true));
 /// ```
 #[derive(Clone, Debug, PartialEq)]
-pub struct Limits {
+pub struct ThinkLimits {
     /// Think tokens at which the end is forced; the ending comes on top.
     pub max_think_tokens: u32,
     /// Generating any of these ends thinking.
@@ -84,7 +84,7 @@ pub struct Limits {
     pub guards_eos: bool,
 }
 
-impl Default for Limits {
+impl Default for ThinkLimits {
     fn default() -> Self {
         Self { max_think_tokens: u32::MAX, interrupts: [].into(), guards_eos: true }
     }
@@ -100,10 +100,10 @@ impl Default for Limits {
 ///
 /// ```
 /// use meridian_core::Markers;
-/// use meridian_core::budget::{Demand, EndRules, Enforcer, ForceReason, Limits};
+/// use meridian_core::budget::{Demand, EndRules, Enforcer, ForceReason, ThinkLimits};
 ///
 /// let rules = EndRules::new(Markers::new(vec![vec![7]], vec![vec![8]], vec![])?, vec![40, 8])?;
-/// let mut request = Enforcer::new(&rules, &[1, 7], Limits { max_think_tokens: 2, ..Limits::default() });
+/// let mut request = Enforcer::new(&rules, &[1, 7], ThinkLimits { max_think_tokens: 2, ..ThinkLimits::default() });
 /// for token in [30, 31] {
 ///     assert_eq!(request.demand(&rules), Demand::Guarded);
 ///     request.push(&rules, token);
@@ -118,8 +118,8 @@ impl Default for Limits {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Enforcer {
-    limits: Limits,
-    /// Limits that hold from a number of generated tokens on, by that number; the latest of equals counts.
+    limits: ThinkLimits,
+    /// ThinkLimits that hold from a number of generated tokens on, by that number; the latest of equals counts.
     later: Vec<(u32, u32)>,
     /// Numbers of the tokens that stand for an end of sequence.
     guarded: Vec<u32>,
@@ -150,7 +150,7 @@ struct Forcing {
 impl Enforcer {
     /// A request with this templated prompt, or its end.
     #[must_use]
-    pub fn new(rules: &EndRules, prompt: &[u32], limits: Limits) -> Self {
+    pub fn new(rules: &EndRules, prompt: &[u32], limits: ThinkLimits) -> Self {
         let opening = PhaseTracker::new(&rules.markers, prompt);
         let run = Run::new(opening.clone(), limits.interrupts.len());
         Self { limits, later: Vec::new(), guarded: Vec::new(), opening, run }

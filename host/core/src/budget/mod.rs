@@ -9,12 +9,12 @@ mod thresholds;
 mod wire;
 
 pub use eat::Eat;
-pub use enforce::{Demand, EndRules, Enforcer, Limits};
+pub use enforce::{Demand, EndRules, Enforcer, ThinkLimits};
 pub use force::{Ending, ForcedEnding};
 pub use meridian_policy_sdk::budget::{Load, Point, Thresholds as PolicyThresholds, Verdict};
 pub use rpdi::Rpdi;
 pub use state::{ForceReason, Observed, ThinkBudget};
-pub use thresholds::Thresholds;
+pub use thresholds::ThinkThresholds;
 pub use wire::{Measured, Order, Report};
 
 /// A request that thinks, for a budget policy: [`Observed`] and what its arrival told.

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use crate::{EntropySignal, EntropyUnit, Error, Pattern};
 
-use super::{Eat, Rpdi, Thresholds, Verdict};
+use super::{Eat, Rpdi, ThinkThresholds, Verdict};
 
 /// What is known of a request's thinking, for a budget policy.
 ///
@@ -85,9 +85,9 @@ impl ForceReason {
 ///
 /// ```
 /// use meridian_core::{EntropySignal, EntropyUnit};
-/// use meridian_core::budget::{ForceReason, ThinkBudget, Thresholds, Verdict};
+/// use meridian_core::budget::{ForceReason, ThinkBudget, ThinkThresholds, Verdict};
 ///
-/// let thresholds = Thresholds { min_think_tokens: 2, max_think_tokens: 4, ..Thresholds::default() };
+/// let thresholds = ThinkThresholds { min_think_tokens: 2, max_think_tokens: 4, ..ThinkThresholds::default() };
 /// let mut budget = ThinkBudget::new(thresholds, EntropyUnit::Bits, [].into()).unwrap();
 /// for token in 0..3 {
 ///     budget.on_token(token, Some(EntropySignal::from_nats(0.3)), false);
@@ -98,7 +98,7 @@ impl ForceReason {
 /// ```
 #[derive(Clone, Debug)]
 pub struct ThinkBudget {
-    thresholds: Thresholds,
+    thresholds: ThinkThresholds,
     unit: EntropyUnit,
     interrupts: Arc<[Pattern]>,
     matched: Vec<u16>,
@@ -130,7 +130,7 @@ impl ThinkBudget {
     ///
     /// # Errors
     /// [`Error::ConfigValidation`] when the thresholds are out of range.
-    pub fn new(thresholds: Thresholds, unit: EntropyUnit, interrupts: Arc<[Pattern]>) -> Result<Self, Error> {
+    pub fn new(thresholds: ThinkThresholds, unit: EntropyUnit, interrupts: Arc<[Pattern]>) -> Result<Self, Error> {
         thresholds.validate()?;
         Ok(Self {
             thresholds,
@@ -158,7 +158,7 @@ impl ThinkBudget {
     ///
     /// # Errors
     /// [`Error::ConfigValidation`] when they are out of range; the present ones stay.
-    pub fn set_thresholds(&mut self, thresholds: Thresholds) -> Result<(), Error> {
+    pub fn set_thresholds(&mut self, thresholds: ThinkThresholds) -> Result<(), Error> {
         thresholds.validate()?;
         self.rpdi.set_window(thresholds.rpdi_window);
         self.thresholds = thresholds;
@@ -259,7 +259,7 @@ impl ThinkBudget {
     }
 
     fn reason(&self, verdict: Verdict) -> Option<ForceReason> {
-        let Thresholds { min_think_tokens, max_think_tokens, rpdi_threshold, .. } = self.thresholds;
+        let ThinkThresholds { min_think_tokens, max_think_tokens, rpdi_threshold, .. } = self.thresholds;
         if self.forced.is_some() {
             self.forced
         } else if self.tokens >= max_think_tokens {
@@ -314,7 +314,7 @@ impl ThinkBudget {
 
     /// The thresholds in force.
     #[must_use]
-    pub fn thresholds(&self) -> &Thresholds {
+    pub fn thresholds(&self) -> &ThinkThresholds {
         &self.thresholds
     }
 

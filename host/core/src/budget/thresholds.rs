@@ -5,15 +5,15 @@ use crate::{EntropyConfig, EntropyUnit, Error, SchedulerConfig};
 /// What a budget policy may set, for each request and at any time; every name is that of `meridian.toml`.
 ///
 /// ```
-/// use meridian_core::budget::Thresholds;
+/// use meridian_core::budget::ThinkThresholds;
 ///
-/// let thresholds = Thresholds { max_think_tokens: 100, ..Thresholds::default() };
+/// let thresholds = ThinkThresholds { max_think_tokens: 100, ..ThinkThresholds::default() };
 /// let error = thresholds.validate().unwrap_err();
 /// assert_eq!(error.to_string(), "scheduler.max_think_tokens: 100: must be at least scheduler.min_think_tokens");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Thresholds {
+pub struct ThinkThresholds {
     /// Think tokens before which only the hard cap and an interrupt end thinking.
     pub min_think_tokens: u32,
     /// The hard cap: think tokens at which the end is forced, whatever anyone says. The ending comes on top.
@@ -34,7 +34,7 @@ pub struct Thresholds {
     pub rpdi_threshold: f64,
 }
 
-impl Default for Thresholds {
+impl Default for ThinkThresholds {
     fn default() -> Self {
         Self {
             min_think_tokens: 512,
@@ -50,7 +50,7 @@ impl Default for Thresholds {
     }
 }
 
-impl Thresholds {
+impl ThinkThresholds {
     /// What `meridian.toml` says.
     #[must_use]
     pub fn from_config(scheduler: &SchedulerConfig, entropy: &EntropyConfig) -> Self {
@@ -111,7 +111,7 @@ impl Thresholds {
     /// What a budget policy answered, with the variance in `unit` squared.
     ///
     /// # Errors
-    /// [`Error::ConfigValidation`] for the first value out of range, as [`Thresholds::validate`].
+    /// [`Error::ConfigValidation`] for the first value out of range, as [`ThinkThresholds::validate`].
     pub fn from_policy(thresholds: &meridian_policy_sdk::budget::Thresholds, unit: EntropyUnit) -> Result<Self, Error> {
         let meridian_policy_sdk::budget::Thresholds {
             min_think_tokens,

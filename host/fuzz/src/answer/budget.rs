@@ -1,6 +1,6 @@
 //! Whatever a policy says of thinking, each request has thresholds that hold, and one verdict.
 
-use meridian_core::budget::{BudgetCandidate, Load, Observed, Point, PolicyThresholds, Thresholds, Verdict};
+use meridian_core::budget::{BudgetCandidate, Load, Observed, Point, PolicyThresholds, ThinkThresholds, Verdict};
 use meridian_core::{Budget, BudgetDecision, EntropyUnit};
 use meridian_runtime::BudgetSlot;
 
@@ -34,7 +34,7 @@ pub(super) fn run(mut bytes: Bytes<'_>) {
         };
         let fits = (fitting == candidates.len() || fitting == 0)
             && other == 0
-            && given.thresholds.iter().all(|given| Thresholds::from_policy(given, EntropyUnit::Bits).is_ok());
+            && given.thresholds.iter().all(|given| ThinkThresholds::from_policy(given, EntropyUnit::Bits).is_ok());
         let decides = check_asked::<Budget>(&load, candidates.len(), &given, fits);
         let is_asked = slot.control().status().quarantine.is_none();
         let before = slot.stats().active;
@@ -47,7 +47,7 @@ pub(super) fn run(mut bytes: Bytes<'_>) {
                     thresholds.validate().expect("a request's thresholds hold");
                 }
                 if is_asked && decides {
-                    let given = given.thresholds.iter().map(|given| Thresholds::from_policy(given, unit));
+                    let given = given.thresholds.iter().map(|given| ThinkThresholds::from_policy(given, unit));
                     assert!(taken.iter().copied().map(Ok).eq(given), "{taken:?}");
                 }
             }

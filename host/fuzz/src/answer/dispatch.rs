@@ -4,8 +4,8 @@ use std::collections::HashSet;
 
 use meridian_core::types::RequestId;
 use meridian_core::{
-    Asked, Batch, Decision, Dispatch, EngineFacts, FaultKind, Markers, NewRequest, Plan, Planner, PolicySeat,
-    RequestTable, Slot, Step,
+    Asked, Batch, Decision, Dispatch, EngineFacts, FaultKind, GuardedPolicy, Markers, NewRequest, Plan, Planner,
+    RequestTable, RowId, Step,
 };
 
 use super::{Scripted, length};
@@ -17,8 +17,8 @@ const MAX_REQUESTS: usize = 48;
 /// An engine: requests in two lists, and the clock.
 struct Engine {
     table: RequestTable,
-    running: Vec<Slot>,
-    waiting: Vec<Slot>,
+    running: Vec<RowId>,
+    waiting: Vec<RowId>,
     now_ms: f64,
     arrivals: u64,
 }
@@ -38,7 +38,7 @@ pub(super) fn run(mut bytes: Bytes<'_>, owns_queues: bool) {
         return;
     }
     let (answer, policy) = Scripted::<Dispatch>::boxed();
-    let mut seat = PolicySeat::new(policy);
+    let mut seat = GuardedPolicy::new(policy);
     for _ in 0..MAX_STEPS {
         if bytes.is_empty() {
             return;
@@ -179,7 +179,7 @@ impl Engine {
 }
 
 /// Positions in the new order -> those before.
-fn reorder(list: &mut Vec<Slot>, order: &[u32]) {
+fn reorder(list: &mut Vec<RowId>, order: &[u32]) {
     if order.is_empty() {
         return;
     }

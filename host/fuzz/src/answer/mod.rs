@@ -7,7 +7,7 @@ mod eviction;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use meridian_core::{
-    Asked, Batch, Description, Fault, FaultKind, MeridianConfig, Policy, PolicySeat, SlotKind, Targets,
+    Asked, Batch, Description, Fault, FaultKind, GuardedPolicy, MeridianConfig, Policy, SlotKind, Targets,
 };
 
 use crate::bytes::Bytes;
@@ -74,7 +74,7 @@ fn length(kind: u8, candidates: usize) -> usize {
 /// Whether a seat takes the answer as the batch's decision; `fits` is what the contract says of it.
 fn check_asked<K: SlotKind>(facts: &K::Facts, candidates: usize, given: &K::Decision, fits: bool) -> bool {
     let (answer, policy) = Scripted::<K>::boxed();
-    let mut seat = PolicySeat::new(policy);
+    let mut seat = GuardedPolicy::new(policy);
     answer.send(given.clone()).expect("the policy is there");
     let mut decision = K::Decision::default();
     let asked = seat.ask(&Batch { facts, candidates, columns: &[] }, &mut decision);

@@ -35,7 +35,7 @@ const CLOSING: Duration = Duration::from_secs(2);
 
 /// What a client may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct ConnectionLimits {
     /// Requests that are served at a time and listener; more wait.
     pub connections: usize,
     /// Places beside these for requests with the token: so many for those that send a component, so many for others.
@@ -50,7 +50,7 @@ pub struct Limits {
     pub response: Duration,
 }
 
-impl Default for Limits {
+impl Default for ConnectionLimits {
     fn default() -> Self {
         Self {
             connections: 32,
@@ -71,7 +71,7 @@ pub struct Surroundings {
     /// Folder of the discovery file; `None` for no file.
     pub run_dir: Option<PathBuf>,
     /// What a client may take.
-    pub limits: Limits,
+    pub limits: ConnectionLimits,
 }
 
 /// The listeners of a process. Dropping it ends them: it waits for a change that is being carried out, for two seconds at
@@ -129,7 +129,7 @@ impl Admin {
     #[must_use]
     pub fn start(control: Arc<dyn Control>, admin: &AdminConfig, telemetry: &TelemetryConfig, base_dir: &Path) -> Self {
         let run_dir = discovery::run_dirs().into_iter().next();
-        let surroundings = Surroundings { base_dir: base_dir.to_owned(), run_dir, limits: Limits::default() };
+        let surroundings = Surroundings { base_dir: base_dir.to_owned(), run_dir, limits: ConnectionLimits::default() };
         Self::start_in(&surroundings, control, admin, telemetry)
     }
 
@@ -196,7 +196,7 @@ impl Drop for Admin {
 
 /// Serve one connection of the admin interface over any stream, as one that came from this machine. It returns when the
 /// connection is over; calls that change something run on blocking threads of the tokio runtime it is polled in.
-pub async fn serve_stream<S>(stream: S, control: Arc<dyn Control>, token: Option<String>, limits: Limits)
+pub async fn serve_stream<S>(stream: S, control: Arc<dyn Control>, token: Option<String>, limits: ConnectionLimits)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tokio::sync::Semaphore;
 
-use super::Limits;
+use super::ConnectionLimits;
 use super::metrics::StatusCollector;
 use super::signature::{SIGNATURE_HEADER, signature_text};
 use super::token::Token;
@@ -36,7 +36,7 @@ pub(super) struct Site {
     registry: Registry,
     token: Option<Token>,
     token_configured: bool,
-    limits: Limits,
+    limits: ConnectionLimits,
     /// What the listeners could not do.
     problems: Vec<String>,
     /// One call that reads, one that loads a component and one that changes at a time. A component is received only by who
@@ -55,7 +55,7 @@ impl Site {
         token: Option<Token>,
         token_configured: bool,
         problems: Vec<String>,
-        limits: Limits,
+        limits: ConnectionLimits,
     ) -> Self {
         let registry = Registry::new();
         let collector = Box::new(StatusCollector::new(Arc::clone(&control)));

@@ -22,7 +22,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::AbortHandle;
 
-use super::Limits;
+use super::ConnectionLimits;
 use super::listener::Socket;
 use super::routes::{Reach, Rights, Site};
 
@@ -30,7 +30,7 @@ use super::routes::{Reach, Rights, Site};
 const MAX_HEAD_BYTES: usize = 16 << 10;
 
 /// Accept for ever. A client can take no more than `limits`, nor any other connection's share.
-pub(super) async fn serve(socket: Socket, router: Router, site: Arc<Site>, limits: Limits) {
+pub(super) async fn serve(socket: Socket, router: Router, site: Arc<Site>, limits: ConnectionLimits) {
     let door = Arc::new(Door::new(&limits));
     loop {
         let accepted = match &socket {
@@ -64,8 +64,8 @@ struct Door {
 }
 
 impl Door {
-    fn new(limits: &Limits) -> Self {
-        let Limits { connections, reserved, waiting, head: _, body: _, response: _ } = *limits;
+    fn new(limits: &ConnectionLimits) -> Self {
+        let ConnectionLimits { connections, reserved, waiting, head: _, body: _, response: _ } = *limits;
         let [uploading, changing] = [(); 2].map(|()| Arc::new(Semaphore::new(reserved)));
         let reading = Arc::new(Semaphore::new(connections));
         Self { waiting: Mutex::default(), most_waiting: waiting, reading, uploading, changing }
@@ -128,7 +128,7 @@ pub(super) fn connection<S>(
     router: Router,
     site: &Arc<Site>,
     pass: Option<Pass>,
-    limits: Limits,
+    limits: ConnectionLimits,
 ) -> impl Future<Output = ()> + Send + use<S>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,

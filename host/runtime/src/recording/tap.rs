@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-use meridian_core::{Asked, PolicySeat, SlotKind, Targets};
+use meridian_core::{Asked, GuardedPolicy, SlotKind, Targets};
 
 use super::kinds::Recordable;
 use super::recorder::{Item, Progress, Queued};
@@ -55,7 +55,7 @@ const POOL: usize = 64;
 /// and counted. A slot does this by itself, see [`SlotControl::record`](crate::SlotControl::record).
 ///
 /// ```
-/// use meridian_core::{Batch, Decision, Dispatch, MeridianConfig, PolicySeat, Step, native};
+/// use meridian_core::{Batch, Decision, Dispatch, MeridianConfig, GuardedPolicy, Step, native};
 /// use meridian_runtime::control::Version;
 /// use meridian_runtime::recording::{Recorder, RecorderSettings, SlotSetup};
 ///
@@ -63,11 +63,11 @@ const POOL: usize = 64;
 /// let targets = MeridianConfig::default().scheduler.targets();
 /// let recorder = Recorder::start(RecorderSettings::new(dir.clone(), 16))?;
 /// let mut tap = recorder.tap::<Dispatch>(SlotSetup { targets, deadline_ms: 2.0, memory_mib: 64 });
-/// let mut seat = PolicySeat::<Dispatch>::new(native::policy("fcfs", targets, "{}").unwrap());
+/// let mut policy = GuardedPolicy::<Dispatch>::new(native::policy("fcfs", targets, "{}").unwrap());
 ///
 /// let (step, mut decision) = (Step::default(), Decision::default());
-/// tap.before(0, &Version { source: "native:fcfs".into(), ..Version::default() }, &mut seat);
-/// let asked = seat.ask(&Batch { facts: &step, candidates: 0, columns: &[] }, &mut decision);
+/// tap.before(0, &Version { source: "native:fcfs".into(), ..Version::default() }, &mut policy);
+/// let asked = policy.ask(&Batch { facts: &step, candidates: 0, columns: &[] }, &mut decision);
 /// tap.after(&step, 0, |_, columns| columns.clear(), &asked, &decision);
 /// recorder.close();
 /// assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 1);
@@ -118,16 +118,16 @@ impl<K: Recordable> Tap<K> {
         }
     }
 
-    /// Before the policy in `seat` is asked. `seat_id` tells one stay of a policy in the slot from another: one that returns
+    /// Before `policy` is asked. `stay` tells one stay of a policy in the slot from another: one that returns
     /// with the same id has the state it had.
-    pub fn before(&mut self, seat_id: u64, version: &Version, seat: &mut PolicySeat<K>) {
+    pub fn before(&mut self, stay: u64, version: &Version, policy: &mut GuardedPolicy<K>) {
         self.snapshot = None;
         if self.progress.closing.load(Ordering::Relaxed) || self.progress.broken.load(Ordering::Relaxed) {
             return;
         }
-        let is_new = self.policy.as_ref().is_none_or(|(id, _)| *id != seat_id);
+        let is_new = self.policy.as_ref().is_none_or(|(id, _)| *id != stay);
         if is_new {
-            self.policy = Some((seat_id, Arc::new(self.recorded(version, seat))));
+            self.policy = Some((stay, Arc::new(self.recorded(version, policy))));
             self.has_faulted = false;
             self.is_mute = false;
         }
@@ -138,18 +138,18 @@ impl<K: Recordable> Tap<K> {
         let wants = self.shared.wants_snapshot.load(Ordering::Relaxed)
             && self.shared.wants_snapshot.swap(false, Ordering::Relaxed);
         if is_new || wants || self.has_gap {
-            self.snapshot = Some(self.state_of(seat));
+            self.snapshot = Some(self.state_of(policy));
         }
     }
 
-    fn recorded(&self, version: &Version, seat: &PolicySeat<K>) -> RecordedPolicy {
+    fn recorded(&self, version: &Version, policy: &GuardedPolicy<K>) -> RecordedPolicy {
         let name = |column: &K::Column| {
             let index = K::COLUMNS.iter().position(|known| known == column);
             index.map_or_else(|| format!("{column:?}"), |index| K::COLUMN_NAMES[index].to_owned())
         };
         RecordedPolicy {
             version: version.clone(),
-            inputs: seat.policy().inputs().iter().map(name).collect(),
+            inputs: policy.policy().inputs().iter().map(name).collect(),
             options: if version.options.is_empty() { "{}".into() } else { version.options.clone() },
             targets: self.setup.targets.into(),
             deadline_ms: self.setup.deadline_ms,
@@ -159,16 +159,16 @@ impl<K: Recordable> Tap<K> {
 
     /// The policy's state; nothing where it gives none. One that faults when it is asked loses its state as by any other
     /// fault, so it is asked only once.
-    fn state_of(&mut self, seat: &mut PolicySeat<K>) -> Vec<u8> {
-        if self.is_mute || !seat.is_ready() {
+    fn state_of(&mut self, policy: &mut GuardedPolicy<K>) -> Vec<u8> {
+        if self.is_mute || !policy.is_ready() {
             return Vec::new();
         }
-        seat.policy_mut().snapshot().unwrap_or_else(|fault| {
+        policy.policy_mut().snapshot().unwrap_or_else(|fault| {
             tracing::warn!(slot = K::NAME.label(), %fault, "a policy faulted when its state was to be recorded");
             self.is_mute = true;
             self.has_faulted = true;
-            // A failure is met again by the seat, at the decision.
-            let _ = seat.recover();
+            // A failure is met again by the slot, at the decision.
+            let _ = policy.recover();
             Vec::new()
         })
     }
@@ -233,8 +233,8 @@ impl<K: Recordable> Tap<K> {
 }
 
 impl<K: Recordable> Witness<K> for Tap<K> {
-    fn before(&mut self, seat_id: u64, version: &Version, seat: &mut PolicySeat<K>) {
-        Tap::before(self, seat_id, version, seat);
+    fn before(&mut self, stay: u64, version: &Version, policy: &mut GuardedPolicy<K>) {
+        Tap::before(self, stay, version, policy);
     }
 
     fn after(
@@ -269,12 +269,12 @@ mod tests {
         let (queue, items) = sync_channel(2);
         let shared = Arc::new(Shared::default());
         let mut tap = Tap::<Dispatch>::new(queue, Arc::default(), Arc::clone(&shared), setup);
-        let mut seat = PolicySeat::new(native::policy::<Dispatch>("fcfs", targets, "{}").unwrap());
+        let mut policy = GuardedPolicy::new(native::policy::<Dispatch>("fcfs", targets, "{}").unwrap());
         let mut decision = Decision::default();
         let mut decide = |tap: &mut Tap<Dispatch>, candidates: usize| {
-            tap.before(0, &Version::default(), &mut seat);
+            tap.before(0, &Version::default(), &mut policy);
             let step = Step::default();
-            let asked = seat.ask(&Batch { facts: &step, candidates, columns: &[] }, &mut decision);
+            let asked = policy.ask(&Batch { facts: &step, candidates, columns: &[] }, &mut decision);
             let fill = |inputs: &[_], out: &mut Vec<f32>| out.resize(inputs.len() * candidates, 0.0);
             tap.after(&step, candidates, fill, &asked, &decision);
         };

@@ -1,4 +1,4 @@
-use meridian_core::budget::{BudgetCandidate, Load, Point, Thresholds, Verdict};
+use meridian_core::budget::{BudgetCandidate, Load, Point, ThinkThresholds, Verdict};
 use meridian_core::{Budget, BudgetColumn as Column, BudgetDecision, EntropyUnit, columns};
 
 use super::PolicySlot;
@@ -8,13 +8,13 @@ use crate::sync::lock;
 /// The budget slot, owned by whoever follows the thinking of the requests.
 ///
 /// ```
-/// use meridian_core::budget::{BudgetCandidate, Load, Observed, Thresholds, Verdict};
+/// use meridian_core::budget::{BudgetCandidate, Load, Observed, ThinkThresholds, Verdict};
 /// use meridian_core::{Budget, EntropyUnit, MeridianConfig, native};
 /// use meridian_runtime::BudgetSlot;
 ///
 /// let targets = MeridianConfig::default().scheduler.targets();
 /// let mut slot = BudgetSlot::new(native::policy::<Budget>("eat-rpdi", targets, "{}").unwrap(), targets);
-/// let configured = Thresholds::default();
+/// let configured = ThinkThresholds::default();
 /// let load = Load { configured: configured.for_policy(EntropyUnit::Bits), thinking: 1, ..Load::default() };
 /// assert_eq!(slot.start(&load, EntropyUnit::Bits, &[BudgetCandidate::default()]), [configured]);
 /// let observed = Observed { is_probed: true, probes: 9, eat_bits: Some(0.1), eat_variance_bits2: Some(0.0), ..Observed::default() };
@@ -41,7 +41,7 @@ impl PolicySlot<Budget> {
     /// What the policies go by now.
     pub(crate) fn wants(&self) -> BudgetWants {
         let state = &*lock(&self.state);
-        let active = state.active.seat.policy();
+        let active = state.active.policy.policy();
         let shadow = state.shadow.as_ref().map(|shadow| (shadow.inputs(), shadow.weighs_signals_alone()));
         let mut wants = BudgetWants { swaps: state.swaps, ..BudgetWants::default() };
         for (inputs, by_signals) in
@@ -55,15 +55,17 @@ impl PolicySlot<Budget> {
     }
 
     /// Requests begin to think: the thresholds of each, with variances in `unit` squared.
-    pub fn start(&mut self, load: &Load, unit: EntropyUnit, candidates: &[BudgetCandidate]) -> Vec<Thresholds> {
+    pub fn start(&mut self, load: &Load, unit: EntropyUnit, candidates: &[BudgetCandidate]) -> Vec<ThinkThresholds> {
         let load = Load { point: Point::Start, ..*load };
         let (_, decision) = self.ask(&load, candidates);
-        let configured = Thresholds::from_policy(&load.configured, unit).unwrap_or_default();
+        let configured = ThinkThresholds::from_policy(&load.configured, unit).unwrap_or_default();
         let mut answered = decision.thresholds.iter();
         candidates
             .iter()
             // Checked, so the conversion holds; only rounding at the edge of a range could make it fail.
-            .map(|_| answered.next().and_then(|given| Thresholds::from_policy(given, unit).ok()).unwrap_or(configured))
+            .map(|_| {
+                answered.next().and_then(|given| ThinkThresholds::from_policy(given, unit).ok()).unwrap_or(configured)
+            })
             .collect()
     }
 

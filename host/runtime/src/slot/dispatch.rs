@@ -1,4 +1,4 @@
-use meridian_core::{Decision, Dispatch, RequestTable, Slot, Step, columns};
+use meridian_core::{Decision, Dispatch, RequestTable, RowId, Step, columns};
 
 use super::PolicySlot;
 use crate::stats::Source;
@@ -24,7 +24,7 @@ impl PolicySlot<Dispatch> {
         &mut self,
         step: &Step,
         table: &RequestTable,
-        candidates: &[Slot],
+        candidates: &[RowId],
         block_tokens: u32,
     ) -> (Source, &Decision) {
         self.decide_by(step, candidates.len(), |inputs, out| {

@@ -1,10 +1,10 @@
-use meridian_core::{Eviction, EvictionCandidate, EvictionPolicy, Fault, Memory, columns};
+use meridian_core::{Eviction, EvictionCandidate, EvictionRanker, Fault, Memory, columns};
 
 use super::PolicySlot;
 use crate::stats::Source;
 use crate::sync::lock;
 
-/// The eviction slot, which a block manager owns: it is that one's [`EvictionPolicy`], which never fails.
+/// The eviction slot, which a block manager owns: it is that one's [`EvictionRanker`], which never fails.
 ///
 /// ```
 /// use meridian_core::{BeginKv, Eviction, KvMemory, MeridianConfig, PhaseAwareBlockManager, RequestId, native};
@@ -32,7 +32,7 @@ impl PolicySlot<Eviction> {
     }
 }
 
-impl EvictionPolicy for PolicySlot<Eviction> {
+impl EvictionRanker for PolicySlot<Eviction> {
     fn keys(&mut self, memory: &Memory, candidates: &[EvictionCandidate], keys: &mut Vec<f32>) -> Result<(), Fault> {
         keys.extend_from_slice(self.decide(memory, candidates).1);
         Ok(())

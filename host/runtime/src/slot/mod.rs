@@ -4,7 +4,7 @@ mod budget;
 mod dispatch;
 mod eviction;
 mod faults;
-mod seat;
+mod loaded;
 mod shadow;
 mod swap;
 mod trial;
@@ -13,10 +13,10 @@ mod witness;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use meridian_core::{Asked, Batch, Fault, Policy, PolicySeat, SlotKind, Targets, native};
+use meridian_core::{Asked, Batch, Fault, GuardedPolicy, Policy, SlotKind, Targets, native};
 
 use self::faults::FaultLog;
-use self::seat::{LONGEST_QUARANTINE_MS, Seat};
+use self::loaded::{LONGEST_QUARANTINE_MS, LoadedPolicy};
 use self::shadow::Shadow;
 #[cfg(not(loom))]
 pub(crate) use self::witness::Fill;
@@ -29,8 +29,8 @@ pub use self::budget::BudgetSlot;
 pub(crate) use self::budget::BudgetWants;
 pub use self::dispatch::DispatchSlot;
 pub use self::eviction::EvictionSlot;
-pub use self::seat::StrikeLimits;
-pub use self::swap::{Candidate, Remake, SlotControl};
+pub use self::loaded::StrikeLimits;
+pub use self::swap::{Contender, Remake, SlotControl};
 pub use self::trial::{Trial, TrialFault};
 
 /// A slot: asks the active policy, and the native default for the same batch when that one does not decide.
@@ -45,9 +45,9 @@ pub struct PolicySlot<K: SlotKind> {
 
 /// What the deciding thread and the handles share.
 struct State<K: SlotKind> {
-    active: Seat<K>,
+    active: LoadedPolicy<K>,
     /// Who a rollback brings back.
-    previous: Option<Seat<K>>,
+    previous: Option<LoadedPolicy<K>>,
     default: Box<dyn Policy<K>>,
     quarantine: Option<Quarantine<K>>,
     shadow: Option<Shadow<K>>,
@@ -67,7 +67,7 @@ struct State<K: SlotKind> {
 }
 
 struct Quarantine<K: SlotKind> {
-    seat: Seat<K>,
+    policy: LoadedPolicy<K>,
     until_ms: f64,
 }
 
@@ -80,14 +80,14 @@ impl<K: SlotKind> PolicySlot<K> {
             version: active.description().version.clone(),
             ..Version::default()
         };
-        Self::with_version(Candidate { policy: active, version, remake: None }, targets, StrikeLimits::default())
+        Self::with_version(Contender { policy: active, version, remake: None }, targets, StrikeLimits::default())
     }
 
     /// The same, with where the policy came from, and how many faults put a version into quarantine.
     #[must_use]
-    pub fn with_version(active: Candidate<K>, targets: Targets, limits: StrikeLimits) -> Self {
+    pub fn with_version(active: Contender<K>, targets: Targets, limits: StrikeLimits) -> Self {
         let state = State {
-            active: Seat::new(PolicySeat::new(active.policy), active.version, active.remake),
+            active: LoadedPolicy::new(GuardedPolicy::new(active.policy), active.version, active.remake),
             previous: None,
             default: native::default_policy(targets),
             quarantine: None,
@@ -141,7 +141,7 @@ impl<K: SlotKind> PolicySlot<K> {
     #[must_use]
     pub fn reads(&self, column: K::Column) -> bool {
         let state = &*lock(&self.state);
-        state.active.seat.policy().inputs().contains(&column)
+        state.active.policy.policy().inputs().contains(&column)
             || state.default.inputs().contains(&column)
             || state.shadow.as_ref().is_some_and(|shadow| shadow.inputs().contains(&column))
             // Whoever comes back from quarantine may.
@@ -195,10 +195,10 @@ impl<K: SlotKind> State<K> {
         }
         let Self { active, columns, decision, witness, .. } = self;
         if let Some(witness) = witness {
-            witness.before(active.id, &active.version, &mut active.seat);
+            witness.before(active.id, &active.version, &mut active.policy);
         }
-        fill(active.seat.policy().inputs(), columns);
-        let asked = active.seat.ask(&Batch { facts, candidates, columns }, decision);
+        fill(active.policy.policy().inputs(), columns);
+        let asked = active.policy.ask(&Batch { facts, candidates, columns }, decision);
         if let Some(witness) = witness {
             witness.after(facts, candidates, &fill, &asked, decision);
         }
@@ -235,7 +235,8 @@ impl<K: SlotKind> State<K> {
         for (i, fault) in faults.iter().enumerate() {
             self.stats.faulted(fault.kind);
             // What the columns still hold is what the first one happened on.
-            let batch = (i == 0).then(|| FaultBatch::of::<K>(self.active.seat.policy().inputs(), &self.columns, facts));
+            let batch =
+                (i == 0).then(|| FaultBatch::of::<K>(self.active.policy.policy().inputs(), &self.columns, facts));
             let version = &self.active.version;
             lock(&self.faults).push(K::NAME, version, false, self.now_ms, candidates, fault, batch);
         }
@@ -248,52 +249,52 @@ impl<K: SlotKind> State<K> {
     /// Put the active version away; the version before it stands in, else the native default. When the one that stands in
     /// faults too, it steps back and the default decides until the first one's time is over.
     fn quarantine(&mut self) {
-        let default = Seat::native_default(self.targets);
+        let default = LoadedPolicy::native_default(self.targets);
         let stand_in = if self.quarantine.is_some() { default } else { self.previous.take().unwrap_or(default) };
-        let seat = std::mem::replace(&mut self.active, stand_in);
+        let loaded = std::mem::replace(&mut self.active, stand_in);
         tracing::warn!(
             slot = K::NAME.label(),
-            policy = seat.version.name,
-            sha256 = seat.version.sha256,
-            seconds = seat.quarantine_ms / 1e3,
+            policy = loaded.version.name,
+            sha256 = loaded.version.sha256,
+            seconds = loaded.quarantine_ms / 1e3,
             decides = self.active.version.name,
             "a policy that faults too often is put into quarantine"
         );
         match &self.quarantine {
-            Some(_) => self.previous = Some(seat),
-            None => self.put_away(seat),
+            Some(_) => self.previous = Some(loaded),
+            None => self.put_away(loaded),
         }
     }
 
-    fn put_away(&mut self, mut seat: Seat<K>) {
-        let until_ms = self.now_ms + seat.quarantine_ms;
-        seat.quarantine_ms = (seat.quarantine_ms * 2.0).min(LONGEST_QUARANTINE_MS);
-        self.quarantine = Some(Quarantine { seat, until_ms });
+    fn put_away(&mut self, mut loaded: LoadedPolicy<K>) {
+        let until_ms = self.now_ms + loaded.quarantine_ms;
+        loaded.quarantine_ms = (loaded.quarantine_ms * 2.0).min(LONGEST_QUARANTINE_MS);
+        self.quarantine = Some(Quarantine { policy: loaded, until_ms });
     }
 
     /// Try the version in quarantine again.
     fn end_quarantine(&mut self) {
-        let Some(Quarantine { seat, .. }) = self.quarantine.take() else { return };
-        match seat.on_parole(self.now_ms) {
-            Ok(seat) => self.resume(seat),
-            Err((seat, fault)) => self.cannot_start(*seat, fault),
+        let Some(Quarantine { policy: loaded, .. }) = self.quarantine.take() else { return };
+        match loaded.on_parole(self.now_ms) {
+            Ok(loaded) => self.resume(loaded),
+            Err((loaded, fault)) => self.cannot_start(*loaded, fault),
         }
     }
 
     /// A version out of quarantine decides again; whoever stood in is the version before it, unless that was the default
     /// in the place of a version that had stepped back.
-    fn resume(&mut self, seat: Seat<K>) {
-        tracing::info!(slot = K::NAME.label(), policy = seat.version.name, "a policy in quarantine is tried again");
-        let stood_in = std::mem::replace(&mut self.active, seat);
+    fn resume(&mut self, loaded: LoadedPolicy<K>) {
+        tracing::info!(slot = K::NAME.label(), policy = loaded.version.name, "a policy in quarantine is tried again");
+        let stood_in = std::mem::replace(&mut self.active, loaded);
         if self.previous.is_none() {
             self.previous = Some(stood_in);
         }
     }
 
-    fn cannot_start(&mut self, seat: Seat<K>, fault: Fault) {
+    fn cannot_start(&mut self, loaded: LoadedPolicy<K>, fault: Fault) {
         self.stats.faulted(fault.kind);
-        lock(&self.faults).push(K::NAME, &seat.version, false, self.now_ms, 0, &fault, None);
+        lock(&self.faults).push(K::NAME, &loaded.version, false, self.now_ms, 0, &fault, None);
         self.last_fault = Some(fault);
-        self.put_away(seat);
+        self.put_away(loaded);
     }
 }

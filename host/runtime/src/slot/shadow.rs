@@ -1,4 +1,4 @@
-//! A candidate beside the active policy, on a thread of its own: it sees the same steps and changes nothing, however long
+//! A contender beside the active policy, on a thread of its own: it sees the same steps and changes nothing, however long
 //! it takes.
 
 use std::sync::Arc;
@@ -7,11 +7,11 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use meridian_core::{Asked, Batch, PolicySeat, SlotKind};
+use meridian_core::{Asked, Batch, GuardedPolicy, SlotKind};
 
 use super::faults::FaultLog;
-use super::seat::Seat;
-use super::swap::{Candidate, Remake};
+use super::loaded::LoadedPolicy;
+use super::swap::{Contender, Remake};
 use crate::compare::Compare;
 use crate::control::{FaultBatch, ShadowStatus, Version};
 use crate::sync::{Mutex, lock};
@@ -34,7 +34,7 @@ pub(super) struct Shadow<K: SlotKind> {
     jobs: SyncSender<Job<K>>,
     progress: Arc<Progress>,
     remake: Option<Remake<K>>,
-    thread: JoinHandle<PolicySeat<K>>,
+    thread: JoinHandle<GuardedPolicy<K>>,
 }
 
 /// What both threads and whoever asks see of a shadow.
@@ -57,16 +57,17 @@ struct Sums {
 }
 
 impl<K: SlotKind> Shadow<K> {
-    pub(super) fn start(candidate: Candidate<K>, faults: Arc<Mutex<FaultLog>>) -> std::io::Result<Self> {
-        let Candidate { policy, version, remake } = candidate;
-        let seat = PolicySeat::new(policy);
+    pub(super) fn start(contender: Contender<K>, faults: Arc<Mutex<FaultLog>>) -> std::io::Result<Self> {
+        let Contender { policy, version, remake } = contender;
+        let guarded = GuardedPolicy::new(policy);
         let (jobs, queue) = sync_channel(QUEUE);
         let progress = Arc::new(Progress { version, skipped: AtomicU64::new(0), sums: Mutex::new(Sums::default()) });
-        let (inputs, weighs_signals_alone) = (seat.policy().inputs().to_vec(), seat.policy().weighs_signals_alone());
+        let (inputs, weighs_signals_alone) =
+            (guarded.policy().inputs().to_vec(), guarded.policy().weighs_signals_alone());
         let seen = Arc::clone(&progress);
         let thread = std::thread::Builder::new()
             .name("meridian-shadow".into())
-            .spawn(move || compare_all(seat, &queue, &seen, &faults))?;
+            .spawn(move || compare_all(guarded, &queue, &seen, &faults))?;
         Ok(Self { inputs, weighs_signals_alone, jobs, progress, remake, thread })
     }
 
@@ -100,13 +101,13 @@ impl<K: SlotKind> Shadow<K> {
         Arc::clone(&self.progress)
     }
 
-    /// Stop, and give the policy's seat back with the state it has gathered. Waits for the steps in its queue; `None` when the
+    /// Stop, and give the policy back with the state it has gathered. Waits for the steps in its queue; `None` when the
     /// policy panicked.
-    pub(super) fn stop(self) -> Option<Seat<K>> {
+    pub(super) fn stop(self) -> Option<LoadedPolicy<K>> {
         let Self { inputs: _, weighs_signals_alone: _, jobs, progress, remake, thread } = self;
         drop(jobs);
-        let seat = thread.join().ok()?;
-        Some(Seat::new(seat, progress.version.clone(), remake))
+        let guarded = thread.join().ok()?;
+        Some(LoadedPolicy::new(guarded, progress.version.clone(), remake))
     }
 
     /// What is compared.
@@ -133,22 +134,22 @@ impl Progress {
 }
 
 fn compare_all<K: SlotKind>(
-    mut seat: PolicySeat<K>,
+    mut guarded: GuardedPolicy<K>,
     queue: &Receiver<Job<K>>,
     progress: &Progress,
     faults: &Mutex<FaultLog>,
-) -> PolicySeat<K> {
+) -> GuardedPolicy<K> {
     let mut decision = K::Decision::default();
     let mut compare = Compare::default();
     for job in queue {
         let Job { facts, candidates, columns, active } = job;
         let started = Instant::now();
-        let asked = seat.ask(&Batch { facts: &facts, candidates, columns: &columns }, &mut decision);
+        let asked = guarded.ask(&Batch { facts: &facts, candidates, columns: &columns }, &mut decision);
         let took_us = started.elapsed().as_secs_f64() * 1e6;
         if let Asked::Faulted(now) = asked {
             lock(&progress.sums).faults += now.len() as u64;
             for (i, fault) in now.iter().enumerate() {
-                let batch = (i == 0).then(|| FaultBatch::of::<K>(seat.policy().inputs(), &columns, &facts));
+                let batch = (i == 0).then(|| FaultBatch::of::<K>(guarded.policy().inputs(), &columns, &facts));
                 let version = &progress.version;
                 lock(faults).push(K::NAME, version, true, K::now_ms(&facts), candidates, fault, batch);
             }
@@ -168,5 +169,5 @@ fn compare_all<K: SlotKind>(
             sums.top_overlap += overlap;
         }
     }
-    seat
+    guarded
 }

@@ -1,17 +1,17 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use meridian_core::{Description, Dispatch, Fault, FaultKind, Policy, PolicySeat, SlotKind};
+use meridian_core::{Description, Dispatch, Fault, FaultKind, GuardedPolicy, Policy, SlotKind};
 
 use super::faults::FaultLog;
-use super::seat::Seat;
+use super::loaded::LoadedPolicy;
 use super::shadow::{Progress, Shadow};
 use super::{Quarantine, State};
 use crate::control::{ControlError, FaultEntry, Mode, SlotStatus, StateHandover, SwapReport, UNCHANGED, Version};
 use crate::sync::{Mutex, lock};
 
 /// A policy that may become active, with where it came from.
-pub struct Candidate<K: SlotKind = Dispatch> {
+pub struct Contender<K: SlotKind = Dispatch> {
     /// The policy, started.
     pub policy: Box<dyn Policy<K>>,
     /// What it is.
@@ -23,8 +23,8 @@ pub struct Candidate<K: SlotKind = Dispatch> {
 /// Starts a component that is compiled already with the given options, one JSON object. Takes as long as starting takes.
 pub type Remake<K> = Arc<dyn Fn(&str) -> Result<Box<dyn Policy<K>>, String> + Send + Sync>;
 
-impl<K: SlotKind> Candidate<K> {
-    /// A candidate of the given origin; name and version are the policy's own.
+impl<K: SlotKind> Contender<K> {
+    /// A contender of the given origin; name and version are the policy's own.
     #[must_use]
     pub fn new(policy: Box<dyn Policy<K>>, sha256: &str, source: &str) -> Self {
         let Description { name, version, summary: _ } = policy.description().clone();
@@ -57,24 +57,24 @@ impl<K: SlotKind> SlotControl<K> {
         Self { state }
     }
 
-    /// Make a candidate active between two decisions. The state of the policy before is handed over where both sides
+    /// Make a contender active between two decisions. The state of the policy before is handed over where both sides
     /// know how. What was in quarantine is forgotten.
-    pub fn swap(&self, candidate: Candidate<K>) -> SwapReport {
-        let seat = Seat::new(PolicySeat::new(candidate.policy), candidate.version, candidate.remake);
+    pub fn swap(&self, contender: Contender<K>) -> SwapReport {
+        let loaded = LoadedPolicy::new(GuardedPolicy::new(contender.policy), contender.version, contender.remake);
         self.change("swap", |state, leftovers| {
-            leftovers.extend(state.quarantine.take().map(|quarantine| quarantine.seat));
-            Ok(state.install(seat, true, leftovers))
+            leftovers.extend(state.quarantine.take().map(|quarantine| quarantine.policy));
+            Ok(state.install(loaded, true, leftovers))
         })
-        .expect("installing a seat is not refused")
+        .expect("installing a loaded is not refused")
     }
 
-    /// Have a candidate asked beside the active policy; one that is there already is dropped.
+    /// Have a contender asked beside the active policy; one that is there already is dropped.
     ///
     /// # Errors
     /// [`ControlError::Refused`] when the system gives no thread.
-    pub fn shadow(&self, candidate: Candidate<K>) -> Result<SwapReport, ControlError> {
+    pub fn shadow(&self, contender: Contender<K>) -> Result<SwapReport, ControlError> {
         let faults = Arc::clone(&lock(&self.state).faults);
-        let shadow = Shadow::start(candidate, faults)
+        let shadow = Shadow::start(contender, faults)
             .map_err(|error| ControlError::Refused(format!("no thread for a shadow: {error}")))?;
         let (report, old) = {
             let state = &mut *lock(&self.state);
@@ -94,10 +94,10 @@ impl<K: SlotKind> SlotControl<K> {
     pub fn promote(&self) -> Result<SwapReport, ControlError> {
         let shadow = lock(&self.state).shadow.take().ok_or(nothing::<K>("there is no shadow to promote"))?;
         // Waits for the steps in its queue; the slot goes on meanwhile.
-        let seat = shadow.stop().ok_or_else(|| ControlError::Refused("the shadow panicked".into()))?;
+        let loaded = shadow.stop().ok_or_else(|| ControlError::Refused("the shadow panicked".into()))?;
         self.change("promote", |state, leftovers| {
-            leftovers.extend(state.quarantine.take().map(|quarantine| quarantine.seat));
-            state.install(seat, false, leftovers);
+            leftovers.extend(state.quarantine.take().map(|quarantine| quarantine.policy));
+            state.install(loaded, false, leftovers);
             Ok(StateHandover::Own)
         })
     }
@@ -118,20 +118,20 @@ impl<K: SlotKind> SlotControl<K> {
     /// # Errors
     /// [`ControlError::Nothing`] when none is, [`ControlError::Refused`] when it cannot be started.
     pub fn release(&self) -> Result<SwapReport, ControlError> {
-        let (seat, now_ms) = {
+        let (loaded, now_ms) = {
             let state = &mut *lock(&self.state);
             let quarantine = state.quarantine.take().ok_or(nothing::<K>("no version is in quarantine"))?;
-            (quarantine.seat, state.now_ms)
+            (quarantine.policy, state.now_ms)
         };
         // Starting it takes longer than a step may wait.
-        match seat.on_parole(now_ms) {
-            Ok(seat) => self.change("release", |state, _| {
-                state.resume(seat);
+        match loaded.on_parole(now_ms) {
+            Ok(loaded) => self.change("release", |state, _| {
+                state.resume(loaded);
                 Ok(StateHandover::Own)
             }),
-            Err((seat, fault)) => {
+            Err((loaded, fault)) => {
                 let why = format!("it cannot be started: {fault}");
-                lock(&self.state).cannot_start(*seat, fault);
+                lock(&self.state).cannot_start(*loaded, fault);
                 Err(ControlError::Refused(why))
             }
         }
@@ -187,7 +187,7 @@ impl<K: SlotKind> SlotControl<K> {
         let _before = lock(&self.state).witness.replace(witness);
     }
 
-    /// A candidate was refused before it came here: counted, and kept for the operator.
+    /// A contender was refused before it came here: counted, and kept for the operator.
     pub fn refused(&self, source: &str, why: &str) {
         let state = &mut *lock(&self.state);
         let fault = Fault::new(FaultKind::Load, why);
@@ -213,12 +213,12 @@ impl<K: SlotKind> SlotControl<K> {
         let status = SlotStatus {
             slot: K::NAME,
             active: state.active.version.clone(),
-            previous: state.previous.as_ref().map(|seat| seat.version.clone()),
+            previous: state.previous.as_ref().map(|loaded| loaded.version.clone()),
             shadow: None,
             quarantine: state
                 .quarantine
                 .as_ref()
-                .map(|Quarantine { seat, until_ms }| (seat.version.clone(), (until_ms - now_ms).max(0.0))),
+                .map(|Quarantine { policy: loaded, until_ms }| (loaded.version.clone(), (until_ms - now_ms).max(0.0))),
             decisions: [stats.active, stats.default, stats.fallback],
             deciding_s: stats.deciding.as_secs_f64(),
             deciding_buckets: stats.buckets,
@@ -243,7 +243,7 @@ impl<K: SlotKind> SlotControl<K> {
     fn change(
         &self,
         action: &str,
-        change: impl FnOnce(&mut State<K>, &mut Vec<Seat<K>>) -> Result<StateHandover, ControlError>,
+        change: impl FnOnce(&mut State<K>, &mut Vec<LoadedPolicy<K>>) -> Result<StateHandover, ControlError>,
     ) -> Result<SwapReport, ControlError> {
         // Dropped after the lock is released: ending an instance takes longer than a step may wait.
         let mut leftovers = Vec::new();
@@ -257,11 +257,16 @@ impl<K: SlotKind> SlotControl<K> {
 }
 
 impl<K: SlotKind> State<K> {
-    /// Put `seat` in the place of the active one, which becomes the previous one. Hands the state over if asked to.
-    fn install(&mut self, mut seat: Seat<K>, hand_over: bool, leftovers: &mut Vec<Seat<K>>) -> StateHandover {
-        let handover = if hand_over { hand_over_state(&mut self.active, &mut seat) } else { StateHandover::Own };
-        seat.id = super::seat::next_id();
-        let replaced = std::mem::replace(&mut self.active, seat);
+    /// Put `loaded` in the place of the active one, which becomes the previous one. Hands the state over if asked to.
+    fn install(
+        &mut self,
+        mut loaded: LoadedPolicy<K>,
+        hand_over: bool,
+        leftovers: &mut Vec<LoadedPolicy<K>>,
+    ) -> StateHandover {
+        let handover = if hand_over { hand_over_state(&mut self.active, &mut loaded) } else { StateHandover::Own };
+        loaded.id = super::loaded::next_id();
+        let replaced = std::mem::replace(&mut self.active, loaded);
         leftovers.extend(self.previous.replace(replaced));
         self.last_refusal = None;
         handover
@@ -284,22 +289,22 @@ impl<K: SlotKind> State<K> {
     }
 }
 
-fn hand_over_state<K: SlotKind>(from: &mut Seat<K>, to: &mut Seat<K>) -> StateHandover {
-    let snapshot = match from.seat.policy_mut().snapshot() {
+fn hand_over_state<K: SlotKind>(from: &mut LoadedPolicy<K>, to: &mut LoadedPolicy<K>) -> StateHandover {
+    let snapshot = match from.policy.policy_mut().snapshot() {
         Ok(snapshot) => snapshot,
         Err(fault) => {
             // Should it come back, it starts anew.
-            let _ = from.seat.recover();
+            let _ = from.policy.recover();
             return StateHandover::Reset(format!("the policy before gave no state: {fault}"));
         }
     };
     if snapshot.is_empty() {
         return StateHandover::Stateless;
     }
-    match to.seat.policy_mut().restore(&snapshot) {
+    match to.policy.policy_mut().restore(&snapshot) {
         Ok(()) => StateHandover::Restored,
         Err(fault) => {
-            let _ = to.seat.recover();
+            let _ = to.policy.recover();
             StateHandover::Reset(fault.detail)
         }
     }

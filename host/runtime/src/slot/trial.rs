@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 use meridian_core::{Batch, Fault, SlotKind};
 use thiserror::Error;
 
-use super::Candidate;
+use super::Contender;
 
-/// Batch sizes a candidate is tried with: none, one, a small batch, a large one.
+/// Batch sizes a contender is tried with: none, one, a small batch, a large one.
 const SIZES: [u32; 4] = [0, 1, 64, 1024];
 
-/// What a candidate made of the trial batches.
+/// What a contender made of the trial batches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Trial {
     /// Whether it decided any, or left every one to the default.
@@ -21,7 +21,7 @@ pub struct Trial {
     pub slowest_candidates: usize,
 }
 
-/// A candidate faulted before it saw traffic.
+/// A contender faulted before it saw traffic.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum TrialFault {
     /// It did not decide a batch.
@@ -41,7 +41,7 @@ pub enum TrialFault {
     Restart(Fault),
 }
 
-impl<K: SlotKind> Candidate<K> {
+impl<K: SlotKind> Contender<K> {
     /// Have it decide a few made-up batches: the first calls of an instance are its slowest, and a policy that cannot
     /// decide these never sees traffic. Then it starts anew: what it was told here was never so.
     ///
@@ -56,7 +56,7 @@ impl<K: SlotKind> Candidate<K> {
     /// The same, and it keeps what it has gathered.
     ///
     /// # Errors
-    /// As [`Candidate::warm_up`].
+    /// As [`Contender::warm_up`].
     pub fn try_out(&mut self) -> Result<Trial, TrialFault> {
         let mut decision = K::Decision::default();
         let mut trial = Trial::default();

@@ -3,10 +3,10 @@
 
 use meridian_core::types::RequestId;
 use meridian_core::{
-    Batch, Column, Decision, Description, Fault, FaultKind, Markers, NewRequest, Policy, RequestTable, Slot, Step,
+    Batch, Column, Decision, Description, Fault, FaultKind, Markers, NewRequest, Policy, RequestTable, RowId, Step,
     Targets,
 };
-use meridian_runtime::Candidate;
+use meridian_runtime::Contender;
 
 pub const TARGETS: Targets =
     Targets { output_tpot_budget_ms: 20.0, think_tpot_budget_ms: 80.0, think_batch_multiplier: 2.5, max_defer_ms: 2e3 };
@@ -47,9 +47,9 @@ impl Made {
         Self { behaviour: Some(Box::new(behaviour)), ..Self::new(number) }
     }
 
-    pub fn candidate(self) -> Candidate {
+    pub fn contender(self) -> Contender {
         let sha256 = format!("{:064x}", self.number);
-        Candidate::new(Box::new(self), &sha256, "test")
+        Contender::new(Box::new(self), &sha256, "test")
     }
 }
 
@@ -100,7 +100,7 @@ pub fn faulting(number: u32, kind: FaultKind) -> Made {
 }
 
 /// A table with `live` requests, all running.
-pub fn table(live: usize) -> (RequestTable, Vec<Slot>) {
+pub fn table(live: usize) -> (RequestTable, Vec<RowId>) {
     let mut table = RequestTable::new(Markers::default());
     let slots = (0..live)
         .map(|id| {

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use meridian_core::{Asked, Batch, Dispatch, Fault, FaultKind, Policy, PolicySeat, Step, Targets, native};
+use meridian_core::{Asked, Batch, Dispatch, Fault, FaultKind, GuardedPolicy, Policy, Step, Targets, native};
 use meridian_runtime::control::Version;
 use meridian_runtime::recording::{
     Outcome, Recordable, Recorded, Recorder, RecorderSettings, Recording, SlotSetup, Tap,
@@ -44,7 +44,7 @@ pub fn native<K: Recordable>(name: &str) -> Box<dyn Policy<K>> {
 
 pub struct Drive<K: Recordable> {
     tap: Tap<K>,
-    seat: PolicySeat<K>,
+    seat: GuardedPolicy<K>,
     id: u64,
     version: Version,
     decision: K::Decision,
@@ -54,13 +54,13 @@ pub struct Drive<K: Recordable> {
 impl<K: Recordable> Drive<K> {
     pub fn new(recorder: &Recorder, policy: Box<dyn Policy<K>>, name: &str) -> Self {
         let version = version(name);
-        let seat = PolicySeat::new(policy);
+        let seat = GuardedPolicy::new(policy);
         Self { tap: recorder.tap(SETUP), seat, id: 0, version, decision: K::Decision::default(), columns: Vec::new() }
     }
 
     /// Put another policy in its place.
     pub fn change(&mut self, policy: Box<dyn Policy<K>>, name: &str) {
-        self.seat = PolicySeat::new(policy);
+        self.seat = GuardedPolicy::new(policy);
         self.version = version(name);
         self.id += 1;
     }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use meridian_core::config::{AdminConfig, TelemetryConfig};
-use meridian_runtime::admin::{Admin, Limits, Surroundings};
+use meridian_runtime::admin::{Admin, ConnectionLimits, Surroundings};
 use meridian_runtime::control::{
     Control, ControlError, FaultEntry, Given, KvStatus, Mode, ProcessStatus, RecordingStatus, ShadowStatus, SlotName,
     SlotStatus, StateHandover, SwapReport, UNCHANGED, Upload, Version,
@@ -246,14 +246,14 @@ pub struct Started {
 }
 
 pub fn surroundings(folder: &Path) -> Surroundings {
-    Surroundings { base_dir: folder.into(), run_dir: Some(folder.join("run")), limits: Limits::default() }
+    Surroundings { base_dir: folder.into(), run_dir: Some(folder.join("run")), limits: ConnectionLimits::default() }
 }
 
 pub fn start(name: &str) -> Started {
-    start_with(name, Limits::default())
+    start_with(name, ConnectionLimits::default())
 }
 
-pub fn start_with(name: &str, limits: Limits) -> Started {
+pub fn start_with(name: &str, limits: ConnectionLimits) -> Started {
     let folder = folder(name);
     write(&folder.join("token"), &format!("{TOKEN}\n"), 0o600);
     let recorder = Arc::new(Recorder::default());
@@ -326,14 +326,21 @@ pub fn parse(reply: &str) -> Reply {
     Reply { code, head: head.to_ascii_lowercase(), body: body.to_owned() }
 }
 
-/// Limits that a test can wait for.
-pub fn short() -> Limits {
+/// ConnectionLimits that a test can wait for.
+pub fn short() -> ConnectionLimits {
     let soon = Duration::from_millis(100);
-    Limits { connections: 1, reserved: 1, head: soon, body: soon, response: soon, ..Limits::default() }
+    ConnectionLimits {
+        connections: 1,
+        reserved: 1,
+        head: soon,
+        body: soon,
+        response: soon,
+        ..ConnectionLimits::default()
+    }
 }
 
-/// Limits that nothing but another's place ends: no test lasts as long.
-pub fn patient() -> Limits {
+/// ConnectionLimits that nothing but another's place ends: no test lasts as long.
+pub fn patient() -> ConnectionLimits {
     let long = Duration::from_secs(3600);
-    Limits { head: long, body: long, response: long, ..Limits::default() }
+    ConnectionLimits { head: long, body: long, response: long, ..ConnectionLimits::default() }
 }

@@ -5,14 +5,14 @@ pub mod bulk;
 
 use std::time::Duration;
 
-use meridian_wasm::Limits;
+use meridian_wasm::PolicyLimits;
 use wit_component::{ComponentEncoder, StringEncoding, embed_component_metadata};
 use wit_parser::Resolve;
 
 /// A deadline that no decision misses that ends, however busy the machine.
-pub const LIMITS: Limits = Limits::UNHURRIED;
+pub const LIMITS: PolicyLimits = PolicyLimits::UNHURRIED;
 /// For a component that never answers.
-pub const SHORT_LIMITS: Limits = Limits { deadline: Duration::from_millis(2), ..LIMITS };
+pub const SHORT_LIMITS: PolicyLimits = PolicyLimits { deadline: Duration::from_millis(2), ..LIMITS };
 
 /// A component that goes wrong in one way.
 pub struct Hostile {

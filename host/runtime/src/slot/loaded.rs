@@ -1,16 +1,16 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use meridian_core::{Description, Fault, PolicySeat, SlotKind, Targets, native};
+use meridian_core::{Description, Fault, GuardedPolicy, SlotKind, Targets, native};
 
 use super::swap::Remake;
 use crate::control::Version;
 
 /// A policy that may decide, with what the slot remembers of it.
-pub(super) struct Seat<K: SlotKind> {
+pub(super) struct LoadedPolicy<K: SlotKind> {
     /// Tells this stay of the policy from every other of the process: one that returns has another state.
     pub(super) id: u64,
-    pub(super) seat: PolicySeat<K>,
+    pub(super) policy: GuardedPolicy<K>,
     pub(super) version: Version,
     /// Starts the same component with other options.
     pub(super) remake: Option<Remake<K>>,
@@ -44,17 +44,17 @@ impl Default for StrikeLimits {
     }
 }
 
-/// A seat's id that no other has or had.
+/// An id that no other has or had.
 pub(super) fn next_id() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-impl<K: SlotKind> Seat<K> {
-    pub(super) fn new(seat: PolicySeat<K>, version: Version, remake: Option<Remake<K>>) -> Self {
+impl<K: SlotKind> LoadedPolicy<K> {
+    pub(super) fn new(policy: GuardedPolicy<K>, version: Version, remake: Option<Remake<K>>) -> Self {
         let (id, strikes) = (next_id(), VecDeque::new());
         let quarantine_ms = FIRST_QUARANTINE_MS;
-        Self { id, seat, version, remake, strikes, paroled_ms: None, quarantine_ms, idle_plans: 0 }
+        Self { id, policy, version, remake, strikes, paroled_ms: None, quarantine_ms, idle_plans: 0 }
     }
 
     /// The native default, in the place of a policy.
@@ -63,7 +63,7 @@ impl<K: SlotKind> Seat<K> {
         let Description { name, version, summary: _ } = policy.description().clone();
         let source = format!("native:{name}");
         let version = Version { name, version, source, options: "{}".into(), ..Version::default() };
-        Self::new(PolicySeat::new(policy), version, None)
+        Self::new(GuardedPolicy::new(policy), version, None)
     }
 
     /// Count a fault; true when there were too many.
@@ -95,10 +95,10 @@ impl<K: SlotKind> Seat<K> {
     pub(super) fn on_parole(mut self, now_ms: f64) -> Result<Self, (Box<Self>, Fault)> {
         self.strikes.clear();
         self.paroled_ms = Some(now_ms);
-        if self.seat.is_ready() {
+        if self.policy.is_ready() {
             return Ok(self);
         }
-        match self.seat.recover() {
+        match self.policy.recover() {
             Ok(()) => Ok(self),
             Err(fault) => Err((Box::new(self), fault)),
         }

@@ -4,15 +4,15 @@ use crate::{Batch, Dispatch, Fault, Policy, SlotKind};
 /// after one step, then two, then twice as many, up to 4,096.
 ///
 /// ```
-/// use meridian_core::{Asked, Batch, Decision, PolicySeat, SchedulerConfig, Step, native};
+/// use meridian_core::{Asked, Batch, Decision, GuardedPolicy, SchedulerConfig, Step, native};
 ///
-/// let mut seat: PolicySeat = PolicySeat::new(native::policy("fcfs", SchedulerConfig::default().targets(), "{}").unwrap());
+/// let mut seat: GuardedPolicy = GuardedPolicy::new(native::policy("fcfs", SchedulerConfig::default().targets(), "{}").unwrap());
 /// let mut decision = Decision::default();
 /// let batch = Batch { facts: &Step::default(), candidates: 2, columns: &[] };
 /// assert_eq!(seat.ask(&batch, &mut decision), Asked::Decided);
 /// assert_eq!(decision.keys.len(), 2);
 /// ```
-pub struct PolicySeat<K: SlotKind = Dispatch> {
+pub struct GuardedPolicy<K: SlotKind = Dispatch> {
     policy: Box<dyn Policy<K>>,
     recovery: Recovery,
 }
@@ -46,7 +46,7 @@ pub enum Asked {
     Faulted(Vec<Fault>),
 }
 
-impl<K: SlotKind> PolicySeat<K> {
+impl<K: SlotKind> GuardedPolicy<K> {
     /// A seat for a policy that has started.
     #[must_use]
     pub fn new(policy: Box<dyn Policy<K>>) -> Self {

@@ -1,0 +1,14 @@
+//! Progress of long work, on a terminal.
+
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// A bar on standard error, shown where that is a terminal. `left` is what comes before the bar.
+pub(crate) fn bar(length: u64, left: &str) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::stderr());
+    let template = format!("{left} [{{bar:32}}] {{percent:>3}} % {{elapsed}}, {{eta}} left");
+    bar.set_style(ProgressStyle::with_template(&template).expect("the template is valid").progress_chars("=> "));
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}

@@ -1,0 +1,144 @@
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Instant;
+
+use meridian_core::{Markers, MeridianConfig, SlotName};
+use meridian_runtime::Controller;
+use meridian_runtime::control::{Control, ControlError, Mode, ProcessStatus, SwapReport, Upload};
+use meridian_wasm::TrustedKeys;
+
+use crate::services::Services;
+use crate::slots::Slots;
+use crate::{Components, Driver, EngineError};
+
+/// What an engine is told when it starts, beside its configuration.
+///
+/// ```
+/// let settings = meridian_engine::Settings { block_tokens: 32, ..Default::default() };
+/// assert!(!settings.serves);
+/// ```
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// What relative paths of the configuration are relative to.
+    pub base_dir: PathBuf,
+    /// Where compiled components are kept between processes; `None` compiles every time.
+    pub cache_dir: Option<PathBuf>,
+    /// What starts and ends thinking in the model's output.
+    pub markers: Markers,
+    /// Tokens in a KV block.
+    pub block_tokens: u32,
+    /// Steps that are scheduled before the result of one is known: 0 for synchronous scheduling.
+    pub steps_ahead: usize,
+    /// The model's name, for status and traces.
+    pub model: String,
+    /// Start the admin listener, the metrics and the traces that the configuration asks for.
+    pub serves: bool,
+    /// The engine itself schedules by priority.
+    pub priority_first: bool,
+}
+
+impl Default for Settings {
+    /// A model without thinking, in blocks of 16 tokens, synchronous; nothing listens.
+    fn default() -> Self {
+        Self {
+            base_dir: PathBuf::from("."),
+            cache_dir: None,
+            markers: Markers::default(),
+            block_tokens: 16,
+            steps_ahead: 0,
+            model: String::new(),
+            serves: false,
+            priority_first: false,
+        }
+    }
+}
+
+/// One engine. The thread that schedules takes [`Engine::drive`] for each step; any thread may change its policies meanwhile.
+pub struct Engine {
+    driver: Arc<Mutex<Driver>>,
+    controller: Arc<Controller>,
+    /// What has threads, ports or files; ended by [`Engine::shutdown`].
+    services: Mutex<Services>,
+}
+
+impl Engine {
+    /// Load the policies of the configuration, and start what it asks for. Compiling a component takes tens of milliseconds.
+    ///
+    /// # Errors
+    /// The field of the configuration that cannot be used, and why.
+    pub fn start(config: MeridianConfig, settings: Settings) -> Result<Self, EngineError> {
+        let base_dir = settings.base_dir.clone();
+        let keys = TrustedKeys::parse("policy.trusted_keys", &config.policy.trusted_keys, &base_dir)?;
+        let components = Components::new(settings.cache_dir.clone(), keys);
+        // Filled once the driver is there: the slots come first.
+        let driver = Arc::new(OnceLock::new());
+        let status = process_status(Arc::clone(&driver), settings.model.clone());
+        let Slots { dispatch, eviction, budget, controller, recorder } =
+            Slots::new(&config, &base_dir, components, Box::new(status))?;
+        let (model, serves) = (settings.model.clone(), settings.serves);
+        let started = Arc::new(Mutex::new(Driver::new(config.clone(), settings, dispatch, eviction, budget)));
+        // Nobody else has set it.
+        let _ = driver.set(Arc::downgrade(&started));
+        let controller = Arc::new(controller);
+        let control = Arc::clone(&controller) as Arc<dyn Control>;
+        let services = Services::start(&config, &base_dir, &model, &control, serves, recorder);
+        lock(&started).traces = services.traces();
+        Ok(Self { driver: started, controller, services: Mutex::new(services) })
+    }
+
+    /// The engine, for the thread that schedules. A status that is asked for meanwhile waits, so not to be kept longer than
+    /// a step.
+    pub fn drive(&self) -> MutexGuard<'_, Driver> {
+        lock(&self.driver)
+    }
+
+    /// Load a policy and put it to `mode`. May compile a component; the slot is held for microseconds at the end.
+    ///
+    /// # Errors
+    /// Why it is refused.
+    pub fn swap(&self, slot: SlotName, upload: &Upload<'_>, mode: Mode) -> Result<SwapReport, ControlError> {
+        self.controller.put(slot, upload, mode)
+    }
+
+    /// Everything else that may be done to its policies, and what they did.
+    #[must_use]
+    pub fn control(&self) -> &Controller {
+        &self.controller
+    }
+
+    /// End what has threads, ports or files, within some seconds. The engine goes on with the policies it has, which cannot
+    /// be changed any more.
+    pub fn shutdown(&self) {
+        let services = std::mem::take(&mut *lock(&self.services));
+        // First: nobody who waits for the end begins to compile.
+        self.controller.close();
+        // Waits for threads, some seconds at most; one that compiles ends by itself.
+        drop(services);
+    }
+}
+
+/// A panic while the lock was held leaves counters at worst half updated; the engine goes on.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Facts about the engine, once it is there, for whoever asks from another thread.
+fn process_status(
+    driver: Arc<OnceLock<Weak<Mutex<Driver>>>>,
+    model: String,
+) -> impl Fn() -> ProcessStatus + Send + Sync {
+    let started = Instant::now();
+    move || {
+        let mut status = ProcessStatus {
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            model: model.clone(),
+            uptime_s: started.elapsed().as_secs_f64(),
+            ..ProcessStatus::default()
+        };
+        if let Some(driver) = driver.get().and_then(Weak::upgrade) {
+            lock(&driver).describe(&mut status);
+        }
+        status
+    }
+}

@@ -1,0 +1,24 @@
+use meridian_core::SlotName;
+use thiserror::Error;
+
+/// Why an engine does not start. Each is one line that names the field of the configuration.
+#[derive(Debug, Error)]
+pub enum EngineError {
+    /// A key of `policy.trusted_keys` is none.
+    #[error(transparent)]
+    TrustedKeys(#[from] meridian_wasm::KeyError),
+    /// The policy that a slot is configured with was refused.
+    #[error("policy.{}.source: {reason}", slot.label())]
+    Policy {
+        /// The slot.
+        slot: SlotName,
+        /// Why.
+        reason: String,
+    },
+    /// The recording cannot be written.
+    #[error("policy.record_dir: {reason}")]
+    Recording {
+        /// Why.
+        reason: String,
+    },
+}

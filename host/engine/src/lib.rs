@@ -1,0 +1,48 @@
+//! One engine: its policies, slots and services, and the calls of its life. The vLLM plugin, the simulator and Rust programs
+//! drive it alike.
+//!
+//! ```
+//! use meridian_core::{EngineFacts, Markers, MeridianConfig, NewRequest, SlotName};
+//! use meridian_engine::{Engine, Settings};
+//! use meridian_runtime::control::{Given, Mode, Upload};
+//!
+//! // Token 7 starts thinking, 8 ends it; the template opens thinking in the prompt.
+//! let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![])?;
+//! let engine = Engine::start(MeridianConfig::default(), Settings { markers, ..Settings::default() })?;
+//!
+//! // The thread that schedules drives it, step by step.
+//! let mut driver = engine.drive();
+//! let row = driver.arrived("chat-1", &NewRequest { prompt: &[1, 2, 7], ..NewRequest::default() })?;
+//! let facts = EngineFacts { token_budget: 2048, free_seats: 8, decode_tokens: 1, ..EngineFacts::default() };
+//! assert_eq!(driver.plan(&facts, &[], &[row]).token_budget, 2048);
+//! driver.admitted(row, 0);
+//! driver.scheduled(facts.now_ms, &[(row, 3)], 0);
+//! driver.generated(row, &[40, 8, 41]);
+//! assert_eq!(driver.request(row).map(|request| (request.think_tokens(), request.output_tokens())), Some((2, 1)));
+//! drop(driver);
+//!
+//! // Any other thread changes its policies meanwhile.
+//! let upload = Upload { policy: Given::Native("fcfs"), options: None, source: "native:fcfs" };
+//! assert_eq!(engine.swap(SlotName::Dispatch, &upload, Mode::Active)?.active.name, "fcfs");
+//! engine.drive().finished("chat-1", "stop");
+//! engine.shutdown();
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod driver;
+mod engine;
+mod error;
+mod kv;
+mod loader;
+pub mod sampler;
+mod services;
+mod slots;
+mod thinking;
+
+pub use driver::Driver;
+pub use engine::{Engine, Settings};
+pub use error::EngineError;
+pub use kv::Pool;
+pub use loader::{Components, Origin, PolicyError, Terms};
+pub use slots::strike_limits;
+pub use thinking::ThinkTokens;

@@ -1,0 +1,239 @@
+//! The one loader of policies: `native:NAME`, a component's file or its bytes, started for a slot.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use meridian_core::native::{self, NativeError};
+use meridian_core::{Budget, Dispatch, Eviction, Policy, SlotConfig, SlotKind, SlotName, Targets};
+use meridian_runtime::Contender;
+use meridian_wasm::{GuestKind, LoadError, PolicyComponent, PolicyLimits, Runtime, TrustedKeys};
+use thiserror::Error;
+
+/// Why a policy is not loaded. Each is one line.
+#[derive(Debug, Error)]
+pub enum PolicyError {
+    /// No such native policy, or it refused its options.
+    #[error(transparent)]
+    Native(#[from] NativeError),
+    /// The component was refused.
+    #[error("{}{error}", prefix(at))]
+    Component {
+        /// Its path; empty for one that was uploaded.
+        at: String,
+        /// Why.
+        error: LoadError,
+    },
+}
+
+fn prefix(at: &str) -> String {
+    if at.is_empty() { String::new() } else { format!("{at}: ") }
+}
+
+impl PolicyError {
+    /// Whether the machine is the reason, and not the policy. A component that took too long to compile is not tried again
+    /// by itself: it would occupy the compiler for ever.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Component { error: LoadError::CompilerBusy { .. } | LoadError::Setup { .. }, .. })
+    }
+}
+
+/// Compiles components. wasmtime is set up at the first one: an engine with native policies needs none.
+#[derive(Default)]
+pub struct Components {
+    runtime: Mutex<Option<Runtime>>,
+    cache_dir: Option<PathBuf>,
+    trusted_keys: TrustedKeys,
+}
+
+impl Components {
+    /// `cache_dir` holds compiled components between processes; `None` compiles every time. With any trusted key, a
+    /// component is loaded only with a signature by one of them.
+    #[must_use]
+    pub fn new(cache_dir: Option<PathBuf>, trusted_keys: TrustedKeys) -> Self {
+        Self { runtime: Mutex::default(), cache_dir, trusted_keys }
+    }
+
+    /// The policy that `source` names: `native:NAME`, or a component's path relative to `base_dir`.
+    ///
+    /// # Errors
+    /// The file and why it is refused. Names of native policies are checked when one is started.
+    pub fn open(&self, source: &str, base_dir: &Path) -> Result<Origin, PolicyError> {
+        match source.strip_prefix("native:") {
+            Some(name) => Ok(Origin::native(name)),
+            None => self.file(&base_dir.join(source)),
+        }
+    }
+
+    /// The component in a file.
+    ///
+    /// # Errors
+    /// The file and why it is refused.
+    pub fn file(&self, path: &Path) -> Result<Origin, PolicyError> {
+        let component = self.runtime().and_then(|runtime| runtime.load_file(path));
+        Origin::of(component, path.display().to_string())
+    }
+
+    /// A component's bytes, which `source` says the origin of; `signature` is the text that `minisign -S` writes.
+    ///
+    /// # Errors
+    /// Why it is refused, without the source.
+    pub fn bytes(&self, bytes: &[u8], signature: Option<&str>, source: &str) -> Result<Origin, PolicyError> {
+        let component = self.runtime().and_then(|runtime| runtime.load_signed(bytes, signature));
+        Ok(Origin { source: source.to_owned(), ..Origin::of(component, String::new())? })
+    }
+
+    fn runtime(&self) -> Result<Runtime, LoadError> {
+        let mut runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(runtime) = &*runtime {
+            return Ok(runtime.clone());
+        }
+        let made = Runtime::new(self.cache_dir.clone())?.with_trusted_keys(self.trusted_keys.clone());
+        *runtime = Some(made.clone());
+        Ok(made)
+    }
+}
+
+/// What every policy of a slot is started with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Terms {
+    /// What a component may use.
+    pub limits: PolicyLimits,
+    /// The deployment's targets.
+    pub targets: Targets,
+}
+
+impl Terms {
+    /// Those of a slot of an engine.
+    #[must_use]
+    pub fn of(slot: &SlotConfig, targets: Targets) -> Self {
+        let limits = PolicyLimits {
+            deadline: Duration::from_secs_f32(slot.deadline_ms / 1e3),
+            memory_bytes: (slot.memory_mib as usize) << 20,
+            ..PolicyLimits::default()
+        };
+        Self { limits, targets }
+    }
+
+    /// Those of a run that no engine waits for, and whose result must not depend on how busy the machine is.
+    #[must_use]
+    pub fn unhurried(targets: Targets, memory_mib: u32) -> Self {
+        Self { limits: PolicyLimits { memory_bytes: (memory_mib as usize) << 20, ..PolicyLimits::UNHURRIED }, targets }
+    }
+}
+
+/// Where the policies of a name come from: they are started from it, each with options of its own.
+///
+/// ```
+/// use meridian_core::{Dispatch, MeridianConfig};
+/// use meridian_engine::{Components, Terms};
+///
+/// let config = MeridianConfig::default();
+/// let terms = Terms::of(&config.policy.dispatch, config.scheduler.targets());
+/// let origin = Components::default().open("native:fcfs", ".".as_ref())?;
+/// assert_eq!(origin.start::<Dispatch>(terms, "{}")?.version.name, "fcfs");
+/// # Ok::<(), meridian_engine::PolicyError>(())
+/// ```
+#[derive(Clone)]
+pub struct Origin {
+    code: Code,
+    /// `native:NAME`, a path, or what an upload says of itself.
+    source: String,
+    /// What errors begin with.
+    at: String,
+}
+
+#[derive(Clone)]
+enum Code {
+    Native(String),
+    Component(PolicyComponent),
+}
+
+impl Origin {
+    /// The native policy of this name.
+    #[must_use]
+    pub fn native(name: &str) -> Self {
+        Self { code: Code::Native(name.to_owned()), source: format!("native:{name}"), at: String::new() }
+    }
+
+    fn of(component: Result<PolicyComponent, LoadError>, at: String) -> Result<Self, PolicyError> {
+        match component {
+            Ok(component) => Ok(Self { code: Code::Component(component), source: at.clone(), at }),
+            Err(error) => Err(PolicyError::Component { at, error }),
+        }
+    }
+
+    /// `native:NAME`, or where the component came from.
+    #[must_use]
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// The component; `None` of a native policy.
+    #[must_use]
+    pub fn component(&self) -> Option<&PolicyComponent> {
+        match &self.code {
+            Code::Native(_) => None,
+            Code::Component(component) => Some(component),
+        }
+    }
+
+    /// The slots that its policies fill, at least one.
+    ///
+    /// # Errors
+    /// No slot has a native policy of this name.
+    pub fn slots(&self) -> Result<Vec<SlotName>, PolicyError> {
+        let name = match &self.code {
+            Code::Component(component) => return Ok(component.slots()),
+            Code::Native(name) => name.as_str(),
+        };
+        let natives = [
+            (SlotName::Dispatch, Dispatch::NATIVES),
+            (SlotName::Eviction, Eviction::NATIVES),
+            (SlotName::Budget, Budget::NATIVES),
+        ];
+        let slots: Vec<_> =
+            natives.into_iter().filter(|(_, names)| names.contains(&name)).map(|(slot, _)| slot).collect();
+        if slots.is_empty() {
+            let known = natives.iter().flat_map(|(_, names)| *names).copied().collect();
+            return Err(NativeError::Unknown { name: name.to_owned(), known }.into());
+        }
+        Ok(slots)
+    }
+
+    /// Start a policy of slot `K`. `options` is one JSON object. Takes as long as starting takes, but nothing is compiled.
+    ///
+    /// # Errors
+    /// There is none for the slot, it refused its options, or it faulted while starting.
+    pub fn policy<K: GuestKind>(&self, terms: Terms, options: &str) -> Result<Box<dyn Policy<K>>, PolicyError> {
+        match &self.code {
+            Code::Native(name) => Ok(native::policy(name, terms.targets, options)?),
+            Code::Component(component) => match component.policy::<K>(terms.limits, terms.targets, options) {
+                Ok(policy) => Ok(Box::new(policy)),
+                Err(error) => Err(PolicyError::Component { at: self.at.clone(), error }),
+            },
+        }
+    }
+
+    /// The same, with what a slot wants to know of a policy.
+    ///
+    /// # Errors
+    /// As [`Origin::policy`].
+    pub fn start<K: GuestKind>(&self, terms: Terms, options: &str) -> Result<Contender<K>, PolicyError> {
+        Ok(self.contender(self.policy(terms, options)?, terms, options))
+    }
+
+    /// What a slot wants to know of a policy that was started from here, and perhaps wrapped since.
+    pub fn contender<K: GuestKind>(&self, policy: Box<dyn Policy<K>>, terms: Terms, options: &str) -> Contender<K> {
+        let sha256 = self.component().map_or("", PolicyComponent::sha256);
+        let contender = Contender::new(policy, sha256, &self.source).with_options(options);
+        if self.component().is_none() {
+            return contender;
+        }
+        let origin = self.clone();
+        contender.with_remake(Arc::new(move |options: &str| {
+            origin.policy(terms, options).map_err(|error| error.to_string())
+        }))
+    }
+}

@@ -1,0 +1,398 @@
+//! Where tokens are sampled: which rows of a model runner's batch are forced, guarded and measured. It runs in the process
+//! that samples, without the engine of the process that schedules; the two speak in datagrams (ADR 0011).
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use meridian_core::budget::{Demand, EndRules, Enforcer, Measured, Order, Report, ThinkLimits};
+use meridian_core::{Error, Markers, Pattern};
+
+/// Requests that left the batch and may come back; beyond these the ones longest away are forgotten, and begin again from
+/// what their arrival told.
+const PARKED: usize = 1 << 16;
+
+/// A model runner's own list of a request's output tokens, which it goes on writing.
+pub trait Outputs {
+    /// What reading it takes, such as an interpreter's lock.
+    type Access<'a>: Copy;
+
+    /// Tokens in the list.
+    fn count(&self, access: Self::Access<'_>) -> usize;
+
+    /// The token at a place; `None` for a placeholder: sampled, and not known yet.
+    fn token(&self, access: Self::Access<'_>, at: usize) -> Option<u32>;
+}
+
+/// The rows of a model runner's batch, as far as their thinking is concerned. One thread uses it.
+pub struct SamplerRows<O> {
+    /// Of requests that come from now on; `None` while the model has no end of thinking.
+    rules: Option<Arc<EndRules>>,
+    rows: Vec<Option<Row<O>>>,
+    /// Requests that are away, without their lists.
+    parked: HashMap<u64, Box<Request<O>>>,
+    /// Orders about requests that wait: they came before them.
+    early: HashMap<u64, Early>,
+    /// What the latest step measures, in the order of its rows.
+    measured: Vec<(u64, u32, Measured)>,
+}
+
+#[derive(Default)]
+struct Early {
+    limits: Vec<(u32, u32)>,
+    is_measured: Option<bool>,
+}
+
+struct Row<O> {
+    /// The scheduler's number of the request; `None` when nobody follows it there.
+    key: Option<u64>,
+    what: What<O>,
+}
+
+enum What<O> {
+    /// The first and only token of a probe tells its entropy. The probe is known by the token that it was due at.
+    Probe(u32),
+    Request(Box<Request<O>>),
+}
+
+struct Request<O> {
+    enforcer: Enforcer,
+    /// Those that held when it came.
+    rules: Arc<EndRules>,
+    /// The model runner's own list of its output tokens; without one, tokens are told.
+    outputs: Option<O>,
+    is_measured: bool,
+    /// Number of the token at which an end of sequence was likelier than the end marker.
+    guarded: Option<u32>,
+    /// ThinkLimits that no step has taken in yet: they are about tokens that the list may hold already.
+    ordered: Vec<(u32, u32)>,
+    is_gone: bool,
+}
+
+/// What a request brings when it takes a row.
+pub struct Arriving<'a, O> {
+    /// The scheduler's number of the request; `None` when nobody follows it there.
+    pub key: Option<u64>,
+    /// End of its templated prompt.
+    pub prompt_tail: &'a [u32],
+    /// The model runner's list of its tokens; `None` when they are told by [`SamplerRows::push`].
+    pub outputs: Option<O>,
+    /// Think tokens at most, as long as no order says otherwise.
+    pub max_think_tokens: u32,
+    /// Generating any of these ends its thinking.
+    pub interrupts: Vec<Pattern>,
+    /// An end of sequence inside the thinking becomes the end marker.
+    pub guards_eos: bool,
+    /// The entropy of its tokens is wanted.
+    pub is_measured: bool,
+}
+
+/// What a step is to do with its rows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SamplerStep {
+    /// Rows that are forced, and the token of each.
+    pub forced: Vec<usize>,
+    #[allow(missing_docs)]
+    pub tokens: Vec<u32>,
+    /// Rows whose end of sequence becomes the end marker.
+    pub guarded: Vec<usize>,
+    /// Rows whose entropy is wanted.
+    pub measured: Vec<usize>,
+}
+
+impl<O> Default for SamplerRows<O> {
+    /// Rows of nobody, where nothing is ended.
+    fn default() -> Self {
+        Self { rules: None, rows: Vec::new(), parked: HashMap::new(), early: HashMap::new(), measured: Vec::new() }
+    }
+}
+
+impl<O: Outputs> SamplerRows<O> {
+    /// How thinking ends for the requests that come from now on; `None` ends nothing. `forced` is the phrase, an end marker,
+    /// and what stands before the answer; empty for the first end marker.
+    ///
+    /// # Errors
+    /// The forced ending does not end thinking.
+    pub fn configure(&mut self, markers: Option<Markers>, forced: Vec<u32>) -> Result<(), Error> {
+        let rules = markers.map(|markers| EndRules::new(markers, forced)).transpose()?;
+        self.rules = rules.map(Arc::new);
+        Ok(())
+    }
+
+    /// What an end of sequence inside thinking becomes; 0 while the model has no end of thinking, where nothing is guarded.
+    #[must_use]
+    pub fn guard_token(&self) -> u32 {
+        self.rules.as_ref().map_or(0, |rules| rules.guard_token())
+    }
+
+    /// Whether the end marker has more tokens than that one.
+    #[must_use]
+    pub fn guard_continues(&self) -> bool {
+        self.rules.as_ref().is_some_and(|rules| rules.guard_continues())
+    }
+
+    /// A request takes this row.
+    pub fn add(&mut self, access: O::Access<'_>, row: usize, arriving: Arriving<'_, O>) {
+        let Arriving { key, prompt_tail, outputs, max_think_tokens, interrupts, guards_eos, is_measured } = arriving;
+        let mut request = match (key.and_then(|key| self.take_out(key)), &self.rules) {
+            (Some(known), _) => known,
+            (None, None) => return self.remove(row),
+            (None, Some(rules)) => {
+                let limits = ThinkLimits { max_think_tokens, interrupts: interrupts.into(), guards_eos };
+                Box::new(Request {
+                    enforcer: Enforcer::new(rules, prompt_tail, limits),
+                    rules: Arc::clone(rules),
+                    outputs: None,
+                    is_measured,
+                    guarded: None,
+                    ordered: Vec::new(),
+                    is_gone: false,
+                })
+            }
+        };
+        if let Some(Early { limits, is_measured }) = key.and_then(|key| self.early.remove(&key)) {
+            request.ordered.extend(limits);
+            request.is_measured = is_measured.unwrap_or(request.is_measured);
+        }
+        request.outputs = outputs;
+        request.catch_up(access);
+        *self.seat(row) = Some(Row { key, what: What::Request(request) });
+    }
+
+    /// The probe of a request, due after so many of its tokens, takes this row.
+    pub fn add_probe(&mut self, row: usize, key: u64, at: u32) {
+        *self.seat(row) = Some(Row { key: Some(key), what: What::Probe(at) });
+    }
+
+    /// A request moves to another row, or two change places.
+    pub fn move_row(&mut self, from: usize, to: usize, swaps: bool) {
+        self.grow(from.max(to));
+        if !swaps {
+            self.remove(to);
+        }
+        self.rows.swap(from, to);
+    }
+
+    /// Tokens of a request that has no list: all that it has generated, when `from_start`, else what came since.
+    pub fn push(&mut self, row: usize, tokens: &[u32], from_start: bool) {
+        let Some(Some(Row { what: What::Request(request), .. })) = self.rows.get_mut(row) else { return };
+        if from_start {
+            request.enforcer.replay(&request.rules, tokens.iter().copied());
+        } else {
+            tokens.iter().for_each(|token| request.take(*token));
+        }
+    }
+
+    /// Tokens that the request in this row has taken in; None when it is nobody's.
+    #[must_use]
+    pub fn tokens(&self, row: usize) -> Option<u32> {
+        match self.rows.get(row)? {
+            Some(Row { what: What::Request(request), .. }) => Some(request.enforcer.tokens()),
+            _ => None,
+        }
+    }
+
+    /// What the scheduler tells: a datagram, from anybody.
+    pub fn receive(&mut self, datagram: &[u8]) {
+        for order in Order::read_all(datagram) {
+            match order {
+                Order::Limit { key, from, max_think_tokens } => {
+                    if let Some(request) = self.find(key) {
+                        request.ordered.push((from, max_think_tokens));
+                    } else if let Some(early) = self.early(key) {
+                        // A policy changes its mind a few times at most; the latest counts.
+                        early.limits.retain(|(at, _)| *at != from);
+                        early.limits.push((from, max_think_tokens));
+                    }
+                }
+                Order::Measure { key, on } => {
+                    if let Some(request) = self.find(key) {
+                        request.is_measured = on;
+                    } else if let Some(early) = self.early(key) {
+                        early.is_measured = Some(on);
+                    }
+                }
+                Order::Gone { key } => {
+                    self.early.remove(&key);
+                    if self.parked.remove(&key).is_none()
+                        && let Some(request) = self.find(key)
+                    {
+                        request.is_gone = true;
+                    }
+                }
+            }
+        }
+    }
+
+    /// A step is about to sample: what it is to do. `rows` are those that sample; without it the first `count` do.
+    pub fn step(&mut self, access: O::Access<'_>, count: usize, rows: Option<Vec<usize>>) -> SamplerStep {
+        self.measured.clear();
+        let SamplerStep { mut forced, mut tokens, mut guarded, mut measured } = SamplerStep::default();
+        let all = rows.unwrap_or_else(|| (0..count.min(self.rows.len())).collect());
+        for index in all {
+            let Some(Some(row)) = self.rows.get_mut(index) else { continue };
+            let request = match &mut row.what {
+                What::Probe(at) => {
+                    if let Some(key) = row.key {
+                        measured.push(index);
+                        self.measured.push((key, *at, Measured::Probe));
+                    }
+                    continue;
+                }
+                What::Request(request) => request,
+            };
+            request.catch_up(access);
+            for (from, max_think_tokens) in request.ordered.drain(..) {
+                request.enforcer.limit_from(from, max_think_tokens);
+            }
+            match request.enforcer.demand(&request.rules) {
+                Demand::Free => {}
+                Demand::Guarded => {
+                    // The whole step has one guard token: a request that came under other rules goes without.
+                    if self.rules.as_ref().is_some_and(|rules| Arc::ptr_eq(rules, &request.rules)) {
+                        guarded.push(index);
+                    }
+                }
+                Demand::Force(token) => {
+                    forced.push(index);
+                    tokens.push(token);
+                }
+            }
+            let is_open = request.enforcer.is_thinking() && !request.enforcer.is_forcing();
+            if let Some(key) = row.key.filter(|_| request.is_measured && is_open) {
+                measured.push(index);
+                self.measured.push((key, request.enforcer.tokens(), Measured::Native));
+            }
+        }
+        SamplerStep { forced, tokens, guarded, measured }
+    }
+
+    /// At these rows of the step an end of sequence is likelier than the end marker that it becomes.
+    pub fn guard(&mut self, rows: &[usize]) {
+        for index in rows {
+            let Some(Some(Row { key, what: What::Request(request) })) = self.rows.get_mut(*index) else { continue };
+            let token = request.enforcer.tokens();
+            request.guarded = Some(token);
+            let Some(key) = *key else { continue };
+            let own = |entry: &&mut (u64, u32, Measured)| entry.0 == key && entry.2 != Measured::Probe;
+            match self.measured.iter_mut().find(own) {
+                Some(entry) => entry.2 = Measured::Guarded,
+                None => self.measured.push((key, token, Measured::Guarded)),
+            }
+        }
+    }
+
+    /// What the step has to tell once its entropies are known, which may be after later steps; None for nothing.
+    pub fn told(&mut self) -> Option<StepReport> {
+        let measured = std::mem::take(&mut self.measured);
+        (!measured.is_empty()).then_some(StepReport { measured })
+    }
+}
+
+/// What one step measured, without the entropies.
+#[derive(Clone, Debug)]
+pub struct StepReport {
+    measured: Vec<(u64, u32, Measured)>,
+}
+
+impl StepReport {
+    /// A datagram for the scheduler. `entropies` are in nats, in the order of the step's measured rows; those that are
+    /// missing were not measured.
+    #[must_use]
+    pub fn datagram(&self, entropies: &[f32]) -> Vec<u8> {
+        let mut datagram = Vec::with_capacity(self.measured.len() * Report::BYTES);
+        let entropies = entropies.iter().copied().chain(std::iter::repeat(f32::NAN));
+        for (&(key, token, what), entropy_nats) in self.measured.iter().zip(entropies) {
+            Report { key, token, what, entropy_nats }.write(&mut datagram);
+        }
+        datagram
+    }
+}
+
+impl<O> SamplerRows<O> {
+    /// The row is nobody's that matters.
+    pub fn remove(&mut self, row: usize) {
+        let Some(left) = self.rows.get_mut(row).and_then(Option::take) else { return };
+        if let Row { key: Some(key), what: What::Request(mut request) } = left
+            && !request.is_gone
+            && self.parked.len() < PARKED
+        {
+            request.outputs = None;
+            self.parked.insert(key, request);
+        }
+    }
+
+    fn seat(&mut self, row: usize) -> &mut Option<Row<O>> {
+        self.grow(row);
+        self.remove(row);
+        &mut self.rows[row]
+    }
+
+    fn grow(&mut self, row: usize) {
+        if self.rows.len() <= row {
+            self.rows.resize_with(row + 1, || None);
+        }
+    }
+
+    /// A request that is away, or still in a row: a model runner may let one in again without saying that it left.
+    fn take_out(&mut self, key: u64) -> Option<Box<Request<O>>> {
+        if let Some(away) = self.parked.remove(&key) {
+            return Some(away);
+        }
+        let is_it = |seat: &&mut Option<Row<O>>| matches!(seat, Some(Row { key: Some(own), what: What::Request(_) }) if *own == key);
+        match self.rows.iter_mut().find(is_it)?.take()?.what {
+            What::Request(request) => Some(request),
+            What::Probe(_) => None,
+        }
+    }
+
+    /// `None` when there are too many: nobody but the scheduler knows so many requests.
+    fn early(&mut self, key: u64) -> Option<&mut Early> {
+        if self.early.len() == PARKED && !self.early.contains_key(&key) {
+            return None;
+        }
+        Some(self.early.entry(key).or_default())
+    }
+
+    fn find(&mut self, key: u64) -> Option<&mut Request<O>> {
+        if let Some(away) = self.parked.get_mut(&key) {
+            return Some(away);
+        }
+        self.rows.iter_mut().flatten().find_map(|row| match &mut row.what {
+            What::Request(request) if row.key == Some(key) => Some(&mut **request),
+            _ => None,
+        })
+    }
+}
+
+impl<O: Outputs> Request<O> {
+    /// Take in what the model runner has added to the list.
+    fn catch_up(&mut self, access: O::Access<'_>) {
+        let Some(outputs) = &self.outputs else { return };
+        let (known, mut at) = (outputs.count(access), self.enforcer.tokens() as usize);
+        if at > known {
+            // Tokens were taken back: KV that could not be loaded.
+            let again = (0..known).map_while(|at| outputs.token(access, at));
+            return self.enforcer.replay(&self.rules, again);
+        }
+        while at < known
+            && let Some(token) = self.outputs.as_ref().and_then(|outputs| outputs.token(access, at))
+        {
+            self.take(token);
+            at += 1;
+        }
+    }
+}
+
+impl<O> Request<O> {
+    fn take(&mut self, token: u32) {
+        let rules = &*self.rules;
+        let stands_for_eos = self.guarded == Some(self.enforcer.tokens()) && token == rules.guard_token();
+        // As whoever samples has done before this token.
+        self.enforcer.demand(rules);
+        if stands_for_eos && rules.guard_continues() {
+            self.enforcer.push_guarded(rules, token);
+        } else {
+            self.enforcer.push(rules, token);
+        }
+    }
+}

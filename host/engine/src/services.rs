@@ -1,0 +1,79 @@
+//! What an engine runs beside its steps: listeners, watches of files, traces, the recording.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use meridian_core::config::SlotMode;
+use meridian_core::{MeridianConfig, SlotName};
+use meridian_runtime::admin::Admin;
+use meridian_runtime::control::{Control, Mode};
+use meridian_runtime::recording::Recorder;
+use meridian_runtime::traces::Traces;
+use meridian_runtime::watch::{FileWatch, WatchedFile};
+
+/// What has threads, ports or files. Dropped in this order: nobody may change a policy through a listener that is about
+/// to end.
+#[derive(Default)]
+#[expect(dead_code, reason = "held for what ends with them")]
+pub(crate) struct Services {
+    admin: Option<Admin>,
+    watches: Vec<FileWatch>,
+    traces: Option<Arc<Traces>>,
+    recorder: Option<Recorder>,
+}
+
+impl Services {
+    /// Start what the configuration asks for: with `serves` the listeners and the traces, and a watch of each
+    /// component's file. The recording goes on until they have ended.
+    pub(crate) fn start(
+        config: &MeridianConfig,
+        base_dir: &Path,
+        model: &str,
+        control: &Arc<dyn Control>,
+        serves: bool,
+        recorder: Option<Recorder>,
+    ) -> Self {
+        // Before anybody can change what was loaded.
+        let loaded = control.status().slots;
+        let trace = || Traces::start(&config.telemetry, model, Some(Arc::clone(control)));
+        let traces = if serves { trace() } else { Ok(None) };
+        let traces = traces.inspect_err(|why| tracing::warn!("{why}")).ok().flatten().map(Arc::new);
+        let admin = serves.then(|| Admin::start(Arc::clone(control), &config.admin, &config.telemetry, base_dir));
+        let policy = &config.policy;
+        let mut watches = Vec::new();
+        for (name, slot) in SlotName::ALL.into_iter().zip([&policy.dispatch, &policy.eviction, &policy.budget]) {
+            if !policy.watch || slot.source.starts_with("native:") {
+                continue;
+            }
+            let loaded = loaded.iter().find(|slot| slot.slot == name);
+            let (mode, version) = match slot.mode {
+                SlotMode::Active => (Mode::Active, loaded.map(|slot| &slot.active)),
+                SlotMode::Shadow => (Mode::Shadow, loaded.and_then(|slot| Some(&slot.shadow.as_ref()?.version))),
+            };
+            let sha256 = version.map_or("", |version| &version.sha256);
+            let path = base_dir.join(&slot.source);
+            let file = WatchedFile::new(&path, name, Arc::clone(control), sha256).with_mode(mode);
+            match FileWatch::start(file) {
+                Ok(watch) => watches.push(watch),
+                Err(why) => tracing::warn!(slot = name.label(), why, "the policy's file is not watched"),
+            }
+        }
+        Self { admin, watches, traces, recorder }
+    }
+
+    /// Who is to be told of requests that end.
+    pub(crate) fn traces(&self) -> Option<Arc<Traces>> {
+        self.traces.clone()
+    }
+}
+
+impl Drop for Services {
+    fn drop(&mut self) {
+        self.admin.take();
+        self.watches.clear();
+        // The engine holds it as well.
+        if let Some(traces) = &self.traces {
+            traces.close();
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! The three slots of one engine as its configuration wants them, and what changes their policies.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use meridian_core::config::SlotMode;
+use meridian_core::{Budget, Dispatch, Eviction, MeridianConfig, SlotConfig, native};
+use meridian_runtime::control::{Given, ProcessStatus, Upload};
+use meridian_runtime::recording::{Recorder, RecorderSettings, SlotSetup};
+use meridian_runtime::{
+    BudgetSlot, Contender, ControlledSlot, Controller, DispatchSlot, EvictionSlot, Loader, PolicySlot, Refusal,
+    StrikeLimits,
+};
+use meridian_wasm::GuestKind;
+
+use crate::{Components, EngineError, Origin, PolicyError, Terms};
+
+/// Loads policies for a slot as its table in `[policy]` says.
+struct SlotLoader {
+    components: Arc<Components>,
+    terms: Terms,
+    source: String,
+    options: String,
+}
+
+impl<K: GuestKind> Loader<K> for SlotLoader {
+    fn load(&self, upload: &Upload<'_>) -> Result<Contender<K>, Refusal> {
+        let Upload { policy, options, source } = upload;
+        let origin = match policy {
+            Given::Component { bytes, signature } => self.components.bytes(bytes, *signature, source),
+            Given::Native(name) => Ok(Origin::native(name)),
+            Given::Active => return Err(String::from("no policy is given").into()),
+        };
+        let loaded = origin.and_then(|origin| origin.start(self.terms, options.unwrap_or("{}")));
+        loaded.map_err(|error: PolicyError| Refusal { why: error.to_string(), is_transient: error.is_transient() })
+    }
+
+    /// Those of the configuration belong to the policy that it names; components take its place.
+    fn configured_options(&self, policy: &Given<'_>) -> String {
+        match policy {
+            Given::Native(name) if self.source.strip_prefix("native:") != Some(*name) => "{}".into(),
+            Given::Native(_) | Given::Component { .. } | Given::Active => self.options.clone(),
+        }
+    }
+}
+
+/// The slots of an engine, and what changes their policies.
+pub(crate) struct Slots {
+    pub(crate) dispatch: DispatchSlot,
+    pub(crate) eviction: EvictionSlot,
+    pub(crate) budget: BudgetSlot,
+    pub(crate) controller: Controller,
+    pub(crate) recorder: Option<Recorder>,
+}
+
+impl Slots {
+    /// The policies that the configuration names, started. `status` tells facts about the engine.
+    pub(crate) fn new(
+        config: &MeridianConfig,
+        base_dir: &Path,
+        components: Components,
+        status: Box<dyn Fn() -> ProcessStatus + Send + Sync>,
+    ) -> Result<Self, EngineError> {
+        let components = Arc::new(components);
+        let policy = &config.policy;
+        let (dispatch, controlled) = slot::<Dispatch>(config, &policy.dispatch, base_dir, &components)?;
+        let controller = Controller::new(controlled, status);
+        let (eviction, controlled) = slot::<Eviction>(config, &policy.eviction, base_dir, &components)?;
+        let controller = controller.with_eviction(controlled);
+        let (budget, controlled) = slot::<Budget>(config, &policy.budget, base_dir, &components)?;
+        let controller = controller.with_budget(controlled);
+        let Some(recorder) = recorder(config, base_dir)? else {
+            return Ok(Self { dispatch, eviction, budget, controller, recorder: None });
+        };
+        let setup = |slot: &SlotConfig| SlotSetup {
+            targets: config.scheduler.targets(),
+            deadline_ms: slot.deadline_ms,
+            memory_mib: slot.memory_mib,
+        };
+        dispatch.control().record(&recorder, setup(&policy.dispatch));
+        eviction.control().record(&recorder, setup(&policy.eviction));
+        budget.control().record(&recorder, setup(&policy.budget));
+        let watch = recorder.watch();
+        let controller = controller.with_recording(Box::new(move || watch.status()));
+        Ok(Self { dispatch, eviction, budget, controller, recorder: Some(recorder) })
+    }
+}
+
+/// The recorder that the configuration asks for.
+fn recorder(config: &MeridianConfig, base_dir: &Path) -> Result<Option<Recorder>, EngineError> {
+    let dir = &config.policy.record_dir;
+    if dir.is_empty() {
+        return Ok(None);
+    }
+    let settings = RecorderSettings::new(base_dir.join(dir), config.policy.record_max_mib);
+    Recorder::start(settings).map(Some).map_err(|reason| EngineError::Recording { reason })
+}
+
+fn slot<K: GuestKind>(
+    config: &MeridianConfig,
+    slot: &SlotConfig,
+    base_dir: &Path,
+    components: &Arc<Components>,
+) -> Result<(PolicySlot<K>, ControlledSlot<K>), EngineError> {
+    let refused = |reason: String| EngineError::Policy { slot: K::NAME, reason };
+    let targets = config.scheduler.targets();
+    let terms = Terms::of(slot, targets);
+    let options = serde_json::to_string(&slot.config).expect("values of a TOML table");
+    let started = components.open(&slot.source, base_dir).and_then(|origin| origin.start::<K>(terms, &options));
+    let mut contender = started.map_err(|error| refused(error.to_string()))?;
+    // So that the first call, the slowest, is not in a step. There is no version before it that could decide, and a busy
+    // machine at its start is no reason not to serve: strikes and quarantine see to one that goes on faulting.
+    if let Err(trial) = contender.warm_up() {
+        tracing::warn!(slot = K::NAME.label(), source = slot.source, "the configured policy {trial}");
+        let _ = contender.policy.start_anew();
+    }
+    let (active, shadow) = match slot.mode {
+        SlotMode::Active => (contender, None),
+        SlotMode::Shadow => {
+            let source = format!("native:{}", K::NATIVES[0]);
+            (Contender::new(native::default_policy(targets), "", &source), Some(contender))
+        }
+    };
+    let made = PolicySlot::with_version(active, targets, strike_limits(config));
+    let control = made.control();
+    if let Some(shadow) = shadow {
+        control.shadow(shadow).map_err(|error| refused(error.to_string()))?;
+    }
+    let components = Arc::clone(components);
+    let loader = Box::new(SlotLoader { components, terms, source: slot.source.clone(), options });
+    Ok((made, ControlledSlot { control, loader }))
+}
+
+/// How many faults put a version into quarantine.
+#[must_use]
+pub fn strike_limits(config: &MeridianConfig) -> StrikeLimits {
+    StrikeLimits { max_strikes: config.policy.max_strikes, window_ms: f64::from(config.policy.strike_window_s) * 1e3 }
+}

@@ -1,0 +1,90 @@
+//! An engine from its start to its end, driven as an embedder would.
+
+use meridian_core::{EngineFacts, Error, Markers, MeridianConfig, NewRequest, SlotName, ThinkPhase};
+use meridian_engine::{Engine, EngineError, Settings};
+use meridian_runtime::control::{Control, Given, Mode, Upload};
+
+const FCFS: Upload<'static> = Upload { policy: Given::Native("fcfs"), options: None, source: "native:fcfs" };
+const FACTS: EngineFacts = EngineFacts {
+    now_ms: 0.0,
+    token_budget: 64,
+    free_blocks: 0,
+    total_blocks: 0,
+    free_seats: 4,
+    waiting: 0,
+    decode_tokens: 1,
+};
+
+fn started(config: MeridianConfig) -> Result<Engine, EngineError> {
+    let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![]).unwrap();
+    Engine::start(config, Settings { markers, ..Settings::default() })
+}
+
+#[test]
+fn a_policy_that_is_not_there_is_named_with_its_field() {
+    let mut config = MeridianConfig::default();
+    config.policy.eviction.source = "not-there.wasm".into();
+    let error = started(config).err().unwrap().to_string();
+    assert!(error.starts_with("policy.eviction.source: ./not-there.wasm: cannot read"), "{error}");
+}
+
+#[test]
+fn a_row_is_its_requests_alone() {
+    let engine = started(MeridianConfig::default()).unwrap();
+    let mut driver = engine.drive();
+    let request = NewRequest { prompt: &[1, 7], ..NewRequest::default() };
+    let first = driver.arrived("a", &request).unwrap();
+    assert!(matches!(driver.arrived("a", &request), Err(Error::DuplicateRequest { .. })));
+    assert_eq!(driver.finished("a", "stop"), Some(first));
+    assert_eq!(driver.finished("a", "stop"), None);
+    let second = driver.arrived("a", &request).unwrap();
+    assert_ne!(first, second);
+    assert!(driver.request(first).is_none() && driver.request(second).is_some());
+    driver.generated(first, &[8]);
+    assert_eq!(driver.request(second).unwrap().think_tokens(), 0);
+}
+
+#[test]
+fn tokens_move_a_request_through_its_phases() {
+    let engine = started(MeridianConfig::default()).unwrap();
+    let mut driver = engine.drive();
+    let row = driver.arrived("a", &NewRequest { prompt: &[1, 7], ..NewRequest::default() }).unwrap();
+    let phase = |driver: &meridian_engine::Driver| driver.request(row).unwrap().phase();
+    assert_eq!(phase(&driver), ThinkPhase::Prefill);
+    driver.plan(&FACTS, &[], &[row]);
+    driver.admitted(row, 0);
+    driver.scheduled(FACTS.now_ms, &[(row, 2)], 0);
+    driver.generated(row, &[40]);
+    assert_eq!(phase(&driver), ThinkPhase::Think);
+    driver.generated(row, &[8, 41]);
+    assert_eq!(phase(&driver), ThinkPhase::Output);
+    assert!(!driver.preempted(row, 3), "nobody thinks who could have gone in its place");
+    assert_eq!(driver.dispatch().preemptions(), [0, 0, 1]);
+}
+
+#[test]
+fn an_engine_is_stock_while_fcfs_decides_and_nothing_else_was_asked_for() {
+    let mut config = MeridianConfig::default();
+    config.policy.dispatch.source = "native:fcfs".into();
+    let engine = started(config).unwrap();
+    assert!(engine.drive().is_stock());
+    let other = Upload { policy: Given::Native("srpt"), options: None, source: "native:srpt" };
+    engine.swap(SlotName::Dispatch, &other, Mode::Active).unwrap();
+    assert!(!engine.drive().is_stock());
+    engine.control().rollback(SlotName::Dispatch).unwrap();
+    assert!(engine.drive().is_stock());
+}
+
+#[test]
+fn a_swap_loses_no_request_and_none_comes_after_the_end() {
+    let engine = started(MeridianConfig::default()).unwrap();
+    let rows: Vec<_> =
+        (0..8).map(|number| engine.drive().arrived(&number.to_string(), &NewRequest::default()).unwrap()).collect();
+    engine.swap(SlotName::Dispatch, &FCFS, Mode::Active).unwrap();
+    assert!(rows.iter().all(|row| engine.drive().request(*row).is_some()));
+    assert_eq!(engine.control().status().requests.iter().sum::<u64>(), 8);
+    engine.shutdown();
+    assert!(engine.swap(SlotName::Dispatch, &FCFS, Mode::Active).is_err());
+    // The policies that it has go on.
+    assert_eq!(engine.drive().plan(&FACTS, &[], &rows).token_budget, 64);
+}

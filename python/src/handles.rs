@@ -1,0 +1,86 @@
+//! Requests as Python knows them, and the Python values of a step.
+
+use std::collections::HashMap;
+
+use meridian_core::RowId;
+use pyo3::exceptions::PyOverflowError;
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyString};
+
+/// The rows of the live requests, by the identity of any Python objects; and what a step needs room for.
+#[derive(Default)]
+pub(crate) struct Handles {
+    /// `live` keeps the objects alive, so that an identity is not used again.
+    rows: HashMap<usize, RowId>,
+    live: HashMap<RowId, Live>,
+    pub(crate) running: Vec<RowId>,
+    pub(crate) waiting: Vec<RowId>,
+    pub(crate) given: Vec<(RowId, u32)>,
+    pub(crate) tokens: Vec<u32>,
+}
+
+/// The Python side of a live request.
+struct Live {
+    handle: Py<PyAny>,
+    id: Py<PyString>,
+}
+
+impl Handles {
+    pub(crate) fn insert(&mut self, row: RowId, handle: Py<PyAny>, id: Py<PyString>) {
+        self.rows.insert(handle.as_ptr() as usize, row);
+        self.live.insert(row, Live { handle, id });
+    }
+
+    pub(crate) fn remove(&mut self, row: RowId) {
+        if let Some(live) = self.live.remove(&row) {
+            self.rows.remove(&(live.handle.as_ptr() as usize));
+        }
+    }
+
+    /// The engine's own id of a request.
+    pub(crate) fn id(&self, row: RowId) -> Option<&Py<PyString>> {
+        self.live.get(&row).map(|live| &live.id)
+    }
+
+    /// Find the rows of the handles in two lists, into `running` and `waiting`; false when one is not known.
+    pub(crate) fn find(&mut self, running: &Bound<'_, PyList>, waiting: Option<&Bound<'_, PyList>>) -> bool {
+        self.waiting.clear();
+        rows_of(&self.rows, running, &mut self.running)
+            && waiting.is_none_or(|waiting| rows_of(&self.rows, waiting, &mut self.waiting))
+    }
+}
+
+fn rows_of(known: &HashMap<usize, RowId>, list: &Bound<'_, PyList>, out: &mut Vec<RowId>) -> bool {
+    out.clear();
+    for handle in list {
+        match known.get(&(handle.as_ptr() as usize)) {
+            Some(row) => out.push(*row),
+            None => return false,
+        }
+    }
+    true
+}
+
+/// A Python integer of any size, cut to 64 bits: clients choose some of them, and none may end the engine.
+pub(crate) fn saturated(number: &Bound<'_, PyAny>) -> PyResult<i64> {
+    match number.extract::<i64>() {
+        Err(error) if error.is_instance_of::<PyOverflowError>(number.py()) => {
+            Ok(if number.lt(0)? { i64::MIN } else { i64::MAX })
+        }
+        extracted => extracted,
+    }
+}
+
+pub(crate) fn to_u32(number: i64) -> u32 {
+    number.clamp(0, u32::MAX.into()) as u32
+}
+
+/// All at once: a list that is half in order has lost requests.
+pub(crate) fn reorder(list: &Bound<'_, PyList>, order: &[u32]) -> PyResult<()> {
+    if order.is_empty() {
+        return Ok(());
+    }
+    let before: Vec<Bound<'_, PyAny>> = list.iter().collect();
+    let after = PyList::new(list.py(), order.iter().map(|from| &before[*from as usize]))?;
+    list.set_slice(0, list.len(), &after)
+}
