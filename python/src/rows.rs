@@ -127,7 +127,6 @@ impl BudgetRows {
 
     /// A step is about to sample. Rows that are forced and their tokens, rows that are guarded, and rows whose entropy is
     /// wanted. `rows` are those that sample; without it the first `count` do.
-    #[expect(clippy::type_complexity, reason = "four lists of rows")]
     #[pyo3(signature = (count, rows = None))]
     fn step(
         &mut self,

@@ -142,7 +142,7 @@ pub enum FaultKind {
     BadAnswer,
     /// It could not be instantiated or refused its configuration.
     Init,
-    /// A candidate could not be loaded: not a component, not signed, refused while it was tried.
+    /// A contender could not be loaded: not a component, not signed, refused while it was tried.
     Load,
 }
 

@@ -16,7 +16,7 @@ const FACTS: EngineFacts = EngineFacts {
 };
 
 fn started(config: MeridianConfig) -> Result<Engine, EngineError> {
-    let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![]).unwrap();
+    let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![]).expect("usable markers");
     Engine::start(config, Settings { markers, ..Settings::default() })
 }
 

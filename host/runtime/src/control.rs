@@ -44,7 +44,7 @@ mod options_as_object {
     }
 }
 
-/// What a candidate is put to.
+/// What a contender is put to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
@@ -172,7 +172,7 @@ pub struct FaultBatch {
 /// How far a shadow agrees with the active policy. Means over the compared steps.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ShadowStatus {
-    /// The candidate.
+    /// The contender.
     pub version: Version,
     /// Steps compared.
     pub compared: u64,
@@ -199,7 +199,7 @@ pub struct SlotStatus {
     pub active: Version,
     /// Who a rollback would bring back.
     pub previous: Option<Version>,
-    /// The candidate in shadow.
+    /// The contender in shadow.
     pub shadow: Option<ShadowStatus>,
     /// The version in quarantine, and how long until it is tried again, milliseconds.
     pub quarantine: Option<(Version, f64)>,
@@ -301,13 +301,13 @@ pub struct RecordingStatus {
 /// Why a change was refused. The policy that was active stays.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ControlError {
-    /// The candidate is not what it should be; one line for the operator.
+    /// The contender is not what it should be; one line for the operator.
     #[error("{0}")]
     Refused(String),
     /// It cannot be done now, and may be later; one line for the operator.
     #[error("{0}")]
     Busy(String),
-    /// A later change of the slot was carried out while the candidate was loaded.
+    /// A later change of the slot was carried out while the contender was loaded.
     #[error("{}: not changed: a later change of this slot was carried out while the policy was loaded", .0.label())]
     Overtaken(SlotName),
     /// There is nothing to promote, roll back to, release or stop.
