@@ -3,12 +3,12 @@
 
     figures.py --only slice
     figures.py --only slice --part deciding
-    figures.py --table            # only write README's table from the kept results
+    figures.py --table            # only write the tables from the kept results
 
 A line has area, name, value, unit, bound, holds and the command that repeats it; figures over several runs also carry
-their quartiles (low, high). Lines are appended, with commit and machine, to bench/results/AREA.jsonl, and README's
-table is written from there. Nothing here is a test: a figure that does not hold is printed as such, and the exit code
-is 0.
+their quartiles (low, high). Lines are appended, with commit and machine, to bench/results/AREA.jsonl, and the tables
+of README and book are written from there. Nothing here is a test: a figure that does not hold is printed as such, and
+the exit code is 0.
 """
 
 from __future__ import annotations
@@ -36,10 +36,46 @@ AREAS = {
     "repair": repair.parts,
     "engine": engine.parts,
 }
-# Pages with a table between `<!-- figures:AREA -->` and `<!-- /figures:AREA -->`.
-PAGES = tuple(
-    ROOT / page for page in ("README.md", "docs/src/benchmarks.md", "docs/src/simulator.md", "docs/src/kernels.md")
+# README's results: what is compared, its unit, and the figures that came out best and worst for Meridian, with where.
+SLICE, KV, EXIT = "slice", "kv", "budget"
+SUMMARY: tuple[tuple[str, str, tuple[str, str, str], tuple[str, str, str]], ...] = (
+    (
+        "p99 gap between output tokens, over stock",
+        "",
+        (KV, "kv-tight: p99 output ITL, Meridian over stock", "KV memory short, native"),
+        (
+            SLICE,
+            "kv-tight: p99 output ITL, output-first.wasm over stock",
+            "KV memory short, component, KV left to vLLM",
+        ),
+    ),
+    (
+        "TTFT p50, over stock",
+        "",
+        (KV, "kv-tight: TTFT p50, Meridian over stock", "KV memory short"),
+        (SLICE, "loaded: TTFT p50, output-first.wasm over stock", "batch full"),
+    ),
+    (
+        "throughput, over stock",
+        "",
+        (KV, "multi-turn: throughput, Meridian over stock", "chats"),
+        (SLICE, "kv-tight: throughput, output-first.wasm over stock", "KV memory short"),
+    ),
+    (
+        "prefix cache hit rate, above stock",
+        " points",
+        (KV, "multi-turn: hit rate above stock", "chats whose thinking is stripped"),
+        (KV, "thinking preserved: hit rate above stock", "chats that keep it"),
+    ),
+    (
+        "think tokens saved, accuracy within a point",
+        "",
+        (EXIT, "early exit: EAT with a guard on the mean: think tokens saved", "EAT with a guard"),
+        (EXIT, "early exit: RPDI: think tokens saved", "RPDI"),
+    ),
 )
+# Pages with a table between `<!-- figures:AREA -->` and `<!-- /figures:AREA -->`.
+PAGES = tuple(ROOT / page for page in ("docs/src/benchmarks.md", "docs/src/simulator.md", "docs/src/kernels.md"))
 
 
 def shown(line: dict[str, Any]) -> str:
@@ -50,13 +86,48 @@ def shown(line: dict[str, Any]) -> str:
     return text
 
 
+def latest_lines(area: str) -> dict[str, dict[str, Any]]:
+    """The latest kept line of each figure of an area, by its name."""
+    kept = RESULTS / f"{area}.jsonl"
+    lines = map(json.loads, kept.read_text().splitlines() if kept.exists() else ())
+    return {line["name"]: line for line in lines}
+
+
+def between(page: Path, name: str, rows: list[str]) -> bool:
+    """Write rows between the markers of that name in a page; False where it has none."""
+    before, start, inner = page.read_text().partition(f"<!-- {name} -->")
+    _, end, after = inner.partition(f"<!-- /{name} -->")
+    if not (start and end):
+        return False
+    page.write_text(before + start + "\n" + "\n".join(rows) + "\n" + end + after)
+    return True
+
+
+def write_summary() -> None:
+    """README's results, best and worst beside each other."""
+    lines = {area: latest_lines(area) for area in (SLICE, KV, EXIT)}
+    rows = ["| | best | worst |", "|---|---|---|"]
+    commits: dict[tuple[str, str], set[str]] = {}
+    for what, unit, *cells in SUMMARY:
+        shown_cells = []
+        for area, name, where in cells:
+            line = lines[area].get(name)
+            if line is None:
+                sys.exit(f"error: bench/results/{area}.jsonl has no figure {name!r}")
+            commits.setdefault((line["measured"], line["machine"]), set()).add(line["commit"].removesuffix("+changes"))
+            value = f"{line['value']:+.0f}{unit}" if unit else f"{line['value']:.2g}"
+            shown_cells.append(f"{value} ({where})")
+        rows.append(f"| {what} | {' | '.join(shown_cells)} |")
+    rows.append("")
+    for (day, machine), at in sorted(commits.items()):
+        rows.append(f"Measured {day} on {machine}, at {', '.join(sorted(at))}.")
+    if not between(ROOT / "README.md", "figures:summary", rows):
+        sys.exit("error: README.md has no <!-- figures:summary --> markers")
+
+
 def write_table(area: str) -> None:
     """The area's table between its markers: the latest line of each figure worth its row."""
-    kept = RESULTS / f"{area}.jsonl"
-    latest: dict[str, dict[str, Any]] = {}
-    for text in kept.read_text().splitlines() if kept.exists() else ():
-        line = json.loads(text)
-        latest[line["name"]] = line
+    latest = latest_lines(area)
     bounded_only = area in ("slice", "repair")
     wanted = [x for x in latest.values() if x["bound"] is not None or "TTFT" in x["name"] or not bounded_only]
     rows = ["| figure | measured (quartiles) | unit | bound | holds |", "|---|---|---|---|---|"]
@@ -65,13 +136,9 @@ def write_table(area: str) -> None:
         rows.append(f"| {line['name']} | {shown(line)} | {line['unit']} | {line['bound'] or ''} | {holds} |")
     sources = sorted({(x["measured"], x["commit"], x["machine"]) for x in wanted})
     rows += ["", *(f"Measured {day} at {commit} on {machine}." for day, commit, machine in sources)]
-    for page in PAGES:
-        before, start, inner = page.read_text().partition(f"<!-- figures:{area} -->")
-        _, end, after = inner.partition(f"<!-- /figures:{area} -->")
-        if start and end:
-            page.write_text(before + start + "\n" + "\n".join(rows) + "\n" + end + after)
-            return
-    sys.exit(f"error: no page has <!-- figures:{area} --> markers")
+    if not any(between(page, f"figures:{area}", rows) for page in PAGES):
+        sys.exit(f"error: no page has <!-- figures:{area} --> markers")
+    write_summary()
 
 
 def main() -> int:
