@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from areas.common import ROOT, Bound, Figure
 
 # The commit before the crate.
-BEFORE = "9225a3b2013a"
+BEFORE = "d71ca9fe4643"
 CRATES = ("host/core", "host/wasm", "host/runtime", "host/engine", "host/cli", "bench", "python")
 LONGEST_FILE = 500
 LONGEST_BINDING = 250

@@ -52,9 +52,9 @@ impl Engine {
         let markers =
             Markers::new(starts, ends, padding).map_err(|error| ConfigError::new_err(format!("model: {error}")))?;
         let settings = Settings {
-            cache_dir: crate::cache_dir(&base_dir, &config.policy.cache_dir),
+            cache_dir: crate::cache_dir(),
             base_dir,
-            markers: markers.with_resuming(config.model.resumes),
+            markers,
             block_tokens,
             steps_ahead,
             model: model.to_owned(),
@@ -64,6 +64,7 @@ impl Engine {
         // Compiling a component takes tens of milliseconds.
         let engine = py.detach(|| meridian_engine::Engine::start(config, settings)).map_err(|error| match error {
             EngineError::TrustedKeys(error) => config_error(error),
+            EngineError::Config(error) => config_error(error),
             error => policy_error(error),
         })?;
         let engine = Arc::new(engine);
@@ -115,9 +116,10 @@ impl Engine {
     /// The request is over; `reason` is the engine's word for why.
     #[pyo3(signature = (request_id, reason = ""))]
     fn remove(&self, request_id: &str, reason: &str) {
-        if let Some(row) = self.engine.drive().finished(request_id, reason) {
-            self.handles().remove(row);
-        }
+        let row = self.engine.drive().finished(request_id, reason);
+        // Dropped when nothing is locked any more: an object's end may run any code.
+        let live = row.and_then(|row| self.handles().remove(row));
+        drop(live);
     }
 
     /// Plan one step: puts the two lists of handles into their new order, in place. Returns the step's token budget, a

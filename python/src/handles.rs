@@ -20,7 +20,7 @@ pub(crate) struct Handles {
 }
 
 /// The Python side of a live request.
-struct Live {
+pub(crate) struct Live {
     handle: Py<PyAny>,
     id: Py<PyString>,
 }
@@ -31,10 +31,10 @@ impl Handles {
         self.live.insert(row, Live { handle, id });
     }
 
-    pub(crate) fn remove(&mut self, row: RowId) {
-        if let Some(live) = self.live.remove(&row) {
-            self.rows.remove(&(live.handle.as_ptr() as usize));
-        }
+    pub(crate) fn remove(&mut self, row: RowId) -> Option<Live> {
+        let live = self.live.remove(&row)?;
+        self.rows.remove(&(live.handle.as_ptr() as usize));
+        Some(live)
     }
 
     /// The engine's own id of a request.

@@ -14,7 +14,7 @@ mod policies;
 mod rows;
 mod thinking;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use meridian_core::text::printable;
 use meridian_core::{MeridianConfig, ModelFamily};
@@ -117,11 +117,8 @@ fn tool_call_texts() -> Vec<String> {
     texts
 }
 
-/// Where compiled components are kept: the configured folder, else the user's cache folder.
-fn cache_dir(base_dir: &Path, configured: &str) -> Option<PathBuf> {
-    if !configured.is_empty() {
-        return Some(base_dir.join(configured));
-    }
+/// Where compiled components are kept when the configuration does not say: the user's cache folder.
+fn cache_dir() -> Option<PathBuf> {
     let base = std::env::var_os("XDG_CACHE_HOME")
         .map(PathBuf::from)
         .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))?;

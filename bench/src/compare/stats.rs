@@ -58,9 +58,14 @@ pub(super) fn estimate(seeds: &[Vec<f64>]) -> Option<Estimate> {
     let effective = (count * (1.0 - correlation) / (1.0 + correlation)).max(2.0);
     let freedom = effective - 1.0;
     let error = (squares / (count - 1.0) / effective).sqrt();
+    let t = (mean / error).abs();
+    if t.is_nan() {
+        // The values are beyond what can be added up: nothing is known.
+        return Some(Estimate { mean, half_width: f64::INFINITY, p: 1.0, pairs });
+    }
     let student = student(freedom);
     let half_width = error * student.inverse_cdf(f64::midpoint(1.0, super::CONFIDENCE));
-    Some(Estimate { mean, half_width, p: 2.0 * student.sf((mean / error).abs()), pairs })
+    Some(Estimate { mean, half_width, p: 2.0 * student.sf(t), pairs })
 }
 
 /// Means of at most that many groups of consecutive values, of sizes that differ by one at most.
@@ -119,6 +124,15 @@ mod tests {
         let mixed: Vec<f64> = (0..24).map(|i| if i % 2 == 0 { 1.0 } else { -0.9 }).collect();
         let (wave, mixed) = (estimate(&[wave]).expect("enough"), estimate(&[mixed]).expect("enough"));
         assert!(wave.half_width > 1.5 * mixed.half_width, "{wave:?} {mixed:?}");
+    }
+
+    #[test]
+    fn what_cannot_be_added_up_says_nothing() {
+        for changes in [vec![1e308, 1e308, -1e308, 1e308], vec![f64::NEG_INFINITY, 1.0, 2.0], vec![f64::NAN, 1.0, 2.0]]
+        {
+            let found = estimate(&[changes]).expect("enough");
+            assert_eq!((found.p, found.half_width), (1.0, f64::INFINITY));
+        }
     }
 
     #[test]

@@ -111,8 +111,10 @@ fn decide_in<K: GuestKind + Recordable>(
     let options = args.config.as_ref().unwrap_or(&recorded.options);
     // A deadline is for the engine; a replay waits for any decision that ends.
     let terms = Terms::unhurried(recorded.targets.into_targets(), recorded.memory_mib);
-    let mut start =
-        || -> Result<Box<dyn Policy<K>>, String> { origin.policy(terms, options).map_err(|error| error.to_string()) };
+    let named = if origin.component().is_some() { format!("{}: ", origin.source()) } else { String::new() };
+    let mut start = || -> Result<Box<dyn Policy<K>>, String> {
+        origin.policy(terms, options).map_err(|error| format!("{named}{error}"))
+    };
     let all: u64 = recordings.iter().map(Recording::row_count).sum();
     let progress = bar(all.min(args.limit.unwrap_or(u64::MAX)), "{human_pos} of {human_len} decisions");
     let options = ReplayOptions { limit: args.limit.unwrap_or(u64::MAX), shown: args.show };

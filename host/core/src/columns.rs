@@ -6,7 +6,7 @@ use crate::budget::BudgetCandidate;
 use crate::{EvictionCandidate, RequestState, RequestTable, RowId};
 
 /// Write the columns `inputs` of `candidates` at `now_ms` into `out`, laid out as in WIT `dispatch.decide`.
-/// `block_tokens` is the size of a KV block. A slot that is not live reads as a request about which nothing is known.
+/// `block_tokens` is the size of a KV block. A row that is not live reads as a request about which nothing is known.
 pub fn fill(
     inputs: &[Column],
     table: &RequestTable,

@@ -6,10 +6,10 @@ use crate::{Batch, Dispatch, Fault, Policy, SlotKind};
 /// ```
 /// use meridian_core::{Asked, Batch, Decision, GuardedPolicy, SchedulerConfig, Step, native};
 ///
-/// let mut seat: GuardedPolicy = GuardedPolicy::new(native::policy("fcfs", SchedulerConfig::default().targets(), "{}").unwrap());
+/// let mut policy: GuardedPolicy = GuardedPolicy::new(native::policy("fcfs", SchedulerConfig::default().targets(), "{}").unwrap());
 /// let mut decision = Decision::default();
 /// let batch = Batch { facts: &Step::default(), candidates: 2, columns: &[] };
-/// assert_eq!(seat.ask(&batch, &mut decision), Asked::Decided);
+/// assert_eq!(policy.ask(&batch, &mut decision), Asked::Decided);
 /// assert_eq!(decision.keys.len(), 2);
 /// ```
 pub struct GuardedPolicy<K: SlotKind = Dispatch> {
@@ -47,7 +47,7 @@ pub enum Asked {
 }
 
 impl<K: SlotKind> GuardedPolicy<K> {
-    /// A seat for a policy that has started.
+    /// A policy that has started.
     #[must_use]
     pub fn new(policy: Box<dyn Policy<K>>) -> Self {
         Self { policy, recovery: Recovery::Ready }

@@ -8,7 +8,7 @@ use meridian_policy_sdk::{Phase, State};
 use crate::types::{PhaseEvent, RequestId};
 use crate::{Error, Markers, PhaseTracker};
 
-/// Where a request lives in a [`RequestTable`]. The position is used again after the request is removed, the slot is not.
+/// Where a request lives in a [`RequestTable`]. The position is used again after the request is removed, the id is not.
 ///
 /// ```
 /// use meridian_core::{NewRequest, RequestId, RequestTable};
@@ -86,9 +86,9 @@ impl Default for NewRequest<'_> {
 /// use meridian_core::{NewRequest, RequestId, RequestTable};
 ///
 /// let mut table = RequestTable::default();
-/// let slot = table.insert(RequestId(1), &NewRequest { prompt_tokens: 100, ..NewRequest::default() })?;
-/// table.scheduled(slot, 64, 0.0);
-/// assert_eq!((table[slot].computed_tokens(), table[slot].needed_tokens(1)), (64, 36));
+/// let row = table.insert(RequestId(1), &NewRequest { prompt_tokens: 100, ..NewRequest::default() })?;
+/// table.scheduled(row, 64, 0.0);
+/// assert_eq!((table[row].computed_tokens(), table[row].needed_tokens(1)), (64, 36));
 /// # Ok::<(), meridian_core::Error>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -339,15 +339,15 @@ impl RequestState {
 /// // Token 7 starts thinking, 8 ends it. The prompt ends with the start marker, as chat templates of R1 do.
 /// let mut table = RequestTable::new(Markers::new(vec![vec![7]], vec![vec![8]], vec![]).unwrap());
 /// let request = NewRequest { prompt: &[1, 2, 7], max_tokens: 100, ..NewRequest::default() };
-/// let slot = table.insert(RequestId(1), &request).unwrap();
-/// table.scheduled(slot, 3, 0.0);
+/// let row = table.insert(RequestId(1), &request).unwrap();
+/// table.scheduled(row, 3, 0.0);
 /// let mut events = Vec::new();
-/// table.generated(slot, &[40], &mut events);
-/// assert_eq!((table[slot].phase(), events.len()), (ThinkPhase::Think, 0));
-/// table.generated(slot, &[41, 8], &mut events);
+/// table.generated(row, &[40], &mut events);
+/// assert_eq!((table[row].phase(), events.len()), (ThinkPhase::Think, 0));
+/// table.generated(row, &[41, 8], &mut events);
 /// assert_eq!(events, [PhaseEvent::ExitThink]);
-/// assert_eq!(table[slot].phase(), ThinkPhase::Output);
-/// assert_eq!((table[slot].think_tokens(), table[slot].output_tokens()), (3, 0));
+/// assert_eq!(table[row].phase(), ThinkPhase::Output);
+/// assert_eq!((table[row].think_tokens(), table[row].output_tokens()), (3, 0));
 /// ```
 #[derive(Debug, Default)]
 pub struct RequestTable {
@@ -363,7 +363,7 @@ pub struct RequestTable {
 
 #[derive(Debug, Default)]
 struct Row {
-    /// Counted up at each removal, so that a slot of before finds nothing.
+    /// Counted up at each removal, so that an id of before finds nothing.
     generation: u32,
     state: Option<RequestState>,
 }
@@ -393,17 +393,17 @@ impl RequestTable {
         self.by_id.is_empty()
     }
 
-    /// The slot of a live request.
+    /// The row of a live request.
     #[must_use]
     pub fn find(&self, id: RequestId) -> Option<RowId> {
         self.by_id.get(&id).copied()
     }
 
-    /// The request in `slot`, if it is live.
+    /// The request in `row_id`, if it is live.
     #[inline]
     #[must_use]
-    pub fn get(&self, slot: RowId) -> Option<&RequestState> {
-        self.rows.get(slot.index()).filter(|row| row.generation == slot.generation)?.state.as_ref()
+    pub fn get(&self, row_id: RowId) -> Option<&RequestState> {
+        self.rows.get(row_id.index()).filter(|row| row.generation == row_id.generation)?.state.as_ref()
     }
 
     /// Take in a request that arrived.
@@ -454,9 +454,9 @@ impl RequestTable {
         self.whole_prompts += usize::from(request.whole_prompt);
         let row = &mut self.rows[index as usize];
         row.state = Some(state);
-        let slot = RowId { index, generation: row.generation };
-        self.by_id.insert(id, slot);
-        Ok(slot)
+        let row_id = RowId { index, generation: row.generation };
+        self.by_id.insert(id, row_id);
+        Ok(row_id)
     }
 
     /// Whether a live request has a prompt that may not be split.
@@ -470,22 +470,22 @@ impl RequestTable {
     }
 
     /// Forget a request; false when it was not live.
-    pub fn remove(&mut self, slot: RowId) -> bool {
-        let Some(row) = self.rows.get_mut(slot.index()).filter(|row| row.generation == slot.generation) else {
+    pub fn remove(&mut self, row_id: RowId) -> bool {
+        let Some(row) = self.rows.get_mut(row_id.index()).filter(|row| row.generation == row_id.generation) else {
             return false;
         };
         let Some(state) = row.state.take() else { return false };
         row.generation = row.generation.wrapping_add(1);
         self.whole_prompts -= usize::from(state.whole_prompt);
         self.by_id.remove(&state.id);
-        self.free.push(slot.index);
+        self.free.push(row_id.index);
         true
     }
 
     /// The request was given `tokens` in the step that began at `now_ms`, after the tokens whose KV it had.
     #[inline]
-    pub fn scheduled(&mut self, slot: RowId, tokens: u32, now_ms: f64) {
-        let Some(row) = self.row_mut(slot) else { return };
+    pub fn scheduled(&mut self, row_id: RowId, tokens: u32, now_ms: f64) {
+        let Some(row) = self.row_mut(row_id) else { return };
         row.state = State::Running;
         row.computed_tokens = row.computed_tokens.saturating_add(tokens);
         row.prefilled |= row.computed_tokens >= row.prompt_tokens;
@@ -494,9 +494,9 @@ impl RequestTable {
     }
 
     /// The request was admitted with this many tokens found in the prefix cache.
-    pub fn admitted(&mut self, slot: RowId, cached_tokens: u32) {
+    pub fn admitted(&mut self, row_id: RowId, cached_tokens: u32) {
         let clock_ms = self.clock_ms;
-        let Some(row) = self.row_mut(slot) else { return };
+        let Some(row) = self.row_mut(row_id) else { return };
         row.state = State::Running;
         row.cached_tokens = cached_tokens.min(row.prompt_tokens);
         row.computed_tokens = cached_tokens;
@@ -506,8 +506,8 @@ impl RequestTable {
 
     /// The engine's own count of computed tokens, where it differs from what [`RequestTable::scheduled`] added up:
     /// rejected speculative tokens, lost KV transfers.
-    pub fn set_computed(&mut self, slot: RowId, computed_tokens: u32) {
-        let Some(row) = self.row_mut(slot) else { return };
+    pub fn set_computed(&mut self, row_id: RowId, computed_tokens: u32) {
+        let Some(row) = self.row_mut(row_id) else { return };
         row.computed_tokens = computed_tokens;
         row.prefilled |= computed_tokens >= row.prompt_tokens;
     }
@@ -520,8 +520,8 @@ impl RequestTable {
     }
 
     /// The request lost its KV blocks and waits again.
-    pub fn preempted(&mut self, slot: RowId) {
-        let Some(row) = self.row_mut(slot) else { return };
+    pub fn preempted(&mut self, row_id: RowId) {
+        let Some(row) = self.row_mut(row_id) else { return };
         row.state = State::Preempted;
         row.lost_tokens = row.computed_tokens;
         row.computed_tokens = 0;
@@ -535,8 +535,10 @@ impl RequestTable {
 
     /// Tokens were generated for the request, in order. Appends to `events` what they did to its thinking.
     #[inline]
-    pub fn generated(&mut self, slot: RowId, tokens: &[u32], events: &mut Vec<PhaseEvent>) {
-        let Some(row) = self.rows.get_mut(slot.index()).filter(|row| row.generation == slot.generation) else { return };
+    pub fn generated(&mut self, row_id: RowId, tokens: &[u32], events: &mut Vec<PhaseEvent>) {
+        let Some(row) = self.rows.get_mut(row_id.index()).filter(|row| row.generation == row_id.generation) else {
+            return;
+        };
         let Some(row) = &mut row.state else { return };
         row.prefilled |= !tokens.is_empty();
         for token in tokens {
@@ -557,14 +559,14 @@ impl RequestTable {
         }
     }
 
-    pub(crate) fn defer(&mut self, slot: RowId, now_ms: f64) {
-        if let Some(row) = self.row_mut(slot) {
+    pub(crate) fn defer(&mut self, row_id: RowId, now_ms: f64) {
+        if let Some(row) = self.row_mut(row_id) {
             row.deferred_since_ms.get_or_insert(now_ms);
         }
     }
 
-    fn row_mut(&mut self, slot: RowId) -> Option<&mut RequestState> {
-        self.rows.get_mut(slot.index()).filter(|row| row.generation == slot.generation)?.state.as_mut()
+    fn row_mut(&mut self, row_id: RowId) -> Option<&mut RequestState> {
+        self.rows.get_mut(row_id.index()).filter(|row| row.generation == row_id.generation)?.state.as_mut()
     }
 
     fn tenant(&mut self, name: &str) -> u32 {
@@ -588,7 +590,7 @@ impl Index<RowId> for RequestTable {
 
     /// # Panics
     /// When the request is not live.
-    fn index(&self, slot: RowId) -> &RequestState {
-        self.get(slot).expect("the slot holds a live request")
+    fn index(&self, row_id: RowId) -> &RequestState {
+        self.get(row_id).expect("the row holds a live request")
     }
 }

@@ -33,7 +33,7 @@ pub struct Driver {
     pub(crate) kv: Kv,
     /// Told of every request that ends.
     pub(crate) traces: Option<Arc<Traces>>,
-    /// The engine is stock as soon as the dispatch slot is.
+    /// The configuration has no say in KV memory or thinking: the engine is stock while each slot's configured policy is.
     leaves_the_rest: bool,
     events: Vec<PhaseEvent>,
 }
@@ -75,11 +75,10 @@ impl Driver {
     /// # Errors
     /// [`Error::DuplicateRequest`] when the id is live, [`Error::NotATime`].
     pub fn arrived(&mut self, id: &str, request: &NewRequest<'_>) -> Result<RowId, Error> {
-        let number = RequestId(self.next_id);
-        if self.by_id.contains_key(id) {
-            return Err(Error::DuplicateRequest { id: number });
+        if let Some(request) = self.find(id).and_then(|row| self.request(row)) {
+            return Err(Error::DuplicateRequest { id: request.id() });
         }
-        let row = self.dispatch.table_mut().insert(number, request)?;
+        let row = self.dispatch.table_mut().insert(RequestId(self.next_id), request)?;
         self.next_id += 1;
         self.by_id.insert(id.into(), row);
         Ok(row)

@@ -21,9 +21,9 @@ use crate::{Components, Driver, EngineError};
 pub struct Settings {
     /// What relative paths of the configuration are relative to.
     pub base_dir: PathBuf,
-    /// Where compiled components are kept between processes; `None` compiles every time.
+    /// Where compiled components are kept between processes when `policy.cache_dir` says nothing; `None` compiles every time.
     pub cache_dir: Option<PathBuf>,
-    /// What starts and ends thinking in the model's output.
+    /// What starts and ends thinking in the model's output; whether thinking may resume is `model.resumes`.
     pub markers: Markers,
     /// Tokens in a KV block.
     pub block_tokens: u32,
@@ -66,10 +66,13 @@ impl Engine {
     ///
     /// # Errors
     /// The field of the configuration that cannot be used, and why.
-    pub fn start(config: MeridianConfig, settings: Settings) -> Result<Self, EngineError> {
+    pub fn start(config: MeridianConfig, mut settings: Settings) -> Result<Self, EngineError> {
+        config.validate()?;
         let base_dir = settings.base_dir.clone();
         let keys = TrustedKeys::parse("policy.trusted_keys", &config.policy.trusted_keys, &base_dir)?;
-        let components = Components::new(settings.cache_dir.clone(), keys);
+        let configured = Some(&config.policy.cache_dir).filter(|dir| !dir.is_empty()).map(|dir| base_dir.join(dir));
+        let components = Components::new(configured.or_else(|| settings.cache_dir.clone()), keys);
+        settings.markers = settings.markers.with_resuming(config.model.resumes);
         // Filled once the driver is there: the slots come first.
         let driver = Arc::new(OnceLock::new());
         let status = process_status(Arc::clone(&driver), settings.model.clone());
@@ -86,8 +89,8 @@ impl Engine {
         Ok(Self { driver: started, controller, services: Mutex::new(services) })
     }
 
-    /// The engine, for the thread that schedules. A status that is asked for meanwhile waits, so not to be kept longer than
-    /// a step.
+    /// The engine, for the thread that schedules. A status that is asked for meanwhile waits, so it is not to be kept longer
+    /// than a step; and a thread that holds it must not ask for a status, drive again or shut down.
     pub fn drive(&self) -> MutexGuard<'_, Driver> {
         lock(&self.driver)
     }

@@ -4,6 +4,9 @@ use thiserror::Error;
 /// Why an engine does not start. Each is one line that names the field of the configuration.
 #[derive(Debug, Error)]
 pub enum EngineError {
+    /// A value of the configuration that was not read from a file.
+    #[error(transparent)]
+    Config(#[from] meridian_core::Error),
     /// A key of `policy.trusted_keys` is none.
     #[error(transparent)]
     TrustedKeys(#[from] meridian_wasm::KeyError),

@@ -53,7 +53,8 @@ impl Driver {
     /// The mirror of a pool, to feed it.
     ///
     /// # Panics
-    /// When the pool is another engine's.
+    /// When this engine has no such pool: one belongs to the engine that added it. So do [`Driver::leaving`] and
+    /// [`Driver::rekey`].
     pub fn pool(&mut self, pool: Pool) -> &mut CachedBlocks {
         &mut self.kv.pools[pool.0].blocks
     }

@@ -231,7 +231,8 @@ impl Origin {
         if self.component().is_none() {
             return contender;
         }
-        let origin = self.clone();
+        // Options that are uploaded name no file.
+        let origin = Self { at: String::new(), ..self.clone() };
         contender.with_remake(Arc::new(move |options: &str| {
             origin.policy(terms, options).map_err(|error| error.to_string())
         }))

@@ -63,7 +63,7 @@ struct Request<O> {
     is_measured: bool,
     /// Number of the token at which an end of sequence was likelier than the end marker.
     guarded: Option<u32>,
-    /// ThinkLimits that no step has taken in yet: they are about tokens that the list may hold already.
+    /// Limits that no step has taken in yet: they are about tokens that the list may hold already.
     ordered: Vec<(u32, u32)>,
     is_gone: bool,
 }

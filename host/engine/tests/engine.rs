@@ -29,6 +29,14 @@ fn a_policy_that_is_not_there_is_named_with_its_field() {
 }
 
 #[test]
+fn a_configuration_that_no_file_could_hold_is_refused() {
+    let mut config = MeridianConfig::default();
+    config.policy.dispatch.deadline_ms = -1.0;
+    let error = started(config).err().unwrap().to_string();
+    assert!(error.starts_with("policy.dispatch.deadline_ms: -1"), "{error}");
+}
+
+#[test]
 fn a_row_is_its_requests_alone() {
     let engine = started(MeridianConfig::default()).unwrap();
     let mut driver = engine.drive();

@@ -6,8 +6,8 @@ use std::sync::{LazyLock, OnceLock};
 use std::time::Duration;
 
 use meridian_core::{Asked, Batch, Budget, Description, Dispatch, Eviction, GuardedPolicy, MeridianConfig, SlotName};
-use meridian_engine::{Components, Origin, Terms};
-use meridian_wasm::{GuestKind, PolicyLimits};
+use meridian_engine::{Components, Origin, PolicyError, Terms};
+use meridian_wasm::{GuestKind, LoadError, PolicyLimits};
 use wasmparser::{Parser, Payload};
 
 use crate::bytes::Bytes;
@@ -41,6 +41,10 @@ fn load(bytes: &[u8]) {
             SlotName::Eviction => fill::<Eviction>(&origin),
             SlotName::Budget => fill::<Budget>(&origin),
         }),
+        // Otherwise every input would pass.
+        Err(PolicyError::Component { error: LoadError::Setup { detail }, .. }) => {
+            panic!("no WebAssembly here: {detail}")
+        }
         Err(error) => assert_told(&error.to_string()),
     }
 }
@@ -53,24 +57,24 @@ fn fill<K: GuestKind>(origin: &Origin) {
         Ok(policy) => policy,
         Err(error) => return assert_told(&error.to_string()),
     };
-    let mut seat = GuardedPolicy::<K>::new(policy);
-    let Description { name, version, summary } = seat.policy().description();
+    let mut policy = GuardedPolicy::<K>::new(policy);
+    let Description { name, version, summary } = policy.policy().description();
     for text in [name, version, summary] {
         assert!(text.len() <= 4 * 512 && !text.chars().any(char::is_control), "{text:?}");
     }
     let mut decision = K::Decision::default();
     for candidates in [0, 1, 4, 4] {
-        let columns = vec![1.0; candidates * seat.policy().inputs().len()];
+        let columns = vec![1.0; candidates * policy.policy().inputs().len()];
         for facts in K::trials(candidates as u32) {
-            let asked = seat.ask(&Batch { facts: &facts, candidates, columns: &columns }, &mut decision);
+            let asked = policy.ask(&Batch { facts: &facts, candidates, columns: &columns }, &mut decision);
             if let Asked::Faulted(faults) = asked {
                 faults.iter().for_each(|fault| assert_told(&fault.to_string()));
             }
         }
     }
-    match seat.policy_mut().snapshot() {
+    match policy.policy_mut().snapshot() {
         Ok(state) => {
-            if let Err(fault) = seat.policy_mut().restore(&state) {
+            if let Err(fault) = policy.policy_mut().restore(&state) {
                 assert_told(&fault.to_string());
             }
         }

@@ -22,6 +22,7 @@ impl DispatchEngine {
     /// An engine without requests. `block_tokens` is the size of a KV block.
     #[must_use]
     pub fn new(slot: DispatchSlot, markers: Markers, scheduler: &SchedulerConfig, block_tokens: u32) -> Self {
+        let block_tokens = block_tokens.max(1);
         Self {
             mirror: EngineMirror::new(markers),
             slot,
@@ -96,10 +97,10 @@ impl DispatchEngine {
         self.mirror.preemptions()
     }
 
-    /// Take in what was measured of the candidates' thinking; for a policy that reads it, and nothing otherwise. `of` tells it
-    /// of a request.
+    /// Take in what was measured of the candidates' thinking: for a policy that reads it, a shadow or a recording, and nothing
+    /// otherwise. `of` tells it of a request.
     pub fn refresh_signals(&mut self, running: &[RowId], waiting: &[RowId], of: impl Fn(RequestId) -> Option<Signals>) {
-        if ![Column::Eat, Column::EatVariance, Column::Rpdi].into_iter().any(|column| self.slot.reads(column)) {
+        if !self.slot.shows(&[Column::Eat, Column::EatVariance, Column::Rpdi]) {
             return;
         }
         let table = &mut self.mirror.table;

@@ -580,7 +580,7 @@ impl ThinkBudgets {
         &self.orders
     }
 
-    /// ThinkThresholds of those that begin to think.
+    /// Thresholds of those that begin to think.
     fn begin(&mut self, slot: &mut BudgetSlot, load: &Load) {
         let mut opening = std::mem::take(&mut self.opening);
         opening.sort_unstable();

@@ -363,7 +363,7 @@ const ON_DEMAND: &str = "
     (call $answer (i32.const 4096)
       (i32.add (local.get $candidates) (i32.eq (local.get 2) (i32.const 4))) (i32.const 0) (i32.const 0))";
 
-/// Many steps of which one in a hundred faults, every kind in turn; beside them candidates that are refused.
+/// Many steps of which one in a hundred faults, every kind in turn; beside them contenders that are refused.
 fn endurance(steps: usize) {
     let runtime = Runtime::new(None).expect("wasmtime starts");
     let component = runtime.load(&support::component(&support::module("", ON_DEMAND))).expect("it is a component");

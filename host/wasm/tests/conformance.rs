@@ -34,12 +34,12 @@ struct Case {
     #[serde(default)]
     earlier: Vec<Earlier>,
     #[serde(default)]
-    candidates: Vec<Contender>,
+    candidates: Vec<Candidate>,
     /// Positions of the candidates, first to last.
     order: Option<Vec<u32>>,
     /// A number, or `"engine"` for the engine's own.
     token_budget: Option<toml::Value>,
-    /// For each contender a number, or `"none"`.
+    /// For each candidate a number, or `"none"`.
     token_caps: Option<Vec<toml::Value>>,
     /// The policy leaves the step to the default.
     #[serde(default)]
@@ -50,7 +50,7 @@ struct Case {
 #[serde(deny_unknown_fields)]
 struct Earlier {
     ms_ago: f64,
-    candidates: Vec<Contender>,
+    candidates: Vec<Candidate>,
 }
 
 #[derive(Deserialize, Default)]
@@ -68,7 +68,7 @@ struct StepFacts {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Contender {
+struct Candidate {
     phase: Phase,
     state: State,
     /// Since its arrival; as long as anything else has taken when absent.
@@ -132,7 +132,7 @@ fn table() -> RequestTable {
     RequestTable::new(markers.expect("usable"))
 }
 
-impl Contender {
+impl Candidate {
     /// Put it into the host's own mirror, by a history that leads to it.
     fn insert(&self, table: &mut RequestTable, id: RequestId, now_ms: f64) -> RowId {
         let think = match self.phase {
@@ -183,8 +183,8 @@ impl Contender {
 }
 
 /// The columns of the candidates, built by the host.
-fn build_columns(table: &mut RequestTable, inputs: &[Column], candidates: &[Contender], now_ms: f64) -> Vec<f32> {
-    let insert = |(i, contender): (u64, &Contender)| contender.insert(table, RequestId(i), now_ms);
+fn build_columns(table: &mut RequestTable, inputs: &[Column], candidates: &[Candidate], now_ms: f64) -> Vec<f32> {
+    let insert = |(i, candidate): (u64, &Candidate)| candidate.insert(table, RequestId(i), now_ms);
     let slots: Vec<RowId> = (0..).zip(candidates).map(insert).collect();
     let mut out = Vec::new();
     columns::fill(inputs, table, &slots, now_ms, 16, &mut out);

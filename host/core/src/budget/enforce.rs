@@ -119,7 +119,7 @@ impl Default for ThinkLimits {
 #[derive(Clone, Debug)]
 pub struct Enforcer {
     limits: ThinkLimits,
-    /// ThinkLimits that hold from a number of generated tokens on, by that number; the latest of equals counts.
+    /// Limits that hold from a number of generated tokens on, by that number; the latest of equals counts.
     later: Vec<(u32, u32)>,
     /// Numbers of the tokens that stand for an end of sequence.
     guarded: Vec<u32>,

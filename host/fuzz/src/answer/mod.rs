@@ -71,7 +71,7 @@ fn length(kind: u8, candidates: usize) -> usize {
     }
 }
 
-/// Whether a seat takes the answer as the batch's decision; `fits` is what the contract says of it.
+/// Whether the host takes the answer as the batch's decision; `fits` is what the contract says of it.
 fn check_asked<K: SlotKind>(facts: &K::Facts, candidates: usize, given: &K::Decision, fits: bool) -> bool {
     let (answer, policy) = Scripted::<K>::boxed();
     let mut seat = GuardedPolicy::new(policy);

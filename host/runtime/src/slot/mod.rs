@@ -140,12 +140,14 @@ impl<K: SlotKind> PolicySlot<K> {
     /// Whether the next decision reads this column: a caller to whom it is dear may leave it out otherwise.
     #[must_use]
     pub fn reads(&self, column: K::Column) -> bool {
-        let state = &*lock(&self.state);
-        state.active.policy.policy().inputs().contains(&column)
-            || state.default.inputs().contains(&column)
-            || state.shadow.as_ref().is_some_and(|shadow| shadow.inputs().contains(&column))
-            // Whoever comes back from quarantine may.
-            || state.quarantine.is_some()
+        lock(&self.state).reads(column)
+    }
+
+    /// Whether any of these columns is seen in the next decision: read by a policy, or kept by a recording, which keeps all.
+    #[must_use]
+    pub fn shows(&self, columns: &[K::Column]) -> bool {
+        let state = lock(&self.state);
+        state.witness.is_some() || columns.iter().any(|column| state.reads(*column))
     }
 
     /// Whether the native policy of this source, such as `native:fcfs`, decides, and no other version waits in quarantine to
@@ -187,6 +189,14 @@ impl<K: SlotKind> PolicySlot<K> {
 }
 
 impl<K: SlotKind> State<K> {
+    fn reads(&self, column: K::Column) -> bool {
+        self.active.policy.policy().inputs().contains(&column)
+            || self.default.inputs().contains(&column)
+            || self.shadow.as_ref().is_some_and(|shadow| shadow.inputs().contains(&column))
+            // Whoever comes back from quarantine may.
+            || self.quarantine.is_some()
+    }
+
     fn decide(&mut self, facts: &K::Facts, candidates: usize, fill: impl Fn(&[K::Column], &mut Vec<f32>)) -> Source {
         let started = Instant::now();
         self.now_ms = K::now_ms(facts);

@@ -65,7 +65,7 @@ impl<K: SlotKind> SlotControl<K> {
             leftovers.extend(state.quarantine.take().map(|quarantine| quarantine.policy));
             Ok(state.install(loaded, true, leftovers))
         })
-        .expect("installing a loaded is not refused")
+        .expect("installing a policy is not refused")
     }
 
     /// Have a contender asked beside the active policy; one that is there already is dropped.

@@ -326,7 +326,7 @@ pub fn parse(reply: &str) -> Reply {
     Reply { code, head: head.to_ascii_lowercase(), body: body.to_owned() }
 }
 
-/// ConnectionLimits that a test can wait for.
+/// Limits that a test can wait for.
 pub fn short() -> ConnectionLimits {
     let soon = Duration::from_millis(100);
     ConnectionLimits {
@@ -339,7 +339,7 @@ pub fn short() -> ConnectionLimits {
     }
 }
 
-/// ConnectionLimits that nothing but another's place ends: no test lasts as long.
+/// Limits that nothing but another's place ends: no test lasts as long.
 pub fn patient() -> ConnectionLimits {
     let long = Duration::from_secs(3600);
     ConnectionLimits { head: long, body: long, response: long, ..ConnectionLimits::default() }
