@@ -45,6 +45,10 @@ pub(super) fn estimate(seeds: &[Vec<f64>]) -> Option<Estimate> {
     let count = pairs as f64;
     let mean = joined.iter().flatten().sum::<f64>() / count;
     let squares: f64 = joined.iter().flatten().map(|change| (change - mean).powi(2)).sum();
+    if !mean.is_finite() || !squares.is_finite() {
+        // The values are beyond what can be added up: nothing is known.
+        return Some(Estimate { mean, half_width: f64::INFINITY, p: 1.0, pairs });
+    }
     // Below what rounding makes of equal changes: there is nothing random in them.
     if squares.sqrt() <= 1e-12 * mean.abs() * count || squares == 0.0 {
         return Some(Estimate { mean, half_width: 0.0, p: if mean == 0.0 { 1.0 } else { 0.0 }, pairs });
@@ -58,14 +62,9 @@ pub(super) fn estimate(seeds: &[Vec<f64>]) -> Option<Estimate> {
     let effective = (count * (1.0 - correlation) / (1.0 + correlation)).max(2.0);
     let freedom = effective - 1.0;
     let error = (squares / (count - 1.0) / effective).sqrt();
-    let t = (mean / error).abs();
-    if t.is_nan() {
-        // The values are beyond what can be added up: nothing is known.
-        return Some(Estimate { mean, half_width: f64::INFINITY, p: 1.0, pairs });
-    }
     let student = student(freedom);
     let half_width = error * student.inverse_cdf(f64::midpoint(1.0, super::CONFIDENCE));
-    Some(Estimate { mean, half_width, p: 2.0 * student.sf(t), pairs })
+    Some(Estimate { mean, half_width, p: 2.0 * student.sf((mean / error).abs()), pairs })
 }
 
 /// Means of at most that many groups of consecutive values, of sizes that differ by one at most.
