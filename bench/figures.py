@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,42 +37,63 @@ AREAS = {
     "repair": repair.parts,
     "engine": engine.parts,
 }
-# README's results: what is compared, its unit, and the figures that came out best and worst for Meridian, with where.
 SLICE, KV, EXIT = "slice", "kv", "budget"
-SUMMARY: tuple[tuple[str, str, tuple[str, str, str], tuple[str, str, str]], ...] = (
-    (
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A row of README's results: the best and the worst of what was measured, each an area, a figure and where."""
+
+    what: str
+    cells: tuple[tuple[str, str, str], ...]
+    unit: str = ""
+    less_is_better: bool = False
+
+
+SUMMARY = (
+    Summary(
         "p99 gap between output tokens, over stock",
-        "",
-        (KV, "kv-tight: p99 output ITL, Meridian over stock", "KV memory short, native"),
         (
-            SLICE,
-            "kv-tight: p99 output ITL, output-first.wasm over stock",
-            "KV memory short, component, KV left to vLLM",
+            (SLICE, "loaded: p99 output ITL, output-first.wasm over stock", "batch full"),
+            (SLICE, "kv-tight: p99 output ITL, output-first.wasm over stock", "KV memory short, KV left to vLLM"),
+            (KV, "kv-tight: p99 output ITL, Meridian over stock", "KV memory short"),
+            (KV, "multi-turn: p99 output ITL, Meridian over stock", "chats"),
+        ),
+        less_is_better=True,
+    ),
+    Summary(
+        "TTFT p50, over stock",
+        (
+            (SLICE, "loaded: TTFT p50, output-first.wasm over stock", "batch full"),
+            (KV, "kv-tight: TTFT p50, Meridian over stock", "KV memory short"),
+            (KV, "multi-turn: TTFT p50, Meridian over stock", "chats"),
+            (KV, "thinking preserved: TTFT p50, Meridian over stock", "chats that keep their thinking"),
+        ),
+        less_is_better=True,
+    ),
+    Summary(
+        "throughput, over stock",
+        (
+            (SLICE, "loaded: throughput, output-first.wasm over stock", "batch full"),
+            (SLICE, "kv-tight: throughput, output-first.wasm over stock", "KV memory short, KV left to vLLM"),
+            (KV, "kv-tight: throughput, Meridian over stock", "KV memory short"),
+            (KV, "multi-turn: throughput, Meridian over stock", "chats"),
         ),
     ),
-    (
-        "TTFT p50, over stock",
-        "",
-        (KV, "kv-tight: TTFT p50, Meridian over stock", "KV memory short"),
-        (SLICE, "loaded: TTFT p50, output-first.wasm over stock", "batch full"),
-    ),
-    (
-        "throughput, over stock",
-        "",
-        (KV, "multi-turn: throughput, Meridian over stock", "chats"),
-        (SLICE, "kv-tight: throughput, output-first.wasm over stock", "KV memory short"),
-    ),
-    (
+    Summary(
         "prefix cache hit rate, above stock",
-        " points",
-        (KV, "multi-turn: hit rate above stock", "chats whose thinking is stripped"),
-        (KV, "thinking preserved: hit rate above stock", "chats that keep it"),
+        (
+            (KV, "multi-turn: hit rate above stock", "chats whose thinking is stripped"),
+            (KV, "thinking preserved: hit rate above stock", "chats that keep it"),
+        ),
+        unit=" points",
     ),
-    (
-        "think tokens saved, accuracy within a point",
-        "",
-        (EXIT, "early exit: EAT with a guard on the mean: think tokens saved", "EAT with a guard"),
-        (EXIT, "early exit: RPDI: think tokens saved", "RPDI"),
+    Summary(
+        "share of think tokens saved, accuracy within a point",
+        tuple(
+            (EXIT, f"early exit: {rule}: think tokens saved", rule)
+            for rule in ("EAT with a guard on the mean", "EAT as published", "RPDI", "patience")
+        ),
     ),
 )
 # Pages with a table between `<!-- figures:AREA -->` and `<!-- /figures:AREA -->`.
@@ -108,16 +130,20 @@ def write_summary() -> None:
     lines = {area: latest_lines(area) for area in (SLICE, KV, EXIT)}
     rows = ["| | best | worst |", "|---|---|---|"]
     commits: dict[tuple[str, str], set[str]] = {}
-    for what, unit, *cells in SUMMARY:
-        shown_cells = []
-        for area, name, where in cells:
+    for row in SUMMARY:
+        found: list[tuple[float, str]] = []
+        for area, name, where in row.cells:
             line = lines[area].get(name)
             if line is None:
                 sys.exit(f"error: bench/results/{area}.jsonl has no figure {name!r}")
             commits.setdefault((line["measured"], line["machine"]), set()).add(line["commit"].removesuffix("+changes"))
-            value = f"{line['value']:+.0f}{unit}" if unit else f"{line['value']:.2g}"
-            shown_cells.append(f"{value} ({where})")
-        rows.append(f"| {what} | {' | '.join(shown_cells)} |")
+            found.append((line["value"], where))
+        found.sort(reverse=not row.less_is_better)
+        best, worst = (
+            f"{value:+.0f}{row.unit} ({where})" if row.unit else f"{value:.2g} ({where})"
+            for value, where in (found[0], found[-1])
+        )
+        rows.append(f"| {row.what} | {best} | {worst} |")
     rows.append("")
     for (day, machine), at in sorted(commits.items()):
         rows.append(f"Measured {day} on {machine}, at {', '.join(sorted(at))}.")
