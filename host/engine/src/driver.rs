@@ -97,9 +97,10 @@ impl Driver {
     }
 
     /// Plan one step over the running list and the waiting candidates, both in the engine's present order. `waiting` of the
-    /// facts counts all that wait.
+    /// facts counts all that wait. A part of the cached blocks that another eviction policy has ranked is ranked anew.
     pub fn plan(&mut self, facts: &EngineFacts, running: &[RowId], waiting: &[RowId]) -> &Plan {
         self.waiting = facts.waiting;
+        self.rekey_pools(facts.now_ms);
         if let Some(thinking) = &self.thinking {
             self.dispatch.refresh_signals(running, waiting, |request| thinking.signals(request.0));
         }

@@ -65,8 +65,15 @@ impl Driver {
     }
 
     /// Ask the policy about what another one has ranked before it; see [`CachedBlocks::rekey`]. Returns of how many blocks.
+    /// [`Driver::plan`] does so for the engine's own pools.
     pub fn rekey(&mut self, pool: Pool, now_ms: f64) -> usize {
         self.kv.pools[pool.0].blocks.rekey(&mut self.eviction, now_ms)
+    }
+
+    pub(crate) fn rekey_pools(&mut self, now_ms: f64) {
+        for Kept { blocks, .. } in self.kv.pools.iter_mut().filter(|pool| !pool.is_store) {
+            blocks.rekey(&mut self.eviction, now_ms);
+        }
     }
 
     /// Whether a policy reads how many KV blocks each request would free: they are dear to count.

@@ -132,16 +132,11 @@ class KvHook:
         _unwrap(self._scheduler.kv_cache_manager, "allocate_slots", self._allocate)
 
     def step_begins(self) -> None:
-        """Ask a policy that was swapped in about what is cached, some of it with each step.
-
-        Leave the running requests room to grow in this step: vLLM reads the watermark when it admits a request, and
+        """Leave the running requests room to grow in this step: vLLM reads the watermark when it admits a request, and
         only while something runs (kv_cache_manager.py: `allocate_slots`). Without it a request is admitted when its
         prompt just fits, and somebody is preempted for the next block."""
         self._step_serves = False
-        for pool in self._pools.values():
-            pool.rekey()
-        # Asking may have failed, and then the watermark is vLLM's own.
-        if self._on and self._growth_blocks > 0:
+        if self._growth_blocks > 0:
             manager = self._scheduler.kv_cache_manager
             self._own_watermark = manager.watermark_blocks
             reserve = int(self._growth_blocks * len(self._scheduler.running))
@@ -354,14 +349,6 @@ class PoolHook:
         """A prompt matched `blocks`; another request attended `shared` of them."""
         if blocks or shared:
             self._mirror.matched(blocks, shared)
-
-    def rekey(self) -> None:
-        """Ask the eviction policy about blocks that another one has ranked before it: a bounded number of them."""
-        if self._on:
-            try:
-                self._mirror.rekey(time.monotonic() * 1e3)
-            except DEFECTS:
-                self._failed("ranking cached blocks anew")
 
     def _has_more_hashes(self, block: KVCacheBlock) -> bool:
         return bool(getattr(self.pool, "cached_block_hashes_by_block", {}).get(block.block_id))

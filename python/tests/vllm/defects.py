@@ -33,7 +33,7 @@ ENGINE = [
     "output_preemptions",
     "reads_victim_blocks",
 ]
-POOL = ["choose", "counts", "leaving", "mark_dead", "matched", "rekey", "taken", "touched"]
+POOL = ["choose", "counts", "leaving", "mark_dead", "matched", "taken", "touched"]
 THINKING = ["decide", "due", "enroll", "probe_dropped", "probe_runs", "probed", "received"]
 # The same in Python.
 SCHEDULER = [

@@ -37,6 +37,8 @@ pub struct CachedBlocks {
     /// How many blocks of `order` have each tier, epoch and key: with one of them, the queue is in order by itself.
     keys: BTreeMap<(BlockTier, Rank), u32>,
     epochs: Epochs,
+    /// No cached block has an earlier epoch than this one.
+    settled: u32,
     /// What is dead stays until its place is needed, before everything else.
     keeps_dead: bool,
     empty: u32,
@@ -140,6 +142,7 @@ impl CachedBlocks {
             order: BTreeSet::new(),
             keys: BTreeMap::new(),
             epochs: Epochs::default(),
+            settled: UNKNOWN,
             keeps_dead: false,
             empty: 0,
             block_tokens: block_tokens.max(1),
@@ -322,10 +325,14 @@ impl CachedBlocks {
     /// step up, those first that would go last. To be called before each step. Returns how many have its keys now.
     pub fn rekey(&mut self, policy: &mut dyn EvictionRanker, now_ms: f64) -> usize {
         let epoch = self.epochs.least(Ranking::of(policy));
+        if self.settled >= epoch {
+            return 0;
+        }
         let stale = |tier: BlockTier| self.order.range(Place::first(tier, UNKNOWN)..Place::first(tier, epoch)).rev();
         let places: Vec<Place> =
             BlockTier::ALL.into_iter().rev().flat_map(stale).take(REKEYED_AT_ONCE).copied().collect();
         if places.is_empty() {
+            self.settled = epoch;
             return 0;
         }
         self.tell_time(now_ms);
@@ -450,6 +457,7 @@ impl CachedBlocks {
     fn put(&mut self, block: u32, tier: BlockTier, rank: Rank, stamp: u64) {
         if let Some(entry) = self.attend(block) {
             entry.state = State::Cached { tier, rank, stamp };
+            self.settled = self.settled.min(rank.epoch);
             self.order.insert(Place { tier, rank, stamp, block });
             *self.keys.entry((tier, rank)).or_default() += 1;
         }
