@@ -1,13 +1,14 @@
-"""One engine: how large the parts are and what is there twice, before the crate `meridian-engine` and now."""
+"""One engine: how large the parts are, what exists twice, and whether schedules stayed the same."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from areas.common import ROOT, Bound, Figure
+from areas.common import ROOT, Bound, Figure, over_pairs, say
 
 # The commit before the crate.
 BEFORE = "d71ca9fe4643"
@@ -69,6 +70,102 @@ def size() -> Iterator[Figure]:
     yield Figure("files that load and start components", loaders(now), "files", Bound(1))
 
 
-def parts(_pairs: int) -> dict[str, Callable[[], Iterator[Figure]]]:
+# The commit before one scheduler planned every step.
+BEFORE_SCHEDULER = "8f682c3"
+SERVEGEN = ROOT.parent / "shared" / "data" / "servegen_r1.csv"
+# Every shipped dispatch policy, a component, and a policy in each other slot.
+REPLAYED = (
+    *("fcfs", "output-first", "priority", "pascal", "srpt", "fair-share", "edf", "qoe"),
+    str(ROOT / "target" / "policies" / "output-first.wasm"),
+    "dispatch=output-first,eviction=prefix-value",
+    "dispatch=output-first,budget=eat-rpdi",
+)
+
+
+def _replay(meridian: str, requests: int, rates: str, policies: tuple[str, ...]) -> tuple[str, float]:
+    """What a build of `meridian` prints for a replay, and the processor time it took, seconds."""
+    command = [
+        meridian,
+        "bench",
+        "replay",
+        "--json",
+        "--trace",
+        str(SERVEGEN),
+        "--requests",
+        str(requests),
+    ]
+    command += [
+        "--rate",
+        rates,
+        *(x for policy in policies for x in ("--policy", policy)),
+    ]
+    before = os.times()
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    after = os.times()
+    return done.stdout, after.children_user - before.children_user
+
+
+def _built_before() -> str:
+    """The program of the commit before: `$MERIDIAN_BEFORE`, or built in a folder of its own, which takes minutes."""
+    if given := os.environ.get("MERIDIAN_BEFORE"):
+        return given
+    folder = ROOT / "target" / "before"
+    if not folder.exists():
+        subprocess.run(
+            ["git", "worktree", "add", "-q", "--detach", folder, BEFORE_SCHEDULER],
+            cwd=ROOT,
+            check=True,
+        )
+    say("  cargo build of the commit before")
+    env = dict(os.environ, CARGO_TARGET_DIR=str(folder / "target"))
+    subprocess.run(
+        ["cargo", "build", "--release", "--locked", "-q", "-p", "meridian-cli"],
+        cwd=folder,
+        env=env,
+        check=True,
+    )
+    return str(folder / "target" / "release" / "meridian")
+
+
+def same(pairs: int) -> Iterator[Figure]:
+    """Schedules before and after one scheduler planned every step, and what the simulator's steps cost."""
+    before, now = _built_before(), str(ROOT / "target" / "release" / "meridian")
+    differing = 0
+    for policy in REPLAYED:
+        one, other = (_replay(build, 1500, "2.1,2.6", (policy,))[0] for build in (before, now))
+        differing += one != other
+    yield Figure("same: policies replayed by both builds", len(REPLAYED), "policies")
+    yield Figure(
+        "same: policies whose schedules differ from the commit before",
+        differing,
+        "policies",
+        Bound(0),
+    )
+    ratios = []
+    for pair in range(4 * pairs):
+        builds = (before, now) if pair % 2 == 0 else (now, before)
+        took = {build: _replay(build, 2000, "2.6", ("output-first",))[1] for build in builds}
+        ratios.append(took[now] / took[before])
+    yield over_pairs(
+        "same: processor time of a replay over that of the commit before",
+        ratios,
+        "ratio",
+        Bound(1.03),
+    )
+
+
+def plans() -> Iterator[Figure]:
+    """Files that put a plan's order into effect: one for engines in Rust, one for vLLM's lists in Python."""
+
+    def carriers(commit: str) -> int:
+        command = ["git", "grep", "-lE", r"fn reorder\(|let ordered = ", commit, "--", "*.rs"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        return len(done.stdout.splitlines())
+
+    yield Figure("files that put a plan's order into effect before", carriers(BEFORE_SCHEDULER), "files")
+    yield Figure("files that put a plan's order into effect", carriers("HEAD"), "files", Bound(2))
+
+
+def parts(pairs: int) -> dict[str, Callable[[], Iterator[Figure]]]:
     """Parts of the area by name."""
-    return {"size": size}
+    return {"size": size, "plans": plans, "same": lambda: same(pairs)}

@@ -11,9 +11,10 @@ use meridian_core::budget::{BudgetCandidate, Load, ThinkThresholds};
 use meridian_core::types::{BlockId, RequestId};
 use meridian_core::{
     Batch, BlockTier, Budget, Decision, Dispatch, EngineFacts, EntropyUnit, Eviction, EvictionCandidate,
-    EvictionSubject, Fault, Markers, Memory, NewRequest, RowId, SlotKind, SlotName, Step, Subject, native,
+    EvictionSubject, Fault, Markers, Memory, MeridianScheduler, NewRequest, RowId, SlotKind, SlotName, Step, Subject,
+    native,
 };
-use meridian_runtime::{BudgetSlot, Contender, DispatchEngine, DispatchSlot, EvictionSlot, StrikeLimits};
+use meridian_runtime::{BudgetSlot, Contender, DispatchSlot, EvictionSlot, StrikeLimits};
 use meridian_wasm::GuestKind;
 use serde::Serialize;
 
@@ -91,7 +92,7 @@ fn time_in<K: Timed>(
         let timing = compare(&mut *own, other.as_deref_mut());
         // One that goes on faulting is given up, and its latest fault says no more than that.
         let given_up = loader.take_watches().iter().find_map(Watch::given_up);
-        let fault = given_up.or_else(|| Some(format!("{}: {}", policy?.label, other.as_ref()?.fault()?)));
+        let fault = given_up.or_else(|| Some(format!("{}: {}", policy?.label, other.as_mut()?.fault()?)));
         if let Some(fault) = fault {
             anyhow::bail!("{} slot, {n} candidates: {fault}", slot.label());
         }
@@ -143,7 +144,7 @@ pub fn noop_call(loader: &mut Loader, noop: &PolicySource) -> anyhow::Result<f64
 /// A slot with a policy and a batch, asked again and again.
 trait Bench {
     fn decide(&mut self);
-    fn fault(&self) -> Option<Fault>;
+    fn fault(&mut self) -> Option<Fault>;
 
     /// Seconds of `iterations` decisions.
     fn time(&mut self, iterations: u32) -> f64 {
@@ -161,7 +162,7 @@ trait Timed: GuestKind + SlotKind {
 
 /// An engine with a fixed set of requests, half of them thinking, in an order that the policy changes.
 struct DispatchBench {
-    engine: DispatchEngine,
+    engine: MeridianScheduler<DispatchSlot>,
     running: Vec<RowId>,
     facts: EngineFacts,
 }
@@ -171,14 +172,14 @@ impl Timed for Dispatch {
         let scheduler = &loader.config().scheduler;
         let slot = DispatchSlot::with_version(policy, scheduler.targets(), StrikeLimits::default());
         let markers = Markers::new(vec![vec![1]], vec![vec![2]], vec![]).expect("usable markers");
-        let mut engine = DispatchEngine::new(slot, markers, scheduler, 16);
+        let mut engine = MeridianScheduler::for_engine(slot, markers, scheduler, 16);
         let mut running = Vec::new();
         for i in 0..candidates {
             let request = NewRequest { prompt: &[0, 1], ..NewRequest::default() };
-            let slot = engine.table_mut().insert(RequestId(i as u64), &request).expect("ids differ");
+            let slot = engine.mirror().table.insert(RequestId(i as u64), &request).expect("ids differ");
             // Times since progress that neither rise nor fall, within the starvation bound.
-            engine.table_mut().scheduled(slot, 2, ((i * 7919) % 1009) as f64);
-            engine.table_mut().generated(slot, if i % 2 == 0 { &[5, 6] } else { &[5, 2, 6] }, &mut Vec::new());
+            engine.mirror().table.scheduled(slot, 2, ((i * 7919) % 1009) as f64);
+            engine.mirror().table.generated(slot, if i % 2 == 0 { &[5, 6] } else { &[5, 2, 6] }, &mut Vec::new());
             running.push(slot);
         }
         let facts = EngineFacts {
@@ -197,8 +198,8 @@ impl Bench for DispatchBench {
         std::hint::black_box(self.engine.plan(&self.facts, &self.running, &[]));
     }
 
-    fn fault(&self) -> Option<Fault> {
-        self.engine.slot().last_fault()
+    fn fault(&mut self) -> Option<Fault> {
+        self.engine.decider().last_fault()
     }
 }
 
@@ -242,7 +243,7 @@ impl Bench for EvictionBench {
         std::hint::black_box(self.slot.decide(&self.memory, &self.blocks));
     }
 
-    fn fault(&self) -> Option<Fault> {
+    fn fault(&mut self) -> Option<Fault> {
         self.slot.last_fault()
     }
 }
@@ -294,7 +295,7 @@ impl Bench for BudgetBench {
         std::hint::black_box(self.slot.probe(&self.load, &self.requests));
     }
 
-    fn fault(&self) -> Option<Fault> {
+    fn fault(&mut self) -> Option<Fault> {
         self.slot.last_fault()
     }
 }

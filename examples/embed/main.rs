@@ -5,8 +5,8 @@
 
 use std::error::Error;
 
-use meridian_core::{EngineFacts, Markers, MeridianConfig, NewRequest, SlotName};
-use meridian_engine::{Engine, Settings};
+use meridian_core::{EngineFacts, EngineStep, Markers, MeridianConfig, NewRequest, Queues, RowId, SlotName};
+use meridian_engine::{Driver, Engine, Settings};
 use meridian_runtime::control::{Given, Mode, Upload};
 
 const THINK: u32 = 1;
@@ -14,65 +14,65 @@ const END_OF_THINKING: u32 = 2;
 const WORD: u32 = 3;
 const SEATS: usize = 4;
 
+/// The engine's side of a step, and what it gives.
+struct Step<'a>(&'a mut Driver, &'a mut Vec<(RowId, u32)>);
+
+impl EngineStep for Step<'_> {
+    fn needed_tokens(&mut self, row: RowId) -> u32 {
+        self.0.request(row).map_or(0, |request| request.needed_tokens(1))
+    }
+
+    fn admit(&mut self, row: RowId, most: u32, _: &[RowId]) -> Option<u32> {
+        self.0.admitted(row, 0);
+        Some(self.needed_tokens(row).min(most))
+    }
+
+    fn give(&mut self, row: RowId, tokens: u32) {
+        self.1.push((row, tokens));
+    }
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
     let markers = Markers::new(vec![vec![THINK]], vec![vec![END_OF_THINKING]], vec![])?;
     let engine = Engine::start(MeridianConfig::default(), Settings { markers, ..Settings::default() })?;
-    let mut waiting = Vec::new();
-    for number in 0..8 {
+    let (mut queues, mut number) = (Queues::default(), 0);
+    for chat in 0..8 {
         let request = NewRequest { prompt: &[WORD, THINK], max_tokens: 30, ..NewRequest::default() };
-        waiting.push(engine.drive().arrived(&format!("chat-{number}"), &request)?);
+        queues.waiting.push_back(engine.drive().arrived(&format!("chat-{chat}"), &request)?);
     }
-    let (mut running, mut finished, mut step) = (Vec::new(), 0, 0);
-    while finished < 8 {
-        if step == 40 {
+    while !queues.is_empty() {
+        if number == 40 {
             // Any thread may do this; the running requests go on.
             let upload = Upload { policy: Given::Native("srpt"), options: None, source: "native:srpt" };
             let report = engine.swap(SlotName::Dispatch, &upload, Mode::Active)?;
-            println!("step {step}: {} takes over from {}", report.active.name, report.previous.name);
+            println!("step {number}: {} takes over from {}", report.active.name, report.previous.name);
         }
         let mut driver = engine.drive();
         let facts = EngineFacts {
-            now_ms: f64::from(step) * 10.0,
+            now_ms: f64::from(number) * 10.0,
             token_budget: 64,
-            free_seats: u32::try_from(SEATS - running.len())?,
-            waiting: u32::try_from(waiting.len())?,
+            free_seats: u32::try_from(SEATS - queues.running.len())?,
+            waiting: u32::try_from(queues.waiting.len())?,
             decode_tokens: 1,
             ..EngineFacts::default()
         };
-        let plan = driver.plan(&facts, &running, &waiting);
-        let ordered = |rows: &[_], order: &[u32]| -> Vec<_> {
-            if order.is_empty() { rows.to_vec() } else { order.iter().map(|from| rows[*from as usize]).collect() }
-        };
-        let (caps, mut budget) = (plan.token_caps.clone(), plan.token_budget);
-        (running, waiting) = (ordered(&running, &plan.running_order), ordered(&waiting, &plan.waiting_order));
-        for row in waiting.drain(..(SEATS - running.len()).min(waiting.len())) {
-            driver.admitted(row, 0);
-            running.push(row);
-        }
+        let plan = driver.plan(&facts, &queues.running, queues.waiting.make_contiguous()).clone();
         let mut given = Vec::new();
-        for row in &running {
-            let cap = caps.iter().find(|(capped, _)| capped == row).map_or(u32::MAX, |(_, cap)| *cap);
-            let needed = driver.request(*row).map_or(0, |request| request.needed_tokens(1));
-            let tokens = needed.min(cap).min(budget);
-            budget -= tokens;
-            given.extend((tokens > 0).then_some((*row, tokens)));
-        }
+        queues.carry_out(&plan, SEATS, &mut Step(&mut driver, &mut given));
         driver.scheduled(facts.now_ms, &given, 0);
         // The model: a word for each, and the end of thinking in its place.
-        for (row, _) in &given {
-            let thought = driver.request(*row).map_or(0, |request| request.think_tokens());
-            driver.generated(*row, &[if thought == 19 { END_OF_THINKING } else { WORD }]);
+        for (row, _) in given {
+            let thought = driver.request(row).map_or(0, |request| request.think_tokens());
+            driver.generated(&[(row, if thought == 19 { END_OF_THINKING } else { WORD })]);
         }
-        let is_over = |row: &_| driver.request(*row).is_some_and(|request| request.output_tokens() == 10);
-        let over: Vec<_> = running.iter().copied().filter(is_over).collect();
-        running.retain(|row| !over.contains(row));
+        let mut is_over = |row: &_| driver.request(*row).is_some_and(|request| request.output_tokens() == 10);
+        let over: Vec<_> = queues.running.extract_if(.., |row| is_over(row)).collect();
         for row in over {
             let id = format!("chat-{}", driver.request(row).map_or(0, |request| request.id().0));
+            println!("step {number}: {id} is over");
             driver.finished(&id, "stop");
-            finished += 1;
-            println!("step {step}: {id} is over");
         }
-        step += 1;
+        number += 1;
     }
     engine.shutdown();
     Ok(())

@@ -102,6 +102,7 @@ impl Engine {
             prompt_tokens: to_u32(prompt_tokens),
             cached_tokens: 0,
             max_tokens: to_u32(max_tokens),
+            max_think_tokens: u32::MAX,
             arrival_ms,
             deadline_ms,
             priority: priority.clamp(i32::MIN.into(), i32::MAX.into()) as i32,
@@ -218,16 +219,25 @@ impl Engine {
         if let Some(now_ms) = now_ms {
             driver.set_clock(now_ms);
         }
+        handles.generated.clear();
         for output in outputs {
             let id = output.getattr(intern!(py, "request_id"))?;
             let Some(row) = driver.find(&id.cast::<PyString>()?.to_cow()?) else { continue };
-            handles.tokens.clear();
             for token in output.getattr(intern!(py, "new_token_ids"))?.cast::<PyList>()? {
-                handles.tokens.push(token.extract()?);
+                handles.generated.push((row, token.extract()?));
             }
-            driver.generated(row, &handles.tokens);
         }
+        driver.generated(&handles.generated);
         Ok(())
+    }
+
+    /// Forget the requests that the engine has no more, though it never said that they ended; `live` has the ids of those that it
+    /// has. At most once a minute: other calls do nothing.
+    fn reap(&self, now_ms: f64, live: &Bound<'_, PyDict>) {
+        let rows = self.engine.drive().reap(now_ms, |id| live.contains(id).unwrap_or(true));
+        let gone: Vec<_> = rows.into_iter().filter_map(|row| self.handles().remove(row)).collect();
+        // Dropped when nothing is locked any more, as in `remove`.
+        drop(gone);
     }
 
     /// What the latest plan left to run could not run, and the engine lifted its caps.

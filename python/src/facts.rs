@@ -64,16 +64,17 @@ impl Engine {
     /// milliseconds; None until it is learned.
     #[getter]
     fn step_facts(&self) -> Option<(u64, (f32, f32, f32))> {
-        let driver = self.engine.drive();
-        let fit = driver.dispatch().step_time()?;
-        let answering = driver.dispatch().phases()[ThinkPhase::Output as usize];
+        let mut driver = self.engine.drive();
+        let mirror = driver.scheduler().mirror();
+        let fit = mirror.step_time()?;
+        let answering = mirror.phases()[ThinkPhase::Output as usize];
         Some((answering, (fit.fixed_ms, fit.decode_token_ms, fit.prefill_token_ms)))
     }
 
     /// Preemptions of requests that answered.
     #[getter]
     fn output_preemptions(&self) -> u64 {
-        self.engine.drive().dispatch().preemptions()[ThinkPhase::Output as usize]
+        self.engine.drive().scheduler().mirror().preemptions()[ThinkPhase::Output as usize]
     }
 
     /// The engine ran dry: the time until the next step is not a step's.
@@ -84,7 +85,7 @@ impl Engine {
     /// Faults of every kind so far.
     #[getter]
     fn fault_count(&self) -> u64 {
-        self.engine.drive().dispatch().slot().fault_count()
+        self.engine.drive().scheduler().decider().fault_count()
     }
 
     /// Phase of a request: "prefill", "think" or "output"; None when it is not known.
@@ -104,15 +105,16 @@ impl Engine {
 
     /// What the slot has done; the keys are those of `meridian.Stats`.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let driver = self.engine.drive();
-        let engine = driver.dispatch();
-        let stats = engine.stats();
+        let driver = &mut *self.engine.drive();
+        let slot = driver.scheduler().decider();
+        let (stats, version) = (slot.stats(), slot.version());
         let dict = PyDict::new(py);
-        let version = engine.slot().version();
         dict.set_item("policy", &version.name)?;
         dict.set_item("policy_version", &version.version)?;
         dict.set_item("policy_sha256", &version.sha256)?;
-        dict.set_item("requests", engine.table().len())?;
+        dict.set_item("idle_plans", slot.idle_plans())?;
+        dict.set_item("last_fault", slot.last_fault().map(|fault| fault.to_string()))?;
+        dict.set_item("requests", driver.scheduler().mirror().table.len())?;
         dict.set_item("decisions", stats.decisions())?;
         dict.set_item("decided_by_policy", stats.active)?;
         dict.set_item("left_to_default", stats.default)?;
@@ -124,9 +126,7 @@ impl Engine {
             faults.set_item(kind.label(), stats.faults(kind))?;
         }
         dict.set_item("faults", faults)?;
-        dict.set_item("idle_plans", engine.slot().idle_plans())?;
-        dict.set_item("last_fault", engine.slot().last_fault().map(|fault| fault.to_string()))?;
-        let [prefill, think, output] = engine.preemptions();
+        let [prefill, think, output] = driver.scheduler().mirror().preemptions();
         let preemptions = PyDict::new(py);
         preemptions.set_item("prefill", prefill)?;
         preemptions.set_item("think", think)?;
@@ -135,11 +135,12 @@ impl Engine {
         dict.set_item("kv", driver.kv_status().map(|kv| crate::kv::to_dict(py, &kv)).transpose()?)?;
         let budget = driver.thinking_status();
         dict.set_item("budget", budget.map(|budget| crate::thinking::to_dict(py, &budget)).transpose()?)?;
-        let step_time = engine.step_time().map(|fit| (fit.fixed_ms, fit.decode_token_ms, fit.prefill_token_ms));
+        let step_time =
+            driver.scheduler().step_time().map(|fit| (fit.fixed_ms, fit.decode_token_ms, fit.prefill_token_ms));
         dict.set_item("step_time_ms", step_time)?;
         dict.set_item(
             "last_source",
-            engine.last_source().map(|source| match source {
+            driver.scheduler().last_source().map(|source| match source {
                 Source::Active => "policy",
                 Source::Default => "default",
                 Source::Fallback => "fallback",

@@ -16,7 +16,7 @@ pub(crate) struct Handles {
     pub(crate) running: Vec<RowId>,
     pub(crate) waiting: Vec<RowId>,
     pub(crate) given: Vec<(RowId, u32)>,
-    pub(crate) tokens: Vec<u32>,
+    pub(crate) generated: Vec<(RowId, u32)>,
 }
 
 /// The Python side of a live request.

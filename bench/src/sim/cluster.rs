@@ -347,7 +347,7 @@ impl Simulation {
         let mut run = self.recorder.run();
         let mut sums: BTreeMap<&str, f64> = BTreeMap::new();
         let (mut digest, mut steps) = (0u64, 0);
-        for engine in &self.engines {
+        for engine in &mut self.engines {
             steps += engine.steps();
             digest = digest.rotate_left(7) ^ engine.digest();
             *sums.entry("steps").or_default() += engine.steps() as f64;
@@ -356,9 +356,10 @@ impl Simulation {
                 *sums.entry(by_policy).or_default() += stats.active as f64;
                 *sums.entry("faults").or_default() += stats.fault_count() as f64;
             };
+            let dispatch = engine.stats();
             let policies = engine.policies();
             if !policies.is_stock {
-                count("decisions", "decided_by_policy", engine.dispatch().stats());
+                count("decisions", "decided_by_policy", dispatch);
             }
             if policies.manages_kv() {
                 count("eviction_decisions", "eviction_by_policy", policies.eviction.stats());

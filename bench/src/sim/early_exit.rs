@@ -3,9 +3,9 @@
 //! a share of its planned length, drawn for each request, and that a probe finds a high entropy before and a low one after.
 
 use meridian_core::budget::{EndRules, Load, Measured, Order, Point, Report, ThinkThresholds};
-use meridian_core::{EntropySignal, Markers, MeridianConfig, NewRequest, Signals};
+use meridian_core::{EngineMirror, EntropySignal, Markers, MeridianConfig, NewRequest, Signals};
 use meridian_runtime::thinking::{BudgetStatus, ClientBudget, ThinkBudgets, ThinkSettings, Thinker};
-use meridian_runtime::{BudgetSlot, DispatchEngine, SlotStats};
+use meridian_runtime::{BudgetSlot, SlotStats};
 
 use super::content::mix;
 use super::live::{ANY_TOKEN, Live, THINK_END, THINK_START};
@@ -105,7 +105,7 @@ impl EarlyExit {
     pub(super) fn decide(
         &mut self,
         now_ms: f64,
-        dispatch: &DispatchEngine,
+        mirror: &EngineMirror,
         waiting: usize,
         pool: &Pool,
         live: &mut [Option<Box<Live>>],
@@ -124,7 +124,7 @@ impl EarlyExit {
             self.budgets.probed(*number, settled.then_some(ANY_TOKEN));
         }
         self.probes += self.due.len() as u32;
-        let [_, thinking, answering] = dispatch.phases();
+        let [_, thinking, answering] = mirror.phases();
         let load = Load {
             now_ms,
             point: Point::Start,
@@ -138,7 +138,7 @@ impl EarlyExit {
         let orders = self.budgets.decide(&mut self.slot, load);
         for order in Order::read_all(orders) {
             if let Order::Limit { key, max_think_tokens, .. } = order
-                && let Some(slot) = dispatch.table().find(meridian_core::RequestId(key))
+                && let Some(slot) = mirror.table.find(meridian_core::RequestId(key))
                 && let Some(live) = &mut live[slot.index()]
             {
                 live.think_limit = max_think_tokens;

@@ -58,8 +58,6 @@ pub(super) struct Live {
     /// Most tokens of thinking that something has ordered.
     pub(super) think_limit: u32,
     pub(super) preemptions: u32,
-    /// Most tokens in this step.
-    pub(super) cap: u32,
     pub(super) times: Times,
     pub(super) reader: Reader,
 }
@@ -79,7 +77,6 @@ impl Live {
             thinks: facts.think_tokens > 0,
             think_limit: u32::MAX,
             preemptions: 0,
-            cap: u32::MAX,
             times: Times {
                 first_token_ms: f64::NAN,
                 think_end_ms: f64::NAN,

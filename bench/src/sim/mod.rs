@@ -16,6 +16,7 @@ mod live;
 mod pool;
 pub mod preset;
 mod recorder;
+mod step;
 mod step_model;
 mod timeline;
 

@@ -351,6 +351,8 @@ fn print_status(engine: &Engine, status: &ProcessStatus) -> anyhow::Result<()> {
         model,
         uptime_s,
         requests,
+        // Counters for rates: `--json` and the metrics have them.
+        phase_events: _,
         waiting,
         preemptions,
         step_time_ms,

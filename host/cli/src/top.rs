@@ -320,6 +320,7 @@ mod tests {
             model: "Qwen3-8B".into(),
             uptime_s: 3723.0,
             requests: [3, 20, 5],
+            phase_events: [28, 5, 1],
             waiting: 7,
             preemptions: [0, 4, 1],
             step_time_ms: Some([4.0, 0.02, 0.003]),

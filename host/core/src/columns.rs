@@ -39,10 +39,10 @@ fn fill_chunk(column: Column, table: &RequestTable, slots: &[RowId], now_ms: f64
         Column::PromptTokens => write(out, table, slots, |row| row.prompt_tokens as f32),
         Column::CachedTokens => write(out, table, slots, |row| row.cached_tokens as f32),
         Column::ComputedTokens => write(out, table, slots, |row| row.computed_tokens as f32),
-        Column::ThinkTokens => write(out, table, slots, |row| row.think_tokens as f32),
-        Column::OutputTokens => write(out, table, slots, |row| row.output_tokens as f32),
+        Column::ThinkTokens => write(out, table, slots, |row| row.think_tokens() as f32),
+        Column::OutputTokens => write(out, table, slots, |row| row.output_tokens() as f32),
         Column::RemainingTokens => write(out, table, slots, |row| {
-            row.max_tokens.saturating_sub(row.think_tokens.saturating_add(row.output_tokens)) as f32
+            row.max_tokens.saturating_sub(row.think_tokens().saturating_add(row.output_tokens())) as f32
         }),
         Column::KvBlocks => write(out, table, slots, |row| row.computed_tokens.div_ceil(block_tokens) as f32),
         Column::Priority => write(out, table, slots, |row| row.priority as f32),

@@ -43,6 +43,7 @@ mod phase;
 mod plan;
 mod policy;
 mod rank;
+mod reference;
 mod router;
 mod scheduler;
 pub mod signature;
@@ -76,8 +77,12 @@ pub use phase::{Markers, PhaseTracker};
 pub use plan::{EngineFacts, KvGrowth, Plan, Planner};
 pub use policy::{Batch, Description, Fault, FaultKind, Policy};
 pub use rank::Ranker;
+pub use reference::{EngineStep, Queues};
 pub use router::{PhaseRouter, Progress, RoutedRequest};
-pub use scheduler::{Grant, MeridianScheduler, QueueStats, ScheduledBatch, StepLimits, WAITING_WINDOW};
+pub use scheduler::{
+    Decider, FillColumns, Grant, MeridianScheduler, PolicyDecider, QueueStats, ScheduledBatch, Source, StepLimits,
+    WAITING_WINDOW,
+};
 pub use step_time::{StepTime, StepTimeModel};
 pub use table::{NewRequest, RequestState, RequestTable, RowId, Signals};
 pub use types::{BlockId, BlockLocation, BlockTier, EntropySignal, EntropyUnit, PhaseEvent, RequestId, ThinkPhase};

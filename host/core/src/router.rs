@@ -77,67 +77,106 @@ pub struct Progress {
     pub output_tokens: u32,
 }
 
+/// What the tokens of one request have made of it: the record of a [`PhaseRouter`], whose callers may be many threads, and
+/// of a row of the [`RequestTable`](crate::RequestTable), which one thread feeds.
+#[derive(Clone, Debug)]
+pub(crate) struct Routed {
+    tracker: PhaseTracker,
+    pub(crate) think_tokens: u32,
+    pub(crate) output_tokens: u32,
+    /// Thinking tokens at which [`PhaseEvent::ForceBudget`] is due; `u32::MAX` once it was reported.
+    force_at: u32,
+    last_seen_ms: u64,
+}
+
+impl Routed {
+    pub(crate) fn new(markers: &Markers, request: &RoutedRequest<'_>, now_ms: u64) -> Self {
+        Self {
+            tracker: PhaseTracker::new(markers, request.prompt),
+            think_tokens: 0,
+            output_tokens: 0,
+            force_at: request.max_think_tokens,
+            last_seen_ms: now_ms,
+        }
+    }
+
+    /// Phase of the next token.
+    #[inline]
+    pub(crate) fn phase(&self) -> ThinkPhase {
+        self.tracker.phase()
+    }
+
+    /// What the prompt did, before the first token.
+    pub(crate) fn entered(&self) -> Option<PhaseEvent> {
+        (self.phase() == ThinkPhase::Think).then_some(PhaseEvent::EnterThink)
+    }
+
+    /// Take in one token; returns the phase that it belongs to, and what it did.
+    #[inline]
+    pub(crate) fn token(&mut self, markers: &Markers, token: u32, now_ms: u64) -> (ThinkPhase, Option<PhaseEvent>) {
+        self.last_seen_ms = now_ms;
+        let (phase, event) = self.tracker.token_phase(markers, token);
+        if phase == ThinkPhase::Output {
+            self.output_tokens = self.output_tokens.saturating_add(1);
+            return (phase, event);
+        }
+        self.think_tokens = self.think_tokens.saturating_add(1);
+        if event.is_none() && self.think_tokens >= self.force_at {
+            self.force_at = u32::MAX;
+            return (phase, Some(PhaseEvent::ForceBudget));
+        }
+        (phase, event)
+    }
+
+    /// It is alive, though no token came.
+    pub(crate) fn keep_alive(&mut self, now_ms: u64) {
+        self.last_seen_ms = now_ms;
+    }
+
+    /// Whether nothing was heard of it for longer than `age`.
+    pub(crate) fn is_stale(&self, now_ms: u64, age: Duration) -> bool {
+        let age_ms = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
+        now_ms.saturating_sub(self.last_seen_ms) > age_ms
+    }
+}
+
 /// Cache lines of its own, two because processors fetch them in pairs: threads that feed different requests must not
 /// slow each other down.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Tracked {
-    tracker: PhaseTracker,
+    routed: Routed,
     /// Whether the turn's first token was seen.
     generating: bool,
-    think_tokens: u32,
-    output_tokens: u32,
     /// Position of the next token among those generated for the request.
     next_position: u32,
-    /// Thinking tokens at which [`PhaseEvent::ForceBudget`] is due; `u32::MAX` once it was reported.
-    force_at: u32,
     max_think_tokens: u32,
-    last_seen_ms: u64,
 }
 
 impl Tracked {
     fn new(markers: &Markers, request: &RoutedRequest<'_>, now_ms: u64) -> Self {
         Self {
-            tracker: PhaseTracker::new(markers, request.prompt),
+            routed: Routed::new(markers, request, now_ms),
             generating: false,
-            think_tokens: 0,
-            output_tokens: 0,
             next_position: 0,
-            force_at: request.max_think_tokens,
             max_think_tokens: request.max_think_tokens,
-            last_seen_ms: now_ms,
         }
     }
 
     #[inline]
     fn token(&mut self, markers: &Markers, token: u32, now_ms: u64) -> Option<PhaseEvent> {
         self.generating = true;
-        self.last_seen_ms = now_ms;
         self.next_position = self.next_position.saturating_add(1);
-        let (phase, event) = self.tracker.token_phase(markers, token);
-        if phase == ThinkPhase::Output {
-            self.output_tokens = self.output_tokens.saturating_add(1);
-            return event;
-        }
-        self.think_tokens = self.think_tokens.saturating_add(1);
-        if event.is_none() && self.think_tokens >= self.force_at {
-            self.force_at = u32::MAX;
-            return Some(PhaseEvent::ForceBudget);
-        }
-        event
+        self.routed.token(markers, token, now_ms).1
     }
 
     fn token_at(&mut self, markers: &Markers, position: u32, token: u32, now_ms: u64) -> Option<PhaseEvent> {
         if position < self.next_position {
-            self.last_seen_ms = now_ms;
+            self.routed.keep_alive(now_ms);
             return None;
         }
         self.next_position = position;
         self.token(markers, token, now_ms)
-    }
-
-    fn entered(&self) -> Option<PhaseEvent> {
-        (self.tracker.phase() == ThinkPhase::Think).then_some(PhaseEvent::EnterThink)
     }
 }
 
@@ -161,7 +200,7 @@ impl PhaseRouter {
     /// [`Error::DuplicateRequest`] when the id is live.
     pub fn register(&self, id: RequestId, request: &RoutedRequest<'_>) -> Result<Option<PhaseEvent>, Error> {
         let tracked = Tracked::new(&self.markers, request, (self.clock)());
-        let event = tracked.entered();
+        let event = tracked.routed.entered();
         if self.requests.insert_new(id, tracked) { Ok(event) } else { Err(Error::DuplicateRequest { id }) }
     }
 
@@ -174,12 +213,14 @@ impl PhaseRouter {
     pub fn begin_turn(&self, id: RequestId, prompt: &[u32]) -> Result<Option<PhaseEvent>, Error> {
         let now_ms = (self.clock)();
         let turn = |tracked: &mut Tracked| {
-            let was_thinking = tracked.tracker.phase() == ThinkPhase::Think;
-            tracked.tracker = PhaseTracker::new(&self.markers, prompt);
+            let Tracked { routed, max_think_tokens, .. } = tracked;
+            let was_thinking = routed.phase() == ThinkPhase::Think;
+            routed.tracker = PhaseTracker::new(&self.markers, prompt);
+            routed.force_at = routed.think_tokens.saturating_add(*max_think_tokens);
+            routed.keep_alive(now_ms);
+            let thinks = routed.phase() == ThinkPhase::Think;
             tracked.generating = false;
-            tracked.force_at = tracked.think_tokens.saturating_add(tracked.max_think_tokens);
-            tracked.last_seen_ms = now_ms;
-            match (was_thinking, tracked.tracker.phase() == ThinkPhase::Think) {
+            match (was_thinking, thinks) {
                 (false, true) => Some(PhaseEvent::EnterThink),
                 (true, false) => Some(PhaseEvent::ExitThink),
                 (true, true) | (false, false) => None,
@@ -245,7 +286,7 @@ impl PhaseRouter {
     /// live.
     pub fn keep_alive(&self, id: RequestId) -> bool {
         let now_ms = (self.clock)();
-        self.requests.update(&id, |tracked| tracked.last_seen_ms = now_ms).is_some()
+        self.requests.update(&id, |tracked| tracked.routed.keep_alive(now_ms)).is_some()
     }
 
     /// Phase of a live request; prefill until its first token.
@@ -258,9 +299,9 @@ impl PhaseRouter {
     #[must_use]
     pub fn progress(&self, id: RequestId) -> Option<Progress> {
         self.requests.read(&id, |tracked| Progress {
-            phase: if tracked.generating { tracked.tracker.phase() } else { ThinkPhase::Prefill },
-            think_tokens: tracked.think_tokens,
-            output_tokens: tracked.output_tokens,
+            phase: if tracked.generating { tracked.routed.phase() } else { ThinkPhase::Prefill },
+            think_tokens: tracked.routed.think_tokens,
+            output_tokens: tracked.routed.output_tokens,
         })
     }
 
@@ -273,8 +314,7 @@ impl PhaseRouter {
     /// caller died. Returns how many.
     pub fn reap_stale_older_than(&self, age: Duration) -> usize {
         let now_ms = (self.clock)();
-        let age_ms = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
-        self.requests.retain(|tracked| now_ms.saturating_sub(tracked.last_seen_ms) <= age_ms)
+        self.requests.retain(|tracked| !tracked.routed.is_stale(now_ms, age))
     }
 
     /// Live requests.

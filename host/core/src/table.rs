@@ -2,11 +2,13 @@
 
 use std::collections::HashMap;
 use std::ops::Index;
+use std::time::Duration;
 
 use meridian_policy_sdk::{Phase, State};
 
+use crate::router::Routed;
 use crate::types::{PhaseEvent, RequestId};
-use crate::{Error, Markers, PhaseTracker};
+use crate::{Error, Markers, RoutedRequest};
 
 /// Where a request lives in a [`RequestTable`]. The position is used again after the request is removed, the id is not.
 ///
@@ -52,6 +54,8 @@ pub struct NewRequest<'a> {
     pub cached_tokens: u32,
     /// Most tokens the request may generate.
     pub max_tokens: u32,
+    /// Tokens of thinking at which [`PhaseEvent::ForceBudget`] is due.
+    pub max_think_tokens: u32,
     /// Arrival on the host's clock, milliseconds.
     pub arrival_ms: f64,
     /// Deadline on the host's clock, milliseconds; infinite for none.
@@ -71,6 +75,7 @@ impl Default for NewRequest<'_> {
             prompt_tokens: 0,
             cached_tokens: 0,
             max_tokens: u32::MAX,
+            max_think_tokens: u32::MAX,
             arrival_ms: 0.0,
             deadline_ms: f64::INFINITY,
             priority: 0,
@@ -96,7 +101,8 @@ pub struct RequestState {
     id: RequestId,
     pub(crate) state: State,
     prefilled: bool,
-    tracker: PhaseTracker,
+    /// What its tokens have made of it.
+    pub(crate) routed: Routed,
     pub(crate) arrival_ms: f64,
     pub(crate) deadline_ms: f64,
     pub(crate) last_progress_ms: f64,
@@ -105,8 +111,6 @@ pub struct RequestState {
     pub(crate) prompt_tokens: u32,
     pub(crate) cached_tokens: u32,
     pub(crate) computed_tokens: u32,
-    pub(crate) think_tokens: u32,
-    pub(crate) output_tokens: u32,
     pub(crate) max_tokens: u32,
     pub(crate) preemptions: u32,
     pub(crate) priority: i32,
@@ -172,14 +176,14 @@ impl RequestState {
     /// before the first token.
     #[must_use]
     pub fn entered(&self) -> Option<PhaseEvent> {
-        (self.tracker.phase() == Phase::Think).then_some(PhaseEvent::EnterThink)
+        self.routed.entered()
     }
 
     /// Phase of the request. A preemption does not change it.
     #[inline]
     #[must_use]
     pub fn phase(&self) -> Phase {
-        if self.prefilled { self.tracker.phase() } else { Phase::Prefill }
+        if self.prefilled { self.routed.phase() } else { Phase::Prefill }
     }
 
     /// Where the request stands.
@@ -191,13 +195,13 @@ impl RequestState {
     /// Tokens generated while thinking.
     #[must_use]
     pub fn think_tokens(&self) -> u32 {
-        self.think_tokens
+        self.routed.think_tokens
     }
 
     /// Tokens generated after thinking.
     #[must_use]
     pub fn output_tokens(&self) -> u32 {
-        self.output_tokens
+        self.routed.output_tokens
     }
 
     /// Tokens whose KV is computed.
@@ -288,10 +292,10 @@ impl RequestState {
             }
         };
         reached(&mut self.milestones.first_token_ms);
-        if self.think_tokens > 0 && self.tracker.phase() == Phase::Output {
+        if self.think_tokens() > 0 && self.routed.phase() == Phase::Output {
             reached(&mut self.milestones.end_of_thinking_ms);
         }
-        if self.output_tokens > 0 {
+        if self.output_tokens() > 0 {
             reached(&mut self.milestones.first_output_ms);
         }
     }
@@ -305,7 +309,7 @@ impl RequestState {
     pub(crate) fn by_phase(&self, from: u32, to: u32) -> [u32; 3] {
         let within = |start: u32, end: u32| end.min(to).saturating_sub(start.max(from));
         let think_from = self.think_from.max(self.prompt_tokens);
-        let think_to = think_from.saturating_add(self.think_tokens);
+        let think_to = think_from.saturating_add(self.think_tokens());
         let think = within(think_from, think_to);
         let prompt = within(0, self.prompt_tokens);
         [prompt, think, to.saturating_sub(from) - prompt - think]
@@ -327,7 +331,7 @@ impl RequestState {
     /// Its tokens so far: prompt, thinking and output.
     #[inline]
     pub(crate) fn known_tokens(&self) -> u32 {
-        self.prompt_tokens.saturating_add(self.think_tokens).saturating_add(self.output_tokens)
+        self.prompt_tokens.saturating_add(self.think_tokens()).saturating_add(self.output_tokens())
     }
 }
 
@@ -357,6 +361,8 @@ pub struct RequestTable {
     by_id: HashMap<RequestId, RowId>,
     tenants: HashMap<Box<str>, u32>,
     clock_ms: f64,
+    /// The same, whole milliseconds.
+    clock_whole_ms: u64,
     /// Live requests whose prompt may not be split.
     whole_prompts: usize,
 }
@@ -423,11 +429,12 @@ impl RequestTable {
         }
         let prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX).max(request.prompt_tokens).max(1);
         let cached_tokens = request.cached_tokens.min(prompt_tokens - 1);
+        let routed = RoutedRequest { prompt: request.prompt, max_think_tokens: request.max_think_tokens };
         let state = RequestState {
             id,
             state: State::Waiting,
             prefilled: false,
-            tracker: PhaseTracker::new(&self.markers, request.prompt),
+            routed: Routed::new(&self.markers, &routed, self.clock_whole_ms),
             arrival_ms: request.arrival_ms,
             deadline_ms: request.deadline_ms,
             last_progress_ms: request.arrival_ms,
@@ -435,8 +442,6 @@ impl RequestTable {
             prompt_tokens,
             cached_tokens,
             computed_tokens: cached_tokens,
-            think_tokens: 0,
-            output_tokens: 0,
             max_tokens: request.max_tokens,
             preemptions: 0,
             priority: request.priority,
@@ -482,6 +487,29 @@ impl RequestTable {
         true
     }
 
+    /// Forget the requests that the engine has no more, though it never said that they ended: nothing was heard of them for
+    /// longer than `age`, and `is_there` does not know them. Returns how many; `gone` is given each before it is forgotten.
+    pub fn reap(
+        &mut self,
+        age: Duration,
+        is_there: impl Fn(RowId, &RequestState) -> bool,
+        mut gone: impl FnMut(RowId, &RequestState),
+    ) -> usize {
+        let now_ms = self.clock_whole_ms;
+        let mut stale = Vec::new();
+        for (index, Row { generation, state }) in (0..).zip(&mut self.rows) {
+            let Some(state) = state else { continue };
+            let row_id = RowId { index, generation: *generation };
+            if is_there(row_id, state) {
+                state.routed.keep_alive(now_ms);
+            } else if state.routed.is_stale(now_ms, age) {
+                gone(row_id, state);
+                stale.push(row_id);
+            }
+        }
+        stale.iter().filter(|row| self.remove(**row)).count()
+    }
+
     /// The request was given `tokens` in the step that began at `now_ms`, after the tokens whose KV it had.
     #[inline]
     pub fn scheduled(&mut self, row_id: RowId, tokens: u32, now_ms: f64) {
@@ -512,10 +540,14 @@ impl RequestTable {
         row.prefilled |= computed_tokens >= row.prompt_tokens;
     }
 
-    /// What was measured of its thinking so far.
-    pub fn set_signals(&mut self, row: RowId, signals: Signals) {
-        if let Some(state) = self.row_mut(row) {
-            state.signals = signals;
+    /// What was measured of the thinking of these requests so far, as `of` tells it.
+    pub fn measured(&mut self, rows: impl Iterator<Item = RowId>, of: impl Fn(RequestId) -> Option<Signals>) {
+        for row in rows {
+            if let Some(state) = self.row_mut(row)
+                && let Some(signals) = of(state.id)
+            {
+                state.signals = signals;
+            }
         }
     }
 
@@ -531,32 +563,41 @@ impl RequestTable {
     /// The time of what is reported next: of the tokens that were generated.
     pub fn set_clock(&mut self, now_ms: f64) {
         self.clock_ms = now_ms;
+        self.clock_whole_ms = now_ms as u64;
     }
 
     /// Tokens were generated for the request, in order. Appends to `events` what they did to its thinking.
     #[inline]
     pub fn generated(&mut self, row_id: RowId, tokens: &[u32], events: &mut Vec<PhaseEvent>) {
-        let Some(row) = self.rows.get_mut(row_id.index()).filter(|row| row.generation == row_id.generation) else {
-            return;
-        };
-        let Some(row) = &mut row.state else { return };
-        row.prefilled |= !tokens.is_empty();
         for token in tokens {
-            let (phase, event) = row.tracker.token_phase(&self.markers, *token);
-            match phase {
-                Phase::Output => row.output_tokens = row.output_tokens.saturating_add(1),
-                Phase::Think | Phase::Prefill => {
-                    if row.think_tokens == 0 {
-                        row.think_from = row.prompt_tokens.saturating_add(row.output_tokens);
-                    }
-                    row.think_tokens = row.think_tokens.saturating_add(1);
-                }
+            events.extend(self.token(row_id, *token));
+        }
+    }
+
+    /// The tokens that a step has generated, in order for each request; several of one where the engine speculates. Appends to
+    /// `events` what they did to its thinking. Those of a request that is not live are passed over.
+    pub fn generated_in_step(&mut self, tokens: &[(RowId, u32)], events: &mut Vec<(RowId, PhaseEvent)>) {
+        for (row_id, token) in tokens {
+            if let Some(event) = self.token(*row_id, *token) {
+                events.push((*row_id, event));
             }
-            events.extend(event);
         }
-        if row.milestones.first_output_ms.is_nan() && !tokens.is_empty() {
-            row.note(self.clock_ms);
+    }
+
+    #[inline]
+    fn token(&mut self, row_id: RowId, token: u32) -> Option<PhaseEvent> {
+        let (now_ms, clock_ms) = (self.clock_whole_ms, self.clock_ms);
+        let row = self.rows.get_mut(row_id.index()).filter(|row| row.generation == row_id.generation)?;
+        let row = row.state.as_mut()?;
+        row.prefilled = true;
+        let (phase, event) = row.routed.token(&self.markers, token, now_ms);
+        if phase != Phase::Output && row.think_from == u32::MAX {
+            row.think_from = row.prompt_tokens.saturating_add(row.output_tokens());
         }
+        if row.milestones.first_output_ms.is_nan() {
+            row.note(clock_ms);
+        }
+        event
     }
 
     pub(crate) fn defer(&mut self, row_id: RowId, now_ms: f64) {

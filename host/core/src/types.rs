@@ -43,6 +43,27 @@ pub enum PhaseEvent {
     ForceBudget,
 }
 
+impl PhaseEvent {
+    /// Every event, in the order of the discriminants.
+    pub const ALL: [Self; 3] = [Self::EnterThink, Self::ExitThink, Self::ForceBudget];
+
+    /// The event as a metric label.
+    ///
+    /// ```
+    /// use meridian_core::PhaseEvent;
+    ///
+    /// assert_eq!(PhaseEvent::ALL.map(PhaseEvent::label), ["enter-think", "exit-think", "force-budget"]);
+    /// ```
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::EnterThink => "enter-think",
+            Self::ExitThink => "exit-think",
+            Self::ForceBudget => "force-budget",
+        }
+    }
+}
+
 /// How much losing a KV block would hurt; the least critical goes first.
 ///
 /// ```

@@ -1,21 +1,21 @@
 //! What the host keeps whatever a policy answers, shown on a small model of an engine.
 
 use meridian_core::types::RequestId;
-use meridian_core::{Decision, EngineFacts, KvGrowth, Markers, NewRequest, Planner, RequestTable, RowId, State};
+use meridian_core::{
+    Decision, EngineFacts, EngineStep, KvGrowth, Markers, NewRequest, Planner, Queues, RequestTable, RowId, State,
+};
 use proptest::prelude::*;
 
 const MAX_DEFER_MS: f32 = 50.0;
 const STEP_MS: f64 = 1.0;
 const SEATS: usize = 4;
 
-/// vLLM's use of a plan, reduced: running first, then waiting while a seat is free; each takes what it needs, within its
-/// cap and the step's budget.
+/// A small engine that carries plans out.
 #[derive(Default)]
 struct Engine {
     table: RequestTable,
     planner: Planner,
-    running: Vec<RowId>,
-    waiting: Vec<RowId>,
+    queues: Queues,
     now_ms: f64,
     arrivals: u64,
     /// KV blocks have run out: nobody who waits is admitted.
@@ -28,6 +28,37 @@ struct Engine {
     was_overruled: bool,
 }
 
+/// One step of it.
+struct Step<'a> {
+    table: &'a mut RequestTable,
+    now_ms: f64,
+    is_full: bool,
+    keeps_whole: bool,
+    decode_tokens: u32,
+}
+
+impl EngineStep for Step<'_> {
+    fn needed_tokens(&mut self, row: RowId) -> u32 {
+        self.table[row].needed_tokens(self.decode_tokens)
+    }
+
+    fn admit(&mut self, row: RowId, most: u32, _: &[RowId]) -> Option<u32> {
+        let needed = self.table[row].needed_tokens(1);
+        if self.is_full || (self.keeps_whole && most < needed) {
+            return None;
+        }
+        self.table.admitted(row, 0);
+        Some(needed.min(most))
+    }
+
+    fn give(&mut self, row: RowId, tokens: u32) {
+        self.table.scheduled(row, tokens, self.now_ms);
+        if self.table[row].needed_tokens(0) == 1 && self.table[row].computed_tokens() > 0 {
+            self.table.generated(row, &[1], &mut Vec::new());
+        }
+    }
+}
+
 impl Engine {
     fn new() -> Self {
         Self { table: RequestTable::new(Markers::default()), seats: SEATS, decode_tokens: 1, ..Self::default() }
@@ -38,69 +69,43 @@ impl Engine {
         let whole_prompt = self.keeps_whole;
         let request = NewRequest { prompt_tokens, arrival_ms: self.now_ms, whole_prompt, ..NewRequest::default() };
         let slot = self.table.insert(RequestId(self.arrivals), &request).expect("ids are counted up");
-        self.waiting.push(slot);
+        self.queues.waiting.push_back(slot);
     }
 
     /// One step under `decision`; returns the tokens given.
     fn step(&mut self, engine_budget: u32, decision: &Decision) -> u32 {
         self.now_ms += STEP_MS;
+        let Self { table, planner, queues, now_ms, is_full, keeps_whole, seats, decode_tokens, .. } = self;
         let facts = EngineFacts {
-            now_ms: self.now_ms,
+            now_ms: *now_ms,
             token_budget: engine_budget,
-            free_seats: (self.seats - self.running.len()) as u32,
-            decode_tokens: self.decode_tokens,
+            free_seats: (*seats - queues.running.len()) as u32,
+            decode_tokens: *decode_tokens,
             ..EngineFacts::default()
         };
-        let plan = self.planner.plan(&self.table, &facts, &self.running, &self.waiting, decision, MAX_DEFER_MS).clone();
+        let waiting = queues.waiting.make_contiguous();
+        let plan = planner.plan(table, &facts, &queues.running, waiting, decision, MAX_DEFER_MS).clone();
         assert!((1..=engine_budget).contains(&plan.token_budget));
         self.was_overruled = plan.overruled;
-        reorder(&mut self.running, &plan.running_order);
-        reorder(&mut self.waiting, &plan.waiting_order);
-        let cap = |slot: RowId| plan.token_caps.iter().find(|(s, _)| *s == slot).map_or(u32::MAX, |(_, cap)| *cap);
-        let mut left = plan.token_budget;
-        for slot in self.running.clone() {
-            let tokens = self.table[slot].needed_tokens(self.decode_tokens).min(cap(slot)).min(left);
-            if tokens > 0 {
-                self.give(slot, tokens);
-                left -= tokens;
-            }
+        for (order, length) in
+            [(&plan.running_order, queues.running.len()), (&plan.waiting_order, queues.waiting.len())]
+        {
+            let mut positions = order.clone();
+            positions.sort_unstable();
+            let is_permutation = positions.iter().map(|position| *position as usize).eq(0..length);
+            assert!(order.is_empty() || is_permutation, "an order is a permutation");
         }
-        while left > 0 && !self.is_full && self.running.len() < self.seats && !self.waiting.is_empty() {
-            let slot = self.waiting[0];
-            let needed = self.table[slot].needed_tokens(1);
-            let tokens = needed.min(cap(slot)).min(left);
-            if tokens == 0 || (self.keeps_whole && tokens < needed) {
-                break;
-            }
-            self.waiting.remove(0);
-            self.running.push(slot);
-            self.table.admitted(slot, 0);
-            self.give(slot, tokens);
-            left -= tokens;
-        }
-        let given = plan.token_budget - left;
-        self.planner.settle(&mut self.table, given, self.now_ms);
+        let mut step = Step {
+            table,
+            now_ms: *now_ms,
+            is_full: *is_full,
+            keeps_whole: *keeps_whole,
+            decode_tokens: *decode_tokens,
+        };
+        let given = queues.carry_out(&plan, *seats, &mut step);
+        planner.settle(table, given, *now_ms);
         given
     }
-
-    fn give(&mut self, slot: RowId, tokens: u32) {
-        self.table.scheduled(slot, tokens, self.now_ms);
-        if self.table[slot].needed_tokens(0) == 1 && self.table[slot].computed_tokens() > 0 {
-            self.table.generated(slot, &[1], &mut Vec::new());
-        }
-    }
-}
-
-fn reorder(list: &mut Vec<RowId>, order: &[u32]) {
-    if order.is_empty() {
-        return;
-    }
-    let before = list.clone();
-    *list = order.iter().map(|from| before[*from as usize]).collect();
-    let (mut a, mut b) = (before, list.clone());
-    a.sort_unstable();
-    b.sort_unstable();
-    assert_eq!(a, b, "an order is a permutation");
 }
 
 /// A hostile answer for `candidates`: arbitrary bits as keys, budgets from nothing to enormous, caps of nothing.
@@ -144,7 +149,7 @@ proptest! {
             let decision = hostile(prompts.len(), seed.wrapping_add(step).wrapping_mul(0x9e37_79b9_7f4a_7c15));
             let given = engine.step(budget, &decision);
             prop_assert!(given <= budget);
-            prop_assert_eq!(engine.running.len() + engine.waiting.len(), prompts.len());
+            prop_assert_eq!(engine.queues.running.len() + engine.queues.waiting.len(), prompts.len());
         }
     }
 
@@ -168,7 +173,7 @@ proptest! {
             }
             // KV blocks come and go; whoever runs has theirs.
             engine.is_full = seed.is_multiple_of(3);
-            let could_run = !engine.running.is_empty() || !engine.is_full;
+            let could_run = !engine.queues.running.is_empty() || !engine.is_full;
             let given = engine.step(budget, &decision);
             prop_assert!(given > 0 || !could_run, "step {step}");
         }
@@ -191,12 +196,12 @@ proptest! {
                 decision.token_caps = vec![0; prompts.len()];
             }
             prop_assert!(engine.step(256, &decision) > 0);
-            for slot in &engine.running {
+            for slot in &engine.queues.running {
                 let row = &engine.table[*slot];
                 prop_assert!(row.computed_tokens() >= row.prompt_tokens(), "step {step}");
             }
         }
-        prop_assert!(engine.waiting.is_empty(), "{} of {} wait", engine.waiting.len(), prompts.len());
+        prop_assert!(engine.queues.waiting.is_empty(), "{} of {} wait", engine.queues.waiting.len(), prompts.len());
     }
 
     #[test]
@@ -207,9 +212,9 @@ proptest! {
         }
         // An honest first step admits everyone; then the policy wants nobody to run.
         engine.step(64, &Decision { keys: vec![0.0; SEATS], ..Decision::default() });
-        prop_assert_eq!(engine.running.len(), SEATS);
+        prop_assert_eq!(engine.queues.running.len(), SEATS);
         let mut last = [engine.now_ms; SEATS];
-        let slots = engine.running.clone();
+        let slots = engine.queues.running.clone();
         for step in 0..400 {
             let before: Vec<u32> = slots.iter().map(|s| engine.table[*s].computed_tokens()).collect();
             let mut decision = hostile(SEATS, seed.wrapping_add(step));
@@ -228,20 +233,20 @@ proptest! {
     fn no_waiting_request_is_overtaken_past_the_bound(budget in 16u32..64, newest_first in any::<bool>()) {
         let mut engine = Engine::new();
         engine.arrive(4);
-        let victim = engine.waiting[0];
+        let victim = engine.queues.waiting[0];
         let mut waited = 0.0;
         for _ in 0..200 {
             // Seats come free all the time, and the policy gives them to anyone but the first.
-            while let Some(done) = engine.running.iter().position(|slot| *slot != victim) {
-                let slot = engine.running.remove(done);
+            while let Some(done) = engine.queues.running.iter().position(|slot| *slot != victim) {
+                let slot = engine.queues.running.remove(done);
                 engine.table.remove(slot);
             }
             if engine.table[victim].state() == State::Running {
                 break;
             }
             engine.arrive(2);
-            let n = engine.waiting.len();
-            let keys = (0..n).map(|i| if newest_first { -(i as f32) } else { f32::from(engine.waiting[i] == victim) });
+            let n = engine.queues.waiting.len();
+            let keys = (0..n).map(|i| if newest_first { -(i as f32) } else { f32::from(engine.queues.waiting[i] == victim) });
             let decision = Decision { keys: keys.collect(), ..Decision::default() };
             engine.step(budget, &decision);
             waited += STEP_MS;
@@ -257,7 +262,7 @@ fn a_waiting_request_gets_in_although_the_policy_leaves_it_no_tokens() {
     engine.arrive(4);
     engine.step(64, &Decision { keys: vec![0.0], ..Decision::default() });
     engine.arrive(4);
-    let second = engine.waiting[0];
+    let second = engine.queues.waiting[0];
     for _ in 0..60 {
         // A budget of one token: the running request takes it every time.
         engine.step(64, &Decision { keys: vec![0.0; 2], token_budget: Some(1), ..Decision::default() });
@@ -274,7 +279,7 @@ fn who_runs_goes_on_while_nobody_who_waits_fits() {
         (0..3).for_each(|_| engine.arrive(4));
         let decision = |n: usize| Decision { keys: vec![0.0; n], token_budget: Some(32), ..Decision::default() };
         engine.step(256, &decision(3));
-        assert_eq!(engine.running.len(), 3);
+        assert_eq!(engine.queues.running.len(), 3);
         (0..60).for_each(|_| engine.arrive(200));
         // They wait because of the policy first, and of the memory then.
         for _ in 0..5 {
@@ -329,7 +334,8 @@ fn a_policy_that_changes_nothing_is_left_alone() {
         ..EngineFacts::default()
     };
     let decision = Decision { keys: vec![0.0; 8], ..Decision::default() };
-    let plan = engine.planner.plan(&engine.table, &facts, &[], &engine.waiting, &decision, MAX_DEFER_MS);
+    let waiting = engine.queues.waiting.make_contiguous();
+    let plan = engine.planner.plan(&engine.table, &facts, &[], waiting, &decision, MAX_DEFER_MS);
     assert!(plan.running_order.is_empty() && plan.waiting_order.is_empty() && plan.token_caps.is_empty());
     assert_eq!(plan.token_budget, 64);
 }
@@ -350,10 +356,10 @@ fn what_runs_is_not_left_out_for_somebody_who_waits() {
     }
     engine.is_full = false;
     engine.step(64, &leaves_out(1));
-    assert_eq!(engine.running.len(), 2);
+    assert_eq!(engine.queues.running.len(), 2);
     assert!(!engine.was_overruled);
     // Another one runs now: what is left out stays out.
-    let first = engine.running[0];
+    let first = engine.queues.running[0];
     let computed = engine.table[first].computed_tokens();
     engine.step(64, &Decision { keys: vec![0.0; 2], token_caps: vec![0, 9], ..Decision::default() });
     assert_eq!((engine.table[first].computed_tokens(), engine.was_overruled), (computed, false));

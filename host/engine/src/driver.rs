@@ -1,13 +1,15 @@
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use meridian_core::config::STOCK;
 use meridian_core::{
-    EngineFacts, Error, MeridianConfig, NewRequest, PhaseEvent, Plan, RequestId, RequestState, RowId, ThinkPhase,
+    Column, EngineFacts, Error, MeridianConfig, MeridianScheduler, NewRequest, PhaseEvent, Plan, RequestId,
+    RequestState, RowId, ThinkPhase,
 };
 use meridian_runtime::control::ProcessStatus;
 use meridian_runtime::traces::{FinishedRequest, Traces};
-use meridian_runtime::{BudgetSlot, DispatchEngine, DispatchSlot, EvictionSlot};
+use meridian_runtime::{BudgetSlot, DispatchSlot, EvictionSlot};
 
 use crate::Settings;
 use crate::kv::Kv;
@@ -18,7 +20,7 @@ use crate::thinking::Thinking;
 /// A step is [`Driver::plan`] (or [`Driver::keep`], where the engine is stock), then [`Driver::scheduled`], and when its
 /// tokens are there [`Driver::generated`]. Each call takes microseconds; a policy that is asked has its deadline.
 pub struct Driver {
-    pub(crate) dispatch: DispatchEngine,
+    pub(crate) scheduler: MeridianScheduler<DispatchSlot>,
     pub(crate) eviction: EvictionSlot,
     pub(crate) budget: BudgetSlot,
     pub(crate) config: MeridianConfig,
@@ -35,8 +37,17 @@ pub struct Driver {
     pub(crate) traces: Option<Arc<Traces>>,
     /// The configuration has no say in KV memory or thinking: the engine is stock while each slot's configured policy is.
     leaves_the_rest: bool,
-    events: Vec<PhaseEvent>,
+    events: Vec<(RowId, PhaseEvent)>,
+    /// How often each [`PhaseEvent`] was seen, in the order of [`PhaseEvent::ALL`].
+    phase_events: [u64; 3],
+    tokens: Vec<u32>,
+    reaped_ms: Option<f64>,
 }
+
+/// What a policy, a shadow or a recording may see of what was measured of thinking.
+const SIGNALS: [Column; 3] = [Column::Eat, Column::EatVariance, Column::Rpdi];
+/// A request that the engine does not have, and of which nothing was heard for so long, is forgotten.
+const STALE: Duration = Duration::from_secs(60);
 
 impl Driver {
     pub(crate) fn new(
@@ -47,14 +58,14 @@ impl Driver {
         budget: BudgetSlot,
     ) -> Self {
         let markers = settings.markers.clone();
-        let mut dispatch = DispatchEngine::new(dispatch, markers, &config.scheduler, settings.block_tokens);
-        dispatch.set_steps_ahead(settings.steps_ahead);
+        let mut scheduler = MeridianScheduler::for_engine(dispatch, markers, &config.scheduler, settings.block_tokens);
+        scheduler.mirror().set_steps_ahead(settings.steps_ahead);
         if settings.priority_first {
-            dispatch.put_priority_first();
+            scheduler.put_priority_first();
         }
         let leaves_the_rest = config.leaves_memory_and_thinking();
         Self {
-            dispatch,
+            scheduler,
             eviction,
             budget,
             config,
@@ -67,6 +78,9 @@ impl Driver {
             traces: None,
             leaves_the_rest,
             events: Vec::new(),
+            phase_events: [0; 3],
+            tokens: Vec::new(),
+            reaped_ms: None,
         }
     }
 
@@ -75,10 +89,18 @@ impl Driver {
     /// # Errors
     /// [`Error::DuplicateRequest`] when the id is live, [`Error::NotATime`].
     pub fn arrived(&mut self, id: &str, request: &NewRequest<'_>) -> Result<RowId, Error> {
-        if let Some(request) = self.find(id).and_then(|row| self.request(row)) {
+        if let Some(row) = self.find(id)
+            && let Some(request) = self.request(row)
+        {
             return Err(Error::DuplicateRequest { id: request.id() });
         }
-        let row = self.dispatch.table_mut().insert(RequestId(self.next_id), request)?;
+        let max_think_tokens = request.max_think_tokens.min(self.config.scheduler.max_think_tokens);
+        let request = &NewRequest { max_think_tokens, ..*request };
+        let table = &mut self.scheduler.mirror().table;
+        let row = table.insert(RequestId(self.next_id), request)?;
+        if let Some(event) = table[row].entered() {
+            self.phase_events[event as usize] += 1;
+        }
         self.next_id += 1;
         self.by_id.insert(id.into(), row);
         Ok(row)
@@ -92,8 +114,8 @@ impl Driver {
 
     /// What is known of a live request.
     #[must_use]
-    pub fn request(&self, row: RowId) -> Option<&RequestState> {
-        self.dispatch.table().get(row)
+    pub fn request(&mut self, row: RowId) -> Option<&RequestState> {
+        self.scheduler.mirror().table.get(row)
     }
 
     /// Plan one step over the running list and the waiting candidates, both in the engine's present order. `waiting` of the
@@ -101,48 +123,83 @@ impl Driver {
     pub fn plan(&mut self, facts: &EngineFacts, running: &[RowId], waiting: &[RowId]) -> &Plan {
         self.waiting = facts.waiting;
         self.rekey_pools(facts.now_ms);
-        if let Some(thinking) = &self.thinking {
-            self.dispatch.refresh_signals(running, waiting, |request| thinking.signals(request.0));
+        if let Some(thinking) = &self.thinking
+            && self.scheduler.decider().shows(&SIGNALS)
+        {
+            let rows = running.iter().chain(waiting).copied();
+            self.scheduler.mirror().table.measured(rows, |request| thinking.signals(request.0));
         }
-        self.dispatch.plan(facts, running, waiting)
+        self.scheduler.plan(facts, running, waiting)
     }
 
     /// In the place of [`Driver::plan`], for a step of an engine that [`Driver::is_stock`] and not [`Driver::is_watched`]:
     /// the engine keeps its own order and budget.
     pub fn keep(&mut self, facts: &EngineFacts) {
         self.waiting = facts.waiting;
-        self.dispatch.keep(facts);
+        self.scheduler.keep(facts);
     }
 
     /// The engine scheduled the step that was planned at `now_ms`: tokens of each request, and those of nobody's request
     /// (probes).
     pub fn scheduled(&mut self, now_ms: f64, given: &[(RowId, u32)], besides: u32) {
-        self.dispatch.scheduled(now_ms, given.iter().copied());
-        self.dispatch.scheduled_besides(besides);
+        self.scheduler.scheduled(now_ms, given.iter().copied());
+        self.scheduler.mirror().scheduled_besides(besides);
     }
 
     /// The request was admitted with this many of its tokens already computed (prefix cache).
     pub fn admitted(&mut self, row: RowId, cached_tokens: u32) {
-        self.dispatch.admitted(row, cached_tokens);
+        self.scheduler.mirror().admitted(row, cached_tokens);
     }
 
     /// The engine's own count of a request's computed tokens.
     pub fn set_computed(&mut self, row: RowId, computed_tokens: u32) {
-        self.dispatch.table_mut().set_computed(row, computed_tokens);
+        self.scheduler.mirror().table.set_computed(row, computed_tokens);
     }
 
     /// What is reported next happened at `now_ms`. Without it, at the plan of the latest step.
     pub fn set_clock(&mut self, now_ms: f64) {
-        self.dispatch.set_clock(now_ms);
+        self.scheduler.mirror().hold_time(now_ms);
     }
 
-    /// Tokens were generated for the request, in order.
-    pub fn generated(&mut self, row: RowId, tokens: &[u32]) {
+    /// The tokens that a step has generated, in order for each request, several of one where the engine speculates. Those of a
+    /// request that is not live are passed over.
+    pub fn generated(&mut self, tokens: &[(RowId, u32)]) {
         self.events.clear();
-        self.dispatch.table_mut().generated(row, tokens, &mut self.events);
-        if let (Some(thinking), Some(request)) = (&mut self.thinking, self.dispatch.table().get(row)) {
-            thinking.generated(request.id().0, tokens, self.dispatch.now_ms());
+        let mirror = self.scheduler.mirror();
+        mirror.table.generated_in_step(tokens, &mut self.events);
+        for (_, event) in &self.events {
+            self.phase_events[*event as usize] += 1;
         }
+        let Some(thinking) = &mut self.thinking else { return };
+        let now_ms = mirror.now_ms();
+        for of_one in tokens.chunk_by(|(one, _), (next, _)| one == next) {
+            if let Some(request) = mirror.table.get(of_one[0].0) {
+                self.tokens.clear();
+                self.tokens.extend(of_one.iter().map(|(_, token)| *token));
+                thinking.generated(request.id().0, &self.tokens, now_ms);
+            }
+        }
+    }
+
+    /// Now and then, the engine lists the requests that it has: one that it has lost without a word is forgotten after a
+    /// minute, and its rows are returned. Less often than that nothing happens.
+    pub fn reap(&mut self, now_ms: f64, has: impl Fn(&str) -> bool) -> Vec<RowId> {
+        let is_time = self.reaped_ms.is_none_or(|then_ms| now_ms - then_ms > STALE.as_secs_f64() * 1e3);
+        if !is_time {
+            return Vec::new();
+        }
+        self.reaped_ms = Some(now_ms);
+        let there: HashSet<RowId> = self.by_id.iter().filter(|(id, _)| has(id)).map(|(_, row)| *row).collect();
+        let table = &mut self.scheduler.mirror().table;
+        let mut gone = Vec::new();
+        table.reap(STALE, |row, _| there.contains(&row), |row, request| gone.push((row, request.id())));
+        for (row, number) in &gone {
+            self.by_id.retain(|_, known| known != row);
+            if let Some(thinking) = &mut self.thinking {
+                thinking.remove(number.0);
+            }
+        }
+        gone.into_iter().map(|(row, _)| row).collect()
     }
 
     /// The request lost its KV blocks and waits again; `blocks` is how many that only it attended. True when it answers and
@@ -151,68 +208,70 @@ impl Driver {
         if self.request(row).is_some_and(|request| request.phase() == ThinkPhase::Output) {
             self.kv.output_critical_evictions += u64::from(blocks);
         }
-        self.dispatch.preempted(row)
+        self.scheduler.mirror().preempted(row)
     }
 
     /// The request has no KV blocks, and nobody chose it: all lost theirs, or it was so before this engine was there.
     pub fn lost_blocks(&mut self, row: RowId) {
-        self.dispatch.lost_blocks(row);
+        self.scheduler.mirror().lost_blocks(row);
     }
 
     /// The request is over; `reason` is the engine's word for why. Returns the row that it had.
     pub fn finished(&mut self, id: &str, reason: &str) -> Option<RowId> {
         let row = self.by_id.remove(id);
         if let Some(row) = row {
-            if let (Some(traces), Some(request)) = (&self.traces, self.dispatch.table().get(row)) {
-                let version = self.dispatch.slot().version();
-                traces.request(FinishedRequest {
-                    reason: reason.to_owned(),
-                    policy: (version.name.clone(), version.version.clone()),
-                    ..FinishedRequest::of(request, id, self.dispatch.now_ms())
-                });
+            let version = self.traces.as_ref().map(|_| self.scheduler.decider().version());
+            let mirror = self.scheduler.mirror();
+            if let Some(request) = mirror.table.get(row) {
+                if let (Some(traces), Some(version)) = (&self.traces, version) {
+                    traces.request(FinishedRequest {
+                        reason: reason.to_owned(),
+                        policy: (version.name, version.version),
+                        ..FinishedRequest::of(request, id, mirror.now_ms())
+                    });
+                }
+                if let Some(thinking) = &mut self.thinking {
+                    thinking.remove(request.id().0);
+                }
             }
-            if let (Some(thinking), Some(request)) = (&mut self.thinking, self.dispatch.table().get(row)) {
-                thinking.remove(request.id().0);
-            }
-            self.dispatch.table_mut().remove(row);
+            self.scheduler.mirror().table.remove(row);
         }
-        if self.dispatch.table().is_empty() {
-            self.dispatch.idle();
+        if self.scheduler.mirror().table.is_empty() {
+            self.scheduler.mirror().idle();
         }
         row
     }
 
     /// The engine ran dry: the time until the next step is not a step's.
     pub fn idle(&mut self) {
-        self.dispatch.idle();
+        self.scheduler.mirror().idle();
     }
 
     /// What the latest plan left to run could not run, and the engine lifted its caps.
     pub fn overruled(&mut self) {
-        self.dispatch.overruled();
+        self.scheduler.overruled();
     }
 
     /// Whether the next step is the engine's own: `native:fcfs` decides in the dispatch slot, and neither the configuration
     /// nor a swap has a say in KV memory or thinking. The engine is only followed then.
     #[must_use]
-    pub fn is_stock(&self) -> bool {
+    pub fn is_stock(&mut self) -> bool {
         let policy = &self.config.policy;
         self.leaves_the_rest
-            && self.dispatch.slot().is_decided_by(STOCK)
+            && self.scheduler.decider().is_decided_by(STOCK)
             && (!self.config.kv_memory.enabled || self.eviction.is_decided_by(&policy.eviction.source))
             && self.budget.is_decided_by(&policy.budget.source)
     }
 
     /// Whether a shadow or a recording sees what the dispatch slot decides.
     #[must_use]
-    pub fn is_watched(&self) -> bool {
-        self.dispatch.slot().is_watched()
+    pub fn is_watched(&mut self) -> bool {
+        self.scheduler.decider().is_watched()
     }
 
     /// The mirror, the dispatch slot and the learned step time.
-    #[must_use]
-    pub fn dispatch(&self) -> &DispatchEngine {
-        &self.dispatch
+    pub fn scheduler(&mut self) -> &mut MeridianScheduler<DispatchSlot> {
+        &mut self.scheduler
     }
 
     /// The eviction slot, to ask it about anything.
@@ -238,13 +297,14 @@ impl Driver {
     }
 
     /// Fill in what a status tells of the engine itself.
-    pub(crate) fn describe(&self, status: &mut ProcessStatus) {
-        status.requests = self.dispatch.phases();
+    pub(crate) fn describe(&mut self, status: &mut ProcessStatus) {
+        status.requests = self.scheduler.mirror().phases();
+        status.phase_events = self.phase_events;
         status.waiting = u64::from(self.waiting);
-        status.preemptions = self.dispatch.preemptions();
+        status.preemptions = self.scheduler.mirror().preemptions();
         status.kv = self.kv_status();
         status.budget = self.thinking_status();
-        let step_time = self.dispatch.step_time();
+        let step_time = self.scheduler.step_time();
         status.step_time_ms =
             step_time.map(|fit| [fit.fixed_ms, fit.decode_token_ms, fit.prefill_token_ms].map(f64::from));
     }
@@ -322,7 +382,7 @@ mod tests {
         // Until its first probe is due, runs and comes back with an entropy of 3 bits.
         let due = loop {
             driver.set_clock(now_ms);
-            driver.generated(row, &[40]);
+            driver.generated(&[(row, 40)]);
             now_ms += 10.0;
             driver.judge_thinking(now_ms, 0, 0);
             let budgets = driver.thinking().expect("followed");

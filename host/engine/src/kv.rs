@@ -30,7 +30,7 @@ impl Driver {
     /// that answer before those that do not.
     pub fn keep_answers_ahead(&mut self, growth: KvGrowth) {
         self.kv.orders = true;
-        self.dispatch.keep_answers_ahead(growth);
+        self.scheduler.keep_answers_ahead(growth);
     }
 
     /// The mirror of a pool of `blocks` KV blocks, to be filled by [`CachedBlocks::resync`]. With `keeps_dead` what is dead
@@ -85,17 +85,17 @@ impl Driver {
     /// Which of `running` gives up its KV blocks; `blocks` are those that only it attends, for each, or empty when nobody
     /// reads them. `None` leaves it to the engine.
     pub fn victim(&mut self, memory: &Memory, running: &[RowId], blocks: &[u32]) -> Option<usize> {
-        self.dispatch.victim(&mut self.eviction, memory, running, blocks)
+        self.scheduler.mirror().victim(&mut self.eviction, memory, running, blocks)
     }
 
     /// What became of the engine's KV memory; `None` where it is the engine's own affair.
     #[must_use]
-    pub fn kv_status(&self) -> Option<KvStatus> {
+    pub fn kv_status(&mut self) -> Option<KvStatus> {
         let Kv { orders, pools, output_critical_evictions } = &self.kv;
         if !orders && !pools.iter().any(|pool| pool.is_store) {
             return None;
         }
-        let counts = self.dispatch.kv_counts();
+        let counts = self.scheduler.mirror().kv_counts();
         let mut status = KvStatus {
             hit_tokens: counts.hit_tokens,
             missed_tokens: counts.missed_tokens,

@@ -17,7 +17,7 @@
 //! assert_eq!(driver.plan(&facts, &[], &[row]).token_budget, 2048);
 //! driver.admitted(row, 0);
 //! driver.scheduled(facts.now_ms, &[(row, 3)], 0);
-//! driver.generated(row, &[40, 8, 41]);
+//! driver.generated(&[(row, 40), (row, 8), (row, 41)]);
 //! assert_eq!(driver.request(row).map(|request| (request.think_tokens(), request.output_tokens())), Some((2, 1)));
 //! drop(driver);
 //!

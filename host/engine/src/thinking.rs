@@ -87,7 +87,8 @@ impl Driver {
         max_tokens: u32,
         client: ClientBudget,
     ) -> Option<(u64, Enrolled)> {
-        let request = self.dispatch.table().get(self.find(id)?)?;
+        let row = self.find(id)?;
+        let request = self.scheduler.mirror().table.get(row)?;
         let (number, prompt_tokens) = (request.id().0, request.prompt_tokens());
         let (priority, tenant, deadline_ms) = request.client_facts();
         let thinking = self.thinking.as_mut()?;
@@ -99,7 +100,8 @@ impl Driver {
 
     /// Ask the budget slot about what is new; returns what is to be told to the samplers before the next step.
     pub fn judge_thinking(&mut self, now_ms: f64, free_blocks: u32, total_blocks: u32) -> &[u8] {
-        let [_, thinking, answering] = self.dispatch.phases().map(|count| u32::try_from(count).unwrap_or(u32::MAX));
+        let [_, thinking, answering] =
+            self.scheduler.mirror().phases().map(|count| u32::try_from(count).unwrap_or(u32::MAX));
         let waiting = self.waiting;
         let load = Load { now_ms, thinking, answering, waiting, free_blocks, total_blocks, ..Load::default() };
         match &mut self.thinking {

@@ -48,7 +48,7 @@ fn a_row_is_its_requests_alone() {
     let second = driver.arrived("a", &request).unwrap();
     assert_ne!(first, second);
     assert!(driver.request(first).is_none() && driver.request(second).is_some());
-    driver.generated(first, &[8]);
+    driver.generated(&[(first, 8)]);
     assert_eq!(driver.request(second).unwrap().think_tokens(), 0);
 }
 
@@ -57,17 +57,17 @@ fn tokens_move_a_request_through_its_phases() {
     let engine = started(MeridianConfig::default()).unwrap();
     let mut driver = engine.drive();
     let row = driver.arrived("a", &NewRequest { prompt: &[1, 7], ..NewRequest::default() }).unwrap();
-    let phase = |driver: &meridian_engine::Driver| driver.request(row).unwrap().phase();
-    assert_eq!(phase(&driver), ThinkPhase::Prefill);
+    let phase = |driver: &mut meridian_engine::Driver| driver.request(row).unwrap().phase();
+    assert_eq!(phase(&mut driver), ThinkPhase::Prefill);
     driver.plan(&FACTS, &[], &[row]);
     driver.admitted(row, 0);
     driver.scheduled(FACTS.now_ms, &[(row, 2)], 0);
-    driver.generated(row, &[40]);
-    assert_eq!(phase(&driver), ThinkPhase::Think);
-    driver.generated(row, &[8, 41]);
-    assert_eq!(phase(&driver), ThinkPhase::Output);
+    driver.generated(&[(row, 40)]);
+    assert_eq!(phase(&mut driver), ThinkPhase::Think);
+    driver.generated(&[(row, 8), (row, 41)]);
+    assert_eq!(phase(&mut driver), ThinkPhase::Output);
     assert!(!driver.preempted(row, 3), "nobody thinks who could have gone in its place");
-    assert_eq!(driver.dispatch().preemptions(), [0, 0, 1]);
+    assert_eq!(driver.scheduler().mirror().preemptions(), [0, 0, 1]);
 }
 
 #[test]
@@ -95,4 +95,24 @@ fn a_swap_loses_no_request_and_none_comes_after_the_end() {
     assert!(engine.swap(SlotName::Dispatch, &FCFS, Mode::Active).is_err());
     // The policies that it has go on.
     assert_eq!(engine.drive().plan(&FACTS, &[], &rows).token_budget, 64);
+}
+
+#[test]
+fn a_request_that_the_engine_lost_without_a_word_is_forgotten() {
+    let engine = started(MeridianConfig::default()).unwrap();
+    let mut driver = engine.drive();
+    let [kept, lost] = ["kept", "lost"].map(|id| driver.arrived(id, &NewRequest::default()).unwrap());
+    let has = |id: &str| id == "kept";
+    assert!(driver.reap(0.0, has).is_empty(), "it was heard of just now");
+    let after = |now_ms| EngineFacts { now_ms, ..FACTS };
+    driver.plan(&after(30_000.0), &[], &[kept, lost]);
+    assert!(driver.reap(30_000.0, has).is_empty(), "a minute has not passed");
+    driver.plan(&after(70_000.0), &[], &[kept, lost]);
+    assert_eq!(driver.reap(70_000.0, has), [lost]);
+    assert_eq!((driver.find("kept"), driver.find("lost")), (Some(kept), None));
+    assert!(driver.request(lost).is_none());
+    // Its id is free again, and who is there stays however long it waits.
+    driver.arrived("lost", &NewRequest { arrival_ms: 70_000.0, ..NewRequest::default() }).unwrap();
+    driver.plan(&after(7_000_000.0), &[], &[kept]);
+    assert!(driver.reap(7_000_000.0, |_| true).is_empty());
 }

@@ -1,18 +1,19 @@
-//! The policy slots and the engine around them: an active policy, the native default that decides the same batch when the
-//! active one faults, and the mirror that feeds both.
+//! The policy slots and what surrounds them: an active policy, and the native default that decides the same batch when the
+//! active one faults. The dispatch slot decides the steps of a [`MeridianScheduler`](meridian_core::MeridianScheduler).
 //!
 //! ```
 //! use meridian_core::types::RequestId;
-//! use meridian_core::{EngineFacts, Markers, MeridianConfig, NewRequest};
-//! use meridian_runtime::{DispatchEngine, DispatchSlot, native};
+//! use meridian_core::{EngineFacts, Markers, MeridianConfig, MeridianScheduler, NewRequest};
+//! use meridian_runtime::{DispatchSlot, native};
 //!
 //! let config = MeridianConfig::default();
 //! let policy = native::policy("output-first", config.scheduler.targets(), "{}")?;
 //! let slot = DispatchSlot::new(policy, config.scheduler.targets());
-//! let mut engine = DispatchEngine::new(slot, Markers::default(), &config.scheduler, 16);
-//! let first = engine.table_mut().insert(RequestId(1), &NewRequest { prompt_tokens: 100, ..NewRequest::default() }).unwrap();
+//! let mut scheduler = MeridianScheduler::for_engine(slot, Markers::default(), &config.scheduler, 16);
+//! let request = NewRequest { prompt_tokens: 100, ..NewRequest::default() };
+//! let first = scheduler.mirror().table.insert(RequestId(1), &request).unwrap();
 //! let facts = EngineFacts { token_budget: 2048, free_seats: 8, decode_tokens: 1, ..EngineFacts::default() };
-//! let plan = engine.plan(&facts, &[], &[first]);
+//! let plan = scheduler.plan(&facts, &[], &[first]);
 //! assert_eq!(plan.token_budget, 2048);
 //! # Ok::<(), native::NativeError>(())
 //! ```
@@ -23,7 +24,6 @@ mod compare;
 pub mod config_file;
 pub mod control;
 mod controller;
-mod engine;
 #[cfg(not(loom))]
 mod private;
 #[cfg(not(loom))]
@@ -37,10 +37,9 @@ pub mod traces;
 pub mod watch;
 
 pub use controller::{ControlledSlot, Controller, EngineStatus, Loader, RecordingStatusOf, Refusal};
-pub use engine::DispatchEngine;
-pub use meridian_core::native;
 use meridian_core::sync;
+pub use meridian_core::{Source, native};
 pub use slot::{
     BudgetSlot, Contender, DispatchSlot, EvictionSlot, PolicySlot, Remake, SlotControl, StrikeLimits, Trial, TrialFault,
 };
-pub use stats::{SlotStats, Source};
+pub use stats::SlotStats;

@@ -1,19 +1,8 @@
 use std::time::Duration;
 
-use meridian_core::FaultKind;
+use meridian_core::{FaultKind, Source};
 
 use crate::control::DECIDING_BUCKETS_US;
-
-/// Who decided a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// The active policy.
-    Active,
-    /// The native default, because the active policy left the step to it (an empty answer).
-    Default,
-    /// The native default, because the active policy faulted or has no instance.
-    Fallback,
-}
 
 /// What a slot has done since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -619,6 +619,7 @@ fn metrics_are_text_of_prometheus() {
     let digest = "ab".repeat(32);
     for (name, expected) in [
         (r#"meridian_requests{phase="think"}"#, 20.0),
+        (r#"meridian_phase_events_total{event="exit_think"}"#, 8.0),
         ("meridian_waiting_requests", 7.0),
         (r#"meridian_preemptions_total{phase="output"}"#, 1.0),
         (r#"meridian_evictions_total{tier="think_active"}"#, 7.0),

@@ -4,80 +4,84 @@
 //! Where the two differ by intent is left out: vLLM serves running requests before waiting ones whatever their keys, so
 //! nobody is preempted or more urgent here; and what vLLM puts off by itself is vLLM's, so the bound is far away.
 
-use std::collections::VecDeque;
-
 use meridian_core::types::RequestId;
 use meridian_core::{
-    EngineFacts, Grant, Markers, MeridianScheduler, NewRequest, RowId, SchedulerConfig, StepLimits, ThinkPhase,
+    EngineFacts, EngineStep, Grant, Markers, MeridianScheduler, NewRequest, Queues, RequestTable, RowId,
+    SchedulerConfig, StepLimits, ThinkPhase,
 };
-use meridian_runtime::{DispatchEngine, DispatchSlot, native};
+use meridian_runtime::{DispatchSlot, native};
 use proptest::prelude::*;
 
 const START: u32 = 7;
 const END: u32 = 8;
 
-/// vLLM's use of a plan, reduced: running first, then waiting while a seat is free.
 struct Engine {
-    dispatch: DispatchEngine,
-    running: Vec<RowId>,
-    waiting: VecDeque<RowId>,
+    scheduler: MeridianScheduler<DispatchSlot>,
+    queues: Queues,
+}
+
+/// What the step gives, by phase.
+struct Step<'a> {
+    table: &'a RequestTable,
+    decode_tokens: u32,
+    given: Vec<(RowId, u32)>,
+    output: Vec<Grant>,
+    think: Vec<Grant>,
+}
+
+impl EngineStep for Step<'_> {
+    fn needed_tokens(&mut self, row: RowId) -> u32 {
+        self.table[row].needed_tokens(self.decode_tokens)
+    }
+
+    fn give(&mut self, row: RowId, tokens: u32) {
+        let request = &self.table[row];
+        let queue = if request.phase() == ThinkPhase::Output { &mut self.output } else { &mut self.think };
+        queue.push(Grant { request: request.id(), tokens });
+        self.given.push((row, tokens));
+    }
 }
 
 impl Engine {
     fn new(config: &SchedulerConfig, markers: Markers) -> Self {
         let slot = DispatchSlot::new(native::default_policy(config.targets()), config.targets());
-        let dispatch = DispatchEngine::new(slot, markers, config, 16);
-        Self { dispatch, running: Vec::new(), waiting: VecDeque::new() }
+        let scheduler = MeridianScheduler::for_engine(slot, markers, config, 16);
+        Self { scheduler, queues: Queues::default() }
     }
 
     fn step(&mut self, limits: &StepLimits) -> [Vec<Grant>; 2] {
-        let seats = (limits.max_running as usize).saturating_sub(self.running.len());
-        let candidates: Vec<RowId> = if seats > 0 { self.waiting.iter().copied().collect() } else { Vec::new() };
+        let Self { scheduler, queues } = self;
+        let seats = (limits.max_running as usize).saturating_sub(queues.running.len());
+        let candidates: Vec<RowId> = if seats > 0 { queues.waiting.iter().copied().collect() } else { Vec::new() };
         let facts = EngineFacts {
             now_ms: limits.now_ms,
             token_budget: limits.token_budget,
             free_seats: seats as u32,
-            waiting: self.waiting.len() as u32,
+            waiting: queues.waiting.len() as u32,
             decode_tokens: limits.decode_tokens,
             ..EngineFacts::default()
         };
-        let plan = self.dispatch.plan(&facts, &self.running, &candidates).clone();
-        let ordered = |list: &[RowId], order: &[u32]| -> Vec<RowId> {
-            (0..list.len()).map(|i| list[order.get(i).map_or(i, |from| *from as usize)]).collect()
+        let plan = scheduler.plan(&facts, &queues.running, &candidates).clone();
+        let mut step = Step {
+            table: &scheduler.mirror().table,
+            decode_tokens: limits.decode_tokens,
+            given: Vec::new(),
+            output: Vec::new(),
+            think: Vec::new(),
         };
-        let cap = |slot: RowId| plan.token_caps.iter().find(|(s, _)| *s == slot).map_or(u32::MAX, |(_, cap)| *cap);
-        let mut left = plan.token_budget;
-        let mut given = Vec::new();
-        let mut queues = [Vec::new(), Vec::new()];
-        let running = ordered(&self.running, &plan.running_order);
-        let waiting = ordered(&candidates, &plan.waiting_order);
-        let mut admitted = 0;
-        for (i, slot) in running.iter().chain(&waiting).copied().enumerate() {
-            let is_waiting = i >= running.len();
-            if left == 0 || is_waiting && admitted == seats {
-                break;
-            }
-            let row = &self.dispatch.table()[slot];
-            let tokens = row.needed_tokens(limits.decode_tokens).min(cap(slot)).min(left);
-            if tokens == 0 {
-                continue;
-            }
-            left -= tokens;
-            queues[usize::from(row.phase() != ThinkPhase::Output)].push(Grant { request: row.id(), tokens });
-            given.push((slot, tokens));
-            if is_waiting {
-                admitted += 1;
-                self.running.push(slot);
-                self.waiting.retain(|waiting| *waiting != slot);
-            }
+        // The scheduler's own queues keep the order of admission and arrival between steps; vLLM keeps the plan's.
+        let (mut running, mut waiting) = (queues.running.clone(), queues.waiting.clone());
+        queues.carry_out(&plan, limits.max_running as usize, &mut step);
+        running.extend_from_slice(&queues.running[running.len()..]);
+        waiting.retain(|row| queues.waiting.contains(row));
+        (queues.running, queues.waiting) = (running, waiting);
+        let Step { given, output, think, .. } = step;
+        let ran_dry = given.is_empty();
+        scheduler.scheduled(limits.now_ms, given);
+        if ran_dry {
+            scheduler.mirror().idle();
         }
-        if given.is_empty() {
-            self.dispatch.scheduled(limits.now_ms, []);
-            self.dispatch.idle();
-        } else {
-            self.dispatch.scheduled(limits.now_ms, given);
-        }
-        queues
+        [output, think]
     }
 }
 
@@ -120,8 +124,8 @@ proptest! {
                     let request =
                         NewRequest { prompt, prompt_tokens, arrival_ms: now_ms, ..NewRequest::default() };
                     scheduler.submit(id, &request).unwrap();
-                    let slot = engine.dispatch.table_mut().insert(id, &request).unwrap();
-                    engine.waiting.push_back(slot);
+                    let slot = engine.scheduler.mirror().table.insert(id, &request).unwrap();
+                    engine.queues.waiting.push_back(slot);
                     live.push((id, slot));
                 }
                 Op::Step { token_budget, max_running, step_ms } => {
@@ -131,26 +135,26 @@ proptest! {
                     let [output, think] = engine.step(&limits);
                     prop_assert_eq!(batch.output, output);
                     prop_assert_eq!(batch.think, think);
-                    prop_assert_eq!(scheduler.step_time(), engine.dispatch.step_time());
+                    prop_assert_eq!(scheduler.step_time(), engine.scheduler.step_time());
                 }
                 Op::Generate { of, token } if !live.is_empty() => {
                     let (id, slot) = live[of.index(live.len())];
-                    if !engine.running.contains(&slot) {
+                    if !engine.queues.running.contains(&slot) {
                         continue;
                     }
                     let [mut events, mut others] = [Vec::new(), Vec::new()];
                     scheduler.generated(id, &[token], &mut events);
-                    engine.dispatch.table_mut().generated(slot, &[token], &mut others);
+                    engine.scheduler.mirror().table.generated(slot, &[token], &mut others);
                     prop_assert_eq!(events, others);
                 }
                 Op::Finish { of } if !live.is_empty() => {
                     let (id, slot) = live.swap_remove(of.index(live.len()));
                     scheduler.finish(id);
-                    engine.dispatch.table_mut().remove(slot);
-                    engine.running.retain(|other| *other != slot);
-                    engine.waiting.retain(|other| *other != slot);
+                    engine.scheduler.mirror().table.remove(slot);
+                    engine.queues.running.retain(|other| *other != slot);
+                    engine.queues.waiting.retain(|other| *other != slot);
                     if live.is_empty() {
-                        engine.dispatch.idle();
+                        engine.scheduler.mirror().idle();
                     }
                 }
                 Op::Generate { .. } | Op::Finish { .. } => {}

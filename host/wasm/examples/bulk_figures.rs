@@ -10,10 +10,10 @@ mod support;
 use std::time::{Duration, Instant};
 
 use meridian_core::{
-    Batch, Decision, EngineFacts, FaultKind, Markers, MeridianConfig, NewRequest, Policy, RequestId, RowId, Step,
-    Targets,
+    Batch, Decision, EngineFacts, FaultKind, Markers, MeridianConfig, MeridianScheduler, NewRequest, Policy, RequestId,
+    RowId, Step, Targets,
 };
-use meridian_runtime::{Contender, DispatchEngine, DispatchSlot, StrikeLimits};
+use meridian_runtime::{Contender, DispatchSlot, StrikeLimits};
 use meridian_wasm::{EPOCH_TICK, LoadError, PolicyComponent, PolicyLimits, Runtime, WasmPolicy};
 use support::bulk::{Bulk, corpus};
 
@@ -121,11 +121,11 @@ fn steps(bulk: &Bulk, component: &PolicyComponent, count: usize) -> Measured {
     let candidate = Contender::new(Box::new(start(component, bulk.memory_mib)), "", "figures");
     let slot = DispatchSlot::with_version(candidate, targets(), StrikeLimits::default());
     let markers = Markers::new(vec![vec![1]], vec![vec![2]], vec![]).expect("usable markers");
-    let mut engine = DispatchEngine::new(slot, markers, &config.scheduler, 16);
+    let mut engine = MeridianScheduler::for_engine(slot, markers, &config.scheduler, 16);
     let slots: Vec<RowId> = (0..4)
         .map(|id| {
             let request = NewRequest { prompt: &[0, 1], ..NewRequest::default() };
-            engine.table_mut().insert(RequestId(id), &request).expect("ids differ")
+            engine.mirror().table.insert(RequestId(id), &request).expect("ids differ")
         })
         .collect();
     let mut measured = Measured::default();
@@ -142,7 +142,7 @@ fn steps(bulk: &Bulk, component: &PolicyComponent, count: usize) -> Measured {
         engine.plan(&facts, &slots, &[]);
         measured.ms.push(started.elapsed().as_secs_f64() * 1e3);
     }
-    measured.faults = FaultKind::ALL.into_iter().map(|kind| engine.stats().faults(kind)).sum();
+    measured.faults = FaultKind::ALL.into_iter().map(|kind| engine.decider().stats().faults(kind)).sum();
     measured
 }
 

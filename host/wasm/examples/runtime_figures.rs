@@ -8,19 +8,17 @@
 #[path = "../tests/support/mod.rs"]
 mod support;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use meridian_core::{
-    Batch, Column, Decision, Description, EngineFacts, Fault, FaultKind, Markers, MeridianConfig, NewRequest, Plan,
-    Policy, RequestId, RowId, Targets,
+    Batch, Column, Decision, Description, EngineFacts, EngineStep, Fault, FaultKind, Markers, MeridianConfig,
+    MeridianScheduler, NewRequest, Plan, Policy, Queues, RequestId, RequestTable, RowId, Targets,
 };
 use meridian_runtime::control::{Control, Given, Mode, ProcessStatus, SlotName, Upload};
-use meridian_runtime::{
-    Contender, ControlledSlot, Controller, DispatchEngine, DispatchSlot, Loader, Refusal, Source, StrikeLimits,
-};
+use meridian_runtime::{Contender, ControlledSlot, Controller, DispatchSlot, Loader, Refusal, Source, StrikeLimits};
 use meridian_wasm::{EPOCH_TICK, PolicyLimits, Runtime};
 
 /// Live requests while something is measured.
@@ -62,9 +60,8 @@ fn percentile(values: &mut [f64], share: f64) -> f64 {
 /// An engine with queues of its own that always has work: requests come as others end, each thinks and answers for a
 /// while that its number tells. The same steps whenever the same plans are made.
 struct Serving {
-    engine: DispatchEngine,
-    running: Vec<RowId>,
-    waiting: VecDeque<RowId>,
+    engine: MeridianScheduler<DispatchSlot>,
+    queues: Queues,
     /// Tokens each live request has yet to generate: thinking, answer.
     left: BTreeMap<RowId, (u32, u32)>,
     submitted: u64,
@@ -72,14 +69,30 @@ struct Serving {
     now_ms: f64,
 }
 
+/// Which requests a step gives tokens, how many, and whether these are all that the request needs.
+struct Step<'a> {
+    table: &'a RequestTable,
+    given: Vec<(RowId, u32, bool)>,
+}
+
+impl EngineStep for Step<'_> {
+    fn needed_tokens(&mut self, row: RowId) -> u32 {
+        self.table[row].needed_tokens(1)
+    }
+
+    fn give(&mut self, row: RowId, tokens: u32) {
+        let is_whole = tokens == self.needed_tokens(row);
+        self.given.push((row, tokens, is_whole));
+    }
+}
+
 impl Serving {
     fn new(slot: DispatchSlot) -> Self {
         let config = MeridianConfig::default();
         let markers = Markers::new(vec![vec![THINK_START]], vec![vec![THINK_END]], vec![]).expect("usable markers");
         Self {
-            engine: DispatchEngine::new(slot, markers, &config.scheduler, 16),
-            running: Vec::new(),
-            waiting: VecDeque::new(),
+            engine: MeridianScheduler::for_engine(slot, markers, &config.scheduler, 16),
+            queues: Queues::default(),
             left: BTreeMap::new(),
             submitted: 0,
             finished: 0,
@@ -93,22 +106,22 @@ impl Serving {
             self.submit();
         }
         self.now_ms += 5.0;
-        let seats = SEATS - self.running.len();
-        let waiting: Vec<RowId> = if seats > 0 { self.waiting.iter().copied().collect() } else { Vec::new() };
+        let seats = SEATS - self.queues.running.len();
+        let waiting: Vec<RowId> = if seats > 0 { self.queues.waiting.iter().copied().collect() } else { Vec::new() };
         let facts = EngineFacts {
             now_ms: self.now_ms,
             token_budget: TOKEN_BUDGET,
             free_blocks,
             total_blocks: 4096,
             free_seats: seats as u32,
-            waiting: self.waiting.len() as u32,
+            waiting: self.queues.waiting.len() as u32,
             decode_tokens: 1,
         };
         let started = Instant::now();
-        let plan = self.engine.plan(&facts, &self.running, &waiting);
+        let plan = self.engine.plan(&facts, &self.queues.running, &waiting);
         let took = started.elapsed();
         let plan = plan.clone();
-        self.run(&plan, &waiting, seats);
+        self.run(&plan);
         (plan, took)
     }
 
@@ -119,39 +132,16 @@ impl Serving {
         let prompt_tokens = 16 + of(400, 0x9e37_79b9) as u32;
         let request =
             NewRequest { prompt: &[THINK_START], prompt_tokens, arrival_ms: self.now_ms, ..NewRequest::default() };
-        let slot = self.engine.table_mut().insert(RequestId(number), &request).expect("numbers are new");
-        self.waiting.push_back(slot);
+        let slot = self.engine.mirror().table.insert(RequestId(number), &request).expect("numbers are new");
+        self.queues.waiting.push_back(slot);
         self.left.insert(slot, (4 + of(60, 0x85eb_ca6b) as u32, 4 + of(40, 0xc2b2_ae35) as u32));
     }
 
-    /// What vLLM does with a plan, reduced: running first, then waiting while a seat is free.
-    fn run(&mut self, plan: &Plan, waiting: &[RowId], seats: usize) {
-        let ordered = |list: &[RowId], order: &[u32]| -> Vec<RowId> {
-            (0..list.len()).map(|i| list[order.get(i).map_or(i, |from| *from as usize)]).collect()
-        };
-        let caps: BTreeMap<RowId, u32> = plan.token_caps.iter().copied().collect();
-        let (running, waiting) = (ordered(&self.running, &plan.running_order), ordered(waiting, &plan.waiting_order));
-        let mut left = plan.token_budget;
-        let (mut given, mut admitted) = (Vec::new(), Vec::new());
-        for (i, slot) in running.iter().chain(&waiting).copied().enumerate() {
-            let is_waiting = i >= running.len();
-            if left == 0 || is_waiting && admitted.len() == seats {
-                break;
-            }
-            let needed = self.engine.table()[slot].needed_tokens(1);
-            let tokens = needed.min(left).min(caps.get(&slot).copied().unwrap_or(u32::MAX));
-            if tokens == 0 {
-                continue;
-            }
-            left -= tokens;
-            given.push((slot, tokens, tokens == needed));
-            if is_waiting {
-                admitted.push(slot);
-            }
-        }
-        self.running = running;
-        self.running.extend(&admitted);
-        self.waiting.retain(|slot| !admitted.contains(slot));
+    fn run(&mut self, plan: &Plan) {
+        let table = &self.engine.mirror().table;
+        let mut step = Step { table, given: Vec::new() };
+        self.queues.carry_out(plan, SEATS, &mut step);
+        let given = step.given;
         self.engine.scheduled(self.now_ms, given.iter().map(|(slot, tokens, _)| (*slot, *tokens)));
         for (slot, _, is_whole) in given {
             if is_whole {
@@ -173,22 +163,22 @@ impl Serving {
             *answer -= 1;
         }
         let is_over = (*think, *answer) == (0, 0);
-        self.engine.table_mut().generated(slot, &[token], &mut Vec::new());
+        self.engine.mirror().table.generated(slot, &[token], &mut Vec::new());
         if is_over {
             self.left.remove(&slot);
-            self.running.retain(|running| *running != slot);
-            self.engine.table_mut().remove(slot);
+            self.queues.running.retain(|running| *running != slot);
+            self.engine.mirror().table.remove(slot);
             self.finished += 1;
         }
     }
 
     /// Requests that are neither finished nor live in exactly one queue.
-    fn lost(&self) -> u64 {
-        let mut queued: Vec<RowId> = self.running.iter().chain(&self.waiting).copied().collect();
+    fn lost(&mut self) -> u64 {
+        let mut queued: Vec<RowId> = self.queues.running.iter().chain(&self.queues.waiting).copied().collect();
         let count = queued.len();
         queued.sort();
         queued.dedup();
-        let live = self.left.keys().copied().eq(queued.iter().copied()) && self.engine.table().len() == count;
+        let live = self.left.keys().copied().eq(queued.iter().copied()) && self.engine.mirror().table.len() == count;
         let accounted = self.finished + queued.len() as u64;
         self.submitted.abs_diff(accounted) + (count - queued.len()) as u64 + u64::from(!live)
     }
@@ -282,7 +272,7 @@ fn swaps(count: usize) {
         }
         swapping.join().expect("swapping does not panic")
     });
-    let stats = swapped.engine.stats();
+    let stats = swapped.engine.decider().stats();
     print("swaps", held.len() as f64, "swaps");
     print("steps served meanwhile", during.len() as f64, "steps");
     print("requests finished", swapped.finished as f64, "requests");
@@ -308,7 +298,7 @@ fn fallback(count: usize) {
         let mut serving = Serving::new(DispatchSlot::with_version(candidate, targets(), no_limit()));
         let mut times: Vec<f64> = (0..count).map(|_| serving.step(1024).1.as_secs_f64() * 1e6).collect();
         assert_eq!(serving.engine.last_source(), Some(Source::Fallback), "{name} faults at every step");
-        assert_eq!(serving.engine.stats().fallback as usize, count, "{name} faults at every step");
+        assert_eq!(serving.engine.decider().stats().fallback as usize, count, "{name} faults at every step");
         assert_eq!(serving.lost(), 0);
         times.split_off(count / 10)
     };
@@ -393,7 +383,7 @@ fn endurance(steps: usize) {
         }
     }
     let late_kib = resident_kib();
-    let stats = serving.engine.stats();
+    let stats = serving.engine.decider().stats();
     print("steps", steps as f64, "steps");
     print("faults injected", injected as f64, "faults");
     for kind in FaultKind::ALL {

@@ -3,19 +3,19 @@
 mod support;
 
 use meridian_core::types::RequestId;
-use meridian_core::{EngineFacts, FaultKind, Markers, MeridianConfig, NewRequest, Policy, RowId};
-use meridian_runtime::{Contender, DispatchEngine, DispatchSlot, Source, StrikeLimits, native};
+use meridian_core::{EngineFacts, FaultKind, Markers, MeridianConfig, MeridianScheduler, NewRequest, Policy, RowId};
+use meridian_runtime::{Contender, DispatchSlot, Source, StrikeLimits, native};
 use meridian_wasm::{LoadError, PolicyLimits, Runtime};
 use support::{LIMITS, SHORT_LIMITS};
 
 const REQUESTS: usize = 4;
 
-fn engine(policy: Box<dyn Policy>) -> (DispatchEngine, Vec<RowId>) {
+fn engine(policy: Box<dyn Policy>) -> (MeridianScheduler<DispatchSlot>, Vec<RowId>) {
     let config = MeridianConfig::default();
     // Every fault is to be seen, so no number of them is too many.
     let limits = StrikeLimits { max_strikes: u32::MAX, ..StrikeLimits::default() };
     let slot = DispatchSlot::with_version(Contender::new(policy, "", "test"), config.scheduler.targets(), limits);
-    let mut engine = DispatchEngine::new(
+    let mut engine = MeridianScheduler::for_engine(
         slot,
         Markers::new(vec![vec![1]], vec![vec![2]], vec![]).expect("usable markers"),
         &config.scheduler,
@@ -23,10 +23,10 @@ fn engine(policy: Box<dyn Policy>) -> (DispatchEngine, Vec<RowId>) {
     );
     let slots = (0..REQUESTS).map(|i| {
         let request = NewRequest { prompt: &[0, 1], ..NewRequest::default() };
-        let slot = engine.table_mut().insert(RequestId(i as u64), &request).expect("ids differ");
-        engine.table_mut().scheduled(slot, 2, 0.0);
+        let slot = engine.mirror().table.insert(RequestId(i as u64), &request).expect("ids differ");
+        engine.mirror().table.scheduled(slot, 2, 0.0);
         // The last request is in its output phase, so the default has something to reorder.
-        engine.table_mut().generated(slot, if i + 1 == REQUESTS { &[2] } else { &[5] }, &mut Vec::new());
+        engine.mirror().table.generated(slot, if i + 1 == REQUESTS { &[2] } else { &[5] }, &mut Vec::new());
         slot
     });
     let slots = slots.collect();
@@ -67,12 +67,12 @@ fn every_fault_is_counted_and_the_default_decides_the_same_step() {
         }
         let expected_faults = if hostile.name == "trap-on-third-call" { 3 } else { 9 };
         for kind in FaultKind::ALL {
-            let count = engine.stats().faults(kind);
+            let count = engine.decider().stats().faults(kind);
             let right = if kind.label() == fault { expected_faults } else { 0 };
             assert_eq!(count, right, "{}: faults of kind {}", hostile.name, kind.label());
         }
         assert_eq!(fallbacks, expected_faults, "{}", hostile.name);
-        assert_eq!(engine.stats().decisions(), 9, "{}", hostile.name);
+        assert_eq!(engine.decider().stats().decisions(), 9, "{}", hostile.name);
     }
 }
 
@@ -143,7 +143,7 @@ fn a_policy_that_cannot_recover_is_retried_ever_less_often() {
     for _ in 0..1000 {
         engine.plan(&facts(), &slots, &[]);
     }
-    assert_eq!(engine.stats().fallback, 1000);
-    assert_eq!(engine.stats().faults(FaultKind::Trap), 1);
-    assert!(engine.stats().faults(FaultKind::Init) <= 11, "recovery backs off");
+    assert_eq!(engine.decider().stats().fallback, 1000);
+    assert_eq!(engine.decider().stats().faults(FaultKind::Trap), 1);
+    assert!(engine.decider().stats().faults(FaultKind::Init) <= 11, "recovery backs off");
 }

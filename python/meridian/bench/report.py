@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 Row = Mapping[str, Any]
 Summary = Mapping[str, Any]
 
@@ -70,13 +72,8 @@ class Counters(Protocol):
 
 def percentile(values: Iterable[float], q: float) -> float | None:
     """The ``q``-th percentile (0-100), linear between the two nearest values; None of nothing."""
-    ordered = sorted(values)
-    if not ordered:
-        return None
-    at = (len(ordered) - 1) * q / 100
-    low = math.floor(at)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+    known = np.fromiter(values, dtype=np.float64)
+    return float(np.percentile(known, q)) if known.size else None
 
 
 def by_running(running: Sequence[int], values: Sequence[float]) -> dict[str, dict[str, float]]:

@@ -56,6 +56,8 @@ WAITING_WINDOW = 4096
 PROMPT_TAIL = 128
 # Own time of the latest steps, for percentiles.
 TIMED_STEPS = 8192
+# Steps after which Meridian looks for requests that vLLM has dropped without a word.
+REAP_STEPS = 4096
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ class _Meridian(SchedulerInterface):
     _meridian_own_budget: int | None = None
     _meridian_decode_tokens = 1
     _meridian_diffuses = False
+    _meridian_steps_seen = 0
     _meridian_faults_logged = 0
     _meridian_output_preemptions_logged = 0
 
@@ -430,6 +433,9 @@ class _Meridian(SchedulerInterface):
                 for client in outputs.values():
                     if client.outputs:
                         engine.generated(cast("list[object]", client.outputs), now_ms)
+                self._meridian_steps_seen += 1
+                if self._meridian_steps_seen % REAP_STEPS == 0:
+                    engine.reap(now_ms, cast("dict[str, object]", self._scheduler().requests))
                 self._pass_on_log()
                 self._log_faults(engine)
             except DEFECTS:

@@ -55,6 +55,30 @@ def test_phases_follow_the_delivered_tokens(engine: Engine) -> None:
         assert seen == {"think", "output"}
 
 
+def test_looking_for_requests_that_vllm_has_dropped_takes_nobody_away(
+    engine: Engine, stock_tokens: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meridian.vllm.scheduler.REAP_STEPS", 1)
+    with engine.using(engine.native("native:output-first")) as native:
+        # One that vLLM never had.
+        native.add(
+            object(),
+            "dropped",
+            prompt_tail=[1],
+            prompt_tokens=1,
+            max_tokens=1,
+            arrival_ms=0.0,
+            deadline_ms=1e9,
+            priority=0,
+            tenant="",
+        )
+        assert engine.generate(requests(24)) == stock_tokens
+        assert native.stats()["requests"] == 1, "nothing was heard of it, for less than a minute"
+        native.generated([], time.monotonic() * 1e3 + 3e5)
+        native.reap(time.monotonic() * 1e3 + 3e5, engine.scheduler.requests)
+        assert native.stats()["requests"] == 0
+
+
 def test_no_output_phase_request_is_preempted_while_thinking_holds_blocks(engine: Engine) -> None:
     with engine.using(engine.native("native:output-first", kv_memory={"growth_blocks": 0.0})):
         probe = SchedulerProbe(engine.scheduler, engine.run.seen)

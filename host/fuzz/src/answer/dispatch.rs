@@ -4,8 +4,8 @@ use std::collections::HashSet;
 
 use meridian_core::types::RequestId;
 use meridian_core::{
-    Asked, Batch, Decision, Dispatch, EngineFacts, FaultKind, GuardedPolicy, Markers, NewRequest, Plan, Planner,
-    RequestTable, RowId, Step,
+    Asked, Batch, Decision, Dispatch, EngineFacts, EngineStep, FaultKind, GuardedPolicy, Markers, NewRequest, Plan,
+    Planner, Queues, RequestTable, RowId, Step,
 };
 
 use super::{Scripted, length};
@@ -17,8 +17,7 @@ const MAX_REQUESTS: usize = 48;
 /// An engine: requests in two lists, and the clock.
 struct Engine {
     table: RequestTable,
-    running: Vec<RowId>,
-    waiting: Vec<RowId>,
+    queues: Queues,
     now_ms: f64,
     arrivals: u64,
 }
@@ -29,8 +28,7 @@ pub(super) fn run(mut bytes: Bytes<'_>, owns_queues: bool) {
     let markers = Markers::new(vec![vec![1, 2]], vec![vec![3], vec![4, 5]], vec![6]).expect("usable markers");
     let mut engine = Engine {
         table: RequestTable::new(markers),
-        running: Vec::new(),
-        waiting: Vec::new(),
+        queues: Queues::default(),
         now_ms: f64::from(bytes.f32()),
         arrivals: 0,
     };
@@ -46,7 +44,7 @@ pub(super) fn run(mut bytes: Bytes<'_>, owns_queues: bool) {
         for _ in 0..bytes.u8() % 16 {
             engine.change(&mut bytes);
         }
-        let candidates = engine.running.len() + engine.waiting.len();
+        let candidates = engine.queues.len();
         let given = decision(&mut bytes, candidates);
         let fits = |length: usize| length == candidates || length == 0;
         let expected_fault = !fits(given.keys.len()) || !fits(given.token_caps.len());
@@ -86,7 +84,7 @@ impl Engine {
     /// Something happens to a request.
     fn change(&mut self, bytes: &mut Bytes<'_>) {
         let action = bytes.u8();
-        let (live, place) = (self.running.len() + self.waiting.len(), bytes.u16());
+        let (live, place) = (self.queues.len(), bytes.u16());
         if action.is_multiple_of(8) || live == 0 {
             if live < MAX_REQUESTS {
                 self.arrive(bytes);
@@ -94,15 +92,14 @@ impl Engine {
             return;
         }
         let place = usize::from(place) % live;
-        let is_running = place < self.running.len();
-        let place = if is_running { place } else { place - self.running.len() };
-        let (list, other) =
-            if is_running { (&mut self.running, &mut self.waiting) } else { (&mut self.waiting, &mut self.running) };
-        let slot = list[place];
+        let Queues { running, waiting, .. } = &mut self.queues;
+        let is_running = place < running.len();
+        let slot = if is_running { running[place] } else { waiting[place - running.len()] };
         match action % 8 {
             1 => {
                 let was_live = self.table.get(slot).is_some();
-                assert_eq!(self.table.remove(list.remove(place)), was_live);
+                self.leave(slot);
+                assert_eq!(self.table.remove(slot), was_live);
             }
             2 => {
                 // Now and then the engine names a request that is over.
@@ -111,7 +108,8 @@ impl Engine {
             }
             3 => {
                 self.table.preempted(slot);
-                other.push(list.remove(place));
+                self.leave(slot);
+                if is_running { self.queues.waiting.push_back(slot) } else { self.queues.running.push(slot) }
             }
             4 => self.table.admitted(slot, bytes.u32()),
             5 => self.table.set_computed(slot, bytes.u32()),
@@ -123,6 +121,11 @@ impl Engine {
         }
     }
 
+    fn leave(&mut self, slot: RowId) {
+        self.queues.running.retain(|other| *other != slot);
+        self.queues.waiting.retain(|other| *other != slot);
+    }
+
     fn arrive(&mut self, bytes: &mut Bytes<'_>) {
         self.arrivals += 1;
         let prompt: Vec<u32> = (0..bytes.u8() % 8).map(|_| u32::from(bytes.u8() % 8)).collect();
@@ -131,6 +134,7 @@ impl Engine {
             prompt_tokens: bytes.u32(),
             cached_tokens: bytes.u32(),
             max_tokens: bytes.u32(),
+            max_think_tokens: bytes.u32(),
             arrival_ms: f64::from(bytes.f32()),
             deadline_ms: f64::from(bytes.f32()),
             priority: bytes.u32().cast_signed(),
@@ -138,7 +142,7 @@ impl Engine {
             whole_prompt: bytes.u8() & 1 == 1,
         };
         match self.table.insert(RequestId(self.arrivals), &request) {
-            Ok(slot) => self.waiting.push(slot),
+            Ok(slot) => self.queues.waiting.push_back(slot),
             Err(error) => crate::assert_one_line(&error.to_string()),
         }
     }
@@ -154,15 +158,15 @@ impl Engine {
             ..EngineFacts::default()
         };
         let max_defer_ms = f32::from(bytes.u16()) + 1.0;
-        let plan = planner.plan(&self.table, &facts, &self.running, &self.waiting, decision, max_defer_ms).clone();
+        let Queues { running, waiting, .. } = &mut self.queues;
+        let waiting = waiting.make_contiguous();
+        let plan = planner.plan(&self.table, &facts, running, waiting, decision, max_defer_ms).clone();
+        assert_is_order(&plan.running_order, running.len());
+        assert_is_order(&plan.waiting_order, waiting.len());
         self.check(&facts, &plan);
-        reorder(&mut self.running, &plan.running_order);
-        reorder(&mut self.waiting, &plan.waiting_order);
-        let admitted = bytes.below(self.waiting.len() + 1).min(facts.free_seats as usize);
-        for slot in self.waiting.drain(..admitted) {
-            self.table.scheduled(slot, 1, self.now_ms);
-            self.running.push(slot);
-        }
+        let max_running = self.queues.running.len() + facts.free_seats as usize;
+        let (now_ms, decode_tokens) = (self.now_ms, facts.decode_tokens);
+        self.queues.carry_out(&plan, max_running, &mut Served { table: &mut self.table, bytes, now_ms, decode_tokens });
         planner.settle(&mut self.table, bytes.u32(), self.now_ms);
     }
 
@@ -170,7 +174,8 @@ impl Engine {
         assert!((1..=facts.token_budget.max(1)).contains(&plan.token_budget), "{plan:?} for {facts:?}");
         let mut capped = HashSet::new();
         for (slot, cap) in &plan.token_caps {
-            assert!(self.running.contains(slot) || self.waiting.contains(slot), "{slot:?} is no candidate");
+            let Queues { running, waiting, .. } = &self.queues;
+            assert!(running.contains(slot) || waiting.contains(slot), "{slot:?} is no candidate");
             assert!(capped.insert(slot), "{slot:?} is capped twice");
             let needed = self.table.get(*slot).map(|row| row.needed_tokens(facts.decode_tokens));
             assert!(needed.is_none_or(|needed| *cap < needed), "a cap of {cap} does not bind: {needed:?}");
@@ -178,13 +183,45 @@ impl Engine {
     }
 }
 
-/// Positions in the new order -> those before.
-fn reorder(list: &mut Vec<RowId>, order: &[u32]) {
-    if order.is_empty() {
-        return;
+/// A step whose KV blocks run out when `bytes` says so.
+struct Served<'a, 'b> {
+    table: &'a mut RequestTable,
+    bytes: &'a mut Bytes<'b>,
+    now_ms: f64,
+    decode_tokens: u32,
+}
+
+impl EngineStep for Served<'_, '_> {
+    fn needed_tokens(&mut self, row: RowId) -> u32 {
+        self.table.get(row).map_or(0, |request| request.needed_tokens(self.decode_tokens))
     }
+
+    fn grow(&mut self, _: RowId, _: u32) -> bool {
+        !self.bytes.u8().is_multiple_of(8) || self.bytes.is_empty()
+    }
+
+    fn victim(&mut self, running: &[RowId]) -> Option<usize> {
+        let position = usize::from(self.bytes.u8());
+        (position < running.len()).then_some(position)
+    }
+
+    fn preempted(&mut self, row: RowId) {
+        self.table.preempted(row);
+    }
+
+    fn admit(&mut self, row: RowId, most: u32, _: &[RowId]) -> Option<u32> {
+        (!self.bytes.u8().is_multiple_of(4)).then(|| self.needed_tokens(row).clamp(1, most))
+    }
+
+    fn give(&mut self, row: RowId, tokens: u32) {
+        self.table.scheduled(row, tokens, self.now_ms);
+    }
+}
+
+/// Positions before, in the new order; an empty one leaves it as it is.
+fn assert_is_order(order: &[u32], length: usize) {
     let mut sorted = order.to_vec();
     sorted.sort_unstable();
-    assert!(sorted.iter().map(|position| *position as usize).eq(0..list.len()), "{order:?} is no permutation");
-    *list = order.iter().map(|from| list[*from as usize]).collect();
+    let is_permutation = sorted.iter().map(|position| *position as usize).eq(0..length);
+    assert!(order.is_empty() || is_permutation, "{order:?} is no permutation");
 }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use meridian_core::PhaseEvent;
 use meridian_core::budget::ForceReason;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
@@ -50,6 +51,17 @@ const FAMILIES: &[Family] = &[
         read: |status, emit| {
             for (phase, count) in PHASES.iter().zip(status.requests) {
                 emit(&[phase], gauge(float(count)));
+            }
+        },
+    },
+    Family {
+        name: "phase_events_total",
+        help: "Requests whose thinking began, ended, or reached its limit",
+        kind: MetricType::COUNTER,
+        labels: &["event"],
+        read: |status, emit| {
+            for (event, count) in PhaseEvent::ALL.iter().zip(status.phase_events) {
+                emit(&[&event.label().replace('-', "_")], counter(count));
             }
         },
     },

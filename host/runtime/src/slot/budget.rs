@@ -1,8 +1,7 @@
 use meridian_core::budget::{BudgetCandidate, Load, Point, ThinkThresholds, Verdict};
-use meridian_core::{Budget, BudgetColumn as Column, BudgetDecision, EntropyUnit, columns};
+use meridian_core::{Budget, BudgetColumn as Column, BudgetDecision, EntropyUnit, Source, columns};
 
 use super::PolicySlot;
-use crate::stats::Source;
 use crate::sync::lock;
 
 /// The budget slot, owned by whoever follows the thinking of the requests.

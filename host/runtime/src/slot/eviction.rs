@@ -1,7 +1,6 @@
-use meridian_core::{Eviction, EvictionCandidate, EvictionRanker, Fault, Memory, columns};
+use meridian_core::{Eviction, EvictionCandidate, EvictionRanker, Fault, Memory, Source, columns};
 
 use super::PolicySlot;
-use crate::stats::Source;
 use crate::sync::lock;
 
 /// The eviction slot, which a block manager owns: it is that one's [`EvictionRanker`], which never fails.

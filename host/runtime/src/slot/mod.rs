@@ -11,9 +11,9 @@ mod trial;
 mod witness;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use meridian_core::{Asked, Batch, Fault, GuardedPolicy, Policy, SlotKind, Targets, native};
+use meridian_core::{Asked, Batch, Fault, GuardedPolicy, Policy, SlotKind, Source, Targets, native};
 
 use self::faults::FaultLog;
 use self::loaded::{LONGEST_QUARANTINE_MS, LoadedPolicy};
@@ -22,7 +22,7 @@ use self::shadow::Shadow;
 pub(crate) use self::witness::Fill;
 pub(crate) use self::witness::Witness;
 use crate::control::{FaultBatch, Version};
-use crate::stats::{SlotStats, Source};
+use crate::stats::SlotStats;
 use crate::sync::{Mutex, lock};
 
 pub use self::budget::BudgetSlot;
@@ -164,13 +164,6 @@ impl<K: SlotKind> PolicySlot<K> {
     pub fn is_watched(&self) -> bool {
         let state = &*lock(&self.state);
         state.shadow.is_some() || state.witness.is_some()
-    }
-
-    /// Count a decision of the active policy that was known without asking it.
-    pub(crate) fn count_unasked(&mut self, now_ms: f64) {
-        let state = &mut *lock(&self.state);
-        state.now_ms = now_ms;
-        state.stats.decided(Source::Active, Duration::ZERO);
     }
 
     /// Decide one batch. `fill` writes the columns that it is given; it is called once a policy that is asked. Always

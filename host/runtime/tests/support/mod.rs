@@ -85,6 +85,7 @@ pub fn status() -> ProcessStatus {
         last_refusal: None,
     };
     ProcessStatus {
+        phase_events: [11, 8, 2],
         kv: Some(KvStatus {
             evictions: [40, 7, 2],
             offload_evictions: [3, 1, 0],

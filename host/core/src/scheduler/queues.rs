@@ -1,219 +1,25 @@
+//! The scheduler's own queues: for an engine that leaves them to it.
+
 use std::collections::VecDeque;
-use std::fmt;
 
 use meridian_policy_sdk::{Column, Decision, State, Step};
 
+use super::{Decider, Deciding, Grant, MeridianScheduler, QueueStats, ScheduledBatch, StepLimits, WAITING_WINDOW};
 use crate::rank::ordinal;
-use crate::sync::{Mutex, lock};
+use crate::sync::lock;
 use crate::types::{PhaseEvent, RequestId, ThinkPhase};
-use crate::{
-    Asked, Batch, EngineFacts, EngineMirror, Error, Fault, GuardedPolicy, Markers, NewRequest, Planner, Policy, RowId,
-    SchedulerConfig, StepTime, columns, native,
-};
+use crate::{EngineFacts, EngineMirror, Error, NewRequest, RowId, columns};
 
-/// Waiting requests that a policy sees in one step; the others keep their place behind them.
-pub const WAITING_WINDOW: usize = 4096;
-
-/// A step scheduler for an engine that leaves its queues to it: requests come in, each step takes a batch out, generated
-/// tokens come back.
-///
-/// Who goes first, how many tokens the step carries and how many each request takes is a [`Policy`]'s to say, by
-/// default the host's own `output-first`: the output queue first, thinking fills the rest, steps held to the TPOT budget
-/// of their phase, thinking-only steps up to `think_batch_multiplier` times larger; inside a queue by priority, near
-/// deadlines as the highest priority, then the least recently served. Candidates of equal keys go in their present order,
-/// running ones first. The tenant of a request is a fact for policies.
-///
-/// The scheduler itself sees to it that no request is lost or doubled, that the token budget and the number of running
-/// requests hold, and that a request which was without tokens for longer than `max_defer_ms` (a waiting one: while a seat
-/// was free) is given some in the next step, as far as that step's budget goes, the longest first. A policy that faults
-/// costs that decision only: the default decides the same step.
-///
-/// `Send + Sync`. One thread schedules at a time; while a policy decides, no lock is held that
-/// [`MeridianScheduler::submit`], [`MeridianScheduler::generated`] or [`MeridianScheduler::finish`] would wait for.
-///
-/// ```
-/// use meridian_core::{Markers, MeridianScheduler, NewRequest, RequestId, SchedulerConfig, StepLimits};
-///
-/// let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![])?;
-/// let scheduler = MeridianScheduler::new(&SchedulerConfig::default(), markers);
-/// for id in 0..3 {
-///     scheduler.submit(RequestId(id), &NewRequest { prompt: &[1, 7], ..NewRequest::default() })?;
-/// }
-/// let limits = StepLimits { token_budget: 5, max_running: 2, ..StepLimits::default() };
-/// let batch = scheduler.schedule_batch(&limits);
-/// assert_eq!(batch.think.iter().map(|grant| (grant.request.0, grant.tokens)).collect::<Vec<_>>(), [(0, 2), (1, 2)]);
-/// assert!(scheduler.finish(RequestId(0)));
-/// assert_eq!(scheduler.queues().waiting, 1);
-/// # Ok::<(), meridian_core::Error>(())
-/// ```
-pub struct MeridianScheduler {
-    requests: Mutex<Requests>,
-    /// Taken before the other two, never after.
-    decider: Mutex<Decider>,
-    faults: Mutex<Faults>,
-    max_defer_ms: f32,
-}
-
-#[derive(Default)]
-struct Faults {
-    count: u64,
-    last: Option<Fault>,
-}
-
-/// What bounds one step.
-///
-/// ```
-/// let limits = meridian_core::StepLimits { now_ms: 12.5, token_budget: 8192, ..Default::default() };
-/// assert_eq!((limits.max_running, limits.decode_tokens), (256, 1));
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StepLimits {
-    /// Milliseconds on the caller's clock, the one of [`NewRequest::arrival_ms`].
-    pub now_ms: f64,
-    /// Most tokens in the step, at least 1.
-    pub token_budget: u32,
-    /// Most requests that run at the same time.
-    pub max_running: u32,
-    /// KV blocks that are free, for policies; admission is by seats, so an engine short of blocks preempts.
-    pub free_blocks: u32,
-    /// KV blocks in all.
-    pub total_blocks: u32,
-    /// Tokens that one decoding request takes in a step: 1, more when it speculates.
-    pub decode_tokens: u32,
-    /// Tokens in a KV block.
-    pub block_tokens: u32,
-}
-
-impl Default for StepLimits {
-    fn default() -> Self {
-        Self {
-            now_ms: 0.0,
-            token_budget: 2048,
-            max_running: 256,
-            free_blocks: 0,
-            total_blocks: 0,
-            decode_tokens: 1,
-            block_tokens: 16,
-        }
-    }
-}
-
-/// Tokens that one request takes in a step.
-///
-/// ```
-/// use meridian_core::{Grant, RequestId};
-///
-/// assert_eq!(Grant { request: RequestId(1), tokens: 4 }.tokens, 4);
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grant {
-    /// The request.
-    pub request: RequestId,
-    /// How many, at least 1.
-    pub tokens: u32,
-}
-
-/// One step's work, most urgent first. Every request stands in at most one queue, once.
-///
-/// ```
-/// use meridian_core::{Grant, RequestId, ScheduledBatch};
-///
-/// let think = vec![Grant { request: RequestId(1), tokens: 4 }];
-/// assert_eq!(ScheduledBatch { think, ..ScheduledBatch::default() }.tokens(), 4);
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ScheduledBatch {
-    /// Requests that answer: somebody watches.
-    pub output: Vec<Grant>,
-    /// Requests that think or are in prefill: throughput work.
-    pub think: Vec<Grant>,
-    /// What the step was limited to, at most the caller's own budget.
-    pub token_budget: u32,
-}
-
-impl ScheduledBatch {
-    /// Tokens in the step.
-    #[must_use]
-    pub fn tokens(&self) -> u32 {
-        self.output.iter().chain(&self.think).map(|grant| grant.tokens).sum()
-    }
-}
-
-/// Requests in each state.
-///
-/// ```
-/// use meridian_core::{Markers, MeridianScheduler, NewRequest, QueueStats, RequestId, SchedulerConfig};
-///
-/// let scheduler = MeridianScheduler::new(&SchedulerConfig::default(), Markers::default());
-/// scheduler.submit(RequestId(1), &NewRequest::default())?;
-/// assert_eq!(scheduler.queues(), QueueStats { waiting: 1, ..QueueStats::default() });
-/// # Ok::<(), meridian_core::Error>(())
-/// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct QueueStats {
-    /// Running and answering.
-    pub output: usize,
-    /// Running and thinking.
-    pub think: usize,
-    /// Running and in prefill.
-    pub prefill: usize,
-    /// Waiting, preempted ones included.
-    pub waiting: usize,
-}
-
-#[derive(Default)]
-struct Requests {
-    mirror: EngineMirror,
+/// The requests, and the queues where they are the scheduler's own.
+pub(super) struct Requests {
+    pub(super) mirror: EngineMirror,
     /// These two may hold requests that are over, when `ended` says so; they are dropped when a step begins.
     running: Vec<RowId>,
     waiting: VecDeque<RowId>,
     ended: bool,
 }
 
-struct Decider {
-    seat: GuardedPolicy,
-    default: Box<dyn Policy>,
-    planner: Planner,
-    running: Vec<RowId>,
-    waiting: Vec<RowId>,
-    candidates: Vec<RowId>,
-    columns: Vec<f32>,
-    decision: Decision,
-    caps: Vec<u32>,
-    given: Vec<(RowId, u32)>,
-}
-
-impl MeridianScheduler {
-    /// A scheduler with the native default policy.
-    #[must_use]
-    pub fn new(config: &SchedulerConfig, markers: Markers) -> Self {
-        Self::with_policy(config, markers, native::default_policy(config.targets()))
-    }
-
-    /// A scheduler with another policy; the default decides the steps in which that one faults or has no answer.
-    #[must_use]
-    pub fn with_policy(config: &SchedulerConfig, markers: Markers, policy: Box<dyn Policy>) -> Self {
-        let decider = Decider {
-            seat: GuardedPolicy::new(policy),
-            default: native::default_policy(config.targets()),
-            planner: Planner::owning_queues(),
-            running: Vec::new(),
-            waiting: Vec::new(),
-            candidates: Vec::new(),
-            columns: Vec::new(),
-            decision: Decision::default(),
-            caps: Vec::new(),
-            given: Vec::new(),
-        };
-        let requests = Requests { mirror: EngineMirror::new(markers), ..Requests::default() };
-        Self {
-            requests: Mutex::new(requests),
-            decider: Mutex::new(decider),
-            faults: Mutex::default(),
-            max_defer_ms: config.max_defer_ms,
-        }
-    }
-
+impl<D: Decider> MeridianScheduler<D> {
     /// A request arrived; it waits behind those that came before. [`PhaseEvent::EnterThink`] when its prompt leaves it
     /// thinking.
     ///
@@ -293,55 +99,42 @@ impl MeridianScheduler {
         stats
     }
 
-    /// The step time learned from the calls of [`MeridianScheduler::schedule_batch`]; `None` until enough were seen.
-    #[must_use]
-    pub fn step_time(&self) -> Option<StepTime> {
-        lock(&self.requests).mirror.step_time()
-    }
-
-    /// Faults of the policy so far, and the latest.
-    #[must_use]
-    pub fn faults(&self) -> (u64, Option<Fault>) {
-        let faults = lock(&self.faults);
-        (faults.count, faults.last.clone())
-    }
-
     /// Decide one step, and take the granted tokens as computed. A step lasts until the next call. Requests that arrive
     /// while the policy decides are seen by the next step; those that end meanwhile are left out.
     #[must_use]
     pub fn schedule_batch(&self, limits: &StepLimits) -> ScheduledBatch {
-        let decider = &mut *lock(&self.decider);
-        let (facts, step) = lock(&self.requests).begin(limits, decider);
-        let Decider { seat, columns, candidates, decision, .. } = decider;
-        let asked = seat.ask(&Batch { facts: &step, candidates: candidates.len(), columns }, decision);
-        if let Asked::Faulted(faults) = &asked {
-            let seen = &mut *lock(&self.faults);
-            seen.count += faults.len() as u64;
-            seen.last = faults.last().cloned().or(seen.last.take());
-        }
-        if asked != Asked::Decided {
-            let inputs = decider.default.inputs();
-            lock(&self.requests).fill(inputs, &decider.candidates, limits, &mut decider.columns);
-            decider.decide_by_default(&step);
-        }
+        let deciding = &mut *lock(&self.deciding);
+        let (facts, step) = lock(&self.requests).begin(limits, deciding);
+        let Deciding { decider, candidates, decision, last_source, .. } = deciding;
+        let fill = |inputs: &[Column], out: &mut Vec<f32>| {
+            let table = &lock(&self.requests).mirror.table;
+            columns::fill(inputs, table, candidates, step.now_ms, limits.block_tokens, out);
+        };
+        let (source, decided) = decider.decide(&step, candidates.len(), &fill);
+        *last_source = Some(source);
+        decision.clone_from(decided);
         let requests = &mut *lock(&self.requests);
-        decider.drop_ended(requests);
-        requests.commit(decider, &facts, self.max_defer_ms)
+        deciding.drop_ended(requests);
+        requests.commit(deciding, &facts, self.max_defer_ms)
     }
 }
 
 impl Requests {
-    /// Fill the decider's candidates and the columns of its policy, and state the step's facts.
-    fn begin(&mut self, limits: &StepLimits, decider: &mut Decider) -> (EngineFacts, Step) {
+    pub(super) fn new(mirror: EngineMirror) -> Self {
+        Self { mirror, running: Vec::new(), waiting: VecDeque::new(), ended: false }
+    }
+
+    /// Fill the step's candidates, and state its facts.
+    fn begin<D>(&mut self, limits: &StepLimits, deciding: &mut Deciding<D>) -> (EngineFacts, Step) {
         let table = &self.mirror.table;
         if std::mem::take(&mut self.ended) {
             self.running.retain(|slot| table.get(*slot).is_some());
         }
         let seats = (limits.max_running as usize).saturating_sub(self.running.len());
-        decider.running.clone_from(&self.running);
-        decider.waiting.clear();
+        deciding.running.clone_from(&self.running);
+        deciding.waiting.clear();
         if seats > 0 {
-            self.fill_window(&mut decider.waiting);
+            self.fill_window(&mut deciding.waiting);
         }
         let waiting = self.mirror.table.len() - self.running.len();
         let facts = EngineFacts {
@@ -353,15 +146,10 @@ impl Requests {
             waiting: u32::try_from(waiting).unwrap_or(u32::MAX),
             decode_tokens: limits.decode_tokens.max(1),
         };
-        let step = self.mirror.begin_step(&facts, &decider.running, &decider.waiting);
-        decider.candidates.clone_from(&decider.running);
-        decider.candidates.extend_from_slice(&decider.waiting);
-        self.fill(decider.seat.policy().inputs(), &decider.candidates, limits, &mut decider.columns);
+        let step = self.mirror.begin_step(&facts, &deciding.running, &deciding.waiting);
+        deciding.candidates.clone_from(&deciding.running);
+        deciding.candidates.extend_from_slice(&deciding.waiting);
         (facts, step)
-    }
-
-    fn fill(&self, inputs: &[Column], candidates: &[RowId], limits: &StepLimits, out: &mut Vec<f32>) {
-        columns::fill(inputs, &self.mirror.table, candidates, self.mirror.now_ms(), limits.block_tokens, out);
     }
 
     /// The first waiting requests that are live; those before them that ended are dropped.
@@ -386,8 +174,8 @@ impl Requests {
     }
 
     /// Plan from the decision and give the tokens out, while there are tokens, and seats for those that wait.
-    fn commit(&mut self, decider: &mut Decider, facts: &EngineFacts, max_defer_ms: f32) -> ScheduledBatch {
-        let Decider { planner, running, waiting, decision, caps, given, .. } = decider;
+    fn commit<D>(&mut self, deciding: &mut Deciding<D>, facts: &EngineFacts, max_defer_ms: f32) -> ScheduledBatch {
+        let Deciding { planner, running, waiting, decision, caps, given, .. } = deciding;
         let plan = planner.plan(&self.mirror.table, facts, running, waiting, decision, max_defer_ms);
         let mut batch = ScheduledBatch { token_budget: plan.token_budget, ..ScheduledBatch::default() };
         caps.clear();
@@ -464,17 +252,7 @@ impl Requests {
     }
 }
 
-impl Decider {
-    fn decide_by_default(&mut self, step: &Step) {
-        let Self { default, columns, candidates, decision, .. } = self;
-        decision.clear();
-        let batch = Batch { facts: step, candidates: candidates.len(), columns };
-        if default.decide(&batch, decision).is_err() {
-            // The native default cannot fault; if it ever did, arrival order is a decision too.
-            decision.clear();
-        }
-    }
-
+impl<D> Deciding<D> {
     /// Leave out the candidates that ended, or were preempted, while the policy decided.
     fn drop_ended(&mut self, requests: &Requests) {
         let table = &requests.mirror.table;
@@ -499,10 +277,4 @@ impl Decider {
 fn retain<T>(list: &mut Vec<T>, kept: &[bool]) {
     let mut kept = kept.iter();
     list.retain(|_| *kept.next().unwrap_or(&false));
-}
-
-impl fmt::Debug for MeridianScheduler {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MeridianScheduler").field("queues", &self.queues()).finish_non_exhaustive()
-    }
 }

@@ -1,0 +1,131 @@
+//! One step of a simulated engine as its plan is carried out: the KV blocks of its requests.
+
+use meridian_core::{EngineStep, EvictionColumn, Memory, MeridianScheduler, RowId, Subject};
+use meridian_runtime::DispatchSlot;
+
+use super::content::Chain;
+use super::live::Live;
+use super::pool::Pool;
+use super::recorder::Recorder;
+use super::{EngineConfig, Policies, StepWork};
+
+pub(super) struct Step<'a> {
+    pub(super) now_ms: f64,
+    /// Free blocks that admission leaves to the running requests.
+    pub(super) reserve: u32,
+    pub(super) config: &'a EngineConfig,
+    pub(super) policies: &'a mut Policies,
+    pub(super) scheduler: &'a mut MeridianScheduler<DispatchSlot>,
+    pub(super) pool: &'a mut Pool,
+    pub(super) live: &'a mut [Option<Box<Live>>],
+    /// Room for the blocks that the prefix cache has.
+    pub(super) found: &'a mut Vec<u32>,
+    /// Running requests in prefill, think and output.
+    pub(super) phases: &'a mut [u32; 3],
+    pub(super) given: &'a mut Vec<(RowId, u32)>,
+    pub(super) work: StepWork,
+    pub(super) recorder: &'a mut Recorder,
+}
+
+fn of(live: &mut [Option<Box<Live>>], row: RowId) -> &mut Live {
+    live[row.index()].as_deref_mut().expect("a request of the queues is live")
+}
+
+impl EngineStep for Step<'_> {
+    fn needed_tokens(&mut self, row: RowId) -> u32 {
+        let live = self.live[row.index()].as_deref().expect("a request of the queues is live");
+        live.known_tokens - live.computed_tokens
+    }
+
+    fn grow(&mut self, row: RowId, tokens: u32) -> bool {
+        let live = of(self.live, row);
+        let end = live.computed_tokens + tokens;
+        let needed = end.div_ceil(self.config.block_tokens) - live.blocks.len() as u32;
+        if self.pool.free() < needed {
+            return false;
+        }
+        if needed > 0 {
+            self.pool.take(needed, self.now_ms, &mut live.blocks);
+        }
+        true
+    }
+
+    fn victim(&mut self, running: &[RowId]) -> Option<usize> {
+        if !self.policies.manages_kv() || running.len() < 2 {
+            return None;
+        }
+        let reads_blocks = self.policies.eviction.reads(EvictionColumn::Blocks);
+        let held = |row: &RowId| self.live[row.index()].as_ref().map_or(0, |live| self.pool.unshared(&live.blocks));
+        let blocks: Vec<u32> = if reads_blocks { running.iter().map(held).collect() } else { Vec::new() };
+        let memory = Memory {
+            now_ms: self.now_ms,
+            subject: Subject::Requests,
+            free_blocks: self.pool.free() - self.pool.cached(),
+            cached_blocks: self.pool.cached(),
+            total_blocks: self.config.kv_blocks,
+        };
+        self.scheduler.mirror().victim(&mut self.policies.eviction, &memory, running, &blocks)
+    }
+
+    fn preempted(&mut self, row: RowId) {
+        let live = of(self.live, row);
+        self.recorder.preempted(live);
+        self.phases[live.phase()] -= 1;
+        self.pool.release(&mut self.policies.eviction, &mut live.blocks, self.now_ms);
+        live.computed_tokens = 0;
+        live.chain = Chain::default();
+        live.preemptions += 1;
+        self.scheduler.mirror().preempted(row);
+    }
+
+    /// With blocks for all that it knows.
+    fn admit(&mut self, row: RowId, most: u32, running: &[RowId]) -> Option<u32> {
+        let block_tokens = self.config.block_tokens;
+        let live = of(self.live, row);
+        let mut chain = Chain::default();
+        self.found.clear();
+        if self.config.prefix_caching {
+            // The last token is computed in any case: it gives the first logits.
+            while (chain.blocks + 1) * block_tokens < live.known_tokens {
+                let mut next = chain;
+                let key = live.content.next(&mut next, block_tokens, live.think_tokens);
+                let Some(block) = self.pool.find(key) else { break };
+                self.found.push(block);
+                chain = next;
+            }
+        }
+        let cached = chain.blocks * block_tokens;
+        let tokens = (live.known_tokens - cached).min(most);
+        let revived = self.found.iter().filter(|block| self.pool.is_free(**block)).count() as u32;
+        let whole = live.known_tokens.div_ceil(block_tokens) - chain.blocks + revived;
+        let watermark = if running.is_empty() { 0 } else { self.reserve };
+        if whole + watermark > self.pool.free() {
+            return None;
+        }
+        self.pool.touch(self.found);
+        self.pool.matched(self.found, live.preemptions > 0);
+        live.blocks.extend_from_slice(self.found);
+        live.chain = chain;
+        live.computed_tokens = cached;
+        let needed = (cached + tokens).div_ceil(block_tokens) - chain.blocks;
+        self.pool.take(needed, self.now_ms, &mut live.blocks);
+        self.recorder.admitted(live);
+        self.phases[live.phase()] += 1;
+        self.scheduler.mirror().admitted(row, cached);
+        Some(tokens)
+    }
+
+    #[inline]
+    fn give(&mut self, row: RowId, tokens: u32) {
+        let live = of(self.live, row);
+        self.work.add(live.computed_tokens, tokens);
+        live.computed_tokens += tokens;
+        self.given.push((row, tokens));
+        let block_tokens = self.config.block_tokens;
+        while self.config.prefix_caching && (live.chain.blocks + 1) * block_tokens <= live.computed_tokens {
+            let key = live.content.next(&mut live.chain, block_tokens, live.think_tokens);
+            let position = live.chain.blocks - 1;
+            self.pool.fill(live.blocks[position as usize], key, live.chain.blocks * block_tokens);
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! How vLLM carries a plan out: for the simulator, for tests and examples.
+
+use std::collections::VecDeque;
+
+use crate::{Plan, RowId};
+
+/// The two queues of an engine, and how a plan is carried out on them, after vllm/v1/core/sched/scheduler.py
+/// (`Scheduler.schedule`) and what python/meridian/vllm puts around it: running requests in their order while tokens are left,
+/// the last of them preempted when KV blocks are short; then waiting ones, unless a request was preempted.
+///
+/// ```
+/// use meridian_core::{EngineStep, NewRequest, Plan, Queues, RequestId, RequestTable, RowId};
+///
+/// /// Requests that need one token each, and KV blocks without end.
+/// struct Ample(Vec<(RowId, u32)>);
+///
+/// impl EngineStep for Ample {
+///     fn needed_tokens(&mut self, _: RowId) -> u32 {
+///         1
+///     }
+///     fn give(&mut self, row: RowId, tokens: u32) {
+///         self.0.push((row, tokens));
+///     }
+/// }
+///
+/// let mut table = RequestTable::default();
+/// let rows = [1, 2].map(|id| table.insert(RequestId(id), &NewRequest::default()).unwrap());
+/// let mut queues = Queues::default();
+/// queues.waiting.extend(rows);
+/// let mut step = Ample(Vec::new());
+/// queues.carry_out(&Plan { token_budget: 8, waiting_order: vec![1, 0], ..Plan::default() }, 1, &mut step);
+/// assert_eq!((step.0, queues.running.len()), (vec![(rows[1], 1)], 1));
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Queues {
+    /// Admitted requests.
+    pub running: Vec<RowId>,
+    /// The others, the next to be admitted first.
+    pub waiting: VecDeque<RowId>,
+    /// Caps of the step by position in the table, `u32::MAX` for none.
+    caps: Vec<u32>,
+    capped: Vec<RowId>,
+    reordered: Vec<RowId>,
+}
+
+/// What an engine does with one request after another while [`Queues::carry_out`] goes through them.
+///
+/// ```
+/// use meridian_core::{EngineStep, RowId};
+///
+/// /// An engine whose prompts may not be split: a request is admitted with all it needs, or waits.
+/// struct Whole(u32);
+///
+/// impl EngineStep for Whole {
+///     fn needed_tokens(&mut self, _: RowId) -> u32 {
+///         self.0
+///     }
+///     fn admit(&mut self, _: RowId, most: u32, _: &[RowId]) -> Option<u32> {
+///         (most >= self.0).then_some(self.0)
+///     }
+///     fn give(&mut self, _: RowId, _: u32) {}
+/// }
+/// ```
+pub trait EngineStep {
+    /// Tokens that the request would take if the step had room for all, at least 1 unless it has none to compute.
+    fn needed_tokens(&mut self, row: RowId) -> u32;
+
+    /// Take the KV blocks that so many more tokens of a running request need; false when there are too few.
+    fn grow(&mut self, _row: RowId, _tokens: u32) -> bool {
+        true
+    }
+
+    /// Which of these running requests, in their order, loses its KV blocks; `None` for the last.
+    fn victim(&mut self, _running: &[RowId]) -> Option<usize> {
+        None
+    }
+
+    /// The request has lost its KV blocks and waits again.
+    fn preempted(&mut self, _row: RowId) {}
+
+    /// Admit a waiting request beside those that run, with at most so many tokens in this step; how many it takes, at least 1,
+    /// `None` when it has to wait, and those behind it too.
+    fn admit(&mut self, row: RowId, most: u32, _running: &[RowId]) -> Option<u32> {
+        Some(self.needed_tokens(row).min(most))
+    }
+
+    /// The request computes so many tokens in this step, at least 1.
+    fn give(&mut self, row: RowId, tokens: u32);
+}
+
+impl Queues {
+    /// Requests in both.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.running.len() + self.waiting.len()
+    }
+
+    /// Whether there is no request.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Carry a plan out whose running and waiting candidates are the front of these queues, with at most `max_running`
+    /// admitted requests. Returns the tokens that were given.
+    pub fn carry_out(&mut self, plan: &Plan, max_running: usize, step: &mut impl EngineStep) -> u32 {
+        self.arrange(plan);
+        self.serve(plan.token_budget, max_running, step)
+    }
+
+    /// The first half of it: the orders of the plan, and its caps for the step that [`Queues::serve`] goes through next.
+    pub fn arrange(&mut self, plan: &Plan) {
+        reorder(&mut self.running, &plan.running_order, &mut self.reordered);
+        let window = plan.waiting_order.len();
+        if window > 0 {
+            reorder(&mut self.waiting.make_contiguous()[..window], &plan.waiting_order, &mut self.reordered);
+        }
+        for (row, cap) in &plan.token_caps {
+            if self.caps.len() <= row.index() {
+                self.caps.resize(row.index() + 1, u32::MAX);
+            }
+            self.caps[row.index()] = *cap;
+            self.capped.push(*row);
+        }
+    }
+
+    /// The second half: one step of at most `token_budget` tokens. Returns the tokens that were given.
+    pub fn serve(&mut self, token_budget: u32, max_running: usize, step: &mut impl EngineStep) -> u32 {
+        let (left, preempted) = self.serve_running(token_budget, step);
+        let left = if preempted { left } else { self.admit(left, max_running, step) };
+        for row in self.capped.drain(..) {
+            self.caps[row.index()] = u32::MAX;
+        }
+        token_budget - left
+    }
+
+    /// What is left of the budget, and whether a request was preempted.
+    fn serve_running(&mut self, budget: u32, step: &mut impl EngineStep) -> (u32, bool) {
+        let (mut left, mut preempted) = (budget, false);
+        let mut position = 0;
+        while position < self.running.len() && left > 0 {
+            let row = self.running[position];
+            let tokens = step.needed_tokens(row).min(left).min(self.cap(row));
+            if tokens == 0 {
+                position += 1;
+                continue;
+            }
+            while !step.grow(row, tokens) {
+                preempted = true;
+                if self.preempt(position, step) == row {
+                    return (left, preempted);
+                }
+            }
+            step.give(row, tokens);
+            left -= tokens;
+            position += 1;
+        }
+        (left, preempted)
+    }
+
+    /// Preempt one of the requests from `position` on.
+    fn preempt(&mut self, position: usize, step: &mut impl EngineStep) -> RowId {
+        let candidates = &self.running[position..];
+        let victim = step.victim(candidates).unwrap_or(candidates.len() - 1);
+        let row = self.running.remove(position + victim);
+        step.preempted(row);
+        self.waiting.push_front(row);
+        row
+    }
+
+    /// Admit waiting requests in their order; what is left of the budget.
+    fn admit(&mut self, budget: u32, max_running: usize, step: &mut impl EngineStep) -> u32 {
+        let mut left = budget;
+        while left > 0 && self.running.len() < max_running {
+            let Some(row) = self.waiting.front().copied() else { break };
+            let most = self.cap(row).min(left);
+            let Some(tokens) = (if most == 0 { None } else { step.admit(row, most, &self.running) }) else { break };
+            self.waiting.pop_front();
+            self.running.push(row);
+            step.give(row, tokens);
+            left -= tokens;
+        }
+        left
+    }
+
+    fn cap(&self, row: RowId) -> u32 {
+        self.caps.get(row.index()).copied().unwrap_or(u32::MAX)
+    }
+}
+
+/// Put `rows` into `order`; an empty one leaves them as they are.
+fn reorder(rows: &mut [RowId], order: &[u32], scratch: &mut Vec<RowId>) {
+    if !order.is_empty() {
+        scratch.clear();
+        scratch.extend(order.iter().map(|from| rows[*from as usize]));
+        rows.copy_from_slice(scratch);
+    }
+}

@@ -1,0 +1,127 @@
+use meridian_policy_sdk::{Column, Decision, Step};
+
+use crate::{Asked, Batch, Fault, GuardedPolicy, Policy, SchedulerConfig, native};
+
+/// Who decided a step.
+///
+/// ```
+/// assert_ne!(meridian_core::Source::Active, meridian_core::Source::Fallback);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The active policy.
+    Active,
+    /// The native default, because the active policy left the step to it (an empty answer).
+    Default,
+    /// The native default, because the active policy faulted or has no instance.
+    Fallback,
+}
+
+/// Writes the columns that it is given, one after another, each as long as the batch.
+///
+/// ```
+/// use meridian_core::{Column, FillColumns};
+///
+/// let zeros = |inputs: &[Column], out: &mut Vec<f32>| out.resize(inputs.len() * 3, 0.0);
+/// let fill: FillColumns<'_> = &zeros;
+/// let mut columns = Vec::new();
+/// fill(&[Column::Phase], &mut columns);
+/// assert_eq!(columns.len(), 3);
+/// ```
+pub type FillColumns<'a> = &'a dyn Fn(&[Column], &mut Vec<f32>);
+
+/// Decides the steps of a [`MeridianScheduler`](crate::MeridianScheduler): one policy ([`PolicyDecider`]), or a slot whose
+/// policy can be swapped. The thread that schedules calls it, once a step; it may take as long as a policy may.
+///
+/// ```
+/// use meridian_core::{Decider, Decision, FillColumns, Source, Step};
+///
+/// /// Leaves every step as it is.
+/// struct Nobody(Decision);
+///
+/// impl Decider for Nobody {
+///     fn decide(&mut self, _: &Step, _: usize, _: FillColumns<'_>) -> (Source, &Decision) {
+///         (Source::Default, &self.0)
+///     }
+/// }
+///
+/// assert!(Nobody(Decision::default()).decide(&Step::default(), 3, &|_, _| ()).1.keys.is_empty());
+/// ```
+pub trait Decider: Send {
+    /// Decide one step over so many candidates. `fill` is to be called once for each policy that is asked. The decision is
+    /// checked: a policy that fails costs its own answer and no more.
+    fn decide(&mut self, step: &Step, candidates: usize, fill: FillColumns<'_>) -> (Source, &Decision);
+
+    /// The plan of its latest decision left nothing to run, and was changed.
+    fn overruled(&mut self) {}
+
+    /// The engine took a step at `now_ms` its own way, which is what this decider's policy would have said.
+    fn kept(&mut self, _now_ms: f64) {}
+}
+
+/// One policy; the native default decides the steps in which that one faults or has no answer.
+///
+/// ```
+/// use meridian_core::{Decider, Markers, PolicyDecider, SchedulerConfig, Source, Step, native};
+///
+/// let config = SchedulerConfig::default();
+/// let policy = native::policy("fcfs", config.targets(), "{}")?;
+/// let mut decider = PolicyDecider::new(&config, policy);
+/// assert_eq!(decider.decide(&Step::default(), 2, &|_, columns| columns.clear()).0, Source::Active);
+/// assert_eq!(decider.faults(), (0, None));
+/// # Ok::<(), native::NativeError>(())
+/// ```
+pub struct PolicyDecider {
+    policy: GuardedPolicy,
+    default: Box<dyn Policy>,
+    columns: Vec<f32>,
+    decision: Decision,
+    faults: u64,
+    last_fault: Option<Fault>,
+}
+
+impl PolicyDecider {
+    /// This policy, which has started.
+    #[must_use]
+    pub fn new(config: &SchedulerConfig, policy: Box<dyn Policy>) -> Self {
+        Self {
+            policy: GuardedPolicy::new(policy),
+            default: native::default_policy(config.targets()),
+            columns: Vec::new(),
+            decision: Decision::default(),
+            faults: 0,
+            last_fault: None,
+        }
+    }
+
+    /// Faults of the policy so far, and the latest.
+    #[must_use]
+    pub fn faults(&self) -> (u64, Option<Fault>) {
+        (self.faults, self.last_fault.clone())
+    }
+}
+
+impl Decider for PolicyDecider {
+    fn decide(&mut self, step: &Step, candidates: usize, fill: FillColumns<'_>) -> (Source, &Decision) {
+        let Self { policy, default, columns, decision, .. } = self;
+        fill(policy.policy().inputs(), columns);
+        let source = match policy.ask(&Batch { facts: step, candidates, columns }, decision) {
+            Asked::Decided => Source::Active,
+            Asked::LeftToDefault => Source::Default,
+            Asked::Faulted(faults) => {
+                self.faults += faults.len() as u64;
+                self.last_fault = faults.last().cloned().or(self.last_fault.take());
+                Source::Fallback
+            }
+        };
+        if source != Source::Active {
+            decision.clear();
+            fill(default.inputs(), columns);
+            if default.decide(&Batch { facts: step, candidates, columns }, decision).is_err() {
+                // The native default cannot fault; if it ever did, arrival order is a decision too.
+                decision.clear();
+            }
+        }
+        (source, &self.decision)
+    }
+}

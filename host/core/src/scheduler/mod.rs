@@ -1,0 +1,218 @@
+//! [`MeridianScheduler`]: who decides, what is planned from that, and the requests that both see.
+
+mod decider;
+mod queues;
+mod types;
+
+use std::fmt;
+
+use meridian_policy_sdk::{Column, Decision};
+
+use crate::sync::{Mutex, get_mut, lock};
+use crate::{
+    EngineFacts, EngineMirror, Fault, KvGrowth, Markers, Plan, Planner, Policy, RowId, SchedulerConfig, StepTime,
+    columns, native,
+};
+
+pub use self::decider::{Decider, FillColumns, PolicyDecider, Source};
+use self::queues::Requests;
+pub use self::types::{Grant, QueueStats, ScheduledBatch, StepLimits};
+
+/// Waiting requests that a policy sees in one step; the others keep their place behind them.
+pub const WAITING_WINDOW: usize = 4096;
+
+/// A step scheduler for an engine that leaves its queues to it: requests come in, each step takes a batch out, generated
+/// tokens come back.
+///
+/// Who goes first, how many tokens the step carries and how many each request takes is a [`Policy`]'s to say, by
+/// default the host's own `output-first`: the output queue first, thinking fills the rest, steps held to the TPOT budget
+/// of their phase, thinking-only steps up to `think_batch_multiplier` times larger; inside a queue by priority, near
+/// deadlines as the highest priority, then the least recently served. Candidates of equal keys go in their present order,
+/// running ones first. The tenant of a request is a fact for policies.
+///
+/// The scheduler itself sees to it that no request is lost or doubled, that the token budget and the number of running
+/// requests hold, and that a request which was without tokens for longer than `max_defer_ms` (a waiting one: while a seat
+/// was free) is given some in the next step, as far as that step's budget goes, the longest first. A policy that faults
+/// costs that decision only: the default decides the same step.
+///
+/// `Send + Sync`. One thread schedules at a time; while a policy decides, no lock is held that
+/// [`MeridianScheduler::submit`], [`MeridianScheduler::generated`] or [`MeridianScheduler::finish`] would wait for.
+///
+/// ```
+/// use meridian_core::{Markers, MeridianScheduler, NewRequest, RequestId, SchedulerConfig, StepLimits};
+///
+/// let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![])?;
+/// let scheduler = MeridianScheduler::new(&SchedulerConfig::default(), markers);
+/// for id in 0..3 {
+///     scheduler.submit(RequestId(id), &NewRequest { prompt: &[1, 7], ..NewRequest::default() })?;
+/// }
+/// let limits = StepLimits { token_budget: 5, max_running: 2, ..StepLimits::default() };
+/// let batch = scheduler.schedule_batch(&limits);
+/// assert_eq!(batch.think.iter().map(|grant| (grant.request.0, grant.tokens)).collect::<Vec<_>>(), [(0, 2), (1, 2)]);
+/// assert!(scheduler.finish(RequestId(0)));
+/// assert_eq!(scheduler.queues().waiting, 1);
+/// # Ok::<(), meridian_core::Error>(())
+/// ```
+pub struct MeridianScheduler<D = PolicyDecider> {
+    requests: Mutex<Requests>,
+    /// Taken before the other, never after.
+    deciding: Mutex<Deciding<D>>,
+    max_defer_ms: f32,
+}
+
+/// What the thread that schedules needs besides the requests, and room for one step.
+struct Deciding<D> {
+    decider: D,
+    planner: Planner,
+    block_tokens: u32,
+    last_source: Option<Source>,
+    running: Vec<RowId>,
+    waiting: Vec<RowId>,
+    candidates: Vec<RowId>,
+    decision: Decision,
+    caps: Vec<u32>,
+    given: Vec<(RowId, u32)>,
+}
+
+impl MeridianScheduler {
+    /// A scheduler with queues of its own and the native default policy.
+    #[must_use]
+    pub fn new(config: &SchedulerConfig, markers: Markers) -> Self {
+        Self::with_policy(config, markers, native::default_policy(config.targets()))
+    }
+
+    /// The same with another policy; the default decides the steps in which that one faults or has no answer.
+    #[must_use]
+    pub fn with_policy(config: &SchedulerConfig, markers: Markers, policy: Box<dyn Policy>) -> Self {
+        let decider = PolicyDecider::new(config, policy);
+        Self::made(decider, Planner::owning_queues(), markers, config, 1)
+    }
+
+    /// Faults of the policy so far, and the latest. Waits for a step that is being decided.
+    #[must_use]
+    pub fn faults(&self) -> (u64, Option<Fault>) {
+        lock(&self.deciding).decider.faults()
+    }
+}
+
+impl<D> MeridianScheduler<D> {
+    /// A scheduler for an engine that has queues of its own: it is told of the requests through [`MeridianScheduler::mirror`],
+    /// and says with [`MeridianScheduler::plan`] what a step is to be. `block_tokens` is the size of a KV block.
+    #[must_use]
+    pub fn for_engine(decider: D, markers: Markers, config: &SchedulerConfig, block_tokens: u32) -> Self {
+        let block_tokens = block_tokens.max(1);
+        Self::made(decider, Planner::default().with_block_tokens(block_tokens), markers, config, block_tokens)
+    }
+
+    fn made(decider: D, planner: Planner, markers: Markers, config: &SchedulerConfig, block_tokens: u32) -> Self {
+        let deciding = Deciding {
+            decider,
+            planner,
+            block_tokens,
+            last_source: None,
+            running: Vec::new(),
+            waiting: Vec::new(),
+            candidates: Vec::new(),
+            decision: Decision::default(),
+            caps: Vec::new(),
+            given: Vec::new(),
+        };
+        Self {
+            requests: Mutex::new(Requests::new(EngineMirror::new(markers))),
+            deciding: Mutex::new(deciding),
+            max_defer_ms: config.max_defer_ms,
+        }
+    }
+
+    /// What is known of the engine: to feed it, and to read it. Takes no lock.
+    pub fn mirror(&mut self) -> &mut EngineMirror {
+        &mut get_mut(&mut self.requests).mirror
+    }
+
+    /// Who decides. Takes no lock.
+    pub fn decider(&mut self) -> &mut D {
+        &mut get_mut(&mut self.deciding).decider
+    }
+
+    /// Who decided the latest step.
+    pub fn last_source(&mut self) -> Option<Source> {
+        get_mut(&mut self.deciding).last_source
+    }
+
+    /// The learned step time; `None` until enough steps were seen.
+    #[must_use]
+    pub fn step_time(&self) -> Option<StepTime> {
+        lock(&self.requests).mirror.step_time()
+    }
+
+    /// Put priorities before the policy's keys; see [`Planner::put_priority_first`].
+    pub fn put_priority_first(&mut self) {
+        get_mut(&mut self.deciding).planner.put_priority_first();
+    }
+
+    /// See [`Planner::keep_answers_ahead`].
+    pub fn keep_answers_ahead(&mut self, growth: KvGrowth) {
+        get_mut(&mut self.deciding).planner.keep_answers_ahead(growth);
+    }
+}
+
+impl<D: Decider> MeridianScheduler<D> {
+    /// Plan one step over the running list and the waiting candidates of an engine, both in its present order. The engine
+    /// schedules, and [`MeridianScheduler::scheduled`] follows.
+    pub fn plan(&mut self, facts: &EngineFacts, running: &[RowId], waiting: &[RowId]) -> &Plan {
+        let Requests { mirror, .. } = get_mut(&mut self.requests);
+        let Deciding { decider, planner, block_tokens, last_source, candidates, .. } = get_mut(&mut self.deciding);
+        let facts = &EngineFacts { now_ms: mirror.hold_time(facts.now_ms), ..*facts };
+        let step = mirror.begin_step(facts, running, waiting);
+        candidates.clear();
+        candidates.extend_from_slice(running);
+        candidates.extend_from_slice(waiting);
+        let table = &mirror.table;
+        let fill = |inputs: &[Column], out: &mut Vec<f32>| {
+            columns::fill(inputs, table, candidates, step.now_ms, *block_tokens, out);
+        };
+        let (source, decision) = decider.decide(&step, candidates.len(), &fill);
+        *last_source = Some(source);
+        let plan = planner.plan(table, facts, running, waiting, decision, self.max_defer_ms);
+        if plan.overruled && source == Source::Active {
+            decider.overruled();
+        }
+        plan
+    }
+
+    /// What the latest plan left to run could not run, and the engine lifted the plan's caps to have something to do.
+    pub fn overruled(&mut self) {
+        let Deciding { decider, last_source, .. } = get_mut(&mut self.deciding);
+        if *last_source == Some(Source::Active) {
+            decider.overruled();
+        }
+    }
+
+    /// In the place of [`MeridianScheduler::plan`], for a step that the engine keeps to itself, because
+    /// [`STOCK`](crate::config::STOCK) decides and nobody watches: it is followed, and the decision is counted, but nobody is
+    /// asked.
+    pub fn keep(&mut self, facts: &EngineFacts) {
+        let Requests { mirror, .. } = get_mut(&mut self.requests);
+        let Deciding { decider, planner, last_source, .. } = get_mut(&mut self.deciding);
+        let facts = &EngineFacts { now_ms: mirror.hold_time(facts.now_ms), ..*facts };
+        mirror.begin_step(facts, &[], &[]);
+        decider.kept(facts.now_ms);
+        *last_source = Some(Source::Active);
+        planner.plan(&mirror.table, facts, &[], &[], &Decision::default(), self.max_defer_ms);
+    }
+
+    /// The engine scheduled the planned step, which began at `now_ms`: `given` tokens for each request.
+    pub fn scheduled(&mut self, now_ms: f64, given: impl IntoIterator<Item = (RowId, u32)>) {
+        let Requests { mirror, .. } = get_mut(&mut self.requests);
+        let Deciding { planner, .. } = get_mut(&mut self.deciding);
+        let now_ms = mirror.hold_time(now_ms);
+        let tokens = mirror.scheduled(now_ms, given);
+        planner.settle(&mut mirror.table, tokens, now_ms);
+    }
+}
+
+impl<D: Decider> fmt::Debug for MeridianScheduler<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MeridianScheduler").field("queues", &self.queues()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,102 @@
+use crate::types::RequestId;
+
+/// What bounds one step.
+///
+/// ```
+/// let limits = meridian_core::StepLimits { now_ms: 12.5, token_budget: 8192, ..Default::default() };
+/// assert_eq!((limits.max_running, limits.decode_tokens), (256, 1));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepLimits {
+    /// Milliseconds on the caller's clock, the one of [`NewRequest::arrival_ms`](crate::NewRequest).
+    pub now_ms: f64,
+    /// Most tokens in the step, at least 1.
+    pub token_budget: u32,
+    /// Most requests that run at the same time.
+    pub max_running: u32,
+    /// KV blocks that are free, for policies; admission is by seats, so an engine short of blocks preempts.
+    pub free_blocks: u32,
+    /// KV blocks in all.
+    pub total_blocks: u32,
+    /// Tokens that one decoding request takes in a step: 1, more when it speculates.
+    pub decode_tokens: u32,
+    /// Tokens in a KV block.
+    pub block_tokens: u32,
+}
+
+impl Default for StepLimits {
+    fn default() -> Self {
+        Self {
+            now_ms: 0.0,
+            token_budget: 2048,
+            max_running: 256,
+            free_blocks: 0,
+            total_blocks: 0,
+            decode_tokens: 1,
+            block_tokens: 16,
+        }
+    }
+}
+
+/// Tokens that one request takes in a step.
+///
+/// ```
+/// use meridian_core::{Grant, RequestId};
+///
+/// assert_eq!(Grant { request: RequestId(1), tokens: 4 }.tokens, 4);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// The request.
+    pub request: RequestId,
+    /// How many, at least 1.
+    pub tokens: u32,
+}
+
+/// One step's work, most urgent first. Every request stands in at most one queue, once.
+///
+/// ```
+/// use meridian_core::{Grant, RequestId, ScheduledBatch};
+///
+/// let think = vec![Grant { request: RequestId(1), tokens: 4 }];
+/// assert_eq!(ScheduledBatch { think, ..ScheduledBatch::default() }.tokens(), 4);
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ScheduledBatch {
+    /// Requests that answer: somebody watches.
+    pub output: Vec<Grant>,
+    /// Requests that think or are in prefill: throughput work.
+    pub think: Vec<Grant>,
+    /// What the step was limited to, at most the caller's own budget.
+    pub token_budget: u32,
+}
+
+impl ScheduledBatch {
+    /// Tokens in the step.
+    #[must_use]
+    pub fn tokens(&self) -> u32 {
+        self.output.iter().chain(&self.think).map(|grant| grant.tokens).sum()
+    }
+}
+
+/// Requests in each state.
+///
+/// ```
+/// use meridian_core::{Markers, MeridianScheduler, NewRequest, QueueStats, RequestId, SchedulerConfig};
+///
+/// let scheduler = MeridianScheduler::new(&SchedulerConfig::default(), Markers::default());
+/// scheduler.submit(RequestId(1), &NewRequest::default())?;
+/// assert_eq!(scheduler.queues(), QueueStats { waiting: 1, ..QueueStats::default() });
+/// # Ok::<(), meridian_core::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueStats {
+    /// Running and answering.
+    pub output: usize,
+    /// Running and thinking.
+    pub think: usize,
+    /// Running and in prefill.
+    pub prefill: usize,
+    /// Waiting, preempted ones included.
+    pub waiting: usize,
+}
