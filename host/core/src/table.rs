@@ -434,7 +434,7 @@ impl RequestTable {
             id,
             state: State::Waiting,
             prefilled: false,
-            routed: Routed::new(&self.markers, &routed, self.clock_whole_ms),
+            routed: Routed::new(&self.markers, &routed, self.clock_whole_ms.max(request.arrival_ms as u64)),
             arrival_ms: request.arrival_ms,
             deadline_ms: request.deadline_ms,
             last_progress_ms: request.arrival_ms,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import random
 import threading
@@ -67,8 +68,8 @@ def test_looking_for_requests_that_vllm_has_dropped_takes_nobody_away(
             prompt_tail=[1],
             prompt_tokens=1,
             max_tokens=1,
-            arrival_ms=0.0,
-            deadline_ms=1e9,
+            arrival_ms=time.monotonic() * 1e3,
+            deadline_ms=math.inf,
             priority=0,
             tenant="",
         )
