@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (mut queues, mut number) = (Queues::default(), 0);
     for chat in 0..8 {
         let request = NewRequest { prompt: &[WORD, THINK], max_tokens: 30, ..NewRequest::default() };
-        queues.waiting.push_back(engine.drive().arrived(&format!("chat-{chat}"), &request)?);
+        queues.waiting.push_back(engine.drive().arrived(&format!("chat-{chat}"), &request, None)?.row);
     }
     while !queues.is_empty() {
         if number == 40 {

@@ -4,14 +4,23 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use meridian_core::{EngineFacts, Markers, MeridianConfig, NewRequest, RowId};
-use meridian_engine::{Driver, EngineError, Settings};
+use meridian_engine::{Arrived, Driver, EngineError, ForSampler, Settings};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
 
 use crate::handles::{Handles, reorder, saturated, to_u32};
 use crate::policies::Policies;
+use crate::thinking::ClientRow;
 use crate::{ConfigError, config_error, log, policy_error};
+
+/// Whether a request was taken in, or what its sampler is to know.
+#[derive(IntoPyObject)]
+enum Added {
+    #[pyo3(transparent)]
+    Plain(bool),
+    Followed(u64, u32, bool),
+}
 
 /// The mirror, the slots and the step-time model of one engine.
 ///
@@ -81,8 +90,10 @@ impl Engine {
 
     /// A request arrived. `prompt_tail` is the end of the templated prompt. False when its id is already known. Any
     /// integers will do for `prompt_tokens`, `max_tokens` and `priority`: they are cut to 32 bits.
-    /// With `whole_prompt` the engine may not split its prompt.
-    #[pyo3(signature = (handle, request_id, *, prompt_tail, prompt_tokens, max_tokens, arrival_ms, deadline_ms, priority, tenant, whole_prompt = false))]
+    /// With `whole_prompt` the engine may not split its prompt. With `client`, what its client asked for, its thinking is
+    /// followed: then its sampler is to know what is returned, its number, its limit of think tokens, and whether its entropies
+    /// are wanted. `interrupts` end its thinking as well.
+    #[pyo3(signature = (handle, request_id, *, prompt_tail, prompt_tokens, max_tokens, arrival_ms, deadline_ms, priority, tenant, whole_prompt = false, client = None, interrupts = vec![]))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python method")]
     fn add(
         &self,
@@ -96,7 +107,9 @@ impl Engine {
         #[pyo3(from_py_with = saturated)] priority: i64,
         tenant: &str,
         whole_prompt: bool,
-    ) -> PyResult<bool> {
+        client: Option<ClientRow>,
+        interrupts: Vec<Vec<u32>>,
+    ) -> PyResult<Added> {
         let request = NewRequest {
             prompt: &prompt_tail,
             prompt_tokens: to_u32(prompt_tokens),
@@ -109,9 +122,14 @@ impl Engine {
             tenant,
             whole_prompt,
         };
-        let Ok(row) = self.engine.drive().arrived(&request_id.to_cow()?, &request) else { return Ok(false) };
+        let client = client.map(|client| client.with_interrupts(interrupts));
+        let arrived = self.engine.drive().arrived(&request_id.to_cow()?, &request, client);
+        let Ok(Arrived { row, sampler }) = arrived else { return Ok(Added::Plain(false)) };
         self.handles().insert(row, handle, request_id.clone().unbind());
-        Ok(true)
+        Ok(sampler.map_or(Added::Plain(true), |sampler| {
+            let ForSampler { key, max_think_tokens, is_measured } = sampler;
+            Added::Followed(key, max_think_tokens, is_measured)
+        }))
     }
 
     /// The request is over; `reason` is the engine's word for why.
@@ -142,6 +160,7 @@ impl Engine {
         let handles = &mut *self.handles();
         if !handles.find(running, waiting) {
             // A request that was never added: the engine's own order is right for a step like that.
+            self.engine.drive().rekey_pools(now_ms);
             return Ok((token_budget, None, false, false));
         }
         let facts = EngineFacts {

@@ -40,7 +40,7 @@ pub(crate) struct Thinking {
 
 /// The attributes of a `meridian.vllm.xargs.RequestBudget`.
 #[derive(FromPyObject)]
-struct ClientRow {
+pub(crate) struct ClientRow {
     off: bool,
     max_think_tokens: Option<u32>,
     min_think_tokens: Option<u32>,
@@ -53,19 +53,10 @@ struct ClientRow {
     rpdi_threshold: Option<f64>,
 }
 
-#[pymethods]
-impl Thinking {
-    /// A request that `Engine.add` has taken in. Returns what its sampler is to know: its number, its limit of think tokens,
-    /// and whether its entropies are wanted. None when it is not known.
-    fn enroll(
-        &self,
-        request_id: &str,
-        prompt_tail: Vec<u32>,
-        max_tokens: u32,
-        client: ClientRow,
-        interrupts: Vec<Vec<u32>>,
-    ) -> Option<(u64, u32, bool)> {
-        let ClientRow {
+impl ClientRow {
+    /// With the client's own interrupts, in tokens.
+    pub(crate) fn with_interrupts(self, interrupts: Vec<Vec<u32>>) -> ClientBudget {
+        let Self {
             off,
             max_think_tokens,
             min_think_tokens,
@@ -76,8 +67,8 @@ impl Thinking {
             min_probes,
             rpdi_window,
             rpdi_threshold,
-        } = client;
-        let client = ClientBudget {
+        } = self;
+        ClientBudget {
             is_off: off,
             max_think_tokens,
             min_think_tokens,
@@ -89,11 +80,12 @@ impl Thinking {
             rpdi_window,
             rpdi_threshold,
             interrupts: interrupts.into_iter().filter_map(Pattern::new).collect(),
-        };
-        let (key, enrolled) = self.engine.drive().enroll(request_id, &prompt_tail, max_tokens, client)?;
-        Some((key, enrolled.max_think_tokens, enrolled.is_measured))
+        }
     }
+}
 
+#[pymethods]
+impl Thinking {
     /// What a sampler has measured: a datagram, from anybody.
     fn received(&self, datagram: &[u8]) {
         self.of(|budgets| budgets.received(datagram));

@@ -3,8 +3,8 @@
 //! victim, what is told to the mirror.
 
 use meridian_core::{
-    Column, Dispatch, EngineFacts, KvGrowth, Markers, MeridianScheduler, NewRequest, PhaseEvent, Queues, RequestId,
-    RowId,
+    Dispatch, EngineFacts, KvGrowth, Markers, MeridianScheduler, NewRequest, PhaseEvent, Queues, RequestId, RowId,
+    WAITING_WINDOW,
 };
 use meridian_runtime::{Contender, DispatchSlot, SlotStats, Source};
 
@@ -18,12 +18,6 @@ use super::timeline::Sample;
 use super::{EngineConfig, Policies, StepWork};
 use crate::results::Event;
 use crate::trace::TraceRequest;
-
-/// Waiting requests that a policy sees in a step, as in python/meridian/vllm/scheduler.py.
-const WAITING_WINDOW: usize = 4096;
-
-/// What is measured of thinking.
-const SIGNALS: [Column; 3] = [Column::Eat, Column::EatVariance, Column::Rpdi];
 
 /// A step that carries nothing, milliseconds at least: the engine's own loop.
 const EMPTY_STEP_MS: f64 = 1.0;
@@ -218,11 +212,8 @@ impl Engine {
         let Queues { running, waiting, .. } = &mut self.queues;
         let window = if seats > 0 { waiting.len().min(WAITING_WINDOW) } else { 0 };
         let waiting = &waiting.make_contiguous()[..window];
-        if let Some(early_exit) = &self.early_exit
-            && self.scheduler.decider().shows(&SIGNALS)
-        {
-            let rows = running.iter().chain(waiting).copied();
-            self.scheduler.mirror().table.measured(rows, |request| early_exit.signals(request.0));
+        if let Some(early_exit) = &self.early_exit {
+            self.scheduler.refresh_signals(running, waiting, |request| early_exit.signals(request.0));
         }
         let plan = self.scheduler.plan(&facts, running, waiting);
         self.queues.arrange(plan);
@@ -247,8 +238,8 @@ impl Engine {
     }
 
     /// Another policy takes over.
-    pub(super) fn swap(&mut self, candidate: Contender<Dispatch>) {
-        self.scheduler.decider().control().swap(candidate);
+    pub(super) fn swap(&mut self, contender: Contender<Dispatch>) {
+        self.scheduler.decider().control().swap(contender);
         self.in_quarantine = None;
     }
 

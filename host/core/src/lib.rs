@@ -2,10 +2,12 @@
 //! reads what others name.
 //!
 //! - [`PhaseRouter`] tells, token by token, which requests think and which answer; any number of threads feed it.
-//! - [`MeridianScheduler`] is a whole step scheduler: it keeps the requests, asks a policy, and hands back two queues.
-//! - Its parts, for an engine that has its own queues (vLLM): an [`EngineMirror`] of the requests, [`columns::fill`],
-//!   a [`Policy`] that answers with keys, and a [`Planner`] that turns the answer into a [`Plan`] which cannot
-//!   lose or invent a request, exceed the engine's token budget, or put a request off for longer than `max_defer_ms`.
+//! - [`MeridianScheduler`] plans steps: over the queues of an engine such as vLLM ([`MeridianScheduler::for_engine`]), or over two
+//!   queues of its own.
+//! - Its parts: an [`EngineMirror`] of the requests, [`columns::fill`], a [`Policy`] that answers with keys, and a [`Planner`] that
+//!   turns the answer into a [`Plan`] which cannot lose or invent a request, exceed the engine's token budget, or put a request off
+//!   for longer than `max_defer_ms`.
+//! - [`Queues`] carry a plan out as vLLM does.
 //!
 //! ```
 //! use meridian_core::{Markers, MeridianScheduler, NewRequest, PhaseEvent, RequestId, SchedulerConfig, StepLimits};
@@ -80,8 +82,8 @@ pub use rank::Ranker;
 pub use reference::{EngineStep, Queues};
 pub use router::{PhaseRouter, Progress, RoutedRequest};
 pub use scheduler::{
-    Decider, FillColumns, Grant, MeridianScheduler, PolicyDecider, QueueStats, ScheduledBatch, Source, StepLimits,
-    WAITING_WINDOW,
+    Decider, EngineDecider, FillColumns, Grant, MeridianScheduler, PolicyDecider, QueueStats, ScheduledBatch, Source,
+    StepLimits, WAITING_WINDOW,
 };
 pub use step_time::{StepTime, StepTimeModel};
 pub use table::{NewRequest, RequestState, RequestTable, RowId, Signals};

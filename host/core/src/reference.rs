@@ -110,6 +110,7 @@ impl Queues {
 
     /// The first half of it: the orders of the plan, and its caps for the step that [`Queues::serve`] goes through next.
     pub fn arrange(&mut self, plan: &Plan) {
+        self.lift_caps();
         reorder(&mut self.running, &plan.running_order, &mut self.reordered);
         let window = plan.waiting_order.len();
         if window > 0 {
@@ -128,10 +129,14 @@ impl Queues {
     pub fn serve(&mut self, token_budget: u32, max_running: usize, step: &mut impl EngineStep) -> u32 {
         let (left, preempted) = self.serve_running(token_budget, step);
         let left = if preempted { left } else { self.admit(left, max_running, step) };
+        self.lift_caps();
+        token_budget - left
+    }
+
+    fn lift_caps(&mut self) {
         for row in self.capped.drain(..) {
             self.caps[row.index()] = u32::MAX;
         }
-        token_budget - left
     }
 
     /// What is left of the budget, and whether a request was preempted.
@@ -174,7 +179,8 @@ impl Queues {
         while left > 0 && self.running.len() < max_running {
             let Some(row) = self.waiting.front().copied() else { break };
             let most = self.cap(row).min(left);
-            let Some(tokens) = (if most == 0 { None } else { step.admit(row, most, &self.running) }) else { break };
+            let admitted = if most == 0 { None } else { step.admit(row, most, &self.running) };
+            let Some(tokens) = admitted.map(|tokens| tokens.min(most)).filter(|tokens| *tokens > 0) else { break };
             self.waiting.pop_front();
             self.running.push(row);
             step.give(row, tokens);

@@ -487,27 +487,21 @@ impl RequestTable {
         true
     }
 
-    /// Forget the requests that the engine has no more, though it never said that they ended: nothing was heard of them for
-    /// longer than `age`, and `is_there` does not know them. Returns how many; `gone` is given each before it is forgotten.
-    pub fn reap(
-        &mut self,
-        age: Duration,
-        is_there: impl Fn(RowId, &RequestState) -> bool,
-        mut gone: impl FnMut(RowId, &RequestState),
-    ) -> usize {
+    /// Requests that `is_there` does not know and of which nothing was heard for longer than `age`. Those that it knows have been
+    /// heard of now.
+    pub fn stale(&mut self, age: Duration, is_there: impl Fn(RowId) -> bool) -> Vec<RowId> {
         let now_ms = self.clock_whole_ms;
         let mut stale = Vec::new();
         for (index, Row { generation, state }) in (0..).zip(&mut self.rows) {
             let Some(state) = state else { continue };
             let row_id = RowId { index, generation: *generation };
-            if is_there(row_id, state) {
+            if is_there(row_id) {
                 state.routed.keep_alive(now_ms);
             } else if state.routed.is_stale(now_ms, age) {
-                gone(row_id, state);
                 stale.push(row_id);
             }
         }
-        stale.iter().filter(|row| self.remove(**row)).count()
+        stale
     }
 
     /// The request was given `tokens` in the step that began at `now_ms`, after the tokens whose KV it had.

@@ -4,16 +4,17 @@ use std::time::Duration;
 
 use meridian_core::config::STOCK;
 use meridian_core::{
-    Column, EngineFacts, Error, MeridianConfig, MeridianScheduler, NewRequest, PhaseEvent, Plan, RequestId,
-    RequestState, RowId, ThinkPhase,
+    EngineFacts, Error, MeridianConfig, MeridianScheduler, NewRequest, PhaseEvent, Plan, RequestId, RequestState,
+    RowId, ThinkPhase,
 };
 use meridian_runtime::control::ProcessStatus;
+use meridian_runtime::thinking::ClientBudget;
 use meridian_runtime::traces::{FinishedRequest, Traces};
 use meridian_runtime::{BudgetSlot, DispatchSlot, EvictionSlot};
 
 use crate::Settings;
 use crate::kv::Kv;
-use crate::thinking::Thinking;
+use crate::thinking::{ForSampler, Thinking};
 
 /// An engine as the thread that schedules sees it: what it tells of its requests, and the plan of each step.
 ///
@@ -44,8 +45,15 @@ pub struct Driver {
     reaped_ms: Option<f64>,
 }
 
-/// What a policy, a shadow or a recording may see of what was measured of thinking.
-const SIGNALS: [Column; 3] = [Column::Eat, Column::EatVariance, Column::Rpdi];
+/// A request that was taken in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrived {
+    /// Its row.
+    pub row: RowId,
+    /// What its sampler has to know; `None` where its thinking is not followed.
+    pub sampler: Option<ForSampler>,
+}
+
 /// A request that the engine does not have, and of which nothing was heard for so long, is forgotten.
 const STALE: Duration = Duration::from_secs(60);
 
@@ -84,17 +92,24 @@ impl Driver {
         }
     }
 
-    /// A request arrived. The times of `request` are on the clock of [`EngineFacts::now_ms`].
+    /// A request arrived. The times of `request` are on the clock of [`EngineFacts::now_ms`]. With `client`, what its client asked
+    /// for, its thinking is followed where [`Driver::follow_thinking`] has begun to.
     ///
     /// # Errors
     /// [`Error::DuplicateRequest`] when the id is live, [`Error::NotATime`].
-    pub fn arrived(&mut self, id: &str, request: &NewRequest<'_>) -> Result<RowId, Error> {
+    pub fn arrived(
+        &mut self,
+        id: &str,
+        request: &NewRequest<'_>,
+        client: Option<ClientBudget>,
+    ) -> Result<Arrived, Error> {
         if let Some(row) = self.find(id)
             && let Some(request) = self.request(row)
         {
             return Err(Error::DuplicateRequest { id: request.id() });
         }
-        let max_think_tokens = request.max_think_tokens.min(self.config.scheduler.max_think_tokens);
+        let asked = client.as_ref().and_then(|client| client.max_think_tokens).unwrap_or(u32::MAX);
+        let max_think_tokens = request.max_think_tokens.min(self.config.scheduler.max_think_tokens).min(asked);
         let request = &NewRequest { max_think_tokens, ..*request };
         let table = &mut self.scheduler.mirror().table;
         let row = table.insert(RequestId(self.next_id), request)?;
@@ -103,7 +118,8 @@ impl Driver {
         }
         self.next_id += 1;
         self.by_id.insert(id.into(), row);
-        Ok(row)
+        let sampler = client.and_then(|client| self.enroll(row, id, request, client));
+        Ok(Arrived { row, sampler })
     }
 
     /// The row of a live request.
@@ -123,11 +139,8 @@ impl Driver {
     pub fn plan(&mut self, facts: &EngineFacts, running: &[RowId], waiting: &[RowId]) -> &Plan {
         self.waiting = facts.waiting;
         self.rekey_pools(facts.now_ms);
-        if let Some(thinking) = &self.thinking
-            && self.scheduler.decider().shows(&SIGNALS)
-        {
-            let rows = running.iter().chain(waiting).copied();
-            self.scheduler.mirror().table.measured(rows, |request| thinking.signals(request.0));
+        if let Some(thinking) = &self.thinking {
+            self.scheduler.refresh_signals(running, waiting, |request| thinking.signals(request.0));
         }
         self.scheduler.plan(facts, running, waiting)
     }
@@ -181,25 +194,19 @@ impl Driver {
         }
     }
 
-    /// Now and then, the engine lists the requests that it has: one that it has lost without a word is forgotten after a
-    /// minute, and its rows are returned. Less often than that nothing happens.
+    /// End the requests that the engine has lost without a word: those that `has` does not know, and of which nothing was heard
+    /// for a minute. Returns the rows that they had. A call within a minute of the one before does nothing.
     pub fn reap(&mut self, now_ms: f64, has: impl Fn(&str) -> bool) -> Vec<RowId> {
-        let is_time = self.reaped_ms.is_none_or(|then_ms| now_ms - then_ms > STALE.as_secs_f64() * 1e3);
-        if !is_time {
+        let now_ms = self.scheduler.mirror().hold_time(now_ms);
+        if self.reaped_ms.is_some_and(|then_ms| now_ms - then_ms <= STALE.as_secs_f64() * 1e3) {
             return Vec::new();
         }
         self.reaped_ms = Some(now_ms);
         let there: HashSet<RowId> = self.by_id.iter().filter(|(id, _)| has(id)).map(|(_, row)| *row).collect();
-        let table = &mut self.scheduler.mirror().table;
-        let mut gone = Vec::new();
-        table.reap(STALE, |row, _| there.contains(&row), |row, request| gone.push((row, request.id())));
-        for (row, number) in &gone {
-            self.by_id.retain(|_, known| known != row);
-            if let Some(thinking) = &mut self.thinking {
-                thinking.remove(number.0);
-            }
-        }
-        gone.into_iter().map(|(row, _)| row).collect()
+        let stale = self.scheduler.mirror().table.stale(STALE, |row| there.contains(&row));
+        let lost: Vec<Box<str>> =
+            self.by_id.iter().filter(|(_, row)| stale.contains(row)).map(|(id, _)| id.clone()).collect();
+        lost.iter().filter_map(|id| self.finished(id, "lost")).collect()
     }
 
     /// The request lost its KV blocks and waits again; `blocks` is how many that only it attended. True when it answers and
@@ -319,7 +326,6 @@ mod tests {
         Batch, Budget, Column, Decision, Description, EntropySignal, Eviction, Fault, Markers, Policy, native,
     };
     use meridian_runtime::PolicySlot;
-    use meridian_runtime::thinking::ClientBudget;
 
     use super::*;
     use crate::ThinkTokens;
@@ -368,9 +374,8 @@ mod tests {
             .follow_thinking(ThinkTokens { forced: vec![8], ..ThinkTokens::default() }, true)
             .expect("8 ends thinking");
         let request = NewRequest { prompt: &[1, 7], max_tokens: 1000, ..NewRequest::default() };
-        let row = driver.arrived("a", &request).expect("a free id");
-        let (key, _) =
-            driver.enroll("a", request.prompt, request.max_tokens, ClientBudget::default()).expect("it lives");
+        let arrived = driver.arrived("a", &request, Some(ClientBudget::default())).expect("a free id");
+        let (row, key) = (arrived.row, arrived.sampler.expect("its thinking is followed").key);
         let facts = EngineFacts { token_budget: 64, free_seats: 1, decode_tokens: 1, ..EngineFacts::default() };
         let is_unmeasured = |seen: &Mutex<Vec<f32>>| seen.lock().expect("no panic").iter().all(|value| value.is_nan());
 

@@ -70,7 +70,8 @@ impl Driver {
         self.kv.pools[pool.0].blocks.rekey(&mut self.eviction, now_ms)
     }
 
-    pub(crate) fn rekey_pools(&mut self, now_ms: f64) {
+    /// The same for the engine's own pools, where a step is not planned.
+    pub fn rekey_pools(&mut self, now_ms: f64) {
         for Kept { blocks, .. } in self.kv.pools.iter_mut().filter(|pool| !pool.is_store) {
             blocks.rekey(&mut self.eviction, now_ms);
         }

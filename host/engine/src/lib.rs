@@ -12,7 +12,7 @@
 //!
 //! // The thread that schedules drives it, step by step.
 //! let mut driver = engine.drive();
-//! let row = driver.arrived("chat-1", &NewRequest { prompt: &[1, 2, 7], ..NewRequest::default() })?;
+//! let row = driver.arrived("chat-1", &NewRequest { prompt: &[1, 2, 7], ..NewRequest::default() }, None)?.row;
 //! let facts = EngineFacts { token_budget: 2048, free_seats: 8, decode_tokens: 1, ..EngineFacts::default() };
 //! assert_eq!(driver.plan(&facts, &[], &[row]).token_budget, 2048);
 //! driver.admitted(row, 0);
@@ -39,10 +39,10 @@ mod services;
 mod slots;
 mod thinking;
 
-pub use driver::Driver;
+pub use driver::{Arrived, Driver};
 pub use engine::{Engine, Settings};
 pub use error::EngineError;
 pub use kv::Pool;
 pub use loader::{Components, Origin, PolicyError, Terms};
 pub use slots::strike_limits;
-pub use thinking::ThinkTokens;
+pub use thinking::{ForSampler, ThinkTokens};

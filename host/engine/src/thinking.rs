@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use meridian_core::budget::{EndRules, Load, ThinkThresholds};
-use meridian_core::{Error, Pattern, Signals};
+use meridian_core::{Error, NewRequest, Pattern, RowId, Signals};
 use meridian_runtime::thinking::{BudgetStatus, ClientBudget, Enrolled, ThinkBudgets, ThinkSettings, Thinker};
 
 use crate::Driver;
@@ -35,6 +35,17 @@ impl Thinking {
     pub(crate) fn remove(&mut self, number: u64) {
         self.budgets.remove(self.key(number));
     }
+}
+
+/// What the process that samples has to know of a request from its first token on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ForSampler {
+    /// The number of the request in reports and orders.
+    pub key: u64,
+    /// Think tokens at most, as long as no order says otherwise.
+    pub max_think_tokens: u32,
+    /// The entropy of its tokens is wanted.
+    pub is_measured: bool,
 }
 
 /// What recognising the ends of lines and of thinking takes, in tokens of the model.
@@ -78,24 +89,23 @@ impl Driver {
         Ok(())
     }
 
-    /// Follow the thinking of a request that has [`Driver::arrived`]. Returns its number and what its sampler is to know;
-    /// `None` where nothing is followed, or the request is not live.
-    pub fn enroll(
+    /// Follow the thinking of a request that arrives; `None` where nothing is followed.
+    pub(crate) fn enroll(
         &mut self,
+        row: RowId,
         id: &str,
-        prompt_tail: &[u32],
-        max_tokens: u32,
+        request: &NewRequest<'_>,
         client: ClientBudget,
-    ) -> Option<(u64, Enrolled)> {
-        let row = self.find(id)?;
-        let request = self.scheduler.mirror().table.get(row)?;
-        let (number, prompt_tokens) = (request.id().0, request.prompt_tokens());
-        let (priority, tenant, deadline_ms) = request.client_facts();
+    ) -> Option<ForSampler> {
+        let state = self.scheduler.mirror().table.get(row)?;
+        let (number, prompt_tokens) = (state.id().0, state.prompt_tokens());
+        let (priority, tenant, deadline_ms) = state.client_facts();
         let thinking = self.thinking.as_mut()?;
         let key = thinking.key(number);
-        let thinker =
-            Thinker { id, prompt: prompt_tail, prompt_tokens, max_tokens, priority, tenant, deadline_ms, client };
-        Some((key, thinking.budgets.add(key, &thinker)))
+        let NewRequest { prompt, max_tokens, .. } = *request;
+        let thinker = Thinker { id, prompt, prompt_tokens, max_tokens, priority, tenant, deadline_ms, client };
+        let Enrolled { max_think_tokens, is_measured } = thinking.budgets.add(key, &thinker);
+        Some(ForSampler { key, max_think_tokens, is_measured })
     }
 
     /// Ask the budget slot about what is new; returns what is to be told to the samplers before the next step.

@@ -41,11 +41,11 @@ fn a_row_is_its_requests_alone() {
     let engine = started(MeridianConfig::default()).unwrap();
     let mut driver = engine.drive();
     let request = NewRequest { prompt: &[1, 7], ..NewRequest::default() };
-    let first = driver.arrived("a", &request).unwrap();
-    assert!(matches!(driver.arrived("a", &request), Err(Error::DuplicateRequest { .. })));
+    let first = driver.arrived("a", &request, None).unwrap().row;
+    assert!(matches!(driver.arrived("a", &request, None), Err(Error::DuplicateRequest { .. })));
     assert_eq!(driver.finished("a", "stop"), Some(first));
     assert_eq!(driver.finished("a", "stop"), None);
-    let second = driver.arrived("a", &request).unwrap();
+    let second = driver.arrived("a", &request, None).unwrap().row;
     assert_ne!(first, second);
     assert!(driver.request(first).is_none() && driver.request(second).is_some());
     driver.generated(&[(first, 8)]);
@@ -56,7 +56,7 @@ fn a_row_is_its_requests_alone() {
 fn tokens_move_a_request_through_its_phases() {
     let engine = started(MeridianConfig::default()).unwrap();
     let mut driver = engine.drive();
-    let row = driver.arrived("a", &NewRequest { prompt: &[1, 7], ..NewRequest::default() }).unwrap();
+    let row = driver.arrived("a", &NewRequest { prompt: &[1, 7], ..NewRequest::default() }, None).unwrap().row;
     let phase = |driver: &mut meridian_engine::Driver| driver.request(row).unwrap().phase();
     assert_eq!(phase(&mut driver), ThinkPhase::Prefill);
     driver.plan(&FACTS, &[], &[row]);
@@ -86,8 +86,9 @@ fn an_engine_is_stock_while_fcfs_decides_and_nothing_else_was_asked_for() {
 #[test]
 fn a_swap_loses_no_request_and_none_comes_after_the_end() {
     let engine = started(MeridianConfig::default()).unwrap();
-    let rows: Vec<_> =
-        (0..8).map(|number| engine.drive().arrived(&number.to_string(), &NewRequest::default()).unwrap()).collect();
+    let rows: Vec<_> = (0..8)
+        .map(|number| engine.drive().arrived(&number.to_string(), &NewRequest::default(), None).unwrap().row)
+        .collect();
     engine.swap(SlotName::Dispatch, &FCFS, Mode::Active).unwrap();
     assert!(rows.iter().all(|row| engine.drive().request(*row).is_some()));
     assert_eq!(engine.control().status().requests.iter().sum::<u64>(), 8);
@@ -101,7 +102,7 @@ fn a_swap_loses_no_request_and_none_comes_after_the_end() {
 fn a_request_that_the_engine_lost_without_a_word_is_forgotten() {
     let engine = started(MeridianConfig::default()).unwrap();
     let mut driver = engine.drive();
-    let [kept, lost] = ["kept", "lost"].map(|id| driver.arrived(id, &NewRequest::default()).unwrap());
+    let [kept, lost] = ["kept", "lost"].map(|id| driver.arrived(id, &NewRequest::default(), None).unwrap().row);
     let has = |id: &str| id == "kept";
     assert!(driver.reap(0.0, has).is_empty(), "it was heard of just now");
     let after = |now_ms| EngineFacts { now_ms, ..FACTS };
@@ -112,7 +113,7 @@ fn a_request_that_the_engine_lost_without_a_word_is_forgotten() {
     assert_eq!((driver.find("kept"), driver.find("lost")), (Some(kept), None));
     assert!(driver.request(lost).is_none());
     // Its id is free again, and who is there stays however long it waits.
-    driver.arrived("lost", &NewRequest { arrival_ms: 70_000.0, ..NewRequest::default() }).unwrap();
+    driver.arrived("lost", &NewRequest { arrival_ms: 70_000.0, ..NewRequest::default() }, None).unwrap();
     driver.plan(&after(7_000_000.0), &[], &[kept]);
     assert!(driver.reap(7_000_000.0, |_| true).is_empty());
 }

@@ -239,7 +239,7 @@ pub struct ProcessStatus {
     pub uptime_s: f64,
     /// Live requests in prefill, think and output.
     pub requests: [u64; 3],
-    /// How often thinking began, ended, and reached the limit of its request, since the start.
+    /// How often thinking began, ended, and reached the limit known at arrival, since the start.
     #[serde(default)]
     pub phase_events: [u64; 3],
     /// Requests that wait for admission.

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 Row = Mapping[str, Any]
 Summary = Mapping[str, Any]
 
@@ -72,6 +70,9 @@ class Counters(Protocol):
 
 def percentile(values: Iterable[float], q: float) -> float | None:
     """The ``q``-th percentile (0-100), linear between the two nearest values; None of nothing."""
+    # With the extra `bench`; what this module describes can be printed without.
+    import numpy as np
+
     known = np.fromiter(values, dtype=np.float64)
     return float(np.percentile(known, q)) if known.size else None
 

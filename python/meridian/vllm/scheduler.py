@@ -424,8 +424,8 @@ class _Meridian(SchedulerInterface):
             self._meridian_ended = None
         engine = self._meridian
         if engine is not None:
+            now_ms = time.monotonic() * 1e3
             try:
-                now_ms = time.monotonic() * 1e3
                 think = self._meridian_think
                 if think is not None:
                     think.receive()
@@ -433,14 +433,12 @@ class _Meridian(SchedulerInterface):
                 for client in outputs.values():
                     if client.outputs:
                         engine.generated(cast("list[object]", client.outputs), now_ms)
-                self._meridian_steps_seen += 1
-                if self._meridian_steps_seen % REAP_STEPS == 0:
-                    engine.reap(now_ms, cast("dict[str, object]", self._scheduler().requests))
                 self._pass_on_log()
                 self._log_faults(engine)
             except DEFECTS:
                 self._give_up("following generated tokens")
             self._remove(ended)
+            self._reap(now_ms)
             self._drop_pointless_probes()
         return outputs
 
@@ -450,9 +448,7 @@ class _Meridian(SchedulerInterface):
         # A streaming session's further input arrives under an id that is known; the first object stays the request.
         if engine is not None and self._scheduler().requests.get(request.request_id) is request:
             try:
-                _add(engine, request, self._keeps_whole(request))
-                if self._meridian_think is not None:
-                    self._meridian_think.add(request)
+                _add(engine, request, self._keeps_whole(request), self._meridian_think)
             except DEFECTS:
                 self._give_up("taking in a request")
 
@@ -509,6 +505,16 @@ class _Meridian(SchedulerInterface):
                     engine.remove(request.request_id, "" if reason is None else str(reason))
             except DEFECTS:
                 self._give_up("following remove")
+
+    def _reap(self, now_ms: float) -> None:
+        """Now and then, forget requests that vLLM has dropped without a word."""
+        self._meridian_steps_seen += 1
+        engine = self._meridian
+        if engine is not None and self._meridian_steps_seen % REAP_STEPS == 0:
+            try:
+                engine.reap(now_ms, cast("dict[str, object]", self._scheduler().requests))
+            except DEFECTS:
+                self._give_up("looking for requests that were dropped")
 
     def meridian_stats(self) -> dict[str, Any]:
         """`meridian.Stats` of this engine, and `own_ns`: nanoseconds of each of the latest steps that Meridian added to
@@ -601,11 +607,13 @@ def _put_first(queue: RequestQueue, order: list[Request]) -> None:
     waiting.extendleft(reversed(order))
 
 
-def _add(engine: _native.Engine, request: Request, whole_prompt: bool) -> None:
+def _add(engine: _native.Engine, request: Request, whole_prompt: bool, think: ThinkHook | None = None) -> None:
+    """Tell the engine of a request; with `think` its thinking is followed."""
     arrival_ms = (time.monotonic() - max(time.time() - request.arrival_time, 0.0)) * 1e3
     tenant, deadline_ms = _client_facts(request)
     tail: Iterable[int] = request.prompt_token_ids[-PROMPT_TAIL:] if request.prompt_token_ids else ()
-    engine.add(
+    asked = None if think is None else think.asked(request)
+    added = engine.add(
         request,
         request.request_id,
         prompt_tail=list(tail),
@@ -616,7 +624,11 @@ def _add(engine: _native.Engine, request: Request, whole_prompt: bool) -> None:
         priority=request.priority,
         tenant=tenant,
         whole_prompt=whole_prompt,
+        client=None if asked is None else asked.client,
+        interrupts=[] if asked is None else asked.interrupts,
     )
+    if think is not None and asked is not None and not isinstance(added, bool):
+        think.follow(request, asked, *added)
 
 
 def _can_take_tokens(request: Request) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,7 +18,7 @@ from vllm import SamplingParams
 from vllm.v1.request import Request, RequestStatus
 
 from meridian import _native
-from meridian.vllm.budget import PROMPT_TAIL, interrupts_of
+from meridian.vllm.budget import interrupts_of
 from meridian.vllm.channel import ToSamplers
 from meridian.vllm.markers import around_end
 from meridian.vllm.xargs import ROW, RequestBudget, read_budget
@@ -49,6 +48,16 @@ class _Running:
     probe: Request
     # Of the request that it is about.
     key: int
+
+
+@dataclass
+class Asked:
+    """What a client asked for in `vllm_xargs`."""
+
+    extra: dict[str, Any]
+    client: RequestBudget
+    # Token sequences that end its thinking.
+    interrupts: list[list[int]]
 
 
 class ThinkHook:
@@ -103,11 +112,11 @@ class ThinkHook:
         self._samplers.configure(None)
         self._samplers.close()
 
-    def add(self, request: Request) -> None:
-        """A request that the engine has taken in: its sampler is told its number and its limit with its parameters."""
+    def asked(self, request: Request) -> Asked | None:
+        """What the client of a request asked for; None for one that samples nothing."""
         params = request.sampling_params
         if params is None:
-            return
+            return None
         extra = {key: value for key, value in (params.extra_args or {}).items() if key != ROW}
         try:
             client = read_budget(extra)
@@ -115,18 +124,15 @@ class ThinkHook:
             # Refused where it was asked; whoever came here another way gets the operator's.
             logger.warning("meridian: request %s: %s: not regarded", request.request_id, why)
             client = RequestBudget()
-        tail: Iterable[int] = request.prompt_token_ids[-PROMPT_TAIL:] if request.prompt_token_ids else ()
         interrupts = interrupts_of(self._tokenizer, client.interrupts) if client.interrupts else []
-        enrolled = self._thinking.enroll(
-            request.request_id, list(tail), min(request.max_tokens, (1 << 32) - 1), client, interrupts
-        )
-        if enrolled is None:
-            return
-        key, limit, measured = enrolled
-        row = {"key": key, "limit": limit, "interrupts": self._interrupts + interrupts, "measured": measured}
+        return Asked(extra, client, interrupts)
+
+    def follow(self, request: Request, asked: Asked, key: int, limit: int, measured: bool) -> None:
+        """Tell the request's sampler its number, its limit and whether to measure, with its parameters."""
+        row = {"key": key, "limit": limit, "interrupts": self._interrupts + asked.interrupts, "measured": measured}
         # The client's own object stays as it is.
-        request.sampling_params = copy.copy(params)
-        request.sampling_params.extra_args = {**extra, ROW: row}
+        request.sampling_params = copy.copy(request.sampling_params)
+        cast("Any", request.sampling_params).extra_args = {**asked.extra, ROW: row}
 
     def receive(self) -> None:
         """Take in what was measured."""

@@ -24,6 +24,7 @@ ENGINE = [
     "phase",
     "plan",
     "preempted",
+    "reap",
     "remove",
     "scheduled",
     "step_facts",
@@ -34,7 +35,7 @@ ENGINE = [
     "reads_victim_blocks",
 ]
 POOL = ["choose", "counts", "leaving", "mark_dead", "matched", "taken", "touched"]
-THINKING = ["decide", "due", "enroll", "probe_dropped", "probe_runs", "probed", "received"]
+THINKING = ["decide", "due", "probe_dropped", "probe_runs", "probed", "received"]
 # The same in Python.
 SCHEDULER = [
     "_apply_caps",
@@ -45,12 +46,14 @@ SCHEDULER = [
     "_offer_probes",
     "_pass_on_log",
     "_plan",
+    "_reap",
 ]
 KV_HOOK = ["_matched", "_put_victim_last", "request_ends", "step_begins", "step_ends", "unshared_blocks"]
 POOL_HOOK = ["_order", "mark_dead", "matched"]
 THINK_HOOK = [
-    "add",
+    "asked",
     "decide",
+    "follow",
     "hide_lookups",
     "offer",
     "prompt_tokens",
@@ -178,6 +181,7 @@ def broken(engine: Engine, native: Any, defect: Defect) -> Iterator[None]:
             for name in names:
                 wrapped = _wrapped(getattr(kind, name), f"{owner}.{name}", defect)
                 patches.enter_context(mock.patch.object(kind, name, wrapped))
+        patches.enter_context(mock.patch.object(scheduler, "REAP_STEPS", 1))
         patches.enter_context(mock.patch.object(parts, "ToSamplers", return_value=Samplers(defect)))
         meridian._meridian_use(Native("Engine", native, defect))
         meridian._meridian_output_preemptions_logged = 0

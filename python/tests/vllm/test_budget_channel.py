@@ -231,9 +231,9 @@ def test_garbage_changes_nothing_where_steps_are_planned(home: Path) -> None:
     )
     thinking = native.follow_thinking([], {10}, {10}, [], True)
     facts = {"prompt_tail": [START], "prompt_tokens": 1, "max_tokens": 90, "arrival_ms": 0.0, "deadline_ms": 1e9}
-    native.add(object(), "r", **facts, priority=0, tenant="")
-    enrolled = thinking.enroll("r", [START], 90, RequestBudget(max_think_tokens=7), [])
-    assert enrolled is not None
+    client = RequestBudget(max_think_tokens=7)
+    enrolled = native.add(object(), "r", **facts, priority=0, tenant="", client=client)
+    assert not isinstance(enrolled, bool)
     key, limit, _ = enrolled
     assert limit == 7
     thinking.decide(0.0, 10, 10)

@@ -75,7 +75,6 @@ def test_looking_for_requests_that_vllm_has_dropped_takes_nobody_away(
         )
         assert engine.generate(requests(24)) == stock_tokens
         assert native.stats()["requests"] == 1, "nothing was heard of it, for less than a minute"
-        native.generated([], time.monotonic() * 1e3 + 3e5)
         native.reap(time.monotonic() * 1e3 + 3e5, engine.scheduler.requests)
         assert native.stats()["requests"] == 0
 

@@ -37,26 +37,59 @@ pub type FillColumns<'a> = &'a dyn Fn(&[Column], &mut Vec<f32>);
 /// use meridian_core::{Decider, Decision, FillColumns, Source, Step};
 ///
 /// /// Leaves every step as it is.
-/// struct Nobody(Decision);
+/// struct AsItIs(Decision);
 ///
-/// impl Decider for Nobody {
+/// impl Decider for AsItIs {
 ///     fn decide(&mut self, _: &Step, _: usize, _: FillColumns<'_>) -> (Source, &Decision) {
 ///         (Source::Default, &self.0)
 ///     }
 /// }
 ///
-/// assert!(Nobody(Decision::default()).decide(&Step::default(), 3, &|_, _| ()).1.keys.is_empty());
+/// assert!(AsItIs(Decision::default()).decide(&Step::default(), 3, &|_, _| ()).1.keys.is_empty());
 /// ```
 pub trait Decider: Send {
     /// Decide one step over so many candidates. `fill` is to be called once for each policy that is asked. The decision is
     /// checked: a policy that fails costs its own answer and no more.
     fn decide(&mut self, step: &Step, candidates: usize, fill: FillColumns<'_>) -> (Source, &Decision);
+}
 
-    /// The plan of its latest decision left nothing to run, and was changed.
-    fn overruled(&mut self) {}
+/// Decides for an engine with queues of its own: the dispatch slot.
+///
+/// ```
+/// use meridian_core::{
+///     Column, Decider, Decision, EngineDecider, FillColumns, Markers, MeridianScheduler, SchedulerConfig, Source, Step,
+/// };
+///
+/// /// Leaves every step as it is.
+/// struct AsItIs(Decision);
+///
+/// impl Decider for AsItIs {
+///     fn decide(&mut self, _: &Step, _: usize, _: FillColumns<'_>) -> (Source, &Decision) {
+///         (Source::Default, &self.0)
+///     }
+/// }
+///
+/// impl EngineDecider for AsItIs {
+///     fn overruled(&mut self) {}
+///     fn kept(&mut self, _: f64) {}
+///     fn shows(&self, _: &[Column]) -> bool {
+///         false
+///     }
+/// }
+///
+/// let decider = AsItIs(Decision::default());
+/// let mut scheduler = MeridianScheduler::for_engine(decider, Markers::default(), &SchedulerConfig::default(), 16);
+/// assert!(scheduler.mirror().table.is_empty());
+/// ```
+pub trait EngineDecider: Decider {
+    /// The plan of the latest decision left nothing to run, and was changed.
+    fn overruled(&mut self);
 
     /// The engine took a step at `now_ms` its own way, which is what this decider's policy would have said.
-    fn kept(&mut self, _now_ms: f64) {}
+    fn kept(&mut self, now_ms: f64);
+
+    /// Whether the next decision shows any of these columns, to a policy or to a recording.
+    fn shows(&self, columns: &[Column]) -> bool;
 }
 
 /// One policy; the native default decides the steps in which that one faults or has no answer.
@@ -92,6 +125,11 @@ impl PolicyDecider {
             faults: 0,
             last_fault: None,
         }
+    }
+
+    /// The columns that the policy reads.
+    pub(super) fn inputs(&self) -> &[Column] {
+        self.policy.policy().inputs()
     }
 
     /// Faults of the policy so far, and the latest.

@@ -10,19 +10,19 @@ use meridian_policy_sdk::{Column, Decision};
 
 use crate::sync::{Mutex, get_mut, lock};
 use crate::{
-    EngineFacts, EngineMirror, Fault, KvGrowth, Markers, Plan, Planner, Policy, RowId, SchedulerConfig, StepTime,
-    columns, native,
+    EngineFacts, EngineMirror, Fault, KvGrowth, Markers, Plan, Planner, Policy, RequestId, RowId, SchedulerConfig,
+    Signals, StepTime, columns, native,
 };
 
-pub use self::decider::{Decider, FillColumns, PolicyDecider, Source};
+pub use self::decider::{Decider, EngineDecider, FillColumns, PolicyDecider, Source};
 use self::queues::Requests;
 pub use self::types::{Grant, QueueStats, ScheduledBatch, StepLimits};
 
 /// Waiting requests that a policy sees in one step; the others keep their place behind them.
 pub const WAITING_WINDOW: usize = 4096;
 
-/// A step scheduler for an engine that leaves its queues to it: requests come in, each step takes a batch out, generated
-/// tokens come back.
+/// Plans the steps of an engine. With [`MeridianScheduler::for_engine`] it plans over the queues of an engine such as vLLM. With
+/// [`MeridianScheduler::new`] the queues are its own: requests come in, each step takes a batch out, generated tokens come back.
 ///
 /// Who goes first, how many tokens the step carries and how many each request takes is a [`Policy`]'s to say, by
 /// default the host's own `output-first`: the output queue first, thinking fills the rest, steps held to the TPOT budget
@@ -35,7 +35,7 @@ pub const WAITING_WINDOW: usize = 4096;
 /// was free) is given some in the next step, as far as that step's budget goes, the longest first. A policy that faults
 /// costs that decision only: the default decides the same step.
 ///
-/// `Send + Sync`. One thread schedules at a time; while a policy decides, no lock is held that
+/// `Send + Sync`, with queues of its own. One thread schedules at a time; while a policy decides, no lock is held that
 /// [`MeridianScheduler::submit`], [`MeridianScheduler::generated`] or [`MeridianScheduler::finish`] would wait for.
 ///
 /// ```
@@ -69,6 +69,7 @@ struct Deciding<D> {
     running: Vec<RowId>,
     waiting: Vec<RowId>,
     candidates: Vec<RowId>,
+    columns: Vec<f32>,
     decision: Decision,
     caps: Vec<u32>,
     given: Vec<(RowId, u32)>,
@@ -96,14 +97,6 @@ impl MeridianScheduler {
 }
 
 impl<D> MeridianScheduler<D> {
-    /// A scheduler for an engine that has queues of its own: it is told of the requests through [`MeridianScheduler::mirror`],
-    /// and says with [`MeridianScheduler::plan`] what a step is to be. `block_tokens` is the size of a KV block.
-    #[must_use]
-    pub fn for_engine(decider: D, markers: Markers, config: &SchedulerConfig, block_tokens: u32) -> Self {
-        let block_tokens = block_tokens.max(1);
-        Self::made(decider, Planner::default().with_block_tokens(block_tokens), markers, config, block_tokens)
-    }
-
     fn made(decider: D, planner: Planner, markers: Markers, config: &SchedulerConfig, block_tokens: u32) -> Self {
         let deciding = Deciding {
             decider,
@@ -113,6 +106,7 @@ impl<D> MeridianScheduler<D> {
             running: Vec::new(),
             waiting: Vec::new(),
             candidates: Vec::new(),
+            columns: Vec::new(),
             decision: Decision::default(),
             caps: Vec::new(),
             given: Vec::new(),
@@ -122,6 +116,23 @@ impl<D> MeridianScheduler<D> {
             deciding: Mutex::new(deciding),
             max_defer_ms: config.max_defer_ms,
         }
+    }
+
+    /// The learned step time; `None` until enough steps were seen.
+    #[must_use]
+    pub fn step_time(&self) -> Option<StepTime> {
+        lock(&self.requests).mirror.step_time()
+    }
+}
+
+/// For an engine that has queues of its own.
+impl<D: EngineDecider> MeridianScheduler<D> {
+    /// A scheduler for an engine that has queues of its own. The engine reports its requests to [`MeridianScheduler::mirror`] and
+    /// carries out what [`MeridianScheduler::plan`] returns. `block_tokens` is the size of a KV block.
+    #[must_use]
+    pub fn for_engine(decider: D, markers: Markers, config: &SchedulerConfig, block_tokens: u32) -> Self {
+        let block_tokens = block_tokens.max(1);
+        Self::made(decider, Planner::default().with_block_tokens(block_tokens), markers, config, block_tokens)
     }
 
     /// What is known of the engine: to feed it, and to read it. Takes no lock.
@@ -139,10 +150,11 @@ impl<D> MeridianScheduler<D> {
         get_mut(&mut self.deciding).last_source
     }
 
-    /// The learned step time; `None` until enough steps were seen.
-    #[must_use]
-    pub fn step_time(&self) -> Option<StepTime> {
-        lock(&self.requests).mirror.step_time()
+    /// Take in what was measured of the candidates' thinking, where anything sees it. `of` tells it of a request.
+    pub fn refresh_signals(&mut self, running: &[RowId], waiting: &[RowId], of: impl Fn(RequestId) -> Option<Signals>) {
+        if self.decider().shows(&[Column::Eat, Column::EatVariance, Column::Rpdi]) {
+            self.mirror().table.measured(running.iter().chain(waiting).copied(), of);
+        }
     }
 
     /// Put priorities before the policy's keys; see [`Planner::put_priority_first`].
@@ -154,9 +166,7 @@ impl<D> MeridianScheduler<D> {
     pub fn keep_answers_ahead(&mut self, growth: KvGrowth) {
         get_mut(&mut self.deciding).planner.keep_answers_ahead(growth);
     }
-}
 
-impl<D: Decider> MeridianScheduler<D> {
     /// Plan one step over the running list and the waiting candidates of an engine, both in its present order. The engine
     /// schedules, and [`MeridianScheduler::scheduled`] follows.
     pub fn plan(&mut self, facts: &EngineFacts, running: &[RowId], waiting: &[RowId]) -> &Plan {
@@ -180,7 +190,7 @@ impl<D: Decider> MeridianScheduler<D> {
         plan
     }
 
-    /// What the latest plan left to run could not run, and the engine lifted the plan's caps to have something to do.
+    /// The requests that the latest plan left could not run, so the engine lifted the plan's caps.
     pub fn overruled(&mut self) {
         let Deciding { decider, last_source, .. } = get_mut(&mut self.deciding);
         if *last_source == Some(Source::Active) {
@@ -189,8 +199,7 @@ impl<D: Decider> MeridianScheduler<D> {
     }
 
     /// In the place of [`MeridianScheduler::plan`], for a step that the engine keeps to itself, because
-    /// [`STOCK`](crate::config::STOCK) decides and nobody watches: it is followed, and the decision is counted, but nobody is
-    /// asked.
+    /// [`STOCK`](crate::config::STOCK) decides without a shadow or a recording. The decision is counted, and no policy is called.
     pub fn keep(&mut self, facts: &EngineFacts) {
         let Requests { mirror, .. } = get_mut(&mut self.requests);
         let Deciding { decider, planner, last_source, .. } = get_mut(&mut self.deciding);
@@ -211,8 +220,8 @@ impl<D: Decider> MeridianScheduler<D> {
     }
 }
 
-impl<D: Decider> fmt::Debug for MeridianScheduler<D> {
+impl<D> fmt::Debug for MeridianScheduler<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MeridianScheduler").field("queues", &self.queues()).finish_non_exhaustive()
+        f.debug_struct("MeridianScheduler").field("max_defer_ms", &self.max_defer_ms).finish_non_exhaustive()
     }
 }

@@ -4,7 +4,9 @@ use std::collections::VecDeque;
 
 use meridian_policy_sdk::{Column, Decision, State, Step};
 
-use super::{Decider, Deciding, Grant, MeridianScheduler, QueueStats, ScheduledBatch, StepLimits, WAITING_WINDOW};
+use super::{
+    Decider, Deciding, Grant, MeridianScheduler, PolicyDecider, QueueStats, ScheduledBatch, StepLimits, WAITING_WINDOW,
+};
 use crate::rank::ordinal;
 use crate::sync::lock;
 use crate::types::{PhaseEvent, RequestId, ThinkPhase};
@@ -19,7 +21,8 @@ pub(super) struct Requests {
     ended: bool,
 }
 
-impl<D: Decider> MeridianScheduler<D> {
+/// With queues of its own.
+impl MeridianScheduler {
     /// A request arrived; it waits behind those that came before. [`PhaseEvent::EnterThink`] when its prompt leaves it
     /// thinking.
     ///
@@ -105,8 +108,13 @@ impl<D: Decider> MeridianScheduler<D> {
     pub fn schedule_batch(&self, limits: &StepLimits) -> ScheduledBatch {
         let deciding = &mut *lock(&self.deciding);
         let (facts, step) = lock(&self.requests).begin(limits, deciding);
-        let Deciding { decider, candidates, decision, last_source, .. } = deciding;
+        let Deciding { decider, candidates, columns, decision, last_source, .. } = deciding;
+        let own_inputs = decider.inputs().to_vec();
         let fill = |inputs: &[Column], out: &mut Vec<f32>| {
+            if inputs == own_inputs {
+                out.clone_from(columns);
+                return;
+            }
             let table = &lock(&self.requests).mirror.table;
             columns::fill(inputs, table, candidates, step.now_ms, limits.block_tokens, out);
         };
@@ -124,8 +132,8 @@ impl Requests {
         Self { mirror, running: Vec::new(), waiting: VecDeque::new(), ended: false }
     }
 
-    /// Fill the step's candidates, and state its facts.
-    fn begin<D>(&mut self, limits: &StepLimits, deciding: &mut Deciding<D>) -> (EngineFacts, Step) {
+    /// Fill the step's candidates and the columns of its policy, and state its facts.
+    fn begin(&mut self, limits: &StepLimits, deciding: &mut Deciding<PolicyDecider>) -> (EngineFacts, Step) {
         let table = &self.mirror.table;
         if std::mem::take(&mut self.ended) {
             self.running.retain(|slot| table.get(*slot).is_some());
@@ -149,6 +157,8 @@ impl Requests {
         let step = self.mirror.begin_step(&facts, &deciding.running, &deciding.waiting);
         deciding.candidates.clone_from(&deciding.running);
         deciding.candidates.extend_from_slice(&deciding.waiting);
+        let Deciding { decider, candidates, columns, .. } = deciding;
+        columns::fill(decider.inputs(), &self.mirror.table, candidates, step.now_ms, limits.block_tokens, columns);
         (facts, step)
     }
 

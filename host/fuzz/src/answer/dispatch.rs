@@ -121,9 +121,9 @@ impl Engine {
         }
     }
 
-    fn leave(&mut self, slot: RowId) {
-        self.queues.running.retain(|other| *other != slot);
-        self.queues.waiting.retain(|other| *other != slot);
+    fn leave(&mut self, row: RowId) {
+        self.queues.running.retain(|other| *other != row);
+        self.queues.waiting.retain(|other| *other != row);
     }
 
     fn arrive(&mut self, bytes: &mut Bytes<'_>) {

@@ -56,7 +56,7 @@ const FAMILIES: &[Family] = &[
     },
     Family {
         name: "phase_events_total",
-        help: "Requests whose thinking began, ended, or reached its limit",
+        help: "Times that thinking began, ended, or reached the limit known at arrival",
         kind: MetricType::COUNTER,
         labels: &["event"],
         read: |status, emit| {

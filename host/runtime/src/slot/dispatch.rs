@@ -1,6 +1,8 @@
 use std::time::Duration;
 
-use meridian_core::{Decider, Decision, Dispatch, FillColumns, RequestTable, RowId, Source, Step, columns};
+use meridian_core::{
+    Column, Decider, Decision, Dispatch, EngineDecider, FillColumns, RequestTable, RowId, Source, Step, columns,
+};
 
 use super::PolicySlot;
 use crate::sync::lock;
@@ -33,7 +35,9 @@ impl Decider for PolicySlot<Dispatch> {
     fn decide(&mut self, step: &Step, candidates: usize, fill: FillColumns<'_>) -> (Source, &Decision) {
         self.decide_by(step, candidates, fill)
     }
+}
 
+impl EngineDecider for PolicySlot<Dispatch> {
     fn overruled(&mut self) {
         lock(&self.state).active.idle_plans += 1;
     }
@@ -42,5 +46,9 @@ impl Decider for PolicySlot<Dispatch> {
         let state = &mut *lock(&self.state);
         state.now_ms = now_ms;
         state.stats.decided(Source::Active, Duration::ZERO);
+    }
+
+    fn shows(&self, columns: &[Column]) -> bool {
+        PolicySlot::shows(self, columns)
     }
 }
