@@ -188,22 +188,6 @@ impl Engine {
         Ok((plan.token_budget, caps, !plan.running_order.is_empty(), !plan.waiting_order.is_empty()))
     }
 
-    /// In the place of `plan`, for a step of an engine that `is_stock` and not `is_watched`: the engine keeps its own order
-    /// and budget.
-    fn keep(
-        &self,
-        now_ms: f64,
-        token_budget: u32,
-        free_blocks: u32,
-        total_blocks: u32,
-        all_waiting: u32,
-        decode_tokens: u32,
-    ) {
-        let (free_seats, waiting) = (0, all_waiting);
-        let facts = EngineFacts { now_ms, token_budget, free_blocks, total_blocks, free_seats, waiting, decode_tokens };
-        self.engine.drive().keep(&facts);
-    }
-
     /// The engine scheduled the step that was planned at `now_ms`: request id -> tokens. What is not known is a probe.
     fn scheduled(&self, now_ms: f64, tokens: &Bound<'_, PyDict>) -> PyResult<()> {
         let (handles, driver) = (&mut *self.handles(), &mut *self.engine.drive());
@@ -248,20 +232,6 @@ impl Engine {
         }
         driver.generated(&handles.generated);
         Ok(())
-    }
-
-    /// Forget the requests that the engine has no more, though it never said that they ended; `live` has the ids of those that it
-    /// has. At most once a minute: other calls do nothing.
-    fn reap(&self, now_ms: f64, live: &Bound<'_, PyDict>) {
-        let rows = self.engine.drive().reap(now_ms, |id| live.contains(id).unwrap_or(true));
-        let gone: Vec<_> = rows.into_iter().filter_map(|row| self.handles().remove(row)).collect();
-        // Dropped when nothing is locked any more, as in `remove`.
-        drop(gone);
-    }
-
-    /// What the latest plan left to run could not run, and the engine lifted its caps.
-    fn overruled(&self) {
-        self.engine.drive().overruled();
     }
 }
 

@@ -1,8 +1,8 @@
-//! What an engine tells of itself.
+//! What an engine tells of itself, and what it is told beside its steps.
 
 use std::time::Duration;
 
-use meridian_core::{FaultKind, ThinkPhase};
+use meridian_core::{EngineFacts, FaultKind, ThinkPhase};
 use meridian_runtime::Source;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -80,6 +80,36 @@ impl Engine {
     /// The engine ran dry: the time until the next step is not a step's.
     fn idle(&self) {
         self.engine.drive().idle();
+    }
+
+    /// Forget the requests that the engine has no more, though it never said that they ended; `live` has the ids of those that it
+    /// has. At most once a minute: other calls do nothing.
+    fn reap(&self, now_ms: f64, live: &Bound<'_, PyDict>) {
+        let rows = self.engine.drive().reap(now_ms, |id| live.contains(id).unwrap_or(true));
+        let gone: Vec<_> = rows.into_iter().filter_map(|row| self.handles().remove(row)).collect();
+        // Dropped when nothing is locked any more, as in `remove`.
+        drop(gone);
+    }
+
+    /// What the latest plan left to run could not run, and the engine lifted its caps.
+    fn overruled(&self) {
+        self.engine.drive().overruled();
+    }
+
+    /// In the place of `plan`, for a step of an engine that `is_stock` and not `is_watched`: the engine keeps its own order
+    /// and budget.
+    fn keep(
+        &self,
+        now_ms: f64,
+        token_budget: u32,
+        free_blocks: u32,
+        total_blocks: u32,
+        all_waiting: u32,
+        decode_tokens: u32,
+    ) {
+        let (free_seats, waiting) = (0, all_waiting);
+        let facts = EngineFacts { now_ms, token_budget, free_blocks, total_blocks, free_seats, waiting, decode_tokens };
+        self.engine.drive().keep(&facts);
     }
 
     /// Faults of every kind so far.
