@@ -7,6 +7,8 @@ say "examples: offline.py"
 "${1:?usage: run-examples.sh PYTHON}" examples/offline.py >/dev/null
 say "examples: embed"
 target/release/examples/embed >/dev/null # built by cargo test
+say "examples: own-memory"
+target/release/examples/own-memory >/dev/null
 say "examples: shortest-prompt"
 env_file=$(scripts/setup-wasm32.sh)
 ( . "$env_file"

@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use meridian_core::budget::{BudgetCandidate, Load, ThinkThresholds};
+use meridian_core::budget::{BudgetCandidate, BudgetDecider, Load, ThinkThresholds};
 use meridian_core::types::{BlockId, RequestId};
 use meridian_core::{
     Batch, BlockTier, Budget, Decision, Dispatch, EngineFacts, EntropyUnit, Eviction, EvictionCandidate,

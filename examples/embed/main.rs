@@ -15,9 +15,9 @@ const WORD: u32 = 3;
 const SEATS: usize = 4;
 
 /// The engine's side of a step, and what it gives.
-struct Step<'a>(&'a mut Driver, &'a mut Vec<(RowId, u32)>);
+struct Serving<'a>(&'a mut Driver, &'a mut Vec<(RowId, u32)>);
 
-impl EngineStep for Step<'_> {
+impl EngineStep for Serving<'_> {
     fn needed_tokens(&mut self, row: RowId) -> u32 {
         self.0.request(row).map_or(0, |request| request.needed_tokens(1))
     }
@@ -58,7 +58,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         };
         let plan = driver.plan(&facts, &queues.running, queues.waiting.make_contiguous()).clone();
         let mut given = Vec::new();
-        queues.carry_out(&plan, SEATS, &mut Step(&mut driver, &mut given));
+        queues.carry_out(&plan, SEATS, &mut Serving(&mut driver, &mut given));
         driver.scheduled(facts.now_ms, &given, 0);
         // The model: a word for each, and the end of thinking in its place.
         for (row, _) in given {

@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use meridian_core::budget::Enrolled;
 use meridian_core::{EngineFacts, Markers, MeridianConfig, NewRequest, RowId};
-use meridian_engine::{Arrived, Driver, EngineError, ForSampler, Settings};
+use meridian_engine::{Arrived, Driver, EngineError, Settings};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
@@ -127,7 +128,7 @@ impl Engine {
         let Ok(Arrived { row, sampler }) = arrived else { return Ok(Added::Plain(false)) };
         self.handles().insert(row, handle, request_id.clone().unbind());
         Ok(sampler.map_or(Added::Plain(true), |sampler| {
-            let ForSampler { key, max_think_tokens, is_measured } = sampler;
+            let Enrolled { key, max_think_tokens, is_measured } = sampler;
             Added::Followed(key, max_think_tokens, is_measured)
         }))
     }

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use meridian_core::budget::{BudgetCandidate, Load, Observed, ThinkThresholds, Verdict};
+use meridian_core::budget::{BudgetCandidate, BudgetDecider, Load, Observed, ThinkThresholds, Verdict};
 use meridian_core::{
     BlockId, BlockTier, EvictionCandidate, EvictionSubject, Memory, MeridianConfig, RequestId, Subject,
 };

@@ -1,10 +1,9 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use meridian_core::Pattern;
-use meridian_core::budget::ForceReason;
+use meridian_core::budget::{BudgetStatus, ClientBudget, ForceReason, ThinkBudgets};
+use meridian_core::{Pattern, RequestTable};
 use meridian_engine::ThinkTokens;
-use meridian_runtime::thinking::{BudgetStatus, ClientBudget, ThinkBudgets};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
@@ -88,7 +87,7 @@ impl ClientRow {
 impl Thinking {
     /// What a sampler has measured: a datagram, from anybody.
     fn received(&self, datagram: &[u8]) {
-        self.of(|budgets| budgets.received(datagram));
+        self.of(|budgets, table| budgets.received(table, datagram));
     }
 
     /// Ask the budget slot about what is new; what is to be told to the samplers before the next step, None for nothing.
@@ -106,56 +105,57 @@ impl Thinking {
 
     /// Probes that are due, the longest due first: request, its number, and of how many of its generated tokens.
     fn due(&self) -> Vec<(String, u64, u32)> {
-        let due = |budgets: &mut ThinkBudgets| {
-            let due = budgets.due();
-            due.filter_map(|(key, cut)| Some((budgets.name(key)?.to_owned(), key, cut))).collect()
+        let due = |budgets: &mut ThinkBudgets, table: &mut RequestTable| {
+            let due = budgets.due(table).into_iter();
+            due.filter_map(|(key, cut)| Some((budgets.name(table, key)?.to_owned(), key, cut))).collect()
         };
         self.of(due).unwrap_or_default()
     }
 
     /// The due probe of the request runs, and computes so many tokens.
     fn probe_runs(&self, key: u64, tokens: u32) {
-        self.of(|budgets| budgets.probe_runs(key, tokens));
+        self.of(|budgets, table| budgets.probe_runs(table, key, tokens));
     }
 
     /// The request's probe came back with the token that it found likeliest.
     fn probed(&self, key: u64, answer: Option<u32>) {
-        self.of(|budgets| budgets.probed(key, answer));
+        self.of(|budgets, table| budgets.probed(table, key, answer));
     }
 
     /// The request's probe was given up.
     fn probe_dropped(&self, key: u64) {
-        self.of(|budgets| budgets.probe_dropped(key));
+        self.of(|budgets, table| budgets.probe_dropped(table, key));
     }
 
     /// Another limit of think tokens for a request that is under way; False when it is not known.
     fn limit(&self, request_id: &str, max_think_tokens: u32) -> bool {
-        self.of(|budgets| budgets.find(request_id).is_some_and(|key| budgets.limit(key, max_think_tokens)))
-            .unwrap_or(false)
+        let driver = &mut *self.engine.drive();
+        let Some(row) = driver.find(request_id) else { return false };
+        driver.thinking().is_some_and(|(budgets, table)| budgets.limit(table, row, max_think_tokens))
     }
 
     /// Whether the request thinks, as far as its tokens are known.
     fn is_thinking(&self, key: u64) -> bool {
-        self.of(|budgets| budgets.is_thinking(key)).unwrap_or(false)
+        self.of(|budgets, table| budgets.is_thinking(table, key)).unwrap_or(false)
     }
 
     /// Keep every signal for `take_signals`.
     fn record_signals(&self, keep: bool) {
-        self.of(|budgets| budgets.record_signals(keep));
+        self.of(|budgets, _| budgets.record_signals(keep));
     }
 
     /// The signals since the last call: request, think tokens, bits, answer, path deviation index.
     #[expect(clippy::type_complexity, reason = "a row of a table")]
     fn take_signals(&self) -> Vec<(String, u32, Option<f64>, Option<u32>, Option<f64>)> {
-        let signals = self.of(ThinkBudgets::take_signals).unwrap_or_default().into_iter();
+        let signals = self.of(|budgets, _| budgets.take_signals()).unwrap_or_default().into_iter();
         signals.map(|row| (row.id.to_string(), row.think_tokens, row.bits, row.answer, row.rpdi)).collect()
     }
 }
 
 impl Thinking {
     /// Something of the budgets, which are there as long as this is.
-    fn of<R>(&self, call: impl FnOnce(&mut ThinkBudgets) -> R) -> Option<R> {
-        self.engine.drive().thinking().map(call)
+    fn of<R>(&self, call: impl FnOnce(&mut ThinkBudgets, &mut RequestTable) -> R) -> Option<R> {
+        self.engine.drive().thinking().map(|(budgets, table)| call(budgets, table))
     }
 }
 

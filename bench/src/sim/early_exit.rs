@@ -1,10 +1,12 @@
-//! Early exit, optional: the budget slot and the host's own following of thinking (`meridian_runtime::thinking`), over
+//! Early exit, optional: the budget slot and the host's own following of thinking ([`ThinkBudgets`]), over
 //! entropies that are made up. A simulator knows no model; it takes it that the thinking of a request has converged after
 //! a share of its planned length, drawn for each request, and that a probe finds a high entropy before and a low one after.
 
-use meridian_core::budget::{EndRules, Load, Measured, Order, Point, Report, ThinkThresholds};
-use meridian_core::{EngineMirror, EntropySignal, Markers, MeridianConfig, NewRequest, Signals};
-use meridian_runtime::thinking::{BudgetStatus, ClientBudget, ThinkBudgets, ThinkSettings, Thinker};
+use meridian_core::budget::{
+    BudgetStatus, ClientBudget, EndRules, Load, Measured, Order, Point, Report, ThinkBudgets, ThinkSettings,
+    ThinkThresholds,
+};
+use meridian_core::{EngineMirror, EntropySignal, Markers, MeridianConfig, PhaseEvent, RequestTable, RowId};
 use meridian_runtime::{BudgetSlot, SlotStats};
 
 use super::content::mix;
@@ -23,7 +25,6 @@ const CONVERGES: (f64, f64) = (0.2, 1.0);
 pub(super) struct EarlyExit {
     slot: BudgetSlot,
     budgets: ThinkBudgets,
-    due: Vec<(u64, u32)>,
     report: Vec<u8>,
     probes: u32,
     /// Where each request's thinking converges, by number.
@@ -36,23 +37,17 @@ impl EarlyExit {
             .expect("two markers of one token are valid");
         let rules = EndRules::new(markers, vec![THINK_END]).expect("the forced tokens hold the end marker");
         let settings = ThinkSettings {
-            rules,
             configured: ThinkThresholds::from_config(&config.scheduler, &config.entropy),
             unit: config.entropy.unit,
             measures: config.entropy.enabled,
             can_probe: true,
             probe_at: config.entropy.probe_at,
             block_tokens,
-            line_ends: [].into(),
-            boundaries: [].into(),
-            interrupts: [].into(),
-            guards_eos: false,
-            steps_ahead: 0,
+            ..ThinkSettings::new(rules)
         };
         Self {
             slot,
             budgets: ThinkBudgets::new(settings),
-            due: Vec::new(),
             report: Vec::new(),
             probes: 0,
             converges: Default::default(),
@@ -67,63 +62,54 @@ impl EarlyExit {
         self.budgets.status()
     }
 
-    /// A request arrives, with so many tokens of thinking planned; the most that it may think.
-    pub(super) fn add(&mut self, number: u64, request: &NewRequest<'_>, think_tokens: u32) -> u32 {
-        let thinker = Thinker {
-            id: "",
-            prompt: request.prompt,
-            prompt_tokens: request.prompt_tokens,
-            max_tokens: request.max_tokens,
-            priority: request.priority,
-            tenant: 0,
-            deadline_ms: request.deadline_ms,
-            client: ClientBudget::default(),
-        };
+    /// A request arrived in this row, with so many tokens of thinking planned; the most that it may think.
+    pub(super) fn add(&mut self, table: &mut RequestTable, row: RowId, think_tokens: u32) -> u32 {
+        let number = table[row].id().0;
         let (least, most) = CONVERGES;
         let drawn = (mix(0x6561_726c_7965_7869, number) >> 11) as f64 / (1u64 << 53) as f64;
         self.converges.insert(number, (f64::from(think_tokens) * (least + (most - least) * drawn)) as u32);
-        self.budgets.add(number, &thinker).max_think_tokens
+        let enrolled = self.budgets.enroll(table, row, "", ClientBudget::default());
+        enrolled.map_or(u32::MAX, |enrolled| enrolled.max_think_tokens)
     }
 
-    pub(super) fn generated(&mut self, live: &Live, number: u64, token: u32, now_ms: f64) {
-        if live.thinks || token == THINK_END {
-            self.budgets.generated(number, &[token], now_ms);
-        }
+    /// The tokens that a step has generated.
+    pub(super) fn generated(
+        &mut self,
+        table: &mut RequestTable,
+        tokens: &[(RowId, u32)],
+        events: &mut Vec<(RowId, PhaseEvent)>,
+    ) {
+        self.budgets.generated(table, tokens, events);
     }
 
-    /// What was measured of a request's thinking.
-    pub(super) fn signals(&self, number: u64) -> Option<Signals> {
-        self.budgets.signals(number)
-    }
-
-    pub(super) fn remove(&mut self, number: u64) {
-        self.budgets.remove(number);
-        self.converges.remove(&number);
+    /// The request in this row is over.
+    pub(super) fn finished(&mut self, table: &RequestTable, row: RowId) {
+        self.budgets.finished(table, row);
+        self.converges.remove(&table[row].id().0);
     }
 
     /// Run the probes that are due, ask the slot, and hand its orders to the requests.
     pub(super) fn decide(
         &mut self,
         now_ms: f64,
-        mirror: &EngineMirror,
+        mirror: &mut EngineMirror,
         waiting: usize,
         pool: &Pool,
         live: &mut [Option<Box<Live>>],
     ) {
-        self.due.clear();
-        self.due.extend(self.budgets.due());
-        for (number, tokens) in &self.due {
-            self.budgets.probe_runs(*number, PROBE_TOKENS);
-            let settled = self.converges.get(number).is_some_and(|at| tokens >= at);
+        let due = self.budgets.due(&mirror.table);
+        self.probes += due.len() as u32;
+        for (number, tokens) in due {
+            self.budgets.probe_runs(&mut mirror.table, number, PROBE_TOKENS);
+            let settled = self.converges.get(&number).is_some_and(|at| tokens >= *at);
             let entropy = EntropySignal::from_bits(if settled { SETTLED_BITS } else { UNSETTLED_BITS });
             self.report.clear();
             let report =
-                Report { key: *number, token: *tokens, what: Measured::Probe, entropy_nats: entropy.nats() as f32 };
+                Report { key: number, token: tokens, what: Measured::Probe, entropy_nats: entropy.nats() as f32 };
             report.write(&mut self.report);
-            self.budgets.received(&self.report);
-            self.budgets.probed(*number, settled.then_some(ANY_TOKEN));
+            self.budgets.received(&mut mirror.table, &self.report);
+            self.budgets.probed(&mut mirror.table, number, settled.then_some(ANY_TOKEN));
         }
-        self.probes += self.due.len() as u32;
         let [_, thinking, answering] = mirror.phases();
         let load = Load {
             now_ms,
@@ -135,7 +121,7 @@ impl EarlyExit {
             total_blocks: pool.total(),
             ..Load::default()
         };
-        let orders = self.budgets.decide(&mut self.slot, load);
+        let orders = self.budgets.decide(&mut mirror.table, &mut self.slot, load);
         for order in Order::read_all(orders) {
             if let Order::Limit { key, max_think_tokens, .. } = order
                 && let Some(slot) = mirror.table.find(meridian_core::RequestId(key))

@@ -13,7 +13,7 @@ use super::early_exit::EarlyExit;
 use super::live::{Facts, Live, THINK_END, THINK_START};
 use super::pool::Pool;
 use super::recorder::Recorder;
-use super::step::Step;
+use super::step::Serving;
 use super::timeline::Sample;
 use super::{EngineConfig, Policies, StepWork};
 use crate::results::Event;
@@ -145,17 +145,17 @@ impl Engine {
             whole_prompt: false,
         };
         let id = RequestId(self.next_id);
-        let slot = self.scheduler.mirror().table.insert(id, &new).expect("ids are counted up and times are finite");
+        let row_id = self.scheduler.mirror().table.insert(id, &new).expect("ids are counted up and times are finite");
         let mut live = Live::new(facts, content, request.prompt_tokens.max(1));
         live.blocks = self.spare.pop().unwrap_or_default();
         if let Some(early_exit) = &mut self.early_exit {
-            live.think_limit = early_exit.add(self.next_id, &new, request.think_tokens);
+            live.think_limit = early_exit.add(&mut self.scheduler.mirror().table, row_id, request.think_tokens);
         }
-        if slot.index() >= self.live.len() {
-            self.live.resize_with(slot.index() + 1, || None);
+        if row_id.index() >= self.live.len() {
+            self.live.resize_with(row_id.index() + 1, || None);
         }
-        self.live[slot.index()] = Some(Box::new(live));
-        self.queues.waiting.push_back(slot);
+        self.live[row_id.index()] = Some(Box::new(live));
+        self.queues.waiting.push_back(row_id);
         self.arrivals += 1;
     }
 
@@ -173,7 +173,7 @@ impl Engine {
         let Self { config, policies, scheduler, pool, live, found, phases, given, queues, .. } = self;
         let work = StepWork::default();
         let mut step =
-            Step { now_ms, reserve, config, policies, scheduler, pool, live, found, phases, given, work, recorder };
+            Serving { now_ms, reserve, config, policies, scheduler, pool, live, found, phases, given, work, recorder };
         queues.serve(budget, step.config.max_num_seqs as usize, &mut step);
         let mut work = step.work;
         if let Some((requests, tokens)) = self.early_exit.as_mut().map(EarlyExit::take_probes) {
@@ -212,9 +212,6 @@ impl Engine {
         let Queues { running, waiting, .. } = &mut self.queues;
         let window = if seats > 0 { waiting.len().min(WAITING_WINDOW) } else { 0 };
         let waiting = &waiting.make_contiguous()[..window];
-        if let Some(early_exit) = &self.early_exit {
-            self.scheduler.refresh_signals(running, waiting, |request| early_exit.signals(request.0));
-        }
         let plan = self.scheduler.plan(&facts, running, waiting);
         self.queues.arrange(plan);
         plan.token_budget
@@ -249,29 +246,30 @@ impl Engine {
         self.scheduler.mirror().hold_time(ends_ms);
         let given = std::mem::take(&mut self.given);
         let mut over = false;
-        for (slot, _) in &given {
-            let live = self.live[slot.index()].as_deref_mut().expect("whoever was given tokens is live");
+        for (row_id, _) in &given {
+            let live = self.live[row_id.index()].as_deref_mut().expect("whoever was given tokens is live");
             if live.computed_tokens < live.known_tokens {
                 continue;
             }
             let token = live.next_token();
             let before = live.phase();
             live.known_tokens += 1;
-            self.generated.push((*slot, token));
+            self.generated.push((*row_id, token));
             recorder.token(live, ends_ms, token == THINK_END);
             let after = live.phase();
             if before != after {
                 self.phases[before] -= 1;
                 self.phases[after] += 1;
             }
-            if let Some(early_exit) = &mut self.early_exit {
-                early_exit.generated(live, self.scheduler.mirror().table[*slot].id().0, token, ends_ms);
-            }
             over |= live.is_over();
         }
         recorder.end_step();
         self.given = given;
-        self.scheduler.mirror().table.generated_in_step(&self.generated, &mut self.events);
+        let table = &mut self.scheduler.mirror().table;
+        match &mut self.early_exit {
+            Some(early_exit) => early_exit.generated(table, &self.generated, &mut self.events),
+            None => table.generated_in_step(&self.generated, &mut self.events),
+        }
         self.generated.clear();
         self.events.clear();
         if over {
@@ -281,25 +279,25 @@ impl Engine {
 
     fn remove_ended(&mut self, now_ms: f64, recorder: &mut Recorder, ended: &mut Vec<Ended>) {
         let running = std::mem::take(&mut self.queues.running);
-        for slot in &running {
-            if !self.live[slot.index()].as_ref().is_some_and(|live| live.is_over()) {
-                self.queues.running.push(*slot);
+        for row_id in &running {
+            if !self.live[row_id.index()].as_ref().is_some_and(|live| live.is_over()) {
+                self.queues.running.push(*row_id);
                 continue;
             }
-            let mut live = self.live[slot.index()].take().expect("checked above");
+            let mut live = self.live[row_id.index()].take().expect("checked above");
             recorder.finished(&live, &self.config);
             self.phases[live.phase()] -= 1;
             if self.policies.evicts_dead_thinking
-                && let Some(from) = self.scheduler.mirror().table[*slot].think_from()
+                && let Some(from) = self.scheduler.mirror().table[*row_id].think_from()
             {
                 self.pool.mark_dead(&live.blocks, self.config.block_tokens, from);
             }
             self.pool.release(&mut self.policies.eviction, &mut live.blocks, now_ms);
             self.spare.push(std::mem::take(&mut live.blocks));
             if let Some(early_exit) = &mut self.early_exit {
-                early_exit.remove(self.scheduler.mirror().table[*slot].id().0);
+                early_exit.finished(&self.scheduler.mirror().table, *row_id);
             }
-            self.scheduler.mirror().table.remove(*slot);
+            self.scheduler.mirror().table.remove(*row_id);
             ended.push(Ended {
                 session: live.facts.session,
                 think_tokens: live.think_tokens,
@@ -314,8 +312,8 @@ impl Engine {
 
     fn note_digest(&mut self) {
         let table = &self.scheduler.mirror().table;
-        for (slot, tokens) in &self.given {
-            let id = table.get(*slot).map_or(0, |row| row.id().0);
+        for (row_id, tokens) in &self.given {
+            let id = table.get(*row_id).map_or(0, |row| row.id().0);
             self.digest =
                 (self.digest.rotate_left(5) ^ id ^ (u64::from(*tokens) << 40)).wrapping_mul(0x517c_c1b7_2722_0a95);
         }

@@ -9,7 +9,7 @@ use super::pool::Pool;
 use super::recorder::Recorder;
 use super::{EngineConfig, Policies, StepWork};
 
-pub(super) struct Step<'a> {
+pub(super) struct Serving<'a> {
     pub(super) now_ms: f64,
     /// Free blocks that admission leaves to the running requests.
     pub(super) reserve: u32,
@@ -31,7 +31,7 @@ fn of(live: &mut [Option<Box<Live>>], row: RowId) -> &mut Live {
     live[row.index()].as_deref_mut().expect("a request of the queues is live")
 }
 
-impl EngineStep for Step<'_> {
+impl EngineStep for Serving<'_> {
     fn needed_tokens(&mut self, row: RowId) -> u32 {
         let live = self.live[row.index()].as_deref().expect("a request of the queues is live");
         live.known_tokens - live.computed_tokens

@@ -18,10 +18,10 @@ pub fn fill(
     out.clear();
     out.resize(inputs.len() * candidates.len(), 0.0);
     let block_tokens = block_tokens.max(1);
-    for (chunk, slots) in candidates.chunks(CHUNK).enumerate() {
+    for (chunk, row_ids) in candidates.chunks(CHUNK).enumerate() {
         for (position, column) in inputs.iter().enumerate() {
             let start = position * candidates.len() + chunk * CHUNK;
-            fill_chunk(*column, table, slots, now_ms, block_tokens, &mut out[start..start + slots.len()]);
+            fill_chunk(*column, table, row_ids, now_ms, block_tokens, &mut out[start..start + row_ids.len()]);
         }
     }
 }
@@ -29,37 +29,44 @@ pub fn fill(
 /// Candidates whose rows stay in the first-level cache while their columns are read one after the other.
 const CHUNK: usize = 128;
 
-fn fill_chunk(column: Column, table: &RequestTable, slots: &[RowId], now_ms: f64, block_tokens: u32, out: &mut [f32]) {
+fn fill_chunk(
+    column: Column,
+    table: &RequestTable,
+    row_ids: &[RowId],
+    now_ms: f64,
+    block_tokens: u32,
+    out: &mut [f32],
+) {
     match column {
-        Column::Phase => write(out, table, slots, |row| f32::from(row.phase() as u8)),
-        Column::State => write(out, table, slots, |row| f32::from(row.state as u8)),
-        Column::WaitMs => write(out, table, slots, |row| since(now_ms, row.arrival_ms)),
-        Column::SinceProgressMs => write(out, table, slots, |row| since(now_ms, row.last_progress_ms)),
-        Column::SlackMs => write(out, table, slots, |row| (row.deadline_ms - now_ms) as f32),
-        Column::PromptTokens => write(out, table, slots, |row| row.prompt_tokens as f32),
-        Column::CachedTokens => write(out, table, slots, |row| row.cached_tokens as f32),
-        Column::ComputedTokens => write(out, table, slots, |row| row.computed_tokens as f32),
-        Column::ThinkTokens => write(out, table, slots, |row| row.think_tokens() as f32),
-        Column::OutputTokens => write(out, table, slots, |row| row.output_tokens() as f32),
-        Column::RemainingTokens => write(out, table, slots, |row| {
+        Column::Phase => write(out, table, row_ids, |row| f32::from(row.phase() as u8)),
+        Column::State => write(out, table, row_ids, |row| f32::from(row.state as u8)),
+        Column::WaitMs => write(out, table, row_ids, |row| since(now_ms, row.arrival_ms)),
+        Column::SinceProgressMs => write(out, table, row_ids, |row| since(now_ms, row.last_progress_ms)),
+        Column::SlackMs => write(out, table, row_ids, |row| (row.deadline_ms - now_ms) as f32),
+        Column::PromptTokens => write(out, table, row_ids, |row| row.prompt_tokens as f32),
+        Column::CachedTokens => write(out, table, row_ids, |row| row.cached_tokens as f32),
+        Column::ComputedTokens => write(out, table, row_ids, |row| row.computed_tokens as f32),
+        Column::ThinkTokens => write(out, table, row_ids, |row| row.think_tokens() as f32),
+        Column::OutputTokens => write(out, table, row_ids, |row| row.output_tokens() as f32),
+        Column::RemainingTokens => write(out, table, row_ids, |row| {
             row.max_tokens.saturating_sub(row.think_tokens().saturating_add(row.output_tokens())) as f32
         }),
-        Column::KvBlocks => write(out, table, slots, |row| row.computed_tokens.div_ceil(block_tokens) as f32),
-        Column::Priority => write(out, table, slots, |row| row.priority as f32),
-        Column::Tenant => write(out, table, slots, |row| row.tenant as f32),
-        Column::Preemptions => write(out, table, slots, |row| row.preemptions as f32),
-        Column::OutputMs => write(out, table, slots, |row| row.output_ms(now_ms)),
-        Column::Eat => write(out, table, slots, |row| row.signals.eat_bits),
-        Column::EatVariance => write(out, table, slots, |row| row.signals.eat_variance_bits2),
-        Column::Rpdi => write(out, table, slots, |row| row.signals.rpdi),
+        Column::KvBlocks => write(out, table, row_ids, |row| row.computed_tokens.div_ceil(block_tokens) as f32),
+        Column::Priority => write(out, table, row_ids, |row| row.priority as f32),
+        Column::Tenant => write(out, table, row_ids, |row| row.tenant as f32),
+        Column::Preemptions => write(out, table, row_ids, |row| row.preemptions as f32),
+        Column::OutputMs => write(out, table, row_ids, |row| row.output_ms(now_ms)),
+        Column::Eat => write(out, table, row_ids, |row| row.signals().eat_bits),
+        Column::EatVariance => write(out, table, row_ids, |row| row.signals().eat_variance_bits2),
+        Column::Rpdi => write(out, table, row_ids, |row| row.signals().rpdi),
     }
 }
 
 /// Generic, so that each column compiles to a loop of its own.
 #[inline(always)]
-fn write(out: &mut [f32], table: &RequestTable, slots: &[RowId], value: impl Fn(&RequestState) -> f32) {
-    for (out, slot) in out.iter_mut().zip(slots) {
-        *out = table.get(*slot).map_or(0.0, &value);
+fn write(out: &mut [f32], table: &RequestTable, row_ids: &[RowId], value: impl Fn(&RequestState) -> f32) {
+    for (out, row_id) in out.iter_mut().zip(row_ids) {
+        *out = table.get(*row_id).map_or(0.0, &value);
     }
 }
 
@@ -125,23 +132,23 @@ mod tests {
         let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![]).expect("usable markers");
         let mut table = RequestTable::new(markers);
         let request = NewRequest { prompt: &[1, 7], arrival_ms: 1000.0, ..NewRequest::default() };
-        let slot = table.insert(RequestId(1), &request).expect("a free id");
+        let row_id = table.insert(RequestId(1), &request).expect("a free id");
         let output_ms = |table: &RequestTable, now_ms: f64| {
             let mut out = Vec::new();
-            fill(&[Column::OutputMs], table, &[slot], now_ms, 16, &mut out);
+            fill(&[Column::OutputMs], table, &[row_id], now_ms, 16, &mut out);
             out[0]
         };
-        table.scheduled(slot, 2, 1010.0);
+        table.scheduled(row_id, 2, 1010.0);
         table.set_clock(1020.0);
-        table.generated(slot, &[40, 8], &mut Vec::new());
+        table.generated(row_id, &[40, 8], &mut Vec::new());
         assert!(output_ms(&table, 1030.0).is_nan(), "the end of thinking is no output");
         table.set_clock(1040.0);
-        table.generated(slot, &[41], &mut Vec::new());
+        table.generated(row_id, &[41], &mut Vec::new());
         table.set_clock(1050.0);
-        table.generated(slot, &[42], &mut Vec::new());
+        table.generated(row_id, &[42], &mut Vec::new());
         assert_eq!([1040.0, 1065.0].map(|now_ms| output_ms(&table, now_ms)), [0.0, 25.0]);
         assert_eq!(output_ms(&table, 1000.0), 0.0, "a clock that went back");
-        table.preempted(slot);
+        table.preempted(row_id);
         assert_eq!(output_ms(&table, 1065.0), 25.0);
     }
 }

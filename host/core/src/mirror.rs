@@ -18,11 +18,11 @@ use crate::{
 /// use meridian_core::{EngineFacts, EngineMirror, Markers, NewRequest, RequestId};
 ///
 /// let mut mirror = EngineMirror::new(Markers::default());
-/// let slot = mirror.table.insert(RequestId(1), &NewRequest { prompt_tokens: 64, ..NewRequest::default() }).unwrap();
+/// let row_id = mirror.table.insert(RequestId(1), &NewRequest { prompt_tokens: 64, ..NewRequest::default() }).unwrap();
 /// let facts = EngineFacts { now_ms: 5.0, token_budget: 2048, free_seats: 8, decode_tokens: 1, ..EngineFacts::default() };
-/// assert_eq!(mirror.begin_step(&facts, &[], &[slot]).waiting, 1);
-/// assert_eq!(mirror.scheduled(5.0, [(slot, 64)]), 64);
-/// assert_eq!(mirror.begin_step(&facts, &[slot], &[]).running_output, 1);
+/// assert_eq!(mirror.begin_step(&facts, &[], &[row_id]).waiting, 1);
+/// assert_eq!(mirror.scheduled(5.0, [(row_id, 64)]), 64);
+/// assert_eq!(mirror.begin_step(&facts, &[row_id], &[]).running_output, 1);
 /// ```
 #[derive(Debug, Default)]
 pub struct EngineMirror {
@@ -44,11 +44,11 @@ pub struct EngineMirror {
 /// use meridian_core::{EngineMirror, Markers, NewRequest, RequestId};
 ///
 /// let mut mirror = EngineMirror::new(Markers::default());
-/// let slot = mirror.table.insert(RequestId(1), &NewRequest { prompt_tokens: 64, ..NewRequest::default() }).unwrap();
-/// mirror.admitted(slot, 32);
-/// mirror.scheduled(0.0, [(slot, 32)]);
-/// mirror.preempted(slot);
-/// mirror.admitted(slot, 0);
+/// let row_id = mirror.table.insert(RequestId(1), &NewRequest { prompt_tokens: 64, ..NewRequest::default() }).unwrap();
+/// mirror.admitted(row_id, 32);
+/// mirror.scheduled(0.0, [(row_id, 32)]);
+/// mirror.preempted(row_id);
+/// mirror.admitted(row_id, 0);
 /// let counts = mirror.kv_counts();
 /// assert_eq!((counts.hit_tokens[0], counts.missed_tokens[0], counts.recomputed_tokens), (32, 96, 64));
 /// ```
@@ -136,7 +136,7 @@ impl EngineMirror {
             decode_tokens,
         } = *facts;
         let mut by_phase = [0u32; 3];
-        for row in running.iter().filter_map(|slot| self.table.get(*slot)) {
+        for row in running.iter().filter_map(|row_id| self.table.get(*row_id)) {
             by_phase[row.phase() as usize] += 1;
         }
         let StepTime { fixed_ms, decode_token_ms, prefill_token_ms } = self.step_time.learned().unwrap_or_default();
@@ -159,14 +159,14 @@ impl EngineMirror {
     /// The engine scheduled the step that began at `now_ms`: `given` tokens for each request. Returns their sum.
     pub fn scheduled(&mut self, now_ms: f64, given: impl IntoIterator<Item = (RowId, u32)>) -> u32 {
         let mut step = StepInFlight { decode_tokens: 0, prefill_tokens: 0 };
-        for (slot, tokens) in given {
-            let Some(row) = self.table.get(slot) else { continue };
+        for (row_id, tokens) in given {
+            let Some(row) = self.table.get(row_id) else { continue };
             if row.phase() != Phase::Prefill && row.needed_tokens(0) <= 1 {
                 step.decode_tokens = step.decode_tokens.saturating_add(tokens);
             } else {
                 step.prefill_tokens = step.prefill_tokens.saturating_add(tokens);
             }
-            self.table.scheduled(slot, tokens, now_ms);
+            self.table.scheduled(row_id, tokens, now_ms);
         }
         self.in_flight.push(step);
         step.decode_tokens.saturating_add(step.prefill_tokens)
@@ -180,8 +180,8 @@ impl EngineMirror {
     }
 
     /// The request was admitted with this many of its tokens found in the prefix cache.
-    pub fn admitted(&mut self, slot: RowId, cached_tokens: u32) {
-        if let Some(row) = self.table.get(slot) {
+    pub fn admitted(&mut self, row_id: RowId, cached_tokens: u32) {
+        if let Some(row) = self.table.get(row_id) {
             let all = row.known_tokens();
             let found = cached_tokens.min(all);
             for (total, tokens) in self.kv.hit_tokens.iter_mut().zip(row.by_phase(0, found)) {
@@ -191,21 +191,21 @@ impl EngineMirror {
                 *total += u64::from(tokens);
             }
             self.kv.recomputed_tokens += u64::from(row.lost_tokens().saturating_sub(found));
-            self.table.admitted(slot, cached_tokens);
+            self.table.admitted(row_id, cached_tokens);
         }
     }
 
     /// The request had lost its KV blocks before this mirror was there, or lost them because all did: nobody chose it.
-    pub fn lost_blocks(&mut self, slot: RowId) {
-        self.table.preempted(slot);
+    pub fn lost_blocks(&mut self, row_id: RowId) {
+        self.table.preempted(row_id);
     }
 
     /// The request was preempted. Whether it answered, although one that does not could have gone.
-    pub fn preempted(&mut self, slot: RowId) -> bool {
-        let Some(row) = self.table.get(slot) else { return false };
+    pub fn preempted(&mut self, row_id: RowId) -> bool {
+        let Some(row) = self.table.get(row_id) else { return false };
         let answered = row.phase() == Phase::Output;
         self.preemptions[row.phase() as usize] += 1;
-        self.table.preempted(slot);
+        self.table.preempted(row_id);
         let could_go = |row: &RequestState| {
             row.state() == State::Running && row.phase() != Phase::Output && row.computed_tokens() > 0
         };
@@ -231,7 +231,7 @@ impl EngineMirror {
         blocks: &[u32],
     ) -> Option<usize> {
         let rows: Vec<(usize, &RequestState)> =
-            running.iter().enumerate().filter_map(|(i, slot)| Some((i, self.table.get(*slot)?))).collect();
+            running.iter().enumerate().filter_map(|(i, row_id)| Some((i, self.table.get(*row_id)?))).collect();
         let class = if rows.iter().any(|(_, row)| row.phase() != Phase::Output) {
             BlockTier::ThinkActive
         } else {

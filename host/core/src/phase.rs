@@ -170,10 +170,11 @@ impl PhaseTracker {
         }
     }
 
-    /// Whether it is still open if the model will think; [`PhaseTracker::phase`] says that it does.
+    /// Whether the request thinks and has said so: false while it is open whether the model will think.
+    #[inline]
     #[must_use]
-    pub fn is_undecided(&self) -> bool {
-        matches!(self.stage, Stage::Opening { .. })
+    pub fn is_open(&self) -> bool {
+        self.stage == Stage::Think
     }
 
     /// [`PhaseTracker::token`], and the phase that the token belongs to: a marker is thinking at both ends.

@@ -74,10 +74,10 @@ impl Default for KvGrowth {
 /// use meridian_core::{Decision, EngineFacts, NewRequest, Planner, RequestId, RequestTable};
 ///
 /// let mut table = RequestTable::default();
-/// let slots = [1, 2].map(|id| table.insert(RequestId(id), &NewRequest::default()).unwrap());
+/// let row_ids = [1, 2].map(|id| table.insert(RequestId(id), &NewRequest::default()).unwrap());
 /// let facts = EngineFacts { token_budget: 512, free_seats: 1, decode_tokens: 1, ..EngineFacts::default() };
 /// let decision = Decision { keys: vec![2.0, 1.0], token_budget: Some(4096), ..Decision::default() };
-/// let plan = Planner::default().plan(&table, &facts, &[], &slots, &decision, 2000.0).clone();
+/// let plan = Planner::default().plan(&table, &facts, &[], &row_ids, &decision, 2000.0).clone();
 /// assert_eq!((plan.waiting_order, plan.token_budget), (vec![1, 0], 512));
 /// ```
 #[derive(Debug, Default)]
@@ -220,15 +220,15 @@ impl Planner {
         fill_keys(running_keys, running.len(), running_caps, &mut self.keys);
         let running_changed = self.ranker.rank(&self.keys, &[], &mut self.plan.running_order);
         fill_keys(waiting_keys, waiting.len(), waiting_caps, &mut self.keys);
-        let binds = |(slot, cap): &(&RowId, &u32)| **cap != u32::MAX && table.get(**slot).is_some();
+        let binds = |(row_id, cap): &(&RowId, &u32)| **cap != u32::MAX && table.get(**row_id).is_some();
         let candidates = running.iter().chain(waiting);
-        self.plan.token_caps.extend(candidates.zip(&self.caps).filter(binds).map(|(slot, cap)| (*slot, *cap)));
+        self.plan.token_caps.extend(candidates.zip(&self.caps).filter(binds).map(|(row_id, cap)| (*row_id, *cap)));
         let overdue_waiting = self.pin_overdue(table, facts, waiting, max_defer_ms);
         let pinned: &[u32] = if overdue_waiting { &self.pinned } else { &[] };
         let waiting_changed = self.ranker.rank(&self.keys, pinned, &mut self.plan.waiting_order);
         let (running_caps, waiting_caps) = self.caps.split_at(running.len().min(self.caps.len()));
-        let by_priority = |changed: bool, order: &mut [u32], slots: &[RowId], caps: &[u32]| {
-            changed && (!self.priority_first || sort_by_priority(table, order, slots, caps))
+        let by_priority = |changed: bool, order: &mut [u32], row_ids: &[RowId], caps: &[u32]| {
+            changed && (!self.priority_first || sort_by_priority(table, order, row_ids, caps))
         };
         let waiting_changed = by_priority(waiting_changed, &mut self.plan.waiting_order, waiting, waiting_caps);
         let running_changed = by_priority(running_changed, &mut self.plan.running_order, running, running_caps);
@@ -247,7 +247,7 @@ impl Planner {
         if binding {
             if facts.free_seats > 0 {
                 let left_out = |i: usize| self.caps.get(running.len() + i) == Some(&0);
-                self.could_defer.extend(waiting.iter().enumerate().map(|(i, slot)| (*slot, left_out(i))));
+                self.could_defer.extend(waiting.iter().enumerate().map(|(i, row_id)| (*row_id, left_out(i))));
             }
             self.serve_overdue(table, facts, running, waiting, max_defer_ms);
         }
@@ -264,7 +264,7 @@ impl Planner {
         caps: &[u32],
     ) {
         let decode_tokens = facts.decode_tokens.max(1);
-        self.caps.extend(running.iter().chain(waiting).zip(caps).map(|(slot, cap)| match table.get(*slot) {
+        self.caps.extend(running.iter().chain(waiting).zip(caps).map(|(row_id, cap)| match table.get(*row_id) {
             Some(row) if *cap >= row.needed_tokens(decode_tokens) => u32::MAX,
             Some(row) if *cap >= decode_tokens && row.needs_whole_prefill(decode_tokens) => u32::MAX,
             Some(_) if *cap >= decode_tokens => *cap,
@@ -299,8 +299,8 @@ impl Planner {
                 None => in_order(&self.plan.running_order, position),
                 Some(position) => running.len() + in_order(&self.plan.waiting_order, position),
             };
-            let slot = if i < running.len() { running[i] } else { waiting[i - running.len()] };
-            let Some(row) = table.get(slot) else { continue };
+            let row_id = if i < running.len() { running[i] } else { waiting[i - running.len()] };
+            let Some(row) = table.get(row_id) else { continue };
             let tokens = row.needed_tokens(facts.decode_tokens).min(self.caps.get(i).copied().unwrap_or(u32::MAX));
             if left > 0 && tokens > left && row.needs_whole_prefill(facts.decode_tokens) {
                 let raised = self.plan.token_budget.saturating_add(tokens - left);
@@ -324,23 +324,23 @@ impl Planner {
     /// blocks is not the policy's doing.
     pub fn settle(&mut self, table: &mut RequestTable, scheduled_tokens: u32, now_ms: f64) {
         let budget_used_up = self.budget_was_lowered && scheduled_tokens >= self.plan.token_budget;
-        let is_running = |slot: &RowId| table.get(*slot).is_none_or(|row| row.state == State::Running);
+        let is_running = |row_id: &RowId| table.get(*row_id).is_none_or(|row| row.state == State::Running);
         let class = |row: &RequestState| if self.priority_first { row.priority } else { 0 };
         // Of each priority, when the latest of those that were admitted arrived.
         let mut admitted: Vec<(i32, f64)> = Vec::new();
-        for (slot, _) in self.could_defer.iter().filter(|(slot, _)| is_running(slot)) {
-            let Some(row) = table.get(*slot) else { continue };
+        for (row_id, _) in self.could_defer.iter().filter(|(row_id, _)| is_running(row_id)) {
+            let Some(row) = table.get(*row_id) else { continue };
             match admitted.iter_mut().find(|(of, _)| *of == class(row)) {
                 Some((_, latest_ms)) => *latest_ms = latest_ms.max(row.arrival_ms),
                 None => admitted.push((class(row), row.arrival_ms)),
             }
         }
-        for (slot, left_out) in self.could_defer.drain(..) {
-            let Some(row) = table.get(slot).filter(|row| row.state != State::Running) else { continue };
+        for (row_id, left_out) in self.could_defer.drain(..) {
+            let Some(row) = table.get(row_id).filter(|row| row.state != State::Running) else { continue };
             let (own_class, arrival_ms) = (class(row), row.arrival_ms);
             let is_overtaken = || admitted.iter().any(|(of, latest_ms)| *of >= own_class && arrival_ms < *latest_ms);
             if self.owns_queues || budget_used_up || left_out || is_overtaken() {
-                table.defer(slot, now_ms);
+                table.defer(row_id, now_ms);
             }
         }
     }
@@ -348,9 +348,9 @@ impl Planner {
     /// Fill `self.pinned` for the waiting candidates that were put off for too long, the longest first.
     fn pin_overdue(&mut self, table: &RequestTable, facts: &EngineFacts, waiting: &[RowId], max_defer_ms: f32) -> bool {
         self.pinned.clear();
-        self.pinned.extend(waiting.iter().map(|slot| {
+        self.pinned.extend(waiting.iter().map(|row_id| {
             let overdue_ms = table
-                .get(*slot)
+                .get(*row_id)
                 .and_then(|row| row.deferred_since_ms)
                 .map_or(0.0, |since_ms| facts.now_ms - since_ms - f64::from(max_defer_ms));
             if overdue_ms > 0.0 { overdue_ms.ceil() as u32 } else { 0 }
@@ -368,21 +368,22 @@ impl Planner {
         max_defer_ms: f32,
     ) {
         let engine_budget = facts.token_budget.max(1);
-        let overdue_running = |slot: RowId| {
-            table.get(slot).is_some_and(|row| facts.now_ms - row.last_progress_ms > f64::from(max_defer_ms))
+        let overdue_running = |row_id: RowId| {
+            table.get(row_id).is_some_and(|row| facts.now_ms - row.last_progress_ms > f64::from(max_defer_ms))
         };
         // They are at the head, behind others only where those have a higher priority: then they wait for the engine.
         let at_head = |i: &usize| self.plan.waiting_order.get(*i).map_or(*i, |from| *from as usize);
         let is_pinned = |i: &usize| self.pinned.get(at_head(i)).is_some_and(|urgency| *urgency > 0);
         let overdue_waiting = (0..waiting.len()).take_while(is_pinned).count().min(facts.free_seats as usize);
-        if overdue_waiting == 0 && !running.iter().any(|slot| overdue_running(*slot)) {
+        if overdue_waiting == 0 && !running.iter().any(|row_id| overdue_running(*row_id)) {
             return;
         }
-        let need = |slot: RowId| table.get(slot).map_or(1, |row| row.needed_tokens(facts.decode_tokens));
-        let is_whole = |slot: RowId| table.get(slot).is_some_and(|row| row.needs_whole_prefill(facts.decode_tokens));
+        let need = |row_id: RowId| table.get(row_id).map_or(1, |row| row.needed_tokens(facts.decode_tokens));
+        let is_whole =
+            |row_id: RowId| table.get(row_id).is_some_and(|row| row.needs_whole_prefill(facts.decode_tokens));
         // A long prefill must not turn its rescue into a stall of everything else, where it may be split.
         let quantum = (engine_budget / 8).max(facts.decode_tokens).max(1);
-        let share = |slot: RowId| if is_whole(slot) { need(slot) } else { need(slot).min(quantum) };
+        let share = |row_id: RowId| if is_whole(row_id) { need(row_id) } else { need(row_id).min(quantum) };
         self.grants.clear();
         self.grants.resize(running.len() + waiting.len(), 0);
         let mut reserved = 0u32;
@@ -392,10 +393,10 @@ impl Planner {
             since(a).total_cmp(&since(b))
         });
         let first_waiting = |i: usize| self.plan.waiting_order.get(i).map_or(i, |from| *from as usize);
-        let slot_at = |i: usize| if i < running.len() { running[i] } else { waiting[i - running.len()] };
+        let row_id_at = |i: usize| if i < running.len() { running[i] } else { waiting[i - running.len()] };
         for &i in &overdue {
-            let grant = share(slot_at(i)).min(engine_budget - reserved);
-            if reserved > 0 && is_whole(slot_at(i)) && grant < need(slot_at(i)) {
+            let grant = share(row_id_at(i)).min(engine_budget - reserved);
+            if reserved > 0 && is_whole(row_id_at(i)) && grant < need(row_id_at(i)) {
                 // Those before it are served first.
                 continue;
             }
@@ -412,15 +413,15 @@ impl Planner {
         let reserved_blocks = self.growth.map_or(0.0, |growth| growth.blocks_per_request * running.len() as f64);
         let mut blocks_left = facts.free_blocks.saturating_sub(reserved_blocks as u32);
         for i in (0..overdue_waiting).map(|i| running.len() + first_waiting(i)) {
-            let slot = slot_at(i);
+            let row_id = row_id_at(i);
             let left = engine_budget - reserved;
-            let most = if is_whole(slot) { left.saturating_sub(decodes) } else { left.min(for_waiting) };
-            let grant = share(slot).min(most);
+            let most = if is_whole(row_id) { left.saturating_sub(decodes) } else { left.min(for_waiting) };
+            let grant = share(row_id).min(most);
             self.grants[i] = grant;
             reserved += grant;
             for_waiting = for_waiting.saturating_sub(grant);
             let Some(block_tokens) = self.block_tokens else { continue };
-            let known = table.get(slot).map_or(0, RequestState::known_tokens);
+            let known = table.get(row_id).map_or(0, RequestState::known_tokens);
             match blocks_left.checked_sub(known.div_ceil(block_tokens)) {
                 Some(left) => blocks_left = left,
                 None => break,
@@ -439,9 +440,9 @@ impl Planner {
             if self.grants[i] > 0 {
                 continue;
             }
-            let slot = slot_at(i);
-            let most = if left > 0 && is_whole(slot) { unreserved } else { left };
-            let grant = need(slot).min(self.caps.get(i).copied().unwrap_or(u32::MAX)).min(most);
+            let row_id = row_id_at(i);
+            let most = if left > 0 && is_whole(row_id) { unreserved } else { left };
+            let grant = need(row_id).min(self.caps.get(i).copied().unwrap_or(u32::MAX)).min(most);
             self.grants[i] = grant;
             left = left.saturating_sub(grant);
             unreserved -= grant;
@@ -449,9 +450,9 @@ impl Planner {
         self.plan.token_budget = self.grants.iter().sum::<u32>().clamp(1, engine_budget);
         self.plan.token_caps.clear();
         for (i, grant) in self.grants.iter().enumerate() {
-            let slot = slot_at(i);
-            if *grant < need(slot) && (*grant == 0 || !is_whole(slot)) {
-                self.plan.token_caps.push((slot, *grant));
+            let row_id = row_id_at(i);
+            if *grant < need(row_id) && (*grant == 0 || !is_whole(row_id)) {
+                self.plan.token_caps.push((row_id, *grant));
             }
         }
         self.budget_was_lowered = true;
@@ -459,10 +460,10 @@ impl Planner {
 }
 
 /// Sort an order by priority, keeping it among equals; those with cap 0 stay last. Whether it still changes anything.
-fn sort_by_priority(table: &RequestTable, order: &mut [u32], slots: &[RowId], caps: &[u32]) -> bool {
+fn sort_by_priority(table: &RequestTable, order: &mut [u32], row_ids: &[RowId], caps: &[u32]) -> bool {
     order.sort_by_key(|from| {
         let from = *from as usize;
-        let priority = table.get(slots[from]).map_or(i32::MAX, |row| row.priority);
+        let priority = table.get(row_ids[from]).map_or(i32::MAX, |row| row.priority);
         (caps.get(from) == Some(&0), priority)
     });
     order.iter().enumerate().any(|(position, from)| position != *from as usize)

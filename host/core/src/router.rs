@@ -106,6 +106,12 @@ impl Routed {
         self.tracker.phase()
     }
 
+    /// Whether it thinks, and has said so.
+    #[inline]
+    pub(crate) fn is_thinking(&self) -> bool {
+        self.tracker.is_open()
+    }
+
     /// What the prompt did, before the first token.
     pub(crate) fn entered(&self) -> Option<PhaseEvent> {
         (self.phase() == ThinkPhase::Think).then_some(PhaseEvent::EnterThink)

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use meridian_policy_sdk::{Phase, State};
 
+use crate::budget::ThinkRecord;
 use crate::router::Routed;
 use crate::types::{PhaseEvent, RequestId};
 use crate::{Error, Markers, RoutedRequest};
@@ -121,7 +122,8 @@ pub struct RequestState {
     /// Tokens that were computed when it was preempted, until it is admitted again.
     lost_tokens: u32,
     milestones: Milestones,
-    pub(crate) signals: Signals,
+    /// What is known of its thinking, where something can end it.
+    pub(crate) thinking: Option<Box<ThinkRecord>>,
 }
 
 /// What is measured of a request's thinking, in the units of the columns; NaN where nothing was measured.
@@ -245,6 +247,12 @@ impl RequestState {
     #[must_use]
     pub fn admitted_ms(&self) -> Option<f64> {
         self.since_arrival(self.milestones.admitted_ms)
+    }
+
+    /// What was measured of its thinking so far.
+    #[must_use]
+    pub fn signals(&self) -> Signals {
+        self.thinking.as_ref().map_or_else(Signals::default, |thinking| thinking.signals())
     }
 
     /// When it arrived.
@@ -450,7 +458,7 @@ impl RequestTable {
             think_from: u32::MAX,
             lost_tokens: 0,
             milestones: Milestones::NONE,
-            signals: Signals::default(),
+            thinking: None,
         };
         let index = self.free.pop().unwrap_or_else(|| {
             self.rows.push(Row::default());
@@ -472,6 +480,10 @@ impl RequestTable {
     /// Every live request.
     pub fn iter(&self) -> impl Iterator<Item = &RequestState> {
         self.rows.iter().filter_map(|row| row.state.as_ref())
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut RequestState> {
+        self.rows.iter_mut().filter_map(|row| row.state.as_mut())
     }
 
     /// Forget a request; false when it was not live.
@@ -534,17 +546,6 @@ impl RequestTable {
         row.prefilled |= computed_tokens >= row.prompt_tokens;
     }
 
-    /// What was measured of the thinking of these requests so far, as `of` tells it.
-    pub fn measured(&mut self, rows: impl Iterator<Item = RowId>, of: impl Fn(RequestId) -> Option<Signals>) {
-        for row in rows {
-            if let Some(state) = self.row_mut(row)
-                && let Some(signals) = of(state.id)
-            {
-                state.signals = signals;
-            }
-        }
-    }
-
     /// The request lost its KV blocks and waits again.
     pub fn preempted(&mut self, row_id: RowId) {
         let Some(row) = self.row_mut(row_id) else { return };
@@ -552,6 +553,12 @@ impl RequestTable {
         row.lost_tokens = row.computed_tokens;
         row.computed_tokens = 0;
         row.preemptions += 1;
+    }
+
+    /// The time of what is reported, milliseconds on the host's clock.
+    #[must_use]
+    pub fn clock_ms(&self) -> f64 {
+        self.clock_ms
     }
 
     /// The time of what is reported next: of the tokens that were generated.
@@ -564,7 +571,7 @@ impl RequestTable {
     #[inline]
     pub fn generated(&mut self, row_id: RowId, tokens: &[u32], events: &mut Vec<PhaseEvent>) {
         for token in tokens {
-            events.extend(self.token(row_id, *token));
+            events.extend(self.token(row_id, *token, |_, _| {}));
         }
     }
 
@@ -572,18 +579,25 @@ impl RequestTable {
     /// `events` what they did to its thinking. Those of a request that is not live are passed over.
     pub fn generated_in_step(&mut self, tokens: &[(RowId, u32)], events: &mut Vec<(RowId, PhaseEvent)>) {
         for (row_id, token) in tokens {
-            if let Some(event) = self.token(*row_id, *token) {
+            if let Some(event) = self.token(*row_id, *token, |_, _| {}) {
                 events.push((*row_id, event));
             }
         }
     }
 
+    /// Take in one token, then call `then` with whether thinking was open before it.
     #[inline]
-    fn token(&mut self, row_id: RowId, token: u32) -> Option<PhaseEvent> {
+    pub(crate) fn token(
+        &mut self,
+        row_id: RowId,
+        token: u32,
+        then: impl FnOnce(&mut RequestState, bool),
+    ) -> Option<PhaseEvent> {
         let (now_ms, clock_ms) = (self.clock_whole_ms, self.clock_ms);
         let row = self.rows.get_mut(row_id.index()).filter(|row| row.generation == row_id.generation)?;
         let row = row.state.as_mut()?;
         row.prefilled = true;
+        let was_open = row.routed.is_thinking();
         let (phase, event) = row.routed.token(&self.markers, token, now_ms);
         if phase != Phase::Output && row.think_from == u32::MAX {
             row.think_from = row.prompt_tokens.saturating_add(row.output_tokens());
@@ -591,6 +605,7 @@ impl RequestTable {
         if row.milestones.first_output_ms.is_nan() {
             row.note(clock_ms);
         }
+        then(row, was_open);
         event
     }
 
@@ -600,7 +615,7 @@ impl RequestTable {
         }
     }
 
-    fn row_mut(&mut self, row_id: RowId) -> Option<&mut RequestState> {
+    pub(crate) fn row_mut(&mut self, row_id: RowId) -> Option<&mut RequestState> {
         self.rows.get_mut(row_id.index()).filter(|row| row.generation == row_id.generation)?.state.as_mut()
     }
 

@@ -29,7 +29,7 @@ struct Engine {
 }
 
 /// One step of it.
-struct Step<'a> {
+struct Serving<'a> {
     table: &'a mut RequestTable,
     now_ms: f64,
     is_full: bool,
@@ -37,7 +37,7 @@ struct Step<'a> {
     decode_tokens: u32,
 }
 
-impl EngineStep for Step<'_> {
+impl EngineStep for Serving<'_> {
     fn needed_tokens(&mut self, row: RowId) -> u32 {
         self.table[row].needed_tokens(self.decode_tokens)
     }
@@ -95,7 +95,7 @@ impl Engine {
             let is_permutation = positions.iter().map(|position| *position as usize).eq(0..length);
             assert!(order.is_empty() || is_permutation, "an order is a permutation");
         }
-        let mut step = Step {
+        let mut step = Serving {
             table,
             now_ms: *now_ms,
             is_full: *is_full,

@@ -2,19 +2,18 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use meridian_core::budget::{ClientBudget, Enrolled, ThinkBudgets};
 use meridian_core::config::STOCK;
 use meridian_core::{
     EngineFacts, Error, MeridianConfig, MeridianScheduler, NewRequest, PhaseEvent, Plan, RequestId, RequestState,
     RowId, ThinkPhase,
 };
 use meridian_runtime::control::ProcessStatus;
-use meridian_runtime::thinking::ClientBudget;
 use meridian_runtime::traces::{FinishedRequest, Traces};
 use meridian_runtime::{BudgetSlot, DispatchSlot, EvictionSlot};
 
 use crate::Settings;
 use crate::kv::Kv;
-use crate::thinking::{ForSampler, Thinking};
 
 /// An engine as the thread that schedules sees it: what it tells of its requests, and the plan of each step.
 ///
@@ -32,7 +31,7 @@ pub struct Driver {
     next_id: u64,
     /// Requests that waited at the latest step.
     pub(crate) waiting: u32,
-    pub(crate) thinking: Option<Thinking>,
+    pub(crate) thinking: Option<ThinkBudgets>,
     pub(crate) kv: Kv,
     /// Told of every request that ends.
     pub(crate) traces: Option<Arc<Traces>>,
@@ -41,7 +40,6 @@ pub struct Driver {
     events: Vec<(RowId, PhaseEvent)>,
     /// How often each [`PhaseEvent`] was seen, in the order of [`PhaseEvent::ALL`].
     phase_events: [u64; 3],
-    tokens: Vec<u32>,
     reaped_ms: Option<f64>,
 }
 
@@ -51,7 +49,7 @@ pub struct Arrived {
     /// Its row.
     pub row: RowId,
     /// What its sampler has to know; `None` where its thinking is not followed.
-    pub sampler: Option<ForSampler>,
+    pub sampler: Option<Enrolled>,
 }
 
 /// A request that the engine does not have, and of which nothing was heard for so long, is forgotten.
@@ -87,7 +85,6 @@ impl Driver {
             leaves_the_rest,
             events: Vec::new(),
             phase_events: [0; 3],
-            tokens: Vec::new(),
             reaped_ms: None,
         }
     }
@@ -118,7 +115,11 @@ impl Driver {
         }
         self.next_id += 1;
         self.by_id.insert(id.into(), row);
-        let sampler = client.and_then(|client| self.enroll(row, id, request, client));
+        let table = &mut self.scheduler.mirror().table;
+        let sampler = client.zip(self.thinking.as_mut()).and_then(|(client, thinking)| {
+            // What its thinking is measured and ended by is a part of its row.
+            thinking.enroll(table, row, id, client)
+        });
         Ok(Arrived { row, sampler })
     }
 
@@ -139,9 +140,6 @@ impl Driver {
     pub fn plan(&mut self, facts: &EngineFacts, running: &[RowId], waiting: &[RowId]) -> &Plan {
         self.waiting = facts.waiting;
         self.rekey_pools(facts.now_ms);
-        if let Some(thinking) = &self.thinking {
-            self.scheduler.refresh_signals(running, waiting, |request| thinking.signals(request.0));
-        }
         self.scheduler.plan(facts, running, waiting)
     }
 
@@ -178,19 +176,13 @@ impl Driver {
     /// request that is not live are passed over.
     pub fn generated(&mut self, tokens: &[(RowId, u32)]) {
         self.events.clear();
-        let mirror = self.scheduler.mirror();
-        mirror.table.generated_in_step(tokens, &mut self.events);
+        let table = &mut self.scheduler.mirror().table;
+        match &mut self.thinking {
+            Some(thinking) => thinking.generated(table, tokens, &mut self.events),
+            None => table.generated_in_step(tokens, &mut self.events),
+        }
         for (_, event) in &self.events {
             self.phase_events[*event as usize] += 1;
-        }
-        let Some(thinking) = &mut self.thinking else { return };
-        let now_ms = mirror.now_ms();
-        for of_one in tokens.chunk_by(|(one, _), (next, _)| one == next) {
-            if let Some(request) = mirror.table.get(of_one[0].0) {
-                self.tokens.clear();
-                self.tokens.extend(of_one.iter().map(|(_, token)| *token));
-                thinking.generated(request.id().0, &self.tokens, now_ms);
-            }
         }
     }
 
@@ -238,7 +230,7 @@ impl Driver {
                     });
                 }
                 if let Some(thinking) = &mut self.thinking {
-                    thinking.remove(request.id().0);
+                    thinking.finished(&mirror.table, row);
                 }
             }
             self.scheduler.mirror().table.remove(row);
@@ -390,19 +382,19 @@ mod tests {
             driver.generated(&[(row, 40)]);
             now_ms += 10.0;
             driver.judge_thinking(now_ms, 0, 0);
-            let budgets = driver.thinking().expect("followed");
-            if let Some((_, tokens)) = budgets.due().next() {
+            let (budgets, table) = driver.thinking().expect("followed");
+            if let [(_, tokens)] = budgets.due(table)[..] {
                 break tokens;
             }
             assert!(now_ms < 10_000.0, "no probe is due");
         };
-        let budgets = driver.thinking().expect("followed");
-        budgets.probe_runs(key, 1);
+        let (budgets, table) = driver.thinking().expect("followed");
+        budgets.probe_runs(table, key, 1);
         let mut datagram = Vec::new();
         let entropy_nats = EntropySignal::from_bits(3.0).nats() as f32;
         Report { key, token: due, what: Measured::Probe, entropy_nats }.write(&mut datagram);
-        budgets.received(&datagram);
-        budgets.probed(key, None);
+        budgets.received(table, &datagram);
+        budgets.probed(table, key, None);
         driver.plan(&EngineFacts { now_ms, ..facts }, &[row], &[]);
         let measured = seen.lock().expect("no panic").clone();
         assert!((measured[0] - 3.0).abs() < 1e-5, "{measured:?}");

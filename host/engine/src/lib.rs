@@ -45,4 +45,4 @@ pub use error::EngineError;
 pub use kv::Pool;
 pub use loader::{Components, Origin, PolicyError, Terms};
 pub use slots::strike_limits;
-pub use thinking::{ForSampler, ThinkTokens};
+pub use thinking::ThinkTokens;

@@ -3,50 +3,13 @@
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use meridian_core::budget::{EndRules, Load, ThinkThresholds};
-use meridian_core::{Error, NewRequest, Pattern, RowId, Signals};
-use meridian_runtime::thinking::{BudgetStatus, ClientBudget, Enrolled, ThinkBudgets, ThinkSettings, Thinker};
+use meridian_core::budget::{BudgetStatus, EndRules, Load, ThinkBudgets, ThinkSettings, ThinkThresholds};
+use meridian_core::{Error, Pattern, RequestTable};
 
 use crate::Driver;
 
-/// Numbers of requests are not used again in a process: a sampler may remember those of an engine that was taken out.
-static NEXT_BASE: AtomicU64 = AtomicU64::new(1);
-
-/// The thinking budgets of one engine, and where its numbers of requests begin.
-pub(crate) struct Thinking {
-    base: u64,
-    budgets: ThinkBudgets,
-}
-
-impl Thinking {
-    /// What the sampler calls the request with this number in the mirror.
-    fn key(&self, number: u64) -> u64 {
-        self.base + number
-    }
-
-    pub(crate) fn generated(&mut self, number: u64, tokens: &[u32], now_ms: f64) {
-        self.budgets.generated(self.key(number), tokens, now_ms);
-    }
-
-    pub(crate) fn signals(&self, number: u64) -> Option<Signals> {
-        self.budgets.signals(self.key(number))
-    }
-
-    pub(crate) fn remove(&mut self, number: u64) {
-        self.budgets.remove(self.key(number));
-    }
-}
-
-/// What the process that samples has to know of a request from its first token on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ForSampler {
-    /// The number of the request in reports and orders.
-    pub key: u64,
-    /// Think tokens at most, as long as no order says otherwise.
-    pub max_think_tokens: u32,
-    /// The entropy of its tokens is wanted.
-    pub is_measured: bool,
-}
+/// Keys of requests are not used again in a process: a sampler may remember those of an engine that was taken out.
+static NEXT_FIRST_KEY: AtomicU64 = AtomicU64::new(1);
 
 /// What recognising the ends of lines and of thinking takes, in tokens of the model.
 #[derive(Clone, Debug, Default)]
@@ -83,29 +46,11 @@ impl Driver {
             interrupts: interrupts.into(),
             guards_eos: self.config.model.eos_guard,
             steps_ahead: u32::try_from(self.settings.steps_ahead).unwrap_or(u32::MAX),
+            first_key: NEXT_FIRST_KEY.fetch_add(1, Ordering::Relaxed) << 40,
         };
-        let base = NEXT_BASE.fetch_add(1, Ordering::Relaxed) << 40;
-        self.thinking = Some(Thinking { base, budgets: ThinkBudgets::new(settings) });
+        ThinkBudgets::forget(&mut self.scheduler.mirror().table);
+        self.thinking = Some(ThinkBudgets::new(settings));
         Ok(())
-    }
-
-    /// Follow the thinking of a request that arrives; `None` where nothing is followed.
-    pub(crate) fn enroll(
-        &mut self,
-        row: RowId,
-        id: &str,
-        request: &NewRequest<'_>,
-        client: ClientBudget,
-    ) -> Option<ForSampler> {
-        let state = self.scheduler.mirror().table.get(row)?;
-        let (number, prompt_tokens) = (state.id().0, state.prompt_tokens());
-        let (priority, tenant, deadline_ms) = state.client_facts();
-        let thinking = self.thinking.as_mut()?;
-        let key = thinking.key(number);
-        let NewRequest { prompt, max_tokens, .. } = *request;
-        let thinker = Thinker { id, prompt, prompt_tokens, max_tokens, priority, tenant, deadline_ms, client };
-        let Enrolled { max_think_tokens, is_measured } = thinking.budgets.add(key, &thinker);
-        Some(ForSampler { key, max_think_tokens, is_measured })
     }
 
     /// Ask the budget slot about what is new; returns what is to be told to the samplers before the next step.
@@ -115,19 +60,21 @@ impl Driver {
         let waiting = self.waiting;
         let load = Load { now_ms, thinking, answering, waiting, free_blocks, total_blocks, ..Load::default() };
         match &mut self.thinking {
-            Some(followed) => followed.budgets.decide(&mut self.budget, load),
+            Some(budgets) => budgets.decide(&mut self.scheduler.mirror().table, &mut self.budget, load),
             None => &[],
         }
     }
 
-    /// The budgets, for what the samplers and probes report; `None` where nothing is followed.
-    pub fn thinking(&mut self) -> Option<&mut ThinkBudgets> {
-        self.thinking.as_mut().map(|thinking| &mut thinking.budgets)
+    /// The budgets and the table that they are about, for what the samplers and probes report; `None` where nothing is
+    /// followed.
+    pub fn thinking(&mut self) -> Option<(&mut ThinkBudgets, &mut RequestTable)> {
+        let Self { thinking, scheduler, .. } = self;
+        Some((thinking.as_mut()?, &mut scheduler.mirror().table))
     }
 
     /// What was done to the thinking of its requests; `None` where nothing is followed.
     #[must_use]
     pub fn thinking_status(&self) -> Option<BudgetStatus> {
-        self.thinking.as_ref().map(|thinking| thinking.budgets.status())
+        self.thinking.as_ref().map(ThinkBudgets::status)
     }
 }

@@ -10,11 +10,9 @@
 
 use std::time::Instant;
 
-use meridian_core::budget::{EndRules, Load, Order, ThinkThresholds};
-use meridian_core::config::ProbeAt;
-use meridian_core::{Budget, EntropyUnit, Markers, MeridianConfig, native};
+use meridian_core::budget::{ClientBudget, EndRules, Load, Order, ThinkBudgets, ThinkSettings, ThinkThresholds};
+use meridian_core::{Budget, Markers, MeridianConfig, NewRequest, RequestId, RequestTable, native};
 use meridian_runtime::BudgetSlot;
-use meridian_runtime::thinking::{ClientBudget, ThinkBudgets, ThinkSettings, Thinker};
 
 const REQUESTS: u64 = 256;
 const STEPS: u32 = 4096;
@@ -36,45 +34,31 @@ fn run(name: &str, has_lines: bool) -> (f64, u64, usize) {
         ..ThinkThresholds::default()
     };
     let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![]).unwrap();
+    let mut table = RequestTable::new(markers.clone());
     let mut budgets = ThinkBudgets::new(ThinkSettings {
-        rules: EndRules::new(markers, vec![]).unwrap(),
         configured,
-        unit: EntropyUnit::Bits,
-        measures: false,
-        can_probe: false,
-        probe_at: ProbeAt::Interval,
-        block_tokens: 16,
         line_ends: [LINE].into(),
         boundaries: [LINE].into(),
-        interrupts: [].into(),
-        guards_eos: false,
-        steps_ahead: 0,
+        ..ThinkSettings::new(EndRules::new(markers, vec![]).unwrap())
     });
-    for key in 0..REQUESTS {
-        budgets.add(
-            key,
-            &Thinker {
-                id: "request",
-                prompt: &[1, 7],
-                prompt_tokens: 2,
-                max_tokens: u32::MAX,
-                priority: 0,
-                tenant: 0,
-                deadline_ms: f64::INFINITY,
-                client: ClientBudget::default(),
-            },
-        );
+    let mut rows = Vec::new();
+    for number in 0..REQUESTS {
+        let request = NewRequest { prompt: &[1, 7], ..NewRequest::default() };
+        let row = table.insert(RequestId(number), &request).unwrap();
+        budgets.enroll(&mut table, row, "request", ClientBudget::default());
+        rows.push(row);
     }
+    let mut events = Vec::new();
     let load = Load { thinking: REQUESTS as u32, total_blocks: 1, ..Load::default() };
     let mut ended = 0;
     let started = Instant::now();
     for step in 0..STEPS {
         let load = Load { now_ms: f64::from(step), ..load };
-        ended += Order::read_all(budgets.decide(&mut slot, load)).count();
+        ended += Order::read_all(budgets.decide(&mut table, &mut slot, load)).count();
         let token = if has_lines && step % LINE_EVERY == LINE_EVERY - 1 { LINE } else { 20 };
-        for key in 0..REQUESTS {
-            budgets.generated(key, &[token], load.now_ms);
-        }
+        let tokens: Vec<_> = rows.iter().map(|row| (*row, token)).collect();
+        table.set_clock(load.now_ms);
+        budgets.generated(&mut table, &tokens, &mut events);
     }
     (started.elapsed().as_secs_f64(), slot.control().status().decisions.iter().sum(), ended)
 }

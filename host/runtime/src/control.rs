@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::thinking::BudgetStatus;
+use meridian_core::budget::BudgetStatus;
 
 pub use meridian_core::SlotName;
 

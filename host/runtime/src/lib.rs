@@ -30,7 +30,6 @@ mod private;
 pub mod recording;
 mod slot;
 mod stats;
-pub mod thinking;
 #[cfg(not(loom))]
 pub mod traces;
 #[cfg(not(loom))]

@@ -432,18 +432,6 @@ fn a_rollback_between_two_decisions_is_recorded() {
     assert_eq!((report.identical, report.different, report.gaps), (6, 0, 0), "{:?}", report.differences);
 }
 
-/// A recording keeps every column, also those that nobody reads: another policy may be replayed on it.
-#[test]
-fn a_recording_shows_every_column() {
-    let dir = folder("shows");
-    let slot = DispatchSlot::new(native("fcfs"), recorded::TARGETS);
-    assert!(!slot.shows(&[Column::Eat, Column::Rpdi]), "fcfs reads neither");
-    let recorder = Recorder::start(settings(&dir)).unwrap();
-    slot.control().record(&recorder, recorded::SETUP);
-    assert!(slot.shows(&[Column::Eat, Column::Rpdi]));
-    recorder.close();
-}
-
 /// Process ids say nothing where each engine of a folder counts its own: what is being written is locked.
 #[test]
 fn what_another_recorder_writes_is_left_alone() {

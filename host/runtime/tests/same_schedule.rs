@@ -21,7 +21,7 @@ struct Engine {
 }
 
 /// What the step gives, by phase.
-struct Step<'a> {
+struct Serving<'a> {
     table: &'a RequestTable,
     decode_tokens: u32,
     given: Vec<(RowId, u32)>,
@@ -29,7 +29,7 @@ struct Step<'a> {
     think: Vec<Grant>,
 }
 
-impl EngineStep for Step<'_> {
+impl EngineStep for Serving<'_> {
     fn needed_tokens(&mut self, row: RowId) -> u32 {
         self.table[row].needed_tokens(self.decode_tokens)
     }
@@ -62,7 +62,7 @@ impl Engine {
             ..EngineFacts::default()
         };
         let plan = scheduler.plan(&facts, &queues.running, &candidates).clone();
-        let mut step = Step {
+        let mut step = Serving {
             table: &scheduler.mirror().table,
             decode_tokens: limits.decode_tokens,
             given: Vec::new(),
@@ -75,7 +75,7 @@ impl Engine {
         running.extend_from_slice(&queues.running[running.len()..]);
         waiting.retain(|row| queues.waiting.contains(row));
         (queues.running, queues.waiting) = (running, waiting);
-        let Step { given, output, think, .. } = step;
+        let Serving { given, output, think, .. } = step;
         let ran_dry = given.is_empty();
         scheduler.scheduled(limits.now_ms, given);
         if ran_dry {

@@ -2,13 +2,15 @@
 
 use std::sync::{Arc, Mutex};
 
-use meridian_core::budget::{EndRules, Load, Measured, Order, Point, Report, ThinkThresholds, Verdict};
+use meridian_core::budget::{
+    BudgetStatus, ClientBudget, EndRules, Enrolled, Load, Measured, Order, Point, Report, Signal, ThinkBudgets,
+    ThinkSettings, ThinkThresholds, Verdict,
+};
 use meridian_core::config::ProbeAt;
 use meridian_core::{
-    Batch, Budget, BudgetColumn, BudgetDecision, Description, EntropyUnit, Fault, Markers, MeridianConfig, Policy,
-    native,
+    Batch, Budget, BudgetColumn, BudgetDecision, Description, EntropyUnit, Fault, Markers, MeridianConfig, NewRequest,
+    Policy, RequestId, RequestTable, RowId, native,
 };
-use meridian_runtime::thinking::{ClientBudget, Enrolled, ThinkBudgets, ThinkSettings, Thinker};
 use meridian_runtime::{BudgetSlot, Contender};
 
 const LINE: u32 = 5;
@@ -33,14 +35,81 @@ fn level() -> ThinkThresholds {
     }
 }
 
-fn budgets(configured: ThinkThresholds, steps_ahead: u32) -> ThinkBudgets {
-    ThinkBudgets::new(settings(configured, steps_ahead))
+/// The budgets, and the table of the requests that they are about.
+struct Followed {
+    budgets: ThinkBudgets,
+    table: RequestTable,
+}
+
+impl Followed {
+    fn new(settings: ThinkSettings) -> Self {
+        Self { budgets: ThinkBudgets::new(settings), table: RequestTable::new(markers()) }
+    }
+
+    fn row(&self, key: u64) -> Option<RowId> {
+        self.table.find(RequestId(key))
+    }
+
+    fn generated(&mut self, key: u64, tokens: &[u32], now_ms: f64) {
+        let row = self.row(key).expect("it was added");
+        let tokens: Vec<_> = tokens.iter().map(|token| (row, *token)).collect();
+        self.table.set_clock(now_ms);
+        self.budgets.generated(&mut self.table, &tokens, &mut Vec::new());
+    }
+
+    fn remove(&mut self, key: u64) {
+        let row = self.row(key).expect("it was added");
+        self.budgets.finished(&self.table, row);
+        self.table.remove(row);
+    }
+
+    fn limit(&mut self, key: u64, max_think_tokens: u32) -> bool {
+        self.row(key).is_some_and(|row| self.budgets.limit(&mut self.table, row, max_think_tokens))
+    }
+
+    fn received(&mut self, datagram: &[u8]) {
+        self.budgets.received(&mut self.table, datagram);
+    }
+
+    fn due(&self) -> std::vec::IntoIter<(u64, u32)> {
+        self.budgets.due(&self.table).into_iter()
+    }
+
+    fn probe_runs(&mut self, key: u64, tokens: u32) {
+        self.budgets.probe_runs(&mut self.table, key, tokens);
+    }
+
+    fn probed(&mut self, key: u64, answer: Option<u32>) {
+        self.budgets.probed(&mut self.table, key, answer);
+    }
+
+    fn decide(&mut self, slot: &mut BudgetSlot, load: Load) -> &[u8] {
+        self.budgets.decide(&mut self.table, slot, load)
+    }
+
+    fn status(&self) -> BudgetStatus {
+        self.budgets.status()
+    }
+
+    fn record_signals(&mut self, keep: bool) {
+        self.budgets.record_signals(keep);
+    }
+
+    fn take_signals(&mut self) -> Vec<Signal> {
+        self.budgets.take_signals()
+    }
+}
+
+fn markers() -> Markers {
+    Markers::new(vec![vec![7]], vec![vec![8]], vec![]).expect("valid markers")
+}
+
+fn budgets(configured: ThinkThresholds, steps_ahead: u32) -> Followed {
+    Followed::new(settings(configured, steps_ahead))
 }
 
 fn settings(configured: ThinkThresholds, steps_ahead: u32) -> ThinkSettings {
-    let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![]).expect("valid markers");
     ThinkSettings {
-        rules: EndRules::new(markers, vec![]).expect("an end marker"),
         configured,
         unit: EntropyUnit::Bits,
         measures: true,
@@ -49,31 +118,23 @@ fn settings(configured: ThinkThresholds, steps_ahead: u32) -> ThinkSettings {
         block_tokens: 16,
         line_ends: [LINE].into(),
         boundaries: [LINE].into(),
-        interrupts: [].into(),
         guards_eos: true,
         steps_ahead,
+        ..ThinkSettings::new(EndRules::new(markers(), vec![]).expect("an end marker"))
     }
 }
 
-fn add(budgets: &mut ThinkBudgets, key: u64, client: ClientBudget) -> Enrolled {
-    let thinker = Thinker {
-        id: &format!("r{key}"),
-        prompt: &[1, 7],
-        prompt_tokens: 2,
-        max_tokens: 100,
-        priority: 0,
-        tenant: 0,
-        deadline_ms: f64::INFINITY,
-        client,
-    };
-    budgets.add(key, &thinker)
+fn add(followed: &mut Followed, key: u64, client: ClientBudget) -> Enrolled {
+    let request = NewRequest { prompt: &[1, 7], max_tokens: 100, ..NewRequest::default() };
+    let row = followed.table.insert(RequestId(key), &request).expect("a free id");
+    followed.budgets.enroll(&mut followed.table, row, &format!("r{key}"), client).expect("the row is live")
 }
 
-fn orders(budgets: &mut ThinkBudgets, slot: &mut BudgetSlot) -> Vec<Order> {
+fn orders(budgets: &mut Followed, slot: &mut BudgetSlot) -> Vec<Order> {
     Order::read_all(budgets.decide(slot, Load::default())).collect()
 }
 
-fn probe(budgets: &mut ThinkBudgets, key: u64, nats: f32, answer: u32) {
+fn probe(budgets: &mut Followed, key: u64, nats: f32, answer: u32) {
     let at = budgets.due().find(|(due, _)| *due == key).map_or(0, |(_, at)| at);
     budgets.probe_runs(key, 3);
     let mut datagram = Vec::new();
@@ -142,8 +203,11 @@ fn a_changed_limit_takes_effect_while_the_request_thinks() {
     add(&mut budgets, 1, ClientBudget::default());
     orders(&mut budgets, &mut slot);
     budgets.generated(1, &[20; 10], 1.0);
-    let key = budgets.find("r1").unwrap();
-    assert!(budgets.limit(key, 12) && !budgets.limit(99, 12));
+    let key = 1;
+    let unfollowed = budgets.table.insert(RequestId(99), &NewRequest::default()).expect("a free id");
+    assert!(budgets.limit(key, 12) && !budgets.limit(99, 12), "nobody follows the other");
+    budgets.table.remove(unfollowed);
+    assert!(!budgets.budgets.limit(&mut budgets.table, unfollowed, 12), "it is over");
     assert_eq!(orders(&mut budgets, &mut slot), [Order::Limit { key, from: 10, max_think_tokens: 12 }]);
     assert!(budgets.limit(key, 5));
     assert_eq!(orders(&mut budgets, &mut slot), [Order::Limit { key, from: 10, max_think_tokens: 5 }]);
@@ -254,7 +318,7 @@ fn the_index_is_the_same_when_entropies_come_after_their_tokens() {
 
 #[test]
 fn a_probe_whose_entropy_comes_after_it_counts_until_the_next_is_due() {
-    let report = |budgets: &mut ThinkBudgets, token| {
+    let report = |budgets: &mut Followed, token| {
         let mut datagram = Vec::new();
         Report { key: 1, token, what: Measured::Probe, entropy_nats: 0.1 }.write(&mut datagram);
         budgets.received(&datagram);
@@ -337,8 +401,8 @@ fn signals_off() -> ThinkThresholds {
 }
 
 /// Has nothing measured, as in an engine without a sampler that measures.
-fn unmeasured(configured: ThinkThresholds) -> ThinkBudgets {
-    ThinkBudgets::new(ThinkSettings { measures: false, can_probe: false, ..settings(configured, 0) })
+fn unmeasured(configured: ThinkThresholds) -> Followed {
+    Followed::new(ThinkSettings { measures: false, can_probe: false, ..settings(configured, 0) })
 }
 
 #[test]
@@ -346,7 +410,7 @@ fn a_policy_is_asked_at_boundaries_where_nothing_is_measured() {
     let (mut budgets, (mut slot, seen)) = (unmeasured(signals_off()), Noting::slot(|load| load.waiting > 3));
     add(&mut budgets, 1, ClientBudget::default());
     add(&mut budgets, 2, ClientBudget::default());
-    let mut decide = |budgets: &mut ThinkBudgets, waiting| {
+    let mut decide = |budgets: &mut Followed, waiting| {
         let load = Load { waiting, ..Load::default() };
         Order::read_all(budgets.decide(&mut slot, load)).collect::<Vec<_>>()
     };
@@ -418,7 +482,7 @@ fn an_index_is_measured_for_a_policy_that_lists_it() {
     assert!(!add(&mut budgets, 1, ClientBudget::default()).is_measured, "nobody was asked yet");
     assert_eq!(orders(&mut budgets, &mut slot), [measure(true)]);
     assert!(add(&mut budgets, 2, ClientBudget::default()).is_measured);
-    let feed = |budgets: &mut ThinkBudgets, from: u32| {
+    let feed = |budgets: &mut Followed, from: u32| {
         for token in from..from + 4 {
             let mut datagram = Vec::new();
             Report { key: 1, token, what: Measured::Native, entropy_nats: 0.5 }.write(&mut datagram);
@@ -490,6 +554,28 @@ fn an_end_below_the_minimum_comes_at_the_minimum() {
     }
     budgets.generated(1, &[20], 1.0);
     assert_eq!(orders(&mut budgets, &mut slot), [Order::Limit { key: 1, from: 10, max_think_tokens: 0 }]);
+}
+
+/// A sampler may hear of an engine that was taken out, and anybody may send a datagram.
+#[test]
+fn reports_of_keys_that_are_not_these_budgets_change_nothing() {
+    let first_key = 1 << 40;
+    let mut budgets = Followed::new(ThinkSettings { first_key, ..settings(level(), 0) });
+    assert_eq!(add(&mut budgets, 1, ClientBudget::default()).key, first_key + 1);
+    budgets.generated(1, &[20, 21], 1.0);
+    assert_eq!(budgets.due().collect::<Vec<_>>(), [(first_key + 1, 2)]);
+    budgets.probe_runs(first_key + 1, 3);
+    for key in [0, 1, first_key, first_key + 2, 2 * first_key + 1, u64::MAX] {
+        let mut datagram = Vec::new();
+        Report { key, token: 2, what: Measured::Probe, entropy_nats: 0.1 }.write(&mut datagram);
+        budgets.received(&datagram);
+        budgets.probed(key, Some(3));
+    }
+    assert_eq!((budgets.status().probes_done, budgets.status().probes_dropped), (0, 0));
+    // Nobody is followed any more: what is heard of the old key is nobody's.
+    ThinkBudgets::forget(&mut budgets.table);
+    budgets.probed(first_key + 1, Some(3));
+    assert_eq!(budgets.due().count(), 0);
 }
 
 #[test]

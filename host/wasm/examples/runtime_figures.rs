@@ -70,12 +70,12 @@ struct Serving {
 }
 
 /// Which requests a step gives tokens, how many, and whether these are all that the request needs.
-struct Step<'a> {
+struct Carrying<'a> {
     table: &'a RequestTable,
     given: Vec<(RowId, u32, bool)>,
 }
 
-impl EngineStep for Step<'_> {
+impl EngineStep for Carrying<'_> {
     fn needed_tokens(&mut self, row: RowId) -> u32 {
         self.table[row].needed_tokens(1)
     }
@@ -139,7 +139,7 @@ impl Serving {
 
     fn run(&mut self, plan: &Plan) {
         let table = &self.engine.mirror().table;
-        let mut step = Step { table, given: Vec::new() };
+        let mut step = Carrying { table, given: Vec::new() };
         self.queues.carry_out(plan, SEATS, &mut step);
         let given = step.given;
         self.engine.scheduled(self.now_ms, given.iter().map(|(slot, tokens, _)| (*slot, *tokens)));

@@ -9,7 +9,7 @@ mod support;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use meridian_core::budget::{BudgetCandidate, Load, Observed};
+use meridian_core::budget::{BudgetCandidate, BudgetDecider, Load, Observed};
 use meridian_core::{
     BlockId, BlockTier, Budget, Dispatch, EntropyUnit, Eviction, EvictionCandidate, EvictionSubject, Markers, Memory,
     MeridianConfig, NewRequest, RequestId, RequestTable, SlotKind, Step, Subject, Targets,

@@ -10,7 +10,7 @@ mod support;
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
-use meridian_core::budget::{BudgetCandidate, Load, Observed, Point, PolicyThresholds, Verdict};
+use meridian_core::budget::{BudgetCandidate, BudgetDecider, Load, Observed, Point, PolicyThresholds, Verdict};
 use meridian_core::{
     Batch, BlockId, BlockTier, Budget, BudgetDecision, Dispatch, EntropyUnit, Eviction, EvictionCandidate,
     EvictionSubject, FaultKind, Memory, MeridianConfig, Policy, Ranker, SlotKind, SlotName, Subject, Targets, columns,

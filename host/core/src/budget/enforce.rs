@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use crate::{Error, Markers, Pattern, PhaseTracker, ThinkPhase};
+use crate::{Error, Markers, Pattern, PhaseTracker};
 
 use super::{Ending, ForceReason, ForcedEnding};
 
@@ -118,19 +118,113 @@ impl Default for ThinkLimits {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Enforcer {
+    enforcement: Enforcement,
+    opening: PhaseTracker,
+    tracker: PhaseTracker,
+}
+
+impl Enforcer {
+    /// A request with this templated prompt, or its end.
+    #[must_use]
+    pub fn new(rules: &EndRules, prompt: &[u32], limits: ThinkLimits) -> Self {
+        let opening = PhaseTracker::new(&rules.markers, prompt);
+        Self { enforcement: Enforcement::new(limits), tracker: opening.clone(), opening }
+    }
+
+    /// From the moment that `tokens` tokens have been generated, `max_think_tokens` is the limit. What was thought before
+    /// counts; a moment that has passed is now.
+    pub fn limit_from(&mut self, tokens: u32, max_think_tokens: u32) {
+        self.enforcement.limit_from(tokens, max_think_tokens);
+    }
+
+    /// Take in a generated token that stands for an end of sequence: the end marker is to be completed.
+    pub fn push_guarded(&mut self, rules: &EndRules, token: u32) {
+        self.enforcement.guard(self.is_thinking());
+        self.push(rules, token);
+    }
+
+    /// Begin again with these tokens, under the limits that held for each.
+    pub fn replay(&mut self, rules: &EndRules, tokens: impl IntoIterator<Item = u32>) {
+        self.enforcement.restart();
+        self.tracker = self.opening.clone();
+        for token in tokens {
+            // Whether an ending begins is settled where a token is sampled.
+            self.demand(rules);
+            self.push(rules, token);
+        }
+    }
+
+    /// What the next token may be.
+    pub fn demand(&mut self, rules: &EndRules) -> Demand {
+        self.enforcement.demand(rules, self.tracker.is_open())
+    }
+
+    /// Whether the request thinks, and has said so: not while it is open whether it will.
+    #[must_use]
+    pub fn is_thinking(&self) -> bool {
+        self.tracker.is_open()
+    }
+
+    /// Whether an ending is being forced.
+    #[must_use]
+    pub fn is_forcing(&self) -> bool {
+        self.enforcement.is_forcing()
+    }
+
+    /// Tokens generated.
+    #[must_use]
+    pub fn tokens(&self) -> u32 {
+        self.enforcement.tokens()
+    }
+
+    /// Tokens generated while thinking was open.
+    #[must_use]
+    pub fn think_tokens(&self) -> u32 {
+        self.enforcement.think_tokens()
+    }
+
+    /// How many tokens had been generated when the latest ending began to be forced, and why.
+    #[must_use]
+    pub fn forced(&self) -> Option<(u32, ForceReason)> {
+        self.enforcement.forced()
+    }
+
+    /// Take in a generated token.
+    pub fn push(&mut self, rules: &EndRules, token: u32) {
+        let was_open = self.tracker.is_open();
+        let _ = self.tracker.token(&rules.markers, token);
+        self.enforcement.push(rules, token, was_open, self.tracker.is_open());
+    }
+}
+
+/// The limits of one request's thinking and the ending that is forced on it: an [`Enforcer`] that follows no markers. It is
+/// told whether thinking is open by whoever follows them already.
+///
+/// ```
+/// use meridian_core::Markers;
+/// use meridian_core::budget::{Demand, EndRules, Enforcement, ThinkLimits};
+///
+/// let rules = EndRules::new(Markers::new(vec![vec![7]], vec![vec![8]], vec![])?, vec![])?;
+/// let mut request = Enforcement::new(ThinkLimits { max_think_tokens: 1, ..ThinkLimits::default() });
+/// request.push(&rules, 30, true, true);
+/// assert_eq!(request.demand(&rules, true), Demand::Force(8));
+/// request.push(&rules, 8, true, false);
+/// assert_eq!(request.demand(&rules, false), Demand::Free);
+/// # Ok::<(), meridian_core::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Enforcement {
     limits: ThinkLimits,
     /// Limits that hold from a number of generated tokens on, by that number; the latest of equals counts.
     later: Vec<(u32, u32)>,
     /// Numbers of the tokens that stand for an end of sequence.
     guarded: Vec<u32>,
-    opening: PhaseTracker,
     run: Run,
 }
 
 /// What the tokens so far have made of a request.
 #[derive(Clone, Debug)]
 struct Run {
-    tracker: PhaseTracker,
     tokens: u32,
     think_tokens: u32,
     matched: Vec<u16>,
@@ -147,17 +241,15 @@ struct Forcing {
     emitted: Vec<u32>,
 }
 
-impl Enforcer {
-    /// A request with this templated prompt, or its end.
+impl Enforcement {
+    /// A request that has generated nothing.
     #[must_use]
-    pub fn new(rules: &EndRules, prompt: &[u32], limits: ThinkLimits) -> Self {
-        let opening = PhaseTracker::new(&rules.markers, prompt);
-        let run = Run::new(opening.clone(), limits.interrupts.len());
-        Self { limits, later: Vec::new(), guarded: Vec::new(), opening, run }
+    pub fn new(limits: ThinkLimits) -> Self {
+        let run = Run::new(limits.interrupts.len());
+        Self { limits, later: Vec::new(), guarded: Vec::new(), run }
     }
 
-    /// From the moment that `tokens` tokens have been generated, `max_think_tokens` is the limit. What was thought before
-    /// counts; a moment that has passed is now.
+    /// See [`Enforcer::limit_from`].
     pub fn limit_from(&mut self, tokens: u32, max_think_tokens: u32) {
         let from = tokens.max(self.run.tokens);
         self.later.retain(|(at, _)| *at != from);
@@ -165,29 +257,23 @@ impl Enforcer {
         self.later.insert(index, (from, max_think_tokens));
     }
 
-    /// Take in a generated token that stands for an end of sequence: the end marker is to be completed.
-    pub fn push_guarded(&mut self, rules: &EndRules, token: u32) {
-        if self.run.forcing.is_none() && self.run.is_open() {
+    /// The next token stands for an end of sequence. `is_open`: thinking is open before it.
+    pub fn guard(&mut self, is_open: bool) {
+        if self.run.forcing.is_none() && is_open {
             self.guarded.push(self.run.tokens);
         }
-        self.push(rules, token);
     }
 
-    /// Begin again with these tokens, under the limits that held for each.
-    pub fn replay(&mut self, rules: &EndRules, tokens: impl IntoIterator<Item = u32>) {
-        self.run = Run::new(self.opening.clone(), self.limits.interrupts.len());
-        for token in tokens {
-            // Whether an ending begins is settled where a token is sampled.
-            self.demand(rules);
-            self.push(rules, token);
-        }
+    /// Forget the tokens; the limits, and the numbers of the tokens that they hold from, stay.
+    fn restart(&mut self) {
+        self.run = Run::new(self.limits.interrupts.len());
     }
 
-    /// What the next token may be.
-    pub fn demand(&mut self, rules: &EndRules) -> Demand {
+    /// What the next token may be. `is_open`: thinking is open before it.
+    pub fn demand(&mut self, rules: &EndRules, is_open: bool) -> Demand {
         let max_think_tokens = self.limit();
         let run = &mut self.run;
-        if run.forcing.is_none() && run.is_open() {
+        if run.forcing.is_none() && is_open {
             let reason = if run.think_tokens >= max_think_tokens {
                 Some(ForceReason::HardCap)
             } else if run.is_interrupted {
@@ -205,13 +291,7 @@ impl Enforcer {
             Some(None) => run.forcing = None,
             None => {}
         }
-        if self.limits.guards_eos && run.is_open() { Demand::Guarded } else { Demand::Free }
-    }
-
-    /// Whether the request thinks, and has said so: not while it is open whether it will.
-    #[must_use]
-    pub fn is_thinking(&self) -> bool {
-        self.run.is_open()
+        if self.limits.guards_eos && is_open { Demand::Guarded } else { Demand::Free }
     }
 
     /// Whether an ending is being forced.
@@ -245,18 +325,16 @@ impl Enforcer {
         self.run.forced
     }
 
-    /// Take in a generated token.
-    pub fn push(&mut self, rules: &EndRules, token: u32) {
+    /// Take in a generated token. `was_open` and `is_open`: thinking was open before it, and is open after it.
+    pub fn push(&mut self, rules: &EndRules, token: u32, was_open: bool, is_open: bool) {
         let run = &mut self.run;
-        if self.guarded.binary_search(&run.tokens).is_ok() && run.forcing.is_none() && run.is_open() {
+        if self.guarded.binary_search(&run.tokens).is_ok() && run.forcing.is_none() && was_open {
             run.force(&rules.plain, ForceReason::EosGuard);
         }
         run.tokens = run.tokens.saturating_add(1);
         if let Some(forcing) = &mut run.forcing {
             forcing.emitted.push(token);
         }
-        let was_open = run.is_open();
-        let _ = run.tracker.token(&rules.markers, token);
         if !was_open {
             return;
         }
@@ -268,7 +346,7 @@ impl Enforcer {
         for (pattern, matched) in self.limits.interrupts.iter().zip(&mut run.matched) {
             run.is_interrupted |= pattern.advance(matched, token);
         }
-        if !run.is_open() {
+        if !is_open {
             // A model that thinks again begins again.
             run.tail.clear();
             run.is_interrupted = false;
@@ -277,9 +355,8 @@ impl Enforcer {
 }
 
 impl Run {
-    fn new(tracker: PhaseTracker, interrupts: usize) -> Self {
+    fn new(interrupts: usize) -> Self {
         Self {
-            tracker,
             tokens: 0,
             think_tokens: 0,
             matched: vec![0; interrupts],
@@ -288,10 +365,6 @@ impl Run {
             forcing: None,
             forced: None,
         }
-    }
-
-    fn is_open(&self) -> bool {
-        self.tracker.phase() == ThinkPhase::Think && !self.tracker.is_undecided()
     }
 
     fn force(&mut self, ending: &Ending, reason: ForceReason) {

@@ -1,19 +1,28 @@
-//! When to end thinking, and how: pure functions over signals. What measures the entropies is elsewhere.
+//! When to end thinking, and how: pure functions over signals, and [`ThinkBudgets`], which applies them to the requests of an
+//! engine. What measures the entropies is elsewhere.
 
+mod client;
 mod eat;
 mod enforce;
 mod force;
+mod record;
 mod rpdi;
+mod settings;
 mod state;
+mod thinking;
 mod thresholds;
 mod wire;
 
+pub use client::ClientBudget;
 pub use eat::Eat;
-pub use enforce::{Demand, EndRules, Enforcer, ThinkLimits};
+pub use enforce::{Demand, EndRules, Enforcement, Enforcer, ThinkLimits};
 pub use force::{Ending, ForcedEnding};
 pub use meridian_policy_sdk::budget::{Load, Point, Thresholds as PolicyThresholds, Verdict};
+pub(crate) use record::ThinkRecord;
 pub use rpdi::Rpdi;
+pub use settings::{BudgetDecider, BudgetStatus, BudgetWants, Enrolled, Signal, ThinkSettings};
 pub use state::{ForceReason, Observed, ThinkBudget};
+pub use thinking::ThinkBudgets;
 pub use thresholds::ThinkThresholds;
 pub use wire::{Measured, Order, Report};
 

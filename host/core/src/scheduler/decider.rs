@@ -57,7 +57,7 @@ pub trait Decider: Send {
 ///
 /// ```
 /// use meridian_core::{
-///     Column, Decider, Decision, EngineDecider, FillColumns, Markers, MeridianScheduler, SchedulerConfig, Source, Step,
+///     Decider, Decision, EngineDecider, FillColumns, Markers, MeridianScheduler, SchedulerConfig, Source, Step,
 /// };
 ///
 /// /// Leaves every step as it is.
@@ -72,9 +72,6 @@ pub trait Decider: Send {
 /// impl EngineDecider for AsItIs {
 ///     fn overruled(&mut self) {}
 ///     fn kept(&mut self, _: f64) {}
-///     fn shows(&self, _: &[Column]) -> bool {
-///         false
-///     }
 /// }
 ///
 /// let decider = AsItIs(Decision::default());
@@ -87,9 +84,6 @@ pub trait EngineDecider: Decider {
 
     /// The engine took a step at `now_ms` its own way, which is what this decider's policy would have said.
     fn kept(&mut self, now_ms: f64);
-
-    /// Whether the next decision shows any of these columns, to a policy or to a recording.
-    fn shows(&self, columns: &[Column]) -> bool;
 }
 
 /// One policy; the native default decides the steps in which that one faults or has no answer.

@@ -10,8 +10,8 @@ use meridian_policy_sdk::{Column, Decision};
 
 use crate::sync::{Mutex, get_mut, lock};
 use crate::{
-    EngineFacts, EngineMirror, Fault, KvGrowth, Markers, Plan, Planner, Policy, RequestId, RowId, SchedulerConfig,
-    Signals, StepTime, columns, native,
+    EngineFacts, EngineMirror, Fault, KvGrowth, Markers, Plan, Planner, Policy, RowId, SchedulerConfig, StepTime,
+    columns, native,
 };
 
 pub use self::decider::{Decider, EngineDecider, FillColumns, PolicyDecider, Source};
@@ -148,13 +148,6 @@ impl<D: EngineDecider> MeridianScheduler<D> {
     /// Who decided the latest step.
     pub fn last_source(&mut self) -> Option<Source> {
         get_mut(&mut self.deciding).last_source
-    }
-
-    /// Take in what was measured of the candidates' thinking, where anything sees it. `of` tells it of a request.
-    pub fn refresh_signals(&mut self, running: &[RowId], waiting: &[RowId], of: impl Fn(RequestId) -> Option<Signals>) {
-        if self.decider().shows(&[Column::Eat, Column::EatVariance, Column::Rpdi]) {
-            self.mirror().table.measured(running.iter().chain(waiting).copied(), of);
-        }
     }
 
     /// Put priorities before the policy's keys; see [`Planner::put_priority_first`].

@@ -30,17 +30,17 @@ impl MeridianScheduler {
     /// [`Error::DuplicateRequest`] when the id is live, [`Error::NotATime`].
     pub fn submit(&self, id: RequestId, request: &NewRequest<'_>) -> Result<Option<PhaseEvent>, Error> {
         let requests = &mut *lock(&self.requests);
-        let slot = requests.mirror.table.insert(id, request)?;
-        requests.waiting.push_back(slot);
-        Ok(requests.mirror.table[slot].entered())
+        let row_id = requests.mirror.table.insert(id, request)?;
+        requests.waiting.push_back(row_id);
+        Ok(requests.mirror.table[row_id].entered())
     }
 
     /// Tokens were generated for a request, in order. Appends to `events` what they did to its thinking. Tokens of a
     /// request that is not live are passed over: a step may end after its request was aborted.
     pub fn generated(&self, id: RequestId, tokens: &[u32], events: &mut Vec<PhaseEvent>) {
         let table = &mut lock(&self.requests).mirror.table;
-        if let Some(slot) = table.find(id) {
-            table.generated(slot, tokens, events);
+        if let Some(row_id) = table.find(id) {
+            table.generated(row_id, tokens, events);
         }
     }
 
@@ -48,8 +48,8 @@ impl MeridianScheduler {
     /// tokens, lost KV.
     pub fn set_computed(&self, id: RequestId, computed_tokens: u32) {
         let table = &mut lock(&self.requests).mirror.table;
-        if let Some(slot) = table.find(id) {
-            table.set_computed(slot, computed_tokens);
+        if let Some(row_id) = table.find(id) {
+            table.set_computed(row_id, computed_tokens);
         }
     }
 
@@ -57,10 +57,12 @@ impl MeridianScheduler {
     pub fn preempt(&self, id: RequestId) -> bool {
         let requests = &mut *lock(&self.requests);
         let table = &requests.mirror.table;
-        let Some(slot) = table.find(id).filter(|slot| table[*slot].state() == State::Running) else { return false };
-        requests.mirror.preempted(slot);
-        requests.running.retain(|running| *running != slot);
-        requests.waiting.push_front(slot);
+        let Some(row_id) = table.find(id).filter(|row_id| table[*row_id].state() == State::Running) else {
+            return false;
+        };
+        requests.mirror.preempted(row_id);
+        requests.running.retain(|running| *running != row_id);
+        requests.waiting.push_front(row_id);
         true
     }
 
@@ -68,8 +70,8 @@ impl MeridianScheduler {
     pub fn finish(&self, id: RequestId) -> bool {
         let requests = &mut *lock(&self.requests);
         let table = &mut requests.mirror.table;
-        let Some(slot) = table.find(id) else { return false };
-        let removed = table.remove(slot);
+        let Some(row_id) = table.find(id) else { return false };
+        let removed = table.remove(row_id);
         requests.ended = true;
         if table.is_empty() {
             requests.mirror.idle();
@@ -81,8 +83,8 @@ impl MeridianScheduler {
     #[must_use]
     pub fn phase(&self, id: RequestId) -> Option<ThinkPhase> {
         let requests = lock(&self.requests);
-        let slot = requests.mirror.table.find(id)?;
-        requests.mirror.table.get(slot).map(|row| row.phase())
+        let row_id = requests.mirror.table.find(id)?;
+        requests.mirror.table.get(row_id).map(|row| row.phase())
     }
 
     /// Requests in each state.
@@ -91,14 +93,14 @@ impl MeridianScheduler {
         let requests = lock(&self.requests);
         let table = &requests.mirror.table;
         let mut stats = QueueStats::default();
-        for row in requests.running.iter().filter_map(|slot| table.get(*slot)) {
+        for row in requests.running.iter().filter_map(|row_id| table.get(*row_id)) {
             match row.phase() {
                 ThinkPhase::Output => stats.output += 1,
                 ThinkPhase::Think => stats.think += 1,
                 ThinkPhase::Prefill => stats.prefill += 1,
             }
         }
-        stats.waiting = requests.waiting.iter().filter(|slot| table.get(**slot).is_some()).count();
+        stats.waiting = requests.waiting.iter().filter(|row_id| table.get(**row_id).is_some()).count();
         stats
     }
 
@@ -136,7 +138,7 @@ impl Requests {
     fn begin(&mut self, limits: &StepLimits, deciding: &mut Deciding<PolicyDecider>) -> (EngineFacts, Step) {
         let table = &self.mirror.table;
         if std::mem::take(&mut self.ended) {
-            self.running.retain(|slot| table.get(*slot).is_some());
+            self.running.retain(|row_id| table.get(*row_id).is_some());
         }
         let seats = (limits.max_running as usize).saturating_sub(self.running.len());
         deciding.running.clone_from(&self.running);
@@ -166,19 +168,19 @@ impl Requests {
     fn fill_window(&mut self, window: &mut Vec<RowId>) {
         let table = &self.mirror.table;
         let mut looked_at = 0;
-        for slot in &self.waiting {
+        for row_id in &self.waiting {
             if window.len() == WAITING_WINDOW {
                 break;
             }
             looked_at += 1;
-            if table.get(*slot).is_some() {
-                window.push(*slot);
+            if table.get(*row_id).is_some() {
+                window.push(*row_id);
             }
         }
         if looked_at > window.len() {
             self.waiting.drain(..looked_at);
-            for slot in window.iter().rev() {
-                self.waiting.push_front(*slot);
+            for row_id in window.iter().rev() {
+                self.waiting.push_front(*row_id);
             }
         }
     }
@@ -190,10 +192,10 @@ impl Requests {
         let mut batch = ScheduledBatch { token_budget: plan.token_budget, ..ScheduledBatch::default() };
         caps.clear();
         if !plan.token_caps.is_empty() {
-            let positions = running.iter().chain(&*waiting).map(|slot| slot.index() + 1).max().unwrap_or(0);
+            let positions = running.iter().chain(&*waiting).map(|row_id| row_id.index() + 1).max().unwrap_or(0);
             caps.resize(positions, u32::MAX);
-            for (slot, cap) in &plan.token_caps {
-                caps[slot.index()] = *cap;
+            for (row_id, cap) in &plan.token_caps {
+                caps[row_id.index()] = *cap;
             }
         }
         let in_order = |order: &[u32], i: usize| order.get(i).map_or(i, |from| *from as usize);
@@ -213,15 +215,15 @@ impl Requests {
                 (None, Some(_)) => true,
                 (Some(r), Some(w)) => planner.is_overdue(w) || key(running.len() + w) < key(r),
             };
-            let slot = if takes_waiting {
+            let row_id = if takes_waiting {
                 next_waiting += 1;
                 waiting[waiting_position.expect("matched above")]
             } else {
                 next_running += 1;
                 running[running_position.expect("matched above")]
             };
-            let Some(row) = self.mirror.table.get(slot) else { continue };
-            let cap = caps.get(slot.index()).copied().unwrap_or(u32::MAX);
+            let Some(row) = self.mirror.table.get(row_id) else { continue };
+            let cap = caps.get(row_id.index()).copied().unwrap_or(u32::MAX);
             let tokens = row.needed_tokens(facts.decode_tokens).min(cap).min(left);
             if tokens == 0 {
                 continue;
@@ -230,10 +232,10 @@ impl Requests {
             let grant = Grant { request: row.id(), tokens };
             // Phases as they are now: tokens may have come in while the policy decided.
             if row.phase() == ThinkPhase::Output { &mut batch.output } else { &mut batch.think }.push(grant);
-            given.push((slot, tokens));
+            given.push((row_id, tokens));
             if takes_waiting {
                 seats -= 1;
-                self.running.push(slot);
+                self.running.push(row_id);
             }
         }
         let scheduled_tokens = self.mirror.scheduled(facts.now_ms, given.iter().copied());
@@ -248,16 +250,16 @@ impl Requests {
     /// Take the `admitted` requests that run now out of the waiting queue; they are near its front.
     fn leave_waiting(&mut self, admitted: u32) {
         let table = &self.mirror.table;
-        let is_running = |slot: &RowId| table.get(*slot).is_some_and(|row| row.state() == State::Running);
+        let is_running = |row_id: &RowId| table.get(*row_id).is_some_and(|row| row.state() == State::Running);
         let mut left = admitted;
         let mut looked_at = 0;
         while left > 0 && looked_at < self.waiting.len() {
             left -= u32::from(is_running(&self.waiting[looked_at]));
             looked_at += 1;
         }
-        let stay: Vec<RowId> = self.waiting.drain(..looked_at).filter(|slot| !is_running(slot)).collect();
-        for slot in stay.into_iter().rev() {
-            self.waiting.push_front(slot);
+        let stay: Vec<RowId> = self.waiting.drain(..looked_at).filter(|row_id| !is_running(row_id)).collect();
+        for row_id in stay.into_iter().rev() {
+            self.waiting.push_front(row_id);
         }
     }
 }
@@ -267,8 +269,8 @@ impl<D> Deciding<D> {
     fn drop_ended(&mut self, requests: &Requests) {
         let table = &requests.mirror.table;
         let running = self.running.len();
-        let stays = |(i, slot): (usize, &RowId)| {
-            table.get(*slot).is_some_and(|row| (row.state() == State::Running) == (i < running))
+        let stays = |(i, row_id): (usize, &RowId)| {
+            table.get(*row_id).is_some_and(|row| (row.state() == State::Running) == (i < running))
         };
         if self.candidates.iter().enumerate().all(stays) {
             return;

@@ -1,6 +1,8 @@
 //! Whatever a policy says of thinking, each request has thresholds that hold, and one verdict.
 
-use meridian_core::budget::{BudgetCandidate, Load, Observed, Point, PolicyThresholds, ThinkThresholds, Verdict};
+use meridian_core::budget::{
+    BudgetCandidate, BudgetDecider, Load, Observed, Point, PolicyThresholds, ThinkThresholds, Verdict,
+};
 use meridian_core::{Budget, BudgetDecision, EntropyUnit};
 use meridian_runtime::BudgetSlot;
 

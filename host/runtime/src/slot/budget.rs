@@ -1,4 +1,4 @@
-use meridian_core::budget::{BudgetCandidate, Load, Point, ThinkThresholds, Verdict};
+use meridian_core::budget::{BudgetCandidate, BudgetDecider, BudgetWants, Load, Point, ThinkThresholds, Verdict};
 use meridian_core::{Budget, BudgetColumn as Column, BudgetDecision, EntropyUnit, Source, columns};
 
 use super::PolicySlot;
@@ -7,7 +7,7 @@ use crate::sync::lock;
 /// The budget slot, owned by whoever follows the thinking of the requests.
 ///
 /// ```
-/// use meridian_core::budget::{BudgetCandidate, Load, Observed, ThinkThresholds, Verdict};
+/// use meridian_core::budget::{BudgetCandidate, BudgetDecider, Load, Observed, ThinkThresholds, Verdict};
 /// use meridian_core::{Budget, EntropyUnit, MeridianConfig, native};
 /// use meridian_runtime::BudgetSlot;
 ///
@@ -22,23 +22,8 @@ use crate::sync::lock;
 /// ```
 pub type BudgetSlot = PolicySlot<Budget>;
 
-/// What the policies of a budget slot go by, the active one and its shadow: what the host has to measure, and when to ask.
-/// The default, which stands in after a fault, has to do without.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct BudgetWants {
-    /// Times that another version was put in place.
-    pub(crate) swaps: u64,
-    /// The likeliest answers of probes.
-    pub(crate) answers: bool,
-    /// The path deviation index, even where no threshold is set on it.
-    pub(crate) index: bool,
-    /// To be asked at boundaries at which nothing was measured.
-    pub(crate) boundaries: bool,
-}
-
-impl PolicySlot<Budget> {
-    /// What the policies go by now.
-    pub(crate) fn wants(&self) -> BudgetWants {
+impl BudgetDecider for PolicySlot<Budget> {
+    fn wants(&self) -> BudgetWants {
         let state = &*lock(&self.state);
         let active = state.active.policy.policy();
         let shadow = state.shadow.as_ref().map(|shadow| (shadow.inputs(), shadow.weighs_signals_alone()));
@@ -53,8 +38,7 @@ impl PolicySlot<Budget> {
         wants
     }
 
-    /// Requests begin to think: the thresholds of each, with variances in `unit` squared.
-    pub fn start(&mut self, load: &Load, unit: EntropyUnit, candidates: &[BudgetCandidate]) -> Vec<ThinkThresholds> {
+    fn start(&mut self, load: &Load, unit: EntropyUnit, candidates: &[BudgetCandidate]) -> Vec<ThinkThresholds> {
         let load = Load { point: Point::Start, ..*load };
         let (_, decision) = self.ask(&load, candidates);
         let configured = ThinkThresholds::from_policy(&load.configured, unit).unwrap_or_default();
@@ -68,15 +52,16 @@ impl PolicySlot<Budget> {
             .collect()
     }
 
-    /// Requests have something new to weigh: the verdict on each.
-    pub fn probe(&mut self, load: &Load, candidates: &[BudgetCandidate]) -> Vec<Verdict> {
+    fn probe(&mut self, load: &Load, candidates: &[BudgetCandidate]) -> Vec<Verdict> {
         let load = Load { point: Point::Probe, ..*load };
         let (_, decision) = self.ask(&load, candidates);
         let mut verdicts = decision.verdicts.clone();
         verdicts.resize(candidates.len(), Verdict::Default);
         verdicts
     }
+}
 
+impl PolicySlot<Budget> {
     fn ask(&mut self, load: &Load, candidates: &[BudgetCandidate]) -> (Source, &BudgetDecision) {
         self.decide_by(load, candidates.len(), |inputs, out| columns::fill_budget(inputs, candidates, out))
     }

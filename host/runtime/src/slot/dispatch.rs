@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use meridian_core::{
-    Column, Decider, Decision, Dispatch, EngineDecider, FillColumns, RequestTable, RowId, Source, Step, columns,
+    Decider, Decision, Dispatch, EngineDecider, FillColumns, RequestTable, RowId, Source, Step, columns,
 };
 
 use super::PolicySlot;
@@ -46,9 +46,5 @@ impl EngineDecider for PolicySlot<Dispatch> {
         let state = &mut *lock(&self.state);
         state.now_ms = now_ms;
         state.stats.decided(Source::Active, Duration::ZERO);
-    }
-
-    fn shows(&self, columns: &[Column]) -> bool {
-        PolicySlot::shows(self, columns)
     }
 }

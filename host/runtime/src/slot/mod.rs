@@ -26,7 +26,6 @@ use crate::stats::SlotStats;
 use crate::sync::{Mutex, lock};
 
 pub use self::budget::BudgetSlot;
-pub(crate) use self::budget::BudgetWants;
 pub use self::dispatch::DispatchSlot;
 pub use self::eviction::EvictionSlot;
 pub use self::loaded::StrikeLimits;
@@ -141,13 +140,6 @@ impl<K: SlotKind> PolicySlot<K> {
     #[must_use]
     pub fn reads(&self, column: K::Column) -> bool {
         lock(&self.state).reads(column)
-    }
-
-    /// Whether any of these columns is seen in the next decision: read by a policy, or kept by a recording, which keeps all.
-    #[must_use]
-    pub fn shows(&self, columns: &[K::Column]) -> bool {
-        let state = lock(&self.state);
-        state.witness.is_some() || columns.iter().any(|column| state.reads(*column))
     }
 
     /// Whether the native policy of this source, such as `native:fcfs`, decides, and no other version waits in quarantine to

@@ -9,13 +9,13 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use meridian_core::budget::BudgetStatus;
 use meridian_core::config::{AdminConfig, TelemetryConfig};
 use meridian_runtime::admin::{Admin, ConnectionLimits, Surroundings};
 use meridian_runtime::control::{
     Control, ControlError, FaultEntry, Given, KvStatus, Mode, ProcessStatus, RecordingStatus, ShadowStatus, SlotName,
     SlotStatus, StateHandover, SwapReport, UNCHANGED, Upload, Version,
 };
-use meridian_runtime::thinking::BudgetStatus;
 
 pub const TOKEN: &str = "a-token-of-24-characters";
 

@@ -1,0 +1,78 @@
+use crate::Pattern;
+
+use super::ThinkThresholds;
+
+/// What a client asked for. A field that is not set is the operator's.
+///
+/// ```
+/// let client = meridian_core::budget::ClientBudget { max_think_tokens: Some(100), ..Default::default() };
+/// assert!(!client.is_off);
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct ClientBudget {
+    /// Nothing but the hard cap ends this thinking.
+    pub is_off: bool,
+    /// Think tokens at most; the operator's cap holds as well.
+    pub max_think_tokens: Option<u32>,
+    /// See [`ThinkThresholds`], for this and what follows.
+    pub min_think_tokens: Option<u32>,
+    #[allow(missing_docs)]
+    pub eat_probe_interval_tokens: Option<u32>,
+    #[allow(missing_docs)]
+    pub ema_alpha: Option<f64>,
+    #[allow(missing_docs)]
+    pub eat_variance_threshold: Option<f64>,
+    #[allow(missing_docs)]
+    pub eat_max_bits: Option<f64>,
+    #[allow(missing_docs)]
+    pub min_probes: Option<u32>,
+    #[allow(missing_docs)]
+    pub rpdi_window: Option<u32>,
+    #[allow(missing_docs)]
+    pub rpdi_threshold: Option<f64>,
+    /// Generating any of these ends its thinking as well.
+    pub interrupts: Vec<Pattern>,
+}
+
+impl ClientBudget {
+    /// The operator's or a policy's thresholds, as this client wants them.
+    pub(super) fn over(&self, of: ThinkThresholds) -> ThinkThresholds {
+        let max_think_tokens = self.max_think_tokens.map_or(of.max_think_tokens, |max| max.min(of.max_think_tokens));
+        let least = self.min_think_tokens.unwrap_or(of.min_think_tokens);
+        ThinkThresholds {
+            max_think_tokens,
+            min_think_tokens: least.min(max_think_tokens),
+            eat_probe_interval_tokens: self.eat_probe_interval_tokens.unwrap_or(of.eat_probe_interval_tokens),
+            ema_alpha: self.ema_alpha.unwrap_or(of.ema_alpha),
+            eat_variance_threshold: self.eat_variance_threshold.unwrap_or(of.eat_variance_threshold),
+            eat_max_bits: self.eat_max_bits.unwrap_or(of.eat_max_bits),
+            min_probes: self.min_probes.unwrap_or(of.min_probes),
+            rpdi_window: self.rpdi_window.unwrap_or(of.rpdi_window),
+            rpdi_threshold: self.rpdi_threshold.unwrap_or(of.rpdi_threshold),
+        }
+    }
+
+    /// Whether the signals of this request are judged by its own thresholds, which a policy does not see.
+    pub(super) fn has_signals_of_its_own(&self) -> bool {
+        let Self {
+            is_off: _,
+            max_think_tokens: _,
+            min_think_tokens,
+            eat_probe_interval_tokens: _,
+            ema_alpha,
+            eat_variance_threshold,
+            eat_max_bits,
+            min_probes,
+            rpdi_window,
+            rpdi_threshold,
+            interrupts: _,
+        } = self;
+        min_think_tokens.is_some()
+            || ema_alpha.is_some()
+            || eat_variance_threshold.is_some()
+            || eat_max_bits.is_some()
+            || min_probes.is_some()
+            || rpdi_window.is_some()
+            || rpdi_threshold.is_some()
+    }
+}

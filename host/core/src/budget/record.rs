@@ -1,0 +1,130 @@
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::{RequestState, Signals};
+
+use super::{
+    BudgetCandidate, BudgetWants, ClientBudget, Enforcement, ForceReason, Measured, Observed, Order, Signal,
+    ThinkBudget,
+};
+
+/// Signals that are kept for whoever takes them.
+pub(super) const KEPT_SIGNALS: usize = 1 << 22;
+
+/// The part of a request's row that is about its thinking, where something can end it. The row's own tracker says whether
+/// thinking is open.
+#[derive(Clone, Debug)]
+pub(crate) struct ThinkRecord {
+    /// The engine's name of the request.
+    pub(super) id: Arc<str>,
+    pub(super) enforcement: Enforcement,
+    pub(super) budget: ThinkBudget,
+    pub(super) client: ClientBudget,
+    pub(super) is_measured: bool,
+    pub(super) since_ms: f64,
+    /// Of tokens that have not come yet.
+    pub(super) entropies: VecDeque<(u32, f32, Measured)>,
+    /// Tokens that came before their entropies, and whether they are boundaries.
+    pub(super) unmeasured: VecDeque<(u32, bool)>,
+    pub(super) is_asked: bool,
+    pub(super) last_token: u32,
+    pub(super) probe: Probe,
+    /// Why an end was ordered.
+    pub(super) ordered: Option<ForceReason>,
+}
+
+/// Where the next or present probe of a request is cut, in generated tokens.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Probe {
+    None,
+    Due {
+        tokens: u32,
+        think_tokens: u32,
+    },
+    Running {
+        tokens: u32,
+        think_tokens: u32,
+        entropy_nats: Option<f32>,
+    },
+    /// It came back before what a device measured at it.
+    Returned {
+        tokens: u32,
+        think_tokens: u32,
+        answer: Option<u32>,
+    },
+}
+
+impl ThinkRecord {
+    pub(super) fn new(id: Arc<str>, enforcement: Enforcement, budget: ThinkBudget, client: ClientBudget) -> Self {
+        Self {
+            id,
+            enforcement,
+            budget,
+            client,
+            is_measured: false,
+            since_ms: f64::NAN,
+            entropies: VecDeque::new(),
+            unmeasured: VecDeque::new(),
+            is_asked: false,
+            last_token: u32::MAX,
+            probe: Probe::None,
+            ordered: None,
+        }
+    }
+
+    /// What was measured of the thinking so far.
+    pub(crate) fn signals(&self) -> Signals {
+        let Observed { eat_bits, eat_variance_bits2, rpdi, .. } = self.budget.observed();
+        let or_nan = |value: Option<f64>| value.map_or(f32::NAN, |value| value as f32);
+        Signals { eat_bits: or_nan(eat_bits), eat_variance_bits2: or_nan(eat_variance_bits2), rpdi: or_nan(rpdi) }
+    }
+
+    /// What the policy is told of the request with this row.
+    pub(super) fn candidate(&self, row: &RequestState, now_ms: f64) -> BudgetCandidate {
+        let (priority, tenant, deadline_ms) = row.client_facts();
+        BudgetCandidate {
+            prompt_tokens: row.prompt_tokens(),
+            remaining_tokens: row.max_tokens.saturating_sub(self.enforcement.tokens()),
+            think_ms: if self.since_ms.is_nan() { 0.0 } else { (now_ms - self.since_ms).max(0.0) },
+            priority,
+            tenant,
+            slack_ms: deadline_ms - now_ms,
+            observed: self.budget.observed(),
+        }
+    }
+
+    /// A sentence, a line or a clause ended: with an index that is a signal. Without one a policy that may weigh more than
+    /// signals is asked now and then. Whether there is something to weigh.
+    pub(super) fn at_boundary(&mut self, wants: &BudgetWants, signals: Option<&mut Vec<Signal>>) -> bool {
+        if !self.budget.has_boundary_index() {
+            let is_asked = wants.boundaries && !self.client.is_off && !self.client.has_signals_of_its_own();
+            if is_asked {
+                self.budget.on_boundary();
+            }
+            return is_asked;
+        }
+        if let Some(signals) = signals.filter(|signals| signals.len() < KEPT_SIGNALS) {
+            signals.push(Signal {
+                id: Arc::clone(&self.id),
+                think_tokens: self.budget.think_tokens(),
+                bits: None,
+                answer: None,
+                rpdi: self.budget.rpdi(),
+            });
+        }
+        true
+    }
+
+    /// Order the end at the next token that is not under way.
+    pub(super) fn end(&mut self, key: u64, reason: ForceReason, steps_ahead: u32, out: &mut Vec<u8>) {
+        if self.ordered.is_none() && !self.enforcement.is_forcing() {
+            self.ordered = Some(reason);
+            self.order(key, self.enforcement.tokens() + steps_ahead, 0, out);
+        }
+    }
+
+    pub(super) fn order(&mut self, key: u64, from: u32, max_think_tokens: u32, out: &mut Vec<u8>) {
+        self.enforcement.limit_from(from, max_think_tokens);
+        Order::Limit { key, from, max_think_tokens }.write(out);
+    }
+}

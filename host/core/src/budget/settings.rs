@@ -1,0 +1,189 @@
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::ProbeAt;
+use crate::{EntropyUnit, Pattern};
+
+use super::{BudgetCandidate, EndRules, Load, ThinkThresholds, Verdict};
+
+/// What is the same for every request of an engine.
+///
+/// ```
+/// use meridian_core::Markers;
+/// use meridian_core::budget::{EndRules, ThinkSettings};
+///
+/// let rules = EndRules::new(Markers::new(vec![vec![7]], vec![vec![8]], vec![])?, vec![])?;
+/// assert!(!ThinkSettings::new(rules).can_probe);
+/// # Ok::<(), meridian_core::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct ThinkSettings {
+    /// How thinking is recognised and ended.
+    pub rules: EndRules,
+    /// What the operator has configured.
+    pub configured: ThinkThresholds,
+    /// Unit of the variance in it.
+    pub unit: EntropyUnit,
+    /// Entropies are measured at all.
+    pub measures: bool,
+    /// The engine can run probes.
+    pub can_probe: bool,
+    /// Where a probe may be due.
+    pub probe_at: ProbeAt,
+    /// Tokens in a KV block. A probe at the end of a block computes nothing but what it appends, so with intervals of a
+    /// block or more they are put there.
+    pub block_tokens: u32,
+    /// Tokens that end a line.
+    pub line_ends: HashSet<u32>,
+    /// Tokens that end a line, a sentence or a clause.
+    pub boundaries: HashSet<u32>,
+    /// Generating any of these ends thinking.
+    pub interrupts: Arc<[Pattern]>,
+    /// An end of sequence inside the thinking becomes the end marker.
+    pub guards_eos: bool,
+    /// Steps that are scheduled before the result of one is known: 0 for synchronous scheduling.
+    pub steps_ahead: u32,
+    /// What the process that samples calls the request with number 0; the others follow.
+    pub first_key: u64,
+}
+
+impl ThinkSettings {
+    /// A model whose thinking is ended by these rules, in an engine that measures nothing and ends thinking by its length alone.
+    #[must_use]
+    pub fn new(rules: EndRules) -> Self {
+        Self {
+            rules,
+            configured: ThinkThresholds::default(),
+            unit: EntropyUnit::default(),
+            measures: false,
+            can_probe: false,
+            probe_at: ProbeAt::default(),
+            block_tokens: 16,
+            line_ends: HashSet::new(),
+            boundaries: HashSet::new(),
+            interrupts: [].into(),
+            guards_eos: false,
+            steps_ahead: 0,
+            first_key: 0,
+        }
+    }
+}
+
+/// Who decides about the thinking of requests: the budget slot, with its policies.
+///
+/// ```
+/// use meridian_core::EntropyUnit;
+/// use meridian_core::budget::{BudgetCandidate, BudgetDecider, BudgetWants, Load, ThinkThresholds, Verdict};
+///
+/// /// Has no wish.
+/// struct AsConfigured;
+///
+/// impl BudgetDecider for AsConfigured {
+///     fn wants(&self) -> BudgetWants {
+///         BudgetWants::default()
+///     }
+///
+///     fn start(&mut self, _: &Load, _: EntropyUnit, candidates: &[BudgetCandidate]) -> Vec<ThinkThresholds> {
+///         vec![ThinkThresholds::default(); candidates.len()]
+///     }
+///
+///     fn probe(&mut self, _: &Load, candidates: &[BudgetCandidate]) -> Vec<Verdict> {
+///         vec![Verdict::Default; candidates.len()]
+///     }
+/// }
+///
+/// assert!(!AsConfigured.wants().answers);
+/// ```
+pub trait BudgetDecider {
+    /// What the next decision goes by.
+    fn wants(&self) -> BudgetWants;
+
+    /// Requests begin to think: the thresholds of each, with variances in `unit` squared.
+    fn start(&mut self, load: &Load, unit: EntropyUnit, candidates: &[BudgetCandidate]) -> Vec<ThinkThresholds>;
+
+    /// Requests have something new to weigh: the verdict on each.
+    fn probe(&mut self, load: &Load, candidates: &[BudgetCandidate]) -> Vec<Verdict>;
+}
+
+/// What the policies of a budget slot go by, the active one and its shadow: what the host has to measure, and when to ask.
+/// The default, which stands in after a fault, has to do without.
+///
+/// ```
+/// assert_eq!(meridian_core::budget::BudgetWants::default().swaps, 0);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BudgetWants {
+    /// Times that another version was put in place.
+    pub swaps: u64,
+    /// The likeliest answers of probes.
+    pub answers: bool,
+    /// The path deviation index, even where no threshold is set on it.
+    pub index: bool,
+    /// To be asked at boundaries at which nothing was measured.
+    pub boundaries: bool,
+}
+
+/// What the process that samples has to know of a request from its first token on.
+///
+/// ```
+/// let enrolled = meridian_core::budget::Enrolled { key: 1, max_think_tokens: 100, is_measured: false };
+/// assert_eq!(enrolled.key, 1);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Enrolled {
+    /// The number of the request in reports and orders.
+    pub key: u64,
+    /// Think tokens at most, as long as no order says otherwise.
+    pub max_think_tokens: u32,
+    /// The entropy of its tokens is wanted.
+    pub is_measured: bool,
+}
+
+/// A signal as it came, for those who look for thresholds: a probe, or the path deviation index at a boundary.
+///
+/// ```
+/// use meridian_core::budget::Signal;
+///
+/// let probe = Signal { id: "a".into(), think_tokens: 64, bits: Some(0.1), answer: Some(3), rpdi: None };
+/// assert_eq!(probe.bits, Some(0.1));
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Signal {
+    /// The engine's name of the request.
+    pub id: Arc<str>,
+    /// Tokens thought up to there.
+    pub think_tokens: u32,
+    /// Entropy that a probe found, bits.
+    pub bits: Option<f64>,
+    /// The token that a probe found likeliest.
+    pub answer: Option<u32>,
+    /// The path deviation index.
+    pub rpdi: Option<f64>,
+}
+
+/// What was done to the thinking of an engine's requests, since the start.
+///
+/// ```
+/// assert_eq!(meridian_core::budget::BudgetStatus::default().missed, 0);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BudgetStatus {
+    /// Endings that were forced, by [`ForceReason`](super::ForceReason) in the order of its `ALL`.
+    pub forced: [u64; 6],
+    /// Tokens that were to be forced and came out otherwise: nobody heard the order, or something else had its way.
+    pub missed: u64,
+    /// Probes that were due.
+    pub probes_asked: u64,
+    /// Probes that ran and told an entropy.
+    pub probes_done: u64,
+    /// Probes that were given up: the request left its thinking or ended, or there was no room for too long.
+    pub probes_dropped: u64,
+    /// Tokens that probes computed.
+    pub probe_tokens: u64,
+    /// Tokens of the thinking of requests that are over.
+    pub think_tokens: u64,
+    /// Requests that have thought and are over.
+    pub thought: u64,
+}

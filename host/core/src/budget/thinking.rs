@@ -1,0 +1,551 @@
+use std::sync::Arc;
+
+use crate::table::RequestState;
+use crate::{EntropySignal, PhaseEvent, RequestId, RequestTable, RowId};
+
+use super::record::{KEPT_SIGNALS, Probe, ThinkRecord};
+use super::{
+    BudgetDecider, BudgetStatus, BudgetWants, ClientBudget, Demand, Enforcement, Enrolled, ForceReason, Load, Measured,
+    Order, Report, Signal, ThinkBudget, ThinkLimits, ThinkSettings, ThinkThresholds, Verdict,
+};
+use crate::config::ProbeAt;
+
+/// Entropies of one request that are kept for tokens that were not told yet: more than any engine runs ahead.
+const KEPT_ENTROPIES: usize = 64;
+/// Which part of its interval a probe waits for others.
+const WAITS: u32 = 4;
+
+/// The thinking of an engine's requests: what is measured of it, what the budget slot makes of that, and what is to be
+/// forced where tokens are sampled. What is known of one request is a part of its row in the [`RequestTable`].
+///
+/// Driven by the thread that schedules: what was generated and measured is told, then [`ThinkBudgets::decide`] once before
+/// each step. Requests are named by the key that the process that samples knows them by ([`Enrolled::key`]).
+///
+/// ```
+/// use meridian_core::budget::{ClientBudget, EndRules, ThinkBudgets, ThinkSettings};
+/// use meridian_core::{Markers, NewRequest, RequestId, RequestTable};
+///
+/// let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![])?;
+/// let mut table = RequestTable::new(markers.clone());
+/// let mut budgets = ThinkBudgets::new(ThinkSettings::new(EndRules::new(markers, vec![])?));
+/// let row = table.insert(RequestId(1), &NewRequest { prompt: &[1, 7], ..NewRequest::default() })?;
+/// let client = ClientBudget { max_think_tokens: Some(2), ..ClientBudget::default() };
+/// assert_eq!(budgets.enroll(&mut table, row, "a", client).map(|enrolled| enrolled.max_think_tokens), Some(2));
+/// // Two tokens of thinking, then the end marker that was forced.
+/// budgets.generated(&mut table, &[(row, 40), (row, 41), (row, 8)], &mut Vec::new());
+/// assert_eq!((budgets.status().forced[0], budgets.status().missed), (1, 0));
+/// # Ok::<(), meridian_core::Error>(())
+/// ```
+pub struct ThinkBudgets {
+    settings: ThinkSettings,
+    /// Begin to think: their thresholds are to be asked for.
+    opening: Vec<RequestId>,
+    /// Have something that no verdict has weighed.
+    signalled: Vec<RequestId>,
+    /// Have reached the minimum that an `EndNow` waited for.
+    ending: Vec<RequestId>,
+    orders: Vec<u8>,
+    /// Orders for requests that are over, to go with the next.
+    gone: Vec<u8>,
+    status: BudgetStatus,
+    signals: Option<Vec<Signal>>,
+    /// What the slot's policies go by, as of the latest decision.
+    wants: BudgetWants,
+}
+
+impl ThinkBudgets {
+    /// Nobody thinks yet.
+    #[must_use]
+    pub fn new(settings: ThinkSettings) -> Self {
+        Self {
+            settings,
+            opening: Vec::new(),
+            signalled: Vec::new(),
+            ending: Vec::new(),
+            orders: Vec::new(),
+            gone: Vec::new(),
+            status: BudgetStatus::default(),
+            signals: None,
+            wants: BudgetWants::default(),
+        }
+    }
+
+    /// Follow the thinking of the request in this row from its first token on. `id` is the engine's name of it. `None` when
+    /// the row is not live.
+    pub fn enroll(&mut self, table: &mut RequestTable, row: RowId, id: &str, client: ClientBudget) -> Option<Enrolled> {
+        let state = table.row_mut(row)?;
+        let ThinkSettings { configured, unit, interrupts, guards_eos, .. } = &self.settings;
+        let thresholds = client.over(*configured);
+        let mut patterns = interrupts.to_vec();
+        patterns.extend(client.interrupts.iter().cloned());
+        let limits = ThinkLimits {
+            max_think_tokens: thresholds.max_think_tokens,
+            interrupts: patterns.into(),
+            guards_eos: *guards_eos,
+        };
+        // Checked where they were read; if they were not, the operator's hold.
+        let budget = ThinkBudget::new(thresholds, *unit, [].into())
+            .or_else(|_| ThinkBudget::new(*configured, *unit, [].into()))
+            .or_else(|_| ThinkBudget::new(ThinkThresholds::default(), *unit, [].into()))
+            .expect("the default thresholds are in range");
+        let mut record = ThinkRecord::new(id.into(), Enforcement::new(limits), budget, client);
+        record.is_measured = self.is_to_be_measured(&thresholds, &record.client);
+        if state.routed.is_thinking() {
+            self.opening.push(state.id());
+        }
+        let key = self.settings.first_key + state.id().0;
+        let enrolled = Enrolled { key, max_think_tokens: thresholds.max_think_tokens, is_measured: record.is_measured };
+        state.thinking = Some(Box::new(record));
+        Some(enrolled)
+    }
+
+    /// Follow none of these requests any more: others follow those that come from now on.
+    pub fn forget(table: &mut RequestTable) {
+        table.iter_mut().for_each(|row| row.thinking = None);
+    }
+
+    /// The request with this key and what is known of its thinking, if both are there.
+    fn find<'a>(&self, table: &'a RequestTable, key: u64) -> Option<(&'a RequestState, &'a ThinkRecord)> {
+        row_of(table, self.id(key)?)
+    }
+
+    fn record<'a>(&self, table: &'a mut RequestTable, key: u64) -> Option<&'a mut ThinkRecord> {
+        record_of(table, self.id(key)?)
+    }
+
+    fn key(&self, id: RequestId) -> u64 {
+        self.settings.first_key + id.0
+    }
+
+    fn id(&self, key: u64) -> Option<RequestId> {
+        key.checked_sub(self.settings.first_key).map(RequestId)
+    }
+
+    /// What was measured where tokens are sampled: a datagram of [`Report`]s, from anybody.
+    pub fn received(&mut self, table: &mut RequestTable, datagram: &[u8]) {
+        for Report { key, token, what, entropy_nats } in Report::read_all(datagram) {
+            let Some(id) = self.id(key) else { continue };
+            let Some(record) = record_of(table, id) else { continue };
+            match what {
+                // A probe is known by the token that it was due at: one that was given up may be heard of late.
+                Measured::Probe => match &mut record.probe {
+                    Probe::Running { tokens, entropy_nats: found, .. } if *tokens == token => {
+                        *found = Some(entropy_nats);
+                    }
+                    &mut Probe::Returned { tokens, think_tokens, answer } if tokens == token => {
+                        self.conclude(record, id, think_tokens, entropy_nats, answer);
+                    }
+                    _ => {}
+                },
+                Measured::Native | Measured::Guarded if token < record.enforcement.tokens() => {
+                    if let Some(i) = record.unmeasured.iter().position(|(at, _)| *at == token)
+                        && let Some((_, is_boundary)) = record.unmeasured.remove(i)
+                    {
+                        record.budget.on_entropy(EntropySignal::from_nats(entropy_nats), is_boundary);
+                        if is_boundary && record.at_boundary(&self.wants, self.signals.as_mut()) {
+                            self.signalled.push(id);
+                        }
+                    }
+                }
+                Measured::Native | Measured::Guarded => {
+                    // A token may be sampled again: after a preemption, or when a prompt is computed in pieces.
+                    record.entropies.retain(|(at, ..)| *at != token);
+                    if record.entropies.len() == KEPT_ENTROPIES {
+                        record.entropies.pop_front();
+                    }
+                    record.entropies.push_back((token, entropy_nats, what));
+                }
+            }
+        }
+    }
+
+    /// The tokens that a step has generated, in order for each request: the one feed of the table and of what is known of the
+    /// thinking. Appends to `events` what they did. Those of a request that is not live are passed over.
+    pub fn generated(
+        &mut self,
+        table: &mut RequestTable,
+        tokens: &[(RowId, u32)],
+        events: &mut Vec<(RowId, PhaseEvent)>,
+    ) {
+        for of_one in tokens.chunk_by(|(one, _), (next, _)| one == next) {
+            let row = of_one[0].0;
+            for (_, token) in of_one {
+                if let Some(event) = table.token(row, *token, |state, was_open| self.token(state, *token, was_open)) {
+                    events.push((row, event));
+                }
+            }
+            let now_ms = table.clock_ms();
+            if let Some(state) = table.row_mut(row) {
+                self.after_tokens(state, now_ms);
+            }
+        }
+    }
+
+    /// The request's tracker has taken in this token; thinking was open before it, or was not.
+    fn token(&mut self, state: &mut RequestState, token: u32, was_open: bool) {
+        let (id, is_open) = (state.id(), state.routed.is_thinking());
+        let Some(record) = state.thinking.as_deref_mut() else { return };
+        let rules = &self.settings.rules;
+        let enforcement = &mut record.enforcement;
+        let was_forced = enforcement.forced();
+        let demand = enforcement.demand(rules, was_open);
+        let is_forced = matches!(demand, Demand::Force(_));
+        self.status.missed += u64::from(is_forced && demand != Demand::Force(token));
+        let number = enforcement.tokens();
+        let measured = record.entropies.iter().position(|(at, ..)| *at == number);
+        let measured = measured.and_then(|i| record.entropies.remove(i));
+        let is_guarded =
+            matches!(measured, Some((.., Measured::Guarded))) && token == rules.guard_token() && !is_forced && was_open;
+        if is_guarded && rules.guard_continues() {
+            enforcement.guard(was_open);
+        } else {
+            self.status.forced[ForceReason::EosGuard as usize] += u64::from(is_guarded);
+        }
+        enforcement.push(rules, token, was_open, is_open);
+        record.last_token = token;
+        if let Some((_, reason)) = enforcement.forced().filter(|_| enforcement.forced() != was_forced) {
+            let reason = if reason == ForceReason::HardCap { record.ordered.unwrap_or(reason) } else { reason };
+            self.status.forced[reason as usize] += 1;
+        }
+        if was_open && !is_forced {
+            let entropy = measured.map(|(_, nats, _)| EntropySignal::from_nats(nats));
+            let is_boundary = self.settings.boundaries.contains(&token);
+            let comes_later = entropy.is_none() && record.is_measured;
+            let mut is_given_up = false;
+            if comes_later {
+                if record.unmeasured.len() == KEPT_ENTROPIES {
+                    is_given_up = record.unmeasured.pop_front().is_some_and(|(_, is_boundary)| is_boundary);
+                }
+                record.unmeasured.push_back((number, is_boundary));
+            }
+            record.budget.on_token(token, entropy, is_boundary);
+            if (is_boundary && !comes_later || is_given_up) && record.at_boundary(&self.wants, self.signals.as_mut()) {
+                self.signalled.push(id);
+            }
+            if record.budget.is_end_due() {
+                self.ending.push(id);
+            }
+        } else if !was_open && is_open && !record.is_asked {
+            self.opening.push(id);
+        }
+    }
+
+    /// Tokens of a request were taken in at this time: whether a probe of it is due now.
+    fn after_tokens(&mut self, state: &mut RequestState, now_ms: f64) {
+        let (is_open, prompt_tokens) = (state.routed.is_thinking(), state.prompt_tokens());
+        let Some(record) = state.thinking.as_deref_mut() else { return };
+        if record.since_ms.is_nan() && is_open {
+            record.since_ms = now_ms;
+        }
+        let ThinkSettings { measures, can_probe, probe_at, line_ends, block_tokens, .. } = &self.settings;
+        let thinks = is_open && !record.enforcement.is_forcing() && record.ordered.is_none();
+        if !thinks {
+            self.status.probes_dropped += u64::from(record.probe != Probe::None);
+            record.probe = Probe::None;
+            return;
+        }
+        let thresholds = record.budget.thresholds();
+        let wanted = self.signals.is_some() || thresholds.eat_variance_threshold > 0.0;
+        // A policy does not see whoever is judged by thresholds of its own.
+        let wanted = wanted || self.wants.answers && !record.client.has_signals_of_its_own();
+        if !*can_probe || !*measures || !wanted || record.client.is_off || !record.budget.probe_due() {
+            return;
+        }
+        let tokens = record.enforcement.tokens();
+        let is_at = match probe_at {
+            ProbeAt::Interval if thresholds.eat_probe_interval_tokens < *block_tokens => true,
+            ProbeAt::Interval => (prompt_tokens + tokens).is_multiple_of((*block_tokens).max(1)),
+            ProbeAt::Newline => line_ends.contains(&record.last_token),
+        };
+        if !is_at || matches!(record.probe, Probe::Running { .. }) {
+            return;
+        }
+        // One that had no room until the next was due is not tried any more: this one knows more.
+        self.status.probes_dropped += u64::from(record.probe != Probe::None);
+        self.status.probes_asked += 1;
+        record.budget.begin_probe();
+        record.probe = Probe::Due { tokens, think_tokens: record.enforcement.think_tokens() };
+    }
+
+    /// The probes that are due: which request, and of how many of its generated tokens. The longest due first; none until
+    /// one has waited a quarter of its interval, so that they share a step: one that carries prompts at all is slower by
+    /// more than a probe's few tokens.
+    #[must_use]
+    pub fn due(&self, table: &RequestTable) -> Vec<(u64, u32)> {
+        let mut is_time = false;
+        let mut due = Vec::new();
+        for (state, record) in followed(table) {
+            let Probe::Due { tokens, .. } = record.probe else { continue };
+            let waited = record.enforcement.tokens() - tokens;
+            is_time |= waited >= record.budget.thresholds().eat_probe_interval_tokens / WAITS;
+            due.push((waited, self.key(state.id()), tokens));
+        }
+        if !is_time {
+            due.clear();
+        }
+        due.sort_by_key(|(waited, key, _)| (std::cmp::Reverse(*waited), *key));
+        due.into_iter().map(|(_, key, tokens)| (key, tokens)).collect()
+    }
+
+    /// The due probe of the request runs, and computes so many tokens.
+    pub fn probe_runs(&mut self, table: &mut RequestTable, key: u64, tokens: u32) {
+        if let Some(record) = self.record(table, key)
+            && let Probe::Due { tokens: at, think_tokens } = record.probe
+        {
+            record.probe = Probe::Running { tokens: at, think_tokens, entropy_nats: None };
+            self.status.probe_tokens += u64::from(tokens);
+        }
+    }
+
+    /// The request's probe came back, with the token that it found likeliest. Its entropy may come later, until the next
+    /// probe is due.
+    pub fn probed(&mut self, table: &mut RequestTable, key: u64, answer: Option<u32>) {
+        let Some(id) = self.id(key) else { return };
+        let Some(record) = record_of(table, id) else { return };
+        let Probe::Running { tokens, think_tokens, entropy_nats } = record.probe else { return };
+        match entropy_nats {
+            Some(entropy_nats) => self.conclude(record, id, think_tokens, entropy_nats, answer),
+            None => record.probe = Probe::Returned { tokens, think_tokens, answer },
+        }
+    }
+
+    /// All of a probe is known.
+    fn conclude(
+        &mut self,
+        record: &mut ThinkRecord,
+        id: RequestId,
+        think_tokens: u32,
+        entropy_nats: f32,
+        answer: Option<u32>,
+    ) {
+        record.probe = Probe::None;
+        if !entropy_nats.is_finite() {
+            self.status.probes_dropped += 1;
+            return;
+        }
+        self.status.probes_done += 1;
+        let entropy = EntropySignal::from_nats(entropy_nats);
+        record.budget.on_probe(entropy, answer);
+        self.signalled.push(id);
+        if let Some(signals) = self.signals.as_mut().filter(|signals| signals.len() < KEPT_SIGNALS) {
+            signals.push(Signal {
+                id: Arc::clone(&record.id),
+                think_tokens,
+                bits: Some(entropy.bits()),
+                answer,
+                rpdi: record.budget.rpdi(),
+            });
+        }
+    }
+
+    /// The request's probe was given up.
+    pub fn probe_dropped(&mut self, table: &mut RequestTable, key: u64) {
+        if let Some(record) = self.record(table, key)
+            && record.probe != Probe::None
+        {
+            record.probe = Probe::None;
+            self.status.probes_dropped += 1;
+        }
+    }
+
+    /// The limit of the request in this row is another from now on: the client or the operator has changed it. False when
+    /// its thinking is not followed.
+    pub fn limit(&mut self, table: &mut RequestTable, row: RowId, max_think_tokens: u32) -> bool {
+        let Some(state) = table.row_mut(row) else { return false };
+        let id = state.id();
+        let Some(record) = state.thinking.as_deref_mut() else { return false };
+        record.client.max_think_tokens = Some(max_think_tokens);
+        // What it may think is asked for again, under the new limit.
+        record.is_asked = false;
+        self.opening.push(id);
+        true
+    }
+
+    /// The engine's name of the request.
+    #[must_use]
+    pub fn name<'a>(&self, table: &'a RequestTable, key: u64) -> Option<&'a str> {
+        self.find(table, key).map(|(_, record)| &*record.id)
+    }
+
+    /// Whether the request thinks, as far as its tokens are known.
+    #[must_use]
+    pub fn is_thinking(&self, table: &RequestTable, key: u64) -> bool {
+        self.find(table, key).is_some_and(|(state, _)| state.routed.is_thinking())
+    }
+
+    /// Ask the slot about what is new, and say what is to be done where tokens are sampled: a datagram of
+    /// [`Order`]s, empty when there is nothing to say.
+    pub fn decide(&mut self, table: &mut RequestTable, decider: &mut dyn BudgetDecider, load: Load) -> &[u8] {
+        self.orders.clear();
+        self.orders.append(&mut self.gone);
+        let wants = decider.wants();
+        let before = std::mem::replace(&mut self.wants, wants);
+        if wants.swaps != before.swaps {
+            // A policy that is swapped in decides about those who think already.
+            self.opening.extend(followed(table).filter(|(row, _)| row.routed.is_thinking()).map(|(row, _)| row.id()));
+        }
+        if wants.index != before.index {
+            self.measure_anew(table);
+        }
+        let configured = self.settings.configured.for_policy(self.settings.unit);
+        let load = Load { configured, ..load };
+        self.begin(table, decider, &load);
+        self.weigh(table, decider, &load);
+        self.end_at_minimum(table);
+        &self.orders
+    }
+
+    /// Thresholds of those that begin to think.
+    fn begin(&mut self, table: &mut RequestTable, decider: &mut dyn BudgetDecider, load: &Load) {
+        let mut opening = std::mem::take(&mut self.opening);
+        opening.sort_unstable();
+        opening.dedup();
+        let mut candidates = Vec::with_capacity(opening.len());
+        opening.retain(|id| {
+            let found = row_of(table, *id).map(|(row, record)| record.candidate(row, load.now_ms));
+            candidates.extend(found);
+            found.is_some()
+        });
+        if opening.is_empty() {
+            return;
+        }
+        let thresholds = decider.start(load, self.settings.unit, &candidates);
+        for (id, thresholds) in opening.iter().zip(thresholds) {
+            let Some(record) = record_of(table, *id) else { continue };
+            let thresholds = record.client.over(thresholds);
+            if record.budget.set_thresholds(thresholds).is_err() {
+                continue;
+            }
+            let limit = thresholds.max_think_tokens;
+            let tokens = record.enforcement.tokens();
+            if limit != record.enforcement.limit() && record.ordered.is_none() {
+                // Before its first token nothing is under way.
+                let ahead = if record.is_asked || tokens > 0 { self.settings.steps_ahead } else { 0 };
+                record.order(self.settings.first_key + id.0, tokens + ahead, limit, &mut self.orders);
+            }
+            record.is_asked = true;
+        }
+        for id in &opening {
+            self.measure(table, *id);
+        }
+        opening.clear();
+        self.opening = opening;
+    }
+
+    /// Whether the entropy of every token of such a request is wanted.
+    fn is_to_be_measured(&self, thresholds: &ThinkThresholds, client: &ClientBudget) -> bool {
+        let is_read = self.wants.index && !client.has_signals_of_its_own();
+        let wants_index = !client.is_off && (is_read || thresholds.rpdi_threshold < f64::INFINITY);
+        self.settings.measures && (wants_index || self.signals.is_some())
+    }
+
+    /// Tell where tokens are sampled whether this request's entropies are wanted, if that has changed.
+    fn measure(&mut self, table: &mut RequestTable, id: RequestId) {
+        let Some(record) = record_of(table, id) else { return };
+        let on = self.is_to_be_measured(record.budget.thresholds(), &record.client);
+        if record.is_measured != on {
+            record.is_measured = on;
+            record.unmeasured.clear();
+            Order::Measure { key: self.key(id), on }.write(&mut self.orders);
+        }
+    }
+
+    /// Who decides reads other columns than before.
+    fn measure_anew(&mut self, table: &mut RequestTable) {
+        let mut ids: Vec<RequestId> = followed(table).map(|(row, _)| row.id()).collect();
+        ids.sort_unstable();
+        ids.into_iter().for_each(|id| self.measure(table, id));
+    }
+
+    /// Verdicts on those with new signals.
+    fn weigh(&mut self, table: &mut RequestTable, decider: &mut dyn BudgetDecider, load: &Load) {
+        let mut signalled = std::mem::take(&mut self.signalled);
+        signalled.sort_unstable();
+        signalled.dedup();
+        let mut candidates = Vec::with_capacity(signalled.len());
+        signalled.retain(|id| {
+            let to_be_judged = |(row, record): &(&RequestState, &ThinkRecord)| {
+                record.budget.observed().is_new() && row.routed.is_thinking() && record.ordered.is_none()
+            };
+            let found = row_of(table, *id).filter(to_be_judged);
+            candidates.extend(found.map(|(row, record)| record.candidate(row, load.now_ms)));
+            found.is_some()
+        });
+        if signalled.is_empty() {
+            return;
+        }
+        let verdicts = decider.probe(load, &candidates);
+        for (id, verdict) in signalled.iter().zip(verdicts) {
+            let Some(record) = record_of(table, *id) else { continue };
+            let verdict = match verdict {
+                _ if record.client.is_off => Verdict::KeepThinking,
+                _ if record.client.has_signals_of_its_own() => Verdict::Default,
+                verdict => verdict,
+            };
+            // Whether the host's own rules see the same, for the name of the reason.
+            let by_default = record.budget.by_default();
+            let reason = match record.budget.decide(verdict) {
+                Some(ForceReason::Policy) => by_default.or(Some(ForceReason::Policy)),
+                reason => reason,
+            };
+            let Some(reason) = reason else { continue };
+            record.end(self.settings.first_key + id.0, reason, self.settings.steps_ahead, &mut self.orders);
+        }
+        signalled.clear();
+        self.signalled = signalled;
+    }
+
+    /// Ends that waited for `min_think_tokens`: the policy is not asked again.
+    fn end_at_minimum(&mut self, table: &mut RequestTable) {
+        for id in self.ending.drain(..) {
+            let Some(state) = table.find(id).and_then(|row| table.row_mut(row)) else { continue };
+            let is_open = state.routed.is_thinking();
+            let Some(record) = state.thinking.as_deref_mut().filter(|_| is_open) else { continue };
+            if let Some(reason) = record.budget.end_if_due() {
+                record.end(self.settings.first_key + id.0, reason, self.settings.steps_ahead, &mut self.orders);
+            }
+        }
+    }
+
+    /// The request is over, and its row is about to be removed. Whoever samples is told with the next decision.
+    pub fn finished(&mut self, table: &RequestTable, row: RowId) {
+        let Some(state) = table.get(row) else { return };
+        let Some(record) = &state.thinking else { return };
+        Order::Gone { key: self.key(state.id()) }.write(&mut self.gone);
+        let think_tokens = record.enforcement.think_tokens();
+        self.status.probes_dropped += u64::from(record.probe != Probe::None);
+        self.status.think_tokens += u64::from(think_tokens);
+        self.status.thought += u64::from(think_tokens > 0);
+    }
+
+    /// Keep every signal for [`ThinkBudgets::take_signals`], and measure whatever can be measured.
+    pub fn record_signals(&mut self, keep: bool) {
+        self.signals = keep.then(Vec::new);
+    }
+
+    /// The signals since the last call.
+    pub fn take_signals(&mut self) -> Vec<Signal> {
+        self.signals.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// What was done so far.
+    #[must_use]
+    pub fn status(&self) -> BudgetStatus {
+        self.status
+    }
+}
+
+/// The live requests whose thinking is followed.
+fn followed(table: &RequestTable) -> impl Iterator<Item = (&RequestState, &ThinkRecord)> {
+    table.iter().filter_map(|row| Some((row, row.thinking.as_deref()?)))
+}
+
+fn row_of(table: &RequestTable, id: RequestId) -> Option<(&RequestState, &ThinkRecord)> {
+    let row = table.get(table.find(id)?)?;
+    Some((row, row.thinking.as_deref()?))
+}
+
+fn record_of(table: &mut RequestTable, id: RequestId) -> Option<&mut ThinkRecord> {
+    let row = table.find(id)?;
+    table.row_mut(row)?.thinking.as_deref_mut()
+}
