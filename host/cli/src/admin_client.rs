@@ -1,25 +1,35 @@
 //! Asks engine processes: finds them by their discovery files, and speaks HTTP/1.1 over TCP or a Unix socket.
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, bail};
+use bytes::Bytes;
 use clap::Args;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::{Body, Frame, SizeHint};
+use hyper::client::conn::http1;
+use hyper::header::{AUTHORIZATION, EXPECT, HOST, HeaderName};
+use hyper::{Method, Request, StatusCode};
+use hyper_util::rt::TokioIo;
 use meridian_core::config::Listen;
 use meridian_core::text::printable;
 use meridian_runtime::admin::discovery::{self, Found, Process};
 use meridian_runtime::control::ProcessStatus;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::Notify;
+use tokio::time::timeout;
 
 /// Longest wait for a connection and for what is at hand.
 const PROMPT: Duration = Duration::from_secs(10);
 /// Longest wait for a change: a component is compiled.
 const COMPILING: Duration = Duration::from_secs(180);
-const MAX_HEAD_BYTES: usize = 64 << 10;
 /// The faults of a process with the batches they happened on.
 const MAX_REPLY_BYTES: usize = 256 << 20;
 
@@ -130,25 +140,13 @@ impl Engine {
     }
 
     pub(crate) fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
-        self.ask(&format!("GET {path} HTTP/1.1"), None, &[], PROMPT)
+        self.ask(&Asked { method: Method::GET, path, headers: &[], body: &[] }, None, PROMPT)
     }
 
     /// Carry out a change, with the token of a file.
     pub(crate) fn change<T: DeserializeOwned>(
         &self,
-        line: &str,
-        body: &[u8],
-        token_file: Option<&Path>,
-    ) -> anyhow::Result<T> {
-        self.put(line, "", body, token_file)
-    }
-
-    /// The same with more header lines, each ended.
-    pub(crate) fn put<T: DeserializeOwned>(
-        &self,
-        line: &str,
-        headers: &str,
-        body: &[u8],
+        asked: &Asked<'_>,
         token_file: Option<&Path>,
     ) -> anyhow::Result<T> {
         let token = match token_file.or(self.token_file.as_deref()) {
@@ -159,28 +157,12 @@ impl Engine {
             // The process says what is the matter.
             None => None,
         };
-        let head = format!("{line} HTTP/1.1\r\n{headers}");
-        self.ask(head.trim_end(), token.as_deref(), body, COMPILING)
+        self.ask(asked, token.as_deref(), COMPILING)
     }
 
-    fn ask<T: DeserializeOwned>(
-        &self,
-        line: &str,
-        token: Option<&str>,
-        body: &[u8],
-        wait: Duration,
-    ) -> anyhow::Result<T> {
-        let mut head = format!("{line}\r\nHost: {}\r\nConnection: close\r\n", self.host());
-        if let Some(token) = token {
-            head += &format!("Authorization: Bearer {token}\r\n");
-        }
-        if line.starts_with("PUT") {
-            // A refusal comes before the body is sent.
-            head += &format!("Content-Length: {}\r\nExpect: 100-continue\r\n", body.len());
-        }
-        head += "\r\n";
-        let (code, reply) = self.exchange(head.as_bytes(), body, wait).with_context(|| self.address.clone())?;
-        if code == 200 {
+    fn ask<T: DeserializeOwned>(&self, asked: &Asked<'_>, token: Option<&str>, wait: Duration) -> anyhow::Result<T> {
+        let (code, reply) = self.exchange(asked, token, wait).with_context(|| self.address.clone())?;
+        if code == StatusCode::OK {
             return serde_json::from_slice(&reply)
                 .with_context(|| format!("{}: the answer is not what Meridian gives", self.address));
         }
@@ -190,7 +172,7 @@ impl Engine {
         }
         match serde_json::from_slice(&reply) {
             Ok(Refusal { error }) => bail!("{}: {}", self.address, shown(&error)),
-            Err(_) => bail!("{}: answered {code}, and is no engine process of Meridian", self.address),
+            Err(_) => bail!("{}: answered {}, and is no engine process of Meridian", self.address, code.as_u16()),
         }
     }
 
@@ -201,62 +183,116 @@ impl Engine {
         }
     }
 
-    fn exchange(&self, head: &[u8], body: &[u8], wait: Duration) -> anyhow::Result<(u16, Vec<u8>)> {
-        match &self.listen {
-            Listen::Tcp(address) => {
-                let stream = TcpStream::connect_timeout(address, PROMPT).context("cannot connect")?;
-                stream.set_read_timeout(Some(wait))?;
-                stream.set_write_timeout(Some(wait))?;
-                exchange(stream, head, body)
-            }
-            Listen::Unix(path) => {
-                let stream = UnixStream::connect(path).context("cannot connect")?;
-                stream.set_read_timeout(Some(wait))?;
-                stream.set_write_timeout(Some(wait))?;
-                exchange(stream, head, body)
-            }
-            Listen::Off => bail!("nothing listens"),
+    /// One request, one response: its code and its body.
+    fn exchange(&self, asked: &Asked<'_>, token: Option<&str>, wait: Duration) -> anyhow::Result<(StatusCode, Bytes)> {
+        let mut request = Request::builder().method(&asked.method).uri(asked.path).header(HOST, self.host());
+        for (name, value) in asked.headers {
+            request = request.header(name, value);
         }
+        if let Some(token) = token {
+            request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+        }
+        let is_wanted = Arc::new(Notify::new());
+        if asked.body.is_empty() {
+            is_wanted.notify_one();
+        } else {
+            // A refusal comes before the body is sent.
+            request = request.header(EXPECT, "100-continue");
+        }
+        let body = OnceWanted::new(Bytes::copy_from_slice(asked.body), Arc::clone(&is_wanted));
+        let mut request = request.body(body).context("cannot ask")?;
+        hyper::ext::on_informational(&mut request, move |response| {
+            if response.status() == StatusCode::CONTINUE {
+                is_wanted.notify_one();
+            }
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot connect")?;
+        runtime.block_on(async {
+            match &self.listen {
+                Listen::Tcp(address) => {
+                    let stream = timeout(PROMPT, TcpStream::connect(address)).await;
+                    exchange(stream.context("cannot connect")?.context("cannot connect")?, request, wait).await
+                }
+                Listen::Unix(path) => {
+                    exchange(UnixStream::connect(path).await.context("cannot connect")?, request, wait).await
+                }
+                Listen::Off => bail!("nothing listens"),
+            }
+        })
     }
 }
 
-/// One request, one response: its code and its body.
-fn exchange(mut stream: impl Read + Write, head: &[u8], body: &[u8]) -> anyhow::Result<(u16, Vec<u8>)> {
-    stream.write_all(head).context("cannot send")?;
-    let mut read = Vec::new();
-    loop {
-        let mut headers = [httparse::EMPTY_HEADER; 32];
-        let mut response = httparse::Response::new(&mut headers);
-        let parsed = response.parse(&read).context("the answer is not HTTP")?;
-        let httparse::Status::Complete(end) = parsed else {
-            ensure!(read.len() < MAX_HEAD_BYTES, "the head of the answer is too large");
-            ensure!(read_some(&mut stream, &mut read)? > 0, "hung up without an answer");
-            continue;
-        };
-        let code = response.code.unwrap_or_default();
-        if code == 100 {
-            read.drain(..end);
-            stream.write_all(body).context("cannot send the body")?;
-            continue;
-        }
-        let length = response.headers.iter().find(|header| header.name.eq_ignore_ascii_case("content-length"));
-        let length = length.and_then(|header| std::str::from_utf8(header.value).ok()?.parse().ok());
-        let length: usize = length.context("the answer does not tell its length")?;
-        ensure!(length <= MAX_REPLY_BYTES, "the answer is too large");
-        read.drain(..end);
-        while read.len() < length {
-            ensure!(read_some(&mut stream, &mut read)? > 0, "hung up in the middle of the answer");
-        }
-        read.truncate(length);
-        return Ok((code, read));
+async fn exchange(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    request: Request<OnceWanted>,
+    wait: Duration,
+) -> anyhow::Result<(StatusCode, Bytes)> {
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.context("cannot send")?;
+    let asked = async {
+        let response = timeout(wait, sender.send_request(request)).await.context("does not answer")?;
+        let response = response.map_err(|error| {
+            let why = if error.is_parse() { "the answer is not HTTP" } else { "hung up without an answer" };
+            anyhow::Error::from(error).context(why)
+        })?;
+        let code = response.status();
+        let reply = Limited::new(response.into_body(), MAX_REPLY_BYTES).collect();
+        let reply = timeout(COMPILING, reply).await.context("does not answer to the end")?.map_err(|error| {
+            let is_large = error.is::<LengthLimitError>();
+            anyhow::anyhow!(if is_large { "the answer is too large" } else { "hung up in the middle of the answer" })
+        })?;
+        Ok((code, reply.to_bytes()))
+    };
+    tokio::pin!(asked, connection);
+    tokio::select! {
+        answer = &mut asked => answer,
+        // It has ended, for good or not: what was asked says which.
+        _ = &mut connection => asked.await,
     }
 }
 
-fn read_some(stream: &mut impl Read, read: &mut Vec<u8>) -> anyhow::Result<usize> {
-    let mut some = [0; 16 << 10];
-    let count = stream.read(&mut some).context("does not answer")?;
-    read.extend_from_slice(&some[..count]);
-    Ok(count)
+/// What is asked of a process.
+pub(crate) struct Asked<'a> {
+    pub(crate) method: Method,
+    /// With its query.
+    pub(crate) path: &'a str,
+    pub(crate) headers: &'a [(HeaderName, String)],
+    pub(crate) body: &'a [u8],
+}
+
+/// A body that waits until the other side has said that it wants it.
+struct OnceWanted {
+    bytes: Option<Bytes>,
+    is_wanted: Pin<Box<dyn Future<Output = ()> + Send>>,
+}
+
+impl OnceWanted {
+    fn new(bytes: Bytes, is_wanted: Arc<Notify>) -> Self {
+        let bytes = Some(bytes).filter(|bytes| !bytes.is_empty());
+        Self { bytes, is_wanted: Box::pin(async move { is_wanted.notified().await }) }
+    }
+}
+
+impl Body for OnceWanted {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut TaskContext<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        if self.bytes.is_some() && self.is_wanted.as_mut().poll(context).is_pending() {
+            return Poll::Pending;
+        }
+        Poll::Ready(self.bytes.take().map(|bytes| Ok(Frame::data(bytes))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.bytes.is_none()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
+    }
 }
 
 /// A text of another process, safe for a terminal, in one line.

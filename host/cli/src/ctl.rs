@@ -3,19 +3,20 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail, ensure};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
-use meridian_core::budget::ForceReason;
+use hyper::Method;
+use hyper::header::{CONTENT_TYPE, HeaderName};
+use meridian_core::budget::{BudgetStatus, ForceReason};
 use meridian_core::signature::{MAX_SIGNATURE_BYTES, signature_path};
 use meridian_runtime::admin::{CONFIG_HEADER, SIGNATURE_HEADER, signature_header};
 use meridian_runtime::control::{
     FaultEntry, KvStatus, MAX_COMPONENT_BYTES, MAX_OPTIONS_BYTES, Mode, ProcessStatus, RecordingStatus, ShadowStatus,
     SlotName, SlotStatus, StateHandover, SwapReport, UNCHANGED, Version,
 };
-use meridian_runtime::thinking::BudgetStatus;
 use meridian_wasm::{read_regular, read_signature};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use crate::admin_client::{Engine, Engines, Target, shown};
+use crate::admin_client::{Asked, Engine, Engines, Target, shown};
 use crate::{print_json, print_line};
 
 #[derive(Args)]
@@ -129,10 +130,11 @@ pub(crate) fn run(args: &CtlArgs, json: bool) -> anyhow::Result<()> {
     let CtlArgs { target, token_file, command } = args;
     let token_file = token_file.as_deref();
     let ask = |method, slot: &SlotName, action| {
-        let line = format!("{method} /v1/policies/{}/{action}", slot.label());
-        print_report(&target.one()?.change(&line, &[], token_file)?, json)
+        let path = format!("/v1/policies/{}/{action}", slot.label());
+        let asked = Asked { method, path: &path, headers: &[], body: &[] };
+        print_report(&target.one()?.change(&asked, token_file)?, json)
     };
-    let act = |slot, action| ask("POST", slot, action);
+    let act = |slot, action| ask(Method::POST, slot, action);
     match command {
         CtlCommand::Status { all: false } => {
             let engine = target.one()?;
@@ -143,7 +145,7 @@ pub(crate) fn run(args: &CtlArgs, json: bool) -> anyhow::Result<()> {
         CtlCommand::Faults => faults(&target.one()?, json),
         CtlCommand::Swap { slot, policy, mode } => put(target, *slot, policy, *mode, token_file, json),
         CtlCommand::Shadow { slot, policy } => put(target, *slot, policy, Mode::Shadow, token_file, json),
-        CtlCommand::StopShadow { slot } => ask("DELETE", slot, "shadow"),
+        CtlCommand::StopShadow { slot } => ask(Method::DELETE, slot, "shadow"),
         CtlCommand::Promote { slot } => act(slot, "promote"),
         CtlCommand::Rollback { slot } => act(slot, "rollback"),
         CtlCommand::Release { slot } => act(slot, "release"),
@@ -213,7 +215,7 @@ fn faults(engine: &Engine, json: bool) -> anyhow::Result<()> {
 }
 
 /// The header with the signature of a component: of the file that is named, else of the one beside it, if any.
-fn signature_of(component: &Path, named: Option<&Path>) -> anyhow::Result<Option<String>> {
+fn signature_of(component: &Path, named: Option<&Path>) -> anyhow::Result<Option<(HeaderName, String)>> {
     let path = named.map_or_else(|| signature_path(component), Path::to_owned);
     let text = read_signature(&path).with_context(|| format!("{}: cannot be read", path.display()))?;
     ensure!(text.is_some() || named.is_none(), "{}: no such file, expected a minisign signature", path.display());
@@ -223,7 +225,7 @@ fn signature_of(component: &Path, named: Option<&Path>) -> anyhow::Result<Option
         .as_deref()
         .is_none_or(|value| value.len() <= MAX_SIGNATURE_BYTES && value.chars().all(|c| c == '\t' || !c.is_control()));
     ensure!(is_line, "{}: malformed, expected the four lines that `minisign -S` writes", path.display());
-    Ok(header.map(|value| format!("{SIGNATURE_HEADER}: {value}\r\n")))
+    Ok(header.map(|value| (HeaderName::from_static(SIGNATURE_HEADER), value)))
 }
 
 /// The options of `--config`: a JSON object, or `@` and the file that holds it.
@@ -243,7 +245,7 @@ fn options_of(config: &str) -> anyhow::Result<Map<String, Value>> {
 /// Most bytes of options beside a component: they are a header of the request.
 const MAX_HEADER_BYTES: usize = 8 << 10;
 
-fn config_header(options: &Map<String, Value>) -> anyhow::Result<String> {
+fn config_header(options: &Map<String, Value>) -> anyhow::Result<(HeaderName, String)> {
     // In ASCII, with JSON's escapes.
     let mut value = String::new();
     for c in serde_json::to_string(options)?.chars() {
@@ -260,7 +262,7 @@ fn config_header(options: &Map<String, Value>) -> anyhow::Result<String> {
         "--config: {bytes} bytes: must be at most {MAX_HEADER_BYTES} beside a component; change them after the swap, \
          with --config alone"
     );
-    Ok(format!("{CONFIG_HEADER}: {value}\r\n"))
+    Ok((HeaderName::from_static(CONFIG_HEADER), value))
 }
 
 fn put(
@@ -277,7 +279,7 @@ fn put(
         Mode::Active => "active",
         Mode::Shadow => "shadow",
     };
-    let line = format!("PUT /v1/policies/{}?mode={mode}", slot.label());
+    let path = format!("/v1/policies/{}?mode={mode}", slot.label());
     let native = source.as_deref().and_then(Path::to_str).filter(|source| source.starts_with("native:"));
     let (headers, body) = match (source, native) {
         (Some(file), None) => {
@@ -285,18 +287,20 @@ fn put(
             let Some(component) = read_regular(file, MAX_COMPONENT_BYTES as u64).with_context(named)? else {
                 bail!("{}: is larger than 32 MiB, the most a component may have", file.display());
             };
-            let signature = signature_of(file, signature.as_deref())?.unwrap_or_default();
-            (signature + &options.as_ref().map(config_header).transpose()?.unwrap_or_default(), component)
+            let signature = signature_of(file, signature.as_deref())?;
+            let options = options.as_ref().map(config_header).transpose()?;
+            (signature.into_iter().chain(options).collect(), component)
         }
         _ => {
             ensure!(signature.is_none(), "--signature: a native policy needs none");
             let mut body = Map::new();
             body.extend(native.map(|native| ("source".to_owned(), native.into())));
             body.extend(options.map(|options| ("config".to_owned(), options.into())));
-            ("Content-Type: application/json\r\n".to_owned(), serde_json::to_vec(&body)?)
+            (vec![(CONTENT_TYPE, "application/json".to_owned())], serde_json::to_vec(&body)?)
         }
     };
-    print_report(&target.one()?.put(&line, &headers, &body, token_file)?, json)
+    let asked = Asked { method: Method::PUT, path: &path, headers: &headers, body: &body };
+    print_report(&target.one()?.change(&asked, token_file)?, json)
 }
 
 fn print_report(report: &SwapReport, json: bool) -> anyhow::Result<()> {

@@ -24,6 +24,9 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "meridian-bench",
             "tokenizers",
             "ratatui",
+            "hyper",
+            "hyper-util",
+            "tokio",
         ],
     ),
     (
