@@ -16,7 +16,7 @@ help: ## List the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
 
 demo: policies ## Run the real vLLM engine three times (stock, native, WebAssembly) and compare; ARGS="--trace FILE --policy FILE.wasm"
-	@py=$$(scripts/build-wheel.sh); "$$py" -m meridian.bench.demo $(ARGS)
+	@scripts/demo.sh $(ARGS)
 
 test: check policies ## Run every test, the real engine included
 	scripts/setup-cuda.sh >/dev/null

@@ -31,7 +31,7 @@ try:
     print(meridian.load_config().admin.token_file)
 except meridian.ConfigError as error:
     sys.exit(f"error: {error}")')
-model=$("$py" -m meridian.bench.model)
+model=$("$py" -m meridian.vllm.bench.model)
 export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 VLLM_CPU_KVCACHE_SPACE=${VLLM_CPU_KVCACHE_SPACE:-1}
 if [ -n "$token" ]; then
   change="Change the policy while it serves:

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from areas.common import RESULTS, ROOT, WORK, Bound, Figure, engine_run, over_pairs, say
+from areas.common import RESULTS, ROOT, WORK, Bound, Figure, compared, over_pairs, recorded, say
 
 MERIDIAN = ROOT / "target" / "release" / "meridian"
 COMPONENTS = ROOT / "target" / "policies"
@@ -47,11 +47,11 @@ def trace(seed: int) -> str:
 def real_run(label: str, seed: int, scheduler: str, *more: str) -> str:
     """One run of the real engine; the file of its document. With MERIDIAN_REUSE_RUNS a run that is there is not
     repeated: for figures of another simulator against the same runs."""
-    if os.environ.get("MERIDIAN_REUSE_RUNS") and (WORK / f"{label}.json").exists():
-        return str(WORK / f"{label}.json")
-    flags = ("--scenario", "loaded", "--max-num-seqs", "32", "--trace", trace(seed), "--scheduler", scheduler)
-    engine_run(label, *flags, *more)
-    return str(WORK / f"{label}.json")
+    label, policy = label.replace(":", "-"), scheduler.removeprefix("native:")
+    if not (os.environ.get("MERIDIAN_REUSE_RUNS") and list((WORK / label).glob("*.results.json"))):
+        flags = ("--max-num-seqs", "32", "--without-stock", "--policy", scheduler)
+        compared(label, "--trace", trace(seed), *flags, *more)
+    return str(recorded(label, policy)[0])
 
 
 def calibrated(fitted: list[str], tests: list[str], *more: str) -> list[dict[str, Any]]:
@@ -67,7 +67,7 @@ def fidelity() -> Iterator[Figure]:
     fitted to the runs of two other traces right before and after it. The load is below what the engine can do: above
     it, the queue adds up every percent of speed.
     """
-    below = ("--scale-time", "1.7", "--limit", "110")
+    below = ("--scale-time", "1.7", "--requests", "110")
     fits, tests = [], []
     for turn in range(TURNS + 1):
         seed = FITTED[turn % len(FITTED)]
@@ -84,8 +84,8 @@ def fidelity() -> Iterator[Figure]:
     spread = 100 * (max(means) - min(means)) / mean(means)
     yield Figure("fidelity: mean end to end of the real engine, the same run repeated: spread", spread, "%")
     once = [
-        real_run("fidelity-once", TESTED, "stock", "--mode", "all-at-once"),
-        real_run("fidelity-once-tight", TESTED, "stock", "--mode", "all-at-once", "--kv-blocks", "200"),
+        real_run("fidelity-once", TESTED, "stock", "--at-once"),
+        real_run("fidelity-once-tight", TESTED, "stock", "--at-once", "--kv-blocks", "200"),
     ]
     whole = calibrated(fits, once)
     steps, same = sum(e["steps"] for e in whole), sum(e["same_steps"] for e in whole)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,9 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
-
-from meridian.bench import child
-from meridian.bench.model import NoModel, model_dir
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"
@@ -77,24 +75,35 @@ def over_pairs(name: str, ratios: list[float], unit: str, bound: Bound | None = 
     return Figure(name, median(ratios), unit, bound, low, high)
 
 
-def model() -> str:
-    """Folder of the model that every engine run uses."""
-    try:
-        return str(model_dir())
-    except NoModel as e:
-        sys.exit(f"error: {e}")
+def compared(label: str, *args: str) -> list[dict[str, Any]]:
+    """`meridian bench vllm` with these arguments: its comparisons. Every run's rows stay in a folder of that name."""
+    say(f"  {label}: meridian bench vllm {' '.join(args)}")
+    command = [sys.executable, "-m", "meridian._cli", "--json", "bench", "vllm", "--out", str(WORK / label), *args]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    # 1 is also the code of runs in which a policy faulted: who asks judges how often.
+    said = json.loads(done.stdout) if done.stdout.startswith("{") else {}
+    if done.returncode > 1 or "comparisons" not in said:
+        sys.exit(f"error: {label}: {done.stdout.strip()[-2000:] or 'see above'}")
+    return said["comparisons"]
 
 
-def engine_run(label: str, *args: str) -> dict[str, Any]:
-    """One run of the real engine in a process of its own; returns its document."""
-    WORK.mkdir(parents=True, exist_ok=True)
-    started = time.monotonic()
-    try:
-        document = child.engine_run(WORK / label, label, ["--model", model(), *args])
-    except child.Failed as e:
-        sys.exit(f"error: {e}")
-    say(f"  {label}: {time.monotonic() - started:.0f} s")
-    return document
+def metrics_of(comparison: dict[str, Any], policy: str) -> list[dict[str, Any]]:
+    """The metrics of a policy's runs, a seed each."""
+    return [run["metrics"] for run in comparison["runs"] if run["policy"] == policy]
+
+
+def recorded(label: str, policy: str) -> tuple[Path, dict[str, Any]]:
+    """What the one run of a policy under that label recorded, and its file."""
+    found = [p for p in (WORK / label).glob(f"*-{policy}.json") if not p.name.endswith(".job.json")]
+    if len(found) != 1:
+        sys.exit(f"error: {label}: {len(found)} recorded runs of {policy} in {WORK / label}, expected one")
+    (path,) = found
+    return path, json.loads(path.read_text())
+
+
+def seeds(count: int) -> str:
+    """So many seeds, for the command line."""
+    return ",".join(str(i + 1) for i in range(count))
 
 
 def provenance() -> dict[str, str]:

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from meridian.bench import early_exit as scenario
-from meridian.bench.child import Failed
-from meridian.bench.exit_report import CLAIMED, NONE, markdown
-from meridian.bench.exit_rules import FAMILIES
-from meridian.bench.model import NoModel, reasoner_dir
+from meridian.vllm.bench import early_exit as scenario
+from meridian.vllm.bench.child import Failed
+from meridian.vllm.bench.exit_report import CLAIMED, NONE, markdown
+from meridian.vllm.bench.exit_rules import FAMILIES
+from meridian.vllm.bench.model import NoModel, reasoner_dir
 
 from areas.common import RESULTS, ROOT, WORK, Bound, Figure, provenance
 

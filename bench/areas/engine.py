@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -166,6 +167,60 @@ def plans() -> Iterator[Figure]:
     yield Figure("files that put a plan's order into effect", carriers("HEAD"), "files", Bound(2))
 
 
+# What exists in product code once or several times: its name, where to look, and what betrays a file that has it.
+COPIES = (
+    ("copies of EAT's recurrence", r"alpha \* .*\(1(\.0f?)? - alpha\)", ("*.rs", "*.py", "*.cu")),
+    ("tables of metrics", r"^METRICS|const METRICS", ("*.rs", "*.py")),
+    ("readers of the project's own traces", r"def read_trace\(|^fn request\(row: &Row", ("*.rs", "*.py")),
+    (
+        "trackers of a request's phase beside the sampler's",
+        r"PhaseTracker::new\(|Enforcer::new\(",
+        ("host/*/src/*.rs",),
+    ),
+)
+# Where one of them belongs: the sampler's, in a process of its own (ADR 0011), and what a tracker is made by.
+BELONGS = ("host/engine/src/sampler.rs", "host/core/src/budget/enforce.rs", "host/core/src/phase.rs")
+
+
+def copies() -> Iterator[Figure]:
+    """Things that were written several times, in product code at the commit before the crate and now."""
+
+    def files(commit: str, pattern: str, paths: tuple[str, ...]) -> int:
+        command = ["git", "grep", "-lE", pattern, commit, "--", *paths]
+        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
+        names = [name.partition(":")[2] for name in found]
+        return sum("tests/" not in name and "examples/" not in name and name not in BELONGS for name in names)
+
+    for name, pattern, paths in COPIES:
+        before, now = (files(commit, pattern, paths) for commit in (BEFORE, "HEAD"))
+        yield Figure(f"{name} before", before, "files")
+        yield Figure(name, now, "files", Bound(before, below=True))
+
+
+def tokens() -> Iterator[Figure]:
+    """What taking in a token costs, with the thinking followed, over the commit before the record was a row's. The
+    programs are two builds of one example: `$MERIDIAN_TOKENS_BEFORE` is the earlier; without it nothing is compared."""
+    now = ROOT / "target" / "release" / "examples" / "budget_figures"
+    before = os.environ.get("MERIDIAN_TOKENS_BEFORE")
+    if before is None:
+        say("  MERIDIAN_TOKENS_BEFORE names no program: left out")
+        return
+    title = "fixed-budget: a step with line ends"
+
+    def step_us(program: str) -> float:
+        done = subprocess.run([program], capture_output=True, text=True, check=True)
+        return next(x["value"] for x in map(json.loads, done.stdout.splitlines()) if x["name"] == title)
+
+    ratios = []
+    for turn in range(6):
+        order = (before, str(now)) if turn % 2 == 0 else (str(now), before)
+        took = {program: step_us(program) for program in order}
+        ratios.append(took[str(now)] / took[before])
+    yield over_pairs(
+        "per-token cost over that of the commit before, 256 requests that think", ratios, "ratio", Bound(1.03)
+    )
+
+
 def parts(pairs: int) -> dict[str, Callable[[], Iterator[Figure]]]:
     """Parts of the area by name."""
-    return {"size": size, "plans": plans, "same": lambda: same(pairs)}
+    return {"size": size, "plans": plans, "copies": copies, "tokens": tokens, "same": lambda: same(pairs)}

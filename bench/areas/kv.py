@@ -6,14 +6,11 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Any
 
-from meridian.bench.child import Failed
-from meridian.bench.compare import Comparison, notes, run_pairs
-from meridian.bench.comparison import Pair, changes
-
-from areas.common import ROOT, WORK, Bound, Figure, model, over_pairs, say
+from areas.common import ROOT, Bound, Figure, compared, metrics_of, over_pairs, say, seeds
+from areas.slice import preemptions
 
 OUTPUT_FIRST = str(ROOT / "target" / "policies" / "output-first.wasm")
 # Keeps the engine's order, so that what changes in a chat is what the eviction policy does, and nothing else.
@@ -34,80 +31,80 @@ FALLBACK = 0.01  # share of the steps that the policy may leave undecided
 AT_LEAST_0 = Bound(0, at_most=False)
 
 
-def pairs_of(c: Comparison, pairs: int, kv_blocks: int | None = None) -> list[Pair]:
-    """Pairs of stock and Meridian; ends the program when a run failed or Meridian's policy did not decide."""
-    try:
-        found = run_pairs(c, pairs, kv_blocks)
-    except Failed as e:
-        sys.exit(f"error: {e}")
-    for note in notes(found):
+@dataclass(frozen=True)
+class Pair:
+    """The metrics of two runs over the same requests."""
+
+    stock: dict[str, Any]
+    meridian: dict[str, Any]
+
+
+def paired(comparison: dict[str, Any], policy: str) -> list[Pair]:
+    """A pair a seed; ends the program when Meridian's policy did not decide."""
+    pairs = [Pair(*pair) for pair in zip(metrics_of(comparison, "stock"), metrics_of(comparison, policy), strict=True)]
+    for note in comparison.get("notes", ()):
         say(f"  {note}")
-    # On a busy machine a step may run into the deadline; the note above says how many did.
-    if any(p.meridian["decided_by_policy"] < (1 - FALLBACK) * p.meridian["decisions"] for p in found):
+    # On a busy machine a step may run into the deadline; a note says how many did.
+    if any(p.meridian["decided_by_policy"] < (1 - FALLBACK) * p.meridian["decisions"] for p in pairs):
         sys.exit("error: the policy did not decide this run")
-    return found
+    return pairs
 
 
-def chats(
-    folder: str, *, dtype: str = "bfloat16", preserve_thinking: bool = False, context_tokens: int | None = None
-) -> Comparison:
-    c = Comparison(
-        "multi-turn",
-        Path(model()),
-        WORK / folder,
-        policy=FCFS,
-        dtype=dtype,
-        preserve_thinking=preserve_thinking,
-    )
-    return c if context_tokens is None else replace(c, context_tokens=context_tokens)
+def chats(label: str, pairs: int, kv_blocks: int, *more: str) -> list[Pair]:
+    """Pairs of the chats, with a dispatch policy that keeps the engine's order."""
+    args = ("--scenario", "multi-turn", "--seeds", seeds(pairs), "--kv-blocks", str(kv_blocks), "--policy", FCFS)
+    (comparison,) = compared(label, *args, *more)
+    return paired(comparison, "fcfs.wasm")
+
+
+def changes(pairs: list[Pair], key: str) -> list[float]:
+    """Meridian's over stock's, of each pair in which stock has any."""
+    return [p.meridian[key] / p.stock[key] for p in pairs if p.stock[key]]
+
+
+def points(pairs: list[Pair], key: str) -> list[float]:
+    """Meridian's share less stock's, in points."""
+    return [100 * (p.meridian[key] - p.stock[key]) for p in pairs]
 
 
 def above(name: str, pairs: list[Pair], bound: Bound | None) -> Figure:
     """Prefix hit rate above stock's, within a pair."""
-    return over_pairs(f"{name} hit rate above stock", changes(pairs, "hit_rate", "difference"), "points", bound)
+    return over_pairs(f"{name} hit rate above stock", points(pairs, "hit_rate"), "points", bound)
 
 
 def ratio(name: str, pairs: list[Pair], key: str, bound: Bound | None = None) -> Figure:
     """Meridian over stock, within a pair."""
-    values = changes(pairs, key, "ratio")
+    values = changes(pairs, key)
     if len(values) < 2:
         sys.exit(f"error: {name}: stock has none of it in {len(pairs) - len(values)} of {len(pairs)} runs")
     return over_pairs(f"{name}, Meridian over stock", values, "ratio", bound)
 
 
-def both(name: str, pairs: list[Pair], key: str, unit: str) -> Iterator[Figure]:
+def both(name: str, pairs: list[Pair], value: Callable[[dict[str, Any]], float], unit: str) -> Iterator[Figure]:
     """The figure itself on both sides, for the reader's judgement."""
-    yield over_pairs(f"{name}, stock", [p.stock[key] for p in pairs], unit)
-    yield over_pairs(f"{name}, Meridian", [p.meridian[key] for p in pairs], unit)
+    yield over_pairs(f"{name}, stock", [value(p.stock) for p in pairs], unit)
+    yield over_pairs(f"{name}, Meridian", [value(p.meridian) for p in pairs], unit)
+
+
+def hit_percent(metrics: dict[str, Any]) -> float:
+    """Of the prompt tokens, those found in the prefix cache."""
+    return 100 * metrics["hit_rate"]
 
 
 def multi_turn(pairs: int) -> Iterator[Figure]:
     """Chats whose template strips the thinking, in float32, so that outputs can be compared."""
-    long = chats("multi-turn", dtype="float32", context_tokens=LONG_CONTEXT_TOKENS)
-    runs = pairs_of(long, pairs, HALF_BLOCKS_LONG)
+    long = ("--dtype", "float32", "--context-tokens", str(LONG_CONTEXT_TOKENS))
+    runs = chats("multi-turn", pairs, HALF_BLOCKS_LONG, *long)
     yield above("multi-turn:", runs, Bound(15, at_most=False))
-    yield from both("multi-turn: hit rate", runs, "hit_rate", "%")
+    yield from both("multi-turn: hit rate", runs, hit_percent, "%")
     yield ratio("multi-turn: TTFT p50", runs, "ttft_p50_ms", Bound(1, below=True))
     yield ratio("multi-turn: TTFT p99", runs, "ttft_p99_ms")
     yield ratio("multi-turn: TTFO p50", runs, "ttfo_p50_ms")
     yield ratio("multi-turn: p99 output ITL", runs, "itl_output_p99_ms")
     yield ratio("multi-turn: throughput", runs, "throughput_tok_s")
-    differing = sum(p.differing or 0 for p in runs)
+    differing = sum(p.meridian["outputs_differ"] for p in runs)
     of = sum(p.stock["requests"] for p in runs)
     yield Figure("multi-turn: requests whose outputs differ", differing, f"of {of} requests", Bound(0))
-
-
-def hit_rates(scheduler: str, blocks: int, seeds: int) -> list[float]:
-    """Percent, a seed each, with the model left out."""
-    command = [sys.executable, str(ROOT / "bench" / "vllm" / "hit_rates.py"), "--model", model()]
-    command += ["--scheduler", scheduler, "--kv-blocks", str(blocks)]
-    command += [x for seed in range(1, seeds + 1) for x in ("--seed", str(seed))]
-    # The deadline is no subject here, and a busy machine may pause any call for longer than it is.
-    command += ["--set", "policy.dispatch.deadline_ms=1000"] if scheduler != "stock" else []
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"error: hit_rates.py failed with exit code {done.returncode}:\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def sweep(pairs: int) -> Iterator[Figure]:
@@ -115,9 +112,14 @@ def sweep(pairs: int) -> Iterator[Figure]:
     depend on lengths alone, as the sizes that were run with the model confirm. The median of each size is held against
     the bound."""
     smallest, medians = float("inf"), []
-    for blocks in SIZES:
-        stock, ours = hit_rates("stock", blocks, pairs), hit_rates(FCFS, blocks, pairs)
-        above_stock = [b - a for a, b in zip(stock, ours, strict=True)]
+    sizes = ",".join(map(str, SIZES))
+    args = ("--scenario", "multi-turn", "--no-model", "--seeds", seeds(pairs), "--kv-blocks", sizes, "--policy", FCFS)
+    # The deadline is no subject here, and a busy machine may pause any call for longer than it is.
+    comparisons = compared("sweep", *args, "--set", "policy.dispatch.deadline_ms=1000")
+    for blocks, comparison in zip(SIZES, comparisons, strict=True):
+        runs = paired(comparison, "fcfs.wasm")
+        stock, ours = [hit_percent(p.stock) for p in runs], [hit_percent(p.meridian) for p in runs]
+        above_stock = points(runs, "hit_rate")
         smallest = min(smallest, *above_stock)
         name = f"multi-turn without the model, {blocks} blocks:"
         say(f"  {name} {stock} -> {ours}")
@@ -134,22 +136,24 @@ def sweep(pairs: int) -> Iterator[Figure]:
 def preserve(pairs: int) -> Iterator[Figure]:
     """Chats whose template keeps the thinking: what is not dead must not be evicted first. The median is held against
     the bound."""
-    runs = pairs_of(chats("preserve", preserve_thinking=True), pairs, HALF_BLOCKS_PRESERVED)
+    runs = chats("preserve", pairs, HALF_BLOCKS_PRESERVED, "--preserve-thinking")
     yield above("thinking preserved:", runs, AT_LEAST_0)
-    yield from both("thinking preserved: hit rate", runs, "hit_rate", "%")
+    yield from both("thinking preserved: hit rate", runs, hit_percent, "%")
     yield ratio("thinking preserved: TTFT p50", runs, "ttft_p50_ms")
 
 
 def kv_tight(pairs: int) -> Iterator[Figure]:
     """KV short: who is preempted, and what that costs."""
-    runs = pairs_of(Comparison("kv-tight", Path(model()), WORK / "kv-tight", policy=OUTPUT_FIRST), pairs)
+    args = ("--scenario", "kv-tight", "--seeds", seeds(pairs), "--policy", OUTPUT_FIRST)
+    (comparison,) = compared("kv-tight", *args)
+    runs = paired(comparison, "output-first.wasm")
     yield ratio("kv-tight: recomputed tokens", runs, "recomputed_tokens", Bound(0.6))
-    yield from both("kv-tight: recomputed tokens", runs, "recomputed_tokens", "tokens")
-    worst = max(p.meridian["output_preempted_while_think_held"] for p in runs)
+    yield from both("kv-tight: recomputed tokens", runs, lambda metrics: metrics["recomputed_tokens"], "tokens")
+    worst = max(p.meridian["preempted_avoidably"] for p in runs)
     yield Figure("kv-tight: output-phase preempted while another phase held blocks", worst, "worst run", Bound(0))
     yield ratio("kv-tight: p99 output ITL", runs, "itl_output_p99_ms", Bound(0.5))
     yield ratio("kv-tight: throughput", runs, "throughput_tok_s", Bound(0.97, at_most=False))
-    yield from both("kv-tight: preemptions", runs, "preemptions", "preemptions")
+    yield from both("kv-tight: preemptions", runs, preemptions, "preemptions")
     yield ratio("kv-tight: TTFT p50", runs, "ttft_p50_ms")
 
 

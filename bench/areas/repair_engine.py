@@ -7,12 +7,11 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from statistics import median
 from typing import Any
 
-from meridian.bench.report import percentile
-
-from areas.common import ROOT, Bound, Figure, engine_run, over_pairs, say
-from areas.slice import write_trace
+from areas.common import ROOT, Bound, Figure, over_pairs, say
+from areas.slice import own_times, write_trace
 
 
 def _found(what: str) -> dict[str, Any]:
@@ -51,16 +50,10 @@ def stock() -> Iterator[Figure]:
     rng = random.Random(0)
     rows = [(rng.randint(16, 48), rng.randint(60, 160), rng.randint(160, 220)) for _ in range(128)]
     trace = write_trace("own-time.csv", rows)
-    args = ("--trace", trace, "--mode", "all-at-once", "--max-num-seqs", "128", "--scheduler", "native:fcfs")
-    document = engine_run("own-time-stock", *args)
-    measured, own_ns = document["steps"], document["meridian"]["own_ns"]
-    own_us = [ns / 1e3 for ns in own_ns[-len(measured["running"]) :]]
-    full = [i for i, running in enumerate(measured["running"]) if running == 128]
-    shares = [own_us[i] / (measured["schedule_us"][i] - own_us[i]) for i in full]
+    shares, own = own_times("own-time-stock", "native:fcfs", trace)
     title = "following in stock mode: own time over vLLM's in schedule(), 128 running"
     yield over_pairs(title, shares, "ratio", Bound(0.10))
-    own = percentile([own_us[i] for i in full], 50) or 0.0
-    yield Figure("following in stock mode: own time in schedule(), 128 running", own, "us")
+    yield Figure("following in stock mode: own time in schedule(), 128 running", median(own), "us")
 
 
 def priority() -> Iterator[Figure]:

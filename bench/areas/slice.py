@@ -8,11 +8,10 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from statistics import median
 from typing import Any
 
-from meridian.bench.report import percentile
-
-from areas.common import ROOT, WORK, Bound, Figure, engine_run, over_pairs, say
+from areas.common import ROOT, WORK, Bound, Figure, compared, metrics_of, over_pairs, recorded, say, seeds
 
 POLICIES = ROOT / "target" / "policies"
 OUTPUT_FIRST = str(POLICIES / "output-first.wasm")
@@ -39,43 +38,47 @@ def stock_equality() -> Iterator[Figure]:
     rows = [(rng.randint(20, 120), rng.randint(10, 120), rng.randint(10, 80)) for _ in range(64)]
     trace = write_trace("equality.csv", rows)
 
-    def run(label: str, scheduler: str) -> tuple[list[Any], int, int]:
-        outputs = WORK / f"{label}-outputs.json"
-        args = ("--trace", trace, "--mode", "all-at-once", "--kv-blocks", "80", "--max-num-seqs", "64")
-        # Whom to preempt is the eviction policy's to say, unless KV memory is left to vLLM.
-        settings = ("--set", "kv_memory.enabled=false") if scheduler != "stock" else ()
-        command = ("--scenario", "kv-tight", "--scheduler", scheduler, "--greedy-outputs", str(outputs), *settings)
-        document = engine_run(label, *args, *command)
-        summary = document["summary"]
-        tokens = json.loads(outputs.read_text())
-        return [tokens[str(i)] for i in range(len(rows))], summary["steps"], summary["preemptions"]
-
-    stock = run("equality-stock", "stock")
-    yield Figure("stock equality: preemptions in the stock run", stock[2], "preemptions", Bound(1, at_most=False))
-    for name, scheduler in (("native:fcfs", "native:fcfs"), ("fcfs.wasm", FCFS)):
-        other = run(f"equality-{name.replace(':', '-')}", scheduler)
-        differing = sum(a != b for a, b in zip(stock[0], other[0], strict=True))
-        yield Figure(f"stock equality: {name}, outputs that differ", differing, "of 64 requests", Bound(0))
-        yield Figure(f"stock equality: {name}, difference in steps", abs(other[1] - stock[1]), "steps", Bound(0))
+    # Whom to preempt is the eviction policy's to say, unless KV memory is left to vLLM.
+    args = (
+        "--trace",
+        trace,
+        "--at-once",
+        "--kv-blocks",
+        "80",
+        "--max-num-seqs",
+        "64",
+        "--dtype",
+        "bfloat16",
+        "--compare-outputs",
+    )
+    args += ("--set", "kv_memory.enabled=false", "--policy", "native:fcfs", "--policy", FCFS)
+    (comparison,) = compared("equality", *args)
+    (stock,) = metrics_of(comparison, "stock")
+    bound = Bound(1, at_most=False)
+    yield Figure("stock equality: preemptions in the stock run", preemptions(stock), "preemptions", bound)
+    for name, label in (("native:fcfs", "fcfs"), ("fcfs.wasm", "fcfs.wasm")):
+        (other,) = metrics_of(comparison, label)
         yield Figure(
-            f"stock equality: {name}, difference in preemptions", abs(other[2] - stock[2]), "preemptions", Bound(0)
+            f"stock equality: {name}, outputs that differ", other["outputs_differ"], "of 64 requests", Bound(0)
         )
+        steps = abs(other["steps"] - stock["steps"])
+        yield Figure(f"stock equality: {name}, difference in steps", steps, "steps", Bound(0))
+        preempted = abs(preemptions(other) - preemptions(stock))
+        yield Figure(f"stock equality: {name}, difference in preemptions", preempted, "preemptions", Bound(0))
+
+
+def preemptions(metrics: dict[str, Any]) -> float:
+    """In all phases together."""
+    return sum(metrics[f"preemptions_{phase}"] for phase in ("prefill", "think", "output"))
 
 
 def pairs_of(scenario: str, pairs: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Summaries of stock and output-first.wasm, side by side, in both orders; a seed a pair."""
-    found = []
-    for pair in range(pairs):
-        summaries: dict[str, dict[str, Any]] = {}
-        order = ("stock", OUTPUT_FIRST) if pair % 2 == 0 else (OUTPUT_FIRST, "stock")
-        for scheduler in order:
-            name = "stock" if scheduler == "stock" else "wasm"
-            args = ("--scenario", scenario, "--seed", str(pair + 1), "--scheduler", scheduler)
-            summaries[name] = engine_run(f"{scenario}-{pair + 1}-{name}", *args)["summary"]
-        if summaries["wasm"]["policy_faults"] or not summaries["wasm"]["decided_by_policy"]:
-            sys.exit("error: the policy did not decide this run")
-        found.append((summaries["stock"], summaries["wasm"]))
-    return found
+    """Metrics of stock and output-first.wasm, side by side, in both orders; a seed a pair."""
+    (comparison,) = compared(scenario, "--scenario", scenario, "--seeds", seeds(pairs), "--policy", OUTPUT_FIRST)
+    stock, wasm = (metrics_of(comparison, policy) for policy in ("stock", "output-first.wasm"))
+    if any(run["faults"] or not run["decided_by_policy"] for run in wasm):
+        sys.exit("error: the policy did not decide this run")
+    return list(zip(stock, wasm, strict=True))
 
 
 def ratios(runs: list[tuple[dict[str, Any], dict[str, Any]]], key: str) -> list[float]:
@@ -111,16 +114,14 @@ def loaded(pairs: int) -> Iterator[Figure]:
 def kv_tight(pairs: int) -> Iterator[Figure]:
     """KV short: who is preempted."""
     runs = pairs_of("kv-tight", pairs)
-    worst = max(wasm["output_preempted_while_think_held"] for _, wasm in runs)
+    worst = max(wasm["preempted_avoidably"] for _, wasm in runs)
     yield Figure("kv-tight: output-phase preempted while thinking held blocks, worst run", worst, "requests", Bound(0))
-    yield over_pairs(
-        "kv-tight: the same, stock", [stock["output_preempted_while_think_held"] for stock, _ in runs], "requests"
-    )
+    yield over_pairs("kv-tight: the same, stock", [stock["preempted_avoidably"] for stock, _ in runs], "requests")
     bound = Bound(0.97, at_most=False)
     key = "throughput_tok_s"
     yield over_pairs("kv-tight: throughput, output-first.wasm over stock", ratios(runs, key), "ratio", bound)
     for name, side in (("stock", 0), ("output-first.wasm", 1)):
-        yield over_pairs(f"kv-tight: preemptions, {name}", [run[side]["preemptions"] for run in runs], "preemptions")
+        yield over_pairs(f"kv-tight: preemptions, {name}", [preemptions(run[side]) for run in runs], "preemptions")
     yield over_pairs(
         "kv-tight: p99 output ITL, output-first.wasm over stock", ratios(runs, "itl_output_p99_ms"), "ratio"
     )
@@ -145,19 +146,23 @@ def deciding() -> Iterator[Figure]:
     rng = random.Random(0)
     rows = [(rng.randint(16, 48), rng.randint(60, 160), rng.randint(160, 220)) for _ in range(128)]
     trace = write_trace("own-time.csv", rows)
-    for name, scheduler in (("output-first.wasm", OUTPUT_FIRST), ("native:output-first", "native:output-first")):
-        label = f"own-time-{'wasm' if scheduler == OUTPUT_FIRST else 'native'}"
-        args = ("--trace", trace, "--mode", "all-at-once", "--max-num-seqs", "128", "--scheduler", scheduler)
-        document = engine_run(label, *args)
-        steps, own_ns = document["steps"], document["meridian"]["own_ns"]
-        own_us = [ns / 1e3 for ns in own_ns[-len(steps["running"]) :]]
-        full = [i for i, running in enumerate(steps["running"]) if running == 128]
-        # What is left of schedule() without Meridian's part is vLLM's own code, timed in the same step.
-        shares = [own_us[i] / (steps["schedule_us"][i] - own_us[i]) for i in full]
+    for name, policy in (("output-first.wasm", OUTPUT_FIRST), ("native:output-first", "native:output-first")):
+        shares, own = own_times(f"own-time-{'wasm' if policy == OUTPUT_FIRST else 'native'}", policy, trace)
         title = f"deciding: Meridian's own time over vLLM's in schedule(), 128 running, {name}"
         yield over_pairs(title, shares, "ratio", Bound(0.10))
-        own = percentile([own_us[i] for i in full], 50) or 0.0
-        yield Figure(f"deciding: Meridian's own time in schedule(), 128 running, {name}", own, "us")
+        yield Figure(f"deciding: Meridian's own time in schedule(), 128 running, {name}", median(own), "us")
+
+
+def own_times(label: str, policy: str, trace: str) -> tuple[list[float], list[float]]:
+    """Of each step with 128 running requests: Meridian's own time over vLLM's in the same `schedule()`, and in us."""
+    compared(label, "--trace", trace, "--at-once", "--max-num-seqs", "128", "--without-stock", "--policy", policy)
+    _, document = recorded(label, policy.rpartition("/")[2].removeprefix("native:"))
+    steps, own_ns = document["steps"], document["meridian"]["own_ns"]
+    own_us = [ns / 1e3 for ns in own_ns[-len(steps["running"]) :]]
+    full = [i for i, running in enumerate(steps["running"]) if running == 128]
+    # What is left of schedule() without Meridian's part is vLLM's own code, timed in the same step.
+    shares = [own_us[i] / (steps["schedule_us"][i] - own_us[i]) for i in full]
+    return shares, [own_us[i] for i in full]
 
 
 def hostile() -> Iterator[Figure]:

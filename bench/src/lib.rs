@@ -4,6 +4,7 @@
 pub mod calibrate;
 pub mod compare;
 pub mod limits;
+mod metrics;
 pub mod micro;
 pub mod policies;
 pub mod read;
@@ -12,4 +13,5 @@ pub mod report;
 pub mod results;
 pub mod sim;
 pub mod trace;
+pub mod vllm;
 pub mod watch;

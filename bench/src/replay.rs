@@ -199,6 +199,7 @@ pub fn replay(
         baseline: labels[0].clone(),
         runs,
         given_up,
+        notes: Vec::new(),
     })
 }
 
@@ -357,7 +358,7 @@ fn facts(input: &Input) -> anyhow::Result<TraceFacts> {
 }
 
 /// Processor and cores.
-fn machine() -> String {
+pub(crate) fn machine() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model =
         info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':').map(|(_, name)| name.trim()));

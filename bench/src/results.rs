@@ -1,4 +1,4 @@
-//! What the simulator's runs leave behind: the JSON that `meridian bench replay --json` prints, `--save` keeps,
+//! What runs leave behind, of simulated engines and of the real one: the JSON that `meridian bench replay --json` prints, `--save` keeps,
 //! `meridian bench compare` reads and the report shows.
 
 use std::collections::BTreeMap;
@@ -26,6 +26,9 @@ pub struct Results {
     /// Policies that have no runs because they went on faulting.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub given_up: Vec<GivenUp>,
+    /// What a reader must know before believing them, a line each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 /// A policy that went on faulting.
@@ -240,8 +243,12 @@ pub const METRICS: &[Metric] = &[
     metric("preemptions_prefill", "preempted in prefill", "", Better::Lower),
     metric("preemptions_think", "preempted in think", "", Better::Lower),
     metric("preemptions_output", "preempted in output", "", Better::Lower),
+    metric("preempted_avoidably", "  while thinking held KV", "", Better::Lower),
     metric("recomputed_tokens", "recomputed tokens", "tok", Better::Lower),
     metric("hit_rate", "prefix hit rate", "", Better::Higher),
+    metric("hit_rate_first", "  of first turns", "", Better::Higher),
+    metric("hit_rate_later", "  of later turns", "", Better::Higher),
+    metric("outputs_differ", "outputs that differ", "", Better::Lower),
     metric("kv_used_mean", "KV used, mean", "", Better::Neither),
     metric("running_mean", "running, mean", "", Better::Neither),
     metric("waiting_mean", "waiting, mean", "", Better::Lower),
@@ -252,8 +259,13 @@ pub const METRICS: &[Metric] = &[
     metric("probes", "probes", "", Better::Neither),
     metric("steps", "steps", "", Better::Neither),
     metric("makespan_s", "makespan", "s", Better::Lower),
+    metric("schedule_p50_us", "schedule() p50", "us", Better::Lower),
+    metric("schedule_p99_us", "schedule() p99", "us", Better::Lower),
+    metric("own_p50_us", "Meridian in schedule() p50", "us", Better::Neither),
+    metric("deciding_us", "deciding, mean a step", "us", Better::Neither),
     metric("decisions", "dispatch decisions", "", Better::Neither),
     metric("decided_by_policy", "  by the policy", "", Better::Neither),
+    metric("decided_by_fallback", "  by fallback", "", Better::Lower),
     metric("eviction_decisions", "eviction decisions", "", Better::Neither),
     metric("eviction_by_policy", "  by the policy", "", Better::Neither),
     metric("budget_decisions", "budget decisions", "", Better::Neither),

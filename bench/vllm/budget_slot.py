@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import forced_ends
-from meridian.bench.engine_run import ENVIRONMENT
+from meridian.vllm.bench.run import ENVIRONMENT
 
 FIXED_TOKENS = 20
 MAX_TOKENS = 60

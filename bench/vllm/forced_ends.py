@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from meridian.bench.engine_run import ENVIRONMENT, MERIDIAN_CLASS
-from meridian.bench.model import model_dir
+from meridian.vllm.bench.model import model_dir
+from meridian.vllm.bench.run import ENVIRONMENT, MERIDIAN_CLASS
 
 KINDS = ("budget", "changed", "pattern", "eos", "free")
 IN_FLIGHT = 40

@@ -20,9 +20,9 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from meridian.bench import arith
-from meridian.bench.engine_run import ENVIRONMENT, MERIDIAN_CLASS
-from meridian.bench.model import reasoner_dir
+from meridian.vllm.bench import arith
+from meridian.vllm.bench.model import reasoner_dir
+from meridian.vllm.bench.run import ENVIRONMENT, MERIDIAN_CLASS
 
 NEVER = 1 << 20
 SUFFIX = "ans"

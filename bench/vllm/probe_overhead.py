@@ -21,8 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from meridian.bench.engine_run import ENVIRONMENT, MERIDIAN_CLASS
-from meridian.bench.model import model_dir
+from meridian.vllm.bench.model import model_dir
+from meridian.vllm.bench.run import ENVIRONMENT, MERIDIAN_CLASS
 
 NEVER = 1 << 20
 

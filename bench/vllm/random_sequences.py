@@ -163,7 +163,7 @@ def main() -> int:
     p.add_argument("--seeds", type=int, default=10)
     p.add_argument("--hostile", type=Path, default=Path("target/hostile"), help="folder of the hostile components")
     a = p.parse_args()
-    from meridian.bench.model import model_dir
+    from meridian.vllm.bench.model import model_dir
 
     model, found, wrong = str(model_dir()), [], []
     for feature in FEATURES:

@@ -28,10 +28,10 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 HERE = Path(__file__).resolve().parent
 
 if TYPE_CHECKING:
-    from meridian.bench import arith
+    from meridian.vllm.bench import arith
 else:
     # By file: the package's own __init__ needs the native module, which training does not.
-    _spec = importlib.util.spec_from_file_location("arith", HERE.parents[1] / "python/meridian/bench/arith.py")
+    _spec = importlib.util.spec_from_file_location("arith", HERE.parents[1] / "python/meridian/vllm/bench/arith.py")
     arith = sys.modules["arith"] = importlib.util.module_from_spec(_spec)
     _spec.loader.exec_module(arith)
 

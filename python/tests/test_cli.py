@@ -111,9 +111,30 @@ def test_usage_errors_exit_with_2() -> None:
     assert "Example" in run("policy", "check", "--help").stdout
 
 
-def test_the_bench_without_the_command() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "meridian.bench", "--scenario", "nope"], capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert "invalid choice: 'nope'" in done.stderr
+def test_bad_arguments_of_the_engine_benchmark_are_one_line(tmp_path: Path) -> None:
+    for args, says in (
+        (("--scenario", "nope"), "--scenario nope: expected one of loaded, kv-tight, multi-turn, early-exit"),
+        (("--set", "scheduler.max_defer_ms=soon"), "scheduler.max_defer_ms: "),
+        (("--policy", str(tmp_path / "none.wasm")), "none.wasm: No such file or directory"),
+        (("--model", str(tmp_path)), f"--model {tmp_path}: no config.json there, expected a model's folder"),
+        (("--scenario", "loaded", "--turns", "3"), "loaded has no sessions"),
+        (("--max-model-len", "100"), "--max-model-len 100: expected at least "),
+        (("--kv-blocks", "0"), "--kv-blocks 0: expected 2 to 4194304"),
+        (("--trace", str(tmp_path / "none.csv")), "none.csv"),
+    ):
+        done = run("bench", "vllm", *args)
+        assert done.returncode == 2, (args, done.stderr)
+        assert done.stderr.startswith("error: "), args
+        assert says in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_early_exit_has_options_of_its_own() -> None:
+    for scenario in (["--scenario=early-exit"], ["--scenario", "early-exit"]):
+        done = run("bench", "vllm", *scenario, "--help")
+        assert done.returncode == 0
+        assert "--budgets" in done.stdout
+    assert "early-exit --help" in run("bench", "vllm", "--help").stdout
+    done = run("bench", "vllm", "--scenario", "early-exit", "--problems", "0")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: --problems: got '0', expected a whole number, at least 1\n"

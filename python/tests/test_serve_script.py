@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 STAND_IN = """#!/bin/sh
 case "$*" in
-  "-m meridian.bench.model") echo /model ;;
+  "-m meridian.vllm.bench.model") echo /model ;;
   -c*) exec "$REAL_PYTHON" "$@" ;;
   *) echo "$MERIDIAN_CONFIG"; echo "$@" ;;
 esac

@@ -2,8 +2,8 @@
 
 use anyhow::{Context, ensure};
 
-use super::recorded::{RecordedRun, RecordedSteps};
 use crate::sim::{StepModel, StepWork};
+use crate::vllm::{RecordedRun, RecordedSteps};
 
 /// Tokens up to which a step waits for the weights, that are tried.
 const KNEES: [u32; 9] = [0, 8, 16, 32, 64, 128, 256, 512, 1024];
@@ -150,7 +150,6 @@ fn solve(xx: &[[f64; FEATURES]; FEATURES], xy: &[f64; FEATURES], free: u32) -> O
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::calibrate::recorded::RecordedEngine;
 
     fn run_of(model: &StepModel, noise: f64) -> RecordedRun {
         let mut state = 7u64;
@@ -158,15 +157,7 @@ mod tests {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 33) as u32
         };
-        let mut steps = RecordedSteps {
-            ms: vec![],
-            requests: vec![],
-            tokens: vec![],
-            context_tokens: vec![],
-            attention_pairs: vec![],
-            arrivals: vec![],
-            arrivals_ms: vec![],
-        };
+        let mut steps = RecordedSteps::default();
         for i in 0..3000 {
             let mut work = StepWork::default();
             for _ in 0..random() % 64 + 1 {
@@ -184,20 +175,7 @@ mod tests {
             steps.arrivals.push(u32::from(i % 3 == 0));
             steps.arrivals_ms.push(if i % 3 == 0 { 0.3 } else { 0.0 });
         }
-        RecordedRun {
-            scheduler: "stock".into(),
-            engine: RecordedEngine {
-                num_gpu_blocks: 1000,
-                block_size: 16,
-                max_num_seqs: 64,
-                max_num_batched_tokens: 2048,
-                settings: vec![],
-                realtime: true,
-            },
-            steps,
-            rows: vec![],
-            name: "made-up".into(),
-        }
+        RecordedRun::made_up(steps)
     }
 
     #[test]

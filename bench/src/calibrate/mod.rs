@@ -1,19 +1,19 @@
 //! Fits the step-time model to recorded runs of a real engine, and tells how far the simulator is off on others.
 //!
-//! A recorded run is what `python -m meridian.bench.engine_run --out RUN.json` writes: each step's work and time, each
-//! request's times.
+//! A recorded run is what `meridian bench vllm --out DIR` leaves behind of each run: each step's work and time, each request's
+//! times.
 
 mod file;
 mod fit;
-mod recorded;
+mod simulate;
 
 use anyhow::bail;
 use serde::Serialize;
 
 pub use self::file::EngineFile;
 pub use self::fit::fit;
-pub use self::recorded::RecordedRun;
 use crate::sim::{Outcome, RequestTimes, StepModel};
+use crate::vllm::RecordedRun;
 
 /// A run in a few numbers; milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]

@@ -34,10 +34,16 @@ pub fn table(results: &Results) -> String {
             let titles = [row.metric.title.to_owned(), row.metric.unit.to_owned()];
             rows.push(titles.into_iter().chain(cells).collect());
         }
-        out.push(format!("{} req/s\n{}", figure(rate), aligned(&rows)));
+        out.push(format!("{}\n{}", load(rate), aligned(&rows)));
     }
     let range = if has_range { "; in square brackets: least and most over seeds." } else { "." };
-    format!("{}\n\n{LEGEND}{range}", out.join("\n\n"))
+    let notes: String = results.notes.iter().map(|note| format!("\nnote: {}", clean(note))).collect();
+    format!("{}\n\n{LEGEND}{range}{notes}", out.join("\n\n"))
+}
+
+/// What is offered, requests a second. None where the next request waits for an answer, or all were there from the start.
+pub(super) fn load(rate: f64) -> String {
+    if rate == 0.0 { "no rate of arrivals".to_owned() } else { format!("{} req/s", figure(rate)) }
 }
 
 /// A short table a rate for documents: the metrics with those keys, in that order. Keys that no run has are left out.
@@ -46,10 +52,8 @@ pub fn markdown(results: &Results, keys: &[&str]) -> String {
     let mut out = Vec::new();
     for &rate in &grid.rates {
         let names: Vec<String> = grid.policies.iter().map(|name| escape(name)).collect();
-        let mut lines = vec![
-            format!("| {} req/s | {} |", figure(rate), names.join(" | ")),
-            format!("|---|{}", "--:|".repeat(names.len())),
-        ];
+        let mut lines =
+            vec![format!("| {} | {} |", load(rate), names.join(" | ")), format!("|---|{}", "--:|".repeat(names.len()))];
         let rows = grid.rows(rate);
         for row in keys.iter().filter_map(|key| rows.iter().find(|row| row.metric.key == *key)) {
             let cells: Vec<String> = (0..names.len()).map(|policy| cell(row, policy, false)).collect();

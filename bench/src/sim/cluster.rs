@@ -9,8 +9,9 @@ use meridian_runtime::{Contender, SlotStats};
 use super::content::Contents;
 use super::engine::{Ended, Engine};
 use super::live::Facts;
-use super::recorder::{BATCHES, Recorder};
+use super::recorder::Recorder;
 use super::{EngineConfig, Policies, RequestTimes, StepWork};
+use crate::metrics::Metrics;
 use crate::results::{Event, Run, Slo};
 use crate::trace::{Prefix, TraceRequest};
 
@@ -274,7 +275,7 @@ impl Simulation {
             return;
         }
         let tenant = self.recorder.tenant(&request.tenant);
-        let batch = (index * usize::from(BATCHES) / self.requests).min(usize::from(BATCHES) - 1) as u16;
+        let batch = Metrics::batch_of(index, self.requests);
         let facts = Facts {
             index,
             arrival_ms: at_ms,

@@ -1,6 +1,7 @@
 //! One request while it is simulated.
 
 use super::content::{Chain, Content};
+use crate::metrics::Reader;
 
 /// Token ids of the simulated model: the only ones that mean something to the phase router.
 pub(super) const THINK_START: u32 = 1;
@@ -30,14 +31,6 @@ pub(super) struct Times {
     pub(super) think_end_ms: f64,
     pub(super) first_output_ms: f64,
     pub(super) last_token_ms: f64,
-}
-
-/// What a reader sees who reads at a constant speed (Andes, arXiv 2404.16283, section 3.1): when each token can be read at
-/// the earliest, summed up.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Reader {
-    pub(super) last_ms: f64,
-    pub(super) sum_ms: f64,
 }
 
 #[derive(Debug)]

@@ -21,7 +21,7 @@ mod step_model;
 mod timeline;
 
 pub use cluster::{Outcome, Router, Simulation, Swap};
-pub use recorder::{BATCHES, RequestTimes};
+pub use recorder::RequestTimes;
 pub use step_model::{StepModel, StepWork};
 
 pub(crate) use crate::policies::Policies;

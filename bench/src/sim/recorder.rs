@@ -1,108 +1,12 @@
-//! What is kept of a run: distributions, counts and a timeline of fixed size, however long the run is.
+//! What is kept of a simulated run: the metrics of its requests, counts and a timeline of fixed size, however long the run is.
 
-use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-
-use hdrhistogram::Histogram;
 
 use super::live::Live;
 use super::timeline::{Sample, Timeline};
 use super::{EngineConfig, StepWork};
-use crate::results::{Event, Run, Slo, TenantRow};
-
-/// Groups of consecutive requests that metrics are kept of.
-pub const BATCHES: u16 = 32;
-/// Points of a curve.
-const CURVE_POINTS: usize = 256;
-/// Longest time that is told apart, microseconds: eleven days.
-const LONGEST_US: u64 = 1_000_000_000_000;
-/// Share of its tokens that a reader must have had in time: what tools call a good experience.
-const GOOD_QOE: f64 = 0.95;
-/// Digits that a histogram is right to.
-const DIGITS: u8 = 3;
-/// Tenants that are reported by name.
-const TENANTS: usize = 64;
-
-/// The distributions of a run or of a group of its requests.
-struct Group {
-    ttft: Histogram<u32>,
-    ttfo: Histogram<u32>,
-    ttot: Histogram<u32>,
-    e2e: Histogram<u32>,
-    itl_think: Histogram<u32>,
-    itl_output: Histogram<u32>,
-    requests: u64,
-    attained: u64,
-    good: u64,
-    qoe: f64,
-    tokens: u64,
-}
-
-impl Group {
-    fn new() -> Self {
-        // Grows with what is recorded.
-        let histogram = || Histogram::new(DIGITS).expect("few digits");
-        Self {
-            ttft: histogram(),
-            ttfo: histogram(),
-            ttot: histogram(),
-            e2e: histogram(),
-            itl_think: histogram(),
-            itl_output: histogram(),
-            requests: 0,
-            attained: 0,
-            good: 0,
-            qoe: 0.0,
-            tokens: 0,
-        }
-    }
-
-    fn curves(&self) -> [(&'static str, &Histogram<u32>); 6] {
-        [
-            ("ttft", &self.ttft),
-            ("ttfo", &self.ttfo),
-            ("ttot", &self.ttot),
-            ("e2e", &self.e2e),
-            ("itl_think", &self.itl_think),
-            ("itl_output", &self.itl_output),
-        ]
-    }
-
-    /// Percentiles and means in milliseconds, and shares of requests.
-    fn metrics(&self) -> BTreeMap<String, f64> {
-        let mut out = BTreeMap::new();
-        for (name, histogram) in self.curves() {
-            if histogram.is_empty() {
-                continue;
-            }
-            for (suffix, q) in [("p50", 0.5), ("p95", 0.95), ("p99", 0.99)] {
-                out.insert(format!("{name}_{suffix}_ms"), histogram.value_at_quantile(q) as f64 / 1e3);
-            }
-            out.insert(format!("{name}_mean_ms"), histogram.mean() / 1e3);
-        }
-        if self.requests > 0 {
-            let requests = self.requests as f64;
-            out.insert("slo_attainment".into(), self.attained as f64 / requests);
-            out.insert("qoe_mean".into(), self.qoe / requests);
-            out.insert("qoe_attainment".into(), self.good as f64 / requests);
-        }
-        out
-    }
-}
-
-struct Tenant {
-    name: Arc<str>,
-    requests: u64,
-    attained: u64,
-    service_tokens: u64,
-    /// Sum of the share of its time that each request would have taken alone.
-    speed: f64,
-    ttfo: Histogram<u32>,
-}
-
-/// Tenants that are told apart; further ones count as one.
-const MAX_TENANTS: usize = 4096;
-const OTHERS: &str = "(others)";
+use crate::metrics::{Finished, Gap, Metrics, us};
+use crate::results::{Event, Run, Slo};
 
 /// Times of one request, for whoever compares request by request; milliseconds since its arrival.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -127,11 +31,7 @@ struct Kept {
 
 /// Takes in what happens in every engine of a run.
 pub(super) struct Recorder {
-    slo: Slo,
-    whole: Group,
-    batches: Vec<Group>,
-    tenants: Vec<Tenant>,
-    tenant_numbers: HashMap<Arc<str>, u32>,
+    metrics: Metrics,
     /// Equal gaps of this step, counted: think and output.
     gaps: [Gaps; 2],
     timeline: Timeline,
@@ -139,7 +39,6 @@ pub(super) struct Recorder {
     recomputed_tokens: u64,
     hit_tokens: u64,
     asked_tokens: u64,
-    last_ms: f64,
     kept: Option<Kept>,
     pub(super) events: Vec<Event>,
     pub(super) refused: u64,
@@ -155,29 +54,18 @@ struct Gaps {
     in_row: u64,
 }
 
-fn us(ms: f64) -> u64 {
-    ((ms * 1e3 + 0.5) as u64).clamp(1, LONGEST_US)
-}
-
-fn note(histogram: &mut Histogram<u32>, value_us: u64, count: u64) {
-    histogram.record_n(value_us, u32::try_from(count).unwrap_or(u32::MAX)).expect("it grows with what is recorded");
-}
+const KINDS: [Gap; 2] = [Gap::Think, Gap::Output];
 
 impl Recorder {
     pub(super) fn new(slo: Slo, engines: usize) -> Self {
         Self {
-            slo,
-            whole: Group::new(),
-            batches: (0..BATCHES).map(|_| Group::new()).collect(),
-            tenants: Vec::new(),
-            tenant_numbers: HashMap::new(),
+            metrics: Metrics::new(slo),
             gaps: [Gaps::default(); 2],
             timeline: Timeline::new(engines),
             preemptions: [0; 3],
             recomputed_tokens: 0,
             hit_tokens: 0,
             asked_tokens: 0,
-            last_ms: 0.0,
             kept: None,
             events: Vec::new(),
             refused: 0,
@@ -186,18 +74,7 @@ impl Recorder {
 
     /// The number of a tenant.
     pub(super) fn tenant(&mut self, name: &Arc<str>) -> u32 {
-        if let Some(number) = self.tenant_numbers.get(name) {
-            return *number;
-        }
-        if self.tenants.len() > MAX_TENANTS && &**name != OTHERS {
-            return self.tenant(&Arc::from(OTHERS));
-        }
-        let number = self.tenants.len() as u32;
-        self.tenant_numbers.insert(Arc::clone(name), number);
-        let ttfo = Histogram::new(2).expect("few digits");
-        let name = Arc::clone(name);
-        self.tenants.push(Tenant { name, requests: 0, attained: 0, service_tokens: 0, speed: 0.0, ttfo });
-        number
+        self.metrics.tenant(name)
     }
 
     pub(super) fn preempted(&mut self, live: &Live) {
@@ -250,19 +127,15 @@ impl Recorder {
         live.output_tokens += 1;
         if live.output_tokens == 1 {
             times.first_output_ms = now_ms;
-            live.reader.last_ms = now_ms;
-        } else {
-            live.reader.last_ms = now_ms.max(live.reader.last_ms + 1e3 / self.slo.reading_tok_s);
         }
-        live.reader.sum_ms += live.reader.last_ms;
+        live.reader.token(now_ms, live.output_tokens == 1, &self.metrics.slo);
     }
 
     /// Note the latest in a row in their group; how many of the same gap that makes.
     fn flush_batch(&mut self, kind: usize) -> u64 {
         let Gaps { us, all, batch, in_row } = self.gaps[kind];
         if in_row > 0 {
-            let group = &mut self.batches[usize::from(batch)];
-            note(if kind == 0 { &mut group.itl_think } else { &mut group.itl_output }, us, in_row);
+            self.metrics.gaps_of_batch(KINDS[kind], batch, us, in_row);
             self.gaps[kind].in_row = 0;
         }
         all + in_row
@@ -270,8 +143,7 @@ impl Recorder {
 
     fn flush(&mut self, kind: usize, count: u64) {
         if count > 0 {
-            let us = self.gaps[kind].us;
-            note(if kind == 0 { &mut self.whole.itl_think } else { &mut self.whole.itl_output }, us, count);
+            self.metrics.gaps_of_all(KINDS[kind], self.gaps[kind].us, count);
         }
         self.gaps[kind].all = 0;
     }
@@ -294,48 +166,31 @@ impl Recorder {
 
     /// The request generated its last token.
     pub(super) fn finished(&mut self, live: &Live, engine: &EngineConfig) {
-        let Live { facts, times, prompt_tokens, think_tokens, output_tokens, .. } = live;
-        let end_ms = times.last_token_ms;
-        self.last_ms = self.last_ms.max(end_ms);
-        let since = |ms: f64| ms - facts.arrival_ms;
-        let e2e_ms = since(end_ms);
-        let ttfo_ms = since(times.first_output_ms);
-        let gaps = output_tokens.saturating_sub(1);
-        let tpot_ms = if gaps == 0 { 0.0 } else { (end_ms - times.first_output_ms) / f64::from(gaps) };
-        let slo = self.slo;
-        let due_ms = slo.ttfo_ms + slo.think_ms * f64::from(*think_tokens);
-        let attained = ttfo_ms <= due_ms && tpot_ms <= slo.tpot_ms;
-        let qoe = qoe(live, facts.arrival_ms + due_ms, slo.reading_tok_s);
-        for group in [&mut self.whole, &mut self.batches[usize::from(facts.batch)]] {
-            note(&mut group.ttft, us(since(times.first_token_ms)), 1);
-            note(&mut group.ttfo, us(ttfo_ms), 1);
-            note(&mut group.e2e, us(e2e_ms), 1);
-            if !times.think_end_ms.is_nan() {
-                note(&mut group.ttot, us(times.first_output_ms - times.think_end_ms), 1);
-            }
-            group.requests += 1;
-            group.attained += u64::from(attained);
-            group.good += u64::from(qoe >= GOOD_QOE);
-            group.qoe += qoe;
-            group.tokens += u64::from(think_tokens + output_tokens);
-        }
-        let alone_ms =
-            engine.step.alone_ms(*prompt_tokens, think_tokens + output_tokens, engine.max_num_batched_tokens);
-        let tenant = &mut self.tenants[facts.tenant as usize];
-        tenant.requests += 1;
-        tenant.attained += u64::from(attained);
-        tenant.service_tokens += u64::from(prompt_tokens + think_tokens + output_tokens);
-        tenant.speed += (alone_ms / e2e_ms).min(1.0);
-        note(&mut tenant.ttfo, us(ttfo_ms), 1);
+        let &Live { facts, times, prompt_tokens, think_tokens, output_tokens, reader, .. } = live;
+        let generated = think_tokens + output_tokens;
+        self.metrics.finished(&Finished {
+            batch: facts.batch,
+            tenant: facts.tenant,
+            arrival_ms: facts.arrival_ms,
+            first_token_ms: times.first_token_ms,
+            think_end_ms: times.think_end_ms,
+            first_output_ms: times.first_output_ms,
+            last_token_ms: times.last_token_ms,
+            prompt_tokens,
+            think_tokens,
+            output_tokens,
+            reader,
+            alone_ms: engine.step.alone_ms(prompt_tokens, generated, engine.max_num_batched_tokens),
+        });
         if let Some(Kept { times: all, .. }) = &mut self.kept {
-            let generated = think_tokens + output_tokens;
-            let itl_ms = (end_ms - times.first_token_ms) / f64::from(generated.max(2) - 1);
+            let since = |ms: f64| ms - facts.arrival_ms;
+            let itl_ms = (times.last_token_ms - times.first_token_ms) / f64::from(generated.max(2) - 1);
             let itl_ms = if generated > 1 { itl_ms } else { f64::NAN };
             all.push(RequestTimes {
                 index: facts.index,
                 ttft_ms: since(times.first_token_ms),
-                ttfo_ms,
-                e2e_ms,
+                ttfo_ms: since(times.first_output_ms),
+                e2e_ms: since(times.last_token_ms),
                 itl_ms,
             });
         }
@@ -355,15 +210,11 @@ impl Recorder {
 
     /// The run so far; the caller adds what the engines know.
     pub(super) fn run(&mut self) -> Run {
-        let mut metrics = self.whole.metrics();
-        let seconds = (self.last_ms / 1e3).max(1e-9);
-        let [waiting, running, kv_used] = self.timeline.means(self.last_ms);
-        let mut set = |key: &str, value: f64| metrics.insert(key.to_owned(), value);
-        set("requests", self.whole.requests as f64);
+        let last_ms = self.metrics.last_ms();
+        let [waiting, running, kv_used] = self.timeline.means(last_ms);
+        let mut run = self.metrics.run();
+        let mut set = |key: &str, value: f64| run.metrics.insert(key.to_owned(), value);
         set("refused", self.refused as f64);
-        set("makespan_s", seconds);
-        set("throughput_tok_s", self.whole.tokens as f64 / seconds);
-        set("goodput_rps", self.whole.attained as f64 / seconds);
         set("preemptions_prefill", self.preemptions[0] as f64);
         set("preemptions_think", self.preemptions[1] as f64);
         set("preemptions_output", self.preemptions[2] as f64);
@@ -373,116 +224,8 @@ impl Recorder {
         set("waiting_max", f64::from(self.timeline.waiting_most()));
         set("running_mean", running);
         set("kv_used_mean", kv_used);
-        if let Some(fairness) = jain(&self.tenants) {
-            set("fairness_jain", fairness);
-        }
-        self.tenants.sort_by_key(|tenant| std::cmp::Reverse(tenant.service_tokens));
-        Run {
-            metrics,
-            batches: self.batches.iter().map(Group::metrics).collect(),
-            curves: self.whole.curves().map(|(name, histogram)| (name.to_owned(), curve(histogram))).into(),
-            timeline: self.timeline.points(self.last_ms),
-            tenants: self.tenants.iter().filter(|tenant| tenant.requests > 0).take(TENANTS).map(row).collect(),
-            events: std::mem::take(&mut self.events),
-            ..Run::default()
-        }
-    }
-}
-
-/// Quality of experience (Andes, arXiv 2404.16283, equation 1): the area under the curve of tokens that the reader has had
-/// over that of a delivery that begins at `due_ms` and never lags behind the reader, at most 1. The time looked at ends one
-/// token's reading after the last, so that the last token counts as well.
-fn qoe(live: &Live, due_ms: f64, reading_tok_s: f64) -> f64 {
-    let tokens = f64::from(live.output_tokens);
-    let pace_ms = 1e3 / reading_tok_s;
-    let ideal_end_ms = due_ms + (tokens - 1.0) * pace_ms;
-    let end_ms = live.reader.last_ms.max(ideal_end_ms) + pace_ms;
-    let had = tokens * end_ms - live.reader.sum_ms;
-    let ideal = tokens * (end_ms - due_ms) - pace_ms * tokens * (tokens - 1.0) / 2.0;
-    if ideal <= 0.0 { 1.0 } else { (had / ideal).clamp(0.0, 1.0) }
-}
-
-/// Jain's index over how fast each tenant's requests went: the mean share of their time that they would have taken alone.
-/// 1 when all tenants fared alike, 1/n when one of n had everything. None for fewer than two tenants.
-fn jain(tenants: &[Tenant]) -> Option<f64> {
-    let speeds: Vec<f64> =
-        tenants.iter().filter(|tenant| tenant.requests > 0).map(|t| t.speed / t.requests as f64).collect();
-    let (sum, squares) = (speeds.iter().sum::<f64>(), speeds.iter().map(|speed| speed * speed).sum::<f64>());
-    (speeds.len() > 1 && squares > 0.0).then(|| sum * sum / (speeds.len() as f64 * squares))
-}
-
-fn row(tenant: &Tenant) -> TenantRow {
-    TenantRow {
-        name: tenant.name.to_string(),
-        requests: tenant.requests,
-        service_tokens: tenant.service_tokens,
-        ttfo_p50_ms: tenant.ttfo.value_at_quantile(0.5) as f64 / 1e3,
-        ttfo_p99_ms: tenant.ttfo.value_at_quantile(0.99) as f64 / 1e3,
-        slo_attainment: tenant.attained as f64 / tenant.requests as f64,
-    }
-}
-
-/// Evenly spaced shares, closer together at the tail.
-fn curve(histogram: &Histogram<u32>) -> Vec<[f64; 2]> {
-    if histogram.is_empty() {
-        return Vec::new();
-    }
-    let tail = [0.992, 0.994, 0.996, 0.998, 0.999, 0.9999, 1.0];
-    let shares = (0..CURVE_POINTS).map(|i| i as f64 / CURVE_POINTS as f64).chain(tail);
-    let mut points: Vec<[f64; 2]> =
-        shares.map(|share| [histogram.value_at_quantile(share) as f64 / 1e3, share]).collect();
-    points.dedup();
-    points
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::sim::content::Contents;
-    use crate::sim::live::Facts;
-    use crate::trace::TraceRequest;
-
-    /// QoE of an answer whose tokens come at these times, due from 1 s on, for a reader of 10 tokens a second.
-    fn qoe_of(times_ms: &[f64]) -> f64 {
-        let slo = Slo { reading_tok_s: 10.0, ..Slo::default() };
-        let mut recorder = Recorder::new(slo, 1);
-        let facts = Facts { output_tokens: times_ms.len() as u32, ..Facts::default() };
-        let content = Contents::default().of(&TraceRequest::default());
-        let mut live = Live::new(facts, content, 1);
-        times_ms.iter().for_each(|ms| recorder.token(&mut live, *ms, false));
-        qoe(&live, 1000.0, slo.reading_tok_s)
-    }
-
-    #[test]
-    fn a_reader_who_never_waits_is_served_ideally() {
-        assert_eq!(qoe_of(&[1000.0, 1100.0, 1200.0]), 1.0);
-        // Tokens ahead of the reader gain nothing.
-        assert_eq!(qoe_of(&[1000.0, 1001.0, 1002.0]), 1.0);
-        assert_eq!(qoe_of(&[10.0]), 1.0);
-    }
-
-    #[test]
-    fn lateness_costs_its_share_of_the_area() {
-        // One token, due at 1.0 s, read at 1.1 s: of the 200 ms until its reading ends, 100 ms.
-        assert!((qoe_of(&[1100.0]) - 0.5).abs() < 1e-9);
-        // Read at 1.0 and 1.3 s instead of 1.0 and 1.1 s, until 1.4 s: 400 and 100 of 400 and 300 ms.
-        assert!((qoe_of(&[1000.0, 1300.0]) - 500.0 / 700.0).abs() < 1e-9);
-    }
-
-    #[test]
-    fn fairness_is_one_when_all_fare_alike_and_the_inverse_of_their_number_when_one_has_it_all() {
-        let tenant = |speed: f64| Tenant {
-            name: "t".into(),
-            requests: 2,
-            attained: 0,
-            service_tokens: 0,
-            speed,
-            ttfo: Histogram::new(2).expect("few digits"),
-        };
-        assert_eq!(jain(&[tenant(1.0), tenant(1.0), tenant(1.0)]), Some(1.0));
-        assert!(
-            (jain(&[tenant(1.0), tenant(0.0), tenant(0.0), tenant(0.0)]).expect("four tenants") - 0.25).abs() < 1e-9
-        );
-        assert_eq!(jain(&[tenant(1.0)]), None);
+        run.timeline = self.timeline.points(last_ms);
+        run.events = std::mem::take(&mut self.events);
+        run
     }
 }

@@ -88,7 +88,7 @@ impl Builder {
 }
 
 /// Cuts a request to `most` tokens in all, but never below one token of prompt and one of answer; whether it had to.
-fn clip(request: &mut TraceRequest, most: u32) -> bool {
+pub(super) fn clip(request: &mut TraceRequest, most: u32) -> bool {
     // In 64 bits: three lengths of ten million fit in 32, a caller's `most` need not.
     let (prompt, think, output) =
         (u64::from(request.prompt_tokens), u64::from(request.think_tokens), u64::from(request.output_tokens));

@@ -1,4 +1,4 @@
-//! The project's own format, CSV or JSON lines: the columns of `python/meridian/bench/workload.py` and optional ones.
+//! The project's own format, CSV or JSON lines: `arrival_s`, the tokens of each phase, and optional columns.
 
 use std::io::BufRead;
 use std::path::Path;

@@ -72,6 +72,24 @@ impl Default for TraceRequest {
     }
 }
 
+impl TraceRequest {
+    /// Cut to `most` tokens in all, at least 2: of the prompt first, down to a quarter, then of both other phases alike.
+    ///
+    /// ```
+    /// use meridian_bench::trace::TraceRequest;
+    ///
+    /// let long = TraceRequest { prompt_tokens: 900, think_tokens: 300, output_tokens: 100, ..TraceRequest::default() };
+    /// let cut = long.clipped(1000);
+    /// assert_eq!((cut.prompt_tokens, cut.think_tokens, cut.output_tokens), (600, 300, 100));
+    /// ```
+    #[must_use]
+    pub fn clipped(&self, most: u32) -> Self {
+        let mut request = self.clone();
+        lengths::clip(&mut request, most.max(2));
+        request
+    }
+}
+
 /// What a prompt has in common with the prompts of other requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Prefix {

@@ -14,6 +14,7 @@ use std::ffi::OsString;
 use std::io::Write;
 
 use clap::{Parser, Subcommand};
+use meridian_bench::vllm::RunError;
 use meridian_core::text::{is_printable, printable, printable_lines};
 use serde::Serialize;
 
@@ -58,6 +59,14 @@ enum Command {
 /// recordings that cannot be used.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     let args: Vec<OsString> = args.into_iter().collect();
+    match bench::early_exit(&args) {
+        Some(Ok(code)) => return code,
+        Some(Err(error)) => {
+            say(&format!("error: {error:#}"));
+            return 1;
+        }
+        None => {}
+    }
     let cli = match Cli::try_parse_from(&args) {
         Ok(cli) => cli,
         Err(error) => {
@@ -78,12 +87,16 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
         Ok(()) => 0,
         Err(error) => {
             let is_unusable = error.is::<Unusable>();
+            // The end of another process's log has lines.
+            let has_lines = error.chain().any(<dyn std::error::Error + 'static>::is::<RunError>);
             // The context is for here; the text is the cause's.
             let error = if is_unusable { anyhow::anyhow!(cause_of(&error)) } else { error };
             if error.is::<Said>() {
                 // Nothing to add.
             } else if cli.json {
                 let _ = print_json(&serde_json::json!({ "ok": false, "error": format!("{error:#}") }));
+            } else if has_lines {
+                let _ = writeln!(std::io::stderr(), "{}", printable_lines(&format!("error: {error:#}")));
             } else {
                 say(&format!("error: {error:#}"));
             }

@@ -4,8 +4,8 @@ import random
 from itertools import pairwise
 
 import pytest
-from meridian.bench import arith
-from meridian.bench.arith import Problem, answer_of, problems, thought
+from meridian.vllm.bench import arith
+from meridian.vllm.bench.arith import Problem, answer_of, problems, thought
 
 
 def left_to_right(text: str) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from meridian.bench import arith
+from meridian.vllm.bench import arith
 
 MODEL = Path(__file__).parents[3] / "models" / "arith-reasoner"
 

@@ -7,7 +7,6 @@ import argparse
 import json
 import math
 import random
-import subprocess
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
@@ -18,13 +17,11 @@ from typing import Any, cast
 import meridian.budget
 import numpy as np
 import pytest
-from meridian.bench import compare as pairs
-from meridian.bench import early_exit, exit_report
-from meridian.bench.arith import Problem
-from meridian.bench.early_exit import answered, configurations, flags, parse, trajectories, tuned, write
-from meridian.bench.early_exit_run import Solver, Solving, difference, splits, think_tokens
-from meridian.bench.engine_run import Run
-from meridian.bench.exit_rules import (
+from meridian.vllm.bench import early_exit, exit_report
+from meridian.vllm.bench.arith import Problem
+from meridian.vllm.bench.early_exit import answered, configurations, flags, parse, trajectories, tuned, write
+from meridian.vllm.bench.early_exit_run import Solver, Solving, difference, splits, think_tokens
+from meridian.vllm.bench.exit_rules import (
     FAMILIES,
     Choice,
     Eat,
@@ -40,7 +37,8 @@ from meridian.bench.exit_rules import (
     recorded,
     same_answers,
 )
-from meridian.bench.exit_stats import Sample, cheapest, compare, interval, saving
+from meridian.vllm.bench.exit_stats import Sample, cheapest, compare, interval, saving
+from meridian.vllm.bench.run import Run
 
 TRUTH = 7
 
@@ -480,7 +478,7 @@ def test_json_is_written_without_the_library_of_the_plot(
 )
 def test_bad_arguments_are_one_line(argv: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        pairs.main(["--scenario", "early-exit", *argv])
+        early_exit.main(["--scenario", "early-exit", *argv])
     assert stopped.value.code == 2
     assert capsys.readouterr().err == f"error: {expected}\n"
 
@@ -495,16 +493,6 @@ def test_quick_is_small_and_what_is_given_counts(tmp_path: Path) -> None:
         parse(["--out", str(tmp_path / "file")])
 
 
-def test_the_scenario_is_found_however_it_is_written() -> None:
-    command = [sys.executable, "-m", "meridian.bench"]
-    for scenario in (["--scenario=early-exit"], ["--scenario", "early-exit"]):
-        shown = subprocess.run([*command, *scenario, "--help"], capture_output=True, text=True)
-        assert shown.returncode == 0
-        assert "--budgets" in shown.stdout
-    shown = subprocess.run([*command, "--help"], capture_output=True, text=True)
-    assert "early-exit --help" in shown.stdout
-
-
 def test_recorded_rows_are_put_in_order() -> None:
     row = {"truth": 3, "end_tokens": 30, "end_right": 1, "points": [[20, 0.1, 3, None], [10, 4.0, None, 1.2]]}
     (t,) = trajectories([row])
@@ -513,7 +501,7 @@ def test_recorded_rows_are_put_in_order() -> None:
 
 
 def test_a_budget_is_a_number_or_none() -> None:
-    from meridian.bench.early_exit_run import _budget
+    from meridian.vllm.bench.early_exit_run import _budget
 
     assert (_budget("none"), _budget("16")) == (None, 16)
     for text in ("0", "-3", "x"):

@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 from harness import Engine, requests
-from meridian.bench.workload import TraceRequest
+from meridian.vllm.bench.request import TraceRequest
 
 # Methods of the native engine, of its mirrors of block pools and of what follows the thinking; those that a step of a
 # synchronous engine calls.

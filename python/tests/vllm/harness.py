@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from meridian.bench.engine_run import Options, Run, build
-from meridian.bench.model import model_dir
-from meridian.bench.workload import TraceRequest
+from meridian.vllm.bench.model import model_dir
+from meridian.vllm.bench.request import TraceRequest
+from meridian.vllm.bench.run import Options, Run, build
 
 KV_BLOCKS = 48
 KV_BLOCK_TOKENS = 32

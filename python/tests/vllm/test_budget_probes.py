@@ -47,8 +47,8 @@ from collections import Counter, defaultdict
 
 sys.path.insert(0, sys.argv[1])
 import forced_ends
-from meridian.bench.engine_run import ENVIRONMENT, MERIDIAN_CLASS
-from meridian.bench.model import model_dir
+from meridian.vllm.bench.run import ENVIRONMENT, MERIDIAN_CLASS
+from meridian.vllm.bench.model import model_dir
 from meridian import kernels
 
 is_async, blocks = sys.argv[2] == "async", int(sys.argv[3])
@@ -257,7 +257,7 @@ def test_nothing_is_left_of_a_probe(found: dict[str, Any]) -> None:
 
 def test_entropies_are_those_of_the_model_itself(found: dict[str, Any]) -> None:
     import torch
-    from meridian.bench.model import model_dir
+    from meridian.vllm.bench.model import model_dir
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(model_dir(), dtype=torch.float32)

@@ -26,7 +26,7 @@ class BudgetServer(Server):
     """A server with the logits processor; `listener` is Meridian's own address."""
 
     def __init__(self, folder: Path, *options: str) -> None:
-        from meridian.bench.model import model_dir
+        from meridian.vllm.bench.model import model_dir
 
         self.port, listener = free_port(), free_port()
         self.base, self.listener = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{listener}"
@@ -97,7 +97,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BudgetServer]:
 @pytest.fixture(scope="module")
 def end() -> int:
     """The token that ends thinking."""
-    from meridian.bench.model import model_dir
+    from meridian.vllm.bench.model import model_dir
     from transformers import AutoTokenizer
 
     (token,) = AutoTokenizer.from_pretrained(model_dir()).encode("</think>", add_special_tokens=False)

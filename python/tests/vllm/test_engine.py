@@ -15,8 +15,8 @@ from typing import Any
 import meridian
 import pytest
 from harness import Engine, requests
-from meridian.bench.probe import SchedulerProbe
-from meridian.bench.workload import TraceRequest
+from meridian.vllm.bench.probe import SchedulerProbe
+from meridian.vllm.bench.request import TraceRequest
 
 
 def own_preemptions(native: Any) -> int:

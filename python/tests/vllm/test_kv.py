@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from harness import KV_BLOCK_TOKENS, Engine, requests
-from meridian.bench.probe import SchedulerProbe
-from meridian.bench.workload import TraceRequest
+from meridian.vllm.bench.probe import SchedulerProbe
+from meridian.vllm.bench.request import TraceRequest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "bench" / "vllm"))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from harness import KV_BLOCK_TOKENS, Engine, requests
-from meridian.bench.workload import TraceRequest
+from meridian.vllm.bench.request import TraceRequest
 from test_kv import finish, send
 
 SWAPS = 200

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from harness import KV_BLOCK_TOKENS, Engine
-from meridian.bench.workload import TraceRequest
 from meridian.vllm import kv
+from meridian.vllm.bench.request import TraceRequest
 from vllm.v1.kv_offload.base import ReqContext, make_offload_key
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 

@@ -12,9 +12,9 @@ import pytest
 
 SCRIPT = """
 import json, random, sys
-from meridian.bench.engine_run import Options, build
-from meridian.bench.model import model_dir
-from meridian.bench.workload import TraceRequest
+from meridian.vllm.bench.run import Options, build
+from meridian.vllm.bench.model import model_dir
+from meridian.vllm.bench.request import TraceRequest
 
 sizes = {"kv_blocks": 48, "max_num_seqs": 16, "max_num_batched_tokens": 256, "max_model_len": 1024}
 options = Options(model_dir(), dtype="float32", **sizes)
@@ -109,8 +109,8 @@ def test_in_and_out_while_requests_run(tmp_path: Path) -> None:
 
 ONE_CONFIGURATION = """
 import json, os, sys
-from meridian.bench.engine_run import Options, build
-from meridian.bench.model import model_dir
+from meridian.vllm.bench.run import Options, build
+from meridian.vllm.bench.model import model_dir
 
 os.environ["MERIDIAN_CONFIG"] = sys.argv[1]
 sizes = {"kv_blocks": 48, "max_num_seqs": 4, "max_num_batched_tokens": 256, "max_model_len": 512}

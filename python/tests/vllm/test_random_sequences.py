@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from meridian.bench.model import model_dir
+from meridian.vllm.bench.model import model_dir
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "bench" / "vllm"))
 

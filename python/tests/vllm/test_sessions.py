@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 from harness import Engine
-from meridian.bench.chat import Turn
-from meridian.bench.engine_run import Chat, Options, TooLong, drive_chat
-from meridian.bench.probe import Observed, SchedulerProbe
-from meridian.bench.report import hit_rate_by_turn
+from meridian.vllm.bench.probe import Observed, SchedulerProbe
+from meridian.vllm.bench.request import TraceRequest
+from meridian.vllm.bench.run import Chat, Options, chat_of, drive_chat
 
-SESSIONS = [[Turn(40, 12, 34), Turn(40, 30, 33), Turn(40, 5, 35)] for _ in range(3)]
+LENGTHS = ((12, 34), (30, 33), (5, 35))  # think and answer tokens of each turn
 OPTIONS = Options(model=Path(), dtype="float32", max_model_len=1024, seed=5)
 
 
@@ -26,6 +25,25 @@ def unwrapped(engine: Engine) -> Iterator[None]:
     yield
     for name in ("schedule", "_preempt_request"):
         engine.scheduler.__dict__.pop(name, None)
+
+
+def chat(engine: Engine, *, preserve_thinking: bool) -> Chat:
+    """Three conversations in which the user says about forty tokens a turn."""
+    requests = []
+    for session in range(3):
+        prompt_tokens = len(engine.run.template.tail)
+        for turn, (think_tokens, output_tokens) in enumerate(LENGTHS):
+            prompt_tokens += 40
+            lengths = (prompt_tokens, think_tokens, output_tokens)
+            requests.append(TraceRequest(0.0, *lengths, session=session, turn=turn))
+            prompt_tokens += output_tokens + (think_tokens if preserve_thinking else 0)
+    return chat_of(requests, preserve_thinking=preserve_thinking, gap_s=0.0)
+
+
+def hit_rate(rows: list[dict[str, Any]], turn: int) -> float:
+    """Percent of the prompt tokens of a turn that were found in the prefix cache."""
+    of = [row for row in rows if row["turn"] == turn]
+    return 100 * sum(row["cached_tokens"] for row in of) / sum(row["prompt_tokens"] for row in of)
 
 
 def play(
@@ -50,9 +68,10 @@ def play(
 def test_a_chat_finds_its_history_in_the_cache(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, preserve_thinking: bool
 ) -> None:
-    observed, prompts = play(engine, monkeypatch, Chat(SESSIONS, preserve_thinking))
+    observed, prompts = play(engine, monkeypatch, chat(engine, preserve_thinking=preserve_thinking))
     template = engine.run.template
-    first, second, third = hit_rate_by_turn([o.row() for o in observed])
+    rows = [o.row() for o in observed]
+    first, second, third = (hit_rate(rows, turn) for turn in range(3))
     assert first == 0
     assert min(second, third) > 20
     assert all(o.row()["think_forced_ok"] for o in observed)
@@ -65,7 +84,7 @@ def test_a_chat_finds_its_history_in_the_cache(
         if o.turn == 0:
             continue
         before, said = prompts[o.index - 1], tuple(observed[o.index - 1].tokens)
-        thinking = SESSIONS[o.session][o.turn - 1].think_tokens + len(template.think_end)
+        thinking = LENGTHS[o.turn - 1][0] + len(template.think_end)
         if preserve_thinking:
             history = before + said
         else:
@@ -77,10 +96,3 @@ def test_a_chat_finds_its_history_in_the_cache(
         found = len(before) + len(said) - 1 if preserve_thinking else len(before) - len(template.think_start)
         block = engine.scheduler.block_size
         assert o.cached_tokens == found // block * block
-
-
-@pytest.mark.usefixtures("unwrapped")
-def test_a_turn_that_does_not_fit_is_refused(engine: Engine) -> None:
-    probe = SchedulerProbe(engine.scheduler, engine.run.seen)
-    with pytest.raises(TooLong, match=r"the longest turn has \d+ tokens, expected at most 1024"):
-        drive_chat(engine.run, Chat([[Turn(1000, 10, 10)]]), probe, OPTIONS)

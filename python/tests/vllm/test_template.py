@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from meridian import _native
-from meridian.bench.model import model_dir
+from meridian.vllm.bench.model import model_dir
 from meridian.vllm.template import reasoning_in_template
 
 STRIPS = """{%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}

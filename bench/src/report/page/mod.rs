@@ -8,6 +8,7 @@ use std::fmt::Write;
 use super::format::{escape, figure};
 use super::grid::Grid;
 use super::plots::{COLOURS, DASHES};
+use super::text::load;
 use crate::results::Results;
 
 /// The report: what was simulated, a table and plots for each rate, and plots against the rate when there are several.
@@ -34,7 +35,7 @@ pub fn html(results: &Results) -> String {
         out.push_str("<nav aria-label=\"Rates\">");
         for (at, rate) in grid.rates.iter().enumerate() {
             // Writing into a string does not fail, here and below.
-            let _ = write!(out, "<a href=\"#rate-{at}\">{} req/s</a> ", figure(*rate));
+            let _ = write!(out, "<a href=\"#rate-{at}\">{}</a> ", load(*rate));
         }
         out.push_str("</nav>\n");
         out.push_str(&sections::against_rates(&grid));
@@ -102,8 +103,15 @@ fn facts(grid: &Grid<'_>) -> String {
         .iter()
         .filter(|(_, text)| !text.is_empty())
         .map(|(name, text)| format!("<dt>{name}</dt><dd>{text}</dd>\n"));
+    let lead = if engine.step_model.is_empty() {
+        "The real engine: times were measured on the machine named below."
+    } else {
+        "Simulated engines: times are those of the step model, not of a machine that ran the model."
+    };
+    let notes: String =
+        grid.results.notes.iter().map(|note| format!("<p class=\"note\">{}</p>\n", escape(note))).collect();
     format!(
-        "<p>Simulated engines: times are those of the step model, not of a machine that ran the model.</p>\n<dl>\n{}</dl>\n\
+        "<p>{lead}</p>\n{notes}<dl>\n{}</dl>\n\
          <p class=\"note\">ITL: gap between two tokens of a phase. TTOT: end of thinking to first answer token. TTFO: arrival \
          to first answer token. TTFT: arrival to first token of any kind. Goodput: requests a second that attain the service \
          levels.</p>\n",

@@ -2,15 +2,16 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
-use meridian_bench::calibrate::{EngineFile, Errors, RecordedRun, check, fit};
+use meridian_bench::calibrate::{EngineFile, Errors, check, fit};
 use meridian_bench::sim::StepModel;
+use meridian_bench::vllm::RecordedRun;
 
 use crate::{Unusable, print_json, print_line, say};
 
 #[derive(Args)]
 #[command(after_help = "\
 A run is recorded in the real engine:
-  python -m meridian.bench.engine_run --model DIR --trace requests.csv --out run.json
+  meridian bench vllm --trace requests.csv --policy output-first --out runs
 
 The errors are mean absolute percentage errors over requests. Those of a run that the model was fitted to say little.
 

@@ -7,12 +7,14 @@ mod replay;
 mod report;
 mod vllm;
 
+use std::ffi::OsString;
+
 use clap::Subcommand;
 
 #[derive(Subcommand)]
 pub(crate) enum BenchCommand {
     /// Compare stock vLLM's scheduler with Meridian's in the real engine; needs the Python package and vLLM
-    Vllm(vllm::VllmArgs),
+    Vllm(Box<vllm::VllmArgs>),
     /// Time one decision of each slot: a policy against the native default, as ratios from one run
     Micro(micro::MicroArgs),
     /// Replay requests in simulated engines under several policies, side by side
@@ -37,4 +39,29 @@ pub(crate) fn run(command: BenchCommand, json: bool) -> anyhow::Result<()> {
         BenchCommand::Compare(args) => compare::run(args, json),
         BenchCommand::Report(args) => report::run(&args, json),
     }
+}
+
+/// The command line, its paths without their folders.
+fn command() -> String {
+    let short = |argument: String| {
+        let (rest, options) = argument.split_at(argument.find('{').unwrap_or(argument.len()));
+        let (flag, path) = rest.split_at(rest.rfind('=').map_or(0, |at| at + 1));
+        format!("{flag}{}{options}", path.rsplit('/').next().unwrap_or_default())
+    };
+    let arguments = std::env::args_os().map(|argument| argument.to_string_lossy().into_owned());
+    let arguments: Vec<String> = arguments.skip_while(|argument| argument != "bench").map(short).collect();
+    format!("meridian {}", arguments.join(" "))
+}
+
+/// `bench vllm --scenario early-exit` has options of its own, which Python reads. Its exit code; `None` for any other command.
+pub(crate) fn early_exit(args: &[OsString]) -> Option<anyhow::Result<u8>> {
+    // Its own program knows `--json` too.
+    let is_json = args.iter().any(|arg| arg == "--json");
+    let mut rest: Vec<OsString> = args.iter().skip(1).filter(|arg| *arg != "--json").cloned().collect();
+    if rest.len() < 2 || rest[0] != "bench" || rest[1] != "vllm" || !vllm::is_early_exit(&rest[2..]) {
+        return None;
+    }
+    rest.drain(..2);
+    rest.extend(is_json.then(|| "--json".into()));
+    Some(vllm::run_early_exit(&rest))
 }

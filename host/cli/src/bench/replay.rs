@@ -164,20 +164,8 @@ fn options(args: &ReplayArgs) -> anyhow::Result<Options> {
         max_tokens: args.max_tokens,
         deadline_ms,
         config,
-        command: command(),
+        command: super::command(),
     })
-}
-
-/// The command line, its paths without their folders.
-fn command() -> String {
-    let short = |argument: String| {
-        let (rest, options) = argument.split_at(argument.find('{').unwrap_or(argument.len()));
-        let (flag, path) = rest.split_at(rest.rfind('=').map_or(0, |at| at + 1));
-        format!("{flag}{}{options}", path.rsplit('/').next().unwrap_or_default())
-    };
-    let arguments = std::env::args_os().map(|argument| argument.to_string_lossy().into_owned());
-    let arguments: Vec<String> = arguments.skip_while(|argument| argument != "bench").map(short).collect();
-    format!("meridian {}", arguments.join(" "))
 }
 
 fn swap(text: &str) -> Result<(f64, PolicySource), String> {

@@ -12,12 +12,18 @@ pub struct Done {
 
 /// Run the command in `folder`, which is also its home.
 pub fn meridian(folder: &Path, args: &[&str]) -> Done {
+    meridian_with(folder, &[], args)
+}
+
+/// The same with more in its environment.
+pub fn meridian_with(folder: &Path, environment: &[(&str, &str)], args: &[&str]) -> Done {
     let output = Command::new(env!("CARGO_BIN_EXE_meridian"))
         .args(args)
         .current_dir(folder)
         .env("HOME", folder)
         .env_remove("XDG_RUNTIME_DIR")
         .env_remove("MERIDIAN_CONFIG")
+        .envs(environment.iter().copied())
         .output()
         .expect("the command was built");
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("the command prints UTF-8");

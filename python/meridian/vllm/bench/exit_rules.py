@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from meridian.budget import eat
+
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
@@ -84,9 +86,16 @@ class Recorded:
     boundaries: Grid
     end_tokens: Floats
     end_right: Bools
+    _moved: dict[float, tuple[Floats, Floats]] = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.end_tokens)
+
+    def moving(self, alpha: float) -> tuple[Floats, Floats]:
+        """EAT's mean and variance of the probes, computed once for an ``alpha``: many settings share one."""
+        if alpha not in self._moved:
+            self._moved[alpha] = moving(self.probes, alpha)
+        return self._moved[alpha]
 
 
 def _grid(rows: Sequence[Sequence[tuple[Point, float]]], truths: Sequence[int]) -> Grid:
@@ -121,11 +130,10 @@ def recorded(trajectories: Sequence[Trajectory]) -> Recorded:
 
 
 def moving(x: Grid, alpha: float) -> tuple[Floats, Floats]:
-    """EAT's moving mean and variance after each probe (arXiv 2509.26522): the variance takes the updated mean."""
-    mean, variance = x.value.copy(), np.where(x.has, 0.0, math.nan)
-    for j in range(1, x.value.shape[1]):
-        mean[:, j] = alpha * x.value[:, j] + (1 - alpha) * mean[:, j - 1]
-        variance[:, j] = alpha * (x.value[:, j] - mean[:, j]) ** 2 + (1 - alpha) * variance[:, j - 1]
+    """EAT's moving mean and variance after each probe, by the engine's own recurrence; NaN where there is no probe."""
+    mean, variance = (np.full(x.value.shape, math.nan) for _ in range(2))
+    for i, has in enumerate(x.has):
+        mean[i, has], variance[i, has] = eat(x.value[i, has].tolist(), alpha)
     return mean, variance
 
 
@@ -152,7 +160,7 @@ class Eat:
     max_bits: float = NO_GUARD_BITS
 
     def fires(self, r: Recorded) -> tuple[Grid, Bools]:
-        mean, variance = moving(r.probes, self.alpha)
+        mean, variance = r.moving(self.alpha)
         late = np.arange(variance.shape[1]) >= self.min_probes
         return r.probes, r.probes.has & late & (variance < self.delta) & (mean <= self.max_bits)
 

@@ -8,8 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from meridian.bench.exit_rules import EQUALLY_CHEAP, FAMILIES, MARGIN, NO_GUARD_BITS, RPDI_WINDOW, Choice, Eat, Outcome
-from meridian.bench.exit_stats import RESAMPLES, Interval, Result, Sample
+from meridian.vllm.bench.exit_rules import (
+    EQUALLY_CHEAP,
+    FAMILIES,
+    MARGIN,
+    NO_GUARD_BITS,
+    RPDI_WINDOW,
+    Choice,
+    Eat,
+    Outcome,
+)
+from meridian.vllm.bench.exit_stats import RESAMPLES, Interval, Result, Sample
 
 NONE, FIXED, PROBES = "none", "fixed", "probes"  # names of settings that are no rule; fixed budgets are `fixed-N`
 ENOUGH_PROBLEMS = 2000

@@ -27,7 +27,7 @@ def say(text: str) -> None:
 def _environment() -> dict[str, str]:
     """This environment, plus the folder this package was imported from, unless it is installed."""
     env = dict(os.environ)
-    folder = str(Path(__file__).resolve().parents[2])
+    folder = str(Path(__file__).resolve().parents[3])
     if folder not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, env.get("PYTHONPATH")]))
     return env
@@ -50,7 +50,7 @@ def run_logged(command: Sequence[str], log: Path, what: str, limit_s: float = RU
 
 
 def engine_run(
-    stem: Path, what: str, args: Sequence[str], limit_s: float = RUN_LIMIT_S, *, driver: str = "engine_run"
+    stem: Path, what: str, args: Sequence[str], limit_s: float = RUN_LIMIT_S, *, driver: str
 ) -> dict[str, Any]:
     """One run of ``driver`` with these arguments; returns its document, kept beside its log at ``stem``.
 
@@ -58,6 +58,6 @@ def engine_run(
         Failed: it did not end, or ended with an error.
     """
     out = Path(f"{stem}.json")
-    command = [sys.executable, "-m", f"meridian.bench.{driver}", "--out", str(out), *args]
+    command = [sys.executable, "-m", f"meridian.vllm.bench.{driver}", "--out", str(out), *args]
     run_logged(command, Path(f"{stem}.log"), what, limit_s)
     return json.loads(out.read_text())

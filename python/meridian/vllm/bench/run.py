@@ -1,48 +1,36 @@
-"""One engine run in one process: drives vLLM's step loop in real time over a trace and writes what was observed.
+"""One engine run in one process: drives vLLM's step loop in real time over a list of requests and writes what it saw.
 
-    python -m meridian.bench.engine_run --model DIR --scenario loaded --scheduler stock --out run.json
-    python -m meridian.bench.engine_run --model DIR --trace my.csv --scheduler native:output-first --out run.json \\
-        --set scheduler.output_tpot_budget_ms=16
-    python -m meridian.bench.engine_run --model DIR --scenario multi-turn --kv-blocks 900 --out run.json
+    python -m meridian.vllm.bench JOB.json OUT.json
 
-Thinking lengths are enforced by vLLM's own thinking budget, output lengths by ``max_tokens``, sampling is greedy: the
-same trace asks every scheduler for the same tokens.
+`meridian bench vllm` writes the job and reads what comes out. Thinking lengths are enforced by vLLM's own thinking
+budget, output lengths by ``max_tokens``, sampling is greedy: the same requests ask every scheduler for the same tokens.
 """
 
 from __future__ import annotations
 
 import argparse
 import atexit
+import ctypes
 import gc
 import heapq
+import importlib.util
 import json
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from meridian.bench.chat import (
-    MULTI_TURN,
-    ChatScenario,
-    Template,
-    Turn,
-    context_needed,
-    history_after,
-    longest_tokens,
-    next_prompt,
-    sessions,
-    user_ids,
-)
-from meridian.bench.chat import NAME as MULTI_TURN_NAME
-from meridian.bench.probe import PREFILL, Observed, SchedulerProbe
-from meridian.bench.report import decision_facts, summarise
-from meridian.bench.workload import SCENARIOS, Scenario, TraceRequest, fit, read_trace, scenario_requests
+from meridian.vllm.bench.history import Template, history_after, next_prompt, user_ids
+from meridian.vllm.bench.no_model import without_model
+from meridian.vllm.bench.probe import PREFILL, Observed, SchedulerProbe
+from meridian.vllm.bench.request import TraceRequest, request_of
 
 # One process and one OpenMP thread: on few cores, vLLM's default thread binding makes generation ten times slower.
 ENVIRONMENT = {
@@ -55,7 +43,6 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
 STOCK = "stock"
-RESERVED_TOKENS = 16  # of the context length: the template's tail and the end marker
 MERIDIAN_CLASS = "meridian.vllm.MeridianScheduler"
 PROGRESS_S = 10  # between two lines of progress of a chat
 WARM_UP = ((24, 8, 8), (200, 24, 8), (900, 4, 4), (60, 16, 16), (24, 32, 24))  # prompt, think, output tokens
@@ -63,7 +50,11 @@ WARM_UP = ((24, 8, 8), (200, 24, 8), (900, 4, 4), (60, 16, 16), (24, 32, 24))  #
 
 @dataclass(frozen=True)
 class Options:
-    """The engine of a run; None leaves vLLM's own default. ``settings`` are (dotted field, value) of meridian.toml."""
+    """The engine of a run; None leaves vLLM's own default.
+
+    ``meridian_toml`` is the configuration of a scheduler that is not stock; without it ``settings`` make one, as
+    (dotted field, value).
+    """
 
     model: Path
     scheduler: str = STOCK
@@ -76,6 +67,8 @@ class Options:
     settings: tuple[tuple[str, str], ...] = ()
     seed: int = 0
     realtime: bool = True
+    meridian_toml: str | None = None
+    no_model: bool = False
     logits_processors: tuple[str, ...] = ()
 
 
@@ -174,7 +167,7 @@ def build(options: Options) -> Run:
         folder = tempfile.mkdtemp(prefix="meridian-bench-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         config = Path(folder) / "meridian.toml"
-        config.write_text(meridian_toml(options.scheduler, options.settings))
+        config.write_text(options.meridian_toml or meridian_toml(options.scheduler, options.settings))
         os.environ["MERIDIAN_CONFIG"] = str(config)
         extra["scheduler_cls"] = MERIDIAN_CLASS
     from vllm.engine.arg_utils import EngineArgs
@@ -251,28 +244,31 @@ def drive(run: Run, trace: list[TraceRequest], probe: SchedulerProbe, options: O
     return observed, time.perf_counter() - start
 
 
-class TooLong(ValueError):
-    """A turn does not fit in the engine's context; the message is for the command line."""
-
-
 @dataclass(frozen=True)
 class Chat:
-    """The sessions of a run, and how they are played."""
+    """Conversations, each the list of its turns, and how they are played."""
 
-    sessions: list[list[Turn]]
+    sessions: list[list[TraceRequest]]
     preserve_thinking: bool = False
     gap_s: float = 0.0
+
+
+def chat_of(requests: Sequence[TraceRequest], *, preserve_thinking: bool, gap_s: float) -> Chat:
+    """The conversations that these turns belong to, in the order in which they first appear."""
+    sessions: dict[int | None, list[TraceRequest]] = {}
+    for request in requests:
+        sessions.setdefault(request.session, []).append(request)
+    return Chat(list(sessions.values()), preserve_thinking, gap_s)
 
 
 def drive_chat(run: Run, chat: Chat, probe: SchedulerProbe, options: Options) -> tuple[list[Observed], float]:
     """Play all sessions to their end; returns the turns, session by session, and the makespan in seconds.
 
-    All sessions start at once; of later turns, those that are due earlier come first.
+    All sessions start at once; of later turns, those that are due earlier come first. A prompt is as long as planned:
+    what its user says is what the history and the template leave of it.
     """
-    turns = len(chat.sessions[0])
-    needed = longest_tokens(chat.sessions, run.template, preserve_thinking=chat.preserve_thinking)
-    if needed > options.max_model_len:
-        raise TooLong(f"the longest turn has {needed} tokens, expected at most {options.max_model_len} in all")
+    count = sum(map(len, chat.sessions))
+    first = [sum(map(len, chat.sessions[:i])) for i in range(len(chat.sessions))]
     observed: list[Observed] = []
     prompts: dict[int, tuple[int, ...]] = {}
     histories: dict[int, tuple[int, ...]] = dict.fromkeys(range(len(chat.sessions)), ())
@@ -283,12 +279,12 @@ def drive_chat(run: Run, chat: Chat, probe: SchedulerProbe, options: Options) ->
         while due and due[0][0] <= time.perf_counter():
             arrival, session, turn = heapq.heappop(due)
             planned = chat.sessions[session][turn]
-            user = user_ids(options.seed, session, turn, planned.user_tokens, run.vocabulary)
+            said = max(1, planned.prompt_tokens - len(histories[session]) - len(run.template.tail))
+            user = user_ids(options.seed, session, turn, said, run.vocabulary)
             prompts[session] = next_prompt(histories[session], user, run.template)
-            request = TraceRequest(
-                round(arrival - start, 6), len(prompts[session]), planned.think_tokens, planned.answer_tokens
-            )
-            index = session * turns + turn
+            arrived = round(arrival - start, 6)
+            request = replace(planned, arrival_s=arrived, prompt_tokens=len(prompts[session]))
+            index = first[session] + turn
             seen = Observed(index, request, arrival, run.end_ids, session=session, turn=turn)
             observed.append(run.send(str(index), prompts[session], seen))
         if not run.engine.has_unfinished_requests():
@@ -298,8 +294,10 @@ def drive_chat(run: Run, chat: Chat, probe: SchedulerProbe, options: Options) ->
         over = run.step()
         probe.step_took(time.perf_counter() - before)
         for seen in over:
-            session, turn = divmod(seen.index, turns)
-            if turn + 1 < turns:
+            session, turn = seen.session, seen.turn
+            assert session is not None
+            assert turn is not None
+            if turn + 1 < len(chat.sessions[session]):
                 histories[session] = history_after(
                     prompts[session], seen.tokens, run.template, preserve_thinking=chat.preserve_thinking
                 )
@@ -307,7 +305,7 @@ def drive_chat(run: Run, chat: Chat, probe: SchedulerProbe, options: Options) ->
         if time.perf_counter() - last_said > PROGRESS_S:
             last_said = time.perf_counter()
             done = sum(o.finished is not None for o in observed)
-            print(f"{done} of {turns * len(chat.sessions)} turns", file=sys.stderr, flush=True)
+            print(f"{done} of {count} turns", file=sys.stderr, flush=True)
     return sorted(observed, key=lambda o: o.index), time.perf_counter() - start
 
 
@@ -321,12 +319,10 @@ def machine_facts() -> dict[str, Any]:
 
 
 def run_once(options: Options, workload: list[TraceRequest] | Chat) -> tuple[dict[str, Any], list[Observed]]:
-    """Build, warm up, drive: the run's JSON document and its requests.
-
-    Raises:
-        TooLong: a turn does not fit in the context.
-    """
+    """Build, warm up, drive: the run's JSON document and its requests."""
     run = build(options)
+    if options.no_model:
+        without_model(run, options.seed)
     warm_up(run, options.max_model_len)
     probe = SchedulerProbe(run.scheduler, run.seen)
     if isinstance(workload, Chat):
@@ -339,11 +335,14 @@ def run_once(options: Options, workload: list[TraceRequest] | Chat) -> tuple[dic
 def document_of(
     run: Run, options: Options, observed: list[Observed], probe: SchedulerProbe, makespan_s: float
 ) -> dict[str, Any]:
-    """What is kept of a run that is over: its summary, each step's work and time, each request's times."""
+    """What is kept of a run that is over: each step's work and time, each request's times, what the scheduler did.
+
+    Raises:
+        RuntimeError: a request never finished.
+    """
     unfinished = [o.index for o in observed if o.finished is None or o.phase == PREFILL]
     if unfinished:
         raise RuntimeError(f"requests {unfinished[:8]} never finished")
-    rows = [o.row() for o in observed]
     document = {
         "scheduler": options.scheduler,
         "engine": {
@@ -351,27 +350,13 @@ def document_of(
             "num_gpu_blocks": run.scheduler.kv_cache_manager.block_pool.num_gpu_blocks,
         },
         "machine": machine_facts(),
-        "summary": summarise(rows, probe, makespan_s),
-        "steps": {
-            "ms": [round(1e3 * s, 3) for s in probe.step_s],
-            "schedule_us": [round(ns / 1e3, 1) for ns in probe.schedule_ns],
-            "running": probe.running,
-            "tokens": probe.scheduled_tokens,
-            "output_requests": probe.output_scheduled,
-            "requests": probe.step_requests,
-            "context_tokens": probe.context_tokens,
-            "attention_pairs": probe.attention_pairs,
-            "arrivals": probe.arrivals,
-            "arrivals_ms": [round(1e3 * s, 3) for s in probe.arrivals_s],
-        },
-        "rows": rows,
+        "makespan_s": makespan_s,
+        "steps": probe.steps(),
+        "counts": probe.counts(),
+        "rows": [o.row() for o in observed],
     }
     if options.scheduler != STOCK:
-        stats = run.scheduler.meridian_stats()
-        document["meridian"] = stats
-        document["summary"] |= decision_facts(stats)
-        if "kv" in stats:
-            document["kv"] = stats["kv"]
+        document["meridian"] = run.scheduler.meridian_stats()
     return document
 
 
@@ -383,112 +368,49 @@ def setting(text: str) -> tuple[str, str]:
     return dotted, value
 
 
-def engine_defaults(scenario: str) -> Scenario | ChatScenario:
-    """The scenario's constants: engine, settings and what it is about."""
-    return MULTI_TURN if scenario == MULTI_TURN_NAME else SCENARIOS[scenario]
+def end_with_parent() -> None:
+    """An engine whose command was ended would keep a core busy: it ends with it, where the system can see to that."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1  # linux/prctl.h
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """The command line; engine flags default to the scenario's constants."""
-    p = argparse.ArgumentParser(prog="engine_run", description=(__doc__ or "").partition("\n")[0])
-    p.add_argument("--model", type=Path, required=True, metavar="DIR")
-    names = (*sorted(SCENARIOS), MULTI_TURN_NAME)
-    p.add_argument("--scenario", choices=names, default="loaded", help="requests, and engine defaults")
-    p.add_argument("--trace", type=Path, metavar="FILE", help="CSV or JSONL requests instead of generated ones")
-    p.add_argument("--limit", type=int, help="use only the first N requests of the trace")
-    p.add_argument("--scale-tokens", type=float, default=1.0, help="multiply every length (default 1)")
-    p.add_argument("--scale-time", type=float, default=1.0, help="multiply every arrival time (default 1)")
-    p.add_argument("--sessions", type=int, default=MULTI_TURN.sessions, help="multi-turn: chat sessions")
-    p.add_argument("--turns", type=int, default=MULTI_TURN.turns, help="multi-turn: turns of each session")
-    p.add_argument(
-        "--context-tokens", type=int, default=MULTI_TURN.context_tokens, help="multi-turn: first turn's more"
+def options_of(job: Mapping[str, Any]) -> Options:
+    """The engine that a job asks for."""
+    size = ("kv_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
+    return Options(
+        Path(job["model"]),
+        job["scheduler"],
+        settings=tuple((field, value) for field, value in job["settings"]),
+        seed=job["seed"],
+        dtype=job["dtype"],
+        realtime=job["realtime"],
+        meridian_toml=job["meridian_toml"],
+        no_model=job["no_model"],
+        **{name: job[name] for name in size},
     )
-    p.add_argument("--gap-s", type=float, default=0.0, help="multi-turn: time from an answer to the next turn")
-    p.add_argument("--preserve-thinking", action="store_true", help="multi-turn: the history keeps the thinking")
-    p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--scheduler", default=STOCK, help="stock, native:NAME or PATH.wasm")
-    p.add_argument("--set", type=setting, action="append", default=[], metavar="SECTION.KEY=VALUE", dest="settings")
-    for flag in ("kv-blocks", "block-size", "max-num-seqs", "max-num-batched-tokens", "max-model-len"):
-        p.add_argument(f"--{flag}", type=int)
-    p.add_argument("--mode", choices=("realtime", "all-at-once"), default="realtime")
-    # In bfloat16 the sums of a batch of one and of many round differently, and greedy outputs part sooner or later.
-    p.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="float32 to compare outputs")
-    p.add_argument("--greedy-outputs", type=Path, metavar="FILE", help="write every request's token ids as JSON")
-    p.add_argument("--out", type=Path, required=True, metavar="FILE.json")
+
+
+def main(argv: Sequence[str]) -> int:
+    """`python -m meridian.vllm.bench JOB.json OUT.json`."""
+    p = argparse.ArgumentParser(prog="meridian.vllm.bench", description=(__doc__ or "").partition("\n")[0])
+    p.add_argument("job", type=Path, metavar="JOB.json")
+    p.add_argument("out", type=Path, metavar="OUT.json")
     a = p.parse_args(argv)
-    if a.scenario == MULTI_TURN_NAME and a.trace:
-        p.error("--trace: a trace has no sessions, expected another --scenario than multi-turn")
-    if min(a.sessions, a.turns) < 1 or min(a.context_tokens, a.gap_s) < 0:
-        p.error("--sessions, --turns: expected at least 1; --context-tokens, --gap-s: expected at least 0")
-    return a
-
-
-def chat_of(a: argparse.Namespace) -> tuple[Chat, dict[str, Any]]:
-    """The chat sessions that the command line asks for, and what is to be stored of them."""
-    planned = sessions(a.seed, a.sessions, a.turns, user_tokens=MULTI_TURN.user_tokens, context_tokens=a.context_tokens)
-    facts = {k: getattr(a, k) for k in ("sessions", "turns", "context_tokens", "gap_s", "preserve_thinking")}
-    return Chat(planned, a.preserve_thinking, a.gap_s), {"requests": a.sessions * a.turns, "clipped": 0, **facts}
-
-
-def trace_of(a: argparse.Namespace, max_model_len: int) -> tuple[list[TraceRequest], dict[str, Any]]:
-    """The requests that the command line asks for, and what is to be stored of them.
-
-    Raises:
-        OSError, ValueError: the trace cannot be read.
-    """
-    trace = read_trace(a.trace) if a.trace else scenario_requests(a.scenario, a.seed)
-    longest = max_model_len - RESERVED_TOKENS
-    trace, clipped = fit(trace[: a.limit], longest, scale_tokens=a.scale_tokens, scale_time=a.scale_time)
-    facts = {"requests": len(trace), "clipped": clipped}
-    return trace, {**facts, "scale_tokens": a.scale_tokens, "scale_time": a.scale_time}
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Command line; exit code 2 with one line on a bad trace or a missing file."""
-    a = parse(argv)
-    scenario = engine_defaults(a.scenario)
-    settings = scenario.settings
-    engine = {
-        k: getattr(scenario, k) if getattr(a, k) is None else getattr(a, k)
-        for k in ("kv_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
-    }
-    workload: list[TraceRequest] | Chat
-    try:
-        if a.scheduler.endswith(".wasm") and not Path(a.scheduler).is_file():
-            raise FileNotFoundError(f"policy {a.scheduler}: no such file")
-        if a.scenario == MULTI_TURN_NAME:
-            workload, facts = chat_of(a)
-            settings += (("model.strips_reasoning", str(not a.preserve_thinking).lower()),)
-            if engine["max_model_len"] is None:
-                engine["max_model_len"] = context_needed(workload.sessions, preserve_thinking=a.preserve_thinking)
-        else:
-            workload, facts = trace_of(a, engine["max_model_len"])
-    except (OSError, ValueError) as e:
-        print(f"error: {e}", file=sys.stderr)
-        return 2
-    options = Options(
-        a.model,
-        a.scheduler,
-        # A setting given twice takes its last value.
-        settings=(*settings, *a.settings),
-        seed=a.seed,
-        dtype=a.dtype,
-        realtime=a.mode == "realtime",
-        **engine,
-    )
-    try:
-        document, observed = run_once(options, workload)
-    except TooLong as e:
-        print(f"error: {e}", file=sys.stderr)
-        return 2
-    source = str(a.trace) if a.trace else f"scenario {a.scenario}, seed {a.seed}"
-    document["workload"] = {"source": source, **facts}
-    a.out.parent.mkdir(parents=True, exist_ok=True)
+    end_with_parent()
+    if importlib.util.find_spec("vllm") is None:
+        print("error: vLLM is not installed beside this Python", file=sys.stderr)
+        return 1
+    job = json.loads(a.job.read_text())
+    workload: list[TraceRequest] | Chat = [request_of(row) for row in job["requests"]]
+    if any(request.session is not None for request in workload):
+        workload = chat_of(workload, preserve_thinking=job["preserves_thinking"], gap_s=job["gap_s"])
+    document, observed = run_once(options_of(job), workload)
+    if job["keeps_outputs"]:
+        document["outputs"] = [o.tokens for o in observed]
     a.out.write_text(json.dumps(document))
-    if a.greedy_outputs:
-        a.greedy_outputs.write_text(json.dumps({o.index: o.tokens for o in observed}))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

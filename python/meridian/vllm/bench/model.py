@@ -23,7 +23,7 @@ class NoModel(Exception):
 def _in_checkout(path: Path) -> Path | None:
     """A file of the checkout that this package lies in or, for an installed one, of the current directory's."""
     here, current = Path(__file__).resolve(), Path.cwd()
-    for folder in (here.parents[3], current, *current.parents):
+    for folder in (here.parents[4], current, *current.parents):
         if (folder / path).is_file():
             return folder / path
     return None

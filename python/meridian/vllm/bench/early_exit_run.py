@@ -1,7 +1,7 @@
 """One engine of the scenario `early-exit`: solves arithmetic problems, counts think tokens and right answers.
 
-    python -m meridian.bench.early_exit_run --model DIR --problems 2000 --budget none --budget 40 --out run.json
-    python -m meridian.bench.early_exit_run --model DIR --split tune --record --set entropy.probe_at=newline \\
+    python -m meridian.vllm.bench.early_exit_run --model DIR --problems 2000 --budget none --budget 40 --out run.json
+    python -m meridian.vllm.bench.early_exit_run --model DIR --split tune --record --set entropy.probe_at=newline \\
         --out run.json
 
 Each ``--budget`` is a pass over all problems in the same engine; ``none`` leaves the end to the policy. Sampling has no
@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from meridian.bench import arith
-from meridian.bench.engine_run import Options, Run, build, machine_facts, setting
+from meridian.vllm.bench import arith
+from meridian.vllm.bench.run import Options, Run, build, machine_facts, setting
 
 TEMPERATURE = 0.6
 TUNE_PROBLEMS = 800

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from meridian.bench.workload import TraceRequest
+from meridian.vllm.bench.request import TraceRequest
 
 PREFILL, THINK, OUTPUT = "prefill", "think", "output"
 PHASES: tuple[str, ...] = (PREFILL, THINK, OUTPUT)
@@ -126,6 +126,29 @@ class SchedulerProbe:
         self.recomputed_tokens = 0
         # Tokens that were computed when a request was preempted, until it is resumed.
         self._lost: dict[str, int] = {}
+
+    def steps(self) -> dict[str, list[Any]]:
+        """What was seen of each step: times in ms and us, work in tokens and requests."""
+        return {
+            "ms": [round(1e3 * s, 3) for s in self.step_s],
+            "schedule_us": [round(ns / 1e3, 1) for ns in self.schedule_ns],
+            "running": self.running,
+            "tokens": self.scheduled_tokens,
+            "output_requests": self.output_scheduled,
+            "requests": self.step_requests,
+            "context_tokens": self.context_tokens,
+            "attention_pairs": self.attention_pairs,
+            "arrivals": self.arrivals,
+            "arrivals_ms": [round(1e3 * s, 3) for s in self.arrivals_s],
+        }
+
+    def counts(self) -> dict[str, Any]:
+        """What the scheduler did in all steps together."""
+        return {
+            "preemptions": self.preemptions,
+            "output_preempted_while_think_held": self.output_preempted_while_think_held,
+            "recomputed_tokens": self.recomputed_tokens,
+        }
 
     def step_took(self, seconds: float, arrivals: int = 0, arrivals_s: float = 0.0) -> None:
         """The engine step that the last ``schedule`` call began took this long; what the probe itself took is left out.

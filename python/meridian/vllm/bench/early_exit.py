@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 
 from meridian._native import ConfigError
-from meridian.bench.arguments import Parser, at_least_1, sizes
-from meridian.bench.child import Failed, engine_run, say
-from meridian.bench.early_exit_run import TEMPERATURE, TUNE_PROBLEMS
-from meridian.bench.engine_run import meridian_toml
-from meridian.bench.exit_report import FIXED, NONE, PROBES, Measured, Tuning, claims, document, notes, plot, table
-from meridian.bench.exit_rules import (
+from meridian.config import MeridianConfig
+from meridian.vllm.bench.arguments import Parser, at_least_1, sizes
+from meridian.vllm.bench.child import Failed, engine_run, say
+from meridian.vllm.bench.early_exit_run import TEMPERATURE, TUNE_PROBLEMS
+from meridian.vllm.bench.exit_report import FIXED, NONE, PROBES, Measured, Tuning, claims, document, notes, plot, table
+from meridian.vllm.bench.exit_rules import (
     FAMILIES,
     LITERATURE,
     NO_GUARD_BITS,
@@ -44,9 +44,9 @@ from meridian.bench.exit_rules import (
     no_limit,
     recorded,
 )
-from meridian.bench.exit_stats import Sample, compare
-from meridian.bench.model import NoModel, reasoner_dir
-from meridian.config import MeridianConfig
+from meridian.vllm.bench.exit_stats import Sample, compare
+from meridian.vllm.bench.model import NoModel, reasoner_dir
+from meridian.vllm.bench.run import meridian_toml
 
 NAME = "early-exit"
 EXAMPLE = """\
@@ -341,3 +341,7 @@ def main(argv: Sequence[str]) -> int:
     if a.out is None:
         shutil.rmtree(out, ignore_errors=True)
     return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
