@@ -189,7 +189,8 @@ def copies() -> Iterator[Figure]:
         command = ["git", "grep", "-lE", pattern, commit, "--", *paths]
         found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
         names = [name.partition(":")[2] for name in found]
-        return sum("tests/" not in name and "examples/" not in name and name not in BELONGS for name in names)
+        elsewhere = ("tests/", "examples/", "bench/areas/")
+        return sum(not any(x in name for x in elsewhere) and name not in BELONGS for name in names)
 
     for name, pattern, paths in COPIES:
         before, now = (files(commit, pattern, paths) for commit in (BEFORE, "HEAD"))
