@@ -26,8 +26,7 @@ pub enum Dtype {
 }
 
 impl Default for Dtype {
-    /// bfloat16 where this processor computes in it. Elsewhere every number is converted, and a step takes several times as long
-    /// as in float32.
+    /// bfloat16 where this processor computes in it. Elsewhere every number is converted, and a step takes longer than in float32.
     fn default() -> Self {
         let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         if has_bfloat16(&cpuinfo) { Self::Bfloat16 } else { Self::Float32 }

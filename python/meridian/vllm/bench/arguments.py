@@ -15,20 +15,11 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
-def _whole(text: str, least: int) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number, at least {least}")
-    return int(text)
-
-
-def natural(text: str) -> int:
-    """0 or more."""
-    return _whole(text, 0)
-
-
 def at_least_1(text: str) -> int:
-    """1 or more."""
-    return _whole(text, 1)
+    """A whole number, 1 or more."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number, at least 1")
+    return int(text)
 
 
 def sizes(text: str) -> list[int]:
