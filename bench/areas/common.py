@@ -75,15 +75,22 @@ def over_pairs(name: str, ratios: list[float], unit: str, bound: Bound | None = 
     return Figure(name, median(ratios), unit, bound, low, high)
 
 
-def compared(label: str, *args: str) -> list[dict[str, Any]]:
-    """`meridian bench vllm` with these arguments: its comparisons. Every run's rows stay in a folder of that name."""
+def bench_vllm(label: str, *args: str) -> dict[str, Any]:
+    """`meridian bench vllm` with these arguments: its JSON object. Every run's rows stay in a folder of that name."""
     say(f"  {label}: meridian bench vllm {' '.join(args)}")
     command = [sys.executable, "-m", "meridian._cli", "--json", "bench", "vllm", "--out", str(WORK / label), *args]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     # 1 is also the code of runs in which a policy faulted: who asks judges how often.
-    said = json.loads(done.stdout) if done.stdout.startswith("{") else {}
-    if done.returncode > 1 or "comparisons" not in said:
+    if done.returncode > 1 or not done.stdout.startswith("{"):
         sys.exit(f"error: {label}: {done.stdout.strip()[-2000:] or 'see above'}")
+    return json.loads(done.stdout)
+
+
+def compared(label: str, *args: str) -> list[dict[str, Any]]:
+    """The comparisons of `meridian bench vllm` with these arguments."""
+    said = bench_vllm(label, *args)
+    if "comparisons" not in said:
+        sys.exit(f"error: {label}: {said.get('error', 'see above')}")
     return said["comparisons"]
 
 

@@ -3,6 +3,7 @@
 
 pub mod calibrate;
 pub mod compare;
+pub mod exit;
 pub mod limits;
 mod metrics;
 pub mod micro;

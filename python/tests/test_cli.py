@@ -137,4 +137,4 @@ def test_early_exit_has_options_of_its_own() -> None:
     assert "early-exit --help" in run("bench", "vllm", "--help").stdout
     done = run("bench", "vllm", "--scenario", "early-exit", "--problems", "0")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: --problems: got '0', expected a whole number, at least 1\n"
+    assert done.stderr == "error: invalid value '0' for '--problems <N>': expected a whole number, 1 to 100000\n"

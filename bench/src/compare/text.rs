@@ -23,7 +23,7 @@ impl fmt::Display for Comparison {
             )?;
             let head = ["", "", "A", "B", "change", "95 % interval", "pairs", "verdict"].map(str::to_owned).to_vec();
             let rows: Vec<Vec<String>> = std::iter::once(head).chain(group.metrics.iter().map(row)).collect();
-            writeln!(out, "{}\n", aligned(&rows))?;
+            writeln!(out, "{}\n", aligned(&rows, 2))?;
         }
         writeln!(
             out,

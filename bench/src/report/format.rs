@@ -77,17 +77,30 @@ pub(super) fn escape(text: &str) -> String {
     out
 }
 
-/// Columns of text: the first two to the left, the others to the right, a line under the first row.
-pub(crate) fn aligned(rows: &[Vec<String>]) -> String {
+/// A name must not end its cell of a Markdown table, nor be markup.
+pub(crate) fn escape_markdown(text: &str) -> String {
+    let mut out = String::new();
+    for c in clean(text).chars() {
+        match c {
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '&' => out.push_str("&amp;"),
+            '\\' | '|' | '`' | '*' | '_' | '[' | ']' | '!' | '~' | '$' | '#' => out.extend(['\\', c]),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// Columns of text: the first so many to the left, the others to the right, a line under the first row.
+pub(crate) fn aligned(rows: &[Vec<String>], to_the_left: usize) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |at: usize| rows.iter().filter_map(|row| row.get(at)).map(|cell| cell.chars().count()).max();
     let widths: Vec<usize> = (0..columns).map(|at| width(at).unwrap_or(0)).collect();
     let line = |row: &Vec<String>| {
-        let cells = row
-            .iter()
-            .zip(&widths)
-            .enumerate()
-            .map(|(at, (cell, &width))| if at < 2 { format!("{cell:<width$}") } else { format!("{cell:>width$}") });
+        let cells = row.iter().zip(&widths).enumerate().map(|(at, (cell, &width))| {
+            if at < to_the_left { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+        });
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
     let mut lines: Vec<String> = rows.iter().map(line).collect();

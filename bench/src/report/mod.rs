@@ -6,7 +6,7 @@
 pub(crate) mod format;
 mod grid;
 mod page;
-mod plots;
+pub(crate) mod plots;
 mod text;
 
 pub use page::html;

@@ -1,6 +1,6 @@
 //! Tables as plain text and as Markdown.
 
-use super::format::{aligned, clean, cut, figure};
+use super::format::{aligned, clean, cut, escape_markdown, figure};
 use super::grid::{Grid, Row, Spread};
 use crate::results::Results;
 
@@ -34,7 +34,7 @@ pub fn table(results: &Results) -> String {
             let titles = [row.metric.title.to_owned(), row.metric.unit.to_owned()];
             rows.push(titles.into_iter().chain(cells).collect());
         }
-        out.push(format!("{}\n{}", load(rate), aligned(&rows)));
+        out.push(format!("{}\n{}", load(rate), aligned(&rows, 2)));
     }
     let range = if has_range { "; in square brackets: least and most over seeds." } else { "." };
     let notes: String = results.notes.iter().map(|note| format!("\nnote: {}", clean(note))).collect();
@@ -51,7 +51,7 @@ pub fn markdown(results: &Results, keys: &[&str]) -> String {
     let grid = Grid::new(results);
     let mut out = Vec::new();
     for &rate in &grid.rates {
-        let names: Vec<String> = grid.policies.iter().map(|name| escape(name)).collect();
+        let names: Vec<String> = grid.policies.iter().map(|name| escape_markdown(name)).collect();
         let mut lines =
             vec![format!("| {} | {} |", load(rate), names.join(" | ")), format!("|---|{}", "--:|".repeat(names.len()))];
         let rows = grid.rows(rate);
@@ -76,19 +76,4 @@ fn cell(row: &Row, policy: usize, with_range: bool) -> String {
 /// Least and most over seeds, when they differ.
 pub(super) fn range(value: Spread) -> Option<String> {
     (value.low < value.high).then(|| format!("{}-{}", figure(value.low), figure(value.high)))
-}
-
-/// A name must not end its cell, nor be markup.
-fn escape(text: &str) -> String {
-    let mut out = String::new();
-    for c in clean(text).chars() {
-        match c {
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '&' => out.push_str("&amp;"),
-            '\\' | '|' | '`' | '*' | '_' | '[' | ']' | '!' | '~' | '$' | '#' => out.extend(['\\', c]),
-            c => out.push(c),
-        }
-    }
-    out
 }

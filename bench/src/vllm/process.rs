@@ -1,3 +1,4 @@
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -37,6 +38,9 @@ pub enum RunError {
     /// There is no model to run.
     #[error("{0}")]
     Model(String),
+    /// Meridian refuses a setting.
+    #[error("{0:#}")]
+    Setting(anyhow::Error),
     /// The run ended with an error.
     #[error("{what}: {why}")]
     Failed {
@@ -48,6 +52,14 @@ pub enum RunError {
     /// It wrote something else than expected.
     #[error("{0:#}")]
     Recorded(anyhow::Error),
+}
+
+impl RunError {
+    /// Whether something else has to be given, and no engine was to blame.
+    #[must_use]
+    pub fn is_input(&self) -> bool {
+        matches!(self, Self::Model(_) | Self::Setting(_))
+    }
 }
 
 /// The Python that has Meridian and vLLM.
@@ -65,16 +77,13 @@ impl Default for Python {
 
 impl Python {
     /// This module, with the environment of this process.
-    #[must_use]
-    pub fn module(&self, name: &str) -> Command {
+    fn module(&self, name: &str) -> Command {
         let mut command = Command::new(&self.command);
         command.args(["-m", name]);
         command
     }
 
-    /// What is said when it cannot be started.
-    #[must_use]
-    pub fn cannot_start(&self, why: io::Error) -> RunError {
+    fn cannot_start(&self, why: io::Error) -> RunError {
         RunError::Python { python: self.command.display().to_string(), why }
     }
 
@@ -83,7 +92,19 @@ impl Python {
     /// # Errors
     /// [`RunError`]: no model, vLLM is not installed.
     pub fn small_model(&self) -> Result<String, RunError> {
-        let made = self.module("meridian.vllm.bench.model").stderr(Stdio::piped()).output();
+        self.model(&[])
+    }
+
+    /// The folder of the bundled reasoner.
+    ///
+    /// # Errors
+    /// [`RunError`]: this is not the repository.
+    pub fn reasoner(&self) -> Result<String, RunError> {
+        self.model(&["--reasoner"])
+    }
+
+    fn model(&self, args: &[&str]) -> Result<String, RunError> {
+        let made = self.module("meridian.vllm.bench.model").args(args).stderr(Stdio::piped()).output();
         let made = made.map_err(|why| self.cannot_start(why))?;
         if !made.status.success() {
             let log = String::from_utf8_lossy(&made.stderr);
@@ -99,30 +120,44 @@ impl Python {
     /// [`RunError`], with the end of its log.
     pub fn run(&self, what: &str, stem: &Path, job: &Job) -> Result<RecordedRun, RunError> {
         let beside = |suffix: &str| PathBuf::from(format!("{}{suffix}", stem.display()));
-        let file = |path: &Path| {
-            let path = path.display().to_string();
-            move |why| RunError::File { path, why }
-        };
-        let (told, recorded, log) = (beside(".job.json"), beside(".json"), beside(".log"));
+        let (told, recorded) = (beside(".job.json"), beside(".json"));
         let text = serde_json::to_vec(job).map_err(|error| RunError::Recorded(error.into()))?;
-        fs::write(&told, text).map_err(file(&told))?;
-        let out = File::create(&log).map_err(file(&log))?;
-        let also = out.try_clone().map_err(file(&log))?;
-        let mut command = self.module("meridian.vllm.bench");
-        command.arg(&told).arg(&recorded).stdin(Stdio::null()).stdout(out).stderr(also);
-        let mut child = command.spawn().map_err(|why| self.cannot_start(why))?;
-        let failed = |why: String| RunError::Failed { what: what.to_owned(), why };
+        fs::write(&told, text).map_err(of_file(&told))?;
         let limit = RUN_LIMIT + arriving(job);
-        let Some(status) = wait(&mut child, limit).map_err(file(&log))? else {
-            return Err(failed(format!("did not end within {} s, see {}", limit.as_secs(), log.display())));
-        };
-        if !status.success() {
-            let said = fs::read(&log).map_err(file(&log))?;
-            let said = String::from_utf8_lossy(&said[said.len().saturating_sub(LOG_TAIL_BYTES)..]).into_owned();
-            return Err(failed(own_word(&said, status, Some(&log))));
-        }
+        self.run_module("meridian.vllm.bench", [&told, &recorded], what, &beside(".log"), limit)?;
         RecordedRun::read(&recorded).map_err(RunError::Recorded)
     }
+
+    /// A module in a process of its own, with its output in `log`; ended when it takes longer than `limit`.
+    pub(crate) fn run_module(
+        &self,
+        module: &str,
+        args: impl IntoIterator<Item: AsRef<OsStr>>,
+        what: &str,
+        log: &Path,
+        limit: Duration,
+    ) -> Result<(), RunError> {
+        let out = File::create(log).map_err(of_file(log))?;
+        let also = out.try_clone().map_err(of_file(log))?;
+        let mut command = self.module(module);
+        command.args(args).stdin(Stdio::null()).stdout(out).stderr(also);
+        let mut child = command.spawn().map_err(|why| self.cannot_start(why))?;
+        let failed = |why: String| RunError::Failed { what: what.to_owned(), why };
+        let Some(status) = wait(&mut child, limit).map_err(of_file(log))? else {
+            return Err(failed(format!("did not end within {} s, see {}", limit.as_secs(), log.display())));
+        };
+        if status.success() {
+            return Ok(());
+        }
+        let said = fs::read(log).map_err(of_file(log))?;
+        let said = String::from_utf8_lossy(&said[said.len().saturating_sub(LOG_TAIL_BYTES)..]).into_owned();
+        Err(failed(own_word(&said, status, Some(log))))
+    }
+}
+
+fn of_file(path: &Path) -> impl Fn(io::Error) -> RunError {
+    let path = path.display().to_string();
+    move |why| RunError::File { path: path.clone(), why }
 }
 
 /// The time in which the requests of a job come.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use statrs::statistics::{Data, OrderStatistics};
 
 use crate::limits::{BATCHED_TOKENS, BLOCK_TOKENS, KV_BLOCKS, NUM_SEQS, within};
@@ -43,7 +43,7 @@ pub struct RecordedRun {
 }
 
 /// What a run ran on.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Machine {
     /// Version of vLLM.
     pub vllm: String,
@@ -51,6 +51,9 @@ pub struct Machine {
     pub cpu: String,
     /// Its cores.
     pub cores: u32,
+    /// Version of Python.
+    #[serde(default)]
+    pub python: String,
 }
 
 #[derive(Clone, Debug, Deserialize)]

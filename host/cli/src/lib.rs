@@ -59,13 +59,11 @@ enum Command {
 /// recordings that cannot be used.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     let args: Vec<OsString> = args.into_iter().collect();
-    match bench::early_exit(&args) {
-        Some(Ok(code)) => return code,
-        Some(Err(error)) => {
-            say(&format!("error: {error:#}"));
-            return 1;
-        }
-        None => {}
+    if let Some(options) = bench::early_exit::options(&args) {
+        return match bench::early_exit::EarlyExitArgs::try_parse_from(options) {
+            Ok(options) => exit_code(bench::early_exit::run(&options), options.json),
+            Err(error) => print_in_a_line(&error),
+        };
     }
     let cli = match Cli::try_parse_from(&args) {
         Ok(cli) => cli,
@@ -83,26 +81,27 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Replay(args) => replay::run(&args, cli.json),
         Command::Bench(command) => bench::run(command, cli.json),
     };
-    match done {
-        Ok(()) => 0,
-        Err(error) => {
-            let is_unusable = error.is::<Unusable>();
-            // The end of another process's log has lines.
-            let has_lines = error.chain().any(<dyn std::error::Error + 'static>::is::<RunError>);
-            // The context is for here; the text is the cause's.
-            let error = if is_unusable { anyhow::anyhow!(cause_of(&error)) } else { error };
-            if error.is::<Said>() {
-                // Nothing to add.
-            } else if cli.json {
-                let _ = print_json(&serde_json::json!({ "ok": false, "error": format!("{error:#}") }));
-            } else if has_lines {
-                let _ = writeln!(std::io::stderr(), "{}", printable_lines(&format!("error: {error:#}")));
-            } else {
-                say(&format!("error: {error:#}"));
-            }
-            if is_unusable { 2 } else { 1 }
-        }
+    exit_code(done, cli.json)
+}
+
+/// Say what went wrong; the exit code.
+fn exit_code(done: anyhow::Result<()>, json: bool) -> u8 {
+    let Err(error) = done else { return 0 };
+    let is_unusable = error.is::<Unusable>();
+    // The end of another process's log has lines.
+    let has_lines = error.chain().any(<dyn std::error::Error + 'static>::is::<RunError>);
+    // The context is for here; the text is the cause's.
+    let error = if is_unusable { anyhow::anyhow!(cause_of(&error)) } else { error };
+    if error.is::<Said>() {
+        // Nothing to add.
+    } else if json {
+        let _ = print_json(&serde_json::json!({ "ok": false, "error": format!("{error:#}") }));
+    } else if has_lines {
+        let _ = writeln!(std::io::stderr(), "{}", printable_lines(&format!("error: {error:#}")));
+    } else {
+        say(&format!("error: {error:#}"));
     }
+    if is_unusable { 2 } else { 1 }
 }
 
 /// What was asked does not hold, and what was printed says so.
@@ -151,6 +150,17 @@ fn print_usage(error: &clap::Error, args: &[OsString]) {
     } else {
         write!(std::io::stderr(), "{}", printable_lines(&error.render().to_string()))
     };
+}
+
+/// Help as it is; of a usage error the line that names option and value. The exit code.
+fn print_in_a_line(error: &clap::Error) -> u8 {
+    let text = error.render().to_string();
+    if error.use_stderr() {
+        say(text.lines().next().unwrap_or_default());
+    } else {
+        let _ = print_line(text.trim_end());
+    }
+    u8::try_from(error.exit_code()).unwrap_or(2)
 }
 
 /// JSON escapes control characters by itself; everything else is for the program that reads it.

@@ -1,16 +1,19 @@
 //! Plots as SVG, by plotters.
 //!
 //! Without a font library plotters only guesses how wide a text is. So nothing here depends on the width of a text: ticks
-//! and titles are anchored by the reader's browser, tick positions are chosen here, and legends are HTML, not drawn.
+//! and titles are anchored by the reader's browser, tick positions are chosen here, and legends are HTML, not drawn; where a plot
+//! is a file of its own, each entry of its legend has the same room.
 
 mod axis;
 mod cdf;
+mod points;
 mod rates;
 mod tenants;
 mod timeline;
 
 pub(super) use axis::Axis;
 pub(super) use cdf::cdf;
+pub(crate) use points::{Points, Spot, Whiskers, points};
 pub(super) use rates::against_rate;
 pub(super) use tenants::{MOST as MOST_TENANTS, tenants};
 pub(super) use timeline::{MOST_EVENTS, SHADES, kv, queues};
@@ -34,6 +37,10 @@ const SIZE: (u32, u32) = (1000, 600);
 const LEFT: u32 = 130;
 const FONT: i32 = 36;
 
+/// What a plot that is no part of a page is drawn on: the colours of the report's page.
+const PAGE: &str = "<style>svg{color:#1a1a1a}.page{fill:#fff}@media(prefers-color-scheme:dark){svg{color:#e8e8e8}\
+.page{fill:#14161a}}</style>\n<rect class=\"page\" width=\"100%\" height=\"100%\"/>\n";
+
 type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Plane>;
 type Plane = Cartesian2d<axis::Places, axis::Places>;
 type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
@@ -44,7 +51,7 @@ fn colour(policy: usize) -> RGBColor {
 }
 
 /// What a plot is, for readers and for screen readers. Both are escaped here.
-pub(super) struct Caption {
+pub(crate) struct Caption {
     /// Unique in the page.
     pub id: String,
     pub title: String,
@@ -132,7 +139,20 @@ fn thinned(frame: &Frame, points: &[(f64, f64)]) -> Vec<(f64, f64)> {
 }
 
 /// What plotters drew, with the page's colours, a size that follows the page, and words for who cannot see it.
-fn finished(svg: &str, caption: &Caption, (width, height): (u32, u32)) -> String {
+fn finished(svg: &str, caption: &Caption, size: (u32, u32)) -> String {
+    let title = escape(&caption.title);
+    let svg = with_words(&coloured(svg), caption, &format!("viewBox=\"0 0 {} {}\"", size.0, size.1), "");
+    format!("<figure><figcaption>{title}</figcaption>\n{svg}</figure>\n")
+}
+
+/// The same as a file of its own: with a size, and with a page to be drawn on, light or dark as its reader prefers.
+fn finished_file(svg: &str, caption: &Caption, (width, height): (u32, u32)) -> String {
+    let shape = format!("width=\"{}\" height=\"{}\" viewBox=\"0 0 {width} {height}\"", width / 2, height / 2);
+    with_words(&coloured(svg), caption, &shape, PAGE)
+}
+
+/// The body of what plotters drew, with the page's colours.
+fn coloured(svg: &str) -> String {
     let body = svg.find('>').map_or(svg, |end| &svg[end + 1..]);
     let mut body = body.replace("=\"#010101\"", "=\"currentColor\"");
     // Text from files cannot hold these attributes: plotters escapes its quotes.
@@ -146,11 +166,14 @@ fn finished(svg: &str, caption: &Caption, (width, height): (u32, u32)) -> String
         body = body.replace(&format!("stroke=\"{own}\""), &format!("stroke=\"{to}\"{dash}"));
         body = body.replace(&format!("fill=\"{own}\""), &format!("fill=\"{to}\""));
     }
+    body
+}
+
+fn with_words(body: &str, caption: &Caption, shape: &str, page: &str) -> String {
     let Caption { id, title, description } = caption;
     let (title, description) = (escape(title), escape(description));
     format!(
-        "<figure><figcaption>{title}</figcaption>\n<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
-         role=\"img\" aria-labelledby=\"{id}-t {id}-d\"><title id=\"{id}-t\">{title}</title><desc id=\"{id}-d\">{description}</desc>\
-         \n{body}</figure>\n"
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" {shape} role=\"img\" aria-labelledby=\"{id}-t {id}-d\">\
+         <title id=\"{id}-t\">{title}</title><desc id=\"{id}-d\">{description}</desc>\n{page}{body}"
     )
 }

@@ -1,5 +1,6 @@
 mod calibrate;
 mod compare;
+pub(crate) mod early_exit;
 mod generate;
 mod input;
 mod micro;
@@ -7,8 +8,9 @@ mod replay;
 mod report;
 mod vllm;
 
-use std::ffi::OsString;
+use std::path::Path;
 
+use anyhow::ensure;
 use clap::Subcommand;
 
 #[derive(Subcommand)]
@@ -53,15 +55,9 @@ fn command() -> String {
     format!("meridian {}", arguments.join(" "))
 }
 
-/// `bench vllm --scenario early-exit` has options of its own, which Python reads. Its exit code; `None` for any other command.
-pub(crate) fn early_exit(args: &[OsString]) -> Option<anyhow::Result<u8>> {
-    // Its own program knows `--json` too.
-    let is_json = args.iter().any(|arg| arg == "--json");
-    let mut rest: Vec<OsString> = args.iter().skip(1).filter(|arg| *arg != "--json").cloned().collect();
-    if rest.len() < 2 || rest[0] != "bench" || rest[1] != "vllm" || !vllm::is_early_exit(&rest[2..]) {
-        return None;
-    }
-    rest.drain(..2);
-    rest.extend(is_json.then(|| "--json".into()));
-    Some(vllm::run_early_exit(&rest))
+/// The folder of a model, for `--model`.
+fn model_folder(folder: &Path) -> anyhow::Result<String> {
+    let shown = folder.display().to_string();
+    ensure!(folder.join("config.json").is_file(), "--model {shown}: no config.json there, expected a model's folder");
+    Ok(shown)
 }

@@ -1,25 +1,23 @@
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Args;
+use meridian_bench::exit::SCENARIO as EXIT_SCENARIO;
 use meridian_bench::limits::{BATCHED_TOKENS, KV_BLOCKS, NUM_SEQS, RUNS, within};
 use meridian_bench::policies::PolicySet;
 use meridian_bench::report::{html, table};
 use meridian_bench::results::{Results, Slo};
 use meridian_bench::trace::{Format, Prefix, ReadOptions, TraceRequest, read};
 use meridian_bench::vllm::{
-    Chats, Comparison, Contestant, Dtype, EngineSize, JobEngine, Load, Progress, Python, RunError, SCENARIOS, STOCK,
-    Scenario, Setting, file_name, meridian_config,
+    Chats, Comparison, Contestant, Dtype, EngineSize, JobEngine, Load, Progress, Python, SCENARIOS, STOCK, Scenario,
+    Setting, file_name, meridian_config,
 };
 use serde_json::json;
 
 use crate::progress::bar;
 use crate::{Said, Unusable, print_json, print_line, say};
 
-/// The scenario that compares no schedulers.
-const EARLY_EXIT: &str = "early-exit";
 /// Turns of all chats: each is a request.
 const TURNS: std::ops::RangeInclusive<usize> = 1..=10_000;
 /// Tokens that a chat may open with.
@@ -127,21 +125,6 @@ pub(crate) struct VllmArgs {
     html: Option<PathBuf>,
 }
 
-/// Whether these arguments of `bench vllm` are for the scenario that is Python's own.
-pub(super) fn is_early_exit(args: &[OsString]) -> bool {
-    let is = |text: &OsString, value: &str| text == value;
-    args.windows(2).any(|pair| is(&pair[0], "--scenario") && is(&pair[1], EARLY_EXIT))
-        || args.iter().any(|arg| is(arg, &format!("--scenario={EARLY_EXIT}")))
-}
-
-/// Hand over to the Python package; its exit code.
-pub(super) fn run_early_exit(args: &[OsString]) -> anyhow::Result<u8> {
-    let python = Python::default();
-    let status = python.module("meridian.vllm.bench.early_exit").args(args).status();
-    let code = status.map_err(|why| python.cannot_start(why))?.code();
-    Ok(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
-}
-
 /// A column, as the command line names it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Named {
@@ -187,15 +170,10 @@ pub(crate) fn run(args: &VllmArgs, json: bool) -> anyhow::Result<()> {
     }
     let python = Python::default();
     let model = match &args.model {
-        Some(model) if model.join("config.json").is_file() => model.display().to_string(),
-        Some(model) => {
-            let why = format!("--model {}: no config.json there, expected a model's folder", model.display());
-            return Err(unusable(anyhow::Error::msg(why)));
-        }
-        None => python.small_model().map_err(|error| match error {
-            RunError::Model(_) => unusable(error.into()),
-            error => error.into(),
-        })?,
+        Some(model) => super::model_folder(model).map_err(unusable)?,
+        None => python
+            .small_model()
+            .map_err(|error| if error.is_input() { unusable(error.into()) } else { error.into() })?,
     };
     let scratch = match &args.out {
         None => Some(tempfile::Builder::new().prefix("meridian-bench-vllm-").tempdir().context("a folder of its own")?),
@@ -368,10 +346,10 @@ fn own(settings: &[(&str, &str)]) -> Vec<Setting> {
 }
 
 fn from_scenario(args: &VllmArgs, name: &str) -> anyhow::Result<Sent> {
-    anyhow::ensure!(name != EARLY_EXIT, "--scenario {name}: stands alone: meridian bench vllm --scenario {name}");
+    anyhow::ensure!(name != EXIT_SCENARIO, "--scenario {name}: stands alone: meridian bench vllm --scenario {name}");
     let known = || SCENARIOS.map(|scenario| scenario.name).join(", ");
     let mut scenario = Scenario::named(name)
-        .with_context(|| format!("--scenario {name}: expected one of {}, {EARLY_EXIT}", known()))?;
+        .with_context(|| format!("--scenario {name}: expected one of {}, {EXIT_SCENARIO}", known()))?;
     let mut settings = own(scenario.settings);
     let mut chats = None;
     match &mut scenario.load {
@@ -470,13 +448,6 @@ fn setting(text: &str) -> Result<Setting, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn early_exit_is_known_however_it_is_named() {
-        let is = |args: &[&str]| is_early_exit(&args.iter().map(Into::into).collect::<Vec<_>>());
-        assert!(is(&["--json", "--scenario", "early-exit"]) && is(&["--scenario=early-exit"]));
-        assert!(!is(&["--scenario", "loaded"]) && !is(&["early-exit"]) && !is(&[]));
-    }
 
     #[test]
     fn a_setting_names_its_section() {

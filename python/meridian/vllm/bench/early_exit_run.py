@@ -4,14 +4,16 @@
     python -m meridian.vllm.bench.early_exit_run --model DIR --split tune --record --set entropy.probe_at=newline \\
         --out run.json
 
-Each ``--budget`` is a pass over all problems in the same engine; ``none`` leaves the end to the policy. Sampling has no
-seed of its own a request: vLLM's sampler on a CPU then works request by request.
+`meridian bench vllm --scenario early-exit` starts it, and reads what it writes: raw rows, no figures. Each ``--budget``
+is a pass over all problems in the same engine; ``none`` leaves the end to the policy. Sampling has no seed of its own a
+request: vLLM's sampler on a CPU then works request by request.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import importlib.util
 import json
 import sys
 import time
@@ -22,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from meridian.vllm.bench import arith
-from meridian.vllm.bench.run import Options, Run, build, machine_facts, setting
+from meridian.vllm.bench.run import Options, Run, build, end_with_parent, machine_facts, setting
 
 TEMPERATURE = 0.6
 TUNE_PROBLEMS = 800
@@ -221,6 +223,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Command line."""
     a = parse(argv)
+    end_with_parent()
+    if importlib.util.find_spec("vllm") is None:
+        print("error: vLLM is not installed beside this Python", file=sys.stderr)
+        return 1
     problems = splits(a.seed, a.tune, a.problems)[a.split]
     options = Options(
         a.model,

@@ -1,6 +1,6 @@
 """The small model with random weights, made in the cache on first use from the repository's script.
 
-As a script, prints its folder.
+As a script, prints its folder; with ``--reasoner`` that of the bundled reasoner.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 MAKE = Path("models") / "tiny-random" / "make.py"
@@ -69,10 +70,10 @@ def model_dir() -> Path:
     return model
 
 
-def main() -> int:
+def main(argv: Sequence[str]) -> int:
     """Command line; exit code 1 with one clear line when there is no model."""
     try:
-        print(model_dir())
+        print(reasoner_dir() if list(argv) == ["--reasoner"] else model_dir())
     except NoModel as e:
         print(f"error: {e}", file=sys.stderr)
         return 1
@@ -80,4 +81,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
