@@ -61,8 +61,10 @@ fn converted_table(path: &str, table: DeTable<'_>) -> Result<Table, Error> {
 
 /// Numbers are still text here: TOML's own error for one that does not fit names no field.
 fn converted(path: &str, value: DeValue<'_>) -> Result<Value, Error> {
+    // TOML's reader takes anything that starts like a number for one.
     let unfit = |number: &str, reason: &str| {
-        let value = if number.len() > 40 { format!("{}...", &number[..40]) } else { number.to_owned() };
+        let cut = number.char_indices().nth(40).map_or(number.to_owned(), |(end, _)| format!("{}...", &number[..end]));
+        let value = one_line(&cut);
         Error::ConfigValidation { field: path.to_owned(), value, reason: reason.to_owned() }
     };
     Ok(match value {
