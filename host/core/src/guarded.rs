@@ -111,4 +111,10 @@ impl<K: SlotKind> GuardedPolicy<K> {
     pub fn policy_mut(&mut self) -> &mut dyn Policy<K> {
         self.policy.as_mut()
     }
+
+    /// The policy, no longer guarded.
+    #[must_use]
+    pub fn into_policy(self) -> Box<dyn Policy<K>> {
+        self.policy
+    }
 }

@@ -1,7 +1,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use meridian_core::{Description, Fault, GuardedPolicy, SlotKind, Targets, native};
+use meridian_core::{Description, Fault, GuardedPolicy, Policy, SlotKind};
 
 use super::swap::Remake;
 use crate::control::Version;
@@ -22,6 +22,8 @@ pub(super) struct LoadedPolicy<K: SlotKind> {
     pub(super) quarantine_ms: f64,
     /// Its plans that left nothing to run, which the host changed.
     pub(super) idle_plans: u64,
+    /// Whether this is the slot's native default, in the place of a policy in quarantine.
+    pub(super) is_stand_in: bool,
 }
 
 /// First quarantine of a version, milliseconds; each further one lasts twice as long.
@@ -54,16 +56,25 @@ impl<K: SlotKind> LoadedPolicy<K> {
     pub(super) fn new(policy: GuardedPolicy<K>, version: Version, remake: Option<Remake<K>>) -> Self {
         let (id, strikes) = (next_id(), VecDeque::new());
         let quarantine_ms = FIRST_QUARANTINE_MS;
-        Self { id, policy, version, remake, strikes, paroled_ms: None, quarantine_ms, idle_plans: 0 }
+        Self {
+            id,
+            policy,
+            version,
+            remake,
+            strikes,
+            paroled_ms: None,
+            quarantine_ms,
+            idle_plans: 0,
+            is_stand_in: false,
+        }
     }
 
-    /// The native default, in the place of a policy.
-    pub(super) fn native_default(targets: Targets) -> Self {
-        let policy = native::default_policy(targets);
+    /// An instance of the native default, in the place of a policy.
+    pub(super) fn stand_in(policy: Box<dyn Policy<K>>) -> Self {
         let Description { name, version, summary: _ } = policy.description().clone();
         let source = format!("native:{name}");
         let version = Version { name, version, source, options: "{}".into(), ..Version::default() };
-        Self::new(GuardedPolicy::new(policy), version, None)
+        Self { is_stand_in: true, ..Self::new(GuardedPolicy::new(policy), version, None) }
     }
 
     /// Count a fault; true when there were too many.

@@ -197,11 +197,12 @@ impl<K: SlotKind> State<K> {
         if let Some(witness) = witness {
             witness.after(facts, candidates, &fill, &asked, decision);
         }
+        let mut is_out = false;
         let source = match asked {
             Asked::Decided => Source::Active,
             Asked::LeftToDefault => Source::Default,
             Asked::Faulted(faults) => {
-                self.faulted(&faults, facts, candidates);
+                is_out = self.faulted(&faults, facts, candidates);
                 Source::Fallback
             }
         };
@@ -214,6 +215,10 @@ impl<K: SlotKind> State<K> {
                 K::clear(decision);
             }
         }
+        if is_out {
+            // Only now: the default that has decided this step is the one that stands in.
+            self.quarantine();
+        }
         if let Some(shadow) = &self.shadow {
             shadow.see(facts, candidates, fill, &self.decision);
         }
@@ -221,11 +226,11 @@ impl<K: SlotKind> State<K> {
         source
     }
 
-    /// Count the faults of one decision, and put the version away when there were too many.
-    fn faulted(&mut self, faults: &[Fault], facts: &K::Facts, candidates: usize) {
+    /// Count the faults of one decision; true when there were too many.
+    fn faulted(&mut self, faults: &[Fault], facts: &K::Facts, candidates: usize) -> bool {
         if faults.is_empty() {
             // It faulted earlier and cannot be asked.
-            return;
+            return false;
         }
         for (i, fault) in faults.iter().enumerate() {
             self.stats.faulted(fault.kind);
@@ -236,16 +241,14 @@ impl<K: SlotKind> State<K> {
             lock(&self.faults).push(K::NAME, version, false, self.now_ms, candidates, fault, batch);
         }
         self.last_fault = faults.last().cloned();
-        if self.active.strike(self.now_ms, &self.limits) {
-            self.quarantine();
-        }
+        self.active.strike(self.now_ms, &self.limits)
     }
 
     /// Put the active version away; the version before it stands in, else the native default. When the one that stands in
     /// faults too, it steps back and the default decides until the first one's time is over.
     fn quarantine(&mut self) {
-        let default = LoadedPolicy::native_default(self.targets);
-        let stand_in = if self.quarantine.is_some() { default } else { self.previous.take().unwrap_or(default) };
+        let previous = if self.quarantine.is_some() { None } else { self.previous.take() };
+        let stand_in = previous.filter(|previous| !previous.is_stand_in).unwrap_or_else(|| self.default_stands_in());
         let loaded = std::mem::replace(&mut self.active, stand_in);
         tracing::warn!(
             slot = K::NAME.label(),
@@ -259,6 +262,12 @@ impl<K: SlotKind> State<K> {
             Some(_) => self.previous = Some(loaded),
             None => self.put_away(loaded),
         }
+    }
+
+    /// The native default as it is, with what it has learned in the steps that it decided.
+    fn default_stands_in(&mut self) -> LoadedPolicy<K> {
+        let learned = std::mem::replace(&mut self.default, native::default_policy(self.targets));
+        LoadedPolicy::stand_in(learned)
     }
 
     fn put_away(&mut self, mut loaded: LoadedPolicy<K>) {
@@ -280,7 +289,12 @@ impl<K: SlotKind> State<K> {
     /// in the place of a version that had stepped back.
     fn resume(&mut self, loaded: LoadedPolicy<K>) {
         tracing::info!(slot = K::NAME.label(), policy = loaded.version.name, "a policy in quarantine is tried again");
-        let stood_in = std::mem::replace(&mut self.active, loaded);
+        let mut stood_in = std::mem::replace(&mut self.active, loaded);
+        if stood_in.is_stand_in {
+            // It decides the steps in which the version faults: as the same instance.
+            let fresh = LoadedPolicy::stand_in(native::default_policy(self.targets));
+            self.default = std::mem::replace(&mut stood_in, fresh).policy.into_policy();
+        }
         if self.previous.is_none() {
             self.previous = Some(stood_in);
         }
