@@ -15,7 +15,7 @@ TARGETS ?=
 help: ## List the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
 
-demo: policies ## Run the real vLLM engine three times (stock, native, WebAssembly) and compare; ARGS="--trace FILE --policy FILE.wasm"
+demo: policies ## Run the real vLLM engine three times (stock, stock with smaller steps, Meridian) and compare; ARGS="--trace FILE --policy FILE.wasm"
 	@scripts/demo.sh $(ARGS)
 
 test: check policies ## Run every test, the real engine included

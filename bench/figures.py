@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from areas import bench, budget, core, engine, kernels, kv, repair, runtime, slice
+from areas import bench, budget, core, engine, kernels, kv, policy, repair, runtime, slice
 from areas.common import RESULTS, ROOT, provenance, say
 
 PAIRS = 5
@@ -36,6 +36,7 @@ AREAS = {
     "kernels": kernels.parts,
     "repair": repair.parts,
     "engine": engine.parts,
+    "policy": policy.parts,
 }
 SLICE, KV, EXIT = "slice", "kv", "budget"
 
@@ -172,11 +173,12 @@ def main() -> int:
     p = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     p.add_argument("--only", choices=tuple(AREAS), default="slice", help="area")
     p.add_argument("--part", action="append", help="only this part of the area; may be given again")
-    p.add_argument("--pairs", type=int, default=PAIRS, help=f"pairs of runs a scenario, at least 2 (default {PAIRS})")
+    p.add_argument("--pairs", type=int, default=PAIRS, help=f"pairs of runs a scenario, or seeds (default {PAIRS})")
     p.add_argument("--table", action="store_true", help="only write the area's table")
     a = p.parse_args()
-    if a.pairs < 2:
-        p.error(f"--pairs: {a.pairs}: expected at least 2")
+    least = 1 if a.only == "policy" else 2
+    if a.pairs < least:
+        p.error(f"--pairs: {a.pairs}: expected at least {least}")
     parts = AREAS[a.only](a.pairs)
     for name in a.part or ():
         if name not in parts:

@@ -4,7 +4,7 @@
     python examples/offline.py [POLICY.wasm]
 
 Needs the `meridian` wheel and nothing else: `make wheel` prints the Python that it installed the wheel for. Without an
-argument the policy is the native default; with one it is that component, which must order as output-first does for the
+argument the policy is the native default; with one it is that component, which must order by phase for the
 assertions to hold (`target/policies/output-first.wasm`, built by `make policies`).
 """
 

@@ -8,7 +8,7 @@ given=" $* "
 json=
 case $given in *" --json "*) json=--json ;; esac
 case $given in *" --out"*) ;; *) set -- "$@" --out target/demo ;; esac
-case $given in *" --policy"*) ;; *) set -- "$@" --policy output-first --policy target/policies/output-first.wasm ;; esac
+case $given in *" --policy"*) ;; *) set -- "$@" --policy stock:256 --policy target/policies/balanced.wasm ;; esac
 case $given in
 *" --trace"* | *" --scenario"* | *" --help "*) exec "$py" -m meridian._cli bench vllm "$@" ;;
 esac

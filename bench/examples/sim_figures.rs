@@ -14,7 +14,8 @@ use meridian_core::MeridianConfig;
 use serde_json::json;
 
 /// Every shipped dispatch policy that is built both ways.
-const POLICIES: [&str; 8] = ["output-first", "noop", "priority", "pascal", "srpt", "fair-share", "edf", "qoe"];
+const POLICIES: [&str; 9] =
+    ["balanced", "output-first", "noop", "priority", "pascal", "srpt", "fair-share", "edf", "qoe"];
 /// Traffic with tenants, priorities and deadlines, for those that read them.
 const TRAFFIC: &str = "
 requests_per_s = 5.0

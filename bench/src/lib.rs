@@ -4,6 +4,7 @@
 pub mod calibrate;
 pub mod compare;
 pub mod exit;
+pub mod grid;
 pub mod limits;
 mod metrics;
 pub mod micro;
@@ -14,5 +15,6 @@ pub mod report;
 pub mod results;
 pub mod sim;
 pub mod trace;
+pub mod tune;
 pub mod vllm;
 pub mod watch;

@@ -358,7 +358,8 @@ fn facts(input: &Input) -> anyhow::Result<TraceFacts> {
 }
 
 /// Processor and cores.
-pub(crate) fn machine() -> String {
+#[must_use]
+pub fn machine() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model =
         info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':').map(|(_, name)| name.trim()));

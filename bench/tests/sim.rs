@@ -24,7 +24,7 @@ fn engine() -> EngineConfig {
         max_num_batched_tokens: 512,
         kv_blocks: 1025,
         block_tokens: 16,
-        prefix_caching: true,
+        ..EngineConfig::default()
     }
 }
 
@@ -117,7 +117,7 @@ fn the_same_run_twice_is_the_same() {
 #[test]
 fn a_policy_that_always_faults_leaves_the_default() {
     let requests = crowd(300, 15.0);
-    let plain = simulate(&engine(), "output-first", &requests);
+    let plain = simulate(&engine(), "balanced", &requests);
     let inject = Inject { kind: FaultKind::Trap, share: 1.0 };
     let simulation = Simulation::new(&engine(), vec![policies("fcfs", Some(inject))], Slo::default(), 300);
     let faulty = simulation.run(requests.into_iter(), |_| {});
@@ -125,7 +125,7 @@ fn a_policy_that_always_faults_leaves_the_default() {
     assert!(metric(&faulty, "faults") > 0.0);
     assert_eq!(metric(&faulty, "requests"), 300.0);
     // Three strikes, and out.
-    assert_eq!(faulty.run.events[0].what, "engine 0: fcfs in quarantine, output-first decides");
+    assert_eq!(faulty.run.events[0].what, "engine 0: fcfs in quarantine, balanced decides");
 }
 
 #[test]

@@ -150,10 +150,12 @@ def build(policies: Path, source: str, options: str) -> Slot:
 [scheduler]
 min_think_tokens = 0
 max_think_tokens = {MAX_TOKENS}
-# How long the machine takes decides nothing.
+# How long the machine takes decides nothing; the default paces prompts by it whatever the targets are.
 output_tpot_budget_ms = 1e9
 think_tpot_budget_ms = 1e9
 max_defer_ms = 1e9
+[policy.dispatch]
+source = "native:output-first"
 [entropy]
 enabled = false
 eat_probe_interval_tokens = {INTERVAL}

@@ -96,6 +96,8 @@ class Policy:
 
 FCFS = Policy("fcfs", "native:fcfs")
 POLICIES = (
+    Policy("balanced", "native:balanced"),
+    Policy("balanced, nobody waits", "native:balanced", max_defer_ms=1.0),
     Policy("output-first", "native:output-first"),
     Policy("pascal", "native:pascal"),
     Policy("qoe", "native:qoe"),

@@ -58,7 +58,7 @@ class KvMemoryConfig:
 
     enabled: bool = True
     evict_dead_thinking: bool | Literal["auto"] = "auto"
-    growth_blocks: float = 1.0
+    growth_blocks: float = 8.0
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class PolicyConfig:
     record_dir: str = ""
     record_max_mib: int = 256
     trusted_keys: list[str] = field(default_factory=list)
-    dispatch: SlotConfig = field(default_factory=lambda: SlotConfig("native:output-first"))
+    dispatch: SlotConfig = field(default_factory=lambda: SlotConfig("native:balanced"))
     eviction: SlotConfig = field(default_factory=lambda: SlotConfig("native:tiered-lru"))
     budget: SlotConfig = field(default_factory=lambda: SlotConfig("native:eat-rpdi", deadline_ms=5.0))
 

@@ -64,7 +64,7 @@ def test_every_table_comes_through() -> None:
     assert component.policy.budget == meridian.SlotConfig("p.wasm", config={"a": [1]}, deadline_ms=5.0)
     assert config.model.think_start == ["<a>", "<b>"]
     again = meridian.PolicyEngine(config)
-    assert again.stats()["policy"] == "output-first"
+    assert again.stats()["policy"] == "balanced"
     assert json.loads(config.to_json()) == json.loads(_native.parse_config(text))
 
 

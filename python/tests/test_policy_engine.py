@@ -128,9 +128,9 @@ def test_an_unknown_native_policy_and_its_options_are_refused() -> None:
     with pytest.raises(meridian.ConfigError) as refused:
         PolicyEngine(config("native:best"))
     assert str(refused.value) == (
-        'policy.dispatch.source: "native:best": unknown native policy, expected one of native:output-first, '
-        "native:fcfs, native:noop, native:priority, native:pascal, native:srpt, native:fair-share, native:edf, "
-        "native:qoe"
+        'policy.dispatch.source: "native:best": unknown native policy, expected one of native:balanced, '
+        "native:output-first, native:fcfs, native:noop, native:priority, native:pascal, native:srpt, "
+        "native:fair-share, native:edf, native:qoe"
     )
     with pytest.raises(meridian.ConfigError, match=r"^policy\.dispatch\.config: .*takes no options"):
         PolicyEngine(config("native:output-first", config={"speed": 9}))

@@ -21,7 +21,7 @@ def test_decisions_are_in_files_once_the_engine_is_closed(tmp_path: Path) -> Non
     assert file.stat().st_mode & 0o777 == 0o600
     content = file.read_bytes()
     assert (content[:6], content[-6:]) == (b"ARROW1", b"ARROW1")
-    assert b"native:output-first" in content
+    assert b"native:balanced" in content
 
 
 def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_a_shadows_file_is_watched(policies: Path, tmp_path: Path) -> None:
     running = meridian.PolicyEngine(config)
     shutil.copy(policies / "fcfs.wasm", policy)
     wait_for(running, lambda slot: slot["shadow"]["version"]["name"] == "fcfs")
-    assert running.status()["slots"][0]["active"]["source"] == "native:output-first"
+    assert running.status()["slots"][0]["active"]["source"] == "native:balanced"
     running.close()
 
 
@@ -152,7 +152,7 @@ def test_a_component_that_faults_goes_into_quarantine(hostile: Path, tmp_path: P
     for i in range(4):
         step(running, float(i))
     slot = running.status()["slots"][0]
-    assert slot["active"]["name"] == "output-first"
+    assert slot["active"]["name"] == "balanced"
     assert slot["quarantine"] is not None
     assert running.faults()[-1]["batch"]["columns_bits"] is not None
 

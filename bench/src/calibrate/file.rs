@@ -66,7 +66,7 @@ impl EngineFile {
             max_num_batched_tokens: within("max_num_batched_tokens", file.max_num_batched_tokens, &BATCHED_TOKENS)?,
             kv_blocks: within("kv_blocks", file.kv_blocks, &KV_BLOCKS)?,
             block_tokens: within("block_tokens", file.block_tokens, &BLOCK_TOKENS)?,
-            prefix_caching: true,
+            ..EngineConfig::default()
         })
     }
 }

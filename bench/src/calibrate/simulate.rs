@@ -13,7 +13,7 @@ impl RecordedRun {
             max_num_batched_tokens: self.engine.max_num_batched_tokens,
             kv_blocks: self.engine.num_gpu_blocks,
             block_tokens: self.engine.block_size,
-            prefix_caching: true,
+            ..EngineConfig::default()
         }
     }
 

@@ -5,9 +5,11 @@
 
 pub(crate) mod format;
 mod grid;
+mod heat;
 mod page;
 pub(crate) mod plots;
 mod text;
 
+pub use heat::heat_map;
 pub use page::html;
-pub use text::{markdown, table};
+pub use text::{markdown, table, tuned};

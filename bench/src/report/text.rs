@@ -2,7 +2,8 @@
 
 use super::format::{aligned, clean, cut, escape_markdown, figure};
 use super::grid::{Grid, Row, Spread};
-use crate::results::Results;
+use crate::results::{METRICS, Results};
+use crate::tune::Tuned;
 
 const LEGEND: &str = "\
 ITL: gap between two tokens of a phase. TTOT: end of thinking to first output token. TTFO: arrival to first output
@@ -39,6 +40,26 @@ pub fn table(results: &Results) -> String {
     let range = if has_range { "; in square brackets: least and most over seeds." } else { "." };
     let notes: String = results.notes.iter().map(|note| format!("\nnote: {}", clean(note))).collect();
     format!("{}\n\n{LEGEND}{range}{notes}", out.join("\n\n"))
+}
+
+/// Metrics that tuning is told by.
+const TUNED: [&str; 6] =
+    ["goodput_rps", "slo_attainment", "throughput_tok_s", "ttfo_p50_ms", "ttft_p50_ms", "itl_output_p99_ms"];
+
+/// What was tried, a row the flags, the best marked.
+pub fn tuned(found: &Tuned) -> String {
+    let metrics = TUNED.iter().filter_map(|key| METRICS.iter().find(|metric| metric.key == *key));
+    let titles = metrics.map(|metric| match metric.unit {
+        "" => metric.title.to_owned(),
+        unit => format!("{}, {unit}", metric.title),
+    });
+    let mut rows = vec![["".to_owned(), "flags".to_owned()].into_iter().chain(titles).collect::<Vec<_>>()];
+    for tried in &found.tried {
+        let mark = if tried.flags == found.best { "best" } else { "" };
+        let values = TUNED.iter().map(|key| tried.metrics.get(*key).map_or("-".to_owned(), |value| figure(*value)));
+        rows.push([mark.to_owned(), tried.flags.to_string()].into_iter().chain(values).collect());
+    }
+    format!("{}\n{}\n\nvllm serve {}", load(found.rate), aligned(&rows, 2), found.best)
 }
 
 /// What is offered, requests a second. None where the next request waits for an answer, or all were there from the start.

@@ -29,6 +29,8 @@ pub(super) struct Engine {
     policies: Policies,
     scheduler: MeridianScheduler<DispatchSlot>,
     early_exit: Option<EarlyExit>,
+    /// What admission leaves free.
+    growth: KvGrowth,
     pool: Pool,
     live: Vec<Option<Box<Live>>>,
     /// Room for requests to come.
@@ -68,9 +70,8 @@ impl Engine {
         let slot = policies.take_dispatch();
         let mut scheduler = MeridianScheduler::for_engine(slot, markers, &meridian.scheduler, config.block_tokens);
         let manages_kv = policies.manages_kv();
+        let growth = KvGrowth { blocks_per_request: meridian.kv_memory.growth_blocks, ..KvGrowth::default() };
         if manages_kv {
-            let growth =
-                KvGrowth { groups: 1, lookahead_tokens: 0, blocks_per_request: meridian.kv_memory.growth_blocks };
             scheduler.keep_answers_ahead(growth);
         }
         // vLLM keeps one block for itself: what is not there points to it.
@@ -82,6 +83,7 @@ impl Engine {
             policies,
             scheduler,
             early_exit,
+            growth,
             pool,
             live: Vec::new(),
             spare: Vec::new(),
@@ -168,12 +170,28 @@ impl Engine {
         self.given.clear();
         let budget = self.plan(now_ms);
         self.note_quarantine(now_ms, recorder);
-        let growth_blocks = if self.policies.manages_kv() { self.policies.config.kv_memory.growth_blocks } else { 0.0 };
-        let reserve = (growth_blocks * self.queues.running.len() as f64) as u32;
+        let growth = if self.policies.manages_kv() { self.growth } else { KvGrowth::default() };
+        let reserve = growth.reserve(self.queues.running.len(), self.config.kv_blocks);
+        // One request alone starves nobody.
+        let limit = self.config.long_prefill_token_threshold;
+        let prompt_limit = if limit > 0 && self.queues.len() > 1 { limit } else { u32::MAX };
         let Self { config, policies, scheduler, pool, live, found, phases, given, queues, .. } = self;
         let work = StepWork::default();
-        let mut step =
-            Serving { now_ms, reserve, config, policies, scheduler, pool, live, found, phases, given, work, recorder };
+        let mut step = Serving {
+            now_ms,
+            reserve,
+            config,
+            policies,
+            scheduler,
+            pool,
+            live,
+            prompt_limit,
+            found,
+            phases,
+            given,
+            work,
+            recorder,
+        };
         queues.serve(budget, step.config.max_num_seqs as usize, &mut step);
         let mut work = step.work;
         if let Some((requests, tokens)) = self.early_exit.as_mut().map(EarlyExit::take_probes) {

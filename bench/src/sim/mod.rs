@@ -35,6 +35,8 @@ pub struct EngineConfig {
     pub max_num_seqs: u32,
     /// Most tokens of a step (vLLM: `max_num_batched_tokens`).
     pub max_num_batched_tokens: u32,
+    /// Most tokens of one prompt in a step beside other requests (vLLM: `long_prefill_token_threshold`); 0 for no limit.
+    pub long_prefill_token_threshold: u32,
     /// KV blocks, the one that vLLM keeps for itself included.
     pub kv_blocks: u32,
     /// Tokens of a KV block.
@@ -49,6 +51,7 @@ impl Default for EngineConfig {
             step: StepModel::default(),
             max_num_seqs: 256,
             max_num_batched_tokens: 8192,
+            long_prefill_token_threshold: 0,
             kv_blocks: 65_536,
             block_tokens: 16,
             prefix_caching: true,

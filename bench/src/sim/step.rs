@@ -18,6 +18,8 @@ pub(super) struct Serving<'a> {
     pub(super) scheduler: &'a mut MeridianScheduler<DispatchSlot>,
     pub(super) pool: &'a mut Pool,
     pub(super) live: &'a mut [Option<Box<Live>>],
+    /// Most tokens of one prompt.
+    pub(super) prompt_limit: u32,
     /// Room for the blocks that the prefix cache has.
     pub(super) found: &'a mut Vec<u32>,
     /// Running requests in prefill, think and output.
@@ -34,7 +36,7 @@ fn of(live: &mut [Option<Box<Live>>], row: RowId) -> &mut Live {
 impl EngineStep for Serving<'_> {
     fn needed_tokens(&mut self, row: RowId) -> u32 {
         let live = self.live[row.index()].as_deref().expect("a request of the queues is live");
-        live.known_tokens - live.computed_tokens
+        (live.known_tokens - live.computed_tokens).min(self.prompt_limit)
     }
 
     fn grow(&mut self, row: RowId, tokens: u32) -> bool {
@@ -95,7 +97,7 @@ impl EngineStep for Serving<'_> {
             }
         }
         let cached = chain.blocks * block_tokens;
-        let tokens = (live.known_tokens - cached).min(most);
+        let tokens = (live.known_tokens - cached).min(self.prompt_limit).min(most);
         let revived = self.found.iter().filter(|block| self.pool.is_free(**block)).count() as u32;
         let whole = live.known_tokens.div_ceil(block_tokens) - chain.blocks + revived;
         let watermark = if running.is_empty() { 0 } else { self.reserve };

@@ -20,13 +20,16 @@ pub struct Contestant {
     pub scheduler: String,
     /// Fields of `meridian.toml` that make its policies.
     pub settings: Vec<Setting>,
+    /// Most tokens of a step, where it is not what the others have.
+    pub max_num_batched_tokens: Option<u32>,
 }
 
 impl Contestant {
-    /// vLLM's own scheduler.
+    /// vLLM's own scheduler, and with `--max-num-batched-tokens` where it is given: then the label ends with it.
     #[must_use]
-    pub fn stock() -> Self {
-        Self { label: STOCK.to_owned(), scheduler: STOCK.to_owned(), settings: Vec::new() }
+    pub fn stock(max_num_batched_tokens: Option<u32>) -> Self {
+        let label = max_num_batched_tokens.map_or(STOCK.to_owned(), |tokens| format!("{STOCK}:{tokens}"));
+        Self { label, scheduler: STOCK.to_owned(), settings: Vec::new(), max_num_batched_tokens }
     }
 
     /// Meridian's scheduler with these policies; `default_dispatch` where none is named for that slot.
@@ -56,7 +59,7 @@ impl Contestant {
                 settings.push((format!("policy.{slot}.config"), options.to_string()));
             }
         }
-        Ok(Self { label: policies.label.clone(), scheduler, settings })
+        Ok(Self { label: policies.label.clone(), scheduler, settings, max_num_batched_tokens: None })
     }
 }
 
@@ -186,7 +189,10 @@ impl Comparison {
             // Whoever made the comparison has checked the settings.
             meridian_toml: (!is_stock).then(|| meridian_toml(&settings).unwrap_or_default()),
             settings,
-            engine: self.engine,
+            engine: JobEngine {
+                max_num_batched_tokens: contestant.max_num_batched_tokens.unwrap_or(self.engine.max_num_batched_tokens),
+                ..self.engine
+            },
             dtype: self.dtype,
             seed,
             realtime: self.realtime,
@@ -282,7 +288,7 @@ mod tests {
         let policies = "dispatch=pascal{\"tpot_ms\": 40},eviction=prefix-value".parse().expect("policies");
         let meridian = Contestant::meridian(&policies, "native:output-first").expect("native policies");
         assert_eq!(meridian.scheduler, "native:pascal");
-        let comparison = comparison(vec![Contestant::stock(), meridian]);
+        let comparison = comparison(vec![Contestant::stock(None), meridian]);
         let job = |at: usize| comparison.job(&comparison.contestants[at], 1, &comparison.rounds[0].1);
         assert!(job(0).settings.is_empty());
         let config = meridian_config(&job(1).settings).expect("a configuration");
@@ -294,7 +300,9 @@ mod tests {
 
     #[test]
     fn a_job_is_told_in_words_of_vllm() {
-        let comparison = comparison(vec![Contestant::stock()]);
+        let comparison = comparison(vec![Contestant::stock(None), Contestant::stock(Some(512))]);
+        let tuned = comparison.job(&comparison.contestants[1], 7, &comparison.rounds[0].1);
+        assert_eq!((comparison.contestants[1].label.as_str(), tuned.engine.max_num_batched_tokens), ("stock:512", 512));
         let job = comparison.job(&comparison.contestants[0], 7, &comparison.rounds[0].1);
         let told = serde_json::to_value(&job).expect("JSON");
         assert_eq!(

@@ -167,8 +167,8 @@ fn a_set_names_the_policies_of_several_slots() {
     let slots =
         |run: usize| ["dispatch", "eviction", "budget"].map(|slot| runs[run]["slots"][slot].as_str().expect("a name"));
     assert_eq!(slots(0), ["fcfs", "vLLM's own", "none"]);
-    assert_eq!(slots(1), ["output-first", "tiered-lru", "none"]);
-    assert_eq!(slots(2), ["output-first", "prefix-value{\"cap\": 3}", "none"]);
+    assert_eq!(slots(1), ["balanced", "tiered-lru", "none"]);
+    assert_eq!(slots(2), ["balanced", "prefix-value{\"cap\": 3}", "none"]);
     assert_eq!(slots(3), ["srpt", "tiered-lru", "eat-rpdi"]);
     let count = |run: usize, key: &str| runs[run]["metrics"][key].as_f64().unwrap_or(-1.0);
     for (run, of) in runs.iter().enumerate().take(4).skip(1) {
@@ -228,7 +228,7 @@ fn micro_times_every_slot_without_shipped_components() {
     assert_eq!(code, Some(0), "{stderr}");
     let report: Value = serde_json::from_str(&stdout).expect("JSON");
     let policies: Vec<_> = report["rows"].as_array().expect("rows").iter().map(|row| row["policy"].as_str()).collect();
-    assert_eq!(policies, [Some("output-first"), Some("prefix-value{\"cap\":3}"), Some("eat-rpdi")]);
+    assert_eq!(policies, [Some("balanced"), Some("prefix-value{\"cap\":3}"), Some("eat-rpdi")]);
     let (code, stdout, _) = run(&["--policy", "native:patience"]);
     assert!(code == Some(0) && stdout.contains("\"ratio\""), "{stdout}");
 }
@@ -244,7 +244,7 @@ fn micro_names_the_kind_of_a_fault() {
         assert!(done.stderr.contains(&says) && done.stderr.contains(&format!(": {kind}: ")), "{}", done.stderr);
     }
     let done = bench(&["micro", "--policy", "native:outptu-first"]);
-    assert!(done.code == 1 && done.stderr.contains("unknown native policy, expected one of native:output-first"));
+    assert!(done.code == 1 && done.stderr.contains("unknown native policy, expected one of native:balanced"));
 }
 
 /// Memory is taken for none of these: a slip of the keyboard must not take the machine with it.
@@ -300,4 +300,47 @@ fn a_policy_that_does_not_load_is_named() {
         assert_eq!(done.code, 1);
         assert!(done.stderr.contains(says), "{policy}: {}", done.stderr);
     }
+}
+
+#[test]
+fn tuning_shows_what_was_tried_and_the_flags_to_set() {
+    let args = ["tune", "--workload", "plain-chat", "--requests", "120", "--rate", "8"];
+    let found = json(&bench(&[&args[..], &["--json"]].concat()));
+    let tried = found["tried"].as_array().expect("what was tried");
+    assert_eq!(tried.len(), 8, "six sizes and two thresholds");
+    assert_eq!(tried[0]["flags"]["max_num_batched_tokens"], 8192, "the engine's own first");
+    assert!(tried.iter().any(|tried| tried["flags"] == found["best"]));
+    assert_eq!(found["rate"], 8.0);
+    let said = bench(&args).stdout;
+    assert!(said.contains("\nvllm serve --max-num-batched-tokens ") && said.contains("best  "), "{said}");
+    assert!(refused(&["tune", "--rate", "2", "--capacity"]).contains("--capacity"));
+    assert_eq!(refused(&["tune", "--slo-tpot-ms", "0"]), "error: --slo-tpot-ms 0: expected a number above 0\n");
+}
+
+#[test]
+fn a_grid_holds_policies_against_stock_and_tuned_stock() {
+    let args = ["grid", "--workload", "reasoning-chat", "--requests", "60", "--loads", "0.5,1.3", "--seeds", "1,2"];
+    let kept = [&args[..], &["--policy", "priority", "--save", "grid.json", "--html", "grid.html", "--json"]].concat();
+    let found = json(&bench(&kept));
+    let cells = found["cells"].as_array().expect("cells");
+    assert_eq!(cells.len(), 2);
+    for cell in cells {
+        for contender in ["stock", "tuned", "priority"] {
+            assert_eq!(cell["contenders"][contender].as_array().map(Vec::len), Some(2), "{contender}: a run a seed");
+        }
+    }
+    assert!(found["rows"][0]["capacity"]["tuned"].as_f64().expect("a capacity") > 0.0);
+    let against: Vec<_> =
+        found["verdicts"].as_array().expect("verdicts").iter().map(|verdict| verdict["against"].clone()).collect();
+    assert_eq!(against, ["stock", "tuned"]);
+    let page = std::fs::read_to_string(folder().join("grid.html")).expect("was written");
+    assert!(page.contains("output ITL p99, less is better") && page.ends_with("</html>\n"));
+    let said = bench(&args).stdout;
+    assert!(said.contains("balanced over tuned stock vLLM") && said.contains("capacity, req/s"), "{said}");
+    assert!(refused(&["grid"]).ends_with("expected at least one --trace or --workload\n"));
+    assert!(refused(&["grid", "--workload", "plain-chat", "--loads", "0"]).contains("--loads 0: expected parts"));
+    assert!(
+        refused(&["grid", "--workload", "plain-chat", "--engine", "7b-tpu"])
+            .contains("--engine 7b-tpu: unknown preset")
+    );
 }

@@ -90,7 +90,7 @@ fn check_refuses_what_the_engine_would() {
     }
     std::fs::write(folder.join("m.toml"), "[policy.dispatch.config]\nx = 1").unwrap();
     let done = meridian(&folder, &["config", "check", "m.toml"]);
-    assert!(done.stderr.contains(": policy.dispatch.config: { \"x\" = 1 }: native:output-first refused it: "));
+    assert!(done.stderr.contains(": policy.dispatch.config: { \"x\" = 1 }: native:balanced refused it: "));
 }
 
 /// Names, values and comments of others must not steer the terminal of who reads them.

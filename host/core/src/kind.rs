@@ -97,7 +97,7 @@ pub trait SlotKind: Copy + Debug + Send + Sync + 'static {
 /// ```
 /// use meridian_core::{Dispatch, SlotKind};
 ///
-/// assert_eq!(Dispatch::NATIVES[0], "output-first");
+/// assert_eq!(Dispatch::NATIVES[0], "balanced");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dispatch;
@@ -109,7 +109,7 @@ impl SlotKind for Dispatch {
 
     const NAME: SlotName = SlotName::Dispatch;
     const NATIVES: &'static [&'static str] =
-        &["output-first", "fcfs", "noop", "priority", "pascal", "srpt", "fair-share", "edf", "qoe"];
+        &["balanced", "output-first", "fcfs", "noop", "priority", "pascal", "srpt", "fair-share", "edf", "qoe"];
 
     fn now_ms(facts: &Step) -> f64 {
         facts.now_ms
@@ -142,6 +142,7 @@ impl SlotKind for Dispatch {
 
     fn native(name: &str, init: Init<'_>) -> Option<Result<Box<dyn Policy<Self>>, String>> {
         match name {
+            "balanced" => Some(Native::<balanced::Balanced>::boxed(init)),
             "output-first" => Some(Native::<output_first::OutputFirst>::boxed(init)),
             "fcfs" => Some(Native::<fcfs::Fcfs>::boxed(init)),
             "noop" => Some(Native::<noop::Noop>::boxed(init)),

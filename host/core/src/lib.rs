@@ -85,6 +85,6 @@ pub use scheduler::{
     Decider, EngineDecider, FillColumns, Grant, MeridianScheduler, PolicyDecider, QueueStats, ScheduledBatch, Source,
     StepLimits, WAITING_WINDOW,
 };
-pub use step_time::{StepTime, StepTimeModel};
+pub use step_time::{StepLoad, StepTime, StepTimeModel};
 pub use table::{NewRequest, RequestState, RequestTable, RowId, Signals};
 pub use types::{BlockId, BlockLocation, BlockTier, EntropySignal, EntropyUnit, PhaseEvent, RequestId, ThinkPhase};

@@ -7,8 +7,8 @@ use crate::blocks::keys_or_default;
 use crate::rank::ordinal;
 use crate::table::RequestState;
 use crate::{
-    BlockTier, EngineFacts, EvictionCandidate, EvictionRanker, EvictionSubject, Markers, RequestTable, RowId, StepTime,
-    StepTimeModel,
+    BlockTier, EngineFacts, EvictionCandidate, EvictionRanker, EvictionSubject, Markers, RequestTable, RowId, StepLoad,
+    StepTime, StepTimeModel,
 };
 
 /// Everything the host knows of one engine: its requests, and how long its steps take. Driven once a step:
@@ -30,7 +30,7 @@ pub struct EngineMirror {
     pub table: RequestTable,
     step_time: StepTimeModel,
     /// Steps whose end was not seen yet, oldest first: one when scheduling is synchronous, two when it runs ahead.
-    in_flight: Vec<StepInFlight>,
+    in_flight: Vec<StepLoad>,
     steps_ahead: usize,
     last_plan_ms: Option<f64>,
     preemptions: [u64; 3],
@@ -63,12 +63,6 @@ pub struct KvCounts {
     pub recomputed_tokens: u64,
     /// Preemptions of a request that answered while one that did not had KV blocks.
     pub avoidable_output_preemptions: u64,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct StepInFlight {
-    decode_tokens: u32,
-    prefill_tokens: u32,
 }
 
 impl EngineMirror {
@@ -136,10 +130,13 @@ impl EngineMirror {
             decode_tokens,
         } = *facts;
         let mut by_phase = [0u32; 3];
+        let mut context_tokens = 0u64;
         for row in running.iter().filter_map(|row_id| self.table.get(*row_id)) {
             by_phase[row.phase() as usize] += 1;
+            context_tokens += if row.phase() == Phase::Prefill { 0 } else { u64::from(row.computed_tokens()) };
         }
-        let StepTime { fixed_ms, decode_token_ms, prefill_token_ms } = self.step_time.learned().unwrap_or_default();
+        let step_time = self.step_time.learned().unwrap_or_default();
+        let StepTime { decode_token_ms, prefill_token_ms, .. } = step_time;
         Step {
             now_ms,
             token_budget,
@@ -150,7 +147,7 @@ impl EngineMirror {
             running_output: by_phase[Phase::Output as usize],
             waiting: all_waiting.max(length(waiting.len())),
             decode_tokens,
-            fixed_ms,
+            fixed_ms: step_time.before_tokens_ms(context_tokens),
             decode_token_ms,
             prefill_token_ms,
         }
@@ -158,11 +155,12 @@ impl EngineMirror {
 
     /// The engine scheduled the step that began at `now_ms`: `given` tokens for each request. Returns their sum.
     pub fn scheduled(&mut self, now_ms: f64, given: impl IntoIterator<Item = (RowId, u32)>) -> u32 {
-        let mut step = StepInFlight { decode_tokens: 0, prefill_tokens: 0 };
+        let mut step = StepLoad::default();
         for (row_id, tokens) in given {
             let Some(row) = self.table.get(row_id) else { continue };
             if row.phase() != Phase::Prefill && row.needed_tokens(0) <= 1 {
                 step.decode_tokens = step.decode_tokens.saturating_add(tokens);
+                step.context_tokens += u64::from(row.computed_tokens());
             } else {
                 step.prefill_tokens = step.prefill_tokens.saturating_add(tokens);
             }
@@ -275,7 +273,7 @@ impl EngineMirror {
             && self.in_flight.len() > self.steps_ahead
         {
             let step = self.in_flight.remove(0);
-            self.step_time.observe(step.decode_tokens, step.prefill_tokens, now_ms - last_ms);
+            self.step_time.observe(&step, now_ms - last_ms);
         }
     }
 }

@@ -62,6 +62,17 @@ pub struct KvGrowth {
     pub blocks_per_request: f64,
 }
 
+/// Of all KV blocks, the part that admission leaves free at most.
+const MOST_RESERVED: u32 = 10;
+
+impl KvGrowth {
+    /// Free blocks that admission leaves to so many running requests, of `total_blocks`: never more than a tenth.
+    #[must_use]
+    pub fn reserve(&self, running: usize, total_blocks: u32) -> u32 {
+        ((self.blocks_per_request * running as f64) as u32).min(total_blocks / MOST_RESERVED)
+    }
+}
+
 impl Default for KvGrowth {
     fn default() -> Self {
         Self { groups: 1, lookahead_tokens: 0, blocks_per_request: 0.0 }
@@ -100,6 +111,8 @@ pub struct Planner {
     /// Waiting candidates of the last plan, when that plan could put one off, and whether its caps left them out.
     could_defer: Vec<(RowId, bool)>,
     budget_was_lowered: bool,
+    /// The first waiting request of the last plan's order fits into the KV blocks that were free.
+    head_fits: bool,
 }
 
 impl Planner {
@@ -200,6 +213,7 @@ impl Planner {
         max_defer_ms: f32,
     ) {
         self.could_defer.clear();
+        self.head_fits = true;
         let engine_budget = facts.token_budget.max(1);
         // With less than one decode nobody could be served.
         let least = facts.decode_tokens.clamp(1, engine_budget);
@@ -239,6 +253,7 @@ impl Planner {
             self.plan.running_order.clear();
         }
         self.fit_whole_prompts(table, facts, running, waiting);
+        self.head_fits = self.fits(table, facts, running, waiting);
         let binding = self.owns_queues
             || running_changed
             || waiting_changed
@@ -251,6 +266,17 @@ impl Planner {
             }
             self.serve_overdue(table, facts, running, waiting, max_defer_ms);
         }
+    }
+
+    /// Whether the first of the waiting requests fits into the free KV blocks; those behind it wait for it.
+    fn fits(&self, table: &RequestTable, facts: &EngineFacts, running: &[RowId], waiting: &[RowId]) -> bool {
+        let head = waiting.get(self.plan.waiting_order.first().map_or(0, |from| *from as usize));
+        let (Some(row), Some(block_tokens)) = (head.and_then(|row_id| table.get(*row_id)), self.block_tokens) else {
+            return true;
+        };
+        let reserved = self.growth.map_or(0, |growth| growth.reserve(running.len(), facts.total_blocks));
+        // What the prefix cache has of it is not known.
+        row.known_tokens().div_ceil(block_tokens) <= facts.free_blocks.saturating_sub(reserved)
     }
 
     /// Fill `self.caps`: less than a decode is nothing, a prompt that may not be split is taken whole or left out. A step
@@ -323,7 +349,7 @@ impl Planner {
     /// free and either the plan's lowered budget was used up or a later arrival was admitted before it. Want of KV
     /// blocks is not the policy's doing.
     pub fn settle(&mut self, table: &mut RequestTable, scheduled_tokens: u32, now_ms: f64) {
-        let budget_used_up = self.budget_was_lowered && scheduled_tokens >= self.plan.token_budget;
+        let budget_used_up = self.budget_was_lowered && self.head_fits && scheduled_tokens >= self.plan.token_budget;
         let is_running = |row_id: &RowId| table.get(*row_id).is_none_or(|row| row.state == State::Running);
         let class = |row: &RequestState| if self.priority_first { row.priority } else { 0 };
         // Of each priority, when the latest of those that were admitted arrived.
@@ -349,8 +375,8 @@ impl Planner {
     fn pin_overdue(&mut self, table: &RequestTable, facts: &EngineFacts, waiting: &[RowId], max_defer_ms: f32) -> bool {
         self.pinned.clear();
         self.pinned.extend(waiting.iter().map(|row_id| {
-            let overdue_ms = table
-                .get(*row_id)
+            let row = table.get(*row_id).filter(|row| table.is_overdue(row, facts.now_ms, max_defer_ms));
+            let overdue_ms = row
                 .and_then(|row| row.deferred_since_ms)
                 .map_or(0.0, |since_ms| facts.now_ms - since_ms - f64::from(max_defer_ms));
             if overdue_ms > 0.0 { overdue_ms.ceil() as u32 } else { 0 }
@@ -381,8 +407,11 @@ impl Planner {
         let need = |row_id: RowId| table.get(row_id).map_or(1, |row| row.needed_tokens(facts.decode_tokens));
         let is_whole =
             |row_id: RowId| table.get(row_id).is_some_and(|row| row.needs_whole_prefill(facts.decode_tokens));
-        // A long prefill must not turn its rescue into a stall of everything else, where it may be split.
-        let quantum = (engine_budget / 8).max(facts.decode_tokens).max(1);
+        // A long prefill must not turn its rescue into a stall of everything else, where it may be split: it gets what the
+        // policy leaves to prompts, within bounds.
+        let decodes = (running.len() as u32).saturating_mul(facts.decode_tokens.max(1));
+        let for_prompts = self.plan.token_budget.saturating_sub(decodes);
+        let quantum = for_prompts.clamp(engine_budget / 32, engine_budget / 8).max(facts.decode_tokens).max(1);
         let share = |row_id: RowId| if is_whole(row_id) { need(row_id) } else { need(row_id).min(quantum) };
         self.grants.clear();
         self.grants.resize(running.len() + waiting.len(), 0);
@@ -410,8 +439,8 @@ impl Planner {
         // A prompt that may not be split can need more than that; a decode for each that runs is left to them.
         let not_granted = self.grants[..running.len()].iter().filter(|grant| **grant == 0).count();
         let decodes = u32::try_from(not_granted).unwrap_or(u32::MAX).saturating_mul(facts.decode_tokens.max(1));
-        let reserved_blocks = self.growth.map_or(0.0, |growth| growth.blocks_per_request * running.len() as f64);
-        let mut blocks_left = facts.free_blocks.saturating_sub(reserved_blocks as u32);
+        let reserved_blocks = self.growth.map_or(0, |growth| growth.reserve(running.len(), facts.total_blocks));
+        let mut blocks_left = facts.free_blocks.saturating_sub(reserved_blocks);
         for i in (0..overdue_waiting).map(|i| running.len() + first_waiting(i)) {
             let row_id = row_id_at(i);
             let left = engine_budget - reserved;

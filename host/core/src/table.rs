@@ -109,6 +109,8 @@ pub struct RequestState {
     pub(crate) last_progress_ms: f64,
     /// Since when a policy has put this waiting request off; `None` when it has not.
     pub(crate) deferred_since_ms: Option<f64>,
+    /// How many requests have been admitted when this one may no longer be overtaken.
+    turn: u64,
     pub(crate) prompt_tokens: u32,
     pub(crate) cached_tokens: u32,
     pub(crate) computed_tokens: u32,
@@ -373,6 +375,11 @@ pub struct RequestTable {
     clock_whole_ms: u64,
     /// Live requests whose prompt may not be split.
     whole_prompts: usize,
+    /// Live requests that run.
+    running: usize,
+    /// Admissions so far, those after a preemption included.
+    admissions: u64,
+    last_admission_ms: f64,
 }
 
 #[derive(Debug, Default)]
@@ -382,6 +389,8 @@ struct Row {
     state: Option<RequestState>,
 }
 
+/// A request that waits may be overtaken until this many times as many were admitted as were there before it.
+const TURNS: u64 = 4;
 /// Tenant names remembered; a further one is counted as "none". With the length of a name, it bounds the memory that
 /// clients can make the host use.
 const MAX_TENANTS: usize = 1 << 16;
@@ -447,6 +456,7 @@ impl RequestTable {
             deadline_ms: request.deadline_ms,
             last_progress_ms: request.arrival_ms,
             deferred_since_ms: None,
+            turn: self.turn_after(self.len() - self.running),
             prompt_tokens,
             cached_tokens,
             computed_tokens: cached_tokens,
@@ -492,6 +502,7 @@ impl RequestTable {
             return false;
         };
         let Some(state) = row.state.take() else { return false };
+        self.running -= usize::from(state.state == State::Running);
         row.generation = row.generation.wrapping_add(1);
         self.whole_prompts -= usize::from(state.whole_prompt);
         self.by_id.remove(&state.id);
@@ -520,22 +531,46 @@ impl RequestTable {
     #[inline]
     pub fn scheduled(&mut self, row_id: RowId, tokens: u32, now_ms: f64) {
         let Some(row) = self.row_mut(row_id) else { return };
-        row.state = State::Running;
+        let was_running = std::mem::replace(&mut row.state, State::Running) == State::Running;
         row.computed_tokens = row.computed_tokens.saturating_add(tokens);
         row.prefilled |= row.computed_tokens >= row.prompt_tokens;
         row.last_progress_ms = now_ms;
         row.deferred_since_ms = None;
+        if !was_running {
+            self.count_admission(now_ms);
+        }
     }
 
     /// The request was admitted with this many tokens found in the prefix cache.
     pub fn admitted(&mut self, row_id: RowId, cached_tokens: u32) {
         let clock_ms = self.clock_ms;
         let Some(row) = self.row_mut(row_id) else { return };
-        row.state = State::Running;
+        let was_running = std::mem::replace(&mut row.state, State::Running) == State::Running;
         row.cached_tokens = cached_tokens.min(row.prompt_tokens);
         row.computed_tokens = cached_tokens;
         row.lost_tokens = 0;
         row.milestones.admitted_ms = (clock_ms - row.arrival_ms).max(0.0) as f32;
+        if !was_running {
+            self.count_admission(clock_ms);
+        }
+    }
+
+    fn count_admission(&mut self, now_ms: f64) {
+        self.running += 1;
+        self.admissions += 1;
+        self.last_admission_ms = now_ms;
+    }
+
+    /// The turn of a request before which so many others stand.
+    fn turn_after(&self, others: usize) -> u64 {
+        self.admissions + TURNS * (others as u64 + 1)
+    }
+
+    /// Whether a waiting request that a policy has put off for longer than `max_defer_ms` may be so no longer: as many others
+    /// were admitted as its place in the queue allows, or nobody was for as long.
+    pub(crate) fn is_overdue(&self, row: &RequestState, now_ms: f64, max_defer_ms: f32) -> bool {
+        let is_past = |since_ms: f64| now_ms - since_ms > f64::from(max_defer_ms);
+        row.deferred_since_ms.is_some_and(is_past) && (self.admissions >= row.turn || is_past(self.last_admission_ms))
     }
 
     /// The engine's own count of computed tokens, where it differs from what [`RequestTable::scheduled`] added up:
@@ -548,11 +583,15 @@ impl RequestTable {
 
     /// The request lost its KV blocks and waits again.
     pub fn preempted(&mut self, row_id: RowId) {
+        // It stands before all others.
+        let turn = self.turn_after(0);
         let Some(row) = self.row_mut(row_id) else { return };
-        row.state = State::Preempted;
+        let was_running = std::mem::replace(&mut row.state, State::Preempted) == State::Running;
+        row.turn = turn;
         row.lost_tokens = row.computed_tokens;
         row.computed_tokens = 0;
         row.preemptions += 1;
+        self.running -= usize::from(was_running);
     }
 
     /// The time of what is reported, milliseconds on the host's clock.

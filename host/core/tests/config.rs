@@ -39,7 +39,7 @@ fn empty_means_defaults() {
     assert_eq!(
         facts,
         [
-            ("native:output-first", 2.0, 64, SlotMode::Active),
+            ("native:balanced", 2.0, 64, SlotMode::Active),
             ("native:tiered-lru", 2.0, 64, SlotMode::Active),
             ("native:eat-rpdi", 5.0, 64, SlotMode::Active),
         ]
@@ -391,6 +391,8 @@ fn numbers_and_choices_that_do_not_fit_name_their_field() {
             "policy.dispatch.config.a[1].b: 1e999: must fit a number".into(),
         ),
         (&format!("[entropy]\nrpdi_window = {long}"), format!("entropy.rpdi_window: {}...: must fit", &long[..40])),
+        ("a = 1_7-0\u{15}-2", "a: 17-0\\u{15}-2: must fit a signed integer".into()),
+        (&format!("a = 1_7{}-1", "é".repeat(50)), format!("a: 17{}...: must fit a signed integer", "é".repeat(38))),
         ("[entropy]\nprobe_at = 1", "entropy.probe_at: 1: must be \"interval\" or \"newline\"".into()),
         ("[entropy]\nunit = true", "entropy.unit: true: must be \"nats\" or \"bits\"".into()),
         ("[policy.budget]\nmode = []", "policy.budget.mode: []: must be \"active\" or \"shadow\"".into()),
@@ -416,7 +418,7 @@ fn what_the_engine_would_refuse_is_refused() {
     for (text, expected) in [
         (
             "[policy.dispatch]\nsource = 'native:nope'",
-            "policy.dispatch.source: \"native:nope\": unknown native policy, expected one of native:output-first, \
+            "policy.dispatch.source: \"native:nope\": unknown native policy, expected one of native:balanced, native:output-first, \
              native:fcfs, native:noop, native:priority, native:pascal, native:srpt, native:fair-share, native:edf, \
              native:qoe"
                 .to_owned(),
@@ -447,7 +449,7 @@ fn what_the_engine_would_refuse_is_refused() {
         ("[policy.budget]\nsource = 'oci://'", format!("policy.budget.source: \"oci://\": {unfetched}")),
         (
             "[policy.dispatch.config]\nx = 1",
-            "policy.dispatch.config: { \"x\" = 1 }: native:output-first refused it: config: this policy takes no \
+            "policy.dispatch.config: { \"x\" = 1 }: native:balanced refused it: config: this policy takes no \
              options"
                 .into(),
         ),

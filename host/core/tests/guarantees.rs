@@ -75,6 +75,7 @@ impl Engine {
     /// One step under `decision`; returns the tokens given.
     fn step(&mut self, engine_budget: u32, decision: &Decision) -> u32 {
         self.now_ms += STEP_MS;
+        self.table.set_clock(self.now_ms);
         let Self { table, planner, queues, now_ms, is_full, keeps_whole, seats, decode_tokens, .. } = self;
         let facts = EngineFacts {
             now_ms: *now_ms,
@@ -363,4 +364,34 @@ fn what_runs_is_not_left_out_for_somebody_who_waits() {
     let computed = engine.table[first].computed_tokens();
     engine.step(64, &Decision { keys: vec![0.0; 2], token_caps: vec![0, 9], ..Decision::default() });
     assert_eq!((engine.table[first].computed_tokens(), engine.was_overruled), (computed, false));
+}
+
+/// Where everybody waits for longer than the bound, a policy still chooses whom to admit: the host steps in when four times as
+/// many were admitted as stood before a request when it came, itself included.
+#[test]
+fn a_waiting_request_is_overtaken_as_often_as_its_place_in_the_queue_allows() {
+    let mut engine = Engine { seats: 1, ..Engine::new() };
+    for _ in 0..10 {
+        engine.arrive(2);
+    }
+    let victim = engine.queues.waiting[9];
+    let mut overtaken = 0;
+    for step in 0..1000 {
+        // One seat, which comes free every seven steps, and somebody new for it each time.
+        if step % 7 == 0 {
+            for row in std::mem::take(&mut engine.queues.running) {
+                engine.table.remove(row);
+                overtaken += 1;
+            }
+            engine.arrive(2);
+        }
+        let candidates = engine.queues.running.iter().chain(&engine.queues.waiting);
+        let keys = candidates.map(|row| f32::from(u8::from(*row == victim))).collect();
+        engine.step(64, &Decision { keys, ..Decision::default() });
+        if engine.table[victim].state() == State::Running {
+            break;
+        }
+    }
+    assert!(engine.now_ms > 4.0 * f64::from(MAX_DEFER_MS), "the whole took {} ms", engine.now_ms);
+    assert!((38..=42).contains(&overtaken), "{overtaken} were admitted before it, of four times ten");
 }

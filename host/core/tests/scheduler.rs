@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use meridian_core::types::{PhaseEvent, RequestId, ThinkPhase};
 use meridian_core::{
     Batch, Column, Decision, Description, Dispatch, Error, Fault, FaultKind, Markers, MeridianScheduler, NewRequest,
-    Policy, QueueStats, SchedulerConfig, SlotKind, StepLimits,
+    Policy, QueueStats, SchedulerConfig, SlotKind, StepLimits, native,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
@@ -24,7 +24,9 @@ fn thinking<'a>(prompt_tokens: u32) -> NewRequest<'a> {
 }
 
 fn scheduler() -> MeridianScheduler {
-    MeridianScheduler::new(&SchedulerConfig::default(), markers())
+    let config = SchedulerConfig::default();
+    let policy = native::policy::<Dispatch>("output-first", config.targets(), "{}").expect("a native policy");
+    MeridianScheduler::with_policy(&config, markers(), policy)
 }
 
 /// A policy whose answer is a function of the batch.
@@ -130,7 +132,7 @@ fn every_event_of_a_step_is_told() {
 fn want_of_tokens_starves_nobody() {
     let config = SchedulerConfig { max_defer_ms: 100.0, ..SchedulerConfig::default() };
     for policy in Dispatch::NATIVES {
-        let native = meridian_core::native::policy(policy, config.targets(), "{}").unwrap();
+        let native = native::policy(policy, config.targets(), "{}").unwrap();
         let scheduler = MeridianScheduler::with_policy(&config, markers(), native);
         for id in 0..5 {
             scheduler.submit(RequestId(id), &thinking(1)).unwrap();

@@ -43,7 +43,7 @@ fn too_many_faults_put_a_version_into_quarantine_and_it_returns() {
     }
     assert_eq!(decide(&mut slot, 2.0), (Source::Fallback, 0));
     let status = control.status();
-    assert_eq!(status.active.name, "output-first", "the native default stands in");
+    assert_eq!(status.active.name, "balanced", "the native default stands in");
     let (version, left_ms) = status.quarantine.unwrap();
     assert_eq!((version.name.as_str(), left_ms), ("made-7", 1000.0));
 
@@ -255,7 +255,7 @@ fn a_stand_in_that_faults_too_steps_back_and_the_first_is_tried_again() {
     deciding(0.0);
     assert_eq!(deciding(1.0), "made-1", "2 is in quarantine, the version before it stands in");
     deciding(2.0);
-    assert_eq!(deciding(3.0), "output-first", "1 steps back");
+    assert_eq!(deciding(3.0), "balanced", "1 steps back");
     let status = control.status();
     assert_eq!(status.quarantine.map(|(version, _)| version.name).as_deref(), Some("made-2"));
     assert_eq!(status.previous.map(|version| version.name).as_deref(), Some("made-1"));

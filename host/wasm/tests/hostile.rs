@@ -48,7 +48,7 @@ fn facts() -> EngineFacts {
 fn every_fault_is_counted_and_the_default_decides_the_same_step() {
     let runtime = Runtime::new(None).unwrap();
     let targets = MeridianConfig::default().scheduler.targets();
-    let (mut reference, slots) = engine(native::policy("output-first", targets, "{}").unwrap());
+    let (mut reference, slots) = engine(native::default_policy(targets));
     let expected = reference.plan(&facts(), &slots, &[]).clone();
     assert_eq!(expected.running_order, [3, 0, 1, 2]);
     for hostile in support::HOSTILE {

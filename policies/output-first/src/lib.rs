@@ -1,4 +1,4 @@
-//! Output phase first, within a step time target: the native default of the dispatch slot.
+//! Output phase first, within a step time target.
 //!
 //! Order alone does little, because every running decode fits in the step. What moves the tail of the inter-token
 //! latency is the step's token budget: while an output-phase request runs, the budget is set so that the step's

@@ -139,7 +139,9 @@ class KvHook:
         if self._growth_blocks > 0:
             manager = self._scheduler.kv_cache_manager
             self._own_watermark = manager.watermark_blocks
-            reserve = int(self._growth_blocks * len(self._scheduler.running))
+            # As `KvGrowth::reserve` of the core.
+            most = manager.block_pool.num_gpu_blocks // 10
+            reserve = min(int(self._growth_blocks * len(self._scheduler.running)), most)
             manager.watermark_blocks = max(self._own_watermark, reserve)
 
     def step_ends(self) -> None:

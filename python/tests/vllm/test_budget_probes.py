@@ -26,9 +26,12 @@ CONFIG = """
 min_think_tokens = 100000
 max_think_tokens = 100000
 # So that how long the machine takes decides nothing: neither what a step holds, nor whether there is room for a probe.
+# The default paces prompts by step times whatever the targets are.
 output_tpot_budget_ms = 1e9
 think_tpot_budget_ms = 1e9
 max_defer_ms = 1e9
+[policy.dispatch]
+source = "native:output-first"
 [kv_memory]
 growth_blocks = 0
 [entropy]

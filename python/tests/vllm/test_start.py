@@ -45,11 +45,13 @@ def test_one_dotted_path_for_both_ways_of_scheduling(engine: Engine, monkeypatch
     assert isinstance(make(engine, async_scheduling=True), AsyncScheduler)
 
 
-def test_nothing_configured_is_output_first(engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_nothing_configured_is_the_native_default(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("MERIDIAN_CONFIG", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    assert make(engine).meridian_stats()["policy"] == "output-first"
+    assert make(engine).meridian_stats()["policy"] == "balanced"
 
 
 QUIET = '[admin]\nlisten = ""\n[telemetry]\nprometheus = ""\n'

@@ -191,7 +191,7 @@ def test_stock_in_shadow_leaves_the_default_in_place(engine: Engine, stock: tupl
     tokens, steps = run(engine, native)
     assert tokens == stock[0]
     stats = native.stats()
-    assert (stats["policy"], stats["decisions"]) == ("output-first", len(steps))
+    assert (stats["policy"], stats["decisions"]) == ("balanced", len(steps))
     slot = json.loads(native.policies.status())["slots"][0]
     assert slot["shadow"]["version"]["name"] == "fcfs"
     assert slot["shadow"]["compared"] + slot["shadow"]["skipped"] == len(steps)

@@ -8,6 +8,7 @@ use meridian_bench::calibrate::EngineFile;
 use meridian_bench::limits::{BATCHED_TOKENS, KV_BLOCKS, NUM_SEQS, REQUESTS, within};
 use meridian_bench::read::{MAX_TOML_BYTES, read_text};
 use meridian_bench::replay::Input;
+use meridian_bench::results::Slo;
 use meridian_bench::sim::{EngineConfig, preset};
 use meridian_bench::trace::{Format, ReadOptions, ThinkSplit, Workload, read};
 use meridian_core::MeridianConfig;
@@ -45,6 +46,18 @@ pub(crate) struct InputArgs {
 const GENERATED: usize = 2000;
 
 impl InputArgs {
+    /// A trace as `FILE` or `FILE:bimodal`, and at most so many of its requests.
+    pub(crate) fn trace(given: &str, requests: usize) -> anyhow::Result<Self> {
+        let (path, think) = given.strip_suffix(":bimodal").map_or((given, "none"), |path| (path, "bimodal"));
+        Ok(Self {
+            trace: Some(path.into()),
+            format: None,
+            think: think.to_owned(),
+            clip_tokens: None,
+            workload: WorkloadArgs { workload: None, requests: Some(within("--requests", requests, &REQUESTS)?) },
+        })
+    }
+
     /// The requests, and what there is to say of how they were read.
     pub(crate) fn read(&self) -> anyhow::Result<(Input, Vec<String>)> {
         let Some(path) = &self.trace else {
@@ -83,6 +96,38 @@ impl WorkloadArgs {
     }
 }
 
+#[derive(Args)]
+pub(crate) struct SloArgs {
+    /// Service level: arrival to first token of the answer, milliseconds
+    #[arg(long, value_name = "MS", default_value_t = Slo::default().ttfo_ms)]
+    slo_ttfo_ms: f64,
+    /// The same: what each token of thinking adds to it, milliseconds
+    #[arg(long, value_name = "MS", default_value_t = Slo::default().think_ms)]
+    slo_think_ms: f64,
+    /// Service level: mean gap between two tokens of the answer, milliseconds
+    #[arg(long, value_name = "MS", default_value_t = Slo::default().tpot_ms)]
+    slo_tpot_ms: f64,
+    /// Reading speed of QoE, tokens a second
+    #[arg(long, value_name = "N", default_value_t = Slo::default().reading_tok_s)]
+    reading_tok_s: f64,
+}
+
+impl SloArgs {
+    /// The service levels.
+    pub(crate) fn read(&self) -> anyhow::Result<Slo> {
+        let positive = |name: &str, value: f64| {
+            anyhow::ensure!(value.is_finite() && value > 0.0, "--{name} {value}: expected a number above 0");
+            Ok(value)
+        };
+        Ok(Slo {
+            ttfo_ms: positive("slo-ttfo-ms", self.slo_ttfo_ms)?,
+            think_ms: if self.slo_think_ms == 0.0 { 0.0 } else { positive("slo-think-ms", self.slo_think_ms)? },
+            tpot_ms: positive("slo-tpot-ms", self.slo_tpot_ms)?,
+            reading_tok_s: positive("reading-tok-s", self.reading_tok_s)?,
+        })
+    }
+}
+
 /// A configuration whose components are where the file says.
 pub(crate) fn configured(path: &Path) -> anyhow::Result<MeridianConfig> {
     let ConfigFile { base_dir, parsed, .. } = config_file::load(Some(path))?;
@@ -96,6 +141,22 @@ pub(crate) fn configured(path: &Path) -> anyhow::Result<MeridianConfig> {
     Ok(config)
 }
 
+/// The defaults, and a template that strips thinking.
+pub(crate) fn unconfigured() -> anyhow::Result<MeridianConfig> {
+    Ok(MeridianConfig::from_toml("[model]\nstrips_reasoning = true")?)
+}
+
+/// The engine of a preset or a file, with its name.
+pub(crate) fn engine_named(given: &str) -> anyhow::Result<(String, EngineConfig)> {
+    if !given.ends_with(".toml") {
+        let unknown = || format!("--engine {given}: unknown preset, expected one of {}", preset::names().join(", "));
+        return Ok((given.to_owned(), preset::named(given).with_context(unknown)?));
+    }
+    let path = PathBuf::from(given);
+    let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+    Ok((name, EngineFile::read(&path)?))
+}
+
 #[derive(Args)]
 pub(crate) struct EngineArgs {
     /// Engine to simulate: a preset (MODEL-GPU), or a TOML file that `bench calibrate` wrote
@@ -107,6 +168,9 @@ pub(crate) struct EngineArgs {
     /// Most tokens of a step, instead of the engine's
     #[arg(long, value_name = "N")]
     max_num_batched_tokens: Option<u32>,
+    /// Most tokens of one prompt in a step beside other requests; 0 for no limit
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    long_prefill_token_threshold: u32,
     /// KV blocks, instead of the engine's
     #[arg(long, value_name = "N")]
     kv_blocks: Option<u32>,
@@ -121,16 +185,7 @@ pub(crate) struct EngineArgs {
 impl EngineArgs {
     /// The engine, its name, and Meridian's configuration.
     pub(crate) fn read(&self) -> anyhow::Result<(EngineConfig, String, MeridianConfig)> {
-        let is_file = self.engine.ends_with(".toml");
-        let mut engine = if is_file {
-            EngineFile::read(&PathBuf::from(&self.engine))?
-        } else {
-            preset::named(&self.engine).with_context(|| {
-                format!("--engine {}: unknown preset, expected one of {}", self.engine, preset::names().join(", "))
-            })?
-        };
-        let name = PathBuf::from(&self.engine);
-        let name = name.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        let (name, mut engine) = engine_named(&self.engine)?;
         let replace = |named: &str, value: Option<u32>, limits, own: &mut u32| -> anyhow::Result<()> {
             *own = within(named, value.unwrap_or(*own), limits)?;
             Ok(())
@@ -139,10 +194,11 @@ impl EngineArgs {
         let batched = &mut engine.max_num_batched_tokens;
         replace("--max-num-batched-tokens", self.max_num_batched_tokens, &BATCHED_TOKENS, batched)?;
         replace("--kv-blocks", self.kv_blocks, &KV_BLOCKS, &mut engine.kv_blocks)?;
+        engine.long_prefill_token_threshold = self.long_prefill_token_threshold;
         engine.prefix_caching = !self.no_prefix_caching;
         let config = match &self.config {
             Some(path) => configured(path)?,
-            None => MeridianConfig::from_toml("[model]\nstrips_reasoning = true")?,
+            None => unconfigured()?,
         };
         Ok((engine, name, config))
     }

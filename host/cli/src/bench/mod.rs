@@ -2,10 +2,12 @@ mod calibrate;
 mod compare;
 pub(crate) mod early_exit;
 mod generate;
+mod grid;
 mod input;
 mod micro;
 mod replay;
 mod report;
+mod tune;
 mod vllm;
 
 use std::path::Path;
@@ -21,6 +23,10 @@ pub(crate) enum BenchCommand {
     Micro(micro::MicroArgs),
     /// Replay requests in simulated engines under several policies, side by side
     Replay(Box<replay::ReplayArgs>),
+    /// Find the flags of stock vLLM that serve a load best, in simulated engines
+    Tune(tune::TuneArgs),
+    /// Hold policies against stock vLLM, tuned for each cell, over engines, traffic and load
+    Grid(grid::GridArgs),
     /// Fit the simulated engine to recorded runs of a real one
     Calibrate(calibrate::CalibrateArgs),
     /// Write a generated workload as a trace
@@ -36,6 +42,8 @@ pub(crate) fn run(command: BenchCommand, json: bool) -> anyhow::Result<()> {
         BenchCommand::Vllm(args) => vllm::run(&args, json),
         BenchCommand::Micro(args) => micro::run(&args, json),
         BenchCommand::Replay(args) => replay::run(&args, json),
+        BenchCommand::Tune(args) => tune::run(&args, json),
+        BenchCommand::Grid(args) => grid::run(&args, json),
         BenchCommand::Calibrate(args) => calibrate::run(&args, json),
         BenchCommand::Generate(args) => generate::run(&args, json),
         BenchCommand::Compare(args) => compare::run(args, json),

@@ -6,10 +6,10 @@ use meridian_bench::limits::{RUNS, engines_within, within};
 use meridian_bench::policies::{Inject, PolicySet, PolicySource};
 use meridian_bench::replay::{MaxTokens, Options, Rate, replay};
 use meridian_bench::report::{html, table};
-use meridian_bench::results::{GivenUp, Slo};
+use meridian_bench::results::GivenUp;
 use meridian_bench::sim::Router;
 
-use super::input::{EngineArgs, InputArgs};
+use super::input::{EngineArgs, InputArgs, SloArgs};
 use crate::progress::bar;
 use crate::{Said, Unusable, print_json, print_line, say};
 
@@ -65,18 +65,8 @@ pub(crate) struct ReplayArgs {
     /// Deadline of requests that name none, milliseconds after arrival
     #[arg(long, value_name = "MS")]
     deadline_ms: Option<f64>,
-    /// Service level: arrival to first token of the answer, milliseconds
-    #[arg(long, value_name = "MS", default_value_t = Slo::default().ttfo_ms)]
-    slo_ttfo_ms: f64,
-    /// The same: what each token of thinking adds to it, milliseconds
-    #[arg(long, value_name = "MS", default_value_t = Slo::default().think_ms)]
-    slo_think_ms: f64,
-    /// Service level: mean gap between two tokens of the answer, milliseconds
-    #[arg(long, value_name = "MS", default_value_t = Slo::default().tpot_ms)]
-    slo_tpot_ms: f64,
-    /// Reading speed of QoE, tokens a second
-    #[arg(long, value_name = "N", default_value_t = Slo::default().reading_tok_s)]
-    reading_tok_s: f64,
+    #[command(flatten)]
+    slo: SloArgs,
     /// Keep the results as JSON, for `bench compare` and `bench report`
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
@@ -137,12 +127,6 @@ fn options(args: &ReplayArgs) -> anyhow::Result<Options> {
         Ok(value)
     };
     let (engine, engine_name, config) = args.engine.read()?;
-    let slo = Slo {
-        ttfo_ms: positive("slo-ttfo-ms", args.slo_ttfo_ms)?,
-        think_ms: if args.slo_think_ms == 0.0 { 0.0 } else { positive("slo-think-ms", args.slo_think_ms)? },
-        tpot_ms: positive("slo-tpot-ms", args.slo_tpot_ms)?,
-        reading_tok_s: positive("reading-tok-s", args.reading_tok_s)?,
-    };
     let deadline_ms = args.deadline_ms.map(|ms| positive("deadline-ms", ms)).transpose()?;
     engines_within(args.engines, engine.kv_blocks)?;
     let runs = (1 + args.policies.len()).saturating_mul(args.rates.len()).saturating_mul(args.seeds.len());
@@ -152,7 +136,7 @@ fn options(args: &ReplayArgs) -> anyhow::Result<Options> {
         engine_name,
         engines: args.engines,
         router: args.router,
-        slo,
+        slo: args.slo.read()?,
         baseline: args.baseline.clone(),
         policies: args.policies.clone(),
         rates: args.rates.clone(),

@@ -32,10 +32,10 @@ const RESERVED_TOKENS: u32 = 16;
 #[derive(Args)]
 #[command(after_help = "\
 Each engine runs in a process of its own, one after the other. A policy is named as for `bench replay`; `stock` is vLLM's own
-scheduler, and comes first where it is not named. MERIDIAN_PYTHON names a Python with Meridian and vLLM.
+scheduler, and comes first where it is not named; `stock:512` is the same with --max-num-batched-tokens 512. MERIDIAN_PYTHON names a Python with Meridian and vLLM.
 
 Examples:
-  meridian bench vllm --scenario loaded,kv-tight --policy output-first --policy mine.wasm
+  meridian bench vllm --scenario loaded,kv-tight --policy stock:512 --policy balanced --policy mine.wasm
   meridian bench vllm --scenario multi-turn --kv-blocks 600,900 --seeds 1,2,3
   meridian bench vllm --trace requests.csv --max-model-len 4000 --policy pascal --html report.html
   meridian bench vllm --scenario early-exit --help
@@ -63,8 +63,8 @@ pub(crate) struct VllmArgs {
     /// All requests of the trace are there from the start
     #[arg(long, requires = "trace")]
     at_once: bool,
-    /// Policies to compare with stock vLLM; may be given several times (output-first)
-    #[arg(long = "policy", value_name = "POLICY|SLOT=POLICY,...|stock")]
+    /// Policies to compare with stock vLLM; may be given several times (balanced)
+    #[arg(long = "policy", value_name = "POLICY|SLOT=POLICY,...|stock[:TOKENS]")]
     policies: Vec<Named>,
     /// Leave stock vLLM out: the first policy is what the others are compared with
     #[arg(long, requires = "policies")]
@@ -128,7 +128,8 @@ pub(crate) struct VllmArgs {
 /// A column, as the command line names it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Named {
-    Stock,
+    /// With so many tokens a step, where they are named.
+    Stock(Option<u32>),
     Policies(Box<PolicySet>),
 }
 
@@ -136,7 +137,13 @@ impl std::str::FromStr for Named {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        if text == STOCK { Ok(Self::Stock) } else { Ok(Self::Policies(Box::new(text.parse()?))) }
+        if text == STOCK {
+            return Ok(Self::Stock(None));
+        }
+        let Some(tokens) = text.strip_prefix("stock:") else { return Ok(Self::Policies(Box::new(text.parse()?))) };
+        let known = tokens.parse().ok().filter(|tokens| BATCHED_TOKENS.contains(tokens));
+        let (least, most) = (BATCHED_TOKENS.start(), BATCHED_TOKENS.end());
+        known.map(|tokens| Self::Stock(Some(tokens))).ok_or(format!("{text}: expected {least} to {most} tokens a step"))
     }
 }
 
@@ -281,16 +288,16 @@ fn heading(about: &str, results: &Results) -> String {
 fn contestants(args: &VllmArgs) -> anyhow::Result<Vec<Contestant>> {
     let mut named = args.policies.clone();
     if named.is_empty() {
-        named.push("output-first".parse().map_err(anyhow::Error::msg)?);
+        named.push("balanced".parse().map_err(anyhow::Error::msg)?);
     }
-    if !named.contains(&Named::Stock) && !args.without_stock {
-        named.insert(0, Named::Stock);
+    if !named.contains(&Named::Stock(None)) && !args.without_stock {
+        named.insert(0, Named::Stock(None));
     }
     let mut out = Vec::<Contestant>::new();
     for of in named {
         let mut made = match of {
-            Named::Stock => Contestant::stock(),
-            Named::Policies(policies) => Contestant::meridian(&policies, "native:output-first")?,
+            Named::Stock(tokens) => Contestant::stock(tokens),
+            Named::Policies(policies) => Contestant::meridian(&policies, "native:balanced")?,
         };
         // Results are told apart by the label.
         let same = (1..).map(|n| if n == 1 { made.label.clone() } else { format!("{} #{n}", made.label) });

@@ -165,8 +165,8 @@ pub struct KvMemoryConfig {
     /// Whether the KV blocks of reasoning that later turns do not read are freed first: `"auto"` does so when the
     /// model's template strips old reasoning (`model.strips_reasoning`).
     pub evict_dead_thinking: Auto<bool>,
-    /// Free KV blocks that admission leaves for each running request to grow into; 0 leaves it to the engine. Without
-    /// them requests are admitted that have to be preempted soon after.
+    /// Free KV blocks that admission leaves for each running request to grow into, a tenth of all at most; 0 leaves it to
+    /// the engine. Without them requests are admitted that have to be preempted soon after.
     #[schemars(range(min = 0, max = 1024))]
     pub growth_blocks: f64,
 }
@@ -226,7 +226,7 @@ pub struct PolicyConfig {
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct SlotConfig {
-    /// `native:NAME` (dispatch: `output-first`, `fcfs`, `noop`, `priority`, `pascal`, `srpt`, `fair-share`,
+    /// `native:NAME` (dispatch: `balanced`, `output-first`, `fcfs`, `noop`, `priority`, `pascal`, `srpt`, `fair-share`,
     /// `edf`, `qoe`; eviction: `tiered-lru`, `least-computed-first`, `prefix-value`, `noop`; budget: `eat-rpdi`,
     /// `fixed-budget`, `patience`, `deadline-aware`, `noop`), or the path of a component relative to the file's folder.
     #[schemars(extend("x-must-be" = "a native policy of the slot, or a path"))]
@@ -386,7 +386,7 @@ impl Default for EntropyConfig {
 
 impl Default for KvMemoryConfig {
     fn default() -> Self {
-        Self { enabled: true, evict_dead_thinking: Auto::Auto, growth_blocks: 1.0 }
+        Self { enabled: true, evict_dead_thinking: Auto::Auto, growth_blocks: 8.0 }
     }
 }
 
@@ -411,7 +411,7 @@ impl SlotConfig {
     /// The default of `[policy.dispatch]`.
     #[must_use]
     pub fn dispatch() -> Self {
-        Self::native("native:output-first", 2.0)
+        Self::native("native:balanced", 2.0)
     }
 
     /// The default of `[policy.eviction]`.

@@ -25,14 +25,14 @@ pub const WAITING_WINDOW: usize = 4096;
 /// [`MeridianScheduler::new`] the queues are its own: requests come in, each step takes a batch out, generated tokens come back.
 ///
 /// Who goes first, how many tokens the step carries and how many each request takes is a [`Policy`]'s to say, by
-/// default the host's own `output-first`: the output queue first, thinking fills the rest, steps held to the TPOT budget
-/// of their phase, thinking-only steps up to `think_batch_multiplier` times larger; inside a queue by priority, near
-/// deadlines as the highest priority, then the least recently served. Candidates of equal keys go in their present order,
-/// running ones first. The tenant of a request is a fact for policies.
+/// default the host's own `balanced`: every decode, the output phase first, as many prompt tokens beside them as they can bear,
+/// and of those that wait the one that has waited longest for its cost; before that by priority, near deadlines as the highest
+/// priority. Candidates of equal keys go in their present order, running ones first. The tenant of a request is a fact for
+/// policies.
 ///
 /// The scheduler itself sees to it that no request is lost or doubled, that the token budget and the number of running
 /// requests hold, and that a request which was without tokens for longer than `max_defer_ms` (a waiting one: while a seat
-/// was free) is given some in the next step, as far as that step's budget goes, the longest first. A policy that faults
+/// was free, and when its turn has come) is given some in the next step, as far as that step's budget goes, the longest first. A policy that faults
 /// costs that decision only: the default decides the same step.
 ///
 /// `Send + Sync`, with queues of its own. One thread schedules at a time; while a policy decides, no lock is held that

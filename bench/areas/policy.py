@@ -1,0 +1,120 @@
+"""The default dispatch policy over engines, traffic and load, against stock vLLM, as it is and tuned."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from areas.bench import MERIDIAN, SERVEGEN, TRACES, write_between
+from areas.common import RESULTS, ROOT, WORK, Bound, Figure, say, seeds
+
+DEFAULT = "balanced"
+# The same with thresholds of early exit that follow the queue; entropies are made up (docs/src/simulator.md).
+EARLY_EXIT = "balanced, budget deadline-aware.wasm"
+EARLY_EXIT_SLOTS = "dispatch=native:balanced,budget=target/policies/deadline-aware.wasm"
+ENGINES = ("7b-h100", "8b-a100", "32b-h200", str(RESULTS / "fidelity-engine.toml"))
+# Chat traces without phases get thinking from the two modes of ServeGen's reasoning traffic.
+TRACE_FILES = (
+    str(SERVEGEN),
+    f"{TRACES / 'azure2023_conv.csv'}:bimodal",
+    f"{TRACES / 'mooncake_conversation.jsonl'}:bimodal",
+)
+WORKLOAD = "multi-turn"
+REQUESTS = 1500
+STOCK, TUNED = "stock", "tuned"
+# Of the gains at 0.95 of the capacity and more: key, title, bound against stock, bound against tuned stock.
+GAINS = (
+    ("itl_output_p99_ms", "p99 output ITL", Bound(0.40), Bound(0.85)),
+    ("ttfo_p50_ms", "TTFO p50", Bound(0.85), Bound(0.90)),
+    ("goodput_rps", "goodput", Bound(1.10, at_most=False), Bound(1.08, at_most=False)),
+    ("throughput_tok_s", "throughput", None, None),
+    ("ttfo_p99_ms", "TTFO p99", None, None),
+    ("ttft_p50_ms", "TTFT p50", None, None),
+    ("recomputed_tokens", "recomputed tokens", None, Bound(0.6)),
+)
+
+
+def meridian_grid(runs: int) -> dict[str, Any]:
+    """All cells, by the command that anybody can run."""
+    WORK.mkdir(parents=True, exist_ok=True)
+    args = ["--engine", ",".join(ENGINES), "--workload", WORKLOAD, "--requests", str(REQUESTS), "--seeds", seeds(runs)]
+    args += [flag for trace in TRACE_FILES for flag in ("--trace", trace)]
+    args += ["--policy", DEFAULT, "--policy", EARLY_EXIT_SLOTS, "--html", str(WORK / "grid.html")]
+    say(f"  meridian bench grid {' '.join(args)}")
+    done = subprocess.run([MERIDIAN, "--json", "bench", "grid", *args], stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        sys.exit(f"error: meridian bench grid: {done.stdout.strip()}")
+    return json.loads(done.stdout)
+
+
+def pages(found: dict[str, Any], verdicts: dict[str, dict[str, Any]]) -> None:
+    """Every floor that does not hold, by name, and the capacities, in the page of the policies."""
+    page = Path(ROOT / "docs" / "src" / "policies.md")
+    rows = ["", "| cell | against | metric | ratio | bound |", "|---|---|---|---|---|"]
+    for against in (STOCK, TUNED):
+        for broken in verdicts[against]["broken"]:
+            cells = (broken["cell"], against, broken["metric"], f"{broken['ratio']:.2f}", f"{broken['bound']:g}")
+            rows.append(f"| {' | '.join(cells)} |")
+    write_between(page, "broken", rows)
+    head = ("engine", "traffic", "tuned stock", "`balanced`", "ratio", "with early exit", "ratio")
+    rows = ["", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for row in found["rows"]:
+        rates = [row["capacity"].get(name) for name in (TUNED, DEFAULT, EARLY_EXIT)]
+        shown = ["none" if rate is None else f"{rate:.3g}" for rate in rates]
+        ratios = ["-" if None in (rate, rates[0]) else f"{rate / rates[0]:.2f}" for rate in rates]
+        cells = (row["engine"], row["traffic"], shown[0], shown[1], ratios[1], shown[2], ratios[2])
+        rows.append(f"| {' | '.join(cells)} |")
+    write_between(page, "capacity", rows)
+
+
+def keep(found: dict[str, Any]) -> None:
+    """The cells among the results, with the metrics that are judged: a seed has sixty."""
+    keys = {key for key, *_ in GAINS} | {"ttft_p99_ms", "fairness_jain", "slo_attainment"}
+    cells = []
+    for cell in found["cells"]:
+        runs = {
+            name: [{k: v for k, v in run.items() if k in keys} for run in of] for name, of in cell["contenders"].items()
+        }
+        cells.append({**cell, "contenders": runs})
+    (RESULTS / "grid.json").write_text(json.dumps({**found, "cells": cells}) + "\n")
+
+
+def grid(runs: int) -> Iterator[Figure]:
+    """Floors in every cell, gains at high load, and capacities."""
+    found = meridian_grid(runs)
+    keep(found)
+    verdicts = {verdict["against"]: verdict for verdict in found["verdicts"] if verdict["policy"] == DEFAULT}
+    pages(found, verdicts)
+    yield Figure("grid: cells", len(found["cells"]), "cells")
+    yield Figure("grid: seeds", len(found["seeds"]), "seeds", Bound(5, at_most=False))
+    for against in (STOCK, TUNED):
+        broken = verdicts[against]["broken"]
+        for line in broken:
+            say(f"  below the floor against {against}: {line['cell']}: {line['metric']} {line['ratio']:.2f}")
+        yield Figure(f"grid: floors broken against {against}", len(broken), "of 8 a cell", Bound(0))
+        cells = len({line["cell"] for line in broken})
+        yield Figure(f"grid: cells with a broken floor against {against}", cells, "cells")
+        gains = {gain["key"]: gain for gain in verdicts[against]["gains"]}
+        for key, title, to_stock, to_tuned in GAINS:
+            if key in gains:
+                gain, bound = gains[key], to_stock if against == STOCK else to_tuned
+                name = f"grid: {title} over {against}, load 0.95 and more"
+                yield Figure(name, gain["median"], "ratio, lowest and highest cell", bound, gain["low"], gain["high"])
+    for name, title, least in (
+        (DEFAULT, "dispatch and eviction", 1.10),
+        (EARLY_EXIT, "dispatch, eviction and early exit", 1.35),
+    ):
+        rates = [(row["capacity"].get(name), row["capacity"].get(TUNED)) for row in found["rows"]]
+        ratios = [rate / tuned for rate, tuned in rates if rate is not None and tuned is not None]
+        title, unit = f"grid: capacity over tuned stock, {title}", "ratio, lowest and highest row"
+        yield Figure(title, median(ratios), unit, Bound(least, at_most=False), min(ratios), max(ratios))
+
+
+def parts(pairs: int) -> dict[str, Callable[[], Iterator[Figure]]]:
+    """The parts of the area; `pairs` are seeds."""
+    return {"grid": lambda: grid(pairs)}

@@ -1,0 +1,174 @@
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::Args;
+use meridian_bench::grid::{Axes, Broken, Gain, Grid, STOCK, TUNED, broken, gains, table};
+use meridian_bench::limits::{RUNS, within};
+use meridian_bench::policies::PolicySet;
+use meridian_bench::replay::{Input, MaxTokens, Options, machine};
+use meridian_bench::report::heat_map;
+use meridian_bench::results::MadeBy;
+use meridian_bench::sim::{EngineConfig, Router};
+use serde::Serialize;
+
+use super::input::{InputArgs, SloArgs, WorkloadArgs, configured, engine_named};
+use crate::progress::bar;
+use crate::{Unusable, print_json, print_line, say};
+
+#[derive(Args)]
+#[command(after_help = "\
+For each engine and traffic the capacity is found first: the highest rate at which stock vLLM, with the best flags for it, has
+nine of ten requests attain the service levels. Then, at each part of it, the policies run against stock vLLM, and against
+stock vLLM with the best flags for that rate (see `meridian bench tune`). Ratios are medians over seeds.
+
+Examples:
+  meridian bench grid --trace requests.csv --engine 7b-h100,8b-a100 --policy balanced --html grid.html
+  meridian bench grid --trace chat.jsonl:bimodal --workload multi-turn --loads 0.8,1.05 --policy mine.wasm --save grid.json
+
+Exit code: 0 done, whether or not floors hold, 1 a run failed, 2 bad input.")]
+pub(crate) struct GridArgs {
+    /// Engines to simulate: presets (MODEL-GPU), or TOML files that `bench calibrate` wrote
+    #[arg(long = "engine", value_name = "PRESET|FILE.toml", value_delimiter = ',', default_value = "7b-h100")]
+    engines: Vec<String>,
+    /// Recorded requests; with `:bimodal` behind it generated tokens are split into thinking and answer; may be given several times
+    #[arg(long = "trace", value_name = "FILE[:bimodal]")]
+    traces: Vec<String>,
+    /// Generated requests: names, or TOML files of their parameters
+    #[arg(long = "workload", value_name = "NAME|FILE.toml", value_delimiter = ',')]
+    workloads: Vec<String>,
+    /// Only the first requests of a trace; how many are generated
+    #[arg(long, value_name = "N", default_value_t = 2000)]
+    requests: usize,
+    /// Parts of the capacity
+    #[arg(long, value_name = "F", value_delimiter = ',', default_value = "0.5,0.8,0.95,1.05,1.3")]
+    loads: Vec<f64>,
+    /// Policies, as in `bench replay`; may be given several times (the default)
+    #[arg(long = "policy", value_name = "POLICY|SLOT=POLICY,...")]
+    policies: Vec<PolicySet>,
+    /// Seeds; 1 replays a trace as it is, others shuffle its requests
+    #[arg(long, value_name = "SEED", value_delimiter = ',', default_value = "1,2,3")]
+    seeds: Vec<u64>,
+    /// meridian.toml with the targets and KV settings
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    slo: SloArgs,
+    /// Keep the cells as JSON
+    #[arg(long, value_name = "FILE")]
+    save: Option<PathBuf>,
+    /// Draw the ratios as one HTML file
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+}
+
+/// What `--json` prints: the cells, and what they say.
+#[derive(Serialize)]
+struct Found<'a> {
+    #[serde(flatten)]
+    grid: &'a Grid,
+    verdicts: Vec<Verdict<'a>>,
+}
+
+#[derive(Serialize)]
+struct Verdict<'a> {
+    policy: &'a str,
+    against: &'static str,
+    broken: Vec<Broken>,
+    gains: Vec<Gain>,
+}
+
+pub(crate) fn run(args: &GridArgs, json: bool) -> anyhow::Result<()> {
+    let unusable = |error: anyhow::Error| error.context(Unusable);
+    let axes = axes(args).map_err(unusable)?;
+    let options = options(args).map_err(unusable)?;
+    let pairs = axes.engines.len() * axes.traffic.len();
+    let progress = bar((pairs * (1 + axes.loads.len())) as u64, "{pos} of {len}");
+    let grid = Grid::run(&axes, &options, &|done, _| progress.set_position(done as u64));
+    progress.finish_and_clear();
+    let made_by = MadeBy { version: env!("CARGO_PKG_VERSION").into(), command: options.command, machine: machine() };
+    let grid = Grid { made_by, requests: args.requests, ..grid? };
+    let write = |path: &PathBuf, text: String| {
+        std::fs::write(path, text).with_context(|| format!("{}: cannot be written", path.display()))
+    };
+    if let Some(path) = &args.save {
+        write(path, serde_json::to_string(&grid)?)?;
+    }
+    if let Some(path) = &args.html {
+        write(path, heat_map(&grid))?;
+    }
+    if !json {
+        print_line(table(&grid).trim_end())?;
+        return Ok(());
+    }
+    let verdict = |policy, against| {
+        let (broken, gains) = (broken(&grid, policy, against), gains(&grid, policy, against));
+        Verdict { policy, against, broken, gains }
+    };
+    let verdicts =
+        grid.policies().into_iter().flat_map(|policy| [STOCK, TUNED].map(|against| verdict(policy, against)));
+    print_json(&Found { grid: &grid, verdicts: verdicts.collect() })
+}
+
+fn axes(args: &GridArgs) -> anyhow::Result<Axes> {
+    for load in &args.loads {
+        anyhow::ensure!((0.01..=100.0).contains(load), "--loads {load}: expected parts of the capacity, 0.01 to 100");
+    }
+    let engines: Vec<(String, EngineConfig)> =
+        args.engines.iter().map(|name| engine_named(name)).collect::<anyhow::Result<_>>()?;
+    let mut traffic = Vec::<(String, Input)>::new();
+    let mut add = |name: &str, (input, notes): (Input, Vec<String>)| {
+        notes.iter().for_each(|note| say(&format!("note: {note}")));
+        traffic.push((name.to_owned(), input));
+    };
+    for trace in &args.traces {
+        let input = InputArgs::trace(trace, args.requests)?.read()?;
+        let name = match &input.0 {
+            Input::Trace { name, .. } | Input::Generated { name, .. } => name.clone(),
+        };
+        add(&name, input);
+    }
+    for workload in &args.workloads {
+        let (name, workload, requests) =
+            WorkloadArgs { workload: Some(workload.clone()), requests: Some(args.requests) }.read()?;
+        let input = Input::Generated { name: name.clone(), workload: Box::new(workload), requests };
+        add(&name, (input, Vec::new()));
+    }
+    anyhow::ensure!(!traffic.is_empty(), "expected at least one --trace or --workload");
+    Ok(Axes { engines, traffic, loads: args.loads.clone() })
+}
+
+fn options(args: &GridArgs) -> anyhow::Result<Options> {
+    let config = configured_or_default(args)?;
+    let mut policies = args.policies.clone();
+    if policies.is_empty() {
+        policies.push(config.policy.dispatch.source.parse().map_err(anyhow::Error::msg)?);
+    }
+    let runs = policies.len().saturating_add(2).saturating_mul(args.seeds.len()).saturating_mul(args.loads.len());
+    within("runs of an engine and its traffic (policies times loads times seeds):", runs, &RUNS)?;
+    Ok(Options {
+        engine: EngineConfig::default(),
+        engine_name: String::new(),
+        engines: 1,
+        router: Router::default(),
+        slo: args.slo.read()?,
+        baseline: "fcfs".parse().map_err(anyhow::Error::msg)?,
+        policies,
+        rates: Vec::new(),
+        seeds: args.seeds.clone(),
+        eviction: None,
+        budget: None,
+        inject: None,
+        swaps: Vec::new(),
+        max_tokens: MaxTokens::AtMost(32_768),
+        deadline_ms: None,
+        config,
+        command: super::command(),
+    })
+}
+
+fn configured_or_default(args: &GridArgs) -> anyhow::Result<meridian_core::MeridianConfig> {
+    match &args.config {
+        Some(path) => configured(path),
+        None => super::input::unconfigured(),
+    }
+}

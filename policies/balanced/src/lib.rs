@@ -1,0 +1,260 @@
+//! Prefill shaped to what decodes can bear, the cheapest wait first: the native default of the dispatch slot.
+//!
+//! No decode is left out of a step. What is decided is how many prompt tokens go with them ([`Pace`]), and who is admitted
+//! when not all can be: the request that has waited longest for what it will cost ([`Forecast`]). A preempted request goes
+//! before those that were never admitted. Everything adapts to the step time that the host learns.
+//!
+//! Before all that come priorities, a deadline nearer than `max_defer_ms` counting as the most urgent one.
+
+mod forecast;
+mod pace;
+
+use meridian_policy_sdk::{
+    Column, DispatchPolicy, Init, Phase, Policy, Request, Requests, State, Step, Targets, clamped, export_policy,
+};
+
+use crate::forecast::Forecast;
+use crate::pace::{Load, Pace};
+
+/// A key is `(phase * LEVELS + level) * SPAN - rank`, all of it below 2^24, so that it is exact in an `f32`.
+const LEVELS: f32 = 16.0;
+const SPAN: f32 = 262_144.0;
+/// Priorities from -8 (most urgent) to 7 are told apart, as vLLM counts them: lower first.
+const MOST_URGENT: f32 = -8.0;
+const LEAST_URGENT: f32 = 7.0;
+/// Waits are told apart in units of so many milliseconds: for 17 minutes.
+const WAIT_UNIT_MS: f32 = 4.0;
+/// Of prompts that are computed, waits over what is left are told apart in units of this.
+const SHORT_FIRST_UNIT: f32 = 0.1;
+/// Counted to every wait, milliseconds: among requests that have just arrived the cheap ones go first.
+const HEAD_START_MS: f32 = 100.0;
+/// Of the waiting requests, so many are looked at for what an average one costs and for how many prompts there are.
+const LOOKED_AT: usize = 256;
+/// A request costs from this part of the average to its inverse.
+const CHEAPEST: f32 = 0.25;
+
+/// The policy.
+#[derive(Clone, Debug)]
+pub struct Balanced {
+    near_deadline_ms: f32,
+    forecast: Forecast,
+    pace: Pace,
+    /// When the previous step was decided.
+    decided_ms: Option<f64>,
+    /// Requests that may run at once, where it has shown.
+    seats: Option<u32>,
+    /// Tokens of the step.
+    token_budget: Option<u32>,
+    prices: Prices,
+}
+
+/// What requests cost in this step.
+#[derive(Clone, Copy, Debug, Default)]
+struct Prices {
+    /// Milliseconds for a token of a prompt.
+    prompt_ms: f32,
+    /// Milliseconds for a generated token: its part of a step.
+    decode_ms: f32,
+    /// What an average waiting request costs, milliseconds; 0 before it is known.
+    mean_ms: f32,
+}
+
+impl Policy for Balanced {
+    const NAME: &'static str = "balanced";
+    const VERSION: &'static str = env!("CARGO_PKG_VERSION");
+    const SUMMARY: &'static str = "Prefill shaped to what decodes can bear, cheap waits first: lowers output ITL and TTFO, costs long prompts TTFT.";
+
+    fn new(init: Init<'_>) -> Result<Self, String> {
+        init.no_config()?;
+        let Targets { output_tpot_budget_ms, max_defer_ms, .. } = init.targets;
+        Ok(Self {
+            near_deadline_ms: max_defer_ms,
+            forecast: Forecast::default(),
+            pace: Pace::new(output_tpot_budget_ms),
+            decided_ms: None,
+            seats: None,
+            token_budget: None,
+            prices: Prices::default(),
+        })
+    }
+
+    /// What was learned of the tenants' lengths, and how many gaps were long; all else is learned again within seconds.
+    fn snapshot(&self) -> Vec<u8> {
+        let counted = self.pace.counted().map(f32::to_le_bytes);
+        [counted.as_flattened(), &self.forecast.snapshot()].concat()
+    }
+
+    fn restore(&mut self, state: &[u8]) -> Result<(), String> {
+        let (counted, forecast) =
+            state.split_first_chunk::<8>().ok_or_else(|| format!("state: {} bytes: expected more", state.len()))?;
+        let number = |at: usize| f32::from_le_bytes([counted[at], counted[at + 1], counted[at + 2], counted[at + 3]]);
+        let counted = [number(0), number(4)];
+        if !counted.iter().all(|mean| (0.0..=f32::MAX).contains(mean)) {
+            return Err(format!("state: {counted:?} gaps a step: expected finite numbers, at least 0"));
+        }
+        self.forecast = Forecast::restored(forecast)?;
+        self.pace = self.pace.with_counted(counted);
+        Ok(())
+    }
+}
+
+/// Tokens of a decode.
+fn decode_tokens(step: &Step) -> u32 {
+    step.decode_tokens.max(1)
+}
+
+/// Tokens that a request has generated.
+#[inline(always)]
+fn generated(request: &Request<'_, Balanced>) -> f32 {
+    request.think_tokens() + request.output_tokens()
+}
+
+/// Tokens that it has to compute before it can generate another, at least 0.
+#[inline(always)]
+fn missing(request: &Request<'_, Balanced>) -> f32 {
+    clamped(request.prompt_tokens() + generated(request) - request.computed_tokens(), 0.0, f32::MAX)
+}
+
+impl Balanced {
+    /// What running requests do in this step; what they did in the one before is learned from.
+    fn running(&mut self, step: &Step, batch: &Requests<'_, Self>) -> Load {
+        let decided_ms = self.decided_ms.replace(step.now_ms).filter(|decided_ms| *decided_ms < step.now_ms);
+        // As the host computes `since-progress-ms`, to the bit.
+        let elapsed_ms = decided_ms.map_or(-1.0, |decided_ms| (step.now_ms - decided_ms) as f32);
+        let decode_tokens = decode_tokens(step) as f32;
+        let mut load = Load::default();
+        for request in batch.iter().filter(|request| request.state() == State::Running) {
+            let (missing, generated) = (missing(&request), generated(&request));
+            load.context_tokens += request.computed_tokens();
+            load.context_blocks += request.kv_blocks();
+            if missing <= decode_tokens {
+                load.decodes += 1;
+                load.answers += f32::from(u8::from(request.phase() == Phase::Output));
+            } else {
+                load.prompts += 1;
+                load.prompt_tokens += missing;
+            }
+            if generated >= 1.0 && request.since_progress_ms() <= elapsed_ms {
+                self.forecast.served(request.tenant(), generated <= decode_tokens);
+            }
+        }
+        load
+    }
+
+    /// Add what waits to the load, as far as it can be admitted, and find what an average waiting request costs.
+    fn waiting(&mut self, step: &Step, batch: &Requests<'_, Self>, load: &mut Load) {
+        if step.waiting > 0 && batch.len() == step.running as usize {
+            // The host shows requests that wait only while a seat is free.
+            self.seats = Some(step.running);
+        }
+        self.seats = self.seats.map(|seats| seats.max(step.running));
+        let mut seats = self.seats.map_or(u32::MAX, |seats| seats - step.running);
+        let mut room = load.room(step.free_blocks, step.running);
+        let (mut cost_ms, mut looked_at) = (0.0, 0.0);
+        for request in batch.iter().filter(|request| request.state() != State::Running).take(LOOKED_AT) {
+            let missing = missing(&request);
+            looked_at += 1.0;
+            cost_ms += self.cost_ms(&request);
+            load.waited_ms += request.wait_ms();
+            if seats > 0 && missing <= room {
+                seats -= 1;
+                room -= missing;
+                load.prompts += 1;
+                load.prompt_tokens += missing;
+            } else {
+                load.shut_out += 1.0;
+            }
+        }
+        if looked_at > 0.0 {
+            self.prices.mean_ms = cost_ms / looked_at;
+            load.waited_ms /= looked_at;
+            load.shut_out /= looked_at;
+        }
+    }
+
+    /// The time of the engine that a waiting request will take.
+    #[inline(always)]
+    fn cost_ms(&self, request: &Request<'_, Self>) -> f32 {
+        missing(request) * self.prices.prompt_ms + self.forecast.tokens(request.tenant()) * self.prices.decode_ms
+    }
+
+    /// Of a prompt that is being computed: how long it has waited for what is left of it. Short ones pass long ones, for a time.
+    #[inline(always)]
+    fn short_first(&self, request: &Request<'_, Self>) -> f32 {
+        let left_ms = missing(request) * self.prices.prompt_ms;
+        clamped((request.wait_ms() + HEAD_START_MS) / (left_ms.max(1.0) * SHORT_FIRST_UNIT), 0.0, SPAN - 1.0)
+    }
+
+    /// Of a request that waits: how long for what it will cost. The square root keeps dear ones from waiting for ever.
+    #[inline(always)]
+    fn rank(&self, request: &Request<'_, Self>) -> f32 {
+        if request.state() == State::Preempted {
+            // Its KV was paid for, and its user has waited longest.
+            return SPAN - 1.0;
+        }
+        let mean_ms = self.prices.mean_ms;
+        let share =
+            if mean_ms > 0.0 { clamped(self.cost_ms(request) / mean_ms, CHEAPEST, 1.0 / CHEAPEST) } else { 1.0 };
+        clamped((request.wait_ms() + HEAD_START_MS) / (share.sqrt() * WAIT_UNIT_MS), 0.0, SPAN - 2.0)
+    }
+}
+
+impl DispatchPolicy for Balanced {
+    const INPUTS: &'static [Column] = &[
+        Column::Phase,
+        Column::State,
+        Column::Tenant,
+        Column::WaitMs,
+        Column::SinceProgressMs,
+        Column::PromptTokens,
+        Column::ComputedTokens,
+        Column::ThinkTokens,
+        Column::OutputTokens,
+        Column::KvBlocks,
+        Column::Priority,
+        Column::SlackMs,
+    ];
+
+    fn observe(&mut self, step: &Step, batch: &Requests<'_, Self>) {
+        let mut load = self.running(step, batch);
+        load.decode_only_ms =
+            step.fixed_ms + load.decodes.saturating_mul(decode_tokens(step)) as f32 * step.decode_token_ms;
+        self.prices = if step.has_step_time() {
+            let decode_ms = load.decode_only_ms / (load.decodes.max(1) as f32);
+            Prices { prompt_ms: step.prefill_token_ms, decode_ms, mean_ms: 0.0 }
+        } else {
+            Prices::default()
+        };
+        self.waiting(step, batch, &mut load);
+        self.token_budget = step.has_step_time().then(|| {
+            let prompt_tokens = self.pace.prompt_tokens(&load, step.prefill_token_ms);
+            // `as` saturates.
+            (load.decodes.saturating_mul(decode_tokens(step)) as f32 + prompt_tokens) as u32
+        });
+    }
+
+    #[inline(always)]
+    fn key(&self, _step: &Step, request: &Request<'_, Self>) -> f32 {
+        let priority = clamped(request.priority(), MOST_URGENT, LEAST_URGENT);
+        // Put off once more for as long as the host allows, such a request would miss its deadline.
+        let level = if request.slack_ms() < self.near_deadline_ms { MOST_URGENT } else { priority } - MOST_URGENT;
+        // All decodes fit into a step but where the engine's own limit is below their number: there they take turns.
+        let turn = clamped(request.since_progress_ms(), 0.0, SPAN - 1.0);
+        let (phase, rank) = match request.phase() {
+            _ if request.state() != State::Running => (3.0, self.rank(request)),
+            Phase::Output => (0.0, turn),
+            Phase::Think => (1.0, turn),
+            Phase::Prefill => (2.0, self.short_first(request)),
+        };
+        (phase * LEVELS + level) * SPAN - rank
+    }
+
+    fn token_budget(&self, step: &Step) -> Option<u32> {
+        Some(self.token_budget?.clamp(1, step.token_budget.max(1)))
+    }
+}
+
+export_policy!(dispatch: Balanced);
+
+#[cfg(test)]
+mod tests;
