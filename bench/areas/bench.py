@@ -209,6 +209,7 @@ COLUMNS = (
 )
 # Policies of the table, as the command line takes them.
 SHOWN = (
+    "balanced",
     "output-first",
     "priority",
     "pascal",
