@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from areas.bench import MERIDIAN, SERVEGEN, TRACES, write_between
+from areas.bench import COMPONENTS, SERVEGEN, TRACES, meridian, write_between
 from areas.common import RESULTS, ROOT, WORK, Bound, Figure, say, seeds
 
 DEFAULT = "balanced"
 # The same with thresholds of early exit that follow the queue; entropies are made up (docs/src/simulator.md).
 EARLY_EXIT = "balanced, budget deadline-aware.wasm"
-EARLY_EXIT_SLOTS = "dispatch=native:balanced,budget=target/policies/deadline-aware.wasm"
+EARLY_EXIT_SLOTS = f"dispatch=native:balanced,budget={COMPONENTS / 'deadline-aware.wasm'}"
 ENGINES = ("7b-h100", "8b-a100", "32b-h200", str(RESULTS / "fidelity-engine.toml"))
 # Chat traces without phases get thinking from the two modes of ServeGen's reasoning traffic.
 TRACE_FILES = (
@@ -46,10 +44,7 @@ def meridian_grid(runs: int) -> dict[str, Any]:
     args += [flag for trace in TRACE_FILES for flag in ("--trace", trace)]
     args += ["--policy", DEFAULT, "--policy", EARLY_EXIT_SLOTS, "--html", str(WORK / "grid.html")]
     say(f"  meridian bench grid {' '.join(args)}")
-    done = subprocess.run([MERIDIAN, "--json", "bench", "grid", *args], stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        sys.exit(f"error: meridian bench grid: {done.stdout.strip()}")
-    return json.loads(done.stdout)
+    return meridian("grid", *args)
 
 
 def pages(found: dict[str, Any], verdicts: dict[str, dict[str, Any]]) -> None:
@@ -66,7 +61,7 @@ def pages(found: dict[str, Any], verdicts: dict[str, dict[str, Any]]) -> None:
     for row in found["rows"]:
         rates = [row["capacity"].get(name) for name in (TUNED, DEFAULT, EARLY_EXIT)]
         shown = ["none" if rate is None else f"{rate:.3g}" for rate in rates]
-        ratios = ["-" if None in (rate, rates[0]) else f"{rate / rates[0]:.2f}" for rate in rates]
+        ratios = ["-" if rates[0] is None else f"{(rate or 0.0) / rates[0]:.2f}" for rate in rates]
         cells = (row["engine"], row["traffic"], shown[0], shown[1], ratios[1], shown[2], ratios[2])
         rows.append(f"| {' | '.join(cells)} |")
     write_between(page, "capacity", rows)
@@ -109,8 +104,9 @@ def grid(runs: int) -> Iterator[Figure]:
         (DEFAULT, "dispatch and eviction", 1.10),
         (EARLY_EXIT, "dispatch, eviction and early exit", 1.35),
     ):
-        rates = [(row["capacity"].get(name), row["capacity"].get(TUNED)) for row in found["rows"]]
-        ratios = [rate / tuned for rate, tuned in rates if rate is not None and tuned is not None]
+        # Where tuned stock vLLM serves a load and the policy serves none, that is a ratio of 0.
+        served = [row["capacity"] for row in found["rows"] if row["capacity"].get(TUNED) is not None]
+        ratios = [(rates.get(name) or 0.0) / rates[TUNED] for rates in served]
         title, unit = f"grid: capacity over tuned stock, {title}", "ratio, lowest and highest row"
         yield Figure(title, median(ratios), unit, Bound(least, at_most=False), min(ratios), max(ratios))
 
