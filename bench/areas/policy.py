@@ -35,6 +35,15 @@ GAINS = (
     ("ttft_p50_ms", "TTFT p50", None, None),
     ("recomputed_tokens", "recomputed tokens", None, Bound(0.6)),
 )
+# What an order costs and gains over that of arrival.
+FORECAST = (
+    ("ttfo_p50_ms", "TTFO p50", None),
+    ("ttfo_p99_ms", "TTFO p99", None),
+    ("ttft_p50_ms", "TTFT p50", None),
+    ("itl_output_p99_ms", "output ITL p99", None),
+    ("goodput_rps", "goodput", None),
+    ("throughput_tok_s", "throughput", None),
+)
 
 
 def meridian_grid(runs: int) -> dict[str, Any]:
@@ -111,6 +120,78 @@ def grid(runs: int) -> Iterator[Figure]:
         yield Figure(title, median(ratios), unit, Bound(least, at_most=False), min(ratios), max(ratios))
 
 
+def replayed(engine: str, rate: float, runs: int, *args: str) -> list[dict[str, float]]:
+    """Metrics of each seed of the last policy of `args`; of stock vLLM without one."""
+    shown = Path(engine).name
+    say(f"  meridian bench replay --engine {shown} --rate {rate:.3g} {' '.join(args)}")
+    fixed = ("--engine", engine, "--rate", f"{rate:.6g}", "--seeds", seeds(runs), "--requests", str(REQUESTS))
+    found = meridian("replay", *fixed, "--trace", str(SERVEGEN), *args)["runs"]
+    policy = found[-1]["policy"]
+    return [run["metrics"] for run in found if run["policy"] == policy]
+
+
+def over(ours: list[dict[str, float]], stock: list[dict[str, float]], key: str) -> float:
+    """Median over seeds of the ratio."""
+    return median(a[key] / b[key] for a, b in zip(ours, stock, strict=True))
+
+
+def forecast(runs: int) -> Iterator[Figure]:
+    """Least attained service with levels, and an oracle that knows lengths, against the order of arrival."""
+    WORK.mkdir(parents=True, exist_ok=True)
+    config = WORK / "preempt_for_waiting.toml"
+    config.write_text("[scheduler]\npreempt_for_waiting = true\n")
+    waiting = ("--config", str(config))
+    # Probes whose entropies the policy sees, and which end nothing.
+    probes = 'dispatch=mlfq,budget=patience{"answers": 1000}'
+    contenders: dict[str, tuple[str, ...]] = {
+        "oracle (`srpt`, lengths known)": ("--max-tokens", "exact", "--policy", "srpt"),
+        "`mlfq`": (*waiting, "--policy", "mlfq"),
+        "`mlfq`, entropies probed": (*waiting, "--policy", probes),
+        "`mlfq`, nobody gives way": ("--policy", "mlfq"),
+    }
+    cells = json.loads((RESULTS / "grid.json").read_text())["cells"]
+    rows = [
+        "",
+        f"| cell | order | {' | '.join(title for _, title, _ in FORECAST)} |",
+        "|---" * (2 + len(FORECAST)) + "|",
+    ]
+    ratios: dict[str, dict[str, list[float]]] = {name: {key: [] for key, *_ in FORECAST} for name in contenders}
+    for engine in ENGINES[:3]:
+        for load in (0.95, 1.05, 1.3):
+            is_cell = (engine, SERVEGEN.name, load)
+            (rate,) = (c["rate"] for c in cells if (c["engine"], c["traffic"], c["load"]) == is_cell)
+            stock = replayed(engine, rate, runs, "--policy", "fcfs")
+            for name, args in contenders.items():
+                ours = replayed(engine, rate, runs, *args)
+                found = {key: over(ours, stock, key) for key, *_ in FORECAST}
+                shown = " | ".join(f"{found[key]:.2f}" for key, *_ in FORECAST)
+                rows.append(f"| {engine}, load {load:g} | {name} | {shown} |")
+                if load > 1.0:
+                    for key, ratio in found.items():
+                        ratios[name][key].append(ratio)
+    write_between(ROOT / "docs" / "src" / "policies.md", "forecast", rows)
+    oracle, ours = (list(ratios)[i] for i in (0, 1))
+    gains = [
+        (1.0 - mine) / (1.0 - its)
+        for mine, its in zip(ratios[ours]["ttfo_p50_ms"], ratios[oracle]["ttfo_p50_ms"], strict=True)
+    ]
+    unit = "of the oracle's gain, lowest and highest cell"
+    yield Figure("forecast: gain in TTFO p50", median(gains), unit, Bound(0.5, at_most=False), min(gains), max(gains))
+    for name, of in ratios.items():
+        plain = name.replace("`", "")
+        for key, title, bound in FORECAST:
+            values = of[key]
+            judged = bound if name == ours else None
+            yield Figure(
+                f"forecast: {plain}: {title} over stock, load 1.05 and 1.3",
+                median(values),
+                "ratio, lowest and highest cell",
+                judged,
+                min(values),
+                max(values),
+            )
+
+
 def parts(pairs: int) -> dict[str, Callable[[], Iterator[Figure]]]:
     """The parts of the area; `pairs` are seeds."""
-    return {"grid": lambda: grid(pairs)}
+    return {"grid": lambda: grid(pairs), "forecast": lambda: forecast(pairs)}

@@ -73,6 +73,7 @@ class Policy:
     kv_memory: bool = True
     # Tight, so that budgets are lowered.
     tpot_ms: tuple[float, float] = (8.0, 16.0)
+    preempts_for_waiting: bool = False
 
     def config(self, hostile: Path) -> Any:
         """As it would stand in meridian.toml, without listeners."""
@@ -83,7 +84,10 @@ class Policy:
         output_ms, think_ms = self.tpot_ms
         return MeridianConfig(
             scheduler=SchedulerConfig(
-                output_tpot_budget_ms=output_ms, think_tpot_budget_ms=think_ms, max_defer_ms=self.max_defer_ms
+                output_tpot_budget_ms=output_ms,
+                think_tpot_budget_ms=think_ms,
+                max_defer_ms=self.max_defer_ms,
+                preempt_for_waiting=self.preempts_for_waiting,
             ),
             kv_memory=KvMemoryConfig(enabled=self.kv_memory),
             model=ModelConfig(strips_reasoning=True),
@@ -102,6 +106,8 @@ POLICIES = (
     Policy("pascal", "native:pascal"),
     Policy("qoe", "native:qoe"),
     Policy("srpt", "native:srpt"),
+    Policy("srpt, for waiting", "native:srpt", {"forecast": "attained"}, preempts_for_waiting=True),
+    Policy("mlfq, for waiting", "native:mlfq", {"quantum_tokens": 4}, preempts_for_waiting=True),
     Policy("caps-of-nothing", "caps-of-nothing.wasm"),
     Policy("output-first, nobody waits", "native:output-first", max_defer_ms=1.0),
     Policy("pascal, nobody waits", "native:pascal", {"lead_tokens": 0.0}, max_defer_ms=1.0),

@@ -32,6 +32,7 @@ class SchedulerConfig:
     min_think_tokens: int = 512
     max_think_tokens: int = 32768
     max_defer_ms: float = 2000.0
+    preempt_for_waiting: bool = False
 
 
 @dataclass(frozen=True)

@@ -85,13 +85,15 @@ class StepPlan:
     """What an engine is to do in one step.
 
     `running` and `waiting` are permutations of what was given; `token_budget` is at least 1 and at most the engine's
-    own; `token_caps` names requests that may take at most that many tokens (0: left out of the step).
+    own; `token_caps` names requests that may take at most that many tokens (0: left out of the step); `preempted` are
+    running requests that give up their seat and KV blocks to the first of `waiting`.
     """
 
     running: list[str]
     waiting: list[str]
     token_budget: int
     token_caps: dict[str, int] = field(default_factory=dict)
+    preempted: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -287,7 +289,7 @@ class PolicyEngine:
         self._now_ms = now_ms
         running_handles: list[object] = [self._handles[request_id] for request_id in running]
         waiting_handles: list[object] = [self._handles[request_id] for request_id in waiting]
-        budget, caps, _, _ = self._engine.plan(
+        budget, caps, _, _, preempted = self._engine.plan(
             running_handles,
             waiting_handles,
             now_ms,
@@ -303,6 +305,7 @@ class PolicyEngine:
             waiting=[handle.request_id for handle in waiting_handles if isinstance(handle, _Handle)],
             token_budget=budget,
             token_caps=caps or {},
+            preempted=[handle.request_id for handle in preempted if isinstance(handle, _Handle)],
         )
 
     def scheduled(self, tokens: Mapping[str, int]) -> None:

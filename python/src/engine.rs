@@ -23,6 +23,9 @@ enum Added {
     Followed(u64, u32, bool),
 }
 
+/// Token budget, caps, whether each list changed, and the handles of the requests that give way.
+type Planned<'py> = (u32, Option<Bound<'py, PyDict>>, bool, bool, Vec<Py<PyAny>>);
+
 /// The mirror, the slots and the step-time model of one engine.
 ///
 /// Methods that follow a step take microseconds and are called from the thread that schedules, so none of them releases
@@ -143,7 +146,8 @@ impl Engine {
     }
 
     /// Plan one step: puts the two lists of handles into their new order, in place. Returns the step's token budget, a
-    /// caps dictionary from request id to tokens (None when there are none), and whether each list changed.
+    /// caps dictionary from request id to tokens (None when there are none), whether each list changed, and the handles of the
+    /// running requests that give way to waiting ones.
     #[expect(clippy::too_many_arguments, reason = "one call a step")]
     fn plan<'py>(
         &self,
@@ -157,12 +161,12 @@ impl Engine {
         free_seats: u32,
         all_waiting: u32,
         decode_tokens: u32,
-    ) -> PyResult<(u32, Option<Bound<'py, PyDict>>, bool, bool)> {
+    ) -> PyResult<Planned<'py>> {
         let handles = &mut *self.handles();
         if !handles.find(running, waiting) {
             // A request that was never added: the engine's own order is right for a step like that.
             self.engine.drive().rekey_pools(now_ms);
-            return Ok((token_budget, None, false, false));
+            return Ok((token_budget, None, false, false, Vec::new()));
         }
         let facts = EngineFacts {
             now_ms,
@@ -186,7 +190,8 @@ impl Engine {
                 caps.set_item(id, cap)?;
             }
         }
-        Ok((plan.token_budget, caps, !plan.running_order.is_empty(), !plan.waiting_order.is_empty()))
+        let preempted = plan.preempted.iter().filter_map(|row| handles.handle(py, *row)).collect();
+        Ok((plan.token_budget, caps, !plan.running_order.is_empty(), !plan.waiting_order.is_empty(), preempted))
     }
 
     /// The engine scheduled the step that was planned at `now_ms`: request id -> tokens. What is not known is a probe.

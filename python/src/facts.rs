@@ -37,6 +37,12 @@ impl Engine {
         self.engine.drive().config().kv_memory.enabled
     }
 
+    /// Whether waiting requests may take the places of running ones.
+    #[getter]
+    fn preempts_for_waiting(&self) -> bool {
+        self.engine.drive().config().scheduler.preempt_for_waiting
+    }
+
     /// Free KV blocks that admission leaves for each running request.
     #[getter]
     fn growth_blocks(&self) -> f64 {

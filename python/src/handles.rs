@@ -42,6 +42,11 @@ impl Handles {
         self.live.get(&row).map(|live| &live.id)
     }
 
+    /// The Python object of a request.
+    pub(crate) fn handle(&self, py: Python<'_>, row: RowId) -> Option<Py<PyAny>> {
+        self.live.get(&row).map(|live| live.handle.clone_ref(py))
+    }
+
     /// Find the rows of the handles in two lists, into `running` and `waiting`; false when one is not known.
     pub(crate) fn find(&mut self, running: &Bound<'_, PyList>, waiting: Option<&Bound<'_, PyList>>) -> bool {
         self.waiting.clear();

@@ -228,7 +228,9 @@ impl Engine {
             decode_tokens: 1,
         };
         let Queues { running, waiting, .. } = &mut self.queues;
-        let window = if seats > 0 { waiting.len().min(WAITING_WINDOW) } else { 0 };
+        // While no seat is free, those that wait matter only where they may take one.
+        let sees_waiting = seats > 0 || self.policies.config.scheduler.preempt_for_waiting;
+        let window = if sees_waiting { waiting.len().min(WAITING_WINDOW) } else { 0 };
         let waiting = &waiting.make_contiguous()[..window];
         let plan = self.scheduler.plan(&facts, running, waiting);
         self.queues.arrange(plan);

@@ -109,7 +109,7 @@ impl SlotKind for Dispatch {
 
     const NAME: SlotName = SlotName::Dispatch;
     const NATIVES: &'static [&'static str] =
-        &["balanced", "output-first", "fcfs", "noop", "priority", "pascal", "srpt", "fair-share", "edf", "qoe"];
+        &["balanced", "output-first", "fcfs", "noop", "priority", "pascal", "srpt", "fair-share", "edf", "qoe", "mlfq"];
 
     fn now_ms(facts: &Step) -> f64 {
         facts.now_ms
@@ -148,6 +148,7 @@ impl SlotKind for Dispatch {
             "noop" => Some(Native::<noop::Noop>::boxed(init)),
             "priority" => Some(Native::<priority::Priority>::boxed(init)),
             "pascal" => Some(Native::<pascal::Pascal>::boxed(init)),
+            "mlfq" => Some(Native::<mlfq::Mlfq>::boxed(init)),
             "srpt" => Some(Native::<srpt::Srpt>::boxed(init)),
             "fair-share" => Some(Native::<fair_share::FairShare>::boxed(init)),
             "edf" => Some(Native::<edf::Edf>::boxed(init)),

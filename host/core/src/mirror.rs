@@ -34,6 +34,9 @@ pub struct EngineMirror {
     steps_ahead: usize,
     last_plan_ms: Option<f64>,
     preemptions: [u64; 3],
+    /// Requests that the latest plan has give way to waiting ones, and how many wait.
+    displaced: Vec<RowId>,
+    behind: usize,
     kv: KvCounts,
     now_ms: Option<f64>,
 }
@@ -198,12 +201,20 @@ impl EngineMirror {
         self.table.preempted(row_id);
     }
 
+    /// The plan of this step has these requests give way to one of so many that wait: preempted, they stand behind them.
+    pub(crate) fn will_displace(&mut self, rows: &[RowId], waiting: usize) {
+        self.displaced.clear();
+        self.displaced.extend_from_slice(rows);
+        self.behind = waiting;
+    }
+
     /// The request was preempted. Whether it answered, although one that does not could have gone.
     pub fn preempted(&mut self, row_id: RowId) -> bool {
         let Some(row) = self.table.get(row_id) else { return false };
         let answered = row.phase() == Phase::Output;
         self.preemptions[row.phase() as usize] += 1;
-        self.table.preempted(row_id);
+        let others = if self.displaced.contains(&row_id) { self.behind } else { 0 };
+        self.table.preempted_behind(row_id, others);
         let could_go = |row: &RequestState| {
             row.state() == State::Running && row.phase() != Phase::Output && row.computed_tokens() > 0
         };

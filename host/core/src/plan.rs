@@ -1,3 +1,5 @@
+use std::cmp::Ordering;
+
 use meridian_policy_sdk::{Decision, Phase, State};
 
 use crate::table::RequestState;
@@ -43,6 +45,9 @@ pub struct Plan {
     /// Requests that may take fewer tokens than they need, with how many. 0 leaves a request out of the step and puts it
     /// at the end of its order. A prompt that may not be split has no cap but 0.
     pub token_caps: Vec<(RowId, u32)>,
+    /// Running requests that give up their seat and their KV blocks before the step, for the first of the waiting ones. They are
+    /// in `running_order` still, and wait behind all others from then on.
+    pub preempted: Vec<RowId>,
     /// The decision would have left the step without anything to run: caps of 0 were lifted.
     pub overruled: bool,
 }
@@ -62,6 +67,8 @@ pub struct KvGrowth {
     pub blocks_per_request: f64,
 }
 
+/// A request gives way to waiting ones so many times at most: what it has computed is computed again each time.
+const MOST_PREEMPTIONS: u32 = 3;
 /// Of all KV blocks, the part that admission leaves free at most.
 const MOST_RESERVED: u32 = 10;
 
@@ -101,6 +108,8 @@ pub struct Planner {
     growth: Option<KvGrowth>,
     /// The engine itself schedules by priority.
     priority_first: bool,
+    /// Waiting requests may displace running ones.
+    preempts_for_waiting: bool,
     plan: Plan,
     ranker: Ranker,
     keys: Vec<f32>,
@@ -141,6 +150,14 @@ impl Planner {
     /// own rule for whom to preempt.
     pub fn put_priority_first(&mut self) {
         self.priority_first = true;
+    }
+
+    /// From here on the keys of running and waiting requests are compared: while no seat is free for the first of the waiting ones,
+    /// running ones of higher keys give way to it, the highest first; while KV blocks are short, those of a less urgent priority, where
+    /// the engine schedules by priority; none unless that makes
+    /// room enough, none that is computing its prompt, and none more than three times. Does nothing for an engine that has no queues of its own.
+    pub fn preempt_for_waiting(&mut self) {
+        self.preempts_for_waiting = true;
     }
 
     /// Make the plan of one step from a checked `decision` over `running` followed by `waiting`.
@@ -219,6 +236,7 @@ impl Planner {
         let least = facts.decode_tokens.clamp(1, engine_budget);
         self.plan.token_budget = decision.token_budget.unwrap_or(engine_budget).clamp(least, engine_budget);
         self.plan.token_caps.clear();
+        self.plan.preempted.clear();
         self.plan.overruled = false;
         self.budget_was_lowered = self.plan.token_budget < engine_budget;
         self.caps.clear();
@@ -254,17 +272,70 @@ impl Planner {
         }
         self.fit_whole_prompts(table, facts, running, waiting);
         self.head_fits = self.fits(table, facts, running, waiting);
+        if self.preempts_for_waiting && !self.owns_queues && (facts.free_seats == 0 || !self.head_fits) {
+            self.make_room(table, facts, running, waiting, &decision.keys);
+        }
         let binding = self.owns_queues
             || running_changed
             || waiting_changed
             || self.budget_was_lowered
+            || !self.plan.preempted.is_empty()
             || !self.plan.token_caps.is_empty();
         if binding {
-            if facts.free_seats > 0 {
+            if facts.free_seats > 0 || !self.plan.preempted.is_empty() {
                 let left_out = |i: usize| self.caps.get(running.len() + i) == Some(&0);
                 self.could_defer.extend(waiting.iter().enumerate().map(|(i, row_id)| (*row_id, left_out(i))));
             }
             self.serve_overdue(table, facts, running, waiting, max_defer_ms);
+        }
+    }
+
+    /// Find the running requests that give way to the first of the waiting ones.
+    fn make_room(
+        &mut self,
+        table: &RequestTable,
+        facts: &EngineFacts,
+        running: &[RowId],
+        waiting: &[RowId],
+        keys: &[f32],
+    ) {
+        let from = self.plan.waiting_order.first().map_or(0, |from| *from as usize);
+        let Some(head) = waiting.get(from).and_then(|row_id| table.get(*row_id)) else { return };
+        let is_left_out = self.caps.get(running.len() + from) == Some(&0);
+        // Equal keys displace nobody, and NaN is behind all of them.
+        let place = |row: &RequestState, i: usize| {
+            let key = keys.get(i).copied().filter(|key| !key.is_nan()).unwrap_or(f32::INFINITY);
+            (if self.priority_first { row.priority } else { 0 }, key)
+        };
+        let first = place(head, running.len() + from);
+        let blocks = |tokens: u32| self.block_tokens.map_or(0, |block_tokens| tokens.div_ceil(block_tokens));
+        let reserved = self.growth.map_or(0, |growth| growth.reserve(running.len(), facts.total_blocks));
+        let needed = blocks(head.known_tokens()).saturating_add(reserved);
+        let (mut seats, mut free_blocks) = (facts.free_seats, facts.free_blocks);
+        let needs_seat = seats == 0;
+        while !is_left_out && (seats == 0 || free_blocks < needed) {
+            let gives_way = |(i, row_id): (usize, &RowId)| {
+                let row = table.get(*row_id)?;
+                let computes = row.needed_tokens(facts.decode_tokens) > facts.decode_tokens.max(1);
+                let stays = row.preemptions >= MOST_PREEMPTIONS || self.plan.preempted.contains(row_id);
+                // Where only KV blocks are short, memory preempts by itself as running requests grow: to hasten that for each that
+                // waits would compute more again than it gains.
+                let gives_way = if needs_seat { first < place(row, i) } else { first.0 < place(row, i).0 };
+                (gives_way && !computes && !stays).then(|| (place(row, i), *row_id, row.computed_tokens()))
+            };
+            // Of equal ones the last in the list.
+            let later = |a: &((i32, f32), RowId, u32), b: &((i32, f32), RowId, u32)| {
+                a.0.partial_cmp(&b.0).unwrap_or(Ordering::Equal)
+            };
+            let Some((_, row_id, computed)) = running.iter().enumerate().filter_map(gives_way).max_by(later) else {
+                break;
+            };
+            seats += 1;
+            free_blocks = free_blocks.saturating_add(blocks(computed));
+            self.plan.preempted.push(row_id);
+        }
+        if seats == 0 || free_blocks < needed {
+            self.plan.preempted.clear();
         }
     }
 

@@ -584,7 +584,12 @@ impl RequestTable {
     /// The request lost its KV blocks and waits again.
     pub fn preempted(&mut self, row_id: RowId) {
         // It stands before all others.
-        let turn = self.turn_after(0);
+        self.preempted_behind(row_id, 0);
+    }
+
+    /// The same, and it stands behind so many others.
+    pub(crate) fn preempted_behind(&mut self, row_id: RowId, others: usize) {
+        let turn = self.turn_after(others);
         let Some(row) = self.row_mut(row_id) else { return };
         let was_running = std::mem::replace(&mut row.state, State::Preempted) == State::Running;
         row.turn = turn;

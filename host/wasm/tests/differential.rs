@@ -62,9 +62,10 @@ fn bits(decision: &Decision) -> (Vec<u32>, Option<u32>, Vec<u32>) {
 }
 
 /// Options that change what a policy does with a batch.
-const WITH_OPTIONS: [(&str, &str); 4] = [
+const WITH_OPTIONS: [(&str, &str); 5] = [
     ("pascal", r#"{"quantum_tokens": 1, "demote_tokens": 3, "lead_tokens": 0, "tpot_ms": 0.5}"#),
     ("srpt", r#"{"forecast": "attained"}"#),
+    ("mlfq", r#"{"quantum_tokens": 7}"#),
     ("fair-share", r#"{"input_weight": 0.5, "output_weight": 0}"#),
     ("qoe", r#"{"reading_tok_s": 900.5, "lead_tokens": 1}"#),
 ];

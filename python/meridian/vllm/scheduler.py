@@ -88,6 +88,9 @@ class _Meridian(SchedulerInterface):
     _meridian_ended: list[Request] | None = None
     # While `schedule()` runs: a preemption outside of it is nobody's choice.
     _meridian_schedules = False
+    # Whether the policy's order holds between running and waiting requests; and those that gave way in this step.
+    _meridian_preempts_for_waiting = False
+    _meridian_displaced: tuple[Request, ...] = ()
     # vLLM's own token budget, while a plan has put another in its place.
     _meridian_own_budget: int | None = None
     _meridian_decode_tokens = 1
@@ -131,6 +134,7 @@ class _Meridian(SchedulerInterface):
         self._meridian = engine
         if engine is None:
             return
+        self._meridian_preempts_for_waiting = engine.preempts_for_waiting
         self._meridian_think_kept = None if self._meridian_diffuses else make_think_hook(self._scheduler(), engine)
         self._meridian_stands_aside = engine.is_stock
         if not self._meridian_stands_aside:
@@ -251,6 +255,9 @@ class _Meridian(SchedulerInterface):
             scheduler.max_num_scheduled_tokens = own_budget
         vars(self).pop("_reserve_prefill_lookahead", None)
         queue = scheduler.waiting
+        displaced, self._meridian_displaced = self._meridian_displaced, ()
+        for request in displaced:
+            queue.add_request(request)
         if isinstance(queue, PlannedPriorityQueue):
             queue.plan_ends()
         if self._meridian is None:
@@ -280,9 +287,10 @@ class _Meridian(SchedulerInterface):
         free_seats = self._free_seats(scheduler)
         queue = scheduler.waiting
         # Waiting requests can matter only when one may be admitted.
-        window = list(islice(queue, WAITING_WINDOW)) if queue and free_seats > 0 else None
+        sees_waiting = free_seats > 0 or self._meridian_preempts_for_waiting
+        window = list(islice(queue, WAITING_WINDOW)) if queue and sees_waiting else None
         pool = self._meridian_block_pool
-        budget, caps, _, waiting_changed = engine.plan(
+        budget, caps, _, waiting_changed, preempted = engine.plan(
             running,
             cast("list[object] | None", window),
             now_ms,
@@ -298,11 +306,30 @@ class _Meridian(SchedulerInterface):
             scheduler.running[:] = cast("list[Request]", [*running, *probes])
         if waiting_changed and window is not None:
             _put_first(queue, window)
+        if preempted:
+            self._displace(scheduler, cast("list[Request]", preempted))
         whole_prompts = not scheduler.scheduler_config.enable_chunked_prefill
         if budget < own_budget and whole_prompts and not any(map(_can_take_tokens, scheduler.running)):
             # What is meant for requests whose tokens are in flight may be less than a prompt that may not be split.
             budget = own_budget
         return budget, caps
+
+    def _displace(self, scheduler: Scheduler, preempted: list[Request]) -> None:
+        """Have running requests give way to waiting ones, as `reset_prefix_cache` preempts outside of `schedule()`.
+
+        They wait again after the step: vLLM delivers what is in flight of a preempted request, so that it must not be
+        resumed in the same step."""
+        timestamp = time.monotonic()
+        drops_output = getattr(scheduler, "requires_kv_delivery", False)
+        self._meridian_schedules = True
+        try:
+            for request in preempted:
+                scheduler.running.remove(request)
+                self._preempt_request(request, timestamp, drop_stale_output=drops_output)
+                scheduler.waiting.remove_request(request)
+                self._meridian_displaced = (*self._meridian_displaced, request)
+        finally:
+            self._meridian_schedules = False
 
     def _free_seats(self, scheduler: Scheduler) -> int:
         most = getattr(scheduler, "max_num_active_reqs", scheduler.max_num_running_reqs)

@@ -32,6 +32,7 @@ class Engine:
         self,
         source: str,
         *,
+        options: dict[str, Any] | None = None,
         deadline_ms: float = 1000.0,
         eviction: str = "native:tiered-lru",
         model: dict[str, Any] | None = None,
@@ -48,7 +49,7 @@ class Engine:
             kv_memory=KvMemoryConfig(**kv_memory or {}),
             model=ModelConfig(**model or {}),
             policy=PolicyConfig(
-                dispatch=SlotConfig(source=source, deadline_ms=deadline_ms),
+                dispatch=SlotConfig(source, options or {}, deadline_ms=deadline_ms),
                 eviction=SlotConfig(eviction, deadline_ms=deadline_ms if eviction.endswith(".wasm") else 2.0),
             ),
         )

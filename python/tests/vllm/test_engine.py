@@ -212,7 +212,7 @@ def test_caps_and_budget_are_kept(engine: Engine, stock_tokens: list[list[int]])
         caps = {request.request_id: 0 for request in left_out}
         caps |= {request.request_id: 8 for request in waiting or []}
         planned.append((40, caps))
-        return 40, caps or None, False, False
+        return 40, caps or None, False, False, []
 
     with engine.using(Scripted(plan)) as scripted:
         assert engine.generate(requests(24)) == stock_tokens
@@ -236,7 +236,7 @@ def test_waiting_requests_are_admitted_in_the_planned_order(engine: Engine) -> N
             waiting.reverse()
             first.extend(request.request_id for request in waiting)
             return facts[1], None, False, True
-        return facts[1], None, False, False
+        return facts[1], None, False, False, []
 
     with engine.using(Scripted(plan)) as scripted:
         engine.generate([TraceRequest(0.0, 60, 2, 2) for _ in range(8)])

@@ -72,6 +72,8 @@ pub struct SchedulerConfig {
     /// Longest time a policy may put a request off, milliseconds.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub max_defer_ms: f32,
+    /// Whether a waiting request takes the place of running ones that the policy puts behind it, while all seats are taken.
+    pub preempt_for_waiting: bool,
 }
 
 /// `[entropy]`
@@ -227,7 +229,7 @@ pub struct PolicyConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct SlotConfig {
     /// `native:NAME` (dispatch: `balanced`, `output-first`, `fcfs`, `noop`, `priority`, `pascal`, `srpt`, `fair-share`,
-    /// `edf`, `qoe`; eviction: `tiered-lru`, `least-computed-first`, `prefix-value`, `noop`; budget: `eat-rpdi`,
+    /// `edf`, `qoe`, `mlfq`; eviction: `tiered-lru`, `least-computed-first`, `prefix-value`, `noop`; budget: `eat-rpdi`,
     /// `fixed-budget`, `patience`, `deadline-aware`, `noop`), or the path of a component relative to the file's folder.
     #[schemars(extend("x-must-be" = "a native policy of the slot, or a path"))]
     pub source: String,
@@ -361,6 +363,7 @@ impl Default for SchedulerConfig {
             min_think_tokens: 512,
             max_think_tokens: 32_768,
             max_defer_ms: 2000.0,
+            preempt_for_waiting: false,
         }
     }
 }
@@ -470,6 +473,7 @@ impl SchedulerConfig {
             min_think_tokens: _,
             max_think_tokens: _,
             max_defer_ms,
+            preempt_for_waiting: _,
         } = *self;
         Targets { output_tpot_budget_ms, think_tpot_budget_ms, think_batch_multiplier, max_defer_ms }
     }

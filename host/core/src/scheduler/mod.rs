@@ -132,7 +132,11 @@ impl<D: EngineDecider> MeridianScheduler<D> {
     #[must_use]
     pub fn for_engine(decider: D, markers: Markers, config: &SchedulerConfig, block_tokens: u32) -> Self {
         let block_tokens = block_tokens.max(1);
-        Self::made(decider, Planner::default().with_block_tokens(block_tokens), markers, config, block_tokens)
+        let mut planner = Planner::default().with_block_tokens(block_tokens);
+        if config.preempt_for_waiting {
+            planner.preempt_for_waiting();
+        }
+        Self::made(decider, planner, markers, config, block_tokens)
     }
 
     /// What is known of the engine: to feed it, and to read it. Takes no lock.
@@ -177,6 +181,7 @@ impl<D: EngineDecider> MeridianScheduler<D> {
         let (source, decision) = decider.decide(&step, candidates.len(), &fill);
         *last_source = Some(source);
         let plan = planner.plan(table, facts, running, waiting, decision, self.max_defer_ms);
+        mirror.will_displace(&plan.preempted, facts.waiting as usize);
         if plan.overruled && source == Source::Active {
             decider.overruled();
         }
