@@ -131,6 +131,35 @@ pub struct Options {
     pub command: String,
 }
 
+impl Options {
+    /// Stock vLLM alone in one engine of the default shape, with limits of 32,768 tokens, no deadlines and no rates yet.
+    ///
+    /// # Panics
+    /// Never: `fcfs` is a policy.
+    #[must_use]
+    pub fn stock(slo: Slo, seeds: Vec<u64>, config: MeridianConfig, command: String) -> Self {
+        Self {
+            engine: EngineConfig::default(),
+            engine_name: String::new(),
+            engines: 1,
+            router: Router::default(),
+            slo,
+            baseline: "fcfs".parse().expect("a policy"),
+            policies: Vec::new(),
+            rates: Vec::new(),
+            seeds,
+            eviction: None,
+            budget: None,
+            inject: None,
+            swaps: Vec::new(),
+            max_tokens: MaxTokens::AtMost(32_768),
+            deadline_ms: None,
+            config,
+            command,
+        }
+    }
+}
+
 /// Replay everything. `progress` is told the run (from 0), how many there are, and the share of the run that is done.
 ///
 /// # Errors

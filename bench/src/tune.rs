@@ -17,7 +17,7 @@ pub const SERVED: f64 = 0.9;
 const BATCHED_TOKENS: [u32; 6] = [8192, 4096, 2048, 1024, 512, 256];
 /// Parts of it that are tried as `long_prefill_token_threshold`.
 const THRESHOLD_PARTS: [u32; 2] = [2, 4];
-/// Factor between two rates while the capacity is between none of them, and the factor at which the search ends.
+/// Factor between two rates of the search while no two rates enclose the capacity, and the factor between them at which it ends.
 const STRIDE: f64 = 1.5;
 const NEAR: f64 = 1.02;
 /// Strides up and down before a search gives up.
@@ -119,8 +119,8 @@ fn attempt(options: &Options, input: &Input, rate: Rate, flags: Flags) -> anyhow
     Ok((results.runs.first().map_or(0.0, |run| run.rate), Tried { flags, metrics }))
 }
 
-/// The best flags for the baseline of `options` at a rate, by goodput: first `max_num_batched_tokens`, then a limit for one prompt. `progress` is called
-/// after each of the [`runs`].
+/// The best flags for the baseline of `options` at a rate, by goodput: first `max_num_batched_tokens`, then a limit for one prompt.
+/// `progress` is called after each of the [`runs`].
 ///
 /// # Errors
 /// Nothing to replay.

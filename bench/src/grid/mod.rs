@@ -115,8 +115,8 @@ pub fn median(mut values: Vec<f64>) -> Option<f64> {
 
 impl Grid {
     /// Run all cells, on as many threads as the machine has cores. `options` has what is the same everywhere: policies, seeds,
-    /// service levels; its engine and rates are not looked at. `progress` is told what has been done, of how much: a part for each capacity and each
-    /// cell.
+    /// service levels; its engine and rates are not looked at. `progress` is told what has been done, of how much: a part for each
+    /// capacity and each cell.
     ///
     /// # Errors
     /// A policy that does not load or goes on faulting; nothing to replay.

@@ -153,9 +153,9 @@ impl Planner {
     }
 
     /// From here on the keys of running and waiting requests are compared: while no seat is free for the first of the waiting ones,
-    /// running ones of higher keys give way to it, the highest first; while KV blocks are short, those of a less urgent priority, where
-    /// the engine schedules by priority; none unless that makes
-    /// room enough, none that is computing its prompt, and none more than three times. Does nothing for an engine that has no queues of its own.
+    /// running ones of higher keys give way to it, the highest first. While only KV blocks are short, those of a less urgent priority
+    /// do, where the engine schedules by priority. None does unless that makes room enough, none that is computing its prompt,
+    /// and none more than three times. Does nothing for an engine that has no queues of its own.
     pub fn preempt_for_waiting(&mut self) {
         self.preempts_for_waiting = true;
     }

@@ -5,10 +5,10 @@ use clap::Args;
 use meridian_bench::grid::{Axes, Broken, Gain, Grid, STOCK, TUNED, broken, gains, table};
 use meridian_bench::limits::{RUNS, within};
 use meridian_bench::policies::PolicySet;
-use meridian_bench::replay::{Input, MaxTokens, Options, machine};
+use meridian_bench::replay::{Input, Options, machine};
 use meridian_bench::report::heat_map;
 use meridian_bench::results::MadeBy;
-use meridian_bench::sim::{EngineConfig, Router};
+use meridian_bench::sim::EngineConfig;
 use serde::Serialize;
 
 use super::input::{InputArgs, SloArgs, WorkloadArgs, configured, engine_named};
@@ -138,37 +138,12 @@ fn axes(args: &GridArgs) -> anyhow::Result<Axes> {
 }
 
 fn options(args: &GridArgs) -> anyhow::Result<Options> {
-    let config = configured_or_default(args)?;
+    let config = configured(args.config.as_deref())?;
     let mut policies = args.policies.clone();
     if policies.is_empty() {
         policies.push(config.policy.dispatch.source.parse().map_err(anyhow::Error::msg)?);
     }
     let runs = policies.len().saturating_add(2).saturating_mul(args.seeds.len()).saturating_mul(args.loads.len());
     within("runs of an engine and its traffic (policies times loads times seeds):", runs, &RUNS)?;
-    Ok(Options {
-        engine: EngineConfig::default(),
-        engine_name: String::new(),
-        engines: 1,
-        router: Router::default(),
-        slo: args.slo.read()?,
-        baseline: "fcfs".parse().map_err(anyhow::Error::msg)?,
-        policies,
-        rates: Vec::new(),
-        seeds: args.seeds.clone(),
-        eviction: None,
-        budget: None,
-        inject: None,
-        swaps: Vec::new(),
-        max_tokens: MaxTokens::AtMost(32_768),
-        deadline_ms: None,
-        config,
-        command: super::command(),
-    })
-}
-
-fn configured_or_default(args: &GridArgs) -> anyhow::Result<meridian_core::MeridianConfig> {
-    match &args.config {
-        Some(path) => configured(path),
-        None => super::input::unconfigured(),
-    }
+    Ok(Options { policies, ..Options::stock(args.slo.read()?, args.seeds.clone(), config, super::command()) })
 }

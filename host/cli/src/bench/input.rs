@@ -128,8 +128,9 @@ impl SloArgs {
     }
 }
 
-/// A configuration whose components are where the file says.
-pub(crate) fn configured(path: &Path) -> anyhow::Result<MeridianConfig> {
+/// A configuration whose components are where the file says; without one the defaults, and a template that strips thinking.
+pub(crate) fn configured(path: Option<&Path>) -> anyhow::Result<MeridianConfig> {
+    let Some(path) = path else { return Ok(MeridianConfig::from_toml("[model]\nstrips_reasoning = true")?) };
     let ConfigFile { base_dir, parsed, .. } = config_file::load(Some(path))?;
     let mut config = parsed.config;
     let policy = &mut config.policy;
@@ -139,11 +140,6 @@ pub(crate) fn configured(path: &Path) -> anyhow::Result<MeridianConfig> {
         }
     }
     Ok(config)
-}
-
-/// The defaults, and a template that strips thinking.
-pub(crate) fn unconfigured() -> anyhow::Result<MeridianConfig> {
-    Ok(MeridianConfig::from_toml("[model]\nstrips_reasoning = true")?)
 }
 
 /// The engine of a preset or a file, with its name.
@@ -196,10 +192,7 @@ impl EngineArgs {
         replace("--kv-blocks", self.kv_blocks, &KV_BLOCKS, &mut engine.kv_blocks)?;
         engine.long_prefill_token_threshold = self.long_prefill_token_threshold;
         engine.prefix_caching = !self.no_prefix_caching;
-        let config = match &self.config {
-            Some(path) => configured(path)?,
-            None => unconfigured()?,
-        };
+        let config = configured(self.config.as_deref())?;
         Ok((engine, name, config))
     }
 }

@@ -40,7 +40,11 @@ pub(crate) fn run(args: &MicroArgs, json: bool) -> anyhow::Result<()> {
     for n in &args.candidates {
         within("--candidates", *n, &CANDIDATES).map_err(unusable)?;
     }
-    let config = args.config.as_deref().map_or_else(|| Ok(MeridianConfig::default()), configured).map_err(unusable)?;
+    let config = args
+        .config
+        .as_deref()
+        .map_or_else(|| Ok(MeridianConfig::default()), |path| configured(Some(path)))
+        .map_err(unusable)?;
     let mut loader = Loader::new(config);
     let shipped = shipped(args.policies.as_deref()).map_err(unusable)?;
     let plan = plan(args, &mut loader, shipped.as_deref())?;

@@ -1,7 +1,6 @@
 use clap::Args;
-use meridian_bench::replay::{MaxTokens, Options, Rate};
+use meridian_bench::replay::{Options, Rate};
 use meridian_bench::report::tuned;
-use meridian_bench::sim::Router;
 use meridian_bench::tune::{self, tune};
 
 use super::input::{EngineArgs, InputArgs, SloArgs};
@@ -66,23 +65,6 @@ pub(crate) fn run(args: &TuneArgs, json: bool) -> anyhow::Result<()> {
 
 fn options(args: &TuneArgs) -> anyhow::Result<Options> {
     let (engine, engine_name, config) = args.engine.read()?;
-    Ok(Options {
-        engine,
-        engine_name,
-        engines: 1,
-        router: Router::default(),
-        slo: args.slo.read()?,
-        baseline: "fcfs".parse().map_err(anyhow::Error::msg)?,
-        policies: Vec::new(),
-        rates: Vec::new(),
-        seeds: args.seeds.clone(),
-        eviction: None,
-        budget: None,
-        inject: None,
-        swaps: Vec::new(),
-        max_tokens: MaxTokens::AtMost(32_768),
-        deadline_ms: None,
-        config,
-        command: super::command(),
-    })
+    let stock = Options::stock(args.slo.read()?, args.seeds.clone(), config, super::command());
+    Ok(Options { engine, engine_name, ..stock })
 }
