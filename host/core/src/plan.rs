@@ -110,6 +110,8 @@ pub struct Planner {
     priority_first: bool,
     /// Waiting requests may displace running ones.
     preempts_for_waiting: bool,
+    /// For whom that was done last, and how often it had been preempted then.
+    made_room_for: Option<(RowId, u32)>,
     plan: Plan,
     ranker: Ranker,
     keys: Vec<f32>,
@@ -152,10 +154,11 @@ impl Planner {
         self.priority_first = true;
     }
 
-    /// From here on the keys of running and waiting requests are compared: while no seat is free for the first of the waiting ones,
-    /// running ones of higher keys give way to it, the highest first. While only KV blocks are short, those of a less urgent priority
-    /// do, where the engine schedules by priority. None does unless that makes room enough, none that is computing its prompt,
-    /// and none more than three times. Does nothing for an engine that has no queues of its own.
+    /// From here on the keys of running and waiting requests are compared: while no seat is free for the first of the
+    /// waiting ones, running ones of higher keys give way to it, the highest first. While only KV blocks are short, those
+    /// of a less urgent priority do, where the engine schedules by priority. None does unless that makes room enough,
+    /// none that is computing its prompt, and none more than three times; and nobody does a second time for a waiting
+    /// one that was not admitted then. Does nothing for an engine that has no queues of its own.
     pub fn preempt_for_waiting(&mut self) {
         self.preempts_for_waiting = true;
     }
@@ -300,7 +303,12 @@ impl Planner {
         keys: &[f32],
     ) {
         let from = self.plan.waiting_order.first().map_or(0, |from| *from as usize);
-        let Some(head) = waiting.get(from).and_then(|row_id| table.get(*row_id)) else { return };
+        let Some(row_id) = waiting.get(from) else { return };
+        let Some(head) = table.get(*row_id) else { return };
+        if self.made_room_for == Some((*row_id, head.preemptions)) {
+            // Something else keeps the engine from admitting it: an adapter, a grammar, a transfer.
+            return;
+        }
         let is_left_out = self.caps.get(running.len() + from) == Some(&0);
         // Equal keys displace nobody, and NaN is behind all of them.
         let place = |row: &RequestState, i: usize| {
@@ -336,6 +344,9 @@ impl Planner {
         }
         if seats == 0 || free_blocks < needed {
             self.plan.preempted.clear();
+        }
+        if !self.plan.preempted.is_empty() {
+            self.made_room_for = Some((*row_id, head.preemptions));
         }
     }
 

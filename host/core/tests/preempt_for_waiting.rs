@@ -99,6 +99,20 @@ fn a_prompt_that_is_computed_and_a_request_that_gave_way_three_times_stay() {
 }
 
 #[test]
+fn room_is_made_once_for_a_request_that_the_engine_does_not_admit() {
+    let (table, running, waiting) = table(&[32, 32], &[32, 32]);
+    let mut planner = Planner::default().with_block_tokens(BLOCK_TOKENS);
+    planner.preempt_for_waiting();
+    let mut preempted = |keys: [f32; 4]| {
+        let decision = Decision { keys: keys.to_vec(), ..Decision::default() };
+        planner.plan(&table, &FULL, &running, &waiting, &decision, 1e9).preempted.clone()
+    };
+    assert_eq!(preempted([9.0, 8.0, 1.0, 2.0]), [running[0]]);
+    assert!(preempted([9.0, 8.0, 1.0, 2.0]).is_empty());
+    assert_eq!(preempted([9.0, 8.0, 2.0, 1.0]), [running[0]], "another comes first");
+}
+
+#[test]
 fn priorities_come_before_keys_where_the_engine_schedules_by_them() {
     let mut table = RequestTable::default();
     let mut rows = Vec::new();
@@ -116,6 +130,9 @@ fn priorities_come_before_keys_where_the_engine_schedules_by_them() {
     let decision = Decision { keys: vec![1.0, 2.0, 3.0], ..Decision::default() };
     let plan = planner.plan(&table, &FULL, &rows[..2], &rows[2..], &decision, 1e9);
     assert_eq!(plan.preempted, [rows[0]], "the least urgent, whatever its key");
+    let mut planner = Planner::default().with_block_tokens(BLOCK_TOKENS);
+    planner.preempt_for_waiting();
+    planner.put_priority_first();
     let short = EngineFacts { free_seats: 1, free_blocks: 1, ..FULL };
     let plan = planner.plan(&table, &short, &rows[..2], &rows[2..], &decision, 1e9);
     assert_eq!(plan.preempted, [rows[0]], "for its KV blocks");

@@ -203,6 +203,7 @@ impl<D: EngineDecider> MeridianScheduler<D> {
         let Deciding { decider, planner, last_source, .. } = get_mut(&mut self.deciding);
         let facts = &EngineFacts { now_ms: mirror.hold_time(facts.now_ms), ..*facts };
         mirror.begin_step(facts, &[], &[]);
+        mirror.will_displace(&[], 0);
         decider.kept(facts.now_ms);
         *last_source = Some(Source::Active);
         planner.plan(&mirror.table, facts, &[], &[], &Decision::default(), self.max_defer_ms);
