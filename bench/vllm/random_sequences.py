@@ -106,7 +106,6 @@ POLICIES = (
     Policy("pascal", "native:pascal"),
     Policy("qoe", "native:qoe"),
     Policy("srpt", "native:srpt"),
-    Policy("srpt, for waiting", "native:srpt", {"forecast": "attained"}, preempts_for_waiting=True),
     Policy("mlfq, for waiting", "native:mlfq", {"quantum_tokens": 4}, preempts_for_waiting=True),
     Policy("caps-of-nothing", "caps-of-nothing.wasm"),
     Policy("output-first, nobody waits", "native:output-first", max_defer_ms=1.0),

@@ -235,7 +235,7 @@ def test_waiting_requests_are_admitted_in_the_planned_order(engine: Engine) -> N
         if waiting and not first:
             waiting.reverse()
             first.extend(request.request_id for request in waiting)
-            return facts[1], None, False, True
+            return facts[1], None, False, True, []
         return facts[1], None, False, False, []
 
     with engine.using(Scripted(plan)) as scripted:
