@@ -35,7 +35,7 @@ pub struct EngineMirror {
     last_plan_ms: Option<f64>,
     preemptions: [u64; 3],
     /// Requests that the latest plan has give way to waiting ones, and how many wait.
-    displaced: Vec<RowId>,
+    preempted_for_waiting: Vec<RowId>,
     behind: usize,
     kv: KvCounts,
     now_ms: Option<f64>,
@@ -202,9 +202,9 @@ impl EngineMirror {
     }
 
     /// The plan of this step has these requests give way to one of so many that wait: preempted, they stand behind them.
-    pub(crate) fn will_displace(&mut self, rows: &[RowId], waiting: usize) {
-        self.displaced.clear();
-        self.displaced.extend_from_slice(rows);
+    pub(crate) fn will_preempt(&mut self, rows: &[RowId], waiting: usize) {
+        self.preempted_for_waiting.clear();
+        self.preempted_for_waiting.extend_from_slice(rows);
         self.behind = waiting;
     }
 
@@ -213,7 +213,7 @@ impl EngineMirror {
         let Some(row) = self.table.get(row_id) else { return false };
         let answered = row.phase() == Phase::Output;
         self.preemptions[row.phase() as usize] += 1;
-        let others = if self.displaced.contains(&row_id) { self.behind } else { 0 };
+        let others = if self.preempted_for_waiting.contains(&row_id) { self.behind } else { 0 };
         self.table.preempted_behind(row_id, others);
         let could_go = |row: &RequestState| {
             row.state() == State::Running && row.phase() != Phase::Output && row.computed_tokens() > 0

@@ -1,4 +1,5 @@
-use std::cmp::Ordering;
+mod overdue;
+mod room;
 
 use meridian_policy_sdk::{Decision, Phase, State};
 
@@ -67,8 +68,6 @@ pub struct KvGrowth {
     pub blocks_per_request: f64,
 }
 
-/// A request gives way to waiting ones so many times at most: what it has computed is computed again each time.
-const MOST_PREEMPTIONS: u32 = 3;
 /// Of all KV blocks, the part that admission leaves free at most.
 const MOST_RESERVED: u32 = 10;
 
@@ -275,7 +274,7 @@ impl Planner {
         }
         self.fit_whole_prompts(table, facts, running, waiting);
         self.head_fits = self.fits(table, facts, running, waiting);
-        if self.preempts_for_waiting && !self.owns_queues && (facts.free_seats == 0 || !self.head_fits) {
+        if self.preempts_for_waiting && !self.owns_queues {
             self.make_room(table, facts, running, waiting, &decision.keys);
         }
         let binding = self.owns_queues
@@ -290,63 +289,6 @@ impl Planner {
                 self.could_defer.extend(waiting.iter().enumerate().map(|(i, row_id)| (*row_id, left_out(i))));
             }
             self.serve_overdue(table, facts, running, waiting, max_defer_ms);
-        }
-    }
-
-    /// Find the running requests that give way to the first of the waiting ones.
-    fn make_room(
-        &mut self,
-        table: &RequestTable,
-        facts: &EngineFacts,
-        running: &[RowId],
-        waiting: &[RowId],
-        keys: &[f32],
-    ) {
-        let from = self.plan.waiting_order.first().map_or(0, |from| *from as usize);
-        let Some(row_id) = waiting.get(from) else { return };
-        let Some(head) = table.get(*row_id) else { return };
-        if self.made_room_for == Some((*row_id, head.preemptions)) {
-            // Something else keeps the engine from admitting it: an adapter, a grammar, a transfer.
-            return;
-        }
-        let is_left_out = self.caps.get(running.len() + from) == Some(&0);
-        // Equal keys displace nobody, and NaN is behind all of them.
-        let place = |row: &RequestState, i: usize| {
-            let key = keys.get(i).copied().filter(|key| !key.is_nan()).unwrap_or(f32::INFINITY);
-            (if self.priority_first { row.priority } else { 0 }, key)
-        };
-        let first = place(head, running.len() + from);
-        let blocks = |tokens: u32| self.block_tokens.map_or(0, |block_tokens| tokens.div_ceil(block_tokens));
-        let reserved = self.growth.map_or(0, |growth| growth.reserve(running.len(), facts.total_blocks));
-        let needed = blocks(head.known_tokens()).saturating_add(reserved);
-        let (mut seats, mut free_blocks) = (facts.free_seats, facts.free_blocks);
-        let needs_seat = seats == 0;
-        while !is_left_out && (seats == 0 || free_blocks < needed) {
-            let gives_way = |(i, row_id): (usize, &RowId)| {
-                let row = table.get(*row_id)?;
-                let computes = row.needed_tokens(facts.decode_tokens) > facts.decode_tokens.max(1);
-                let stays = row.preemptions >= MOST_PREEMPTIONS || self.plan.preempted.contains(row_id);
-                // Where only KV blocks are short, memory preempts by itself as running requests grow: to hasten that for each that
-                // waits would compute more again than it gains.
-                let gives_way = if needs_seat { first < place(row, i) } else { first.0 < place(row, i).0 };
-                (gives_way && !computes && !stays).then(|| (place(row, i), *row_id, row.computed_tokens()))
-            };
-            // Of equal ones the last in the list.
-            let later = |a: &((i32, f32), RowId, u32), b: &((i32, f32), RowId, u32)| {
-                a.0.partial_cmp(&b.0).unwrap_or(Ordering::Equal)
-            };
-            let Some((_, row_id, computed)) = running.iter().enumerate().filter_map(gives_way).max_by(later) else {
-                break;
-            };
-            seats += 1;
-            free_blocks = free_blocks.saturating_add(blocks(computed));
-            self.plan.preempted.push(row_id);
-        }
-        if seats == 0 || free_blocks < needed {
-            self.plan.preempted.clear();
-        }
-        if !self.plan.preempted.is_empty() {
-            self.made_room_for = Some((*row_id, head.preemptions));
         }
     }
 
@@ -422,11 +364,6 @@ impl Planner {
         }
     }
 
-    /// Whether a waiting candidate of the last plan is served because it was put off for too long.
-    pub(crate) fn is_overdue(&self, waiting_position: usize) -> bool {
-        self.pinned.get(waiting_position).is_some_and(|urgency| *urgency > 0)
-    }
-
     /// After the step was scheduled: note which waiting requests the last plan put off. One is put off when a seat was
     /// free and either the plan's lowered budget was used up or a later arrival was admitted before it. Want of KV
     /// blocks is not the policy's doing.
@@ -451,122 +388,6 @@ impl Planner {
                 table.defer(row_id, now_ms);
             }
         }
-    }
-
-    /// Fill `self.pinned` for the waiting candidates that were put off for too long, the longest first.
-    fn pin_overdue(&mut self, table: &RequestTable, facts: &EngineFacts, waiting: &[RowId], max_defer_ms: f32) -> bool {
-        self.pinned.clear();
-        self.pinned.extend(waiting.iter().map(|row_id| {
-            let row = table.get(*row_id).filter(|row| table.is_overdue(row, facts.now_ms, max_defer_ms));
-            let overdue_ms = row
-                .and_then(|row| row.deferred_since_ms)
-                .map_or(0.0, |since_ms| facts.now_ms - since_ms - f64::from(max_defer_ms));
-            if overdue_ms > 0.0 { overdue_ms.ceil() as u32 } else { 0 }
-        }));
-        self.pinned.iter().any(|urgency| *urgency > 0)
-    }
-
-    /// Make sure that overdue requests get tokens in this step, by granting every candidate its tokens explicitly.
-    fn serve_overdue(
-        &mut self,
-        table: &RequestTable,
-        facts: &EngineFacts,
-        running: &[RowId],
-        waiting: &[RowId],
-        max_defer_ms: f32,
-    ) {
-        let engine_budget = facts.token_budget.max(1);
-        let overdue_running = |row_id: RowId| {
-            table.get(row_id).is_some_and(|row| facts.now_ms - row.last_progress_ms > f64::from(max_defer_ms))
-        };
-        // They are at the head, behind others only where those have a higher priority: then they wait for the engine.
-        let at_head = |i: &usize| self.plan.waiting_order.get(*i).map_or(*i, |from| *from as usize);
-        let is_pinned = |i: &usize| self.pinned.get(at_head(i)).is_some_and(|urgency| *urgency > 0);
-        let overdue_waiting = (0..waiting.len()).take_while(is_pinned).count().min(facts.free_seats as usize);
-        if overdue_waiting == 0 && !running.iter().any(|row_id| overdue_running(*row_id)) {
-            return;
-        }
-        let need = |row_id: RowId| table.get(row_id).map_or(1, |row| row.needed_tokens(facts.decode_tokens));
-        let is_whole =
-            |row_id: RowId| table.get(row_id).is_some_and(|row| row.needs_whole_prefill(facts.decode_tokens));
-        // A long prefill must not turn its rescue into a stall of everything else, where it may be split: it gets what the
-        // policy leaves to prompts, within bounds.
-        let decodes = (running.len() as u32).saturating_mul(facts.decode_tokens.max(1));
-        let for_prompts = self.plan.token_budget.saturating_sub(decodes);
-        let quantum = for_prompts.clamp(engine_budget / 32, engine_budget / 8).max(facts.decode_tokens).max(1);
-        let share = |row_id: RowId| if is_whole(row_id) { need(row_id) } else { need(row_id).min(quantum) };
-        self.grants.clear();
-        self.grants.resize(running.len() + waiting.len(), 0);
-        let mut reserved = 0u32;
-        let mut overdue: Vec<usize> = (0..running.len()).filter(|i| overdue_running(running[*i])).collect();
-        overdue.sort_by(|a, b| {
-            let since = |i: &usize| table.get(running[*i]).map_or(0.0, |row| row.last_progress_ms);
-            since(a).total_cmp(&since(b))
-        });
-        let first_waiting = |i: usize| self.plan.waiting_order.get(i).map_or(i, |from| *from as usize);
-        let row_id_at = |i: usize| if i < running.len() { running[i] } else { waiting[i - running.len()] };
-        for &i in &overdue {
-            let grant = share(row_id_at(i)).min(engine_budget - reserved);
-            if reserved > 0 && is_whole(row_id_at(i)) && grant < need(row_id_at(i)) {
-                // Those before it are served first.
-                continue;
-            }
-            self.grants[i] = grant;
-            reserved += grant;
-        }
-        // What waits takes its tokens only if the engine admits it, and it admits in order while there are KV blocks: tokens
-        // kept for requests behind one that does not fit would be nobody's. Whether the first fits depends on what the
-        // prefix cache has, so it is tried; and there is always something left for those that run.
-        let mut for_waiting = if running.is_empty() { engine_budget } else { (engine_budget / 2).max(1) };
-        // A prompt that may not be split can need more than that; a decode for each that runs is left to them.
-        let not_granted = self.grants[..running.len()].iter().filter(|grant| **grant == 0).count();
-        let decodes = u32::try_from(not_granted).unwrap_or(u32::MAX).saturating_mul(facts.decode_tokens.max(1));
-        let reserved_blocks = self.growth.map_or(0, |growth| growth.reserve(running.len(), facts.total_blocks));
-        let mut blocks_left = facts.free_blocks.saturating_sub(reserved_blocks);
-        for i in (0..overdue_waiting).map(|i| running.len() + first_waiting(i)) {
-            let row_id = row_id_at(i);
-            let left = engine_budget - reserved;
-            let most = if is_whole(row_id) { left.saturating_sub(decodes) } else { left.min(for_waiting) };
-            let grant = share(row_id).min(most);
-            self.grants[i] = grant;
-            reserved += grant;
-            for_waiting = for_waiting.saturating_sub(grant);
-            let Some(block_tokens) = self.block_tokens else { continue };
-            let known = table.get(row_id).map_or(0, RequestState::known_tokens);
-            match blocks_left.checked_sub(known.div_ceil(block_tokens)) {
-                Some(left) => blocks_left = left,
-                None => break,
-            }
-        }
-        // The rest, in the plan's order, from what the policy's budget and the engine's leave.
-        let mut left = self.plan.token_budget.min(engine_budget - reserved);
-        let mut unreserved = engine_budget - reserved;
-        let total_running = running.len();
-        for position in 0..total_running + waiting.len() {
-            let i = if position < total_running {
-                self.plan.running_order.get(position).map_or(position, |from| *from as usize)
-            } else {
-                total_running + first_waiting(position - total_running)
-            };
-            if self.grants[i] > 0 {
-                continue;
-            }
-            let row_id = row_id_at(i);
-            let most = if left > 0 && is_whole(row_id) { unreserved } else { left };
-            let grant = need(row_id).min(self.caps.get(i).copied().unwrap_or(u32::MAX)).min(most);
-            self.grants[i] = grant;
-            left = left.saturating_sub(grant);
-            unreserved -= grant;
-        }
-        self.plan.token_budget = self.grants.iter().sum::<u32>().clamp(1, engine_budget);
-        self.plan.token_caps.clear();
-        for (i, grant) in self.grants.iter().enumerate() {
-            let row_id = row_id_at(i);
-            if *grant < need(row_id) && (*grant == 0 || !is_whole(row_id)) {
-                self.plan.token_caps.push((row_id, *grant));
-            }
-        }
-        self.budget_was_lowered = true;
     }
 }
 

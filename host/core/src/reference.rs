@@ -42,7 +42,7 @@ pub struct Queues {
     capped: Vec<RowId>,
     reordered: Vec<RowId>,
     /// Running requests that give way to waiting ones in the step.
-    displaced: Vec<RowId>,
+    preempted_for_waiting: Vec<RowId>,
 }
 
 /// What an engine does with one request after another while [`Queues::carry_out`] goes through them.
@@ -118,7 +118,7 @@ impl Queues {
         if window > 0 {
             reorder(&mut self.waiting.make_contiguous()[..window], &plan.waiting_order, &mut self.reordered);
         }
-        self.displaced.clone_from(&plan.preempted);
+        self.preempted_for_waiting.clone_from(&plan.preempted);
         for (row, cap) in &plan.token_caps {
             if self.caps.len() <= row.index() {
                 self.caps.resize(row.index() + 1, u32::MAX);
@@ -130,14 +130,14 @@ impl Queues {
 
     /// The second half: one step of at most `token_budget` tokens. Returns the tokens that were given.
     pub fn serve(&mut self, token_budget: u32, max_running: usize, step: &mut impl EngineStep) -> u32 {
-        let displaced = std::mem::take(&mut self.displaced);
-        self.running.retain(|row| !displaced.contains(row));
-        for row in &displaced {
+        let preempted_for_waiting = std::mem::take(&mut self.preempted_for_waiting);
+        self.running.retain(|row| !preempted_for_waiting.contains(row));
+        for row in &preempted_for_waiting {
             step.preempted(*row);
         }
         let (left, preempted) = self.serve_running(token_budget, step);
         let left = if preempted { left } else { self.admit(left, max_running, step) };
-        self.waiting.extend(displaced);
+        self.waiting.extend(preempted_for_waiting);
         self.lift_caps();
         token_budget - left
     }

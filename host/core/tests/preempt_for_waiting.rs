@@ -53,7 +53,7 @@ fn the_highest_key_gives_way_when_no_seat_is_free() {
     let rows = &requests.1;
     assert_eq!(planned(&requests, &FULL, &[5.0, 9.0, 2.0, 4.0]).preempted, [rows[1]]);
     assert_eq!(planned(&requests, &FULL, &[5.0, f32::NAN, 2.0, 4.0]).preempted, [rows[1]], "NaN is behind all");
-    assert!(planned(&requests, &FULL, &[4.0, 4.0, 4.0, 4.0]).preempted.is_empty(), "equal keys displace nobody");
+    assert!(planned(&requests, &FULL, &[4.0, 4.0, 4.0, 4.0]).preempted.is_empty(), "equal keys preempt nobody");
     assert!(planned(&requests, &FULL, &[5.0, 9.0, 2.0, f32::NAN]).preempted.is_empty());
     let a_seat = EngineFacts { free_seats: 1, ..FULL };
     assert!(planned(&requests, &a_seat, &[5.0, 9.0, 2.0, 4.0]).preempted.is_empty(), "there is room");
@@ -234,7 +234,7 @@ fn who_gave_way_is_not_starved() {
             }
         }
     }
-    assert!(gave_way > 0, "it was never displaced");
+    assert!(gave_way > 0, "it never gave way");
     assert!(came_back > 0, "it never came back");
 }
 

@@ -90,7 +90,7 @@ class _Meridian(SchedulerInterface):
     _meridian_schedules = False
     # Whether the policy's order holds between running and waiting requests; and those that gave way in this step.
     _meridian_preempts_for_waiting = False
-    _meridian_displaced: tuple[Request, ...] = ()
+    _meridian_gave_way: tuple[Request, ...] = ()
     # vLLM's own token budget, while a plan has put another in its place.
     _meridian_own_budget: int | None = None
     _meridian_decode_tokens = 1
@@ -255,8 +255,8 @@ class _Meridian(SchedulerInterface):
             scheduler.max_num_scheduled_tokens = own_budget
         vars(self).pop("_reserve_prefill_lookahead", None)
         queue = scheduler.waiting
-        displaced, self._meridian_displaced = self._meridian_displaced, ()
-        for request in displaced:
+        gave_way, self._meridian_gave_way = self._meridian_gave_way, ()
+        for request in gave_way:
             queue.add_request(request)
         if isinstance(queue, PlannedPriorityQueue):
             queue.plan_ends()
@@ -286,7 +286,7 @@ class _Meridian(SchedulerInterface):
             running = [request for request in running if request not in probes]
         free_seats = self._free_seats(scheduler)
         queue = scheduler.waiting
-        # Waiting requests can matter only when one may be admitted.
+        # Waiting requests can matter only when one may be admitted, or may take a place.
         sees_waiting = free_seats > 0 or self._meridian_preempts_for_waiting
         window = list(islice(queue, WAITING_WINDOW)) if queue and sees_waiting else None
         pool = self._meridian_block_pool
@@ -307,14 +307,14 @@ class _Meridian(SchedulerInterface):
         if waiting_changed and window is not None:
             _put_first(queue, window)
         if preempted:
-            self._displace(scheduler, cast("list[Request]", preempted))
+            self._preempt_for_waiting(scheduler, cast("list[Request]", preempted))
         whole_prompts = not scheduler.scheduler_config.enable_chunked_prefill
         if budget < own_budget and whole_prompts and not any(map(_can_take_tokens, scheduler.running)):
             # What is meant for requests whose tokens are in flight may be less than a prompt that may not be split.
             budget = own_budget
         return budget, caps
 
-    def _displace(self, scheduler: Scheduler, preempted: list[Request]) -> None:
+    def _preempt_for_waiting(self, scheduler: Scheduler, preempted: list[Request]) -> None:
         """Have running requests give way to waiting ones, as `reset_prefix_cache` preempts outside of `schedule()`.
 
         They wait again after the step: vLLM delivers what is in flight of a preempted request, so that it must not be
@@ -327,7 +327,7 @@ class _Meridian(SchedulerInterface):
                 scheduler.running.remove(request)
                 self._preempt_request(request, timestamp, drop_stale_output=drops_output)
                 scheduler.waiting.remove_request(request)
-                self._meridian_displaced = (*self._meridian_displaced, request)
+                self._meridian_gave_way = (*self._meridian_gave_way, request)
         finally:
             self._meridian_schedules = False
 

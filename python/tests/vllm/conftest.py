@@ -17,3 +17,12 @@ def stock_tokens(engine: Engine) -> list[list[int]]:
     """What stock vLLM generates for `requests(24)`."""
     with engine.using(None):
         return engine.generate(requests(24))
+
+
+@pytest.fixture
+def clean(engine: Engine) -> Engine:
+    """Nothing in the prefix cache, and nobody known to the driver."""
+    assert engine.run.engine.reset_prefix_cache() is not False
+    engine.run.seen.clear()
+    engine.run.by_name.clear()
+    return engine

@@ -46,6 +46,7 @@ SCHEDULER = [
     "_offer_probes",
     "_pass_on_log",
     "_plan",
+    "_preempt_for_waiting",
 ]
 KV_HOOK = ["_matched", "_put_victim_last", "request_ends", "step_begins", "step_ends", "unshared_blocks"]
 POOL_HOOK = ["_order", "mark_dead", "matched"]

@@ -22,15 +22,6 @@ STRIPS = {"strips_reasoning": True}
 CHAT = TraceRequest(0.0, 3 * KV_BLOCK_TOKENS + 8, 3 * KV_BLOCK_TOKENS, KV_BLOCK_TOKENS)
 
 
-@pytest.fixture
-def clean(engine: Engine) -> Engine:
-    """Nothing in the prefix cache, and nobody known to the driver."""
-    assert engine.run.engine.reset_prefix_cache() is not False
-    engine.run.seen.clear()
-    engine.run.by_name.clear()
-    return engine
-
-
 def pool_of(engine: Engine) -> Any:
     return engine.scheduler.kv_cache_manager.block_pool
 

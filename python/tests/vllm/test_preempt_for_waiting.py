@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from harness import Engine
 from meridian.vllm.bench.request import TraceRequest
 
@@ -12,15 +11,6 @@ SEATS = 16
 # More than the engine has seats for: long ones first, then short ones.
 LONG = [TraceRequest(0.0, 16, 32, 4) for _ in range(SEATS)]
 SHORT = [TraceRequest(0.0, 16, 4, 4) for _ in range(8)]
-
-
-@pytest.fixture
-def clean(engine: Engine) -> Engine:
-    """Nothing in the prefix cache, and nobody known to the driver."""
-    assert engine.run.engine.reset_prefix_cache() is not False
-    engine.run.seen.clear()
-    engine.run.by_name.clear()
-    return engine
 
 
 def played(engine: Engine, native: Any) -> tuple[list[list[int]], list[int], set[str]]:
@@ -63,4 +53,4 @@ def test_short_requests_pass_long_ones_and_outputs_are_the_same(clean: Engine) -
     assert preempted
     assert preempted <= {str(i) for i in long}
     assert max(ends[i] for i in short) < min(ends_patient[i] for i in short)
-    assert clean.scheduler._meridian_displaced == ()
+    assert clean.scheduler._meridian_gave_way == ()

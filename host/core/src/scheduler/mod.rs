@@ -181,7 +181,7 @@ impl<D: EngineDecider> MeridianScheduler<D> {
         let (source, decision) = decider.decide(&step, candidates.len(), &fill);
         *last_source = Some(source);
         let plan = planner.plan(table, facts, running, waiting, decision, self.max_defer_ms);
-        mirror.will_displace(&plan.preempted, facts.waiting as usize);
+        mirror.will_preempt(&plan.preempted, facts.waiting as usize);
         if plan.overruled && source == Source::Active {
             decider.overruled();
         }
@@ -203,7 +203,7 @@ impl<D: EngineDecider> MeridianScheduler<D> {
         let Deciding { decider, planner, last_source, .. } = get_mut(&mut self.deciding);
         let facts = &EngineFacts { now_ms: mirror.hold_time(facts.now_ms), ..*facts };
         mirror.begin_step(facts, &[], &[]);
-        mirror.will_displace(&[], 0);
+        mirror.will_preempt(&[], 0);
         decider.kept(facts.now_ms);
         *last_source = Some(Source::Active);
         planner.plan(&mirror.table, facts, &[], &[], &Decision::default(), self.max_defer_ms);

@@ -1,0 +1,134 @@
+//! Requests that were put off for too long, and are served whatever the policy says.
+
+use super::{EngineFacts, Planner};
+use crate::table::RequestState;
+use crate::{RequestTable, RowId};
+
+impl Planner {
+    /// Whether a waiting candidate of the last plan is served because it was put off for too long.
+    pub(crate) fn is_overdue(&self, waiting_position: usize) -> bool {
+        self.pinned.get(waiting_position).is_some_and(|urgency| *urgency > 0)
+    }
+
+    /// Fill `self.pinned` for the waiting candidates that were put off for too long, the longest first.
+    pub(super) fn pin_overdue(
+        &mut self,
+        table: &RequestTable,
+        facts: &EngineFacts,
+        waiting: &[RowId],
+        max_defer_ms: f32,
+    ) -> bool {
+        self.pinned.clear();
+        self.pinned.extend(waiting.iter().map(|row_id| {
+            let row = table.get(*row_id).filter(|row| table.is_overdue(row, facts.now_ms, max_defer_ms));
+            let overdue_ms = row
+                .and_then(|row| row.deferred_since_ms)
+                .map_or(0.0, |since_ms| facts.now_ms - since_ms - f64::from(max_defer_ms));
+            if overdue_ms > 0.0 { overdue_ms.ceil() as u32 } else { 0 }
+        }));
+        self.pinned.iter().any(|urgency| *urgency > 0)
+    }
+
+    /// Make sure that overdue requests get tokens in this step, by granting every candidate its tokens explicitly.
+    pub(super) fn serve_overdue(
+        &mut self,
+        table: &RequestTable,
+        facts: &EngineFacts,
+        running: &[RowId],
+        waiting: &[RowId],
+        max_defer_ms: f32,
+    ) {
+        let engine_budget = facts.token_budget.max(1);
+        let overdue_running = |row_id: RowId| {
+            table.get(row_id).is_some_and(|row| facts.now_ms - row.last_progress_ms > f64::from(max_defer_ms))
+        };
+        // They are at the head, behind others only where those have a higher priority: then they wait for the engine.
+        let at_head = |i: &usize| self.plan.waiting_order.get(*i).map_or(*i, |from| *from as usize);
+        let is_pinned = |i: &usize| self.pinned.get(at_head(i)).is_some_and(|urgency| *urgency > 0);
+        let overdue_waiting = (0..waiting.len()).take_while(is_pinned).count().min(facts.free_seats as usize);
+        if overdue_waiting == 0 && !running.iter().any(|row_id| overdue_running(*row_id)) {
+            return;
+        }
+        let need = |row_id: RowId| table.get(row_id).map_or(1, |row| row.needed_tokens(facts.decode_tokens));
+        let is_whole =
+            |row_id: RowId| table.get(row_id).is_some_and(|row| row.needs_whole_prefill(facts.decode_tokens));
+        // A long prefill must not turn its rescue into a stall of everything else, where it may be split: it gets what the
+        // policy leaves to prompts, within bounds.
+        let decodes = (running.len() as u32).saturating_mul(facts.decode_tokens.max(1));
+        let for_prompts = self.plan.token_budget.saturating_sub(decodes);
+        let quantum = for_prompts.clamp(engine_budget / 32, engine_budget / 8).max(facts.decode_tokens).max(1);
+        let share = |row_id: RowId| if is_whole(row_id) { need(row_id) } else { need(row_id).min(quantum) };
+        self.grants.clear();
+        self.grants.resize(running.len() + waiting.len(), 0);
+        let mut reserved = 0u32;
+        let mut overdue: Vec<usize> = (0..running.len()).filter(|i| overdue_running(running[*i])).collect();
+        overdue.sort_by(|a, b| {
+            let since = |i: &usize| table.get(running[*i]).map_or(0.0, |row| row.last_progress_ms);
+            since(a).total_cmp(&since(b))
+        });
+        let first_waiting = |i: usize| self.plan.waiting_order.get(i).map_or(i, |from| *from as usize);
+        let row_id_at = |i: usize| if i < running.len() { running[i] } else { waiting[i - running.len()] };
+        for &i in &overdue {
+            let grant = share(row_id_at(i)).min(engine_budget - reserved);
+            if reserved > 0 && is_whole(row_id_at(i)) && grant < need(row_id_at(i)) {
+                // Those before it are served first.
+                continue;
+            }
+            self.grants[i] = grant;
+            reserved += grant;
+        }
+        // What waits takes its tokens only if the engine admits it, and it admits in order while there are KV blocks: tokens
+        // kept for requests behind one that does not fit would be nobody's. Whether the first fits depends on what the
+        // prefix cache has, so it is tried; and there is always something left for those that run.
+        let mut for_waiting = if running.is_empty() { engine_budget } else { (engine_budget / 2).max(1) };
+        // A prompt that may not be split can need more than that; a decode for each that runs is left to them.
+        let not_granted = self.grants[..running.len()].iter().filter(|grant| **grant == 0).count();
+        let decodes = u32::try_from(not_granted).unwrap_or(u32::MAX).saturating_mul(facts.decode_tokens.max(1));
+        let reserved_blocks = self.growth.map_or(0, |growth| growth.reserve(running.len(), facts.total_blocks));
+        let mut blocks_left = facts.free_blocks.saturating_sub(reserved_blocks);
+        for i in (0..overdue_waiting).map(|i| running.len() + first_waiting(i)) {
+            let row_id = row_id_at(i);
+            let left = engine_budget - reserved;
+            let most = if is_whole(row_id) { left.saturating_sub(decodes) } else { left.min(for_waiting) };
+            let grant = share(row_id).min(most);
+            self.grants[i] = grant;
+            reserved += grant;
+            for_waiting = for_waiting.saturating_sub(grant);
+            let Some(block_tokens) = self.block_tokens else { continue };
+            let known = table.get(row_id).map_or(0, RequestState::known_tokens);
+            match blocks_left.checked_sub(known.div_ceil(block_tokens)) {
+                Some(left) => blocks_left = left,
+                None => break,
+            }
+        }
+        // The rest, in the plan's order, from what the policy's budget and the engine's leave.
+        let mut left = self.plan.token_budget.min(engine_budget - reserved);
+        let mut unreserved = engine_budget - reserved;
+        let total_running = running.len();
+        for position in 0..total_running + waiting.len() {
+            let i = if position < total_running {
+                self.plan.running_order.get(position).map_or(position, |from| *from as usize)
+            } else {
+                total_running + first_waiting(position - total_running)
+            };
+            if self.grants[i] > 0 {
+                continue;
+            }
+            let row_id = row_id_at(i);
+            let most = if left > 0 && is_whole(row_id) { unreserved } else { left };
+            let grant = need(row_id).min(self.caps.get(i).copied().unwrap_or(u32::MAX)).min(most);
+            self.grants[i] = grant;
+            left = left.saturating_sub(grant);
+            unreserved -= grant;
+        }
+        self.plan.token_budget = self.grants.iter().sum::<u32>().clamp(1, engine_budget);
+        self.plan.token_caps.clear();
+        for (i, grant) in self.grants.iter().enumerate() {
+            let row_id = row_id_at(i);
+            if *grant < need(row_id) && (*grant == 0 || !is_whole(row_id)) {
+                self.plan.token_caps.push((row_id, *grant));
+            }
+        }
+        self.budget_was_lowered = true;
+    }
+}

@@ -1,0 +1,69 @@
+//! Running requests that give way to waiting ones.
+
+use std::cmp::Ordering;
+
+use super::{EngineFacts, Planner};
+use crate::table::RequestState;
+use crate::{RequestTable, RowId};
+
+/// A request gives way to waiting ones so many times at most: what it has computed is computed again each time.
+const MOST_PREEMPTIONS: u32 = 3;
+
+impl Planner {
+    /// Find the running requests that give way to the first of the waiting ones, into the plan.
+    pub(super) fn make_room(
+        &mut self,
+        table: &RequestTable,
+        facts: &EngineFacts,
+        running: &[RowId],
+        waiting: &[RowId],
+        keys: &[f32],
+    ) {
+        let needs_seat = facts.free_seats == 0;
+        // Where only KV blocks are short, memory preempts by itself as running requests grow. To hasten that for each that waits
+        // would compute more again than it gains; but a more urgent one does not wait for it.
+        if !needs_seat && (self.head_fits || !self.priority_first) {
+            return;
+        }
+        let from = self.plan.waiting_order.first().map_or(0, |from| *from as usize);
+        let Some(head_id) = waiting.get(from) else { return };
+        let Some(head) = table.get(*head_id).filter(|_| self.caps.get(running.len() + from) != Some(&0)) else {
+            return;
+        };
+        if self.made_room_for == Some((*head_id, head.preemptions)) {
+            // Something else keeps the engine from admitting it: an adapter, a grammar, a transfer.
+            return;
+        }
+        // Equal keys preempt nobody, and NaN is behind all of them.
+        let place = |row: &RequestState, i: usize| {
+            let key = keys.get(i).copied().filter(|key| !key.is_nan()).unwrap_or(f32::INFINITY);
+            (if self.priority_first { row.priority } else { 0 }, key)
+        };
+        let first = place(head, running.len() + from);
+        let blocks = |tokens: u32| self.block_tokens.map_or(0, |block_tokens| tokens.div_ceil(block_tokens));
+        let reserved = self.growth.map_or(0, |growth| growth.reserve(running.len(), facts.total_blocks));
+        let needed = blocks(head.known_tokens()).saturating_add(reserved);
+        let (mut seats, mut free_blocks) = (facts.free_seats, facts.free_blocks);
+        while seats == 0 || free_blocks < needed {
+            let candidate = |(i, row_id): (usize, &RowId)| {
+                let row = table.get(*row_id)?;
+                let place = place(row, i);
+                let is_behind = if needs_seat { first < place } else { first.0 < place.0 };
+                let computes = row.needed_tokens(facts.decode_tokens) > facts.decode_tokens.max(1);
+                let stays = row.preemptions >= MOST_PREEMPTIONS || self.plan.preempted.contains(row_id);
+                (is_behind && !computes && !stays).then(|| (place, *row_id, row.computed_tokens()))
+            };
+            let candidates = running.iter().enumerate().filter_map(candidate);
+            // Of equal ones the last in the list.
+            let last = candidates.max_by(|a, b| a.0.partial_cmp(&b.0).unwrap_or(Ordering::Equal));
+            let Some((_, row_id, computed_tokens)) = last else {
+                self.plan.preempted.clear();
+                return;
+            };
+            seats += 1;
+            free_blocks = free_blocks.saturating_add(blocks(computed_tokens));
+            self.plan.preempted.push(row_id);
+        }
+        self.made_room_for = Some((*head_id, head.preemptions));
+    }
+}
