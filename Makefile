@@ -3,7 +3,7 @@
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
-.PHONY: help demo test check fuzz serve figures policies wheel clean
+.PHONY: help fetch demo test check fuzz serve figures policies wheel clean
 
 ARGS ?=
 ONLY ?= slice
@@ -15,10 +15,13 @@ TARGETS ?=
 help: ## List the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
 
-demo: policies ## Run the real vLLM engine three times (stock, stock with smaller steps, Meridian) and compare; ARGS="--trace FILE --policy FILE.wasm"
+fetch: # vLLM, beside the compiler, which leaves the network idle
+	@scripts/setup-vllm.sh >/dev/null &
+
+demo: fetch policies ## Run the real vLLM engine three times (stock, stock with smaller steps, Meridian) and compare; ARGS="--trace FILE --policy FILE.wasm"
 	@scripts/demo.sh $(ARGS)
 
-test: check policies ## Run every test, the real engine included
+test: fetch check policies ## Run every test, the real engine included
 	scripts/setup-cuda.sh >/dev/null
 	cargo test --release --locked --workspace
 	scripts/check-kernels.sh
@@ -35,7 +38,7 @@ check: ## The fast gate: formatting, lints, documentation, types
 	@tools=$$(scripts/setup-tools.sh); \
 	cargo fmt --all --check; \
 	cargo fmt --all --check --manifest-path policies/Cargo.toml; \
-	cargo clippy --release --locked --workspace --all-targets -q -- -D warnings; \
+	cargo clippy --release --locked --workspace --all-targets -- -D warnings; \
 	cargo clippy --release --locked --manifest-path policies/Cargo.toml --target-dir policies/target -q -- -D warnings; \
 	RUSTDOCFLAGS="-D warnings" cargo doc --release --locked --workspace --no-deps -q; \
 	"$$tools/bin/ruff" format --check -q --config python/pyproject.toml python bench models scripts examples; \
@@ -45,10 +48,10 @@ check: ## The fast gate: formatting, lints, documentation, types
 fuzz: ## Fuzz each target for so many seconds, its checked-in corpus first; SECONDS=30 TARGETS="admin answer"
 	scripts/fuzz.sh $(SECONDS) $(TARGETS)
 
-serve: policies ## Start the OpenAI server with the plugin on 127.0.0.1:$(PORT), with a small random model; ARGS="--max-num-seqs 8"
+serve: fetch policies ## Start the OpenAI server with the plugin on 127.0.0.1:$(PORT), with a small random model; ARGS="--max-num-seqs 8"
 	@py=$$(scripts/build-wheel.sh); scripts/serve.sh "$$py" $(PORT) $(ARGS)
 
-figures: policies ## Measure the must-show figures, one JSON line each; ONLY=slice
+figures: fetch policies ## Measure the must-show figures, one JSON line each; ONLY=slice
 	@py=$$(scripts/build-wheel.sh); "$$py" bench/figures.py --only $(ONLY) $(addprefix --part ,$(PART))
 
 policies: ## Build the shipped policies into target/policies

@@ -6,7 +6,7 @@ cd "$MERIDIAN_ROOT"
 command -v cargo >/dev/null || die "cargo not found: Rust 1.95 or newer is needed"
 env_file=$("$MERIDIAN_ROOT/scripts/setup-wasm32.sh")
 say "policies: building the host's command line (minutes the first time: it compiles wasmtime)"
-cargo build --release --locked --workspace --quiet
+build_host
 say "policies: building components"
 . "$env_file"
 # The guests' target folder follows the compiler: artifacts of another rustc are not reused.

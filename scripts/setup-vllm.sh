@@ -33,6 +33,7 @@ fi
 [ -z "${MERIDIAN_PYTHON:-}" ] || die "MERIDIAN_PYTHON=$MERIDIAN_PYTHON has no vLLM 0.30-0.33"
 
 venv=$VLLM_VENV
+[ -e "$venv/.done" ] || lock vllm
 if [ ! -e "$venv/.done" ]; then
   [ "$(uname -m)" = x86_64 ] || die "no vLLM found, and the CPU wheel's recipe is for x86-64 only: set MERIDIAN_PYTHON to a Python with vLLM 0.30-0.33"
   for tool in gcc readelf nm; do command -v $tool >/dev/null || die "$tool not found (Debian: apt-get install gcc binutils)"; done

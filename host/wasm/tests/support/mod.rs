@@ -212,7 +212,7 @@ pub fn component_of(world: &str, module: &str) -> Vec<u8> {
     let mut resolve = Resolve::default();
     let (package, _) = resolve.push_dir(wit).expect("the WIT package parses");
     let world = resolve.select_world(&[package], Some(world)).expect("the package has the world");
-    embed_component_metadata(&mut core, &resolve, world, StringEncoding::UTF8, false).expect("metadata embeds");
+    embed_component_metadata(&mut core, &resolve, world, StringEncoding::UTF8).expect("metadata embeds");
     ComponentEncoder::default()
         .module(&core)
         .and_then(|encoder| encoder.validate(true).encode())
