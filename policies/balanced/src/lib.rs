@@ -185,7 +185,8 @@ impl Balanced {
         clamped((request.wait_ms() + HEAD_START_MS) / (left_ms.max(1.0) * SHORT_FIRST_UNIT), 0.0, SPAN - 1.0)
     }
 
-    /// Of a request that waits: how long for what it will cost. The square root keeps dear ones from waiting for ever.
+    /// Of a request that waits: how long for what it will cost. The least and the most that one counts as costing keep dear ones
+    /// from waiting for ever.
     #[inline(always)]
     fn rank(&self, request: &Request<'_, Self>) -> f32 {
         if request.state() == State::Preempted {
@@ -195,7 +196,7 @@ impl Balanced {
         let mean_ms = self.prices.mean_ms;
         let share =
             if mean_ms > 0.0 { clamped(self.cost_ms(request) / mean_ms, CHEAPEST, 1.0 / CHEAPEST) } else { 1.0 };
-        clamped((request.wait_ms() + HEAD_START_MS) / (share.sqrt() * WAIT_UNIT_MS), 0.0, SPAN - 2.0)
+        clamped((request.wait_ms() + HEAD_START_MS) / (share * WAIT_UNIT_MS), 0.0, SPAN - 2.0)
     }
 }
 

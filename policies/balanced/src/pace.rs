@@ -16,10 +16,10 @@ const LEAST_STRETCH_SHUT_OUT: f32 = 1.1;
 /// And at least so many prompt tokens.
 const LEAST_TOKENS: f32 = 128.0;
 /// The longest step with prompts is so many times the TPOT budget: the budget is a mean over steps, most of which carry none.
-const TPOT_BUDGETS: f32 = 2.0;
+const TPOT_BUDGETS: f32 = 1.75;
 /// Or so many times what its decodes alone take, where that is longer: prompts of an engine that cannot meet the budget at all
 /// would not keep up, and its seats stay empty.
-const LONGEST_STRETCH: f32 = 1.6;
+const LONGEST_STRETCH: f32 = 1.4;
 /// Of the gaps between two tokens of an answer, the part that may be longer: less than one in a hundred, so that a p99 does not
 /// show them. Within it prompts are computed at full speed, as stock vLLM does: where traffic leaves prompts that rare, all are.
 const RARE: f32 = 0.009;
