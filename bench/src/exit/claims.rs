@@ -24,17 +24,22 @@ pub(super) fn claimed(setting: &ExitSetting) -> Vec<Claim> {
         Claim { claim, value, at_least, unit, holds }
     };
     vec![
-        claim("think tokens saved against no limit", setting.saving.value, 0.5, "%"),
-        claim("accuracy less that of no limit, lower end of the interval", setting.difference.low, -0.01, "points"),
+        claim("think tokens saved against no limit", setting.compared.saving.value, 0.5, "%"),
+        claim(
+            "accuracy less that of no limit, lower end of the interval",
+            setting.compared.difference.low,
+            -0.01,
+            "points",
+        ),
         claim(
             "think tokens saved against the cheapest equally accurate fixed budget",
-            setting.saving_fixed.value,
+            setting.compared.saving_fixed.value,
             0.2,
             "%",
         ),
         claim(
             "the same with a little less accuracy allowed to the budget",
-            setting.saving_fixed_within.value,
+            setting.compared.saving_fixed_within.value,
             0.2,
             "%",
         ),

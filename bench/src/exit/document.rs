@@ -7,9 +7,9 @@ use serde::{Serialize, Serializer};
 use super::choose::{ChoiceMargins, Tuning};
 use super::claims::{Claim, claimed};
 use super::configuration::PROBES;
-use super::recording::{ProbeCounters, SolvedPass};
+use super::recording::{PassCounters, SolvedPass};
 use super::rules::RPDI_WINDOW;
-use super::stats::{Compared, Comparing, Interval, RESAMPLES, Reference, compare};
+use super::stats::{Compared, Comparing, RESAMPLES, compare};
 use super::{ExitFamily, SCENARIO};
 use crate::vllm::{Dtype, Machine, Setting};
 
@@ -58,21 +58,13 @@ pub(super) struct ExitFacts {
 pub(super) struct ExitSetting {
     pub title: String,
     pub budget: Option<u32>,
-    pub tokens: Interval,
-    pub accuracy: Interval,
-    pub difference: Interval,
-    pub saving: Interval,
-    pub saving_fixed: Interval,
-    pub saving_fixed_within: Interval,
-    pub reference: Reference,
+    #[serde(flatten)]
+    pub compared: Compared,
     pub wall_s: f64,
     pub generated_tokens: u64,
     pub unended: u64,
-    pub forced: BTreeMap<String, u64>,
-    /// Ends that came too late to be forced.
-    pub missed: u64,
-    pub probes: ProbeCounters,
-    pub probe_tokens: u64,
+    #[serde(flatten)]
+    pub counters: PassCounters,
     /// Of every token that the engine computed after the prompts, against no limit: what a probe costs is part of it.
     pub computed_saving: Option<f64>,
     pub wall_ratio: Option<f64>,
@@ -143,25 +135,15 @@ impl ExitDocument {
 impl ExitSetting {
     fn new(measured: MeasuredSetting, compared: Compared, (none_tokens, none_wall_s): (u64, f64)) -> Self {
         let MeasuredSetting { name: _, title, pass } = measured;
-        let Compared { tokens, accuracy, difference, saving, saving_fixed, saving_fixed_within, reference } = compared;
         let computed = pass.generated_tokens.saturating_add(pass.counters.probe_tokens) as f64;
         Self {
             title,
             budget: pass.budget,
-            tokens,
-            accuracy,
-            difference,
-            saving,
-            saving_fixed,
-            saving_fixed_within,
-            reference,
+            compared,
             wall_s: pass.wall_s,
             generated_tokens: pass.generated_tokens,
             unended: pass.unended,
-            forced: pass.counters.forced,
-            missed: pass.counters.missed,
-            probes: pass.counters.probes,
-            probe_tokens: pass.counters.probe_tokens,
+            counters: pass.counters,
             computed_saving: ratio(computed, none_tokens as f64).map(|ratio| 1.0 - ratio),
             wall_ratio: ratio(pass.wall_s, none_wall_s),
         }
@@ -178,8 +160,8 @@ impl Overhead {
         let generated = probed.map_or(0.0, |probed| probed.generated_tokens as f64);
         let of_generated = |count: fn(&ExitSetting) -> u64| ratio(count(probed?) as f64, generated);
         Self {
-            probe_tokens_per_generated_token: of_generated(|setting| setting.probe_tokens),
-            probes_per_generated_token: of_generated(|setting| setting.probes.done),
+            probe_tokens_per_generated_token: of_generated(|setting| setting.counters.probe_tokens),
+            probes_per_generated_token: of_generated(|setting| setting.counters.probes.done),
             // Sampled apart, the two runs differ a little in length, so the time of a token is compared.
             wall_ratio: probed
                 .and_then(ExitSetting::token_s)

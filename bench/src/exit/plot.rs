@@ -42,7 +42,7 @@ pub fn svg(document: &ExitDocument) -> anyhow::Result<String> {
 }
 
 fn spot(name: String, setting: &ExitSetting) -> Option<Spot> {
-    Some(Spot { name, x: whiskers(&setting.tokens, 1.0)?, y: whiskers(&setting.accuracy, 100.0)? })
+    Some(Spot { name, x: whiskers(&setting.compared.tokens, 1.0)?, y: whiskers(&setting.compared.accuracy, 100.0)? })
 }
 
 /// An interval of resamples may, in a degenerate sample, leave out the value itself.
@@ -86,9 +86,9 @@ mod tests {
         let nothing = Interval { value: None, low: None, high: None };
         for (name, setting) in &mut document.settings {
             if name == "rpdi" {
-                setting.accuracy = nothing;
+                setting.compared.accuracy = nothing;
             }
-            setting.tokens = Interval { low: None, high: None, ..setting.tokens };
+            setting.compared.tokens = Interval { low: None, high: None, ..setting.compared.tokens };
         }
         let drawn = svg(&document).expect("it can be drawn");
         assert_eq!(drawn.matches("RPDI").count(), 1, "only in the words");

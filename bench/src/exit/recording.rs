@@ -171,7 +171,7 @@ pub(super) struct SolvedPass {
 }
 
 /// Of the budget slot, during one pass; empty where the scheduler has none.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, serde::Serialize)]
 #[serde(default)]
 pub(super) struct PassCounters {
     pub forced: BTreeMap<String, u64>,

@@ -84,7 +84,7 @@ pub(super) fn saving(tokens: f64, of: f64) -> f64 {
 }
 
 /// One setting beside no limit and beside the fixed budgets.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Compared {
     pub tokens: Interval,
     pub accuracy: Interval,

@@ -101,26 +101,31 @@ pub fn notes(document: &ExitDocument) -> Vec<String> {
 /// What a rule saves and loses.
 fn of_rule(setting: &ExitSetting, within: f64) -> Vec<String> {
     let mut out = Vec::new();
-    if setting.difference.low.is_some_and(|low| low < -A_POINT) {
-        out.push(format!("may be more than a point less accurate than no limit: {}", points(&setting.difference)));
+    if setting.compared.difference.low.is_some_and(|low| low < -A_POINT) {
+        out.push(format!(
+            "may be more than a point less accurate than no limit: {}",
+            points(&setting.compared.difference)
+        ));
     }
-    if setting.saving.value.is_some_and(|value| value <= 0.0) {
+    if setting.compared.saving.value.is_some_and(|value| value <= 0.0) {
         out.push("saves no think tokens".to_owned());
-    } else if setting.saving_fixed.value.is_some_and(|value| value <= 0.0) {
-        let saved = share(&setting.saving_fixed);
+    } else if setting.compared.saving_fixed.value.is_some_and(|value| value <= 0.0) {
+        let saved = share(&setting.compared.saving_fixed);
         out.push(format!("a fixed budget of equal accuracy is as cheap: saves {saved} % of it"));
     }
-    if !setting.reference.reached {
+    if !setting.compared.reference.reached {
         out.push("more accurate than every budget measured; held against the most accurate of them".to_owned());
-    } else if setting.reference.at_smallest {
+    } else if setting.compared.reference.at_smallest {
         out.push("the smallest budget measured is as accurate; a smaller one might be too".to_owned());
     }
     out.push(format!(
         "{} % saved against the cheapest fixed budget at most {} point less accurate",
-        share(&setting.saving_fixed_within),
+        share(&setting.compared.saving_fixed_within),
         100.0 * within
     ));
-    if let (true, Some(saved), Some(ratio)) = (setting.probe_tokens > 0, setting.computed_saving, setting.wall_ratio) {
+    if let (true, Some(saved), Some(ratio)) =
+        (setting.counters.probe_tokens > 0, setting.computed_saving, setting.wall_ratio)
+    {
         let saved = percent(Some(saved));
         out.push(format!(
             "{saved} % fewer tokens computed with its probes counted, {ratio:.2} times the wall time of no limit"
@@ -132,7 +137,7 @@ fn of_rule(setting: &ExitSetting, within: f64) -> Vec<String> {
 /// What concerns every setting.
 fn of_all(document: &ExitDocument) -> Vec<String> {
     let mut out = Vec::new();
-    let same = document.setting(PROBES).map(|setting| &setting.difference);
+    let same = document.setting(PROBES).map(|setting| &setting.compared.difference);
     if let Some(same @ Interval { low: Some(low), high: Some(high), .. }) = same
         && !(*low..=*high).contains(&0.0)
     {
@@ -151,8 +156,8 @@ fn of_all(document: &ExitDocument) -> Vec<String> {
     if !unended.is_empty() {
         out.push(format!("thoughts that never ended and count as wrong: {}", unended.join(", ")));
     }
-    for setting in settings().filter(|setting| setting.probes.dropped > 0) {
-        let [dropped, asked] = [setting.probes.dropped, setting.probes.asked].map(count);
+    for setting in settings().filter(|setting| setting.counters.probes.dropped > 0) {
+        let [dropped, asked] = [setting.counters.probes.dropped, setting.counters.probes.asked].map(count);
         out.push(format!("{}: {dropped} of {asked} probes were dropped", setting.title));
     }
     let faults = document.faults.iter().filter(|(_, times)| **times > 0);
@@ -172,16 +177,16 @@ fn rows(document: &ExitDocument) -> Vec<Vec<String>> {
     let is_rule = |name: &str| ExitFamily::ALL.iter().any(|family| family.key() == name);
     let shown = |is_shown: bool, text: String| if is_shown { text } else { String::new() };
     let row = |(name, setting): &(String, ExitSetting)| {
-        let (is_compared, probes) = (name != NONE, setting.probes.done);
+        let (is_compared, probes) = (name != NONE, setting.counters.probes.done);
         vec![
             setting.title.clone(),
-            percent(setting.accuracy.value),
-            shown(is_compared, points(&setting.difference)),
-            setting.tokens.value.map_or_else(|| "-".to_owned(), |tokens| format!("{tokens:.1}")),
-            shown(is_compared, share(&setting.saving)),
-            shown(is_rule(name), share(&setting.saving_fixed)),
+            percent(setting.compared.accuracy.value),
+            shown(is_compared, points(&setting.compared.difference)),
+            setting.compared.tokens.value.map_or_else(|| "-".to_owned(), |tokens| format!("{tokens:.1}")),
+            shown(is_compared, share(&setting.compared.saving)),
+            shown(is_rule(name), share(&setting.compared.saving_fixed)),
             shown(probes > 0, count(probes)),
-            shown(setting.probe_tokens > 0, count(setting.probe_tokens)),
+            shown(setting.counters.probe_tokens > 0, count(setting.counters.probe_tokens)),
             format!("{:.1}", setting.wall_s),
         ]
     };
@@ -263,14 +268,15 @@ mod tests {
     fn losses() -> ExitDocument {
         let mut document = made_up::document();
         for (name, setting) in &mut document.settings {
-            setting.difference = if name == NONE { interval(0.0, -0.02, 0.02) } else { interval(-0.03, -0.04, -0.02) };
-            setting.saving = interval(-0.1, -0.2, 0.0);
-            setting.saving_fixed = Interval { value: None, low: None, high: None };
-            setting.saving_fixed_within = interval(0.0, -0.02, 0.02);
-            setting.reference.reached = false;
+            setting.compared.difference =
+                if name == NONE { interval(0.0, -0.02, 0.02) } else { interval(-0.03, -0.04, -0.02) };
+            setting.compared.saving = interval(-0.1, -0.2, 0.0);
+            setting.compared.saving_fixed = Interval { value: None, low: None, high: None };
+            setting.compared.saving_fixed_within = interval(0.0, -0.02, 0.02);
+            setting.compared.reference.reached = false;
             setting.unended = 2;
-            setting.probes.asked = 4000;
-            setting.probes.dropped = 1;
+            setting.counters.probes.asked = 4000;
+            setting.counters.probes.dropped = 1;
             setting.computed_saving = Some(-0.2);
         }
         document.tuning.choices.iter_mut().for_each(|(_, chosen)| chosen.within_margin = false);
@@ -306,8 +312,8 @@ mod tests {
     fn the_cheapest_of_equal_budgets_is_told() {
         let mut document = made_up::document();
         for (_, setting) in &mut document.settings {
-            setting.saving_fixed = interval(-0.05, -0.1, 0.1);
-            setting.reference.at_smallest = true;
+            setting.compared.saving_fixed = interval(-0.05, -0.1, 0.1);
+            setting.compared.reference.at_smallest = true;
         }
         let text = notes(&document).join("\n");
         assert!(

@@ -175,3 +175,28 @@ fn a_trace_is_sent_as_the_command_line_says() {
     assert!(all <= 384 && of(0, "session").is_null(), "{all}");
     assert_eq!((&job["realtime"], &job["max_model_len"]), (&json!(true), &json!(400)));
 }
+
+#[test]
+fn a_scenario_comes_as_fast_and_as_long_as_the_command_line_says() {
+    let folder = folder("vllm-rate");
+    fs::write(folder.join("answer.json"), document(2, |_| ())).expect("it can be written");
+    let python = python(&folder, &format!("cp {}/answer.json \"$2\"", folder.display()));
+    let out = folder.join("out").display().to_string();
+    let args = ["--scenario", "loaded", "--policy", "stock", "--requests", "40", "--rate", "5", "--out", &out];
+    let done = bench(&python, &args);
+    assert_eq!(done.code, 0, "{}", done.stderr);
+    let job = fs::read(folder.join("out/loaded-1-stock.job.json")).expect("the job is kept");
+    let job: Value = serde_json::from_slice(&job).expect("JSON");
+    let requests = job["requests"].as_array().expect("requests");
+    let last = requests.last().expect("a request")["arrival_s"].as_f64().expect("seconds");
+    assert_eq!((requests.len(), (last * 5.0).round()), (40, 40.0));
+    for (args, says) in [
+        (&["--scenario", "loaded", "--rate", "0"][..], "--rate 0: expected a number above 0"),
+        (&["--scenario", "loaded", "--requests", "1000000"][..], "--requests 1000000: expected"),
+        (&["--scenario", "multi-turn", "--rate", "3"][..], "multi-turn has chats: expected --sessions and --turns"),
+    ] {
+        let done = bench(&python, args);
+        assert_eq!((done.code, done.stdout.as_str()), (2, ""), "{}", done.stderr);
+        assert!(done.stderr.contains(says), "{}", done.stderr);
+    }
+}

@@ -107,7 +107,7 @@ pub struct Planner {
     growth: Option<KvGrowth>,
     /// The engine itself schedules by priority.
     priority_first: bool,
-    /// Waiting requests may displace running ones.
+    /// Waiting requests may take the places of running ones.
     preempts_for_waiting: bool,
     /// For whom that was done last, and how often it had been preempted then.
     made_room_for: Option<(RowId, u32)>,

@@ -1,6 +1,5 @@
 use std::path::PathBuf;
 
-use anyhow::Context;
 use clap::Args;
 use meridian_bench::grid::{Axes, Broken, Gain, Grid, STOCK, TUNED, broken, gains, table};
 use meridian_bench::limits::{RUNS, within};
@@ -11,7 +10,7 @@ use meridian_bench::results::MadeBy;
 use meridian_bench::sim::EngineConfig;
 use serde::Serialize;
 
-use super::input::{InputArgs, SloArgs, WorkloadArgs, configured, engine_named};
+use super::input::{InputArgs, KeepArgs, SloArgs, WorkloadArgs, configured, engine_named};
 use crate::progress::bar;
 use crate::{Unusable, print_json, print_line, say};
 
@@ -53,12 +52,8 @@ pub(crate) struct GridArgs {
     config: Option<PathBuf>,
     #[command(flatten)]
     slo: SloArgs,
-    /// Keep the cells as JSON
-    #[arg(long, value_name = "FILE")]
-    save: Option<PathBuf>,
-    /// Draw the ratios as one HTML file
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
+    #[command(flatten)]
+    keep: KeepArgs,
 }
 
 /// What `--json` prints: the cells, and what they say.
@@ -87,15 +82,7 @@ pub(crate) fn run(args: &GridArgs, json: bool) -> anyhow::Result<()> {
     progress.finish_and_clear();
     let made_by = MadeBy { version: env!("CARGO_PKG_VERSION").into(), command: options.command, machine: machine() };
     let grid = Grid { made_by, requests: args.requests, ..grid? };
-    let write = |path: &PathBuf, text: String| {
-        std::fs::write(path, text).with_context(|| format!("{}: cannot be written", path.display()))
-    };
-    if let Some(path) = &args.save {
-        write(path, serde_json::to_string(&grid)?)?;
-    }
-    if let Some(path) = &args.html {
-        write(path, heat_map(&grid))?;
-    }
+    args.keep.write(&grid, || heat_map(&grid))?;
     if !json {
         print_line(table(&grid).trim_end())?;
         return Ok(());

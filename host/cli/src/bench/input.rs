@@ -13,6 +13,7 @@ use meridian_bench::sim::{EngineConfig, preset};
 use meridian_bench::trace::{Format, ReadOptions, ThinkSplit, Workload, read};
 use meridian_core::MeridianConfig;
 use meridian_runtime::config_file::{self, ConfigFile};
+use serde::Serialize;
 
 #[derive(Args)]
 pub(crate) struct WorkloadArgs {
@@ -40,6 +41,33 @@ pub(crate) struct InputArgs {
     clip_tokens: Option<u32>,
     #[command(flatten)]
     workload: WorkloadArgs,
+}
+
+/// Where results go besides the terminal.
+#[derive(Args)]
+pub(crate) struct KeepArgs {
+    /// Keep the results as JSON
+    #[arg(long, value_name = "FILE")]
+    save: Option<PathBuf>,
+    /// Draw the results as one HTML file
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+}
+
+impl KeepArgs {
+    /// Write what was asked for.
+    pub(crate) fn write(&self, results: &impl Serialize, html: impl FnOnce() -> String) -> anyhow::Result<()> {
+        let write = |path: &Path, text: String| {
+            std::fs::write(path, text).with_context(|| format!("{}: cannot be written", path.display()))
+        };
+        if let Some(path) = &self.save {
+            write(path, serde_json::to_string(results)?)?;
+        }
+        if let Some(path) = &self.html {
+            write(path, html())?;
+        }
+        Ok(())
+    }
 }
 
 /// Requests that are generated when nobody says how many.

@@ -1,6 +1,3 @@
-use std::path::PathBuf;
-
-use anyhow::Context;
 use clap::Args;
 use meridian_bench::limits::{RUNS, engines_within, within};
 use meridian_bench::policies::{Inject, PolicySet, PolicySource};
@@ -9,7 +6,7 @@ use meridian_bench::report::{html, table};
 use meridian_bench::results::GivenUp;
 use meridian_bench::sim::Router;
 
-use super::input::{EngineArgs, InputArgs, SloArgs};
+use super::input::{EngineArgs, InputArgs, KeepArgs, SloArgs};
 use crate::progress::bar;
 use crate::{Said, Unusable, print_json, print_line, say};
 
@@ -67,12 +64,8 @@ pub(crate) struct ReplayArgs {
     deadline_ms: Option<f64>,
     #[command(flatten)]
     slo: SloArgs,
-    /// Keep the results as JSON, for `bench compare` and `bench report`
-    #[arg(long, value_name = "FILE")]
-    save: Option<PathBuf>,
-    /// Draw the results as one HTML file
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
+    #[command(flatten)]
+    keep: KeepArgs,
 }
 
 pub(crate) fn run(args: &ReplayArgs, json: bool) -> anyhow::Result<()> {
@@ -98,15 +91,7 @@ pub(crate) fn run(args: &ReplayArgs, json: bool) -> anyhow::Result<()> {
             "note: {refused} requests need more KV memory than an engine has: they were refused and are in no metric"
         ));
     }
-    let write = |path: &PathBuf, text: String| {
-        std::fs::write(path, text).with_context(|| format!("{}: cannot be written", path.display()))
-    };
-    if let Some(path) = &args.save {
-        write(path, serde_json::to_string(&results)?)?;
-    }
-    if let Some(path) = &args.html {
-        write(path, html(&results))?;
-    }
+    args.keep.write(&results, || html(&results))?;
     if json {
         print_json(&results)?;
     } else {

@@ -1,33 +1,26 @@
+mod sent;
+
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Args;
-use meridian_bench::exit::SCENARIO as EXIT_SCENARIO;
-use meridian_bench::limits::{BATCHED_TOKENS, KV_BLOCKS, NUM_SEQS, RUNS, within};
+use indicatif::ProgressBar;
+use meridian_bench::limits::{BATCHED_TOKENS, RUNS, within};
 use meridian_bench::policies::PolicySet;
 use meridian_bench::report::{html, table};
 use meridian_bench::results::{Results, Slo};
-use meridian_bench::trace::{Format, Prefix, ReadOptions, TraceRequest, read};
+use meridian_bench::trace::Format;
 use meridian_bench::vllm::{
-    Chats, Comparison, Contestant, Dtype, EngineSize, JobEngine, Load, Progress, Python, SCENARIOS, STOCK, Scenario,
-    Setting, file_name, meridian_config,
+    Comparison, Contestant, Dtype, Progress, Python, STOCK, Setting, file_name, meridian_config,
 };
 use serde_json::json;
 
+use self::sent::{Sent, sent};
 use crate::progress::bar;
 use crate::{Said, Unusable, print_json, print_line, say};
 
-/// Turns of all chats: each is a request.
-const TURNS: std::ops::RangeInclusive<usize> = 1..=10_000;
-/// Tokens that a chat may open with.
-const CONTEXT: std::ops::RangeInclusive<u32> = 0..=10_000_000;
-/// Tokens of a request.
-const MODEL_LEN: std::ops::RangeInclusive<u32> = 64..=100_000_000;
 /// Seeds that an engine takes.
 const SEEDS: std::ops::RangeInclusive<u64> = 0..=u32::MAX as u64;
-/// Tokens of a request that a template and an end marker may take.
-const RESERVED_TOKENS: u32 = 16;
 
 #[derive(Args)]
 #[command(after_help = "\
@@ -51,9 +44,12 @@ pub(crate) struct VllmArgs {
     /// Format of the trace, when it is not the one that its first line looks like
     #[arg(long, value_name = "FORMAT", requires = "trace")]
     format: Option<Format>,
-    /// Only the first requests of the trace
-    #[arg(long, value_name = "N", requires = "trace")]
+    /// Only the first requests of the trace; how many an open scenario has
+    #[arg(long, value_name = "N")]
     requests: Option<usize>,
+    /// Requests a second, instead of those of an open scenario
+    #[arg(long, value_name = "R", conflicts_with = "trace")]
+    rate: Option<f64>,
     /// Multiply every length of the trace
     #[arg(long, value_name = "F", default_value_t = 1.0, requires = "trace")]
     scale_tokens: f64,
@@ -147,106 +143,68 @@ impl std::str::FromStr for Named {
     }
 }
 
-/// What is sent, and to an engine of which size.
-struct Sent {
-    source: String,
-    about: String,
-    rounds: Vec<(u64, Arc<[TraceRequest]>)>,
-    engine: JobEngine,
-    settings: Vec<Setting>,
-    chats: Option<Chats>,
+/// Where runs are carried out, and of which model.
+struct Place {
+    python: Python,
+    model: String,
+    out: PathBuf,
+}
+
+/// What the command line asks for, checked.
+struct Asked {
+    contestants: Vec<Contestant>,
+    all: Vec<Sent>,
+    /// Engines to start, one after the other.
+    runs: usize,
+}
+
+impl Asked {
+    fn new(args: &VllmArgs) -> anyhow::Result<Self> {
+        let contestants = contestants(args)?;
+        args.seeds.iter().try_for_each(|seed| within("--seeds", *seed, &SEEDS).map(|_| ()))?;
+        let sizes = args.kv_blocks.len().max(1).saturating_mul(args.scenarios.len().max(1));
+        let runs = sizes.saturating_mul(args.seeds.len()).saturating_mul(contestants.len());
+        within("runs (scenarios times KV sizes times seeds times policies):", runs, &RUNS)?;
+        let all = sent(args)?;
+        anyhow::ensure!(all.len() == 1 || args.html.is_none(), "--html: {} comparisons, expected one", all.len());
+        for sent in &all {
+            for contestant in contestants.iter().filter(|contestant| contestant.scheduler != STOCK) {
+                let settings: Vec<Setting> =
+                    [&sent.settings, &contestant.settings, &args.settings].into_iter().flatten().cloned().collect();
+                meridian_config(&settings)?;
+            }
+        }
+        if let (Some(folder), true) = (&args.save, all.len() > 1) {
+            std::fs::create_dir_all(folder).with_context(|| format!("--save {}", folder.display()))?;
+        }
+        Ok(Self { contestants, all, runs })
+    }
 }
 
 pub(crate) fn run(args: &VllmArgs, json: bool) -> anyhow::Result<()> {
-    let unusable = |error: anyhow::Error| error.context(Unusable);
-    let contestants = contestants(args).map_err(unusable)?;
-    args.seeds.iter().try_for_each(|seed| within("--seeds", *seed, &SEEDS).map(|_| ())).map_err(unusable)?;
-    let sizes = args.kv_blocks.len().max(1).saturating_mul(args.scenarios.len().max(1));
-    let runs = sizes.saturating_mul(args.seeds.len()).saturating_mul(contestants.len());
-    within("runs (scenarios times KV sizes times seeds times policies):", runs, &RUNS).map_err(unusable)?;
-    let all = sent(args).map_err(unusable)?;
-    if all.len() > 1 && args.html.is_some() {
-        return Err(unusable(anyhow::anyhow!("--html: {} comparisons, expected one", all.len())));
-    }
-    for sent in &all {
-        for contestant in contestants.iter().filter(|contestant| contestant.scheduler != STOCK) {
-            let settings: Vec<Setting> =
-                [&sent.settings, &contestant.settings, &args.settings].into_iter().flatten().cloned().collect();
-            meridian_config(&settings).map_err(unusable)?;
-        }
-    }
+    let asked = Asked::new(args).map_err(|error| error.context(Unusable))?;
     let python = Python::default();
     let model = match &args.model {
-        Some(model) => super::model_folder(model).map_err(unusable)?,
-        None => python
-            .small_model()
-            .map_err(|error| if error.is_input() { unusable(error.into()) } else { error.into() })?,
+        Some(model) => super::model_folder(model).context(Unusable)?,
+        None => python.small_model().map_err(|error| {
+            let is_input = error.is_input();
+            let error = anyhow::Error::from(error);
+            if is_input { error.context(Unusable) } else { error }
+        })?,
     };
     let scratch = match &args.out {
         None => Some(tempfile::Builder::new().prefix("meridian-bench-vllm-").tempdir().context("a folder of its own")?),
         Some(_) => None,
     };
     let out = scratch.as_ref().map_or_else(|| args.out.clone().unwrap_or_default(), |folder| folder.path().to_owned());
-    let several = all.len() > 1;
-    if let (Some(folder), true) = (&args.save, several) {
-        std::fs::create_dir_all(folder).with_context(|| format!("--save {}", folder.display())).map_err(unusable)?;
-    }
-    std::fs::create_dir_all(&out).with_context(|| format!("--out {}", out.display())).map_err(unusable)?;
-    let bar = bar(runs as u64, "{msg}");
-    let mut found = Vec::with_capacity(all.len());
-    for sent in all {
-        let Sent { source, about, rounds, engine, settings, chats } = sent;
-        let comparison = Comparison {
-            source,
-            rounds,
-            contestants: contestants.clone(),
-            model: model.clone(),
-            engine,
-            settings,
-            given: args.settings.clone(),
-            dtype: args.dtype,
-            realtime: !args.at_once,
-            preserves_thinking: chats.is_some_and(|chats| chats.preserves_thinking),
-            gap_s: chats.map_or(0.0, |chats| chats.gap_s),
-            no_model: args.no_model,
-            keeps_outputs: (args.compare_outputs || args.dtype == Dtype::Float32) && !args.no_model,
-            slo: Slo::default(),
-            out: out.clone(),
-            command: super::command(),
-        };
-        let results = comparison.run(&python, &mut |progress| match progress {
-            Progress::Begins(what) if bar.is_hidden() => say(&format!("{what} ...")),
-            Progress::Begins(what) => bar.set_message(what.to_owned()),
-            Progress::Ended(line) => {
-                bar.inc(1);
-                bar.suspend(|| say(line));
-            }
-        });
-        let results = match results {
-            Ok(results) => results,
-            Err(error) => {
-                bar.finish_and_clear();
-                // What it said stays.
-                scratch.map(tempfile::TempDir::keep);
-                return Err(error.into());
-            }
-        };
-        let named = format!("{}.results.json", file_name(&results.trace.source));
-        if args.out.is_some() {
-            write(&out.join(&named), &results)?;
-        }
-        if let Some(path) = &args.save {
-            write(&if several { path.join(&named) } else { path.clone() }, &results)?;
-        }
-        if !json {
-            bar.suspend(|| {
-                print_line(&heading(&about, &results))?;
-                print_line(&format!("\n{}\n", table(&results).trim_end()))
-            })?;
-        }
-        found.push(results);
-    }
+    std::fs::create_dir_all(&out).with_context(|| format!("--out {}", out.display())).context(Unusable)?;
+    let bar = bar(asked.runs as u64, "{msg}");
+    let found = compared(args, json, asked, &Place { python, model, out }, &bar);
     bar.finish_and_clear();
+    let found = found.inspect_err(|_| {
+        // What it said stays.
+        scratch.map(tempfile::TempDir::keep);
+    })?;
     if let (Some(path), [results]) = (&args.html, &found[..]) {
         std::fs::write(path, html(results)).with_context(|| format!("{}: cannot be written", path.display()))?;
     }
@@ -263,6 +221,62 @@ pub(crate) fn run(args: &VllmArgs, json: bool) -> anyhow::Result<()> {
         return Err(Said.into());
     }
     Ok(())
+}
+
+/// Run every comparison, print its table and keep its results.
+fn compared(
+    args: &VllmArgs,
+    json: bool,
+    asked: Asked,
+    place: &Place,
+    bar: &ProgressBar,
+) -> anyhow::Result<Vec<Results>> {
+    let Asked { contestants, all, .. } = asked;
+    let several = all.len() > 1;
+    let mut found = Vec::with_capacity(all.len());
+    for Sent { source, about, rounds, engine, settings, chats } in all {
+        let comparison = Comparison {
+            source,
+            rounds,
+            contestants: contestants.clone(),
+            model: place.model.clone(),
+            engine,
+            settings,
+            given: args.settings.clone(),
+            dtype: args.dtype,
+            realtime: !args.at_once,
+            preserves_thinking: chats.is_some_and(|chats| chats.preserves_thinking),
+            gap_s: chats.map_or(0.0, |chats| chats.gap_s),
+            no_model: args.no_model,
+            keeps_outputs: (args.compare_outputs || args.dtype == Dtype::Float32) && !args.no_model,
+            slo: Slo::default(),
+            out: place.out.clone(),
+            command: super::command(),
+        };
+        let results = comparison.run(&place.python, &mut |progress| match progress {
+            Progress::Begins(what) if bar.is_hidden() => say(&format!("{what} ...")),
+            Progress::Begins(what) => bar.set_message(what.to_owned()),
+            Progress::Ended(line) => {
+                bar.inc(1);
+                bar.suspend(|| say(line));
+            }
+        })?;
+        let named = format!("{}.results.json", file_name(&results.trace.source));
+        if args.out.is_some() {
+            write(&place.out.join(&named), &results)?;
+        }
+        if let Some(path) = &args.save {
+            write(&if several { path.join(&named) } else { path.clone() }, &results)?;
+        }
+        if !json {
+            bar.suspend(|| {
+                print_line(&heading(&about, &results))?;
+                print_line(&format!("\n{}\n", table(&results).trim_end()))
+            })?;
+        }
+        found.push(results);
+    }
+    Ok(found)
 }
 
 fn write(path: &Path, results: &Results) -> anyhow::Result<()> {
@@ -305,144 +319,6 @@ fn contestants(args: &VllmArgs) -> anyhow::Result<Vec<Contestant>> {
         out.push(made);
     }
     Ok(out)
-}
-
-fn sent(args: &VllmArgs) -> anyhow::Result<Vec<Sent>> {
-    let sizes: Vec<Option<u32>> =
-        if args.kv_blocks.is_empty() { vec![None] } else { args.kv_blocks.iter().copied().map(Some).collect() };
-    let mut out = Vec::new();
-    let base = match &args.trace {
-        Some(path) => vec![from_trace(args, path)?],
-        None => {
-            let named = if args.scenarios.is_empty() { vec!["multi-turn".to_owned()] } else { args.scenarios.clone() };
-            named.iter().map(|name| from_scenario(args, name)).collect::<anyhow::Result<_>>()?
-        }
-    };
-    for of in base {
-        for size in &sizes {
-            let source = match size {
-                Some(blocks) if sizes.len() > 1 => format!("{}, {blocks} KV blocks", of.source),
-                _ => of.source.clone(),
-            };
-            let mut engine = of.engine;
-            if let Some(blocks) = size {
-                engine.kv_blocks = Some(within("--kv-blocks", *blocks, &KV_BLOCKS)?);
-            }
-            let Sent { about, rounds, settings, chats, .. } = &of;
-            let (about, rounds, settings) = (about.clone(), rounds.clone(), settings.clone());
-            out.push(Sent { source, about, rounds, engine, settings, chats: *chats });
-        }
-    }
-    Ok(out)
-}
-
-fn size(args: &VllmArgs, of: EngineSize) -> anyhow::Result<EngineSize> {
-    Ok(EngineSize {
-        max_num_seqs: within("--max-num-seqs", args.max_num_seqs.unwrap_or(of.max_num_seqs), &NUM_SEQS)?,
-        max_num_batched_tokens: within(
-            "--max-num-batched-tokens",
-            args.max_num_batched_tokens.unwrap_or(of.max_num_batched_tokens),
-            &BATCHED_TOKENS,
-        )?,
-        ..of
-    })
-}
-
-fn own(settings: &[(&str, &str)]) -> Vec<Setting> {
-    settings.iter().map(|(field, value)| ((*field).to_owned(), (*value).to_owned())).collect()
-}
-
-fn from_scenario(args: &VllmArgs, name: &str) -> anyhow::Result<Sent> {
-    anyhow::ensure!(name != EXIT_SCENARIO, "--scenario {name}: stands alone: meridian bench vllm --scenario {name}");
-    let known = || SCENARIOS.map(|scenario| scenario.name).join(", ");
-    let mut scenario = Scenario::named(name)
-        .with_context(|| format!("--scenario {name}: expected one of {}, {EXIT_SCENARIO}", known()))?;
-    let mut settings = own(scenario.settings);
-    let mut chats = None;
-    match &mut scenario.load {
-        Load::Chats(of) => {
-            of.sessions = within("--sessions", args.sessions.unwrap_or(of.sessions), &TURNS)?;
-            of.turns = within("--turns", args.turns.unwrap_or(of.turns), &TURNS)?;
-            within("--sessions times --turns:", of.sessions * of.turns, &TURNS)?;
-            of.context_tokens = within("--context-tokens", args.context_tokens.unwrap_or(of.context_tokens), &CONTEXT)?;
-            of.gap_s = args.gap_s.unwrap_or(of.gap_s);
-            of.preserves_thinking = args.preserve_thinking;
-            anyhow::ensure!((0.0..3600.0).contains(&of.gap_s), "--gap-s {}: expected seconds, 0 to 3600", of.gap_s);
-            settings.push(("model.strips_reasoning".into(), (!of.preserves_thinking).to_string()));
-            chats = Some(*of);
-        }
-        Load::Open(_) => {
-            let given = args.sessions.is_some() || args.turns.is_some() || args.context_tokens.is_some();
-            let given = given || args.gap_s.is_some() || args.preserve_thinking;
-            anyhow::ensure!(
-                !given,
-                "--sessions, --turns, --context-tokens, --gap-s, --preserve-thinking: {name} has no sessions"
-            );
-        }
-    }
-    let rounds: Vec<(u64, Arc<[TraceRequest]>)> =
-        args.seeds.iter().map(|seed| (*seed, scenario.requests(*seed).into())).collect();
-    let longest = rounds.iter().map(|(_, requests)| scenario.context_tokens(requests)).max().unwrap_or(0);
-    let context = within("--max-model-len", args.max_model_len.unwrap_or(longest), &MODEL_LEN)?;
-    let rounds = if chats.is_some() {
-        // A turn holds what was said before it: none can be made shorter.
-        anyhow::ensure!(
-            context >= longest,
-            "--max-model-len {context}: expected at least {longest}, which the longest turn needs"
-        );
-        rounds
-    } else {
-        rounds.into_iter().map(|(seed, requests)| (seed, clipped(&requests, context))).collect()
-    };
-    let engine = JobEngine::new(size(args, scenario.engine)?, context);
-    Ok(Sent { source: name.to_owned(), about: scenario.about.to_owned(), rounds, engine, settings, chats })
-}
-
-fn from_trace(args: &VllmArgs, path: &Path) -> anyhow::Result<Sent> {
-    let positive = |name: &str, value: f64| {
-        anyhow::ensure!(value.is_finite() && value > 0.0, "--{name} {value}: expected a number above 0");
-        Ok(value)
-    };
-    let (tokens, time) = (positive("scale-tokens", args.scale_tokens)?, positive("scale-time", args.scale_time)?);
-    let scenario = Scenario::named("loaded").context("a scenario")?;
-    let read = read(path, args.format, &ReadOptions { limit: args.requests, ..ReadOptions::default() })?;
-    read.notes.iter().for_each(|note| say(&format!("note: {note}")));
-    let together = read.requests.iter().filter(|request| request.prefix != Prefix::None).count();
-    if together > 0 {
-        // What they share would have to be said in tokens, and who comes after whom is the engine's to say.
-        say(&format!(
-            "note: {together} requests are turns of a conversation or share blocks: each is sent as one of its own"
-        ));
-    }
-    let scaled = |count: u32, least: u32| ((f64::from(count) * tokens).round() as u32).max(least);
-    let requests: Vec<TraceRequest> = read
-        .requests
-        .into_iter()
-        .map(|request| TraceRequest {
-            arrival_s: request.arrival_s * time,
-            prompt_tokens: scaled(request.prompt_tokens, 1),
-            think_tokens: scaled(request.think_tokens, 0),
-            output_tokens: scaled(request.output_tokens, 1),
-            prefix: Prefix::None,
-            ..request
-        })
-        .collect();
-    let context = args.max_model_len.unwrap_or_else(|| scenario.context_tokens(&requests));
-    let context = within("--max-model-len", context, &MODEL_LEN)?;
-    let fit = clipped(&requests, context);
-    let cut = requests.iter().zip(fit.iter()).filter(|(one, other)| one != other).count();
-    if cut > 0 {
-        say(&format!("note: {cut} of {} requests clipped to {context} tokens", requests.len()));
-    }
-    let rounds = args.seeds.iter().map(|seed| (*seed, Arc::clone(&fit))).collect();
-    let engine = JobEngine::new(size(args, scenario.engine)?, context);
-    let settings = own(scenario.settings);
-    Ok(Sent { source: read.name, about: "a trace".into(), rounds, engine, settings, chats: None })
-}
-
-/// With what the template adds, no request is longer than the context.
-fn clipped(requests: &[TraceRequest], context: u32) -> Arc<[TraceRequest]> {
-    requests.iter().map(|request| request.clipped(context.saturating_sub(RESERVED_TOKENS).max(2))).collect()
 }
 
 fn setting(text: &str) -> Result<Setting, String> {
