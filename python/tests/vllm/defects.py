@@ -218,12 +218,16 @@ def native_for(engine: Engine) -> Any:
     config = MeridianConfig(
         # Targets that no machine is too slow for, and a bound that is always broken: every plan has grants.
         scheduler=SchedulerConfig(
-            output_tpot_budget_ms=1e9, think_tpot_budget_ms=1e9, min_think_tokens=4, max_defer_ms=1e-3
+            output_tpot_budget_ms=1e9,
+            think_tpot_budget_ms=1e9,
+            min_think_tokens=4,
+            max_defer_ms=1e-3,
+            preempt_for_waiting=True,
         ),
         entropy=EntropyConfig(eat_probe_interval_tokens=8, eat_variance_threshold=1e-12, probe_suffix="\n\n"),
         kv_memory=KvMemoryConfig(growth_blocks=0.25, evict_dead_thinking=True),
         model=ModelConfig(strips_reasoning=True),
-        policy=PolicyConfig(dispatch=SlotConfig("native:srpt", deadline_ms=1000.0)),
+        policy=PolicyConfig(dispatch=SlotConfig("native:srpt", {"forecast": "attained"}, deadline_ms=1000.0)),
     )
     return make_engine(config, engine.scheduler)
 

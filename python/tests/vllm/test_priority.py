@@ -33,14 +33,23 @@ def stock_scheduler(engine: Engine) -> Any:
     )
 
 
+def new_request(engine: Engine, name: str, prompt: list[int], max_tokens: int, **of: Any) -> Any:
+    """A request of vLLM's, which generates `max_tokens`."""
+    from vllm import SamplingParams
+    from vllm.v1.request import Request
+
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    params.update_from_generation_config({}, 2)
+    hasher = engine.run.engine.engine_core.engine_core.request_block_hasher
+    return Request(name, [*prompt, *engine.run.template.tail], params, None, block_hasher=hasher, **of)
+
+
 def play(engine: Engine, scheduler: Any, seed: int, check: Any = lambda scheduler, output: None) -> list[Any]:
     """A random sequence of arrivals, aborts and steps; returns what every step did, and the queue after it."""
-    from vllm import SamplingParams
-    from vllm.v1.request import Request, RequestStatus
+    from vllm.v1.request import RequestStatus
 
     rng = random.Random(seed)
     end = engine.run.end_ids[0]
-    hasher = engine.run.engine.engine_core.engine_core.request_block_hasher
     generated: dict[str, int] = {}
     requests: dict[str, Any] = {}
     log: list[Any] = []
@@ -49,20 +58,11 @@ def play(engine: Engine, scheduler: Any, seed: int, check: Any = lambda schedule
         for _ in range(rng.choice((0, 0, 1, 3)) if step else 6):
             if len(requests) == count:
                 break
-            prompt = [rng.randint(20, 900) for _ in range(rng.randint(20, 200))] + list(engine.run.template.tail)
-            params = SamplingParams(temperature=0.0, max_tokens=rng.randint(1, 60), ignore_eos=True)
-            params.update_from_generation_config({}, 2)
-            name = f"r{len(requests)}"
+            prompt = [rng.randint(20, 900) for _ in range(rng.randint(20, 200))]
+            name, max_tokens, priority = f"r{len(requests)}", rng.randint(1, 60), rng.choice((-1, 0, 0, 3))
             # Several arrive at one time: then the id decides.
-            request = Request(
-                name,
-                prompt,
-                params,
-                None,
-                arrival_time=float(step // 4),
-                priority=rng.choice((-1, 0, 0, 3)),
-                block_hasher=hasher,
-            )
+            arrival = float(step // 4)
+            request = new_request(engine, name, prompt, max_tokens, arrival_time=arrival, priority=priority)
             requests[name] = request
             scheduler.add_request(request)
         if rng.random() < 0.03:
@@ -160,6 +160,55 @@ def test_priority_is_the_first_key(
         scheduler.shutdown()
     assert admitted > 0
     assert preempted > 0
+
+
+@pytest.mark.parametrize("source", ["native:balanced", "native:fair-share", "output-first.wasm"])
+@pytest.mark.parametrize("preempts", [False, True])
+def test_an_urgent_request_takes_a_seat(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, policies: Path, source: str, preempts: bool
+) -> None:
+    path = source if source.startswith("native:") else str(policies / source)
+    unhurried = "[scheduler]\noutput_tpot_budget_ms = 1e9\nthink_tpot_budget_ms = 1e9\nmax_defer_ms = 1e9\n"
+    configure(monkeypatch, tmp_path, text(path) + f"{unhurried}preempt_for_waiting = {str(preempts).lower()}\n")
+    scheduler = make(engine, policy="priority", async_scheduling=False, max_num_seqs=4)
+    end = engine.run.end_ids[0]
+    generated: dict[str, int] = {}
+
+    def step() -> Any:
+        output = scheduler.schedule()
+        output.finishing_prefill = {
+            name for name in output.num_scheduled_tokens if not scheduler.requests[name].is_prefill_chunk
+        }
+        scheduler.update_from_output(output, model_output(output, generated, end))
+        return output
+
+    for i in range(6):
+        scheduler.add_request(new_request(engine, f"r{i}", [20 + i] * 40, 200, arrival_time=float(i), priority=2))
+    step()
+    step()
+    assert {request.request_id for request in scheduler.running} == {"r0", "r1", "r2", "r3"}
+    scheduler.add_request(new_request(engine, "urgent", [90] * 40, 20, arrival_time=9.0, priority=-1))
+    output = step()
+    is_admitted = [data.req_id for data in output.scheduled_new_reqs] == ["urgent"]
+    assert is_admitted == preempts
+    assert len(scheduler.running) == 4
+    waits = [request.request_id for request in scheduler.waiting]
+    if preempts:
+        # Who gave way is as urgent as those that waited already, and stands where vLLM's own queue puts it.
+        (gave_way,) = {"r0", "r1", "r2", "r3"} - {request.request_id for request in scheduler.running}
+        assert waits == [gave_way, "r4", "r5"]
+        assert scheduler.requests[gave_way].num_preemptions == 1
+    else:
+        assert waits == ["urgent", "r4", "r5"]
+    for _ in range(400):
+        if not scheduler.has_unfinished_requests():
+            break
+        # Requests of one priority do not take each other's places.
+        assert all(request.num_preemptions <= 1 for request in scheduler.requests.values())
+        step()
+    assert not scheduler.has_unfinished_requests()
+    assert scheduler._meridian is not None, "Meridian gave up"
+    scheduler.shutdown()
 
 
 def test_the_queue_pops_what_vllms_heap_pops() -> None:
