@@ -222,6 +222,65 @@ def tokens() -> Iterator[Figure]:
     )
 
 
+PLUGIN, SLOTS = "python/meridian/vllm/scheduler.py", "host/runtime/src/slot"
+# From `schedule()` to the component: the type, the file, where the function begins, and what it calls next.
+FIRST_CALLS = (
+    ("scheduler", PLUGIN, r"def schedule\(", r"self\._begin_step\("),
+    ("scheduler", PLUGIN, r"def _begin_step\(", r"self\._plan\("),
+    ("scheduler", PLUGIN, r"def _plan\(", r"engine\.plan\("),
+)
+LAST_CALLS = (
+    ("slot", f"{SLOTS}/mod.rs", r"fn decide_by\(", r"state\.decide\("),
+    ("slot's state", f"{SLOTS}/mod.rs", r"fn decide\(&mut self, facts: &K::Facts", r"\.ask\("),
+    ("guarded policy", "host/core/src/(guarded|seat).rs", r"pub fn ask\(", r"\.decide\("),
+    ("component", "host/wasm/src/instance.rs", r"fn decide\(&mut self, batch", r"self\.decide_within\("),
+    ("component", "host/wasm/src/instance.rs", r"fn decide_within\(", r"self\.call\("),
+    ("guest", "host/wasm/src/guest.rs", r"fn decide\(", r"guest\.call_decide\("),
+)
+BINDING = "python/src/engine.rs"
+CALLS_BEFORE = (
+    ("engine", BINDING, r"fn plan<'py>\(", r"inner\.engine\.plan\("),
+    ("DispatchEngine", "host/runtime/src/engine.rs", r"pub fn plan\(", r"self\.slot\.decide\("),
+    ("slot", f"{SLOTS}/dispatch.rs", r"pub fn decide\(", r"self\.decide_by\("),
+)
+CALLS_NOW = (
+    ("engine", BINDING, r"fn plan<'py>\(", r"driver\.plan\("),
+    ("Driver", "host/engine/src/driver.rs", r"pub fn plan\(", r"self\.scheduler\.plan\("),
+    ("MeridianScheduler", "host/core/src/scheduler/mod.rs", r"pub fn plan\(", r"decider\.decide\("),
+    ("slot", f"{SLOTS}/dispatch.rs", r"fn decide\(&mut self, step", r"self\.decide_by\("),
+)
+
+
+def path() -> Iterator[Figure]:
+    """Types and calls between `schedule()` and the component, each looked up in the sources."""
+
+    def walked(commit: str, calls: tuple[tuple[str, str, str, str], ...]) -> tuple[int, int]:
+        paths = subprocess.run(
+            ["git", "ls-tree", "-r", "--name-only", commit], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+        for kind, file, begins, next_call in calls:
+            (name,) = (path for path in paths if re.fullmatch(file, path))
+            text = subprocess.run(
+                ["git", "show", f"{commit}:{name}"], cwd=ROOT, capture_output=True, text=True, check=True
+            ).stdout
+            if not re.search(f"{begins}.*?{next_call}", text, re.DOTALL):
+                raise SystemExit(f"{name} at {commit}: no {kind} that has {begins} and calls {next_call}")
+        return len({kind for kind, *_ in calls}), len(calls)
+
+    before = walked(BEFORE, (*FIRST_CALLS, *CALLS_BEFORE, *LAST_CALLS))
+    now = walked("HEAD", (*FIRST_CALLS, *CALLS_NOW, *LAST_CALLS))
+    for what, was, count in zip(("types", "calls"), before, now, strict=True):
+        yield Figure(f"{what} from schedule() to the component before", was, what)
+        yield Figure(f"{what} from schedule() to the component", count, what, Bound(was, below=True))
+
+
 def parts(pairs: int) -> dict[str, Callable[[], Iterator[Figure]]]:
     """Parts of the area by name."""
-    return {"size": size, "plans": plans, "copies": copies, "tokens": tokens, "same": lambda: same(pairs)}
+    return {
+        "size": size,
+        "plans": plans,
+        "path": path,
+        "copies": copies,
+        "tokens": tokens,
+        "same": lambda: same(pairs),
+    }

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from areas.bench import COMPONENTS, SERVEGEN, TRACES, meridian, write_between
-from areas.common import RESULTS, ROOT, WORK, Bound, Figure, say, seeds
+from areas.common import RESULTS, ROOT, WORK, Bound, Figure, compared, metrics_of, over_pairs, say, seeds
 
 DEFAULT = "balanced"
 # The same with thresholds of early exit that follow the queue; entropies are made up (docs/src/simulator.md).
@@ -36,14 +36,15 @@ GAINS = (
     ("recomputed_tokens", "recomputed tokens", None, Bound(0.6)),
 )
 # What an order costs and gains over that of arrival.
-FORECAST = (
-    ("ttfo_p50_ms", "TTFO p50", None),
-    ("ttfo_p99_ms", "TTFO p99", None),
-    ("ttft_p50_ms", "TTFT p50", None),
-    ("itl_output_p99_ms", "output ITL p99", None),
-    ("goodput_rps", "goodput", None),
-    ("throughput_tok_s", "throughput", None),
-)
+FORECAST = {
+    "ttfo_p50_ms": "TTFO p50",
+    "ttfo_p99_ms": "TTFO p99",
+    "ttft_p50_ms": "TTFT p50",
+    "itl_output_p99_ms": "output ITL p99",
+    "goodput_rps": "goodput",
+    "throughput_tok_s": "throughput",
+}
+ORACLE, OURS, TUNED_FLAGS = "oracle (`srpt`, lengths known)", "`mlfq`", "stock, tuned flags"
 
 
 def meridian_grid(runs: int) -> dict[str, Any]:
@@ -121,7 +122,7 @@ def grid(runs: int) -> Iterator[Figure]:
 
 
 def replayed(engine: str, rate: float, runs: int, *args: str) -> list[dict[str, float]]:
-    """Metrics of each seed of the last policy of `args`; of stock vLLM without one."""
+    """Metrics of each seed under the last policy that `args` name."""
     shown = Path(engine).name
     say(f"  meridian bench replay --engine {shown} --rate {rate:.3g} {' '.join(args)}")
     fixed = ("--engine", engine, "--rate", f"{rate:.6g}", "--seeds", seeds(runs), "--requests", str(REQUESTS))
@@ -144,54 +145,109 @@ def forecast(runs: int) -> Iterator[Figure]:
     # Probes whose entropies the policy sees, and which end nothing.
     probes = 'dispatch=mlfq,budget=patience{"answers": 1000}'
     contenders: dict[str, tuple[str, ...]] = {
-        "oracle (`srpt`, lengths known)": ("--max-tokens", "exact", "--policy", "srpt"),
-        "`mlfq`": (*waiting, "--policy", "mlfq"),
+        ORACLE: ("--max-tokens", "exact", "--policy", "srpt"),
+        OURS: (*waiting, "--policy", "mlfq"),
         "`mlfq`, entropies probed": (*waiting, "--policy", probes),
         "`mlfq`, nobody gives way": ("--policy", "mlfq"),
     }
     cells = json.loads((RESULTS / "grid.json").read_text())["cells"]
-    rows = [
-        "",
-        f"| cell | order | {' | '.join(title for _, title, _ in FORECAST)} |",
-        "|---" * (2 + len(FORECAST)) + "|",
-    ]
-    ratios: dict[str, dict[str, list[float]]] = {name: {key: [] for key, *_ in FORECAST} for name in contenders}
+    rows = ["", f"| cell | order | {' | '.join(FORECAST.values())} |", "|---" * (2 + len(FORECAST)) + "|"]
+    names = (TUNED_FLAGS, *contenders)
+    ratios: dict[str, dict[str, list[float]]] = {name: {key: [] for key in FORECAST} for name in names}
     for engine in ENGINES[:3]:
         for load in (0.95, 1.05, 1.3):
             is_cell = (engine, SERVEGEN.name, load)
-            (rate,) = (c["rate"] for c in cells if (c["engine"], c["traffic"], c["load"]) == is_cell)
+            (cell,) = (c for c in cells if (c["engine"], c["traffic"], c["load"]) == is_cell)
+            flags = {f"--{name.replace('_', '-')}": str(value) for name, value in cell["flags"].items()}
+            tuned = tuple(word for flag in flags.items() for word in flag)
+            rate = cell["rate"]
             stock = replayed(engine, rate, runs, "--policy", "fcfs")
-            for name, args in contenders.items():
+            for name, args in {TUNED_FLAGS: (*tuned, "--policy", "fcfs"), **contenders}.items():
                 ours = replayed(engine, rate, runs, *args)
-                found = {key: over(ours, stock, key) for key, *_ in FORECAST}
-                shown = " | ".join(f"{found[key]:.2f}" for key, *_ in FORECAST)
+                found = {key: over(ours, stock, key) for key in FORECAST}
+                shown = " | ".join(f"{ratio:.2f}" for ratio in found.values())
                 rows.append(f"| {engine}, load {load:g} | {name} | {shown} |")
                 if load > 1.0:
                     for key, ratio in found.items():
                         ratios[name][key].append(ratio)
     write_between(ROOT / "docs" / "src" / "policies.md", "forecast", rows)
-    oracle, ours = (list(ratios)[i] for i in (0, 1))
     gains = [
         (1.0 - mine) / (1.0 - its)
-        for mine, its in zip(ratios[ours]["ttfo_p50_ms"], ratios[oracle]["ttfo_p50_ms"], strict=True)
+        for mine, its in zip(ratios[OURS]["ttfo_p50_ms"], ratios[ORACLE]["ttfo_p50_ms"], strict=True)
     ]
     unit = "of the oracle's gain, lowest and highest cell"
     yield Figure("forecast: gain in TTFO p50", median(gains), unit, Bound(0.5, at_most=False), min(gains), max(gains))
+    unit = "ratio, lowest and highest cell"
     for name, of in ratios.items():
         plain = name.replace("`", "")
-        for key, title, bound in FORECAST:
-            values = of[key]
-            judged = bound if name == ours else None
-            yield Figure(
-                f"forecast: {plain}: {title} over stock, load 1.05 and 1.3",
-                median(values),
-                "ratio, lowest and highest cell",
-                judged,
-                min(values),
-                max(values),
-            )
+        for key, title in FORECAST.items():
+            values, what = of[key], f"forecast: {plain}: {title} over stock, load 1.05 and 1.3"
+            yield Figure(what, median(values), unit, low=min(values), high=max(values))
+
+
+# The real engine: `loaded`, whose KV memory is ample, and `kv-tight`, at parts of what stock vLLM serves.
+REAL = (("loaded", 160), ("kv-tight", 120))
+REAL_LOADS = (0.8, 1.0, 1.3)
+# Where nine of ten requests attain the service levels is looked for between these, requests a second, so many times.
+REAL_RATES, HALVINGS = (2.0, 32.0), 5
+REAL_TOKENS = ("stock:256", "stock:512", "stock:1024")
+# The floor of `bench/src/grid/floor.rs` in what the real engine tells: bound, and how much may be lost besides, ms.
+REAL_FLOOR = {
+    "throughput_tok_s": (Bound(0.99, at_most=False), 0.0),
+    "goodput_rps": (Bound(0.99, at_most=False), 0.0),
+    "ttfo_p50_ms": (Bound(1.03), 0.0),
+    "ttfo_p99_ms": (Bound(1.03), 0.0),
+    "itl_output_p99_ms": (Bound(1.03), 0.0),
+    "ttft_p50_ms": (Bound(1.1), 50.0),
+    "ttft_p99_ms": (Bound(1.15), 500.0),
+}
+# Above capacity, against stock vLLM.
+REAL_GAINS = {
+    "itl_output_p99_ms": Bound(0.5),
+    "ttfo_p50_ms": Bound(1.0),
+    "throughput_tok_s": Bound(1.0, at_most=False),
+}
+
+
+def real(pairs: int) -> Iterator[Figure]:
+    """The floor and the gains in vLLM itself, below, at and above its capacity, against stock as it is and tuned."""
+    for scenario, requests in REAL:
+        fixed = ("--scenario", scenario, "--requests", str(requests))
+
+        def runs(rate: float, of_seeds: str, *policies: str, fixed: tuple[str, ...] = fixed) -> dict[str, Any]:
+            named = tuple(word for policy in policies for word in ("--policy", policy))
+            label = f"real-{fixed[1]}-{rate:.3g}"
+            (found,) = compared(label, *fixed, "--rate", f"{rate:.4g}", "--seeds", of_seeds, *named)
+            return found
+
+        low, high = REAL_RATES
+        for _ in range(HALVINGS):
+            rate = (low * high) ** 0.5
+            (run,) = metrics_of(runs(rate, "1", STOCK), STOCK)
+            low, high = (rate, high) if run["slo_attainment"] >= 0.9 else (low, rate)
+        yield Figure(f"real, {scenario}: capacity of stock vLLM", low, "requests/s")
+        tried = runs(low, "1", STOCK, *REAL_TOKENS)
+        served = {name: metrics_of(tried, name)[0]["goodput_rps"] for name in REAL_TOKENS}
+        tuned = max(served, key=lambda name: served[name])
+        say(f"  tuned: {tuned} of {served}")
+        for load in REAL_LOADS:
+            found = runs(load * low, seeds(pairs), STOCK, tuned, DEFAULT)
+            ours = metrics_of(found, DEFAULT)
+            for against, name in ((STOCK, STOCK), (TUNED, tuned)):
+                theirs = metrics_of(found, name)
+                for key, (bound, slack) in REAL_FLOOR.items():
+                    ratios = [a[key] / b[key] for a, b in zip(ours, theirs, strict=True)]
+                    above = median(a[key] for a in ours) - median(b[key] for b in theirs)
+                    is_within = slack > 0.0 and above <= slack
+                    title = f"real, {scenario}, load {load:g}: {key} over {against}"
+                    if is_within and not bound.holds(median(ratios)):
+                        title += f", {above:.0f} ms more"
+                        bound = None
+                    yield over_pairs(title, ratios, "ratio", bound)
+                    if load > 1.0 and against == STOCK and key in REAL_GAINS:
+                        yield over_pairs(f"{title}, gain", ratios, "ratio", REAL_GAINS[key])
 
 
 def parts(pairs: int) -> dict[str, Callable[[], Iterator[Figure]]]:
     """The parts of the area; `pairs` are seeds."""
-    return {"grid": lambda: grid(pairs), "forecast": lambda: forecast(pairs)}
+    return {"grid": lambda: grid(pairs), "forecast": lambda: forecast(pairs), "real": lambda: real(pairs)}
