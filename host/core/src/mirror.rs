@@ -292,3 +292,33 @@ impl EngineMirror {
 fn length(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::NewRequest;
+    use crate::types::RequestId;
+
+    /// Whether a request whose turn was put behind so many others is overdue after so many admissions of others.
+    fn is_overdue_after(others: usize, admissions: u64) -> bool {
+        let mut mirror = EngineMirror::default();
+        let new = NewRequest::default();
+        let row = mirror.table.insert(RequestId(0), &new).expect("ids differ");
+        mirror.admitted(row, 0);
+        mirror.will_preempt(&[row], others);
+        mirror.preempted(row);
+        mirror.table.defer(row, 0.0);
+        for id in 1..=admissions {
+            let other = mirror.table.insert(RequestId(id), &new).expect("ids differ");
+            mirror.hold_time(100.0);
+            mirror.admitted(other, 0);
+        }
+        mirror.table.is_overdue(&mirror.table[row], 100.0, 50.0)
+    }
+
+    #[test]
+    fn who_gives_way_has_its_turn_behind_all_that_waited() {
+        assert!(!is_overdue_after(0, 3) && is_overdue_after(0, 4));
+        assert!(!is_overdue_after(10, 43) && is_overdue_after(10, 44));
+    }
+}

@@ -2,8 +2,9 @@
 
 use meridian_core::types::RequestId;
 use meridian_core::{
-    Decider, Decision, Dispatch, EngineDecider, EngineFacts, EngineStep, FillColumns, Markers, MeridianScheduler,
-    NewRequest, Plan, Planner, PolicyDecider, Queues, RequestTable, RowId, SchedulerConfig, Source, Step, native,
+    Decider, Decision, Dispatch, EngineDecider, EngineFacts, EngineStep, FillColumns, KvGrowth, Markers,
+    MeridianScheduler, NewRequest, Plan, Planner, PolicyDecider, Queues, RequestTable, RowId, SchedulerConfig, Source,
+    Step, native,
 };
 use proptest::prelude::*;
 
@@ -72,6 +73,13 @@ fn nobody_gives_way_unless_that_makes_room() {
     assert_eq!(planned(&requests, &free(8), &keys).preempted, [rows[0]]);
     assert_eq!(planned(&requests, &free(4), &keys).preempted, [rows[0], rows[1]]);
     assert!(planned(&requests, &free(3), &keys).preempted.is_empty());
+    // Admission leaves blocks to grow into: four of them here.
+    let mut planner = Planner::default().with_block_tokens(BLOCK_TOKENS);
+    planner.preempt_for_waiting();
+    planner.keep_answers_ahead(KvGrowth { blocks_per_request: 2.0, ..KvGrowth::default() });
+    let decision = Decision { keys: keys.to_vec(), ..Decision::default() };
+    let plan = planner.plan(&requests.0, &free(8), rows, &requests.2, &decision, 1e9);
+    assert_eq!(plan.preempted, [rows[0], rows[1]]);
 }
 
 #[test]
@@ -165,10 +173,10 @@ fn who_gave_way_waits_behind_all_others_and_not_in_the_same_step() {
     queues.waiting.extend(&waiting);
     let plan = Plan { token_budget: 64, preempted: vec![running[0]], ..Plan::default() };
     let mut step = Served::default();
-    queues.carry_out(&plan, 5, &mut step);
+    queues.carry_out(&plan, 2, &mut step);
     assert_eq!(step.preempted, [running[0]]);
-    assert_eq!(step.given, [running[1], waiting[0], waiting[1]]);
-    assert_eq!(queues.waiting, [running[0]]);
+    assert_eq!(step.given, [running[1], waiting[0]]);
+    assert_eq!(queues.waiting, [waiting[1], running[0]]);
     let mut step = Served::default();
     queues.carry_out(&Plan { token_budget: 64, ..Plan::default() }, 5, &mut step);
     assert_eq!((step.preempted.len(), step.given.len(), queues.running.len()), (0, 4, 4));
