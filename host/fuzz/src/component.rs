@@ -102,13 +102,13 @@ impl Map {
         for payload in Parser::new(0).parse_all(component) {
             let payload = payload.expect("a base is valid");
             if let Some((_, range)) = payload.as_section() {
-                sections.push(range.start as usize..range.end as usize);
+                sections.push(range);
             }
             let Payload::CodeSectionEntry(body) = payload else { continue };
             let reader = body.get_operators_reader().expect("a base is valid");
             let mut starts: Vec<usize> =
-                reader.into_iter_with_offsets().map(|found| found.expect("a base is valid").1 as usize).collect();
-            starts.push(body.range().end as usize);
+                reader.into_iter_with_offsets().map(|found| found.expect("a base is valid").1).collect();
+            starts.push(body.range().end);
             operators.extend(starts.windows(2).map(|pair| pair[0]..pair[1]));
         }
         Self { operators, sections }

@@ -241,8 +241,7 @@ impl Survey<'_> {
                 self.items(section.count())?;
                 // Not `into_iter`, which recurses over what it reads.
                 let range = section.range();
-                let content = usize::try_from(range.start).ok().zip(usize::try_from(range.end).ok());
-                let content = content.and_then(|(start, end)| self.bytes.get(start..end)).unwrap_or_default();
+                let content = self.bytes.get(range.clone()).unwrap_or_default();
                 component_types(&mut BinaryReader::new(content, range.start))?;
             }
             // The rest is nothing that is compiled, or something that wasmtime refuses.
