@@ -10,21 +10,10 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
 
-use crate::handles::{Handles, reorder, saturated, to_u32};
+use crate::handles::{Added, Handles, Planned, reorder, saturated, to_u32};
 use crate::policies::Policies;
 use crate::thinking::ClientRow;
 use crate::{ConfigError, config_error, log, policy_error};
-
-/// Whether a request was taken in, or what its sampler is to know.
-#[derive(IntoPyObject)]
-enum Added {
-    #[pyo3(transparent)]
-    Plain(bool),
-    Followed(u64, u32, bool),
-}
-
-/// Token budget, caps, whether each list changed, and the handles of the requests that give way.
-type Planned<'py> = (u32, Option<Bound<'py, PyDict>>, bool, bool, Vec<Py<PyAny>>);
 
 /// The mirror, the slots and the step-time model of one engine.
 ///

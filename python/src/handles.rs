@@ -5,7 +5,18 @@ use std::collections::HashMap;
 use meridian_core::RowId;
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyString};
+use pyo3::types::{PyDict, PyList, PyString};
+
+/// Whether a request was taken in, or what its sampler is to know.
+#[derive(IntoPyObject)]
+pub(crate) enum Added {
+    #[pyo3(transparent)]
+    Plain(bool),
+    Followed(u64, u32, bool),
+}
+
+/// Token budget, caps, whether each list changed, and the handles of the requests that give way.
+pub(crate) type Planned<'py> = (u32, Option<Bound<'py, PyDict>>, bool, bool, Vec<Py<PyAny>>);
 
 /// The rows of the live requests, by the identity of any Python objects; and what a step needs room for.
 #[derive(Default)]
