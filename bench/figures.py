@@ -38,12 +38,13 @@ AREAS = {
     "engine": engine.parts,
     "policy": policy.parts,
 }
-SLICE, KV, EXIT = "slice", "kv", "budget"
+POLICY, KV, EXIT = "policy", "kv", "budget"
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A row of README's results: the best and the worst of what was measured, each an area, a figure and where."""
+    """A row of README's results: the best and the worst of several figures, each an area, its name and where; or of one
+    figure over many cells, with its median."""
 
     what: str
     cells: tuple[tuple[str, str, str], ...]
@@ -53,33 +54,17 @@ class Summary:
 
 SUMMARY = (
     Summary(
-        "p99 gap between output tokens, over stock",
-        (
-            (SLICE, "loaded: p99 output ITL, output-first.wasm over stock", "batch full"),
-            (SLICE, "kv-tight: p99 output ITL, output-first.wasm over stock", "KV memory short, KV left to vLLM"),
-            (KV, "kv-tight: p99 output ITL, Meridian over stock", "KV memory short"),
-            (KV, "multi-turn: p99 output ITL, Meridian over stock", "chats"),
-        ),
+        "p99 gap between output tokens, over stock, simulated",
+        ((POLICY, "grid: p99 output ITL over stock, load 0.95 and more", ""),),
         less_is_better=True,
     ),
     Summary(
-        "TTFT p50, over stock",
-        (
-            (SLICE, "loaded: TTFT p50, output-first.wasm over stock", "batch full"),
-            (KV, "kv-tight: TTFT p50, Meridian over stock", "KV memory short"),
-            (KV, "multi-turn: TTFT p50, Meridian over stock", "chats"),
-            (KV, "thinking preserved: TTFT p50, Meridian over stock", "chats that keep their thinking"),
-        ),
-        less_is_better=True,
+        "requests within their service levels, over stock, simulated",
+        ((POLICY, "grid: goodput over stock, load 0.95 and more", ""),),
     ),
     Summary(
-        "throughput, over stock",
-        (
-            (SLICE, "loaded: throughput, output-first.wasm over stock", "batch full"),
-            (SLICE, "kv-tight: throughput, output-first.wasm over stock", "KV memory short, KV left to vLLM"),
-            (KV, "kv-tight: throughput, Meridian over stock", "KV memory short"),
-            (KV, "multi-turn: throughput, Meridian over stock", "chats"),
-        ),
+        "the same, over stock with the best flags for each load",
+        ((POLICY, "grid: goodput over tuned, load 0.95 and more", ""),),
     ),
     Summary(
         "prefix cache hit rate, above stock",
@@ -128,8 +113,8 @@ def between(page: Path, name: str, rows: list[str]) -> bool:
 
 def write_summary() -> None:
     """README's results, best and worst beside each other."""
-    lines = {area: latest_lines(area) for area in (SLICE, KV, EXIT)}
-    rows = ["| | best | worst |", "|---|---|---|"]
+    lines = {area: latest_lines(area) for area in (POLICY, KV, EXIT)}
+    rows = ["| | best | median | worst |", "|---|---|---|---|"]
     commits: dict[tuple[str, str], set[str]] = {}
     for row in SUMMARY:
         found: list[tuple[float, str]] = []
@@ -138,13 +123,12 @@ def write_summary() -> None:
             if line is None:
                 sys.exit(f"error: bench/results/{area}.jsonl has no figure {name!r}")
             commits.setdefault((line["measured"], line["machine"]), set()).add(line["commit"].removesuffix("+changes"))
-            found.append((line["value"], where))
+            found += [(line["value"], where)] if where else [(line[end], "") for end in ("low", "value", "high")]
         found.sort(reverse=not row.less_is_better)
-        best, worst = (
-            f"{value:+.0f}{row.unit} ({where})" if row.unit else f"{value:.2g} ({where})"
-            for value, where in (found[0], found[-1])
-        )
-        rows.append(f"| {row.what} | {best} | {worst} |")
+        texts = [f"{value:+.0f}{row.unit}" if row.unit else f"{value:.2g}" for value, _ in found]
+        texts = [text + (f" ({where})" if where else "") for text, (_, where) in zip(texts, found, strict=True)]
+        middle = "" if found[0][1] else texts[len(texts) // 2]
+        rows.append(f"| {row.what} | {texts[0]} | {middle} | {texts[-1]} |")
     rows.append("")
     for (day, machine), at in sorted(commits.items()):
         rows.append(f"Measured {day} on {machine}, at {', '.join(sorted(at))}.")
