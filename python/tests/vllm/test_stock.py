@@ -61,7 +61,9 @@ def stock_config(tmp_path: Path) -> meridian.MeridianConfig:
         port = free.getsockname()[1]
     return meridian.MeridianConfig(
         policy=meridian.PolicyConfig(
-            dispatch=meridian.SlotConfig("native:fcfs"), record_dir=str(tmp_path / "recording")
+            # No shadow misses a step for a busy machine.
+            dispatch=meridian.SlotConfig("native:fcfs", deadline_ms=1000.0),
+            record_dir=str(tmp_path / "recording"),
         ),
         admin=meridian.AdminConfig(listen=f"unix:{tmp_path / 'admin.sock'}"),
         telemetry=meridian.TelemetryConfig(prometheus=f"127.0.0.1:{port}"),
