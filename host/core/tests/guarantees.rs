@@ -293,6 +293,36 @@ fn who_runs_goes_on_while_nobody_who_waits_fits() {
     }
 }
 
+/// Seen in the simulator: a queue of prompts was overdue together, and every step of its rescue was a full one.
+#[test]
+fn the_rescue_of_a_queue_does_not_fill_the_steps_of_those_that_run() {
+    const LONG: usize = 30;
+    let mut engine = Engine { seats: 64, ..Engine::new() };
+    engine.arrive(4);
+    engine.step(256, &Decision { keys: vec![0.0], ..Decision::default() });
+    (0..LONG).for_each(|_| engine.arrive(100));
+    let (mut most, mut rescues) = (0, 0);
+    for _ in 0..4 * LONG + 60 {
+        // The policy prefers short prompts, which come and go, until everybody with a long one has been overtaken enough.
+        engine.arrive(1);
+        let is_long = |row: &RowId| engine.table[*row].prompt_tokens() > 4;
+        let keys = engine.queues.running.iter().chain(&engine.queues.waiting).map(|row| f32::from(is_long(row)));
+        let decision = Decision { keys: keys.collect(), token_budget: Some(8), ..Decision::default() };
+        let given = engine.step(256, &decision);
+        most = most.max(given);
+        rescues += u32::from(given > 8);
+        let Engine { table, queues, .. } = &mut engine;
+        let (over, going): (Vec<_>, Vec<_>) =
+            queues.running.drain(..).partition(|row| table[*row].prompt_tokens() == 1);
+        queues.running = going;
+        for row in over {
+            table.remove(row);
+        }
+    }
+    assert!(rescues > 10, "{rescues} steps served somebody overdue");
+    assert!(most <= 8 + 256 / 8, "a step of {most} tokens");
+}
+
 #[test]
 fn answers_stay_ahead_of_thinking_when_blocks_may_run_short() {
     let mut table = RequestTable::new(Markers::new(vec![vec![7]], vec![vec![8]], vec![]).expect("markers"));

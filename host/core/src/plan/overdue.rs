@@ -79,8 +79,9 @@ impl Planner {
         }
         // What waits takes its tokens only if the engine admits it, and it admits in order while there are KV blocks: tokens
         // kept for requests behind one that does not fit would be nobody's. Whether the first fits depends on what the
-        // prefix cache has, so it is tried; and there is always something left for those that run.
-        let mut for_waiting = if running.is_empty() { engine_budget } else { (engine_budget / 2).max(1) };
+        // prefix cache has, so it is tried. While others run, all of them together get one share: many are overdue at once
+        // when a queue has stood for long, and a step full of their prompts would hold up every answer.
+        let mut for_waiting = if running.is_empty() { engine_budget } else { quantum };
         // A prompt that may not be split can need more than that; a decode for each that runs is left to them.
         let not_granted = self.grants[..running.len()].iter().filter(|grant| **grant == 0).count();
         let decodes = u32::try_from(not_granted).unwrap_or(u32::MAX).saturating_mul(facts.decode_tokens.max(1));
