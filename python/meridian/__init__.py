@@ -1,7 +1,7 @@
 """Programmable scheduling of reasoning models on vLLM.
 
-`PolicyEngine` is the host engine without vLLM, for tests and notebooks; `meridian.vllm.MeridianScheduler` is the same
-engine inside vLLM. vLLM is imported only by `meridian.vllm`.
+`PolicyEngine` is the host engine without vLLM, for tests and notebooks. `meridian.vllm.MeridianScheduler` is the same
+engine inside vLLM. Only `meridian.vllm` imports vLLM.
 """
 
 from meridian._native import ConfigError, PolicyError, __version__

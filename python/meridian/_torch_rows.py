@@ -1,4 +1,4 @@
-"""What `meridian.kernels` measures, by torch: for devices that the kernels do not know."""
+"""The measurements of `meridian.kernels` in torch, for devices that the kernels do not support."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-# Of a state of EAT, 4 bytes each: mean, variance, probes.
+# Fields of a state of EAT, 4 bytes each: mean, variance, probes.
 EAT_FIELDS = 3
 
 
 class PendingRows:
-    """As `_native.PendingRows`. The answers come to the host behind the work; nobody waits before asking for them."""
+    """Like `_native.PendingRows`. The device copies the answers to the host; callers wait only when they read them."""
 
     backend = "torch"
 
@@ -35,14 +35,14 @@ class PendingRows:
         return self.columns()[0].tolist()
 
     def columns(self) -> torch.Tensor:
-        """As the kernels order them: [8, rows], float32; the last two are integers by their bits."""
+        """In the order of the kernels: [8, rows], float32; the last two rows hold the bits of integers."""
         if self._event is not None:
             self._event.synchronize()
         return self._block
 
 
 def on_device(values: Sequence[Any] | torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """A copy on the device that the host does not wait for."""
+    """A copy on the device; the host does not wait for it."""
     made = torch.as_tensor(values, dtype=dtype)
     if device.type != "cuda" or made.device.type == "cuda":
         return made.to(device)
@@ -56,10 +56,10 @@ def launch(
     temperatures: Sequence[float] | torch.Tensor | None,
     probes: tuple[Sequence[int], float, torch.Tensor] | None,
 ) -> PendingRows:
-    """Rows of logits of any floating type and layout; the arguments are those of `kernels.launch`.
+    """Measure rows of logits of any floating type and layout; the arguments are those of `kernels.launch`.
 
     Raises:
-        ValueError: an argument that does not fit.
+        ValueError: an argument is not valid.
     """
     device = logits.device
     if device.type == "meta":
@@ -83,7 +83,7 @@ def launch(
         if wrong:
             raise ValueError(f"temperatures: {wrong[0]}: expected a finite number above 0")
     most, top = x.max(dim=-1)
-    # -inf - -inf is no number; a masked token is -inf whatever the maximum.
+    # -inf - -inf is NaN; a masked token is -inf whatever the maximum.
     is_one = most.isfinite() & ~x.isnan().any(dim=-1)
     shifted = (x - most[:, None]) if scale is None else (x - most[:, None]) / scale[:, None]
     logs = shifted.log_softmax(dim=-1)
@@ -114,8 +114,8 @@ def _one_a_row(
 
 
 def _observed(nats: torch.Tensor, slots: Sequence[int], alpha: float, states: torch.Tensor) -> torch.Tensor:
-    """Take the entropies of probes into their states, as `EatState::observed` of the kernels does; returns those of the
-    rows, 0 for rows that are no probes."""
+    """Add the entropies of probes to their states, like `EatState::observed` of the kernels. Returns each row's state,
+    0 for rows that are not probes."""
     used = [slot for slot in slots if slot != -1]
     wrong = [slot for slot in used if not 0 <= slot < states.shape[0] or used.count(slot) > 1]
     if wrong:

@@ -1,7 +1,7 @@
-"""The two signals that end thinking early, over a whole series: what the engine computes token by token.
+"""The two signals that end thinking early, over a whole series. The engine computes the same token by token.
 
 `eat` is EAT (arXiv 2509.26522). `rpdi` is the index of RPDI-EE (arXiv 2603.14251), by the definition of an independent
-implementation: only the abstract of that paper was available, so the authors' may differ.
+implementation. Only the abstract of that paper was available, so the authors' definition may differ.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def eat(values: Iterable[float], alpha: float) -> tuple[list[float], list[float]
 
     With `M_0 = x_0` and `V_0 = 0`: `M_i = a x_i + (1 - a) M_{i-1}` and `V_i = a (x_i - M_i)^2 + (1 - a) V_{i-1}`; the
     variance takes the updated mean. The results are in the unit of `values` and its square. A value that is not finite
-    is left out: what was before is repeated, NaN before the first.
+    repeats the previous result, or gives NaN before the first finite value.
 
     Args:
         values: entropy of each probe, in nats or bits.
@@ -29,10 +29,10 @@ def eat(values: Iterable[float], alpha: float) -> tuple[list[float], list[float]
 
 
 def rpdi(values: Iterable[float], window: int) -> list[float]:
-    """Reasoning path deviation index after each token: mean entropy of the last `window` tokens over that of all.
+    """Reasoning path deviation index after each token: mean entropy of the last `window` tokens over the mean of all.
 
-    NaN before `window` tokens, and while every entropy was 0. A value that is negative or not finite was not measured:
-    it is left out. Values are rounded to 32 bits, as the engine measures them.
+    NaN before `window` tokens, and while every entropy was 0. A negative or non-finite value counts as not measured and
+    is skipped. Values are rounded to 32 bits, as the engine measures them.
 
     Args:
         values: entropy of each token, nats.

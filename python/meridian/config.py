@@ -37,7 +37,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True)
 class EntropyConfig:
-    """`[entropy]`: when thinking has converged."""
+    """`[entropy]`: the signals that show when thinking has converged."""
 
     enabled: bool = True
     ema_alpha: float = 0.1
@@ -94,7 +94,7 @@ class PolicyConfig:
 
 @dataclass(frozen=True)
 class TelemetryConfig:
-    """`[telemetry]`: an empty string is off."""
+    """`[telemetry]`: an empty address turns its service off."""
 
     prometheus: str = "127.0.0.1:9464"
     otlp_endpoint: str = ""
@@ -103,7 +103,7 @@ class TelemetryConfig:
 
 @dataclass(frozen=True)
 class AdminConfig:
-    """`[admin]`: an empty `listen` is off."""
+    """`[admin]`: an empty `listen` turns the interface off."""
 
     listen: str = "127.0.0.1:9465"
     token_file: str = ""
@@ -115,7 +115,7 @@ class ModelConfig:
 
     `think_start` and `think_end` are both empty for a model that does not think.
 
-    Made directly, a `family` fills in nothing; `ModelConfig.of_family` does.
+    The constructor fills in nothing for a `family`; `ModelConfig.of_family` does.
     """
 
     family: str = ""
@@ -133,14 +133,14 @@ class ModelConfig:
         """The fields that a known model family supplies.
 
         Raises:
-            ConfigError: no such family; names those that there are.
+            ConfigError: there is no such family; names the known families.
         """
         return MeridianConfig.from_toml(f"[model]\nfamily = {json.dumps(name)}\n").model
 
 
 @dataclass(frozen=True)
 class MeridianConfig:
-    """The effective configuration. `base_dir` is what a relative component path is relative to.
+    """The effective configuration. Relative component paths are relative to `base_dir`.
 
     Example:
         >>> config = MeridianConfig.from_toml("[scheduler]\\nmax_defer_ms = 500")
@@ -190,17 +190,17 @@ class MeridianConfig:
 
     @classmethod
     def from_native(cls, text: str, base_dir: str) -> MeridianConfig:
-        """The effective configuration that a native engine was made with."""
+        """The effective configuration of a native engine."""
         return cls._from_json(text, base_dir)
 
     def to_json(self) -> str:
         """The configuration as the native engine reads it.
 
-        A number that is not finite, which JSON cannot hold, is written as the text `NaN`, `Infinity` or `-Infinity`;
-        the engine refuses it by its field, unless the field may be infinite.
+        JSON has no non-finite numbers, so they become the texts `NaN`, `Infinity` and `-Infinity`. The engine refuses
+        them and names the field, unless the field may be infinite.
 
         Raises:
-            ConfigError: a field holds what JSON cannot, or is nested too deep.
+            ConfigError: a field has a value that JSON cannot hold, or is nested too deeply.
         """
         names = [each.name for each in dataclasses.fields(self) if each.name != "base_dir"]
         fields = {name: _plain(name, getattr(self, name)) for name in names}
@@ -210,12 +210,12 @@ class MeridianConfig:
             raise ConfigError(f"configuration: {error}") from error
 
 
-# What contains itself is nested without end.
+# A value that contains itself is nested without end.
 _MOST_NESTED = 64
 
 
 def _plain(path: str, value: object, depth: int = 0) -> Any:
-    """The value as JSON holds it; `path` names it in errors."""
+    """The value in the types of JSON; errors name it by `path`."""
     if depth > _MOST_NESTED:
         short = path if len(path) <= 80 else f"{path[:80]}..."
         raise ConfigError(f"{short}: nested more than {_MOST_NESTED} deep, expected less")
@@ -241,7 +241,7 @@ def _plain(path: str, value: object, depth: int = 0) -> Any:
 def load_config(path: str | os.PathLike[str] | None = None) -> MeridianConfig:
     """Load `path`, else `$MERIDIAN_CONFIG`, `./meridian.toml`, `~/.config/meridian/meridian.toml`, else the defaults.
 
-    What is valid but cannot do what it seems to is logged.
+    The log names each valid field that does not do what it seems to.
 
     Raises:
         ConfigError: the file cannot be read or is not valid; names the file and the field.

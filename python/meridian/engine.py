@@ -23,16 +23,15 @@ MAX_TENANT_CHARACTERS = 128
 
 
 class KvStats(TypedDict):
-    """What happened to KV memory where Meridian orders it, since the engine was made."""
+    """Counters of the KV memory where Meridian manages it, since the start of the engine."""
 
     evictions: dict[str, int]
-    """KV blocks by tier: `think_complete` (dead thinking), `think_active` (other cached ones), `output_critical` (of
-    answers in progress)."""
+    """Evicted KV blocks by tier: `think_complete` (dead thinking), `think_active` (other cached blocks),
+    `output_critical` (answers in progress)."""
     offload_evictions: dict[str, int]
-    """Chunks that a store beside the engine's memory gave up, by the same tiers."""
+    """Chunks that an offload store evicted, by the same tiers."""
     hit_tokens: dict[str, int]
-    """Tokens of admitted requests that the prefix cache had, by what they are: `prefill` (prompt), `think`,
-    `output`."""
+    """Tokens of admitted requests found in the prefix cache, by kind: `prefill` (prompt), `think`, `output`."""
     missed_tokens: dict[str, int]
     recomputed_tokens: int
     """Tokens computed again because of a preemption."""
@@ -42,23 +41,23 @@ class KvStats(TypedDict):
 
 
 class BudgetStats(TypedDict):
-    """What was done to the thinking of an engine's requests."""
+    """Budget actions on the thinking of an engine's requests."""
 
     forced: dict[str, int]
-    """Ends that were forced, by reason."""
+    """Forced ends of thinking, by reason."""
     missed: int
-    """Tokens that were to be forced and came out otherwise."""
+    """Tokens that should have been forced, but were not."""
     probes: dict[str, int]
     """`asked`, `done`, `dropped`."""
     probe_tokens: int
     think_tokens: int
-    """Of requests that are over."""
+    """Think tokens of ended requests."""
     thought: int
-    """Requests that have thought and are over."""
+    """Ended requests that have thought."""
 
 
 class Stats(TypedDict):
-    """What a dispatch slot has done since it was made. Times in milliseconds."""
+    """Counters of a dispatch slot since its start. Times in milliseconds."""
 
     policy: str
     policy_version: str
@@ -82,10 +81,10 @@ class Stats(TypedDict):
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What an engine is to do in one step.
+    """The plan of one step.
 
-    `running` and `waiting` are permutations of what was given; `token_budget` is at least 1 and at most the engine's
-    own; `token_caps` names requests that may take at most that many tokens (0: left out of the step); `preempted` are
+    `running` and `waiting` are permutations of the given lists. `token_budget` is at least 1 and at most the engine's
+    own. `token_caps` limits the tokens of the named requests (0 leaves a request out of the step). `preempted` are
     running requests that give up their seat and KV blocks to the first of `waiting`.
     """
 
@@ -101,29 +100,29 @@ class EvictionCandidate:
     """A cached KV block, or a live request that may be preempted."""
 
     tier: int = 0
-    """0 thinking that can never match again, 1 of a request that does not answer, 2 of an answer."""
+    """0: thinking that can never match again. 1: a request that does not answer. 2: an answer."""
     blocks: int = 1
-    """Device blocks that come free."""
+    """Device blocks that the eviction frees."""
     position: int = 0
     """A block's distance from the head of its request's chain, in blocks."""
     hits: int = 0
-    """How often a block was matched again."""
+    """Number of times that a block was matched again."""
     age_ms: float = 0.0
     """Milliseconds since a block was allocated, or since a request began to hold blocks."""
     computed_tokens: int = 0
-    """Tokens whose KV would have to be computed again: those of a block; of a request all it has computed."""
+    """Tokens whose KV would be computed again: the tokens of a block, or all computed tokens of a request."""
 
 
 @dataclass(frozen=True)
 class ThinkingRequest:
-    """A request that thinks, as a budget policy sees it. Entropies in bits."""
+    """A thinking request, as a budget policy sees it. Entropies in bits."""
 
     prompt_tokens: int = 1
     remaining_tokens: int = 0
     think_tokens: int = 0
     think_ms: float = 0.0
     slack_ms: float = math.inf
-    """Milliseconds until the client's deadline, negative when missed; infinite when it has none."""
+    """Milliseconds until the client's deadline, negative after it; infinite without a deadline."""
     priority: int = 0
     tenant: int = 0
     is_probed: bool = False
@@ -133,7 +132,7 @@ class ThinkingRequest:
     eat_variance: float | None = None
     rpdi: float | None = None
     same_answers: int = 0
-    """Latest probes in a row with the same most likely next token; 0 when the latest did not say."""
+    """Latest consecutive probes with the same most likely next token; 0 when the latest probe gave none."""
 
 
 @dataclass(frozen=True)
@@ -202,10 +201,10 @@ class PolicyEngine:
         """Make an engine without requests.
 
         Args:
-            config: the configuration; the defaults when absent. Its `[model]` texts are not used here.
+            config: the configuration; by default, the defaults. The engine does not use its `[model]` texts.
             think_start: token sequence that starts thinking, or a list of alternatives; empty for a model that does not
                 think.
-            think_end: token sequence that ends it, or a list of alternatives.
+            think_end: token sequence that ends thinking, or a list of alternatives.
             padding: whitespace tokens that may stand around the markers.
             block_tokens: tokens in a KV block.
 
@@ -238,7 +237,7 @@ class PolicyEngine:
         priority: int = 0,
         tenant: str = "",
     ) -> None:
-        """A request arrived at `now_ms` with the token ids of its templated prompt.
+        """Add a request that arrived at `now_ms` with the token ids of its templated prompt.
 
         `max_tokens` and `priority` are cut to 32 bits.
 
@@ -279,7 +278,7 @@ class PolicyEngine:
         total_blocks: int = 0,
         decode_tokens: int = 1,
     ) -> StepPlan:
-        """Plan one step over the live requests, each list in its present order.
+        """Plan one step over the live requests. Each list is in its current order.
 
         Raises:
             KeyError: a request is not live.
@@ -309,19 +308,19 @@ class PolicyEngine:
         )
 
     def scheduled(self, tokens: Mapping[str, int]) -> None:
-        """The planned step gave each of these requests so many tokens."""
+        """Report the tokens that the planned step gave to each request."""
         self._engine.scheduled(self._now_ms, dict(tokens))
 
     def generated(self, tokens: Mapping[str, Sequence[int]]) -> None:
-        """Token ids that were generated for each request, in order."""
+        """Report the token ids that each request generated, in order."""
         self._engine.generated([_Generated(request_id, list(ids)) for request_id, ids in tokens.items()])
 
     def preempted(self, request_id: str) -> None:
-        """The request lost its KV blocks and waits again."""
+        """Report that the request lost its KV blocks and waits again."""
         self._engine.preempted(request_id)
 
     def remove(self, request_id: str) -> None:
-        """The request is over."""
+        """Remove a request that has ended."""
         self._engine.remove(request_id)
         self._handles.pop(request_id, None)
 
@@ -330,7 +329,7 @@ class PolicyEngine:
         return self._engine.phase(request_id)
 
     def stats(self) -> Stats:
-        """What the dispatch slot has done."""
+        """Counters of the dispatch slot."""
         return self._engine.stats()
 
     def swap(
@@ -342,24 +341,24 @@ class PolicyEngine:
         signature: str | os.PathLike[str] | None = None,
         config: Mapping[str, object] | None = None,
     ) -> dict[str, Any]:
-        """Load a policy and make it active, or have it asked beside the active policy.
+        """Load a policy and make it active, or compare it with the active policy in shadow.
 
-        Returns the report: `active` and `previous` versions, what became of the `state`, `held_us`. A policy that the
-        slot has already, with the same options, changes nothing: the report's `action` is `unchanged`.
+        Returns the report: the `active` and `previous` versions, the fate of the `state`, and `held_us`. If the slot
+        already has this policy with the same options, nothing changes and the report's `action` is `unchanged`.
 
         Args:
             policy: the path of a component, or `native:NAME`; None for the active policy with another `config`.
-            slot: where it decides.
+            slot: the slot of the policy.
             mode: `"shadow"` to compare only.
-            signature: the file with the minisign signature of a component, by default the component's path with
-                `.minisig` added, where there is one; it is verified when `policy.trusted_keys` names keys.
-            config: its options. Without any, a component and the native policy that the configuration names get those
-                of the configuration, and other native policies none.
+            signature: the file with the minisign signature of a component; by default, the component's path with
+                `.minisig` added, if that file exists. It is verified when `policy.trusted_keys` names keys.
+            config: options of the policy. By default, a component and the native policy that the configuration names
+                take the options of the configuration; other native policies take none.
 
         Raises:
             OSError: the file cannot be read.
             PolicyError: the policy was refused; the active policy stays.
-            TypeError, ValueError: `config` is not what JSON can say, or neither `policy` nor `config` is given.
+            TypeError, ValueError: JSON cannot hold `config`, or neither `policy` nor `config` is given.
         """
         if policy is None and config is None:
             raise ValueError("expected a policy, a config or both")
@@ -374,34 +373,34 @@ class PolicyEngine:
         return json.loads(self._policies.put(slot, path.read_bytes(), mode, str(path), text, options))
 
     def stop_shadow(self, slot: SlotName = "dispatch") -> dict[str, Any]:
-        """End the shadow.
+        """Stop the shadow policy.
 
         Raises:
-            PolicyError: there is none.
+            PolicyError: the slot has no shadow.
         """
         return json.loads(self._policies.stop_shadow(slot))
 
     def promote(self, slot: SlotName = "dispatch") -> dict[str, Any]:
-        """Make the shadow active, with the state it has gathered.
+        """Make the shadow policy active, with the state that it has gathered.
 
         Raises:
-            PolicyError: there is none.
+            PolicyError: the slot has no shadow.
         """
         return json.loads(self._policies.promote(slot))
 
     def rollback(self, slot: SlotName = "dispatch") -> dict[str, Any]:
-        """Return to the version before.
+        """Return to the previous version.
 
         Raises:
-            PolicyError: there is none.
+            PolicyError: the slot has no previous version.
         """
         return json.loads(self._policies.rollback(slot))
 
     def release(self, slot: SlotName = "dispatch") -> dict[str, Any]:
-        """Try the version in quarantine again at once.
+        """Retry the version in quarantine at once.
 
         Raises:
-            PolicyError: there is none, or it cannot be started.
+            PolicyError: no version is in quarantine, or it cannot be started.
         """
         return json.loads(self._policies.release(slot))
 
@@ -410,7 +409,7 @@ class PolicyEngine:
         return json.loads(self._policies.status())
 
     def faults(self) -> list[dict[str, Any]]:
-        """The latest faults, oldest first; the newest with the batch they happened on."""
+        """The latest faults, oldest first; the newest faults include their batch."""
         return json.loads(self._policies.faults())
 
     def rank_evictions(
@@ -423,8 +422,8 @@ class PolicyEngine:
         cached_blocks: int = 0,
         total_blocks: int = 0,
     ) -> list[float]:
-        """Ask the eviction slot. Returns a key for each candidate, the lower goes first; empty when the slot leaves the
-        batch to the block manager's own order.
+        """Ask the eviction slot for a key for each candidate; the lowest key goes first. The list is empty when the
+        slot leaves the batch to the block manager's own order.
 
         Raises:
             ValueError: a tier is not 0, 1 or 2, or `now_ms` is not finite.
@@ -434,8 +433,7 @@ class PolicyEngine:
         return self._policies.rank_evictions(subject, now_ms, blocks, list(candidates))
 
     def thresholds(self, candidates: Sequence[ThinkingRequest], load: EngineLoad | None = None) -> list[dict[str, Any]]:
-        """Ask the budget slot about requests that begin to think: the thresholds of each, by their names in
-        `meridian.toml`.
+        """Ask the budget slot for the thresholds of requests that begin to think, by their names in `meridian.toml`.
 
         Raises:
             ValueError: `load.now_ms` is not finite.
@@ -447,7 +445,7 @@ class PolicyEngine:
     def verdicts(
         self, candidates: Sequence[ThinkingRequest], load: EngineLoad | None = None
     ) -> list[Literal["default", "keep-thinking", "end-now"]]:
-        """Ask the budget slot about requests that were probed or ended a sentence.
+        """Ask the budget slot for verdicts on requests that were probed or ended a sentence.
 
         Raises:
             ValueError: `load.now_ms` is not finite.
@@ -457,5 +455,5 @@ class PolicyEngine:
         return self._policies.verdicts(load, list(candidates))
 
     def close(self) -> None:
-        """End the file watches and the recording. The engine goes on with the policies it has; none can be changed."""
+        """Stop the file watches and the recording. The engine keeps its policies; they can no longer be changed."""
         self._policies.close()

@@ -1,4 +1,4 @@
-"""Entropy, likeliest token and more of rows of logits where they are: on the CPU, or on a CUDA device without waiting.
+"""Measure rows of logits in place: entropy, likeliest token and more, on the CPU, or on a CUDA device without waiting.
 
     import torch
     from meridian import kernels
@@ -8,8 +8,8 @@
     answers = pending.result()
     answers.entropy, answers.probability
 
-Nothing is copied but the request. On a CUDA device the work runs on a stream of its own, after what is on torch's
-current stream; what follows on that stream may write to the logits at once.
+Only the request is copied, never the logits. On a CUDA device, the work runs on its own stream, after the work that is
+on torch's current stream. Later work on the current stream may write to the logits at once.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ logger = logging.getLogger("meridian.kernels")
 _ELEMENTS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _NAMES = set(_ELEMENTS.values())
 _launches: Counter[str] = Counter()
-# Reasons for torch that the log has.
+# Reasons for falling back to torch that were logged.
 _warned: set[str] = set()
 
 
 @runtime_checkable
 class DLPack(Protocol):
-    """Whatever can lend its memory: arrays of numpy, JAX, CuPy."""
+    """An object that can lend its memory: arrays of numpy, JAX, CuPy."""
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
@@ -59,16 +59,16 @@ class DLPack(Protocol):
 
 @dataclass(frozen=True)
 class RawLogits:
-    """Logits by their address. Whoever makes it keeps the memory until the answers are there, as large as it says.
+    """Logits by their address. The caller keeps memory of the given size valid until the answers have arrived.
 
     Attributes:
         address: of the first logit.
         dtype: "float32", "bfloat16" or "float16".
         rows: rows of the matrix.
         vocab: logits in a row.
-        row_stride: logits from the first of a row to the first of the next; None for `vocab`.
-        device: number of the CUDA device among those of this process; None for the machine's memory.
-        stream: the `CUstream` on which the logits are made; 0 for the legacy default stream.
+        row_stride: logits from the first of one row to the first of the next; None for `vocab`.
+        device: number of the CUDA device among the devices of this process; None for the machine's memory.
+        stream: the `CUstream` that produces the logits; 0 for the legacy default stream.
     """
 
     address: int
@@ -82,9 +82,10 @@ class RawLogits:
 
 @dataclass(frozen=True)
 class RowStats:
-    """Answers on the CPU, of shape [rows], in the order asked for. For row `x` of temperature `T`, `p = softmax(x/T)`.
+    """Answers on the CPU, of shape [rows], in the order of the request. For row `x` of temperature `T`,
+    `p = softmax(x/T)`.
 
-    A row that is no distribution (only `-inf`, or with a NaN or `+inf` in it) has NaN in the floats, and -1 as `top`.
+    A row that is not a distribution (only `-inf`, or with a NaN or `+inf`) has NaN in the floats, and -1 as `top`.
     """
 
     entropy: torch.Tensor
@@ -94,11 +95,11 @@ class RowStats:
     logsumexp: torch.Tensor
     """float32: `ln sum exp(x / T)`."""
     probability: torch.Tensor
-    """float32: `p` of the token that was asked for; NaN when none was."""
+    """float32: `p` of the requested token; NaN when the caller requested none."""
     top: torch.Tensor
     """int64: the first token with the largest logit."""
     eat_mean: torch.Tensor
-    """float32: for a probe, the moving mean of its slot with this row taken in, nats; 0 for other rows."""
+    """float32: for a probe, the moving mean of its slot including this row, nats; 0 for other rows."""
     eat_variance: torch.Tensor
     """float32: the moving variance, nats squared."""
     eat_probes: torch.Tensor
@@ -117,15 +118,15 @@ class EatValues(NamedTuple):
 
 
 class EatStates:
-    """Moving means and variances of the entropies of probes (EAT, arXiv 2509.26522), one state a slot, on a device.
+    """Moving means and variances of the entropies of probes (EAT, arXiv 2509.26522), one state per slot, on a device.
 
-    Launches with them run one after the other. Only one thread may use them.
+    Launches that use the same states run one after the other. Only one thread may use them.
     """
 
     def __init__(self, slots: int, device: torch.device | str | int = "cpu") -> None:
         if slots < 1:
             raise ValueError(f"slots: {slots}: expected at least 1")
-        # Of 12 bytes: mean and variance as float32, the number of probes.
+        # 12 bytes each: mean and variance as float32, the number of probes.
         self.tensor = torch.zeros(slots, EAT_FIELDS, dtype=torch.int32, device=device)
         self._latest: Pending | None = None
 
@@ -133,7 +134,7 @@ class EatStates:
         return self.tensor.shape[0]
 
     def reset(self, slot: int) -> None:
-        """Another request takes the slot. Waits for the launches so far.
+        """Clear the slot for another request. Waits for earlier launches.
 
         Raises:
             ValueError: there is no such slot.
@@ -144,14 +145,14 @@ class EatStates:
         self.tensor[slot].zero_()
 
     def read(self) -> EatValues:
-        """The states after the launches so far; waits for those."""
+        """The states after all earlier launches; waits for them."""
         self._settle()
         states = self.tensor.cpu()
         mean, variance = states[:, :2].contiguous().view(torch.float32).unbind(1)
         return EatValues(mean, variance, states[:, 2].long())
 
     def _settle(self) -> None:
-        # The device's own stream is not ordered before what torch does with the states.
+        # Torch's work on the states is not ordered after the kernels' own stream.
         if self._latest is not None:
             self._latest.entropies()
             self._latest = None
@@ -162,7 +163,7 @@ class Probes:
     """Rows that are probes of EAT.
 
     Attributes:
-        slots: for each row asked for the slot of its request in `states`, each at most once; -1 for no probe.
+        slots: for each requested row, the slot of its request in `states`, each at most once; -1 if it is not a probe.
         alpha: weight of the newest entropy, in (0, 1].
         states: on the device of the logits.
     """
@@ -173,10 +174,10 @@ class Probes:
 
 
 class Pending:
-    """Answers that may still be on their way; it may be dropped at any time.
+    """Answers that may not have arrived yet. The caller may drop this object at any time.
 
-    Launched with `overwrites=False` it holds the logits until it has the answers. Otherwise their memory may be given
-    out again at once, as the stream that would write to it waits for the read."""
+    After a launch with `overwrites=False`, it holds the logits until it has the answers. Otherwise their memory may be
+    reused at once, because the stream that would write to it waits for the read."""
 
     __slots__ = ("_rows",)
 
@@ -185,11 +186,11 @@ class Pending:
 
     @property
     def backend(self) -> str:
-        """What runs it: "cpu-portable", "cpu-avx2", "cpu-avx512", "cuda" or "torch"."""
+        """The backend of this launch: "cpu-portable", "cpu-avx2", "cpu-avx512", "cuda" or "torch"."""
         return self._rows.backend
 
     def ready(self) -> bool:
-        """Whether `result` would not wait.
+        """Whether `result` returns without waiting.
 
         Raises:
             KernelError: the device failed.
@@ -197,7 +198,7 @@ class Pending:
         return self._rows.ready()
 
     def result(self) -> RowStats:
-        """The answers. Waits for them, without the GIL; may be called again.
+        """The answers. Waits for them without the GIL; may be called repeatedly.
 
         Raises:
             KernelError: the device failed.
@@ -212,7 +213,7 @@ class Pending:
         return RowStats(entropy, most, logsumexp, probability, top, mean, variance, probes)
 
     def entropies(self) -> list[float]:
-        """`result().entropy` as a list, for a caller that wants nothing else of each step; waits and raises like it."""
+        """`result().entropy` as a list, for a caller that needs only entropies. Waits and raises like `result`."""
         return self._rows.entropies()
 
 
@@ -225,25 +226,25 @@ def launch(
     overwrites: bool = True,
     require: Literal["native", "torch"] | None = None,
 ) -> Pending:
-    """Begin to measure rows of logits. On the CPU the answers are there when it returns; elsewhere nobody waits.
+    """Start measuring rows of logits. On the CPU, the answers are complete on return; on a device, they follow later.
 
-    Where the kernels cannot run, torch computes the same, and the log says why, once for each reason.
+    Where the kernels cannot run, torch computes the same answers, and the log gives each reason once.
 
     Args:
         logits: [rows, vocabulary], or [vocabulary] for one row; float32, bfloat16 or float16; the last dimension
-            contiguous, rows at any distance. Read where they are.
+            contiguous, rows at any distance. Read in place.
         rows: numbers of the rows to measure, in the order of the answers; None for all.
-        tokens: for each of these rows a token whose probability is wanted; one that is not in the vocabulary, such as
+        tokens: for each of these rows, the token whose probability is wanted; a token outside the vocabulary, such as
             -1, for none. An int32 tensor on the device of the logits is read there.
-        temperatures: for each of these rows its temperature, finite and above 0; None for 1.
-        probes: which of them are probes of EAT.
-        overwrites: whether the stream that made the logits may write to them before the answers are taken, as a sampler
-            does, or free them. It then waits for the read, on the device.
+        temperatures: for each of these rows, its temperature, finite and above 0; None for 1.
+        probes: which of these rows are probes of EAT.
+        overwrites: whether the stream that made the logits may write to them or free them before the caller takes the
+            answers, as a sampler does. That stream then waits for the read, on the device.
         require: "native" for the kernels or an error, "torch" for torch.
 
     Raises:
-        ValueError: an argument that does not fit; names it, what it was and what was expected.
-        KernelUnavailable: no kernel runs there, and torch was not allowed, or cannot have the memory of `RawLogits`.
+        ValueError: an argument is not valid; names the argument, its value and what was expected.
+        KernelUnavailable: no kernel runs on this device, and `require` excludes torch or torch cannot read `RawLogits`.
         KernelError: the device refused.
     """
     if not isinstance(logits, (torch.Tensor, RawLogits)):
@@ -271,12 +272,12 @@ def launch(
 def entropy(
     logits: torch.Tensor | DLPack | RawLogits, rows: Sequence[int] | torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Entropies in nats, float32 on the CPU, of shape [rows]: `launch` and its result in one; raises like these."""
+    """Entropies in nats, float32 on the CPU, of shape [rows]: `launch` and `result` in one call; raises like them."""
     return launch(logits, rows).result().entropy
 
 
 def launches() -> dict[str, int]:
-    """Launches of this process so far, by what ran them (`Pending.backend`)."""
+    """Number of launches of this process by backend (`Pending.backend`)."""
     return dict(_launches)
 
 
@@ -309,8 +310,8 @@ def _launched(
         elif not logits.is_cpu:
             raise KernelUnavailable(f"no kernels for {logits.device.type}: expected logits on cpu or cuda")
         address, element, shape = _matrix(logits)
-    # What has to be held: torch's allocator does not know the stream of the kernels. On the CPU the answers are there
-    # at once.
+    # Torch's allocator does not know the stream of the kernels, so these are kept alive. On the CPU, the answers are
+    # complete at once.
     keep = None if cuda is None else [logits, tokens, None if probes is None else probes.states.tensor]
     token_address = 0
     if isinstance(tokens, torch.Tensor) and tokens.device.type != "cpu":
@@ -372,7 +373,7 @@ def _borrowed(logits: object) -> torch.Tensor:
 
 
 def _check_device_tokens(tokens: torch.Tensor, count: int, device: int | None) -> None:
-    """The kernels cannot see how many there are."""
+    """Check them here: the kernels cannot see how many tokens there are."""
     if device is None or tokens.device.index != device:
         raise ValueError(f"tokens: on {tokens.device}: expected them on the CPU, or on the device of the logits")
     if tokens.dtype != torch.int32 or not tokens.is_contiguous():
@@ -389,14 +390,14 @@ def _listed(values: Any) -> Any:
 
 
 def _explain_raw(logits: RawLogits) -> None:
-    """Say which of its numbers is none."""
+    """Report the field that is not a valid number."""
     for name, value in vars(logits).items():
         if value is not None and name != "dtype" and not (isinstance(value, int) and 0 <= value < 1 << 64):
             raise ValueError(f"{name}: {value!r}: expected an integer that is not negative") from None
 
 
 def _explain(**arguments: Any) -> None:
-    """Say which of the integers is none, for whoever gave it."""
+    """Report the argument that is not a valid integer."""
     for name, values in arguments.items():
         least, most = (0, (1 << 32) - 1) if name == "rows" else (-(1 << 31), (1 << 31) - 1)
         listed = _listed(values)

@@ -1,4 +1,4 @@
-"""Meridian for a vLLM engine that is built already, and out of it again.
+"""Put Meridian into a vLLM engine that already exists, and take it out again.
 
 scheduler = engine.engine_core.engine_core.scheduler
 plugin = MeridianSchedulerPlugin(scheduler=scheduler, config=meridian.load_config(path))
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class MeridianSchedulerPlugin:
-    """Puts Meridian into a scheduler that is in this process (`VLLM_ENABLE_V1_MULTIPROCESSING=0`), between two steps.
+    """Puts Meridian into a scheduler of this process (`VLLM_ENABLE_V1_MULTIPROCESSING=0`), between two steps.
 
-    Requests that are under way are taken over with the tokens they have. After `detach` the scheduler is of its own
-    class again, with its own methods, and its requests go on.
+    Meridian takes over live requests with the tokens that they have. After `detach`, the scheduler has its own class
+    and its own methods again, and its requests continue.
     """
 
     def __init__(self, scheduler: Scheduler, config: MeridianConfig) -> None:
@@ -33,16 +33,16 @@ class MeridianSchedulerPlugin:
         """Put Meridian in.
 
         Raises:
-            RuntimeError: it is in already, or this vLLM is not supported.
+            RuntimeError: Meridian is already in this scheduler, or this vLLM is not supported.
             ConfigError: the configuration or the combination of options is not valid.
-            PolicyError: a policy was refused. The scheduler is as it was.
+            PolicyError: a policy was refused. The scheduler is unchanged.
         """
         from meridian.vllm.scheduler import attach_to
 
         self._own_class = attach_to(self._scheduler, self._config)
 
     def detach(self) -> None:
-        """Take Meridian out; nothing happens when it is not in."""
+        """Take Meridian out; does nothing if it is not in."""
         if self._own_class is not None:
             from meridian.vllm.scheduler import detach_from
 

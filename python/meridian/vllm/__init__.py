@@ -1,4 +1,4 @@
-"""Meridian inside vLLM. The only part of the package that imports vLLM.
+"""Meridian inside vLLM. Only this part of the package imports vLLM.
 
 vllm serve MODEL --scheduler-cls meridian.vllm.MeridianScheduler
 """
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from meridian.vllm.scheduler import MeridianScheduler
 
 __all__ = ["BudgetLogitsProcessor", "MeridianScheduler", "PhaseAwareCachePolicy"]
-# Imported when they are asked for: not every supported vLLM has what they derive from, and the benchmark sets vLLM's
-# environment before it is imported.
+# Imported on first use: not every supported vLLM has their base classes, and the benchmark sets vLLM's environment
+# before it imports vLLM.
 _MODULES = {
     "BudgetLogitsProcessor": "budget",
     "MeridianScheduler": "scheduler",

@@ -1,9 +1,9 @@
-"""`BudgetLogitsProcessor`: ends thinking at the exact token, and measures entropies, where tokens are sampled.
+"""`BudgetLogitsProcessor`: ends thinking at the exact token and measures entropies, in the sampling process.
 
-vLLM has two interfaces for logits processors, one for each model runner, and one name must serve both: the class is of
-both, and what its constructor is given says which one it is used by (vllm/v1/sample/logits_processor/interface.py,
-vllm/v1/worker/gpu/sample/logits_processor/interface.py). What is forced and when is meridian-core's `Enforcer`; here it
-becomes logits.
+vLLM has two interfaces for logits processors, one for each model runner, and one name must serve both. The class
+implements both; the arguments of its constructor show which runner uses it
+(vllm/v1/sample/logits_processor/interface.py, vllm/v1/worker/gpu/sample/logits_processor/interface.py). meridian-core's
+`Enforcer` decides which tokens to force and when; this module changes the logits accordingly.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ except ImportError:  # vLLM before Model Runner V2
 
 logger = logging.getLogger("vllm.meridian")
 
-# What Meridian itself could raise: a panic of the native code derives from BaseException.
+# Exceptions that Meridian itself could raise: a panic of the native code derives from BaseException.
 DEFECTS = (Exception, _native.PanicException)
-# The end of a prompt that tells whether it leaves the model thinking; see meridian-core, `Markers`.
+# Tokens at the end of a prompt that show whether it leaves the model thinking; see meridian-core, `Markers`.
 PROMPT_TAIL = 128
 # vLLM samples greedily below this temperature (vllm/v1/sample/sampler.py).
 _GREEDY_BELOW = 1e-5
@@ -49,9 +49,9 @@ _GREEDY_BELOW = 1e-5
 class BudgetLogitsProcessor(LogitsProcessor, RunnerV2LogitsProcessor):  # type: ignore[misc, valid-type]
     """`--logits-processors meridian.vllm:BudgetLogitsProcessor`.
 
-    With `MeridianScheduler` all of Meridian's thinking budgets act, as the scheduler's configuration says. Alone, what
-    a client asks for in `vllm_xargs` (`meridian.vllm.xargs`) does as far as it needs no probe, and the
-    `meridian.toml` of this process counts. A request for which nothing is set is left as it is.
+    With `MeridianScheduler`, all thinking budgets act, as the scheduler's configuration says. Alone, the processor
+    applies the client's options in `vllm_xargs` (`meridian.vllm.xargs`) that need no probe, with the `meridian.toml` of
+    this process. It does not change a request without any options.
 
     Raises:
         ConfigError: `meridian.toml` is not valid.
@@ -77,7 +77,7 @@ class BudgetLogitsProcessor(LogitsProcessor, RunnerV2LogitsProcessor):  # type: 
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
-        """Refuses a budget that makes no sense; vLLM answers with HTTP 400.
+        """Refuse an invalid budget; vLLM answers with HTTP 400.
 
         Raises:
             ValueError: names the key, the value and what was expected.
@@ -91,11 +91,11 @@ class BudgetLogitsProcessor(LogitsProcessor, RunnerV2LogitsProcessor):  # type: 
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Before each forward pass: who came, went and moved."""
+        """Before each forward pass: follow requests that joined, left or moved in the batch."""
         if self._sampler is None:
             return
         try:
-            # First: how thinking ends may change with the requests that come.
+            # First: new requests may come with another configuration.
             self._sampler.receive()
             if batch_update is not None:
                 self._sampler.follow(batch_update)
@@ -103,7 +103,7 @@ class BudgetLogitsProcessor(LogitsProcessor, RunnerV2LogitsProcessor):  # type: 
             self._give_up("following the batch")
 
     def apply(self, logits: torch.Tensor, ctx: Any = None) -> torch.Tensor:
-        """Force, guard and measure. logits: [rows, vocabulary], of float32; changed in place."""
+        """Force, guard and measure. logits: [rows, vocabulary], float32; changed in place."""
         try:
             if self._slots is not None:
                 self._slots.apply(logits, ctx)
@@ -116,7 +116,7 @@ class BudgetLogitsProcessor(LogitsProcessor, RunnerV2LogitsProcessor):  # type: 
     # For the model runner V2.
 
     def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
-        """A request takes a slot; whether its logits may be changed or measured."""
+        """Take in a request in its slot. Returns whether the processor may change or measure its logits."""
         try:
             return self._slots is not None and self._slots.add(req_idx, sampling_params)
         except DEFECTS:
@@ -124,7 +124,7 @@ class BudgetLogitsProcessor(LogitsProcessor, RunnerV2LogitsProcessor):  # type: 
             return False
 
     def apply_staged_writes(self) -> None:
-        """Before each forward pass."""
+        """Before each forward pass: receive the scheduler's orders."""
         try:
             if self._sampler is not None:
                 self._sampler.receive()
@@ -132,28 +132,28 @@ class BudgetLogitsProcessor(LogitsProcessor, RunnerV2LogitsProcessor):  # type: 
             self._give_up("hearing the scheduler")
 
     def _give_up(self, doing: str) -> None:
-        """A defect of Meridian itself must not end the engine: from here on it is as if there were no processor."""
+        """Turn the processor off after a defect of Meridian itself, which must not end the engine."""
         self._sampler = self._slots = None
         logger.exception("meridian: failed while %s; thinking is not ended any more", doing)
 
 
 class _Sampler:
-    """What both model runners share."""
+    """The part that both model runners share."""
 
     def __init__(self, config: MeridianConfig, tokenizer: Any, channel: ToScheduler, eos: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        # Its own configuration, where no scheduler has told another.
+        # Its own configuration, used until a scheduler sends another.
         self._own_model = config.model
         self.rows = _native.BudgetRows([], [], [], False, [])
         self._end_as(config.model)
         self._channel = channel
         self._reports = Reports(channel.tell)
         self._eos = list(eos)
-        # Row -> temperature, of those that are guarded.
+        # Row -> temperature, for guarded rows.
         self._temperature: dict[int, float] = {}
 
     def _end_as(self, model: ModelConfig) -> None:
-        """From the next request on thinking ends as `model` says."""
+        """From the next request on, end thinking as `model` says."""
         markers = resolve(model, self._tokenizer)
         forced = around_end(self._tokenizer, model.force_phrase, model.think_end) if markers.ends else []
         self.rows.configure(markers.starts, markers.ends, markers.padding, model.resumes, forced)
@@ -161,12 +161,12 @@ class _Sampler:
         self.ends_thinking = bool(markers.ends)
 
     def warm_up(self, device: torch.device) -> None:
-        """What runs on this device is found out, loaded and logged before the first step needs it."""
+        """Choose, load and log the backend of this device before the first step needs it."""
         backend = self._reports.measure(torch.zeros(1, 8, device=device), [0]).backend
         logger.info("meridian: entropies on %s are measured by %s", device, backend)
 
     def follow(self, update: BatchUpdate) -> None:
-        """Who left, came and moved in the batch of the model runner V1, in this order."""
+        """Follow requests that left, joined and moved in the batch of the model runner V1, in this order."""
         for index in update.removed:
             self.rows.remove(index)
         for index, params, prompt, outputs in update.added:
@@ -175,7 +175,7 @@ class _Sampler:
             self.move(one, other, swaps=direction == MoveDirectionality.SWAP)
 
     def add(self, index: int, params: SamplingParams, prompt_tail: list[int], outputs: list[int] | None) -> bool:
-        """A request takes a row; False when nothing of it matters."""
+        """Take in a request in its row. Returns False when the processor has nothing to do for it."""
         extra = params.extra_args or {}
         row = extra.get(ROW)
         if isinstance(row, dict) and "probe" in row:
@@ -187,7 +187,7 @@ class _Sampler:
             return False
         model = self._model
         if row is None:
-            # Nobody plans for this request: what the client said is all there is.
+            # No scheduler plans for this request: only the client's options apply.
             limit = budget.max_think_tokens
             row = {
                 "key": None,
@@ -201,7 +201,7 @@ class _Sampler:
         return True
 
     def move(self, one: int, other: int, *, swaps: bool) -> None:
-        """Two rows change places, or one moves into the other's."""
+        """Swap two rows, or move one into the place of the other."""
         self.rows.move_row(one, other, swaps)
         temperature = self._temperature
         first, second = temperature.pop(one, 0.0), temperature.pop(other, 0.0)
@@ -210,7 +210,7 @@ class _Sampler:
             temperature[one] = second
 
     def receive(self) -> None:
-        """Before each forward pass: take in what the scheduler says, and tell it what earlier steps have measured."""
+        """Before each forward pass: take in the scheduler's orders, and send it the measurements of earlier steps."""
         for datagram in self._channel.received():
             if datagram.startswith(MODEL):
                 self._told(datagram.removeprefix(MODEL))
@@ -219,7 +219,7 @@ class _Sampler:
         self._reports.flush()
 
     def _told(self, text: bytes) -> None:
-        """The scheduler's configuration, or that there is none any more."""
+        """Use the scheduler's configuration, or the own one after the scheduler has withdrawn its configuration."""
         try:
             fields = json.loads(text)
             self._end_as(self._own_model if fields is None else ModelConfig(**fields))
@@ -227,7 +227,7 @@ class _Sampler:
             logger.warning("meridian: what a scheduler tells of its configuration cannot be read: %s", why)
 
     def apply(self, logits: torch.Tensor, rows: dict[int, int] | None) -> None:
-        """`rows`: slot -> row of the logits, for those that sample; without it they are the same, and all do."""
+        """`rows`: slot -> row of the logits, for the slots that sample. None: slot and row are equal and all sample."""
         slots = None if rows is None else list(rows)
         forced, tokens, guarded, measured = self.rows.step(logits.shape[0] if rows is None else 0, slots)
         pending = None
@@ -244,9 +244,9 @@ class _Sampler:
         self._reports.flush(waits=is_told_now)
 
     def _guard(self, logits: torch.Tensor, slots: list[int], rows: list[int]) -> bool:
-        """The probability of an end of sequence goes to the first token of the end marker, which is then as likely as
-        the two together. Whether that has to be told before the token is: the scheduler's own `Enforcer` must know what
-        the token stood for. Then the device was waited for, and its entropies are there as well."""
+        """Add the probability of an end of sequence to the first token of the end marker. Returns whether the report
+        must go out before the token, because the scheduler's own `Enforcer` must know the token's meaning. The method
+        has then waited for the device, so the entropies are complete as well."""
         at = _on(logits, rows)
         temperature = on_device([self._temperature.get(slot, 0.0) for slot in slots], logits.device, torch.float32)
         first = self.rows.guard_token
@@ -261,7 +261,7 @@ class _Sampler:
         logits[at, first] = together
         if not self.rows.guard_continues and logits.device.type != "cpu":
             return False
-        # Reading it back waits for the device: only where the marker's other tokens have to follow.
+        # Reading it back waits for the device, so do it only if other tokens of the marker must follow.
         likelier = (ends.max(dim=1).values > own).tolist()
         stands = [slot for slot, is_likelier in zip(slots, likelier, strict=True) if is_likelier]
         self.rows.guard(stands)
@@ -269,13 +269,13 @@ class _Sampler:
 
 
 class _Slots:
-    """The model runner V2: a request keeps its slot, rows come in another order every step, and tokens are on the
-    device. One copy of a step's last tokens to the host tells what was sampled before."""
+    """The part for the model runner V2: a request keeps its slot, the order of rows changes every step, and tokens are
+    on the device. One copy of a step's last tokens to the host shows the tokens sampled before."""
 
     def __init__(self, sampler: _Sampler, states: Any) -> None:
         self._sampler = sampler
         self._states = states
-        # Slots whose prompt and tokens so far are to be read when they sample first.
+        # Slots whose prompt and tokens are read when they first sample.
         self._new: dict[int, SamplingParams] = {}
         self._known: set[int] = set()
 
@@ -300,7 +300,7 @@ class _Slots:
                 continue
             length, prompt = positions[row] + 1, int(states.prompt_len.np[slot])
             if length < prompt or length < int(states.prefill_len.np[slot]):
-                # A piece of a prompt: what it samples is thrown away.
+                # A chunk of a prompt: vLLM discards the sampled token.
                 continue
             rows[slot] = row
             generated = length - prompt
@@ -320,13 +320,13 @@ class _Slots:
 
 
 def interrupts_of(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
-    """Token sequences of the texts: at the beginning of a word and inside of one they are not the same."""
+    """Token sequences of the texts; they differ at the beginning of a word and inside a word."""
     found: list[list[int]] = []
     for text in texts:
         for variant in (text, f" {text}", f"\n{text}"):
             ids = list(tokenizer.encode(variant, add_special_tokens=False))
             if variant != text:
-                # Without the white space, where that is a token of its own.
+                # Without the white space, if that is a separate token.
                 alone = list(tokenizer.encode(variant[0], add_special_tokens=False))
                 ids = ids[len(alone) :] if ids[: len(alone)] == alone else ids
             if ids and ids not in found:
@@ -343,8 +343,8 @@ def _texts(texts: str | list[str]) -> list[str]:
 
 
 def _make_sampler(vllm_config: VllmConfig) -> _Sampler | None:
-    """None for an engine without a tokenizer. By its own configuration the model may not think: a scheduler may tell
-    another."""
+    """Make the sampler; None for an engine without a tokenizer. Its own configuration may define no thinking, because a
+    scheduler may send another configuration."""
     config = load_config()
     tokenizer = engine_tokenizer(vllm_config.model_config)
     if tokenizer is None:
@@ -359,14 +359,14 @@ def _make_sampler(vllm_config: VllmConfig) -> _Sampler | None:
 
 
 def _rank() -> int:
-    """Which of the workers this is."""
+    """The rank of this worker."""
     import torch.distributed
 
     return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
 
 def _end_of_sequence(vllm_config: VllmConfig, tokenizer: Any) -> list[int]:
-    """Tokens that end a sequence by themselves: the tokenizer's, and those of the generation config."""
+    """Tokens that end a sequence: the tokenizer's, and those of the generation config."""
     found = {getattr(tokenizer, "eos_token_id", None)}
     configured = vllm_config.model_config.try_get_generation_config().get("eos_token_id")
     found.update(configured if isinstance(configured, list) else [configured])

@@ -1,8 +1,8 @@
-"""How the process that schedules and those that sample reach each other: Unix datagrams in the user's own folder.
+"""The channel between the scheduling process and the sampling processes: Unix datagrams in the user's own folder.
 
-The same way for a worker in the scheduler's process and for workers of their own: what is sent before a step is
-dispatched is there when the step samples. Records are meridian-core's `Order` and `Report`; before them the scheduler
-tells how thinking ends in its configuration, so that there is one.
+Workers in the scheduler's process and separate workers use the same channel. A datagram that is sent before a step is
+dispatched has arrived when the step samples. Records are meridian-core's `Order` and `Report`. Before them, the
+scheduler sends how its configuration ends thinking, so that all processes use one configuration.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 # Longest path that a Unix socket may have.
 _MAX_PATH = 107
 _MAX_DATAGRAM = 1 << 16
-# Most that is sent at once; a longer report is cut between records.
+# Largest datagram of records; a longer report is split between records.
 _RECORDS_BYTES = 17 * 2048
-# Begins the datagram that tells how thinking ends; no record begins like it.
+# Prefix of the datagram that carries the model's configuration; no record begins with it.
 MODEL = b"meridian-model "
-# What samplers need to know of the configuration, fields of its table `[model]`.
+# The fields of the table `[model]` that samplers need.
 _MODEL_FIELDS = ("family", "think_start", "think_end", "resumes", "force_phrase", "interrupt", "eos_guard")
-# Orders that no sampler took; a sampler that takes none for so long is gone.
+# Most orders that a sampler has not taken; a sampler with more counts as gone.
 _MAX_PENDING = 4096
-# Most that is taken in at once, so that no step waits for whoever keeps sending; the rest comes with the next step. Far
-# above what an engine sends in a step: 17 bytes for each request that thinks.
+# Most datagrams and bytes that one call takes, so that a fast sender cannot delay a step; the next step takes the rest.
+# An engine sends far less in a step: 17 bytes for each thinking request.
 _MAX_TAKEN = 256
 _MAX_TAKEN_BYTES = 1 << 18
-# A socket that is being made looks like one that was left.
+# A socket that another process is just creating looks like an abandoned one.
 _SETTLED_S = 60
 
 
@@ -65,7 +65,7 @@ def _folder(name_bytes: int) -> Path:
 
 
 def _machine() -> str:
-    """Tells this machine or container from others with the same home folder."""
+    """A name that distinguishes this machine or container from others with the same home folder."""
     try:
         namespace = os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -74,13 +74,13 @@ def _machine() -> str:
 
 
 def _engine_name(vllm_config: VllmConfig) -> str:
-    """The same in the scheduler and the workers of one engine, and in no other (vllm/config/vllm.py: `instance_id`)."""
+    """A name that only the scheduler and the workers of one engine share (vllm/config/vllm.py: `instance_id`)."""
     parallel = vllm_config.parallel_config
     return f"{_machine()}-{vllm_config.instance_id}-{parallel.data_parallel_rank}"
 
 
 def _remove_left(folder: Path) -> None:
-    """Remove the sockets that processes of this machine left when they were killed: nobody receives there."""
+    """Remove the sockets of killed processes of this machine; no process receives on them."""
     for path in (*folder.glob(f"{_machine()}-*.schedule"), *folder.glob(f"{_machine()}-*.sample")):
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
             found = path.lstat()
@@ -107,14 +107,14 @@ class ToSamplers:
 
     @property
     def count(self) -> int:
-        """How many samplers there are."""
+        """The number of samplers."""
         return len(self._paths)
 
     def configure(self, model: ModelConfig | None) -> None:
-        """Have every sampler end thinking as `model` says; None: as its own configuration does.
+        """Make every sampler end thinking as `model` says; None restores its own configuration.
 
         Raises:
-            ConfigError: the texts are too long to be told.
+            ConfigError: the texts are too long for a datagram.
         """
         fields = None if model is None else {name: getattr(model, name) for name in _MODEL_FIELDS}
         datagram = MODEL + json.dumps(fields).encode()
@@ -125,7 +125,7 @@ class ToSamplers:
         self.tell(None)
 
     def tell(self, orders: bytes | None) -> None:
-        """Send orders to every sampler, after those that it has not taken yet."""
+        """Send orders to every sampler, after the orders that it has not taken yet."""
         for path, pending in self._pending.items():
             if orders:
                 pending.extend(orders[i : i + _RECORDS_BYTES] for i in range(0, len(orders), _RECORDS_BYTES))
@@ -139,8 +139,8 @@ class ToSamplers:
                 pending.popleft()
 
     def received(self) -> list[bytes]:
-        """What the samplers have told since the last call, the oldest first: at most `_MAX_TAKEN` datagrams, and no
-        more once `_MAX_TAKEN_BYTES` are reached."""
+        """Datagrams from the samplers since the last call, the oldest first: at most `_MAX_TAKEN` datagrams, and no
+        more after `_MAX_TAKEN_BYTES` bytes."""
         return _drain(self._socket)
 
     def close(self) -> None:
@@ -161,13 +161,13 @@ class ToScheduler:
         self._inode = self._own.lstat().st_ino
 
     def tell(self, report: bytes) -> None:
-        """Send what was measured; without a scheduler that listens it is nobody's."""
+        """Send measurements; without a listening scheduler, they are dropped."""
         with contextlib.suppress(OSError):
             for i in range(0, len(report), _RECORDS_BYTES):
                 self._socket.sendto(report[i : i + _RECORDS_BYTES], self._path)
 
     def received(self) -> list[bytes]:
-        """Orders since the last call, as many as `ToSamplers.received` takes."""
+        """Orders since the last call, within the limits of `ToSamplers.received`."""
         return _drain(self._socket)
 
     def close(self) -> None:
@@ -204,7 +204,7 @@ def _drain(bound: socket.socket) -> list[bytes]:
 
 
 def _close(bound: socket.socket, path: Path, inode: int) -> None:
-    # Another may have taken the name over.
+    # Another process may have taken over the name.
     with contextlib.suppress(OSError):
         if path.lstat().st_ino == inode:
             path.unlink()

@@ -1,10 +1,9 @@
-"""Meridian's order of eviction inside vLLM's own KV cache, and its choice of whom to preempt.
+"""Meridian's order of eviction inside vLLM's own KV cache, and its choice of requests to preempt.
 
-Nothing of vLLM's is copied: the methods through which blocks come and go are wrapped on the objects that one scheduler
-has (vllm/v1/core/block_pool.py: `BlockPool.free_blocks`, `get_new_blocks`, `touch`, `evict_blocks`,
-`reset_prefix_cache`; vllm/v1/core/kv_cache_manager.py: `allocate_slots`), and unwrapped by `detach`. vLLM's own queue
-of free blocks stays the truth: what Meridian changes is the order in which blocks are put into it, and which of them
-stand at its front when blocks are handed out.
+No code of vLLM is copied. The hook wraps the methods that allocate and free blocks, on the objects of one scheduler
+(vllm/v1/core/block_pool.py: `BlockPool.free_blocks`, `get_new_blocks`, `touch`, `evict_blocks`, `reset_prefix_cache`;
+vllm/v1/core/kv_cache_manager.py: `allocate_slots`). `detach` unwraps them. vLLM's own queue of free blocks stays the
+truth. Meridian changes only the order in which blocks enter the queue, and the blocks at its front when vLLM allocates.
 """
 
 from __future__ import annotations
@@ -32,28 +31,28 @@ if TYPE_CHECKING:
 # Below vLLM's own logger, whose handlers and level it shares.
 logger = logging.getLogger("vllm.meridian")
 
-# What Meridian itself could raise: a panic of the native code derives from BaseException.
+# Exceptions that Meridian itself could raise: a panic of the native code derives from BaseException.
 DEFECTS = (Exception, _native.PanicException)
 
-# In `vllm_xargs`: the client will send the thinking of this request back, whatever the model's template does.
+# In `vllm_xargs`: the client will return the thinking of this request, whatever the model's template does.
 KEEP_THINKING = "meridian_keep_thinking"
 
 
-# Requests that ended lately, for an offloading policy that asks a step later; None while there is no such policy.
+# Recently ended requests, for an offloading policy that asks a step later; None without such a policy.
 _ended: OrderedDict[str, int] | None = None
 _ENDED_KEPT = 4096
 _attached: weakref.ref[KvHook] | None = None
 
 
 def follow_ended_requests() -> None:
-    """From here on `ended_request` knows about requests that end."""
+    """Make `ended_request` remember requests that end from now on."""
     global _ended
     if _ended is None:
         _ended = OrderedDict()
 
 
 def ended_request(request_id: str) -> int | None:
-    """Where the dead thinking of a request that has ended begins, tokens; None when none of it is dead. Asked once."""
+    """Start of the dead thinking of an ended request, tokens; None when none of it is dead. Call once per request."""
     return None if _ended is None else _ended.pop(request_id, None)
 
 
@@ -64,9 +63,9 @@ def engine_here() -> tuple[_native.Engine, int] | None:
 
 
 class KvHook:
-    """Meridian's hand in the KV cache of one scheduler, from `attach` to `detach`.
+    """Connects Meridian to the KV cache of one scheduler, from `attach` to `detach`.
 
-    `failed` is called once, with what was being done, when Meridian itself fails; the hook is detached then, and the
+    When Meridian itself fails, the hook detaches and calls `failed` once, with a description of the failed action. The
     engine's own behaviour is back within the same call.
     """
 
@@ -75,38 +74,38 @@ class KvHook:
         self.engine = engine
         self.block_tokens: int = scheduler.block_size
         self._tool_calls = engine.tool_calls
-        # Knows which requests are probes.
+        # The hook that knows the probes.
         self.probes: ThinkHook | None = None
         self._failed = failed
         self._on = False
         manager = scheduler.kv_cache_manager
         managers = manager.coordinator.single_type_managers
-        # With prefix caching off a free block is a free block.
+        # Without prefix caching, all free blocks are equal.
         pools = dict.fromkeys(m.block_pool for m in managers) if manager.enable_caching else {}
-        # A connector that still reads a freed block is waited for when the block is handed out: what is dead is then
-        # used before anything else that is cached, and not before what is empty.
+        # A connector may still read a freed block, and allocation then waits for it. With a connector, dead blocks
+        # therefore go before all other cached blocks, but not before empty ones.
         keeps_dead = scheduler.connector is not None
         self._pools = {id(pool): PoolHook(pool, engine, self.block_tokens, keeps_dead, self._fail) for pool in pools}
         self._growth_blocks = engine.growth_blocks if hasattr(manager, "watermark_blocks") else 0.0
         self._own_watermark: int | None = None
-        # Whether a request was given tokens in this step.
+        # Whether a request has received tokens in this step.
         self._step_serves = False
         self._allocate_slots: Callable[..., Any] | None = None
 
     @property
     def pools(self) -> list[PoolHook]:
-        """One for each of the scheduler's block pools; none with prefix caching off."""
+        """One hook for each of the scheduler's block pools; none without prefix caching."""
         return list(self._pools.values())
 
     @property
     def is_detached(self) -> bool:
-        """Whether nothing of it is left in vLLM's objects, so that it can be attached again."""
+        """Whether vLLM's objects keep no trace of the hook, so that it can be attached again."""
         manager = self._scheduler.kv_cache_manager
         is_left = manager.__dict__.get("allocate_slots") is not None
         return not self._on and not is_left and all(pool.is_detached for pool in self._pools.values())
 
     def attach(self) -> None:
-        """Take the order of eviction over."""
+        """Take over the order of eviction."""
         manager = self._scheduler.kv_cache_manager
         groups = {(id(m.block_pool), m.kv_cache_group_id) for m in manager.coordinator.single_type_managers}
         self.engine.keep_answers_ahead(len(groups), self._scheduler.num_lookahead_tokens)
@@ -119,7 +118,7 @@ class KvHook:
         _attached = weakref.ref(self)
 
     def detach(self) -> None:
-        """Give it back. What is free is handed out in the order in which it stands in vLLM's queue."""
+        """Return the order of eviction to vLLM, which allocates free blocks in the order of its queue."""
         global _attached
         self._on = False
         for pool in self._pools.values():
@@ -132,33 +131,33 @@ class KvHook:
         _unwrap(self._scheduler.kv_cache_manager, "allocate_slots", self._allocate)
 
     def step_begins(self) -> None:
-        """Leave the running requests room to grow in this step: vLLM reads the watermark when it admits a request, and
-        only while something runs (kv_cache_manager.py: `allocate_slots`). Without it a request is admitted when its
-        prompt just fits, and somebody is preempted for the next block."""
+        """Leave the running requests room to grow in this step. vLLM reads the watermark when it admits a request, and
+        only while a request runs (kv_cache_manager.py: `allocate_slots`). Without it, vLLM admits a request when its
+        prompt just fits, and then preempts another for the next block."""
         self._step_serves = False
         if self._growth_blocks > 0:
             manager = self._scheduler.kv_cache_manager
             self._own_watermark = manager.watermark_blocks
-            # As `KvGrowth::reserve` of the core.
+            # The same as `KvGrowth::reserve` of the core.
             most = manager.block_pool.num_gpu_blocks // 10
             reserve = min(int(self._growth_blocks * len(self._scheduler.running)), most)
             manager.watermark_blocks = max(self._own_watermark, reserve)
 
     def step_ends(self) -> None:
-        """Give the watermark back."""
+        """Restore vLLM's watermark."""
         if self._own_watermark is not None:
             self._scheduler.kv_cache_manager.watermark_blocks = self._own_watermark
             self._own_watermark = None
 
     def request_ends(self, request: Request) -> None:
-        """To be called before the request's blocks are let go of. Whatever holds them after that (a connector, a step
-        that is under way) lets go of them later; what is dead is known from here on."""
+        """Mark the dead blocks of an ending request. Call it before vLLM frees the request's blocks. A connector or a
+        running step may release them later; they count as dead from this call on."""
         if _ended is not None:
-            # An id may be used again.
+            # A later request may reuse the id.
             _ended.pop(request.request_id, None)
         if not self._on or not self._pools:
             return
-        # Nobody asks for what a probe puts behind its request's tokens.
+        # No request reuses the tokens that a probe appends to its request's tokens.
         think_from = None if self.probes is None else self.probes.prompt_tokens(request.request_id)
         is_probe = think_from is not None
         if not is_probe and self._thinking_is_dead(request):
@@ -181,7 +180,7 @@ class KvHook:
         return sum(block.ref_cnt == 1 and not block.is_null for block in blocks)
 
     def _thinking_is_dead(self, request: Request) -> bool:
-        """Whether the next prompt leaves this request's thinking out."""
+        """Whether the next prompt leaves out this request's thinking."""
         dead = self.engine.evicts_dead_thinking
         if dead is None:
             return False
@@ -189,14 +188,14 @@ class KvHook:
         given = ((params.extra_args if params is not None else None) or {}).get(KEEP_THINKING)
         if not dead or given is True or given == 1:
             return False
-        # What was cut off while it thought may be sent back to be continued, and a session goes on by itself.
+        # A client may send thinking back that was cut off, to continue it; a session continues by itself.
         cut_off = request.status == RequestStatus.FINISHED_LENGTH_CAPPED
         if cut_off and self.engine.phase(request.request_id) == "think":
             return False
         if getattr(request, "resumable", False):
             return False
-        # A turn that ends in a tool call is followed by the tool's result, and its thinking stays until the next
-        # question. A tool call may be forced as structured output, without the tokens that begin one.
+        # The tool's result follows a turn that ends in a tool call, and its thinking stays until the next question.
+        # Structured output may force a tool call without the tokens that begin one.
         if request.use_structured_output:
             return False
         return not any(_contains(request.output_token_ids, ids) for ids in self._tool_calls)
@@ -209,7 +208,7 @@ class KvHook:
         try:
             allocated = original(request, *args, **kwargs)
         finally:
-            # Unless Meridian has given up within the call: then the watermark is vLLM's own again.
+            # If Meridian has given up within the call, the watermark is already vLLM's own.
             if reserve is not None and self._own_watermark is not None:
                 self._scheduler.kv_cache_manager.watermark_blocks = reserve
         try:
@@ -226,8 +225,8 @@ class KvHook:
         return allocated
 
     def _lift_reserve(self, request: Request, kwargs: dict[str, Any]) -> int | None:
-        """Leave no room for growth where a request would wait for nothing: its KV is loaded by a connector, or it has
-        the step to itself because those that run are in flight. Returns the watermark to put back; None for none."""
+        """Leave no room for growth where waiting would be pointless: a connector loads the request's KV, or the request
+        has the step to itself because the running ones are in flight. Returns the watermark to restore, or None."""
         own = self._own_watermark
         try:
             is_loaded = request.num_computed_tokens > 0 or kwargs.get("num_external_computed_tokens", 0) > 0
@@ -244,8 +243,8 @@ class KvHook:
         return self.probes is not None and self.probes.prompt_tokens(request.request_id) is not None
 
     def _put_victim_last(self, request: Request) -> None:
-        """vLLM preempts the last of the running list (scheduler.py: `self.running[-1]`). What stands before the request
-        that lacks blocks has its tokens of this step already and cannot go."""
+        """Move the victim to the end of the running list, because vLLM preempts the last (scheduler.py:
+        `self.running[-1]`). Requests before the one that lacks blocks have tokens in this step and must stay."""
         scheduler = self._scheduler
         if scheduler.policy is not SchedulingPolicy.FCFS:
             return
@@ -267,7 +266,7 @@ class KvHook:
     def _matched(self, blocks: list[KVCacheBlock], request: Request) -> None:
         for hook in self._pools.values():
             own = [block for block in blocks if _is_of(block, hook.pool)]
-            # One that resumes finds what it computed itself: that is no reuse.
+            # A resumed request finds the blocks that it computed itself; that is no reuse.
             ids = [] if request.num_preemptions else [block.block_id for block in own]
             hook.matched(ids, [block.block_id for block in own if block.ref_cnt > 1])
 
@@ -304,7 +303,7 @@ class PoolHook:
             self._wrappers["unpin_blocks"] = self._unpin_blocks
 
     def attach(self) -> None:
-        """Wrap the methods, and take in what is free now."""
+        """Wrap the methods, and take in the free blocks."""
         self._originals = {name: getattr(self.pool, name) for name in self._wrappers}
         self.pool.__dict__.update(self._wrappers)
         self._resync()
@@ -312,43 +311,43 @@ class PoolHook:
 
     @property
     def is_detached(self) -> bool:
-        """Whether its pool has all of its own methods."""
+        """Whether the pool has all of its own methods again."""
         return not self._on and not any(name in self.pool.__dict__ for name in self._wrappers)
 
     def turn_off(self) -> None:
-        """From here on the wrapped methods pass everything on as it is."""
+        """Make the wrapped methods pass all calls on unchanged."""
         self._on = False
 
     def detach(self) -> None:
-        """Unwrap them."""
+        """Unwrap the methods."""
         self.turn_off()
         for name, wrapper in self._wrappers.items():
             _unwrap(self.pool, name, wrapper)
 
     def counts(self) -> tuple[int, int]:
-        """Free blocks with nothing in them, and cached ones."""
+        """Numbers of empty and of cached free blocks."""
         return self._mirror.counts()
 
     def audit(self) -> None:
-        """Raises AssertionError when the mirror does not agree with vLLM's queue."""
+        """Raise AssertionError when the mirror does not agree with vLLM's queue."""
         self._mirror.audit(*self._queue())
 
     def mark_dead(self, blocks: Sequence[KVCacheBlock], block_tokens: int, think_from: int) -> None:
-        """No prompt will match what is cached of `blocks`, the chain of one request, beyond `think_from` tokens."""
+        """Mark the cached blocks of a request's chain after `think_from` tokens: no prompt will match them."""
         dead = []
         for position in range(len(blocks) - 1, think_from // block_tokens - 1, -1):
             block = blocks[position]
             if block.is_null or block.block_hash is None:
                 continue
             tokens = getattr(block, "block_hash_num_tokens", None) or (position + 1) * block_tokens
-            # A block may be found by a shorter prefix as well.
+            # A shorter prefix may find the block as well.
             if tokens > think_from and not self._has_more_hashes(block):
                 dead.append(block.block_id)
         if dead:
             self._mirror.mark_dead(dead)
 
     def matched(self, blocks: list[int], shared: list[int]) -> None:
-        """A prompt matched `blocks`; another request attended `shared` of them."""
+        """Note that a prompt matched `blocks`, and that another request uses `shared` of them."""
         if blocks or shared:
             self._mirror.matched(blocks, shared)
 
@@ -375,7 +374,7 @@ class PoolHook:
                 queue.remove(block)
                 removed.append(block)
         finally:
-            # One that was not in the queue must not cost those that were.
+            # A block that is not in the queue must not lose the others.
             queue.prepend_n(removed)
 
     def _free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
@@ -388,13 +387,13 @@ class PoolHook:
         self._originals["free_blocks"](blocks)
 
     def _order(self, blocks: list[KVCacheBlock]) -> list[KVCacheBlock]:
-        """What is dead is taken out of the prefix cache, so that vLLM puts it to the front of its queue; the rest goes
-        to the tail in the policy's order."""
+        """Take dead blocks out of the prefix cache, so that vLLM puts them at the front of its queue. The rest goes to
+        the tail in the policy's order."""
         pool = self.pool
         leaving = [b for b in blocks if b.ref_cnt == 1 and not b.is_null and _is_of(b, pool)]
         ids = [block.block_id for block in leaving]
         if any(block.ref_cnt > 1 for block in blocks) and len({id(block) for block in blocks}) < len(blocks):
-            # Let go of several times in one call (copies of partly matched blocks): rare, and no order to choose.
+            # Blocks released several times in one call (copies of partly matched blocks): rare, no order to choose.
             times = Counter(id(block) for block in blocks)
             last = [b for b in blocks if 1 < b.ref_cnt == times[id(b)] and not b.is_null and _is_of(b, pool)]
             twice = list({id(b): b for b in last}.values())
@@ -419,7 +418,7 @@ class PoolHook:
         self._originals["unpin_blocks"](blocks, *args, **kwargs)
         if self._on:
             try:
-                # At the tail of the queue, and read until they are handed out: as if they were cached.
+                # They are at the tail of the queue and readable until vLLM allocates them, like cached blocks.
                 free = [block.block_id for block in blocks if block.ref_cnt == 0]
                 self._mirror.leaving(free, [0] * len(free), time.monotonic() * 1e3)
             except DEFECTS:
@@ -458,7 +457,7 @@ class PoolHook:
             try:
                 every = self.pool.blocks
                 free = [i for i in block_ids if every[i].ref_cnt == 0 and not every[i].is_null]
-                # Empty now, so it is to be used before anything that still holds something.
+                # They are empty now, so vLLM should use them before blocks with content.
                 self._to_front(free)
                 self._mirror.emptied(free)
             except DEFECTS:
@@ -475,7 +474,7 @@ class PoolHook:
 
 
 def _is_of(block: KVCacheBlock, pool: BlockPool) -> bool:
-    """Whether the block is of this pool; before vLLM 0.32 a block does not name its pool, and there is one."""
+    """Whether the block belongs to this pool; before vLLM 0.32, blocks do not name a pool, and there is only one."""
     return getattr(block, "pool", None) in (pool, None)
 
 
@@ -485,7 +484,7 @@ def _tokens(block: KVCacheBlock) -> int | None:
 
 
 def _contains(tokens: Sequence[int], marker: list[int]) -> bool:
-    """Whether `marker` occurs in `tokens`, one after the other."""
+    """Whether `marker` occurs in `tokens` as a contiguous sequence."""
     first, length = marker[0], len(marker)
     tokens = list(tokens)
     at = -1
@@ -499,6 +498,6 @@ def _contains(tokens: Sequence[int], marker: list[int]) -> bool:
 
 
 def _unwrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """Take a wrapper away. One that somebody has wrapped in turn stays, and passes everything on."""
+    """Remove a wrapper. A wrapper that other code has wrapped in turn stays, and passes all calls on."""
     if owner.__dict__.get(name) == wrapper:
         del owner.__dict__[name]

@@ -22,7 +22,7 @@ _WHITESPACE = (" ", "\n", "\n\n", "\n\n\n", " \n", "\r\n", "\t")
 
 
 class Tokenizer(Protocol):
-    """What is needed of a tokenizer."""
+    """The tokenizer methods that Meridian needs."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`."""
@@ -31,7 +31,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class TokenMarkers:
-    """Token sequences that start and end thinking, the whitespace tokens that may stand around them, and the token
+    """Token sequences that start and end thinking, the whitespace tokens that may surround them, and the token
     sequences that begin a tool call.
     """
 
@@ -42,10 +42,10 @@ class TokenMarkers:
 
 
 def resolve(model: ModelConfig, tokenizer: Tokenizer | None) -> TokenMarkers:
-    """Token sequences of the configured marker texts; none when there is no tokenizer or no marker.
+    """Token sequences of the configured marker texts; none without a tokenizer or a marker.
 
     Raises:
-        ConfigError: the tokenizer encodes a marker otherwise than the configured family's tokenizers do.
+        ConfigError: the tokenizer does not encode a marker as the configured family's tokenizers do.
     """
     start_texts, end_texts = _texts(model.think_start), _texts(model.think_end)
     if not start_texts:
@@ -80,8 +80,8 @@ def resolve(model: ModelConfig, tokenizer: Tokenizer | None) -> TokenMarkers:
 
 
 def around_end(tokenizer: Tokenizer, text: str, end_texts: str | list[str]) -> list[int]:
-    """Tokens of a text with an end marker in it: the marker's own between those of what stands around it, which a
-    tokenizer could join with it."""
+    """Tokens of a text that contains an end marker. The marker and the text around it are encoded separately, because a
+    tokenizer could join them."""
     if not text:
         return []
     marker = next(end for end in _texts(end_texts) if end in text)
@@ -96,7 +96,7 @@ def _texts(texts: str | list[str]) -> list[str]:
 
 
 def _expected_ids(family: str) -> dict[str, list[int]]:
-    """Marker text -> token ids, as far as they are known for the family."""
+    """Marker text -> token ids, where the family's ids are known."""
     if not family:
         return {}
     known = json.loads(_native.model_family(family))
@@ -104,7 +104,7 @@ def _expected_ids(family: str) -> dict[str, list[int]]:
 
 
 def engine_tokenizer(model_config: VllmModelConfig) -> Tokenizer | None:
-    """The served model's tokenizer, or None when vLLM was told to do without."""
+    """The served model's tokenizer; None with `skip_tokenizer_init`."""
     if model_config.skip_tokenizer_init:
         return None
     from vllm.tokenizers import cached_tokenizer_from_config

@@ -1,11 +1,11 @@
-"""`PhaseAwareCachePolicy`: the tiers and the eviction policy of Meridian for vLLM's offloading connector.
+"""`PhaseAwareCachePolicy`: Meridian's tiers and eviction policy for vLLM's offloading connector.
 
     --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config":
         {"cpu_bytes_to_use": 8589934592, "eviction_policy": "PhaseAwareCachePolicy",
          "cache_policy_module_path": "meridian.vllm"}}'
 
-vLLM makes the policy by name (vllm/v1/kv_offload/cpu/policies/factory.py) before the scheduler is complete, so it finds
-Meridian's engine in this process when it first needs it.
+vLLM creates the policy by name (vllm/v1/kv_offload/cpu/policies/factory.py) before the scheduler is complete. The
+policy therefore looks up Meridian's engine in this process on first use.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+import vllm
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy, ChunkStatus
 
 from meridian import _native
@@ -32,22 +33,27 @@ _T = TypeVar("_T")
 
 
 class PhaseAwareCachePolicy(CachePolicy):
-    """Chunks of dead thinking go first, the others in the order of the eviction policy, by default the one longest
-    unused. Which thinking is dead, the `MeridianScheduler` of this process knows; without one no chunk is dead, and the
-    policy is that of the `meridian.toml` of this process.
+    """Evicts chunks of dead thinking first, the others in the order of the eviction policy: by default, the chunk that
+    was unused for longest. The `MeridianScheduler` of this process knows the dead thinking. Without that scheduler, no
+    chunk is dead, and the policy is the one in the `meridian.toml` of this process.
 
-    `chunk_id` of a chunk is below `cache_capacity` and belongs to one chunk at a time
+    The `chunk_id` of a chunk is below `cache_capacity` and belongs to one chunk at a time
     (vllm/v1/kv_offload/cpu/manager.py: `_allocate_chunks`).
     """
 
     def __init__(self, cache_capacity: int) -> None:
+        if not hasattr(CachePolicy, "on_request_finished"):
+            raise RuntimeError(
+                f"PhaseAwareCachePolicy: vLLM {vllm.__version__} does not say where a key stands in its prefix, "
+                "expected vLLM 0.31 or newer"
+            )
         super().__init__(cache_capacity)
-        # In the order in which they were inserted: what is left of an order should Meridian itself ever fail.
+        # In the order of insertion, which remains as the eviction order if Meridian itself fails.
         self._chunks: dict[OffloadKey, ChunkStatus] = {}
         self._keys: dict[int, OffloadKey] = {}
-        # End of each chunk's prefix in tokens, from the request that was last seen with it.
+        # End of each chunk's prefix in tokens, from the last request that used it.
         self._tokens: dict[OffloadKey, int] = {}
-        # When each chunk was last used, in order; it does not change while a transfer uses the chunk.
+        # Order of the last use of each chunk; it does not change while a transfer uses the chunk.
         self._used: dict[OffloadKey, int] = {}
         self._uses = 0
         self._order: _native.BlockPool | None = None
@@ -58,8 +64,8 @@ class PhaseAwareCachePolicy(CachePolicy):
         """The chunk of this key, or None."""
         return self._chunks.get(key)
 
-    def insert(self, key: OffloadKey, chunk: ChunkStatus) -> None:
-        """A chunk was allocated; it can go once it is ready (`mark_evictable`)."""
+    def insert(self, key: OffloadKey, chunk: ChunkStatus, req_context: ReqContext | None = None) -> None:
+        """A chunk was allocated; it can go once it is ready (`mark_evictable`). vLLM 0.33 names the request too."""
         self._chunks[key] = chunk
         self._keys[chunk.chunk_id] = key
         self._use([key])
@@ -68,16 +74,16 @@ class PhaseAwareCachePolicy(CachePolicy):
             self.mark_evictable(key)
 
     def remove(self, key: OffloadKey) -> None:
-        """A chunk could not be stored."""
+        """Remove a chunk that could not be stored."""
         chunk = self._forget(key)
         self._tell(lambda order: order.touched([chunk.chunk_id]))
 
     def on_store_miss(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
-        """These are about to be inserted."""
+        """Note chunks that vLLM is about to insert."""
         self._note_positions(keys, req_context)
 
     def touch(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
-        """These are the last to go now, the first of them last."""
+        """Mark these chunks as the last to evict, the first of them last."""
         present = [key for key in keys if key in self._chunks]
         self._note_positions(present, req_context)
         present.reverse()
@@ -91,7 +97,7 @@ class PhaseAwareCachePolicy(CachePolicy):
         reused_keys: set[OffloadKey],
         req_context: ReqContext,
     ) -> None:
-        """The request has ended: what it reused was worth keeping, what it thought will not be found again."""
+        """A request has ended: note the chunks that it reused, and mark its dead thinking."""
         think_from = kv.ended_request(req_context.req_id)
         end = req_context.get_offload_key_position
 
@@ -110,7 +116,7 @@ class PhaseAwareCachePolicy(CachePolicy):
         self.touch(keys, req_context)
 
     def evict(self, n: int, protected: set[OffloadKey]) -> list[tuple[OffloadKey, ChunkStatus]] | None:
-        """The first `n` chunks to go that are not protected; None, and nothing has changed, when there are fewer."""
+        """Evict the first `n` chunks that are not protected. Returns None without a change if there are fewer."""
 
         def first_to_go(order: _native.BlockPool) -> list[int]:
             order.rekey(_now_ms())
@@ -128,7 +134,7 @@ class PhaseAwareCachePolicy(CachePolicy):
         return [(key, self._forget(key)) for key in going]
 
     def clear(self) -> None:
-        """Everything is gone."""
+        """Forget all chunks."""
         self._chunks.clear()
         self._keys.clear()
         self._tokens.clear()
@@ -136,11 +142,11 @@ class PhaseAwareCachePolicy(CachePolicy):
         self._tell(lambda order: order.resync([], []))
 
     def mark_evictable(self, key: OffloadKey) -> None:
-        """No transfer uses the chunk any more."""
+        """Make a chunk evictable: no transfer uses it any more."""
         self._leave([key])
 
     def mark_non_evictable(self, key: OffloadKey) -> None:
-        """A transfer reads the chunk: some prompt has matched it."""
+        """Protect a chunk that a transfer reads, because a prompt has matched it."""
         chunk_id = self._chunks[key].chunk_id
 
         def tell(order: _native.BlockPool) -> None:
@@ -178,7 +184,7 @@ class PhaseAwareCachePolicy(CachePolicy):
                 self._tokens[key] = end
 
     def _tell(self, what: Callable[[_native.BlockPool], _T]) -> _T | None:
-        """Ask the native order; None for good once Meridian itself has failed, which must not end the engine."""
+        """Call the native order. After a failure of Meridian itself, which must not end the engine, always None."""
         if self._has_failed:
             return None
         try:

@@ -1,4 +1,4 @@
-"""What a scheduler's Meridian is made of: the native engine, and the hook that ends thinking."""
+"""The parts of Meridian in a scheduler: the native engine, and the hook that ends thinking."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger("vllm.meridian")
 
 
 def make_engine(config: MeridianConfig, scheduler: Scheduler, *, serves: bool = False) -> _native.Engine:
-    """The native engine for this scheduler; with `serves`, its listeners as well."""
+    """Make the native engine for this scheduler; with `serves`, its listeners too."""
     vllm_config = scheduler.vllm_config
     tokenizer = engine_tokenizer(vllm_config.model_config)
     config = with_template(config, tokenizer)
@@ -46,7 +46,7 @@ def make_engine(config: MeridianConfig, scheduler: Scheduler, *, serves: bool = 
 
 
 def make_think_hook(scheduler: Scheduler, engine: _native.Engine) -> ThinkHook | None:
-    """None where nothing could end thinking: no markers, or no `BudgetLogitsProcessor`."""
+    """Make the hook that ends thinking; None without markers or without a `BudgetLogitsProcessor`."""
     config = MeridianConfig.from_native(engine.config_json, engine.base_dir)
     tokenizer = engine_tokenizer(scheduler.vllm_config.model_config)
     markers = resolve(config.model, tokenizer)
@@ -68,13 +68,13 @@ def make_think_hook(scheduler: Scheduler, engine: _native.Engine) -> ThinkHook |
 
 
 def hand_over(vllm_config: VllmConfig, model: ModelConfig | None) -> None:
-    """Have the samplers, if there are any, end thinking as `model` says; None: as their own configuration does."""
+    """Make the samplers, if any, end thinking as `model` says; None restores their own configuration."""
     with contextlib.suppress(OSError), contextlib.closing(ToSamplers(vllm_config)) as samplers:
         samplers.configure(model)
 
 
 def with_template(config: MeridianConfig, tokenizer: Any) -> MeridianConfig:
-    """The configuration with what the model's own chat template does with earlier reasoning, where nothing says."""
+    """The configuration, completed from the model's chat template if nothing says how it treats earlier reasoning."""
     model = config.model
     said = model.family or model.strips_reasoning != "auto" or config.kv_memory.evict_dead_thinking != "auto"
     first = [text if isinstance(text, str) else (text or [""])[0] for text in (model.think_start, model.think_end)]
@@ -82,6 +82,6 @@ def with_template(config: MeridianConfig, tokenizer: Any) -> MeridianConfig:
         return config
     found = reasoning_in_template(tokenizer, *first, tool_calls=model.tool_call or _native.tool_call_texts())
     logger.info("meridian: the chat template %s", found.shown)
-    # What is set stays, also where the template cannot render a tool loop.
+    # A configured text stays, even if the template cannot render a tool loop.
     tool_call = model.tool_call or found.tool_calls
     return replace(config, model=replace(model, strips_reasoning=found.strips, tool_call=tool_call))

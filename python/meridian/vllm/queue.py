@@ -1,7 +1,8 @@
-"""The waiting queue of `--scheduling-policy priority`, whose front a plan may put into another order for one step.
+"""The waiting queue of `--scheduling-policy priority`. A plan may reorder its front for one step.
 
-vLLM's own queue is a heap (vllm/v1/core/sched/request_queue.py: `PriorityRequestQueue`): it has no front to reorder.
-This one keeps the heap's order, by priority, arrival and id, so that a step without a plan pops what the heap would.
+vLLM's own queue is a heap (vllm/v1/core/sched/request_queue.py: `PriorityRequestQueue`), which has no front to reorder.
+This queue keeps the heap's order, by priority, arrival and id. A step without a plan therefore pops the same request as
+the heap.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from vllm.v1.core.sched.request_queue import PriorityRequestQueue
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-# What vLLM's `Request.__lt__` compares, and the request.
+# The values that vLLM's `Request.__lt__` compares, and the request.
 _Entry = tuple[int, float, str, int, "Request"]
 
 
@@ -30,32 +31,32 @@ class PlannedPriorityQueue(PriorityRequestQueue):
         self._planned: deque[Request] = deque()
 
     def plan(self, order: Iterable[Request]) -> None:
-        """These requests, which wait here, come first until `plan_ends`, in this order."""
+        """Put these waiting requests first, in this order, until `plan_ends`."""
         self._planned = deque(order)
 
     def plan_ends(self) -> None:
-        """Back to the order of the queue."""
+        """Return to the order of the queue."""
         self._planned.clear()
 
     def in_vllms_own(self) -> PriorityRequestQueue:
-        """What waits, in a queue of vLLM's own class."""
+        """The waiting requests, in a queue of vLLM's own class."""
         own = PriorityRequestQueue()
         for request in self:
             own.add_request(request)
         return own
 
     def add_request(self, request: Request) -> None:
-        """Put a request to its place."""
-        # Its arrival may have changed since it was here before.
+        """Insert a request in its place."""
+        # Its arrival may have changed since it was last in the queue.
         self._take(request)
         entry = self._entry_of[request] = _entry(request)
         insort(self._entries, entry)
 
     def pop_request(self) -> Request:
-        """Take the front out.
+        """Remove and return the front.
 
         Raises:
-            IndexError: nothing waits.
+            IndexError: the queue is empty.
         """
         if self._planned:
             request = self._planned.popleft()
@@ -69,22 +70,22 @@ class PlannedPriorityQueue(PriorityRequestQueue):
         """The front.
 
         Raises:
-            IndexError: nothing waits.
+            IndexError: the queue is empty.
         """
         return self._planned[0] if self._planned else self._entries[0][-1]
 
     def remove_request(self, request: Request) -> None:
-        """Take a request out.
+        """Remove a request.
 
         Raises:
-            ValueError: it does not wait here.
+            ValueError: the request is not in the queue.
         """
         if request not in self._entry_of:
             raise ValueError("request is not in the queue")
         self.remove_requests((request,))
 
     def remove_requests(self, requests: Iterable[Request]) -> None:
-        """Take those of the requests out that wait here."""
+        """Remove those of the requests that are in the queue."""
         for request in requests:
             self._take(request)
             if request in self._planned:
@@ -105,10 +106,10 @@ class PlannedPriorityQueue(PriorityRequestQueue):
         return len(self._entries)
 
     def __iter__(self) -> Iterator[Request]:
-        """In the order of the queue, whatever is planned."""
+        """Iterate in the order of the queue, regardless of a plan."""
         return iter([entry[-1] for entry in self._entries])
 
 
 def _entry(request: Request) -> _Entry:
-    # The fourth is of no other request, so that the last is never compared.
+    # No two requests share the fourth value, so the last is never compared.
     return (request.priority, request.arrival_time, request.request_id, id(request), request)

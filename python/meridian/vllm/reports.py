@@ -1,10 +1,9 @@
-"""What steps measure, on its way to the scheduler: begun before a step's logits are changed, told when it is there.
+"""Measurements of steps on their way to the scheduler: started before a step changes its logits, sent when complete.
 
-On a device nobody waits for entropies: those of a step are told at a later one, when the device has long been heard of.
-The scheduler takes them in then (`ThinkBudgets::received` in host/runtime): a token's entropy is matched by its number,
-and a probe that has come back waits for its own until the next probe of its request is due. A step of nothing but
-probes is no exception. Nothing is stuck while the engine idles: whoever a report is about thinks on only in further
-steps, and each of them begins with `flush`.
+On a device, no step waits for its entropies; a later step sends them. The scheduler takes them in then
+(`ThinkBudgets::received` in host/core). It matches a token's entropy by the token's number. A probe that has returned
+waits for its entropy until the next probe of its request is due. A step with only probes is no exception. An idle
+engine loses no report: a request thinks on only in later steps, and each step begins with `flush`.
 """
 
 from __future__ import annotations
@@ -21,22 +20,22 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.meridian")
 
-# Steps whose entropies may be on their way; a device that is further behind is waited for.
+# Most steps whose entropies may be pending; beyond this, `flush` waits for the device.
 MOST_UNDER_WAY = 8
 
 
 class Reports:
-    """Steps that are not told yet, in their order. One thread uses it."""
+    """Reports of steps that are not sent yet, in order. For one thread only."""
 
     def __init__(self, tell: Callable[[bytes], None]) -> None:
         self._tell = tell
         self._steps: deque[tuple[_native.StepReport, kernels.Pending | None]] = deque()
-        # Set when answers that were promised did not come: then the kernels are not asked again.
+        # Set when promised answers did not arrive; the kernels are then not used again.
         self._is_broken = False
         self._is_logged = False
 
     def measure(self, logits: torch.Tensor, rows: list[int]) -> kernels.Pending:
-        """Begin to measure; the logits may be changed afterwards."""
+        """Start a measurement; the caller may change the logits afterwards."""
         if not self._is_broken:
             try:
                 return kernels.launch(logits, rows)
@@ -45,12 +44,12 @@ class Reports:
         return kernels.launch(logits, rows, require="torch")
 
     def add(self, step: _native.StepReport | None, pending: kernels.Pending | None) -> None:
-        """The latest step, and the entropies of its rows; None when it has none."""
+        """Add the latest step and the entropies of its rows; `pending` is None when it has none."""
         if step is not None:
             self._steps.append((step, pending))
 
     def flush(self, *, waits: bool = False) -> None:
-        """Tell what is there, or all: a report that is not does not let later ones pass."""
+        """Send the complete reports in order, or with `waits` all; an incomplete report holds back later ones."""
         while self._steps:
             step, pending = self._steps[0]
             entropies: list[float] = []
@@ -60,7 +59,7 @@ class Reports:
                         return
                     entropies = pending.entropies()
             except kernels.KernelError as why:
-                # The logits are not what they were, so the step stays unmeasured; what else it says is told.
+                # The logits have changed, so the step stays unmeasured; the rest of its report is sent.
                 self._is_broken = True
                 self._log(why)
             self._steps.popleft()

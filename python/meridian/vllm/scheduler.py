@@ -1,15 +1,15 @@
 """`MeridianScheduler`: vLLM's own scheduler with the order, token budget and caps of a policy.
 
-Nothing of `schedule()` is copied. Around `super().schedule()` the mixin puts the running list and the waiting queue
-into the policy's order, and sets the step's token budget; both are read by `schedule()` on every call
-(vllm/v1/core/sched/scheduler.py: `self.running`, `self.waiting`, `self.max_num_scheduled_tokens`). KV memory and whom
-to preempt is kv.py's. A token cap is applied where `schedule()` asks how
-many tokens a request may take, `_reserve_prefill_lookahead`. Ending thinking is thinking.py's.
+No code of `schedule()` is copied. Around `super().schedule()`, the mixin puts the running list and the waiting queue
+into the policy's order and sets the step's token budget. `schedule()` reads both on every call
+(vllm/v1/core/sched/scheduler.py: `self.running`, `self.waiting`, `self.max_num_scheduled_tokens`). It asks
+`_reserve_prefill_lookahead` how many tokens a request may take; the mixin applies token caps there. kv.py handles KV
+memory and preemption, and thinking.py ends thinking.
 
-While the dispatch policy is `native:fcfs` a step is vLLM's own, and Meridian follows what it does. A swap takes the
-order over between two steps, or gives it back.
+While the dispatch policy is `native:fcfs`, a step is vLLM's own, and Meridian only follows it. A swap between two steps
+takes over the order or gives it back.
 
-One mixin, whose methods stand in for vLLM's: that is why the file is long.
+The file is long because it is one mixin whose methods replace vLLM's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from vllm.v1.request import RequestStatus
 from meridian import _native
 from meridian.config import MeridianConfig, load_config
 from meridian.engine import MAX_TENANT_CHARACTERS
-from meridian.vllm.compat import check_version
+from meridian.vllm.compat import admitted_first, check_seams, check_version
 from meridian.vllm.kv import DEFECTS, KvHook
 from meridian.vllm.parts import hand_over, make_engine, make_think_hook
 from meridian.vllm.queue import PlannedPriorityQueue
@@ -50,48 +50,48 @@ if TYPE_CHECKING:
 # Below vLLM's own logger, whose handlers and level it shares.
 logger = logging.getLogger("vllm.meridian")
 
-# Waiting requests a policy sees in a step; the rest keep their place behind them.
+# Most waiting requests that a policy sees in a step; the rest keep their place behind them.
 WAITING_WINDOW = 4096
 # Markers and whitespace at the end of a prompt; see meridian-core, `Markers`.
 PROMPT_TAIL = 128
-# Own time of the latest steps, for percentiles.
+# Latest steps whose own time is kept, for percentiles.
 TIMED_STEPS = 8192
-# Steps after which Meridian looks for requests that vLLM has dropped without a word.
+# Steps between two searches for requests that vLLM has dropped without a notice.
 REAP_STEPS = 4096
 
 
 @dataclass(frozen=True)
 class _Generated:
-    """What the engine reads of vLLM's `EngineCoreOutput`."""
+    """The fields of vLLM's `EngineCoreOutput` that the engine reads."""
 
     request_id: str
     new_token_ids: list[int]
 
 
 class _Meridian(SchedulerInterface):
-    """Mixin over one of vLLM's schedulers. Of their base, so that a scheduler can become one of these and back."""
+    """Mixin over one of vLLM's schedulers. It shares their base, so a scheduler can switch to this class and back."""
 
     # Without a start, and after `_give_up`, this is stock vLLM.
     #
-    # What follows the engine, and decides unless it stands aside; None: this is stock vLLM.
+    # The native engine that follows, and that decides unless it stands aside; None: this is stock vLLM.
     _meridian: _native.Engine | None = None
     _meridian_engine: _native.Engine | None = None
-    # The steps are vLLM's own: the dispatch policy is `native:fcfs`, and nothing else is asked for.
+    # The steps are vLLM's own: the dispatch policy is `native:fcfs`, and no other setting needs Meridian.
     _meridian_stands_aside = False
-    # Meridian's hands in KV memory and thinking, while it has them there.
+    # Meridian's hooks in KV memory and thinking, while they are active.
     _meridian_kv: KvHook | None = None
     _meridian_think: ThinkHook | None = None
-    # The same while it stands aside.
+    # The same hooks, kept while Meridian stands aside.
     _meridian_kv_kept: KvHook | None = None
     _meridian_think_kept: ThinkHook | None = None
-    # While the output of a step is taken in: the requests that it ended, whose last tokens are still to be told.
+    # While `update_from_output` runs: the requests that it ended, whose last tokens the engine has not received yet.
     _meridian_ended: list[Request] | None = None
-    # While `schedule()` runs: a preemption outside of it is nobody's choice.
+    # True while `schedule()` runs: no policy chooses a preemption outside of it.
     _meridian_schedules = False
-    # Whether the policy's order holds between running and waiting requests; and those that gave way in this step.
+    # Whether waiting requests may preempt running ones; and the requests that gave way in this step.
     _meridian_preempts_for_waiting = False
     _meridian_gave_way: tuple[Request, ...] = ()
-    # vLLM's own token budget, while a plan has put another in its place.
+    # vLLM's own token budget, while a plan has replaced it.
     _meridian_own_budget: int | None = None
     _meridian_decode_tokens = 1
     _meridian_diffuses = False
@@ -106,6 +106,7 @@ class _Meridian(SchedulerInterface):
     def _meridian_start(self, config: MeridianConfig) -> None:
         check_version(vllm.__version__)
         scheduler = self._scheduler()
+        check_seams(scheduler, vllm.__version__)
         engine = make_engine(config, scheduler, serves=True)
         self._meridian_engine = engine
         sampled = getattr(scheduler, "num_sampled_tokens_per_step", 1)
@@ -125,7 +126,7 @@ class _Meridian(SchedulerInterface):
         )
 
     def _meridian_use(self, engine: _native.Engine | None) -> None:
-        """From here on `engine` follows and decides; None: this is stock vLLM."""
+        """Make `engine` follow and decide from now on; None makes this stock vLLM."""
         self._stand_aside()
         if self._meridian_think_kept is not None:
             self._meridian_think_kept.close()
@@ -141,7 +142,7 @@ class _Meridian(SchedulerInterface):
             self._step_in(engine)
 
     def _step_in(self, engine: _native.Engine) -> None:
-        """Take a hand in KV memory, thinking and the waiting queue."""
+        """Activate Meridian in KV memory, thinking and the waiting queue."""
         scheduler = self._scheduler()
         think = self._meridian_think = self._meridian_think_kept
         if engine.manages_kv:
@@ -155,8 +156,7 @@ class _Meridian(SchedulerInterface):
             scheduler.waiting = PlannedPriorityQueue(scheduler.waiting)
 
     def _stand_aside(self) -> None:
-        """Leave KV memory, thinking and the waiting queue to vLLM. Requests that are under way keep the limits of their
-        thinking that they were given."""
+        """Leave KV memory, thinking and the waiting queue to vLLM. Live requests keep the limits of their thinking."""
         kv, self._meridian_kv = self._meridian_kv, None
         if kv is not None:
             kv.detach()
@@ -171,7 +171,7 @@ class _Meridian(SchedulerInterface):
             self._scheduler().waiting = queue.in_vllms_own()
 
     def _take_over(self) -> None:
-        """Tell the engine of the requests that are under way already."""
+        """Report the live requests to the engine."""
         engine, scheduler = self._meridian, self._scheduler()
         if engine is None:
             return
@@ -184,7 +184,7 @@ class _Meridian(SchedulerInterface):
         for request in scheduler.requests.values():
             if request.status == RequestStatus.PREEMPTED:
                 engine.lost_blocks(request.request_id)
-        # What was told is no step whose time could be learned from.
+        # This report is no step, so the step-time model must not learn from it.
         engine.idle()
 
     def _scheduler(self) -> Scheduler:
@@ -222,7 +222,7 @@ class _Meridian(SchedulerInterface):
         return output
 
     def _begin_step(self, engine: _native.Engine, scheduler: Scheduler, now_ms: float) -> None:
-        """Plan a step and put the plan in place; `_end_step` takes it away, however far this came."""
+        """Plan a step and apply the plan; `_end_step` undoes it, even after a partial application."""
         is_stock = engine.is_stock is True
         if is_stock != self._meridian_stands_aside:
             self._meridian_stands_aside = is_stock
@@ -233,7 +233,7 @@ class _Meridian(SchedulerInterface):
         own_budget = scheduler.max_num_scheduled_tokens
         if is_stock and not engine.is_watched:
             pool = self._meridian_block_pool
-            waiting = len(scheduler.waiting) + len(getattr(scheduler, "kv_holding_waiting", ()))
+            waiting = len(scheduler.waiting) + len(admitted_first(scheduler))
             free_blocks = pool.get_num_free_blocks()
             engine.keep(now_ms, own_budget, free_blocks, pool.num_gpu_blocks, waiting, self._meridian_decode_tokens)
             return
@@ -248,7 +248,7 @@ class _Meridian(SchedulerInterface):
             self._meridian_kv.step_begins()
 
     def _end_step(self) -> None:
-        """Take away what a step has put in place in vLLM's objects. Nothing is left to take away a second time."""
+        """Undo the changes of a step in vLLM's objects. A second call does nothing."""
         scheduler = self._scheduler()
         own_budget, self._meridian_own_budget = self._meridian_own_budget, None
         if own_budget is not None:
@@ -261,7 +261,7 @@ class _Meridian(SchedulerInterface):
         if isinstance(queue, PlannedPriorityQueue):
             queue.plan_ends()
         if self._meridian is None:
-            # It failed while vLLM was taking requests from its queue.
+            # Meridian failed while vLLM was taking requests from its queue.
             self._give_queue_back()
             return
         try:
@@ -286,7 +286,7 @@ class _Meridian(SchedulerInterface):
             running = [request for request in running if request not in probes]
         free_seats = self._free_seats(scheduler)
         queue = scheduler.waiting
-        # Waiting requests can matter only when one may be admitted, or may take a place.
+        # Waiting requests matter only if a seat is free or if they may preempt.
         sees_waiting = free_seats > 0 or self._meridian_preempts_for_waiting
         window = list(islice(queue, WAITING_WINDOW)) if queue and sees_waiting else None
         pool = self._meridian_block_pool
@@ -298,7 +298,7 @@ class _Meridian(SchedulerInterface):
             pool.get_num_free_blocks(),
             pool.num_gpu_blocks,
             max(free_seats, 0),
-            len(queue) + len(getattr(scheduler, "kv_holding_waiting", ())),
+            len(queue) + len(admitted_first(scheduler)),
             self._meridian_decode_tokens,
         )
         if probes:
@@ -310,15 +310,15 @@ class _Meridian(SchedulerInterface):
             self._preempt_for_waiting(scheduler, cast("list[Request]", preempted))
         whole_prompts = not scheduler.scheduler_config.enable_chunked_prefill
         if budget < own_budget and whole_prompts and not any(map(_can_take_tokens, scheduler.running)):
-            # What is meant for requests whose tokens are in flight may be less than a prompt that may not be split.
+            # The budget counted on requests whose tokens are in flight; an unsplittable prompt may need more.
             budget = own_budget
         return budget, caps
 
     def _preempt_for_waiting(self, scheduler: Scheduler, preempted: list[Request]) -> None:
-        """Have running requests give way to waiting ones, as `reset_prefix_cache` preempts outside of `schedule()`.
+        """Make running requests give way to waiting ones, as `reset_prefix_cache` preempts outside of `schedule()`.
 
-        They wait again after the step: vLLM delivers what is in flight of a preempted request, so that it must not be
-        resumed in the same step."""
+        They wait again after the step: vLLM delivers the tokens in flight of a preempted request, so it must not resume
+        in the same step."""
         timestamp = time.monotonic()
         drops_output = getattr(scheduler, "requires_kv_delivery", False)
         self._meridian_schedules = True
@@ -336,7 +336,7 @@ class _Meridian(SchedulerInterface):
         return most - len(scheduler.running) - scheduler.num_waiting_for_streaming_input
 
     def _offer_probes(self, scheduler: Scheduler, budget: int) -> set[str]:
-        """Probes that this step may carry, behind all that waits; their names."""
+        """Offer the probes that this step may carry, behind all waiting requests, and return their names."""
         think = self._meridian_think
         if think is None:
             return set()
@@ -344,17 +344,20 @@ class _Meridian(SchedulerInterface):
         return think.offer(budget, seats, cast("Scheduler", super()).add_request) if seats > 0 else set()
 
     def _apply_caps(self, scheduler: Scheduler, caps: dict[str, int], probes: set[str]) -> None:
-        """Have `schedule()` give each capped request at most its cap, and a probe all or nothing. The attribute is
-        removed after the step, so that steps without caps do not pay for the call.
+        """Make `schedule()` give each capped request at most its cap, and a probe all or nothing. `_end_step` removes
+        the attribute, so that steps without caps do not pay for the call.
 
-        Requests that the plan leaves out stand behind the others, among those that run and among those that wait. When
-        nobody before them could take a token (their tokens are in flight, an encoder is busy), the step would be empty:
-        then those that run are served as if they had no caps, or else the first that waits."""
+        Requests that the plan leaves out stand behind the others, both in the running list and in the waiting queue. If
+        no request before them can take a token (tokens in flight, a busy encoder), the step would be empty. Then
+        running requests are served without caps, or else the first waiting request."""
         reserve = scheduler._reserve_prefill_lookahead
-        # Less than a whole decode, a chunk that Mamba's state cannot be cut at, or part of a canvas is all or nothing.
+        # All or nothing: less than a whole decode, a chunk that would cut Mamba's state, and part of a canvas.
         least = self._meridian_decode_tokens
         whole = scheduler.need_mamba_block_aligned_split or self._meridian_diffuses
         served = overruled = False
+        # vLLM 0.30 counts only the adapters that a step serves, and asks nobody before it admits another one.
+        counts_adapters = hasattr(Scheduler, "_handle_blocked_waiting_request")
+        serves_adapters = scheduler.lora_config is not None and not counts_adapters
 
         def capped(request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
             nonlocal served, overruled
@@ -363,6 +366,13 @@ class _Meridian(SchedulerInterface):
                 if request.request_id in probes:
                     return allowed if num_computed_tokens + allowed >= request.num_tokens else 0
                 cap = caps.get(request.request_id)
+                if (
+                    serves_adapters
+                    and cap is not None
+                    and request.lora_request
+                    and request.status == RequestStatus.RUNNING
+                ):
+                    cap = max(cap, least)
                 given = allowed
                 if cap is not None and cap < least and allowed > 0:
                     if served and not (overruled and request.status == RequestStatus.RUNNING):
@@ -383,7 +393,7 @@ class _Meridian(SchedulerInterface):
             self._meridian_think.hide_lookups(probes)
 
     def _overruled(self) -> None:
-        """Count that the plan of this step left nothing that could run."""
+        """Count a plan that left no request to run in this step."""
         if self._meridian is not None:
             try:
                 self._meridian.overruled()
@@ -396,8 +406,8 @@ class _Meridian(SchedulerInterface):
         return not config.enable_chunked_prefill or (config.disable_chunked_mm_input and bool(request.mm_features))
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
-        """Whether a waiting request may be admitted. vLLM counts the adapters of the requests that it serves in this
-        step; those of running ones that a plan leaves out count too, because a later step serves them together."""
+        """Whether a waiting request may be admitted. vLLM counts the adapters of the requests in this step. Running
+        requests that a plan leaves out count too, because a later step serves them together."""
         ready = cast("Scheduler", super())._handle_blocked_waiting_request(request)
         scheduler = self._scheduler()
         is_planned = self._meridian_schedules and self._meridian is not None and not self._meridian_stands_aside
@@ -426,7 +436,7 @@ class _Meridian(SchedulerInterface):
             return stats
 
     def _observe(self, engine: _native.Engine, output: SchedulerOutput, now_ms: float) -> None:
-        """Feed what the step did to the mirror."""
+        """Report the result of scheduling to the mirror."""
         for new in output.scheduled_new_reqs:
             engine.admitted(new.req_id, new.num_computed_tokens)
         cached = output.scheduled_cached_reqs
@@ -435,7 +445,7 @@ class _Meridian(SchedulerInterface):
                 if request_id in cached.resumed_req_ids:
                     engine.admitted(request_id, computed)
         if self._meridian_decode_tokens > 1:
-            # Rejected speculative tokens take the engine's own count back.
+            # Rejected speculative tokens lower the engine's own count.
             for request_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
                 engine.set_computed(request_id, computed)
         engine.scheduled(now_ms, output.num_scheduled_tokens)
@@ -472,7 +482,7 @@ class _Meridian(SchedulerInterface):
     def add_request(self, request: Request) -> None:
         cast("Scheduler", super()).add_request(request)
         engine = self._meridian
-        # A streaming session's further input arrives under an id that is known; the first object stays the request.
+        # Later input of a streaming session arrives under a known id; the first object stays the request.
         if engine is not None and self._scheduler().requests.get(request.request_id) is request:
             try:
                 _add(engine, request, self._keeps_whole(request), self._meridian_think)
@@ -534,7 +544,7 @@ class _Meridian(SchedulerInterface):
                 self._give_up("following remove")
 
     def _reap(self, now_ms: float) -> None:
-        """Now and then, forget requests that vLLM has dropped without a word."""
+        """Every `REAP_STEPS` steps, forget requests that vLLM has dropped without a notice."""
         self._meridian_steps_seen += 1
         engine = self._meridian
         if engine is not None and self._meridian_steps_seen % REAP_STEPS == 0:
@@ -544,17 +554,17 @@ class _Meridian(SchedulerInterface):
                 self._give_up("looking for requests that were dropped")
 
     def meridian_stats(self) -> dict[str, Any]:
-        """`meridian.Stats` of this engine, and `own_ns`: nanoseconds of each of the latest steps that Meridian added to
-        `schedule()`. Empty for a scheduler that was never started."""
+        """`meridian.Stats` of this engine, and `own_ns`: the nanoseconds that Meridian added to `schedule()` in each of
+        the latest steps. Empty for a scheduler that was never started."""
         engine = self._meridian_engine
         return {} if engine is None else {**engine.stats(), "own_ns": list(self._meridian_own_ns)}
 
     def _give_up(self, doing: str) -> None:
-        """A defect of Meridian itself must not end the engine: from here on it is stock."""
+        """Return to stock vLLM after a defect of Meridian itself, which must not end the engine."""
         logger.exception("meridian: failed while %s; this engine goes on as stock vLLM", doing)
         self._meridian = None
         kv, self._meridian_kv = self._meridian_kv, None
-        # Probes that are under way end by themselves; nobody listens to them.
+        # Running probes end by themselves; their results are ignored.
         think, self._meridian_think = self._meridian_think, None
         for hook, undo in ((kv, "detach"), (think, "show_lookups")):
             try:
@@ -566,23 +576,23 @@ class _Meridian(SchedulerInterface):
             self._end_step()
 
     def _pass_on_log(self) -> None:
-        """What the host has logged, on whatever thread, becomes Python's."""
+        """Pass the host's log lines, from any thread, to Python's logger."""
         for level, line in _native.take_log():
             logger.log(level, "meridian: %s", line)
 
     def meridian_limit_thinking(self, request_id: str, max_think_tokens: int) -> bool:
-        """Another limit of think tokens for a request that is under way; False when it is not known."""
+        """Change the limit of think tokens of a live request. Returns False when the request is unknown."""
         think = self._meridian_think
         return think is not None and think.native.limit(request_id, max_think_tokens)
 
     def meridian_record_signals(self, keep: bool) -> None:
-        """Keep what probes and boundaries tell, for `meridian_take_signals`, and measure whatever can be measured."""
+        """Keep the signals of probes and boundaries for `meridian_take_signals`, and measure every request possible."""
         if self._meridian_think is not None:
             self._meridian_think.native.record_signals(keep)
 
     def meridian_take_signals(self) -> list[tuple[str, int, float | None, int | None, float | None]]:
-        """Since the last call: request, think tokens, entropy after a forced end (bits) and the likeliest token there,
-        and the path deviation index; None what a signal does not tell."""
+        """Signals since the last call: request, think tokens, entropy after a forced end (bits) and the likeliest token
+        there, and the path deviation index. Values that a signal does not have are None."""
         return [] if self._meridian_think is None else self._meridian_think.native.take_signals()
 
     def shutdown(self) -> None:
@@ -597,7 +607,7 @@ class _Meridian(SchedulerInterface):
         cast("Scheduler", super()).shutdown()
 
     def _log_output_preemption(self, engine: _native.Engine, request: Request, blocks: int, avoidable: bool) -> None:
-        """Never silent, but at each doubling: an engine that is far too small preempts all the time."""
+        """Log output preemptions at each doubling of their count: an engine that is too small preempts constantly."""
         count = engine.output_preemptions
         if count >= 2 * self._meridian_output_preemptions_logged:
             self._meridian_output_preemptions_logged = count
@@ -611,7 +621,7 @@ class _Meridian(SchedulerInterface):
 
     def _log_faults(self, engine: _native.Engine) -> None:
         faults = engine.fault_count
-        # The first, then at each doubling: a policy that faults every step must not fill the log.
+        # Log the first fault, then each doubling: a policy that faults every step must not fill the log.
         if faults > self._meridian_faults_logged and faults >= 2 * self._meridian_faults_logged:
             self._meridian_faults_logged = faults
             stats = engine.stats()
@@ -624,7 +634,7 @@ class _Meridian(SchedulerInterface):
 
 
 def _put_first(queue: RequestQueue, order: list[Request]) -> None:
-    """Have the front of the queue, which holds just these requests, go in this order."""
+    """Put the front of the queue, which holds exactly these requests, into this order."""
     if isinstance(queue, PlannedPriorityQueue):
         queue.plan(order)
         return
@@ -635,7 +645,7 @@ def _put_first(queue: RequestQueue, order: list[Request]) -> None:
 
 
 def _add(engine: _native.Engine, request: Request, whole_prompt: bool, think: ThinkHook | None = None) -> None:
-    """Tell the engine of a request; with `think` its thinking is followed."""
+    """Add a request to the engine; with `think`, follow its thinking."""
     arrival_ms = (time.monotonic() - max(time.time() - request.arrival_time, 0.0)) * 1e3
     tenant, deadline_ms = _client_facts(request)
     tail: Iterable[int] = request.prompt_token_ids[-PROMPT_TAIL:] if request.prompt_token_ids else ()
@@ -659,13 +669,13 @@ def _add(engine: _native.Engine, request: Request, whole_prompt: bool, think: Th
 
 
 def _can_take_tokens(request: Request) -> bool:
-    """Whether it has tokens that are neither computed nor in flight."""
+    """Whether the request has tokens that are neither computed nor in flight."""
     return request.num_tokens_with_spec + request.num_output_placeholders > request.num_computed_tokens
 
 
 def _client_facts(request: Request) -> tuple[str, float]:
-    """Tenant and deadline (milliseconds after arrival) that a client gave in `vllm_xargs`. What does not make sense
-    counts as not given, because it must not fail the request of somebody who does not use it."""
+    """Tenant and deadline (milliseconds after arrival) from the client's `vllm_xargs`. Invalid values are ignored,
+    because they must not fail the request of a client that does not use Meridian."""
     params = request.sampling_params
     given = (params.extra_args if params is not None else None) or {}
     tenant, deadline = given.get("meridian_tenant", ""), given.get("meridian_deadline_ms", math.inf)
@@ -681,7 +691,7 @@ def _mixed_into(own: type) -> type:
 
 
 def attach_to(scheduler: Any, config: MeridianConfig) -> type:
-    """Put Meridian into a scheduler between two steps; returns the class it had."""
+    """Put Meridian into a scheduler between two steps, and return the class that it had."""
     own = type(scheduler)
     if issubclass(own, _Meridian):
         raise RuntimeError("Meridian is in this scheduler already")
@@ -702,7 +712,7 @@ def detach_from(scheduler: Any, own: type) -> None:
 
 
 def _leave(scheduler: Any, own: type, attributes: set[str]) -> None:
-    """Of the class `own` again, with these attributes."""
+    """Give the scheduler the class `own` again, with only these attributes."""
     scheduler._meridian_use(None)
     if scheduler._meridian_engine is not None:
         scheduler._meridian_engine.policies.close()
@@ -714,15 +724,15 @@ def _leave(scheduler: Any, own: type, attributes: set[str]) -> None:
 
 
 class SyncMeridianScheduler(_Meridian, Scheduler):
-    """For synchronous scheduling."""
+    """Meridian for synchronous scheduling."""
 
 
 class AsyncMeridianScheduler(_Meridian, AsyncScheduler):
-    """For asynchronous scheduling."""
+    """Meridian for asynchronous scheduling."""
 
 
 def _over_vllms_own(vllm_config: VllmConfig) -> type[Scheduler]:
-    """Meridian over the class that vLLM would choose itself (vllm/config/vllm.py: `diffusion_config`)."""
+    """Meridian over the class that vLLM itself would choose (vllm/config/vllm.py: `diffusion_config`)."""
     is_async = vllm_config.scheduler_config.async_scheduling
     if getattr(vllm_config, "diffusion_config", None) is None:
         return AsyncMeridianScheduler if is_async else SyncMeridianScheduler
@@ -733,8 +743,8 @@ def _over_vllms_own(vllm_config: VllmConfig) -> type[Scheduler]:
 
 
 class MeridianScheduler:
-    """`--scheduler-cls meridian.vllm.MeridianScheduler`: over that class of vLLM's that it would choose itself, for
-    synchronous or asynchronous scheduling, for a model that generates tokens one by one or by diffusion.
+    """`--scheduler-cls meridian.vllm.MeridianScheduler`: Meridian over the class that vLLM itself would choose, for
+    synchronous or asynchronous scheduling, and for a model that generates token by token or by diffusion.
 
     Raises:
         RuntimeError: this vLLM is not supported.

@@ -1,4 +1,4 @@
-"""What a model's chat template does with the reasoning of earlier turns, found out by rendering it."""
+"""Finds out how a model's chat template treats the reasoning of earlier turns, by rendering it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _CALL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
 
 @dataclass(frozen=True)
 class Reasoning:
-    """Whether reasoning is left out of the next question's prompt; and the texts that begin a tool call, after which
-    it is not."""
+    """Whether the next question's prompt leaves out reasoning, and the texts that begin a tool call, after which the
+    prompt keeps it."""
 
     strips: bool
     shown: str
@@ -26,12 +26,12 @@ class Reasoning:
 
 
 def reasoning_in_template(tokenizer: Any, start: str, end: str, *, tool_calls: Sequence[str]) -> Reasoning:
-    """What the tokenizer's chat template does with reasoning between `start` and `end`. `tool_calls` are texts that may
-    begin a tool call.
+    """Find out how the tokenizer's chat template treats reasoning between `start` and `end`. `tool_calls` are texts
+    that may begin a tool call.
 
-    Tried in both forms in which a client sends an assistant's turn back: reasoning inside the content, and in a field
-    of its own. It counts as stripped only when no form keeps it, and when either a tool loop does not keep it or it
-    can be seen by what a tool call begins.
+    The function tries both forms in which a client returns an assistant's turn: reasoning inside the content, and in
+    its own field. Reasoning counts as stripped only if neither form keeps it. In addition, a tool loop must not keep
+    it, unless one of `tool_calls` identifies the tool call.
     """
     if getattr(tokenizer, "apply_chat_template", None) is None or not getattr(tokenizer, "chat_template", None):
         return Reasoning(False, "is not there, so earlier reasoning is taken as kept")
@@ -58,7 +58,7 @@ def _render(tokenizer: Any, turns: list[dict[str, Any]]) -> str | None:
     try:
         chat = [{"role": "user", "content": "a"}, *turns]
         text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    except Exception as error:  # a template is a program of somebody else's
+    except Exception as error:  # a template is a third-party program
         logger.debug("meridian: the chat template cannot be tried: %s", error)
         return None
     return text if isinstance(text, str) else None

@@ -1,10 +1,10 @@
-"""Thinking budgets in the scheduler: what is measured comes in, the policy is asked, ends are ordered, probes run.
+"""Thinking budgets in the scheduler: it takes in measurements, asks the policy, orders ends and runs probes.
 
-A probe is a request of this engine that nobody sent: prompt, thinking so far, end marker, and what leads to the answer;
-one token. It is offered behind everything that waits, in a step that has tokens, KV blocks and a seat left, and taken
-back when the step did not admit it; it is complete after that step. Nothing of vLLM's is copied: a probe goes through
-`Scheduler.schedule()` like any request (vllm/v1/core/sched/scheduler.py), and what it leaves behind in outputs and
-statistics is taken out again.
+A probe is a request that the engine itself makes, for one token: prompt, thinking so far, end marker, and the text that
+leads to the answer. The scheduler offers it behind all waiting requests, in a step with spare tokens, KV blocks and a
+seat. It takes the probe back if the step does not admit it; otherwise the probe is complete after that step. No code of
+vLLM is copied: a probe goes through `Scheduler.schedule()` like any request (vllm/v1/core/sched/scheduler.py). Its
+traces in outputs and statistics are removed afterwards.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from vllm.v1.request import Request, RequestStatus
 from meridian import _native
 from meridian.vllm.budget import interrupts_of
 from meridian.vllm.channel import ToSamplers
+from meridian.vllm.compat import admitted_first
 from meridian.vllm.markers import around_end
 from meridian.vllm.xargs import ROW, RequestBudget, read_budget
 
@@ -32,36 +33,36 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.meridian")
 
-# Nobody has a lower one, unless a client makes a point of it.
+# No request has a lower priority, unless a client sets it on purpose.
 LOWEST_PRIORITY = (1 << 63) - 1
-# Beginning of the name of a probe.
+# Prefix of the name of a probe.
 PROBE = "meridian-probe-"
-# How tokens are written in a vocabulary that end a line, a sentence or a clause; byte-level ones write a line break so.
+# Endings of vocabulary entries that end a line, a sentence or a clause; byte-level ones write a line break as `Ċ`.
 _LINE_ENDS = ("\n", "Ċ")
 _CLAUSE_ENDS = (".", ";", "?", "!", ",", "。", "、")
 
 
 @dataclass
 class _Running:
-    """A probe that runs."""
+    """A probe in a step."""
 
     probe: Request
-    # Of the request that it is about.
+    # Key of the probed request.
     key: int
 
 
 @dataclass
 class Asked:
-    """What a client asked for in `vllm_xargs`."""
+    """The options of a client in `vllm_xargs`."""
 
     extra: dict[str, Any]
     client: RequestBudget
-    # Token sequences that end its thinking.
+    # Token sequences that end the request's thinking.
     interrupts: list[list[int]]
 
 
 class ThinkHook:
-    """Meridian's hand in the thinking of one scheduler's requests."""
+    """Connects Meridian to the thinking of one scheduler's requests."""
 
     def __init__(
         self,
@@ -83,7 +84,7 @@ class ThinkHook:
         self._interrupts = interrupts_of(tokenizer, texts)
         self._suffix = _suffix(config, tokenizer)
         line_ends, boundaries = _boundaries(tokenizer)
-        # Right behind the end marker many models begin every answer alike: such probes cost tokens and tell nothing.
+        # Directly after the end marker, many models begin every answer alike: such probes cost tokens and show nothing.
         can_probe = config.entropy.enabled and config.entropy.probe_suffix != "" and self._can_probe()
         self._thinking = engine.follow_thinking(forced, line_ends, boundaries, self._interrupts, can_probe)
         # Offered to this step, by name.
@@ -93,27 +94,27 @@ class ThinkHook:
 
     @property
     def running(self) -> int:
-        """Probes that are under way."""
+        """Number of running probes."""
         return len(self._running)
 
     @property
     def native(self) -> _native.Thinking:
-        """What follows the thinking."""
+        """The native object that follows the thinking."""
         return self._thinking
 
     def drop_all(self) -> None:
-        """Give up the probes that are under way."""
+        """Drop all running probes."""
         self._offered.clear()
         self._drop(list(self._running))
 
     def close(self) -> None:
-        """Let go of the sockets, and of the probes that are under way. Samplers go by their own configuration again."""
+        """Close the sockets and drop the running probes. Samplers then use their own configuration again."""
         self.drop_all()
         self._samplers.configure(None)
         self._samplers.close()
 
     def asked(self, request: Request) -> Asked | None:
-        """What the client of a request asked for; None for one that samples nothing."""
+        """The client's options for a request; None for a request that samples nothing."""
         params = request.sampling_params
         if params is None:
             return None
@@ -121,32 +122,32 @@ class ThinkHook:
         try:
             client = read_budget(extra)
         except ValueError as why:
-            # Refused where it was asked; whoever came here another way gets the operator's.
+            # The front end refuses these options; a request that bypassed it gets the operator's values.
             logger.warning("meridian: request %s: %s: not regarded", request.request_id, why)
             client = RequestBudget()
         interrupts = interrupts_of(self._tokenizer, client.interrupts) if client.interrupts else []
         return Asked(extra, client, interrupts)
 
     def follow(self, request: Request, asked: Asked, key: int, limit: int, measured: bool) -> None:
-        """Tell the request's sampler its number, its limit and whether to measure, with its parameters."""
+        """Send the request's key, its limit and whether to measure to the sampler, in the sampling parameters."""
         row = {"key": key, "limit": limit, "interrupts": self._interrupts + asked.interrupts, "measured": measured}
-        # The client's own object stays as it is.
+        # The client's own object stays unchanged.
         request.sampling_params = copy.copy(request.sampling_params)
         cast("Any", request.sampling_params).extra_args = {**asked.extra, ROW: row}
 
     def receive(self) -> None:
-        """Take in what was measured."""
+        """Take in the measurements of the samplers."""
         for datagram in self._samplers.received():
             self._thinking.received(datagram)
 
     def decide(self, now_ms: float) -> None:
-        """Before a step: ask the policy about what is new, and tell the samplers."""
+        """Before a step: ask the policy about new facts, and send its orders to the samplers."""
         pool = self._scheduler.kv_cache_manager.block_pool
         orders = self._thinking.decide(now_ms, pool.get_num_free_blocks(), pool.num_gpu_blocks)
         self._samplers.tell(orders)
 
     def offer(self, token_budget: int, seats: int, enqueue: Any) -> set[str]:
-        """Put the probes that are due behind everything that waits, as far as there may be room; returns their names.
+        """Put the due probes behind all waiting requests, as far as there may be room, and return their names.
         `enqueue` is the scheduler's own `add_request`."""
         scheduler = self._scheduler
         due = self._thinking.due()
@@ -160,7 +161,7 @@ class ThinkHook:
                 self._thinking.probe_dropped(key)
                 continue
             prompt = [*request.all_token_ids[: request.num_prompt_tokens + tokens], *self._suffix]
-            # What its request computes in this step is found as well.
+            # The token that its request computes in this step is cached as well.
             cached = min(request.num_computed_tokens + 1, len(prompt) - len(self._suffix))
             cached -= cached % scheduler.block_size
             if len(prompt) >= scheduler.max_model_len:
@@ -177,7 +178,7 @@ class ThinkHook:
         return set(self._offered)
 
     def settle(self, output: SchedulerOutput) -> None:
-        """After the step was scheduled: what it did not admit is taken back."""
+        """After scheduling a step: take back the probes that it did not admit."""
         scheduler = self._scheduler
         for name, offered in self._offered.items():
             tokens = output.num_scheduled_tokens.get(name)
@@ -185,17 +186,17 @@ class ThinkHook:
                 self._running[name] = offered
                 self._thinking.probe_runs(offered.key, tokens)
                 continue
-            for queue in (scheduler.waiting, getattr(scheduler, "kv_holding_waiting", None)):
-                if queue is not None and offered.probe in queue:
+            for queue in (scheduler.waiting, admitted_first(scheduler)):
+                if offered.probe in queue:
                     queue.remove_request(offered.probe)
             getattr(scheduler, "deferred_waiting", set()).discard(offered.probe)
             scheduler.requests.pop(name, None)
         self._offered.clear()
-        # One that lost its blocks to somebody else is not tried again.
+        # A probe that lost its blocks to another request is not retried.
         self._drop([name for name, run in self._running.items() if run.probe.status == RequestStatus.PREEMPTED])
 
     def take_out(self, outputs: dict[int, Any]) -> None:
-        """Take what probes have told out of a step's outputs."""
+        """Take the results of probes out of a step's outputs."""
         if not self._running:
             return
         for client in list(outputs):
@@ -213,11 +214,12 @@ class ThinkHook:
                 del outputs[client]
 
     def drop_pointless(self) -> None:
-        """Give up the probes of requests that have left their thinking."""
+        """Drop the probes of requests that no longer think."""
         self._drop([name for name, run in self._running.items() if not self._thinking.is_thinking(run.key)])
 
     def prompt_tokens(self, name: str) -> int | None:
-        """Tokens of a probe that its request has as well: nobody will ask for what follows. None when it is none."""
+        """Tokens that a probe shares with its request; no request reuses the tokens after them. None if `name` is no
+        probe."""
         run = self._running.get(name) or self._offered.get(name)
         return None if run is None else run.probe.num_prompt_tokens - len(self._suffix)
 
@@ -248,7 +250,7 @@ class ThinkHook:
         vars(manager)["get_computed_blocks"] = looked_up
 
     def show_lookups(self) -> None:
-        """Count them again."""
+        """Let vLLM count the lookups of probes again."""
         for name in ("record_prefix_cache_stats", "get_computed_blocks"):
             vars(self._scheduler.kv_cache_manager).pop(name, None)
 
@@ -260,7 +262,7 @@ class ThinkHook:
     def _drop(self, names: list[str]) -> None:
         if names:
             self._scheduler.finish_requests(names, RequestStatus.FINISHED_ABORTED)
-            # Where clients are told of what ended: nobody has begun these.
+            # vLLM reports ended requests to clients here; no client started the probes.
             for finished in (getattr(self._scheduler, "finished_req_ids_dict", None) or {}).values():
                 finished.difference_update(names)
         for name in names:
@@ -280,7 +282,7 @@ class ThinkHook:
             client_index=request.client_index,
             lora_request=request.lora_request,
             cache_salt=request.cache_salt,
-            # Behind everybody where vLLM schedules by priority, and the first that it preempts.
+            # With priority scheduling, probes come last, and vLLM preempts them first.
             priority=LOWEST_PRIORITY,
             block_hasher=cast("Any", request)._block_hasher,
         )
@@ -298,7 +300,7 @@ class ThinkHook:
         return True
 
     def _can_be_probed(self, request: Request) -> bool:
-        """Not what the probe's own tokens do not tell: images, embeddings."""
+        """Whether tokens alone describe the request; images and embeddings would be missing from a probe."""
         return (
             request.status == RequestStatus.RUNNING
             and not request.mm_features
@@ -307,8 +309,7 @@ class ThinkHook:
         )
 
     def _room(self, token_budget: int) -> int:
-        """Tokens that a step may carry beside what it has to: of its budget, and while somebody's answer streams, of
-        the time that its steps are held to."""
+        """Spare tokens of a step: within its token budget and, while an answer streams, within the target step time."""
         running = cast("list[Any]", self._scheduler.running)
         room = token_budget - len(running)
         facts = self._engine.step_facts
@@ -320,7 +321,7 @@ class ThinkHook:
         return room
 
     def _spare_blocks(self) -> int:
-        """KV blocks that are left when every running request has taken the next one."""
+        """Free KV blocks beyond a reserve of two for each running request, and at least vLLM's watermark."""
         manager = self._scheduler.kv_cache_manager
         watermark = getattr(manager, "watermark_blocks", 0)
         reserve = max(2 * len(self._scheduler.running), watermark)
@@ -328,7 +329,7 @@ class ThinkHook:
 
 
 def _suffix(config: MeridianConfig, tokenizer: Tokenizer) -> list[int]:
-    """What a probe has behind the thinking: an optional line break, the end marker, and what leads to the answer."""
+    """Tokens that a probe appends to the thinking: an optional line break, the end marker, and the `probe_suffix`."""
     entropy, ends = config.entropy, config.model.think_end
     first = ends if isinstance(ends, str) else ends[0]
     return around_end(tokenizer, ("\n" if entropy.probe_newline else "") + first + entropy.probe_suffix, first)

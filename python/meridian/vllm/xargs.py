@@ -1,8 +1,8 @@
-"""What a client may say of its request's thinking, in `vllm_xargs` (OpenAI API) or `SamplingParams.extra_args`.
+"""Options for the thinking of one request, in `vllm_xargs` (OpenAI API) or `SamplingParams.extra_args`.
 
 | key | value | meaning |
 |---|---|---|
-| `meridian_think_budget` | integer, 0 or more | think tokens at most; the operator's limit holds as well |
+| `meridian_think_budget` | integer, 0 or more | most think tokens; the operator's limit holds as well |
 | `meridian_think_off` | true or false, 1 or 0 | only the limits end this thinking: no EAT, no RPDI, no policy |
 | `meridian_min_think_tokens` | integer, 0 or more | as `scheduler.min_think_tokens` |
 | `meridian_probe_interval` | integer, 1 or more | as `entropy.eat_probe_interval_tokens` |
@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-# What the scheduler tells the sampler of a request; a client must not.
+# The scheduler's data for the sampler of a request; clients must not set it.
 ROW = "meridian_row"
 
 MAX_TOKENS = 1 << 24
@@ -32,7 +32,7 @@ MAX_INTERRUPT_BYTES = 256
 
 @dataclass(frozen=True)
 class RequestBudget:
-    """What a client asked for; None is the operator's."""
+    """The options of a client; None takes the operator's value."""
 
     off: bool = False
     max_think_tokens: int | None = None
@@ -48,7 +48,7 @@ class RequestBudget:
 
     @property
     def is_set(self) -> bool:
-        """Whether the client asked for anything."""
+        """Whether the client set any option."""
         return any(getattr(self, field.name) != field.default for field in fields(self))
 
 
@@ -72,7 +72,7 @@ def read_budget(extra_args: Mapping[str, Any] | None) -> RequestBudget:
     return RequestBudget(**given)
 
 
-# A key that begins like these and is not known is a slip.
+# An unknown key with one of these prefixes is a typing mistake.
 _PREFIXES = (
     "meridian_think",
     "meridian_ema",
@@ -106,7 +106,7 @@ def _integer(least: int, most: int) -> Callable[[str, Any], int]:
 def _number(expected: str, holds: Callable[[float], bool]) -> Callable[[str, Any], float]:
     def read(key: str, value: Any) -> float:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        # An integer of any size may come.
+        # The integer may have any size.
         if not is_number or (isinstance(value, int) and abs(value) > 1 << 53) or not holds(float(value)):
             raise ValueError(f"{key}: {_shown(value)}: expected a number {expected}")
         return float(value)

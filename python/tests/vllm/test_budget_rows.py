@@ -10,6 +10,7 @@ import random
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
@@ -121,7 +122,12 @@ class Batch:
         self.sampler, self.forced, self.ahead = sampler, forced, ahead
         self.wire: Wire = sampler._channel
         follower = SimpleNamespace(is_argmax_invariant=lambda: False, update_state=self._update_state)
+        # vLLM 0.30 asks for the kernels' block sizes as well.
+        kernels: dict[str, Any] = (
+            {"kernel_block_sizes": [16]} if "kernel_block_sizes" in signature(InputBatch).parameters else {}
+        )
         self.inner = InputBatch(
+            **kernels,
             max_num_reqs=ROWS,
             max_model_len=512,
             max_num_batched_tokens=512,

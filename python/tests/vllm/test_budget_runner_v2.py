@@ -13,6 +13,8 @@ import pytest
 import torch
 from test_budget_rows import END, NO_LIMIT, OWN, START, VOCABULARY, Wire, limit_order, make_sampler, planned
 
+pytest.importorskip("vllm.v1.worker.gpu.sample.logits_processor", reason="vLLM 0.30 has no such interface")
+
 SLOTS, LENGTH = 8, 256
 NAME = "meridian.vllm:BudgetLogitsProcessor"
 

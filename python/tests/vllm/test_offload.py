@@ -12,6 +12,8 @@ from meridian.vllm import kv
 from vllm.v1.kv_offload.base import ReqContext, make_offload_key
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
+# vLLM 0.30 does not tell where a key stands in its prefix; there the policy refuses to start (test_start.py).
+pytestmark = pytest.mark.skipif(not hasattr(ReqContext, "set_offload_key_position"), reason="vLLM 0.30")
 CHUNK_TOKENS = 16
 CHUNKS = 8
 

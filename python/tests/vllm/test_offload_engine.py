@@ -13,6 +13,8 @@ from meridian.vllm.bench.request import TraceRequest
 from vllm.v1.kv_offload.base import ReqContext, make_offload_key
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
+# vLLM 0.30 does not tell where a key stands in its prefix; there the policy refuses to start (test_start.py).
+pytestmark = pytest.mark.skipif(not hasattr(ReqContext, "set_offload_key_position"), reason="vLLM 0.30")
 PROMPT_CHUNKS = 3
 CHAT = TraceRequest(0.0, PROMPT_CHUNKS * KV_BLOCK_TOKENS + 8, 3 * KV_BLOCK_TOKENS, KV_BLOCK_TOKENS)
 CHUNKS = 10

@@ -8,10 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import vllm
 from harness import Engine
 from meridian import ConfigError, PolicyError
 from meridian.vllm import MeridianScheduler
-from meridian.vllm.compat import check_version
+from meridian.vllm.compat import ATTRIBUTES, check_seams, check_version
 
 
 def make(engine: Engine, *, diffusion_config: Any = None, **scheduler_config: Any) -> Any:
@@ -54,6 +55,38 @@ def test_nothing_configured_is_the_native_default(
     assert make(engine).meridian_stats()["policy"] == "balanced"
 
 
+@pytest.mark.parametrize("method", ["_reserve_prefill_lookahead", "_free_request"])
+def test_a_vllm_that_lacks_a_method_is_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    check_seams(engine.scheduler, vllm.__version__)
+    monkeypatch.delattr(Scheduler, method)
+    with pytest.raises(RuntimeError, match=rf"^vLLM .* is not supported .* lacks {method}\(\)$"):
+        check_seams(engine.scheduler, vllm.__version__)
+    with pytest.raises(RuntimeError, match=rf"lacks {method}\(\)$"):
+        make(engine)
+
+
+def test_a_vllm_with_another_parameter_or_attribute_is_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.core.block_pool import BlockPool
+
+    monkeypatch.setattr(BlockPool, "touch", lambda self, request: None)
+    monkeypatch.setitem(ATTRIBUTES, "kv_cache_manager.pages", int)
+    monkeypatch.setitem(ATTRIBUTES, "running", dict)
+    places = r"touch\(blocks\); running as dict, it is list; kv_cache_manager\.pages$"
+    with pytest.raises(RuntimeError, match=places):
+        make(engine)
+
+
+def test_offloading_that_does_not_say_where_keys_stand_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from meridian.vllm import PhaseAwareCachePolicy
+    from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
+
+    monkeypatch.delattr(CachePolicy, "on_request_finished", raising=False)
+    with pytest.raises(RuntimeError, match=r"^PhaseAwareCachePolicy: vLLM .* expected vLLM 0\.31 or newer$"):
+        PhaseAwareCachePolicy(4)
+
+
 QUIET = '[admin]\nlisten = ""\n[telemetry]\nprometheus = ""\n'
 
 
@@ -85,8 +118,8 @@ def test_a_policy_takes_the_queue_of_priorities_over(
 def test_a_diffusion_model_keeps_vllms_own_class(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_async: bool, own: str, source: str
 ) -> None:
+    diffusion_scheduler = pytest.importorskip("vllm.v1.core.sched.diffusion_scheduler", reason="vLLM 0.30 has none")
     from vllm.config.diffusion import DiffusionConfig
-    from vllm.v1.core.sched import diffusion_scheduler
     from vllm.v1.outputs import DraftTokenIds
 
     configure(monkeypatch, tmp_path, f'[policy.dispatch]\nsource = "{source}"\n{QUIET}')
