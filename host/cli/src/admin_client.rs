@@ -33,28 +33,28 @@ const COMPILING: Duration = Duration::from_secs(180);
 /// The faults of a process with the batches they happened on.
 const MAX_REPLY_BYTES: usize = 256 << 20;
 
-/// Which process is asked.
+/// The engine process to query or change.
 #[derive(Args)]
 pub(crate) struct Target {
-    /// The engine process with this id
+    /// Choose the engine process with this id
     #[arg(long, global = true, value_name = "N", conflicts_with = "address")]
     pub(crate) pid: Option<u32>,
-    /// The engine process that listens here: IP:port on loopback, or unix:PATH
+    /// Choose the engine process that listens on this address: IP:port on loopback, or unix:PATH
     #[arg(long, global = true, value_name = "ADDRESS")]
     pub(crate) address: Option<String>,
 }
 
 /// An admin listener.
 pub(crate) struct Engine {
-    /// What the process is known by.
+    /// The address that identifies the process.
     pub(crate) address: String,
-    /// Where it is asked: its private socket where it has one, which nobody else can have taken.
+    /// The address for requests: its private socket if it has one, which no other process can have taken.
     listen: Listen,
-    /// The file whose token it wants, as far as known.
+    /// The file with its token, if known.
     pub(crate) token_file: Option<PathBuf>,
 }
 
-/// Engine processes, and discovery files that tell nothing.
+/// Engine processes, and unreadable discovery files.
 pub(crate) struct Engines {
     pub(crate) engines: Vec<Engine>,
     /// A line each.
@@ -62,7 +62,7 @@ pub(crate) struct Engines {
 }
 
 impl Target {
-    /// The one process that is meant.
+    /// The one selected process.
     pub(crate) fn one(&self) -> anyhow::Result<Engine> {
         if let Some(address) = &self.address {
             return Engine::at(address);
@@ -90,7 +90,7 @@ impl Target {
         }
     }
 
-    /// Every process, or the one that is named.
+    /// Every process, or the selected one.
     pub(crate) fn all(&self) -> anyhow::Result<Engines> {
         if self.pid.is_some() || self.address.is_some() {
             return Ok(Engines { engines: vec![self.one()?], malformed: Vec::new() });

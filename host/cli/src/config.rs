@@ -13,24 +13,27 @@ use crate::{print_json, print_line, say};
 
 #[derive(Subcommand)]
 pub(crate) enum ConfigCommand {
-    /// Check a meridian.toml and the components it names: one line for the first mistake, a warning for
-    /// each field that cannot do what it seems to
-    #[command(after_help = "Example: meridian config check /etc/meridian.toml")]
+    /// Check a meridian.toml and the components that it names
+    #[command(after_help = "\
+Prints the first error on one line, and a warning for each valid field that does not do what it seems to.
+
+Example:
+  meridian config check /etc/meridian.toml")]
     Check {
-        /// The file; without it, the one that an engine started here would read
+        /// Path of the file; by default, the file that an engine started here would read
         file: Option<PathBuf>,
     },
-    /// Show every effective value and where it came from
-    #[command(after_help = "Example: meridian config show | grep -v '# default'")]
+    /// Show every effective value and its origin
+    #[command(after_help = "Example:\n  meridian config show | grep -v '# default'")]
     Show {
-        /// The file; without it, the one that an engine started here would read
+        /// Path of the file; by default, the file that an engine started here would read
         file: Option<PathBuf>,
     },
-    /// Print the reference of meridian.toml, Markdown
-    #[command(after_help = "Example: meridian config reference > configuration.md")]
+    /// Print the reference of meridian.toml as Markdown
+    #[command(after_help = "Example:\n  meridian config reference > configuration.md")]
     Reference,
     /// Print the JSON Schema of meridian.toml, for editors
-    #[command(after_help = "Example: meridian config schema > meridian.schema.json")]
+    #[command(after_help = "Example:\n  meridian config schema > meridian.schema.json")]
     Schema,
 }
 

@@ -21,8 +21,8 @@ use crate::{print_json, print_line};
 
 #[derive(Args)]
 #[command(after_help = "\
-Engine processes of this user are found by themselves; --pid or --address names one of several.
-Changes need the token of the process: that of its admin.token_file, or of --token-file.
+The command finds the engine processes of this user. If there are several, choose one with --pid or
+--address. Changes need the token of the process, from its admin.token_file or from --token-file.
 
 Examples:
   meridian ctl status --all
@@ -33,7 +33,7 @@ Examples:
 pub(crate) struct CtlArgs {
     #[command(flatten)]
     target: Target,
-    /// File with the token that changes need; the process's own when left out
+    /// Read the token for changes from this file; by default, from the process's own token file
     #[arg(long, global = true, value_name = "PATH")]
     token_file: Option<PathBuf>,
     #[command(subcommand)]
@@ -42,17 +42,17 @@ pub(crate) struct CtlArgs {
 
 #[derive(Subcommand)]
 enum CtlCommand {
-    /// Who decides, what waits, and what went wrong
-    #[command(after_help = "Example: meridian ctl status --all")]
+    /// Show the active policies, the queues and the problems
+    #[command(after_help = "Example:\n  meridian ctl status --all")]
     Status {
-        /// Every engine process of this user
+        /// Show every engine process of this user
         #[arg(long)]
         all: bool,
     },
-    /// The latest faults, oldest first; with --json also the batches they happened on
-    #[command(after_help = "Example: meridian ctl faults --json")]
+    /// List the latest faults, oldest first; --json includes the batches that they happened on
+    #[command(after_help = "Example:\n  meridian ctl faults --json")]
     Faults,
-    /// Let a policy decide from the next step on
+    /// Make a policy decide from the next step on
     #[command(after_help = "\
 Examples:
   meridian ctl swap dispatch policy.wasm
@@ -63,55 +63,55 @@ Examples:
         slot: SlotName,
         #[command(flatten)]
         policy: PolicyArgs,
-        /// Whether it decides, or is asked beside the active policy and compared
+        /// Make the policy decide (active), or compare it with the active policy (shadow)
         #[arg(long, value_parser = mode_parser(), default_value = "active")]
         mode: Mode,
     },
-    /// Compare a policy with the active one; it changes nothing
-    #[command(after_help = "Example: meridian ctl shadow dispatch policy.wasm")]
+    /// Compare a policy with the active policy, without changing decisions
+    #[command(after_help = "Example:\n  meridian ctl shadow dispatch policy.wasm")]
     Shadow {
         #[arg(value_parser = slot_parser())]
         slot: SlotName,
         #[command(flatten)]
         policy: PolicyArgs,
     },
-    /// End the shadow
-    #[command(after_help = "Example: meridian ctl stop-shadow dispatch")]
+    /// Stop the shadow policy of a slot
+    #[command(after_help = "Example:\n  meridian ctl stop-shadow dispatch")]
     StopShadow {
         #[arg(value_parser = slot_parser())]
         slot: SlotName,
     },
-    /// Let the shadow decide
-    #[command(after_help = "Example: meridian ctl promote dispatch")]
+    /// Make the shadow policy of a slot decide
+    #[command(after_help = "Example:\n  meridian ctl promote dispatch")]
     Promote {
         #[arg(value_parser = slot_parser())]
         slot: SlotName,
     },
-    /// Return to the previous version
-    #[command(after_help = "Example: meridian ctl rollback dispatch")]
+    /// Return a slot to its previous version
+    #[command(after_help = "Example:\n  meridian ctl rollback dispatch")]
     Rollback {
         #[arg(value_parser = slot_parser())]
         slot: SlotName,
     },
-    /// Try the version in quarantine again at once
-    #[command(after_help = "Example: meridian ctl release dispatch")]
+    /// Retry the version in quarantine at once
+    #[command(after_help = "Example:\n  meridian ctl release dispatch")]
     Release {
         #[arg(value_parser = slot_parser())]
         slot: SlotName,
     },
 }
 
-/// What a slot is to have.
+/// The policy for a slot, and its options.
 #[derive(Args)]
 struct PolicyArgs {
-    /// The file of a component, or native:NAME; left out, the active policy with another --config
+    /// Path of a component, or native:NAME; without it, the active policy restarts with the options of --config
     #[arg(value_name = "POLICY", required_unless_present = "config")]
     source: Option<PathBuf>,
-    /// Its options: a JSON object, or @FILE. Left out, a component and the configured native policy get those of the
-    /// configuration, another native policy none
+    /// Pass these options to the policy: a JSON object, or @FILE. By default, a component and the configured native
+    /// policy take the options of the configuration; another native policy takes none
     #[arg(long, value_name = "JSON")]
     config: Option<String>,
-    /// The minisign signature of a component; by default FILE.minisig where there is one
+    /// Read the component's minisign signature from this file; by default, from FILE.minisig if it exists
     #[arg(long, value_name = "FILE", requires = "source")]
     signature: Option<PathBuf>,
 }

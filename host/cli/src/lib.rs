@@ -22,7 +22,8 @@ use serde::Serialize;
 #[command(
     name = "meridian",
     version,
-    about = "Programmable scheduling of reasoning models on vLLM",
+    about = "Build, control and measure scheduling policies for reasoning models on vLLM",
+    after_help = "Example:\n  meridian policy check target/policies/output-first.wasm",
     max_term_width = 100
 )]
 struct Cli {
@@ -36,27 +37,27 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Build and check policy components
-    #[command(subcommand)]
+    #[command(subcommand, after_help = "Example:\n  meridian policy build policies")]
     Policy(policy::PolicyCommand),
     /// Check and show the configuration, meridian.toml
-    #[command(subcommand)]
+    #[command(subcommand, after_help = "Example:\n  meridian config check meridian.toml")]
     Config(config::ConfigCommand),
-    /// Model families: how each marks its thinking
-    #[command(subcommand)]
+    /// List model families, and check how a tokenizer encodes their thinking markers
+    #[command(subcommand, after_help = "Example:\n  meridian models list")]
     Models(models::ModelsCommand),
-    /// Ask a running engine, and change its policies
+    /// Query a running engine and change its policies
     Ctl(ctl::CtlArgs),
     /// Watch a running engine: phases, queues, decisions, faults, versions
     Top(top::TopArgs),
-    /// Decide recorded decisions again, and tell what differs
+    /// Repeat recorded decisions and report the differences
     Replay(replay::ReplayArgs),
-    /// Measure
-    #[command(subcommand)]
+    /// Measure policies in vLLM, in simulated engines and in microbenchmarks
+    #[command(subcommand, after_help = "Example:\n  meridian bench micro")]
     Bench(bench::BenchCommand),
 }
 
-/// Run the command line; the exit code is 0 only when what was asked holds, 1 when it does not, 2 for a usage error and for
-/// recordings that cannot be used.
+/// Run the command line and return the exit code: 0 if the request holds, 1 if it does not, 2 for a usage error or for
+/// unusable input.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     let args: Vec<OsString> = args.into_iter().collect();
     if let Some(options) = bench::early_exit::options(&args) {
@@ -84,7 +85,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     exit_code(done, cli.json)
 }
 
-/// Say what went wrong; the exit code.
+/// Report the error, if any, and return the exit code.
 fn exit_code(done: anyhow::Result<()>, json: bool) -> u8 {
     let Err(error) = done else { return 0 };
     let is_unusable = error.is::<Unusable>();
@@ -104,7 +105,7 @@ fn exit_code(done: anyhow::Result<()>, json: bool) -> u8 {
     if is_unusable { 2 } else { 1 }
 }
 
-/// What was asked does not hold, and what was printed says so.
+/// The request does not hold, and the printed output explains why.
 #[derive(Debug)]
 struct Said;
 
@@ -116,7 +117,7 @@ impl std::fmt::Display for Said {
 
 impl std::error::Error for Said {}
 
-/// What was given cannot be used, so that what was asked is not known: exit code 2.
+/// The input cannot be used, so the command has no answer: exit code 2.
 #[derive(Debug)]
 struct Unusable;
 
@@ -131,18 +132,18 @@ fn cause_of(error: &anyhow::Error) -> String {
     error.chain().skip(1).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-/// A line or a table on stdout. Names, paths and comments in it are others' to choose, so that nothing in it may steer the
-/// terminal. A closed pipe (`meridian ... | head`) is not worth a panic.
+/// Print a line or a table on stdout. Others choose the names, paths and comments in it, so control characters are
+/// escaped before they reach the terminal. A closed pipe (`meridian ... | head`) is not worth a panic.
 fn print_line(line: &str) -> std::io::Result<()> {
     writeln!(std::io::stdout(), "{}", printable_lines(line))
 }
 
-/// As [`print_line`], one line on stderr.
+/// Print one line on stderr, escaped as [`print_line`] does.
 fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{}", printable(line));
 }
 
-/// Help or a usage error. Clap colours it, but repeats arguments as they are.
+/// Print help or a usage error. Clap colours the text, but does not escape arguments.
 fn print_usage(error: &clap::Error, args: &[OsString]) {
     let is_plain = |arg: &OsString| arg.to_str().is_some_and(|text| text.chars().all(is_printable));
     let _ = if args.iter().all(is_plain) {
@@ -152,7 +153,7 @@ fn print_usage(error: &clap::Error, args: &[OsString]) {
     };
 }
 
-/// Help as it is; of a usage error the line that names option and value. The exit code.
+/// Print help unchanged, or the one line of a usage error that names option and value. Return the exit code.
 fn print_in_a_line(error: &clap::Error) -> u8 {
     let text = error.render().to_string();
     if error.use_stderr() {
@@ -163,7 +164,7 @@ fn print_in_a_line(error: &clap::Error) -> u8 {
     u8::try_from(error.exit_code()).unwrap_or(2)
 }
 
-/// JSON escapes control characters by itself; everything else is for the program that reads it.
+/// Print a JSON line. JSON escapes control characters; the reading program handles the rest.
 fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
     Ok(writeln!(std::io::stdout(), "{}", serde_json::to_string(value)?)?)
 }

@@ -15,15 +15,15 @@ use crate::{print_json, print_line};
 #[derive(Subcommand)]
 pub(crate) enum ModelsCommand {
     /// List the known model families
-    #[command(after_help = "Example: meridian models list")]
+    #[command(after_help = "Example:\n  meridian models list")]
     List,
-    /// Encode the markers of a family with a tokenizer, and compare the ids with the expected ones
-    #[command(after_help = "Example: meridian models resolve --family qwen3 --tokenizer Qwen3-8B/")]
+    /// Encode a family's thinking markers with a tokenizer, and compare the ids with the expected ids
+    #[command(after_help = "Example:\n  meridian models resolve --family qwen3 --tokenizer Qwen3-8B/")]
     Resolve {
-        /// A model family; without it, every family is tried
+        /// Resolve this model family only; by default, try every family
         #[arg(long, value_name = "NAME")]
         family: Option<String>,
-        /// A tokenizer.json, or the folder of a model
+        /// Use this tokenizer.json, or the one in this model folder
         #[arg(long, value_name = "PATH")]
         tokenizer: PathBuf,
     },

@@ -16,36 +16,36 @@ use crate::{print_json, print_line};
 #[derive(Subcommand)]
 pub(crate) enum PolicyCommand {
     /// Build the policy crates in a folder into components
-    #[command(after_help = "Example: meridian policy build policies --out target/policies")]
+    #[command(after_help = "Example:\n  meridian policy build policies --out target/policies")]
     Build {
-        /// A cargo package or workspace whose cdylib crates are policies
+        /// Folder of a cargo package or workspace whose cdylib crates are policies
         #[arg(default_value = ".")]
         dir: PathBuf,
-        /// Folder for the components
+        /// Write the components to this folder
         #[arg(long, default_value = "target/policies")]
         out: PathBuf,
     },
-    /// Check that a file is a component that the engine would load, that it decides, and that its state survives a swap
+    /// Check a policy component: the engine would load it, it decides, and its state survives a swap
     #[command(after_help = "Examples:
   meridian policy check target/policies/output-first.wasm
   meridian policy check policy.wasm --slot dispatch --deadline-ms 5 --memory-mib 128
   meridian policy check policy.wasm --trusted-key release.pub")]
     Check {
-        /// The component
+        /// Path of the component
         file: PathBuf,
-        /// Check it for this slot only; without, for every slot that it fills
+        /// Check this slot only; by default, check every slot that the component fills
         #[arg(long, value_parser = crate::ctl::slot_parser())]
         slot: Option<SlotName>,
-        /// The policy's options, one JSON object
+        /// Pass these options to the policy, as one JSON object
         #[arg(long, default_value = "{}", value_name = "JSON")]
         config: String,
-        /// Longest time of a decision, milliseconds; without it, the default of the slot
+        /// Set the deadline of one decision in milliseconds; by default, the slot's own
         #[arg(long, value_name = "MS", value_parser = deadline_ms)]
         deadline_ms: Option<f32>,
-        /// Most linear memory, MiB; without it, the default of the slot
+        /// Limit linear memory to this many MiB; by default, the slot's own limit
         #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..=1024))]
         memory_mib: Option<u32>,
-        /// A minisign public key, or a .pub file, of which one must have signed the component (FILE.minisig)
+        /// Trust this minisign public key or .pub file; one trusted key must have signed the component (FILE.minisig)
         #[arg(long = "trusted-key", value_name = "KEY_OR_FILE")]
         trusted_keys: Vec<String>,
     },

@@ -17,27 +17,30 @@ use crate::{Said, Unusable, print_json, print_line};
 
 #[derive(Args)]
 #[command(after_help = "\
-Without --policy the recorded policy decides again: a native one, or the component at its recorded path if that file is
-still the same. The exit code is 0 when every decision came out the same, bit for bit, 1 when one did not or the policy was
-given up because it went on missing its deadline of 10 seconds, 2 when the recordings or the policy cannot be used.
+Without --policy, the recorded policy decides again: a native policy, or the component at its recorded
+path. That file must not have changed since.
+
+Exit code: 0 every decision is identical, bit for bit; 1 a decision differs, or the replay gave the
+policy up because it kept missing its deadline of 10 seconds; 2 the recordings or the policy cannot
+be used.
 
 Examples:
   meridian replay recordings/dispatch-*.arrow
   meridian replay recordings/dispatch-4711-*.arrow --policy native:output-first --show 3")]
 pub(crate) struct ReplayArgs {
-    /// Recordings of one slot
+    /// Recordings to replay, all of one slot
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// The policy to decide with: a component's path, or native:NAME
+    /// Decide with this policy: a component's path, or native:NAME
     #[arg(long, value_name = "PATH|native:NAME")]
     policy: Option<String>,
-    /// Its options, one JSON object; those recorded when left out
+    /// Pass these options to the policy, as one JSON object; by default, the recorded options
     #[arg(long, value_name = "JSON")]
     config: Option<String>,
-    /// Replay this many decisions at most
+    /// Replay at most this many decisions
     #[arg(long, value_name = "N")]
     limit: Option<u64>,
-    /// Tell this many differences one by one
+    /// Print at most this many differences one by one
     #[arg(long, value_name = "N", default_value_t = 5)]
     show: usize,
 }
@@ -78,8 +81,8 @@ fn decide(args: &ReplayArgs) -> anyhow::Result<(String, ReplayReport)> {
     }
 }
 
-/// In the order in which they were written, whatever the shell made of their names: run by run, and those of a run by their
-/// number, because the clock may have been set back meanwhile.
+/// Sort recordings in the order of writing, whatever order the shell gave: run by run, and within a run by file number.
+/// The file number decides because the clock may have been set back during a run.
 fn sort_as_written<T>(recordings: &mut [T], header: impl Fn(&T) -> &Header) {
     let mut begun = HashMap::<String, u64>::new();
     for Header { run, opened_unix_ms, .. } in recordings.iter().map(&header) {
@@ -138,7 +141,7 @@ fn is_same(one: &RecordedPolicy, other: &RecordedPolicy) -> bool {
         && *targets == other.targets
 }
 
-/// Where the policy to decide with comes from.
+/// The origin of the policy that decides in the replay.
 fn chosen(asked: Option<&str>, recorded: &RecordedPolicy) -> anyhow::Result<Origin> {
     let version = &recorded.version;
     let source = asked.unwrap_or(&version.source);

@@ -21,12 +21,14 @@ const BAR: u64 = 40;
 
 #[derive(Args)]
 #[command(after_help = "\
-Keys: q quits. Without a terminal one frame is printed as text.
-Example: meridian top --interval 0.5")]
+Press q to quit. Without a terminal, the command prints one frame as text.
+
+Example:
+  meridian top --interval 0.5")]
 pub(crate) struct TopArgs {
     #[command(flatten)]
     target: Target,
-    /// Seconds between two looks
+    /// Set the seconds between two updates
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = interval)]
     interval: f64,
 }
@@ -51,7 +53,7 @@ pub(crate) fn run(args: &TopArgs, json: bool) -> anyhow::Result<()> {
     view.text().iter().try_for_each(|line| Ok(print_line(line)?))
 }
 
-/// Gives the terminal back, whatever happens; the panic hook of `try_init` does so before the message.
+/// Restores the terminal on drop, even after a panic; the panic hook of `try_init` does so before the message.
 struct Restore;
 
 impl Drop for Restore {

@@ -1,4 +1,4 @@
-//! Builds the columns that a policy asked for.
+//! Builds the columns that a policy reads.
 
 use meridian_policy_sdk::{Column, budget, eviction};
 
@@ -6,7 +6,7 @@ use crate::budget::BudgetCandidate;
 use crate::{EvictionCandidate, RequestState, RequestTable, RowId};
 
 /// Write the columns `inputs` of `candidates` at `now_ms` into `out`, laid out as in WIT `dispatch.decide`.
-/// `block_tokens` is the size of a KV block. A row that is not live reads as a request about which nothing is known.
+/// `block_tokens` is the size of a KV block. A row that is not live reads as a request without any known facts.
 pub fn fill(
     inputs: &[Column],
     table: &RequestTable,
@@ -26,7 +26,7 @@ pub fn fill(
     }
 }
 
-/// Candidates whose rows stay in the first-level cache while their columns are read one after the other.
+/// Number of candidates whose rows stay in the first-level cache while their columns are read one after the other.
 const CHUNK: usize = 128;
 
 fn fill_chunk(
@@ -62,7 +62,7 @@ fn fill_chunk(
     }
 }
 
-/// Generic, so that each column compiles to a loop of its own.
+/// Generic, so that each column compiles to its own loop.
 #[inline(always)]
 fn write(out: &mut [f32], table: &RequestTable, row_ids: &[RowId], value: impl Fn(&RequestState) -> f32) {
     for (out, row_id) in out.iter_mut().zip(row_ids) {
@@ -92,7 +92,7 @@ pub fn fill_eviction(inputs: &[eviction::Column], candidates: &[EvictionCandidat
     }
 }
 
-/// Write the columns `inputs` of requests that think into `out`, laid out as in WIT `budget.start`.
+/// Write the columns `inputs` of thinking requests into `out`, laid out as in WIT `budget.start`.
 pub fn fill_budget(inputs: &[budget::Column], candidates: &[BudgetCandidate], out: &mut Vec<f32>) {
     out.clear();
     let or_nan = |value: Option<f64>| value.map_or(f32::NAN, |value| value as f32);

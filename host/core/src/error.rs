@@ -1,10 +1,10 @@
-//! What can go wrong, by what the caller can do about it.
+//! Errors, grouped by what the caller can do about them.
 
 use thiserror::Error;
 
 use crate::{BlockId, BlockTier, FabricError, RequestId};
 
-/// What can be wrong with what an operator or a caller gave.
+/// An error in the input of an operator or a caller.
 ///
 /// ```
 /// use meridian_core::{Error, MeridianConfig};
@@ -25,7 +25,7 @@ pub enum Error {
     ConfigSyntax {
         /// Dotted path of the field, or `line L, column C` when the text is not TOML.
         field: String,
-        /// What was found and what was expected.
+        /// The value, and what was expected.
         reason: String,
     },
     /// A field that does not exist.
@@ -33,10 +33,10 @@ pub enum Error {
     ConfigUnknownField {
         /// Dotted path of the field.
         field: String,
-        /// The dotted path it most resembles, when one is near.
+        /// The most similar dotted path, if one is near.
         suggestion: Option<String>,
     },
-    /// A field that a later version is to have.
+    /// A field that is reserved for a later version.
     #[error("{field}: not in this version, expected no such field")]
     ConfigNotYet {
         /// Dotted path of the field or table.
@@ -47,7 +47,7 @@ pub enum Error {
     ConfigValidation {
         /// Dotted path of the field.
         field: String,
-        /// The value as it was given.
+        /// The given value.
         value: String,
         /// What was expected: `must be above 0`.
         reason: String,
@@ -59,15 +59,15 @@ pub enum Error {
         file: String,
         /// The field, or `line L, column C` when the text is not TOML.
         field: String,
-        /// What was found and what was expected.
+        /// The value, and what was expected.
         reason: String,
     },
     /// No such model family.
     #[error("{name:?}: unknown model family{}, expected one of {known}", suggestion.as_ref().map(|name| format!(", did you mean {name:?}")).unwrap_or_default())]
     ModelFamilyUnknown {
-        /// The name that was asked for.
+        /// The requested name.
         name: String,
-        /// The known name it most resembles, when one is near.
+        /// The most similar known name, if one is near.
         suggestion: Option<String>,
         /// The known names, with commas.
         known: String,
@@ -84,45 +84,45 @@ pub enum Error {
         /// The id.
         id: RequestId,
     },
-    /// A time that is none.
+    /// A value that is not a time.
     #[error("{what}: {value}: must be a number of milliseconds")]
     NotATime {
-        /// Which.
+        /// The name of the value.
         what: &'static str,
-        /// What it was.
+        /// The value.
         value: String,
     },
-    /// Thinking markers that cannot be used.
+    /// Thinking markers that are not valid.
     #[error("markers: {reason}")]
     Markers {
-        /// What was found and what was expected.
+        /// The markers, and what was expected.
         reason: String,
     },
-    /// A KV block that does not exist, or not any more.
+    /// A KV block that does not exist, or no longer exists.
     #[error("KV block {block} does not exist")]
     UnknownBlock {
         /// The block.
         block: BlockId,
     },
-    /// Not enough KV blocks can be had. Nothing has changed; free some, or preempt.
+    /// There are not enough KV blocks. Nothing has changed; free some, or preempt.
     #[error("{needed} KV blocks are needed, {available} can be had")]
     OutOfBlocks {
-        /// Blocks asked for.
+        /// Requested blocks.
         needed: u32,
-        /// Blocks that the same call could have had.
+        /// Blocks that the same call could have taken.
         available: u32,
     },
-    /// The share of KV memory that thinking may hold is used up, by more than one request. Nothing has changed.
+    /// More than one request has used up the share of KV memory that thinking may hold. Nothing has changed.
     #[error("{needed} more KV blocks for thinking on top of {attended} pass the limit of {limit}")]
     ThinkLimit {
-        /// Blocks asked for.
+        /// Requested blocks.
         needed: u32,
         /// Blocks that requests which do not answer yet attend.
         attended: u32,
         /// Most blocks they may attend.
         limit: u32,
     },
-    /// A block that a live request attends, where only an unattended one will do.
+    /// A block that a live request attends, where the call needs an unattended one.
     #[error("KV block {block} is attended by a live request")]
     BlockAttended {
         /// The block.
@@ -133,26 +133,26 @@ pub enum Error {
     BlockElsewhere {
         /// The block.
         block: BlockId,
-        /// Where it would have to be: `on the device`.
+        /// The place that the call needs: `on the device`.
         expected: &'static str,
     },
-    /// A block whose transfer has not ended. Nothing has changed; it may be moved again afterwards.
+    /// A block whose transfer has not ended. Nothing has changed; it can be moved again afterwards.
     #[error("KV block {block} is being moved")]
     BlockMoving {
         /// The block.
         block: BlockId,
     },
-    /// A block cannot be given a more critical tier than it has, and an attended one no tier but `ThinkComplete`.
+    /// A block cannot get a more critical tier than it has, and an attended block no tier but `ThinkComplete`.
     #[error("KV block {block} cannot be demoted from {from} to {to}")]
     TierRaised {
         /// The block.
         block: BlockId,
         /// The tier it has.
         from: BlockTier,
-        /// The tier that was asked for.
+        /// The requested tier.
         to: BlockTier,
     },
-    /// No fabric moves KV blocks off the device.
+    /// There is no fabric to move KV blocks off the device.
     #[error("no KV fabric is configured")]
     FabricNotConfigured,
     /// The fabric did not move a block.
@@ -160,7 +160,7 @@ pub enum Error {
     Fabric {
         /// The block.
         block: BlockId,
-        /// What the fabric said.
+        /// The error of the fabric.
         source: FabricError,
     },
 }

@@ -1,4 +1,4 @@
-//! Families of reasoning models: how each marks its thinking. The files are `models/*.toml`.
+//! Families of reasoning models, and how each marks its thinking. The files are `models/*.toml`.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -23,33 +23,33 @@ use crate::config::{Texts, from_toml, one_line};
 pub struct ModelFamily {
     /// Its name, as in `model.family`; the file is `models/NAME.toml`.
     pub name: String,
-    /// Names of models it covers, for example.
+    /// Names of some models that it covers.
     pub models: Vec<String>,
-    /// What starts thinking; alternatives.
+    /// Texts that start thinking; alternatives.
     pub start: Vec<FamilyMarker>,
-    /// What ends thinking; alternatives.
+    /// Texts that end thinking; alternatives.
     pub end: Vec<FamilyMarker>,
     /// Whether the templated prompt ends with the start marker.
     pub start_in_prompt: StartInPrompt,
     /// Whether thinking may start again after output in one turn.
     #[serde(default)]
     pub resumes: bool,
-    /// Whether the chat template leaves the reasoning of earlier turns out; `None` when it is not known or
-    /// varies, which counts as kept.
+    /// Whether the chat template leaves out the reasoning of earlier turns. `None` when that is unknown or varies;
+    /// Meridian then assumes that the template keeps it.
     #[serde(default)]
     pub strips_reasoning: Option<bool>,
-    /// Texts that begin a tool call, which keeps the reasoning of its turn in the next turn's prompt; empty where none is
+    /// Texts that begin a tool call, which keeps the reasoning of its turn in the next turn's prompt; empty if none is
     /// known.
     #[serde(default)]
     pub tool_call: Vec<String>,
-    /// Text to force when thinking is ended early, an end marker included; empty for the first end marker alone.
+    /// Text to force when Meridian ends thinking early, an end marker included; empty for the first end marker alone.
     #[serde(default)]
     pub force_phrase: String,
-    /// Where the facts are from.
+    /// Source of the facts.
     pub evidence: String,
 }
 
-/// A marker: its text, and the token ids that the family's tokenizers are known to give.
+/// A marker: its text, and the known token ids in the family's tokenizers.
 ///
 /// ```
 /// use meridian_core::ModelFamily;
@@ -63,7 +63,7 @@ pub struct ModelFamily {
 pub struct FamilyMarker {
     /// The text.
     pub text: String,
-    /// Expected token ids; empty when they are not known.
+    /// Expected token ids; empty if they are unknown.
     #[serde(default)]
     pub ids: Vec<u32>,
 }
@@ -83,7 +83,7 @@ pub enum StartInPrompt {
     Always,
     /// Never: the model writes the marker.
     Never,
-    /// It depends on the model's template or its switches.
+    /// It depends on the model's template or its options.
     Template,
 }
 
@@ -117,7 +117,7 @@ impl ModelFamily {
     /// The family of this name.
     ///
     /// # Errors
-    /// [`Error::ModelFamilyUnknown`] with the nearest name and all known ones.
+    /// [`Error::ModelFamilyUnknown`] with the most similar name and all known names.
     pub fn find(name: &str) -> Result<&'static Self, Error> {
         let all = Self::all();
         all.iter().find(|family| family.name == name).ok_or_else(|| {
@@ -134,7 +134,7 @@ impl ModelFamily {
     /// Parse and check the text of a `models/NAME.toml`; `file` names it in errors.
     ///
     /// # Errors
-    /// [`Error::ModelFamilyInvalid`] for the first thing that is wrong.
+    /// [`Error::ModelFamilyInvalid`] for the first error.
     pub fn from_toml(file: &str, text: &str) -> Result<Self, Error> {
         let invalid = |field: String, reason: String| Error::ModelFamilyInvalid {
             file: file.to_owned(),

@@ -1,11 +1,11 @@
-//! The one way in which files that others name are read.
+//! The only reader of files that callers name.
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-/// The content of a regular file; `None` when it has more than `limit` bytes. A file that says so itself is not read at
-/// all; one that grows meanwhile is read up to one byte more.
+/// The content of a regular file; `None` when it has more than `limit` bytes. The function does not read a file with
+/// such a length; if a file grows meanwhile, it reads at most one byte more.
 ///
 /// ```
 /// use meridian_core::file::read_regular;
@@ -26,7 +26,7 @@ pub fn read_regular(path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
     Ok((bytes.len() as u64 <= limit).then_some(bytes))
 }
 
-/// A regular file, opened to be read piece by piece, and its length in bytes.
+/// A regular file, opened for reading in pieces, and its length in bytes.
 ///
 /// # Errors
 /// As [`read_regular`].
@@ -34,7 +34,7 @@ pub fn open_regular(path: &Path) -> io::Result<(File, u64)> {
     // Opening a pipe would wait for its other end.
     require_regular(&path.metadata()?)?;
     let file = File::open(path)?;
-    // What was opened may be another file than what was looked at.
+    // The opened file may differ from the checked one.
     let metadata = file.metadata()?;
     require_regular(&metadata)?;
     Ok((file, metadata.len()))

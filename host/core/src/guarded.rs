@@ -1,7 +1,7 @@
 use crate::{Batch, Dispatch, Fault, Policy, SlotKind};
 
-/// A policy and whether it can be asked. After a fault it is started again at once; when that fails, it is tried again
-/// after one step, then two, then twice as many, up to 4,096.
+/// A policy, and whether it can be asked. After a fault, it is restarted at once. If that fails, the next attempt
+/// follows after one step, then after two, then after twice as many, up to 4,096.
 ///
 /// ```
 /// use meridian_core::{Asked, Batch, Decision, GuardedPolicy, SchedulerConfig, Step, native};
@@ -20,7 +20,7 @@ pub struct GuardedPolicy<K: SlotKind = Dispatch> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Recovery {
     Ready,
-    /// Its last recovery failed; tried again after `steps` steps.
+    /// Its last recovery failed; the next attempt follows after `steps` steps.
     Failed {
         steps: u32,
         left: u32,
@@ -29,7 +29,7 @@ enum Recovery {
 
 const MAX_BACKOFF_STEPS: u32 = 4096;
 
-/// What a policy made of a step.
+/// The outcome of asking a policy about a step.
 ///
 /// ```
 /// use meridian_core::{Asked, Fault, FaultKind};
@@ -42,18 +42,18 @@ pub enum Asked {
     Decided,
     /// It leaves the step to the default.
     LeftToDefault,
-    /// It faulted: now (a second fault is that of its recovery), or earlier (none here) and cannot be asked yet.
+    /// It faulted now (a second fault is that of its recovery), or it faulted earlier (empty) and cannot be asked yet.
     Faulted(Vec<Fault>),
 }
 
 impl<K: SlotKind> GuardedPolicy<K> {
-    /// A policy that has started.
+    /// A started policy.
     #[must_use]
     pub fn new(policy: Box<dyn Policy<K>>) -> Self {
         Self { policy, recovery: Recovery::Ready }
     }
 
-    /// Ask about one batch, into `decision`; after a fault start the policy again.
+    /// Ask about one batch, into `decision`; after a fault, restart the policy.
     pub fn ask(&mut self, batch: &Batch<'_, K>, decision: &mut K::Decision) -> Asked {
         K::clear(decision);
         let mut faults = Vec::new();
@@ -78,10 +78,10 @@ impl<K: SlotKind> GuardedPolicy<K> {
         }
     }
 
-    /// Start the policy again.
+    /// Restart the policy.
     ///
     /// # Errors
-    /// It cannot be started; it is tried again some steps later.
+    /// It cannot be started; the next attempt follows some steps later.
     pub fn recover(&mut self) -> Result<(), Fault> {
         let recovered = self.policy.recover();
         self.recovery = match (&recovered, self.recovery) {
@@ -107,7 +107,7 @@ impl<K: SlotKind> GuardedPolicy<K> {
         self.policy.as_ref()
     }
 
-    /// The policy, to hand its state over.
+    /// The policy, for a handover of its state.
     pub fn policy_mut(&mut self) -> &mut dyn Policy<K> {
         self.policy.as_mut()
     }

@@ -1,5 +1,4 @@
-//! The three decisions that policies make. What a slot does with a policy is the same for all of them; what differs is
-//! here.
+//! The three decisions that policies make. Slots treat all policies alike; the differences are here.
 
 use std::fmt::Debug;
 
@@ -42,8 +41,8 @@ impl SlotName {
     }
 }
 
-/// What tells one slot from another: the columns its policies may ask for, the facts they see, what they answer and how
-/// that is checked. Implemented by [`Dispatch`], [`Eviction`] and [`Budget`] only.
+/// The differences between slots: the columns for its policies, the facts they see, their answers, and the check of
+/// those. Implemented only by [`Dispatch`], [`Eviction`] and [`Budget`].
 ///
 /// ```
 /// use meridian_core::{Budget, SlotKind, SlotName};
@@ -55,7 +54,7 @@ pub trait SlotKind: Copy + Debug + Send + Sync + 'static {
     type Column: Copy + Debug + Eq + std::hash::Hash + Send + Sync + 'static;
     /// Facts about the engine at a decision.
     type Facts: Copy + Debug + Default + PartialEq + Send + Sync + Serialize;
-    /// What a policy answers.
+    /// The answer of a policy.
     type Decision: Clone + Debug + Default + PartialEq + Send;
 
     /// The slot.
@@ -63,10 +62,10 @@ pub trait SlotKind: Copy + Debug + Send + Sync + 'static {
     /// Its native policies; the first is its default.
     const NATIVES: &'static [&'static str];
 
-    /// When the decision is made, milliseconds on the host's clock.
+    /// Time of the decision, milliseconds on the host's clock.
     fn now_ms(facts: &Self::Facts) -> f64;
 
-    /// Forget the last decision, keep its memory.
+    /// Clear the last decision, and keep its memory.
     fn clear(decision: &mut Self::Decision);
 
     /// Check an answer against its batch.
@@ -81,10 +80,11 @@ pub trait SlotKind: Copy + Debug + Send + Sync + 'static {
     /// The keys of an answer, where it has keys.
     fn keys(decision: &Self::Decision) -> &[f32];
 
-    /// How many other judgements of two answers to the same batch differ: token budgets, thresholds, verdicts.
+    /// Number of differences between two answers to the same batch other than keys: token budgets, thresholds,
+    /// verdicts.
     fn differences(one: &Self::Decision, other: &Self::Decision) -> u64;
 
-    /// Facts of made-up batches of so many candidates that a policy is tried with.
+    /// Facts of made-up batches of `candidates` candidates, for the trial of a policy.
     fn trials(candidates: u32) -> Vec<Self::Facts>;
 
     /// The native policy `name`; `None` when there is none.
@@ -158,7 +158,7 @@ impl SlotKind for Dispatch {
     }
 }
 
-/// The eviction slot: what goes first inside a tier of KV blocks.
+/// The eviction slot: which blocks go first inside a tier of KV blocks.
 ///
 /// ```
 /// use meridian_core::{Eviction, SlotKind};

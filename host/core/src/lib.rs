@@ -1,13 +1,13 @@
-//! The decisions of Meridian's host, without WebAssembly or Python, and without I/O but for [`mod@file`], with which every crate
-//! reads what others name.
+//! The decisions of Meridian's host, without WebAssembly or Python. It has no I/O except [`mod@file`], which every
+//! crate uses to read files that callers name.
 //!
-//! - [`PhaseRouter`] tells, token by token, which requests think and which answer; any number of threads feed it.
-//! - [`MeridianScheduler`] plans steps: over the queues of an engine such as vLLM ([`MeridianScheduler::for_engine`]), or over two
-//!   queues of its own.
-//! - Its parts: an [`EngineMirror`] of the requests, [`columns::fill`], a [`Policy`] that answers with keys, and a [`Planner`] that
-//!   turns the answer into a [`Plan`] which cannot lose or invent a request, exceed the engine's token budget, or put a request off
-//!   for longer than `max_defer_ms`.
-//! - [`Queues`] carry a plan out as vLLM does.
+//! - [`PhaseRouter`] follows, token by token, which requests think and which answer; any number of threads may feed it.
+//! - [`MeridianScheduler`] plans steps: over the queues of an engine such as vLLM ([`MeridianScheduler::for_engine`]),
+//!   or over two queues of its own.
+//! - Its parts: an [`EngineMirror`] of the requests, [`columns::fill`], a [`Policy`] that answers with keys, and a
+//!   [`Planner`] that turns the answer into a [`Plan`]. A plan cannot lose or invent a request, exceed the engine's
+//!   token budget, or defer a request for longer than `max_defer_ms`.
+//! - [`Queues`] carry out a plan as vLLM does.
 //!
 //! ```
 //! use meridian_core::{Markers, MeridianScheduler, NewRequest, PhaseEvent, RequestId, SchedulerConfig, StepLimits};
@@ -50,7 +50,7 @@ mod router;
 mod scheduler;
 pub mod signature;
 mod step_time;
-/// The locks, for the crates that loom explores together with this one.
+/// The locks, for the crates that loom tests together with this one.
 #[doc(hidden)]
 pub mod sync;
 mod table;

@@ -11,8 +11,8 @@ use crate::{
     StepTime, StepTimeModel,
 };
 
-/// Everything the host knows of one engine: its requests, and how long its steps take. Driven once a step:
-/// [`EngineMirror::begin_step`], then the engine schedules, then [`EngineMirror::scheduled`].
+/// The host's knowledge of one engine: its requests, and its step times. For each step, call
+/// [`EngineMirror::begin_step`], let the engine schedule, then call [`EngineMirror::scheduled`].
 ///
 /// ```
 /// use meridian_core::{EngineFacts, EngineMirror, Markers, NewRequest, RequestId};
@@ -29,19 +29,20 @@ pub struct EngineMirror {
     /// The requests.
     pub table: RequestTable,
     step_time: StepTimeModel,
-    /// Steps whose end was not seen yet, oldest first: one when scheduling is synchronous, two when it runs ahead.
+    /// Steps whose end has not been seen, oldest first: one with synchronous scheduling, two when scheduling runs
+    /// ahead.
     in_flight: Vec<StepLoad>,
     steps_ahead: usize,
     last_plan_ms: Option<f64>,
     preemptions: [u64; 3],
-    /// Requests that the latest plan has give way to waiting ones, and how many wait.
+    /// Requests that the latest plan preempts for waiting ones, and the number of waiting requests.
     preempted_for_waiting: Vec<RowId>,
     behind: usize,
     kv: KvCounts,
     now_ms: Option<f64>,
 }
 
-/// Tokens found in and missed by the prefix cache, and what preemptions cost, since the start.
+/// Tokens found in and missed by the prefix cache, and the cost of preemptions, since the start.
 ///
 /// ```
 /// use meridian_core::{EngineMirror, Markers, NewRequest, RequestId};
@@ -57,14 +58,14 @@ pub struct EngineMirror {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KvCounts {
-    /// Tokens of admitted requests that were found, by what they are: prompt, thinking, output. Only a request that was
+    /// Tokens of admitted requests that were found, by kind: prompt, thinking, output. Only a request that was
     /// preempted is admitted with more than a prompt.
     pub hit_tokens: [u64; 3],
-    /// The same of tokens that were not found.
+    /// The same for tokens that were not found.
     pub missed_tokens: [u64; 3],
-    /// Tokens that a request had computed when it was preempted and that were not found when it was admitted again.
+    /// Tokens that a preempted request had computed and that were not found at its next admission.
     pub recomputed_tokens: u64,
-    /// Preemptions of a request that answered while one that did not had KV blocks.
+    /// Preemptions of a request that answered, while another that did not answer had KV blocks.
     pub avoidable_output_preemptions: u64,
 }
 
@@ -75,7 +76,7 @@ impl EngineMirror {
         Self { table: RequestTable::new(markers), ..Self::default() }
     }
 
-    /// How many steps the engine schedules before it has seen the result of one: 0 for synchronous scheduling, 1 for
+    /// Set how many steps the engine schedules before the result of one is known: 0 for synchronous scheduling, 1 for
     /// asynchronous. Step times are attributed accordingly.
     pub fn set_steps_ahead(&mut self, steps: usize) {
         self.steps_ahead = steps;
@@ -93,8 +94,8 @@ impl EngineMirror {
         self.preemptions
     }
 
-    /// Take a time from the caller, milliseconds, and give the time that counts: one that is not finite, or lies before
-    /// the last, is the last one. What was put off since a wrong time would never be overdue.
+    /// Take a time from the caller, milliseconds, and return the valid time. A time that is not finite, or that
+    /// precedes the last one, becomes the last one. After a wrong time, a deferred request would never become overdue.
     pub fn hold_time(&mut self, now_ms: f64) -> f64 {
         let last_ms = self.now_ms.unwrap_or(0.0);
         let held_ms = if now_ms.is_finite() && (self.now_ms.is_none() || now_ms > last_ms) { now_ms } else { last_ms };
@@ -103,7 +104,7 @@ impl EngineMirror {
         held_ms
     }
 
-    /// The latest time that was held, 0 before any.
+    /// The latest valid time, 0 before any.
     #[must_use]
     pub fn now_ms(&self) -> f64 {
         self.now_ms.unwrap_or(0.0)
@@ -119,8 +120,8 @@ impl EngineMirror {
         by_phase
     }
 
-    /// A step begins: learn from the one that ended, and state the facts that policies are given. `facts.now_ms` has
-    /// been [held](EngineMirror::hold_time).
+    /// Begin a step: learn from the step that ended, and return the facts for policies. `facts.now_ms` must come from
+    /// [`EngineMirror::hold_time`].
     pub fn begin_step(&mut self, facts: &EngineFacts, running: &[RowId], waiting: &[RowId]) -> Step {
         self.measure(facts.now_ms);
         let EngineFacts {
@@ -156,7 +157,7 @@ impl EngineMirror {
         }
     }
 
-    /// The engine scheduled the step that began at `now_ms`: `given` tokens for each request. Returns their sum.
+    /// Report the step that began at `now_ms`: `given` tokens for each request. Returns their sum.
     pub fn scheduled(&mut self, now_ms: f64, given: impl IntoIterator<Item = (RowId, u32)>) -> u32 {
         let mut step = StepLoad::default();
         for (row_id, tokens) in given {
@@ -173,14 +174,14 @@ impl EngineMirror {
         step.decode_tokens.saturating_add(step.prefill_tokens)
     }
 
-    /// The latest step carries so many tokens of prompts besides, of what is not a request: its time is theirs too.
+    /// Report additional prompt tokens of the latest step that belong to no request; they share its time.
     pub fn scheduled_besides(&mut self, tokens: u32) {
         if let Some(step) = self.in_flight.last_mut() {
             step.prefill_tokens = step.prefill_tokens.saturating_add(tokens);
         }
     }
 
-    /// The request was admitted with this many of its tokens found in the prefix cache.
+    /// Report that the request was admitted with this many of its tokens found in the prefix cache.
     pub fn admitted(&mut self, row_id: RowId, cached_tokens: u32) {
         if let Some(row) = self.table.get(row_id) {
             let all = row.known_tokens();
@@ -196,19 +197,19 @@ impl EngineMirror {
         }
     }
 
-    /// The request had lost its KV blocks before this mirror was there, or lost them because all did: nobody chose it.
+    /// Report that the request lost its KV blocks before this mirror existed, or with all others: no policy chose it.
     pub fn lost_blocks(&mut self, row_id: RowId) {
         self.table.preempted(row_id);
     }
 
-    /// The plan of this step has these requests give way to one of so many that wait: preempted, they stand behind them.
+    /// Note the requests that the plan of this step preempts, and how many requests wait before them.
     pub(crate) fn will_preempt(&mut self, rows: &[RowId], waiting: usize) {
         self.preempted_for_waiting.clear();
         self.preempted_for_waiting.extend_from_slice(rows);
         self.behind = waiting;
     }
 
-    /// The request was preempted. Whether it answered, although one that does not could have gone.
+    /// Report a preemption. Returns whether the request answers, although one that does not answer could have gone.
     pub fn preempted(&mut self, row_id: RowId) -> bool {
         let Some(row) = self.table.get(row_id) else { return false };
         let answered = row.phase() == Phase::Output;
@@ -223,15 +224,15 @@ impl EngineMirror {
         avoidable
     }
 
-    /// See [`KvCounts`].
+    /// The counts of the cache, see [`KvCounts`].
     #[must_use]
     pub fn kv_counts(&self) -> KvCounts {
         self.kv
     }
 
-    /// Which of `running` gives up its KV blocks: one that does not answer before one that does, within these as the
-    /// policy says, by default the one that has computed the fewest tokens, then the youngest. `blocks` gives those of
-    /// each request that no other attends. `None` when nothing runs.
+    /// The index of the request in `running` that gives up its KV blocks. Requests that do not answer go before
+    /// requests that do, each group in the order of the policy: by default, the fewest computed tokens first, then the
+    /// youngest. `blocks` counts the blocks that only this request attends. `None` when nothing runs.
     pub fn victim(
         &self,
         policy: &mut dyn EvictionRanker,
@@ -250,7 +251,7 @@ impl EngineMirror {
             .into_iter()
             .filter(|(_, row)| (row.phase() == Phase::Output) == (class == BlockTier::OutputCritical))
             .collect();
-        // Oldest first: a policy is given the same candidates in the same order, run after run.
+        // Oldest first, so that a policy receives the same candidates in the same order in every run.
         rows.sort_by(|(_, a), (_, b)| a.arrival_ms.total_cmp(&b.arrival_ms));
         let candidates: Vec<_> = rows
             .iter()
@@ -271,14 +272,14 @@ impl EngineMirror {
         rows.iter().enumerate().min_by_key(|(position, (_, row))| rank(*position, row)).map(|(_, (i, _))| *i)
     }
 
-    /// The engine has nothing to do: the time until the next step is not a step's.
+    /// Report that the engine is idle: the time until the next step belongs to no step.
     pub fn idle(&mut self) {
         self.in_flight.clear();
         self.last_plan_ms = None;
     }
 
-    /// A step takes from its plan to the next plan. With steps scheduled ahead, the plan that follows waits for an
-    /// earlier step, whose batch the time is attributed to.
+    /// A step takes from its plan to the next plan. With steps scheduled ahead, the next plan waits for an earlier
+    /// step; the time is attributed to that step's batch.
     fn measure(&mut self, now_ms: f64) {
         if let Some(last_ms) = self.last_plan_ms.replace(now_ms)
             && self.in_flight.len() > self.steps_ahead

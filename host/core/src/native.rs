@@ -1,4 +1,4 @@
-//! The policies that are compiled into the host: the same logic as their components.
+//! The policies that are compiled into the host. They share their logic with their components.
 
 use meridian_policy_sdk::budget::{self, BudgetPolicy};
 use meridian_policy_sdk::eviction::{self, EvictionPolicy};
@@ -9,7 +9,7 @@ use crate::{
     Batch, Budget, Column, Decision, Description, Dispatch, Eviction, Fault, FaultKind, Policy, SlotKind, Targets,
 };
 
-/// A native policy that cannot be made.
+/// The reason why a native policy cannot start.
 ///
 /// ```
 /// use meridian_core::{Dispatch, SchedulerConfig, native};
@@ -19,12 +19,12 @@ use crate::{
 /// ```
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum NativeError {
-    /// No such policy.
+    /// There is no such policy.
     #[error("native:{name}: unknown native policy, expected one of {}", sources(known))]
     Unknown {
-        /// The name that was asked for.
+        /// The requested name.
         name: String,
-        /// Those that there are.
+        /// The known names.
         known: Vec<&'static str>,
     },
     /// It refused its configuration.
@@ -32,14 +32,14 @@ pub enum NativeError {
     Refused {
         /// The policy.
         name: String,
-        /// The options it was given, JSON.
+        /// Its options, JSON.
         config: String,
-        /// What it says.
+        /// Its reason.
         reason: String,
     },
 }
 
-/// `native:` and the name, for each.
+/// `native:` and the name, for each policy.
 pub(crate) fn sources(names: &[&str]) -> String {
     names.iter().map(|name| format!("native:{name}")).collect::<Vec<_>>().join(", ")
 }
@@ -59,7 +59,7 @@ pub fn policy<K: SlotKind>(name: &str, targets: Targets, config_json: &str) -> R
     }
 }
 
-/// The default of a slot: what decides when the active policy does not.
+/// The default of a slot, which decides when the active policy does not.
 #[must_use]
 pub fn default_policy<K: SlotKind>(targets: Targets) -> Box<dyn Policy<K>> {
     policy(K::NATIVES[0], targets, "{}").expect("a native default takes every target")
@@ -95,7 +95,7 @@ impl<P: Logic> Native<P> {
     }
 }
 
-/// The part of [`Policy`] that is the same for the logic of every slot.
+/// The part of [`Policy`] that the logic of every slot shares.
 macro_rules! as_native {
     () => {
         fn description(&self) -> &Description {

@@ -1,4 +1,4 @@
-/// A sequence of tokens to be found in a stream, at a cost of O(1) a token (Knuth, Morris and Pratt 1977).
+/// A sequence of tokens to find in a stream, at a cost of O(1) per token (Knuth, Morris and Pratt 1977).
 ///
 /// ```
 /// use meridian_core::Pattern;
@@ -17,7 +17,7 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// The pattern of these tokens, from 1 to 65,535 of them; else `None`.
+    /// The pattern of 1 to 65,535 tokens; `None` for any other number.
     #[must_use]
     pub fn new(tokens: Vec<u32>) -> Option<Self> {
         if tokens.is_empty() || tokens.len() > usize::from(u16::MAX) {
@@ -27,7 +27,7 @@ impl Pattern {
         pattern.fallback.push(0);
         let mut matched = 0u16;
         for i in 1..pattern.tokens.len() {
-            // Never completes: it is a token behind.
+            // Never completes, because it is one token behind.
             pattern.advance(&mut matched, pattern.tokens[i]);
             pattern.fallback.push(matched);
         }
@@ -40,11 +40,11 @@ impl Pattern {
         &self.tokens
     }
 
-    /// Take in one token of the stream. `matched` is how many tokens of the pattern the stream ends with: 0 to begin
-    /// with, 0 again after a match. True when the pattern is complete.
+    /// Take in one token of the stream. `matched` is the number of tokens of the pattern at the end of the stream: 0 at
+    /// the start, and 0 again after a match. Returns true when the pattern is complete.
     ///
     /// # Panics
-    /// When `matched` was not left by this method.
+    /// When `matched` does not come from this method.
     #[inline]
     pub fn advance(&self, matched: &mut u16, token: u32) -> bool {
         let mut at = usize::from(*matched);

@@ -32,8 +32,8 @@ pub struct Markers {
 }
 
 impl Markers {
-    /// Markers that start thinking (any of `starts`) and end it (any of `ends`), and the whitespace tokens that may stand
-    /// around them. Without any the model is single-phase: everything it generates is output.
+    /// Markers that start thinking (any of `starts`) and end it (any of `ends`), and the whitespace tokens that may
+    /// surround them. Without markers, the model is single-phase: everything that it generates is output.
     ///
     /// # Errors
     /// [`Error::Markers`] when only one of the two is given, a sequence is empty or longer than 64 tokens, or there are
@@ -57,7 +57,7 @@ impl Markers {
         Ok(Self { starts: starts?, ends: ends?, padding, resumes: false })
     }
 
-    /// The same markers of a model that may think again after it has begun to answer, within one turn.
+    /// The same markers for a model that may think again after it has begun to answer, within one turn.
     #[must_use]
     pub fn with_resuming(self, resumes: bool) -> Self {
         Self { resumes, ..self }
@@ -79,8 +79,8 @@ impl Markers {
         self.padding.contains(&token)
     }
 
-    /// What the end of a templated prompt says. Only the end counts: a marker inside user text is always followed by the
-    /// template's own tokens.
+    /// The phase at the end of a templated prompt. Only the end counts: the template's own tokens always follow a
+    /// marker inside user text.
     fn opening(&self, prompt: &[u32]) -> Opening {
         if !self.is_thinking_model() {
             return Opening::Output;
@@ -105,8 +105,9 @@ enum Opening {
     Undecided,
 }
 
-/// Where one request is between the start and the end of its thinking. One way within a turn, unless the model may
-/// [resume](Markers::with_resuming): once the output has begun, no marker moves the request any more.
+/// The position of one request between the start and the end of its thinking. It moves only forward within a turn,
+/// unless the model may [resume](Markers::with_resuming): once the output has begun, no marker moves the request any
+/// more.
 ///
 /// ```
 /// use meridian_core::{Markers, PhaseEvent, PhaseTracker, ThinkPhase};
@@ -120,15 +121,15 @@ enum Opening {
 #[derive(Clone, Debug)]
 pub struct PhaseTracker {
     stage: Stage,
-    /// How far each marker sought in this stage has matched.
+    /// Number of matched tokens of each marker sought in this stage.
     matched: [u16; MAX_ALTERNATIVES],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Nothing but padding and the beginning of a start marker was generated.
+    /// The model has generated only padding and the beginning of a start marker.
     Opening {
-        /// How many tokens of padding, when there was nothing else.
+        /// Number of padding tokens, if there was nothing else.
         padding: Option<u8>,
     },
     Think,
@@ -147,8 +148,8 @@ impl PhaseTracker {
         Self { stage, matched: [0; MAX_ALTERNATIVES] }
     }
 
-    /// Phase of the next token, [`Phase::Think`] or [`Phase::Output`]. While it is open whether the model will think, it
-    /// counts as thinking: no visible answer has begun.
+    /// Phase of the next token, [`Phase::Think`] or [`Phase::Output`]. While it is undecided whether the model will
+    /// think, the phase is thinking: no visible answer has begun.
     #[inline]
     #[must_use]
     pub fn phase(&self) -> Phase {
@@ -158,8 +159,8 @@ impl PhaseTracker {
         }
     }
 
-    /// Take in one generated token, in O(1). The token belongs to the phase before it, except that the token which
-    /// shows that the model answers without thinking is output, see [`PhaseTracker::token_phase`].
+    /// Take in one generated token, in O(1). The token belongs to the phase before it. The exception is the token that
+    /// shows that the model answers without thinking: it is output, see [`PhaseTracker::token_phase`].
     #[inline]
     pub fn token(&mut self, markers: &Markers, token: u32) -> Option<PhaseEvent> {
         match self.stage {
@@ -170,14 +171,14 @@ impl PhaseTracker {
         }
     }
 
-    /// Whether the request thinks and has said so: false while it is open whether the model will think.
+    /// Whether the request has begun to think: false while it is undecided whether the model will think.
     #[inline]
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.stage == Stage::Think
     }
 
-    /// [`PhaseTracker::token`], and the phase that the token belongs to: a marker is thinking at both ends.
+    /// [`PhaseTracker::token`], and the phase of the token: start and end markers belong to thinking.
     #[inline]
     pub fn token_phase(&mut self, markers: &Markers, token: u32) -> (Phase, Option<PhaseEvent>) {
         let undecided = matches!(self.stage, Stage::Opening { .. });
@@ -190,8 +191,8 @@ impl PhaseTracker {
         }
     }
 
-    /// In the opening a start marker begins at the first token that is not padding, or it does not begin at all: what
-    /// follows anything else is the answer, whatever it looks like.
+    /// In the opening, a start marker begins at the first token that is not padding, or never: after any other token,
+    /// the answer has begun.
     fn opening_token(&mut self, markers: &Markers, token: u32, padding: Option<u8>) -> Option<PhaseEvent> {
         let mut begun = false;
         for (sequence, matched) in markers.starts.iter().zip(&mut self.matched) {
@@ -226,7 +227,7 @@ impl PhaseTracker {
         }
     }
 
-    /// Advance the sought markers by `token`; when one is complete, go to `next` and say so.
+    /// Advance the sought markers by `token`. When one is complete, go to `next` and return true.
     #[inline]
     fn seek(&mut self, sequences: &[Pattern], token: u32, next: Stage) -> bool {
         let mut complete = false;

@@ -6,7 +6,7 @@ use meridian_policy_sdk::{Decision, Phase, State};
 use crate::table::RequestState;
 use crate::{Ranker, RequestTable, RowId};
 
-/// What the engine says at the start of a step.
+/// The engine's facts at the start of a step.
 ///
 /// ```
 /// let facts = meridian_core::EngineFacts { token_budget: 2048, decode_tokens: 1, ..Default::default() };
@@ -14,23 +14,23 @@ use crate::{Ranker, RequestTable, RowId};
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EngineFacts {
-    /// Milliseconds on the host's clock.
+    /// Time on the host's clock, milliseconds.
     pub now_ms: f64,
     /// The engine's own limit of tokens in a step.
     pub token_budget: u32,
-    /// KV blocks that are free.
+    /// Free KV blocks.
     pub free_blocks: u32,
-    /// KV blocks in all.
+    /// All KV blocks.
     pub total_blocks: u32,
-    /// Requests that may still be admitted.
+    /// Requests that can still be admitted.
     pub free_seats: u32,
-    /// Requests that wait for admission, those that are no candidates of this step included.
+    /// Requests that wait for admission, including those that are not candidates of this step.
     pub waiting: u32,
     /// Tokens that one decoding request takes in a step.
     pub decode_tokens: u32,
 }
 
-/// What the engine is to do in this step. Orders are permutations by construction; an empty one means "as it is".
+/// The plan of one step. Orders are permutations by construction; an empty order keeps the present one.
 ///
 /// ```
 /// assert!(meridian_core::Plan::default().running_order.is_empty());
@@ -43,13 +43,13 @@ pub struct Plan {
     pub waiting_order: Vec<u32>,
     /// Tokens the step may carry, from 1 to the engine's own budget.
     pub token_budget: u32,
-    /// Requests that may take fewer tokens than they need, with how many. 0 leaves a request out of the step and puts it
-    /// at the end of its order. A prompt that may not be split has no cap but 0.
+    /// Requests that may take fewer tokens than they need, with their limits. 0 leaves a request out of the step and
+    /// puts it at the end of its order. A prompt that must not be split has no cap but 0.
     pub token_caps: Vec<(RowId, u32)>,
-    /// Running requests that give up their seat and their KV blocks before the step, for the first of the waiting ones. They are
-    /// in `running_order` still, and wait behind all others from then on.
+    /// Running requests that give up their seat and their KV blocks before the step, for the first waiting request.
+    /// They are still in `running_order`; from then on, they wait behind all others.
     pub preempted: Vec<RowId>,
-    /// The decision would have left the step without anything to run: caps of 0 were lifted.
+    /// The decision would have left nothing to run in the step, so the planner lifted caps of 0.
     pub overruled: bool,
 }
 
@@ -60,19 +60,19 @@ pub struct Plan {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KvGrowth {
-    /// Groups of layers that take blocks of their own from the same pool.
+    /// Groups of layers that take their own blocks from the same pool.
     pub groups: u32,
-    /// Tokens beyond those of the step that blocks are taken for: speculation.
+    /// Tokens beyond those of the step that need blocks: speculation.
     pub lookahead_tokens: u32,
     /// Free blocks that the engine leaves for each running request when it admits another.
     pub blocks_per_request: f64,
 }
 
-/// Of all KV blocks, the part that admission leaves free at most.
+/// Admission leaves at most one in this many of all KV blocks free.
 const MOST_RESERVED: u32 = 10;
 
 impl KvGrowth {
-    /// Free blocks that admission leaves to so many running requests, of `total_blocks`: never more than a tenth.
+    /// Free blocks that admission leaves to `running` requests, of `total_blocks`: never more than a tenth.
     #[must_use]
     pub fn reserve(&self, running: usize, total_blocks: u32) -> u32 {
         ((self.blocks_per_request * running as f64) as u32).min(total_blocks / MOST_RESERVED)
@@ -99,34 +99,34 @@ impl Default for KvGrowth {
 /// ```
 #[derive(Debug, Default)]
 pub struct Planner {
-    /// The engine has no order of its own: whatever waits while a seat is free is put off by the plan.
+    /// The engine has no order of its own: the plan defers every request that waits while a seat is free.
     owns_queues: bool,
-    /// Tokens of a KV block, where they are known.
+    /// Tokens of a KV block, if known.
     block_tokens: Option<u32>,
-    /// How the engine takes KV blocks, where it preempts whoever is last in the running list.
+    /// How the engine takes KV blocks, if it preempts the last request in its running list.
     growth: Option<KvGrowth>,
     /// The engine itself schedules by priority.
     priority_first: bool,
-    /// Waiting requests may take the places of running ones.
+    /// Waiting requests may preempt running ones.
     preempts_for_waiting: bool,
-    /// For whom that was done last, and how often it had been preempted then.
+    /// The waiting request that the latest preemption served, and its number of preemptions then.
     made_room_for: Option<(RowId, u32)>,
     plan: Plan,
     ranker: Ranker,
     keys: Vec<f32>,
-    /// The caps of the decision as they are carried out, `u32::MAX` where one does not bind; empty when it has none.
+    /// The effective caps of the decision, `u32::MAX` where one does not bind; empty without caps.
     caps: Vec<u32>,
     pinned: Vec<u32>,
     grants: Vec<u32>,
-    /// Waiting candidates of the last plan, when that plan could put one off, and whether its caps left them out.
+    /// Waiting candidates of the last plan, if that plan could defer one, and whether its caps left them out.
     could_defer: Vec<(RowId, bool)>,
     budget_was_lowered: bool,
-    /// The first waiting request of the last plan's order fits into the KV blocks that were free.
+    /// The first waiting request of the last plan's order fits into the free KV blocks.
     head_fits: bool,
 }
 
 impl Planner {
-    /// A planner for an engine that has no order of its own: every wait counts, whether or not a plan changed anything.
+    /// A planner for an engine without its own order: every wait counts, whether or not a plan changed anything.
     #[must_use]
     pub fn owning_queues() -> Self {
         Self { owns_queues: true, ..Self::default() }
@@ -139,35 +139,35 @@ impl Planner {
         self
     }
 
-    /// The engine preempts whoever is last in its running list: in a step that may run short of KV blocks, requests that
-    /// answer go before those that do not, in the policy's order within both. A request that was given its tokens already
-    /// cannot go any more. Does nothing without [`Planner::with_block_tokens`].
+    /// Declare that the engine preempts the last request in its running list. In a step that may run short of KV
+    /// blocks, requests that answer then go before those that do not, each group in the policy's order. A request that
+    /// already has its tokens cannot go any more. Does nothing without [`Planner::with_block_tokens`].
     pub fn keep_answers_ahead(&mut self, growth: KvGrowth) {
         self.growth = Some(growth);
     }
 
-    /// The engine itself schedules by priority, lower first: where a policy changes an order, it does so among requests of
-    /// one priority. Being overtaken by a request of a higher priority is then the engine's doing, and the engine has its
-    /// own rule for whom to preempt.
+    /// Declare that the engine itself schedules by priority, lower first. A policy then changes the order only among
+    /// requests of one priority. The engine decides when a higher priority overtakes, and has its own rule for
+    /// preemption.
     pub fn put_priority_first(&mut self) {
         self.priority_first = true;
     }
 
-    /// From here on the keys of running and waiting requests are compared: while no seat is free for the first of the
-    /// waiting ones, running ones of higher keys give way to it, the highest first. While only KV blocks are short, those
-    /// of a less urgent priority do, where the engine schedules by priority. None does unless that makes room enough,
-    /// none that is computing its prompt, and none more than three times; and nobody does a second time for a waiting
-    /// one that was not admitted then. Does nothing for an engine that has no queues of its own.
+    /// Compare the keys of running and waiting requests from now on. While no seat is free for the first waiting
+    /// request, running requests with higher keys give way to it, the highest first. While only KV blocks are short,
+    /// running requests of a less urgent priority give way, if the engine schedules by priority. None gives way unless
+    /// that makes enough room, while it computes its prompt, or more than three times. None gives way again for a
+    /// waiting request that was not admitted the last time. Does nothing for an engine without its own queues.
     pub fn preempt_for_waiting(&mut self) {
         self.preempts_for_waiting = true;
     }
 
-    /// Make the plan of one step from a checked `decision` over `running` followed by `waiting`.
+    /// Plan one step from a checked `decision` over `running` followed by `waiting`.
     ///
-    /// A request that policies have put off for more than `max_defer_ms` is given tokens in this step, in addition to
-    /// those the policy's own order and budget would serve; others are left out to make room where the engine's budget
-    /// demands it. A plan that changes nothing (no order, budget or cap) is left alone: what the engine puts off by
-    /// itself is the engine's.
+    /// A request that policies have deferred for more than `max_defer_ms` gets tokens in this step, in addition to the
+    /// policy's own order and budget. Other requests are left out if the engine's budget requires it. A plan that
+    /// changes nothing (no order, budget or cap) stays unchanged: Meridian does not override delays that the engine
+    /// itself causes.
     pub fn plan(
         &mut self,
         table: &RequestTable,
@@ -234,7 +234,7 @@ impl Planner {
         self.could_defer.clear();
         self.head_fits = true;
         let engine_budget = facts.token_budget.max(1);
-        // With less than one decode nobody could be served.
+        // With less than one decode, no request could run.
         let least = facts.decode_tokens.clamp(1, engine_budget);
         self.plan.token_budget = decision.token_budget.unwrap_or(engine_budget).clamp(least, engine_budget);
         self.plan.token_caps.clear();
@@ -292,19 +292,20 @@ impl Planner {
         }
     }
 
-    /// Whether the first of the waiting requests fits into the free KV blocks; those behind it wait for it.
+    /// Whether the first waiting request fits into the free KV blocks; the requests behind it wait for it.
     fn fits(&self, table: &RequestTable, facts: &EngineFacts, running: &[RowId], waiting: &[RowId]) -> bool {
         let head = waiting.get(self.plan.waiting_order.first().map_or(0, |from| *from as usize));
         let (Some(row), Some(block_tokens)) = (head.and_then(|row_id| table.get(*row_id)), self.block_tokens) else {
             return true;
         };
         let reserved = self.growth.map_or(0, |growth| growth.reserve(running.len(), facts.total_blocks));
-        // What the prefix cache has of it is not known.
+        // The planner does not know how much of it the prefix cache has.
         row.known_tokens().div_ceil(block_tokens) <= facts.free_blocks.saturating_sub(reserved)
     }
 
-    /// Fill `self.caps`: less than a decode is nothing, a prompt that may not be split is taken whole or left out. A step
-    /// that the caps would leave empty is served as if those that run had none, or those that wait where nobody runs.
+    /// Fill `self.caps`. Less than a decode counts as nothing, and a prompt that must not be split is taken whole or
+    /// left out. If the caps would leave the step empty, the running requests are served without caps, or the waiting
+    /// ones if none runs.
     fn take_caps(
         &mut self,
         table: &RequestTable,
@@ -326,7 +327,7 @@ impl Planner {
         let position = running.len().min(self.caps.len());
         let (running_caps, waiting_caps) = self.caps.split_at_mut(position);
         let admits = facts.free_seats > 0 && waiting_caps.iter().any(|cap| *cap > 0);
-        // Beside requests that run, an engine with queues of its own may have no KV blocks for one that waits.
+        // Beside running requests, an engine with its own queues may have no KV blocks for a waiting one.
         let fills_step = admits && (self.owns_queues || running.is_empty());
         if fills_step || running_caps.iter().any(|cap| *cap > 0) {
             return;
@@ -336,8 +337,8 @@ impl Planner {
         could_run.fill(u32::MAX);
     }
 
-    /// Raise a lowered budget that would cut through a prompt that may not be split, as a cap would be: the first one that
-    /// the budget reaches is taken whole.
+    /// Raise a lowered budget, like a cap, if it would split a prompt that must not be split: the first such prompt
+    /// that the budget reaches is taken whole.
     fn fit_whole_prompts(&mut self, table: &RequestTable, facts: &EngineFacts, running: &[RowId], waiting: &[RowId]) {
         if !self.budget_was_lowered || !table.has_whole_prompts() {
             return;
@@ -364,14 +365,14 @@ impl Planner {
         }
     }
 
-    /// After the step was scheduled: note which waiting requests the last plan put off. One is put off when a seat was
-    /// free and either the plan's lowered budget was used up or a later arrival was admitted before it. Want of KV
-    /// blocks is not the policy's doing.
+    /// After scheduling the step, note which waiting requests the last plan deferred. A request was deferred if a seat
+    /// was free, and either the plan's lowered budget was used up or a later arrival was admitted before it. A lack of
+    /// KV blocks does not count as a deferral.
     pub fn settle(&mut self, table: &mut RequestTable, scheduled_tokens: u32, now_ms: f64) {
         let budget_used_up = self.budget_was_lowered && self.head_fits && scheduled_tokens >= self.plan.token_budget;
         let is_running = |row_id: &RowId| table.get(*row_id).is_none_or(|row| row.state == State::Running);
         let class = |row: &RequestState| if self.priority_first { row.priority } else { 0 };
-        // Of each priority, when the latest of those that were admitted arrived.
+        // For each priority, the arrival of the latest admitted request.
         let mut admitted: Vec<(i32, f64)> = Vec::new();
         for (row_id, _) in self.could_defer.iter().filter(|(row_id, _)| is_running(row_id)) {
             let Some(row) = table.get(*row_id) else { continue };
@@ -391,7 +392,7 @@ impl Planner {
     }
 }
 
-/// Sort an order by priority, keeping it among equals; those with cap 0 stay last. Whether it still changes anything.
+/// Sort an order by priority, stably; requests with cap 0 stay last. Returns whether it still changes anything.
 fn sort_by_priority(table: &RequestTable, order: &mut [u32], row_ids: &[RowId], caps: &[u32]) -> bool {
     order.sort_by_key(|from| {
         let from = *from as usize;
@@ -401,7 +402,7 @@ fn sort_by_priority(table: &RequestTable, order: &mut [u32], row_ids: &[RowId], 
     order.iter().enumerate().any(|(position, from)| position != *from as usize)
 }
 
-/// The keys to order `candidates` by into `out`, all equal where there are none; what is left out goes last.
+/// Write the keys to order `candidates` by into `out`, all equal if there are none; requests that are left out go last.
 fn fill_keys(keys: &[f32], candidates: usize, caps: &[u32], out: &mut Vec<f32>) {
     out.clear();
     out.extend_from_slice(keys);

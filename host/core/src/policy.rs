@@ -2,7 +2,7 @@ use std::fmt;
 
 use crate::{Dispatch, SlotKind};
 
-/// What a policy says of itself.
+/// A policy's description of itself.
 ///
 /// ```
 /// let description = meridian_core::Description { name: "shortest-prompt".into(), ..Default::default() };
@@ -18,7 +18,7 @@ pub struct Description {
     pub summary: String,
 }
 
-/// One decision's candidates, as a policy sees them.
+/// The candidates of one decision, as a policy sees them.
 ///
 /// ```
 /// use meridian_core::{Batch, Dispatch, Step};
@@ -31,17 +31,17 @@ pub struct Description {
 pub struct Batch<'a, K: SlotKind = Dispatch> {
     /// Facts about the engine.
     pub facts: &'a K::Facts,
-    /// How many candidates there are.
+    /// Number of candidates.
     pub candidates: usize,
-    /// The columns the policy asked for: of `inputs().len()` rows of `candidates` values, one row after the other.
+    /// The columns that the policy reads: `inputs().len()` rows of `candidates` values, one row after the other.
     pub columns: &'a [f32],
 }
 
-/// A policy of a slot, native or WebAssembly; of the dispatch slot unless another is named.
+/// A policy of a slot, native or WebAssembly; by default, of the dispatch slot.
 ///
-/// The slot calls it from the thread that needs the decision: for the dispatch slot the engine's scheduling thread, once a
-/// step. It may take as long as its deadline allows and must not block on anything else. After an `Err` the slot decides
-/// by the native default and calls [`Policy::recover`] before it asks again.
+/// The slot calls it from the thread that needs the decision: for the dispatch slot, the engine's scheduling thread,
+/// once per step. It may take as long as its deadline allows and must not block on anything else. After an `Err`, the
+/// native default decides, and the slot calls [`Policy::recover`] before it asks again.
 ///
 /// ```
 /// use meridian_core::{Batch, Column, Decision, Description, Fault, Policy};
@@ -66,15 +66,15 @@ pub struct Batch<'a, K: SlotKind = Dispatch> {
 /// }
 /// ```
 pub trait Policy<K: SlotKind = Dispatch>: Send {
-    /// What the policy says of itself.
+    /// The policy's description of itself.
     fn description(&self) -> &Description;
 
-    /// The columns it wants; fixed for its life.
+    /// The columns that it reads; fixed for its life.
     fn inputs(&self) -> &[K::Column];
 
-    /// Of the budget slot: whether verdicts change only with what was measured (a probe, or an index at a boundary) and by
-    /// the thresholds in force alone. Such a policy is not asked at boundaries at which nothing was measured, and no index
-    /// is measured for it where RPDI is off.
+    /// For the budget slot: whether verdicts depend only on measurements (a probe, or an index at a boundary) and the
+    /// thresholds in force. The slot does not ask such a policy at boundaries without a measurement, and the host
+    /// measures no index for it while RPDI is off.
     fn weighs_signals_alone(&self) -> bool {
         false
     }
@@ -85,8 +85,8 @@ pub trait Policy<K: SlotKind = Dispatch>: Send {
     /// A fault costs this decision only.
     fn decide(&mut self, batch: &Batch<'_, K>, decision: &mut K::Decision) -> Result<(), Fault>;
 
-    /// Decide one made-up batch, before the policy sees traffic and off the deciding thread: as [`Policy::decide`], but it
-    /// may take as long as no honest decision does on a busy machine.
+    /// Decide one made-up batch, before the policy sees traffic and off the deciding thread. Like [`Policy::decide`],
+    /// but with more time than any honest decision takes on a busy machine.
     ///
     /// # Errors
     /// As [`Policy::decide`].
@@ -94,13 +94,13 @@ pub trait Policy<K: SlotKind = Dispatch>: Send {
         self.decide(batch, decision)
     }
 
-    /// Become able to decide again after a fault.
+    /// Make the policy able to decide again after a fault.
     ///
     /// # Errors
     /// The policy cannot be asked any more.
     fn recover(&mut self) -> Result<(), Fault>;
 
-    /// Forget everything, off the deciding thread: as [`Policy::recover`], but it may take as long as starting takes.
+    /// Forget everything, off the deciding thread. Like [`Policy::recover`], but it may take as long as a start.
     ///
     /// # Errors
     /// As [`Policy::recover`].
@@ -108,10 +108,10 @@ pub trait Policy<K: SlotKind = Dispatch>: Send {
         self.recover()
     }
 
-    /// The state worth keeping over a swap; empty for a policy that keeps none.
+    /// The state to keep over a swap; empty for a policy that keeps none.
     ///
     /// # Errors
-    /// As [`Policy::decide`]: the policy has to recover before it is asked again.
+    /// As [`Policy::decide`]: the policy must recover before the slot asks it again.
     fn snapshot(&mut self) -> Result<Vec<u8>, Fault> {
         Ok(Vec::new())
     }
@@ -119,13 +119,13 @@ pub trait Policy<K: SlotKind = Dispatch>: Send {
     /// Take over another policy's snapshot.
     ///
     /// # Errors
-    /// The state was not understood, or the policy faulted; it has to recover, and then starts fresh.
+    /// The policy did not understand the state, or faulted. It must recover, and then starts fresh.
     fn restore(&mut self, _state: &[u8]) -> Result<(), Fault> {
         Err(Fault::new(FaultKind::Init, "it takes over no state"))
     }
 }
 
-/// The kinds of fault that are counted apart.
+/// The kinds of fault, which are counted separately.
 ///
 /// ```
 /// assert_eq!(meridian_core::FaultKind::BadAnswer.label(), "bad-answer");
@@ -136,13 +136,13 @@ pub enum FaultKind {
     Trap,
     /// It took longer than its deadline.
     Deadline,
-    /// It wanted more memory than it may have.
+    /// It needed more memory than it may have.
     Memory,
-    /// It answered, but the answer does not fit the batch.
+    /// Its answer does not fit the batch.
     BadAnswer,
     /// It could not be instantiated or refused its configuration.
     Init,
-    /// A contender could not be loaded: not a component, not signed, refused while it was tried.
+    /// A contender could not be loaded: it is not a component, not signed, or was refused in its trial.
     Load,
 }
 
@@ -164,7 +164,7 @@ impl FaultKind {
     }
 }
 
-/// Why a policy did not decide a step.
+/// The reason why a policy did not decide a step.
 ///
 /// ```
 /// use meridian_core::{Fault, FaultKind};
@@ -173,7 +173,7 @@ impl FaultKind {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// What it is counted as.
+    /// The kind that it counts as.
     pub kind: FaultKind,
     /// One line for the operator.
     pub detail: String,

@@ -11,9 +11,9 @@ pub struct Ranker {
 }
 
 impl Ranker {
-    /// Order `0..keys.len()` by (`pinned` first, key, present position) into `order`; NaN last. Returns whether the order
-    /// differs from the present one. `pinned` gives, for each position, how urgently it goes before all keys (higher
-    /// first, 0 for not at all); empty for none.
+    /// Order `0..keys.len()` by (`pinned` first, key, present position) into `order`; NaN last. Returns whether the
+    /// order differs from the present one. `pinned` gives each position's urgency before all keys (higher first, 0 for
+    /// none); it may be empty.
     pub fn rank(&mut self, keys: &[f32], pinned: &[u32], order: &mut Vec<u32>) -> bool {
         order.clear();
         let sorted = keys.windows(2).all(|pair| ordinal(pair[0]) <= ordinal(pair[1]));
@@ -26,7 +26,7 @@ impl Ranker {
             (u64::from(ordinal(*key)) << 32) | position as u64
         }));
         if pinned.is_empty() {
-            // Keys of one step to the next differ in whole groups, so there are runs, which this sort uses.
+            // From one step to the next, keys change in whole groups, so there are runs, which this sort uses.
             self.packed.sort();
         } else {
             let urgency = |packed: &u64| pinned.get((*packed & 0xffff_ffff) as usize).copied().unwrap_or(0);
@@ -37,7 +37,7 @@ impl Ranker {
     }
 }
 
-/// A `u32` that orders like the key: -0 equals 0, NaN after positive infinity.
+/// A `u32` that orders like the key: -0 equals 0, NaN comes after positive infinity.
 pub(crate) fn ordinal(key: f32) -> u32 {
     if key.is_nan() {
         return u32::MAX;

@@ -1,12 +1,12 @@
-//! How vLLM carries a plan out: for the simulator, for tests and examples.
+//! A model of how vLLM carries out a plan, for the simulator, tests and examples.
 
 use std::collections::VecDeque;
 
 use crate::{Plan, RowId};
 
-/// The two queues of an engine, and how a plan is carried out on them, after vllm/v1/core/sched/scheduler.py
-/// (`Scheduler.schedule`) and what python/meridian/vllm puts around it: running requests in their order while tokens are left,
-/// the last of them preempted when KV blocks are short; then waiting ones, unless a request was preempted.
+/// The two queues of an engine, and the execution of a plan on them, after vllm/v1/core/sched/scheduler.py
+/// (`Scheduler.schedule`) and its wrapper in python/meridian/vllm. Running requests go in their order while tokens are
+/// left; the last is preempted when KV blocks are short. Waiting requests follow, unless a request was preempted.
 ///
 /// ```
 /// use meridian_core::{EngineStep, NewRequest, Plan, Queues, RequestId, RequestTable, RowId};
@@ -35,7 +35,7 @@ use crate::{Plan, RowId};
 pub struct Queues {
     /// Admitted requests.
     pub running: Vec<RowId>,
-    /// The others, the next to be admitted first.
+    /// Waiting requests, in the order of admission.
     pub waiting: VecDeque<RowId>,
     /// Caps of the step by position in the table, `u32::MAX` for none.
     caps: Vec<u32>,
@@ -45,7 +45,7 @@ pub struct Queues {
     preempted_for_waiting: Vec<RowId>,
 }
 
-/// What an engine does with one request after another while [`Queues::carry_out`] goes through them.
+/// The engine's actions on single requests while [`Queues::carry_out`] goes through them.
 ///
 /// ```
 /// use meridian_core::{EngineStep, RowId};
@@ -67,31 +67,31 @@ pub trait EngineStep {
     /// Tokens that the request would take if the step had room for all, at least 1 unless it has none to compute.
     fn needed_tokens(&mut self, row: RowId) -> u32;
 
-    /// Take the KV blocks that so many more tokens of a running request need; false when there are too few.
+    /// Take the KV blocks for `tokens` more tokens of a running request; false when there are too few.
     fn grow(&mut self, _row: RowId, _tokens: u32) -> bool {
         true
     }
 
-    /// Which of these running requests, in their order, loses its KV blocks; `None` for the last.
+    /// The index of the running request that loses its KV blocks; `None` for the last.
     fn victim(&mut self, _running: &[RowId]) -> Option<usize> {
         None
     }
 
-    /// The request has lost its KV blocks and waits again.
+    /// Note that the request has lost its KV blocks and waits again.
     fn preempted(&mut self, _row: RowId) {}
 
-    /// Admit a waiting request beside those that run, with at most so many tokens in this step; how many it takes, at least 1,
-    /// `None` when it has to wait, and those behind it too.
+    /// Admit a waiting request beside the running ones, with at most `most` tokens in this step. Returns how many it
+    /// takes, at least 1, or `None` when it and the requests behind it must wait.
     fn admit(&mut self, row: RowId, most: u32, _running: &[RowId]) -> Option<u32> {
         Some(self.needed_tokens(row).min(most))
     }
 
-    /// The request computes so many tokens in this step, at least 1.
+    /// Note that the request computes `tokens` tokens in this step, at least 1.
     fn give(&mut self, row: RowId, tokens: u32);
 }
 
 impl Queues {
-    /// Requests in both.
+    /// Number of requests in both queues.
     #[must_use]
     pub fn len(&self) -> usize {
         self.running.len() + self.waiting.len()
@@ -103,14 +103,14 @@ impl Queues {
         self.len() == 0
     }
 
-    /// Carry a plan out whose running and waiting candidates are the front of these queues, with at most `max_running`
-    /// admitted requests. Returns the tokens that were given.
+    /// Carry out a plan whose running and waiting candidates are the front of these queues, with at most `max_running`
+    /// admitted requests. Returns the tokens given.
     pub fn carry_out(&mut self, plan: &Plan, max_running: usize, step: &mut impl EngineStep) -> u32 {
         self.arrange(plan);
         self.serve(plan.token_budget, max_running, step)
     }
 
-    /// The first half of it: the orders of the plan, and its caps for the step that [`Queues::serve`] goes through next.
+    /// The first half: apply the orders of the plan, and its caps for the next [`Queues::serve`].
     pub fn arrange(&mut self, plan: &Plan) {
         self.lift_caps();
         reorder(&mut self.running, &plan.running_order, &mut self.reordered);
@@ -128,7 +128,7 @@ impl Queues {
         }
     }
 
-    /// The second half: one step of at most `token_budget` tokens. Returns the tokens that were given.
+    /// The second half: run one step of at most `token_budget` tokens. Returns the tokens given.
     pub fn serve(&mut self, token_budget: u32, max_running: usize, step: &mut impl EngineStep) -> u32 {
         let preempted_for_waiting = std::mem::take(&mut self.preempted_for_waiting);
         self.running.retain(|row| !preempted_for_waiting.contains(row));
@@ -148,7 +148,7 @@ impl Queues {
         }
     }
 
-    /// What is left of the budget, and whether a request was preempted.
+    /// Returns the rest of the budget, and whether a request was preempted.
     fn serve_running(&mut self, budget: u32, step: &mut impl EngineStep) -> (u32, bool) {
         let (mut left, mut preempted) = (budget, false);
         let mut position = 0;
@@ -182,7 +182,7 @@ impl Queues {
         row
     }
 
-    /// Admit waiting requests in their order; what is left of the budget.
+    /// Admit waiting requests in their order; returns the rest of the budget.
     fn admit(&mut self, budget: u32, max_running: usize, step: &mut impl EngineStep) -> u32 {
         let mut left = budget;
         while left > 0 && self.running.len() < max_running {
@@ -203,7 +203,7 @@ impl Queues {
     }
 }
 
-/// Put `rows` into `order`; an empty one leaves them as they are.
+/// Put `rows` into `order`; an empty order leaves them unchanged.
 fn reorder(rows: &mut [RowId], order: &[u32], scratch: &mut Vec<RowId>) {
     if !order.is_empty() {
         scratch.clear();

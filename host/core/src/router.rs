@@ -5,11 +5,11 @@ use crate::sync::ConcurrentMap;
 use crate::types::{PhaseEvent, RequestId, ThinkPhase};
 use crate::{Error, Markers, PhaseTracker};
 
-/// Follows the phase of every live request from its generated tokens. `Send + Sync`: any number of threads feed it, each
-/// call takes one shard's lock for a few nanoseconds.
+/// Follows the phase of every live request from its generated tokens. `Send + Sync`: any number of threads may feed it;
+/// each call takes one shard's lock for a few nanoseconds.
 ///
-/// The tokens of one request must come in order, whoever brings them; a caller that may bring some of them twice gives
-/// their positions ([`PhaseRouter::process_token_at`]).
+/// The tokens of one request must come in order, from whichever thread. A caller that may report some tokens twice
+/// gives their positions ([`PhaseRouter::process_token_at`]).
 ///
 /// ```
 /// use meridian_core::types::{PhaseEvent, RequestId, ThinkPhase};
@@ -37,7 +37,7 @@ pub struct PhaseRouter {
 /// Milliseconds since any fixed moment.
 type Clock = Box<dyn Fn() -> u64 + Send + Sync>;
 
-/// What the router is told of a request.
+/// The router's data for a new request.
 ///
 /// ```
 /// let request = meridian_core::RoutedRequest { prompt: &[1, 2, 7], ..Default::default() };
@@ -45,9 +45,9 @@ type Clock = Box<dyn Fn() -> u64 + Send + Sync>;
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct RoutedRequest<'a> {
-    /// Token ids of the templated prompt, or of its end: the last 128 tokens tell the opening phase.
+    /// Token ids of the templated prompt, or of its end: the last 128 tokens determine the opening phase.
     pub prompt: &'a [u32],
-    /// Thinking tokens after which [`PhaseEvent::ForceBudget`] is reported; `u32::MAX` for never.
+    /// Number of thinking tokens that triggers [`PhaseEvent::ForceBudget`]; `u32::MAX` for never.
     pub max_think_tokens: u32,
 }
 
@@ -57,7 +57,7 @@ impl Default for RoutedRequest<'_> {
     }
 }
 
-/// How far a request is. Counts are tokens of all its turns.
+/// The progress of a request. Counts are tokens of all its turns.
 ///
 /// ```
 /// use meridian_core::{Markers, PhaseRouter, RequestId, RoutedRequest, ThinkPhase};
@@ -77,14 +77,14 @@ pub struct Progress {
     pub output_tokens: u32,
 }
 
-/// What the tokens of one request have made of it: the record of a [`PhaseRouter`], whose callers may be many threads, and
-/// of a row of the [`RequestTable`](crate::RequestTable), which one thread feeds.
+/// The state of one request after its tokens: the record of a [`PhaseRouter`], which many threads may call, and of a
+/// row of the [`RequestTable`](crate::RequestTable), which one thread feeds.
 #[derive(Clone, Debug)]
 pub(crate) struct Routed {
     tracker: PhaseTracker,
     pub(crate) think_tokens: u32,
     pub(crate) output_tokens: u32,
-    /// Thinking tokens at which [`PhaseEvent::ForceBudget`] is due; `u32::MAX` once it was reported.
+    /// Number of thinking tokens that triggers [`PhaseEvent::ForceBudget`]; `u32::MAX` after it was reported.
     force_at: u32,
     last_seen_ms: u64,
 }
@@ -106,18 +106,18 @@ impl Routed {
         self.tracker.phase()
     }
 
-    /// Whether it thinks, and has said so.
+    /// Whether it has begun to think.
     #[inline]
     pub(crate) fn is_thinking(&self) -> bool {
         self.tracker.is_open()
     }
 
-    /// What the prompt did, before the first token.
+    /// The event of the prompt, before the first token.
     pub(crate) fn entered(&self) -> Option<PhaseEvent> {
         (self.phase() == ThinkPhase::Think).then_some(PhaseEvent::EnterThink)
     }
 
-    /// Take in one token; returns the phase that it belongs to, and what it did.
+    /// Take in one token; returns its phase, and its event.
     #[inline]
     pub(crate) fn token(&mut self, markers: &Markers, token: u32, now_ms: u64) -> (ThinkPhase, Option<PhaseEvent>) {
         self.last_seen_ms = now_ms;
@@ -134,25 +134,25 @@ impl Routed {
         (phase, event)
     }
 
-    /// It is alive, though no token came.
+    /// Note that the request is alive, without a token.
     pub(crate) fn keep_alive(&mut self, now_ms: u64) {
         self.last_seen_ms = now_ms;
     }
 
-    /// Whether nothing was heard of it for longer than `age`.
+    /// Whether there was no news of it for longer than `age`.
     pub(crate) fn is_stale(&self, now_ms: u64, age: Duration) -> bool {
         let age_ms = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
         now_ms.saturating_sub(self.last_seen_ms) > age_ms
     }
 }
 
-/// Cache lines of its own, two because processors fetch them in pairs: threads that feed different requests must not
-/// slow each other down.
+/// Padded to its own cache lines, two because processors fetch them in pairs: threads that feed different requests must
+/// not slow each other down.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Tracked {
     routed: Routed,
-    /// Whether the turn's first token was seen.
+    /// Whether the turn has had its first token.
     generating: bool,
     /// Position of the next token among those generated for the request.
     next_position: u32,
@@ -200,7 +200,7 @@ impl PhaseRouter {
         Self { markers, requests: ConcurrentMap::new(), clock: Box::new(clock) }
     }
 
-    /// Take in a request; [`PhaseEvent::EnterThink`] when its prompt leaves it thinking.
+    /// Add a request; [`PhaseEvent::EnterThink`] when its prompt leaves it thinking.
     ///
     /// # Errors
     /// [`Error::DuplicateRequest`] when the id is live.
@@ -210,9 +210,9 @@ impl PhaseRouter {
         if self.requests.insert_new(id, tracked) { Ok(event) } else { Err(Error::DuplicateRequest { id }) }
     }
 
-    /// A further turn of a live request begins with `prompt` (the end of the templated history): a tool's answer, the
-    /// user's next message. The phase starts anew, the counts go on, the thinking limit is the turn's own. Returns the
-    /// event that the change of phase amounts to.
+    /// Begin a further turn of a live request with `prompt` (the end of the templated history): a tool's answer, the
+    /// user's next message. The phase restarts, the counts continue, and the thinking limit applies to each turn.
+    /// Returns the event of the change of phase.
     ///
     /// # Errors
     /// [`Error::UnknownRequest`].
@@ -235,20 +235,20 @@ impl PhaseRouter {
         self.requests.update(&id, turn).ok_or(Error::UnknownRequest { id })
     }
 
-    /// Take in one generated token, in O(1). A token of an unknown request is passed over.
+    /// Take in one generated token, in O(1). A token of an unknown request is ignored.
     pub fn process_token(&self, id: RequestId, token: u32) -> Option<PhaseEvent> {
         let now_ms = (self.clock)();
         self.requests.update(&id, |tracked| tracked.token(&self.markers, token, now_ms)).flatten()
     }
 
-    /// The same for the token at `position` among the tokens generated for the request, from 0. One that was seen before
-    /// is passed over: an engine that replays a request after a preemption may bring its tokens again.
+    /// The same for the token at `position` among the request's generated tokens, from 0. A repeated token is ignored:
+    /// an engine that replays a request after a preemption may report its tokens again.
     pub fn process_token_at(&self, id: RequestId, position: u32, token: u32) -> Option<PhaseEvent> {
         let now_ms = (self.clock)();
         self.requests.update(&id, |tracked| tracked.token_at(&self.markers, position, token, now_ms)).flatten()
     }
 
-    /// Take in the tokens of a whole step, several a request where the engine speculates. Appends to `events`, in the
+    /// Take in the tokens of a whole step, several per request if the engine speculates. Appends to `events`, in the
     /// order of the tokens; returns how many tokens belonged to no live request.
     pub fn process_batch(&self, tokens: &[(RequestId, u32)], events: &mut Vec<(RequestId, PhaseEvent)>) -> usize {
         let now_ms = (self.clock)();
@@ -288,8 +288,7 @@ impl PhaseRouter {
         unknown
     }
 
-    /// The request is alive though no token comes for it: it waits, or a long prompt is computed. False when it is not
-    /// live.
+    /// Note that the request is alive without a token: it waits, or computes a long prompt. False when it is not live.
     pub fn keep_alive(&self, id: RequestId) -> bool {
         let now_ms = (self.clock)();
         self.requests.update(&id, |tracked| tracked.routed.keep_alive(now_ms)).is_some()
@@ -301,7 +300,7 @@ impl PhaseRouter {
         self.progress(id).map(|progress| progress.phase)
     }
 
-    /// How far a live request is.
+    /// The progress of a live request.
     #[must_use]
     pub fn progress(&self, id: RequestId) -> Option<Progress> {
         self.requests.read(&id, |tracked| Progress {
@@ -311,19 +310,19 @@ impl PhaseRouter {
         })
     }
 
-    /// The request is over; false when it was not live. Its id may be registered again.
+    /// Remove an ended request; false when it was not live. Its id may be registered again.
     pub fn remove(&self, id: RequestId) -> bool {
         self.requests.remove(&id)
     }
 
-    /// Forget the requests that nothing was heard of ([`PhaseRouter::keep_alive`] included) for longer than `age`: their
-    /// caller died. Returns how many.
+    /// Remove the requests without any news ([`PhaseRouter::keep_alive`] included) for longer than `age`: their caller
+    /// died. Returns how many.
     pub fn reap_stale_older_than(&self, age: Duration) -> usize {
         let now_ms = (self.clock)();
         self.requests.retain(|tracked| !tracked.routed.is_stale(now_ms, age))
     }
 
-    /// Live requests.
+    /// Number of live requests.
     #[must_use]
     pub fn len(&self) -> usize {
         self.requests.len()

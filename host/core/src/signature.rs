@@ -1,11 +1,11 @@
-//! Where the signature of a component is, and how large it may be. Verifying it is the component host's.
+//! The path and the maximum size of a component's signature. The component host verifies it.
 
 use std::path::{Path, PathBuf};
 
 /// Largest signature, bytes. minisign allows 1024 bytes of untrusted and 8192 of trusted comment.
 pub const MAX_SIGNATURE_BYTES: usize = 16 << 10;
 
-/// Where the signature of a component's file is looked for.
+/// The path of the signature of a component's file.
 ///
 /// ```
 /// use meridian_core::signature::signature_path;

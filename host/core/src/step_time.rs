@@ -18,15 +18,15 @@ pub struct StepTime {
 }
 
 impl StepTime {
-    /// What a step takes whatever tokens it is given, milliseconds: launching it, and reading the KV of the requests that
-    /// decode, `context_tokens` in all.
+    /// Time of a step regardless of its tokens, milliseconds: launching it, and reading the KV of the decoding
+    /// requests, `context_tokens` in total.
     #[must_use]
     pub fn before_tokens_ms(&self, context_tokens: u64) -> f32 {
         self.fixed_ms + self.context_token_ms * context_tokens as f32
     }
 }
 
-/// What a step carried.
+/// The load of a step.
 ///
 /// ```
 /// let load = meridian_core::StepLoad { decode_tokens: 32, context_tokens: 64_000, ..Default::default() };
@@ -34,15 +34,16 @@ impl StepTime {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepLoad {
-    /// Tokens of requests that decode.
+    /// Tokens of decoding requests.
     pub decode_tokens: u32,
-    /// Tokens of prompts, and of what a preemption lost.
+    /// Tokens of prompts, and tokens to compute again after a preemption.
     pub prefill_tokens: u32,
     /// Tokens of context whose KV the decodes read.
     pub context_tokens: u64,
 }
 
-/// Learns [`StepTime`] from the engine's own steps: least squares with exponential forgetting, parameters not negative.
+/// Learns [`StepTime`] from the engine's own steps: least squares with exponential forgetting, and non-negative
+/// parameters.
 ///
 /// ```
 /// use meridian_core::{StepLoad, StepTimeModel};
@@ -69,20 +70,20 @@ pub struct StepTimeModel {
 
 /// Parameters.
 const TERMS: usize = 4;
-/// Every choice of free parameters but the empty one.
+/// Every choice of free parameters except the empty one.
 const CHOICES: u8 = 1 << TERMS;
 /// Weight of the past after one more step: half of it is gone after about 350 steps.
 const FORGETTING: f64 = 0.998;
 /// Steps before the model is used.
 const MIN_STEPS: u64 = 16;
-/// Steps with at least [`MIN_PREFILL_TOKENS`] before the model is used: without them the prefill cost is a guess.
+/// Steps with at least [`MIN_PREFILL_TOKENS`] before the model is used: without them, the prefill cost is a guess.
 const MIN_PREFILL_STEPS: u64 = 2;
 const MIN_PREFILL_TOKENS: u32 = 8;
-/// A step that took this many times its prediction is taken as that long: a pause of the machine is not a cost of tokens.
+/// Longest accepted time of a step, as a multiple of its prediction: a pause of the machine is not a cost of tokens.
 const OUTLIER_RATIO: f64 = 3.0;
-/// A parameter that the steps do not show is held at this instead of 0, which would mean "not learned".
+/// A parameter that the steps do not show is held at this value instead of 0, which would mean "not learned".
 const LEAST_TOKEN_MS: f64 = 1e-6;
-/// Pull towards zero, as a share of the sums: decides what the steps leave open (a batch that never changes).
+/// Pull towards zero, as a share of the sums: decides what the steps leave undetermined (a batch that never changes).
 const RIDGE: f64 = 1e-6;
 
 impl StepTimeModel {
@@ -108,7 +109,7 @@ impl StepTimeModel {
         self.fit = self.solve();
     }
 
-    /// The model, or `None` until enough steps were measured.
+    /// The model, or `None` before enough measured steps.
     #[must_use]
     pub fn learned(&self) -> Option<StepTime> {
         self.is_learned().then_some(self.fit)
@@ -118,8 +119,7 @@ impl StepTimeModel {
         self.steps >= MIN_STEPS && self.prefill_steps >= MIN_PREFILL_STEPS
     }
 
-    /// Non-negative least squares for few unknowns: the best of the choices of free parameters whose solution is not
-    /// negative.
+    /// Non-negative least squares for few unknowns: the best choice of free parameters whose solution is not negative.
     fn solve(&self) -> StepTime {
         let mut best = ([0.0; TERMS], f64::INFINITY);
         for free in (1..CHOICES).rev() {
@@ -129,7 +129,7 @@ impl StepTimeModel {
                 continue;
             }
             if free == CHOICES - 1 {
-                // Nothing with fewer parameters is nearer.
+                // No solution with fewer parameters is closer.
                 best = (beta, f64::NEG_INFINITY);
                 break;
             }
@@ -154,8 +154,8 @@ impl StepTimeModel {
         }
     }
 
-    /// Solve the normal equations with the parameters outside the bit set `free` held at zero (Gaussian elimination; the
-    /// ridge keeps the pivots positive).
+    /// Solve the normal equations with the parameters outside the bit set `free` held at zero (Gaussian elimination;
+    /// the ridge keeps the pivots positive).
     fn solve_free(&self, free: u8) -> Option<[f64; TERMS]> {
         let mut chosen = [0; TERMS];
         let mut n = 0;

@@ -1,4 +1,4 @@
-//! Locks and the concurrent map, exchangeable for loom's.
+//! Locks and the concurrent map, replaceable by loom's.
 
 use std::sync::PoisonError;
 
@@ -7,13 +7,13 @@ pub use loom::sync::{Mutex, MutexGuard};
 #[cfg(not(loom))]
 pub use std::sync::{Mutex, MutexGuard};
 
-/// Lock, whether or not somebody panicked with it: what is guarded is consistent between any two statements that can
+/// Lock, even after a panic with the lock held: the guarded data is consistent between any two statements that can
 /// panic.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The same without a lock, by whoever has the only reference.
+/// The same without a lock, for the holder of the only reference.
 pub fn get_mut<T>(mutex: &mut Mutex<T>) -> &mut T {
     mutex.get_mut().unwrap_or_else(PoisonError::into_inner)
 }
@@ -25,7 +25,7 @@ mod map {
     use dashmap::{DashMap, Entry};
     use foldhash::fast::RandomState;
 
-    /// More shards than threads, so that two of them seldom meet at one; not many more, for a batch takes each.
+    /// More shards than threads, so that two threads seldom meet at one; not many more, because a batch takes each.
     const SHARDS: usize = 32;
 
     /// A concurrent map. Every method holds one shard's lock, for as long as its closure runs.
@@ -36,7 +36,7 @@ mod map {
             Self(DashMap::with_capacity_and_hasher_and_shard_amount(0, RandomState::default(), SHARDS))
         }
 
-        /// False, and nothing changed, when the key is there.
+        /// Insert a new key. Returns false, without a change, when the key exists.
         pub(crate) fn insert_new(&self, key: K, value: V) -> bool {
             match self.0.entry(key) {
                 Entry::Occupied(_) => false,
@@ -52,9 +52,9 @@ mod map {
             self.0.get_mut(key).map(|mut value| f(&mut value))
         }
 
-        /// [`ConcurrentMap::update`] for the keys of many items, in their order for each key: `f` is given the item's
-        /// position and the value. Returns how many keys are not there. Takes each shard's lock once, not once a key: what two threads pay for is
-        /// the lock's cache line going to and fro.
+        /// [`ConcurrentMap::update`] for the keys of many items, in their order for each key: `f` receives the item's
+        /// position and the value. Returns the number of missing keys. Takes each shard's lock once instead of once per
+        /// key, because the transfer of the lock's cache line between threads dominates the cost.
         pub(crate) fn update_all<T>(
             &self,
             items: &[T],
@@ -79,8 +79,8 @@ mod map {
                 *next += 1;
             }
             let mut missing = 0;
-            // A shard that is taken is left for later: threads that waited would follow each other from lock to lock.
-            // Nor does everybody begin at the same one.
+            // A locked shard is left for later: waiting threads would follow each other from lock to lock. For the same
+            // reason, threads start at different shards.
             let first = hashes.first().map_or(0, |hash| self.0.determine_shard(*hash));
             let mut left = Vec::new();
             let every = (first..SHARDS).chain(0..first);
@@ -124,7 +124,7 @@ mod map {
             self.0.remove(key).is_some()
         }
 
-        /// Keep what `keep` says; returns how many are gone.
+        /// Keep the values for which `keep` is true; returns the number of removed ones.
         pub(crate) fn retain(&self, mut keep: impl FnMut(&V) -> bool) -> usize {
             let mut gone = 0;
             self.0.retain(|_, value| {
@@ -141,7 +141,7 @@ mod map {
     }
 }
 
-/// Under loom one lock stands for dashmap's shards: what is explored is the code around the map, not dashmap.
+/// Under loom, one lock replaces dashmap's shards: loom tests the code around the map, not dashmap.
 #[cfg(loom)]
 mod map {
     use std::collections::HashMap;

@@ -1,4 +1,4 @@
-//! The mirror of the engine's requests: one row and what is told of it. A third of the file documents its fields.
+//! The mirror of the engine's requests: one row per request, and its updates. A third of the file documents its fields.
 
 use std::collections::HashMap;
 use std::ops::Index;
@@ -11,7 +11,7 @@ use crate::router::Routed;
 use crate::types::{PhaseEvent, RequestId};
 use crate::{Error, Markers, RoutedRequest};
 
-/// Where a request lives in a [`RequestTable`]. The position is used again after the request is removed, the id is not.
+/// The place of a request in a [`RequestTable`]. Positions are reused after the request is removed, ids are not.
 ///
 /// ```
 /// use meridian_core::{NewRequest, RequestId, RequestTable};
@@ -39,7 +39,7 @@ impl RowId {
     }
 }
 
-/// What is known of a request when it arrives.
+/// The facts about a request at its arrival.
 ///
 /// ```
 /// let request = meridian_core::NewRequest { prompt: &[1, 2, 7], tenant: "team-a", ..Default::default() };
@@ -47,15 +47,15 @@ impl RowId {
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct NewRequest<'a> {
-    /// Token ids of the templated prompt, or of its end: the last 128 tokens tell the opening phase.
+    /// Token ids of the templated prompt, or of its end: the last 128 tokens determine the opening phase.
     pub prompt: &'a [u32],
-    /// Length of the whole prompt; 0 when `prompt` is the whole.
+    /// Length of the whole prompt; 0 when `prompt` is complete.
     pub prompt_tokens: u32,
-    /// Tokens of the prompt whose KV is there already.
+    /// Tokens of the prompt whose KV is already computed.
     pub cached_tokens: u32,
     /// Most tokens the request may generate.
     pub max_tokens: u32,
-    /// Tokens of thinking at which [`PhaseEvent::ForceBudget`] is due.
+    /// Number of thinking tokens that triggers [`PhaseEvent::ForceBudget`].
     pub max_think_tokens: u32,
     /// Arrival on the host's clock, milliseconds.
     pub arrival_ms: f64,
@@ -63,9 +63,9 @@ pub struct NewRequest<'a> {
     pub deadline_ms: f64,
     /// Lower is more urgent.
     pub priority: i32,
-    /// Name of the tenant; empty for none. Beyond 128 characters it counts as none.
+    /// Name of the tenant; empty for none. A name of more than 128 characters counts as none.
     pub tenant: &'a str,
-    /// The engine computes its prompt in one step or not at all: it may not be split into chunks.
+    /// The engine must compute its prompt in one step: it must not be split into chunks.
     pub whole_prompt: bool,
 }
 
@@ -102,14 +102,14 @@ pub struct RequestState {
     id: RequestId,
     pub(crate) state: State,
     prefilled: bool,
-    /// What its tokens have made of it.
+    /// Its state after its tokens.
     pub(crate) routed: Routed,
     pub(crate) arrival_ms: f64,
     pub(crate) deadline_ms: f64,
     pub(crate) last_progress_ms: f64,
-    /// Since when a policy has put this waiting request off; `None` when it has not.
+    /// Time since which a policy has deferred this waiting request; `None` when it has not.
     pub(crate) deferred_since_ms: Option<f64>,
-    /// How many requests have been admitted when this one may no longer be overtaken.
+    /// Number of admissions after which no request may overtake this one.
     turn: u64,
     pub(crate) prompt_tokens: u32,
     pub(crate) cached_tokens: u32,
@@ -119,16 +119,16 @@ pub struct RequestState {
     pub(crate) priority: i32,
     pub(crate) tenant: u32,
     whole_prompt: bool,
-    /// Tokens before the first token of thinking; `u32::MAX` before there is one.
+    /// Tokens before the first token of thinking; `u32::MAX` before thinking.
     think_from: u32,
-    /// Tokens that were computed when it was preempted, until it is admitted again.
+    /// Tokens that were computed at its preemption, until its next admission.
     lost_tokens: u32,
     milestones: Milestones,
-    /// What is known of its thinking, where something can end it.
+    /// The record of its thinking, where Meridian can end it.
     pub(crate) thinking: Option<Box<ThinkRecord>>,
 }
 
-/// What is measured of a request's thinking, in the units of the columns; NaN where nothing was measured.
+/// Measurements of a request's thinking, in the units of the columns; NaN without a measurement.
 ///
 /// ```
 /// assert!(meridian_core::Signals::default().eat_bits.is_nan());
@@ -149,14 +149,14 @@ impl Default for Signals {
     }
 }
 
-/// When a request reached what its user waits for, milliseconds after its arrival; NaN before. Half the room of times on the
-/// clock, in a row that is read every step, and good to a millisecond for four hours.
+/// Times of a request's milestones, milliseconds after its arrival; NaN before. Half the size of times on the clock, in
+/// a row that every step reads, and exact to a millisecond for four hours.
 #[derive(Clone, Copy, Debug)]
 struct Milestones {
     first_token_ms: f32,
     end_of_thinking_ms: f32,
     first_output_ms: f32,
-    /// Since when it holds KV blocks.
+    /// Time since which it holds KV blocks.
     admitted_ms: f32,
 }
 
@@ -176,8 +176,8 @@ impl RequestState {
         self.id
     }
 
-    /// What the prompt did to its thinking: [`PhaseEvent::EnterThink`] when it leaves the request thinking. To be asked
-    /// before the first token.
+    /// The effect of the prompt on its thinking: [`PhaseEvent::EnterThink`] when it leaves the request thinking. Call
+    /// it before the first token.
     #[must_use]
     pub fn entered(&self) -> Option<PhaseEvent> {
         self.routed.entered()
@@ -190,7 +190,7 @@ impl RequestState {
         if self.prefilled { self.routed.phase() } else { Phase::Prefill }
     }
 
-    /// Where the request stands.
+    /// The state of the request.
     #[must_use]
     pub fn state(&self) -> State {
         self.state
@@ -214,7 +214,7 @@ impl RequestState {
         self.computed_tokens
     }
 
-    /// Times the request was preempted.
+    /// Number of preemptions of the request.
     #[must_use]
     pub fn preemptions(&self) -> u32 {
         self.preemptions
@@ -238,45 +238,45 @@ impl RequestState {
         self.cached_tokens
     }
 
-    /// Position of its first token of thinking, counted from the start of the prompt: the tokens before it. `None` before
-    /// it has thought. What a template that strips reasoning puts into the next prompt parts from this request there.
+    /// Position of its first token of thinking, from the start of the prompt; `None` before it has thought. If the
+    /// template strips reasoning, the next prompt differs from this request from there on.
     #[must_use]
     pub fn think_from(&self) -> Option<u32> {
         (self.think_from != u32::MAX).then_some(self.think_from)
     }
 
-    /// Since when it holds KV blocks; `None` before it was admitted.
+    /// Time since which it holds KV blocks; `None` before its admission.
     #[must_use]
     pub fn admitted_ms(&self) -> Option<f64> {
         self.since_arrival(self.milestones.admitted_ms)
     }
 
-    /// What was measured of its thinking so far.
+    /// The measurements of its thinking so far.
     #[must_use]
     pub fn signals(&self) -> Signals {
         self.thinking.as_ref().map_or_else(Signals::default, |thinking| thinking.signals())
     }
 
-    /// When it arrived.
+    /// Time of its arrival.
     #[must_use]
     pub fn arrival_ms(&self) -> f64 {
         self.arrival_ms
     }
 
-    /// When its first token of any kind was there; TTFT is the time from its arrival. As exact as
-    /// [`RequestTable::set_clock`] is called.
+    /// Time of its first token of any kind; TTFT is the difference from its arrival. As exact as the calls of
+    /// [`RequestTable::set_clock`].
     #[must_use]
     pub fn first_token_ms(&self) -> Option<f64> {
         self.since_arrival(self.milestones.first_token_ms)
     }
 
-    /// When its thinking ended; `None` as well when it has not thought.
+    /// End of its thinking; also `None` when it has not thought.
     #[must_use]
     pub fn end_of_thinking_ms(&self) -> Option<f64> {
         self.since_arrival(self.milestones.end_of_thinking_ms)
     }
 
-    /// When its first token of output was there; TTFO is the time from its arrival.
+    /// Time of its first token of output; TTFO is the difference from its arrival.
     #[must_use]
     pub fn first_output_ms(&self) -> Option<f64> {
         self.since_arrival(self.milestones.first_output_ms)
@@ -285,7 +285,7 @@ impl RequestState {
     /// Milliseconds since its first token of output, at least 0; NaN before it.
     pub(crate) fn output_ms(&self, now_ms: f64) -> f32 {
         let ms = now_ms - self.arrival_ms - f64::from(self.milestones.first_output_ms);
-        // Not `max`, which would make 0 of a NaN.
+        // Not `max`, which would turn NaN into 0.
         if ms < 0.0 { 0.0 } else { ms as f32 }
     }
 
@@ -293,7 +293,7 @@ impl RequestState {
         (!ms.is_nan()).then(|| self.arrival_ms + f64::from(ms))
     }
 
-    /// Tokens were there at `clock_ms`, and its first token of output was not before.
+    /// Note tokens at `clock_ms`; the first token of output has no earlier time.
     fn note(&mut self, clock_ms: f64) {
         let since_arrival = (clock_ms - self.arrival_ms) as f32;
         let reached = |milestone: &mut f32| {
@@ -310,12 +310,13 @@ impl RequestState {
         }
     }
 
-    /// Tokens it had computed when it was preempted, until it is admitted again.
+    /// Tokens that it had computed at its preemption, until its next admission.
     pub(crate) fn lost_tokens(&self) -> u32 {
         self.lost_tokens
     }
 
-    /// Of its tokens from `from` to `to`, counted from the start of the prompt, how many are prompt, thinking and output.
+    /// Numbers of prompt, thinking and output tokens among its tokens from `from` to `to`, from the start of the
+    /// prompt.
     pub(crate) fn by_phase(&self, from: u32, to: u32) -> [u32; 3] {
         let within = |start: u32, end: u32| end.min(to).saturating_sub(start.max(from));
         let think_from = self.think_from.max(self.prompt_tokens);
@@ -325,14 +326,14 @@ impl RequestState {
         [prompt, think, to.saturating_sub(from) - prompt - think]
     }
 
-    /// Tokens the request would take in a step that had room for all it needs, at least 1.
+    /// Tokens that the request would take in a step with enough room, at least 1.
     #[inline]
     #[must_use]
     pub fn needed_tokens(&self, decode_tokens: u32) -> u32 {
         self.known_tokens().saturating_sub(self.computed_tokens).max(decode_tokens.max(1))
     }
 
-    /// Whether it needs a prefill that may not be split.
+    /// Whether it needs a prefill that must not be split.
     #[inline]
     pub(crate) fn needs_whole_prefill(&self, decode_tokens: u32) -> bool {
         self.whole_prompt && self.needed_tokens(0) > decode_tokens.max(1)
@@ -373,26 +374,26 @@ pub struct RequestTable {
     clock_ms: f64,
     /// The same, whole milliseconds.
     clock_whole_ms: u64,
-    /// Live requests whose prompt may not be split.
+    /// Live requests whose prompt must not be split.
     whole_prompts: usize,
-    /// Live requests that run.
+    /// Live requests in the running state.
     running: usize,
-    /// Admissions so far, those after a preemption included.
+    /// Admissions so far, including those after a preemption.
     admissions: u64,
     last_admission_ms: f64,
 }
 
 #[derive(Debug, Default)]
 struct Row {
-    /// Counted up at each removal, so that an id of before finds nothing.
+    /// Incremented at each removal, so that an old id finds nothing.
     generation: u32,
     state: Option<RequestState>,
 }
 
-/// A request that waits may be overtaken until this many times as many were admitted as were there before it.
+/// A waiting request may be overtaken until this many times as many requests were admitted as stood before it.
 const TURNS: u64 = 4;
-/// Tenant names remembered; a further one is counted as "none". With the length of a name, it bounds the memory that
-/// clients can make the host use.
+/// Number of remembered tenant names; a further name counts as none. With the length of a name, it bounds the memory
+/// that clients can make the host use.
 const MAX_TENANTS: usize = 1 << 16;
 /// Longest tenant name, characters.
 const MAX_TENANT_CHARS: usize = 128;
@@ -404,7 +405,7 @@ impl RequestTable {
         Self { markers, ..Self::default() }
     }
 
-    /// Live requests.
+    /// Number of live requests.
     #[must_use]
     pub fn len(&self) -> usize {
         self.by_id.len()
@@ -429,7 +430,7 @@ impl RequestTable {
         self.rows.get(row_id.index()).filter(|row| row.generation == row_id.generation)?.state.as_ref()
     }
 
-    /// Take in a request that arrived.
+    /// Add a request that has arrived.
     ///
     /// # Errors
     /// [`Error::DuplicateRequest`] when the id is live, [`Error::NotATime`] when the arrival is not finite or the deadline
@@ -482,7 +483,7 @@ impl RequestTable {
         Ok(row_id)
     }
 
-    /// Whether a live request has a prompt that may not be split.
+    /// Whether a live request has a prompt that must not be split.
     pub(crate) fn has_whole_prompts(&self) -> bool {
         self.whole_prompts > 0
     }
@@ -496,7 +497,7 @@ impl RequestTable {
         self.rows.iter_mut().filter_map(|row| row.state.as_mut())
     }
 
-    /// Forget a request; false when it was not live.
+    /// Remove a request; false when it was not live.
     pub fn remove(&mut self, row_id: RowId) -> bool {
         let Some(row) = self.rows.get_mut(row_id.index()).filter(|row| row.generation == row_id.generation) else {
             return false;
@@ -510,8 +511,8 @@ impl RequestTable {
         true
     }
 
-    /// Requests that `is_there` does not know and of which nothing was heard for longer than `age`. Those that it knows have been
-    /// heard of now.
+    /// Requests that `is_there` does not know and that had no news for longer than `age`. For known requests, this call
+    /// counts as news.
     pub fn stale(&mut self, age: Duration, is_there: impl Fn(RowId) -> bool) -> Vec<RowId> {
         let now_ms = self.clock_whole_ms;
         let mut stale = Vec::new();
@@ -527,7 +528,7 @@ impl RequestTable {
         stale
     }
 
-    /// The request was given `tokens` in the step that began at `now_ms`, after the tokens whose KV it had.
+    /// Report `tokens` tokens for the request in the step that began at `now_ms`, after the tokens whose KV it had.
     #[inline]
     pub fn scheduled(&mut self, row_id: RowId, tokens: u32, now_ms: f64) {
         let Some(row) = self.row_mut(row_id) else { return };
@@ -541,7 +542,7 @@ impl RequestTable {
         }
     }
 
-    /// The request was admitted with this many tokens found in the prefix cache.
+    /// Report that the request was admitted with this many tokens found in the prefix cache.
     pub fn admitted(&mut self, row_id: RowId, cached_tokens: u32) {
         let clock_ms = self.clock_ms;
         let Some(row) = self.row_mut(row_id) else { return };
@@ -561,19 +562,19 @@ impl RequestTable {
         self.last_admission_ms = now_ms;
     }
 
-    /// The turn of a request before which so many others stand.
+    /// The turn of a request behind `others` requests.
     fn turn_after(&self, others: usize) -> u64 {
         self.admissions + TURNS * (others as u64 + 1)
     }
 
-    /// Whether a waiting request that a policy has put off for longer than `max_defer_ms` may be so no longer: as many others
-    /// were admitted as its place in the queue allows, or nobody was for as long.
+    /// Whether a waiting request that a policy has deferred for longer than `max_defer_ms` must run now: as many others
+    /// were admitted as its place in the queue allows, or none was admitted for as long.
     pub(crate) fn is_overdue(&self, row: &RequestState, now_ms: f64, max_defer_ms: f32) -> bool {
         let is_past = |since_ms: f64| now_ms - since_ms > f64::from(max_defer_ms);
         row.deferred_since_ms.is_some_and(is_past) && (self.admissions >= row.turn || is_past(self.last_admission_ms))
     }
 
-    /// The engine's own count of computed tokens, where it differs from what [`RequestTable::scheduled`] added up:
+    /// Set the engine's own count of computed tokens, where it differs from the sum in [`RequestTable::scheduled`]:
     /// rejected speculative tokens, lost KV transfers.
     pub fn set_computed(&mut self, row_id: RowId, computed_tokens: u32) {
         let Some(row) = self.row_mut(row_id) else { return };
@@ -581,13 +582,13 @@ impl RequestTable {
         row.prefilled |= computed_tokens >= row.prompt_tokens;
     }
 
-    /// The request lost its KV blocks and waits again.
+    /// Report that the request lost its KV blocks and waits again.
     pub fn preempted(&mut self, row_id: RowId) {
-        // It stands before all others.
+        // It is before all others.
         self.preempted_behind(row_id, 0);
     }
 
-    /// The same, and it stands behind so many others.
+    /// The same for a request that waits behind `others` requests.
     pub(crate) fn preempted_behind(&mut self, row_id: RowId, others: usize) {
         let turn = self.turn_after(others);
         let Some(row) = self.row_mut(row_id) else { return };
@@ -599,19 +600,19 @@ impl RequestTable {
         self.running -= usize::from(was_running);
     }
 
-    /// The time of what is reported, milliseconds on the host's clock.
+    /// Time of the reports, milliseconds on the host's clock.
     #[must_use]
     pub fn clock_ms(&self) -> f64 {
         self.clock_ms
     }
 
-    /// The time of what is reported next: of the tokens that were generated.
+    /// Set the time of the next reports of generated tokens.
     pub fn set_clock(&mut self, now_ms: f64) {
         self.clock_ms = now_ms;
         self.clock_whole_ms = now_ms as u64;
     }
 
-    /// Tokens were generated for the request, in order. Appends to `events` what they did to its thinking.
+    /// Take in the request's generated tokens, in order. Appends to `events` their effects on its thinking.
     #[inline]
     pub fn generated(&mut self, row_id: RowId, tokens: &[u32], events: &mut Vec<PhaseEvent>) {
         for token in tokens {
@@ -619,8 +620,8 @@ impl RequestTable {
         }
     }
 
-    /// The tokens that a step has generated, in order for each request; several of one where the engine speculates. Appends to
-    /// `events` what they did to its thinking. Those of a request that is not live are passed over.
+    /// Take in the tokens of a step, in order for each request; several per request if the engine speculates. Appends
+    /// to `events` their effects on thinking. Requests that are not live are ignored.
     pub fn generated_in_step(&mut self, tokens: &[(RowId, u32)], events: &mut Vec<(RowId, PhaseEvent)>) {
         for (row_id, token) in tokens {
             if let Some(event) = self.token(*row_id, *token, |_, _| {}) {

@@ -1,10 +1,10 @@
-//! Text of others on its way to a terminal or a log.
+//! Text from other sources on its way to a terminal or a log.
 
 use std::borrow::Cow;
 use std::fmt::Write;
 
-/// Whether a terminal shows the character as itself: neither a control character, which may move the cursor or change the
-/// title, nor an invisible one that reorders or hides its neighbours.
+/// Whether a terminal shows the character as itself. False for control characters, which may move the cursor or change
+/// the title, and for invisible characters that reorder or hide their neighbours.
 ///
 /// ```
 /// use meridian_core::text::is_printable;
@@ -22,7 +22,8 @@ pub fn is_printable(c: char) -> bool {
     !c.is_control() && !is_invisible && u32::from(c) & 0xfffe != 0xfffe
 }
 
-/// The text in one line that a terminal shows as it is: what is not [printable](is_printable) becomes `\u{..}`.
+/// The text in one line that a terminal shows unchanged: characters that are not [printable](is_printable) become
+/// `\u{..}`.
 ///
 /// ```
 /// use meridian_core::text::printable;

@@ -1,4 +1,4 @@
-//! The words that the engine's parts share.
+//! The types that the engine's parts share.
 
 use std::fmt;
 
@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 pub use meridian_policy_sdk::Phase as ThinkPhase;
 
-/// The caller's number of a request. An engine whose ids are text counts its requests up and keeps the map; a number
-/// may be used again once its request is removed.
+/// The caller's number of a request. An engine with text ids counts its requests and keeps the map; a number may be
+/// reused after its request is removed.
 ///
 /// ```
 /// assert_eq!(meridian_core::RequestId(7).to_string(), "7");
@@ -23,7 +23,7 @@ impl fmt::Display for RequestId {
     }
 }
 
-/// What a token, or the registration of a prompt, did to a request's thinking.
+/// The effect of a token, or of the registration of a prompt, on a request's thinking.
 ///
 /// [`PhaseEvent::EnterThink`] and [`PhaseEvent::ExitThink`] alternate, beginning with the former: a request is thinking
 /// exactly when it has entered once more than it has left.
@@ -34,12 +34,12 @@ impl fmt::Display for RequestId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PhaseEvent {
-    /// Thinking began: the templated prompt ends inside it, or leaves it open whether the model will think.
+    /// Thinking began: the templated prompt ends inside it, or leaves open whether the model will think.
     EnterThink,
-    /// Thinking ended: the end marker is complete, or the model answers without having thought.
+    /// Thinking ended: the end marker is complete, or the model answers without thinking.
     ExitThink,
-    /// The request has thought for its limit and should be made to end; it thinks until [`PhaseEvent::ExitThink`].
-    /// Reported once a turn.
+    /// The request has reached its limit of thinking and should be made to end. It thinks until
+    /// [`PhaseEvent::ExitThink`]. Reported once per turn.
     ForceBudget,
 }
 
@@ -64,7 +64,7 @@ impl PhaseEvent {
     }
 }
 
-/// How much losing a KV block would hurt; the least critical goes first.
+/// Importance of a KV block; the least critical goes first.
 ///
 /// ```
 /// use meridian_core::BlockTier;
@@ -75,11 +75,11 @@ impl PhaseEvent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum BlockTier {
-    /// Thinking that is over.
+    /// Thinking that has ended.
     ThinkComplete = 0,
-    /// Thinking or prefill that goes on, and the cache.
+    /// Active thinking or prefill, and the cache.
     ThinkActive = 1,
-    /// An answer that somebody reads.
+    /// An answer that a user reads.
     OutputCritical = 2,
 }
 
@@ -104,7 +104,7 @@ impl fmt::Display for BlockTier {
     }
 }
 
-/// Logical name of a KV block: of what is in it, wherever it is. Never used again.
+/// Logical name of a KV block, by its contents, wherever they are. Never reused.
 ///
 /// ```
 /// assert_eq!(meridian_core::BlockId(3).to_string(), "3");
@@ -119,7 +119,7 @@ impl fmt::Display for BlockId {
     }
 }
 
-/// Where a KV block is.
+/// The place of a KV block.
 ///
 /// ```
 /// use meridian_core::BlockLocation;
@@ -130,12 +130,12 @@ impl fmt::Display for BlockId {
 pub enum BlockLocation {
     /// In the accelerator's memory.
     Device {
-        /// Which of the device's blocks.
+        /// Number of the block on the device.
         index: u32,
     },
-    /// With the fabric.
+    /// In the storage of the fabric.
     Remote {
-        /// The fabric's name for it.
+        /// The fabric's name of the block.
         handle: u64,
     },
 }
@@ -156,7 +156,7 @@ pub enum EntropyUnit {
 }
 
 impl EntropyUnit {
-    /// How many bits one of it is.
+    /// Number of bits in one unit.
     #[must_use]
     pub fn in_bits(self) -> f64 {
         match self {
@@ -178,7 +178,7 @@ impl EntropyUnit {
 pub struct EntropySignal {
     /// The entropy, in `unit`.
     pub value: f32,
-    /// What `value` is counted in.
+    /// Unit of `value`.
     pub unit: EntropyUnit,
 }
 
@@ -195,7 +195,7 @@ impl EntropySignal {
         Self { value, unit: EntropyUnit::Bits }
     }
 
-    /// The entropy in nats; exact when that is its unit.
+    /// The entropy in nats; exact if that is its unit.
     #[must_use]
     pub fn nats(self) -> f64 {
         match self.unit {
@@ -204,7 +204,7 @@ impl EntropySignal {
         }
     }
 
-    /// The entropy in bits; exact when that is its unit.
+    /// The entropy in bits; exact if that is its unit.
     #[must_use]
     pub fn bits(self) -> f64 {
         match self.unit {

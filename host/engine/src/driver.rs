@@ -15,10 +15,11 @@ use meridian_runtime::{BudgetSlot, DispatchSlot, EvictionSlot};
 use crate::Settings;
 use crate::kv::Kv;
 
-/// An engine as the thread that schedules sees it: what it tells of its requests, and the plan of each step.
+/// An engine as the scheduling thread sees it: the thread reports its requests, and gets the plan of each step.
 ///
-/// A step is [`Driver::plan`] (or [`Driver::keep`], where the engine is stock), then [`Driver::scheduled`], and when its
-/// tokens are there [`Driver::generated`]. Each call takes microseconds; a policy that is asked has its deadline.
+/// A step is [`Driver::plan`] (or [`Driver::keep`], where the engine is stock), then [`Driver::scheduled`], then
+/// [`Driver::generated`] when its tokens have arrived. Each call takes microseconds; a policy that it asks has a
+/// deadline.
 pub struct Driver {
     pub(crate) scheduler: MeridianScheduler<DispatchSlot>,
     pub(crate) eviction: EvictionSlot,
@@ -27,15 +28,16 @@ pub struct Driver {
     pub(crate) settings: Settings,
     /// The engine's text id -> row.
     by_id: HashMap<Box<str>, RowId>,
-    /// Number of the next request; numbers are not used again.
+    /// Number of the next request; numbers are never reused.
     next_id: u64,
-    /// Requests that waited at the latest step.
+    /// Number of waiting requests at the latest step.
     pub(crate) waiting: u32,
     pub(crate) thinking: Option<ThinkBudgets>,
     pub(crate) kv: Kv,
-    /// Told of every request that ends.
+    /// Receives every request that ends.
     pub(crate) traces: Option<Arc<Traces>>,
-    /// The configuration has no say in KV memory or thinking: the engine is stock while each slot's configured policy is.
+    /// The configuration leaves KV memory and thinking to the engine: it is stock while each slot's configured policy
+    /// decides.
     leaves_the_rest: bool,
     events: Vec<(RowId, PhaseEvent)>,
     /// How often each [`PhaseEvent`] was seen, in the order of [`PhaseEvent::ALL`].
@@ -43,16 +45,16 @@ pub struct Driver {
     reaped_ms: Option<f64>,
 }
 
-/// A request that was taken in.
+/// A request that the engine has taken in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrived {
     /// Its row.
     pub row: RowId,
-    /// What its sampler has to know; `None` where its thinking is not followed.
+    /// Data for the request's sampler; `None` if its thinking is not followed.
     pub sampler: Option<Enrolled>,
 }
 
-/// A request that the engine does not have, and of which nothing was heard for so long, is forgotten.
+/// Time without news after which a request that the engine does not have is forgotten.
 const STALE: Duration = Duration::from_secs(60);
 
 impl Driver {
@@ -89,8 +91,8 @@ impl Driver {
         }
     }
 
-    /// A request arrived. The times of `request` are on the clock of [`EngineFacts::now_ms`]. With `client`, what its client asked
-    /// for, its thinking is followed where [`Driver::follow_thinking`] has begun to.
+    /// Add a request. The times of `request` are on the clock of [`EngineFacts::now_ms`]. With `client`, the options of
+    /// its client, the engine follows its thinking if [`Driver::follow_thinking`] has been called.
     ///
     /// # Errors
     /// [`Error::DuplicateRequest`] when the id is live, [`Error::NotATime`].
@@ -117,7 +119,7 @@ impl Driver {
         self.by_id.insert(id.into(), row);
         let table = &mut self.scheduler.mirror().table;
         let sampler = client.zip(self.thinking.as_mut()).and_then(|(client, thinking)| {
-            // What its thinking is measured and ended by is a part of its row.
+            // The row also holds the measurements and limits of its thinking.
             thinking.enroll(table, row, id, client)
         });
         Ok(Arrived { row, sampler })
@@ -129,51 +131,52 @@ impl Driver {
         self.by_id.get(id).copied()
     }
 
-    /// What is known of a live request.
+    /// The state of a live request.
     #[must_use]
     pub fn request(&mut self, row: RowId) -> Option<&RequestState> {
         self.scheduler.mirror().table.get(row)
     }
 
-    /// Plan one step over the running list and the waiting candidates, both in the engine's present order. `waiting` of the
-    /// facts counts all that wait. A part of the cached blocks that another eviction policy has ranked is ranked anew.
+    /// Plan one step over the running list and the waiting candidates, both in the engine's current order. `waiting` of
+    /// the facts counts all waiting requests. The call also ranks some cached blocks again that another eviction policy
+    /// ranked.
     pub fn plan(&mut self, facts: &EngineFacts, running: &[RowId], waiting: &[RowId]) -> &Plan {
         self.waiting = facts.waiting;
         self.rekey_pools(facts.now_ms);
         self.scheduler.plan(facts, running, waiting)
     }
 
-    /// In the place of [`Driver::plan`], for a step of an engine that [`Driver::is_stock`] and not [`Driver::is_watched`]:
-    /// the engine keeps its own order and budget.
+    /// Replaces [`Driver::plan`] for a step of an engine that [`Driver::is_stock`] and not [`Driver::is_watched`]: the
+    /// engine keeps its own order and budget.
     pub fn keep(&mut self, facts: &EngineFacts) {
         self.waiting = facts.waiting;
         self.scheduler.keep(facts);
     }
 
-    /// The engine scheduled the step that was planned at `now_ms`: tokens of each request, and those of nobody's request
-    /// (probes).
+    /// Report the step planned at `now_ms`: the tokens of each request, and in `besides` those of requests that the
+    /// table does not hold (probes).
     pub fn scheduled(&mut self, now_ms: f64, given: &[(RowId, u32)], besides: u32) {
         self.scheduler.scheduled(now_ms, given.iter().copied());
         self.scheduler.mirror().scheduled_besides(besides);
     }
 
-    /// The request was admitted with this many of its tokens already computed (prefix cache).
+    /// Report that the request was admitted with this many of its tokens already computed (prefix cache).
     pub fn admitted(&mut self, row: RowId, cached_tokens: u32) {
         self.scheduler.mirror().admitted(row, cached_tokens);
     }
 
-    /// The engine's own count of a request's computed tokens.
+    /// Report the engine's own count of a request's computed tokens.
     pub fn set_computed(&mut self, row: RowId, computed_tokens: u32) {
         self.scheduler.mirror().table.set_computed(row, computed_tokens);
     }
 
-    /// What is reported next happened at `now_ms`. Without it, at the plan of the latest step.
+    /// Set the time of the next reports. Without this call, it is the time of the latest plan.
     pub fn set_clock(&mut self, now_ms: f64) {
         self.scheduler.mirror().hold_time(now_ms);
     }
 
-    /// The tokens that a step has generated, in order for each request, several of one where the engine speculates. Those of a
-    /// request that is not live are passed over.
+    /// Report the tokens that a step has generated, in order for each request; a speculating engine may report several
+    /// per request. Requests that are not live are skipped.
     pub fn generated(&mut self, tokens: &[(RowId, u32)]) {
         self.events.clear();
         let table = &mut self.scheduler.mirror().table;
@@ -186,8 +189,8 @@ impl Driver {
         }
     }
 
-    /// End the requests that the engine has lost without a word: those that `has` does not know, and of which nothing was heard
-    /// for a minute. Returns the rows that they had. A call within a minute of the one before does nothing.
+    /// Remove the requests that the engine has lost without a notice: those that `has` does not know and that had no
+    /// news for a minute. Returns their rows. A call within a minute of the last one does nothing.
     pub fn reap(&mut self, now_ms: f64, has: impl Fn(&str) -> bool) -> Vec<RowId> {
         let now_ms = self.scheduler.mirror().hold_time(now_ms);
         if self.reaped_ms.is_some_and(|then_ms| now_ms - then_ms <= STALE.as_secs_f64() * 1e3) {
@@ -201,8 +204,8 @@ impl Driver {
         lost.iter().filter_map(|id| self.finished(id, "lost")).collect()
     }
 
-    /// The request lost its KV blocks and waits again; `blocks` is how many that only it attended. True when it answers and
-    /// one that does not could have gone instead.
+    /// Report that the request lost its KV blocks and waits again; `blocks` counts those that only it used. Returns
+    /// true when it answers and a request that does not answer could have gone instead.
     pub fn preempted(&mut self, row: RowId, blocks: u32) -> bool {
         if self.request(row).is_some_and(|request| request.phase() == ThinkPhase::Output) {
             self.kv.output_critical_evictions += u64::from(blocks);
@@ -210,12 +213,12 @@ impl Driver {
         self.scheduler.mirror().preempted(row)
     }
 
-    /// The request has no KV blocks, and nobody chose it: all lost theirs, or it was so before this engine was there.
+    /// Report that the request has no KV blocks without any policy's choice: all lost theirs, or it had none before.
     pub fn lost_blocks(&mut self, row: RowId) {
         self.scheduler.mirror().lost_blocks(row);
     }
 
-    /// The request is over; `reason` is the engine's word for why. Returns the row that it had.
+    /// Remove an ended request; `reason` is the engine's word for the reason. Returns the row that it had.
     pub fn finished(&mut self, id: &str, reason: &str) -> Option<RowId> {
         let row = self.by_id.remove(id);
         if let Some(row) = row {
@@ -241,18 +244,18 @@ impl Driver {
         row
     }
 
-    /// The engine ran dry: the time until the next step is not a step's.
+    /// Report that the engine is idle: the time until the next step belongs to no step.
     pub fn idle(&mut self) {
         self.scheduler.mirror().idle();
     }
 
-    /// What the latest plan left to run could not run, and the engine lifted its caps.
+    /// Report that the latest plan left no runnable request, so that the engine lifted its caps.
     pub fn overruled(&mut self) {
         self.scheduler.overruled();
     }
 
-    /// Whether the next step is the engine's own: `native:fcfs` decides in the dispatch slot, and neither the configuration
-    /// nor a swap has a say in KV memory or thinking. The engine is only followed then.
+    /// Whether the next step is the engine's own: `native:fcfs` decides in the dispatch slot, and neither the
+    /// configuration nor a swap affects KV memory or thinking. Meridian then only follows the engine.
     #[must_use]
     pub fn is_stock(&mut self) -> bool {
         let policy = &self.config.policy;
@@ -262,7 +265,7 @@ impl Driver {
             && self.budget.is_decided_by(&policy.budget.source)
     }
 
-    /// Whether a shadow or a recording sees what the dispatch slot decides.
+    /// Whether a shadow or a recording sees the decisions of the dispatch slot.
     #[must_use]
     pub fn is_watched(&mut self) -> bool {
         self.scheduler.decider().is_watched()
@@ -273,29 +276,29 @@ impl Driver {
         &mut self.scheduler
     }
 
-    /// The eviction slot, to ask it about anything.
+    /// The eviction slot, for direct questions.
     pub fn eviction(&mut self) -> &mut EvictionSlot {
         &mut self.eviction
     }
 
-    /// The budget slot, to ask it about anything.
+    /// The budget slot, for direct questions.
     pub fn budget(&mut self) -> &mut BudgetSlot {
         &mut self.budget
     }
 
-    /// The configuration it was started with.
+    /// The configuration that the engine started with.
     #[must_use]
     pub fn config(&self) -> &MeridianConfig {
         &self.config
     }
 
-    /// What it was told when it was started.
+    /// The settings that the engine started with.
     #[must_use]
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// Fill in what a status tells of the engine itself.
+    /// Fill in the part of a status that describes the engine itself.
     pub(crate) fn describe(&mut self, status: &mut ProcessStatus) {
         status.requests = self.scheduler.mirror().phases();
         status.phase_events = self.phase_events;

@@ -11,7 +11,7 @@ use crate::services::Services;
 use crate::slots::Slots;
 use crate::{Components, Driver, EngineError};
 
-/// What an engine is told when it starts, beside its configuration.
+/// Settings for the start of an engine, beside its configuration.
 ///
 /// ```
 /// let settings = meridian_engine::Settings { block_tokens: 32, ..Default::default() };
@@ -19,11 +19,12 @@ use crate::{Components, Driver, EngineError};
 /// ```
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// What relative paths of the configuration are relative to.
+    /// Folder that relative paths of the configuration start from.
     pub base_dir: PathBuf,
-    /// Where compiled components are kept between processes when `policy.cache_dir` says nothing; `None` compiles every time.
+    /// Folder of compiled components when `policy.cache_dir` is empty, kept between processes; `None` compiles every
+    /// time.
     pub cache_dir: Option<PathBuf>,
-    /// What starts and ends thinking in the model's output; whether thinking may resume is `model.resumes`.
+    /// Markers that start and end thinking in the model's output; `model.resumes` says whether thinking may resume.
     pub markers: Markers,
     /// Tokens in a KV block.
     pub block_tokens: u32,
@@ -31,14 +32,14 @@ pub struct Settings {
     pub steps_ahead: usize,
     /// The model's name, for status and traces.
     pub model: String,
-    /// Start the admin listener, the metrics and the traces that the configuration asks for.
+    /// Start the admin listener, the metrics and the traces that the configuration enables.
     pub serves: bool,
     /// The engine itself schedules by priority.
     pub priority_first: bool,
 }
 
 impl Default for Settings {
-    /// A model without thinking, in blocks of 16 tokens, synchronous; nothing listens.
+    /// A model without thinking, blocks of 16 tokens, synchronous scheduling, no listeners.
     fn default() -> Self {
         Self {
             base_dir: PathBuf::from("."),
@@ -53,19 +54,20 @@ impl Default for Settings {
     }
 }
 
-/// One engine. The thread that schedules takes [`Engine::drive`] for each step; any thread may change its policies meanwhile.
+/// One engine. The scheduling thread calls [`Engine::drive`] for each step; any thread may change its policies
+/// meanwhile.
 pub struct Engine {
     driver: Arc<Mutex<Driver>>,
     controller: Arc<Controller>,
-    /// What has threads, ports or files; ended by [`Engine::shutdown`].
+    /// Owners of threads, ports and files; [`Engine::shutdown`] ends them.
     services: Mutex<Services>,
 }
 
 impl Engine {
-    /// Load the policies of the configuration, and start what it asks for. Compiling a component takes tens of milliseconds.
+    /// Load the policies of the configuration and start its services. Compiling a component takes tens of milliseconds.
     ///
     /// # Errors
-    /// The field of the configuration that cannot be used, and why.
+    /// The field of the configuration that cannot be used, and the reason.
     pub fn start(config: MeridianConfig, mut settings: Settings) -> Result<Self, EngineError> {
         config.validate()?;
         let base_dir = settings.base_dir.clone();
@@ -73,14 +75,14 @@ impl Engine {
         let configured = Some(&config.policy.cache_dir).filter(|dir| !dir.is_empty()).map(|dir| base_dir.join(dir));
         let components = Components::new(configured.or_else(|| settings.cache_dir.clone()), keys);
         settings.markers = settings.markers.with_resuming(config.model.resumes);
-        // Filled once the driver is there: the slots come first.
+        // Filled when the driver exists: the slots come first.
         let driver = Arc::new(OnceLock::new());
         let status = process_status(Arc::clone(&driver), settings.model.clone());
         let Slots { dispatch, eviction, budget, controller, recorder } =
             Slots::new(&config, &base_dir, components, Box::new(status))?;
         let (model, serves) = (settings.model.clone(), settings.serves);
         let started = Arc::new(Mutex::new(Driver::new(config.clone(), settings, dispatch, eviction, budget)));
-        // Nobody else has set it.
+        // No other code has set it.
         let _ = driver.set(Arc::downgrade(&started));
         let controller = Arc::new(controller);
         let control = Arc::clone(&controller) as Arc<dyn Control>;
@@ -89,43 +91,43 @@ impl Engine {
         Ok(Self { driver: started, controller, services: Mutex::new(services) })
     }
 
-    /// The engine, for the thread that schedules. A status that is asked for meanwhile waits, so it is not to be kept longer
-    /// than a step; and a thread that holds it must not ask for a status, drive again or shut down.
+    /// The engine, for the scheduling thread. A status request from another thread waits meanwhile, so hold the guard
+    /// for at most a step. A thread that holds it must not request a status, drive again or shut down.
     pub fn drive(&self) -> MutexGuard<'_, Driver> {
         lock(&self.driver)
     }
 
-    /// Load a policy and put it to `mode`. May compile a component; the slot is held for microseconds at the end.
+    /// Load a policy and put it to `mode`. May compile a component; holds the slot for microseconds at the end.
     ///
     /// # Errors
-    /// Why it is refused.
+    /// The reason for a refusal.
     pub fn swap(&self, slot: SlotName, upload: &Upload<'_>, mode: Mode) -> Result<SwapReport, ControlError> {
         self.controller.put(slot, upload, mode)
     }
 
-    /// Everything else that may be done to its policies, and what they did.
+    /// All other controls of its policies, and their status.
     #[must_use]
     pub fn control(&self) -> &Controller {
         &self.controller
     }
 
-    /// End what has threads, ports or files, within some seconds. The engine goes on with the policies it has, which cannot
-    /// be changed any more.
+    /// Stop the services that have threads, ports or files, within some seconds. The engine keeps its policies, which
+    /// can no longer be changed.
     pub fn shutdown(&self) {
         let services = std::mem::take(&mut *lock(&self.services));
-        // First: nobody who waits for the end begins to compile.
+        // First, so that no waiting caller starts a compilation.
         self.controller.close();
-        // Waits for threads, some seconds at most; one that compiles ends by itself.
+        // Waits for threads, some seconds at most; a compiling thread ends by itself.
         drop(services);
     }
 }
 
-/// A panic while the lock was held leaves counters at worst half updated; the engine goes on.
+/// A panic under the lock leaves at worst half-updated counters; the engine continues.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Facts about the engine, once it is there, for whoever asks from another thread.
+/// Facts about the engine, once it exists, for other threads.
 fn process_status(
     driver: Arc<OnceLock<Weak<Mutex<Driver>>>>,
     model: String,

@@ -7,10 +7,10 @@ pub enum EngineError {
     /// A value of the configuration that was not read from a file.
     #[error(transparent)]
     Config(#[from] meridian_core::Error),
-    /// A key of `policy.trusted_keys` is none.
+    /// A key of `policy.trusted_keys` is not valid.
     #[error(transparent)]
     TrustedKeys(#[from] meridian_wasm::KeyError),
-    /// The policy that a slot is configured with was refused.
+    /// The configured policy of a slot was refused.
     #[error("policy.{}.source: {reason}", slot.label())]
     Policy {
         /// The slot.

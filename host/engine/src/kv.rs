@@ -1,18 +1,18 @@
-//! The KV memory of an engine, as far as Meridian has a say in it.
+//! The part of an engine's KV memory that Meridian manages.
 
 use meridian_core::{CachedBlocks, EvictionColumn, KvGrowth, Leaving, LeavingBlock, Memory, RowId};
 use meridian_runtime::control::KvStatus;
 
 use crate::Driver;
 
-/// A pool of the engine's KV blocks, or a store beside it, whose order of eviction is kept.
+/// A pool of the engine's KV blocks, or a store beside it, with an order of eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pool(usize);
 
 /// The pools of one engine.
 #[derive(Default)]
 pub(crate) struct Kv {
-    /// Meridian has a say in the engine's own pools.
+    /// Meridian manages the engine's own pools.
     orders: bool,
     pools: Vec<Kept>,
     /// KV blocks that answers in progress have lost.
@@ -21,26 +21,26 @@ pub(crate) struct Kv {
 
 struct Kept {
     blocks: CachedBlocks,
-    /// Beside the engine's memory.
+    /// The store lies beside the engine's memory.
     is_store: bool,
 }
 
 impl Driver {
-    /// The engine preempts whoever is last in its running list: when a step may be short of KV blocks, plans put requests
-    /// that answer before those that do not.
+    /// Tell the planner that the engine preempts the last request in its running list. When a step may lack KV blocks,
+    /// plans then put requests that answer before those that do not.
     pub fn keep_answers_ahead(&mut self, growth: KvGrowth) {
         self.kv.orders = true;
         self.scheduler.keep_answers_ahead(growth);
     }
 
-    /// The mirror of a pool of `blocks` KV blocks, to be filled by [`CachedBlocks::resync`]. With `keeps_dead` what is dead
-    /// stays in the cache and is the first to go.
+    /// Add the mirror of a pool of `blocks` KV blocks; fill it with [`CachedBlocks::resync`]. With `keeps_dead`, dead
+    /// blocks stay in the cache and go first.
     pub fn add_pool(&mut self, blocks: u32, block_tokens: u32, keeps_dead: bool) -> Pool {
         let blocks = CachedBlocks::new(blocks, block_tokens);
         self.add(if keeps_dead { blocks.keeping_dead() } else { blocks }, false)
     }
 
-    /// The order of eviction of a store beside the engine's memory, of `chunks` chunks.
+    /// Add the order of eviction of a store of `chunks` chunks beside the engine's memory.
     pub fn add_store(&mut self, chunks: u32, block_tokens: u32) -> Pool {
         self.add(CachedBlocks::new(chunks, block_tokens).keeping_dead(), true)
     }
@@ -50,46 +50,46 @@ impl Driver {
         Pool(self.kv.pools.len() - 1)
     }
 
-    /// The mirror of a pool, to feed it.
+    /// The mirror of a pool, to update it.
     ///
     /// # Panics
-    /// When this engine has no such pool: one belongs to the engine that added it. So do [`Driver::leaving`] and
-    /// [`Driver::rekey`].
+    /// When this engine has no such pool: a pool belongs to the engine that added it. [`Driver::leaving`] and
+    /// [`Driver::rekey`] panic likewise.
     pub fn pool(&mut self, pool: Pool) -> &mut CachedBlocks {
         &mut self.kv.pools[pool.0].blocks
     }
 
-    /// These blocks lose their last reader; see [`CachedBlocks::leaving`].
+    /// Report that these blocks lose their last reader; see [`CachedBlocks::leaving`].
     pub fn leaving(&mut self, pool: Pool, blocks: &[LeavingBlock], now_ms: f64) -> Leaving {
         self.kv.pools[pool.0].blocks.leaving(&mut self.eviction, blocks, now_ms)
     }
 
-    /// Ask the policy about what another one has ranked before it; see [`CachedBlocks::rekey`]. Returns of how many blocks.
+    /// Rank blocks again that another policy has ranked; see [`CachedBlocks::rekey`]. Returns the number of blocks.
     /// [`Driver::plan`] does so for the engine's own pools.
     pub fn rekey(&mut self, pool: Pool, now_ms: f64) -> usize {
         self.kv.pools[pool.0].blocks.rekey(&mut self.eviction, now_ms)
     }
 
-    /// The same for the engine's own pools, where a step is not planned.
+    /// The same for the engine's own pools, for steps without a plan.
     pub fn rekey_pools(&mut self, now_ms: f64) {
         for Kept { blocks, .. } in self.kv.pools.iter_mut().filter(|pool| !pool.is_store) {
             blocks.rekey(&mut self.eviction, now_ms);
         }
     }
 
-    /// Whether a policy reads how many KV blocks each request would free: they are dear to count.
+    /// Whether a policy reads how many KV blocks each request would free; counting them is expensive.
     #[must_use]
     pub fn reads_victim_blocks(&self) -> bool {
         self.eviction.reads(EvictionColumn::Blocks)
     }
 
-    /// Which of `running` gives up its KV blocks; `blocks` are those that only it attends, for each, or empty when nobody
-    /// reads them. `None` leaves it to the engine.
+    /// The index of the request in `running` that gives up its KV blocks. `blocks` counts the blocks that only it uses,
+    /// for each request, or is empty if no policy reads them. `None` leaves the choice to the engine.
     pub fn victim(&mut self, memory: &Memory, running: &[RowId], blocks: &[u32]) -> Option<usize> {
         self.scheduler.mirror().victim(&mut self.eviction, memory, running, blocks)
     }
 
-    /// What became of the engine's KV memory; `None` where it is the engine's own affair.
+    /// Counters of the engine's KV memory; `None` if the engine manages it alone.
     #[must_use]
     pub fn kv_status(&mut self) -> Option<KvStatus> {
         let Kv { orders, pools, output_critical_evictions } = &self.kv;

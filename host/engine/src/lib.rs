@@ -1,5 +1,5 @@
-//! One engine: its policies, slots and services, and the calls of its life. The vLLM plugin and Rust programs drive it alike;
-//! the simulator takes its loader.
+//! One engine: its policies, slots and services, and the calls of its life. The vLLM plugin and Rust programs drive it
+//! the same way; the simulator uses its loader.
 //!
 //! ```
 //! use meridian_core::{EngineFacts, Markers, MeridianConfig, NewRequest, SlotName};

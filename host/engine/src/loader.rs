@@ -10,18 +10,18 @@ use meridian_runtime::Contender;
 use meridian_wasm::{GuestKind, LoadError, PolicyComponent, PolicyLimits, Runtime, TrustedKeys};
 use thiserror::Error;
 
-/// Why a policy is not loaded. Each is one line.
+/// The reason why a policy is not loaded, in one line.
 #[derive(Debug, Error)]
 pub enum PolicyError {
-    /// No such native policy, or it refused its options.
+    /// No native policy has this name, or it refused its options.
     #[error(transparent)]
     Native(#[from] NativeError),
     /// The component was refused.
     #[error("{}{error}", prefix(at))]
     Component {
-        /// Its path; empty for one that was uploaded.
+        /// Its path; empty for an uploaded component.
         at: String,
-        /// Why.
+        /// The reason.
         error: LoadError,
     },
 }
@@ -31,15 +31,15 @@ fn prefix(at: &str) -> String {
 }
 
 impl PolicyError {
-    /// Whether the machine is the reason, and not the policy. A component that took too long to compile is not tried again
-    /// by itself: it would occupy the compiler for ever.
+    /// Whether the cause is the machine, and not the policy. A component that took too long to compile is not
+    /// transient: each retry would occupy the compiler again.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::Component { error: LoadError::CompilerBusy { .. } | LoadError::Setup { .. }, .. })
     }
 }
 
-/// Compiles components. wasmtime is set up at the first one: an engine with native policies needs none.
+/// Compiles components. The first one sets up wasmtime; an engine with only native policies needs none.
 #[derive(Default)]
 pub struct Components {
     runtime: Mutex<Option<Runtime>>,
@@ -49,7 +49,7 @@ pub struct Components {
 
 impl Components {
     /// `cache_dir` holds compiled components between processes; `None` compiles every time. With any trusted key, a
-    /// component is loaded only with a signature by one of them.
+    /// component needs a signature by one of the keys.
     #[must_use]
     pub fn new(cache_dir: Option<PathBuf>, trusted_keys: TrustedKeys) -> Self {
         Self { runtime: Mutex::default(), cache_dir, trusted_keys }
@@ -58,7 +58,7 @@ impl Components {
     /// The policy that `source` names: `native:NAME`, or a component's path relative to `base_dir`.
     ///
     /// # Errors
-    /// The file and why it is refused. Names of native policies are checked when one is started.
+    /// The file, and the reason for its refusal. Starting a policy checks the name of a native policy.
     pub fn open(&self, source: &str, base_dir: &Path) -> Result<Origin, PolicyError> {
         match source.strip_prefix("native:") {
             Some(name) => Ok(Origin::native(name)),
@@ -69,16 +69,16 @@ impl Components {
     /// The component in a file.
     ///
     /// # Errors
-    /// The file and why it is refused.
+    /// The file, and the reason for its refusal.
     pub fn file(&self, path: &Path) -> Result<Origin, PolicyError> {
         let component = self.runtime().and_then(|runtime| runtime.load_file(path));
         Origin::of(component, path.display().to_string())
     }
 
-    /// A component's bytes, which `source` says the origin of; `signature` is the text that `minisign -S` writes.
+    /// A component from bytes; `source` names their origin, and `signature` is the text that `minisign -S` writes.
     ///
     /// # Errors
-    /// Why it is refused, without the source.
+    /// The reason for the refusal, without the source.
     pub fn bytes(&self, bytes: &[u8], signature: Option<&str>, source: &str) -> Result<Origin, PolicyError> {
         let component = self.runtime().and_then(|runtime| runtime.load_signed(bytes, signature));
         Ok(Origin { source: source.to_owned(), ..Origin::of(component, String::new())? })
@@ -95,17 +95,17 @@ impl Components {
     }
 }
 
-/// What every policy of a slot is started with.
+/// Limits and targets for every policy of a slot.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Terms {
-    /// What a component may use.
+    /// Limits of a component.
     pub limits: PolicyLimits,
     /// The deployment's targets.
     pub targets: Targets,
 }
 
 impl Terms {
-    /// Those of a slot of an engine.
+    /// The terms of a slot of an engine.
     #[must_use]
     pub fn of(slot: &SlotConfig, targets: Targets) -> Self {
         let limits = PolicyLimits {
@@ -116,14 +116,14 @@ impl Terms {
         Self { limits, targets }
     }
 
-    /// Those of a run that no engine waits for, and whose result must not depend on how busy the machine is.
+    /// Terms for a run that no engine waits for, and whose result must not depend on the load of the machine.
     #[must_use]
     pub fn unhurried(targets: Targets, memory_mib: u32) -> Self {
         Self { limits: PolicyLimits { memory_bytes: (memory_mib as usize) << 20, ..PolicyLimits::UNHURRIED }, targets }
     }
 }
 
-/// Where the policies of a name come from: they are started from it, each with options of its own.
+/// The code of a policy. Policies start from it, each with its own options.
 ///
 /// ```
 /// use meridian_core::{Dispatch, MeridianConfig};
@@ -138,9 +138,9 @@ impl Terms {
 #[derive(Clone)]
 pub struct Origin {
     code: Code,
-    /// `native:NAME`, a path, or what an upload says of itself.
+    /// `native:NAME`, a path, or the name that an upload gives itself.
     source: String,
-    /// What errors begin with.
+    /// Prefix of errors.
     at: String,
 }
 
@@ -170,7 +170,7 @@ impl Origin {
         &self.source
     }
 
-    /// The component; `None` of a native policy.
+    /// The component; `None` for a native policy.
     #[must_use]
     pub fn component(&self) -> Option<&PolicyComponent> {
         match &self.code {
@@ -202,10 +202,10 @@ impl Origin {
         Ok(slots)
     }
 
-    /// Start a policy of slot `K`. `options` is one JSON object. Takes as long as starting takes, but nothing is compiled.
+    /// Start a policy of slot `K`. `options` is one JSON object. The call waits for the start, but compiles nothing.
     ///
     /// # Errors
-    /// There is none for the slot, it refused its options, or it faulted while starting.
+    /// The origin has no policy for the slot, or the policy refused its options or faulted while starting.
     pub fn policy<K: GuestKind>(&self, terms: Terms, options: &str) -> Result<Box<dyn Policy<K>>, PolicyError> {
         match &self.code {
             Code::Native(name) => Ok(native::policy(name, terms.targets, options)?),
@@ -216,7 +216,7 @@ impl Origin {
         }
     }
 
-    /// The same, with what a slot wants to know of a policy.
+    /// The same, with the data that a slot needs of a policy.
     ///
     /// # Errors
     /// As [`Origin::policy`].
@@ -224,14 +224,14 @@ impl Origin {
         Ok(self.contender(self.policy(terms, options)?, terms, options))
     }
 
-    /// What a slot wants to know of a policy that was started from here, and perhaps wrapped since.
+    /// The data that a slot needs of a policy that was started from this origin and perhaps wrapped since.
     pub fn contender<K: GuestKind>(&self, policy: Box<dyn Policy<K>>, terms: Terms, options: &str) -> Contender<K> {
         let sha256 = self.component().map_or("", PolicyComponent::sha256);
         let contender = Contender::new(policy, sha256, &self.source).with_options(options);
         if self.component().is_none() {
             return contender;
         }
-        // Options that are uploaded name no file.
+        // Uploaded options name no file.
         let origin = Self { at: String::new(), ..self.clone() };
         contender.with_remake(Arc::new(move |options: &str| {
             origin.policy(terms, options).map_err(|error| error.to_string())

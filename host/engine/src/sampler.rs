@@ -1,5 +1,5 @@
-//! Where tokens are sampled: which rows of a model runner's batch are forced, guarded and measured. It runs in the process
-//! that samples, without the engine of the process that schedules; the two speak in datagrams (ADR 0011).
+//! The sampling side: which rows of a model runner's batch to force, guard and measure. It runs in the sampling
+//! process, without the engine of the scheduling process; the two exchange datagrams (ADR 0011).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,32 +7,32 @@ use std::sync::Arc;
 use meridian_core::budget::{Demand, EndRules, Enforcer, Measured, Order, Report, ThinkLimits};
 use meridian_core::{Error, Markers, Pattern};
 
-/// Requests that left the batch and may come back; beyond these the ones longest away are forgotten, and begin again from
-/// what their arrival told.
+/// Most requests that left the batch and may return. Beyond this, the ones longest away are forgotten; they start again
+/// from the data of their arrival.
 const PARKED: usize = 1 << 16;
 
-/// A model runner's own list of a request's output tokens, which it goes on writing.
+/// A model runner's own list of a request's output tokens, which it continues to write.
 pub trait Outputs {
-    /// What reading it takes, such as an interpreter's lock.
+    /// Access that a reader needs, such as an interpreter's lock.
     type Access<'a>: Copy;
 
-    /// Tokens in the list.
+    /// Number of tokens in the list.
     fn count(&self, access: Self::Access<'_>) -> usize;
 
-    /// The token at a place; `None` for a placeholder: sampled, and not known yet.
+    /// The token at an index; `None` for a placeholder: sampled, but not known yet.
     fn token(&self, access: Self::Access<'_>, at: usize) -> Option<u32>;
 }
 
-/// The rows of a model runner's batch, as far as their thinking is concerned. One thread uses it.
+/// The rows of a model runner's batch and the state of their thinking. For one thread only.
 pub struct SamplerRows<O> {
-    /// Of requests that come from now on; `None` while the model has no end of thinking.
+    /// Rules for new requests; `None` while the model has no end of thinking.
     rules: Option<Arc<EndRules>>,
     rows: Vec<Option<Row<O>>>,
-    /// Requests that are away, without their lists.
+    /// Requests that left the batch, without their lists.
     parked: HashMap<u64, Box<Request<O>>>,
-    /// Orders about requests that wait: they came before them.
+    /// Orders that arrived before their requests.
     early: HashMap<u64, Early>,
-    /// What the latest step measures, in the order of its rows.
+    /// The measurements of the latest step, in the order of its rows.
     measured: Vec<(u64, u32, Measured)>,
 }
 
@@ -43,72 +43,73 @@ struct Early {
 }
 
 struct Row<O> {
-    /// The scheduler's number of the request; `None` when nobody follows it there.
+    /// The scheduler's number of the request; `None` if no scheduler follows it.
     key: Option<u64>,
     what: What<O>,
 }
 
 enum What<O> {
-    /// The first and only token of a probe tells its entropy. The probe is known by the token that it was due at.
+    /// The first and only token of a probe gives its entropy. The number of the token that it was due at identifies the
+    /// probe.
     Probe(u32),
     Request(Box<Request<O>>),
 }
 
 struct Request<O> {
     enforcer: Enforcer,
-    /// Those that held when it came.
+    /// The rules at its arrival.
     rules: Arc<EndRules>,
-    /// The model runner's own list of its output tokens; without one, tokens are told.
+    /// The model runner's own list of its output tokens; without one, the caller pushes tokens.
     outputs: Option<O>,
     is_measured: bool,
     /// Number of the token at which an end of sequence was likelier than the end marker.
     guarded: Option<u32>,
-    /// Limits that no step has taken in yet: they are about tokens that the list may hold already.
+    /// Limits that no step has applied yet: they concern tokens that the list may hold already.
     ordered: Vec<(u32, u32)>,
     is_gone: bool,
 }
 
-/// What a request brings when it takes a row.
+/// The data of a request that takes a row.
 pub struct Arriving<'a, O> {
-    /// The scheduler's number of the request; `None` when nobody follows it there.
+    /// The scheduler's number of the request; `None` if no scheduler follows it.
     pub key: Option<u64>,
     /// End of its templated prompt.
     pub prompt_tail: &'a [u32],
-    /// The model runner's list of its tokens; `None` when they are told by [`SamplerRows::push`].
+    /// The model runner's list of its tokens; `None` if [`SamplerRows::push`] delivers them.
     pub outputs: Option<O>,
-    /// Think tokens at most, as long as no order says otherwise.
+    /// Most think tokens until an order changes the limit.
     pub max_think_tokens: u32,
     /// Generating any of these ends its thinking.
     pub interrupts: Vec<Pattern>,
     /// An end of sequence inside the thinking becomes the end marker.
     pub guards_eos: bool,
-    /// The entropy of its tokens is wanted.
+    /// Whether to measure the entropy of its tokens.
     pub is_measured: bool,
 }
 
-/// What a step is to do with its rows.
+/// The actions of a step on its rows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SamplerStep {
-    /// Rows that are forced, and the token of each.
+    /// Rows to force, with the token of each.
     pub forced: Vec<usize>,
     #[allow(missing_docs)]
     pub tokens: Vec<u32>,
     /// Rows whose end of sequence becomes the end marker.
     pub guarded: Vec<usize>,
-    /// Rows whose entropy is wanted.
+    /// Rows to measure.
     pub measured: Vec<usize>,
 }
 
 impl<O> Default for SamplerRows<O> {
-    /// Rows of nobody, where nothing is ended.
+    /// Empty rows; no rule ends thinking.
     fn default() -> Self {
         Self { rules: None, rows: Vec::new(), parked: HashMap::new(), early: HashMap::new(), measured: Vec::new() }
     }
 }
 
 impl<O: Outputs> SamplerRows<O> {
-    /// How thinking ends for the requests that come from now on; `None` ends nothing. `forced` is the phrase, an end marker,
-    /// and what stands before the answer; empty for the first end marker.
+    /// Set how thinking ends for new requests; `None` ends nothing. `forced` is the phrase, an end marker, and the text
+    /// before the answer; empty for the first end marker.
     ///
     /// # Errors
     /// The forced ending does not end thinking.
@@ -118,19 +119,20 @@ impl<O: Outputs> SamplerRows<O> {
         Ok(())
     }
 
-    /// What an end of sequence inside thinking becomes; 0 while the model has no end of thinking, where nothing is guarded.
+    /// The token that replaces an end of sequence inside thinking; 0 while the model has no end of thinking, where
+    /// nothing is guarded.
     #[must_use]
     pub fn guard_token(&self) -> u32 {
         self.rules.as_ref().map_or(0, |rules| rules.guard_token())
     }
 
-    /// Whether the end marker has more tokens than that one.
+    /// Whether the end marker has more tokens than [`Self::guard_token`].
     #[must_use]
     pub fn guard_continues(&self) -> bool {
         self.rules.as_ref().is_some_and(|rules| rules.guard_continues())
     }
 
-    /// A request takes this row.
+    /// Put a request into this row.
     pub fn add(&mut self, access: O::Access<'_>, row: usize, arriving: Arriving<'_, O>) {
         let Arriving { key, prompt_tail, outputs, max_think_tokens, interrupts, guards_eos, is_measured } = arriving;
         let mut request = match (key.and_then(|key| self.take_out(key)), &self.rules) {
@@ -158,12 +160,12 @@ impl<O: Outputs> SamplerRows<O> {
         *self.seat(row) = Some(Row { key, what: What::Request(request) });
     }
 
-    /// The probe of a request, due after so many of its tokens, takes this row.
+    /// Put the probe of a request, due after `at` of its tokens, into this row.
     pub fn add_probe(&mut self, row: usize, key: u64, at: u32) {
         *self.seat(row) = Some(Row { key: Some(key), what: What::Probe(at) });
     }
 
-    /// A request moves to another row, or two change places.
+    /// Move a request to another row, or swap two.
     pub fn move_row(&mut self, from: usize, to: usize, swaps: bool) {
         self.grow(from.max(to));
         if !swaps {
@@ -172,7 +174,7 @@ impl<O: Outputs> SamplerRows<O> {
         self.rows.swap(from, to);
     }
 
-    /// Tokens of a request that has no list: all that it has generated, when `from_start`, else what came since.
+    /// Deliver tokens of a request without a list: all its generated tokens with `from_start`, else the new ones.
     pub fn push(&mut self, row: usize, tokens: &[u32], from_start: bool) {
         let Some(Some(Row { what: What::Request(request), .. })) = self.rows.get_mut(row) else { return };
         if from_start {
@@ -182,7 +184,7 @@ impl<O: Outputs> SamplerRows<O> {
         }
     }
 
-    /// Tokens that the request in this row has taken in; None when it is nobody's.
+    /// Number of tokens that the request in this row has taken in; `None` for an empty row.
     #[must_use]
     pub fn tokens(&self, row: usize) -> Option<u32> {
         match self.rows.get(row)? {
@@ -191,7 +193,7 @@ impl<O: Outputs> SamplerRows<O> {
         }
     }
 
-    /// What the scheduler tells: a datagram, from anybody.
+    /// Take in a datagram of orders from the scheduler. The sender is not trusted.
     pub fn receive(&mut self, datagram: &[u8]) {
         for order in Order::read_all(datagram) {
             match order {
@@ -199,7 +201,7 @@ impl<O: Outputs> SamplerRows<O> {
                     if let Some(request) = self.find(key) {
                         request.ordered.push((from, max_think_tokens));
                     } else if let Some(early) = self.early(key) {
-                        // A policy changes its mind a few times at most; the latest counts.
+                        // A policy changes its limit a few times at most; the latest counts.
                         early.limits.retain(|(at, _)| *at != from);
                         early.limits.push((from, max_think_tokens));
                     }
@@ -223,7 +225,8 @@ impl<O: Outputs> SamplerRows<O> {
         }
     }
 
-    /// A step is about to sample: what it is to do. `rows` are those that sample; without it the first `count` do.
+    /// The actions of a step that is about to sample. `rows` are the sampling rows; without it, the first `count` rows
+    /// sample.
     pub fn step(&mut self, access: O::Access<'_>, count: usize, rows: Option<Vec<usize>>) -> SamplerStep {
         self.measured.clear();
         let SamplerStep { mut forced, mut tokens, mut guarded, mut measured } = SamplerStep::default();
@@ -247,7 +250,7 @@ impl<O: Outputs> SamplerRows<O> {
             match request.enforcer.demand(&request.rules) {
                 Demand::Free => {}
                 Demand::Guarded => {
-                    // The whole step has one guard token: a request that came under other rules goes without.
+                    // The whole step has one guard token, so a request with other rules has no guard.
                     if self.rules.as_ref().is_some_and(|rules| Arc::ptr_eq(rules, &request.rules)) {
                         guarded.push(index);
                     }
@@ -266,7 +269,7 @@ impl<O: Outputs> SamplerRows<O> {
         SamplerStep { forced, tokens, guarded, measured }
     }
 
-    /// At these rows of the step an end of sequence is likelier than the end marker that it becomes.
+    /// Report the rows of the step in which an end of sequence is likelier than the end marker that replaces it.
     pub fn guard(&mut self, rows: &[usize]) {
         for index in rows {
             let Some(Some(Row { key, what: What::Request(request) })) = self.rows.get_mut(*index) else { continue };
@@ -281,22 +284,23 @@ impl<O: Outputs> SamplerRows<O> {
         }
     }
 
-    /// What the step has to tell once its entropies are known, which may be after later steps; None for nothing.
+    /// The report of the step, to complete when its entropies are known, perhaps after later steps; `None` for an empty
+    /// report.
     pub fn told(&mut self) -> Option<StepReport> {
         let measured = std::mem::take(&mut self.measured);
         (!measured.is_empty()).then_some(StepReport { measured })
     }
 }
 
-/// What one step measured, without the entropies.
+/// The measurements of one step, without the entropies.
 #[derive(Clone, Debug)]
 pub struct StepReport {
     measured: Vec<(u64, u32, Measured)>,
 }
 
 impl StepReport {
-    /// A datagram for the scheduler. `entropies` are in nats, in the order of the step's measured rows; those that are
-    /// missing were not measured.
+    /// A datagram for the scheduler. `entropies` are in nats, in the order of the step's measured rows; missing ones
+    /// count as not measured.
     #[must_use]
     pub fn datagram(&self, entropies: &[f32]) -> Vec<u8> {
         let mut datagram = Vec::with_capacity(self.measured.len() * Report::BYTES);
@@ -309,7 +313,7 @@ impl StepReport {
 }
 
 impl<O> SamplerRows<O> {
-    /// The row is nobody's that matters.
+    /// Clear a row: it holds no request to follow.
     pub fn remove(&mut self, row: usize) {
         let Some(left) = self.rows.get_mut(row).and_then(Option::take) else { return };
         if let Row { key: Some(key), what: What::Request(mut request) } = left
@@ -333,7 +337,8 @@ impl<O> SamplerRows<O> {
         }
     }
 
-    /// A request that is away, or still in a row: a model runner may let one in again without saying that it left.
+    /// Take out a request that is away or still in a row: a model runner may admit it again without reporting that it
+    /// left.
     fn take_out(&mut self, key: u64) -> Option<Box<Request<O>>> {
         if let Some(away) = self.parked.remove(&key) {
             return Some(away);
@@ -345,7 +350,7 @@ impl<O> SamplerRows<O> {
         }
     }
 
-    /// `None` when there are too many: nobody but the scheduler knows so many requests.
+    /// `None` when there are too many: only the scheduler knows so many requests.
     fn early(&mut self, key: u64) -> Option<&mut Early> {
         if self.early.len() == PARKED && !self.early.contains_key(&key) {
             return None;
@@ -365,12 +370,12 @@ impl<O> SamplerRows<O> {
 }
 
 impl<O: Outputs> Request<O> {
-    /// Take in what the model runner has added to the list.
+    /// Take in the tokens that the model runner has added to the list.
     fn catch_up(&mut self, access: O::Access<'_>) {
         let Some(outputs) = &self.outputs else { return };
         let (known, mut at) = (outputs.count(access), self.enforcer.tokens() as usize);
         if at > known {
-            // Tokens were taken back: KV that could not be loaded.
+            // The runner took tokens back: KV that could not be loaded.
             let again = (0..known).map_while(|at| outputs.token(access, at));
             return self.enforcer.replay(&self.rules, again);
         }
@@ -387,7 +392,7 @@ impl<O> Request<O> {
     fn take(&mut self, token: u32) {
         let rules = &*self.rules;
         let stands_for_eos = self.guarded == Some(self.enforcer.tokens()) && token == rules.guard_token();
-        // As whoever samples has done before this token.
+        // As the sampler has done before this token.
         self.enforcer.demand(rules);
         if stands_for_eos && rules.guard_continues() {
             self.enforcer.push_guarded(rules, token);

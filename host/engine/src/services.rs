@@ -1,4 +1,4 @@
-//! What an engine runs beside its steps: listeners, watches of files, traces, the recording.
+//! The services of an engine beside its steps: listeners, file watches, traces, the recording.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use meridian_runtime::recording::Recorder;
 use meridian_runtime::traces::Traces;
 use meridian_runtime::watch::{FileWatch, WatchedFile};
 
-/// What has threads, ports or files. Dropped in this order: nobody may change a policy through a listener that is about
-/// to end.
+/// Owners of threads, ports and files. They drop in this order, so that no caller changes a policy through a listener
+/// that is about to end.
 #[derive(Default)]
 #[expect(dead_code, reason = "held for what ends with them")]
 pub(crate) struct Services {
@@ -23,8 +23,8 @@ pub(crate) struct Services {
 }
 
 impl Services {
-    /// Start what the configuration asks for: with `serves` the listeners and the traces, and a watch of each
-    /// component's file. The recording goes on until they have ended.
+    /// Start the services of the configuration: a watch of each component's file and, with `serves`, the listeners and
+    /// the traces. The recording continues until they have ended.
     pub(crate) fn start(
         config: &MeridianConfig,
         base_dir: &Path,
@@ -33,7 +33,7 @@ impl Services {
         serves: bool,
         recorder: Option<Recorder>,
     ) -> Self {
-        // Before anybody can change what was loaded.
+        // Before any caller can change the loaded policies.
         let loaded = control.status().slots;
         let trace = || Traces::start(&config.telemetry, model, Some(Arc::clone(control)));
         let traces = if serves { trace() } else { Ok(None) };
@@ -61,7 +61,7 @@ impl Services {
         Self { admin, watches, traces, recorder }
     }
 
-    /// Who is to be told of requests that end.
+    /// The traces that receive ended requests.
     pub(crate) fn traces(&self) -> Option<Arc<Traces>> {
         self.traces.clone()
     }
@@ -71,7 +71,7 @@ impl Drop for Services {
     fn drop(&mut self) {
         self.admin.take();
         self.watches.clear();
-        // The engine holds it as well.
+        // The engine holds a reference too.
         if let Some(traces) = &self.traces {
             traces.close();
         }

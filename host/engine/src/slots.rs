@@ -1,4 +1,4 @@
-//! The three slots of one engine as its configuration wants them, and what changes their policies.
+//! The three slots of one engine as its configuration defines them, and the control of their policies.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use meridian_wasm::GuestKind;
 
 use crate::{Components, EngineError, Origin, PolicyError, Terms};
 
-/// Loads policies for a slot as its table in `[policy]` says.
+/// Loads policies for a slot, with the limits of its table in `[policy]`.
 struct SlotLoader {
     components: Arc<Components>,
     terms: Terms,
@@ -35,7 +35,7 @@ impl<K: GuestKind> Loader<K> for SlotLoader {
         loaded.map_err(|error: PolicyError| Refusal { why: error.to_string(), is_transient: error.is_transient() })
     }
 
-    /// Those of the configuration belong to the policy that it names; components take its place.
+    /// The configured options belong to the policy that the configuration names; components take its place.
     fn configured_options(&self, policy: &Given<'_>) -> String {
         match policy {
             Given::Native(name) if self.source.strip_prefix("native:") != Some(*name) => "{}".into(),
@@ -44,7 +44,7 @@ impl<K: GuestKind> Loader<K> for SlotLoader {
     }
 }
 
-/// The slots of an engine, and what changes their policies.
+/// The slots of an engine, and the control of their policies.
 pub(crate) struct Slots {
     pub(crate) dispatch: DispatchSlot,
     pub(crate) eviction: EvictionSlot,
@@ -54,7 +54,7 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    /// The policies that the configuration names, started. `status` tells facts about the engine.
+    /// Start the policies that the configuration names. `status` gives facts about the engine.
     pub(crate) fn new(
         config: &MeridianConfig,
         base_dir: &Path,
@@ -86,7 +86,7 @@ impl Slots {
     }
 }
 
-/// The recorder that the configuration asks for.
+/// The recorder of the configuration.
 fn recorder(config: &MeridianConfig, base_dir: &Path) -> Result<Option<Recorder>, EngineError> {
     let dir = &config.policy.record_dir;
     if dir.is_empty() {
@@ -108,8 +108,8 @@ fn slot<K: GuestKind>(
     let options = serde_json::to_string(&slot.config).expect("values of a TOML table");
     let started = components.open(&slot.source, base_dir).and_then(|origin| origin.start::<K>(terms, &options));
     let mut contender = started.map_err(|error| refused(error.to_string()))?;
-    // So that the first call, the slowest, is not in a step. There is no version before it that could decide, and a busy
-    // machine at its start is no reason not to serve: strikes and quarantine see to one that goes on faulting.
+    // The first call is the slowest, so make it before the first step. No earlier version could decide, and a busy
+    // machine is no reason not to start; strikes and quarantine handle a version that keeps faulting.
     if let Err(trial) = contender.warm_up() {
         tracing::warn!(slot = K::NAME.label(), source = slot.source, "the configured policy {trial}");
         let _ = contender.policy.start_anew();
@@ -131,7 +131,7 @@ fn slot<K: GuestKind>(
     Ok((made, ControlledSlot { control, loader }))
 }
 
-/// How many faults put a version into quarantine.
+/// The number of faults that puts a version into quarantine.
 #[must_use]
 pub fn strike_limits(config: &MeridianConfig) -> StrikeLimits {
     StrikeLimits { max_strikes: config.policy.max_strikes, window_ms: f64::from(config.policy.strike_window_s) * 1e3 }

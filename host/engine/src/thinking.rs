@@ -1,4 +1,4 @@
-//! The thinking of an engine's requests, where something can end it.
+//! The thinking of an engine's requests, where Meridian can end it.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,10 +8,10 @@ use meridian_core::{Error, Pattern, RequestTable};
 
 use crate::Driver;
 
-/// Keys of requests are not used again in a process: a sampler may remember those of an engine that was taken out.
+/// Keys are never reused in a process: a sampler may remember the keys of an engine that was taken out.
 static NEXT_FIRST_KEY: AtomicU64 = AtomicU64::new(1);
 
-/// What recognising the ends of lines and of thinking takes, in tokens of the model.
+/// The model's tokens for the ends of lines and of thinking.
 #[derive(Clone, Debug, Default)]
 pub struct ThinkTokens {
     /// The forced ending.
@@ -25,7 +25,7 @@ pub struct ThinkTokens {
 }
 
 impl Driver {
-    /// Follow the thinking of the requests from here on: whoever samples can force its end. With `can_probe` the engine can
+    /// Follow the thinking of requests from now on: the samplers can force its end. With `can_probe`, the engine can
     /// run probes.
     ///
     /// # Errors
@@ -53,7 +53,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Ask the budget slot about what is new; returns what is to be told to the samplers before the next step.
+    /// Ask the budget slot about new facts; returns the orders for the samplers before the next step.
     pub fn judge_thinking(&mut self, now_ms: f64, free_blocks: u32, total_blocks: u32) -> &[u8] {
         let [_, thinking, answering] =
             self.scheduler.mirror().phases().map(|count| u32::try_from(count).unwrap_or(u32::MAX));
@@ -65,14 +65,14 @@ impl Driver {
         }
     }
 
-    /// The budgets and the table that they are about, for what the samplers and probes report; `None` where nothing is
+    /// The budgets and the table of their requests, for the reports of samplers and probes; `None` if no thinking is
     /// followed.
     pub fn thinking(&mut self) -> Option<(&mut ThinkBudgets, &mut RequestTable)> {
         let Self { thinking, scheduler, .. } = self;
         Some((thinking.as_mut()?, &mut scheduler.mirror().table))
     }
 
-    /// What was done to the thinking of its requests; `None` where nothing is followed.
+    /// Counters of the budget actions on its requests; `None` if no thinking is followed.
     #[must_use]
     pub fn thinking_status(&self) -> Option<BudgetStatus> {
         self.thinking.as_ref().map(ThinkBudgets::status)

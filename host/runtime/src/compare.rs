@@ -1,9 +1,9 @@
 use meridian_core::Ranker;
 
-/// How many of the first candidates are compared as a set.
+/// Number of first candidates that are compared as a set.
 const TOP: usize = 8;
 
-/// How far two sets of keys put the candidates in the same order.
+/// Compares the orders that two sets of keys give the candidates.
 #[derive(Default)]
 pub(crate) struct Compare {
     ranker: Ranker,
@@ -12,8 +12,8 @@ pub(crate) struct Compare {
 }
 
 impl Compare {
-    /// Spearman's rank correlation of two orders of the same candidates (at least two), and the share of the first 8 that
-    /// both put first.
+    /// Spearman's rank correlation of two orders of the same candidates (at least two), and the share of the first 8
+    /// that both put first.
     pub(crate) fn orders(&mut self, one: &[f32], other: &[f32]) -> (f64, f64) {
         let Self { ranker, order, ranks } = self;
         for (keys, ranks) in [one, other].into_iter().zip(ranks.iter_mut()) {

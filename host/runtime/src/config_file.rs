@@ -1,4 +1,4 @@
-//! `meridian.toml` on disk: where it is looked up, and what is refused before it is parsed.
+//! `meridian.toml` on disk: where it is searched for, and checks before it is parsed.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -19,15 +19,15 @@ pub enum ConfigFileError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         cause: std::io::Error,
     },
-    /// What was read is no text of a fitting size.
+    /// The contents are not text of an allowed size.
     #[error("{}: {reason}", path.display())]
     Unfit {
         /// The file.
         path: PathBuf,
-        /// What it is and what was expected.
+        /// The contents and the expectation.
         reason: &'static str,
     },
     /// The text is not a valid configuration.
@@ -40,18 +40,18 @@ pub enum ConfigFileError {
     },
 }
 
-/// A configuration and the file it is from.
+/// A configuration and its file.
 #[derive(Debug)]
 pub struct ConfigFile {
-    /// The file; `None` when there is none and the defaults hold.
+    /// The file; `None` when there is no file and the defaults hold.
     pub path: Option<PathBuf>,
-    /// What relative paths in the file are relative to.
+    /// Folder that relative paths in the file start from.
     pub base_dir: PathBuf,
     /// The effective configuration, and the origin of each value.
     pub parsed: Parsed,
 }
 
-/// What the lookup depends on besides the file system.
+/// The inputs of the search besides the file system.
 #[derive(Clone, Debug, Default)]
 pub struct Surroundings {
     /// `$MERIDIAN_CONFIG`; empty counts as not set.
@@ -63,15 +63,15 @@ pub struct Surroundings {
 }
 
 impl Surroundings {
-    /// Those of this process, as of now.
+    /// The surroundings of this process, as of now.
     #[must_use]
     pub fn of_process() -> Self {
         let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         Self { named: set("MERIDIAN_CONFIG"), home: set("HOME").map(PathBuf::from), working_dir: PathBuf::new() }
     }
 
-    /// The file to read: `explicit`, `$MERIDIAN_CONFIG`, `./meridian.toml`, `~/.config/meridian/meridian.toml`. The first
-    /// two need not exist; to read them tells.
+    /// The file to read: `explicit`, `$MERIDIAN_CONFIG`, `./meridian.toml`, `~/.config/meridian/meridian.toml`. The
+    /// first two need not exist; reading them then fails.
     #[must_use]
     pub fn find(&self, explicit: Option<&Path>) -> Option<PathBuf> {
         if let Some(path) = explicit.or_else(|| self.named.as_ref().map(Path::new)) {
@@ -81,7 +81,7 @@ impl Surroundings {
         [Some(self.working_dir.join("meridian.toml")), in_home].into_iter().flatten().find(|path| path.is_file())
     }
 
-    /// Find, read and parse the configuration; the defaults when there is no file.
+    /// Find, read and parse the configuration; without a file, return the defaults.
     ///
     /// # Errors
     /// The file cannot be read, is larger than [`MAX_BYTES`], is not UTF-8 or is not valid.
@@ -99,7 +99,7 @@ impl Surroundings {
     }
 }
 
-/// As [`Surroundings::load`], in those of this process.
+/// As [`Surroundings::load`], in the surroundings of this process.
 ///
 /// # Errors
 /// The same.

@@ -1,4 +1,4 @@
-//! What can be asked of a running engine process: by the file watch, the admin listener, Python, `meridian ctl`.
+//! Control of a running engine process, for the file watch, the admin listener, Python and `meridian ctl`.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -7,22 +7,22 @@ use meridian_core::budget::BudgetStatus;
 
 pub use meridian_core::SlotName;
 
-/// Largest component that is taken from a file or a client, bytes; the host for components refuses larger ones too.
+/// Largest component from a file or a client, bytes; the host for components refuses larger ones too.
 pub const MAX_COMPONENT_BYTES: usize = 32 << 20;
 
 /// A policy that is, was or may become active.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Version {
-    /// What the policy calls itself.
+    /// The name that the policy gives itself.
     pub name: String,
     /// Its own version, free form.
     pub version: String,
     /// SHA-256 of the component, lower-case hexadecimal; empty for a native policy.
     pub sha256: String,
-    /// Where it came from: `native:NAME`, a path, `admin`.
+    /// Its origin: `native:NAME`, a path, `admin`.
     pub source: String,
-    /// The options it was started with, one JSON object; empty where they are not known. Shown as an object, and only
-    /// where there are any.
+    /// The options of its start, one JSON object; empty where they are unknown. Serialized as an object, and only if
+    /// not empty.
     #[serde(default, with = "options_as_object", skip_serializing_if = "has_no_options")]
     pub options: String,
 }
@@ -44,25 +44,25 @@ mod options_as_object {
     }
 }
 
-/// What a contender is put to.
+/// The role of a contender.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// Decide from the next step on.
+    /// It decides from the next step on.
     #[default]
     Active,
-    /// Be asked beside the active policy, and change nothing.
+    /// It is compared with the active policy, and changes nothing.
     Shadow,
 }
 
-/// A policy that is to be put into a slot.
+/// A policy to put into a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Upload<'a> {
     /// The policy.
     pub policy: Given<'a>,
-    /// Its options, one JSON object; `None` for those that the configuration gives it.
+    /// Its options, one JSON object; `None` for the options of the configuration.
     pub options: Option<&'a str>,
-    /// Where it came from.
+    /// Its origin.
     pub source: &'a str,
 }
 
@@ -73,12 +73,12 @@ pub enum Given<'a> {
     Component {
         /// Its bytes.
         bytes: &'a [u8],
-        /// The text of its minisign signature, if it came with one.
+        /// The text of its minisign signature, if it has one.
         signature: Option<&'a str>,
     },
     /// The native policy of this name, without `native:`.
     Native(&'a str),
-    /// The active one, with other options.
+    /// The active policy, with other options.
     Active,
 }
 
@@ -100,43 +100,43 @@ impl<'a> Upload<'a> {
 /// Largest [`Upload::options`], bytes.
 pub const MAX_OPTIONS_BYTES: usize = 64 << 10;
 
-/// What became of the state of the policy before.
+/// The fate of the previous policy's state.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "kind", content = "why")]
 pub enum StateHandover {
-    /// There was none: the policy before keeps no state.
+    /// There was none: the previous policy keeps no state.
     #[default]
     Stateless,
     /// The new policy took it over.
     Restored,
-    /// The new policy keeps what it has gathered itself, in shadow or before its quarantine.
+    /// The new policy keeps its own state, from its time in shadow or before its quarantine.
     Own,
-    /// The new policy starts fresh; why.
+    /// The new policy starts fresh, for this reason.
     Reset(String),
 }
 
-/// A change that was carried out.
+/// A completed change.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SwapReport {
     /// The slot.
     pub slot: SlotName,
-    /// What was done: `swap`, `shadow`, `promote`, `rollback`, `release`, `stop-shadow`; `unchanged` when the slot had the
-    /// same policy with the same options.
+    /// The change: `swap`, `shadow`, `promote`, `rollback`, `release`, `stop-shadow`; `unchanged` when the slot already
+    /// had the same policy with the same options.
     pub action: String,
-    /// Who decides now.
+    /// The active version now.
     pub active: Version,
-    /// Who decided before.
+    /// The active version before.
     pub previous: Version,
-    /// What became of its state.
+    /// The fate of its state.
     pub state: StateHandover,
-    /// Time the slot was held for the change, microseconds: at most this was added to a step.
+    /// Time that the change held the slot, microseconds: at most this much was added to a step.
     pub held_us: f64,
 }
 
-/// The [`SwapReport::action`] of an upload that the slot had already.
+/// The [`SwapReport::action`] of an upload that the slot already had.
 pub const UNCHANGED: &str = "unchanged";
 
-/// A fault, as it is kept for the operator and for reproducing it.
+/// A fault, kept for the operator and for its reproduction.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FaultEntry {
     /// The slot.
@@ -147,7 +147,7 @@ pub struct FaultEntry {
     pub kind: String,
     /// One line.
     pub detail: String,
-    /// Whose.
+    /// The version that faulted.
     pub version: Version,
     /// Whether it faulted in shadow, where it changed nothing.
     pub shadow: bool,
@@ -169,14 +169,14 @@ pub struct FaultBatch {
     pub facts: serde_json::Value,
 }
 
-/// How far a shadow agrees with the active policy. Means over the compared steps.
+/// How closely a shadow agrees with the active policy. Means over the compared steps.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ShadowStatus {
     /// The contender.
     pub version: Version,
     /// Steps compared.
     pub compared: u64,
-    /// Steps left out because the shadow had not finished an earlier one.
+    /// Steps skipped because the shadow had not finished an earlier one.
     pub skipped: u64,
     /// Faults, which changed nothing.
     pub faults: u64,
@@ -184,7 +184,7 @@ pub struct ShadowStatus {
     pub rank_correlation: f64,
     /// Mean share of the first 8 that both put first.
     pub top_overlap: f64,
-    /// Judgements other than keys that differ: token budgets, thresholds, verdicts.
+    /// Different answers other than keys: token budgets, thresholds, verdicts.
     pub differences: u64,
     /// Mean time of its decision, microseconds.
     pub deciding_us: f64,
@@ -195,17 +195,17 @@ pub struct ShadowStatus {
 pub struct SlotStatus {
     /// The slot.
     pub slot: SlotName,
-    /// Who decides.
+    /// The active version.
     pub active: Version,
-    /// Who a rollback would bring back.
+    /// The version that a rollback would restore.
     pub previous: Option<Version>,
     /// The contender in shadow.
     pub shadow: Option<ShadowStatus>,
-    /// The version in quarantine, and how long until it is tried again, milliseconds.
+    /// The version in quarantine, and the time until its next trial, milliseconds.
     pub quarantine: Option<(Version, f64)>,
     /// Decisions by source: `policy`, `default`, `fallback`.
     pub decisions: [u64; 3],
-    /// Time spent deciding in all, seconds.
+    /// Total time of decisions, seconds.
     pub deciding_s: f64,
     /// Decisions by duration: at most 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000 microseconds, and longer.
     pub deciding_buckets: [u64; 13],
@@ -218,7 +218,7 @@ pub struct SlotStatus {
     pub idle_plans: u64,
     /// Swaps so far, promotions and rollbacks included.
     pub swaps: u64,
-    /// Last attempt to change the policy that failed: what was tried and why it was refused.
+    /// The latest refused change of the policy, with the reason.
     pub last_refusal: Option<String>,
 }
 
@@ -231,11 +231,11 @@ pub const DECIDING_BUCKETS_US: [f64; 12] =
 pub struct ProcessStatus {
     /// Process id.
     pub pid: u32,
-    /// Of Meridian.
+    /// Version of Meridian.
     pub version: String,
     /// The served model, as the engine names it.
     pub model: String,
-    /// Seconds since the engine was made.
+    /// Seconds since the engine started.
     pub uptime_s: f64,
     /// Live requests in prefill, think and output.
     pub requests: [u64; 3],
@@ -248,10 +248,10 @@ pub struct ProcessStatus {
     pub preemptions: [u64; 3],
     /// Learned step time, milliseconds: fixed, a decode token, a prefill token.
     pub step_time_ms: Option<[f64; 3]>,
-    /// KV memory, where Meridian orders it.
+    /// KV memory, where Meridian manages it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv: Option<KvStatus>,
-    /// Thinking, where something can end it.
+    /// Thinking, where Meridian can end it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget: Option<BudgetStatus>,
     /// The slots.
@@ -259,58 +259,58 @@ pub struct ProcessStatus {
     /// The recording, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recording: Option<RecordingStatus>,
-    /// What the listeners of the process could not do, a line each: a port that is taken, a token that cannot be read.
+    /// Problems of the listeners, a line each: an occupied port, an unreadable token.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
 }
 
-/// What happened to KV memory since the engine was made.
+/// Counters of KV memory since the start of the engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvStatus {
     /// Blocks evicted: dead thinking, other cached blocks, blocks of answers in progress.
     pub evictions: [u64; 3],
-    /// Chunks that a store beside the engine's memory gave up, by the same tiers.
+    /// Chunks that a store beside the engine's memory evicted, by the same tiers.
     #[serde(default)]
     pub offload_evictions: [u64; 3],
-    /// Tokens of admitted requests that the prefix cache had: of prompts, thinking, output.
+    /// Tokens of admitted requests found in the prefix cache: of prompts, thinking, output.
     pub hit_tokens: [u64; 3],
-    /// The same of tokens it did not have.
+    /// The same for tokens that it did not hold.
     pub missed_tokens: [u64; 3],
     /// Tokens computed again because of a preemption.
     pub recomputed_tokens: u64,
-    /// Preemptions of a request that answered while one that did not had KV blocks.
+    /// Preemptions of a request that answered, while another that did not answer had KV blocks.
     pub avoidable_output_preemptions: u64,
-    /// Blocks put at the front of the engine's own queue, because a policy said so.
+    /// Blocks that a policy moved to the front of the engine's own queue.
     pub moved_blocks: u64,
-    /// Times the mirror of the engine's free blocks was filled anew; 1 for each pool at the start.
+    /// Times that the mirror of the engine's free blocks was refilled; 1 for each pool at the start.
     pub resyncs: u64,
 }
 
-/// How a recording is.
+/// State of a recording.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordingStatus {
     /// The folder.
     pub dir: String,
-    /// Decisions that were written, of all slots.
+    /// Recorded decisions, of all slots.
     pub recorded: u64,
-    /// Decisions that were not, because the writer was behind or has stopped.
+    /// Decisions that were not recorded, because the writer was late or has stopped.
     pub dropped: u64,
-    /// Bytes of the files that are kept.
+    /// Bytes of the kept files.
     pub bytes: u64,
-    /// Why the recording stopped.
+    /// The reason why the recording stopped.
     pub stopped: Option<String>,
 }
 
-/// Why a change was refused. The policy that was active stays.
+/// The reason for a refused change. The active policy stays.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ControlError {
-    /// The contender is not what it should be; one line for the operator.
+    /// The contender is not valid; one line for the operator.
     #[error("{0}")]
     Refused(String),
-    /// It cannot be done now, and may be later; one line for the operator.
+    /// The change is not possible now, but may be later; one line for the operator.
     #[error("{0}")]
     Busy(String),
-    /// A later change of the slot was carried out while the contender was loaded.
+    /// A later change of the slot was completed while the contender was loading.
     #[error("{}: not changed: a later change of this slot was carried out while the policy was loaded", .0.label())]
     Overtaken(SlotName),
     /// There is nothing to promote, roll back to, release or stop.
@@ -318,7 +318,7 @@ pub enum ControlError {
     Nothing {
         /// The slot.
         slot: SlotName,
-        /// What is missing.
+        /// The missing thing.
         what: &'static str,
     },
     /// This process has no such slot.
@@ -326,21 +326,21 @@ pub enum ControlError {
     NoSuchSlot(SlotName),
 }
 
-/// An engine process, as the admin listener, the file watch and Python see it. Methods are called from any thread but the
-/// one that schedules. [`Control::put`] of a component takes as long as compiling takes; all others take milliseconds, also
-/// while a component is compiled.
+/// An engine process, as the admin listener, the file watch and Python see it. Any thread but the scheduling thread
+/// calls its methods. [`Control::put`] of a component takes as long as its compilation; all others take milliseconds,
+/// even during a compilation.
 pub trait Control: Send + Sync {
-    /// How things are. Takes microseconds.
+    /// The state of the process. Takes microseconds.
     fn status(&self) -> ProcessStatus;
 
     /// The latest faults, oldest first, at most a few hundred.
     fn faults(&self) -> Vec<FaultEntry>;
 
-    /// Load a policy and put it to `mode`. A slot that has it already, with the same options, stays as it is.
+    /// Load a policy and put it to `mode`. A slot that already has it, with the same options, stays unchanged.
     ///
     /// # Errors
-    /// [`ControlError::Refused`] when it is not a policy that may decide, [`ControlError::Busy`] when that could not be
-    /// found out, [`ControlError::Overtaken`] after a later change; nothing has changed then.
+    /// [`ControlError::Refused`] when it is not a policy that may decide, [`ControlError::Busy`] when the host could
+    /// not find out, [`ControlError::Overtaken`] after a later change. Nothing has changed then.
     fn put(&self, slot: SlotName, upload: &Upload<'_>, mode: Mode) -> Result<SwapReport, ControlError>;
 
     /// Make the shadow active.
@@ -355,13 +355,13 @@ pub trait Control: Send + Sync {
     /// [`ControlError::Nothing`] without a previous version.
     fn rollback(&self, slot: SlotName) -> Result<SwapReport, ControlError>;
 
-    /// Try a version in quarantine again at once.
+    /// Retry the version in quarantine at once.
     ///
     /// # Errors
-    /// [`ControlError::Nothing`] when none is in quarantine.
+    /// [`ControlError::Nothing`] when no version is in quarantine.
     fn release(&self, slot: SlotName) -> Result<SwapReport, ControlError>;
 
-    /// End the shadow.
+    /// Stop the shadow.
     ///
     /// # Errors
     /// [`ControlError::Nothing`] without a shadow.

@@ -10,7 +10,7 @@ use crate::control::{
 };
 use crate::slot::{Contender, SlotControl};
 
-/// Why a component is not loaded.
+/// The reason why a component is not loaded.
 ///
 /// ```
 /// use meridian_runtime::Refusal;
@@ -21,44 +21,44 @@ use crate::slot::{Contender, SlotControl};
 pub struct Refusal {
     /// One line for the operator.
     pub why: String,
-    /// The same component may be taken later: nothing was found out about it.
+    /// A later load of the same component may succeed: this one found out nothing about it.
     pub is_transient: bool,
 }
 
 impl From<String> for Refusal {
-    /// For good.
+    /// A permanent refusal.
     fn from(why: String) -> Self {
         Self { why, is_transient: false }
     }
 }
 
-/// Makes policies of slot `K`, started. Called off the deciding thread; takes as long as compiling takes.
+/// Makes and starts policies of slot `K`. Not called on the deciding thread; takes as long as a compilation.
 pub trait Loader<K: SlotKind>: Send + Sync {
-    /// Make a native policy, or check, compile and start a component, after its signature where keys are trusted. The
-    /// upload has its options, and is not [`Given::Active`].
+    /// Make a native policy, or check, compile and start a component; with trusted keys, verify its signature first.
+    /// The upload has its options, and is not [`Given::Active`].
     ///
     /// # Errors
-    /// Why it is refused, and whether for good.
+    /// The reason for the refusal, and whether it is permanent.
     fn load(&self, upload: &Upload<'_>) -> Result<Contender<K>, Refusal>;
 
-    /// The options of a policy that comes without any, one JSON object.
+    /// The default options of a policy, one JSON object.
     fn configured_options(&self, policy: &Given<'_>) -> String {
         let _ = policy;
         "{}".into()
     }
 }
 
-/// Facts about the engine for [`ProcessStatus`]; the slots are filled in by the controller. Takes microseconds.
+/// Facts about the engine for [`ProcessStatus`]; the controller fills in the slots. Takes microseconds.
 pub type EngineStatus = Box<dyn Fn() -> ProcessStatus + Send + Sync>;
 
-/// How the recording is.
+/// The state of the recording.
 pub type RecordingStatusOf = Box<dyn Fn() -> RecordingStatus + Send + Sync>;
 
-/// A slot and what loads its policies.
+/// A slot and the loader of its policies.
 pub struct ControlledSlot<K: SlotKind> {
     /// The slot.
     pub control: SlotControl<K>,
-    /// What loads its policies.
+    /// The loader of its policies.
     pub loader: Box<dyn Loader<K>>,
 }
 
@@ -72,21 +72,21 @@ pub struct Controller {
     /// One for each slot, in the order of [`SlotName::ALL`].
     orders: [Mutex<Order>; SlotName::ALL.len()],
     line: Mutex<Line>,
-    /// Somebody's turn is over, or all changes are.
+    /// A turn has ended, or all changes have.
     over: Condvar,
 }
 
-/// Who may have a component compiled: one at a time, in the order they came. What compiles nothing does not stand in line.
+/// The queue for compilation: one component at a time, in order of arrival. Changes that compile nothing do not queue.
 #[derive(Default)]
 struct Line {
-    /// Of who comes next.
+    /// Number of the next arrival.
     next: u64,
-    /// Whose turn it is.
+    /// Number whose turn it is.
     turn: u64,
     is_closed: bool,
 }
 
-/// Held while a component is compiled.
+/// Held during a compilation.
 struct Turn<'a>(&'a Controller);
 
 impl Drop for Turn<'_> {
@@ -96,13 +96,13 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// The changes of a slot in the order they were asked for. The lock is held for the last part of each, which takes
+/// The changes of a slot in the order of their requests. The lock is held for the last part of each, which takes
 /// milliseconds.
 #[derive(Default)]
 struct Order {
-    /// Uploads so far, which are numbered from 1.
+    /// Number of uploads so far; they are numbered from 1.
     uploads: u64,
-    /// Uploads up to this one came too late: a change that was asked for after them has been carried out.
+    /// Uploads up to this number are too late: a change that was requested after them has been completed.
     overtaken: Overtaken,
 }
 
@@ -151,20 +151,20 @@ impl Controller {
         Self { budget: Some(slot), ..self }
     }
 
-    /// The same with a recording, which `status` tells of. Takes microseconds.
+    /// The same with a recording for `status`. Takes microseconds.
     #[must_use]
     pub fn with_recording(self, status: RecordingStatusOf) -> Self {
         Self { recording: Some(status), ..self }
     }
 
-    /// Have every change refused that waits or comes, as [`ControlError::Busy`]. One whose component is being compiled
-    /// changes nothing any more; its caller waits for the compiler. Takes microseconds.
+    /// Refuse every waiting and later change as [`ControlError::Busy`]. A change whose component is being compiled has
+    /// no effect any more; its caller waits for the compiler. Takes microseconds.
     pub fn close(&self) {
         self.line().is_closed = true;
         self.over.notify_all();
     }
 
-    /// What is guarded is consistent at any time.
+    /// The guarded data is consistent at any time.
     fn line(&self) -> MutexGuard<'_, Line> {
         self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -177,7 +177,7 @@ impl Controller {
         if self.line().is_closed { Err(ControlError::Busy(ENDS.into())) } else { Ok(()) }
     }
 
-    /// Wait for those who came before.
+    /// Wait for earlier arrivals.
     fn turn(&self) -> Result<Turn<'_>, ControlError> {
         let mut line = self.line();
         let own = line.next;
@@ -189,8 +189,8 @@ impl Controller {
         Ok(Turn(self))
     }
 
-    /// Carry out a change that compiles nothing: at once, whatever is being compiled. With `overtakes`, what is being
-    /// loaded for the slot in that mode will not be put there.
+    /// Make a change that compiles nothing, at once, even during a compilation. With `overtakes`, a policy that is
+    /// loading for the slot in that mode is discarded.
     fn at_once(
         &self,
         name: SlotName,
@@ -230,7 +230,7 @@ impl Control for Controller {
 
     fn faults(&self) -> Vec<FaultEntry> {
         let mut faults: Vec<FaultEntry> = self.slots().flat_map(Changeable::faults).collect();
-        // Each slot's are in order; so are those of one time.
+        // Each slot's faults are in order; a stable sort keeps them so at equal times.
         faults.sort_by(|one, other| one.now_ms.total_cmp(&other.now_ms));
         faults
     }
@@ -247,7 +247,7 @@ impl Control for Controller {
             if *order.overtaken.of(mode) < number { Ok(()) } else { Err(ControlError::Overtaken(name)) }
         };
         let wanted = slot.wanted(upload)?;
-        // What the slot has already is the latest order all the same.
+        // An upload of the present policy is the latest order all the same.
         let unchanged = || {
             let mut order = self.order(name);
             check_order(&mut order)?;
@@ -264,7 +264,7 @@ impl Control for Controller {
             Given::Component { .. } => Some(self.turn()?),
             Given::Native(_) | Given::Active => None,
         };
-        // Another may have put it there while this one waited.
+        // Another caller may have put it there while this one waited.
         if let Some(report) = unchanged()? {
             return Ok(report);
         }
@@ -293,11 +293,11 @@ impl Control for Controller {
     }
 }
 
-/// What a slot is to have, as far as it is known before it is loaded.
+/// The wanted policy, as far as it is known before it is loaded.
 struct Wanted {
-    /// Of a component.
+    /// For a component.
     sha256: Option<String>,
-    /// Of a native policy.
+    /// For a native policy.
     source: Option<String>,
     options: String,
 }
@@ -314,10 +314,10 @@ impl Wanted {
     }
 }
 
-/// Options in one form: equal ones are equal texts.
+/// Options in one form: equal options have equal texts.
 ///
 /// # Errors
-/// What they are and what they must be.
+/// The options, and the expectation.
 fn checked_options(options: &str) -> Result<String, String> {
     if options.is_empty() {
         return Ok("{}".into());
@@ -331,19 +331,19 @@ fn checked_options(options: &str) -> Result<String, String> {
     Ok(object.to_string())
 }
 
-/// Puts what was loaded into its slot; takes milliseconds.
+/// Puts the loaded policy into its slot; takes milliseconds.
 type Install<'a> = Box<dyn FnOnce(Mode) -> Result<SwapReport, ControlError> + 'a>;
 
 /// A slot of any kind.
 trait Changeable {
     fn status(&self) -> SlotStatus;
     fn faults(&self) -> Vec<FaultEntry>;
-    /// What an upload asks for.
+    /// The policy that an upload asks for.
     fn wanted(&self, upload: &Upload<'_>) -> Result<Wanted, ControlError>;
     /// Whether the slot has it.
     fn has(&self, wanted: &Wanted, mode: Mode) -> bool;
     fn unchanged(&self) -> SwapReport;
-    /// Load it with these options and try it. Nothing is changed but the log of refusals.
+    /// Load it with these options and try it. Nothing changes but the log of refusals.
     fn load(&self, upload: &Upload<'_>, options: &str) -> Result<Install<'_>, ControlError>;
     fn promote(&self) -> Result<SwapReport, ControlError>;
     fn rollback(&self) -> Result<SwapReport, ControlError>;
@@ -414,7 +414,7 @@ impl<K: SlotKind> Changeable for ControlledSlot<K> {
         let contender = self.loaded(upload, options).map_err(|Refusal { why, is_transient }| {
             let source = upload.source;
             if is_transient {
-                // No fault of the contender's, and whoever tries again and again does not fill the log of faults.
+                // This is no fault of the contender, and a caller that retries often must not fill the log of faults.
                 tracing::warn!(slot = K::NAME.label(), source, why, "a contender cannot be loaded now");
                 return ControlError::Busy(why);
             }
@@ -445,7 +445,7 @@ impl<K: SlotKind> Changeable for ControlledSlot<K> {
     }
 }
 
-/// Every change is logged.
+/// Log every change.
 fn told(report: SwapReport) -> SwapReport {
     let SwapReport { slot, action, active, previous, state, held_us } = &report;
     tracing::info!(

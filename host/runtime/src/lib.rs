@@ -1,5 +1,6 @@
-//! The policy slots and what surrounds them: an active policy, and the native default that decides the same batch when the
-//! active one faults. The dispatch slot decides the steps of a [`MeridianScheduler`](meridian_core::MeridianScheduler).
+//! The policy slots and their surroundings: an active policy, and the native default that decides the same batch when
+//! the active one faults. The dispatch slot decides the steps of a
+//! [`MeridianScheduler`](meridian_core::MeridianScheduler).
 //!
 //! ```
 //! use meridian_core::types::RequestId;

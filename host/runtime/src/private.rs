@@ -5,7 +5,7 @@ use std::io::Read;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 
-/// The user of this process. A process's own folder in /proc carries it.
+/// The user of this process, read from the owner of its folder in /proc.
 fn own_uid() -> Option<u32> {
     fs::metadata("/proc/self").ok().map(|own| own.uid())
 }
@@ -18,10 +18,10 @@ fn check_owner(metadata: &Metadata) -> Result<(), String> {
     }
 }
 
-/// Make a folder of mode 0700, and its parents; one that is there is given that mode.
+/// Make a folder of mode 0700, and its parents; an existing folder gets that mode.
 ///
 /// # Errors
-/// Why it is not private, to follow its path.
+/// The reason why it is not private; the text follows its path.
 pub(crate) fn make_dir(dir: &Path) -> Result<(), String> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
     made.map_err(|error| format!("cannot be made: {error}"))?;
@@ -29,10 +29,10 @@ pub(crate) fn make_dir(dir: &Path) -> Result<(), String> {
     fs::set_permissions(dir, Permissions::from_mode(0o700)).map_err(|error| format!("cannot be made private: {error}"))
 }
 
-/// Whether a folder belongs to this user, and no other may write it.
+/// Whether a folder belongs to this user, and no other user may write to it.
 ///
 /// # Errors
-/// Why not, to follow its path.
+/// The reason why not; the text follows its path.
 pub(crate) fn check_dir(dir: &Path) -> Result<(), String> {
     let mode = own_dir(dir)?.mode();
     if mode & 0o022 != 0 {
@@ -49,10 +49,10 @@ fn own_dir(dir: &Path) -> Result<Metadata, String> {
     check_owner(&metadata).map(|()| metadata)
 }
 
-/// Read a file that belongs to this user and that no other may read or write, of at most `max_bytes`.
+/// Read a file of at most `max_bytes` that belongs to this user, and that no other user may read or write.
 ///
 /// # Errors
-/// What is wrong and what it must be, to follow its path. The contents are never in it.
+/// The problem and the expectation; the text follows its path, and never includes the contents.
 pub(crate) fn read(path: &Path, max_bytes: usize) -> Result<Vec<u8>, String> {
     let unreadable = |error| format!("cannot be read: {error}");
     // Opening a pipe would wait for its writer.

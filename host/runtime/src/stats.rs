@@ -4,16 +4,16 @@ use meridian_core::{FaultKind, Source};
 
 use crate::control::DECIDING_BUCKETS_US;
 
-/// What a slot has done since it was made.
+/// Counters of a slot since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SlotStats {
-    /// Steps decided by the active policy.
+    /// Steps that the active policy decided.
     pub active: u64,
-    /// Steps the active policy left to the default.
+    /// Steps that the active policy left to the default.
     pub default: u64,
-    /// Steps the default decided because of a fault.
+    /// Steps that the default decided because of a fault.
     pub fallback: u64,
-    /// Time spent deciding: columns, call, checks and, after a fault, the default and the recovery.
+    /// Time of decisions: columns, call, checks and, after a fault, the default and the recovery.
     pub deciding: Duration,
     /// Longest single decision.
     pub longest: Duration,
@@ -23,13 +23,13 @@ pub struct SlotStats {
 }
 
 impl SlotStats {
-    /// Steps decided, by whomever.
+    /// All decided steps.
     #[must_use]
     pub fn decisions(&self) -> u64 {
         self.active + self.default + self.fallback
     }
 
-    /// Faults of a kind.
+    /// Faults of one kind.
     #[must_use]
     pub fn faults(&self, kind: FaultKind) -> u64 {
         self.faults[kind as usize]

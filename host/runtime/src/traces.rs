@@ -1,7 +1,7 @@
-//! Traces: one span a request, with its phases, sent to a collector by OTLP over HTTP.
+//! Traces: one span per request, with its phases, sent to a collector by OTLP over HTTP.
 //!
-//! The engine hands over what it knows of a finished request and goes on. A thread makes spans of it and sends them; what
-//! it cannot take or cannot send is lost and counted.
+//! The engine hands over the facts of a finished request and continues. A thread makes spans from them and sends them.
+//! It drops and counts the requests that it cannot take or send.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,7 +21,7 @@ use opentelemetry_sdk::trace::{IdGenerator, RandomIdGenerator, SpanData, SpanEve
 
 use crate::control::{Control, FaultEntry, SlotStatus, Version};
 
-/// How much is kept, and how long anything may take.
+/// Limits on memory and time.
 ///
 /// ```
 /// let limits = meridian_runtime::traces::TraceLimits::default();
@@ -29,15 +29,15 @@ use crate::control::{Control, FaultEntry, SlotStatus, Version};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceLimits {
-    /// Requests that wait to be sent; further ones are lost.
+    /// Requests that wait to be sent; more are dropped.
     pub queue: usize,
-    /// Requests that are sent at once.
+    /// Requests in one batch.
     pub batch: usize,
-    /// How often what waits is sent, and the engine is asked for changes of its policies.
+    /// Interval between two batches, and between two looks at changes of policies.
     pub interval: Duration,
-    /// For one batch, from connecting to the answer.
+    /// Limit of one batch, from connecting to the answer.
     pub sending: Duration,
-    /// After [`Traces::close`] no further batch is begun for longer than this.
+    /// After [`Traces::close`], no further batch starts for longer than this.
     pub closing: Duration,
 }
 
@@ -53,7 +53,7 @@ impl Default for TraceLimits {
     }
 }
 
-/// What is told of a request that is over. Times are milliseconds on the engine's clock.
+/// The facts of an ended request. Times are milliseconds on the engine's clock.
 ///
 /// ```
 /// use meridian_core::{Markers, NewRequest, RequestId, RequestTable};
@@ -89,16 +89,16 @@ pub struct FinishedRequest {
     pub think_tokens: u32,
     /// Tokens of output.
     pub output_tokens: u32,
-    /// Times it was preempted.
+    /// Number of preemptions.
     pub preemptions: u32,
-    /// Why it ended, as the engine says; empty when it does not.
+    /// The engine's reason for its end; empty when it gives none.
     pub reason: String,
     /// Name and version of the dispatch policy that is active at its end.
     pub policy: (String, String),
 }
 
 impl FinishedRequest {
-    /// What the mirror knows of a request that ends at `finished_ms`.
+    /// The mirror's facts about a request that ends at `finished_ms`.
     #[must_use]
     pub fn of(row: &RequestState, id: &str, finished_ms: f64) -> Self {
         Self {
@@ -119,12 +119,12 @@ impl FinishedRequest {
     }
 }
 
-/// What became of the spans so far. A request has one to four.
+/// The fate of the spans so far. A request has one to four.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sent {
-    /// Requests whose spans the collector took.
+    /// Requests whose spans the collector accepted.
     pub requests: u64,
-    /// Requests that were lost: no room, no collector, no time.
+    /// Lost requests: no room, no collector, no time.
     pub lost: u64,
 }
 
@@ -138,10 +138,10 @@ struct Counts {
 /// A finished request, and the time of day at its end.
 type Message = (FinishedRequest, SystemTime);
 
-/// The thread that sends traces. Dropping it is [`close`](Self::close).
+/// The thread that sends traces. Dropping it calls [`close`](Self::close).
 #[derive(Debug)]
 pub struct Traces {
-    /// `None` after the end. Held for a moment only.
+    /// `None` after the end. Held only briefly.
     running: Mutex<Option<Running>>,
     counts: Arc<Counts>,
 }
@@ -153,13 +153,13 @@ struct Running {
 }
 
 impl Traces {
-    /// Send to the collector of the configuration; `None` when it names none. `model` is the served model; `control`, if
-    /// given, is asked now and then for faults and changes of policies, which become spans as well.
+    /// Send to the collector of the configuration; `None` if it names none. `model` is the served model. The thread
+    /// polls `control`, if given, for faults and changes of policies, which become spans as well.
     ///
-    /// Headers that the collector wants are taken from `OTEL_EXPORTER_OTLP_HEADERS`, as its documentation says.
+    /// Headers for the collector come from `OTEL_EXPORTER_OTLP_HEADERS`, as documented by OpenTelemetry.
     ///
     /// # Errors
-    /// The endpoint is no URL, or the system gives no thread; names the field.
+    /// The endpoint is not a URL, or the system gives no thread; names the field.
     pub fn start(
         telemetry: &TelemetryConfig,
         model: &str,
@@ -218,7 +218,7 @@ impl Traces {
         Ok(Some(Self { running: Mutex::new(Some(Running { queue, thread })), counts }))
     }
 
-    /// A request is over. Never waits.
+    /// Add an ended request. Never waits.
     pub fn request(&self, finished: FinishedRequest) {
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let taken =
@@ -228,14 +228,14 @@ impl Traces {
         }
     }
 
-    /// What became of the requests so far.
+    /// The fate of the requests so far.
     #[must_use]
     pub fn sent(&self) -> Sent {
         let Counts { requests, lost, closing: _ } = &*self.counts;
         Sent { requests: requests.load(Ordering::Relaxed), lost: lost.load(Ordering::Relaxed) }
     }
 
-    /// Send what waits, as far as the limits allow, and end the thread; what comes later is lost.
+    /// Send the waiting requests, as far as the limits allow, and end the thread; later requests are lost.
     pub fn close(&self) -> Sent {
         self.counts.closing.store(true, Ordering::Relaxed);
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -254,16 +254,16 @@ impl Drop for Traces {
     }
 }
 
-/// A proxy that the environment names (`http_proxy`) is for other machines: what goes to this one stays on it.
+/// A proxy in the environment (`http_proxy`) is for other machines: requests to this machine stay on it.
 fn client(url: &HttpUrl, timeout: Duration) -> Result<reqwest::blocking::Client, String> {
     let builder = reqwest::blocking::Client::builder().timeout(timeout);
     let builder = if url.is_loopback() { builder.no_proxy() } else { builder };
-    // The client has a runtime of its own, which must not be made inside another.
+    // The client has its own runtime, which must not be made inside another.
     let made = std::thread::spawn(|| builder.build()).join();
     made.map_err(|_| String::from("the HTTP client panicked"))?.map_err(|error| error.to_string())
 }
 
-/// The URL as it is, with the path of the protocol where it has none.
+/// The URL unchanged, with the path of the protocol if it has none.
 fn with_path(endpoint: &str) -> String {
     let rest = endpoint.split_once("://").map_or(endpoint, |(_, rest)| rest);
     match rest.split_once('/') {
@@ -276,21 +276,21 @@ fn scope() -> InstrumentationScope {
     InstrumentationScope::builder("meridian").with_version(env!("CARGO_PKG_VERSION")).build()
 }
 
-/// What the thread has.
+/// The data of the thread.
 struct Sender {
     exporter: opentelemetry_otlp::SpanExporter,
     maker: Maker,
     counts: Arc<Counts>,
     limits: TraceLimits,
-    /// Made and not sent, of so many requests.
+    /// Spans that are made and not sent, and the number of their requests.
     spans: Vec<SpanData>,
     requests: u64,
-    /// When a failure was logged last.
+    /// Time of the last logged failure.
     told: Option<Instant>,
     watched: Option<Watched>,
 }
 
-/// Failures are logged once in this time.
+/// Interval between two logged failures.
 const TELLING: Duration = Duration::from_secs(60);
 
 impl Sender {
@@ -320,7 +320,7 @@ impl Sender {
         self.finish(messages);
     }
 
-    /// What waits is sent while there is time.
+    /// Send the waiting requests while there is time.
     fn finish(&mut self, messages: &Receiver<Message>) {
         let end = Instant::now() + self.limits.closing;
         if let Some(watched) = &mut self.watched {
@@ -453,7 +453,7 @@ impl Maker {
         }
     }
 
-    /// Something that happened at a moment, in a trace of its own.
+    /// An event at one moment, in its own trace.
     fn moment(&mut self, name: &'static str, now: SystemTime, attributes: Vec<KeyValue>, spans: &mut Vec<SpanData>) {
         let context = self.context(None);
         let span = self.span(&context, None, name, SpanKind::Internal, now, now, attributes);
@@ -494,7 +494,7 @@ impl Maker {
     }
 }
 
-/// Changes of policies and faults, found by asking: whoever changes a policy does not wait for its trace.
+/// Changes of policies and faults, found by polling: a change of a policy does not wait for its trace.
 struct Watched {
     control: Arc<dyn Control>,
     before: Vec<SlotStatus>,
@@ -531,7 +531,7 @@ impl Watched {
         self.before = after;
     }
 
-    /// One span tells of all new faults of a slot, with the latest of them.
+    /// One span for all new faults of a slot, with the latest of them.
     fn faults(&self, slot: &SlotStatus, new: u64, now: SystemTime, maker: &mut Maker, spans: &mut Vec<SpanData>) {
         let faults = self.control.faults();
         let latest = faults.iter().rev().find(|fault| fault.slot == slot.slot && !fault.shadow);

@@ -1,4 +1,4 @@
-//! A component that is rewritten becomes active, or the shadow, by itself.
+//! Automatic reload: a rewritten component becomes active, or the shadow.
 
 use std::fs::{File, Metadata};
 use std::io::Read;
@@ -19,11 +19,11 @@ use crate::control::{
 };
 
 const MAX_BYTES: u64 = MAX_COMPONENT_BYTES as u64;
-/// Times of a file tell one change from the next only when the file system's clock has moved on: 10 ms at most on Linux,
-/// a second on some of what is mounted.
+/// File times distinguish two changes only if the file system's clock has moved on: 10 ms at most on Linux, a second on
+/// some mounted file systems.
 const CLOCK_GRAIN: Duration = Duration::from_secs(1);
 
-/// How soon a change is looked at.
+/// How soon a change is noticed.
 ///
 /// ```
 /// let pace = meridian_runtime::watch::Pace::default();
@@ -31,14 +31,14 @@ const CLOCK_GRAIN: Duration = Duration::from_secs(1);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// How long a folder has to be quiet before its file is read: an editor writes in several steps.
+    /// Time that a folder must be quiet before its file is read: an editor writes in several steps.
     pub quiet: Duration,
-    /// After how long the file is read although the folder is not quiet: other files may be in it.
+    /// Time after which the file is read although the folder is not quiet: other files may be in it.
     pub patience: Duration,
-    /// How often the file is asked for its times, for changes that the system does not tell of: the folder was replaced,
-    /// a link leads into another one, the file system is a remote one.
+    /// Interval of polling the file's times, for changes without a notification: the folder was replaced, a link leads
+    /// to another folder, the file system is remote.
     pub poll: Duration,
-    /// How long dropping the watch waits for a look that is not over.
+    /// Time that dropping the watch waits for an unfinished look.
     pub close: Duration,
 }
 
@@ -53,30 +53,30 @@ impl Default for Pace {
     }
 }
 
-/// The file of a slot's policy, and what was last seen of it.
+/// The file of a slot's policy, and its last known state.
 pub struct WatchedFile {
     path: PathBuf,
     slot: SlotName,
     mode: Mode,
     control: Arc<dyn Control>,
-    /// SHA-256 of the content that was last loaded or refused, hexadecimal. It outlives the file: a file that comes back
-    /// as it was is not loaded over itself, which would lose the version before.
+    /// SHA-256 of the content that was last loaded or refused, hexadecimal. It outlives the file: a file that returns
+    /// unchanged is not loaded again, which would lose the previous version.
     content: String,
     seen: Seen,
-    /// The signature that the content was refused with: with another one it may do.
+    /// The signature that the content was refused with; with another signature, it may be accepted.
     refused_with: Option<Option<Stamp>>,
 }
 
-/// How the file was found.
+/// The result of the last read.
 #[derive(Clone, Debug, PartialEq)]
 enum Seen {
-    /// It was read; `None` when its times do not tell the next change.
+    /// It was read; `None` when its times cannot show the next change.
     Read(Option<Stamp>),
-    /// It could not be read; why was said.
+    /// It could not be read, for this reason, which was logged.
     Unreadable(String),
 }
 
-/// Tells most changes without reading the file.
+/// Shows most changes without reading the file.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Stamp {
     device: u64,
@@ -97,7 +97,7 @@ impl Stamp {
         }
     }
 
-    /// Whether a change from now on will have another time.
+    /// Whether a later change will have another time.
     fn is_settled(&self) -> bool {
         let (seconds, nanoseconds) = self.changed_ns;
         let (Ok(seconds), Ok(nanoseconds)) = (u64::try_from(seconds), u32::try_from(nanoseconds)) else { return false };
@@ -106,38 +106,38 @@ impl Stamp {
     }
 }
 
-/// What a look at the file led to.
+/// The result of a look at the file.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Looked {
-    /// The content is what it was, or is as unreadable as it was.
+    /// The content is unchanged, or is unreadable for the same reason.
     Unchanged,
     /// It cannot be read: deleted, a folder, too large. The active policy stays.
     Unreadable(String),
     /// It was read and refused. The active policy stays.
     Refused(String),
-    /// It was read, and could not be loaded now. The active policy stays; the next look tries again.
+    /// It was read, and could not be loaded now. The active policy stays; the next look retries.
     Busy(String),
     /// It is active, or in shadow where the file is a shadow's.
     Swapped(Box<SwapReport>),
 }
 
 impl WatchedFile {
-    /// Watch `path` for a slot that runs the component of this SHA-256, lower-case hexadecimal. Nothing is read yet: the
-    /// file may have changed since it was loaded, which the first look finds.
+    /// Watch `path` for a slot that runs the component of this SHA-256, lower-case hexadecimal. This call reads
+    /// nothing: the first look finds a file that has changed since it was loaded.
     pub fn new(path: &Path, slot: SlotName, control: Arc<dyn Control>, running_sha256: &str) -> Self {
         let content = running_sha256.to_owned();
         let (path, mode) = (path.to_owned(), Mode::Active);
         Self { path, slot, mode, control, content, seen: Seen::Read(None), refused_with: None }
     }
 
-    /// The same for the file of a policy with another mode: new content becomes the new shadow.
+    /// The same for a policy in another mode: new content becomes the new shadow.
     #[must_use]
     pub fn with_mode(self, mode: Mode) -> Self {
         Self { mode, ..self }
     }
 
-    /// Look whether the content has changed, and put what is new into the slot; what comes of it is logged where it
-    /// happens. Takes as long as compiling takes.
+    /// Check whether the content has changed, and put new content into the slot. The code that acts logs the result.
+    /// Takes as long as a compilation.
     pub fn look(&mut self) -> Looked {
         let signed = self.signed();
         let signed_anew = self.is_signed_anew(signed);
@@ -161,27 +161,27 @@ impl WatchedFile {
         if self.content == sha256 && !signed_anew {
             return Looked::Unchanged;
         }
-        // Noted first: what the host panics on is not tried again.
+        // Noted first: a component that makes the host panic is not retried.
         let content = std::mem::replace(&mut self.content, sha256);
         let text = read_signature(&signature_path(&self.path));
         let source = self.path.display().to_string();
         let policy = Given::Component { bytes: &bytes, signature: text.as_deref() };
         let put = self.control.put(self.slot, &Upload { policy, options: None, source: &source }, self.mode);
         if let Err(ControlError::Busy(why)) = put {
-            // As if it had not been read.
+            // As if the file had not been read.
             (self.content, self.seen) = (content, Seen::Read(None));
             return Looked::Busy(why);
         }
         self.refused_with = put.is_err().then_some(signed);
         match put {
-            // Somebody else put it there.
+            // Another caller put it there.
             Ok(report) if report.action == UNCHANGED => Looked::Unchanged,
             Ok(report) => Looked::Swapped(Box::new(report)),
             Err(error) => Looked::Refused(error.to_string()),
         }
     }
 
-    /// Whether a look may find something.
+    /// Whether a look may find a change.
     fn needs_look(&self) -> bool {
         self.is_signed_anew(self.signed()) || self.may_have_changed()
     }
@@ -195,14 +195,14 @@ impl WatchedFile {
         self.refused_with.is_some_and(|before| before != signed)
     }
 
-    /// False when the file's times say that its content is the one that was read.
+    /// False when the file's times show that its content is unchanged.
     fn may_have_changed(&self) -> bool {
         let Seen::Read(Some(stamp)) = &self.seen else { return true };
         std::fs::metadata(&self.path).ok().is_none_or(|found| Stamp::of(&found) != *stamp)
     }
 }
 
-/// The signature beside the file; `None` when there is none that can be read. One byte too many shows that it is too large.
+/// The signature beside the file; `None` without a readable one. One byte beyond the limit shows that it is too large.
 fn read_signature(path: &Path) -> Option<String> {
     // Opening a pipe would wait for its other end.
     if !std::fs::metadata(path).ok()?.is_file() {
@@ -213,7 +213,7 @@ fn read_signature(path: &Path) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Stamp, if it tells the next change, and content of a regular file of at most 32 MiB.
+/// Stamp, if it can show the next change, and content of a regular file of at most 32 MiB.
 fn read(path: &Path) -> Result<(Option<Stamp>, Vec<u8>), String> {
     // Opening a pipe would wait for its other end.
     let found = std::fs::metadata(path).map_err(|error| error.to_string())?;
@@ -224,7 +224,7 @@ fn read(path: &Path) -> Result<(Option<Stamp>, Vec<u8>), String> {
         return Err(format!("{} bytes, expected at most {MAX_BYTES}", found.size()));
     }
     let file = File::open(path).map_err(|error| error.to_string())?;
-    // Taken before reading: a write meanwhile makes another stamp.
+    // Taken before reading, so that a write during the read gives another stamp.
     let stamp = Stamp::of(&file.metadata().map_err(|error| error.to_string())?);
     let stamp = Some(stamp).filter(Stamp::is_settled);
     let mut bytes = Vec::new();
@@ -235,8 +235,8 @@ fn read(path: &Path) -> Result<(Option<Stamp>, Vec<u8>), String> {
     Ok((stamp, bytes))
 }
 
-/// Looks at a file whenever something changes in its folder, and from time to time besides. Dropping it stops its threads;
-/// one that waits for the compiler is left, after [`Pace::close`], to end by itself.
+/// Looks at a file when its folder changes, and at intervals. Dropping it stops its threads; a thread that waits for
+/// the compiler ends by itself, after [`Pace::close`].
 pub struct FileWatch {
     watcher: Option<RecommendedWatcher>,
     thread: Option<JoinHandle<()>>,
@@ -279,7 +279,7 @@ impl FileWatch {
             .name("meridian-watch".into())
             .spawn(move || {
                 let _ending = ending;
-                // What changed while the watch was set up.
+                // Changes during the setup of the watch.
                 look(&mut file);
                 while wait_for_change(&changes, &pace, &file) {
                     look(&mut file);
@@ -298,7 +298,7 @@ fn look(file: &mut WatchedFile) {
     }
 }
 
-/// Wait for a change and then until no further one comes; false when the watch is over.
+/// Wait for a change, and then until no further one comes; false when the watch is over.
 fn wait_for_change(changes: &Receiver<()>, pace: &Pace, file: &WatchedFile) -> bool {
     loop {
         match changes.recv_timeout(pace.poll) {
@@ -322,7 +322,7 @@ fn wait_for_change(changes: &Receiver<()>, pace: &Pace, file: &WatchedFile) -> b
 
 impl Drop for FileWatch {
     fn drop(&mut self) {
-        // Ends the channel, and with it the thread.
+        // Ends the channel and therefore the thread.
         self.watcher.take();
         let Some(thread) = self.thread.take() else { return };
         if self.ended.recv_timeout(self.close) == Err(RecvTimeoutError::Timeout) {

@@ -10,20 +10,22 @@ use crate::{Unusable, print_json, print_line, say};
 
 #[derive(Args)]
 #[command(after_help = "\
-A run is recorded in the real engine:
+First record runs in the real engine:
   meridian bench vllm --trace requests.csv --policy output-first --out runs
 
-The errors are mean absolute percentage errors over requests. Those of a run that the model was fitted to say little.
+Errors are mean absolute percentage errors over requests. The errors of a run that the model was
+fitted to prove little.
 
-Example: meridian bench calibrate fit-1.json fit-2.json --test other.json --out engine.toml")]
+Example:
+  meridian bench calibrate fit-1.json fit-2.json --test other.json --out engine.toml")]
 pub(crate) struct CalibrateArgs {
-    /// Runs to fit the step-time model to
+    /// Fit the step-time model to these runs
     #[arg(value_name = "RUN.json", required = true)]
     runs: Vec<PathBuf>,
-    /// Runs to check it on; may be given several times
+    /// Check the model on this run; may be given several times
     #[arg(long = "test", value_name = "RUN.json")]
     tests: Vec<PathBuf>,
-    /// Write the engine here, for `bench replay --engine`
+    /// Write the engine to this file, for `bench replay --engine`
     #[arg(long, value_name = "FILE.toml")]
     out: Option<PathBuf>,
 }

@@ -9,26 +9,27 @@ use crate::{Said, Unusable, print_json, print_line};
 
 #[derive(Args)]
 #[command(after_help = "\
-Runs are paired by policy, rate and seed. The exit code is 0 when nothing became worse from A to B, 1 when anything did, 2
-when the two cannot be compared.
+The command pairs runs by policy, rate and seed.
+
+Exit code: 0 nothing became worse from A to B, 1 something did, 2 the two cannot be compared.
 
 Examples:
   meridian bench compare main.json branch.json --min-change 0.02
   meridian bench compare all.json all.json --policy-a fcfs --policy-b output-first.wasm")]
 pub(crate) struct CompareArgs {
-    /// Results, the reference
+    /// Reference results
     #[arg(value_name = "A.json")]
     a: PathBuf,
     /// Results over the same trace
     #[arg(value_name = "B.json")]
     b: PathBuf,
-    /// Only this policy of A; in B the same, unless --policy-b names another
+    /// Compare only this policy of A, and the same policy of B unless --policy-b names another
     #[arg(long, value_name = "NAME")]
     policy_a: Option<String>,
-    /// Only this policy of B
+    /// Compare only this policy of B
     #[arg(long, value_name = "NAME")]
     policy_b: Option<String>,
-    /// Smallest change that is not noise, as a share
+    /// Treat a change smaller than this share as noise
     #[arg(long, value_name = "SHARE", default_value_t = 0.01)]
     min_change: f64,
 }

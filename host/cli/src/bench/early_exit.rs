@@ -34,15 +34,17 @@ const QUICK: Size = Size { problems: 48, tune: 48, budgets: &[16, 40, 64] };
     max_term_width = 100,
     about = "Measure accuracy against think tokens in the real engine: fixed budgets, EAT, RPDI and patience",
     after_help = "\
-Each engine runs in a process of its own, one after the other. MERIDIAN_PYTHON names a Python with Meridian and vLLM. Thresholds are
-chosen on one split of the problems and reported on another.
+Each engine runs in its own process, one after the other. MERIDIAN_PYTHON names a Python with
+Meridian and vLLM. The scenario chooses thresholds on one split of the problems and reports on
+another.
 
-Example: meridian bench vllm --scenario early-exit --out runs
+Exit code: 0 measured (whether or not the claims hold), 1 a run failed, 2 bad input.
 
-Exit code: 0 measured (whether or not the claims hold), 1 a run failed, 2 bad input."
+Example:
+  meridian bench vllm --scenario early-exit --out runs"
 )]
 pub(crate) struct EarlyExitArgs {
-    /// Problems that are reported on (2,000)
+    /// Report on this many problems (2,000)
     #[arg(
         long,
         value_name = "N",
@@ -50,7 +52,7 @@ pub(crate) struct EarlyExitArgs {
         value_parser = |text: &str| whole(text, &PROBLEMS)
     )]
     problems: Option<usize>,
-    /// Problems that thresholds are chosen on (800)
+    /// Choose thresholds on this many problems (800)
     #[arg(
         long,
         value_name = "N",
@@ -58,7 +60,7 @@ pub(crate) struct EarlyExitArgs {
         value_parser = |text: &str| whole(text, &PROBLEMS)
     )]
     tune: Option<usize>,
-    /// Samples of each problem
+    /// Sample each problem this many times
     #[arg(
         long,
         value_name = "N",
@@ -67,7 +69,7 @@ pub(crate) struct EarlyExitArgs {
         value_parser = |text: &str| whole(text, &SAMPLES)
     )]
     repeats: usize,
-    /// Think tokens of the fixed budgets (16,28,36,44,52,56,60,72)
+    /// Set the think tokens of the fixed budgets (16,28,36,44,52,56,60,72)
     #[arg(
         long,
         value_name = "N",
@@ -76,7 +78,7 @@ pub(crate) struct EarlyExitArgs {
         value_parser = |text: &str| whole(text, &BUDGET_TOKENS)
     )]
     budgets: Vec<u32>,
-    /// Temperature of sampling
+    /// Set the sampling temperature
     #[arg(
         long,
         value_name = "T",
@@ -85,16 +87,16 @@ pub(crate) struct EarlyExitArgs {
         value_parser = temperature
     )]
     temperature: f64,
-    /// A trial and no result: 48 problems, three budgets
+    /// Run a trial instead of a measurement: 48 problems, three budgets
     #[arg(long)]
     quick: bool,
-    /// Folder of a model; without it, in the repository, the bundled reasoner
+    /// Load the model in this folder; by default, the bundled reasoner of the repository
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
-    /// bfloat16 or float32
+    /// Compute in bfloat16 or in float32
     #[arg(long, value_name = "TYPE", default_value = "float32")]
     dtype: Dtype,
-    /// Seed of problems, sampling and intervals
+    /// Set the seed of the problems, the sampling and the intervals
     #[arg(
         long,
         value_name = "N",
@@ -103,10 +105,10 @@ pub(crate) struct EarlyExitArgs {
         value_parser = |text: &str| whole(text, &SEEDS)
     )]
     seed: u64,
-    /// Write early-exit.json, early-exit.md, early-exit.svg, and every run and its log here
+    /// Write early-exit.json, early-exit.md, early-exit.svg, every run and its log to this folder
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Write no early-exit.svg
+    /// Do not write early-exit.svg
     #[arg(long)]
     no_plot: bool,
     /// Print one JSON object on stdout instead of the table

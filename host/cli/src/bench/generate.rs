@@ -9,14 +9,14 @@ use super::input::WorkloadArgs;
 use crate::{Unusable, print_json, print_line};
 
 #[derive(Args)]
-#[command(after_help = "Example: meridian bench generate --workload multi-turn --requests 10000 --out requests.csv")]
+#[command(after_help = "Example:\n  meridian bench generate --workload multi-turn --requests 10000 --out requests.csv")]
 pub(crate) struct GenerateArgs {
     #[command(flatten)]
     workload: WorkloadArgs,
-    /// Seed
+    /// Set the seed of the workload
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// The CSV file; one that is there is replaced
+    /// Write the CSV to this file, and replace any existing file
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
 }

@@ -16,38 +16,39 @@ use crate::{Unusable, print_json, print_line, say};
 
 #[derive(Args)]
 #[command(after_help = "\
-For each engine and traffic the capacity is found first: the highest rate at which stock vLLM, with the best flags for it, has
-nine of ten requests attain the service levels. Then, at each part of it, the policies run against stock vLLM, and against
-stock vLLM with the best flags for that rate (see `meridian bench tune`). Ratios are medians over seeds.
+For each engine and traffic, the command first finds the capacity: the highest rate at which nine of
+ten requests attain the service levels under stock vLLM with the best flags for that rate. At each
+part of the capacity, the policies then run against stock vLLM, and against stock vLLM with the best
+flags for that rate (see `meridian bench tune`). Ratios are medians over seeds.
+
+Exit code: 0 done, whether or not floors hold; 1 a run failed; 2 bad input.
 
 Examples:
-  meridian bench grid --trace requests.csv --engine 7b-h100,8b-a100 --policy balanced --html grid.html
-  meridian bench grid --trace chat.jsonl:bimodal --workload multi-turn --loads 0.8,1.05 --policy mine.wasm --save grid.json
-
-Exit code: 0 done, whether or not floors hold, 1 a run failed, 2 bad input.")]
+  meridian bench grid --trace requests.csv --engine 7b-h100,8b-a100 --loads 0.8,1.05 --html grid.html
+  meridian bench grid --trace chat.jsonl:bimodal --workload multi-turn --policy mine.wasm --save grid.json")]
 pub(crate) struct GridArgs {
-    /// Engines to simulate: presets (MODEL-GPU), or TOML files that `bench calibrate` wrote
+    /// Simulate these engines: presets (MODEL-GPU), or TOML files that `bench calibrate` wrote
     #[arg(long = "engine", value_name = "PRESET|FILE.toml", value_delimiter = ',', default_value = "7b-h100")]
     engines: Vec<String>,
-    /// Recorded requests; with `:bimodal` behind it generated tokens are split into thinking and answer; may be given several times
+    /// Read recorded requests; `:bimodal` splits generated tokens into thinking and answer; may be given several times
     #[arg(long = "trace", value_name = "FILE[:bimodal]")]
     traces: Vec<String>,
-    /// Generated requests: names, or TOML files of their parameters
+    /// Generate requests from these workloads: names, or TOML files of parameters
     #[arg(long = "workload", value_name = "NAME|FILE.toml", value_delimiter = ',')]
     workloads: Vec<String>,
-    /// Only the first requests of a trace; how many are generated
+    /// Use only the first N requests of a trace, and generate N requests of a workload
     #[arg(long, value_name = "N", default_value_t = 2000)]
     requests: usize,
-    /// Parts of the capacity
+    /// Run at these parts of the capacity
     #[arg(long, value_name = "F", value_delimiter = ',', default_value = "0.5,0.8,0.95,1.05,1.3")]
     loads: Vec<f64>,
-    /// Policies, as in `bench replay`; may be given several times (the default)
+    /// Run this policy, named as for `bench replay`; may be given several times (the configured dispatch policy)
     #[arg(long = "policy", value_name = "POLICY|SLOT=POLICY,...")]
     policies: Vec<PolicySet>,
-    /// Seeds; 1 replays a trace as it is, others shuffle its requests
+    /// Use these seeds; 1 replays a trace as it is, others shuffle its requests
     #[arg(long, value_name = "SEED", value_delimiter = ',', default_value = "1,2,3")]
     seeds: Vec<u64>,
-    /// meridian.toml with the targets and KV settings
+    /// Read the targets and KV settings from this meridian.toml
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     #[command(flatten)]
@@ -56,7 +57,7 @@ pub(crate) struct GridArgs {
     keep: KeepArgs,
 }
 
-/// What `--json` prints: the cells, and what they say.
+/// The output of `--json`: the cells, and the verdicts on them.
 #[derive(Serialize)]
 struct Found<'a> {
     #[serde(flatten)]

@@ -1,4 +1,4 @@
-//! What is simulated, as the command line names it.
+//! Command-line options for simulated requests and engines.
 
 use std::path::{Path, PathBuf};
 
@@ -17,33 +17,33 @@ use serde::Serialize;
 
 #[derive(Args)]
 pub(crate) struct WorkloadArgs {
-    /// Generated requests: a name, or a TOML file of its parameters
+    /// Generate requests from this workload: a name, or a TOML file of parameters
     #[arg(long, value_name = "NAME|FILE.toml")]
     pub(crate) workload: Option<String>,
-    /// Only so many requests, at most 2000000; how many are generated (2000)
+    /// Use only the first N requests of a trace, or generate N requests (2000); at most 2000000
     #[arg(long, value_name = "N")]
     pub(crate) requests: Option<usize>,
 }
 
 #[derive(Args)]
 pub(crate) struct InputArgs {
-    /// Recorded requests: own CSV or JSONL, ServeGen, Azure, Mooncake, `vllm bench serve` output
+    /// Read recorded requests: Meridian's CSV or JSONL, ServeGen, Azure, Mooncake, `vllm bench serve` output
     #[arg(long, value_name = "FILE", conflicts_with = "workload")]
     trace: Option<PathBuf>,
-    /// Format of the trace, when it is not the one that its first line looks like
+    /// Set the format of the trace; by default, the first line decides
     #[arg(long, value_name = "FORMAT", requires = "trace")]
     format: Option<Format>,
-    /// Split generated tokens of a trace without phases into thinking and answer: none, bimodal
+    /// Split the generated tokens of a trace without phases into thinking and answer: none, bimodal
     #[arg(long, value_name = "HOW", default_value = "none", requires = "trace")]
     think: String,
-    /// Shorten requests with more tokens than this in all
+    /// Shorten requests that have more tokens than this in total
     #[arg(long, value_name = "TOKENS", requires = "trace")]
     clip_tokens: Option<u32>,
     #[command(flatten)]
     workload: WorkloadArgs,
 }
 
-/// Where results go besides the terminal.
+/// Files for the results, besides the terminal.
 #[derive(Args)]
 pub(crate) struct KeepArgs {
     /// Keep the results as JSON
@@ -55,7 +55,7 @@ pub(crate) struct KeepArgs {
 }
 
 impl KeepArgs {
-    /// Write what was asked for.
+    /// Write the files that the options name.
     pub(crate) fn write(&self, results: &impl Serialize, html: impl FnOnce() -> String) -> anyhow::Result<()> {
         let write = |path: &Path, text: String| {
             std::fs::write(path, text).with_context(|| format!("{}: cannot be written", path.display()))
@@ -70,7 +70,7 @@ impl KeepArgs {
     }
 }
 
-/// Requests that are generated when nobody says how many.
+/// Default number of generated requests.
 const GENERATED: usize = 2000;
 
 impl InputArgs {
@@ -86,7 +86,7 @@ impl InputArgs {
         })
     }
 
-    /// The requests, and what there is to say of how they were read.
+    /// The requests, and notes on how they were read.
     pub(crate) fn read(&self) -> anyhow::Result<(Input, Vec<String>)> {
         let Some(path) = &self.trace else {
             let (name, workload, requests) = self.workload.read()?;
@@ -126,16 +126,16 @@ impl WorkloadArgs {
 
 #[derive(Args)]
 pub(crate) struct SloArgs {
-    /// Service level: arrival to first token of the answer, milliseconds
+    /// Set the service level of the time from arrival to the first answer token, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = Slo::default().ttfo_ms)]
     slo_ttfo_ms: f64,
-    /// The same: what each token of thinking adds to it, milliseconds
+    /// Add this to --slo-ttfo-ms for each thinking token, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = Slo::default().think_ms)]
     slo_think_ms: f64,
-    /// Service level: mean gap between two tokens of the answer, milliseconds
+    /// Set the service level of the mean gap between two answer tokens, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = Slo::default().tpot_ms)]
     slo_tpot_ms: f64,
-    /// Reading speed of QoE, tokens a second
+    /// Set the reading speed for QoE, in tokens a second
     #[arg(long, value_name = "N", default_value_t = Slo::default().reading_tok_s)]
     reading_tok_s: f64,
 }
@@ -156,7 +156,8 @@ impl SloArgs {
     }
 }
 
-/// A configuration whose components are where the file says; without one the defaults, and a template that strips thinking.
+/// The configuration in a file, its component paths joined to the folder of the file. Without a file, the defaults and
+/// a template that strips thinking.
 pub(crate) fn configured(path: Option<&Path>) -> anyhow::Result<MeridianConfig> {
     let Some(path) = path else { return Ok(MeridianConfig::from_toml("[model]\nstrips_reasoning = true")?) };
     let ConfigFile { base_dir, parsed, .. } = config_file::load(Some(path))?;
@@ -183,25 +184,26 @@ pub(crate) fn engine_named(given: &str) -> anyhow::Result<(String, EngineConfig)
 
 #[derive(Args)]
 pub(crate) struct EngineArgs {
-    /// Engine to simulate: a preset (MODEL-GPU), or a TOML file that `bench calibrate` wrote
+    /// Simulate this engine: a preset (MODEL-GPU), or a TOML file that `bench calibrate` wrote
     #[arg(long, value_name = "PRESET|FILE.toml", default_value = "7b-h100")]
     engine: String,
-    /// Most running requests, instead of the engine's
+    /// Run at most this many requests at once, instead of the engine's limit
     #[arg(long, value_name = "N")]
     max_num_seqs: Option<u32>,
-    /// Most tokens of a step, instead of the engine's
+    /// Limit a step to this many tokens, instead of the engine's limit
     #[arg(long, value_name = "N")]
     max_num_batched_tokens: Option<u32>,
-    /// Most tokens of one prompt in a step beside other requests; 0 for no limit
+    /// Limit one prompt to this many tokens in a step beside other requests; 0 for no limit
     #[arg(long, value_name = "N", default_value_t = 0)]
     long_prefill_token_threshold: u32,
-    /// KV blocks, instead of the engine's
+    /// Give the engine this many KV blocks, instead of its own number
     #[arg(long, value_name = "N")]
     kv_blocks: Option<u32>,
-    /// Without prefix caching
+    /// Disable prefix caching
     #[arg(long)]
     no_prefix_caching: bool,
-    /// meridian.toml with the targets and KV settings; without it the defaults, and a template that strips thinking
+    /// Read targets and KV settings from this meridian.toml; without it, use the defaults and a template that strips
+    /// thinking
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }

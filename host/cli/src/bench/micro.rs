@@ -12,25 +12,26 @@ use crate::{Unusable, print_json, print_line, say};
 
 #[derive(Args)]
 #[command(after_help = "\
-A policy is timed in every slot that it fills, against the native default of that slot. It is native:NAME, or the path of a
-component, with its options behind it: 'mine.wasm{\"tpot_ms\": 40}'. Without --policy and --config the shipped components of the
-defaults are timed: output-first.wasm, tiered-lru.wasm and eat-rpdi.wasm.
+The command times a policy in every slot that it fills, against the native default of that slot. A
+policy is native:NAME, or the path of a component, followed by its options:
+'mine.wasm{\"tpot_ms\": 40}'. Without --policy and --config, the command times the shipped components
+of the defaults: balanced.wasm, tiered-lru.wasm and eat-rpdi.wasm.
 
 Examples:
   meridian bench micro
   meridian bench micro --policy mine.wasm --candidates 64,1024
   meridian bench micro --config meridian.toml")]
 pub(crate) struct MicroArgs {
-    /// Folder with the shipped components; without it they are looked for beside the command and in target/policies
+    /// Find the shipped components in this folder; by default, beside the command or in target/policies
     #[arg(long, value_name = "DIR")]
     policies: Option<PathBuf>,
-    /// Policy to time; may be given several times
+    /// Time this policy; may be given several times
     #[arg(long = "policy", value_name = "POLICY")]
     chosen: Vec<PolicySource>,
-    /// meridian.toml with the targets, and without --policy with the policies to time
+    /// Read the targets from this meridian.toml; without --policy, also the policies to time
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Candidates of a decision, at most 65536
+    /// Time decisions over this many candidates, at most 65536
     #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [16, 64, 256, 1024, 4096])]
     candidates: Vec<usize>,
 }
@@ -96,7 +97,7 @@ fn shipped(named: Option<&Path>) -> anyhow::Result<Option<PathBuf>> {
         let shown = folder.display();
         ensure!(
             has_default(&folder.to_owned()),
-            "--policies {shown}: no output-first.wasm, expected a folder of components"
+            "--policies {shown}: no balanced.wasm, expected a folder of components"
         );
         return Ok(Some(folder.to_owned()));
     }

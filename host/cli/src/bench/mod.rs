@@ -17,7 +17,7 @@ use clap::Subcommand;
 
 #[derive(Subcommand)]
 pub(crate) enum BenchCommand {
-    /// Compare stock vLLM's scheduler with Meridian's in the real engine; needs the Python package and vLLM
+    /// Compare stock vLLM's scheduler with Meridian in the real engine; needs the Python package and vLLM
     Vllm(Box<vllm::VllmArgs>),
     /// Time one decision of each slot: a policy against the native default, as ratios from one run
     Micro(micro::MicroArgs),
@@ -25,13 +25,13 @@ pub(crate) enum BenchCommand {
     Replay(Box<replay::ReplayArgs>),
     /// Find the flags of stock vLLM that serve a load best, in simulated engines
     Tune(tune::TuneArgs),
-    /// Hold policies against stock vLLM, tuned for each cell, over engines, traffic and load
+    /// Compare policies with stock vLLM, tuned for each cell, over engines, traffic and load
     Grid(grid::GridArgs),
-    /// Fit the simulated engine to recorded runs of a real one
+    /// Fit the simulated engine to recorded runs of a real engine
     Calibrate(calibrate::CalibrateArgs),
     /// Write a generated workload as a trace
     Generate(generate::GenerateArgs),
-    /// Compare two results over the same trace, and tell which metrics became better or worse
+    /// Compare two results over the same trace, and report which metrics became better or worse
     Compare(compare::CompareArgs),
     /// Draw results as one HTML file
     Report(report::ReportArgs),

@@ -12,9 +12,10 @@ use crate::{Said, Unusable, print_json, print_line, say};
 
 #[derive(Args)]
 #[command(after_help = "\
-A policy is native:NAME (or NAME), or the path of a component, with its options behind it: 'pascal{\"tpot_ms\": 40}'. It decides
-in the dispatch slot. To name others write dispatch=POLICY, eviction=POLICY and budget=POLICY with commas between them; without
-dispatch= the configured dispatch policy decides.
+A policy is native:NAME (or NAME), or the path of a component, followed by its options:
+'pascal{\"tpot_ms\": 40}'. It decides in the dispatch slot. To name policies of several slots, write
+dispatch=POLICY, eviction=POLICY and budget=POLICY with commas between them. Without dispatch=, the
+configured dispatch policy decides.
 
 Examples:
   meridian bench replay --trace requests.csv --policy output-first --policy pascal --rate 2,4,8 --html report.html
@@ -26,40 +27,40 @@ pub(crate) struct ReplayArgs {
     input: InputArgs,
     #[command(flatten)]
     engine: EngineArgs,
-    /// Policy to replay under, or policies of several slots; may be given several times
+    /// Replay under this policy, or these policies of several slots; may be given several times
     #[arg(long = "policy", value_name = "POLICY|SLOT=POLICY,...")]
     policies: Vec<PolicySet>,
-    /// Policy that the others are compared with; fcfs is stock vLLM
+    /// Compare the policies with this one; fcfs is stock vLLM
     #[arg(long, value_name = "POLICY|SLOT=POLICY,...", default_value = "fcfs")]
     baseline: PolicySet,
-    /// Requests a second, or a multiple of the trace's own rate: 2.5,2x
+    /// Replay at these rates: requests a second, or a multiple of the trace's own rate (2.5,2x)
     #[arg(long = "rate", value_name = "RATE", value_delimiter = ',', default_value = "1x")]
     rates: Vec<Rate>,
-    /// Seeds; 1 replays a trace as it is, others shuffle its requests
+    /// Use these seeds; 1 replays a trace as it is, others shuffle its requests
     #[arg(long, value_name = "SEED", value_delimiter = ',', default_value = "1")]
     seeds: Vec<u64>,
-    /// Engines behind the router
+    /// Simulate this many engines behind the router
     #[arg(long, default_value_t = 1)]
     engines: u32,
-    /// Who gets a request: round-robin, least-loaded, session
+    /// Route requests by this rule: round-robin, least-loaded, session
     #[arg(long, default_value = "round-robin")]
     router: Router,
-    /// Eviction policy of all that name none; without it the configured one
+    /// Set the eviction policy where --policy names none; by default, the configured policy
     #[arg(long, value_name = "POLICY")]
     eviction: Option<PolicySource>,
-    /// Budget policy of all that name none: thinking may end early, over entropies that are made up; without it none
+    /// Set the budget policy where --policy names none; it may end thinking early, from made-up entropies (none)
     #[arg(long, value_name = "POLICY")]
     budget: Option<PolicySource>,
-    /// Another policy takes over after so many seconds: 60=native:fcfs; may be given several times
+    /// Swap in another policy after this many seconds: 60=native:fcfs; may be given several times
     #[arg(long = "swap", value_name = "T=POLICY", value_parser = swap)]
     swaps: Vec<(f64, PolicySource)>,
-    /// Have the policies fault in a share of their decisions: trap:0.01
+    /// Make the policies fault in a share of their decisions: trap:0.01
     #[arg(long, value_name = "KIND:SHARE")]
     inject: Option<Inject>,
-    /// Tokens that every client asks for: all that policies know of lengths; `exact`: each what it needs
+    /// Make every client ask for this many tokens, all that policies know of lengths; `exact`: as many as it needs
     #[arg(long, value_name = "TOKENS", default_value = "32768")]
     max_tokens: MaxTokens,
-    /// Deadline of requests that name none, milliseconds after arrival
+    /// Set the deadline of requests that have none, in milliseconds after arrival
     #[arg(long, value_name = "MS")]
     deadline_ms: Option<f64>,
     #[command(flatten)]

@@ -9,14 +9,15 @@ use crate::{Unusable, print_json, print_line};
 
 #[derive(Args)]
 #[command(after_help = "\
-The file needs no network and no script: it can be mailed, archived and printed.
+The file needs no network and no script. You can mail, archive and print it.
 
-Example: meridian bench report results.json --out report.html")]
+Example:
+  meridian bench report results.json --out report.html")]
 pub(crate) struct ReportArgs {
-    /// Results of a replay
+    /// Results that `bench replay --save` or `bench vllm --save` wrote
     #[arg(value_name = "RESULTS.json")]
     results: PathBuf,
-    /// The HTML file; one that is there is replaced
+    /// Write the HTML to this file, and replace any existing file
     #[arg(long, value_name = "FILE", default_value = "report.html")]
     out: PathBuf,
 }

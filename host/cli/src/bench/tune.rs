@@ -9,27 +9,28 @@ use crate::{Unusable, print_json, print_line, say};
 
 #[derive(Args)]
 #[command(after_help = "\
-Tries max_num_batched_tokens from 256 to 8192, then a long_prefill_token_threshold of a half and a quarter of the best, in
-simulated engines under stock vLLM's own scheduler. The best has the most goodput: requests a second that attain the service
-levels. The engine's own flags are kept unless others win at least 1 %. Meridian is not part of it.
+The command tries max_num_batched_tokens from 256 to 8192, then a long_prefill_token_threshold of a
+half and a quarter of the best value. It simulates engines under stock vLLM's own scheduler, without
+Meridian. The best flags have the most goodput: requests a second that attain the service levels.
+The engine keeps its own flags unless others win at least 1 %.
+
+Exit code: 0 done, 1 a run failed, 2 bad input.
 
 Examples:
   meridian bench tune --trace requests.csv --engine 7b-h100 --rate 2.3
-  meridian bench tune --workload multi-turn --engine measured.toml --capacity
-
-Exit code: 0 done, 1 a run failed, 2 bad input.")]
+  meridian bench tune --workload multi-turn --engine measured.toml --capacity")]
 pub(crate) struct TuneArgs {
     #[command(flatten)]
     input: InputArgs,
     #[command(flatten)]
     engine: EngineArgs,
-    /// Requests a second, or a multiple of the trace's own rate: 2.5 or 2x
+    /// Tune for this rate: requests a second, or a multiple of the trace's own rate (2.5 or 2x)
     #[arg(long, value_name = "RATE", default_value = "1x")]
     rate: Rate,
-    /// Find the highest rate at which nine of ten requests attain the service levels, and tune for that
+    /// Find the highest rate at which nine of ten requests attain the service levels, and tune for it
     #[arg(long, conflicts_with = "rate")]
     capacity: bool,
-    /// Seeds; 1 replays a trace as it is, others shuffle its requests
+    /// Use these seeds; 1 replays a trace as it is, others shuffle its requests
     #[arg(long, value_name = "SEED", value_delimiter = ',', default_value = "1")]
     seeds: Vec<u64>,
     #[command(flatten)]

@@ -24,96 +24,97 @@ const SEEDS: std::ops::RangeInclusive<u64> = 0..=u32::MAX as u64;
 
 #[derive(Args)]
 #[command(after_help = "\
-Each engine runs in a process of its own, one after the other. A policy is named as for `bench replay`; `stock` is vLLM's own
-scheduler, and comes first where it is not named; `stock:512` is the same with --max-num-batched-tokens 512. MERIDIAN_PYTHON names a Python with Meridian and vLLM.
+Each engine runs in its own process, one after the other. Name policies as for `bench replay`.
+`stock` is vLLM's own scheduler; it comes first unless you name it. `stock:512` is the same with
+--max-num-batched-tokens 512. MERIDIAN_PYTHON names a Python with Meridian and vLLM.
+
+Exit code: 0 done, 1 a run failed or a policy faulted, 2 bad input.
 
 Examples:
   meridian bench vllm --scenario loaded,kv-tight --policy stock:512 --policy balanced --policy mine.wasm
   meridian bench vllm --scenario multi-turn --kv-blocks 600,900 --seeds 1,2,3
   meridian bench vllm --trace requests.csv --max-model-len 4000 --policy pascal --html report.html
-  meridian bench vllm --scenario early-exit --help
-
-Exit code: 0 done, 1 a run failed or a policy faulted, 2 bad input.")]
+  meridian bench vllm --scenario early-exit --help")]
 pub(crate) struct VllmArgs {
-    /// loaded, kv-tight, multi-turn; early-exit asks another question and has options of its own
+    /// Run these scenarios: loaded, kv-tight, multi-turn (multi-turn). early-exit runs alone and has its own options
     #[arg(long = "scenario", value_name = "NAME", value_delimiter = ',', conflicts_with = "trace")]
     scenarios: Vec<String>,
-    /// Recorded requests instead, in any format that `bench replay` reads
+    /// Send recorded requests instead, from a file in any format that `bench replay` reads
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Format of the trace, when it is not the one that its first line looks like
+    /// Set the format of the trace; by default, the first line decides
     #[arg(long, value_name = "FORMAT", requires = "trace")]
     format: Option<Format>,
-    /// Only the first requests of the trace; how many an open scenario has
+    /// Send only the first N requests of the trace, or N requests of an open scenario
     #[arg(long, value_name = "N")]
     requests: Option<usize>,
-    /// Requests a second, instead of those of an open scenario
+    /// Send this many requests a second, instead of the rate of an open scenario
     #[arg(long, value_name = "R", conflicts_with = "trace")]
     rate: Option<f64>,
-    /// Multiply every length of the trace
+    /// Multiply every length of the trace by this factor
     #[arg(long, value_name = "F", default_value_t = 1.0, requires = "trace")]
     scale_tokens: f64,
-    /// Multiply every arrival time of the trace
+    /// Multiply every arrival time of the trace by this factor
     #[arg(long, value_name = "F", default_value_t = 1.0, requires = "trace")]
     scale_time: f64,
-    /// All requests of the trace are there from the start
+    /// Send all requests of the trace at the start
     #[arg(long, requires = "trace")]
     at_once: bool,
-    /// Policies to compare with stock vLLM; may be given several times (balanced)
+    /// Compare this policy with stock vLLM; may be given several times (balanced)
     #[arg(long = "policy", value_name = "POLICY|SLOT=POLICY,...|stock[:TOKENS]")]
     policies: Vec<Named>,
-    /// Leave stock vLLM out: the first policy is what the others are compared with
+    /// Leave out stock vLLM, and compare the other policies with the first one
     #[arg(long, requires = "policies")]
     without_stock: bool,
-    /// A field of Meridian's configuration; may be given several times
+    /// Set a field of Meridian's configuration; may be given several times
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE", value_parser = setting)]
     settings: Vec<Setting>,
-    /// Seeds: of the requests of a scenario, and of the tokens of prompts
+    /// Set the seeds of a scenario's requests and of the prompt tokens
     #[arg(long, value_name = "SEED", value_delimiter = ',', default_value = "1")]
     seeds: Vec<u64>,
-    /// KV blocks of the engine, instead of the scenario's; a comparison for each
+    /// Give the engine this many KV blocks, instead of the scenario's number; one comparison for each value
     #[arg(long, value_name = "N", value_delimiter = ',')]
     kv_blocks: Vec<u32>,
-    /// Most running requests, instead of the scenario's
+    /// Run at most this many requests at once, instead of the scenario's limit
     #[arg(long, value_name = "N")]
     max_num_seqs: Option<u32>,
-    /// Most tokens of a step, instead of the scenario's
+    /// Limit a step to this many tokens, instead of the scenario's limit
     #[arg(long, value_name = "N")]
     max_num_batched_tokens: Option<u32>,
-    /// Most tokens of a request, instead of the scenario's
+    /// Limit a request to this many tokens, instead of the scenario's limit
     #[arg(long, value_name = "N")]
     max_model_len: Option<u32>,
-    /// multi-turn: conversations
+    /// multi-turn: number of conversations
     #[arg(long, value_name = "N")]
     sessions: Option<usize>,
-    /// multi-turn: turns of each
+    /// multi-turn: number of turns in each conversation
     #[arg(long, value_name = "N")]
     turns: Option<usize>,
-    /// multi-turn: tokens that the first turn has more
+    /// multi-turn: additional tokens in the first turn
     #[arg(long, value_name = "N")]
     context_tokens: Option<u32>,
     /// multi-turn: seconds from an answer to the next turn
     #[arg(long, value_name = "S")]
     gap_s: Option<f64>,
-    /// multi-turn: the template keeps the thinking of earlier turns
+    /// multi-turn: keep the thinking of earlier turns in the prompt
     #[arg(long)]
     preserve_thinking: bool,
-    /// Random tokens in the place of the model's: hit rates and preemptions in a fraction of the time, and no latencies
+    /// Generate random tokens without the model; measures hit rates and preemptions much faster, but no latencies
     #[arg(long)]
     no_model: bool,
-    /// Folder of a model; without it a small one with random weights
+    /// Load the model in this folder; by default, a small model with random weights
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
-    /// bfloat16, or float32, which compares outputs as well (bfloat16 where the processor computes in it)
+    /// Compute in bfloat16 (the default where the processor supports it) or in float32, which also compares outputs
     #[arg(long, value_name = "TYPE", default_value_t)]
     dtype: Dtype,
-    /// Compare outputs in bfloat16 too: there they are equal only where every batch was
+    /// Compare outputs in bfloat16 too; there, outputs are equal only if every batch was equal
     #[arg(long)]
     compare_outputs: bool,
-    /// Keep every run's job, rows and log here, and the results
+    /// Keep the results and every run's job, rows and log in this folder
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Keep the results as JSON, for `bench compare` and `bench report`; with several, a file each in this folder
+    /// Keep the results as JSON, for `bench compare` and `bench report`; for several comparisons, name a folder
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
     /// Draw the results of one comparison as one HTML file

@@ -13,7 +13,7 @@ struct Readers {
     last: u64,
 }
 
-/// The first count that is not what a recount says, in words.
+/// The first count that a recount contradicts, in words.
 pub(super) fn audit(pool: &Pool) -> Result<(), String> {
     let mut readers: HashMap<BlockId, Readers> = HashMap::with_capacity(pool.blocks.len());
     for (request, live) in &pool.requests {

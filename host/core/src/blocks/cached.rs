@@ -1,4 +1,4 @@
-//! The order of eviction for an engine that has a block pool of its own.
+//! The order of eviction for an engine with its own block pool.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,14 +7,14 @@ use meridian_policy_sdk::eviction::{Memory, Subject};
 use super::policy::{Epochs, REKEYED_AT_ONCE, Rank, Ranking, UNKNOWN, keys_or_default};
 use crate::{BlockId, BlockTier, EvictionCandidate, EvictionRanker, EvictionSubject};
 
-/// Mirrors the free blocks of an engine's own pool: which of them still hold something that a prompt may match, and in
-/// which order those go. The engine allocates and frees; it tells what it does and asks what is to go first.
+/// Mirrors the free blocks of an engine's own pool: which blocks a prompt may still match, and the order in which they
+/// are evicted. The engine allocates and frees; it reports its actions and asks which blocks to evict first.
 ///
 /// The engine's queue hands out empty blocks before cached ones, and cached ones in the order in which they were freed.
-/// That is the order here too for as long as the policy gives equal keys; otherwise [`CachedBlocks::choose`] says which
-/// blocks are to be handed out instead. When another policy takes over, what the one before has ranked goes first until
-/// [`CachedBlocks::rekey`] has asked the new one about it. Blocks are named by the engine's own numbers, from 0. What is told of blocks that
-/// do not exist is passed over.
+/// While the policy gives equal keys, the mirror has the same order; otherwise, [`CachedBlocks::choose`] returns the
+/// blocks to hand out instead. After a change of the policy, blocks that the previous policy ranked go first, until
+/// [`CachedBlocks::rekey`] has asked the new policy about them. Blocks have the engine's own numbers, from 0. Reports
+/// about unknown blocks are ignored.
 ///
 /// ```
 /// use meridian_core::{CachedBlocks, LeavingBlock, OwnOrder};
@@ -34,12 +34,12 @@ use crate::{BlockId, BlockTier, EvictionCandidate, EvictionRanker, EvictionSubje
 pub struct CachedBlocks {
     blocks: Vec<Entry>,
     order: BTreeSet<Place>,
-    /// How many blocks of `order` have each tier, epoch and key: with one of them, the queue is in order by itself.
+    /// Number of blocks in `order` with each tier, epoch and key. With only one entry, the queue is in order by itself.
     keys: BTreeMap<(BlockTier, Rank), u32>,
     epochs: Epochs,
     /// No cached block has an earlier epoch than this one.
     settled: u32,
-    /// What is dead stays until its place is needed, before everything else.
+    /// Dead blocks stay until their place is needed, and go before all others.
     keeps_dead: bool,
     empty: u32,
     block_tokens: u32,
@@ -49,7 +49,7 @@ pub struct CachedBlocks {
     candidates: Vec<EvictionCandidate>,
 }
 
-/// A block that its last reader lets go of.
+/// A block that loses its last reader.
 ///
 /// ```
 /// let full = meridian_core::LeavingBlock { block: 7, tokens: Some(64) };
@@ -59,24 +59,24 @@ pub struct CachedBlocks {
 pub struct LeavingBlock {
     /// The engine's number.
     pub block: u32,
-    /// Tokens of the prefix that ends with this block, when a prompt can find it; `None` when none can.
+    /// Tokens of the prefix that ends with this block; `None` when no prompt can find it.
     pub tokens: Option<u32>,
 }
 
-/// What becomes of blocks that are let go of.
+/// The result for blocks that lose their last reader.
 ///
 /// ```
 /// assert!(meridian_core::Leaving::default().dead.is_empty());
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Leaving {
-    /// To be taken out of the prefix cache: nothing will match them.
+    /// Blocks to take out of the prefix cache: no prompt will match them.
     pub dead: Vec<u32>,
-    /// All of them in the order in which they are to be freed, the first to be handed out first.
+    /// All blocks in the order in which to free them; the engine hands out the first one first.
     pub freed: Vec<u32>,
 }
 
-/// What has happened to cached blocks since the start.
+/// Counters of cached blocks since the start.
 ///
 /// ```
 /// assert_eq!(meridian_core::CachedStats::default().evictions, [0; 3]);
@@ -85,38 +85,38 @@ pub struct Leaving {
 pub struct CachedStats {
     /// Blocks that could be matched until they were handed out or dropped as dead, by [`BlockTier`].
     pub evictions: [u64; 3],
-    /// Blocks put at the front of the engine's queue, some of which may have been there.
+    /// Blocks that were moved to the front of the engine's queue; some may have been there already.
     pub moved: u64,
-    /// Times the mirror was filled anew because it did not agree with the engine.
+    /// Times that the mirror was refilled because it did not agree with the engine.
     pub resyncs: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Entry {
     state: State,
-    /// How often a prompt matched it.
+    /// Number of prompts that matched it.
     hits: u32,
-    /// Distance from the head of its request's chain, blocks; as of when it was let go of.
+    /// Distance from the head of its request's chain, blocks, at its release.
     position: u32,
     born_ms: f64,
     /// No later prompt will match it.
     dead: bool,
-    /// A second request matched it while the first attended it: it can match, whatever its request says.
+    /// A second request matched it while the first attended it: it can match, whatever its own request reports.
     shared: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum State {
-    /// A request has it.
+    /// A request attends it.
     #[default]
     Attended,
-    /// Free, with nothing to match.
+    /// Free, without contents to match.
     Empty,
-    /// Free, and still to be matched.
+    /// Free, with contents to match.
     Cached { tier: BlockTier, rank: Rank, stamp: u64 },
 }
 
-/// Place in the order of eviction; the least goes first.
+/// Place in the order of eviction; the lowest goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
     tier: BlockTier,
@@ -126,15 +126,15 @@ struct Place {
 }
 
 impl Place {
-    /// Before all of a tier that were ranked in `epoch` or later.
+    /// The place before all blocks of a tier that were ranked in `epoch` or later.
     fn first(tier: BlockTier, epoch: u32) -> Self {
         Self { tier, rank: Rank { epoch, key: 0 }, stamp: 0, block: 0 }
     }
 }
 
 impl CachedBlocks {
-    /// A mirror of a pool of `blocks` blocks of `block_tokens` tokens each, all of them attended: to be followed by
-    /// [`CachedBlocks::resync`].
+    /// A mirror of a pool of `blocks` blocks of `block_tokens` tokens each, all attended; call [`CachedBlocks::resync`]
+    /// next.
     #[must_use]
     pub fn new(blocks: u32, block_tokens: u32) -> Self {
         Self {
@@ -153,15 +153,14 @@ impl CachedBlocks {
         }
     }
 
-    /// For a store that gives nothing up before it must: what is dead is not returned to be dropped, but is the first to
-    /// go.
+    /// Use it for a store that evicts only on demand: dead blocks are not returned for dropping, but go first.
     #[must_use]
     pub fn keeping_dead(mut self) -> Self {
         self.keeps_dead = true;
         self
     }
 
-    /// Cached blocks.
+    /// Number of cached blocks.
     #[must_use]
     pub fn len(&self) -> u32 {
         u32::try_from(self.order.len()).unwrap_or(u32::MAX)
@@ -173,31 +172,31 @@ impl CachedBlocks {
         self.order.is_empty()
     }
 
-    /// Free blocks with nothing in them.
+    /// Number of free blocks without contents.
     #[must_use]
     pub fn empty(&self) -> u32 {
         self.empty
     }
 
-    /// Free blocks, cached or empty.
+    /// Number of free blocks, cached or empty.
     #[must_use]
     pub fn free(&self) -> u32 {
         self.empty + self.len()
     }
 
-    /// Counts.
+    /// The counters.
     #[must_use]
     pub fn stats(&self) -> CachedStats {
         self.stats
     }
 
-    /// The cached blocks, first to go first.
+    /// The cached blocks in the order of eviction.
     pub fn order(&self) -> impl Iterator<Item = u32> + '_ {
         self.order.iter().map(|place| place.block)
     }
 
-    /// Fill the mirror anew from the engine's queue of free blocks, its front first: the number, and the tokens as in
-    /// [`LeavingBlock::tokens`]. Every other block is attended. What is cached gets equal keys.
+    /// Refill the mirror from the engine's queue of free blocks, its front first: the number, and the tokens as in
+    /// [`LeavingBlock::tokens`]. Every other block counts as attended. Cached blocks get equal keys.
     pub fn resync(&mut self, queue: impl IntoIterator<Item = (u32, Option<u32>)>) {
         for entry in &mut self.blocks {
             entry.state = State::Attended;
@@ -218,8 +217,8 @@ impl CachedBlocks {
         }
     }
 
-    /// Which cached blocks are to go when the engine hands out `count` blocks, where that is not what its queue does by
-    /// itself: they are to be put at its front.
+    /// The cached blocks to evict when the engine hands out `count` blocks, if its queue alone would choose others; put
+    /// them at its front.
     pub fn choose(&mut self, count: u32) -> Vec<u32> {
         let wanted = count.saturating_sub(self.empty) as usize;
         if wanted == 0 || self.keys.len() < 2 {
@@ -230,7 +229,7 @@ impl CachedBlocks {
         chosen
     }
 
-    /// The engine handed these out: what they held is gone.
+    /// Report that the engine handed out these blocks: their contents are gone.
     pub fn taken(&mut self, blocks: &[u32], now_ms: f64) {
         self.tell_time(now_ms);
         for block in blocks {
@@ -244,14 +243,14 @@ impl CachedBlocks {
         }
     }
 
-    /// Something attends these blocks; a free one is free no more.
+    /// Report that a request attends these blocks; free ones are no longer free.
     pub fn touched(&mut self, blocks: &[u32]) {
         for block in blocks {
             self.attend(*block);
         }
     }
 
-    /// A prompt matched these blocks.
+    /// Report that a prompt matched these blocks.
     pub fn matched(&mut self, blocks: &[u32]) {
         for block in blocks {
             if let Some(entry) = self.blocks.get_mut(*block as usize) {
@@ -261,7 +260,8 @@ impl CachedBlocks {
         }
     }
 
-    /// A prompt matched these blocks while another request attended them: they can match, whatever that one says.
+    /// Report that a prompt matched these blocks while another request attended them: they can match, whatever that
+    /// request reports.
     pub fn shared(&mut self, blocks: &[u32]) {
         for block in blocks {
             if let Some(entry) = self.blocks.get_mut(*block as usize) {
@@ -271,8 +271,8 @@ impl CachedBlocks {
         }
     }
 
-    /// No later prompt will match these blocks: they go when their last reader lets go of them. A block that a second
-    /// request has matched is passed over.
+    /// Mark blocks that no later prompt will match: they go when they lose their last reader. Blocks that a second
+    /// request has matched are ignored.
     pub fn mark_dead(&mut self, blocks: &[u32]) {
         for block in blocks {
             let Some(entry) = self.blocks.get_mut(*block as usize) else { continue };
@@ -283,8 +283,8 @@ impl CachedBlocks {
         }
     }
 
-    /// These blocks lose their last reader, in the order in which the engine would free them. The policy orders those
-    /// that stay cached.
+    /// Report that these blocks lose their last reader, in the order in which the engine would free them. The policy
+    /// orders those that stay cached.
     pub fn leaving(&mut self, policy: &mut dyn EvictionRanker, leaving: &[LeavingBlock], now_ms: f64) -> Leaving {
         self.tell_time(now_ms);
         let mut out = Leaving::default();
@@ -321,8 +321,9 @@ impl CachedBlocks {
         out
     }
 
-    /// Ask the policy about cached blocks that another has ranked before it: about 256 at a time, so that a swap holds no
-    /// step up, those first that would go last. To be called before each step. Returns how many have its keys now.
+    /// Ask the policy about cached blocks that another policy ranked: about 256 at a time, so that a swap delays no
+    /// step, and starting with those that would go last. Call it before each step. Returns how many blocks have its
+    /// keys now.
     pub fn rekey(&mut self, policy: &mut dyn EvictionRanker, now_ms: f64) -> usize {
         let epoch = self.epochs.least(Ranking::of(policy));
         if self.settled >= epoch {
@@ -347,7 +348,7 @@ impl CachedBlocks {
         places.len()
     }
 
-    /// What the policy makes of the candidates.
+    /// The policy's ranks of the candidates.
     fn ask(&mut self, policy: &mut dyn EvictionRanker) -> Vec<Rank> {
         let before = Ranking::of(policy);
         let (keys, _) = keys_or_default(policy, &self.memory(Subject::Blocks), &self.candidates);
@@ -374,8 +375,8 @@ impl CachedBlocks {
         }
     }
 
-    /// Take blocks that are cached for used at `stamps` instead of when they were let go of. Stamps are the caller's own
-    /// count; a caller who sets one sets all.
+    /// Treat cached blocks as used at `stamps` instead of at their release. Stamps are the caller's own count; a caller
+    /// that sets one must set all.
     pub fn stamp(&mut self, blocks: &[u32], stamps: &[u64]) {
         for (block, stamp) in blocks.iter().zip(stamps) {
             if let Some(Entry { state: State::Cached { tier, rank, .. }, .. }) =
@@ -386,7 +387,7 @@ impl CachedBlocks {
         }
     }
 
-    /// The engine took what these blocks hold out of its cache; those that are attended stay so.
+    /// Report that the engine dropped the contents of these blocks from its cache; attended blocks stay attended.
     pub fn emptied(&mut self, blocks: &[u32]) {
         for block in blocks {
             if self.is_cached(*block) {
@@ -395,7 +396,7 @@ impl CachedBlocks {
         }
     }
 
-    /// What policies are told of the pool.
+    /// The facts about the pool for policies.
     #[must_use]
     pub fn memory(&self, subject: Subject) -> Memory {
         Memory {
@@ -407,8 +408,8 @@ impl CachedBlocks {
         }
     }
 
-    /// Whether the mirror agrees with the engine's queue of free blocks, given as in [`CachedBlocks::resync`]; for tests
-    /// and for an operator who doubts. Linear in the number of blocks.
+    /// Check that the mirror agrees with the engine's queue of free blocks, given as in [`CachedBlocks::resync`]; for
+    /// tests and diagnosis. Linear in the number of blocks.
     ///
     /// # Errors
     /// The first block that differs, in words.
@@ -437,7 +438,7 @@ impl CachedBlocks {
         Ok(())
     }
 
-    /// Time does not go back.
+    /// Time never goes back.
     fn tell_time(&mut self, now_ms: f64) {
         if now_ms > self.now_ms && now_ms.is_finite() {
             self.now_ms = now_ms;
@@ -470,7 +471,7 @@ impl CachedBlocks {
         }
     }
 
-    /// Take a block out of where it is free; `None` when there is no such block.
+    /// Mark a block as attended; `None` when there is no such block.
     fn attend(&mut self, block: u32) -> Option<&mut Entry> {
         let entry = self.blocks.get_mut(block as usize)?;
         match std::mem::take(&mut entry.state) {

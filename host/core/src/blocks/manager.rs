@@ -11,15 +11,15 @@ use crate::{
     BlockId, BlockLocation, BlockTier, Error, EvictionCandidate, EvictionSubject, OwnOrder, RequestId, ThinkPhase,
 };
 
-/// The block manager that knows phases: dead thinking goes first, then the cache, then requests that think, and answers
+/// The phase-aware block manager: it evicts dead thinking first, then the cache, then requests that think, and answers
 /// in progress last.
 ///
-/// **A block is attended** while a live request uses it. Attention is causal, so every KV block of a live request is
-/// needed for its next token, its thinking included: an attended block never goes on its own, only with every request
-/// that attends it (they are preempted and compute it again). Thinking is worth nothing *after* the request, when the
-/// chat template strips it from the history: no prompt will ever match it again.
+/// **A block is attended** while a live request uses it. Attention is causal, so the next token of a live request needs
+/// all its KV blocks, including its thinking. An attended block therefore never goes alone, but only with every request
+/// that attends it (they are preempted and compute it again). Thinking has no value *after* the request when the chat
+/// template strips it from the history: no prompt will ever match it again.
 ///
-/// **Tier**: what a block is to the request that attends it (to the most critical, when several do).
+/// **Tier**: the role of a block for its request (for the most critical one, if several attend it).
 ///
 /// | the request | its prompt blocks | its think blocks | its output blocks |
 /// |---|---|---|---|
@@ -28,24 +28,25 @@ use crate::{
 /// | has finished, reasoning is stripped | ThinkActive | ThinkComplete | ThinkComplete if it has thought, else ThinkActive |
 /// | has finished, reasoning is kept | ThinkActive | ThinkActive | ThinkActive |
 ///
-/// Section of a block: the phase in which it was allocated; a block that was touched belongs to the prompt. Of a request
-/// that resumes, its place in the chain says it ([`BeginKv::resumed`]). A block that holds the end of the prompt and the
-/// first think tokens counts as prompt; [`PhaseAwareBlockManager::demote`] corrects that for a caller who knows.
+/// Section of a block: the phase of its allocation; a touched block belongs to the prompt. For a request that resumes,
+/// its place in the chain determines the section ([`BeginKv::resumed`]). A block with the end of the prompt and the
+/// first think tokens counts as prompt; a caller that knows better corrects that with
+/// [`PhaseAwareBlockManager::demote`].
 ///
-/// **Class**: the order of eviction, ThinkComplete before ThinkActive before OutputCritical. Of an unattended block it is
-/// the tier. Of an attended one it is ThinkActive when only prefilling and thinking requests attend it, else
-/// OutputCritical. Inside a class unattended blocks go before attended ones, since they cost no preemption.
+/// **Class**: the order of eviction, ThinkComplete before ThinkActive before OutputCritical. For an unattended block,
+/// it is the tier. For an attended block, it is ThinkActive if only prefilling and thinking requests attend it, else
+/// OutputCritical. Within a class, unattended blocks go before attended ones, because they cost no preemption.
 ///
-/// **Limit of thinking** ([`KvMemory::think_fraction_limit`]): requests that do not answer yet may attend only that share,
-/// prompts included. It keeps memory for answers, and holds while several of them hold blocks: a request beside which no
-/// other prefills or thinks is always admitted, or a long prompt would be refused for ever. When several are refused,
-/// freeing one lets another go on.
+/// **Limit of thinking** ([`KvMemory::think_fraction_limit`]): requests that do not answer yet may attend only this
+/// share, prompts included. It keeps memory for answers, and holds while several such requests hold blocks. A request
+/// that prefills or thinks alone is always admitted; otherwise, a long prompt would be refused forever. When several
+/// are refused, freeing one lets another continue.
 ///
-/// **Remote blocks** are bounded too ([`PhaseAwareBlockManager::with_remote_limit`]): an offload beyond the limit drops the
-/// first remote block in the order of eviction, at the fabric as well. At most one transfer moves a block at a time.
+/// **Remote blocks** are bounded too ([`PhaseAwareBlockManager::with_remote_limit`]): an offload beyond the limit drops
+/// the first remote block in the order of eviction, also in the fabric. At most one transfer at a time moves a block.
 ///
-/// One lock guards the books. The eviction policy is asked with the lock held, the fabric without it, and both before
-/// anything changes.
+/// One lock guards the books. The manager calls the eviction policy with the lock held, the fabric without it, and both
+/// before any change.
 ///
 /// ```
 /// use meridian_core::{BeginKv, BlockManager, BlockTier, KvMemory, PhaseAwareBlockManager, RequestId, ThinkPhase};
@@ -81,7 +82,7 @@ struct Books {
 }
 
 impl Books {
-    /// What the policy makes of the blocks.
+    /// The policy's ranks of the blocks.
     fn ranks(&mut self, blocks: &[EvictionCandidate]) -> Vec<Rank> {
         let before = self.judge.ranking();
         let keys = self.judge.keys(&self.pool.memory(Subject::Blocks), blocks);
@@ -89,7 +90,7 @@ impl Books {
         (0..blocks.len()).map(|i| Rank::of(epoch, &keys, i)).collect()
     }
 
-    /// Ask the policy about blocks that another has ranked before it.
+    /// Ask the policy about blocks that another policy ranked.
     fn rekey(&mut self) {
         let blocks = self.pool.ranked_before(self.epochs.least(self.judge.ranking()));
         let ranks = self.ranks(&blocks);
@@ -126,16 +127,16 @@ impl PhaseAwareBlockManager {
         self
     }
 
-    /// The same with at most this many blocks with the fabric, at least 1; else 1,048,576. A block that is on its way back
-    /// is never dropped for the limit, so there may be as many more as there are such transfers.
+    /// The same with at most this many blocks in the fabric, at least 1; by default 1,048,576. The limit never drops a
+    /// block that is on its way back, so there may be as many more as there are such transfers.
     #[must_use]
     pub fn with_remote_limit(self, remote_blocks: u32) -> Self {
         self.books().pool.remote_limit = remote_blocks.max(1);
         self
     }
 
-    /// The same with so many tokens in a block, which gives [`EvictionCandidate::computed_tokens`]: a block counts as full,
-    /// so that of a request is at most a block too high. Without it that fact is 0, not known.
+    /// The same with `block_tokens` tokens in a block, for [`EvictionCandidate::computed_tokens`]. A block counts as
+    /// full, so the value of a request is at most a block too high. Without it, that fact is 0, unknown.
     ///
     /// [`EvictionCandidate::computed_tokens`]: crate::EvictionCandidate::computed_tokens
     #[must_use]
@@ -144,14 +145,14 @@ impl PhaseAwareBlockManager {
         self
     }
 
-    /// Use another eviction policy from now on. What is cached goes first, by the keys that it has, until the new policy was
-    /// asked about it: about 256 blocks with each request that ends. Keys of two policies are not compared.
+    /// Use another eviction policy from now on. Cached blocks keep their keys and go first, until the new policy was
+    /// asked about them: about 256 blocks with each request that ends. Keys of two policies are never compared.
     pub fn replace_policy(&self, policy: Box<dyn EvictionRanker>) {
         let old = self.books().judge.replace(policy);
         drop(old); // without the lock: it may be the caller's code
     }
 
-    /// A request becomes live, without blocks.
+    /// Begin a live request, without blocks.
     ///
     /// # Errors
     /// [`Error::DuplicateRequest`] when it is live.
@@ -159,16 +160,16 @@ impl PhaseAwareBlockManager {
         self.books().pool.begin(request, begin)
     }
 
-    /// Where the request is, as [`Progress`](crate::Progress) or [`RequestState`](crate::RequestState) says: to be told
-    /// after every step that generated tokens for it, before blocks are allocated for the next. These are levels, so that
-    /// telling one twice or leaving one out does no harm. [`PhaseEvent`](crate::PhaseEvent)s will not do: none comes for a
-    /// request that answers at once, and one whose opening is undecided enters thinking and leaves it without a think
-    /// token.
+    /// Set the phase of the request, as [`Progress`](crate::Progress) or [`RequestState`](crate::RequestState) gives
+    /// it. Call this after every step that generated tokens for it, before allocating blocks for the next. Phases are
+    /// levels, so a repeated or a missing call does no harm. [`PhaseEvent`](crate::PhaseEvent)s are not enough: a
+    /// request that answers at once has none, and a request with an undecided opening enters and leaves thinking
+    /// without a think token.
     ///
-    /// `Output` turns the think blocks of the request into ThinkComplete and the rest into OutputCritical. A phase before
-    /// the present one changes nothing: once a request answers, it answers to its end, though it may think in between.
-    /// The request has thought, and what follows its prompt will never match again, once `think_tokens` is above 0; what
-    /// it answered before that belongs to the prompt.
+    /// `Output` turns the think blocks of the request into ThinkComplete and the rest into OutputCritical. A phase
+    /// before the present one changes nothing: once a request answers, it answers to its end, even if it thinks in
+    /// between. Once `think_tokens` is above 0, the request has thought, and the tokens after its prompt will never
+    /// match again; its earlier answer belongs to the prompt.
     ///
     /// # Errors
     /// [`Error::UnknownRequest`].
@@ -176,9 +177,9 @@ impl PhaseAwareBlockManager {
         self.books().pool.set_phase(request, phase, think_tokens)
     }
 
-    /// Prefix reuse: the request attends these blocks too, as part of its prompt; the next in its chain, when it resumes
-    /// ([`BeginKv::resumed`]). Returns how many it did not attend
-    /// already. Proves that a block can match, so a mark as dead is taken away.
+    /// Prefix reuse: the request attends these blocks too, as part of its prompt; when it resumes
+    /// ([`BeginKv::resumed`]), as the next in its chain. Returns how many it did not attend already. The reuse proves
+    /// that a block can match, so it removes a mark as dead.
     ///
     /// # Errors
     /// [`Error::UnknownRequest`], [`Error::UnknownBlock`], [`Error::BlockElsewhere`] for a remote block,
@@ -187,8 +188,8 @@ impl PhaseAwareBlockManager {
         self.books().pool.touch(request, blocks)
     }
 
-    /// Give a block a lower tier (or the one it has). An unattended one changes its place in the order of eviction at
-    /// once; an attended one can only be marked as dead (ThinkComplete), which counts from when nobody attends it.
+    /// Give a block a lower or equal tier. An unattended block changes its place in the order of eviction at once. An
+    /// attended block can only be marked as dead (ThinkComplete), which takes effect when no request attends it.
     ///
     /// # Errors
     /// [`Error::TierRaised`], [`Error::UnknownBlock`].
@@ -196,7 +197,7 @@ impl PhaseAwareBlockManager {
         self.books().pool.demote(block, to)
     }
 
-    /// The request ended at `now_ms`. What nobody else attends becomes cache; the policy says in which order it goes.
+    /// End a request at `now_ms`. Blocks that no other request attends become cache; the policy decides their order.
     ///
     /// # Errors
     /// [`Error::UnknownRequest`].
@@ -210,12 +211,13 @@ impl PhaseAwareBlockManager {
         Ok(())
     }
 
-    /// The request vanished: [`PhaseAwareBlockManager::finish`] at the latest time told. False when it was not live.
+    /// End a request that vanished: [`PhaseAwareBlockManager::finish`] at the latest known time. False when it was not
+    /// live.
     pub fn release(&self, request: RequestId) -> bool {
         self.finish(request, f64::NEG_INFINITY).is_ok()
     }
 
-    /// The request ended and nothing of it is to be cached; returns the blocks that are gone. What others attend stays.
+    /// End a request without caching its blocks; returns the dropped blocks. Blocks that others attend stay.
     ///
     /// # Errors
     /// [`Error::UnknownRequest`].
@@ -249,14 +251,14 @@ impl PhaseAwareBlockManager {
         self.books().pool.block(block).ok().map(|block| block.readers() > 0)
     }
 
-    /// Counts.
+    /// The counts.
     #[must_use]
     pub fn stats(&self) -> KvStats {
         let books = self.books();
         KvStats { policy_faults: books.judge.faults, ..books.pool.stats() }
     }
 
-    /// Recount everything: linear in the number of blocks, for tests and for an operator who doubts.
+    /// Recount everything: linear in the number of blocks, for tests and diagnosis.
     ///
     /// # Errors
     /// The first count that is wrong, in words.
@@ -288,7 +290,7 @@ impl BlockManager for PhaseAwareBlockManager {
             }
             let short = blocks.saturating_sub(pool.cached.len());
             let plan = if short > 0 { preempt::plan(pool, judge, request, short) } else { Preemption::default() };
-            // Nothing has changed up to here, and nothing is called from here on.
+            // Nothing has changed so far, and nothing is called from here on.
             let mut evicted = pool.evict_cached(blocks - short);
             pool.preempt(&plan, &mut evicted);
             evicted
@@ -312,13 +314,13 @@ impl BlockManager for PhaseAwareBlockManager {
     fn offload_block(&self, block: BlockId) -> Result<BlockLocation, Error> {
         let fabric = self.fabric()?;
         let (index, stamp) = self.books().pool.begin_offload(block)?;
-        // Until it is dropped, the unneeded copy discarded: a later transfer may be given the same handle.
+        // Until it is dropped and the unneeded copy is discarded: a later transfer may get the same handle.
         let _transfer = Transfer { manager: self, block };
         let handle = fabric.offload(block, index).map_err(|source| Error::Fabric { block, source })?;
         let moved = {
             let pool = &mut self.books().pool;
             let found = pool.unattended(block).and_then(|found| {
-                // Attended and left again: the copy may be older than the block.
+                // It was attended and released again: the copy may be older than the block.
                 let is_same = found.stamp == stamp && found.place == BlockLocation::Device { index };
                 if is_same { Ok(()) } else { Err(Error::BlockAttended { block }) }
             });
@@ -354,7 +356,7 @@ impl BlockManager for PhaseAwareBlockManager {
             Err(source) => {
                 drop(reservation);
                 if source == FabricError::Lost {
-                    // It is remote yet, or gone: only this transfer could have moved it.
+                    // It is still remote, or gone: only this transfer could have moved it.
                     self.books().pool.forget(block);
                 }
                 return Err(Error::Fabric { block, source });
@@ -365,7 +367,7 @@ impl BlockManager for PhaseAwareBlockManager {
     }
 }
 
-/// The mark that a block is being moved; taken away when the transfer is over, a panic included.
+/// The mark that a block is moving; removed when the transfer ends, even by a panic.
 struct Transfer<'a> {
     manager: &'a PhaseAwareBlockManager,
     block: BlockId,
@@ -377,7 +379,7 @@ impl Drop for Transfer<'_> {
     }
 }
 
-/// A device block held for a transfer; given back unless the transfer is committed, a panic included.
+/// A device block that is held for a transfer; released unless the transfer is committed, even by a panic.
 struct Reservation<'a> {
     manager: &'a PhaseAwareBlockManager,
     index: Option<u32>,
@@ -385,7 +387,7 @@ struct Reservation<'a> {
 
 impl Reservation<'_> {
     /// # Errors
-    /// The block was dropped by another thread meanwhile.
+    /// Another thread dropped the block meanwhile.
     fn commit(mut self, block: BlockId) -> Result<(), Error> {
         let pool = &mut self.manager.books().pool;
         pool.block(block)?;

@@ -1,5 +1,5 @@
-//! Which KV blocks exist, who attends them and which goes first when memory is short; the rules are in the
-//! documentation of [`PhaseAwareBlockManager`].
+//! The existing KV blocks, the requests that attend them, and the order of eviction; the documentation of
+//! [`PhaseAwareBlockManager`] has the rules.
 
 mod audit;
 mod cached;
@@ -16,7 +16,7 @@ pub use policy::{EvictionCandidate, EvictionRanker, EvictionSubject, OwnOrder};
 
 use crate::{BlockId, BlockLocation, BlockTier, Error, RequestId, ThinkPhase};
 
-/// Hands out KV blocks and takes them back. The engine's scheduling thread calls it; any thread may.
+/// Allocates and frees KV blocks. The engine's scheduling thread calls it; any thread may.
 ///
 /// ```
 /// use meridian_core::{BeginKv, BlockManager, Error, KvMemory, PhaseAwareBlockManager, RequestId};
@@ -37,23 +37,23 @@ pub trait BlockManager: Send + Sync {
     /// [`Error::OutOfBlocks`], [`Error::ThinkLimit`], [`Error::UnknownRequest`]; nothing has changed then.
     fn allocate(&self, request: RequestId, count: u32) -> Result<Allocation, Error>;
 
-    /// Evict at least `blocks` blocks, besides those that are free already, so that `request` can have them: least
-    /// critical class first, preempting whole requests when attended blocks must go, never `request`. A preempted
-    /// request is forgotten, and begun again when it resumes.
+    /// Evict at least `blocks` blocks, in addition to the free ones, for `request`: the least critical class first,
+    /// preempting whole requests when attended blocks must go, but never `request`. Preempted requests are forgotten;
+    /// begin them again when they resume.
     ///
     /// # Errors
     /// [`Error::OutOfBlocks`], [`Error::UnknownRequest`]; nothing has changed then.
     fn evict_for(&self, request: RequestId, blocks: u32) -> Result<Evicted, Error>;
 
-    /// Where a block is; `None` once it was evicted or dropped.
+    /// The place of a block; `None` after its eviction.
     fn block_location(&self, block: BlockId) -> Option<BlockLocation>;
 
-    /// Move an unattended block off the device. May take as long as the fabric takes; blocks no other call.
+    /// Move an unattended block off the device. Takes as long as the fabric; blocks no other call.
     ///
     /// # Errors
     /// [`Error::FabricNotConfigured`] unless the implementation has a fabric. [`Error::BlockMoving`], at once, while a
-    /// transfer moves the block. [`Error::Fabric`] when the fabric failed, [`Error::BlockAttended`] or
-    /// [`Error::UnknownBlock`] when the block was wanted or evicted in the meantime: the block stays what it is.
+    /// transfer moves the block. [`Error::Fabric`] when the fabric failed; [`Error::BlockAttended`] or
+    /// [`Error::UnknownBlock`] when a request took the block or it was evicted meanwhile. The block is then unchanged.
     fn offload_block(&self, _block: BlockId) -> Result<BlockLocation, Error> {
         Err(Error::FabricNotConfigured)
     }
@@ -69,8 +69,8 @@ pub trait BlockManager: Send + Sync {
     }
 }
 
-/// Moves the bytes of KV blocks off the device and back. Called without a lock, from the thread that asked to move a
-/// block, and may block; after an `Err` or a panic the books are as if the call had not been made.
+/// Moves the bytes of KV blocks off the device and back. Called without a lock, from the thread that moves the block,
+/// and may block; after an `Err` or a panic, the books are as before the call.
 ///
 /// ```
 /// use meridian_core::{BlockId, Fabric, FabricError};
@@ -90,38 +90,38 @@ pub trait BlockManager: Send + Sync {
 /// ```
 pub trait Fabric: Send + Sync {
     /// Store a copy of device block `index`, which holds `block`; returns a handle. The device block may be overwritten
-    /// while it is read: then the copy is not used and [`Fabric::discard`] follows.
+    /// during the read; the copy is then unused, and [`Fabric::discard`] follows.
     ///
     /// # Errors
     /// Nothing was stored.
     fn offload(&self, block: BlockId, index: u32) -> Result<u64, FabricError>;
 
-    /// Copy what `handle` names into device block `index`, which nothing else uses meanwhile.
+    /// Copy the contents of `handle` into device block `index`, which nothing else uses meanwhile.
     ///
     /// # Errors
-    /// [`FabricError::Failed`] when it may work later, [`FabricError::Lost`] when it never will.
+    /// [`FabricError::Failed`] when a later try may succeed, [`FabricError::Lost`] when none will.
     fn ingest(&self, handle: u64, index: u32) -> Result<(), FabricError>;
 
-    /// The copy is not needed any more. Fabrics whose storage expires by itself need not do anything.
+    /// Drop a copy that is no longer needed. A fabric whose storage expires by itself may do nothing.
     fn discard(&self, _handle: u64) {}
 }
 
-/// Why a fabric did not move a block.
+/// The reason why a fabric did not move a block.
 ///
 /// ```
 /// assert_eq!(meridian_core::FabricError::Failed("peer timed out".into()).to_string(), "peer timed out");
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FabricError {
-    /// It may work later; one line for the operator.
+    /// A later try may succeed; one line for the operator.
     #[error("{0}")]
     Failed(String),
-    /// The copy does not exist any more.
+    /// The copy no longer exists.
     #[error("the copy is lost")]
     Lost,
 }
 
-/// How much memory holds KV blocks.
+/// The memory for KV blocks.
 ///
 /// ```
 /// use meridian_core::KvMemory;
@@ -136,7 +136,8 @@ pub struct KvMemory {
     pub capacity_bytes: u64,
     /// Size of a block over all layers, bytes, above 0.
     pub block_size_bytes: u64,
-    /// Most of the blocks that requests may attend which do not answer yet, in (0, 1]; one that is alone is not limited.
+    /// Largest share of blocks that requests may attend before they answer, in (0, 1]; a single such request is not
+    /// limited.
     pub think_fraction_limit: f64,
 }
 
@@ -163,21 +164,21 @@ impl KvMemory {
         Ok(())
     }
 
-    /// Whole blocks that fit.
+    /// Number of whole blocks that fit.
     #[must_use]
     pub fn capacity_blocks(&self) -> u32 {
         u32::try_from(self.capacity_bytes / self.block_size_bytes.max(1)).unwrap_or(u32::MAX)
     }
 
-    /// Most blocks that several requests may attend which do not answer yet; at least 1.
+    /// Most blocks that several requests may attend before they answer; at least 1.
     #[must_use]
     pub fn think_limit_blocks(&self) -> u32 {
-        // The tolerance makes 0.7 of 10 blocks 7, whichever side the product falls; `as` saturates.
+        // The tolerance makes 0.7 of 10 blocks 7, whatever the rounding; `as` saturates.
         ((f64::from(self.capacity_blocks()) * self.think_fraction_limit + 1e-6) as u32).max(1)
     }
 }
 
-/// What is known of a request when its first block is wanted.
+/// The facts about a request at its first block.
 ///
 /// ```
 /// use meridian_core::{BeginKv, ThinkPhase};
@@ -187,19 +188,19 @@ impl KvMemory {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct BeginKv {
-    /// Its phase. Blocks allocated in `Prefill` are prompt, unless `resumed` says otherwise: a request begins there even
-    /// when it resumes.
+    /// Its phase. Blocks allocated in `Prefill` belong to the prompt, unless `resumed` differs: a request begins in
+    /// `Prefill` even when it resumes.
     pub phase: ThinkPhase,
-    /// What its chain was, when it was preempted and computes it again; `None` for a new request.
+    /// The chain before its preemption, which it computes again; `None` for a new request.
     pub resumed: Option<Sections>,
     /// Whether the chat template leaves reasoning out of the next turn's prompt.
     pub strips_reasoning: bool,
-    /// The host's clock, milliseconds; when it is not finite or goes back, the latest time told stands.
+    /// The host's clock, milliseconds; when it is not finite or goes back, the latest valid time holds.
     pub now_ms: f64,
 }
 
-/// How the chain of a request that resumes is divided: the first blocks are prompt, the next thinking. What a prefill
-/// computes beyond them is output.
+/// The sections of the chain of a request that resumes: the first blocks are prompt, the next thinking. Further blocks
+/// of a prefill are output.
 ///
 /// ```
 /// use meridian_core::{BeginKv, BlockManager, BlockTier, KvMemory, PhaseAwareBlockManager};
@@ -224,7 +225,7 @@ pub struct Sections {
     pub think_blocks: u32,
 }
 
-/// What [`BlockManager::allocate`] gave, and what it cost.
+/// The result of [`BlockManager::allocate`], and its cost.
 ///
 /// ```
 /// assert!(meridian_core::Allocation::default().evicted.blocks.is_empty());
@@ -233,11 +234,11 @@ pub struct Sections {
 pub struct Allocation {
     /// The new blocks, in the order of the request's chain.
     pub blocks: Vec<BlockId>,
-    /// The cached blocks that made room; preempts nobody.
+    /// The cached blocks that made room; an allocation preempts no request.
     pub evicted: Evicted,
 }
 
-/// What went to make room.
+/// The blocks and requests that made room.
 ///
 /// ```
 /// use meridian_core::{BlockTier, Evicted};
@@ -247,11 +248,11 @@ pub struct Allocation {
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Evicted {
-    /// Blocks that do not exist any more.
+    /// Evicted blocks.
     pub blocks: Vec<BlockId>,
-    /// Requests that lost their blocks and are not live any more; begin them again when they resume.
+    /// Preempted requests, which are no longer live; begin them again when they resume.
     pub preempted: Vec<RequestId>,
-    /// How many of the blocks were of each class, by [`BlockTier`].
+    /// Number of evicted blocks of each class, by [`BlockTier`].
     pub by_tier: [u32; 3],
 }
 
@@ -262,7 +263,7 @@ impl Evicted {
     }
 }
 
-/// Counts of blocks, now (first part) and since the start (`evictions` on).
+/// Counts of blocks, at present (first part) and since the start (from `evictions` on).
 ///
 /// ```
 /// use meridian_core::{KvMemory, PhaseAwareBlockManager};
@@ -273,21 +274,21 @@ impl Evicted {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KvStats {
-    /// Device blocks there are: `free + cached + attended + reserved`.
+    /// Device blocks: `free + cached + attended + reserved`.
     pub capacity: u32,
-    /// Device blocks with nothing in them.
+    /// Device blocks without contents.
     pub free: u32,
     /// Device blocks that no live request attends.
     pub cached: u32,
     /// The same by [`BlockTier`].
     pub cached_by_tier: [u32; 3],
-    /// Blocks that a live request attends; each counts once, however many do.
+    /// Blocks that live requests attend; each counts once.
     pub attended: u32,
-    /// Those of them attended by a request that does not answer yet.
+    /// Attended blocks with a request that does not answer yet.
     pub think_attended: u32,
     /// Device blocks held for a transfer that has not ended.
     pub reserved: u32,
-    /// Blocks with the fabric.
+    /// Blocks in the fabric.
     pub remote: u32,
     /// Live requests.
     pub requests: usize,
@@ -295,14 +296,14 @@ pub struct KvStats {
     pub evictions: [u64; 3],
     /// Requests preempted.
     pub preemptions: u64,
-    /// Batches that went by the default because the eviction policy failed.
+    /// Batches that used the default because the eviction policy failed.
     pub policy_faults: u64,
-    /// Remote blocks dropped because there were too many.
+    /// Remote blocks dropped because of the limit.
     pub remote_evictions: u64,
 }
 
 impl KvStats {
-    /// Blocks of an answer in progress that were evicted. Each such eviction is logged as a warning too.
+    /// Evicted blocks of an answer in progress. Each such eviction is also logged as a warning.
     #[must_use]
     pub fn output_critical_evictions(&self) -> u64 {
         self.evictions[BlockTier::OutputCritical as usize]

@@ -3,13 +3,13 @@ use meridian_policy_sdk::eviction::Memory;
 use crate::rank::ordinal;
 use crate::{BlockId, BlockTier, Fault, FaultKind, RequestId};
 
-/// Orders what may be evicted within one tier. Which tier goes first is not a policy's to say.
+/// Orders the eviction candidates within one tier. A policy does not choose the tier.
 ///
 /// The block manager calls it from the thread that finishes a request or runs short of memory, with its lock held: it
-/// must neither block nor call the manager. It is called in batches: once with the blocks a finished request leaves
-/// behind, and once with the live requests of the least critical class when one of them has to be preempted. An empty
-/// answer asks for the default: blocks oldest first, requests as [`OwnOrder`] says. After an `Err` or a wrong number of
-/// keys that batch goes by the default and the fault is counted. After a panic nothing has changed.
+/// must neither block nor call the manager. It is called in batches: once with the blocks that a finished request
+/// leaves, and once with the live requests of the least critical class when one must be preempted. An empty answer
+/// selects the default: blocks oldest first, requests as in [`OwnOrder`]. After an `Err` or a wrong number of keys, the
+/// batch uses the default, and the fault is counted. After a panic, nothing has changed.
 ///
 /// ```
 /// use meridian_core::{EvictionCandidate, EvictionRanker, Fault, Memory};
@@ -27,20 +27,21 @@ use crate::{BlockId, BlockTier, Fault, FaultKind, RequestId};
 /// # LeastHits.keys(&Memory::default(), &[], &mut keys).unwrap();
 /// ```
 pub trait EvictionRanker: Send {
-    /// Write one key per candidate into `keys`, which is empty, by what `memory` tells of the pool: lower goes first, NaN last, equal keys by the default.
+    /// Write one key per candidate into `keys`, which is empty; `memory` describes the pool. Lower keys go first, NaN
+    /// last, equal keys by the default.
     ///
     /// # Errors
     /// A fault costs this batch only.
     fn keys(&mut self, memory: &Memory, candidates: &[EvictionCandidate], keys: &mut Vec<f32>) -> Result<(), Fault>;
 
-    /// Number of the ranking that the keys of a call now belong to. What passes calls on to a policy that can be replaced
-    /// gives another number after each replacement: keys of two rankings are never compared.
+    /// Number of the ranking of a call's keys. A wrapper of a replaceable policy must return another number after each
+    /// replacement: keys of two rankings are never compared.
     fn ranking(&self) -> u64 {
         0
     }
 }
 
-/// Something that may be evicted, and the facts about it.
+/// An eviction candidate, and the facts about it.
 ///
 /// ```
 /// use meridian_core::{BlockId, BlockTier, EvictionCandidate, EvictionSubject};
@@ -58,24 +59,24 @@ pub trait EvictionRanker: Send {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EvictionCandidate {
-    /// What would go.
+    /// The block or the request.
     pub subject: EvictionSubject,
-    /// Its tier: for a request that of its phase.
+    /// Its tier; for a request, the tier of its phase.
     pub tier: BlockTier,
-    /// Device blocks that come free: 1 for a block, for a request those that no other request attends.
+    /// Device blocks that it frees: 1 for a block; for a request, those that no other request attends.
     pub blocks: u32,
     /// A block's distance from the head of its request's chain, blocks; 0 for a request.
     pub position: u32,
-    /// How often a block was matched again; 0 for a request.
+    /// Number of times that a block was matched again; 0 for a request.
     pub hits: u32,
     /// Milliseconds since a block was allocated, or since a request began.
     pub age_ms: f32,
-    /// Tokens whose KV would have to be computed again: those of a block; of a request all it has computed. 0 when it is
-    /// not known.
+    /// Tokens whose KV would be computed again: the tokens of a block, or all computed tokens of a request. 0 when
+    /// unknown.
     pub computed_tokens: u32,
 }
 
-/// What an [`EvictionCandidate`] is.
+/// The kind of an [`EvictionCandidate`].
 ///
 /// ```
 /// use meridian_core::{BlockId, EvictionSubject, RequestId};
@@ -90,11 +91,11 @@ pub enum EvictionSubject {
     Request(RequestId),
 }
 
-/// The default: within a tier the block last used longest ago, of one request its tail before its head, so that what
-/// is left is still a prefix; among requests the one that loses the fewest computed tokens, then the fewest blocks, then the
-/// youngest. Where no block size is known, no request has computed any.
+/// The default. Within a tier, the least recently used block goes first; of one request, its tail goes before its head,
+/// so that the rest is still a prefix. Among requests, the one that loses the fewest computed tokens goes first, then
+/// the fewest blocks, then the youngest. Without a known block size, computed tokens count as 0.
 ///
-/// It is the rule of the policy `tiered-lru` without a call: no keys, so that the manager's own order holds.
+/// It is the rule of the policy `tiered-lru` without a call: it gives no keys, so the manager's own order holds.
 ///
 /// ```
 /// use meridian_core::{EvictionRanker, Memory, OwnOrder};
@@ -116,7 +117,7 @@ impl EvictionRanker for OwnOrder {
 pub(super) struct Judge {
     policy: Box<dyn EvictionRanker>,
     pub(super) faults: u64,
-    /// Times that the policy was replaced.
+    /// Number of replacements of the policy.
     replaced: u64,
 }
 
@@ -125,18 +126,18 @@ impl Judge {
         Self { policy, faults: 0, replaced: 0 }
     }
 
-    /// Use another policy; returns the one before.
+    /// Use another policy; returns the previous one.
     pub(super) fn replace(&mut self, policy: Box<dyn EvictionRanker>) -> Box<dyn EvictionRanker> {
         self.replaced += 1;
         std::mem::replace(&mut self.policy, policy)
     }
 
-    /// The ranking that keys given now belong to.
+    /// The ranking of keys from now.
     pub(super) fn ranking(&self) -> Ranking {
         Ranking { replaced: self.replaced, number: self.policy.ranking() }
     }
 
-    /// A key per candidate, or none for the default. Holds on to nothing when the policy panics.
+    /// One key per candidate, or none for the default. Keeps nothing when the policy panics.
     pub(super) fn keys(&mut self, memory: &Memory, candidates: &[EvictionCandidate]) -> Vec<f32> {
         let (keys, failed) = keys_or_default(&mut *self.policy, memory, candidates);
         self.faults += u64::from(failed);
@@ -144,7 +145,7 @@ impl Judge {
     }
 }
 
-/// Whose keys they are: keys of two rankings are never compared.
+/// The identity of a ranking: keys of two rankings are never compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ranking {
     replaced: u64,
@@ -152,14 +153,14 @@ pub(super) struct Ranking {
 }
 
 impl Ranking {
-    /// The ranking of a policy that stays in its place.
+    /// The ranking of a policy that stays in place.
     pub(super) fn of(policy: &dyn EvictionRanker) -> Self {
         Self { replaced: 0, number: policy.ranking() }
     }
 }
 
-/// Numbers the rankings in the order in which they were first used, so that what an earlier one ranked goes before what a
-/// later one has.
+/// Numbers the rankings in the order of their first use, so that blocks of an earlier ranking go before blocks of a
+/// later one.
 #[derive(Debug)]
 pub(super) struct Epochs {
     latest: u32,
@@ -172,11 +173,11 @@ impl Default for Epochs {
     }
 }
 
-/// The epoch of keys that may be those of either of two rankings: none of them counts.
+/// The epoch of keys that may belong to either of two rankings: they do not count.
 pub(super) const UNKNOWN: u32 = 0;
 
-/// A policy's key as [`ordinal`](crate::rank::ordinal), and which policy's: keys of two epochs are not compared, those of
-/// the earlier go first.
+/// A policy's key as [`ordinal`](crate::rank::ordinal), and its epoch: keys of two epochs are not compared; the earlier
+/// epoch goes first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
     pub(super) epoch: u32,
@@ -184,31 +185,31 @@ pub(super) struct Rank {
 }
 
 impl Rank {
-    /// The `i`th of a batch's keys, none of which is there for what is left to the default.
+    /// The `i`th of a batch's keys; no key for a candidate that is left to the default.
     pub(super) fn of(epoch: u32, keys: &[f32], i: usize) -> Self {
         let key = if epoch == UNKNOWN { 0.0 } else { keys.get(i).copied().unwrap_or(0.0) };
         Self { epoch, key: ordinal(key) }
     }
 }
 
-/// Blocks that get a key of the ranking in force at a time, where another has ranked them before.
+/// Number of blocks that get a key of the present ranking in one call, where another ranking had ranked them.
 pub(super) const REKEYED_AT_ONCE: usize = 256;
 
 impl Epochs {
-    /// The epoch of what is ranked without a policy.
+    /// The epoch of blocks that are ranked without a policy.
     pub(super) fn latest(&self) -> u32 {
         self.latest
     }
 
-    /// What has an epoch below this one was ranked by another than `ranking`.
+    /// Blocks with an epoch below this one have another ranking than `ranking`.
     pub(super) fn least(&self, ranking: Ranking) -> u32 {
         self.latest + u32::from(self.ranking.is_some_and(|latest| latest != ranking))
     }
 
-    /// The epoch of keys between whose asking and answer the ranking went from `before` to `after`.
+    /// The epoch of keys when the ranking changed from `before` to `after` between the call and its answer.
     pub(super) fn of(&mut self, before: Ranking, after: Ranking) -> u32 {
         if before != after {
-            // Replaced meanwhile, by whichever thread.
+            // Another thread replaced it meanwhile.
             return UNKNOWN;
         }
         self.latest = self.least(after);
@@ -217,7 +218,7 @@ impl Epochs {
     }
 }
 
-/// A key per candidate, or none for the default; and whether the policy failed.
+/// One key per candidate, or none for the default; and whether the policy failed.
 pub(crate) fn keys_or_default(
     policy: &mut dyn EvictionRanker,
     memory: &Memory,

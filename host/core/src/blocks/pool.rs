@@ -1,4 +1,5 @@
-//! The books: which block is where, who attends it, what goes first. One thread, no calls out, no panics.
+//! The books: the place, the readers and the order of eviction of each block. Single-threaded, without outside calls or
+//! panics.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -10,14 +11,14 @@ use super::record::{Block, EvictionOrder, Live, Place, Section, view};
 use super::{Allocation, BeginKv, Evicted, KvMemory, KvStats};
 use crate::{BlockId, BlockLocation, BlockTier, Error, EvictionCandidate, EvictionSubject, RequestId, ThinkPhase};
 
-/// Most blocks with the fabric, unless another limit is set.
+/// Default limit of blocks in the fabric.
 const DEFAULT_REMOTE_BLOCKS: u32 = 1 << 20;
 
 #[derive(Debug)]
 pub(super) struct Pool {
     pub(super) capacity: u32,
     pub(super) think_limit: u32,
-    /// Device blocks never used are those from here on.
+    /// Device blocks from this number on were never used.
     pub(super) fresh: u32,
     pub(super) returned: Vec<u32>,
     /// Device blocks held for a transfer that has not ended.
@@ -27,20 +28,20 @@ pub(super) struct Pool {
     /// Unattended blocks on the device.
     pub(super) cached: EvictionOrder,
     pub(super) attended: u32,
-    /// Blocks that a request attends which does not answer yet.
+    /// Blocks that a request attends before it answers.
     pub(super) think_attended: u32,
-    /// Requests that do not answer yet and hold blocks.
+    /// Requests that hold blocks before they answer.
     pub(super) think_holders: u32,
-    /// Blocks with the fabric.
+    /// Blocks in the fabric.
     pub(super) remote: EvictionOrder,
     pub(super) remote_limit: u32,
     pub(super) remote_evictions: u64,
-    /// Tokens of a block; 0 when not known.
+    /// Tokens of a block; 0 when unknown.
     pub(super) block_tokens: u32,
     next_block: u64,
     next_stamp: u64,
     next_seq: u64,
-    /// The latest time told, finite.
+    /// The latest valid time, finite.
     pub(super) now_ms: f64,
     pub(super) evictions: [u64; 3],
     pub(super) preemptions: u64,
@@ -96,7 +97,7 @@ impl Pool {
         }
     }
 
-    /// A time that is not finite, or before the latest, tells nothing.
+    /// A time that is not finite, or earlier than the latest, is ignored.
     pub(super) fn tell_time(&mut self, now_ms: f64) {
         if now_ms.is_finite() && now_ms > self.now_ms {
             self.now_ms = now_ms;
@@ -137,7 +138,7 @@ impl Pool {
         if think_tokens > 0 && !live.thought {
             live.thought = true;
             if live.phase == ThinkPhase::Output {
-                // It answered first: what it wrote until now stands before the thinking and matches like the prompt.
+                // It answered first: its output until now precedes the thinking and matches like the prompt.
                 let [prompt, _, output] = &mut live.sections;
                 prompt.append(output);
             }
@@ -150,7 +151,7 @@ impl Pool {
         Ok(())
     }
 
-    /// A live request that has not answered begins to.
+    /// Note that a live request begins to answer.
     fn answer(&mut self, request: RequestId) {
         let live = self.requests.get_mut(&request).expect("the request is live");
         self.think_holders -= u32::from(live.holds_as_thinking());
@@ -231,7 +232,7 @@ impl Pool {
         let live = self.live(request)?;
         let (attended, limit) = (self.think_attended, self.think_limit);
         let is_alone = self.think_holders == u32::from(live.holds_as_thinking());
-        // A limit of everything is none: what is short then is memory.
+        // A limit of all blocks is no limit; then only memory is short.
         let is_limited = live.phase != ThinkPhase::Output && limit < self.capacity && !is_alone;
         if is_limited && more > limit.saturating_sub(attended) {
             return Err(Error::ThinkLimit { needed: more, attended, limit });
@@ -266,14 +267,14 @@ impl Pool {
         }
     }
 
-    /// Unattended blocks whose keys are of an earlier epoch, to be asked about again: a bounded number.
+    /// Unattended blocks with keys of an earlier epoch, to rank again: a bounded number.
     pub(super) fn ranked_before(&self, epoch: u32) -> Vec<EvictionCandidate> {
         let places = self.cached.ranked_before(epoch).chain(self.remote.ranked_before(epoch));
         let candidate = |place: &Place| self.candidate(place.block, place.tier, self.blocks[&place.block].position);
         places.take(REKEYED_AT_ONCE).map(candidate).collect()
     }
 
-    /// Rank unattended blocks anew.
+    /// Rank unattended blocks again.
     pub(super) fn rank(&mut self, ranks: impl Iterator<Item = (BlockId, Rank)>) {
         for (id, rank) in ranks {
             let Some(block) = self.blocks.get_mut(&id) else { continue };
@@ -294,17 +295,17 @@ impl Pool {
         live
     }
 
-    /// What an eviction policy is told of the pool.
+    /// The facts about the pool for an eviction policy.
     pub(super) fn memory(&self, subject: Subject) -> Memory {
         let KvStats { capacity, free, cached, .. } = self.stats();
         Memory { now_ms: self.now_ms, subject, free_blocks: free, cached_blocks: cached, total_blocks: capacity }
     }
 
-    /// End a live request; its blocks stay as cache. `ranks` are those of [`Pool::leaving`].
+    /// End a live request; its blocks stay as cache. `ranks` are the ranks of [`Pool::leaving`].
     pub(super) fn retire(&mut self, request: RequestId, leaving: &[EvictionCandidate], ranks: &[Rank]) {
         let live = self.remove(request);
         let mut ranked = leaving.iter().zip(ranks).rev();
-        // Tail first: what is left of a prefix that is evicted in part is still a prefix.
+        // Tail first: the rest of a partly evicted prefix is still a prefix.
         for (section, id) in live.chain().rev() {
             if !self.detach(id, request, live.phase, section) {
                 continue;
@@ -346,7 +347,7 @@ impl Pool {
         evicted
     }
 
-    /// Carry out a plan that was made of these books as they are.
+    /// Carry out a plan that was made from the present books.
     pub(super) fn preempt(&mut self, plan: &Preemption, evicted: &mut Evicted) {
         for request in &plan.victims {
             self.preemptions += 1;
@@ -380,13 +381,13 @@ impl Pool {
         Ok(())
     }
 
-    /// An unattended block, or why not.
+    /// An unattended block, or the reason why it is not one.
     pub(super) fn unattended(&self, id: BlockId) -> Result<&Block, Error> {
         let block = self.block(id)?;
         if block.readers() > 0 { Err(Error::BlockAttended { block: id }) } else { Ok(block) }
     }
 
-    /// Drop an unattended block; the handle, when the fabric has it.
+    /// Drop an unattended block; returns the handle if the fabric has it.
     pub(super) fn discard(&mut self, id: BlockId) -> Result<Option<u64>, Error> {
         let block = self.unattended(id)?;
         let (place, location) = (block.place(id), block.place);
@@ -398,7 +399,7 @@ impl Pool {
         })
     }
 
-    /// An unattended block may begin to move from the device; its device block and stamp.
+    /// Start moving an unattended block from the device; returns its device block and stamp.
     pub(super) fn begin_offload(&mut self, id: BlockId) -> Result<(u32, u64), Error> {
         let block = self.unattended(id)?;
         let BlockLocation::Device { index } = block.place else {
@@ -409,7 +410,7 @@ impl Pool {
         Ok((index, stamp))
     }
 
-    /// A remote block may begin to move to the device; its handle.
+    /// Start moving a remote block to the device; returns its handle.
     pub(super) fn begin_ingest(&mut self, id: BlockId) -> Result<u64, Error> {
         let BlockLocation::Remote { handle } = self.block(id)?.place else {
             return Err(Error::BlockElsewhere { block: id, expected: "remote" });
@@ -423,14 +424,15 @@ impl Pool {
         if std::mem::replace(&mut block.is_moving, true) { Err(Error::BlockMoving { block: id }) } else { Ok(()) }
     }
 
-    /// The transfer is over, whatever came of it; the block may be gone.
+    /// End a transfer, whatever its result; the block may be gone.
     pub(super) fn end_move(&mut self, id: BlockId) {
         if let Some(block) = self.blocks.get_mut(&id) {
             block.is_moving = false;
         }
     }
 
-    /// Drop remote blocks until one more is within the limit, first to go first, none of them moving; their handles.
+    /// Drop remote blocks until one more is within the limit, in the order of eviction, without moving ones; returns
+    /// their handles.
     pub(super) fn make_remote_room(&mut self) -> Vec<u64> {
         let mut handles = Vec::new();
         while self.remote.len() >= self.remote_limit {
@@ -446,7 +448,7 @@ impl Pool {
         handles
     }
 
-    /// The bytes of an unattended block have left the device.
+    /// Note that the bytes of an unattended block have left the device.
     pub(super) fn left_device(&mut self, id: BlockId, handle: u64) {
         let block = self.blocks.get_mut(&id).expect("the block was looked up under the same lock");
         self.cached.remove(&block.place(id));
@@ -456,7 +458,7 @@ impl Pool {
         }
     }
 
-    /// Hold a device block for a transfer, evicting when none is free.
+    /// Hold a device block for a transfer; evicts when none is free.
     pub(super) fn reserve(&mut self) -> Result<(u32, Evicted), Error> {
         let evicted = if self.free_count() == 0 { self.evict_cached(1) } else { Evicted::default() };
         let index = self.take_free().ok_or(Error::OutOfBlocks { needed: 1, available: 0 })?;
@@ -469,7 +471,7 @@ impl Pool {
         self.returned.push(index);
     }
 
-    /// The bytes of a remote block are in the device block that was reserved for it.
+    /// Note that the bytes of a remote block are in the device block reserved for it.
     pub(super) fn came_back(&mut self, id: BlockId, index: u32) {
         self.reserved -= 1;
         self.next_stamp += 1;
@@ -487,7 +489,7 @@ impl Pool {
         })
     }
 
-    /// Drop a block that nobody attends and that is out of the order of eviction on the device.
+    /// Drop a block that no request attends and that is not in the device's order of eviction.
     pub(super) fn forget(&mut self, id: BlockId) {
         let Some(block) = self.blocks.remove(&id) else { return };
         match block.place {
@@ -515,7 +517,7 @@ impl Pool {
         self.think_holders += u32::from(!held && live.holds_as_thinking());
     }
 
-    /// Detach a request that is no longer among the live ones; true when nobody attends the block any more.
+    /// Detach a request that is no longer live; true when no request attends the block any more.
     fn detach(&mut self, id: BlockId, request: RequestId, phase: ThinkPhase, section: Section) -> bool {
         let block = self.blocks.get_mut(&id).expect("a chain names blocks that exist");
         let view = view(phase, section) as usize;

@@ -1,4 +1,4 @@
-//! Which live requests give up their blocks, worked out before anything changes.
+//! The choice of live requests that give up their blocks, made before any change.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
@@ -11,18 +11,18 @@ use super::record::Live;
 use crate::rank::ordinal;
 use crate::{BlockId, BlockTier, EvictionCandidate, EvictionSubject, RequestId, ThinkPhase};
 
-/// The requests to preempt, and what comes free with them.
+/// The requests to preempt, and the blocks that they free.
 #[derive(Debug, Default)]
 pub(super) struct Preemption {
     pub(super) victims: Vec<RequestId>,
-    /// With the class each block had when it was decided.
+    /// With the class of each block at the decision.
     pub(super) freed: Vec<(BlockId, BlockTier)>,
 }
 
-/// Find victims that free at least `count` blocks together: every request that has not begun to answer before any that
-/// has, in the policy's order within each; never `spared`. The caller has checked that there are enough.
+/// Find victims that together free at least `count` blocks. Requests that have not begun to answer go before the
+/// others, each group in the policy's order; `spared` never goes. The caller has checked that there are enough.
 ///
-/// A request whose leaving frees nothing is passed over, unless the blocks it shares can only come free with it.
+/// A request whose leaving frees nothing is skipped, unless only its leaving can free the blocks it shares.
 pub(super) fn plan(pool: &Pool, judge: &mut Judge, spared: RequestId, count: u32) -> Preemption {
     let mut search = Search { pool, count: count as usize, left: HashMap::new(), plan: Preemption::default() };
     let mut passed_over = Vec::new();
@@ -32,7 +32,7 @@ pub(super) fn plan(pool: &Pool, judge: &mut Judge, spared: RequestId, count: u32
         }
         let order = order(pool, judge, spared, class);
         search.take(&order);
-        // What thinking shares with answers comes free only together, as part of the answers.
+        // Blocks that thinking requests share with answers come free only with the answers.
         let taken: BTreeSet<RequestId> = search.plan.victims.iter().copied().collect();
         passed_over.splice(0..0, order.into_iter().filter(|request| !taken.contains(request)));
     }
@@ -40,12 +40,12 @@ pub(super) fn plan(pool: &Pool, judge: &mut Judge, spared: RequestId, count: u32
     search.plan
 }
 
-/// The live requests of a class, first to go first.
+/// The live requests of a class, in the order of preemption.
 fn order(pool: &Pool, judge: &mut Judge, spared: RequestId, class: BlockTier) -> Vec<RequestId> {
     let of_class = |(request, live): &(&RequestId, &Live)| {
         **request != spared && (live.phase == ThinkPhase::Output) == (class == BlockTier::OutputCritical)
     };
-    // Oldest first: a policy is given the same candidates in the same order, run after run.
+    // Oldest first, so that a policy receives the same candidates in the same order in every run.
     let mut requests: Vec<(u64, RequestId, &Live)> = pool
         .requests
         .iter()
@@ -83,7 +83,7 @@ fn order(pool: &Pool, judge: &mut Judge, spared: RequestId, class: BlockTier) ->
 struct Search<'a> {
     pool: &'a Pool,
     count: usize,
-    /// How many victims leave each shared block.
+    /// Number of victims that leave each shared block.
     left: HashMap<BlockId, u32>,
     plan: Preemption,
 }
@@ -111,7 +111,7 @@ impl Search<'_> {
                 break;
             }
         }
-        // What is left comes free only when several leave together.
+        // The rest comes free only when several requests leave together.
         let first = self.plan.victims.len();
         for request in rest {
             if self.is_enough() {

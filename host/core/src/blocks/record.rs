@@ -6,7 +6,7 @@ use super::Sections;
 use super::policy::{Rank, UNKNOWN};
 use crate::{BlockId, BlockLocation, BlockTier, ThinkPhase};
 
-/// What a request was doing when a block joined its chain; the index of [`Live::sections`].
+/// The phase of a request when a block joined its chain; the index of [`Live::sections`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Section {
     Prompt = 0,
@@ -36,21 +36,21 @@ pub(super) fn view(phase: ThinkPhase, section: Section) -> BlockTier {
 #[derive(Debug)]
 pub(super) struct Block {
     pub(super) place: BlockLocation,
-    /// Live requests that attend the block, by what it is to each.
+    /// Number of live requests that attend the block, by its tier for each.
     pub(super) views: [u32; 3],
-    /// The exclusive or of their ids: with one left, its id.
+    /// The exclusive or of their ids: with one reader, its id.
     pub(super) reader_ids: u64,
     /// Tier while unattended.
     pub(super) cached_tier: BlockTier,
-    /// Marked as never matching again while it was attended.
+    /// Marked as dead while it was attended: it will never match again.
     pub(super) dead: bool,
-    /// A transfer of it has not ended: no other may begin.
+    /// A transfer of it is running, so no other may begin.
     pub(super) is_moving: bool,
     pub(super) rank: Rank,
-    /// Distance from the head of the chain of the request that left it, blocks.
+    /// Distance from the head of the chain of the request that released it, blocks.
     pub(super) position: u32,
-    /// When it was last left unattended, in order; the age for least recently used. Changes whenever it may have been
-    /// written to.
+    /// Sequence number of its last release, for least-recently-used order. Changes whenever it may have been written
+    /// to.
     pub(super) stamp: u64,
     pub(super) hits: u32,
     pub(super) born_ms: f64,
@@ -71,7 +71,7 @@ impl Block {
         }
     }
 
-    /// The tier that says when the block may go. An attended block goes only with every request that attends it.
+    /// The tier that determines when the block may go. An attended block goes only with every request that attends it.
     pub(super) fn class(&self) -> BlockTier {
         if self.readers() == 0 {
             self.cached_tier
@@ -87,7 +87,7 @@ impl Block {
     }
 }
 
-/// Place in the order of eviction; the least goes first.
+/// Place in the order of eviction; the lowest goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
     pub(super) tier: BlockTier,
@@ -97,13 +97,13 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Before all of a tier that were ranked in `epoch` or later.
+    /// The place before all blocks of a tier that were ranked in `epoch` or later.
     fn first(tier: BlockTier, epoch: u32) -> Self {
         Self { tier, rank: Rank { epoch, key: 0 }, stamp: 0, block: BlockId(0) }
     }
 }
 
-/// Unattended blocks in one place, first to go first.
+/// Unattended blocks in one place, in the order of eviction.
 #[derive(Debug, Default)]
 pub(super) struct EvictionOrder {
     places: BTreeSet<Place>,
@@ -115,7 +115,7 @@ impl EvictionOrder {
         self.by_tier[place.tier as usize] += u32::from(self.places.insert(place));
     }
 
-    /// Whether it was there.
+    /// Remove a place; returns whether it existed.
     pub(super) fn remove(&mut self, place: &Place) -> bool {
         let was_there = self.places.remove(place);
         self.by_tier[place.tier as usize] -= u32::from(was_there);
@@ -132,7 +132,7 @@ impl EvictionOrder {
         Some(place)
     }
 
-    /// Blocks that were ranked before `epoch`, those first that would go last of their tier.
+    /// Blocks that were ranked before `epoch`, starting with the last of their tier.
     pub(super) fn ranked_before(&self, epoch: u32) -> impl Iterator<Item = &Place> {
         let before = move |tier| self.places.range(Place::first(tier, UNKNOWN)..Place::first(tier, epoch)).rev();
         BlockTier::ALL.into_iter().rev().flat_map(before)
@@ -156,11 +156,11 @@ pub(super) struct Live {
     pub(super) phase: ThinkPhase,
     /// It has generated think tokens.
     pub(super) thought: bool,
-    /// What its chain was when it was preempted.
+    /// Its chain before its preemption.
     pub(super) resumed: Option<Sections>,
     pub(super) strips_reasoning: bool,
     pub(super) begun_ms: f64,
-    /// Order of beginning; the youngest has the highest.
+    /// Sequence number of its beginning; the youngest has the highest.
     pub(super) seq: u64,
     /// Blocks that no other request attends.
     pub(super) unshared: u32,
@@ -175,7 +175,7 @@ impl Live {
         section(Section::Prompt).chain(section(Section::Think)).chain(section(Section::Output))
     }
 
-    /// Whether it is a request that does not answer yet and holds blocks.
+    /// Whether the request holds blocks before it answers.
     pub(super) fn holds_as_thinking(&self) -> bool {
         self.phase != ThinkPhase::Output && !self.members.is_empty()
     }
@@ -195,7 +195,7 @@ impl Live {
         }
     }
 
-    /// The tier of a block that this request is the last to leave.
+    /// The tier of a block that this request is the last to release.
     pub(super) fn leaves_behind(&self, section: Section, dead: bool) -> BlockTier {
         let after_thinking = section != Section::Prompt && self.thought && self.strips_reasoning;
         if dead || after_thinking { BlockTier::ThinkComplete } else { BlockTier::ThinkActive }

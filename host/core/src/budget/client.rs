@@ -2,7 +2,7 @@ use crate::Pattern;
 
 use super::ThinkThresholds;
 
-/// What a client asked for. A field that is not set is the operator's.
+/// The options of a client. A field that is not set takes the operator's value.
 ///
 /// ```
 /// let client = meridian_core::budget::ClientBudget { max_think_tokens: Some(100), ..Default::default() };
@@ -10,11 +10,11 @@ use super::ThinkThresholds;
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct ClientBudget {
-    /// Nothing but the hard cap ends this thinking.
+    /// Only the hard cap ends this thinking.
     pub is_off: bool,
-    /// Think tokens at most; the operator's cap holds as well.
+    /// Most think tokens; the operator's cap holds as well.
     pub max_think_tokens: Option<u32>,
-    /// See [`ThinkThresholds`], for this and what follows.
+    /// See [`ThinkThresholds`] for this field and the following ones.
     pub min_think_tokens: Option<u32>,
     #[allow(missing_docs)]
     pub eat_probe_interval_tokens: Option<u32>,
@@ -35,7 +35,7 @@ pub struct ClientBudget {
 }
 
 impl ClientBudget {
-    /// The operator's or a policy's thresholds, as this client wants them.
+    /// The thresholds of the operator or a policy, changed by the client's options.
     pub(super) fn over(&self, of: ThinkThresholds) -> ThinkThresholds {
         let max_think_tokens = self.max_think_tokens.map_or(of.max_think_tokens, |max| max.min(of.max_think_tokens));
         let least = self.min_think_tokens.unwrap_or(of.min_think_tokens);
@@ -52,7 +52,7 @@ impl ClientBudget {
         }
     }
 
-    /// Whether the signals of this request are judged by its own thresholds, which a policy does not see.
+    /// Whether the request has its own thresholds for its signals, which a policy does not see.
     pub(super) fn has_signals_of_its_own(&self) -> bool {
         let Self {
             is_off: _,

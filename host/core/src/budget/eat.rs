@@ -13,8 +13,8 @@ use super::{ThinkThresholds, is_measured};
 /// ```
 ///
 /// where the variance takes the *updated* mean. Thinking may end at the first `i >= min_probes` with
-/// `V_i < eat_variance_threshold`. The variance alone also ends thinking while a model is stably ignorant, so `M_i` must
-/// not be above `eat_max_bits` either; that guard is not in the paper.
+/// `V_i < eat_variance_threshold`. The variance alone also ends thinking while a model is stable but uncertain, so
+/// `M_i` must not be above `eat_max_bits` either; that guard is not in the paper.
 ///
 /// ```
 /// use meridian_core::EntropyUnit;
@@ -35,8 +35,8 @@ pub struct Eat {
 }
 
 impl Eat {
-    /// Take in the entropy of one probe; `alpha` in (0, 1] may differ from probe to probe. Whether it counted: one that is
-    /// negative or not finite was not measured and is left out.
+    /// Take in the entropy of one probe; `alpha` in (0, 1] may differ from probe to probe. Returns whether it counts: a
+    /// negative or non-finite entropy counts as not measured.
     pub fn observe(&mut self, entropy: f64, alpha: f64) -> bool {
         if !is_measured(entropy) {
             return false;
@@ -51,7 +51,7 @@ impl Eat {
         true
     }
 
-    /// Probes taken in.
+    /// Number of probes taken in.
     #[must_use]
     pub fn probes(&self) -> u32 {
         self.probes
@@ -69,15 +69,15 @@ impl Eat {
         (self.probes > 0).then_some(self.variance)
     }
 
-    /// Whether thinking may end after the latest probe. `unit` is that of the entropies; `eat_variance_threshold` is in its square,
-    /// `eat_max_bits` always in bits.
+    /// Whether thinking may end after the latest probe. `unit` is the unit of the entropies; `eat_variance_threshold`
+    /// is in its square, `eat_max_bits` always in bits.
     #[must_use]
     pub fn fires(&self, thresholds: &ThinkThresholds, unit: EntropyUnit) -> bool {
         let mean_bits = match unit {
             EntropyUnit::Nats => self.mean * std::f64::consts::LOG2_E,
             EntropyUnit::Bits => self.mean,
         };
-        // The latest probe has the number `probes - 1`.
+        // The number of the latest probe is `probes - 1`.
         self.probes > thresholds.min_probes
             && self.variance < thresholds.eat_variance_threshold
             && mean_bits <= thresholds.eat_max_bits

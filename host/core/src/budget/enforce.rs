@@ -4,10 +4,10 @@ use crate::{Error, Markers, Pattern, PhaseTracker};
 
 use super::{Ending, ForceReason, ForcedEnding};
 
-/// Tokens of the thinking that are remembered to see whether an end marker has begun: the longest that a marker may be.
+/// Thinking tokens to remember for detecting the beginning of an end marker: the longest length of a marker.
 const REMEMBERED: usize = 64;
 
-/// What is the same for every request of a model: how its thinking is recognised, and how it is made to end.
+/// The rules for every request of a model: how its thinking is recognised, and how to make it end.
 ///
 /// ```
 /// use meridian_core::Markers;
@@ -23,13 +23,13 @@ pub struct EndRules {
     markers: Markers,
     /// With the phrase.
     ending: Ending,
-    /// Without: the model was done by itself.
+    /// Without it: the model stopped thinking by itself.
     plain: Ending,
 }
 
 impl EndRules {
-    /// The rules of a model with these markers whose thinking is ended by `forced`: a phrase, an end marker, and what is
-    /// to stand before the answer; the first end marker when it is empty.
+    /// The rules of a model with these markers. `forced` ends its thinking: a phrase, an end marker, and the text
+    /// before the answer; empty for the first end marker.
     ///
     /// # Errors
     /// [`Error::Markers`] when the model has no end marker, or `forced` has none.
@@ -39,36 +39,36 @@ impl EndRules {
         Ok(Self { markers, ending, plain })
     }
 
-    /// The first token of the first end marker: what an end of sequence becomes inside thinking.
+    /// The first token of the first end marker, which replaces an end of sequence inside thinking.
     #[must_use]
     pub fn guard_token(&self) -> u32 {
         self.markers.ends()[0].tokens()[0]
     }
 
-    /// Whether the end marker has more than that token.
+    /// Whether the end marker has more tokens.
     #[must_use]
     pub fn guard_continues(&self) -> bool {
         self.markers.ends()[0].tokens().len() > 1
     }
 }
 
-/// What a request's next token may be.
+/// The demand on a request's next token.
 ///
 /// ```
 /// assert_eq!(meridian_core::budget::Demand::default(), meridian_core::budget::Demand::Free);
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Demand {
-    /// Whatever is sampled.
+    /// Any sampled token.
     #[default]
     Free,
-    /// Whatever is sampled, but an end of sequence becomes [`EndRules::guard_token`].
+    /// Any sampled token, but an end of sequence becomes [`EndRules::guard_token`].
     Guarded,
     /// This token.
     Force(u32),
 }
 
-/// What bounds the thinking of one request.
+/// The limits of one request's thinking.
 ///
 /// ```
 /// let limits = meridian_core::budget::ThinkLimits::default();
@@ -90,13 +90,14 @@ impl Default for ThinkLimits {
     }
 }
 
-/// Ends the thinking of one request at the exact token, given nothing but the tokens it has generated: before each token is
-/// sampled, [`Enforcer::demand`] says what it may be.
+/// Ends the thinking of one request at the exact token, using only its generated tokens. Before each token is sampled,
+/// [`Enforcer::demand`] returns the demand on it.
 ///
-/// A token counts as thought when thinking was open before it: the tokens of a start marker do not count. A limit may be
-/// changed at any time, from a given number of generated tokens on ([`Enforcer::limit_from`]); said ahead of time it holds
-/// at that very token, also where several processes sample the same request. After [`Enforcer::replay`] the same tokens
-/// give the same demands: a request that was preempted in the middle of a forced ending goes on where it was.
+/// A token counts as thought when thinking was open before it; the tokens of a start marker do not count. A limit may
+/// change at any time, from a given number of generated tokens on ([`Enforcer::limit_from`]). Set ahead of time, it
+/// holds at that exact token, even where several processes sample the same request. After [`Enforcer::replay`], the
+/// same tokens give the same demands: a request that was preempted in the middle of a forced ending continues where it
+/// was.
 ///
 /// ```
 /// use meridian_core::Markers;
@@ -131,35 +132,35 @@ impl Enforcer {
         Self { enforcement: Enforcement::new(limits), tracker: opening.clone(), opening }
     }
 
-    /// From the moment that `tokens` tokens have been generated, `max_think_tokens` is the limit. What was thought before
-    /// counts; a moment that has passed is now.
+    /// Set `max_think_tokens` as the limit from `tokens` generated tokens on. Earlier thinking counts; a past moment
+    /// means now.
     pub fn limit_from(&mut self, tokens: u32, max_think_tokens: u32) {
         self.enforcement.limit_from(tokens, max_think_tokens);
     }
 
-    /// Take in a generated token that stands for an end of sequence: the end marker is to be completed.
+    /// Take in a generated token that stands for an end of sequence: the end marker must be completed.
     pub fn push_guarded(&mut self, rules: &EndRules, token: u32) {
         self.enforcement.guard(self.is_thinking());
         self.push(rules, token);
     }
 
-    /// Begin again with these tokens, under the limits that held for each.
+    /// Restart with these tokens, under the limits that held for each.
     pub fn replay(&mut self, rules: &EndRules, tokens: impl IntoIterator<Item = u32>) {
         self.enforcement.restart();
         self.tracker = self.opening.clone();
         for token in tokens {
-            // Whether an ending begins is settled where a token is sampled.
+            // The start of an ending is decided where a token is sampled.
             self.demand(rules);
             self.push(rules, token);
         }
     }
 
-    /// What the next token may be.
+    /// The demand on the next token.
     pub fn demand(&mut self, rules: &EndRules) -> Demand {
         self.enforcement.demand(rules, self.tracker.is_open())
     }
 
-    /// Whether the request thinks, and has said so: not while it is open whether it will.
+    /// Whether the request has begun to think: false while it is undecided.
     #[must_use]
     pub fn is_thinking(&self) -> bool {
         self.tracker.is_open()
@@ -171,19 +172,19 @@ impl Enforcer {
         self.enforcement.is_forcing()
     }
 
-    /// Tokens generated.
+    /// Number of generated tokens.
     #[must_use]
     pub fn tokens(&self) -> u32 {
         self.enforcement.tokens()
     }
 
-    /// Tokens generated while thinking was open.
+    /// Number of tokens generated while thinking was open.
     #[must_use]
     pub fn think_tokens(&self) -> u32 {
         self.enforcement.think_tokens()
     }
 
-    /// How many tokens had been generated when the latest ending began to be forced, and why.
+    /// Number of generated tokens at the start of the latest forced ending, and its reason.
     #[must_use]
     pub fn forced(&self) -> Option<(u32, ForceReason)> {
         self.enforcement.forced()
@@ -197,8 +198,8 @@ impl Enforcer {
     }
 }
 
-/// The limits of one request's thinking and the ending that is forced on it: an [`Enforcer`] that follows no markers. It is
-/// told whether thinking is open by whoever follows them already.
+/// The limits of one request's thinking and its forced ending: an [`Enforcer`] that follows no markers. Its caller
+/// follows them, and reports whether thinking is open.
 ///
 /// ```
 /// use meridian_core::Markers;
@@ -215,14 +216,14 @@ impl Enforcer {
 #[derive(Clone, Debug)]
 pub struct Enforcement {
     limits: ThinkLimits,
-    /// Limits that hold from a number of generated tokens on, by that number; the latest of equals counts.
+    /// Limits that hold from a number of generated tokens on, by that number; among equal numbers, the latest counts.
     later: Vec<(u32, u32)>,
     /// Numbers of the tokens that stand for an end of sequence.
     guarded: Vec<u32>,
     run: Run,
 }
 
-/// What the tokens so far have made of a request.
+/// The state of a request after its tokens.
 #[derive(Clone, Debug)]
 struct Run {
     tokens: u32,
@@ -242,14 +243,14 @@ struct Forcing {
 }
 
 impl Enforcement {
-    /// A request that has generated nothing.
+    /// A request without generated tokens.
     #[must_use]
     pub fn new(limits: ThinkLimits) -> Self {
         let run = Run::new(limits.interrupts.len());
         Self { limits, later: Vec::new(), guarded: Vec::new(), run }
     }
 
-    /// See [`Enforcer::limit_from`].
+    /// Set a limit; see [`Enforcer::limit_from`].
     pub fn limit_from(&mut self, tokens: u32, max_think_tokens: u32) {
         let from = tokens.max(self.run.tokens);
         self.later.retain(|(at, _)| *at != from);
@@ -257,19 +258,19 @@ impl Enforcement {
         self.later.insert(index, (from, max_think_tokens));
     }
 
-    /// The next token stands for an end of sequence. `is_open`: thinking is open before it.
+    /// Note that the next token stands for an end of sequence. `is_open`: thinking is open before it.
     pub fn guard(&mut self, is_open: bool) {
         if self.run.forcing.is_none() && is_open {
             self.guarded.push(self.run.tokens);
         }
     }
 
-    /// Forget the tokens; the limits, and the numbers of the tokens that they hold from, stay.
+    /// Forget the tokens; the limits stay, with the token numbers from which they hold.
     fn restart(&mut self) {
         self.run = Run::new(self.limits.interrupts.len());
     }
 
-    /// What the next token may be. `is_open`: thinking is open before it.
+    /// The demand on the next token. `is_open`: thinking is open before it.
     pub fn demand(&mut self, rules: &EndRules, is_open: bool) -> Demand {
         let max_think_tokens = self.limit();
         let run = &mut self.run;
@@ -300,13 +301,13 @@ impl Enforcement {
         self.run.forcing.is_some()
     }
 
-    /// Tokens generated.
+    /// Number of generated tokens.
     #[must_use]
     pub fn tokens(&self) -> u32 {
         self.run.tokens
     }
 
-    /// Tokens generated while thinking was open.
+    /// Number of tokens generated while thinking was open.
     #[must_use]
     pub fn think_tokens(&self) -> u32 {
         self.run.think_tokens
@@ -319,13 +320,13 @@ impl Enforcement {
         passed.checked_sub(1).map_or(self.limits.max_think_tokens, |latest| self.later[latest].1)
     }
 
-    /// How many tokens had been generated when the latest ending began to be forced, and why.
+    /// Number of generated tokens at the start of the latest forced ending, and its reason.
     #[must_use]
     pub fn forced(&self) -> Option<(u32, ForceReason)> {
         self.run.forced
     }
 
-    /// Take in a generated token. `was_open` and `is_open`: thinking was open before it, and is open after it.
+    /// Take in a generated token. `was_open` and `is_open`: whether thinking was open before and after it.
     pub fn push(&mut self, rules: &EndRules, token: u32, was_open: bool, is_open: bool) {
         let run = &mut self.run;
         if self.guarded.binary_search(&run.tokens).is_ok() && run.forcing.is_none() && was_open {
@@ -347,7 +348,7 @@ impl Enforcement {
             run.is_interrupted |= pattern.advance(matched, token);
         }
         if !is_open {
-            // A model that thinks again begins again.
+            // A model that thinks again restarts.
             run.tail.clear();
             run.is_interrupted = false;
         }

@@ -2,9 +2,9 @@ use std::sync::Arc;
 
 use crate::{Error, Pattern};
 
-/// How the thinking of a model is made to end: the tokens to force, and everything that ends thinking.
+/// How to end the thinking of a model: the tokens to force, and all sequences that end thinking.
 ///
-/// One for a model; it is cheap to clone.
+/// One per model; cheap to clone.
 ///
 /// ```
 /// use meridian_core::Pattern;
@@ -23,15 +23,15 @@ pub struct Ending(Arc<Tokens>);
 struct Tokens {
     /// Phrase, end marker, tail.
     forced: Vec<u32>,
-    /// Where the first end marker in `forced` is complete, and the tail begins.
+    /// Position in `forced` after its first complete end marker, where the tail begins.
     tail_at: usize,
     /// At least one.
     ends: Vec<Pattern>,
 }
 
 impl Ending {
-    /// The ending that forces `forced`: a phrase that turns to the answer, an end marker, and what is to stand between it
-    /// and the answer; the first of `ends` when it is empty. `ends` are the model's end markers, all of them.
+    /// The ending that forces `forced`: a phrase that turns to the answer, an end marker, and the text between it and
+    /// the answer; empty for the first of `ends`. `ends` are all end markers of the model.
     ///
     /// # Errors
     /// [`Error::Markers`] without an end marker, or when `forced` has none.
@@ -46,7 +46,7 @@ impl Ending {
         Ok(Self(Arc::new(Tokens { forced, tail_at, ends })))
     }
 
-    /// End thinking after the tokens `before`: those generated since thinking began, or as many of the last of them as
+    /// End thinking after the tokens `before`: all tokens since thinking began, or at least as many of the last ones as
     /// the longest end marker has.
     #[must_use]
     pub fn after(&self, before: &[u32]) -> ForcedEnding {
@@ -63,33 +63,33 @@ impl Ending {
     }
 }
 
-/// Whether so much of a marker says that the marker is being written, and not only a token that is common elsewhere:
-/// two tokens of it, or all but one.
+/// Whether the matched part shows that the marker is being written, and not only a token that is common elsewhere: two
+/// tokens of it, or all but one.
 fn is_distinctive(end: &Pattern, matched: u16) -> bool {
     matched >= 2 || (matched == 1 && end.tokens().len() == 2)
 }
 
 /// The tokens that close one request's thinking.
 ///
-/// With `before` the tokens thought before the force began, and `emitted` those emitted since, an end marker is *complete*
-/// as soon as `before` followed by `emitted` ends with one. Then [`ForcedEnding::next`] is
+/// Let `before` be the tokens thought before the force began, and `emitted` the tokens since. An end marker is
+/// *complete* as soon as `before` followed by `emitted` ends with one. Then [`ForcedEnding::next`] is
 ///
 /// 1. nothing, when an end marker was complete before;
 /// 2. while the forced sequence is being emitted in full (`before` does not end with the distinctive beginning of an end
-///    marker, and `emitted` is a beginning of the sequence): its next token, until it is at its end. Only if an end marker
-///    is complete sooner than the sequence has its own, nothing;
+///    marker, and `emitted` is a beginning of the sequence): its next token until its end, but nothing once an end
+///    marker is complete earlier than the sequence's own;
 /// 3. otherwise, once an end marker is complete, nothing;
-/// 4. otherwise the next token of an end marker: of the one with the fewest tokens missing, among those of which a
-///    distinctive beginning is there; when there is none, of the first.
+/// 4. otherwise the next token of an end marker: of the one with the fewest missing tokens among those with a
+///    distinctive beginning; without any, of the first.
 ///
 /// A distinctive beginning has two tokens of the marker, or all but one. A marker may begin with a line break; a line
-/// break alone does not say that it was begun.
+/// break alone does not show that it was begun.
 ///
-/// So the phrase is left out when the model was already ending its thinking, and given up when a token was emitted that
-/// was not the one asked for (a speculative token, a sampler that was not forced); the tail is forced only after the whole
-/// sequence. Whatever was emitted, asking as often as the longest of the forced sequence and the end markers is long
-/// completes an end marker. What comes next depends on these tokens only, so a request that is preempted in the middle and
-/// replayed goes on where it was.
+/// The phrase is therefore left out when the model was already ending its thinking. It is given up when another token
+/// than the demanded one was emitted (a speculative token, a sampler that was not forced); the tail is forced only
+/// after the whole sequence. Whatever was emitted, the number of calls that completes an end marker is at most the
+/// length of the longest of the forced sequence and the end markers. The next token depends only on these tokens, so a
+/// request that is preempted in the middle and replayed continues where it was.
 ///
 /// ```
 /// use meridian_core::Pattern;
@@ -107,12 +107,12 @@ fn is_distinctive(end: &Pattern, matched: u16) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForcedEnding {
     ending: Ending,
-    /// Tokens of each end marker that were there before the force began.
+    /// Tokens of each end marker that were matched before the force began.
     matched: Vec<u16>,
     start: Start,
 }
 
-/// What was there of an end marker when the force began.
+/// The part of an end marker that was complete when the force began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Start {
     Nothing,
@@ -142,7 +142,7 @@ impl ForcedEnding {
         }
         let mut matched = self.matched.clone();
         let completes = |token: &u32| {
-            // Every marker advances, none is passed over once one is complete.
+            // Every marker advances; none is skipped after one is complete.
             ends.iter().zip(&mut matched).fold(false, |any, (end, matched)| end.advance(matched, *token) || any)
         };
         let completed_at = emitted.iter().position(completes).map(|index| index + 1);

@@ -1,5 +1,5 @@
-//! When to end thinking, and how: pure functions over signals, and [`ThinkBudgets`], which applies them to the requests of an
-//! engine. What measures the entropies is elsewhere.
+//! When to end thinking, and how: pure functions over signals, and [`ThinkBudgets`], which applies them to the requests
+//! of an engine. Other modules measure the entropies.
 
 mod client;
 mod eat;
@@ -26,7 +26,7 @@ pub use thinking::ThinkBudgets;
 pub use thresholds::ThinkThresholds;
 pub use wire::{Measured, Order, Report};
 
-/// A request that thinks, for a budget policy: [`Observed`] and what its arrival told.
+/// A thinking request, for a budget policy: [`Observed`], and facts from its arrival.
 ///
 /// ```
 /// assert_eq!(meridian_core::budget::BudgetCandidate::default().slack_ms, f64::INFINITY);
@@ -35,17 +35,17 @@ pub use wire::{Measured, Order, Report};
 pub struct BudgetCandidate {
     /// Tokens in the prompt.
     pub prompt_tokens: u32,
-    /// Tokens the request may still generate.
+    /// Tokens that the request may still generate.
     pub remaining_tokens: u32,
     /// Milliseconds since thinking began.
     pub think_ms: f64,
-    /// Milliseconds until the client's deadline, negative when missed; infinite when it has none.
+    /// Milliseconds until the client's deadline, negative after it; infinite without a deadline.
     pub slack_ms: f64,
     /// The client's priority.
     pub priority: i32,
     /// Number of the tenant, 0 for none.
     pub tenant: u32,
-    /// What its thinking has shown.
+    /// Observations of its thinking.
     pub observed: Observed,
 }
 
@@ -63,7 +63,7 @@ impl Default for BudgetCandidate {
     }
 }
 
-/// Whether an entropy, in whatever unit, is one: what is negative or not finite was not measured.
+/// Whether an entropy, in any unit, is valid: a negative or non-finite value was not measured.
 fn is_measured(entropy: f64) -> bool {
     entropy >= 0.0 && entropy.is_finite()
 }

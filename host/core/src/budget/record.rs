@@ -8,10 +8,10 @@ use super::{
     ThinkBudget,
 };
 
-/// Signals that are kept for whoever takes them.
+/// Most signals to keep until a caller takes them.
 pub(super) const KEPT_SIGNALS: usize = 1 << 22;
 
-/// The part of a request's row that is about its thinking, where something can end it. The row's own tracker says whether
+/// The part of a request's row about its thinking, where Meridian can end it. The row's own tracker knows whether
 /// thinking is open.
 #[derive(Clone, Debug)]
 pub(crate) struct ThinkRecord {
@@ -22,18 +22,18 @@ pub(crate) struct ThinkRecord {
     pub(super) client: ClientBudget,
     pub(super) is_measured: bool,
     pub(super) since_ms: f64,
-    /// Of tokens that have not come yet.
+    /// Entropies of tokens that have not arrived yet.
     pub(super) entropies: VecDeque<(u32, f32, Measured)>,
-    /// Tokens that came before their entropies, and whether they are boundaries.
+    /// Tokens that arrived before their entropies, and whether they are boundaries.
     pub(super) unmeasured: VecDeque<(u32, bool)>,
     pub(super) is_asked: bool,
     pub(super) last_token: u32,
     pub(super) probe: Probe,
-    /// Why an end was ordered.
+    /// The reason of an ordered end.
     pub(super) ordered: Option<ForceReason>,
 }
 
-/// Where the next or present probe of a request is cut, in generated tokens.
+/// The cut of a request's next or present probe, in generated tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Probe {
     None,
@@ -46,7 +46,7 @@ pub(super) enum Probe {
         think_tokens: u32,
         entropy_nats: Option<f32>,
     },
-    /// It came back before what a device measured at it.
+    /// It returned before its measurement from a device.
     Returned {
         tokens: u32,
         think_tokens: u32,
@@ -72,14 +72,14 @@ impl ThinkRecord {
         }
     }
 
-    /// What was measured of the thinking so far.
+    /// The measurements of the thinking so far.
     pub(crate) fn signals(&self) -> Signals {
         let Observed { eat_bits, eat_variance_bits2, rpdi, .. } = self.budget.observed();
         let or_nan = |value: Option<f64>| value.map_or(f32::NAN, |value| value as f32);
         Signals { eat_bits: or_nan(eat_bits), eat_variance_bits2: or_nan(eat_variance_bits2), rpdi: or_nan(rpdi) }
     }
 
-    /// What the policy is told of the request with this row.
+    /// The facts for the policy about the request with this row.
     pub(super) fn candidate(&self, row: &RequestState, now_ms: f64) -> BudgetCandidate {
         let (priority, tenant, deadline_ms) = row.client_facts();
         BudgetCandidate {
@@ -93,8 +93,8 @@ impl ThinkRecord {
         }
     }
 
-    /// A sentence, a line or a clause ended: with an index that is a signal. Without one a policy that may weigh more than
-    /// signals is asked now and then. Whether there is something to weigh.
+    /// Note the end of a sentence, a line or a clause: with an index, it is a signal. Without one, a policy that may
+    /// weigh more than signals is asked at intervals. Returns whether there is something to weigh.
     pub(super) fn at_boundary(&mut self, wants: &BudgetWants, signals: Option<&mut Vec<Signal>>) -> bool {
         if !self.budget.has_boundary_index() {
             let is_asked = wants.boundaries && !self.client.is_off && !self.client.has_signals_of_its_own();
@@ -115,7 +115,7 @@ impl ThinkRecord {
         true
     }
 
-    /// Order the end at the next token that is not under way.
+    /// Order the end at the next token that is not in flight.
     pub(super) fn end(&mut self, key: u64, reason: ForceReason, steps_ahead: u32, out: &mut Vec<u8>) {
         if self.ordered.is_none() && !self.enforcement.is_forcing() {
             self.ordered = Some(reason);

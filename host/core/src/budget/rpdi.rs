@@ -1,16 +1,16 @@
 use super::is_measured;
 
-/// Reasoning path deviation index: how entropic the latest tokens are against the whole of the thinking so far.
+/// Reasoning path deviation index: the entropy of the latest tokens relative to the whole thinking so far.
 ///
 /// `RPDI_t = LTF / GTF`, with `LTF` the mean entropy (nats) of the last `W` tokens and `GTF` that of all `t` tokens, from
 /// `t = W` on. Thinking may end at a boundary token (sentence end, newline, comma) whose index is above
 /// `rpdi_threshold`.
 ///
-/// After RPDI-EE, arXiv 2603.14251 (W = 512, threshold 2). Only the abstract of that paper was available: the definition
-/// is that of an independent implementation and may differ from the authors'.
+/// After RPDI-EE, arXiv 2603.14251 (W = 512, threshold 2). Only the abstract of that paper was available: the
+/// definition is that of an independent implementation and may differ from the authors'.
 ///
-/// A token whose entropy was not measured is left out of `t`. The window takes `4 W` bytes, from the first entropy on. The
-/// sums are compensated (Neumaier 1974), so that they do not drift however long the thinking is.
+/// A token without a measured entropy does not count in `t`. The window takes `4 W` bytes, from the first entropy on.
+/// The sums are compensated (Neumaier 1974), so that they do not drift however long the thinking is.
 ///
 /// ```
 /// use meridian_core::budget::Rpdi;
@@ -34,15 +34,15 @@ pub struct Rpdi {
 }
 
 impl Rpdi {
-    /// No tokens; a window of `window` of them, at least 1.
+    /// No tokens; a window of `window` tokens, at least 1.
     #[must_use]
     pub fn new(window: u32) -> Self {
         let window = window.max(1) as usize;
         Self { window, ring: Vec::new(), next: 0, local: Sum::default(), global: Sum::default(), tokens: 0 }
     }
 
-    /// Take in the entropy of one token, nats. Whether it counted: one that is negative or not finite was not measured and
-    /// is left out.
+    /// Take in the entropy of one token, nats. Returns whether it counts: a negative or non-finite entropy counts as
+    /// not measured.
     pub fn push(&mut self, nats: f32) -> bool {
         if !is_measured(f64::from(nats)) {
             return false;
@@ -86,7 +86,7 @@ impl Rpdi {
     }
 }
 
-/// A sum that keeps what rounding loses.
+/// A sum that keeps the rounding errors.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sum {
     sum: f64,

@@ -8,7 +8,7 @@ use crate::{EntropyUnit, Pattern};
 
 use super::{BudgetCandidate, EndRules, Load, ThinkThresholds, Verdict};
 
-/// What is the same for every request of an engine.
+/// The settings for every request of an engine.
 ///
 /// ```
 /// use meridian_core::Markers;
@@ -22,18 +22,18 @@ use super::{BudgetCandidate, EndRules, Load, ThinkThresholds, Verdict};
 pub struct ThinkSettings {
     /// How thinking is recognised and ended.
     pub rules: EndRules,
-    /// What the operator has configured.
+    /// The operator's thresholds.
     pub configured: ThinkThresholds,
-    /// Unit of the variance in it.
+    /// Unit of the variance in them.
     pub unit: EntropyUnit,
-    /// Entropies are measured at all.
+    /// Whether entropies are measured.
     pub measures: bool,
-    /// The engine can run probes.
+    /// Whether the engine can run probes.
     pub can_probe: bool,
     /// Where a probe may be due.
     pub probe_at: ProbeAt,
-    /// Tokens in a KV block. A probe at the end of a block computes nothing but what it appends, so with intervals of a
-    /// block or more they are put there.
+    /// Tokens in a KV block. A probe at the end of a block computes only its appended tokens, so probes are placed
+    /// there when their interval is a block or more.
     pub block_tokens: u32,
     /// Tokens that end a line.
     pub line_ends: HashSet<u32>,
@@ -45,12 +45,12 @@ pub struct ThinkSettings {
     pub guards_eos: bool,
     /// Steps that are scheduled before the result of one is known: 0 for synchronous scheduling.
     pub steps_ahead: u32,
-    /// What the process that samples calls the request with number 0; the others follow.
+    /// The sampling process's key of the request with number 0; the others follow.
     pub first_key: u64,
 }
 
 impl ThinkSettings {
-    /// A model whose thinking is ended by these rules, in an engine that measures nothing and ends thinking by its length alone.
+    /// A model with these rules, in an engine that measures nothing and ends thinking only by its length.
     #[must_use]
     pub fn new(rules: EndRules) -> Self {
         Self {
@@ -71,7 +71,7 @@ impl ThinkSettings {
     }
 }
 
-/// Who decides about the thinking of requests: the budget slot, with its policies.
+/// The decider about the thinking of requests: the budget slot, with its policies.
 ///
 /// ```
 /// use meridian_core::EntropyUnit;
@@ -97,35 +97,35 @@ impl ThinkSettings {
 /// assert!(!AsConfigured.wants().answers);
 /// ```
 pub trait BudgetDecider {
-    /// What the next decision goes by.
+    /// The inputs of the next decision.
     fn wants(&self) -> BudgetWants;
 
-    /// Requests begin to think: the thresholds of each, with variances in `unit` squared.
+    /// The thresholds of requests that begin to think, with variances in `unit` squared.
     fn start(&mut self, load: &Load, unit: EntropyUnit, candidates: &[BudgetCandidate]) -> Vec<ThinkThresholds>;
 
-    /// Requests have something new to weigh: the verdict on each.
+    /// The verdicts on requests with new facts.
     fn probe(&mut self, load: &Load, candidates: &[BudgetCandidate]) -> Vec<Verdict>;
 }
 
-/// What the policies of a budget slot go by, the active one and its shadow: what the host has to measure, and when to ask.
-/// The default, which stands in after a fault, has to do without.
+/// The inputs of a budget slot's policies, the active one and its shadow: what the host must measure, and when to ask.
+/// The default, which stands in after a fault, does not need them.
 ///
 /// ```
 /// assert_eq!(meridian_core::budget::BudgetWants::default().swaps, 0);
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BudgetWants {
-    /// Times that another version was put in place.
+    /// Number of swaps.
     pub swaps: u64,
     /// The likeliest answers of probes.
     pub answers: bool,
     /// The path deviation index, even where no threshold is set on it.
     pub index: bool,
-    /// To be asked at boundaries at which nothing was measured.
+    /// Whether to ask at boundaries without a measurement.
     pub boundaries: bool,
 }
 
-/// What the process that samples has to know of a request from its first token on.
+/// The sampling process's data about a request, from its first token on.
 ///
 /// ```
 /// let enrolled = meridian_core::budget::Enrolled { key: 1, max_think_tokens: 100, is_measured: false };
@@ -135,13 +135,13 @@ pub struct BudgetWants {
 pub struct Enrolled {
     /// The number of the request in reports and orders.
     pub key: u64,
-    /// Think tokens at most, as long as no order says otherwise.
+    /// Most think tokens until an order changes the limit.
     pub max_think_tokens: u32,
-    /// The entropy of its tokens is wanted.
+    /// Whether to measure the entropy of its tokens.
     pub is_measured: bool,
 }
 
-/// A signal as it came, for those who look for thresholds: a probe, or the path deviation index at a boundary.
+/// A raw signal, for the choice of thresholds: a probe, or the path deviation index at a boundary.
 ///
 /// ```
 /// use meridian_core::budget::Signal;
@@ -153,37 +153,37 @@ pub struct Enrolled {
 pub struct Signal {
     /// The engine's name of the request.
     pub id: Arc<str>,
-    /// Tokens thought up to there.
+    /// Think tokens up to there.
     pub think_tokens: u32,
     /// Entropy that a probe found, bits.
     pub bits: Option<f64>,
-    /// The token that a probe found likeliest.
+    /// The likeliest token that a probe found.
     pub answer: Option<u32>,
     /// The path deviation index.
     pub rpdi: Option<f64>,
 }
 
-/// What was done to the thinking of an engine's requests, since the start.
+/// Counters of the budget actions on an engine's requests, since the start.
 ///
 /// ```
 /// assert_eq!(meridian_core::budget::BudgetStatus::default().missed, 0);
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BudgetStatus {
-    /// Endings that were forced, by [`ForceReason`](super::ForceReason) in the order of its `ALL`.
+    /// Forced endings, by [`ForceReason`](super::ForceReason) in the order of its `ALL`.
     pub forced: [u64; 6],
-    /// Tokens that were to be forced and came out otherwise: nobody heard the order, or something else had its way.
+    /// Tokens that should have been forced, but were not: the order did not arrive, or another rule prevailed.
     pub missed: u64,
     /// Probes that were due.
     pub probes_asked: u64,
-    /// Probes that ran and told an entropy.
+    /// Probes that ran and returned an entropy.
     pub probes_done: u64,
-    /// Probes that were given up: the request left its thinking or ended, or there was no room for too long.
+    /// Probes that were dropped: the request left its thinking or ended, or there was no room for too long.
     pub probes_dropped: u64,
     /// Tokens that probes computed.
     pub probe_tokens: u64,
-    /// Tokens of the thinking of requests that are over.
+    /// Think tokens of ended requests.
     pub think_tokens: u64,
-    /// Requests that have thought and are over.
+    /// Ended requests that have thought.
     pub thought: u64,
 }

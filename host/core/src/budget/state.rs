@@ -4,7 +4,7 @@ use crate::{EntropySignal, EntropyUnit, Error, Pattern};
 
 use super::{Eat, Rpdi, ThinkThresholds, Verdict};
 
-/// What is known of a request's thinking, for a budget policy.
+/// Facts about a request's thinking, for a budget policy.
 ///
 /// ```
 /// assert!(!meridian_core::budget::Observed::default().is_new());
@@ -13,9 +13,9 @@ use super::{Eat, Rpdi, ThinkThresholds, Verdict};
 pub struct Observed {
     /// Think tokens taken in.
     pub think_tokens: u32,
-    /// A probe was taken in that no decision has weighed.
+    /// There is a probe that no decision has weighed.
     pub is_probed: bool,
-    /// So was the end of a sentence, a line or a clause: with an index, or one that a policy is asked about all the same.
+    /// There is an end of a sentence, a line or a clause that no decision has weighed, with or without an index.
     pub is_at_boundary: bool,
     /// Probes taken in.
     pub probes: u32,
@@ -25,19 +25,19 @@ pub struct Observed {
     pub eat_variance_bits2: Option<f64>,
     /// The path deviation index.
     pub rpdi: Option<f64>,
-    /// Latest probes in a row with the same most likely next token; 0 when the latest did not say.
+    /// Latest consecutive probes with the same most likely next token; 0 when the latest probe gave none.
     pub same_answers: u32,
 }
 
 impl Observed {
-    /// Whether there is something that no decision has weighed: time to ask the policy.
+    /// Whether there is a fact that no decision has weighed: time to ask the policy.
     #[must_use]
     pub fn is_new(&self) -> bool {
         self.is_probed || self.is_at_boundary
     }
 }
 
-/// Why the end of thinking is forced.
+/// The reason why the end of thinking is forced.
 ///
 /// ```
 /// use meridian_core::budget::ForceReason;
@@ -46,9 +46,9 @@ impl Observed {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ForceReason {
-    /// `max_think_tokens` are reached.
+    /// The thinking reached `max_think_tokens`.
     HardCap,
-    /// The policy said so.
+    /// The policy decided so.
     Policy,
     /// [`Eat`]: the answer has settled.
     Eat,
@@ -80,8 +80,8 @@ impl ForceReason {
 
 /// The thinking of one request, from its first think token to the decision to end it.
 ///
-/// Feed it every think token and every probe, and ask after each: a signal counts for the first
-/// [`ThinkBudget::decide`] after it and not for later ones. Replaying the same tokens and probes gives the same answers.
+/// Feed it every think token and every probe, and call [`ThinkBudget::decide`] after each: a signal counts only for the
+/// first decision after it. Replaying the same tokens and probes gives the same answers.
 ///
 /// ```
 /// use meridian_core::{EntropySignal, EntropyUnit};
@@ -104,21 +104,21 @@ pub struct ThinkBudget {
     matched: Vec<u16>,
     tokens: u32,
     last_probe: u32,
-    /// A probe of an earlier token is under way.
+    /// A probe of an earlier token is running.
     is_probing: bool,
     eat: Eat,
     rpdi: Rpdi,
-    /// Most likely next token of the latest probe, and how many in a row had it.
+    /// Most likely next token of the latest probe, and the number of consecutive probes that gave it.
     answer: Option<u32>,
     same_answers: u32,
     is_interrupted: bool,
-    /// The policy said `EndNow` below the minimum and has not taken it back.
+    /// The policy decided `EndNow` below the minimum, and has not withdrawn it.
     ends_at_minimum: bool,
-    /// A probe was taken in that no decision has weighed.
+    /// There is a probe that no decision has weighed.
     is_probed: bool,
     /// The index at the latest boundary token that no decision has weighed.
     at_boundary: Option<f64>,
-    /// A boundary token without an index was taken in that no decision has weighed.
+    /// There is a boundary token without an index that no decision has weighed.
     is_past_boundary: bool,
     /// Think tokens at the latest decision.
     weighed: u32,
@@ -126,7 +126,7 @@ pub struct ThinkBudget {
 }
 
 impl ThinkBudget {
-    /// No tokens yet. EAT counts in `unit`; generating any of `interrupts` ends thinking.
+    /// A request without tokens. EAT uses `unit`; generating any of `interrupts` ends thinking.
     ///
     /// # Errors
     /// [`Error::ConfigValidation`] when the thresholds are out of range.
@@ -154,10 +154,10 @@ impl ThinkBudget {
         })
     }
 
-    /// Use other thresholds from now on; what was measured stays.
+    /// Use other thresholds from now on; measurements stay.
     ///
     /// # Errors
-    /// [`Error::ConfigValidation`] when they are out of range; the present ones stay.
+    /// [`Error::ConfigValidation`] when they are out of range; the present thresholds stay.
     pub fn set_thresholds(&mut self, thresholds: ThinkThresholds) -> Result<(), Error> {
         thresholds.validate()?;
         self.rpdi.set_window(thresholds.rpdi_window);
@@ -165,8 +165,8 @@ impl ThinkBudget {
         Ok(())
     }
 
-    /// Take in one think token and the entropy it was sampled at, if that was measured. `at_boundary`: the token ends a
-    /// sentence, a line or a clause; without an entropy it is no signal, see [`ThinkBudget::on_boundary`].
+    /// Take in one think token and the entropy of its sampling, if measured. `at_boundary`: the token ends a sentence,
+    /// a line or a clause; without an entropy, it is no signal, see [`ThinkBudget::on_boundary`].
     pub fn on_token(&mut self, token: u32, entropy: Option<EntropySignal>, at_boundary: bool) {
         self.tokens = self.tokens.saturating_add(1);
         if let Some(entropy) = entropy {
@@ -177,23 +177,23 @@ impl ThinkBudget {
         }
     }
 
-    /// Take in the entropy of a token that was taken in without: it was measured on a device, and came later than the token.
-    /// They come in the order of their tokens.
+    /// Take in the entropy of an earlier token: a device measured it, and it arrived after the token. Entropies arrive
+    /// in the order of their tokens.
     pub fn on_entropy(&mut self, entropy: EntropySignal, at_boundary: bool) {
         if self.rpdi.push(entropy.nats() as f32) && at_boundary {
             self.at_boundary = self.rpdi.value();
         }
     }
 
-    /// A sentence, a line or a clause ended without an index. That is no signal for the host's own rules; a policy is asked
-    /// all the same, unless it was asked within the last `eat_probe_interval_tokens`.
+    /// Note a sentence, a line or a clause that ended without an index. That is no signal for the host's own rules. A
+    /// policy is asked all the same, unless it was asked within the last `eat_probe_interval_tokens`.
     pub fn on_boundary(&mut self) {
         self.is_past_boundary |= self.tokens - self.weighed >= self.thresholds.eat_probe_interval_tokens;
     }
 
-    /// Take in what a probe found after the latest token: the entropy, and the most likely next token, `None` when that is
-    /// not known. One that measured no entropy is no signal, whatever its answer; the next is due at the interval all the
-    /// same.
+    /// Take in the result of a probe after the latest token: the entropy, and the most likely next token, `None` if
+    /// unknown. A probe without a measured entropy is no signal, whatever its answer; the next is due at the same
+    /// interval.
     pub fn on_probe(&mut self, entropy: EntropySignal, answer: Option<u32>) {
         if !std::mem::take(&mut self.is_probing) {
             self.last_probe = self.tokens;
@@ -207,7 +207,7 @@ impl ThinkBudget {
         self.answer = answer;
     }
 
-    /// A probe of the tokens so far begins, and may tell later: the next is due an interval from here.
+    /// Start a probe of the tokens so far; its result may come later. The next is due one interval from here.
     pub fn begin_probe(&mut self) {
         self.last_probe = self.tokens;
         self.is_probing = true;
@@ -219,11 +219,11 @@ impl ThinkBudget {
         self.forced.is_none() && self.tokens - self.last_probe >= self.thresholds.eat_probe_interval_tokens
     }
 
-    /// Whether to end thinking now. In this order: the hard cap; an interrupt pattern; below `min_think_tokens` nothing
-    /// else; the policy's `EndNow`, given now or below the minimum; its `KeepThinking`, which passes over the signals so
-    /// far; EAT; RPDI.
+    /// Decide whether to end thinking now, in this order: the hard cap; an interrupt pattern; below `min_think_tokens`,
+    /// nothing else; the policy's `EndNow`, given now or below the minimum; its `KeepThinking`, which discards the
+    /// signals so far; EAT; RPDI.
     ///
-    /// Once decided it stays decided, with the first reason.
+    /// A decision to end is final, with its first reason.
     pub fn decide(&mut self, verdict: Verdict) -> Option<ForceReason> {
         match verdict {
             Verdict::EndNow => self.ends_at_minimum = true,
@@ -238,13 +238,13 @@ impl ThinkBudget {
         self.forced
     }
 
-    /// Whether an `EndNow` that was said below `min_think_tokens`, and not taken back, takes effect now.
+    /// Whether an `EndNow` from below `min_think_tokens` that was not withdrawn takes effect now.
     #[must_use]
     pub fn is_end_due(&self) -> bool {
         self.forced.is_none() && self.ends_at_minimum && self.tokens >= self.thresholds.min_think_tokens
     }
 
-    /// Carry such an `EndNow` out, if one is due. What is new waits for the next decision.
+    /// Carry out such an `EndNow`, if one is due. New facts wait for the next decision.
     pub fn end_if_due(&mut self) -> Option<ForceReason> {
         if self.is_end_due() {
             self.forced = self.reason(Verdict::Default);
@@ -252,7 +252,7 @@ impl ThinkBudget {
         self.forced
     }
 
-    /// What [`ThinkBudget::decide`] would say to [`Verdict::Default`].
+    /// The result of [`ThinkBudget::decide`] for [`Verdict::Default`].
     #[must_use]
     pub fn by_default(&self) -> Option<ForceReason> {
         self.reason(Verdict::Default)
@@ -284,7 +284,7 @@ impl ThinkBudget {
         }
     }
 
-    /// What a policy may weigh, as of the latest token or probe.
+    /// The facts for a policy, as of the latest token or probe.
     #[must_use]
     pub fn observed(&self) -> Observed {
         let in_bits = self.unit.in_bits();
@@ -330,13 +330,14 @@ impl ThinkBudget {
         self.rpdi.value()
     }
 
-    /// Latest probes in a row with the same most likely next token; 0 before the first, and when the latest did not say.
+    /// Latest consecutive probes with the same most likely next token; 0 before the first, and when the latest gave
+    /// none.
     #[must_use]
     pub fn same_answers(&self) -> u32 {
         self.same_answers
     }
 
-    /// Why the end was decided; `None` while it is not.
+    /// The reason for the decided end; `None` without a decision.
     #[must_use]
     pub fn forced(&self) -> Option<ForceReason> {
         self.forced

@@ -10,16 +10,16 @@ use super::{
 };
 use crate::config::ProbeAt;
 
-/// Entropies of one request that are kept for tokens that were not told yet: more than any engine runs ahead.
+/// Most entropies of one request to keep for tokens that have not arrived: more than any engine runs ahead.
 const KEPT_ENTROPIES: usize = 64;
-/// Which part of its interval a probe waits for others.
+/// A probe waits this part of its interval for others.
 const WAITS: u32 = 4;
 
-/// The thinking of an engine's requests: what is measured of it, what the budget slot makes of that, and what is to be
-/// forced where tokens are sampled. What is known of one request is a part of its row in the [`RequestTable`].
+/// The thinking of an engine's requests: its measurements, the decisions of the budget slot, and the orders for the
+/// sampling processes. The record of each request is a part of its row in the [`RequestTable`].
 ///
-/// Driven by the thread that schedules: what was generated and measured is told, then [`ThinkBudgets::decide`] once before
-/// each step. Requests are named by the key that the process that samples knows them by ([`Enrolled::key`]).
+/// The scheduling thread drives it: it reports generated tokens and measurements, and calls [`ThinkBudgets::decide`]
+/// once before each step. Requests are named by their keys in the sampling process ([`Enrolled::key`]).
 ///
 /// ```
 /// use meridian_core::budget::{ClientBudget, EndRules, ThinkBudgets, ThinkSettings};
@@ -38,23 +38,23 @@ const WAITS: u32 = 4;
 /// ```
 pub struct ThinkBudgets {
     settings: ThinkSettings,
-    /// Begin to think: their thresholds are to be asked for.
+    /// Requests that begin to think: their thresholds are due.
     opening: Vec<RequestId>,
-    /// Have something that no verdict has weighed.
+    /// Requests with facts that no verdict has weighed.
     signalled: Vec<RequestId>,
-    /// Have reached the minimum that an `EndNow` waited for.
+    /// Requests that have reached the minimum that an `EndNow` waited for.
     ending: Vec<RequestId>,
     orders: Vec<u8>,
-    /// Orders for requests that are over, to go with the next.
+    /// Orders for ended requests, sent with the next orders.
     gone: Vec<u8>,
     status: BudgetStatus,
     signals: Option<Vec<Signal>>,
-    /// What the slot's policies go by, as of the latest decision.
+    /// The inputs of the slot's policies, as of the latest decision.
     wants: BudgetWants,
 }
 
 impl ThinkBudgets {
-    /// Nobody thinks yet.
+    /// No request thinks yet.
     #[must_use]
     pub fn new(settings: ThinkSettings) -> Self {
         Self {
@@ -70,8 +70,8 @@ impl ThinkBudgets {
         }
     }
 
-    /// Follow the thinking of the request in this row from its first token on. `id` is the engine's name of it. `None` when
-    /// the row is not live.
+    /// Follow the thinking of the request in this row from its first token on. `id` is the engine's name of it. `None`
+    /// when the row is not live.
     pub fn enroll(&mut self, table: &mut RequestTable, row: RowId, id: &str, client: ClientBudget) -> Option<Enrolled> {
         let state = table.row_mut(row)?;
         let ThinkSettings { configured, unit, interrupts, guards_eos, .. } = &self.settings;
@@ -83,7 +83,7 @@ impl ThinkBudgets {
             interrupts: patterns.into(),
             guards_eos: *guards_eos,
         };
-        // Checked where they were read; if they were not, the operator's hold.
+        // Checked on reading; if not, the operator's thresholds hold.
         let budget = ThinkBudget::new(thresholds, *unit, [].into())
             .or_else(|_| ThinkBudget::new(*configured, *unit, [].into()))
             .or_else(|_| ThinkBudget::new(ThinkThresholds::default(), *unit, [].into()))
@@ -99,12 +99,12 @@ impl ThinkBudgets {
         Some(enrolled)
     }
 
-    /// Follow none of these requests any more: others follow those that come from now on.
+    /// Stop following these requests; another follower takes over new requests.
     pub fn forget(table: &mut RequestTable) {
         table.iter_mut().for_each(|row| row.thinking = None);
     }
 
-    /// The request with this key and what is known of its thinking, if both are there.
+    /// The request with this key and the record of its thinking, if both exist.
     fn find<'a>(&self, table: &'a RequestTable, key: u64) -> Option<(&'a RequestState, &'a ThinkRecord)> {
         row_of(table, self.id(key)?)
     }
@@ -121,13 +121,13 @@ impl ThinkBudgets {
         key.checked_sub(self.settings.first_key).map(RequestId)
     }
 
-    /// What was measured where tokens are sampled: a datagram of [`Report`]s, from anybody.
+    /// Take in a datagram of [`Report`]s from the sampling process. The sender is not trusted.
     pub fn received(&mut self, table: &mut RequestTable, datagram: &[u8]) {
         for Report { key, token, what, entropy_nats } in Report::read_all(datagram) {
             let Some(id) = self.id(key) else { continue };
             let Some(record) = record_of(table, id) else { continue };
             match what {
-                // A probe is known by the token that it was due at: one that was given up may be heard of late.
+                // A probe is identified by its due token: the report of a dropped probe may arrive late.
                 Measured::Probe => match &mut record.probe {
                     Probe::Running { tokens, entropy_nats: found, .. } if *tokens == token => {
                         *found = Some(entropy_nats);
@@ -148,7 +148,7 @@ impl ThinkBudgets {
                     }
                 }
                 Measured::Native | Measured::Guarded => {
-                    // A token may be sampled again: after a preemption, or when a prompt is computed in pieces.
+                    // A token may be sampled again: after a preemption, or when a prompt is computed in chunks.
                     record.entropies.retain(|(at, ..)| *at != token);
                     if record.entropies.len() == KEPT_ENTROPIES {
                         record.entropies.pop_front();
@@ -159,8 +159,8 @@ impl ThinkBudgets {
         }
     }
 
-    /// The tokens that a step has generated, in order for each request: the one feed of the table and of what is known of the
-    /// thinking. Appends to `events` what they did. Those of a request that is not live are passed over.
+    /// Take in the tokens of a step, in order for each request: the only feed of the table and of the records of
+    /// thinking. Appends their effects to `events`. Requests that are not live are ignored.
     pub fn generated(
         &mut self,
         table: &mut RequestTable,
@@ -181,7 +181,7 @@ impl ThinkBudgets {
         }
     }
 
-    /// The request's tracker has taken in this token; thinking was open before it, or was not.
+    /// Note that the request's tracker has taken in this token; `was_open`: thinking was open before it.
     fn token(&mut self, state: &mut RequestState, token: u32, was_open: bool) {
         let (id, is_open) = (state.id(), state.routed.is_thinking());
         let Some(record) = state.thinking.as_deref_mut() else { return };
@@ -230,7 +230,7 @@ impl ThinkBudgets {
         }
     }
 
-    /// Tokens of a request were taken in at this time: whether a probe of it is due now.
+    /// After tokens of a request at this time: check whether its probe is due.
     fn after_tokens(&mut self, state: &mut RequestState, now_ms: f64) {
         let (is_open, prompt_tokens) = (state.routed.is_thinking(), state.prompt_tokens());
         let Some(record) = state.thinking.as_deref_mut() else { return };
@@ -246,7 +246,7 @@ impl ThinkBudgets {
         }
         let thresholds = record.budget.thresholds();
         let wanted = self.signals.is_some() || thresholds.eat_variance_threshold > 0.0;
-        // A policy does not see whoever is judged by thresholds of its own.
+        // A policy does not see requests with their own thresholds.
         let wanted = wanted || self.wants.answers && !record.client.has_signals_of_its_own();
         if !*can_probe || !*measures || !wanted || record.client.is_off || !record.budget.probe_due() {
             return;
@@ -260,16 +260,16 @@ impl ThinkBudgets {
         if !is_at || matches!(record.probe, Probe::Running { .. }) {
             return;
         }
-        // One that had no room until the next was due is not tried any more: this one knows more.
+        // A probe without room until the next one was due is dropped: the next one knows more.
         self.status.probes_dropped += u64::from(record.probe != Probe::None);
         self.status.probes_asked += 1;
         record.budget.begin_probe();
         record.probe = Probe::Due { tokens, think_tokens: record.enforcement.think_tokens() };
     }
 
-    /// The probes that are due: which request, and of how many of its generated tokens. The longest due first; none until
-    /// one has waited a quarter of its interval, so that they share a step: one that carries prompts at all is slower by
-    /// more than a probe's few tokens.
+    /// The due probes: the request, and the number of its generated tokens, the longest due first. None until one has
+    /// waited a quarter of its interval, so that probes share a step: a step that carries any prompt is slower by more
+    /// than a probe's few tokens.
     #[must_use]
     pub fn due(&self, table: &RequestTable) -> Vec<(u64, u32)> {
         let mut is_time = false;
@@ -287,7 +287,7 @@ impl ThinkBudgets {
         due.into_iter().map(|(_, key, tokens)| (key, tokens)).collect()
     }
 
-    /// The due probe of the request runs, and computes so many tokens.
+    /// Note that the due probe of the request runs, and computes `tokens` tokens.
     pub fn probe_runs(&mut self, table: &mut RequestTable, key: u64, tokens: u32) {
         if let Some(record) = self.record(table, key)
             && let Probe::Due { tokens: at, think_tokens } = record.probe
@@ -297,7 +297,7 @@ impl ThinkBudgets {
         }
     }
 
-    /// The request's probe came back, with the token that it found likeliest. Its entropy may come later, until the next
+    /// Note that the request's probe returned, with its likeliest token. Its entropy may come later, until the next
     /// probe is due.
     pub fn probed(&mut self, table: &mut RequestTable, key: u64, answer: Option<u32>) {
         let Some(id) = self.id(key) else { return };
@@ -309,7 +309,7 @@ impl ThinkBudgets {
         }
     }
 
-    /// All of a probe is known.
+    /// Both results of a probe have arrived.
     fn conclude(
         &mut self,
         record: &mut ThinkRecord,
@@ -338,7 +338,7 @@ impl ThinkBudgets {
         }
     }
 
-    /// The request's probe was given up.
+    /// Note that the request's probe was dropped.
     pub fn probe_dropped(&mut self, table: &mut RequestTable, key: u64) {
         if let Some(record) = self.record(table, key)
             && record.probe != Probe::None
@@ -348,14 +348,14 @@ impl ThinkBudgets {
         }
     }
 
-    /// The limit of the request in this row is another from now on: the client or the operator has changed it. False when
-    /// its thinking is not followed.
+    /// Change the limit of the request in this row from now on, for the client or the operator. False when its thinking
+    /// is not followed.
     pub fn limit(&mut self, table: &mut RequestTable, row: RowId, max_think_tokens: u32) -> bool {
         let Some(state) = table.row_mut(row) else { return false };
         let id = state.id();
         let Some(record) = state.thinking.as_deref_mut() else { return false };
         record.client.max_think_tokens = Some(max_think_tokens);
-        // What it may think is asked for again, under the new limit.
+        // Its thresholds are requested again, under the new limit.
         record.is_asked = false;
         self.opening.push(id);
         true
@@ -373,15 +373,15 @@ impl ThinkBudgets {
         self.find(table, key).is_some_and(|(state, _)| state.routed.is_thinking())
     }
 
-    /// Ask the slot about what is new, and say what is to be done where tokens are sampled: a datagram of
-    /// [`Order`]s, empty when there is nothing to say.
+    /// Ask the slot about new facts, and return the orders for the sampling process: a datagram of [`Order`]s, empty
+    /// without orders.
     pub fn decide(&mut self, table: &mut RequestTable, decider: &mut dyn BudgetDecider, load: Load) -> &[u8] {
         self.orders.clear();
         self.orders.append(&mut self.gone);
         let wants = decider.wants();
         let before = std::mem::replace(&mut self.wants, wants);
         if wants.swaps != before.swaps {
-            // A policy that is swapped in decides about those who think already.
+            // A newly swapped-in policy decides about requests that already think.
             self.opening.extend(followed(table).filter(|(row, _)| row.routed.is_thinking()).map(|(row, _)| row.id()));
         }
         if wants.index != before.index {
@@ -395,7 +395,7 @@ impl ThinkBudgets {
         &self.orders
     }
 
-    /// Thresholds of those that begin to think.
+    /// Set the thresholds of requests that begin to think.
     fn begin(&mut self, table: &mut RequestTable, decider: &mut dyn BudgetDecider, load: &Load) {
         let mut opening = std::mem::take(&mut self.opening);
         opening.sort_unstable();
@@ -419,7 +419,7 @@ impl ThinkBudgets {
             let limit = thresholds.max_think_tokens;
             let tokens = record.enforcement.tokens();
             if limit != record.enforcement.limit() && record.ordered.is_none() {
-                // Before its first token nothing is under way.
+                // Before its first token, no step is in flight.
                 let ahead = if record.is_asked || tokens > 0 { self.settings.steps_ahead } else { 0 };
                 record.order(self.settings.first_key + id.0, tokens + ahead, limit, &mut self.orders);
             }
@@ -432,14 +432,14 @@ impl ThinkBudgets {
         self.opening = opening;
     }
 
-    /// Whether the entropy of every token of such a request is wanted.
+    /// Whether to measure the entropy of every token of such a request.
     fn is_to_be_measured(&self, thresholds: &ThinkThresholds, client: &ClientBudget) -> bool {
         let is_read = self.wants.index && !client.has_signals_of_its_own();
         let wants_index = !client.is_off && (is_read || thresholds.rpdi_threshold < f64::INFINITY);
         self.settings.measures && (wants_index || self.signals.is_some())
     }
 
-    /// Tell where tokens are sampled whether this request's entropies are wanted, if that has changed.
+    /// Tell the sampling process whether to measure this request, if that has changed.
     fn measure(&mut self, table: &mut RequestTable, id: RequestId) {
         let Some(record) = record_of(table, id) else { return };
         let on = self.is_to_be_measured(record.budget.thresholds(), &record.client);
@@ -450,14 +450,14 @@ impl ThinkBudgets {
         }
     }
 
-    /// Who decides reads other columns than before.
+    /// The deciding policy reads other columns than before.
     fn measure_anew(&mut self, table: &mut RequestTable) {
         let mut ids: Vec<RequestId> = followed(table).map(|(row, _)| row.id()).collect();
         ids.sort_unstable();
         ids.into_iter().for_each(|id| self.measure(table, id));
     }
 
-    /// Verdicts on those with new signals.
+    /// Get verdicts on requests with new signals.
     fn weigh(&mut self, table: &mut RequestTable, decider: &mut dyn BudgetDecider, load: &Load) {
         let mut signalled = std::mem::take(&mut self.signalled);
         signalled.sort_unstable();
@@ -482,7 +482,7 @@ impl ThinkBudgets {
                 _ if record.client.has_signals_of_its_own() => Verdict::Default,
                 verdict => verdict,
             };
-            // Whether the host's own rules see the same, for the name of the reason.
+            // Whether the host's own rules give the same result, for the name of the reason.
             let by_default = record.budget.by_default();
             let reason = match record.budget.decide(verdict) {
                 Some(ForceReason::Policy) => by_default.or(Some(ForceReason::Policy)),
@@ -495,7 +495,7 @@ impl ThinkBudgets {
         self.signalled = signalled;
     }
 
-    /// Ends that waited for `min_think_tokens`: the policy is not asked again.
+    /// Order the ends that waited for `min_think_tokens`, without asking the policy again.
     fn end_at_minimum(&mut self, table: &mut RequestTable) {
         for id in self.ending.drain(..) {
             let Some(state) = table.find(id).and_then(|row| table.row_mut(row)) else { continue };
@@ -507,7 +507,7 @@ impl ThinkBudgets {
         }
     }
 
-    /// The request is over, and its row is about to be removed. Whoever samples is told with the next decision.
+    /// Note that the request has ended and its row is about to be removed. The next orders tell the sampling process.
     pub fn finished(&mut self, table: &RequestTable, row: RowId) {
         let Some(state) = table.get(row) else { return };
         let Some(record) = &state.thinking else { return };
@@ -518,7 +518,7 @@ impl ThinkBudgets {
         self.status.thought += u64::from(think_tokens > 0);
     }
 
-    /// Keep every signal for [`ThinkBudgets::take_signals`], and measure whatever can be measured.
+    /// Keep every signal for [`ThinkBudgets::take_signals`], and measure every request possible.
     pub fn record_signals(&mut self, keep: bool) {
         self.signals = keep.then(Vec::new);
     }
@@ -528,7 +528,7 @@ impl ThinkBudgets {
         self.signals.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// What was done so far.
+    /// Counters of the actions so far.
     #[must_use]
     pub fn status(&self) -> BudgetStatus {
         self.status

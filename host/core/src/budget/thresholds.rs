@@ -2,7 +2,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{EntropyConfig, EntropyUnit, Error, SchedulerConfig};
 
-/// What a budget policy may set, for each request and at any time; every name is that of `meridian.toml`.
+/// The thresholds that a budget policy may set, for each request and at any time; the names are those of
+/// `meridian.toml`.
 ///
 /// ```
 /// use meridian_core::budget::ThinkThresholds;
@@ -14,9 +15,9 @@ use crate::{EntropyConfig, EntropyUnit, Error, SchedulerConfig};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ThinkThresholds {
-    /// Think tokens before which only the hard cap and an interrupt end thinking.
+    /// Before this many think tokens, only the hard cap and an interrupt end thinking.
     pub min_think_tokens: u32,
-    /// The hard cap: think tokens at which the end is forced, whatever anyone says. The ending comes on top.
+    /// The hard cap: the end is forced at this many think tokens in any case. The ending comes on top.
     pub max_think_tokens: u32,
     /// Think tokens between two probes, at least 1.
     pub eat_probe_interval_tokens: u32,
@@ -24,7 +25,7 @@ pub struct ThinkThresholds {
     pub ema_alpha: f64,
     /// EAT: variance below which thinking may end, in the entropies' unit squared; 0 turns EAT off.
     pub eat_variance_threshold: f64,
-    /// EAT: mean entropy above which it does not end, bits; may be infinite.
+    /// EAT: mean entropy above which thinking does not end, bits; may be infinite.
     pub eat_max_bits: f64,
     /// EAT: number (from 0) of the first probe that may end thinking.
     pub min_probes: u32,
@@ -51,7 +52,7 @@ impl Default for ThinkThresholds {
 }
 
 impl ThinkThresholds {
-    /// What `meridian.toml` says.
+    /// The thresholds in `meridian.toml`.
     #[must_use]
     pub fn from_config(scheduler: &SchedulerConfig, entropy: &EntropyConfig) -> Self {
         let EntropyConfig {
@@ -81,7 +82,7 @@ impl ThinkThresholds {
         }
     }
 
-    /// As a budget policy sees them: the variance in bits squared. `unit` is that of these.
+    /// The form for a budget policy: the variance in bits squared. `unit` is the unit of these thresholds.
     #[must_use]
     pub fn for_policy(&self, unit: EntropyUnit) -> meridian_policy_sdk::budget::Thresholds {
         let Self {
@@ -108,7 +109,7 @@ impl ThinkThresholds {
         }
     }
 
-    /// What a budget policy answered, with the variance in `unit` squared.
+    /// From the answer of a budget policy, with the variance in `unit` squared.
     ///
     /// # Errors
     /// [`Error::ConfigValidation`] for the first value out of range, as [`ThinkThresholds::validate`].
@@ -141,7 +142,7 @@ impl ThinkThresholds {
     /// Check the ranges.
     ///
     /// # Errors
-    /// [`Error::ConfigValidation`] for the first value out of range, by the name it has in `meridian.toml`.
+    /// [`Error::ConfigValidation`] for the first value out of range, by its name in `meridian.toml`.
     pub fn validate(&self) -> Result<(), Error> {
         let Self {
             min_think_tokens,
@@ -154,7 +155,7 @@ impl ThinkThresholds {
             rpdi_window,
             rpdi_threshold,
         } = *self;
-        // A NaN holds in no range.
+        // NaN is in no range.
         check(
             "scheduler.max_think_tokens",
             max_think_tokens,

@@ -1,7 +1,7 @@
-//! What the process that schedules and the one that samples tell each other: fixed records, little-endian, any number of
-//! them in a datagram. Whoever reads one may get anything, so what does not make sense is passed over.
+//! The messages between the scheduling process and the sampling process: fixed records, little-endian, any number of
+//! them in a datagram. A datagram may contain anything, so readers skip invalid records.
 
-/// What the scheduler tells of a request.
+/// The scheduler's orders about a request.
 ///
 /// ```
 /// use meridian_core::budget::Order;
@@ -14,7 +14,7 @@
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// From `from` generated tokens on, this is the limit; 0 ends the thinking there. See
+    /// Set this limit from `from` generated tokens on; 0 ends the thinking there. See
     /// [`Enforcer::limit_from`](super::Enforcer::limit_from).
     Limit {
         /// The request.
@@ -24,14 +24,14 @@ pub enum Order {
         /// Think tokens.
         max_think_tokens: u32,
     },
-    /// Whether the entropy of its tokens is wanted, from now on.
+    /// Whether to measure the entropy of its tokens, from now on.
     Measure {
         /// The request.
         key: u64,
-        /// It is.
+        /// Whether to measure.
         on: bool,
     },
-    /// The request is over: nothing of it needs to be kept.
+    /// The request has ended: the sampler can forget it.
     Gone {
         /// The request.
         key: u64,
@@ -73,7 +73,7 @@ impl Order {
     }
 }
 
-/// What was measured where a token is sampled.
+/// A measurement at the sampling of a token.
 ///
 /// ```
 /// use meridian_core::budget::{Measured, Report};
@@ -87,15 +87,15 @@ impl Order {
 pub struct Report {
     /// The request.
     pub key: u64,
-    /// Number of the token that was about to be sampled, of those generated.
+    /// Number of the token that was about to be sampled, among the generated tokens.
     pub token: u32,
-    /// What it is about.
+    /// The subject of the measurement.
     pub what: Measured,
-    /// Entropy of its distribution, nats; NaN when it was not measured.
+    /// Entropy of its distribution, nats; NaN without a measurement.
     pub entropy_nats: f32,
 }
 
-/// What a [`Report`] is about.
+/// The subject of a [`Report`].
 ///
 /// ```
 /// assert_ne!(meridian_core::budget::Measured::Native, meridian_core::budget::Measured::Probe);
@@ -104,7 +104,7 @@ pub struct Report {
 pub enum Measured {
     /// A token of the request itself.
     Native,
-    /// The same, where an end of sequence was likelier than the end marker that it became.
+    /// The same, where an end of sequence was likelier than the end marker that replaced it.
     Guarded,
     /// The token after a forced end of the thinking so far.
     Probe,

@@ -1,4 +1,4 @@
-//! TOML texts, with errors that name the dotted field where there is one.
+//! TOML texts, with errors that name the dotted field if there is one.
 
 use serde::de::DeserializeOwned;
 use toml::de::{DeTable, DeValue};
@@ -7,7 +7,7 @@ use toml::{Table, Value};
 use super::{joined, line_and_column, one_line};
 use crate::Error;
 
-/// What a TOML text holds.
+/// Deserialize a TOML text.
 ///
 /// ```
 /// use std::collections::BTreeMap;
@@ -20,13 +20,13 @@ use crate::Error;
 /// ```
 ///
 /// # Errors
-/// [`Error::ConfigSyntax`] in one line: the dotted field, or line and column where the text is not TOML; the value, and what
-/// was expected.
+/// [`Error::ConfigSyntax`] in one line: the dotted field, or line and column if the text is not TOML; the value, and
+/// what was expected.
 pub fn from_toml<T: DeserializeOwned>(text: &str) -> Result<T, Error> {
     from_table(table(text)?)
 }
 
-/// What a table holds.
+/// Deserialize a table.
 ///
 /// # Errors
 /// As [`from_toml`].
@@ -59,9 +59,9 @@ fn converted_table(path: &str, table: DeTable<'_>) -> Result<Table, Error> {
     table.into_iter().map(convert).collect()
 }
 
-/// Numbers are still text here: TOML's own error for one that does not fit names no field.
+/// Numbers are still text here: TOML's own error for a number that does not fit names no field.
 fn converted(path: &str, value: DeValue<'_>) -> Result<Value, Error> {
-    // TOML's reader takes anything that starts like a number for one.
+    // TOML's reader accepts any text that starts like a number.
     let unfit = |number: &str, reason: &str| {
         let cut = number.char_indices().nth(40).map_or(number.to_owned(), |(end, _)| format!("{}...", &number[..end]));
         let value = one_line(&cut);

@@ -5,11 +5,11 @@ use serde_json::Value;
 use super::schema::{expectation, schema};
 use super::{defaults, get};
 
-/// Fields, or whole tables, that Meridian is to have: to set one is an error that says so.
+/// Fields, or whole tables, of later versions: setting one is an error that explains so.
 const NOT_YET: [&str; 4] =
     ["disagg", "kv_memory.block_size_bytes", "kv_memory.capacity_bytes", "kv_memory.think_fraction_limit"];
 
-/// Whether the field at a dotted path is one that a later version is to have.
+/// Whether the field at a dotted path belongs to a later version.
 pub(super) fn is_not_yet(path: &str) -> bool {
     NOT_YET.iter().any(|known| path.strip_prefix(known).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')))
 }
@@ -29,11 +29,11 @@ pub struct Field {
     pub path: String,
     /// Its type in words: `integer`, `"auto" or boolean`.
     pub kind: String,
-    /// What it may be, to follow "must be"; empty when its type says it all.
+    /// Its range, to follow "must be"; empty when its type is the only limit.
     pub range: String,
-    /// The value when nothing sets it.
+    /// Its default value.
     pub default: toml::Value,
-    /// What it means.
+    /// Its meaning.
     pub meaning: String,
 }
 
@@ -78,7 +78,7 @@ fn kind(schema: &Value) -> String {
         Some("array") => "list of strings".into(),
         Some("string") if schema.get("const").is_some() => schema["const"].to_string(),
         Some(name) => name.into(),
-        // The variants of an enum carry the type.
+        // The variants of an enum determine the type.
         None => "string".into(),
     }
 }

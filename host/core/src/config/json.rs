@@ -1,4 +1,4 @@
-//! The tables of `meridian.toml` as JSON, which is how Python hands a configuration over.
+//! The tables of `meridian.toml` as JSON, the form in which Python passes a configuration.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ use super::schema::{may_be_infinite, schema};
 use super::{joined, one_line};
 use crate::Error;
 
-/// The JSON text of a whole configuration as the table that the same TOML would be.
+/// The JSON text of a whole configuration as the table of the equivalent TOML.
 pub(super) fn table(text: &str) -> Result<toml::Table, Error> {
     let mut reader = serde_json::Deserializer::from_str(text);
     let parsed: Result<Value, _> = serde_path_to_error::deserialize(&mut reader);
@@ -23,7 +23,7 @@ fn not_json(path: &str, error: &serde_json::Error) -> Error {
     let reason = one_line(&error.to_string());
     let reason =
         reason.strip_suffix(&format!(" at line {} column {}", error.line(), error.column())).unwrap_or(&reason);
-    // "?" is where the text broke off.
+    // "?" is the place where the text broke off.
     let path = one_line(path);
     syntax(if matches!(path.as_str(), "." | "?") { &at } else { &path }, reason.to_owned())
 }

@@ -1,10 +1,10 @@
-//! What fields mean together.
+//! The joint meaning of several fields.
 
 use super::{Auto, MeridianConfig, SlotMode};
 
 impl MeridianConfig {
-    /// Whether the engine's own behaviour is asked for: the engine's order (`native:fcfs`, active), and nothing said about
-    /// KV memory and thinking budgets.
+    /// Whether the configuration selects the engine's own behaviour: the engine's order (`native:fcfs`, active), and
+    /// the defaults for KV memory and thinking budgets.
     ///
     /// ```
     /// use meridian_core::MeridianConfig;
@@ -24,8 +24,8 @@ impl MeridianConfig {
         dispatch.source == super::STOCK && dispatch.mode == SlotMode::Active && self.leaves_memory_and_thinking()
     }
 
-    /// Whether nothing is said about KV memory and thinking budgets: the engine is stock whenever [`STOCK`](super::STOCK)
-    /// decides in the dispatch slot.
+    /// Whether the configuration leaves KV memory and thinking budgets to the engine. The engine is then stock whenever
+    /// [`STOCK`](super::STOCK) decides in the dispatch slot.
     ///
     /// ```
     /// use meridian_core::MeridianConfig;
@@ -42,7 +42,7 @@ impl MeridianConfig {
             && !self.says_something_of_budgets()
     }
 
-    /// Whether anything is set that ends thinking, or that budgets are judged by.
+    /// Whether any field is set that ends thinking or judges budgets.
     fn says_something_of_budgets(&self) -> bool {
         let stock = super::SchedulerConfig::default();
         self.policy.budget != super::SlotConfig::budget()
@@ -52,8 +52,8 @@ impl MeridianConfig {
             || !self.model.interrupt.is_empty()
     }
 
-    /// Whether the thinking of a request that has ended can never be matched again, unless the request itself says
-    /// otherwise; `None` when it is not to be looked at (`kv_memory.evict_dead_thinking = false`).
+    /// Whether the thinking of an ended request can never be matched again, unless the request itself says otherwise;
+    /// `None` when Meridian must ignore it (`kv_memory.evict_dead_thinking = false`).
     ///
     /// ```
     /// use meridian_core::MeridianConfig;

@@ -1,6 +1,6 @@
-//! `meridian.toml`: its tables, what each field may be, and where an effective value came from.
+//! `meridian.toml`: its tables, the range of each field, and the origin of each effective value.
 //!
-//! `tables.rs` holds the fields; schema, reference and range checks are read off them. No I/O here: see
+//! `tables.rs` holds the fields; schema, reference and range checks derive from them. No I/O here: see
 //! `meridian_runtime::config_file`.
 
 mod document;
@@ -34,7 +34,7 @@ pub const STOCK: &str = "native:fcfs";
 /// The three slots of `[policy]`.
 const SLOTS: [SlotName; 3] = SlotName::ALL;
 
-/// Where an effective value came from.
+/// The origin of an effective value.
 ///
 /// ```
 /// use meridian_core::config::Origin;
@@ -43,9 +43,9 @@ const SLOTS: [SlotName; 3] = SlotName::ALL;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Nothing sets it.
+    /// The default.
     Default,
-    /// The file sets it.
+    /// The file.
     File,
     /// The model family of this name, which the file chose.
     Family(String),
@@ -78,11 +78,11 @@ pub struct EffectiveField {
     pub path: String,
     /// Its value, digits as in the file.
     pub value: toml::Value,
-    /// Where the value came from.
+    /// The origin of the value.
     pub origin: Origin,
 }
 
-/// A configuration and where each of its values came from.
+/// A configuration and the origin of each of its values.
 ///
 /// ```
 /// use meridian_core::MeridianConfig;
@@ -101,7 +101,8 @@ pub struct Parsed {
 }
 
 impl Parsed {
-    /// What is valid but does not do what it seems to, a line each: the field, its value, and what it would need.
+    /// Warnings for valid fields that do not do what they seem to, a line each: the field, its value, and what it
+    /// needs.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         let MeridianConfig { entropy, model, policy, .. } = &self.config;
@@ -122,8 +123,7 @@ impl MeridianConfig {
     /// Parse and validate the text of a `meridian.toml`.
     ///
     /// # Errors
-    /// The first thing that is wrong, in one line: its dotted path (or line and column), the value and what was
-    /// expected.
+    /// The first error, in one line: its dotted path (or line and column), the value, and what was expected.
     pub fn from_toml(text: &str) -> Result<Self, Error> {
         Self::parse(text).map(|parsed| parsed.config)
     }
@@ -136,9 +136,9 @@ impl MeridianConfig {
         Self::from_table(table(text)?)
     }
 
-    /// Parse and validate the same tables as one JSON object: what [`MeridianConfig`] is when it is written as JSON. A field
-    /// that is left out has its default. The texts `"NaN"`, `"Infinity"` and `"-Infinity"` stand for numbers that JSON
-    /// cannot hold where a number belongs, so that they are refused as such.
+    /// Parse and validate the same tables as one JSON object, the JSON form of a [`MeridianConfig`]. A missing field
+    /// has its default. The texts `"NaN"`, `"Infinity"` and `"-Infinity"` stand for numbers that JSON cannot hold, so
+    /// that validation refuses them as numbers.
     ///
     /// ```
     /// use meridian_core::MeridianConfig;
@@ -182,7 +182,7 @@ impl MeridianConfig {
         Ok(Parsed { config, fields })
     }
 
-    /// Check every value; [`MeridianConfig::from_toml`] has done it.
+    /// Check every value; [`MeridianConfig::from_toml`] does so too.
     ///
     /// # Errors
     /// [`Error::ConfigValidation`] for the first value that is out of range or contradicts another.
@@ -196,7 +196,7 @@ impl MeridianConfig {
         self.check_relations()
     }
 
-    /// What a range cannot say: forms of texts, and fields that depend on each other.
+    /// Checks beyond ranges: the form of texts, and fields that depend on each other.
     fn check_relations(&self) -> Result<(), Error> {
         let SchedulerConfig { min_think_tokens, max_think_tokens, .. } = self.scheduler;
         check("scheduler.min_think_tokens", min_think_tokens, min_think_tokens <= max_think_tokens, || {
@@ -251,7 +251,7 @@ impl ModelConfig {
     /// Longest `force_phrase`, bytes.
     const MAX_PHRASE_BYTES: usize = 4096;
 
-    /// Whether later turns leave this model's reasoning out: what is set, else what the family says, else that they keep it.
+    /// Whether later turns leave out this model's reasoning: the field, else the family's value, else false.
     ///
     /// ```
     /// use meridian_core::ModelConfig;
@@ -355,7 +355,7 @@ fn joined(prefix: &str, key: &str) -> String {
     if prefix.is_empty() { key } else { format!("{prefix}.{key}") }
 }
 
-/// A policy's options are replaced as a whole: those of the default are another policy's.
+/// A policy's options are replaced as a whole: the default's options belong to another policy.
 fn overlay(under: &mut toml::Table, over: toml::Table) {
     for (key, value) in over {
         match (under.get_mut(&key), value) {
@@ -391,7 +391,7 @@ fn line_and_column(text: &str, error: &toml::de::Error) -> String {
     format!("line {line}, column {column}")
 }
 
-/// Serde could refuse unknown fields by itself, but would name neither the path nor a likely correction.
+/// Serde could refuse unknown fields itself, but would name neither the path nor a likely correction.
 fn refuse_unknown_fields(given: &toml::Table) -> Result<(), Error> {
     let mut known = BTreeSet::new();
     collect_paths(&defaults(), "", &mut known);
@@ -405,7 +405,7 @@ fn refuse_unknown_fields(given: &toml::Table) -> Result<(), Error> {
     Err(Error::ConfigUnknownField { field, suggestion })
 }
 
-/// A field of the same name in another table, else one whose path is spelt alike.
+/// A field of the same name in another table, else one with a similar path.
 fn nearest(field: &str, known: &BTreeSet<String>) -> Option<String> {
     let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_owned();
     let by_distance = |path: &&String| strsim::damerau_levenshtein(field, path);
@@ -422,7 +422,7 @@ fn nearest(field: &str, known: &BTreeSet<String>) -> Option<String> {
 fn collect_paths(table: &toml::Table, prefix: &str, paths: &mut BTreeSet<String>) {
     for (key, value) in table {
         let path = joined(prefix, key);
-        // A policy's options are the policy's own to check.
+        // The policy checks its own options.
         let is_options = SLOTS.iter().any(|slot| path == format!("policy.{}.config", slot.label()));
         if let (toml::Value::Table(inner), false) = (value, is_options) {
             collect_paths(inner, &path, paths);

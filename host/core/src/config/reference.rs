@@ -19,14 +19,15 @@ An unknown field, a wrong type or a value out of range is refused at start-up, i
 value and what was expected. The tables `policy.dispatch.config`, `policy.eviction.config` and `policy.budget.config` are
 the policies' own. A path is relative to the folder of the file; `~` is not expanded.
 
+<!-- commands: run -->
 ```sh
-meridian config check [FILE]   # is it valid, and does everything in it act
-meridian config show [FILE]    # effective values, and where each came from
-meridian config schema         # JSON Schema, for editors
+meridian config check                  # is the file valid, and does each field act
+meridian config show meridian.toml     # effective values, and where each came from
+meridian config schema                 # JSON Schema, for editors
 ```
 ";
 
-/// The reference of `meridian.toml`, Markdown: `docs/src/configuration.md`.
+/// The reference of `meridian.toml` in Markdown: `docs/src/configuration.md`.
 #[must_use]
 pub fn reference() -> String {
     let mut page = HEAD.to_owned();

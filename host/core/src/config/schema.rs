@@ -24,7 +24,7 @@ pub fn schema() -> &'static Value {
     &SCHEMA
 }
 
-/// Tables are closed and need no field; a leaf has the default that it has at this place.
+/// Tables are closed and require no field; each leaf gets its default at this place.
 fn settle(schema: &mut Value, default: &Value) {
     let Some(object) = schema.as_object_mut() else { return };
     object.remove("required");
@@ -43,7 +43,7 @@ fn settle(schema: &mut Value, default: &Value) {
     }
 }
 
-/// Check the numbers and the choices of `table`. Other wrong types are left to serde, which names them as well.
+/// Check the numbers and the choices of `table`. Serde reports other wrong types, and names them as well.
 pub(super) fn check(table: &toml::Table) -> Result<(), Error> {
     check_table(schema(), "", table)
 }
@@ -73,7 +73,7 @@ fn check_table(schema: &Value, prefix: &str, table: &toml::Table) -> Result<(), 
     Ok(())
 }
 
-/// The forms a value may have.
+/// The forms that a value may have.
 fn forms(schema: &Value) -> &[Value] {
     schema["anyOf"].as_array().map_or(std::slice::from_ref(schema), Vec::as_slice)
 }
@@ -82,7 +82,7 @@ fn forms(schema: &Value) -> &[Value] {
 fn accepts(schema: &Value, value: &toml::Value) -> bool {
     let mut of_its_type = forms(schema).iter().filter(|form| has_type(form, value)).peekable();
     if of_its_type.peek().is_none() {
-        // Of a choice of texts serde would say "unit variant".
+        // For a choice of texts, serde would report "unit variant".
         return constants(schema).is_empty();
     }
     of_its_type.any(|form| form_accepts(form, value))
@@ -134,14 +134,15 @@ impl Bounds {
     }
 }
 
-/// The texts that a form is limited to; none when any text will do.
+/// The allowed texts of a form; none when it accepts any text.
 fn constants(form: &Value) -> Vec<&str> {
     let one_of = form["oneOf"].as_array().into_iter().flatten().map(|variant| &variant["const"]);
     let listed = form["enum"].as_array().into_iter().flatten();
     one_of.chain(listed).chain(form.get("const")).filter_map(Value::as_str).collect()
 }
 
-/// What a field may be, to follow "must be": `in (0, 1]`, `"auto" or at least 1`; empty when its type says it all.
+/// The range of a field, to follow "must be": `in (0, 1]`, `"auto" or at least 1`; empty when its type is the only
+/// limit.
 pub(super) fn expectation(schema: &Value) -> String {
     if let Some(words) = schema["x-must-be"].as_str() {
         return words.to_owned();

@@ -1,11 +1,11 @@
-//! What a range cannot say of `[policy.dispatch]`, `[policy.eviction]` and `[policy.budget]`.
+//! Checks of `[policy.dispatch]`, `[policy.eviction]` and `[policy.budget]` beyond ranges.
 
 use super::{MeridianConfig, PolicyConfig, SLOTS, SlotConfig, check, get, inline, joined, quoted};
 use crate::native::{self, NativeError};
 use crate::{Budget, Dispatch, Error, Eviction, SlotKind};
 
-/// Check the sources of the three slots and the options of native policies, after [`check_options`]. Whether a component's
-/// file is there is for the caller to see.
+/// Check the sources of the three slots and the options of native policies, after [`check_options`]. The caller checks
+/// whether a component's file exists.
 pub(super) fn check_slots(config: &MeridianConfig) -> Result<(), Error> {
     let PolicyConfig { dispatch, eviction, budget, .. } = &config.policy;
     check_slot::<Dispatch>(config, dispatch)?;
@@ -40,8 +40,8 @@ fn check_source(field: &str, source: &str, natives: &[&str]) -> Result<(), Error
     })
 }
 
-/// Check the options of the three slots in the table of a whole file: a policy is given them as JSON, which has neither
-/// dates nor numbers that are not finite. Not left to the typed configuration, which makes a string of a date.
+/// Check the options of the three slots in the table of a whole file: a policy receives them as JSON, which has neither
+/// dates nor non-finite numbers. The typed configuration cannot check this, because it turns a date into a string.
 pub(super) fn check_options(given: &toml::Table) -> Result<(), Error> {
     SLOTS.iter().map(|slot| format!("policy.{}.config", slot.label())).try_for_each(|path| match get(given, &path) {
         Some(toml::Value::Table(options)) => check_table(&path, options),

@@ -1,6 +1,6 @@
-//! The tables of `meridian.toml`. What is written here is also the schema, the reference and the range check:
-//! a doc comment is a field's description, `range` and `extend` its range (`x-must-be`: in words, checked elsewhere),
-//! `Default` its default.
+//! The tables of `meridian.toml`. They also produce the schema, the reference and the range check: a doc comment is the
+//! field's description, `range` and `extend` give its range (`x-must-be`: in words, checked elsewhere), and `Default`
+//! its default.
 
 use meridian_policy_sdk::Targets;
 use schemars::JsonSchema;
@@ -25,9 +25,9 @@ use crate::EntropyUnit;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct MeridianConfig {
-    /// Targets of the step scheduler, and the bounds of thinking.
+    /// Targets of the step scheduler, and the limits of thinking.
     pub scheduler: SchedulerConfig,
-    /// The signals that tell when thinking has converged.
+    /// The signals that show when thinking has converged.
     pub entropy: EntropyConfig,
     /// The KV cache.
     pub kv_memory: KvMemoryConfig,
@@ -54,25 +54,26 @@ pub struct MeridianConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct SchedulerConfig {
-    /// Step time to hold while an output-phase request runs, milliseconds.
+    /// Target step time while an output-phase request runs, milliseconds.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub output_tpot_budget_ms: f32,
-    /// Step time to hold while only thinking runs, milliseconds.
+    /// Target step time while only thinking requests run, milliseconds.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub think_tpot_budget_ms: f32,
-    /// How many times the output-phase token budget a step with only thinking may carry.
+    /// Largest token budget of a step with only thinking requests, as a multiple of the output-phase token budget.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub think_batch_multiplier: f32,
-    /// Thinking is not ended early before this many tokens.
+    /// Meridian does not end thinking early before this many tokens.
     #[schemars(range(min = 0, max = 16_777_216))]
     pub min_think_tokens: u32,
-    /// Thinking is ended at this many tokens; at least `min_think_tokens`.
+    /// Meridian ends thinking at this many tokens; at least `min_think_tokens`.
     #[schemars(range(min = 1, max = 16_777_216))]
     pub max_think_tokens: u32,
-    /// Longest time a policy may put a request off, milliseconds.
+    /// Longest time that a policy may defer a request, milliseconds.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub max_defer_ms: f32,
-    /// Whether a waiting request takes the place of running ones that the policy puts behind it, while all seats are taken.
+    /// Whether a waiting request may preempt running requests that the policy ranks behind it, while all seats are
+    /// taken.
     pub preempt_for_waiting: bool,
 }
 
@@ -89,7 +90,8 @@ pub struct SchedulerConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct EntropyConfig {
-    /// Whether the entropy of the next token is measured at all: probes (EAT, with a `probe_suffix`) and deviation (RPDI).
+    /// Whether Meridian measures the entropy of the next token, for probes (EAT, with a `probe_suffix`) and deviation
+    /// (RPDI).
     pub enabled: bool,
     /// Weight of the newest probe in the moving mean and variance of EAT (entropy after a forced end of thinking,
     /// arXiv 2509.26522).
@@ -98,32 +100,34 @@ pub struct EntropyConfig {
     /// Thinking has converged when the moving variance of EAT is below this; the unit is `unit`, squared.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub eat_variance_threshold: f64,
-    /// Thinking has not converged while the moving mean of EAT is above this, bits: a model may be stably ignorant.
+    /// Thinking has not converged while the moving mean of EAT is above this, bits. A model can be stable but
+    /// uncertain.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub eat_max_bits: f64,
     /// Think tokens between two probes.
     #[schemars(range(min = 1, max = 65_536))]
     pub eat_probe_interval_tokens: u32,
-    /// Probes before the first that may end thinking by EAT.
+    /// Number of probes before the first probe that may end thinking by EAT.
     #[schemars(range(min = 1, max = 65_536))]
     pub min_probes: u32,
-    /// Tokens in the short window of RPDI: mean entropy of the window over that of all tokens, the definition of an
-    /// independent implementation of arXiv 2603.14251, of which only the abstract was available.
+    /// Tokens in the short window of RPDI, the mean entropy of the window over the mean entropy of all tokens. The
+    /// definition is that of an independent implementation of arXiv 2603.14251; only the paper's abstract was
+    /// available.
     #[schemars(range(min = 1, max = 65_536))]
     pub rpdi_window: u32,
-    /// Thinking deviates when RPDI is above this ratio. `inf` turns RPDI off, and with it the measuring of the tokens of a
-    /// request unless its policy reads the index.
+    /// Thinking deviates when RPDI is above this ratio. `inf` turns RPDI off; Meridian then measures the tokens of a
+    /// request only if its policy reads the index.
     #[schemars(extend("exclusiveMinimum" = 0, "x-may-be-infinite" = true, "x-must-be" = "above 0, or inf"))]
     pub rpdi_threshold: f64,
-    /// Unit of `eat_variance_threshold`, squared. Nothing else is in it: policies are given bits.
+    /// Unit of `eat_variance_threshold`, squared. Nothing else uses this unit: policies receive bits.
     pub unit: EntropyUnit,
-    /// Where a probe may be due: after any token, or only after one that ends a line.
+    /// Where a probe may be due: after any token, or only after a token that ends a line.
     pub probe_at: ProbeAt,
-    /// Whether a probe puts a line break before the end marker.
+    /// Whether a probe inserts a line break before the end marker.
     pub probe_newline: bool,
-    /// Text that a probe puts behind the end marker, so that the next token is the answer; up to 64 bytes. Empty for no
-    /// probes, and so no EAT: right behind the marker many models begin every answer alike, and the entropy there tells
-    /// nothing.
+    /// Text that a probe appends after the end marker, so that the next token is the answer; up to 64 bytes. Empty
+    /// turns off probes and EAT. Directly after the marker, many models begin every answer alike, so the entropy there
+    /// carries no information.
     #[schemars(extend("x-must-be" = "at most 64 bytes, and no text of `model.think_end`"))]
     pub probe_suffix: String,
 }
@@ -162,13 +166,15 @@ pub enum ProbeAt {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct KvMemoryConfig {
-    /// Whether Meridian has a say in the engine's KV memory: what is evicted, who is preempted, what admission leaves free.
+    /// Whether Meridian manages the engine's KV memory: evictions, preemptions, and the blocks that admission leaves
+    /// free.
     pub enabled: bool,
-    /// Whether the KV blocks of reasoning that later turns do not read are freed first: `"auto"` does so when the
+    /// Whether Meridian first evicts the KV blocks of reasoning that later turns do not read. `"auto"` does so when the
     /// model's template strips old reasoning (`model.strips_reasoning`).
     pub evict_dead_thinking: Auto<bool>,
-    /// Free KV blocks that admission leaves for each running request to grow into, a tenth of all at most; 0 leaves it to
-    /// the engine. Without them requests are admitted that have to be preempted soon after.
+    /// Free KV blocks that admission leaves for the growth of each running request, in total at most a tenth of all
+    /// blocks. 0 leaves this to the engine. Without free blocks, the engine admits requests that it must preempt soon
+    /// after.
     #[schemars(range(min = 0, max = 1024))]
     pub growth_blocks: f64,
 }
@@ -186,30 +192,31 @@ pub struct KvMemoryConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct PolicyConfig {
-    /// Whether a component is loaded again when its file changes.
+    /// Whether Meridian reloads a component when its file changes.
     pub watch: bool,
-    /// Faults within `strike_window_s` that quarantine a version.
+    /// Number of faults within `strike_window_s` that quarantines a version.
     #[schemars(range(min = 1, max = 1000))]
     pub max_strikes: u32,
-    /// Time over which faults are counted, seconds.
+    /// Time over which Meridian counts faults, seconds.
     #[schemars(range(min = 1, max = 86_400))]
     pub strike_window_s: u32,
-    /// Folder of compiled components, relative to the file's folder; empty for `components` in the user's cache folder.
+    /// Folder for compiled components, relative to the file's folder; empty for `components` in the user's cache
+    /// folder.
     #[schemars(extend("x-must-be" = "a path or empty"))]
     pub cache_dir: String,
-    /// Folder in which every decision of the slots is recorded, relative to the file's folder; empty for no recording.
+    /// Folder for recordings of every decision of the slots, relative to the file's folder; empty for no recording.
     #[schemars(extend("x-must-be" = "a path or empty"))]
     pub record_dir: String,
-    /// Most that the recordings in `record_dir` may take, MiB; the oldest are deleted.
+    /// Most space that the recordings in `record_dir` may take, MiB; Meridian deletes the oldest.
     #[schemars(range(min = 8, max = 1_048_576))]
     pub record_max_mib: u32,
-    /// Keys of which one must have signed a component: minisign public keys, or paths of `.pub` files relative to the
-    /// file's folder; empty for no check.
+    /// Trusted keys: minisign public keys, or paths of `.pub` files relative to the file's folder. One of them must
+    /// have signed each component; empty for no check.
     #[schemars(extend("x-must-be" = "without an empty key"))]
     pub trusted_keys: Vec<String>,
     /// The order, the token budget and the token caps of a step.
     pub dispatch: SlotConfig,
-    /// The order in which KV blocks are given up.
+    /// The order in which the engine evicts KV blocks.
     pub eviction: SlotConfig,
     /// When thinking ends.
     pub budget: SlotConfig,
@@ -229,21 +236,23 @@ pub struct PolicyConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct SlotConfig {
     /// `native:NAME` (dispatch: `balanced`, `output-first`, `fcfs`, `noop`, `priority`, `pascal`, `srpt`, `fair-share`,
-    /// `edf`, `qoe`, `mlfq`; eviction: `tiered-lru`, `least-computed-first`, `prefix-value`, `noop`; budget: `eat-rpdi`,
-    /// `fixed-budget`, `patience`, `deadline-aware`, `noop`), or the path of a component relative to the file's folder.
+    /// `edf`, `qoe`, `mlfq`; eviction: `tiered-lru`, `least-computed-first`, `prefix-value`, `noop`; budget:
+    /// `eat-rpdi`, `fixed-budget`, `patience`, `deadline-aware`, `noop`), or the path of a component relative to the
+    /// file's folder.
     #[schemars(extend("x-must-be" = "a native policy of the slot, or a path"))]
     pub source: String,
-    /// The policy's own options, handed to its `init` as JSON.
+    /// The policy's own options, passed to its `init` as JSON.
     #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
     #[schemars(extend("x-must-be" = "what the policy takes, without dates and non-finite numbers"))]
     pub config: toml::Table,
-    /// Longest time one decision of a component may take, milliseconds.
+    /// Longest time that one decision of a component may take, milliseconds.
     #[schemars(range(max = 1000), extend("exclusiveMinimum" = 0))]
     pub deadline_ms: f32,
-    /// Most linear memory a component may use, MiB.
+    /// Most linear memory that a component may use, MiB.
     #[schemars(range(min = 1, max = 1024))]
     pub memory_mib: u32,
-    /// `"active"` decides; `"shadow"` is asked and compared, while the native default decides.
+    /// With `"active"`, the policy decides. With `"shadow"`, the native default decides, and Meridian compares the
+    /// policy with it.
     pub mode: SlotMode,
 }
 
@@ -260,9 +269,9 @@ pub struct SlotConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum SlotMode {
-    /// Decides.
+    /// The policy decides.
     Active,
-    /// Is asked, and its answers compared; the native default decides.
+    /// The native default decides; Meridian compares the policy's answers with it.
     Shadow,
 }
 
@@ -279,10 +288,11 @@ pub enum SlotMode {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct TelemetryConfig {
-    /// Where metrics are served: `IP:port` on loopback or `unix:PATH`; empty for off.
+    /// Address of the metrics listener: `IP:port` on loopback or `unix:PATH`; empty for off.
     #[schemars(extend("x-must-be" = "`IP:port` on loopback, `unix:PATH` or empty"))]
     pub prometheus: String,
-    /// Collector of traces (OTLP over HTTP): an `http://` URL, `/v1/traces` is added where it has no path; empty for off.
+    /// Collector of traces (OTLP over HTTP): an `http://` URL; empty for off. Meridian adds `/v1/traces` to a URL
+    /// without a path.
     #[schemars(extend("x-must-be" = "an `http://` URL, or empty"))]
     pub otlp_endpoint: String,
     /// Name of the service in traces; not empty.
@@ -303,10 +313,10 @@ pub struct TelemetryConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct AdminConfig {
-    /// Where the admin interface listens: `IP:port` on loopback or `unix:PATH`; empty for off.
+    /// Address of the admin interface: `IP:port` on loopback or `unix:PATH`; empty for off.
     #[schemars(extend("x-must-be" = "`IP:port` on loopback, `unix:PATH` or empty; not `telemetry.prometheus`"))]
     pub listen: String,
-    /// File with the bearer token that changes need; empty: nothing can be changed.
+    /// File with the bearer token that changes need; empty forbids changes.
     #[schemars(extend("x-must-be" = "a path or empty"))]
     pub token_file: String,
 }
@@ -323,8 +333,8 @@ pub struct AdminConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ModelConfig {
-    /// A known model family (`meridian models list`): gives the other fields of this table that are not set; empty for
-    /// none.
+    /// A known model family (`meridian models list`), which supplies the fields of this table that are not set; empty
+    /// for none.
     #[schemars(extend("x-must-be" = "a known family or empty"))]
     pub family: String,
     /// Text that starts thinking, or a list of alternatives; empty together with `think_end` for a model that does not
@@ -336,18 +346,19 @@ pub struct ModelConfig {
     pub think_end: Texts,
     /// Whether the model may think again after it has begun to answer, within one turn.
     pub resumes: bool,
-    /// Whether the chat template leaves the reasoning of earlier turns out of the prompt; `"auto"` is what the family says,
-    /// and that it is kept where the family is unknown or does not say: KV blocks of reasoning that a later turn reads
-    /// again must not be given up first.
+    /// Whether the chat template leaves the reasoning of earlier turns out of the prompt. `"auto"` uses the family's
+    /// value; without one, it assumes that the template keeps the reasoning, so that Meridian never evicts blocks first
+    /// that a later turn reads again.
     pub strips_reasoning: Auto<bool>,
-    /// Text that begins a tool call, or a list of alternatives; empty for none. Where old reasoning is stripped, the template
-    /// still keeps that of a turn that calls a tool: the next turn, with the tool's result, reads it again.
+    /// Text that begins a tool call, or a list of alternatives; empty for none. A template that strips old reasoning
+    /// keeps the reasoning of a turn that calls a tool: the next turn, with the tool's result, reads it again.
     #[schemars(extend("x-must-be" = "empty, or 1 to 8 texts of 1 to 256 bytes that differ from the markers of thinking"))]
     pub tool_call: Texts,
-    /// Text to force when thinking is ended early, an end marker included; empty for the first end marker alone.
+    /// Text to force when Meridian ends thinking early, an end marker included; empty for the first end marker alone.
     #[schemars(extend("x-must-be" = "empty, or at most 4096 bytes with a text of `think_end`"))]
     pub force_phrase: String,
-    /// Text that ends thinking once the model generates it inside its thinking, or a list of alternatives; empty for none.
+    /// Text that ends thinking when the model generates it inside its thinking, or a list of alternatives; empty for
+    /// none.
     #[schemars(extend("x-must-be" = "empty, or 1 to 8 texts of 1 to 256 bytes that differ from the markers of thinking"))]
     pub interrupt: Texts,
     /// Whether an end of sequence inside the thinking becomes the end marker, so that an answer follows.
@@ -463,7 +474,7 @@ impl Default for ModelConfig {
 }
 
 impl SchedulerConfig {
-    /// The table as policies are given it.
+    /// The part of the table that policies receive.
     #[must_use]
     pub fn targets(&self) -> Targets {
         let Self {

@@ -1,4 +1,4 @@
-//! Values of `meridian.toml` that are more than one TOML type.
+//! Values of `meridian.toml` that accept more than one TOML type.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::text::is_printable;
 
-/// `"auto"`, or a value of its own.
+/// `"auto"`, or a given value.
 ///
 /// ```
 /// use meridian_core::config::Auto;
@@ -30,7 +30,7 @@ pub enum Auto<T> {
     Set(T),
 }
 
-/// What can stand in the place of `"auto"`.
+/// A value that can replace `"auto"`.
 trait Plain: Sized {
     const EXPECTED: &'static str;
     fn schema() -> serde_json::Value;
@@ -200,7 +200,7 @@ impl JsonSchema for Texts {
     }
 }
 
-/// Where something listens: `telemetry.prometheus`, `admin.listen`.
+/// The address of a listener: `telemetry.prometheus`, `admin.listen`.
 ///
 /// ```
 /// use meridian_core::config::Listen;
@@ -211,7 +211,7 @@ impl JsonSchema for Texts {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Listen {
-    /// Nowhere.
+    /// No listener.
     Off,
     /// A loopback address.
     Tcp(SocketAddr),
@@ -223,13 +223,13 @@ impl Listen {
     /// Parse `""`, `IP:port` or `unix:PATH`.
     ///
     /// # Errors
-    /// What was expected, as in [`Error::ConfigValidation`](crate::Error::ConfigValidation).
+    /// The expectation, as in [`Error::ConfigValidation`](crate::Error::ConfigValidation).
     pub fn parse(text: &str) -> Result<Self, &'static str> {
         if text.is_empty() {
             return Ok(Self::Off);
         }
         if let Some(path) = text.strip_prefix("unix:") {
-            // sun_path of Linux, its terminating zero aside.
+            // sun_path of Linux, without its terminating zero.
             return match path.len() {
                 1..=107 if !path.contains('\0') => Ok(Self::Unix(path.into())),
                 _ => Err("must be unix:PATH with a path of 1 to 107 bytes"),
@@ -244,7 +244,7 @@ impl Listen {
     }
 }
 
-/// Where something is sent: `telemetry.otlp_endpoint`.
+/// The address of a collector: `telemetry.otlp_endpoint`.
 ///
 /// ```
 /// use meridian_core::config::HttpUrl;
@@ -260,9 +260,9 @@ impl HttpUrl {
     /// Parse an `http://` URL.
     ///
     /// # Errors
-    /// What was expected, as in [`Error::ConfigValidation`](crate::Error::ConfigValidation).
+    /// The expectation, as in [`Error::ConfigValidation`](crate::Error::ConfigValidation).
     pub fn parse(text: &str) -> Result<Self, String> {
-        // The parser leaves some of these out.
+        // The parser drops some of these characters.
         if !text.starts_with("http://") || text.contains(|c: char| c == '\\' || c.is_whitespace() || c.is_control()) {
             return Err("must be an http:// URL, or empty".into());
         }
@@ -276,7 +276,7 @@ impl HttpUrl {
         }
     }
 
-    /// Whether its host is this machine by name or address.
+    /// Whether its host name or address is this machine.
     #[must_use]
     pub fn is_loopback(&self) -> bool {
         match self.0.host() {
@@ -311,7 +311,7 @@ pub fn inline(value: &toml::Value) -> String {
     }
 }
 
-/// JSON's escapes are TOML's too; what else a terminal does not show as it is gets TOML's long form.
+/// JSON's escapes are valid in TOML too; other characters that a terminal does not show get TOML's long form.
 fn basic_string(text: &str) -> String {
     let json = serde_json::Value::from(text).to_string();
     json.chars().fold(String::with_capacity(json.len()), |mut out, c| {

@@ -1,16 +1,16 @@
-//! Requests that were put off for too long, and are served whatever the policy says.
+//! Requests that were deferred for too long, and that run whatever the policy decides.
 
 use super::{EngineFacts, Planner};
 use crate::table::RequestState;
 use crate::{RequestTable, RowId};
 
 impl Planner {
-    /// Whether a waiting candidate of the last plan is served because it was put off for too long.
+    /// Whether a waiting candidate of the last plan runs because it was deferred for too long.
     pub(crate) fn is_overdue(&self, waiting_position: usize) -> bool {
         self.pinned.get(waiting_position).is_some_and(|urgency| *urgency > 0)
     }
 
-    /// Fill `self.pinned` for the waiting candidates that were put off for too long, the longest first.
+    /// Fill `self.pinned` for the waiting candidates that were deferred for too long, the longest first.
     pub(super) fn pin_overdue(
         &mut self,
         table: &RequestTable,
@@ -29,7 +29,7 @@ impl Planner {
         self.pinned.iter().any(|urgency| *urgency > 0)
     }
 
-    /// Make sure that overdue requests get tokens in this step, by granting every candidate its tokens explicitly.
+    /// Ensure that overdue requests get tokens in this step, by granting every candidate its tokens explicitly.
     pub(super) fn serve_overdue(
         &mut self,
         table: &RequestTable,
@@ -42,7 +42,7 @@ impl Planner {
         let overdue_running = |row_id: RowId| {
             table.get(row_id).is_some_and(|row| facts.now_ms - row.last_progress_ms > f64::from(max_defer_ms))
         };
-        // They are at the head, behind others only where those have a higher priority: then they wait for the engine.
+        // They are at the head. Only requests of a higher priority stand before them; then they wait for the engine.
         let at_head = |i: &usize| self.plan.waiting_order.get(*i).map_or(*i, |from| *from as usize);
         let is_pinned = |i: &usize| self.pinned.get(at_head(i)).is_some_and(|urgency| *urgency > 0);
         let overdue_waiting = (0..waiting.len()).take_while(is_pinned).count().min(facts.free_seats as usize);
@@ -52,8 +52,8 @@ impl Planner {
         let need = |row_id: RowId| table.get(row_id).map_or(1, |row| row.needed_tokens(facts.decode_tokens));
         let is_whole =
             |row_id: RowId| table.get(row_id).is_some_and(|row| row.needs_whole_prefill(facts.decode_tokens));
-        // A long prefill must not turn its rescue into a stall of everything else, where it may be split: it gets what the
-        // policy leaves to prompts, within bounds.
+        // The rescue of a long prefill must not stall everything else if it can be split: it gets the policy's share
+        // for prompts, within limits.
         let decodes = (running.len() as u32).saturating_mul(facts.decode_tokens.max(1));
         let for_prompts = self.plan.token_budget.saturating_sub(decodes);
         let quantum = for_prompts.clamp(engine_budget / 32, engine_budget / 8).max(facts.decode_tokens).max(1);
@@ -71,18 +71,18 @@ impl Planner {
         for &i in &overdue {
             let grant = share(row_id_at(i)).min(engine_budget - reserved);
             if reserved > 0 && is_whole(row_id_at(i)) && grant < need(row_id_at(i)) {
-                // Those before it are served first.
+                // Requests before it are served first.
                 continue;
             }
             self.grants[i] = grant;
             reserved += grant;
         }
-        // What waits takes its tokens only if the engine admits it, and it admits in order while there are KV blocks: tokens
-        // kept for requests behind one that does not fit would be nobody's. Whether the first fits depends on what the
-        // prefix cache has, so it is tried. While others run, all of them together get one share: many are overdue at once
-        // when a queue has stood for long, and a step full of their prompts would hold up every answer.
+        // A waiting request takes its tokens only if the engine admits it, in order, while there are KV blocks. Tokens
+        // reserved behind a request that does not fit would be wasted. Whether the first fits depends on the prefix
+        // cache, so the plan tries it. While others run, all overdue requests share one quantum: after a long stall
+        // many are overdue at once, and a step full of their prompts would delay every answer.
         let mut for_waiting = if running.is_empty() { engine_budget } else { quantum };
-        // A prompt that may not be split can need more than that; a decode for each that runs is left to them.
+        // A prompt that must not be split can need more than that; each running request keeps room for a decode.
         let not_granted = self.grants[..running.len()].iter().filter(|grant| **grant == 0).count();
         let decodes = u32::try_from(not_granted).unwrap_or(u32::MAX).saturating_mul(facts.decode_tokens.max(1));
         let reserved_blocks = self.growth.map_or(0, |growth| growth.reserve(running.len(), facts.total_blocks));
@@ -102,7 +102,7 @@ impl Planner {
                 None => break,
             }
         }
-        // The rest, in the plan's order, from what the policy's budget and the engine's leave.
+        // The rest, in the plan's order, from the remaining budgets of the policy and the engine.
         let mut left = self.plan.token_budget.min(engine_budget - reserved);
         let mut unreserved = engine_budget - reserved;
         let total_running = running.len();

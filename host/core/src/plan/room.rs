@@ -1,4 +1,4 @@
-//! Running requests that give way to waiting ones.
+//! Preemption of running requests for waiting ones.
 
 use std::cmp::Ordering;
 
@@ -6,11 +6,11 @@ use super::{EngineFacts, Planner};
 use crate::table::RequestState;
 use crate::{RequestTable, RowId};
 
-/// A request gives way to waiting ones so many times at most: what it has computed is computed again each time.
+/// A request gives way at most this many times: each time, its computed tokens are computed again.
 const MOST_PREEMPTIONS: u32 = 3;
 
 impl Planner {
-    /// Find the running requests that give way to the first of the waiting ones, into the plan.
+    /// Find the running requests that give way to the first waiting request, and add them to the plan.
     pub(super) fn make_room(
         &mut self,
         table: &RequestTable,
@@ -20,8 +20,9 @@ impl Planner {
         keys: &[f32],
     ) {
         let needs_seat = facts.free_seats == 0;
-        // Where only KV blocks are short, memory preempts by itself as running requests grow. To hasten that for each that waits
-        // would compute more again than it gains; but a more urgent one does not wait for it.
+        // While only KV blocks are short, memory preempts by itself as running requests grow. Preempting earlier for
+        // each waiting request would cost more recomputation than it gains; but a more urgent request does not wait for
+        // it.
         if !needs_seat && (self.head_fits || !self.priority_first) {
             return;
         }
@@ -31,10 +32,10 @@ impl Planner {
             return;
         };
         if self.made_room_for == Some((*head_id, head.preemptions)) {
-            // Something else keeps the engine from admitting it: an adapter, a grammar, a transfer.
+            // Another reason keeps the engine from admitting it: an adapter, a grammar, a transfer.
             return;
         }
-        // Equal keys preempt nobody, and NaN is behind all of them.
+        // Equal keys preempt none, and NaN is behind all of them.
         let place = |row: &RequestState, i: usize| {
             let key = keys.get(i).copied().filter(|key| !key.is_nan()).unwrap_or(f32::INFINITY);
             (if self.priority_first { row.priority } else { 0 }, key)
@@ -54,7 +55,7 @@ impl Planner {
                 (is_behind && !computes && !stays).then(|| (place, *row_id, row.computed_tokens()))
             };
             let candidates = running.iter().enumerate().filter_map(candidate);
-            // Of equal ones the last in the list.
+            // Among equal ones, the last in the list.
             let last = candidates.max_by(|a, b| a.0.partial_cmp(&b.0).unwrap_or(Ordering::Equal));
             let Some((_, row_id, computed_tokens)) = last else {
                 self.plan.preempted.clear();

@@ -2,7 +2,7 @@ use meridian_policy_sdk::{Column, Decision, Step};
 
 use crate::{Asked, Batch, Fault, GuardedPolicy, Policy, SchedulerConfig, native};
 
-/// Who decided a step.
+/// The decider of a step.
 ///
 /// ```
 /// assert_ne!(meridian_core::Source::Active, meridian_core::Source::Fallback);
@@ -30,8 +30,8 @@ pub enum Source {
 /// ```
 pub type FillColumns<'a> = &'a dyn Fn(&[Column], &mut Vec<f32>);
 
-/// Decides the steps of a [`MeridianScheduler`](crate::MeridianScheduler): one policy ([`PolicyDecider`]), or a slot whose
-/// policy can be swapped. The thread that schedules calls it, once a step; it may take as long as a policy may.
+/// Decides the steps of a [`MeridianScheduler`](crate::MeridianScheduler): one policy ([`PolicyDecider`]), or a slot
+/// whose policy can be swapped. The scheduling thread calls it once per step; it may take as long as a policy may.
 ///
 /// ```
 /// use meridian_core::{Decider, Decision, FillColumns, Source, Step};
@@ -48,12 +48,12 @@ pub type FillColumns<'a> = &'a dyn Fn(&[Column], &mut Vec<f32>);
 /// assert!(AsItIs(Decision::default()).decide(&Step::default(), 3, &|_, _| ()).1.keys.is_empty());
 /// ```
 pub trait Decider: Send {
-    /// Decide one step over so many candidates. `fill` is to be called once for each policy that is asked. The decision is
-    /// checked: a policy that fails costs its own answer and no more.
+    /// Decide one step over `candidates` candidates. The decider calls `fill` once for each policy that it asks. The
+    /// decision is checked: a policy that fails costs only its own answer.
     fn decide(&mut self, step: &Step, candidates: usize, fill: FillColumns<'_>) -> (Source, &Decision);
 }
 
-/// Decides for an engine with queues of its own: the dispatch slot.
+/// Decides for an engine with its own queues: the dispatch slot.
 ///
 /// ```
 /// use meridian_core::{
@@ -79,14 +79,14 @@ pub trait Decider: Send {
 /// assert!(scheduler.mirror().table.is_empty());
 /// ```
 pub trait EngineDecider: Decider {
-    /// The plan of the latest decision left nothing to run, and was changed.
+    /// Report that the plan of the latest decision left nothing to run, and was changed.
     fn overruled(&mut self);
 
-    /// The engine took a step at `now_ms` its own way, which is what this decider's policy would have said.
+    /// Report that the engine ran a step at `now_ms` its own way, which is also the decision of this decider's policy.
     fn kept(&mut self, now_ms: f64);
 }
 
-/// One policy; the native default decides the steps in which that one faults or has no answer.
+/// One policy; the native default decides the steps in which the policy faults or has no answer.
 ///
 /// ```
 /// use meridian_core::{Decider, Markers, PolicyDecider, SchedulerConfig, Source, Step, native};
@@ -108,7 +108,7 @@ pub struct PolicyDecider {
 }
 
 impl PolicyDecider {
-    /// This policy, which has started.
+    /// A decider with this started policy.
     #[must_use]
     pub fn new(config: &SchedulerConfig, policy: Box<dyn Policy>) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! [`MeridianScheduler`]: who decides, what is planned from that, and the requests that both see.
+//! [`MeridianScheduler`]: the decider, the planner, and the requests that both see.
 
 mod decider;
 mod queues;
@@ -21,21 +21,22 @@ pub use self::types::{Grant, QueueStats, ScheduledBatch, StepLimits};
 /// Waiting requests that a policy sees in one step; the others keep their place behind them.
 pub const WAITING_WINDOW: usize = 4096;
 
-/// Plans the steps of an engine. With [`MeridianScheduler::for_engine`] it plans over the queues of an engine such as vLLM. With
-/// [`MeridianScheduler::new`] the queues are its own: requests come in, each step takes a batch out, generated tokens come back.
+/// Plans the steps of an engine. With [`MeridianScheduler::for_engine`], it plans over the queues of an engine such as
+/// vLLM. With [`MeridianScheduler::new`], the queues are its own: the caller submits requests, takes a batch for each
+/// step, and reports generated tokens.
 ///
-/// Who goes first, how many tokens the step carries and how many each request takes is a [`Policy`]'s to say, by
-/// default the host's own `balanced`: every decode, the output phase first, as many prompt tokens beside them as they can bear,
-/// and of those that wait the one that has waited longest for its cost; before that by priority, near deadlines as the highest
-/// priority. Candidates of equal keys go in their present order, running ones first. The tenant of a request is a fact for
-/// policies.
+/// A [`Policy`] decides the order, the tokens of the step and the tokens of each request. The default is the host's own
+/// `balanced`: every decode, the output phase first, and as many prompt tokens beside them as they can bear. Among
+/// waiting requests, it takes the one that has waited longest for its cost; before that, it goes by priority, and near
+/// deadlines have the highest priority. Candidates of equal keys go in their present order, running ones first. The
+/// tenant of a request is a fact for policies.
 ///
-/// The scheduler itself sees to it that no request is lost or doubled, that the token budget and the number of running
-/// requests hold, and that a request which was without tokens for longer than `max_defer_ms` (a waiting one: while a seat
-/// was free, and when its turn has come) is given some in the next step, as far as that step's budget goes, the longest first. A policy that faults
-/// costs that decision only: the default decides the same step.
+/// The scheduler itself ensures that no request is lost or duplicated, and that the token budget and the number of
+/// running requests hold. A request without tokens for longer than `max_defer_ms` (a waiting one: while a seat was
+/// free, and when its turn has come) gets some in the next step, as far as that step's budget allows, the longest
+/// first. A policy that faults costs only that decision: the default decides the same step.
 ///
-/// `Send + Sync`, with queues of its own. One thread schedules at a time; while a policy decides, no lock is held that
+/// `Send + Sync`, with its own queues. One thread schedules at a time. While a policy decides, no lock is held that
 /// [`MeridianScheduler::submit`], [`MeridianScheduler::generated`] or [`MeridianScheduler::finish`] would wait for.
 ///
 /// ```
@@ -55,12 +56,12 @@ pub const WAITING_WINDOW: usize = 4096;
 /// ```
 pub struct MeridianScheduler<D = PolicyDecider> {
     requests: Mutex<Requests>,
-    /// Taken before the other, never after.
+    /// Locked before the other, never after.
     deciding: Mutex<Deciding<D>>,
     max_defer_ms: f32,
 }
 
-/// What the thread that schedules needs besides the requests, and room for one step.
+/// The scheduling thread's data besides the requests, and buffers for one step.
 struct Deciding<D> {
     decider: D,
     planner: Planner,
@@ -76,20 +77,20 @@ struct Deciding<D> {
 }
 
 impl MeridianScheduler {
-    /// A scheduler with queues of its own and the native default policy.
+    /// A scheduler with its own queues and the native default policy.
     #[must_use]
     pub fn new(config: &SchedulerConfig, markers: Markers) -> Self {
         Self::with_policy(config, markers, native::default_policy(config.targets()))
     }
 
-    /// The same with another policy; the default decides the steps in which that one faults or has no answer.
+    /// The same with another policy; the default decides the steps in which that policy faults or has no answer.
     #[must_use]
     pub fn with_policy(config: &SchedulerConfig, markers: Markers, policy: Box<dyn Policy>) -> Self {
         let decider = PolicyDecider::new(config, policy);
         Self::made(decider, Planner::owning_queues(), markers, config, 1)
     }
 
-    /// Faults of the policy so far, and the latest. Waits for a step that is being decided.
+    /// Faults of the policy so far, and the latest. Waits for a running decision.
     #[must_use]
     pub fn faults(&self) -> (u64, Option<Fault>) {
         lock(&self.deciding).decider.faults()
@@ -118,17 +119,17 @@ impl<D> MeridianScheduler<D> {
         }
     }
 
-    /// The learned step time; `None` until enough steps were seen.
+    /// The learned step time; `None` before enough steps.
     #[must_use]
     pub fn step_time(&self) -> Option<StepTime> {
         lock(&self.requests).mirror.step_time()
     }
 }
 
-/// For an engine that has queues of its own.
+/// For an engine with its own queues.
 impl<D: EngineDecider> MeridianScheduler<D> {
-    /// A scheduler for an engine that has queues of its own. The engine reports its requests to [`MeridianScheduler::mirror`] and
-    /// carries out what [`MeridianScheduler::plan`] returns. `block_tokens` is the size of a KV block.
+    /// A scheduler for an engine with its own queues. The engine reports its requests to [`MeridianScheduler::mirror`]
+    /// and carries out the plans of [`MeridianScheduler::plan`]. `block_tokens` is the size of a KV block.
     #[must_use]
     pub fn for_engine(decider: D, markers: Markers, config: &SchedulerConfig, block_tokens: u32) -> Self {
         let block_tokens = block_tokens.max(1);
@@ -139,17 +140,17 @@ impl<D: EngineDecider> MeridianScheduler<D> {
         Self::made(decider, planner, markers, config, block_tokens)
     }
 
-    /// What is known of the engine: to feed it, and to read it. Takes no lock.
+    /// The mirror of the engine, to update and to read. Takes no lock.
     pub fn mirror(&mut self) -> &mut EngineMirror {
         &mut get_mut(&mut self.requests).mirror
     }
 
-    /// Who decides. Takes no lock.
+    /// The decider. Takes no lock.
     pub fn decider(&mut self) -> &mut D {
         &mut get_mut(&mut self.deciding).decider
     }
 
-    /// Who decided the latest step.
+    /// The decider of the latest step.
     pub fn last_source(&mut self) -> Option<Source> {
         get_mut(&mut self.deciding).last_source
     }
@@ -159,13 +160,13 @@ impl<D: EngineDecider> MeridianScheduler<D> {
         get_mut(&mut self.deciding).planner.put_priority_first();
     }
 
-    /// See [`Planner::keep_answers_ahead`].
+    /// Keep answers ahead; see [`Planner::keep_answers_ahead`].
     pub fn keep_answers_ahead(&mut self, growth: KvGrowth) {
         get_mut(&mut self.deciding).planner.keep_answers_ahead(growth);
     }
 
-    /// Plan one step over the running list and the waiting candidates of an engine, both in its present order. The engine
-    /// schedules, and [`MeridianScheduler::scheduled`] follows.
+    /// Plan one step over the running list and the waiting candidates of an engine, both in its present order. The
+    /// engine schedules, and [`MeridianScheduler::scheduled`] follows.
     pub fn plan(&mut self, facts: &EngineFacts, running: &[RowId], waiting: &[RowId]) -> &Plan {
         let Requests { mirror, .. } = get_mut(&mut self.requests);
         let Deciding { decider, planner, block_tokens, last_source, candidates, .. } = get_mut(&mut self.deciding);
@@ -188,7 +189,7 @@ impl<D: EngineDecider> MeridianScheduler<D> {
         plan
     }
 
-    /// The requests that the latest plan left could not run, so the engine lifted the plan's caps.
+    /// Report that no request that the latest plan left could run, so that the engine lifted the plan's caps.
     pub fn overruled(&mut self) {
         let Deciding { decider, last_source, .. } = get_mut(&mut self.deciding);
         if *last_source == Some(Source::Active) {
@@ -196,8 +197,9 @@ impl<D: EngineDecider> MeridianScheduler<D> {
         }
     }
 
-    /// In the place of [`MeridianScheduler::plan`], for a step that the engine keeps to itself, because
-    /// [`STOCK`](crate::config::STOCK) decides without a shadow or a recording. The decision is counted, and no policy is called.
+    /// Replaces [`MeridianScheduler::plan`] for a step that the engine plans itself, because
+    /// [`STOCK`](crate::config::STOCK) decides without a shadow or a recording. Counts the decision, and calls no
+    /// policy.
     pub fn keep(&mut self, facts: &EngineFacts) {
         let Requests { mirror, .. } = get_mut(&mut self.requests);
         let Deciding { decider, planner, last_source, .. } = get_mut(&mut self.deciding);
@@ -209,7 +211,7 @@ impl<D: EngineDecider> MeridianScheduler<D> {
         planner.plan(&mirror.table, facts, &[], &[], &Decision::default(), self.max_defer_ms);
     }
 
-    /// The engine scheduled the planned step, which began at `now_ms`: `given` tokens for each request.
+    /// Report the planned step, which began at `now_ms`: `given` tokens for each request.
     pub fn scheduled(&mut self, now_ms: f64, given: impl IntoIterator<Item = (RowId, u32)>) {
         let Requests { mirror, .. } = get_mut(&mut self.requests);
         let Deciding { planner, .. } = get_mut(&mut self.deciding);

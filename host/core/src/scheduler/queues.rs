@@ -1,4 +1,4 @@
-//! The scheduler's own queues: for an engine that leaves them to it.
+//! The scheduler's own queues, for an engine without queues.
 
 use std::collections::VecDeque;
 
@@ -12,19 +12,18 @@ use crate::sync::lock;
 use crate::types::{PhaseEvent, RequestId, ThinkPhase};
 use crate::{EngineFacts, EngineMirror, Error, NewRequest, RowId, columns};
 
-/// The requests, and the queues where they are the scheduler's own.
+/// The requests, and the queues if they are the scheduler's own.
 pub(super) struct Requests {
     pub(super) mirror: EngineMirror,
-    /// These two may hold requests that are over, when `ended` says so; they are dropped when a step begins.
+    /// These two may hold ended requests while `ended` is set; the next step drops them.
     running: Vec<RowId>,
     waiting: VecDeque<RowId>,
     ended: bool,
 }
 
-/// With queues of its own.
+/// A scheduler with its own queues.
 impl MeridianScheduler {
-    /// A request arrived; it waits behind those that came before. [`PhaseEvent::EnterThink`] when its prompt leaves it
-    /// thinking.
+    /// Add a request; it waits behind earlier ones. [`PhaseEvent::EnterThink`] when its prompt leaves it thinking.
     ///
     /// # Errors
     /// [`Error::DuplicateRequest`] when the id is live, [`Error::NotATime`].
@@ -35,8 +34,8 @@ impl MeridianScheduler {
         Ok(requests.mirror.table[row_id].entered())
     }
 
-    /// Tokens were generated for a request, in order. Appends to `events` what they did to its thinking. Tokens of a
-    /// request that is not live are passed over: a step may end after its request was aborted.
+    /// Take in a request's generated tokens, in order. Appends to `events` their effects on its thinking. Tokens of a
+    /// request that is not live are ignored: a step may end after its request was aborted.
     pub fn generated(&self, id: RequestId, tokens: &[u32], events: &mut Vec<PhaseEvent>) {
         let table = &mut lock(&self.requests).mirror.table;
         if let Some(row_id) = table.find(id) {
@@ -44,8 +43,8 @@ impl MeridianScheduler {
         }
     }
 
-    /// The engine's own count of a request's computed tokens, where it is not what was granted: rejected speculative
-    /// tokens, lost KV.
+    /// Set the engine's own count of a request's computed tokens, where it differs from the granted tokens: rejected
+    /// speculative tokens, lost KV.
     pub fn set_computed(&self, id: RequestId, computed_tokens: u32) {
         let table = &mut lock(&self.requests).mirror.table;
         if let Some(row_id) = table.find(id) {
@@ -53,7 +52,7 @@ impl MeridianScheduler {
         }
     }
 
-    /// The request lost its KV blocks: it waits again, before all others. False when it was not running.
+    /// Report that the request lost its KV blocks: it waits again, before all others. False when it was not running.
     pub fn preempt(&self, id: RequestId) -> bool {
         let requests = &mut *lock(&self.requests);
         let table = &requests.mirror.table;
@@ -66,7 +65,7 @@ impl MeridianScheduler {
         true
     }
 
-    /// The request is over; false when it was not live. Its id may be used again.
+    /// Remove an ended request; false when it was not live. Its id may be reused.
     pub fn finish(&self, id: RequestId) -> bool {
         let requests = &mut *lock(&self.requests);
         let table = &mut requests.mirror.table;
@@ -104,8 +103,8 @@ impl MeridianScheduler {
         stats
     }
 
-    /// Decide one step, and take the granted tokens as computed. A step lasts until the next call. Requests that arrive
-    /// while the policy decides are seen by the next step; those that end meanwhile are left out.
+    /// Decide one step, and count the granted tokens as computed. A step lasts until the next call. The next step sees
+    /// requests that arrive during the decision; requests that end meanwhile are left out.
     #[must_use]
     pub fn schedule_batch(&self, limits: &StepLimits) -> ScheduledBatch {
         let deciding = &mut *lock(&self.deciding);
@@ -134,7 +133,7 @@ impl Requests {
         Self { mirror, running: Vec::new(), waiting: VecDeque::new(), ended: false }
     }
 
-    /// Fill the step's candidates and the columns of its policy, and state its facts.
+    /// Fill the step's candidates and the columns of its policy, and return its facts.
     fn begin(&mut self, limits: &StepLimits, deciding: &mut Deciding<PolicyDecider>) -> (EngineFacts, Step) {
         let table = &self.mirror.table;
         if std::mem::take(&mut self.ended) {
@@ -164,7 +163,7 @@ impl Requests {
         (facts, step)
     }
 
-    /// The first waiting requests that are live; those before them that ended are dropped.
+    /// The first live waiting requests; ended ones before them are dropped.
     fn fill_window(&mut self, window: &mut Vec<RowId>) {
         let table = &self.mirror.table;
         let mut looked_at = 0;
@@ -185,7 +184,7 @@ impl Requests {
         }
     }
 
-    /// Plan from the decision and give the tokens out, while there are tokens, and seats for those that wait.
+    /// Plan from the decision and grant tokens, while there are tokens, and seats for waiting requests.
     fn commit<D>(&mut self, deciding: &mut Deciding<D>, facts: &EngineFacts, max_defer_ms: f32) -> ScheduledBatch {
         let Deciding { planner, running, waiting, decision, caps, given, .. } = deciding;
         let plan = planner.plan(&self.mirror.table, facts, running, waiting, decision, max_defer_ms);
@@ -208,7 +207,7 @@ impl Requests {
             let running_position = (next_running < running.len()).then(|| in_order(&running_order, next_running));
             let waiting_position =
                 (next_waiting < waiting.len() && seats > 0).then(|| in_order(&waiting_order, next_waiting));
-            // Both lists are in the order of their keys; a request that was put off too long goes before all keys.
+            // Both lists are in the order of their keys; a request that was deferred too long goes before all keys.
             let takes_waiting = match (running_position, waiting_position) {
                 (None, None) => break,
                 (running, None) => running.is_none(),
@@ -230,7 +229,7 @@ impl Requests {
             }
             left -= tokens;
             let grant = Grant { request: row.id(), tokens };
-            // Phases as they are now: tokens may have come in while the policy decided.
+            // The present phases: tokens may have arrived during the decision.
             if row.phase() == ThinkPhase::Output { &mut batch.output } else { &mut batch.think }.push(grant);
             given.push((row_id, tokens));
             if takes_waiting {
@@ -247,7 +246,7 @@ impl Requests {
         batch
     }
 
-    /// Take the `admitted` requests that run now out of the waiting queue; they are near its front.
+    /// Take the `admitted` requests that now run out of the waiting queue; they are near its front.
     fn leave_waiting(&mut self, admitted: u32) {
         let table = &self.mirror.table;
         let is_running = |row_id: &RowId| table.get(*row_id).is_some_and(|row| row.state() == State::Running);
@@ -265,7 +264,7 @@ impl Requests {
 }
 
 impl<D> Deciding<D> {
-    /// Leave out the candidates that ended, or were preempted, while the policy decided.
+    /// Leave out the candidates that ended, or were preempted, during the decision.
     fn drop_ended(&mut self, requests: &Requests) {
         let table = &requests.mirror.table;
         let running = self.running.len();

@@ -1,6 +1,6 @@
 use crate::types::RequestId;
 
-/// What bounds one step.
+/// The limits of one step.
 ///
 /// ```
 /// let limits = meridian_core::StepLimits { now_ms: 12.5, token_budget: 8192, ..Default::default() };
@@ -8,17 +8,17 @@ use crate::types::RequestId;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepLimits {
-    /// Milliseconds on the caller's clock, the one of [`NewRequest::arrival_ms`](crate::NewRequest).
+    /// Time on the caller's clock, the clock of [`NewRequest::arrival_ms`](crate::NewRequest), milliseconds.
     pub now_ms: f64,
     /// Most tokens in the step, at least 1.
     pub token_budget: u32,
     /// Most requests that run at the same time.
     pub max_running: u32,
-    /// KV blocks that are free, for policies; admission is by seats, so an engine short of blocks preempts.
+    /// Free KV blocks, for policies; admission is by seats, so an engine short of blocks preempts.
     pub free_blocks: u32,
-    /// KV blocks in all.
+    /// All KV blocks.
     pub total_blocks: u32,
-    /// Tokens that one decoding request takes in a step: 1, more when it speculates.
+    /// Tokens that one decoding request takes in a step: 1, or more with speculation.
     pub decode_tokens: u32,
     /// Tokens in a KV block.
     pub block_tokens: u32,
@@ -49,11 +49,11 @@ impl Default for StepLimits {
 pub struct Grant {
     /// The request.
     pub request: RequestId,
-    /// How many, at least 1.
+    /// Number of tokens, at least 1.
     pub tokens: u32,
 }
 
-/// One step's work, most urgent first. Every request stands in at most one queue, once.
+/// The work of one step, most urgent first. Every request appears at most once, in one queue.
 ///
 /// ```
 /// use meridian_core::{Grant, RequestId, ScheduledBatch};
@@ -63,11 +63,11 @@ pub struct Grant {
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScheduledBatch {
-    /// Requests that answer: somebody watches.
+    /// Requests that answer, while a user watches.
     pub output: Vec<Grant>,
     /// Requests that think or are in prefill: throughput work.
     pub think: Vec<Grant>,
-    /// What the step was limited to, at most the caller's own budget.
+    /// Token budget of the step, at most the caller's own budget.
     pub token_budget: u32,
 }
 

@@ -1,4 +1,4 @@
-//! A file for each engine process, by which `meridian ctl` finds it.
+//! A file for each engine process, which `meridian ctl` reads to find it.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -14,7 +14,7 @@ use crate::private;
 /// Largest file that is read, bytes.
 const MAX_BYTES: usize = 64 << 10;
 
-/// An engine process, as its file tells. It holds the path of the token, never the token.
+/// An engine process, as its file describes it. It holds the path of the token, never the token.
 ///
 /// ```
 /// use meridian_runtime::admin::discovery::Process;
@@ -28,22 +28,23 @@ const MAX_BYTES: usize = 64 << 10;
 pub struct Process {
     /// Process id.
     pub pid: u32,
-    /// Start of the process, clock ticks after that of the machine: another process with the id has another.
+    /// Start of the process, clock ticks after the boot of the machine: another process with the same id has another
+    /// value.
     pub started_ticks: u64,
-    /// Host name and PID namespace: where the id means anything.
+    /// Host name and PID namespace, in which the process id is valid.
     pub machine: String,
-    /// Where the admin interface listens, `IP:port` or `unix:PATH`, as configured.
+    /// Address of the admin interface, `IP:port` or `unix:PATH`, as configured.
     pub admin: Option<String>,
-    /// Its private socket, `unix:PATH`: nobody else can have taken it.
+    /// Its private socket, `unix:PATH`: no other process can have taken it.
     #[serde(default)]
     pub socket: Option<String>,
-    /// Where metrics are served besides.
+    /// Address of the metrics, if separate.
     pub metrics: Option<String>,
     /// The served model, as the engine names it.
     pub model: String,
-    /// Of Meridian.
+    /// Version of Meridian.
     pub version: String,
-    /// File with the token that changes need; `None` when nothing can be changed.
+    /// File with the token that changes need; `None` when no change is possible.
     pub token_file: Option<String>,
 }
 
@@ -72,8 +73,8 @@ impl Process {
     }
 }
 
-/// Folders where files may be; a process writes to the first: `$XDG_RUNTIME_DIR/meridian` if that folder is there, then
-/// `~/.cache/meridian/run`.
+/// Folders that may hold files; a process writes to the first: `$XDG_RUNTIME_DIR/meridian` if `$XDG_RUNTIME_DIR`
+/// exists, then `~/.cache/meridian/run`.
 #[must_use]
 pub fn run_dirs() -> Vec<PathBuf> {
     let folder = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
@@ -82,12 +83,12 @@ pub fn run_dirs() -> Vec<PathBuf> {
     [runtime, home].into_iter().flatten().collect()
 }
 
-/// What the files of some folders tell.
+/// The contents of the files of some folders.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
     /// The processes of this machine that run, by process id.
     pub processes: Vec<Process>,
-    /// Files that tell nothing, a line each.
+    /// Unreadable files, a line each.
     pub malformed: Vec<String>,
 }
 
@@ -97,8 +98,8 @@ pub fn list(run_dirs: &[PathBuf]) -> Vec<Process> {
     find(run_dirs).processes
 }
 
-/// Read the files of every folder. Files of processes that have ended are removed with their sockets; folders that are not
-/// this user's are ignored.
+/// Read the files of every folder. Files of ended processes are removed with their sockets; folders of other users are
+/// ignored.
 #[must_use]
 pub fn find(run_dirs: &[PathBuf]) -> Found {
     let here = machine();
@@ -116,7 +117,7 @@ pub fn find(run_dirs: &[PathBuf]) -> Found {
                     let _ = fs::remove_file(&path);
                     process.remove_socket(dir);
                 }
-                // It ended meanwhile.
+                // The process ended meanwhile.
                 Err(_) if !path.exists() => {}
                 Err(why) => found.malformed.push(format!("{}: {why}", path.display())),
             }
@@ -139,7 +140,7 @@ fn read(path: &Path) -> Result<Process, String> {
 }
 
 impl Process {
-    /// Remove the private socket of a process that has ended; nothing outside of `dir`.
+    /// Remove the private socket of an ended process; nothing outside of `dir`.
     fn remove_socket(&self, dir: &Path) {
         let path = self.socket.as_ref().and_then(|socket| socket.strip_prefix("unix:")).map(Path::new);
         let Some(name) = path.and_then(Path::file_name) else { return };
@@ -150,15 +151,16 @@ impl Process {
     }
 }
 
-/// The name of a private socket that no other engine has: none of this process, and none of a machine or container with
-/// the same home folder and process ids.
+/// The name of a private socket that no other engine has, in this process or on a machine or container with the same
+/// home folder and process ids.
 pub(super) fn socket_name() -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let Process { pid, started_ticks, .. } = Process::own();
     format!("{pid}-{started_ticks}-{}.sock", NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// The file of this process; dropping it removes it, unless another engine in this process has written its own since.
+/// The file of this process. Dropping it removes the file, unless another engine in this process has written its own
+/// since.
 #[derive(Debug)]
 pub(super) struct Entry {
     path: PathBuf,
@@ -166,7 +168,7 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// Written aside and renamed, so that nobody reads half of it.
+    /// Written to a temporary file and renamed, so that no process reads half of it.
     pub(super) fn write(dir: &Path, process: &Process) -> io::Result<Self> {
         let path = dir.join(format!("{}.json", process.pid));
         let text = serde_json::to_string(process)?;
@@ -189,8 +191,8 @@ impl Drop for Entry {
     }
 }
 
-/// Field 22 of /proc/PID/stat; field 2, the name, may hold blanks and parentheses. `None` for a process that has ended,
-/// though its parent has not asked for its exit code yet.
+/// Field 22 of /proc/PID/stat; field 2, the name, may hold blanks and parentheses. `None` for an ended process, even
+/// before its parent has collected the exit code.
 fn started_ticks(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let mut fields = stat.rsplit_once(") ")?.1.split_ascii_whitespace();
@@ -198,7 +200,7 @@ fn started_ticks(pid: u32) -> Option<u64> {
     if matches!(state, "Z" | "X") { None } else { fields.nth(18)?.parse().ok() }
 }
 
-/// A home folder may be shared by machines and containers.
+/// Machines and containers may share a home folder.
 fn machine() -> String {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let namespace = fs::read_link("/proc/self/ns/pid").unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Binding: loopback ports and Unix sockets, several processes with one configuration among them.
+//! Binding to loopback ports and Unix sockets, where several processes may share one configuration.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, ErrorKind};
@@ -9,15 +9,15 @@ use std::path::{Path, PathBuf};
 
 use meridian_core::config::Listen;
 
-/// Connections that the system keeps before they are accepted.
+/// Connections that the system queues before they are accepted.
 const BACKLOG: u32 = 64;
 
 /// A bound socket.
 pub(super) struct Listener {
     pub(super) socket: Socket,
-    /// Where it is bound, as in the configuration.
+    /// Its address, as in the configuration.
     pub(super) address: String,
-    /// To be removed when it is closed.
+    /// The file to remove on close.
     pub(super) file: Option<SocketFile>,
 }
 
@@ -26,26 +26,26 @@ pub(super) enum Socket {
     Unix(tokio::net::UnixListener),
 }
 
-/// What to do where another process listens already.
+/// The action if another process already listens there.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum WhereTaken {
-    /// Listen nowhere: clients that send a token to the address must not be led to expect this process there.
+    /// Do not listen: clients that send a token to the address must not expect this process there.
     Fail,
     /// Take any free port, or `PATH.PID` for a socket file.
     Move,
 }
 
 impl Listener {
-    /// Bind; `None` for off. Needs the context of a runtime.
+    /// Bind; `None` for off. Needs the context of a tokio runtime.
     ///
     /// # Errors
-    /// The system's.
+    /// The error of the system.
     pub(super) fn bind(listen: &Listen, run_dir: Option<&Path>, where_taken: WhereTaken) -> io::Result<Option<Self>> {
         match listen {
             Listen::Off => Ok(None),
             Listen::Tcp(address) => Self::tcp(*address, where_taken).map(Some),
             Listen::Unix(path) => {
-                // Between binding and listening a socket looks stale to another process that starts. Best effort.
+                // Between binding and listening, a socket looks stale to another starting process. Best effort.
                 let lock = run_dir.and_then(|dir| File::create(dir.join("bind.lock")).ok());
                 if let Some(lock) = &lock {
                     let _ = lock.lock();
@@ -98,7 +98,7 @@ impl Listener {
             bound => bound?,
         };
         let file = SocketFile::of(path)?;
-        // Nobody can connect before it listens.
+        // No client can connect before it listens.
         fs::set_permissions(path, Permissions::from_mode(0o600))?;
         Ok(Self { socket: Socket::Unix(socket.listen(BACKLOG)?), address: unix_address(path), file: Some(file) })
     }
@@ -108,13 +108,13 @@ fn unix_address(path: &Path) -> String {
     format!("unix:{}", path.display())
 }
 
-/// A socket file that nobody listens on. Anything else that has the name is left alone.
+/// Whether this is a socket file without a listener. Any other file of this name is left alone.
 fn is_stale(path: &Path) -> io::Result<bool> {
     let is_socket = fs::symlink_metadata(path)?.file_type().is_socket();
     Ok(is_socket && UnixStream::connect(path).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused))
 }
 
-/// A socket file of this process; dropping it removes it, unless another has taken its place.
+/// A socket file of this process. Dropping it removes the file, unless another has taken its place.
 #[derive(Debug)]
 pub(super) struct SocketFile {
     path: PathBuf,

@@ -18,7 +18,7 @@ const STEP_PARTS: [&str; 3] = ["fixed", "decode_token", "prefill_token"];
 /// Receives the values of the labels, then the sample.
 type Emit<'a> = dyn FnMut(&[&str], Metric) + 'a;
 
-/// A metric: its name after `meridian_`, and how it is read.
+/// A metric: its name after `meridian_`, and the way to read it.
 struct Family {
     name: &'static str,
     help: &'static str,
@@ -417,7 +417,7 @@ fn float(count: u64) -> f64 {
     count as f64
 }
 
-/// Reads [`Control::status`] once a scrape.
+/// Reads [`Control::status`] once per scrape.
 pub(super) struct StatusCollector {
     control: Arc<dyn Control>,
     descriptions: Vec<Desc>,

@@ -1,5 +1,5 @@
-//! The admin listener of an engine process: what [`Control`] offers over HTTP, metrics, and a file by which
-//! `meridian ctl` finds the process.
+//! The admin listener of an engine process: [`Control`] over HTTP, metrics, and a file that `meridian ctl` reads to
+//! find the process.
 
 pub mod discovery;
 mod listener;
@@ -30,23 +30,24 @@ pub use self::token::read_token;
 use crate::control::Control;
 use crate::private;
 
-/// How long dropping waits for a change that is being carried out.
+/// Time that dropping waits for a running change.
 const CLOSING: Duration = Duration::from_secs(2);
 
-/// What a client may take.
+/// Limits on a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {
-    /// Requests that are served at a time and listener; more wait.
+    /// Requests that each listener serves at a time; more wait.
     pub connections: usize,
-    /// Places beside these for requests with the token: so many for those that send a component, so many for others.
+    /// Additional places for requests with the token: this many for uploads of a component, and this many for other
+    /// changes.
     pub reserved: usize,
-    /// Connections that are not being served yet: with one more the oldest is closed.
+    /// Connections that are not served yet; one more closes the oldest.
     pub waiting: usize,
-    /// From connecting to the end of the request's head.
+    /// Time from connecting to the end of the request's head.
     pub head: Duration,
-    /// For the body of a request.
+    /// Time for the body of a request.
     pub body: Duration,
-    /// For reading the response.
+    /// Time for reading the response.
     pub response: Duration,
 }
 
@@ -63,20 +64,20 @@ impl Default for ConnectionLimits {
     }
 }
 
-/// What the listeners depend on besides their configuration.
+/// The surroundings of the listeners besides their configuration.
 #[derive(Clone, Debug)]
 pub struct Surroundings {
-    /// What relative paths in the configuration are relative to.
+    /// Folder that relative paths in the configuration start from.
     pub base_dir: PathBuf,
     /// Folder of the discovery file; `None` for no file.
     pub run_dir: Option<PathBuf>,
-    /// What a client may take.
+    /// Limits on a client.
     pub limits: ConnectionLimits,
 }
 
-/// The listeners of a process. Dropping it ends them: it waits for a change that is being carried out, for two seconds at
-/// most, because the compiler cannot be interrupted, then closes the ports and removes the discovery file and the Unix
-/// sockets. A change that is left ends by itself.
+/// The listeners of a process. Dropping them waits for a running change, at most two seconds, because the compiler
+/// cannot be interrupted. It then closes the ports and removes the discovery file and the Unix sockets. An unfinished
+/// change ends by itself.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -115,7 +116,7 @@ pub struct Admin {
 
 #[derive(Debug)]
 struct Running {
-    /// A forked child drops what its parent serves.
+    /// A forked child drops the listeners of its parent.
     pid: u32,
     stop: oneshot::Sender<()>,
     thread: JoinHandle<()>,
@@ -124,8 +125,8 @@ struct Running {
 }
 
 impl Admin {
-    /// Listen where the configuration says, with the limits and the folder of discovery files of this process. It returns
-    /// at once and never fails; see [`problems`](Self::problems). Call it in the process that schedules, after any fork.
+    /// Listen as configured, with the limits and the folder of discovery files of this process. Returns at once and
+    /// never fails; see [`problems`](Self::problems). Call it in the scheduling process, after any fork.
     #[must_use]
     pub fn start(control: Arc<dyn Control>, admin: &AdminConfig, telemetry: &TelemetryConfig, base_dir: &Path) -> Self {
         let run_dir = discovery::run_dirs().into_iter().next();
@@ -153,26 +154,26 @@ impl Admin {
         Self { problems, address, socket, metrics_address, running: Some(running) }
     }
 
-    /// What could not be done, a line each: the dotted field, the value, what is the matter.
+    /// Problems, a line each: the dotted field, the value, and the reason.
     #[must_use]
     pub fn problems(&self) -> &[String] {
         &self.problems
     }
 
-    /// The private socket of this process, `unix:PATH`, where `meridian ctl` finds the admin interface whoever has the
-    /// configured port.
+    /// The private socket of this process, `unix:PATH`. `meridian ctl` finds the admin interface there even if another
+    /// process has the configured port.
     #[must_use]
     pub fn socket(&self) -> Option<&str> {
         self.socket.as_deref()
     }
 
-    /// Where the admin interface listens besides, `IP:port` or `unix:PATH`; `None` where another process does.
+    /// The other address of the admin interface, `IP:port` or `unix:PATH`; `None` where another process listens.
     #[must_use]
     pub fn address(&self) -> Option<&str> {
         self.address.as_deref()
     }
 
-    /// Where metrics are served besides, `IP:port` or `unix:PATH`.
+    /// The other address of the metrics, `IP:port` or `unix:PATH`.
     #[must_use]
     pub fn metrics_address(&self) -> Option<&str> {
         self.metrics_address.as_deref()
@@ -188,14 +189,14 @@ impl Drop for Admin {
         }
         let Running { pid: _, stop, thread, left_behind } = running;
         let _ = stop.send(());
-        // A panic of the thread was reported by the panic hook.
+        // The panic hook has reported a panic of the thread.
         let _ = thread.join();
         drop(left_behind);
     }
 }
 
-/// Serve one connection of the admin interface over any stream, as one that came from this machine. It returns when the
-/// connection is over; calls that change something run on blocking threads of the tokio runtime it is polled in.
+/// Serve one connection of the admin interface over any stream, as a connection from this machine. Returns when the
+/// connection has ended. Changes run on blocking threads of the tokio runtime that polls it.
 pub async fn serve_stream<S>(stream: S, control: Arc<dyn Control>, token: Option<String>, limits: ConnectionLimits)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -210,7 +211,7 @@ struct Started {
     process: Process,
 }
 
-/// `None` when nothing listens.
+/// `None` without any listener.
 fn start(
     surroundings: &Surroundings,
     control: Arc<dyn Control>,
@@ -288,7 +289,7 @@ fn start(
         .name("meridian-admin".into())
         .spawn(move || {
             let _ = runtime.block_on(stopped);
-            // Drops the listeners and the connections, and waits for a call that is running.
+            // Drops the listeners and the connections, and waits for a running call.
             runtime.shutdown_timeout(CLOSING);
         })
         .map_err(|error| problems.push(format!("admin: cannot start a thread: {error}")))
@@ -302,12 +303,12 @@ struct Listens<'a> {
     field: &'static str,
     text: &'a str,
     where_taken: WhereTaken,
-    /// How the process can be reached where another listens.
+    /// How to reach the process when another process listens there.
     otherwise: String,
 }
 
 impl<'a> Listens<'a> {
-    /// Clients send the token there.
+    /// Clients send the token to this listener.
     fn admin(text: &'a str, own: Option<&str>) -> Self {
         let otherwise = own.map_or_else(
             || "and this process has no other admin interface".to_owned(),
@@ -370,7 +371,7 @@ fn own_socket(runtime: &Runtime, dir: &Path, problems: &mut Vec<String>) -> Opti
         .flatten()
 }
 
-/// The path from the root, unless the working directory is gone.
+/// The absolute path, unless the working directory has been deleted.
 fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }

@@ -1,4 +1,4 @@
-//! What is served, and what is refused. Every refusal is `{"error": "one line"}`.
+//! The routes, and their refusals. Every refusal is `{"error": "one line"}`.
 
 use std::borrow::Cow;
 use std::future::poll_fn;
@@ -30,17 +30,17 @@ use crate::control::{
 /// The request header that carries the options of a component, one JSON object.
 pub const CONFIG_HEADER: &str = "meridian-config";
 
-/// What the routes share.
+/// The state that the routes share.
 pub(super) struct Site {
     control: Arc<dyn Control>,
     registry: Registry,
     token: Option<Token>,
     token_configured: bool,
     limits: ConnectionLimits,
-    /// What the listeners could not do.
+    /// Problems of the listeners.
     problems: Vec<String>,
-    /// One call that reads, one that loads a component and one that changes at a time. A component is received only by who
-    /// is next to load one, so no more than one is in memory.
+    /// One call at a time that reads, one that loads a component and one that changes. Only the next caller to load
+    /// receives a component, so at most one is in memory.
     reading: Arc<Semaphore>,
     uploading: Arc<Semaphore>,
     changing: Arc<Semaphore>,
@@ -64,7 +64,7 @@ impl Site {
         Self { control, registry, token, token_configured, limits, problems, reading, uploading, changing }
     }
 
-    /// What a request may do, as its head says.
+    /// The rights of a request, by its head.
     pub(super) fn rights<B>(&self, request: &axum::http::Request<B>) -> Rights {
         if request.method().is_safe() || authorize(self, request.headers()).is_err() {
             Rights::Read
@@ -81,14 +81,14 @@ impl Site {
     }
 }
 
-/// Which places a request may take.
+/// The places that a request may take.
 #[derive(Clone, Copy)]
 pub(super) enum Rights {
-    /// Anybody's.
+    /// The places for all requests.
     Read,
-    /// With the token: to send a component.
+    /// With the token: the places for uploads of a component.
     Upload,
-    /// With the token: to change what compiles nothing.
+    /// With the token: the places for changes that compile nothing.
     Change,
 }
 
@@ -198,7 +198,7 @@ async fn put_policy(State(site): Shared, slot: SlotPath, request: Request) -> Re
     Ok(blocking(put).await)
 }
 
-/// What a JSON body asks for: a native policy, other options, or both.
+/// The request in a JSON body: a native policy, other options, or both.
 struct Described {
     native: Option<String>,
     options: Option<String>,
@@ -262,7 +262,7 @@ async fn act(
     Ok(blocking(move || (changed(&call(&*site.control, slot)), turn).0).await)
 }
 
-/// Call on a thread that may block, one at a time.
+/// Make a call on a thread that may block, one at a time.
 async fn read(site: &Arc<Site>, call: fn(&Site) -> Response) -> Response {
     let turn = Arc::clone(&site.reading).acquire_owned().await;
     let site = Arc::clone(site);
@@ -277,7 +277,7 @@ async fn blocking(call: impl FnOnce() -> Response + Send + 'static) -> Response 
     })
 }
 
-/// The result of a change; whoever carries it out logs it.
+/// The response to a change; the code that makes the change logs it.
 fn changed(done: &Result<SwapReport, ControlError>) -> Response {
     match done {
         Ok(report) => json(StatusCode::OK, report),
@@ -323,7 +323,7 @@ fn mode(query: Option<&str>) -> Result<Option<Mode>, Refusal> {
     }
 }
 
-/// What a body may be.
+/// The limits on a body.
 #[derive(Clone, Copy)]
 struct Receives {
     what: &'static str,
@@ -332,7 +332,7 @@ struct Receives {
 }
 
 const COMPONENT: Receives = Receives { what: "the component", bytes: MAX_COMPONENT_BYTES, most: "32 MiB" };
-/// Room for the options and what is around them.
+/// Room for the options and the text around them.
 const MAX_DESCRIPTION: Receives = Receives { what: "the body", bytes: MAX_OPTIONS_BYTES + 1024, most: "64 KiB" };
 
 impl Receives {
@@ -359,7 +359,7 @@ async fn receive(mut body: Body, receives: Receives) -> Result<Vec<u8>, Refusal>
     Ok(bytes)
 }
 
-/// A code, and why in one line.
+/// A status code, and the reason in one line.
 pub(super) struct Refusal {
     code: StatusCode,
     why: Cow<'static, str>,
@@ -379,7 +379,7 @@ impl IntoResponse for Refusal {
             response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         if self.code == StatusCode::SERVICE_UNAVAILABLE {
-            // Seconds, about as long as a late compiler takes to end.
+            // Seconds, about as long as a late compiler needs to end.
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("10"));
         }
         response
@@ -398,17 +398,17 @@ fn with_type(code: StatusCode, media_type: &'static str, text: String) -> Respon
         .into_response()
 }
 
-/// Who can connect.
+/// The reach of a listener.
 #[derive(Clone, Copy)]
 pub(super) enum Reach {
-    /// Programs on this machine, a browser that shows somebody's page among them.
+    /// Programs on this machine, including a browser that shows a foreign page.
     Loopback,
-    /// Who may open the socket file.
+    /// Users who may open the socket file.
     Socket,
 }
 
 impl Reach {
-    /// A page whose name its owner has bent to this machine (DNS rebinding) still sends that name.
+    /// A page with a DNS name that its owner points to this machine (DNS rebinding) still sends that name.
     pub(super) fn check(self, request: &Request) -> Result<(), Refusal> {
         if matches!(self, Self::Socket) {
             return Ok(());

@@ -1,8 +1,8 @@
-//! Connections: one request each, so that each has an end.
+//! Connections: one request each, so that every connection ends.
 //!
-//! Everybody on the machine can connect to a port of loopback, under any address of it, so a limit for each peer would
-//! limit nobody. A connection takes no place of others until its request is known: of those that have sent none, the
-//! oldest is closed when there are too many. Requests that change something, with the token, have places of their own.
+//! Every user of the machine can connect to a loopback port, from any loopback address, so limits per peer are useless.
+//! A connection takes no place of others until its request is known. If too many connections have sent no request, the
+//! oldest is closed. Changes with the token have their own places.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -29,7 +29,7 @@ use super::routes::{Reach, Rights, Site};
 /// Bytes of a request's head.
 const MAX_HEAD_BYTES: usize = 16 << 10;
 
-/// Accept for ever. A client can take no more than `limits`, nor any other connection's share.
+/// Accept forever. A client can take at most `limits`, and no other connection's share.
 pub(super) async fn serve(socket: Socket, router: Router, site: Arc<Site>, limits: ConnectionLimits) {
     let door = Arc::new(Door::new(&limits));
     loop {
@@ -42,10 +42,10 @@ pub(super) async fn serve(socket: Socket, router: Router, site: Arc<Site>, limit
             }),
         };
         match accepted {
-            // Those that were accepted before read what has come, so that a crowd does not close them unread.
+            // Connections accepted earlier read their data first, so that a crowd does not close them unread.
             Ok(()) => tokio::task::yield_now().await,
             Err(error) => {
-                // Out of file descriptors, most likely: those that close make room.
+                // Most likely out of file descriptors: closing connections make room.
                 tracing::warn!("admin: cannot accept a connection: {error}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
@@ -55,7 +55,7 @@ pub(super) async fn serve(socket: Socket, router: Router, site: Arc<Site>, limit
 
 /// The connections of a listener.
 struct Door {
-    /// By their age: those that are not being served yet.
+    /// The connections that are not served yet, by age.
     waiting: Mutex<BTreeMap<u64, AbortHandle>>,
     most_waiting: usize,
     reading: Arc<Semaphore>,
@@ -75,12 +75,12 @@ impl Door {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Serve a connection beside the others; the oldest of those that wait goes when there are too many.
+    /// Serve a connection beside the others; when too many wait, the oldest is closed.
     fn admit<F>(self: &Arc<Self>, connection: impl FnOnce(Pass) -> F)
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        // Ids grow with time; the task cannot run before this one lets it.
+        // Ids grow with time; the task cannot run before this lock is released.
         let mut waiting = self.waiting();
         let id = waiting.last_key_value().map_or(0, |(id, _)| id + 1);
         if waiting.len() >= self.most_waiting
@@ -93,7 +93,7 @@ impl Door {
     }
 }
 
-/// A connection's way from waiting to being served.
+/// A connection's way from waiting to its service.
 pub(super) struct Pass {
     door: Arc<Door>,
     id: u64,
@@ -102,7 +102,7 @@ pub(super) struct Pass {
 }
 
 impl Pass {
-    /// Wait for a place among requests with the same rights. Until then the connection may be closed for a newer one.
+    /// Wait for a place among requests with the same rights. Until then, a newer connection may close this one.
     async fn take_seat(&self, rights: Rights) {
         let seats = match rights {
             Rights::Read => &self.door.reading,
@@ -121,7 +121,7 @@ impl Drop for Pass {
     }
 }
 
-/// Serve one request. Without a `pass` there is always a place.
+/// Serve one request. Without a `pass`, there is always a place.
 pub(super) fn connection<S>(
     stream: S,
     reach: Reach,
@@ -161,7 +161,7 @@ where
                 .serve_connection(TokioIo::new(stream), service)
         );
         tokio::select! {
-            // What a client does wrong is its own affair.
+            // Errors of the client are ignored.
             _ = &mut connection => {}
             () = async { let _ = is_answered.await; tokio::time::sleep(limits.response).await } => {}
         }

@@ -1,7 +1,7 @@
-//! A minisign signature as one line, for a header of HTTP.
+//! A minisign signature as one line, for an HTTP header.
 
-/// The request header that carries the signature of a component: the lines of its `.minisig` file after the first, which is an
-/// untrusted comment, with a semicolon between them.
+/// The request header with the signature of a component: the lines of its `.minisig` file after the first, which is an
+/// untrusted comment, joined by semicolons.
 pub const SIGNATURE_HEADER: &str = "meridian-signature";
 
 /// The value of [`SIGNATURE_HEADER`] for the text of a `.minisig` file.
@@ -17,10 +17,10 @@ pub fn signature_header(text: &str) -> String {
     text.lines().skip(1).map(str::trim_end).collect::<Vec<_>>().join(";")
 }
 
-/// The text of the `.minisig` file that a header stands for. What is no signature stays none.
+/// The text of the `.minisig` file that a header encodes. Malformed input stays malformed.
 pub(super) fn signature_text(header: &[u8]) -> String {
     let header = String::from_utf8_lossy(header);
-    // Base64 has no semicolon, a comment may.
+    // Base64 has no semicolon; a comment may have one.
     let lines = header.split_once(';').and_then(|(first, rest)| {
         let (comment, last) = rest.rsplit_once(';')?;
         Some([first, comment, last].map(str::trim).join("\n"))

@@ -8,11 +8,11 @@ use crate::private;
 
 const BYTES: std::ops::RangeInclusive<usize> = 16..=4096;
 
-/// Read the token from a file of this user's of mode 0600: 16 to 4096 visible ASCII characters, white space around them
-/// aside.
+/// Read the token from a file of this user of mode 0600: 16 to 4096 visible ASCII characters, with optional white space
+/// around them.
 ///
 /// # Errors
-/// What is wrong and what it must be, to follow the path; never what the file holds.
+/// The problem and the expectation; the text follows the path, and never includes the contents.
 pub fn read_token(path: &Path) -> Result<String, String> {
     // Room for the white space.
     let bytes = private::read(path, BYTES.end() + 64)?;
@@ -26,7 +26,7 @@ pub fn read_token(path: &Path) -> Result<String, String> {
     Ok(token.iter().copied().map(char::from).collect())
 }
 
-/// What requests are compared with. It is never shown: there is no `Debug`.
+/// The token that requests are compared with. It is never shown: there is no `Debug`.
 pub(super) struct Token(Vec<u8>);
 
 impl Token {
@@ -34,7 +34,7 @@ impl Token {
         Self(token.into_bytes())
     }
 
-    /// Whether `Authorization` carries this token. The time depends on the length of what is given, not on its contents.
+    /// Whether `Authorization` carries this token. The time depends on the length of the input, not on its contents.
     pub(super) fn admits(&self, authorization: &[u8]) -> bool {
         let Some((scheme, given)) = authorization.split_at_checked(7) else { return false };
         scheme.eq_ignore_ascii_case(b"Bearer ") && bool::from(self.0.ct_eq(given.trim_ascii()))

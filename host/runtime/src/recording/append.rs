@@ -1,4 +1,4 @@
-//! Rows to Arrow arrays.
+//! Conversion of rows to Arrow arrays.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -50,13 +50,13 @@ pub(super) fn schema<K: Recordable>(header: &Header) -> Schema {
     Schema::new(fields).with_metadata(HashMap::from([(HEADER_KEY.to_owned(), header)]))
 }
 
-/// Rows on their way to one record batch.
+/// The rows of one record batch.
 pub(super) struct Batch {
     schema: SchemaRef,
     columns: Vec<Column>,
-    /// Rows so far.
+    /// Number of rows so far.
     pub(super) rows: usize,
-    /// About as many bytes as they take.
+    /// Their approximate size in bytes.
     pub(super) bytes: usize,
 }
 
@@ -142,7 +142,7 @@ impl Batch {
         debug_assert!(appended.is_ok(), "a batch is appended to by rows of the kind it was made for");
     }
 
-    /// The rows as Arrow arrays; the batch is empty again.
+    /// The rows as Arrow arrays; this empties the batch.
     pub(super) fn take(&mut self) -> Result<RecordBatch, ArrowError> {
         self.rows = 0;
         self.bytes = 0;

@@ -1,4 +1,4 @@
-//! The body of a record batch, without trust in anything it says of itself.
+//! The body of a record batch, read without trust in its contents.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub(super) struct Described {
 /// Read a schema message.
 ///
 /// # Errors
-/// What is wrong with it, in one line.
+/// The problem, in one line.
 pub(super) fn described(bytes: &[u8], frame: &Frame) -> Result<Described, String> {
     let message = message(&bytes[frame.head.clone()]).map_err(|why| format!("its schema {why}"))?;
     let schema = message.header_as_schema().ok_or("it has no schema")?;
@@ -35,7 +35,7 @@ pub(super) fn described(bytes: &[u8], frame: &Frame) -> Result<Described, String
     })
 }
 
-/// The type of a field, of those that recordings have.
+/// The type of a field, if recordings have it.
 fn data_type(field: arrow_ipc::Field<'_>, depth: u32) -> Option<DataType> {
     if field.dictionary().is_some() {
         return None;
@@ -73,18 +73,18 @@ pub(super) struct Decoded<'a> {
     columns: Vec<Column<'a>>,
 }
 
-/// A column's buffers, as long as its rows need.
+/// A column's buffers, cut to its rows.
 struct Column<'a> {
-    /// Bits that tell which rows have a value; none when all have.
+    /// Bits that show which rows have a value; `None` when all have one.
     valid: Option<&'a [u8]>,
-    /// Rows that have none.
+    /// Whether some rows have no value.
     nulls: bool,
-    /// Of values with a length of their own: where each begins.
+    /// For values with their own lengths: the start of each.
     offsets: &'a [u8],
     values: &'a [u8],
 }
 
-/// Takes a batch's nodes and buffers in their order.
+/// Takes a batch's nodes and buffers in order.
 struct Parts<'a> {
     batch: RecordBatch<'a>,
     body: &'a [u8],
@@ -93,7 +93,7 @@ struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    /// Length and nulls of the next array.
+    /// Length and null count of the next array.
     fn node(&mut self) -> Result<(usize, bool), String> {
         let nodes = self.batch.nodes().ok_or("has no arrays")?;
         if self.node >= nodes.len() {
@@ -124,7 +124,7 @@ impl<'a> Parts<'a> {
         needed.map(|needed| &buffer[..needed]).ok_or_else(|| "has a buffer that is too short".into())
     }
 
-    /// The bits of an array's values.
+    /// The validity bits of an array.
     fn valid(&mut self, count: usize) -> Result<Option<&'a [u8]>, String> {
         let bits = self.buffer()?;
         match bits.len() {
@@ -168,7 +168,7 @@ fn width(data_type: &DataType) -> usize {
 }
 
 impl<'a> Decoded<'a> {
-    /// Take a batch of columns of the given types apart.
+    /// Split a batch into columns of the given types.
     pub(super) fn new(bytes: &'a [u8], frame: &Frame, types: &[DataType]) -> Result<Self, String> {
         let message = message(&bytes[frame.head.clone()])?;
         if message.header_type() != MessageHeader::RecordBatch {
@@ -244,7 +244,7 @@ impl<'a> Decoded<'a> {
 }
 
 impl<'a> Column<'a> {
-    /// The bytes of a row whose values have a length of their own.
+    /// The bytes of a row whose values have their own lengths.
     fn bytes(&self, row: usize, width: usize) -> Result<&'a [u8], String> {
         let [start, end] = [row, row + 1].map(|row| i32::from_le_bytes(fixed(self.offsets, row)));
         let range = usize::try_from(start).ok().zip(usize::try_from(end).ok());
@@ -252,7 +252,7 @@ impl<'a> Column<'a> {
         found.ok_or_else(|| format!("begins at {start} and ends at {end}, which its buffer does not hold"))
     }
 
-    /// The bytes of a row's list, which has a value for each candidate at most.
+    /// The bytes of a row's list, which has at most one value per candidate.
     fn list(&self, row: usize, width: usize) -> Result<&'a [u8], String> {
         let values = self.bytes(row, width)?;
         let count = values.len() / width;
@@ -263,7 +263,7 @@ impl<'a> Column<'a> {
     }
 }
 
-/// The value at `index` of a buffer that was measured when the batch was taken apart.
+/// The value at `index` of a buffer whose size was checked before.
 fn fixed<const WIDTH: usize>(values: &[u8], index: usize) -> [u8; WIDTH] {
     let bytes = values.get(index * WIDTH..).and_then(|rest| rest.first_chunk());
     bytes.copied().unwrap_or([0; WIDTH])

@@ -1,4 +1,4 @@
-//! The files of a folder: names, and the bound on their bytes.
+//! The files of a folder: their names, and the limit on their total size.
 
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
@@ -9,13 +9,13 @@ use std::time::SystemTime;
 
 use meridian_core::SlotName;
 
-/// Recordings of this recorder and of those that have ended.
+/// Recordings of this recorder and of ended recorders.
 ///
-/// Whoever writes a file has it locked: process ids would say nothing of an engine in another container, which counts its
-/// own. Where the file system knows no locks, nothing but a recorder's own files is deleted.
+/// A writer locks its file. Process ids would not identify an engine in another container, which counts its own ids. On
+/// a file system without locks, a recorder deletes only its own files.
 pub(super) struct Folder {
     dir: PathBuf,
-    /// Tells this recorder's files from those of every other.
+    /// Distinguishes this recorder's files from all others.
     run: String,
     max_bytes: u64,
     /// Finished files, oldest first.
@@ -24,7 +24,7 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    /// Take stock of a folder. Files that are being written are their writers'.
+    /// Read the state of a folder. Files that are being written belong to their writers.
     pub(super) fn new(dir: PathBuf, run: String, max_bytes: u64) -> io::Result<Self> {
         let mut found: Vec<(SystemTime, PathBuf, u64)> = Vec::new();
         for entry in fs::read_dir(&dir)? {
@@ -40,22 +40,22 @@ impl Folder {
         Ok(Self { dir, run, max_bytes, finished, finished_bytes })
     }
 
-    /// Tells this recorder from every other.
+    /// The identity of this recorder.
     pub(super) fn run(&self) -> &str {
         &self.run
     }
 
-    /// Make the next file of a slot, counting on from `number`. It is locked until it is dropped.
+    /// Create the next file of a slot, counting on from `number`. It stays locked until it is dropped.
     pub(super) fn create(&self, slot: SlotName, number: &mut u32) -> io::Result<(PathBuf, File)> {
         loop {
             *number += 1;
             let path = self.dir.join(format!("{}-{}-{:06}.arrow", slot.label(), self.run, number));
-            // Read by nobody else: what is in it tells of requests.
+            // Only the owner may read it: its contents describe requests.
             match OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
                 Ok(file) => {
-                    // Where there are no locks, nobody can find that it is not locked.
+                    // Without locks, no process can find that it is not locked.
                     let _ = file.try_lock();
                     return Ok((path, file));
                 }
@@ -67,20 +67,20 @@ impl Folder {
         path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.contains(&self.run))
     }
 
-    /// A file is complete.
+    /// Note a complete file.
     pub(super) fn finished(&mut self, path: PathBuf, bytes: u64) {
         self.finished_bytes += bytes;
         self.finished.push_back((path, bytes));
     }
 
-    /// Delete the oldest finished files until all are within the bound, together with the `open_bytes` of those that are
-    /// being written. Returns the bytes that are left.
+    /// Delete the oldest finished files until all files, including `open_bytes` of open files, are within the limit.
+    /// Returns the remaining bytes.
     pub(super) fn hold(&mut self, open_bytes: u64) -> u64 {
         while self.finished_bytes + open_bytes > self.max_bytes {
             let Some((path, bytes)) = self.finished.pop_front() else { break };
             self.finished_bytes -= bytes;
             if !self.is_own(&path) && is_locked(&path) {
-                // It was found in the instant between being made and being locked.
+                // It was found between its creation and its lock.
                 continue;
             }
             match fs::remove_file(&path) {
@@ -94,7 +94,7 @@ impl Folder {
     }
 }
 
-/// Whether a file is being written, or that cannot be found out.
+/// Whether a file is being written, or that is unknown.
 fn is_locked(path: &Path) -> bool {
     OpenOptions::new().write(true).open(path).and_then(|file| Ok(file.try_lock()?)).is_err()
 }

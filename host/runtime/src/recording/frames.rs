@@ -1,5 +1,5 @@
-//! The messages of an Arrow IPC file, found one after the other, so that a file whose footer is missing or torn is read up
-//! to its last whole batch. Every length is hostile; nothing is allocated by one.
+//! The messages of an Arrow IPC file, found one after the other, so that a file with a missing or torn footer is read
+//! up to its last complete batch. Every length is hostile; no length causes an allocation.
 
 use std::ops::Range;
 
@@ -15,19 +15,19 @@ pub(super) struct Frame {
     pub(super) body: Range<usize>,
 }
 
-/// What a file holds.
+/// The contents of a file.
 #[derive(Debug)]
 pub(super) struct Frames {
     pub(super) schema: Frame,
     pub(super) batches: Vec<Frame>,
-    /// Why there is no more, where the file does not end as it should.
+    /// Why the file ends too early, if it does.
     pub(super) cut: Option<String>,
 }
 
 /// Find the messages.
 ///
 /// # Errors
-/// It is no Arrow IPC file, or not even its schema is whole; one line.
+/// It is not an Arrow IPC file, or its schema is incomplete; one line.
 pub(super) fn frames(bytes: &[u8]) -> Result<Frames, String> {
     if !bytes.starts_with(MAGIC) {
         return Err("expected an Arrow IPC file, which begins with ARROW1".into());
@@ -43,8 +43,8 @@ pub(super) fn frames(bytes: &[u8]) -> Result<Frames, String> {
         let start = at;
         match next(bytes, &mut at) {
             Ok(Some((MessageHeader::RecordBatch, frame))) => {
-                // A batch goes over the footer of the one before: if that was interrupted, what follows is neither a
-                // message nor the end of the stream, and the end of the batch is not its own.
+                // A batch overwrites the footer of the previous one. If the write was interrupted, the bytes after `at`
+                // are neither a message nor the end of the stream, and the end of the batch is not its own.
                 let after = bytes.get(at..).unwrap_or_default();
                 let known = CONTINUATION.len().min(after.len());
                 if after[..known] != CONTINUATION[..known] {
@@ -60,7 +60,7 @@ pub(super) fn frames(bytes: &[u8]) -> Result<Frames, String> {
     Ok(Frames { schema, batches, cut })
 }
 
-/// The message at `at`, which is moved behind it; `None` at the end of the stream.
+/// The message at `at`, which moves behind it; `None` at the end of the stream.
 fn next(bytes: &[u8], at: &mut usize) -> Result<Option<(MessageHeader, Frame)>, String> {
     let start = *at;
     let cut = || format!("it is cut off in the message at byte {start}");
@@ -83,15 +83,15 @@ fn next(bytes: &[u8], at: &mut usize) -> Result<Option<(MessageHeader, Frame)>, 
     Ok(Some((message.header_type(), Frame { head, body })))
 }
 
-/// Verify a message's flatbuffer. What follows its offsets visits at most 8 times its bytes: tables and strings that are
-/// named many times over would make much of little, and a recorder writes each once.
+/// Verify a message's flatbuffer. The verification visits at most 8 times its bytes: tables and strings that are named
+/// many times would expand a small file, and a recorder writes each once.
 ///
 /// # Errors
-/// What is wrong with it, in one line, to follow what it is.
+/// The problem, in one line; the text follows a name of the message.
 pub(super) fn message(head: &[u8]) -> Result<Message<'_>, String> {
     let options = VerifierOptions { max_apparent_size: head.len().saturating_mul(8), ..VerifierOptions::default() };
     let message = root_as_message_with_opts(&options, head).map_err(|error| {
-        // The lines after the first tell the way through the tables.
+        // The lines after the first describe the path through the tables.
         format!("does not verify: {}", error.to_string().lines().next().unwrap_or_default())
     })?;
     if message.version() != MetadataVersion::V5 {

@@ -1,5 +1,5 @@
-//! A file in Arrow's IPC file format that is whole after every batch: the next batch goes over the footer, and a new
-//! footer after it, in one write. Batches never move, so that a reader that has mapped the file keeps what it has seen.
+//! A file in Arrow's IPC file format that is complete after every batch: the next batch overwrites the footer, and a
+//! new footer follows it, in one write. Batches never move, so a reader that has mapped the file keeps its data.
 
 use std::fs::File;
 use std::io;
@@ -30,14 +30,14 @@ pub(super) struct IpcFile {
     blocks: Vec<Block>,
     /// Where the last batch ends.
     end: u64,
-    /// With the footer.
+    /// Size including the footer.
     pub(super) bytes: u64,
 }
 
 impl IpcFile {
     /// Begin an empty file.
     pub(super) fn begin(file: File, schema: SchemaRef) -> io::Result<Self> {
-        // The alignment that the format asks for; wider ones pad the many short buffers of a row for nothing.
+        // The alignment that the format requires; wider ones pad the many short buffers of a row for nothing.
         let options = IpcWriteOptions::try_new(8, false, MetadataVersion::V5).map_err(io_error)?;
         let mut start = [&MAGIC[..], &[0, 0]].concat();
         let message = IpcDataGenerator {}.schema_to_bytes_with_dictionary_tracker(
@@ -53,7 +53,7 @@ impl IpcFile {
         Ok(begun)
     }
 
-    /// Add a batch. After an error the file is what it was before, as far as the system lets it.
+    /// Add a batch. After an error, the file is unchanged, as far as the system allows.
     pub(super) fn add(&mut self, batch: &RecordBatch) -> io::Result<()> {
         let mut tracker = DictionaryTracker::new(true);
         let mut context = IpcWriteContext::default();
@@ -74,14 +74,14 @@ impl IpcFile {
             Err(error) => {
                 self.blocks.pop();
                 let footer = self.footer();
-                // There was room for this footer before. What remains without it is read all the same, see `frames`.
+                // This footer fitted before. A file without it is still readable, see `frames`.
                 let _ = self.file.write_all_at(&footer, self.end).and_then(|()| self.file.set_len(self.bytes));
                 Err(error)
             }
         }
     }
 
-    /// Everything is on the disk.
+    /// Sync everything to the disk.
     pub(super) fn sync(&self) -> io::Result<()> {
         self.file.sync_data()
     }

@@ -1,4 +1,4 @@
-//! What a row of each slot holds, field by field. Writing, reading and the schema go by this one description.
+//! The fields of a row of each slot. Writing, reading and the schema use this one description.
 
 use meridian_core::budget::{Load, Point, Verdict};
 use meridian_core::{Budget, Decision, Dispatch, Eviction, FaultKind, Memory, SlotKind, Step, Subject};
@@ -25,7 +25,7 @@ pub trait Recordable: SlotKind + Fields {
 /// Visits a row's fields in the order of the schema: to describe them, to append them, or to set them.
 pub type Visit<'a> = dyn FnMut(&'static str, Field<'_>) -> Result<(), BadField> + 'a;
 
-/// A field that does not read as one; the text follows its name.
+/// A field with an invalid value; the text follows its name.
 pub type BadField = String;
 
 /// A field of a row.
@@ -52,7 +52,7 @@ pub enum Field<'a> {
     },
 }
 
-/// The part of [`Recordable`] that is not for callers.
+/// The internal part of [`Recordable`].
 pub trait Fields: SlotKind {
     /// A record for the writer's one queue.
     fn item(record: Box<Queued<Self>>) -> Item
@@ -60,11 +60,11 @@ pub trait Fields: SlotKind {
         Self: Recordable;
     fn facts(facts: &mut Self::Facts, visit: &mut Visit<'_>) -> Result<(), BadField>;
     fn decision(decision: &mut Self::Decision, visit: &mut Visit<'_>) -> Result<(), BadField>;
-    /// Copy without giving up the memory of `into`.
+    /// Copy, and keep the memory of `into`.
     fn copy(from: &Self::Decision, into: &mut Self::Decision);
     /// Whether two answers are the same to the bit.
     fn same(one: &Self::Decision, other: &Self::Decision) -> bool;
-    /// The first thing in which two answers differ, as one would write it.
+    /// The first difference of two answers, as text.
     fn shown(decision: &Self::Decision, other: &Self::Decision) -> String;
 }
 
@@ -300,7 +300,7 @@ impl Fields for Budget {
                 _ => return Err(format!("out_verdicts: {code}: expected 0, 1 or 2")),
             });
         }
-        // A list a field: one unnests them by name, without a struct in between.
+        // One list per field: readers unnest them by name, without a struct in between.
         let mut counts: Option<usize> = None;
         macro_rules! each {
             ($($field:ident $name:literal $kind:ident;)*) => {$(
@@ -335,7 +335,7 @@ impl Fields for Budget {
     }
 
     fn same(one: &BudgetDecision, other: &BudgetDecision) -> bool {
-        // What is compared here was checked to be finite; of equal numbers only the two zeros have other bits.
+        // The compared numbers are finite; of equal numbers, only the two zeros differ in bits.
         one == other && format!("{:?}", one.thresholds) == format!("{:?}", other.thresholds)
     }
 

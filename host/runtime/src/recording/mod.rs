@@ -1,9 +1,9 @@
-//! What the slots were asked and what their policies answered, in files that polars, DuckDB and pyarrow read, and that
-//! [`replay`] decides again.
+//! The questions to the slots and the answers of their policies, in files that polars, DuckDB and pyarrow read, and
+//! that [`replay`] decides again.
 //!
-//! A [`Recorder`] has one thread, which writes for every slot. The deciding thread copies a decision into memory that is
-//! used again and hands it over; where the writer is behind, the decision is dropped and counted. Files are Arrow IPC files,
-//! one a slot and policy, and whole after every batch. `docs/src/recording.md` describes their columns.
+//! A [`Recorder`] has one thread, which writes for every slot. The deciding thread copies a decision into reused memory
+//! and hands it over; if the writer is late, the decision is dropped and counted. Files are Arrow IPC files, one per
+//! slot and policy, and complete after every batch. `docs/src/recording.md` describes their columns.
 
 mod append;
 mod decode;

@@ -1,4 +1,4 @@
-//! Recordings as they are read: by anyone, from anywhere, so nothing in a file is believed before it is checked.
+//! Reading recordings from any source: the contents of a file are checked before use.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ use super::row::{Header, Recorded};
 /// Largest file that is read, bytes: eight times what a recorder writes.
 pub const MAX_RECORDING_BYTES: u64 = 256 << 20;
 
-/// A file that is no recording, or not one that can be used.
+/// A file that is not a recording, or not a usable one.
 ///
 /// ```
 /// use meridian_runtime::recording::Recording;
@@ -27,9 +27,9 @@ pub const MAX_RECORDING_BYTES: u64 = 256 << 20;
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{file}: {why}")]
 pub struct RecordingError {
-    /// The file, as it was named.
+    /// The file, as the caller named it.
     pub file: String,
-    /// What is wrong and what was expected, one line.
+    /// The problem and the expectation, in one line.
     pub why: String,
 }
 
@@ -48,7 +48,7 @@ impl Recording {
     /// Read the file at `path`.
     ///
     /// # Errors
-    /// The file and what is wrong with it.
+    /// The file and the problem.
     pub fn open(path: &Path) -> Result<Self, RecordingError> {
         let file = path.display().to_string();
         let failed = |why: String| RecordingError { file: file.clone(), why };
@@ -59,11 +59,10 @@ impl Recording {
         Self::read(&file, bytes)
     }
 
-    /// Read a file's bytes; `file` is its name in errors. Batches are checked as they are read, by
-    /// [`rows`](Self::rows).
+    /// Read a file's bytes; `file` is its name in errors. [`rows`](Self::rows) checks batches as it reads them.
     ///
     /// # Errors
-    /// The file and what is wrong with it.
+    /// The file and the problem.
     pub fn read(file: &str, bytes: Vec<u8>) -> Result<Self, RecordingError> {
         let failed = |why: String| RecordingError { file: file.to_owned(), why };
         let frames = frames(&bytes).map_err(failed)?;
@@ -86,7 +85,7 @@ impl Recording {
         Ok(Self { file: file.to_owned(), bytes, frames, header, slot, fields: described.fields })
     }
 
-    /// The file, as it was named.
+    /// The file, as the caller named it.
     #[must_use]
     pub fn file(&self) -> &str {
         &self.file
@@ -98,13 +97,13 @@ impl Recording {
         self.slot
     }
 
-    /// What it says of itself.
+    /// Its header.
     #[must_use]
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// Where a file ends too early: what is missing. The rows before are read all the same.
+    /// The missing part of a file that ends too early. The rows before it are read all the same.
     #[must_use]
     pub fn cut(&self) -> Option<&str> {
         self.frames.cut.as_deref()
@@ -116,10 +115,10 @@ impl Recording {
         self.bytes.len()
     }
 
-    /// Its rows, in the order of the decisions. After an error there are no more.
+    /// Its rows, in the order of the decisions. After an error, there are no more.
     ///
     /// # Errors
-    /// It is of another slot, or has not the columns that a recording of `K` has.
+    /// It belongs to another slot, or lacks columns of a recording of `K`.
     pub fn rows<K: Recordable>(&self) -> Result<Rows<'_, K>, RecordingError> {
         let failed = |why: String| RecordingError { file: self.file.clone(), why };
         if self.slot != K::NAME {
@@ -141,7 +140,7 @@ impl Recording {
                     let found = found.as_ref().map_or("another type".into(), ToString::to_string);
                     return Err(format!("column {name} is {found}, expected {expected}"));
                 }
-                // Another version of the contract may not have it.
+                // Another version of the contract may lack it.
                 None if input.is_some() => layout.place.push(None),
                 None => return Err(format!("column {name} is missing or out of its order")),
             }
@@ -163,7 +162,7 @@ impl Recording {
         })
     }
 
-    /// About as many rows as [`rows`](Self::rows) gives, by what the file says.
+    /// Approximate number of rows that [`rows`](Self::rows) gives, from the file's own claims.
     #[must_use]
     pub fn row_count(&self) -> u64 {
         let rows = |frame: &super::frames::Frame| {
@@ -171,7 +170,7 @@ impl Recording {
             let batch = message.as_ref().and_then(arrow_ipc::Message::header_as_record_batch);
             batch.and_then(|batch| u64::try_from(batch.length()).ok()).unwrap_or(0)
         };
-        // A row takes 8 bytes at least, whatever the file says.
+        // A row takes at least 8 bytes, whatever the file claims.
         self.frames.batches.iter().map(rows).fold(0, u64::saturating_add).min(self.bytes.len() as u64 / 8)
     }
 }
@@ -181,10 +180,10 @@ struct Format {
     format: u32,
 }
 
-/// Where the fields of a row are in a file.
+/// The places of a row's fields in a file.
 struct Layout {
     types: Vec<DataType>,
-    /// For each field its column in the file.
+    /// The column in the file of each field.
     place: Vec<Option<usize>>,
     /// The input columns that the file has.
     columns: Vec<usize>,
@@ -210,10 +209,10 @@ impl<K: Recordable> Rows<'_, K> {
         self.layout.columns.iter().map(|index| K::COLUMNS[*index])
     }
 
-    /// The next row into `row`, whose memory is used again; false at the end.
+    /// Read the next row into `row` and reuse its memory; false at the end.
     ///
     /// # Errors
-    /// The file, the row or batch, and what is wrong with it.
+    /// The file, the row or batch, and the problem.
     pub fn next_into(&mut self, row: &mut Recorded<K>) -> Result<bool, RecordingError> {
         if self.is_over {
             return Ok(false);

@@ -1,4 +1,4 @@
-//! The thread that writes: one a process, for every slot.
+//! The thread that writes: one per process, for every slot.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::{Path, PathBuf};
@@ -18,12 +18,12 @@ use super::writer::Writer;
 use crate::control::RecordingStatus;
 use crate::private;
 
-/// Records that may wait for the writer, of all slots; a decision that finds no room is dropped.
+/// Most records that wait for the writer, of all slots; a decision that finds no room is dropped.
 const QUEUE: usize = 256;
 /// How long [`Recorder::close`] waits for the disk.
 const CLOSING: Duration = Duration::from_secs(5);
 
-/// Where recordings go, and how much of them is kept.
+/// The folder of recordings, and their limits.
 ///
 /// ```
 /// use meridian_runtime::recording::RecorderSettings;
@@ -35,20 +35,20 @@ const CLOSING: Duration = Duration::from_secs(5);
 pub struct RecorderSettings {
     /// The folder; made with mode 0700, used if it belongs to this user.
     pub dir: PathBuf,
-    /// Most bytes of all files of this recorder and of those that have ended; the oldest files go first.
+    /// Most bytes of all files of this recorder and of ended recorders; the oldest files are deleted.
     pub max_bytes: u64,
-    /// About as many bytes make a file.
+    /// Approximate size of a file, bytes.
     pub file_bytes: u64,
-    /// A file holds the decisions of this time at most, milliseconds on the host's clock.
+    /// Longest time span of the decisions in a file, milliseconds on the host's clock.
     pub file_age_ms: f64,
-    /// About as many bytes make a batch, which is what a process that is killed may lose.
+    /// Approximate size of a batch, bytes: a killed process may lose this much.
     pub batch_bytes: usize,
-    /// A batch is written after this time at the latest.
+    /// Longest time until a batch is written.
     pub batch_age: Duration,
 }
 
 impl RecorderSettings {
-    /// At most `max_mib` MiB in `dir`: in files of an eighth of that, of 32 MiB and 15 minutes at most.
+    /// At most `max_mib` MiB in `dir`: in files of an eighth of that, of at most 32 MiB and 15 minutes.
     #[must_use]
     pub fn new(dir: PathBuf, max_mib: u32) -> Self {
         let max_bytes = u64::from(max_mib) << 20;
@@ -64,15 +64,15 @@ impl RecorderSettings {
     }
 }
 
-/// What the writer tells.
+/// The state that the writer publishes.
 #[derive(Debug, Default)]
 pub struct Progress {
-    /// Nothing more is wanted.
+    /// The recorder is closing.
     pub(super) closing: AtomicBool,
     /// The disk failed: every decision counts as dropped.
     pub(super) broken: AtomicBool,
     pub(super) recorded: AtomicU64,
-    /// Lost by the writer.
+    /// Decisions that the writer lost.
     pub(super) lost: AtomicU64,
     pub(super) bytes: AtomicU64,
     why: Mutex<Option<String>>,
@@ -90,7 +90,7 @@ impl Progress {
 pub struct Queued<K: Recordable> {
     pub(super) row: Recorded<K>,
     pub(super) policy: Arc<RecordedPolicy>,
-    /// Where its memory is used again.
+    /// Returns the record for reuse of its memory.
     home: SyncSender<Box<Self>>,
 }
 
@@ -99,25 +99,24 @@ impl<K: Recordable> Queued<K> {
         Box::new(Self { row: Recorded::default(), policy, home })
     }
 
-    /// It was written.
+    /// Return a written record.
     pub(super) fn go_home(self: Box<Self>) {
         let home = self.home.clone();
-        // Without room there, or a slot, the memory is given back.
+        // Without room there, or without a slot, the memory is freed.
         let _ = home.try_send(self);
     }
 }
 
-/// What the writer's thread is sent.
+/// A message to the writer's thread.
 pub enum Item {
     Dispatch(Box<Queued<Dispatch>>),
     Eviction(Box<Queued<Eviction>>),
     Budget(Box<Queued<Budget>>),
-    /// Write what is buffered, and answer.
+    /// Write the buffered records, and answer.
     Flush(SyncSender<()>),
 }
 
-/// Records the decisions of the slots that are given to it, see [`SlotControl::record`](crate::SlotControl::record).
-/// Dropping it closes it.
+/// Records the decisions of slots, see [`SlotControl::record`](crate::SlotControl::record). Dropping it closes it.
 pub struct Recorder {
     queue: SyncSender<Item>,
     watch: RecordingWatch,
@@ -125,7 +124,7 @@ pub struct Recorder {
 }
 
 struct Running {
-    /// A forked child has no such thread.
+    /// A forked child does not have the thread.
     pid: u32,
     thread: JoinHandle<()>,
     /// Closed by the thread when it ends.
@@ -133,13 +132,13 @@ struct Running {
 }
 
 impl Recorder {
-    /// Make the folder if need be, and start the thread. Call it in the process that decides, after any fork.
+    /// Make the folder if it does not exist, and start the thread. Call it in the deciding process, after any fork.
     ///
     /// # Errors
-    /// The folder and why it cannot be used, in one line.
+    /// The folder and the reason why it cannot be used, in one line.
     pub fn start(settings: RecorderSettings) -> Result<Self, String> {
         let shown = settings.dir.display().to_string();
-        // A folder that is there keeps its mode: it may be somebody's home.
+        // An existing folder keeps its mode: it may be a home folder.
         let is_there = settings.dir.symlink_metadata().is_ok();
         let checked = if is_there { private::check_dir(&settings.dir) } else { private::make_dir(&settings.dir) };
         checked.map_err(|reason| format!("{shown}: {reason}"))?;
@@ -161,32 +160,33 @@ impl Recorder {
         Ok(Self { queue, watch, running: Some(Running { pid: std::process::id(), thread, ended }) })
     }
 
-    /// The deciding thread's end for a slot of kind `K`, one a process.
+    /// The deciding thread's end for a slot of kind `K`, one per process.
     #[must_use]
     pub fn tap<K: Recordable>(&self, setup: SlotSetup) -> Tap<K> {
         let RecordingWatch { progress, slots, .. } = &self.watch;
         Tap::new(self.queue.clone(), Arc::clone(progress), Arc::clone(&slots[index(K::NAME)]), setup)
     }
 
-    /// For whoever wants to know how it is, from any thread.
+    /// A handle for status requests, from any thread.
     #[must_use]
     pub fn watch(&self) -> RecordingWatch {
         self.watch.clone()
     }
 
-    /// Wait until what was decided so far is in a file; for tests and tools. False when that takes more than seconds, or
-    /// the recording has stopped.
+    /// Wait until all earlier decisions are in a file; for tests and tools. False when that takes longer than some
+    /// seconds, or the recording has stopped.
     #[must_use]
     pub fn flush(&self) -> bool {
         let Some(running) = &self.running else { return false };
         let (done, wait) = sync_channel(1);
-        // The writer empties a full queue by itself, or is gone.
+        // The writer empties a full queue by itself, or has ended.
         let sent = self.queue.send(Item::Flush(done)).is_ok();
         running.thread.thread().unpark();
         sent && wait.recv_timeout(CLOSING).is_ok()
     }
 
-    /// Write what is queued, end the file and the thread. Returns after seconds at most, whatever the disk does.
+    /// Write the queued records, and end the file and the thread. Returns after some seconds at most, whatever the disk
+    /// does.
     pub fn close(self) {
         drop(self);
     }
@@ -205,7 +205,7 @@ impl Drop for Recorder {
             Err(RecvTimeoutError::Timeout) => {
                 tracing::warn!(dir = self.watch.dir, "a recording is not closed: its disk does not answer");
             }
-            // A panic of the thread was reported by the panic hook.
+            // The panic hook has reported a panic of the thread.
             _ => drop(thread.join()),
         }
     }
@@ -217,7 +217,7 @@ impl std::fmt::Debug for Recorder {
     }
 }
 
-/// Tells how a recording is; cloning shares it.
+/// Shows the state of a recording; clones share it.
 #[derive(Clone, Debug)]
 pub struct RecordingWatch {
     dir: String,
@@ -226,7 +226,7 @@ pub struct RecordingWatch {
 }
 
 impl RecordingWatch {
-    /// How it is.
+    /// The state of the recording.
     #[must_use]
     pub fn status(&self) -> RecordingStatus {
         let Progress { closing: _, broken: _, recorded, lost, bytes, why } = &*self.progress;
@@ -251,7 +251,7 @@ pub(super) fn index(slot: SlotName) -> usize {
     slot as usize
 }
 
-/// Tells this recorder from every other, those of processes that have the same id elsewhere among them.
+/// The identity of this recorder, also distinct from processes with the same id elsewhere.
 fn run() -> String {
     // The only randomness of the standard library: a hasher's keys.
     format!("{}-{:016x}", std::process::id(), RandomState::new().build_hasher().finish())

@@ -1,4 +1,4 @@
-//! The decisions of a recording, made again.
+//! Repeats the decisions of a recording.
 
 use std::time::Instant;
 
@@ -11,13 +11,13 @@ use super::read::{Recording, RecordingError};
 use super::row::{Outcome, Recorded};
 use crate::compare::Compare;
 
-/// Why nothing could be replayed.
+/// The reason why nothing could be replayed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ReplayError {
     /// A file cannot be used.
     #[error(transparent)]
     Recording(#[from] RecordingError),
-    /// The policy asks for what was not recorded.
+    /// The policy needs a column that was not recorded.
     #[error("{file}: the policy asks for the column {column}, which is not in this recording")]
     MissingColumn {
         /// The file.
@@ -30,12 +30,12 @@ pub enum ReplayError {
     Policy(String),
 }
 
-/// How far to go, and what to tell.
+/// Limits of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplayOptions {
     /// Most decisions.
     pub limit: u64,
-    /// Most differences that are told one by one.
+    /// Most differences in the report.
     pub shown: usize,
 }
 
@@ -45,31 +45,31 @@ impl Default for ReplayOptions {
     }
 }
 
-/// A decision that came out differently.
+/// A decision with a different result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Difference {
     /// The file.
     pub file: String,
     /// Number of the decision.
     pub seq: u64,
-    /// What was recorded.
+    /// The recorded result.
     pub recorded: String,
-    /// What came out now.
+    /// The result of the replay.
     pub replayed: String,
 }
 
-/// What came out.
+/// The result of a replay.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ReplayReport {
     /// Decisions in the recordings, as far as they were read.
     pub decisions: u64,
     /// Candidates in them.
     pub candidates: u64,
-    /// Decisions that came out the same, bit for bit.
+    /// Decisions with the same result, bit for bit.
     pub identical: u64,
-    /// Decisions that did not.
+    /// Decisions with another result.
     pub different: u64,
-    /// Decisions that are not compared: the policy was stopped by a deadline, or could not be asked.
+    /// Decisions that were not compared: a deadline stopped the policy, or it could not be asked.
     pub not_compared: u64,
     /// Places where records are missing.
     pub gaps: u64,
@@ -79,14 +79,14 @@ pub struct ReplayReport {
     pub faults: u64,
     /// Text of the first fault now.
     pub first_fault: Option<String>,
-    /// Why the rest was not replayed: too many decisions did not end.
+    /// The reason why the rest was not replayed: too many decisions did not end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub given_up: Option<String>,
     /// Mean Spearman correlation of the two orders, from -1 to 1, of decisions with two candidates or more.
     pub rank_correlation: Option<f64>,
     /// Mean share of the first 8 that both put first.
     pub top_overlap: Option<f64>,
-    /// Judgements other than keys that differ: token budgets, thresholds, verdicts.
+    /// Different answers other than keys: token budgets, thresholds, verdicts.
     pub differing_judgements: u64,
     /// Median time of a decision now, microseconds.
     pub median_us: f64,
@@ -94,19 +94,19 @@ pub struct ReplayReport {
     pub p99_us: f64,
     /// The first differences.
     pub differences: Vec<Difference>,
-    /// Files that end too early, and why.
+    /// Files that end too early, and the reason.
     pub cut: Vec<String>,
 }
 
-/// Decisions past the deadline after which a policy is given up: a replay has a deadline of seconds, and waits for it.
+/// Decisions past the deadline after which a replay gives a policy up: its deadline has seconds, and it waits for each.
 const MOST_MISSED: u32 = 3;
 
-/// Starts the policy afresh: at the beginning, and wherever the recorded one was.
+/// Starts a fresh policy: at the beginning, and wherever the recorded policy was fresh.
 pub type Start<'a, K> = dyn FnMut() -> Result<Box<dyn Policy<K>>, String> + 'a;
 
-/// Decide what `recordings` hold again, with the policy that `start` makes, and compare. The recordings are of one slot and
-/// in the order of their decisions; state is carried from one to the next where no decision is missing in between.
-/// `progress` is told the decisions so far.
+/// Repeat the decisions in `recordings` with the policy that `start` makes, and compare. The recordings belong to one
+/// slot and are in the order of their decisions. State is carried from one to the next unless a decision is missing in
+/// between. `progress` receives the number of decisions so far.
 ///
 /// ```
 /// use meridian_core::{Dispatch, MeridianConfig, native};
@@ -120,7 +120,7 @@ pub type Start<'a, K> = dyn FnMut() -> Result<Box<dyn Policy<K>>, String> + 'a;
 /// ```
 ///
 /// # Errors
-/// A file cannot be used, the policy asks for what it has not, or cannot be started.
+/// A file cannot be used, or the policy needs a missing column or cannot be started.
 pub fn replay<K: Recordable>(
     recordings: &[Recording],
     options: ReplayOptions,
@@ -161,14 +161,14 @@ struct Replay<'a, 'b, K: Recordable> {
     start: &'a mut Start<'b, K>,
     report: ReplayReport,
     compare: Compare,
-    /// Of rank correlations and overlaps.
+    /// Sums of rank correlations and overlaps.
     sums: [f64; 2],
     ranked: u64,
     took_ns: Vec<u64>,
     shown: usize,
     /// Run and number of the decision that follows the last one.
     next: Option<(String, u64)>,
-    /// Deadlines.
+    /// Number of missed deadlines.
     missed: u32,
     decision: K::Decision,
     columns: Vec<f32>,
@@ -179,7 +179,7 @@ impl<K: Recordable> Replay<'_, '_, K> {
         self.report.given_up.is_none() && self.report.decisions < limit
     }
 
-    /// Where the policy's inputs are in a row's matrix.
+    /// The positions of the policy's inputs in a row's matrix.
     fn positions(&self, present: &[K::Column], file: &str) -> Result<Vec<usize>, ReplayError> {
         let position = |column: &K::Column| {
             present.iter().position(|found| found == column).ok_or_else(|| {
@@ -191,7 +191,7 @@ impl<K: Recordable> Replay<'_, '_, K> {
         self.policy.inputs().iter().map(position).collect()
     }
 
-    /// Bring the policy into the state in which the recorded one decided this row.
+    /// Put the policy into the state in which the recorded policy decided this row.
     fn follow(&mut self, row: &Recorded<K>, recording: &Recording) -> Result<(), ReplayError> {
         let run = &recording.header().run;
         let follows = self.next.as_ref().is_some_and(|(last, next)| last == run && *next == row.seq);
@@ -199,7 +199,7 @@ impl<K: Recordable> Replay<'_, '_, K> {
         if !follows && !is_first {
             self.report.gaps += 1;
         }
-        // Nothing follows on the largest number, which a file may name.
+        // No number follows the largest one, which a file may contain.
         let following = row.seq.saturating_add(1);
         match &mut self.next {
             Some((last, next)) if last == run => *next = following,
@@ -212,7 +212,7 @@ impl<K: Recordable> Replay<'_, '_, K> {
         if let Some(state) = state.filter(|_| !row.restarted)
             && let Err(fault) = self.policy.restore(state)
         {
-            // Another policy may not understand it, and starts afresh.
+            // Another policy may not understand the state, and starts fresh.
             tracing::info!(file = recording.file(), seq = row.seq, %fault, "the recorded state is not taken over");
             self.policy = (self.start)().map_err(ReplayError::Policy)?;
         }
@@ -255,7 +255,7 @@ impl<K: Recordable> Replay<'_, '_, K> {
 
     fn compare(&mut self, row: &Recorded<K>, answered: &Result<(), Fault>, file: &str) {
         let (recorded, replayed) = match (row.outcome, answered) {
-            // Whether a deadline is missed is the machine's doing.
+            // A missed deadline depends on the machine.
             (Outcome::Faulted(FaultKind::Deadline | FaultKind::Init), _) => {
                 self.report.not_compared += 1;
                 return;

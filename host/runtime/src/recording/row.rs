@@ -3,7 +3,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::control::Version;
 
-/// A decision as it was recorded: what the active policy was given and what it answered.
+/// A recorded decision: the input and the answer of the active policy.
 ///
 /// ```
 /// use meridian_core::{Decision, Dispatch, Step};
@@ -14,21 +14,22 @@ use crate::control::Version;
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recorded<K: SlotKind> {
-    /// Number of the decision in its slot and process, from 0; numbers are missing where records were dropped.
+    /// Number of the decision in its slot and process, from 0; dropped records leave gaps.
     pub seq: u64,
-    /// What became of the question.
+    /// The outcome of the question.
     pub outcome: Outcome,
-    /// Whether the policy had been started afresh since the decision before.
+    /// Whether the policy was restarted since the previous decision.
     pub restarted: bool,
-    /// Where a file begins or records are missing: the policy's state before this decision, empty if it gives none.
+    /// At the start of a file or after missing records: the policy's state before this decision, empty if it gives
+    /// none.
     pub snapshot: Option<Vec<u8>>,
     /// Facts about the engine.
     pub facts: K::Facts,
-    /// How many candidates there were.
+    /// Number of candidates.
     pub candidates: usize,
     /// The recorded columns of the candidates, one after the other, each of `candidates` values.
     pub columns: Vec<f32>,
-    /// The active policy's checked answer; nothing when it left the batch to the default or faulted.
+    /// The active policy's checked answer; empty when it left the batch to the default or faulted.
     pub decision: K::Decision,
 }
 
@@ -47,7 +48,7 @@ impl<K: SlotKind> Default for Recorded<K> {
     }
 }
 
-/// What became of a question to the active policy.
+/// The outcome of a question to the active policy.
 ///
 /// ```
 /// use meridian_core::FaultKind;
@@ -67,7 +68,7 @@ pub enum Outcome {
     NotAsked,
 }
 
-/// What has to be known of a policy to start it again.
+/// The data that a restart of a policy needs.
 ///
 /// ```
 /// use meridian_runtime::recording::RecordedPolicy;
@@ -78,11 +79,11 @@ pub enum Outcome {
 pub struct RecordedPolicy {
     /// Name, version, digest and source.
     pub version: Version,
-    /// The columns it asks for, as they are named in the file.
+    /// The columns that it reads, as they are named in the file.
     pub inputs: Vec<String>,
-    /// The options it was started with, one JSON object.
+    /// The options of its start, one JSON object.
     pub options: String,
-    /// The targets it was started with.
+    /// The targets of its start.
     pub targets: RecordedTargets,
     /// Longest time of one decision, milliseconds.
     pub deadline_ms: f32,
@@ -116,7 +117,7 @@ impl From<Targets> for RecordedTargets {
 }
 
 impl RecordedTargets {
-    /// As a policy is given them.
+    /// The targets in the form for a policy.
     #[must_use]
     pub fn into_targets(self) -> Targets {
         let Self { output_tpot_budget_ms, think_tpot_budget_ms, think_batch_multiplier, max_defer_ms } = self;
@@ -124,7 +125,7 @@ impl RecordedTargets {
     }
 }
 
-/// What a file says of itself, as JSON under the key `meridian` of its schema.
+/// The header of a file, as JSON under the key `meridian` of its schema.
 ///
 /// ```
 /// use meridian_runtime::recording::Header;
@@ -133,23 +134,23 @@ impl RecordedTargets {
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Header {
-    /// [`Header::FORMAT`] of whoever wrote it.
+    /// The writer's [`Header::FORMAT`].
     pub format: u32,
     /// `dispatch`, `eviction` or `budget`.
     pub slot: String,
-    /// Tells one recording process from another: the numbers of its decisions count from 0.
+    /// Identifies one recording process: the numbers of its decisions count from 0.
     pub run: String,
     /// Number of the file in its slot and process.
     pub file: u32,
-    /// When the file was begun, milliseconds since 1970.
+    /// Start of the file, milliseconds since 1970.
     pub opened_unix_ms: u64,
     /// Version of Meridian.
     pub meridian: String,
-    /// The active policy, one a file.
+    /// The active policy, one per file.
     pub policy: RecordedPolicy,
 }
 
 impl Header {
-    /// The format that is written and read here.
+    /// The format that this version writes and reads.
     pub const FORMAT: u32 = 1;
 }

@@ -12,7 +12,7 @@ use super::row::{Outcome, RecordedPolicy};
 use crate::control::Version;
 use crate::slot::{Fill, Witness};
 
-/// What every policy of a slot is started with.
+/// The settings that every policy of a slot starts with.
 ///
 /// ```
 /// use meridian_core::MeridianConfig;
@@ -32,27 +32,27 @@ pub struct SlotSetup {
     pub memory_mib: u32,
 }
 
-/// What a slot's tap and the writer both know.
+/// The state that a slot's tap and the writer share.
 #[derive(Debug, Default)]
 pub struct Shared {
-    /// The writer wants to begin a file, which takes the policy's state.
+    /// The writer wants to start a file, which needs the policy's state.
     pub(super) wants_snapshot: AtomicBool,
     /// Decisions that were not recorded.
     pub(super) dropped: AtomicU64,
 }
 
-/// Most candidates of a decision that is recorded; a larger one counts as dropped.
+/// Most candidates of a recorded decision; a larger one counts as dropped.
 pub const MAX_CANDIDATES: usize = 16_384;
-/// After a record with a state above [`LARGE_STATE`] found no room, so many decisions pass before the next try, because each
-/// try copies the state.
+/// Decisions to skip after a record with a state above [`LARGE_STATE`] found no room, because each try copies the
+/// state.
 const PAUSE: u32 = 64;
 /// Bytes.
 const LARGE_STATE: usize = 4096;
 /// Records whose memory is kept for the next ones.
 const POOL: usize = 64;
 
-/// Copies the decisions of a slot for the [`Recorder`](super::Recorder). It never waits: what finds no room is dropped
-/// and counted. A slot does this by itself, see [`SlotControl::record`](crate::SlotControl::record).
+/// Copies the decisions of a slot for the [`Recorder`](super::Recorder). It never waits: it drops and counts records
+/// that find no room. A slot uses it automatically, see [`SlotControl::record`](crate::SlotControl::record).
 ///
 /// ```
 /// use meridian_core::{Batch, Decision, Dispatch, MeridianConfig, GuardedPolicy, Step, native};
@@ -79,22 +79,22 @@ pub struct Tap<K: Recordable> {
     progress: Arc<Progress>,
     shared: Arc<Shared>,
     setup: SlotSetup,
-    /// Records that were written come back here.
+    /// Written records return here.
     free: Receiver<Box<Queued<K>>>,
     home: SyncSender<Box<Queued<K>>>,
     /// Number of the next decision.
     seq: u64,
-    /// The stay that was asked last, and whose it is.
+    /// The latest stay, and its policy.
     policy: Option<(u64, Arc<RecordedPolicy>)>,
-    /// Decisions to pass before the next try.
+    /// Decisions to skip before the next try.
     pause: u32,
-    /// A record was dropped since the last one that was sent.
+    /// A record was dropped since the last record that was sent.
     has_gap: bool,
     /// The policy faulted since it last decided.
     has_faulted: bool,
-    /// The policy has faulted when it was asked for its state.
+    /// The policy has faulted when asked for its state.
     is_mute: bool,
-    /// For the decision that is being made.
+    /// State for the current decision.
     snapshot: Option<Vec<u8>>,
 }
 
@@ -118,8 +118,8 @@ impl<K: Recordable> Tap<K> {
         }
     }
 
-    /// Before `policy` is asked. `stay` tells one stay of a policy in the slot from another: one that returns
-    /// with the same id has the state it had.
+    /// Call it before `policy` is asked. `stay` identifies a stay of a policy in the slot: a policy that returns with
+    /// the same id has the same state.
     pub fn before(&mut self, stay: u64, version: &Version, policy: &mut GuardedPolicy<K>) {
         self.snapshot = None;
         if self.progress.closing.load(Ordering::Relaxed) || self.progress.broken.load(Ordering::Relaxed) {
@@ -134,7 +134,7 @@ impl<K: Recordable> Tap<K> {
         if self.pause > 0 {
             return;
         }
-        // Of the two orders in which this may meet the writer's wish, the other one costs a snapshot more.
+        // If this races with the writer's wish, the other order costs one more snapshot.
         let wants = self.shared.wants_snapshot.load(Ordering::Relaxed)
             && self.shared.wants_snapshot.swap(false, Ordering::Relaxed);
         if is_new || wants || self.has_gap {
@@ -157,8 +157,8 @@ impl<K: Recordable> Tap<K> {
         }
     }
 
-    /// The policy's state; nothing where it gives none. One that faults when it is asked loses its state as by any other
-    /// fault, so it is asked only once.
+    /// The policy's state; empty if it gives none. A policy that faults here loses its state as with any other fault,
+    /// so it is asked only once.
     fn state_of(&mut self, policy: &mut GuardedPolicy<K>) -> Vec<u8> {
         if self.is_mute || !policy.is_ready() {
             return Vec::new();
@@ -167,14 +167,14 @@ impl<K: Recordable> Tap<K> {
             tracing::warn!(slot = K::NAME.label(), %fault, "a policy faulted when its state was to be recorded");
             self.is_mute = true;
             self.has_faulted = true;
-            // A failure is met again by the slot, at the decision.
+            // The slot meets a failure again, at the decision.
             let _ = policy.recover();
             Vec::new()
         })
     }
 
-    /// After the policy was asked, and before its faults are handled. `fill` writes columns as for the policy; `decision`
-    /// is its checked answer.
+    /// Call it after the policy was asked, and before its faults are handled. `fill` writes columns as for the policy;
+    /// `decision` is its checked answer.
     pub fn after(
         &mut self,
         facts: &K::Facts,

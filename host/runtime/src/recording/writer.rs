@@ -1,4 +1,4 @@
-//! What the recording thread does with what it is sent.
+//! The work of the recording thread.
 
 use std::io;
 use std::path::PathBuf;
@@ -18,8 +18,8 @@ use super::recorder::{Item, Progress, Queued, RecorderSettings, index};
 use super::row::{Header, RecordedPolicy};
 use super::tap::Shared;
 
-/// How often the queue is looked at. Nobody wakes the writer for a record: the system call that does takes longer than all
-/// else that the deciding thread does for one.
+/// Polling interval of the queue. Records do not wake the writer: the system call for that takes longer than all other
+/// work of the deciding thread for a record.
 const LOOK: Duration = Duration::from_millis(10);
 
 pub(super) struct Writer {
@@ -27,16 +27,16 @@ pub(super) struct Writer {
     eviction: SlotWriter<Eviction>,
     budget: SlotWriter<Budget>,
     common: Common,
-    /// When what is buffered has to be written.
+    /// When the buffered records must be written.
     flush_at: Option<Instant>,
 }
 
-/// What the slots share.
+/// The state that the slots share.
 struct Common {
     folder: Folder,
     settings: RecorderSettings,
     progress: Arc<Progress>,
-    /// Bytes of the files that are being written, by slot.
+    /// Bytes of the open files, by slot.
     open: [u64; 3],
 }
 
@@ -54,7 +54,7 @@ struct Open {
     batch: Batch,
     policy: Arc<RecordedPolicy>,
     begun_ms: f64,
-    /// Its successor begins with the next state of the policy.
+    /// Its successor starts with the next state of the policy.
     is_full: bool,
 }
 
@@ -77,12 +77,12 @@ impl Writer {
         }
     }
 
-    /// Until the recorder is closed, or the disk fails.
+    /// Run until the recorder closes, or the disk fails.
     pub(super) fn run(mut self, items: &Receiver<Item>) {
         let done = self.follow(items).and_then(|()| self.finish());
         if let Err(error) = done {
             let why = format!("{}: {error}", self.common.settings.dir.display());
-            // First the flag: whoever sends from now on counts for itself.
+            // First the flag: later senders count for themselves.
             self.common.progress.fail(why);
             let queued = items.try_iter().filter(|item| !matches!(item, Item::Flush(_))).count();
             self.common.progress.lost.fetch_add((queued + self.buffered()) as u64, Ordering::Relaxed);
@@ -117,7 +117,7 @@ impl Writer {
             Item::Budget(record) => budget.write(record, common),
             Item::Flush(done) => {
                 self.flush()?;
-                // Who asked may have gone.
+                // The caller may have gone.
                 let _ = done.try_send(());
                 return Ok(());
             }
@@ -148,7 +148,7 @@ impl Writer {
 }
 
 impl Common {
-    /// Delete old files, so that `bytes` more are within the bound.
+    /// Delete old files, so that `bytes` more are within the limit.
     fn make_room(&mut self, bytes: u64) {
         let open: u64 = self.open.iter().sum();
         let kept = self.folder.hold(open + bytes);
@@ -161,7 +161,7 @@ impl<K: Recordable> SlotWriter<K> {
         Self { shared, open: None, number: 0, kind: std::marker::PhantomData }
     }
 
-    /// Take a record into the batch. Whether something is buffered.
+    /// Add a record to the batch. Returns whether records are buffered.
     fn write(&mut self, mut record: Box<Queued<K>>, common: &mut Common) -> io::Result<bool> {
         let now_ms = K::now_ms(&record.row.facts);
         let begins = self.open.as_ref().is_none_or(|open| {
@@ -226,7 +226,7 @@ impl<K: Recordable> SlotWriter<K> {
         Ok(())
     }
 
-    /// End the file. It is on the disk then, come what may.
+    /// End the file, and sync it to the disk.
     fn finish(&mut self, common: &mut Common) -> io::Result<()> {
         self.flush(common)?;
         let Some(Open { path, file, .. }) = self.open.take() else { return Ok(()) };

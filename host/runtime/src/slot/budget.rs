@@ -4,7 +4,7 @@ use meridian_core::{Budget, BudgetColumn as Column, BudgetDecision, EntropyUnit,
 use super::PolicySlot;
 use crate::sync::lock;
 
-/// The budget slot, owned by whoever follows the thinking of the requests.
+/// The budget slot, owned by the thread that follows the thinking of the requests.
 ///
 /// ```
 /// use meridian_core::budget::{BudgetCandidate, BudgetDecider, Load, Observed, ThinkThresholds, Verdict};
@@ -45,7 +45,8 @@ impl BudgetDecider for PolicySlot<Budget> {
         let mut answered = decision.thresholds.iter();
         candidates
             .iter()
-            // Checked, so the conversion holds; only rounding at the edge of a range could make it fail.
+            // The values are checked, so the conversion succeeds; only rounding at the edge of a range could make it
+            // fail.
             .map(|_| {
                 answered.next().and_then(|given| ThinkThresholds::from_policy(given, unit).ok()).unwrap_or(configured)
             })

@@ -11,7 +11,7 @@ use crate::sync::lock;
 pub type DispatchSlot = PolicySlot<Dispatch>;
 
 impl PolicySlot<Dispatch> {
-    /// Plans of the active policy that left nothing to run, which the host changed.
+    /// Plans of the active policy that left nothing to run, and that the host changed.
     #[must_use]
     pub fn idle_plans(&self) -> u64 {
         lock(&self.state).active.idle_plans

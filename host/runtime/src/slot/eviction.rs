@@ -3,7 +3,7 @@ use meridian_core::{Eviction, EvictionCandidate, EvictionRanker, Fault, Memory, 
 use super::PolicySlot;
 use crate::sync::lock;
 
-/// The eviction slot, which a block manager owns: it is that one's [`EvictionRanker`], which never fails.
+/// The eviction slot, owned by a block manager. It is the manager's [`EvictionRanker`], and it never fails.
 ///
 /// ```
 /// use meridian_core::{BeginKv, Eviction, KvMemory, MeridianConfig, PhaseAwareBlockManager, RequestId, native};

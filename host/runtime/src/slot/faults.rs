@@ -5,15 +5,15 @@ use meridian_core::{Fault, SlotKind, SlotName};
 
 use crate::control::{FaultBatch, FaultEntry, Version};
 
-/// Faults kept for the operator; all are counted elsewhere.
+/// Faults kept for the operator; the slot counts all.
 const KEPT: usize = 256;
-/// Of them, how many of the newest keep the batch they happened on.
+/// The newest faults that keep their batch.
 const WITH_BATCH: usize = 8;
 
-/// The latest faults, with what is needed to reproduce the newest of them.
+/// The latest faults, with the data to reproduce the newest ones.
 #[derive(Debug, Default)]
 pub(super) struct FaultLog {
-    /// Shared, so that asking for them holds nobody up.
+    /// Shared, so that a reader delays no decision.
     entries: VecDeque<Arc<FaultEntry>>,
 }
 
@@ -59,7 +59,7 @@ impl FaultLog {
 }
 
 impl FaultBatch {
-    /// The batch a policy was asked about.
+    /// The batch that a policy faulted on.
     pub(super) fn of<K: SlotKind>(inputs: &[K::Column], columns: &[f32], facts: &K::Facts) -> Self {
         Self {
             inputs: inputs.iter().map(|column| format!("{column:?}")).collect(),

@@ -6,23 +6,23 @@ use meridian_core::{Description, Fault, GuardedPolicy, Policy, SlotKind};
 use super::swap::Remake;
 use crate::control::Version;
 
-/// A policy that may decide, with what the slot remembers of it.
+/// A policy that may decide, with the slot's data about it.
 pub(super) struct LoadedPolicy<K: SlotKind> {
-    /// Tells this stay of the policy from every other of the process: one that returns has another state.
+    /// Distinguishes this stay of the policy from every other in the process: a policy that returns has another state.
     pub(super) id: u64,
     pub(super) policy: GuardedPolicy<K>,
     pub(super) version: Version,
     /// Starts the same component with other options.
     pub(super) remake: Option<Remake<K>>,
-    /// When it faulted, within the window, oldest first; milliseconds.
+    /// Times of its faults within the window, oldest first; milliseconds.
     strikes: VecDeque<f64>,
-    /// When it left quarantine, milliseconds: one strike within the window sends it back.
+    /// When it left quarantine, milliseconds: one fault within the window sends it back.
     paroled_ms: Option<f64>,
-    /// How long its next quarantine lasts, milliseconds.
+    /// Length of its next quarantine, milliseconds.
     pub(super) quarantine_ms: f64,
-    /// Its plans that left nothing to run, which the host changed.
+    /// Its plans that left nothing to run, and that the host changed.
     pub(super) idle_plans: u64,
-    /// Whether this is the slot's native default, in the place of a policy in quarantine.
+    /// Whether this is the slot's native default, in place of a policy in quarantine.
     pub(super) is_stand_in: bool,
 }
 
@@ -31,12 +31,12 @@ const FIRST_QUARANTINE_MS: f64 = 1_000.0;
 /// Longest quarantine, milliseconds.
 pub(super) const LONGEST_QUARANTINE_MS: f64 = 600_000.0;
 
-/// How many faults within how long put a version into quarantine.
+/// The number of faults, and the time, that put a version into quarantine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StrikeLimits {
     /// Faults, at least 1.
     pub max_strikes: u32,
-    /// Milliseconds within which they count.
+    /// Time within which they count, milliseconds.
     pub window_ms: f64,
 }
 
@@ -46,7 +46,7 @@ impl Default for StrikeLimits {
     }
 }
 
-/// An id that no other has or had.
+/// An id that no other policy has or had.
 pub(super) fn next_id() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     NEXT.fetch_add(1, Ordering::Relaxed)
@@ -69,7 +69,7 @@ impl<K: SlotKind> LoadedPolicy<K> {
         }
     }
 
-    /// An instance of the native default, in the place of a policy.
+    /// An instance of the native default, in place of a policy.
     pub(super) fn stand_in(policy: Box<dyn Policy<K>>) -> Self {
         let Description { name, version, summary: _ } = policy.description().clone();
         let source = format!("native:{name}");
@@ -94,15 +94,15 @@ impl<K: SlotKind> LoadedPolicy<K> {
         u32::try_from(self.strikes.len()).unwrap_or(u32::MAX)
     }
 
-    /// Forget the faults that are out of the window.
+    /// Forget the faults outside the window.
     pub(super) fn forget_strikes(&mut self, now_ms: f64, limits: &StrikeLimits) {
         while self.strikes.front().is_some_and(|then_ms| now_ms - then_ms > limits.window_ms) {
             self.strikes.pop_front();
         }
     }
 
-    /// Leave quarantine: nothing counts against it, but a fault soon after sends it back. It was started again after its last
-    /// fault; where that failed, it is started now.
+    /// Leave quarantine. Earlier faults no longer count, but a fault soon after sends it back. It was restarted after
+    /// its last fault; if that failed, this call starts it.
     pub(super) fn on_parole(mut self, now_ms: f64) -> Result<Self, (Box<Self>, Fault)> {
         self.strikes.clear();
         self.paroled_ms = Some(now_ms);

@@ -1,4 +1,5 @@
-//! A slot: who decides, and what happens when that one does not. The same for dispatch, eviction and budget.
+//! A slot: the active policy decides, and the default replaces it when it does not. The same for dispatch, eviction and
+//! budget.
 
 mod budget;
 mod dispatch;
@@ -32,25 +33,25 @@ pub use self::loaded::StrikeLimits;
 pub use self::swap::{Contender, Remake, SlotControl};
 pub use self::trial::{Trial, TrialFault};
 
-/// A slot: asks the active policy, and the native default for the same batch when that one does not decide.
+/// A slot: asks the active policy, and the native default for the same batch when the active policy does not decide.
 ///
-/// The deciding thread owns it. [`PolicySlot::control`] gives a handle for every other thread; a change through it
-/// happens between two decisions. A version that faults too often is put into quarantine: the version before it decides,
-/// else the native default, until it is tried again.
+/// The deciding thread owns it. [`PolicySlot::control`] gives a handle for other threads; changes through it happen
+/// between two decisions. A version that faults too often goes into quarantine. Until its next trial, the previous
+/// version decides, else the native default.
 pub struct PolicySlot<K: SlotKind> {
     state: Arc<Mutex<State<K>>>,
     decision: K::Decision,
 }
 
-/// What the deciding thread and the handles share.
+/// The state that the deciding thread and the handles share.
 struct State<K: SlotKind> {
     active: LoadedPolicy<K>,
-    /// Who a rollback brings back.
+    /// The version that a rollback restores.
     previous: Option<LoadedPolicy<K>>,
     default: Box<dyn Policy<K>>,
     quarantine: Option<Quarantine<K>>,
     shadow: Option<Shadow<K>>,
-    /// Records what is decided.
+    /// Records decisions.
     witness: Option<Box<dyn Witness<K>>>,
     targets: Targets,
     limits: StrikeLimits,
@@ -61,7 +62,7 @@ struct State<K: SlotKind> {
     last_fault: Option<Fault>,
     swaps: u64,
     last_refusal: Option<String>,
-    /// The latest time told.
+    /// The latest reported time.
     now_ms: f64,
 }
 
@@ -82,7 +83,7 @@ impl<K: SlotKind> PolicySlot<K> {
         Self::with_version(Contender { policy: active, version, remake: None }, targets, StrikeLimits::default())
     }
 
-    /// The same, with where the policy came from, and how many faults put a version into quarantine.
+    /// The same, with the policy's origin, and the number of faults that puts a version into quarantine.
     #[must_use]
     pub fn with_version(active: Contender<K>, targets: Targets, limits: StrikeLimits) -> Self {
         let state = State {
@@ -112,13 +113,13 @@ impl<K: SlotKind> PolicySlot<K> {
         SlotControl::new(Arc::clone(&self.state))
     }
 
-    /// Who decides.
+    /// The active version.
     #[must_use]
     pub fn version(&self) -> Version {
         lock(&self.state).active.version.clone()
     }
 
-    /// What the slot has done.
+    /// Counters of the slot.
     #[must_use]
     pub fn stats(&self) -> SlotStats {
         lock(&self.state).stats
@@ -136,14 +137,13 @@ impl<K: SlotKind> PolicySlot<K> {
         lock(&self.state).last_fault.clone()
     }
 
-    /// Whether the next decision reads this column: a caller to whom it is dear may leave it out otherwise.
+    /// Whether the next decision reads this column; otherwise a caller may omit an expensive one.
     #[must_use]
     pub fn reads(&self, column: K::Column) -> bool {
         lock(&self.state).reads(column)
     }
 
-    /// Whether the native policy of this source, such as `native:fcfs`, decides, and no other version waits in quarantine to
-    /// decide again.
+    /// Whether the native policy of this source, such as `native:fcfs`, decides, and no other version is in quarantine.
     #[must_use]
     pub fn is_decided_by(&self, source: &str) -> bool {
         let state = &*lock(&self.state);
@@ -151,15 +151,15 @@ impl<K: SlotKind> PolicySlot<K> {
         version.source == source && version.sha256.is_empty() && state.quarantine.is_none()
     }
 
-    /// Whether anybody besides the active policy sees what is decided: a shadow or a recording.
+    /// Whether a shadow or a recording sees the decisions.
     #[must_use]
     pub fn is_watched(&self) -> bool {
         let state = &*lock(&self.state);
         state.shadow.is_some() || state.witness.is_some()
     }
 
-    /// Decide one batch. `fill` writes the columns that it is given; it is called once a policy that is asked. Always
-    /// returns a checked decision.
+    /// Decide one batch. `fill` writes the columns that it is given; the slot calls it once for each policy that it
+    /// asks. Always returns a checked decision.
     fn decide_by(
         &mut self,
         facts: &K::Facts,
@@ -178,7 +178,7 @@ impl<K: SlotKind> State<K> {
         self.active.policy.policy().inputs().contains(&column)
             || self.default.inputs().contains(&column)
             || self.shadow.as_ref().is_some_and(|shadow| shadow.inputs().contains(&column))
-            // Whoever comes back from quarantine may.
+            // A version that returns from quarantine may read it.
             || self.quarantine.is_some()
     }
 
@@ -216,7 +216,7 @@ impl<K: SlotKind> State<K> {
             }
         }
         if is_out {
-            // Only now: the default that has decided this step is the one that stands in.
+            // Only now: the default that decided this step is the one that stands in.
             self.quarantine();
         }
         if let Some(shadow) = &self.shadow {
@@ -234,7 +234,7 @@ impl<K: SlotKind> State<K> {
         }
         for (i, fault) in faults.iter().enumerate() {
             self.stats.faulted(fault.kind);
-            // What the columns still hold is what the first one happened on.
+            // The columns still hold the batch of the first fault.
             let batch =
                 (i == 0).then(|| FaultBatch::of::<K>(self.active.policy.policy().inputs(), &self.columns, facts));
             let version = &self.active.version;
@@ -244,8 +244,8 @@ impl<K: SlotKind> State<K> {
         self.active.strike(self.now_ms, &self.limits)
     }
 
-    /// Put the active version away; the version before it stands in, else the native default. When the one that stands in
-    /// faults too, it steps back and the default decides until the first one's time is over.
+    /// Put the active version into quarantine. The previous version stands in, else the native default. If the stand-in
+    /// faults too, it steps back, and the default decides until the quarantine ends.
     fn quarantine(&mut self) {
         let previous = if self.quarantine.is_some() { None } else { self.previous.take() };
         let stand_in = previous.filter(|previous| !previous.is_stand_in).unwrap_or_else(|| self.default_stands_in());
@@ -264,7 +264,7 @@ impl<K: SlotKind> State<K> {
         }
     }
 
-    /// The native default as it is, with what it has learned in the steps that it decided.
+    /// The native default as it is, with the state that it has gathered in the steps that it decided.
     fn default_stands_in(&mut self) -> LoadedPolicy<K> {
         let learned = std::mem::replace(&mut self.default, native::default_policy(self.targets));
         LoadedPolicy::stand_in(learned)
@@ -276,7 +276,7 @@ impl<K: SlotKind> State<K> {
         self.quarantine = Some(Quarantine { policy: loaded, until_ms });
     }
 
-    /// Try the version in quarantine again.
+    /// Retry the version in quarantine.
     fn end_quarantine(&mut self) {
         let Some(Quarantine { policy: loaded, .. }) = self.quarantine.take() else { return };
         match loaded.on_parole(self.now_ms) {
@@ -285,13 +285,13 @@ impl<K: SlotKind> State<K> {
         }
     }
 
-    /// A version out of quarantine decides again; whoever stood in is the version before it, unless that was the default
-    /// in the place of a version that had stepped back.
+    /// Make a version decide again after its quarantine. The stand-in becomes the previous version, unless it was the
+    /// default in place of a version that had stepped back.
     fn resume(&mut self, loaded: LoadedPolicy<K>) {
         tracing::info!(slot = K::NAME.label(), policy = loaded.version.name, "a policy in quarantine is tried again");
         let mut stood_in = std::mem::replace(&mut self.active, loaded);
         if stood_in.is_stand_in {
-            // It decides the steps in which the version faults: as the same instance.
+            // It decides the steps in which the version faults, as the same instance.
             let fresh = LoadedPolicy::stand_in(native::default_policy(self.targets));
             self.default = std::mem::replace(&mut stood_in, fresh).policy.into_policy();
         }

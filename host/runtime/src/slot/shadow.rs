@@ -1,5 +1,5 @@
-//! A contender beside the active policy, on a thread of its own: it sees the same steps and changes nothing, however long
-//! it takes.
+//! A contender beside the active policy, on its own thread: it sees the same steps and changes nothing, however long it
+//! takes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,14 +16,14 @@ use crate::compare::Compare;
 use crate::control::{FaultBatch, ShadowStatus, Version};
 use crate::sync::{Mutex, lock};
 
-/// Steps that may wait for the shadow; a step that finds no room is not compared.
+/// Steps that may wait for the shadow; a step that finds no room is skipped.
 const QUEUE: usize = 4;
 
 struct Job<K: SlotKind> {
     facts: K::Facts,
     candidates: usize,
     columns: Vec<f32>,
-    /// What the step was decided by.
+    /// The active decision of the step.
     active: K::Decision,
 }
 
@@ -37,10 +37,10 @@ pub(super) struct Shadow<K: SlotKind> {
     thread: JoinHandle<GuardedPolicy<K>>,
 }
 
-/// What both threads and whoever asks see of a shadow.
+/// The state of a shadow that both threads and status requests share.
 pub(super) struct Progress {
     version: Version,
-    /// Counted by the deciding thread, which takes no lock for it.
+    /// Counted by the deciding thread, without a lock.
     skipped: AtomicU64,
     sums: Mutex<Sums>,
 }
@@ -81,7 +81,7 @@ impl<K: SlotKind> Shadow<K> {
         self.weighs_signals_alone
     }
 
-    /// Have a batch compared with its decision. Copies a few kilobytes; never waits.
+    /// Queue a batch with its decision for comparison. Copies a few kilobytes; never waits.
     pub(super) fn see(
         &self,
         facts: &K::Facts,
@@ -101,7 +101,7 @@ impl<K: SlotKind> Shadow<K> {
         Arc::clone(&self.progress)
     }
 
-    /// Stop, and give the policy back with the state it has gathered. Waits for the steps in its queue; `None` when the
+    /// Stop, and return the policy with the state it has gathered. Waits for the steps in its queue; `None` when the
     /// policy panicked.
     pub(super) fn stop(self) -> Option<LoadedPolicy<K>> {
         let Self { inputs: _, weighs_signals_alone: _, jobs, progress, remake, thread } = self;
@@ -110,7 +110,7 @@ impl<K: SlotKind> Shadow<K> {
         Some(LoadedPolicy::new(guarded, progress.version.clone(), remake))
     }
 
-    /// What is compared.
+    /// The version of the shadow.
     pub(super) fn version(&self) -> &Version {
         &self.progress.version
     }

@@ -10,17 +10,17 @@ use super::{Quarantine, State};
 use crate::control::{ControlError, FaultEntry, Mode, SlotStatus, StateHandover, SwapReport, UNCHANGED, Version};
 use crate::sync::{Mutex, lock};
 
-/// A policy that may become active, with where it came from.
+/// A policy that may become active, with its origin.
 pub struct Contender<K: SlotKind = Dispatch> {
     /// The policy, started.
     pub policy: Box<dyn Policy<K>>,
-    /// What it is.
+    /// Its name, version and origin.
     pub version: Version,
-    /// Starts the same component with other options; `None` where nothing can.
+    /// Starts the same component with other options; `None` where that is impossible.
     pub remake: Option<Remake<K>>,
 }
 
-/// Starts a component that is compiled already with the given options, one JSON object. Takes as long as starting takes.
+/// Starts an already compiled component with the given options, one JSON object. Waits for the start.
 pub type Remake<K> = Arc<dyn Fn(&str) -> Result<Box<dyn Policy<K>>, String> + Send + Sync>;
 
 impl<K: SlotKind> Contender<K> {
@@ -32,21 +32,21 @@ impl<K: SlotKind> Contender<K> {
         Self { policy, version: Version { name, version, sha256, source, options: "{}".into() }, remake: None }
     }
 
-    /// The same, with the options that the policy was started with, one JSON object: a recording says how to start it.
+    /// The same, with the options of the policy's start, one JSON object; a recording needs them to start it again.
     #[must_use]
     pub fn with_options(mut self, config_json: &str) -> Self {
         self.version.options = config_json.into();
         self
     }
 
-    /// The same, with a way to start its component with other options.
+    /// The same, with a way to restart its component with other options.
     #[must_use]
     pub fn with_remake(self, remake: Remake<K>) -> Self {
         Self { remake: Some(remake), ..self }
     }
 }
 
-/// A slot, for every thread but the one that decides. Cloning shares it.
+/// A handle of a slot, for every thread but the deciding one. Clones share the slot.
 #[derive(Clone)]
 pub struct SlotControl<K: SlotKind = Dispatch> {
     state: Arc<Mutex<State<K>>>,
@@ -57,8 +57,8 @@ impl<K: SlotKind> SlotControl<K> {
         Self { state }
     }
 
-    /// Make a contender active between two decisions. The state of the policy before is handed over where both sides
-    /// know how. What was in quarantine is forgotten.
+    /// Make a contender active between two decisions. The state of the previous policy is handed over if both policies
+    /// support it. A version in quarantine is forgotten.
     pub fn swap(&self, contender: Contender<K>) -> SwapReport {
         let loaded = LoadedPolicy::new(GuardedPolicy::new(contender.policy), contender.version, contender.remake);
         self.change("swap", |state, leftovers| {
@@ -68,7 +68,7 @@ impl<K: SlotKind> SlotControl<K> {
         .expect("installing a policy is not refused")
     }
 
-    /// Have a contender asked beside the active policy; one that is there already is dropped.
+    /// Compare a contender with the active policy; an earlier shadow is dropped.
     ///
     /// # Errors
     /// [`ControlError::Refused`] when the system gives no thread.
@@ -93,7 +93,7 @@ impl<K: SlotKind> SlotControl<K> {
     /// [`ControlError::Nothing`] without a shadow, [`ControlError::Refused`] when it panicked.
     pub fn promote(&self) -> Result<SwapReport, ControlError> {
         let shadow = lock(&self.state).shadow.take().ok_or(nothing::<K>("there is no shadow to promote"))?;
-        // Waits for the steps in its queue; the slot goes on meanwhile.
+        // Waits for the steps in its queue; meanwhile, the slot continues.
         let loaded = shadow.stop().ok_or_else(|| ControlError::Refused("the shadow panicked".into()))?;
         self.change("promote", |state, leftovers| {
             leftovers.extend(state.quarantine.take().map(|quarantine| quarantine.policy));
@@ -102,10 +102,10 @@ impl<K: SlotKind> SlotControl<K> {
         })
     }
 
-    /// Return to the version before; a second time returns from there. A shadow stays.
+    /// Return to the previous version; a second call returns from there. A shadow stays.
     ///
     /// # Errors
-    /// [`ControlError::Nothing`] without one.
+    /// [`ControlError::Nothing`] without a previous version.
     pub fn rollback(&self) -> Result<SwapReport, ControlError> {
         self.change("rollback", |state, leftovers| {
             let previous = state.previous.take().ok_or(nothing::<K>("there is no previous version"))?;
@@ -113,17 +113,17 @@ impl<K: SlotKind> SlotControl<K> {
         })
     }
 
-    /// Try the version in quarantine again at once.
+    /// Retry the version in quarantine at once.
     ///
     /// # Errors
-    /// [`ControlError::Nothing`] when none is, [`ControlError::Refused`] when it cannot be started.
+    /// [`ControlError::Nothing`] without a quarantine, [`ControlError::Refused`] when it cannot be started.
     pub fn release(&self) -> Result<SwapReport, ControlError> {
         let (loaded, now_ms) = {
             let state = &mut *lock(&self.state);
             let quarantine = state.quarantine.take().ok_or(nothing::<K>("no version is in quarantine"))?;
             (quarantine.policy, state.now_ms)
         };
-        // Starting it takes longer than a step may wait.
+        // The start takes longer than a step may wait.
         match loaded.on_parole(now_ms) {
             Ok(loaded) => self.change("release", |state, _| {
                 state.resume(loaded);
@@ -137,29 +137,29 @@ impl<K: SlotKind> SlotControl<K> {
         }
     }
 
-    /// End the shadow.
+    /// Stop the shadow.
     ///
     /// # Errors
-    /// [`ControlError::Nothing`] without one.
+    /// [`ControlError::Nothing`] without a shadow.
     pub fn stop_shadow(&self) -> Result<SwapReport, ControlError> {
         let (shadow, report) = {
             let state = &mut *lock(&self.state);
             let shadow = state.shadow.take().ok_or(nothing::<K>("there is no shadow to stop"))?;
             (shadow, state.unmoved("stop-shadow"))
         };
-        // Waits for the steps in its queue; the slot goes on meanwhile.
+        // Waits for the steps in its queue; meanwhile, the slot continues.
         shadow.stop();
         Ok(report)
     }
 
-    /// The version that decides, and how to start it with other options.
+    /// The active version, and a way to start it with other options.
     #[must_use]
     pub fn active(&self) -> (Version, Option<Remake<K>>) {
         let state = &*lock(&self.state);
         (state.active.version.clone(), state.active.remake.clone())
     }
 
-    /// The version with `mode`. `None` during a quarantine, when the one that decides only stands in.
+    /// The version in `mode`. `None` during a quarantine, when a stand-in decides.
     #[must_use]
     pub fn present(&self, mode: Mode) -> Option<Version> {
         let state = &*lock(&self.state);
@@ -170,13 +170,13 @@ impl<K: SlotKind> SlotControl<K> {
         }
     }
 
-    /// A report that nothing was changed.
+    /// A report without a change.
     #[must_use]
     pub fn unchanged(&self) -> SwapReport {
         lock(&self.state).unmoved(UNCHANGED)
     }
 
-    /// Record what the slot decides from now on.
+    /// Record the decisions of the slot from now on.
     #[cfg(not(loom))]
     pub fn record(&self, recorder: &crate::recording::Recorder, setup: crate::recording::SlotSetup)
     where
@@ -187,7 +187,7 @@ impl<K: SlotKind> SlotControl<K> {
         let _before = lock(&self.state).witness.replace(witness);
     }
 
-    /// A contender was refused before it came here: counted, and kept for the operator.
+    /// Count a contender that was refused before it came here, and keep the refusal for the operator.
     pub fn refused(&self, source: &str, why: &str) {
         let state = &mut *lock(&self.state);
         let fault = Fault::new(FaultKind::Load, why);
@@ -197,10 +197,10 @@ impl<K: SlotKind> SlotControl<K> {
         state.last_refusal = Some(format!("{source}: {why}"));
     }
 
-    /// How the slot is.
+    /// The state of the slot.
     #[must_use]
     pub fn status(&self) -> SlotStatus {
-        // Read after the slot is let go: the shadow's thread may be at its sums.
+        // Read after the slot is released: the shadow's thread may hold its sums.
         let (status, shadow) = self.status_and_shadow();
         SlotStatus { shadow: shadow.map(|progress| progress.status()), ..status }
     }
@@ -239,7 +239,7 @@ impl<K: SlotKind> SlotControl<K> {
         entries.into_iter().map(Arc::unwrap_or_clone).collect()
     }
 
-    /// Carry out a change between two decisions, and report it.
+    /// Make a change between two decisions, and report it.
     fn change(
         &self,
         action: &str,
@@ -257,7 +257,7 @@ impl<K: SlotKind> SlotControl<K> {
 }
 
 impl<K: SlotKind> State<K> {
-    /// Put `loaded` in the place of the active one, which becomes the previous one. Hands the state over if asked to.
+    /// Put `loaded` in place of the active version, which becomes the previous one. Hands over the state if requested.
     fn install(
         &mut self,
         mut loaded: LoadedPolicy<K>,
@@ -272,7 +272,7 @@ impl<K: SlotKind> State<K> {
         handover
     }
 
-    /// A report of what leaves the active policy where it is.
+    /// A report of a change that leaves the active policy in place.
     fn unmoved(&self, action: &str) -> SwapReport {
         self.report(action, StateHandover::Stateless, &self.active.version, Instant::now())
     }
@@ -293,7 +293,7 @@ fn hand_over_state<K: SlotKind>(from: &mut LoadedPolicy<K>, to: &mut LoadedPolic
     let snapshot = match from.policy.policy_mut().snapshot() {
         Ok(snapshot) => snapshot,
         Err(fault) => {
-            // Should it come back, it starts anew.
+            // If it returns, it starts fresh.
             let _ = from.policy.recover();
             return StateHandover::Reset(format!("the policy before gave no state: {fault}"));
         }

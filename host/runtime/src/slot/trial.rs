@@ -1,4 +1,4 @@
-//! What a policy has to show before it sees traffic.
+//! The trial of a policy before it sees traffic.
 
 use std::time::{Duration, Instant};
 
@@ -7,15 +7,15 @@ use thiserror::Error;
 
 use super::Contender;
 
-/// Batch sizes a contender is tried with: none, one, a small batch, a large one.
+/// Numbers of candidates in the trial batches: none, one, a small batch, a large one.
 const SIZES: [u32; 4] = [0, 1, 64, 1024];
 
-/// What a contender made of the trial batches.
+/// The result of the trial batches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Trial {
-    /// Whether it decided any, or left every one to the default.
+    /// Whether it decided any batch, or left every one to the default.
     pub decides: bool,
-    /// How long the slowest took. Nothing depends on it: a machine that does other work as well makes it longer.
+    /// Time of the slowest batch. No decision depends on it: other work on the machine makes it longer.
     pub slowest: Duration,
     /// Candidates of that batch.
     pub slowest_candidates: usize,
@@ -36,14 +36,14 @@ pub enum TrialFault {
         /// The fault.
         fault: Fault,
     },
-    /// It decided every batch, and then did not start anew.
+    /// It decided every batch, and then did not restart.
     #[error("did not start again after its trial: {0}")]
     Restart(Fault),
 }
 
 impl<K: SlotKind> Contender<K> {
-    /// Have it decide a few made-up batches: the first calls of an instance are its slowest, and a policy that cannot
-    /// decide these never sees traffic. Then it starts anew: what it was told here was never so.
+    /// Make it decide a few made-up batches: the first calls of an instance are its slowest, and a policy that fails
+    /// here never sees traffic. Then it restarts, to forget the made-up facts.
     ///
     /// # Errors
     /// The fault, with the batch.
@@ -53,7 +53,7 @@ impl<K: SlotKind> Contender<K> {
         Ok(trial)
     }
 
-    /// The same, and it keeps what it has gathered.
+    /// The same, without the restart: it keeps its state.
     ///
     /// # Errors
     /// As [`Contender::warm_up`].
