@@ -3,7 +3,7 @@
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
-.PHONY: help fetch demo test check fuzz serve figures policies wheel clean
+.PHONY: help fetch demo test test-matrix check docs fuzz serve figures policies wheel release clean
 
 ARGS ?=
 ONLY ?= slice
@@ -11,6 +11,7 @@ PART ?=
 PORT ?= 8000
 SECONDS ?= 30
 TARGETS ?=
+VERSIONS ?=
 
 help: ## List the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -34,7 +35,10 @@ test: fetch check policies ## Run every test, the real engine included
 	@py=$$(scripts/build-wheel.sh); MERIDIAN_TOKENIZERS=$$(scripts/setup-tokenizers.sh); export MERIDIAN_TOKENIZERS; \
 	scripts/run-examples.sh "$$py"; "$$py" -m pytest -c python/pyproject.toml --rootdir . python/tests
 
-check: ## The fast gate: formatting, lints, documentation, types
+test-matrix: policies ## Run the engine tests on every supported vLLM; VERSIONS="0.30.0 0.31.0" for some
+	scripts/test-matrix.sh $(VERSIONS)
+
+check: docs ## The fast gate: formatting, lints, documentation, dependencies, types
 	@tools=$$(scripts/setup-tools.sh); \
 	cargo fmt --all --check; \
 	cargo fmt --all --check --manifest-path policies/Cargo.toml; \
@@ -44,6 +48,11 @@ check: ## The fast gate: formatting, lints, documentation, types
 	"$$tools/bin/ruff" format --check -q --config python/pyproject.toml python bench models scripts examples; \
 	"$$tools/bin/ruff" check -q --config python/pyproject.toml python bench models scripts examples; \
 	py=$$(scripts/setup-vllm.sh); "$$tools/bin/pyright" -p python/pyproject.toml --pythonpath "$$py"
+
+docs: ## Build the book into target/book; look up links, marks of commands, workflows and the licences of dependencies
+	scripts/check-docs.sh
+	scripts/check-ci.sh
+	scripts/check-deps.sh
 
 fuzz: ## Fuzz each target for so many seconds, its checked-in corpus first; SECONDS=30 TARGETS="admin answer"
 	scripts/fuzz.sh $(SECONDS) $(TARGETS)
@@ -59,6 +68,9 @@ policies: ## Build the shipped policies into target/policies
 
 wheel: ## Build the wheel and install it beside vLLM
 	@scripts/build-wheel.sh
+
+release: ## Make the release folder dist/ from a clean commit; MERIDIAN_RELEASE_KEY=FILE
+	scripts/release.sh
 
 clean: ## Remove build results; caches stay
 	rm -rf target policies/target

@@ -1,15 +1,24 @@
 #!/usr/bin/env bash
-# Makes the build tools' environment (uv, maturin, ruff, pyright) in the cache and prints its folder. Idempotent.
+# Makes an environment of tools in the cache and prints its folder. Idempotent.
+#
+# usage: setup-tools.sh [tools|check|release]
+#   tools     uv, maturin, ruff, pyright (the default; every command needs it)
+#   check     cargo-deny, lychee, hadolint, zizmor
+#   release   auditwheel, securesystemslib
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
-[ -e "$TOOLS_DIR/.done" ] || lock tools
-if [ ! -e "$TOOLS_DIR/.done" ]; then
+set_name=${1:-tools}
+lock_file=$MERIDIAN_ROOT/scripts/$set_name.lock.txt
+[ -e "$lock_file" ] || die "set-up of tools: \"$set_name\": expected tools, check or release"
+dir=$MERIDIAN_CACHE/$set_name-$(sha256sum "$lock_file" | cut -c1-12)
+[ -e "$dir/.done" ] || lock "$set_name"
+if [ ! -e "$dir/.done" ]; then
   command -v python3 >/dev/null || die "python3 not found: Python 3.10 or newer is needed"
   python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' || die "python3 is $(python3 --version): 3.10 or newer is needed"
-  say "tools: installing maturin, ruff, pyright and uv into $TOOLS_DIR"
-  rm -rf "$TOOLS_DIR"
-  python3 -m venv "$TOOLS_DIR" || die "python3 -m venv failed (Debian: apt-get install python3-venv)"
-  "$TOOLS_DIR/bin/pip" install -q --disable-pip-version-check --no-deps -r "$MERIDIAN_ROOT/scripts/tools.lock.txt"
-  touch "$TOOLS_DIR/.done"
+  say "$set_name: installing $(cut -d= -f1 "$lock_file" | paste -sd ' ') into $dir"
+  rm -rf "$dir"
+  python3 -m venv "$dir" || die "python3 -m venv failed (Debian: apt-get install python3-venv)"
+  "$dir/bin/pip" install -q --disable-pip-version-check --no-deps -r "$lock_file"
+  touch "$dir/.done"
 fi
-printf '%s\n' "$TOOLS_DIR"
+printf '%s\n' "$dir"

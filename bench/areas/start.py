@@ -1,0 +1,168 @@
+"""The first ten minutes: times of the two commands, the wheel by itself, versions of vLLM, the documentation."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from areas.common import ROOT, WORK, Bound, Figure, say
+
+MINUTE = 60.0
+# What a stage of the set-up announces (scripts/env.sh: say).
+_STAGE = re.compile(r"==>\S*\s+([a-z0-9-]+)[ :]")
+# The head of the demo's first table.
+_TABLE = re.compile(r"^-{20,}")
+ENGINE_VERSIONS, SEAM_VERSIONS = ("0.30.0", "0.31.0", "0.32.0"), ("0.33.0",)
+
+
+def _clone(folder: Path) -> Path:
+    subprocess.run(("git", "clone", "-q", str(ROOT), str(folder / "clone")), check=True)
+    return folder / "clone"
+
+
+def _no_caches(folder: Path) -> dict[str, str]:
+    """An environment in which nothing has been fetched or built."""
+    names = ("MERIDIAN_CACHE", "XDG_CACHE_HOME", "CARGO_HOME", "UV_CACHE_DIR", "PIP_CACHE_DIR", "npm_config_cache")
+    return {name: str(folder / name.lower()) for name in names}
+
+
+def _timed(what: str, clone: Path, env: dict[str, str]) -> tuple[float, float | None, dict[str, float]]:
+    """Run `make WHAT`: seconds in all, seconds to the first table, and seconds that each stage of the set-up took."""
+    log = WORK / f"start-{what}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    table, stage, since = None, "", started
+    stages: dict[str, float] = {}
+    with log.open("w") as kept:
+        process = subprocess.Popen(
+            ("make", what),
+            cwd=clone,
+            env=os.environ | env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        assert process.stdout is not None
+        for line in process.stdout:
+            now = time.monotonic()
+            kept.write(f"{now - started:8.1f} {line}")
+            if table is None and _TABLE.match(line):
+                table = now - started
+            if found := _STAGE.search(line):
+                if stage:
+                    stages[stage] = stages.get(stage, 0.0) + now - since
+                stage, since = found[1], now
+    if stage:
+        stages[stage] = stages.get(stage, 0.0) + time.monotonic() - since
+    if process.wait():
+        sys.exit(f"error: make {what} ended with {process.returncode}, see {log}")
+    return time.monotonic() - started, table, stages
+
+
+def times(what: str, is_cold: bool) -> Iterator[Figure]:
+    """A command in a fresh clone: without any cache, or with the caches of this machine and a build that is done."""
+    state = "cold" if is_cold else "warm"
+    with tempfile.TemporaryDirectory() as made:
+        clone = _clone(Path(made))
+        if not is_cold:
+            for built in ("target", "policies/target"):
+                shutil.copytree(ROOT / built, clone / built, copy_function=os.link, symlinks=True)
+        say(f"  make {what}, {state}, in {clone}")
+        total, table, stages = _timed(what, clone, _no_caches(Path(made)) if is_cold else {})
+    most = {("demo", True): 15, ("test", True): 45, ("test", False): 15}.get((what, is_cold))
+    yield Figure(f"make {what}, {state}", total / MINUTE, "min", Bound(most) if most else None)
+    if what == "demo" and table is not None:
+        yield Figure(f"make demo, {state}: first table", table / MINUTE, "min", Bound(10) if is_cold else None)
+    for name, seconds in stages.items():
+        yield Figure(f"make {what}, {state}: {name}", seconds / MINUTE, "min")
+
+
+def wheel() -> Iterator[Figure]:
+    """The wheel that was built last: size, tag, and what runs where only it is installed."""
+    (found,) = (ROOT / "target" / "wheels").glob("meridian-*.whl")
+    yield Figure("wheel", found.stat().st_size / 1e6, "MB", Bound(30))
+    yield Figure("binary", (ROOT / "target" / "release" / "meridian").stat().st_size / 1e6, "MB")
+    glibc = re.search(r"manylinux_2_(\d+)", found.name)
+    yield Figure("glibc 2.x that the wheel needs", int(glibc[1]) if glibc else 99, "", Bound(34))
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        environment = folder / "environment"
+        subprocess.run((sys.executable, "-m", "venv", str(environment)), check=True)
+        started = time.monotonic()
+        pip = (str(environment / "bin" / "pip"), "install", "-q", "--no-index", str(found))
+        subprocess.run(pip, check=True, stdout=sys.stderr)
+        yield Figure("pip install into an empty environment", time.monotonic() - started, "s")
+        shutil.copy(ROOT / "target" / "policies" / "srpt.wasm", folder)
+        # Without cargo, a compiler or anything else but the environment.
+        env = {"PATH": str(environment / "bin"), "HOME": made}
+        commands = (
+            ("--version",),
+            ("policy", "check", "srpt.wasm"),
+            ("bench", "replay", "--workload", "reasoning-chat", "--requests", "200", "--policy", "srpt.wasm"),
+        )
+        for args in commands:
+            started = time.monotonic()
+            meridian = str(environment / "bin" / "meridian")
+            done = subprocess.run((meridian, *args), cwd=folder, env=env, capture_output=True, text=True)
+            say(f"  meridian {' '.join(args)}: {done.returncode} in {time.monotonic() - started:.1f} s {done.stderr}")
+            yield Figure(f"exit code of `meridian {' '.join(args[:2])}` there", done.returncode, "", Bound(0))
+
+
+def docs() -> Iterator[Figure]:
+    """Commands and links of README and the book."""
+    done = subprocess.run(
+        (sys.executable, "scripts/check_commands.py", "--json"), cwd=ROOT, capture_output=True, text=True
+    )
+    counts = json.loads(done.stdout.splitlines()[-1])
+    by_mark = counts["by_mark"]
+    yield Figure("blocks of commands in the documentation", counts["blocks"], "blocks")
+    yield Figure("lines in them", counts["lines"], "lines")
+    run = sum(count for mark, count in by_mark.items() if mark.startswith("run"))
+    yield Figure("blocks that a test runs as they are", run, "blocks")
+    yield Figure("blocks that another part of the tests runs", by_mark.get("ci", 0), "blocks")
+    yield Figure("blocks that need hardware", by_mark.get("hardware", 0), "blocks")
+    yield Figure("blocks that nobody runs", by_mark.get("not run", 0), "blocks")
+    yield Figure("blocks without a mark", by_mark.get("", 0), "blocks", Bound(0))
+    checked = subprocess.run(("scripts/check-docs.sh",), cwd=ROOT, stdout=sys.stderr)
+    yield Figure("broken links, exit code of scripts/check-docs.sh", checked.returncode, "", Bound(0))
+    yield Figure("lines of README", len((ROOT / "README.md").read_text().splitlines()), "lines", Bound(120))
+
+
+def matrix() -> Iterator[Figure]:
+    """The engine tests on every vLLM with a CPU build, and those of the seams on the newest."""
+    subprocess.run(("scripts/test-matrix.sh",), cwd=ROOT, stdout=sys.stderr)
+    for version in (*ENGINE_VERSIONS, *SEAM_VERSIONS):
+        report = ROOT / "target" / "matrix" / f"{version}.xml"
+        if not report.exists():
+            sys.exit(f"error: {report} is missing: scripts/test-matrix.sh {version} did not run")
+        suites = list(ElementTree.parse(report).getroot().iter("testsuite"))
+        count = {
+            key: sum(int(suite.get(key, 0)) for suite in suites) for key in ("tests", "failures", "errors", "skipped")
+        }
+        kind = "seam tests" if version in SEAM_VERSIONS else "engine tests"
+        yield Figure(f"vLLM {version}: {kind}", count["tests"], "tests")
+        yield Figure(f"vLLM {version}: {kind} that fail", count["failures"] + count["errors"], "tests", Bound(0))
+
+
+def parts(pairs: int) -> dict[str, Callable[[], Iterator[Figure]]]:
+    """The parts of the area. The four times take up to an hour together."""
+    del pairs
+    return {
+        "wheel": wheel,
+        "docs": docs,
+        "matrix": matrix,
+        "demo-cold": lambda: times("demo", is_cold=True),
+        "demo-warm": lambda: times("demo", is_cold=False),
+        "test-cold": lambda: times("test", is_cold=True),
+        "test-warm": lambda: times("test", is_cold=False),
+    }
