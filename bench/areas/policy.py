@@ -12,7 +12,7 @@ from areas.bench import COMPONENTS, SERVEGEN, TRACES, meridian, write_between
 from areas.common import RESULTS, ROOT, WORK, Bound, Figure, compared, metrics_of, over_pairs, say, seeds
 
 DEFAULT = "balanced"
-# The same with thresholds of early exit that follow the queue; entropies are made up (docs/src/simulator.md).
+# The same with thresholds of early exit that follow the queue; entropies are drawn from recorded ones (simulator.md).
 EARLY_EXIT = "balanced, budget deadline-aware.wasm"
 EARLY_EXIT_SLOTS = f"dispatch=native:balanced,budget={COMPONENTS / 'deadline-aware.wasm'}"
 ENGINES = ("7b-h100", "8b-a100", "32b-h200", str(RESULTS / "fidelity-engine.toml"))
@@ -47,12 +47,27 @@ FORECAST = {
 ORACLE, OURS, TUNED_FLAGS = "oracle (`srpt`, lengths known)", "`mlfq`", "stock, tuned flags"
 
 
+def thresholds() -> Path:
+    """Thresholds of EAT that area `budget` chose on recorded thoughts, as a configuration."""
+    chosen = json.loads((RESULTS / "early-exit.json").read_text())["tuning"]["choices"]["eat"]["setting"]
+    names = {
+        "ema_alpha": "alpha",
+        "eat_variance_threshold": "delta",
+        "min_probes": "min_probes",
+        "eat_max_bits": "max_bits",
+    }
+    path = WORK / "early-exit.toml"
+    path.write_text("[entropy]\n" + "".join(f"{field} = {chosen[name]}\n" for field, name in names.items()))
+    return path
+
+
 def meridian_grid(runs: int) -> dict[str, Any]:
     """All cells, by the command that anybody can run."""
     WORK.mkdir(parents=True, exist_ok=True)
     args = ["--engine", ",".join(ENGINES), "--workload", WORKLOAD, "--requests", str(REQUESTS), "--seeds", seeds(runs)]
     args += [flag for trace in TRACE_FILES for flag in ("--trace", trace)]
     args += ["--policy", DEFAULT, "--policy", EARLY_EXIT_SLOTS, "--html", str(WORK / "grid.html")]
+    args += ["--config", str(thresholds())]
     say(f"  meridian bench grid {' '.join(args)}")
     return meridian("grid", *args)
 

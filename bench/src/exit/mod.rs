@@ -22,6 +22,7 @@ mod choose;
 mod claims;
 mod configuration;
 mod document;
+mod entropies;
 mod experiment;
 #[cfg(test)]
 mod made_up;
@@ -36,6 +37,7 @@ use std::ops::RangeInclusive;
 pub use choose::{ChoiceMargins, ChosenRule, choose};
 pub use claims::Claim;
 pub use document::ExitDocument;
+pub use entropies::EntropyModel;
 pub use experiment::Experiment;
 pub use plot::svg;
 pub use recording::{ExitRecording, Thought, ThoughtPoint};

@@ -1,6 +1,6 @@
-//! Early exit, optional: the budget slot and the host's own following of thinking ([`ThinkBudgets`]), over
-//! entropies that are made up. A simulator knows no model; it takes it that the thinking of a request has converged after
-//! a share of its planned length, drawn for each request, and that a probe finds a high entropy before and a low one after.
+//! Early exit, optional: the budget slot and the host's own following of thinking ([`ThinkBudgets`]). A simulator knows no
+//! model: where the thinking of a request settles, and what a probe finds before and after, it draws from a model that was
+//! fitted to recorded thoughts ([`EntropyModel`]).
 
 use meridian_core::budget::{
     BudgetStatus, ClientBudget, EndRules, Load, Measured, Order, Point, Report, ThinkBudgets, ThinkSettings,
@@ -12,23 +12,21 @@ use meridian_runtime::{BudgetSlot, SlotStats};
 use super::content::mix;
 use super::live::{ANY_TOKEN, Live, THINK_END, THINK_START};
 use super::pool::Pool;
+use crate::exit::EntropyModel;
 
-/// Entropy of a probe before and after the thinking has converged, bits. Rough means of what probes of a small reasoning
-/// model found (docs/src/early-exit.md).
-const UNSETTLED_BITS: f32 = 1.5;
-const SETTLED_BITS: f32 = 0.02;
 /// Tokens that a probe computes: the end marker and what is asked of it.
 const PROBE_TOKENS: u32 = 2;
-/// The thinking of a request converges after a share of its plan between these, drawn evenly.
-const CONVERGES: (f64, f64) = (0.2, 1.0);
+/// What is drawn: where a thought settles, and the entropy of a probe.
+const SETTLES: u64 = 0x6561_726c_7965_7869;
+const PROBED: u64 = 0x7072_6f62_6564_6269;
 
 pub(super) struct EarlyExit {
     slot: BudgetSlot,
     budgets: ThinkBudgets,
     report: Vec<u8>,
     probes: u32,
-    /// Where each request's thinking converges, by number.
-    converges: std::collections::HashMap<u64, u32, foldhash::fast::FixedState>,
+    /// Where each request's thinking settles, by number.
+    settles: std::collections::HashMap<u64, u32, foldhash::fast::FixedState>,
 }
 
 impl EarlyExit {
@@ -45,13 +43,7 @@ impl EarlyExit {
             block_tokens,
             ..ThinkSettings::new(rules)
         };
-        Self {
-            slot,
-            budgets: ThinkBudgets::new(settings),
-            report: Vec::new(),
-            probes: 0,
-            converges: Default::default(),
-        }
+        Self { slot, budgets: ThinkBudgets::new(settings), report: Vec::new(), probes: 0, settles: Default::default() }
     }
 
     pub(super) fn stats(&self) -> SlotStats {
@@ -65,9 +57,8 @@ impl EarlyExit {
     /// A request arrived in this row, with so many tokens of thinking planned; the most that it may think.
     pub(super) fn add(&mut self, table: &mut RequestTable, row: RowId, think_tokens: u32) -> u32 {
         let number = table[row].id().0;
-        let (least, most) = CONVERGES;
-        let drawn = (mix(0x6561_726c_7965_7869, number) >> 11) as f64 / (1u64 << 53) as f64;
-        self.converges.insert(number, (f64::from(think_tokens) * (least + (most - least) * drawn)) as u32);
+        let part = EntropyModel::recorded().settles_at(draw(SETTLES, number));
+        self.settles.insert(number, (f64::from(think_tokens) * part) as u32);
         let enrolled = self.budgets.enroll(table, row, "", ClientBudget::default());
         enrolled.map_or(u32::MAX, |enrolled| enrolled.max_think_tokens)
     }
@@ -85,7 +76,7 @@ impl EarlyExit {
     /// The request in this row is over.
     pub(super) fn finished(&mut self, table: &RequestTable, row: RowId) {
         self.budgets.finished(table, row);
-        self.converges.remove(&table[row].id().0);
+        self.settles.remove(&table[row].id().0);
     }
 
     /// Run the probes that are due, ask the slot, and hand its orders to the requests.
@@ -101,8 +92,9 @@ impl EarlyExit {
         self.probes += due.len() as u32;
         for (number, tokens) in due {
             self.budgets.probe_runs(&mut mirror.table, number, PROBE_TOKENS);
-            let settled = self.converges.get(&number).is_some_and(|at| tokens >= *at);
-            let entropy = EntropySignal::from_bits(if settled { SETTLED_BITS } else { UNSETTLED_BITS });
+            let settled = self.settles.get(&number).is_some_and(|at| tokens >= *at);
+            let bits = EntropyModel::recorded().bits(settled, draw(mix(PROBED, number), u64::from(tokens)));
+            let entropy = EntropySignal::from_bits(bits as f32);
             self.report.clear();
             let report =
                 Report { key: number, token: tokens, what: Measured::Probe, entropy_nats: entropy.nats() as f32 };
@@ -137,4 +129,9 @@ impl EarlyExit {
         let probes = std::mem::take(&mut self.probes);
         (probes, probes * PROBE_TOKENS)
     }
+}
+
+/// From 0 to 1, evenly, by two numbers.
+fn draw(of: u64, number: u64) -> f64 {
+    (mix(of, number) >> 11) as f64 / (1u64 << 53) as f64
 }

@@ -108,23 +108,28 @@ def _release(version: str) -> tuple[int, int] | None:
 
 
 def _at(scheduler: Any, path: str) -> Any:
-    """What a path leads to; a method of the scheduler itself is vLLM's own, not the one that overrides it."""
-    first, *rest = path.split(".")
-    if not rest:
-        for base in type(scheduler).__mro__:
-            if base.__module__.startswith("vllm.") and first in base.__dict__:
-                return base.__dict__[first]
-    found = getattr(scheduler, first)
-    for name in rest:
+    found = scheduler
+    for name in path.split("."):
         found = getattr(found, name)
     return found
+
+
+def _method_at(scheduler: Any, path: str) -> Any:
+    """As `_at`; a method of the scheduler itself is vLLM's own, not the one that overrides it."""
+    if "." in path:
+        return _at(scheduler, path)
+    own = (base for base in type(scheduler).__mro__ if base.__module__.startswith("vllm."))
+    for base in own:
+        if path in base.__dict__:
+            return base.__dict__[path]
+    raise AttributeError(path)
 
 
 def _moved_methods(scheduler: Any, methods: dict[str, tuple[str, ...]]) -> list[str]:
     moved = []
     for path, parameters in methods.items():
         try:
-            found = inspect.signature(_at(scheduler, path)).parameters
+            found = inspect.signature(_method_at(scheduler, path)).parameters
         except (AttributeError, TypeError, ValueError):
             moved.append(f"{path}()")
             continue

@@ -1,6 +1,7 @@
 mod calibrate;
 mod compare;
 pub(crate) mod early_exit;
+mod entropies;
 mod generate;
 mod grid;
 mod input;
@@ -29,6 +30,8 @@ pub(crate) enum BenchCommand {
     Grid(grid::GridArgs),
     /// Fit the simulated engine to recorded runs of a real engine
     Calibrate(calibrate::CalibrateArgs),
+    /// Fit the entropies of simulated thinking to recorded thoughts
+    Entropies(entropies::EntropiesArgs),
     /// Write a generated workload as a trace
     Generate(generate::GenerateArgs),
     /// Compare two results over the same trace, and report which metrics became better or worse
@@ -45,6 +48,7 @@ pub(crate) fn run(command: BenchCommand, json: bool) -> anyhow::Result<()> {
         BenchCommand::Tune(args) => tune::run(&args, json),
         BenchCommand::Grid(args) => grid::run(&args, json),
         BenchCommand::Calibrate(args) => calibrate::run(&args, json),
+        BenchCommand::Entropies(args) => entropies::run(&args, json),
         BenchCommand::Generate(args) => generate::run(&args, json),
         BenchCommand::Compare(args) => compare::run(args, json),
         BenchCommand::Report(args) => report::run(&args, json),
