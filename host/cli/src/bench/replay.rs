@@ -48,7 +48,7 @@ pub(crate) struct ReplayArgs {
     /// Set the eviction policy where --policy names none; by default, the configured policy
     #[arg(long, value_name = "POLICY")]
     eviction: Option<PolicySource>,
-    /// Set the budget policy where --policy names none; it may end thinking early, from made-up entropies (none)
+    /// Set the budget policy where --policy names none; it may end thinking early, by entropies like recorded ones (none)
     #[arg(long, value_name = "POLICY")]
     budget: Option<PolicySource>,
     /// Swap in another policy after this many seconds: 60=native:fcfs; may be given several times
