@@ -8,6 +8,7 @@ set -euo pipefail
 cd "$MERIDIAN_ROOT"
 MOST_WHEEL_BYTES=30000000
 MOST_GLIBC=2_34
+reproducibly=(--sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner)
 release=$(scripts/setup-tools.sh release)
 if [ "${1:-}" = --new-key ]; then
   [ -n "${2:-}" ] || die "--new-key: expected the name of a file"
@@ -28,13 +29,25 @@ case "$wheel" in *manylinux_"$MOST_GLIBC"_*|*manylinux_2_17_*|*manylinux_2_28_*)
 bytes=$(stat -c %s "$wheel")
 [ "$bytes" -le "$MOST_WHEEL_BYTES" ] || die "$wheel: $bytes bytes, expected at most $MOST_WHEEL_BYTES"
 say "release 2/6: sdist"
-"$tools/bin/maturin" sdist --quiet --manifest-path python/Cargo.toml --out "$out" >&2
+"$tools/bin/maturin" sdist --manifest-path python/Cargo.toml --out "$out" >&2
 version=$(basename "$wheel" | cut -d- -f2)
+# maturin takes the folders of the crates; what they read beside these is added.
+sdist=$out/meridian-$version.tar.gz
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+tar -xzf "$sdist" -C "$work"
+git archive HEAD wit policies 'models/*.toml' LICENSE NOTICE | tar -x -C "$work/meridian-$version"
+tar "${reproducibly[@]}" -czf "$sdist" -C "$work" "meridian-$version"
 say "release 3/6: policies"
-tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -czf "$out/meridian-policies-$version.tar.gz" -C target/policies .
-tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -czf "$out/meridian-wit-$version.tar.gz" wit
+tar "${reproducibly[@]}" -czf "$out/meridian-policies-$version.tar.gz" -C target/policies .
+tar "${reproducibly[@]}" -czf "$out/meridian-wit-$version.tar.gz" wit
 say "release 4/6: SBOM (CycloneDX)"
-unzip -p "$wheel" '*.dist-info/sboms/*.cyclonedx.json' > "$out/meridian-$version.cdx.json"
+"$release/bin/python" - "$wheel" > "$out/meridian-$version.cdx.json" <<'Y'
+import sys, zipfile
+with zipfile.ZipFile(sys.argv[1]) as wheel:
+    (name,) = (name for name in wheel.namelist() if name.endswith(".cyclonedx.json"))
+    sys.stdout.write(wheel.read(name).decode())
+Y
 say "release 5/6: checksums"
 (cd "$out" && sha256sum -- * > SHA256SUMS)
 say "release 6/6: provenance"

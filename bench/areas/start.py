@@ -14,6 +14,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from areas.bench import write_between
 from areas.common import ROOT, WORK, Bound, Figure, say
 
 MINUTE = 60.0
@@ -141,17 +142,22 @@ def docs() -> Iterator[Figure]:
 def matrix() -> Iterator[Figure]:
     """The engine tests on every vLLM with a CPU build, and those of the seams on the newest."""
     subprocess.run(("scripts/test-matrix.sh",), cwd=ROOT, stdout=sys.stderr)
+    rows = ["", "| vLLM | what runs | tests | failed | skipped |", "|---|---|---|---|---|"]
     for version in (*ENGINE_VERSIONS, *SEAM_VERSIONS):
         report = ROOT / "target" / "matrix" / f"{version}.xml"
         if not report.exists():
             sys.exit(f"error: {report} is missing: scripts/test-matrix.sh {version} did not run")
         suites = list(ElementTree.parse(report).getroot().iter("testsuite"))
-        count = {
-            key: sum(int(suite.get(key, 0)) for suite in suites) for key in ("tests", "failures", "errors", "skipped")
-        }
-        kind = "seam tests" if version in SEAM_VERSIONS else "engine tests"
+        keys = ("tests", "failures", "errors", "skipped")
+        count = {key: sum(int(suite.get(key, 0)) for suite in suites) for key in keys}
+        failed = count["failures"] + count["errors"]
+        kind, what = ("seam tests", "scheduler and offloading, without a model")
+        if version in ENGINE_VERSIONS:
+            kind, what = ("engine tests", "all Python tests, the engine on a CPU included")
+        rows.append(f"| {version} | {what} | {count['tests']} | {failed} | {count['skipped']} |")
         yield Figure(f"vLLM {version}: {kind}", count["tests"], "tests")
-        yield Figure(f"vLLM {version}: {kind} that fail", count["failures"] + count["errors"], "tests", Bound(0))
+        yield Figure(f"vLLM {version}: {kind} that fail", failed, "tests", Bound(0))
+    write_between(ROOT / "docs" / "src" / "support.md", "matrix", rows)
 
 
 def parts(pairs: int) -> dict[str, Callable[[], Iterator[Figure]]]:
