@@ -57,17 +57,19 @@ def thresholds() -> Path:
         "eat_max_bits": "max_bits",
     }
     path = WORK / "early-exit.toml"
-    path.write_text("[entropy]\n" + "".join(f"{field} = {chosen[name]}\n" for field, name in names.items()))
+    path.write_text(
+        "[model]\nstrips_reasoning = true\n[entropy]\n"
+        + "".join(f"{field} = {chosen[name]}\n" for field, name in names.items())
+    )
     return path
 
 
-def meridian_grid(runs: int) -> dict[str, Any]:
+def meridian_grid(runs: int, *more: str) -> dict[str, Any]:
     """All cells, by the command that anybody can run."""
     WORK.mkdir(parents=True, exist_ok=True)
     args = ["--engine", ",".join(ENGINES), "--workload", WORKLOAD, "--requests", str(REQUESTS), "--seeds", seeds(runs)]
     args += [flag for trace in TRACE_FILES for flag in ("--trace", trace)]
-    args += ["--policy", DEFAULT, "--policy", EARLY_EXIT_SLOTS, "--html", str(WORK / "grid.html")]
-    args += ["--config", str(thresholds())]
+    args += more
     say(f"  meridian bench grid {' '.join(args)}")
     return meridian("grid", *args)
 
@@ -81,13 +83,21 @@ def pages(found: dict[str, Any], verdicts: dict[str, dict[str, Any]]) -> None:
             cells = (broken["cell"], against, broken["metric"], f"{broken['ratio']:.2f}", f"{broken['bound']:g}")
             rows.append(f"| {' | '.join(cells)} |")
     write_between(page, "broken", rows)
-    head = ("engine", "traffic", "tuned stock", "`balanced`", "ratio", "with early exit", "ratio")
+    capacities(found["rows"])
+
+
+def capacities(found: list[dict[str, Any]], names: tuple[str, ...] = (DEFAULT,)) -> None:
+    """The highest rates that are served, in the page of the policies."""
+    page = ROOT / "docs" / "src" / "policies.md"
+    titles = {DEFAULT: "`balanced`", EARLY_EXIT: "with early exit"}
+    head = ("engine", "traffic", "tuned stock", *(word for name in names for word in (titles[name], "ratio")))
     rows = ["", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for row in found["rows"]:
-        rates = [row["capacity"].get(name) for name in (TUNED, DEFAULT, EARLY_EXIT)]
+    for row in found:
+        rates = [row["capacity"].get(name) for name in (TUNED, *names)]
         shown = ["none" if rate is None else f"{rate:.3g}" for rate in rates]
         ratios = ["-" if rates[0] is None else f"{(rate or 0.0) / rates[0]:.2f}" for rate in rates]
-        cells = (row["engine"], row["traffic"], shown[0], shown[1], ratios[1], shown[2], ratios[2])
+        cells = [row["engine"], row["traffic"], shown[0]]
+        cells += [text for pair in zip(shown[1:], ratios[1:], strict=True) for text in pair]
         rows.append(f"| {' | '.join(cells)} |")
     write_between(page, "capacity", rows)
 
@@ -106,7 +116,7 @@ def keep(found: dict[str, Any]) -> None:
 
 def grid(runs: int) -> Iterator[Figure]:
     """Floors in every cell, gains at high load, and capacities."""
-    found = meridian_grid(runs)
+    found = meridian_grid(runs, "--policy", DEFAULT, "--html", str(WORK / "grid.html"))
     keep(found)
     verdicts = {verdict["against"]: verdict for verdict in found["verdicts"] if verdict["policy"] == DEFAULT}
     pages(found, verdicts)
@@ -125,15 +135,33 @@ def grid(runs: int) -> Iterator[Figure]:
                 gain, bound = gains[key], to_stock if against == STOCK else to_tuned
                 name = f"grid: {title} over {against}, load 0.95 and more"
                 yield Figure(name, gain["median"], "ratio, lowest and highest cell", bound, gain["low"], gain["high"])
-    for name, title, least in (
-        (DEFAULT, "dispatch and eviction", 1.10),
-        (EARLY_EXIT, "dispatch, eviction and early exit", 1.35),
-    ):
-        # Where tuned stock vLLM serves a load and the policy serves none, that is a ratio of 0.
-        served = [row["capacity"] for row in found["rows"] if row["capacity"].get(TUNED) is not None]
-        ratios = [(rates.get(name) or 0.0) / rates[TUNED] for rates in served]
-        title, unit = f"grid: capacity over tuned stock, {title}", "ratio, lowest and highest row"
-        yield Figure(title, median(ratios), unit, Bound(least, at_most=False), min(ratios), max(ratios))
+    yield capacity(found["rows"], DEFAULT, "grid: capacity over tuned stock, dispatch and eviction", 1.10)
+
+
+def capacity(rows: list[dict[str, Any]], name: str, title: str, least: float) -> Figure:
+    """The highest rate that is served, over that of tuned stock; 0 where tuned stock serves a load and the policy none."""
+    served = [row["capacity"] for row in rows if row["capacity"].get(TUNED) is not None]
+    ratios = [(rates.get(name) or 0.0) / rates[TUNED] for rates in served]
+    bound = Bound(least, at_most=False)
+    return Figure(title, median(ratios), "ratio, lowest and highest row", bound, min(ratios), max(ratios))
+
+
+def early_exit(runs: int) -> Iterator[Figure]:
+    """What early exit adds to the capacity. Tuned stock's is that of the grid: thresholds that are configured act beside
+    `native:fcfs` too."""
+    rows = json.loads((RESULTS / "grid.json").read_text())["rows"]
+    WORK.mkdir(parents=True, exist_ok=True)
+    found = meridian_grid(runs, "--policy", EARLY_EXIT_SLOTS, "--config", str(thresholds()), "--loads", "0.95")
+    served = {(row["engine"], row["traffic"]): row["capacity"].get(EARLY_EXIT) for row in found["rows"]}
+    for row in rows:
+        row["capacity"][EARLY_EXIT] = served[row["engine"], row["traffic"]]
+    capacities(rows, (DEFAULT, EARLY_EXIT))
+    for traffic in (SERVEGEN.name, ""):
+        of = [row for row in rows if traffic in row["traffic"]]
+        title = (
+            f"early exit: capacity over tuned stock, dispatch, eviction and early exit{', ServeGen' if traffic else ''}"
+        )
+        yield capacity(of, EARLY_EXIT, title, 1.35)
 
 
 def replayed(engine: str, rate: float, runs: int, *args: str) -> list[dict[str, float]]:
@@ -258,4 +286,9 @@ def real(pairs: int) -> Iterator[Figure]:
 
 def parts(pairs: int) -> dict[str, Callable[[], Iterator[Figure]]]:
     """The parts of the area; `pairs` are seeds."""
-    return {"grid": lambda: grid(pairs), "forecast": lambda: forecast(pairs), "real": lambda: real(pairs)}
+    return {
+        "grid": lambda: grid(pairs),
+        "early-exit": lambda: early_exit(pairs),
+        "forecast": lambda: forecast(pairs),
+        "real": lambda: real(pairs),
+    }
