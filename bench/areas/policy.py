@@ -139,7 +139,7 @@ def grid(runs: int) -> Iterator[Figure]:
 
 
 def capacity(rows: list[dict[str, Any]], name: str, title: str, least: float) -> Figure:
-    """The highest rate that is served, over that of tuned stock; 0 where tuned stock serves a load and the policy none."""
+    """The highest rate that is served, over tuned stock's; 0 where tuned stock serves a load and the policy none."""
     served = [row["capacity"] for row in rows if row["capacity"].get(TUNED) is not None]
     ratios = [(rates.get(name) or 0.0) / rates[TUNED] for rates in served]
     bound = Bound(least, at_most=False)
@@ -147,7 +147,7 @@ def capacity(rows: list[dict[str, Any]], name: str, title: str, least: float) ->
 
 
 def early_exit(runs: int) -> Iterator[Figure]:
-    """What early exit adds to the capacity. Tuned stock's is that of the grid: thresholds that are configured act beside
+    """What early exit adds to the capacity. Tuned stock's is that of the grid: configured thresholds act beside
     `native:fcfs` too."""
     rows = json.loads((RESULTS / "grid.json").read_text())["rows"]
     WORK.mkdir(parents=True, exist_ok=True)
