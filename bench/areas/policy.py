@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
@@ -264,6 +265,8 @@ def real(pairs: int) -> Iterator[Figure]:
             return found
 
         (run,) = metrics_of(runs(SATURATED, "1", STOCK), STOCK)
+        if not run["slo_attainment"]:
+            sys.exit(f"error: {scenario}: stock attains nothing when saturated, so what it completes is not known")
         served = run["goodput_rps"] / run["slo_attainment"]
         yield Figure(f"real, {scenario}: requests that stock vLLM completes", served, "requests/s")
         tried = runs(served, "1", STOCK, *REAL_TOKENS)

@@ -79,8 +79,8 @@ impl Planner {
         }
         // A waiting request takes its tokens only if the engine admits it, in order, while there are KV blocks. Tokens
         // reserved behind a request that does not fit would be wasted. Whether the first fits depends on the prefix
-        // cache, so the plan tries it. While others run, all overdue requests share one quantum: after a long stall
-        // many are overdue at once, and a step full of their prompts would delay every answer.
+        // cache, so the plan tries it. While others run, the overdue waiting requests share one quantum: after a long
+        // queue many are overdue at once, and a step full of their prompts would delay every answer.
         let mut for_waiting = if running.is_empty() { engine_budget } else { quantum };
         // A prompt that must not be split can need more than that; each running request keeps room for a decode.
         let not_granted = self.grants[..running.len()].iter().filter(|grant| **grant == 0).count();
