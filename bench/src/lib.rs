@@ -2,6 +2,7 @@
 //! of single decisions.
 
 pub mod calibrate;
+pub mod cases;
 pub mod compare;
 pub mod exit;
 pub mod grid;

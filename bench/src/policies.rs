@@ -16,8 +16,8 @@ use rand_pcg::Pcg64;
 
 use crate::watch::{Watch, Watched};
 
-/// Most linear memory of a component, MiB.
-const MEMORY_MIB: u32 = 64;
+/// Most linear memory of a component, MiB: enough for one that brings an interpreter.
+const MEMORY_MIB: u32 = 256;
 
 /// A policy as it is named: `output-first` or `native:output-first`, the path of a component, and its options behind it as one
 /// JSON object: `pascal{"tpot_ms": 40}`.

@@ -13,6 +13,10 @@ pub(crate) struct Limiter {
 /// A Rust guest has one table of a few dozen functions; far more is an attack.
 pub(crate) const MAX_TABLE_ELEMENTS: usize = 20_000;
 
+/// Core instances of one component. A Rust guest has 3; CPython (componentize-py) one for each shared library, 38 modules
+/// in 45 instances.
+pub(crate) const MAX_CORE_INSTANCES: usize = 64;
+
 impl Limiter {
     pub(crate) fn new(memory_bytes: usize) -> Self {
         Self { memory_bytes, taken_bytes: 0, refused: false }
@@ -48,7 +52,7 @@ impl ResourceLimiter for Limiter {
     }
 
     fn instances(&self) -> usize {
-        8
+        MAX_CORE_INSTANCES
     }
 
     fn tables(&self) -> usize {

@@ -23,6 +23,8 @@ pub const MAX_COMPONENT_BYTES: u64 = 32 << 20;
 /// Instances alive at a time, over all slots, the candidates that are being tried, and those that are being freed after
 /// faults.
 const POOLED_INSTANCES: u32 = 32;
+/// Core instances alive at a time. Ten of the largest components fit; a small one takes 3. Only those that live take memory.
+const POOLED_CORE_INSTANCES: u32 = 640;
 /// Largest linear memory of any instance; a slot's own limit may be lower.
 pub(crate) const MAX_MEMORY_BYTES: usize = 1 << 30;
 
@@ -52,7 +54,7 @@ impl Runtime {
         config.max_wasm_stack(stack::GUEST_BYTES);
         let mut pool = PoolingAllocationConfig::default();
         pool.total_component_instances(POOLED_INSTANCES)
-            .total_core_instances(POOLED_INSTANCES * 2)
+            .total_core_instances(POOLED_CORE_INSTANCES)
             .total_memories(POOLED_INSTANCES)
             .total_tables(POOLED_INSTANCES * 2)
             .max_memory_size(MAX_MEMORY_BYTES);

@@ -1,7 +1,5 @@
-//! The eviction and budget slots: shipped policies against their cases, natively and as components; components that fill
-//! several slots; hostile ones.
-//!
-//! A case is data: `policies/NAME/cases/*.toml`. Needs the components: `make policies`.
+//! The eviction and budget slots: shipped policies, natively and as components, on random batches; components that fill
+//! several slots; hostile ones. Needs the components: `make policies`.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot set up its case has failed")]
 
@@ -12,15 +10,13 @@ use std::path::{Path, PathBuf};
 
 use meridian_core::budget::{BudgetCandidate, BudgetDecider, Load, Observed, Point, PolicyThresholds, Verdict};
 use meridian_core::{
-    Batch, BlockId, BlockTier, Budget, BudgetDecision, Dispatch, EntropyUnit, Eviction, EvictionCandidate,
-    EvictionSubject, FaultKind, Memory, MeridianConfig, Policy, Ranker, SlotKind, SlotName, Subject, Targets, columns,
-    native,
+    Batch, BlockId, BlockTier, Budget, BudgetDecision, Dispatch, Eviction, EvictionCandidate, EvictionSubject,
+    FaultKind, Memory, MeridianConfig, Policy, SlotKind, SlotName, Subject, Targets, native,
 };
 use meridian_runtime::{BudgetSlot, EvictionSlot, Source};
 use meridian_wasm::{LoadError, Runtime, WasmPolicy};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use serde::Deserialize;
 use support::{LIMITS, SHORT_LIMITS};
 
 fn targets() -> Targets {
@@ -33,198 +29,21 @@ fn root() -> PathBuf {
 
 /// A shipped policy of slot `K`, natively and as a component.
 fn both<K: meridian_wasm::GuestKind>(runtime: &Runtime, name: &str) -> [Box<dyn Policy<K>>; 2] {
-    both_with(runtime, name, "{}")
-}
-
-/// The same with options.
-fn both_with<K: meridian_wasm::GuestKind>(runtime: &Runtime, name: &str, config: &str) -> [Box<dyn Policy<K>>; 2] {
     let component = runtime.load_file(&root().join(format!("target/policies/{name}.wasm"))).unwrap();
-    let wasm: WasmPolicy<K> = component.policy(LIMITS, targets(), config).unwrap();
-    [native::policy::<K>(name, targets(), config).unwrap(), Box::new(wasm)]
+    let wasm: WasmPolicy<K> = component.policy(LIMITS, targets(), "{}").unwrap();
+    [native::policy::<K>(name, targets(), "{}").unwrap(), Box::new(wasm)]
 }
 
-fn cases<T: serde::de::DeserializeOwned>(policy: &str) -> Vec<T> {
-    #[derive(Deserialize)]
-    struct Cases<T> {
-        case: Vec<T>,
-    }
-    let folder = root().join("policies").join(policy).join("cases");
-    let mut all = Vec::new();
-    for file in std::fs::read_dir(folder).unwrap() {
-        let path = file.unwrap().path();
-        let parsed: Cases<T> = toml::from_str(&std::fs::read_to_string(&path).unwrap())
-            .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        all.extend(parsed.case);
-    }
-    assert!(!all.is_empty(), "{policy} has no cases");
-    all
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct EvictionCase {
-    name: String,
-    #[serde(default)]
-    config: toml::Table,
-    subject: Subject,
-    candidates: Vec<EvictionRow>,
-    order: Vec<u32>,
-    /// The policy leaves the batch to the default.
-    #[serde(default)]
-    default: bool,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(deny_unknown_fields, default)]
-struct EvictionRow {
-    tier: u8,
-    blocks: u32,
-    position: u32,
-    hits: u32,
-    age_ms: f32,
-    computed_tokens: u32,
-}
-
-impl EvictionRow {
-    fn candidate(&self) -> EvictionCandidate {
-        let tier = [BlockTier::ThinkComplete, BlockTier::ThinkActive, BlockTier::OutputCritical][self.tier as usize];
-        let Self { tier: _, blocks, position, hits, age_ms, computed_tokens } = *self;
-        let subject = EvictionSubject::Block(BlockId(0));
-        EvictionCandidate { subject, tier, blocks, position, hits, age_ms, computed_tokens }
-    }
-}
-
-#[test]
-fn eviction_policies_meet_their_cases() {
-    let runtime = Runtime::new(None).unwrap();
-    let of = |name: &'static str| cases::<EvictionCase>(name).into_iter().map(move |case| (name, case));
-    for (name, case) in Eviction::NATIVES.iter().filter(|name| **name != "noop").flat_map(|name| of(name)) {
-        let candidates: Vec<_> = case.candidates.iter().map(EvictionRow::candidate).collect();
-        let memory = Memory { subject: case.subject, ..Memory::default() };
-        let config = serde_json::to_string(&case.config).unwrap();
-        for mut policy in both_with::<Eviction>(&runtime, name, &config) {
-            let mut values = Vec::new();
-            columns::fill_eviction(policy.inputs(), &candidates, &mut values);
-            let mut keys = Vec::new();
-            policy
-                .decide(&Batch { facts: &memory, candidates: candidates.len(), columns: &values }, &mut keys)
-                .unwrap();
-            Eviction::check(&memory, &keys, candidates.len()).unwrap();
-            assert_eq!(keys.is_empty(), case.default || candidates.is_empty(), "{name}: {}", case.name);
-            let mut order = Vec::new();
-            if !Ranker::default().rank(&keys, &[], &mut order) {
-                order = (0..candidates.len() as u32).collect();
-            }
-            assert_eq!(order, case.order, "{name}: {}", case.name);
-        }
-    }
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct BudgetCase {
-    name: String,
-    #[serde(default)]
-    config: toml::Table,
-    /// What differs from the default thresholds.
-    #[serde(default)]
-    configured: toml::Table,
-    #[serde(default)]
-    thinking: u32,
-    #[serde(default)]
-    waiting: u32,
-    candidates: Vec<BudgetRow>,
-    verdicts: Vec<String>,
-    /// What differs from the configured ones in the thresholds of each.
-    #[serde(default)]
-    thresholds: toml::Table,
-}
-
-/// `thresholds` with some fields changed.
-fn changed(thresholds: &PolicyThresholds, changes: &toml::Table) -> PolicyThresholds {
-    let mut table = toml::Table::try_from(thresholds).unwrap();
-    for (field, value) in changes {
-        assert!(table.insert(field.clone(), value.clone()).is_some(), "{field}: no such threshold");
-    }
-    table.try_into().unwrap()
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct BudgetRow {
-    think_tokens: u32,
-    is_probed: bool,
-    is_at_boundary: bool,
-    probes: u32,
-    eat: Option<f64>,
-    eat_variance: Option<f64>,
-    rpdi: Option<f64>,
-    same_answers: u32,
-    slack_ms: f64,
-}
-
-impl Default for BudgetRow {
-    fn default() -> Self {
-        Self {
-            think_tokens: 100,
-            is_probed: false,
-            is_at_boundary: false,
-            probes: 0,
-            eat: None,
-            eat_variance: None,
-            rpdi: None,
-            same_answers: 0,
-            slack_ms: f64::INFINITY,
-        }
-    }
-}
-
-impl BudgetRow {
-    fn candidate(&self) -> BudgetCandidate {
-        let Self { think_tokens, is_probed, is_at_boundary, probes, eat, eat_variance, rpdi, same_answers, slack_ms } =
-            *self;
-        let observed = Observed {
-            think_tokens,
-            is_probed,
-            is_at_boundary,
-            probes,
-            eat_bits: eat,
-            eat_variance_bits2: eat_variance,
-            rpdi,
-            same_answers,
-        };
-        BudgetCandidate { prompt_tokens: 10, slack_ms, observed, ..BudgetCandidate::default() }
-    }
-}
-
-#[test]
-fn budget_policies_meet_their_cases() {
-    let runtime = Runtime::new(None).unwrap();
-    let of = |name: &'static str| cases::<BudgetCase>(name).into_iter().map(move |case| (name, case));
-    for (name, case) in Budget::NATIVES.iter().filter(|name| **name != "noop").flat_map(|name| of(name)) {
-        let configured = changed(&PolicyThresholds::default(), &case.configured);
-        let expected_thresholds = changed(&configured, &case.thresholds);
-        let load = Load { thinking: case.thinking, waiting: case.waiting, configured, ..Load::default() };
-        let candidates: Vec<_> = case.candidates.iter().map(BudgetRow::candidate).collect();
-        let expected: Vec<Verdict> = case
-            .verdicts
-            .iter()
-            .map(|verdict| match verdict.as_str() {
-                "default" => Verdict::Default,
-                "keep-thinking" => Verdict::KeepThinking,
-                "end-now" => Verdict::EndNow,
-                other => panic!("{name}: {}: verdict {other:?}", case.name),
-            })
-            .collect();
-        let config = serde_json::to_string(&case.config).unwrap();
-        for policy in both_with::<Budget>(&runtime, name, &config) {
-            let mut slot = BudgetSlot::new(policy, targets());
-            assert_eq!(slot.probe(&load, &candidates), expected, "{name}: {}", case.name);
-            for given in slot.start(&load, EntropyUnit::Bits, &candidates) {
-                assert_eq!(given.for_policy(EntropyUnit::Bits), expected_thresholds, "{name}: {}", case.name);
-            }
-            assert_eq!(slot.stats().active, 2, "{name}: {}", case.name);
-        }
+/// A block, by the tokens that would have to be computed again.
+fn block(computed_tokens: u32) -> EvictionCandidate {
+    EvictionCandidate {
+        subject: EvictionSubject::Block(BlockId(0)),
+        tier: BlockTier::ThinkComplete,
+        blocks: 0,
+        position: 0,
+        hits: 0,
+        age_ms: 0.0,
+        computed_tokens,
     }
 }
 
@@ -302,7 +121,7 @@ fn a_component_may_fill_several_slots_each_with_an_instance_of_its_own() {
     let noop = load("noop");
     let mut eviction = EvictionSlot::new(Box::new(noop.policy(LIMITS, targets(), "{}").unwrap()), targets());
     let mut budget = BudgetSlot::new(Box::new(noop.policy(LIMITS, targets(), "{}").unwrap()), targets());
-    let block = EvictionRow { computed_tokens: 7, ..EvictionRow::default() }.candidate();
+    let block = block(7);
     let requests = Memory { subject: Subject::Requests, ..Memory::default() };
     let (source, keys) = eviction.decide(&requests, &[block]);
     assert_eq!((source, keys), (Source::Default, &[7.0][..]), "tiered-lru decides in its place");
@@ -322,7 +141,7 @@ const HOSTILE: [(&str, FaultKind); 5] = [
 #[test]
 fn hostile_components_cost_a_decision_in_every_slot() {
     let runtime = Runtime::new(None).unwrap();
-    let candidates = [EvictionRow { computed_tokens: 7, ..EvictionRow::default() }.candidate(); 3];
+    let candidates = [block(7); 3];
     let requests = Memory { subject: Subject::Requests, ..Memory::default() };
     for (body, kind) in HOSTILE {
         let limits = if kind == FaultKind::Deadline { SHORT_LIMITS } else { LIMITS };
@@ -336,9 +155,16 @@ fn hostile_components_cost_a_decision_in_every_slot() {
         let component = runtime.load(&support::filling("budget-policy", &support::PROBE, body)).unwrap();
         let policy: WasmPolicy<Budget> = component.policy(limits, targets(), "{}").unwrap();
         let mut slot = BudgetSlot::new(Box::new(policy), targets());
-        let settled =
-            BudgetRow { is_probed: true, probes: 9, eat: Some(0.0), eat_variance: Some(0.0), ..Default::default() };
-        let verdicts = slot.probe(&Load::default(), &[settled.candidate(), BudgetCandidate::default()]);
+        let observed = Observed {
+            think_tokens: 100,
+            is_probed: true,
+            probes: 9,
+            eat_bits: Some(0.0),
+            eat_variance_bits2: Some(0.0),
+            ..Observed::default()
+        };
+        let settled = BudgetCandidate { prompt_tokens: 10, observed, ..BudgetCandidate::default() };
+        let verdicts = slot.probe(&Load::default(), &[settled, BudgetCandidate::default()]);
         assert_eq!(verdicts, [Verdict::EndNow, Verdict::KeepThinking], "{body}: native:eat-rpdi decides");
         assert_eq!(slot.stats().faults(kind), 1, "{body}");
         assert_eq!(slot.stats().fallback, 1, "{body}");

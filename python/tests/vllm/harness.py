@@ -34,6 +34,7 @@ class Engine:
         *,
         options: dict[str, Any] | None = None,
         deadline_ms: float = 1000.0,
+        memory_mib: int = 64,
         eviction: str = "native:tiered-lru",
         model: dict[str, Any] | None = None,
         kv_memory: dict[str, Any] | None = None,
@@ -49,7 +50,7 @@ class Engine:
             kv_memory=KvMemoryConfig(**kv_memory or {}),
             model=ModelConfig(**model or {}),
             policy=PolicyConfig(
-                dispatch=SlotConfig(source, options or {}, deadline_ms=deadline_ms),
+                dispatch=SlotConfig(source, options or {}, deadline_ms=deadline_ms, memory_mib=memory_mib),
                 eviction=SlotConfig(eviction, deadline_ms=deadline_ms if eviction.endswith(".wasm") else 2.0),
             ),
         )

@@ -36,6 +36,13 @@ pub(crate) struct MicroArgs {
     candidates: Vec<usize>,
 }
 
+impl MicroArgs {
+    /// One policy, against the defaults.
+    pub(super) fn of(policy: PolicySource, candidates: Vec<usize>) -> Self {
+        Self { policies: None, chosen: vec![policy], config: None, candidates }
+    }
+}
+
 pub(crate) fn run(args: &MicroArgs, json: bool) -> anyhow::Result<()> {
     let unusable = |error: anyhow::Error| error.context(Unusable);
     for n in &args.candidates {

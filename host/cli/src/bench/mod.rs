@@ -15,6 +15,7 @@ use std::path::Path;
 
 use anyhow::ensure;
 use clap::Subcommand;
+use meridian_bench::policies::PolicySource;
 
 #[derive(Subcommand)]
 pub(crate) enum BenchCommand {
@@ -53,6 +54,11 @@ pub(crate) fn run(command: BenchCommand, json: bool) -> anyhow::Result<()> {
         BenchCommand::Compare(args) => compare::run(args, json),
         BenchCommand::Report(args) => report::run(&args, json),
     }
+}
+
+/// `meridian policy bench`.
+pub(crate) fn time_policy(policy: PolicySource, candidates: Vec<usize>, json: bool) -> anyhow::Result<()> {
+    micro::run(&micro::MicroArgs::of(policy, candidates), json)
 }
 
 /// The command line, its paths without their folders.

@@ -1,0 +1,109 @@
+"""Policies in four languages: from nothing to a decision in the engine, what a decision costs, the same keys in each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from areas.common import ROOT, Bound, Figure, bench_vllm, say
+
+LANGUAGES = ("rust", "c", "python", "js")
+# Those that bring an interpreter; `policy.toml` of a new folder has the same numbers.
+INTERPRETED = ("python", "js")
+MEMORY_MIB, DEADLINE_MS = 128, 10
+CANDIDATES = (64, 256, 1024)
+BATCHES = 10_000
+
+
+def meridian(folder: Path, *args: str, cache: Path | None = None) -> dict[str, Any]:
+    """Run the command with a Rust that can build components; its last line of JSON."""
+    script = f'. "$({ROOT}/scripts/setup-wasm32.sh)"; exec {ROOT}/target/release/meridian --json "$@"'
+    env = os.environ | ({"MERIDIAN_CACHE": str(cache), "CARGO_TARGET_DIR": str(cache / "rust")} if cache else {})
+    run = subprocess.run(("bash", "-c", script, "bash", *args), cwd=folder, env=env, stdout=subprocess.PIPE, text=True)
+    if run.returncode:
+        sys.exit(f"error: meridian {' '.join(args)}: {run.stdout}")
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def component(folder: Path, name: str) -> Path:
+    return folder / name / "target" / "policies" / f"{name}.wasm"
+
+
+def made(folder: Path, language: str, name: str, cache: Path | None = None) -> float:
+    """Seconds that `policy new` and `policy build` take."""
+    started = time.monotonic()
+    meridian(folder, "policy", "new", name, "--lang", language)
+    meridian(folder, "policy", "build", name, "--out", str(component(folder, name).parent), cache=cache)
+    return time.monotonic() - started
+
+
+def languages() -> Iterator[Figure]:
+    """Each language: seconds to a decision in vLLM, size, start, and microseconds a decision."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        for language in LANGUAGES:
+            say(f"  {language}")
+            fresh = made(folder, language, f"{language}-fresh", cache=folder / f"cache-{language}")
+            made(folder, language, f"{language}-first")  # its toolchain is in the cache after this
+            cached = made(folder, language, f"{language}-again")
+            policy = component(folder, f"{language}-again")
+            limits = ("--set", f"policy.dispatch.memory_mib={MEMORY_MIB}", "--set", "policy.dispatch.deadline_ms=1000")
+            started = time.monotonic()
+            found = bench_vllm(
+                f"authoring-{language}", "--scenario", "loaded", "--requests", "8", "--no-plot", "--policy", str(policy), *limits
+            )
+            served = time.monotonic() - started
+            (comparison,) = found["comparisons"]
+            faults = sum(run["metrics"].get("policy_faults", 0) for run in comparison["runs"])
+            yield Figure(f"{language}: from `policy new` to served requests in vLLM, cached", cached + served, "s")
+            yield Figure(f"{language}: of these, `policy new` and `policy build`", cached, "s")
+            yield Figure(f"{language}: the same two without a toolchain", fresh, "s")
+            yield Figure(f"{language}: faults in vLLM", faults, "faults", Bound(0))
+            yield Figure(f"{language}: component", policy.stat().st_size / 1e3, "kB")
+            inspected = meridian(folder, "policy", "inspect", str(policy))
+            yield Figure(f"{language}: compiling", inspected["load_ms"], "ms")
+            yield Figure(f"{language}: starting an instance", inspected["start_ms"], "ms")
+            counts = ",".join(map(str, CANDIDATES))
+            for row in meridian(folder, "policy", "bench", str(policy), "--candidates", counts)["rows"]:
+                yield Figure(f"{language}: a decision over {row['candidates']} candidates", row["policy_ns"] / 1e3, "us")
+
+
+def same_keys() -> Iterator[Figure]:
+    """The templates of the dispatch slot, the same policy in each language, on random batches."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        for language in LANGUAGES:
+            made(folder, language, f"same-{language}")
+        for language in LANGUAGES[1:]:
+            say(f"  {language} against rust")
+            limits = ("--memory-mib", str(MEMORY_MIB), "--deadline-ms", "1000")
+            args = ("--same-as", str(component(folder, "same-rust")), "--batches", str(BATCHES))
+            tested = meridian(folder, "policy", "test", str(component(folder, f"same-{language}")), *args, *limits)
+            (same,) = (found for found in tested["slots"][0]["properties"] if "same answers as" in found["name"])
+            differing = 0 if same["failure"] is None else int(same["failure"].split()[0])
+            what = f"{language}: batches of {BATCHES} answered otherwise than by rust"
+            yield Figure(what, differing, "batches", Bound(0))
+
+
+def compiling() -> Iterator[Figure]:
+    """Components that are hard to compile: each ends within the limit, and the engine's memory stays flat."""
+    subprocess.run(["cargo", "build", "--release", "--locked", "-q", "--workspace", "--examples"], cwd=ROOT, check=True)
+    say("  compile_figures")
+    example = ROOT / "target" / "release" / "examples" / "compile_figures"
+    done = subprocess.run([example], stdout=subprocess.PIPE, text=True, check=True)
+    for line in map(json.loads, done.stdout.splitlines()):
+        bound = Bound(line["most"]) if "most" in line else None
+        yield Figure(line["name"], line["value"], line["unit"], bound)
+
+
+def parts(pairs: int) -> dict[str, Callable[[], Iterator[Figure]]]:
+    """The parts of the area."""
+    del pairs
+    return {"languages": languages, "same-keys": same_keys, "compile": compiling}
