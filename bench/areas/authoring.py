@@ -1,4 +1,4 @@
-"""Policies in four languages: from nothing to a decision in the engine, what a decision costs, the same keys in each."""
+"""Policies in four languages: from nothing to a decision in the engine, the cost of a decision, the same keys."""
 
 from __future__ import annotations
 
@@ -57,7 +57,15 @@ def languages() -> Iterator[Figure]:
             limits = ("--set", f"policy.dispatch.memory_mib={MEMORY_MIB}", "--set", "policy.dispatch.deadline_ms=1000")
             started = time.monotonic()
             found = bench_vllm(
-                f"authoring-{language}", "--scenario", "loaded", "--requests", "8", "--no-plot", "--policy", str(policy), *limits
+                f"authoring-{language}",
+                "--scenario",
+                "loaded",
+                "--requests",
+                "8",
+                "--no-plot",
+                "--policy",
+                str(policy),
+                *limits,
             )
             served = time.monotonic() - started
             (comparison,) = found["comparisons"]
@@ -72,7 +80,9 @@ def languages() -> Iterator[Figure]:
             yield Figure(f"{language}: starting an instance", inspected["start_ms"], "ms")
             counts = ",".join(map(str, CANDIDATES))
             for row in meridian(folder, "policy", "bench", str(policy), "--candidates", counts)["rows"]:
-                yield Figure(f"{language}: a decision over {row['candidates']} candidates", row["policy_ns"] / 1e3, "us")
+                yield Figure(
+                    f"{language}: a decision over {row['candidates']} candidates", row["policy_ns"] / 1e3, "us"
+                )
 
 
 def same_keys() -> Iterator[Figure]:

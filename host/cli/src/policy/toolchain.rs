@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail, ensure};
+use meridian_wasm::sha256_of;
 
 use crate::say;
 
@@ -40,11 +41,12 @@ impl Toolchain {
     pub(super) fn set_up(&self) -> anyhow::Result<PathBuf> {
         let cache = cache_dir()?.join("toolchains");
         fs::create_dir_all(&cache).with_context(|| format!("cannot make {}", cache.display()))?;
-        let (folder, done) = (cache.join(self.name), cache.join(format!("{}.ready", self.name)));
+        let key = format!("{}-{}", self.name, &sha256_of(self.locked().as_bytes())[..12]);
+        let (folder, done) = (cache.join(&key), cache.join(format!("{key}.ready")));
         if done.exists() {
             return Ok(folder);
         }
-        let lock = cache.join(format!(".{}.lock", self.name));
+        let lock = cache.join(format!(".{key}.lock"));
         let lock = File::create(&lock).with_context(|| format!("cannot make {}", lock.display()))?;
         lock.lock().with_context(|| format!("cannot lock the set-up of {}", self.name))?;
         if !done.exists() {
@@ -53,6 +55,14 @@ impl Toolchain {
             fs::write(&done, "").with_context(|| format!("cannot write {}", done.display()))?;
         }
         Ok(folder)
+    }
+
+    /// What pins it: other packages get another folder.
+    fn locked(&self) -> String {
+        match self.kind {
+            Kind::Pip(requirements) => requirements.to_owned(),
+            Kind::Npm { node, package, lock } => [node, package, lock].concat(),
+        }
     }
 
     /// A set-up that was cut off begins again.

@@ -1,6 +1,6 @@
 //! Long thoughts end while other requests wait.
 
-use meridian_policy_sdk::budget::{BudgetPolicy, Column, Load, Request, Verdict};
+use meridian_policy_sdk::budget::{BudgetPolicy, Column, Load, Point, Request, Verdict};
 use meridian_policy_sdk::{Init, Policy, export_policy};
 
 /// Thoughts up to this length go on.
@@ -23,6 +23,11 @@ impl Policy for {{Type}} {
 
 impl BudgetPolicy for {{Type}} {
     const INPUTS: &'static [Column] = &[Column::ThinkTokens];
+
+    // Thresholds are the configured ones; only verdicts are this policy's.
+    fn applies(&self, load: &Load) -> bool {
+        load.point == Point::Probe
+    }
 
     fn verdict(&self, load: &Load, request: &Request<'_, Self>) -> Verdict {
         if load.waiting > QUEUE && request.think_tokens() > LONG_TOKENS { Verdict::EndNow } else { Verdict::Default }
