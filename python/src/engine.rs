@@ -13,7 +13,7 @@ use pyo3::types::{PyDict, PyList, PyString};
 use crate::handles::{Added, Handles, Planned, reorder, saturated, to_u32};
 use crate::policies::Policies;
 use crate::thinking::ClientRow;
-use crate::{ConfigError, config_error, log, policy_error};
+use crate::{ConfigError, compile, config_error, log, policy_error};
 
 /// The mirror, the slots and the step-time model of one engine.
 ///
@@ -51,6 +51,7 @@ impl Engine {
     ) -> PyResult<Self> {
         let config = MeridianConfig::from_json(config_json).map_err(config_error)?;
         log::keep();
+        compile::start_processes(py);
         let markers =
             Markers::new(starts, ends, padding).map_err(|error| ConfigError::new_err(format!("model: {error}")))?;
         let settings = Settings {

@@ -4,6 +4,7 @@
 //! Python objects, compared by identity: for vLLM its own `Request` objects, so that a step reads no attribute of them.
 
 mod budget;
+mod compile;
 mod engine;
 mod facts;
 mod handles;
@@ -65,6 +66,7 @@ pub(crate) fn policy_error(error: impl std::fmt::Display) -> PyErr {
 /// Run the `meridian` command line with these arguments (the first is the program's name); returns the exit code.
 #[pyfunction]
 fn run_cli(py: Python<'_>, args: Vec<String>) -> u8 {
+    compile::start_processes(py);
     py.detach(|| meridian_cli::run(args.into_iter().map(Into::into)))
 }
 
@@ -91,6 +93,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(model_family, module)?)?;
     module.add_function(wrap_pyfunction!(tool_call_texts, module)?)?;
     module.add_function(wrap_pyfunction!(run_cli, module)?)?;
+    module.add_function(wrap_pyfunction!(compile::compile_child, module)?)?;
     module.add_function(wrap_pyfunction!(take_log, module)?)?;
     module.add_function(wrap_pyfunction!(wait_for_log, module)?)?;
     module.add_function(wrap_pyfunction!(budget::eat, module)?)?;

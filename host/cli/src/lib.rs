@@ -18,6 +18,9 @@ use meridian_bench::vllm::RunError;
 use meridian_core::text::{is_printable, printable, printable_lines};
 use serde::Serialize;
 
+/// Name of the command with which the `meridian` binary starts itself to compile one component.
+pub const COMPILE_COMPONENT: &str = "compile-component";
+
 #[derive(Parser)]
 #[command(
     name = "meridian",
@@ -54,6 +57,9 @@ enum Command {
     /// Measure policies in vLLM, in simulated engines and in microbenchmarks
     #[command(subcommand, after_help = "Example:\n  meridian bench micro")]
     Bench(bench::BenchCommand),
+    /// Compile the component that another process hands over on standard input
+    #[command(name = COMPILE_COMPONENT, hide = true)]
+    CompileComponent,
 }
 
 /// Run the command line and return the exit code: 0 if the request holds, 1 if it does not, 2 for a usage error or for
@@ -81,6 +87,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Top(args) => top::run(&args, cli.json),
         Command::Replay(args) => replay::run(&args, cli.json),
         Command::Bench(command) => bench::run(command, cli.json),
+        Command::CompileComponent => return meridian_engine::compile_child(),
     };
     exit_code(done, cli.json)
 }

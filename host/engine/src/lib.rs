@@ -43,6 +43,7 @@ pub use driver::{Arrived, Driver};
 pub use engine::{Engine, Settings};
 pub use error::EngineError;
 pub use kv::Pool;
-pub use loader::{Components, Origin, PolicyError, Terms};
+pub use loader::{Components, Origin, PolicyError, Terms, set_compile_command};
+pub use meridian_wasm::{CompileCommand, compile_child};
 pub use slots::strike_limits;
 pub use thinking::ThinkTokens;

@@ -1,13 +1,13 @@
 //! The one loader of policies: `native:NAME`, a component's file or its bytes, started for a slot.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use meridian_core::native::{self, NativeError};
 use meridian_core::{Budget, Dispatch, Eviction, Policy, SlotConfig, SlotKind, SlotName, Targets};
 use meridian_runtime::Contender;
-use meridian_wasm::{GuestKind, LoadError, PolicyComponent, PolicyLimits, Runtime, TrustedKeys};
+use meridian_wasm::{CompileCommand, GuestKind, LoadError, PolicyComponent, PolicyLimits, Runtime, TrustedKeys};
 use thiserror::Error;
 
 /// The reason why a policy is not loaded, in one line.
@@ -37,6 +37,26 @@ impl PolicyError {
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::Component { error: LoadError::CompilerBusy { .. } | LoadError::Setup { .. }, .. })
     }
+}
+
+static COMPILE_COMMAND: OnceLock<CompileCommand> = OnceLock::new();
+
+/// How this process starts another one that compiles a component, which can be killed. Only the program knows: the
+/// `meridian` command and the Python package call this first, and a Rust program that embeds an engine should. Without
+/// it, components are compiled on threads of this process, where a late one keeps its core and memory until it ends by
+/// itself. The first call counts.
+///
+/// ```no_run
+/// use meridian_engine::{CompileCommand, compile_child, set_compile_command};
+///
+/// // At the start of `main`.
+/// if std::env::args().nth(1).as_deref() == Some("compile-component") {
+///     std::process::exit(compile_child().into());
+/// }
+/// set_compile_command(CompileCommand::new("/proc/self/exe", ["compile-component"]));
+/// ```
+pub fn set_compile_command(command: CompileCommand) {
+    let _ = COMPILE_COMMAND.set(command);
 }
 
 /// Compiles components. The first one sets up wasmtime; an engine with only native policies needs none.
@@ -89,7 +109,10 @@ impl Components {
         if let Some(runtime) = &*runtime {
             return Ok(runtime.clone());
         }
-        let made = Runtime::new(self.cache_dir.clone())?.with_trusted_keys(self.trusted_keys.clone());
+        let mut made = Runtime::new(self.cache_dir.clone())?.with_trusted_keys(self.trusted_keys.clone());
+        if let Some(command) = COMPILE_COMMAND.get() {
+            made = made.with_compiler(command.clone());
+        }
         *runtime = Some(made.clone());
         Ok(made)
     }

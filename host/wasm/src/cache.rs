@@ -1,17 +1,20 @@
 //! Compiled components on disk, so that an engine process starts in microseconds instead of compiling.
-#![expect(unsafe_code, reason = "wasmtime cannot prove that a compiled artifact is its own")]
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use sha2::{Digest, Sha256};
+use wasmtime::Engine;
 use wasmtime::component::Component;
-use wasmtime::{Engine, Result};
 
-const DIGEST_BYTES: usize = 32;
+use crate::artifact::Artifact;
+
+/// Behind each artifact, hexadecimal.
+const DIGEST_CHARS: usize = 64;
 /// Compiled components that are kept; the oldest go.
 const MAX_ARTIFACTS: usize = 64;
 /// A file that is still being written after so long has lost its writer.
@@ -27,28 +30,18 @@ impl Cache {
         Self { dir }
     }
 
-    /// The compiled form of `bytes`: from the folder when it is there and sound, else compiled and kept. A cache that
-    /// cannot be read or written costs only the compilation.
-    pub(crate) fn load_or_compile(&self, engine: &Engine, bytes: &[u8]) -> Result<Component> {
-        if !self.is_private() {
-            return Component::new(engine, bytes);
-        }
-        let path = self.dir.join(format!("{}.cwasm", self.key(engine, bytes)));
-        if let Some(component) = Self::load(engine, &path) {
-            return Ok(component);
-        }
-        let component = Component::new(engine, bytes)?;
-        if let Ok(artifact) = component.serialize() {
-            let _ = self.store(&path, &artifact);
-            let _ = self.tidy();
-        }
-        Ok(component)
+    /// Where the compiled form of `bytes` is kept; nowhere when another user could put a file there.
+    pub(crate) fn entry(self: &Arc<Self>, engine: &Engine, bytes: &[u8]) -> Option<Entry> {
+        let path = self.dir.join(format!("{}.cwasm", Self::key(engine, bytes)));
+        self.is_private().then(|| Entry { cache: Arc::clone(self), path })
     }
 
-    /// Names the component's content and everything of the engine that the compiled form depends on.
-    fn key(&self, engine: &Engine, bytes: &[u8]) -> String {
+    /// Names the component's content and everything that the compiled form depends on. What is found is not surveyed
+    /// again, and another version of this crate may have other limits.
+    fn key(engine: &Engine, bytes: &[u8]) -> String {
         use std::hash::{DefaultHasher, Hash, Hasher};
         let mut compatibility = DefaultHasher::new();
+        env!("CARGO_PKG_VERSION").hash(&mut compatibility);
         engine.precompile_compatibility_hash().hash(&mut compatibility);
         format!("{}-{:016x}", hex(&Sha256::digest(bytes)), compatibility.finish())
     }
@@ -64,26 +57,19 @@ impl Cache {
         }
         let mut file = Vec::new();
         opened.read_to_end(&mut file).ok()?;
-        let (artifact, digest) = file.split_at_checked(file.len().checked_sub(DIGEST_BYTES)?)?;
-        if Sha256::digest(artifact).as_slice() != digest {
-            return None;
-        }
-        // SAFETY: `deserialize` trusts its input to come from `serialize`. The digest rules out truncation and
-        // corruption; that nobody else wrote the file follows from `is_private` and `is_private_file`: the folder and the
-        // very file that was read belong to this user, and no other may write either. wasmtime itself checks version,
-        // target and settings.
-        unsafe { Component::deserialize(engine, artifact) }.ok()
+        let digest = file.split_off(file.len().checked_sub(DIGEST_CHARS)?);
+        Artifact::verified(file, std::str::from_utf8(&digest).ok()?)?.component(engine).ok()
     }
 
     /// Written aside and renamed, so that no other process or thread sees half a file.
-    fn store(&self, path: &Path, artifact: &[u8]) -> io::Result<()> {
+    fn store(path: &Path, artifact: &Artifact) -> io::Result<()> {
         static WRITTEN: AtomicU64 = AtomicU64::new(0);
         let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
         let aside = path.with_extension(format!("{}-{number}.tmp", std::process::id()));
         let write = || {
             let mut file = create_private(&aside)?;
-            file.write_all(artifact)?;
-            file.write_all(&Sha256::digest(artifact))?;
+            file.write_all(artifact.bytes())?;
+            file.write_all(artifact.sha256().as_bytes())?;
             file.sync_all()?;
             fs::rename(&aside, path)
         };
@@ -123,6 +109,24 @@ impl Cache {
     #[cfg(not(unix))]
     fn is_private(&self) -> bool {
         false
+    }
+}
+
+/// The place of one compiled component. A cache that cannot be read or written costs only the compilation.
+pub(crate) struct Entry {
+    cache: Arc<Cache>,
+    path: PathBuf,
+}
+
+impl Entry {
+    /// The component, when it is there and sound.
+    pub(crate) fn load(&self, engine: &Engine) -> Option<Component> {
+        Cache::load(engine, &self.path)
+    }
+
+    pub(crate) fn store(&self, artifact: &Artifact) {
+        let _ = Cache::store(&self.path, artifact);
+        let _ = self.cache.tidy();
     }
 }
 

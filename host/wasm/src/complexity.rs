@@ -1,5 +1,5 @@
-//! What a component may be made of, looked at before it is compiled: compiling cannot be stopped, and a few kilobytes can
-//! keep a compiler busy for hours.
+//! What a component may be made of, looked at before it is compiled: a few kilobytes can keep a compiler busy for hours, and
+//! where it runs on a thread it cannot be stopped.
 //!
 //! Every limit has a margin over the largest components that are known to work, whole interpreters: CPython
 //! (componentize-py, 18 MB) and SpiderMonkey (componentize-js, 12 MB). A policy in Rust is a hundredth of those. "Largest
@@ -86,7 +86,9 @@ pub(crate) fn check(bytes: &[u8]) -> std::result::Result<(), LoadError> {
         Ok(()) => Ok(()),
         Err(Refusal::Parse(error)) => Err(LoadError::Invalid { detail: one_line(&error) }),
         Err(Refusal::Import(import)) => Err(LoadError::UnknownImport { import: clip(import, 128) }),
-        Err(Refusal::TooMuch { what, found, limit }) => Err(LoadError::TooComplex { what, found, limit }),
+        Err(Refusal::TooMuch { what, found, limit }) => {
+            Err(LoadError::TooComplex { what: what.to_owned(), found, limit })
+        }
     }
 }
 

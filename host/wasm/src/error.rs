@@ -42,20 +42,32 @@ pub enum LoadError {
     #[error("too complex: {what}: {found}, expected at most {limit}")]
     TooComplex {
         /// What there is too much of.
-        what: &'static str,
+        what: String,
         /// How much; counting stops at the first that is too much.
         found: u64,
         /// The most allowed.
         limit: u64,
     },
-    /// Compiling it took too long. Nothing waits for the compiler any more, which ends by itself.
+    /// Compiling it took too long. Its process was killed; a thread is left to end by itself.
     #[error("compiling took longer than {} s", limit.as_secs_f64())]
     CompileDeadline {
         /// The longest allowed.
         limit: Duration,
     },
-    /// Components that took too long are still being compiled.
-    #[error("{running} components that took too long are still being compiled; try again when they are done")]
+    /// Compiling it took too much memory. Its process has ended.
+    #[error("compiling needs more than {} MiB of memory", limit_bytes >> 20)]
+    CompileMemory {
+        /// The most allowed beside the program itself.
+        limit_bytes: u64,
+    },
+    /// The process that compiled it crashed, or gave no result that can be used.
+    #[error("the process that compiled it failed: {problem}")]
+    CompileFailed {
+        /// How it ended, or what is wrong with its result, one line.
+        problem: String,
+    },
+    /// Components are still being compiled, as many as may be at a time.
+    #[error("{running} components are still being compiled; try again when they are done")]
     CompilerBusy {
         /// How many.
         running: usize,
@@ -140,12 +152,15 @@ pub enum LoadError {
     },
 }
 
+/// Longest text of others in an error.
+pub(crate) const LINE_CHARS: usize = 1024;
+
 /// Errors of wasmtime and its parser span lines; an operator gets one.
 pub(crate) fn one_line(error: &dyn fmt::Display) -> String {
     let text = format!("{error:#}");
     let line = text.split('\n').map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ");
     // They quote the component, which may hold anything.
-    clip(line, 1024)
+    clip(line, LINE_CHARS)
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@
 //! # Ok::<(), meridian_wasm::LoadError>(())
 //! ```
 
+mod artifact;
 mod bulk;
 mod cache;
 mod check;
@@ -28,7 +29,7 @@ mod trust;
 mod wit;
 
 pub use bulk::BULK_BYTES_PER_TICK;
-pub use compile::COMPILE_DEADLINE;
+pub use compile::{COMPILE_DEADLINE, CompileCommand, CompileLimits, compile_child};
 pub use component::{PolicyComponent, sha256_of};
 pub use error::LoadError;
 pub use guest::GuestKind;

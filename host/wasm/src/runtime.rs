@@ -8,11 +8,12 @@ use meridian_core::signature::signature_path;
 use wasmtime::component::{Component, Linker};
 use wasmtime::{Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig};
 
+use crate::artifact::Artifact;
 use crate::cache::Cache;
-use crate::compile::Compiler;
+use crate::compile::{Compiler, Threads};
 use crate::error::{LoadError, one_line};
 use crate::instance::StoreState;
-use crate::{PolicyComponent, Signer, TrustedKeys, bulk, check, complexity, read_signature, stack};
+use crate::{CompileCommand, PolicyComponent, Signer, TrustedKeys, bulk, check, complexity, read_signature, stack};
 
 /// How often the epoch advances: the grain of every deadline.
 pub const EPOCH_TICK: Duration = Duration::from_micros(500);
@@ -39,19 +40,12 @@ pub struct Runtime {
 
 impl Runtime {
     /// Set up wasmtime and start the thread that advances the epoch. `cache_dir` holds compiled components between
-    /// processes; `None` compiles every time.
+    /// processes; `None` compiles every time. Components are compiled on threads of this process.
     ///
     /// # Errors
     /// [`LoadError::Setup`] when the machine cannot run WebAssembly.
     pub fn new(cache_dir: Option<PathBuf>) -> Result<Self, LoadError> {
-        let mut config = Config::new();
-        config.epoch_interruption(true);
-        // Same inputs, same decisions: NaN bits are otherwise the one thing that differs between machines.
-        config.cranelift_nan_canonicalization(true);
-        config.wasm_relaxed_simd(false);
-        // Nothing stops a bulk instruction that has begun, so a call is given fuel for the bytes that they may touch.
-        config.consume_fuel(true).operator_cost(bulk::costs()?);
-        config.max_wasm_stack(stack::GUEST_BYTES);
+        let mut config = code_config()?;
         let mut pool = PoolingAllocationConfig::default();
         pool.total_component_instances(POOLED_INSTANCES)
             .total_core_instances(POOLED_CORE_INSTANCES)
@@ -67,7 +61,14 @@ impl Runtime {
         let engine = engine.map_err(|error| LoadError::Setup { detail: one_line(&error) })?;
         start_ticker(&engine)?;
         let cache = cache_dir.map(|dir| Arc::new(Cache::new(dir)));
-        Ok(Self { engine, cache, compiler: Compiler::new(), trusted: Arc::default() })
+        Ok(Self { engine, cache, compiler: Compiler::Thread(Threads::new()), trusted: Arc::default() })
+    }
+
+    /// From now on, components are compiled in processes that this command starts, which can be killed. Only Linux has
+    /// the limits that they need; elsewhere this changes nothing.
+    #[must_use]
+    pub fn with_compiler(self, command: CompileCommand) -> Self {
+        Self { compiler: Compiler::new(command), ..self }
     }
 
     /// From now on, with any key, a component is loaded only with a signature by one of them.
@@ -89,13 +90,13 @@ impl Runtime {
         };
         // A file that nobody asks for may be anything.
         if self.trusted.is_empty() {
-            return self.load_verified(bytes, None);
+            return self.load_verified(&bytes, None);
         }
         let beside = signature_path(path);
         let signature =
             read_signature(&beside).map_err(|source| LoadError::Read { path: beside.display().to_string(), source })?;
         let signer = self.verify(&bytes, signature.as_deref(), Some(&beside))?;
-        self.load_verified(bytes, signer)
+        self.load_verified(&bytes, signer)
     }
 
     /// Check and compile a component that nobody signed.
@@ -116,7 +117,7 @@ impl Runtime {
             return Err(LoadError::TooLarge { bytes: bytes.len() as u64, limit: MAX_COMPONENT_BYTES });
         }
         let signer = self.verify(bytes, signature, None)?;
-        self.load_verified(bytes.to_vec(), signer)
+        self.load_verified(bytes, signer)
     }
 
     /// Who signed the bytes; `None` when no keys are trusted.
@@ -139,30 +140,65 @@ impl Runtime {
     }
 
     /// Nothing of the component was parsed before this.
-    fn load_verified(&self, bytes: Vec<u8>, signer: Option<Signer>) -> Result<PolicyComponent, LoadError> {
-        check::header(&bytes)?;
-        let bytes: Arc<[u8]> = bytes.into();
-        let component = self.compile(Arc::clone(&bytes))?;
+    fn load_verified(&self, bytes: &[u8], signer: Option<Signer>) -> Result<PolicyComponent, LoadError> {
+        check::header(bytes)?;
+        let component = self.compile(bytes)?;
         let fills = check::world(&self.engine, &component)?;
         let wrong_type = |error: wasmtime::Error| LoadError::WrongType { detail: one_line(&error) };
         let linker: Linker<StoreState> = Linker::new(&self.engine);
         let pre = linker.instantiate_pre(&component).map_err(wrong_type)?;
-        PolicyComponent::new(self.engine.clone(), pre, fills, &bytes, signer).map_err(wrong_type)
+        PolicyComponent::new(self.engine.clone(), pre, fills, bytes, signer).map_err(wrong_type)
     }
 
-    /// Survey and compile in bounded time, on a stack of known size: what a caller's thread has left is not known, and one
-    /// that runs out ends the process. What is late is kept in the cache when it is done, so another attempt may find it.
-    fn compile(&self, bytes: Arc<[u8]>) -> Result<Component, LoadError> {
-        let Self { engine, cache, .. } = self.clone();
-        self.compiler.run(move || {
-            complexity::check(&bytes)?;
-            let compiled = match cache {
-                Some(cache) => cache.load_or_compile(&engine, &bytes),
-                None => Component::new(&engine, &bytes),
-            };
-            compiled.map_err(|error| LoadError::Invalid { detail: one_line(&error) })
-        })?
+    /// From the cache, or surveyed and compiled in bounded time, on a stack of known size: what a caller's thread has
+    /// left is not known, and one that runs out ends the process. A late thread puts its result into the cache when it is
+    /// done, so another attempt may find it.
+    fn compile(&self, bytes: &[u8]) -> Result<Component, LoadError> {
+        let entry = self.cache.as_ref().and_then(|cache| cache.entry(&self.engine, bytes));
+        if let Some(component) = entry.as_ref().and_then(|entry| entry.load(&self.engine)) {
+            return Ok(component);
+        }
+        match &self.compiler {
+            #[cfg(target_os = "linux")]
+            Compiler::Child(children) => {
+                let artifact = children.compile(bytes)?;
+                // The program of the process may have been replaced by another version.
+                let unusable = |error| LoadError::CompileFailed { problem: one_line(&error) };
+                let component = artifact.component(&self.engine).map_err(unusable)?;
+                if let Some(entry) = entry {
+                    entry.store(&artifact);
+                }
+                Ok(component)
+            }
+            Compiler::Thread(threads) => {
+                let (engine, bytes) = (self.engine.clone(), bytes.to_vec());
+                threads.run(move || {
+                    complexity::check(&bytes)?;
+                    let invalid = |error| LoadError::Invalid { detail: one_line(&error) };
+                    let component = Component::new(&engine, &bytes).map_err(invalid)?;
+                    if let Some(entry) = entry
+                        && let Ok(artifact) = component.serialize()
+                    {
+                        entry.store(&Artifact::new(artifact));
+                    }
+                    Ok(component)
+                })?
+            }
+        }
     }
+}
+
+/// The settings that decide what code is made, the same in a process that only compiles.
+pub(crate) fn code_config() -> Result<Config, LoadError> {
+    let mut config = Config::new();
+    config.epoch_interruption(true);
+    // Same inputs, same decisions: NaN bits are otherwise the one thing that differs between machines.
+    config.cranelift_nan_canonicalization(true);
+    config.wasm_relaxed_simd(false);
+    // Nothing stops a bulk instruction that has begun, so a call is given fuel for the bytes that they may touch.
+    config.consume_fuel(true).operator_cost(bulk::costs()?);
+    config.max_wasm_stack(stack::GUEST_BYTES);
+    Ok(config)
 }
 
 /// A deadline without a running ticker never passes, or (epoch 0) passes at once; so the ticker is part of the runtime,

@@ -1,6 +1,7 @@
 //! Hostile components, written as core WebAssembly text and wrapped by wit-component.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+pub mod bombs;
 pub mod bulk;
 
 use std::time::Duration;

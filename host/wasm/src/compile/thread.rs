@@ -1,26 +1,16 @@
-//! Compiling with a limit of time. Cranelift cannot be interrupted, so it runs on a thread of its own that is left to
-//! end by itself when it is late.
+//! Compiling on a thread, which is left to end by itself when it is late: for programs that start no process for it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use super::{COMPILE_DEADLINE, MAX_RUNNING, STACK_BYTES, lock};
 use crate::LoadError;
 
-/// Longest time to compile a component. The largest real ones, interpreters of 12 to 18 MB, take 11 to 15 s on two
-/// shared cores.
-pub const COMPILE_DEADLINE: Duration = Duration::from_secs(120);
-
-/// Late compilations that may still run; with so many, new components are refused until one has ended. Each takes one
-/// core and, by the limits on complexity, some gigabytes at worst.
-const MAX_LATE: usize = 2;
-
-/// Cranelift and the validator recurse over the nesting of what they are given.
-const STACK_BYTES: usize = 8 << 20;
-
+/// Threads that compile. While [`MAX_RUNNING`] late ones run, new components are refused.
 #[derive(Clone)]
-pub(crate) struct Compiler {
+pub(crate) struct Threads {
     deadline: Duration,
     late: Arc<Late>,
 }
@@ -39,7 +29,7 @@ enum Job<T> {
     Abandoned,
 }
 
-impl Compiler {
+impl Threads {
     pub(crate) fn new() -> Self {
         Self { deadline: COMPILE_DEADLINE, late: Arc::default() }
     }
@@ -52,7 +42,7 @@ impl Compiler {
     /// What `compile` returns, if it does so in time.
     pub(crate) fn run<T: Send + 'static>(&self, compile: impl FnOnce() -> T + Send + 'static) -> Result<T, LoadError> {
         let running = *lock(&self.late.running);
-        if running >= MAX_LATE {
+        if running >= MAX_RUNNING {
             return Err(LoadError::CompilerBusy { running });
         }
         let shared = Arc::new((Mutex::new(Job::Running), Condvar::new()));
@@ -87,11 +77,6 @@ impl Compiler {
     }
 }
 
-/// What is guarded is a count or an enum: whole at any time.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
@@ -100,31 +85,31 @@ mod tests {
 
     #[test]
     fn late_compilations_are_refused_and_bounded_and_end_by_themselves() {
-        let compiler = Compiler::new();
-        let impatient = compiler.clone().with_deadline(Duration::ZERO);
+        let threads = Threads::new();
+        let impatient = threads.clone().with_deadline(Duration::ZERO);
         let mut gates = Vec::new();
-        for _ in 0..MAX_LATE {
+        for _ in 0..MAX_RUNNING {
             let (open, gate) = mpsc::channel::<()>();
             gates.push(open);
             let late = impatient.run(move || gate.recv());
             assert!(matches!(late, Err(LoadError::CompileDeadline { limit: Duration::ZERO })));
         }
-        let refused = compiler.run(|| ()).unwrap_err();
-        assert!(matches!(refused, LoadError::CompilerBusy { running: MAX_LATE }), "{refused}");
+        let refused = threads.run(|| ()).unwrap_err();
+        assert!(matches!(refused, LoadError::CompilerBusy { running: MAX_RUNNING }), "{refused}");
         drop(gates.pop());
-        let running = lock(&compiler.late.running);
-        drop(compiler.late.ended.wait_while(running, |running| *running == MAX_LATE).unwrap());
-        assert_eq!(compiler.run(|| 7).unwrap(), 7);
+        let running = lock(&threads.late.running);
+        drop(threads.late.ended.wait_while(running, |running| *running == MAX_RUNNING).unwrap());
+        assert_eq!(threads.run(|| 7).unwrap(), 7);
         drop(gates);
-        let running = lock(&compiler.late.running);
-        assert_eq!(*compiler.late.ended.wait_while(running, |running| *running > 0).unwrap(), 0);
+        let running = lock(&threads.late.running);
+        assert_eq!(*threads.late.ended.wait_while(running, |running| *running > 0).unwrap(), 0);
     }
 
     #[test]
     fn a_panic_of_the_compiler_refuses_the_component() {
-        let compiler = Compiler::new();
-        let error = compiler.run(|| -> () { panic!("on purpose") }).unwrap_err();
+        let threads = Threads::new();
+        let error = threads.run(|| -> () { panic!("on purpose") }).unwrap_err();
         assert_eq!(error.to_string(), "invalid component: the compiler panicked over it");
-        assert_eq!(compiler.run(|| 7).unwrap(), 7);
+        assert_eq!(threads.run(|| 7).unwrap(), 7);
     }
 }
