@@ -20,6 +20,8 @@ INTERPRETED = ("python", "js")
 MEMORY_MIB, DEADLINE_MS = 128, 10
 CANDIDATES = (64, 256, 1024)
 BATCHES = 10_000
+PATIENT = ("--memory-mib", str(MEMORY_MIB), "--deadline-ms", "1000")
+ADDS_A_COLUMN = "wit: a column of the tokens of the last step"
 # 120 s and the time to kill; memory stays flat when no bomb's compilation is seen in it.
 COMPILE_BOUNDS = {
     "longest time of a bomb": Bound(121),
@@ -99,13 +101,48 @@ def same_keys() -> Iterator[Figure]:
             made(folder, language, f"same-{language}")
         for language in LANGUAGES[1:]:
             say(f"  {language} against rust")
-            limits = ("--memory-mib", str(MEMORY_MIB), "--deadline-ms", "1000")
-            args = ("--same-as", str(component(folder, "same-rust")), "--batches", str(BATCHES))
-            tested = meridian(folder, "policy", "test", str(component(folder, f"same-{language}")), *args, *limits)
+            args = ("--same-as", str(component(folder, "same-rust")), "--batches", str(BATCHES), *PATIENT)
+            tested = meridian(folder, "policy", "test", str(component(folder, f"same-{language}")), *args)
             (same,) = (found for found in tested["slots"][0]["properties"] if "same answers as" in found["name"])
             differing = 0 if same["failure"] is None else int(same["failure"].split()[0])
             what = f"{language}: batches of {BATCHES} answered otherwise than by rust"
             yield Figure(what, differing, "batches", Bound(0))
+
+
+def contract() -> Iterator[Figure]:
+    """Components and recordings of the version before, and what adding a column touched."""
+    fixtures = ROOT / "host" / "wasm" / "tests" / "contract-0.1"
+    differing = decisions = 0
+    for recording in sorted(fixtures.glob("*.arrow")):
+        policy = str(recording.with_suffix(".wasm"))
+        replayed = meridian(ROOT, "replay", str(recording), "--policy", policy)
+        decisions += replayed["decisions"]
+        differing += replayed["different"]
+        now = ROOT / "target" / "policies" / f"{recording.stem}.wasm"
+        tested = meridian(ROOT, "policy", "test", policy, "--same-as", str(now), "--batches", "1000", *PATIENT)
+        (same,) = (found for found in tested["slots"][0]["properties"] if "same answers as" in found["name"])
+        otherwise = 0 if same["failure"] is None else int(same["failure"].split()[0])
+        yield Figure(
+            f"0.1 {recording.stem}: batches of 1000 answered otherwise than by 0.2", otherwise, "batches", Bound(0)
+        )
+    yield Figure("recordings of 0.1: decisions replayed", decisions, "decisions")
+    yield Figure("recordings of 0.1: decisions that differ", differing, "decisions", Bound(0))
+    touched = subprocess.run(
+        ("git", "log", "-1", "--numstat", "--format=", f"--grep={ADDS_A_COLUMN}", "--fixed-strings"),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout.split("\n")
+    rows = [line.split("\t") for line in touched if line]
+    code = [(int(added), int(removed)) for added, removed, path in rows if not is_told(path)]
+    yield Figure("files of code touched by the commit that adds a column", len(code), "files", Bound(2))
+    yield Figure("lines of code touched by it", sum(map(sum, code)), "lines")
+
+
+def is_told(path: str) -> bool:
+    """Whether a change of this file tells of a column, or tests it, and does not make it."""
+    return path.startswith("docs/") or path == "CHANGELOG.md" or "/tests/" in path
 
 
 def compiling() -> Iterator[Figure]:
@@ -122,4 +159,4 @@ def compiling() -> Iterator[Figure]:
 def parts(pairs: int) -> dict[str, Callable[[], Iterator[Figure]]]:
     """The parts of the area."""
     del pairs
-    return {"languages": languages, "same-keys": same_keys, "compile": compiling}
+    return {"languages": languages, "same-keys": same_keys, "contract": contract, "compile": compiling}

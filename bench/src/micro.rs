@@ -127,7 +127,7 @@ fn started<K: Timed>(loader: &mut Loader, source: &PolicySource, n: usize) -> an
 pub fn noop_call(loader: &mut Loader, noop: &PolicySource) -> anyhow::Result<f64> {
     let mut policy = loader.load::<Dispatch>(noop)?.policy;
     let step = Step { token_budget: 2048, ..Step::default() };
-    let batch = Batch { facts: &step, candidates: 0, columns: &[] };
+    let batch = Batch { facts: &step, candidates: 0, columns: &[], finished: &[] };
     let mut decision = Decision::default();
     let mut samples = Vec::new();
     for _ in 0..PAIRS {

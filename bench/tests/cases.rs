@@ -55,8 +55,9 @@ fn every_policy_meets_its_cases() {
     }
 }
 
-/// Those whose answer about one candidate depends on the others, or on its place.
-const DEPENDENT: [&str; 1] = ["fcfs"];
+/// Those whose answer about one candidate depends on its place: by arrival, or in the last bit, where a sum over the batch goes
+/// into every key.
+const DEPENDENT: [&str; 2] = ["fcfs", "balanced"];
 
 fn has_the_properties<K: CaseKind>(components: &Components) {
     for name in K::NATIVES {

@@ -76,6 +76,7 @@ class Engine:
         deadline_ms: float,
         priority: int,
         tenant: str,
+        session: str = "",
         whole_prompt: bool = False,
         client: RequestBudget | None = None,
         interrupts: list[list[int]] = ...,

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 SlotName = Literal["dispatch", "eviction", "budget"]
 
-# Longest `tenant`, as in vLLM.
-MAX_TENANT_CHARACTERS = 128
+# Longest `tenant` and `session`, as in vLLM.
+MAX_NAME_CHARACTERS = 128
 
 
 class KvStats(TypedDict):
@@ -133,6 +133,12 @@ class ThinkingRequest:
     rpdi: float | None = None
     same_answers: int = 0
     """Latest consecutive probes with the same most likely next token; 0 when the latest probe gave none."""
+    request: int = 0
+    """Number of the request."""
+    session: int = 0
+    """Number of its session; 0 without one."""
+    turn: int = 0
+    """Which request of its session it is, from 1; 0 without a session."""
 
 
 @dataclass(frozen=True)
@@ -236,17 +242,19 @@ class PolicyEngine:
         deadline_ms: float = math.inf,
         priority: int = 0,
         tenant: str = "",
+        session: str = "",
     ) -> None:
         """Add a request that arrived at `now_ms` with the token ids of its templated prompt.
 
-        `max_tokens` and `priority` are cut to 32 bits.
+        `max_tokens` and `priority` are cut to 32 bits. All requests of a conversation have the same `session`.
 
         Raises:
-            ValueError: a request with this id is live, `tenant` has more than 128 characters, `now_ms` is not finite,
-                or `deadline_ms` is NaN.
+            ValueError: a request with this id is live, `tenant` or `session` has more than 128 characters,
+                `now_ms` is not finite, or `deadline_ms` is NaN.
         """
-        if len(tenant) > MAX_TENANT_CHARACTERS:
-            raise ValueError(f"tenant: {len(tenant)} characters: must be at most {MAX_TENANT_CHARACTERS}")
+        for fact, name in (("tenant", tenant), ("session", session)):
+            if len(name) > MAX_NAME_CHARACTERS:
+                raise ValueError(f"{fact}: {len(name)} characters: must be at most {MAX_NAME_CHARACTERS}")
         _check_now(now_ms)
         if math.isnan(deadline_ms):
             raise ValueError("deadline_ms: nan: must be a number; inf for none")
@@ -261,6 +269,7 @@ class PolicyEngine:
             deadline_ms=deadline_ms,
             priority=priority,
             tenant=tenant,
+            session=session,
         )
         if not added:
             raise ValueError(f"request {request_id!r} is already there")

@@ -87,7 +87,7 @@ impl Engine {
     /// With `whole_prompt` the engine may not split its prompt. With `client`, what its client asked for, its thinking is
     /// followed: then its sampler is to know what is returned, its number, its limit of think tokens, and whether its entropies
     /// are wanted. `interrupts` end its thinking as well.
-    #[pyo3(signature = (handle, request_id, *, prompt_tail, prompt_tokens, max_tokens, arrival_ms, deadline_ms, priority, tenant, whole_prompt = false, client = None, interrupts = vec![]))]
+    #[pyo3(signature = (handle, request_id, *, prompt_tail, prompt_tokens, max_tokens, arrival_ms, deadline_ms, priority, tenant, session = "", whole_prompt = false, client = None, interrupts = vec![]))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python method")]
     fn add(
         &self,
@@ -100,6 +100,7 @@ impl Engine {
         deadline_ms: f64,
         #[pyo3(from_py_with = saturated)] priority: i64,
         tenant: &str,
+        session: &str,
         whole_prompt: bool,
         client: Option<ClientRow>,
         interrupts: Vec<Vec<u32>>,
@@ -114,6 +115,7 @@ impl Engine {
             deadline_ms,
             priority: priority.clamp(i32::MIN.into(), i32::MAX.into()) as i32,
             tenant,
+            session,
             whole_prompt,
         };
         let client = client.map(|client| client.with_interrupts(interrupts));

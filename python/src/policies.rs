@@ -52,6 +52,9 @@ struct BudgetRow {
     eat_variance: Option<f64>,
     rpdi: Option<f64>,
     same_answers: u32,
+    request: u32,
+    session: u32,
+    turn: u32,
 }
 
 /// Facts about the engine for a budget policy, without what is configured.
@@ -222,11 +225,25 @@ fn budget_candidate(row: BudgetRow) -> BudgetCandidate {
         eat_variance,
         rpdi,
         same_answers,
+        request,
+        session,
+        turn,
     } = row;
     let (eat_bits, eat_variance_bits2) = (eat, eat_variance);
     let observed =
         Observed { think_tokens, is_probed, is_at_boundary, probes, eat_bits, eat_variance_bits2, rpdi, same_answers };
-    BudgetCandidate { prompt_tokens, remaining_tokens, think_ms, slack_ms, priority, tenant, observed }
+    BudgetCandidate {
+        prompt_tokens,
+        remaining_tokens,
+        think_ms,
+        slack_ms,
+        priority,
+        tenant,
+        request,
+        session,
+        turn,
+        observed,
+    }
 }
 
 fn facts(row: LoadRow, config: &MeridianConfig) -> Load {

@@ -165,6 +165,7 @@ def test_markers_may_have_alternatives() -> None:
     ("facts", "expected"),
     [
         ({"tenant": "t" * 129}, "tenant: 129 characters: must be at most 128"),
+        ({"session": "s" * 129}, "session: 129 characters: must be at most 128"),
         ({"now_ms": math.nan}, "now_ms: nan: must be finite"),
         ({"now_ms": math.inf}, "now_ms: inf: must be finite"),
         ({"deadline_ms": math.nan}, "deadline_ms: nan: must be a number"),
@@ -174,7 +175,7 @@ def test_facts_that_make_no_sense_are_refused(facts: dict[str, Any], expected: s
     engine = PolicyEngine()
     with pytest.raises(ValueError, match=f"^{expected}"):
         engine.add("a", prompt=[1], max_tokens=1, **facts)
-    engine.add("a", prompt=[1], max_tokens=1, tenant="t" * 128)
+    engine.add("a", prompt=[1], max_tokens=1, tenant="t" * 128, session="s" * 128)
     with pytest.raises(ValueError, match="now_ms: nan: must be finite"):
         engine.plan(["a"], [], token_budget=8, free_seats=1, now_ms=math.nan)
 

@@ -43,6 +43,9 @@ struct Candidate {
     rpdi: Option<f64>,
     same_answers: u32,
     slack_ms: f64,
+    request: u32,
+    session: u32,
+    turn: u32,
 }
 
 impl Default for Candidate {
@@ -57,14 +60,17 @@ impl Default for Candidate {
             rpdi: None,
             same_answers: 0,
             slack_ms: f64::INFINITY,
+            request: 1,
+            session: 0,
+            turn: 0,
         }
     }
 }
 
 impl Candidate {
     fn row(&self) -> BudgetCandidate {
-        let Self { think_tokens, is_probed, is_at_boundary, probes, eat, eat_variance, rpdi, same_answers, slack_ms } =
-            *self;
+        let Self { think_tokens, is_probed, is_at_boundary, probes, eat, eat_variance, rpdi, same_answers, .. } = *self;
+        let Self { slack_ms, request, session, turn, .. } = *self;
         let observed = Observed {
             think_tokens,
             is_probed,
@@ -75,7 +81,7 @@ impl Candidate {
             rpdi,
             same_answers,
         };
-        BudgetCandidate { prompt_tokens: 10, slack_ms, observed, ..BudgetCandidate::default() }
+        BudgetCandidate { prompt_tokens: 10, slack_ms, request, session, turn, observed, ..BudgetCandidate::default() }
     }
 }
 
@@ -135,6 +141,9 @@ impl CaseKind for Budget {
                 rpdi,
                 same_answers: random.random_range(0..=probes),
                 slack_ms: [f64::INFINITY, random.random_range(-1e4..1e5)][random.random_range(0..2)],
+                request: random.random_range(1..1 << 24),
+                session: random.random_range(0..4),
+                turn: random.random_range(0..9),
             }
             .row()
         };

@@ -89,6 +89,13 @@ struct Candidate {
     /// Since its first token of output.
     #[serde(default)]
     output_ms: f64,
+    /// Its number; its position, from 1, when absent.
+    request: Option<u32>,
+    /// Number of its session.
+    #[serde(default)]
+    session: u32,
+    #[serde(default)]
+    turn: u32,
 }
 
 /// The prompt that leaves a model thinking; a longer one ends with it.
@@ -199,6 +206,9 @@ impl Candidate {
             remaining_tokens: Some(random.random_range(1..8_000)),
             preemptions: random.random_range(0..3),
             output_ms,
+            request: None,
+            session: random.random_range(0..4),
+            turn: random.random_range(1..9),
         }
     }
 }
@@ -209,6 +219,18 @@ fn build_columns(table: &mut RequestTable, inputs: &[Column], candidates: &[Cand
     let rows: Vec<RowId> = (0..).zip(candidates).map(insert).collect();
     let mut out = Vec::new();
     columns::fill(inputs, table, &rows, now_ms, BLOCK_TOKENS, &mut out);
+    // The mirror counts what arrives; a case says which request of an earlier step a candidate is.
+    for (input, values) in inputs.iter().zip(out.chunks_mut(candidates.len().max(1))) {
+        let given = |(i, candidate): (usize, &Candidate)| match input {
+            Column::Request => Some(candidate.request.unwrap_or(i as u32 + 1)),
+            Column::Session => Some(candidate.session),
+            Column::Turn => Some(candidate.turn),
+            _ => None,
+        };
+        for (value, given) in values.iter_mut().zip(candidates.iter().enumerate().map(given)) {
+            *value = given.map_or(*value, |given| given as f32);
+        }
+    }
     // Numbers of tenants stay, as between the steps of an engine.
     for row in &rows {
         table.remove(*row);
@@ -277,14 +299,14 @@ impl CaseKind for Dispatch {
             let now_ms = NOW_MS - ms_ago;
             let columns = build_columns(&mut table, policy.inputs(), candidates, now_ms);
             let step = Step { now_ms, ..step };
-            let batch = Batch { facts: &step, candidates: candidates.len(), columns: &columns };
+            let batch = Batch { facts: &step, candidates: candidates.len(), columns: &columns, finished: &[] };
             decision.clear();
             policy.decide(&batch, &mut decision).map_err(|fault| format!("an earlier step: {fault}"))?;
         }
         let n = case.candidates.len();
         let columns = build_columns(&mut table, policy.inputs(), &case.candidates, NOW_MS);
         decision.clear();
-        let batch = Batch { facts: &step, candidates: n, columns: &columns };
+        let batch = Batch { facts: &step, candidates: n, columns: &columns, finished: &[] };
         policy.decide(&batch, &mut decision).map_err(|fault| fault.to_string())?;
         Self::check(&step, &decision, n).map_err(|fault| fault.to_string())?;
         case.verify(&decision)
@@ -312,6 +334,7 @@ impl CaseKind for Dispatch {
             fixed_ms: random.random_range(1.0..20.0),
             decode_token_ms: random.random_range(0.01..0.2),
             prefill_token_ms: random.random_range(0.01..0.5),
+            decode_context_tokens: random.random_range(0..100_000),
         };
         (step, build_columns(&mut table(), inputs, &made, NOW_MS))
     }

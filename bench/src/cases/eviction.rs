@@ -61,7 +61,7 @@ impl CaseKind for Eviction {
         let memory = Memory { subject: case.subject, ..Memory::default() };
         let (mut values, mut keys) = (Vec::new(), Vec::new());
         columns::fill_eviction(policy.inputs(), &candidates, &mut values);
-        let batch = Batch { facts: &memory, candidates: n, columns: &values };
+        let batch = Batch { facts: &memory, candidates: n, columns: &values, finished: &[] };
         policy.decide(&batch, &mut keys).map_err(|fault| fault.to_string())?;
         Self::check(&memory, &keys, n).map_err(|fault| fault.to_string())?;
         expect("leaves the batch to the default", &(n > 0 && keys.is_empty()), &case.default)?;

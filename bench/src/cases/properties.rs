@@ -95,7 +95,8 @@ impl<K: CaseKind> Batches<K> {
             let candidates = random.random_range(0..=MOST_CANDIDATES);
             let (facts, columns) = K::random(&mut random, policy.inputs(), candidates);
             let mut decision = K::Decision::default();
-            let answer = policy.decide(&Batch { facts: &facts, candidates, columns: &columns }, &mut decision);
+            let answer =
+                policy.decide(&Batch { facts: &facts, candidates, columns: &columns, finished: &[] }, &mut decision);
             if answer.is_err() {
                 policy.recover().map_err(|fault| anyhow::anyhow!("{}: {fault}", origin.source()))?;
             }
@@ -149,8 +150,10 @@ fn order_independent<K: CaseKind>(origin: &Origin, terms: Terms, options: &str, 
         let shuffled: Vec<f32> = columns.chunks(n).flat_map(|column| order.iter().map(|at| column[*at])).collect();
         let (mut one, mut other) = (K::Decision::default(), K::Decision::default());
         let answered = first
-            .decide(&Batch { facts: &facts, candidates: n, columns: &columns }, &mut one)
-            .and_then(|()| second.decide(&Batch { facts: &facts, candidates: n, columns: &shuffled }, &mut other));
+            .decide(&Batch { facts: &facts, candidates: n, columns: &columns, finished: &[] }, &mut one)
+            .and_then(|()| {
+                second.decide(&Batch { facts: &facts, candidates: n, columns: &shuffled, finished: &[] }, &mut other)
+            });
         let (one, other) = (K::answers(&one), K::answers(&other));
         let moved: Vec<_> = order.iter().filter_map(|at| one.get(*at).cloned()).collect();
         if let Err(fault) = answered {
@@ -178,7 +181,7 @@ fn in_time<K: CaseKind>(
     let mut policy = origin.policy::<K>(terms, options)?;
     let mut random = Pcg64::seed_from_u64(wanted.seed);
     let (facts, columns) = K::random(&mut random, policy.inputs(), candidates);
-    let batch = Batch { facts: &facts, candidates, columns: &columns };
+    let batch = Batch { facts: &facts, candidates, columns: &columns, finished: &[] };
     let mut decision = K::Decision::default();
     let mut took = Vec::with_capacity(TIMED);
     let name = format!("{candidates} candidates within the deadline");

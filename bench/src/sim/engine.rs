@@ -17,7 +17,7 @@ use super::step::Serving;
 use super::timeline::Sample;
 use super::{EngineConfig, Policies, StepWork};
 use crate::results::Event;
-use crate::trace::TraceRequest;
+use crate::trace::{Prefix, TraceRequest};
 
 /// A step that carries nothing, milliseconds at least: the engine's own loop.
 const EMPTY_STEP_MS: f64 = 1.0;
@@ -134,6 +134,10 @@ impl Engine {
         self.next_id += 1;
         let end_marker = u32::from(request.think_tokens > 0);
         let tail = if request.think_tokens > 0 { THINK_START } else { THINK_END };
+        let session = match request.prefix {
+            Prefix::Session { id, .. } => id.to_string(),
+            Prefix::None | Prefix::Blocks { .. } => String::new(),
+        };
         let new = NewRequest {
             prompt: &[tail],
             prompt_tokens: request.prompt_tokens,
@@ -144,6 +148,7 @@ impl Engine {
             deadline_ms: facts.arrival_ms + request.deadline_ms,
             priority: request.priority,
             tenant: &request.tenant,
+            session: &session,
             whole_prompt: false,
         };
         let id = RequestId(self.next_id);

@@ -229,6 +229,7 @@ mod tests {
             file,
             opened_unix_ms,
             meridian: String::new(),
+            contract: String::new(),
             policy: RecordedPolicy::default(),
         };
         // The clock was set back within the run b, to before the run a.

@@ -8,8 +8,8 @@ use serde_json::Value;
 /// What each crate may depend on, among ours and those that must stay in one place. `(policies)` is every shipped policy.
 const ALLOWED: &[(&str, &[&str])] = &[
     ("meridian-core", &["meridian-policy-sdk", "(policies)"]),
-    ("meridian-wasm", &["meridian-core", "wasmtime"]),
-    ("meridian-runtime", &["meridian-core", "axum", "hyper", "hyper-util", "tokio"]),
+    ("meridian-wasm", &["meridian-core", "meridian-policy-sdk", "wasmtime"]),
+    ("meridian-runtime", &["meridian-core", "meridian-policy-sdk", "axum", "hyper", "hyper-util", "tokio"]),
     ("meridian-engine", &["meridian-core", "meridian-runtime", "meridian-wasm"]),
     ("meridian-fuzz", &["meridian-core", "meridian-engine", "meridian-runtime", "meridian-wasm", "tokio"]),
     ("meridian-kernels", &[]),

@@ -56,6 +56,9 @@ fn fill_chunk(
         Column::Tenant => write(out, table, row_ids, |row| row.tenant as f32),
         Column::Preemptions => write(out, table, row_ids, |row| row.preemptions as f32),
         Column::OutputMs => write(out, table, row_ids, |row| row.output_ms(now_ms)),
+        Column::Request => write(out, table, row_ids, |row| row.number as f32),
+        Column::Session => write(out, table, row_ids, |row| row.session.session as f32),
+        Column::Turn => write(out, table, row_ids, |row| row.session.turn as f32),
         Column::Eat => write(out, table, row_ids, |row| row.signals().eat_bits),
         Column::EatVariance => write(out, table, row_ids, |row| row.signals().eat_variance_bits2),
         Column::Rpdi => write(out, table, row_ids, |row| row.signals().rpdi),
@@ -98,8 +101,9 @@ pub fn fill_budget(inputs: &[budget::Column], candidates: &[BudgetCandidate], ou
     let or_nan = |value: Option<f64>| value.map_or(f32::NAN, |value| value as f32);
     for column in inputs {
         out.extend(candidates.iter().map(|candidate| {
-            let BudgetCandidate { prompt_tokens, remaining_tokens, think_ms, slack_ms, priority, tenant, observed } =
+            let BudgetCandidate { prompt_tokens, remaining_tokens, think_ms, slack_ms, priority, tenant, .. } =
                 candidate;
+            let BudgetCandidate { request, session, turn, observed, .. } = candidate;
             match column {
                 budget::Column::PromptTokens => *prompt_tokens as f32,
                 budget::Column::ThinkTokens => observed.think_tokens as f32,
@@ -116,6 +120,9 @@ pub fn fill_budget(inputs: &[budget::Column], candidates: &[BudgetCandidate], ou
                 budget::Column::Rpdi => or_nan(observed.rpdi),
                 budget::Column::SameAnswers => observed.same_answers as f32,
                 budget::Column::SlackMs => *slack_ms as f32,
+                budget::Column::Request => *request as f32,
+                budget::Column::Session => *session as f32,
+                budget::Column::Turn => *turn as f32,
             }
         }));
     }

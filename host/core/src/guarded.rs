@@ -8,7 +8,7 @@ use crate::{Batch, Dispatch, Fault, Policy, SlotKind};
 ///
 /// let mut policy: GuardedPolicy = GuardedPolicy::new(native::policy("fcfs", SchedulerConfig::default().targets(), "{}").unwrap());
 /// let mut decision = Decision::default();
-/// let batch = Batch { facts: &Step::default(), candidates: 2, columns: &[] };
+/// let batch = Batch { facts: &Step::default(), candidates: 2, columns: &[], finished: &[] };
 /// assert_eq!(policy.ask(&batch, &mut decision), Asked::Decided);
 /// assert_eq!(decision.keys.len(), 2);
 /// ```

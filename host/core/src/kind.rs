@@ -59,6 +59,8 @@ pub trait SlotKind: Copy + Debug + Send + Sync + 'static {
 
     /// The slot.
     const NAME: SlotName;
+    /// The column that tells requests apart, if it has one.
+    const REQUEST: Option<Self::Column>;
     /// Its native policies; the first is its default.
     const NATIVES: &'static [&'static str];
 
@@ -108,6 +110,7 @@ impl SlotKind for Dispatch {
     type Decision = Decision;
 
     const NAME: SlotName = SlotName::Dispatch;
+    const REQUEST: Option<Self::Column> = Some(meridian_policy_sdk::Column::Request);
     const NATIVES: &'static [&'static str] =
         &["balanced", "output-first", "fcfs", "noop", "priority", "pascal", "srpt", "fair-share", "edf", "qoe", "mlfq"];
 
@@ -174,6 +177,7 @@ impl SlotKind for Eviction {
     type Decision = Vec<f32>;
 
     const NAME: SlotName = SlotName::Eviction;
+    const REQUEST: Option<Self::Column> = None;
     const NATIVES: &'static [&'static str] = &["tiered-lru", "least-computed-first", "prefix-value", "noop"];
 
     fn now_ms(facts: &Memory) -> f64 {
@@ -232,6 +236,7 @@ impl SlotKind for Budget {
     type Decision = budget::Decision;
 
     const NAME: SlotName = SlotName::Budget;
+    const REQUEST: Option<Self::Column> = Some(budget::Column::Request);
     const NATIVES: &'static [&'static str] = &["eat-rpdi", "fixed-budget", "patience", "deadline-aware", "noop"];
 
     fn now_ms(facts: &Load) -> f64 {

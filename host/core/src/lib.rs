@@ -31,6 +31,7 @@
 
 mod blocks;
 pub mod budget;
+mod clients;
 pub mod columns;
 pub mod config;
 pub mod error;
@@ -72,7 +73,7 @@ pub use guarded::{Asked, GuardedPolicy};
 pub use kind::{Budget, Dispatch, Eviction, SlotKind, SlotName};
 pub use meridian_policy_sdk::budget::{Column as BudgetColumn, Decision as BudgetDecision};
 pub use meridian_policy_sdk::eviction::{Column as EvictionColumn, Memory, Subject};
-pub use meridian_policy_sdk::{Column, Decision, State, Step, Targets};
+pub use meridian_policy_sdk::{CONTRACT, Column, Decision, State, Step, Targets};
 pub use mirror::{EngineMirror, KvCounts};
 pub use pattern::Pattern;
 pub use phase::{Markers, PhaseTracker};

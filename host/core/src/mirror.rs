@@ -154,6 +154,7 @@ impl EngineMirror {
             fixed_ms: step_time.before_tokens_ms(context_tokens),
             decode_token_ms,
             prefill_token_ms,
+            decode_context_tokens: context_tokens,
         }
     }
 

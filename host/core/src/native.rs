@@ -90,6 +90,12 @@ impl<P: Logic> Native<P> {
         Ok(())
     }
 
+    fn told(&mut self, finished: &[u32]) {
+        if !finished.is_empty() {
+            self.logic.finished(finished);
+        }
+    }
+
     fn restored(&mut self, state: &[u8]) -> Result<(), Fault> {
         self.logic.restore(state).map_err(|reason| Fault::new(FaultKind::Init, reason))
     }
@@ -124,6 +130,7 @@ impl<P: DispatchPolicy + Send> Policy<Dispatch> for Native<P> {
     }
 
     fn decide(&mut self, batch: &Batch<'_>, decision: &mut Decision) -> Result<(), Fault> {
+        self.told(batch.finished);
         meridian_policy_sdk::decide(&mut self.logic, batch.facts, batch.candidates, batch.columns, decision);
         Ok(())
     }
@@ -137,7 +144,7 @@ impl<P: EvictionPolicy + Send> Policy<Eviction> for Native<P> {
     }
 
     fn decide(&mut self, batch: &Batch<'_, Eviction>, keys: &mut Vec<f32>) -> Result<(), Fault> {
-        eviction::rank(&self.logic, batch.facts, batch.candidates, batch.columns, keys);
+        eviction::rank(&mut self.logic, batch.facts, batch.candidates, batch.columns, keys);
         Ok(())
     }
 }
@@ -154,7 +161,8 @@ impl<P: BudgetPolicy + Send> Policy<Budget> for Native<P> {
     }
 
     fn decide(&mut self, batch: &Batch<'_, Budget>, decision: &mut budget::Decision) -> Result<(), Fault> {
-        budget::decide(&self.logic, batch.facts, batch.candidates, batch.columns, decision);
+        self.told(batch.finished);
+        budget::decide(&mut self.logic, batch.facts, batch.candidates, batch.columns, decision);
         Ok(())
     }
 }

@@ -24,7 +24,8 @@ pub struct Description {
 /// use meridian_core::{Batch, Dispatch, Step};
 ///
 /// // Two candidates and two columns, one after the other.
-/// let batch: Batch<'_, Dispatch> = Batch { facts: &Step::default(), candidates: 2, columns: &[0.0, 1.0, 120.0, 80.0] };
+/// let columns = [0.0, 1.0, 120.0, 80.0];
+/// let batch: Batch<'_, Dispatch> = Batch { facts: &Step::default(), candidates: 2, columns: &columns, finished: &[] };
 /// assert_eq!(batch.columns.len() % batch.candidates, 0);
 /// ```
 #[derive(Clone, Copy, Debug)]
@@ -35,6 +36,9 @@ pub struct Batch<'a, K: SlotKind = Dispatch> {
     pub candidates: usize,
     /// The columns that the policy reads: `inputs().len()` rows of `candidates` values, one row after the other.
     pub columns: &'a [f32],
+    /// Numbers of requests that have ended since the batch before. Told to policies that keep state of requests: those that
+    /// read the column `request`.
+    pub finished: &'a [u32],
 }
 
 /// A policy of a slot, native or WebAssembly; by default, of the dispatch slot.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use meridian_policy_sdk::{Phase, State};
 
 use crate::budget::ThinkRecord;
+use crate::clients::{Clients, Ended, Turn, next_number};
 use crate::router::Routed;
 use crate::types::{PhaseEvent, RequestId};
 use crate::{Error, Markers, RoutedRequest};
@@ -65,6 +66,8 @@ pub struct NewRequest<'a> {
     pub priority: i32,
     /// Name of the tenant; empty for none. A name of more than 128 characters counts as none.
     pub tenant: &'a str,
+    /// Name of the session, which the client gives to all turns of a conversation; the same limits.
+    pub session: &'a str,
     /// The engine must compute its prompt in one step: it must not be split into chunks.
     pub whole_prompt: bool,
 }
@@ -81,6 +84,7 @@ impl Default for NewRequest<'_> {
             deadline_ms: f64::INFINITY,
             priority: 0,
             tenant: "",
+            session: "",
             whole_prompt: false,
         }
     }
@@ -100,6 +104,8 @@ impl Default for NewRequest<'_> {
 #[derive(Clone, Debug)]
 pub struct RequestState {
     id: RequestId,
+    pub(crate) number: u32,
+    pub(crate) session: Turn,
     pub(crate) state: State,
     prefilled: bool,
     /// Its state after its tokens.
@@ -107,6 +113,8 @@ pub struct RequestState {
     pub(crate) arrival_ms: f64,
     pub(crate) deadline_ms: f64,
     pub(crate) last_progress_ms: f64,
+    /// Tokens of the step at `last_progress_ms`.
+    served_tokens: u32,
     /// Time since which a policy has deferred this waiting request; `None` when it has not.
     pub(crate) deferred_since_ms: Option<f64>,
     /// Number of admissions after which no request may overtake this one.
@@ -226,10 +234,10 @@ impl RequestState {
         self.prompt_tokens
     }
 
-    /// Its priority, the number of its tenant, and its deadline on the host's clock.
+    /// Its number in the columns of policies, from 1.
     #[must_use]
-    pub fn client_facts(&self) -> (i32, u32, f64) {
-        (self.priority, self.tenant, self.deadline_ms)
+    pub fn number(&self) -> u32 {
+        self.number
     }
 
     /// Tokens of its prompt whose KV was found in the prefix cache.
@@ -370,7 +378,13 @@ pub struct RequestTable {
     rows: Vec<Row>,
     free: Vec<u32>,
     by_id: HashMap<RequestId, RowId>,
-    tenants: HashMap<Box<str>, u32>,
+    clients: Clients,
+    /// Number of the request that arrived last.
+    last_number: u32,
+    numbers_began_again: bool,
+    ended: Ended,
+    /// Time of the last step that gave tokens.
+    last_step_ms: f64,
     clock_ms: f64,
     /// The same, whole milliseconds.
     clock_whole_ms: u64,
@@ -392,11 +406,6 @@ struct Row {
 
 /// A waiting request may be overtaken until this many times as many requests were admitted as stood before it.
 const TURNS: u64 = 4;
-/// Number of remembered tenant names; a further name counts as none. With the length of a name, it bounds the memory
-/// that clients can make the host use.
-const MAX_TENANTS: usize = 1 << 16;
-/// Longest tenant name, characters.
-const MAX_TENANT_CHARS: usize = 128;
 
 impl RequestTable {
     /// An empty table for a model with these markers.
@@ -450,12 +459,15 @@ impl RequestTable {
         let routed = RoutedRequest { prompt: request.prompt, max_think_tokens: request.max_think_tokens };
         let state = RequestState {
             id,
+            number: self.next_number(),
+            session: self.clients.turn(request.session),
             state: State::Waiting,
             prefilled: false,
             routed: Routed::new(&self.markers, &routed, self.clock_whole_ms.max(request.arrival_ms as u64)),
             arrival_ms: request.arrival_ms,
             deadline_ms: request.deadline_ms,
             last_progress_ms: request.arrival_ms,
+            served_tokens: 0,
             deferred_since_ms: None,
             turn: self.turn_after(self.len() - self.running),
             prompt_tokens,
@@ -464,7 +476,7 @@ impl RequestTable {
             max_tokens: request.max_tokens,
             preemptions: 0,
             priority: request.priority,
-            tenant: self.tenant(request.tenant),
+            tenant: self.clients.tenant(request.tenant),
             whole_prompt: request.whole_prompt,
             think_from: u32::MAX,
             lost_tokens: 0,
@@ -481,6 +493,11 @@ impl RequestTable {
         let row_id = RowId { index, generation: row.generation };
         self.by_id.insert(id, row_id);
         Ok(row_id)
+    }
+
+    /// Numbers of the requests that were removed since this cursor, which moves to the end. After very many, only the last.
+    pub(crate) fn ended_since(&self, cursor: &mut u64) -> &[u32] {
+        self.ended.since(cursor)
     }
 
     /// Whether a live request has a prompt that must not be split.
@@ -507,6 +524,7 @@ impl RequestTable {
         row.generation = row.generation.wrapping_add(1);
         self.whole_prompts -= usize::from(state.whole_prompt);
         self.by_id.remove(&state.id);
+        self.ended.push(state.number);
         self.free.push(row_id.index);
         true
     }
@@ -536,10 +554,18 @@ impl RequestTable {
         row.computed_tokens = row.computed_tokens.saturating_add(tokens);
         row.prefilled |= row.computed_tokens >= row.prompt_tokens;
         row.last_progress_ms = now_ms;
+        row.served_tokens = tokens;
         row.deferred_since_ms = None;
+        self.last_step_ms = now_ms;
         if !was_running {
             self.count_admission(now_ms);
         }
+    }
+
+    /// Tokens that a request was given in the last step that gave any.
+    #[must_use]
+    pub fn served_tokens(&self, row: &RequestState) -> u32 {
+        if row.last_progress_ms == self.last_step_ms { row.served_tokens } else { 0 }
     }
 
     /// Report that the request was admitted with this many tokens found in the prefix cache.
@@ -664,19 +690,16 @@ impl RequestTable {
         self.rows.get_mut(row_id.index()).filter(|row| row.generation == row_id.generation)?.state.as_mut()
     }
 
-    fn tenant(&mut self, name: &str) -> u32 {
-        if name.is_empty() || name.chars().nth(MAX_TENANT_CHARS).is_some() {
-            return 0;
+    /// The number of the next request. None is given to two live requests.
+    fn next_number(&mut self) -> u32 {
+        loop {
+            let (number, begins_again) = next_number(self.last_number);
+            self.last_number = number;
+            self.numbers_began_again |= begins_again;
+            if !self.numbers_began_again || self.iter().all(|row| row.number != number) {
+                return number;
+            }
         }
-        if let Some(tenant) = self.tenants.get(name) {
-            return *tenant;
-        }
-        if self.tenants.len() >= MAX_TENANTS {
-            return 0;
-        }
-        let tenant = u32::try_from(self.tenants.len() + 1).expect("MAX_TENANTS fits");
-        self.tenants.insert(name.into(), tenant);
-        tenant
     }
 }
 

@@ -414,3 +414,43 @@ fn nothing_is_lost_doubled_or_exceeded() {
     println!("operations: {}", operations.get());
     run.expect("every operation keeps every invariant");
 }
+
+#[test]
+fn the_policy_is_told_which_requests_have_ended() {
+    #[derive(Default)]
+    struct Sees(Description, std::sync::Arc<std::sync::Mutex<Vec<(Vec<u32>, Vec<f32>)>>>);
+    impl Policy for Sees {
+        fn description(&self) -> &Description {
+            &self.0
+        }
+        fn inputs(&self) -> &[Column] {
+            &[Column::Request, Column::Session, Column::Turn]
+        }
+        fn decide(&mut self, batch: &Batch<'_>, _: &mut Decision) -> Result<(), Fault> {
+            self.1.lock().expect("no panic").push((batch.finished.to_vec(), batch.columns.to_vec()));
+            Ok(())
+        }
+        fn recover(&mut self) -> Result<(), Fault> {
+            Ok(())
+        }
+    }
+    let sees = Sees::default();
+    let seen = sees.1.clone();
+    let scheduler = MeridianScheduler::with_policy(&SchedulerConfig::default(), markers(), Box::new(sees));
+    let limits = |now_ms| StepLimits { now_ms, token_budget: 64, max_running: 8, ..StepLimits::default() };
+    for (id, session) in [(10, "a"), (11, ""), (12, "a")] {
+        scheduler.submit(RequestId(id), &NewRequest { session, ..thinking(4) }).expect("a new id");
+    }
+    let _ = scheduler.schedule_batch(&limits(0.0));
+    assert!(scheduler.finish(RequestId(11)) && scheduler.finish(RequestId(10)));
+    // The id of a request may come again, its number does not.
+    scheduler.submit(RequestId(10), &NewRequest { session: "a", ..thinking(4) }).expect("it has ended");
+    let _ = scheduler.schedule_batch(&limits(1.0));
+    let _ = scheduler.schedule_batch(&limits(2.0));
+    let seen = seen.lock().expect("no panic");
+    let ended: Vec<_> = seen.iter().map(|(ended, _)| ended.as_slice()).collect();
+    assert_eq!(ended, [&[][..], &[2, 1], &[]]);
+    let by_column = |step: usize| seen[step].1.chunks(seen[step].1.len() / 3).map(<[f32]>::to_vec).collect::<Vec<_>>();
+    assert_eq!(by_column(0), [[1.0, 2.0, 3.0], [1.0, 0.0, 1.0], [1.0, 0.0, 2.0]]);
+    assert_eq!(by_column(1), [[3.0, 4.0], [1.0, 1.0], [2.0, 3.0]]);
+}

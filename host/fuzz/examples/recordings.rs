@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use meridian_core::budget::{Load, Point, Verdict};
 use meridian_core::{
-    Asked, Budget, BudgetDecision, Decision, Dispatch, Eviction, Fault, FaultKind, GuardedPolicy, Memory,
+    Asked, Batch, Budget, BudgetDecision, Decision, Dispatch, Eviction, Fault, FaultKind, GuardedPolicy, Memory,
     MeridianConfig, Step, native,
 };
 use meridian_runtime::control::Version;
@@ -55,7 +55,8 @@ fn write<K: Recordable>(folder: &Path, facts: K::Facts, answer: impl Fn(usize) -
             out.clear();
             out.extend((0..inputs.len() * candidates).map(|i| i as f32));
         };
-        tap.after(&facts, candidates, fill, &asked, &decision);
+        let batch = Batch { facts: &facts, candidates, columns: &[], finished: &[7, 1 << 23] };
+        tap.after(&batch, fill, &asked, &decision);
         if candidates == 0 {
             assert!(recorder.flush(), "the batch is written");
         }

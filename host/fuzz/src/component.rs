@@ -66,7 +66,8 @@ fn fill<K: GuestKind>(origin: &Origin) {
     for candidates in [0, 1, 4, 4] {
         let columns = vec![1.0; candidates * policy.policy().inputs().len()];
         for facts in K::trials(candidates as u32) {
-            let asked = policy.ask(&Batch { facts: &facts, candidates, columns: &columns }, &mut decision);
+            let asked =
+                policy.ask(&Batch { facts: &facts, candidates, columns: &columns, finished: &[] }, &mut decision);
             if let Asked::Faulted(faults) = asked {
                 faults.iter().for_each(|fault| assert_told(&fault.to_string()));
             }

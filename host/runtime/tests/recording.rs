@@ -80,9 +80,11 @@ fn dispatch_rows() -> impl Strategy<Value = Vec<Recorded<Dispatch>>> {
             fixed_ms: times[0],
             decode_token_ms: times[1],
             prefill_token_ms: times[2],
+            decode_context_tokens: now,
         };
         let decision = Decision { keys, token_budget, token_caps };
-        Recorded { outcome, facts, candidates, columns, decision, ..Recorded::default() }
+        let finished = vec![free_blocks; candidates % 3];
+        Recorded { outcome, facts, candidates, columns, finished, decision, ..Recorded::default() }
     });
     proptest::collection::vec(row, 0..12)
 }
@@ -91,7 +93,10 @@ fn dispatch_rows() -> impl Strategy<Value = Vec<Recorded<Dispatch>>> {
 fn shown<K: Recordable>(row: &Recorded<K>) -> String {
     let bits: Vec<u32> = row.columns.iter().map(|value| value.to_bits()).collect();
     let keys: Vec<u32> = K::keys(&row.decision).iter().map(|value| value.to_bits()).collect();
-    format!("{:?} {:?} {} {bits:?} {keys:?} {:?}", row.outcome, row.facts, row.candidates, row.decision)
+    format!(
+        "{:?} {:?} {} {bits:?} {:?} {keys:?} {:?}",
+        row.outcome, row.facts, row.candidates, row.finished, row.decision
+    )
 }
 
 fn check_round_trip<K: Recordable>(name: &str, native_name: &str, rows: &[Recorded<K>]) {
@@ -136,7 +141,7 @@ proptest! {
 
     #[test]
     fn budget_rows_come_back_bit_for_bit(
-        rows in proptest::collection::vec((0usize..5).prop_flat_map(|n| (Just(n), floats(n * 13), any::<bool>())), 0..9),
+        rows in proptest::collection::vec((0usize..5).prop_flat_map(|n| (Just(n), floats(n * Budget::COLUMNS.len()), any::<bool>())), 0..9),
     ) {
         let rows: Vec<_> = rows.into_iter().map(|(candidates, columns, is_start)| {
             let mut row = Recorded::<Budget> { candidates, columns, ..Recorded::default() };

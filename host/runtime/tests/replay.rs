@@ -230,3 +230,31 @@ fn a_slot_records_who_decides() {
     let report = replay::<Dispatch>(&counts, ReplayOptions::default(), &mut start, &mut |_| ()).unwrap();
     assert_eq!((report.identical, report.different, report.recorded_faults), (10, 0, 1));
 }
+
+#[test]
+fn a_policy_that_counts_ended_requests_decides_the_same_again() {
+    /// Its keys are the number of requests that it was told have ended.
+    #[derive(Default)]
+    struct Counts(Description, usize);
+    impl Policy for Counts {
+        fn description(&self) -> &Description {
+            &self.0
+        }
+        fn inputs(&self) -> &[Column] {
+            &[Column::Request]
+        }
+        fn decide(&mut self, batch: &Batch<'_>, decision: &mut Decision) -> Result<(), Fault> {
+            self.1 += batch.finished.len();
+            decision.keys = vec![self.1 as f32; batch.candidates];
+            Ok(())
+        }
+        fn recover(&mut self) -> Result<(), Fault> {
+            Ok(())
+        }
+    }
+    let rows: Vec<_> =
+        (0..20).map(|seq| Recorded { finished: (0..seq as u32 % 4).collect(), ..dispatch_row(seq, 3) }).collect();
+    let dir = record("ended", Box::new(Counts::default()), &rows);
+    let report = replay_with::<Dispatch>(&dir, || Box::new(Counts::default()));
+    assert_eq!((report.decisions, report.identical), (20, 20));
+}

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 
 use made::{Made, TARGETS, faulting, step, table};
-use meridian_core::{Fault, FaultKind};
+use meridian_core::{Column, Decider, Fault, FaultKind};
 use meridian_runtime::control::{ControlError, StateHandover};
 use meridian_runtime::{DispatchSlot, Source, StrikeLimits};
 
@@ -270,4 +270,55 @@ fn a_candidate_forgets_its_trial() {
     let mut contender = Made::new(1).contender();
     contender.warm_up().unwrap();
     assert_eq!(contender.policy.snapshot().unwrap(), 0u64.to_le_bytes(), "no decision was made yet");
+}
+
+/// A policy that reads these columns, and the requests that it is told have ended, in order.
+fn told(inputs: &'static [Column]) -> (Made, mpsc::Receiver<Vec<u32>>) {
+    let (told, heard) = mpsc::channel();
+    let made = Made::behaving(1, move |batch, decision| {
+        decision.keys = vec![0.0; batch.candidates];
+        told.send(batch.finished.to_vec()).map_err(|_| Fault::new(FaultKind::Trap, "nobody hears"))
+    });
+    (Made { inputs, ..made }, heard)
+}
+
+#[test]
+fn a_policy_that_tells_requests_apart_is_told_which_have_ended() {
+    let (made, heard) = told(&[Column::Request]);
+    let mut slot = slot(made);
+    slot.finished(&[3]);
+    slot.finished(&[1, 2]);
+    for now_ms in [0.0, 1.0] {
+        decide(&mut slot, now_ms);
+    }
+    assert_eq!(heard.try_iter().collect::<Vec<_>>(), [vec![3, 1, 2], vec![]], "once");
+    // One that cannot use it is not told, and nothing is kept for the next one.
+    let (made, heard_other) = told(&[Column::Phase]);
+    slot.control().swap(made.contender());
+    slot.finished(&[4]);
+    decide(&mut slot, 2.0);
+    assert_eq!(heard_other.try_iter().collect::<Vec<_>>(), [Vec::<u32>::new()]);
+    let (made, heard_third) = told(&[Column::Request]);
+    slot.control().swap(made.contender());
+    decide(&mut slot, 3.0);
+    assert_eq!(heard_third.try_iter().collect::<Vec<_>>(), [Vec::<u32>::new()]);
+}
+
+#[test]
+fn a_shadow_is_told_of_requests_that_ended_in_steps_it_did_not_see() {
+    let (made, heard) = told(&[Column::Request]);
+    let mut slot = slot(Made::new(7));
+    slot.control().shadow(made.contender()).unwrap();
+    let mut ended = Vec::new();
+    for request in 1..=200 {
+        slot.finished(&[request]);
+        decide(&mut slot, f64::from(request));
+        ended.push(request);
+    }
+    // It ends when it has seen its queue.
+    let skipped = slot.control().status().shadow.unwrap().skipped;
+    slot.control().stop_shadow().unwrap();
+    let told: Vec<u32> = heard.try_iter().flatten().collect();
+    assert_eq!(told, ended[..told.len()], "in order, each once, whatever it skipped ({skipped})");
+    assert!(skipped > 0 || told.len() == ended.len());
 }

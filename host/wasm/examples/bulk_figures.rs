@@ -93,7 +93,7 @@ struct Measured {
 fn calls(bulk: &Bulk, component: &PolicyComponent, count: usize) -> Measured {
     let mut policy = start(component, bulk.memory_mib);
     let facts = Step { token_budget: 512, ..Step::default() };
-    let batch = Batch { facts: &facts, candidates: 0, columns: &[] };
+    let batch = Batch { facts: &facts, candidates: 0, columns: &[], finished: &[] };
     let mut decision = Decision::default();
     let mut measured = Measured::default();
     let begun = Instant::now();
@@ -166,7 +166,7 @@ fn stack() {
         let mut policy = component.dispatch_policy(PolicyLimits::UNHURRIED, targets(), "{}").expect("it starts");
         let thread = std::thread::Builder::new().stack_size(stack_kib << 10).spawn(move || {
             let facts = Step::default();
-            let batch = Batch { facts: &facts, candidates: 0, columns: &[] };
+            let batch = Batch { facts: &facts, candidates: 0, columns: &[], finished: &[] };
             (0..100)
                 .filter(|_| {
                     let fault = policy.decide(&batch, &mut Decision::default()).expect_err("it recurses");

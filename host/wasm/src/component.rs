@@ -7,9 +7,9 @@ use wasmtime::component::{Instance, InstancePre};
 use wasmtime::{Engine, Store};
 
 use crate::cache::hex;
-use crate::guest::{Filled, GuestKind};
+use crate::contract::Contract;
+use crate::guest::{Filled, GuestKind, Lifecycle};
 use crate::instance::{PolicyLimits, StoreState, WasmPolicy};
-use crate::wit::lifecycle;
 use crate::{LoadError, Signer};
 
 /// What [`PolicyComponent::sha256`] says of a component with these bytes, which need not be one.
@@ -27,8 +27,9 @@ pub struct PolicyComponent {
 pub(crate) struct Shared {
     pub(crate) engine: Engine,
     pub(crate) pre: InstancePre<StoreState>,
-    lifecycle: lifecycle::GuestIndices,
     filled: Filled,
+    contract: Contract,
+    slots: Vec<SlotName>,
     sha256: String,
     bytes: usize,
     signer: Option<Signer>,
@@ -40,14 +41,14 @@ impl Shared {
         &self,
         store: &mut Store<StoreState>,
         instance: &Instance,
-    ) -> wasmtime::Result<Option<(lifecycle::Guest, K::Guest)>> {
+    ) -> wasmtime::Result<Option<(Lifecycle, K::Guest)>> {
         let Some(indices) = K::of(&self.filled) else { return Ok(None) };
-        let lifecycle = self.lifecycle.load(&mut *store, instance)?;
+        let lifecycle = self.filled.lifecycle(store, instance)?;
         Ok(Some((lifecycle, K::load(indices, store, instance)?)))
     }
 
     pub(crate) fn not_filled<K: GuestKind>(&self) -> LoadError {
-        LoadError::NotFilled { slot: K::NAME.label(), fills: labels(&self.filled.names()) }
+        LoadError::NotFilled { slot: K::NAME.label(), fills: labels(&self.slots) }
     }
 }
 
@@ -59,19 +60,26 @@ impl PolicyComponent {
     pub(crate) fn new(
         engine: Engine,
         pre: InstancePre<StoreState>,
-        fills: impl Fn(&str) -> bool,
+        contract: Contract,
+        slots: Vec<SlotName>,
         bytes: &[u8],
         signer: Option<Signer>,
     ) -> wasmtime::Result<Self> {
         let (sha256, bytes) = (sha256_of(bytes), bytes.len());
-        let (lifecycle, filled) = (lifecycle::GuestIndices::new(&pre)?, Filled::find(&pre, fills)?);
-        Ok(Self { shared: Arc::new(Shared { engine, pre, lifecycle, filled, sha256, bytes, signer }) })
+        let filled = Filled::find(&pre, contract, &slots)?;
+        Ok(Self { shared: Arc::new(Shared { engine, pre, filled, contract, slots, sha256, bytes, signer }) })
     }
 
     /// The slots it fills, at least one.
     #[must_use]
     pub fn slots(&self) -> Vec<SlotName> {
-        self.shared.filled.names()
+        self.shared.slots.clone()
+    }
+
+    /// The version of the contract that it was built with.
+    #[must_use]
+    pub fn contract(&self) -> Contract {
+        self.shared.contract
     }
 
     /// SHA-256 of the component, lower-case hexadecimal.

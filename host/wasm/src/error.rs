@@ -94,14 +94,17 @@ pub enum LoadError {
     #[error("missing export `{expected}`: the component is not a policy")]
     MissingExport {
         /// The interface.
-        expected: &'static str,
+        expected: String,
     },
     /// It exports no slot.
     #[error(
-        "fills no slot: expected an export of `meridian:policy/dispatch@0.1.0`, `meridian:policy/eviction@0.1.0` or \
-         `meridian:policy/budget@0.1.0`"
+        "fills no slot: expected an export of `meridian:policy/dispatch@{version}`, `meridian:policy/eviction@{version}` \
+         or `meridian:policy/budget@{version}`"
     )]
-    FillsNothing,
+    FillsNothing {
+        /// Version of its contract.
+        version: &'static str,
+    },
     /// It does not fill the slot that it is wanted for.
     #[error("does not fill slot {slot}, only {fills}")]
     NotFilled {
@@ -111,12 +114,12 @@ pub enum LoadError {
         fills: String,
     },
     /// It was built for another version of the contract.
-    #[error("exports `{found}`, expected `{expected}`: the component was built for another version of the WIT package")]
+    #[error("exports `{found}`, expected {expected}: the component was built for another version of the WIT package")]
     WrongVersion {
         /// The interface it exports.
         found: String,
-        /// The interface this host speaks.
-        expected: &'static str,
+        /// The versions of it that this host speaks; only that of its `lifecycle`, if it has one that is spoken.
+        expected: String,
     },
     /// An interface has the right name, but not the right functions or types.
     #[error("the component does not fit the WIT package: {detail}")]

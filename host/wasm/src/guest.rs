@@ -1,12 +1,17 @@
 //! What differs from slot to slot in calling a component: which interface, how a batch goes in and how the answer comes
-//! out.
+//! out. Components of both versions of the contract are called alike: where a column or a fact is newer, one of the version
+//! before does not see it.
 
-use meridian_core::{Batch, Budget, Dispatch, Eviction, SlotKind, SlotName};
+use meridian_core::budget::Point;
+use meridian_core::{
+    Batch, Budget, BudgetColumn, Column, Description, Dispatch, Eviction, EvictionColumn, SlotKind, SlotName, Targets,
+};
 use wasmtime::component::{Instance, InstancePre};
 use wasmtime::{Result, Store};
 
+use crate::contract::{Contract, Versioned, each, either};
 use crate::instance::StoreState;
-use crate::wit::{self, budget, dispatch, eviction, lifecycle};
+use crate::wit::{Same, before, current};
 
 /// A slot whose policies may be components; implemented for every slot.
 pub trait GuestKind: Calls {}
@@ -15,15 +20,11 @@ impl<K: Calls> GuestKind for K {}
 
 /// The interface of a slot.
 pub trait Calls: SlotKind {
-    /// Its name in the contract.
-    const INTERFACE: &'static str;
     /// Where its functions are in a component.
     type Indices: Send + Sync;
     /// Its functions in an instance.
     type Guest: Send;
 
-    /// The slot, as `lifecycle.init` names it.
-    const SLOT: lifecycle::Slot;
     /// Bytes of an answer per candidate, at most.
     const ANSWER_BYTES: usize;
 
@@ -42,27 +43,91 @@ pub trait Calls: SlotKind {
     ) -> Result<()>;
 }
 
-/// The slots that a component fills.
+type DispatchIndices = Versioned<current::dispatch::GuestIndices, before::dispatch::GuestIndices>;
+type EvictionIndices = Versioned<current::eviction::GuestIndices, before::eviction::GuestIndices>;
+type BudgetIndices = Versioned<current::budget::GuestIndices, before::budget::GuestIndices>;
+type LifecycleIndices = Versioned<current::lifecycle::GuestIndices, before::lifecycle::GuestIndices>;
+
+/// Where the functions of an interface are in a component of this version.
+macro_rules! find {
+    ($interface:ident, $contract:expr, $pre:expr) => {
+        match $contract {
+            Contract::Current => current::$interface::GuestIndices::new($pre).map(Versioned::Current),
+            Contract::Before => before::$interface::GuestIndices::new($pre).map(Versioned::Before),
+        }
+    };
+}
+
+/// Where the functions of a component are.
 pub struct Filled {
-    dispatch: Option<dispatch::GuestIndices>,
-    eviction: Option<eviction::GuestIndices>,
-    budget: Option<budget::GuestIndices>,
+    lifecycle: LifecycleIndices,
+    dispatch: Option<DispatchIndices>,
+    eviction: Option<EvictionIndices>,
+    budget: Option<BudgetIndices>,
 }
 
 impl Filled {
-    /// Find the functions of every interface that `fills` says is there.
-    pub(crate) fn find(pre: &InstancePre<StoreState>, fills: impl Fn(&str) -> bool) -> Result<Self> {
+    /// Find the functions of a component that fills these slots.
+    pub(crate) fn find(pre: &InstancePre<StoreState>, contract: Contract, slots: &[SlotName]) -> Result<Self> {
+        let fills = |slot| slots.contains(&slot);
         Ok(Self {
-            dispatch: fills(Dispatch::INTERFACE).then(|| dispatch::GuestIndices::new(pre)).transpose()?,
-            eviction: fills(Eviction::INTERFACE).then(|| eviction::GuestIndices::new(pre)).transpose()?,
-            budget: fills(Budget::INTERFACE).then(|| budget::GuestIndices::new(pre)).transpose()?,
+            lifecycle: find!(lifecycle, contract, pre)?,
+            dispatch: fills(SlotName::Dispatch).then(|| find!(dispatch, contract, pre)).transpose()?,
+            eviction: fills(SlotName::Eviction).then(|| find!(eviction, contract, pre)).transpose()?,
+            budget: fills(SlotName::Budget).then(|| find!(budget, contract, pre)).transpose()?,
         })
     }
 
-    pub(crate) fn names(&self) -> Vec<SlotName> {
-        let Self { dispatch, eviction, budget } = self;
-        let filled = [dispatch.is_some(), eviction.is_some(), budget.is_some()];
-        SlotName::ALL.into_iter().zip(filled).filter(|(_, filled)| *filled).map(|(slot, _)| slot).collect()
+    /// The functions that every policy has.
+    pub(crate) fn lifecycle(&self, store: &mut Store<StoreState>, instance: &Instance) -> Result<Lifecycle> {
+        Ok(Lifecycle(each!(&self.lifecycle, indices => indices.load(store, instance)?)))
+    }
+}
+
+/// The functions that every policy has, in an instance.
+pub(crate) struct Lifecycle(Versioned<current::lifecycle::Guest, before::lifecycle::Guest>);
+
+impl Lifecycle {
+    pub(crate) fn describe(&self, store: &mut Store<StoreState>) -> Result<Description> {
+        either!(&self.0, guest => Ok(guest.call_describe(store)?.same()))
+    }
+
+    /// The inner error is the reason for which the component refuses.
+    pub(crate) fn init<K: SlotKind>(
+        &self,
+        store: &mut Store<StoreState>,
+        targets: Targets,
+        config_json: &str,
+    ) -> Result<Result<(), String>> {
+        macro_rules! slot {
+            ($version:ident) => {
+                match K::NAME {
+                    SlotName::Dispatch => $version::lifecycle::Slot::Dispatch,
+                    SlotName::Eviction => $version::lifecycle::Slot::Eviction,
+                    SlotName::Budget => $version::lifecycle::Slot::Budget,
+                }
+            };
+        }
+        match &self.0 {
+            Versioned::Current(guest) => guest.call_init(store, slot!(current), targets.same(), config_json),
+            Versioned::Before(guest) => guest.call_init(store, slot!(before), targets.same(), config_json),
+        }
+    }
+
+    /// The version before is not told, and has no column that tells requests apart.
+    pub(crate) fn finished(&self, store: &mut Store<StoreState>, requests: &[u32]) -> Result<()> {
+        match &self.0 {
+            Versioned::Current(guest) => guest.call_finished(store, requests),
+            Versioned::Before(_) => Ok(()),
+        }
+    }
+
+    pub(crate) fn snapshot(&self, store: &mut Store<StoreState>) -> Result<Vec<u8>> {
+        either!(&self.0, guest => guest.call_snapshot(store))
+    }
+
+    pub(crate) fn restore(&self, store: &mut Store<StoreState>, state: &[u8]) -> Result<Result<(), String>> {
+        either!(&self.0, guest => guest.call_restore(store, state))
     }
 }
 
@@ -71,11 +136,9 @@ fn count(candidates: usize) -> u32 {
 }
 
 impl Calls for Dispatch {
-    const INTERFACE: &'static str = "meridian:policy/dispatch@0.1.0";
-    type Indices = dispatch::GuestIndices;
-    type Guest = dispatch::Guest;
+    type Indices = DispatchIndices;
+    type Guest = Versioned<current::dispatch::Guest, before::dispatch::Guest>;
 
-    const SLOT: lifecycle::Slot = lifecycle::Slot::Dispatch;
     const ANSWER_BYTES: usize = 16;
 
     fn of(filled: &Filled) -> Option<&Self::Indices> {
@@ -83,11 +146,14 @@ impl Calls for Dispatch {
     }
 
     fn load(indices: &Self::Indices, store: &mut Store<StoreState>, instance: &Instance) -> Result<Self::Guest> {
-        indices.load(store, instance)
+        Ok(each!(indices, indices => indices.load(store, instance)?))
     }
 
     fn inputs(guest: &Self::Guest, store: &mut Store<StoreState>) -> Result<Vec<Self::Column>> {
-        Ok(guest.call_inputs(store)?.into_iter().map(wit::dispatch_column).collect())
+        // New columns come last, so those of the version before have the same numbers.
+        Ok(
+            either!(guest, guest => guest.call_inputs(store)?.iter().map(|column| Column::ALL[*column as usize]).collect()),
+        )
     }
 
     fn decide(
@@ -96,18 +162,16 @@ impl Calls for Dispatch {
         batch: &Batch<'_, Self>,
         decision: &mut Self::Decision,
     ) -> Result<()> {
-        let answer = guest.call_decide(store, wit::step(batch.facts), count(batch.candidates), batch.columns)?;
-        wit::decision(answer, decision);
+        let Batch { facts, candidates, columns, .. } = *batch;
+        *decision = either!(guest, guest => guest.call_decide(store, facts.same(), count(candidates), columns)?.same());
         Ok(())
     }
 }
 
 impl Calls for Eviction {
-    const INTERFACE: &'static str = "meridian:policy/eviction@0.1.0";
-    type Indices = eviction::GuestIndices;
-    type Guest = eviction::Guest;
+    type Indices = EvictionIndices;
+    type Guest = Versioned<current::eviction::Guest, before::eviction::Guest>;
 
-    const SLOT: lifecycle::Slot = lifecycle::Slot::Eviction;
     const ANSWER_BYTES: usize = 16;
 
     fn of(filled: &Filled) -> Option<&Self::Indices> {
@@ -115,11 +179,12 @@ impl Calls for Eviction {
     }
 
     fn load(indices: &Self::Indices, store: &mut Store<StoreState>, instance: &Instance) -> Result<Self::Guest> {
-        indices.load(store, instance)
+        Ok(each!(indices, indices => indices.load(store, instance)?))
     }
 
     fn inputs(guest: &Self::Guest, store: &mut Store<StoreState>) -> Result<Vec<Self::Column>> {
-        Ok(guest.call_inputs(store)?.into_iter().map(wit::eviction_column).collect())
+        let column = |number: usize| EvictionColumn::ALL[number];
+        Ok(either!(guest, guest => guest.call_inputs(store)?.iter().map(|number| column(*number as usize)).collect()))
     }
 
     fn decide(
@@ -128,17 +193,16 @@ impl Calls for Eviction {
         batch: &Batch<'_, Self>,
         keys: &mut Self::Decision,
     ) -> Result<()> {
-        *keys = guest.call_rank(store, wit::memory(batch.facts), count(batch.candidates), batch.columns)?;
+        let Batch { facts, candidates, columns, .. } = *batch;
+        *keys = either!(guest, guest => guest.call_rank(store, facts.same(), count(candidates), columns)?);
         Ok(())
     }
 }
 
 impl Calls for Budget {
-    const INTERFACE: &'static str = "meridian:policy/budget@0.1.0";
-    type Indices = budget::GuestIndices;
-    type Guest = budget::Guest;
+    type Indices = BudgetIndices;
+    type Guest = Versioned<current::budget::Guest, before::budget::Guest>;
 
-    const SLOT: lifecycle::Slot = lifecycle::Slot::Budget;
     const ANSWER_BYTES: usize = 128;
 
     fn of(filled: &Filled) -> Option<&Self::Indices> {
@@ -146,11 +210,12 @@ impl Calls for Budget {
     }
 
     fn load(indices: &Self::Indices, store: &mut Store<StoreState>, instance: &Instance) -> Result<Self::Guest> {
-        indices.load(store, instance)
+        Ok(each!(indices, indices => indices.load(store, instance)?))
     }
 
     fn inputs(guest: &Self::Guest, store: &mut Store<StoreState>) -> Result<Vec<Self::Column>> {
-        Ok(guest.call_inputs(store)?.into_iter().map(wit::budget_column).collect())
+        let column = |number: usize| BudgetColumn::ALL[number];
+        Ok(either!(guest, guest => guest.call_inputs(store)?.iter().map(|number| column(*number as usize)).collect()))
     }
 
     fn decide(
@@ -159,17 +224,17 @@ impl Calls for Budget {
         batch: &Batch<'_, Self>,
         decision: &mut Self::Decision,
     ) -> Result<()> {
-        let (load, candidates) = (wit::load(batch.facts), count(batch.candidates));
-        match batch.facts.point {
-            meridian_core::budget::Point::Start => {
-                let answer = guest.call_start(store, load, candidates, batch.columns)?;
-                decision.thresholds.extend(answer.into_iter().map(wit::thresholds));
+        let Batch { facts, candidates, columns, .. } = *batch;
+        either!(guest, guest => match facts.point {
+            Point::Start => {
+                let answer = guest.call_start(store, facts.same(), count(candidates), columns)?;
+                decision.thresholds.extend(answer.into_iter().map(Same::same));
             }
-            meridian_core::budget::Point::Probe => {
-                let answer = guest.call_probe(store, load, candidates, batch.columns)?;
-                decision.verdicts.extend(answer.into_iter().map(wit::verdict));
+            Point::Probe => {
+                let answer = guest.call_probe(store, facts.same(), count(candidates), columns)?;
+                decision.verdicts.extend(answer.into_iter().map(Same::same));
             }
-        }
+        });
         Ok(())
     }
 }

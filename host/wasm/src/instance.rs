@@ -10,11 +10,11 @@ use crate::LoadError;
 use crate::bulk::BULK_BYTES_PER_TICK;
 use crate::component::Shared;
 use crate::error::one_line;
-use crate::guest::GuestKind;
+use crate::guest::{GuestKind, Lifecycle};
 use crate::limiter::Limiter;
 use crate::runtime::{EPOCH_TICK, MAX_MEMORY_BYTES};
 use crate::stack::with_room;
-use crate::wit::{self, lifecycle};
+use crate::wit;
 
 /// What a policy may use. The bulk instructions of a call (`memory.fill`, `memory.copy` and their like) may touch
 /// [`BULK_BYTES_PER_TICK`] for each tick of the call's deadline.
@@ -86,7 +86,7 @@ pub struct StoreState {
 
 struct Instance<K: GuestKind> {
     store: Store<StoreState>,
-    lifecycle: lifecycle::Guest,
+    lifecycle: Lifecycle,
     guest: K::Guest,
 }
 
@@ -174,9 +174,8 @@ impl<K: GuestKind> WasmPolicy<K> {
             Ok(None) => return Ok(Err(self.shared.not_filled::<K>())),
             Err(error) => return Ok(Err(wrong_type(error))),
         };
-        let description = wit::description(lifecycle.call_describe(&mut *store)?);
-        let accepted = lifecycle.call_init(&mut *store, K::SLOT, wit::targets(self.targets), &self.config_json)?;
-        if let Err(reason) = accepted {
+        let description = lifecycle.describe(store)?;
+        if let Err(reason) = lifecycle.init::<K>(store, self.targets, &self.config_json)? {
             let reason = wit::clip(reason, 512);
             return Ok(Err(LoadError::Refused { config: self.config_json.clone(), reason }));
         }
@@ -187,7 +186,7 @@ impl<K: GuestKind> WasmPolicy<K> {
 
 /// What a new instance says of itself.
 struct Started<K: GuestKind> {
-    lifecycle: lifecycle::Guest,
+    lifecycle: Lifecycle,
     guest: K::Guest,
     description: Description,
     inputs: Vec<K::Column>,
@@ -214,7 +213,7 @@ impl<K: GuestKind> WasmPolicy<K> {
         &mut self,
         allowed: Allowed,
         answer_bytes: usize,
-        call: impl FnOnce(&mut Store<StoreState>, &lifecycle::Guest, &K::Guest) -> wasmtime::Result<R>,
+        call: impl FnOnce(&mut Store<StoreState>, &Lifecycle, &K::Guest) -> wasmtime::Result<R>,
     ) -> Result<R, Fault> {
         let Some(Instance { store, lifecycle, guest }) = &mut self.instance else {
             return Err(Fault::new(FaultKind::Init, "the policy has no instance"));
@@ -241,7 +240,12 @@ impl<K: GuestKind> WasmPolicy<K> {
         decision: &mut K::Decision,
     ) -> Result<(), Fault> {
         let answer_bytes = batch.candidates.saturating_mul(K::ANSWER_BYTES).saturating_add(ANSWER_OVERHEAD_BYTES);
-        self.call(allowed, answer_bytes, |store, _, guest| K::decide(guest, store, batch, decision))
+        self.call(allowed, answer_bytes, |store, lifecycle, guest| {
+            if !batch.finished.is_empty() {
+                lifecycle.finished(store, batch.finished)?;
+            }
+            K::decide(guest, store, batch, decision)
+        })
     }
 
     fn handover(&self) -> Allowed {
@@ -268,8 +272,7 @@ impl<K: GuestKind> meridian_core::Policy<K> for WasmPolicy<K> {
     }
 
     fn snapshot(&mut self) -> Result<Vec<u8>, Fault> {
-        let state =
-            self.call(self.handover(), MAX_STATE_BYTES, |store, lifecycle, _| lifecycle.call_snapshot(store))?;
+        let state = self.call(self.handover(), MAX_STATE_BYTES, |store, lifecycle, _| lifecycle.snapshot(store))?;
         if state.len() > MAX_STATE_BYTES {
             let detail = format!("a snapshot of {} bytes, expected at most {MAX_STATE_BYTES}", state.len());
             return Err(Fault::new(FaultKind::BadAnswer, detail));
@@ -279,7 +282,7 @@ impl<K: GuestKind> meridian_core::Policy<K> for WasmPolicy<K> {
 
     fn restore(&mut self, state: &[u8]) -> Result<(), Fault> {
         let restored =
-            self.call(self.handover(), START_ANSWER_BYTES, |store, lifecycle, _| lifecycle.call_restore(store, state))?;
+            self.call(self.handover(), START_ANSWER_BYTES, |store, lifecycle, _| lifecycle.restore(store, state))?;
         restored.map_err(|reason| Fault::new(FaultKind::Init, wit::clip(reason, 512)))
     }
 

@@ -143,11 +143,11 @@ impl Runtime {
     fn load_verified(&self, bytes: &[u8], signer: Option<Signer>) -> Result<PolicyComponent, LoadError> {
         check::header(bytes)?;
         let component = self.compile(bytes)?;
-        let fills = check::world(&self.engine, &component)?;
+        let (contract, slots) = check::world(&self.engine, &component)?;
         let wrong_type = |error: wasmtime::Error| LoadError::WrongType { detail: one_line(&error) };
         let linker: Linker<StoreState> = Linker::new(&self.engine);
         let pre = linker.instantiate_pre(&component).map_err(wrong_type)?;
-        PolicyComponent::new(self.engine.clone(), pre, fills, bytes, signer).map_err(wrong_type)
+        PolicyComponent::new(self.engine.clone(), pre, contract, slots, bytes, signer).map_err(wrong_type)
     }
 
     /// From the cache, or surveyed and compiled in bounded time, on a stack of known size: what a caller's thread has

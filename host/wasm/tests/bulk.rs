@@ -23,7 +23,7 @@ fn start(component: &[u8], limits: PolicyLimits) -> WasmPolicy {
 
 fn batch(columns: &[f32]) -> Batch<'_> {
     static FACTS: LazyLock<Step> = LazyLock::new(Step::default);
-    Batch { facts: &FACTS, candidates: 0, columns }
+    Batch { facts: &FACTS, candidates: 0, columns, finished: &[] }
 }
 
 #[test]

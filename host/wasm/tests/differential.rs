@@ -51,6 +51,7 @@ fn step() -> impl Strategy<Value = Step> {
             fixed_ms: times.0,
             decode_token_ms: times.1,
             prefill_token_ms: times.2,
+            decode_context_tokens: u64::from(blocks) * 16,
         }
     })
 }
@@ -92,7 +93,7 @@ fn native_and_component_agree_on_random_batches() {
             (0usize..300).prop_flat_map(move |n| (Just(n), proptest::collection::vec(value(), n * width), step()));
         let mut runner = TestRunner::new(Config { cases: 2000, failure_persistence: None, ..Config::default() });
         let outcome = runner.run(&batches, |(candidates, columns, step)| {
-            let batch = Batch { facts: &step, candidates, columns: &columns };
+            let batch = Batch { facts: &step, candidates, columns: &columns, finished: &[] };
             let (mut a, mut b) = (Decision::default(), Decision::default());
             native.borrow_mut().decide(&batch, &mut a).unwrap();
             wasm.borrow_mut().decide(&batch, &mut b).unwrap();

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use meridian_core::budget::{BudgetCandidate, BudgetDecider, Load, Observed, Point, PolicyThresholds, Verdict};
 use meridian_core::{
-    Batch, BlockId, BlockTier, Budget, BudgetDecision, Dispatch, Eviction, EvictionCandidate, EvictionSubject,
-    FaultKind, Memory, MeridianConfig, Policy, SlotKind, SlotName, Subject, Targets, native,
+    Batch, BlockId, BlockTier, Budget, BudgetDecision, Column, Decision, Dispatch, Eviction, EvictionCandidate,
+    EvictionSubject, FaultKind, Memory, MeridianConfig, Policy, SlotKind, SlotName, Step, Subject, Targets, native,
 };
 use meridian_runtime::{BudgetSlot, EvictionSlot, Source};
 use meridian_wasm::{LoadError, Runtime, WasmPolicy};
@@ -71,7 +71,7 @@ fn agree<K: meridian_wasm::GuestKind>(
         (0usize..200).prop_flat_map(move |n| (Just(n), proptest::collection::vec(value(), n * width), facts.clone()));
     let mut runner = TestRunner::new(Config { cases: 1000, failure_persistence: None, ..Config::default() });
     let outcome = runner.run(&batches, |(candidates, columns, facts)| {
-        let batch = Batch { facts: &facts, candidates, columns: &columns };
+        let batch = Batch { facts: &facts, candidates, columns: &columns, finished: &[] };
         let (mut a, mut b) = (K::Decision::default(), K::Decision::default());
         native.borrow_mut().decide(&batch, &mut a).unwrap();
         wasm.borrow_mut().decide(&batch, &mut b).unwrap();
@@ -203,4 +203,21 @@ fn odd_verdicts_and_thresholds_are_bad_answers() {
     assert_eq!(odd(|given| given.rpdi_threshold = 0.0), Some(FaultKind::BadAnswer));
     let misplaced = BudgetDecision { thresholds: Vec::new(), verdicts: vec![Verdict::EndNow] };
     assert!(Budget::check(&Load { point: Point::Start, ..Load::default() }, &misplaced, 1).is_err());
+}
+
+#[test]
+fn a_component_is_told_which_requests_have_ended() {
+    let component = Runtime::new(None).unwrap().load(&support::counting_ended()).unwrap();
+    let mut policy = component.dispatch_policy(LIMITS, targets(), "{}").unwrap();
+    assert_eq!(policy.inputs(), [Column::Request]);
+    let mut keys = |finished: &[u32]| {
+        let mut decision = Decision::default();
+        let batch = Batch { facts: &Step::default(), candidates: 2, columns: &[1.0, 2.0], finished };
+        policy.decide(&batch, &mut decision).unwrap();
+        decision.keys
+    };
+    assert_eq!(keys(&[]), [0.0, 0.0]);
+    assert_eq!(keys(&[4, 9, 7]), [3.0, 3.0]);
+    assert_eq!(keys(&[1]), [4.0, 4.0]);
+    assert_eq!(keys(&[]), [4.0, 4.0]);
 }

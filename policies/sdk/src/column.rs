@@ -1,30 +1,11 @@
 use crate::inputs::column_enum;
 
-column_enum! {
-    /// A fact about each candidate that a policy may ask for; `wit/dispatch.wit` gives unit, range and absent case.
+__dispatch_columns! {
+    column_enum!
+    /// A fact about each candidate that a policy may ask for.
     ///
     /// The discriminants are the order of the WIT enum.
-    Column {
-        Phase,
-        State,
-        WaitMs,
-        SinceProgressMs,
-        SlackMs,
-        PromptTokens,
-        CachedTokens,
-        ComputedTokens,
-        ThinkTokens,
-        OutputTokens,
-        RemainingTokens,
-        KvBlocks,
-        Priority,
-        Tenant,
-        Preemptions,
-        Eat,
-        EatVariance,
-        Rpdi,
-        OutputMs,
-    }
+    Column
 }
 
 /// Phase of a request; in a column it is passed as its discriminant.

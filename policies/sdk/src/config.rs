@@ -1,13 +1,12 @@
 use serde::Deserialize;
 
-/// The operator's `[scheduler]` table, as far as policies need it; `wit/lifecycle.wit` documents each field.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[allow(missing_docs)] // documented in wit/lifecycle.wit, the one place
-pub struct Targets {
-    pub output_tpot_budget_ms: f32,
-    pub think_tpot_budget_ms: f32,
-    pub think_batch_multiplier: f32,
-    pub max_defer_ms: f32,
+use crate::inputs::facts;
+
+__lifecycle_targets! {
+    facts!
+    /// The operator's `[scheduler]` table, as far as policies need it.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    Targets {}
 }
 
 /// What `lifecycle.init` was given.

@@ -29,20 +29,14 @@
 //! ```
 
 use crate::Policy;
-use crate::inputs::{candidate, column_enum, rows};
+use crate::inputs::{candidate, column_enum, facts, rows};
 
-column_enum! {
-    /// A fact about each candidate that a policy may ask for; `wit/eviction.wit` gives unit and range.
+__eviction_columns! {
+    column_enum!
+    /// A fact about each candidate that a policy may ask for.
     ///
     /// The discriminants are the order of the WIT enum.
-    Column {
-        Tier,
-        Blocks,
-        Position,
-        Hits,
-        AgeMs,
-        ComputedTokens,
-    }
+    Column
 }
 
 /// What the candidates of a batch are.
@@ -57,15 +51,11 @@ pub enum Subject {
     Requests = 1,
 }
 
-/// Facts about KV memory; `wit/eviction.wit` documents each.
-#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
-#[allow(missing_docs)] // documented in wit/eviction.wit, the one place
-pub struct Memory {
-    pub now_ms: f64,
-    pub subject: Subject,
-    pub free_blocks: u32,
-    pub cached_blocks: u32,
-    pub total_blocks: u32,
+__eviction_memory! {
+    facts!
+    /// Facts about KV memory now.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+    Memory {}
 }
 
 /// An eviction policy: a key for each candidate of a batch. The host calls it from one thread, with its block manager
@@ -73,6 +63,9 @@ pub struct Memory {
 pub trait EvictionPolicy: Policy {
     /// The columns that `key` reads, no column twice.
     const INPUTS: &'static [Column];
+
+    /// Take note of the batch, before the first key is asked for.
+    fn observe(&mut self, _memory: &Memory, _batch: &Candidates<'_, Self>) {}
 
     /// The candidate's key: lower goes first, equal keys go by the host's default, NaN goes last.
     fn key(&self, memory: &Memory, candidate: &Candidate<'_, Self>) -> f32;
@@ -83,25 +76,28 @@ pub trait EvictionPolicy: Policy {
     }
 }
 
-candidate! {
+__eviction_columns! {
+    candidate!
     /// A block or a request of the batch, seen through the columns its policy asked for.
-    Candidate for EvictionPolicy by Column;
-    tier Tier "0 dead thinking, 1 of a request that does not answer, 2 of an answer.";
-    blocks Blocks "Device blocks that come free.";
-    position Position "Distance of a block from the head of its request's chain, blocks; 0 for a request.";
-    hits Hits "How often a block was matched again; 0 for a request.";
-    age_ms AgeMs "Milliseconds since a block was allocated, or since a request began to hold blocks.";
-    computed_tokens ComputedTokens "Tokens whose KV would have to be computed again; 0 when the host does not know.";
+    Candidate in Candidates for EvictionPolicy by Column
 }
 
 /// Rank one batch with `policy`, into `keys`, which is cleared. `columns` is laid out as in WIT `eviction.rank`.
 ///
 /// # Panics
 /// When `columns` does not hold `P::INPUTS.len() * candidates` values.
-pub fn rank<P: EvictionPolicy>(policy: &P, memory: &Memory, candidates: usize, columns: &[f32], keys: &mut Vec<f32>) {
+pub fn rank<P: EvictionPolicy>(
+    policy: &mut P,
+    memory: &Memory,
+    candidates: usize,
+    columns: &[f32],
+    keys: &mut Vec<f32>,
+) {
     keys.clear();
     if policy.applies(memory) {
         let rows = rows(P::INPUTS.len(), candidates, columns);
+        policy.observe(memory, &Candidates::new(&rows, candidates));
+        let policy = &*policy;
         keys.extend((0..candidates).map(|i| policy.key(memory, &Candidate::new(&rows, i))));
     }
 }

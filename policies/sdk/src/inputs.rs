@@ -1,14 +1,13 @@
 //! What the three slots have in common: columns that a policy names, and candidates seen through them.
 
-/// An enum of columns in the order of its WIT enum, and `position_in`.
+/// An enum of columns in the order of its WIT enum, and `position_in`; called by a table of the contract.
 macro_rules! column_enum {
-    ($(#[$meta:meta])* $name:ident { $($variant:ident),* $(,)? }) => {
+    ($(#[$meta:meta])* $name:ident [$($variant:ident $method:ident $doc:literal;)*] $numbers:tt) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u8)]
-        #[allow(missing_docs)] // documented in wit/, the one place
         pub enum $name {
-            $($variant,)*
+            $(#[doc = $doc] $variant,)*
         }
 
         impl $name {
@@ -34,11 +33,12 @@ macro_rules! column_enum {
     };
 }
 
-/// One candidate of a batch, seen through the columns its policy asked for: a struct over `rows`, and a method a column.
+/// One candidate of a batch, seen through the columns its policy asked for: a struct over `rows`, and a method for each column
+/// that is a number; called by a table of the contract.
 macro_rules! candidate {
     (
-        $(#[$meta:meta])* $name:ident for $policy:ident by $column:ident;
-        $($method:ident $variant:ident $doc:literal;)*
+        $(#[$meta:meta])* $name:ident in $batch:ident for $policy:ident by $column:ident
+        $all:tt [$($variant:ident $method:ident $doc:literal;)*]
     ) => {
         $(#[$meta])*
         #[derive(Debug)]
@@ -64,6 +64,49 @@ macro_rules! candidate {
             )*
         }
 
+        /// The candidates of a batch.
+        #[derive(Debug)]
+        pub struct $batch<'a, P> {
+            rows: &'a [&'a [f32]; $column::COUNT],
+            candidates: usize,
+            policy: core::marker::PhantomData<fn() -> P>,
+        }
+
+        impl<'a, P: $policy> $batch<'a, P> {
+            #[inline(always)]
+            pub(crate) fn new(rows: &'a [&'a [f32]; $column::COUNT], candidates: usize) -> Self {
+                Self { rows, candidates, policy: core::marker::PhantomData }
+            }
+
+            /// How many candidates there are.
+            #[inline(always)]
+            #[must_use]
+            pub fn len(&self) -> usize {
+                self.candidates
+            }
+
+            /// Whether there is none.
+            #[inline(always)]
+            #[must_use]
+            pub fn is_empty(&self) -> bool {
+                self.candidates == 0
+            }
+
+            /// The candidate at `index`, which is below `len()`: beyond it every column panics.
+            #[inline(always)]
+            #[must_use]
+            pub fn get(&self, index: usize) -> $name<'a, P> {
+                $name::new(self.rows, index)
+            }
+
+            /// Every candidate, in the batch's order.
+            #[inline(always)]
+            pub fn iter(&self) -> impl ExactSizeIterator<Item = $name<'a, P>> + use<'a, P> {
+                let rows = self.rows;
+                (0..self.candidates).map(move |index| $name::new(rows, index))
+            }
+        }
+
         const fn position<P: $policy>(column: $column) -> usize {
             match column.position_in(P::INPUTS) {
                 Some(position) => position,
@@ -73,7 +116,22 @@ macro_rules! candidate {
     };
 }
 
-pub(crate) use {candidate, column_enum};
+/// A struct of facts, with the documentation of its WIT record; called by a table of the contract. `also` are fields that the
+/// record does not have.
+macro_rules! facts {
+    (
+        $(#[$meta:meta])* $name:ident { $($(#[$also_meta:meta])* $also:ident: $also_type:ty)? }
+        [$($field:ident $type:ident $doc:literal;)*]
+    ) => {
+        $(#[$meta])*
+        pub struct $name {
+            $($(#[$also_meta])* pub $also: $also_type,)?
+            $(#[doc = $doc] pub $field: $type,)*
+        }
+    };
+}
+
+pub(crate) use {candidate, column_enum, facts};
 
 /// The rows of a matrix of `inputs` columns and `candidates` values each.
 ///

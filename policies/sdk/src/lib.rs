@@ -35,6 +35,9 @@
 //!
 //! Reading a column that `INPUTS` does not name is a compile error.
 
+#[macro_use]
+mod contract;
+
 pub mod budget;
 mod column;
 mod config;
@@ -43,6 +46,7 @@ mod inputs;
 mod order;
 mod policy;
 mod request;
+mod state;
 mod step;
 
 #[cfg(target_arch = "wasm32")]
@@ -50,9 +54,11 @@ pub mod guest;
 
 pub use column::{Column, Phase, State};
 pub use config::{Init, Targets};
+pub use contract::CONTRACT;
 pub use order::clamped;
 pub use policy::{Decision, DispatchPolicy, Policy, decide};
 pub use request::{Request, Requests};
+pub use state::ByRequest;
 pub use step::Step;
 
 /// Export policies of this crate as one component: `export_policy!(dispatch: A)`, or several slots,

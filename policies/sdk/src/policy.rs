@@ -17,6 +17,10 @@ pub trait Policy: Sized {
     /// The field, and what was expected.
     fn new(init: Init<'_>) -> Result<Self, String>;
 
+    /// These requests have ended, by their numbers in the column `request`; called before a decision, for a policy that reads
+    /// that column.
+    fn finished(&mut self, _requests: &[u32]) {}
+
     /// The state worth keeping over a swap; empty when there is none.
     fn snapshot(&self) -> Vec<u8> {
         Vec::new()

@@ -1,19 +1,10 @@
-/// Facts about the engine at this step; `wit/dispatch.wit` documents each.
-#[derive(Clone, Copy, Debug, PartialEq, Default, serde::Serialize)]
-#[allow(missing_docs)] // documented in wit/dispatch.wit, the one place
-pub struct Step {
-    pub now_ms: f64,
-    pub token_budget: u32,
-    pub free_blocks: u32,
-    pub total_blocks: u32,
-    pub running: u32,
-    pub running_think: u32,
-    pub running_output: u32,
-    pub waiting: u32,
-    pub decode_tokens: u32,
-    pub fixed_ms: f32,
-    pub decode_token_ms: f32,
-    pub prefill_token_ms: f32,
+use crate::inputs::facts;
+
+__dispatch_step! {
+    facts!
+    /// Facts about the engine at this step.
+    #[derive(Clone, Copy, Debug, PartialEq, Default, serde::Serialize)]
+    Step {}
 }
 
 impl Step {

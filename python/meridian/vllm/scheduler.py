@@ -32,7 +32,7 @@ from vllm.v1.request import RequestStatus
 
 from meridian import _native
 from meridian.config import MeridianConfig, load_config
-from meridian.engine import MAX_TENANT_CHARACTERS
+from meridian.engine import MAX_NAME_CHARACTERS
 from meridian.vllm.compat import admitted_first, check_seams, check_version
 from meridian.vllm.kv import DEFECTS, KvHook
 from meridian.vllm.parts import hand_over, make_engine, make_think_hook
@@ -647,7 +647,7 @@ def _put_first(queue: RequestQueue, order: list[Request]) -> None:
 def _add(engine: _native.Engine, request: Request, whole_prompt: bool, think: ThinkHook | None = None) -> None:
     """Add a request to the engine; with `think`, follow its thinking."""
     arrival_ms = (time.monotonic() - max(time.time() - request.arrival_time, 0.0)) * 1e3
-    tenant, deadline_ms = _client_facts(request)
+    tenant, session, deadline_ms = _client_facts(request)
     tail: Iterable[int] = request.prompt_token_ids[-PROMPT_TAIL:] if request.prompt_token_ids else ()
     asked = None if think is None else think.asked(request)
     added = engine.add(
@@ -660,6 +660,7 @@ def _add(engine: _native.Engine, request: Request, whole_prompt: bool, think: Th
         deadline_ms=arrival_ms + deadline_ms,
         priority=request.priority,
         tenant=tenant,
+        session=session,
         whole_prompt=whole_prompt,
         client=None if asked is None else asked.client,
         interrupts=[] if asked is None else asked.interrupts,
@@ -673,17 +674,20 @@ def _can_take_tokens(request: Request) -> bool:
     return request.num_tokens_with_spec + request.num_output_placeholders > request.num_computed_tokens
 
 
-def _client_facts(request: Request) -> tuple[str, float]:
-    """Tenant and deadline (milliseconds after arrival) from the client's `vllm_xargs`. Invalid values are ignored,
-    because they must not fail the request of a client that does not use Meridian."""
+def _client_facts(request: Request) -> tuple[str, str, float]:
+    """Tenant, session and deadline (milliseconds after arrival) from the client's `vllm_xargs`. Invalid values are
+    ignored, because they must not fail the request of a client that does not use Meridian."""
     params = request.sampling_params
     given = (params.extra_args if params is not None else None) or {}
-    tenant, deadline = given.get("meridian_tenant", ""), given.get("meridian_deadline_ms", math.inf)
-    if not isinstance(tenant, str) or len(tenant) > MAX_TENANT_CHARACTERS:
-        tenant = ""
+    tenant, session = (_name(given.get(key)) for key in ("meridian_tenant", "meridian_session"))
+    deadline = given.get("meridian_deadline_ms", math.inf)
     if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not deadline > 0:
         deadline = math.inf
-    return tenant, float(deadline)
+    return tenant, session, float(deadline)
+
+
+def _name(given: object) -> str:
+    return given if isinstance(given, str) and len(given) <= MAX_NAME_CHARACTERS else ""
 
 
 def _mixed_into(own: type) -> type:

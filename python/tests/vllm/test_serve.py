@@ -99,7 +99,7 @@ def test_the_printed_curl_line_works(server: Server) -> None:
         "max_tokens": 64,
         "thinking_token_budget": 32,
         "ignore_eos": True,
-        "vllm_xargs": {"meridian_tenant": "a", "meridian_deadline_ms": 5000},
+        "vllm_xargs": {"meridian_tenant": "a", "meridian_session": "chat-1", "meridian_deadline_ms": 5000},
     }
     request = urllib.request.Request(
         f"{server.base}/v1/chat/completions",

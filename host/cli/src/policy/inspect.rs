@@ -32,6 +32,8 @@ struct Inspected {
     file: PathBuf,
     bytes: usize,
     sha256: String,
+    /// Version of the contract that it was built with; empty where it was refused.
+    contract: String,
     /// Interfaces with their versions.
     exports: Vec<String>,
     /// A policy has none.
@@ -68,6 +70,7 @@ pub(super) fn run(args: &InspectArgs, json: bool) -> anyhow::Result<()> {
         file: file.clone(),
         bytes: bytes.len(),
         sha256: sha256_of(&bytes),
+        contract: String::new(),
         exports,
         imports,
         signature: None,
@@ -83,6 +86,8 @@ pub(super) fn run(args: &InspectArgs, json: bool) -> anyhow::Result<()> {
     match Components::new(None, keys).file(file) {
         Ok(origin) => {
             inspected.load_ms = ms_since(started);
+            inspected.contract =
+                origin.component().map(|component| component.contract().to_string()).unwrap_or_default();
             inspected.signature = origin.component().and_then(|component| Signature::of(component.signer(), file));
             if let Err(refusal) = ask(&origin, *memory_mib, &mut inspected) {
                 inspected.refused = Some(format!("{refusal:#}"));
@@ -138,7 +143,7 @@ fn ms_since(started: Instant) -> f64 {
 
 fn print(inspected: &Inspected) -> anyhow::Result<()> {
     let Inspected { file, bytes, sha256, exports, imports, signature, refused, load_ms, start_ms, .. } = inspected;
-    let Inspected { name, version, summary, slots, .. } = inspected;
+    let Inspected { name, version, summary, contract, slots, .. } = inspected;
     let list = |items: &[String]| if items.is_empty() { "none".to_owned() } else { items.join(", ") };
     print_line(&format!("file     {} ({bytes} bytes)", file.display()))?;
     print_line(&format!("sha256   {sha256}"))?;
@@ -149,7 +154,7 @@ fn print(inspected: &Inspected) -> anyhow::Result<()> {
         return Ok(print_line(&format!("refused  {refusal}"))?);
     }
     print_line(&format!("loads    compiled in {load_ms:.0} ms, an instance starts in {start_ms:.2} ms"))?;
-    print_line(&format!("policy   {name} {version}: {summary}"))?;
+    print_line(&format!("policy   {name} {version}, contract {contract}: {summary}"))?;
     for InspectedSlot { slot, columns } in slots {
         print_line(&format!("slot     {}, columns: {}", slot.label(), list(columns)))?;
     }

@@ -35,6 +35,11 @@ bool exports_meridian_policy_lifecycle_init(exports_meridian_policy_lifecycle_sl
     return is_empty;
 }
 
+// This policy keeps no state of requests.
+void exports_meridian_policy_lifecycle_finished(budget_policy_list_u32_t *requests) {
+    budget_policy_list_u32_free(requests);
+}
+
 void exports_meridian_policy_lifecycle_snapshot(budget_policy_list_u8_t *ret) {
     ret->ptr = NULL;
     ret->len = 0;

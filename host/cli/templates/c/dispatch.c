@@ -30,6 +30,11 @@ bool exports_meridian_policy_lifecycle_init(exports_meridian_policy_lifecycle_sl
     return is_empty;
 }
 
+// This policy keeps no state of requests.
+void exports_meridian_policy_lifecycle_finished(dispatch_policy_list_u32_t *requests) {
+    dispatch_policy_list_u32_free(requests);
+}
+
 void exports_meridian_policy_lifecycle_snapshot(dispatch_policy_list_u8_t *ret) {
     ret->ptr = NULL;
     ret->len = 0;

@@ -9,6 +9,8 @@ export const lifecycle = {
   init(slot, targets, configJson) {
     if (Object.keys(JSON.parse(configJson)).length > 0) throw "config: this policy takes no options";
   },
+  // This policy keeps no state of requests.
+  finished(requests) {},
   snapshot: () => new Uint8Array(),
   restore(state) {},
 };

@@ -16,6 +16,9 @@ class Lifecycle(exports.Lifecycle):
         if config_json.strip(" {}"):
             raise Err("config: this policy takes no options")
 
+    def finished(self, requests: list[int]) -> None:
+        """This policy keeps no state of requests."""
+
     def snapshot(self) -> bytes:
         return b""
 

@@ -45,6 +45,12 @@ pub struct BudgetCandidate {
     pub priority: i32,
     /// Number of the tenant, 0 for none.
     pub tenant: u32,
+    /// Number of the request.
+    pub request: u32,
+    /// Number of the session, 0 for none.
+    pub session: u32,
+    /// Which request of its session it is, from 1; 0 without a session.
+    pub turn: u32,
     /// Observations of its thinking.
     pub observed: Observed,
 }
@@ -58,6 +64,9 @@ impl Default for BudgetCandidate {
             slack_ms: f64::INFINITY,
             priority: 0,
             tenant: 0,
+            request: 0,
+            session: 0,
+            turn: 0,
             observed: Observed::default(),
         }
     }

@@ -81,14 +81,16 @@ impl ThinkRecord {
 
     /// The facts for the policy about the request with this row.
     pub(super) fn candidate(&self, row: &RequestState, now_ms: f64) -> BudgetCandidate {
-        let (priority, tenant, deadline_ms) = row.client_facts();
         BudgetCandidate {
             prompt_tokens: row.prompt_tokens(),
             remaining_tokens: row.max_tokens.saturating_sub(self.enforcement.tokens()),
             think_ms: if self.since_ms.is_nan() { 0.0 } else { (now_ms - self.since_ms).max(0.0) },
-            priority,
-            tenant,
-            slack_ms: deadline_ms - now_ms,
+            priority: row.priority,
+            tenant: row.tenant,
+            request: row.number,
+            session: row.session.session,
+            turn: row.session.turn,
+            slack_ms: row.deadline_ms - now_ms,
             observed: self.budget.observed(),
         }
     }

@@ -105,6 +105,9 @@ pub trait BudgetDecider {
 
     /// The verdicts on requests with new facts.
     fn probe(&mut self, load: &Load, candidates: &[BudgetCandidate]) -> Vec<Verdict>;
+
+    /// These requests have ended; called before the decisions of a step. By default, it is told to nobody.
+    fn finished(&mut self, _requests: &[u32]) {}
 }
 
 /// The inputs of a budget slot's policies, the active one and its shadow: what the host must measure, and when to ask.

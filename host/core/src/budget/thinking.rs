@@ -51,6 +51,8 @@ pub struct ThinkBudgets {
     signals: Option<Vec<Signal>>,
     /// The inputs of the slot's policies, as of the latest decision.
     wants: BudgetWants,
+    /// What the slot was told of ended requests.
+    ended: u64,
 }
 
 impl ThinkBudgets {
@@ -67,6 +69,7 @@ impl ThinkBudgets {
             status: BudgetStatus::default(),
             signals: None,
             wants: BudgetWants::default(),
+            ended: 0,
         }
     }
 
@@ -389,6 +392,10 @@ impl ThinkBudgets {
         }
         let configured = self.settings.configured.for_policy(self.settings.unit);
         let load = Load { configured, ..load };
+        let ended = table.ended_since(&mut self.ended);
+        if !ended.is_empty() {
+            decider.finished(ended);
+        }
         self.begin(table, decider, &load);
         self.weigh(table, decider, &load);
         self.end_at_minimum(table);

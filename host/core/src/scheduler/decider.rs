@@ -51,6 +51,9 @@ pub trait Decider: Send {
     /// Decide one step over `candidates` candidates. The decider calls `fill` once for each policy that it asks. The
     /// decision is checked: a policy that fails costs only its own answer.
     fn decide(&mut self, step: &Step, candidates: usize, fill: FillColumns<'_>) -> (Source, &Decision);
+
+    /// These requests have ended; called before a decision. By default, it is told to nobody.
+    fn finished(&mut self, _requests: &[u32]) {}
 }
 
 /// Decides for an engine with its own queues: the dispatch slot.
@@ -102,6 +105,7 @@ pub struct PolicyDecider {
     policy: GuardedPolicy,
     default: Box<dyn Policy>,
     columns: Vec<f32>,
+    finished: Vec<u32>,
     decision: Decision,
     faults: u64,
     last_fault: Option<Fault>,
@@ -115,6 +119,7 @@ impl PolicyDecider {
             policy: GuardedPolicy::new(policy),
             default: native::default_policy(config.targets()),
             columns: Vec::new(),
+            finished: Vec::new(),
             decision: Decision::default(),
             faults: 0,
             last_fault: None,
@@ -135,9 +140,9 @@ impl PolicyDecider {
 
 impl Decider for PolicyDecider {
     fn decide(&mut self, step: &Step, candidates: usize, fill: FillColumns<'_>) -> (Source, &Decision) {
-        let Self { policy, default, columns, decision, .. } = self;
+        let Self { policy, default, columns, finished, decision, .. } = self;
         fill(policy.policy().inputs(), columns);
-        let source = match policy.ask(&Batch { facts: step, candidates, columns }, decision) {
+        let source = match policy.ask(&Batch { facts: step, candidates, columns, finished }, decision) {
             Asked::Decided => Source::Active,
             Asked::LeftToDefault => Source::Default,
             Asked::Faulted(faults) => {
@@ -149,11 +154,18 @@ impl Decider for PolicyDecider {
         if source != Source::Active {
             decision.clear();
             fill(default.inputs(), columns);
-            if default.decide(&Batch { facts: step, candidates, columns }, decision).is_err() {
+            if default.decide(&Batch { facts: step, candidates, columns, finished: &[] }, decision).is_err() {
                 // The native default cannot fault; if it ever did, arrival order is a decision too.
                 decision.clear();
             }
         }
+        finished.clear();
         (source, &self.decision)
+    }
+
+    fn finished(&mut self, requests: &[u32]) {
+        if self.inputs().contains(&Column::Request) {
+            self.finished.extend_from_slice(requests);
+        }
     }
 }

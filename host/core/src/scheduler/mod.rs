@@ -10,8 +10,8 @@ use meridian_policy_sdk::{Column, Decision};
 
 use crate::sync::{Mutex, get_mut, lock};
 use crate::{
-    EngineFacts, EngineMirror, Fault, KvGrowth, Markers, Plan, Planner, Policy, RowId, SchedulerConfig, StepTime,
-    columns, native,
+    EngineFacts, EngineMirror, Fault, KvGrowth, Markers, Plan, Planner, Policy, RequestTable, RowId, SchedulerConfig,
+    StepTime, columns, native,
 };
 
 pub use self::decider::{Decider, EngineDecider, FillColumns, PolicyDecider, Source};
@@ -74,6 +74,8 @@ struct Deciding<D> {
     decision: Decision,
     caps: Vec<u32>,
     given: Vec<(RowId, u32)>,
+    /// What the decider was told of ended requests.
+    ended: u64,
 }
 
 impl MeridianScheduler {
@@ -97,6 +99,14 @@ impl MeridianScheduler {
     }
 }
 
+/// Tell the decider which requests have ended since it was told last.
+fn tell_ended(table: &RequestTable, cursor: &mut u64, decider: &mut impl Decider) {
+    let ended = table.ended_since(cursor);
+    if !ended.is_empty() {
+        decider.finished(ended);
+    }
+}
+
 impl<D> MeridianScheduler<D> {
     fn made(decider: D, planner: Planner, markers: Markers, config: &SchedulerConfig, block_tokens: u32) -> Self {
         let deciding = Deciding {
@@ -111,6 +121,7 @@ impl<D> MeridianScheduler<D> {
             decision: Decision::default(),
             caps: Vec::new(),
             given: Vec::new(),
+            ended: 0,
         };
         Self {
             requests: Mutex::new(Requests::new(EngineMirror::new(markers))),
@@ -169,13 +180,15 @@ impl<D: EngineDecider> MeridianScheduler<D> {
     /// engine schedules, and [`MeridianScheduler::scheduled`] follows.
     pub fn plan(&mut self, facts: &EngineFacts, running: &[RowId], waiting: &[RowId]) -> &Plan {
         let Requests { mirror, .. } = get_mut(&mut self.requests);
-        let Deciding { decider, planner, block_tokens, last_source, candidates, .. } = get_mut(&mut self.deciding);
+        let Deciding { decider, planner, block_tokens, last_source, candidates, ended, .. } =
+            get_mut(&mut self.deciding);
         let facts = &EngineFacts { now_ms: mirror.hold_time(facts.now_ms), ..*facts };
         let step = mirror.begin_step(facts, running, waiting);
         candidates.clear();
         candidates.extend_from_slice(running);
         candidates.extend_from_slice(waiting);
         let table = &mirror.table;
+        tell_ended(table, ended, decider);
         let fill = |inputs: &[Column], out: &mut Vec<f32>| {
             columns::fill(inputs, table, candidates, step.now_ms, *block_tokens, out);
         };

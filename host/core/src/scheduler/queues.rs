@@ -6,6 +6,7 @@ use meridian_policy_sdk::{Column, Decision, State, Step};
 
 use super::{
     Decider, Deciding, Grant, MeridianScheduler, PolicyDecider, QueueStats, ScheduledBatch, StepLimits, WAITING_WINDOW,
+    tell_ended,
 };
 use crate::rank::ordinal;
 use crate::sync::lock;
@@ -136,6 +137,7 @@ impl Requests {
     /// Fill the step's candidates and the columns of its policy, and return its facts.
     fn begin(&mut self, limits: &StepLimits, deciding: &mut Deciding<PolicyDecider>) -> (EngineFacts, Step) {
         let table = &self.mirror.table;
+        tell_ended(table, &mut deciding.ended, &mut deciding.decider);
         if std::mem::take(&mut self.ended) {
             self.running.retain(|row_id| table.get(*row_id).is_some());
         }

@@ -125,5 +125,6 @@ fn candidate(bytes: &mut Bytes<'_>) -> BudgetCandidate {
             same_answers: u32::from(bytes.u8()),
         },
         slack_ms: f64::from(bytes.f32()),
+        ..BudgetCandidate::default()
     }
 }

@@ -50,7 +50,8 @@ pub(super) fn run(mut bytes: Bytes<'_>, owns_queues: bool) {
         let expected_fault = !fits(given.keys.len()) || !fits(given.token_caps.len());
         answer.send(given).expect("the policy is there");
         let mut decision = Decision::default();
-        let asked = seat.ask(&Batch { facts: &Step::default(), candidates, columns: &[] }, &mut decision);
+        let asked =
+            seat.ask(&Batch { facts: &Step::default(), candidates, columns: &[], finished: &[] }, &mut decision);
         let faulted = match &asked {
             Asked::Faulted(faults) => faults.iter().any(|fault| fault.kind == FaultKind::BadAnswer),
             Asked::Decided | Asked::LeftToDefault => false,
@@ -139,6 +140,7 @@ impl Engine {
             deadline_ms: f64::from(bytes.f32()),
             priority: bytes.u32().cast_signed(),
             tenant: "",
+            session: "",
             whole_prompt: bytes.u8() & 1 == 1,
         };
         match self.table.insert(RequestId(self.arrivals), &request) {

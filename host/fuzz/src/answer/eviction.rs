@@ -47,7 +47,7 @@ pub(super) fn run(mut bytes: Bytes<'_>) {
         if source != Source::Active {
             let (mut columns, mut expected) = (Vec::new(), Vec::new());
             meridian_core::columns::fill_eviction(default.inputs(), &candidates, &mut columns);
-            let batch = Batch { facts: &memory, candidates: candidates.len(), columns: &columns };
+            let batch = Batch { facts: &memory, candidates: candidates.len(), columns: &columns, finished: &[] };
             default.decide(&batch, &mut expected).expect("a native default does not fault");
             assert_eq!(bits(keys), bits(&expected));
         }

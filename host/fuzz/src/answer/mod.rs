@@ -77,7 +77,7 @@ fn check_asked<K: SlotKind>(facts: &K::Facts, candidates: usize, given: &K::Deci
     let mut seat = GuardedPolicy::new(policy);
     answer.send(given.clone()).expect("the policy is there");
     let mut decision = K::Decision::default();
-    let asked = seat.ask(&Batch { facts, candidates, columns: &[] }, &mut decision);
+    let asked = seat.ask(&Batch { facts, candidates, columns: &[], finished: &[] }, &mut decision);
     match &asked {
         Asked::Faulted(faults) => {
             assert!(!fits, "{given:?} is refused for {candidates} candidates: {faults:?}");

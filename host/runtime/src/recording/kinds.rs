@@ -1,7 +1,9 @@
-//! The fields of a row of each slot. Writing, reading and the schema use this one description.
+//! The fields of a row of each slot. Writing, reading and the schema use this one description; columns and facts are those of
+//! the contract's tables.
 
-use meridian_core::budget::{Load, Point, Verdict};
+use meridian_core::budget::{Load, Point, PolicyThresholds, Verdict};
 use meridian_core::{Budget, Decision, Dispatch, Eviction, FaultKind, Memory, SlotKind, Step, Subject};
+use meridian_policy_sdk as sdk;
 
 use super::recorder::{Item, Queued};
 use super::row::{Outcome, Recorded};
@@ -13,7 +15,7 @@ use super::tap::MAX_CANDIDATES;
 /// use meridian_core::Dispatch;
 /// use meridian_runtime::recording::Recordable;
 ///
-/// assert_eq!((Dispatch::COLUMNS.len(), Dispatch::COLUMN_NAMES[2]), (19, "in_wait_ms"));
+/// assert_eq!((Dispatch::COLUMNS.len(), Dispatch::COLUMN_NAMES[2]), (Dispatch::COLUMN_NAMES.len(), "in_wait_ms"));
 /// ```
 pub trait Recordable: SlotKind + Fields {
     /// Every column, in the order of a row's matrix.
@@ -68,6 +70,89 @@ pub trait Fields: SlotKind {
     fn shown(decision: &Self::Decision, other: &Self::Decision) -> String;
 }
 
+/// A fact of the contract: its place among the fields of a row.
+trait Fact {
+    fn visit(&mut self, name: &'static str, visit: &mut Visit<'_>) -> Result<(), BadField>;
+}
+
+macro_rules! numbers {
+    ($($number:ident $field:ident;)*) => {$(
+        impl Fact for $number {
+            fn visit(&mut self, name: &'static str, visit: &mut Visit<'_>) -> Result<(), BadField> {
+                visit(name, Field::$field(self))
+            }
+        }
+    )*};
+}
+
+numbers! { u32 U32; u64 U64; f32 F32; f64 F64; }
+
+/// A number of which an answer has a list.
+trait Listed: Sized {
+    fn list(values: &mut Vec<Self>) -> Field<'_>;
+}
+
+impl Listed for u32 {
+    fn list(values: &mut Vec<Self>) -> Field<'_> {
+        Field::U32s(values)
+    }
+}
+
+impl Listed for f64 {
+    fn list(values: &mut Vec<Self>) -> Field<'_> {
+        Field::F64s(values)
+    }
+}
+
+impl Fact for Subject {
+    fn visit(&mut self, name: &'static str, visit: &mut Visit<'_>) -> Result<(), BadField> {
+        let mut index = *self as u8;
+        visit(name, Field::Choice(&mut index, &["blocks", "requests"]))?;
+        *self = if index == 0 { Self::Blocks } else { Self::Requests };
+        Ok(())
+    }
+}
+
+impl Fact for Point {
+    fn visit(&mut self, name: &'static str, visit: &mut Visit<'_>) -> Result<(), BadField> {
+        let mut index = *self as u8;
+        visit(name, Field::Choice(&mut index, &["start", "probe"]))?;
+        *self = if index == 0 { Self::Start } else { Self::Probe };
+        Ok(())
+    }
+}
+
+/// Visits the fields of a record; called by a table of the contract.
+macro_rules! facts {
+    ($facts:expr, $visit:expr, [$($field:ident $type:ident $doc:literal;)*]) => {{
+        $(Fact::visit(&mut $facts.$field, stringify!($field), $visit)?;)*
+        Ok(())
+    }};
+}
+
+/// The same for the load, which the host gives a field that the record does not have: behind the first one.
+macro_rules! load {
+    ($facts:expr, $visit:expr, [$first:ident $type:ident $doc:literal; $($rest:tt)*]) => {{
+        Fact::visit(&mut $facts.$first, stringify!($first), $visit)?;
+        Fact::visit(&mut $facts.point, "point", $visit)?;
+        facts!($facts, $visit, [$($rest)*])
+    }};
+}
+
+/// Names of the columns in a file; called by a table of the contract.
+macro_rules! names {
+    ([$($variant:ident $method:ident $doc:literal;)*] $numbers:tt) => {
+        [$(concat!("in_", stringify!($method))),*]
+    };
+}
+
+/// Under the names of its fields, which no other fact has.
+impl Fact for PolicyThresholds {
+    fn visit(&mut self, _name: &'static str, visit: &mut Visit<'_>) -> Result<(), BadField> {
+        sdk::__budget_thresholds!(facts! self, visit,)
+    }
+}
+
 const SOURCES: &[&str] = &["policy", "default", "fallback"];
 /// The labels of [`FaultKind::ALL`], and one for a policy that could not be asked.
 const FAULTS: &[&str] = &["trap", "deadline", "memory", "bad-answer", "init", "load", "not-asked"];
@@ -75,7 +160,7 @@ const NOT_ASKED: u8 = 6;
 
 /// Every field of a row.
 pub(super) fn visit<K: Recordable>(row: &mut Recorded<K>, visit: &mut Visit<'_>) -> Result<(), BadField> {
-    let Recorded { seq, outcome, restarted, snapshot, facts, candidates, columns, decision } = row;
+    let Recorded { seq, outcome, restarted, snapshot, facts, candidates, columns, finished, decision } = row;
     let (mut source, mut fault) = match outcome {
         Outcome::Decided => (0, None),
         Outcome::LeftToDefault => (1, None),
@@ -106,6 +191,7 @@ pub(super) fn visit<K: Recordable>(row: &mut Recorded<K>, visit: &mut Visit<'_>)
     for (index, name) in K::COLUMN_NAMES.iter().enumerate() {
         visit(name, Field::Column { columns, index, candidates: *candidates })?;
     }
+    visit("finished", Field::U32s(finished))?;
     K::decision(decision, visit)
 }
 
@@ -115,27 +201,7 @@ type BudgetDecision = <Budget as SlotKind>::Decision;
 
 impl Recordable for Dispatch {
     const COLUMNS: &'static [Self::Column] = &<Dispatch as SlotKind>::Column::ALL;
-    const COLUMN_NAMES: &'static [&'static str] = &[
-        "in_phase",
-        "in_state",
-        "in_wait_ms",
-        "in_since_progress_ms",
-        "in_slack_ms",
-        "in_prompt_tokens",
-        "in_cached_tokens",
-        "in_computed_tokens",
-        "in_think_tokens",
-        "in_output_tokens",
-        "in_remaining_tokens",
-        "in_kv_blocks",
-        "in_priority",
-        "in_tenant",
-        "in_preemptions",
-        "in_eat",
-        "in_eat_variance",
-        "in_rpdi",
-        "in_output_ms",
-    ];
+    const COLUMN_NAMES: &'static [&'static str] = &sdk::__dispatch_columns!(names!);
 }
 
 impl Fields for Dispatch {
@@ -144,32 +210,7 @@ impl Fields for Dispatch {
     }
 
     fn facts(facts: &mut Step, visit: &mut Visit<'_>) -> Result<(), BadField> {
-        let Step {
-            now_ms,
-            token_budget,
-            free_blocks,
-            total_blocks,
-            running,
-            running_think,
-            running_output,
-            waiting,
-            decode_tokens,
-            fixed_ms,
-            decode_token_ms,
-            prefill_token_ms,
-        } = facts;
-        visit("now_ms", Field::F64(now_ms))?;
-        visit("token_budget", Field::U32(token_budget))?;
-        visit("free_blocks", Field::U32(free_blocks))?;
-        visit("total_blocks", Field::U32(total_blocks))?;
-        visit("running", Field::U32(running))?;
-        visit("running_think", Field::U32(running_think))?;
-        visit("running_output", Field::U32(running_output))?;
-        visit("waiting", Field::U32(waiting))?;
-        visit("decode_tokens", Field::U32(decode_tokens))?;
-        visit("fixed_ms", Field::F32(fixed_ms))?;
-        visit("decode_token_ms", Field::F32(decode_token_ms))?;
-        visit("prefill_token_ms", Field::F32(prefill_token_ms))
+        sdk::__dispatch_step!(facts! facts, visit,)
     }
 
     fn decision(decision: &mut Decision, visit: &mut Visit<'_>) -> Result<(), BadField> {
@@ -204,8 +245,7 @@ impl Fields for Dispatch {
 
 impl Recordable for Eviction {
     const COLUMNS: &'static [Self::Column] = &EvictionColumn::ALL;
-    const COLUMN_NAMES: &'static [&'static str] =
-        &["in_tier", "in_blocks", "in_position", "in_hits", "in_age_ms", "in_computed_tokens"];
+    const COLUMN_NAMES: &'static [&'static str] = &sdk::__eviction_columns!(names!);
 }
 
 impl Fields for Eviction {
@@ -214,14 +254,7 @@ impl Fields for Eviction {
     }
 
     fn facts(facts: &mut Memory, visit: &mut Visit<'_>) -> Result<(), BadField> {
-        let Memory { now_ms, subject, free_blocks, cached_blocks, total_blocks } = facts;
-        visit("now_ms", Field::F64(now_ms))?;
-        let mut index = *subject as u8;
-        visit("subject", Field::Choice(&mut index, &["blocks", "requests"]))?;
-        *subject = if index == 0 { Subject::Blocks } else { Subject::Requests };
-        visit("free_blocks", Field::U32(free_blocks))?;
-        visit("cached_blocks", Field::U32(cached_blocks))?;
-        visit("total_blocks", Field::U32(total_blocks))
+        sdk::__eviction_memory!(facts! facts, visit,)
     }
 
     fn decision(keys: &mut Vec<f32>, visit: &mut Visit<'_>) -> Result<(), BadField> {
@@ -243,21 +276,7 @@ impl Fields for Eviction {
 
 impl Recordable for Budget {
     const COLUMNS: &'static [Self::Column] = &BudgetColumn::ALL;
-    const COLUMN_NAMES: &'static [&'static str] = &[
-        "in_prompt_tokens",
-        "in_think_tokens",
-        "in_remaining_tokens",
-        "in_think_ms",
-        "in_priority",
-        "in_tenant",
-        "in_signal",
-        "in_probes",
-        "in_eat",
-        "in_eat_variance",
-        "in_rpdi",
-        "in_same_answers",
-        "in_slack_ms",
-    ];
+    const COLUMN_NAMES: &'static [&'static str] = &sdk::__budget_columns!(names!);
 }
 
 impl Fields for Budget {
@@ -266,25 +285,7 @@ impl Fields for Budget {
     }
 
     fn facts(facts: &mut Load, visit: &mut Visit<'_>) -> Result<(), BadField> {
-        let Load { now_ms, point, thinking, answering, waiting, free_blocks, total_blocks, configured } = facts;
-        visit("now_ms", Field::F64(now_ms))?;
-        let mut index = *point as u8;
-        visit("point", Field::Choice(&mut index, &["start", "probe"]))?;
-        *point = if index == 0 { Point::Start } else { Point::Probe };
-        visit("thinking", Field::U32(thinking))?;
-        visit("answering", Field::U32(answering))?;
-        visit("waiting", Field::U32(waiting))?;
-        visit("free_blocks", Field::U32(free_blocks))?;
-        visit("total_blocks", Field::U32(total_blocks))?;
-        visit("min_think_tokens", Field::U32(&mut configured.min_think_tokens))?;
-        visit("max_think_tokens", Field::U32(&mut configured.max_think_tokens))?;
-        visit("eat_probe_interval_tokens", Field::U32(&mut configured.eat_probe_interval_tokens))?;
-        visit("ema_alpha", Field::F64(&mut configured.ema_alpha))?;
-        visit("eat_variance_threshold", Field::F64(&mut configured.eat_variance_threshold))?;
-        visit("eat_max_bits", Field::F64(&mut configured.eat_max_bits))?;
-        visit("min_probes", Field::U32(&mut configured.min_probes))?;
-        visit("rpdi_window", Field::U32(&mut configured.rpdi_window))?;
-        visit("rpdi_threshold", Field::F64(&mut configured.rpdi_threshold))
+        sdk::__budget_load!(load! facts, visit,)
     }
 
     fn decision(decision: &mut BudgetDecision, visit: &mut Visit<'_>) -> Result<(), BadField> {
@@ -302,12 +303,13 @@ impl Fields for Budget {
         }
         // One list per field: readers unnest them by name, without a struct in between.
         let mut counts: Option<usize> = None;
-        macro_rules! each {
-            ($($field:ident $name:literal $kind:ident;)*) => {$(
-                let mut values: Vec<_> = thresholds.iter().map(|thresholds| thresholds.$field).collect();
-                visit($name, Field::$kind(&mut values))?;
+        macro_rules! lists {
+            ([$($field:ident $kind:ident $doc:literal;)*]) => {$(
+                let mut values: Vec<$kind> = thresholds.iter().map(|thresholds| thresholds.$field).collect();
+                let name = concat!("out_", stringify!($field));
+                visit(name, $kind::list(&mut values))?;
                 if *counts.get_or_insert(values.len()) != values.len() {
-                    return Err(format!("{}: {} values, expected as many as the others of its row", $name, values.len()));
+                    return Err(format!("{name}: {} values, expected as many as the others of its row", values.len()));
                 }
                 thresholds.resize(values.len(), Load::default().configured);
                 for (thresholds, value) in thresholds.iter_mut().zip(values) {
@@ -315,17 +317,7 @@ impl Fields for Budget {
                 }
             )*};
         }
-        each! {
-            min_think_tokens "out_min_think_tokens" U32s;
-            max_think_tokens "out_max_think_tokens" U32s;
-            eat_probe_interval_tokens "out_eat_probe_interval_tokens" U32s;
-            ema_alpha "out_ema_alpha" F64s;
-            eat_variance_threshold "out_eat_variance_threshold" F64s;
-            eat_max_bits "out_eat_max_bits" F64s;
-            min_probes "out_min_probes" U32s;
-            rpdi_window "out_rpdi_window" U32s;
-            rpdi_threshold "out_rpdi_threshold" F64s;
-        }
+        sdk::__budget_thresholds!(lists!);
         Ok(())
     }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use arrow_schema::DataType;
 use meridian_core::file::read_regular;
-use meridian_core::{SlotKind, SlotName};
+use meridian_core::{CONTRACT, SlotKind, SlotName};
 use thiserror::Error;
 
 use super::append::data_type;
@@ -125,6 +125,7 @@ impl Recording {
             let (found, expected) = (self.slot.label(), K::NAME.label());
             return Err(failed(format!("it is of slot {found}, expected {expected}")));
         }
+        let is_other_contract = self.header.contract != CONTRACT;
         let mut fields = self.fields.iter().peekable();
         let mut layout = Layout { types: Vec::new(), place: Vec::new(), columns: Vec::new() };
         visit(&mut Recorded::<K>::default(), &mut |name, field| {
@@ -140,8 +141,8 @@ impl Recording {
                     let found = found.as_ref().map_or("another type".into(), ToString::to_string);
                     return Err(format!("column {name} is {found}, expected {expected}"));
                 }
-                // Another version of the contract may lack it.
-                None if input.is_some() => layout.place.push(None),
+                // Another version of the contract may lack it. A fact is 0 then; a policy that reads the column is refused.
+                None if input.is_some() || is_other_contract => layout.place.push(None),
                 None => return Err(format!("column {name} is missing or out of its order")),
             }
             Ok(())

@@ -231,7 +231,11 @@ impl<K: Recordable> Replay<'_, '_, K> {
         for input in inputs {
             self.columns.extend_from_slice(&row.columns[input * row.candidates..][..row.candidates]);
         }
-        let batch = Batch { facts: &row.facts, candidates: row.candidates, columns: &self.columns };
+        let Recorded { facts, candidates, .. } = row;
+        // What another policy cannot use, it is not told.
+        let tells_apart = K::REQUEST.is_some_and(|request| self.policy.inputs().contains(&request));
+        let finished = if tells_apart { row.finished.as_slice() } else { &[] };
+        let batch = Batch { facts, candidates: *candidates, columns: &self.columns, finished };
         K::clear(&mut self.decision);
         let started = Instant::now();
         let answered = self

@@ -29,6 +29,8 @@ pub struct Recorded<K: SlotKind> {
     pub candidates: usize,
     /// The recorded columns of the candidates, one after the other, each of `candidates` values.
     pub columns: Vec<f32>,
+    /// Numbers of requests that the policy was told have ended.
+    pub finished: Vec<u32>,
     /// The active policy's checked answer; empty when it left the batch to the default or faulted.
     pub decision: K::Decision,
 }
@@ -43,6 +45,7 @@ impl<K: SlotKind> Default for Recorded<K> {
             facts: K::Facts::default(),
             candidates: 0,
             columns: Vec::new(),
+            finished: Vec::new(),
             decision: K::Decision::default(),
         }
     }
@@ -146,8 +149,16 @@ pub struct Header {
     pub opened_unix_ms: u64,
     /// Version of Meridian.
     pub meridian: String,
+    /// Version of the contract, whose columns and facts it has.
+    #[serde(default = "contract_before")]
+    pub contract: String,
     /// The active policy, one per file.
     pub policy: RecordedPolicy,
+}
+
+/// Recordings did not name the first version.
+fn contract_before() -> String {
+    "0.1.0".into()
 }
 
 impl Header {

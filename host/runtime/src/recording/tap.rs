@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-use meridian_core::{Asked, GuardedPolicy, SlotKind, Targets};
+use meridian_core::{Asked, Batch, GuardedPolicy, SlotKind, Targets};
 
 use super::kinds::Recordable;
 use super::recorder::{Item, Progress, Queued};
@@ -67,8 +67,9 @@ const POOL: usize = 64;
 ///
 /// let (step, mut decision) = (Step::default(), Decision::default());
 /// tap.before(0, &Version { source: "native:fcfs".into(), ..Version::default() }, &mut policy);
-/// let asked = policy.ask(&Batch { facts: &step, candidates: 0, columns: &[] }, &mut decision);
-/// tap.after(&step, 0, |_, columns| columns.clear(), &asked, &decision);
+/// let batch = Batch { facts: &step, candidates: 0, columns: &[], finished: &[] };
+/// let asked = policy.ask(&batch, &mut decision);
+/// tap.after(&batch, |_, columns| columns.clear(), &asked, &decision);
 /// recorder.close();
 /// assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 1);
 /// # std::fs::remove_dir_all(&dir).unwrap();
@@ -177,12 +178,12 @@ impl<K: Recordable> Tap<K> {
     /// `decision` is its checked answer.
     pub fn after(
         &mut self,
-        facts: &K::Facts,
-        candidates: usize,
+        batch: &Batch<'_, K>,
         fill: impl Fn(&[K::Column], &mut Vec<f32>),
         asked: &Asked,
         decision: &K::Decision,
     ) {
+        let Batch { facts, candidates, finished, .. } = *batch;
         let seq = self.seq;
         self.seq += 1;
         if self.progress.closing.load(Ordering::Relaxed) {
@@ -209,6 +210,8 @@ impl<K: Recordable> Tap<K> {
         row.snapshot = self.snapshot.take();
         row.facts = *facts;
         row.candidates = candidates;
+        row.finished.clear();
+        row.finished.extend_from_slice(finished);
         fill(K::COLUMNS, &mut row.columns);
         if matches!(outcome, Outcome::Decided | Outcome::LeftToDefault) {
             K::copy(decision, &mut row.decision);
@@ -237,15 +240,8 @@ impl<K: Recordable> Witness<K> for Tap<K> {
         Tap::before(self, stay, version, policy);
     }
 
-    fn after(
-        &mut self,
-        facts: &K::Facts,
-        candidates: usize,
-        fill: &Fill<'_, K>,
-        asked: &Asked,
-        decision: &K::Decision,
-    ) {
-        Tap::after(self, facts, candidates, fill, asked, decision);
+    fn after(&mut self, batch: &Batch<'_, K>, fill: &Fill<'_, K>, asked: &Asked, decision: &K::Decision) {
+        Tap::after(self, batch, fill, asked, decision);
     }
 }
 
@@ -274,9 +270,10 @@ mod tests {
         let mut decide = |tap: &mut Tap<Dispatch>, candidates: usize| {
             tap.before(0, &Version::default(), &mut policy);
             let step = Step::default();
-            let asked = policy.ask(&Batch { facts: &step, candidates, columns: &[] }, &mut decision);
+            let batch = Batch { facts: &step, candidates, columns: &[], finished: &[] };
+            let asked = policy.ask(&batch, &mut decision);
             let fill = |inputs: &[_], out: &mut Vec<f32>| out.resize(inputs.len() * candidates, 0.0);
-            tap.after(&step, candidates, fill, &asked, &decision);
+            tap.after(&batch, fill, &asked, &decision);
         };
         for _ in 0..5 {
             decide(&mut tap, 3);

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use meridian_core::{Budget, Dispatch, Eviction};
+use meridian_core::{Budget, CONTRACT, Dispatch, Eviction};
 
 use super::append::{Batch, schema};
 use super::folder::Folder;
@@ -200,6 +200,7 @@ impl<K: Recordable> SlotWriter<K> {
             file: self.number,
             opened_unix_ms: u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
             meridian: env!("CARGO_PKG_VERSION").into(),
+            contract: CONTRACT.into(),
             policy: (**policy).clone(),
         };
         let schema = Arc::new(schema::<K>(&header));

@@ -60,6 +60,10 @@ impl BudgetDecider for PolicySlot<Budget> {
         verdicts.resize(candidates.len(), Verdict::Default);
         verdicts
     }
+
+    fn finished(&mut self, requests: &[u32]) {
+        self.note_finished(requests);
+    }
 }
 
 impl PolicySlot<Budget> {

@@ -35,6 +35,10 @@ impl Decider for PolicySlot<Dispatch> {
     fn decide(&mut self, step: &Step, candidates: usize, fill: FillColumns<'_>) -> (Source, &Decision) {
         self.decide_by(step, candidates, fill)
     }
+
+    fn finished(&mut self, requests: &[u32]) {
+        self.note_finished(requests);
+    }
 }
 
 impl EngineDecider for PolicySlot<Dispatch> {

@@ -56,6 +56,8 @@ struct State<K: SlotKind> {
     targets: Targets,
     limits: StrikeLimits,
     columns: Vec<f32>,
+    /// Requests that have ended since the last decision, for policies that keep state of them.
+    finished: Vec<u32>,
     decision: K::Decision,
     stats: SlotStats,
     faults: Arc<Mutex<FaultLog>>,
@@ -65,6 +67,9 @@ struct State<K: SlotKind> {
     /// The latest reported time.
     now_ms: f64,
 }
+
+/// Ended requests that wait to be told, at most.
+const MAX_FINISHED: usize = 1 << 16;
 
 struct Quarantine<K: SlotKind> {
     policy: LoadedPolicy<K>,
@@ -96,6 +101,7 @@ impl<K: SlotKind> PolicySlot<K> {
             targets,
             limits,
             columns: Vec::new(),
+            finished: Vec::new(),
             decision: K::Decision::default(),
             stats: SlotStats::default(),
             faults: Arc::default(),
@@ -158,6 +164,17 @@ impl<K: SlotKind> PolicySlot<K> {
         state.shadow.is_some() || state.witness.is_some()
     }
 
+    /// These requests have ended: the next decision's policies are told.
+    fn note_finished(&mut self, requests: &[u32]) {
+        let state = &mut *lock(&self.state);
+        if K::REQUEST.is_some_and(|request| state.reads(request)) {
+            // A slot that is not asked for long forgets; what a policy keeps then is bounded by the policy.
+            let excess = (state.finished.len() + requests.len()).saturating_sub(MAX_FINISHED);
+            state.finished.drain(..excess.min(state.finished.len()));
+            state.finished.extend_from_slice(requests);
+        }
+    }
+
     /// Decide one batch. `fill` writes the columns that it is given; the slot calls it once for each policy that it
     /// asks. Always returns a checked decision.
     fn decide_by(
@@ -171,6 +188,11 @@ impl<K: SlotKind> PolicySlot<K> {
         std::mem::swap(&mut self.decision, &mut state.decision);
         (source, &self.decision)
     }
+}
+
+/// What a policy with these inputs is told of ended requests: nothing, unless it can tell requests apart.
+fn told<'a, K: SlotKind>(inputs: &[K::Column], finished: &'a [u32]) -> &'a [u32] {
+    if K::REQUEST.is_some_and(|request| inputs.contains(&request)) { finished } else { &[] }
 }
 
 impl<K: SlotKind> State<K> {
@@ -188,14 +210,16 @@ impl<K: SlotKind> State<K> {
         if self.quarantine.as_ref().is_some_and(|quarantine| quarantine.until_ms <= self.now_ms) {
             self.end_quarantine();
         }
-        let Self { active, columns, decision, witness, .. } = self;
+        let Self { active, columns, finished, decision, witness, .. } = self;
         if let Some(witness) = witness {
             witness.before(active.id, &active.version, &mut active.policy);
         }
         fill(active.policy.policy().inputs(), columns);
-        let asked = active.policy.ask(&Batch { facts, candidates, columns }, decision);
+        let told = told::<K>(active.policy.policy().inputs(), finished);
+        let batch = Batch { facts, candidates, columns, finished: told };
+        let asked = active.policy.ask(&batch, decision);
         if let Some(witness) = witness {
-            witness.after(facts, candidates, &fill, &asked, decision);
+            witness.after(&batch, &fill, &asked, decision);
         }
         let mut is_out = false;
         let source = match asked {
@@ -210,7 +234,7 @@ impl<K: SlotKind> State<K> {
             let Self { default, columns, decision, .. } = self;
             K::clear(decision);
             fill(default.inputs(), columns);
-            if default.decide(&Batch { facts, candidates, columns }, decision).is_err() {
+            if default.decide(&Batch { facts, candidates, columns, finished: &[] }, decision).is_err() {
                 // The native default cannot fault; if it ever did, the engine's own way is a decision too.
                 K::clear(decision);
             }
@@ -219,9 +243,10 @@ impl<K: SlotKind> State<K> {
             // Only now: the default that decided this step is the one that stands in.
             self.quarantine();
         }
-        if let Some(shadow) = &self.shadow {
-            shadow.see(facts, candidates, fill, &self.decision);
+        if let Some(shadow) = &mut self.shadow {
+            shadow.see(facts, candidates, &self.finished, fill, &self.decision);
         }
+        self.finished.clear();
         self.stats.decided(source, started.elapsed());
         source
     }

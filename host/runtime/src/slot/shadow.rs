@@ -12,6 +12,7 @@ use meridian_core::{Asked, Batch, GuardedPolicy, SlotKind};
 use super::faults::FaultLog;
 use super::loaded::LoadedPolicy;
 use super::swap::{Contender, Remake};
+use super::{MAX_FINISHED, told};
 use crate::compare::Compare;
 use crate::control::{FaultBatch, ShadowStatus, Version};
 use crate::sync::{Mutex, lock};
@@ -23,6 +24,7 @@ struct Job<K: SlotKind> {
     facts: K::Facts,
     candidates: usize,
     columns: Vec<f32>,
+    finished: Vec<u32>,
     /// The active decision of the step.
     active: K::Decision,
 }
@@ -31,6 +33,8 @@ struct Job<K: SlotKind> {
 pub(super) struct Shadow<K: SlotKind> {
     inputs: Vec<K::Column>,
     weighs_signals_alone: bool,
+    /// Ended requests of steps that found no room.
+    untold: Vec<u32>,
     jobs: SyncSender<Job<K>>,
     progress: Arc<Progress>,
     remake: Option<Remake<K>>,
@@ -68,7 +72,7 @@ impl<K: SlotKind> Shadow<K> {
         let thread = std::thread::Builder::new()
             .name("meridian-shadow".into())
             .spawn(move || compare_all(guarded, &queue, &seen, &faults))?;
-        Ok(Self { inputs, weighs_signals_alone, jobs, progress, remake, thread })
+        Ok(Self { inputs, weighs_signals_alone, untold: Vec::new(), jobs, progress, remake, thread })
     }
 
     /// The columns it reads.
@@ -83,17 +87,23 @@ impl<K: SlotKind> Shadow<K> {
 
     /// Queue a batch with its decision for comparison. Copies a few kilobytes; never waits.
     pub(super) fn see(
-        &self,
+        &mut self,
         facts: &K::Facts,
         candidates: usize,
+        finished: &[u32],
         fill: impl Fn(&[K::Column], &mut Vec<f32>),
         active: &K::Decision,
     ) {
         let mut columns = Vec::new();
         fill(&self.inputs, &mut columns);
-        let job = Job { facts: *facts, candidates, columns, active: active.clone() };
-        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) = self.jobs.try_send(job) {
+        let mut finished = told::<K>(&self.inputs, finished).to_vec();
+        finished.splice(..0, self.untold.drain(..));
+        let job = Job { facts: *facts, candidates, columns, finished, active: active.clone() };
+        if let Err(TrySendError::Full(job) | TrySendError::Disconnected(job)) = self.jobs.try_send(job) {
             self.progress.skipped.fetch_add(1, Ordering::Relaxed);
+            self.untold = job.finished;
+            let excess = self.untold.len().saturating_sub(MAX_FINISHED);
+            self.untold.drain(..excess);
         }
     }
 
@@ -104,7 +114,7 @@ impl<K: SlotKind> Shadow<K> {
     /// Stop, and return the policy with the state it has gathered. Waits for the steps in its queue; `None` when the
     /// policy panicked.
     pub(super) fn stop(self) -> Option<LoadedPolicy<K>> {
-        let Self { inputs: _, weighs_signals_alone: _, jobs, progress, remake, thread } = self;
+        let Self { inputs: _, weighs_signals_alone: _, untold: _, jobs, progress, remake, thread } = self;
         drop(jobs);
         let guarded = thread.join().ok()?;
         Some(LoadedPolicy::new(guarded, progress.version.clone(), remake))
@@ -142,9 +152,10 @@ fn compare_all<K: SlotKind>(
     let mut decision = K::Decision::default();
     let mut compare = Compare::default();
     for job in queue {
-        let Job { facts, candidates, columns, active } = job;
+        let Job { facts, candidates, columns, finished, active } = job;
         let started = Instant::now();
-        let asked = guarded.ask(&Batch { facts: &facts, candidates, columns: &columns }, &mut decision);
+        let asked =
+            guarded.ask(&Batch { facts: &facts, candidates, columns: &columns, finished: &finished }, &mut decision);
         let took_us = started.elapsed().as_secs_f64() * 1e6;
         if let Asked::Faulted(now) = asked {
             lock(&progress.sums).faults += now.len() as u64;

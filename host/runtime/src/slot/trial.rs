@@ -65,7 +65,7 @@ impl<K: SlotKind> Contender<K> {
         for (i, (candidates, facts)) in batches.iter().enumerate() {
             let candidates = *candidates as usize;
             let columns = vec![1.0; candidates * self.policy.inputs().len()];
-            let batch = Batch { facts, candidates, columns: &columns };
+            let batch = Batch { facts, candidates, columns: &columns, finished: &[] };
             K::clear(&mut decision);
             let started = Instant::now();
             let decided = self.policy.try_out(&batch, &mut decision);

@@ -1,4 +1,4 @@
-use meridian_core::{Asked, GuardedPolicy, SlotKind};
+use meridian_core::{Asked, Batch, GuardedPolicy, SlotKind};
 
 use crate::control::Version;
 
@@ -11,7 +11,7 @@ pub(crate) trait Witness<K: SlotKind>: Send {
     /// Before the policy is asked; `stay` distinguishes the policy's stays in the process.
     fn before(&mut self, stay: u64, version: &Version, policy: &mut GuardedPolicy<K>);
 
-    /// After the policy was asked, and before its faults are handled. `fill` writes the columns that it is given;
+    /// After the policy was asked this batch, and before its faults are handled. `fill` writes the columns that it is given;
     /// `decision` is checked unless the policy faulted.
-    fn after(&mut self, facts: &K::Facts, candidates: usize, fill: &Fill<'_, K>, asked: &Asked, decision: &K::Decision);
+    fn after(&mut self, batch: &Batch<'_, K>, fill: &Fill<'_, K>, asked: &Asked, decision: &K::Decision);
 }

@@ -24,6 +24,7 @@ pub struct Made {
     pub stateless: bool,
     pub refuses_state: bool,
     pub cannot_recover: bool,
+    pub inputs: &'static [Column],
 }
 
 impl Made {
@@ -37,6 +38,7 @@ impl Made {
             stateless: false,
             refuses_state: false,
             cannot_recover: false,
+            inputs: &[Column::Phase],
         }
     }
 
@@ -59,7 +61,7 @@ impl Policy for Made {
     }
 
     fn inputs(&self) -> &[Column] {
-        &[Column::Phase]
+        self.inputs
     }
 
     fn decide(&mut self, batch: &Batch<'_>, decision: &mut Decision) -> Result<(), Fault> {

@@ -71,8 +71,9 @@ impl<K: Recordable> Drive<K> {
         let fill = |inputs: &[K::Column], out: &mut Vec<f32>| fill::<K>(row, inputs, out);
         tap.before(*id, version, seat);
         fill(seat.policy().inputs(), columns);
-        let asked = seat.ask(&Batch { facts: &row.facts, candidates: row.candidates, columns }, decision);
-        tap.after(&row.facts, row.candidates, fill, &asked, decision);
+        let batch = Batch { facts: &row.facts, candidates: row.candidates, columns, finished: &row.finished };
+        let asked = seat.ask(&batch, decision);
+        tap.after(&batch, fill, &asked, decision);
         asked
     }
 
@@ -85,7 +86,8 @@ impl<K: Recordable> Drive<K> {
             Outcome::NotAsked => Asked::Faulted(Vec::new()),
         };
         self.tap.before(self.id, &self.version, &mut self.seat);
-        self.tap.after(&row.facts, row.candidates, |inputs, out| fill::<K>(row, inputs, out), &asked, &row.decision);
+        let batch = Batch { facts: &row.facts, candidates: row.candidates, columns: &[], finished: &row.finished };
+        self.tap.after(&batch, |inputs, out| fill::<K>(row, inputs, out), &asked, &row.decision);
     }
 }
 

@@ -113,6 +113,41 @@ pub fn with_state(snapshot: &str, restore: &str) -> Vec<u8> {
     component(&replaced(&text, "#restore\") (param i32 i32) (result i32)", restore))
 }
 
+/// A component that reads the column `request`, and whose keys are the number of requests that it was told have ended.
+pub fn counting_ended() -> Vec<u8> {
+    let text = module(
+        "",
+        "(local.set $at (i32.const 0))
+    (block (loop
+      (br_if 1 (i32.ge_u (local.get $at) (local.get $candidates)))
+      (f32.store (i32.add (i32.const 4096) (i32.mul (local.get $at) (i32.const 4))) (f32.convert_i32_u (global.get $ended)))
+      (local.set $at (i32.add (local.get $at) (i32.const 1)))
+      (br 0)))
+    (call $answer (i32.const 4096) (local.get $candidates) (i32.const 0) (i32.const 0))",
+    );
+    let mut replaced = text;
+    for (old, new) in [
+        ("(global $calls", "(global $ended (mut i32) (i32.const 0))\n  (global $calls"),
+        (
+            "#finished\") (param i32 i32))",
+            "#finished\") (param i32 i32) (global.set $ended (i32.add (global.get $ended) (local.get 1))))",
+        ),
+        (
+            "dispatch@0.2.0#inputs\") (result i32) (i32.const 256))",
+            "dispatch@0.2.0#inputs\") (result i32) (i32.store (i32.const 600) (i32.const 700))
+    (i32.store (i32.const 604) (i32.const 1)) (i32.store8 (i32.const 700) (i32.const 19)) (i32.const 600))",
+        ),
+        (
+            "(param $length i32) (result i32)\n    (global.set",
+            "(param $length i32) (result i32) (local $at i32)\n    (global.set",
+        ),
+    ] {
+        assert!(replaced.contains(old), "{old} is in the module");
+        replaced = replaced.replacen(old, new, 1);
+    }
+    component(&replaced)
+}
+
 /// Body of a `snapshot` of eight bytes.
 pub const EIGHT_BYTES: &str =
     "(i32.store (i32.const 512) (i32.const 4096)) (i32.store (i32.const 516) (i32.const 8)) (i32.const 512)";
@@ -132,13 +167,13 @@ pub struct Body {
 
 /// `eviction.rank`.
 pub const RANK: Body = Body {
-    export: r#"(export "meridian:policy/eviction@0.1.0#rank") (param f64 i32 i32 i32 i32) (param $count i32) (param i32 i32)"#,
+    export: r#"(export "meridian:policy/eviction@0.2.0#rank") (param f64 i32 i32 i32 i32) (param $count i32) (param i32 i32)"#,
     prologue: "(local.set $candidates (local.get $count))",
 };
 
 /// `budget.probe`; its parameters are too many to be passed one by one, so they lie in memory.
 pub const PROBE: Body = Body {
-    export: r#"(export "meridian:policy/budget@0.1.0#probe") (param $arguments i32)"#,
+    export: r#"(export "meridian:policy/budget@0.2.0#probe") (param $arguments i32)"#,
     prologue: "(local.set $candidates (i32.load offset=88 (local.get $arguments)))",
 };
 
@@ -147,10 +182,10 @@ pub fn filling(world: &str, body: &Body, text: &str) -> Vec<u8> {
     let Body { export, prologue } = body;
     let module = module("", "unreachable");
     let (common, _) =
-        module.split_once("  (func (export \"meridian:policy/dispatch@0.1.0#inputs\")").expect("as below");
+        module.split_once("  (func (export \"meridian:policy/dispatch@0.2.0#inputs\")").expect("as below");
     let inputs = if world == "eviction-policy" { "eviction" } else { "budget" };
     let start = if inputs == "budget" {
-        r#"(func (export "meridian:policy/budget@0.1.0#start") (param i32) (result i32) (i32.const 256))"#
+        r#"(func (export "meridian:policy/budget@0.2.0#start") (param i32) (result i32) (i32.const 256))"#
     } else {
         ""
     };
@@ -162,7 +197,7 @@ pub fn filling(world: &str, body: &Body, text: &str) -> Vec<u8> {
     (i32.store (i32.const 512) (local.get $pointer))
     (i32.store (i32.const 516) (local.get $length))
     (i32.const 512))
-  (func (export "meridian:policy/{inputs}@0.1.0#inputs") (result i32) (i32.const 256))
+  (func (export "meridian:policy/{inputs}@0.2.0#inputs") (result i32) (i32.const 256))
   {start}
   (func {export} (result i32) (local $candidates i32)
     {prologue}
@@ -173,7 +208,7 @@ pub fn filling(world: &str, body: &Body, text: &str) -> Vec<u8> {
 
 /// The core module with these bodies. Addresses below 1024 hold answers, keys are at 4096, the heap is at 65536.
 pub fn module(init: &str, decide: &str) -> String {
-    let step = "f64 i32 i32 i32 i32 i32 i32 i32 i32 f32 f32 f32";
+    let step = "f64 i32 i32 i32 i32 i32 i32 i32 i32 f32 f32 f32 i64";
     format!(
         r#"(module
   (memory (export "memory") 32)
@@ -187,14 +222,15 @@ pub fn module(init: &str, decide: &str) -> String {
     (i32.store8 (i32.const 520) (local.get $tag))
     (i32.store (i32.const 524) (local.get $budget))
     (i32.const 512))
-  (func (export "meridian:policy/lifecycle@0.1.0#describe") (result i32) (i32.const 256))
-  (func (export "meridian:policy/lifecycle@0.1.0#init") (param i32 f32 f32 f32 f32 i32 i32) (result i32)
+  (func (export "meridian:policy/lifecycle@0.2.0#describe") (result i32) (i32.const 256))
+  (func (export "meridian:policy/lifecycle@0.2.0#init") (param i32 f32 f32 f32 f32 i32 i32) (result i32)
     {init}
     (i32.const 256))
-  (func (export "meridian:policy/lifecycle@0.1.0#snapshot") (result i32) (i32.const 256))
-  (func (export "meridian:policy/lifecycle@0.1.0#restore") (param i32 i32) (result i32) (i32.const 256))
-  (func (export "meridian:policy/dispatch@0.1.0#inputs") (result i32) (i32.const 256))
-  (func (export "meridian:policy/dispatch@0.1.0#decide")
+  (func (export "meridian:policy/lifecycle@0.2.0#finished") (param i32 i32))
+  (func (export "meridian:policy/lifecycle@0.2.0#snapshot") (result i32) (i32.const 256))
+  (func (export "meridian:policy/lifecycle@0.2.0#restore") (param i32 i32) (result i32) (i32.const 256))
+  (func (export "meridian:policy/dispatch@0.2.0#inputs") (result i32) (i32.const 256))
+  (func (export "meridian:policy/dispatch@0.2.0#decide")
     (param {step}) (param $candidates i32) (param $columns i32) (param $length i32) (result i32)
     (global.set $calls (i32.add (global.get $calls) (i32.const 1)))
     {decide}))"#

@@ -39,27 +39,14 @@ mod thresholds;
 pub use thresholds::Thresholds;
 
 use crate::Policy;
-use crate::inputs::{candidate, column_enum, rows};
+use crate::inputs::{candidate, column_enum, facts, rows};
 
-column_enum! {
-    /// A fact about each candidate that a policy may ask for; `wit/budget.wit` gives unit, range and absent case.
+__budget_columns! {
+    column_enum!
+    /// A fact about each candidate that a policy may ask for.
     ///
     /// The discriminants are the order of the WIT enum.
-    Column {
-        PromptTokens,
-        ThinkTokens,
-        RemainingTokens,
-        ThinkMs,
-        Priority,
-        Tenant,
-        Signal,
-        Probes,
-        Eat,
-        EatVariance,
-        Rpdi,
-        SameAnswers,
-        SlackMs,
-    }
+    Column
 }
 
 /// What is asked of a budget policy.
@@ -74,18 +61,14 @@ pub enum Point {
     Probe = 1,
 }
 
-/// Facts about the engine; `wit/budget.wit` documents each. `point` tells which of its two functions is called.
-#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
-#[allow(missing_docs)] // documented in wit/budget.wit, the one place
-pub struct Load {
-    pub now_ms: f64,
-    pub point: Point,
-    pub thinking: u32,
-    pub answering: u32,
-    pub waiting: u32,
-    pub free_blocks: u32,
-    pub total_blocks: u32,
-    pub configured: Thresholds,
+__budget_load! {
+    facts!
+    /// Facts about the engine now.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+    Load {
+        /// Which of the two functions of the interface is called.
+        point: Point
+    }
 }
 
 /// What a budget policy says of a request that thinks; `wit/budget.wit` documents each.
@@ -116,6 +99,9 @@ pub trait BudgetPolicy: Policy {
     /// policy is spared questions and measurements that change nothing; a component is asked all the same.
     const WEIGHS_SIGNALS_ALONE: bool = false;
 
+    /// Take note of the batch, before the first threshold or verdict is asked for; `load.point` says which it will be.
+    fn observe(&mut self, _load: &Load, _batch: &Requests<'_, Self>) {}
+
     /// The request begins to think: when it may end.
     fn thresholds(&self, load: &Load, _request: &Request<'_, Self>) -> Thresholds {
         load.configured
@@ -131,21 +117,10 @@ pub trait BudgetPolicy: Policy {
     }
 }
 
-candidate! {
+__budget_columns! {
+    candidate!
     /// A request that thinks, seen through the columns its policy asked for.
-    Request for BudgetPolicy by Column;
-    prompt_tokens PromptTokens "Tokens in the prompt.";
-    think_tokens ThinkTokens "Tokens generated while thinking.";
-    remaining_tokens RemainingTokens "Tokens the request may still generate.";
-    think_ms ThinkMs "Milliseconds since thinking began.";
-    priority Priority "The client's priority, lower is more urgent.";
-    tenant Tenant "A small integer for each tenant.";
-    probes Probes "Probes taken so far.";
-    eat Eat "Entropy after a forced end of thinking, moving average, bits; NaN before the first probe.";
-    eat_variance EatVariance "Moving variance of the same, bits squared; NaN before the first probe.";
-    rpdi Rpdi "Reasoning path deviation index; NaN before its window is full.";
-    same_answers SameAnswers "Latest probes in a row with the same most likely token; 0 when the latest did not say.";
-    slack_ms SlackMs "Milliseconds until the deadline, negative when missed; infinite without one.";
+    Request in Requests for BudgetPolicy by Column
 }
 
 impl<P: BudgetPolicy> Request<'_, P> {
@@ -212,13 +187,21 @@ impl Decision {
 ///
 /// # Panics
 /// When `columns` does not hold `P::INPUTS.len() * candidates` values.
-pub fn decide<P: BudgetPolicy>(policy: &P, load: &Load, candidates: usize, columns: &[f32], decision: &mut Decision) {
+pub fn decide<P: BudgetPolicy>(
+    policy: &mut P,
+    load: &Load,
+    candidates: usize,
+    columns: &[f32],
+    decision: &mut Decision,
+) {
     decision.clear();
     if !policy.applies(load) {
         return;
     }
     let rows = rows(P::INPUTS.len(), candidates, columns);
-    let requests = (0..candidates).map(|i| Request::new(&rows, i));
+    let requests = Requests::new(&rows, candidates);
+    policy.observe(load, &requests);
+    let (policy, requests) = (&*policy, requests.iter());
     match load.point {
         Point::Start => decision.thresholds.extend(requests.map(|request| policy.thresholds(load, &request))),
         Point::Probe => decision.verdicts.extend(requests.map(|request| policy.verdict(load, &request))),

@@ -1,22 +1,16 @@
 use serde::{Deserialize, Serialize};
 
-/// When thinking may end, for one request; `wit/budget.wit` gives the ranges. The default is that of `meridian.toml`.
-///
-/// ```
-/// assert_eq!(meridian_policy_sdk::budget::Thresholds::default().max_think_tokens, 32768);
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs)] // documented in wit/budget.wit, the one place
-pub struct Thresholds {
-    pub min_think_tokens: u32,
-    pub max_think_tokens: u32,
-    pub eat_probe_interval_tokens: u32,
-    pub ema_alpha: f64,
-    pub eat_variance_threshold: f64,
-    pub eat_max_bits: f64,
-    pub min_probes: u32,
-    pub rpdi_window: u32,
-    pub rpdi_threshold: f64,
+use crate::inputs::facts;
+
+__budget_thresholds! {
+    facts!
+    /// When thinking may end, for one request; the fields are those of `meridian.toml`, and the default is its default.
+    ///
+    /// ```
+    /// assert_eq!(meridian_policy_sdk::budget::Thresholds::default().max_think_tokens, 32768);
+    /// ```
+    #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+    Thresholds {}
 }
 
 impl Thresholds {

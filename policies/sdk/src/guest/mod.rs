@@ -18,7 +18,7 @@ use crate::{DispatchPolicy, Init, Policy, budget, eviction};
 
 pub mod lifecycle_part {
     wit_bindgen::generate!({
-        inline: "package meridian:sdk; world lifecycle-part { export meridian:policy/lifecycle@0.1.0; }",
+        inline: "package meridian:sdk; world lifecycle-part { export meridian:policy/lifecycle@0.2.0; }",
         path: "../../wit",
         world: "meridian:sdk/lifecycle-part",
         pub_export_macro: true,
@@ -28,7 +28,7 @@ pub mod lifecycle_part {
 
 pub mod dispatch_part {
     wit_bindgen::generate!({
-        inline: "package meridian:sdk; world dispatch-part { export meridian:policy/dispatch@0.1.0; }",
+        inline: "package meridian:sdk; world dispatch-part { export meridian:policy/dispatch@0.2.0; }",
         path: "../../wit",
         world: "meridian:sdk/dispatch-part",
         pub_export_macro: true,
@@ -38,7 +38,7 @@ pub mod dispatch_part {
 
 pub mod eviction_part {
     wit_bindgen::generate!({
-        inline: "package meridian:sdk; world eviction-part { export meridian:policy/eviction@0.1.0; }",
+        inline: "package meridian:sdk; world eviction-part { export meridian:policy/eviction@0.2.0; }",
         path: "../../wit",
         world: "meridian:sdk/eviction-part",
         pub_export_macro: true,
@@ -48,7 +48,7 @@ pub mod eviction_part {
 
 pub mod budget_part {
     wit_bindgen::generate!({
-        inline: "package meridian:sdk; world budget-part { export meridian:policy/budget@0.1.0; }",
+        inline: "package meridian:sdk; world budget-part { export meridian:policy/budget@0.2.0; }",
         path: "../../wit",
         world: "meridian:sdk/budget-part",
         pub_export_macro: true,
@@ -77,6 +77,7 @@ pub struct Part {
     pub init: fn(Init<'_>) -> Result<(), String>,
     pub snapshot: fn() -> Option<Vec<u8>>,
     pub restore: fn(&[u8]) -> Option<Result<(), String>>,
+    pub finished: fn(&[u32]),
 }
 
 impl Part {
@@ -90,6 +91,7 @@ impl Part {
             },
             snapshot: || T::with(|held| held.as_ref().map(Policy::snapshot)),
             restore: |state| T::with(|held| held.as_mut().map(|policy| policy.restore(state))),
+            finished: |requests| T::with(|held| held.iter_mut().for_each(|policy| policy.finished(requests))),
         }
     }
 }
@@ -115,6 +117,10 @@ impl<T: Parts> lifecycle::Guest for T {
             Some(part) => (part.init)(Init { targets: wit::targets(targets), config_json: &config_json }),
             None => Err("this component does not fill the slot".into()),
         }
+    }
+
+    fn finished(requests: Vec<u32>) {
+        T::PARTS.iter().for_each(|part| (part.finished)(&requests));
     }
 
     fn snapshot() -> Vec<u8> {

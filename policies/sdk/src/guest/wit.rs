@@ -1,103 +1,78 @@
-//! The only place where WIT types become those of the SDK, and back.
+//! The only place where WIT types become those of the SDK, and back. The fields and columns are those of the contract.
 
 use super::{budget_wit, dispatch_wit, eviction_wit, lifecycle};
 use crate::{Column, Step, Targets, budget, eviction};
 
+/// A value of the contract as the same value of the SDK, or the other way round.
+trait Same<T> {
+    fn same(self) -> T;
+}
+
+macro_rules! numbers {
+    ($($number:ident)*) => {$(
+        impl Same<$number> for $number {
+            fn same(self) -> $number {
+                self
+            }
+        }
+    )*};
+}
+
+numbers!(u32 u64 f32 f64);
+
+/// The fields of one record as those of another; called by a table of the contract.
+macro_rules! record {
+    ($from:expr => $to:ident { $($also:ident)? } [$($field:ident $type:ident $doc:literal;)*]) => {{
+        let from = $from;
+        $to { $($also,)? $($field: Same::same(from.$field),)* }
+    }};
+}
+
+/// The columns of one enum as those of another; called by a table of the contract.
+macro_rules! columns {
+    ($column:expr, $from:ident => $to:ident [$($variant:ident $method:ident $doc:literal;)*] $numbers:tt) => {
+        match $column {
+            $($from::$variant => $to::$variant,)*
+        }
+    };
+}
+
 pub(super) fn targets(targets: lifecycle::Targets) -> Targets {
-    let lifecycle::Targets { output_tpot_budget_ms, think_tpot_budget_ms, think_batch_multiplier, max_defer_ms } =
-        targets;
-    Targets { output_tpot_budget_ms, think_tpot_budget_ms, think_batch_multiplier, max_defer_ms }
+    __lifecycle_targets!(record! targets => Targets {})
 }
 
 pub(super) fn step(step: dispatch_wit::Step) -> Step {
-    let dispatch_wit::Step {
-        now_ms,
-        token_budget,
-        free_blocks,
-        total_blocks,
-        running,
-        running_think,
-        running_output,
-        waiting,
-        decode_tokens,
-        fixed_ms,
-        decode_token_ms,
-        prefill_token_ms,
-    } = step;
-    Step {
-        now_ms,
-        token_budget,
-        free_blocks,
-        total_blocks,
-        running,
-        running_think,
-        running_output,
-        waiting,
-        decode_tokens,
-        fixed_ms,
-        decode_token_ms,
-        prefill_token_ms,
-    }
+    __dispatch_step!(record! step => Step {})
 }
 
 pub(super) fn memory(memory: eviction_wit::Memory) -> eviction::Memory {
-    let eviction_wit::Memory { now_ms, subject, free_blocks, cached_blocks, total_blocks } = memory;
-    let subject = match subject {
-        eviction_wit::Subject::Blocks => eviction::Subject::Blocks,
-        eviction_wit::Subject::Requests => eviction::Subject::Requests,
-    };
-    eviction::Memory { now_ms, subject, free_blocks, cached_blocks, total_blocks }
+    use eviction::Memory;
+    __eviction_memory!(record! memory => Memory {})
 }
 
 pub(super) fn load(load: budget_wit::Load, point: budget::Point) -> budget::Load {
-    let budget_wit::Load { now_ms, thinking, answering, waiting, free_blocks, total_blocks, configured } = load;
-    let budget_wit::Thresholds {
-        min_think_tokens,
-        max_think_tokens,
-        eat_probe_interval_tokens,
-        ema_alpha,
-        eat_variance_threshold,
-        eat_max_bits,
-        min_probes,
-        rpdi_window,
-        rpdi_threshold,
-    } = configured;
-    let configured = budget::Thresholds {
-        min_think_tokens,
-        max_think_tokens,
-        eat_probe_interval_tokens,
-        ema_alpha,
-        eat_variance_threshold,
-        eat_max_bits,
-        min_probes,
-        rpdi_window,
-        rpdi_threshold,
-    };
-    budget::Load { now_ms, point, thinking, answering, waiting, free_blocks, total_blocks, configured }
+    use budget::Load;
+    __budget_load!(record! load => Load { point })
 }
 
 pub(super) fn thresholds(thresholds: budget::Thresholds) -> budget_wit::Thresholds {
-    let budget::Thresholds {
-        min_think_tokens,
-        max_think_tokens,
-        eat_probe_interval_tokens,
-        ema_alpha,
-        eat_variance_threshold,
-        eat_max_bits,
-        min_probes,
-        rpdi_window,
-        rpdi_threshold,
-    } = thresholds;
-    budget_wit::Thresholds {
-        min_think_tokens,
-        max_think_tokens,
-        eat_probe_interval_tokens,
-        ema_alpha,
-        eat_variance_threshold,
-        eat_max_bits,
-        min_probes,
-        rpdi_window,
-        rpdi_threshold,
+    use budget_wit::Thresholds;
+    __budget_thresholds!(record! thresholds => Thresholds {})
+}
+
+impl Same<eviction::Subject> for eviction_wit::Subject {
+    fn same(self) -> eviction::Subject {
+        match self {
+            Self::Blocks => eviction::Subject::Blocks,
+            Self::Requests => eviction::Subject::Requests,
+        }
+    }
+}
+
+impl Same<budget::Thresholds> for budget_wit::Thresholds {
+    fn same(self) -> budget::Thresholds {
+        use budget::Thresholds;
+        __budget_thresholds!(record! self => Thresholds {})
     }
 }
 
@@ -109,28 +84,17 @@ pub(super) fn verdict(verdict: budget::Verdict) -> budget_wit::Verdict {
     }
 }
 
-/// Variants of two enums with the same names.
-macro_rules! same {
-    ($value:expr, $from:path => $to:path: $($variant:ident)*) => {{
-        use {$from as From, $to as To};
-        match $value {
-            $(From::$variant => To::$variant,)*
-        }
-    }};
-}
-
 pub(super) fn dispatch_column(column: Column) -> dispatch_wit::Column {
-    same!(column, Column => dispatch_wit::Column:
-        Phase State WaitMs SinceProgressMs SlackMs PromptTokens CachedTokens ComputedTokens ThinkTokens OutputTokens
-        RemainingTokens KvBlocks Priority Tenant Preemptions Eat EatVariance Rpdi OutputMs)
+    use dispatch_wit::Column as Wit;
+    __dispatch_columns!(columns! column, Column => Wit)
 }
 
 pub(super) fn eviction_column(column: eviction::Column) -> eviction_wit::Column {
-    same!(column, eviction::Column => eviction_wit::Column: Tier Blocks Position Hits AgeMs ComputedTokens)
+    use {eviction::Column, eviction_wit::Column as Wit};
+    __eviction_columns!(columns! column, Column => Wit)
 }
 
 pub(super) fn budget_column(column: budget::Column) -> budget_wit::Column {
-    same!(column, budget::Column => budget_wit::Column:
-        PromptTokens ThinkTokens RemainingTokens ThinkMs Priority Tenant Signal Probes Eat EatVariance Rpdi
-        SameAnswers SlackMs)
+    use {budget::Column, budget_wit::Column as Wit};
+    __budget_columns!(columns! column, Column => Wit)
 }
