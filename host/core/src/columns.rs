@@ -59,6 +59,7 @@ fn fill_chunk(
         Column::Request => write(out, table, row_ids, |row| row.number as f32),
         Column::Session => write(out, table, row_ids, |row| row.session.session as f32),
         Column::Turn => write(out, table, row_ids, |row| row.session.turn as f32),
+        Column::ServedTokens => write(out, table, row_ids, |row| table.served_tokens(row) as f32),
         Column::Eat => write(out, table, row_ids, |row| row.signals().eat_bits),
         Column::EatVariance => write(out, table, row_ids, |row| row.signals().eat_variance_bits2),
         Column::Rpdi => write(out, table, row_ids, |row| row.signals().rpdi),
@@ -133,6 +134,23 @@ mod tests {
     use super::*;
     use crate::types::RequestId;
     use crate::{Markers, NewRequest};
+
+    #[test]
+    fn tokens_of_the_last_step() {
+        let mut table = RequestTable::default();
+        let rows = [1, 2].map(|id| table.insert(RequestId(id), &NewRequest::default()).expect("a free id"));
+        let served = |table: &RequestTable| {
+            let mut out = Vec::new();
+            fill(&[Column::ServedTokens], table, &rows, 0.0, 16, &mut out);
+            out
+        };
+        assert_eq!(served(&table), [0.0, 0.0]);
+        table.scheduled(rows[0], 64, 10.0);
+        table.scheduled(rows[1], 3, 10.0);
+        assert_eq!(served(&table), [64.0, 3.0]);
+        table.scheduled(rows[1], 1, 20.0);
+        assert_eq!(served(&table), [0.0, 1.0]);
+    }
 
     #[test]
     fn time_since_the_first_token_of_output() {
