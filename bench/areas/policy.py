@@ -245,6 +245,15 @@ REAL_FLOOR = {
     "ttft_p50_ms": (Bound(1.1), 50.0),
     "ttft_p99_ms": (Bound(1.15), 500.0),
 }
+REAL_NAMES = {
+    "throughput_tok_s": "throughput",
+    "goodput_rps": "goodput",
+    "ttfo_p50_ms": "TTFO p50",
+    "ttfo_p99_ms": "TTFO p99",
+    "itl_output_p99_ms": "output ITL p99",
+    "ttft_p50_ms": "TTFT p50",
+    "ttft_p99_ms": "TTFT p99",
+}
 # Above capacity, against stock vLLM.
 REAL_GAINS = {
     "itl_output_p99_ms": Bound(0.5),
@@ -273,6 +282,7 @@ def real(pairs: int) -> Iterator[Figure]:
         goodput = {name: metrics_of(tried, name)[0]["goodput_rps"] for name in REAL_TOKENS}
         tuned = max(goodput, key=lambda name: goodput[name])
         say(f"  tuned: {tuned} of {goodput}")
+        medians: dict[tuple[str, float, str], float] = {}
         for load in REAL_LOADS:
             found = runs(load * served, seeds(pairs), STOCK, tuned, DEFAULT)
             ours = metrics_of(found, DEFAULT)
@@ -283,8 +293,21 @@ def real(pairs: int) -> Iterator[Figure]:
                     most = max(bound.limit, 1.0 + slack / median(b[key] for b in theirs)) if slack else bound.limit
                     title = f"real, {scenario}, load {load:g}: {key} over {against}"
                     yield over_pairs(title, ratios, "ratio", Bound(most, bound.at_most))
+                    medians[key, load, against] = median(ratios)
                     if load > 1.0 and against == STOCK and key in REAL_GAINS:
                         yield over_pairs(f"{title}, gain", ratios, "ratio", REAL_GAINS[key])
+        real_table(scenario, served, medians)
+
+
+def real_table(scenario: str, served: float, medians: dict[tuple[str, float, str], float]) -> None:
+    """Every ratio of a scenario, losses and gains, in the documentation."""
+    cells = [(load, against) for load in REAL_LOADS for against in (STOCK, TUNED)]
+    heads = [f"load {load:g}, {against}" for load, against in cells]
+    rows = ["", f"| {scenario}, {served:.3g} requests/s | {' | '.join(heads)} |", "|---" * (1 + len(cells)) + "|"]
+    for key in REAL_FLOOR:
+        shown = " | ".join(f"{medians[(key, *cell)]:.2f}" for cell in cells)
+        rows.append(f"| {REAL_NAMES[key]} | {shown} |")
+    write_between(ROOT / "docs" / "src" / "policies.md", f"real-{scenario}", rows)
 
 
 def parts(pairs: int) -> dict[str, Callable[[], Iterator[Figure]]]:

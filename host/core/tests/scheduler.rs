@@ -417,8 +417,10 @@ fn nothing_is_lost_doubled_or_exceeded() {
 
 #[test]
 fn the_policy_is_told_which_requests_have_ended() {
+    /// For each step the ended requests and the columns.
+    type Steps = Vec<(Vec<u32>, Vec<f32>)>;
     #[derive(Default)]
-    struct Sees(Description, std::sync::Arc<std::sync::Mutex<Vec<(Vec<u32>, Vec<f32>)>>>);
+    struct Sees(Description, std::sync::Arc<std::sync::Mutex<Steps>>);
     impl Policy for Sees {
         fn description(&self) -> &Description {
             &self.0
