@@ -70,18 +70,20 @@ def languages() -> Iterator[Figure]:
                 "loaded",
                 "--requests",
                 "8",
-                "--no-plot",
+                "--without-stock",
                 "--policy",
                 str(policy),
                 *limits,
             )
             served = time.monotonic() - started
             (comparison,) = found["comparisons"]
-            faults = sum(run["metrics"].get("policy_faults", 0) for run in comparison["runs"])
+            (metrics,) = (run["metrics"] for run in comparison["runs"])
             yield Figure(f"{language}: from `policy new` to served requests in vLLM, cached", cached + served, "s")
             yield Figure(f"{language}: of these, `policy new` and `policy build`", cached, "s")
             yield Figure(f"{language}: the same two without a toolchain", fresh, "s")
-            yield Figure(f"{language}: faults in vLLM", faults, "faults", Bound(0))
+            by_policy = metrics["decided_by_policy"] / metrics["decisions"]
+            yield Figure(f"{language}: decisions in vLLM by the policy", by_policy, "share", Bound(1, at_most=False))
+            yield Figure(f"{language}: faults in vLLM", metrics["faults"], "faults", Bound(0))
             yield Figure(f"{language}: component", policy.stat().st_size / 1e3, "kB")
             inspected = meridian(folder, "policy", "inspect", str(policy))
             yield Figure(f"{language}: compiling", inspected["load_ms"], "ms")
