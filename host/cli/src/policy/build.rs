@@ -170,7 +170,8 @@ fn c(dir: &Path, manifest: &Manifest) -> anyhow::Result<Component> {
     let zig = ZIG.set_up()?;
     let module = build.join("core.wasm");
     let cache = cache_dir()?.join("toolchains").join("zig-cache");
-    let options = ["-m", "ziglang", "cc", "-target", "wasm32-wasi", "-mexec-model=reactor", "-O2", "-Wall", "-Wextra"];
+    let options =
+        ["-m", "ziglang", "cc", "-target", "wasm32-wasi", "-mexec-model=reactor", "-O2", "-s", "-Wall", "-Wextra"];
     run_tool(
         Command::new(venv_python(&zig))
             .args(options)
