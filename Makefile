@@ -24,6 +24,7 @@ demo: fetch policies ## Run the real vLLM engine three times (stock, stock with 
 
 test: fetch check policies ## Run every test, the real engine included
 	scripts/setup-cuda.sh >/dev/null
+	scripts/setup-registry.sh >/dev/null
 	cargo test --release --locked --workspace
 	scripts/check-kernels.sh
 	RUSTFLAGS="--cfg loom" cargo test --release --locked -p meridian-core --test loom --test blocks_loom --target-dir target/loom

@@ -28,6 +28,11 @@ COMPILE_BOUNDS = {
     "processes left": Bound(0),
     "resident memory after the bombs, over before": Bound(64),
 }
+PULLS = 100
+REGISTRY_BOUNDS = {
+    f"{PULLS} pulls with faults: wrong policies active": Bound(0),
+    "steps during pulls and swaps that waited longer than 1 ms for another thread": Bound(0),
+}
 
 
 def meridian(folder: Path, *args: str, cache: Path | None = None) -> dict[str, Any]:
@@ -147,18 +152,35 @@ def is_told(path: str) -> bool:
     return path.startswith("docs/") or path == "CHANGELOG.md" or "/tests/" in path
 
 
+def example(name: str, *args: str, bounds: dict[str, Bound]) -> Iterator[Figure]:
+    """Run an example of the workspace that prints a figure a line."""
+    subprocess.run(["cargo", "build", "--release", "--locked", "-q", "--workspace", "--examples"], cwd=ROOT, check=True)
+    say(f"  {' '.join((name, *args))}")
+    program = ROOT / "target" / "release" / "examples" / name
+    done = subprocess.run([program, *args], stdout=subprocess.PIPE, text=True, check=True)
+    for line in map(json.loads, done.stdout.splitlines()):
+        yield Figure(line["name"], line["value"], line["unit"], bounds.get(line["name"]))
+
+
 def compiling() -> Iterator[Figure]:
     """Components that are hard to compile: each ends within the limit, and the engine's memory stays flat."""
-    subprocess.run(["cargo", "build", "--release", "--locked", "-q", "--workspace", "--examples"], cwd=ROOT, check=True)
-    example = ROOT / "target" / "release" / "examples" / "compile_figures"
     for what in ("bombs", "overhead"):
-        say(f"  compile_figures {what}")
-        done = subprocess.run([example, what], stdout=subprocess.PIPE, text=True, check=True)
-        for line in map(json.loads, done.stdout.splitlines()):
-            yield Figure(line["name"], line["value"], line["unit"], COMPILE_BOUNDS.get(line["name"]))
+        yield from example("compile_figures", what, bounds=COMPILE_BOUNDS)
+
+
+def registry() -> Iterator[Figure]:
+    """Pulls from a registry that fails in every way, while an engine decides: no wrong policy, no step that waits."""
+    subprocess.run([ROOT / "scripts" / "setup-registry.sh"], stdout=subprocess.DEVNULL, check=True)
+    yield from example("registry_figures", str(PULLS), bounds=REGISTRY_BOUNDS)
 
 
 def parts(pairs: int) -> dict[str, Callable[[], Iterator[Figure]]]:
     """The parts of the area."""
     del pairs
-    return {"languages": languages, "same-keys": same_keys, "contract": contract, "compile": compiling}
+    return {
+        "languages": languages,
+        "same-keys": same_keys,
+        "contract": contract,
+        "compile": compiling,
+        "registry": registry,
+    }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::Context;
+use meridian_core::oci::OciReference;
 use meridian_core::{
     Batch, Budget, Description, Dispatch, Eviction, Fault, FaultKind, MeridianConfig, Policy, SlotName,
 };
@@ -31,7 +32,7 @@ const MEMORY_MIB: u32 = 256;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicySource {
-    /// `native:NAME`, or a path.
+    /// `native:NAME`, a path, or `oci://HOST/NAME@sha256:DIGEST`.
     pub source: String,
     /// One JSON object.
     pub options: String,
@@ -49,7 +50,13 @@ impl std::str::FromStr for PolicySource {
             return Err(format!("{options}: {error}, expected the policy's options as one JSON object"));
         }
         if name.is_empty() {
-            return Err("expected native:NAME or the path of a .wasm component".into());
+            return Err("expected native:NAME, the path of a .wasm component or oci://HOST/NAME@sha256:DIGEST".into());
+        }
+        if OciReference::is_one(name) {
+            let reference = OciReference::pinned(name).map_err(|error| error.to_string())?;
+            let word = reference.repository().rsplit('/').next().unwrap_or_default();
+            let label = format!("{word}{}", options.strip_suffix("{}").unwrap_or(options));
+            return Ok(Self { source: name.to_owned(), options: options.to_owned(), label });
         }
         let is_component = Path::new(name).extension().is_some_and(|extension| extension == "wasm");
         let shown = options.strip_suffix("{}").unwrap_or(options);

@@ -66,7 +66,7 @@ class KvMemoryConfig:
 class SlotConfig:
     """`[policy.dispatch]`, `[policy.eviction]`, `[policy.budget]`.
 
-    `source` is `native:NAME` or the path of a component.
+    `source` is `native:NAME`, the path of a component, or `oci://HOST/NAME@sha256:DIGEST`.
     """
 
     source: str

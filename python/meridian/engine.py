@@ -356,7 +356,8 @@ class PolicyEngine:
         already has this policy with the same options, nothing changes and the report's `action` is `unchanged`.
 
         Args:
-            policy: the path of a component, or `native:NAME`; None for the active policy with another `config`.
+            policy: the path of a component, `oci://HOST/NAME@sha256:DIGEST` for a component in a registry, or
+                `native:NAME`; None for the active policy with another `config`.
             slot: the slot of the policy.
             mode: `"shadow"` to compare only.
             signature: the file with the minisign signature of a component; by default, the component's path with
@@ -366,13 +367,13 @@ class PolicyEngine:
 
         Raises:
             OSError: the file cannot be read.
-            PolicyError: the policy was refused; the active policy stays.
+            PolicyError: the policy was refused or not fetched; the active policy stays.
             TypeError, ValueError: JSON cannot hold `config`, or neither `policy` nor `config` is given.
         """
         if policy is None and config is None:
             raise ValueError("expected a policy, a config or both")
         options = None if config is None else json.dumps(dict(config), allow_nan=False)
-        if policy is None or (isinstance(policy, str) and policy.startswith("native:")):
+        if policy is None or (isinstance(policy, str) and policy.startswith(("native:", "oci://"))):
             return json.loads(self._policies.put(slot, None, mode, policy or "config", None, options))
         path = Path(policy)
         beside = path.with_name(path.name + ".minisig")

@@ -55,7 +55,7 @@ impl Engine {
         let markers =
             Markers::new(starts, ends, padding).map_err(|error| ConfigError::new_err(format!("model: {error}")))?;
         let settings = Settings {
-            cache_dir: crate::cache_dir(),
+            cache_dir: meridian_engine::user_cache_dir(),
             base_dir,
             markers,
             block_tokens,
@@ -63,6 +63,7 @@ impl Engine {
             model: model.to_owned(),
             serves,
             priority_first,
+            ..Settings::default()
         };
         // Compiling a component takes tens of milliseconds.
         let engine = py.detach(|| meridian_engine::Engine::start(config, settings)).map_err(|error| match error {

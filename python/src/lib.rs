@@ -119,11 +119,3 @@ fn tool_call_texts() -> Vec<String> {
     texts.dedup();
     texts
 }
-
-/// Where compiled components are kept when the configuration does not say: the user's cache folder.
-fn cache_dir() -> Option<PathBuf> {
-    let base = std::env::var_os("XDG_CACHE_HOME")
-        .map(PathBuf::from)
-        .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))?;
-    Some(base.join("meridian").join("components"))
-}

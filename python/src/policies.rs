@@ -1,6 +1,7 @@
 use std::sync::Arc;
 
 use meridian_core::budget::{BudgetCandidate, BudgetDecider, Load, Observed, ThinkThresholds, Verdict};
+use meridian_core::oci::OciReference;
 use meridian_core::{
     BlockId, BlockTier, EvictionCandidate, EvictionSubject, Memory, MeridianConfig, RequestId, Subject,
 };
@@ -96,6 +97,8 @@ impl Policies {
         let policy = match (&component, source.strip_prefix("native:")) {
             (Some(bytes), _) => Given::Component { bytes, signature },
             (None, Some(name)) => Given::Native(name),
+            // Fetched on another thread, while this one waits without the GIL.
+            (None, None) if OciReference::is_one(source) => Given::Remote(source),
             (None, None) => Given::Active,
         };
         report(py.detach(|| self.engine.swap(slot, &Upload { policy, options, source }, mode)))

@@ -2,7 +2,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
+use meridian_core::oci::OciReference;
 
 use super::job::{JobEngine, JobRequest, meridian_toml};
 use super::{Dtype, Job, Python, RecordedRun, RunError, STOCK, Setting};
@@ -46,6 +47,9 @@ impl Contestant {
             let source = if policy.source.starts_with("native:") {
                 policy.source.clone()
             } else {
+                // An engine starts without waiting for a registry, and its first steps would be another policy's.
+                let is_remote = OciReference::is_one(&policy.source);
+                ensure!(!is_remote, "{}: expected a file (`meridian policy pull` makes one)", policy.source);
                 let path = Path::new(&policy.source).canonicalize();
                 path.with_context(|| policy.source.clone())?.display().to_string()
             };

@@ -3,8 +3,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, ensure};
 use clap::Subcommand;
 use meridian_core::config::{self, EffectiveField};
+use meridian_core::oci::OciReference;
 use meridian_core::{Budget, Dispatch, Eviction, MeridianConfig, SlotConfig};
-use meridian_engine::{Components, Terms};
+use meridian_engine::{Components, Terms, user_cache_dir};
 use meridian_runtime::config_file::{self, ConfigFile};
 use meridian_wasm::{GuestKind, TrustedKeys};
 use serde_json::json;
@@ -52,7 +53,13 @@ pub(crate) fn run(command: ConfigCommand, json: bool) -> anyhow::Result<()> {
 fn check_components(config: &MeridianConfig, base_dir: &Path) -> anyhow::Result<()> {
     let policy = &config.policy;
     let keys = TrustedKeys::parse("policy.trusted_keys", &policy.trusted_keys, base_dir)?;
+    // What is fetched here is there when an engine starts.
+    let named = Some(&policy.cache_dir).filter(|dir| !dir.is_empty()).map(|dir| base_dir.join(dir));
     let components = Components::new(None, keys);
+    let components = match named.or_else(user_cache_dir) {
+        Some(dir) => components.with_fetched_in(&dir),
+        None => components,
+    };
     check_component::<Dispatch>(&policy.dispatch, config, base_dir, &components)?;
     check_component::<Eviction>(&policy.eviction, config, base_dir, &components)?;
     check_component::<Budget>(&policy.budget, config, base_dir, &components)
@@ -67,13 +74,16 @@ fn check_component<K: GuestKind>(
     if slot.source.starts_with("native:") {
         return Ok(());
     }
-    let path = base_dir.join(&slot.source);
+    let is_remote = OciReference::is_one(&slot.source);
+    let path = if is_remote { PathBuf::from(&slot.source) } else { base_dir.join(&slot.source) };
     let named = || format!("policy.{}.source: {}", K::NAME.label(), path.display());
-    let metadata = path.metadata().with_context(|| format!("{}: cannot read it", named()))?;
-    ensure!(metadata.is_file(), "{}: not a regular file, expected a component", named());
+    if !is_remote {
+        let metadata = path.metadata().with_context(|| format!("{}: cannot read it", named()))?;
+        ensure!(metadata.is_file(), "{}: not a regular file, expected a component", named());
+    }
     let options = serde_json::to_string(&slot.config)?;
     let terms = Terms::of(slot, config.scheduler.targets());
-    let started = components.file(&path).and_then(|origin| origin.start::<K>(terms, &options));
+    let started = components.open(&slot.source, base_dir).and_then(|origin| origin.start::<K>(terms, &options));
     let mut contender = started.with_context(|| format!("policy.{}.source", K::NAME.label()))?;
     contender.warm_up().with_context(named)?;
     Ok(())

@@ -6,6 +6,7 @@ use clap::{Args, Subcommand};
 use hyper::Method;
 use hyper::header::{CONTENT_TYPE, HeaderName};
 use meridian_core::budget::{BudgetStatus, ForceReason};
+use meridian_core::oci::OciReference;
 use meridian_core::signature::{MAX_SIGNATURE_BYTES, signature_path};
 use meridian_runtime::admin::{CONFIG_HEADER, SIGNATURE_HEADER, signature_header};
 use meridian_runtime::control::{
@@ -56,6 +57,7 @@ enum CtlCommand {
     #[command(after_help = "\
 Examples:
   meridian ctl swap dispatch policy.wasm
+  meridian ctl swap dispatch oci://ghcr.io/acme/srpt@sha256:0123...
   meridian ctl swap dispatch native:fair-share --config '{\"output_weight\": 3}'
   meridian ctl swap dispatch --config @options.json")]
     Swap {
@@ -104,7 +106,7 @@ Examples:
 /// The policy for a slot, and its options.
 #[derive(Args)]
 struct PolicyArgs {
-    /// Path of a component, or native:NAME; without it, the active policy restarts with the options of --config
+    /// Path of a component, oci://HOST/NAME@sha256:DIGEST or native:NAME; without it, the active policy restarts with the options of --config
     #[arg(value_name = "POLICY", required_unless_present = "config")]
     source: Option<PathBuf>,
     /// Pass these options to the policy: a JSON object, or @FILE. By default, a component and the configured native
@@ -280,8 +282,12 @@ fn put(
         Mode::Shadow => "shadow",
     };
     let path = format!("/v1/policies/{}?mode={mode}", slot.label());
-    let native = source.as_deref().and_then(Path::to_str).filter(|source| source.starts_with("native:"));
-    let (headers, body) = match (source, native) {
+    let named = source.as_deref().and_then(Path::to_str);
+    let named = named.filter(|source| source.starts_with("native:") || OciReference::is_one(source));
+    if let Some(reference) = named.filter(|source| OciReference::is_one(source)) {
+        OciReference::pinned(reference)?;
+    }
+    let (headers, body) = match (source, named) {
         (Some(file), None) => {
             let named = || format!("{}: cannot be read", file.display());
             let Some(component) = read_regular(file, MAX_COMPONENT_BYTES as u64).with_context(named)? else {
@@ -292,9 +298,11 @@ fn put(
             (signature.into_iter().chain(options).collect(), component)
         }
         _ => {
+            let is_remote = named.is_some_and(OciReference::is_one);
+            ensure!(signature.is_none() || !is_remote, "--signature: the registry has those of its components");
             ensure!(signature.is_none(), "--signature: a native policy needs none");
             let mut body = Map::new();
-            body.extend(native.map(|native| ("source".to_owned(), native.into())));
+            body.extend(named.map(|source| ("source".to_owned(), source.into())));
             body.extend(options.map(|options| ("config".to_owned(), options.into())));
             (vec![(CONTENT_TYPE, "application/json".to_owned())], serde_json::to_vec(&body)?)
         }

@@ -3,6 +3,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
+use meridian_core::oci::OciReference;
 use meridian_core::{Budget, Dispatch, Eviction, Policy, SlotName};
 use meridian_engine::{Components, Origin, Terms};
 use meridian_runtime::recording::{
@@ -32,7 +33,7 @@ pub(crate) struct ReplayArgs {
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Decide with this policy: a component's path, or native:NAME
-    #[arg(long, value_name = "PATH|native:NAME")]
+    #[arg(long, value_name = "PATH|oci://...|native:NAME")]
     policy: Option<String>,
     /// Pass these options to the policy, as one JSON object; by default, the recorded options
     #[arg(long, value_name = "JSON")]
@@ -147,6 +148,9 @@ fn chosen(asked: Option<&str>, recorded: &RecordedPolicy) -> anyhow::Result<Orig
     let source = asked.unwrap_or(&version.source);
     if let Some(name) = source.strip_prefix("native:") {
         return Ok(Origin::native(name));
+    }
+    if asked.is_some() && OciReference::is_one(source) {
+        return Ok(Components::default().open(source, Path::new(""))?);
     }
     let path = Path::new(source);
     let named = || {

@@ -72,7 +72,7 @@ fn check_refuses_what_the_engine_would() {
     let at = |name: &str| folder.canonicalize().unwrap().join(name).display().to_string();
     for (text, expected) in [
         ("[policy.dispatch]\nsource = 'native:nope'", "\"native:nope\": unknown native policy, expected one of".into()),
-        ("[policy.dispatch]\nsource = 'oci://x/y'", "\"oci://x/y\": must be native:NAME or a path: ".to_owned()),
+        ("[policy.dispatch]\nsource = 'oci://x/y'", "\"oci://x/y\": must end in @sha256:DIGEST".to_owned()),
         ("[policy.dispatch]\nsource = 'missing.wasm'", format!("{}: cannot read it: No such file", at("missing.wasm"))),
         ("[policy.dispatch]\nsource = 'dir.wasm'", format!("{}: not a regular file", at("dir.wasm"))),
         ("[policy.dispatch]\nsource = 'core.wasm'", format!("{}: not a component: ", at("core.wasm"))),

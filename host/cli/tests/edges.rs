@@ -10,7 +10,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("meridian-core", &["meridian-policy-sdk", "(policies)"]),
     ("meridian-wasm", &["meridian-core", "meridian-policy-sdk", "wasmtime"]),
     ("meridian-runtime", &["meridian-core", "meridian-policy-sdk", "axum", "hyper", "hyper-util", "tokio"]),
-    ("meridian-engine", &["meridian-core", "meridian-runtime", "meridian-wasm"]),
+    ("meridian-registry", &["meridian-core", "tokio"]),
+    ("meridian-engine", &["meridian-core", "meridian-registry", "meridian-runtime", "meridian-wasm"]),
     ("meridian-fuzz", &["meridian-core", "meridian-engine", "meridian-runtime", "meridian-wasm", "tokio"]),
     ("meridian-kernels", &[]),
     ("meridian-bench", &["meridian-core", "meridian-engine", "meridian-kernels", "meridian-runtime", "meridian-wasm"]),
@@ -19,6 +20,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         &[
             "meridian-core",
             "meridian-engine",
+            "meridian-registry",
             "meridian-runtime",
             "meridian-wasm",
             "meridian-bench",

@@ -41,6 +41,7 @@ mod guarded;
 mod kind;
 mod mirror;
 pub mod native;
+pub mod oci;
 mod pattern;
 mod phase;
 mod plan;

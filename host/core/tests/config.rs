@@ -229,8 +229,14 @@ fn fields_that_depend_on_each_other() {
             "[admin]\nlisten = '127.0.0.1:9464'",
             "admin.listen: \"127.0.0.1:9464\": must differ from telemetry.prometheus",
         ),
-        ("[policy.budget]\nsource = 'native:'", "policy.budget.source: \"native:\": must be native:NAME or a path"),
-        ("[policy.eviction]\nsource = ''", "policy.eviction.source: \"\": must be native:NAME or a path"),
+        (
+            "[policy.budget]\nsource = 'native:'",
+            "policy.budget.source: \"native:\": must be native:NAME, a path or oci://HOST/NAME@sha256:DIGEST",
+        ),
+        (
+            "[policy.eviction]\nsource = ''",
+            "policy.eviction.source: \"\": must be native:NAME, a path or oci://HOST/NAME@sha256:DIGEST",
+        ),
         ("[policy]\ntrusted_keys = ['k', ' ']", "policy.trusted_keys: \"\": must not hold an empty key"),
         (
             "[telemetry]\notlp_endpoint = 'collector:4317'",
@@ -414,7 +420,9 @@ fn policy_options_are_the_policys_own() {
 
 #[test]
 fn what_the_engine_would_refuse_is_refused() {
-    let unfetched = "must be native:NAME or a path: components are not fetched from registries yet";
+    let unpinned = "must end in @sha256:DIGEST, or in :TAG where a tag will do";
+    let tagged = "must end in @sha256:DIGEST, because a tag may name other bytes tomorrow (`meridian policy pull` prints the \
+                  digest)";
     for (text, expected) in [
         (
             "[policy.dispatch]\nsource = 'native:nope'",
@@ -445,8 +453,18 @@ fn what_the_engine_would_refuse_is_refused() {
             "policy.eviction.config: { \"cap\" = 0 }: native:prefix-value refused it: cap: 0: must be in 1..=255"
                 .into(),
         ),
-        ("[policy.dispatch]\nsource = 'oci://x/y'", format!("policy.dispatch.source: \"oci://x/y\": {unfetched}")),
-        ("[policy.budget]\nsource = 'oci://'", format!("policy.budget.source: \"oci://\": {unfetched}")),
+        ("[policy.dispatch]\nsource = 'oci://x/y'", format!("policy.dispatch.source: \"oci://x/y\": {unpinned}")),
+        ("[policy.eviction]\nsource = 'oci://x/y:1'", format!("policy.eviction.source: \"oci://x/y:1\": {tagged}")),
+        (
+            "[policy.budget]\nsource = 'oci://'",
+            "policy.budget.source: \"oci://\": must be oci://HOST/NAME@sha256:DIGEST".into(),
+        ),
+        (
+            "[policy.budget]\nsource = 'oci://ann:geheim@x/y:1'",
+            "policy.budget.source: \"oci://...@x/y:1\": must have a host name, perhaps with a port, behind oci://, and no \
+             user name"
+                .into(),
+        ),
         (
             "[policy.dispatch.config]\nx = 1",
             "policy.dispatch.config: { \"x\" = 1 }: native:balanced refused it: config: this policy takes no \

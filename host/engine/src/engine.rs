@@ -3,13 +3,24 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
 use meridian_core::{Markers, MeridianConfig, SlotName};
+use meridian_registry::Limits;
 use meridian_runtime::Controller;
 use meridian_runtime::control::{Control, ControlError, Mode, ProcessStatus, SwapReport, Upload};
 use meridian_wasm::TrustedKeys;
 
+use crate::awaited::{FetchPace, Fetches, Problems};
 use crate::services::Services;
 use crate::slots::Slots;
 use crate::{Components, Driver, EngineError};
+
+/// The folder of fetched and compiled components when the configuration names none: `meridian/components` in the user's
+/// cache folder. Reads the environment.
+#[must_use]
+pub fn user_cache_dir() -> Option<PathBuf> {
+    let var = |name| std::env::var_os(name).map(PathBuf::from);
+    let base = var("XDG_CACHE_HOME").or_else(|| Some(var("HOME")?.join(".cache")))?;
+    Some(base.join("meridian").join("components"))
+}
 
 /// Settings for the start of an engine, beside its configuration.
 ///
@@ -21,8 +32,8 @@ use crate::{Components, Driver, EngineError};
 pub struct Settings {
     /// Folder that relative paths of the configuration start from.
     pub base_dir: PathBuf,
-    /// Folder of compiled components when `policy.cache_dir` is empty, kept between processes; `None` compiles every
-    /// time.
+    /// Folder of fetched and compiled components when `policy.cache_dir` is empty, kept between processes; `None` fetches
+    /// and compiles every time.
     pub cache_dir: Option<PathBuf>,
     /// Markers that start and end thinking in the model's output; `model.resumes` says whether thinking may resume.
     pub markers: Markers,
@@ -36,6 +47,10 @@ pub struct Settings {
     pub serves: bool,
     /// The engine itself schedules by priority.
     pub priority_first: bool,
+    /// Limits of a fetch of a component from a registry.
+    pub registry: Limits,
+    /// Pauses between two fetches of a configured component that failed.
+    pub fetch_pace: FetchPace,
 }
 
 impl Default for Settings {
@@ -50,6 +65,8 @@ impl Default for Settings {
             model: String::new(),
             serves: false,
             priority_first: false,
+            registry: Limits::default(),
+            fetch_pace: FetchPace::default(),
         }
     }
 }
@@ -64,7 +81,8 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Load the policies of the configuration and start its services. Compiling a component takes tens of milliseconds.
+    /// Load the policies of the configuration and start its services. Compiling a component takes tens of milliseconds. A
+    /// component in a registry that is not in the cache is fetched on another thread; the native default decides meanwhile.
     ///
     /// # Errors
     /// The field of the configuration that cannot be used, and the reason.
@@ -73,20 +91,23 @@ impl Engine {
         let base_dir = settings.base_dir.clone();
         let keys = TrustedKeys::parse("policy.trusted_keys", &config.policy.trusted_keys, &base_dir)?;
         let configured = Some(&config.policy.cache_dir).filter(|dir| !dir.is_empty()).map(|dir| base_dir.join(dir));
-        let components = Components::new(configured.or_else(|| settings.cache_dir.clone()), keys);
+        let components = Components::new(configured.or_else(|| settings.cache_dir.clone()), keys)
+            .with_registry_limits(settings.registry);
         settings.markers = settings.markers.with_resuming(config.model.resumes);
         // Filled when the driver exists: the slots come first.
         let driver = Arc::new(OnceLock::new());
-        let status = process_status(Arc::clone(&driver), settings.model.clone());
-        let Slots { dispatch, eviction, budget, controller, recorder } =
+        let problems = Problems::default();
+        let status = process_status(Arc::clone(&driver), settings.model.clone(), Arc::clone(&problems));
+        let Slots { dispatch, eviction, budget, controller, recorder, awaited } =
             Slots::new(&config, &base_dir, components, Box::new(status))?;
-        let (model, serves) = (settings.model.clone(), settings.serves);
+        let (model, serves, pace) = (settings.model.clone(), settings.serves, settings.fetch_pace);
         let started = Arc::new(Mutex::new(Driver::new(config.clone(), settings, dispatch, eviction, budget)));
         // No other code has set it.
         let _ = driver.set(Arc::downgrade(&started));
         let controller = Arc::new(controller);
         let control = Arc::clone(&controller) as Arc<dyn Control>;
         let services = Services::start(&config, &base_dir, &model, &control, serves, recorder);
+        let services = services.with_fetches(Fetches::start(awaited, &control, pace, problems));
         lock(&started).traces = services.traces();
         Ok(Self { driver: started, controller, services: Mutex::new(services) })
     }
@@ -131,6 +152,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 fn process_status(
     driver: Arc<OnceLock<Weak<Mutex<Driver>>>>,
     model: String,
+    problems: Problems,
 ) -> impl Fn() -> ProcessStatus + Send + Sync {
     let started = Instant::now();
     move || {
@@ -139,6 +161,7 @@ fn process_status(
             version: env!("CARGO_PKG_VERSION").into(),
             model: model.clone(),
             uptime_s: started.elapsed().as_secs_f64(),
+            problems: lock(&problems).iter().flatten().cloned().collect(),
             ..ProcessStatus::default()
         };
         if let Some(driver) = driver.get().and_then(Weak::upgrade) {

@@ -29,6 +29,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod awaited;
 mod driver;
 mod engine;
 mod error;
@@ -39,11 +40,13 @@ mod services;
 mod slots;
 mod thinking;
 
+pub use awaited::FetchPace;
 pub use driver::{Arrived, Driver};
-pub use engine::{Engine, Settings};
+pub use engine::{Engine, Settings, user_cache_dir};
 pub use error::EngineError;
 pub use kv::Pool;
 pub use loader::{Components, Origin, PolicyError, Terms, set_compile_command};
+pub use meridian_registry::Limits as RegistryLimits;
 pub use meridian_wasm::{CompileCommand, compile_child};
 pub use slots::strike_limits;
 pub use thinking::ThinkTokens;

@@ -1,11 +1,15 @@
-//! The one loader of policies: `native:NAME`, a component's file or its bytes, started for a slot.
+//! The one loader of policies: `native:NAME`, a component's file or its bytes, or a component in a registry, started for a
+//! slot.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use meridian_core::native::{self, NativeError};
+use meridian_core::oci::{OciReference, OciReferenceError};
+use meridian_core::signature::FetchedComponent;
 use meridian_core::{Budget, Dispatch, Eviction, Policy, SlotConfig, SlotKind, SlotName, Targets};
+use meridian_registry::{Limits, Registry, RegistryError, Signatures};
 use meridian_runtime::Contender;
 use meridian_wasm::{CompileCommand, GuestKind, LoadError, PolicyComponent, PolicyLimits, Runtime, TrustedKeys};
 use thiserror::Error;
@@ -24,20 +28,38 @@ pub enum PolicyError {
         /// The reason.
         error: LoadError,
     },
+    /// The reference of a component in a registry was refused.
+    #[error(transparent)]
+    Reference(#[from] OciReferenceError),
+    /// The component was not fetched.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
 }
+
+// What the registry may deliver and what the host loads is the same.
+const _: () = assert!(meridian_registry::MAX_COMPONENT_BYTES == meridian_wasm::MAX_COMPONENT_BYTES);
 
 fn prefix(at: &str) -> String {
     if at.is_empty() { String::new() } else { format!("{at}: ") }
 }
 
 impl PolicyError {
-    /// Whether the cause is the machine, and not the policy. A component that took too long to compile is not
+    /// Whether the cause is the machine or the registry, and not the policy. A component that took too long to compile is not
     /// transient: each retry would occupy the compiler again.
     #[must_use]
     pub fn is_transient(&self) -> bool {
-        matches!(self, Self::Component { error: LoadError::CompilerBusy { .. } | LoadError::Setup { .. }, .. })
+        match self {
+            Self::Component { error, .. } => {
+                matches!(error, LoadError::CompilerBusy { .. } | LoadError::Setup { .. })
+            }
+            Self::Registry(error) => error.is_transient(),
+            Self::Native(_) | Self::Reference(_) => false,
+        }
     }
 }
+
+/// Folder of fetched components in the cache.
+const FETCHED: &str = "registry";
 
 static COMPILE_COMMAND: OnceLock<CompileCommand> = OnceLock::new();
 
@@ -60,30 +82,95 @@ pub fn set_compile_command(command: CompileCommand) {
 }
 
 /// Compiles components. The first one sets up wasmtime; an engine with only native policies needs none.
-#[derive(Default)]
 pub struct Components {
     runtime: Mutex<Option<Runtime>>,
     cache_dir: Option<PathBuf>,
     trusted_keys: TrustedKeys,
+    registry: Registry,
+}
+
+impl Default for Components {
+    /// Without a cache and without trusted keys.
+    fn default() -> Self {
+        Self::new(None, TrustedKeys::default())
+    }
 }
 
 impl Components {
-    /// `cache_dir` holds compiled components between processes; `None` compiles every time. With any trusted key, a
-    /// component needs a signature by one of the keys.
+    /// `cache_dir` holds fetched and compiled components between processes; `None` fetches and compiles every time. With
+    /// any trusted key, a component needs a signature by one of the keys.
     #[must_use]
     pub fn new(cache_dir: Option<PathBuf>, trusted_keys: TrustedKeys) -> Self {
-        Self { runtime: Mutex::default(), cache_dir, trusted_keys }
+        let made = Self { runtime: Mutex::default(), cache_dir, trusted_keys, registry: Registry::default() };
+        made.with_registry_limits(Limits::default())
     }
 
-    /// The policy that `source` names: `native:NAME`, or a component's path relative to `base_dir`.
+    /// The same, with other limits of fetches.
+    #[must_use]
+    pub fn with_registry_limits(self, limits: Limits) -> Self {
+        let registry = Registry::new(limits);
+        let registry = match &self.cache_dir {
+            Some(dir) => registry.with_store(dir.join(FETCHED)),
+            None => registry,
+        };
+        Self { registry, ..self }
+    }
+
+    /// The same, which keeps fetched components where an engine with this cache looks for them.
+    #[must_use]
+    pub fn with_fetched_in(self, cache_dir: &Path) -> Self {
+        Self { registry: self.registry.with_store(cache_dir.join(FETCHED)), ..self }
+    }
+
+    /// The policy that `source` names: `native:NAME`, a component's path relative to `base_dir`, or a reference with a
+    /// digest, whose component is fetched unless the cache has it. Not called on the deciding thread.
     ///
     /// # Errors
-    /// The file, and the reason for its refusal. Starting a policy checks the name of a native policy.
+    /// The file or reference, and the reason for its refusal. Starting a policy checks the name of a native policy.
     pub fn open(&self, source: &str, base_dir: &Path) -> Result<Origin, PolicyError> {
-        match source.strip_prefix("native:") {
-            Some(name) => Ok(Origin::native(name)),
-            None => self.file(&base_dir.join(source)),
+        if let Some(name) = source.strip_prefix("native:") {
+            return Ok(Origin::native(name));
         }
+        if !OciReference::is_one(source) {
+            return self.file(&base_dir.join(source));
+        }
+        let reference = OciReference::pinned(source)?;
+        match self.open_stored(&reference) {
+            Some(origin) => origin,
+            None => self.fetched(&self.fetch(&reference)?),
+        }
+    }
+
+    /// The component that the cache has of a reference with a digest; `None` when it must be fetched, for its bytes or
+    /// for a signature. Asks no registry.
+    pub fn open_stored(&self, reference: &OciReference) -> Option<Result<Origin, PolicyError>> {
+        let origin = self.fetched(&self.registry.stored(reference)?);
+        let lacks_signature =
+            |error: &LoadError| matches!(error, LoadError::Unsigned { .. } | LoadError::BadSignature { .. });
+        match &origin {
+            // It may have been signed since.
+            Err(PolicyError::Component { error, .. }) if lacks_signature(error) => None,
+            _ => Some(origin),
+        }
+    }
+
+    /// Fetch a component, and its signatures where keys are trusted; blocks as long as the limits allow. What the cache
+    /// has of it is not fetched again.
+    ///
+    /// # Errors
+    /// The reference, and why it is not fetched.
+    pub fn fetch(&self, reference: &OciReference) -> Result<FetchedComponent, PolicyError> {
+        let signatures = if self.trusted_keys.is_empty() { Signatures::Ignore } else { Signatures::Fetch };
+        Ok(self.registry.pull(reference, signatures)?)
+    }
+
+    /// A component that was fetched.
+    ///
+    /// # Errors
+    /// The reference, and the reason for its refusal.
+    pub fn fetched(&self, fetched: &FetchedComponent) -> Result<Origin, PolicyError> {
+        let component = self.runtime().and_then(|runtime| runtime.load_fetched(fetched));
+        Origin::of(component, fetched.source.clone())
     }
 
     /// The component in a file.

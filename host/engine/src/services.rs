@@ -4,12 +4,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 use meridian_core::config::SlotMode;
+use meridian_core::oci::OciReference;
 use meridian_core::{MeridianConfig, SlotName};
 use meridian_runtime::admin::Admin;
 use meridian_runtime::control::{Control, Mode};
 use meridian_runtime::recording::Recorder;
 use meridian_runtime::traces::Traces;
 use meridian_runtime::watch::{FileWatch, WatchedFile};
+
+use crate::awaited::Fetches;
 
 /// Owners of threads, ports and files. They drop in this order, so that no caller changes a policy through a listener
 /// that is about to end.
@@ -18,6 +21,7 @@ use meridian_runtime::watch::{FileWatch, WatchedFile};
 pub(crate) struct Services {
     admin: Option<Admin>,
     watches: Vec<FileWatch>,
+    fetches: Fetches,
     traces: Option<Arc<Traces>>,
     recorder: Option<Recorder>,
 }
@@ -42,7 +46,7 @@ impl Services {
         let policy = &config.policy;
         let mut watches = Vec::new();
         for (name, slot) in SlotName::ALL.into_iter().zip([&policy.dispatch, &policy.eviction, &policy.budget]) {
-            if !policy.watch || slot.source.starts_with("native:") {
+            if !policy.watch || slot.source.starts_with("native:") || OciReference::is_one(&slot.source) {
                 continue;
             }
             let loaded = loaded.iter().find(|slot| slot.slot == name);
@@ -58,7 +62,13 @@ impl Services {
                 Err(why) => tracing::warn!(slot = name.label(), why, "the policy's file is not watched"),
             }
         }
-        Self { admin, watches, traces, recorder }
+        Self { admin, watches, fetches: Fetches::default(), traces, recorder }
+    }
+
+    /// The same with these fetches.
+    pub(crate) fn with_fetches(mut self, fetches: Fetches) -> Self {
+        self.fetches = fetches;
+        self
     }
 
     /// The traces that receive ended requests.
@@ -71,6 +81,7 @@ impl Drop for Services {
     fn drop(&mut self) {
         self.admin.take();
         self.watches.clear();
+        self.fetches = Fetches::default();
         // The engine holds a reference too.
         if let Some(traces) = &self.traces {
             traces.close();

@@ -4,6 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use meridian_core::config::SlotMode;
+use meridian_core::oci::{OciReference, OciReferenceError};
+use meridian_core::signature::FetchedComponent;
 use meridian_core::{Budget, Dispatch, Eviction, MeridianConfig, SlotConfig, native};
 use meridian_runtime::control::{Given, ProcessStatus, Upload};
 use meridian_runtime::recording::{Recorder, RecorderSettings, SlotSetup};
@@ -13,6 +15,7 @@ use meridian_runtime::{
 };
 use meridian_wasm::GuestKind;
 
+use crate::awaited::Awaited;
 use crate::{Components, EngineError, Origin, PolicyError, Terms};
 
 /// Loads policies for a slot, with the limits of its table in `[policy]`.
@@ -28,20 +31,32 @@ impl<K: GuestKind> Loader<K> for SlotLoader {
         let Upload { policy, options, source } = upload;
         let origin = match policy {
             Given::Component { bytes, signature } => self.components.bytes(bytes, *signature, source),
+            Given::Fetched(fetched) => self.components.fetched(fetched),
             Given::Native(name) => Ok(Origin::native(name)),
-            Given::Active => return Err(String::from("no policy is given").into()),
+            Given::Remote(_) | Given::Active => return Err(String::from("no policy is given").into()),
         };
         let loaded = origin.and_then(|origin| origin.start(self.terms, options.unwrap_or("{}")));
-        loaded.map_err(|error: PolicyError| Refusal { why: error.to_string(), is_transient: error.is_transient() })
+        loaded.map_err(refusal)
+    }
+
+    fn fetch(&self, reference: &str) -> Result<FetchedComponent, Refusal> {
+        let pinned = OciReference::pinned(reference).map_err(PolicyError::from);
+        pinned.and_then(|reference| self.components.fetch(&reference)).map_err(refusal)
     }
 
     /// The configured options belong to the policy that the configuration names; components take its place.
     fn configured_options(&self, policy: &Given<'_>) -> String {
         match policy {
             Given::Native(name) if self.source.strip_prefix("native:") != Some(*name) => "{}".into(),
-            Given::Native(_) | Given::Component { .. } | Given::Active => self.options.clone(),
+            Given::Native(_) | Given::Component { .. } | Given::Fetched(_) | Given::Remote(_) | Given::Active => {
+                self.options.clone()
+            }
         }
     }
+}
+
+fn refusal(error: PolicyError) -> Refusal {
+    Refusal { why: error.to_string(), is_transient: error.is_transient() }
 }
 
 /// The slots of an engine, and the control of their policies.
@@ -51,6 +66,8 @@ pub(crate) struct Slots {
     pub(crate) budget: BudgetSlot,
     pub(crate) controller: Controller,
     pub(crate) recorder: Option<Recorder>,
+    /// The slots that wait for a registry.
+    pub(crate) awaited: Vec<Awaited>,
 }
 
 impl Slots {
@@ -63,14 +80,15 @@ impl Slots {
     ) -> Result<Self, EngineError> {
         let components = Arc::new(components);
         let policy = &config.policy;
-        let (dispatch, controlled) = slot::<Dispatch>(config, &policy.dispatch, base_dir, &components)?;
+        let mut awaited = Vec::new();
+        let (dispatch, controlled) = slot::<Dispatch>(config, &policy.dispatch, base_dir, &components, &mut awaited)?;
         let controller = Controller::new(controlled, status);
-        let (eviction, controlled) = slot::<Eviction>(config, &policy.eviction, base_dir, &components)?;
+        let (eviction, controlled) = slot::<Eviction>(config, &policy.eviction, base_dir, &components, &mut awaited)?;
         let controller = controller.with_eviction(controlled);
-        let (budget, controlled) = slot::<Budget>(config, &policy.budget, base_dir, &components)?;
+        let (budget, controlled) = slot::<Budget>(config, &policy.budget, base_dir, &components, &mut awaited)?;
         let controller = controller.with_budget(controlled);
         let Some(recorder) = recorder(config, base_dir)? else {
-            return Ok(Self { dispatch, eviction, budget, controller, recorder: None });
+            return Ok(Self { dispatch, eviction, budget, controller, recorder: None, awaited });
         };
         let setup = |slot: &SlotConfig| SlotSetup {
             targets: config.scheduler.targets(),
@@ -82,7 +100,7 @@ impl Slots {
         budget.control().record(&recorder, setup(&policy.budget));
         let watch = recorder.watch();
         let controller = controller.with_recording(Box::new(move || watch.status()));
-        Ok(Self { dispatch, eviction, budget, controller, recorder: Some(recorder) })
+        Ok(Self { dispatch, eviction, budget, controller, recorder: Some(recorder), awaited })
     }
 }
 
@@ -101,25 +119,41 @@ fn slot<K: GuestKind>(
     slot: &SlotConfig,
     base_dir: &Path,
     components: &Arc<Components>,
+    awaited: &mut Vec<Awaited>,
 ) -> Result<(PolicySlot<K>, ControlledSlot<K>), EngineError> {
     let refused = |reason: String| EngineError::Policy { slot: K::NAME, reason };
     let targets = config.scheduler.targets();
     let terms = Terms::of(slot, targets);
     let options = serde_json::to_string(&slot.config).expect("values of a TOML table");
-    let started = components.open(&slot.source, base_dir).and_then(|origin| origin.start::<K>(terms, &options));
-    let mut contender = started.map_err(|error| refused(error.to_string()))?;
-    // The first call is the slowest, so make it before the first step. No earlier version could decide, and a busy
-    // machine is no reason not to start; strikes and quarantine handle a version that keeps faulting.
-    if let Err(trial) = contender.warm_up() {
-        tracing::warn!(slot = K::NAME.label(), source = slot.source, "the configured policy {trial}");
-        let _ = contender.policy.start_anew();
-    }
-    let (active, shadow) = match slot.mode {
-        SlotMode::Active => (contender, None),
-        SlotMode::Shadow => {
-            let source = format!("native:{}", K::NATIVES[0]);
-            (Contender::new(native::default_policy(targets), "", &source), Some(contender))
+    let default = || {
+        let source = format!("native:{}", K::NATIVES[0]);
+        Contender::new(native::default_policy(targets), "", &source)
+    };
+    let opened = match remote(&slot.source).map_err(|error| refused(error.to_string()))? {
+        Some(reference) => components.open_stored(&reference),
+        None => Some(components.open(&slot.source, base_dir)),
+    };
+    let contender = match opened {
+        Some(origin) => {
+            let started = origin.and_then(|origin| origin.start::<K>(terms, &options));
+            let mut contender = started.map_err(|error| refused(error.to_string()))?;
+            // The first call is the slowest, so make it before the first step. No earlier version could decide, and a
+            // busy machine is no reason not to start; strikes and quarantine handle a version that keeps faulting.
+            if let Err(trial) = contender.warm_up() {
+                tracing::warn!(slot = K::NAME.label(), source = slot.source, "the configured policy {trial}");
+                let _ = contender.policy.start_anew();
+            }
+            Some(contender)
         }
+        // No start waits for a registry.
+        None => {
+            awaited.push(Awaited::new(K::NAME, slot));
+            None
+        }
+    };
+    let (active, shadow) = match slot.mode {
+        SlotMode::Active => (contender.unwrap_or_else(default), None),
+        SlotMode::Shadow => (default(), contender),
     };
     let made = PolicySlot::with_version(active, targets, strike_limits(config));
     let control = made.control();
@@ -129,6 +163,11 @@ fn slot<K: GuestKind>(
     let components = Arc::clone(components);
     let loader = Box::new(SlotLoader { components, terms, source: slot.source.clone(), options });
     Ok((made, ControlledSlot { control, loader }))
+}
+
+/// The reference of a source that a registry has.
+fn remote(source: &str) -> Result<Option<OciReference>, OciReferenceError> {
+    if OciReference::is_one(source) { OciReference::pinned(source).map(Some) } else { Ok(None) }
 }
 
 /// The number of faults that puts a version into quarantine.

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use meridian_core::budget::BudgetStatus;
+use meridian_core::signature::FetchedComponent;
 
 pub use meridian_core::SlotName;
 
@@ -19,7 +20,7 @@ pub struct Version {
     pub version: String,
     /// SHA-256 of the component, lower-case hexadecimal; empty for a native policy.
     pub sha256: String,
-    /// Its origin: `native:NAME`, a path, `admin`.
+    /// Its origin: `native:NAME`, a path, `oci://HOST/NAME@sha256:DIGEST`, `admin`.
     pub source: String,
     /// The options of its start, one JSON object; empty where they are unknown. Serialized as an object, and only if
     /// not empty.
@@ -76,6 +77,10 @@ pub enum Given<'a> {
         /// The text of its minisign signature, if it has one.
         signature: Option<&'a str>,
     },
+    /// A component that a registry has: `oci://HOST/NAME@sha256:DIGEST`.
+    Remote(&'a str),
+    /// A component that a registry had.
+    Fetched(&'a FetchedComponent),
     /// The native policy of this name, without `native:`.
     Native(&'a str),
     /// The active policy, with other options.
@@ -327,8 +332,8 @@ pub enum ControlError {
 }
 
 /// An engine process, as the admin listener, the file watch and Python see it. Any thread but the scheduling thread
-/// calls its methods. [`Control::put`] of a component takes as long as its compilation; all others take milliseconds,
-/// even during a compilation.
+/// calls its methods. [`Control::put`] of a component takes as long as its compilation, and before that as long as its
+/// fetch from a registry; all others take milliseconds, even during a compilation or a fetch.
 pub trait Control: Send + Sync {
     /// The state of the process. Takes microseconds.
     fn status(&self) -> ProcessStatus;

@@ -1,5 +1,6 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+use meridian_core::signature::FetchedComponent;
 use meridian_core::{Budget, Dispatch, Eviction, SlotKind};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
@@ -35,11 +36,20 @@ impl From<String> for Refusal {
 /// Makes and starts policies of slot `K`. Not called on the deciding thread; takes as long as a compilation.
 pub trait Loader<K: SlotKind>: Send + Sync {
     /// Make a native policy, or check, compile and start a component; with trusted keys, verify its signature first.
-    /// The upload has its options, and is not [`Given::Active`].
+    /// The upload has its options, and is neither [`Given::Active`] nor [`Given::Remote`].
     ///
     /// # Errors
     /// The reason for the refusal, and whether it is permanent.
     fn load(&self, upload: &Upload<'_>) -> Result<Contender<K>, Refusal>;
+
+    /// Fetch the component that a registry has under a reference with a digest. Compiles nothing, and takes as long as the
+    /// limits of a fetch allow.
+    ///
+    /// # Errors
+    /// The reason why there is none, and whether it may pass.
+    fn fetch(&self, reference: &str) -> Result<FetchedComponent, Refusal> {
+        Err(format!("{reference}: this engine fetches no components").into())
+    }
 
     /// The default options of a policy, one JSON object.
     fn configured_options(&self, policy: &Given<'_>) -> String {
@@ -246,6 +256,16 @@ impl Control for Controller {
             self.check_open()?;
             if *order.overtaken.of(mode) < number { Ok(()) } else { Err(ControlError::Overtaken(name)) }
         };
+        // Before it queues: a registry that does not answer must hold up no other change.
+        let (fetched, fetched_upload);
+        let upload = match upload.policy {
+            Given::Remote(reference) => {
+                fetched = slot.fetch(reference)?;
+                fetched_upload = Upload { policy: Given::Fetched(&fetched), source: &fetched.source, ..*upload };
+                &fetched_upload
+            }
+            _ => upload,
+        };
         let wanted = slot.wanted(upload)?;
         // An upload of the present policy is the latest order all the same.
         let unchanged = || {
@@ -261,8 +281,8 @@ impl Control for Controller {
             return Ok(report);
         }
         let _turn = match upload.policy {
-            Given::Component { .. } => Some(self.turn()?),
-            Given::Native(_) | Given::Active => None,
+            Given::Component { .. } | Given::Fetched(_) => Some(self.turn()?),
+            Given::Native(_) | Given::Active | Given::Remote(_) => None,
         };
         // Another caller may have put it there while this one waited.
         if let Some(report) = unchanged()? {
@@ -303,6 +323,11 @@ struct Wanted {
 }
 
 impl Wanted {
+    fn component(bytes: &[u8], options: String) -> Self {
+        let sha256 = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+        Self { sha256: Some(sha256), source: None, options }
+    }
+
     fn is(&self, version: &Version) -> bool {
         let Self { sha256, source, options } = self;
         let is_same = match (sha256, source) {
@@ -338,6 +363,8 @@ type Install<'a> = Box<dyn FnOnce(Mode) -> Result<SwapReport, ControlError> + 'a
 trait Changeable {
     fn status(&self) -> SlotStatus;
     fn faults(&self) -> Vec<FaultEntry>;
+    /// The component that a registry has.
+    fn fetch(&self, reference: &str) -> Result<FetchedComponent, ControlError>;
     /// The policy that an upload asks for.
     fn wanted(&self, upload: &Upload<'_>) -> Result<Wanted, ControlError>;
     /// Whether the slot has it.
@@ -355,11 +382,27 @@ impl<K: SlotKind> ControlledSlot<K> {
     fn loaded(&self, upload: &Upload<'_>, options: &str) -> Result<Contender<K>, Refusal> {
         let upload = Upload { options: Some(options), ..*upload };
         let mut contender = match upload.policy {
-            Given::Component { .. } | Given::Native(_) => self.loader.load(&upload)?,
+            Given::Component { .. } | Given::Fetched(_) | Given::Native(_) => self.loader.load(&upload)?,
+            Given::Remote(reference) => {
+                self.loader.load(&Upload { policy: Given::Fetched(&self.loader.fetch(reference)?), ..upload })?
+            }
             Given::Active => self.active_with(options)?,
         };
         contender.warm_up().map_err(|trial| format!("it {trial}"))?;
         Ok(contender)
+    }
+
+    /// Log a refusal.
+    fn refused(&self, source: &str, refusal: Refusal) -> ControlError {
+        let Refusal { why, is_transient } = refusal;
+        if is_transient {
+            // This is no fault of the contender, and a caller that retries often must not fill the log of faults.
+            tracing::warn!(slot = K::NAME.label(), source, why, "a contender cannot be loaded now");
+            return ControlError::Busy(why);
+        }
+        self.control.refused(source, &why);
+        tracing::warn!(slot = K::NAME.label(), source, why, "a contender was refused; the active policy stays");
+        ControlError::Refused(why)
     }
 
     /// The active policy, started with other options.
@@ -384,17 +427,20 @@ impl<K: SlotKind> Changeable for ControlledSlot<K> {
         self.control.faults()
     }
 
+    fn fetch(&self, reference: &str) -> Result<FetchedComponent, ControlError> {
+        self.loader.fetch(reference).map_err(|refusal| self.refused(reference, refusal))
+    }
+
     fn wanted(&self, upload: &Upload<'_>) -> Result<Wanted, ControlError> {
         let Upload { policy, options, source: _ } = upload;
         let configured = || self.loader.configured_options(policy);
         let options =
             checked_options(&options.map_or_else(configured, str::to_owned)).map_err(ControlError::Refused)?;
         Ok(match policy {
-            Given::Component { bytes, signature: _ } => {
-                let sha256 = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
-                Wanted { sha256: Some(sha256), source: None, options }
-            }
+            Given::Component { bytes, signature: _ } => Wanted::component(bytes, options),
+            Given::Fetched(FetchedComponent { bytes, .. }) => Wanted::component(bytes, options),
             Given::Native(name) => Wanted { sha256: None, source: Some(format!("native:{name}")), options },
+            Given::Remote(reference) => Wanted { sha256: None, source: Some((*reference).to_owned()), options },
             Given::Active => {
                 let Version { sha256, source, .. } = self.control.active().0;
                 Wanted { sha256: Some(sha256).filter(|sha256| !sha256.is_empty()), source: Some(source), options }
@@ -411,17 +457,7 @@ impl<K: SlotKind> Changeable for ControlledSlot<K> {
     }
 
     fn load(&self, upload: &Upload<'_>, options: &str) -> Result<Install<'_>, ControlError> {
-        let contender = self.loaded(upload, options).map_err(|Refusal { why, is_transient }| {
-            let source = upload.source;
-            if is_transient {
-                // This is no fault of the contender, and a caller that retries often must not fill the log of faults.
-                tracing::warn!(slot = K::NAME.label(), source, why, "a contender cannot be loaded now");
-                return ControlError::Busy(why);
-            }
-            self.control.refused(source, &why);
-            tracing::warn!(slot = K::NAME.label(), source, why, "a contender was refused; the active policy stays");
-            ControlError::Refused(why)
-        })?;
+        let contender = self.loaded(upload, options).map_err(|refusal| self.refused(upload.source, refusal))?;
         Ok(Box::new(|mode| match mode {
             Mode::Active => Ok(self.control.swap(contender)),
             Mode::Shadow => self.control.shadow(contender),

@@ -256,6 +256,8 @@ impl Drop for Traces {
 
 /// A proxy in the environment (`http_proxy`) is for other machines: requests to this machine stay on it.
 fn client(url: &HttpUrl, timeout: Duration) -> Result<reqwest::blocking::Client, String> {
+    // Spans go over HTTP, but the client that registries are asked with has TLS, and makes none without this.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let builder = reqwest::blocking::Client::builder().timeout(timeout);
     let builder = if url.is_loopback() { builder.no_proxy() } else { builder };
     // The client has its own runtime, which must not be made inside another.

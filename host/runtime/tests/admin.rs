@@ -93,8 +93,14 @@ fn a_native_policy_and_options_are_described_in_json() {
     for (headers, body, code, why) in [
         (json, "{}", 400, "must have \"source\", \"config\" or both"),
         (json, "[", 400, "the body: EOF"),
+        (json, r#"{"source":"oci://x/y:1"}"#, 400, "source: \"oci://x/y:1\": must end in @sha256:DIGEST"),
         (json, r#"{"source":"native:x","options":{}}"#, 400, "unknown field `options`, expected one of"),
-        (json, r#"{"source":"/etc/policy.wasm"}"#, 400, "must be native:NAME; a component is sent as the body"),
+        (
+            json,
+            r#"{"source":"/etc/policy.wasm"}"#,
+            400,
+            "must be native:NAME or oci://HOST/NAME@sha256:DIGEST; a component is sent",
+        ),
         (json, r#"{"config":[]}"#, 400, "expected a map"),
         (json, &large, 413, "the body must have at most 64 KiB"),
         ("Meridian-Config: [1]\r\n", "component", 400, "the header meridian-config must be one JSON object"),

@@ -50,7 +50,8 @@ impl<K: SlotKind> Loader<K> for Told {
         let bytes = match upload.policy {
             Given::Component { bytes, .. } => bytes,
             Given::Native(name) => return Ok(native(name, options)?),
-            Given::Active => panic!("the controller finds out which that is"),
+            Given::Fetched(fetched) => &fetched.bytes,
+            Given::Active | Given::Remote(_) => panic!("the controller finds out which that is"),
         };
         self.begun.send(()).unwrap();
         match self.ends.lock().unwrap().recv().unwrap() {

@@ -19,6 +19,7 @@ mod compile;
 pub mod complexity;
 mod component;
 mod contract;
+mod cosign;
 mod error;
 mod guest;
 mod instance;

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use meridian_core::file::read_regular;
-use meridian_core::signature::signature_path;
+use meridian_core::signature::{FetchedComponent, signature_path};
 use wasmtime::component::{Component, Linker};
 use wasmtime::{Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig};
 
@@ -118,6 +118,18 @@ impl Runtime {
         }
         let signer = self.verify(bytes, signature, None)?;
         self.load_verified(bytes, signer)
+    }
+
+    /// Check and compile a component of a registry, whose digests were verified. Where keys are trusted, one of them must
+    /// have signed the bytes (minisign) or the manifest (cosign).
+    ///
+    /// # Errors
+    /// Says what is wrong with the component or its signatures.
+    pub fn load_fetched(&self, fetched: &FetchedComponent) -> Result<PolicyComponent, LoadError> {
+        if fetched.bytes.len() as u64 > MAX_COMPONENT_BYTES {
+            return Err(LoadError::TooLarge { bytes: fetched.bytes.len() as u64, limit: MAX_COMPONENT_BYTES });
+        }
+        self.load_verified(&fetched.bytes, self.trusted.signer_of(fetched)?)
     }
 
     /// Who signed the bytes; `None` when no keys are trusted.

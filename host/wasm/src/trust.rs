@@ -1,14 +1,16 @@
-//! Who may have signed a component: minisign public keys, and the check of a detached signature.
+//! Who may have signed a component: minisign and ECDSA public keys, and the check of detached signatures.
 
 use std::fmt;
 use std::io;
 use std::path::Path;
 
 use meridian_core::file::read_regular;
-use meridian_core::signature::MAX_SIGNATURE_BYTES;
+use meridian_core::signature::{FetchedComponent, MAX_SIGNATURE_BYTES};
 use minisign_verify::{PublicKey, Signature};
 use thiserror::Error;
 
+use crate::LoadError;
+use crate::cosign::ManifestKey;
 use crate::wit::clip;
 
 /// Largest file with a public key, bytes: a comment and 56 characters.
@@ -36,14 +38,22 @@ pub struct TrustedKeys {
 #[derive(Clone, Debug)]
 struct TrustedKey {
     id: String,
-    key: PublicKey,
+    key: Key,
+}
+
+#[derive(Clone, Debug)]
+enum Key {
+    /// Signs the bytes of components.
+    Minisign(PublicKey),
+    /// Signs the manifests of components in registries.
+    Manifest(ManifestKey),
 }
 
 /// An entry of the trusted keys is no key.
 #[derive(Debug, Error)]
 #[error(
-    "{field}: {entry:?}: {reason}, expected a minisign public key (56 characters that begin with RW) or the path of a \
-     minisign .pub file"
+    "{field}: {entry:?}: {reason}, expected a minisign public key (56 characters that begin with RW), a PEM public key \
+     (ECDSA P-256), or the path of a file with one of them"
 )]
 pub struct KeyError {
     /// The dotted field with its index, or the option.
@@ -57,9 +67,10 @@ pub struct KeyError {
 /// Who signed a component.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signer {
-    /// The key's id as minisign prints it: 16 hexadecimal digits.
+    /// The key's id, 16 hexadecimal digits: as minisign prints it, or the first of the SHA-256 of a PEM key's content.
     pub key_id: String,
-    /// The comment that the signature covers; by default the time and the file's name.
+    /// The comment that a minisign signature covers, by default the time and the file's name; of another signature, the
+    /// digest of the signed manifest.
     pub trusted_comment: String,
 }
 
@@ -84,6 +95,14 @@ pub enum SignatureError {
         /// Ids of the trusted keys.
         trusted: Vec<String>,
     },
+    /// By no trusted key over the digest of the component's manifest.
+    #[error("no cosign signature in the registry is one of manifest {manifest_digest} by {}", any_of(trusted))]
+    OtherManifest {
+        /// `sha256:` and the digest.
+        manifest_digest: String,
+        /// Ids of the trusted keys.
+        trusted: Vec<String>,
+    },
     /// Names a trusted key, but is not of this content, or was altered.
     #[error("names trusted key {key_id}, but is not its signature of this component (altered, or of another file)")]
     Mismatch {
@@ -93,8 +112,9 @@ pub enum SignatureError {
 }
 
 impl TrustedKeys {
-    /// The keys of a list of texts. Each is a minisign public key, or the path of a minisign `.pub` file, relative to
-    /// `base_dir`. A text of 56 characters that begins with `RW` is a key. `field` names the list in errors.
+    /// The keys of a list of texts. Each is a minisign public key, a PEM public key, or the path of a file with one of
+    /// them, relative to `base_dir`. A text of 56 characters that begins with `RW` is a key, and so is one that begins
+    /// with `-----BEGIN`. `field` names the list in errors.
     ///
     /// # Errors
     /// The first entry that is neither.
@@ -126,6 +146,47 @@ impl TrustedKeys {
         any_of(&self.ids().map(str::to_owned).collect::<Vec<_>>())
     }
 
+    /// Who signed a component of a registry: the bytes (minisign), or the manifest that names them (cosign). `None` when
+    /// no keys are trusted.
+    ///
+    /// # Errors
+    /// [`LoadError::Unsigned`] and [`LoadError::BadSignature`].
+    pub fn signer_of(&self, fetched: &FetchedComponent) -> Result<Option<Signer>, LoadError> {
+        if self.is_empty() {
+            return Ok(None);
+        }
+        let verified = self.verify_fetched(fetched).map_err(|problem| LoadError::BadSignature { problem })?;
+        let expected = || format!("a minisign or cosign signature in the registry by {}", self.any());
+        verified.map(Some).ok_or_else(|| LoadError::Unsigned { expected: expected() })
+    }
+
+    /// `None` when nobody did.
+    fn verify_fetched(&self, fetched: &FetchedComponent) -> Result<Option<Signer>, SignatureError> {
+        let FetchedComponent { manifest_digest, bytes, minisign, cosign, source: _ } = fetched;
+        let mut failed = None;
+        for signature in minisign {
+            match self.verify(bytes, signature) {
+                Ok(signer) => return Ok(Some(signer)),
+                Err(error) => failed = Some(error),
+            }
+        }
+        for TrustedKey { id, key } in &self.keys {
+            let Key::Manifest(key) = key else { continue };
+            if cosign.iter().any(|signature| key.has_signed(manifest_digest, signature)) {
+                let trusted_comment = format!("manifest {manifest_digest}");
+                return Ok(Some(Signer { key_id: id.clone(), trusted_comment }));
+            }
+        }
+        match failed {
+            Some(error) => Err(error),
+            None if cosign.is_empty() => Ok(None),
+            None => {
+                let (manifest_digest, trusted) = (manifest_digest.clone(), self.ids().map(str::to_owned).collect());
+                Err(SignatureError::OtherManifest { manifest_digest, trusted })
+            }
+        }
+    }
+
     /// Check that `signature` is one of `content` by one of the keys.
     pub(crate) fn verify(&self, content: &[u8], signature: &str) -> Result<Signer, SignatureError> {
         if signature.len() > MAX_SIGNATURE_BYTES {
@@ -136,6 +197,7 @@ impl TrustedKeys {
         let mut failed = SignatureError::OtherKey { found, trusted: self.ids().map(str::to_owned).collect() };
         // Ids are not unique by force: every key of that id is tried.
         for TrustedKey { id, key } in &self.keys {
+            let Key::Minisign(key) = key else { continue };
             match key.verify(content, &decoded, false) {
                 Ok(()) => {
                     let trusted_comment = clip(decoded.trusted_comment().replace('\t', " "), 256);
@@ -155,11 +217,17 @@ impl TrustedKey {
         if entry.starts_with("RW") && entry.len() == KEY_CHARS {
             return Self::from_base64(entry);
         }
+        if ManifestKey::is_pem(entry) {
+            return Self::from_pem(entry);
+        }
         let path = base_dir.join(entry);
         let named = |what: &dyn fmt::Display| format!("{}: {what}", path.display());
         let bytes = read_regular(&path, MAX_KEY_FILE_BYTES).map_err(|error| named(&error))?;
         let bytes = bytes.ok_or_else(|| named(&format_args!("more than {MAX_KEY_FILE_BYTES} bytes")))?;
         let text = String::from_utf8_lossy(&bytes);
+        if ManifestKey::is_pem(text.trim()) {
+            return Self::from_pem(&text).map_err(|reason| named(&reason));
+        }
         let key = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with("untrusted comment:"));
         Self::from_base64(key.unwrap_or_default()).map_err(|reason| named(&reason))
     }
@@ -168,7 +236,12 @@ impl TrustedKey {
         let not_a_key = || "not a minisign public key".to_owned();
         let key = PublicKey::from_base64(text).map_err(|_| not_a_key())?;
         let id = key_id(text).ok_or_else(not_a_key)?;
-        Ok(Self { id, key })
+        Ok(Self { id, key: Key::Minisign(key) })
+    }
+
+    fn from_pem(text: &str) -> Result<Self, String> {
+        let (id, key) = ManifestKey::from_pem(text)?;
+        Ok(Self { id, key: Key::Manifest(key) })
     }
 }
 

@@ -197,13 +197,16 @@ fn an_entry_that_is_no_key_is_named_with_its_index() {
         ("long.pub", &too_long),
         ("secret.key", &secret),
         (&altered, "not a minisign public key"),
+        ("-----BEGIN PRIVATE KEY-----", "PEM without a public key"),
+        ("-----BEGIN PUBLIC KEY-----\n!\n-----END PUBLIC KEY-----", "malformed PEM"),
+        ("-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----", "a public key of another kind"),
     ] {
         let error = TrustedKeys::parse(FIELD, &[key.public(), entry.to_owned()], &folder).unwrap_err();
         assert_eq!(
             error.to_string(),
             format!(
                 "policy.trusted_keys[1]: {entry:?}: {reason}, expected a minisign public key (56 characters that begin \
-                 with RW) or the path of a minisign .pub file"
+                 with RW), a PEM public key (ECDSA P-256), or the path of a file with one of them"
             )
         );
     }

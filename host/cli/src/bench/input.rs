@@ -12,6 +12,7 @@ use meridian_bench::results::Slo;
 use meridian_bench::sim::{EngineConfig, preset};
 use meridian_bench::trace::{Format, ReadOptions, ThinkSplit, Workload, read};
 use meridian_core::MeridianConfig;
+use meridian_core::oci::OciReference;
 use meridian_runtime::config_file::{self, ConfigFile};
 use serde::Serialize;
 
@@ -164,7 +165,7 @@ pub(crate) fn configured(path: Option<&Path>) -> anyhow::Result<MeridianConfig> 
     let mut config = parsed.config;
     let policy = &mut config.policy;
     for slot in [&mut policy.dispatch, &mut policy.eviction, &mut policy.budget] {
-        if !slot.source.starts_with("native:") {
+        if !slot.source.starts_with("native:") && !OciReference::is_one(&slot.source) {
             slot.source = base_dir.join(&slot.source).display().to_string();
         }
     }

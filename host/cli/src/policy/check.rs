@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use clap::Args;
-use meridian_core::signature::signature_path;
+use meridian_core::signature::{FetchedComponent, signature_path};
 use meridian_core::{Budget, Description, Dispatch, Eviction, FaultKind, SlotName};
 use meridian_engine::{Components, Origin, Terms};
 use meridian_runtime::Contender;
@@ -17,7 +17,7 @@ use crate::{print_json, print_line};
 
 #[derive(Args)]
 pub(crate) struct CheckArgs {
-    /// Path of the component
+    /// Path of the component, or oci://HOST/NAME@sha256:DIGEST
     file: PathBuf,
     /// Check this slot only; by default, check every slot that the component fills
     #[arg(long, value_parser = crate::ctl::slot_parser())]
@@ -72,6 +72,22 @@ impl Signature {
         }
     }
 
+    /// That of a component from a registry.
+    pub(super) fn of_fetched(signer: Option<&Signer>, fetched: &FetchedComponent) -> Option<Self> {
+        if let Some(Signer { key_id, trusted_comment }) = signer {
+            return Some(Self {
+                key_id: key_id.clone(),
+                verified: true,
+                trusted_comment: Some(trusted_comment.clone()),
+            });
+        }
+        let minisign = fetched.minisign.iter().find_map(|text| signature_key_id(text));
+        // A signature of a manifest does not say whose it is.
+        let unnamed = || fetched.cosign.first().map(|_| "of cosign".to_owned());
+        let key_id = minisign.or_else(unnamed)?;
+        Some(Self { key_id, verified: false, trusted_comment: None })
+    }
+
     pub(super) fn told(&self) -> String {
         let Self { key_id, trusted_comment, .. } = self;
         match trusted_comment {
@@ -103,7 +119,7 @@ pub(crate) fn run(args: &CheckArgs, json: bool) -> anyhow::Result<()> {
         serde_json::from_str(config_json).with_context(|| format!("--config: {config_json:?} is not JSON"))?;
     ensure!(parsed.is_object(), "--config: {config_json:?}: expected one JSON object");
     let keys = TrustedKeys::parse("--trusted-key", trusted_keys, ".".as_ref())?;
-    let origin = Components::new(None, keys).file(file)?;
+    let origin = super::open(&Components::new(None, keys), file)?;
     let (mut description, mut slots) = (Description::default(), Vec::new());
     for slot in slot.map_or_else(|| origin.slots(), |slot| Ok(vec![slot]))? {
         let terms = allowed.terms(slot);
@@ -116,7 +132,7 @@ pub(crate) fn run(args: &CheckArgs, json: bool) -> anyhow::Result<()> {
         slots.push(checked);
     }
     let Description { name, version, summary } = description;
-    let component = origin.component().expect("it came from a file");
+    let component = origin.component().expect("it is no native policy");
     let (bytes, sha256) = (component.size_bytes(), component.sha256().to_owned());
     let signature = Signature::of(component.signer(), file);
     let checked = Checked { ok: true, file: file.clone(), name, version, summary, slots, bytes, sha256, signature };

@@ -5,9 +5,11 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use meridian_core::oci::OciReference;
 use meridian_core::{Budget, Dispatch, Eviction, SlotName};
 use meridian_engine::{Components, Origin};
-use meridian_wasm::{GuestKind, MAX_COMPONENT_BYTES, TrustedKeys, read_regular, sha256_of};
+use meridian_registry::{Limits, Registry, Signatures};
+use meridian_wasm::{GuestKind, MAX_COMPONENT_BYTES, PolicyComponent, TrustedKeys, read_regular, sha256_of};
 use serde::Serialize;
 use wit_component::DecodedWasm;
 
@@ -17,9 +19,9 @@ use crate::{print_json, print_line};
 
 #[derive(Args)]
 pub(crate) struct InspectArgs {
-    /// Path of the component
+    /// Path of the component, or oci://HOST/NAME with :TAG, @sha256:DIGEST or both
     file: PathBuf,
-    /// Verify the signature with this minisign public key or .pub file
+    /// Verify the signature with this key: a minisign public key, a PEM public key (cosign), or a file with one of them
     #[arg(long = "trusted-key", value_name = "KEY_OR_FILE")]
     trusted_keys: Vec<String>,
     /// Limit linear memory to this many MiB when the component is asked for its columns
@@ -60,14 +62,26 @@ struct InspectedSlot {
 pub(super) fn run(args: &InspectArgs, json: bool) -> anyhow::Result<()> {
     let InspectArgs { file, trusted_keys, memory_mib } = args;
     let shown = file.display();
-    let read = read_regular(file, MAX_COMPONENT_BYTES).with_context(|| format!("{shown}: cannot read"))?;
-    let Some(bytes) = read else {
-        bail!("{shown}: too large, expected a component of at most {MAX_COMPONENT_BYTES} bytes");
+    let fetched = match file.to_str().filter(|source| OciReference::is_one(source)) {
+        Some(reference) => {
+            Some(Registry::new(Limits::default()).pull(&OciReference::parse(reference)?, Signatures::Fetch)?)
+        }
+        None => None,
+    };
+    let bytes = match &fetched {
+        Some(fetched) => fetched.bytes.clone(),
+        None => {
+            let read = read_regular(file, MAX_COMPONENT_BYTES).with_context(|| format!("{shown}: cannot read"))?;
+            let Some(bytes) = read else {
+                bail!("{shown}: too large, expected a component of at most {MAX_COMPONENT_BYTES} bytes");
+            };
+            bytes
+        }
     };
     let (exports, imports) = interfaces(&bytes).with_context(|| shown.to_string())?;
     let keys = TrustedKeys::parse("--trusted-key", trusted_keys, ".".as_ref())?;
     let mut inspected = Inspected {
-        file: file.clone(),
+        file: fetched.as_ref().map_or_else(|| file.clone(), |fetched| PathBuf::from(&fetched.source)),
         bytes: bytes.len(),
         sha256: sha256_of(&bytes),
         contract: String::new(),
@@ -83,12 +97,21 @@ pub(super) fn run(args: &InspectArgs, json: bool) -> anyhow::Result<()> {
         slots: Vec::new(),
     };
     let started = Instant::now();
-    match Components::new(None, keys).file(file) {
+    let components = Components::new(None, keys);
+    let opened = match &fetched {
+        Some(fetched) => components.fetched(fetched),
+        None => components.file(file),
+    };
+    match opened {
         Ok(origin) => {
             inspected.load_ms = ms_since(started);
             inspected.contract =
                 origin.component().map(|component| component.contract().to_string()).unwrap_or_default();
-            inspected.signature = origin.component().and_then(|component| Signature::of(component.signer(), file));
+            let signer = origin.component().and_then(PolicyComponent::signer);
+            inspected.signature = match &fetched {
+                Some(fetched) => Signature::of_fetched(signer, fetched),
+                None => Signature::of(signer, file),
+            };
             if let Err(refusal) = ask(&origin, *memory_mib, &mut inspected) {
                 inspected.refused = Some(format!("{refusal:#}"));
             }
@@ -99,7 +122,7 @@ pub(super) fn run(args: &InspectArgs, json: bool) -> anyhow::Result<()> {
 }
 
 /// Names of the interfaces that a component exports and imports.
-fn interfaces(bytes: &[u8]) -> anyhow::Result<(Vec<String>, Vec<String>)> {
+pub(super) fn interfaces(bytes: &[u8]) -> anyhow::Result<(Vec<String>, Vec<String>)> {
     let DecodedWasm::Component(resolve, world) = wit_component::decode(bytes).context("not a WebAssembly component")?
     else {
         bail!("a WIT package, expected a component");

@@ -6,15 +6,18 @@ mod inspect;
 mod language;
 mod manifest;
 mod new;
+mod pull;
+mod push;
 mod test;
 mod toolchain;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Subcommand;
+use meridian_core::oci::OciReference;
 use meridian_core::{MeridianConfig, SlotConfig, SlotName};
-use meridian_engine::Terms;
+use meridian_engine::{Components, Origin, PolicyError, Terms};
 
 use self::language::Language;
 
@@ -49,8 +52,8 @@ Examples:
     Check(check::CheckArgs),
     /// Test a policy: its cases, and properties that hold of every policy
     #[command(after_help = "\
-POLICY is a folder of `meridian policy new`, which is built first, the path of a component, or
-native:NAME. Cases are the TOML files of the folder `cases` beside it, or of --cases.
+POLICY is a folder of `meridian policy new`, which is built first, the path of a component,
+oci://HOST/NAME@sha256:DIGEST, or native:NAME. Cases are the TOML files of the folder `cases` beside it, or of --cases.
 
 Examples:
   meridian policy test
@@ -69,8 +72,27 @@ Examples:
         candidates: Vec<usize>,
     },
     /// Print what a component is: slots, columns, size, contract, signature
-    #[command(after_help = "Example:\n  meridian policy inspect target/policies/balanced.wasm")]
+    #[command(after_help = "Examples:
+  meridian policy inspect target/policies/balanced.wasm
+  meridian policy inspect oci://ghcr.io/acme/srpt:1.2")]
     Inspect(inspect::InspectArgs),
+    /// Upload a component to an OCI registry, in the layout of wkg, and print its digest
+    #[command(after_help = "\
+The credentials are those of `docker login`. FILE.minisig is uploaded too, if it exists.
+
+Examples:
+  meridian policy push srpt.wasm oci://ghcr.io/acme/srpt:1.2
+  meridian policy push srpt.wasm oci://localhost:5000/srpt:1.2 --sign-key cosign.pem")]
+    Push(push::PushArgs),
+    /// Download a component from an OCI registry, and verify it
+    #[command(after_help = "\
+The digests are always verified; with --key, a signature too. The file of a minisign signature is
+written beside the component.
+
+Examples:
+  meridian policy pull oci://ghcr.io/acme/srpt:1.2
+  meridian policy pull oci://ghcr.io/acme/srpt@sha256:0123... -o srpt.wasm --key release.pub")]
+    Pull(pull::PullArgs),
 }
 
 pub(crate) fn run(command: PolicyCommand, json: bool) -> anyhow::Result<()> {
@@ -81,6 +103,16 @@ pub(crate) fn run(command: PolicyCommand, json: bool) -> anyhow::Result<()> {
         PolicyCommand::Test(args) => test::run(&args, json),
         PolicyCommand::Bench { policy, candidates } => crate::bench::time_policy(policy, candidates, json),
         PolicyCommand::Inspect(args) => inspect::run(&args, json),
+        PolicyCommand::Push(args) => push::run(&args, json),
+        PolicyCommand::Pull(args) => pull::run(&args, json),
+    }
+}
+
+/// The component in a file, or in a registry under a reference with a digest.
+fn open(components: &Components, source: &Path) -> Result<Origin, PolicyError> {
+    match source.to_str().filter(|source| OciReference::is_one(source)) {
+        Some(reference) => components.open(reference, Path::new("")),
+        None => components.file(source),
     }
 }
 

@@ -15,7 +15,7 @@ use crate::{Said, print_json, print_line, say};
 
 #[derive(Args)]
 pub(crate) struct TestArgs {
-    /// Folder of a policy, path of a component, or native:NAME
+    /// Folder of a policy, path of a component, oci://HOST/NAME@sha256:DIGEST, or native:NAME
     #[arg(default_value = ".")]
     policy: String,
     /// Run the cases in this folder; by default, those in the folder `cases` beside the policy, if there is one
@@ -67,7 +67,7 @@ impl Subject {
             ensure!(built.len() == 1, "{shown}: {} policies, expected one: name a component", built.len());
             (components.file(&built.remove(0).path)?, manifest, Some(path.join("cases")))
         } else {
-            (components.file(path)?, None, path.parent().map(|folder| folder.join("cases")))
+            (super::open(&components, path)?, None, path.parent().map(|folder| folder.join("cases")))
         };
         let (allowed, tests) = manifest.map_or_else(Default::default, |manifest| (manifest.allowed(), manifest.test));
         let other = other.map(|other| components.open(other, Path::new(""))).transpose()?;

@@ -11,6 +11,7 @@ pub struct Done {
 }
 
 /// Run the command in `folder`, which is also its home.
+#[allow(dead_code, reason = "not every test runs it so")]
 pub fn meridian(folder: &Path, args: &[&str]) -> Done {
     meridian_with(folder, &[], args)
 }

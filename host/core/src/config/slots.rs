@@ -2,6 +2,7 @@
 
 use super::{MeridianConfig, PolicyConfig, SLOTS, SlotConfig, check, get, inline, joined, quoted};
 use crate::native::{self, NativeError};
+use crate::oci::{OciReference, OciReferenceError};
 use crate::{Budget, Dispatch, Error, Eviction, SlotKind};
 
 /// Check the sources of the three slots and the options of native policies, after [`check_options`]. The caller checks
@@ -31,9 +32,15 @@ fn check_slot<K: SlotKind>(config: &MeridianConfig, slot: &SlotConfig) -> Result
 
 fn check_source(field: &str, source: &str, natives: &[&str]) -> Result<(), Error> {
     let holds = |holds, reason: &str| check(field, quoted(source), holds, || reason.to_owned());
-    holds(!matches!(source, "" | "native:") && !source.contains('\0'), "must be native:NAME or a path")?;
-    let is_remote = source.starts_with("oci://");
-    holds(!is_remote, "must be native:NAME or a path: components are not fetched from registries yet")?;
+    holds(
+        !matches!(source, "" | "native:") && !source.contains('\0'),
+        "must be native:NAME, a path or oci://HOST/NAME@sha256:DIGEST",
+    )?;
+    if OciReference::is_one(source)
+        && let Err(OciReferenceError { shown, reason }) = OciReference::pinned(source)
+    {
+        return check(field, quoted(&shown), false, || reason.to_owned());
+    }
     let Some(name) = source.strip_prefix("native:") else { return Ok(()) };
     check(field, quoted(source), natives.contains(&name), || {
         format!("unknown native policy, expected one of {}", native::sources(natives))

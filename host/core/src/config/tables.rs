@@ -200,8 +200,8 @@ pub struct PolicyConfig {
     /// Time over which Meridian counts faults, seconds.
     #[schemars(range(min = 1, max = 86_400))]
     pub strike_window_s: u32,
-    /// Folder for compiled components, relative to the file's folder; empty for `components` in the user's cache
-    /// folder.
+    /// Folder for fetched and for compiled components, relative to the file's folder; empty for `components` in the
+    /// user's cache folder.
     #[schemars(extend("x-must-be" = "a path or empty"))]
     pub cache_dir: String,
     /// Folder for recordings of every decision of the slots, relative to the file's folder; empty for no recording.
@@ -210,8 +210,9 @@ pub struct PolicyConfig {
     /// Most space that the recordings in `record_dir` may take, MiB; Meridian deletes the oldest.
     #[schemars(range(min = 8, max = 1_048_576))]
     pub record_max_mib: u32,
-    /// Trusted keys: minisign public keys, or paths of `.pub` files relative to the file's folder. One of them must
-    /// have signed each component; empty for no check.
+    /// Trusted keys: minisign public keys, PEM public keys (ECDSA P-256, as cosign uses them), or paths of files with
+    /// one of them, relative to the file's folder. One of them must have signed each component; empty for no check. PEM
+    /// keys verify components from registries only.
     #[schemars(extend("x-must-be" = "without an empty key"))]
     pub trusted_keys: Vec<String>,
     /// The order, the token budget and the token caps of a step.
@@ -237,9 +238,10 @@ pub struct PolicyConfig {
 pub struct SlotConfig {
     /// `native:NAME` (dispatch: `balanced`, `output-first`, `fcfs`, `noop`, `priority`, `pascal`, `srpt`, `fair-share`,
     /// `edf`, `qoe`, `mlfq`; eviction: `tiered-lru`, `least-computed-first`, `prefix-value`, `noop`; budget:
-    /// `eat-rpdi`, `fixed-budget`, `patience`, `deadline-aware`, `noop`), or the path of a component relative to the
-    /// file's folder.
-    #[schemars(extend("x-must-be" = "a native policy of the slot, or a path"))]
+    /// `eat-rpdi`, `fixed-budget`, `patience`, `deadline-aware`, `noop`), the path of a component relative to the
+    /// file's folder, or `oci://HOST/NAME@sha256:DIGEST` for a component in a registry. The native default decides until
+    /// that one is fetched.
+    #[schemars(extend("x-must-be" = "a native policy of the slot, a path, or an oci:// reference with a digest"))]
     pub source: String,
     /// The policy's own options, passed to its `init` as JSON.
     #[schemars(with = "serde_json::Map<String, serde_json::Value>")]

@@ -13,6 +13,7 @@ use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderName, RETRY_AF
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
+use meridian_core::oci::OciReference;
 use prometheus::{Registry, TextEncoder};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -44,10 +45,12 @@ pub(super) struct Site {
     reading: Arc<Semaphore>,
     uploading: Arc<Semaphore>,
     changing: Arc<Semaphore>,
+    /// Of components from registries, which may not answer: no other change waits for one.
+    fetching: Arc<Semaphore>,
 }
 
 /// Calls to the engine at a time.
-pub(super) const CALLS: usize = 3;
+pub(super) const CALLS: usize = 4;
 
 impl Site {
     pub(super) fn new(
@@ -60,8 +63,8 @@ impl Site {
         let registry = Registry::new();
         let collector = Box::new(StatusCollector::new(Arc::clone(&control)));
         registry.register(collector).expect("the names of the metrics are valid and differ");
-        let [reading, uploading, changing] = [(); CALLS].map(|()| Arc::new(Semaphore::new(1)));
-        Self { control, registry, token, token_configured, limits, problems, reading, uploading, changing }
+        let [reading, uploading, changing, fetching] = [(); CALLS].map(|()| Arc::new(Semaphore::new(1)));
+        Self { control, registry, token, token_configured, limits, problems, reading, uploading, changing, fetching }
     }
 
     /// The rights of a request, by its head.
@@ -176,7 +179,14 @@ async fn put_policy(State(site): Shared, slot: SlotPath, request: Request) -> Re
         let text = receive_for(&site, body, MAX_DESCRIPTION).await?;
         let described = Described::parse(&text)?;
         let mode = described.mode.or(mode).unwrap_or_default();
-        let turn = Arc::clone(&site.changing).acquire_owned().await;
+        let turn = if described.is_remote() {
+            // At once: those that wait would take the places of rollbacks.
+            Arc::clone(&site.fetching).try_acquire_owned().ok()
+        } else {
+            Arc::clone(&site.changing).acquire_owned().await.ok()
+        };
+        let busy = || Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "another component is being fetched");
+        let turn = turn.ok_or_else(busy)?;
         let put = move || {
             let upload = Upload { policy: described.policy(), options: described.options.as_deref(), source: "admin" };
             (changed(&site.control.put(slot, &upload, mode)), turn).0
@@ -198,9 +208,10 @@ async fn put_policy(State(site): Shared, slot: SlotPath, request: Request) -> Re
     Ok(blocking(put).await)
 }
 
-/// The request in a JSON body: a native policy, other options, or both.
+/// The request in a JSON body: a native policy or a component in a registry, other options, or both.
 struct Described {
-    native: Option<String>,
+    /// `native:NAME`, or a reference with a digest.
+    source: Option<String>,
     options: Option<String>,
     mode: Option<Mode>,
 }
@@ -220,18 +231,27 @@ impl Described {
         if source.is_none() && config.is_none() {
             return Err(malformed("the body must have \"source\", \"config\" or both".into()));
         }
-        let native = source.map(|source| match source.strip_prefix("native:") {
-            Some(name) => Ok(name.to_owned()),
-            None => Err(malformed(format!(
-                "source: {source:?}: must be native:NAME; a component is sent as the body, as application/wasm"
-            ))),
-        });
+        if let Some(source) = &source {
+            if OciReference::is_one(source) {
+                OciReference::pinned(source).map_err(|error| malformed(format!("source: {error}")))?;
+            } else if !source.starts_with("native:") {
+                return Err(malformed(format!(
+                    "source: {source:?}: must be native:NAME or oci://HOST/NAME@sha256:DIGEST; a component is sent as the \
+                     body, as application/wasm"
+                )));
+            }
+        }
         let options = config.map(|config| Value::from(config).to_string());
-        Ok(Self { native: native.transpose()?, options, mode })
+        Ok(Self { source, options, mode })
+    }
+
+    fn is_remote(&self) -> bool {
+        self.source.as_deref().is_some_and(OciReference::is_one)
     }
 
     fn policy(&self) -> Given<'_> {
-        self.native.as_deref().map_or(Given::Active, Given::Native)
+        let Some(source) = self.source.as_deref() else { return Given::Active };
+        source.strip_prefix("native:").map_or(Given::Remote(source), Given::Native)
     }
 }
 

@@ -184,6 +184,8 @@ impl Control for Recorder {
         let (component, signature) = match policy {
             Given::Component { bytes, signature } => (bytes, signature),
             Given::Native(name) => return self.act(slot, &format!("put native:{name} {mode:?} {source}{options}")),
+            Given::Remote(reference) => return self.act(slot, &format!("put {reference} {mode:?} {source}{options}")),
+            Given::Fetched(_) => panic!("only the controller has fetched one"),
             Given::Active => return self.act(slot, &format!("put the active one {mode:?} {source}{options}")),
         };
         if let Some(listener) = &*self.listener.lock().unwrap() {
