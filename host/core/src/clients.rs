@@ -13,9 +13,9 @@ const MAX_NAME_CHARS: usize = 128;
 /// Largest number that an `f32` column holds exactly, with all below it.
 const MAX_NUMBER: u32 = (1 << 24) - 1;
 
-/// The number after this one, from 1 to [`MAX_NUMBER`], and whether it begins again.
-pub(crate) fn next_number(number: u32) -> (u32, bool) {
-    if number >= MAX_NUMBER { (1, true) } else { (number + 1, false) }
+/// The number after this one, from 1 to [`MAX_NUMBER`].
+pub(crate) fn next_number(number: u32) -> u32 {
+    if number >= MAX_NUMBER { 1 } else { number + 1 }
 }
 
 /// The place of a request in its session; both are 0 without a session.
@@ -29,7 +29,8 @@ pub(crate) struct Turn {
 #[derive(Debug, Default)]
 pub(crate) struct Clients {
     tenants: HashMap<Box<str>, u32>,
-    sessions: HashMap<Box<str>, Session>,
+    /// By tenant and name: one tenant's names say nothing of another's.
+    sessions: HashMap<String, Session>,
     last_session: u32,
     /// Requests with a session so far.
     uses: u64,
@@ -58,13 +59,15 @@ impl Clients {
         tenant
     }
 
-    /// A request of this session has arrived.
-    pub(crate) fn turn(&mut self, session: &str) -> Turn {
+    /// A request of this tenant's session has arrived.
+    pub(crate) fn turn(&mut self, tenant: &str, session: &str) -> Turn {
         if !is_name(session) {
             return Turn::default();
         }
+        let tenant = if is_name(tenant) { tenant } else { "" };
+        let session = format!("{}:{tenant}{session}", tenant.len());
         self.uses += 1;
-        if let Some(known) = self.sessions.get_mut(session) {
+        if let Some(known) = self.sessions.get_mut(&session) {
             known.used = self.uses;
             known.last.turn = known.last.turn.saturating_add(1);
             return known.last;
@@ -72,9 +75,9 @@ impl Clients {
         if self.sessions.len() >= MAX_SESSIONS {
             self.forget();
         }
-        (self.last_session, _) = next_number(self.last_session);
+        self.last_session = next_number(self.last_session);
         let first = Turn { session: self.last_session, turn: 1 };
-        self.sessions.insert(session.into(), Session { last: first, used: self.uses });
+        self.sessions.insert(session, Session { last: first, used: self.uses });
         first
     }
 
@@ -127,25 +130,26 @@ mod tests {
     fn turns_of_a_session_are_counted() {
         let mut clients = Clients::default();
         let long = "x".repeat(MAX_NAME_CHARS + 1);
-        let turns = ["a", "b", "a", "", "a", &long].map(|session| clients.turn(session));
+        let turns = ["a", "b", "a", "", "a", &long].map(|session| clients.turn("", session));
         let turns = turns.map(|Turn { session, turn }| (session, turn));
         assert_eq!(turns, [(1, 1), (2, 1), (1, 2), (0, 0), (1, 3), (0, 0)]);
+        assert_eq!(clients.turn("other", "a"), Turn { session: 3, turn: 1 }, "another tenant's");
     }
 
     #[test]
     fn sessions_used_last_are_remembered() {
         let mut clients = Clients::default();
-        clients.turn("first");
+        clients.turn("", "first");
         for i in 1..MAX_SESSIONS {
-            clients.turn(&i.to_string());
+            clients.turn("", &i.to_string());
         }
-        assert_eq!(clients.turn("first"), Turn { session: 1, turn: 2 });
-        let new = clients.turn("new");
+        assert_eq!(clients.turn("", "first"), Turn { session: 1, turn: 2 });
+        let new = clients.turn("", "new");
         assert_eq!(new, Turn { session: MAX_SESSIONS as u32 + 1, turn: 1 });
         assert!(clients.sessions.len() <= MAX_SESSIONS - MAX_SESSIONS / 8 + 1);
-        assert_eq!(clients.turn("first"), Turn { session: 1, turn: 3 }, "it was used since");
-        assert_eq!(clients.turn("1").turn, 1, "it was forgotten");
-        assert_eq!(clients.turn(&(MAX_SESSIONS - 1).to_string()).turn, 2);
+        assert_eq!(clients.turn("", "first"), Turn { session: 1, turn: 3 }, "it was used since");
+        assert_eq!(clients.turn("", "1").turn, 1, "it was forgotten");
+        assert_eq!(clients.turn("", &(MAX_SESSIONS - 1).to_string()).turn, 2);
     }
 
     #[test]
@@ -168,7 +172,7 @@ mod tests {
 
     #[test]
     fn numbers_begin_again_after_the_last_exact_one() {
-        assert_eq!((next_number(0), next_number(MAX_NUMBER)), ((1, false), (1, true)));
+        assert_eq!((next_number(0), next_number(MAX_NUMBER)), (1, 1));
         assert_eq!(MAX_NUMBER as f32 as u32, MAX_NUMBER);
     }
 }

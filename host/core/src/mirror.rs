@@ -161,6 +161,10 @@ impl EngineMirror {
     /// Report the step that began at `now_ms`: `given` tokens for each request. Returns their sum.
     pub fn scheduled(&mut self, now_ms: f64, given: impl IntoIterator<Item = (RowId, u32)>) -> u32 {
         let mut step = StepLoad::default();
+        let mut given = given.into_iter().peekable();
+        if given.peek().is_some() {
+            self.table.next_step();
+        }
         for (row_id, tokens) in given {
             let Some(row) = self.table.get(row_id) else { continue };
             if row.phase() != Phase::Prefill && row.needed_tokens(0) <= 1 {

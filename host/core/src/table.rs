@@ -1,6 +1,6 @@
 //! The mirror of the engine's requests: one row per request, and its updates. A third of the file documents its fields.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Index;
 use std::time::Duration;
 
@@ -113,8 +113,8 @@ pub struct RequestState {
     pub(crate) arrival_ms: f64,
     pub(crate) deadline_ms: f64,
     pub(crate) last_progress_ms: f64,
-    /// Tokens of the step at `last_progress_ms`.
-    served_tokens: u32,
+    /// The last step that gave it tokens, and how many.
+    served: (u64, u32),
     /// Time since which a policy has deferred this waiting request; `None` when it has not.
     pub(crate) deferred_since_ms: Option<f64>,
     /// Number of admissions after which no request may overtake this one.
@@ -381,10 +381,10 @@ pub struct RequestTable {
     clients: Clients,
     /// Number of the request that arrived last.
     last_number: u32,
-    numbers_began_again: bool,
+    live_numbers: HashSet<u32>,
     ended: Ended,
-    /// Time of the last step that gave tokens.
-    last_step_ms: f64,
+    /// Number of the last step that gave tokens.
+    step: u64,
     clock_ms: f64,
     /// The same, whole milliseconds.
     clock_whole_ms: u64,
@@ -460,14 +460,14 @@ impl RequestTable {
         let state = RequestState {
             id,
             number: self.next_number(),
-            session: self.clients.turn(request.session),
+            session: self.clients.turn(request.tenant, request.session),
             state: State::Waiting,
             prefilled: false,
             routed: Routed::new(&self.markers, &routed, self.clock_whole_ms.max(request.arrival_ms as u64)),
             arrival_ms: request.arrival_ms,
             deadline_ms: request.deadline_ms,
             last_progress_ms: request.arrival_ms,
-            served_tokens: 0,
+            served: (0, 0),
             deferred_since_ms: None,
             turn: self.turn_after(self.len() - self.running),
             prompt_tokens,
@@ -524,6 +524,7 @@ impl RequestTable {
         row.generation = row.generation.wrapping_add(1);
         self.whole_prompts -= usize::from(state.whole_prompt);
         self.by_id.remove(&state.id);
+        self.live_numbers.remove(&state.number);
         self.ended.push(state.number);
         self.free.push(row_id.index);
         true
@@ -549,14 +550,14 @@ impl RequestTable {
     /// Report `tokens` tokens for the request in the step that began at `now_ms`, after the tokens whose KV it had.
     #[inline]
     pub fn scheduled(&mut self, row_id: RowId, tokens: u32, now_ms: f64) {
+        let step = self.step;
         let Some(row) = self.row_mut(row_id) else { return };
         let was_running = std::mem::replace(&mut row.state, State::Running) == State::Running;
         row.computed_tokens = row.computed_tokens.saturating_add(tokens);
         row.prefilled |= row.computed_tokens >= row.prompt_tokens;
         row.last_progress_ms = now_ms;
-        row.served_tokens = tokens;
+        row.served = (step, tokens);
         row.deferred_since_ms = None;
-        self.last_step_ms = now_ms;
         if !was_running {
             self.count_admission(now_ms);
         }
@@ -565,7 +566,13 @@ impl RequestTable {
     /// Tokens that a request was given in the last step that gave any.
     #[must_use]
     pub fn served_tokens(&self, row: &RequestState) -> u32 {
-        if row.last_progress_ms == self.last_step_ms { row.served_tokens } else { 0 }
+        let (step, tokens) = row.served;
+        if step == self.step { tokens } else { 0 }
+    }
+
+    /// A step is about to give tokens.
+    pub(crate) fn next_step(&mut self) {
+        self.step += 1;
     }
 
     /// Report that the request was admitted with this many tokens found in the prefix cache.
@@ -693,11 +700,9 @@ impl RequestTable {
     /// The number of the next request. None is given to two live requests.
     fn next_number(&mut self) -> u32 {
         loop {
-            let (number, begins_again) = next_number(self.last_number);
-            self.last_number = number;
-            self.numbers_began_again |= begins_again;
-            if !self.numbers_began_again || self.iter().all(|row| row.number != number) {
-                return number;
+            self.last_number = next_number(self.last_number);
+            if self.live_numbers.insert(self.last_number) {
+                return self.last_number;
             }
         }
     }

@@ -61,7 +61,7 @@ fn more_waiting_never_allows_more_thinking() {
             most_loosening: 1.0 + 9.0 * random.unit(),
             slack_ms: f64::from(random.below(2000)),
         };
-        let policy = DeadlineAware { options };
+        let mut policy = DeadlineAware { options };
         let min_think_tokens = random.below(600);
         let configured = Thresholds {
             min_think_tokens,
@@ -86,8 +86,8 @@ fn more_waiting_never_allows_more_thinking() {
             slack,
         ];
         let [mut few, mut many] = [Decision::default(), Decision::default()];
-        decide(&policy, &fewer, 1, &columns, &mut few);
-        decide(&policy, &more, 1, &columns, &mut many);
+        decide(&mut policy, &fewer, 1, &columns, &mut few);
+        decide(&mut policy, &more, 1, &columns, &mut many);
         for (few, many) in few.verdicts.iter().zip(&many.verdicts) {
             assert!(allows(*few) || !allows(*many), "{policy:?} {fewer:?} {more:?} {columns:?}");
         }

@@ -91,7 +91,7 @@ mod tests {
             ("{\"think_tokens\": 100000}", (512, 32768)),
         ] {
             let mut decision = Decision::default();
-            decide(&made(config).unwrap(), &Load::default(), 2, &[], &mut decision);
+            decide(&mut made(config).unwrap(), &Load::default(), 2, &[], &mut decision);
             for given in &decision.thresholds {
                 assert_eq!((given.min_think_tokens, given.max_think_tokens), expected, "{config}");
             }

@@ -93,10 +93,10 @@ mod tests {
 
     #[test]
     fn keys_are_exact_at_the_largest_values() {
-        let policy = made("{\"cap\": 255}").unwrap();
+        let mut policy = made("{\"cap\": 255}").unwrap();
         let mut keys = Vec::new();
         let columns = [65_535.0, 65_534.0, 255.0, 255.0, 0.0, 0.0];
-        meridian_policy_sdk::eviction::rank(&policy, &Memory::default(), 2, &columns, &mut keys);
+        meridian_policy_sdk::eviction::rank(&mut policy, &Memory::default(), 2, &columns, &mut keys);
         assert_eq!(keys, [255.0 * POSITIONS - 65_535.0, 255.0 * POSITIONS - 65_534.0]);
     }
 }

@@ -215,9 +215,11 @@ impl<D: EngineDecider> MeridianScheduler<D> {
     /// policy.
     pub fn keep(&mut self, facts: &EngineFacts) {
         let Requests { mirror, .. } = get_mut(&mut self.requests);
-        let Deciding { decider, planner, last_source, .. } = get_mut(&mut self.deciding);
+        let Deciding { decider, planner, last_source, ended, .. } = get_mut(&mut self.deciding);
         let facts = &EngineFacts { now_ms: mirror.hold_time(facts.now_ms), ..*facts };
         mirror.begin_step(facts, &[], &[]);
+        // A policy that comes later is not told of what ended before it.
+        tell_ended(&mirror.table, ended, decider);
         mirror.will_preempt(&[], 0);
         decider.kept(facts.now_ms);
         *last_source = Some(Source::Active);

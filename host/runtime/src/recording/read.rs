@@ -125,7 +125,12 @@ impl Recording {
             let (found, expected) = (self.slot.label(), K::NAME.label());
             return Err(failed(format!("it is of slot {found}, expected {expected}")));
         }
-        let is_other_contract = self.header.contract != CONTRACT;
+        let contract = &self.header.contract;
+        if contract != CONTRACT && contract != CONTRACT_BEFORE {
+            let why = format!("it has contract {contract:?}, expected {CONTRACT:?} or {CONTRACT_BEFORE:?}");
+            return Err(failed(why));
+        }
+        let may_lack = |name: &str| contract == CONTRACT_BEFORE && LATER.contains(&name);
         let mut fields = self.fields.iter().peekable();
         let mut layout = Layout { types: Vec::new(), place: Vec::new(), columns: Vec::new() };
         visit(&mut Recorded::<K>::default(), &mut |name, field| {
@@ -142,7 +147,7 @@ impl Recording {
                     return Err(format!("column {name} is {found}, expected {expected}"));
                 }
                 // Another version of the contract may lack it. A fact is 0 then; a policy that reads the column is refused.
-                None if input.is_some() || is_other_contract => layout.place.push(None),
+                None if input.is_some() || may_lack(name) => layout.place.push(None),
                 None => return Err(format!("column {name} is missing or out of its order")),
             }
             Ok(())
@@ -175,6 +180,11 @@ impl Recording {
         self.frames.batches.iter().map(rows).fold(0, u64::saturating_add).min(self.bytes.len() as u64 / 8)
     }
 }
+
+/// The version of the contract before, whose recordings are read too.
+const CONTRACT_BEFORE: &str = "0.1.0";
+/// What recordings of that version lack, columns of the slot aside.
+const LATER: [&str; 2] = ["decode_context_tokens", "finished"];
 
 #[derive(serde::Deserialize)]
 struct Format {
@@ -236,6 +246,9 @@ impl<K: Recordable> Rows<'_, K> {
         let (at, mut places) = (self.row, self.layout.place.iter());
         self.row += 1;
         row.columns.clear();
+        // What the file lacks is not that of a file before it.
+        row.facts = K::Facts::default();
+        row.finished.clear();
         let place = || format!("row {at} of batch {}", self.batch - 1);
         visit(row, &mut |name, field| match places.next() {
             Some(Some(column)) => decoded.read(*column, at, field).map_err(|why| format!("{name}: {why}")),

@@ -68,8 +68,8 @@ struct State<K: SlotKind> {
     now_ms: f64,
 }
 
-/// Ended requests that wait to be told, at most.
-const MAX_FINISHED: usize = 1 << 16;
+/// Ended requests that wait to be told, at most; a recording has room for as many.
+const MAX_FINISHED: usize = 1 << 14;
 
 struct Quarantine<K: SlotKind> {
     policy: LoadedPolicy<K>,
@@ -167,11 +167,12 @@ impl<K: SlotKind> PolicySlot<K> {
     /// These requests have ended: the next decision's policies are told.
     fn note_finished(&mut self, requests: &[u32]) {
         let state = &mut *lock(&self.state);
-        if K::REQUEST.is_some_and(|request| state.reads(request)) {
-            // A slot that is not asked for long forgets; what a policy keeps then is bounded by the policy.
-            let excess = (state.finished.len() + requests.len()).saturating_sub(MAX_FINISHED);
-            state.finished.drain(..excess.min(state.finished.len()));
+        // A recording may be replayed with a policy that tells requests apart.
+        if state.witness.is_some() || K::REQUEST.is_some_and(|request| state.reads(request)) {
+            // A slot that is not asked for long forgets the first ones.
             state.finished.extend_from_slice(requests);
+            let excess = state.finished.len().saturating_sub(MAX_FINISHED);
+            state.finished.drain(..excess);
         }
     }
 
@@ -219,7 +220,7 @@ impl<K: SlotKind> State<K> {
         let batch = Batch { facts, candidates, columns, finished: told };
         let asked = active.policy.ask(&batch, decision);
         if let Some(witness) = witness {
-            witness.after(&batch, &fill, &asked, decision);
+            witness.after(&Batch { finished: &*finished, ..batch }, &fill, &asked, decision);
         }
         let mut is_out = false;
         let source = match asked {
