@@ -10,6 +10,13 @@ use serde::{Deserialize, Serialize};
 use crate::native::Native;
 use crate::{EntropyUnit, Fault, FaultKind, Policy};
 
+/// Version of the contract before [`CONTRACT`](crate::CONTRACT), which this host speaks too.
+///
+/// ```
+/// assert_ne!(meridian_core::CONTRACT_BEFORE, meridian_core::CONTRACT);
+/// ```
+pub const CONTRACT_BEFORE: &str = "0.1.0";
+
 /// A decision that policies make, by name.
 ///
 /// ```

@@ -71,7 +71,7 @@ pub use config::{
 pub use error::Error;
 pub use family::{FamilyMarker, ModelFamily, StartInPrompt};
 pub use guarded::{Asked, GuardedPolicy};
-pub use kind::{Budget, Dispatch, Eviction, SlotKind, SlotName};
+pub use kind::{Budget, CONTRACT_BEFORE, Dispatch, Eviction, SlotKind, SlotName};
 pub use meridian_policy_sdk::budget::{Column as BudgetColumn, Decision as BudgetDecision};
 pub use meridian_policy_sdk::eviction::{Column as EvictionColumn, Memory, Subject};
 pub use meridian_policy_sdk::{CONTRACT, Column, Decision, State, Step, Targets};

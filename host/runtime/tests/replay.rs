@@ -10,7 +10,9 @@ use meridian_core::{
     Batch, Budget, Column, Decision, Description, Dispatch, Eviction, Fault, FaultKind, Memory, Policy, SlotKind,
     Subject,
 };
-use meridian_runtime::recording::{Recordable, Recorded, Recorder, ReplayError, ReplayOptions, ReplayReport, replay};
+use meridian_runtime::recording::{
+    Recordable, Recorded, Recorder, Recording, ReplayError, ReplayOptions, ReplayReport, replay,
+};
 use meridian_runtime::{Contender, DispatchSlot, StrikeLimits};
 use recorded::{Drive, dispatch_row, fault, folder, native, open_all, row_of, settings};
 
@@ -257,4 +259,19 @@ fn a_policy_that_counts_ended_requests_decides_the_same_again() {
     let dir = record("ended", Box::new(Counts::default()), &rows);
     let report = replay_with::<Dispatch>(&dir, || Box::new(Counts::default()));
     assert_eq!((report.decisions, report.identical), (20, 20));
+}
+
+#[test]
+fn a_recording_of_an_unknown_contract_is_refused() {
+    let dir = record("unknown-contract", native::<Dispatch>("fcfs"), &[dispatch_row(0, 2)]);
+    let path = std::fs::read_dir(&dir).unwrap().next().unwrap().unwrap().path();
+    let mut bytes = std::fs::read(path).unwrap();
+    let (written, other) = (b"\"contract\":\"0.2.0\"", b"\"contract\":\"9.2.0\"");
+    let places: Vec<_> = (0..bytes.len() - written.len()).filter(|at| bytes[*at..].starts_with(written)).collect();
+    assert!(!places.is_empty(), "the header names the contract");
+    for at in places {
+        bytes[at..at + other.len()].copy_from_slice(other);
+    }
+    let error = Recording::read("x.arrow", bytes).unwrap().rows::<Dispatch>().unwrap_err().to_string();
+    assert_eq!(error, "x.arrow: it has contract \"9.2.0\", expected \"0.2.0\" or \"0.1.0\"");
 }

@@ -305,6 +305,16 @@ fn a_policy_that_tells_requests_apart_is_told_which_have_ended() {
 }
 
 #[test]
+fn of_very_many_ended_requests_the_last_are_told() {
+    let (made, heard) = told(&[Column::Request]);
+    let mut slot = slot(made);
+    slot.finished(&[7]);
+    slot.finished(&(0..40_000).collect::<Vec<_>>());
+    decide(&mut slot, 0.0);
+    assert_eq!(heard.try_iter().next(), Some((40_000 - (1 << 14)..40_000).collect::<Vec<_>>()));
+}
+
+#[test]
 fn a_shadow_is_told_of_requests_that_ended_in_steps_it_did_not_see() {
     let (made, heard) = told(&[Column::Request]);
     let mut slot = slot(Made::new(7));

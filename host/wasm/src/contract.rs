@@ -1,6 +1,6 @@
 use std::fmt;
 
-use meridian_core::{CONTRACT, SlotName};
+use meridian_core::{CONTRACT, CONTRACT_BEFORE, SlotName};
 
 /// A version of the contract that this host speaks.
 ///
@@ -26,7 +26,7 @@ impl Contract {
     pub fn version(self) -> &'static str {
         match self {
             Self::Current => CONTRACT,
-            Self::Before => "0.1.0",
+            Self::Before => CONTRACT_BEFORE,
         }
     }
 

@@ -144,37 +144,15 @@ impl Same<current::dispatch::Step> for Step {
     }
 }
 
+// The fields of that version, which does not change any more.
 impl Same<before::dispatch::Step> for Step {
     fn same(self) -> before::dispatch::Step {
-        let Self {
-            now_ms,
-            token_budget,
-            free_blocks,
-            total_blocks,
-            running,
-            running_think,
-            running_output,
-            waiting,
-            decode_tokens,
-            fixed_ms,
-            decode_token_ms,
-            prefill_token_ms,
-            ..
-        } = self;
-        before::dispatch::Step {
-            now_ms,
-            token_budget,
-            free_blocks,
-            total_blocks,
-            running,
-            running_think,
-            running_output,
-            waiting,
-            decode_tokens,
-            fixed_ms,
-            decode_token_ms,
-            prefill_token_ms,
-        }
+        use before::dispatch::Step;
+        record!(self => Step [
+            now_ms f64 ""; token_budget u32 ""; free_blocks u32 ""; total_blocks u32 ""; running u32 "";
+            running_think u32 ""; running_output u32 ""; waiting u32 ""; decode_tokens u32 ""; fixed_ms f32 "";
+            decode_token_ms f32 ""; prefill_token_ms f32 "";
+        ])
     }
 }
 

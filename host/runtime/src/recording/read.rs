@@ -4,7 +4,7 @@ use std::path::Path;
 
 use arrow_schema::DataType;
 use meridian_core::file::read_regular;
-use meridian_core::{CONTRACT, SlotKind, SlotName};
+use meridian_core::{CONTRACT, CONTRACT_BEFORE, SlotKind, SlotName};
 use thiserror::Error;
 
 use super::append::data_type;
@@ -181,9 +181,7 @@ impl Recording {
     }
 }
 
-/// The version of the contract before, whose recordings are read too.
-const CONTRACT_BEFORE: &str = "0.1.0";
-/// What recordings of that version lack, columns of the slot aside.
+/// What recordings of the contract before lack, columns of the slot aside.
 const LATER: [&str; 2] = ["decode_context_tokens", "finished"];
 
 #[derive(serde::Deserialize)]

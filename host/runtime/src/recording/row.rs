@@ -1,4 +1,4 @@
-use meridian_core::{FaultKind, SlotKind, Targets};
+use meridian_core::{CONTRACT_BEFORE, FaultKind, SlotKind, Targets};
 use serde::{Deserialize, Serialize};
 
 use crate::control::Version;
@@ -158,7 +158,7 @@ pub struct Header {
 
 /// Recordings did not name the first version.
 fn contract_before() -> String {
-    "0.1.0".into()
+    CONTRACT_BEFORE.into()
 }
 
 impl Header {
