@@ -75,11 +75,12 @@ fn main() {
         })
     };
     let without = measured(&mut || std::thread::sleep(WITHOUT));
+    let files = measured(&mut || put_all(&engine, &pushed, pulls));
     let mut pulled = Pulled::default();
     let with = measured(&mut || pulled = pull_all(&engine, &proxy, &pushed, pulls));
+    let wrong = pulled.wrong + u32::from(active(&engine) != pulled.expected);
     let status = engine.control().status();
     let slot = status.slots.iter().find(|slot| slot.slot == SlotName::Dispatch).unwrap();
-    let wrong = pulled.wrong + u32::from(slot.active.sha256 != pulled.expected);
     let faults: u64 = slot.faults.iter().map(|(_, count)| count).sum();
     print(&format!("{pulls} pulls with faults: wrong policies active"), f64::from(wrong), "policies");
     print(&format!("{pulls} pulls with faults: succeeded at once"), f64::from(pulled.at_once), "pulls");
@@ -87,13 +88,17 @@ fn main() {
     print(&format!("{pulls} pulls with faults: refused"), f64::from(pulled.refused), "pulls");
     print(&format!("{pulls} pulls with faults: faults of policies"), faults as f64, "faults");
     print("longest time that a swap held the slot", pulled.longest_hold_us, "us");
-    for (when, steps) in [("without pulls", without), ("during pulls and swaps", with)] {
+    for (when, steps) in
+        [("without pulls", without), ("during swaps of files", files), ("during pulls and swaps", with)]
+    {
         let figure =
             |what: &str, value: f64, unit| print(&what.replace("steps", &format!("steps {when}")), value, unit);
         figure("steps: number", steps.count as f64, "steps");
         figure("steps that waited longer than 1 ms for another thread", f64::from(steps.delayed), "steps");
         figure("steps: longest that waited for another thread", steps.longest_us, "us");
         figure("steps beyond 1 ms for any reason, the machine included", f64::from(steps.slow), "steps");
+        let slow_of_a_million = f64::from(steps.slow) * 1e6 / steps.count as f64;
+        figure("steps beyond 1 ms for any reason, of a million", slow_of_a_million, "steps");
         figure("steps: p99", steps.p99_us, "us");
     }
 }
@@ -106,6 +111,21 @@ fn print(name: &str, value: f64, unit: &str) {
 struct Pushed {
     source: String,
     sha256: String,
+    bytes: Vec<u8>,
+}
+
+/// Digest of the policy that decides.
+fn active(engine: &Engine) -> String {
+    let status = engine.control().status();
+    status.slots.iter().find(|slot| slot.slot == SlotName::Dispatch).unwrap().active.sha256.clone()
+}
+
+/// The control: as many swaps of the same components without a registry.
+fn put_all(engine: &Engine, pushed: &[Pushed], swaps: usize) {
+    for Pushed { source, bytes, .. } in pushed.iter().cycle().take(swaps) {
+        let upload = Upload { policy: Given::Component { bytes, signature: None }, options: None, source };
+        engine.control().put(SlotName::Dispatch, &upload, Mode::Active).unwrap();
+    }
 }
 
 fn push(proxy: &Proxy, policy: &str) -> Pushed {
@@ -114,7 +134,7 @@ fn push(proxy: &Proxy, policy: &str) -> Pushed {
     let reference = OciReference::parse(&format!("oci://{}/{policy}:1", proxy.address)).unwrap();
     let registry = Registry::new(Limits::push());
     let source = registry.push(&reference, &bytes, &Interfaces::default(), &Signing::default()).unwrap();
-    Pushed { source: source.without_tag().to_string(), sha256: sha256_of(&bytes) }
+    Pushed { source: source.without_tag().to_string(), sha256: sha256_of(&bytes), bytes }
 }
 
 #[derive(Default)]
@@ -133,10 +153,10 @@ struct Pulled {
 fn pull_all(engine: &Engine, proxy: &Proxy, pushed: &[Pushed], pulls: usize) -> Pulled {
     let faults = [Fault::Stall, Fault::Status(500), Fault::WrongBytes, Fault::Truncated, Fault::Reset, Fault::Endless];
     let parts = ["/blobs/", "/manifests/"];
-    let mut done = Pulled::default();
+    let mut done = Pulled { expected: active(engine), ..Pulled::default() };
     for number in 0..pulls {
         // One that is not active.
-        let Pushed { source, sha256 } = &pushed[number % pushed.len()];
+        let Pushed { source, sha256, .. } = &pushed[number % pushed.len()];
         // Each fault for no request, for one, for two, and for all.
         let (fault, part) = (&faults[number % faults.len()], parts[number / faults.len() % parts.len()]);
         let times = [0, 1, 2, 3][number / (faults.len() * parts.len()) % 4];

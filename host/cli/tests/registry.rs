@@ -1,5 +1,6 @@
 //! Components in a registry: `meridian policy push` and `pull`, and an engine whose configuration names one. The registry is
-//! Debian's docker-registry; the faults are those of a proxy before it.
+//! Debian's docker-registry; the faults are those of a proxy before it. One file, because each test starts both and a second
+//! binary of tests would link the whole command again.
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 #[path = "support/registry.rs"]
