@@ -3,6 +3,8 @@
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
+# vLLM's environment keeps the byte code that it compiles.
+unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help fetch demo test test-matrix check docs fuzz serve figures policies wheel release clean
 
 ARGS ?=
@@ -19,7 +21,7 @@ help: ## List the commands
 fetch: # vLLM, beside the compiler, which leaves the network idle
 	@scripts/setup-vllm.sh >/dev/null &
 
-demo: fetch policies ## Run the real vLLM engine three times (stock, stock with smaller steps, Meridian) and compare; ARGS="--trace FILE --policy FILE.wasm"
+demo: fetch ## Run the real vLLM engine three times (stock, stock with smaller steps, Meridian) and compare; ARGS="--trace FILE --policy FILE.wasm"
 	@scripts/demo.sh $(ARGS)
 
 test: fetch check policies ## Run every test, the real engine included

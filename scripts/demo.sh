@@ -1,16 +1,20 @@
-#!/bin/sh
+#!/usr/bin/env bash
 # The main job, on the real engine: demo.sh [OPTION...]. The options are those of `meridian bench vllm`; with --trace or --scenario
 # they say what is run, and with --policy what is compared.
-set -eu
-cd "$(dirname "$0")/.."
+set -euo pipefail
+. "$(dirname "$0")/env.sh"
+cd "$MERIDIAN_ROOT"
 given=" $* "
 case $given in
 *" --trace"* | *" --scenario"* | *" --json"* | *" --help "*) ;;
-*) # While the wheel is not built yet: a table within a second, of the engine that this machine does not have.
+*) # Before the components and the wheel are built: a table within a second, of the engine that this machine does not have.
+  say "command: building meridian (minutes the first time: it compiles wasmtime)"
+  build_command
   printf 'In a simulated engine, a 7B model on an H100 above its capacity: stock vLLM (fcfs) and the default policy.\n'
   target/release/meridian bench replay --workload reasoning-chat --requests 1000 --rate 3.5x --policy balanced
   printf '\nIn vLLM itself, on this CPU:\n' ;;
 esac
+scripts/build-policies.sh >&2
 py=$(scripts/build-wheel.sh)
 json=
 case $given in *" --json "*) json=--json ;; esac

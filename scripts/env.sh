@@ -16,6 +16,8 @@ GUEST_RUSTFLAGS="--remap-path-prefix=$MERIDIAN_ROOT=. --remap-path-prefix=${CARG
 lock() { mkdir -p "$MERIDIAN_CACHE"; exec {LOCK}>"$MERIDIAN_CACHE/.$1.lock"; flock "$LOCK"; }
 # What runs: the command line and the Python module. With these, dependencies have the features that they have in builds of
 # the whole workspace, so that each is compiled once. Cargo shows how far it is.
-build_host() { cargo build --release --locked -p meridian-cli -p meridian-python >&2; }
+build_host() { cargo build --release --locked -p meridian-cli -p meridian-python "$@" >&2; }
+# The command line alone: a part of that build.
+build_command() { build_host --bin meridian; }
 say() { printf '\033[1m==>\033[0m %s\n' "$*" >&2; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }

@@ -20,6 +20,8 @@ from areas.common import ROOT, WORK, Bound, Figure, say
 MINUTE = 60.0
 # What a stage of the set-up announces (scripts/env.sh: say).
 _STAGE = re.compile(r"==>\S*\s+([a-z0-9-]+)[ :]")
+# Stages that are fetched and unpacked beside the compiler.
+_BESIDE = ("tools", "vllm")
 # The head of the demo's first table.
 _TABLE = re.compile(r"^-{20,}")
 ENGINE_VERSIONS, SEAM_VERSIONS = ("0.30.0", "0.31.0", "0.32.0"), ("0.33.0",)
@@ -42,6 +44,7 @@ def _timed(what: str, clone: Path, env: dict[str, str]) -> tuple[float, float | 
     log.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     table, stage, since = None, "", started
+    beside: list[float] = []
     stages: dict[str, float] = {}
     with log.open("w") as kept:
         process = subprocess.Popen(
@@ -59,12 +62,18 @@ def _timed(what: str, clone: Path, env: dict[str, str]) -> tuple[float, float | 
             kept.write(f"{now - started:8.1f} {line}")
             if table is None and _TABLE.match(line):
                 table = now - started
-            if found := _STAGE.search(line):
+            if not (found := _STAGE.search(line)):
+                continue
+            if found[1] in _BESIDE:
+                beside.append(now)
+            else:
                 if stage:
                     stages[stage] = stages.get(stage, 0.0) + now - since
                 stage, since = found[1], now
     if stage:
         stages[stage] = stages.get(stage, 0.0) + time.monotonic() - since
+    if beside:
+        stages["vLLM and tools, beside the compiler"] = beside[-1] - started
     if process.wait():
         sys.exit(f"error: make {what} ended with {process.returncode}, see {log}")
     return time.monotonic() - started, table, stages
