@@ -16,13 +16,11 @@ case $given in
 esac
 scripts/build-policies.sh >&2
 py=$(scripts/build-wheel.sh)
-json=
-case $given in *" --json "*) json=--json ;; esac
 case $given in *" --out"*) ;; *) set -- "$@" --out target/demo ;; esac
 case $given in *" --policy"*) ;; *) set -- "$@" --policy stock:256 --policy target/policies/balanced.wasm ;; esac
 case $given in
 *" --trace"* | *" --scenario"* | *" --help "*) exec "$py" -m meridian._cli bench vllm "$@" ;;
+*" --requests"*) ;;
+*) set -- --requests 120 "$@" ;; # half of what `loaded` has: minutes count here
 esac
-"$py" -m meridian._cli bench vllm --scenario loaded,kv-tight "$@"
-# Another question: how much thinking can be saved.
-"$py" -m meridian._cli bench vllm --scenario early-exit --quick --no-plot --out target/demo $json
+exec "$py" -m meridian._cli bench vllm --scenario loaded,kv-tight "$@"
