@@ -7,6 +7,9 @@ SHELL := bash
 unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help fetch demo test test-matrix check docs fuzz serve figures policies wheel release clean
 
+# What a stage of a long command is about to do.
+say = @printf '\033[1m==>\033[0m %s\n' "$(1)" >&2
+
 ARGS ?=
 ONLY ?= slice
 PART ?=
@@ -27,21 +30,28 @@ demo: fetch ## Run the real vLLM engine three times (stock, stock with smaller s
 test: fetch check policies ## Run every test, the real engine included
 	scripts/setup-cuda.sh >/dev/null
 	scripts/setup-registry.sh >/dev/null
+	$(call say,host: tests of the workspace)
 	cargo test --release --locked --workspace
+	$(call say,kernels: tests of builds with CUDA's compilers)
 	scripts/check-kernels.sh
+	$(call say,loom: threads in every order)
 	RUSTFLAGS="--cfg loom" cargo test --release --locked -p meridian-core --test loom --test blocks_loom --target-dir target/loom
 	RUSTFLAGS="--cfg loom" cargo test --release --locked -p meridian-runtime --test loom --target-dir target/loom
+	$(call say,guests: tests of the policies)
 	cargo test --locked --manifest-path policies/Cargo.toml --target-dir policies/target
+	$(call say,fuzz: each target for 20 s)
 	scripts/fuzz.sh 20
 	@mkdir -p target/hostile
 	target/release/examples/hostile target/hostile > target/hostile/kinds.txt # built by the tests above
 	@py=$$(scripts/build-wheel.sh); MERIDIAN_TOKENIZERS=$$(scripts/setup-tokenizers.sh); export MERIDIAN_TOKENIZERS; \
-	scripts/run-examples.sh "$$py"; "$$py" -m pytest -c python/pyproject.toml --rootdir . python/tests
+	scripts/run-examples.sh "$$py"; printf '\033[1m==>\033[0m python: tests of the package and of vLLM with it\n' >&2; \
+	"$$py" -m pytest -c python/pyproject.toml --rootdir . python/tests
 
 test-matrix: policies ## Run the engine tests on every supported vLLM; VERSIONS="0.30.0 0.31.0" for some
 	scripts/test-matrix.sh $(VERSIONS)
 
 check: docs ## The fast gate: formatting, lints, documentation, dependencies, types
+	$(call say,lints: code and documentation and types)
 	@tools=$$(scripts/setup-tools.sh); \
 	cargo fmt --all --check; \
 	cargo fmt --all --check --manifest-path policies/Cargo.toml; \
