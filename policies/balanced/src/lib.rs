@@ -2,7 +2,7 @@
 //!
 //! No decode is left out of a step. What is decided is how many prompt tokens go with them ([`Pace`]), and who is admitted
 //! when not all can be: the request that has waited longest for what it will cost ([`Forecast`]). A preempted request goes
-//! before those that were never admitted. Everything adapts to the step time that the host learns.
+//! before those that were never admitted. A long prompt leaves room for prompts that wait ([`Part`]). Everything adapts to the step time that the host learns.
 //!
 //! Before all that come priorities, a deadline nearer than `max_defer_ms` counting as the most urgent one.
 
@@ -14,7 +14,7 @@ use meridian_policy_sdk::{
 };
 
 use crate::forecast::Forecast;
-use crate::pace::{Load, Pace};
+use crate::pace::{Load, Pace, Part};
 
 /// A key is `(phase * LEVELS + level) * SPAN - rank`, all of it below 2^24, so that it is exact in an `f32`.
 const LEVELS: f32 = 16.0;
@@ -45,6 +45,8 @@ pub struct Balanced {
     seats: Option<u32>,
     /// Tokens of the step.
     token_budget: Option<u32>,
+    /// What a prompt takes of them at most.
+    part: Option<Part>,
     prices: Prices,
 }
 
@@ -74,6 +76,7 @@ impl Policy for Balanced {
             decided_ms: None,
             seats: None,
             token_budget: None,
+            part: None,
             prices: Prices::default(),
         })
     }
@@ -216,6 +219,8 @@ impl DispatchPolicy for Balanced {
         Column::SlackMs,
     ];
 
+    const CAPS_TOKENS: bool = true;
+
     fn observe(&mut self, step: &Step, batch: &Requests<'_, Self>) {
         let mut load = self.running(step, batch);
         load.decode_only_ms =
@@ -226,12 +231,14 @@ impl DispatchPolicy for Balanced {
         } else {
             Prices::default()
         };
+        let running = load.prompts;
         self.waiting(step, batch, &mut load);
-        self.token_budget = step.has_step_time().then(|| {
-            let prompt_tokens = self.pace.prompt_tokens(&load, step.prefill_token_ms);
-            // `as` saturates.
-            (load.decodes.saturating_mul(decode_tokens(step)) as f32 + prompt_tokens) as u32
-        });
+        // `as` saturates.
+        let decodes = load.decodes.saturating_mul(decode_tokens(step));
+        let prompt_tokens = step.has_step_time().then(|| self.pace.prompt_tokens(&load, step.prefill_token_ms));
+        self.token_budget = prompt_tokens.map(|tokens| (decodes as f32 + tokens) as u32);
+        let most = step.token_budget.saturating_sub(decodes) as f32;
+        self.part = prompt_tokens.and_then(|tokens| Part::of(tokens.min(most), running, &load));
     }
 
     #[inline(always)]
@@ -248,6 +255,18 @@ impl DispatchPolicy for Balanced {
             Phase::Prefill => (2.0, self.short_first(request)),
         };
         (phase * LEVELS + level) * SPAN - rank
+    }
+
+    fn has_caps(&self, _step: &Step) -> bool {
+        self.part.is_some()
+    }
+
+    fn token_cap(&self, _step: &Step, request: &Request<'_, Self>) -> u32 {
+        let is_prompt = request.state() == State::Running && request.phase() == Phase::Prefill;
+        match self.part {
+            Some(part) if is_prompt && missing(request) > part.longest => part.tokens,
+            _ => u32::MAX,
+        }
     }
 
     fn token_budget(&self, step: &Step) -> Option<u32> {

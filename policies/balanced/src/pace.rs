@@ -27,6 +27,10 @@ const RARE: f32 = 0.009;
 const RARE_OF_STEPS: f32 = 10_000.0;
 /// Most of a step that prompts may take.
 const MOST: f32 = 0.98;
+/// While prompts wait that could be admitted, those that run leave them a part: so many share the tokens at most.
+const SHARED_BY: u32 = 8;
+/// A part has at least so many tokens.
+const LEAST_PART: f32 = 64.0;
 
 /// What a step could carry.
 #[derive(Clone, Copy, Debug, Default)]
@@ -57,6 +61,27 @@ impl Load {
             return f32::MAX;
         }
         free_blocks.saturating_sub(running) as f32 * (self.context_tokens / self.context_blocks)
+    }
+}
+
+/// What a running prompt takes of a step at most, so that waiting ones are computed beside it. An engine serves running requests
+/// before waiting ones: one long prompt would hold all others back for as long as it is computed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    /// Longer prompts than this are held to the part; the others end in this step.
+    pub(crate) longest: f32,
+    /// Tokens.
+    pub(crate) tokens: u32,
+}
+
+impl Part {
+    /// Of `tokens` for prompts, while `running` of the prompts run; `None` where nobody waits who could be admitted.
+    pub(crate) fn of(tokens: f32, running: u32, load: &Load) -> Option<Self> {
+        // Where some are shut out, a prompt that runs holds what they wait for: the sooner it is computed the better.
+        let shares = running > 0 && load.prompts > running && load.shut_out <= 0.0;
+        let part = tokens / running.saturating_add(1).min(SHARED_BY) as f32;
+        // `as` saturates.
+        shares.then(|| Self { longest: tokens, tokens: part.max(LEAST_PART) as u32 })
     }
 }
 

@@ -88,6 +88,28 @@ fn decided(policy: &mut Balanced, step: &Step, candidates: &[Candidate]) -> Deci
 }
 
 #[test]
+fn a_long_prompt_leaves_tokens_to_prompts_that_wait() {
+    let long = Candidate { state: 1.0, prompt_tokens: 50_000.0, computed_tokens: 1024.0, ..WAITING };
+    let short = Candidate { state: 1.0, prompt_tokens: 90.0, ..WAITING };
+    let decodes = [DECODING; 8];
+    let of = |rest: &[Candidate]| [&decodes, rest].concat();
+
+    let candidates = of(&[long, short, WAITING]);
+    let found = decided(&mut made(), &step(&candidates), &candidates);
+    let tokens = found.token_budget.expect("step times are known") - 8;
+    assert_eq!(found.token_caps[..8], [u32::MAX; 8], "a decode was capped");
+    assert_eq!(found.token_caps[8], (tokens / 3).max(64), "a third is left to each");
+    assert_eq!(found.token_caps[9..], [u32::MAX; 2], "a prompt that ends in the step was capped, or one that waits");
+
+    let alone = of(&[long, short]);
+    assert!(decided(&mut made(), &step(&alone), &alone).token_caps.is_empty(), "nobody waits");
+    let shut_out = Step { free_blocks: 0, ..step(&candidates) };
+    assert!(decided(&mut made(), &shut_out, &candidates).token_caps.is_empty(), "nobody can be admitted");
+    let unknown = Step { decode_token_ms: 0.0, prefill_token_ms: 0.0, fixed_ms: 0.0, ..step(&candidates) };
+    assert!(decided(&mut made(), &unknown, &candidates).token_caps.is_empty(), "step times are unknown");
+}
+
+#[test]
 fn every_decode_is_in_the_step_whatever_it_takes() {
     for decodes in [1, 7, 64, 300, 1000] {
         for prompts in [0, 1, 40] {

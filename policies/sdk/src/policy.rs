@@ -57,6 +57,12 @@ pub trait DispatchPolicy: Policy {
         None
     }
 
+    /// Whether a candidate may have a cap in this step. Asked after `observe`, only with `CAPS_TOKENS`: a step without caps costs
+    /// the engine less.
+    fn has_caps(&self, _step: &Step) -> bool {
+        true
+    }
+
     /// At most this many tokens for the candidate in this step; 0 leaves it out. Asked only with `CAPS_TOKENS`.
     fn token_cap(&self, _step: &Step, _request: &Request<'_, Self>) -> u32 {
         u32::MAX
@@ -111,7 +117,7 @@ pub fn decide<P: DispatchPolicy>(
     let policy = &*policy;
     decision.keys.extend((0..candidates).map(|i| policy.key(step, &Request::new(&rows, i))));
     decision.token_budget = policy.token_budget(step);
-    if P::CAPS_TOKENS {
+    if P::CAPS_TOKENS && policy.has_caps(step) {
         decision.token_caps.extend((0..candidates).map(|i| policy.token_cap(step, &Request::new(&rows, i))));
     }
 }
