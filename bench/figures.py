@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from areas import authoring, bench, budget, core, engine, kernels, kv, policy, repair, runtime, slice, start
+from areas import agents, authoring, bench, budget, core, engine, kernels, kv, policy, repair, runtime, slice, start
 from areas.common import RESULTS, ROOT, provenance, say
 
 PAIRS = 5
@@ -39,6 +39,7 @@ AREAS = {
     "policy": policy.parts,
     "start": start.parts,
     "authoring": authoring.parts,
+    "agents": agents.parts,
 }
 POLICY, KV, EXIT = "policy", "kv", "budget"
 

@@ -119,7 +119,7 @@ def same_keys() -> Iterator[Figure]:
 
 def contract() -> Iterator[Figure]:
     """Components and recordings of the version before, and what adding a column touched."""
-    fixtures = ROOT / "host" / "wasm" / "tests" / "contract-0.1"
+    fixtures = ROOT / "host" / "wasm" / "tests" / "contract-0.2"
     differing = decisions = 0
     for recording in sorted(fixtures.glob("*.arrow")):
         policy = str(recording.with_suffix(".wasm"))

@@ -222,6 +222,7 @@ impl Timed for Eviction {
             hits: position % 5,
             age_ms: ((position * 7919) % 1009) as f32,
             computed_tokens: 16,
+            ..EvictionCandidate::default()
         };
         let memory = Memory {
             now_ms: 1010.0,

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Context;
 use meridian_core::oci::OciReference;
 use meridian_core::{
-    Batch, Budget, Description, Dispatch, Eviction, Fault, FaultKind, MeridianConfig, Policy, SlotName,
+    Batch, Budget, Description, Dispatch, Eviction, EvictionRanker, Fault, FaultKind, MeridianConfig, Policy, SlotName,
 };
 use meridian_engine::{Components, Origin, Terms, strike_limits};
 use meridian_runtime::{BudgetSlot, Contender, DispatchSlot, EvictionSlot, PolicySlot};
@@ -15,7 +15,11 @@ use rand::RngExt;
 use rand::SeedableRng;
 use rand_pcg::Pcg64;
 
+use crate::sim::Belady;
 use crate::watch::{Watch, Watched};
+
+/// The bound of eviction: not a policy, because it knows when sessions come back. Only closed loops have one.
+pub const BELADY: &str = "native:belady";
 
 /// Most linear memory of a component, MiB: enough for one that brings an interpreter.
 const MEMORY_MIB: u32 = 256;
@@ -333,6 +337,8 @@ pub struct Policies {
     dispatch: Option<DispatchSlot>,
     pub(crate) eviction: EvictionSlot,
     budget: Option<BudgetSlot>,
+    /// In place of the eviction policy, where cached blocks are ranked.
+    pub(crate) belady: Option<Belady>,
     labels: [Option<String>; 3],
     pub(crate) config: MeridianConfig,
     /// The engine is stock vLLM: nothing of Meridian has a say.
@@ -364,7 +370,10 @@ impl Policies {
             Some(source) => source.clone(),
             None => configured(loader.config(), SlotName::Eviction)?,
         };
-        let eviction = loader.load::<Eviction>(&eviction_source)?;
+        let knows_future = eviction_source.source == BELADY;
+        let decides =
+            if knows_future { configured(loader.config(), SlotName::Eviction)? } else { eviction_source.clone() };
+        let eviction = loader.load::<Eviction>(&decides)?;
         let budget = choice.budget.as_ref().map(|source| loader.load::<Budget>(source)).transpose()?;
         let config = loader.config().clone();
         let mut asked = config.clone();
@@ -379,6 +388,7 @@ impl Policies {
             dispatch: Some(loader.slot(dispatch)),
             eviction: loader.slot(eviction),
             budget: budget.map(|contender| loader.slot(contender)),
+            belady: knows_future.then(Belady::default),
             labels: [
                 Some(choice.dispatch.label.clone()),
                 Some(eviction_source.label),
@@ -399,6 +409,14 @@ impl Policies {
 
     pub(crate) fn manages_kv(&self) -> bool {
         !self.is_stock && self.config.kv_memory.enabled
+    }
+
+    /// Who ranks the blocks that a request leaves behind.
+    pub(crate) fn ranker(&mut self) -> &mut dyn EvictionRanker {
+        match &mut self.belady {
+            Some(belady) => belady,
+            None => &mut self.eviction,
+        }
     }
 
     pub(crate) fn take_dispatch(&mut self) -> DispatchSlot {

@@ -10,10 +10,10 @@ use rand::seq::SliceRandom;
 use rand_pcg::Pcg64;
 
 use crate::limits::engines_within;
-use crate::policies::{Choice, Inject, Loader, Policies, PolicySet, PolicySource, configured};
+use crate::policies::{BELADY, Choice, Inject, Loader, Policies, PolicySet, PolicySource, configured};
 use crate::results::{EngineFacts, GivenUp, MadeBy, Results, Run, SCHEMA, Slo, TraceFacts};
-use crate::sim::{EngineConfig, Outcome, Router, Simulation, Swap};
-use crate::trace::{Generator, Prefix, TraceRequest, Workload};
+use crate::sim::{ClosedLoop, EngineConfig, Outcome, Router, Simulation, Swap};
+use crate::trace::{Generator, Prefix, Session, SessionRequest, TraceRequest, Workload};
 
 /// What is replayed.
 #[derive(Clone, Debug)]
@@ -25,6 +25,15 @@ pub enum Input {
         name: String,
         /// Sorted by arrival.
         requests: Arc<[TraceRequest]>,
+    },
+    /// Recorded sessions, in closed loop. With seed 1 they begin in the order of the trace; others draw an order.
+    Sessions {
+        /// Name of the trace.
+        name: String,
+        /// At least one.
+        sessions: Arc<[Session]>,
+        /// How many are under way at a time.
+        at_once: u32,
     },
     /// A generated workload.
     Generated {
@@ -160,6 +169,27 @@ impl Options {
     }
 }
 
+impl Options {
+    /// Whether these options can replay that input.
+    ///
+    /// # Errors
+    /// The option, and what was expected instead.
+    pub fn fits(&self, input: &Input) -> anyhow::Result<()> {
+        if let Input::Sessions { name, .. } = input {
+            ensure!(
+                self.rates == [Rate::TimesItsOwn(1.0)],
+                "--rate: sessions of {name} arrive when others end, expected --at-once instead"
+            );
+            return Ok(());
+        }
+        let bounds = |set: &PolicySet| set.eviction.as_ref().is_some_and(|source| source.source == BELADY);
+        let is_bound = self.policies.iter().chain([&self.baseline]).any(bounds)
+            || self.eviction.as_ref().is_some_and(|source| source.source == BELADY);
+        ensure!(!is_bound, "eviction=belady: knows when sessions come back, expected --trace with sessions");
+        Ok(())
+    }
+}
+
 /// Replay everything. `progress` is told the run (from 0), how many there are, and the share of the run that is done.
 ///
 /// # Errors
@@ -170,6 +200,7 @@ pub fn replay(
     progress: &mut dyn FnMut(usize, usize, f64),
 ) -> anyhow::Result<Results> {
     engines_within(options.engines, options.engine.kv_blocks)?;
+    options.fits(input)?;
     let facts = facts(input)?;
     let mut loader = Loader::new(options.config.clone());
     let policies: Vec<&PolicySet> = std::iter::once(&options.baseline).chain(&options.policies).collect();
@@ -310,6 +341,7 @@ fn run(
     }
     let count = match input {
         Input::Trace { requests, .. } => requests.len(),
+        Input::Sessions { sessions, .. } => sessions.iter().map(|session| session.requests.len()).sum(),
         Input::Generated { requests, .. } => *requests,
     };
     let mut simulation =
@@ -331,6 +363,10 @@ fn run(
             let scaled =
                 requests.into_iter().map(|request| TraceRequest { arrival_s: request.arrival_s * stretch, ..request });
             simulation.run(scaled.map(finish), &mut told)
+        }
+        Input::Sessions { sessions, at_once, .. } => {
+            let closed_loop = ClosedLoop::new(Arc::clone(sessions), *at_once, play.seed);
+            simulation.run_sessions(closed_loop, &mut told)
         }
         Input::Generated { workload, requests, .. } => {
             let workload = Workload { requests_per_s: play.rate, ..(**workload).clone() };
@@ -354,36 +390,58 @@ fn shuffled(requests: &[TraceRequest], seed: u64) -> Vec<TraceRequest> {
 }
 
 fn facts(input: &Input) -> anyhow::Result<TraceFacts> {
-    let (name, requests): (_, Vec<TraceRequest>) = match input {
-        Input::Trace { name, requests } => (name, requests.to_vec()),
-        // As many as a run has, up to what is enough for a mean.
-        Input::Generated { name, workload, requests } => {
-            (name, Generator::new(workload, 1)?.take((*requests).min(20_000)).collect())
+    let of_requests = |request: &TraceRequest| [request.prompt_tokens, request.think_tokens, request.output_tokens];
+    Ok(match input {
+        Input::Trace { name, requests } => {
+            let (Some(first), Some(last)) = (requests.first(), requests.last()) else { bail!("{name}: no requests") };
+            let (n, duration_s) = (requests.len() as f64, last.arrival_s - first.arrival_s);
+            TraceFacts {
+                source: name.clone(),
+                requests: requests.len() as u64,
+                duration_s,
+                rate: if duration_s > 0.0 { (n - 1.0) / duration_s } else { n },
+                mean_tokens: mean_tokens(requests.iter().map(of_requests)),
+            }
         }
-    };
-    let (Some(first), Some(last)) = (requests.first(), requests.last()) else { bail!("{name}: no requests") };
-    let duration_s = last.arrival_s - first.arrival_s;
-    let n = requests.len() as f64;
-    let mean = |of: fn(&TraceRequest) -> u32| requests.iter().map(|request| f64::from(of(request))).sum::<f64>() / n;
-    let rate = match input {
-        Input::Generated { workload, .. } => workload.requests_per_s,
-        Input::Trace { .. } if duration_s > 0.0 => (n - 1.0) / duration_s,
-        Input::Trace { .. } => n,
-    };
-    let count = match input {
-        Input::Trace { .. } => requests.len(),
-        Input::Generated { requests, .. } => *requests,
-    };
-    Ok(TraceFacts {
-        source: name.clone(),
-        requests: count as u64,
-        duration_s: match input {
-            Input::Trace { .. } => duration_s,
-            Input::Generated { .. } => (count as f64 - 1.0) / rate,
-        },
-        rate,
-        mean_tokens: [mean(|r| r.prompt_tokens), mean(|r| r.think_tokens), mean(|r| r.output_tokens)],
+        // Sessions arrive when others end: they have no rate of their own.
+        Input::Sessions { name, sessions, .. } => {
+            let requests = sessions.iter().flat_map(|session| &session.requests);
+            let tokens =
+                |request: &SessionRequest| [request.prompt_tokens, request.think_tokens, request.output_tokens];
+            TraceFacts {
+                source: name.clone(),
+                requests: requests.clone().count() as u64,
+                duration_s: 0.0,
+                rate: 0.0,
+                mean_tokens: mean_tokens(requests.map(tokens)),
+            }
+        }
+        Input::Generated { name, workload, requests } => {
+            // As many as a run has, up to what is enough for a mean.
+            let generated: Vec<_> = Generator::new(workload, 1)?.take((*requests).min(20_000)).collect();
+            if generated.is_empty() {
+                bail!("{name}: no requests");
+            }
+            let rate = workload.requests_per_s;
+            TraceFacts {
+                source: name.clone(),
+                requests: *requests as u64,
+                duration_s: (*requests as f64 - 1.0) / rate,
+                rate,
+                mean_tokens: mean_tokens(generated.iter().map(of_requests)),
+            }
+        }
     })
+}
+
+/// Means of prompt, thinking and answer.
+fn mean_tokens(requests: impl Iterator<Item = [u32; 3]>) -> [f64; 3] {
+    let (mut sums, mut count) = ([0.0; 3], 0_u64);
+    for tokens in requests {
+        count += 1;
+        sums.iter_mut().zip(tokens).for_each(|(sum, tokens)| *sum += f64::from(tokens));
+    }
+    sums.map(|sum| sum / count.max(1) as f64)
 }
 
 /// Processor and cores.

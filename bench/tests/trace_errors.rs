@@ -37,6 +37,39 @@ fn own_rows() {
 }
 
 #[test]
+fn sessions() {
+    let bad = |field: &str, expected: &str| {
+        let text = format!("{{\"id\": \"a\", \"block_size\": 64, \"requests\": [{field}]}}\n");
+        says("a.jsonl", text, None, &format!("a.jsonl:1: column {expected}"));
+    };
+    bad("", "requests: got \"[]\", expected at least one request");
+    bad(
+        "7",
+        "requests[0]: got \"7\", expected [t_s, input tokens, output tokens, api_s, gap_s, stop, thinking, blocks]",
+    );
+    bad(
+        "[0, -1, 2, 1, 0, \"\", 0, []]",
+        "requests[0][1]: got \"-1\", expected a whole number of tokens from 0 to 10000000",
+    );
+    bad("[0, 1, 2, 1, -5, \"\", 0, []]", "requests[0][4]: got \"-5\", expected seconds from 0 to 1e10, or null");
+    bad(
+        "[0, 1, 2, 1, 0, 3, 0, []]",
+        "requests[0][5]: got \"3\", expected a stop reason, such as \"tool_use\", or \"\"",
+    );
+    bad(
+        "[0, 1, 2, 1, 0, \"\", 0, [[2, 1]]]",
+        "requests[0][7]: got \"[[2,1]]\", expected ids of blocks, or [first, last] ranges of them",
+    );
+    bad(
+        "[0, 70, 2, 1, 0, \"\", 0, [[1, 2]]]",
+        "requests[0][7]: got \"[[1,2]]\", expected at most 1 blocks, as the prompt has",
+    );
+    let text = "{\"id\": \"a\", \"block_size\": 1, \"requests\": []}\n";
+    let expected = "a.jsonl:1: column block_size: got \"1\", expected a whole number of tokens from 8 to 10000000";
+    says("a.jsonl", text, None, expected);
+}
+
+#[test]
 fn headers() {
     says(
         "t.csv",

@@ -115,6 +115,46 @@ fn azure_of_both_years_counts_from_its_first_row() {
     }
 }
 
+const SESSION: &str = r#"{"id": "a", "block_size": 64, "system_tokens": 5, "tool_tokens": 9, "requests": [
+[0.0, 150, 20, 4.0, 0.0, "tool_use", 1, [1, 2]], [9.0, 300, 0, null, null, "", 0, [[1, 1], [3, 4], 5]],
+[90.0, 310, 8, 2.0, 60.0, "end_turn", 0, [[1, 1], [3, 5]]]]}"#;
+
+#[test]
+fn sessions_of_agents_keep_their_gaps_and_blocks() {
+    let trace = parse("agents.jsonl", &format!("{}\n", SESSION.replace('\n', " ")));
+    assert_eq!((trace.format, trace.requests.len()), (Format::Agentic, 0));
+    let session = &trace.sessions[0];
+    assert_eq!((&*session.id, session.block_tokens), ("a", 64));
+    let of = |at: usize| {
+        let request = &session.requests[at];
+        (request.gap_s, request.prompt_tokens, request.output_tokens, request.stopped_for_tool)
+    };
+    // Without a recorded gap: from the end of the request before to the start of this one.
+    assert_eq!([of(0), of(1), of(2)], [(0.0, 150, 20, true), (5.0, 300, 1, false), (60.0, 310, 8, false)]);
+    assert_eq!(*session.requests[1].blocks, [[1, 1], [3, 5]], "neighbours are one range");
+    let known: Vec<u32> = session.requests.iter().map(|request| request.known_blocks).collect();
+    let next: Vec<u32> = session.requests.iter().map(|request| request.next_blocks).collect();
+    assert_eq!((known, next), (vec![0, 1, 4], vec![1, 4, 0]));
+    assert_eq!(trace.notes.len(), 4, "{:?}", trace.notes);
+    let options = ReadOptions { think: ThinkSplit::Bimodal { seed: 1 }, clip_tokens: Some(200), limit: Some(1) };
+    let text = format!("{}\n", SESSION.replace('\n', " "));
+    let clipped = read_from("agents.jsonl", text.as_bytes(), None, &options).expect("readable");
+    let requests = &clipped.sessions[0].requests;
+    assert!(requests.iter().all(|r| r.prompt_tokens + r.think_tokens + r.output_tokens <= 200));
+    assert_eq!(requests[0].think_tokens + requests[0].output_tokens, 20);
+    assert_eq!(requests[2].blocks.iter().map(|[first, last]| last - first + 1).sum::<u32>(), 3);
+    assert_eq!(requests[1].think_tokens, 0, "it is not known to think");
+}
+
+#[test]
+fn a_shrunk_session_shares_as_much_of_its_prompts() {
+    let trace = parse("agents.jsonl", &format!("{}\n", SESSION.replace('\n', " ")));
+    let small = trace.sessions[0].shrunk(16).expect("16 divides 64").with_gaps(0.5);
+    assert_eq!((small.block_tokens, small.requests[1].prompt_tokens, small.requests[2].gap_s), (4, 18, 30.0));
+    assert_eq!(small.requests[2].known_blocks, 4);
+    assert_eq!((trace.sessions[0].shrunk(48), trace.sessions[0].shrunk(0)), (None, None));
+}
+
 #[test]
 fn mooncake_keeps_its_blocks() {
     let trace = parse(

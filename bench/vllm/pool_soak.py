@@ -98,6 +98,8 @@ class Soak:
             block_size=BLOCK_TOKENS,
             policy=SchedulingPolicy.FCFS,
             running=[],
+            waiting=deque(),
+            max_num_running_reqs=2,
             connector=self.connector,
             num_lookahead_tokens=0,
         )
@@ -119,7 +121,7 @@ class Soak:
         if self.attached:
             self.hook.attach()
         self.running: list[Any] = self.scheduler.running
-        self.waiting: deque[Any] = deque()
+        self.waiting: deque[Any] = self.scheduler.waiting
         self.held: list[Held] = []
         self.sessions: list[list[int]] = [self._tokens(self.rng.randint(2, 20)) for _ in range(6)]
         self.session_of: dict[str, int] = {}
@@ -142,6 +144,10 @@ class Soak:
         """One thing that happens to an engine's KV cache, and a recount."""
         self.steps += 1
         self._let_go()
+        if self.attached:
+            # As a plan does before each step.
+            for hook in self.hook.pools:
+                hook.native.rekey(time.monotonic() * 1e3)
         what = self.rng.random()
         if not (self.running or self.waiting) or (what < 0.25 and len(self.waiting) < MAX_WAITING):
             self._arrive()
@@ -191,8 +197,11 @@ class Soak:
             deadline_ms=float("inf"),
             priority=0,
             tenant="",
+            # The host finds the other sessions by their prompts.
+            session=str(session) if session % 2 else "",
         )
         self.waiting.append(request)
+        self.hook.request_arrives(request)
         self._admit()
 
     def _admit(self) -> None:
@@ -237,6 +246,7 @@ class Soak:
 
         self.preempted += 1
         self.running.remove(request)
+        self.hook.request_pauses(request)
         self._free(request)
         request.status = RequestStatus.PREEMPTED
         request.num_computed_tokens = 0

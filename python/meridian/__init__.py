@@ -17,7 +17,15 @@ from meridian.config import (
     TelemetryConfig,
     load_config,
 )
-from meridian.engine import EngineLoad, EvictionCandidate, PolicyEngine, Stats, StepPlan, ThinkingRequest
+from meridian.engine import (
+    EngineLoad,
+    EvictionCandidate,
+    EvictionRanking,
+    PolicyEngine,
+    Stats,
+    StepPlan,
+    ThinkingRequest,
+)
 
 __all__ = [
     "AdminConfig",
@@ -25,6 +33,7 @@ __all__ = [
     "EngineLoad",
     "EntropyConfig",
     "EvictionCandidate",
+    "EvictionRanking",
     "KvMemoryConfig",
     "MeridianConfig",
     "ModelConfig",

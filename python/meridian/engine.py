@@ -111,6 +111,52 @@ class EvictionCandidate:
     """Milliseconds since a block was allocated, or since a request began to hold blocks."""
     computed_tokens: int = 0
     """Tokens whose KV would be computed again: the tokens of a block, or all computed tokens of a request."""
+    chain_tokens: int = 0
+    """Tokens of the chain that used a block last, or all tokens of a request."""
+    chain_blocks: int = 0
+    """Blocks of that chain that no other chain has used since."""
+    chain_hits: int = 0
+    """Number of times that these were matched again, all together."""
+    is_generated: bool = False
+    """Whether a block ends beyond the prompt of its chain."""
+    session: int = 0
+    """Number of the session of the request that used a block last; 0 for none."""
+    turn: int = 0
+    """Which request of its session that request is, from 1."""
+    idle_ms: float = 0.0
+    """Milliseconds since that request ended; 0 while it waits to resume."""
+    last_gap_ms: float = math.nan
+    """Milliseconds between the session's request before and that request; NaN for a first one."""
+    gap_ms: float = math.nan
+    """Mean of the session's gaps after requests that stopped as its last one did, milliseconds; NaN before any."""
+    gap_spread_ms: float = math.nan
+    """Standard deviation of the same gaps, milliseconds."""
+    gaps: int = 0
+    """Number of the session's own gaps in the two; 0 where they are those of all sessions."""
+    stopped_for_tool: bool = False
+    """Whether that request stopped for a tool's result."""
+    priority: int = 0
+    """The client's priority of that request; lower is more urgent."""
+    recompute_ms: float = 0.0
+    """Milliseconds that computing the candidate's tokens again takes; 0 when unknown."""
+    phase: int = 0
+    """Phase of a request: 0 prefill, 1 think, 2 output; 0 for a block."""
+    preemptions: int = 0
+    """Number of preemptions of a request."""
+    served_tokens: int = 0
+    """Tokens that a request was given in the last step."""
+    awaited: bool = False
+    """Whether the prompt of a waiting request has matched a block."""
+
+
+@dataclass(frozen=True)
+class EvictionRanking:
+    """An eviction policy's answer about a batch of candidates."""
+
+    keys: list[float]
+    """A key for each candidate; the lowest goes first. Empty when the slot leaves the batch to the host's own order."""
+    keep_ms: list[float]
+    """For how many milliseconds each block is kept behind the others of its tier; empty when none is."""
 
 
 @dataclass(frozen=True)
@@ -431,16 +477,15 @@ class PolicyEngine:
         free_blocks: int = 0,
         cached_blocks: int = 0,
         total_blocks: int = 0,
-    ) -> list[float]:
-        """Ask the eviction slot for a key for each candidate; the lowest key goes first. The list is empty when the
-        slot leaves the batch to the block manager's own order.
+    ) -> EvictionRanking:
+        """Ask the eviction slot about candidates.
 
         Raises:
-            ValueError: a tier is not 0, 1 or 2, or `now_ms` is not finite.
+            ValueError: a tier or a phase is not 0, 1 or 2, or `now_ms` is not finite.
         """
         _check_now(now_ms)
         blocks = (free_blocks, cached_blocks, total_blocks)
-        return self._policies.rank_evictions(subject, now_ms, blocks, list(candidates))
+        return EvictionRanking(*self._policies.rank_evictions(subject, now_ms, blocks, list(candidates)))
 
     def thresholds(self, candidates: Sequence[ThinkingRequest], load: EngineLoad | None = None) -> list[dict[str, Any]]:
         """Ask the budget slot for the thresholds of requests that begin to think, by their names in `meridian.toml`.

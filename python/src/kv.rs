@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use meridian_core::{KvGrowth, LeavingBlock, Memory, Subject};
+use meridian_core::{KvGrowth, LeavingBlock, Memory, Stop, Subject};
 use meridian_engine::{Driver, Pool};
 use meridian_runtime::control::KvStatus;
-use pyo3::exceptions::PyAssertionError;
+use pyo3::exceptions::{PyAssertionError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
@@ -55,6 +55,42 @@ impl Engine {
         self.of(request_id, Driver::lost_blocks);
     }
 
+    /// Whether a policy reads which blocks waiting requests need.
+    #[getter]
+    fn reads_awaited(&self) -> bool {
+        self.engine.drive().reads_awaited()
+    }
+
+    /// Whether a policy reads what is known of a block by the request and the session that used it last.
+    #[getter]
+    fn reads_chains(&self) -> bool {
+        self.engine.drive().reads_chains()
+    }
+
+    /// The request stops: `stop` is "turn", "tool" or "preempted", `chains` its blocks in each pool, head first. Call it before
+    /// they are freed.
+    fn chain_ends(
+        &self,
+        request_id: &str,
+        stop: &str,
+        chains: Vec<(PyRef<'_, BlockPool>, Vec<u32>)>,
+        now_ms: f64,
+    ) -> PyResult<()> {
+        let stop = match stop {
+            "turn" => Stop::Turn,
+            "tool" => Stop::Tool,
+            "preempted" => Stop::Preempted,
+            other => {
+                return Err(PyValueError::new_err(format!("stop: {other:?}: expected turn, tool or preempted")));
+            }
+        };
+        let chains: Vec<_> = chains.into_iter().map(|(pool, blocks)| (pool.pool, blocks)).collect();
+        let driver = &mut *self.engine.drive();
+        driver.set_clock(now_ms);
+        driver.chain_ends(request_id, stop, &chains);
+        Ok(())
+    }
+
     /// Whether a policy reads how many KV blocks each request would free: they are dear to count.
     #[getter]
     fn reads_victim_blocks(&self) -> bool {
@@ -98,6 +134,30 @@ impl BlockPool {
     /// These are attended by one more.
     fn touched(&self, blocks: Vec<u32>) {
         self.engine.drive().pool(self.pool).touched(&blocks);
+    }
+
+    /// The prompt of a request matched these, its longest cached prefix: it may be the next turn of a session that no client
+    /// names.
+    fn prefix_matched(&self, request_id: &str, blocks: Vec<u32>) {
+        let driver = &mut *self.engine.drive();
+        if let Some(row) = driver.find(request_id) {
+            driver.prefix_matched(self.pool, row, &blocks);
+        }
+    }
+
+    /// The prompt of a waiting request matches these, its longest cached prefix.
+    fn awaited(&self, blocks: Vec<u32>, now_ms: f64) {
+        self.engine.drive().awaited(self.pool, &blocks, now_ms);
+    }
+
+    /// The request that waited for these will not come for them.
+    fn not_awaited(&self, blocks: Vec<u32>) {
+        self.engine.drive().pool(self.pool).not_awaited(&blocks);
+    }
+
+    /// A request has ended, which left these chunks in a store: the chain is that which it had in the engine's pools.
+    fn stored_chain_ends(&self, request_id: &str, chunks: Vec<u32>) {
+        self.engine.drive().stored_chain_ends(self.pool, request_id, &chunks);
     }
 
     /// A prompt matched these; `shared` are those of them that another request attended.

@@ -3,7 +3,8 @@ use std::sync::Arc;
 use meridian_core::budget::{BudgetCandidate, BudgetDecider, Load, Observed, ThinkThresholds, Verdict};
 use meridian_core::oci::OciReference;
 use meridian_core::{
-    BlockId, BlockTier, EvictionCandidate, EvictionSubject, Memory, MeridianConfig, RequestId, Subject,
+    BlockId, BlockTier, EvictionCandidate, EvictionSubject, Memory, MeridianConfig, Ranking, RequestId, SessionFacts,
+    Subject, ThinkPhase,
 };
 use meridian_runtime::control::{Control, ControlError, Given, Mode, SlotName, SwapReport, Upload};
 use pyo3::exceptions::PyValueError;
@@ -34,6 +35,24 @@ struct EvictionRow {
     hits: u32,
     age_ms: f32,
     computed_tokens: u32,
+    chain_tokens: u32,
+    chain_blocks: u32,
+    chain_hits: u32,
+    is_generated: bool,
+    session: u32,
+    turn: u32,
+    idle_ms: f32,
+    last_gap_ms: f32,
+    gap_ms: f32,
+    gap_spread_ms: f32,
+    gaps: u32,
+    stopped_for_tool: bool,
+    priority: i32,
+    recompute_ms: f32,
+    phase: u8,
+    preemptions: u32,
+    served_tokens: u32,
+    awaited: bool,
 }
 
 /// The attributes of a `meridian.ThinkingRequest`.
@@ -138,14 +157,15 @@ impl Policies {
         crate::to_json(&py.detach(|| self.engine.control().faults()))
     }
 
-    /// Ask the eviction slot: a key for each candidate, or none for the default's own order.
+    /// Ask the eviction slot: a key for each candidate, or none for the default's own order; and for how long each is kept,
+    /// milliseconds, or nothing when none is.
     fn rank_evictions(
         &self,
         subject: &str,
         now_ms: f64,
         blocks: (u32, u32, u32),
         candidates: Vec<EvictionRow>,
-    ) -> PyResult<Vec<f32>> {
+    ) -> PyResult<(Vec<f32>, Vec<f32>)> {
         let subject = match subject {
             "blocks" => Subject::Blocks,
             "requests" => Subject::Requests,
@@ -157,7 +177,8 @@ impl Policies {
             .zip(candidates)
             .map(|(id, row)| eviction_candidate(id, subject, row))
             .collect::<PyResult<Vec<_>>>()?;
-        Ok(self.engine.drive().eviction().decide(&memory, &candidates).1.to_vec())
+        let Ranking { keys, keep_ms } = self.engine.drive().eviction().decide(&memory, &candidates).1.clone();
+        Ok((keys, keep_ms))
     }
 
     /// Ask the budget slot about requests that begin to think; the thresholds as JSON.
@@ -198,18 +219,43 @@ fn slot_named(name: &str) -> PyResult<SlotName> {
 }
 
 fn eviction_candidate(id: u64, subject: Subject, row: EvictionRow) -> PyResult<EvictionCandidate> {
-    let EvictionRow { tier, blocks, position, hits, age_ms, computed_tokens } = row;
-    let tier = match tier {
-        0 => BlockTier::ThinkComplete,
-        1 => BlockTier::ThinkActive,
-        2 => BlockTier::OutputCritical,
-        other => return Err(PyValueError::new_err(format!("tier: {other}: must be in 0..=2"))),
-    };
+    let out_of_range = |what: &str, value: u8| PyValueError::new_err(format!("{what}: {value}: must be in 0..=2"));
+    let tier = *BlockTier::ALL.get(usize::from(row.tier)).ok_or_else(|| out_of_range("tier", row.tier))?;
+    let phases = [ThinkPhase::Prefill, ThinkPhase::Think, ThinkPhase::Output];
+    let phase = *phases.get(usize::from(row.phase)).ok_or_else(|| out_of_range("phase", row.phase))?;
     let subject = match subject {
         Subject::Blocks => EvictionSubject::Block(BlockId(id)),
         Subject::Requests => EvictionSubject::Request(RequestId(id)),
     };
-    Ok(EvictionCandidate { subject, tier, blocks, position, hits, age_ms, computed_tokens })
+    Ok(EvictionCandidate {
+        subject,
+        tier,
+        blocks: row.blocks,
+        position: row.position,
+        hits: row.hits,
+        age_ms: row.age_ms,
+        computed_tokens: row.computed_tokens,
+        chain_tokens: row.chain_tokens,
+        chain_blocks: row.chain_blocks,
+        chain_hits: row.chain_hits,
+        is_generated: row.is_generated,
+        session: SessionFacts {
+            session: row.session,
+            turn: row.turn,
+            last_gap_ms: row.last_gap_ms,
+            gap_ms: row.gap_ms,
+            gap_spread_ms: row.gap_spread_ms,
+            gaps: row.gaps,
+            stopped_for_tool: row.stopped_for_tool,
+        },
+        idle_ms: row.idle_ms,
+        priority: row.priority,
+        recompute_ms: row.recompute_ms,
+        phase,
+        preemptions: row.preemptions,
+        served_tokens: row.served_tokens,
+        is_awaited: row.awaited,
+    })
 }
 
 fn budget_candidate(row: BudgetRow) -> BudgetCandidate {

@@ -232,7 +232,7 @@ def test_every_slot_is_swapped_alike(policies: Path, tmp_path: Path) -> None:
         meridian.EvictionCandidate(tier=1, computed_tokens=9),
         meridian.EvictionCandidate(tier=1, computed_tokens=2),
     ]
-    assert running.rank_evictions(victims, subject="requests") == [9.0, 2.0]
+    assert running.rank_evictions(victims, subject="requests").keys == [9.0, 2.0]
     settled = meridian.ThinkingRequest(is_probed=True, probes=9, eat=0.1, eat_variance=0.0)
     assert running.verdicts([settled, meridian.ThinkingRequest()]) == ["end-now", "keep-thinking"]
     assert running.thresholds([settled])[0]["max_think_tokens"] == 32768
@@ -240,7 +240,7 @@ def test_every_slot_is_swapped_alike(policies: Path, tmp_path: Path) -> None:
     for slot in ("eviction", "budget"):
         report = running.swap(policies / "noop.wasm", slot=slot)  # type: ignore[arg-type]
         assert (report["slot"], report["active"]["name"]) == (slot, "noop")
-    assert running.rank_evictions(victims, subject="requests") == [9.0, 2.0], "left to the default"
+    assert running.rank_evictions(victims, subject="requests").keys == [9.0, 2.0], "left to the default"
     assert running.verdicts([settled]) == ["end-now"]
     decisions = {slot["slot"]: slot["decisions"] for slot in running.status()["slots"]}
     assert (decisions["eviction"], decisions["budget"]) == ([1, 1, 0], [2, 1, 0])
@@ -256,7 +256,7 @@ def test_the_request_that_has_computed_least_goes_first(policies: Path, tmp_path
     source = source if source.startswith("native:") else str(policies / source)
     running = engine("native:output-first", tmp_path, eviction=meridian.SlotConfig(source, deadline_ms=1000.0))
     victims = [meridian.EvictionCandidate(tier=1, computed_tokens=640), meridian.EvictionCandidate(tier=1, blocks=9)]
-    assert running.rank_evictions(victims, subject="requests") == [640.0, 0.0]
+    assert running.rank_evictions(victims, subject="requests").keys == [640.0, 0.0]
     assert running.status()["slots"][1]["decisions"] == [1, 0, 0]
     running.close()
 

@@ -32,6 +32,8 @@ pub struct DispatchCase {
     token_budget: Option<toml::Value>,
     /// For each candidate a number, or `"none"`.
     token_caps: Option<Vec<toml::Value>>,
+    /// Positions of the running candidates that may give way to a waiting one, first to last.
+    victims: Option<Vec<u32>>,
     /// The policy leaves the step to the default.
     #[serde(default)]
     default: bool,
@@ -272,6 +274,12 @@ impl DispatchCase {
             }
             Some(_) => expect("token_budget", &decision.token_budget, &None)?,
         }
+        if let Some(expected) = &self.victims {
+            let key = |at: u32| decision.victim_keys.get(at as usize).copied().unwrap_or(f32::NAN);
+            let mut victims: Vec<u32> = (0..n as u32).filter(|at| !key(*at).is_nan()).collect();
+            victims.sort_by(|one, other| key(*one).total_cmp(&key(*other)));
+            expect("victims", &victims, expected)?;
+        }
         let Some(expected) = &self.token_caps else { return Ok(()) };
         let mut caps = Vec::new();
         for cap in expected {
@@ -341,6 +349,8 @@ impl CaseKind for Dispatch {
 
     fn answers(decision: &Decision) -> Vec<String> {
         let cap = |i: usize| decision.token_caps.get(i).copied().unwrap_or(u32::MAX);
-        decision.keys.iter().enumerate().map(|(i, key)| format!("key {key:?}, cap {}", cap(i))).collect()
+        let victim = |i: usize| decision.victim_keys.get(i).copied().unwrap_or(f32::NAN);
+        let answer = |(i, key): (usize, &f32)| format!("key {key:?}, cap {}, victim key {:?}", cap(i), victim(i));
+        decision.keys.iter().enumerate().map(answer).collect()
     }
 }

@@ -10,6 +10,7 @@ use super::content::Contents;
 use super::engine::{Ended, Engine};
 use super::live::Facts;
 use super::recorder::Recorder;
+use super::sessions::{ClosedLoop, Next};
 use super::{EngineConfig, Policies, RequestTimes, StepWork};
 use crate::metrics::Metrics;
 use crate::results::{Event, Run, Slo};
@@ -95,6 +96,7 @@ pub struct Simulation {
     ended: Vec<Ended>,
     /// Requests of the trace that have arrived.
     offered: usize,
+    closed_loop: Option<ClosedLoop>,
 }
 
 /// A request that arrives after one that it waited for.
@@ -148,6 +150,7 @@ impl Simulation {
             due: BinaryHeap::new(),
             ended: Vec::new(),
             offered: 0,
+            closed_loop: None,
         }
     }
 
@@ -181,6 +184,14 @@ impl Simulation {
     pub fn keeping_times(mut self) -> Self {
         self.recorder.keep();
         self
+    }
+
+    /// Simulate sessions until the last one has ended. `progress` as in [`Simulation::run`].
+    pub fn run_sessions(mut self, mut sessions: ClosedLoop, progress: impl FnMut(usize)) -> Outcome {
+        let first = sessions.begin();
+        self.closed_loop = Some(sessions);
+        first.into_iter().for_each(|next| self.comes(&next));
+        self.run(std::iter::empty(), progress)
     }
 
     /// Simulate until every request has ended. `arrivals` come in order of time. `progress` is called with the requests that
@@ -234,6 +245,9 @@ impl Simulation {
         }
         while self.due.peek().is_some_and(|Reverse(due)| due.at_ms <= now_ms) {
             let Reverse(due) = self.due.pop().expect("peeked");
+            if self.closed_loop.is_some() {
+                self.offered += 1;
+            }
             self.arrive(due.index, due.request, now_ms);
         }
     }
@@ -266,25 +280,24 @@ impl Simulation {
         let most = u64::from(self.config.kv_blocks - 1) * u64::from(self.config.block_tokens);
         let all = [request.prompt_tokens, request.think_tokens, end_marker, request.output_tokens];
         let session = match request.prefix {
-            Prefix::Session { id, .. } => Some(id),
+            Prefix::Session { id, .. } | Prefix::Ranges { session: id, .. } => Some(id),
             _ => None,
         };
-        if all.into_iter().map(u64::from).sum::<u64>() > most {
-            self.recorder.refused += 1;
-            self.turn_over(session, at_ms);
-            return;
-        }
-        let tenant = self.recorder.tenant(&request.tenant);
-        let batch = Metrics::batch_of(index, self.requests);
         let facts = Facts {
             index,
             arrival_ms: at_ms,
-            batch,
-            tenant,
+            batch: Metrics::batch_of(index, self.requests),
+            tenant: self.recorder.tenant(&request.tenant),
             think_tokens: request.think_tokens,
             output_tokens: request.output_tokens,
             session,
+            turn: self.closed_loop.as_ref().map(|sessions| sessions.turn_of(index)),
         };
+        if all.into_iter().map(u64::from).sum::<u64>() > most {
+            self.recorder.refused += 1;
+            self.turn_over(&facts, f64::NAN, at_ms);
+            return;
+        }
         let content = self.contents.of(&request);
         let engine = self.route(session);
         self.engines[engine].add(&request, facts, content, self.max_tokens.unwrap_or(0));
@@ -309,18 +322,24 @@ impl Simulation {
 
     fn turns_over(&mut self, now_ms: f64) {
         let mut ended = std::mem::take(&mut self.ended);
-        for Ended { session, content, think_tokens, output_tokens } in ended.drain(..) {
-            if let Some(id) = session {
+        for Ended { facts, first_token_ms, content, think_tokens, output_tokens } in ended.drain(..) {
+            if let (Some(id), None) = (facts.session, facts.turn) {
                 self.contents.turn_over(id, &content, think_tokens, output_tokens, self.keeps_thinking);
-                self.turn_over(session, now_ms);
             }
+            self.turn_over(&facts, first_token_ms, now_ms);
         }
         self.ended = ended;
     }
 
     /// The next turn of the conversation may come.
-    fn turn_over(&mut self, session: Option<u64>, now_ms: f64) {
-        let Some(id) = session else { return };
+    fn turn_over(&mut self, facts: &Facts, first_token_ms: f64, now_ms: f64) {
+        if let Some(sessions) = &mut self.closed_loop {
+            if let Some(next) = sessions.ended(facts, first_token_ms, now_ms) {
+                self.comes(&next);
+            }
+            return;
+        }
+        let Some(id) = facts.session else { return };
         if let Some(turns) = self.busy.get_mut(&id) {
             *turns -= 1;
             if *turns == 0 {
@@ -334,6 +353,12 @@ impl Simulation {
             }
             self.due.push(Reverse(Due { at_ms: now_ms.max(request.arrival_s * 1e3), index, request }));
         }
+    }
+
+    fn comes(&mut self, next: &Next) {
+        let Some(sessions) = &self.closed_loop else { return };
+        let request = sessions.request(next);
+        self.due.push(Reverse(Due { at_ms: next.at_ms, index: next.index, request }));
     }
 
     fn swap(&mut self) {
@@ -374,6 +399,9 @@ impl Simulation {
             }
         }
         run.metrics.extend(sums.into_iter().map(|(key, value)| (key.to_owned(), value)));
+        if let Some(sessions) = &self.closed_loop {
+            run.metrics.extend(sessions.metrics(&self.recorder, self.config.block_tokens));
+        }
         let (times, works) = self.recorder.take_kept();
         Outcome { run, times, works, digest, steps }
     }

@@ -34,6 +34,7 @@ pub(super) struct Chain {
 
 const THINK: u64 = 1;
 const ANSWER: u64 = 2;
+const RANGES: u64 = 4;
 
 impl Content {
     /// Go on to the next block. `think_tokens` are those generated so far, the end marker included.
@@ -88,6 +89,11 @@ impl Contents {
         match &request.prefix {
             Prefix::None => {}
             Prefix::Blocks { tokens, ids } => ids.iter().for_each(|id| push(mix(*id, 3), *tokens)),
+            Prefix::Ranges { session, tokens, ranges } => {
+                let owner = mix(*session, RANGES);
+                let ids = ranges.iter().flat_map(|[first, last]| *first..=*last);
+                ids.for_each(|id| push(mix(owner, u64::from(id)), *tokens));
+            }
             Prefix::Session { id, .. } => {
                 for segment in self.sessions.get(id).into_iter().flatten() {
                     push(segment.id, segment.tokens);

@@ -3,8 +3,8 @@
 //! victim, what is told to the mirror.
 
 use meridian_core::{
-    Dispatch, EngineFacts, KvGrowth, Markers, MeridianScheduler, NewRequest, PhaseEvent, Queues, RequestId, RowId,
-    WAITING_WINDOW,
+    Dispatch, EngineFacts, EvictionColumn, KvGrowth, Markers, MeridianScheduler, NewRequest, PhaseEvent, Queues,
+    RequestId, RowId, Stop, WAITING_WINDOW,
 };
 use meridian_runtime::{Contender, DispatchSlot, SlotStats, Source};
 
@@ -56,7 +56,8 @@ pub(super) struct Engine {
 
 /// A request that ended, for whoever plays its next turn.
 pub(super) struct Ended {
-    pub(super) session: Option<u64>,
+    pub(super) facts: Facts,
+    pub(super) first_token_ms: f64,
     pub(super) content: Content,
     pub(super) think_tokens: u32,
     pub(super) output_tokens: u32,
@@ -135,7 +136,7 @@ impl Engine {
         let end_marker = u32::from(request.think_tokens > 0);
         let tail = if request.think_tokens > 0 { THINK_START } else { THINK_END };
         let session = match request.prefix {
-            Prefix::Session { id, .. } => id.to_string(),
+            Prefix::Session { id: session, .. } | Prefix::Ranges { session, .. } => session.to_string(),
             Prefix::None | Prefix::Blocks { .. } => String::new(),
         };
         let new = NewRequest {
@@ -155,6 +156,10 @@ impl Engine {
         let row_id = self.scheduler.mirror().table.insert(id, &new).expect("ids are counted up and times are finite");
         let mut live = Live::new(facts, content, request.prompt_tokens.max(1));
         live.blocks = self.spare.pop().unwrap_or_default();
+        if self.policies.manages_kv() && self.policies.eviction.reads(EvictionColumn::Awaited) {
+            live.find_prefix(&self.pool, &self.config, &mut self.found);
+            self.pool.awaited(self.policies.ranker(), &self.found, facts.arrival_ms);
+        }
         if let Some(early_exit) = &mut self.early_exit {
             live.think_limit = early_exit.add(&mut self.scheduler.mirror().table, row_id, request.think_tokens);
         }
@@ -173,6 +178,9 @@ impl Engine {
         }
         self.step += 1;
         self.given.clear();
+        if self.policies.manages_kv() {
+            self.pool.rekey(self.policies.ranker(), now_ms);
+        }
         let budget = self.plan(now_ms);
         self.note_quarantine(now_ms, recorder);
         let growth = if self.policies.manages_kv() { self.growth } else { KvGrowth::default() };
@@ -317,14 +325,22 @@ impl Engine {
             {
                 self.pool.mark_dead(&live.blocks, self.config.block_tokens, from);
             }
-            self.pool.release(&mut self.policies.eviction, &mut live.blocks, now_ms);
+            let stop = if live.facts.turn.is_some_and(|turn| turn.stopped_for_tool) { Stop::Tool } else { Stop::Turn };
+            let chain = self.scheduler.mirror().chain_ends(*row_id, stop);
+            self.pool.chain_ends(&live.blocks, &chain);
+            if let (Some(belady), Some(turn)) = (&mut self.policies.belady, live.facts.turn) {
+                let kept = (turn.next_tokens / self.config.block_tokens) as usize;
+                belady.note(&live.blocks, kept, now_ms + turn.next_gap_ms);
+            }
+            self.pool.release(self.policies.ranker(), &mut live.blocks, now_ms);
             self.spare.push(std::mem::take(&mut live.blocks));
             if let Some(early_exit) = &mut self.early_exit {
                 early_exit.finished(&self.scheduler.mirror().table, *row_id);
             }
             self.scheduler.mirror().table.remove(*row_id);
             ended.push(Ended {
-                session: live.facts.session,
+                facts: live.facts,
+                first_token_ms: live.times.first_token_ms,
                 think_tokens: live.think_tokens,
                 output_tokens: live.output_tokens,
                 content: live.content,

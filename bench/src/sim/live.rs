@@ -1,6 +1,8 @@
 //! One request while it is simulated.
 
+use super::EngineConfig;
 use super::content::{Chain, Content};
+use super::pool::Pool;
 use crate::metrics::Reader;
 
 /// Token ids of the simulated model: the only ones that mean something to the phase router.
@@ -22,6 +24,22 @@ pub(super) struct Facts {
     pub(super) think_tokens: u32,
     pub(super) output_tokens: u32,
     pub(super) session: Option<u64>,
+    /// Of a request of a closed loop.
+    pub(super) turn: Option<SessionTurn>,
+}
+
+/// What a recorded session tells of one of its requests.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SessionTurn {
+    /// Position in its session.
+    pub(super) turn: u32,
+    pub(super) stopped_for_tool: bool,
+    /// Tokens from the first on that earlier requests of the session had in full blocks.
+    pub(super) known_tokens: u32,
+    /// The same that its next request has.
+    pub(super) next_tokens: u32,
+    /// From its end to the arrival of the next; infinite for the last.
+    pub(super) next_gap_ms: f64,
 }
 
 /// When a request reached what its user waits for, milliseconds of simulated time; NaN before.
@@ -78,6 +96,23 @@ impl Live {
             },
             reader: Reader::default(),
         }
+    }
+
+    /// Its longest cached prefix into `found`, and where the chain of its keys stands after it.
+    pub(super) fn find_prefix(&self, pool: &Pool, config: &EngineConfig, found: &mut Vec<u32>) -> Chain {
+        let mut chain = Chain::default();
+        found.clear();
+        if config.prefix_caching {
+            // The last token is computed in any case: it gives the first logits.
+            while (chain.blocks + 1) * config.block_tokens < self.known_tokens {
+                let mut next = chain;
+                let key = self.content.next(&mut next, config.block_tokens, self.think_tokens);
+                let Some(block) = pool.find(key) else { break };
+                found.push(block);
+                chain = next;
+            }
+        }
+        chain
     }
 
     /// The token that the model generates next.

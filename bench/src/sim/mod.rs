@@ -8,6 +8,7 @@
 //! A run is deterministic: the same requests, configuration and seed give the same schedule. Memory is linear in the requests
 //! that are live, and in the conversations so far: what was said in one may be asked for again.
 
+mod belady;
 mod cluster;
 mod content;
 mod early_exit;
@@ -16,14 +17,17 @@ mod live;
 mod pool;
 pub mod preset;
 mod recorder;
+mod sessions;
 mod step;
 mod step_model;
 mod timeline;
 
 pub use cluster::{Outcome, Router, Simulation, Swap};
 pub use recorder::RequestTimes;
+pub use sessions::ClosedLoop;
 pub use step_model::{StepModel, StepWork};
 
+pub(crate) use self::belady::Belady;
 pub(crate) use crate::policies::Policies;
 
 /// One engine.

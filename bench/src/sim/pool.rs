@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use foldhash::fast::FixedState;
-use meridian_core::{CachedBlocks, EvictionRanker, LeavingBlock};
+use meridian_core::{CachedBlocks, ChainFacts, EvictionRanker, LeavingBlock};
 
 const NONE: u32 = u32::MAX;
 
@@ -141,6 +141,27 @@ impl Pool {
         }
         self.blocks[block as usize].key = key;
         self.blocks[block as usize].tokens = tokens;
+    }
+
+    /// The chain of a request that stops, before it lets go of its blocks.
+    pub(super) fn chain_ends(&mut self, blocks: &[u32], facts: &ChainFacts) {
+        if let Some(mirror) = &mut self.mirror {
+            mirror.chain_ends(blocks, facts);
+        }
+    }
+
+    /// The prompt of a request that has arrived matches these blocks.
+    pub(super) fn awaited(&mut self, policy: &mut dyn EvictionRanker, blocks: &[u32], now_ms: f64) {
+        if let Some(mirror) = &mut self.mirror {
+            mirror.awaited(policy, blocks, now_ms);
+        }
+    }
+
+    /// Before a step: blocks whose time is over, or that another policy ranked.
+    pub(super) fn rekey(&mut self, policy: &mut dyn EvictionRanker, now_ms: f64) {
+        if let Some(mirror) = &mut self.mirror {
+            mirror.rekey(policy, now_ms);
+        }
     }
 
     /// No later prompt will match what a request that ends has in `blocks` beyond `from` tokens.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::live::Live;
 use super::timeline::{Sample, Timeline};
-use super::{EngineConfig, StepWork};
+use super::{EngineConfig, StepWork, sessions};
 use crate::metrics::{Finished, Gap, Metrics, us};
 use crate::results::{Event, Run, Slo};
 
@@ -39,6 +39,9 @@ pub(super) struct Recorder {
     recomputed_tokens: u64,
     hit_tokens: u64,
     asked_tokens: u64,
+    /// Of prompts, what an unlimited cache would have, and what of it was missing.
+    known_tokens: u64,
+    needed_tokens: u64,
     kept: Option<Kept>,
     pub(super) events: Vec<Event>,
     pub(super) refused: u64,
@@ -66,6 +69,8 @@ impl Recorder {
             recomputed_tokens: 0,
             hit_tokens: 0,
             asked_tokens: 0,
+            known_tokens: 0,
+            needed_tokens: 0,
             kept: None,
             events: Vec::new(),
             refused: 0,
@@ -83,12 +88,28 @@ impl Recorder {
     }
 
     /// The request was admitted; `computed_tokens` were found in the prefix cache.
-    pub(super) fn admitted(&mut self, live: &Live) {
+    pub(super) fn admitted(&mut self, live: &Live, block_tokens: u32) {
         if live.preemptions == 0 {
             self.hit_tokens += u64::from(live.computed_tokens);
             self.asked_tokens += u64::from(live.prompt_tokens);
+            if let Some(turn) = live.facts.turn {
+                // In whole blocks of the engine, and not the last token: that is computed in any case.
+                let known = turn.known_tokens.min(live.prompt_tokens - 1) / block_tokens * block_tokens;
+                self.known_tokens += u64::from(known);
+                self.needed_tokens += u64::from(known.saturating_sub(live.computed_tokens));
+            }
         } else {
             self.recomputed_tokens = self.recomputed_tokens.saturating_sub(u64::from(live.computed_tokens));
+        }
+    }
+
+    /// What sessions had in common, and what of it was found.
+    pub(super) fn kept_prefixes(&self) -> sessions::Kept {
+        sessions::Kept {
+            known: self.known_tokens,
+            needed: self.needed_tokens,
+            asked: self.asked_tokens,
+            again: self.recomputed_tokens,
         }
     }
 

@@ -1,6 +1,6 @@
 //! One step of a simulated engine as its plan is carried out: the KV blocks of its requests.
 
-use meridian_core::{EngineStep, EvictionColumn, Memory, MeridianScheduler, RowId, Subject};
+use meridian_core::{EngineStep, EvictionColumn, Memory, MeridianScheduler, RowId, Stop, Subject};
 use meridian_runtime::DispatchSlot;
 
 use super::content::Chain;
@@ -73,7 +73,12 @@ impl EngineStep for Serving<'_> {
         let live = of(self.live, row);
         self.recorder.preempted(live);
         self.phases[live.phase()] -= 1;
-        self.pool.release(&mut self.policies.eviction, &mut live.blocks, self.now_ms);
+        let chain = self.scheduler.mirror().chain_ends(row, Stop::Preempted);
+        self.pool.chain_ends(&live.blocks, &chain);
+        if let Some(belady) = &mut self.policies.belady {
+            belady.note(&live.blocks, live.blocks.len(), live.facts.arrival_ms);
+        }
+        self.pool.release(self.policies.ranker(), &mut live.blocks, self.now_ms);
         live.computed_tokens = 0;
         live.chain = Chain::default();
         live.preemptions += 1;
@@ -84,18 +89,7 @@ impl EngineStep for Serving<'_> {
     fn admit(&mut self, row: RowId, most: u32, running: &[RowId]) -> Option<u32> {
         let block_tokens = self.config.block_tokens;
         let live = of(self.live, row);
-        let mut chain = Chain::default();
-        self.found.clear();
-        if self.config.prefix_caching {
-            // The last token is computed in any case: it gives the first logits.
-            while (chain.blocks + 1) * block_tokens < live.known_tokens {
-                let mut next = chain;
-                let key = live.content.next(&mut next, block_tokens, live.think_tokens);
-                let Some(block) = self.pool.find(key) else { break };
-                self.found.push(block);
-                chain = next;
-            }
-        }
+        let chain = live.find_prefix(self.pool, self.config, self.found);
         let cached = chain.blocks * block_tokens;
         let tokens = (live.known_tokens - cached).min(self.prompt_limit).min(most);
         let revived = self.found.iter().filter(|block| self.pool.is_free(**block)).count() as u32;
@@ -111,7 +105,7 @@ impl EngineStep for Serving<'_> {
         live.computed_tokens = cached;
         let needed = (cached + tokens).div_ceil(block_tokens) - chain.blocks;
         self.pool.take(needed, self.now_ms, &mut live.blocks);
-        self.recorder.admitted(live);
+        self.recorder.admitted(live, block_tokens);
         self.phases[live.phase()] += 1;
         self.scheduler.mirror().admitted(row, cached);
         Some(tokens)

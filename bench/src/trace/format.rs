@@ -16,13 +16,16 @@ pub enum Format {
     Azure,
     /// Mooncake's traces with block hashes (<https://github.com/kvcache-ai/Mooncake>, FAST '25).
     Mooncake,
+    /// Sessions of agents with prefix blocks, replayed in closed loop (as in kv-cache-tester's traces).
+    Agentic,
     /// What `vllm bench serve --save-result --save-detailed` writes.
     VllmBench,
 }
 
 impl Format {
     /// All formats, in the order in which messages list them.
-    pub const ALL: [Self; 5] = [Self::Meridian, Self::ServeGen, Self::Azure, Self::Mooncake, Self::VllmBench];
+    pub const ALL: [Self; 6] =
+        [Self::Meridian, Self::ServeGen, Self::Azure, Self::Mooncake, Self::Agentic, Self::VllmBench];
 
     /// Name on the command line.
     pub fn name(self) -> &'static str {
@@ -31,6 +34,7 @@ impl Format {
             Self::ServeGen => "servegen",
             Self::Azure => "azure",
             Self::Mooncake => "mooncake",
+            Self::Agentic => "agentic",
             Self::VllmBench => "vllm-bench",
         }
     }
@@ -49,6 +53,8 @@ impl Format {
             let key = |name: &str| line.contains(&format!("\"{name}\""));
             return if key("arrival_s") {
                 Some(Self::Meridian)
+            } else if key("requests") && key("block_size") {
+                Some(Self::Agentic)
             } else if key("hash_ids") || (key("input_length") && key("output_length") && key("timestamp")) {
                 Some(Self::Mooncake)
             } else if key("timestamp") || key("arrival_time") {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+mod agentic;
 mod azure;
 mod check;
 mod error;
@@ -15,6 +16,7 @@ mod read;
 mod rows;
 mod sample;
 mod servegen;
+mod sessions;
 mod streams;
 mod vllm_bench;
 mod workload;
@@ -26,6 +28,7 @@ pub use error::{TraceError, WorkloadError};
 pub use format::Format;
 pub use generate::Generator;
 pub use read::{ReadOptions, ThinkSplit, Trace, read, read_from};
+pub use sessions::{Session, SessionRequest};
 pub use workload::{Arrivals, Class, Mode, Prompt, Regime, Sessions, Tenants, Wave, Workload};
 pub use write::write_csv;
 
@@ -102,6 +105,16 @@ pub enum Prefix {
         tokens: u32,
         /// One id a block, first to last.
         ids: Arc<[u64]>,
+    },
+    /// A request of a recorded session: its full blocks by content, as ranges of ids that include both ends and that are
+    /// the session's own.
+    Ranges {
+        /// Which session.
+        session: u64,
+        /// Tokens of a block.
+        tokens: u32,
+        /// Ids, first to last.
+        ranges: Arc<[[u32; 2]]>,
     },
     /// A turn of a conversation: its prompt is the prompt and the answer of the turn before, then new text. It does not
     /// arrive before that turn is over.

@@ -5,7 +5,7 @@ use meridian_core::file::open_regular;
 
 use super::lengths::Builder;
 use super::rows::io_error;
-use super::{Format, TraceError, TraceRequest};
+use super::{Format, Session, TraceError, TraceRequest};
 
 /// Most that is read of a file, bytes: days of a large service.
 const MAX_TRACE_BYTES: u64 = 1 << 30;
@@ -17,7 +17,7 @@ const HEAD_BYTES: usize = 64 << 10;
 pub struct ReadOptions {
     /// Where the thinking is in traces that do not say so.
     pub think: ThinkSplit,
-    /// Only so many rows, in the order of the file.
+    /// Only so many rows, in the order of the file; a row may be a session.
     pub limit: Option<usize>,
     /// Most tokens of a request, prompt, thinking and answer together. A longer one loses prompt down to a quarter of
     /// this, then thinking and answer alike.
@@ -46,6 +46,8 @@ pub struct Trace {
     pub format: Format,
     /// By arrival, the first at 0 s; rows of one arrival keep the order of the file.
     pub requests: Vec<TraceRequest>,
+    /// Sessions of a format that has them, and then no requests: those follow each other in closed loop.
+    pub sessions: Vec<Session>,
     /// What the reader left out, changed or assumed, for reports.
     pub notes: Vec<String>,
 }
@@ -106,7 +108,8 @@ pub fn read_from(
         Format::Azure => super::azure::rows(name, input, options, &mut builder)?,
         Format::Mooncake => super::mooncake::rows(name, input, options, &mut builder)?,
         Format::VllmBench => super::vllm_bench::rows(name, input, options, &mut builder)?,
+        Format::Agentic => return super::agentic::read(name, input, options),
     }
     let (requests, notes) = builder.finish(name)?;
-    Ok(Trace { name: name.to_owned(), format, requests, notes })
+    Ok(Trace { name: name.to_owned(), format, requests, sessions: Vec::new(), notes })
 }

@@ -6,7 +6,7 @@ use super::{Prefix, TraceRequest};
 /// Writes requests as CSV in the project's own format, which [`super::read`] gives back.
 ///
 /// # Errors
-/// What `output` says; `InvalidInput` for [`Prefix::Blocks`], for which the format has no column.
+/// What `output` says; `InvalidInput` for [`Prefix::Blocks`] and [`Prefix::Ranges`], for which the format has no column.
 pub fn write_csv<R: Borrow<TraceRequest>>(requests: impl IntoIterator<Item = R>, output: impl Write) -> io::Result<()> {
     let mut writer = csv::Writer::from_writer(output);
     writer.write_record([
@@ -25,7 +25,7 @@ pub fn write_csv<R: Borrow<TraceRequest>>(requests: impl IntoIterator<Item = R>,
         let (session, turn) = match &request.prefix {
             Prefix::None => (String::new(), String::new()),
             Prefix::Session { id, turn } => (id.to_string(), turn.to_string()),
-            Prefix::Blocks { .. } => {
+            Prefix::Blocks { .. } | Prefix::Ranges { .. } => {
                 let why = "prefix blocks have no column in this format";
                 return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
             }

@@ -141,7 +141,7 @@ impl From<&TraceRequest> for JobRequest {
     fn from(request: &TraceRequest) -> Self {
         let (session, turn) = match request.prefix {
             Prefix::Session { id, turn } => (Some(id), Some(turn)),
-            Prefix::None | Prefix::Blocks { .. } => (None, None),
+            Prefix::None | Prefix::Blocks { .. } | Prefix::Ranges { .. } => (None, None),
         };
         Self {
             arrival_s: request.arrival_s,

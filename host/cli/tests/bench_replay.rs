@@ -46,6 +46,62 @@ fn a_replay_shows_its_policies_side_by_side_and_keeps_them() {
     assert!(table.contains("output ITL p99") && table.contains("output-first") && !table.contains(".cache"), "{table}");
 }
 
+/// Six sessions of four requests, each prompt the one before and four blocks.
+fn sessions(file: &str) {
+    let session = |id: u32| {
+        let request = |turn: u32| {
+            let blocks = 4 * (turn + 1);
+            let gap = if turn == 0 { "0.0" } else { "0.5" };
+            format!("[{turn}.0, {}, 6, 0.1, {gap}, \"tool_use\", 0, [[1, {blocks}]]]", blocks * 64 + 9)
+        };
+        let requests: Vec<String> = (0..4).map(request).collect();
+        format!("{{\"id\": \"s{id}\", \"block_size\": 64, \"requests\": [{}]}}\n", requests.join(", "))
+    };
+    std::fs::write(folder().join(file), (0..6).map(session).collect::<String>()).expect("can be written");
+}
+
+#[test]
+fn sessions_are_replayed_in_closed_loop() {
+    sessions("agents.jsonl");
+    let args = ["replay", "--trace", "agents.jsonl", "--block-tokens", "64", "--kv-blocks", "40", "--at-once", "3"];
+    let policies = ["--policy", "dispatch=fcfs,eviction=next-use", "--policy", "dispatch=fcfs,eviction=belady"];
+    let results = json(&bench(&[&args[..], &policies, &["--json"]].concat()));
+    let runs = results["runs"].as_array().expect("runs");
+    assert_eq!((runs.len(), &results["trace"]["requests"]), (3, &Value::from(24)));
+    for run in runs {
+        let of = |key: &str| run["metrics"][key].as_f64().unwrap_or_else(|| panic!("{key} in {run}"));
+        assert_eq!((of("requests"), of("sessions"), of("refused")), (24.0, 6.0, 0.0));
+        assert!(of("hit_rate") <= of("hit_rate_unlimited") && of("session_p50_s") > 1.5);
+    }
+    let table = bench(&[&args[..], &policies].concat()).stdout;
+    assert!(table.contains("session completion p50") && table.contains("evicted and needed blocks"), "{table}");
+    let part = json(&bench(&[&args[..], &["--part", "2/3", "--shrink", "8", "--scale-gaps", "0", "--json"]].concat()));
+    assert_eq!(part["runs"][0]["metrics"]["sessions"], 2.0);
+    assert!(part["runs"][0]["metrics"]["session_p50_s"].as_f64().expect("seconds") < 1.5);
+}
+
+#[test]
+fn what_sessions_cannot_be_is_refused() {
+    sessions("refused.jsonl");
+    let says = |args: &[&str], what: &str| {
+        let said = refused(&[&["replay", "--trace", "refused.jsonl"], args].concat());
+        assert!(said.contains(what), "{said}");
+    };
+    says(&["--rate", "2"], "--rate: sessions of refused.jsonl arrive when others end, expected --at-once instead");
+    says(&["--shrink", "48"], "--shrink 48: expected a divisor of 64, the block size");
+    says(&["--part", "3/2"], "3/2: expected K/N, K from 1 to N");
+    says(&["--part", "9/9"], "--part 9/9: has no session, expected a smaller K");
+    says(&["--at-once", "0"], "--at-once 0: expected 1 to");
+    says(&["--scale-gaps=-1"], "--scale-gaps");
+    let said = refused(&["tune", "--trace", "refused.jsonl"]);
+    assert!(
+        said.contains("refused.jsonl: has sessions in closed loop, which only `meridian bench replay` plays"),
+        "{said}"
+    );
+    let said = refused(&["replay", "--requests", "20", "--policy", "eviction=belady"]);
+    assert!(said.contains("eviction=belady: knows when sessions come back, expected --trace with sessions"), "{said}");
+}
+
 #[test]
 fn the_same_command_gives_the_same_results() {
     let args = ["replay", "--requests", "80", "--policy", "pascal", "--seeds", "5", "--json"];

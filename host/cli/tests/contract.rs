@@ -16,7 +16,7 @@ fn root() -> PathBuf {
 }
 
 fn before(file: &str) -> String {
-    root().join("host/wasm/tests/contract-0.1").join(file).to_str().unwrap().to_owned()
+    root().join("host/wasm/tests/contract-0.2").join(file).to_str().unwrap().to_owned()
 }
 
 fn now(policy: &str) -> String {
@@ -35,9 +35,9 @@ fn meridian(args: &[&str]) -> Value {
 fn components_of_the_version_before_load() {
     for (slot, policy) in POLICIES {
         let inspected = meridian(&["policy", "inspect", &before(&format!("{policy}.wasm"))]);
-        assert_eq!((&inspected["contract"], &inspected["slots"][0]["slot"]), (&"0.1.0".into(), &slot.into()));
+        assert_eq!((&inspected["contract"], &inspected["slots"][0]["slot"]), (&"0.2.0".into(), &slot.into()));
         assert_eq!(inspected["refused"], Value::Null);
-        assert_eq!(meridian(&["policy", "inspect", &now(policy)])["contract"], "0.2.0");
+        assert_eq!(meridian(&["policy", "inspect", &now(policy)])["contract"], "0.3.0");
     }
 }
 

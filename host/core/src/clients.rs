@@ -1,13 +1,11 @@
-//! Numbers for policies: of requests, and for the names of tenants and sessions that clients give. All memory is bounded,
-//! because names come from outside.
+//! Numbers for policies: of requests, and for the names of tenants that clients give. All memory is bounded, because names
+//! come from outside.
 
 use std::collections::HashMap;
 
 /// Number of remembered tenant names; a further name counts as none. With the length of a name, it bounds the memory
 /// that clients can make the host use.
 const MAX_TENANTS: usize = 1 << 16;
-/// Number of remembered sessions. One more makes the host forget an eighth of them, those that were used first.
-const MAX_SESSIONS: usize = 1 << 16;
 /// Longest name, characters.
 const MAX_NAME_CHARS: usize = 128;
 /// Largest number that an `f32` column holds exactly, with all below it.
@@ -18,28 +16,9 @@ pub(crate) fn next_number(number: u32) -> u32 {
     if number >= MAX_NUMBER { 1 } else { number + 1 }
 }
 
-/// The place of a request in its session; both are 0 without a session.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Turn {
-    pub(crate) session: u32,
-    /// From 1, in order of arrival.
-    pub(crate) turn: u32,
-}
-
 #[derive(Debug, Default)]
 pub(crate) struct Clients {
     tenants: HashMap<Box<str>, u32>,
-    /// By tenant and name: one tenant's names say nothing of another's.
-    sessions: HashMap<String, Session>,
-    last_session: u32,
-    /// Requests with a session so far.
-    uses: u64,
-}
-
-#[derive(Debug)]
-struct Session {
-    last: Turn,
-    used: u64,
 }
 
 impl Clients {
@@ -58,39 +37,9 @@ impl Clients {
         self.tenants.insert(name.into(), tenant);
         tenant
     }
-
-    /// A request of this tenant's session has arrived.
-    pub(crate) fn turn(&mut self, tenant: &str, session: &str) -> Turn {
-        if !is_name(session) {
-            return Turn::default();
-        }
-        let tenant = if is_name(tenant) { tenant } else { "" };
-        let session = format!("{}:{tenant}{session}", tenant.len());
-        self.uses += 1;
-        if let Some(known) = self.sessions.get_mut(&session) {
-            known.used = self.uses;
-            known.last.turn = known.last.turn.saturating_add(1);
-            return known.last;
-        }
-        if self.sessions.len() >= MAX_SESSIONS {
-            self.forget();
-        }
-        self.last_session = next_number(self.last_session);
-        let first = Turn { session: self.last_session, turn: 1 };
-        self.sessions.insert(session, Session { last: first, used: self.uses });
-        first
-    }
-
-    /// Forget the eighth of the sessions that were used first, so that the search for them is rare.
-    fn forget(&mut self) {
-        let mut used: Vec<u64> = self.sessions.values().map(|session| session.used).collect();
-        let (_, bound, _) = used.select_nth_unstable(MAX_SESSIONS / 8);
-        let bound = *bound;
-        self.sessions.retain(|_, session| session.used > bound);
-    }
 }
 
-fn is_name(name: &str) -> bool {
+pub(crate) fn is_name(name: &str) -> bool {
     !name.is_empty() && name.chars().nth(MAX_NAME_CHARS).is_none()
 }
 
@@ -125,32 +74,6 @@ impl Ended {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn turns_of_a_session_are_counted() {
-        let mut clients = Clients::default();
-        let long = "x".repeat(MAX_NAME_CHARS + 1);
-        let turns = ["a", "b", "a", "", "a", &long].map(|session| clients.turn("", session));
-        let turns = turns.map(|Turn { session, turn }| (session, turn));
-        assert_eq!(turns, [(1, 1), (2, 1), (1, 2), (0, 0), (1, 3), (0, 0)]);
-        assert_eq!(clients.turn("other", "a"), Turn { session: 3, turn: 1 }, "another tenant's");
-    }
-
-    #[test]
-    fn sessions_used_last_are_remembered() {
-        let mut clients = Clients::default();
-        clients.turn("", "first");
-        for i in 1..MAX_SESSIONS {
-            clients.turn("", &i.to_string());
-        }
-        assert_eq!(clients.turn("", "first"), Turn { session: 1, turn: 2 });
-        let new = clients.turn("", "new");
-        assert_eq!(new, Turn { session: MAX_SESSIONS as u32 + 1, turn: 1 });
-        assert!(clients.sessions.len() <= MAX_SESSIONS - MAX_SESSIONS / 8 + 1);
-        assert_eq!(clients.turn("", "first"), Turn { session: 1, turn: 3 }, "it was used since");
-        assert_eq!(clients.turn("", "1").turn, 1, "it was forgotten");
-        assert_eq!(clients.turn("", &(MAX_SESSIONS - 1).to_string()).turn, 2);
-    }
 
     #[test]
     fn ended_requests_are_told_once_to_each() {

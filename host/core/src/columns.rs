@@ -80,19 +80,37 @@ fn since(now_ms: f64, then_ms: f64) -> f32 {
 
 /// Write the columns `inputs` of blocks or requests into `out`, laid out as in WIT `eviction.rank`.
 pub fn fill_eviction(inputs: &[eviction::Column], candidates: &[EvictionCandidate], out: &mut Vec<f32>) {
+    use eviction::Column;
     out.clear();
     for column in inputs {
-        out.extend(candidates.iter().map(|candidate| {
-            let EvictionCandidate { subject: _, tier, blocks, position, hits, age_ms, computed_tokens } = *candidate;
-            match column {
-                eviction::Column::Tier => f32::from(tier as u8),
-                eviction::Column::Blocks => blocks as f32,
-                eviction::Column::Position => position as f32,
-                eviction::Column::Hits => hits as f32,
-                eviction::Column::AgeMs => age_ms,
-                eviction::Column::ComputedTokens => computed_tokens as f32,
-            }
-        }));
+        // Each column compiles to its own loop.
+        let mut write = |value: &dyn Fn(&EvictionCandidate) -> f32| out.extend(candidates.iter().map(value));
+        match column {
+            Column::Tier => write(&|c| f32::from(c.tier as u8)),
+            Column::Blocks => write(&|c| c.blocks as f32),
+            Column::Position => write(&|c| c.position as f32),
+            Column::Hits => write(&|c| c.hits as f32),
+            Column::AgeMs => write(&|c| c.age_ms),
+            Column::ComputedTokens => write(&|c| c.computed_tokens as f32),
+            Column::ChainTokens => write(&|c| c.chain_tokens as f32),
+            Column::ChainBlocks => write(&|c| c.chain_blocks as f32),
+            Column::ChainHits => write(&|c| c.chain_hits as f32),
+            Column::Generated => write(&|c| f32::from(u8::from(c.is_generated))),
+            Column::Session => write(&|c| c.session.session as f32),
+            Column::Turn => write(&|c| c.session.turn as f32),
+            Column::IdleMs => write(&|c| c.idle_ms),
+            Column::LastGapMs => write(&|c| c.session.last_gap_ms),
+            Column::GapMs => write(&|c| c.session.gap_ms),
+            Column::GapSpreadMs => write(&|c| c.session.gap_spread_ms),
+            Column::Gaps => write(&|c| c.session.gaps as f32),
+            Column::StoppedForTool => write(&|c| f32::from(u8::from(c.session.stopped_for_tool))),
+            Column::Priority => write(&|c| c.priority as f32),
+            Column::RecomputeMs => write(&|c| c.recompute_ms),
+            Column::Phase => write(&|c| f32::from(c.phase as u8)),
+            Column::Preemptions => write(&|c| c.preemptions as f32),
+            Column::ServedTokens => write(&|c| c.served_tokens as f32),
+            Column::Awaited => write(&|c| f32::from(u8::from(c.is_awaited))),
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 
 use meridian_policy_sdk::budget::{Load, Point};
-use meridian_policy_sdk::eviction::{Memory, Subject};
+use meridian_policy_sdk::eviction::{Memory, Ranking, Subject};
 use meridian_policy_sdk::{Decision, Init, Step, budget, eviction};
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +15,7 @@ use crate::{EntropyUnit, Fault, FaultKind, Policy};
 /// ```
 /// assert_ne!(meridian_core::CONTRACT_BEFORE, meridian_core::CONTRACT);
 /// ```
-pub const CONTRACT_BEFORE: &str = "0.1.0";
+pub const CONTRACT_BEFORE: &str = "0.2.0";
 
 /// A decision that policies make, by name.
 ///
@@ -131,7 +131,8 @@ impl SlotKind for Dispatch {
 
     fn check(_facts: &Step, decision: &Decision, candidates: usize) -> Result<(), Fault> {
         check_count(decision.keys.len(), candidates, "keys")?;
-        check_count(decision.token_caps.len(), candidates, "token caps")
+        check_count(decision.token_caps.len(), candidates, "token caps")?;
+        check_count(decision.victim_keys.len(), candidates, "victim keys")
     }
 
     fn is_decided(decision: &Decision, candidates: usize) -> bool {
@@ -181,34 +182,46 @@ pub struct Eviction;
 impl SlotKind for Eviction {
     type Column = eviction::Column;
     type Facts = Memory;
-    type Decision = Vec<f32>;
+    type Decision = Ranking;
 
     const NAME: SlotName = SlotName::Eviction;
     const REQUEST: Option<Self::Column> = None;
-    const NATIVES: &'static [&'static str] = &["tiered-lru", "least-computed-first", "prefix-value", "noop"];
+    const NATIVES: &'static [&'static str] = &[
+        "tiered-lru",
+        "lru",
+        "least-computed-first",
+        "prefix-value",
+        "t-lru",
+        "ttl",
+        "cost-aware",
+        "next-use",
+        "noop",
+    ];
 
     fn now_ms(facts: &Memory) -> f64 {
         facts.now_ms
     }
 
-    fn clear(decision: &mut Vec<f32>) {
+    fn clear(decision: &mut Ranking) {
         decision.clear();
     }
 
-    fn check(_facts: &Memory, decision: &Vec<f32>, candidates: usize) -> Result<(), Fault> {
-        check_count(decision.len(), candidates, "keys")
+    fn check(_facts: &Memory, decision: &Ranking, candidates: usize) -> Result<(), Fault> {
+        check_count(decision.keys.len(), candidates, "keys")?;
+        check_count(decision.keep_ms.len(), candidates, "times to keep")
     }
 
-    fn is_decided(decision: &Vec<f32>, candidates: usize) -> bool {
-        candidates == 0 || !decision.is_empty()
+    fn is_decided(decision: &Ranking, candidates: usize) -> bool {
+        candidates == 0 || !decision.keys.is_empty()
     }
 
-    fn keys(decision: &Vec<f32>) -> &[f32] {
-        decision
+    fn keys(decision: &Ranking) -> &[f32] {
+        &decision.keys
     }
 
-    fn differences(_one: &Vec<f32>, _other: &Vec<f32>) -> u64 {
-        0
+    fn differences(one: &Ranking, other: &Ranking) -> u64 {
+        let keep = one.keep_ms.iter().zip(&other.keep_ms).filter(|(one, other)| one.to_bits() != other.to_bits());
+        (keep.count() + one.keep_ms.len().abs_diff(other.keep_ms.len())) as u64
     }
 
     fn trials(candidates: u32) -> Vec<Memory> {
@@ -220,7 +233,12 @@ impl SlotKind for Eviction {
         match name {
             "tiered-lru" => Some(Native::<tiered_lru::TieredLru>::boxed(init)),
             "least-computed-first" => Some(Native::<least_computed_first::LeastComputedFirst>::boxed(init)),
+            "lru" => Some(Native::<lru::Lru>::boxed(init)),
+            "t-lru" => Some(Native::<t_lru::TLru>::boxed(init)),
+            "ttl" => Some(Native::<ttl::Ttl>::boxed(init)),
+            "cost-aware" => Some(Native::<cost_aware::CostAware>::boxed(init)),
             "prefix-value" => Some(Native::<prefix_value::PrefixValue>::boxed(init)),
+            "next-use" => Some(Native::<next_use::NextUse>::boxed(init)),
             "noop" => Some(Native::<noop::Noop>::boxed(init)),
             _ => None,
         }

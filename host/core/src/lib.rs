@@ -50,6 +50,7 @@ mod rank;
 mod reference;
 mod router;
 mod scheduler;
+mod sessions;
 pub mod signature;
 mod step_time;
 /// The locks, for the crates that loom tests together with this one.
@@ -60,9 +61,9 @@ pub mod text;
 pub mod types;
 
 pub use blocks::{
-    Allocation, BeginKv, BlockManager, CachedBlocks, CachedStats, Evicted, EvictionCandidate, EvictionRanker,
-    EvictionSubject, Fabric, FabricError, KvMemory, KvStats, Leaving, LeavingBlock, OwnOrder, PhaseAwareBlockManager,
-    Sections,
+    Allocation, BeginKv, BlockManager, CachedBlocks, CachedStats, ChainFacts, Evicted, EvictionCandidate,
+    EvictionRanker, EvictionSubject, Fabric, FabricError, KvMemory, KvStats, Leaving, LeavingBlock, OwnOrder,
+    PhaseAwareBlockManager, Sections,
 };
 pub use config::{
     AdminConfig, EntropyConfig, KvMemoryConfig, MeridianConfig, ModelConfig, PolicyConfig, SchedulerConfig, SlotConfig,
@@ -73,7 +74,7 @@ pub use family::{FamilyMarker, ModelFamily, StartInPrompt};
 pub use guarded::{Asked, GuardedPolicy};
 pub use kind::{Budget, CONTRACT_BEFORE, Dispatch, Eviction, SlotKind, SlotName};
 pub use meridian_policy_sdk::budget::{Column as BudgetColumn, Decision as BudgetDecision};
-pub use meridian_policy_sdk::eviction::{Column as EvictionColumn, Memory, Subject};
+pub use meridian_policy_sdk::eviction::{Column as EvictionColumn, Memory, Ranking, Subject};
 pub use meridian_policy_sdk::{CONTRACT, Column, Decision, State, Step, Targets};
 pub use mirror::{EngineMirror, KvCounts};
 pub use pattern::Pattern;
@@ -87,6 +88,7 @@ pub use scheduler::{
     Decider, EngineDecider, FillColumns, Grant, MeridianScheduler, PolicyDecider, QueueStats, ScheduledBatch, Source,
     StepLimits, WAITING_WINDOW,
 };
+pub use sessions::{SessionFacts, Stop};
 pub use step_time::{StepLoad, StepTime, StepTimeModel};
 pub use table::{NewRequest, RequestState, RequestTable, RowId, Signals};
 pub use types::{BlockId, BlockLocation, BlockTier, EntropySignal, EntropyUnit, PhaseEvent, RequestId, ThinkPhase};

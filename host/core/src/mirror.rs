@@ -1,14 +1,14 @@
 use std::cmp::Reverse;
 
-use meridian_policy_sdk::eviction::Memory;
+use meridian_policy_sdk::eviction::{Memory, Ranking};
 use meridian_policy_sdk::{Phase, State, Step};
 
-use crate::blocks::keys_or_default;
+use crate::blocks::ranked_or_default;
 use crate::rank::ordinal;
 use crate::table::RequestState;
 use crate::{
-    BlockTier, EngineFacts, EvictionCandidate, EvictionRanker, EvictionSubject, Markers, RequestTable, RowId, StepLoad,
-    StepTime, StepTimeModel,
+    BlockTier, ChainFacts, EngineFacts, EvictionCandidate, EvictionRanker, EvictionSubject, Markers, RequestTable,
+    RowId, StepLoad, StepTime, StepTimeModel, Stop,
 };
 
 /// The host's knowledge of one engine: its requests, and its step times. For each step, call
@@ -229,6 +229,34 @@ impl EngineMirror {
         avoidable
     }
 
+    /// Report that the chain of a request's blocks is about to be released because the request stops, and get the facts for
+    /// [`CachedBlocks::chain_ends`](crate::CachedBlocks::chain_ends). With [`Stop::Turn`] or [`Stop::Tool`] its session
+    /// pauses from now; removing the request follows.
+    pub fn chain_ends(&mut self, row_id: RowId, stop: Stop) -> ChainFacts {
+        let now_ms = self.now_ms();
+        let session = self.table.stops(row_id, stop, now_ms);
+        let Some(row) = self.table.get(row_id) else { return ChainFacts::default() };
+        ChainFacts {
+            tokens: row.known_tokens(),
+            prompt_tokens: row.prompt_tokens,
+            priority: row.priority,
+            token_ms: self.token_ms(),
+            ended_ms: (stop != Stop::Preempted).then_some(now_ms),
+            session,
+        }
+    }
+
+    /// Report that the whole prompt of an earlier request of `session` begins the prompt of this one, as
+    /// [`CachedBlocks::continued`](crate::CachedBlocks::continued) has found. Does nothing where the client names a session.
+    pub fn continues(&mut self, row_id: RowId, session: u32) {
+        self.table.continues(row_id, session);
+    }
+
+    /// Learned time of a prefill token, milliseconds; 0 before enough steps.
+    fn token_ms(&self) -> f32 {
+        self.step_time.learned().map_or(0.0, |learned| learned.prefill_token_ms)
+    }
+
     /// The counts of the cache, see [`KvCounts`].
     #[must_use]
     pub fn kv_counts(&self) -> KvCounts {
@@ -256,6 +284,7 @@ impl EngineMirror {
             .into_iter()
             .filter(|(_, row)| (row.phase() == Phase::Output) == (class == BlockTier::OutputCritical))
             .collect();
+        let token_ms = self.token_ms();
         // Oldest first, so that a policy receives the same candidates in the same order in every run.
         rows.sort_by(|(_, a), (_, b)| a.arrival_ms.total_cmp(&b.arrival_ms));
         let candidates: Vec<_> = rows
@@ -264,13 +293,19 @@ impl EngineMirror {
                 subject: EvictionSubject::Request(row.id()),
                 tier: class,
                 blocks: blocks.get(*i).copied().unwrap_or(0),
-                position: 0,
-                hits: 0,
                 age_ms: row.admitted_ms().map_or(0.0, |since_ms| (memory.now_ms - since_ms).max(0.0) as f32),
                 computed_tokens: row.computed_tokens(),
+                chain_tokens: row.known_tokens(),
+                session: self.table.session_facts(row),
+                priority: row.priority,
+                recompute_ms: row.computed_tokens() as f32 * token_ms,
+                phase: row.phase(),
+                preemptions: row.preemptions(),
+                served_tokens: self.table.served_tokens(row),
+                ..EvictionCandidate::default()
             })
             .collect();
-        let (keys, _) = keys_or_default(policy, memory, &candidates);
+        let (Ranking { keys, .. }, _) = ranked_or_default(policy, memory, &candidates);
         let rank = |position: usize, row: &RequestState| {
             (ordinal(keys.get(position).copied().unwrap_or(0.0)), row.computed_tokens(), Reverse(position))
         };

@@ -143,8 +143,8 @@ impl<P: EvictionPolicy + Send> Policy<Eviction> for Native<P> {
         P::INPUTS
     }
 
-    fn decide(&mut self, batch: &Batch<'_, Eviction>, keys: &mut Vec<f32>) -> Result<(), Fault> {
-        eviction::rank(&mut self.logic, batch.facts, batch.candidates, batch.columns, keys);
+    fn decide(&mut self, batch: &Batch<'_, Eviction>, ranking: &mut eviction::Ranking) -> Result<(), Fault> {
+        eviction::rank(&mut self.logic, batch.facts, batch.candidates, batch.columns, ranking);
         Ok(())
     }
 }

@@ -158,6 +158,9 @@ impl Planner {
     /// running requests of a less urgent priority give way, if the engine schedules by priority. None gives way unless
     /// that makes enough room, while it computes its prompt, or more than three times. None gives way again for a
     /// waiting request that was not admitted the last time. Does nothing for an engine without its own queues.
+    ///
+    /// A decision with victim keys chooses among the running requests with higher keys itself: the lowest victim key goes
+    /// first, for KV blocks too, and while it computes its prompt if the policy says so.
     pub fn preempt_for_waiting(&mut self) {
         self.preempts_for_waiting = true;
     }
@@ -275,7 +278,7 @@ impl Planner {
         self.fit_whole_prompts(table, facts, running, waiting);
         self.head_fits = self.fits(table, facts, running, waiting);
         if self.preempts_for_waiting && !self.owns_queues {
-            self.make_room(table, facts, running, waiting, &decision.keys);
+            self.make_room(table, facts, running, waiting, decision);
         }
         let binding = self.owns_queues
             || running_changed

@@ -7,8 +7,9 @@ use std::time::Duration;
 use meridian_policy_sdk::{Phase, State};
 
 use crate::budget::ThinkRecord;
-use crate::clients::{Clients, Ended, Turn, next_number};
+use crate::clients::{Clients, Ended, next_number};
 use crate::router::Routed;
+use crate::sessions::{SessionFacts, Sessions, Stop, Turn};
 use crate::types::{PhaseEvent, RequestId};
 use crate::{Error, Markers, RoutedRequest};
 
@@ -106,6 +107,10 @@ pub struct RequestState {
     id: RequestId,
     pub(crate) number: u32,
     pub(crate) session: Turn,
+    /// Its place in a session that the host found, where its client names none.
+    found: Turn,
+    /// Its session knows that it has ended.
+    has_left: bool,
     pub(crate) state: State,
     prefilled: bool,
     /// Its state after its tokens.
@@ -347,6 +352,17 @@ impl RequestState {
         self.whole_prompt && self.needed_tokens(0) > decode_tokens.max(1)
     }
 
+    /// Its place in the session that its client names, or else in the one that the host found.
+    fn own_turn(&self) -> Turn {
+        if self.session.session == 0 { self.found } else { self.session }
+    }
+
+    /// The client's priority; lower is more urgent.
+    #[must_use]
+    pub fn priority(&self) -> i32 {
+        self.priority
+    }
+
     /// Its tokens so far: prompt, thinking and output.
     #[inline]
     pub(crate) fn known_tokens(&self) -> u32 {
@@ -379,6 +395,7 @@ pub struct RequestTable {
     free: Vec<u32>,
     by_id: HashMap<RequestId, RowId>,
     clients: Clients,
+    sessions: Sessions,
     /// Number of the request that arrived last.
     last_number: u32,
     live_numbers: HashSet<u32>,
@@ -460,7 +477,9 @@ impl RequestTable {
         let state = RequestState {
             id,
             number: self.next_number(),
-            session: self.clients.turn(request.tenant, request.session),
+            session: self.sessions.arrived(request.tenant, request.session, request.arrival_ms),
+            found: Turn::default(),
+            has_left: false,
             state: State::Waiting,
             prefilled: false,
             routed: Routed::new(&self.markers, &routed, self.clock_whole_ms.max(request.arrival_ms as u64)),
@@ -514,6 +533,40 @@ impl RequestTable {
         self.rows.iter_mut().filter_map(|row| row.state.as_mut())
     }
 
+    /// Report that the prompt of a request continues that of a request of `session`, which its client does not name: it is
+    /// the next turn.
+    pub(crate) fn continues(&mut self, row_id: RowId, session: u32) {
+        let Some(row) = self.rows.get_mut(row_id.index()).filter(|row| row.generation == row_id.generation) else {
+            return;
+        };
+        if let Some(row) = &mut row.state
+            && row.session.session == 0
+            && row.found.session == 0
+            && let Some(turn) = self.sessions.continued(session, row.arrival_ms)
+        {
+            row.found = turn;
+        }
+    }
+
+    /// The request stops at `now_ms`; the facts about its session. One that nobody named begins with its first end.
+    pub(crate) fn stops(&mut self, row_id: RowId, stop: Stop, now_ms: f64) -> SessionFacts {
+        let row = self.rows.get_mut(row_id.index()).filter(|row| row.generation == row_id.generation);
+        let Some(row) = row.and_then(|row| row.state.as_mut()) else { return SessionFacts::default() };
+        if stop != Stop::Preempted && !row.has_left {
+            row.has_left = true;
+            if row.session.session == 0 && row.found.session == 0 {
+                row.found = self.sessions.found(row.arrival_ms);
+            }
+            self.sessions.ended(row.own_turn().session, stop, now_ms);
+        }
+        self.sessions.facts(row.own_turn(), stop)
+    }
+
+    /// The facts about a live request's session.
+    pub(crate) fn session_facts(&self, row: &RequestState) -> SessionFacts {
+        self.sessions.facts(row.own_turn(), Stop::Preempted)
+    }
+
     /// Remove a request; false when it was not live.
     pub fn remove(&mut self, row_id: RowId) -> bool {
         let Some(row) = self.rows.get_mut(row_id.index()).filter(|row| row.generation == row_id.generation) else {
@@ -527,6 +580,9 @@ impl RequestTable {
         self.live_numbers.remove(&state.number);
         self.ended.push(state.number);
         self.free.push(row_id.index);
+        if !state.has_left {
+            self.sessions.ended(state.own_turn().session, Stop::Turn, self.clock_ms);
+        }
         true
     }
 

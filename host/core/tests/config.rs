@@ -434,7 +434,8 @@ fn what_the_engine_would_refuse_is_refused() {
         (
             "[policy.eviction]\nsource = 'native:fcfs'",
             "policy.eviction.source: \"native:fcfs\": unknown native policy, expected one of native:tiered-lru, \
-             native:least-computed-first, native:prefix-value, native:noop"
+             native:lru, native:least-computed-first, native:prefix-value, native:t-lru, native:ttl, \
+             native:cost-aware, native:next-use, native:noop"
                 .into(),
         ),
         (

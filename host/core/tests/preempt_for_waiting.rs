@@ -83,6 +83,38 @@ fn nobody_gives_way_unless_that_makes_room() {
 }
 
 #[test]
+fn a_policy_chooses_among_the_requests_that_are_behind() {
+    let mut requests = table(&[32, 64, 96, 32], &[160]);
+    let rows = requests.1.clone();
+    let planned = |requests: &(RequestTable, Vec<RowId>, Vec<RowId>), facts: &EngineFacts, victim_keys: [f32; 5]| {
+        let mut planner = Planner::default().with_block_tokens(BLOCK_TOKENS);
+        planner.preempt_for_waiting();
+        // The last of the running ones is not behind.
+        let decision =
+            Decision { keys: vec![9.0, 8.0, 7.0, 1.0, 2.0], victim_keys: victim_keys.to_vec(), ..Decision::default() };
+        planner.plan(&requests.0, facts, &requests.1, &requests.2, &decision, 1e9).preempted.clone()
+    };
+    const NEVER: f32 = f32::NAN;
+    assert_eq!(planned(&requests, &FULL, [3.0, 1.0, 2.0, 0.0, NEVER]), [rows[1]], "the lowest, not the highest key");
+    assert_eq!(planned(&requests, &FULL, [3.0, 3.0, 3.0, 3.0, NEVER]), [rows[0]], "equal ones by the host's default");
+    assert!(planned(&requests, &FULL, [NEVER, NEVER, NEVER, 1.0, 1.0]).is_empty());
+    // For KV blocks alone too: it needs ten, and none is free.
+    let memory = EngineFacts { free_seats: 3, free_blocks: 0, ..FULL };
+    assert_eq!(planned(&requests, &memory, [3.0, 1.0, 2.0, 0.0, NEVER]), [rows[1], rows[2]]);
+    let short = EngineFacts { free_blocks: 1, ..memory };
+    assert!(planned(&requests, &short, [1.0, NEVER, NEVER, 0.0, NEVER]).is_empty(), "that does not make room");
+    // While it computes its prompt, if the policy says so; three times at most.
+    requests.0.preempted(rows[1]);
+    requests.0.admitted(rows[1], 0);
+    assert_eq!(planned(&requests, &FULL, [3.0, 1.0, 2.0, 0.0, NEVER]), [rows[1]]);
+    for _ in 0..2 {
+        requests.0.preempted(rows[1]);
+        requests.0.admitted(rows[1], 0);
+    }
+    assert_eq!(planned(&requests, &FULL, [3.0, 1.0, 2.0, 0.0, NEVER]), [rows[2]], "it gave way three times");
+}
+
+#[test]
 fn it_is_off_unless_asked_for() {
     let (table, running, waiting) = table(&[32], &[32]);
     let mut planner = Planner::default().with_block_tokens(BLOCK_TOKENS);

@@ -1,6 +1,8 @@
 //! The part of an engine's KV memory that Meridian manages.
 
-use meridian_core::{CachedBlocks, EvictionColumn, KvGrowth, Leaving, LeavingBlock, Memory, RowId};
+use std::collections::{HashMap, VecDeque};
+
+use meridian_core::{CachedBlocks, ChainFacts, EvictionColumn, KvGrowth, Leaving, LeavingBlock, Memory, RowId, Stop};
 use meridian_runtime::control::KvStatus;
 
 use crate::Driver;
@@ -17,6 +19,34 @@ pub(crate) struct Kv {
     pools: Vec<Kept>,
     /// KV blocks that answers in progress have lost.
     pub(crate) output_critical_evictions: u64,
+    ended: EndedChains,
+}
+
+/// Chains of requests that have ended, for stores that hear of it later.
+#[derive(Default)]
+struct EndedChains {
+    facts: HashMap<Box<str>, ChainFacts>,
+    order: VecDeque<Box<str>>,
+}
+
+impl EndedChains {
+    const KEPT: usize = 4096;
+
+    fn insert(&mut self, id: &str, facts: ChainFacts) {
+        if self.facts.insert(id.into(), facts).is_none() {
+            self.order.push_back(id.into());
+        }
+        while self.order.len() > Self::KEPT
+            && let Some(first) = self.order.pop_front()
+        {
+            self.facts.remove(&first);
+        }
+    }
+
+    /// The facts stay until they are the oldest: a store may ask for each group of layers.
+    fn of(&self, id: &str) -> Option<&ChainFacts> {
+        self.facts.get(id)
+    }
 }
 
 struct Kept {
@@ -59,6 +89,72 @@ impl Driver {
         &mut self.kv.pools[pool.0].blocks
     }
 
+    /// Report that a request stops, before its blocks leave: `chains` are its blocks in each pool, head first. Its session
+    /// pauses from now, unless it is preempted.
+    pub fn chain_ends(&mut self, id: &str, stop: Stop, chains: &[(Pool, Vec<u32>)]) {
+        let Some(row) = self.find(id) else { return };
+        let facts = self.scheduler.mirror().chain_ends(row, stop);
+        for (pool, blocks) in chains {
+            self.pool(*pool).chain_ends(blocks, &facts);
+        }
+        if stop != Stop::Preempted && self.kv.pools.iter().any(|pool| pool.is_store) {
+            self.kv.ended.insert(id, facts);
+        }
+    }
+
+    /// Report that a request has ended which left these chunks in a store, in the order of its chain. A store hears of it later
+    /// than the engine's pools; the facts are those of [`Driver::chain_ends`], of the latest 4,096 requests.
+    pub fn stored_chain_ends(&mut self, store: Pool, id: &str, chunks: &[u32]) {
+        if let Some(facts) = self.kv.ended.of(id).copied() {
+            self.pool(store).chain_ends(chunks, &facts);
+        }
+    }
+
+    /// Report that the prompt of a request matched `blocks` of a pool, its longest cached prefix: where its client names no
+    /// session, it may be the next turn of one that the host found.
+    pub fn prefix_matched(&mut self, pool: Pool, row: RowId, blocks: &[u32]) {
+        if let Some(session) = self.pool(pool).continued(blocks) {
+            self.scheduler.mirror().continues(row, session);
+        }
+    }
+
+    /// Report that the prompt of a request that has arrived matches `blocks` of a pool, its longest cached prefix, while it waits
+    /// for admission; see [`CachedBlocks::awaited`].
+    pub fn awaited(&mut self, pool: Pool, blocks: &[u32], now_ms: f64) {
+        self.kv.pools[pool.0].blocks.awaited(&mut self.eviction, blocks, now_ms);
+    }
+
+    /// Whether a policy reads which blocks are awaited; matching the prompt of each request that arrives is not free.
+    #[must_use]
+    pub fn reads_awaited(&self) -> bool {
+        self.eviction.reads(EvictionColumn::Awaited)
+    }
+
+    /// Whether a policy reads what is known of a block by the request and the session that used it last; reporting the
+    /// chains of all requests that stop is not free.
+    #[must_use]
+    pub fn reads_chains(&self) -> bool {
+        use EvictionColumn as Column;
+        [
+            Column::ChainTokens,
+            Column::ChainBlocks,
+            Column::ChainHits,
+            Column::Generated,
+            Column::Session,
+            Column::Turn,
+            Column::IdleMs,
+            Column::LastGapMs,
+            Column::GapMs,
+            Column::GapSpreadMs,
+            Column::Gaps,
+            Column::StoppedForTool,
+            Column::Priority,
+            Column::RecomputeMs,
+        ]
+        .into_iter()
+        .any(|column| self.eviction.reads(column))
+    }
+
     /// Report that these blocks lose their last reader; see [`CachedBlocks::leaving`].
     pub fn leaving(&mut self, pool: Pool, blocks: &[LeavingBlock], now_ms: f64) -> Leaving {
         self.kv.pools[pool.0].blocks.leaving(&mut self.eviction, blocks, now_ms)
@@ -92,7 +188,7 @@ impl Driver {
     /// Counters of the engine's KV memory; `None` if the engine manages it alone.
     #[must_use]
     pub fn kv_status(&mut self) -> Option<KvStatus> {
-        let Kv { orders, pools, output_critical_evictions } = &self.kv;
+        let Kv { orders, pools, output_critical_evictions, .. } = &self.kv;
         if !orders && !pools.iter().any(|pool| pool.is_store) {
             return None;
         }
@@ -117,5 +213,25 @@ impl Driver {
         }
         status.evictions[2] += output_critical_evictions;
         Some(status)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chains_of_ended_requests_are_remembered_and_bounded() {
+        let mut ended = EndedChains::default();
+        let facts = |tokens| ChainFacts { tokens, ..ChainFacts::default() };
+        for i in 0..=EndedChains::KEPT as u32 {
+            ended.insert(&i.to_string(), facts(i));
+        }
+        assert_eq!(ended.of("0"), None, "the oldest is forgotten");
+        assert_eq!(ended.of("1").map(|facts| facts.tokens), Some(1));
+        // A later request with the same id.
+        ended.insert("1", facts(9));
+        assert_eq!(ended.of("1").map(|facts| facts.tokens), Some(9));
+        assert_eq!((ended.facts.len(), ended.order.len()), (EndedChains::KEPT, EndedChains::KEPT));
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use meridian_core::budget::{Load, Point, Verdict};
 use meridian_core::{
     Asked, Batch, Budget, BudgetDecision, Decision, Dispatch, Eviction, Fault, FaultKind, GuardedPolicy, Memory,
-    MeridianConfig, Step, native,
+    MeridianConfig, Ranking, Step, native,
 };
 use meridian_runtime::control::Version;
 use meridian_runtime::recording::{Recordable, Recorder, RecorderSettings, SlotSetup};
@@ -22,8 +22,12 @@ fn main() {
         keys: keys(candidates),
         token_budget: Some(512),
         token_caps: vec![7; candidates],
+        victim_keys: Vec::new(),
     });
-    write::<Eviction>(folder, Memory { free_blocks: 5, total_blocks: 64, ..Memory::default() }, keys);
+    write::<Eviction>(folder, Memory { free_blocks: 5, total_blocks: 64, ..Memory::default() }, |candidates| Ranking {
+        keys: keys(candidates),
+        keep_ms: Vec::new(),
+    });
     write::<Budget>(folder, Load { point: Point::Start, thinking: 2, ..Load::default() }, |candidates| {
         BudgetDecision { thresholds: vec![Load::default().configured; candidates], verdicts: Vec::<Verdict>::new() }
     });

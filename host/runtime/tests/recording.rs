@@ -11,8 +11,8 @@ use std::os::unix::fs::PermissionsExt;
 use arrow_ipc::reader::FileReader;
 use meridian_core::budget::Verdict;
 use meridian_core::{
-    Asked, Batch, Budget, Column, Decision, Description, Dispatch, Eviction, Fault, FaultKind, Memory, Policy, Step,
-    Subject,
+    Asked, Batch, Budget, Column, Decision, Description, Dispatch, Eviction, EvictionColumn, Fault, FaultKind, Memory,
+    Policy, Ranking, Step, Subject,
 };
 use meridian_runtime::recording::{
     Outcome, Recordable, Recorded, Recorder, RecorderSettings, Recording, ReplayOptions, replay,
@@ -43,49 +43,52 @@ fn dispatch_rows() -> impl Strategy<Value = Vec<Recorded<Dispatch>>> {
     let row = (0usize..6).prop_flat_map(|n| {
         let answer = prop_oneof![Just(n), Just(0)];
         let keys = answer.clone().prop_flat_map(floats);
+        let victims = answer.clone().prop_flat_map(floats);
         let caps = answer.prop_flat_map(|n| proptest::collection::vec(any::<u32>(), n));
         (
             Just(n),
             floats(n * Column::COUNT),
             keys,
             any::<Option<u32>>(),
-            caps,
+            (caps, victims),
             any::<[u32; 8]>(),
             floats(3),
             any::<u64>(),
             outcome(),
         )
     });
-    let row = row.prop_map(|(candidates, columns, keys, token_budget, token_caps, counts, times, now, outcome)| {
-        let [
-            token_budget_fact,
-            free_blocks,
-            total_blocks,
-            running,
-            running_think,
-            running_output,
-            waiting,
-            decode_tokens,
-        ] = counts;
-        let facts = Step {
-            now_ms: f64::from_bits(now),
-            token_budget: token_budget_fact,
-            free_blocks,
-            total_blocks,
-            running,
-            running_think,
-            running_output,
-            waiting,
-            decode_tokens,
-            fixed_ms: times[0],
-            decode_token_ms: times[1],
-            prefill_token_ms: times[2],
-            decode_context_tokens: now,
-        };
-        let decision = Decision { keys, token_budget, token_caps };
-        let finished = vec![free_blocks; candidates % 3];
-        Recorded { outcome, facts, candidates, columns, finished, decision, ..Recorded::default() }
-    });
+    let row = row.prop_map(
+        |(candidates, columns, keys, token_budget, (token_caps, victim_keys), counts, times, now, outcome)| {
+            let [
+                token_budget_fact,
+                free_blocks,
+                total_blocks,
+                running,
+                running_think,
+                running_output,
+                waiting,
+                decode_tokens,
+            ] = counts;
+            let facts = Step {
+                now_ms: f64::from_bits(now),
+                token_budget: token_budget_fact,
+                free_blocks,
+                total_blocks,
+                running,
+                running_think,
+                running_output,
+                waiting,
+                decode_tokens,
+                fixed_ms: times[0],
+                decode_token_ms: times[1],
+                prefill_token_ms: times[2],
+                decode_context_tokens: now,
+            };
+            let decision = Decision { keys, token_budget, token_caps, victim_keys };
+            let finished = vec![free_blocks; candidates % 3];
+            Recorded { outcome, facts, candidates, columns, finished, decision, ..Recorded::default() }
+        },
+    );
     proptest::collection::vec(row, 0..12)
 }
 
@@ -129,12 +132,15 @@ proptest! {
 
     #[test]
     fn eviction_rows_come_back_bit_for_bit(
-        rows in proptest::collection::vec((0usize..5).prop_flat_map(|n| (floats(n * 6), floats(n), any::<bool>(), outcome())), 0..9),
+        rows in proptest::collection::vec((0usize..5).prop_flat_map(|n| (floats(n * EvictionColumn::COUNT), floats(n), any::<bool>(), outcome())), 0..9),
     ) {
         let rows: Vec<_> = rows.into_iter().map(|(columns, keys, is_requests, outcome)| {
+            let candidates = keys.len();
+            // Keys as times to keep: any bits.
+            let decision = Ranking { keep_ms: if is_requests { Vec::new() } else { keys.clone() }, keys };
             let subject = if is_requests { Subject::Requests } else { Subject::Blocks };
             let facts = Memory { now_ms: -0.0, subject, free_blocks: 1, cached_blocks: 2, total_blocks: u32::MAX };
-            Recorded::<Eviction> { outcome, facts, candidates: keys.len(), columns, decision: keys, ..Recorded::default() }
+            Recorded::<Eviction> { outcome, facts, candidates, columns, decision, ..Recorded::default() }
         }).collect();
         check_round_trip("round-trip-eviction", "tiered-lru", &rows);
     }

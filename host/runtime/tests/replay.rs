@@ -266,12 +266,12 @@ fn a_recording_of_an_unknown_contract_is_refused() {
     let dir = record("unknown-contract", native::<Dispatch>("fcfs"), &[dispatch_row(0, 2)]);
     let path = std::fs::read_dir(&dir).unwrap().next().unwrap().unwrap().path();
     let mut bytes = std::fs::read(path).unwrap();
-    let (written, other) = (b"\"contract\":\"0.2.0\"", b"\"contract\":\"9.2.0\"");
+    let (written, other) = (b"\"contract\":\"0.3.0\"", b"\"contract\":\"9.3.0\"");
     let places: Vec<_> = (0..bytes.len() - written.len()).filter(|at| bytes[*at..].starts_with(written)).collect();
     assert!(!places.is_empty(), "the header names the contract");
     for at in places {
         bytes[at..at + other.len()].copy_from_slice(other);
     }
     let error = Recording::read("x.arrow", bytes).unwrap().rows::<Dispatch>().unwrap_err().to_string();
-    assert_eq!(error, "x.arrow: it has contract \"9.2.0\", expected \"0.2.0\" or \"0.1.0\"");
+    assert_eq!(error, "x.arrow: it has contract \"9.3.0\", expected \"0.3.0\" or \"0.2.0\"");
 }

@@ -7,13 +7,14 @@ use meridian_core::{CONTRACT, CONTRACT_BEFORE, SlotName};
 /// ```
 /// use meridian_wasm::Contract;
 ///
-/// assert_eq!(Contract::ALL.map(|contract| contract.to_string()), ["0.2.0", "0.1.0"]);
+/// assert_eq!(Contract::ALL.map(|contract| contract.to_string()), ["0.3.0", "0.2.0"]);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contract {
     /// That of `wit/`.
     Current,
-    /// The one before, `host/wasm/wit-0.1/`. It lacks the columns and facts that came later, and is the same otherwise.
+    /// The one before, `host/wasm/wit-0.2/`. It lacks the columns and the parts of answers that came later, and is the same
+    /// otherwise.
     Before,
 }
 

@@ -1,6 +1,6 @@
 //! What differs from slot to slot in calling a component: which interface, how a batch goes in and how the answer comes
-//! out. Components of both versions of the contract are called alike: where a column or a fact is newer, one of the version
-//! before does not see it.
+//! out. Components of both versions of the contract are called alike: where a column, a fact or a part of an answer is newer,
+//! one of the version before does not have it.
 
 use meridian_core::budget::Point;
 use meridian_core::{
@@ -114,12 +114,8 @@ impl Lifecycle {
         }
     }
 
-    /// The version before is not told, and has no column that tells requests apart.
     pub(crate) fn finished(&self, store: &mut Store<StoreState>, requests: &[u32]) -> Result<()> {
-        match &self.0 {
-            Versioned::Current(guest) => guest.call_finished(store, requests),
-            Versioned::Before(_) => Ok(()),
-        }
+        either!(&self.0, guest => guest.call_finished(store, requests))
     }
 
     pub(crate) fn snapshot(&self, store: &mut Store<StoreState>) -> Result<Vec<u8>> {
@@ -191,10 +187,10 @@ impl Calls for Eviction {
         guest: &Self::Guest,
         store: &mut Store<StoreState>,
         batch: &Batch<'_, Self>,
-        keys: &mut Self::Decision,
+        ranking: &mut Self::Decision,
     ) -> Result<()> {
         let Batch { facts, candidates, columns, .. } = *batch;
-        *keys = either!(guest, guest => guest.call_rank(store, facts.same(), count(candidates), columns)?);
+        *ranking = either!(guest, guest => guest.call_rank(store, facts.same(), count(candidates), columns)?.same());
         Ok(())
     }
 }

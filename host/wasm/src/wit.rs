@@ -3,7 +3,7 @@
 
 use meridian_core::budget::{Load, PolicyThresholds, Verdict};
 use meridian_core::text::is_printable;
-use meridian_core::{Decision, Description, Memory, Step, Subject, Targets};
+use meridian_core::{Decision, Description, Memory, Ranking, Step, Subject, Targets};
 use meridian_policy_sdk as sdk;
 
 /// Bindings of a version. Of its world `policy` only the interfaces are used, each where a component exports it.
@@ -24,7 +24,7 @@ pub(crate) mod before {
     #[allow(dead_code)]
     mod bindings {
         wasmtime::component::bindgen!({
-            path: "wit-0.1",
+            path: "wit-0.2",
             world: "policy",
         });
     }
@@ -77,10 +77,10 @@ macro_rules! conversions {
                 }
             }
 
-            impl Same<Decision> for dispatch::Decision {
-                fn same(self) -> Decision {
-                    let Self { keys, token_budget, token_caps } = self;
-                    Decision { keys, token_budget, token_caps }
+            impl Same<dispatch::Step> for Step {
+                fn same(self) -> dispatch::Step {
+                    use dispatch::Step;
+                    sdk::__dispatch_step!(record! self => Step)
                 }
             }
 
@@ -137,22 +137,31 @@ macro_rules! conversions {
 conversions!(current);
 conversions!(before);
 
-impl Same<current::dispatch::Step> for Step {
-    fn same(self) -> current::dispatch::Step {
-        use current::dispatch::Step;
-        sdk::__dispatch_step!(record! self => Step)
+impl Same<Decision> for current::dispatch::Decision {
+    fn same(self) -> Decision {
+        let Self { keys, token_budget, token_caps, victim_keys } = self;
+        Decision { keys, token_budget, token_caps, victim_keys }
     }
 }
 
-// The fields of that version, which does not change any more.
-impl Same<before::dispatch::Step> for Step {
-    fn same(self) -> before::dispatch::Step {
-        use before::dispatch::Step;
-        record!(self => Step [
-            now_ms f64 ""; token_budget u32 ""; free_blocks u32 ""; total_blocks u32 ""; running u32 "";
-            running_think u32 ""; running_output u32 ""; waiting u32 ""; decode_tokens u32 ""; fixed_ms f32 "";
-            decode_token_ms f32 ""; prefill_token_ms f32 "";
-        ])
+impl Same<Ranking> for current::eviction::Ranking {
+    fn same(self) -> Ranking {
+        let Self { keys, keep_ms } = self;
+        Ranking { keys, keep_ms }
+    }
+}
+
+// What that version answers, which does not change any more.
+impl Same<Decision> for before::dispatch::Decision {
+    fn same(self) -> Decision {
+        let Self { keys, token_budget, token_caps } = self;
+        Decision { keys, token_budget, token_caps, victim_keys: Vec::new() }
+    }
+}
+
+impl Same<Ranking> for Vec<f32> {
+    fn same(self) -> Ranking {
+        Ranking { keys: self, keep_ms: Vec::new() }
     }
 }
 

@@ -59,7 +59,8 @@ fn step() -> impl Strategy<Value = Step> {
 fn bits(decision: &Decision) -> (Vec<u32>, Option<u32>, Vec<u32>) {
     // A NaN's payload is not part of the contract: the host only asks whether a key is NaN.
     let key = |key: &f32| if key.is_nan() { u32::MAX } else { key.to_bits() };
-    (decision.keys.iter().map(key).collect(), decision.token_budget, decision.token_caps.clone())
+    let keys = |keys: &[f32]| keys.iter().map(key).collect();
+    (keys(&decision.keys), decision.token_budget, decision.token_caps.clone(), keys(&decision.victim_keys))
 }
 
 /// Options that change what a policy does with a batch.

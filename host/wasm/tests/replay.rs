@@ -102,6 +102,7 @@ fn components_of_every_slot_decide_the_same_again() {
                     hits: i % 2,
                     age_ms: 3.5,
                     computed_tokens: 16 * (i % 3),
+                    ..EvictionCandidate::default()
                 })
                 .collect();
             let subject = if seq % 2 == 0 { Subject::Blocks } else { Subject::Requests };
@@ -109,7 +110,8 @@ fn components_of_every_slot_decide_the_same_again() {
             slot.decide(&memory, &candidates);
         }
     };
-    for name in ["tiered-lru", "least-computed-first", "prefix-value"] {
+    for name in ["tiered-lru", "lru", "least-computed-first", "prefix-value", "t-lru", "ttl", "cost-aware", "next-use"]
+    {
         let (_, report) = check::<Eviction>(name, &shipped(&runtime, name), evictions);
         assert_eq!((report.decisions, report.identical), (30, 30), "{name}");
     }

@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use meridian_core::budget::{BudgetCandidate, BudgetDecider, Load, Observed, Point, PolicyThresholds, Verdict};
 use meridian_core::{
     Batch, BlockId, BlockTier, Budget, BudgetDecision, Column, Decision, Dispatch, Eviction, EvictionCandidate,
-    EvictionSubject, FaultKind, Memory, MeridianConfig, Policy, SlotKind, SlotName, Step, Subject, Targets, native,
+    EvictionSubject, FaultKind, Memory, MeridianConfig, Policy, Ranking, SlotKind, SlotName, Step, Subject, Targets,
+    native,
 };
 use meridian_runtime::{BudgetSlot, EvictionSlot, Source};
 use meridian_wasm::{LoadError, Runtime, WasmPolicy};
@@ -39,11 +40,8 @@ fn block(computed_tokens: u32) -> EvictionCandidate {
     EvictionCandidate {
         subject: EvictionSubject::Block(BlockId(0)),
         tier: BlockTier::ThinkComplete,
-        blocks: 0,
-        position: 0,
-        hits: 0,
-        age_ms: 0.0,
         computed_tokens,
+        ..EvictionCandidate::default()
     }
 }
 
@@ -94,7 +92,9 @@ fn native_and_component_agree_on_random_batches() {
         keys.iter().map(|key| if key.is_nan() { u32::MAX } else { key.to_bits() }).collect()
     };
     for name in Eviction::NATIVES {
-        agree::<Eviction>(name, memory.clone(), move |a, b| bits(a) == bits(b));
+        agree::<Eviction>(name, memory.clone(), move |a, b| {
+            bits(&a.keys) == bits(&b.keys) && bits(&a.keep_ms) == bits(&b.keep_ms)
+        });
     }
     let counts = (any::<u32>(), prop_oneof![0u32..100, any::<u32>()], prop_oneof![0u32..100, any::<u32>()]);
     let load = (any::<bool>(), counts, 0.0..4.0f64, 0.1..4.0f64).prop_map(|(starts, counts, variance, index)| {
@@ -123,8 +123,8 @@ fn a_component_may_fill_several_slots_each_with_an_instance_of_its_own() {
     let mut budget = BudgetSlot::new(Box::new(noop.policy(LIMITS, targets(), "{}").unwrap()), targets());
     let block = block(7);
     let requests = Memory { subject: Subject::Requests, ..Memory::default() };
-    let (source, keys) = eviction.decide(&requests, &[block]);
-    assert_eq!((source, keys), (Source::Default, &[7.0][..]), "tiered-lru decides in its place");
+    let (source, Ranking { keys, .. }) = eviction.decide(&requests, &[block]);
+    assert_eq!((source, &keys[..]), (Source::Default, &[7.0][..]), "tiered-lru decides in its place");
     assert_eq!(budget.probe(&Load::default(), &[BudgetCandidate::default()]), [Verdict::KeepThinking]);
     assert_eq!(budget.stats().default, 1);
 }
@@ -148,8 +148,8 @@ fn hostile_components_cost_a_decision_in_every_slot() {
         let component = runtime.load(&support::filling("eviction-policy", &support::RANK, body)).unwrap();
         let policy: WasmPolicy<Eviction> = component.policy(limits, targets(), "{}").unwrap();
         let mut slot = EvictionSlot::new(Box::new(policy), targets());
-        let (source, keys) = slot.decide(&requests, &candidates);
-        assert_eq!((source, keys), (Source::Fallback, &[7.0; 3][..]), "{body}");
+        let (source, Ranking { keys, .. }) = slot.decide(&requests, &candidates);
+        assert_eq!((source, &keys[..]), (Source::Fallback, &[7.0; 3][..]), "{body}");
         assert_eq!(slot.stats().faults(kind), 1, "{body}");
 
         let component = runtime.load(&support::filling("budget-policy", &support::PROBE, body)).unwrap();

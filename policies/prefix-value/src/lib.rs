@@ -94,9 +94,9 @@ mod tests {
     #[test]
     fn keys_are_exact_at_the_largest_values() {
         let mut policy = made("{\"cap\": 255}").unwrap();
-        let mut keys = Vec::new();
+        let mut ranking = meridian_policy_sdk::eviction::Ranking::default();
         let columns = [65_535.0, 65_534.0, 255.0, 255.0, 0.0, 0.0];
-        meridian_policy_sdk::eviction::rank(&mut policy, &Memory::default(), 2, &columns, &mut keys);
-        assert_eq!(keys, [255.0 * POSITIONS - 65_535.0, 255.0 * POSITIONS - 65_534.0]);
+        meridian_policy_sdk::eviction::rank(&mut policy, &Memory::default(), 2, &columns, &mut ranking);
+        assert_eq!(ranking.keys, [255.0 * POSITIONS - 65_535.0, 255.0 * POSITIONS - 65_534.0]);
     }
 }

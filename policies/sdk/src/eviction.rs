@@ -70,6 +70,12 @@ pub trait EvictionPolicy: Policy {
     /// The candidate's key: lower goes first, equal keys go by the host's default, NaN goes last.
     fn key(&self, memory: &Memory, candidate: &Candidate<'_, Self>) -> f32;
 
+    /// For how many milliseconds from now the block is kept: until then it goes after the blocks of its tier that are not
+    /// kept, then by its key, and the policy is asked about it again. 0, less or NaN: not at all. Means nothing for requests.
+    fn keep_ms(&self, _memory: &Memory, _candidate: &Candidate<'_, Self>) -> f32 {
+        0.0
+    }
+
     /// Whether the policy ranks this batch at all; `false` leaves it to the host's default.
     fn applies(&self, _memory: &Memory) -> bool {
         true
@@ -82,7 +88,24 @@ __eviction_columns! {
     Candidate in Candidates for EvictionPolicy by Column
 }
 
-/// Rank one batch with `policy`, into `keys`, which is cleared. `columns` is laid out as in WIT `eviction.rank`.
+/// What a policy decided; the fields are those of the WIT record `ranking`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Ranking {
+    /// A key for each candidate; empty leaves the batch to the default.
+    pub keys: Vec<f32>,
+    /// For how many milliseconds each block is kept; empty when none is.
+    pub keep_ms: Vec<f32>,
+}
+
+impl Ranking {
+    /// Forget the last decision, keep its memory.
+    pub fn clear(&mut self) {
+        self.keys.clear();
+        self.keep_ms.clear();
+    }
+}
+
+/// Rank one batch with `policy`, into `ranking`, which is cleared. `columns` is laid out as in WIT `eviction.rank`.
 ///
 /// # Panics
 /// When `columns` does not hold `P::INPUTS.len() * candidates` values.
@@ -91,13 +114,19 @@ pub fn rank<P: EvictionPolicy>(
     memory: &Memory,
     candidates: usize,
     columns: &[f32],
-    keys: &mut Vec<f32>,
+    ranking: &mut Ranking,
 ) {
-    keys.clear();
+    ranking.clear();
     if policy.applies(memory) {
         let rows = rows(P::INPUTS.len(), candidates, columns);
         policy.observe(memory, &Candidates::new(&rows, candidates));
         let policy = &*policy;
-        keys.extend((0..candidates).map(|i| policy.key(memory, &Candidate::new(&rows, i))));
+        ranking.keys.extend((0..candidates).map(|i| policy.key(memory, &Candidate::new(&rows, i))));
+        if memory.subject == Subject::Blocks {
+            ranking.keep_ms.extend((0..candidates).map(|i| policy.keep_ms(memory, &Candidate::new(&rows, i))));
+            if !ranking.keep_ms.iter().any(|ms| *ms > 0.0) {
+                ranking.keep_ms.clear();
+            }
+        }
     }
 }

@@ -38,6 +38,7 @@
 #[macro_use]
 mod contract;
 
+mod awaited;
 pub mod budget;
 mod column;
 mod config;
@@ -46,20 +47,25 @@ mod inputs;
 mod order;
 mod policy;
 mod request;
+mod returns;
 mod state;
 mod step;
+mod turnover;
 
 #[cfg(target_arch = "wasm32")]
 pub mod guest;
 
+pub use awaited::awaited_since;
 pub use column::{Column, Phase, State};
 pub use config::{Init, Targets};
 pub use contract::CONTRACT;
 pub use order::clamped;
 pub use policy::{Decision, DispatchPolicy, Policy, decide};
 pub use request::{Request, Requests};
+pub use returns::{Outlook, PauseKind, ReadsPauses, Returns};
 pub use state::ByRequest;
 pub use step::Step;
+pub use turnover::Turnover;
 
 /// Export policies of this crate as one component: `export_policy!(dispatch: A)`, or several slots,
 /// `export_policy!(dispatch: A, eviction: B)`. Each slot has an instance of its own, with its own options; the first one

@@ -44,6 +44,8 @@ pub trait DispatchPolicy: Policy {
     const INPUTS: &'static [Column];
     /// Whether `token_cap` is to be asked.
     const CAPS_TOKENS: bool = false;
+    /// Whether `victim_key` is to be asked.
+    const CHOOSES_VICTIMS: bool = false;
 
     /// Take note of the batch; called once for each step that the policy decides, before the first key is asked for. For
     /// policies with a state of their own, and for those whose answer for one candidate depends on the others.
@@ -68,6 +70,12 @@ pub trait DispatchPolicy: Policy {
         u32::MAX
     }
 
+    /// Where a waiting request may take the place of running ones (`preempt_for_waiting`): of those behind it the lowest
+    /// key gives way first, NaN never. Asked only with `CHOOSES_VICTIMS`.
+    fn victim_key(&self, _step: &Step, _request: &Request<'_, Self>) -> f32 {
+        f32::NAN
+    }
+
     /// Whether the policy decides this step at all; `false` leaves it to the host's default.
     fn applies(&self, _step: &Step) -> bool {
         true
@@ -83,6 +91,8 @@ pub struct Decision {
     pub token_budget: Option<u32>,
     /// A cap for each candidate; empty for no caps.
     pub token_caps: Vec<u32>,
+    /// Which running request gives way first; empty for the host's default.
+    pub victim_keys: Vec<f32>,
 }
 
 impl Decision {
@@ -91,6 +101,7 @@ impl Decision {
         self.keys.clear();
         self.token_budget = None;
         self.token_caps.clear();
+        self.victim_keys.clear();
     }
 }
 
@@ -119,5 +130,8 @@ pub fn decide<P: DispatchPolicy>(
     decision.token_budget = policy.token_budget(step);
     if P::CAPS_TOKENS && policy.has_caps(step) {
         decision.token_caps.extend((0..candidates).map(|i| policy.token_cap(step, &Request::new(&rows, i))));
+    }
+    if P::CHOOSES_VICTIMS {
+        decision.victim_keys.extend((0..candidates).map(|i| policy.victim_key(step, &Request::new(&rows, i))));
     }
 }

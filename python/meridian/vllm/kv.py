@@ -13,7 +13,7 @@ import time
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.request import RequestStatus
@@ -91,6 +91,8 @@ class KvHook:
         # Whether a request has received tokens in this step.
         self._step_serves = False
         self._allocate_slots: Callable[..., Any] | None = None
+        # Of each waiting request, the cached blocks that its prompt matched at its arrival.
+        self._awaited: dict[str, list[tuple[PoolHook, list[int]]]] = {}
 
     @property
     def pools(self) -> list[PoolHook]:
@@ -121,6 +123,7 @@ class KvHook:
         """Return the order of eviction to vLLM, which allocates free blocks in the order of its queue."""
         global _attached
         self._on = False
+        self._awaited.clear()
         for pool in self._pools.values():
             pool.turn_off()
         if _attached is not None and _attached() is self:
@@ -149,9 +152,54 @@ class KvHook:
             self._scheduler.kv_cache_manager.watermark_blocks = self._own_watermark
             self._own_watermark = None
 
+    def request_arrives(self, request: Request) -> None:
+        """Report the cached blocks that a request which has to wait will need. Call it once vLLM has queued it."""
+        if not self._on or not self._pools or not self.engine.reads_awaited or self._is_probe(request):
+            return
+        # One that is admitted in the next step needs no protection until then.
+        scheduler = self._scheduler
+        if len(scheduler.running) + len(scheduler.waiting) <= scheduler.max_num_running_reqs:
+            return
+        manager = scheduler.kv_cache_manager
+        groups = manager.coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)[0]
+        found = [block for group in groups for block in group if not block.is_null]
+        awaited = []
+        for hook in self._pools.values():
+            ids = [block.block_id for block in found if _is_of(block, hook.pool)]
+            if ids:
+                hook.native.awaited(ids, time.monotonic() * 1e3)
+                awaited.append((hook, ids))
+        if awaited:
+            self._awaited[request.request_id] = awaited
+
+    def _no_longer_waits(self, request: Request, is_admitted: bool) -> None:
+        for hook, ids in self._awaited.pop(request.request_id, ()):
+            if not is_admitted:
+                hook.native.not_awaited(ids)
+
     def request_ends(self, request: Request) -> None:
-        """Mark the dead blocks of an ending request. Call it before vLLM frees the request's blocks. A connector or a
-        running step may release them later; they count as dead from this call on."""
+        """Mark the dead blocks of an ending request, and report its chain. Call it before vLLM frees its blocks. A
+        connector or a running step may release them later; they count as dead from this call on."""
+        self._mark_dead(request)
+        self._no_longer_waits(request, is_admitted=False)
+        if self._on and self._pools and self.engine.reads_chains and not self._is_probe(request):
+            self._chain_ends(request, "tool" if self._calls_tool(request) else "turn")
+
+    def request_pauses(self, request: Request) -> None:
+        """Report the chain of a request that is about to be preempted."""
+        if self._on and self._pools and self.engine.reads_chains and not self._is_probe(request):
+            self._chain_ends(request, "preempted")
+
+    def _chain_ends(self, request: Request, stop: Literal["turn", "tool", "preempted"]) -> None:
+        """Report the blocks that a request leaves, head first, with what is known of it and of its session."""
+        chains = []
+        for manager in self._scheduler.kv_cache_manager.coordinator.single_type_managers:
+            blocks = manager.req_to_blocks.get(request.request_id, ())
+            pool = self._pools[id(manager.block_pool)]
+            chains.append((pool.native, [block.block_id for block in blocks if not block.is_null]))
+        self.engine.chain_ends(request.request_id, stop, chains, time.monotonic() * 1e3)
+
+    def _mark_dead(self, request: Request) -> None:
         if _ended is not None:
             # A later request may reuse the id.
             _ended.pop(request.request_id, None)
@@ -198,7 +246,11 @@ class KvHook:
         # Structured output may force a tool call without the tokens that begin one.
         if request.use_structured_output:
             return False
-        return not any(_contains(request.output_token_ids, ids) for ids in self._tool_calls)
+        return not self._calls_tool(request)
+
+    def _calls_tool(self, request: Request) -> bool:
+        """Whether its output begins a tool call, by the model's markers."""
+        return any(_contains(request.output_token_ids, ids) for ids in self._tool_calls)
 
     def _allocate(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         original = cast("Callable[..., Any]", self._allocate_slots)
@@ -214,6 +266,8 @@ class KvHook:
         try:
             new_tokens = kwargs.get("num_new_tokens", args[0] if args else 0)
             self._step_serves = self._step_serves or (allocated is not None and new_tokens > 0)
+            if allocated is not None and self._awaited:
+                self._no_longer_waits(request, is_admitted=True)
             found = kwargs.get("new_computed_blocks", args[2] if len(args) > 2 else None)
             if allocated is None:
                 if request.status == RequestStatus.RUNNING:
@@ -268,6 +322,8 @@ class KvHook:
             own = [block for block in blocks if _is_of(block, hook.pool)]
             # A resumed request finds the blocks that it computed itself; that is no reuse.
             ids = [] if request.num_preemptions else [block.block_id for block in own]
+            if ids and self.engine.reads_chains:
+                hook.native.prefix_matched(request.request_id, ids)
             hook.matched(ids, [block.block_id for block in own if block.ref_cnt > 1])
 
     def _fail(self, doing: str) -> None:
@@ -323,6 +379,11 @@ class PoolHook:
         self.turn_off()
         for name, wrapper in self._wrappers.items():
             _unwrap(self.pool, name, wrapper)
+
+    @property
+    def native(self) -> _native.BlockPool:
+        """The mirror of the pool's free blocks."""
+        return self._mirror
 
     def counts(self) -> tuple[int, int]:
         """Numbers of empty and of cached free blocks."""

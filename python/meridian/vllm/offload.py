@@ -108,12 +108,17 @@ class PhaseAwareCachePolicy(CachePolicy):
                 order.mark_dead([self._chunks[key].chunk_id for key in own if (end(key) or 0) > think_from])
 
         self._tell(tell)
+        self._tell(lambda order: order.stored_chain_ends(req_context.req_id, self._ids(key_groups)))
         # One order over all groups: a prefix is lost with any group's head.
         keys = [key for group in key_groups for key in group]
         positions = [end(key) for key in keys]
         if None not in positions:
             keys.sort(key=lambda key: end(key) or 0)
         self.touch(keys, req_context)
+
+    def on_request_access(self, keys: Iterable[OffloadKey], req_context: ReqContext, *, inserted: bool = False) -> None:
+        """A request reads or stores these chunks; only vLLM 0.33 says so, before `touch` and `on_request_finished`."""
+        self._note_positions([key for key in keys if key in self._chunks], req_context)
 
     def evict(self, n: int, protected: set[OffloadKey]) -> list[tuple[OffloadKey, ChunkStatus]] | None:
         """Evict the first `n` chunks that are not protected. Returns None without a change if there are fewer."""
@@ -154,6 +159,10 @@ class PhaseAwareCachePolicy(CachePolicy):
             order.matched([chunk_id], [])
 
         self._tell(tell)
+
+    def _ids(self, key_groups: Sequence[Sequence[OffloadKey]]) -> list[int]:
+        """The chunks of an ended request that are stored, head first in each group."""
+        return [self._chunks[key].chunk_id for group in key_groups for key in group if key in self._chunks]
 
     def _use(self, keys: Iterable[OffloadKey]) -> None:
         for key in keys:

@@ -486,6 +486,8 @@ class _Meridian(SchedulerInterface):
         if engine is not None and self._scheduler().requests.get(request.request_id) is request:
             try:
                 _add(engine, request, self._keeps_whole(request), self._meridian_think)
+                if self._meridian_kv is not None:
+                    self._meridian_kv.request_arrives(request)
             except DEFECTS:
                 self._give_up("taking in a request")
 
@@ -504,6 +506,8 @@ class _Meridian(SchedulerInterface):
             answers = engine is not None and self._meridian_schedules and engine.phase(request.request_id) == "output"
             if answers and kv is not None:
                 blocks = kv.unshared_blocks(request)
+            if kv is not None:
+                kv.request_pauses(request)
         except DEFECTS:
             self._give_up("counting the blocks of a preempted request")
         cast("Scheduler", super())._preempt_request(request, *args, **kwargs)
@@ -675,15 +679,23 @@ def _can_take_tokens(request: Request) -> bool:
 
 
 def _client_facts(request: Request) -> tuple[str, str, float]:
-    """Tenant, session and deadline (milliseconds after arrival) from the client's `vllm_xargs`. Invalid values are
-    ignored, because they must not fail the request of a client that does not use Meridian."""
+    """Tenant, session and deadline (milliseconds after arrival) from the client's `vllm_xargs`, or the session that
+    vLLM itself knows. Invalid values are ignored, because they must not fail the request of a client that does not use
+    Meridian."""
     params = request.sampling_params
     given = (params.extra_args if params is not None else None) or {}
     tenant, session = (_name(given.get(key)) for key in ("meridian_tenant", "meridian_session"))
+    session = session or _name(getattr(request, "session_id", None)) or _hinted_session(request)
     deadline = given.get("meridian_deadline_ms", math.inf)
     if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not deadline > 0:
         deadline = math.inf
     return tenant, session, float(deadline)
+
+
+def _hinted_session(request: Request) -> str:
+    """The session that an orchestrator names in a hint about KV (vllm/v1/kv_hints): the first action's `session_id`."""
+    actions = getattr(getattr(request, "kv_hints", None), "actions", ())
+    return next(filter(None, (_name(action.payload.get("session_id")) for action in actions)), "")
 
 
 def _name(given: object) -> str:

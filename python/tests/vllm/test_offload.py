@@ -68,6 +68,20 @@ def test_dead_thinking_goes_first() -> None:
     assert store(m, *chain("after", 2)) == [old[2], old[1]], "then the one longest unused"
 
 
+def test_both_signatures_of_vllm_are_taken() -> None:
+    """vLLM 0.33 names the request when it inserts a chunk, and says which chunks a request reads or stores."""
+    m = manager()
+    policy = m._policy
+    keys, context = chain("new", 2)
+    store(m, keys, context)
+    chunk = policy.get(keys[1])
+    policy.remove(keys[1])
+    policy.insert(keys[1], chunk, context)
+    policy.on_request_access(keys, context)
+    policy.on_request_access(keys, context, inserted=True)
+    assert [policy.get(key) is not None for key in keys] == [True, True]
+
+
 def test_without_a_scheduler_it_is_least_recently_used() -> None:
     """The same random traffic through vLLM's own LRU: the same chunks are evicted, in the same order."""
     rng = random.Random(0)

@@ -111,7 +111,7 @@ fn axes(args: &GridArgs) -> anyhow::Result<Axes> {
     for trace in &args.traces {
         let input = InputArgs::trace(trace, args.requests)?.read()?;
         let name = match &input.0 {
-            Input::Trace { name, .. } | Input::Generated { name, .. } => name.clone(),
+            Input::Trace { name, .. } | Input::Sessions { name, .. } | Input::Generated { name, .. } => name.clone(),
         };
         add(&name, input);
     }

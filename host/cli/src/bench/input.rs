@@ -1,16 +1,17 @@
 //! Command-line options for simulated requests and engines.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use clap::Args;
 use meridian_bench::calibrate::EngineFile;
-use meridian_bench::limits::{BATCHED_TOKENS, KV_BLOCKS, NUM_SEQS, REQUESTS, within};
+use meridian_bench::limits::{BATCHED_TOKENS, BLOCK_TOKENS, KV_BLOCKS, NUM_SEQS, REQUESTS, within};
 use meridian_bench::read::{MAX_TOML_BYTES, read_text};
 use meridian_bench::replay::Input;
 use meridian_bench::results::Slo;
 use meridian_bench::sim::{EngineConfig, preset};
-use meridian_bench::trace::{Format, ReadOptions, ThinkSplit, Workload, read};
+use meridian_bench::trace::{Format, ReadOptions, Session, ThinkSplit, Workload, read};
 use meridian_core::MeridianConfig;
 use meridian_core::oci::OciReference;
 use meridian_runtime::config_file::{self, ConfigFile};
@@ -28,7 +29,8 @@ pub(crate) struct WorkloadArgs {
 
 #[derive(Args)]
 pub(crate) struct InputArgs {
-    /// Read recorded requests: Meridian's CSV or JSONL, ServeGen, Azure, Mooncake, `vllm bench serve` output
+    /// Read recorded requests: Meridian's CSV or JSONL, ServeGen, Azure, Mooncake, agents' sessions, `vllm bench serve`
+    /// output
     #[arg(long, value_name = "FILE", conflicts_with = "workload")]
     trace: Option<PathBuf>,
     /// Set the format of the trace; by default, the first line decides
@@ -42,6 +44,64 @@ pub(crate) struct InputArgs {
     clip_tokens: Option<u32>,
     #[command(flatten)]
     workload: WorkloadArgs,
+}
+
+/// How a trace of sessions is replayed.
+#[derive(Args)]
+pub(crate) struct SessionArgs {
+    /// Keep this many sessions of the trace under way; when one ends, the next begins
+    #[arg(long, value_name = "N", default_value_t = 32, requires = "trace")]
+    at_once: u32,
+    /// Use every Nth session, from the Kth on: 1/2 to choose a policy's options, 2/2 to report on them
+    #[arg(long, value_name = "K/N", default_value = "1/1", requires = "trace")]
+    part: Part,
+    /// Divide the tokens of sessions by this, for a smaller engine; it must divide the trace's block size
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "trace")]
+    shrink: u32,
+    /// Make the gaps of sessions so many times as long
+    #[arg(long, value_name = "TIMES", default_value_t = 1.0, requires = "trace")]
+    scale_gaps: f64,
+}
+
+/// Every so many sessions, from one on.
+#[derive(Clone, Copy)]
+pub(crate) struct Part {
+    /// From 1.
+    number: usize,
+    of: usize,
+}
+
+impl std::str::FromStr for Part {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let split = text.split_once('/').and_then(|(number, of)| Some((number.parse().ok()?, of.parse().ok()?)));
+        match split {
+            Some((number, of)) if (1..=of).contains(&number) => Ok(Self { number, of }),
+            _ => Err(format!("{text}: expected K/N, K from 1 to N")),
+        }
+    }
+}
+
+impl SessionArgs {
+    fn of(&self, name: String, sessions: Vec<Session>) -> anyhow::Result<Input> {
+        let at_once = within("--at-once", self.at_once, &NUM_SEQS)?;
+        anyhow::ensure!(
+            self.scale_gaps.is_finite() && (0.0..=1e6).contains(&self.scale_gaps),
+            "--scale-gaps {}: expected a number from 0 to 1e6",
+            self.scale_gaps
+        );
+        let Part { number, of } = self.part;
+        let chosen = sessions.iter().skip(number - 1).step_by(of).map(|session| {
+            let shrunk = session.shrunk(self.shrink).with_context(|| {
+                format!("--shrink {}: expected a divisor of {}, the block size", self.shrink, session.block_tokens)
+            })?;
+            Ok(shrunk.with_gaps(self.scale_gaps))
+        });
+        let sessions: Arc<[Session]> = chosen.collect::<anyhow::Result<_>>()?;
+        anyhow::ensure!(!sessions.is_empty(), "--part {number}/{of}: has no session, expected a smaller K");
+        Ok(Input::Sessions { name, sessions, at_once })
+    }
 }
 
 /// Files for the results, besides the terminal.
@@ -87,8 +147,13 @@ impl InputArgs {
         })
     }
 
-    /// The requests, and notes on how they were read.
+    /// The requests, and notes on how they were read. Sessions are refused: they arrive in closed loop.
     pub(crate) fn read(&self) -> anyhow::Result<(Input, Vec<String>)> {
+        self.read_with(None)
+    }
+
+    /// The same with sessions.
+    pub(crate) fn read_with(&self, closed_loop: Option<&SessionArgs>) -> anyhow::Result<(Input, Vec<String>)> {
         let Some(path) = &self.trace else {
             let (name, workload, requests) = self.workload.read()?;
             return Ok((Input::Generated { name, workload: Box::new(workload), requests }, Vec::new()));
@@ -101,6 +166,12 @@ impl InputArgs {
         };
         let options = ReadOptions { think, limit: self.workload.requests, clip_tokens: self.clip_tokens };
         let trace = read(path, self.format, &options)?;
+        if trace.format == Format::Agentic {
+            let Some(args) = closed_loop else {
+                bail!("{}: has sessions in closed loop, which only `meridian bench replay` plays", trace.name);
+            };
+            return Ok((args.of(trace.name, trace.sessions)?, trace.notes));
+        }
         Ok((Input::Trace { name: trace.name, requests: trace.requests.into() }, trace.notes))
     }
 }
@@ -200,6 +271,9 @@ pub(crate) struct EngineArgs {
     /// Give the engine this many KV blocks, instead of its own number
     #[arg(long, value_name = "N")]
     kv_blocks: Option<u32>,
+    /// Divide the KV memory into blocks of this many tokens, instead of the engine's own size
+    #[arg(long, value_name = "N")]
+    block_tokens: Option<u32>,
     /// Disable prefix caching
     #[arg(long)]
     no_prefix_caching: bool,
@@ -220,6 +294,12 @@ impl EngineArgs {
         replace("--max-num-seqs", self.max_num_seqs, &NUM_SEQS, &mut engine.max_num_seqs)?;
         let batched = &mut engine.max_num_batched_tokens;
         replace("--max-num-batched-tokens", self.max_num_batched_tokens, &BATCHED_TOKENS, batched)?;
+        if let Some(tokens) = self.block_tokens {
+            within("--block-tokens", tokens, &BLOCK_TOKENS)?;
+            let all = u64::from(engine.kv_blocks) * u64::from(engine.block_tokens);
+            engine.kv_blocks = u32::try_from(all / u64::from(tokens)).unwrap_or(u32::MAX).max(*KV_BLOCKS.start());
+            engine.block_tokens = tokens;
+        }
         replace("--kv-blocks", self.kv_blocks, &KV_BLOCKS, &mut engine.kv_blocks)?;
         engine.long_prefill_token_threshold = self.long_prefill_token_threshold;
         engine.prefix_caching = !self.no_prefix_caching;

@@ -6,7 +6,7 @@ use meridian_bench::report::{html, table};
 use meridian_bench::results::GivenUp;
 use meridian_bench::sim::Router;
 
-use super::input::{EngineArgs, InputArgs, KeepArgs, SloArgs};
+use super::input::{EngineArgs, InputArgs, KeepArgs, SessionArgs, SloArgs};
 use crate::progress::bar;
 use crate::{Said, Unusable, print_json, print_line, say};
 
@@ -21,10 +21,13 @@ Examples:
   meridian bench replay --trace requests.csv --policy output-first --policy pascal --rate 2,4,8 --html report.html
   meridian bench replay --workload reasoning-chat --requests 5000 --policy mine.wasm --seeds 1,2,3 --save mine.json
   meridian bench replay --trace requests.csv --policy eviction=tiered-lru --policy eviction=prefix-value,budget=patience
+  meridian bench replay --trace agentic_sessions.jsonl --at-once 32 --policy eviction=prefix-value
   meridian bench replay --trace requests.csv --policy mine.wasm --swap 60=output-first --inject trap:0.01")]
 pub(crate) struct ReplayArgs {
     #[command(flatten)]
     input: InputArgs,
+    #[command(flatten)]
+    sessions: SessionArgs,
     #[command(flatten)]
     engine: EngineArgs,
     /// Replay under this policy, or these policies of several slots; may be given several times
@@ -72,7 +75,8 @@ pub(crate) struct ReplayArgs {
 pub(crate) fn run(args: &ReplayArgs, json: bool) -> anyhow::Result<()> {
     let unusable = |error: anyhow::Error| error.context(Unusable);
     let options = options(args).map_err(unusable)?;
-    let (input, notes) = args.input.read().map_err(unusable)?;
+    let (input, notes) = args.input.read_with(Some(&args.sessions)).map_err(unusable)?;
+    options.fits(&input).map_err(unusable)?;
     notes.iter().for_each(|note| say(&format!("note: {note}")));
     let progress = bar(1000, "{msg:28}");
     let mut told = u64::MAX;

@@ -65,5 +65,7 @@ void exports_meridian_policy_dispatch_decide(exports_meridian_policy_dispatch_st
     ret->token_budget.is_some = false;
     ret->token_caps.ptr = NULL;
     ret->token_caps.len = 0;
+    ret->victim_keys.ptr = NULL;
+    ret->victim_keys.len = 0;
     dispatch_policy_list_f32_free(columns);
 }

@@ -54,12 +54,16 @@ void exports_meridian_policy_eviction_inputs(exports_meridian_policy_eviction_li
 }
 
 void exports_meridian_policy_eviction_rank(exports_meridian_policy_eviction_memory_t *memory, uint32_t candidates,
-                                           eviction_policy_list_f32_t *columns, eviction_policy_list_f32_t *ret) {
+                                           eviction_policy_list_f32_t *columns,
+                                           exports_meridian_policy_eviction_ranking_t *ret) {
     (void)memory;
     const float *hits = columns->ptr, *position = columns->ptr + candidates;
-    ret->len = candidates;
-    ret->ptr = malloc(candidates * sizeof(float));
+    ret->keys.len = candidates;
+    ret->keys.ptr = malloc(candidates * sizeof(float));
     // Lower goes first; the host sorts.
-    for (uint32_t i = 0; i < candidates; i++) ret->ptr[i] = hits[i] - position[i];
+    for (uint32_t i = 0; i < candidates; i++) ret->keys.ptr[i] = hits[i] - position[i];
+    // No block is kept for a time.
+    ret->keep_ms.ptr = NULL;
+    ret->keep_ms.len = 0;
     eviction_policy_list_f32_free(columns);
 }

@@ -21,6 +21,6 @@ export const dispatch = {
     const keys = new Float32Array(candidates);
     // Lower goes first; the host sorts.
     for (let i = 0; i < candidates; i++) keys[i] = columns[i] - columns[candidates + i];
-    return { keys, tokenBudget: undefined, tokenCaps: [] };
+    return { keys, tokenBudget: undefined, tokenCaps: [], victimKeys: [] };
   },
 };

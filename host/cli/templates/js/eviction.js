@@ -21,6 +21,7 @@ export const eviction = {
     const keys = new Float32Array(candidates);
     // Lower goes first; the host sorts.
     for (let i = 0; i < candidates; i++) keys[i] = columns[i] - columns[candidates + i];
-    return keys;
+    // No block is kept for a time.
+    return { keys, keepMs: [] };
   },
 };

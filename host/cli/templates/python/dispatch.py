@@ -33,4 +33,4 @@ class Dispatch(exports.Dispatch):
     def decide(self, step: Step, candidates: int, columns: list[float]) -> Decision:
         prompt, cached = columns[:candidates], columns[candidates:]
         # Lower goes first; the host sorts.
-        return Decision([p - c for p, c in zip(prompt, cached)], None, [])
+        return Decision([p - c for p, c in zip(prompt, cached)], None, [], [])

@@ -1,7 +1,7 @@
 """Blocks that were never matched again go first, the end of a chain before its head."""
 
 from wit_world import exports
-from wit_world.exports.eviction import Column, Memory
+from wit_world.exports.eviction import Column, Memory, Ranking
 from wit_world.exports.lifecycle import Description, Slot, Targets
 
 from componentize_py_types import Err
@@ -30,7 +30,9 @@ class Eviction(exports.Eviction):
     def inputs(self) -> list[Column]:
         return [Column.HITS, Column.POSITION]
 
-    def rank(self, memory: Memory, candidates: int, columns: list[float]) -> list[float]:
+    def rank(self, memory: Memory, candidates: int, columns: list[float]) -> Ranking:
         hits, position = columns[:candidates], columns[candidates:]
         # Lower goes first; the host sorts.
-        return [h - p for h, p in zip(hits, position)]
+        keys = [h - p for h, p in zip(hits, position)]
+        # No block is kept for a time.
+        return Ranking(keys, [])

@@ -1,10 +1,11 @@
 //! The order of eviction for an engine with its own block pool.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use meridian_policy_sdk::eviction::{Memory, Subject};
 
-use super::policy::{Epochs, REKEYED_AT_ONCE, Rank, Ranking, UNKNOWN, keys_or_default};
+use super::chains::{ChainFacts, ChainId, Chains};
+use super::policy::{Epochs, REKEYED_AT_ONCE, Rank, RankingId, UNKNOWN, ranked_or_default};
 use crate::{BlockId, BlockTier, EvictionCandidate, EvictionRanker, EvictionSubject};
 
 /// Mirrors the free blocks of an engine's own pool: which blocks a prompt may still match, and the order in which they
@@ -15,6 +16,10 @@ use crate::{BlockId, BlockTier, EvictionCandidate, EvictionRanker, EvictionSubje
 /// blocks to hand out instead. After a change of the policy, blocks that the previous policy ranked go first, until
 /// [`CachedBlocks::rekey`] has asked the new policy about them. Blocks have the engine's own numbers, from 0. Reports
 /// about unknown blocks are ignored.
+///
+/// A policy may keep blocks for a time: they go after the others of their tier. When the time is over they go by their keys,
+/// and [`CachedBlocks::rekey`] asks about them again. Everything that is reported about a block costs O(log n) of the cached
+/// blocks, the end of its time included.
 ///
 /// ```
 /// use meridian_core::{CachedBlocks, LeavingBlock, OwnOrder};
@@ -36,6 +41,11 @@ pub struct CachedBlocks {
     order: BTreeSet<Place>,
     /// Number of blocks in `order` with each tier, epoch and key. With only one entry, the queue is in order by itself.
     keys: BTreeMap<(BlockTier, Rank), u32>,
+    /// Kept blocks, by the end of their time.
+    kept: BTreeSet<(Until, u32)>,
+    /// Blocks whose time is over, for the policy to be asked again; each is in it once.
+    expired: VecDeque<u32>,
+    chains: Chains,
     epochs: Epochs,
     /// No cached block has an earlier epoch than this one.
     settled: u32,
@@ -103,6 +113,22 @@ struct Entry {
     dead: bool,
     /// A second request matched it while the first attended it: it can match, whatever its own request reports.
     shared: bool,
+    /// It is in `expired`.
+    has_expired: bool,
+    /// The prompt of a waiting request has matched it.
+    is_awaited: bool,
+    /// The chain that used it last.
+    chain: ChainId,
+}
+
+/// A time that is not negative, as a number of the same order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Until(u64);
+
+impl Until {
+    fn of(ms: f64) -> Self {
+        Self(ms.max(0.0).to_bits())
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -113,7 +139,7 @@ enum State {
     /// Free, without contents to match.
     Empty,
     /// Free, with contents to match.
-    Cached { tier: BlockTier, rank: Rank, stamp: u64 },
+    Cached { tier: BlockTier, rank: Rank, stamp: u64, until: Until },
 }
 
 /// Place in the order of eviction; the lowest goes first.
@@ -125,10 +151,17 @@ struct Place {
     block: u32,
 }
 
+/// A rank, and the end of the time for which its block is kept.
+#[derive(Clone, Copy, Debug, Default)]
+struct Ranked {
+    rank: Rank,
+    until: Until,
+}
+
 impl Place {
     /// The place before all blocks of a tier that were ranked in `epoch` or later.
     fn first(tier: BlockTier, epoch: u32) -> Self {
-        Self { tier, rank: Rank { epoch, key: 0 }, stamp: 0, block: 0 }
+        Self { tier, rank: Rank { epoch, ..Rank::default() }, stamp: 0, block: 0 }
     }
 }
 
@@ -141,6 +174,9 @@ impl CachedBlocks {
             blocks: vec![Entry::default(); blocks as usize],
             order: BTreeSet::new(),
             keys: BTreeMap::new(),
+            kept: BTreeSet::new(),
+            expired: VecDeque::new(),
+            chains: Chains::default(),
             epochs: Epochs::default(),
             settled: UNKNOWN,
             keeps_dead: false,
@@ -203,14 +239,15 @@ impl CachedBlocks {
         }
         self.order.clear();
         self.keys.clear();
+        self.kept.clear();
         self.empty = 0;
         self.stats.resyncs += 1;
-        let rank = Rank::of(self.epochs.latest(), &[], 0);
+        let ranked = Ranked { rank: Rank::of(self.epochs.latest(), &[], 0), ..Ranked::default() };
         for (block, tokens) in queue {
             match tokens {
                 Some(tokens) => {
                     self.set_position(block, tokens);
-                    self.cache(block, BlockTier::ThinkActive, rank);
+                    self.cache(block, BlockTier::ThinkActive, ranked);
                 }
                 None => self.put_empty(block),
             }
@@ -221,6 +258,9 @@ impl CachedBlocks {
     /// them at its front.
     pub fn choose(&mut self, count: u32) -> Vec<u32> {
         let wanted = count.saturating_sub(self.empty) as usize;
+        if wanted > 0 {
+            self.expire();
+        }
         if wanted == 0 || self.keys.len() < 2 {
             return Vec::new();
         }
@@ -237,8 +277,9 @@ impl CachedBlocks {
                 self.stats.evictions[*tier as usize] += 1;
             }
             let born_ms = self.now_ms;
+            self.leave_chain(*block);
             if let Some(entry) = self.attend(*block) {
-                *entry = Entry { born_ms, ..Entry::default() };
+                *entry = Entry { born_ms, has_expired: entry.has_expired, ..Entry::default() };
             }
         }
     }
@@ -246,7 +287,44 @@ impl CachedBlocks {
     /// Report that a request attends these blocks; free ones are no longer free.
     pub fn touched(&mut self, blocks: &[u32]) {
         for block in blocks {
-            self.attend(*block);
+            if let Some(entry) = self.attend(*block) {
+                entry.is_awaited = false;
+            }
+        }
+    }
+
+    /// Report that the prompt of a request that has arrived matches these blocks, its longest cached prefix, while it waits to
+    /// be admitted. The policy is asked about those that are cached. [`CachedBlocks::touched`] ends the wait.
+    pub fn awaited(&mut self, policy: &mut dyn EvictionRanker, blocks: &[u32], now_ms: f64) {
+        self.tell_time(now_ms);
+        let mut places = Vec::with_capacity(blocks.len());
+        for block in blocks {
+            let Some(entry) = self.blocks.get_mut(*block as usize) else { continue };
+            match entry.state {
+                State::Empty => continue,
+                State::Attended => {}
+                State::Cached { tier, rank, stamp, .. } => places.push(Place { tier, rank, stamp, block: *block }),
+            }
+            entry.is_awaited = true;
+        }
+        self.ask_again(policy, &places);
+    }
+
+    /// Report that the request that waited for these blocks will not come for them: it was aborted. The policy is asked about
+    /// them before one of the next steps.
+    pub fn not_awaited(&mut self, blocks: &[u32]) {
+        for block in blocks {
+            let Some(entry) = self.blocks.get_mut(*block as usize) else { continue };
+            let was_awaited = std::mem::take(&mut entry.is_awaited);
+            let State::Cached { tier, rank, stamp, .. } = entry.state else { continue };
+            if !was_awaited {
+                continue;
+            }
+            if !std::mem::replace(&mut entry.has_expired, true) {
+                self.expired.push_back(*block);
+            }
+            let rank = Rank { is_kept: false, ..rank };
+            self.put(*block, tier, Ranked { rank, until: Until::default() }, stamp);
         }
     }
 
@@ -256,8 +334,40 @@ impl CachedBlocks {
             if let Some(entry) = self.blocks.get_mut(*block as usize) {
                 entry.hits = entry.hits.saturating_add(1);
                 entry.dead = false;
+                self.chains.matched(entry.chain);
             }
         }
+    }
+
+    /// Report that a request stops, before its blocks leave: `blocks` are those of its chain, head first, shared ones too. It
+    /// is the chain that used them last, until another is reported.
+    pub fn chain_ends(&mut self, blocks: &[u32], facts: &ChainFacts) {
+        let chain = self.chains.begin(*facts);
+        for block in blocks {
+            self.leave_chain(*block);
+            if let Some(entry) = self.blocks.get_mut(*block as usize) {
+                entry.chain = chain;
+                self.chains.join(chain, entry.hits);
+            }
+        }
+        self.chains.settle(chain);
+    }
+
+    /// The session whose next turn a prompt is that matched `blocks`, its longest cached prefix: they hold the whole prompt of
+    /// the request that used the last of them last, as far as whole blocks do. `None` when that is not so.
+    #[must_use]
+    pub fn continued(&self, blocks: &[u32]) -> Option<u32> {
+        let chain = self.blocks.get(*blocks.last()? as usize)?.chain;
+        let facts = self.chains.facts(chain)?;
+        let matched = u32::try_from(blocks.len()).unwrap_or(u32::MAX);
+        let is_whole = matched >= (facts.prompt_tokens / self.block_tokens).max(1);
+        (is_whole && facts.session.session > 0 && facts.ended_ms.is_some()).then_some(facts.session.session)
+    }
+
+    /// Number of chains that some block remembers; at most as many as blocks.
+    #[must_use]
+    pub fn chains(&self) -> usize {
+        self.chains.len()
     }
 
     /// Report that a prompt matched these blocks while another request attended them: they can match, whatever that
@@ -277,8 +387,8 @@ impl CachedBlocks {
         for block in blocks {
             let Some(entry) = self.blocks.get_mut(*block as usize) else { continue };
             entry.dead = !entry.shared;
-            if let (State::Cached { rank, stamp, .. }, true, true) = (entry.state, entry.dead, self.keeps_dead) {
-                self.put(*block, BlockTier::ThinkComplete, rank, stamp);
+            if let (State::Cached { rank, stamp, until, .. }, true, true) = (entry.state, entry.dead, self.keeps_dead) {
+                self.put(*block, BlockTier::ThinkComplete, Ranked { rank, until }, stamp);
             }
         }
     }
@@ -312,53 +422,108 @@ impl CachedBlocks {
         }
         let ranks = self.ask(policy);
         let mut order: Vec<_> =
-            self.candidates.iter().zip(ranks).enumerate().map(|(i, (c, r))| (c.tier, r, i)).collect();
+            self.candidates.iter().zip(ranks).enumerate().map(|(i, (c, r))| (c.tier, r.rank, i, r.until)).collect();
         order.sort_unstable();
-        for (tier, rank, i) in order {
-            self.cache(kept[i].0, tier, rank);
+        for (tier, rank, i, until) in order {
+            self.cache(kept[i].0, tier, Ranked { rank, until });
             out.freed.push(kept[i].0);
         }
         out
     }
 
-    /// Ask the policy about cached blocks that another policy ranked: about 256 at a time, so that a swap delays no
-    /// step, and starting with those that would go last. Call it before each step. Returns how many blocks have its
-    /// keys now.
+    /// Ask the policy about cached blocks that another policy ranked, and about those whose time is over: at most 256 at once,
+    /// so that it delays no step, and starting with those that would go last. Call it before each step. Returns how many
+    /// blocks have its keys now.
     pub fn rekey(&mut self, policy: &mut dyn EvictionRanker, now_ms: f64) -> usize {
-        let epoch = self.epochs.least(Ranking::of(policy));
-        if self.settled >= epoch {
-            return 0;
-        }
-        let stale = |tier: BlockTier| self.order.range(Place::first(tier, UNKNOWN)..Place::first(tier, epoch)).rev();
-        let places: Vec<Place> =
-            BlockTier::ALL.into_iter().rev().flat_map(stale).take(REKEYED_AT_ONCE).copied().collect();
-        if places.is_empty() {
-            self.settled = epoch;
-            return 0;
-        }
         self.tell_time(now_ms);
-        self.candidates.clear();
-        for Place { tier, block, .. } in &places {
-            self.candidates.push(self.candidate(*block, *tier));
-        }
-        let ranks = self.ask(policy);
-        for (Place { tier, stamp, block, .. }, rank) in places.iter().zip(ranks) {
-            self.put(*block, *tier, rank, *stamp);
-        }
+        self.expire();
+        let places = self.due_for_rekey(RankingId::of(policy));
+        self.ask_again(policy, &places);
         places.len()
     }
 
+    /// Give cached blocks the ranks that the policy has for them now.
+    fn ask_again(&mut self, policy: &mut dyn EvictionRanker, places: &[Place]) {
+        if places.is_empty() {
+            return;
+        }
+        self.candidates.clear();
+        for Place { tier, block, .. } in places {
+            self.candidates.push(self.candidate(*block, *tier));
+        }
+        let ranks = self.ask(policy);
+        for (Place { tier, stamp, block, .. }, ranked) in places.iter().zip(ranks) {
+            self.put(*block, *tier, ranked, *stamp);
+        }
+    }
+
+    /// The blocks that [`CachedBlocks::rekey`] asks about.
+    fn due_for_rekey(&mut self, ranking: RankingId) -> Vec<Place> {
+        let epoch = self.epochs.least(ranking);
+        let mut places = Vec::new();
+        if self.settled < epoch {
+            let stale =
+                |tier: BlockTier| self.order.range(Place::first(tier, UNKNOWN)..Place::first(tier, epoch)).rev();
+            places.extend(BlockTier::ALL.into_iter().rev().flat_map(stale).take(REKEYED_AT_ONCE).copied());
+            if places.is_empty() {
+                self.settled = epoch;
+            }
+        }
+        while places.len() < REKEYED_AT_ONCE
+            && let Some(block) = self.expired.pop_front()
+        {
+            let Some(entry) = self.blocks.get_mut(block as usize) else { continue };
+            entry.has_expired = false;
+            // Used or kept again since, or of an earlier epoch: that is asked about above.
+            if let State::Cached { tier, rank, stamp, .. } = entry.state
+                && !rank.is_kept
+                && rank.epoch >= epoch
+            {
+                places.push(Place { tier, rank, stamp, block });
+            }
+        }
+        places
+    }
+
+    /// Blocks whose time is over go by their keys.
+    fn expire(&mut self) {
+        let now = Until::of(self.now_ms);
+        while let Some((until, block)) = self.kept.first().copied().filter(|(until, _)| *until <= now) {
+            let Some(State::Cached { tier, rank, stamp, .. }) =
+                self.blocks.get(block as usize).map(|entry| entry.state)
+            else {
+                self.kept.remove(&(until, block));
+                continue;
+            };
+            let rank = Rank { is_kept: false, ..rank };
+            self.put(block, tier, Ranked { rank, until: Until::default() }, stamp);
+            let entry = &mut self.blocks[block as usize];
+            if !std::mem::replace(&mut entry.has_expired, true) {
+                self.expired.push_back(block);
+            }
+        }
+    }
+
     /// The policy's ranks of the candidates.
-    fn ask(&mut self, policy: &mut dyn EvictionRanker) -> Vec<Rank> {
-        let before = Ranking::of(policy);
-        let (keys, _) = keys_or_default(policy, &self.memory(Subject::Blocks), &self.candidates);
-        let epoch = self.epochs.of(before, Ranking::of(policy));
-        (0..self.candidates.len()).map(|i| Rank::of(epoch, &keys, i)).collect()
+    fn ask(&mut self, policy: &mut dyn EvictionRanker) -> Vec<Ranked> {
+        let before = RankingId::of(policy);
+        let (ranking, _) = ranked_or_default(policy, &self.memory(Subject::Blocks), &self.candidates);
+        let epoch = self.epochs.of(before, RankingId::of(policy));
+        let ranked = |i: usize| {
+            let rank = Rank::of(epoch, &ranking.keys, i);
+            match ranking.keep_ms.get(i) {
+                Some(ms) if *ms > 0.0 && epoch != UNKNOWN => {
+                    Ranked { rank: Rank { is_kept: true, ..rank }, until: Until::of(self.now_ms + f64::from(*ms)) }
+                }
+                _ => Ranked { rank, until: Until::default() },
+            }
+        };
+        (0..self.candidates.len()).map(ranked).collect()
     }
 
     fn candidate(&self, block: u32, tier: BlockTier) -> EvictionCandidate {
-        let Entry { hits, position, born_ms, .. } = self.blocks[block as usize];
-        EvictionCandidate {
+        let Entry { hits, position, born_ms, chain, is_awaited, .. } = self.blocks[block as usize];
+        let mut candidate = EvictionCandidate {
             subject: EvictionSubject::Block(BlockId(u64::from(block))),
             tier,
             blocks: 1,
@@ -366,6 +531,17 @@ impl CachedBlocks {
             hits,
             age_ms: (self.now_ms - born_ms) as f32,
             computed_tokens: self.block_tokens,
+            ..EvictionCandidate::default()
+        };
+        let end_tokens = position.saturating_add(1).saturating_mul(self.block_tokens);
+        self.chains.describe(chain, end_tokens, self.now_ms, &mut candidate);
+        candidate.is_awaited |= is_awaited;
+        candidate
+    }
+
+    fn leave_chain(&mut self, block: u32) {
+        if let Some(entry) = self.blocks.get_mut(block as usize) {
+            self.chains.leave(std::mem::take(&mut entry.chain), entry.hits);
         }
     }
 
@@ -379,10 +555,10 @@ impl CachedBlocks {
     /// that sets one must set all.
     pub fn stamp(&mut self, blocks: &[u32], stamps: &[u64]) {
         for (block, stamp) in blocks.iter().zip(stamps) {
-            if let Some(Entry { state: State::Cached { tier, rank, .. }, .. }) =
+            if let Some(Entry { state: State::Cached { tier, rank, until, .. }, .. }) =
                 self.blocks.get(*block as usize).copied()
             {
-                self.put(*block, tier, rank, *stamp);
+                self.put(*block, tier, Ranked { rank, until }, *stamp);
             }
         }
     }
@@ -435,6 +611,21 @@ impl CachedBlocks {
         if by_key != self.len() {
             return Err(format!("{} blocks are cached, {by_key} by key", self.len()));
         }
+        let is_kept = |place: &&Place| place.rank.is_kept;
+        if self.order.iter().filter(is_kept).count() != self.kept.len() {
+            return Err(format!(
+                "{} blocks are kept, {} by time",
+                self.order.iter().filter(is_kept).count(),
+                self.kept.len()
+            ));
+        }
+        let of_chains = self.blocks.iter().filter(|entry| entry.chain > 0).count();
+        let mut chains: Vec<ChainId> = self.blocks.iter().map(|entry| entry.chain).filter(|chain| *chain > 0).collect();
+        chains.sort_unstable();
+        chains.dedup();
+        if chains.len() != self.chains.len() || of_chains != self.chains.blocks() {
+            return Err(format!("{} chains of {of_chains} blocks, here {}", chains.len(), self.chains.len()));
+        }
         Ok(())
     }
 
@@ -449,24 +640,29 @@ impl CachedBlocks {
         self.blocks.get(block as usize).is_some_and(|entry| matches!(entry.state, State::Cached { .. }))
     }
 
-    fn cache(&mut self, block: u32, tier: BlockTier, rank: Rank) {
+    fn cache(&mut self, block: u32, tier: BlockTier, ranked: Ranked) {
         let stamp = self.next_stamp;
         self.next_stamp += 1;
-        self.put(block, tier, rank, stamp);
+        self.put(block, tier, ranked, stamp);
     }
 
-    fn put(&mut self, block: u32, tier: BlockTier, rank: Rank, stamp: u64) {
+    fn put(&mut self, block: u32, tier: BlockTier, ranked: Ranked, stamp: u64) {
+        let Ranked { rank, until } = ranked;
         if let Some(entry) = self.attend(block) {
-            entry.state = State::Cached { tier, rank, stamp };
+            entry.state = State::Cached { tier, rank, stamp, until };
             self.settled = self.settled.min(rank.epoch);
             self.order.insert(Place { tier, rank, stamp, block });
             *self.keys.entry((tier, rank)).or_default() += 1;
+            if rank.is_kept {
+                self.kept.insert((until, block));
+            }
         }
     }
 
     fn put_empty(&mut self, block: u32) {
+        self.leave_chain(block);
         if let Some(entry) = self.attend(block) {
-            *entry = Entry { state: State::Empty, ..Entry::default() };
+            *entry = Entry { state: State::Empty, has_expired: entry.has_expired, ..Entry::default() };
             self.empty += 1;
         }
     }
@@ -477,8 +673,11 @@ impl CachedBlocks {
         match std::mem::take(&mut entry.state) {
             State::Attended => {}
             State::Empty => self.empty -= 1,
-            State::Cached { tier, rank, stamp } => {
+            State::Cached { tier, rank, stamp, until } => {
                 self.order.remove(&Place { tier, rank, stamp, block });
+                if rank.is_kept {
+                    self.kept.remove(&(until, block));
+                }
                 if let Some(count) = self.keys.get_mut(&(tier, rank)) {
                     *count -= 1;
                     if *count == 0 {

@@ -3,6 +3,7 @@
 
 mod audit;
 mod cached;
+mod chains;
 mod manager;
 mod policy;
 mod pool;
@@ -10,8 +11,9 @@ mod preempt;
 mod record;
 
 pub use cached::{CachedBlocks, CachedStats, Leaving, LeavingBlock};
+pub use chains::ChainFacts;
 pub use manager::PhaseAwareBlockManager;
-pub(crate) use policy::keys_or_default;
+pub(crate) use policy::ranked_or_default;
 pub use policy::{EvictionCandidate, EvictionRanker, EvictionSubject, OwnOrder};
 
 use crate::{BlockId, BlockLocation, BlockTier, Error, RequestId, ThinkPhase};

@@ -1,7 +1,7 @@
-use meridian_policy_sdk::eviction::Memory;
+use meridian_policy_sdk::eviction::{Memory, Ranking};
 
 use crate::rank::ordinal;
-use crate::{BlockId, BlockTier, Fault, FaultKind, RequestId};
+use crate::{BlockId, BlockTier, Eviction, Fault, RequestId, SessionFacts, SlotKind, ThinkPhase};
 
 /// Orders the eviction candidates within one tier. A policy does not choose the tier.
 ///
@@ -34,6 +34,15 @@ pub trait EvictionRanker: Send {
     /// A fault costs this batch only.
     fn keys(&mut self, memory: &Memory, candidates: &[EvictionCandidate], keys: &mut Vec<f32>) -> Result<(), Fault>;
 
+    /// The same, with the time for which each block is kept: what [`CachedBlocks`](crate::CachedBlocks) asks. A block manager
+    /// of its own ([`PhaseAwareBlockManager`](crate::PhaseAwareBlockManager)) has no use for the times. By default, none is.
+    ///
+    /// # Errors
+    /// As [`EvictionRanker::keys`].
+    fn rank(&mut self, memory: &Memory, candidates: &[EvictionCandidate], ranking: &mut Ranking) -> Result<(), Fault> {
+        self.keys(memory, candidates, &mut ranking.keys)
+    }
+
     /// Number of the ranking of a call's keys. A wrapper of a replaceable policy must return another number after each
     /// replacement: keys of two rankings are never compared.
     fn ranking(&self) -> u64 {
@@ -54,6 +63,7 @@ pub trait EvictionRanker: Send {
 ///     hits: 0,
 ///     age_ms: 1500.0,
 ///     computed_tokens: 16,
+///     ..EvictionCandidate::default()
 /// };
 /// assert!(candidate.tier < BlockTier::ThinkActive);
 /// ```
@@ -74,6 +84,57 @@ pub struct EvictionCandidate {
     /// Tokens whose KV would be computed again: the tokens of a block, or all computed tokens of a request. 0 when
     /// unknown.
     pub computed_tokens: u32,
+    /// Tokens of the chain that used a block last; all tokens of a request. 0 when unknown.
+    pub chain_tokens: u32,
+    /// Blocks of that chain that no other chain has used since; 0 for a request.
+    pub chain_blocks: u32,
+    /// Number of times that these were matched again, all together; 0 for a request.
+    pub chain_hits: u32,
+    /// Whether a block ends beyond the prompt of its chain; false for a request.
+    pub is_generated: bool,
+    /// The session of a request, or of the request that used a block last.
+    pub session: SessionFacts,
+    /// Milliseconds since that request ended; 0 while it waits to resume, and for a request.
+    pub idle_ms: f32,
+    /// Its priority; lower is more urgent.
+    pub priority: i32,
+    /// Milliseconds that computing the candidate's tokens again takes, learned; 0 when unknown.
+    pub recompute_ms: f32,
+    /// Phase of a request; prefill for a block.
+    pub phase: ThinkPhase,
+    /// Number of preemptions of a request; 0 for a block.
+    pub preemptions: u32,
+    /// Tokens that a request was given in the last step; 0 for a block.
+    pub served_tokens: u32,
+    /// Whether the prompt of a waiting request has matched a block; false for a request.
+    pub is_awaited: bool,
+}
+
+/// A block with nothing known.
+impl Default for EvictionCandidate {
+    fn default() -> Self {
+        Self {
+            subject: EvictionSubject::Block(BlockId(0)),
+            tier: BlockTier::ThinkActive,
+            blocks: 0,
+            position: 0,
+            hits: 0,
+            age_ms: 0.0,
+            computed_tokens: 0,
+            chain_tokens: 0,
+            chain_blocks: 0,
+            chain_hits: 0,
+            is_generated: false,
+            session: SessionFacts::default(),
+            idle_ms: 0.0,
+            priority: 0,
+            recompute_ms: 0.0,
+            phase: ThinkPhase::Prefill,
+            preemptions: 0,
+            served_tokens: 0,
+            is_awaited: false,
+        }
+    }
 }
 
 /// The kind of an [`EvictionCandidate`].
@@ -133,26 +194,26 @@ impl Judge {
     }
 
     /// The ranking of keys from now.
-    pub(super) fn ranking(&self) -> Ranking {
-        Ranking { replaced: self.replaced, number: self.policy.ranking() }
+    pub(super) fn ranking(&self) -> RankingId {
+        RankingId { replaced: self.replaced, number: self.policy.ranking() }
     }
 
     /// One key per candidate, or none for the default. Keeps nothing when the policy panics.
     pub(super) fn keys(&mut self, memory: &Memory, candidates: &[EvictionCandidate]) -> Vec<f32> {
-        let (keys, failed) = keys_or_default(&mut *self.policy, memory, candidates);
+        let (ranking, failed) = ranked_or_default(&mut *self.policy, memory, candidates);
         self.faults += u64::from(failed);
-        keys
+        ranking.keys
     }
 }
 
 /// The identity of a ranking: keys of two rankings are never compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Ranking {
+pub(super) struct RankingId {
     replaced: u64,
     number: u64,
 }
 
-impl Ranking {
+impl RankingId {
     /// The ranking of a policy that stays in place.
     pub(super) fn of(policy: &dyn EvictionRanker) -> Self {
         Self { replaced: 0, number: policy.ranking() }
@@ -164,7 +225,7 @@ impl Ranking {
 #[derive(Debug)]
 pub(super) struct Epochs {
     latest: u32,
-    ranking: Option<Ranking>,
+    ranking: Option<RankingId>,
 }
 
 impl Default for Epochs {
@@ -176,11 +237,12 @@ impl Default for Epochs {
 /// The epoch of keys that may belong to either of two rankings: they do not count.
 pub(super) const UNKNOWN: u32 = 0;
 
-/// A policy's key as [`ordinal`](crate::rank::ordinal), and its epoch: keys of two epochs are not compared; the earlier
-/// epoch goes first.
+/// A policy's key as [`ordinal`](crate::rank::ordinal), its epoch, and whether the block is kept: keys of two epochs are not
+/// compared; the earlier epoch goes first, and in an epoch a kept block after all others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
     pub(super) epoch: u32,
+    pub(super) is_kept: bool,
     pub(super) key: u32,
 }
 
@@ -188,7 +250,7 @@ impl Rank {
     /// The `i`th of a batch's keys; no key for a candidate that is left to the default.
     pub(super) fn of(epoch: u32, keys: &[f32], i: usize) -> Self {
         let key = if epoch == UNKNOWN { 0.0 } else { keys.get(i).copied().unwrap_or(0.0) };
-        Self { epoch, key: ordinal(key) }
+        Self { epoch, is_kept: false, key: ordinal(key) }
     }
 }
 
@@ -202,12 +264,12 @@ impl Epochs {
     }
 
     /// Blocks with an epoch below this one have another ranking than `ranking`.
-    pub(super) fn least(&self, ranking: Ranking) -> u32 {
+    pub(super) fn least(&self, ranking: RankingId) -> u32 {
         self.latest + u32::from(self.ranking.is_some_and(|latest| latest != ranking))
     }
 
     /// The epoch of keys when the ranking changed from `before` to `after` between the call and its answer.
-    pub(super) fn of(&mut self, before: Ranking, after: Ranking) -> u32 {
+    pub(super) fn of(&mut self, before: RankingId, after: RankingId) -> u32 {
         if before != after {
             // Another thread replaced it meanwhile.
             return UNKNOWN;
@@ -218,23 +280,21 @@ impl Epochs {
     }
 }
 
-/// One key per candidate, or none for the default; and whether the policy failed.
-pub(crate) fn keys_or_default(
+/// One key per candidate, or none for the default, and times to keep; and whether the policy failed.
+pub(crate) fn ranked_or_default(
     policy: &mut dyn EvictionRanker,
     memory: &Memory,
     candidates: &[EvictionCandidate],
-) -> (Vec<f32>, bool) {
-    let mut keys = Vec::new();
+) -> (Ranking, bool) {
+    let mut ranking = Ranking::default();
     if candidates.is_empty() {
-        return (keys, false);
+        return (ranking, false);
     }
-    let answer = policy.keys(memory, candidates, &mut keys).and_then(|()| match keys.len() {
-        0 => Ok(()),
-        n if n == candidates.len() => Ok(()),
-        n => Err(Fault::new(FaultKind::BadAnswer, format!("{n} keys for {} candidates", candidates.len()))),
-    });
+    let answer = policy
+        .rank(memory, candidates, &mut ranking)
+        .and_then(|()| Eviction::check(memory, &ranking, candidates.len()));
     if answer.is_err() {
-        keys.clear();
+        ranking.clear();
     }
-    (keys, answer.is_err())
+    (ranking, answer.is_err())
 }

@@ -264,6 +264,7 @@ impl Pool {
             hits: block.hits,
             age_ms: (self.now_ms - block.born_ms) as f32,
             computed_tokens: self.block_tokens,
+            ..EvictionCandidate::default()
         }
     }
 

@@ -60,10 +60,10 @@ fn order(pool: &Pool, judge: &mut Judge, spared: RequestId, class: BlockTier) ->
             subject: EvictionSubject::Request(*request),
             tier: class,
             blocks: live.unshared,
-            position: 0,
-            hits: 0,
             age_ms: (pool.now_ms - live.begun_ms) as f32,
             computed_tokens: u32::try_from(live.members.len()).unwrap_or(u32::MAX).saturating_mul(pool.block_tokens),
+            phase: live.phase,
+            ..EvictionCandidate::default()
         })
         .collect();
     let keys = judge.keys(&pool.memory(Subject::Requests), &candidates);

@@ -99,7 +99,7 @@ pub(super) struct Place {
 impl Place {
     /// The place before all blocks of a tier that were ranked in `epoch` or later.
     fn first(tier: BlockTier, epoch: u32) -> Self {
-        Self { tier, rank: Rank { epoch, key: 0 }, stamp: 0, block: BlockId(0) }
+        Self { tier, rank: Rank { epoch, ..Rank::default() }, stamp: 0, block: BlockId(0) }
     }
 }
 

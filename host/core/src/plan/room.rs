@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use super::{EngineFacts, Planner};
 use crate::table::RequestState;
-use crate::{RequestTable, RowId};
+use crate::{Decision, RequestTable, RowId};
 
 /// A request gives way at most this many times: each time, its computed tokens are computed again.
 const MOST_PREEMPTIONS: u32 = 3;
@@ -17,13 +17,15 @@ impl Planner {
         facts: &EngineFacts,
         running: &[RowId],
         waiting: &[RowId],
-        keys: &[f32],
+        decision: &Decision,
     ) {
+        let Decision { keys, victim_keys, .. } = decision;
+        let chooses = !victim_keys.is_empty();
         let needs_seat = facts.free_seats == 0;
         // While only KV blocks are short, memory preempts by itself as running requests grow. Preempting earlier for
         // each waiting request would cost more recomputation than it gains; but a more urgent request does not wait for
-        // it.
-        if !needs_seat && (self.head_fits || !self.priority_first) {
+        // it, nor one for which a policy names victims.
+        if !needs_seat && (self.head_fits || !(self.priority_first || chooses)) {
             return;
         }
         let from = self.plan.waiting_order.first().map_or(0, |from| *from as usize);
@@ -49,10 +51,14 @@ impl Planner {
             let candidate = |(i, row_id): (usize, &RowId)| {
                 let row = table.get(*row_id)?;
                 let place = place(row, i);
-                let is_behind = if needs_seat { first < place } else { first.0 < place.0 };
+                let is_behind =
+                    if needs_seat || (chooses && !self.priority_first) { first < place } else { first.0 < place.0 };
                 let computes = row.needed_tokens(facts.decode_tokens) > facts.decode_tokens.max(1);
                 let stays = row.preemptions >= MOST_PREEMPTIONS || self.plan.preempted.contains(row_id);
-                (is_behind && !computes && !stays).then(|| (place, *row_id, row.computed_tokens()))
+                // Without a choice, one that computes its prompt stays.
+                let victim = if chooses { victim_keys.get(i).copied().unwrap_or(f32::NAN) } else { 0.0 };
+                let may_go = if chooses { !victim.is_nan() } else { !computes };
+                (is_behind && may_go && !stays).then(|| ((-victim, place), *row_id, row.computed_tokens()))
             };
             let candidates = running.iter().enumerate().filter_map(candidate);
             // Among equal ones, the last in the list.

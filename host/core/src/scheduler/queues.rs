@@ -277,9 +277,10 @@ impl<D> Deciding<D> {
             return;
         }
         let kept: Vec<bool> = self.candidates.iter().enumerate().map(stays).collect();
-        let Decision { keys, token_budget: _, token_caps } = &mut self.decision;
+        let Decision { keys, token_budget: _, token_caps, victim_keys } = &mut self.decision;
         retain(keys, &kept);
         retain(token_caps, &kept);
+        retain(victim_keys, &kept);
         let (kept_running, kept_waiting) = kept.split_at(running);
         retain(&mut self.running, kept_running);
         retain(&mut self.waiting, kept_waiting);

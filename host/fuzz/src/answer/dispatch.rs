@@ -47,7 +47,7 @@ pub(super) fn run(mut bytes: Bytes<'_>, owns_queues: bool) {
         let candidates = engine.queues.len();
         let given = decision(&mut bytes, candidates);
         let fits = |length: usize| length == candidates || length == 0;
-        let expected_fault = !fits(given.keys.len()) || !fits(given.token_caps.len());
+        let expected_fault = !fits(given.keys.len()) || !fits(given.token_caps.len()) || !fits(given.victim_keys.len());
         answer.send(given).expect("the policy is there");
         let mut decision = Decision::default();
         let asked =
@@ -78,7 +78,9 @@ fn decision(bytes: &mut Bytes<'_>, candidates: usize) -> Decision {
         2 => Some(u32::from(bytes.u8())),
         _ => Some(bytes.u32()),
     };
-    Decision { keys, token_budget, token_caps }
+    let mut victim_key = || if shape & 16 == 16 { f32::from(bytes.u8() % 4) } else { bytes.f32() };
+    let victim_keys = if shape & 32 == 32 { (0..candidates).map(|_| victim_key()).collect() } else { Vec::new() };
+    Decision { keys, token_budget, token_caps, victim_keys }
 }
 
 impl Engine {

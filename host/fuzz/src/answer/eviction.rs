@@ -1,7 +1,7 @@
 //! Whatever a policy ranks blocks by, each candidate has a key or none has.
 
 use meridian_core::types::{BlockId, RequestId};
-use meridian_core::{Batch, BlockTier, Eviction, EvictionCandidate, EvictionSubject, Memory, Subject, native};
+use meridian_core::{Batch, BlockTier, Eviction, EvictionCandidate, EvictionSubject, Memory, Ranking, Subject, native};
 use meridian_runtime::{EvictionSlot, Source};
 
 use super::{Scripted, check_asked, length, targets};
@@ -27,31 +27,36 @@ pub(super) fn run(mut bytes: Bytes<'_>) {
             (0..bytes.below(MAX_CANDIDATES + 1)).map(|_| candidate(&mut bytes, subject)).collect();
         let (count, is_any) = (length(bytes.u8(), candidates.len()), bytes.u8() & 1 == 1);
         let mut key = || if is_any { bytes.f32() } else { f32::from(bytes.u8() % 4) };
-        let given: Vec<f32> = (0..count).map(|_| key()).collect();
+        let keys: Vec<f32> = (0..count).map(|_| key()).collect();
+        let keep_ms: Vec<f32> = (0..length(bytes.u8(), candidates.len())).map(|_| bytes.f32()).collect();
+        let given = Ranking { keys, keep_ms };
 
-        let fits = given.len() == candidates.len() || given.is_empty();
+        let fits = |list: &[f32]| list.len() == candidates.len() || list.is_empty();
+        let fits = fits(&given.keys) && fits(&given.keep_ms);
         let decides = check_asked::<Eviction>(&memory, candidates.len(), &given, fits);
         // A policy that faulted too often is not asked, and its stand-in is the active one.
         let is_asked = slot.control().status().quarantine.is_none();
         answer.send(given.clone()).expect("the policy is there");
-        let (source, keys) = slot.decide(&memory, &candidates);
-        let bits = |keys: &[f32]| -> Vec<u32> { keys.iter().map(|key| key.to_bits()).collect() };
+        let (source, ranking) = slot.decide(&memory, &candidates);
+        let bits = |ranking: &Ranking| -> Vec<u32> {
+            ranking.keys.iter().chain(&ranking.keep_ms).map(|value| value.to_bits()).collect()
+        };
         if is_asked {
             assert_eq!(source == Source::Active, decides, "{given:?} for {} candidates", candidates.len());
         }
         if is_asked && decides {
-            assert_eq!(bits(keys), bits(&given));
+            assert_eq!(bits(ranking), bits(&given));
             continue;
         }
         // Nor does an answer that is refused leave anything behind.
         if source != Source::Active {
-            let (mut columns, mut expected) = (Vec::new(), Vec::new());
+            let (mut columns, mut expected) = (Vec::new(), Ranking::default());
             meridian_core::columns::fill_eviction(default.inputs(), &candidates, &mut columns);
             let batch = Batch { facts: &memory, candidates: candidates.len(), columns: &columns, finished: &[] };
             default.decide(&batch, &mut expected).expect("a native default does not fault");
-            assert_eq!(bits(keys), bits(&expected));
+            assert_eq!(bits(ranking), bits(&expected));
         }
-        assert!(keys.len() == candidates.len() || keys.is_empty());
+        assert!(ranking.keys.len() == candidates.len() || ranking.keys.is_empty());
     }
 }
 
@@ -69,5 +74,6 @@ fn candidate(bytes: &mut Bytes<'_>, subject: Subject) -> EvictionCandidate {
         hits: u32::from(bytes.u8()),
         age_ms: bytes.f32(),
         computed_tokens: bytes.u32(),
+        ..EvictionCandidate::default()
     }
 }

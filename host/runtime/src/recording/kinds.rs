@@ -2,7 +2,7 @@
 //! the contract's tables.
 
 use meridian_core::budget::{Load, Point, PolicyThresholds, Verdict};
-use meridian_core::{Budget, Decision, Dispatch, Eviction, FaultKind, Memory, SlotKind, Step, Subject};
+use meridian_core::{Budget, Decision, Dispatch, Eviction, FaultKind, Memory, Ranking, SlotKind, Step, Subject};
 use meridian_policy_sdk as sdk;
 
 use super::recorder::{Item, Queued};
@@ -214,32 +214,39 @@ impl Fields for Dispatch {
     }
 
     fn decision(decision: &mut Decision, visit: &mut Visit<'_>) -> Result<(), BadField> {
-        let Decision { keys, token_budget, token_caps } = decision;
+        let Decision { keys, token_budget, token_caps, victim_keys } = decision;
         visit("out_keys", Field::F32s(keys))?;
         visit("out_token_budget", Field::OptionalU32(token_budget))?;
-        visit("out_token_caps", Field::U32s(token_caps))
+        visit("out_token_caps", Field::U32s(token_caps))?;
+        visit("out_victim_keys", Field::F32s(victim_keys))
     }
 
     fn copy(from: &Decision, into: &mut Decision) {
         into.keys.clone_from(&from.keys);
         into.token_budget = from.token_budget;
         into.token_caps.clone_from(&from.token_caps);
+        into.victim_keys.clone_from(&from.victim_keys);
     }
 
     fn same(one: &Decision, other: &Decision) -> bool {
         same_bits(&one.keys, &other.keys)
             && one.token_budget == other.token_budget
             && one.token_caps == other.token_caps
+            && same_bits(&one.victim_keys, &other.victim_keys)
     }
 
     fn shown(decision: &Decision, other: &Decision) -> String {
         if !same_bits(&decision.keys, &other.keys) {
-            return shown_keys(&decision.keys, &other.keys);
+            return shown_floats("key", &decision.keys, &other.keys);
         }
         if decision.token_budget != other.token_budget {
             return decision.token_budget.map_or("no token budget".into(), |budget| format!("token budget {budget}"));
         }
-        shown_at("token cap", &decision.token_caps, &other.token_caps, |one, other| one == other, u32::to_string)
+        if decision.token_caps != other.token_caps {
+            let same = |one: &u32, other: &u32| one == other;
+            return shown_at("token cap", &decision.token_caps, &other.token_caps, same, u32::to_string);
+        }
+        shown_floats("victim key", &decision.victim_keys, &other.victim_keys)
     }
 }
 
@@ -257,20 +264,26 @@ impl Fields for Eviction {
         sdk::__eviction_memory!(facts! facts, visit,)
     }
 
-    fn decision(keys: &mut Vec<f32>, visit: &mut Visit<'_>) -> Result<(), BadField> {
-        visit("out_keys", Field::F32s(keys))
+    fn decision(ranking: &mut Ranking, visit: &mut Visit<'_>) -> Result<(), BadField> {
+        let Ranking { keys, keep_ms } = ranking;
+        visit("out_keys", Field::F32s(keys))?;
+        visit("out_keep_ms", Field::F32s(keep_ms))
     }
 
-    fn copy(from: &Vec<f32>, into: &mut Vec<f32>) {
-        into.clone_from(from);
+    fn copy(from: &Ranking, into: &mut Ranking) {
+        into.keys.clone_from(&from.keys);
+        into.keep_ms.clone_from(&from.keep_ms);
     }
 
-    fn same(one: &Vec<f32>, other: &Vec<f32>) -> bool {
-        same_bits(one, other)
+    fn same(one: &Ranking, other: &Ranking) -> bool {
+        same_bits(&one.keys, &other.keys) && same_bits(&one.keep_ms, &other.keep_ms)
     }
 
-    fn shown(keys: &Vec<f32>, other: &Vec<f32>) -> String {
-        shown_keys(keys, other)
+    fn shown(ranking: &Ranking, other: &Ranking) -> String {
+        if !same_bits(&ranking.keys, &other.keys) {
+            return shown_floats("key", &ranking.keys, &other.keys);
+        }
+        shown_floats("time to keep", &ranking.keep_ms, &other.keep_ms)
     }
 }
 
@@ -350,10 +363,10 @@ fn same_bits(one: &[f32], other: &[f32]) -> bool {
     one.len() == other.len() && one.iter().zip(other).all(|(one, other)| one.to_bits() == other.to_bits())
 }
 
-fn shown_keys(keys: &[f32], other: &[f32]) -> String {
+fn shown_floats(what: &str, values: &[f32], other: &[f32]) -> String {
     shown_at(
-        "key",
-        keys,
+        what,
+        values,
         other,
         |one, other| one.to_bits() == other.to_bits(),
         |key| {

@@ -146,7 +146,8 @@ impl Recording {
                     let found = found.as_ref().map_or("another type".into(), ToString::to_string);
                     return Err(format!("column {name} is {found}, expected {expected}"));
                 }
-                // Another version of the contract may lack it. A fact is 0 then; a policy that reads the column is refused.
+                // The version before may lack it: a part of an answer is empty then, and a policy that reads the column is
+                // refused.
                 None if input.is_some() || may_lack(name) => layout.place.push(None),
                 None => return Err(format!("column {name} is missing or out of its order")),
             }
@@ -182,7 +183,7 @@ impl Recording {
 }
 
 /// What recordings of the contract before lack, columns of the slot aside.
-const LATER: [&str; 2] = ["decode_context_tokens", "finished"];
+const LATER: [&str; 2] = ["out_victim_keys", "out_keep_ms"];
 
 #[derive(serde::Deserialize)]
 struct Format {
@@ -245,8 +246,7 @@ impl<K: Recordable> Rows<'_, K> {
         self.row += 1;
         row.columns.clear();
         // What the file lacks is not that of a file before it.
-        row.facts = K::Facts::default();
-        row.finished.clear();
+        K::clear(&mut row.decision);
         let place = || format!("row {at} of batch {}", self.batch - 1);
         visit(row, &mut |name, field| match places.next() {
             Some(Some(column)) => decoded.read(*column, at, field).map_err(|why| format!("{name}: {why}")),

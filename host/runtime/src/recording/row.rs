@@ -1,4 +1,4 @@
-use meridian_core::{CONTRACT_BEFORE, FaultKind, SlotKind, Targets};
+use meridian_core::{FaultKind, SlotKind, Targets};
 use serde::{Deserialize, Serialize};
 
 use crate::control::Version;
@@ -150,15 +150,15 @@ pub struct Header {
     /// Version of Meridian.
     pub meridian: String,
     /// Version of the contract, whose columns and facts it has.
-    #[serde(default = "contract_before")]
+    #[serde(default = "first_contract")]
     pub contract: String,
     /// The active policy, one per file.
     pub policy: RecordedPolicy,
 }
 
-/// Recordings did not name the first version.
-fn contract_before() -> String {
-    CONTRACT_BEFORE.into()
+/// Recordings of the first version did not name it.
+fn first_contract() -> String {
+    "0.1.0".into()
 }
 
 impl Header {

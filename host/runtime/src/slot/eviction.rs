@@ -1,4 +1,4 @@
-use meridian_core::{Eviction, EvictionCandidate, EvictionRanker, Fault, Memory, Source, columns};
+use meridian_core::{Eviction, EvictionCandidate, EvictionRanker, Fault, Memory, Ranking, Source, columns};
 
 use super::PolicySlot;
 use crate::sync::lock;
@@ -24,16 +24,21 @@ pub type EvictionSlot = PolicySlot<Eviction>;
 
 impl PolicySlot<Eviction> {
     /// Rank one batch of blocks or requests. Always returns a key for each, or none at all for the manager's own order.
-    pub fn decide(&mut self, memory: &Memory, candidates: &[EvictionCandidate]) -> (Source, &[f32]) {
-        let (source, keys) =
-            self.decide_by(memory, candidates.len(), |inputs, out| columns::fill_eviction(inputs, candidates, out));
-        (source, keys)
+    pub fn decide(&mut self, memory: &Memory, candidates: &[EvictionCandidate]) -> (Source, &Ranking) {
+        self.decide_by(memory, candidates.len(), |inputs, out| columns::fill_eviction(inputs, candidates, out))
     }
 }
 
 impl EvictionRanker for PolicySlot<Eviction> {
     fn keys(&mut self, memory: &Memory, candidates: &[EvictionCandidate], keys: &mut Vec<f32>) -> Result<(), Fault> {
-        keys.extend_from_slice(self.decide(memory, candidates).1);
+        keys.extend_from_slice(&self.decide(memory, candidates).1.keys);
+        Ok(())
+    }
+
+    fn rank(&mut self, memory: &Memory, candidates: &[EvictionCandidate], ranking: &mut Ranking) -> Result<(), Fault> {
+        let Ranking { keys, keep_ms } = self.decide(memory, candidates).1;
+        ranking.keys.extend_from_slice(keys);
+        ranking.keep_ms.extend_from_slice(keep_ms);
         Ok(())
     }
 

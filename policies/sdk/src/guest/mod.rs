@@ -18,7 +18,7 @@ use crate::{DispatchPolicy, Init, Policy, budget, eviction};
 
 pub mod lifecycle_part {
     wit_bindgen::generate!({
-        inline: "package meridian:sdk; world lifecycle-part { export meridian:policy/lifecycle@0.2.0; }",
+        inline: "package meridian:sdk; world lifecycle-part { export meridian:policy/lifecycle@0.3.0; }",
         path: "../../wit",
         world: "meridian:sdk/lifecycle-part",
         pub_export_macro: true,
@@ -28,7 +28,7 @@ pub mod lifecycle_part {
 
 pub mod dispatch_part {
     wit_bindgen::generate!({
-        inline: "package meridian:sdk; world dispatch-part { export meridian:policy/dispatch@0.2.0; }",
+        inline: "package meridian:sdk; world dispatch-part { export meridian:policy/dispatch@0.3.0; }",
         path: "../../wit",
         world: "meridian:sdk/dispatch-part",
         pub_export_macro: true,
@@ -38,7 +38,7 @@ pub mod dispatch_part {
 
 pub mod eviction_part {
     wit_bindgen::generate!({
-        inline: "package meridian:sdk; world eviction-part { export meridian:policy/eviction@0.2.0; }",
+        inline: "package meridian:sdk; world eviction-part { export meridian:policy/eviction@0.3.0; }",
         path: "../../wit",
         world: "meridian:sdk/eviction-part",
         pub_export_macro: true,
@@ -48,7 +48,7 @@ pub mod eviction_part {
 
 pub mod budget_part {
     wit_bindgen::generate!({
-        inline: "package meridian:sdk; world budget-part { export meridian:policy/budget@0.2.0; }",
+        inline: "package meridian:sdk; world budget-part { export meridian:policy/budget@0.3.0; }",
         path: "../../wit",
         world: "meridian:sdk/budget-part",
         pub_export_macro: true,
@@ -148,8 +148,8 @@ where
                 crate::decide(policy, &step, candidates as usize, &columns, &mut decision);
             }
         });
-        let crate::Decision { keys, token_budget, token_caps } = decision;
-        dispatch_wit::Decision { keys, token_budget, token_caps }
+        let crate::Decision { keys, token_budget, token_caps, victim_keys } = decision;
+        dispatch_wit::Decision { keys, token_budget, token_caps, victim_keys }
     }
 }
 
@@ -161,14 +161,15 @@ where
         T::Policy::INPUTS.iter().map(|column| wit::eviction_column(*column)).collect()
     }
 
-    fn rank(memory: eviction_wit::Memory, candidates: u32, columns: Vec<f32>) -> Vec<f32> {
-        let mut keys = Vec::new();
+    fn rank(memory: eviction_wit::Memory, candidates: u32, columns: Vec<f32>) -> eviction_wit::Ranking {
+        let mut ranking = eviction::Ranking::default();
         T::with(|policy| {
             if let Some(policy) = policy {
-                eviction::rank(policy, &wit::memory(memory), candidates as usize, &columns, &mut keys);
+                eviction::rank(policy, &wit::memory(memory), candidates as usize, &columns, &mut ranking);
             }
         });
-        keys
+        let eviction::Ranking { keys, keep_ms } = ranking;
+        eviction_wit::Ranking { keys, keep_ms }
     }
 }
 

@@ -70,6 +70,7 @@ class Options:
     meridian_toml: str | None = None
     no_model: bool = False
     logits_processors: tuple[str, ...] = ()
+    scheduling_policy: str = "fcfs"
 
 
 def toml_value(text: str) -> str:
@@ -185,6 +186,7 @@ def build(options: Options) -> Run:
         reasoning_parser="qwen3",
         disable_log_stats=True,
         seed=options.seed,
+        scheduling_policy=options.scheduling_policy,  # type: ignore[arg-type]
         logits_processors=list(options.logits_processors) or None,
         **extra,
     )

@@ -133,6 +133,11 @@ fn from_trace(args: &VllmArgs, path: &Path) -> anyhow::Result<Sent> {
     let (tokens, time) = (positive("scale-tokens", args.scale_tokens)?, positive("scale-time", args.scale_time)?);
     let scenario = Scenario::named("loaded").context("a scenario")?;
     let read = read(path, args.format, &ReadOptions { limit: args.requests, ..ReadOptions::default() })?;
+    anyhow::ensure!(
+        read.sessions.is_empty(),
+        "{}: has sessions in closed loop, which only `meridian bench replay` plays",
+        read.name
+    );
     read.notes.iter().for_each(|note| say(&format!("note: {note}")));
     let together = read.requests.iter().filter(|request| request.prefix != Prefix::None).count();
     if together > 0 {
