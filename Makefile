@@ -30,6 +30,7 @@ demo: fetch ## Run the real vLLM engine three times (stock, stock with smaller s
 test: fetch check policies ## Run every test, the real engine included
 	scripts/setup-cuda.sh >/dev/null
 	scripts/setup-registry.sh >/dev/null
+	scripts/setup-prometheus.sh >/dev/null
 	$(call say,host: tests of the workspace)
 	cargo test --release --locked --workspace
 	$(call say,kernels: tests of builds with CUDA's compilers)

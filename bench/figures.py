@@ -22,7 +22,22 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from areas import agents, authoring, bench, budget, core, engine, kernels, kv, policy, repair, runtime, slice, start
+from areas import (
+    agents,
+    authoring,
+    bench,
+    budget,
+    core,
+    engine,
+    kernels,
+    kv,
+    observability,
+    policy,
+    repair,
+    runtime,
+    slice,
+    start,
+)
 from areas.common import RESULTS, ROOT, provenance, say
 
 PAIRS = 5
@@ -40,6 +55,7 @@ AREAS = {
     "start": start.parts,
     "authoring": authoring.parts,
     "agents": agents.parts,
+    "observability": observability.parts,
 }
 POLICY, KV, EXIT = "policy", "kv", "budget"
 

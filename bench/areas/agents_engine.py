@@ -24,8 +24,8 @@ ZOO = (
     "native:cost-aware",
     "native:prefix-value",
 )
-# Where stock finds about half of what an unlimited cache would.
-HALF_BLOCKS = 900
+# The running requests alone take most of it: stock finds 2 % of the prompts here, an unlimited cache 84 %.
+KV_BLOCKS = 900
 
 
 def ran(script: str, *args: str) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def sessions(*args: str) -> dict[str, Any]:
         "--trace",
         str(TRACE),
         "--kv-blocks",
-        str(HALF_BLOCKS),
+        str(KV_BLOCKS),
         "--outputs",
         *args,
     )

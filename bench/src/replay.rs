@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use anyhow::{bail, ensure};
+use anyhow::{Context, bail, ensure};
 use meridian_core::{MeridianConfig, SlotName};
 use meridian_runtime::TrialFault;
+use meridian_runtime::timeline::Timeline;
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_pcg::Pcg64;
@@ -224,7 +225,7 @@ pub fn replay(
                 let is_baseline = number == 0;
                 let mut told = |share: f64| progress(at, all, share);
                 let play = Play { rate, own_rate: facts.rate, seed: *seed };
-                let outcome = run(options, &mut loader, input, policy, is_baseline, &play, &mut told);
+                let outcome = run(options, &mut loader, input, policy, is_baseline, &play, None, &mut told);
                 match why_given_up(&mut loader, outcome, is_baseline)? {
                     Ok(outcome) => runs.push(Run { policy: label.clone(), rate, seed: *seed, ..outcome.run }),
                     Err(why) => {
@@ -261,6 +262,30 @@ pub fn replay(
         given_up,
         notes: Vec::new(),
     })
+}
+
+/// The timeline of the first engine in one run: of the first policy, or the baseline if there is no other, at the first
+/// rate, with the first seed.
+///
+/// # Errors
+/// As [`replay`].
+pub fn timeline(options: &Options, input: &Input) -> anyhow::Result<Timeline> {
+    engines_within(options.engines, options.engine.kv_blocks)?;
+    let facts = facts(input)?;
+    let mut loader = Loader::new(options.config.clone());
+    let (policy, is_baseline) = match options.policies.first() {
+        Some(policy) => (policy, false),
+        None => (&options.baseline, true),
+    };
+    let rate = match options.rates.first() {
+        Some(Rate::PerSecond(rate)) => *rate,
+        Some(Rate::TimesItsOwn(times)) => facts.rate * times,
+        None => facts.rate,
+    };
+    let play = Play { rate, own_rate: facts.rate, seed: options.seeds.first().copied().unwrap_or(AS_IT_IS) };
+    let title = format!("{} under {}", facts.source, policy.label);
+    let outcome = run(options, &mut loader, input, policy, is_baseline, &play, Some(&title), &mut |_| ())?;
+    outcome.timeline.context("no engine")
 }
 
 /// Whether a run is one to compare, or why its policy is given up.
@@ -306,6 +331,7 @@ fn labels(options: &Options) -> Vec<String> {
     out
 }
 
+#[expect(clippy::too_many_arguments, reason = "the parts of one run")]
 fn run(
     options: &Options,
     loader: &mut Loader,
@@ -313,6 +339,7 @@ fn run(
     policy: &PolicySet,
     is_baseline: bool,
     play: &Play,
+    timeline: Option<&str>,
     progress: &mut dyn FnMut(f64),
 ) -> anyhow::Result<Outcome> {
     let dispatch = match &policy.dispatch {
@@ -346,6 +373,9 @@ fn run(
     };
     let mut simulation =
         Simulation::new(&options.engine, policies, options.slo, count).with_router(options.router).with_swaps(swaps);
+    if let Some(title) = timeline {
+        simulation = simulation.with_timeline(title);
+    }
     if let MaxTokens::AtMost(tokens) = options.max_tokens {
         simulation = simulation.with_max_tokens(tokens);
     }

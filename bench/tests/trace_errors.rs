@@ -167,7 +167,7 @@ fn vllm_results() {
 
 #[test]
 fn files_as_a_whole() {
-    let known = "expected one of meridian, servegen, azure, mooncake, vllm-bench";
+    let known = "expected one of meridian, servegen, azure, mooncake, agentic, vllm-bench";
     says("t.csv", "a,b\n1,2\n", None, &format!("t.csv: unknown format, {known}"));
     says("t.csv", "", None, "t.csv: no requests, expected at least one row");
     says("t.csv", format!("{OWN}\n"), None, "t.csv: no requests, expected at least one row");

@@ -207,7 +207,7 @@ def end_with_tool_calls(run: Run) -> None:
         for request_id, at in result.req_id_to_index.items():
             request, tokens = requests.get(request_id), result.sampled_token_ids[at]
             params = None if request is None else request.sampling_params
-            if params is None or not len(tokens) or not (params.extra_args or {}).get(CALLS_TOOL):
+            if request is None or params is None or not len(tokens) or not (params.extra_args or {}).get(CALLS_TOOL):
                 continue
             if request.num_output_tokens + len(tokens) >= params.max_tokens:
                 tokens[-1] = marker

@@ -63,6 +63,7 @@ class Engine:
         total_blocks: int,
         all_waiting: int,
         decode_tokens: int,
+        free_seats: int = 0,
     ) -> None: ...
     def add(
         self,
@@ -80,6 +81,7 @@ class Engine:
         whole_prompt: bool = False,
         client: RequestBudget | None = None,
         interrupts: list[list[int]] = ...,
+        traceparent: str | None = None,
     ) -> bool | tuple[int, int, bool]: ...
     def remove(self, request_id: str, reason: str = "") -> None: ...
     def plan(

@@ -97,7 +97,9 @@ class TelemetryConfig:
     """`[telemetry]`: an empty address turns its service off."""
 
     prometheus: str = "127.0.0.1:9464"
+    tenants: int = 16
     otlp_endpoint: str = ""
+    otlp_ca_file: str = ""
     service_name: str = "meridian"
 
 

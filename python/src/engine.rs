@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use meridian_core::budget::Enrolled;
 use meridian_core::{EngineFacts, Markers, MeridianConfig, NewRequest, RowId};
 use meridian_engine::{Arrived, Driver, EngineError, Settings};
+use meridian_runtime::traces::TraceParent;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
@@ -87,8 +88,8 @@ impl Engine {
     /// integers will do for `prompt_tokens`, `max_tokens` and `priority`: they are cut to 32 bits.
     /// With `whole_prompt` the engine may not split its prompt. With `client`, what its client asked for, its thinking is
     /// followed: then its sampler is to know what is returned, its number, its limit of think tokens, and whether its entropies
-    /// are wanted. `interrupts` end its thinking as well.
-    #[pyo3(signature = (handle, request_id, *, prompt_tail, prompt_tokens, max_tokens, arrival_ms, deadline_ms, priority, tenant, session = "", whole_prompt = false, client = None, interrupts = vec![]))]
+    /// are wanted. `interrupts` end its thinking as well. `traceparent` is the header of that name; any text will do.
+    #[pyo3(signature = (handle, request_id, *, prompt_tail, prompt_tokens, max_tokens, arrival_ms, deadline_ms, priority, tenant, session = "", whole_prompt = false, client = None, interrupts = vec![], traceparent = None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python method")]
     fn add(
         &self,
@@ -105,6 +106,7 @@ impl Engine {
         whole_prompt: bool,
         client: Option<ClientRow>,
         interrupts: Vec<Vec<u32>>,
+        traceparent: Option<&str>,
     ) -> PyResult<Added> {
         let request = NewRequest {
             prompt: &prompt_tail,
@@ -120,8 +122,12 @@ impl Engine {
             whole_prompt,
         };
         let client = client.map(|client| client.with_interrupts(interrupts));
-        let arrived = self.engine.drive().arrived(&request_id.to_cow()?, &request, client);
+        let driver = &mut *self.engine.drive();
+        let arrived = driver.arrived(&request_id.to_cow()?, &request, client);
         let Ok(Arrived { row, sampler }) = arrived else { return Ok(Added::Plain(false)) };
+        if let Some(parent) = traceparent.and_then(TraceParent::parse) {
+            driver.join_trace(row, parent);
+        }
         self.handles().insert(row, handle, request_id.clone().unbind());
         Ok(sampler.map_or(Added::Plain(true), |sampler| {
             let Enrolled { key, max_think_tokens, is_measured } = sampler;

@@ -104,6 +104,8 @@ impl Engine {
 
     /// In the place of `plan`, for a step of an engine that `is_stock` and not `is_watched`: the engine keeps its own order
     /// and budget.
+    #[pyo3(signature = (now_ms, token_budget, free_blocks, total_blocks, all_waiting, decode_tokens, free_seats = 0))]
+    #[expect(clippy::too_many_arguments, reason = "one call a step")]
     fn keep(
         &self,
         now_ms: f64,
@@ -112,8 +114,9 @@ impl Engine {
         total_blocks: u32,
         all_waiting: u32,
         decode_tokens: u32,
+        free_seats: u32,
     ) {
-        let (free_seats, waiting) = (0, all_waiting);
+        let waiting = all_waiting;
         let facts = EngineFacts { now_ms, token_budget, free_blocks, total_blocks, free_seats, waiting, decode_tokens };
         self.engine.drive().keep(&facts);
     }

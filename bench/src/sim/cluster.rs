@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
 
 use meridian_core::Dispatch;
+use meridian_runtime::timeline::Timeline;
 use meridian_runtime::{Contender, SlotStats};
 
 use super::content::Contents;
@@ -72,6 +73,8 @@ pub struct Outcome {
     pub digest: u64,
     /// Engine steps.
     pub steps: u64,
+    /// What the first engine did, when it was to be kept.
+    pub timeline: Option<Timeline>,
 }
 
 /// A run.
@@ -192,6 +195,15 @@ impl Simulation {
         self.closed_loop = Some(sessions);
         first.into_iter().for_each(|next| self.comes(&next));
         self.run(std::iter::empty(), progress)
+    }
+
+    /// Keep a timeline of the first engine; `title` names it.
+    #[must_use]
+    pub fn with_timeline(mut self, title: &str) -> Self {
+        if let Some(engine) = self.engines.first_mut() {
+            engine.keep_timeline(title);
+        }
+        self
     }
 
     /// Simulate until every request has ended. `arrivals` come in order of time. `progress` is called with the requests that
@@ -403,6 +415,7 @@ impl Simulation {
             run.metrics.extend(sessions.metrics(&self.recorder, self.config.block_tokens));
         }
         let (times, works) = self.recorder.take_kept();
-        Outcome { run, times, works, digest, steps }
+        let timeline = self.engines.first_mut().and_then(Engine::take_timeline);
+        Outcome { run, times, works, digest, steps, timeline }
     }
 }

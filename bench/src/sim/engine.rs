@@ -6,6 +6,7 @@ use meridian_core::{
     Dispatch, EngineFacts, EvictionColumn, KvGrowth, Markers, MeridianScheduler, NewRequest, PhaseEvent, Queues,
     RequestId, RowId, Stop, WAITING_WINDOW,
 };
+use meridian_runtime::timeline::Timeline;
 use meridian_runtime::{Contender, DispatchSlot, SlotStats, Source};
 
 use super::content::Content;
@@ -13,6 +14,7 @@ use super::early_exit::EarlyExit;
 use super::live::{Facts, Live, THINK_END, THINK_START};
 use super::pool::Pool;
 use super::recorder::Recorder;
+use super::seen::Seen;
 use super::step::Serving;
 use super::timeline::Sample;
 use super::{EngineConfig, Policies, StepWork};
@@ -50,6 +52,8 @@ pub(super) struct Engine {
     digest: u64,
     /// The policy that is in quarantine.
     in_quarantine: Option<String>,
+    /// What it does, if it is to be kept.
+    seen: Option<Box<Seen>>,
     /// When the step that is under way ends.
     pub(super) ends_ms: Option<f64>,
 }
@@ -99,6 +103,7 @@ impl Engine {
             next_id: 0,
             digest: 0,
             in_quarantine: None,
+            seen: None,
             ends_ms: None,
         }
     }
@@ -212,6 +217,9 @@ impl Engine {
             work.tokens += tokens;
         }
         self.scheduler.scheduled(now_ms, self.given.iter().copied());
+        if let Some(seen) = &mut self.seen {
+            seen.scheduled(&mut self.scheduler, &self.given);
+        }
         self.note_digest();
         let taken_in = f64::from(std::mem::take(&mut self.arrivals)) * self.config.step.arrival_ms;
         let model = self.config.step;
@@ -227,7 +235,7 @@ impl Engine {
         if let Some(early_exit) = &mut self.early_exit {
             early_exit.decide(now_ms, self.scheduler.mirror(), self.queues.waiting.len(), &self.pool, &mut self.live);
         }
-        if self.policies.is_stock {
+        if self.policies.is_stock && self.seen.is_none() {
             return own_budget;
         }
         let seats = (self.config.max_num_seqs as usize).saturating_sub(self.queues.running.len());
@@ -240,6 +248,11 @@ impl Engine {
             waiting: self.queues.waiting.len() as u32,
             decode_tokens: 1,
         };
+        if self.policies.is_stock {
+            self.scheduler.keep(&facts);
+            self.note_plan(&facts);
+            return own_budget;
+        }
         let Queues { running, waiting, .. } = &mut self.queues;
         // While no seat is free, those that wait matter only where they may take one.
         let sees_waiting = seats > 0 || self.policies.config.scheduler.preempt_for_waiting;
@@ -247,7 +260,25 @@ impl Engine {
         let waiting = &waiting.make_contiguous()[..window];
         let plan = self.scheduler.plan(&facts, running, waiting);
         self.queues.arrange(plan);
-        plan.token_budget
+        let budget = plan.token_budget;
+        self.note_plan(&facts);
+        budget
+    }
+
+    fn note_plan(&mut self, facts: &EngineFacts) {
+        if let Some(seen) = &mut self.seen {
+            seen.planned(&mut self.scheduler, facts);
+        }
+    }
+
+    /// Keep a timeline from now on.
+    pub(super) fn keep_timeline(&mut self, title: &str) {
+        self.seen = Some(Box::new(Seen::new(title, &mut self.scheduler)));
+    }
+
+    /// The timeline so far, if one is kept.
+    pub(super) fn take_timeline(&mut self) -> Option<Timeline> {
+        self.seen.take().map(|seen| seen.timeline(&mut self.scheduler))
     }
 
     /// After a fault another may decide, and for as long as that lasts.
@@ -348,6 +379,9 @@ impl Engine {
         }
         if self.scheduler.mirror().table.is_empty() {
             self.scheduler.mirror().idle();
+            if let Some(seen) = &mut self.seen {
+                seen.idle(now_ms);
+            }
         }
     }
 

@@ -17,6 +17,7 @@ mod live;
 mod pool;
 pub mod preset;
 mod recorder;
+mod seen;
 mod sessions;
 mod step;
 mod step_model;

@@ -143,6 +143,16 @@ impl Engine {
         self.ask(&Asked { method: Method::GET, path, headers: &[], body: &[] }, None, PROMPT)
     }
 
+    /// The text of an answer that the process gives only after `after`.
+    pub(crate) fn text(&self, path: &str, after: Duration) -> anyhow::Result<String> {
+        let asked = Asked { method: Method::GET, path, headers: &[], body: &[] };
+        let (code, reply) = self.exchange(&asked, None, PROMPT + after).with_context(|| self.address.clone())?;
+        if code != StatusCode::OK {
+            return Err(self.refusal(code, &reply));
+        }
+        String::from_utf8(reply.to_vec()).with_context(|| format!("{}: the answer is not text", self.address))
+    }
+
     /// Carry out a change, with the token of a file.
     pub(crate) fn change<T: DeserializeOwned>(
         &self,
@@ -166,13 +176,19 @@ impl Engine {
             return serde_json::from_slice(&reply)
                 .with_context(|| format!("{}: the answer is not what Meridian gives", self.address));
         }
+        Err(self.refusal(code, &reply))
+    }
+
+    fn refusal(&self, code: StatusCode, reply: &[u8]) -> anyhow::Error {
         #[derive(Deserialize)]
         struct Refusal {
             error: String,
         }
-        match serde_json::from_slice(&reply) {
-            Ok(Refusal { error }) => bail!("{}: {}", self.address, shown(&error)),
-            Err(_) => bail!("{}: answered {}, and is no engine process of Meridian", self.address, code.as_u16()),
+        match serde_json::from_slice(reply) {
+            Ok(Refusal { error }) => anyhow::anyhow!("{}: {}", self.address, shown(&error)),
+            Err(_) => {
+                anyhow::anyhow!("{}: answered {}, and is no engine process of Meridian", self.address, code.as_u16())
+            }
         }
     }
 

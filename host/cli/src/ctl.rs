@@ -6,12 +6,13 @@ use clap::{Args, Subcommand};
 use hyper::Method;
 use hyper::header::{CONTENT_TYPE, HeaderName};
 use meridian_core::budget::{BudgetStatus, ForceReason};
+use meridian_core::latency::{Histogram, STEP_BUCKETS_S, TenantLatency, WAIT_BUCKETS_S};
 use meridian_core::oci::OciReference;
 use meridian_core::signature::{MAX_SIGNATURE_BYTES, signature_path};
 use meridian_runtime::admin::{CONFIG_HEADER, SIGNATURE_HEADER, signature_header};
 use meridian_runtime::control::{
     FaultEntry, KvStatus, MAX_COMPONENT_BYTES, MAX_OPTIONS_BYTES, Mode, ProcessStatus, RecordingStatus, ShadowStatus,
-    SlotName, SlotStatus, StateHandover, SwapReport, UNCHANGED, Version,
+    SlotName, SlotStatus, StateHandover, SwapReport, TracesStatus, UNCHANGED, Version,
 };
 use meridian_wasm::{read_regular, read_signature};
 use serde::{Deserialize, Serialize};
@@ -365,20 +366,27 @@ fn print_status(engine: &Engine, status: &ProcessStatus) -> anyhow::Result<()> {
         requests,
         // Counters for rates: `--json` and the metrics have them.
         phase_events: _,
+        steps: _,
+        blocks: _,
         waiting,
         preemptions,
         step_time_ms,
+        latency,
+        sessions,
         kv,
         budget,
         slots,
         recording,
+        traces,
         problems,
     } = status;
     let (model, version) = (shown(model), shown(version));
     print_line(&format!("process {pid}  {model}  meridian {version}  up {uptime_s:.0} s  {}", engine.address))?;
     problems.iter().try_for_each(|problem| print_line(&format!("  problem      {}", shown(problem))))?;
     let [prefill, think, output] = requests;
-    print_line(&format!("  requests     prefill {prefill}, think {think}, output {output}, waiting {waiting}"))?;
+    print_line(&format!(
+        "  requests     prefill {prefill}, think {think}, output {output}, waiting {waiting}, sessions {sessions}"
+    ))?;
     let [prefill, think, output] = preemptions;
     print_line(&format!("  preemptions  prefill {prefill}, think {think}, output {output}"))?;
     if let Some([fixed, decode, prefill]) = step_time_ms {
@@ -386,6 +394,7 @@ fn print_status(engine: &Engine, status: &ProcessStatus) -> anyhow::Result<()> {
             "  step time    {fixed:.3} ms, {decode:.4} ms a decode token, {prefill:.4} ms a prefill token"
         ))?;
     }
+    print_latency(latency)?;
     if let Some(kv) = kv {
         print_kv(kv)?;
     }
@@ -400,7 +409,30 @@ fn print_status(engine: &Engine, status: &ProcessStatus) -> anyhow::Result<()> {
             shown(dir)
         ))?;
     }
+    if let Some(TracesStatus { sent, lost }) = traces {
+        print_line(&format!("  traces       {sent} requests sent, {lost} lost"))?;
+    }
     slots.iter().try_for_each(print_slot)
+}
+
+/// Medians over all tenants since the start.
+fn print_latency(tenants: &[TenantLatency]) -> anyhow::Result<()> {
+    if tenants.is_empty() {
+        return Ok(());
+    }
+    let all = crate::top::all_tenants(tenants);
+    let of = |histogram: &Histogram, bounds: &[f64]| {
+        let [median, p99] = [0.5, 0.99].map(|share| crate::top::time(histogram.quantile(bounds, share)));
+        format!("{median}/{p99}")
+    };
+    Ok(print_line(&format!(
+        "  latency      p50/p99: TTFT {}, TTFO {}, ITL think {} output {}, queue {}",
+        of(&all.ttft, &WAIT_BUCKETS_S),
+        of(&all.ttfo, &WAIT_BUCKETS_S),
+        of(&all.think_itl, &STEP_BUCKETS_S),
+        of(&all.output_itl, &STEP_BUCKETS_S),
+        of(&all.queue, &WAIT_BUCKETS_S)
+    ))?)
 }
 
 fn print_kv(status: &KvStatus) -> anyhow::Result<()> {

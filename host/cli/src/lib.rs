@@ -9,6 +9,8 @@ mod policy;
 mod progress;
 mod replay;
 mod top;
+mod trace;
+mod why;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -52,6 +54,10 @@ enum Command {
     Ctl(ctl::CtlArgs),
     /// Watch a running engine: phases, queues, decisions, faults, versions
     Top(top::TopArgs),
+    /// Write a timeline of steps, requests and decisions for Perfetto
+    Trace(trace::TraceArgs),
+    /// Explain where the time of a request went
+    Why(why::WhyArgs),
     /// Repeat recorded decisions and report the differences
     Replay(replay::ReplayArgs),
     /// Measure policies in vLLM, in simulated engines and in microbenchmarks
@@ -85,6 +91,8 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Models(command) => models::run(command, cli.json),
         Command::Ctl(args) => ctl::run(&args, cli.json),
         Command::Top(args) => top::run(&args, cli.json),
+        Command::Trace(args) => trace::run(&args, cli.json),
+        Command::Why(args) => why::run(&args, cli.json),
         Command::Replay(args) => replay::run(&args, cli.json),
         Command::Bench(command) => bench::run(command, cli.json),
         Command::CompileComponent => return meridian_engine::compile_child(),

@@ -84,7 +84,7 @@ fn decide(args: &ReplayArgs) -> anyhow::Result<(String, ReplayReport)> {
 
 /// Sort recordings in the order of writing, whatever order the shell gave: run by run, and within a run by file number.
 /// The file number decides because the clock may have been set back during a run.
-fn sort_as_written<T>(recordings: &mut [T], header: impl Fn(&T) -> &Header) {
+pub(crate) fn sort_as_written<T>(recordings: &mut [T], header: impl Fn(&T) -> &Header) {
     let mut begun = HashMap::<String, u64>::new();
     for Header { run, opened_unix_ms, .. } in recordings.iter().map(&header) {
         let first = begun.entry(run.clone()).or_insert(*opened_unix_ms);

@@ -131,7 +131,7 @@ fn status_and_faults() {
     // Without a terminal, one frame as text.
     let done = meridian(&folder, &["top"]);
     assert_eq!(done.code, 0, "{}", done.stderr);
-    assert!(done.stdout.contains("think         20          4  ####"), "{}", done.stdout);
+    assert!(done.stdout.contains("think       20         4  17.5 ms  20.0 ms  ####"), "{}", done.stdout);
     assert!(!done.stdout.contains('\x1b'));
 }
 

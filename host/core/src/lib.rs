@@ -29,6 +29,7 @@
 //! # Ok::<(), meridian_core::Error>(())
 //! ```
 
+mod account;
 mod blocks;
 pub mod budget;
 mod clients;
@@ -39,6 +40,7 @@ mod family;
 pub mod file;
 mod guarded;
 mod kind;
+pub mod latency;
 mod mirror;
 pub mod native;
 pub mod oci;
@@ -60,6 +62,7 @@ mod table;
 pub mod text;
 pub mod types;
 
+pub use account::{Account, Admission, Doing, Overtaking, Part, Rule, Transition};
 pub use blocks::{
     Allocation, BeginKv, BlockManager, CachedBlocks, CachedStats, ChainFacts, Evicted, EvictionCandidate,
     EvictionRanker, EvictionSubject, Fabric, FabricError, KvMemory, KvStats, Leaving, LeavingBlock, OwnOrder,
@@ -76,7 +79,7 @@ pub use kind::{Budget, CONTRACT_BEFORE, Dispatch, Eviction, SlotKind, SlotName};
 pub use meridian_policy_sdk::budget::{Column as BudgetColumn, Decision as BudgetDecision};
 pub use meridian_policy_sdk::eviction::{Column as EvictionColumn, Memory, Ranking, Subject};
 pub use meridian_policy_sdk::{CONTRACT, Column, Decision, State, Step, Targets};
-pub use mirror::{EngineMirror, KvCounts};
+pub use mirror::{EngineMirror, KvCounts, MeasuredStep};
 pub use pattern::Pattern;
 pub use phase::{Markers, PhaseTracker};
 pub use plan::{EngineFacts, KvGrowth, Plan, Planner};

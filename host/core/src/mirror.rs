@@ -31,8 +31,12 @@ pub struct EngineMirror {
     step_time: StepTimeModel,
     /// Steps whose end has not been seen, oldest first: one with synchronous scheduling, two when scheduling runs
     /// ahead.
-    in_flight: Vec<StepLoad>,
+    in_flight: Vec<InFlight>,
     steps_ahead: usize,
+    /// Steps so far.
+    steps: u64,
+    /// The step whose end was seen last.
+    measured: Option<MeasuredStep>,
     last_plan_ms: Option<f64>,
     preemptions: [u64; 3],
     /// Requests that the latest plan preempts for waiting ones, and the number of waiting requests.
@@ -40,6 +44,31 @@ pub struct EngineMirror {
     behind: usize,
     kv: KvCounts,
     now_ms: Option<f64>,
+}
+
+/// A step whose end has not been seen.
+#[derive(Clone, Copy, Debug)]
+struct InFlight {
+    number: u64,
+    load: StepLoad,
+    predicted_ms: Option<f32>,
+}
+
+/// A step whose end was seen.
+///
+/// ```
+/// assert_eq!(meridian_core::MeasuredStep::default().predicted_ms, None);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct MeasuredStep {
+    /// Number of the step, from 1: see [`EngineMirror::steps`].
+    pub number: u64,
+    /// Its tokens.
+    pub load: StepLoad,
+    /// Its time, milliseconds.
+    pub ms: f64,
+    /// The time that the learned model predicted when it began, milliseconds.
+    pub predicted_ms: Option<f32>,
 }
 
 /// Tokens found in and missed by the prefix cache, and the cost of preemptions, since the start.
@@ -120,10 +149,22 @@ impl EngineMirror {
         by_phase
     }
 
+    /// Sessions with a live request.
+    #[must_use]
+    pub fn live_sessions(&self) -> u64 {
+        let mut sessions: Vec<u32> =
+            self.table.iter().map(RequestState::session).filter(|number| *number > 0).collect();
+        sessions.sort_unstable();
+        sessions.dedup();
+        sessions.len() as u64
+    }
+
     /// Begin a step: learn from the step that ended, and return the facts for policies. `facts.now_ms` must come from
     /// [`EngineMirror::hold_time`].
     pub fn begin_step(&mut self, facts: &EngineFacts, running: &[RowId], waiting: &[RowId]) -> Step {
         self.measure(facts.now_ms);
+        let prefill_token_ms = self.step_time.learned().map_or(0.0, |fit| f64::from(fit.prefill_token_ms));
+        self.table.begin_step(facts.now_ms, prefill_token_ms);
         let EngineFacts {
             now_ms,
             token_budget,
@@ -175,14 +216,21 @@ impl EngineMirror {
             }
             self.table.scheduled(row_id, tokens, now_ms);
         }
-        self.in_flight.push(step);
+        let predicted_ms = self.step_time.learned().map(|fit| fit.of(&step));
+        self.steps += 1;
+        self.in_flight.push(InFlight { number: self.steps, load: step, predicted_ms });
         step.decode_tokens.saturating_add(step.prefill_tokens)
     }
 
     /// Report additional prompt tokens of the latest step that belong to no request; they share its time.
     pub fn scheduled_besides(&mut self, tokens: u32) {
+        if tokens == 0 {
+            return;
+        }
+        self.table.ledger.probes(tokens);
         if let Some(step) = self.in_flight.last_mut() {
-            step.prefill_tokens = step.prefill_tokens.saturating_add(tokens);
+            step.load.prefill_tokens = step.load.prefill_tokens.saturating_add(tokens);
+            step.predicted_ms = self.step_time.learned().map(|fit| fit.of(&step.load));
         }
     }
 
@@ -316,6 +364,7 @@ impl EngineMirror {
     pub fn idle(&mut self) {
         self.in_flight.clear();
         self.last_plan_ms = None;
+        self.table.ledger.idle();
     }
 
     /// A step takes from its plan to the next plan. With steps scheduled ahead, the next plan waits for an earlier
@@ -324,9 +373,31 @@ impl EngineMirror {
         if let Some(last_ms) = self.last_plan_ms.replace(now_ms)
             && self.in_flight.len() > self.steps_ahead
         {
-            let step = self.in_flight.remove(0);
-            self.step_time.observe(&step, now_ms - last_ms);
+            let InFlight { number, load, predicted_ms } = self.in_flight.remove(0);
+            let ms = now_ms - last_ms;
+            self.step_time.observe(&load, ms);
+            if let Some(latencies) = self.table.latencies_mut() {
+                latencies.step(&load, ms);
+            }
+            self.measured = Some(MeasuredStep { number, load, ms, predicted_ms });
         }
+    }
+
+    /// Steps so far: the number of the latest one.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// The step whose end was seen last, once.
+    pub fn take_measured(&mut self) -> Option<MeasuredStep> {
+        self.measured.take()
+    }
+
+    /// The load of the latest step, and the time that the learned model predicts for it, milliseconds.
+    #[must_use]
+    pub fn latest_load(&self) -> Option<(StepLoad, Option<f32>)> {
+        self.in_flight.last().map(|step| (step.load, step.predicted_ms))
     }
 }
 

@@ -1,3 +1,4 @@
+mod causes;
 mod overdue;
 mod room;
 
@@ -68,6 +69,9 @@ pub struct KvGrowth {
     pub blocks_per_request: f64,
 }
 
+/// Below one in this many of all KV blocks, a request waits for blocks if no other cause is known.
+const SHORT_OF_BLOCKS: u32 = 10;
+
 /// Admission leaves at most one in this many of all KV blocks free.
 const MOST_RESERVED: u32 = 10;
 
@@ -123,6 +127,13 @@ pub struct Planner {
     budget_was_lowered: bool,
     /// The first waiting request of the last plan's order fits into the free KV blocks.
     head_fits: bool,
+    /// The last plan changed the order of the waiting requests.
+    reordered_waiting: bool,
+    /// Free seats and KV blocks of the last plan, and whether requests waited.
+    free_seats: u32,
+    is_short_of_blocks: bool,
+    /// Overdue requests that the last plan serves.
+    rescued: Vec<RowId>,
 }
 
 impl Planner {
@@ -190,6 +201,12 @@ impl Planner {
         &self.plan
     }
 
+    /// The latest plan.
+    #[must_use]
+    pub fn latest(&self) -> &Plan {
+        &self.plan
+    }
+
     /// Whether the running requests may need more KV blocks in this step than are free.
     fn is_short(
         &self,
@@ -235,7 +252,11 @@ impl Planner {
         max_defer_ms: f32,
     ) {
         self.could_defer.clear();
+        self.rescued.clear();
         self.head_fits = true;
+        self.reordered_waiting = false;
+        self.free_seats = facts.free_seats;
+        self.is_short_of_blocks = facts.free_blocks < facts.total_blocks / SHORT_OF_BLOCKS;
         let engine_budget = facts.token_budget.max(1);
         // With less than one decode, no request could run.
         let least = facts.decode_tokens.clamp(1, engine_budget);
@@ -249,6 +270,7 @@ impl Planner {
             self.plan.running_order.clear();
             self.plan.waiting_order.clear();
             self.fit_whole_prompts(table, facts, running, waiting);
+            self.is_short_of_blocks |= !self.fits(table, facts, running, waiting);
             return;
         }
         self.take_caps(table, facts, running, waiting, &decision.token_caps);
@@ -269,6 +291,7 @@ impl Planner {
         };
         let waiting_changed = by_priority(waiting_changed, &mut self.plan.waiting_order, waiting, waiting_caps);
         let running_changed = by_priority(running_changed, &mut self.plan.running_order, running, running_caps);
+        self.reordered_waiting = waiting_changed;
         if !waiting_changed {
             self.plan.waiting_order.clear();
         }
@@ -373,25 +396,39 @@ impl Planner {
     /// KV blocks does not count as a deferral.
     pub fn settle(&mut self, table: &mut RequestTable, scheduled_tokens: u32, now_ms: f64) {
         let budget_used_up = self.budget_was_lowered && self.head_fits && scheduled_tokens >= self.plan.token_budget;
+        self.settle_causes(table, scheduled_tokens);
         let is_running = |row_id: &RowId| table.get(*row_id).is_none_or(|row| row.state == State::Running);
         let class = |row: &RequestState| if self.priority_first { row.priority } else { 0 };
-        // For each priority, the arrival of the latest admitted request.
-        let mut admitted: Vec<(i32, f64)> = Vec::new();
-        for (row_id, _) in self.could_defer.iter().filter(|(row_id, _)| is_running(row_id)) {
+        // For each priority, the admitted request that arrived last, and its position.
+        let mut admitted: Vec<(i32, f64, usize)> = Vec::new();
+        let running = self.could_defer.iter().enumerate().filter(|(_, (row_id, _))| is_running(row_id));
+        for (position, (row_id, _)) in running {
             let Some(row) = table.get(*row_id) else { continue };
-            match admitted.iter_mut().find(|(of, _)| *of == class(row)) {
-                Some((_, latest_ms)) => *latest_ms = latest_ms.max(row.arrival_ms),
-                None => admitted.push((class(row), row.arrival_ms)),
+            match admitted.iter_mut().find(|(of, ..)| *of == class(row)) {
+                Some((_, latest_ms, at)) if row.arrival_ms > *latest_ms => {
+                    (*latest_ms, *at) = (row.arrival_ms, position)
+                }
+                Some(_) => {}
+                None => admitted.push((class(row), row.arrival_ms, position)),
             }
         }
-        for (row_id, left_out) in self.could_defer.drain(..) {
+        if !admitted.is_empty() {
+            self.settle_rules(table);
+        }
+        for (position, (row_id, left_out)) in self.could_defer.iter().copied().enumerate() {
             let Some(row) = table.get(row_id).filter(|row| row.state != State::Running) else { continue };
             let (own_class, arrival_ms) = (class(row), row.arrival_ms);
-            let is_overtaken = || admitted.iter().any(|(of, latest_ms)| *of >= own_class && arrival_ms < *latest_ms);
-            if self.owns_queues || budget_used_up || left_out || is_overtaken() {
+            let overtaker = admitted.iter().find(|(of, latest_ms, _)| *of >= own_class && arrival_ms < *latest_ms);
+            if self.owns_queues || budget_used_up || left_out || overtaker.is_some() {
                 table.defer(row_id, now_ms);
             }
+            if let Some((.., by)) = overtaker {
+                self.settle_overtaking(table, row_id, position, *by, now_ms);
+            } else if left_out {
+                table.ledger.put_off.push(row_id);
+            }
         }
+        self.could_defer.clear();
     }
 }
 

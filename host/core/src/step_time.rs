@@ -24,6 +24,14 @@ impl StepTime {
     pub fn before_tokens_ms(&self, context_tokens: u64) -> f32 {
         self.fixed_ms + self.context_token_ms * context_tokens as f32
     }
+
+    /// Time of a step with this load, milliseconds.
+    #[must_use]
+    pub fn of(&self, load: &StepLoad) -> f32 {
+        self.before_tokens_ms(load.context_tokens)
+            + self.decode_token_ms * load.decode_tokens as f32
+            + self.prefill_token_ms * load.prefill_tokens as f32
+    }
 }
 
 /// The load of a step.

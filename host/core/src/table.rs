@@ -1,13 +1,18 @@
 //! The mirror of the engine's requests: one row per request, and its updates. A third of the file documents its fields.
 
+mod accounts;
+
 use std::collections::{HashMap, HashSet};
 use std::ops::Index;
 use std::time::Duration;
 
 use meridian_policy_sdk::{Phase, State};
 
+use self::accounts::observe;
+use crate::account::{Account, Admission, Doing, Ledger, Part, Rule};
 use crate::budget::ThinkRecord;
 use crate::clients::{Clients, Ended, next_number};
+use crate::latency::Latencies;
 use crate::router::Routed;
 use crate::sessions::{SessionFacts, Sessions, Stop, Turn};
 use crate::types::{PhaseEvent, RequestId};
@@ -137,6 +142,14 @@ pub struct RequestState {
     /// Tokens that were computed at its preemption, until its next admission.
     lost_tokens: u32,
     milestones: Milestones,
+    /// Time of its latest token; NaN before.
+    last_token_ms: f64,
+    /// The part that its running time belongs to; a copy of its account's.
+    computes: Part,
+    /// The series of its latencies.
+    pub(crate) series: u16,
+    /// The parts of its latency.
+    account: Box<Account>,
     /// The record of its thinking, where Meridian can end it.
     pub(crate) thinking: Option<Box<ThinkRecord>>,
 }
@@ -270,6 +283,30 @@ impl RequestState {
         self.thinking.as_ref().map_or_else(Signals::default, |thinking| thinking.signals())
     }
 
+    /// Where its time went, until it last did something else; [`RequestTable::parts`] has the time since then too.
+    #[must_use]
+    pub fn account(&self) -> &Account {
+        &self.account
+    }
+
+    /// Its priority; lower is more urgent.
+    #[must_use]
+    pub fn priority(&self) -> i32 {
+        self.priority
+    }
+
+    /// Number of its tenant; 0 for none.
+    #[must_use]
+    pub fn tenant(&self) -> u32 {
+        self.tenant
+    }
+
+    /// Number of its session; 0 for none.
+    #[must_use]
+    pub fn session(&self) -> u32 {
+        self.session.session
+    }
+
     /// Time of its arrival.
     #[must_use]
     pub fn arrival_ms(&self) -> f64 {
@@ -357,12 +394,6 @@ impl RequestState {
         if self.session.session == 0 { self.found } else { self.session }
     }
 
-    /// The client's priority; lower is more urgent.
-    #[must_use]
-    pub fn priority(&self) -> i32 {
-        self.priority
-    }
-
     /// Its tokens so far: prompt, thinking and output.
     #[inline]
     pub(crate) fn known_tokens(&self) -> u32 {
@@ -412,6 +443,9 @@ pub struct RequestTable {
     /// Admissions so far, including those after a preemption.
     admissions: u64,
     last_admission_ms: f64,
+    pub(crate) ledger: Ledger,
+    /// Observes the requests, if anybody asks.
+    latencies: Option<Box<Latencies>>,
 }
 
 #[derive(Debug, Default)]
@@ -462,6 +496,21 @@ impl RequestTable {
     /// [`Error::DuplicateRequest`] when the id is live, [`Error::NotATime`] when the arrival is not finite or the deadline
     /// is NaN.
     pub fn insert(&mut self, id: RequestId, request: &NewRequest<'_>) -> Result<RowId, Error> {
+        self.insert_with(id, request, None)
+    }
+
+    /// As [`insert`](Self::insert), for a request that had this number in another table.
+    ///
+    /// # Errors
+    /// As [`insert`](Self::insert); [`Error::DuplicateRequest`] also when a live request has the number.
+    pub fn insert_as(&mut self, id: RequestId, request: &NewRequest<'_>, number: u32) -> Result<RowId, Error> {
+        if self.live_numbers.contains(&number) {
+            return Err(Error::DuplicateRequest { id });
+        }
+        self.insert_with(id, request, Some(number))
+    }
+
+    fn insert_with(&mut self, id: RequestId, request: &NewRequest<'_>, number: Option<u32>) -> Result<RowId, Error> {
         if !request.arrival_ms.is_finite() {
             return Err(Error::NotATime { what: "arrival_ms", value: request.arrival_ms.to_string() });
         }
@@ -474,9 +523,13 @@ impl RequestTable {
         let prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX).max(request.prompt_tokens).max(1);
         let cached_tokens = request.cached_tokens.min(prompt_tokens - 1);
         let routed = RoutedRequest { prompt: request.prompt, max_think_tokens: request.max_think_tokens };
+        let tenant = self.clients.tenant(request.tenant);
+        let series = self.latencies.as_mut().map_or(0, |latencies| latencies.series(tenant, request.tenant));
         let state = RequestState {
             id,
-            number: self.next_number(),
+            number: number
+                .inspect(|number| _ = self.live_numbers.insert(*number))
+                .unwrap_or_else(|| self.next_number()),
             session: self.sessions.arrived(request.tenant, request.session, request.arrival_ms),
             found: Turn::default(),
             has_left: false,
@@ -495,11 +548,15 @@ impl RequestTable {
             max_tokens: request.max_tokens,
             preemptions: 0,
             priority: request.priority,
-            tenant: self.clients.tenant(request.tenant),
+            tenant,
             whole_prompt: request.whole_prompt,
             think_from: u32::MAX,
             lost_tokens: 0,
             milestones: Milestones::NONE,
+            last_token_ms: f64::NAN,
+            computes: Part::Prefill,
+            series,
+            account: Box::new(Account::new(request.arrival_ms)),
             thinking: None,
         };
         let index = self.free.pop().unwrap_or_else(|| {
@@ -508,8 +565,10 @@ impl RequestTable {
         });
         self.whole_prompts += usize::from(request.whole_prompt);
         let row = &mut self.rows[index as usize];
+        self.ledger.note(state.number, request.arrival_ms, Doing::Arriving);
         row.state = Some(state);
         let row_id = RowId { index, generation: row.generation };
+        self.ledger.arrived(row_id);
         self.by_id.insert(id, row_id);
         Ok(row_id)
     }
@@ -573,6 +632,10 @@ impl RequestTable {
             return false;
         };
         let Some(state) = row.state.take() else { return false };
+        if let Some(latencies) = &mut self.latencies {
+            latencies.ended(&state, self.clock_ms);
+        }
+        self.ledger.note(state.number, self.clock_ms, Doing::Ended);
         self.running -= usize::from(state.state == State::Running);
         row.generation = row.generation.wrapping_add(1);
         self.whole_prompts -= usize::from(state.whole_prompt);
@@ -612,10 +675,12 @@ impl RequestTable {
         row.computed_tokens = row.computed_tokens.saturating_add(tokens);
         row.prefilled |= row.computed_tokens >= row.prompt_tokens;
         row.last_progress_ms = now_ms;
-        row.served = (step, tokens);
+        let (last, _) = std::mem::replace(&mut row.served, (step, tokens));
         row.deferred_since_ms = None;
         if !was_running {
-            self.count_admission(now_ms);
+            self.count_admission(row_id, now_ms);
+        } else if last + 1 < step {
+            self.stalled(row_id, last, step);
         }
     }
 
@@ -629,6 +694,7 @@ impl RequestTable {
     /// A step is about to give tokens.
     pub(crate) fn next_step(&mut self) {
         self.step += 1;
+        self.ledger.step_gives(self.step);
     }
 
     /// Report that the request was admitted with this many tokens found in the prefix cache.
@@ -641,14 +707,26 @@ impl RequestTable {
         row.lost_tokens = 0;
         row.milestones.admitted_ms = (clock_ms - row.arrival_ms).max(0.0) as f32;
         if !was_running {
-            self.count_admission(clock_ms);
+            self.count_admission(row_id, clock_ms);
         }
     }
 
-    fn count_admission(&mut self, now_ms: f64) {
+    fn count_admission(&mut self, row_id: RowId, now_ms: f64) {
         self.running += 1;
         self.admissions += 1;
         self.last_admission_ms = now_ms;
+        let Self { rows, ledger, latencies, step, .. } = self;
+        let Some(row) = rows.get_mut(row_id.index()).and_then(|row| row.state.as_mut()) else { return };
+        let resumed = row.preemptions > 0;
+        // As if the latest step had served it: its wait is over.
+        row.served.0 = row.served.0.max(*step);
+        row.computes = if resumed { Part::Recompute } else { Part::Prefill };
+        ledger.turn(&mut row.account, row.number, now_ms, Doing::Running(row.computes));
+        let (number, arrival_ms, prompt_tokens) = (row.number, row.arrival_ms, row.prompt_tokens);
+        ledger.admitted(Admission { number, at_ms: now_ms, arrival_ms, prompt_tokens, resumed, rule: Rule::Arrival });
+        if let Some(latencies) = latencies.as_mut().filter(|_| !resumed) {
+            latencies.queued(row.series, now_ms - arrival_ms);
+        }
     }
 
     /// The turn of a request behind `others` requests.
@@ -682,6 +760,10 @@ impl RequestTable {
         let turn = self.turn_after(others);
         let Some(row) = self.row_mut(row_id) else { return };
         let was_running = std::mem::replace(&mut row.state, State::Preempted) == State::Running;
+        if was_running {
+            self.account_wait(row_id);
+        }
+        let Some(row) = self.row_mut(row_id) else { return };
         row.turn = turn;
         row.lost_tokens = row.computed_tokens;
         row.computed_tokens = 0;
@@ -728,16 +810,25 @@ impl RequestTable {
         then: impl FnOnce(&mut RequestState, bool),
     ) -> Option<PhaseEvent> {
         let (now_ms, clock_ms) = (self.clock_whole_ms, self.clock_ms);
-        let row = self.rows.get_mut(row_id.index()).filter(|row| row.generation == row_id.generation)?;
-        let row = row.state.as_mut()?;
+        let Self { rows, markers, latencies, ledger, .. } = self;
+        let row = live(rows, row_id)?;
         row.prefilled = true;
         let was_open = row.routed.is_thinking();
-        let (phase, event) = row.routed.token(&self.markers, token, now_ms);
+        let (phase, event) = row.routed.token(markers, token, now_ms);
         if phase != Phase::Output && row.think_from == u32::MAX {
             row.think_from = row.prompt_tokens.saturating_add(row.output_tokens());
         }
+        if let Some(latencies) = latencies {
+            observe(latencies, row, phase, clock_ms);
+        }
+        row.last_token_ms = clock_ms;
         if row.milestones.first_output_ms.is_nan() {
             row.note(clock_ms);
+        }
+        let computes = if row.routed.phase() == Phase::Output { Part::Output } else { Part::Think };
+        if row.computes != computes && row.state == State::Running {
+            row.computes = computes;
+            ledger.turn(&mut row.account, row.number, clock_ms, Doing::Running(computes));
         }
         then(row, was_open);
         event
@@ -750,7 +841,7 @@ impl RequestTable {
     }
 
     pub(crate) fn row_mut(&mut self, row_id: RowId) -> Option<&mut RequestState> {
-        self.rows.get_mut(row_id.index()).filter(|row| row.generation == row_id.generation)?.state.as_mut()
+        live(&mut self.rows, row_id)
     }
 
     /// The number of the next request. None is given to two live requests.
@@ -762,6 +853,10 @@ impl RequestTable {
             }
         }
     }
+}
+
+fn live(rows: &mut [Row], row_id: RowId) -> Option<&mut RequestState> {
+    rows.get_mut(row_id.index()).filter(|row| row.generation == row_id.generation)?.state.as_mut()
 }
 
 impl Index<RowId> for RequestTable {

@@ -119,7 +119,9 @@ const IN_WORDS: &[(&str, &str, &str)] = &[
     ("policy.budget.source", "'p.wasm'", "'native:x'"),
     ("policy.budget.config", "{}", "{ a = inf }"),
     ("telemetry.prometheus", "''", "'0.0.0.0:1'"),
+    ("telemetry.tenants", "0", "257"),
     ("telemetry.otlp_endpoint", "'http://h:1'", "'h:1'"),
+    ("telemetry.otlp_ca_file", "'ca.pem'", "\"\\u0000\""),
     ("telemetry.service_name", "'s'", "''"),
     ("admin.listen", "'unix:/s'", "'127.0.0.1:9464'"),
     ("admin.token_file", "'token'", "\"\\u0000\""),
@@ -240,15 +242,15 @@ fn fields_that_depend_on_each_other() {
         ("[policy]\ntrusted_keys = ['k', ' ']", "policy.trusted_keys: \"\": must not hold an empty key"),
         (
             "[telemetry]\notlp_endpoint = 'collector:4317'",
-            "telemetry.otlp_endpoint: \"collector:4317\": must be an http:// URL, or empty",
+            "telemetry.otlp_endpoint: \"collector:4317\": must be an http:// or https:// URL, or empty",
         ),
         (
             "[telemetry]\notlp_endpoint = 'http://localhost:99999'",
-            "telemetry.otlp_endpoint: \"http://localhost:99999\": must be an http:// URL, or empty: invalid port number",
+            "telemetry.otlp_endpoint: \"http://localhost:99999\": must be an http:// or https:// URL, or empty: invalid port number",
         ),
         (
             "[telemetry]\notlp_endpoint = 'http://[::1'",
-            "telemetry.otlp_endpoint: \"http://[::1\": must be an http:// URL, or empty: invalid IPv6 address",
+            "telemetry.otlp_endpoint: \"http://[::1\": must be an http:// or https:// URL, or empty: invalid IPv6 address",
         ),
         (
             "[telemetry]\notlp_endpoint = 'http://h:0/v1'",
@@ -256,7 +258,7 @@ fn fields_that_depend_on_each_other() {
         ),
         (
             "[telemetry]\notlp_endpoint = 'http:///v1'",
-            "telemetry.otlp_endpoint: \"http:///v1\": must be an http:// URL, or empty: empty host",
+            "telemetry.otlp_endpoint: \"http:///v1\": must be an http:// or https:// URL, or empty: empty host",
         ),
         ("[telemetry]\nservice_name = ' '", "telemetry.service_name: \" \": must not be empty"),
     ] {

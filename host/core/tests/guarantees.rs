@@ -130,7 +130,11 @@ fn hostile(candidates: usize, seed: u64) -> Decision {
         1 => vec![0; candidates],
         _ => (0..candidates).map(|_| (next() % 3) as u32).collect(),
     };
-    Decision { keys, token_budget, token_caps }
+    let victim_keys = match next() % 2 {
+        0 => Vec::new(),
+        _ => (0..candidates).map(|_| if next() % 4 == 0 { f32::NAN } else { (next() % 8) as f32 }).collect(),
+    };
+    Decision { keys, token_budget, token_caps, victim_keys }
 }
 
 proptest! {

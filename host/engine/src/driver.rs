@@ -8,11 +8,12 @@ use meridian_core::{
     EngineFacts, Error, MeridianConfig, MeridianScheduler, NewRequest, PhaseEvent, Plan, RequestId, RequestState,
     RowId, ThinkPhase,
 };
-use meridian_runtime::control::ProcessStatus;
+use meridian_runtime::control::{ProcessStatus, TracesStatus};
 use meridian_runtime::traces::{FinishedRequest, Traces};
 use meridian_runtime::{BudgetSlot, DispatchSlot, EvictionSlot};
 
 use crate::Settings;
+use crate::insight::Seen;
 use crate::kv::Kv;
 
 /// An engine as the scheduling thread sees it: the thread reports its requests, and gets the plan of each step.
@@ -27,7 +28,7 @@ pub struct Driver {
     pub(crate) config: MeridianConfig,
     pub(crate) settings: Settings,
     /// The engine's text id -> row.
-    by_id: HashMap<Box<str>, RowId>,
+    pub(crate) by_id: HashMap<Box<str>, RowId>,
     /// Number of the next request; numbers are never reused.
     next_id: u64,
     /// Number of waiting requests at the latest step.
@@ -43,6 +44,9 @@ pub struct Driver {
     /// How often each [`PhaseEvent`] was seen, in the order of [`PhaseEvent::ALL`].
     phase_events: [u64; 3],
     reaped_ms: Option<f64>,
+    /// Free KV blocks and all of them, at the latest step.
+    blocks: [u32; 2],
+    pub(crate) seen: Seen,
 }
 
 /// A request that the engine has taken in.
@@ -88,6 +92,8 @@ impl Driver {
             events: Vec::new(),
             phase_events: [0; 3],
             reaped_ms: None,
+            blocks: [0; 2],
+            seen: Seen::default(),
         }
     }
 
@@ -117,6 +123,7 @@ impl Driver {
         }
         self.next_id += 1;
         self.by_id.insert(id.into(), row);
+        self.see_arrival(id, row);
         let table = &mut self.scheduler.mirror().table;
         let sampler = client.zip(self.thinking.as_mut()).and_then(|(client, thinking)| {
             // The row also holds the measurements and limits of its thinking.
@@ -142,7 +149,14 @@ impl Driver {
     /// ranked.
     pub fn plan(&mut self, facts: &EngineFacts, running: &[RowId], waiting: &[RowId]) -> &Plan {
         self.waiting = facts.waiting;
+        self.blocks = [facts.free_blocks, facts.total_blocks];
         self.rekey_pools(facts.now_ms);
+        if self.seen.timeline.is_some() {
+            self.see_clock(facts.now_ms);
+            self.scheduler.plan(facts, running, waiting);
+            self.see_plan(facts);
+            return self.scheduler.latest_plan();
+        }
         self.scheduler.plan(facts, running, waiting)
     }
 
@@ -150,7 +164,12 @@ impl Driver {
     /// engine keeps its own order and budget.
     pub fn keep(&mut self, facts: &EngineFacts) {
         self.waiting = facts.waiting;
+        self.blocks = [facts.free_blocks, facts.total_blocks];
         self.scheduler.keep(facts);
+        if self.seen.timeline.is_some() {
+            self.see_clock(facts.now_ms);
+            self.see_plan(facts);
+        }
     }
 
     /// Report the step planned at `now_ms`: the tokens of each request, and in `besides` those of requests that the
@@ -158,6 +177,9 @@ impl Driver {
     pub fn scheduled(&mut self, now_ms: f64, given: &[(RowId, u32)], besides: u32) {
         self.scheduler.scheduled(now_ms, given.iter().copied());
         self.scheduler.mirror().scheduled_besides(besides);
+        if self.seen.timeline.is_some() {
+            self.see_scheduled(given, besides);
+        }
     }
 
     /// Report that the request was admitted with this many of its tokens already computed (prefix cache).
@@ -173,6 +195,7 @@ impl Driver {
     /// Set the time of the next reports. Without this call, it is the time of the latest plan.
     pub fn set_clock(&mut self, now_ms: f64) {
         self.scheduler.mirror().hold_time(now_ms);
+        self.see_clock(now_ms);
     }
 
     /// Report the tokens that a step has generated, in order for each request; a speculating engine may report several
@@ -222,13 +245,17 @@ impl Driver {
     pub fn finished(&mut self, id: &str, reason: &str) -> Option<RowId> {
         let row = self.by_id.remove(id);
         if let Some(row) = row {
-            let version = self.traces.as_ref().map(|_| self.scheduler.decider().version());
+            let explained = self.explain_ended(id, row, reason);
+            let parent = self.seen.parents.remove(&row);
             let mirror = self.scheduler.mirror();
             if let Some(request) = mirror.table.get(row) {
-                if let (Some(traces), Some(version)) = (&self.traces, version) {
+                if let (Some(traces), Some(explained)) = (&self.traces, explained) {
+                    let (name, version) = explained.policy.split_once(' ').unwrap_or((&explained.policy, ""));
                     traces.request(FinishedRequest {
                         reason: reason.to_owned(),
-                        policy: (version.name, version.version),
+                        policy: (name.to_owned(), version.to_owned()),
+                        parent,
+                        explanation: Some(explained),
                         ..FinishedRequest::of(request, id, mirror.now_ms())
                     });
                 }
@@ -239,7 +266,7 @@ impl Driver {
             self.scheduler.mirror().table.remove(row);
         }
         if self.scheduler.mirror().table.is_empty() {
-            self.scheduler.mirror().idle();
+            self.idle();
         }
         row
     }
@@ -247,6 +274,10 @@ impl Driver {
     /// Report that the engine is idle: the time until the next step belongs to no step.
     pub fn idle(&mut self) {
         self.scheduler.mirror().idle();
+        let now_ms = self.scheduler.mirror().now_ms();
+        if let Some(timeline) = &mut self.seen.timeline {
+            timeline.step_ends(now_ms);
+        }
     }
 
     /// Report that the latest plan left no runnable request, so that the engine lifted its caps.
@@ -306,6 +337,14 @@ impl Driver {
         status.preemptions = self.scheduler.mirror().preemptions();
         status.kv = self.kv_status();
         status.budget = self.thinking_status();
+        status.sessions = self.scheduler.mirror().live_sessions();
+        if let Some(latencies) = self.scheduler.mirror().table.latencies() {
+            status.latency = latencies.tenants();
+            status.steps = latencies.steps().to_vec();
+        }
+        status.blocks = (self.blocks[1] > 0).then(|| self.blocks.map(u64::from));
+        let sent = self.traces.as_ref().map(|traces| traces.sent());
+        status.traces = sent.map(|sent| TracesStatus { sent: sent.requests, lost: sent.lost });
         let step_time = self.scheduler.step_time();
         status.step_time_ms =
             step_time.map(|fit| [fit.fixed_ms, fit.decode_token_ms, fit.prefill_token_ms].map(f64::from));

@@ -9,6 +9,7 @@ use meridian_runtime::control::{Control, ControlError, Mode, ProcessStatus, Swap
 use meridian_wasm::TrustedKeys;
 
 use crate::awaited::{FetchPace, Fetches, Problems};
+use crate::insight::DriverInsight;
 use crate::services::Services;
 use crate::slots::Slots;
 use crate::{Components, Driver, EngineError};
@@ -100,6 +101,7 @@ impl Engine {
         let status = process_status(Arc::clone(&driver), settings.model.clone(), Arc::clone(&problems));
         let Slots { dispatch, eviction, budget, controller, recorder, awaited } =
             Slots::new(&config, &base_dir, components, Box::new(status))?;
+        let controller = controller.with_insight(Box::new(DriverInsight(Arc::clone(&driver))));
         let (model, serves, pace) = (settings.model.clone(), settings.serves, settings.fetch_pace);
         let started = Arc::new(Mutex::new(Driver::new(config.clone(), settings, dispatch, eviction, budget)));
         // No other code has set it.
@@ -108,6 +110,12 @@ impl Engine {
         let control = Arc::clone(&controller) as Arc<dyn Control>;
         let services = Services::start(&config, &base_dir, &model, &control, serves, recorder);
         let services = services.with_fetches(Fetches::start(awaited, &control, pace, problems));
+        let telemetry = &config.telemetry;
+        let tenants = usize::try_from(telemetry.tenants).unwrap_or(usize::MAX);
+        let asks = !telemetry.prometheus.is_empty() || !config.admin.listen.is_empty();
+        if serves && asks {
+            lock(&started).observe(tenants);
+        }
         lock(&started).traces = services.traces();
         Ok(Self { driver: started, controller, services: Mutex::new(services) })
     }

@@ -33,6 +33,7 @@ mod awaited;
 mod driver;
 mod engine;
 mod error;
+mod insight;
 mod kv;
 mod loader;
 pub mod sampler;

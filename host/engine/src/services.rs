@@ -39,7 +39,11 @@ impl Services {
     ) -> Self {
         // Before any caller can change the loaded policies.
         let loaded = control.status().slots;
-        let trace = || Traces::start(&config.telemetry, model, Some(Arc::clone(control)));
+        let mut telemetry = config.telemetry.clone();
+        if !telemetry.otlp_ca_file.is_empty() {
+            telemetry.otlp_ca_file = base_dir.join(&telemetry.otlp_ca_file).display().to_string();
+        }
+        let trace = || Traces::start(&telemetry, model, Some(Arc::clone(control)));
         let traces = if serves { trace() } else { Ok(None) };
         let traces = traces.inspect_err(|why| tracing::warn!("{why}")).ok().flatten().map(Arc::new);
         let admin = serves.then(|| Admin::start(Arc::clone(control), &config.admin, &config.telemetry, base_dir));

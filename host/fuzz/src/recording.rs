@@ -3,8 +3,9 @@
 
 use meridian_core::{Budget, Dispatch, Eviction, native};
 use meridian_runtime::recording::{
-    MAX_CANDIDATES, Recordable, Recorded, Recording, ReplayOptions, ReplayReport, replay,
+    MAX_CANDIDATES, Recordable, Recorded, Recording, ReplayOptions, ReplayReport, replay, retrace,
 };
+use meridian_runtime::timeline::chrome_json;
 
 use crate::bytes::Bytes;
 
@@ -37,6 +38,12 @@ fn read(bytes: Vec<u8>) {
     };
     if let Some(why) = recording.cut() {
         crate::assert_one_line(why);
+    }
+    match retrace(std::slice::from_ref(&recording), &[1]) {
+        Ok(retraced) => {
+            assert!(chrome_json(&retraced.timeline).ends_with("]}\n"));
+        }
+        Err(error) => crate::assert_one_line(&error.to_string()),
     }
     rows::<Dispatch>(&recording);
     rows::<Eviction>(&recording);

@@ -4,9 +4,13 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use meridian_core::budget::BudgetStatus;
+use meridian_core::latency::{Histogram, TenantLatency};
 use meridian_core::signature::FetchedComponent;
 
 pub use meridian_core::SlotName;
+
+use crate::explain::Explanation;
+use crate::timeline::Timeline;
 
 /// Largest component from a file or a client, bytes; the host for components refuses larger ones too.
 pub const MAX_COMPONENT_BYTES: usize = 32 << 20;
@@ -210,10 +214,11 @@ pub struct SlotStatus {
     pub quarantine: Option<(Version, f64)>,
     /// Decisions by source: `policy`, `default`, `fallback`.
     pub decisions: [u64; 3],
-    /// Total time of decisions, seconds.
-    pub deciding_s: f64,
-    /// Decisions by duration: at most 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000 microseconds, and longer.
-    pub deciding_buckets: [u64; 13],
+    /// Total time of decisions by source, seconds.
+    pub deciding_s: [f64; 3],
+    /// Decisions by source and duration: at most 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000 microseconds, and
+    /// longer.
+    pub deciding_buckets: [[u64; 13]; 3],
     /// Faults of the active policies by kind.
     pub faults: Vec<(String, u64)>,
     /// Faults that count against the active version within the window.
@@ -253,6 +258,18 @@ pub struct ProcessStatus {
     pub preemptions: [u64; 3],
     /// Learned step time, milliseconds: fixed, a decode token, a prefill token.
     pub step_time_ms: Option<[f64; 3]>,
+    /// Measured step times: decodes only, prompts only, both.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub steps: Vec<Histogram>,
+    /// Latencies by tenant, where the engine observes them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub latency: Vec<TenantLatency>,
+    /// Conversations with a live request.
+    #[serde(default)]
+    pub sessions: u64,
+    /// Free KV blocks and all of them, at the latest step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocks: Option<[u64; 2]>,
     /// KV memory, where Meridian manages it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv: Option<KvStatus>,
@@ -264,6 +281,9 @@ pub struct ProcessStatus {
     /// The recording, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recording: Option<RecordingStatus>,
+    /// The spans sent to a collector, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub traces: Option<TracesStatus>,
     /// Problems of the listeners, a line each: an occupied port, an unreadable token.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
@@ -289,6 +309,15 @@ pub struct KvStatus {
     pub moved_blocks: u64,
     /// Times that the mirror of the engine's free blocks was refilled; 1 for each pool at the start.
     pub resyncs: u64,
+}
+
+/// Requests whose spans were sent to a collector.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TracesStatus {
+    /// Requests whose spans the collector accepted.
+    pub sent: u64,
+    /// Requests whose spans were lost.
+    pub lost: u64,
 }
 
 /// State of a recording.
@@ -331,6 +360,22 @@ pub enum ControlError {
     NoSuchSlot(SlotName),
 }
 
+/// What an engine tells of single requests and steps. Any thread but the scheduling thread calls its methods, which hold
+/// up a step for microseconds.
+pub trait Insight: Send + Sync {
+    /// Where the time of a request went. `request` is the engine's id, or a part of it that only one request has.
+    ///
+    /// # Errors
+    /// One line: no request or several have it.
+    fn explain(&self, request: &str) -> Result<Explanation, String>;
+
+    /// Begin a timeline; an unfinished one is dropped.
+    fn begin_timeline(&self);
+
+    /// End the timeline, and return it; `None` without one.
+    fn end_timeline(&self) -> Option<Timeline>;
+}
+
 /// An engine process, as the admin listener, the file watch and Python see it. Any thread but the scheduling thread
 /// calls its methods. [`Control::put`] of a component takes as long as its compilation, and before that as long as its
 /// fetch from a registry; all others take milliseconds, even during a compilation or a fetch.
@@ -340,6 +385,11 @@ pub trait Control: Send + Sync {
 
     /// The latest faults, oldest first, at most a few hundred.
     fn faults(&self) -> Vec<FaultEntry>;
+
+    /// What else it tells of its requests and steps; `None` for an engine that tells nothing.
+    fn insight(&self) -> Option<&dyn Insight> {
+        None
+    }
 
     /// Load a policy and put it to `mode`. A slot that already has it, with the same options, stays unchanged.
     ///

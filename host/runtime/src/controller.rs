@@ -6,8 +6,8 @@ use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
 use crate::control::{
-    Control, ControlError, FaultEntry, Given, MAX_OPTIONS_BYTES, Mode, ProcessStatus, RecordingStatus, SlotName,
-    SlotStatus, SwapReport, Upload, Version,
+    Control, ControlError, FaultEntry, Given, Insight, MAX_OPTIONS_BYTES, Mode, ProcessStatus, RecordingStatus,
+    SlotName, SlotStatus, SwapReport, Upload, Version,
 };
 use crate::slot::{Contender, SlotControl};
 
@@ -79,6 +79,7 @@ pub struct Controller {
     budget: Option<ControlledSlot<Budget>>,
     engine: EngineStatus,
     recording: Option<RecordingStatusOf>,
+    insight: Option<Box<dyn Insight>>,
     /// One for each slot, in the order of [`SlotName::ALL`].
     orders: [Mutex<Order>; SlotName::ALL.len()],
     line: Mutex<Line>,
@@ -143,6 +144,7 @@ impl Controller {
             budget: None,
             engine,
             recording: None,
+            insight: None,
             orders: Default::default(),
             line: Mutex::default(),
             over: Condvar::new(),
@@ -165,6 +167,12 @@ impl Controller {
     #[must_use]
     pub fn with_recording(self, status: RecordingStatusOf) -> Self {
         Self { recording: Some(status), ..self }
+    }
+
+    /// The same with what the engine tells of its requests and steps.
+    #[must_use]
+    pub fn with_insight(self, insight: Box<dyn Insight>) -> Self {
+        Self { insight: Some(insight), ..self }
     }
 
     /// Refuse every waiting and later change as [`ControlError::Busy`]. A change whose component is being compiled has
@@ -236,6 +244,10 @@ impl Control for Controller {
     fn status(&self) -> ProcessStatus {
         let recording = self.recording.as_ref().map(|status| status());
         ProcessStatus { slots: self.slots().map(Changeable::status).collect(), recording, ..(self.engine)() }
+    }
+
+    fn insight(&self) -> Option<&dyn Insight> {
+        self.insight.as_deref()
     }
 
     fn faults(&self) -> Vec<FaultEntry> {

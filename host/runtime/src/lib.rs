@@ -25,12 +25,14 @@ mod compare;
 pub mod config_file;
 pub mod control;
 mod controller;
+pub mod explain;
 #[cfg(not(loom))]
 mod private;
 #[cfg(not(loom))]
 pub mod recording;
 mod slot;
 mod stats;
+pub mod timeline;
 #[cfg(not(loom))]
 pub mod traces;
 #[cfg(not(loom))]
@@ -40,6 +42,7 @@ pub use controller::{ControlledSlot, Controller, EngineStatus, Loader, Recording
 use meridian_core::sync;
 pub use meridian_core::{Source, native};
 pub use slot::{
-    BudgetSlot, Contender, DispatchSlot, EvictionSlot, PolicySlot, Remake, SlotControl, StrikeLimits, Trial, TrialFault,
+    BudgetSlot, Contender, DecisionMark, DispatchSlot, EvictionSlot, MOST_MARKS, PolicySlot, Remake, SlotControl,
+    StrikeLimits, Trial, TrialFault,
 };
 pub use stats::SlotStats;

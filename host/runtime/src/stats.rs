@@ -15,10 +15,12 @@ pub struct SlotStats {
     pub fallback: u64,
     /// Time of decisions: columns, call, checks and, after a fault, the default and the recovery.
     pub deciding: Duration,
+    /// The same by [`Source`].
+    pub deciding_by: [Duration; 3],
     /// Longest single decision.
     pub longest: Duration,
-    /// Decisions by duration, in the buckets of [`DECIDING_BUCKETS_US`] and one for the longer ones.
-    pub buckets: [u64; 13],
+    /// Decisions by [`Source`] and duration, in the buckets of [`DECIDING_BUCKETS_US`] and one for the longer ones.
+    pub buckets: [[u64; 13]; 3],
     faults: [u64; FaultKind::ALL.len()],
 }
 
@@ -48,10 +50,11 @@ impl SlotStats {
             Source::Fallback => self.fallback += 1,
         }
         self.deciding += took;
+        self.deciding_by[source as usize] += took;
         self.longest = self.longest.max(took);
         let us = took.as_secs_f64() * 1e6;
         let bucket = DECIDING_BUCKETS_US.iter().position(|bound| us <= *bound).unwrap_or(DECIDING_BUCKETS_US.len());
-        self.buckets[bucket] += 1;
+        self.buckets[source as usize][bucket] += 1;
     }
 
     pub(crate) fn faulted(&mut self, kind: FaultKind) {

@@ -3,6 +3,7 @@
 //! The engine hands over the facts of a finished request and continues. A thread makes spans from them and sends them.
 //! It drops and counts the requests that it cannot take or send.
 
+use std::path::Path;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -13,13 +14,15 @@ use std::time::{Duration, Instant, SystemTime};
 
 use meridian_core::RequestState;
 use meridian_core::config::{HttpUrl, TelemetryConfig};
-use opentelemetry::trace::{SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceState};
+use meridian_core::file::read_regular;
+use opentelemetry::trace::{Event, SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState};
 use opentelemetry::{Array, InstrumentationScope, KeyValue, Value};
 use opentelemetry_otlp::{WithExportConfig, WithHttpConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{IdGenerator, RandomIdGenerator, SpanData, SpanEvents, SpanExporter as _, SpanLinks};
 
 use crate::control::{Control, FaultEntry, SlotStatus, Version};
+use crate::explain::{Explanation, PartTime};
 
 /// Limits on memory and time.
 ///
@@ -95,6 +98,53 @@ pub struct FinishedRequest {
     pub reason: String,
     /// Name and version of the dispatch policy that is active at its end.
     pub policy: (String, String),
+    /// The caller's span, if the request came with one.
+    pub parent: Option<TraceParent>,
+    /// Where its time went.
+    pub explanation: Option<Explanation>,
+}
+
+/// The span of a caller, from the `traceparent` header of W3C Trace Context.
+///
+/// ```
+/// use meridian_runtime::traces::TraceParent;
+///
+/// let parent = TraceParent::parse("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01").unwrap();
+/// assert!(parent.is_sampled());
+/// assert_eq!(TraceParent::parse("00-00000000000000000000000000000000-00f067aa0ba902b7-01"), None);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TraceParent {
+    trace: TraceId,
+    span: SpanId,
+    flags: u8,
+}
+
+impl TraceParent {
+    /// Read a header. `None` for a text that is not one: the request then begins a trace of its own.
+    #[must_use]
+    pub fn parse(header: &str) -> Option<Self> {
+        let mut parts = header.trim().split('-');
+        let mut hex = |digits: usize| {
+            let part = parts.next()?;
+            let is_hex = part.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
+            (part.len() == digits && is_hex).then_some(part)
+        };
+        let (version, trace, span, flags) = (hex(2)?, hex(32)?, hex(16)?, hex(2)?);
+        // A later version may append parts; this one has none.
+        if version == "ff" || version == "00" && parts.next().is_some() {
+            return None;
+        }
+        let trace = TraceId::from_hex(trace).ok().filter(|id| *id != TraceId::INVALID)?;
+        let span = SpanId::from_hex(span).ok().filter(|id| *id != SpanId::INVALID)?;
+        Some(Self { trace, span, flags: u8::from_str_radix(flags, 16).ok()? })
+    }
+
+    /// Whether the caller keeps this trace. A span in a trace that nobody keeps is not sent.
+    #[must_use]
+    pub fn is_sampled(&self) -> bool {
+        self.flags & 1 == 1
+    }
 }
 
 impl FinishedRequest {
@@ -115,6 +165,8 @@ impl FinishedRequest {
             preemptions: row.preemptions(),
             reason: String::new(),
             policy: Default::default(),
+            parent: None,
+            explanation: None,
         }
     }
 }
@@ -178,7 +230,7 @@ impl Traces {
         control: Option<Arc<dyn Control>>,
         limits: TraceLimits,
     ) -> Result<Option<Self>, String> {
-        let TelemetryConfig { prometheus: _, otlp_endpoint, service_name } = telemetry;
+        let TelemetryConfig { prometheus: _, tenants: _, otlp_endpoint, otlp_ca_file, service_name } = telemetry;
         if otlp_endpoint.is_empty() {
             return Ok(None);
         }
@@ -188,7 +240,7 @@ impl Traces {
         let url = HttpUrl::parse(otlp_endpoint).map_err(|error| failed(&error))?;
         let mut exporter = opentelemetry_otlp::SpanExporter::builder()
             .with_http()
-            .with_http_client(client(&url, limits.sending).map_err(|error| failed(&error))?)
+            .with_http_client(client(&url, otlp_ca_file, limits.sending).map_err(|error| failed(&error))?)
             .with_endpoint(with_path(otlp_endpoint))
             .with_timeout(limits.sending)
             .build()
@@ -255,14 +307,26 @@ impl Drop for Traces {
 }
 
 /// A proxy in the environment (`http_proxy`) is for other machines: requests to this machine stay on it.
-fn client(url: &HttpUrl, timeout: Duration) -> Result<reqwest::blocking::Client, String> {
-    // Spans go over HTTP, but the client that registries are asked with has TLS, and makes none without this.
+fn client(url: &HttpUrl, ca_file: &str, timeout: Duration) -> Result<reqwest::blocking::Client, String> {
+    // TLS is not made without a provider, for a collector without TLS either.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let builder = reqwest::blocking::Client::builder().timeout(timeout);
     let builder = if url.is_loopback() { builder.no_proxy() } else { builder };
+    let builder = if ca_file.is_empty() { builder } else { builder.tls_certs_merge(certificates(ca_file)?) };
     // The client has its own runtime, which must not be made inside another.
     let made = std::thread::spawn(|| builder.build()).join();
     made.map_err(|_| String::from("the HTTP client panicked"))?.map_err(|error| error.to_string())
+}
+
+/// Largest file of certificates.
+const MOST_CERTIFICATE_BYTES: u64 = 1 << 20;
+
+fn certificates(path: &str) -> Result<Vec<reqwest::Certificate>, String> {
+    let failed = |why: &dyn std::fmt::Display| format!("telemetry.otlp_ca_file: {path:?}: {why}");
+    let read = read_regular(Path::new(path), MOST_CERTIFICATE_BYTES).map_err(|error| failed(&error))?;
+    let bytes = read.ok_or_else(|| failed(&"must be at most 1 MiB"))?;
+    let found = reqwest::Certificate::from_pem_bundle(&bytes).map_err(|error| failed(&error))?;
+    if found.is_empty() { Err(failed(&"has no PEM certificate")) } else { Ok(found) }
 }
 
 /// The URL unchanged, with the path of the protocol if it has none.
@@ -406,7 +470,13 @@ impl Maker {
             preemptions,
             reason,
             policy,
+            parent,
+            explanation,
         } = finished;
+        let parent = parent.as_ref();
+        if parent.is_some_and(|parent| !parent.is_sampled()) {
+            return;
+        }
         let at = |ms: f64| {
             let ago_s = ((finished_ms - ms) / 1e3).max(0.0);
             Duration::try_from_secs_f64(ago_s).ok().and_then(|ago| now.checked_sub(ago)).unwrap_or(now)
@@ -431,9 +501,13 @@ impl Maker {
         for (name, reached_ms) in [("meridian.ttft_ms", first_token_ms), ("meridian.ttfo_ms", first_output_ms)] {
             attributes.extend(reached_ms.map(|ms| KeyValue::new(name, ms - arrival_ms)));
         }
-        let context = self.context(None);
-        let whole =
-            self.span(&context, None, "request", SpanKind::Server, at(*arrival_ms), at(*finished_ms), attributes);
+        let caller = parent
+            .map(|parent| SpanContext::new(parent.trace, parent.span, TraceFlags::SAMPLED, true, TraceState::NONE));
+        let context = self.context(caller.as_ref());
+        let (start, end) = (at(*arrival_ms), at(*finished_ms));
+        let mut whole = self.span(&context, caller.as_ref(), "request", SpanKind::Server, start, end, attributes);
+        whole.parent_span_is_remote = caller.is_some();
+        whole.events.events.extend(explanation.as_ref().map(|explanation| why(explanation, end)));
         spans.push(whole);
         let begin_of_output = first_output_ms.or(*end_of_thinking_ms);
         let phases = [
@@ -494,6 +568,21 @@ impl Maker {
             instrumentation_scope: self.scope.clone(),
         }
     }
+}
+
+/// Where the time of a request went, as an event of its span.
+fn why(explanation: &Explanation, at: SystemTime) -> Event {
+    let mut attributes: Vec<KeyValue> = explanation
+        .parts
+        .iter()
+        .map(|PartTime { part, ms }| KeyValue::new(format!("meridian.why.{}_ms", part.label()), *ms))
+        .collect();
+    attributes.push(KeyValue::new("meridian.why.overtaken", i64::from(explanation.overtaken)));
+    attributes.push(KeyValue::new("meridian.why.rescues", i64::from(explanation.rescues)));
+    if let Some(first) = explanation.overtakings.first() {
+        attributes.push(KeyValue::new("meridian.why.rule", first.rule.label()));
+    }
+    Event::new("why", at, attributes, 0)
 }
 
 /// Changes of policies and faults, found by polling: a change of a policy does not wait for its trace.

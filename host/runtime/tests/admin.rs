@@ -11,6 +11,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use meridian_runtime::admin::discovery::{self, Process};
 use meridian_runtime::admin::{Admin, ConnectionLimits, Surroundings};
@@ -271,6 +272,56 @@ fn unknown_paths_slots_modes_and_methods() {
         assert!(reply.head.contains(&format!("allow: {allow}")), "{}", reply.head);
     }
     assert!(process.recorder.calls().is_empty());
+}
+
+#[test]
+fn a_request_is_explained_by_its_id() {
+    let process = start("why");
+    let reply = process.get("/v1/why?request=chat+1%2F%C3%A9");
+    assert_eq!((reply.code, reply.json()["latency_ms"].as_f64()), (200, Some(12.5)));
+    let reply = process.get("/v1/why?request=other");
+    assert_eq!((reply.code, reply.error().as_str()), (404, "other: no such request"));
+    for query in ["", "?", "?request=", "?request=%f", "?request=%ff", "?requests=a"] {
+        let reply = process.get(&format!("/v1/why{query}"));
+        let why = "the query must be request=ID: the engine's id of a request, or a part of it";
+        assert_eq!((reply.code, reply.error().as_str()), (400, why), "{query}");
+    }
+}
+
+#[test]
+fn a_timeline_is_kept_while_its_client_waits() {
+    let process = start("trace");
+    let reply = process.get("/v1/trace?seconds=0.01");
+    assert_eq!((reply.code, reply.json()["otherData"]["model"].as_str()), (200, Some("Qwen")));
+    // The second end is of the guard, which ends the timeline of a client that has hung up.
+    assert_eq!(process.recorder.calls(), ["begin timeline", "end timeline", "end timeline"]);
+    for query in ["", "?seconds=0", "?seconds=-1", "?seconds=301", "?seconds=NaN", "?seconds=x"] {
+        let reply = process.get(&format!("/v1/trace{query}"));
+        let why = "the query must be seconds=N, more than 0 and at most 300";
+        assert_eq!((reply.code, reply.error().as_str()), (400, why), "{query}");
+    }
+    assert!(process.recorder.calls().is_empty());
+}
+
+#[test]
+fn one_timeline_at_a_time_and_none_without_its_client() {
+    let process = start("trace-twice");
+    let is_told = |call: &str| {
+        // What a hang is told by.
+        let end = Instant::now() + Duration::from_secs(60);
+        while !process.recorder.calls().iter().any(|told| told == call) {
+            assert!(Instant::now() < end, "the engine is not told: {call}");
+            std::thread::yield_now();
+        }
+    };
+    let mut first = TcpStream::connect(process.address()).unwrap();
+    first.write_all(b"GET /v1/trace?seconds=300 HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    is_told("begin timeline");
+    let reply = process.get("/v1/trace?seconds=1");
+    assert_eq!((reply.code, reply.error().as_str()), (503, "another timeline is under way"));
+    drop(first);
+    is_told("end timeline");
+    assert_eq!(process.get("/v1/trace?seconds=0.01").code, 200);
 }
 
 #[test]
@@ -627,6 +678,23 @@ fn metrics_are_text_of_prometheus() {
         (r#"meridian_requests{phase="think"}"#, 20.0),
         (r#"meridian_phase_events_total{event="exit_think"}"#, 8.0),
         ("meridian_waiting_requests", 7.0),
+        (r#"meridian_ttft_seconds_bucket{model="Qwen/Qwen3-8B",tenant="team \"a\"",le="0.25"}"#, 1.0),
+        (r#"meridian_ttft_seconds_sum{model="Qwen/Qwen3-8B",tenant="team \"a\""}"#, 0.75),
+        (r#"meridian_ttfo_seconds_count{model="Qwen/Qwen3-8B",tenant="team \"a\""}"#, 1.0),
+        (r#"meridian_ttot_seconds_count{model="Qwen/Qwen3-8B",tenant="team \"a\""}"#, 1.0),
+        (r#"meridian_queue_time_seconds_count{model="Qwen/Qwen3-8B",tenant="team \"a\""}"#, 2.0),
+        (r#"meridian_request_duration_seconds_sum{model="Qwen/Qwen3-8B",tenant="team \"a\""}"#, 4.0),
+        (r#"meridian_itl_seconds_count{model="Qwen/Qwen3-8B",tenant="team \"a\"",phase="think"}"#, 40.0),
+        (r#"meridian_think_tokens_bucket{model="Qwen/Qwen3-8B",tenant="team \"a\"",le="512"}"#, 1.0),
+        (r#"meridian_step_duration_seconds_count{model="Qwen/Qwen3-8B",kind="decode"}"#, 3.0),
+        (r#"meridian_step_duration_seconds_bucket{model="Qwen/Qwen3-8B",kind="mixed",le="5"}"#, 0.0),
+        ("meridian_sessions", 6.0),
+        (r#"meridian_kv_blocks{state="free"}"#, 100.0),
+        ("meridian_kv_moved_blocks_total", 5.0),
+        ("meridian_kv_resyncs_total", 1.0),
+        ("meridian_recorded_decisions_total", 1000.0),
+        (r#"meridian_traced_requests_total{outcome="lost"}"#, 4.0),
+        (r#"meridian_probes_total{outcome="asked"}"#, 30.0),
         (r#"meridian_preemptions_total{phase="output"}"#, 1.0),
         (r#"meridian_evictions_total{tier="think_active"}"#, 7.0),
         (r#"meridian_offload_evictions_total{tier="think_complete"}"#, 3.0),
@@ -646,12 +714,12 @@ fn metrics_are_text_of_prometheus() {
         ("meridian_thought_requests_total", 12.0),
         (r#"meridian_decisions_total{slot="dispatch",source="policy"}"#, 90.0),
         (r#"meridian_decisions_total{slot="dispatch",source="fallback"}"#, 3.0),
-        (r#"meridian_decision_duration_seconds_bucket{slot="dispatch",le="0.000001"}"#, 10.0),
-        (r#"meridian_decision_duration_seconds_bucket{slot="dispatch",le="0.000005"}"#, 60.0),
-        (r#"meridian_decision_duration_seconds_bucket{slot="dispatch",le="0.005"}"#, 98.0),
-        (r#"meridian_decision_duration_seconds_bucket{slot="dispatch",le="+Inf"}"#, 100.0),
-        (r#"meridian_decision_duration_seconds_count{slot="dispatch"}"#, 100.0),
-        (r#"meridian_decision_duration_seconds_sum{slot="dispatch"}"#, 0.25),
+        (r#"meridian_decision_duration_seconds_bucket{slot="dispatch",source="policy",le="0.000001"}"#, 10.0),
+        (r#"meridian_decision_duration_seconds_bucket{slot="dispatch",source="policy",le="0.000005"}"#, 60.0),
+        (r#"meridian_decision_duration_seconds_bucket{slot="dispatch",source="policy",le="0.005"}"#, 89.0),
+        (r#"meridian_decision_duration_seconds_bucket{slot="dispatch",source="policy",le="+Inf"}"#, 90.0),
+        (r#"meridian_decision_duration_seconds_count{slot="dispatch",source="fallback"}"#, 3.0),
+        (r#"meridian_decision_duration_seconds_sum{slot="dispatch",source="default"}"#, 0.02),
         (r#"meridian_faults_total{slot="dispatch",kind="trap"}"#, 2.0),
         (r#"meridian_strikes{slot="dispatch"}"#, 2.0),
         (r#"meridian_swaps_total{slot="dispatch"}"#, 5.0),

@@ -7,19 +7,23 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use meridian_core::config::TelemetryConfig;
+use meridian_core::{Overtaking, Part, Rule};
 use meridian_runtime::control::{Control, ControlError, FaultEntry, Mode, ProcessStatus, SlotName, SwapReport, Upload};
-use meridian_runtime::traces::{FinishedRequest, Sent, TraceLimits, Traces};
+use meridian_runtime::explain::{Explanation, PartTime};
+use meridian_runtime::traces::{FinishedRequest, Sent, TraceLimits, TraceParent, Traces};
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 /// What a hang is told by; nothing waits as long.
 const HANG: Duration = Duration::from_secs(60);
@@ -79,7 +83,7 @@ impl Collector {
 }
 
 /// Requests of one connection.
-fn serve(stream: TcpStream, answers: Answers, mut take: impl FnMut(String, ExportTraceServiceRequest) -> bool) {
+fn serve(stream: impl Read + Write, answers: Answers, mut take: impl FnMut(String, ExportTraceServiceRequest) -> bool) {
     let mut reader = BufReader::new(stream);
     loop {
         let (mut line, mut length) = (String::new(), 0);
@@ -146,6 +150,8 @@ fn finished(id: &str) -> FinishedRequest {
         preemptions: 1,
         reason: "stop".into(),
         policy: ("output-first".into(), "0.1.0".into()),
+        parent: None,
+        explanation: None,
     }
 }
 
@@ -187,6 +193,123 @@ fn a_request_is_a_span_with_its_phases() {
         assert_eq!((&phase.trace_id, &phase.parent_span_id), (&whole.trace_id, &whole.span_id), "{}", phase.name);
     }
     assert_eq!(traces.close(), Sent { requests: 1, lost: 0 });
+}
+
+#[test]
+fn a_request_joins_the_trace_of_its_caller_and_says_where_its_time_went() {
+    let collector = Collector::start(Answers::Takes);
+    let traces = start(&collector.telemetry(), SOON);
+    let (trace, span) = ("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7");
+    let explanation = Explanation {
+        parts: vec![PartTime { part: Part::Seat, ms: 200.0 }, PartTime { part: Part::Think, ms: 2800.0 }],
+        overtaken: 2,
+        rescues: 1,
+        overtakings: vec![Overtaking {
+            by: 9,
+            at_ms: 1100.0,
+            rule: Rule::Key,
+            own_key: Some(3.0),
+            other_key: Some(1.0),
+        }],
+        ..Explanation::default()
+    };
+    let parent = |flags: &str| TraceParent::parse(&format!("00-{trace}-{span}-{flags}"));
+    let joined = |id: &str, flags: &str| FinishedRequest {
+        parent: parent(flags),
+        explanation: Some(explanation.clone()),
+        ..finished(id)
+    };
+    // The caller keeps no spans of the first: neither does Meridian.
+    traces.request(joined("unsampled", "00"));
+    traces.request(joined("joined", "01"));
+    let (spans, _) = collector.next();
+    let whole = &spans[0];
+    assert_eq!(texts(&whole.attributes)["meridian.request.id"], "joined");
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    assert_eq!((hex(&whole.trace_id), hex(&whole.parent_span_id)), (trace.to_owned(), span.to_owned()));
+    assert!(spans[1..].iter().all(|phase| phase.trace_id == whole.trace_id && phase.parent_span_id == whole.span_id));
+    let [event] = whole.events.as_slice() else { panic!("{:?}", whole.events) };
+    assert_eq!((event.name.as_str(), event.time_unix_nano), ("why", whole.end_time_unix_nano));
+    let said = texts(&event.attributes);
+    for (name, value) in [
+        ("meridian.why.seat_ms", "200"),
+        ("meridian.why.think_ms", "2800"),
+        ("meridian.why.overtaken", "2"),
+        ("meridian.why.rescues", "1"),
+        ("meridian.why.rule", "key"),
+    ] {
+        assert_eq!(said[name], value, "{name}");
+    }
+}
+
+#[test]
+fn a_header_that_is_none_begins_a_trace_of_its_own() {
+    let good = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    assert!(TraceParent::parse(good).is_some_and(|parent| parent.is_sampled()));
+    assert!(TraceParent::parse(&good.replacen("00-", "cc-", 1)).is_some(), "a later version");
+    for bad in [
+        "",
+        "00",
+        "ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+        "00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01",
+        "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01",
+        "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-more",
+        "00-4bf92f3577b34da6a3ce929d0e0e473-00f067aa0ba902b7-01",
+        "00-\u{e9}bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+    ] {
+        assert_eq!(TraceParent::parse(bad), None, "{bad}");
+    }
+}
+
+/// A collector with TLS, whose certificate only the authority of the tests has signed.
+fn start_with_tls() -> Collector {
+    let file = |name: &str| {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tls");
+        std::fs::read(folder.join(name)).unwrap()
+    };
+    let certificate = CertificateDer::from_pem_slice(&file("collector.pem")).unwrap();
+    let key = PrivateKeyDer::from_pem_slice(&file("collector.key")).unwrap();
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let config = rustls::ServerConfig::builder().with_no_client_auth().with_single_cert(vec![certificate], key);
+    let config = Arc::new(config.unwrap());
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let (received, exports) = channel();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let session = rustls::ServerConnection::new(Arc::clone(&config)).unwrap();
+            let received = received.clone();
+            let stream = rustls::StreamOwned::new(session, stream.unwrap());
+            std::thread::spawn(move || {
+                serve(stream, Answers::Takes, |path, export| received.send((path, export)).is_ok())
+            });
+        }
+    });
+    Collector { address, exports }
+}
+
+#[test]
+fn spans_go_over_tls_to_a_collector_that_is_trusted_and_to_no_other() {
+    let collector = start_with_tls();
+    let authority = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tls/authority.pem");
+    let trusting = TelemetryConfig {
+        otlp_ca_file: authority.to_str().unwrap().into(),
+        ..telemetry(&format!("https://{}", collector.address))
+    };
+    let traces = start(&trusting, SOON);
+    traces.request(finished("over-tls"));
+    assert_eq!(texts(&collector.next().0[0].attributes)["meridian.request.id"], "over-tls");
+    assert_eq!(traces.close(), Sent { requests: 1, lost: 0 });
+
+    let traces = start(&TelemetryConfig { otlp_ca_file: String::new(), ..trusting.clone() }, SOON);
+    traces.request(finished("not-trusted"));
+    assert_eq!(traces.close(), Sent { requests: 0, lost: 1 });
+
+    for (file, why) in [("/nowhere.pem", "No such file"), (file!(), "telemetry.otlp_ca_file")] {
+        let wrong = TelemetryConfig { otlp_ca_file: file.into(), ..trusting.clone() };
+        let error = Traces::start_with(&wrong, "m", None, SOON).unwrap_err();
+        assert!(error.contains("telemetry.otlp_ca_file") && error.contains(why), "{error}");
+    }
 }
 
 #[test]

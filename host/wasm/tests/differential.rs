@@ -56,10 +56,13 @@ fn step() -> impl Strategy<Value = Step> {
     })
 }
 
-fn bits(decision: &Decision) -> (Vec<u32>, Option<u32>, Vec<u32>) {
+/// Keys, token budget, token caps, keys of victims.
+type Bits = (Vec<u32>, Option<u32>, Vec<u32>, Vec<u32>);
+
+fn bits(decision: &Decision) -> Bits {
     // A NaN's payload is not part of the contract: the host only asks whether a key is NaN.
     let key = |key: &f32| if key.is_nan() { u32::MAX } else { key.to_bits() };
-    let keys = |keys: &[f32]| keys.iter().map(key).collect();
+    let keys = |keys: &[f32]| -> Vec<u32> { keys.iter().map(key).collect() };
     (keys(&decision.keys), decision.token_budget, decision.token_caps.clone(), keys(&decision.victim_keys))
 }
 

@@ -84,10 +84,7 @@ impl PauseKind {
 
     /// That of a candidate.
     #[must_use]
-    pub fn of_candidate<P: EvictionPolicy>(candidate: &Candidate<'_, P>) -> Self
-    where
-        P: ReadsPauses,
-    {
+    pub fn of_candidate<P: EvictionPolicy + ReadsPauses>(candidate: &Candidate<'_, P>) -> Self {
         let (stopped_for_tool, gap_ms, gaps) = P::pause(candidate);
         Self::of(stopped_for_tool, gap_ms, gaps)
     }

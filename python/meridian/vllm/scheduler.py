@@ -235,7 +235,10 @@ class _Meridian(SchedulerInterface):
             pool = self._meridian_block_pool
             waiting = len(scheduler.waiting) + len(admitted_first(scheduler))
             free_blocks = pool.get_num_free_blocks()
-            engine.keep(now_ms, own_budget, free_blocks, pool.num_gpu_blocks, waiting, self._meridian_decode_tokens)
+            # Only those that wait ask for a seat.
+            seats = max(self._free_seats(scheduler), 0) if waiting else 0
+            decode = self._meridian_decode_tokens
+            engine.keep(now_ms, own_budget, free_blocks, pool.num_gpu_blocks, waiting, decode, seats)
             return
         budget, caps = self._plan(engine, scheduler, now_ms, own_budget)
         if not self._meridian_diffuses:
@@ -652,6 +655,7 @@ def _add(engine: _native.Engine, request: Request, whole_prompt: bool, think: Th
     """Add a request to the engine; with `think`, follow its thinking."""
     arrival_ms = (time.monotonic() - max(time.time() - request.arrival_time, 0.0)) * 1e3
     tenant, session, deadline_ms = _client_facts(request)
+    traceparent = _traceparent(request)
     tail: Iterable[int] = request.prompt_token_ids[-PROMPT_TAIL:] if request.prompt_token_ids else ()
     asked = None if think is None else think.asked(request)
     added = engine.add(
@@ -668,6 +672,7 @@ def _add(engine: _native.Engine, request: Request, whole_prompt: bool, think: Th
         whole_prompt=whole_prompt,
         client=None if asked is None else asked.client,
         interrupts=[] if asked is None else asked.interrupts,
+        traceparent=traceparent,
     )
     if think is not None and asked is not None and not isinstance(added, bool):
         think.follow(request, asked, *added)
@@ -696,6 +701,18 @@ def _hinted_session(request: Request) -> str:
     """The session that an orchestrator names in a hint about KV (vllm/v1/kv_hints): the first action's `session_id`."""
     actions = getattr(getattr(request, "kv_hints", None), "actions", ())
     return next(filter(None, (_name(action.payload.get("session_id")) for action in actions)), "")
+
+
+def _traceparent(request: Request) -> str | None:
+    """The W3C header of the caller. vLLM passes its headers on if it sends traces itself; other clients give the header
+    as `meridian_traceparent` in `vllm_xargs`."""
+    headers = getattr(request, "trace_headers", None)
+    if headers is not None and isinstance(header := headers.get("traceparent"), str):
+        return header[:MAX_NAME_CHARACTERS]
+    params = request.sampling_params
+    given = (params.extra_args if params is not None else None) or {}
+    header = given.get("meridian_traceparent")
+    return header if isinstance(header, str) and len(header) <= MAX_NAME_CHARACTERS else None
 
 
 def _name(given: object) -> str:

@@ -347,6 +347,6 @@ def test_a_request_becomes_a_span(engine: Engine) -> None:
         b"answer",
     ):
         assert text in spans, text
-    # A span and three phases each.
+    # A span and three phases each, and an event with the parts of the latency.
     assert spans.count(b"meridian.request.id") == 3
-    assert spans.count(b"prefill") == 3
+    assert spans.count(b"prefill") == 2 * 3

@@ -71,7 +71,7 @@ def test_dead_thinking_goes_first() -> None:
 def test_both_signatures_of_vllm_are_taken() -> None:
     """vLLM 0.33 names the request when it inserts a chunk, and says which chunks a request reads or stores."""
     m = manager()
-    policy = m._policy
+    policy: Any = m._policy
     keys, context = chain("new", 2)
     store(m, keys, context)
     chunk = policy.get(keys[1])

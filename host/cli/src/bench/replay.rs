@@ -1,10 +1,14 @@
+use std::path::PathBuf;
+
+use anyhow::Context;
 use clap::Args;
 use meridian_bench::limits::{RUNS, engines_within, within};
 use meridian_bench::policies::{Inject, PolicySet, PolicySource};
-use meridian_bench::replay::{MaxTokens, Options, Rate, replay};
+use meridian_bench::replay::{MaxTokens, Options, Rate, replay, timeline};
 use meridian_bench::report::{html, table};
 use meridian_bench::results::GivenUp;
 use meridian_bench::sim::Router;
+use meridian_runtime::timeline::chrome_json;
 
 use super::input::{EngineArgs, InputArgs, KeepArgs, SessionArgs, SloArgs};
 use crate::progress::bar;
@@ -66,6 +70,9 @@ pub(crate) struct ReplayArgs {
     /// Set the deadline of requests that have none, in milliseconds after arrival
     #[arg(long, value_name = "MS")]
     deadline_ms: Option<f64>,
+    /// Write a timeline of the first engine for Perfetto: of the first policy, rate and seed
+    #[arg(long, value_name = "FILE")]
+    timeline: Option<PathBuf>,
     #[command(flatten)]
     slo: SloArgs,
     #[command(flatten)]
@@ -97,6 +104,10 @@ pub(crate) fn run(args: &ReplayArgs, json: bool) -> anyhow::Result<()> {
         ));
     }
     args.keep.write(&results, || html(&results))?;
+    if let Some(out) = &args.timeline {
+        let text = chrome_json(&timeline(&options, &input)?);
+        std::fs::write(out, text).with_context(|| format!("--timeline: {}: cannot be written", out.display()))?;
+    }
     if json {
         print_json(&results)?;
     } else {

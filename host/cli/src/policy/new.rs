@@ -44,7 +44,7 @@ macro_rules! sdk {
 const SDK: &[(&str, &str)] = sdk!(
     "Cargo.toml" "build.rs" "src/lib.rs" "src/column.rs" "src/config.rs" "src/contract.rs" "src/eviction.rs"
     "src/inputs.rs" "src/order.rs" "src/policy.rs" "src/request.rs" "src/state.rs" "src/step.rs" "src/budget/mod.rs" "src/budget/thresholds.rs" "src/guest/mod.rs"
-    "src/guest/wit.rs"
+    "src/guest/wit.rs" "src/awaited.rs" "src/returns.rs" "src/turnover.rs"
 );
 
 /// Templates of the three slots, in the order of [`SlotName::ALL`].

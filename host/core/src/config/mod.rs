@@ -219,7 +219,7 @@ impl MeridianConfig {
     }
 
     fn check_addresses(&self) -> Result<(), Error> {
-        let TelemetryConfig { prometheus, otlp_endpoint, service_name } = &self.telemetry;
+        let TelemetryConfig { prometheus, tenants: _, otlp_endpoint, otlp_ca_file, service_name } = &self.telemetry;
         let AdminConfig { listen, token_file } = &self.admin;
         let address = |field: &str, text: &str| {
             Listen::parse(text).map_err(|reason| Error::ConfigValidation {
@@ -242,6 +242,8 @@ impl MeridianConfig {
                 reason,
             })?;
         }
+        let is_path = !otlp_ca_file.contains('\0');
+        check("telemetry.otlp_ca_file", quoted(otlp_ca_file), is_path, || "must be a path or empty".into())?;
         let named = !service_name.trim().is_empty();
         check("telemetry.service_name", quoted(service_name), named, || "must not be empty".into())
     }

@@ -293,10 +293,17 @@ pub struct TelemetryConfig {
     /// Address of the metrics listener: `IP:port` on loopback or `unix:PATH`; empty for off.
     #[schemars(extend("x-must-be" = "`IP:port` on loopback, `unix:PATH` or empty"))]
     pub prometheus: String,
-    /// Collector of traces (OTLP over HTTP): an `http://` URL; empty for off. Meridian adds `/v1/traces` to a URL
-    /// without a path.
-    #[schemars(extend("x-must-be" = "an `http://` URL, or empty"))]
+    /// Tenants whose latencies have series of their own, in order of arrival. Further tenants share the series `other`.
+    #[schemars(range(min = 0, max = 256))]
+    pub tenants: u32,
+    /// Collector of traces (OTLP over HTTP): an `http://` or `https://` URL; empty for off. Meridian adds `/v1/traces` to
+    /// a URL without a path.
+    #[schemars(extend("x-must-be" = "an `http://` or `https://` URL, or empty"))]
     pub otlp_endpoint: String,
+    /// File with PEM certificates that an `https://` collector may present or be signed by, besides those that the system
+    /// trusts; empty for none. A relative path starts from the folder of `meridian.toml`.
+    #[schemars(extend("x-must-be" = "a path or empty"))]
+    pub otlp_ca_file: String,
     /// Name of the service in traces; not empty.
     #[schemars(extend("x-must-be" = "not empty"))]
     pub service_name: String,
@@ -449,7 +456,13 @@ impl SlotConfig {
 
 impl Default for TelemetryConfig {
     fn default() -> Self {
-        Self { prometheus: "127.0.0.1:9464".into(), otlp_endpoint: String::new(), service_name: "meridian".into() }
+        Self {
+            prometheus: "127.0.0.1:9464".into(),
+            tenants: 16,
+            otlp_endpoint: String::new(),
+            otlp_ca_file: String::new(),
+            service_name: "meridian".into(),
+        }
     }
 }
 

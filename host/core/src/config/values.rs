@@ -257,22 +257,21 @@ impl Listen {
 pub struct HttpUrl(url::Url);
 
 impl HttpUrl {
-    /// Parse an `http://` URL.
+    /// Parse an `http://` or `https://` URL.
     ///
     /// # Errors
     /// The expectation, as in [`Error::ConfigValidation`](crate::Error::ConfigValidation).
     pub fn parse(text: &str) -> Result<Self, String> {
+        const EXPECTED: &str = "must be an http:// or https:// URL, or empty";
+        let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
         // The parser drops some of these characters.
-        if !text.starts_with("http://") || text.contains(|c: char| c == '\\' || c.is_whitespace() || c.is_control()) {
-            return Err("must be an http:// URL, or empty".into());
-        }
+        let is_plain = !text.contains(|c: char| c == '\\' || c.is_whitespace() || c.is_control());
+        let Some(rest) = rest.filter(|_| is_plain) else { return Err(EXPECTED.into()) };
         match url::Url::parse(text) {
-            Ok(url) if text["http://".len()..].starts_with('/') || !url.has_host() => {
-                Err("must be an http:// URL, or empty: empty host".into())
-            }
+            Ok(url) if rest.starts_with('/') || !url.has_host() => Err(format!("{EXPECTED}: empty host")),
             Ok(url) if url.port() == Some(0) => Err("must have a port in 1..=65535".into()),
             Ok(url) => Ok(Self(url)),
-            Err(error) => Err(format!("must be an http:// URL, or empty: {error}")),
+            Err(error) => Err(format!("{EXPECTED}: {error}")),
         }
     }
 

@@ -75,6 +75,7 @@ impl Planner {
                 continue;
             }
             self.grants[i] = grant;
+            self.rescued.push(row_id_at(i));
             reserved += grant;
         }
         // A waiting request takes its tokens only if the engine admits it, in order, while there are KV blocks. Tokens
@@ -93,6 +94,9 @@ impl Planner {
             let most = if is_whole(row_id) { left.saturating_sub(decodes) } else { left.min(for_waiting) };
             let grant = share(row_id).min(most);
             self.grants[i] = grant;
+            if grant > 0 {
+                self.rescued.push(row_id);
+            }
             reserved += grant;
             for_waiting = for_waiting.saturating_sub(grant);
             let Some(block_tokens) = self.block_tokens else { continue };

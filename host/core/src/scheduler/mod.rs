@@ -202,6 +202,11 @@ impl<D: EngineDecider> MeridianScheduler<D> {
         plan
     }
 
+    /// The latest plan.
+    pub fn latest_plan(&mut self) -> &Plan {
+        get_mut(&mut self.deciding).planner.latest()
+    }
+
     /// Report that no request that the latest plan left could run, so that the engine lifted the plan's caps.
     pub fn overruled(&mut self) {
         let Deciding { decider, last_source, .. } = get_mut(&mut self.deciding);

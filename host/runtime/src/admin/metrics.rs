@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use meridian_core::PhaseEvent;
 use meridian_core::budget::ForceReason;
+use meridian_core::latency::{self, STEP_BUCKETS_S, StepKind, TOKEN_BUCKETS, TenantLatency, WAIT_BUCKETS_S};
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
 
@@ -95,6 +96,94 @@ const FAMILIES: &[Family] = &[
         },
     },
     Family {
+        name: "step_duration_seconds",
+        help: "Measured step time by what the step carries: decodes, prompts, both (mixed)",
+        kind: MetricType::HISTOGRAM,
+        labels: &["model", "kind"],
+        read: |status, emit| {
+            for ((_, kind), histogram) in StepKind::ALL.iter().zip(&status.steps) {
+                emit(&[&status.model, kind], buckets(histogram, &STEP_BUCKETS_S));
+            }
+        },
+    },
+    Family {
+        name: "queue_time_seconds",
+        help: "Arrival to first admission",
+        kind: MetricType::HISTOGRAM,
+        labels: &["model", "tenant"],
+        read: |status, emit| waits(status, emit, |of| &of.queue),
+    },
+    Family {
+        name: "ttft_seconds",
+        help: "Arrival to first token of any kind",
+        kind: MetricType::HISTOGRAM,
+        labels: &["model", "tenant"],
+        read: |status, emit| waits(status, emit, |of| &of.ttft),
+    },
+    Family {
+        name: "ttfo_seconds",
+        help: "Arrival to first output token",
+        kind: MetricType::HISTOGRAM,
+        labels: &["model", "tenant"],
+        read: |status, emit| waits(status, emit, |of| &of.ttfo),
+    },
+    Family {
+        name: "ttot_seconds",
+        help: "End of thinking to first output token",
+        kind: MetricType::HISTOGRAM,
+        labels: &["model", "tenant"],
+        read: |status, emit| waits(status, emit, |of| &of.ttot),
+    },
+    Family {
+        name: "request_duration_seconds",
+        help: "Arrival to end",
+        kind: MetricType::HISTOGRAM,
+        labels: &["model", "tenant"],
+        read: |status, emit| waits(status, emit, |of| &of.e2e),
+    },
+    Family {
+        name: "itl_seconds",
+        help: "Gaps between two tokens of one phase",
+        kind: MetricType::HISTOGRAM,
+        labels: &["model", "tenant", "phase"],
+        read: |status, emit| {
+            for of in &status.latency {
+                emit(&[&status.model, &of.tenant, "think"], buckets(&of.think_itl, &STEP_BUCKETS_S));
+                emit(&[&status.model, &of.tenant, "output"], buckets(&of.output_itl, &STEP_BUCKETS_S));
+            }
+        },
+    },
+    Family {
+        name: "think_tokens",
+        help: "Think tokens of ended requests that have thought",
+        kind: MetricType::HISTOGRAM,
+        labels: &["model", "tenant"],
+        read: |status, emit| {
+            for of in &status.latency {
+                emit(&[&status.model, &of.tenant], buckets(&of.think_tokens, &TOKEN_BUCKETS));
+            }
+        },
+    },
+    Family {
+        name: "sessions",
+        help: "Conversations with a live request",
+        kind: MetricType::GAUGE,
+        labels: &[],
+        read: |status, emit| emit(&[], gauge(float(status.sessions))),
+    },
+    Family {
+        name: "kv_blocks",
+        help: "KV blocks at the latest step: free, all (total)",
+        kind: MetricType::GAUGE,
+        labels: &["state"],
+        read: |status, emit| {
+            if let Some([free, total]) = status.blocks {
+                emit(&["free"], gauge(float(free)));
+                emit(&["total"], gauge(float(total)));
+            }
+        },
+    },
+    Family {
         name: "evictions_total",
         help: "KV blocks evicted by tier: dead thinking, other cached blocks, blocks of answers in progress",
         kind: MetricType::COUNTER,
@@ -167,6 +256,20 @@ const FAMILIES: &[Family] = &[
         read: |status, emit| status.kv.iter().for_each(|kv| emit(&[], counter(kv.recomputed_tokens))),
     },
     Family {
+        name: "kv_moved_blocks_total",
+        help: "KV blocks that the eviction policy moved to the front of the engine's queue",
+        kind: MetricType::COUNTER,
+        labels: &[],
+        read: |status, emit| status.kv.iter().for_each(|kv| emit(&[], counter(kv.moved_blocks))),
+    },
+    Family {
+        name: "kv_resyncs_total",
+        help: "Times that the mirror of the engine's free blocks was refilled; 1 for each pool at the start",
+        kind: MetricType::COUNTER,
+        labels: &[],
+        read: |status, emit| status.kv.iter().for_each(|kv| emit(&[], counter(kv.resyncs))),
+    },
+    Family {
         name: "forced_ends_total",
         help: "Ends of thinking that were forced, by reason",
         kind: MetricType::COUNTER,
@@ -193,6 +296,7 @@ const FAMILIES: &[Family] = &[
         labels: &["outcome"],
         read: |status, emit| {
             if let Some(budget) = &status.budget {
+                emit(&["asked"], counter(budget.probes_asked));
                 emit(&["done"], counter(budget.probes_done));
                 emit(&["dropped"], counter(budget.probes_dropped));
             }
@@ -220,6 +324,13 @@ const FAMILIES: &[Family] = &[
         read: |status, emit| status.budget.iter().for_each(|budget| emit(&[], counter(budget.thought))),
     },
     Family {
+        name: "recorded_decisions_total",
+        help: "Recorded decisions, of all slots",
+        kind: MetricType::COUNTER,
+        labels: &[],
+        read: |status, emit| status.recording.iter().for_each(|recording| emit(&[], counter(recording.recorded))),
+    },
+    Family {
         name: "recording_dropped_total",
         help: "Decisions that were not recorded because the writer was behind or has stopped",
         kind: MetricType::COUNTER,
@@ -232,6 +343,18 @@ const FAMILIES: &[Family] = &[
         kind: MetricType::GAUGE,
         labels: &[],
         read: |status, emit| status.recording.iter().for_each(|recording| emit(&[], gauge(float(recording.bytes)))),
+    },
+    Family {
+        name: "traced_requests_total",
+        help: "Requests whose spans the collector took (sent), and those whose spans were lost",
+        kind: MetricType::COUNTER,
+        labels: &["outcome"],
+        read: |status, emit| {
+            if let Some(traces) = &status.traces {
+                emit(&["sent"], counter(traces.sent));
+                emit(&["lost"], counter(traces.lost));
+            }
+        },
     },
     Family {
         name: "decisions_total",
@@ -250,10 +373,12 @@ const FAMILIES: &[Family] = &[
         name: "decision_duration_seconds",
         help: "Time of a decision, checks and fallback included",
         kind: MetricType::HISTOGRAM,
-        labels: &["slot"],
+        labels: &["slot", "source"],
         read: |status, emit| {
             for slot in &status.slots {
-                emit(&[slot.slot.label()], durations(slot));
+                for (i, source) in SOURCES.iter().enumerate() {
+                    emit(&[slot.slot.label(), source], durations(slot, i));
+                }
             }
         },
     },
@@ -393,20 +518,36 @@ fn counter(count: u64) -> Metric {
     metric
 }
 
-fn durations(slot: &SlotStatus) -> Metric {
+fn waits(status: &ProcessStatus, emit: &mut Emit<'_>, of: fn(&TenantLatency) -> &latency::Histogram) {
+    for tenant in &status.latency {
+        emit(&[&status.model, &tenant.tenant], buckets(of(tenant), &WAIT_BUCKETS_S));
+    }
+}
+
+fn buckets(histogram: &latency::Histogram, bounds: &[f64]) -> Metric {
+    metric(&histogram.counts, bounds.iter().copied(), histogram.sum)
+}
+
+fn durations(slot: &SlotStatus, source: usize) -> Metric {
+    let bounds_s = DECIDING_BUCKETS_US.iter().map(|bound_us| bound_us / 1e6);
+    metric(&slot.deciding_buckets[source], bounds_s, slot.deciding_s[source])
+}
+
+/// A histogram of counts by bucket, the last of them without a bound.
+fn metric(counts: &[u64], bounds: impl Iterator<Item = f64>, sum: f64) -> Metric {
     let mut so_far = 0;
-    let bucket = |(count, bound_us): (&u64, f64)| {
+    let bucket = |(count, bound): (&u64, f64)| {
         so_far += count;
         let mut bucket = Bucket::default();
         bucket.set_cumulative_count(so_far);
-        bucket.set_upper_bound(bound_us / 1e6);
+        bucket.set_upper_bound(bound);
         bucket
     };
-    let buckets = slot.deciding_buckets.iter().zip(DECIDING_BUCKETS_US).map(bucket).collect();
+    let buckets = counts.iter().zip(bounds).map(bucket).collect();
     let mut histogram = Histogram::default();
     histogram.set_bucket(buckets);
-    histogram.set_sample_count(slot.deciding_buckets.iter().sum());
-    histogram.set_sample_sum(slot.deciding_s);
+    histogram.set_sample_count(counts.iter().sum());
+    histogram.set_sample_sum(sum);
     let mut metric = Metric::default();
     metric.set_histogram(histogram);
     metric

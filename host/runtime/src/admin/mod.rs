@@ -220,7 +220,7 @@ fn start(
     problems: &mut Vec<String>,
 ) -> Option<Started> {
     let AdminConfig { listen, token_file } = admin;
-    let TelemetryConfig { prometheus, otlp_endpoint: _, service_name: _ } = telemetry;
+    let TelemetryConfig { prometheus, tenants: _, otlp_endpoint: _, otlp_ca_file: _, service_name: _ } = telemetry;
     let Surroundings { base_dir, run_dir, limits } = surroundings;
     if listen.is_empty() && prometheus.is_empty() {
         return None;

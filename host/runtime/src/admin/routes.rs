@@ -27,6 +27,7 @@ use crate::control::{
     Control, ControlError, Given, MAX_COMPONENT_BYTES, MAX_OPTIONS_BYTES, Mode, ProcessStatus, SlotName, SwapReport,
     Upload,
 };
+use crate::timeline::chrome_json;
 
 /// The request header that carries the options of a component, one JSON object.
 pub const CONFIG_HEADER: &str = "meridian-config";
@@ -45,6 +46,8 @@ pub(super) struct Site {
     reading: Arc<Semaphore>,
     uploading: Arc<Semaphore>,
     changing: Arc<Semaphore>,
+    /// One timeline at a time.
+    tracing: Arc<Semaphore>,
     /// Of components from registries, which may not answer: no other change waits for one.
     fetching: Arc<Semaphore>,
 }
@@ -64,7 +67,20 @@ impl Site {
         let collector = Box::new(StatusCollector::new(Arc::clone(&control)));
         registry.register(collector).expect("the names of the metrics are valid and differ");
         let [reading, uploading, changing, fetching] = [(); CALLS].map(|()| Arc::new(Semaphore::new(1)));
-        Self { control, registry, token, token_configured, limits, problems, reading, uploading, changing, fetching }
+        let tracing = Arc::new(Semaphore::new(1));
+        Self {
+            control,
+            registry,
+            token,
+            token_configured,
+            limits,
+            problems,
+            reading,
+            uploading,
+            changing,
+            tracing,
+            fetching,
+        }
     }
 
     /// The rights of a request, by its head.
@@ -103,6 +119,8 @@ pub(super) fn admin(site: Arc<Site>) -> Router {
         .route("/v1/status", get(status))
         .route("/v1/policies", get(policies))
         .route("/v1/faults", get(faults))
+        .route("/v1/why", get(why))
+        .route("/v1/trace", get(trace))
         .route(&slot(""), put(put_policy))
         .route(
             &slot("/promote"),
@@ -159,6 +177,97 @@ async fn policies(State(site): Shared) -> Response {
 
 async fn faults(State(site): Shared) -> Response {
     read(&site, |site| json(StatusCode::OK, &json!({ "faults": site.control.faults() }))).await
+}
+
+/// Longest timeline, seconds.
+const LONGEST_TRACE_S: f64 = 300.0;
+
+async fn why(State(site): Shared, request: Request) -> Response {
+    let Some(id) = parameter(&request, "request").filter(|id| !id.is_empty()) else {
+        let why = "the query must be request=ID: the engine's id of a request, or a part of it";
+        return Refusal::new(StatusCode::BAD_REQUEST, why).into_response();
+    };
+    let turn = Arc::clone(&site.reading).acquire_owned().await;
+    let call = move || {
+        let explained = match site.control.insight() {
+            Some(insight) => insight.explain(&id),
+            None => Err(NO_INSIGHT.into()),
+        };
+        let response = match explained {
+            Ok(explanation) => json(StatusCode::OK, &explanation),
+            Err(why) => Refusal::new(StatusCode::NOT_FOUND, why).into_response(),
+        };
+        (response, turn).0
+    };
+    blocking(call).await
+}
+
+const NO_INSIGHT: &str = "this engine tells nothing of its requests";
+
+/// Ends the timeline, even when its client has hung up.
+struct Tracing(Arc<Site>);
+
+impl Drop for Tracing {
+    fn drop(&mut self) {
+        if let Some(insight) = self.0.control.insight() {
+            insight.end_timeline();
+        }
+    }
+}
+
+async fn trace(State(site): Shared, request: Request) -> Response {
+    let seconds = parameter(&request, "seconds").and_then(|text| text.parse::<f64>().ok());
+    let Some(seconds) = seconds.filter(|seconds| *seconds > 0.0 && *seconds <= LONGEST_TRACE_S) else {
+        let why = "the query must be seconds=N, more than 0 and at most 300";
+        return Refusal::new(StatusCode::BAD_REQUEST, why).into_response();
+    };
+    let Ok(turn) = Arc::clone(&site.tracing).try_acquire_owned() else {
+        return Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "another timeline is under way").into_response();
+    };
+    match site.control.insight() {
+        // Takes microseconds.
+        Some(insight) => insight.begin_timeline(),
+        None => return Refusal::new(StatusCode::NOT_FOUND, NO_INSIGHT).into_response(),
+    }
+    let under_way = Tracing(Arc::clone(&site));
+    tokio::time::sleep(std::time::Duration::from_secs_f64(seconds)).await;
+    let call = move || {
+        let timeline = site.control.insight().and_then(crate::control::Insight::end_timeline);
+        drop(under_way);
+        let response = match timeline {
+            Some(timeline) => with_type(StatusCode::OK, "application/json", chrome_json(&timeline)),
+            None => Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "the timeline was ended").into_response(),
+        };
+        (response, turn).0
+    };
+    blocking(call).await
+}
+
+/// A parameter of the query, decoded.
+fn parameter(request: &Request, name: &str) -> Option<String> {
+    let query = request.uri().query()?;
+    let value = query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='))?;
+    let mut bytes = Vec::with_capacity(value.len());
+    let mut rest = value.as_bytes();
+    while let [first, after @ ..] = rest {
+        let hex = |digit: u8| char::from(digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+        match (first, after) {
+            (b'%', [high, low, tail @ ..]) => {
+                bytes.push(hex(*high)? * 16 + hex(*low)?);
+                rest = tail;
+            }
+            (b'%', _) => return None,
+            (b'+', _) => {
+                bytes.push(b' ');
+                rest = after;
+            }
+            _ => {
+                bytes.push(*first);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8(bytes).ok()
 }
 
 async fn metrics(State(site): Shared) -> Response {

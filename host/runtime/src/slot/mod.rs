@@ -12,9 +12,9 @@ mod trial;
 mod witness;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use meridian_core::{Asked, Batch, Fault, GuardedPolicy, Policy, SlotKind, Source, Targets, native};
+use meridian_core::{Asked, Batch, Fault, FaultKind, GuardedPolicy, Policy, SlotKind, Source, Targets, native};
 
 use self::faults::FaultLog;
 use self::loaded::{LONGEST_QUARANTINE_MS, LoadedPolicy};
@@ -59,6 +59,8 @@ struct State<K: SlotKind> {
     /// Requests that have ended since the last decision, for policies that keep state of them.
     finished: Vec<u32>,
     decision: K::Decision,
+    /// For a timeline.
+    marks: Option<Vec<DecisionMark>>,
     stats: SlotStats,
     faults: Arc<Mutex<FaultLog>>,
     last_fault: Option<Fault>,
@@ -70,6 +72,28 @@ struct State<K: SlotKind> {
 
 /// Ended requests that wait to be told, at most; a recording has room for as many.
 const MAX_FINISHED: usize = 1 << 14;
+
+/// Most marks of decisions that wait for their timeline.
+pub const MOST_MARKS: usize = 1 << 16;
+
+/// One decision, for a timeline.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DecisionMark {
+    /// Its begin.
+    pub started: Instant,
+    /// Its time, checks and fallback included.
+    pub took: Duration,
+    /// Who decided.
+    pub source: Source,
+    /// Candidates in the batch.
+    pub candidates: usize,
+    /// Name of the active policy.
+    pub policy: String,
+    /// Digest of its component; empty for a native policy.
+    pub sha256: String,
+    /// Its fault, if it had one.
+    pub fault: Option<FaultKind>,
+}
 
 struct Quarantine<K: SlotKind> {
     policy: LoadedPolicy<K>,
@@ -103,6 +127,7 @@ impl<K: SlotKind> PolicySlot<K> {
             columns: Vec::new(),
             finished: Vec::new(),
             decision: K::Decision::default(),
+            marks: None,
             stats: SlotStats::default(),
             faults: Arc::default(),
             last_fault: None,
@@ -155,6 +180,16 @@ impl<K: SlotKind> PolicySlot<K> {
         let state = &*lock(&self.state);
         let version = &state.active.version;
         version.source == source && version.sha256.is_empty() && state.quarantine.is_none()
+    }
+
+    /// Keep a mark of each decision from now on, for [`PolicySlot::take_marks`], or no longer.
+    pub fn keep_marks(&mut self, keep: bool) {
+        lock(&self.state).marks = keep.then(Vec::new);
+    }
+
+    /// The marks of the decisions since the last call, at most [`MOST_MARKS`].
+    pub fn take_marks(&mut self) -> Vec<DecisionMark> {
+        lock(&self.state).marks.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// Whether a shadow or a recording sees the decisions.
@@ -223,6 +258,11 @@ impl<K: SlotKind> State<K> {
             witness.after(&Batch { finished: &*finished, ..batch }, &fill, &asked, decision);
         }
         let mut is_out = false;
+        let fault = match &asked {
+            Asked::Faulted(faults) => faults.first().map(|fault| fault.kind),
+            Asked::Decided | Asked::LeftToDefault => None,
+        };
+        let version = self.marks.is_some().then(|| self.active.version.clone());
         let source = match asked {
             Asked::Decided => Source::Active,
             Asked::LeftToDefault => Source::Default,
@@ -248,7 +288,21 @@ impl<K: SlotKind> State<K> {
             shadow.see(facts, candidates, &self.finished, fill, &self.decision);
         }
         self.finished.clear();
-        self.stats.decided(source, started.elapsed());
+        let took = started.elapsed();
+        self.stats.decided(source, took);
+        if let (Some(marks), Some(version)) = (&mut self.marks, version)
+            && marks.len() < MOST_MARKS
+        {
+            marks.push(DecisionMark {
+                started,
+                took,
+                source,
+                candidates,
+                policy: version.name,
+                sha256: version.sha256,
+                fault,
+            });
+        }
         source
     }
 

@@ -220,7 +220,7 @@ impl<K: SlotKind> SlotControl<K> {
                 .as_ref()
                 .map(|Quarantine { policy: loaded, until_ms }| (loaded.version.clone(), (until_ms - now_ms).max(0.0))),
             decisions: [stats.active, stats.default, stats.fallback],
-            deciding_s: stats.deciding.as_secs_f64(),
+            deciding_s: stats.deciding_by.map(|took| took.as_secs_f64()),
             deciding_buckets: stats.buckets,
             faults: FaultKind::ALL.iter().map(|kind| (kind.label().to_owned(), stats.faults(*kind))).collect(),
             strikes: state.active.strikes(),

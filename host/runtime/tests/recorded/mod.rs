@@ -133,7 +133,7 @@ pub fn dispatch_row(seq: u64, candidates: usize) -> Recorded<Dispatch> {
 /// How a row of another slot is made of a step.
 pub fn row_of<K: Recordable>(seq: u64, candidates: usize, facts: K::Facts) -> Recorded<K> {
     let Recorded { columns, .. } = dispatch_row(seq, candidates);
-    let columns = columns[..K::COLUMNS.len() * candidates].to_vec();
+    let columns = columns.into_iter().cycle().take(K::COLUMNS.len() * candidates).collect();
     Recorded { seq, facts, candidates, columns, ..Recorded::default() }
 }
 

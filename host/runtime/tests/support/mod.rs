@@ -11,11 +11,14 @@ use std::time::Duration;
 
 use meridian_core::budget::BudgetStatus;
 use meridian_core::config::{AdminConfig, TelemetryConfig};
+use meridian_core::latency::{Histogram, STEP_BUCKETS_S, TOKEN_BUCKETS, TenantLatency, WAIT_BUCKETS_S};
 use meridian_runtime::admin::{Admin, ConnectionLimits, Surroundings};
 use meridian_runtime::control::{
-    Control, ControlError, FaultEntry, Given, KvStatus, Mode, ProcessStatus, RecordingStatus, ShadowStatus, SlotName,
-    SlotStatus, StateHandover, SwapReport, UNCHANGED, Upload, Version,
+    Control, ControlError, FaultEntry, Given, Insight, KvStatus, Mode, ProcessStatus, RecordingStatus, ShadowStatus,
+    SlotName, SlotStatus, StateHandover, SwapReport, TracesStatus, UNCHANGED, Upload, Version,
 };
+use meridian_runtime::explain::Explanation;
+use meridian_runtime::timeline::Timeline;
 
 pub const TOKEN: &str = "a-token-of-24-characters";
 
@@ -61,8 +64,12 @@ pub fn status() -> ProcessStatus {
         }),
         quarantine: Some((version("bad"), 12_000.0)),
         decisions: [90, 7, 3],
-        deciding_s: 0.25,
-        deciding_buckets: [10, 20, 30, 0, 0, 0, 0, 0, 0, 0, 0, 38, 2],
+        deciding_s: [0.2, 0.02, 0.03],
+        deciding_buckets: [
+            [10, 20, 30, 0, 0, 0, 0, 0, 0, 0, 0, 29, 1],
+            [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7, 0],
+            [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 1],
+        ],
         faults: vec![("trap".into(), 2), ("deadline".into(), 1)],
         strikes: 2,
         idle_plans: 11,
@@ -76,8 +83,8 @@ pub fn status() -> ProcessStatus {
         shadow: None,
         quarantine: None,
         decisions: [0; 3],
-        deciding_s: 0.0,
-        deciding_buckets: [0; 13],
+        deciding_s: [0.0; 3],
+        deciding_buckets: [[0; 13]; 3],
         faults: Vec::new(),
         strikes: 0,
         idle_plans: 0,
@@ -114,6 +121,24 @@ pub fn status() -> ProcessStatus {
         waiting: 7,
         preemptions: [0, 4, 1],
         step_time_ms: Some([4.0, 0.02, 0.003]),
+        steps: vec![
+            histogram(&STEP_BUCKETS_S, &[0.018; 3]),
+            histogram(&STEP_BUCKETS_S, &[]),
+            histogram(&STEP_BUCKETS_S, &[9.0]),
+        ],
+        latency: vec![TenantLatency {
+            tenant: "team \"a\"".into(),
+            queue: histogram(&WAIT_BUCKETS_S, &[0.002, 0.2]),
+            ttft: histogram(&WAIT_BUCKETS_S, &[0.25, 0.5]),
+            ttfo: histogram(&WAIT_BUCKETS_S, &[2.0]),
+            ttot: histogram(&WAIT_BUCKETS_S, &[0.02]),
+            think_itl: histogram(&STEP_BUCKETS_S, &[0.018; 40]),
+            output_itl: histogram(&STEP_BUCKETS_S, &[0.02; 20]),
+            e2e: histogram(&WAIT_BUCKETS_S, &[4.0]),
+            think_tokens: histogram(&TOKEN_BUCKETS, &[400.0]),
+        }],
+        sessions: 6,
+        blocks: Some([100, 512]),
         slots: vec![dispatch, eviction],
         recording: Some(RecordingStatus {
             dir: "/var/recordings".into(),
@@ -122,8 +147,15 @@ pub fn status() -> ProcessStatus {
             bytes: 4096,
             stopped: None,
         }),
+        traces: Some(TracesStatus { sent: 70, lost: 4 }),
         problems: Vec::new(),
     }
+}
+
+fn histogram(bounds: &[f64], values: &[f64]) -> Histogram {
+    let mut histogram = Histogram::new(bounds.len());
+    values.iter().for_each(|value| histogram.observe(bounds, *value));
+    histogram
 }
 
 pub fn fault() -> FaultEntry {
@@ -165,9 +197,33 @@ impl Recorder {
     }
 }
 
+impl Insight for Recorder {
+    fn explain(&self, request: &str) -> Result<Explanation, String> {
+        match request {
+            "chat 1/é" => Ok(Explanation { request: request.into(), latency_ms: 12.5, ..Explanation::default() }),
+            _ => Err(format!("{request}: no such request")),
+        }
+    }
+
+    fn begin_timeline(&self) {
+        self.record("begin timeline".into());
+    }
+
+    fn end_timeline(&self) -> Option<Timeline> {
+        self.record("end timeline".into());
+        let mut timeline = Timeline::new("Qwen", 5.0);
+        timeline.end(6.0);
+        Some(timeline)
+    }
+}
+
 impl Control for Recorder {
     fn status(&self) -> ProcessStatus {
         status()
+    }
+
+    fn insight(&self) -> Option<&dyn Insight> {
+        Some(self)
     }
 
     fn faults(&self) -> Vec<FaultEntry> {
@@ -276,6 +332,10 @@ pub struct Reply {
 }
 
 impl Reply {
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.body).unwrap()
+    }
+
     /// The one line of a refusal.
     pub fn error(&self) -> String {
         let value: serde_json::Value = serde_json::from_str(&self.body).unwrap();

@@ -197,7 +197,7 @@ pub fn filling(world: &str, body: &Body, text: &str) -> Vec<u8> {
     (i32.store (i32.const 512) (local.get $pointer))
     (i32.store (i32.const 516) (local.get $length))
     (i32.const 512))
-  (func (export "meridian:policy/{inputs}@0.2.0#inputs") (result i32) (i32.const 256))
+  (func (export "meridian:policy/{inputs}@0.3.0#inputs") (result i32) (i32.const 256))
   {start}
   (func {export} (result i32) (local $candidates i32)
     {prologue}
