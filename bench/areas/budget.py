@@ -52,6 +52,49 @@ def equal() -> Iterator[Figure]:
         yield Figure(name, found["exact"], "of 1,000", Bound(REQUESTS, False))
 
 
+# vLLM has no asynchronous scheduling with n-grams on a CPU.
+SPECULATION = (("sync", "ngram"), ("sync", "draft"), ("async", "draft"))
+
+
+def speculation() -> Iterator[Figure]:
+    """Endings inside drafts, and the drafts that vLLM accepts with the processor and without it."""
+    for scheduling, drafts in SPECULATION:
+        for marker in (None, SEVERAL_TOKENS):
+            args = ["--requests", str(REQUESTS), "--scheduling", scheduling, "--speculate", drafts]
+            found = script("forced_ends.py", *args, *(("--marker", marker) if marker else ()))
+            for wrong in found["wrong"]:
+                say(f"    wrong: {wrong}")
+            what = f"forced endings, {drafts}, {scheduling}, marker of {found['marker_tokens']}"
+            yield Figure(
+                f"{what}: requests that end at the token",
+                found["exact"],
+                "of 1,000",
+                Bound(REQUESTS, False),
+            )
+            yield Figure(f"{what}: tokens missed", found["missed"], "tokens", Bound(0))
+            yield Figure(
+                f"{what}: drafts accepted",
+                found["accepted"] / found["proposed"],
+                "of those proposed",
+            )
+        args = ["--requests", str(REQUESTS), "--scheduling", scheduling, "--speculate", drafts]
+        found = script("forced_ends.py", *args, "--loaded-only")
+        name = f"processor loaded, no budget set, {drafts}, {scheduling}"
+        yield Figure(
+            f"{name}: outputs equal to stock's",
+            found["exact"],
+            "of 1,000",
+            Bound(REQUESTS, False),
+        )
+        stock, ours = (found[which]["accepted"] / found[which]["proposed"] for which in ("stock", "loaded"))
+        yield Figure(
+            f"{name}: acceptance rate minus stock's",
+            abs(ours - stock),
+            "of drafts",
+            Bound(0),
+        )
+
+
 def entropies() -> Iterator[Figure]:
     """Probes in the engine against the model in transformers."""
     found = script("probe_entropies.py")
@@ -89,6 +132,7 @@ def parts(pairs: int) -> dict[str, Callable[[], Iterator[Figure]]]:
     return {
         "forced": forced,
         "equal": equal,
+        "speculation": speculation,
         "entropies": entropies,
         "overhead": lambda: overhead(pairs),
         "kernel": kernel,

@@ -2,6 +2,7 @@
 
     python bench/vllm/forced_ends.py --requests 1000
     python bench/vllm/forced_ends.py --requests 1000 --scheduling async --marker "so much for that"
+    python bench/vllm/forced_ends.py --requests 1000 --speculate draft
 
 Requests of every kind come together into an engine that is short of KV blocks: think budgets, budgets that change
 while the request thinks, interrupt patterns, ends of sequence inside the thinking, and requests with nothing set. The
@@ -10,6 +11,9 @@ model has random weights and never ends its thinking by itself; what it must gen
 vLLM turns asynchronous scheduling off on CPU. With `--scheduling async` this script turns it on again, with the real
 `AsyncScheduler` and model runner: step n + 1 is scheduled before the tokens of step n are known. Only CUDA's streams
 and events are made up, as vLLM's own CPU model runner makes them up; there is no GPU here.
+
+With `--speculate`, vLLM proposes tokens by looking up n-grams of the request, or with a draft model. This draft model
+is the model itself, so that vLLM accepts all its drafts unless an ending is forced.
 
 Prints one JSON object; exit code 0 only when every ending is exact.
 """
@@ -21,10 +25,13 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import sys
 import tempfile
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +41,10 @@ from meridian.vllm.bench.run import ENVIRONMENT, MERIDIAN_CLASS
 KINDS = ("budget", "changed", "pattern", "eos", "free")
 IN_FLIGHT = 40
 PHRASE = "that is enough"
+# Draft tokens of a step. With speculation, vLLM has no logit bias, which makes a model end its sequence. Many tokens
+# end it instead: each request soon generates one.
+DRAFTS = 4
+ENDS = range(7, 1000, 40)
 
 
 @dataclass
@@ -58,10 +69,13 @@ def main() -> int:
     parser.add_argument("--scheduling", choices=("sync", "async"), default="sync")
     parser.add_argument("--marker", default="</think>", help="text that ends thinking; several tokens are allowed")
     parser.add_argument("--kv-blocks", type=int, default=56)
+    parser.add_argument("--speculate", choices=("ngram", "draft"), help="speculative decoding")
     parser.add_argument("--loaded-only", action="store_true", help="compare outputs with and without the processor")
     args = parser.parse_args()
     if args.requests < 1:
         parser.error(f"--requests: {args.requests}: expected at least 1")
+    if args.speculate == "ngram" and args.scheduling == "async":
+        parser.error("--speculate: ngram: vLLM has no asynchronous scheduling with n-grams on CPU, expected draft")
     os.environ.update(ENVIRONMENT)
     found = compare_with_stock(args) if args.loaded_only else force(args)
     print(json.dumps(found))
@@ -77,7 +91,7 @@ def build(args: argparse.Namespace, config: str, *, processor: bool) -> Any:
     (folder / "meridian.toml").write_text(config + '[telemetry]\nprometheus = ""\n[admin]\nlisten = ""\n')
     os.environ["MERIDIAN_CONFIG"] = str(folder / "meridian.toml")
     engine_args = EngineArgs(
-        model=str(model_dir()),
+        model=str(model_that_ends(folder) if args.speculate else model_dir()),
         dtype="float32",
         max_model_len=512,
         block_size=32,  # type: ignore[arg-type]
@@ -88,15 +102,74 @@ def build(args: argparse.Namespace, config: str, *, processor: bool) -> Any:
         disable_log_stats=True,
         scheduler_cls=MERIDIAN_CLASS,
         logits_processors=["meridian.vllm:BudgetLogitsProcessor"] if processor else None,
+        speculative_config=speculation(args.speculate),
     )
     if args.scheduling == "sync":
         return LLMEngine.from_engine_args(engine_args)
     made_up_streams()
     vllm_config = engine_args.create_engine_config()
+    keep_async()
     vllm_config.scheduler_config.async_scheduling = True
     from vllm.v1.executor import Executor
 
     return LLMEngine(vllm_config, Executor.get_class(vllm_config), log_stats=False)
+
+
+def keep_async() -> None:
+    """vLLM checks the configuration again for a draft model, and would turn asynchronous scheduling off again."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    check = CpuPlatform.check_and_update_config
+
+    def checked(vllm_config: Any) -> None:
+        is_async = vllm_config.scheduler_config.async_scheduling
+        check(vllm_config)
+        vllm_config.scheduler_config.async_scheduling = is_async
+
+    setattr(CpuPlatform, "check_and_update_config", staticmethod(checked))  # noqa: B010
+
+
+def speculation(method: str | None) -> dict[str, Any] | None:
+    """vLLM's `speculative_config`."""
+    if method is None:
+        return None
+    if method == "draft":
+        return {
+            "method": "draft_model",
+            "model": str(model_dir()),
+            "num_speculative_tokens": DRAFTS,
+        }
+    return {
+        "method": "ngram",
+        "num_speculative_tokens": DRAFTS,
+        "prompt_lookup_min": 1,
+        "prompt_lookup_max": 3,
+    }
+
+
+def model_that_ends(folder: Path) -> Path:
+    """The model, with `ENDS` as its ends of sequence."""
+    model = folder / "model"
+    shutil.copytree(model_dir(), model)
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": list(ENDS)}))
+    return model
+
+
+def count_drafts(scheduler: Any) -> Counter[str]:
+    """Counts the draft tokens and the accepted ones from here on."""
+    drafts: Counter[str] = Counter()
+    update = scheduler.update_from_output
+
+    def counted(output: Any, sampled: Any) -> Any:
+        for name, tokens in output.scheduled_spec_decode_tokens.items():
+            got = sampled.sampled_token_ids[sampled.req_id_to_index[name]]
+            if len(got):
+                drafts["proposed"] += len(tokens)
+                drafts["accepted"] += len(got) - 1
+        return update(output, sampled)
+
+    scheduler.update_from_output = counted
+    return drafts
 
 
 def made_up_streams() -> None:
@@ -151,9 +224,12 @@ def force(args: argparse.Namespace) -> dict[str, Any]:
     ids = lambda text: list(tokenizer.encode(text, add_special_tokens=False))  # noqa: E731
     marker, forced = ids(args.marker), ids(PHRASE) + ids(args.marker)
     eos: int = tokenizer.eos_token_id
-    ahead = 1 if args.scheduling == "async" else 0
+    ahead = (1 + (DRAFTS if args.speculate else 0)) if args.scheduling == "async" else 0
     requests = asked(args.requests, ids("<think>\n"), KINDS)
     choose_interrupts(engine, scheduler, [request for request in requests if request.kind == "pattern"])
+    if args.speculate:
+        find_ends(engine, scheduler, [request for request in requests if request.kind == "eos"])
+    drafts = count_drafts(scheduler)
     run(engine, scheduler, requests, eos, ahead)
 
     wrong: list[str] = []
@@ -175,7 +251,18 @@ def force(args: argparse.Namespace) -> dict[str, Any]:
         "missed": stats["budget"]["missed"],
         "forced": stats["budget"]["forced"],
         "wrong": wrong[:5],
+        **drafts,
     }
+
+
+def find_ends(engine: Any, scheduler: Any, requests: list[Asked]) -> None:
+    """Where each would end its sequence inside the thinking."""
+    freely = [Asked("free", request.prompt, 0, 120) for request in requests]
+    run(engine, scheduler, freely, 0, 0)
+    for request, free in zip(requests, freely, strict=True):
+        ends = (at for at, token in enumerate(free.tokens) if token in ENDS)
+        request.expected_end = next(ends, len(free.tokens))
+        request.max_tokens = len(free.tokens)
 
 
 def choose_interrupts(engine: Any, scheduler: Any, requests: list[Asked]) -> None:
@@ -212,7 +299,11 @@ def run(engine: Any, scheduler: Any, requests: list[Asked], eos: int, ahead: int
             if request.kind == "pattern":
                 extra = {"meridian_interrupt": request.interrupt}
             if request.kind == "eos":
-                extra, bias = {}, {eos: 100.0}
+                # It would end at once; with speculation it ends by itself.
+                extra, bias = (
+                    {},
+                    ({eos: 100.0} if request.expected_end is None else None),
+                )
             if request.kind == "free":
                 extra = {}
             params = SamplingParams(
@@ -242,8 +333,8 @@ def run(engine: Any, scheduler: Any, requests: list[Asked], eos: int, ahead: int
 def change(scheduler: Any, name: str, request: Asked, ahead: int) -> None:
     """Another budget from now on: it ends there, or at the next token that is not under way."""
     known = len(request.tokens)
-    if known >= request.budget:
-        # It was ended by the first budget.
+    if known >= request.budget or request.budget < known + ahead:
+        # It was ended by the first budget, or will be in the step under way.
         request.expected_end = request.budget
         return
     if not scheduler.meridian_limit_thinking(name, request.changed_to):
@@ -254,6 +345,10 @@ def change(scheduler: Any, name: str, request: Asked, ahead: int) -> None:
 def check(request: Asked, marker: list[int], forced: list[int], eos: int) -> str:
     """What is wrong with the tokens of a request; empty when nothing is."""
     tokens = list(request.tokens)
+    if request.kind == "eos" and request.expected_end is not None:
+        ended = tokens[request.expected_end :][: len(marker)]
+        is_whole = len(tokens) > request.expected_end or len(tokens) == request.max_tokens
+        return "" if ended == marker[: len(ended)] and is_whole else f"{ended} at {request.expected_end}"
     if request.kind == "eos":
         expected = [*marker, eos]
         return "" if tokens == expected else f"{tokens[:8]}, expected {expected}"
@@ -271,16 +366,31 @@ def check(request: Asked, marker: list[int], forced: list[int], eos: int) -> str
 def compare_with_stock(args: argparse.Namespace) -> dict[str, Any]:
     """With the processor loaded and nothing set, every output is the one that there is without it."""
     stock = '[policy.dispatch]\nsource = "native:fcfs"\n'
-    outputs = []
+    found = []
     for processor in (False, True):
-        engine = build(args, stock, processor=processor)
-        tail = list(engine.get_tokenizer().encode("<think>\n", add_special_tokens=False))
-        requests = asked(args.requests, tail, ("free",))
-        run(engine, engine.engine_core.engine_core.scheduler, requests, 0, 0)
-        outputs.append([request.tokens for request in requests])
-        engine.engine_core.shutdown()
-    same = sum(one == other for one, other in zip(*outputs, strict=True))
-    return {"requests": args.requests, "exact": same, "scheduling": args.scheduling}
+        # Each engine in a process of its own: vLLM registers the kernels of its n-grams once.
+        with ProcessPoolExecutor(1, get_context("spawn")) as one:
+            found.append(one.submit(freely, args, stock, processor).result())
+    same = sum(one == other for one, other in zip(found[0][0], found[1][0], strict=True))
+    drafts = {"stock": found[0][1], "loaded": found[1][1]} if args.speculate else {}
+    return {
+        "requests": args.requests,
+        "exact": same,
+        "scheduling": args.scheduling,
+        **drafts,
+    }
+
+
+def freely(args: argparse.Namespace, config: str, processor: bool) -> tuple[list[tuple[int, ...]], dict[str, int]]:
+    """The outputs of requests with nothing set, and the counts of drafts."""
+    engine = build(args, config, processor=processor)
+    scheduler = engine.engine_core.engine_core.scheduler
+    drafts = count_drafts(scheduler)
+    tail = list(engine.get_tokenizer().encode("<think>\n", add_special_tokens=False))
+    requests = asked(args.requests, tail, ("free",))
+    run(engine, scheduler, requests, 0, 0)
+    engine.engine_core.shutdown()
+    return [request.tokens for request in requests], dict(drafts)
 
 
 if __name__ == "__main__":

@@ -138,7 +138,28 @@ impl BudgetRows {
         (forced, tokens, guarded, measured)
     }
 
-    /// At these rows of the step an end of sequence is likelier than the end marker that it becomes.
+    /// The same for a step that verifies draft tokens: `drafts` of each of `rows`. The result's rows are rows of the
+    /// logits, of which a row with k drafts has k + 1. `stood` are rows that a first call returned as guarded and whose
+    /// end of sequence is likelier than the end marker.
+    fn step_drafts(
+        &mut self,
+        py: Python<'_>,
+        rows: Vec<usize>,
+        drafts: Vec<Vec<u32>>,
+        stood: Vec<usize>,
+    ) -> (Vec<usize>, Vec<u32>, Vec<usize>, Vec<usize>) {
+        let drafts: Vec<&[u32]> = drafts.iter().map(Vec::as_slice).collect();
+        let SamplerStep { forced, tokens, guarded, measured } = self.rows.step_drafts(py, &rows, &drafts, &stood);
+        (forced, tokens, guarded, measured)
+    }
+
+    /// Whether no row holds a request.
+    #[getter]
+    fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// At these rows of the step's logits an end of sequence is likelier than the end marker that it becomes.
     fn guard(&mut self, rows: Vec<usize>) {
         self.rows.guard(&rows);
     }

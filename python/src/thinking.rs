@@ -14,7 +14,10 @@ use crate::engine::Engine;
 impl Engine {
     /// Follow the thinking of the requests from here on: whoever samples can force its end. `forced` are the tokens of the
     /// forced ending, `line_ends` and `boundaries` the tokens that end a line, and a line, a sentence or a clause;
-    /// `interrupts` end thinking when they are generated.
+    /// `interrupts` end thinking when they are generated. `drafts` is the most draft tokens that a step verifies for a
+    /// request.
+    #[expect(clippy::too_many_arguments, reason = "one call an engine")]
+    #[pyo3(signature = (forced, line_ends, boundaries, interrupts, can_probe, drafts = 0))]
     fn follow_thinking(
         &self,
         forced: Vec<u32>,
@@ -22,9 +25,10 @@ impl Engine {
         boundaries: HashSet<u32>,
         interrupts: Vec<Vec<u32>>,
         can_probe: bool,
+        drafts: u32,
     ) -> PyResult<Thinking> {
         let interrupts = interrupts.into_iter().filter_map(Pattern::new).collect();
-        let tokens = ThinkTokens { forced, line_ends, boundaries, interrupts };
+        let tokens = ThinkTokens { forced, line_ends, boundaries, interrupts, drafts };
         let followed = self.engine.drive().follow_thinking(tokens, can_probe);
         followed.map_err(|error| ConfigError::new_err(format!("model: {error}")))?;
         Ok(Thinking { engine: Arc::clone(&self.engine) })

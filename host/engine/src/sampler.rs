@@ -34,6 +34,11 @@ pub struct SamplerRows<O> {
     early: HashMap<u64, Early>,
     /// The measurements of the latest step, in the order of its rows.
     measured: Vec<(u64, u32, Measured)>,
+    /// For each row of the latest step's logits its request's row and the number of the token that it samples; empty
+    /// for a step without drafts, in which both rows are equal.
+    drafted: Vec<(usize, u32)>,
+    /// Earlier reports of a guard that concern tokens that were not sampled: reported again without a measurement.
+    stale: Vec<(u64, u32, Measured)>,
 }
 
 #[derive(Default)]
@@ -62,8 +67,8 @@ struct Request<O> {
     /// The model runner's own list of its output tokens; without one, the caller pushes tokens.
     outputs: Option<O>,
     is_measured: bool,
-    /// Number of the token at which an end of sequence was likelier than the end marker.
-    guarded: Option<u32>,
+    /// Numbers of the next tokens at which an end of sequence was likelier than the end marker.
+    guarded: Vec<u32>,
     /// Limits that no step has applied yet: they concern tokens that the list may hold already.
     ordered: Vec<(u32, u32)>,
     is_gone: bool,
@@ -103,7 +108,15 @@ pub struct SamplerStep {
 impl<O> Default for SamplerRows<O> {
     /// Empty rows; no rule ends thinking.
     fn default() -> Self {
-        Self { rules: None, rows: Vec::new(), parked: HashMap::new(), early: HashMap::new(), measured: Vec::new() }
+        Self {
+            rules: None,
+            rows: Vec::new(),
+            parked: HashMap::new(),
+            early: HashMap::new(),
+            measured: Vec::new(),
+            drafted: Vec::new(),
+            stale: Vec::new(),
+        }
     }
 }
 
@@ -145,7 +158,7 @@ impl<O: Outputs> SamplerRows<O> {
                     rules: Arc::clone(rules),
                     outputs: None,
                     is_measured,
-                    guarded: None,
+                    guarded: Vec::new(),
                     ordered: Vec::new(),
                     is_gone: false,
                 })
@@ -193,6 +206,12 @@ impl<O: Outputs> SamplerRows<O> {
         }
     }
 
+    /// Whether no row holds a request or a probe.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.rows.iter().all(Option::is_none)
+    }
+
     /// Take in a datagram of orders from the scheduler. The sender is not trusted.
     pub fn receive(&mut self, datagram: &[u8]) {
         for order in Order::read_all(datagram) {
@@ -229,54 +248,125 @@ impl<O: Outputs> SamplerRows<O> {
     /// sample.
     pub fn step(&mut self, access: O::Access<'_>, count: usize, rows: Option<Vec<usize>>) -> SamplerStep {
         self.measured.clear();
-        let SamplerStep { mut forced, mut tokens, mut guarded, mut measured } = SamplerStep::default();
-        let all = rows.unwrap_or_else(|| (0..count.min(self.rows.len())).collect());
-        for index in all {
-            let Some(Some(row)) = self.rows.get_mut(index) else { continue };
-            let request = match &mut row.what {
-                What::Probe(at) => {
-                    if let Some(key) = row.key {
-                        measured.push(index);
-                        self.measured.push((key, *at, Measured::Probe));
-                    }
-                    continue;
-                }
-                What::Request(request) => request,
-            };
-            request.catch_up(access);
-            for (from, max_think_tokens) in request.ordered.drain(..) {
-                request.enforcer.limit_from(from, max_think_tokens);
-            }
-            match request.enforcer.demand(&request.rules) {
-                Demand::Free => {}
-                Demand::Guarded => {
-                    // The whole step has one guard token, so a request with other rules has no guard.
-                    if self.rules.as_ref().is_some_and(|rules| Arc::ptr_eq(rules, &request.rules)) {
-                        guarded.push(index);
-                    }
-                }
-                Demand::Force(token) => {
-                    forced.push(index);
-                    tokens.push(token);
-                }
-            }
-            let is_open = request.enforcer.is_thinking() && !request.enforcer.is_forcing();
-            if let Some(key) = row.key.filter(|_| request.is_measured && is_open) {
-                measured.push(index);
-                self.measured.push((key, request.enforcer.tokens(), Measured::Native));
-            }
+        self.drafted.clear();
+        let mut step = SamplerStep::default();
+        for index in rows.unwrap_or_else(|| (0..count.min(self.rows.len())).collect()) {
+            self.plan(access, index, &[], &[], index, &mut step);
         }
-        SamplerStep { forced, tokens, guarded, measured }
+        step
     }
 
-    /// Report the rows of the step in which an end of sequence is likelier than the end marker that replaces it.
+    /// The actions of a step that samples `rows` and verifies the draft tokens of each: a row with k of them has k + 1
+    /// consecutive rows of logits. A row of logits is planned for the case that all drafts before it are accepted;
+    /// rejected drafts and their rows have no effect on later steps. The rows of the result are rows of the logits.
+    ///
+    /// `stood` are rows of the logits that a first call returned as guarded, and whose end of sequence is likelier than
+    /// the end marker: the marker that begins there must be completed.
+    pub fn step_drafts(
+        &mut self,
+        access: O::Access<'_>,
+        rows: &[usize],
+        drafts: &[&[u32]],
+        stood: &[usize],
+    ) -> SamplerStep {
+        self.measured.clear();
+        self.drafted.clear();
+        let mut step = SamplerStep::default();
+        for (index, drafts) in rows.iter().zip(drafts) {
+            let tokens = self.plan(access, *index, drafts, stood, self.drafted.len(), &mut step);
+            self.drafted.extend((tokens..).take(drafts.len() + 1).map(|number| (*index, number)));
+        }
+        step
+    }
+
+    /// Plan the rows of the logits of the request in this row, beginning at `first`; returns its number of tokens.
+    fn plan(
+        &mut self,
+        access: O::Access<'_>,
+        index: usize,
+        drafts: &[u32],
+        stood: &[usize],
+        first: usize,
+        step: &mut SamplerStep,
+    ) -> u32 {
+        let Some(Some(row)) = self.rows.get_mut(index) else { return 0 };
+        let request = match &mut row.what {
+            What::Probe(at) => {
+                if let Some(key) = row.key {
+                    step.measured.push(first);
+                    self.measured.push((key, *at, Measured::Probe));
+                }
+                return 0;
+            }
+            What::Request(request) => request,
+        };
+        request.catch_up(access);
+        let tokens = request.enforcer.tokens();
+        // Tokens that were not sampled after all: a chunk of a prompt, a rejected draft.
+        let stale = request.guarded.extract_if(.., |number| *number >= tokens);
+        match row.key {
+            Some(key) => self.stale.extend(stale.map(|number| (key, number, Measured::Native))),
+            None => drop(stale),
+        }
+        for (from, max_think_tokens) in request.ordered.drain(..) {
+            request.enforcer.limit_from(from, max_think_tokens);
+        }
+        // The whole step has one guard token, so a request with other rules has no guard.
+        let can_guard = self.rules.as_ref().is_some_and(|rules| Arc::ptr_eq(rules, &request.rules));
+        let rules = Arc::clone(&request.rules);
+        let demand = request.enforcer.demand(&rules);
+        let key = row.key.filter(|_| request.is_measured);
+        let mut at_row = |at: usize, enforcer: &Enforcer, demand: Demand| {
+            match demand {
+                Demand::Free => {}
+                Demand::Guarded if can_guard => step.guarded.push(at),
+                Demand::Guarded => {}
+                Demand::Force(token) => {
+                    step.forced.push(at);
+                    step.tokens.push(token);
+                }
+            }
+            if let Some(key) = key.filter(|_| enforcer.is_thinking() && !enforcer.is_forcing()) {
+                step.measured.push(at);
+                self.measured.push((key, enforcer.tokens(), Measured::Native));
+            }
+        };
+        at_row(first, &request.enforcer, demand);
+        if drafts.is_empty() {
+            return tokens;
+        }
+        // The request after each draft token, were it accepted.
+        let (mut enforcer, mut demand) = (request.enforcer.clone(), demand);
+        for (ahead, token) in drafts.iter().enumerate() {
+            if matches!(demand, Demand::Force(forced) if forced != *token) {
+                // The sampler rejects this draft and ignores all after it.
+                break;
+            }
+            if rules.guard_continues() && *token == rules.guard_token() && stood.contains(&(first + ahead)) {
+                enforcer.push_guarded(&rules, *token);
+            } else {
+                enforcer.push(&rules, *token);
+            }
+            demand = enforcer.demand(&rules);
+            at_row(first + ahead + 1, &enforcer, demand);
+        }
+        tokens
+    }
+
+    /// Report the rows of the step's logits in which an end of sequence is likelier than the end marker that replaces
+    /// it.
     pub fn guard(&mut self, rows: &[usize]) {
-        for index in rows {
-            let Some(Some(Row { key, what: What::Request(request) })) = self.rows.get_mut(*index) else { continue };
-            let token = request.enforcer.tokens();
-            request.guarded = Some(token);
+        for at in rows {
+            let drafted = self.drafted.get(*at).copied();
+            let index = drafted.map_or(*at, |(index, _)| index);
+            let Some(Some(Row { key, what: What::Request(request) })) = self.rows.get_mut(index) else { continue };
+            let token = drafted.map_or_else(|| request.enforcer.tokens(), |(_, token)| token);
+            if !request.guarded.contains(&token) {
+                request.guarded.push(token);
+            }
             let Some(key) = *key else { continue };
-            let own = |entry: &&mut (u64, u32, Measured)| entry.0 == key && entry.2 != Measured::Probe;
+            let own =
+                |entry: &&mut (u64, u32, Measured)| entry.0 == key && entry.1 == token && entry.2 != Measured::Probe;
             match self.measured.iter_mut().find(own) {
                 Some(entry) => entry.2 = Measured::Guarded,
                 None => self.measured.push((key, token, Measured::Guarded)),
@@ -287,7 +377,11 @@ impl<O: Outputs> SamplerRows<O> {
     /// The report of the step, to complete when its entropies are known, perhaps after later steps; `None` for an empty
     /// report.
     pub fn told(&mut self) -> Option<StepReport> {
-        let measured = std::mem::take(&mut self.measured);
+        let mut measured = std::mem::take(&mut self.measured);
+        // Behind the measured rows, whose order their entropies have; without one for a token that the step measures.
+        let own = measured.len();
+        self.stale.retain(|(key, number, _)| !measured[..own].iter().any(|(of, at, _)| (of, at) == (key, number)));
+        measured.append(&mut self.stale);
         (!measured.is_empty()).then_some(StepReport { measured })
     }
 }
@@ -391,7 +485,9 @@ impl<O: Outputs> Request<O> {
 impl<O> Request<O> {
     fn take(&mut self, token: u32) {
         let rules = &*self.rules;
-        let stands_for_eos = self.guarded == Some(self.enforcer.tokens()) && token == rules.guard_token();
+        let number = self.enforcer.tokens();
+        let stands_for_eos = self.guarded.contains(&number) && token == rules.guard_token();
+        self.guarded.retain(|at| *at != number);
         // As the sampler has done before this token.
         self.enforcer.demand(rules);
         if stands_for_eos && rules.guard_continues() {

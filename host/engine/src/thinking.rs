@@ -22,6 +22,8 @@ pub struct ThinkTokens {
     pub boundaries: HashSet<u32>,
     /// Generating any of these ends thinking.
     pub interrupts: Vec<Pattern>,
+    /// Most draft tokens that a step verifies for a request; 0 without speculative decoding.
+    pub drafts: u32,
 }
 
 impl Driver {
@@ -31,7 +33,7 @@ impl Driver {
     /// # Errors
     /// The forced ending does not end thinking.
     pub fn follow_thinking(&mut self, tokens: ThinkTokens, can_probe: bool) -> Result<(), Error> {
-        let ThinkTokens { forced, line_ends, boundaries, interrupts } = tokens;
+        let ThinkTokens { forced, line_ends, boundaries, interrupts, drafts } = tokens;
         let entropy = &self.config.entropy;
         let settings = ThinkSettings {
             rules: EndRules::new(self.settings.markers.clone(), forced)?,
@@ -45,7 +47,7 @@ impl Driver {
             boundaries,
             interrupts: interrupts.into(),
             guards_eos: self.config.model.eos_guard,
-            steps_ahead: u32::try_from(self.settings.steps_ahead).unwrap_or(u32::MAX),
+            tokens_ahead: u32::try_from(self.settings.steps_ahead).unwrap_or(u32::MAX).saturating_mul(drafts + 1),
             first_key: NEXT_FIRST_KEY.fetch_add(1, Ordering::Relaxed) << 40,
         };
         ThinkBudgets::forget(&mut self.scheduler.mirror().table);

@@ -104,11 +104,11 @@ fn markers() -> Markers {
     Markers::new(vec![vec![7]], vec![vec![8]], vec![]).expect("valid markers")
 }
 
-fn budgets(configured: ThinkThresholds, steps_ahead: u32) -> Followed {
-    Followed::new(settings(configured, steps_ahead))
+fn budgets(configured: ThinkThresholds, tokens_ahead: u32) -> Followed {
+    Followed::new(settings(configured, tokens_ahead))
 }
 
-fn settings(configured: ThinkThresholds, steps_ahead: u32) -> ThinkSettings {
+fn settings(configured: ThinkThresholds, tokens_ahead: u32) -> ThinkSettings {
     ThinkSettings {
         configured,
         unit: EntropyUnit::Bits,
@@ -119,7 +119,7 @@ fn settings(configured: ThinkThresholds, steps_ahead: u32) -> ThinkSettings {
         line_ends: [LINE].into(),
         boundaries: [LINE].into(),
         guards_eos: true,
-        steps_ahead,
+        tokens_ahead,
         ..ThinkSettings::new(EndRules::new(markers(), vec![]).expect("an end marker"))
     }
 }
@@ -145,8 +145,8 @@ fn probe(budgets: &mut Followed, key: u64, nats: f32, answer: u32) {
 
 #[test]
 fn a_settled_probe_orders_the_end_at_the_next_token_that_is_not_under_way() {
-    for steps_ahead in [0, 1] {
-        let (mut budgets, mut slot) = (budgets(level(), steps_ahead), slot("eat-rpdi", "{}"));
+    for tokens_ahead in [0, 1] {
+        let (mut budgets, mut slot) = (budgets(level(), tokens_ahead), slot("eat-rpdi", "{}"));
         add(&mut budgets, 1, ClientBudget::default());
         assert_eq!(orders(&mut budgets, &mut slot), []);
         budgets.generated(1, &[20, 21], 1.0);
@@ -155,16 +155,16 @@ fn a_settled_probe_orders_the_end_at_the_next_token_that_is_not_under_way() {
         assert_eq!(orders(&mut budgets, &mut slot), [], "not sure yet");
         budgets.generated(1, &[22, 23], 2.0);
         probe(&mut budgets, 1, 0.1, 3);
-        let from = 4 + steps_ahead;
+        let from = 4 + tokens_ahead;
         assert_eq!(orders(&mut budgets, &mut slot), [Order::Limit { key: 1, from, max_think_tokens: 0 }]);
         assert_eq!(orders(&mut budgets, &mut slot), [], "said once");
-        budgets.generated(1, &vec![24; steps_ahead as usize], 3.0);
+        budgets.generated(1, &vec![24; tokens_ahead as usize], 3.0);
         budgets.generated(1, &[8], 3.0);
         assert_eq!(budgets.status().forced, [0, 0, 1, 0, 0, 0], "EAT is the reason");
         assert_eq!((budgets.status().missed, budgets.status().probes_done), (0, 2));
         budgets.remove(1);
         assert_eq!(orders(&mut budgets, &mut slot), [Order::Gone { key: 1 }]);
-        assert_eq!((budgets.status().thought, budgets.status().think_tokens), (1, 5 + u64::from(steps_ahead)));
+        assert_eq!((budgets.status().thought, budgets.status().think_tokens), (1, 5 + u64::from(tokens_ahead)));
     }
 }
 

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.v1.sample.logits_processor.interface import LogitsProcessor, MoveDirectionality
 
-from meridian import _native
+from meridian import _native, kernels
 from meridian._torch_rows import on_device
 from meridian.config import ModelConfig, load_config
 from meridian.vllm.channel import MODEL, ToScheduler
 from meridian.vllm.markers import around_end, engine_tokenizer, resolve
 from meridian.vllm.reports import Reports
+from meridian.vllm.speculation import BONUS, NO_TOKEN, TARGETS, Drafts, drafts_of
 from meridian.vllm.xargs import ROW, read_budget
 
 if TYPE_CHECKING:
@@ -53,18 +55,22 @@ class BudgetLogitsProcessor(LogitsProcessor, RunnerV2LogitsProcessor):  # type: 
     applies the client's options in `vllm_xargs` (`meridian.vllm.xargs`) that need no probe, with the `meridian.toml` of
     this process. It does not change a request without any options.
 
+    With speculative decoding, the model runner V1 needs the wrappers of `meridian.vllm.speculation`.
+
     Raises:
         ConfigError: `meridian.toml` is not valid.
-        ValueError: the engine speculates.
+        ValueError: the engine speculates on the model runner V1, without these wrappers.
     """
 
-    def __init__(self, vllm_config: VllmConfig, *args: Any) -> None:
+    def __init__(self, vllm_config: VllmConfig, *args: Any, speculates: bool = False) -> None:
         self._sampler: _Sampler | None = None
         self._slots: _Slots | None = None
-        if vllm_config.speculative_config is not None:
+        # The present step, if it verifies drafts.
+        self._drafted: _Drafted | None = None
+        if vllm_config.speculative_config is not None and len(args) != 1 and not speculates:
             raise ValueError(
-                "speculative_config: meridian.vllm:BudgetLogitsProcessor cannot be used with speculative decoding: a "
-                "draft may run past the token at which thinking is to end"
+                "speculative_config: meridian.vllm:BudgetLogitsProcessor cannot be used with speculative decoding "
+                "without its plugin `meridian`: name it in VLLM_PLUGINS, or unset that variable"
             )
         self._sampler = _make_sampler(vllm_config)
         if self._sampler is None:
@@ -107,11 +113,44 @@ class BudgetLogitsProcessor(LogitsProcessor, RunnerV2LogitsProcessor):  # type: 
         try:
             if self._slots is not None:
                 self._slots.apply(logits, ctx)
+            elif self._sampler is not None and self._drafted is not None:
+                self._drafted.change(logits, BONUS)
             elif self._sampler is not None:
                 self._sampler.apply(logits, None)
         except DEFECTS:
             self._give_up("ending thinking")
         return logits
+
+    # For the model runner V1 with speculative decoding: around vLLM's rejection sampler.
+
+    def begin_drafts(self, metadata: Any, logits: torch.Tensor, targets: Callable[[], torch.Tensor]) -> None:
+        """Plan a step that verifies drafts. logits: [drafts + rows, vocabulary], not changed; `targets` computes those
+        of the draft tokens as they are when `apply_drafts` gets them."""
+        self._drafted = None
+        try:
+            if self._sampler is not None and not self._sampler.rows.is_empty:
+                drafts = drafts_of(metadata)
+                self._drafted = _Drafted(self._sampler, list(range(len(drafts.tokens))), drafts, logits, targets)
+        except DEFECTS:
+            self._give_up("planning drafts")
+
+    def apply_drafts(self, logits: torch.Tensor) -> torch.Tensor:
+        """Force and guard. logits: [drafts, vocabulary], float32; changed in place."""
+        try:
+            if self._drafted is not None:
+                self._drafted.change(logits, TARGETS)
+        except DEFECTS:
+            self._give_up("ending thinking")
+        return logits
+
+    def end_drafts(self) -> None:
+        """After the step has sampled."""
+        try:
+            if self._drafted is not None:
+                self._drafted.report()
+        except DEFECTS:
+            self._give_up("reporting")
+        self._drafted = None
 
     # For the model runner V2.
 
@@ -133,7 +172,7 @@ class BudgetLogitsProcessor(LogitsProcessor, RunnerV2LogitsProcessor):  # type: 
 
     def _give_up(self, doing: str) -> None:
         """Turn the processor off after a defect of Meridian itself, which must not end the engine."""
-        self._sampler = self._slots = None
+        self._sampler = self._slots = self._drafted = None
         logger.exception("meridian: failed while %s; thinking is not ended any more", doing)
 
 
@@ -232,21 +271,31 @@ class _Sampler:
         forced, tokens, guarded, measured = self.rows.step(logits.shape[0] if rows is None else 0, slots)
         pending = None
         if measured:
-            pending = self._reports.measure(logits, measured if rows is None else [rows[slot] for slot in measured])
-        is_told_now = False
+            pending = self.measure(logits, measured if rows is None else [rows[slot] for slot in measured])
+        stands: list[int] = []
         if guarded:
-            is_told_now = self._guard(logits, guarded, guarded if rows is None else [rows[slot] for slot in guarded])
+            at = guarded if rows is None else [rows[slot] for slot in guarded]
+            stands = [guarded[i] for i in self.guard(logits, guarded, at)]
         if forced:
-            at = _on(logits, forced if rows is None else [rows[slot] for slot in forced])
-            logits[at] = float("-inf")
-            logits[at, _on(logits, tokens)] = 0.0
-        self._reports.add(self.rows.told(), pending)
-        self._reports.flush(waits=is_told_now)
+            force(logits, forced if rows is None else [rows[slot] for slot in forced], tokens)
+        self.report(stands, pending)
 
-    def _guard(self, logits: torch.Tensor, slots: list[int], rows: list[int]) -> bool:
-        """Add the probability of an end of sequence to the first token of the end marker. Returns whether the report
-        must go out before the token, because the scheduler's own `Enforcer` must know the token's meaning. The method
-        has then waited for the device, so the entropies are complete as well."""
+    def measure(self, logits: torch.Tensor, rows: list[int]) -> kernels.Pending:
+        """Start measuring the entropies of rows, which may be changed afterwards."""
+        return self._reports.measure(logits, rows)
+
+    def report(self, stands: list[int], pending: kernels.Pending | None) -> None:
+        """Tell the scheduler about the step: the rows at which an end of sequence stands, and the entropies."""
+        self.rows.guard(stands)
+        self._reports.add(self.rows.told(), pending)
+        # The scheduler's own `Enforcer` must know the meaning of such a token before the token itself. `guard` has then
+        # waited for the device, so the entropies are complete as well.
+        self._reports.flush(waits=bool(stands))
+
+    def guard(self, logits: torch.Tensor, slots: list[int], rows: list[int]) -> list[int]:
+        """Add the probability of an end of sequence to the first token of the end marker, in `rows` of the logits that
+        belong to the requests in `slots`. Returns the indices of the rows in which the end of sequence is likelier, if
+        anybody must know them."""
         at = _on(logits, rows)
         temperature = on_device([self._temperature.get(slot, 0.0) for slot in slots], logits.device, torch.float32)
         first = self.rows.guard_token
@@ -260,12 +309,62 @@ class _Sampler:
         logits[at[:, None], eos] = float("-inf")
         logits[at, first] = together
         if not self.rows.guard_continues and logits.device.type != "cpu":
-            return False
+            return []
         # Reading it back waits for the device, so do it only if other tokens of the marker must follow.
         likelier = (ends.max(dim=1).values > own).tolist()
-        stands = [slot for slot, is_likelier in zip(slots, likelier, strict=True) if is_likelier]
-        self.rows.guard(stands)
-        return bool(stands)
+        return [i for i, is_likelier in enumerate(likelier) if is_likelier]
+
+    def stands(self, logits: torch.Tensor, rows: list[int]) -> list[int]:
+        """The indices of the rows in which an end of sequence is likelier than the end marker. Changes nothing."""
+        at = _on(logits, rows)
+        ends = logits[at[:, None], _on(logits, self._eos)].max(dim=1).values
+        likelier = (ends > logits[at, self.rows.guard_token]).tolist()
+        return [i for i, is_likelier in enumerate(likelier) if is_likelier]
+
+
+class _Drafted:
+    """A step that verifies drafts. Its rows are those of the step's logits: for each of `slots`, one row a draft token
+    and one for the token after them. `Drafts.places` says where they are."""
+
+    def __init__(
+        self,
+        sampler: _Sampler,
+        slots: list[int],
+        drafts: Drafts,
+        logits: torch.Tensor,
+        targets: Callable[[], torch.Tensor],
+    ) -> None:
+        self._sampler, self._slots, self._drafts = sampler, slots, drafts
+        rows = sampler.rows
+        plan = rows.step_drafts(slots, drafts.tokens, [])
+        if rows.guard_continues:
+            # Drafts that begin an end marker where the model may have meant to end the sequence.
+            begun = [row for row in plan[2] if drafts.verified[row] == rows.guard_token]
+            if begun:
+                stands = sampler.stands(targets(), [drafts.places[row][1] for row in begun])
+                stood = [begun[i] for i in stands]
+                plan = rows.step_drafts(slots, drafts.tokens, stood) if stood else plan
+        self._forced, self._tokens, self._guarded, measured = plan
+        at = measured if drafts.is_split else [drafts.places[row][1] for row in measured]
+        self._pending = sampler.measure(logits, at) if measured else None
+        self._stands: list[int] = []
+
+    def change(self, logits: torch.Tensor, part: int) -> None:
+        """Guard and force the rows of one of the tensors that `Drafts.places` names."""
+        places = self._drafts.places
+        guarded = [row for row in self._guarded if places[row][0] == part]
+        if guarded:
+            slots = [self._slots[self._drafts.owners[row]] for row in guarded]
+            stands = self._sampler.guard(logits, slots, [places[row][1] for row in guarded])
+            self._stands += [guarded[i] for i in stands]
+        forced = [(places[row], token) for row, token in zip(self._forced, self._tokens, strict=True)]
+        forced = [(at, token) for (of, at), token in forced if of == part]
+        if forced:
+            force(logits, [at for at, _ in forced], [token for _, token in forced])
+
+    def report(self) -> None:
+        """Tell the scheduler about the step."""
+        self._sampler.report(self._stands, self._pending)
 
 
 class _Slots:
@@ -293,16 +392,25 @@ class _Slots:
         if not self._new and not self._known:
             return
         states, sampler = self._states, self._sampler
-        last, positions = torch.stack((ctx.input_ids.long(), ctx.pos.long())).tolist()
+        # With speculative decoding, a request has a row for each draft token after the row of its last token.
+        inputs, positions, owners = torch.stack(
+            (ctx.input_ids.long(), ctx.pos.long(), ctx.expanded_idx_mapping.long())
+        ).tolist()
         rows: dict[int, int] = {}
-        for row, slot in enumerate(ctx.idx_mapping_np.tolist()):
+        drafts: list[list[int]] = []
+        # Slots that have more new tokens than their last one, with the first new token and the end.
+        behind: list[tuple[int, int, int]] = []
+        row = 0
+        for slot, own in groupby(owners):
+            first, row = row, row + len(list(own))
             if slot not in self._new and slot not in self._known:
                 continue
-            length, prompt = positions[row] + 1, int(states.prompt_len.np[slot])
+            length, prompt = positions[first] + 1, int(states.prompt_len.np[slot])
             if length < prompt or length < int(states.prefill_len.np[slot]):
                 # A chunk of a prompt: vLLM discards the sampled token.
                 continue
-            rows[slot] = row
+            rows[slot] = first
+            drafts.append([token if token >= 0 else NO_TOKEN for token in inputs[first + 1 : row]])
             generated = length - prompt
             params = self._new.pop(slot, None)
             if params is not None:
@@ -313,10 +421,30 @@ class _Slots:
             if known is None or known == generated:
                 continue
             if known == generated - 1:
-                sampler.rows.push(slot, [last[row]], False)
+                sampler.rows.push(slot, [inputs[first]], False)
             else:
-                sampler.rows.push(slot, states.all_token_ids.gpu[slot, prompt:length].tolist(), True)
-        sampler.apply(logits, rows)
+                behind.append((slot, prompt + (known if known < generated else 0), length))
+        self._catch_up(behind)
+        if not any(drafts):
+            sampler.apply(logits, rows)
+            return
+        places = [(0, first + i) for first, of in zip(rows.values(), drafts, strict=True) for i in range(len(of) + 1)]
+        step = _Drafted(sampler, list(rows), Drafts(drafts, places), logits, lambda: logits)
+        step.change(logits, 0)
+        step.report()
+
+    def _catch_up(self, behind: list[tuple[int, int, int]]) -> None:
+        """Deliver several tokens of each request, which one copy brings from the device."""
+        if not behind:
+            return
+        states, rows = self._states, self._sampler.rows
+        at = [(slot, position) for slot, start, end in behind for position in range(start, end)]
+        device = states.all_token_ids.gpu.device
+        slots, positions = (on_device(list(of), device, torch.int64) for of in zip(*at, strict=True))
+        tokens = states.all_token_ids.gpu[slots, positions].tolist()
+        for slot, start, end in behind:
+            own, tokens = tokens[: end - start], tokens[end - start :]
+            rows.push(slot, own, start == int(states.prompt_len.np[slot]))
 
 
 def interrupts_of(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
@@ -332,6 +460,13 @@ def interrupts_of(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
             if ids and ids not in found:
                 found.append(ids)
     return found
+
+
+def force(logits: torch.Tensor, rows: list[int], tokens: list[int]) -> None:
+    """Leave each of the rows one possible token."""
+    at = _on(logits, rows)
+    logits[at] = float("-inf")
+    logits[at, _on(logits, tokens)] = 0.0
 
 
 def _on(logits: torch.Tensor, values: list[int]) -> torch.Tensor:

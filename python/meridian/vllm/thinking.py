@@ -86,7 +86,8 @@ class ThinkHook:
         line_ends, boundaries = _boundaries(tokenizer)
         # Directly after the end marker, many models begin every answer alike: such probes cost tokens and show nothing.
         can_probe = config.entropy.enabled and config.entropy.probe_suffix != "" and self._can_probe()
-        self._thinking = engine.follow_thinking(forced, line_ends, boundaries, self._interrupts, can_probe)
+        drafts = scheduler.num_spec_tokens
+        self._thinking = engine.follow_thinking(forced, line_ends, boundaries, self._interrupts, can_probe, drafts)
         # Offered to this step, by name.
         self._offered: dict[str, _Running] = {}
         self._running: dict[str, _Running] = {}

@@ -51,6 +51,28 @@ def test_every_ending_is_exact_under_preemption(
     assert forced == {"hard-cap": 2 * REQUESTS // 5, "pattern": found["interrupted"], "eos-guard": REQUESTS // 5}
 
 
-def test_a_processor_that_is_only_loaded_changes_nothing() -> None:
-    found = forced_ends("--loaded-only", "--scheduling", "sync")
+@pytest.mark.parametrize(
+    ("scheduling", "drafts", "marker"),
+    [
+        ("sync", "draft", "</think>"),
+        ("async", "draft", "</think>"),
+        ("async", "draft", "so much for that"),
+        ("sync", "ngram", "so much for that"),
+    ],
+)
+def test_every_ending_is_exact_with_speculative_decoding(scheduling: str, drafts: str, marker: str) -> None:
+    found = forced_ends("--scheduling", scheduling, "--speculate", drafts, "--marker", marker)
+    assert found["exact"] == REQUESTS
+    assert found["wrong"] == []
+    assert found["missed"] == 0
+    assert found["preemptions"] > 0
+    assert found["accepted"] > 0
+    assert found["proposed"] > found["accepted"]
+    assert found["forced"]["eos-guard"] > 0
+
+
+@pytest.mark.parametrize("drafts", [(), ("--speculate", "draft"), ("--speculate", "ngram")])
+def test_a_processor_that_is_only_loaded_changes_nothing(drafts: tuple[str, ...]) -> None:
+    found = forced_ends("--loaded-only", "--scheduling", "sync", *drafts)
     assert found["exact"] == found["requests"] == REQUESTS
+    assert found.get("loaded") == found.get("stock")

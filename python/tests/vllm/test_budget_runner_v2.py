@@ -100,6 +100,53 @@ class Runner:
                 known[asked.slot, len(asked.prompt) + len(asked.tokens) - 1] = asked.tokens[-1]
         return after
 
+    def verify(self, requests: list[Asked], true: dict[int, list[int]]) -> None:
+        """A step with drafts: right ones for a while, then others. `true` are the tokens of each slot without them."""
+        from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext
+
+        self.processor.apply_staged_writes()
+        rng, known = self.rng, self.states.all_token_ids.gpu
+        slots, inputs, positions, offsets, counts, logits = [], [], [], [], [], []
+        for asked in requests:
+            ahead = true[asked.slot][len(asked.tokens) :][: rng.randint(0, 4)]
+            right = rng.randint(0, 4)
+            drafts = [token if i < right else rng.choice((*OWN, END)) for i, token in enumerate(ahead)]
+            counts.append(len(drafts) + 1)
+            length = len(asked.prompt) + len(asked.tokens)
+            for i, token in enumerate((int(known[asked.slot, length - 1]), *drafts)):
+                slots.append(asked.slot)
+                inputs.append(token)
+                positions.append(length - 1 + i)
+                offsets.append(i)
+                row = torch.rand(VOCABULARY)
+                row[self.likeliest(asked, [*asked.tokens, *drafts[:i]])] = 5.0
+                logits.append(row)
+        batch = torch.tensor([asked.slot for asked in requests])
+        ctx = LogitsContext(
+            expanded_idx_mapping=torch.tensor(slots),
+            idx_mapping=batch,
+            idx_mapping_np=batch.numpy(),
+            expanded_local_pos=torch.tensor(offsets, dtype=torch.int32),
+            input_ids=torch.tensor(inputs, dtype=torch.int32),
+            pos=torch.tensor(positions),
+            seq_lens_upper_bound_np=np.array([0]),
+        )
+        after = self.processor.apply(torch.stack(logits), ctx).argmax(dim=1).tolist()
+        assert self.processor._sampler is not None, "Meridian gave up"
+        first = 0
+        for asked, count in zip(requests, counts, strict=True):
+            for row in range(first, first + count):
+                asked.tokens.append(after[row])
+                known[asked.slot, len(asked.prompt) + len(asked.tokens) - 1] = after[row]
+                if row + 1 < first + count and inputs[row + 1] != after[row]:
+                    break
+            first += count
+
+    @staticmethod
+    def likeliest(asked: Asked, tokens: list[int]) -> int:
+        """The token that a greedy model would generate."""
+        return random.Random(f"{asked.slot} {tokens}").choice(OWN)
+
 
 def budget(tokens: int) -> dict[str, Any]:
     """What a client sends."""
@@ -266,7 +313,27 @@ def test_the_loaders_validator_refuses_a_bad_budget() -> None:
         validate(SamplingParams(extra_args=budget(-1)))
 
 
-def test_speculative_decoding_is_refused_with_one_line() -> None:
+def test_budgets_land_inside_drafts() -> None:
+    runner = Runner()
+    budgets = [0, 1, 5, 9, 12, 17]
+    requests = [Asked(budget(tokens)) for tokens in budgets]
+    true = {}
+    for slot, (asked, tokens) in enumerate(zip(requests, budgets, strict=True)):
+        assert runner.add(asked, slot)
+        own = true[slot] = []
+        while len(own) < 30:
+            forced = [ord("o"), ord("k"), END][len(own) - tokens :] if tokens <= len(own) < tokens + 3 else []
+            own.append(forced[0] if forced else runner.likeliest(asked, own))
+    steps = 0
+    while any(len(asked.tokens) < 24 for asked in requests):
+        runner.verify(runner.rng.sample(requests, runner.rng.randint(1, len(requests))), true)
+        steps += 1
+    for asked in requests:
+        assert asked.tokens[:24] == true[asked.slot][:24]
+    assert steps < 60, "drafts were accepted"
+
+
+def test_speculation_on_runner_v1_without_the_plugin_is_refused_with_one_line() -> None:
     from meridian.vllm import BudgetLogitsProcessor
 
     config: Any = SimpleNamespace(speculative_config=object())

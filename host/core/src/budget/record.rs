@@ -118,10 +118,10 @@ impl ThinkRecord {
     }
 
     /// Order the end at the next token that is not in flight.
-    pub(super) fn end(&mut self, key: u64, reason: ForceReason, steps_ahead: u32, out: &mut Vec<u8>) {
+    pub(super) fn end(&mut self, key: u64, reason: ForceReason, tokens_ahead: u32, out: &mut Vec<u8>) {
         if self.ordered.is_none() && !self.enforcement.is_forcing() {
             self.ordered = Some(reason);
-            self.order(key, self.enforcement.tokens() + steps_ahead, 0, out);
+            self.order(key, self.enforcement.tokens() + tokens_ahead, 0, out);
         }
     }
 

@@ -43,8 +43,9 @@ pub struct ThinkSettings {
     pub interrupts: Arc<[Pattern]>,
     /// An end of sequence inside the thinking becomes the end marker.
     pub guards_eos: bool,
-    /// Steps that are scheduled before the result of one is known: 0 for synchronous scheduling.
-    pub steps_ahead: u32,
+    /// Tokens of a request that may be sampled before the scheduler knows of them: 0 for synchronous scheduling, 1 for
+    /// asynchronous scheduling, and 1 more for each draft token.
+    pub tokens_ahead: u32,
     /// The sampling process's key of the request with number 0; the others follow.
     pub first_key: u64,
 }
@@ -65,7 +66,7 @@ impl ThinkSettings {
             boundaries: HashSet::new(),
             interrupts: [].into(),
             guards_eos: false,
-            steps_ahead: 0,
+            tokens_ahead: 0,
             first_key: 0,
         }
     }

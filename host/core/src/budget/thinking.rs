@@ -427,7 +427,7 @@ impl ThinkBudgets {
             let tokens = record.enforcement.tokens();
             if limit != record.enforcement.limit() && record.ordered.is_none() {
                 // Before its first token, no step is in flight.
-                let ahead = if record.is_asked || tokens > 0 { self.settings.steps_ahead } else { 0 };
+                let ahead = if record.is_asked || tokens > 0 { self.settings.tokens_ahead } else { 0 };
                 record.order(self.settings.first_key + id.0, tokens + ahead, limit, &mut self.orders);
             }
             record.is_asked = true;
@@ -496,7 +496,7 @@ impl ThinkBudgets {
                 reason => reason,
             };
             let Some(reason) = reason else { continue };
-            record.end(self.settings.first_key + id.0, reason, self.settings.steps_ahead, &mut self.orders);
+            record.end(self.settings.first_key + id.0, reason, self.settings.tokens_ahead, &mut self.orders);
         }
         signalled.clear();
         self.signalled = signalled;
@@ -509,7 +509,7 @@ impl ThinkBudgets {
             let is_open = state.routed.is_thinking();
             let Some(record) = state.thinking.as_deref_mut().filter(|_| is_open) else { continue };
             if let Some(reason) = record.budget.end_if_due() {
-                record.end(self.settings.first_key + id.0, reason, self.settings.steps_ahead, &mut self.orders);
+                record.end(self.settings.first_key + id.0, reason, self.settings.tokens_ahead, &mut self.orders);
             }
         }
     }
