@@ -43,6 +43,8 @@ pub struct ThinkSettings {
     pub interrupts: Arc<[Pattern]>,
     /// An end of sequence inside the thinking becomes the end marker.
     pub guards_eos: bool,
+    /// A certain loop ends thinking, whatever the policy says.
+    pub ends_loops: bool,
     /// Steps that are scheduled before the result of one is known: 0 for synchronous scheduling.
     pub steps_ahead: u32,
     /// The sampling process's key of the request with number 0; the others follow.
@@ -65,6 +67,7 @@ impl ThinkSettings {
             boundaries: HashSet::new(),
             interrupts: [].into(),
             guards_eos: false,
+            ends_loops: false,
             steps_ahead: 0,
             first_key: 0,
         }
@@ -126,6 +129,8 @@ pub struct BudgetWants {
     pub index: bool,
     /// Whether to ask at boundaries without a measurement.
     pub boundaries: bool,
+    /// Repetitions, even where no loop is ended.
+    pub repetition: bool,
 }
 
 /// The sampling process's data about a request, from its first token on.
@@ -174,7 +179,7 @@ pub struct Signal {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BudgetStatus {
     /// Forced endings, by [`ForceReason`](super::ForceReason) in the order of its `ALL`.
-    pub forced: [u64; 6],
+    pub forced: [u64; 7],
     /// Tokens that should have been forced, but were not: the order did not arrive, or another rule prevailed.
     pub missed: u64,
     /// Probes that were due.
