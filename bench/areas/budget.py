@@ -10,6 +10,7 @@ from typing import Any
 
 from areas.common import ROOT, Bound, Figure, over_pairs, say
 from areas.early_exit import early_exit
+from areas.loops import loops
 
 REQUESTS = 1000
 # The model errs in one of twenty answers: with so many problems the interval of a difference is within a point.
@@ -136,5 +137,6 @@ def parts(pairs: int) -> dict[str, Callable[[], Iterator[Figure]]]:
         "entropies": entropies,
         "overhead": lambda: overhead(pairs),
         "kernel": kernel,
+        "loops": loops,
         "early-exit": lambda: early_exit(PROBLEMS),
     }

@@ -31,6 +31,7 @@ class SchedulerConfig:
     think_batch_multiplier: float = 2.5
     min_think_tokens: int = 512
     max_think_tokens: int = 32768
+    end_loops: bool = True
     max_defer_ms: float = 2000.0
     preempt_for_waiting: bool = False
 

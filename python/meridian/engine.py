@@ -179,6 +179,10 @@ class ThinkingRequest:
     rpdi: float | None = None
     same_answers: int = 0
     """Latest consecutive probes with the same most likely next token; 0 when the latest probe gave none."""
+    repetition: int = 0
+    """Latest think tokens that equal those one period before; 0 without a repetition."""
+    repetition_period: int = 0
+    """That period, tokens."""
     request: int = 0
     """Number of the request."""
     session: int = 0

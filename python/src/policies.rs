@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use meridian_core::budget::{BudgetCandidate, BudgetDecider, Load, Observed, ThinkThresholds, Verdict};
+use meridian_core::budget::{BudgetCandidate, BudgetDecider, Load, Observed, Repeated, ThinkThresholds, Verdict};
 use meridian_core::oci::OciReference;
 use meridian_core::{
     BlockId, BlockTier, EvictionCandidate, EvictionSubject, Memory, MeridianConfig, Ranking, RequestId, SessionFacts,
@@ -72,6 +72,8 @@ struct BudgetRow {
     eat_variance: Option<f64>,
     rpdi: Option<f64>,
     same_answers: u32,
+    repetition: u32,
+    repetition_period: u32,
     request: u32,
     session: u32,
     turn: u32,
@@ -274,13 +276,25 @@ fn budget_candidate(row: BudgetRow) -> BudgetCandidate {
         eat_variance,
         rpdi,
         same_answers,
+        repetition,
+        repetition_period,
         request,
         session,
         turn,
     } = row;
     let (eat_bits, eat_variance_bits2) = (eat, eat_variance);
-    let observed =
-        Observed { think_tokens, is_probed, is_at_boundary, probes, eat_bits, eat_variance_bits2, rpdi, same_answers };
+    let observed = Observed {
+        think_tokens,
+        is_probed,
+        is_at_boundary,
+        is_repeating: repetition > 0,
+        probes,
+        eat_bits,
+        eat_variance_bits2,
+        rpdi,
+        same_answers,
+        repeated: Repeated { tokens: repetition, period: repetition_period },
+    };
     BudgetCandidate {
         prompt_tokens,
         remaining_tokens,

@@ -1,6 +1,8 @@
 //! Cases of the budget slot: requests that think, and the verdicts and thresholds that are expected.
 
-use meridian_core::budget::{BudgetCandidate, BudgetDecider, Load, Observed, Point, PolicyThresholds, Verdict};
+use meridian_core::budget::{
+    BudgetCandidate, BudgetDecider, Load, Observed, Point, PolicyThresholds, Repeated, Verdict,
+};
 use meridian_core::{Budget, BudgetColumn, BudgetDecision, EntropyUnit, MeridianConfig, Policy, columns};
 use meridian_runtime::BudgetSlot;
 use rand::RngExt;
@@ -42,6 +44,8 @@ struct Candidate {
     eat_variance: Option<f64>,
     rpdi: Option<f64>,
     same_answers: u32,
+    repetition: u32,
+    repetition_period: u32,
     slack_ms: f64,
     request: u32,
     session: u32,
@@ -59,6 +63,8 @@ impl Default for Candidate {
             eat_variance: None,
             rpdi: None,
             same_answers: 0,
+            repetition: 0,
+            repetition_period: 0,
             slack_ms: f64::INFINITY,
             request: 1,
             session: 0,
@@ -70,7 +76,7 @@ impl Default for Candidate {
 impl Candidate {
     fn row(&self) -> BudgetCandidate {
         let Self { think_tokens, is_probed, is_at_boundary, probes, eat, eat_variance, rpdi, same_answers, .. } = *self;
-        let Self { slack_ms, request, session, turn, .. } = *self;
+        let Self { repetition, repetition_period, slack_ms, request, session, turn, .. } = *self;
         let observed = Observed {
             think_tokens,
             is_probed,
@@ -80,6 +86,8 @@ impl Candidate {
             eat_variance_bits2: eat_variance,
             rpdi,
             same_answers,
+            is_repeating: repetition > 0,
+            repeated: Repeated { tokens: repetition, period: repetition_period },
         };
         BudgetCandidate { prompt_tokens: 10, slack_ms, request, session, turn, observed, ..BudgetCandidate::default() }
     }
@@ -131,6 +139,7 @@ impl CaseKind for Budget {
             let probes = random.random_range(0..20);
             let mut measured = |most: f64| (probes > 0).then(|| random.random_range(0.0..most));
             let (eat, eat_variance, rpdi) = (measured(8.0), measured(2.0), measured(3.0));
+            let repetition_period = random.random_range(0..1000);
             Candidate {
                 think_tokens: random.random_range(1..20_000),
                 is_probed: random.random(),
@@ -140,6 +149,8 @@ impl CaseKind for Budget {
                 eat_variance,
                 rpdi,
                 same_answers: random.random_range(0..=probes),
+                repetition: if repetition_period > 0 { random.random_range(24..4000) } else { 0 },
+                repetition_period,
                 slack_ms: [f64::INFINITY, random.random_range(-1e4..1e5)][random.random_range(0..2)],
                 request: random.random_range(1..1 << 24),
                 session: random.random_range(0..4),

@@ -142,6 +142,8 @@ pub fn fill_budget(inputs: &[budget::Column], candidates: &[BudgetCandidate], ou
                 budget::Column::Request => *request as f32,
                 budget::Column::Session => *session as f32,
                 budget::Column::Turn => *turn as f32,
+                budget::Column::Repetition => observed.repeated.tokens as f32,
+                budget::Column::RepetitionPeriod => observed.repeated.period as f32,
             }
         }));
     }

@@ -47,6 +47,7 @@ impl Driver {
             boundaries,
             interrupts: interrupts.into(),
             guards_eos: self.config.model.eos_guard,
+            ends_loops: self.config.scheduler.end_loops,
             tokens_ahead: u32::try_from(self.settings.steps_ahead).unwrap_or(u32::MAX).saturating_mul(drafts + 1),
             first_key: NEXT_FIRST_KEY.fetch_add(1, Ordering::Relaxed) << 40,
         };

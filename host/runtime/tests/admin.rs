@@ -706,6 +706,7 @@ fn metrics_are_text_of_prometheus() {
         ("meridian_recomputed_tokens_total", 96.0),
         ("meridian_forced_ends_total{reason=\"hard_cap\"}", 4.0),
         ("meridian_forced_ends_total{reason=\"eos_guard\"}", 5.0),
+        ("meridian_forced_ends_total{reason=\"loop\"}", 6.0),
         ("meridian_missed_forced_tokens_total", 1.0),
         ("meridian_probes_total{outcome=\"done\"}", 20.0),
         ("meridian_probes_total{outcome=\"dropped\"}", 9.0),

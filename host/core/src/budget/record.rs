@@ -99,7 +99,7 @@ impl ThinkRecord {
     /// weigh more than signals is asked at intervals. Returns whether there is something to weigh.
     pub(super) fn at_boundary(&mut self, wants: &BudgetWants, signals: Option<&mut Vec<Signal>>) -> bool {
         if !self.budget.has_boundary_index() {
-            let is_asked = wants.boundaries && !self.client.is_off && !self.client.has_signals_of_its_own();
+            let is_asked = wants.boundaries && self.is_shown();
             if is_asked {
                 self.budget.on_boundary();
             }
@@ -115,6 +115,11 @@ impl ThinkRecord {
             });
         }
         true
+    }
+
+    /// Whether policies see this thinking in its course.
+    pub(super) fn is_shown(&self) -> bool {
+        !self.client.is_off && !self.client.has_signals_of_its_own()
     }
 
     /// Order the end at the next token that is not in flight.

@@ -43,6 +43,8 @@ pub struct ThinkSettings {
     pub interrupts: Arc<[Pattern]>,
     /// An end of sequence inside the thinking becomes the end marker.
     pub guards_eos: bool,
+    /// A certain loop ends thinking, whatever the policy says.
+    pub ends_loops: bool,
     /// Tokens of a request that may be sampled before the scheduler knows of them: 0 for synchronous scheduling, 1 for
     /// asynchronous scheduling, and 1 more for each draft token.
     pub tokens_ahead: u32,
@@ -66,6 +68,7 @@ impl ThinkSettings {
             boundaries: HashSet::new(),
             interrupts: [].into(),
             guards_eos: false,
+            ends_loops: false,
             tokens_ahead: 0,
             first_key: 0,
         }
@@ -127,6 +130,8 @@ pub struct BudgetWants {
     pub index: bool,
     /// Whether to ask at boundaries without a measurement.
     pub boundaries: bool,
+    /// Repetitions, even where no loop is ended.
+    pub repetition: bool,
 }
 
 /// The sampling process's data about a request, from its first token on.
@@ -175,7 +180,7 @@ pub struct Signal {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BudgetStatus {
     /// Forced endings, by [`ForceReason`](super::ForceReason) in the order of its `ALL`.
-    pub forced: [u64; 6],
+    pub forced: [u64; 7],
     /// Tokens that should have been forced, but were not: the order did not arrive, or another rule prevailed.
     pub missed: u64,
     /// Probes that were due.

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use crate::{EntropySignal, EntropyUnit, Error, Pattern};
 
-use super::{Eat, Rpdi, ThinkThresholds, Verdict};
+use super::{Eat, Repeated, Repetition, Rpdi, ThinkThresholds, Verdict};
 
 /// Facts about a request's thinking, for a budget policy.
 ///
@@ -17,6 +17,8 @@ pub struct Observed {
     pub is_probed: bool,
     /// There is an end of a sentence, a line or a clause that no decision has weighed, with or without an index.
     pub is_at_boundary: bool,
+    /// The thinking repeats itself, and it is time to ask a policy that reads this.
+    pub is_repeating: bool,
     /// Probes taken in.
     pub probes: u32,
     /// Mean of the probes, bits.
@@ -27,13 +29,15 @@ pub struct Observed {
     pub rpdi: Option<f64>,
     /// Latest consecutive probes with the same most likely next token; 0 when the latest probe gave none.
     pub same_answers: u32,
+    /// The repetition at the end of the thinking; none where it is not followed.
+    pub repeated: Repeated,
 }
 
 impl Observed {
     /// Whether there is a fact that no decision has weighed: time to ask the policy.
     #[must_use]
     pub fn is_new(&self) -> bool {
-        self.is_probed || self.is_at_boundary
+        self.is_probed || self.is_at_boundary || self.is_repeating
     }
 }
 
@@ -42,7 +46,8 @@ impl Observed {
 /// ```
 /// use meridian_core::budget::ForceReason;
 ///
-/// assert_eq!(ForceReason::ALL.map(ForceReason::label), ["hard-cap", "policy", "eat", "rpdi", "pattern", "eos-guard"]);
+/// let labels = ["hard-cap", "policy", "eat", "rpdi", "pattern", "eos-guard", "loop"];
+/// assert_eq!(ForceReason::ALL.map(ForceReason::label), labels);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ForceReason {
@@ -58,11 +63,14 @@ pub enum ForceReason {
     Pattern,
     /// The model ended the sequence inside its thinking, where that is guarded.
     EosGuard,
+    /// [`Repeated`]: the thinking is a loop.
+    Loop,
 }
 
 impl ForceReason {
     /// Every reason, in the order of the discriminants.
-    pub const ALL: [Self; 6] = [Self::HardCap, Self::Policy, Self::Eat, Self::Rpdi, Self::Pattern, Self::EosGuard];
+    pub const ALL: [Self; 7] =
+        [Self::HardCap, Self::Policy, Self::Eat, Self::Rpdi, Self::Pattern, Self::EosGuard, Self::Loop];
 
     /// The reason as a metric label.
     #[must_use]
@@ -74,8 +82,31 @@ impl ForceReason {
             Self::Rpdi => "rpdi",
             Self::Pattern => "pattern",
             Self::EosGuard => "eos-guard",
+            Self::Loop => "loop",
         }
     }
+}
+
+/// What to do about a thinking that repeats itself.
+///
+/// ```
+/// use meridian_core::EntropyUnit;
+/// use meridian_core::budget::{ForceReason, OnLoops, ThinkBudget, ThinkThresholds, Verdict};
+///
+/// let mut budget = ThinkBudget::new(ThinkThresholds::default(), EntropyUnit::Bits, [].into()).unwrap();
+/// budget.on_loops(OnLoops::End);
+/// (0..1034).for_each(|number| budget.on_token(number % 10, None, false));
+/// assert_eq!(budget.decide(Verdict::KeepThinking), Some(ForceReason::Loop));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnLoops {
+    /// Look for none.
+    #[default]
+    Ignore,
+    /// Tell the policy.
+    Tell,
+    /// Tell the policy, and end a certain loop ([`Repeated::is_loop`]).
+    End,
 }
 
 /// The thinking of one request, from its first think token to the decision to end it.
@@ -111,6 +142,9 @@ pub struct ThinkBudget {
     /// Most likely next token of the latest probe, and the number of consecutive probes that gave it.
     answer: Option<u32>,
     same_answers: u32,
+    on_loops: OnLoops,
+    /// Of the thinking since it was followed; without memory until the first token.
+    repetition: Repetition,
     is_interrupted: bool,
     /// The policy decided `EndNow` below the minimum, and has not withdrawn it.
     ends_at_minimum: bool,
@@ -120,6 +154,8 @@ pub struct ThinkBudget {
     at_boundary: Option<f64>,
     /// There is a boundary token without an index that no decision has weighed.
     is_past_boundary: bool,
+    /// There is a repetition that no decision has weighed.
+    is_repeating: bool,
     /// Think tokens at the latest decision.
     weighed: u32,
     forced: Option<ForceReason>,
@@ -144,11 +180,14 @@ impl ThinkBudget {
             rpdi: Rpdi::new(thresholds.rpdi_window),
             answer: None,
             same_answers: 0,
+            on_loops: OnLoops::Ignore,
+            repetition: Repetition::default(),
             is_interrupted: false,
             ends_at_minimum: false,
             is_probed: false,
             at_boundary: None,
             is_past_boundary: false,
+            is_repeating: false,
             weighed: 0,
             forced: None,
         })
@@ -169,6 +208,9 @@ impl ThinkBudget {
     /// a line or a clause; without an entropy, it is no signal, see [`ThinkBudget::on_boundary`].
     pub fn on_token(&mut self, token: u32, entropy: Option<EntropySignal>, at_boundary: bool) {
         self.tokens = self.tokens.saturating_add(1);
+        if self.on_loops != OnLoops::Ignore {
+            self.repetition.push(token);
+        }
         if let Some(entropy) = entropy {
             self.on_entropy(entropy, at_boundary);
         }
@@ -189,6 +231,28 @@ impl ThinkBudget {
     /// policy is asked all the same, unless it was asked within the last `eat_probe_interval_tokens`.
     pub fn on_boundary(&mut self) {
         self.is_past_boundary |= self.tokens - self.weighed >= self.thresholds.eat_probe_interval_tokens;
+    }
+
+    /// Look for repetitions from the next token on, or no longer.
+    pub fn on_loops(&mut self, on_loops: OnLoops) {
+        if on_loops == OnLoops::Ignore {
+            self.forget_repetition();
+        }
+        self.on_loops = on_loops;
+    }
+
+    /// Forget the tokens that a repetition would repeat, and free their memory: thinking is over, or begins again.
+    pub fn forget_repetition(&mut self) {
+        self.repetition = Repetition::default();
+        self.is_repeating = false;
+    }
+
+    /// Note the repetition at the end of the thinking, if there is one, for a policy that reads it. It is asked unless it
+    /// was asked within the last `eat_probe_interval_tokens`. Returns whether it is to be asked.
+    pub fn on_repetition(&mut self) -> bool {
+        let is_time = self.tokens - self.weighed >= self.thresholds.eat_probe_interval_tokens;
+        self.is_repeating |= is_time && self.repetition.found().period > 0;
+        self.is_repeating
     }
 
     /// Take in the result of a probe after the latest token: the entropy, and the most likely next token, `None` if
@@ -220,8 +284,8 @@ impl ThinkBudget {
     }
 
     /// Decide whether to end thinking now, in this order: the hard cap; an interrupt pattern; below `min_think_tokens`,
-    /// nothing else; the policy's `EndNow`, given now or below the minimum; its `KeepThinking`, which discards the
-    /// signals so far; EAT; RPDI.
+    /// nothing else; the policy's `EndNow`, given now or below the minimum; a loop ([`OnLoops::End`]); the policy's
+    /// `KeepThinking`, which discards the signals so far; EAT; RPDI.
     ///
     /// A decision to end is final, with its first reason.
     pub fn decide(&mut self, verdict: Verdict) -> Option<ForceReason> {
@@ -234,17 +298,20 @@ impl ThinkBudget {
         self.is_probed = false;
         self.at_boundary = None;
         self.is_past_boundary = false;
+        self.is_repeating = false;
         self.weighed = self.tokens;
         self.forced
     }
 
-    /// Whether an `EndNow` from below `min_think_tokens` that was not withdrawn takes effect now.
+    /// Whether thinking ends now, whatever the policy would answer: an `EndNow` from below `min_think_tokens` was not
+    /// withdrawn, or there is a loop to end.
     #[must_use]
     pub fn is_end_due(&self) -> bool {
-        self.forced.is_none() && self.ends_at_minimum && self.tokens >= self.thresholds.min_think_tokens
+        let is_due = self.ends_at_minimum || self.is_in_loop();
+        self.forced.is_none() && is_due && self.tokens >= self.thresholds.min_think_tokens
     }
 
-    /// Carry out such an `EndNow`, if one is due. New facts wait for the next decision.
+    /// Carry out such an end, if one is due. New facts wait for the next decision.
     pub fn end_if_due(&mut self) -> Option<ForceReason> {
         if self.is_end_due() {
             self.forced = self.reason(Verdict::Default);
@@ -270,6 +337,8 @@ impl ThinkBudget {
             None
         } else if self.ends_at_minimum {
             Some(ForceReason::Policy)
+        } else if self.is_in_loop() {
+            Some(ForceReason::Loop)
         } else {
             match verdict {
                 Verdict::EndNow | Verdict::KeepThinking => None,
@@ -284,6 +353,10 @@ impl ThinkBudget {
         }
     }
 
+    fn is_in_loop(&self) -> bool {
+        self.on_loops == OnLoops::End && self.repetition.found().is_loop()
+    }
+
     /// The facts for a policy, as of the latest token or probe.
     #[must_use]
     pub fn observed(&self) -> Observed {
@@ -292,11 +365,13 @@ impl ThinkBudget {
             think_tokens: self.tokens,
             is_probed: self.is_probed,
             is_at_boundary: self.at_boundary.is_some() || self.is_past_boundary,
+            is_repeating: self.is_repeating,
             probes: self.eat.probes(),
             eat_bits: self.eat.mean().map(|mean| mean * in_bits),
             eat_variance_bits2: self.eat.variance().map(|variance| variance * in_bits * in_bits),
             rpdi: self.rpdi.value(),
             same_answers: self.same_answers,
+            repeated: self.repetition.found(),
         }
     }
 

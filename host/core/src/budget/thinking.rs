@@ -6,7 +6,7 @@ use crate::{EntropySignal, PhaseEvent, RequestId, RequestTable, RowId};
 use super::record::{KEPT_SIGNALS, Probe, ThinkRecord};
 use super::{
     BudgetDecider, BudgetStatus, BudgetWants, ClientBudget, Demand, Enforcement, Enrolled, ForceReason, Load, Measured,
-    Order, Report, Signal, ThinkBudget, ThinkLimits, ThinkSettings, ThinkThresholds, Verdict,
+    OnLoops, Order, Report, Signal, ThinkBudget, ThinkLimits, ThinkSettings, ThinkThresholds, Verdict,
 };
 use crate::config::ProbeAt;
 
@@ -42,7 +42,7 @@ pub struct ThinkBudgets {
     opening: Vec<RequestId>,
     /// Requests with facts that no verdict has weighed.
     signalled: Vec<RequestId>,
-    /// Requests that have reached the minimum that an `EndNow` waited for.
+    /// Requests that have reached the minimum that an `EndNow` waited for, or are in a loop.
     ending: Vec<RequestId>,
     orders: Vec<u8>,
     /// Orders for ended requests, sent with the next orders.
@@ -87,10 +87,11 @@ impl ThinkBudgets {
             guards_eos: *guards_eos,
         };
         // Checked on reading; if not, the operator's thresholds hold.
-        let budget = ThinkBudget::new(thresholds, *unit, [].into())
+        let mut budget = ThinkBudget::new(thresholds, *unit, [].into())
             .or_else(|_| ThinkBudget::new(*configured, *unit, [].into()))
             .or_else(|_| ThinkBudget::new(ThinkThresholds::default(), *unit, [].into()))
             .expect("the default thresholds are in range");
+        budget.on_loops(self.on_loops(&client));
         let mut record = ThinkRecord::new(id.into(), Enforcement::new(limits), budget, client);
         record.is_measured = self.is_to_be_measured(&thresholds, &record.client);
         if state.routed.is_thinking() {
@@ -225,11 +226,17 @@ impl ThinkBudgets {
             if (is_boundary && !comes_later || is_given_up) && record.at_boundary(&self.wants, self.signals.as_mut()) {
                 self.signalled.push(id);
             }
+            if self.wants.repetition && record.is_shown() && record.budget.on_repetition() {
+                self.signalled.push(id);
+            }
             if record.budget.is_end_due() {
                 self.ending.push(id);
             }
         } else if !was_open && is_open && !record.is_asked {
             self.opening.push(id);
+        }
+        if was_open && !is_open {
+            record.budget.forget_repetition();
         }
     }
 
@@ -390,6 +397,10 @@ impl ThinkBudgets {
         if wants.index != before.index {
             self.measure_anew(table);
         }
+        if wants.repetition != before.repetition {
+            let records = table.iter_mut().filter_map(|row| row.thinking.as_deref_mut());
+            records.for_each(|record| record.budget.on_loops(self.on_loops(&record.client)));
+        }
         let configured = self.settings.configured.for_policy(self.settings.unit);
         let load = Load { configured, ..load };
         let ended = table.ended_since(&mut self.ended);
@@ -398,7 +409,7 @@ impl ThinkBudgets {
         }
         self.begin(table, decider, &load);
         self.weigh(table, decider, &load);
-        self.end_at_minimum(table);
+        self.end_unasked(table);
         &self.orders
     }
 
@@ -437,6 +448,16 @@ impl ThinkBudgets {
         }
         opening.clear();
         self.opening = opening;
+    }
+
+    /// What to do about loops in the thinking of a request of such a client.
+    fn on_loops(&self, client: &ClientBudget) -> OnLoops {
+        match (self.settings.ends_loops, self.wants.repetition) {
+            _ if client.is_off => OnLoops::Ignore,
+            (true, _) => OnLoops::End,
+            (false, true) => OnLoops::Tell,
+            (false, false) => OnLoops::Ignore,
+        }
     }
 
     /// Whether to measure the entropy of every token of such a request.
@@ -502,8 +523,8 @@ impl ThinkBudgets {
         self.signalled = signalled;
     }
 
-    /// Order the ends that waited for `min_think_tokens`, without asking the policy again.
-    fn end_at_minimum(&mut self, table: &mut RequestTable) {
+    /// Order the ends that need no verdict: they waited for `min_think_tokens`, or there is a loop.
+    fn end_unasked(&mut self, table: &mut RequestTable) {
         for id in self.ending.drain(..) {
             let Some(state) = table.find(id).and_then(|row| table.row_mut(row)) else { continue };
             let is_open = state.routed.is_thinking();

@@ -49,6 +49,7 @@ impl MeridianConfig {
             || self.entropy != super::EntropyConfig::default()
             || self.scheduler.min_think_tokens != stock.min_think_tokens
             || self.scheduler.max_think_tokens != stock.max_think_tokens
+            || self.scheduler.end_loops != stock.end_loops
             || !self.model.interrupt.is_empty()
     }
 

@@ -69,6 +69,9 @@ pub struct SchedulerConfig {
     /// Meridian ends thinking at this many tokens; at least `min_think_tokens`.
     #[schemars(range(min = 1, max = 16_777_216))]
     pub max_think_tokens: u32,
+    /// Whether Meridian ends thinking that has become a loop: a text of up to 1,000 tokens that was repeated exactly at
+    /// least four times, and for at least 1,024 tokens. Not before `min_think_tokens`.
+    pub end_loops: bool,
     /// Longest time that a policy may defer a request, milliseconds.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub max_defer_ms: f32,
@@ -382,6 +385,7 @@ impl Default for SchedulerConfig {
             think_batch_multiplier: 2.5,
             min_think_tokens: 512,
             max_think_tokens: 32_768,
+            end_loops: true,
             max_defer_ms: 2000.0,
             preempt_for_waiting: false,
         }
@@ -498,6 +502,7 @@ impl SchedulerConfig {
             think_batch_multiplier,
             min_think_tokens: _,
             max_think_tokens: _,
+            end_loops: _,
             max_defer_ms,
             preempt_for_waiting: _,
         } = *self;

@@ -1,7 +1,7 @@
 //! Whatever a policy says of thinking, each request has thresholds that hold, and one verdict.
 
 use meridian_core::budget::{
-    BudgetCandidate, BudgetDecider, Load, Observed, Point, PolicyThresholds, ThinkThresholds, Verdict,
+    BudgetCandidate, BudgetDecider, Load, Observed, Point, PolicyThresholds, Repeated, ThinkThresholds, Verdict,
 };
 use meridian_core::{Budget, BudgetDecision, EntropyUnit};
 use meridian_runtime::BudgetSlot;
@@ -123,6 +123,8 @@ fn candidate(bytes: &mut Bytes<'_>) -> BudgetCandidate {
             eat_variance_bits2,
             rpdi,
             same_answers: u32::from(bytes.u8()),
+            is_repeating: shape & 32 == 32,
+            repeated: Repeated { tokens: u32::from(bytes.u16()), period: u32::from(bytes.u16()) },
         },
         slack_ms: f64::from(bytes.f32()),
         ..BudgetCandidate::default()

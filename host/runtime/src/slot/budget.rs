@@ -34,6 +34,7 @@ impl BudgetDecider for PolicySlot<Budget> {
             wants.answers |= inputs.contains(&Column::SameAnswers);
             wants.index |= inputs.contains(&Column::Rpdi) && !by_signals;
             wants.boundaries |= !by_signals;
+            wants.repetition |= inputs.contains(&Column::Repetition) || inputs.contains(&Column::RepetitionPeriod);
         }
         wants
     }

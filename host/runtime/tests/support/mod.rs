@@ -104,7 +104,7 @@ pub fn status() -> ProcessStatus {
             resyncs: 1,
         }),
         budget: Some(BudgetStatus {
-            forced: [4, 3, 2, 1, 0, 5],
+            forced: [4, 3, 2, 1, 0, 5, 6],
             missed: 1,
             probes_asked: 30,
             probes_done: 20,
