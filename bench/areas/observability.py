@@ -26,6 +26,11 @@ PATIENCE_S = 240
 # The parts of a timing run: long enough for a throughput, short enough for five pairs.
 COST_REQUESTS = 240
 TOKEN = "a-token-of-24-characters"
+# Ends the thinking of long requests, and asks probes, so that the panels about both have data.
+BUDGETS = (
+    "[scheduler]\nmin_think_tokens = 0\nmax_think_tokens = 60\n"
+    "[entropy]\neat_probe_interval_tokens = 8\nprobe_suffix = 'ans'\n"
+)
 
 
 def _free_port() -> int:
@@ -277,9 +282,10 @@ def dashboard() -> Iterator[Figure]:
         return {x["labels"]["alertname"] for x in ask("/api/v1/alerts")["alerts"] if x["state"] == "firing"}
 
     with _collector() as (collector, _):
-        extra = f'token_file = "{folder / "token"}"\n[policy]\nrecord_dir = "{folder / "recordings"}"\n'
+        extra = f'token_file = "{folder / "token"}"\n[policy]\nrecord_dir = "{folder / "recordings"}"\n{BUDGETS}'
         toml = _on(collector, metrics, extra)
-        with _engine(toml, "--until-eof", "--in-flight", "24", "--max-num-seqs", "12", "--kv-blocks", "64") as engine:
+        load = ("--until-eof", "--budgets", "--in-flight", "24", "--max-num-seqs", "12", "--kv-blocks", "64")
+        with _engine(toml, *load) as engine:
             command = [str(programs / "prometheus"), f"--config.file={folder / 'prometheus.yml'}"]
             command += [f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address=127.0.0.1:{prometheus}"]
             scraper = subprocess.Popen([*command, "--log.level=error"])

@@ -120,6 +120,7 @@ def main() -> int:
     p.add_argument("--scale", type=float, default=1.0, help="factor of all lengths")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--stock", action="store_true", help="vLLM's own scheduler")
+    p.add_argument("--budgets", action="store_true", help="load the logits processor: thinking ends as the toml says")
     p.add_argument("--against", type=Path, help="another configuration, which takes turns with the first")
     p.add_argument("--pairs", type=int, default=5, help="turns of each with --against")
     p.add_argument("--on-go", action="store_true", help="begin when standard input has a line")
@@ -136,6 +137,7 @@ def main() -> int:
         max_num_batched_tokens=512,
         max_model_len=1024,
         seed=a.seed,
+        logits_processors=("meridian.vllm:BudgetLogitsProcessor",) if a.budgets else (),
     )
     if a.traceparent is not None:
         facts = bench_run.client_facts
