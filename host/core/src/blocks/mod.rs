@@ -5,6 +5,7 @@ mod audit;
 mod cached;
 mod chains;
 mod manager;
+mod order;
 mod policy;
 mod pool;
 mod preempt;
