@@ -96,6 +96,25 @@ pub struct CachedStats {
     pub moved: u64,
     /// Times that the mirror was refilled because it did not agree with the engine.
     pub resyncs: u64,
+    /// What became of blocks that a policy kept for a time.
+    pub keeps: KeepStats,
+}
+
+/// Number of blocks that a policy kept for a time, by what ended it. A block whose contents the engine drops, or that the
+/// policy ranks again, counts in none.
+///
+/// ```
+/// let keeps = meridian_core::KeepStats { hits: 3, evicted: 1, ..Default::default() };
+/// assert_eq!(keeps.expired, 0);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeepStats {
+    /// A request used it again.
+    pub hits: u64,
+    /// It was handed out before its time was over.
+    pub evicted: u64,
+    /// Its time was over.
+    pub expired: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -176,6 +195,12 @@ impl CachedBlocks {
         self.empty
     }
 
+    /// Number of cached blocks that a policy keeps for a time.
+    #[must_use]
+    pub fn kept(&self) -> u32 {
+        self.order.kept()
+    }
+
     /// Number of free blocks, cached or empty.
     #[must_use]
     pub fn free(&self) -> u32 {
@@ -233,9 +258,11 @@ impl CachedBlocks {
     /// Report that the engine handed out these blocks: their contents are gone.
     pub fn taken(&mut self, blocks: &[u32], now_ms: f64) {
         self.tell_time(now_ms);
+        self.expire();
         for block in blocks {
-            if let Some(Entry { state: State::Cached { tier, .. }, .. }) = self.blocks.get(*block as usize) {
+            if let Some(Entry { state: State::Cached { tier, ranked, .. }, .. }) = self.blocks.get(*block as usize) {
                 self.stats.evictions[*tier as usize] += 1;
+                self.stats.keeps.evicted += u64::from(ranked.rank.is_kept);
             }
             let born_ms = self.now_ms;
             self.leave_chain(*block);
@@ -248,6 +275,9 @@ impl CachedBlocks {
     /// Report that a request attends these blocks; free ones are no longer free.
     pub fn touched(&mut self, blocks: &[u32]) {
         for block in blocks {
+            if let Some(Entry { state: State::Cached { ranked, .. }, .. }) = self.blocks.get(*block as usize) {
+                self.stats.keeps.hits += u64::from(ranked.rank.is_kept);
+            }
             if let Some(entry) = self.attend(*block) {
                 entry.is_awaited = false;
             }
@@ -448,6 +478,7 @@ impl CachedBlocks {
         while let Some(block) = self.order.over(self.now_ms)
             && let State::Cached { tier, ranked, stamp } = self.blocks[block as usize].state
         {
+            self.stats.keeps.expired += 1;
             self.put(block, tier, ranked.not_kept(), stamp);
             let entry = &mut self.blocks[block as usize];
             if !std::mem::replace(&mut entry.has_expired, true) {

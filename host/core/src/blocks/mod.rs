@@ -11,7 +11,7 @@ mod pool;
 mod preempt;
 mod record;
 
-pub use cached::{CachedBlocks, CachedStats, Leaving, LeavingBlock};
+pub use cached::{CachedBlocks, CachedStats, KeepStats, Leaving, LeavingBlock};
 pub use chains::ChainFacts;
 pub use manager::PhaseAwareBlockManager;
 pub(crate) use policy::ranked_or_default;

@@ -119,6 +119,11 @@ impl<B: Number> EvictionOrder<B> {
         self.kept.first().filter(|(until, _)| *until <= Until::of(now_ms)).map(|(_, block)| *block)
     }
 
+    /// Number of kept blocks.
+    pub(super) fn kept(&self) -> u32 {
+        u32::try_from(self.kept.len()).unwrap_or(u32::MAX)
+    }
+
     /// Whether all have the same tier and rank, so that they go by their stamps alone.
     pub(super) fn is_by_stamp(&self) -> bool {
         self.ranks.len() < 2
