@@ -165,12 +165,15 @@ def sums() -> Iterator[Figure]:
             _line(engine, "done")
             after = _metrics(port)
             rows = json.loads(out.read_text())["rows"]
-            client_errors, sum_errors = [], []
+            client_errors, sum_errors, before_ms, after_ms = [], [], [], []
             for row in rows[-1000:]:
                 said = _explain(admin, row["id"])
                 parts = sum(part["ms"] for part in said["parts"])
                 sum_errors.append(abs(parts / said["latency_ms"] - 1))
                 client_errors.append(abs(parts / row["e2e_ms"] - 1))
+                # The client's clock and the host's are the same, so the difference has two ends.
+                before_ms.append(said["arrival_ms"] - row["arrival_ms"])
+                after_ms.append(row["arrival_ms"] + row["e2e_ms"] - said["arrival_ms"] - said["latency_ms"])
     seen = {name: value - before.get(name, 0.0) for name, value in after.items()}
     clients = {
         "TTFT": ("ttft_seconds", [row["ttft_ms"] for row in rows], len(rows)),
@@ -205,6 +208,13 @@ def sums() -> Iterator[Figure]:
     yield Figure("why: parts off the engine's latency, worst of 1,000", 100 * max(sum_errors), "%", Bound(1.0))
     yield Figure("why: parts off the client's latency, median of 1,000", 100 * median(client_errors), "%", Bound(1.0))
     yield Figure("why: parts off the client's latency, worst of 1,000", 100 * max(client_errors), "%")
+    worst = client_errors.index(max(client_errors))
+    yield Figure("why: latency of the worst, by the client", rows[worst]["e2e_ms"], "ms")
+    for name, ms in (("before vLLM's stamp of its arrival", before_ms), ("after the engine's last token", after_ms)):
+        yield Figure(f"why: client's time {name}, median", median(ms), "ms")
+        yield Figure(f"why: client's time {name}, 99th of 100", sorted(ms)[len(ms) * 99 // 100], "ms")
+        yield Figure(f"why: client's time {name}, worst", max(ms), "ms")
+        yield Figure(f"why: client's time {name}, of the worst", ms[worst], "ms")
 
 
 def _explain(port: int, request: str) -> Any:

@@ -52,6 +52,8 @@ def row_of(name: str, observed: Observed) -> dict[str, Any]:
 
     return {
         "id": name,
+        # On the clock of the host's own times.
+        "arrival_ms": 1e3 * observed.arrival,
         "ttft_ms": since(times[0]),
         "ttfo_ms": since(times[end + 1]),
         "ttot_ms": 1e3 * (times[end + 1] - times[end]),
