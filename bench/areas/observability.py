@@ -26,6 +26,12 @@ PATIENCE_S = 240
 # The parts of a timing run: long enough for a throughput, short enough for five pairs.
 COST_REQUESTS = 240
 TOKEN = "a-token-of-24-characters"
+# Ends the thinking of long requests, asks probes, and keeps KV blocks of sessions: data for the panels about them.
+LOADED = (
+    "[scheduler]\nmin_think_tokens = 0\nmax_think_tokens = 60\noutput_tpot_budget_ms = 1000\n"
+    "[entropy]\neat_probe_interval_tokens = 8\nprobe_suffix = 'ans'\n"
+    "[policy.eviction]\nsource = 'native:ttl'\nconfig = { ttl_ms = 1000, tools_only = false }\n"
+)
 
 
 def _free_port() -> int:
@@ -159,12 +165,15 @@ def sums() -> Iterator[Figure]:
             _line(engine, "done")
             after = _metrics(port)
             rows = json.loads(out.read_text())["rows"]
-            client_errors, sum_errors = [], []
+            client_errors, sum_errors, before_ms, after_ms = [], [], [], []
             for row in rows[-1000:]:
                 said = _explain(admin, row["id"])
                 parts = sum(part["ms"] for part in said["parts"])
                 sum_errors.append(abs(parts / said["latency_ms"] - 1))
                 client_errors.append(abs(parts / row["e2e_ms"] - 1))
+                # The client's clock and the host's are the same, so the difference has two ends.
+                before_ms.append(said["arrival_ms"] - row["arrival_ms"])
+                after_ms.append(row["arrival_ms"] + row["e2e_ms"] - said["arrival_ms"] - said["latency_ms"])
     seen = {name: value - before.get(name, 0.0) for name, value in after.items()}
     clients = {
         "TTFT": ("ttft_seconds", [row["ttft_ms"] for row in rows], len(rows)),
@@ -199,6 +208,13 @@ def sums() -> Iterator[Figure]:
     yield Figure("why: parts off the engine's latency, worst of 1,000", 100 * max(sum_errors), "%", Bound(1.0))
     yield Figure("why: parts off the client's latency, median of 1,000", 100 * median(client_errors), "%", Bound(1.0))
     yield Figure("why: parts off the client's latency, worst of 1,000", 100 * max(client_errors), "%")
+    worst = client_errors.index(max(client_errors))
+    yield Figure("why: latency of the worst, by the client", rows[worst]["e2e_ms"], "ms")
+    for name, ms in (("before vLLM's stamp of its arrival", before_ms), ("after the engine's last token", after_ms)):
+        yield Figure(f"why: client's time {name}, median", median(ms), "ms")
+        yield Figure(f"why: client's time {name}, 99th of 100", sorted(ms)[len(ms) * 99 // 100], "ms")
+        yield Figure(f"why: client's time {name}, worst", max(ms), "ms")
+        yield Figure(f"why: client's time {name}, of the worst", ms[worst], "ms")
 
 
 def _explain(port: int, request: str) -> Any:
@@ -244,6 +260,9 @@ def timeline() -> Iterator[Figure]:
 
 def dashboard() -> Iterator[Figure]:
     """Panels whose queries return data, and alerts with and without injected faults."""
+    sys.path.insert(0, str(ROOT / "bench"))
+    from dashboard_svg import drawing, panels_of
+
     folder = Path(tempfile.mkdtemp(prefix="meridian-dashboard-", dir=FOLDER))
     programs = Path(subprocess.check_output([str(ROOT / "scripts" / "setup-prometheus.sh")], text=True).strip())
     promtool = subprocess.run(
@@ -257,29 +276,30 @@ def dashboard() -> Iterator[Figure]:
     config = (ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text()
     (folder / "prometheus.yml").write_text(config.replace("5s", "1s").replace("127.0.0.1:9464", f"127.0.0.1:{metrics}"))
     board = json.loads((ROOT / "deploy" / "grafana" / "meridian.json").read_text())
-    queries = [(p["title"], x["expr"]) for p in board["panels"] for x in p.get("targets", [])]
+    panels = panels_of(board)
 
     def ask(path: str, **parameters: str) -> Any:
         url = f"http://127.0.0.1:{prometheus}{path}?{urllib.parse.urlencode(parameters)}"
         with urllib.request.urlopen(url, timeout=30) as reply:
             return json.load(reply)["data"]
 
-    def answered() -> dict[str, list[Any]]:
-        found: dict[str, list[Any]] = {}
-        for title, expr in queries:
-            query = re.sub(r"\$(instance|model|tenant)", ".*", expr).replace("$__rate_interval", "20s")
-            end = time.time()
-            series = ask("/api/v1/query_range", query=query, start=str(end - 60), end=str(end), step="1")["result"]
-            found.setdefault(title, []).extend(x for x in series if any(v != "NaN" for _, v in x["values"]))
-        return found
+    def look() -> None:
+        end = time.time()
+        for panel in panels:
+            for expr, legend in panel.queries:
+                query = re.sub(r"\$(instance|model|tenant)", ".*", expr).replace("$__rate_interval", "20s")
+                series = ask("/api/v1/query_range", query=query, start=str(end - 60), end=str(end), step="1")["result"]
+                panel.take(legend, series)
 
     def firing() -> set[str]:
         return {x["labels"]["alertname"] for x in ask("/api/v1/alerts")["alerts"] if x["state"] == "firing"}
 
     with _collector() as (collector, _):
-        extra = f'token_file = "{folder / "token"}"\n[policy]\nrecord_dir = "{folder / "recordings"}"\n'
+        extra = f'token_file = "{folder / "token"}"\n[policy]\nrecord_dir = "{folder / "recordings"}"\n{LOADED}'
         toml = _on(collector, metrics, extra)
-        with _engine(toml, "--until-eof", "--in-flight", "24", "--max-num-seqs", "12", "--kv-blocks", "64") as engine:
+        load = ("--until-eof", "--budgets", "--sessions", "40", "--in-flight", "24", "--max-num-seqs", "12")
+        load += ("--kv-blocks", "64", "--lull-s", "2")
+        with _engine(toml, *load) as engine:
             command = [str(programs / "prometheus"), f"--config.file={folder / 'prometheus.yml'}"]
             command += [f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address=127.0.0.1:{prometheus}"]
             scraper = subprocess.Popen([*command, "--log.level=error"])
@@ -288,7 +308,7 @@ def dashboard() -> Iterator[Figure]:
                 shadow = str(ROOT / "target" / "policies" / "output-first.wasm")
                 _meridian("ctl", "shadow", "dispatch", shadow, "--pid", pid, "--token-file", token)
                 time.sleep(60)
-                found = answered()
+                look()
                 before = firing()
                 trap = str(ROOT / "target" / "hostile" / "trap-later.wasm")
                 _meridian("ctl", "swap", "dispatch", trap, "--pid", pid, "--token-file", token)
@@ -297,13 +317,15 @@ def dashboard() -> Iterator[Figure]:
                 scraper.terminate()
                 scraper.wait()
     page = FOLDER / "dashboard.svg"
-    page.write_text(drawing(found))
+    page.write_text(drawing(panels))
     say(f"  drawn: {page}")
-    yield Figure("dashboard: panels", len(found), "panels")
-    yield Figure("dashboard: queries", len(queries), "queries")
-    with_data = sum(bool(series) for series in found.values())
-    say(f"  without data: {[title for title, series in found.items() if not series]}")
-    yield Figure("dashboard: panels whose queries returned data", with_data, "panels", Bound(len(found), at_most=False))
+    yield Figure("dashboard: panels", len(panels), "panels")
+    yield Figure("dashboard: queries", sum(len(panel.queries) for panel in panels), "queries")
+    with_data = sum(bool(panel.series) for panel in panels)
+    say(f"  without data: {[panel.title for panel in panels if not panel.series]}")
+    yield Figure(
+        "dashboard: panels whose queries returned data", with_data, "panels", Bound(len(panels), at_most=False)
+    )
     yield Figure("alerts: firing without a fault", len(before), "alerts", Bound(0))
     yield Figure("alerts: firing after injected traps", len(fired), "alerts", Bound(2, at_most=False))
 
@@ -315,43 +337,6 @@ def _until(what: Callable[[], Any]) -> Any:
             return found
         time.sleep(1)
     return set()
-
-
-WIDTH, HEIGHT, COLUMNS = 300, 150, 4
-COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f")
-
-
-def drawing(panels: dict[str, list[Any]]) -> str:
-    """The panels as one SVG, for a look without Grafana."""
-    parts = []
-    for i, (title, series) in enumerate(panels.items()):
-        x, y = (i % COLUMNS) * WIDTH, (i // COLUMNS) * HEIGHT
-        points = [(float(t), float(v)) for one in series for t, v in one["values"] if v not in ("NaN", "+Inf")]
-        box = f'<rect width="{WIDTH - 8}" height="{HEIGHT - 8}" fill="#fff" stroke="#ccc"/>'
-        parts.append(f'<g transform="translate({x},{y})">{box}')
-        parts.append(f'<text x="6" y="14" font-size="11" font-weight="bold">{_escaped(title)}</text>')
-        if points:
-            begin, end = min(t for t, _ in points), max(t for t, _ in points)
-            most = max(v for _, v in points) or 1.0
-            parts.append(f'<text x="6" y="27" font-size="9" fill="#666">max {most:.4g}, {len(series)} series</text>')
-            for number, one in enumerate(series):
-                line = " ".join(
-                    f"{6 + (WIDTH - 22) * (float(t) - begin) / max(end - begin, 1):.1f},"
-                    f"{HEIGHT - 14 - (HEIGHT - 50) * float(v) / most:.1f}"
-                    for t, v in one["values"]
-                    if v not in ("NaN", "+Inf")
-                )
-                parts.append(f'<polyline fill="none" stroke="{COLOURS[number % len(COLOURS)]}" points="{line}"/>')
-        else:
-            parts.append(f'<text x="6" y="{HEIGHT // 2}" font-size="10" fill="#999">no data</text>')
-        parts.append("</g>")
-    rows = -(-len(panels) // COLUMNS)
-    size = f'width="{WIDTH * COLUMNS}" height="{HEIGHT * rows}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" {size}>{"".join(parts)}</svg>\n'
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
 def parts(pairs: int) -> dict[str, Callable[[], Iterator[Figure]]]:

@@ -16,6 +16,7 @@ import random
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,8 @@ def row_of(name: str, observed: Observed) -> dict[str, Any]:
 
     return {
         "id": name,
+        # On the clock of the host's own times.
+        "arrival_ms": 1e3 * observed.arrival,
         "ttft_ms": since(times[0]),
         "ttfo_ms": since(times[end + 1]),
         "ttot_ms": 1e3 * (times[end + 1] - times[end]),
@@ -70,9 +73,15 @@ def drive(run: Run, a: argparse.Namespace, ended: threading.Event) -> list[dict[
     sent = 0
     while True:
         more = not ended.is_set() if a.until_eof else sent < a.requests
-        while more and len(run.by_name) < a.in_flight:
+        is_lull = a.lull_s > 0 and time.perf_counter() // a.lull_s % 2 == 1
+        while more and len(run.by_name) < (a.in_flight // 3 if is_lull else a.in_flight):
             request = planned(rng, sent, a.scale)
-            observed = run.add(str(sent), request, sent, time.perf_counter(), rng)
+            if a.sessions:
+                request = replace(request, session=sent % a.sessions)
+            arrival = time.perf_counter()
+            # A prompt is as many of the numbers as it is long: prompts of one session begin alike.
+            own = random.Random(f"{a.seed} {request.session}") if request.session is not None else rng
+            observed = run.add(str(sent), request, sent, arrival, own)
             names[str(sent)] = next(reversed(run.seen))
             assert run.seen[names[str(sent)]] is observed
             sent += 1
@@ -120,6 +129,13 @@ def main() -> int:
     p.add_argument("--scale", type=float, default=1.0, help="factor of all lengths")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--stock", action="store_true", help="vLLM's own scheduler")
+    p.add_argument(
+        "--sessions", type=int, default=0, help="so many conversations, whose prompts begin alike, take turns"
+    )
+    p.add_argument(
+        "--lull-s", type=float, default=0.0, help="every other so many seconds, a third of --in-flight is sent"
+    )
+    p.add_argument("--budgets", action="store_true", help="load the logits processor: thinking ends as the toml says")
     p.add_argument("--against", type=Path, help="another configuration, which takes turns with the first")
     p.add_argument("--pairs", type=int, default=5, help="turns of each with --against")
     p.add_argument("--on-go", action="store_true", help="begin when standard input has a line")
@@ -136,10 +152,19 @@ def main() -> int:
         max_num_batched_tokens=512,
         max_model_len=1024,
         seed=a.seed,
+        logits_processors=("meridian.vllm:BudgetLogitsProcessor",) if a.budgets else (),
     )
-    if a.traceparent is not None:
-        facts = bench_run.client_facts
-        bench_run.client_facts = lambda request: {**(facts(request) or {}), "meridian_traceparent": a.traceparent}
+    facts = bench_run.client_facts
+
+    def more_facts(request: TraceRequest) -> dict[str, Any] | None:
+        found = facts(request) or {}
+        if a.traceparent is not None:
+            found["meridian_traceparent"] = a.traceparent
+        if request.session is not None:
+            found["meridian_session"] = str(request.session)
+        return found or None
+
+    bench_run.client_facts = more_facts
     run = build(options)
     warm_up(run, options.max_model_len)
     if a.against is not None:

@@ -10,7 +10,9 @@ use wit_parser::{Docs, Interface, Resolve, Type, TypeDefKind};
 const TYPED: [(&str, &str); 3] = [("dispatch", "phase"), ("dispatch", "state"), ("budget", "signal")];
 
 fn main() {
-    let wit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../wit");
+    // The folder when it runs: a target folder that was copied from another checkout has the script with that one's path.
+    let sdk = std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it");
+    let wit = Path::new(&sdk).join("../../wit");
     println!("cargo::rerun-if-changed={}", wit.display());
     println!("cargo::rerun-if-changed=build.rs");
     let mut resolve = Resolve::default();

@@ -38,6 +38,10 @@ class KvStats(TypedDict):
     avoidable_output_preemptions: int
     moved_blocks: int
     resyncs: int
+    kept_blocks: int
+    """Cached KV blocks that the eviction policy keeps for a time, now."""
+    keeps: dict[str, int]
+    """KV blocks that it kept for a time, by what ended it: `hit` (used again), `evicted` before, `expired`."""
 
 
 class BudgetStats(TypedDict):

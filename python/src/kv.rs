@@ -227,6 +227,8 @@ pub(crate) fn to_dict<'py>(py: Python<'py>, status: &KvStatus) -> PyResult<Bound
         avoidable_output_preemptions,
         moved_blocks,
         resyncs,
+        kept_blocks,
+        keeps,
     } = *status;
     let named = |names: [&str; 3], counts: [u64; 3]| -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
@@ -246,5 +248,7 @@ pub(crate) fn to_dict<'py>(py: Python<'py>, status: &KvStatus) -> PyResult<Bound
     dict.set_item("avoidable_output_preemptions", avoidable_output_preemptions)?;
     dict.set_item("moved_blocks", moved_blocks)?;
     dict.set_item("resyncs", resyncs)?;
+    dict.set_item("kept_blocks", kept_blocks)?;
+    dict.set_item("keeps", named(["hit", "evicted", "expired"], keeps)?)?;
     Ok(dict)
 }

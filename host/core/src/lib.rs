@@ -65,8 +65,8 @@ pub mod types;
 pub use account::{Account, Admission, Doing, Overtaking, Part, Rule, Transition};
 pub use blocks::{
     Allocation, BeginKv, BlockManager, CachedBlocks, CachedStats, ChainFacts, Evicted, EvictionCandidate,
-    EvictionRanker, EvictionSubject, Fabric, FabricError, KvMemory, KvStats, Leaving, LeavingBlock, OwnOrder,
-    PhaseAwareBlockManager, Sections,
+    EvictionRanker, EvictionSubject, Fabric, FabricError, KeepStats, KvMemory, KvStats, Leaving, LeavingBlock,
+    OwnOrder, PhaseAwareBlockManager, Sections,
 };
 pub use config::{
     AdminConfig, EntropyConfig, KvMemoryConfig, MeridianConfig, ModelConfig, PolicyConfig, SchedulerConfig, SlotConfig,

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use meridian_core::{
     BeginKv, BlockId, BlockLocation, BlockManager, BlockTier, Error, EvictionCandidate, EvictionRanker,
     EvictionSubject, Fabric, FabricError, Fault, FaultKind, KvMemory, Markers, Memory, PhaseAwareBlockManager,
-    PhaseRouter, RequestId, RoutedRequest, Sections, ThinkPhase,
+    PhaseRouter, Ranking, RequestId, RoutedRequest, Sections, ThinkPhase,
 };
 
 use BlockTier::{OutputCritical, ThinkActive, ThinkComplete};
@@ -436,6 +436,50 @@ fn a_policy_that_takes_over_is_asked_about_what_is_cached() {
     manager.finish(A, 2.0).unwrap();
     assert_eq!(evicted(2), [5, 4]);
     manager.audit().unwrap();
+}
+
+/// Keeps the first block for a time, once; the others have lower keys.
+struct KeepsFirst {
+    keep_ms: f32,
+    asked: Arc<Mutex<Vec<u64>>>,
+}
+
+impl EvictionRanker for KeepsFirst {
+    fn keys(&mut self, _: &Memory, _: &[EvictionCandidate], _: &mut Vec<f32>) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    fn rank(&mut self, _: &Memory, candidates: &[EvictionCandidate], ranking: &mut Ranking) -> Result<(), Fault> {
+        for candidate in candidates {
+            let EvictionSubject::Block(block) = candidate.subject else { continue };
+            self.asked.lock().unwrap().push(block.0);
+            ranking.keys.push(block.0 as f32);
+            ranking.keep_ms.push(if block.0 == 0 { std::mem::take(&mut self.keep_ms) } else { 0.0 });
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_kept_block_goes_last_until_its_time_is_over_and_is_never_pinned() {
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let kept = |end_ms: f64, wanted: u32| {
+        asked.lock().unwrap().clear();
+        let manager = manager(3).with_policy(KeepsFirst { keep_ms: 50.0, asked: asked.clone() });
+        manager.begin(A, &KEEPS).unwrap();
+        manager.allocate(A, 3).unwrap();
+        manager.finish(A, 1.0).unwrap();
+        manager.begin(B, &BeginKv { now_ms: end_ms, ..KEEPS }).unwrap();
+        manager.audit().unwrap();
+        let evicted = manager.allocate(B, wanted).unwrap().evicted.blocks;
+        manager.finish(B, end_ms).unwrap();
+        manager.audit().unwrap();
+        (evicted.iter().map(|block| block.0).collect::<Vec<_>>(), asked.lock().unwrap().len())
+    };
+    assert_eq!(kept(50.9, 1), (vec![1], 4), "the first is kept");
+    assert_eq!(kept(50.9, 3), (vec![1, 2, 0], 6), "all go when memory is short");
+    assert_eq!(kept(51.0, 1), (vec![0], 4), "its time is over");
+    assert_eq!(kept(51.0, 0), (vec![], 4), "the policy is asked about it again");
 }
 
 /// A fabric during whose transfers something else happens.

@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 
 use meridian_core::{
-    CachedBlocks, ChainFacts, EngineMirror, EvictionCandidate, EvictionRanker, EvictionSubject, Fault, LeavingBlock,
-    Markers, Memory, NewRequest, Ranking, RequestId, SessionFacts, Stop,
+    CachedBlocks, ChainFacts, EngineMirror, EvictionCandidate, EvictionRanker, EvictionSubject, Fault, KeepStats,
+    LeavingBlock, Markers, Memory, NewRequest, Ranking, RequestId, SessionFacts, Stop,
 };
 use proptest::prelude::*;
 
@@ -84,6 +84,28 @@ fn a_kept_block_goes_last_until_its_time_is_over_and_is_never_pinned() {
     assert_eq!(cached.rekey(&mut policy, 1000.0), 1);
     assert_eq!(order(&cached), [0, 2, 3, 1], "the new key counts");
     assert_eq!(cached.rekey(&mut policy, 2000.0), 0, "asked once");
+}
+
+#[test]
+fn what_ends_the_time_of_a_kept_block_is_counted() {
+    let mut cached = pool(6);
+    let mut policy = Keeps { keep_ms: (0..5).map(|block| (block, 10.0)).collect(), ..Keeps::default() };
+    let all: Vec<u32> = (0..6).collect();
+    release(&mut cached, &mut policy, &all, 1.0);
+    assert_eq!((cached.kept(), cached.len(), cached.stats().keeps), (5, 6, KeepStats::default()));
+    cached.touched(&[0, 5]);
+    cached.taken(&[1], 10.9);
+    // The engine drops the contents of one; the policy ranks another again.
+    cached.emptied(&[2]);
+    cached.awaited(&mut policy, &[3], 10.9);
+    assert_eq!((cached.kept(), cached.stats().keeps), (2, KeepStats { hits: 1, evicted: 1, expired: 0 }));
+    // The time of one is over in the moment in which it is handed out, that of the other later.
+    cached.taken(&[4], 11.0);
+    assert_eq!((cached.kept(), cached.stats().keeps), (1, KeepStats { hits: 1, evicted: 1, expired: 1 }));
+    policy.keep_ms.clear();
+    cached.rekey(&mut policy, 20.9);
+    cached.touched(&[3]);
+    assert_eq!((cached.kept(), cached.stats().keeps), (0, KeepStats { hits: 1, evicted: 1, expired: 2 }));
 }
 
 #[test]

@@ -2,7 +2,9 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use meridian_core::{CachedBlocks, ChainFacts, EvictionColumn, KvGrowth, Leaving, LeavingBlock, Memory, RowId, Stop};
+use meridian_core::{
+    CachedBlocks, ChainFacts, EvictionColumn, KeepStats, KvGrowth, Leaving, LeavingBlock, Memory, RowId, Stop,
+};
 use meridian_runtime::control::KvStatus;
 
 use crate::Driver;
@@ -209,6 +211,11 @@ impl Driver {
             if !is_store {
                 status.moved_blocks += stats.moved;
                 status.resyncs += stats.resyncs;
+                status.kept_blocks += u64::from(blocks.kept());
+                let KeepStats { hits, evicted, expired } = stats.keeps;
+                for (total, count) in status.keeps.iter_mut().zip([hits, evicted, expired]) {
+                    *total += count;
+                }
             }
         }
         status.evictions[2] += output_critical_evictions;

@@ -309,6 +309,12 @@ pub struct KvStatus {
     pub moved_blocks: u64,
     /// Times that the mirror of the engine's free blocks was refilled; 1 for each pool at the start.
     pub resyncs: u64,
+    /// Cached blocks that a policy keeps for a time, now.
+    #[serde(default)]
+    pub kept_blocks: u64,
+    /// Blocks that a policy kept for a time, by what ended it: used again, evicted before their time, time over.
+    #[serde(default)]
+    pub keeps: [u64; 3],
 }
 
 /// Requests whose spans were sent to a collector.

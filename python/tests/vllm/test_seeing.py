@@ -30,8 +30,6 @@ TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 HEADER = f"00-{TRACE}-{CALLER}-01"
 # Long enough for a machine that does something else.
 PATIENCE = 120
-# Panels about what this engine does not have: it generates without the logits processor, so nothing ends thinking.
-WITHOUT_SAMPLER = {"Forced ends by reason", "Probes", "Tokens that probes computed", "Mean think tokens of a request"}
 
 
 def until(what: Callable[[], Any], why: str) -> Any:
@@ -144,9 +142,14 @@ def observed(tmp_path_factory: pytest.TempPathFactory, policies: Path) -> Iterat
         f'[telemetry]\nprometheus = "127.0.0.1:{metrics}"\ntenants = 2\notlp_endpoint = "http://127.0.0.1:{traces}"\n'
         f'[admin]\nlisten = "127.0.0.1:0"\ntoken_file = "{token}"\n[policy]\nrecord_dir = "{folder / "recordings"}"\n'
         "[policy.dispatch]\nsource = 'native:balanced'\ndeadline_ms = 1000\n"
+        # Ends the thinking of long requests, asks probes, and keeps KV blocks of sessions.
+        "[scheduler]\nmin_think_tokens = 0\nmax_think_tokens = 60\noutput_tpot_budget_ms = 1000\n"
+        "[entropy]\neat_probe_interval_tokens = 8\nprobe_suffix = 'ans'\n"
+        "[policy.eviction]\nsource = 'native:ttl'\nconfig = { ttl_ms = 1000, tools_only = false }\n"
     )
     command = [sys.executable, str(ROOT / "bench" / "vllm" / "observed.py"), "--toml", str(toml), "--until-eof"]
-    command += ["--in-flight", "24", "--max-num-seqs", "12", "--kv-blocks", "64", "--traceparent", HEADER]
+    command += ["--budgets", "--sessions", "40", "--lull-s", "2", "--in-flight", "24", "--max-num-seqs", "12"]
+    command += ["--kv-blocks", "64", "--traceparent", HEADER]
     engine = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert engine.stdout is not None
     # vLLM logs to the same stream.
@@ -185,8 +188,8 @@ def query_of(expr: str) -> str:
 
 
 def test_every_panel_returns_data_and_nothing_fires(observed: Observed) -> None:
-    asked = [(title, query_of(expr)) for title, expr in panels() if title not in WITHOUT_SAMPLER]
-    assert len({title for title, _ in asked}) >= 30
+    asked = [(title, query_of(expr)) for title, expr in panels()]
+    assert len({title for title, _ in asked}) >= 37
 
     def empty() -> list[str]:
         def is_empty(query: str) -> bool:
@@ -204,6 +207,15 @@ def test_every_panel_returns_data_and_nothing_fires(observed: Observed) -> None:
         pause.wait(1.0)
         missing = empty()
     assert not missing, f"panels without data: {missing}"
+    # Of counters that are there from the start, some are to have counted.
+    for counted in (
+        'meridian_probes_total{outcome="done"}',
+        "meridian_probe_tokens_total",
+        'meridian_forced_ends_total{reason="hard_cap"}',
+        'meridian_kv_keeps_total{outcome="hit"}',
+        'meridian_kv_keeps_total{outcome="evicted"}',
+    ):
+        until(lambda counted=counted: observed.ask("/api/v1/query", query=f"{counted} > 0")["result"], counted)
     assert observed.firing() == set()
     series = observed.ask("/api/v1/query", query="count by (tenant) (meridian_ttft_seconds_count)")["result"]
     assert {x["metric"].get("tenant", "") for x in series} <= {"", "other", "blue", "green", "red"}

@@ -39,11 +39,10 @@ pub(super) fn audit(pool: &Pool) -> Result<(), String> {
         same(&format!("unshared blocks of request {request}"), live.unshared, counted)?;
     }
 
+    pool.cached.audit()?;
+    pool.remote.audit()?;
     let ranked: HashSet<BlockId> = pool.cached.iter().map(|place| place.block).collect();
     same("blocks in the order of eviction", ranked.len(), pool.cached.iter().count())?;
-    let mut by_tier = [0; 3];
-    pool.cached.iter().for_each(|place| by_tier[place.tier as usize] += 1);
-    same("cached blocks by tier", pool.cached.by_tier(), by_tier)?;
     let mut indices: HashSet<u32> = pool.returned.iter().copied().collect();
     same("distinct returned device blocks", indices.len(), pool.returned.len())?;
     let (mut attended, mut think_attended, mut cached) = (0, 0, 0);

@@ -1,11 +1,12 @@
 //! The order of eviction for an engine with its own block pool.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 
 use meridian_policy_sdk::eviction::{Memory, Subject};
 
 use super::chains::{ChainFacts, ChainId, Chains};
-use super::policy::{Epochs, REKEYED_AT_ONCE, Rank, RankingId, UNKNOWN, ranked_or_default};
+use super::order::{EvictionOrder, Place};
+use super::policy::{Epochs, REKEYED_AT_ONCE, Rank, Ranked, RankingId, UNKNOWN, ranked_or_default};
 use crate::{BlockId, BlockTier, EvictionCandidate, EvictionRanker, EvictionSubject};
 
 /// Mirrors the free blocks of an engine's own pool: which blocks a prompt may still match, and the order in which they
@@ -38,11 +39,7 @@ use crate::{BlockId, BlockTier, EvictionCandidate, EvictionRanker, EvictionSubje
 #[derive(Debug)]
 pub struct CachedBlocks {
     blocks: Vec<Entry>,
-    order: BTreeSet<Place>,
-    /// Number of blocks in `order` with each tier, epoch and key. With only one entry, the queue is in order by itself.
-    keys: BTreeMap<(BlockTier, Rank), u32>,
-    /// Kept blocks, by the end of their time.
-    kept: BTreeSet<(Until, u32)>,
+    order: EvictionOrder<u32>,
     /// Blocks whose time is over, for the policy to be asked again; each is in it once.
     expired: VecDeque<u32>,
     chains: Chains,
@@ -99,6 +96,25 @@ pub struct CachedStats {
     pub moved: u64,
     /// Times that the mirror was refilled because it did not agree with the engine.
     pub resyncs: u64,
+    /// What became of blocks that a policy kept for a time.
+    pub keeps: KeepStats,
+}
+
+/// Number of blocks that a policy kept for a time, by what ended it. A block whose contents the engine drops, or that the
+/// policy ranks again, counts in none.
+///
+/// ```
+/// let keeps = meridian_core::KeepStats { hits: 3, evicted: 1, ..Default::default() };
+/// assert_eq!(keeps.expired, 0);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeepStats {
+    /// A request used it again.
+    pub hits: u64,
+    /// It was handed out before its time was over.
+    pub evicted: u64,
+    /// Its time was over.
+    pub expired: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -121,16 +137,6 @@ struct Entry {
     chain: ChainId,
 }
 
-/// A time that is not negative, as a number of the same order.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-struct Until(u64);
-
-impl Until {
-    fn of(ms: f64) -> Self {
-        Self(ms.max(0.0).to_bits())
-    }
-}
-
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum State {
     /// A request attends it.
@@ -139,30 +145,7 @@ enum State {
     /// Free, without contents to match.
     Empty,
     /// Free, with contents to match.
-    Cached { tier: BlockTier, rank: Rank, stamp: u64, until: Until },
-}
-
-/// Place in the order of eviction; the lowest goes first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
-    tier: BlockTier,
-    rank: Rank,
-    stamp: u64,
-    block: u32,
-}
-
-/// A rank, and the end of the time for which its block is kept.
-#[derive(Clone, Copy, Debug, Default)]
-struct Ranked {
-    rank: Rank,
-    until: Until,
-}
-
-impl Place {
-    /// The place before all blocks of a tier that were ranked in `epoch` or later.
-    fn first(tier: BlockTier, epoch: u32) -> Self {
-        Self { tier, rank: Rank { epoch, ..Rank::default() }, stamp: 0, block: 0 }
-    }
+    Cached { tier: BlockTier, ranked: Ranked, stamp: u64 },
 }
 
 impl CachedBlocks {
@@ -172,9 +155,7 @@ impl CachedBlocks {
     pub fn new(blocks: u32, block_tokens: u32) -> Self {
         Self {
             blocks: vec![Entry::default(); blocks as usize],
-            order: BTreeSet::new(),
-            keys: BTreeMap::new(),
-            kept: BTreeSet::new(),
+            order: EvictionOrder::default(),
             expired: VecDeque::new(),
             chains: Chains::default(),
             epochs: Epochs::default(),
@@ -199,19 +180,25 @@ impl CachedBlocks {
     /// Number of cached blocks.
     #[must_use]
     pub fn len(&self) -> u32 {
-        u32::try_from(self.order.len()).unwrap_or(u32::MAX)
+        self.order.len()
     }
 
     /// Whether no block is cached.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.order.is_empty()
+        self.len() == 0
     }
 
     /// Number of free blocks without contents.
     #[must_use]
     pub fn empty(&self) -> u32 {
         self.empty
+    }
+
+    /// Number of cached blocks that a policy keeps for a time.
+    #[must_use]
+    pub fn kept(&self) -> u32 {
+        self.order.kept()
     }
 
     /// Number of free blocks, cached or empty.
@@ -238,8 +225,6 @@ impl CachedBlocks {
             entry.state = State::Attended;
         }
         self.order.clear();
-        self.keys.clear();
-        self.kept.clear();
         self.empty = 0;
         self.stats.resyncs += 1;
         let ranked = Ranked { rank: Rank::of(self.epochs.latest(), &[], 0), ..Ranked::default() };
@@ -261,7 +246,8 @@ impl CachedBlocks {
         if wanted > 0 {
             self.expire();
         }
-        if wanted == 0 || self.keys.len() < 2 {
+        // If all have one key, the queue is in order by itself.
+        if wanted == 0 || self.order.is_by_stamp() {
             return Vec::new();
         }
         let chosen: Vec<u32> = self.order().take(wanted).collect();
@@ -272,9 +258,11 @@ impl CachedBlocks {
     /// Report that the engine handed out these blocks: their contents are gone.
     pub fn taken(&mut self, blocks: &[u32], now_ms: f64) {
         self.tell_time(now_ms);
+        self.expire();
         for block in blocks {
-            if let Some(Entry { state: State::Cached { tier, .. }, .. }) = self.blocks.get(*block as usize) {
+            if let Some(Entry { state: State::Cached { tier, ranked, .. }, .. }) = self.blocks.get(*block as usize) {
                 self.stats.evictions[*tier as usize] += 1;
+                self.stats.keeps.evicted += u64::from(ranked.rank.is_kept);
             }
             let born_ms = self.now_ms;
             self.leave_chain(*block);
@@ -287,6 +275,9 @@ impl CachedBlocks {
     /// Report that a request attends these blocks; free ones are no longer free.
     pub fn touched(&mut self, blocks: &[u32]) {
         for block in blocks {
+            if let Some(Entry { state: State::Cached { ranked, .. }, .. }) = self.blocks.get(*block as usize) {
+                self.stats.keeps.hits += u64::from(ranked.rank.is_kept);
+            }
             if let Some(entry) = self.attend(*block) {
                 entry.is_awaited = false;
             }
@@ -303,7 +294,7 @@ impl CachedBlocks {
             match entry.state {
                 State::Empty => continue,
                 State::Attended => {}
-                State::Cached { tier, rank, stamp, .. } => places.push(Place { tier, rank, stamp, block: *block }),
+                State::Cached { tier, ranked, stamp } => places.push(Place::new(tier, ranked, stamp, *block)),
             }
             entry.is_awaited = true;
         }
@@ -316,15 +307,14 @@ impl CachedBlocks {
         for block in blocks {
             let Some(entry) = self.blocks.get_mut(*block as usize) else { continue };
             let was_awaited = std::mem::take(&mut entry.is_awaited);
-            let State::Cached { tier, rank, stamp, .. } = entry.state else { continue };
+            let State::Cached { tier, ranked, stamp } = entry.state else { continue };
             if !was_awaited {
                 continue;
             }
             if !std::mem::replace(&mut entry.has_expired, true) {
                 self.expired.push_back(*block);
             }
-            let rank = Rank { is_kept: false, ..rank };
-            self.put(*block, tier, Ranked { rank, until: Until::default() }, stamp);
+            self.put(*block, tier, ranked.not_kept(), stamp);
         }
     }
 
@@ -387,8 +377,8 @@ impl CachedBlocks {
         for block in blocks {
             let Some(entry) = self.blocks.get_mut(*block as usize) else { continue };
             entry.dead = !entry.shared;
-            if let (State::Cached { rank, stamp, until, .. }, true, true) = (entry.state, entry.dead, self.keeps_dead) {
-                self.put(*block, BlockTier::ThinkComplete, Ranked { rank, until }, stamp);
+            if let (State::Cached { ranked, stamp, .. }, true, true) = (entry.state, entry.dead, self.keeps_dead) {
+                self.put(*block, BlockTier::ThinkComplete, ranked, stamp);
             }
         }
     }
@@ -422,10 +412,10 @@ impl CachedBlocks {
         }
         let ranks = self.ask(policy);
         let mut order: Vec<_> =
-            self.candidates.iter().zip(ranks).enumerate().map(|(i, (c, r))| (c.tier, r.rank, i, r.until)).collect();
+            self.candidates.iter().zip(ranks).enumerate().map(|(i, (c, r))| (c.tier, r.rank, i, r)).collect();
         order.sort_unstable();
-        for (tier, rank, i, until) in order {
-            self.cache(kept[i].0, tier, Ranked { rank, until });
+        for (tier, _, i, ranked) in order {
+            self.cache(kept[i].0, tier, ranked);
             out.freed.push(kept[i].0);
         }
         out
@@ -443,7 +433,7 @@ impl CachedBlocks {
     }
 
     /// Give cached blocks the ranks that the policy has for them now.
-    fn ask_again(&mut self, policy: &mut dyn EvictionRanker, places: &[Place]) {
+    fn ask_again(&mut self, policy: &mut dyn EvictionRanker, places: &[Place<u32>]) {
         if places.is_empty() {
             return;
         }
@@ -458,13 +448,11 @@ impl CachedBlocks {
     }
 
     /// The blocks that [`CachedBlocks::rekey`] asks about.
-    fn due_for_rekey(&mut self, ranking: RankingId) -> Vec<Place> {
+    fn due_for_rekey(&mut self, ranking: RankingId) -> Vec<Place<u32>> {
         let epoch = self.epochs.least(ranking);
         let mut places = Vec::new();
         if self.settled < epoch {
-            let stale =
-                |tier: BlockTier| self.order.range(Place::first(tier, UNKNOWN)..Place::first(tier, epoch)).rev();
-            places.extend(BlockTier::ALL.into_iter().rev().flat_map(stale).take(REKEYED_AT_ONCE).copied());
+            places.extend(self.order.ranked_before(epoch).take(REKEYED_AT_ONCE).copied());
             if places.is_empty() {
                 self.settled = epoch;
             }
@@ -475,11 +463,11 @@ impl CachedBlocks {
             let Some(entry) = self.blocks.get_mut(block as usize) else { continue };
             entry.has_expired = false;
             // Used or kept again since, or of an earlier epoch: that is asked about above.
-            if let State::Cached { tier, rank, stamp, .. } = entry.state
-                && !rank.is_kept
-                && rank.epoch >= epoch
+            if let State::Cached { tier, ranked, stamp } = entry.state
+                && !ranked.rank.is_kept
+                && ranked.rank.epoch >= epoch
             {
-                places.push(Place { tier, rank, stamp, block });
+                places.push(Place::new(tier, ranked, stamp, block));
             }
         }
         places
@@ -487,16 +475,11 @@ impl CachedBlocks {
 
     /// Blocks whose time is over go by their keys.
     fn expire(&mut self) {
-        let now = Until::of(self.now_ms);
-        while let Some((until, block)) = self.kept.first().copied().filter(|(until, _)| *until <= now) {
-            let Some(State::Cached { tier, rank, stamp, .. }) =
-                self.blocks.get(block as usize).map(|entry| entry.state)
-            else {
-                self.kept.remove(&(until, block));
-                continue;
-            };
-            let rank = Rank { is_kept: false, ..rank };
-            self.put(block, tier, Ranked { rank, until: Until::default() }, stamp);
+        while let Some(block) = self.order.over(self.now_ms)
+            && let State::Cached { tier, ranked, stamp } = self.blocks[block as usize].state
+        {
+            self.stats.keeps.expired += 1;
+            self.put(block, tier, ranked.not_kept(), stamp);
             let entry = &mut self.blocks[block as usize];
             if !std::mem::replace(&mut entry.has_expired, true) {
                 self.expired.push_back(block);
@@ -509,16 +492,7 @@ impl CachedBlocks {
         let before = RankingId::of(policy);
         let (ranking, _) = ranked_or_default(policy, &self.memory(Subject::Blocks), &self.candidates);
         let epoch = self.epochs.of(before, RankingId::of(policy));
-        let ranked = |i: usize| {
-            let rank = Rank::of(epoch, &ranking.keys, i);
-            match ranking.keep_ms.get(i) {
-                Some(ms) if *ms > 0.0 && epoch != UNKNOWN => {
-                    Ranked { rank: Rank { is_kept: true, ..rank }, until: Until::of(self.now_ms + f64::from(*ms)) }
-                }
-                _ => Ranked { rank, until: Until::default() },
-            }
-        };
-        (0..self.candidates.len()).map(ranked).collect()
+        (0..self.candidates.len()).map(|i| Ranked::of(epoch, &ranking, i, self.now_ms)).collect()
     }
 
     fn candidate(&self, block: u32, tier: BlockTier) -> EvictionCandidate {
@@ -555,10 +529,10 @@ impl CachedBlocks {
     /// that sets one must set all.
     pub fn stamp(&mut self, blocks: &[u32], stamps: &[u64]) {
         for (block, stamp) in blocks.iter().zip(stamps) {
-            if let Some(Entry { state: State::Cached { tier, rank, until, .. }, .. }) =
+            if let Some(Entry { state: State::Cached { tier, ranked, .. }, .. }) =
                 self.blocks.get(*block as usize).copied()
             {
-                self.put(*block, tier, Ranked { rank, until }, *stamp);
+                self.put(*block, tier, ranked, *stamp);
             }
         }
     }
@@ -607,18 +581,7 @@ impl CachedBlocks {
         if free != counted || counted != self.free() as usize {
             return Err(format!("{free} blocks are free, here {counted}, counted as {}", self.free()));
         }
-        let by_key: u32 = self.keys.values().sum();
-        if by_key != self.len() {
-            return Err(format!("{} blocks are cached, {by_key} by key", self.len()));
-        }
-        let is_kept = |place: &&Place| place.rank.is_kept;
-        if self.order.iter().filter(is_kept).count() != self.kept.len() {
-            return Err(format!(
-                "{} blocks are kept, {} by time",
-                self.order.iter().filter(is_kept).count(),
-                self.kept.len()
-            ));
-        }
+        self.order.audit()?;
         let of_chains = self.blocks.iter().filter(|entry| entry.chain > 0).count();
         let mut chains: Vec<ChainId> = self.blocks.iter().map(|entry| entry.chain).filter(|chain| *chain > 0).collect();
         chains.sort_unstable();
@@ -647,15 +610,10 @@ impl CachedBlocks {
     }
 
     fn put(&mut self, block: u32, tier: BlockTier, ranked: Ranked, stamp: u64) {
-        let Ranked { rank, until } = ranked;
         if let Some(entry) = self.attend(block) {
-            entry.state = State::Cached { tier, rank, stamp, until };
-            self.settled = self.settled.min(rank.epoch);
-            self.order.insert(Place { tier, rank, stamp, block });
-            *self.keys.entry((tier, rank)).or_default() += 1;
-            if rank.is_kept {
-                self.kept.insert((until, block));
-            }
+            entry.state = State::Cached { tier, ranked, stamp };
+            self.settled = self.settled.min(ranked.rank.epoch);
+            self.order.insert(Place::new(tier, ranked, stamp, block));
         }
     }
 
@@ -673,18 +631,7 @@ impl CachedBlocks {
         match std::mem::take(&mut entry.state) {
             State::Attended => {}
             State::Empty => self.empty -= 1,
-            State::Cached { tier, rank, stamp, until } => {
-                self.order.remove(&Place { tier, rank, stamp, block });
-                if rank.is_kept {
-                    self.kept.remove(&(until, block));
-                }
-                if let Some(count) = self.keys.get_mut(&(tier, rank)) {
-                    *count -= 1;
-                    if *count == 0 {
-                        self.keys.remove(&(tier, rank));
-                    }
-                }
-            }
+            State::Cached { tier, ranked, stamp } => _ = self.order.remove(&Place::new(tier, ranked, stamp, block)),
         }
         Some(entry)
     }

@@ -2,7 +2,7 @@ use std::fmt;
 
 use meridian_policy_sdk::eviction::Subject;
 
-use super::policy::{Epochs, Judge, Rank};
+use super::policy::{Epochs, Judge, Ranked};
 use super::pool::Pool;
 use super::preempt::{self, Preemption};
 use super::{Allocation, BeginKv, BlockManager, Evicted, EvictionRanker, Fabric, FabricError, KvMemory, KvStats};
@@ -36,6 +36,10 @@ use crate::{
 /// **Class**: the order of eviction, ThinkComplete before ThinkActive before OutputCritical. For an unattended block,
 /// it is the tier. For an attended block, it is ThinkActive if only prefilling and thinking requests attend it, else
 /// OutputCritical. Within a class, unattended blocks go before attended ones, because they cost no preemption.
+///
+/// **Kept blocks**: a policy may keep cached blocks for a time ([`EvictionRanker::rank`]). They go after the others of their
+/// tier until it is over, then by their keys, and the policy is asked again when a request ends. No block is pinned. The
+/// manager knows the time of the latest request that began or ended.
 ///
 /// **Limit of thinking** ([`KvMemory::think_fraction_limit`]): requests that do not answer yet may attend only this
 /// share, prompts included. It keeps memory for answers, and holds while several such requests hold blocks. A request
@@ -83,16 +87,16 @@ struct Books {
 
 impl Books {
     /// The policy's ranks of the blocks.
-    fn ranks(&mut self, blocks: &[EvictionCandidate]) -> Vec<Rank> {
+    fn ranks(&mut self, blocks: &[EvictionCandidate]) -> Vec<Ranked> {
         let before = self.judge.ranking();
-        let keys = self.judge.keys(&self.pool.memory(Subject::Blocks), blocks);
+        let ranking = self.judge.rank(&self.pool.memory(Subject::Blocks), blocks);
         let epoch = self.epochs.of(before, self.judge.ranking());
-        (0..blocks.len()).map(|i| Rank::of(epoch, &keys, i)).collect()
+        (0..blocks.len()).map(|i| Ranked::of(epoch, &ranking, i, self.pool.now_ms)).collect()
     }
 
-    /// Ask the policy about blocks that another policy ranked.
+    /// Ask the policy about blocks that another policy ranked, and about those whose time is over.
     fn rekey(&mut self) {
-        let blocks = self.pool.ranked_before(self.epochs.least(self.judge.ranking()));
+        let blocks = self.pool.due_for_rekey(self.epochs.least(self.judge.ranking()));
         let ranks = self.ranks(&blocks);
         let block = |candidate: &EvictionCandidate| match candidate.subject {
             EvictionSubject::Block(block) => Some(block),

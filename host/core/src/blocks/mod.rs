@@ -5,12 +5,13 @@ mod audit;
 mod cached;
 mod chains;
 mod manager;
+mod order;
 mod policy;
 mod pool;
 mod preempt;
 mod record;
 
-pub use cached::{CachedBlocks, CachedStats, Leaving, LeavingBlock};
+pub use cached::{CachedBlocks, CachedStats, KeepStats, Leaving, LeavingBlock};
 pub use chains::ChainFacts;
 pub use manager::PhaseAwareBlockManager;
 pub(crate) use policy::ranked_or_default;

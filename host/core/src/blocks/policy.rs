@@ -34,8 +34,7 @@ pub trait EvictionRanker: Send {
     /// A fault costs this batch only.
     fn keys(&mut self, memory: &Memory, candidates: &[EvictionCandidate], keys: &mut Vec<f32>) -> Result<(), Fault>;
 
-    /// The same, with the time for which each block is kept: what [`CachedBlocks`](crate::CachedBlocks) asks. A block manager
-    /// of its own ([`PhaseAwareBlockManager`](crate::PhaseAwareBlockManager)) has no use for the times. By default, none is.
+    /// The same, with the time for which each block is kept. By default, none is.
     ///
     /// # Errors
     /// As [`EvictionRanker::keys`].
@@ -198,11 +197,11 @@ impl Judge {
         RankingId { replaced: self.replaced, number: self.policy.ranking() }
     }
 
-    /// One key per candidate, or none for the default. Keeps nothing when the policy panics.
-    pub(super) fn keys(&mut self, memory: &Memory, candidates: &[EvictionCandidate]) -> Vec<f32> {
+    /// One key per candidate, or none for the default, and times to keep. Keeps nothing when the policy panics.
+    pub(super) fn rank(&mut self, memory: &Memory, candidates: &[EvictionCandidate]) -> Ranking {
         let (ranking, failed) = ranked_or_default(&mut *self.policy, memory, candidates);
         self.faults += u64::from(failed);
-        ranking.keys
+        ranking
     }
 }
 
@@ -251,6 +250,41 @@ impl Rank {
     pub(super) fn of(epoch: u32, keys: &[f32], i: usize) -> Self {
         let key = if epoch == UNKNOWN { 0.0 } else { keys.get(i).copied().unwrap_or(0.0) };
         Self { epoch, is_kept: false, key: ordinal(key) }
+    }
+}
+
+/// A time that is not negative, as a number of the same order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Until(u64);
+
+impl Until {
+    pub(super) fn of(ms: f64) -> Self {
+        Self(ms.max(0.0).to_bits())
+    }
+}
+
+/// A rank, and the end of the time for which its block is kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Ranked {
+    pub(super) rank: Rank,
+    pub(super) until: Until,
+}
+
+impl Ranked {
+    /// The `i`th of a batch's ranks.
+    pub(super) fn of(epoch: u32, ranking: &Ranking, i: usize, now_ms: f64) -> Self {
+        let rank = Rank::of(epoch, &ranking.keys, i);
+        match ranking.keep_ms.get(i) {
+            Some(ms) if *ms > 0.0 && epoch != UNKNOWN => {
+                Self { rank: Rank { is_kept: true, ..rank }, until: Until::of(now_ms + f64::from(*ms)) }
+            }
+            _ => Self { rank, until: Until::default() },
+        }
+    }
+
+    /// The same without a time.
+    pub(super) fn not_kept(self) -> Self {
+        Self { rank: Rank { is_kept: false, ..self.rank }, until: Until::default() }
     }
 }
 

@@ -1,13 +1,14 @@
 //! The books: the place, the readers and the order of eviction of each block. Single-threaded, without outside calls or
 //! panics.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use meridian_policy_sdk::eviction::{Memory, Subject};
 
-use super::policy::{REKEYED_AT_ONCE, Rank};
+use super::order::EvictionOrder;
+use super::policy::{REKEYED_AT_ONCE, Ranked};
 use super::preempt::Preemption;
-use super::record::{Block, EvictionOrder, Live, Place, Section, view};
+use super::record::{Block, Live, Section, view};
 use super::{Allocation, BeginKv, Evicted, KvMemory, KvStats};
 use crate::{BlockId, BlockLocation, BlockTier, Error, EvictionCandidate, EvictionSubject, RequestId, ThinkPhase};
 
@@ -26,14 +27,16 @@ pub(super) struct Pool {
     pub(super) blocks: HashMap<BlockId, Block>,
     pub(super) requests: BTreeMap<RequestId, Live>,
     /// Unattended blocks on the device.
-    pub(super) cached: EvictionOrder,
+    pub(super) cached: EvictionOrder<BlockId>,
     pub(super) attended: u32,
     /// Blocks that a request attends before it answers.
     pub(super) think_attended: u32,
     /// Requests that hold blocks before they answer.
     pub(super) think_holders: u32,
     /// Blocks in the fabric.
-    pub(super) remote: EvictionOrder,
+    pub(super) remote: EvictionOrder<BlockId>,
+    /// Blocks whose time to be kept is over, for the policy to be asked again; each is in it once.
+    expired: VecDeque<BlockId>,
     pub(super) remote_limit: u32,
     pub(super) remote_evictions: u64,
     /// Tokens of a block; 0 when unknown.
@@ -63,6 +66,7 @@ impl Pool {
             think_attended: 0,
             think_holders: 0,
             remote: EvictionOrder::default(),
+            expired: VecDeque::new(),
             remote_limit: DEFAULT_REMOTE_BLOCKS,
             remote_evictions: 0,
             block_tokens: 0,
@@ -101,6 +105,22 @@ impl Pool {
     pub(super) fn tell_time(&mut self, now_ms: f64) {
         if now_ms.is_finite() && now_ms > self.now_ms {
             self.now_ms = now_ms;
+            self.expire();
+        }
+    }
+
+    /// Blocks whose time is over go by their keys.
+    fn expire(&mut self) {
+        for order in [&mut self.cached, &mut self.remote] {
+            while let Some(id) = order.over(self.now_ms) {
+                let block = self.blocks.get_mut(&id).expect("an order names blocks that exist");
+                order.remove(&block.place(id));
+                block.ranked = block.ranked.not_kept();
+                order.insert(block.place(id));
+                if !std::mem::replace(&mut block.has_expired, true) {
+                    self.expired.push_back(id);
+                }
+            }
         }
     }
 
@@ -184,7 +204,8 @@ impl Pool {
                     cached_tier: BlockTier::ThinkActive,
                     dead: false,
                     is_moving: false,
-                    rank: Rank::default(),
+                    ranked: Ranked::default(),
+                    has_expired: false,
                     position: 0,
                     stamp: 0,
                     hits: 0,
@@ -268,23 +289,38 @@ impl Pool {
         }
     }
 
-    /// Unattended blocks with keys of an earlier epoch, to rank again: a bounded number.
-    pub(super) fn ranked_before(&self, epoch: u32) -> Vec<EvictionCandidate> {
+    /// Unattended blocks to rank again, a bounded number: with keys of an earlier epoch, and whose time is over.
+    pub(super) fn due_for_rekey(&mut self, epoch: u32) -> Vec<EvictionCandidate> {
         let places = self.cached.ranked_before(epoch).chain(self.remote.ranked_before(epoch));
-        let candidate = |place: &Place| self.candidate(place.block, place.tier, self.blocks[&place.block].position);
-        places.take(REKEYED_AT_ONCE).map(candidate).collect()
+        let mut due: Vec<BlockId> = places.take(REKEYED_AT_ONCE).map(|place| place.block).collect();
+        while due.len() < REKEYED_AT_ONCE
+            && let Some(id) = self.expired.pop_front()
+        {
+            let Some(block) = self.blocks.get_mut(&id) else { continue };
+            block.has_expired = false;
+            // Used or kept again since, or of an earlier epoch: that is asked about above.
+            let rank = block.ranked.rank;
+            if block.readers() == 0 && !rank.is_kept && rank.epoch >= epoch {
+                due.push(id);
+            }
+        }
+        let candidate = |id: &BlockId| {
+            let block = &self.blocks[id];
+            self.candidate(*id, block.cached_tier, block.position)
+        };
+        due.iter().map(candidate).collect()
     }
 
     /// Rank unattended blocks again.
-    pub(super) fn rank(&mut self, ranks: impl Iterator<Item = (BlockId, Rank)>) {
-        for (id, rank) in ranks {
+    pub(super) fn rank(&mut self, ranks: impl Iterator<Item = (BlockId, Ranked)>) {
+        for (id, ranked) in ranks {
             let Some(block) = self.blocks.get_mut(&id) else { continue };
             let order = match block.place {
                 BlockLocation::Device { .. } => &mut self.cached,
                 BlockLocation::Remote { .. } => &mut self.remote,
             };
             if order.remove(&block.place(id)) {
-                block.rank = rank;
+                block.ranked = ranked;
                 order.insert(block.place(id));
             }
         }
@@ -303,7 +339,7 @@ impl Pool {
     }
 
     /// End a live request; its blocks stay as cache. `ranks` are the ranks of [`Pool::leaving`].
-    pub(super) fn retire(&mut self, request: RequestId, leaving: &[EvictionCandidate], ranks: &[Rank]) {
+    pub(super) fn retire(&mut self, request: RequestId, leaving: &[EvictionCandidate], ranks: &[Ranked]) {
         let live = self.remove(request);
         let mut ranked = leaving.iter().zip(ranks).rev();
         // Tail first: the rest of a partly evicted prefix is still a prefix.
@@ -316,7 +352,7 @@ impl Pool {
             block.cached_tier = live.leaves_behind(section, block.dead);
             block.dead = false;
             if let Some((candidate, rank)) = ranked.next() {
-                (block.position, block.rank) = (candidate.position, *rank);
+                (block.position, block.ranked) = (candidate.position, *rank);
             }
             block.stamp = self.next_stamp;
             self.cached.insert(block.place(id));

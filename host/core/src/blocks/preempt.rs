@@ -66,7 +66,7 @@ fn order(pool: &Pool, judge: &mut Judge, spared: RequestId, class: BlockTier) ->
             ..EvictionCandidate::default()
         })
         .collect();
-    let keys = judge.keys(&pool.memory(Subject::Requests), &candidates);
+    let keys = judge.rank(&pool.memory(Subject::Requests), &candidates).keys;
     let key = |i: usize| ordinal(keys.get(i).copied().unwrap_or(0.0));
     let mut order: Vec<_> = candidates
         .iter()

@@ -1,9 +1,10 @@
-//! One block, one request, and the order of eviction.
+//! One block, and one request.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 
 use super::Sections;
-use super::policy::{Rank, UNKNOWN};
+use super::order::Place;
+use super::policy::Ranked;
 use crate::{BlockId, BlockLocation, BlockTier, ThinkPhase};
 
 /// The phase of a request when a block joined its chain; the index of [`Live::sections`].
@@ -46,7 +47,9 @@ pub(super) struct Block {
     pub(super) dead: bool,
     /// A transfer of it is running, so no other may begin.
     pub(super) is_moving: bool,
-    pub(super) rank: Rank,
+    pub(super) ranked: Ranked,
+    /// Its time to be kept is over, and the policy is to be asked again.
+    pub(super) has_expired: bool,
     /// Distance from the head of the chain of the request that released it, blocks.
     pub(super) position: u32,
     /// Sequence number of its last release, for least-recently-used order. Changes whenever it may have been written
@@ -82,72 +85,8 @@ impl Block {
         }
     }
 
-    pub(super) fn place(&self, block: BlockId) -> Place {
-        Place { tier: self.cached_tier, rank: self.rank, stamp: self.stamp, block }
-    }
-}
-
-/// Place in the order of eviction; the lowest goes first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place {
-    pub(super) tier: BlockTier,
-    rank: Rank,
-    stamp: u64,
-    pub(super) block: BlockId,
-}
-
-impl Place {
-    /// The place before all blocks of a tier that were ranked in `epoch` or later.
-    fn first(tier: BlockTier, epoch: u32) -> Self {
-        Self { tier, rank: Rank { epoch, ..Rank::default() }, stamp: 0, block: BlockId(0) }
-    }
-}
-
-/// Unattended blocks in one place, in the order of eviction.
-#[derive(Debug, Default)]
-pub(super) struct EvictionOrder {
-    places: BTreeSet<Place>,
-    by_tier: [u32; 3],
-}
-
-impl EvictionOrder {
-    pub(super) fn insert(&mut self, place: Place) {
-        self.by_tier[place.tier as usize] += u32::from(self.places.insert(place));
-    }
-
-    /// Remove a place; returns whether it existed.
-    pub(super) fn remove(&mut self, place: &Place) -> bool {
-        let was_there = self.places.remove(place);
-        self.by_tier[place.tier as usize] -= u32::from(was_there);
-        was_there
-    }
-
-    pub(super) fn contains(&self, place: &Place) -> bool {
-        self.places.contains(place)
-    }
-
-    pub(super) fn pop_first(&mut self) -> Option<Place> {
-        let place = self.places.pop_first()?;
-        self.by_tier[place.tier as usize] -= 1;
-        Some(place)
-    }
-
-    /// Blocks that were ranked before `epoch`, starting with the last of their tier.
-    pub(super) fn ranked_before(&self, epoch: u32) -> impl Iterator<Item = &Place> {
-        let before = move |tier| self.places.range(Place::first(tier, UNKNOWN)..Place::first(tier, epoch)).rev();
-        BlockTier::ALL.into_iter().rev().flat_map(before)
-    }
-
-    pub(super) fn len(&self) -> u32 {
-        self.by_tier.iter().sum()
-    }
-
-    pub(super) fn by_tier(&self) -> [u32; 3] {
-        self.by_tier
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Place> {
-        self.places.iter()
+    pub(super) fn place(&self, block: BlockId) -> Place<BlockId> {
+        Place::new(self.cached_tier, self.ranked, self.stamp, block)
     }
 }
 

@@ -14,6 +14,7 @@ use crate::control::{Control, DECIDING_BUCKETS_US, ProcessStatus, SlotName, Slot
 const PHASES: [&str; 3] = ["prefill", "think", "output"];
 const SOURCES: [&str; 3] = ["policy", "default", "fallback"];
 const TIERS: [&str; 3] = ["think_complete", "think_active", "output_critical"];
+const KEEP_OUTCOMES: [&str; 3] = ["hit", "evicted", "expired"];
 const STEP_PARTS: [&str; 3] = ["fixed", "decode_token", "prefill_token"];
 
 /// Receives the values of the labels, then the sample.
@@ -173,7 +174,7 @@ const FAMILIES: &[Family] = &[
     },
     Family {
         name: "kv_blocks",
-        help: "KV blocks at the latest step: free, all (total)",
+        help: "KV blocks at the latest step: free, of these those that the eviction policy keeps for a time (kept), all (total)",
         kind: MetricType::GAUGE,
         labels: &["state"],
         read: |status, emit| {
@@ -181,6 +182,7 @@ const FAMILIES: &[Family] = &[
                 emit(&["free"], gauge(float(free)));
                 emit(&["total"], gauge(float(total)));
             }
+            status.kv.iter().for_each(|kv| emit(&["kept"], gauge(float(kv.kept_blocks))));
         },
     },
     Family {
@@ -261,6 +263,17 @@ const FAMILIES: &[Family] = &[
         kind: MetricType::COUNTER,
         labels: &[],
         read: |status, emit| status.kv.iter().for_each(|kv| emit(&[], counter(kv.moved_blocks))),
+    },
+    Family {
+        name: "kv_keeps_total",
+        help: "KV blocks that the eviction policy kept for a time, by what ended it: used again (hit), evicted before, time over",
+        kind: MetricType::COUNTER,
+        labels: &["outcome"],
+        read: |status, emit| {
+            if let Some(kv) = &status.kv {
+                KEEP_OUTCOMES.iter().zip(kv.keeps).for_each(|(outcome, count)| emit(&[outcome], counter(count)));
+            }
+        },
     },
     Family {
         name: "kv_resyncs_total",
@@ -612,7 +625,7 @@ fn read(family: &Family, status: &ProcessStatus) -> MetricFamily {
 
 #[cfg(test)]
 mod tests {
-    use super::FAMILIES;
+    use super::{FAMILIES, MetricType};
 
     #[test]
     fn every_metric_is_documented() {
@@ -622,6 +635,26 @@ mod tests {
                 if family.labels.is_empty() { String::new() } else { format!("{{{}}}", family.labels.join(",")) };
             let row = format!("| `meridian_{}{labels}` |", family.name);
             assert!(docs.contains(&row), "docs/src/operations.md lacks {row}");
+        }
+    }
+
+    #[test]
+    fn the_dashboard_and_the_alert_rules_ask_for_metrics_that_exist() {
+        let files = [
+            ("meridian.json", include_str!("../../../../deploy/grafana/meridian.json")),
+            ("meridian.rules.yml", include_str!("../../../../deploy/prometheus/meridian.rules.yml")),
+        ];
+        for (file, text) in files {
+            for rest in text.split("meridian_").skip(1) {
+                let name = rest.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next().unwrap_or_default();
+                let exists = FAMILIES.iter().any(|family| match name.strip_prefix(family.name) {
+                    Some(suffix) if family.kind == MetricType::HISTOGRAM => {
+                        ["_bucket", "_sum", "_count"].contains(&suffix)
+                    }
+                    suffix => suffix == Some(""),
+                });
+                assert!(exists, "{file}: meridian_{name} is no metric");
+            }
         }
     }
 }

@@ -102,6 +102,8 @@ pub fn status() -> ProcessStatus {
             avoidable_output_preemptions: 1,
             moved_blocks: 5,
             resyncs: 1,
+            kept_blocks: 9,
+            keeps: [6, 3, 4],
         }),
         budget: Some(BudgetStatus {
             forced: [4, 3, 2, 1, 0, 5, 6],
