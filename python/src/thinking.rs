@@ -16,7 +16,6 @@ impl Engine {
     /// forced ending, `line_ends` and `boundaries` the tokens that end a line, and a line, a sentence or a clause;
     /// `interrupts` end thinking when they are generated. `drafts` is the most draft tokens that a step verifies for a
     /// request.
-    #[expect(clippy::too_many_arguments, reason = "one call an engine")]
     #[pyo3(signature = (forced, line_ends, boundaries, interrupts, can_probe, drafts = 0))]
     fn follow_thinking(
         &self,

@@ -20,8 +20,8 @@ impl Outputs for Pushed {
 
 fn rows(end: &[u32], max_think_tokens: &[u32]) -> SamplerRows<Pushed> {
     let mut rows = SamplerRows::default();
-    let markers = Markers::new(vec![vec![7]], vec![end.to_vec()], vec![]).unwrap();
-    rows.configure(Some(markers), Vec::new()).unwrap();
+    let markers = Markers::new(vec![vec![7]], vec![end.to_vec()], vec![]).expect("markers");
+    rows.configure(Some(markers), Vec::new()).expect("the ending ends thinking");
     for (row, most) in max_think_tokens.iter().enumerate() {
         let arriving = Arriving {
             key: Some(row as u64),
@@ -60,11 +60,16 @@ fn a_marker_that_begins_where_the_sequence_would_end_is_completed() {
     let step = rows.step_drafts((), &[0], drafts, &[1]);
     assert_eq!((step.forced, step.tokens, step.guarded), (vec![2], vec![9], vec![0, 1]));
     rows.guard(&[1]);
-    // Only the first draft was accepted, so nothing is to be completed.
-    rows.push(0, &[30, 31, 8], false);
+    assert!(rows.told().is_some());
+    // The first draft was rejected, so the second row sampled nothing.
+    rows.push(0, &[40], false);
     let step = rows.step((), 1, None);
     assert_eq!((step.forced, step.guarded), (vec![], vec![0]));
-    assert!(rows.told().is_some(), "the report of the end of sequence is taken back");
+    assert!(rows.told().is_some(), "the report of the second row is taken back");
+    rows.push(0, &[8], false);
+    let step = rows.step((), 1, None);
+    assert!(step.forced.is_empty(), "the model meant its own token");
+    assert!(rows.told().is_none());
 }
 
 #[test]

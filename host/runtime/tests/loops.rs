@@ -22,12 +22,12 @@ struct Followed {
 }
 
 impl Followed {
-    fn new(ends_loops: bool, steps_ahead: u32, client: ClientBudget) -> Self {
+    fn new(ends_loops: bool, tokens_ahead: u32, client: ClientBudget) -> Self {
         let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![]).expect("valid markers").with_resuming(true);
         let rules = EndRules::new(markers.clone(), vec![]).expect("an end marker");
         let configured = ThinkThresholds { min_think_tokens: 0, ..ThinkThresholds::default() };
         let mut budgets =
-            ThinkBudgets::new(ThinkSettings { configured, ends_loops, steps_ahead, ..ThinkSettings::new(rules) });
+            ThinkBudgets::new(ThinkSettings { configured, ends_loops, tokens_ahead, ..ThinkSettings::new(rules) });
         let mut table = RequestTable::new(markers);
         let request = NewRequest { prompt: &[1, 7], max_tokens: 1 << 20, ..NewRequest::default() };
         let row = table.insert(RequestId(1), &request).expect("a free id");
@@ -62,9 +62,9 @@ fn native(name: &str) -> BudgetSlot {
 #[test]
 fn a_certain_loop_ends_at_the_next_token_that_is_not_under_way() {
     for name in ["eat-rpdi", "patience", "noop"] {
-        for steps_ahead in [0, 1] {
+        for tokens_ahead in [0, 1] {
             let mut slot = native(name);
-            let mut followed = Followed::new(true, steps_ahead, ClientBudget::default());
+            let mut followed = Followed::new(true, tokens_ahead, ClientBudget::default());
             assert!((0..700).all(|token| {
                 followed.token(1000 + token);
                 followed
@@ -72,9 +72,9 @@ fn a_certain_loop_ends_at_the_next_token_that_is_not_under_way() {
                     .iter()
                     .all(|order| matches!(order, Order::Limit { max_think_tokens: 1.., .. }))
             }));
-            let from = 700 + CERTAIN + steps_ahead;
+            let from = 700 + CERTAIN + tokens_ahead;
             assert_eq!(followed.end_of_loop(&mut slot, 5000), Some(from), "{name}");
-            for _ in 0..steps_ahead {
+            for _ in 0..tokens_ahead {
                 followed.token(50);
             }
             followed.token(8);

@@ -255,6 +255,23 @@ fn probes_are_put_at_the_end_of_a_block_when_the_interval_is_a_block() {
 }
 
 #[test]
+fn a_probe_is_cut_inside_a_step_that_has_several_tokens() {
+    let mut budgets = budgets(ThinkThresholds { eat_probe_interval_tokens: 16, ..level() }, 0);
+    add(&mut budgets, 1, ClientBudget::default());
+    let mut cuts = Vec::new();
+    for _ in 0..14 {
+        budgets.generated(1, &[20; 4], 1.0);
+        let due: Vec<_> = budgets.due().collect();
+        for (key, tokens) in due {
+            cuts.push(tokens);
+            probe(&mut budgets, key, 9.0, 1);
+        }
+    }
+    // Two settle the thinking.
+    assert_eq!(cuts, [14, 30]);
+}
+
+#[test]
 fn a_probe_without_room_gives_way_to_the_next_and_one_of_a_request_that_answers_to_nothing() {
     let mut budgets = budgets(level(), 0);
     add(&mut budgets, 1, ClientBudget::default());

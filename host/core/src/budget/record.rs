@@ -27,7 +27,8 @@ pub(crate) struct ThinkRecord {
     /// Tokens that arrived before their entropies, and whether they are boundaries.
     pub(super) unmeasured: VecDeque<(u32, bool)>,
     pub(super) is_asked: bool,
-    pub(super) last_token: u32,
+    /// The latest token of the step after which a probe may be cut: numbers of generated and of think tokens.
+    pub(super) cut: Option<(u32, u32)>,
     pub(super) probe: Probe,
     /// The reason of an ordered end.
     pub(super) ordered: Option<ForceReason>,
@@ -66,7 +67,7 @@ impl ThinkRecord {
             entropies: VecDeque::new(),
             unmeasured: VecDeque::new(),
             is_asked: false,
-            last_token: u32::MAX,
+            cut: None,
             probe: Probe::None,
             ordered: None,
         }

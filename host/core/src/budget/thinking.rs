@@ -187,7 +187,7 @@ impl ThinkBudgets {
 
     /// Note that the request's tracker has taken in this token; `was_open`: thinking was open before it.
     fn token(&mut self, state: &mut RequestState, token: u32, was_open: bool) {
-        let (id, is_open) = (state.id(), state.routed.is_thinking());
+        let (id, is_open, prompt_tokens) = (state.id(), state.routed.is_thinking(), state.prompt_tokens());
         let Some(record) = state.thinking.as_deref_mut() else { return };
         let rules = &self.settings.rules;
         let enforcement = &mut record.enforcement;
@@ -206,7 +206,17 @@ impl ThinkBudgets {
             self.status.forced[ForceReason::EosGuard as usize] += u64::from(is_guarded);
         }
         enforcement.push(rules, token, was_open, is_open);
-        record.last_token = token;
+        let tokens = enforcement.tokens();
+        let is_cut = match self.settings.probe_at {
+            ProbeAt::Interval if record.budget.thresholds().eat_probe_interval_tokens < self.settings.block_tokens => {
+                true
+            }
+            ProbeAt::Interval => (prompt_tokens + tokens).is_multiple_of(self.settings.block_tokens.max(1)),
+            ProbeAt::Newline => self.settings.line_ends.contains(&token),
+        };
+        if is_cut {
+            record.cut = Some((tokens, enforcement.think_tokens()));
+        }
         if let Some((_, reason)) = enforcement.forced().filter(|_| enforcement.forced() != was_forced) {
             let reason = if reason == ForceReason::HardCap { record.ordered.unwrap_or(reason) } else { reason };
             self.status.forced[reason as usize] += 1;
@@ -242,12 +252,13 @@ impl ThinkBudgets {
 
     /// After tokens of a request at this time: check whether its probe is due.
     fn after_tokens(&mut self, state: &mut RequestState, now_ms: f64) {
-        let (is_open, prompt_tokens) = (state.routed.is_thinking(), state.prompt_tokens());
+        let is_open = state.routed.is_thinking();
         let Some(record) = state.thinking.as_deref_mut() else { return };
+        let cut = record.cut.take();
         if record.since_ms.is_nan() && is_open {
             record.since_ms = now_ms;
         }
-        let ThinkSettings { measures, can_probe, probe_at, line_ends, block_tokens, .. } = &self.settings;
+        let ThinkSettings { measures, can_probe, .. } = &self.settings;
         let thinks = is_open && !record.enforcement.is_forcing() && record.ordered.is_none();
         if !thinks {
             self.status.probes_dropped += u64::from(record.probe != Probe::None);
@@ -261,20 +272,15 @@ impl ThinkBudgets {
         if !*can_probe || !*measures || !wanted || record.client.is_off || !record.budget.probe_due() {
             return;
         }
-        let tokens = record.enforcement.tokens();
-        let is_at = match probe_at {
-            ProbeAt::Interval if thresholds.eat_probe_interval_tokens < *block_tokens => true,
-            ProbeAt::Interval => (prompt_tokens + tokens).is_multiple_of((*block_tokens).max(1)),
-            ProbeAt::Newline => line_ends.contains(&record.last_token),
-        };
-        if !is_at || matches!(record.probe, Probe::Running { .. }) {
+        let Some((tokens, think_tokens)) = cut else { return };
+        if matches!(record.probe, Probe::Running { .. }) {
             return;
         }
         // A probe without room until the next one was due is dropped: the next one knows more.
         self.status.probes_dropped += u64::from(record.probe != Probe::None);
         self.status.probes_asked += 1;
         record.budget.begin_probe();
-        record.probe = Probe::Due { tokens, think_tokens: record.enforcement.think_tokens() };
+        record.probe = Probe::Due { tokens, think_tokens };
     }
 
     /// The due probes: the request, and the number of its generated tokens, the longest due first. None until one has
