@@ -263,6 +263,7 @@ def dashboard() -> Iterator[Figure]:
     sys.path.insert(0, str(ROOT / "bench"))
     from dashboard_svg import drawing, panels_of
 
+    FOLDER.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="meridian-dashboard-", dir=FOLDER))
     programs = Path(subprocess.check_output([str(ROOT / "scripts" / "setup-prometheus.sh")], text=True).strip())
     promtool = subprocess.run(
