@@ -14,15 +14,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-
-logger = logging.getLogger("vllm.meridian")
 
 OURS = ("meridian.vllm:BudgetLogitsProcessor", "meridian.vllm.budget:BudgetLogitsProcessor")
 # The number of no token.
@@ -33,8 +30,6 @@ _METHODS = {
     "forward": ("metadata", "draft_probs", "logits", "sampling_metadata"),
     "apply_logits_processors": ("logits", "sampling_metadata", "metadata"),
 }
-
-
 # The tensors of logits of the model runner V1: draft tokens, and the token after all of them.
 TARGETS, BONUS = 0, 1
 

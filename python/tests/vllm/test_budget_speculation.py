@@ -4,6 +4,7 @@ without drafts, whatever the drafts are."""
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -185,6 +186,42 @@ def test_drafts_change_no_token(rejection_sampler: Any, phrase: str, marker: str
         forced += sum(END in tokens or marker == "abac" for tokens in truth)
     assert forced > ROUNDS
     assert accepted > 5 * ROUNDS
+
+
+@pytest.mark.parametrize("has_probabilities", [False, True])
+def test_sampled_requests_end_at_the_token_too(rejection_sampler: Any, has_probabilities: bool) -> None:
+    """N-grams propose tokens without probabilities, a draft model with them."""
+    from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+    generator = torch.Generator().manual_seed(0)
+    limits, phrase = [0, 3, 7, 11, 16], [ord("a"), ord("b"), END]
+    sampler = make_sampler(Wire(), force_phrase="ab</think>", eos_guard=False)
+    outputs = enter(sampler, [planned(key, limit, []) for key, limit in enumerate(limits)])
+    processor = processor_of(sampler)
+    while min(map(len, outputs)) < 24:
+        processor.update_state(None)
+        counts = torch.randint(0, MOST_DRAFTS, (ROWS,), generator=generator).tolist()
+        counts[0] = max(counts[0], 1)
+        probabilities = torch.rand(sum(counts), VOCABULARY, generator=generator).softmax(dim=1)
+        probabilities[:, [START, END, EOS]] = 0.0
+        probabilities /= probabilities.sum(dim=1, keepdim=True)
+        proposed = probabilities.multinomial(1, generator=generator).flatten().tolist()
+        drafts = [[proposed.pop(0) for _ in range(count)] for count in counts]
+        metadata = SpecDecodeMetadata.make_dummy(drafts, torch.device("cpu"))
+        ends = torch.tensor([count + 1 for count in counts]).cumsum(0)
+        rows = int(ends[-1])
+        metadata.bonus_logits_indices = ends - 1
+        metadata.target_logits_indices = torch.tensor([row for row in range(rows) if row + 1 not in ends])
+        logits = torch.rand(rows, VOCABULARY, generator=generator)
+        logits[:, [START, END, EOS]] = float("-inf")
+        sampled = sampling_metadata(ROWS, processor)
+        sampled = replace(sampled, temperature=torch.ones(ROWS), all_greedy=False, all_random=True)
+        given = probabilities if has_probabilities else None
+        found = rejection_sampler(metadata, given, logits, sampled).sampled_token_ids.tolist()
+        for tokens, of in zip(outputs, found, strict=True):
+            tokens += [token for token in of if token != -1]
+    assert [tokens[limit : limit + 3] for tokens, limit in zip(outputs, limits, strict=True)] == [phrase] * ROWS
+    assert all(END not in tokens[:limit] for tokens, limit in zip(outputs, limits, strict=True))
 
 
 def test_entropies_of_drafts_are_reported_by_their_token(rejection_sampler: Any) -> None:
