@@ -164,7 +164,9 @@ source = {json.dumps(str(policies / f"{source}.wasm"))}
 config = {options}
 deadline_ms = 1000
 """
-    engine = forced_ends.build(argparse.Namespace(scheduling="sync", kv_blocks=200), config, processor=True)
+    engine = forced_ends.build(
+        argparse.Namespace(scheduling="sync", kv_blocks=200, speculate=None), config, processor=True
+    )
     tokenizer = engine.get_tokenizer()
     (marker,) = tokenizer.encode("</think>", add_special_tokens=False)
     (stop,) = tokenizer.encode(".", add_special_tokens=False)
