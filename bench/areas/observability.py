@@ -112,20 +112,36 @@ def _meridian(*args: str) -> str:
 
 
 def cost(pairs: int) -> Iterator[Figure]:
-    """Throughput with metrics, explanations and spans on, over the same engine with all of them off, in turns."""
-    out = FOLDER / "cost.json"
+    """Throughput with metrics, explanations and spans on, over the same engine with all of them off, in turns. The
+    collector of the spans runs on the same cores, so there is a figure without spans too."""
     with _collector() as (collector, sizes):
         toml = _on(collector, _free_port())
-        command = [sys.executable, str(DRIVER), "--toml", str(toml), "--against", str(_off()), "--out", str(out)]
-        command += ["--requests", str(COST_REQUESTS), "--in-flight", "24", "--pairs", str(pairs)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        found = _in_turns(toml, pairs)
         yield Figure("cost: exports of spans that the collector took", len(sizes), "exports")
-    found = json.loads(out.read_text())
-    lost = [100 * (on / off - 1) for on, off in (x["times_s"] for x in found)]
-    a_token = [1e6 * (x["times_s"][0] - x["times_s"][1]) / x["tokens"] for x in found]
     yield Figure("cost: tokens of a turn", found[0]["tokens"], "tokens")
+    lost, a_token = _lost(found)
     yield over_pairs("cost: throughput lost with metrics and spans on", lost, "%", Bound(1.0))
     yield over_pairs("cost: time a token with metrics and spans on", a_token, "us", Bound(1.0))
+    metrics = _toml("metrics", f'[telemetry]\nprometheus = "127.0.0.1:{_free_port()}"\n[admin]\nlisten = ""\n')
+    lost, a_token = _lost(_in_turns(metrics, pairs))
+    yield over_pairs("cost: throughput lost with metrics on, without spans", lost, "%", Bound(1.0))
+    yield over_pairs("cost: time a token with metrics on, without spans", a_token, "us", Bound(1.0))
+
+
+def _in_turns(toml: Path, pairs: int) -> list[dict[str, Any]]:
+    """Runs with this configuration and with everything off."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    out = FOLDER / "cost.json"
+    command = [sys.executable, str(DRIVER), "--toml", str(toml), "--against", str(_off()), "--out", str(out)]
+    command += ["--requests", str(COST_REQUESTS), "--in-flight", "24", "--pairs", str(pairs)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return json.loads(out.read_text())
+
+
+def _lost(found: list[dict[str, Any]]) -> tuple[list[float], list[float]]:
+    """Throughput lost, in percent, and microseconds a token, of each pair."""
+    lost = [100 * (on / off - 1) for on, off in (x["times_s"] for x in found)]
+    return lost, [1e6 * (x["times_s"][0] - x["times_s"][1]) / x["tokens"] for x in found]
 
 
 def host() -> Iterator[Figure]:

@@ -41,7 +41,7 @@ class KvStats(TypedDict):
     kept_blocks: int
     """Cached KV blocks that the eviction policy keeps for a time, now."""
     keeps: dict[str, int]
-    """KV blocks that it kept for a time, by what ended it: `hit` (used again), `evicted` before, `expired`."""
+    """KV blocks that it kept for a time, by outcome: `hit` (used again), `evicted` before, `expired`."""
 
 
 class BudgetStats(TypedDict):

@@ -96,8 +96,13 @@ impl EarlyExit {
             let bits = EntropyModel::recorded().bits(settled, draw(mix(PROBED, number), u64::from(tokens)));
             let entropy = EntropySignal::from_bits(bits as f32);
             self.report.clear();
-            let report =
-                Report { key: number, token: tokens, what: Measured::Probe, entropy_nats: entropy.nats() as f32 };
+            let report = Report {
+                key: number,
+                token: tokens,
+                ahead: 0,
+                what: Measured::Probe,
+                entropy_nats: entropy.nats() as f32,
+            };
             report.write(&mut self.report);
             self.budgets.received(&mut mirror.table, &self.report);
             self.budgets.probed(&mut mirror.table, number, settled.then_some(ANY_TOKEN));

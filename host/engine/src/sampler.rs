@@ -33,12 +33,10 @@ pub struct SamplerRows<O> {
     /// Orders that arrived before their requests.
     early: HashMap<u64, Early>,
     /// The measurements of the latest step, in the order of its rows.
-    measured: Vec<(u64, u32, Measured)>,
+    measured: Vec<(u64, u32, u8, Measured)>,
     /// For each row of the latest step's logits its request's row and the number of the token that it samples; empty
     /// for a step without drafts, in which both rows are equal.
     drafted: Vec<(usize, u32)>,
-    /// Earlier reports of a guard that concern tokens that were not sampled: reported again without a measurement.
-    stale: Vec<(u64, u32, Measured)>,
 }
 
 #[derive(Default)]
@@ -115,7 +113,6 @@ impl<O> Default for SamplerRows<O> {
             early: HashMap::new(),
             measured: Vec::new(),
             drafted: Vec::new(),
-            stale: Vec::new(),
         }
     }
 }
@@ -294,7 +291,7 @@ impl<O: Outputs> SamplerRows<O> {
             What::Probe(at) => {
                 if let Some(key) = row.key {
                     step.measured.push(first);
-                    self.measured.push((key, *at, Measured::Probe));
+                    self.measured.push((key, *at, 0, Measured::Probe));
                 }
                 return 0;
             }
@@ -303,11 +300,7 @@ impl<O: Outputs> SamplerRows<O> {
         request.catch_up(access);
         let tokens = request.enforcer.tokens();
         // Tokens that were not sampled after all: a chunk of a prompt, a rejected draft.
-        let stale = request.guarded.extract_if(.., |number| *number >= tokens);
-        match row.key {
-            Some(key) => self.stale.extend(stale.map(|number| (key, number, Measured::Native))),
-            None => drop(stale),
-        }
+        request.guarded.retain(|number| *number < tokens);
         for (from, max_think_tokens) in request.ordered.drain(..) {
             request.enforcer.limit_from(from, max_think_tokens);
         }
@@ -328,7 +321,8 @@ impl<O: Outputs> SamplerRows<O> {
             }
             if let Some(key) = key.filter(|_| enforcer.is_thinking() && !enforcer.is_forcing()) {
                 step.measured.push(at);
-                self.measured.push((key, enforcer.tokens(), Measured::Native));
+                let ahead = u8::try_from(enforcer.tokens() - tokens).unwrap_or(u8::MAX);
+                self.measured.push((key, enforcer.tokens(), ahead, Measured::Native));
             }
         };
         at_row(first, &request.enforcer, demand);
@@ -365,11 +359,13 @@ impl<O: Outputs> SamplerRows<O> {
                 request.guarded.push(token);
             }
             let Some(key) = *key else { continue };
-            let own =
-                |entry: &&mut (u64, u32, Measured)| entry.0 == key && entry.1 == token && entry.2 != Measured::Probe;
+            let ahead = u8::try_from(token.saturating_sub(request.enforcer.tokens())).unwrap_or(u8::MAX);
+            let own = |entry: &&mut (u64, u32, u8, Measured)| {
+                entry.0 == key && entry.1 == token && entry.3 != Measured::Probe
+            };
             match self.measured.iter_mut().find(own) {
-                Some(entry) => entry.2 = Measured::Guarded,
-                None => self.measured.push((key, token, Measured::Guarded)),
+                Some(entry) => entry.3 = Measured::Guarded,
+                None => self.measured.push((key, token, ahead, Measured::Guarded)),
             }
         }
     }
@@ -377,11 +373,7 @@ impl<O: Outputs> SamplerRows<O> {
     /// The report of the step, to complete when its entropies are known, perhaps after later steps; `None` for an empty
     /// report.
     pub fn told(&mut self) -> Option<StepReport> {
-        let mut measured = std::mem::take(&mut self.measured);
-        // Behind the measured rows, whose order their entropies have; without one for a token that the step measures.
-        let own = measured.len();
-        self.stale.retain(|(key, number, _)| !measured[..own].iter().any(|(of, at, _)| (of, at) == (key, number)));
-        measured.append(&mut self.stale);
+        let measured = std::mem::take(&mut self.measured);
         (!measured.is_empty()).then_some(StepReport { measured })
     }
 }
@@ -389,7 +381,7 @@ impl<O: Outputs> SamplerRows<O> {
 /// The measurements of one step, without the entropies.
 #[derive(Clone, Debug)]
 pub struct StepReport {
-    measured: Vec<(u64, u32, Measured)>,
+    measured: Vec<(u64, u32, u8, Measured)>,
 }
 
 impl StepReport {
@@ -399,8 +391,8 @@ impl StepReport {
     pub fn datagram(&self, entropies: &[f32]) -> Vec<u8> {
         let mut datagram = Vec::with_capacity(self.measured.len() * Report::BYTES);
         let entropies = entropies.iter().copied().chain(std::iter::repeat(f32::NAN));
-        for (&(key, token, what), entropy_nats) in self.measured.iter().zip(entropies) {
-            Report { key, token, what, entropy_nats }.write(&mut datagram);
+        for (&(key, token, ahead, what), entropy_nats) in self.measured.iter().zip(entropies) {
+            Report { key, token, ahead, what, entropy_nats }.write(&mut datagram);
         }
         datagram
     }

@@ -312,7 +312,7 @@ pub struct KvStatus {
     /// Cached blocks that a policy keeps for a time, now.
     #[serde(default)]
     pub kept_blocks: u64,
-    /// Blocks that a policy kept for a time, by what ended it: used again, evicted before their time, time over.
+    /// Blocks that a policy kept for a time, by outcome: used again, evicted before their time, time over.
     #[serde(default)]
     pub keeps: [u64; 3],
 }

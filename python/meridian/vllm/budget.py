@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -123,14 +123,13 @@ class BudgetLogitsProcessor(LogitsProcessor, RunnerV2LogitsProcessor):  # type: 
 
     # For the model runner V1 with speculative decoding: around vLLM's rejection sampler.
 
-    def begin_drafts(self, metadata: Any, logits: torch.Tensor, targets: Callable[[], torch.Tensor]) -> None:
-        """Plan a step that verifies drafts. logits: [drafts + rows, vocabulary], not changed; `targets` computes those
-        of the draft tokens as they are when `apply_drafts` gets them."""
+    def begin_drafts(self, metadata: Any, logits: torch.Tensor) -> None:
+        """Plan a step that verifies drafts. logits: [drafts + rows, vocabulary], not changed."""
         self._drafted = None
         try:
             if self._sampler is not None and not self._sampler.rows.is_empty:
                 drafts = drafts_of(metadata)
-                self._drafted = _Drafted(self._sampler, list(range(len(drafts.tokens))), drafts, logits, targets)
+                self._drafted = _Drafted(self._sampler, list(range(len(drafts.tokens))), drafts, logits)
         except DEFECTS:
             self._give_up("planning drafts")
 
@@ -295,7 +294,7 @@ class _Sampler:
     def guard(self, logits: torch.Tensor, slots: list[int], rows: list[int]) -> list[int]:
         """Add the probability of an end of sequence to the first token of the end marker, in `rows` of the logits that
         belong to the requests in `slots`. Returns the indices of the rows in which the end of sequence is likelier, if
-        anybody must know them."""
+        the scheduler must know them."""
         at = _on(logits, rows)
         temperature = on_device([self._temperature.get(slot, 0.0) for slot in slots], logits.device, torch.float32)
         first = self.rows.guard_token
@@ -332,16 +331,16 @@ class _Drafted:
         slots: list[int],
         drafts: Drafts,
         logits: torch.Tensor,
-        targets: Callable[[], torch.Tensor],
     ) -> None:
         self._sampler, self._slots, self._drafts = sampler, slots, drafts
         rows = sampler.rows
         plan = rows.step_drafts(slots, drafts.tokens, [])
         if rows.guard_continues:
-            # Drafts that begin an end marker where the model may have meant to end the sequence.
+            # Drafts that begin an end marker where the model may have meant to end the sequence: by the model's logits,
+            # before vLLM's own changes, which would have to be made twice.
             begun = [row for row in plan[2] if drafts.verified[row] == rows.guard_token]
             if begun:
-                stands = sampler.stands(targets(), [drafts.places[row][1] for row in begun])
+                stands = sampler.stands(logits, begun if drafts.is_split else [drafts.places[row][1] for row in begun])
                 stood = [begun[i] for i in stands]
                 plan = rows.step_drafts(slots, drafts.tokens, stood) if stood else plan
         self._forced, self._tokens, self._guarded, measured = plan
@@ -429,7 +428,7 @@ class _Slots:
             sampler.apply(logits, rows)
             return
         places = [(0, first + i) for first, of in zip(rows.values(), drafts, strict=True) for i in range(len(of) + 1)]
-        step = _Drafted(sampler, list(rows), Drafts(drafts, places), logits, lambda: logits)
+        step = _Drafted(sampler, list(rows), Drafts(drafts, places), logits)
         step.change(logits, 0)
         step.report()
 

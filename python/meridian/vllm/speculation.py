@@ -14,12 +14,15 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+logger = logging.getLogger("vllm.meridian")
 
 OURS = ("meridian.vllm:BudgetLogitsProcessor", "meridian.vllm.budget:BudgetLogitsProcessor")
 # The number of no token.
@@ -67,49 +70,64 @@ def drafts_of(metadata: Any) -> Drafts:
 
 
 def install() -> None:
-    """Entry point `vllm.general_plugins`. Calling it again changes nothing."""
+    """Entry point `vllm.general_plugins`, in every process of vLLM; calling it again changes nothing. vLLM does not
+    catch what a plugin raises, so it must not raise."""
     try:
         from vllm.v1.sample import logits_processor
-    except ImportError:
-        # A vLLM without the model runner V1.
-        return
-    build = getattr(logits_processor, "build_logitsprocs", None)
-    if build is None or hasattr(build, "meridian"):
-        return
-    wrapped = _building(build)
-    for module in (logits_processor, sys.modules.get(_RUNNER)):
-        if getattr(module, "build_logitsprocs", None) is build:
-            vars(module)["build_logitsprocs"] = wrapped
+
+        build = getattr(logits_processor, "build_logitsprocs", None)
+        if build is None or hasattr(build, "meridian"):
+            return
+        wrapped = _building(build)
+        for module in (logits_processor, sys.modules.get(_RUNNER)):
+            if getattr(module, "build_logitsprocs", None) is build:
+                vars(module)["build_logitsprocs"] = wrapped
+    except Exception:
+        # The processor then refuses an engine that speculates.
+        logger.warning("meridian: no thinking budgets with speculative decoding", exc_info=True)
 
 
-def _is_ours(processor: str | type) -> bool:
+def _is_ours(processor: Any) -> bool:
     if isinstance(processor, str):
         return processor in OURS
-    from meridian.vllm.budget import BudgetLogitsProcessor
+    # Without this module, nobody can have given the class.
+    budget = sys.modules.get("meridian.vllm.budget")
+    return budget is not None and isinstance(processor, type) and issubclass(processor, budget.BudgetLogitsProcessor)
 
-    return issubclass(processor, BudgetLogitsProcessor)
+
+def _speculating(build: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The bound arguments of a call for an engine that speculates and names Meridian's processor; None for others."""
+    try:
+        given = inspect.signature(build).bind(*args, **kwargs)
+    except TypeError:
+        return None
+    given.apply_defaults()
+    config = given.arguments.get("vllm_config")
+    if getattr(config, "speculative_config", None) is None or given.arguments.get("is_pooling_model"):
+        return None
+    return given if any(map(_is_ours, given.arguments.get("custom_logitsprocs", ()))) else None
 
 
 def _building(build: Callable[..., Any]) -> Callable[..., Any]:
     """vLLM's `build_logitsprocs`, which also builds Meridian's processor for an engine that speculates."""
 
     @functools.wraps(build)
-    def built(vllm_config: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
-        given = inspect.signature(build).bind(vllm_config, device, *args, **kwargs)
-        given.apply_defaults()
-        processors: Sequence[str | type] = given.arguments.get("custom_logitsprocs", ())
-        own = [processor for processor in processors if _is_ours(processor)]
-        if vllm_config.speculative_config is None or given.arguments.get("is_pooling_model") or not own:
-            return build(vllm_config, device, *args, **kwargs)
+    def built(*args: Any, **kwargs: Any) -> Any:
+        given = _speculating(build, args, kwargs)
+        if given is None:
+            return build(*args, **kwargs)
         from meridian.vllm.budget import BudgetLogitsProcessor
 
+        processors = given.arguments["custom_logitsprocs"]
+        own = next(processor for processor in processors if _is_ours(processor))
         # vLLM refuses the others itself.
         given.arguments["custom_logitsprocs"] = tuple(other for other in processors if not _is_ours(other))
-        built = build(*given.args, **given.kwargs)
+        found = build(*given.args, **given.kwargs)
         _wrap_rejection_sampler()
-        pins = given.arguments["is_pin_memory"]
-        built.non_argmax_invariant.append(BudgetLogitsProcessor(vllm_config, device, pins, speculates=True))
-        return built
+        kind = own if isinstance(own, type) else BudgetLogitsProcessor
+        config, device, pins = (given.arguments[name] for name in ("vllm_config", "device", "is_pin_memory"))
+        found.non_argmax_invariant.append(kind(config, device, pins, speculates=True))
+        return found
 
     vars(built)["meridian"] = build
     return built
@@ -140,13 +158,7 @@ def _wrap_rejection_sampler() -> None:
         processor = _processor(sampling_metadata)
         if processor is None:
             return forward(self, metadata, draft_probs, logits, sampling_metadata)
-
-        def targets() -> torch.Tensor:
-            """The logits of the draft tokens as they will be when the processor changes them."""
-            own = logits[metadata.target_logits_indices].to(torch.float32)
-            return change(self, own, sampling_metadata, metadata)
-
-        processor.begin_drafts(metadata, logits, targets)
+        processor.begin_drafts(metadata, logits)
         try:
             return forward(self, metadata, draft_probs, logits, sampling_metadata)
         finally:

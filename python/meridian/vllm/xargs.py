@@ -3,7 +3,7 @@
 | key | value | meaning |
 |---|---|---|
 | `meridian_think_budget` | integer, 0 or more | most think tokens; the operator's limit holds as well |
-| `meridian_think_off` | true or false, 1 or 0 | only the limits end this thinking: no EAT, no RPDI, no policy |
+| `meridian_think_off` | true or false, 1 or 0 | only limits and interrupts end it: no EAT, RPDI, policy or loop |
 | `meridian_min_think_tokens` | integer, 0 or more | as `scheduler.min_think_tokens` |
 | `meridian_probe_interval` | integer, 1 or more | as `entropy.eat_probe_interval_tokens` |
 | `meridian_ema_alpha` | in (0, 1] | as `entropy.ema_alpha` |

@@ -192,7 +192,7 @@ def expanded(
     values: torch.Tensor, ends: torch.Tensor, count: int, replace_from: int = 0, replace_to: int = 0
 ) -> torch.Tensor:
     """vLLM's `expand_batch_to_tokens`. Its kernel for CPUs fills a copy, so that stock vLLM 0.32 divides the logits of
-    sampled requests with drafts by what is in memory."""
+    sampled requests with drafts by uninitialised memory."""
     counts = torch.diff(ends, prepend=ends.new_zeros(1))
     assert int(ends[-1]) == count
     return torch.where(values == replace_from, replace_to, values).repeat_interleave(counts)
@@ -252,11 +252,11 @@ def test_entropies_of_drafts_are_reported_by_their_token(rejection_sampler: Any)
     metadata.bonus_logits_indices = torch.tensor([2, 4])
     rejection_sampler(metadata, None, logits.clone(), sampling_metadata(2, processor_of(sampler)))
     (report,) = wire.reports
-    records = [report[i : i + 17] for i in range(0, len(report), 17)]
+    records = [report[i : i + 18] for i in range(0, len(report), 18)]
     told = [(int.from_bytes(r[1:9], "little"), int.from_bytes(r[9:13], "little")) for r in records]
     # The second request's limit forces its end after the draft.
     assert told == [(7, 0), (7, 1), (7, 2), (8, 0)]
-    nats = [float(torch.frombuffer(bytearray(record[13:]), dtype=torch.float32)) for record in records]
+    nats = [float(torch.frombuffer(bytearray(record[13:17]), dtype=torch.float32)) for record in records]
     expected = [float(torch.special.entr(row.double().softmax(-1)).sum()) for row in logits[:4]]
     assert nats == pytest.approx(expected, abs=1e-4)
 
@@ -290,3 +290,26 @@ def test_an_engine_that_names_no_processor_is_untouched() -> None:
     assert [type(one).__name__ for one in made.all] == ["MinTokensLogitsProcessor"]
     with pytest.raises(ValueError, match="Custom logits processors are not supported"):
         build(config, device, False, False, ("another:Processor",))
+
+
+def test_other_engines_call_vllms_function_as_it_is() -> None:
+    from meridian.vllm import speculation
+
+    calls: list[Any] = []
+
+    def build(
+        vllm_config: Any, device: Any, is_pin_memory: bool, is_pooling_model: bool, custom_logitsprocs: Any = ()
+    ) -> str:
+        calls.append((vllm_config, device, custom_logitsprocs))
+        return "made"
+
+    built = speculation._building(build)
+    plain, speculates = (SimpleNamespace(speculative_config=config) for config in (None, object()))
+    for config, processors in [(plain, (Wire, speculation.OURS[0])), (speculates, (Wire, 7, "other:Processor"))]:
+        assert built(config, "cpu", False, False, processors) == "made"
+        assert calls.pop() == (config, "cpu", processors)
+    everything = {"vllm_config": plain, "device": "cpu", "is_pin_memory": True, "is_pooling_model": False}
+    assert built(**everything) == "made"
+    # A vLLM whose function has other parameters.
+    assert speculation._building(lambda config: config)(plain) is plain
+    assert speculation._building(lambda config: config)(config=plain) is plain

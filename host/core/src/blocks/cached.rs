@@ -100,7 +100,7 @@ pub struct CachedStats {
     pub keeps: KeepStats,
 }
 
-/// Number of blocks that a policy kept for a time, by what ended it. A block whose contents the engine drops, or that the
+/// Number of blocks that a policy kept for a time, by outcome. A block whose contents the engine drops, or that the
 /// policy ranks again, counts in none.
 ///
 /// ```
@@ -133,6 +133,8 @@ struct Entry {
     has_expired: bool,
     /// The prompt of a waiting request has matched it.
     is_awaited: bool,
+    /// It was kept for a time when the prompt came.
+    was_kept: bool,
     /// The chain that used it last.
     chain: ChainId,
 }
@@ -275,8 +277,8 @@ impl CachedBlocks {
     /// Report that a request attends these blocks; free ones are no longer free.
     pub fn touched(&mut self, blocks: &[u32]) {
         for block in blocks {
-            if let Some(Entry { state: State::Cached { ranked, .. }, .. }) = self.blocks.get(*block as usize) {
-                self.stats.keeps.hits += u64::from(ranked.rank.is_kept);
+            if let Some(entry @ Entry { state: State::Cached { ranked, .. }, .. }) = self.blocks.get(*block as usize) {
+                self.stats.keeps.hits += u64::from(if entry.is_awaited { entry.was_kept } else { ranked.rank.is_kept });
             }
             if let Some(entry) = self.attend(*block) {
                 entry.is_awaited = false;
@@ -294,7 +296,12 @@ impl CachedBlocks {
             match entry.state {
                 State::Empty => continue,
                 State::Attended => {}
-                State::Cached { tier, ranked, stamp } => places.push(Place::new(tier, ranked, stamp, *block)),
+                State::Cached { tier, ranked, stamp } => {
+                    if !entry.is_awaited {
+                        entry.was_kept = ranked.rank.is_kept;
+                    }
+                    places.push(Place::new(tier, ranked, stamp, *block));
+                }
             }
             entry.is_awaited = true;
         }

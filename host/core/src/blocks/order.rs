@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::policy::{Rank, Ranked, UNKNOWN, Until};
 use crate::{BlockId, BlockTier};
 
-/// What names a block in a pool.
+/// The name of a block in a pool.
 pub(super) trait Number: Copy + Ord {
     const LOWEST: Self;
 }
@@ -25,7 +25,8 @@ pub(super) struct Place<B> {
     pub(super) rank: Rank,
     pub(super) stamp: u64,
     pub(super) block: B,
-    /// End of the time for which the block is kept, if its rank says so. Never compared: a block has one place.
+    /// End of the time for which the block is kept, if its rank says so. It never decides, because a block has one place.
+    /// Removing needs the same value.
     until: Until,
 }
 

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use crate::{RequestState, Signals};
 
 use super::{
-    BudgetCandidate, BudgetWants, ClientBudget, Enforcement, ForceReason, Measured, Observed, Order, Signal,
-    ThinkBudget,
+    BudgetCandidate, BudgetWants, ClientBudget, Enforcement, ForceReason, Observed, Order, Report, Signal, ThinkBudget,
 };
 
 /// Most signals to keep until a caller takes them.
@@ -23,9 +22,12 @@ pub(crate) struct ThinkRecord {
     pub(super) is_measured: bool,
     pub(super) since_ms: f64,
     /// Entropies of tokens that have not arrived yet.
-    pub(super) entropies: VecDeque<(u32, f32, Measured)>,
-    /// Tokens that arrived before their entropies, and whether they are boundaries.
-    pub(super) unmeasured: VecDeque<(u32, bool)>,
+    pub(super) entropies: VecDeque<Report>,
+    /// Tokens that arrived before their entropies, with the number of tokens before their step, and whether they are
+    /// boundaries.
+    pub(super) unmeasured: VecDeque<(u32, u32, bool)>,
+    /// Number of tokens before the latest step.
+    pub(super) before_step: u32,
     pub(super) is_asked: bool,
     /// The latest token of the step after which a probe may be cut: numbers of generated and of think tokens.
     pub(super) cut: Option<(u32, u32)>,
@@ -66,6 +68,7 @@ impl ThinkRecord {
             since_ms: f64::NAN,
             entropies: VecDeque::new(),
             unmeasured: VecDeque::new(),
+            before_step: 0,
             is_asked: false,
             cut: None,
             probe: Probe::None,

@@ -87,7 +87,7 @@ impl ForceReason {
     }
 }
 
-/// What to do about a thinking that repeats itself.
+/// How to treat thinking that repeats itself.
 ///
 /// ```
 /// use meridian_core::EntropyUnit;

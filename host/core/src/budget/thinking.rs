@@ -10,8 +10,8 @@ use super::{
 };
 use crate::config::ProbeAt;
 
-/// Most entropies of one request to keep for tokens that have not arrived: more than any engine runs ahead.
-const KEPT_ENTROPIES: usize = 64;
+/// Most entropies of one request to keep for tokens that have not arrived: two steps with vLLM's most drafts, 128.
+const KEPT_ENTROPIES: usize = 258;
 /// A probe waits this part of its interval for others.
 const WAITS: u32 = 4;
 
@@ -127,7 +127,8 @@ impl ThinkBudgets {
 
     /// Take in a datagram of [`Report`]s from the sampling process. The sender is not trusted.
     pub fn received(&mut self, table: &mut RequestTable, datagram: &[u8]) {
-        for Report { key, token, what, entropy_nats } in Report::read_all(datagram) {
+        for report in Report::read_all(datagram) {
+            let Report { key, token, ahead, what, entropy_nats } = report;
             let Some(id) = self.id(key) else { continue };
             let Some(record) = record_of(table, id) else { continue };
             match what {
@@ -142,8 +143,9 @@ impl ThinkBudgets {
                     _ => {}
                 },
                 Measured::Native | Measured::Guarded if token < record.enforcement.tokens() => {
-                    if let Some(i) = record.unmeasured.iter().position(|(at, _)| *at == token)
-                        && let Some((_, is_boundary)) = record.unmeasured.remove(i)
+                    let step = token.checked_sub(ahead.into());
+                    if let Some(i) = record.unmeasured.iter().position(|(at, of, _)| *at == token && Some(*of) == step)
+                        && let Some((.., is_boundary)) = record.unmeasured.remove(i)
                     {
                         record.budget.on_entropy(EntropySignal::from_nats(entropy_nats), is_boundary);
                         if is_boundary && record.at_boundary(&self.wants, self.signals.as_mut()) {
@@ -153,11 +155,11 @@ impl ThinkBudgets {
                 }
                 Measured::Native | Measured::Guarded => {
                     // A token may be sampled again: after a preemption, or when a prompt is computed in chunks.
-                    record.entropies.retain(|(at, ..)| *at != token);
+                    record.entropies.retain(|known| (known.token, known.ahead) != (token, ahead));
                     if record.entropies.len() == KEPT_ENTROPIES {
                         record.entropies.pop_front();
                     }
-                    record.entropies.push_back((token, entropy_nats, what));
+                    record.entropies.push_back(report);
                 }
             }
         }
@@ -173,6 +175,9 @@ impl ThinkBudgets {
     ) {
         for of_one in tokens.chunk_by(|(one, _), (next, _)| one == next) {
             let row = of_one[0].0;
+            if let Some(record) = table.row_mut(row).and_then(|state| state.thinking.as_deref_mut()) {
+                record.before_step = record.enforcement.tokens();
+            }
             for (_, token) in of_one {
                 if let Some(event) = table.token(row, *token, |state, was_open| self.token(state, *token, was_open)) {
                     events.push((row, event));
@@ -196,10 +201,11 @@ impl ThinkBudgets {
         let is_forced = matches!(demand, Demand::Force(_));
         self.status.missed += u64::from(is_forced && demand != Demand::Force(token));
         let number = enforcement.tokens();
-        let measured = record.entropies.iter().position(|(at, ..)| *at == number);
+        let of_token = |report: &Report| report.token == number && report.begins_at() == Some(record.before_step);
+        let measured = record.entropies.iter().position(of_token);
         let measured = measured.and_then(|i| record.entropies.remove(i));
-        let is_guarded =
-            matches!(measured, Some((.., Measured::Guarded))) && token == rules.guard_token() && !is_forced && was_open;
+        let is_guarded = measured.is_some_and(|report| report.what == Measured::Guarded);
+        let is_guarded = is_guarded && token == rules.guard_token() && !is_forced && was_open;
         if is_guarded && rules.guard_continues() {
             enforcement.guard(was_open);
         } else {
@@ -214,7 +220,7 @@ impl ThinkBudgets {
             ProbeAt::Interval => (prompt_tokens + tokens).is_multiple_of(self.settings.block_tokens.max(1)),
             ProbeAt::Newline => self.settings.line_ends.contains(&token),
         };
-        if is_cut {
+        if is_cut && self.settings.can_probe {
             record.cut = Some((tokens, enforcement.think_tokens()));
         }
         if let Some((_, reason)) = enforcement.forced().filter(|_| enforcement.forced() != was_forced) {
@@ -222,15 +228,15 @@ impl ThinkBudgets {
             self.status.forced[reason as usize] += 1;
         }
         if was_open && !is_forced {
-            let entropy = measured.map(|(_, nats, _)| EntropySignal::from_nats(nats));
+            let entropy = measured.map(|report| EntropySignal::from_nats(report.entropy_nats));
             let is_boundary = self.settings.boundaries.contains(&token);
             let comes_later = entropy.is_none() && record.is_measured;
             let mut is_given_up = false;
             if comes_later {
                 if record.unmeasured.len() == KEPT_ENTROPIES {
-                    is_given_up = record.unmeasured.pop_front().is_some_and(|(_, is_boundary)| is_boundary);
+                    is_given_up = record.unmeasured.pop_front().is_some_and(|(.., is_boundary)| is_boundary);
                 }
-                record.unmeasured.push_back((number, is_boundary));
+                record.unmeasured.push_back((number, record.before_step, is_boundary));
             }
             record.budget.on_token(token, entropy, is_boundary);
             if (is_boundary && !comes_later || is_given_up) && record.at_boundary(&self.wants, self.signals.as_mut()) {
@@ -255,6 +261,9 @@ impl ThinkBudgets {
         let is_open = state.routed.is_thinking();
         let Some(record) = state.thinking.as_deref_mut() else { return };
         let cut = record.cut.take();
+        // Rejected drafts: their tokens belong to later steps now.
+        let tokens = record.enforcement.tokens();
+        record.entropies.retain(|report| report.begins_at().is_some_and(|first| first >= tokens));
         if record.since_ms.is_nan() && is_open {
             record.since_ms = now_ms;
         }
@@ -456,7 +465,7 @@ impl ThinkBudgets {
         self.opening = opening;
     }
 
-    /// What to do about loops in the thinking of a request of such a client.
+    /// How to treat loops in the thinking of a request of such a client.
     fn on_loops(&self, client: &ClientBudget) -> OnLoops {
         match (self.settings.ends_loops, self.wants.repetition) {
             _ if client.is_off => OnLoops::Ignore,

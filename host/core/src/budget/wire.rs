@@ -78,7 +78,7 @@ impl Order {
 /// ```
 /// use meridian_core::budget::{Measured, Report};
 ///
-/// let report = Report { key: 7, token: 3, what: Measured::Probe, entropy_nats: 0.25 };
+/// let report = Report { key: 7, token: 3, ahead: 0, what: Measured::Probe, entropy_nats: 0.25 };
 /// let mut datagram = Vec::new();
 /// report.write(&mut datagram);
 /// assert!(Report::read_all(&datagram).eq([report]));
@@ -89,6 +89,9 @@ pub struct Report {
     pub key: u64,
     /// Number of the token that was about to be sampled, among the generated tokens.
     pub token: u32,
+    /// Draft tokens of its step before it. The report holds if the request had `token - ahead` tokens before the step;
+    /// otherwise the sampler rejected one of these drafts.
+    pub ahead: u8,
     /// The subject of the measurement.
     pub what: Measured,
     /// Entropy of its distribution, nats; NaN without a measurement.
@@ -112,7 +115,12 @@ pub enum Measured {
 
 impl Report {
     /// Size of a record.
-    pub const BYTES: usize = 17;
+    pub const BYTES: usize = 18;
+
+    /// Number of tokens that the request has before the step if the report holds; `None` for an impossible report.
+    pub(super) fn begins_at(&self) -> Option<u32> {
+        self.token.checked_sub(self.ahead.into())
+    }
 
     /// Append the record.
     pub fn write(&self, out: &mut Vec<u8>) {
@@ -124,6 +132,7 @@ impl Report {
         out.extend_from_slice(&self.key.to_le_bytes());
         out.extend_from_slice(&self.token.to_le_bytes());
         out.extend_from_slice(&self.entropy_nats.to_le_bytes());
+        out.push(self.ahead);
     }
 
     /// The records of a datagram.
@@ -140,6 +149,7 @@ impl Report {
                 token: u32::from_le_bytes(array(record, 9)),
                 what,
                 entropy_nats: f32::from_le_bytes(array(record, 13)),
+                ahead: record[17],
             })
         })
     }

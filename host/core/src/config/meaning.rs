@@ -32,6 +32,7 @@ impl MeridianConfig {
     ///
     /// assert!(MeridianConfig::default().leaves_memory_and_thinking());
     /// assert!(!MeridianConfig::from_toml("[scheduler]\nmax_think_tokens = 4096")?.leaves_memory_and_thinking());
+    /// assert!(MeridianConfig::from_toml("[scheduler]\nend_loops = false")?.leaves_memory_and_thinking());
     /// # Ok::<(), meridian_core::Error>(())
     /// ```
     #[must_use]
@@ -49,7 +50,6 @@ impl MeridianConfig {
             || self.entropy != super::EntropyConfig::default()
             || self.scheduler.min_think_tokens != stock.min_think_tokens
             || self.scheduler.max_think_tokens != stock.max_think_tokens
-            || self.scheduler.end_loops != stock.end_loops
             || !self.model.interrupt.is_empty()
     }
 

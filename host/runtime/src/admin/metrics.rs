@@ -266,7 +266,7 @@ const FAMILIES: &[Family] = &[
     },
     Family {
         name: "kv_keeps_total",
-        help: "KV blocks that the eviction policy kept for a time, by what ended it: used again (hit), evicted before, time over",
+        help: "KV blocks that the eviction policy kept for a time, by outcome: used again (hit), evicted before, time over",
         kind: MetricType::COUNTER,
         labels: &["outcome"],
         read: |status, emit| {
