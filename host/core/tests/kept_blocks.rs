@@ -109,6 +109,18 @@ fn what_ends_the_time_of_a_kept_block_is_counted() {
 }
 
 #[test]
+fn a_block_that_is_kept_only_because_its_request_came_is_no_hit() {
+    let mut cached = pool(2);
+    let mut policy = Keeps { keep_ms: [(0, 10.0)].into(), ..Keeps::default() };
+    release(&mut cached, &mut policy, &[0, 1], 1.0);
+    policy.keep_ms = [(0, 10.0), (1, 10.0)].into();
+    cached.awaited(&mut policy, &[0, 1], 2.0);
+    assert_eq!(cached.kept(), 2);
+    cached.touched(&[0, 1]);
+    assert_eq!(cached.stats().keeps, KeepStats { hits: 1, evicted: 0, expired: 0 });
+}
+
+#[test]
 fn time_is_over_when_blocks_are_chosen_too() {
     let mut cached = pool(3);
     let mut policy = Keeps { keep_ms: [(0, 10.0)].into(), ..Keeps::default() };

@@ -538,13 +538,13 @@ fn entropies_of_rejected_drafts_count_for_no_token() {
         }
         datagram
     };
-    for first in (0..40).step_by(2) {
+    for first in (0..20).step_by(2) {
         budgets.generated(1, &[20, LINE], 1.0);
         budgets.received(&report(first));
         assert_eq!(orders(&mut budgets, &mut slot), []);
     }
     // In time, as from a CPU, it is the same.
-    for first in (40..80).step_by(2) {
+    for first in (20..40).step_by(2) {
         budgets.received(&report(first));
         budgets.generated(1, &[20, LINE], 1.0);
         assert_eq!(orders(&mut budgets, &mut slot), []);

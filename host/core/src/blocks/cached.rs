@@ -278,7 +278,7 @@ impl CachedBlocks {
     pub fn touched(&mut self, blocks: &[u32]) {
         for block in blocks {
             if let Some(entry @ Entry { state: State::Cached { ranked, .. }, .. }) = self.blocks.get(*block as usize) {
-                self.stats.keeps.hits += u64::from(if entry.is_awaited { entry.was_kept } else { ranked.rank.is_kept });
+                self.stats.keeps.hits += u64::from(ranked.rank.is_kept && (entry.was_kept || !entry.is_awaited));
             }
             if let Some(entry) = self.attend(*block) {
                 entry.is_awaited = false;
