@@ -245,7 +245,7 @@ def test_garbage_changes_nothing_where_steps_are_planned(home: Path) -> None:
     # What makes sense but is not true: entropies that are none, of tokens that nobody sampled.
     for nats in (float("nan"), float("inf"), -1.0, 1e38):
         for tag in (0, 1, 2):
-            thinking.received(struct.pack("<BQIf", tag, key, rng.getrandbits(32), nats))
+            thinking.received(struct.pack("<BQIfB", tag, key, rng.getrandbits(32), nats, rng.randrange(4)))
     assert thinking.decide(1.0, 10, 10) is None
     assert thinking.is_thinking(key)
     assert thinking.due() == []
