@@ -525,29 +525,30 @@ fn an_index_is_measured_for_a_policy_that_lists_it() {
 #[test]
 fn entropies_of_rejected_drafts_count_for_no_token() {
     let configured = ThinkThresholds { rpdi_threshold: 1.5, eat_variance_threshold: 0.0, ..level() };
-    let (mut budgets, mut slot) = (budgets(configured, 0), slot("eat-rpdi", "{}"));
-    add(&mut budgets, 1, ClientBudget::default());
-    orders(&mut budgets, &mut slot);
-    // Steps of four rows; the last two drafts of each are rejected. Their entropies are high, those of the tokens low.
+    // Steps of four rows; the last two drafts of each are rejected. From a token on, only their entropies are high.
     let report = |first: u32| {
         let mut datagram = Vec::new();
         for ahead in 0..4u8 {
-            let entropy_nats = if ahead < 2 { 0.1 } else { 3.0 };
+            let entropy_nats = if ahead < 2 || first < 12 { 0.1 } else { 3.0 };
             let token = first + u32::from(ahead);
             Report { key: 1, token, ahead, what: Measured::Native, entropy_nats }.write(&mut datagram);
         }
         datagram
     };
-    for first in (0..20).step_by(2) {
-        budgets.generated(1, &[20, LINE], 1.0);
-        budgets.received(&report(first));
-        assert_eq!(orders(&mut budgets, &mut slot), []);
-    }
-    // In time, as from a CPU, it is the same.
-    for first in (20..40).step_by(2) {
-        budgets.received(&report(first));
-        budgets.generated(1, &[20, LINE], 1.0);
-        assert_eq!(orders(&mut budgets, &mut slot), []);
+    for is_late in [true, false] {
+        let (mut budgets, mut slot) = (budgets(configured, 0), slot("eat-rpdi", "{}"));
+        add(&mut budgets, 1, ClientBudget::default());
+        orders(&mut budgets, &mut slot);
+        for first in (0..40).step_by(2) {
+            if !is_late {
+                budgets.received(&report(first));
+            }
+            budgets.generated(1, &[20, LINE], 1.0);
+            if is_late {
+                budgets.received(&report(first));
+            }
+            assert_eq!(orders(&mut budgets, &mut slot), [], "late {is_late}, {first}");
+        }
     }
 }
 

@@ -1,4 +1,5 @@
-//! The order of eviction for an engine with its own block pool.
+//! The order of eviction for an engine with its own block pool. One long file: each operation keeps the same three
+//! structures (entries, order, chains) in step.
 
 use std::collections::VecDeque;
 

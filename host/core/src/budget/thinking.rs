@@ -1,3 +1,5 @@
+//! Thinking budgets of an engine's requests. One long file: tokens, reports, probes and orders change the same record.
+
 use std::sync::Arc;
 
 use crate::table::RequestState;
