@@ -106,6 +106,20 @@ impl Thinking {
         (!orders.is_empty()).then(|| PyBytes::new(py, orders))
     }
 
+    /// The scheduled step computes a part of the prompts of these requests, the last part for the second ones; what is to
+    /// be told to the samplers before the step, None for nothing.
+    fn chunks<'py>(&self, py: Python<'py>, parts: Vec<String>, last_parts: Vec<String>) -> Option<Bound<'py, PyBytes>> {
+        let driver = &mut *self.engine.drive();
+        let rows: Vec<_> = [(parts, true), (last_parts, false)]
+            .into_iter()
+            .flat_map(|(names, is_chunk)| names.into_iter().map(move |name| (name, is_chunk)))
+            .filter_map(|(name, is_chunk)| Some((driver.find(&name)?, is_chunk)))
+            .collect();
+        let (budgets, table) = driver.thinking()?;
+        let orders = budgets.chunks(table, &rows);
+        (!orders.is_empty()).then(|| PyBytes::new(py, orders))
+    }
+
     /// Probes that are due, the longest due first: request, its number, and of how many of its generated tokens.
     fn due(&self) -> Vec<(String, u64, u32)> {
         let due = |budgets: &mut ThinkBudgets, table: &mut RequestTable| {

@@ -67,6 +67,11 @@ impl Followed {
         self.row(key).is_some_and(|row| self.budgets.limit(&mut self.table, row, max_think_tokens))
     }
 
+    fn chunks(&mut self, key: u64, is_chunk: bool) -> Vec<Order> {
+        let row = self.row(key).expect("it was added");
+        Order::read_all(self.budgets.chunks(&mut self.table, &[(row, is_chunk)])).collect()
+    }
+
     fn received(&mut self, datagram: &[u8]) {
         self.budgets.received(&mut self.table, datagram);
     }
@@ -519,6 +524,26 @@ fn an_index_is_measured_for_a_policy_that_lists_it() {
     slot.control().swap(swapped("deadline-aware"));
     let both = [measure(true), Order::Measure { key: 2, on: true }];
     assert_eq!(orders(&mut budgets, &mut slot), both);
+}
+
+#[test]
+fn a_part_of_a_prompt_is_not_measured_whoever_decides() {
+    let measure = |on| Order::Measure { key: 1, on };
+    let (mut budgets, (mut slot, _)) = (budgets(signals_off(), 0), Noting::slot(|_| false));
+    orders(&mut budgets, &mut slot);
+    assert!(add(&mut budgets, 1, ClientBudget::default()).is_measured);
+    assert_eq!(budgets.chunks(1, true), [measure(false)]);
+    assert_eq!(budgets.chunks(1, true), [], "the sampler knows");
+    let targets = MeridianConfig::default().scheduler.targets();
+    let swapped =
+        |name| Contender::new(native::policy::<Budget>(name, targets, "{}").expect("it exists"), "", "native");
+    slot.control().swap(swapped("eat-rpdi"));
+    assert_eq!(orders(&mut budgets, &mut slot), [], "the index is not read, and its part is not measured anyway");
+    assert_eq!(budgets.chunks(1, false), [], "it stays unmeasured");
+    assert_eq!(budgets.chunks(1, true), []);
+    slot.control().swap(swapped("deadline-aware"));
+    assert_eq!(orders(&mut budgets, &mut slot), [], "not before the last part");
+    assert_eq!(budgets.chunks(1, false), [measure(true)]);
 }
 
 /// On a device, the report of a step comes after its tokens, and after the plan of the next step.

@@ -26,6 +26,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "_reserve_prefill_lookahead": ("request", "num_computed_tokens", "num_new_tokens"),
     "kv_cache_manager.allocate_slots": ("request", "num_new_tokens"),
     "kv_cache_manager.get_computed_blocks": ("request",),
+    "kv_cache_manager.free": ("request",),
     "kv_cache_manager.block_pool.free_blocks": ("ordered_blocks",),
     "kv_cache_manager.block_pool.get_new_blocks": ("num_blocks",),
     "kv_cache_manager.block_pool.touch": ("blocks",),

@@ -771,8 +771,11 @@ def _over_vllms_own(vllm_config: VllmConfig) -> type[Scheduler]:
         return AsyncMeridianScheduler if is_async else SyncMeridianScheduler
     from vllm.v1.core.sched import diffusion_scheduler
 
-    own = diffusion_scheduler.DiffusionAsyncScheduler if is_async else diffusion_scheduler.DiffusionScheduler
-    return cast("type[Scheduler]", _mixed_into(own))
+    if is_async:
+        return cast("type[Scheduler]", _mixed_into(diffusion_scheduler.DiffusionAsyncScheduler))
+    # vLLM 0.31 has one for asynchronous scheduling only.
+    own = getattr(diffusion_scheduler, "DiffusionScheduler", None)
+    return SyncMeridianScheduler if own is None else cast("type[Scheduler]", _mixed_into(own))
 
 
 class MeridianScheduler:

@@ -22,6 +22,7 @@ from meridian.vllm.budget import interrupts_of
 from meridian.vllm.channel import ToSamplers
 from meridian.vllm.compat import admitted_first
 from meridian.vllm.markers import around_end
+from meridian.vllm.probing import HiddenFromConnector, SharedBlocks
 from meridian.vllm.xargs import ROW, RequestBudget, read_budget
 
 if TYPE_CHECKING:
@@ -76,6 +77,9 @@ class ThinkHook:
         self._engine = engine
         self._tokenizer = tokenizer
         self._samplers = samplers
+        # Where vLLM's prefix cache does not serve probes.
+        self._shared: SharedBlocks | None = None
+        self._hidden: HiddenFromConnector | None = None
         self._output_tpot_ms = config.scheduler.output_tpot_budget_ms
         samplers.configure(config.model)
         forced = around_end(tokenizer, config.model.force_phrase, config.model.think_end)
@@ -91,7 +95,11 @@ class ThinkHook:
         # Offered to this step, by name.
         self._offered: dict[str, _Running] = {}
         self._running: dict[str, _Running] = {}
+        # Requests of which the latest step computed a part of the prompt, and not the last.
+        self._chunked: set[str] = set()
         self._made = 0
+        if can_probe and scheduler.connector is not None:
+            self._hidden = HiddenFromConnector(scheduler.connector, lambda name: name.startswith(PROBE))
 
     @property
     def running(self) -> int:
@@ -111,6 +119,8 @@ class ThinkHook:
     def close(self) -> None:
         """Close the sockets and drop the running probes. Samplers then use their own configuration again."""
         self.drop_all()
+        if self._hidden is not None:
+            self._hidden.close()
         self._samplers.configure(None)
         self._samplers.close()
 
@@ -165,6 +175,8 @@ class ThinkHook:
             # The token that its request computes in this step is cached as well.
             cached = min(request.num_computed_tokens + 1, len(prompt) - len(self._suffix))
             cached -= cached % scheduler.block_size
+            if self._shared is not None:
+                cached = self._shared.tokens(request, cached)
             if len(prompt) >= scheduler.max_model_len:
                 self._thinking.probe_dropped(key)
                 continue
@@ -176,6 +188,8 @@ class ThinkHook:
             probe = self._make(request, key, tokens, prompt)
             self._offered[probe.request_id] = _Running(probe, key)
             enqueue(probe)
+            if self._shared is not None and cached:
+                self._shared.give(request, probe, cached)
         return set(self._offered)
 
     def settle(self, output: SchedulerOutput) -> None:
@@ -192,9 +206,35 @@ class ThinkHook:
                     queue.remove_request(offered.probe)
             getattr(scheduler, "deferred_waiting", set()).discard(offered.probe)
             scheduler.requests.pop(name, None)
+            if self._shared is not None:
+                self._shared.take_back(offered.probe)
         self._offered.clear()
+        self._tell_chunks(output)
         # A probe that lost its blocks to another request is not retried.
         self._drop([name for name, run in self._running.items() if run.probe.status == RequestStatus.PREEMPTED])
+
+    def _tell_chunks(self, output: SchedulerOutput) -> None:
+        """Tell the samplers in which rows this step ends with a token that vLLM discards: it computes a part of a
+        prompt, or of the tokens of a preempted request, that is not the last."""
+        scheduled = output.num_scheduled_tokens
+        new = [request.req_id for request in output.scheduled_new_reqs if request.req_id not in self._running]
+        resumed = [name for name in output.scheduled_cached_reqs.resumed_req_ids if name in scheduled]
+        parts, last_parts = [], []
+        for name in {*new, *resumed, *(self._chunked & scheduled.keys())}:
+            request = self._scheduler.requests.get(name)
+            if request is None:
+                continue
+            # vLLM has counted the step's tokens as computed.
+            is_last = request.num_computed_tokens >= request.num_tokens
+            if not is_last:
+                parts.append(name)
+            elif name in self._chunked:
+                last_parts.append(name)
+        if parts or last_parts:
+            self._chunked.difference_update(last_parts)
+            self._chunked.update(parts)
+            self._chunked.intersection_update(self._scheduler.requests.keys())
+            self._samplers.tell(self._thinking.chunks(parts, last_parts))
 
     def take_out(self, outputs: dict[int, Any]) -> None:
         """Take the results of probes out of a step's outputs."""
@@ -290,14 +330,15 @@ class ThinkHook:
 
     def _can_probe(self) -> bool:
         scheduler = self._scheduler
-        if scheduler.connector is not None:
-            logger.warning("meridian: no probes beside a KV connector, so EAT is off")
-            return False
-        if not scheduler.cache_config.enable_prefix_caching:
+        if scheduler.connector is None and scheduler.cache_config.enable_prefix_caching:
+            return True
+        if not SharedBlocks.are_possible(scheduler):
             logger.warning(
-                "meridian: no probes without prefix caching, which would compute every prompt again: EAT is off"
+                "meridian: EAT is off: without prefix caching, and beside a KV connector, probes need a model whose "
+                "layers all have full attention"
             )
             return False
+        self._shared = SharedBlocks(scheduler)
         return True
 
     def _can_be_probed(self, request: Request) -> bool:

@@ -45,7 +45,7 @@ listen = ""
 """
 
 SCRIPT = """
-import json, os, random, sys
+import json, os, random, struct, sys
 from collections import Counter, defaultdict
 
 sys.path.insert(0, sys.argv[1])
@@ -54,9 +54,10 @@ from meridian.vllm.bench.run import ENVIRONMENT, MERIDIAN_CLASS
 from meridian.vllm.bench.model import model_dir
 from meridian import kernels
 
-is_async, blocks = sys.argv[2] == "async", int(sys.argv[3])
+is_async, blocks, kind = sys.argv[2] == "async", int(sys.argv[3]), sys.argv[4]
 os.environ.update(ENVIRONMENT)
 from vllm import SamplingParams
+from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor import Executor
@@ -65,6 +66,10 @@ args = EngineArgs(
     model=str(model_dir()), dtype="float32", max_model_len=512, block_size=32, num_gpu_blocks_override=blocks,
     max_num_seqs=24, max_num_batched_tokens=192, enforce_eager=True, scheduler_cls=MERIDIAN_CLASS,
     logits_processors=["meridian.vllm:BudgetLogitsProcessor"], disable_log_stats=False,
+    enable_prefix_caching="uncached" not in kind,
+    kv_transfer_config=KVTransferConfig(
+        kv_connector="Watcher", kv_role="kv_both", kv_connector_module_path="kv_watcher"
+    ) if "connector" in kind else None,
 )
 vllm_config = args.create_engine_config()
 if is_async:
@@ -90,6 +95,9 @@ def watched_schedule(*args, **kwargs):
     answers = [r.request_id for r in scheduler.running if scheduler._meridian.phase(r.request_id) == "output"]
     output = schedule(*args, **kwargs)
     facts["preemptions"] += len(output.preempted_req_ids or ())
+    for new in output.scheduled_new_reqs:
+        request = scheduler.requests[new.req_id]
+        facts["chunks"] += request.num_computed_tokens < request.num_tokens
     if any(name.startswith(PROBE) for name in output.num_scheduled_tokens):
         facts["steps with probes"] += 1
         facts["answers beside probes"] += len(answers)
@@ -137,7 +145,24 @@ def watched_update(*args, **kwargs):
 scheduler.schedule, scheduler.update_from_output = watched_schedule, watched_update
 
 
+told = Counter()
+received = scheduler._meridian_think._samplers.received
+
+
+def watched_received():
+    datagrams = received()
+    for datagram in datagrams:
+        # Report: what, key, token, entropy, tokens ahead.
+        for what, key, token, _, _ in struct.iter_unpack("<BQIfB", datagram):
+            told[what, key, token] += what != 2
+    return datagrams
+
+
+scheduler._meridian_think._samplers.received = watched_received
+
+
 def generate(record):
+    told.clear()
     facts.clear()
     seen["wrong"].clear()
     assert scheduler.reset_prefix_cache()
@@ -187,6 +212,10 @@ def generate(record):
         "probe_tokens": after["probe_tokens"] - before["probe_tokens"],
         "missed": after["missed"] - before["missed"],
         "signals": [(names[s[0]], *s[1:]) for s in scheduler.meridian_take_signals()],
+        "connector": dict(Counter(connector.seen)) if (connector := scheduler.connector) else None,
+        "most reports of a token": max(told.values(), default=0),
+        "tokens reported": len(told),
+        "chunks": facts["chunks"],
         "patched": [n for n in vars(scheduler.kv_cache_manager) if n in ("record_prefix_cache_stats",)],
     }
 
@@ -197,27 +226,94 @@ print(json.dumps(found))
 """
 
 
-def observe(tmp_path: Path, scheduling: str, blocks: int) -> dict[str, Any]:
+CONNECTOR = """
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
+
+
+class Watcher(KVConnectorBase_V1):
+    # Stores and loads nothing; notes what it is told of.
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.seen = []
+
+    def _note(self, name, what):
+        self.seen.append(("probe " if name.startswith("meridian-probe-") else "request ") + what)
+
+    def on_new_request(self, request):
+        is_probe = request.request_id.startswith("meridian-probe-")
+        self.seen.append("probe new" if is_probe else "new request")
+
+    def get_num_new_matched_tokens(self, request, num_computed_tokens):
+        self._note(request.request_id, "looked up")
+        return 0, False
+
+    def update_state_after_alloc(self, request, blocks, num_external_tokens):
+        self._note(request.request_id, "allocated")
+
+    def build_connector_meta(self, scheduler_output):
+        for new in scheduler_output.scheduled_new_reqs:
+            self._note(new.req_id, "scheduled")
+        for name in scheduler_output.num_scheduled_tokens:
+            self._note(name, "computed")
+        for name in scheduler_output.finished_req_ids:
+            self._note(name, "told as finished")
+        assert scheduler_output.total_num_scheduled_tokens == sum(scheduler_output.num_scheduled_tokens.values())
+        return KVConnectorMetadata()
+
+    def request_finished(self, request, block_ids):
+        self._note(request.request_id, "finished")
+        return False, None
+
+    def start_load_kv(self, forward_context, **kwargs):
+        pass
+
+    def wait_for_layer_load(self, layer_name):
+        pass
+
+    def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs):
+        pass
+
+    def wait_for_save(self):
+        pass
+"""
+
+
+def observe(tmp_path: Path, scheduling: str, blocks: int, kind: str) -> dict[str, Any]:
     """Run the requests without probes and with them."""
     (tmp_path / "meridian.toml").write_text(CONFIG)
+    (tmp_path / "kv_watcher.py").write_text(CONNECTOR)
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(ROOT / "bench" / "vllm"), scheduling, str(blocks)],
+        [sys.executable, "-c", SCRIPT, str(ROOT / "bench" / "vllm"), scheduling, str(blocks), kind],
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env={**os.environ, "MERIDIAN_CONFIG": str(tmp_path / "meridian.toml")},
+        env={**os.environ, "MERIDIAN_CONFIG": str(tmp_path / "meridian.toml"), "PYTHONPATH": str(tmp_path)},
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.fixture(scope="module", params=["sync-160", "sync-56", "async-160"])
+ENGINES = [
+    "sync-160-cached",
+    "sync-56-cached",
+    "async-160-cached",
+    "sync-160-uncached",
+    "sync-56-uncached",
+    "async-160-uncached",
+    "sync-160-connector",
+    "sync-56-connector-uncached",
+]
+
+
+@pytest.fixture(scope="module", params=ENGINES)
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What an engine with plenty of KV blocks, or with too few, has done."""
-    scheduling, _, blocks = request.param.partition("-")
-    seen = observe(tmp_path_factory.mktemp("probes"), scheduling, int(blocks))
+    """What an engine with plenty of KV blocks, or with too few, has done: with and without prefix caching, and beside a
+    KV connector."""
+    scheduling, blocks, kind = request.param.split("-", 2)
+    seen = observe(tmp_path_factory.mktemp("probes"), scheduling, int(blocks), kind)
     assert seen["scheduler"] == {"sync": "SyncMeridianScheduler", "async": "AsyncMeridianScheduler"}[scheduling]
     seen["is_scarce"] = blocks == "56"
+    seen["kind"] = kind
     return seen
 
 
@@ -247,8 +343,35 @@ def test_nobody_sees_a_probe(found: dict[str, Any]) -> None:
     own = facts["requests"] - facts.get("preempted_requests", 0)
     assert own == without["requests"] - without.get("preempted_requests", 0)
     if not found["is_scarce"]:
-        assert without["hits"] > 0
+        assert (without["hits"] > 0) == ("uncached" not in found["kind"])
         assert [facts[name] for name in ("queries", "hits")] == [without[name] for name in ("queries", "hits")]
+
+
+def test_a_probe_computes_little_more_than_its_suffix(found: dict[str, Any]) -> None:
+    run = found["with"]
+    # A block of 32 tokens may be open, and the suffix has 3.
+    assert 0 < run["probe_tokens"] <= (32 + 3) * (run["probes"]["done"] + run["probes"]["dropped"])
+
+
+def test_a_connector_sees_every_request_and_no_probe(found: dict[str, Any]) -> None:
+    if "connector" not in found["kind"]:
+        assert found["with"]["connector"] is None
+        return
+    for run in (found["with"], found["without"]):
+        seen = run["connector"]
+        assert seen["new request"] >= 30
+        assert seen["request finished"] >= 30
+        assert seen["request scheduled"] >= 30
+        assert seen["request allocated"] >= 30
+        assert not any(what.startswith("probe") for what in seen), seen
+
+
+def test_a_prompt_in_chunks_reports_its_first_token_once(found: dict[str, Any]) -> None:
+    run = found["with"]
+    assert run["chunks"] > 3
+    assert run["tokens reported"] > 100
+    # A token that was sampled and lost to a preemption is sampled again.
+    assert run["most reports of a token"] == 1 or found["is_scarce"]
 
 
 def test_nothing_is_left_of_a_probe(found: dict[str, Any]) -> None:

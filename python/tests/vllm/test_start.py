@@ -120,10 +120,19 @@ def test_a_diffusion_model_keeps_vllms_own_class(
 ) -> None:
     diffusion_scheduler = pytest.importorskip("vllm.v1.core.sched.diffusion_scheduler", reason="vLLM 0.30 has none")
     from vllm.config.diffusion import DiffusionConfig
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.outputs import DraftTokenIds
 
     configure(monkeypatch, tmp_path, f'[policy.dispatch]\nsource = "{source}"\n{QUIET}')
     scheduler = make(engine, async_scheduling=is_async, diffusion_config=DiffusionConfig(canvas_length=8))
+    if not hasattr(diffusion_scheduler, "DiffusionScheduler"):
+        # vLLM 0.31 has a class of its own for asynchronous scheduling only, and pads no canvas.
+        expected = diffusion_scheduler.DiffusionAsyncScheduler if is_async else Scheduler
+        assert isinstance(scheduler, expected)
+        assert isinstance(scheduler, AsyncScheduler) == is_async
+        assert scheduler._meridian_think_kept is None
+        return
     assert isinstance(scheduler, getattr(diffusion_scheduler, own))
     # What is the class's own is done: a canvas that was padded is cut to the width that the request asked for.
     request = SimpleNamespace(

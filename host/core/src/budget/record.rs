@@ -20,6 +20,8 @@ pub(crate) struct ThinkRecord {
     pub(super) budget: ThinkBudget,
     pub(super) client: ClientBudget,
     pub(super) is_measured: bool,
+    /// The step computes a part of its prompt that is not the last: vLLM discards the token that it samples.
+    pub(super) is_chunk: bool,
     pub(super) since_ms: f64,
     /// Entropies of tokens that have not arrived yet.
     pub(super) entropies: VecDeque<Report>,
@@ -65,6 +67,7 @@ impl ThinkRecord {
             budget,
             client,
             is_measured: false,
+            is_chunk: false,
             since_ms: f64::NAN,
             entropies: VecDeque::new(),
             unmeasured: VecDeque::new(),

@@ -430,6 +430,23 @@ impl ThinkBudgets {
         &self.orders
     }
 
+    /// Note which requests the coming step computes only a part of the prompt of, the last one excluded, and for which it
+    /// does so no longer. The token that such a step samples is discarded, so no sampler measures it. Returns the orders
+    /// for the sampling process, empty without orders.
+    pub fn chunks(&mut self, table: &mut RequestTable, rows: &[(RowId, bool)]) -> &[u8] {
+        self.orders.clear();
+        for (row, is_chunk) in rows {
+            let Some(state) = table.row_mut(*row) else { continue };
+            let id = state.id();
+            let Some(record) = state.thinking.as_deref_mut() else { continue };
+            if record.is_measured && record.is_chunk != *is_chunk {
+                Order::Measure { key: self.settings.first_key + id.0, on: !is_chunk }.write(&mut self.orders);
+            }
+            record.is_chunk = *is_chunk;
+        }
+        &self.orders
+    }
+
     /// Set the thresholds of requests that begin to think.
     fn begin(&mut self, table: &mut RequestTable, decider: &mut dyn BudgetDecider, load: &Load) {
         let mut opening = std::mem::take(&mut self.opening);
@@ -491,7 +508,9 @@ impl ThinkBudgets {
         if record.is_measured != on {
             record.is_measured = on;
             record.unmeasured.clear();
-            Order::Measure { key: self.key(id), on }.write(&mut self.orders);
+            if !record.is_chunk {
+                Order::Measure { key: self.key(id), on }.write(&mut self.orders);
+            }
         }
     }
 
