@@ -22,7 +22,7 @@ from meridian.vllm.budget import interrupts_of
 from meridian.vllm.channel import ToSamplers
 from meridian.vllm.compat import admitted_first
 from meridian.vllm.markers import around_end
-from meridian.vllm.xargs import ROW, RequestBudget, read_budget
+from meridian.vllm.xargs import ROW, RequestBudget, Row, read_budget
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -99,6 +99,11 @@ class ThinkHook:
         return len(self._running)
 
     @property
+    def refused_datagrams(self) -> int:
+        """Number of datagrams that no sampler of this engine signed."""
+        return self._samplers.refused
+
+    @property
     def native(self) -> _native.Thinking:
         """The native object that follows the thinking."""
         return self._thinking
@@ -131,10 +136,11 @@ class ThinkHook:
 
     def follow(self, request: Request, asked: Asked, key: int, limit: int, measured: bool) -> None:
         """Send the request's key, its limit and whether to measure to the sampler, in the sampling parameters."""
-        row = {"key": key, "limit": limit, "interrupts": self._interrupts + asked.interrupts, "measured": measured}
+        row = Row(key=key, limit=limit, interrupts=self._interrupts + asked.interrupts, measured=measured)
         # The client's own object stays unchanged.
         request.sampling_params = copy.copy(request.sampling_params)
-        cast("Any", request.sampling_params).extra_args = {**asked.extra, ROW: row}
+        params = cast("Any", request.sampling_params)
+        params.extra_args = {**asked.extra, ROW: row}
 
     def receive(self) -> None:
         """Take in the measurements of the samplers."""
@@ -273,7 +279,7 @@ class ThinkHook:
 
     def _make(self, request: Request, key: int, tokens: int, prompt: list[int]) -> Request:
         self._made += 1
-        extra = {ROW: {"probe": key, "at": tokens}}
+        extra = {ROW: Row(probe=key, at=tokens)}
         params = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False, extra_args=extra)
         return Request(
             f"{PROBE}{self._made}-{request.request_id}",

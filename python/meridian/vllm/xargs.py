@@ -25,6 +25,18 @@ from typing import Any
 # The scheduler's data for the sampler of a request; clients must not set it.
 ROW = "meridian_row"
 
+
+class Row(dict[str, Any]):
+    """The scheduler's data for the sampler of one request. Only the scheduler makes one, and vLLM pickles it on its way
+    to the workers. The requests of clients come as plain data, so a sampler takes nothing but a `Row`."""
+
+
+def row_of(extra_args: Mapping[str, Any] | None) -> Row | None:
+    """The scheduler's data in a request's `extra_args`; None for what a client put in its place."""
+    row = (extra_args or {}).get(ROW)
+    return row if type(row) is Row else None
+
+
 MAX_TOKENS = 1 << 24
 MAX_INTERRUPTS = 8
 MAX_INTERRUPT_BYTES = 256
