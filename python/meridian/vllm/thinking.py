@@ -21,6 +21,7 @@ from meridian import _native
 from meridian.vllm.budget import interrupts_of
 from meridian.vllm.channel import ToSamplers
 from meridian.vllm.compat import admitted_first
+from meridian.vllm.effort import for_request
 from meridian.vllm.markers import around_end
 from meridian.vllm.xargs import ROW, RequestBudget, Row, read_budget
 
@@ -77,6 +78,7 @@ class ThinkHook:
         self._tokenizer = tokenizer
         self._samplers = samplers
         self._output_tpot_ms = config.scheduler.output_tpot_budget_ms
+        self._efforts = config.scheduler.reasoning_effort
         samplers.configure(config.model)
         forced = around_end(tokenizer, config.model.force_phrase, config.model.think_end)
         interrupt = config.model.interrupt
@@ -131,6 +133,7 @@ class ThinkHook:
             # The front end refuses these options; a request that bypassed it gets the operator's values.
             logger.warning("meridian: request %s: %s: not regarded", request.request_id, why)
             client = RequestBudget()
+        client = for_request(client, extra, params, self._efforts)
         interrupts = interrupts_of(self._tokenizer, client.interrupts) if client.interrupts else []
         return Asked(extra, client, interrupts)
 
@@ -141,6 +144,8 @@ class ThinkHook:
         request.sampling_params = copy.copy(request.sampling_params)
         params = cast("Any", request.sampling_params)
         params.extra_args = {**asked.extra, ROW: row}
+        # It is in the limit: only one of the two may force tokens.
+        params.thinking_token_budget = None
 
     def receive(self) -> None:
         """Take in the measurements of the samplers."""
