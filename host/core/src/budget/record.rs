@@ -19,6 +19,8 @@ pub(crate) struct ThinkRecord {
     pub(super) enforcement: Enforcement,
     pub(super) budget: ThinkBudget,
     pub(super) client: ClientBudget,
+    /// The client's own options, after a change of the live request.
+    pub(super) as_asked: Option<Box<ClientBudget>>,
     pub(super) is_measured: bool,
     pub(super) since_ms: f64,
     /// Entropies of tokens that have not arrived yet.
@@ -64,6 +66,7 @@ impl ThinkRecord {
             enforcement,
             budget,
             client,
+            as_asked: None,
             is_measured: false,
             since_ms: f64::NAN,
             entropies: VecDeque::new(),
