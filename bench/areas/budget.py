@@ -11,6 +11,7 @@ from typing import Any
 from areas.common import ROOT, Bound, Figure, over_pairs, say
 from areas.early_exit import early_exit
 from areas.loops import loops
+from areas.signing import live, signing
 
 REQUESTS = 1000
 # The model errs in one of twenty answers: with so many problems the interval of a difference is within a point.
@@ -138,5 +139,7 @@ def parts(pairs: int) -> dict[str, Callable[[], Iterator[Figure]]]:
         "overhead": lambda: overhead(pairs),
         "kernel": kernel,
         "loops": loops,
+        "signing": signing,
+        "live": live,
         "early-exit": lambda: early_exit(PROBLEMS),
     }

@@ -23,6 +23,31 @@ logger = logging.getLogger("vllm.meridian")
 
 
 @dataclass(frozen=True)
+class EffortThresholds:
+    """A row of `[scheduler.reasoning_effort]`."""
+
+    max_think_tokens: int | Literal["unchanged"] = "unchanged"
+    min_think_tokens: int | Literal["unchanged"] = "unchanged"
+
+
+@dataclass(frozen=True)
+class ReasoningEfforts:
+    """`[scheduler.reasoning_effort]`: the thresholds of each `reasoning_effort` of a client."""
+
+    none: EffortThresholds = EffortThresholds()
+    minimal: EffortThresholds = EffortThresholds()
+    low: EffortThresholds = EffortThresholds()
+    medium: EffortThresholds = EffortThresholds()
+    high: EffortThresholds = EffortThresholds()
+    xhigh: EffortThresholds = EffortThresholds()
+    max: EffortThresholds = EffortThresholds()
+
+    @classmethod
+    def _from_tables(cls, tables: dict[str, dict[str, Any]]) -> ReasoningEfforts:
+        return cls(**{name: EffortThresholds(**row) for name, row in tables.items()})
+
+
+@dataclass(frozen=True)
 class SchedulerConfig:
     """`[scheduler]`: times in milliseconds."""
 
@@ -34,6 +59,7 @@ class SchedulerConfig:
     end_loops: bool = True
     max_defer_ms: float = 2000.0
     preempt_for_waiting: bool = False
+    reasoning_effort: ReasoningEfforts = ReasoningEfforts()
 
 
 @dataclass(frozen=True)
@@ -180,8 +206,10 @@ class MeridianConfig:
         policy: dict[str, Any] = tables["policy"]
         for name in ("dispatch", "eviction", "budget"):
             policy[name] = SlotConfig(**policy[name])
+        scheduler: dict[str, Any] = tables["scheduler"]
+        scheduler["reasoning_effort"] = ReasoningEfforts._from_tables(scheduler["reasoning_effort"])
         return cls(
-            scheduler=SchedulerConfig(**tables["scheduler"]),
+            scheduler=SchedulerConfig(**scheduler),
             entropy=EntropyConfig(**tables["entropy"]),
             kv_memory=KvMemoryConfig(**tables["kv_memory"]),
             policy=PolicyConfig(**policy),

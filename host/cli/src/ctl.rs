@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::admin_client::{Asked, Engine, Engines, Target, shown};
+use crate::budget::{self, BudgetArgs};
 use crate::{print_json, print_line};
 
 #[derive(Args)]
@@ -54,6 +55,17 @@ enum CtlCommand {
     /// List the latest faults, oldest first; --json includes the batches that they happened on
     #[command(after_help = "Example:\n  meridian ctl faults --json")]
     Faults,
+    /// List the thinking budgets of live requests, or change them from the next step on
+    #[command(after_help = "\
+Without an option, the command lists the live requests. A change acts on requests that live now, and fails if
+none of them thinks. The operator's scheduler.max_think_tokens holds as well.
+
+Examples:
+  meridian ctl budget
+  meridian ctl budget chatcmpl-8d2f --max-think-tokens 512
+  meridian ctl budget --tenant batch --end-now
+  meridian ctl budget --all --reset")]
+    Budget(BudgetArgs),
     /// Make a policy decide from the next step on
     #[command(after_help = "\
 Examples:
@@ -146,6 +158,7 @@ pub(crate) fn run(args: &CtlArgs, json: bool) -> anyhow::Result<()> {
         }
         CtlCommand::Status { all: true } => status_of_all(&target.all()?, json),
         CtlCommand::Faults => faults(&target.one()?, json),
+        CtlCommand::Budget(args) => budget::run(target, args, token_file, json),
         CtlCommand::Swap { slot, policy, mode } => put(target, *slot, policy, *mode, token_file, json),
         CtlCommand::Shadow { slot, policy } => put(target, *slot, policy, Mode::Shadow, token_file, json),
         CtlCommand::StopShadow { slot } => ask(Method::DELETE, slot, "shadow"),

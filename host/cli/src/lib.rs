@@ -2,6 +2,7 @@
 
 mod admin_client;
 mod bench;
+mod budget;
 mod config;
 mod ctl;
 mod models;

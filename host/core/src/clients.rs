@@ -2,6 +2,7 @@
 //! come from outside.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// Number of remembered tenant names; a further name counts as none. With the length of a name, it bounds the memory
 /// that clients can make the host use.
@@ -18,7 +19,9 @@ pub(crate) fn next_number(number: u32) -> u32 {
 
 #[derive(Debug, Default)]
 pub(crate) struct Clients {
-    tenants: HashMap<Box<str>, u32>,
+    tenants: HashMap<Arc<str>, u32>,
+    /// By their numbers, from 1.
+    names: Vec<Arc<str>>,
 }
 
 impl Clients {
@@ -34,8 +37,21 @@ impl Clients {
             return 0;
         }
         let tenant = u32::try_from(self.tenants.len() + 1).expect("MAX_TENANTS fits");
-        self.tenants.insert(name.into(), tenant);
+        let name: Arc<str> = name.into();
+        self.names.push(Arc::clone(&name));
+        self.tenants.insert(name, tenant);
         tenant
+    }
+
+    /// The number of a tenant that has appeared.
+    pub(crate) fn number(&self, name: &str) -> Option<u32> {
+        self.tenants.get(name).copied()
+    }
+
+    /// The name of a tenant by its number; empty for none.
+    pub(crate) fn name(&self, tenant: u32) -> &str {
+        let index = usize::try_from(tenant).ok().and_then(|number| number.checked_sub(1));
+        index.and_then(|index| self.names.get(index)).map_or("", |name| name)
     }
 }
 

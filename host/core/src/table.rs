@@ -137,6 +137,18 @@ impl RequestTable {
         self.rows.get(row_id.index()).filter(|row| row.generation == row_id.generation)?.state.as_ref()
     }
 
+    /// The number of a tenant that has appeared, by its name.
+    #[must_use]
+    pub fn tenant(&self, name: &str) -> Option<u32> {
+        self.clients.number(name)
+    }
+
+    /// The name of the tenant with this number; empty for none.
+    #[must_use]
+    pub fn tenant_name(&self, tenant: u32) -> &str {
+        self.clients.name(tenant)
+    }
+
     /// Add a request that has arrived.
     ///
     /// # Errors

@@ -15,6 +15,7 @@ use meridian_runtime::{BudgetSlot, DispatchSlot, EvictionSlot};
 use crate::Settings;
 use crate::insight::Seen;
 use crate::kv::Kv;
+use crate::live::LiveChanges;
 
 /// An engine as the scheduling thread sees it: the thread reports its requests, and gets the plan of each step.
 ///
@@ -47,6 +48,8 @@ pub struct Driver {
     /// Free KV blocks and all of them, at the latest step.
     blocks: [u32; 2],
     pub(crate) seen: Seen,
+    /// Changes of live requests from other threads.
+    pub(crate) changes: Arc<LiveChanges>,
 }
 
 /// A request that the engine has taken in.
@@ -94,6 +97,7 @@ impl Driver {
             reaped_ms: None,
             blocks: [0; 2],
             seen: Seen::default(),
+            changes: Arc::default(),
         }
     }
 

@@ -10,6 +10,7 @@ use meridian_wasm::TrustedKeys;
 
 use crate::awaited::{FetchPace, Fetches, Problems};
 use crate::insight::DriverInsight;
+use crate::live::{DriverBudgets, LiveChanges};
 use crate::services::Services;
 use crate::slots::Slots;
 use crate::{Components, Driver, EngineError};
@@ -102,8 +103,12 @@ impl Engine {
         let Slots { dispatch, eviction, budget, controller, recorder, awaited } =
             Slots::new(&config, &base_dir, components, Box::new(status))?;
         let controller = controller.with_insight(Box::new(DriverInsight(Arc::clone(&driver))));
+        let changes = Arc::<LiveChanges>::default();
+        let budgets = DriverBudgets { driver: Arc::clone(&driver), changes: Arc::clone(&changes) };
+        let controller = controller.with_budgets(Box::new(budgets));
         let (model, serves, pace) = (settings.model.clone(), settings.serves, settings.fetch_pace);
         let started = Arc::new(Mutex::new(Driver::new(config.clone(), settings, dispatch, eviction, budget)));
+        lock(&started).changes = changes;
         // No other code has set it.
         let _ = driver.set(Arc::downgrade(&started));
         let controller = Arc::new(controller);

@@ -35,6 +35,7 @@ mod engine;
 mod error;
 mod insight;
 mod kv;
+mod live;
 mod loader;
 pub mod sampler;
 mod services;

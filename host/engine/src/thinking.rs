@@ -58,6 +58,7 @@ impl Driver {
 
     /// Ask the budget slot about new facts; returns the orders for the samplers before the next step.
     pub fn judge_thinking(&mut self, now_ms: f64, free_blocks: u32, total_blocks: u32) -> &[u8] {
+        self.take_changes();
         let [_, thinking, answering] =
             self.scheduler.mirror().phases().map(|count| u32::try_from(count).unwrap_or(u32::MAX));
         let waiting = self.waiting;

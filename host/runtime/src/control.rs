@@ -9,6 +9,7 @@ use meridian_core::signature::FetchedComponent;
 
 pub use meridian_core::SlotName;
 
+use crate::budgets::LiveBudgets;
 use crate::explain::Explanation;
 use crate::timeline::Timeline;
 
@@ -394,6 +395,11 @@ pub trait Control: Send + Sync {
 
     /// What else it tells of its requests and steps; `None` for an engine that tells nothing.
     fn insight(&self) -> Option<&dyn Insight> {
+        None
+    }
+
+    /// The thinking budgets of its live requests; `None` for an engine that does not change them.
+    fn budgets(&self) -> Option<&dyn LiveBudgets> {
         None
     }
 

@@ -5,6 +5,7 @@ use meridian_core::{Budget, Dispatch, Eviction, SlotKind};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
+use crate::budgets::LiveBudgets;
 use crate::control::{
     Control, ControlError, FaultEntry, Given, Insight, MAX_OPTIONS_BYTES, Mode, ProcessStatus, RecordingStatus,
     SlotName, SlotStatus, SwapReport, Upload, Version,
@@ -80,6 +81,7 @@ pub struct Controller {
     engine: EngineStatus,
     recording: Option<RecordingStatusOf>,
     insight: Option<Box<dyn Insight>>,
+    budgets: Option<Box<dyn LiveBudgets>>,
     /// One for each slot, in the order of [`SlotName::ALL`].
     orders: [Mutex<Order>; SlotName::ALL.len()],
     line: Mutex<Line>,
@@ -145,6 +147,7 @@ impl Controller {
             engine,
             recording: None,
             insight: None,
+            budgets: None,
             orders: Default::default(),
             line: Mutex::default(),
             over: Condvar::new(),
@@ -173,6 +176,12 @@ impl Controller {
     #[must_use]
     pub fn with_insight(self, insight: Box<dyn Insight>) -> Self {
         Self { insight: Some(insight), ..self }
+    }
+
+    /// The same with the thinking budgets of its live requests.
+    #[must_use]
+    pub fn with_budgets(self, budgets: Box<dyn LiveBudgets>) -> Self {
+        Self { budgets: Some(budgets), ..self }
     }
 
     /// Refuse every waiting and later change as [`ControlError::Busy`]. A change whose component is being compiled has
@@ -248,6 +257,10 @@ impl Control for Controller {
 
     fn insight(&self) -> Option<&dyn Insight> {
         self.insight.as_deref()
+    }
+
+    fn budgets(&self) -> Option<&dyn LiveBudgets> {
+        self.budgets.as_deref()
     }
 
     fn faults(&self) -> Vec<FaultEntry> {

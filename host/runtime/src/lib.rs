@@ -21,6 +21,7 @@
 
 #[cfg(not(loom))]
 pub mod admin;
+pub mod budgets;
 mod compare;
 pub mod config_file;
 pub mod control;

@@ -24,7 +24,7 @@ from meridian.vllm.channel import MODEL, ToScheduler
 from meridian.vllm.markers import around_end, engine_tokenizer, resolve
 from meridian.vllm.reports import Reports
 from meridian.vllm.speculation import BONUS, NO_TOKEN, TARGETS, Drafts, drafts_of
-from meridian.vllm.xargs import ROW, read_budget
+from meridian.vllm.xargs import ROW, RequestBudget, read_budget, row_of
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -215,11 +215,11 @@ class _Sampler:
     def add(self, index: int, params: SamplingParams, prompt_tail: list[int], outputs: list[int] | None) -> bool:
         """Take in a request in its row. Returns False when the processor has nothing to do for it."""
         extra = params.extra_args or {}
-        row = extra.get(ROW)
-        if isinstance(row, dict) and "probe" in row:
+        row: dict[str, Any] | None = row_of(extra)
+        if row is not None and "probe" in row:
             self.rows.add_probe(index, row["probe"], row["at"])
             return True
-        budget = read_budget({key: value for key, value in extra.items() if key != ROW})
+        budget = _client_budget(params) if row is None else RequestBudget()
         if not self.ends_thinking or (row is None and not budget.is_set):
             self.rows.remove(index)
             return False
@@ -381,7 +381,7 @@ class _Slots:
         self._sampler.rows.remove(slot)
         self._known.discard(slot)
         extra = params.extra_args or {}
-        if ROW not in extra and not read_budget(extra).is_set:
+        if row_of(extra) is None and not _client_budget(params).is_set:
             self._new.pop(slot, None)
             return False
         self._new[slot] = params
@@ -444,6 +444,14 @@ class _Slots:
         for slot, start, end in behind:
             own, tokens = tokens[: end - start], tokens[end - start :]
             rows.push(slot, own, start == int(states.prompt_len.np[slot]))
+
+
+def _client_budget(params: SamplingParams) -> RequestBudget:
+    """The options of a client for which no scheduler plans. vLLM itself acts on a `thinking_token_budget`: only one of
+    the two may force tokens."""
+    if getattr(params, "thinking_token_budget", None) is not None:
+        return RequestBudget()
+    return read_budget({key: value for key, value in (params.extra_args or {}).items() if key != ROW})
 
 
 def interrupts_of(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:

@@ -1,8 +1,9 @@
 """The channel between the scheduling process and the sampling processes: Unix datagrams in the user's own folder.
 
 Workers in the scheduler's process and separate workers use the same channel. A datagram that is sent before a step is
-dispatched has arrived when the step samples. Records are meridian-core's `Order` and `Report`. Before them, the
-scheduler sends how its configuration ends thinking, so that all processes use one configuration.
+dispatched has arrived when the step samples. Every datagram is signed (`meridian.vllm.signing`). Records are
+meridian-core's `Order` and `Report`. Before them, the scheduler sends how its configuration ends thinking, so that all
+processes use one configuration.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meridian._native import ConfigError
+from meridian.vllm.signing import ORDERS, OVERHEAD, REPORTS, Signer, Verifier, make_key, read_key
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -92,6 +94,12 @@ def _remove_left(folder: Path) -> None:
                 probe.connect(str(path))
             except ConnectionRefusedError:
                 path.unlink()
+                _key_of(path).unlink(missing_ok=True)
+
+
+def _key_of(sampler: str | Path) -> Path:
+    """The file with the key of the sampler with this socket."""
+    return Path(sampler).with_suffix(".key")
 
 
 class ToSamplers:
@@ -102,6 +110,8 @@ class ToSamplers:
         folder = _folder(len(name) + 8)
         self._paths = [str(path) for path in sorted(folder.glob(f"{_engine_name(vllm_config)}-*.sample"))]
         self._pending: dict[str, deque[bytes]] = {path: deque() for path in self._paths}
+        self._keys: dict[str, bytes | None] = dict.fromkeys(self._paths)
+        self._signer, self._verifier = Signer(ORDERS), Verifier(REPORTS)
         _remove_left(folder)
         self._own = folder / name
         self._socket = _bound(self._own)
@@ -111,6 +121,11 @@ class ToSamplers:
     def count(self) -> int:
         """The number of samplers."""
         return len(self._paths)
+
+    @property
+    def refused(self) -> int:
+        """The number of datagrams that no sampler of this engine signed."""
+        return self._verifier.refused
 
     def configure(self, model: ModelConfig | None) -> None:
         """Make every sampler end thinking as `model` says; None restores its own configuration.
@@ -134,16 +149,39 @@ class ToSamplers:
             while len(pending) > _MAX_PENDING:
                 pending.popleft()
             while pending:
+                key = self._keys[path] = self._keys[path] or read_key(_key_of(path))
+                if key is None:
+                    break
                 try:
-                    self._socket.sendto(pending[0], path)
+                    self._socket.sendto(self._signer.signed(key, pending[0]), path)
+                except BlockingIOError:
+                    break
                 except OSError:
+                    # Another process with this name has another key.
+                    self._keys[path] = None
                     break
                 pending.popleft()
 
     def received(self) -> list[bytes]:
         """Datagrams from the samplers since the last call, the oldest first: at most `_MAX_TAKEN` datagrams, and no
         more after `_MAX_TAKEN_BYTES` bytes."""
-        return _drain(self._socket)
+        reads_again = True
+        payloads: list[bytes] = []
+        for datagram, sender in _drain(self._socket):
+            # The address only chooses the key.
+            payload = None
+            if sender in self._keys:
+                key = self._keys[sender] = self._keys[sender] or read_key(_key_of(sender))
+                payload = self._verifier.opened(key, datagram)
+                if payload is None and reads_again:
+                    reads_again = False
+                    self._keys[sender] = read_key(_key_of(sender))
+                    payload = self._verifier.opened(self._keys[sender], datagram)
+            if payload is None:
+                self._verifier.refuse()
+            else:
+                payloads.append(payload)
+        return payloads
 
     def close(self) -> None:
         """Let go of the socket."""
@@ -159,22 +197,38 @@ class ToScheduler:
         folder = _folder(len(name) + 8)
         self._path = str(folder / f"{engine}.schedule")
         self._own = folder / name
+        # Before the socket: a scheduler that finds the socket also finds the key.
+        self._key = make_key(_key_of(self._own))
+        self._signer, self._verifier = Signer(REPORTS), Verifier(ORDERS)
         self._socket = _bound(self._own)
         self._inode = self._own.lstat().st_ino
+
+    @property
+    def refused(self) -> int:
+        """The number of datagrams that no scheduler of this engine signed."""
+        return self._verifier.refused
 
     def tell(self, report: bytes) -> None:
         """Send measurements; without a listening scheduler, they are dropped."""
         with contextlib.suppress(OSError):
             for i in range(0, len(report), _RECORDS_BYTES):
-                self._socket.sendto(report[i : i + _RECORDS_BYTES], self._path)
+                signed = self._signer.signed(self._key, report[i : i + _RECORDS_BYTES])
+                self._socket.sendto(signed, self._path)
 
     def received(self) -> list[bytes]:
         """Orders since the last call, within the limits of `ToSamplers.received`."""
-        return _drain(self._socket)
+        payloads: list[bytes] = []
+        for datagram, _ in _drain(self._socket):
+            payload = self._verifier.opened(self._key, datagram)
+            if payload is None:
+                self._verifier.refuse()
+            else:
+                payloads.append(payload)
+        return payloads
 
     def close(self) -> None:
-        """Let go of the socket."""
-        _close(self._socket, self._own, self._inode)
+        """Let go of the socket and the key."""
+        _close(self._socket, self._own, self._inode, _key_of(self._own))
 
     def __del__(self) -> None:
         if hasattr(self, "_inode"):
@@ -193,21 +247,25 @@ def _bound(path: Path) -> socket.socket:
     return made
 
 
-def _drain(bound: socket.socket) -> list[bytes]:
-    datagrams: list[bytes] = []
+def _drain(bound: socket.socket) -> list[tuple[bytes, str]]:
+    """Datagrams, and the paths of their senders."""
+    datagrams: list[tuple[bytes, str]] = []
     taken = 0
     while len(datagrams) < _MAX_TAKEN and taken < _MAX_TAKEN_BYTES:
         try:
-            datagrams.append(bound.recv(_MAX_DATAGRAM))
+            datagram, sender = bound.recvfrom(_MAX_DATAGRAM + OVERHEAD)
         except OSError:
             break
-        taken += len(datagrams[-1])
+        datagrams.append((datagram, sender if isinstance(sender, str) else ""))
+        taken += len(datagram)
     return datagrams
 
 
-def _close(bound: socket.socket, path: Path, inode: int) -> None:
+def _close(bound: socket.socket, path: Path, inode: int, key: Path | None = None) -> None:
     # Another process may have taken over the name.
     with contextlib.suppress(OSError):
         if path.lstat().st_ino == inode:
             path.unlink()
+            if key is not None:
+                key.unlink(missing_ok=True)
     bound.close()

@@ -563,8 +563,10 @@ class _Meridian(SchedulerInterface):
     def meridian_stats(self) -> dict[str, Any]:
         """`meridian.Stats` of this engine, and `own_ns`: the nanoseconds that Meridian added to `schedule()` in each of
         the latest steps. Empty for a scheduler that was never started."""
-        engine = self._meridian_engine
-        return {} if engine is None else {**engine.stats(), "own_ns": list(self._meridian_own_ns)}
+        engine, think = self._meridian_engine, self._meridian_think_kept
+        refused = 0 if think is None else think.refused_datagrams
+        own = {"own_ns": list(self._meridian_own_ns), "refused_datagrams": refused} if engine is not None else {}
+        return {} if engine is None else {**engine.stats(), **own}
 
     def _give_up(self, doing: str) -> None:
         """Return to stock vLLM after a defect of Meridian itself, which must not end the engine."""

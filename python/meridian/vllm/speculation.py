@@ -22,6 +22,8 @@ from typing import Any
 
 import torch
 
+from meridian.vllm import effort
+
 logger = logging.getLogger("vllm.meridian")
 
 OURS = ("meridian.vllm:BudgetLogitsProcessor", "meridian.vllm.budget:BudgetLogitsProcessor")
@@ -72,6 +74,10 @@ def drafts_of(metadata: Any) -> Drafts:
 def install() -> None:
     """Entry point `vllm.general_plugins`, in every process of vLLM; calling it again changes nothing. vLLM does not
     catch what a plugin raises, so it must not raise."""
+    try:
+        effort.install()
+    except Exception:
+        logger.warning("meridian: reasoning_effort has no effect on thinking budgets", exc_info=True)
     try:
         from vllm.v1.sample import logits_processor
 

@@ -21,9 +21,10 @@ from meridian import _native
 from meridian.vllm.budget import interrupts_of
 from meridian.vllm.channel import ToSamplers
 from meridian.vllm.compat import admitted_first
+from meridian.vllm.effort import for_request
 from meridian.vllm.markers import around_end
 from meridian.vllm.probing import HiddenFromConnector, SharedBlocks
-from meridian.vllm.xargs import ROW, RequestBudget, read_budget
+from meridian.vllm.xargs import ROW, RequestBudget, Row, read_budget
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -81,6 +82,7 @@ class ThinkHook:
         self._shared: SharedBlocks | None = None
         self._hidden: HiddenFromConnector | None = None
         self._output_tpot_ms = config.scheduler.output_tpot_budget_ms
+        self._efforts = config.scheduler.reasoning_effort
         samplers.configure(config.model)
         forced = around_end(tokenizer, config.model.force_phrase, config.model.think_end)
         interrupt = config.model.interrupt
@@ -105,6 +107,11 @@ class ThinkHook:
     def running(self) -> int:
         """Number of running probes."""
         return len(self._running)
+
+    @property
+    def refused_datagrams(self) -> int:
+        """Number of datagrams that no sampler of this engine signed."""
+        return self._samplers.refused
 
     @property
     def native(self) -> _native.Thinking:
@@ -136,15 +143,19 @@ class ThinkHook:
             # The front end refuses these options; a request that bypassed it gets the operator's values.
             logger.warning("meridian: request %s: %s: not regarded", request.request_id, why)
             client = RequestBudget()
+        client = for_request(client, extra, params, self._efforts)
         interrupts = interrupts_of(self._tokenizer, client.interrupts) if client.interrupts else []
         return Asked(extra, client, interrupts)
 
     def follow(self, request: Request, asked: Asked, key: int, limit: int, measured: bool) -> None:
         """Send the request's key, its limit and whether to measure to the sampler, in the sampling parameters."""
-        row = {"key": key, "limit": limit, "interrupts": self._interrupts + asked.interrupts, "measured": measured}
+        row = Row(key=key, limit=limit, interrupts=self._interrupts + asked.interrupts, measured=measured)
         # The client's own object stays unchanged.
         request.sampling_params = copy.copy(request.sampling_params)
-        cast("Any", request.sampling_params).extra_args = {**asked.extra, ROW: row}
+        params = cast("Any", request.sampling_params)
+        params.extra_args = {**asked.extra, ROW: row}
+        # It is in the limit: only one of the two may force tokens.
+        params.thinking_token_budget = None
 
     def receive(self) -> None:
         """Take in the measurements of the samplers."""
@@ -313,7 +324,7 @@ class ThinkHook:
 
     def _make(self, request: Request, key: int, tokens: int, prompt: list[int]) -> Request:
         self._made += 1
-        extra = {ROW: {"probe": key, "at": tokens}}
+        extra = {ROW: Row(probe=key, at=tokens)}
         params = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False, extra_args=extra)
         return Request(
             f"{PROBE}{self._made}-{request.request_id}",

@@ -12,6 +12,7 @@
 | `meridian_min_probes` | integer, 0 or more | as `entropy.min_probes` |
 | `meridian_rpdi_window` | integer from 1 to 65536 | as `entropy.rpdi_window` |
 | `meridian_rpdi_threshold` | above 0 | as `entropy.rpdi_threshold` |
+| `meridian_reasoning_effort` | one of OpenAI's efforts, or `max` | a row of `[scheduler.reasoning_effort]` |
 | `meridian_interrupt` | text, or a list of up to 8 | as `model.interrupt`, besides the operator's |
 """
 
@@ -24,6 +25,21 @@ from typing import Any
 
 # The scheduler's data for the sampler of a request; clients must not set it.
 ROW = "meridian_row"
+# OpenAI's `reasoning_effort`, for the operator's table.
+EFFORT = "meridian_reasoning_effort"
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+
+class Row(dict[str, Any]):
+    """The scheduler's data for the sampler of one request. Only the scheduler makes one, and vLLM pickles it on its way
+    to the workers. The requests of clients come as plain data, so a sampler takes nothing but a `Row`."""
+
+
+def row_of(extra_args: Mapping[str, Any] | None) -> Row | None:
+    """The scheduler's data in a request's `extra_args`; None for what a client put in its place."""
+    row = (extra_args or {}).get(ROW)
+    return row if type(row) is Row else None
+
 
 MAX_TOKENS = 1 << 24
 MAX_INTERRUPTS = 8
@@ -65,6 +81,9 @@ def read_budget(extra_args: Mapping[str, Any] | None) -> RequestBudget:
         if key in _READERS:
             name, read = _READERS[key]
             given[name] = read(key, value)
+        elif key == EFFORT:
+            if value not in EFFORTS:
+                raise ValueError(f"{EFFORT}: {_shown(value)}: expected one of {', '.join(EFFORTS)}")
         elif key == ROW or key.startswith(_PREFIXES):
             near = ", ".join(sorted(_READERS))
             named = key if key.isprintable() and len(key) <= 64 else _shown(key)
@@ -81,6 +100,7 @@ _PREFIXES = (
     "meridian_min",
     "meridian_probe",
     "meridian_interrupt",
+    "meridian_reasoning",
 )
 
 

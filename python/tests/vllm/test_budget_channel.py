@@ -137,18 +137,23 @@ def test_orders_for_a_sampler_that_is_gone_do_not_pile_up(home: Path) -> None:
 
 
 class Flood:
-    """A socket into which somebody sends faster than it is emptied."""
+    """A socket into which somebody who has the key sends faster than it is emptied."""
 
-    def __init__(self, sizes: list[int]) -> None:
-        self.sizes = sizes
+    def __init__(self, sizes: list[int], use: bytes, key: bytes) -> None:
+        from meridian.vllm.signing import Signer
+
+        self.sizes, self.key, self.signer = sizes, key, Signer(use)
         self.taken = 0
 
-    def recv(self, most: int) -> bytes:
-        size = self.sizes[self.taken % len(self.sizes)]
+    def recvfrom(self, most: int) -> tuple[bytes, str]:
+        from meridian.vllm.signing import OVERHEAD
+
+        size = max(self.sizes[self.taken % len(self.sizes)], OVERHEAD + 8)
         self.taken += 1
         assert size <= most
         assert self.taken < 100_000, "it is not emptied while others wait"
-        return self.taken.to_bytes(8, "little") + bytes(size - 8)
+        payload = self.taken.to_bytes(8, "little") + bytes(size - 8 - OVERHEAD)
+        return self.signer.signed(self.key, payload), "sampler"
 
 
 @pytest.mark.parametrize(("sizes", "datagrams"), [([17], 256), ([34816], 8), ([65536], 4), ([17, 65536], 8)])
@@ -157,9 +162,15 @@ def test_a_step_takes_in_so_much_and_the_next_goes_on_there(
     home: Path, end: str, sizes: list[int], datagrams: int
 ) -> None:
     from meridian.vllm.channel import ToSamplers, ToScheduler
+    from meridian.vllm.signing import ORDERS, REPORTS
 
+    key = bytes(range(32))
     one: Any = ToSamplers(engine()) if end == "scheduler" else ToScheduler(engine(), 0)
-    real, one._socket = one._socket, Flood(sizes)
+    if end == "scheduler":
+        one._keys["sampler"] = key
+    else:
+        one._key = key
+    real, one._socket = one._socket, Flood(sizes, REPORTS if end == "scheduler" else ORDERS, key)
     numbers = [int.from_bytes(datagram[:8], "little") for _ in range(3) for datagram in one.received()]
     assert numbers == list(range(1, 3 * datagrams + 1)), "nothing is lost, and nothing overtakes"
     one._socket = real
@@ -195,6 +206,7 @@ def garbage(rng: random.Random, keys: list[int]) -> bytes:
 def test_garbage_changes_nothing_where_tokens_are_sampled(home: Path) -> None:
     from meridian import _native
     from meridian.vllm.channel import ToScheduler
+    from meridian.vllm.signing import ORDERS, Signer
 
     def rows() -> Any:
         made = _native.BudgetRows([[START]], [[END]], [], False, [])
@@ -206,10 +218,13 @@ def test_garbage_changes_nothing_where_tokens_are_sampled(home: Path) -> None:
     one, other = rows(), rows()
     rank = ToScheduler(engine(), 0)
     rng = random.Random(0)
+    # As of a scheduler that went wrong.
+    signer = Signer(ORDERS)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as anybody:
         for step in range(60):
             for _ in range(5):
-                anybody.sendto(garbage(rng, [1, 2, 3]), rank._path.replace(".schedule", "-0.sample"))
+                signed = signer.signed(rank._key, garbage(rng, [1, 2, 3]))
+                anybody.sendto(signed, rank._path.replace(".schedule", "-0.sample"))
             for datagram in rank.received():
                 one.receive(datagram)
             found = one.step(3)

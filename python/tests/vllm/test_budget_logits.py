@@ -138,9 +138,10 @@ def test_entropies_are_of_the_distribution_before_it_is_changed() -> None:
 
 
 def _probe_params(key: int, at: int) -> Any:
+    from meridian.vllm.xargs import Row
     from vllm import SamplingParams
 
-    return SamplingParams(temperature=0.0, max_tokens=1, extra_args={"meridian_row": {"probe": key, "at": at}})
+    return SamplingParams(temperature=0.0, max_tokens=1, extra_args={"meridian_row": Row(probe=key, at=at)})
 
 
 def _nats(row: torch.Tensor) -> float:

@@ -81,7 +81,9 @@ def make_sampler(wire: Any, **model: Any) -> Any:
 
 def planned(key: int, limit: int, interrupts: list[list[int]], *, measured: bool = False) -> dict[str, Any]:
     """What the scheduler says of a request with its parameters."""
-    return {"meridian_row": {"key": key, "limit": limit, "interrupts": interrupts, "measured": measured}}
+    from meridian.vllm.xargs import Row
+
+    return {"meridian_row": Row(key=key, limit=limit, interrupts=interrupts, measured=measured)}
 
 
 @dataclass

@@ -1,6 +1,7 @@
 //! When to end thinking, and how: pure functions over signals, and [`ThinkBudgets`], which applies them to the requests
 //! of an engine. Other modules measure the entropies.
 
+mod change;
 mod client;
 mod eat;
 mod enforce;
@@ -14,6 +15,7 @@ mod thinking;
 mod thresholds;
 mod wire;
 
+pub use change::{Changed, LiveChange, Thinking};
 pub use client::ClientBudget;
 pub use eat::Eat;
 pub use enforce::{Demand, EndRules, Enforcement, Enforcer, ThinkLimits};

@@ -19,6 +19,8 @@ pub(crate) struct ThinkRecord {
     pub(super) enforcement: Enforcement,
     pub(super) budget: ThinkBudget,
     pub(super) client: ClientBudget,
+    /// The client's own options, after a change of the live request.
+    pub(super) as_asked: Option<Box<ClientBudget>>,
     pub(super) is_measured: bool,
     /// The step computes a part of its prompt that is not the last: vLLM discards the token that it samples.
     pub(super) is_chunk: bool,
@@ -66,6 +68,7 @@ impl ThinkRecord {
             enforcement,
             budget,
             client,
+            as_asked: None,
             is_measured: false,
             is_chunk: false,
             since_ms: f64::NAN,

@@ -388,6 +388,16 @@ impl ThinkBudgets {
         true
     }
 
+    /// Ask for the thresholds of the request again.
+    pub(super) fn open(&mut self, id: RequestId) {
+        self.opening.push(id);
+    }
+
+    /// The operator's limit.
+    pub(super) fn most_think_tokens(&self) -> u32 {
+        self.settings.configured.max_think_tokens
+    }
+
     /// The engine's name of the request.
     #[must_use]
     pub fn name<'a>(&self, table: &'a RequestTable, key: u64) -> Option<&'a str> {

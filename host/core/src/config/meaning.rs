@@ -50,6 +50,7 @@ impl MeridianConfig {
             || self.entropy != super::EntropyConfig::default()
             || self.scheduler.min_think_tokens != stock.min_think_tokens
             || self.scheduler.max_think_tokens != stock.max_think_tokens
+            || self.scheduler.reasoning_effort != stock.reasoning_effort
             || !self.model.interrupt.is_empty()
     }
 

@@ -4,6 +4,7 @@
 //! `meridian_runtime::config_file`.
 
 mod document;
+mod effort;
 mod fields;
 mod json;
 mod meaning;
@@ -16,6 +17,7 @@ mod values;
 use std::collections::BTreeSet;
 
 pub use document::{from_table, from_toml, table};
+pub use effort::{EffortThresholds, ReasoningEfforts};
 pub use fields::{Field, fields};
 pub use reference::reference;
 pub use schema::schema;
@@ -23,7 +25,7 @@ pub use tables::{
     AdminConfig, EntropyConfig, KvMemoryConfig, MeridianConfig, ModelConfig, PolicyConfig, ProbeAt, SchedulerConfig,
     SlotConfig, SlotMode, TelemetryConfig,
 };
-pub use values::{Auto, HttpUrl, Listen, Texts, inline};
+pub use values::{Auto, HttpUrl, Listen, Texts, Tokens, inline};
 
 use crate::text::printable;
 use crate::{Error, ModelFamily, SlotName};
@@ -202,6 +204,7 @@ impl MeridianConfig {
         check("scheduler.min_think_tokens", min_think_tokens, min_think_tokens <= max_think_tokens, || {
             format!("must be at most scheduler.max_think_tokens, {max_think_tokens}")
         })?;
+        self.scheduler.reasoning_effort.check(max_think_tokens)?;
         slots::check_slots(self)?;
         let PolicyConfig { cache_dir, record_dir, trusted_keys, .. } = &self.policy;
         for (field, path) in [("policy.cache_dir", cache_dir), ("policy.record_dir", record_dir)] {

@@ -6,6 +6,7 @@ use meridian_policy_sdk::Targets;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::effort::ReasoningEfforts;
 use super::values::{Auto, Texts};
 use crate::EntropyUnit;
 
@@ -78,6 +79,9 @@ pub struct SchedulerConfig {
     /// Whether a waiting request may preempt running requests that the policy ranks behind it, while all seats are
     /// taken.
     pub preempt_for_waiting: bool,
+    /// The thresholds of requests whose clients name a `reasoning_effort`. `"unchanged"` leaves a threshold as it is for
+    /// other requests.
+    pub reasoning_effort: ReasoningEfforts,
 }
 
 /// `[entropy]`
@@ -388,6 +392,7 @@ impl Default for SchedulerConfig {
             end_loops: true,
             max_defer_ms: 2000.0,
             preempt_for_waiting: false,
+            reasoning_effort: ReasoningEfforts::default(),
         }
     }
 }
@@ -505,6 +510,7 @@ impl SchedulerConfig {
             end_loops: _,
             max_defer_ms,
             preempt_for_waiting: _,
+            reasoning_effort: _,
         } = *self;
         Targets { output_tpot_budget_ms, think_tpot_budget_ms, think_batch_multiplier, max_defer_ms }
     }

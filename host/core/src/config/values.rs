@@ -94,6 +94,81 @@ impl<T: Plain> JsonSchema for Auto<T> {
     }
 }
 
+/// A number of tokens, or `"unchanged"`.
+///
+/// ```
+/// use meridian_core::config::Tokens;
+///
+/// assert_eq!(serde_json::from_str::<Tokens>("512")?.get(), Some(512));
+/// assert_eq!(serde_json::to_string(&Tokens::default())?, "\"unchanged\"");
+/// # Ok::<(), serde_json::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tokens(Option<u32>);
+
+impl Tokens {
+    const UNCHANGED: &str = "unchanged";
+
+    /// The number; `None` for `"unchanged"`.
+    #[must_use]
+    pub fn get(self) -> Option<u32> {
+        self.0
+    }
+}
+
+impl Serialize for Tokens {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.0 {
+            None => serializer.serialize_str(Self::UNCHANGED),
+            Some(tokens) => serializer.serialize_u32(tokens),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Tokens {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(TokensVisitor)
+    }
+}
+
+struct TokensVisitor;
+
+impl Visitor<'_> for TokensVisitor {
+    type Value = Tokens;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("\"unchanged\" or an integer")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Self::Value, E> {
+        let unexpected = serde::de::Unexpected::Str(text);
+        if text == Tokens::UNCHANGED { Ok(Tokens(None)) } else { Err(E::invalid_value(unexpected, &self)) }
+    }
+
+    fn visit_i64<E: serde::de::Error>(self, tokens: i64) -> Result<Self::Value, E> {
+        let unexpected = serde::de::Unexpected::Signed(tokens);
+        u32::try_from(tokens).map(|tokens| Tokens(Some(tokens))).map_err(|_| E::invalid_value(unexpected, &self))
+    }
+
+    fn visit_u64<E: serde::de::Error>(self, tokens: u64) -> Result<Self::Value, E> {
+        let unexpected = serde::de::Unexpected::Unsigned(tokens);
+        u32::try_from(tokens).map(|tokens| Tokens(Some(tokens))).map_err(|_| E::invalid_value(unexpected, &self))
+    }
+}
+
+impl JsonSchema for Tokens {
+    fn schema_name() -> Cow<'static, str> {
+        "Tokens".into()
+    }
+    fn inline_schema() -> bool {
+        true
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let number = serde_json::json!({ "type": "integer", "minimum": 0, "maximum": 16_777_216 });
+        json_schema!({ "anyOf": [{ "type": "string", "const": "unchanged" }, number] })
+    }
+}
+
 /// Alternatives of a text: `""` for none, one string, or a list of strings.
 ///
 /// ```

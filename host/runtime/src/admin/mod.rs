@@ -1,6 +1,7 @@
 //! The admin listener of an engine process: [`Control`] over HTTP, metrics, and a file that `meridian ctl` reads to
 //! find the process.
 
+mod budgets;
 pub mod discovery;
 mod listener;
 mod metrics;

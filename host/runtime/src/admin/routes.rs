@@ -20,6 +20,7 @@ use serde_json::{Map, Value, json};
 use tokio::sync::Semaphore;
 
 use super::ConnectionLimits;
+use super::budgets;
 use super::metrics::StatusCollector;
 use super::signature::{SIGNATURE_HEADER, signature_text};
 use super::token::Token;
@@ -34,7 +35,7 @@ pub const CONFIG_HEADER: &str = "meridian-config";
 
 /// The state that the routes share.
 pub(super) struct Site {
-    control: Arc<dyn Control>,
+    pub(super) control: Arc<dyn Control>,
     registry: Registry,
     token: Option<Token>,
     token_configured: bool,
@@ -45,7 +46,7 @@ pub(super) struct Site {
     /// receives a component, so at most one is in memory.
     reading: Arc<Semaphore>,
     uploading: Arc<Semaphore>,
-    changing: Arc<Semaphore>,
+    pub(super) changing: Arc<Semaphore>,
     /// One timeline at a time.
     tracing: Arc<Semaphore>,
     /// Of components from registries, which may not answer: no other change waits for one.
@@ -111,7 +112,7 @@ pub(super) enum Rights {
     Change,
 }
 
-type Shared = State<Arc<Site>>;
+pub(super) type Shared = State<Arc<Site>>;
 
 pub(super) fn admin(site: Arc<Site>) -> Router {
     let slot = |action: &str| format!("/v1/policies/{{slot}}{action}");
@@ -121,6 +122,7 @@ pub(super) fn admin(site: Arc<Site>) -> Router {
         .route("/v1/faults", get(faults))
         .route("/v1/why", get(why))
         .route("/v1/trace", get(trace))
+        .route("/v1/budgets", get(budgets::list).put(budgets::change))
         .route(&slot(""), put(put_policy))
         .route(
             &slot("/promote"),
@@ -392,13 +394,13 @@ async fn act(
 }
 
 /// Make a call on a thread that may block, one at a time.
-async fn read(site: &Arc<Site>, call: fn(&Site) -> Response) -> Response {
+pub(super) async fn read(site: &Arc<Site>, call: fn(&Site) -> Response) -> Response {
     let turn = Arc::clone(&site.reading).acquire_owned().await;
     let site = Arc::clone(site);
     blocking(move || (call(&site), turn).0).await
 }
 
-async fn blocking(call: impl FnOnce() -> Response + Send + 'static) -> Response {
+pub(super) async fn blocking(call: impl FnOnce() -> Response + Send + 'static) -> Response {
     let done = tokio::task::spawn_blocking(call).await;
     done.unwrap_or_else(|_| {
         let why = "the engine failed at this; its log says how";
@@ -422,7 +424,7 @@ fn changed(done: &Result<SwapReport, ControlError>) -> Response {
     }
 }
 
-fn authorize(site: &Site, headers: &HeaderMap) -> Result<(), Refusal> {
+pub(super) fn authorize(site: &Site, headers: &HeaderMap) -> Result<(), Refusal> {
     let Some(token) = &site.token else {
         let why = if site.token_configured {
             "nothing can be changed: admin.token_file could not be used, the engine's log says why"
@@ -454,7 +456,7 @@ fn mode(query: Option<&str>) -> Result<Option<Mode>, Refusal> {
 
 /// The limits on a body.
 #[derive(Clone, Copy)]
-struct Receives {
+pub(super) struct Receives {
     what: &'static str,
     bytes: usize,
     most: &'static str,
@@ -462,7 +464,8 @@ struct Receives {
 
 const COMPONENT: Receives = Receives { what: "the component", bytes: MAX_COMPONENT_BYTES, most: "32 MiB" };
 /// Room for the options and the text around them.
-const MAX_DESCRIPTION: Receives = Receives { what: "the body", bytes: MAX_OPTIONS_BYTES + 1024, most: "64 KiB" };
+pub(super) const MAX_DESCRIPTION: Receives =
+    Receives { what: "the body", bytes: MAX_OPTIONS_BYTES + 1024, most: "64 KiB" };
 
 impl Receives {
     fn too_large(self) -> Refusal {
@@ -470,7 +473,7 @@ impl Receives {
     }
 }
 
-async fn receive_for(site: &Site, body: Body, receives: Receives) -> Result<Vec<u8>, Refusal> {
+pub(super) async fn receive_for(site: &Site, body: Body, receives: Receives) -> Result<Vec<u8>, Refusal> {
     let late = |_| Refusal::new(StatusCode::REQUEST_TIMEOUT, format!("{} did not arrive in time", receives.what));
     tokio::time::timeout(site.limits.body, receive(body, receives)).await.map_err(late)?
 }
@@ -495,7 +498,7 @@ pub(super) struct Refusal {
 }
 
 impl Refusal {
-    fn new(code: StatusCode, why: impl Into<Cow<'static, str>>) -> Self {
+    pub(super) fn new(code: StatusCode, why: impl Into<Cow<'static, str>>) -> Self {
         Self { code, why: why.into() }
     }
 }
@@ -515,7 +518,7 @@ impl IntoResponse for Refusal {
     }
 }
 
-fn json(code: StatusCode, value: &impl Serialize) -> Response {
+pub(super) fn json(code: StatusCode, value: &impl Serialize) -> Response {
     match serde_json::to_string(value) {
         Ok(text) => with_type(code, "application/json", text),
         Err(error) => Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),

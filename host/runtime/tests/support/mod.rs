@@ -13,6 +13,7 @@ use meridian_core::budget::BudgetStatus;
 use meridian_core::config::{AdminConfig, TelemetryConfig};
 use meridian_core::latency::{Histogram, STEP_BUCKETS_S, TOKEN_BUCKETS, TenantLatency, WAIT_BUCKETS_S};
 use meridian_runtime::admin::{Admin, ConnectionLimits, Surroundings};
+use meridian_runtime::budgets::{BudgetList, ChangeError, ChangeReport, LiveBudget, LiveBudgets, LiveChange};
 use meridian_runtime::control::{
     Control, ControlError, FaultEntry, Given, Insight, KvStatus, Mode, ProcessStatus, RecordingStatus, ShadowStatus,
     SlotName, SlotStatus, StateHandover, SwapReport, TracesStatus, UNCHANGED, Upload, Version,
@@ -219,12 +220,44 @@ impl Insight for Recorder {
     }
 }
 
+/// What it says of its one live request.
+pub fn live() -> LiveBudget {
+    LiveBudget {
+        request: "chatcmpl-\u{1b}1".into(),
+        tenant: "batch".into(),
+        phase: "think".into(),
+        think_tokens: 40,
+        max_think_tokens: 512,
+        ..LiveBudget::default()
+    }
+}
+
+impl LiveBudgets for Recorder {
+    fn list(&self) -> Result<BudgetList, ChangeError> {
+        Ok(BudgetList { live: 1, requests: vec![live()] })
+    }
+
+    fn change(&self, change: LiveChange) -> Result<ChangeReport, ChangeError> {
+        self.calls.lock().unwrap().push(serde_json::to_string(&change).unwrap());
+        match change.request.as_deref() {
+            Some("absent") => Err(ChangeError::NoSuchRequest("absent: no live request has this id".into())),
+            Some("over") => Err(ChangeError::NothingToChange("over: 1 answer already".into())),
+            Some("late") => Err(ChangeError::Busy("16 changes wait".into())),
+            _ => Ok(ChangeReport { changed: 1, answering: 2, ending: 0, requests: vec![live()] }),
+        }
+    }
+}
+
 impl Control for Recorder {
     fn status(&self) -> ProcessStatus {
         status()
     }
 
     fn insight(&self) -> Option<&dyn Insight> {
+        Some(self)
+    }
+
+    fn budgets(&self) -> Option<&dyn LiveBudgets> {
         Some(self)
     }
 
