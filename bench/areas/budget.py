@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from areas.answers import answers
 from areas.common import ROOT, Bound, Figure, over_pairs, say
 from areas.early_exit import early_exit
 from areas.loops import loops
@@ -138,6 +139,7 @@ def parts(pairs: int) -> dict[str, Callable[[], Iterator[Figure]]]:
         "entropies": entropies,
         "overhead": lambda: overhead(pairs),
         "kernel": kernel,
+        "answers": lambda: answers(script),
         "loops": loops,
         "signing": signing,
         "live": live,

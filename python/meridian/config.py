@@ -56,6 +56,7 @@ class SchedulerConfig:
     think_batch_multiplier: float = 2.5
     min_think_tokens: int = 512
     max_think_tokens: int = 32768
+    answer_reserve_tokens: int = 32
     end_loops: bool = True
     max_defer_ms: float = 2000.0
     preempt_for_waiting: bool = False
@@ -156,6 +157,7 @@ class ModelConfig:
     force_phrase: str = ""
     interrupt: str | list[str] = ""
     eos_guard: bool = True
+    min_answer_tokens: int = 1
 
     @classmethod
     def of_family(cls, name: str) -> ModelConfig:

@@ -58,6 +58,8 @@ class BudgetStats(TypedDict):
     """Think tokens of ended requests."""
     thought: int
     """Ended requests that have thought."""
+    reopened: int
+    """Times that a request began to think again after its thinking had ended."""
 
 
 class Stats(TypedDict):

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use meridian_core::budget::Enrolled;
+use meridian_core::budget::{ClientBudget, Enrolled};
 use meridian_core::{EngineFacts, Markers, MeridianConfig, NewRequest, RowId};
 use meridian_engine::{Arrived, Driver, EngineError, Settings};
 use meridian_runtime::traces::TraceParent;
@@ -89,7 +89,7 @@ impl Engine {
     /// With `whole_prompt` the engine may not split its prompt. With `client`, what its client asked for, its thinking is
     /// followed: then its sampler is to know what is returned, its number, its limit of think tokens, and whether its entropies
     /// are wanted. `interrupts` end its thinking as well. `traceparent` is the header of that name; any text will do.
-    #[pyo3(signature = (handle, request_id, *, prompt_tail, prompt_tokens, max_tokens, arrival_ms, deadline_ms, priority, tenant, session = "", whole_prompt = false, client = None, interrupts = vec![], traceparent = None))]
+    #[pyo3(signature = (handle, request_id, *, prompt_tail, prompt_tokens, max_tokens, arrival_ms, deadline_ms, priority, tenant, session = "", whole_prompt = false, client = None, interrupts = vec![], traceparent = None, ignores_eos = false))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python method")]
     fn add(
         &self,
@@ -107,6 +107,7 @@ impl Engine {
         client: Option<ClientRow>,
         interrupts: Vec<Vec<u32>>,
         traceparent: Option<&str>,
+        ignores_eos: bool,
     ) -> PyResult<Added> {
         let request = NewRequest {
             prompt: &prompt_tail,
@@ -121,7 +122,7 @@ impl Engine {
             session,
             whole_prompt,
         };
-        let client = client.map(|client| client.with_interrupts(interrupts));
+        let client = client.map(|client| ClientBudget { ignores_eos, ..client.with_interrupts(interrupts) });
         let driver = &mut *self.engine.drive();
         let arrived = driver.arrived(&request_id.to_cow()?, &request, client);
         let Ok(Arrived { row, sampler }) = arrived else { return Ok(Added::Plain(false)) };
@@ -130,8 +131,8 @@ impl Engine {
         }
         self.handles().insert(row, handle, request_id.clone().unbind());
         Ok(sampler.map_or(Added::Plain(true), |sampler| {
-            let Enrolled { key, max_think_tokens, is_measured } = sampler;
-            Added::Followed(key, max_think_tokens, is_measured)
+            let Enrolled { key, max_think_tokens, is_measured, reserve_from, guards_answer } = sampler;
+            Added::Followed(key, max_think_tokens, is_measured, reserve_from, guards_answer)
         }))
     }
 

@@ -1,7 +1,10 @@
 //! Where tokens are sampled: which rows of the logits have to be what.
 
+use std::sync::Arc;
+
+use meridian_core::budget::AnswerRules;
 use meridian_core::{Markers, Pattern};
-use meridian_engine::sampler::{Arriving, Outputs, SamplerRows, SamplerStep};
+use meridian_engine::sampler::{Answering, Arriving, Outputs, SamplerRows, SamplerStep};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
@@ -12,6 +15,8 @@ use crate::ConfigError;
 #[derive(Default)]
 pub(crate) struct BudgetRows {
     rows: SamplerRows<List>,
+    /// Of the latest step.
+    answering: Answering,
 }
 
 /// The model runner's list of a request's tokens.
@@ -73,8 +78,28 @@ impl BudgetRows {
         self.rows.guard_continues()
     }
 
+    /// The answers of the requests that come from now on, after `configure`: they do not end before `min_tokens` tokens
+    /// that are not in `blank`, and the thinking leaves them `reserve_tokens`.
+    fn configure_answers(&mut self, min_tokens: u32, reserve_tokens: u32, blank: Vec<u32>) {
+        let blank = Arc::new(blank.into_iter().collect());
+        self.rows.configure_answers(AnswerRules { min_tokens, reserve_tokens, blank });
+    }
+
+    /// Number of tokens at which the thinking of a request of `max_tokens` has to end for its answer.
+    fn reserve_from(&self, max_tokens: u32) -> u32 {
+        self.rows.reserve_from(max_tokens)
+    }
+
+    /// Of the latest step: rows of the logits that must not end the sequence, and rows with a token that would begin
+    /// thinking.
+    fn answering(&mut self) -> (Vec<usize>, Vec<(usize, u32)>) {
+        let Answering { unended, openers } = std::mem::take(&mut self.answering);
+        (unended, openers)
+    }
+
     /// A request takes this row. `outputs` is the model runner's list of its tokens, which it goes on writing; None when
     /// they are told by `push`.
+    #[pyo3(signature = (row, key, prompt_tail, outputs, max_think_tokens, interrupts, guards_eos, is_measured, reserve_from = u32::MAX, guards_answer = false))]
     #[expect(clippy::too_many_arguments, reason = "one call a request")]
     fn add(
         &mut self,
@@ -87,11 +112,23 @@ impl BudgetRows {
         interrupts: Vec<Vec<u32>>,
         guards_eos: bool,
         is_measured: bool,
+        reserve_from: u32,
+        guards_answer: bool,
     ) {
         let outputs = outputs.map(List);
         let interrupts = interrupts.into_iter().filter_map(Pattern::new).collect();
         let prompt_tail = &prompt_tail;
-        let arriving = Arriving { key, prompt_tail, outputs, max_think_tokens, interrupts, guards_eos, is_measured };
+        let arriving = Arriving {
+            key,
+            prompt_tail,
+            outputs,
+            max_think_tokens,
+            interrupts,
+            guards_eos,
+            is_measured,
+            reserve_from,
+            guards_answer,
+        };
         self.rows.add(py, row, arriving);
     }
 
@@ -134,7 +171,8 @@ impl BudgetRows {
         count: usize,
         rows: Option<Vec<usize>>,
     ) -> (Vec<usize>, Vec<u32>, Vec<usize>, Vec<usize>) {
-        let SamplerStep { forced, tokens, guarded, measured } = self.rows.step(py, count, rows);
+        let SamplerStep { forced, tokens, guarded, measured, answering } = self.rows.step(py, count, rows);
+        self.answering = answering;
         (forced, tokens, guarded, measured)
     }
 
@@ -149,7 +187,9 @@ impl BudgetRows {
         stood: Vec<usize>,
     ) -> (Vec<usize>, Vec<u32>, Vec<usize>, Vec<usize>) {
         let drafts: Vec<&[u32]> = drafts.iter().map(Vec::as_slice).collect();
-        let SamplerStep { forced, tokens, guarded, measured } = self.rows.step_drafts(py, &rows, &drafts, &stood);
+        let SamplerStep { forced, tokens, guarded, measured, answering } =
+            self.rows.step_drafts(py, &rows, &drafts, &stood);
+        self.answering = answering;
         (forced, tokens, guarded, measured)
     }
 

@@ -1,7 +1,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use meridian_core::budget::{BudgetStatus, ClientBudget, ForceReason, ThinkBudgets};
+use meridian_core::budget::{BudgetStatus, ClientBudget, ForceReason, ThinkBudgets, ThinkEnd};
 use meridian_core::{Pattern, RequestTable};
 use meridian_engine::ThinkTokens;
 use pyo3::prelude::*;
@@ -82,6 +82,7 @@ impl ClientRow {
             rpdi_window,
             rpdi_threshold,
             interrupts: interrupts.into_iter().filter_map(Pattern::new).collect(),
+            ignores_eos: false,
         }
     }
 }
@@ -151,6 +152,16 @@ impl Thinking {
         driver.thinking().is_some_and(|(budgets, table)| budgets.limit(table, row, max_think_tokens))
     }
 
+    /// The thinking of a live request, for its client: think tokens, how it ended (None without an end), and how often it
+    /// began again; None when the request is not known.
+    fn course(&self, request_id: &str) -> Option<(u32, Option<&'static str>, u32)> {
+        let driver = &mut *self.engine.drive();
+        let row = driver.find(request_id)?;
+        let request = driver.request(row)?;
+        let (end, reopened) = request.think_course();
+        Some((request.think_tokens(), end.map(ThinkEnd::label), reopened))
+    }
+
     /// Whether the request thinks, as far as its tokens are known.
     fn is_thinking(&self, key: u64) -> bool {
         self.of(|budgets, table| budgets.is_thinking(table, key)).unwrap_or(false)
@@ -178,8 +189,17 @@ impl Thinking {
 
 /// The keys are those of `meridian.BudgetStats`.
 pub(crate) fn to_dict<'py>(py: Python<'py>, status: &BudgetStatus) -> PyResult<Bound<'py, PyDict>> {
-    let BudgetStatus { forced, missed, probes_asked, probes_done, probes_dropped, probe_tokens, think_tokens, thought } =
-        *status;
+    let BudgetStatus {
+        forced,
+        missed,
+        probes_asked,
+        probes_done,
+        probes_dropped,
+        probe_tokens,
+        think_tokens,
+        thought,
+        reopened,
+    } = *status;
     let dict = PyDict::new(py);
     let by_reason = PyDict::new(py);
     for (reason, count) in ForceReason::ALL.into_iter().zip(forced) {
@@ -195,5 +215,6 @@ pub(crate) fn to_dict<'py>(py: Python<'py>, status: &BudgetStatus) -> PyResult<B
     dict.set_item("probe_tokens", probe_tokens)?;
     dict.set_item("think_tokens", think_tokens)?;
     dict.set_item("thought", thought)?;
+    dict.set_item("reopened", reopened)?;
     Ok(dict)
 }

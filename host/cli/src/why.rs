@@ -90,6 +90,10 @@ fn text(of: &Explanation) -> String {
         of.output_tokens,
         of.preemptions
     ));
+    let again = if of.reopened > 0 { format!("; it began again {} times", of.reopened) } else { String::new() };
+    if let Some(end) = &of.think_end {
+        line(format!("its thinking ended: {}{again}", shown(end)));
+    }
     for part in &of.parts {
         let share = 100.0 * part.ms / of.latency_ms.max(1e-9);
         line(format!("{:>12.1} ms {share:>5.1}%  {:<10} {}", part.ms, part.part.label(), meaning(part.part)));

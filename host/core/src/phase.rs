@@ -69,6 +69,18 @@ impl Markers {
         !self.starts.is_empty()
     }
 
+    /// The sequences that start thinking; none for a model without markers.
+    #[must_use]
+    pub fn starts(&self) -> &[Pattern] {
+        &self.starts
+    }
+
+    /// Whether the model may think again after it has begun to answer.
+    #[must_use]
+    pub fn resumes(&self) -> bool {
+        self.resumes
+    }
+
     /// The sequences that end thinking; none for a model without markers.
     #[must_use]
     pub fn ends(&self) -> &[Pattern] {

@@ -24,7 +24,7 @@ fn run(enforcer: &mut Enforcer, wished: &mut impl Iterator<Item = u32>, tokens: 
     while out.len() < tokens {
         let token = match enforcer.demand(&rules) {
             Demand::Force(token) => token,
-            Demand::Free | Demand::Guarded => wished.next().expect("enough tokens"),
+            Demand::Free | Demand::Guarded | Demand::Answer(_) => wished.next().expect("enough tokens"),
         };
         enforcer.push(&rules, token);
         out.push(token);

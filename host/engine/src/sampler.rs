@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use meridian_core::budget::{Demand, EndRules, Enforcer, Measured, Order, Report, ThinkLimits};
+use meridian_core::budget::{AnswerRules, Ban, Demand, EndRules, Enforcer, Measured, Order, Report, ThinkLimits};
 use meridian_core::{Error, Markers, Pattern};
 
 /// Most requests that left the batch and may return. Beyond this, the ones longest away are forgotten; they start again
@@ -37,6 +37,15 @@ pub struct SamplerRows<O> {
     /// For each row of the latest step's logits its request's row and the number of the token that it samples; empty
     /// for a step without drafts, in which both rows are equal.
     drafted: Vec<(usize, u32)>,
+}
+
+/// The rows of the logits of a step that answer, and the tokens that they must not sample.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Answering {
+    /// Rows in which no end of the sequence may be sampled: their answers are too short.
+    pub unended: Vec<usize>,
+    /// Rows and tokens that would begin thinking in them.
+    pub openers: Vec<(usize, u32)>,
 }
 
 #[derive(Default)]
@@ -88,6 +97,10 @@ pub struct Arriving<'a, O> {
     pub guards_eos: bool,
     /// Whether to measure the entropy of its tokens.
     pub is_measured: bool,
+    /// See [`ThinkLimits`].
+    pub reserve_from: u32,
+    /// See [`ThinkLimits`].
+    pub guards_answer: bool,
 }
 
 /// The actions of a step on its rows.
@@ -101,6 +114,8 @@ pub struct SamplerStep {
     pub guarded: Vec<usize>,
     /// Rows to measure.
     pub measured: Vec<usize>,
+    /// Rows that must not end or think again.
+    pub answering: Answering,
 }
 
 impl<O> Default for SamplerRows<O> {
@@ -129,6 +144,17 @@ impl<O: Outputs> SamplerRows<O> {
         Ok(())
     }
 
+    /// Set the rules for the answers of new requests; call it after [`Self::configure`].
+    pub fn configure_answers(&mut self, answers: AnswerRules) {
+        self.rules = self.rules.take().map(|rules| Arc::new(Arc::unwrap_or_clone(rules).with_answers(answers)));
+    }
+
+    /// The value of [`ThinkLimits::reserve_from`] for a request of `max_tokens` tokens that no scheduler follows.
+    #[must_use]
+    pub fn reserve_from(&self, max_tokens: u32) -> u32 {
+        self.rules.as_ref().map_or(u32::MAX, |rules| rules.reserve_from(max_tokens))
+    }
+
     /// The token that replaces an end of sequence inside thinking; 0 while the model has no end of thinking, where
     /// nothing is guarded.
     #[must_use]
@@ -144,12 +170,14 @@ impl<O: Outputs> SamplerRows<O> {
 
     /// Put a request into this row.
     pub fn add(&mut self, access: O::Access<'_>, row: usize, arriving: Arriving<'_, O>) {
-        let Arriving { key, prompt_tail, outputs, max_think_tokens, interrupts, guards_eos, is_measured } = arriving;
+        let Arriving { key, prompt_tail, outputs, is_measured, .. } = arriving;
+        let Arriving { max_think_tokens, interrupts, guards_eos, reserve_from, guards_answer, .. } = arriving;
         let mut request = match (key.and_then(|key| self.take_out(key)), &self.rules) {
             (Some(known), _) => known,
             (None, None) => return self.remove(row),
             (None, Some(rules)) => {
-                let limits = ThinkLimits { max_think_tokens, interrupts: interrupts.into(), guards_eos };
+                let interrupts = interrupts.into();
+                let limits = ThinkLimits { max_think_tokens, interrupts, guards_eos, reserve_from, guards_answer };
                 Box::new(Request {
                     enforcer: Enforcer::new(rules, prompt_tail, limits),
                     rules: Arc::clone(rules),
@@ -314,6 +342,12 @@ impl<O: Outputs> SamplerRows<O> {
                 Demand::Free => {}
                 Demand::Guarded if can_guard => step.guarded.push(at),
                 Demand::Guarded => {}
+                Demand::Answer(ban) => {
+                    if ban == Ban::Ends {
+                        step.answering.unended.push(at);
+                    }
+                    step.answering.openers.extend(enforcer.openers(&rules).map(|token| (at, token)));
+                }
                 Demand::Force(token) => {
                     step.forced.push(at);
                     step.tokens.push(token);

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use meridian_core::budget::{BudgetStatus, EndRules, Load, ThinkBudgets, ThinkSettings, ThinkThresholds};
+use meridian_core::budget::{AnswerRules, BudgetStatus, EndRules, Load, ThinkBudgets, ThinkSettings, ThinkThresholds};
 use meridian_core::{Error, Pattern, RequestTable};
 
 use crate::Driver;
@@ -35,8 +35,11 @@ impl Driver {
     pub fn follow_thinking(&mut self, tokens: ThinkTokens, can_probe: bool) -> Result<(), Error> {
         let ThinkTokens { forced, line_ends, boundaries, interrupts, drafts } = tokens;
         let entropy = &self.config.entropy;
+        // The samplers alone guard answers.
+        let reserve_tokens = self.config.scheduler.answer_reserve_tokens;
+        let answers = AnswerRules { reserve_tokens, ..AnswerRules::default() };
         let settings = ThinkSettings {
-            rules: EndRules::new(self.settings.markers.clone(), forced)?,
+            rules: EndRules::new(self.settings.markers.clone(), forced)?.with_answers(answers),
             configured: ThinkThresholds::from_config(&self.config.scheduler, entropy),
             unit: entropy.unit,
             measures: entropy.enabled,

@@ -31,6 +31,8 @@ fn rows(end: &[u32], max_think_tokens: &[u32]) -> SamplerRows<Pushed> {
             interrupts: Vec::new(),
             guards_eos: true,
             is_measured: row == 1,
+            reserve_from: u32::MAX,
+            guards_answer: false,
         };
         rows.add((), row, arriving);
     }
@@ -42,7 +44,13 @@ fn rows_follow_their_drafts_up_to_one_that_must_be_rejected() {
     let mut rows = rows(&[8], &[2, 9]);
     let step = rows.step_drafts((), &[0, 1], &[&[30, 31, 32], &[33, 8, 34]], &[]);
     // The first request has rows 0 to 3 of the logits, the second 4 to 7. It has ended its thinking after row 5.
-    let expected = SamplerStep { forced: vec![2], tokens: vec![8], guarded: vec![0, 1, 4, 5], measured: vec![4, 5] };
+    let expected = SamplerStep {
+        forced: vec![2],
+        tokens: vec![8],
+        guarded: vec![0, 1, 4, 5],
+        measured: vec![4, 5],
+        ..SamplerStep::default()
+    };
     assert_eq!(step, expected);
     // Rejected drafts leave no trace.
     rows.push(0, &[40], false);

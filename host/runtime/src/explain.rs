@@ -6,6 +6,11 @@ use serde::{Deserialize, Serialize};
 /// Requests that went before another, in an explanation at most.
 pub const MOST_BEFORE: usize = 32;
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_zero(count: &u32) -> bool {
+    *count == 0
+}
+
 /// The time of one part.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PartTime {
@@ -42,6 +47,13 @@ pub struct Explanation {
     pub cached_tokens: u32,
     /// Tokens of thinking.
     pub think_tokens: u32,
+    /// How its thinking ended: `natural`, or the reason for which Meridian ended it; `None` without an end, and where
+    /// Meridian does not follow it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub think_end: Option<String>,
+    /// Times that it began to think again.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub reopened: u32,
     /// Tokens of output.
     pub output_tokens: u32,
     /// Number of preemptions.
@@ -76,6 +88,7 @@ impl Explanation {
             State::Preempted => "preempted",
         };
         let account = row.account();
+        let (end, reopened) = row.think_course();
         Self {
             request: id.to_owned(),
             number: row.number(),
@@ -87,6 +100,8 @@ impl Explanation {
             prompt_tokens: row.prompt_tokens(),
             cached_tokens: row.cached_tokens(),
             think_tokens: row.think_tokens(),
+            think_end: end.map(|end| end.label().to_owned()),
+            reopened,
             output_tokens: row.output_tokens(),
             preemptions: row.preemptions(),
             parts: Part::ALL

@@ -579,6 +579,11 @@ fn why(explanation: &Explanation, at: SystemTime) -> Event {
         .collect();
     attributes.push(KeyValue::new("meridian.why.overtaken", i64::from(explanation.overtaken)));
     attributes.push(KeyValue::new("meridian.why.rescues", i64::from(explanation.rescues)));
+    let end = explanation.think_end.as_ref();
+    attributes.extend(end.map(|end| KeyValue::new("meridian.why.think_end", end.clone())));
+    if explanation.reopened > 0 {
+        attributes.push(KeyValue::new("meridian.why.reopened", i64::from(explanation.reopened)));
+    }
     if let Some(first) = explanation.overtakings.first() {
         attributes.push(KeyValue::new("meridian.why.rule", first.rule.label()));
     }

@@ -78,7 +78,7 @@ fn a_certain_loop_ends_at_the_next_token_that_is_not_under_way() {
                 followed.token(50);
             }
             followed.token(8);
-            assert_eq!(followed.budgets.status().forced, [0, 0, 0, 0, 0, 0, 1], "{name}");
+            assert_eq!(followed.budgets.status().forced, [0, 0, 0, 0, 0, 0, 1, 0], "{name}");
             assert_eq!(followed.budgets.status().missed, 0);
         }
     }

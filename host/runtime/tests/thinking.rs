@@ -165,7 +165,7 @@ fn a_settled_probe_orders_the_end_at_the_next_token_that_is_not_under_way() {
         assert_eq!(orders(&mut budgets, &mut slot), [], "said once");
         budgets.generated(1, &vec![24; tokens_ahead as usize], 3.0);
         budgets.generated(1, &[8], 3.0);
-        assert_eq!(budgets.status().forced, [0, 0, 1, 0, 0, 0, 0], "EAT is the reason");
+        assert_eq!(budgets.status().forced, [0, 0, 1, 0, 0, 0, 0, 0], "EAT is the reason");
         assert_eq!((budgets.status().missed, budgets.status().probes_done), (0, 2));
         budgets.remove(1);
         assert_eq!(orders(&mut budgets, &mut slot), [Order::Gone { key: 1 }]);
@@ -307,7 +307,7 @@ fn the_index_of_native_rows_ends_thinking_without_a_probe() {
     assert_eq!(budgets.due().count(), 0, "EAT is off");
     assert_eq!(orders(&mut budgets, &mut slot), [Order::Limit { key: 1, from: 12, max_think_tokens: 0 }]);
     budgets.generated(1, &[8], 1.0);
-    assert_eq!(budgets.status().forced, [0, 0, 0, 1, 0, 0, 0]);
+    assert_eq!(budgets.status().forced, [0, 0, 0, 1, 0, 0, 0, 0]);
 }
 
 #[test]
@@ -334,7 +334,7 @@ fn the_index_is_the_same_when_entropies_come_after_their_tokens() {
         let from = 11 + late;
         assert_eq!(orders(&mut budgets, &mut slot), [Order::Limit { key: 1, from, max_think_tokens: 0 }]);
         budgets.generated(1, &[8], 1.0);
-        assert_eq!(budgets.status().forced, [0, 0, 0, 1, 0, 0, 0]);
+        assert_eq!(budgets.status().forced, [0, 0, 0, 1, 0, 0, 0, 0]);
     }
 }
 
@@ -453,7 +453,7 @@ fn a_policy_is_asked_at_boundaries_where_nothing_is_measured() {
     budgets.generated(2, &[LINE, 20, 20, LINE], 1.0);
     assert_eq!(decide(&mut budgets, 4), [Order::Limit { key: 2, from: 16, max_think_tokens: 0 }]);
     budgets.generated(2, &[8], 1.0);
-    assert_eq!(budgets.status().forced, [0, 1, 0, 0, 0, 0, 0], "the policy is the reason");
+    assert_eq!(budgets.status().forced, [0, 1, 0, 0, 0, 0, 0, 0], "the policy is the reason");
 }
 
 #[test]

@@ -20,6 +20,7 @@ from vllm.v1.sample.logits_processor.interface import LogitsProcessor, MoveDirec
 from meridian import _native, kernels
 from meridian._torch_rows import on_device
 from meridian.config import ModelConfig, load_config
+from meridian.vllm.answers import AnswerGuard, ban, blank_tokens
 from meridian.vllm.channel import MODEL, ToScheduler
 from meridian.vllm.markers import around_end, engine_tokenizer, resolve
 from meridian.vllm.reports import Reports
@@ -182,6 +183,8 @@ class _Sampler:
         self._tokenizer = tokenizer
         # Its own configuration, used until a scheduler sends another.
         self._own_model = config.model
+        self._reserve = config.scheduler.answer_reserve_tokens
+        self._answers = AnswerGuard(eos)
         self.rows = _native.BudgetRows([], [], [], False, [])
         self._end_as(config.model)
         self._channel = channel
@@ -195,6 +198,8 @@ class _Sampler:
         markers = resolve(model, self._tokenizer)
         forced = around_end(self._tokenizer, model.force_phrase, model.think_end) if markers.ends else []
         self.rows.configure(markers.starts, markers.ends, markers.padding, model.resumes, forced)
+        blank = blank_tokens(self._tokenizer, markers) if markers.ends else []
+        self.rows.configure_answers(model.min_answer_tokens, self._reserve, blank)
         self._model = model
         self.ends_thinking = bool(markers.ends)
 
@@ -232,15 +237,21 @@ class _Sampler:
                 "limit": (1 << 32) - 1 if limit is None else limit,
                 "interrupts": interrupts_of(self._tokenizer, (*_texts(model.interrupt), *budget.interrupts)),
                 "measured": False,
+                "reserve": NO_TOKEN if params.ignore_eos else self.rows.reserve_from(params.max_tokens or NO_TOKEN),
+                "answers": True,
             }
         guards = model.eos_guard and not params.ignore_eos and bool(self._eos)
-        self.rows.add(index, row["key"], prompt_tail, outputs, row["limit"], row["interrupts"], guards, row["measured"])
+        limits = (row["limit"], row["interrupts"], guards, row["measured"])
+        reserve, answers = row.get("reserve", NO_TOKEN), row.get("answers", False)
+        self.rows.add(index, row["key"], prompt_tail, outputs, *limits, reserve, answers)
+        self._answers.add(index, params)
         self._temperature[index] = params.temperature
         return True
 
     def move(self, one: int, other: int, *, swaps: bool) -> None:
         """Swap two rows, or move one into the place of the other."""
         self.rows.move_row(one, other, swaps)
+        self._answers.move(one, other, swaps=swaps)
         temperature = self._temperature
         first, second = temperature.pop(one, 0.0), temperature.pop(other, 0.0)
         temperature[other] = first
@@ -275,6 +286,8 @@ class _Sampler:
         if guarded:
             at = guarded if rows is None else [rows[slot] for slot in guarded]
             stands = [guarded[i] for i in self.guard(logits, guarded, at)]
+        banned = self._answers.banned(self.rows.answering())
+        ban(logits, banned if rows is None else {rows[slot]: tokens for slot, tokens in banned.items()})
         if forced:
             force(logits, forced if rows is None else [rows[slot] for slot in forced], tokens)
         self.report(stands, pending)
@@ -313,6 +326,10 @@ class _Sampler:
         likelier = (ends.max(dim=1).values > own).tolist()
         return [i for i, is_likelier in enumerate(likelier) if is_likelier]
 
+    def banned(self, slots: dict[int, int]) -> dict[int, list[int]]:
+        """Rows of the latest step with the tokens that they must not sample; `slots` has the slot of each row."""
+        return self._answers.banned(self.rows.answering(), slots)
+
     def stands(self, logits: torch.Tensor, rows: list[int]) -> list[int]:
         """The indices of the rows in which an end of sequence is likelier than the end marker. Changes nothing."""
         at = _on(logits, rows)
@@ -344,6 +361,7 @@ class _Drafted:
                 stood = [begun[i] for i in stands]
                 plan = rows.step_drafts(slots, drafts.tokens, stood) if stood else plan
         self._forced, self._tokens, self._guarded, measured = plan
+        self._banned = sampler.banned({row: slots[owner] for row, owner in enumerate(drafts.owners)})
         at = measured if drafts.is_split else [drafts.places[row][1] for row in measured]
         self._pending = sampler.measure(logits, at) if measured else None
         self._stands: list[int] = []
@@ -356,6 +374,7 @@ class _Drafted:
             slots = [self._slots[self._drafts.owners[row]] for row in guarded]
             stands = self._sampler.guard(logits, slots, [places[row][1] for row in guarded])
             self._stands += [guarded[i] for i in stands]
+        ban(logits, {places[row][1]: tokens for row, tokens in self._banned.items() if places[row][0] == part})
         forced = [(places[row], token) for row, token in zip(self._forced, self._tokens, strict=True)]
         forced = [(at, token) for (of, at), token in forced if of == part]
         if forced:

@@ -38,7 +38,16 @@ _RECORDS_BYTES = _ORDER_BYTES * _REPORT_BYTES * 112
 # Prefix of the datagram that carries the model's configuration; no record begins with it.
 MODEL = b"meridian-model "
 # The fields of the table `[model]` that samplers need.
-_MODEL_FIELDS = ("family", "think_start", "think_end", "resumes", "force_phrase", "interrupt", "eos_guard")
+_MODEL_FIELDS = (
+    "family",
+    "think_start",
+    "think_end",
+    "resumes",
+    "force_phrase",
+    "interrupt",
+    "eos_guard",
+    "min_answer_tokens",
+)
 # Most orders that a sampler has not taken; a sampler with more counts as gone.
 _MAX_PENDING = 4096
 # Most datagrams and bytes that one call takes, so that a fast sender cannot delay a step; the next step takes the rest.

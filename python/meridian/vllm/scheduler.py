@@ -33,6 +33,7 @@ from vllm.v1.request import RequestStatus
 from meridian import _native
 from meridian.config import MeridianConfig, load_config
 from meridian.engine import MAX_NAME_CHARACTERS
+from meridian.vllm.answers import report
 from meridian.vllm.compat import admitted_first, check_seams, check_version
 from meridian.vllm.kv import DEFECTS, KvHook
 from meridian.vllm.parts import hand_over, make_engine, make_think_hook
@@ -473,6 +474,8 @@ class _Meridian(SchedulerInterface):
                 for client in outputs.values():
                     if client.outputs:
                         engine.generated(cast("list[object]", client.outputs), now_ms)
+                if think is not None and ended:
+                    report(think.native, ended, outputs.values())
                 self._pass_on_log()
                 self._log_faults(engine)
             except DEFECTS:
@@ -665,7 +668,7 @@ def _add(engine: _native.Engine, request: Request, whole_prompt: bool, think: Th
         request.request_id,
         prompt_tail=list(tail),
         prompt_tokens=request.num_prompt_tokens,
-        max_tokens=request.max_tokens,
+        max_tokens=request.max_tokens if think is None else think.most_tokens(request),
         arrival_ms=arrival_ms,
         deadline_ms=arrival_ms + deadline_ms,
         priority=request.priority,
@@ -675,6 +678,7 @@ def _add(engine: _native.Engine, request: Request, whole_prompt: bool, think: Th
         client=None if asked is None else asked.client,
         interrupts=[] if asked is None else asked.interrupts,
         traceparent=traceparent,
+        ignores_eos=request.sampling_params is not None and request.sampling_params.ignore_eos,
     )
     if think is not None and asked is not None and not isinstance(added, bool):
         think.follow(request, asked, *added)

@@ -147,15 +147,22 @@ class ThinkHook:
         interrupts = interrupts_of(self._tokenizer, client.interrupts) if client.interrupts else []
         return Asked(extra, client, interrupts)
 
-    def follow(self, request: Request, asked: Asked, key: int, limit: int, measured: bool) -> None:
-        """Send the request's key, its limit and whether to measure to the sampler, in the sampling parameters."""
-        row = Row(key=key, limit=limit, interrupts=self._interrupts + asked.interrupts, measured=measured)
+    def follow(
+        self, request: Request, asked: Asked, key: int, limit: int, measured: bool, reserve: int, answers: bool
+    ) -> None:
+        """Send the request's key, its limits and whether to measure to the sampler, in the sampling parameters."""
+        interrupts = self._interrupts + asked.interrupts
+        row = Row(key=key, limit=limit, interrupts=interrupts, measured=measured, reserve=reserve, answers=answers)
         # The client's own object stays unchanged.
         request.sampling_params = copy.copy(request.sampling_params)
         params = cast("Any", request.sampling_params)
         params.extra_args = {**asked.extra, ROW: row}
         # It is in the limit: only one of the two may force tokens.
         params.thinking_token_budget = None
+
+    def most_tokens(self, request: Request) -> int:
+        """Most tokens that the request may generate, also by the model's length."""
+        return min(request.max_tokens, max(self._scheduler.max_model_len - request.num_prompt_tokens, 0))
 
     def receive(self) -> None:
         """Take in the measurements of the samplers."""

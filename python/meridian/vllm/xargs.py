@@ -13,6 +13,7 @@
 | `meridian_rpdi_window` | integer from 1 to 65536 | as `entropy.rpdi_window` |
 | `meridian_rpdi_threshold` | above 0 | as `entropy.rpdi_threshold` |
 | `meridian_reasoning_effort` | one of OpenAI's efforts, or `max` | a row of `[scheduler.reasoning_effort]` |
+| `meridian_think_report` | true or false, 1 or 0 | the response says how the thinking went |
 | `meridian_interrupt` | text, or a list of up to 8 | as `model.interrupt`, besides the operator's |
 """
 
@@ -25,6 +26,7 @@ from typing import Any
 
 # The scheduler's data for the sampler of a request; clients must not set it.
 ROW = "meridian_row"
+REPORT = "meridian_think_report"
 # OpenAI's `reasoning_effort`, for the operator's table.
 EFFORT = "meridian_reasoning_effort"
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -61,11 +63,13 @@ class RequestBudget:
     rpdi_window: int | None = None
     rpdi_threshold: float | None = None
     interrupts: tuple[str, ...] = ()
+    # Whether the response says how the thinking went.
+    report: bool = False
 
     @property
     def is_set(self) -> bool:
-        """Whether the client set any option."""
-        return any(getattr(self, field.name) != field.default for field in fields(self))
+        """Whether the client set any option that concerns its sampler."""
+        return any(getattr(self, field.name) != field.default for field in fields(self) if field.name != "report")
 
 
 def read_budget(extra_args: Mapping[str, Any] | None) -> RequestBudget:
@@ -170,4 +174,5 @@ _READERS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "meridian_rpdi_window": ("rpdi_window", _integer(1, 1 << 16)),
     "meridian_rpdi_threshold": ("rpdi_threshold", _number("above 0", lambda x: x > 0 and not math.isnan(x))),
     "meridian_interrupt": ("interrupts", _texts),
+    REPORT: ("report", _flag),
 }

@@ -32,6 +32,8 @@ pub struct ClientBudget {
     pub rpdi_threshold: Option<f64>,
     /// Generating any of these ends its thinking as well.
     pub interrupts: Vec<Pattern>,
+    /// Ends of sequence do not end the request, so that its number of tokens is fixed: no room is kept for an answer.
+    pub ignores_eos: bool,
 }
 
 impl ClientBudget {
@@ -66,6 +68,7 @@ impl ClientBudget {
             rpdi_window,
             rpdi_threshold,
             interrupts: _,
+            ignores_eos: _,
         } = self;
         min_think_tokens.is_some()
             || ema_alpha.is_some()

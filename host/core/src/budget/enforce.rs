@@ -2,7 +2,8 @@ use std::sync::Arc;
 
 use crate::{Error, Markers, Pattern, PhaseTracker};
 
-use super::{Ending, ForceReason, ForcedEnding};
+use super::answer::Answer;
+use super::{AnswerRules, Ending, ForceReason, ForcedEnding};
 
 /// Thinking tokens to remember for detecting the beginning of an end marker: the longest length of a marker.
 const REMEMBERED: usize = 64;
@@ -25,6 +26,7 @@ pub struct EndRules {
     ending: Ending,
     /// Without it: the model stopped thinking by itself.
     plain: Ending,
+    answers: AnswerRules,
 }
 
 impl EndRules {
@@ -36,7 +38,20 @@ impl EndRules {
     pub fn new(markers: Markers, forced: Vec<u32>) -> Result<Self, Error> {
         let ending = Ending::new(forced, markers.ends().to_vec())?;
         let plain = Ending::new(Vec::new(), markers.ends().to_vec())?;
-        Ok(Self { markers, ending, plain })
+        Ok(Self { markers, ending, plain, answers: AnswerRules::default() })
+    }
+
+    /// The same rules with these for the answers.
+    #[must_use]
+    pub fn with_answers(self, answers: AnswerRules) -> Self {
+        Self { answers, ..self }
+    }
+
+    /// Number of generated tokens at which the thinking of a request of `max_tokens` tokens has to end for its answer;
+    /// see [`AnswerRules::reserve_from`].
+    #[must_use]
+    pub fn reserve_from(&self, max_tokens: u32) -> u32 {
+        self.answers.reserve_from(max_tokens, u32::try_from(self.ending.tokens()).unwrap_or(u32::MAX))
     }
 
     /// The first token of the first end marker, which replaces an end of sequence inside thinking.
@@ -66,6 +81,21 @@ pub enum Demand {
     Guarded,
     /// This token.
     Force(u32),
+    /// Any sampled token of the answer, but none that ends the sequence ([`Ban::Ends`]) or begins thinking.
+    Answer(Ban),
+}
+
+/// The tokens that an answer must not have yet.
+///
+/// ```
+/// assert_ne!(meridian_core::budget::Ban::Ends, meridian_core::budget::Ban::Starts);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ban {
+    /// Ends of the sequence, and [`Enforcer::openers`]: the answer is too short.
+    Ends,
+    /// [`Enforcer::openers`]: the thinking has reached its limit.
+    Starts,
 }
 
 /// The limits of one request's thinking.
@@ -82,11 +112,22 @@ pub struct ThinkLimits {
     pub interrupts: Arc<[Pattern]>,
     /// An end of sequence inside the thinking becomes the end marker.
     pub guards_eos: bool,
+    /// Generated tokens at which the end is forced, so that the rest of the request's tokens is left for the answer;
+    /// `u32::MAX` for none.
+    pub reserve_from: u32,
+    /// [`AnswerRules::min_tokens`] holds after every end of thinking, not only after a forced one.
+    pub guards_answer: bool,
 }
 
 impl Default for ThinkLimits {
     fn default() -> Self {
-        Self { max_think_tokens: u32::MAX, interrupts: [].into(), guards_eos: true }
+        Self {
+            max_think_tokens: u32::MAX,
+            interrupts: [].into(),
+            guards_eos: true,
+            reserve_from: u32::MAX,
+            guards_answer: false,
+        }
     }
 }
 
@@ -190,6 +231,11 @@ impl Enforcer {
         self.enforcement.forced()
     }
 
+    /// The tokens that would begin thinking; see [`Ban`].
+    pub fn openers<'a>(&'a self, rules: &'a EndRules) -> impl Iterator<Item = u32> + 'a {
+        self.enforcement.run.answer.openers(rules.markers.starts())
+    }
+
     /// Take in a generated token.
     pub fn push(&mut self, rules: &EndRules, token: u32) {
         let was_open = self.tracker.is_open();
@@ -234,6 +280,7 @@ struct Run {
     tail: Vec<u32>,
     forcing: Option<Forcing>,
     forced: Option<(u32, ForceReason)>,
+    answer: Answer,
 }
 
 #[derive(Clone, Debug)]
@@ -279,6 +326,8 @@ impl Enforcement {
                 Some(ForceReason::HardCap)
             } else if run.is_interrupted {
                 Some(ForceReason::Pattern)
+            } else if run.tokens >= self.limits.reserve_from {
+                Some(ForceReason::Reserve)
             } else {
                 None
             };
@@ -292,7 +341,16 @@ impl Enforcement {
             Some(None) => run.forcing = None,
             None => {}
         }
-        if self.limits.guards_eos && is_open { Demand::Guarded } else { Demand::Free }
+        if is_open {
+            return if self.limits.guards_eos { Demand::Guarded } else { Demand::Free };
+        }
+        match run.answer.is_due(&rules.answers) {
+            Some(true) => Demand::Answer(Ban::Ends),
+            Some(false) if rules.markers.resumes() && run.think_tokens >= max_think_tokens => {
+                Demand::Answer(Ban::Starts)
+            }
+            _ => Demand::Free,
+        }
     }
 
     /// Whether an ending is being forced.
@@ -337,6 +395,7 @@ impl Enforcement {
             forcing.emitted.push(token);
         }
         if !was_open {
+            run.answer.push(&rules.answers, rules.markers.starts(), token, run.forcing.is_some());
             return;
         }
         run.think_tokens = run.think_tokens.saturating_add(1);
@@ -348,6 +407,7 @@ impl Enforcement {
             run.is_interrupted |= pattern.advance(matched, token);
         }
         if !is_open {
+            run.answer.begin(run.forcing.is_some() || self.limits.guards_answer, rules.markers.starts().len());
             // A model that thinks again restarts.
             run.tail.clear();
             run.is_interrupted = false;
@@ -365,6 +425,7 @@ impl Run {
             tail: Vec::new(),
             forcing: None,
             forced: None,
+            answer: Answer::default(),
         }
     }
 

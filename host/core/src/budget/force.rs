@@ -46,6 +46,12 @@ impl Ending {
         Ok(Self(Arc::new(Tokens { forced, tail_at, ends })))
     }
 
+    /// The most tokens that a forced end takes.
+    pub(super) fn tokens(&self) -> usize {
+        let ends = self.0.ends.iter().map(|end| end.tokens().len());
+        ends.fold(self.0.forced.len(), usize::max)
+    }
+
     /// End thinking after the tokens `before`: all tokens since thinking began, or at least as many of the last ones as
     /// the longest end marker has.
     #[must_use]

@@ -1,6 +1,7 @@
 //! When to end thinking, and how: pure functions over signals, and [`ThinkBudgets`], which applies them to the requests
 //! of an engine. Other modules measure the entropies.
 
+mod answer;
 mod change;
 mod client;
 mod eat;
@@ -15,12 +16,14 @@ mod thinking;
 mod thresholds;
 mod wire;
 
+pub use answer::AnswerRules;
 pub use change::{Changed, LiveChange, Thinking};
 pub use client::ClientBudget;
 pub use eat::Eat;
-pub use enforce::{Demand, EndRules, Enforcement, Enforcer, ThinkLimits};
+pub use enforce::{Ban, Demand, EndRules, Enforcement, Enforcer, ThinkLimits};
 pub use force::{Ending, ForcedEnding};
 pub use meridian_policy_sdk::budget::{Load, Point, Thresholds as PolicyThresholds, Verdict};
+pub use record::ThinkEnd;
 pub(crate) use record::ThinkRecord;
 pub use repetition::{Repeated, Repetition};
 pub use rpdi::Rpdi;

@@ -38,6 +38,39 @@ pub(crate) struct ThinkRecord {
     pub(super) probe: Probe,
     /// The reason of an ordered end.
     pub(super) ordered: Option<ForceReason>,
+    /// The reason of the forced ending under way.
+    pub(super) forced: Option<ForceReason>,
+    /// The latest end of its thinking.
+    pub(super) end: Option<ThinkEnd>,
+    /// Times that it began to think again.
+    pub(super) reopened: u32,
+}
+
+/// How the thinking of a request ended.
+///
+/// ```
+/// use meridian_core::budget::{ForceReason, ThinkEnd};
+///
+/// assert_eq!(ThinkEnd::Forced(ForceReason::HardCap).label(), "hard-cap");
+/// assert_eq!(ThinkEnd::Natural.label(), "natural");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ThinkEnd {
+    /// The model ended it.
+    Natural,
+    /// Meridian ended it.
+    Forced(ForceReason),
+}
+
+impl ThinkEnd {
+    /// The end in a word, for reports.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Natural => "natural",
+            Self::Forced(reason) => reason.label(),
+        }
+    }
 }
 
 /// The cut of a request's next or present probe, in generated tokens.
@@ -79,7 +112,25 @@ impl ThinkRecord {
             cut: None,
             probe: Probe::None,
             ordered: None,
+            forced: None,
+            end: None,
+            reopened: 0,
         }
+    }
+
+    /// Note whether thinking was open before a token and is open after it. Returns whether it began again.
+    pub(super) fn follow(&mut self, was_open: bool, is_open: bool) -> bool {
+        if was_open && !is_open {
+            self.end = Some(self.forced.take().map_or(ThinkEnd::Natural, ThinkEnd::Forced));
+        }
+        let is_again = !was_open && is_open && self.end.is_some();
+        self.reopened += u32::from(is_again);
+        is_again
+    }
+
+    /// The latest end of its thinking, and how often it began again; no end while it thinks.
+    pub(crate) fn course(&self, is_open: bool) -> (Option<ThinkEnd>, u32) {
+        (self.end.filter(|_| !is_open), self.reopened)
     }
 
     /// The measurements of the thinking so far.

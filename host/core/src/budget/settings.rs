@@ -137,10 +137,10 @@ pub struct BudgetWants {
 /// The sampling process's data about a request, from its first token on.
 ///
 /// ```
-/// let enrolled = meridian_core::budget::Enrolled { key: 1, max_think_tokens: 100, is_measured: false };
+/// let enrolled = meridian_core::budget::Enrolled { key: 1, max_think_tokens: 100, ..Default::default() };
 /// assert_eq!(enrolled.key, 1);
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Enrolled {
     /// The number of the request in reports and orders.
     pub key: u64,
@@ -148,6 +148,10 @@ pub struct Enrolled {
     pub max_think_tokens: u32,
     /// Whether to measure the entropy of its tokens.
     pub is_measured: bool,
+    /// See [`ThinkLimits`](super::ThinkLimits).
+    pub reserve_from: u32,
+    /// See [`ThinkLimits`](super::ThinkLimits).
+    pub guards_answer: bool,
 }
 
 /// A raw signal, for the choice of thresholds: a probe, or the path deviation index at a boundary.
@@ -180,7 +184,7 @@ pub struct Signal {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BudgetStatus {
     /// Forced endings, by [`ForceReason`](super::ForceReason) in the order of its `ALL`.
-    pub forced: [u64; 7],
+    pub forced: [u64; 8],
     /// Tokens that should have been forced, but were not: the order did not arrive, or another rule prevailed.
     pub missed: u64,
     /// Probes that were due.
@@ -195,4 +199,6 @@ pub struct BudgetStatus {
     pub think_tokens: u64,
     /// Ended requests that have thought.
     pub thought: u64,
+    /// Times that a request began to think again after its thinking had ended.
+    pub reopened: u64,
 }

@@ -46,7 +46,7 @@ impl Observed {
 /// ```
 /// use meridian_core::budget::ForceReason;
 ///
-/// let labels = ["hard-cap", "policy", "eat", "rpdi", "pattern", "eos-guard", "loop"];
+/// let labels = ["hard-cap", "policy", "eat", "rpdi", "pattern", "eos-guard", "loop", "reserve"];
 /// assert_eq!(ForceReason::ALL.map(ForceReason::label), labels);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -65,12 +65,14 @@ pub enum ForceReason {
     EosGuard,
     /// [`Repeated`]: the thinking is a loop.
     Loop,
+    /// The rest of the request's tokens is for the answer.
+    Reserve,
 }
 
 impl ForceReason {
     /// Every reason, in the order of the discriminants.
-    pub const ALL: [Self; 7] =
-        [Self::HardCap, Self::Policy, Self::Eat, Self::Rpdi, Self::Pattern, Self::EosGuard, Self::Loop];
+    pub const ALL: [Self; 8] =
+        [Self::HardCap, Self::Policy, Self::Eat, Self::Rpdi, Self::Pattern, Self::EosGuard, Self::Loop, Self::Reserve];
 
     /// The reason as a metric label.
     #[must_use]
@@ -83,6 +85,7 @@ impl ForceReason {
             Self::Pattern => "pattern",
             Self::EosGuard => "eos-guard",
             Self::Loop => "loop",
+            Self::Reserve => "reserve",
         }
     }
 }

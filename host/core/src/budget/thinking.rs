@@ -83,11 +83,19 @@ impl ThinkBudgets {
         let thresholds = client.over(*configured);
         let mut patterns = interrupts.to_vec();
         patterns.extend(client.interrupts.iter().cloned());
+        // The limit is a budget only where the request could reach it.
+        let has_budget = client.max_think_tokens.is_some()
+            || !client.interrupts.is_empty()
+            || thresholds.max_think_tokens < state.max_tokens;
+        let keeps_room = has_budget && !client.ignores_eos;
         let limits = ThinkLimits {
             max_think_tokens: thresholds.max_think_tokens,
             interrupts: patterns.into(),
             guards_eos: *guards_eos,
+            reserve_from: if keeps_room { self.settings.rules.reserve_from(state.max_tokens) } else { u32::MAX },
+            guards_answer: has_budget,
         };
+        let (reserve_from, guards_answer) = (limits.reserve_from, limits.guards_answer);
         // Checked on reading; if not, the operator's thresholds hold.
         let mut budget = ThinkBudget::new(thresholds, *unit, [].into())
             .or_else(|_| ThinkBudget::new(*configured, *unit, [].into()))
@@ -100,7 +108,8 @@ impl ThinkBudgets {
             self.opening.push(state.id());
         }
         let key = self.settings.first_key + state.id().0;
-        let enrolled = Enrolled { key, max_think_tokens: thresholds.max_think_tokens, is_measured: record.is_measured };
+        let (max_think_tokens, is_measured) = (thresholds.max_think_tokens, record.is_measured);
+        let enrolled = Enrolled { key, max_think_tokens, is_measured, reserve_from, guards_answer };
         state.thinking = Some(Box::new(record));
         Some(enrolled)
     }
@@ -212,6 +221,7 @@ impl ThinkBudgets {
             enforcement.guard(was_open);
         } else {
             self.status.forced[ForceReason::EosGuard as usize] += u64::from(is_guarded);
+            record.forced = record.forced.or(is_guarded.then_some(ForceReason::EosGuard));
         }
         enforcement.push(rules, token, was_open, is_open);
         let tokens = enforcement.tokens();
@@ -228,7 +238,9 @@ impl ThinkBudgets {
         if let Some((_, reason)) = enforcement.forced().filter(|_| enforcement.forced() != was_forced) {
             let reason = if reason == ForceReason::HardCap { record.ordered.unwrap_or(reason) } else { reason };
             self.status.forced[reason as usize] += 1;
+            record.forced = Some(reason);
         }
+        self.status.reopened += u64::from(record.follow(was_open, is_open));
         if was_open && !is_forced {
             let entropy = measured.map(|report| EntropySignal::from_nats(report.entropy_nats));
             let is_boundary = self.settings.boundaries.contains(&token);

@@ -286,6 +286,7 @@ impl ModelConfig {
             force_phrase,
             interrupt,
             eos_guard: _,
+            min_answer_tokens: _,
         } = self;
         if !family.is_empty() {
             ModelFamily::find(family).map_err(|error| unknown_family(family, &error))?;

@@ -73,6 +73,10 @@ pub struct SchedulerConfig {
     /// Whether Meridian ends thinking that has become a loop: a text of up to 1,000 tokens that was repeated exactly at
     /// least four times, and for at least 1,024 tokens. Not before `min_think_tokens`.
     pub end_loops: bool,
+    /// Tokens of a request with a thinking budget that its thinking leaves for the answer, besides those of the forced
+    /// ending: at most a quarter of the request's tokens. 0 leaves none.
+    #[schemars(range(min = 0, max = 16_777_216))]
+    pub answer_reserve_tokens: u32,
     /// Longest time that a policy may defer a request, milliseconds.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub max_defer_ms: f32,
@@ -379,6 +383,10 @@ pub struct ModelConfig {
     pub interrupt: Texts,
     /// Whether an end of sequence inside the thinking becomes the end marker, so that an answer follows.
     pub eos_guard: bool,
+    /// Tokens of an answer before which it cannot end, white space and special tokens not counted, where Meridian ended
+    /// the thinking or the request has a thinking budget. 0 lets answers be empty.
+    #[schemars(range(min = 0, max = 65_536))]
+    pub min_answer_tokens: u32,
 }
 
 impl Default for SchedulerConfig {
@@ -390,6 +398,7 @@ impl Default for SchedulerConfig {
             min_think_tokens: 512,
             max_think_tokens: 32_768,
             end_loops: true,
+            answer_reserve_tokens: 32,
             max_defer_ms: 2000.0,
             preempt_for_waiting: false,
             reasoning_effort: ReasoningEfforts::default(),
@@ -493,6 +502,7 @@ impl Default for ModelConfig {
             force_phrase: String::new(),
             interrupt: Texts::default(),
             eos_guard: true,
+            min_answer_tokens: 1,
         }
     }
 }
@@ -508,6 +518,7 @@ impl SchedulerConfig {
             min_think_tokens: _,
             max_think_tokens: _,
             end_loops: _,
+            answer_reserve_tokens: _,
             max_defer_ms,
             preempt_for_waiting: _,
             reasoning_effort: _,

@@ -3,7 +3,7 @@
 use meridian_policy_sdk::{Phase, State};
 
 use crate::account::{Account, Part};
-use crate::budget::ThinkRecord;
+use crate::budget::{ThinkEnd, ThinkRecord};
 use crate::router::Routed;
 use crate::sessions::Turn;
 use crate::types::{PhaseEvent, RequestId};
@@ -237,6 +237,14 @@ impl RequestState {
     #[must_use]
     pub fn admitted_ms(&self) -> Option<f64> {
         self.since_arrival(self.milestones.admitted_ms)
+    }
+
+    /// How its thinking ended, and how often it began again; `None` without an end, and where Meridian does not follow
+    /// it.
+    #[must_use]
+    pub fn think_course(&self) -> (Option<ThinkEnd>, u32) {
+        let is_open = self.routed.is_thinking();
+        self.thinking.as_ref().map_or((None, 0), |thinking| thinking.course(is_open))
     }
 
     /// The measurements of its thinking so far.

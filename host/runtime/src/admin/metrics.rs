@@ -337,6 +337,13 @@ const FAMILIES: &[Family] = &[
         read: |status, emit| status.budget.iter().for_each(|budget| emit(&[], counter(budget.thought))),
     },
     Family {
+        name: "reopened_thinking_total",
+        help: "Times that a request began to think again after its thinking had ended",
+        kind: MetricType::COUNTER,
+        labels: &[],
+        read: |status, emit| status.budget.iter().for_each(|budget| emit(&[], counter(budget.reopened))),
+    },
+    Family {
         name: "recorded_decisions_total",
         help: "Recorded decisions, of all slots",
         kind: MetricType::COUNTER,

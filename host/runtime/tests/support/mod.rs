@@ -107,7 +107,7 @@ pub fn status() -> ProcessStatus {
             keeps: [6, 3, 4],
         }),
         budget: Some(BudgetStatus {
-            forced: [4, 3, 2, 1, 0, 5, 6],
+            forced: [4, 3, 2, 1, 0, 5, 6, 7],
             missed: 1,
             probes_asked: 30,
             probes_done: 20,
@@ -115,6 +115,7 @@ pub fn status() -> ProcessStatus {
             probe_tokens: 400,
             think_tokens: 9000,
             thought: 12,
+            reopened: 2,
         }),
         pid: std::process::id(),
         version: "0.1.0".into(),
