@@ -33,6 +33,7 @@ class BudgetServer(Server):
         config = folder / "meridian.toml"
         config.write_text(
             f"[scheduler]\nmin_think_tokens = 0\nmax_think_tokens = {THINK_TOKENS}\n"
+            "[scheduler.reasoning_effort]\nlow.max_think_tokens = 9\n"
             "[entropy]\neat_probe_interval_tokens = 8\neat_variance_threshold = 1e-30\nprobe_suffix = 'ans'\n"
             f'[telemetry]\nprometheus = "127.0.0.1:{listener}"\n[admin]\nlisten = ""\n'
         )
@@ -50,7 +51,7 @@ class BudgetServer(Server):
         )
         self.lines: list[str] = []
 
-    def chat(self, xargs: dict[str, Any], max_tokens: int = 40) -> dict[str, Any]:
+    def chat(self, xargs: dict[str, Any], max_tokens: int = 40, **more: Any) -> dict[str, Any]:
         """The answer to one message; the ids of its tokens are asked for as well."""
         body = {
             "model": "m",
@@ -60,6 +61,7 @@ class BudgetServer(Server):
             "temperature": 0.0,
             "return_token_ids": True,
             "vllm_xargs": xargs,
+            **more,
         }
         request = urllib.request.Request(
             f"{self.base}/v1/chat/completions",
@@ -120,6 +122,23 @@ def test_a_budget_ends_thinking_at_its_token(server: BudgetServer, end: int) -> 
     assert tokens(server.chat({"meridian_think_off": 1}, THINK_TOKENS + 10)).index(end) == THINK_TOKENS
 
 
+def test_an_effort_and_vllms_own_budget_end_thinking_as_the_operator_says(server: BudgetServer, end: int) -> None:
+    missed = server.metric(server.listener, "meridian_missed_forced_tokens_total")
+    for more, xargs, ends in (
+        ({"reasoning_effort": "low"}, {}, 9),
+        ({"reasoning_effort": "low"}, {"meridian_think_budget": 12}, 12),
+        ({"reasoning_effort": "low", "thinking_token_budget": 5}, {}, 5),
+        ({"thinking_token_budget": 7}, {}, 7),
+        ({"thinking_token_budget": 0}, {}, 0),
+        ({}, {"meridian_reasoning_effort": "low"}, 9),
+    ):
+        generated = tokens(server.chat(xargs, **more))
+        assert generated.index(end) == ends, (more, xargs)
+        assert generated.count(end) == 1
+    assert end not in tokens(server.chat({"meridian_think_off": True}, reasoning_effort="high")), "it has no row"
+    assert server.metric(server.listener, "meridian_missed_forced_tokens_total") == missed
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -129,6 +148,7 @@ def test_a_budget_ends_thinking_at_its_token(server: BudgetServer, end: int) -> 
         ("meridian_ema_alpha", 0),
         ("meridian_interrupt", ["x"] * 9),
         ("meridian_row", "key"),
+        ("meridian_reasoning_effort", "lo"),
     ],
 )
 def test_a_bad_value_is_the_clients_mistake(server: BudgetServer, end: int, key: str, value: Any) -> None:
