@@ -97,7 +97,7 @@ SUMMARY = (
         "share of think tokens saved, accuracy within a point",
         tuple(
             (EXIT, f"early exit: {rule}: think tokens saved", rule)
-            for rule in ("EAT with a guard on the mean", "EAT as published", "RPDI", "patience")
+            for rule in ("EAT with a guard on the mean", "EAT as published", "RPDI", "patience", "DEER", "CoDE-Stop")
         ),
     ),
 )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from areas.common import RESULTS, ROOT, WORK, Bound, Figure, bench_vllm, provenance
@@ -39,6 +41,22 @@ def keep(d: Mapping[str, Any]) -> None:
     measured = f"Measured {source['measured']} at {source['commit']} on {source['machine']}."
     table = (folder / f"{NAME}.md").read_text().rstrip()
     PAGE.write_text(within_markers(PAGE.read_text(), f"{picture}\n\n{table}\n\n{measured}"))
+
+
+def deer_components() -> dict[str, Path]:
+    """DEER as a component, by language: the shipped one in Rust, and one in C that is built here."""
+    folder = WORK / "deer"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    command = f'. "$({ROOT}/scripts/setup-wasm32.sh)"; exec {ROOT}/target/release/meridian "$@"'
+
+    def meridian(*args: str) -> None:
+        subprocess.run(("bash", "-c", command, "bash", *args), cwd=folder, check=True, stdout=sys.stderr)
+
+    meridian("policy", "new", "deer-c", "--lang", "c", "--slot", "budget")
+    shutil.copyfile(ROOT / "bench" / "vllm" / "deer.c", folder / "deer-c" / "policy.c")
+    meridian("policy", "build", "deer-c", "--out", ".")
+    return {"Rust": ROOT / "target" / "policies" / "deer.wasm", "C": folder / "deer-c.wasm"}
 
 
 def figure(name: str, x: Mapping[str, float | None], bound: Bound | None = None) -> Figure:
@@ -87,8 +105,9 @@ def figures(d: Mapping[str, Any]) -> Iterator[Figure]:
 
 
 def early_exit(problems: int) -> Iterator[Figure]:
-    """EAT with and without a guard, RPDI and patience against no limit and fixed budgets, thresholds from a split."""
-    d = bench_vllm(NAME, "--scenario", NAME, "--problems", str(problems))
+    """Every rule against no limit and fixed budgets, thresholds from a split."""
+    components = [f"--component={label}={file}" for label, file in deer_components().items()]
+    d = bench_vllm(NAME, "--scenario", NAME, "--problems", str(problems), *components)
     if d.get("scenario") != NAME:
         sys.exit(f"error: {NAME}: {d.get('error', 'see above')}")
     keep(d)

@@ -14,7 +14,7 @@ fn file(name: &str, text: &str) -> PathBuf {
 /// A recording of two thoughts, with something else in its place.
 fn recording(change: impl FnOnce(&mut Value)) -> String {
     let row = json!({
-        "truth": 3, "end_tokens": 30, "end_right": true, "points": [[20, 0.1, 3, null], [10, 4.0, null, 1.2]],
+        "truth": 3, "end_tokens": 30, "end_right": true, "points": [[20, 0.1, 3, null, 0.9], [10, 4.0, null, 1.2]],
     });
     let mut document =
         json!({"split": "tune", "recording": {"wall_s": 1.5, "trajectories": [row, row]}, "faults": {"trap": 2}});
@@ -33,8 +33,9 @@ fn rows_are_put_in_order() {
     let found = ExitRecording::read(&file("exit-good.json", &recording(|_| ()))).expect("a recording");
     assert_eq!((found.thoughts.len(), found.faults["trap"]), (2, 2));
     let points = found.thoughts[0].points();
-    let first = ThoughtPoint { think_tokens: 10, bits: Some(4.0), answer: None, rpdi: Some(1.2) };
+    let first = ThoughtPoint { think_tokens: 10, bits: Some(4.0), answer: None, rpdi: Some(1.2), confidence: None };
     assert_eq!((points[0], points[1].think_tokens, points[1].answer), (first, 20, Some(3)));
+    assert_eq!(points[1].confidence, Some(0.9));
     assert!(found.thoughts[0].end_right());
 }
 
@@ -47,7 +48,7 @@ fn rows_of_another_kind_are_refused() {
         ("end_tokens", json!(4_000_000_000_u32), "expected 0 to"),
         ("end_right", json!("yes"), "expected a boolean"),
         ("points", json!([[1, 2.0, 3]]), "invalid length 3"),
-        ("points", json!([[1, 2.0, 3, null, 5]]), "trailing characters"),
+        ("points", json!([[1, 2.0, 3, null, 0.5, 6]]), "trailing characters"),
         ("points", json!([[1, "high", 3, null]]), "expected f64"),
         ("points", json!([[null, 2.0, 3, null]]), "expected u32"),
         ("points", Value::Null, "expected a sequence"),

@@ -14,7 +14,7 @@ fn thought(bits: &[f64], answers: &[Option<u32>], end: (u32, bool)) -> Thought {
         think_tokens: 10 * (at as u32 + 1),
         bits: Some(*bits),
         answer: *answer,
-        rpdi: None,
+        ..ThoughtPoint::default()
     };
     Thought::new(probes.map(point).collect(), TRUTH, end.0, end.1)
 }
@@ -98,7 +98,7 @@ fn rpdi_is_above_its_threshold_at_a_boundary() {
 #[test]
 fn a_boundary_borrows_the_answer_of_the_probe_at_its_place() {
     let boundary = |think_tokens| ThoughtPoint { think_tokens, rpdi: Some(3.0), ..Default::default() };
-    let probe = ThoughtPoint { think_tokens: 10, bits: Some(0.5), answer: Some(7), rpdi: None };
+    let probe = ThoughtPoint { think_tokens: 10, bits: Some(0.5), answer: Some(7), ..Default::default() };
     let whole = Thought::new(vec![boundary(20), boundary(10), probe], TRUTH, 40, true);
     let answers: Vec<_> = whole.points().iter().map(|point| (point.think_tokens, point.answer)).collect();
     assert_eq!(answers, [(10, Some(7)), (10, Some(7)), (20, None)], "in order");
@@ -217,4 +217,33 @@ proptest! {
             prop_assert!(found.within_margin && found.tokens <= 1.01 * other.mean_tokens() + 1e-9);
         }
     }
+}
+
+/// Probes after 10, 20, ... think tokens, with these confidences.
+fn confident(confidences: &[f64]) -> Thought {
+    let point = |(at, confidence): (usize, &f64)| ThoughtPoint {
+        think_tokens: 10 * (at as u32 + 1),
+        bits: Some(1.0),
+        answer: Some(TRUTH),
+        confidence: Some(*confidence),
+        rpdi: None,
+    };
+    Thought::new(confidences.iter().enumerate().map(point).collect(), TRUTH, 100, true)
+}
+
+#[test]
+fn deer_ends_at_the_first_confident_probe() {
+    let of = [confident(&[0.2, 0.9, 0.96, 1.0]), confident(&[0.1, 0.95]), learns()];
+    assert_eq!(ends(&ExitRule::Deer { confidence: 0.95 }, &of), [30, 100, 100]);
+    assert_eq!(ends(&ExitRule::Deer { confidence: 0.5 }, &of), [20, 20, 100]);
+}
+
+#[test]
+fn code_stop_ends_certain_thoughts_and_those_that_keep_doubting() {
+    let rule = |degeneration| ExitRule::CodeStop { low: 0.9, high: 0.95, ramp: 2, degeneration };
+    // The threshold is 0.9, 0.925, 0.95; drops after 20, 30 and 40 tokens weigh 1 + ln(40 / 20), 1 + ln(40 / 30) and 1.
+    let of = [confident(&[0.91]), confident(&[0.5, 0.92, 0.94, 0.96]), confident(&[0.5, 0.4, 0.3, 0.2, 0.1])];
+    assert_eq!(ends(&rule(1e9), &of), [10, 40, 100]);
+    assert_eq!(ends(&rule(3.9), &of), [10, 40, 40]);
+    assert_eq!(ends(&rule(4.0), &of), [10, 40, 50]);
 }

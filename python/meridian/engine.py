@@ -185,6 +185,8 @@ class ThinkingRequest:
     rpdi: float | None = None
     same_answers: int = 0
     """Latest consecutive probes with the same most likely next token; 0 when the latest probe gave none."""
+    confidence: float | None = None
+    """Probability of the most likely next token of the latest probe; None when there is none."""
     repetition: int = 0
     """Latest think tokens that equal those one period before; 0 without a repetition."""
     repetition_period: int = 0

@@ -216,6 +216,12 @@ class Pending:
         """`result().entropy` as a list, for a caller that needs only entropies. Waits and raises like `result`."""
         return self._rows.entropies()
 
+    def confidences(self) -> list[float]:
+        """The probability of each row's likeliest token, as a list. Waits and raises like `result`."""
+        rows = self.result()
+        # Rounding may leave the largest logit above the sum.
+        return (rows.max - rows.logsumexp).exp().clamp(max=1.0).tolist()
+
 
 def launch(
     logits: torch.Tensor | DLPack | RawLogits,

@@ -72,6 +72,7 @@ struct BudgetRow {
     eat_variance: Option<f64>,
     rpdi: Option<f64>,
     same_answers: u32,
+    confidence: Option<f64>,
     repetition: u32,
     repetition_period: u32,
     request: u32,
@@ -276,6 +277,7 @@ fn budget_candidate(row: BudgetRow) -> BudgetCandidate {
         eat_variance,
         rpdi,
         same_answers,
+        confidence,
         repetition,
         repetition_period,
         request,
@@ -293,6 +295,7 @@ fn budget_candidate(row: BudgetRow) -> BudgetCandidate {
         eat_variance_bits2,
         rpdi,
         same_answers,
+        confidence,
         repeated: Repeated { tokens: repetition, period: repetition_period },
     };
     BudgetCandidate {

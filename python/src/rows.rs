@@ -220,7 +220,14 @@ pub(crate) struct StepReport {
 impl StepReport {
     /// A datagram for the scheduler. `entropies` are in nats, in the order of the step's measured rows; those that are
     /// missing were not measured.
-    fn datagram<'py>(&self, py: Python<'py>, entropies: Vec<f32>) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, &self.report.datagram(&entropies))
+    #[pyo3(signature = (entropies, confidences = vec![]))]
+    fn datagram<'py>(&self, py: Python<'py>, entropies: Vec<f32>, confidences: Vec<f32>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.report.datagram(&entropies, &confidences))
+    }
+
+    /// Whether a row of the step is a probe, whose confidence is wanted beside its entropy.
+    #[getter]
+    fn has_probes(&self) -> bool {
+        self.report.has_probes()
     }
 }

@@ -172,11 +172,14 @@ impl Thinking {
         self.of(|budgets, _| budgets.record_signals(keep));
     }
 
-    /// The signals since the last call: request, think tokens, bits, answer, path deviation index.
+    /// The signals since the last call: request, think tokens, bits, answer, path deviation index,
+    /// confidence.
     #[expect(clippy::type_complexity, reason = "a row of a table")]
-    fn take_signals(&self) -> Vec<(String, u32, Option<f64>, Option<u32>, Option<f64>)> {
+    fn take_signals(&self) -> Vec<(String, u32, Option<f64>, Option<u32>, Option<f64>, Option<f64>)> {
         let signals = self.of(|budgets, _| budgets.take_signals()).unwrap_or_default().into_iter();
-        signals.map(|row| (row.id.to_string(), row.think_tokens, row.bits, row.answer, row.rpdi)).collect()
+        signals
+            .map(|row| (row.id.to_string(), row.think_tokens, row.bits, row.answer, row.rpdi, row.confidence))
+            .collect()
     }
 }
 

@@ -92,7 +92,9 @@ class Step:
     def __init__(self, number):
         self.number = number
 
-    def datagram(self, entropies):
+    has_probes = False
+
+    def datagram(self, entropies, confidences):
         return self.number, entropies
 
 

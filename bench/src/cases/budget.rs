@@ -44,6 +44,7 @@ struct Candidate {
     eat_variance: Option<f64>,
     rpdi: Option<f64>,
     same_answers: u32,
+    confidence: Option<f64>,
     repetition: u32,
     repetition_period: u32,
     slack_ms: f64,
@@ -63,6 +64,7 @@ impl Default for Candidate {
             eat_variance: None,
             rpdi: None,
             same_answers: 0,
+            confidence: None,
             repetition: 0,
             repetition_period: 0,
             slack_ms: f64::INFINITY,
@@ -76,7 +78,7 @@ impl Default for Candidate {
 impl Candidate {
     fn row(&self) -> BudgetCandidate {
         let Self { think_tokens, is_probed, is_at_boundary, probes, eat, eat_variance, rpdi, same_answers, .. } = *self;
-        let Self { repetition, repetition_period, slack_ms, request, session, turn, .. } = *self;
+        let Self { confidence, repetition, repetition_period, slack_ms, request, session, turn, .. } = *self;
         let observed = Observed {
             think_tokens,
             is_probed,
@@ -86,6 +88,7 @@ impl Candidate {
             eat_variance_bits2: eat_variance,
             rpdi,
             same_answers,
+            confidence,
             is_repeating: repetition > 0,
             repeated: Repeated { tokens: repetition, period: repetition_period },
         };
@@ -139,6 +142,7 @@ impl CaseKind for Budget {
             let probes = random.random_range(0..20);
             let mut measured = |most: f64| (probes > 0).then(|| random.random_range(0.0..most));
             let (eat, eat_variance, rpdi) = (measured(8.0), measured(2.0), measured(3.0));
+            let confidence = measured(1.0);
             let repetition_period = random.random_range(0..1000);
             Candidate {
                 think_tokens: random.random_range(1..20_000),
@@ -149,6 +153,7 @@ impl CaseKind for Budget {
                 eat_variance,
                 rpdi,
                 same_answers: random.random_range(0..=probes),
+                confidence,
                 repetition: if repetition_period > 0 { random.random_range(24..4000) } else { 0 },
                 repetition_period,
                 slack_ms: [f64::INFINITY, random.random_range(-1e4..1e5)][random.random_range(0..2)],

@@ -81,6 +81,8 @@ pub(super) struct Tuning {
 /// A setting of the literature on the tuning split.
 #[derive(Debug, Serialize)]
 pub(super) struct FromLiterature {
+    #[serde(skip)]
+    pub family: ExitFamily,
     #[serde(rename = "setting")]
     pub rule: ExitRule,
     #[serde(flatten)]
@@ -101,7 +103,7 @@ pub(super) fn tuned(thoughts: &[Thought]) -> anyhow::Result<Tuning> {
         no_limit: no_limit(thoughts),
         choices: ExitFamily::ALL.into_iter().map(chosen).collect::<anyhow::Result<_>>()?,
         literature: literature()
-            .map(|rule| FromLiterature { rule, found: evaluate(&rule, thoughts) })
+            .map(|(family, rule)| FromLiterature { family, rule, found: evaluate(&rule, thoughts) })
             .into_iter()
             .collect(),
     })

@@ -1,5 +1,7 @@
 //! Fields of `meridian.toml` for each engine of the scenario.
 
+use std::path::Path;
+
 use super::rules::{NO_GUARD_BITS, RPDI_WINDOW};
 use super::{ChosenRule, ExitFamily, ExitRule};
 use crate::vllm::Setting;
@@ -7,6 +9,8 @@ use crate::vllm::Setting;
 /// Names of runs that are no rule.
 pub(super) const FIXED: &str = "fixed";
 pub(super) const PROBES: &str = "probes";
+/// Begins the names of runs in which a component decides.
+pub(super) const COMPONENT: &str = "component-";
 
 /// Tokens, above every context.
 const NEVER: u32 = 1_000_000;
@@ -70,6 +74,17 @@ pub(super) fn of_rule(rule: &ExitRule) -> Vec<Setting> {
             ("policy.budget.source", "native:patience".to_owned()),
             ("policy.budget.config.answers", answers.to_string()),
         ],
+        ExitRule::Deer { confidence } => vec![
+            ("policy.budget.source", "native:deer".to_owned()),
+            ("policy.budget.config.confidence", float(confidence)),
+        ],
+        ExitRule::CodeStop { low, high, ramp, degeneration } => vec![
+            ("policy.budget.source", "native:code-stop".to_owned()),
+            ("policy.budget.config.low", float(low)),
+            ("policy.budget.config.high", float(high)),
+            ("policy.budget.config.ramp", ramp.to_string()),
+            ("policy.budget.config.degeneration", float(degeneration)),
+        ],
         ExitRule::Rpdi { threshold, window } => vec![
             ("entropy.min_probes", EAT_OFF_PROBES.to_string()),
             ("entropy.probe_at", "interval".to_owned()),
@@ -79,6 +94,11 @@ pub(super) fn of_rule(rule: &ExitRule) -> Vec<Setting> {
         ],
     };
     merged([probed(), thinking(0), own.into_iter().map(owned).collect()])
+}
+
+/// What a rule needs when this component decides in the place of its native policy, with the same options.
+pub(super) fn of_component(rule: &ExitRule, file: &Path) -> Vec<Setting> {
+    merged([of_rule(rule), vec![owned(("policy.budget.source", file.display().to_string()))]])
 }
 
 /// The runs that are reported beside the fixed budgets, by name: probing by itself, then the chosen rules.

@@ -110,8 +110,7 @@ mod tests {
         let point = |(i, bits): (usize, &f64)| ThoughtPoint {
             think_tokens: 10 * (i as u32 + 1),
             bits: Some(*bits),
-            answer: None,
-            rpdi: None,
+            ..ThoughtPoint::default()
         };
         Thought::new(bits.iter().enumerate().map(point).collect(), 1, 10 * bits.len() as u32, true)
     }

@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::choose::{Tuning, tuned};
-use super::configuration::{FIXED, fixed, recording, reported};
+use super::configuration::{COMPONENT, FIXED, fixed, of_component, recording, reported};
 use super::document::{ExitFacts, MeasuredSetting, NONE};
 use super::recording::{Asked, SolvedPass, SolvedRun};
 use super::{ExitDocument, ExitFamily, ExitRecording, SCENARIO};
@@ -29,12 +29,23 @@ pub struct Experiment {
     pub repeats: usize,
     /// Think tokens of the fixed budgets, from the smallest.
     pub budgets: Vec<u32>,
+    /// Components of DEER, each with a label: the engine runs each with the setting chosen for DEER.
+    pub components: Vec<ExitComponent>,
     /// Of sampling.
     pub temperature: f64,
     /// Type of the model's numbers.
     pub dtype: Dtype,
     /// Of problems, sampling and intervals, within [`SEEDS`](super::SEEDS).
     pub seed: u64,
+}
+
+/// A component that decides in an engine run of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExitComponent {
+    /// In names of files and in titles: letters and digits.
+    pub label: String,
+    /// The component.
+    pub file: PathBuf,
 }
 
 impl Experiment {
@@ -48,14 +59,22 @@ impl Experiment {
         let recorded = engines.record()?;
         let tuning = tuned(&recorded.thoughts).map_err(RunError::Recorded)?;
         engines.tell_choices(&tuning);
-        let runs = reported(&tuning.choices);
+        let mut runs = reported(&tuning.choices);
+        let deer = tuning.choices.iter().find(|(family, _)| *family == ExitFamily::Deer).map(|(_, chosen)| chosen.rule);
+        for (ExitComponent { label, file }, rule) in self.components.iter().zip(deer.iter().cycle()) {
+            runs.push((format!("{COMPONENT}{label}"), of_component(rule, file)));
+        }
         check(runs.iter().map(|(_, settings)| settings))?;
         let passes: Vec<Option<u32>> = std::iter::once(None).chain(self.budgets.iter().copied().map(Some)).collect();
         let SolvedRun { machine, passes, .. } = engines.solve(FIXED, &fixed(), &passes)?;
         let mut measured: Vec<MeasuredSetting> = passes.into_iter().map(fixed_budget).collect();
         for (name, settings) in &runs {
             let family = ExitFamily::ALL.into_iter().find(|family| family.key() == *name);
-            let title = family.map_or("probes, nothing ended", ExitFamily::title).to_owned();
+            let title = match (family, name.strip_prefix(COMPONENT)) {
+                (Some(family), _) => family.title().to_owned(),
+                (None, Some(label)) => format!("{}, a component in {label}", ExitFamily::Deer.title()),
+                (None, None) => "probes, nothing ended".to_owned(),
+            };
             let passes = engines.solve(name, settings, &[None])?.passes;
             let setting = |pass| MeasuredSetting { name: name.clone(), title: title.clone(), pass };
             measured.extend(passes.into_iter().map(setting));

@@ -20,6 +20,7 @@ pub(super) fn thoughts() -> Vec<Thought> {
             bits: Some(if line < known { 4.5 } else { 0.01 }),
             answer: Some(if line < known { line % 5 } else { 7 }),
             rpdi: Some(1.0),
+            confidence: Some(if line < known { 0.1 } else { 0.999 }),
         };
         Thought::new((1..=16).map(point).collect(), 7, 100, true)
     };

@@ -10,7 +10,7 @@
 //! ```
 //! use meridian_bench::exit::{ExitRule, Thought, ThoughtPoint, evaluate};
 //!
-//! let probe = |think_tokens, bits, answer| ThoughtPoint { think_tokens, bits: Some(bits), answer: Some(answer), rpdi: None };
+//! let probe = |think_tokens, bits, answer| ThoughtPoint { think_tokens, bits: Some(bits), answer: Some(answer), ..ThoughtPoint::default() };
 //! let thought = Thought::new(vec![probe(10, 4.0, 1), probe(20, 0.1, 7), probe(30, 0.0, 7)], 7, 90, true);
 //!
 //! let level = ExitRule::Eat { alpha: 1.0, delta: 1.0, min_probes: 1, max_bits: 0.5 };
@@ -26,6 +26,7 @@ mod entropies;
 mod experiment;
 #[cfg(test)]
 mod made_up;
+mod offline;
 mod plot;
 mod recording;
 mod rules;
@@ -38,7 +39,7 @@ pub use choose::{ChoiceMargins, ChosenRule, choose};
 pub use claims::Claim;
 pub use document::ExitDocument;
 pub use entropies::EntropyModel;
-pub use experiment::Experiment;
+pub use experiment::{ExitComponent, Experiment};
 pub use plot::svg;
 pub use recording::{ExitRecording, Thought, ThoughtPoint};
 pub use rules::{ExitFamily, ExitOutcome, ExitRule, evaluate, no_limit};

@@ -28,6 +28,8 @@ pub struct ThoughtPoint {
     pub answer: Option<u32>,
     /// The path deviation index.
     pub rpdi: Option<f64>,
+    /// Probability of the likeliest answer.
+    pub confidence: Option<f64>,
 }
 
 /// A thought that ran to its own end.
@@ -133,14 +135,20 @@ struct ThoughtRow {
     points: Vec<PointRow>,
 }
 
-/// Think tokens, bits, answer, path deviation index.
+/// Think tokens, bits, answer, path deviation index, confidence; older recordings have no confidence.
 #[derive(Deserialize)]
-struct PointRow(u32, Option<f64>, Option<u32>, Option<f64>);
+struct PointRow(u32, Option<f64>, Option<u32>, Option<f64>, #[serde(default)] Option<f64>);
 
 impl From<ThoughtRow> for Thought {
     fn from(row: ThoughtRow) -> Self {
         let ThoughtRow { truth, end_tokens, end_right, points } = row;
-        let point = |PointRow(think_tokens, bits, answer, rpdi)| ThoughtPoint { think_tokens, bits, answer, rpdi };
+        let point = |PointRow(think_tokens, bits, answer, rpdi, confidence)| ThoughtPoint {
+            think_tokens,
+            bits,
+            answer,
+            rpdi,
+            confidence,
+        };
         Self::new(points.into_iter().map(point).collect(), truth, end_tokens, end_right)
     }
 }

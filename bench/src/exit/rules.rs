@@ -3,7 +3,7 @@ use meridian_core::budget::{Eat, ThinkThresholds};
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 
-use super::{Thought, ThoughtPoint};
+use super::{Thought, ThoughtPoint, offline};
 
 /// Stands for "no guard" in a configuration: no entropy comes near it.
 pub(super) const NO_GUARD_BITS: f64 = 1e9;
@@ -19,6 +19,14 @@ const DELTA_EXPONENTS: [i32; 10] = [-16, -14, -12, -10, -8, -6, -4, -2, 0, 2];
 const LEVELS: [f64; 7] = [0.05, 0.1, 0.2, 0.5, 1.0, 1.5, 2.0];
 const MIN_PROBES: [u32; 6] = [1, 2, 4, 8, 12, 16];
 const ANSWERS: [u32; 8] = [2, 3, 4, 5, 6, 8, 10, 12];
+/// Confidences in thousandths; the paper of DEER has 950.
+const CONFIDENCES: [u32; 10] = [500, 600, 700, 800, 900, 950, 980, 990, 995, 999];
+/// The threshold of CoDE-Stop begins lower than it ends, in thousandths; the authors' code has 50.
+const RISES: [u32; 3] = [0, 50, 200];
+/// Probes of that rise; the authors' code has 2.
+const RAMPS: [u32; 2] = [2, 8];
+/// Degeneration scores; the authors' code has 2, and the last is never reached.
+const DEGENERATIONS: [f64; 6] = [2.0, 4.0, 8.0, 16.0, 32.0, 1e9];
 const RPDI_THRESHOLDS: [f64; 10] = [1.05, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0];
 
 /// When to end a thought early.
@@ -48,6 +56,22 @@ pub enum ExitRule {
         /// Tokens in the window of the index.
         window: u32,
     },
+    /// DEER: the confidence of a probe is above `confidence`.
+    Deer {
+        /// Probability.
+        confidence: f64,
+    },
+    /// CoDE-Stop: confident enough for the number of probes, or the confidence keeps falling.
+    CodeStop {
+        /// Probability that the first probe must exceed.
+        low: f64,
+        /// Probability that later probes must exceed.
+        high: f64,
+        /// Probes from the one to the other.
+        ramp: u32,
+        /// Score of the drops above which thinking ends.
+        degeneration: f64,
+    },
 }
 
 impl ExitRule {
@@ -55,6 +79,11 @@ impl ExitRule {
     #[must_use]
     pub fn published_eat(alpha: f64, delta: f64, min_probes: u32) -> Self {
         Self::Eat { alpha, delta, min_probes, max_bits: NO_GUARD_BITS }
+    }
+
+    /// The options of its policy in JSON: the fields of the setting, by the policy's own names.
+    fn options(&self) -> String {
+        serde_json::to_string(self).expect("numbers")
     }
 
     /// Where the rule ends a thought; `None` where the thought ends by itself.
@@ -86,6 +115,8 @@ impl ExitRule {
             Self::Rpdi { threshold, .. } => {
                 thought.points().iter().find(|point| point.rpdi.is_some_and(|index| index > threshold))
             }
+            Self::Deer { .. } => offline::exit("deer", &self.options(), thought),
+            Self::CodeStop { .. } => offline::exit("code-stop", &self.options(), thought),
         }
     }
 }
@@ -103,11 +134,16 @@ pub enum ExitFamily {
     Rpdi,
     /// Equal answers.
     Patience,
+    /// The confidence of one probe.
+    Deer,
+    /// The confidences of all probes.
+    CodeStop,
 }
 
 impl ExitFamily {
     /// In the order of tables.
-    pub const ALL: [Self; 5] = [Self::Eat, Self::EatPublished, Self::Level, Self::Rpdi, Self::Patience];
+    pub const ALL: [Self; 7] =
+        [Self::Eat, Self::EatPublished, Self::Level, Self::Rpdi, Self::Patience, Self::Deer, Self::CodeStop];
 
     /// Its name in files.
     #[must_use]
@@ -118,6 +154,8 @@ impl ExitFamily {
             Self::Level => "level",
             Self::Rpdi => "rpdi",
             Self::Patience => "patience",
+            Self::Deer => "deer",
+            Self::CodeStop => "code-stop",
         }
     }
 
@@ -130,6 +168,8 @@ impl ExitFamily {
             Self::Level => "level of one probe",
             Self::Rpdi => "RPDI",
             Self::Patience => "patience",
+            Self::Deer => "DEER",
+            Self::CodeStop => "CoDE-Stop",
         }
     }
 
@@ -152,6 +192,8 @@ impl ExitFamily {
             }
             Self::Rpdi => RPDI_THRESHOLDS.map(|threshold| ExitRule::Rpdi { threshold, window: RPDI_WINDOW }).to_vec(),
             Self::Patience => ANSWERS.map(|answers| ExitRule::Patience { answers }).to_vec(),
+            Self::Deer => CONFIDENCES.map(|of| ExitRule::Deer { confidence: thousandths(of) }).to_vec(),
+            Self::CodeStop => code_stop_grid().collect(),
         }
     }
 }
@@ -163,10 +205,30 @@ fn eat_grid() -> impl Iterator<Item = (f64, f64, u32)> {
     ALPHAS.into_iter().flat_map(tail)
 }
 
-/// Published EAT with the constants of its authors' example, and with those of a second implementation; both were made for longer
-/// thoughts.
-pub(super) fn literature() -> [ExitRule; 2] {
-    [ExitRule::published_eat(0.1, 2_f64.powi(-10), 4), ExitRule::published_eat(0.2, 1e-4, 4)]
+fn thousandths(count: u32) -> f64 {
+    f64::from(count) / 1000.0
+}
+
+fn code_stop_grid() -> impl Iterator<Item = ExitRule> {
+    CONFIDENCES.into_iter().flat_map(|high| {
+        RISES.into_iter().flat_map(move |rise| {
+            RAMPS.into_iter().flat_map(move |ramp| {
+                let (low, high) = (thousandths(high - rise), thousandths(high));
+                DEGENERATIONS.map(|degeneration| ExitRule::CodeStop { low, high, ramp, degeneration })
+            })
+        })
+    })
+}
+
+/// Published EAT with the constants of its authors' example, and with those of a second implementation; DEER and CoDE-Stop with
+/// those of their authors. All were made for longer thoughts. RPDI's window of 512 tokens is longer than any thought here.
+pub(super) fn literature() -> [(ExitFamily, ExitRule); 4] {
+    [
+        (ExitFamily::EatPublished, ExitRule::published_eat(0.1, 2_f64.powi(-10), 4)),
+        (ExitFamily::EatPublished, ExitRule::published_eat(0.2, 1e-4, 4)),
+        (ExitFamily::Deer, ExitRule::Deer { confidence: 0.95 }),
+        (ExitFamily::CodeStop, ExitRule::CodeStop { low: 0.9, high: 0.95, ramp: 2, degeneration: 2.0 }),
+    ]
 }
 
 /// What a rule makes of recorded thoughts.

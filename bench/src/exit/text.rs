@@ -1,6 +1,6 @@
 //! The results as a table, as a page, and as notes.
 
-use super::configuration::PROBES;
+use super::configuration::{COMPONENT, PROBES};
 use super::document::{ExitDocument, ExitSetting, NONE};
 use super::rules::NO_GUARD_BITS;
 use super::stats::Interval;
@@ -88,7 +88,8 @@ pub fn notes(document: &ExitDocument) -> Vec<String> {
     for of in &document.tuning.literature {
         let setting: Vec<String> = fields(&of.rule).iter().map(|(name, value)| format!("{name} {value}")).collect();
         out.push(format!(
-            "EAT as published with constants from the literature ({}), on the tuning split: {} % right after {:.1} think tokens",
+            "{} with constants from the literature ({}), on the tuning split: {} % right after {:.1} think tokens",
+            of.family.title(),
             setting.join(", "),
             percent(Some(of.found.accuracy())),
             of.found.mean_tokens()
@@ -175,6 +176,7 @@ fn of_all(document: &ExitDocument) -> Vec<String> {
 /// The cells of the table, a row a setting.
 fn rows(document: &ExitDocument) -> Vec<Vec<String>> {
     let is_rule = |name: &str| ExitFamily::ALL.iter().any(|family| family.key() == name);
+    let is_component = |name: &str| name.starts_with(COMPONENT);
     let shown = |is_shown: bool, text: String| if is_shown { text } else { String::new() };
     let row = |(name, setting): &(String, ExitSetting)| {
         let (is_compared, probes) = (name != NONE, setting.counters.probes.done);
@@ -184,7 +186,7 @@ fn rows(document: &ExitDocument) -> Vec<Vec<String>> {
             shown(is_compared, points(&setting.compared.difference)),
             setting.compared.tokens.value.map_or_else(|| "-".to_owned(), |tokens| format!("{tokens:.1}")),
             shown(is_compared, share(&setting.compared.saving)),
-            shown(is_rule(name), share(&setting.compared.saving_fixed)),
+            shown(is_rule(name) || is_component(name), share(&setting.compared.saving_fixed)),
             shown(probes > 0, count(probes)),
             shown(setting.counters.probe_tokens > 0, count(setting.counters.probe_tokens)),
             format!("{:.1}", setting.wall_s),
@@ -230,6 +232,13 @@ fn fields(rule: &ExitRule) -> Vec<(&'static str, String)> {
         ExitRule::Rpdi { threshold, window } => {
             vec![("threshold", threshold.to_string()), ("window", window.to_string())]
         }
+        ExitRule::Deer { confidence } => vec![("confidence", confidence.to_string())],
+        ExitRule::CodeStop { low, high, ramp, degeneration } => vec![
+            ("low", low.to_string()),
+            ("high", high.to_string()),
+            ("ramp", ramp.to_string()),
+            ("degeneration", degeneration.to_string()),
+        ],
     }
 }
 

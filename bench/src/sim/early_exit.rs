@@ -102,6 +102,8 @@ impl EarlyExit {
                 ahead: 0,
                 what: Measured::Probe,
                 entropy_nats: entropy.nats() as f32,
+                // Recorded thoughts have entropies only.
+                confidence: f32::NAN,
             };
             report.write(&mut self.report);
             self.budgets.received(&mut mirror.table, &self.report);

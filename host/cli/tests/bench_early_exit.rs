@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use support::{Done, meridian, meridian_with};
 
 const PROBLEMS: u32 = 30;
-const RULES: [&str; 5] = ["eat", "eat-published", "level", "rpdi", "patience"];
+const RULES: [&str; 7] = ["eat", "eat-published", "level", "rpdi", "patience", "deer", "code-stop"];
 
 /// A pass as `early_exit_run` writes it: of each problem one sample, all but each tenth right.
 fn pass(budget: Option<u32>, tokens: u32, probes: u32) -> Value {
@@ -34,7 +34,7 @@ fn rows() -> Vec<(&'static str, Value)> {
         let known = 3 + at % 6;
         let point = |line| {
             let (bits, answer) = if line < known { (4.5, line % 5) } else { (0.01, 7) };
-            json!([6 * line, bits, answer, 1.0])
+            json!([6 * line, bits, answer, 1.0, if line < known { 0.1 } else { 0.999 }])
         };
         json!({"truth": 7, "end_tokens": 100, "end_right": true, "points": (1..=16).map(point).collect::<Vec<_>>()})
     };

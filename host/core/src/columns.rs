@@ -144,6 +144,7 @@ pub fn fill_budget(inputs: &[budget::Column], candidates: &[BudgetCandidate], ou
                 budget::Column::Turn => *turn as f32,
                 budget::Column::Repetition => observed.repeated.tokens as f32,
                 budget::Column::RepetitionPeriod => observed.repeated.period as f32,
+                budget::Column::Confidence => or_nan(observed.confidence),
             }
         }));
     }

@@ -262,7 +262,8 @@ impl SlotKind for Budget {
 
     const NAME: SlotName = SlotName::Budget;
     const REQUEST: Option<Self::Column> = Some(budget::Column::Request);
-    const NATIVES: &'static [&'static str] = &["eat-rpdi", "fixed-budget", "patience", "deadline-aware", "noop"];
+    const NATIVES: &'static [&'static str] =
+        &["eat-rpdi", "fixed-budget", "patience", "deadline-aware", "eat", "rpdi", "deer", "code-stop", "noop"];
 
     fn now_ms(facts: &Load) -> f64 {
         facts.now_ms
@@ -315,6 +316,10 @@ impl SlotKind for Budget {
             "eat-rpdi" => Some(Native::<eat_rpdi::EatRpdi>::boxed(init)),
             "fixed-budget" => Some(Native::<fixed_budget::FixedBudget>::boxed(init)),
             "patience" => Some(Native::<patience::Patience>::boxed(init)),
+            "eat" => Some(Native::<eat::Eat>::boxed(init)),
+            "rpdi" => Some(Native::<rpdi::Rpdi>::boxed(init)),
+            "deer" => Some(Native::<deer::Deer>::boxed(init)),
+            "code-stop" => Some(Native::<code_stop::CodeStop>::boxed(init)),
             "deadline-aware" => Some(Native::<deadline_aware::DeadlineAware>::boxed(init)),
             "noop" => Some(Native::<noop::Noop>::boxed(init)),
             _ => None,

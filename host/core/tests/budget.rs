@@ -117,6 +117,34 @@ fn the_same_answer_is_counted_in_a_row() {
 }
 
 #[test]
+fn the_confidence_is_that_of_the_latest_probe() {
+    use meridian_core::budget::{BudgetCandidate, Observed};
+    use meridian_core::{BudgetColumn as Column, columns};
+
+    let mut budget = ThinkBudget::new(ThinkThresholds::default(), EntropyUnit::Bits, [].into()).unwrap();
+    assert_eq!(budget.observed().confidence, None);
+    let mut probe = |confidence: Option<f32>| {
+        assert!(budget.on_probe(EntropySignal::from_bits(1.0), Some(7)));
+        if let Some(confidence) = confidence {
+            budget.on_confidence(confidence);
+        }
+        budget.observed().confidence
+    };
+    assert_eq!(probe(Some(0.5)), Some(0.5));
+    assert_eq!(probe(None), None, "that of an earlier probe does not stay");
+    assert_eq!(probe(Some(1.0)), Some(1.0));
+    for hostile in [f32::NAN, f32::INFINITY, -0.5, 0.0, 1.5] {
+        assert_eq!(probe(Some(hostile)), None, "{hostile}");
+    }
+    assert!(!budget.on_probe(EntropySignal::from_nats(f32::NAN), Some(7)), "not measured");
+    let observed = Observed { confidence: Some(0.25), ..Observed::default() };
+    let candidates = [BudgetCandidate { observed, ..BudgetCandidate::default() }, BudgetCandidate::default()];
+    let mut out = Vec::new();
+    columns::fill_budget(&[Column::Confidence], &candidates, &mut out);
+    assert!(out[0] == 0.25 && out[1].is_nan(), "{out:?}");
+}
+
+#[test]
 fn columns_of_the_answers_and_the_deadline() {
     use meridian_core::budget::{BudgetCandidate, Observed};
     use meridian_policy_sdk::budget::Column;

@@ -438,7 +438,8 @@ mod tests {
         budgets.probe_runs(table, key, 1);
         let mut datagram = Vec::new();
         let entropy_nats = EntropySignal::from_bits(3.0).nats() as f32;
-        Report { key, token: due, ahead: 0, what: Measured::Probe, entropy_nats }.write(&mut datagram);
+        Report { key, token: due, ahead: 0, what: Measured::Probe, entropy_nats, confidence: f32::NAN }
+            .write(&mut datagram);
         budgets.received(table, &datagram);
         budgets.probed(table, key, None);
         driver.plan(&EngineFacts { now_ms, ..facts }, &[row], &[]);

@@ -412,21 +412,28 @@ impl<O: Outputs> SamplerRows<O> {
     }
 }
 
-/// The measurements of one step, without the entropies.
+/// The measurements of one step, without the numbers.
 #[derive(Clone, Debug)]
 pub struct StepReport {
     measured: Vec<(u64, u32, u8, Measured)>,
 }
 
 impl StepReport {
-    /// A datagram for the scheduler. `entropies` are in nats, in the order of the step's measured rows; missing ones
-    /// count as not measured.
+    /// Whether a row is a probe: only its confidence is wanted beside its entropy.
     #[must_use]
-    pub fn datagram(&self, entropies: &[f32]) -> Vec<u8> {
+    pub fn has_probes(&self) -> bool {
+        self.measured.iter().any(|(.., what)| *what == Measured::Probe)
+    }
+
+    /// A datagram for the scheduler, of the step's measured rows in their order: `entropies` in nats, `confidences` the
+    /// probabilities of the likeliest tokens. Missing ones count as not measured.
+    #[must_use]
+    pub fn datagram(&self, entropies: &[f32], confidences: &[f32]) -> Vec<u8> {
         let mut datagram = Vec::with_capacity(self.measured.len() * Report::BYTES);
-        let entropies = entropies.iter().copied().chain(std::iter::repeat(f32::NAN));
-        for (&(key, token, ahead, what), entropy_nats) in self.measured.iter().zip(entropies) {
-            Report { key, token, ahead, what, entropy_nats }.write(&mut datagram);
+        for (row, &(key, token, ahead, what)) in self.measured.iter().enumerate() {
+            let entropy_nats = entropies.get(row).copied().unwrap_or(f32::NAN);
+            let confidence = confidences.get(row).copied().filter(|_| what == Measured::Probe).unwrap_or(f32::NAN);
+            Report { key, token, ahead, what, entropy_nats, confidence }.write(&mut datagram);
         }
         datagram
     }

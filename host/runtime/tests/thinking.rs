@@ -143,7 +143,8 @@ fn probe(budgets: &mut Followed, key: u64, nats: f32, answer: u32) {
     let at = budgets.due().find(|(due, _)| *due == key).map_or(0, |(_, at)| at);
     budgets.probe_runs(key, 3);
     let mut datagram = Vec::new();
-    Report { key, token: at, ahead: 0, what: Measured::Probe, entropy_nats: nats }.write(&mut datagram);
+    Report { key, token: at, ahead: 0, what: Measured::Probe, entropy_nats: nats, confidence: f32::NAN }
+        .write(&mut datagram);
     budgets.received(&datagram);
     budgets.probed(key, Some(answer));
 }
@@ -300,7 +301,8 @@ fn the_index_of_native_rows_ends_thinking_without_a_probe() {
     for number in 0..12u32 {
         let mut datagram = Vec::new();
         let entropy_nats = if number < 8 { 0.1 } else { 3.0 };
-        Report { key: 1, token: number, ahead: 0, what: Measured::Native, entropy_nats }.write(&mut datagram);
+        Report { key: 1, token: number, ahead: 0, what: Measured::Native, entropy_nats, confidence: f32::NAN }
+            .write(&mut datagram);
         budgets.received(&datagram);
         budgets.generated(1, &[if number == 11 { LINE } else { 20 }], 1.0);
     }
@@ -323,7 +325,8 @@ fn the_index_is_the_same_when_entropies_come_after_their_tokens() {
             assert_eq!(orders(&mut budgets, &mut slot), [], "not before the boundary is measured");
             let mut datagram = Vec::new();
             let entropy_nats = if token < 8 { 0.1 } else { 3.0 };
-            Report { key: 1, token, ahead: 0, what: Measured::Native, entropy_nats }.write(&mut datagram);
+            Report { key: 1, token, ahead: 0, what: Measured::Native, entropy_nats, confidence: f32::NAN }
+                .write(&mut datagram);
             // Said twice, it counts once.
             budgets.received(&datagram);
             budgets.received(&datagram);
@@ -342,7 +345,8 @@ fn the_index_is_the_same_when_entropies_come_after_their_tokens() {
 fn a_probe_whose_entropy_comes_after_it_counts_until_the_next_is_due() {
     let report = |budgets: &mut Followed, token| {
         let mut datagram = Vec::new();
-        Report { key: 1, token, ahead: 0, what: Measured::Probe, entropy_nats: 0.1 }.write(&mut datagram);
+        Report { key: 1, token, ahead: 0, what: Measured::Probe, entropy_nats: 0.1, confidence: f32::NAN }
+            .write(&mut datagram);
         budgets.received(&datagram);
     };
     let (mut budgets, mut slot) = (budgets(level(), 0), slot("eat-rpdi", "{}"));
@@ -507,7 +511,8 @@ fn an_index_is_measured_for_a_policy_that_lists_it() {
     let feed = |budgets: &mut Followed, from: u32| {
         for token in from..from + 4 {
             let mut datagram = Vec::new();
-            Report { key: 1, token, ahead: 0, what: Measured::Native, entropy_nats: 0.5 }.write(&mut datagram);
+            Report { key: 1, token, ahead: 0, what: Measured::Native, entropy_nats: 0.5, confidence: f32::NAN }
+                .write(&mut datagram);
             budgets.received(&datagram);
             budgets.generated(1, &[if token == from + 3 { LINE } else { 20 }], 1.0);
         }
@@ -556,7 +561,8 @@ fn entropies_of_rejected_drafts_count_for_no_token() {
         for ahead in 0..4u8 {
             let entropy_nats = if ahead < 2 || first < 12 { 0.1 } else { 3.0 };
             let token = first + u32::from(ahead);
-            Report { key: 1, token, ahead, what: Measured::Native, entropy_nats }.write(&mut datagram);
+            Report { key: 1, token, ahead, what: Measured::Native, entropy_nats, confidence: f32::NAN }
+                .write(&mut datagram);
         }
         datagram
     };
@@ -599,7 +605,8 @@ fn a_boundary_that_is_still_to_be_measured_is_asked_about_once() {
     let mut datagram = Vec::new();
     for token in 0..4 {
         let ahead = u8::try_from(token).expect("a few tokens");
-        Report { key: 1, token, ahead, what: Measured::Native, entropy_nats: 0.5 }.write(&mut datagram);
+        Report { key: 1, token, ahead, what: Measured::Native, entropy_nats: 0.5, confidence: f32::NAN }
+            .write(&mut datagram);
     }
     budgets.received(&datagram);
     for _ in 0..2 {
@@ -641,7 +648,8 @@ fn reports_of_keys_that_are_not_these_budgets_change_nothing() {
     budgets.probe_runs(first_key + 1, 3);
     for key in [0, 1, first_key, first_key + 2, 2 * first_key + 1, u64::MAX] {
         let mut datagram = Vec::new();
-        Report { key, token: 2, ahead: 0, what: Measured::Probe, entropy_nats: 0.1 }.write(&mut datagram);
+        Report { key, token: 2, ahead: 0, what: Measured::Probe, entropy_nats: 0.1, confidence: f32::NAN }
+            .write(&mut datagram);
         budgets.received(&datagram);
         budgets.probed(key, Some(3));
     }

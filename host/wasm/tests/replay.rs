@@ -115,7 +115,7 @@ fn components_of_every_slot_decide_the_same_again() {
         let (_, report) = check::<Eviction>(name, &shipped(&runtime, name), evictions);
         assert_eq!((report.decisions, report.identical), (30, 30), "{name}");
     }
-    for name in ["eat-rpdi", "fixed-budget", "patience", "deadline-aware"] {
+    for name in ["eat-rpdi", "fixed-budget", "patience", "deadline-aware", "eat", "rpdi", "deer", "code-stop"] {
         let (_, report) = check::<Budget>(name, &shipped(&runtime, name), |slot| {
             let settled = Observed {
                 is_probed: true,
@@ -123,6 +123,7 @@ fn components_of_every_slot_decide_the_same_again() {
                 eat_bits: Some(0.1),
                 eat_variance_bits2: Some(0.0),
                 same_answers: 4,
+                confidence: Some(0.97),
                 ..Observed::default()
             };
             let candidates =

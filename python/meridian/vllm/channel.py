@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _MAX_PATH = 107
 _MAX_DATAGRAM = 1 << 16
 # Sizes of the records of meridian-core: `Order::BYTES`, `Report::BYTES`.
-_ORDER_BYTES, _REPORT_BYTES = 17, 18
+_ORDER_BYTES, _REPORT_BYTES = 17, 22
 # Largest datagram of records, whole numbers of either; more of them are split between records.
 _RECORDS_BYTES = _ORDER_BYTES * _REPORT_BYTES * 112
 # Prefix of the datagram that carries the model's configuration; no record begins with it.
@@ -51,7 +51,7 @@ _MODEL_FIELDS = (
 # Most orders that a sampler has not taken; a sampler with more counts as gone.
 _MAX_PENDING = 4096
 # Most datagrams and bytes that one call takes, so that a fast sender cannot delay a step; the next step takes the rest.
-# An engine sends far less in a step: 18 bytes for each thinking request, or for each of its drafts.
+# An engine sends far less in a step: 22 bytes for each thinking request, or for each of its drafts.
 _MAX_TAKEN = 256
 _MAX_TAKEN_BYTES = 1 << 18
 # A socket that another process is just creating looks like an abandoned one.

@@ -53,17 +53,20 @@ class Reports:
         while self._steps:
             step, pending = self._steps[0]
             entropies: list[float] = []
+            confidences: list[float] = []
             try:
                 if pending is not None:
                     if not (waits or len(self._steps) > MOST_UNDER_WAY or pending.ready()):
                         return
                     entropies = pending.entropies()
+                    if step.has_probes:
+                        confidences = pending.confidences()
             except kernels.KernelError as why:
                 # The logits have changed, so the step stays unmeasured; the rest of its report is sent.
                 self._is_broken = True
                 self._log(why)
             self._steps.popleft()
-            self._tell(step.datagram(entropies))
+            self._tell(step.datagram(entropies, confidences))
 
     def _log(self, why: Exception) -> None:
         if not self._is_logged:

@@ -602,7 +602,7 @@ class _Meridian(SchedulerInterface):
         if self._meridian_think is not None:
             self._meridian_think.native.record_signals(keep)
 
-    def meridian_take_signals(self) -> list[tuple[str, int, float | None, int | None, float | None]]:
+    def meridian_take_signals(self) -> list[tuple[str, int, float | None, int | None, float | None, float | None]]:
         """Signals since the last call: request, think tokens, entropy after a forced end (bits) and the likeliest token
         there, and the path deviation index. Values that a signal does not have are None."""
         return [] if self._meridian_think is None else self._meridian_think.native.take_signals()

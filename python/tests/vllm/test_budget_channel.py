@@ -90,8 +90,8 @@ def test_what_is_long_is_cut_between_records(home: Path) -> None:
     rank.tell(orders)
     for datagrams in (rank.received(), samplers.received()):
         assert len(datagrams) > 1
-        # Orders have 17 bytes, reports 18.
-        assert all(len(datagram) % (RECORD * 18) == 0 for datagram in datagrams[:-1])
+        # Orders have 17 bytes, reports 22.
+        assert all(len(datagram) % (RECORD * 22) == 0 for datagram in datagrams[:-1])
         assert b"".join(datagrams) == orders
 
 
@@ -197,7 +197,7 @@ def test_a_report_without_a_scheduler_is_nobodys(home: Path) -> None:
 def garbage(rng: random.Random, keys: list[int]) -> bytes:
     """Any bytes, and records of known keys that make no sense."""
     if rng.random() < 0.5:
-        return rng.randbytes(rng.choice([0, 1, 16, 17, 18, 33, 34, 1000]))
+        return rng.randbytes(rng.choice([0, 1, 16, 17, 18, 22, 33, 34, 44, 1000]))
     tag = rng.randrange(4, 256)
     record = struct.pack("<BQII", tag, rng.choice(keys), rng.getrandbits(32), rng.getrandbits(32))
     return rng.choice([record, record * 3, record[:-1], limit_order(keys[0], 0, 0)[: rng.randrange(RECORD)]])
@@ -260,7 +260,9 @@ def test_garbage_changes_nothing_where_steps_are_planned(home: Path) -> None:
     # What makes sense but is not true: entropies that are none, of tokens that nobody sampled.
     for nats in (float("nan"), float("inf"), -1.0, 1e38):
         for tag in (0, 1, 2):
-            thinking.received(struct.pack("<BQIfB", tag, key, rng.getrandbits(32), nats, rng.randrange(4)))
+            thinking.received(
+                struct.pack("<BQIfBf", tag, key, rng.getrandbits(32), nats, rng.randrange(4), rng.uniform(-1, 2))
+            )
     assert thinking.decide(1.0, 10, 10) is None
     assert thinking.is_thinking(key)
     assert thinking.due() == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from typing import Any
 
 import pytest
@@ -127,13 +128,16 @@ def test_entropies_are_of_the_distribution_before_it_is_changed() -> None:
     before = logits.double()
     sampler.apply(logits, None)
     (report,) = wire.reports
-    records = [report[i : i + 18] for i in range(0, len(report), 18)]
+    records = [report[i : i + 22] for i in range(0, len(report), 22)]
     # A row that is forced has no entropy of its own to tell.
     assert [(record[0], int.from_bytes(record[1:9], "little")) for record in records] == [(0, 7), (2, 9)]
     assert int.from_bytes(records[1][9:13], "little") == 40, "a probe is known by the token that it was due at"
     for record, row in zip(records, (1, 4), strict=True):
         nats = torch.frombuffer(bytearray(record[13:17]), dtype=torch.float32)
         assert float(nats) == pytest.approx(_nats(before[row]), abs=1e-4)
+    confidences = [struct.unpack("<f", record[18:22])[0] for record in records]
+    assert math.isnan(confidences[0]), "only probes have one"
+    assert confidences[1] == pytest.approx(float(before[4].softmax(-1).max()), abs=1e-5)
     assert torch.equal(logits[4].double(), before[4]), "a probe is only looked at"
 
 

@@ -381,7 +381,7 @@ def test_nothing_is_left_of_a_probe(found: dict[str, Any]) -> None:
     assert probes["asked"] == probes["done"] + probes["dropped"]
 
 
-def test_entropies_are_those_of_the_model_itself(found: dict[str, Any]) -> None:
+def test_entropies_and_confidences_are_those_of_the_model_itself(found: dict[str, Any]) -> None:
     import torch
     from meridian.vllm.bench.model import model_dir
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -392,13 +392,14 @@ def test_entropies_are_those_of_the_model_itself(found: dict[str, Any]) -> None:
     run = found["with"]
     probed = [signal for signal in run["signals"] if signal[2] is not None]
     assert len(probed) == run["probes"]["done"]
-    for name, thought, bits, answer, _ in probed[::3]:
+    for name, thought, bits, answer, _, confidence in probed[::3]:
         prefix = [*run["prompts"][name], *run["tokens"][name][:thought], *suffix]
         with torch.inference_mode():
             logits = model(torch.tensor([prefix])).logits[0, -1].double()
         expected = float(torch.special.entr(logits.softmax(-1)).sum())
         assert abs(bits * math.log(2) - expected) < 1e-4, f"{name} at {thought}"
         assert logits[answer] > logits.max() - 1e-4, f"{name} at {thought}: {answer}"
+        assert confidence == pytest.approx(float(logits.softmax(-1).max()), abs=1e-5), f"{name} at {thought}"
 
 
 def test_probes_come_at_their_interval_and_only_while_a_request_thinks(found: dict[str, Any]) -> None:

@@ -69,7 +69,7 @@ def told(wire: Wire) -> list[tuple[int, int, int, float]]:
     """Records since the last call: what, key, token, nats."""
     whole = b"".join(wire.reports)
     wire.reports.clear()
-    return [record[:4] for record in struct.iter_unpack("<BQIfB", whole)]
+    return [record[:4] for record in struct.iter_unpack("<BQIfBf", whole)]
 
 
 def measured_logits(value: float) -> torch.Tensor:

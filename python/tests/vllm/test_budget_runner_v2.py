@@ -285,7 +285,7 @@ def test_what_is_measured_is_reported_for_the_row_of_the_request() -> None:
     for number in range(3):
         after = runner.step([other, asked])
         report = runner.wire.reports.pop()
-        assert len(report) == 18
+        assert len(report) == 22
         assert int.from_bytes(report[1:9], "little") == 9
         assert int.from_bytes(report[9:13], "little") == number
         assert np.frombuffer(report[13:17], dtype="<f4")[0] == pytest.approx(float(kernels.entropy(after)[1]), abs=1e-6)

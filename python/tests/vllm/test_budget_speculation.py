@@ -255,7 +255,7 @@ def test_entropies_of_drafts_are_reported_by_their_token(rejection_sampler: Any)
     metadata.bonus_logits_indices = torch.tensor([2, 4])
     rejection_sampler(metadata, None, logits.clone(), sampling_metadata(2, processor_of(sampler)))
     (report,) = wire.reports
-    records = [report[i : i + 18] for i in range(0, len(report), 18)]
+    records = [report[i : i + 22] for i in range(0, len(report), 22)]
     told = [(int.from_bytes(r[1:9], "little"), int.from_bytes(r[9:13], "little")) for r in records]
     # The second request's limit forces its end after the draft.
     assert told == [(7, 0), (7, 1), (7, 2), (8, 0)]

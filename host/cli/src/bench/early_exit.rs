@@ -7,8 +7,8 @@ use std::str::FromStr;
 use anyhow::{Context, ensure};
 use clap::Parser;
 use meridian_bench::exit::{
-    BUDGET_TOKENS, BUDGETS, ExitDocument, Experiment, PROBLEMS, SAMPLES, SCENARIO, SEEDS, TEMPERATURES, claims,
-    markdown, notes, svg, table,
+    BUDGET_TOKENS, BUDGETS, ExitComponent, ExitDocument, Experiment, PROBLEMS, SAMPLES, SCENARIO, SEEDS, TEMPERATURES,
+    claims, markdown, notes, svg, table,
 };
 use meridian_bench::limits::within;
 use meridian_bench::vllm::{Dtype, Python, RunError};
@@ -32,7 +32,7 @@ const QUICK: Size = Size { problems: 48, tune: 48, budgets: &[16, 40, 64] };
     bin_name = "meridian bench vllm --scenario early-exit",
     no_binary_name = true,
     max_term_width = 100,
-    about = "Measure accuracy against think tokens in the real engine: fixed budgets, EAT, RPDI and patience",
+    about = "Measure accuracy against think tokens in the real engine: fixed budgets, EAT, RPDI, patience, DEER and CoDE-Stop",
     after_help = "\
 Each engine runs in its own process, one after the other. MERIDIAN_PYTHON names a Python with
 Meridian and vLLM. The scenario chooses thresholds on one split of the problems and reports on
@@ -78,6 +78,9 @@ pub(crate) struct EarlyExitArgs {
         value_parser = |text: &str| whole(text, &BUDGET_TOKENS)
     )]
     budgets: Vec<u32>,
+    /// Let this component decide as well, with DEER's setting: a label of letters and digits, and a file
+    #[arg(long, value_name = "LABEL=FILE", value_parser = component)]
+    component: Vec<ExitComponent>,
     /// Set the sampling temperature
     #[arg(
         long,
@@ -186,6 +189,7 @@ fn experiment(args: &EarlyExitArgs) -> anyhow::Result<Experiment> {
         tune: args.tune.unwrap_or(of.tune),
         repeats: args.repeats,
         budgets,
+        components: args.component.clone(),
         temperature: args.temperature,
         dtype: args.dtype,
         seed: args.seed,
@@ -205,6 +209,15 @@ fn write(document: &ExitDocument, folder: &Path, without_plot: bool) -> anyhow::
 fn whole<T: FromStr + PartialOrd + Display>(text: &str, limits: &RangeInclusive<T>) -> Result<T, String> {
     let found = text.trim().parse().ok().filter(|value| limits.contains(value));
     found.ok_or_else(|| format!("expected a whole number, {} to {}", limits.start(), limits.end()))
+}
+
+fn component(text: &str) -> Result<ExitComponent, String> {
+    let expected =
+        || "expected LABEL=FILE, a label of 1 to 32 letters and digits and a component that is there".to_owned();
+    let (label, file) = text.split_once('=').ok_or_else(expected)?;
+    let is_label = (1..=32).contains(&label.len()) && label.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    let file = std::fs::canonicalize(file).ok().filter(|file| is_label && file.is_file()).ok_or_else(expected)?;
+    Ok(ExitComponent { label: label.to_owned(), file })
 }
 
 fn temperature(text: &str) -> Result<f64, String> {
@@ -243,10 +256,21 @@ mod tests {
     fn quick_is_small_and_what_is_given_counts() {
         let quick = parsed(&["--quick", "--problems", "70"]).expect("options");
         assert_eq!((quick.problems, quick.tune, quick.budgets.as_slice()), (70, 48, &[16, 40, 64][..]));
+        assert_eq!(quick.components, []);
         assert_eq!(parsed(&["--budgets", "40, 20"]).expect("options").budgets, [20, 40]);
         let full = parsed(&[]).expect("options");
         assert_eq!((full.problems, full.tune, full.repeats, full.temperature), (2000, 800, 1, 0.6));
         assert_eq!((full.dtype, full.seed), (Dtype::Float32, 1));
+    }
+
+    #[test]
+    fn a_component_has_a_label_and_a_file() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+        let found = component(&format!("C={file}")).expect("a label and a file");
+        assert_eq!((found.label.as_str(), found.file.is_absolute()), ("C", true));
+        for text in [file.to_owned(), format!("={file}"), format!("a/b={file}"), "C=nowhere.wasm".to_owned()] {
+            assert!(component(&text).is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -84,7 +84,8 @@ pub(super) enum Probe {
     Running {
         tokens: u32,
         think_tokens: u32,
-        entropy_nats: Option<f32>,
+        /// Entropy, nats, and confidence.
+        measured: Option<(f32, f32)>,
     },
     /// It returned before its measurement from a device.
     Returned {
@@ -173,6 +174,7 @@ impl ThinkRecord {
                 bits: None,
                 answer: None,
                 rpdi: self.budget.rpdi(),
+                confidence: None,
             });
         }
         true

@@ -124,7 +124,7 @@ pub trait BudgetDecider {
 pub struct BudgetWants {
     /// Number of swaps.
     pub swaps: u64,
-    /// The likeliest answers of probes.
+    /// The likeliest answers of probes, or their probabilities.
     pub answers: bool,
     /// The path deviation index, even where no threshold is set on it.
     pub index: bool,
@@ -159,7 +159,7 @@ pub struct Enrolled {
 /// ```
 /// use meridian_core::budget::Signal;
 ///
-/// let probe = Signal { id: "a".into(), think_tokens: 64, bits: Some(0.1), answer: Some(3), rpdi: None };
+/// let probe = Signal { id: "a".into(), think_tokens: 64, bits: Some(0.1), answer: Some(3), rpdi: None, confidence: Some(0.9) };
 /// assert_eq!(probe.bits, Some(0.1));
 /// ```
 #[derive(Clone, Debug, PartialEq)]
@@ -174,6 +174,8 @@ pub struct Signal {
     pub answer: Option<u32>,
     /// The path deviation index.
     pub rpdi: Option<f64>,
+    /// Probability of that token.
+    pub confidence: Option<f64>,
 }
 
 /// Counters of the budget actions on an engine's requests, since the start.

@@ -29,6 +29,8 @@ pub struct Observed {
     pub rpdi: Option<f64>,
     /// Latest consecutive probes with the same most likely next token; 0 when the latest probe gave none.
     pub same_answers: u32,
+    /// Probability of the most likely next token of the latest probe; `None` when it gave none.
+    pub confidence: Option<f64>,
     /// The repetition at the end of the thinking; none where it is not followed.
     pub repeated: Repeated,
 }
@@ -145,6 +147,8 @@ pub struct ThinkBudget {
     /// Most likely next token of the latest probe, and the number of consecutive probes that gave it.
     answer: Option<u32>,
     same_answers: u32,
+    /// Probability of that token, if known.
+    confidence: Option<f64>,
     on_loops: OnLoops,
     /// Of the thinking since it was followed; without memory until the first token.
     repetition: Repetition,
@@ -183,6 +187,7 @@ impl ThinkBudget {
             rpdi: Rpdi::new(thresholds.rpdi_window),
             answer: None,
             same_answers: 0,
+            confidence: None,
             on_loops: OnLoops::Ignore,
             repetition: Repetition::default(),
             is_interrupted: false,
@@ -260,18 +265,26 @@ impl ThinkBudget {
 
     /// Take in the result of a probe after the latest token: the entropy, and the most likely next token, `None` if
     /// unknown. A probe without a measured entropy is no signal, whatever its answer; the next is due at the same
-    /// interval.
-    pub fn on_probe(&mut self, entropy: EntropySignal, answer: Option<u32>) {
+    /// interval. Returns whether it is a signal.
+    pub fn on_probe(&mut self, entropy: EntropySignal, answer: Option<u32>) -> bool {
         if !std::mem::take(&mut self.is_probing) {
             self.last_probe = self.tokens;
         }
         if !self.eat.observe(entropy.in_unit(self.unit), self.thresholds.ema_alpha) {
-            return;
+            return false;
         }
         self.is_probed = true;
+        self.confidence = None;
         let again = if self.answer == answer { self.same_answers } else { 0 };
         self.same_answers = if answer.is_some() { again.saturating_add(1) } else { 0 };
         self.answer = answer;
+        true
+    }
+
+    /// Note the confidence of the latest probe, the probability of its most likely token. Anything else than a number
+    /// above 0 and up to 1 counts as not measured.
+    pub fn on_confidence(&mut self, confidence: f32) {
+        self.confidence = is_confidence(confidence).then(|| confidence.into());
     }
 
     /// Start a probe of the tokens so far; its result may come later. The next is due one interval from here.
@@ -374,6 +387,7 @@ impl ThinkBudget {
             eat_variance_bits2: self.eat.variance().map(|variance| variance * in_bits * in_bits),
             rpdi: self.rpdi.value(),
             same_answers: self.same_answers,
+            confidence: self.confidence,
             repeated: self.repetition.found(),
         }
     }
@@ -420,4 +434,9 @@ impl ThinkBudget {
     pub fn forced(&self) -> Option<ForceReason> {
         self.forced
     }
+}
+
+/// Whether this is the probability of a likeliest token.
+pub(super) fn is_confidence(value: f32) -> bool {
+    value > 0.0 && value <= 1.0
 }

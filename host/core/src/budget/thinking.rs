@@ -139,17 +139,17 @@ impl ThinkBudgets {
     /// Take in a datagram of [`Report`]s from the sampling process. The sender is not trusted.
     pub fn received(&mut self, table: &mut RequestTable, datagram: &[u8]) {
         for report in Report::read_all(datagram) {
-            let Report { key, token, ahead, what, entropy_nats } = report;
+            let Report { key, token, ahead, what, entropy_nats, confidence } = report;
             let Some(id) = self.id(key) else { continue };
             let Some(record) = record_of(table, id) else { continue };
             match what {
                 // A probe is identified by its due token: the report of a dropped probe may arrive late.
                 Measured::Probe => match &mut record.probe {
-                    Probe::Running { tokens, entropy_nats: found, .. } if *tokens == token => {
-                        *found = Some(entropy_nats);
+                    Probe::Running { tokens, measured, .. } if *tokens == token => {
+                        *measured = Some((entropy_nats, confidence));
                     }
                     &mut Probe::Returned { tokens, think_tokens, answer } if tokens == token => {
-                        self.conclude(record, id, think_tokens, entropy_nats, answer);
+                        self.conclude(record, id, think_tokens, (entropy_nats, confidence), answer);
                     }
                     _ => {}
                 },
@@ -331,7 +331,7 @@ impl ThinkBudgets {
         if let Some(record) = self.record(table, key)
             && let Probe::Due { tokens: at, think_tokens } = record.probe
         {
-            record.probe = Probe::Running { tokens: at, think_tokens, entropy_nats: None };
+            record.probe = Probe::Running { tokens: at, think_tokens, measured: None };
             self.status.probe_tokens += u64::from(tokens);
         }
     }
@@ -341,9 +341,9 @@ impl ThinkBudgets {
     pub fn probed(&mut self, table: &mut RequestTable, key: u64, answer: Option<u32>) {
         let Some(id) = self.id(key) else { return };
         let Some(record) = record_of(table, id) else { return };
-        let Probe::Running { tokens, think_tokens, entropy_nats } = record.probe else { return };
-        match entropy_nats {
-            Some(entropy_nats) => self.conclude(record, id, think_tokens, entropy_nats, answer),
+        let Probe::Running { tokens, think_tokens, measured } = record.probe else { return };
+        match measured {
+            Some(measured) => self.conclude(record, id, think_tokens, measured, answer),
             None => record.probe = Probe::Returned { tokens, think_tokens, answer },
         }
     }
@@ -354,7 +354,7 @@ impl ThinkBudgets {
         record: &mut ThinkRecord,
         id: RequestId,
         think_tokens: u32,
-        entropy_nats: f32,
+        (entropy_nats, confidence): (f32, f32),
         answer: Option<u32>,
     ) {
         record.probe = Probe::None;
@@ -364,7 +364,9 @@ impl ThinkBudgets {
         }
         self.status.probes_done += 1;
         let entropy = EntropySignal::from_nats(entropy_nats);
-        record.budget.on_probe(entropy, answer);
+        if record.budget.on_probe(entropy, answer) {
+            record.budget.on_confidence(confidence);
+        }
         self.signalled.push(id);
         if let Some(signals) = self.signals.as_mut().filter(|signals| signals.len() < KEPT_SIGNALS) {
             signals.push(Signal {
@@ -373,6 +375,7 @@ impl ThinkBudgets {
                 bits: Some(entropy.bits()),
                 answer,
                 rpdi: record.budget.rpdi(),
+                confidence: record.budget.observed().confidence,
             });
         }
     }

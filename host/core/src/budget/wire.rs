@@ -78,7 +78,7 @@ impl Order {
 /// ```
 /// use meridian_core::budget::{Measured, Report};
 ///
-/// let report = Report { key: 7, token: 3, ahead: 0, what: Measured::Probe, entropy_nats: 0.25 };
+/// let report = Report { key: 7, token: 3, ahead: 0, what: Measured::Probe, entropy_nats: 0.25, confidence: 0.9 };
 /// let mut datagram = Vec::new();
 /// report.write(&mut datagram);
 /// assert!(Report::read_all(&datagram).eq([report]));
@@ -96,6 +96,8 @@ pub struct Report {
     pub what: Measured,
     /// Entropy of its distribution, nats; NaN without a measurement.
     pub entropy_nats: f32,
+    /// Probability of its most likely token, of a probe; NaN without one.
+    pub confidence: f32,
 }
 
 /// The subject of a [`Report`].
@@ -115,7 +117,7 @@ pub enum Measured {
 
 impl Report {
     /// Size of a record.
-    pub const BYTES: usize = 18;
+    pub const BYTES: usize = 22;
 
     /// Number of tokens that the request has before the step if the report holds; `None` for an impossible report.
     pub(super) fn begins_at(&self) -> Option<u32> {
@@ -133,6 +135,7 @@ impl Report {
         out.extend_from_slice(&self.token.to_le_bytes());
         out.extend_from_slice(&self.entropy_nats.to_le_bytes());
         out.push(self.ahead);
+        out.extend_from_slice(&self.confidence.to_le_bytes());
     }
 
     /// The records of a datagram.
@@ -150,6 +153,7 @@ impl Report {
                 what,
                 entropy_nats: f32::from_le_bytes(array(record, 13)),
                 ahead: record[17],
+                confidence: f32::from_le_bytes(array(record, 18)),
             })
         })
     }

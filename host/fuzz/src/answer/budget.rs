@@ -123,6 +123,7 @@ fn candidate(bytes: &mut Bytes<'_>) -> BudgetCandidate {
             eat_variance_bits2,
             rpdi,
             same_answers: u32::from(bytes.u8()),
+            confidence: Some(f64::from(bytes.u8()) / 255.0),
             is_repeating: shape & 32 == 32,
             repeated: Repeated { tokens: u32::from(bytes.u16()), period: u32::from(bytes.u16()) },
         },

@@ -31,7 +31,7 @@ impl BudgetDecider for PolicySlot<Budget> {
         for (inputs, by_signals) in
             [Some((active.inputs(), active.weighs_signals_alone())), shadow].into_iter().flatten()
         {
-            wants.answers |= inputs.contains(&Column::SameAnswers);
+            wants.answers |= inputs.contains(&Column::SameAnswers) || inputs.contains(&Column::Confidence);
             wants.index |= inputs.contains(&Column::Rpdi) && !by_signals;
             wants.boundaries |= !by_signals;
             wants.repetition |= inputs.contains(&Column::Repetition) || inputs.contains(&Column::RepetitionPeriod);

@@ -170,7 +170,7 @@ class Solver:
     def record(self, problems: Sequence[arith.Problem]) -> dict[str, Any]:
         """Solve every problem once and keep what the engine measured on the way.
 
-        A thought's points are ``[think tokens, bits, answer, rpdi]``.
+        A thought's points are ``[think tokens, bits, answer, rpdi, confidence]``.
         """
         scheduler = self.run.scheduler
         before = self.counters()
@@ -183,7 +183,7 @@ class Solver:
         rows = []
         for request, name in zip(requests, ids, strict=True):
             tokens, right = self.solved(request)
-            points = [[n, bits, self.answer_number(token), rpdi] for n, bits, token, rpdi in signals.pop(name, ())]
+            points = [[n, bits, self.answer_number(token), *rest] for n, bits, token, *rest in signals.pop(name, ())]
             rows.append({"truth": request.problem.answer, "end_tokens": tokens, "end_right": right, "points": points})
         if signals:
             raise RuntimeError(f"signals of unknown requests: {sorted(signals)[:4]}")
