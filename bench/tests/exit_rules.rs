@@ -69,7 +69,7 @@ fn with_alpha_1_the_level_of_the_latest_probe_decides() {
     };
     assert!(alphas(ExitFamily::Level).into_iter().all(|alpha| alpha == 1.0));
     assert!(alphas(ExitFamily::Eat).into_iter().all(|alpha| alpha < 1.0));
-    assert_eq!(ExitFamily::ALL.map(|family| family.rules().len()), [2940, 420, 42, 10, 8]);
+    assert_eq!(ExitFamily::ALL.map(|family| family.rules().len()), [2940, 420, 42, 10, 8, 10, 360]);
 }
 
 #[test]

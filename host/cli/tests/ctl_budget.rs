@@ -1,5 +1,7 @@
 //! `meridian ctl budget` against a process that listens.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
 #[path = "support/mod.rs"]
 mod command;
 #[expect(dead_code, reason = "shared with the tests of the runtime")]

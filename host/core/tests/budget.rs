@@ -183,7 +183,7 @@ fn the_order_of_reasons() {
 fn what_was_not_measured_is_no_signal() {
     let mut budget = budget(thresholds());
     think(&mut budget, 4);
-    (0..3).for_each(|_| budget.on_probe(EntropySignal::from_bits(0.1), None));
+    (0..3).for_each(|_| assert!(budget.on_probe(EntropySignal::from_bits(0.1), None)));
     assert_eq!(budget.decide(Verdict::KeepThinking), None);
     for value in [f32::NAN, f32::INFINITY, -0.1] {
         budget.on_probe(EntropySignal::from_bits(value), None);

@@ -250,7 +250,7 @@ def test_garbage_changes_nothing_where_steps_are_planned(home: Path) -> None:
     client = RequestBudget(max_think_tokens=7)
     enrolled = native.add(object(), "r", **facts, priority=0, tenant="", client=client)
     assert not isinstance(enrolled, bool)
-    key, limit, _ = enrolled
+    key, limit, *_ = enrolled
     assert limit == 7
     thinking.decide(0.0, 10, 10)
     before = native.stats()

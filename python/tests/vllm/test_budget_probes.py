@@ -152,8 +152,8 @@ received = scheduler._meridian_think._samplers.received
 def watched_received():
     datagrams = received()
     for datagram in datagrams:
-        # Report: what, key, token, entropy, tokens ahead.
-        for what, key, token, _, _ in struct.iter_unpack("<BQIfB", datagram):
+        # Report: what, key, token, entropy, tokens ahead, confidence.
+        for what, key, token, *_ in struct.iter_unpack("<BQIfBf", datagram):
             told[what, key, token] += what != 2
     return datagrams
 
