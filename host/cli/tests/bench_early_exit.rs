@@ -100,7 +100,7 @@ fn it_is_recorded_chosen_measured_and_written() {
         done.stdout
     );
     assert!(done.stdout.contains("fixed budget 16") && done.stdout.contains("EAT as published"), "{}", done.stdout);
-    assert!(done.stdout.contains("policy faults: 7 deadline\n"), "{}", done.stdout);
+    assert!(done.stdout.contains("policy faults: 9 deadline\n"), "{}", done.stdout);
     assert!(done.stdout.ends_with("30 problems are a trial: a result needs at least 2,000\n"), "{}", done.stdout);
     for told in ["tune ...\n", "  12 thoughts, 100.0 % right", "  budget 16: ", "patience ...\n", "logs: runs\n"] {
         assert!(done.stderr.contains(told), "{told}: {}", done.stderr);

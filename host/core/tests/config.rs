@@ -443,7 +443,8 @@ fn what_the_engine_would_refuse_is_refused() {
         (
             "[policy.budget]\nsource = 'native:tiered-lru'",
             "policy.budget.source: \"native:tiered-lru\": unknown native policy, expected one of native:eat-rpdi, \
-             native:fixed-budget, native:patience, native:deadline-aware, native:noop"
+             native:fixed-budget, native:patience, native:deadline-aware, native:eat, native:rpdi, native:deer, \
+             native:code-stop, native:noop"
                 .into(),
         ),
         (

@@ -181,6 +181,8 @@ def broken(engine: Engine, native: Any, defect: Defect) -> Iterator[None]:
             for name in names:
                 wrapped = _wrapped(getattr(kind, name), f"{owner}.{name}", defect)
                 patches.enter_context(mock.patch.object(kind, name, wrapped))
+        kept = _keeps_vllms_budget(scheduler._Meridian.add_request)
+        patches.enter_context(mock.patch.object(scheduler._Meridian, "add_request", kept))
         patches.enter_context(mock.patch.object(scheduler, "REAP_STEPS", 1))
         patches.enter_context(mock.patch.object(parts, "ToSamplers", return_value=Samplers(defect)))
         meridian._meridian_use(Native("Engine", native, defect))
@@ -192,6 +194,19 @@ def broken(engine: Engine, native: Any, defect: Defect) -> Iterator[None]:
         finally:
             defect.is_armed = False
             meridian._meridian_use(before)
+
+
+def _keeps_vllms_budget(add: Callable[..., Any]) -> Callable[..., Any]:
+    """These samplers force nothing, so vLLM has to end thinking as planned; Meridian would take its budget over."""
+
+    def add_request(self: Any, request: Any) -> None:
+        planned = request.sampling_params.thinking_token_budget
+        try:
+            add(self, request)
+        finally:
+            request.sampling_params.thinking_token_budget = planned
+
+    return add_request
 
 
 def _wrapped(method: Callable[..., Any], point: str, defect: Defect) -> Callable[..., Any]:

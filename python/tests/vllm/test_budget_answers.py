@@ -31,7 +31,7 @@ def answered(*options: str) -> dict[str, Any]:
     [
         (("--bias", "6"), "SyncMeridianScheduler"),
         (("--bias", "6", "--scheduling", "async"), "AsyncMeridianScheduler"),
-        (("--speculate",), "SyncMeridianScheduler"),
+        (("--speculate", "--greedy"), "SyncMeridianScheduler"),
     ],
 )
 def test_no_answer_is_empty(options: tuple[str, ...], scheduler: str) -> None:

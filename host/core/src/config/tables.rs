@@ -249,9 +249,9 @@ pub struct PolicyConfig {
 pub struct SlotConfig {
     /// `native:NAME` (dispatch: `balanced`, `output-first`, `fcfs`, `noop`, `priority`, `pascal`, `srpt`, `fair-share`,
     /// `edf`, `qoe`, `mlfq`; eviction: `tiered-lru`, `lru`, `least-computed-first`, `prefix-value`, `t-lru`, `ttl`,
-    /// `cost-aware`, `next-use`, `noop`; budget: `eat-rpdi`, `fixed-budget`, `patience`, `deadline-aware`, `noop`), the path
-    /// of a component relative to the file's folder, or `oci://HOST/NAME@sha256:DIGEST` for a component in a registry. The
-    /// native default decides until that one is fetched.
+    /// `cost-aware`, `next-use`, `noop`; budget: `eat-rpdi`, `fixed-budget`, `patience`, `deadline-aware`, `eat`,
+    /// `rpdi`, `deer`, `code-stop`, `noop`), the path of a component relative to the file's folder, or
+    /// `oci://HOST/NAME@sha256:DIGEST` for a component in a registry. The native default decides until that one is fetched.
     #[schemars(extend("x-must-be" = "a native policy of the slot, a path, or an oci:// reference with a digest"))]
     pub source: String,
     /// The policy's own options, passed to its `init` as JSON.
