@@ -2,7 +2,7 @@
 //!
 //! A probe forces the end of thinking and takes the probability of the most likely answer; above `confidence`, thinking ends.
 //! The paper takes the geometric mean over all tokens of a trial answer. A probe here is one token long: the same where an
-//! answer is one token, and an upper part of it elsewhere.
+//! answer is one token, and the first of its factors elsewhere.
 
 use meridian_policy_sdk::budget::{BudgetPolicy, Column, Load, Request, Thresholds, Verdict};
 use meridian_policy_sdk::{Init, Policy, export_policy};
