@@ -81,6 +81,8 @@ const RANGES: &[(&str, &[&str], &[&str], &str)] = &[
     ("scheduler.min_think_tokens", &["0", "16777216"], &["-1", "16777217"], "must be in 0..=16777216"),
     ("scheduler.max_think_tokens", &["1", "16777216"], &["0", "16777217"], "must be in 1..=16777216"),
     ("scheduler.max_defer_ms", &["1e-3"], &["0"], "must be above 0"),
+    ("scheduler.answer_reserve_tokens", &["0", "16777216"], &["-1", "16777217"], "must be in 0..=16777216"),
+    ("model.min_answer_tokens", &["0", "65536"], &["-1", "65537"], "must be in 0..=65536"),
     ("entropy.ema_alpha", &["1e-9", "1", "1.0"], &["0", "1.0000001", "2", "nan"], "must be in (0, 1]"),
     ("entropy.eat_variance_threshold", &["1e-9"], &["0"], "must be above 0"),
     ("entropy.eat_max_bits", &["1e-9"], &["0"], "must be above 0"),
