@@ -110,6 +110,20 @@ const RANGES: &[(&str, &[&str], &[&str], &str)] = &[
 
 /// Fields whose range is in words: (field, accepted, refused).
 const IN_WORDS: &[(&str, &str, &str)] = &[
+    ("scheduler.reasoning_effort.none.max_think_tokens", "32768", "16777217"),
+    ("scheduler.reasoning_effort.none.min_think_tokens", "'unchanged'", "16777217"),
+    ("scheduler.reasoning_effort.minimal.max_think_tokens", "32768", "16777217"),
+    ("scheduler.reasoning_effort.minimal.min_think_tokens", "'unchanged'", "16777217"),
+    ("scheduler.reasoning_effort.low.max_think_tokens", "32768", "16777217"),
+    ("scheduler.reasoning_effort.low.min_think_tokens", "'unchanged'", "16777217"),
+    ("scheduler.reasoning_effort.medium.max_think_tokens", "32768", "16777217"),
+    ("scheduler.reasoning_effort.medium.min_think_tokens", "'unchanged'", "16777217"),
+    ("scheduler.reasoning_effort.high.max_think_tokens", "32768", "16777217"),
+    ("scheduler.reasoning_effort.high.min_think_tokens", "'unchanged'", "16777217"),
+    ("scheduler.reasoning_effort.xhigh.max_think_tokens", "32768", "16777217"),
+    ("scheduler.reasoning_effort.xhigh.min_think_tokens", "'unchanged'", "16777217"),
+    ("scheduler.reasoning_effort.max.max_think_tokens", "32768", "16777217"),
+    ("scheduler.reasoning_effort.max.min_think_tokens", "'unchanged'", "16777217"),
     ("policy.cache_dir", "'cache'", "\"\\u0000\""),
     ("policy.record_dir", "'recordings'", "\"\\u0000\""),
     ("policy.record_max_mib", "8", "7"),
