@@ -168,7 +168,8 @@ def solve(scheduler_cls: str | None, rows: Any, flood: Callable[[str, str], Any]
         '[telemetry]\nprometheus = ""\n[admin]\nlisten = ""\n'
     )
     os.environ["MERIDIAN_CONFIG"] = str(config)
-    engine = LLMEngine.from_engine_args(
+    own: dict[str, Any] = {} if scheduler_cls is None else {"scheduler_cls": scheduler_cls}
+    engine: Any = LLMEngine.from_engine_args(
         EngineArgs(
             model=str(MODEL),
             dtype="float32",
@@ -178,7 +179,7 @@ def solve(scheduler_cls: str | None, rows: Any, flood: Callable[[str, str], Any]
             enforce_eager=True,
             disable_log_stats=True,
             logits_processors=["meridian.vllm:BudgetLogitsProcessor"],
-            **({} if scheduler_cls is None else {"scheduler_cls": scheduler_cls}),
+            **own,
         )
     )
     tokenizer = engine.get_tokenizer()

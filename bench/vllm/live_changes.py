@@ -79,7 +79,7 @@ def main() -> int:
     if args.changes < 1:
         parser.error(f"--changes: {args.changes}: expected at least 1")
     if args.client:
-        client(*args.client, args.changes)
+        client(args.client[0], args.client[1], args.changes)
         return 0
     os.environ.update(ENVIRONMENT)
     found = drive(args.changes)

@@ -124,14 +124,15 @@ def test_a_budget_ends_thinking_at_its_token(server: BudgetServer, end: int) -> 
 
 def test_an_effort_and_vllms_own_budget_end_thinking_as_the_operator_says(server: BudgetServer, end: int) -> None:
     missed = server.metric(server.listener, "meridian_missed_forced_tokens_total")
-    for more, xargs, ends in (
+    cases: tuple[tuple[dict[str, Any], dict[str, Any], int], ...] = (
         ({"reasoning_effort": "low"}, {}, 9),
         ({"reasoning_effort": "low"}, {"meridian_think_budget": 12}, 12),
         ({"reasoning_effort": "low", "thinking_token_budget": 5}, {}, 5),
         ({"thinking_token_budget": 7}, {}, 7),
         ({"thinking_token_budget": 0}, {}, 0),
         ({}, {"meridian_reasoning_effort": "low"}, 9),
-    ):
+    )
+    for more, xargs, ends in cases:
         generated = tokens(server.chat(xargs, **more))
         assert generated.index(end) == ends, (more, xargs)
         assert generated.count(end) == 1
