@@ -76,7 +76,7 @@ class BudgetServer(Server):
         with urllib.request.urlopen(f"{base}/metrics", timeout=60) as response:
             text = response.read().decode()
         metric, _, labels = name.rstrip("}").partition("{")
-        found = re.findall(rf"^{re.escape(metric)}\{{([^}}]*)\}} (\S+)$", text, re.MULTILINE)
+        found = re.findall(rf"^{re.escape(metric)}(?:\{{([^}}]*)\}})? (\S+)$", text, re.MULTILINE)
         assert found, f"{metric} is not among the metrics"
         return sum(float(value) for own, value in found if labels in own)
 
