@@ -1,5 +1,6 @@
 //! The sampling side: which rows of a model runner's batch to force, guard and measure. It runs in the sampling
-//! process, without the engine of the scheduling process; the two exchange datagrams (ADR 0011).
+//! process, without the engine of the scheduling process; the two exchange datagrams (ADR 0011). One long file: orders,
+//! drafts, bans and reports change the same rows.
 
 use std::collections::HashMap;
 use std::sync::Arc;

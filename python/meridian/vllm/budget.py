@@ -3,7 +3,8 @@
 vLLM has two interfaces for logits processors, one for each model runner, and one name must serve both. The class
 implements both; the arguments of its constructor show which runner uses it
 (vllm/v1/sample/logits_processor/interface.py, vllm/v1/worker/gpu/sample/logits_processor/interface.py). meridian-core's
-`Enforcer` decides which tokens to force and when; this module changes the logits accordingly.
+`Enforcer` decides which tokens to force and when; this module changes the logits accordingly. One long file: both
+interfaces and both ways of stepping, with drafts and without, share one sampler.
 """
 
 from __future__ import annotations
