@@ -29,6 +29,7 @@ from areas import (
     budget,
     core,
     engine,
+    fleet,
     kernels,
     kv,
     observability,
@@ -56,6 +57,7 @@ AREAS = {
     "authoring": authoring.parts,
     "agents": agents.parts,
     "observability": observability.parts,
+    "fleet": fleet.parts,
 }
 POLICY, KV, EXIT = "policy", "kv", "budget"
 

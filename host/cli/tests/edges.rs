@@ -12,6 +12,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("meridian-runtime", &["meridian-core", "meridian-policy-sdk", "axum", "hyper", "hyper-util", "tokio"]),
     ("meridian-registry", &["meridian-core", "tokio"]),
     ("meridian-engine", &["meridian-core", "meridian-registry", "meridian-runtime", "meridian-wasm"]),
+    ("meridian-fleet", &["meridian-core", "meridian-runtime", "hyper", "hyper-util", "tokio"]),
     ("meridian-fuzz", &["meridian-core", "meridian-engine", "meridian-runtime", "meridian-wasm", "tokio"]),
     ("meridian-kernels", &[]),
     ("meridian-bench", &["meridian-core", "meridian-engine", "meridian-kernels", "meridian-runtime", "meridian-wasm"]),
@@ -20,6 +21,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         &[
             "meridian-core",
             "meridian-engine",
+            "meridian-fleet",
             "meridian-registry",
             "meridian-runtime",
             "meridian-wasm",

@@ -1,0 +1,5 @@
+//! Many engines: reaching them, staged roll-outs and experiments.
+
+mod member;
+
+pub use member::{Member, MemberError, Policy, PolicySource};
