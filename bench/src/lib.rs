@@ -10,6 +10,7 @@ pub mod limits;
 mod metrics;
 pub mod micro;
 pub mod policies;
+pub mod predict;
 pub mod read;
 pub mod replay;
 pub mod report;

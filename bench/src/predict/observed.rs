@@ -3,16 +3,15 @@
 //! A row has what the policy saw when a step began. What the step gave each request stands in the next row, and its tokens
 //! have the time of that row. The last step of a request is the one before the row that names it as finished.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
+use meridian_core::latency::{LatencyCounts, Sketch};
 use meridian_core::{Column, Dispatch, State, ThinkPhase};
 use meridian_runtime::recording::{Recorded, Recording};
 
 use crate::limits::{BLOCK_TOKENS, KV_BLOCKS, NUM_SEQS, REQUESTS};
-use crate::metrics::{Finished, Gap, Metrics, Reader, us};
-use crate::results::Slo;
 use crate::sim::{EngineConfig, StepModel, StepWork};
 use crate::trace::{MAX_TOKENS, Prefix, TraceRequest};
 use crate::vllm::RecordedSteps;
@@ -35,8 +34,8 @@ pub struct Observed {
     pub missing: u64,
     /// Tokens that clients asked for, the median.
     pub max_tokens: u32,
-    /// Metrics of the requests that arrived and ended in the recording, by the keys of [`Run`](crate::results::Run).
-    pub measured: BTreeMap<String, f64>,
+    /// The recorded latencies.
+    pub measured: LatencyCounts,
     /// What must be known before believing it, a line each.
     pub notes: Vec<String>,
     pub(crate) steps: RecordedSteps,
@@ -146,6 +145,7 @@ struct Known {
     /// It arrived after the first row.
     is_whole: bool,
     has_ended: bool,
+    admitted_ms: f64,
     first_token_ms: f64,
     think_end_ms: f64,
     first_output_ms: f64,
@@ -286,6 +286,7 @@ impl Reading {
             turn: columns.count(row, Column::Turn, i),
             is_whole: self.row > 1 && generated == [0, 0],
             has_ended: false,
+            admitted_ms: f64::NAN,
             first_token_ms: f64::NAN,
             think_end_ms: f64::NAN,
             first_output_ms: f64::NAN,
@@ -334,6 +335,8 @@ impl Reading {
                 work.add(seen.computed_tokens.saturating_sub(served), served);
             }
             if seen.is_running && request.cached_tokens.is_none() {
+                // In the step that began at the row before.
+                request.admitted_ms = self.last_ms.max(request.arrival_ms);
                 request.cached_tokens = Some(columns.count(row, Column::CachedTokens, i).min(request.prompt_tokens));
             }
             let think = seen.think_tokens.min(MAX_TOKENS).saturating_sub(request.think_tokens);
@@ -485,36 +488,28 @@ fn overlapping(known: &[Known]) -> HashSet<u32> {
     found
 }
 
-/// The metrics of the requests whose whole life is in the recording.
-fn measured(known: &[Known]) -> BTreeMap<String, f64> {
-    let mut metrics = Metrics::new(Slo::default());
-    for request in known {
-        // The gaps of all: those of requests that live long are missing otherwise.
-        for (kind, gaps) in [Gap::Think, Gap::Output].into_iter().zip(&request.gaps_ms) {
-            for gap_ms in gaps {
-                metrics.gaps_of_batch(kind, 0, us(f64::from(*gap_ms)), 1);
-                metrics.gaps_of_all(kind, us(f64::from(*gap_ms)), 1);
-            }
-        }
-        let has_answer = !request.first_output_ms.is_nan();
-        if !(request.has_ended && request.is_whole && has_answer) {
-            continue;
-        }
-        let tenant = metrics.tenant(&Arc::from(""));
-        metrics.finished(&Finished {
-            batch: 0,
-            tenant,
-            arrival_ms: request.arrival_ms,
-            first_token_ms: request.first_token_ms,
-            think_end_ms: request.think_end_ms,
-            first_output_ms: request.first_output_ms,
-            last_token_ms: request.last_token_ms,
-            prompt_tokens: request.prompt_tokens,
-            think_tokens: request.think_tokens,
-            output_tokens: request.output_tokens,
-            reader: Reader::default(),
-            alone_ms: f64::NAN,
-        });
+/// The latencies of the requests that arrived and ended in the recording, and all gaps between tokens.
+fn measured(known: &[Known]) -> LatencyCounts {
+    let whole = || known.iter().filter(|request| request.has_ended && request.is_whole);
+    let since_arrival = |of: fn(&Known) -> f64| {
+        whole().map(|request| of(request) - request.arrival_ms).filter(|ms| ms.is_finite()).collect::<Sketch>()
+    };
+    // Of all: the gaps of requests that live long would be missing otherwise.
+    let gaps = |place: usize| known.iter().flat_map(move |request| &request.gaps_ms[place]).copied().map(f64::from).collect();
+    LatencyCounts {
+        finished: whole().count() as u64,
+        output_tokens: known.iter().map(|request| u64::from(request.output_tokens)).sum(),
+        think_tokens: known.iter().map(|request| u64::from(request.think_tokens)).sum(),
+        recomputed_tokens: 0,
+        queue: since_arrival(|request| request.admitted_ms),
+        ttft: since_arrival(|request| request.first_token_ms),
+        ttfo: since_arrival(|request| request.first_output_ms),
+        ttot: whole()
+            .map(|request| request.first_output_ms - request.think_end_ms)
+            .filter(|ms| ms.is_finite())
+            .collect(),
+        think_itl: gaps(0),
+        output_itl: gaps(1),
+        e2e: since_arrival(|request| request.last_token_ms),
     }
-    metrics.run().metrics
 }
