@@ -1,5 +1,6 @@
 //! Many engines: reaching them, staged roll-outs and experiments.
 
+pub mod experiment;
 mod member;
 mod prediction;
 pub mod stats;
