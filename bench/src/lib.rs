@@ -16,6 +16,7 @@ pub mod replay;
 pub mod report;
 pub mod results;
 pub mod sim;
+pub mod switchback;
 pub mod trace;
 pub mod tune;
 pub mod vllm;
