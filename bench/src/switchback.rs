@@ -9,7 +9,7 @@ use meridian_fleet::{Member, MemberError, Policy, PolicySource as Given};
 use meridian_runtime::SlotControl;
 use meridian_runtime::control::{ControlError, LatencyReport, Mode, ProcessStatus, SlotName, SwapReport, Version};
 
-use crate::policies::{Loader, PolicySource};
+use crate::policies::{Inject, Loader, PolicySource};
 use crate::sim::{Driven, Simulation};
 use crate::trace::TraceRequest;
 
@@ -19,6 +19,8 @@ pub struct SimulatedMember {
     dispatch: SlotControl<Dispatch>,
     loader: Mutex<Loader>,
     report: Arc<Mutex<LatencyReport>>,
+    /// A policy that faults, by its source, and how.
+    faulty: Option<(String, Inject)>,
 }
 
 /// The time of a simulated engine.
@@ -41,7 +43,13 @@ pub fn member<I: Iterator<Item = TraceRequest>>(
     let mut driven = Driven::new(simulation.observing(), arrivals);
     let report = Arc::new(Mutex::new(LatencyReport { run: "1".into(), ..LatencyReport::default() }));
     let dispatch = driven.control(0).expect("a simulation has an engine");
-    let member = SimulatedMember { name: "simulated".into(), dispatch, loader: Mutex::new(loader), report: Arc::clone(&report) };
+    let member = SimulatedMember {
+        name: "simulated".into(),
+        dispatch,
+        loader: Mutex::new(loader),
+        report: Arc::clone(&report),
+        faulty: None,
+    };
     (member, VirtualTime { driven, report, kept: None })
 }
 
@@ -93,6 +101,13 @@ impl SimulatedMember {
         &self.dispatch
     }
 
+    /// Make a policy fault wherever it decides from now on.
+    #[must_use]
+    pub fn with_faulty(mut self, source: &str, inject: Inject) -> Self {
+        self.faulty = Some((source.to_owned(), inject));
+        self
+    }
+
     fn refused(&self, error: impl std::fmt::Display) -> MemberError {
         MemberError::Refused(format!("{}: {error}", self.name))
     }
@@ -124,7 +139,8 @@ impl Member for SimulatedMember {
         let options = policy.options.as_deref().filter(|options| *options != "{}").unwrap_or_default();
         let source: PolicySource = format!("{name}{options}").parse().map_err(|error: String| self.refused(error))?;
         let mut loader = self.loader.lock().unwrap_or_else(PoisonError::into_inner);
-        let contender = loader.dispatch(&source, None, 0).map_err(|error| self.refused(format!("{error:#}")))?;
+        let inject = self.faulty.as_ref().filter(|(faulty, _)| *faulty == source.source).map(|(_, inject)| *inject);
+        let contender = loader.dispatch(&source, inject, 0).map_err(|error| self.refused(format!("{error:#}")))?;
         // Without regard to where it came from.
         let is_there = control
             .present(mode)

@@ -157,7 +157,7 @@ fn prepare(
             version.name
         )));
     }
-    if let Some(shadow) = &status.shadow {
+    if let (Some(shadow), false) = (&status.shadow, state.begun) {
         let name = &shadow.version.name;
         return Err(ExperimentError::NotNow(format!(
             "{}: {name} is its shadow, expected none: stop it with `meridian ctl stop-shadow {}`",
@@ -166,6 +166,8 @@ fn prepare(
         )));
     }
     state.old = status.active;
+    state.begun = true;
+    around.save(state)?;
     member.put(slot, &policies.new, Mode::Shadow)?;
     let status = slot_of(member, state);
     let stopped = member.stop_shadow(slot);

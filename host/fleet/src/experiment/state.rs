@@ -122,6 +122,8 @@ pub struct State {
     pub old: Version,
     /// The policy that is tried, once the engine has loaded it.
     pub new: Option<Version>,
+    /// A controller has begun: a shadow of the slot may be its own.
+    pub begun: bool,
     /// Whether it goes on.
     #[serde(flatten)]
     pub stage: Stage,
@@ -141,6 +143,7 @@ impl State {
             engine: engine.to_owned(),
             old,
             new: None,
+            begun: false,
             stage: Stage::Running,
             restored: true,
             pairs: Vec::new(),
