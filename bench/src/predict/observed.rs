@@ -116,7 +116,6 @@ impl Columns {
         row.columns.get(self.0.get(&column)? * row.candidates + candidate).copied()
     }
 
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a conversion to integers saturates")]
     fn count(&self, row: &Recorded<Dispatch>, column: Column, candidate: usize) -> u32 {
         self.of(row, column, candidate).unwrap_or(0.0) as u32
     }
@@ -278,7 +277,6 @@ impl Reading {
             output_tokens: generated[1].min(MAX_TOKENS),
             is_thinking: false,
             max_tokens: left.saturating_add(generated[0]).saturating_add(generated[1]),
-            #[expect(clippy::cast_possible_truncation, reason = "a conversion to integers saturates")]
             priority: finite(Column::Priority).unwrap_or(0.0) as i32,
             tenant: columns.count(row, Column::Tenant, i),
             deadline_ms: (f64::from(slack_ms) + wait_ms).max(0.0),

@@ -184,6 +184,7 @@ fn begin(args: &StartArgs) -> anyhow::Result<(Store, State, Engine, Policies)> {
     let folder = &args.folder.folder;
     let store = Store::take(folder)?;
     if let Some(state) = store.load()? {
+        // What is over stays until its folder is removed: its measurements took hours.
         let is_over = state.stage != Stage::Running && state.restored;
         ensure!(
             is_over,

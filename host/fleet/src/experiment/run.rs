@@ -121,7 +121,7 @@ pub fn run(
         if state.new.is_none() {
             prepare(state, member, policies, around)?;
         }
-        let mut controller = Controller { member, policies, around };
+        let mut controller = Controller { member, policies, around: &mut *around };
         let stage = match controller.take_turns(state) {
             Ok(()) => Stage::Ended { why: "every pair was measured".into(), complete: true },
             Err(Trouble::Void(why) | Trouble::End(why)) => Stage::Ended { why, complete: false },
