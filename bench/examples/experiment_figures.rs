@@ -69,7 +69,11 @@ fn engine(seed: u64) -> anyhow::Result<EngineConfig> {
 
 fn policies(dispatch: &str) -> anyhow::Result<EnginePolicies> {
     let dispatch: PolicySource = dispatch.parse().map_err(anyhow::Error::msg)?;
-    EnginePolicies::load(&mut Loader::new(config()?), &Choice { dispatch, eviction: None, budget: None, inject: None }, 1)
+    EnginePolicies::load(
+        &mut Loader::new(config()?),
+        &Choice { dispatch, eviction: None, budget: None, inject: None },
+        1,
+    )
 }
 
 fn traffic(seed: u64) -> anyhow::Result<impl Iterator<Item = TraceRequest>> {
@@ -97,9 +101,15 @@ fn experiment(seed: u64, drag: f64) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn simulate(engine: &EngineConfig, policy: &str, requests: &[TraceRequest], recorder: Option<Recorder>) -> anyhow::Result<Outcome> {
-    let mut simulation =
-        Simulation::new(engine, vec![policies(policy)?], Slo::default(), requests.len()).with_max_tokens(32_768).observing();
+fn simulate(
+    engine: &EngineConfig,
+    policy: &str,
+    requests: &[TraceRequest],
+    recorder: Option<Recorder>,
+) -> anyhow::Result<Outcome> {
+    let mut simulation = Simulation::new(engine, vec![policies(policy)?], Slo::default(), requests.len())
+        .with_max_tokens(32_768)
+        .observing();
     if let Some(recorder) = recorder {
         let targets = config()?.scheduler.targets();
         simulation = simulation.recorded_by(recorder, SlotSetup { targets, deadline_ms: 2.0, memory_mib: 64 });
@@ -127,7 +137,8 @@ fn prediction(seed: u64, folder: &Path) -> anyhow::Result<()> {
     let watch = recorder.watch();
     simulate(&engine, OLD, &recorded, Some(recorder))?;
     ensure!(watch.status().dropped == 0, "{} decisions were not recorded", watch.status().dropped);
-    let mut files: Vec<_> = std::fs::read_dir(&dir)?.map(|entry| entry.map(|entry| entry.path())).collect::<Result<_, _>>()?;
+    let mut files: Vec<_> =
+        std::fs::read_dir(&dir)?.map(|entry| entry.map(|entry| entry.path())).collect::<Result<_, _>>()?;
     files.sort();
     let mut recordings = files.iter().map(|file| Recording::open(file)).collect::<Result<Vec<_>, _>>()?;
     recordings.sort_by_key(|recording| recording.header().file);

@@ -142,9 +142,9 @@ impl Member for SimulatedMember {
         let inject = self.faulty.as_ref().filter(|(faulty, _)| *faulty == source.source).map(|(_, inject)| *inject);
         let contender = loader.dispatch(&source, inject, 0).map_err(|error| self.refused(format!("{error:#}")))?;
         // Without regard to where it came from.
-        let is_there = control
-            .present(mode)
-            .is_some_and(|present| Version { source: contender.version.source.clone(), ..present } == contender.version);
+        let is_there = control.present(mode).is_some_and(|present| {
+            Version { source: contender.version.source.clone(), ..present } == contender.version
+        });
         if is_there {
             return Ok(control.unchanged());
         }

@@ -107,7 +107,10 @@ impl Columns {
             (Column::OutputTokens, "output_tokens"),
         ];
         for (column, name) in needed {
-            ensure!(places.contains_key(&column), "has no column in_{name}, expected a recording of contract 0.2 or later");
+            ensure!(
+                places.contains_key(&column),
+                "has no column in_{name}, expected a recording of contract 0.2 or later"
+            );
         }
         Ok(Self(places))
     }
@@ -309,7 +312,8 @@ impl Reading {
             if left > 0 {
                 work.add(request.computed_tokens, left);
             }
-            let has_begun = request.is_running || request.computed_tokens > 0 || request.think_tokens + request.output_tokens > 0;
+            let has_begun =
+                request.is_running || request.computed_tokens > 0 || request.think_tokens + request.output_tokens > 0;
             if !has_begun && request.seen_in + 1 < self.row {
                 // It was given up while it waited.
                 continue;
@@ -358,9 +362,18 @@ impl Reading {
             "decode_tokens: above 1: was recorded with speculative decoding, which the simulator does not have"
         );
         let blocks = &self.total_blocks;
-        ensure!(KV_BLOCKS.contains(blocks), "total_blocks: {blocks}: expected {} to {}", KV_BLOCKS.start(), KV_BLOCKS.end());
+        ensure!(
+            KV_BLOCKS.contains(blocks),
+            "total_blocks: {blocks}: expected {} to {}",
+            KV_BLOCKS.start(),
+            KV_BLOCKS.end()
+        );
         let tokens = self.block_tokens.max(1).checked_next_power_of_two().unwrap_or(u32::MAX);
-        ensure!(BLOCK_TOKENS.contains(&tokens), "kv_blocks: a block of {tokens} tokens: expected at most {}", BLOCK_TOKENS.end());
+        ensure!(
+            BLOCK_TOKENS.contains(&tokens),
+            "kv_blocks: a block of {tokens} tokens: expected at most {}",
+            BLOCK_TOKENS.end()
+        );
         // Those of which nothing is known but that they waited and were given up.
         let live: HashSet<usize> = self.live.values().copied().collect();
         let mut known: Vec<Known> = std::mem::take(&mut self.known)
@@ -381,7 +394,10 @@ impl Reading {
         let mut notes = Vec::new();
         let open = known.len() - ended;
         if open > 0 {
-            notes.push(format!("{open} of {} requests had not ended: their lengths are drawn from longer ones", known.len()));
+            notes.push(format!(
+                "{open} of {} requests had not ended: their lengths are drawn from longer ones",
+                known.len()
+            ));
         }
         if self.missing > 0 {
             notes.push(format!("{} decisions are missing in the recording", self.missing));
@@ -442,8 +458,12 @@ impl Known {
 /// The requests as a trace.
 fn requests(known: &[Known], first_ms: f64, block_tokens: u32) -> Vec<TraceRequest> {
     let overlapping = overlapping(known);
-    let tenants: HashMap<u32, Arc<str>> =
-        known.iter().map(|request| (request.tenant, if request.tenant == 0 { Arc::from("") } else { format!("t{}", request.tenant).into() })).collect();
+    let tenants: HashMap<u32, Arc<str>> = known
+        .iter()
+        .map(|request| {
+            (request.tenant, if request.tenant == 0 { Arc::from("") } else { format!("t{}", request.tenant).into() })
+        })
+        .collect();
     known
         .iter()
         .map(|request| {
@@ -493,7 +513,8 @@ fn measured(known: &[Known]) -> LatencyCounts {
         whole().map(|request| of(request) - request.arrival_ms).filter(|ms| ms.is_finite()).collect::<Sketch>()
     };
     // Of all: the gaps of requests that live long would be missing otherwise.
-    let gaps = |place: usize| known.iter().flat_map(move |request| &request.gaps_ms[place]).copied().map(f64::from).collect();
+    let gaps =
+        |place: usize| known.iter().flat_map(move |request| &request.gaps_ms[place]).copied().map(f64::from).collect();
     LatencyCounts {
         finished: whole().count() as u64,
         output_tokens: known.iter().map(|request| u64::from(request.output_tokens)).sum(),

@@ -319,11 +319,7 @@ impl Simulation {
     }
 
     /// What arrives at the very time at which a step ends is seen by the next.
-    fn take_in(
-        &mut self,
-        now_ms: f64,
-        arrivals: &mut Peekable<impl Iterator<Item = (usize, TraceRequest)>>,
-    ) {
+    fn take_in(&mut self, now_ms: f64, arrivals: &mut Peekable<impl Iterator<Item = (usize, TraceRequest)>>) {
         while let Some((index, request)) = arrivals.next_if(|(_, request)| request.arrival_s * 1e3 <= now_ms) {
             self.offer(index, request);
         }

@@ -10,7 +10,8 @@ use meridian_core::SlotName;
 use meridian_core::oci::OciReference;
 use meridian_core::signature::signature_path;
 use meridian_fleet::experiment::{
-    Finding, Policies, Report, Settings, Side, Stage, State, Store, StoreError, Surroundings, Verdict, restore, run as run_to_end,
+    Finding, Policies, Report, Settings, Side, Stage, State, Store, StoreError, Surroundings, Verdict, restore,
+    run as run_to_end,
 };
 use meridian_fleet::stats::{Metric, Ratio};
 use meridian_fleet::{Engine, Member, Policy, PolicySource, PredictedRatio, Prediction};
@@ -149,7 +150,8 @@ pub(crate) fn run(command: &ExperimentCommand, json: bool) -> anyhow::Result<()>
 /// A time in seconds.
 fn seconds(text: &str) -> Result<f64, String> {
     let units = [("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
-    let found = units.iter().find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?.trim().parse::<f64>().ok()?, seconds)));
+    let found =
+        units.iter().find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?.trim().parse::<f64>().ok()?, seconds)));
     match found {
         Some((number, seconds)) if number.is_finite() && number >= 0.0 => Ok(number * seconds),
         _ => Err(format!("{text}: expected a time, as in 90s, 2m or 1h")),
@@ -208,7 +210,8 @@ fn begin(args: &StartArgs) -> anyhow::Result<(Store, State, Engine, Policies)> {
 fn taken(folder: &Path) -> anyhow::Result<(Store, State, Policies)> {
     ensure!(folder.is_dir(), "--folder {}: no such folder, expected that of an experiment", folder.display());
     let store = Store::take(folder)?;
-    let state = store.load()?.with_context(|| format!("--folder {}: no experiment has begun there", folder.display()))?;
+    let state =
+        store.load()?.with_context(|| format!("--folder {}: no experiment has begun there", folder.display()))?;
     let policies = store.load_policies()?;
     Ok((store, state, policies))
 }
@@ -246,7 +249,8 @@ fn policy(source: &str, config: Option<&str>) -> anyhow::Result<Policy> {
 fn component(path: &Path) -> anyhow::Result<(PolicySource, String)> {
     let failed = || format!("{}: cannot be read", path.display());
     let bytes = read_regular(path, MAX_COMPONENT_BYTES).with_context(failed)?;
-    let bytes = bytes.with_context(|| format!("{}: is larger than 32 MiB, the most a component may have", path.display()))?;
+    let bytes =
+        bytes.with_context(|| format!("{}: is larger than 32 MiB, the most a component may have", path.display()))?;
     let signature = read_signature(&signature_path(path)).with_context(failed)?;
     let digest = sha256_of(&bytes);
     Ok((PolicySource::Component { bytes: bytes.into(), signature }, digest))
@@ -359,7 +363,12 @@ fn report(args: &ReportArgs, json: bool) -> anyhow::Result<()> {
     let predicted = predicted.map_err(|error| unusable(error.into()))?;
     let report = Report::of(&state);
     if let (Some(Prediction { slot, new, .. }), Some(tried)) = (&predicted, &report.new) {
-        ensure!(*slot == report.settings.slot, "--predicted: slot: {}: expected {}", slot.label(), report.settings.slot.label());
+        ensure!(
+            *slot == report.settings.slot,
+            "--predicted: slot: {}: expected {}",
+            slot.label(),
+            report.settings.slot.label()
+        );
         if (&new.name, &new.sha256) != (&tried.name, &tried.sha256) {
             say(&format!("note: the prediction is for {} {}, not for {}", new.name, new.version, tried.name));
         }

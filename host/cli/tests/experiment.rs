@@ -61,7 +61,11 @@ fn a_report_has_the_verdict_and_the_prediction_beside_it() {
     assert_eq!((done.code, done.stderr.as_str()), (0, ""), "{}", done.stdout);
     let line = done.stdout.lines().find(|line| line.starts_with("output_itl_mean")).expect("the metric");
     assert!(line.contains("0.750 (0.700 to 0.850)") && line.ends_with("better"), "{line}");
-    assert!(done.stdout.contains("8 of 8 measured, 0 do not count; 25 % of the time is cut off as warm-up"), "{}", done.stdout);
+    assert!(
+        done.stdout.contains("8 of 8 measured, 0 do not count; 25 % of the time is cut off as warm-up"),
+        "{}",
+        done.stdout
+    );
     assert!(done.stdout.contains("ended: every pair was measured; the old policy decides"), "{}", done.stdout);
     let done = meridian(&folder, &["experiment", "report", "--json"]);
     let finding = &json(&done)["report"]["findings"][0];
@@ -125,7 +129,10 @@ fn bad_input_is_refused_in_one_line() {
     assert!(error.ends_with("has an experiment that is not over: go on with it (resume) or end it (stop)"), "{error}");
     std::fs::write(folder.join("p.json"), PREDICTED.replace("0.7,", "0.8,")).expect("can be written");
     let error = refused(&["experiment", "report", "--predicted", "p.json"]);
-    assert_eq!(error, "error: p.json: metrics.output_itl_mean: 0.75 from 0.8 to 0.85: expected 0 < low <= ratio <= high");
+    assert_eq!(
+        error,
+        "error: p.json: metrics.output_itl_mean: 0.75 from 0.8 to 0.85: expected 0 < low <= ratio <= high"
+    );
 }
 
 #[test]
@@ -142,7 +149,10 @@ fn a_prediction_needs_a_recording() {
         refused(&["empty", "--policy", "srpt"]),
         "error: empty: no recording of the dispatch slot, which has the requests"
     );
-    assert_eq!(refused(&["empty", "--policy", "srpt", "--replicates", "2"]), "error: --replicates 2: expected 8 to 1000");
+    assert_eq!(
+        refused(&["empty", "--policy", "srpt", "--replicates", "2"]),
+        "error: --replicates 2: expected 8 to 1000"
+    );
     std::fs::write(folder.join("x.arrow"), "PAR1").expect("can be written");
     assert!(refused(&["x.arrow", "--policy", "srpt"]).contains("expected an Arrow IPC file"));
 }

@@ -136,9 +136,12 @@ impl Prediction {
             return Err(failed(format!("format: {:?}: expected {PREDICTION_FORMAT:?}", found.format)));
         }
         for (name, PredictedRatio { ratio, low, high }) in &found.metrics {
-            let is_interval = [low, ratio, high].iter().all(|value| value.is_finite() && **value > 0.0) && low <= ratio && ratio <= high;
+            let is_interval = [low, ratio, high].iter().all(|value| value.is_finite() && **value > 0.0)
+                && low <= ratio
+                && ratio <= high;
             if !is_interval {
-                let problem = format!("metrics.{name}: {ratio} from {low} to {high}: expected 0 < low <= ratio <= high");
+                let problem =
+                    format!("metrics.{name}: {ratio} from {low} to {high}: expected 0 < low <= ratio <= high");
                 return Err(failed(problem));
             }
         }
@@ -186,10 +189,7 @@ mod tests {
         let refused = |text: &[u8]| Prediction::parse("p.json", text).expect_err("refused").to_string();
         assert!(refused(b"{").starts_with("p.json: expected what `meridian bench predict --out` writes"));
         let wrong = serde_json::to_vec(&prediction(1.7)).expect("plain data");
-        assert_eq!(
-            refused(&wrong),
-            "p.json: metrics.ttft_p99: 1.7 from 0.5 to 0.9: expected 0 < low <= ratio <= high"
-        );
+        assert_eq!(refused(&wrong), "p.json: metrics.ttft_p99: 1.7 from 0.5 to 0.9: expected 0 < low <= ratio <= high");
         let other = Prediction { format: "meridian-prediction/9".into(), ..prediction(0.7) };
         let other = serde_json::to_vec(&other).expect("plain data");
         assert_eq!(refused(&other), "p.json: format: \"meridian-prediction/9\": expected \"meridian-prediction/1\"");

@@ -152,7 +152,9 @@ fn files(given: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
             let file = entry.with_context(failed)?.path();
             let name = file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
             let is_recording = name.ends_with(".arrow")
-                && SlotName::ALL.iter().any(|slot| name.strip_prefix(slot.label()).is_some_and(|rest| rest.starts_with('-')));
+                && SlotName::ALL
+                    .iter()
+                    .any(|slot| name.strip_prefix(slot.label()).is_some_and(|rest| rest.starts_with('-')));
             if is_recording {
                 files.push(file);
             }
@@ -190,7 +192,8 @@ fn source_of(recorded: &RecordedPolicy) -> anyhow::Result<PolicySource> {
     let source = &version.source;
     if !source.starts_with("native:") && !OciReference::is_one(source) {
         let path = Path::new(source);
-        let named = || format!("the recorded policy {} came from {source:?}: name its component with --old", version.name);
+        let named =
+            || format!("the recorded policy {} came from {source:?}: name its component with --old", version.name);
         ensure!(path.is_file(), "{}, which is no file here", named());
         let bytes = read_regular(path, MAX_COMPONENT_BYTES).with_context(named)?;
         let bytes = bytes.with_context(|| format!("{}: is larger than 32 MiB", named()))?;

@@ -105,7 +105,8 @@ impl Report {
         let pairs = state.measured();
         let both = both(&pairs);
         let others = Metric::all().filter(|metric| !settings.metrics.contains(metric));
-        let all = settings.metrics.iter().copied().map(|metric| (metric, true)).chain(others.map(|metric| (metric, false)));
+        let all =
+            settings.metrics.iter().copied().map(|metric| (metric, true)).chain(others.map(|metric| (metric, false)));
         let findings: Vec<Finding> = all
             .filter_map(|(metric, decides)| {
                 let confidence = if decides { settings.confidence() } else { 0.95 };
@@ -129,8 +130,13 @@ impl Report {
                 100.0 * finding.carry_over
             ));
         }
-        for finding in findings.iter().filter(|finding| finding.decides && finding.ratio.is_none() && !pairs.is_empty()) {
-            notes.push(format!("{}: too few values, expected at least {}", finding.metric, finding.metric.least_count()));
+        for finding in findings.iter().filter(|finding| finding.decides && finding.ratio.is_none() && !pairs.is_empty())
+        {
+            notes.push(format!(
+                "{}: too few values, expected at least {}",
+                finding.metric,
+                finding.metric.least_count()
+            ));
         }
         let mut reasons: Vec<&str> = state.void().collect();
         reasons.sort_unstable();

@@ -178,7 +178,10 @@ fn prepare(
     };
     if is_same(&shadow.version, &state.old) {
         let name = &state.old.name;
-        return Err(ExperimentError::NotNow(format!("{}: {name} decides already, with the same options", slot.label())));
+        return Err(ExperimentError::NotNow(format!(
+            "{}: {name} decides already, with the same options",
+            slot.label()
+        )));
     }
     state.new = Some(shadow.version);
     around.save(state)?;
@@ -193,7 +196,8 @@ fn slot_of(member: &dyn Member, state: &State) -> Result<SlotStatus, MemberError
 
 /// Whether two versions are the same policy with the same options, wherever they came from.
 fn is_same(one: &Version, other: &Version) -> bool {
-    let options = |version: &Version| if version.options.is_empty() { "{}".to_owned() } else { version.options.clone() };
+    let options =
+        |version: &Version| if version.options.is_empty() { "{}".to_owned() } else { version.options.clone() };
     one.name == other.name
         && one.version == other.version
         && one.sha256 == other.sha256
@@ -236,7 +240,8 @@ pub fn restore(
         }
         around.progress(state, Side::Old, "puts the old policy back");
         // A version that steps back into quarantine would come again: only a new swap forgets it.
-        let is_previous = !in_quarantine && status.previous.as_ref().is_some_and(|previous| is_same(previous, &state.old));
+        let is_previous =
+            !in_quarantine && status.previous.as_ref().is_some_and(|previous| is_same(previous, &state.old));
         let done = if is_previous { member.rollback(slot) } else { member.put(slot, &policies.old, Mode::Active) };
         if let Err(error) = done {
             why = error.to_string();
@@ -258,7 +263,11 @@ impl Controller<'_> {
         let wanted = state.settings.pairs as usize;
         while state.measured().len() < wanted {
             if state.pairs.len() >= wanted * (1 + MOST_VOID) {
-                return Err(Trouble::End(format!("{} pairs of {} do not count", state.void().count(), state.pairs.len())));
+                return Err(Trouble::End(format!(
+                    "{} pairs of {} do not count",
+                    state.void().count(),
+                    state.pairs.len()
+                )));
             }
             let first = state.first_of(state.pairs.len());
             state.pairs.push(PairRecord { first, old: None, new: None, void: None });

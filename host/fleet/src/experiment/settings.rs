@@ -98,7 +98,8 @@ impl Settings {
             return refuse("interval", format!("{interval_s} s"), format!("{SHORTEST_S} to {LONGEST_S} s"));
         }
         if !(0.0..=interval_s - SHORTEST_S).contains(warm_up_s) {
-            let expected = format!("at least 0, and less than the interval of {interval_s} s by {SHORTEST_S} s or more");
+            let expected =
+                format!("at least 0, and less than the interval of {interval_s} s by {SHORTEST_S} s or more");
             return refuse("warm-up", format!("{warm_up_s} s"), expected);
         }
         if !PAIRS.contains(pairs) {

@@ -148,7 +148,8 @@ impl Store {
     pub fn load_policies(&self) -> Result<Policies, StoreError> {
         let path = self.folder.join("policies.json");
         let file = || path.display().to_string();
-        let missing = |file: String| StoreError::Malformed { file, why: "no such file, expected that of a policy".into() };
+        let missing =
+            |file: String| StoreError::Malformed { file, why: "no such file, expected that of a policy".into() };
         let bytes = read(&path, MAX_BYTES)?.ok_or_else(|| missing(file()))?;
         let kept: Kept = serde_json::from_slice(&bytes).map_err(|error| StoreError::Malformed {
             file: file(),
@@ -177,7 +178,11 @@ impl Store {
     pub fn request_stop(folder: &Path) -> Result<(), StoreError> {
         let path = folder.join("stop");
         let written = private().create(true).truncate(true).open(&path);
-        written.map(|_| ()).map_err(|source| StoreError::Io { file: path.display().to_string(), what: "written", source })
+        written.map(|_| ()).map_err(|source| StoreError::Io {
+            file: path.display().to_string(),
+            what: "written",
+            source,
+        })
     }
 
     /// Whether somebody asked.
@@ -269,7 +274,8 @@ mod tests {
         let folder = folder("policies");
         let store = Store::take(&folder).expect("free");
         let old = Policy { source: PolicySource::Named("native:fcfs".into()), options: None };
-        let source = PolicySource::Component { bytes: b"bytes".as_slice().into(), signature: Some("four lines".into()) };
+        let source =
+            PolicySource::Component { bytes: b"bytes".as_slice().into(), signature: Some("four lines".into()) };
         let policies = Policies { old, new: Policy { source, options: Some("{}".into()) } };
         store.save_policies(&policies).expect("can be written");
         assert_eq!(store.load_policies().expect("readable"), policies);
