@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from areas import fleet_experiment
 from areas.common import Figure
 
 
 def parts(pairs: int) -> dict[str, Callable[[], Iterator[Figure]]]:
     """Parts of the area by name."""
-    return {}
+    return {name: lambda part=part: part(pairs) for name, part in fleet_experiment.PARTS.items()}

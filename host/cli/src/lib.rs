@@ -1,14 +1,14 @@
 //! The `meridian` command, as a library so that the binary and the Python wheel share it.
 
-mod admin_client;
 mod bench;
-mod budget;
 mod config;
 mod ctl;
+mod experiment;
 mod models;
 mod policy;
 mod progress;
 mod replay;
+mod target;
 mod top;
 mod trace;
 mod why;
@@ -51,6 +51,9 @@ enum Command {
     /// List model families, and check how a tokenizer encodes their thinking markers
     #[command(subcommand, after_help = "Example:\n  meridian models list")]
     Models(models::ModelsCommand),
+    /// Compare two policies on a running engine
+    #[command(subcommand, after_help = "Example:\n  meridian experiment start mine.wasm")]
+    Experiment(Box<experiment::ExperimentCommand>),
     /// Query a running engine and change its policies
     Ctl(ctl::CtlArgs),
     /// Watch a running engine: phases, queues, decisions, faults, versions
@@ -90,6 +93,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Policy(command) => policy::run(command, cli.json),
         Command::Config(command) => config::run(command, cli.json),
         Command::Models(command) => models::run(command, cli.json),
+        Command::Experiment(command) => experiment::run(&command, cli.json),
         Command::Ctl(args) => ctl::run(&args, cli.json),
         Command::Top(args) => top::run(&args, cli.json),
         Command::Trace(args) => trace::run(&args, cli.json),
