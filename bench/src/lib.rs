@@ -15,6 +15,7 @@ pub mod read;
 pub mod replay;
 pub mod report;
 pub mod results;
+pub mod rollout;
 pub mod sim;
 pub mod switchback;
 pub mod trace;

@@ -95,6 +95,16 @@ impl<I: Iterator<Item = TraceRequest>> Surroundings for VirtualTime<I> {
 }
 
 impl SimulatedMember {
+    /// An engine whose slot and latencies the caller has.
+    pub(crate) fn new(
+        name: String,
+        dispatch: SlotControl<Dispatch>,
+        loader: Loader,
+        report: Arc<Mutex<LatencyReport>>,
+    ) -> Self {
+        Self { name, dispatch, loader: Mutex::new(loader), report, faulty: None }
+    }
+
     /// Its dispatch slot.
     #[must_use]
     pub fn dispatch(&self) -> &SlotControl<Dispatch> {

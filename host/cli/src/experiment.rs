@@ -148,7 +148,7 @@ pub(crate) fn run(command: &ExperimentCommand, json: bool) -> anyhow::Result<()>
 }
 
 /// A time in seconds.
-fn seconds(text: &str) -> Result<f64, String> {
+pub(crate) fn seconds(text: &str) -> Result<f64, String> {
     let units = [("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
     let found =
         units.iter().find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?.trim().parse::<f64>().ok()?, seconds)));
@@ -229,7 +229,7 @@ fn engine_of(target: &Target, state: &State) -> anyhow::Result<Engine> {
 }
 
 /// A policy that the command line names.
-fn policy(source: &str, config: Option<&str>) -> anyhow::Result<Policy> {
+pub(crate) fn policy(source: &str, config: Option<&str>) -> anyhow::Result<Policy> {
     let options = config.map(|config| -> anyhow::Result<String> {
         let options: Map<String, Value> = serde_json::from_str(config).context("--config: must be one JSON object")?;
         Ok(Value::from(options).to_string())
@@ -415,7 +415,7 @@ fn stop(args: &ResumeArgs, json: bool) -> anyhow::Result<()> {
 }
 
 /// A time for people.
-fn time(seconds: f64) -> String {
+pub(crate) fn time(seconds: f64) -> String {
     let minutes = (seconds / 60.0).round();
     if seconds < 90.0 {
         format!("{seconds:.0} s")

@@ -8,6 +8,7 @@ mod models;
 mod policy;
 mod progress;
 mod replay;
+mod rollout;
 mod target;
 mod top;
 mod trace;
@@ -54,6 +55,9 @@ enum Command {
     /// Compare two policies on a running engine
     #[command(subcommand, after_help = "Example:\n  meridian experiment start mine.wasm")]
     Experiment(Box<experiment::ExperimentCommand>),
+    /// Bring a policy to a fleet of engines in steps
+    #[command(subcommand, after_help = "Example:\n  meridian rollout start mine.wasm --guard 'output_itl_p99<=1.05x'")]
+    Rollout(Box<rollout::RolloutCommand>),
     /// Query a running engine and change its policies
     Ctl(ctl::CtlArgs),
     /// Watch a running engine: phases, queues, decisions, faults, versions
@@ -94,6 +98,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Config(command) => config::run(command, cli.json),
         Command::Models(command) => models::run(command, cli.json),
         Command::Experiment(command) => experiment::run(&command, cli.json),
+        Command::Rollout(command) => rollout::run(&command, cli.json),
         Command::Ctl(args) => ctl::run(&args, cli.json),
         Command::Top(args) => top::run(&args, cli.json),
         Command::Trace(args) => trace::run(&args, cli.json),

@@ -71,6 +71,19 @@ impl Target {
         self.pid.is_some() || self.address.is_some() || self.fleet.is_some() || self.engine.is_some()
     }
 
+    /// The options that find the same engines again, wherever they are read.
+    pub(crate) fn words(&self) -> anyhow::Result<Vec<String>> {
+        let mut words = Vec::new();
+        for (name, path) in [("--fleet", &self.fleet), ("--token-file", &self.token_file), ("--ca-file", &self.ca_file)]
+        {
+            let Some(path) = path else { continue };
+            let path = std::path::absolute(path).with_context(|| format!("{name}: {}", path.display()))?;
+            let path = path.to_str().with_context(|| format!("{name}: {}: must be UTF-8", path.display()))?;
+            words.extend([name.to_owned(), path.to_owned()]);
+        }
+        Ok(words)
+    }
+
     /// The process that listens on an address of before.
     pub(crate) fn known_at(&self, address: &str) -> anyhow::Result<Engine> {
         Ok(self.known(Engine::known_at(address)?))

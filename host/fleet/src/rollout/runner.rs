@@ -172,6 +172,16 @@ impl<'a> Rollout<'a> {
         &self.machine.state
     }
 
+    /// Return every engine to the old policy: the next [`Rollout::run`] does it.
+    pub fn abort(&mut self) {
+        self.machine.abort(self.clock.now_s());
+    }
+
+    /// Go on after a pause.
+    pub fn resume(&mut self) {
+        self.machine.pause(self.clock.now_s(), false);
+    }
+
     /// Whether every engine can take part: one old version, latencies, and not yet the new policy.
     fn check_fleet(&mut self) -> Result<(), RolloutError> {
         self.find_members().map_err(RolloutError::Fleet)?;

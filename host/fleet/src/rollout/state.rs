@@ -232,6 +232,12 @@ impl RolloutState {
         self.events.push(Event { at_s: self.at_s, what: what.into() });
     }
 
+    /// Intervals that were measured so far, those in shadow included.
+    #[must_use]
+    pub fn measured_intervals(&self) -> u64 {
+        self.lines
+    }
+
     /// Whether the roll-out is over.
     #[must_use]
     pub fn outcome(&self) -> Option<&Outcome> {

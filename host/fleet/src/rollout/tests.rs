@@ -218,10 +218,11 @@ impl Member for Played {
 
     fn status(&self) -> Result<ProcessStatus, MemberError> {
         self.with(|inner| {
-            let shadow = inner
-                .shadow
-                .as_ref()
-                .map(|(version, faults)| ShadowStatus { version: version.clone(), faults: *faults, ..ShadowStatus::default() });
+            let shadow = inner.shadow.as_ref().map(|(version, faults)| ShadowStatus {
+                version: version.clone(),
+                faults: *faults,
+                ..ShadowStatus::default()
+            });
             let slot = SlotStatus {
                 slot: SLOT,
                 active: inner.active.clone(),
@@ -318,7 +319,11 @@ impl Roster for Listed {
     fn members(&self) -> Result<Vec<Arc<dyn Member>>, String> {
         let hidden = lock(&self.0.hidden);
         let engines = lock(&self.0.engines);
-        Ok(engines.iter().filter(|engine| !hidden.contains(&engine.name)).map(|engine| Arc::clone(engine) as _).collect())
+        Ok(engines
+            .iter()
+            .filter(|engine| !hidden.contains(&engine.name))
+            .map(|engine| Arc::clone(engine) as _)
+            .collect())
     }
 }
 
@@ -400,7 +405,13 @@ fn an_equal_policy_reaches_every_engine() {
     assert_eq!(ended(play.begin(settings())), Outcome::Completed);
     assert_eq!((world.actives(), world.has_shadows()), (only(NEW), false));
     let events = play.events();
-    for line in ["native:srpt in shadow on 10 engines", "step 20%: 2 of 10", "step 50%: 5 of 10", "step 100%: 9 of 10", "completed"] {
+    for line in [
+        "native:srpt in shadow on 10 engines",
+        "step 20%: 2 of 10",
+        "step 50%: 5 of 10",
+        "step 100%: 9 of 10",
+        "completed",
+    ] {
         assert!(events.contains(line), "{line}: {events}");
     }
     let state = play.state();
@@ -428,7 +439,15 @@ fn faults_and_quarantine_on_one_engine_send_all_back() {
     let cases: [(&str, Happens, &str); 3] = [
         ("fault", Played::fault, "the new policy faulted, 1 times (trap)"),
         ("quarantine", Played::quarantine, "the new policy is in quarantine"),
-        ("shadow", |engine| if let Some(shadow) = &mut lock(&engine.inner).shadow { shadow.1 = 3 }, "faulted in shadow, 3 times"),
+        (
+            "shadow",
+            |engine| {
+                if let Some(shadow) = &mut lock(&engine.inner).shadow {
+                    shadow.1 = 3
+                }
+            },
+            "faulted in shadow, 3 times",
+        ),
     ];
     for (name, happens, expected) in cases {
         let world = World::new(6);
@@ -455,7 +474,10 @@ fn faults_of_the_old_policy_are_no_alarm() {
     let world = World::new(6);
     world.at(5.5, |world| world.engine("e0").fault());
     world.at(35.5, |world| {
-        lock(&world.engines).iter().filter(|engine| lock(&engine.inner).active.source == OLD).for_each(|engine| engine.fault());
+        lock(&world.engines)
+            .iter()
+            .filter(|engine| lock(&engine.inner).active.source == OLD)
+            .for_each(|engine| engine.fault());
     });
     assert_eq!(ended(play(&world, "old-faults").begin(settings())), Outcome::Completed);
 }
@@ -539,7 +561,11 @@ fn a_policy_that_kills_its_engines_goes_back() {
     });
     let play = play(&world, "killer");
     let Outcome::RolledBack { why } = ended(play.begin(settings())) else { panic!("{}", play.events()) };
-    assert!(why.ends_with("engines with the new policy restarted or vanished, and 0 of 9 others") || why.contains("restarted"), "{why}");
+    assert!(
+        why.ends_with("engines with the new policy restarted or vanished, and 0 of 9 others")
+            || why.contains("restarted"),
+        "{why}"
+    );
     assert_eq!(world.actives(), only(OLD));
 }
 
@@ -565,7 +591,14 @@ fn the_operator_pauses_resumes_and_aborts() {
     assert_eq!((world.actives(), world.has_shadows()), (only(OLD), false));
     // Over: the folder is free for another one.
     assert_eq!(ended(play.begin(settings())), Outcome::Completed);
-    assert_eq!(std::fs::read_dir(&play.dir).expect("a folder").filter_map(Result::ok).filter(|entry| entry.file_name().to_string_lossy().starts_with("ended-")).count(), 1);
+    assert_eq!(
+        std::fs::read_dir(&play.dir)
+            .expect("a folder")
+            .filter_map(Result::ok)
+            .filter(|entry| entry.file_name().to_string_lossy().starts_with("ended-"))
+            .count(),
+        1
+    );
 }
 
 #[test]
@@ -644,9 +677,19 @@ fn a_fleet_that_cannot_be_compared_is_refused_and_left_alone() {
     let cases: [(&str, usize, Prepare, &str); 5] = [
         ("one", 1, |_| {}, "1 engines: a roll-out compares engines and needs at least two"),
         ("none", 0, |_| {}, "0 engines"),
-        ("mixed", 3, |world| lock(&world.engine("e1").inner).active = version("native:edf"), "several versions: fcfs 1 (2), edf 1 (1)"),
+        (
+            "mixed",
+            3,
+            |world| lock(&world.engine("e1").inner).active = version("native:edf"),
+            "several versions: fcfs 1 (2), edf 1 (1)",
+        ),
         ("silent", 3, |world| lock(&world.engine("e1").inner).is_up = false, "e1: e1: does not answer"),
-        ("has-it", 2, |world| lock(&world.engines).iter().for_each(|e| lock(&e.inner).active = version(NEW)), "native:srpt: every engine decides by it already"),
+        (
+            "has-it",
+            2,
+            |world| lock(&world.engines).iter().for_each(|e| lock(&e.inner).active = version(NEW)),
+            "native:srpt: every engine decides by it already",
+        ),
     ];
     for (name, engines, prepare, expected) in cases {
         let world = World::new(engines);
