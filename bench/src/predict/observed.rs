@@ -18,6 +18,8 @@ use crate::vllm::RecordedSteps;
 
 /// Running requests that are assumed possible where a recording never shows the engine's limit.
 const ASSUMED_SEATS: u32 = 256;
+/// Largest count that a column has exactly.
+const MOST_COUNT: u32 = 1 << 24;
 /// Fewest requests that ended: what the lengths of the others are drawn from.
 const FEWEST_ENDED: usize = 20;
 
@@ -120,7 +122,7 @@ impl Columns {
     }
 
     fn count(&self, row: &Recorded<Dispatch>, column: Column, candidate: usize) -> u32 {
-        self.of(row, column, candidate).unwrap_or(0.0) as u32
+        (self.of(row, column, candidate).unwrap_or(0.0) as u32).min(MOST_COUNT)
     }
 }
 
@@ -173,7 +175,6 @@ struct Reading {
     row: u64,
     last_seq: Option<u64>,
     last_ms: f64,
-    first_ms: f64,
     missing: u64,
     steps: RecordedSteps,
     most_running: u32,
@@ -193,11 +194,7 @@ impl Reading {
         ensure!(now_ms.is_finite() && is_later, "row {}: now_ms: {now_ms}: expected a later time", row.seq);
         let expected = self.last_seq.map(|last| last.saturating_add(1));
         let is_next = expected == Some(row.seq);
-        if let Some(expected) = expected {
-            self.missing += row.seq.saturating_sub(expected);
-        } else {
-            self.first_ms = now_ms;
-        }
+        self.missing += expected.map_or(0, |expected| row.seq.saturating_sub(expected));
         self.row += 1;
         self.most_running = self.most_running.max(facts.running);
         self.token_budget = self.token_budget.max(facts.token_budget);
