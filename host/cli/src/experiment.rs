@@ -185,22 +185,25 @@ fn begin(args: &StartArgs) -> anyhow::Result<(Store, State, Engine, Policies)> {
     let new = policy(&args.policy, args.config.as_deref())?;
     let folder = &args.folder.folder;
     let store = Store::take(folder)?;
-    if let Some(state) = store.load()? {
-        // What is over stays until its folder is removed: its measurements took hours.
+    let before = store.load()?;
+    if let Some(state) = before.as_ref().filter(|state| state.new.is_some()) {
         let is_over = state.stage != Stage::Running && state.restored;
+        let shown = folder.display();
         ensure!(
             is_over,
-            "--folder {}: has an experiment that is not over: go on with it (resume) or end it (stop)",
-            folder.display()
+            "--folder {shown}: has an experiment that is not over: go on with it (resume) or end it (stop)"
         );
-        bail!("--folder {}: has an experiment that is over, expected another folder", folder.display());
+        // Its measurements took hours.
+        bail!("--folder {shown}: has an experiment that is over, expected another folder");
     }
     let engine = args.target.one()?;
     let status = engine.status()?;
     let slot = status.slots.into_iter().find(|slot| slot.slot == args.slot);
     let active = slot.with_context(|| format!("--slot {}: the engine has no such slot", args.slot.label()))?.active;
     let old = old_policy(&active, args.old.as_deref())?;
-    let state = State::new(settings, engine.address(), active);
+    let mut state = State::new(settings, engine.address(), active);
+    // Of one that did not come to its first pair, there may be a shadow.
+    state.begun = before.is_some_and(|before| before.begun && before.engine == state.engine);
     let policies = Policies { old, new };
     store.save_policies(&policies)?;
     Ok((store, state, engine, policies))

@@ -95,7 +95,7 @@ fn a_stop_ends_what_nobody_leads() {
     experiment(&folder, 0.8, Stage::Running);
     let done = meridian(&folder, &["experiment", "stop", "--json"]);
     assert_eq!((done.code, &json(&done)["why"]), (0, &"stopped".into()), "{}", done.stderr);
-    // An engine that does not answer keeps the new policy, and the next stop tries again.
+    // The old policy decided when the controller died: no engine was needed.
     let store = Store::take(&folder.join("meridian-experiment")).expect("free");
     let state = store.load().expect("readable").expect("is there");
     assert_eq!(state.stage, Stage::Ended { why: "stopped".into(), complete: false });
