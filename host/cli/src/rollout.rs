@@ -150,7 +150,7 @@ struct Engines<'a>(&'a Target);
 impl Roster for Engines<'_> {
     fn members(&self) -> Result<Vec<Arc<dyn Member>>, String> {
         let fleet = self.0.all().map_err(|error| format!("{error:#}"))?;
-        Ok(fleet.engines.into_iter().map(|engine| Arc::new(engine) as _).collect())
+        Ok(fleet.engines.into_iter().map(|engine| Arc::new(engine) as Arc<dyn Member>).collect())
     }
 }
 
