@@ -116,7 +116,7 @@ impl Engine {
         let status = process_status(Arc::clone(&driver), settings.model.clone(), settings.dp, Arc::clone(&problems));
         let Slots { dispatch, eviction, budget, controller, recorder, awaited } =
             Slots::new(&config, &base_dir, components, Box::new(status))?;
-        let controller = controller.with_insight(Box::new(DriverInsight(Arc::clone(&driver))));
+        let controller = controller.with_insight(Box::new(DriverInsight::new(Arc::clone(&driver))));
         let changes = Arc::<LiveChanges>::default();
         let budgets = DriverBudgets { driver: Arc::clone(&driver), changes: Arc::clone(&changes) };
         let controller = controller.with_budgets(Box::new(budgets));
