@@ -15,7 +15,9 @@ use std::time::{Duration, Instant};
 
 use meridian_runtime::admin::discovery::{self, Process};
 use meridian_runtime::admin::{Admin, ConnectionLimits, Surroundings};
-use meridian_runtime::control::{FaultEntry, LatencyReport, MAX_COMPONENT_BYTES, ProcessStatus, SlotStatus, SwapReport};
+use meridian_runtime::control::{
+    FaultEntry, LatencyReport, MAX_COMPONENT_BYTES, ProcessStatus, SlotStatus, SwapReport,
+};
 use serde_json::Value;
 
 use support::{

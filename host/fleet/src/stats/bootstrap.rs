@@ -186,7 +186,8 @@ mod tests {
         let bootstrap = Bootstrap { draws: 300, ..Bootstrap::default() };
         for (intervals, effect) in [(8, 1.0), (20, 1.0), (20, 1.1)] {
             let has = (0..200).filter(|seed| {
-                let found = bootstrap.ratio(metric("output_itl_mean"), &pairs(*seed, intervals, effect)).expect("enough");
+                let found =
+                    bootstrap.ratio(metric("output_itl_mean"), &pairs(*seed, intervals, effect)).expect("enough");
                 found.low <= effect && effect <= found.high
             });
             let share = has.count() as f64 / 200.0;

@@ -15,8 +15,8 @@ use meridian_core::latency::{Histogram, LatencyCounts, STEP_BUCKETS_S, TOKEN_BUC
 use meridian_runtime::admin::{Admin, ConnectionLimits, Surroundings};
 use meridian_runtime::budgets::{BudgetList, ChangeError, ChangeReport, LiveBudget, LiveBudgets, LiveChange};
 use meridian_runtime::control::{
-    Control, ControlError, FaultEntry, Given, Insight, KvStatus, LatencyReport, Mode, ProcessStatus, RecordingStatus, ShadowStatus,
-    SlotName, SlotStatus, StateHandover, SwapReport, TracesStatus, UNCHANGED, Upload, Version,
+    Control, ControlError, FaultEntry, Given, Insight, KvStatus, LatencyReport, Mode, ProcessStatus, RecordingStatus,
+    ShadowStatus, SlotName, SlotStatus, StateHandover, SwapReport, TracesStatus, UNCHANGED, Upload, Version,
 };
 use meridian_runtime::explain::Explanation;
 use meridian_runtime::timeline::Timeline;
