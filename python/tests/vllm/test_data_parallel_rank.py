@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-
 from meridian.vllm.parts import data_parallel
 
 
