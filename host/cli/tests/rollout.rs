@@ -53,7 +53,7 @@ fn status_shows_guards_engines_and_the_prediction_beside_the_outcome() {
         "state    step 50% (2 of 3), interval 4 of 10",
         "engines  3: 2 with the new policy, 1 with the old one",
         "lasted   2.0 h, 240 calls to engines",
-        "nobody leads it: go on with it (resume), or return to the old policy (abort)",
+        "no process leads it: go on with it (resume), or return to the old policy (abort)",
         "left     c\\u{1b}: does not answer",
         "01:02:03  step 50%: 2 of 3 engines",
     ] {
@@ -113,5 +113,5 @@ fn only_a_leader_can_be_paused() {
     under_way(&folder);
     let done = meridian(&folder, &["rollout", "pause"]);
     assert_eq!(done.code, 1);
-    assert!(done.stderr.starts_with("error: nobody leads the roll-out"), "{}", done.stderr);
+    assert!(done.stderr.starts_with("error: no process leads the roll-out"), "{}", done.stderr);
 }

@@ -1,5 +1,5 @@
-//! The folder of a roll-out. Whoever holds the lock is its controller; the kernel releases it when that process ends, however
-//! it ends.
+//! The folder of a roll-out. The process that holds the lock leads the roll-out; the kernel releases the lock when that process
+//! ends, in whatever way.
 //!
 //! `state.json` is replaced whole, so that it is always one state or the next. Measurements are appended to
 //! `intervals.jsonl`, before the state that counts them: lines that no state counts, or half of one, are dropped.
