@@ -58,7 +58,11 @@ def rollout(_pairs: int) -> Iterator[Figure]:
             Bound(RUNS, at_most=False),
         )
         yield Figure(
-            f"roll-out: {name}: intervals until it was sent back", median(looks), "intervals", low=looks[0], high=looks[-1]
+            f"roll-out: {name}: intervals until it was sent back",
+            median(looks),
+            "intervals",
+            low=looks[0],
+            high=looks[-1],
         )
         wrong = sum(line["engines"] - line["right"] for line in lines)
         yield Figure(f"roll-out: {name}: engines with another policy in the end", wrong, "engines", Bound(0))
@@ -165,7 +169,18 @@ def free_port() -> int:
         return sock.getsockname()[1]
 
 
-START = ("--to", "50%,100%", "--hold", "6s", "--interval", "1500ms", "--settle", "300ms", "--guard", "output_itl_p50<=3x")
+START = (
+    "--to",
+    "50%,100%",
+    "--hold",
+    "6s",
+    "--interval",
+    "1500ms",
+    "--settle",
+    "300ms",
+    "--guard",
+    "output_itl_p50<=3x",
+)
 STAGES: dict[str, Callable[[dict[str, Any]], bool]] = {
     "shadow": lambda state: state.get("phase") == "shadow",
     "first step": lambda state: state.get("phase") == "step" and state["number"] == 0,

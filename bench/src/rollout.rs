@@ -99,6 +99,6 @@ impl<I: Iterator<Item = TraceRequest>> Clock for SimulatedFleet<I> {
 
 impl<I: Iterator<Item = TraceRequest>> Roster for SimulatedFleet<I> {
     fn members(&self) -> Result<Vec<Arc<dyn Member>>, String> {
-        Ok(self.members.iter().map(|member| Arc::clone(member) as _).collect())
+        Ok(self.members.iter().map(|member| Arc::clone(member) as Arc<dyn Member>).collect())
     }
 }

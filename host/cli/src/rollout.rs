@@ -133,7 +133,7 @@ pub(crate) fn run(command: &RolloutCommand, json: bool) -> anyhow::Result<()> {
             ensure!(state.outcome().is_none(), "{}: the roll-out is over", args.folder.display());
             ensure!(
                 is_led(&args.folder),
-                "nobody leads the roll-out, so that no step begins: lead it (resume) or abort"
+                "no process leads the roll-out, so that no step begins: lead it (resume) or abort"
             );
             wish(&args.folder, Wish::Pause)?;
             say("no further step begins; guards and faults still count");
@@ -150,7 +150,7 @@ struct Engines<'a>(&'a Target);
 impl Roster for Engines<'_> {
     fn members(&self) -> Result<Vec<Arc<dyn Member>>, String> {
         let fleet = self.0.all().map_err(|error| format!("{error:#}"))?;
-        Ok(fleet.engines.into_iter().map(|engine| Arc::new(engine) as _).collect())
+        Ok(fleet.engines.into_iter().map(|engine| Arc::new(engine) as Arc<dyn Member>).collect())
     }
 }
 
@@ -400,7 +400,7 @@ fn print_state(state: &RolloutState, predicted: Option<Prediction>, is_led: bool
         state.messages
     ))?;
     if state.outcome().is_none() && !is_led {
-        print_line("nobody leads it: go on with it (resume), or return to the old policy (abort)")?;
+        print_line("no process leads it: go on with it (resume), or return to the old policy (abort)")?;
     }
     for (name, why) in state.left_behind() {
         print_line(&format!("left     {}: {}", shown(name), shown(why)))?;

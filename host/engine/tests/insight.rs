@@ -4,7 +4,7 @@
 
 use meridian_core::{EngineFacts, Markers, MeridianConfig, NewRequest, Part, RowId, SlotName};
 use meridian_engine::{Driver, Engine, Settings};
-use meridian_runtime::control::{Control, Given, Mode, Upload};
+use meridian_runtime::control::{Given, Mode, Upload};
 use meridian_runtime::timeline::chrome_json;
 use serde_json::Value;
 

@@ -156,10 +156,10 @@ pub(super) fn judge(
         _ => log_ratio - sure,
     };
     let measured = Measured {
-        ratio: log_ratio.exp(),
-        low: (log_ratio - half).exp(),
-        high: (log_ratio + half).exp(),
-        surely: surely.exp(),
+        ratio: ratio_of(log_ratio),
+        low: ratio_of(log_ratio - half),
+        high: ratio_of(log_ratio + half),
+        surely: ratio_of(surely),
     };
     let Some(guard) = guard else {
         finding.measured = Some(measured);
@@ -178,6 +178,12 @@ pub(super) fn judge(
     };
     finding.measured = Some(measured);
     finding
+}
+
+/// A ratio that JSON can hold: the bounds of few intervals may be anywhere.
+fn ratio_of(log: f64) -> f64 {
+    const MOST: f64 = 20.0;
+    log.clamp(-MOST, MOST).exp()
 }
 
 /// Logarithms of the ratio, block by block, less what the same engines had before.
@@ -465,6 +471,20 @@ mod tests {
         // 100 values are needed: four intervals of one engine.
         assert_eq!((of(&step[..3]).verdict, of(&step[..3]).blocks), (Verdict::TooFew, 0));
         assert_eq!((of(&step).blocks, of(&step).verdict != Verdict::TooFew), (2, true));
+    }
+
+    #[test]
+    fn bounds_that_are_anywhere_are_numbers_all_the_same() {
+        let mut world = World::new(10);
+        let before: Vec<Interval> = (0..3).map(|_| world.interval(0, 1.0)).collect();
+        let step = [world.interval(1, 30.0)];
+        let p90 = guard("output_itl_p90<=1.05x");
+        let look = Look { number: 1, false_alarm: 1e-12 };
+        let finding = judge(p90.metric, Some(p90), &before, &step, look);
+        let measured = finding.measured.expect("an estimate");
+        assert!(measured.surely > 0.0 && measured.high.is_finite(), "{measured:?}");
+        let text = serde_json::to_string(&finding).expect("JSON");
+        assert_eq!(serde_json::from_str::<Finding>(&text).expect("its own text"), finding);
     }
 
     #[test]

@@ -105,8 +105,20 @@ impl Machine {
         true
     }
 
+    /// The engines settled after a change: an interval begins, unless they have faulted meanwhile.
+    pub(super) fn begin(&mut self, at_s: f64, engines: &Engines) {
+        self.state.at_s = at_s;
+        self.take_part(engines);
+        if !matches!(self.state.phase, Phase::Back { .. } | Phase::Over { .. })
+            && let Some(why) = self.alarm(engines)
+        {
+            self.back(Outcome::RolledBack { why });
+        }
+        self.begin_interval(engines);
+    }
+
     /// An interval begins with what the engines say now.
-    pub(super) fn begin_interval(&mut self, engines: &Engines) {
+    fn begin_interval(&mut self, engines: &Engines) {
         self.before = engines
             .iter()
             .filter_map(|(name, seen)| {
@@ -185,19 +197,21 @@ impl Machine {
     }
 
     fn join(&mut self, name: &str, seen: &Seen) {
+        let active = &seen.slot.active;
+        let has_new = self.state.policy.is(active);
         let role = match self.state.phase {
             Phase::Shadow => Role::Shadow,
             Phase::Finish => Role::New,
+            // Its configuration may have the new policy already.
+            Phase::Step { .. } if has_new => Role::New,
             Phase::Step { .. } | Phase::Back { .. } | Phase::Over { .. } => Role::Old,
         };
+        let is_other = if has_new { role == Role::Shadow } else { !is_same(active, &self.state.old) };
+        let foreign = is_other.then(|| format!("decides by {} {} when it joins", active.name, active.version));
         let record = EngineRecord {
             role,
-            old: if self.state.policy.is(&seen.slot.active) {
-                self.state.old.clone()
-            } else {
-                seen.slot.active.clone()
-            },
-            foreign: None,
+            old: self.state.old.clone(),
+            foreign,
             answers: true,
             is_listed: true,
             was_lost: false,
@@ -224,15 +238,19 @@ impl Machine {
             }
             if let Some(shadow) = slot.shadow.as_ref().filter(|shadow| policy.is(&shadow.version) && shadow.faults > 0)
             {
-                return Some(format!("{name}: the new policy faulted in shadow, {} times", shadow.faults));
+                return Some(format!("{name}: faults of the new policy in shadow: {}", shadow.faults));
             }
             let before = self.before.get(name).filter(|before| before.decides == Decides::New);
             let more = before.map_or(0, |before| faults(slot).saturating_sub(before.faults));
             if record.role == Role::New && policy.is(&slot.active) && (more > 0 || slot.strikes > 0) {
-                let kinds: Vec<&str> =
-                    slot.faults.iter().filter(|(_, count)| *count > 0).map(|(kind, _)| kind.as_str()).collect();
+                let kinds: Vec<&str> = slot
+                    .faults
+                    .iter()
+                    .filter(|(kind, count)| *count > 0 && kind != "load")
+                    .map(|(kind, _)| kind.as_str())
+                    .collect();
                 let count = more.max(u64::from(slot.strikes));
-                return Some(format!("{name}: the new policy faulted, {count} times ({})", kinds.join(", ")));
+                return Some(format!("{name}: faults of the new policy: {count} ({})", kinds.join(", ")));
             }
         }
         self.too_many_lost()

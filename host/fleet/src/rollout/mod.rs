@@ -1,8 +1,8 @@
 //! Staged roll-outs: a policy decides on a few engines, then on more, and goes back by itself when a guard, a fault or a
 //! quarantine speaks against it.
 //!
-//! [`Rollout::begin`] writes the first state into a folder, [`Rollout::run`] leads the roll-out. What decides is a state
-//! machine without I/O (`machine.rs`), whose statistics are in `judge.rs`; `runner.rs` looks at the engines and changes
+//! [`Rollout::begin`] writes the first state into a folder, [`Rollout::run`] leads the roll-out. A state machine
+//! without I/O decides (`machine.rs`), with the statistics of `judge.rs`; `runner.rs` looks at the engines and changes
 //! them. The state survives the process that leads the roll-out: [`reopen`] goes on with it, [`wish`] tells it something,
 //! [`read`] shows it.
 

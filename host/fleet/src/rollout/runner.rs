@@ -194,7 +194,7 @@ impl<'a> Rollout<'a> {
             let (status, report) = match (status, latency) {
                 (Ok(status), Ok(report)) => (status, report),
                 (Err(error), _) | (_, Err(error)) => {
-                    problems.push(format!("{name}: {error}"));
+                    problems.push(error.to_string());
                     continue;
                 }
             };
@@ -264,7 +264,12 @@ impl<'a> Rollout<'a> {
             // Requests that the other policy began are not what the interval is about.
             self.wait(self.machine.state.settings.settle_s)?;
             let began = self.look();
-            self.machine.begin_interval(&began);
+            self.machine.begin(self.clock.now_s(), &began);
+            if self.machine.state.phase != phase {
+                self.save()?;
+                engines = began;
+                continue;
+            }
             loop {
                 self.wait(self.machine.state.settings.interval_s)?;
                 let _ = self.find_members();

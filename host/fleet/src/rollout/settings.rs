@@ -178,7 +178,7 @@ impl RolloutSettings {
             Ok(number.ok_or_else(|| wrong("to", text, "expected a share above 0% and at most 100%"))? / 100.0)
         };
         let interval_s = (hold_s / 10.0).clamp(1.0, 60.0);
-        Ok(Self {
+        Self {
             slot,
             steps: steps.split(',').map(share).collect::<Result<_, _>>()?,
             guards: Vec::new(),
@@ -189,7 +189,7 @@ impl RolloutSettings {
             seed: 1,
             also: Vec::new(),
         }
-        .checked_steps(steps)?)
+        .checked_steps(steps)
     }
 
     fn checked_steps(self, text: &str) -> Result<Self, SettingError> {

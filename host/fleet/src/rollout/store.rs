@@ -1,5 +1,5 @@
-//! The folder of a roll-out. Whoever holds the lock is its controller; the kernel releases it when that process ends, however
-//! it ends.
+//! The folder of a roll-out. The process that holds the lock leads the roll-out; the kernel releases the lock when that process
+//! ends, in whatever way.
 //!
 //! `state.json` is replaced whole, so that it is always one state or the next. Measurements are appended to
 //! `intervals.jsonl`, before the state that counts them: lines that no state counts, or half of one, are dropped.
@@ -24,16 +24,16 @@ const MOST_LINE_BYTES: u64 = 256 << 20;
 #[derive(Debug, Error)]
 pub enum StoreError {
     /// Another process leads the roll-out.
-    #[error("{0}: another process leads this roll-out")]
+    #[error("{path}: another process leads this roll-out", path = .0.display())]
     Led(PathBuf),
     /// There is none.
-    #[error("{0}: no roll-out has begun here")]
+    #[error("{path}: no roll-out has begun here", path = .0.display())]
     None(PathBuf),
     /// A roll-out in this folder is not over.
-    #[error("{0}: a roll-out that is not over: go on with it (resume) or return to the old policy (abort)")]
+    #[error("{path}: a roll-out that is not over: go on with it (resume) or return to the old policy (abort)", path = .0.display())]
     NotOver(PathBuf),
     /// A file is not what a roll-out writes.
-    #[error("{path}: {why}")]
+    #[error("{path}: {why}", path = path.display())]
     Malformed {
         /// The file.
         path: PathBuf,

@@ -129,7 +129,7 @@ impl World {
             }
             let noise: f64 = StandardNormal.sample(&mut inner.random);
             let factor = if inner.active.source == NEW { effect } else { 1.0 };
-            let level = 20.0 * factor * (inner.level + 0.05 * noise).exp();
+            let level = 20.0 * factor * (inner.level + 0.02 * noise).exp();
             let tokens = (100.0 * seconds) as u32;
             let gaps = (0..tokens).map(|i| level * (0.8 + 0.4 * f64::from(i) / f64::from(tokens.max(1)))).collect();
             inner.counts.merge(&LatencyCounts {
@@ -322,7 +322,7 @@ impl Roster for Listed {
         Ok(engines
             .iter()
             .filter(|engine| !hidden.contains(&engine.name))
-            .map(|engine| Arc::clone(engine) as _)
+            .map(|engine| Arc::clone(engine) as Arc<dyn Member>)
             .collect())
     }
 }
@@ -341,7 +341,7 @@ fn settings() -> RolloutSettings {
     settings
 }
 
-struct Played_<'a> {
+struct Play<'a> {
     world: &'a Arc<World>,
     dir: PathBuf,
 }
@@ -351,7 +351,7 @@ fn ended(result: Result<Outcome, RolloutError>) -> Outcome {
     result.expect("it goes on to its end")
 }
 
-impl Played_<'_> {
+impl Play<'_> {
     fn begin(&self, settings: RolloutSettings) -> Result<Outcome, RolloutError> {
         let (roster, clock) = (Listed(Arc::clone(self.world)), Time(Arc::clone(self.world)));
         let policy = NewPolicy { source: NEW.into(), ..NewPolicy::default() };
@@ -384,14 +384,14 @@ impl Played_<'_> {
     }
 }
 
-impl Drop for Played_<'_> {
+impl Drop for Play<'_> {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.dir);
     }
 }
 
-fn play<'a>(world: &'a Arc<World>, name: &str) -> Played_<'a> {
-    Played_ { world, dir: folder(name) }
+fn play<'a>(world: &'a Arc<World>, name: &str) -> Play<'a> {
+    Play { world, dir: folder(name) }
 }
 
 fn only(source: &str) -> BTreeSet<String> {
@@ -437,7 +437,7 @@ fn a_bad_policy_goes_back_within_three_intervals() {
 fn faults_and_quarantine_on_one_engine_send_all_back() {
     type Happens = fn(&Played);
     let cases: [(&str, Happens, &str); 3] = [
-        ("fault", Played::fault, "the new policy faulted, 1 times (trap)"),
+        ("fault", Played::fault, "faults of the new policy: 1 (trap)"),
         ("quarantine", Played::quarantine, "the new policy is in quarantine"),
         (
             "shadow",
@@ -446,7 +446,7 @@ fn faults_and_quarantine_on_one_engine_send_all_back() {
                     shadow.1 = 3
                 }
             },
-            "faulted in shadow, 3 times",
+            "faults of the new policy in shadow: 3",
         ),
     ];
     for (name, happens, expected) in cases {
@@ -525,7 +525,7 @@ fn a_controller_killed_at_any_call_goes_back() {
 
 #[test]
 fn an_engine_that_restarts_gets_its_policy_again() {
-    for at_s in [5.5, 15.5, 31.5, 50.5, 75.5, 90.5] {
+    for at_s in [5.5, 15.5, 31.5, 50.5, 75.5, 86.5] {
         let world = World::new(10);
         world.at(at_s, |world| lock(&world.engines).iter().take(2).for_each(|engine| engine.restart()));
         let play = play(&world, &format!("restart-{at_s}"));
@@ -561,11 +561,7 @@ fn a_policy_that_kills_its_engines_goes_back() {
     });
     let play = play(&world, "killer");
     let Outcome::RolledBack { why } = ended(play.begin(settings())) else { panic!("{}", play.events()) };
-    assert!(
-        why.ends_with("engines with the new policy restarted or vanished, and 0 of 9 others")
-            || why.contains("restarted"),
-        "{why}"
-    );
+    assert_eq!(why, "6 of 6 engines with the new policy restarted or vanished, and 0 of 6 others");
     assert_eq!(world.actives(), only(OLD));
 }
 
@@ -683,7 +679,7 @@ fn a_fleet_that_cannot_be_compared_is_refused_and_left_alone() {
             |world| lock(&world.engine("e1").inner).active = version("native:edf"),
             "several versions: fcfs 1 (2), edf 1 (1)",
         ),
-        ("silent", 3, |world| lock(&world.engine("e1").inner).is_up = false, "e1: e1: does not answer"),
+        ("silent", 3, |world| lock(&world.engine("e1").inner).is_up = false, "e1: does not answer"),
         (
             "has-it",
             2,
@@ -712,7 +708,7 @@ fn files_that_no_roll_out_wrote_are_refused_by_name() {
     assert!(catch_unwind(AssertUnwindSafe(|| play.begin(settings))).is_err());
     let (state, lines) = (play.dir.join("state.json"), play.dir.join("intervals.jsonl"));
     let good = [std::fs::read_to_string(&state).expect("a state"), std::fs::read_to_string(&lines).expect("lines")];
-    let error = |play: &Played_<'_>| play.reopen().expect_err("malformed").to_string();
+    let error = |play: &Play<'_>| play.reopen().expect_err("malformed").to_string();
     for (from, to, expected) in [
         ("meridian-rollout/1", "meridian-rollout/9", "format: \"meridian-rollout/9\": expected \"meridian-rollout/1\""),
         ("\"hold_s\":20.0", "\"hold_s\":-1.0", "settings: hold: \"-1s\""),
