@@ -68,7 +68,7 @@ pub fn predict(
     let Options { slot, replicates, seed, .. } = options;
     ensure!(
         *slot != SlotName::Budget,
-        "--slot budget: expected dispatch or eviction: simulated thoughts have no text, so that no verdict on them can be predicted"
+        "--slot budget: expected dispatch or eviction: simulated thoughts have no text to judge"
     );
     ensure!(*replicates >= FEWEST_REPLICATES, "--replicates {replicates}: expected at least {FEWEST_REPLICATES}");
     ensure!(observed.seconds > 0.0, "the recording lasts no time");
