@@ -50,6 +50,8 @@ class Engine:
         serves: bool = False,
         tool_calls: list[list[int]] = ...,
         priority_first: bool = False,
+        dp_rank: int | None = None,
+        dp_size: int | None = None,
     ) -> Engine: ...
     @property
     def is_stock(self) -> bool: ...

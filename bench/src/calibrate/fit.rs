@@ -18,10 +18,16 @@ const MIN_STEPS: usize = 100;
 /// # Errors
 /// Too few steps.
 pub fn fit(runs: &[RecordedRun]) -> anyhow::Result<StepModel> {
+    let steps: Vec<&RecordedSteps> = runs.iter().map(|run| &run.steps).collect();
+    fit_steps(&steps)
+}
+
+/// The same of steps.
+pub(crate) fn fit_steps(runs: &[&RecordedSteps]) -> anyhow::Result<StepModel> {
     let mut works = Vec::new();
     let mut measured = Vec::new();
-    for run in runs {
-        let RecordedSteps { ms, requests, tokens, context_tokens, attention_pairs, .. } = &run.steps;
+    for steps in runs {
+        let RecordedSteps { ms, requests, tokens, context_tokens, attention_pairs, .. } = steps;
         for i in 0..ms.len() {
             if tokens[i] > 0 {
                 works.push(StepWork {
@@ -35,9 +41,9 @@ pub fn fit(runs: &[RecordedRun]) -> anyhow::Result<StepModel> {
         }
     }
     ensure!(works.len() >= MIN_STEPS, "{} steps with tokens, expected at least {MIN_STEPS}", works.len());
-    let (arrivals, taking_in) = runs.iter().fold((0.0, 0.0), |(count, ms), run| {
-        let arrivals: u32 = run.steps.arrivals.iter().sum();
-        (count + f64::from(arrivals), ms + run.steps.arrivals_ms.iter().sum::<f64>())
+    let (arrivals, taking_in) = runs.iter().fold((0.0, 0.0), |(count, ms), steps| {
+        let arrivals: u32 = steps.arrivals.iter().sum();
+        (count + f64::from(arrivals), ms + steps.arrivals_ms.iter().sum::<f64>())
     });
     let mut best: Option<(f64, StepModel)> = None;
     for knee in KNEES {

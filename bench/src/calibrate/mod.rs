@@ -12,6 +12,7 @@ use serde::Serialize;
 
 pub use self::file::EngineFile;
 pub use self::fit::fit;
+pub(crate) use self::fit::fit_steps;
 use crate::sim::{Outcome, RequestTimes, StepModel};
 use crate::vllm::RecordedRun;
 

@@ -2,8 +2,11 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::iter::Peekable;
 
 use meridian_core::Dispatch;
+use meridian_core::latency::LatencyCounts;
+use meridian_runtime::recording::{Recorder as RunRecorder, SlotSetup};
 use meridian_runtime::timeline::Timeline;
 use meridian_runtime::{Contender, SlotStats};
 
@@ -75,6 +78,8 @@ pub struct Outcome {
     pub steps: u64,
     /// What the first engine did, when it was to be kept.
     pub timeline: Option<Timeline>,
+    /// Latencies of all engines as they observe them, when they were to.
+    pub latency: Option<LatencyCounts>,
 }
 
 /// A run.
@@ -100,6 +105,14 @@ pub struct Simulation {
     /// Requests of the trace that have arrived.
     offered: usize,
     closed_loop: Option<ClosedLoop>,
+    disk: Option<Disk>,
+}
+
+/// The recording of the first engine.
+struct Disk {
+    recorder: RunRecorder,
+    /// Steps that it had when the recording was flushed.
+    flushed_at: u64,
 }
 
 /// A request that arrives after one that it waited for.
@@ -154,6 +167,7 @@ impl Simulation {
             ended: Vec::new(),
             offered: 0,
             closed_loop: None,
+            disk: None,
         }
     }
 
@@ -206,17 +220,54 @@ impl Simulation {
         self
     }
 
+    /// Observe latencies as an engine does, for [`Outcome::latency`].
+    #[must_use]
+    pub fn observing(mut self) -> Self {
+        self.engines.iter_mut().for_each(Engine::observe);
+        self
+    }
+
+    /// Make steps take `factor` times as long while the native policy `source` decides: a difference of a known size.
+    #[must_use]
+    pub fn with_drag(mut self, source: &str, factor: f64) -> Self {
+        self.engines.iter_mut().for_each(|engine| engine.drag(source, factor));
+        self
+    }
+
+    /// Record the decisions of the first engine's dispatch slot. Its steps wait for the disk now and then, so that none is
+    /// dropped.
+    #[must_use]
+    pub fn recorded_by(mut self, recorder: RunRecorder, setup: SlotSetup) -> Self {
+        if let Some(engine) = self.engines.first_mut() {
+            engine.control().record(&recorder, setup);
+        }
+        self.disk = Some(Disk { recorder, flushed_at: 0 });
+        self
+    }
+
     /// Simulate until every request has ended. `arrivals` come in order of time. `progress` is called with the requests that
     /// have arrived now and then.
     pub fn run(mut self, arrivals: impl Iterator<Item = TraceRequest>, mut progress: impl FnMut(usize)) -> Outcome {
         let mut arrivals = arrivals.enumerate().peekable();
+        self.advance(f64::INFINITY, &mut arrivals, &mut progress);
+        self.outcome()
+    }
+
+    /// Simulate until that time, or until every request has ended.
+    pub(super) fn advance(
+        &mut self,
+        until_ms: f64,
+        arrivals: &mut Peekable<impl Iterator<Item = (usize, TraceRequest)>>,
+        progress: &mut impl FnMut(usize),
+    ) {
         loop {
             let arrival_ms = arrivals.peek().map(|(_, request)| request.arrival_s * 1e3);
             let due_ms = self.due.peek().map(|Reverse(due)| due.at_ms);
             let coming_ms = [arrival_ms, due_ms].into_iter().flatten().fold(f64::INFINITY, f64::min);
             let (engine, step_ms) = self.next_step_end();
             let swap_ms = self.swaps.last().map_or(f64::INFINITY, |swap| swap.at_ms);
-            if coming_ms == f64::INFINITY && step_ms == f64::INFINITY {
+            let next_ms = coming_ms.min(step_ms);
+            if next_ms == f64::INFINITY || next_ms.min(swap_ms) > until_ms {
                 break;
             }
             if swap_ms <= coming_ms.min(step_ms) {
@@ -224,17 +275,38 @@ impl Simulation {
             } else if coming_ms < step_ms {
                 progress(self.offered);
                 // Whatever arrives at the same time is in the same step.
-                self.take_in(coming_ms, &mut arrivals);
+                self.take_in(coming_ms, arrivals);
                 self.wake(coming_ms);
             } else {
                 self.engines[engine].end(&mut self.recorder, &mut self.ended);
                 self.turns_over(step_ms);
-                self.take_in(step_ms, &mut arrivals);
+                self.take_in(step_ms, arrivals);
                 self.engines[engine].begin(step_ms, &mut self.recorder);
                 self.wake(step_ms);
+                self.wait_for_disk();
             }
         }
-        self.outcome()
+    }
+
+    /// The writer's queue has room for the decisions of so many steps.
+    fn wait_for_disk(&mut self) {
+        const EVERY: u64 = 128;
+        let (Some(disk), Some(engine)) = (&mut self.disk, self.engines.first()) else { return };
+        if engine.steps() - disk.flushed_at >= EVERY {
+            disk.flushed_at = engine.steps();
+            // What could not be written counts as dropped, which the reader sees.
+            let _ = disk.recorder.flush();
+        }
+    }
+
+    /// Whether an engine has requests, or some are to follow on others.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.due.is_empty() || self.engines.iter().any(|engine| engine.load() > 0)
+    }
+
+    /// The engine of that number.
+    pub(super) fn engine(&mut self, number: usize) -> Option<&mut Engine> {
+        self.engines.get_mut(number)
     }
 
     /// Engines that have something to do and are idle begin a step.
@@ -247,11 +319,7 @@ impl Simulation {
     }
 
     /// What arrives at the very time at which a step ends is seen by the next.
-    fn take_in(
-        &mut self,
-        now_ms: f64,
-        arrivals: &mut std::iter::Peekable<impl Iterator<Item = (usize, TraceRequest)>>,
-    ) {
+    fn take_in(&mut self, now_ms: f64, arrivals: &mut Peekable<impl Iterator<Item = (usize, TraceRequest)>>) {
         while let Some((index, request)) = arrivals.next_if(|(_, request)| request.arrival_s * 1e3 <= now_ms) {
             self.offer(index, request);
         }
@@ -381,7 +449,7 @@ impl Simulation {
         self.recorder.events.push(Event { t_s: at_ms / 1e3, what: format!("swap to {label}") });
     }
 
-    fn outcome(mut self) -> Outcome {
+    pub(super) fn outcome(mut self) -> Outcome {
         let mut run = self.recorder.run();
         let mut sums: BTreeMap<&str, f64> = BTreeMap::new();
         let (mut digest, mut steps) = (0u64, 0);
@@ -416,6 +484,13 @@ impl Simulation {
         }
         let (times, works) = self.recorder.take_kept();
         let timeline = self.engines.first_mut().and_then(Engine::take_timeline);
-        Outcome { run, times, works, digest, steps, timeline }
+        let mut latency: Option<LatencyCounts> = None;
+        for counts in self.engines.iter_mut().filter_map(Engine::latency) {
+            match &mut latency {
+                Some(all) => all.merge(&counts),
+                None => latency = Some(counts),
+            }
+        }
+        Outcome { run, times, works, digest, steps, timeline, latency }
     }
 }

@@ -2,14 +2,15 @@
 //! stands what python/meridian/vllm puts around vLLM's: the plan before the step, the order of the KV blocks, the
 //! victim, what is told to the mirror.
 
+use meridian_core::latency::{Latencies, LatencyCounts};
 use meridian_core::{
     Dispatch, EngineFacts, EvictionColumn, KvGrowth, Markers, MeridianScheduler, NewRequest, PhaseEvent, Queues,
     RequestId, RowId, Stop, WAITING_WINDOW,
 };
 use meridian_runtime::timeline::Timeline;
-use meridian_runtime::{Contender, DispatchSlot, SlotStats, Source};
+use meridian_runtime::{Contender, DispatchSlot, SlotControl, SlotStats, Source};
 
-use super::content::Content;
+use super::content::{Content, mix};
 use super::early_exit::EarlyExit;
 use super::live::{Facts, Live, THINK_END, THINK_START};
 use super::pool::Pool;
@@ -52,6 +53,8 @@ pub(super) struct Engine {
     digest: u64,
     /// The policy that is in quarantine.
     in_quarantine: Option<String>,
+    /// See [`Engine::drag`].
+    drag: Option<(String, f64)>,
     /// What it does, if it is to be kept.
     seen: Option<Box<Seen>>,
     /// When the step that is under way ends.
@@ -103,6 +106,7 @@ impl Engine {
             next_id: 0,
             digest: 0,
             in_quarantine: None,
+            drag: None,
             seen: None,
             ends_ms: None,
         }
@@ -224,9 +228,45 @@ impl Engine {
         let taken_in = f64::from(std::mem::take(&mut self.arrivals)) * self.config.step.arrival_ms;
         let model = self.config.step;
         let step_ms = if work.tokens == 0 { model.fixed_ms.max(EMPTY_STEP_MS) } else { model.step_ms(&work) };
+        let step_ms = step_ms * self.factor();
         let step_ms = (step_ms + taken_in).max(1e-3);
         recorder.step(&self.sample(now_ms, step_ms), &work);
         self.ends_ms = Some(now_ms + step_ms);
+    }
+
+    /// How much longer this step takes than the model says.
+    fn factor(&mut self) -> f64 {
+        let jitter = &self.config.jitter;
+        // Without regard to what the step carries, so that two policies have the same steps late.
+        let at = mix(self.number as u64, self.step).checked_rem(jitter.len() as u64);
+        let jitter = at.map_or(1.0, |at| f64::from(jitter[at as usize]));
+        let drag = match &self.drag {
+            Some((source, factor)) if self.scheduler.decider().is_decided_by(source) => *factor,
+            _ => 1.0,
+        };
+        jitter * drag
+    }
+
+    /// Steps take `factor` times as long while the native policy `source` decides.
+    pub(super) fn drag(&mut self, source: &str, factor: f64) {
+        self.drag = Some((source.to_owned(), factor));
+    }
+
+    /// Observe latencies from now on, as an engine does.
+    pub(super) fn observe(&mut self) {
+        self.scheduler.mirror().table.observe_latencies(Latencies::new(0));
+    }
+
+    /// Latencies since [`Engine::observe`].
+    pub(super) fn latency(&mut self) -> Option<LatencyCounts> {
+        let mirror = self.scheduler.mirror();
+        let recomputed_tokens = mirror.kv_counts().recomputed_tokens;
+        Some(LatencyCounts { recomputed_tokens, ..mirror.table.latencies()?.counts() })
+    }
+
+    /// A handle of its dispatch slot.
+    pub(super) fn control(&mut self) -> SlotControl<Dispatch> {
+        self.scheduler.decider().control()
     }
 
     /// The plan of the step, carried out on the queues; the tokens it may carry.

@@ -8,9 +8,12 @@
 //! A run is deterministic: the same requests, configuration and seed give the same schedule. Memory is linear in the requests
 //! that are live, and in the conversations so far: what was said in one may be asked for again.
 
+use std::sync::Arc;
+
 mod belady;
 mod cluster;
 mod content;
+mod driven;
 mod early_exit;
 mod engine;
 mod live;
@@ -24,6 +27,7 @@ mod step_model;
 mod timeline;
 
 pub use cluster::{Outcome, Router, Simulation, Swap};
+pub use driven::Driven;
 pub use recorder::RequestTimes;
 pub use sessions::ClosedLoop;
 pub use step_model::{StepModel, StepWork};
@@ -48,6 +52,8 @@ pub struct EngineConfig {
     pub block_tokens: u32,
     /// Full blocks stay for later prompts.
     pub prefix_caching: bool,
+    /// Factors of the step time; each step takes one of them. Empty: every step takes what [`StepModel`] says.
+    pub jitter: Arc<[f32]>,
 }
 
 impl Default for EngineConfig {
@@ -60,6 +66,7 @@ impl Default for EngineConfig {
             kv_blocks: 65_536,
             block_tokens: 16,
             prefix_caching: true,
+            jitter: Arc::new([]),
         }
     }
 }

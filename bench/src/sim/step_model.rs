@@ -53,7 +53,8 @@ impl StepWork {
     /// Count a request that computes `tokens` after `computed` tokens.
     pub fn add(&mut self, computed: u32, tokens: u32) {
         self.requests += 1;
-        self.tokens += tokens;
+        // A recording may claim anything.
+        self.tokens = self.tokens.saturating_add(tokens);
         self.context_tokens += u64::from(computed);
         if tokens > 1 {
             let (computed, tokens) = (u64::from(computed), u64::from(tokens));

@@ -1,14 +1,15 @@
 //! The `meridian` command, as a library so that the binary and the Python wheel share it.
 
-mod admin_client;
 mod bench;
-mod budget;
 mod config;
 mod ctl;
+mod experiment;
 mod models;
 mod policy;
 mod progress;
 mod replay;
+mod rollout;
+mod target;
 mod top;
 mod trace;
 mod why;
@@ -51,6 +52,12 @@ enum Command {
     /// List model families, and check how a tokenizer encodes their thinking markers
     #[command(subcommand, after_help = "Example:\n  meridian models list")]
     Models(models::ModelsCommand),
+    /// Compare two policies on a running engine
+    #[command(subcommand, after_help = "Example:\n  meridian experiment start mine.wasm")]
+    Experiment(Box<experiment::ExperimentCommand>),
+    /// Bring a policy to a fleet of engines in steps
+    #[command(subcommand, after_help = "Example:\n  meridian rollout start mine.wasm --guard 'output_itl_p99<=1.05x'")]
+    Rollout(Box<rollout::RolloutCommand>),
     /// Query a running engine and change its policies
     Ctl(ctl::CtlArgs),
     /// Watch a running engine: phases, queues, decisions, faults, versions
@@ -90,6 +97,8 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Policy(command) => policy::run(command, cli.json),
         Command::Config(command) => config::run(command, cli.json),
         Command::Models(command) => models::run(command, cli.json),
+        Command::Experiment(command) => experiment::run(&command, cli.json),
+        Command::Rollout(command) => rollout::run(&command, cli.json),
         Command::Ctl(args) => ctl::run(&args, cli.json),
         Command::Top(args) => top::run(&args, cli.json),
         Command::Trace(args) => trace::run(&args, cli.json),

@@ -15,7 +15,17 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("meridian-fleet", &["meridian-core", "meridian-runtime", "hyper", "hyper-util", "tokio"]),
     ("meridian-fuzz", &["meridian-core", "meridian-engine", "meridian-runtime", "meridian-wasm", "tokio"]),
     ("meridian-kernels", &[]),
-    ("meridian-bench", &["meridian-core", "meridian-engine", "meridian-kernels", "meridian-runtime", "meridian-wasm"]),
+    (
+        "meridian-bench",
+        &[
+            "meridian-core",
+            "meridian-engine",
+            "meridian-fleet",
+            "meridian-kernels",
+            "meridian-runtime",
+            "meridian-wasm",
+        ],
+    ),
     (
         "meridian-cli",
         &[

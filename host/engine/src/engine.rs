@@ -45,6 +45,8 @@ pub struct Settings {
     pub steps_ahead: usize,
     /// The model's name, for status and traces.
     pub model: String,
+    /// Its place among data-parallel engines, for status and discovery; `None` where that is not known.
+    pub dp: Option<DataParallel>,
     /// Start the admin listener, the metrics and the traces that the configuration enables.
     pub serves: bool,
     /// The engine itself schedules by priority.
@@ -53,6 +55,15 @@ pub struct Settings {
     pub registry: Limits,
     /// Pauses between two fetches of a configured component that failed.
     pub fetch_pace: FetchPace,
+}
+
+/// The place of an engine among the data-parallel engines of a deployment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DataParallel {
+    /// Its rank, from 0.
+    pub rank: u32,
+    /// The number of ranks, if known.
+    pub size: Option<u32>,
 }
 
 impl Default for Settings {
@@ -65,6 +76,7 @@ impl Default for Settings {
             block_tokens: 16,
             steps_ahead: 0,
             model: String::new(),
+            dp: None,
             serves: false,
             priority_first: false,
             registry: Limits::default(),
@@ -78,6 +90,8 @@ impl Default for Settings {
 pub struct Engine {
     driver: Arc<Mutex<Driver>>,
     controller: Arc<Controller>,
+    /// The same for code of this process.
+    control: Arc<dyn Control>,
     /// Owners of threads, ports and files; [`Engine::shutdown`] ends them.
     services: Mutex<Services>,
 }
@@ -99,10 +113,10 @@ impl Engine {
         // Filled when the driver exists: the slots come first.
         let driver = Arc::new(OnceLock::new());
         let problems = Problems::default();
-        let status = process_status(Arc::clone(&driver), settings.model.clone(), Arc::clone(&problems));
+        let status = process_status(Arc::clone(&driver), settings.model.clone(), settings.dp, Arc::clone(&problems));
         let Slots { dispatch, eviction, budget, controller, recorder, awaited } =
             Slots::new(&config, &base_dir, components, Box::new(status))?;
-        let controller = controller.with_insight(Box::new(DriverInsight(Arc::clone(&driver))));
+        let controller = controller.with_insight(Box::new(DriverInsight::new(Arc::clone(&driver))));
         let changes = Arc::<LiveChanges>::default();
         let budgets = DriverBudgets { driver: Arc::clone(&driver), changes: Arc::clone(&changes) };
         let controller = controller.with_budgets(Box::new(budgets));
@@ -122,7 +136,8 @@ impl Engine {
             lock(&started).observe(tenants);
         }
         lock(&started).traces = services.traces();
-        Ok(Self { driver: started, controller, services: Mutex::new(services) })
+        let control = services.audited(control);
+        Ok(Self { driver: started, controller, control, services: Mutex::new(services) })
     }
 
     /// The engine, for the scheduling thread. A status request from another thread waits meanwhile, so hold the guard
@@ -136,13 +151,13 @@ impl Engine {
     /// # Errors
     /// The reason for a refusal.
     pub fn swap(&self, slot: SlotName, upload: &Upload<'_>, mode: Mode) -> Result<SwapReport, ControlError> {
-        self.controller.put(slot, upload, mode)
+        self.control.put(slot, upload, mode)
     }
 
     /// All other controls of its policies, and their status.
     #[must_use]
-    pub fn control(&self) -> &Controller {
-        &self.controller
+    pub fn control(&self) -> &dyn Control {
+        &*self.control
     }
 
     /// Stop the services that have threads, ports or files, within some seconds. The engine keeps its policies, which
@@ -165,6 +180,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 fn process_status(
     driver: Arc<OnceLock<Weak<Mutex<Driver>>>>,
     model: String,
+    dp: Option<DataParallel>,
     problems: Problems,
 ) -> impl Fn() -> ProcessStatus + Send + Sync {
     let started = Instant::now();
@@ -173,6 +189,8 @@ fn process_status(
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").into(),
             model: model.clone(),
+            dp_rank: dp.map(|dp| dp.rank),
+            dp_size: dp.and_then(|dp| dp.size),
             uptime_s: started.elapsed().as_secs_f64(),
             problems: lock(&problems).iter().flatten().cloned().collect(),
             ..ProcessStatus::default()

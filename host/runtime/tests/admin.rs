@@ -15,7 +15,9 @@ use std::time::{Duration, Instant};
 
 use meridian_runtime::admin::discovery::{self, Process};
 use meridian_runtime::admin::{Admin, ConnectionLimits, Surroundings};
-use meridian_runtime::control::{FaultEntry, MAX_COMPONENT_BYTES, ProcessStatus, SlotStatus, SwapReport};
+use meridian_runtime::control::{
+    FaultEntry, LatencyReport, MAX_COMPONENT_BYTES, ProcessStatus, SlotStatus, SwapReport,
+};
 use serde_json::Value;
 
 use support::{
@@ -173,7 +175,7 @@ fn nothing_changes_where_no_token_is_configured() {
         ("", ""),
         ("open", "has mode 0644, must be 0600: other users must not read it"),
         ("short", "holds 15 characters, must be 16 to 4096"),
-        ("blank", "must hold visible ASCII characters only"),
+        ("blank", "line 1: must be NAME TOKEN, or the file must hold one token alone"),
         ("long", "holds 4097 characters, must be 16 to 4096"),
         ("absent", "cannot be read: No such file or directory (os error 2)"),
         (".", "must be a regular file"),
@@ -286,6 +288,20 @@ fn a_request_is_explained_by_its_id() {
         let why = "the query must be request=ID: the engine's id of a request, or a part of it";
         assert_eq!((reply.code, reply.error().as_str()), (400, why), "{query}");
     }
+}
+
+#[test]
+fn latencies_are_fine_sketches() {
+    let process = start("latency");
+    let reply = process.get("/v1/latency");
+    let report: LatencyReport = serde_json::from_str(&reply.body).unwrap();
+    assert_eq!((reply.code, report.run.as_str(), report.uptime_s), (200, "7-1a", 12.5));
+    assert_eq!((report.counts.finished, report.counts.ttft.mean_ms()), (3, Some(30.0)));
+    let sent = reply.json()["ttft"]["counts"].clone();
+    assert_eq!(sent.as_array().map(Vec::len), Some(2), "only buckets with values: {sent}");
+    process.recorder.is_busy.store(true, Ordering::Relaxed);
+    let reply = process.get("/v1/latency");
+    assert_eq!((reply.code, reply.error().as_str()), (404, "this engine observes no latencies"));
 }
 
 #[test]
@@ -550,6 +566,8 @@ fn dropping_closes_the_ports_and_removes_the_file() {
             socket: process.admin.socket().map(str::to_owned),
             metrics: Some(metrics.clone()),
             model: "Qwen/Qwen3-8B".into(),
+            dp_rank: Some(1),
+            dp_size: Some(2),
             token_file: Some(token_file.to_str().unwrap().into()),
             ..Process::own()
         }]

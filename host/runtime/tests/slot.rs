@@ -87,6 +87,22 @@ fn the_last_good_version_decides_during_quarantine() {
 }
 
 #[test]
+fn a_rollback_in_quarantine_keeps_the_stand_in_and_forgets_the_quarantine() {
+    let mut slot = slot(Made::new(1));
+    let control = slot.control();
+    control.swap(faulting(2, FaultKind::BadAnswer).contender());
+    for now_ms in [1.0, 2.0, 3.0] {
+        decide(&mut slot, now_ms);
+    }
+    assert_eq!(control.status().quarantine.unwrap().0.name, "made-2");
+    let report = control.rollback().unwrap();
+    assert_eq!((report.active.name.as_str(), report.action.as_str()), ("made-1", "rollback"));
+    let status = control.status();
+    assert_eq!((status.quarantine, status.previous.unwrap().name.as_str()), (None, "made-2"));
+    assert_eq!(decide(&mut slot, 1e9), (Source::Active, 1), "it does not come back");
+}
+
+#[test]
 fn what_cannot_be_started_stays_in_quarantine() {
     let mut slot = slot(Made { cannot_recover: true, ..faulting(7, FaultKind::Trap) });
     decide(&mut slot, 0.0);

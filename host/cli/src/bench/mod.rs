@@ -6,6 +6,7 @@ mod generate;
 mod grid;
 mod input;
 mod micro;
+mod predict;
 mod replay;
 mod report;
 mod tune;
@@ -31,6 +32,8 @@ pub(crate) enum BenchCommand {
     Grid(grid::GridArgs),
     /// Fit the simulated engine to recorded runs of a real engine
     Calibrate(calibrate::CalibrateArgs),
+    /// Predict what another policy would change, from a recording of an engine
+    Predict(predict::PredictArgs),
     /// Fit the entropies of simulated thinking to recorded thoughts
     Entropies(entropies::EntropiesArgs),
     /// Write a generated workload as a trace
@@ -49,6 +52,7 @@ pub(crate) fn run(command: BenchCommand, json: bool) -> anyhow::Result<()> {
         BenchCommand::Tune(args) => tune::run(&args, json),
         BenchCommand::Grid(args) => grid::run(&args, json),
         BenchCommand::Calibrate(args) => calibrate::run(&args, json),
+        BenchCommand::Predict(args) => predict::run(&args, json),
         BenchCommand::Entropies(args) => entropies::run(&args, json),
         BenchCommand::Generate(args) => generate::run(&args, json),
         BenchCommand::Compare(args) => compare::run(args, json),

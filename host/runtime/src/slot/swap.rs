@@ -102,13 +102,20 @@ impl<K: SlotKind> SlotControl<K> {
         })
     }
 
-    /// Return to the previous version; a second call returns from there. A shadow stays.
+    /// Return to the previous version; a second call returns from there. A shadow stays. While the previous version stands
+    /// in for one in quarantine, it keeps deciding, and the one in quarantine becomes the previous version: it does not
+    /// come back by itself.
     ///
     /// # Errors
     /// [`ControlError::Nothing`] without a previous version.
     pub fn rollback(&self) -> Result<SwapReport, ControlError> {
         self.change("rollback", |state, leftovers| {
+            if state.previous.is_none() && !state.active.is_stand_in && state.quarantine.is_some() {
+                state.previous = state.quarantine.take().map(|quarantine| quarantine.policy);
+                return Ok(StateHandover::Own);
+            }
             let previous = state.previous.take().ok_or(nothing::<K>("there is no previous version"))?;
+            leftovers.extend(state.quarantine.take().map(|quarantine| quarantine.policy));
             Ok(state.install(previous, true, leftovers))
         })
     }

@@ -1,0 +1,534 @@
+//! Whether the new policy exceeds a guard's limit.
+//!
+//! *The estimate.* In each interval of time, the metric of the engines with the new policy is related to that of the
+//! engines with the old one over the same seconds: load that all share cancels out. Engines differ by themselves (routing,
+//! hardware, neighbours), so the same engines were observed before the change, and the ratio that they had then is taken
+//! off: a difference in differences (Card and Krueger, American Economic Review 84(4), 1994), of logarithms. An engine
+//! that was not observed before has no place in either group.
+//!
+//! *The error.* The ratios before the change say how much the ratio varies from interval to interval while nothing has
+//! changed; those after it are added to that. Their pooled variance makes a verdict after two intervals possible, where a
+//! bootstrap of two intervals has nothing to draw from. Correlation of neighbours widens the error as for a first-order
+//! autoregressive process (as in `bench/src/compare/stats.rs`). Intervals with too few values are joined.
+//!
+//! *Many looks.* Several guards are looked at after every interval of every step. The probability of a false alarm is
+//! shared out: equally between guards and steps, and over the looks of a step as 1/2, 1/6, 1/12, ...: `1/(j(j+1))`, which
+//! add up to 1 however long a step is extended (alpha spending: Lan and DeMets, Biometrika 70(3), 1983; the bound is
+//! Bonferroni's, so it holds however the looks depend on each other).
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use meridian_core::latency::LatencyKind;
+use serde::{Deserialize, Serialize};
+use statrs::distribution::{ContinuousCDF, StudentsT};
+
+use super::settings::{Guard, Side};
+use crate::stats::{Metric, Sample};
+
+/// What the engines did in one interval of time, by their names.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Interval {
+    /// Engines with the old policy.
+    pub(super) old: BTreeMap<String, Sample>,
+    /// Engines with the new policy.
+    pub(super) new: BTreeMap<String, Sample>,
+}
+
+impl Interval {
+    /// Keep of each sample only what these metrics need.
+    pub(super) fn keep_only(&mut self, metrics: &[Metric]) {
+        let needed: Vec<LatencyKind> = LatencyKind::ALL
+            .into_iter()
+            .filter(|kind| metrics.iter().any(|metric| matches!(metric, Metric::Latency(of, _) if of == kind)))
+            .collect();
+        for sample in self.old.values_mut().chain(self.new.values_mut()) {
+            for kind in LatencyKind::ALL.into_iter().filter(|kind| !needed.contains(kind)) {
+                std::mem::take(sample.counts.of_mut(kind));
+            }
+        }
+    }
+}
+
+/// The verdict about a metric.
+///
+/// ```
+/// use meridian_fleet::rollout::Verdict;
+///
+/// assert_eq!(serde_json::to_string(&Verdict::TooFew).unwrap(), "\"too-few\"");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// The estimate is on the allowed side of the limit.
+    Kept,
+    /// The estimate is beyond the limit, but noise may be the reason.
+    Unclear,
+    /// Beyond the limit, and noise is not the reason.
+    Exceeded,
+    /// Too few values for an estimate.
+    TooFew,
+}
+
+/// What is known of a metric in a step.
+///
+/// ```
+/// # use meridian_fleet::rollout::{Finding, Verdict};
+/// let text = r#"{"metric": "ttft_p50", "guard": null, "verdict": "too-few", "measured": null, "blocks": 0}"#;
+/// let finding: Finding = serde_json::from_str(text).unwrap();
+/// assert_eq!((finding.verdict, finding.metric.to_string()), (Verdict::TooFew, "ttft_p50".to_owned()));
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Finding {
+    /// The metric.
+    pub metric: Metric,
+    /// Its guard; `None` for a metric that is only measured.
+    pub guard: Option<Guard>,
+    /// The verdict; of a metric without a guard, whether there is an estimate.
+    pub verdict: Verdict,
+    /// The ratio of the new policy to the old one.
+    pub measured: Option<Measured>,
+    /// Intervals of the step that it comes from; those with too few values are joined and count as one.
+    pub blocks: u32,
+}
+
+/// A ratio with its interval.
+///
+/// ```
+/// # use meridian_fleet::rollout::Measured;
+/// let measured = Measured { ratio: 1.2, low: 1.1, high: 1.3, surely: 1.06 };
+/// assert!(measured.low < measured.ratio);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// The estimate.
+    pub ratio: f64,
+    /// Lower end of its 95 % interval.
+    pub low: f64,
+    /// Upper end.
+    pub high: f64,
+    /// The bound that is held against the limit at this look: below the estimate for `<=`, above it for `>=`.
+    pub surely: f64,
+}
+
+/// Least deviation of a logarithm from interval to interval: about the width of a bucket of a sketch. Without it, equal
+/// values before the change would make any difference certain.
+const LEAST_DEVIATION: f64 = 0.01;
+/// Fewest blocks of a step for an alarm: one interval may be an accident of a single engine.
+const LEAST_BLOCKS: usize = 2;
+/// Fewest blocks before the change.
+const LEAST_BEFORE: usize = 3;
+/// Correlation of neighbours above which the error would be mostly guessed.
+const MOST_CORRELATED: f64 = 0.9;
+
+/// The look at a step of a roll-out.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Look {
+    /// The step's intervals so far, from 1.
+    pub(super) number: u32,
+    /// Probability of a false alarm by this guard in this step.
+    pub(super) false_alarm: f64,
+}
+
+impl Look {
+    fn level(self) -> f64 {
+        let j = f64::from(self.number.max(1));
+        self.false_alarm / (j * (j + 1.0))
+    }
+}
+
+/// The finding about a metric: `before` are intervals in which every engine had the old policy.
+pub(super) fn judge(
+    metric: Metric,
+    guard: Option<Guard>,
+    before: &[Interval],
+    step: &[Interval],
+    look: Look,
+) -> Finding {
+    let series = Series::of(metric, before, step);
+    let mut finding =
+        Finding { metric, guard, verdict: Verdict::TooFew, measured: None, blocks: series.step.len() as u32 };
+    let Some(estimate) = series.estimate() else { return finding };
+    let Estimate { log_ratio, error, student } = estimate;
+    let half = error * student.inverse_cdf(0.975);
+    let sure = error * student.inverse_cdf(1.0 - look.level());
+    let surely = match guard.map(|guard| guard.side) {
+        Some(Side::AtLeast) => log_ratio + sure,
+        _ => log_ratio - sure,
+    };
+    let measured = Measured {
+        ratio: ratio_of(log_ratio),
+        low: ratio_of(log_ratio - half),
+        high: ratio_of(log_ratio + half),
+        surely: ratio_of(surely),
+    };
+    let Some(guard) = guard else {
+        finding.measured = Some(measured);
+        finding.verdict = Verdict::Kept;
+        return finding;
+    };
+    // Not the mean alone: one bad interval must not be an alarm by its size.
+    let latest_exceed = series.step.len() >= LEAST_BLOCKS
+        && series.step.iter().rev().take(LEAST_BLOCKS).all(|log| !guard.allows(log.exp()));
+    finding.verdict = if !guard.allows(measured.surely) && latest_exceed {
+        Verdict::Exceeded
+    } else if guard.allows(measured.ratio) {
+        Verdict::Kept
+    } else {
+        Verdict::Unclear
+    };
+    finding.measured = Some(measured);
+    finding
+}
+
+/// A ratio that JSON can hold: the bounds of few intervals may be anywhere.
+fn ratio_of(log: f64) -> f64 {
+    const MOST: f64 = 20.0;
+    log.clamp(-MOST, MOST).exp()
+}
+
+/// Logarithms of the ratio, block by block, less what the same engines had before.
+struct Series {
+    /// About 0.
+    before: Vec<f64>,
+    step: Vec<f64>,
+}
+
+struct Estimate {
+    log_ratio: f64,
+    error: f64,
+    student: StudentsT,
+}
+
+/// The engines of both groups.
+type Groups<'a> = (BTreeSet<&'a str>, BTreeSet<&'a str>);
+
+impl Series {
+    fn of(metric: Metric, before: &[Interval], step: &[Interval]) -> Self {
+        let known: BTreeSet<&str> = {
+            let mut times = HashMap::<&str, usize>::new();
+            before
+                .iter()
+                .flat_map(|interval| interval.old.keys())
+                .for_each(|name| *times.entry(name).or_default() += 1);
+            // Most of the time: a few seconds say nothing of what an engine is like.
+            times.into_iter().filter(|(_, count)| 2 * count > before.len()).map(|(name, _)| name).collect()
+        };
+        // Joined until each has enough values; engines that come or go begin another block.
+        let mut blocks: Vec<(Groups<'_>, Block)> = Vec::new();
+        for interval in step {
+            let pick = |samples: &BTreeMap<String, Sample>| -> BTreeSet<&str> {
+                known.iter().copied().filter(|name| samples.contains_key(*name)).collect()
+            };
+            let groups = (pick(&interval.old), pick(&interval.new));
+            match blocks.last_mut().filter(|(of, block)| *of == groups && !block.is_enough(metric)) {
+                Some((_, block)) => block.add(interval, &groups),
+                None => {
+                    let mut block = Block::default();
+                    block.add(interval, &groups);
+                    blocks.push((groups, block));
+                }
+            }
+        }
+        // What each pair of groups had before the change.
+        let mut offsets = HashMap::<Groups<'_>, Option<(f64, Vec<f64>)>>::new();
+        let mut step_logs = Vec::new();
+        let mut most_used = HashMap::<Groups<'_>, usize>::new();
+        for (groups, block) in blocks.iter().filter(|(_, block)| block.is_enough(metric)) {
+            let offset = offsets.entry(groups.clone()).or_insert_with(|| earlier(metric, before, groups));
+            if let (Some((mean, _)), Some(log)) = (offset, block.log_ratio(metric)) {
+                step_logs.push(log - *mean);
+                *most_used.entry(groups.clone()).or_default() += 1;
+            }
+        }
+        let usual =
+            most_used.into_iter().max_by_key(|(groups, count)| (*count, groups.clone())).map(|(groups, _)| groups);
+        let before = usual.and_then(|groups| offsets.remove(&groups)).flatten();
+        let before = before.map_or_else(Vec::new, |(mean, logs)| logs.into_iter().map(|log| log - mean).collect());
+        Self { before, step: step_logs }
+    }
+
+    fn estimate(&self) -> Option<Estimate> {
+        let (m, n) = (self.before.len(), self.step.len());
+        if m < LEAST_BEFORE || n == 0 {
+            return None;
+        }
+        let log_ratio = self.step.iter().sum::<f64>() / n as f64;
+        let after: Vec<f64> = self.step.iter().map(|log| log - log_ratio).collect();
+        let squares: f64 = self.before.iter().chain(&after).map(|rest| rest * rest).sum();
+        let freedom = (m + n - 2) as f64;
+        let variance = (squares / freedom).max(LEAST_DEVIATION * LEAST_DEVIATION);
+        let products: f64 =
+            [&self.before, &after].iter().flat_map(|rests| rests.windows(2)).map(|pair| pair[0] * pair[1]).sum();
+        let found = if squares > 0.0 { products / squares } else { 0.0 };
+        // Of few values it comes out too small, by about (1 + 4r) / n (Marriott and Pope, Biometrika 41, 1954).
+        let correlation = (found + (1.0 + 4.0 * found.max(0.0)) / (m + n) as f64).clamp(0.0, MOST_CORRELATED);
+        let error = (variance_of_mean(variance, m, correlation) + variance_of_mean(variance, n, correlation)).sqrt();
+        let freedom = (freedom * (1.0 - correlation) / (1.0 + correlation)).max(1.0);
+        let student = StudentsT::new(0.0, 1.0, freedom).ok()?;
+        (log_ratio.is_finite() && error.is_finite()).then_some(Estimate { log_ratio, error, student })
+    }
+}
+
+/// The variance of the mean of `count` neighbours in a first-order autoregressive process.
+fn variance_of_mean(variance: f64, count: usize, correlation: f64) -> f64 {
+    let n = count as f64;
+    let sum: f64 = (1..count).map(|k| (1.0 - k as f64 / n) * correlation.powi(k as i32)).sum();
+    variance / n * (1.0 + 2.0 * sum)
+}
+
+/// The ratio of these groups while both had the old policy: its mean logarithm and that of each block.
+fn earlier(metric: Metric, before: &[Interval], groups: &Groups<'_>) -> Option<(f64, Vec<f64>)> {
+    let mut logs = Vec::new();
+    let mut block = Block::default();
+    for interval in before {
+        // All engines are in `old` then.
+        merge(&interval.old, &groups.0, &mut block.old);
+        merge(&interval.old, &groups.1, &mut block.new);
+        if block.is_enough(metric) {
+            logs.extend(block.log_ratio(metric));
+            block = Block::default();
+        }
+    }
+    let mean = logs.iter().sum::<f64>() / logs.len() as f64;
+    (logs.len() >= LEAST_BEFORE && mean.is_finite()).then_some((mean, logs))
+}
+
+/// Add the samples of these engines.
+fn merge(samples: &BTreeMap<String, Sample>, names: &BTreeSet<&str>, sum: &mut Sample) {
+    samples.iter().filter(|(name, _)| names.contains(name.as_str())).for_each(|(_, sample)| sum.merge(sample));
+}
+
+/// Consecutive intervals of the same engines.
+#[derive(Default)]
+struct Block {
+    old: Sample,
+    new: Sample,
+}
+
+impl Block {
+    fn add(&mut self, interval: &Interval, (old, new): &Groups<'_>) {
+        merge(&interval.old, old, &mut self.old);
+        merge(&interval.new, new, &mut self.new);
+    }
+
+    fn is_enough(&self, metric: Metric) -> bool {
+        if let Metric::Rate(_) = metric {
+            // Without any load, nothing can be said; with some, few tokens are the finding.
+            return self.old.seconds > 0.0 && self.new.seconds > 0.0 && metric.count(&self.old.counts) > 0;
+        }
+        metric.count(&self.old.counts) >= metric.least_count() && metric.count(&self.new.counts) >= metric.least_count()
+    }
+
+    fn log_ratio(&self, metric: Metric) -> Option<f64> {
+        let value = |sample: &Sample| match metric {
+            // Half of one, so that none at all has a logarithm.
+            Metric::Rate(_) => Some((metric.count(&sample.counts) as f64 + 0.5) / sample.seconds),
+            _ => metric.of(sample),
+        };
+        let log = (value(&self.new)? / value(&self.old)?).ln();
+        log.is_finite().then_some(log)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use meridian_core::latency::LatencyCounts;
+    use rand::SeedableRng;
+    use rand_distr::{Distribution, StandardNormal};
+    use rand_pcg::Pcg64;
+
+    use super::*;
+
+    const BEFORE: usize = 10;
+
+    /// Engines that differ by 30 %, load that drifts, noise of each with some memory; the first `new` of ten change.
+    struct World {
+        random: Pcg64,
+        levels: Vec<f64>,
+        memory: Vec<f64>,
+        tokens: u32,
+    }
+
+    impl World {
+        fn new(seed: u64) -> Self {
+            let mut random = Pcg64::seed_from_u64(seed);
+            let levels = (0..10)
+                .map(|_| {
+                    let z: f64 = StandardNormal.sample(&mut random);
+                    0.3 * z
+                })
+                .collect();
+            Self { random, levels, memory: vec![0.0; 10], tokens: 150 }
+        }
+
+        fn normal(&mut self) -> f64 {
+            StandardNormal.sample(&mut self.random)
+        }
+
+        fn interval(&mut self, new: usize, effect: f64) -> Interval {
+            let shared = 0.4 * self.normal();
+            let mut interval = Interval::default();
+            for i in 0..10 {
+                self.memory[i] = 0.4 * self.memory[i] + 0.06 * self.normal();
+                let factor = if i < new { effect } else { 1.0 };
+                let level = (shared + self.levels[i] + self.memory[i]).exp() * 20.0 * factor;
+                let gaps = (0..self.tokens).map(|_| level * (0.3 * self.normal()).exp()).collect();
+                let counts = LatencyCounts {
+                    output_itl: gaps,
+                    output_tokens: u64::from(self.tokens),
+                    ..LatencyCounts::default()
+                };
+                let group = if i < new { &mut interval.new } else { &mut interval.old };
+                group.insert(format!("engine-{i}"), Sample { counts, seconds: 30.0 });
+            }
+            interval
+        }
+
+        fn before(&mut self) -> Vec<Interval> {
+            (0..BEFORE).map(|_| self.interval(0, 1.0)).collect()
+        }
+    }
+
+    fn guard(text: &str) -> Guard {
+        text.parse().expect("a guard")
+    }
+
+    /// The look at which a guard is exceeded, if one is within `looks`.
+    fn exceeded(seed: u64, new: usize, effect: f64, guard: Guard, looks: u32) -> Option<u32> {
+        let mut world = World::new(seed);
+        let before = world.before();
+        let mut step = Vec::new();
+        (1..=looks).find(|number| {
+            step.push(world.interval(new, effect));
+            let look = Look { number: *number, false_alarm: 0.01 / 6.0 };
+            judge(guard.metric, Some(guard), &before, &step, look).verdict == Verdict::Exceeded
+        })
+    }
+
+    #[test]
+    fn equal_policies_raise_no_alarm_at_any_look() {
+        // The strictest limit: the true ratio is the limit itself.
+        for new in [1, 5, 9] {
+            let alarms = (0..100).filter(|seed| exceeded(*seed, new, 1.0, guard("output_itl_p90<=1x"), 30).is_some());
+            let alarms = alarms.count();
+            assert!(alarms <= 1, "{new} engines: {alarms} of 100");
+        }
+    }
+
+    #[test]
+    fn a_bad_policy_is_found_within_three_intervals() {
+        for new in [1, 5, 9] {
+            for seed in 0..50 {
+                let found = exceeded(seed, new, 2.0, guard("output_itl_p90<=1.05x"), 3);
+                assert!(found.is_some(), "{new} engines, seed {seed}");
+            }
+        }
+    }
+
+    #[test]
+    fn engines_that_differ_by_themselves_are_no_finding() {
+        let mut world = World::new(5);
+        world.levels = (0..10).map(|i| if i == 0 { 1.0 } else { 0.0 }).collect();
+        let before = world.before();
+        let step: Vec<Interval> = (0..10).map(|_| world.interval(1, 1.0)).collect();
+        let look = Look { number: 10, false_alarm: 0.01 };
+        let finding = judge(guard("output_itl_p50<=1.05x").metric, None, &before, &step, look);
+        let measured = finding.measured.expect("an estimate");
+        // Without the time before, it would be 2.7.
+        assert!((0.85..1.15).contains(&measured.ratio) && measured.low < 1.0 && measured.high > 1.0, "{measured:?}");
+    }
+
+    #[test]
+    fn engines_that_come_and_go_change_nothing() {
+        let mut world = World::new(6);
+        world.levels = (0..10).map(|i| f64::from(i) * 0.2).collect();
+        let before = world.before();
+        let mut step: Vec<Interval> = (0..10).map(|_| world.interval(5, 1.0)).collect();
+        for (i, interval) in step.iter_mut().enumerate() {
+            if i >= 3 {
+                // The fastest of the old ones and the slowest of the new ones have gone.
+                interval.old.remove("engine-5");
+                interval.new.remove("engine-4");
+            }
+            // A slow one that was not there before.
+            let stranger = interval.old.values().next().cloned().expect("old ones");
+            interval.new.insert("stranger".into(), Sample { seconds: 30.0, ..stranger });
+        }
+        let finding =
+            judge(guard("output_itl_p50<=1x").metric, None, &before, &step, Look { number: 10, false_alarm: 0.01 });
+        let measured = finding.measured.expect("an estimate");
+        assert!(measured.low < 1.0 && measured.high > 1.0, "{measured:?}");
+    }
+
+    #[test]
+    fn too_few_values_are_joined_and_then_enough() {
+        let mut world = World::new(7);
+        world.tokens = 30;
+        let before: Vec<Interval> = (0..40).map(|_| world.interval(0, 1.0)).collect();
+        let step: Vec<Interval> = (0..8).map(|_| world.interval(1, 1.0)).collect();
+        let p90 = guard("output_itl_p90<=1.05x");
+        let of = |step: &[Interval]| judge(p90.metric, Some(p90), &before, step, Look { number: 8, false_alarm: 0.01 });
+        // 100 values are needed: four intervals of one engine.
+        assert_eq!((of(&step[..3]).verdict, of(&step[..3]).blocks), (Verdict::TooFew, 0));
+        assert_eq!((of(&step).blocks, of(&step).verdict != Verdict::TooFew), (2, true));
+    }
+
+    #[test]
+    fn bounds_that_are_anywhere_are_numbers_all_the_same() {
+        let mut world = World::new(10);
+        let before: Vec<Interval> = (0..3).map(|_| world.interval(0, 1.0)).collect();
+        let step = [world.interval(1, 30.0)];
+        let p90 = guard("output_itl_p90<=1.05x");
+        let look = Look { number: 1, false_alarm: 1e-12 };
+        let finding = judge(p90.metric, Some(p90), &before, &step, look);
+        let measured = finding.measured.expect("an estimate");
+        assert!(measured.surely > 0.0 && measured.high.is_finite(), "{measured:?}");
+        let text = serde_json::to_string(&finding).expect("JSON");
+        assert_eq!(serde_json::from_str::<Finding>(&text).expect("its own text"), finding);
+    }
+
+    #[test]
+    fn silence_is_a_finding() {
+        let mut world = World::new(8);
+        let before = world.before();
+        let step: Vec<Interval> = (0..3)
+            .map(|_| {
+                let mut interval = world.interval(2, 1.0);
+                interval.new.values_mut().for_each(|sample| sample.counts = LatencyCounts::default());
+                interval
+            })
+            .collect();
+        let starvation = Guard::STARVATION;
+        let look = Look { number: 3, false_alarm: 0.001 };
+        assert_eq!(judge(starvation.metric, Some(starvation), &before, &step, look).verdict, Verdict::Exceeded);
+        let p90 = guard("output_itl_p90<=1.05x");
+        assert_eq!(judge(p90.metric, Some(p90), &before, &step, look).verdict, Verdict::TooFew);
+    }
+
+    #[test]
+    fn one_bad_interval_is_no_alarm() {
+        let mut world = World::new(9);
+        let before = world.before();
+        let mut step = vec![world.interval(1, 8.0)];
+        let p90 = guard("output_itl_p90<=1.05x");
+        for number in 1..=6 {
+            let look = Look { number, false_alarm: 0.01 };
+            assert_ne!(judge(p90.metric, Some(p90), &before, &step, look).verdict, Verdict::Exceeded, "{number}");
+            step.push(world.interval(1, 1.0));
+        }
+    }
+
+    #[test]
+    fn levels_of_all_looks_add_up() {
+        let sum: f64 = (1..10_000).map(|number| Look { number, false_alarm: 0.01 }.level()).sum();
+        assert!((0.0099..=0.01).contains(&sum), "{sum}");
+    }
+
+    #[test]
+    fn only_what_is_needed_is_kept() {
+        let mut interval = World::new(1).interval(1, 1.0);
+        interval.keep_only(&[guard("ttft_p50<=1x").metric]);
+        assert!(interval.old.values().all(|sample| sample.counts.output_itl.count() == 0));
+        assert_eq!(interval.new["engine-0"].counts.output_tokens, 150);
+    }
+}

@@ -1,0 +1,22 @@
+//! Staged roll-outs: a policy decides on a few engines, then on more, and goes back by itself when a guard, a fault or a
+//! quarantine speaks against it.
+//!
+//! [`Rollout::begin`] writes the first state into a folder, [`Rollout::run`] leads the roll-out. A state machine
+//! without I/O decides (`machine.rs`), with the statistics of `judge.rs`; `runner.rs` looks at the engines and changes
+//! them. The state survives the process that leads the roll-out: [`reopen`] goes on with it, [`wish`] tells it something,
+//! [`read`] shows it.
+
+mod judge;
+mod machine;
+mod runner;
+mod settings;
+mod state;
+mod store;
+#[cfg(test)]
+mod tests;
+
+pub use judge::{Finding, Measured, Verdict};
+pub use runner::{Clock, Rollout, RolloutError, Roster, Start, reopen};
+pub use settings::{Guard, RolloutSettings, SettingError, Side};
+pub use state::{EngineRecord, Event, NewPolicy, Outcome, Phase, Role, RolloutState};
+pub use store::{Store, StoreError, Wish, read, wish};
