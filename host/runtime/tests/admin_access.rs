@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use meridian_core::config::AdminConfig;
 use meridian_runtime::admin::{Admin, discovery};
-use meridian_runtime::control::{Control, ProcessStatus, SlotName};
+use meridian_runtime::control::{ProcessStatus, SlotName};
 use serde_json::{Value, json};
 
 use support::{Recorder, Reply, TOKEN, exchange, folder, metrics_at, parse, send, surroundings, write};
