@@ -75,6 +75,11 @@ impl Services {
         self
     }
 
+    /// The private socket of the admin listener, `unix:PATH`.
+    pub(crate) fn socket(&self) -> Option<&str> {
+        self.admin.as_ref().and_then(Admin::socket)
+    }
+
     /// The traces that receive ended requests.
     pub(crate) fn traces(&self) -> Option<Arc<Traces>> {
         self.traces.clone()

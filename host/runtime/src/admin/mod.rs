@@ -23,7 +23,7 @@ use tokio::sync::oneshot;
 
 use self::discovery::{Entry, Process};
 use self::listener::{Listener, WhereTaken};
-pub use self::routes::CONFIG_HEADER;
+pub use self::routes::{CONFIG_HEADER, FORWARDED_HEADER};
 use self::routes::Site;
 pub use self::signature::{SIGNATURE_HEADER, signature_header};
 use self::token::Token;

@@ -33,6 +33,10 @@ use crate::timeline::chrome_json;
 /// The request header that carries the options of a component, one JSON object.
 pub const CONFIG_HEADER: &str = "meridian-config";
 
+/// The request header of a server that passes a request of its own clients on; its value says whose. Such a client may
+/// be anywhere, so it needs the token for reading too.
+pub const FORWARDED_HEADER: &str = "meridian-forwarded";
+
 /// The state that the routes share.
 pub(super) struct Site {
     pub(super) control: Arc<dyn Control>,
@@ -438,6 +442,20 @@ pub(super) fn authorize(site: &Site, headers: &HeaderMap) -> Result<(), Refusal>
     }
     let why = "changes need the token of admin.token_file: Authorization: Bearer TOKEN";
     Err(Refusal::new(StatusCode::UNAUTHORIZED, why))
+}
+
+/// Refuse a request of another server's client without the token.
+pub(super) fn check_forwarded(site: &Site, headers: &HeaderMap) -> Result<(), Refusal> {
+    if !headers.contains_key(FORWARDED_HEADER) {
+        return Ok(());
+    }
+    authorize(site, headers).map_err(|refusal| match refusal.code {
+        StatusCode::UNAUTHORIZED => {
+            let why = "requests from elsewhere need the token of admin.token_file: Authorization: Bearer TOKEN";
+            Refusal::new(refusal.code, why)
+        }
+        _ => refusal,
+    })
 }
 
 fn named(slot: SlotPath) -> Result<SlotName, Refusal> {

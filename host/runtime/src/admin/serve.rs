@@ -24,7 +24,7 @@ use tokio::task::AbortHandle;
 
 use super::ConnectionLimits;
 use super::listener::Socket;
-use super::routes::{Reach, Rights, Site};
+use super::routes::{Reach, Rights, Site, check_forwarded};
 
 /// Bytes of a request's head.
 const MAX_HEAD_BYTES: usize = 16 << 10;
@@ -141,12 +141,13 @@ where
         let pass = &pass;
         let service = service_fn(|request: hyper::Request<hyper::body::Incoming>| {
             let (router, rights) = (router.clone(), site.rights(&request));
+            let site = Arc::clone(&site);
             let answered = answered.lock().ok().and_then(|mut answered| answered.take());
             async move {
                 if let Some(pass) = pass {
                     pass.take_seat(rights).await;
                 }
-                let response = answer(reach, router, request.map(Body::new)).await;
+                let response = answer(reach, &site, router, request.map(Body::new)).await;
                 // The time for reading the response starts.
                 drop(answered);
                 Ok::<_, Infallible>(response)
@@ -168,8 +169,8 @@ where
     }
 }
 
-async fn answer(reach: Reach, router: TowerToHyperService<Router>, request: Request) -> Response {
-    if let Err(refusal) = reach.check(&request) {
+async fn answer(reach: Reach, site: &Site, router: TowerToHyperService<Router>, request: Request) -> Response {
+    if let Err(refusal) = reach.check(&request).and_then(|()| check_forwarded(site, request.headers())) {
         return refusal.into_response();
     }
     match hyper::service::Service::call(&router, request).await {
