@@ -142,7 +142,13 @@ def swap(fleet: Fleet, folder: Path, component: bytes, count: int, way: str) -> 
             made += len(errors)
             failed += [error for error in errors if error is not None]
             split += len(set(versions(fleet))) != 1
-    return {"swaps": made, "split": split, "failed": failed[:3], "failures": len(failed), "ms": [1e3 * t for t in times]}
+    return {
+        "swaps": made,
+        "split": split,
+        "failed": failed[:3],
+        "failures": len(failed),
+        "ms": [1e3 * t for t in times],
+    }
 
 
 def main() -> int:

@@ -166,7 +166,8 @@ fn no_change_without_the_token() {
 fn what_another_server_passes_on_needs_the_token_for_reading_too() {
     let process = start("forwarded");
     let ask = |line: &str, headers: &str| process.ask(line, &format!("Meridian-Forwarded: 10.0.0.7\r\n{headers}"), b"");
-    let lines = ["GET /healthz", "GET /metrics", "GET /v1/status", "GET /v1/faults", "POST /v1/policies/dispatch/promote"];
+    let lines =
+        ["GET /healthz", "GET /metrics", "GET /v1/status", "GET /v1/faults", "POST /v1/policies/dispatch/promote"];
     for line in lines {
         let reply = ask(line, "");
         assert_eq!(reply.code, 401, "{line}");

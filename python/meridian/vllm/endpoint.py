@@ -163,7 +163,11 @@ class Broadcast:
         except asyncio.TimeoutError:
             why = "the engine does not answer; it may carry the request out later"
         except Exception as error:
-            why = _NAME_BOTH if _NO_METHOD in str(error) else f"the engine cannot be asked: {error or type(error).__name__}"
+            why = (
+                _NAME_BOTH
+                if _NO_METHOD in str(error)
+                else f"the engine cannot be asked: {error or type(error).__name__}"
+            )
         return _Row(rank, refusal(502, why))
 
     @asynccontextmanager
@@ -194,7 +198,9 @@ class AdminEndpoint:
 
     def attach_router(self, app: FastAPI) -> None:
         """Add the routes."""
-        app.router.add_route(PREFIX + "/v1/{path:path}", self.answer, ["GET", "PUT", "POST", "DELETE"], include_in_schema=False)
+        app.router.add_route(
+            PREFIX + "/v1/{path:path}", self.answer, ["GET", "PUT", "POST", "DELETE"], include_in_schema=False
+        )
 
     async def init_state(self, engine_client: Any, state: State, args: Namespace) -> None:
         """Take the API server's client of the engines. A problem does not end the server: each request is refused."""

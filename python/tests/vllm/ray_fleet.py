@@ -1,5 +1,5 @@
-"""Serves the small model on two nodes of a local Ray cluster, and changes the policy of both replicas by Ray Serve LLM's
-broadcasts. Needs Ray on the path (`scripts/setup-ray.sh`); prints one JSON object.
+"""Serves the small model on two nodes of a local Ray cluster, and changes the policy of both replicas by the broadcasts
+of Ray Serve LLM. Needs Ray on the path (`scripts/setup-ray.sh`); prints one JSON object.
 
     ray_fleet.py FOLDER TOKEN
 """

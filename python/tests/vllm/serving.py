@@ -128,7 +128,8 @@ class Fleet:
     def ctl(self, *args: str) -> tuple[int, Any]:
         """`meridian --json ctl ...`: its exit code and its object."""
         command = [sys.executable, "-m", "meridian._cli", "--json", "ctl", *args]
-        done = subprocess.run(command, env=self.env, capture_output=True, text=True)
+        # Engines of others are in the home folder.
+        done = subprocess.run(command, env={**self.env, "HOME": str(self.folder)}, capture_output=True, text=True)
         return done.returncode, json.loads(done.stdout or done.stderr or "null")
 
     def admin(

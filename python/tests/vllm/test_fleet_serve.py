@@ -150,7 +150,11 @@ def test_partial_failure_is_said(fleet: Fleet) -> None:
 def test_refusals_are_one_line_of_json(fleet: Fleet) -> None:
     before = active(fleet)
     for token in (None, "", "a-token-of-24-characterS", TOKEN + "x", TOKEN[:-1], "\xe9" * 24):
-        for method, path in (("GET", "/status"), ("PUT", "/policies/dispatch"), ("POST", "/policies/dispatch/rollback")):
+        for method, path in (
+            ("GET", "/status"),
+            ("PUT", "/policies/dispatch"),
+            ("POST", "/policies/dispatch/rollback"),
+        ):
             code, said = fleet.admin(method, path, b"" if method != "GET" else None, token=token)
             assert (code, list(said)) == (401, ["error"]), said
     for method, path, body, code, why in [

@@ -281,7 +281,9 @@ def test_failures_of_some_engines_are_said(configured: Path) -> None:
 
 def test_an_engine_without_the_plugin_names_the_variable(configured: Path) -> None:
     async def fails() -> Any:
-        raise Exception("Call to meridian_admin method failed: 'EngineCoreProc' object has no attribute 'meridian_admin'")
+        raise Exception(
+            "Call to meridian_admin method failed: 'EngineCoreProc' object has no attribute 'meridian_admin'"
+        )
 
     said = served(Client([0], lambda *_: fails())).get("/meridian/v1/status", headers=GIVEN)
     assert said.status_code == 502
@@ -290,7 +292,17 @@ def test_an_engine_without_the_plugin_names_the_variable(configured: Path) -> No
 
 @pytest.mark.parametrize(
     "header",
-    [None, "", "Bearer", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", f"Basic {TOKEN}", TOKEN, "Bearer \xe9", f"Bearer{TOKEN}"],
+    [
+        None,
+        "",
+        "Bearer",
+        f"Bearer {TOKEN}x",
+        f"Bearer {TOKEN[:-1]}",
+        f"Basic {TOKEN}",
+        TOKEN,
+        "Bearer \xe9",
+        f"Bearer{TOKEN}",
+    ],
 )
 @pytest.mark.parametrize("method", ["GET", "PUT", "POST", "DELETE"])
 def test_no_engine_is_asked_without_the_token(configured: Path, header: str | None, method: str) -> None:

@@ -23,8 +23,8 @@ use tokio::sync::oneshot;
 
 use self::discovery::{Entry, Process};
 use self::listener::{Listener, WhereTaken};
-pub use self::routes::{CONFIG_HEADER, FORWARDED_HEADER};
 use self::routes::Site;
+pub use self::routes::{CONFIG_HEADER, FORWARDED_HEADER};
 pub use self::signature::{SIGNATURE_HEADER, signature_header};
 use self::token::Token;
 pub use self::token::read_token;
