@@ -137,6 +137,10 @@ class AdminConfig:
 
     listen: str = "127.0.0.1:9465"
     token_file: str = ""
+    tls_cert_file: str = ""
+    tls_key_file: str = ""
+    audit_log: str = ""
+    audit_log_max_mib: int = 16
 
 
 @dataclass(frozen=True)

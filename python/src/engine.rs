@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use meridian_core::budget::{ClientBudget, Enrolled};
 use meridian_core::{EngineFacts, Markers, MeridianConfig, NewRequest, RowId};
-use meridian_engine::{Arrived, Driver, EngineError, Settings};
+use meridian_engine::{Arrived, DataParallel, Driver, EngineError, Settings};
 use meridian_runtime::traces::TraceParent;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -32,9 +32,9 @@ pub(crate) struct Engine {
 impl Engine {
     /// `config_json` is the effective configuration, `base_dir` what a relative component path is relative to. With
     /// `serves` the admin listener and the metrics are started, as the configuration says. With `priority_first` the engine
-    /// itself schedules by priority.
+    /// itself schedules by priority. `dp_rank` and `dp_size` are its place among data-parallel engines.
     #[new]
-    #[pyo3(signature = (config_json, base_dir, *, starts, ends, padding, block_tokens, steps_ahead, model = "", serves = false, tool_calls = vec![], priority_first = false))]
+    #[pyo3(signature = (config_json, base_dir, *, starts, ends, padding, block_tokens, steps_ahead, model = "", serves = false, tool_calls = vec![], priority_first = false, dp_rank = None, dp_size = None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
     fn new(
         py: Python<'_>,
@@ -49,6 +49,8 @@ impl Engine {
         serves: bool,
         tool_calls: Vec<Vec<u32>>,
         priority_first: bool,
+        dp_rank: Option<u32>,
+        dp_size: Option<u32>,
     ) -> PyResult<Self> {
         let config = MeridianConfig::from_json(config_json).map_err(config_error)?;
         log::keep();
@@ -62,6 +64,7 @@ impl Engine {
             block_tokens,
             steps_ahead,
             model: model.to_owned(),
+            dp: dp_rank.map(|rank| DataParallel { rank, size: dp_size }),
             serves,
             priority_first,
             ..Settings::default()

@@ -1,14 +1,13 @@
 //! The `meridian` command, as a library so that the binary and the Python wheel share it.
 
-mod admin_client;
 mod bench;
-mod budget;
 mod config;
 mod ctl;
 mod models;
 mod policy;
 mod progress;
 mod replay;
+mod target;
 mod top;
 mod trace;
 mod why;

@@ -12,8 +12,8 @@ use meridian_runtime::recording::{
 use meridian_wasm::{GuestKind, MAX_COMPONENT_BYTES, read_regular, sha256_of};
 use serde::Serialize;
 
-use crate::admin_client::shown;
 use crate::progress::bar;
+use crate::target::shown;
 use crate::{Said, Unusable, print_json, print_line};
 
 #[derive(Args)]

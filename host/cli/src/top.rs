@@ -4,13 +4,13 @@ use std::io::{IsTerminal, stdin, stdout};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use meridian_runtime::control::{FaultEntry, ProcessStatus};
+use meridian_fleet::{Engine, Member};
+use meridian_runtime::control::ProcessStatus;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
-use serde::Deserialize;
 
 use self::view::{Look, View};
 pub(crate) use self::view::{all_tenants, time};
-use crate::admin_client::{Engine, Target};
+use crate::target::Target;
 use crate::{print_json, print_line};
 
 #[derive(Args)]
@@ -42,7 +42,7 @@ pub(crate) fn run(args: &TopArgs, json: bool) -> anyhow::Result<()> {
     if json {
         return print_json(&now.status);
     }
-    let view = View::new(&engine.address, now, is_plain());
+    let view = View::new(engine.address(), now, is_plain());
     if stdout().is_terminal() && stdin().is_terminal() {
         return live(&engine, view, Duration::from_secs_f64(args.interval));
     }
@@ -51,13 +51,9 @@ pub(crate) fn run(args: &TopArgs, json: bool) -> anyhow::Result<()> {
 
 /// The state of the engine, and its latest faults.
 fn look(engine: &Engine) -> anyhow::Result<Look> {
-    #[derive(Deserialize)]
-    struct Faults {
-        faults: Vec<FaultEntry>,
-    }
     let status: ProcessStatus = engine.status()?;
     let has_faults = status.slots.iter().flat_map(|slot| &slot.faults).any(|(_, count)| *count > 0);
-    let faults = if has_faults { engine.get::<Faults>("/v1/faults")?.faults } else { Vec::new() };
+    let faults = if has_faults { engine.faults()? } else { Vec::new() };
     Ok(Look { status, faults })
 }
 

@@ -8,8 +8,8 @@ use meridian_runtime::recording::{Outcome, Recordable, Recorded, Recording, retr
 use meridian_runtime::timeline::{Timeline, TimelineDecision, chrome_json};
 use serde::Serialize;
 
-use crate::admin_client::Target;
 use crate::progress::seconds;
+use crate::target::Target;
 use crate::{Unusable, print_json, print_line, say};
 
 #[derive(Args)]
@@ -31,7 +31,7 @@ pub(crate) struct TraceArgs {
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
     /// Retrace these recordings, all of one process, instead of asking an engine
-    #[arg(long = "recording", value_name = "FILE", num_args = 1.., conflicts_with_all = ["pid", "address"])]
+    #[arg(long = "recording", value_name = "FILE", num_args = 1.., conflicts_with_all = ["pid", "address", "fleet"])]
     recordings: Vec<PathBuf>,
 }
 
@@ -77,7 +77,7 @@ fn live(args: &TraceArgs) -> anyhow::Result<String> {
     let under_way = seconds(args.seconds, "following the engine");
     let text = engine.text(&path, Duration::from_secs_f64(args.seconds));
     under_way.finish_and_clear();
-    text
+    Ok(text?)
 }
 
 /// Recordings in the order of writing.

@@ -7,7 +7,7 @@ use meridian_core::{Overtaking, Part, Rule};
 use meridian_runtime::explain::Explanation;
 use meridian_runtime::recording::retrace;
 
-use crate::admin_client::{Target, shown};
+use crate::target::{Target, shown};
 use crate::trace::opened;
 use crate::{Unusable, print_json, print_line, say};
 
@@ -26,7 +26,7 @@ pub(crate) struct WhyArgs {
     #[command(flatten)]
     target: Target,
     /// Look it up in these recordings, all of one process, instead of asking an engine
-    #[arg(long = "recording", value_name = "FILE", num_args = 1.., conflicts_with_all = ["pid", "address"])]
+    #[arg(long = "recording", value_name = "FILE", num_args = 1.., conflicts_with_all = ["pid", "address", "fleet"])]
     recordings: Vec<PathBuf>,
 }
 

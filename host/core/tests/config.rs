@@ -24,6 +24,8 @@ fn set(path: &str, value: &str) -> String {
     let companion = match path {
         "scheduler.max_think_tokens" => "\nmin_think_tokens = 0",
         "scheduler.min_think_tokens" => "\nmax_think_tokens = 16777216",
+        "admin.tls_cert_file" if value != "\"\"" => "\ntls_key_file = 'key.pem'",
+        "admin.tls_key_file" if value != "\"\"" => "\ntls_cert_file = 'cert.pem'",
         _ => "",
     };
     format!("[{table}]\n{name} = {value}{companion}\n")
@@ -97,6 +99,7 @@ const RANGES: &[(&str, &[&str], &[&str], &str)] = &[
     ("kv_memory.growth_blocks", &["0", "1024"], &["-0.5", "1025"], "must be in [0, 1024]"),
     ("policy.max_strikes", &["1", "1000"], &["0", "1001"], "must be in 1..=1000"),
     ("policy.strike_window_s", &["1", "86400"], &["0", "86401"], "must be in 1..=86400"),
+    ("admin.audit_log_max_mib", &["1", "1024"], &["0", "1025"], "must be in 1..=1024"),
     ("policy.dispatch.deadline_ms", &["0.1", "1000"], &["0", "1000.1"], "must be in (0, 1000]"),
     ("policy.dispatch.memory_mib", &["1", "1024"], &["0", "1025"], "must be in 1..=1024"),
     ("policy.dispatch.mode", &["'active'", "'shadow'"], &["'off'"], "must be \"active\" or \"shadow\""),
@@ -141,6 +144,9 @@ const IN_WORDS: &[(&str, &str, &str)] = &[
     ("telemetry.service_name", "'s'", "''"),
     ("admin.listen", "'unix:/s'", "'127.0.0.1:9464'"),
     ("admin.token_file", "'token'", "\"\\u0000\""),
+    ("admin.tls_cert_file", "'cert.pem'", "\"\\u0000\""),
+    ("admin.tls_key_file", "'key.pem'", "\"\\u0000\""),
+    ("admin.audit_log", "'audit.jsonl'", "\"\\u0000\""),
     ("model.family", "'qwen3'", "'qwen4'"),
     ("model.think_start", "['<a>', '<b>']", "['']"),
     ("model.think_end", "'</a>'", "''"),
@@ -309,11 +315,45 @@ fn addresses() {
     }
     let long = format!("unix:/{}", "x".repeat(107));
     assert!(Listen::parse(&long).is_err() && Listen::parse(&long[..long.len() - 1]).is_ok());
-    assert_eq!(refusal("[admin]\nlisten = '0.0.0.0:1'"), format!("admin.listen: \"0.0.0.0:1\": {loopback}"));
+    assert_eq!(
+        refusal("[telemetry]\nprometheus = '0.0.0.0:1'"),
+        format!("telemetry.prometheus: \"0.0.0.0:1\": {loopback}")
+    );
     assert_eq!(
         refusal("[telemetry]\nprometheus = 'x'"),
         "telemetry.prometheus: \"x\": must be IP:port, unix:PATH or empty"
     );
+}
+
+/// Other machines reach the admin interface only over TLS and with a token.
+#[test]
+fn beyond_loopback_the_admin_interface_has_tls_and_a_token() {
+    let tls = "tls_cert_file = 'c'\ntls_key_file = 'k'\n";
+    let listen = |address: &str, rest: &str| format!("[admin]\nlisten = '{address}'\n{rest}");
+    for address in ["0.0.0.0:9465", "10.0.0.7:9465", "[::]:9465", "10.0.0.7:9465+{rank}"] {
+        parse(&listen(address, &format!("{tls}token_file = 't'")));
+        for lacking in ["", tls, "token_file = 't'"] {
+            assert_eq!(
+                refusal(&listen(address, lacking)),
+                format!(
+                    "admin.listen: \"{address}\": must be a loopback address such as 127.0.0.1 or [::1], or have \
+                     admin.tls_cert_file, admin.tls_key_file and admin.token_file"
+                )
+            );
+        }
+    }
+    parse(&listen("127.0.0.1:9465+{rank}", ""));
+    parse(&listen("unix:/run/m-{rank}.sock", ""));
+    for odd in ["127.0.0.1:65535+{rank}x", "127.0.0.1:x+{rank}", "127.0.0.1+{rank}", "{rank}:1"] {
+        assert!(refusal(&listen(odd, "")).ends_with("must be IP:port, unix:PATH or empty"), "{odd}");
+    }
+    for one in ["tls_cert_file = 'c'", "tls_key_file = 'k'"] {
+        assert!(
+            refusal(&format!("[admin]\n{one}")).ends_with("must be set exactly when admin.tls_cert_file is"),
+            "{one}"
+        );
+    }
+    assert_eq!(Listen::of_rank("127.0.0.1:65535+{rank}", 1), "127.0.0.1:65535+{rank}", "no such port");
 }
 
 #[test]

@@ -45,6 +45,8 @@ pub struct Settings {
     pub steps_ahead: usize,
     /// The model's name, for status and traces.
     pub model: String,
+    /// Its place among data-parallel engines, for status and discovery; `None` where that is not known.
+    pub dp: Option<DataParallel>,
     /// Start the admin listener, the metrics and the traces that the configuration enables.
     pub serves: bool,
     /// The engine itself schedules by priority.
@@ -53,6 +55,15 @@ pub struct Settings {
     pub registry: Limits,
     /// Pauses between two fetches of a configured component that failed.
     pub fetch_pace: FetchPace,
+}
+
+/// The place of an engine among the data-parallel engines of a deployment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DataParallel {
+    /// Its rank, from 0.
+    pub rank: u32,
+    /// The number of ranks, if known.
+    pub size: Option<u32>,
 }
 
 impl Default for Settings {
@@ -65,6 +76,7 @@ impl Default for Settings {
             block_tokens: 16,
             steps_ahead: 0,
             model: String::new(),
+            dp: None,
             serves: false,
             priority_first: false,
             registry: Limits::default(),
@@ -99,7 +111,7 @@ impl Engine {
         // Filled when the driver exists: the slots come first.
         let driver = Arc::new(OnceLock::new());
         let problems = Problems::default();
-        let status = process_status(Arc::clone(&driver), settings.model.clone(), Arc::clone(&problems));
+        let status = process_status(Arc::clone(&driver), settings.model.clone(), settings.dp, Arc::clone(&problems));
         let Slots { dispatch, eviction, budget, controller, recorder, awaited } =
             Slots::new(&config, &base_dir, components, Box::new(status))?;
         let controller = controller.with_insight(Box::new(DriverInsight(Arc::clone(&driver))));
@@ -171,6 +183,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 fn process_status(
     driver: Arc<OnceLock<Weak<Mutex<Driver>>>>,
     model: String,
+    dp: Option<DataParallel>,
     problems: Problems,
 ) -> impl Fn() -> ProcessStatus + Send + Sync {
     let started = Instant::now();
@@ -179,6 +192,8 @@ fn process_status(
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").into(),
             model: model.clone(),
+            dp_rank: dp.map(|dp| dp.rank),
+            dp_size: dp.and_then(|dp| dp.size),
             uptime_s: started.elapsed().as_secs_f64(),
             problems: lock(&problems).iter().flatten().cloned().collect(),
             ..ProcessStatus::default()

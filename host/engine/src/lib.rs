@@ -44,7 +44,7 @@ mod thinking;
 
 pub use awaited::FetchPace;
 pub use driver::{Arrived, Driver};
-pub use engine::{Engine, Settings, user_cache_dir};
+pub use engine::{DataParallel, Engine, Settings, user_cache_dir};
 pub use error::EngineError;
 pub use kv::Pool;
 pub use loader::{Components, Origin, PolicyError, Terms, set_compile_command};

@@ -47,6 +47,11 @@ impl Services {
         let traces = if serves { trace() } else { Ok(None) };
         let traces = traces.inspect_err(|why| tracing::warn!("{why}")).ok().flatten().map(Arc::new);
         let admin = serves.then(|| Admin::start(Arc::clone(control), &config.admin, &config.telemetry, base_dir));
+        // The audit log has what the watch changes.
+        let watching = match &admin {
+            Some(admin) => admin.audited(Arc::clone(control), "file watch"),
+            None => Arc::clone(control),
+        };
         let policy = &config.policy;
         let mut watches = Vec::new();
         for (name, slot) in SlotName::ALL.into_iter().zip([&policy.dispatch, &policy.eviction, &policy.budget]) {
@@ -60,7 +65,7 @@ impl Services {
             };
             let sha256 = version.map_or("", |version| &version.sha256);
             let path = base_dir.join(&slot.source);
-            let file = WatchedFile::new(&path, name, Arc::clone(control), sha256).with_mode(mode);
+            let file = WatchedFile::new(&path, name, Arc::clone(&watching), sha256).with_mode(mode);
             match FileWatch::start(file) {
                 Ok(watch) => watches.push(watch),
                 Err(why) => tracing::warn!(slot = name.label(), why, "the policy's file is not watched"),

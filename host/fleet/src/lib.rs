@@ -1,5 +1,30 @@
 //! Many engines: reaching them, staged roll-outs and experiments.
+//!
+//! ```no_run
+//! use meridian_fleet::{AT_A_TIME, Fleet, Member, each};
+//!
+//! let fleet = Fleet::from_file("fleet.toml".as_ref())?;
+//! for (engine, status) in fleet.engines.iter().zip(each(&fleet.engines, AT_A_TIME, Member::status)) {
+//!     match status {
+//!         Ok(status) => println!("{}: {} requests wait", engine.name(), status.waiting),
+//!         Err(error) => println!("{error}"),
+//!     }
+//! }
+//! # Ok::<(), meridian_fleet::FleetError>(())
+//! ```
 
+mod each;
+mod endpoint;
+mod engine;
+mod error;
+mod find;
+mod http;
 mod member;
+mod tls;
 
+pub use each::{AT_A_TIME, each};
+pub use endpoint::Endpoint;
+pub use engine::{BudgetChange, Engine, Patience};
+pub use error::FleetError;
+pub use find::{Fleet, processes};
 pub use member::{Member, MemberError, Policy, PolicySource};

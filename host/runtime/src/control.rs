@@ -246,6 +246,12 @@ pub struct ProcessStatus {
     pub version: String,
     /// The served model, as the engine names it.
     pub model: String,
+    /// Its data-parallel rank, where the engine says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dp_rank: Option<u32>,
+    /// The number of data-parallel ranks, where the engine knows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dp_size: Option<u32>,
     /// Seconds since the engine started.
     pub uptime_s: f64,
     /// Live requests in prefill, think and output.

@@ -10,7 +10,11 @@ fn own_uid() -> Option<u32> {
     fs::metadata("/proc/self").ok().map(|own| own.uid())
 }
 
-fn check_owner(metadata: &Metadata) -> Result<(), String> {
+/// Whether a file belongs to the user of this process.
+///
+/// # Errors
+/// The reason why not; the text follows its path.
+pub(crate) fn check_owner(metadata: &Metadata) -> Result<(), String> {
     match own_uid() {
         Some(uid) if uid == metadata.uid() => Ok(()),
         Some(uid) => Err(format!("belongs to user {}, must belong to {uid}, who runs this", metadata.uid())),

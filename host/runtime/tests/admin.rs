@@ -191,7 +191,7 @@ fn nothing_changes_where_no_token_is_configured() {
         ("", ""),
         ("open", "has mode 0644, must be 0600: other users must not read it"),
         ("short", "holds 15 characters, must be 16 to 4096"),
-        ("blank", "must hold visible ASCII characters only"),
+        ("blank", "line 1: must be NAME TOKEN, or the file must hold one token alone"),
         ("long", "holds 4097 characters, must be 16 to 4096"),
         ("absent", "cannot be read: No such file or directory (os error 2)"),
         (".", "must be a regular file"),
@@ -568,6 +568,8 @@ fn dropping_closes_the_ports_and_removes_the_file() {
             socket: process.admin.socket().map(str::to_owned),
             metrics: Some(metrics.clone()),
             model: "Qwen/Qwen3-8B".into(),
+            dp_rank: Some(1),
+            dp_size: Some(2),
             token_file: Some(token_file.to_str().unwrap().into()),
             ..Process::own()
         }]

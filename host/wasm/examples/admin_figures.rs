@@ -101,7 +101,7 @@ impl Engine {
             run_dir: Some(folder.join("run")),
             limits: ConnectionLimits::default(),
         };
-        let config = AdminConfig { listen: listen.into(), token_file: "token".into() };
+        let config = AdminConfig { listen: listen.into(), token_file: "token".into(), ..AdminConfig::default() };
         let telemetry = TelemetryConfig { prometheus: String::new(), ..TelemetryConfig::default() };
         let control = Arc::clone(&controller) as Arc<dyn Control>;
         let admin = Admin::start_in(&surroundings, control, &config, &telemetry);

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import vllm
 from starlette.responses import Response
 
-from meridian._native import ConfigError, read_admin_token
+from meridian._native import ConfigError, read_admin_tokens
 from meridian.config import AdminConfig, MeridianConfig, load_config
 from meridian.vllm.channel import private_folder
 from meridian.vllm.compat import check_version
@@ -61,7 +61,7 @@ def tokens_of(admin: AdminConfig, base_dir: str, ranks: Sequence[int]) -> list[b
     if not admin.token_file:
         raise ConfigError("no admin.token_file is configured")
     files = dict.fromkeys(admin.token_file.replace("{rank}", str(rank)) for rank in ranks)
-    return [read_admin_token(str(Path(base_dir) / file)).encode() for file in files]
+    return [token.encode() for file in files for token in read_admin_tokens(str(Path(base_dir) / file))]
 
 
 def admits(tokens: Sequence[bytes], authorization: str | None) -> bool:

@@ -30,6 +30,7 @@ def make_engine(config: MeridianConfig, scheduler: Scheduler, *, serves: bool = 
     tokenizer = engine_tokenizer(vllm_config.model_config)
     config = with_template(config, tokenizer)
     markers = resolve(config.model, tokenizer)
+    rank, size = data_parallel(vllm_config)
     return _native.Engine(
         config.to_json(),
         config.base_dir,
@@ -42,7 +43,21 @@ def make_engine(config: MeridianConfig, scheduler: Scheduler, *, serves: bool = 
         serves=serves,
         tool_calls=markers.tool_calls,
         priority_first=scheduler.policy is SchedulingPolicy.PRIORITY,
+        dp_rank=rank,
+        dp_size=size,
     )
+
+
+def data_parallel(vllm_config: VllmConfig) -> tuple[int, int | None]:
+    """The rank of this engine, and the number of ranks if vLLM says so.
+
+    Ranks of a dense model are independent engines: vLLM then sets rank and size to those of a single engine, and keeps
+    only the index.
+    """
+    parallel = vllm_config.parallel_config
+    rank = max(int(getattr(parallel, "data_parallel_index", parallel.data_parallel_rank)), 0)
+    size = int(parallel.data_parallel_size)
+    return rank, size if size > max(rank, 1) else None
 
 
 def make_think_hook(scheduler: Scheduler, engine: _native.Engine) -> ThinkHook | None:

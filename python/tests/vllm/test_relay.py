@@ -409,6 +409,9 @@ def test_each_engine_may_have_a_token_of_its_own(tmp_path: Path) -> None:
     assert tokens == [f"{TOKEN}-{rank}".encode() for rank in (0, 1)]
     assert all(admits(tokens, f"bearer  {TOKEN}-{rank} ") for rank in (0, 1))
     assert not admits(tokens, f"Bearer {TOKEN}")
+    (tmp_path / "token-1").write_text(f"alice {TOKEN}-a\nbob {TOKEN}-b\n")
+    tokens = tokens_of(AdminConfig(token_file="token-{rank}"), str(tmp_path), [0, 1])
+    assert all(admits(tokens, f"Bearer {TOKEN}-{of}") for of in ("0", "a", "b"))
     (tmp_path / "token-1").chmod(0o644)
     with pytest.raises(ConfigError, match=r"^admin\.token_file: .*token-1: has mode 0644"):
         tokens_of(AdminConfig(token_file="token-{rank}"), str(tmp_path), [0, 1])

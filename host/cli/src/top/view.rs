@@ -8,8 +8,8 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Paragraph, Widget};
 
-use crate::admin_client::shown;
 use crate::ctl::{faults_text, shadow_text, version_text};
+use crate::target::shown;
 
 /// Columns of a frame that is printed as text.
 const TEXT_WIDTH: u16 = 80;

@@ -25,7 +25,7 @@ pub use tables::{
     AdminConfig, EntropyConfig, KvMemoryConfig, MeridianConfig, ModelConfig, PolicyConfig, ProbeAt, SchedulerConfig,
     SlotConfig, SlotMode, TelemetryConfig,
 };
-pub use values::{Auto, HttpUrl, Listen, Texts, Tokens, inline};
+pub use values::{Auto, HttpUrl, Listen, Texts, Tokens, inline, of_rank};
 
 use crate::text::printable;
 use crate::{Error, ModelFamily, SlotName};
@@ -223,21 +223,40 @@ impl MeridianConfig {
 
     fn check_addresses(&self) -> Result<(), Error> {
         let TelemetryConfig { prometheus, tenants: _, otlp_endpoint, otlp_ca_file, service_name } = &self.telemetry;
-        let AdminConfig { listen, token_file } = &self.admin;
-        let address = |field: &str, text: &str| {
-            Listen::parse(text).map_err(|reason| Error::ConfigValidation {
+        let address = |field: &str, text: &str, parsed: Result<Listen, &'static str>| {
+            parsed.map_err(|reason| Error::ConfigValidation {
                 field: field.into(),
                 value: quoted(text),
                 reason: reason.into(),
             })
         };
-        let admin = address("admin.listen", listen)?;
-        let metrics = address("telemetry.prometheus", prometheus)?;
+        let AdminConfig { listen, token_file, tls_cert_file, tls_key_file, audit_log, audit_log_max_mib: _ } =
+            &self.admin;
+        let admin = address("admin.listen", listen, Listen::parse_any(&Listen::of_rank(listen, 0)))?;
+        let has_tls = !tls_cert_file.is_empty() && !tls_key_file.is_empty();
+        let is_safe = admin.is_of_this_machine() || has_tls && !token_file.is_empty();
+        check("admin.listen", quoted(listen), is_safe, || {
+            "must be a loopback address such as 127.0.0.1 or [::1], or have admin.tls_cert_file, admin.tls_key_file and \
+             admin.token_file"
+                .into()
+        })?;
+        let metrics = address("telemetry.prometheus", prometheus, Listen::parse(prometheus))?;
         // Port 0 is any free port.
         let any_port = matches!(admin, Listen::Tcp(address) if address.port() == 0);
         let apart = admin == Listen::Off || any_port || admin != metrics;
         check("admin.listen", quoted(listen), apart, || "must differ from telemetry.prometheus".into())?;
-        check("admin.token_file", quoted(token_file), !token_file.contains('\0'), || "must be a path or empty".into())?;
+        for (field, path) in [
+            ("admin.token_file", token_file),
+            ("admin.tls_cert_file", tls_cert_file),
+            ("admin.tls_key_file", tls_key_file),
+            ("admin.audit_log", audit_log),
+        ] {
+            check(field, quoted(path), !path.contains('\0'), || "must be a path or empty".into())?;
+        }
+        let both = tls_cert_file.is_empty() == tls_key_file.is_empty();
+        check("admin.tls_key_file", quoted(tls_key_file), both, || {
+            "must be set exactly when admin.tls_cert_file is".into()
+        })?;
         if !otlp_endpoint.is_empty() {
             HttpUrl::parse(otlp_endpoint).map_err(|reason| Error::ConfigValidation {
                 field: "telemetry.otlp_endpoint".into(),

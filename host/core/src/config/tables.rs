@@ -327,18 +327,35 @@ pub struct TelemetryConfig {
 ///
 /// let config = MeridianConfig::from_toml("[admin]\nlisten = 'unix:/run/meridian.sock'")?;
 /// assert_eq!(config.admin.listen, "unix:/run/meridian.sock");
-/// assert!(MeridianConfig::from_toml("[admin]\nlisten = '0.0.0.0:9465'").is_err(), "only this machine may reach it");
+/// assert!(MeridianConfig::from_toml("[admin]\nlisten = '0.0.0.0:9465'").is_err(), "neither TLS nor a token");
 /// # Ok::<(), meridian_core::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct AdminConfig {
-    /// Address of the admin interface: `IP:port` on loopback or `unix:PATH`; empty for off.
-    #[schemars(extend("x-must-be" = "`IP:port` on loopback, `unix:PATH` or empty; not `telemetry.prometheus`"))]
+    /// Address of the admin interface: `IP:port` or `unix:PATH`; empty for off. Beyond loopback, it needs `tls_cert_file`,
+    /// `tls_key_file` and `token_file`, and reading needs the token as well. `{rank}` in a path is the engine's
+    /// data-parallel rank, and `+{rank}` after the port adds it to the port.
+    #[schemars(extend("x-must-be" = "`IP:port`, `unix:PATH` or empty; not `telemetry.prometheus`; beyond loopback with TLS and a token"))]
     pub listen: String,
-    /// File with the bearer token that changes need; empty forbids changes.
+    /// File with the bearer token that changes need, or with up to 64 lines `NAME TOKEN`; empty forbids changes. `{rank}` is
+    /// the engine's data-parallel rank.
     #[schemars(extend("x-must-be" = "a path or empty"))]
     pub token_file: String,
+    /// File with the PEM certificate of the admin interface, and those that lead to its authority; empty for no TLS. Unix
+    /// sockets have no TLS. A relative path starts from the folder of `meridian.toml`.
+    #[schemars(extend("x-must-be" = "a path or empty, set exactly when `tls_key_file` is"))]
+    pub tls_cert_file: String,
+    /// File with the PEM key of the certificate, which no other user may read.
+    #[schemars(extend("x-must-be" = "a path or empty, set exactly when `tls_cert_file` is"))]
+    pub tls_key_file: String,
+    /// File to which each change is appended as a line of JSON, refused ones included; empty for none. `{rank}` is the
+    /// engine's data-parallel rank.
+    #[schemars(extend("x-must-be" = "a path or empty"))]
+    pub audit_log: String,
+    /// Most space that `audit_log` may take, MiB. At half of it, the file becomes `audit_log.1` and replaces an older one.
+    #[schemars(range(min = 1, max = 1024))]
+    pub audit_log_max_mib: u32,
 }
 
 /// `[model]`
@@ -486,7 +503,14 @@ impl Default for TelemetryConfig {
 
 impl Default for AdminConfig {
     fn default() -> Self {
-        Self { listen: "127.0.0.1:9465".into(), token_file: String::new() }
+        Self {
+            listen: "127.0.0.1:9465".into(),
+            token_file: String::new(),
+            tls_cert_file: String::new(),
+            tls_key_file: String::new(),
+            audit_log: String::new(),
+            audit_log_max_mib: 16,
+        }
     }
 }
 

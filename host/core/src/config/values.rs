@@ -288,7 +288,7 @@ impl JsonSchema for Texts {
 pub enum Listen {
     /// No listener.
     Off,
-    /// A loopback address.
+    /// An address of this machine; from [`Listen::parse`], a loopback address.
     Tcp(SocketAddr),
     /// A Unix socket.
     Unix(PathBuf),
@@ -300,6 +300,19 @@ impl Listen {
     /// # Errors
     /// The expectation, as in [`Error::ConfigValidation`](crate::Error::ConfigValidation).
     pub fn parse(text: &str) -> Result<Self, &'static str> {
+        let listen = Self::parse_any(text)?;
+        if listen.is_of_this_machine() {
+            Ok(listen)
+        } else {
+            Err("must be a loopback address such as 127.0.0.1 or [::1]: other machines must not reach it")
+        }
+    }
+
+    /// As [`parse`](Self::parse), and any other `IP:port` as well.
+    ///
+    /// # Errors
+    /// As [`parse`](Self::parse).
+    pub fn parse_any(text: &str) -> Result<Self, &'static str> {
         if text.is_empty() {
             return Ok(Self::Off);
         }
@@ -310,13 +323,50 @@ impl Listen {
                 _ => Err("must be unix:PATH with a path of 1 to 107 bytes"),
             };
         }
-        let address: SocketAddr = text.parse().map_err(|_| "must be IP:port, unix:PATH or empty")?;
-        if address.ip().to_canonical().is_loopback() {
-            Ok(Self::Tcp(address))
-        } else {
-            Err("must be a loopback address such as 127.0.0.1 or [::1]: other machines must not reach it")
+        text.parse().map(Self::Tcp).map_err(|_| "must be IP:port, unix:PATH or empty")
+    }
+
+    /// The text of one data-parallel rank: `{rank}` in the path of a socket is its number, and `+{rank}` after a port adds
+    /// it to the port. Other texts stay.
+    ///
+    /// ```
+    /// use meridian_core::config::Listen;
+    ///
+    /// assert_eq!(Listen::of_rank("10.0.0.7:9465+{rank}", 2), "10.0.0.7:9467");
+    /// assert_eq!(Listen::of_rank("unix:/run/meridian-{rank}.sock", 2), "unix:/run/meridian-2.sock");
+    /// assert_eq!(Listen::of_rank("127.0.0.1:9465", 2), "127.0.0.1:9465");
+    /// ```
+    #[must_use]
+    pub fn of_rank(text: &str, rank: u32) -> String {
+        if text.starts_with("unix:") {
+            return of_rank(text, rank);
+        }
+        let sum = text.strip_suffix("+{rank}").and_then(|address| {
+            let (host, port) = address.rsplit_once(':')?;
+            let port = port.parse::<u16>().ok()?.checked_add(u16::try_from(rank).ok()?)?;
+            Some(format!("{host}:{port}"))
+        });
+        sum.unwrap_or_else(|| text.to_owned())
+    }
+
+    /// Whether only this machine can reach it.
+    #[must_use]
+    pub fn is_of_this_machine(&self) -> bool {
+        match self {
+            Self::Off | Self::Unix(_) => true,
+            Self::Tcp(address) => address.ip().to_canonical().is_loopback(),
         }
     }
+}
+
+/// A path of `[admin]` for one data-parallel rank: `{rank}` in it is the rank's number.
+///
+/// ```
+/// assert_eq!(meridian_core::config::of_rank("tokens/{rank}.token", 1), "tokens/1.token");
+/// ```
+#[must_use]
+pub fn of_rank(path: &str, rank: u32) -> String {
+    path.replace("{rank}", &rank.to_string())
 }
 
 /// The address of a collector: `telemetry.otlp_endpoint`.

@@ -6,7 +6,8 @@ use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 
-use super::routes::{MAX_DESCRIPTION, Refusal, Shared, authorize, blocking, json, read, receive_for};
+use super::audit::Event;
+use super::routes::{MAX_DESCRIPTION, Recorded, Refusal, Shared, actor, authorize, blocking, json, read, receive_for};
 use crate::budgets::{ChangeError, LiveChange};
 
 const NO_BUDGETS: &str = "this engine changes no budgets of live requests";
@@ -27,13 +28,24 @@ pub(super) async fn change(State(site): Shared, request: Request) -> Result<Resp
     let text = receive_for(&site, body, MAX_DESCRIPTION).await?;
     let change =
         LiveChange::from_json(&text).map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, error.to_string()))?;
+    let actor = actor(&head.extensions)?;
     let turn = Arc::clone(&site.changing).acquire_owned().await;
     let call = move || {
-        let done = match site.control.budgets() {
-            Some(budgets) => budgets.change(change).map_err(|error| refusal(&error)),
-            None => Err(Refusal::new(StatusCode::NOT_FOUND, NO_BUDGETS)),
+        let Some(budgets) = site.control.budgets() else {
+            return Refusal::new(StatusCode::NOT_FOUND, NO_BUDGETS).into_response();
         };
-        let response = done.map_or_else(IntoResponse::into_response, |report| json(StatusCode::OK, &report));
+        let asked = serde_json::to_string(&change).ok();
+        let done = budgets.change(change);
+        let (result, why) = match &done {
+            Ok(report) => ("done", format!("{} requests changed", report.changed)),
+            Err(error) => ("refused", error.to_string()),
+        };
+        site.record(&actor, &Event { action: "budgets", asked, result, why: Some(why), ..Event::default() });
+        let mut response = match done {
+            Ok(report) => json(StatusCode::OK, &report),
+            Err(error) => refusal(&error).into_response(),
+        };
+        response.extensions_mut().insert(Recorded);
         (response, turn).0
     };
     Ok(blocking(call).await)

@@ -33,7 +33,7 @@ pub struct Process {
     pub started_ticks: u64,
     /// Host name and PID namespace, in which the process id is valid.
     pub machine: String,
-    /// Address of the admin interface, `IP:port` or `unix:PATH`, as configured.
+    /// Address of the admin interface, `IP:port`, `https://IP:port` or `unix:PATH`, as configured.
     pub admin: Option<String>,
     /// Its private socket, `unix:PATH`: no other process can have taken it.
     #[serde(default)]
@@ -42,6 +42,12 @@ pub struct Process {
     pub metrics: Option<String>,
     /// The served model, as the engine names it.
     pub model: String,
+    /// Its data-parallel rank, where the engine says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dp_rank: Option<u32>,
+    /// The number of data-parallel ranks, where the engine knows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dp_size: Option<u32>,
     /// Version of Meridian.
     pub version: String,
     /// File with the token that changes need; `None` when no change is possible.
@@ -61,6 +67,8 @@ impl Process {
             socket: None,
             metrics: None,
             model: String::new(),
+            dp_rank: None,
+            dp_size: None,
             version: env!("CARGO_PKG_VERSION").into(),
             token_file: None,
         }
@@ -134,7 +142,11 @@ fn read(path: &Path) -> Result<Process, String> {
         serde_json::from_slice(&text).map_err(|error| format!("is no discovery file of an engine: {error}"))?;
     let addresses = [("admin", &process.admin), ("socket", &process.socket)];
     for (field, address) in addresses.iter().filter_map(|(field, address)| Some((field, address.as_ref()?))) {
-        Listen::parse(address).map_err(|reason| format!("{field}: {address:?}: {reason}"))?;
+        let parsed = match address.strip_prefix("https://") {
+            Some(address) => Listen::parse_any(address),
+            None => Listen::parse(address),
+        };
+        parsed.map_err(|reason| format!("{field}: {address:?}: {reason}"))?;
     }
     Ok(process)
 }

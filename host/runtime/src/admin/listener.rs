@@ -1,4 +1,4 @@
-//! Binding to loopback ports and Unix sockets, where several processes may share one configuration.
+//! Binding to ports and Unix sockets, where several processes may share one configuration.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, ErrorKind};
@@ -6,8 +6,12 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use meridian_core::config::Listen;
+
+use super::routes::Reach;
+use super::tls::Certificate;
 
 /// Connections that the system queues before they are accepted.
 const BACKLOG: u32 = 64;
@@ -23,6 +27,7 @@ pub(super) struct Listener {
 
 pub(super) enum Socket {
     Tcp(tokio::net::TcpListener),
+    Tls { listener: tokio::net::TcpListener, certificate: Arc<Certificate>, reach: Reach },
     Unix(tokio::net::UnixListener),
 }
 
@@ -36,14 +41,27 @@ pub(super) enum WhereTaken {
 }
 
 impl Listener {
-    /// Bind; `None` for off. Needs the context of a tokio runtime.
+    /// Bind; `None` for off. A port is encrypted with the certificate, if there is one; without one, only loopback
+    /// addresses are allowed. Needs the context of a tokio runtime.
     ///
     /// # Errors
     /// The error of the system.
-    pub(super) fn bind(listen: &Listen, run_dir: Option<&Path>, where_taken: WhereTaken) -> io::Result<Option<Self>> {
+    pub(super) fn bind(
+        listen: &Listen,
+        run_dir: Option<&Path>,
+        where_taken: WhereTaken,
+        certificate: Option<Arc<Certificate>>,
+    ) -> io::Result<Option<Self>> {
         match listen {
             Listen::Off => Ok(None),
-            Listen::Tcp(address) => Self::tcp(*address, where_taken).map(Some),
+            Listen::Tcp(_) if certificate.is_none() && !listen.is_of_this_machine() => {
+                Err(io::Error::other("no port beyond loopback without TLS"))
+            }
+            Listen::Tcp(address) => {
+                let listener = Self::tcp(*address, where_taken)?;
+                let reach = if listen.is_of_this_machine() { Reach::Loopback } else { Reach::Network };
+                Ok(Some(listener.encrypted(certificate, reach)))
+            }
             Listen::Unix(path) => {
                 // Between binding and listening, a socket looks stale to another starting process. Best effort.
                 let lock = run_dir.and_then(|dir| File::create(dir.join("bind.lock")).ok());
@@ -65,7 +83,10 @@ impl Listener {
     pub(super) fn is_elsewhere(&self, listen: &Listen) -> bool {
         match listen {
             Listen::Off => false,
-            Listen::Tcp(address) => address.port() != 0 && self.address != address.to_string(),
+            Listen::Tcp(address) => {
+                let own = self.address.strip_prefix("https://").unwrap_or(&self.address);
+                address.port() != 0 && own != address.to_string()
+            }
             Listen::Unix(path) => self.address != unix_address(path),
         }
     }
@@ -80,6 +101,16 @@ impl Listener {
         socket.set_nonblocking(true)?;
         let address = socket.local_addr()?.to_string();
         Ok(Self { socket: Socket::Tcp(tokio::net::TcpListener::from_std(socket)?), address, file: None })
+    }
+
+    fn encrypted(self, certificate: Option<Arc<Certificate>>, reach: Reach) -> Self {
+        match (self.socket, certificate) {
+            (Socket::Tcp(listener), Some(certificate)) => {
+                let address = format!("https://{}", self.address);
+                Self { socket: Socket::Tls { listener, certificate, reach }, address, file: self.file }
+            }
+            (socket, _) => Self { socket, ..self },
+        }
     }
 
     fn unix(path: &Path) -> io::Result<Self> {

@@ -1,6 +1,7 @@
 //! The admin listener of an engine process: [`Control`] over HTTP, metrics, and a file that `meridian ctl` reads to
 //! find the process.
 
+mod audit;
 mod budgets;
 pub mod discovery;
 mod listener;
@@ -8,6 +9,7 @@ mod metrics;
 mod routes;
 mod serve;
 mod signature;
+mod tls;
 mod token;
 
 use std::io::ErrorKind;
@@ -16,18 +18,21 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use meridian_core::config::{AdminConfig, Listen, TelemetryConfig};
+use meridian_core::config::{AdminConfig, Listen, TelemetryConfig, of_rank};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 
+use self::audit::{Actor, AuditLog, Audited, AuditedEngine};
 use self::discovery::{Entry, Process};
 use self::listener::{Listener, WhereTaken};
-use self::routes::Site;
+use self::routes::{Access, Site};
 pub use self::routes::{CONFIG_HEADER, FORWARDED_HEADER};
+use self::serve::Client;
 pub use self::signature::{SIGNATURE_HEADER, signature_header};
-use self::token::Token;
-pub use self::token::read_token;
+use self::tls::Certificate;
+use self::token::{Tokens, read_tokens};
+pub use self::token::{read_all_tokens, read_token};
 use crate::control::Control;
 use crate::private;
 
@@ -112,6 +117,7 @@ pub struct Admin {
     address: Option<String>,
     socket: Option<String>,
     metrics_address: Option<String>,
+    audit: Option<Arc<AuditLog>>,
     running: Option<Running>,
 }
 
@@ -144,15 +150,21 @@ impl Admin {
         telemetry: &TelemetryConfig,
     ) -> Self {
         let mut problems = Vec::new();
-        let started = start(surroundings, control, admin, telemetry, &mut problems);
+        let status = control.status();
+        let process =
+            Process { model: status.model, dp_rank: status.dp_rank, dp_size: status.dp_size, ..Process::own() };
+        // The file watch has lines in the audit log even without a listener.
+        let permits = permits(admin, &surroundings.base_dir, &process);
+        let audit = permits.access.audit.clone();
+        let started = start(surroundings, control, admin, telemetry, process, permits, &mut problems);
         for problem in &problems {
             tracing::warn!("{problem}");
         }
         let Some(Started { running, process }) = started else {
-            return Self { problems, address: None, socket: None, metrics_address: None, running: None };
+            return Self { problems, address: None, socket: None, metrics_address: None, audit, running: None };
         };
         let Process { admin: address, socket, metrics: metrics_address, .. } = process;
-        Self { problems, address, socket, metrics_address, running: Some(running) }
+        Self { problems, address, socket, metrics_address, audit, running: Some(running) }
     }
 
     /// Problems, a line each: the dotted field, the value, and the reason.
@@ -168,7 +180,40 @@ impl Admin {
         self.socket.as_deref()
     }
 
-    /// The other address of the admin interface, `IP:port` or `unix:PATH`; `None` where another process listens.
+    /// The engine for a part of this process that changes its policies: the audit log names it `who`.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use meridian_core::config::{AdminConfig, TelemetryConfig};
+    /// # use meridian_runtime::admin::{Admin, Surroundings};
+    /// # use meridian_runtime::control::{Control, ControlError, FaultEntry, Mode, ProcessStatus, SlotName, SwapReport, Upload};
+    /// # struct Engine;
+    /// # impl Control for Engine {
+    /// #     fn status(&self) -> ProcessStatus { ProcessStatus::default() }
+    /// #     fn faults(&self) -> Vec<FaultEntry> { Vec::new() }
+    /// #     fn put(&self, slot: SlotName, _: &Upload<'_>, _: Mode) -> Result<SwapReport, ControlError> {
+    /// #         Err(ControlError::NoSuchSlot(slot))
+    /// #     }
+    /// #     fn promote(&self, slot: SlotName) -> Result<SwapReport, ControlError> { Err(ControlError::NoSuchSlot(slot)) }
+    /// #     fn rollback(&self, slot: SlotName) -> Result<SwapReport, ControlError> { Err(ControlError::NoSuchSlot(slot)) }
+    /// #     fn release(&self, slot: SlotName) -> Result<SwapReport, ControlError> { Err(ControlError::NoSuchSlot(slot)) }
+    /// #     fn stop_shadow(&self, slot: SlotName) -> Result<SwapReport, ControlError> { Err(ControlError::NoSuchSlot(slot)) }
+    /// # }
+    /// # let engine: Arc<dyn Control> = Arc::new(Engine);
+    /// # let surroundings = Surroundings { base_dir: ".".into(), run_dir: None, limits: Default::default() };
+    /// # let (config, telemetry) = (AdminConfig { listen: String::new(), ..Default::default() }, TelemetryConfig {
+    /// #     prometheus: String::new(), ..Default::default()
+    /// # });
+    /// let admin = Admin::start_in(&surroundings, Arc::clone(&engine), &config, &telemetry);
+    /// assert!(admin.audited(engine, "file watch").promote(SlotName::Dispatch).is_err());
+    /// ```
+    #[must_use]
+    pub fn audited(&self, control: Arc<dyn Control>, who: &str) -> Arc<dyn Control> {
+        let actor = Actor { who: Some(who.into()), peer: "this process".into() };
+        Arc::new(Audited { control, log: self.audit.clone(), actor })
+    }
+
+    /// The other address of the admin interface, `IP:port`, `https://IP:port` or `unix:PATH`; `None` where another process listens.
     #[must_use]
     pub fn address(&self) -> Option<&str> {
         self.address.as_deref()
@@ -202,9 +247,10 @@ pub async fn serve_stream<S>(stream: S, control: Arc<dyn Control>, token: Option
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let token_configured = token.is_some();
-    let site = Arc::new(Site::new(control, token.map(Token::new), token_configured, Vec::new(), limits));
-    serve::connection(stream, routes::Reach::Loopback, routes::admin(Arc::clone(&site)), &site, None, limits).await;
+    let access = Access { tokens: token.map(Tokens::one), ..Access::default() };
+    let site = Arc::new(Site::new(control, access, Vec::new(), limits));
+    let client = Client { reach: routes::Reach::Loopback, peer: "a stream".into() };
+    serve::connection(stream, client, routes::admin(Arc::clone(&site)), &site, None, limits).await;
 }
 
 struct Started {
@@ -218,12 +264,19 @@ fn start(
     control: Arc<dyn Control>,
     admin: &AdminConfig,
     telemetry: &TelemetryConfig,
+    process: Process,
+    permits: Permits,
     problems: &mut Vec<String>,
 ) -> Option<Started> {
-    let AdminConfig { listen, token_file } = admin;
+    let Permits { access, token_path, problems: mut found } = permits;
+    // Engines of one configuration differ by their rank.
+    let rank = process.dp_rank.unwrap_or(0);
+    let AdminConfig { listen, .. } = admin;
+    let listen = &Listen::of_rank(listen, rank);
     let TelemetryConfig { prometheus, tenants: _, otlp_endpoint: _, otlp_ca_file: _, service_name: _ } = telemetry;
     let Surroundings { base_dir, run_dir, limits } = surroundings;
     if listen.is_empty() && prometheus.is_empty() {
+        problems.append(&mut found);
         return None;
     }
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -244,37 +297,35 @@ fn start(
     });
     let socket = private.filter(|_| !listen.is_empty()).and_then(|dir| own_socket(&runtime, dir, problems));
     let own = socket.as_ref().map(|socket| socket.address.as_str());
-    let admin_listener = bind(&runtime, &Listens::admin(listen, own), base_dir, private, problems);
+    let tls = if listen.is_empty() { Tls::Off } else { certificate(admin, base_dir, rank, &mut found) };
+    let admin_listener = match tls {
+        // Not in the clear where the configuration says TLS.
+        Tls::Unusable => None,
+        Tls::Off => bind(&runtime, &Listens::admin(listen, own, None, &access), base_dir, private, problems),
+        Tls::On(certificate) => {
+            bind(&runtime, &Listens::admin(listen, own, Some(certificate), &access), base_dir, private, problems)
+        }
+    };
     let metrics_listener = bind(&runtime, &Listens::metrics(prometheus), base_dir, private, problems);
+    problems.append(&mut found);
     if socket.is_none() && admin_listener.is_none() && metrics_listener.is_none() {
         return None;
     }
-    let token_path = (!token_file.is_empty()).then(|| absolute(&base_dir.join(token_file)));
-    let can_change = socket.is_some() || admin_listener.is_some();
-    let token = token_path.as_deref().filter(|_| can_change).and_then(|path| {
-        read_token(path)
-            .map(Token::new)
-            .map_err(|reason| {
-                problems.push(format!("admin.token_file: {}: {reason}: nothing can be changed", path.display()))
-            })
-            .ok()
-    });
 
     let address = |listener: &Option<Listener>| listener.as_ref().map(|listener| listener.address.clone());
     let process = Process {
         admin: address(&admin_listener),
         socket: address(&socket),
         metrics: address(&metrics_listener),
-        model: control.status().model,
-        token_file: token_path.filter(|_| token.is_some()).and_then(|path| path.to_str().map(str::to_owned)),
-        ..Process::own()
+        token_file: token_path.filter(|_| access.tokens.is_some()).and_then(|path| path.to_str().map(str::to_owned)),
+        ..process
     };
     let entry = private.and_then(|dir| {
         Entry::write(dir, &process)
             .map_err(|error| problems.push(format!("admin: {}: cannot be written: {error}", dir.display())))
             .ok()
     });
-    let site = Arc::new(Site::new(control, token, !token_file.is_empty(), problems.clone(), *limits));
+    let site = Arc::new(Site::new(control, access, problems.clone(), *limits));
     let mut left_behind = Vec::new();
     let mut serve = |listener: Option<Listener>, router: axum::Router| {
         let Some(Listener { socket, address: _, file }) = listener else { return };
@@ -299,6 +350,70 @@ fn start(
     Some(Started { running, process })
 }
 
+/// The tokens and the audit log, and the path of the tokens.
+struct Permits {
+    access: Access,
+    token_path: Option<PathBuf>,
+    /// A line each.
+    problems: Vec<String>,
+}
+
+/// Nothing can be changed over a listener where one of the two is configured and cannot be used.
+fn permits(admin: &AdminConfig, base_dir: &Path, process: &Process) -> Permits {
+    let AdminConfig { listen, token_file, audit_log, audit_log_max_mib, .. } = admin;
+    let (mut access, mut problems) = (Access::default(), Vec::new());
+    let path_of = |path: &str| absolute(&base_dir.join(of_rank(path, process.dp_rank.unwrap_or(0))));
+    // Without a listener, nobody needs a token.
+    let token_path = (!token_file.is_empty() && !listen.is_empty()).then(|| path_of(token_file));
+    if let Some(path) = &token_path {
+        match read_tokens(path) {
+            Ok(tokens) => access.tokens = Some(tokens),
+            Err(reason) => {
+                problems.push(format!("admin.token_file: {}: {reason}: nothing can be changed", path.display()));
+                access.without =
+                    Some("nothing can be changed: admin.token_file could not be used, the engine's log says why");
+            }
+        }
+    }
+    if !audit_log.is_empty() {
+        let path = path_of(audit_log);
+        let engine = AuditedEngine { pid: process.pid, dp_rank: process.dp_rank, model: process.model.clone() };
+        match AuditLog::open(path.clone(), *audit_log_max_mib, engine) {
+            Ok(log) => access.audit = Some(Arc::new(log)),
+            Err(reason) => {
+                problems.push(format!("admin.audit_log: {}: {reason}: nothing can be changed", path.display()));
+                access.tokens = None;
+                access.without =
+                    Some("nothing can be changed: admin.audit_log could not be used, the engine's log says why");
+            }
+        }
+    }
+    Permits { access, token_path, problems }
+}
+
+/// What the configuration says of TLS.
+enum Tls {
+    Off,
+    On(Arc<Certificate>),
+    /// It says yes, and the files cannot be used.
+    Unusable,
+}
+
+fn certificate(admin: &AdminConfig, base_dir: &Path, rank: u32, problems: &mut Vec<String>) -> Tls {
+    let AdminConfig { tls_cert_file, tls_key_file, .. } = admin;
+    if tls_cert_file.is_empty() && tls_key_file.is_empty() {
+        return Tls::Off;
+    }
+    let path_of = |path: &str| absolute(&base_dir.join(of_rank(path, rank)));
+    match Certificate::read(path_of(tls_cert_file), path_of(tls_key_file)) {
+        Ok(certificate) => Tls::On(Arc::new(certificate)),
+        Err(why) => {
+            problems.push(format!("{why}: admin.listen is off"));
+            Tls::Unusable
+        }
+    }
+}
+
 /// A listener of the configuration.
 struct Listens<'a> {
     field: &'static str,
@@ -306,20 +421,35 @@ struct Listens<'a> {
     where_taken: WhereTaken,
     /// How to reach the process when another process listens there.
     otherwise: String,
+    certificate: Option<Arc<Certificate>>,
+    /// Whether other machines may reach it, and if not, why.
+    beyond_loopback: Result<(), &'static str>,
 }
 
 impl<'a> Listens<'a> {
     /// Clients send the token to this listener.
-    fn admin(text: &'a str, own: Option<&str>) -> Self {
+    fn admin(text: &'a str, own: Option<&str>, certificate: Option<Arc<Certificate>>, access: &Access) -> Self {
         let otherwise = own.map_or_else(
             || "and this process has no other admin interface".to_owned(),
             |own| format!("so send it no token: `meridian ctl` reaches this process at {own}"),
         );
-        Self { field: "admin.listen", text, where_taken: WhereTaken::Fail, otherwise }
+        let beyond_loopback = match (&certificate, &access.tokens) {
+            (None, _) => Err("must be a loopback address such as 127.0.0.1 or [::1] without admin.tls_cert_file"),
+            (_, None) => Err("must be a loopback address such as 127.0.0.1 or [::1] without tokens"),
+            (Some(_), Some(_)) => Ok(()),
+        };
+        Self { field: "admin.listen", text, where_taken: WhereTaken::Fail, otherwise, certificate, beyond_loopback }
     }
 
     fn metrics(text: &'a str) -> Self {
-        Self { field: "telemetry.prometheus", text, where_taken: WhereTaken::Move, otherwise: String::new() }
+        Self {
+            field: "telemetry.prometheus",
+            text,
+            where_taken: WhereTaken::Move,
+            otherwise: String::new(),
+            certificate: None,
+            beyond_loopback: Err("must be a loopback address such as 127.0.0.1 or [::1]"),
+        }
     }
 }
 
@@ -331,16 +461,20 @@ fn bind(
     problems: &mut Vec<String>,
 ) -> Option<Listener> {
     let _context = runtime.enter();
-    let Listens { field, text, where_taken, otherwise } = listens;
-    let listen = match Listen::parse(text) {
-        Ok(Listen::Unix(path)) => Listen::Unix(absolute(&base_dir.join(path))),
+    let Listens { field, text, where_taken, otherwise, certificate, beyond_loopback } = listens;
+    let parsed = Listen::parse_any(text).and_then(|listen| match listen {
+        Listen::Unix(path) => Ok(Listen::Unix(absolute(&base_dir.join(path)))),
+        listen if listen.is_of_this_machine() => Ok(listen),
+        listen => beyond_loopback.map(|()| listen),
+    });
+    let listen = match parsed {
         Ok(listen) => listen,
         Err(reason) => {
             problems.push(format!("{field}: {text:?}: {reason}"));
             return None;
         }
     };
-    match Listener::bind(&listen, run_dir, *where_taken) {
+    match Listener::bind(&listen, run_dir, *where_taken, certificate.clone()) {
         Ok(Some(listener)) => {
             if listener.is_elsewhere(&listen) {
                 problems.push(format!("{field}: {text:?}: is in use, this process listens on {}", listener.address));
@@ -363,9 +497,9 @@ fn bind(
 fn own_socket(runtime: &Runtime, dir: &Path, problems: &mut Vec<String>) -> Option<Listener> {
     let _context = runtime.enter();
     let path = absolute(&dir.join(discovery::socket_name()));
-    let bound = Listen::parse(&format!("unix:{}", path.display()))
-        .map_err(str::to_owned)
-        .and_then(|listen| Listener::bind(&listen, Some(dir), WhereTaken::Fail).map_err(|error| error.to_string()));
+    let bound = Listen::parse(&format!("unix:{}", path.display())).map_err(str::to_owned).and_then(|listen| {
+        Listener::bind(&listen, Some(dir), WhereTaken::Fail, None).map_err(|error| error.to_string())
+    });
     bound
         .map_err(|why| problems.push(format!("admin: {}: no private socket for `meridian ctl`: {why}", path.display())))
         .ok()

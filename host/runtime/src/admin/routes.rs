@@ -10,7 +10,7 @@ use axum::Router;
 use axum::body::{Body, HttpBody};
 use axum::extract::{Path, Request, State};
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderName, RETRY_AFTER, WWW_AUTHENTICATE};
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
+use axum::http::{Extensions, HeaderMap, HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
 use meridian_core::oci::OciReference;
@@ -20,10 +20,11 @@ use serde_json::{Map, Value, json};
 use tokio::sync::Semaphore;
 
 use super::ConnectionLimits;
+use super::audit::{Actor, AuditLog, Audited, Event};
 use super::budgets;
 use super::metrics::StatusCollector;
 use super::signature::{SIGNATURE_HEADER, signature_text};
-use super::token::Token;
+use super::token::Tokens;
 use crate::control::{
     Control, ControlError, Given, MAX_COMPONENT_BYTES, MAX_OPTIONS_BYTES, Mode, ProcessStatus, SlotName, SwapReport,
     Upload,
@@ -41,8 +42,7 @@ pub const FORWARDED_HEADER: &str = "meridian-forwarded";
 pub(super) struct Site {
     pub(super) control: Arc<dyn Control>,
     registry: Registry,
-    token: Option<Token>,
-    token_configured: bool,
+    access: Access,
     limits: ConnectionLimits,
     /// Problems of the listeners.
     problems: Vec<String>,
@@ -57,14 +57,22 @@ pub(super) struct Site {
     fetching: Arc<Semaphore>,
 }
 
+/// Who may change something, and where that is written down.
+#[derive(Default)]
+pub(super) struct Access {
+    pub(super) tokens: Option<Tokens>,
+    /// Why there are no tokens, although some are configured.
+    pub(super) without: Option<&'static str>,
+    pub(super) audit: Option<Arc<AuditLog>>,
+}
+
 /// Calls to the engine at a time.
 pub(super) const CALLS: usize = 4;
 
 impl Site {
     pub(super) fn new(
         control: Arc<dyn Control>,
-        token: Option<Token>,
-        token_configured: bool,
+        access: Access,
         problems: Vec<String>,
         limits: ConnectionLimits,
     ) -> Self {
@@ -73,19 +81,7 @@ impl Site {
         registry.register(collector).expect("the names of the metrics are valid and differ");
         let [reading, uploading, changing, fetching] = [(); CALLS].map(|()| Arc::new(Semaphore::new(1)));
         let tracing = Arc::new(Semaphore::new(1));
-        Self {
-            control,
-            registry,
-            token,
-            token_configured,
-            limits,
-            problems,
-            reading,
-            uploading,
-            changing,
-            tracing,
-            fetching,
-        }
+        Self { control, registry, access, limits, problems, reading, uploading, changing, tracing, fetching }
     }
 
     /// The rights of a request, by its head.
@@ -101,9 +97,59 @@ impl Site {
 
     fn status(&self) -> ProcessStatus {
         let status = self.control.status();
-        ProcessStatus { problems: [status.problems, self.problems.clone()].concat(), ..status }
+        let audit = self.access.audit.as_ref().and_then(|audit| audit.problem());
+        let problems = [status.problems, self.problems.clone(), audit.into_iter().collect()].concat();
+        ProcessStatus { problems, ..status }
+    }
+
+    /// The name of the token that a request carries.
+    pub(super) fn bearer(&self, headers: &HeaderMap) -> Option<&str> {
+        let given = headers.get(AUTHORIZATION)?;
+        self.access.tokens.as_ref()?.bearer(given.as_bytes())
+    }
+
+    /// The engine as this client may change it.
+    fn control_for(&self, actor: Actor) -> Audited {
+        Audited { control: Arc::clone(&self.control), log: self.access.audit.clone(), actor }
+    }
+
+    pub(super) fn record(&self, actor: &Actor, event: &Event<'_>) {
+        if let Some(audit) = &self.access.audit {
+            audit.record(actor, event);
+        }
+    }
+
+    /// Write down that a request for a change was refused before it reached the engine.
+    pub(super) fn record_refusal(&self, asked: &Asked, response: &Response) {
+        if asked.method.is_safe() || response.extensions().get::<Recorded>().is_some() {
+            return;
+        }
+        let action = format!("{} {}", asked.method, asked.path);
+        let why = response.extensions().get::<Why>().map(|Why(why)| why.clone());
+        let result = if response.status().is_server_error() && response.status() != StatusCode::SERVICE_UNAVAILABLE {
+            "failed"
+        } else {
+            "refused"
+        };
+        self.record(&asked.actor, &Event { action: &action, result, why, ..Event::default() });
     }
 }
+
+/// A request, as far as the audit log needs it after the request has gone.
+pub(super) struct Asked {
+    pub(super) actor: Actor,
+    pub(super) method: Method,
+    /// Without its query.
+    pub(super) path: String,
+}
+
+/// The mark of a response whose change is in the audit log already.
+#[derive(Clone, Copy)]
+pub(super) struct Recorded;
+
+/// The reason of a refusal, for the audit log.
+#[derive(Clone)]
+struct Why(String);
 
 /// The places that a request may take.
 #[derive(Clone, Copy)]
@@ -130,26 +176,26 @@ pub(super) fn admin(site: Arc<Site>) -> Router {
         .route(&slot(""), put(put_policy))
         .route(
             &slot("/promote"),
-            post(async |site: Shared, slot: SlotPath, headers: HeaderMap| {
-                act(site, slot, &headers, |control, slot| control.promote(slot)).await
+            post(async |site: Shared, slot: SlotPath, request: Request| {
+                act(site, slot, request, |control, slot| control.promote(slot)).await
             }),
         )
         .route(
             &slot("/rollback"),
-            post(async |site: Shared, slot: SlotPath, headers: HeaderMap| {
-                act(site, slot, &headers, |control, slot| control.rollback(slot)).await
+            post(async |site: Shared, slot: SlotPath, request: Request| {
+                act(site, slot, request, |control, slot| control.rollback(slot)).await
             }),
         )
         .route(
             &slot("/release"),
-            post(async |site: Shared, slot: SlotPath, headers: HeaderMap| {
-                act(site, slot, &headers, |control, slot| control.release(slot)).await
+            post(async |site: Shared, slot: SlotPath, request: Request| {
+                act(site, slot, request, |control, slot| control.release(slot)).await
             }),
         )
         .route(
             &slot("/shadow"),
-            delete(async |site: Shared, slot: SlotPath, headers: HeaderMap| {
-                act(site, slot, &headers, |control, slot| control.stop_shadow(slot)).await
+            delete(async |site: Shared, slot: SlotPath, request: Request| {
+                act(site, slot, request, |control, slot| control.stop_shadow(slot)).await
             }),
         )
         .merge(common())
@@ -290,6 +336,7 @@ async fn put_policy(State(site): Shared, slot: SlotPath, request: Request) -> Re
     let (head, body) = request.into_parts();
     authorize(&site, &head.headers)?;
     let (slot, mode) = (named(slot)?, mode(head.uri.query())?);
+    let control = site.control_for(actor(&head.extensions)?);
     if is_json(&head.headers) {
         let text = receive_for(&site, body, MAX_DESCRIPTION).await?;
         let described = Described::parse(&text)?;
@@ -304,7 +351,7 @@ async fn put_policy(State(site): Shared, slot: SlotPath, request: Request) -> Re
         let turn = turn.ok_or_else(busy)?;
         let put = move || {
             let upload = Upload { policy: described.policy(), options: described.options.as_deref(), source: "admin" };
-            (changed(&site.control.put(slot, &upload, mode)), turn).0
+            (changed(&control.put(slot, &upload, mode)), turn).0
         };
         return Ok(blocking(put).await);
     }
@@ -318,7 +365,7 @@ async fn put_policy(State(site): Shared, slot: SlotPath, request: Request) -> Re
     let put = move || {
         let policy = Given::Component { bytes: &component, signature: signature.as_deref() };
         let upload = Upload { policy, options: options.as_deref(), source: "admin" };
-        (changed(&site.control.put(slot, &upload, mode.unwrap_or_default())), turn).0
+        (changed(&control.put(slot, &upload, mode.unwrap_or_default())), turn).0
     };
     Ok(blocking(put).await)
 }
@@ -388,13 +435,20 @@ fn options_of(headers: &HeaderMap) -> Result<Option<String>, Refusal> {
 async fn act(
     State(site): Shared,
     slot: SlotPath,
-    headers: &HeaderMap,
+    request: Request,
     call: fn(&dyn Control, SlotName) -> Result<SwapReport, ControlError>,
 ) -> Result<Response, Refusal> {
-    authorize(&site, headers)?;
+    authorize(&site, request.headers())?;
     let slot = named(slot)?;
+    let control = site.control_for(actor(request.extensions())?);
     let turn = Arc::clone(&site.changing).acquire_owned().await;
-    Ok(blocking(move || (changed(&call(&*site.control, slot)), turn).0).await)
+    Ok(blocking(move || (changed(&call(&control, slot)), turn).0).await)
+}
+
+/// Who asks: the connection has noted it.
+pub(super) fn actor(extensions: &Extensions) -> Result<Actor, Refusal> {
+    let why = "the connection has no client";
+    extensions.get().cloned().ok_or_else(|| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, why))
 }
 
 /// Make a call on a thread that may block, one at a time.
@@ -414,7 +468,7 @@ pub(super) async fn blocking(call: impl FnOnce() -> Response + Send + 'static) -
 
 /// The response to a change; the code that makes the change logs it.
 fn changed(done: &Result<SwapReport, ControlError>) -> Response {
-    match done {
+    let mut response = match done {
         Ok(report) => json(StatusCode::OK, report),
         Err(error) => {
             let code = match error {
@@ -425,19 +479,17 @@ fn changed(done: &Result<SwapReport, ControlError>) -> Response {
             };
             Refusal::new(code, error.to_string()).into_response()
         }
-    }
+    };
+    response.extensions_mut().insert(Recorded);
+    response
 }
 
 pub(super) fn authorize(site: &Site, headers: &HeaderMap) -> Result<(), Refusal> {
-    let Some(token) = &site.token else {
-        let why = if site.token_configured {
-            "nothing can be changed: admin.token_file could not be used, the engine's log says why"
-        } else {
-            "nothing can be changed: no admin.token_file is configured"
-        };
+    if site.access.tokens.is_none() {
+        let why = site.access.without.unwrap_or("nothing can be changed: no admin.token_file is configured");
         return Err(Refusal::new(StatusCode::FORBIDDEN, why));
-    };
-    if headers.get(AUTHORIZATION).is_some_and(|given| token.admits(given.as_bytes())) {
+    }
+    if site.bearer(headers).is_some() {
         return Ok(());
     }
     let why = "changes need the token of admin.token_file: Authorization: Bearer TOKEN";
@@ -445,7 +497,7 @@ pub(super) fn authorize(site: &Site, headers: &HeaderMap) -> Result<(), Refusal>
 }
 
 /// Refuse a request of another server's client without the token.
-pub(super) fn check_forwarded(site: &Site, headers: &HeaderMap) -> Result<(), Refusal> {
+fn check_forwarded(site: &Site, headers: &HeaderMap) -> Result<(), Refusal> {
     if !headers.contains_key(FORWARDED_HEADER) {
         return Ok(());
     }
@@ -524,7 +576,7 @@ impl Refusal {
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let why: String = self.why.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-        let mut response = with_type(self.code, "application/json", json!({ "error": why }).to_string());
+        let mut response = with_type(self.code, "application/json", json!({ "error": &why }).to_string());
         if self.code == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
@@ -532,6 +584,7 @@ impl IntoResponse for Refusal {
             // Seconds, about as long as a late compiler needs to end.
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("10"));
         }
+        response.extensions_mut().insert(Why(why));
         response
     }
 }
@@ -555,13 +608,25 @@ pub(super) enum Reach {
     Loopback,
     /// Users who may open the socket file.
     Socket,
+    /// Other machines, over TLS.
+    Network,
 }
 
 impl Reach {
-    /// A page with a DNS name that its owner points to this machine (DNS rebinding) still sends that name.
-    pub(super) fn check(self, request: &Request) -> Result<(), Refusal> {
-        if matches!(self, Self::Socket) {
-            return Ok(());
+    /// A page with a DNS name that its owner points to this machine (DNS rebinding) still sends that name. Other machines
+    /// need the token for everything but the probe, which tells nothing.
+    pub(super) fn check<B>(self, site: &Site, request: &axum::http::Request<B>) -> Result<(), Refusal> {
+        check_forwarded(site, request.headers())?;
+        match self {
+            Self::Socket => return Ok(()),
+            Self::Network if request.uri().path() == "/healthz" || site.bearer(request.headers()).is_some() => {
+                return Ok(());
+            }
+            Self::Network => {
+                let why = "requests from other machines need a token of admin.token_file: Authorization: Bearer TOKEN";
+                return Err(Refusal::new(StatusCode::UNAUTHORIZED, why));
+            }
+            Self::Loopback => {}
         }
         let mut hosts = request.headers().get_all(HOST).iter();
         let named = hosts.next().and_then(|host| host.to_str().ok()).is_some_and(is_loopback);

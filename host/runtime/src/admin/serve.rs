@@ -13,6 +13,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
+use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -23,8 +24,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::AbortHandle;
 
 use super::ConnectionLimits;
+use super::audit::Actor;
 use super::listener::Socket;
-use super::routes::{Reach, Rights, Site, check_forwarded};
+use super::routes::{Asked, FORWARDED_HEADER, Reach, Rights, Site};
 
 /// Bytes of a request's head.
 const MAX_HEAD_BYTES: usize = 16 << 10;
@@ -34,11 +36,27 @@ pub(super) async fn serve(socket: Socket, router: Router, site: Arc<Site>, limit
     let door = Arc::new(Door::new(&limits));
     loop {
         let accepted = match &socket {
-            Socket::Tcp(listener) => listener.accept().await.map(|(stream, _)| {
-                door.admit(|pass| connection(stream, Reach::Loopback, router.clone(), &site, Some(pass), limits));
+            Socket::Tcp(listener) => listener.accept().await.map(|(stream, peer)| {
+                let client = Client { reach: Reach::Loopback, peer: peer.to_string().into() };
+                door.admit(|pass| connection(stream, client, router.clone(), &site, Some(pass), limits));
+            }),
+            Socket::Tls { listener, certificate, reach } => listener.accept().await.map(|(stream, peer)| {
+                let client = Client { reach: *reach, peer: peer.to_string().into() };
+                let (acceptor, router, site) = (certificate.acceptor(), router.clone(), Arc::clone(&site));
+                door.admit(|pass| async move {
+                    // A client that does not finish loses its pass with this task.
+                    if let Ok(Ok(stream)) = tokio::time::timeout(limits.head, acceptor.accept(stream)).await {
+                        connection(stream, client, router, &site, Some(pass), limits).await;
+                    }
+                });
             }),
             Socket::Unix(listener) => listener.accept().await.map(|(stream, _)| {
-                door.admit(|pass| connection(stream, Reach::Socket, router.clone(), &site, Some(pass), limits));
+                let peer = stream.peer_cred().map(|peer| {
+                    let pid = peer.pid().map_or_else(String::new, |pid| format!(",pid={pid}"));
+                    format!("unix:uid={}{pid}", peer.uid())
+                });
+                let client = Client { reach: Reach::Socket, peer: peer.unwrap_or_else(|_| "unix".into()).into() };
+                door.admit(|pass| connection(stream, client, router.clone(), &site, Some(pass), limits));
             }),
         };
         match accepted {
@@ -121,10 +139,16 @@ impl Drop for Pass {
     }
 }
 
+/// The other side of a connection.
+pub(super) struct Client {
+    pub(super) reach: Reach,
+    pub(super) peer: Arc<str>,
+}
+
 /// Serve one request. Without a `pass`, there is always a place.
 pub(super) fn connection<S>(
     stream: S,
-    reach: Reach,
+    client: Client,
     router: Router,
     site: &Arc<Site>,
     pass: Option<Pass>,
@@ -138,16 +162,27 @@ where
         let (answered, is_answered) = oneshot::channel::<()>();
         let answered = Mutex::new(Some(answered));
         let router = TowerToHyperService::new(router);
-        let pass = &pass;
-        let service = service_fn(|request: hyper::Request<hyper::body::Incoming>| {
+        let (pass, site) = (&pass, &site);
+        let service = service_fn(|mut request: hyper::Request<hyper::body::Incoming>| {
             let (router, rights) = (router.clone(), site.rights(&request));
-            let site = Arc::clone(&site);
             let answered = answered.lock().ok().and_then(|mut answered| answered.take());
+            let who = site.bearer(request.headers()).map(Arc::from);
+            let actor = Actor { who, peer: peer_of(&client.peer, request.headers()) };
+            request.extensions_mut().insert(actor.clone());
+            let asked = Asked { actor, method: request.method().clone(), path: request.uri().path().to_owned() };
+            // One that may not ask at all takes no place.
+            let refused = client.reach.check(site, &request).err();
             async move {
-                if let Some(pass) = pass {
-                    pass.take_seat(rights).await;
-                }
-                let response = answer(reach, &site, router, request.map(Body::new)).await;
+                let response = match refused {
+                    Some(refusal) => refusal.into_response(),
+                    None => {
+                        if let Some(pass) = pass {
+                            pass.take_seat(rights).await;
+                        }
+                        answer(router, request.map(Body::new)).await
+                    }
+                };
+                site.record_refusal(&asked, &response);
                 // The time for reading the response starts.
                 drop(answered);
                 Ok::<_, Infallible>(response)
@@ -169,10 +204,14 @@ where
     }
 }
 
-async fn answer(reach: Reach, site: &Site, router: TowerToHyperService<Router>, request: Request) -> Response {
-    if let Err(refusal) = reach.check(&request).and_then(|()| check_forwarded(site, request.headers())) {
-        return refusal.into_response();
-    }
+/// Where a request comes from: the peer, and the client that it says it passes a request on for.
+fn peer_of(peer: &Arc<str>, headers: &HeaderMap) -> Arc<str> {
+    let forwarded = headers.get(FORWARDED_HEADER).and_then(|value| value.to_str().ok());
+    forwarded
+        .map_or_else(|| Arc::clone(peer), |client| format!("{peer} for {}", client.get(..64).unwrap_or(client)).into())
+}
+
+async fn answer(router: TowerToHyperService<Router>, request: Request) -> Response {
     match hyper::service::Service::call(&router, request).await {
         Ok(response) => response,
         Err(never) => match never {},

@@ -120,6 +120,8 @@ pub fn status() -> ProcessStatus {
         pid: std::process::id(),
         version: "0.1.0".into(),
         model: "Qwen/Qwen3-8B".into(),
+        dp_rank: Some(1),
+        dp_size: Some(2),
         uptime_s: 61.5,
         requests: [3, 20, 5],
         waiting: 7,
@@ -326,7 +328,7 @@ pub fn write(path: &Path, text: &str, mode: u32) {
 }
 
 pub fn config(listen: &str, token_file: &str) -> AdminConfig {
-    AdminConfig { listen: listen.into(), token_file: token_file.into() }
+    AdminConfig { listen: listen.into(), token_file: token_file.into(), ..AdminConfig::default() }
 }
 
 pub fn metrics_at(prometheus: &str) -> TelemetryConfig {
