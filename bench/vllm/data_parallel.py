@@ -169,7 +169,7 @@ def main() -> int:
         # The deadline is far off: a busy machine may pause any call for milliseconds.
         slot = f'[policy]\nwatch = false\n[policy.dispatch]\nsource = "{source}"\ndeadline_ms = 1000\n'
         options = [*SCHEDULER, *BUDGETS, "--dtype", "float32", "--api-server-count", "2"]
-        fleet = Fleet(folder, configure(folder, slot), options, VLLM_PLUGINS="meridian,meridian_admin")
+        fleet = Fleet(folder, configure(folder, slot), options, {"VLLM_PLUGINS": "meridian,meridian_admin"})
         try:
             fleet.wait_until_ready(2)
             load, done = Load(fleet), threading.Event()

@@ -115,7 +115,7 @@ def test_the_options_are_vllms(checker: Path) -> None:
 
     for name in MANIFESTS:
         (serving,) = documents(checker, name)["Deployment"]["spec"]["template"]["spec"]["containers"]
-        args = make_arg_parser(FlexibleArgumentParser()).parse_args(serving["args"])
+        args: Any = make_arg_parser(FlexibleArgumentParser()).parse_args(serving["args"])
         made = AsyncEngineArgs.from_cli_args(args)
         assert (made.data_parallel_size, args.api_server_count) == (2, 2)
         assert made.scheduler_cls == "meridian.vllm.MeridianScheduler"

@@ -134,11 +134,11 @@ class Broadcast:
         """
         # vLLM 0.30 and 0.31 have no public call to all engines (`call_utility_all_async`), and that of later versions
         # gives up at the first engine that fails.
-        core = getattr(engine_client, "engine_core", None)
+        core: Any = getattr(engine_client, "engine_core", None)
         missing = [name for name in ("_call_utility_async", "core_engines") if not hasattr(core, name)]
         if missing:
             raise RuntimeError(f"vLLM {vllm.__version__}: its client has no {' and no '.join(missing)}")
-        self._core = core
+        self._core: Any = core
         self._turn = asyncio.Lock()
         # Also with the other API servers of this machine, so that all engines make two changes in the same order.
         self._lock_file = private_folder(0) / "changes.lock"

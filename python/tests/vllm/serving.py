@@ -11,7 +11,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,12 @@ class Fleet:
     """A running `vllm serve`, in surroundings of its own: `folder` has its configuration and its discovery files."""
 
     def __init__(
-        self, folder: Path, config: Path, options: Sequence[str] = (), engines: int = 2, **environment: str
+        self,
+        folder: Path,
+        config: Path,
+        options: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        engines: int = 2,
     ) -> None:
         self.folder, self.port, self.engines = folder, free_port(), engines
         self.base = f"http://127.0.0.1:{self.port}"
@@ -80,7 +85,7 @@ class Fleet:
             # An engine a core: vLLM binds engines to memory nodes by itself, and a small machine has one.
             "VLLM_CPU_OMP_THREADS_BIND": "|".join(str(i % (os.cpu_count() or 1)) for i in range(engines)),
             "VLLM_LOGGING_LEVEL": "INFO",
-            **environment,
+            **(environment or {}),
         }
         command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model_dir())]
         command += ["--served-model-name", "tiny-random", "--host", "127.0.0.1", "--port", str(self.port)]

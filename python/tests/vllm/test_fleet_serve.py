@@ -29,7 +29,7 @@ def fleet() -> Iterator[Fleet]:
         config = configure(folder, '[policy]\nrecord_dir = "recordings"\n')
         options = [*SCHEDULER, *BUDGETS, "--dtype", "float32", "--api-server-count", "2"]
         plugins = {"VLLM_PLUGINS": "meridian,meridian_admin", "VLLM_SERVER_DEV_MODE": "1"}
-        running = Fleet(folder, config, options, **plugins)
+        running = Fleet(folder, config, options, plugins)
         try:
             running.wait_until_ready(2)
             yield running

@@ -49,7 +49,7 @@ class Listener(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
             do_GET = do_PUT = do_POST = do_DELETE = answer
 
-            def log_message(self, *args: Any) -> None:
+            def log_message(self, format: str, *args: Any) -> None:
                 pass
 
             def address_string(self) -> str:
