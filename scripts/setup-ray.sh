@@ -9,7 +9,7 @@ tag=$("$py" -c 'import sys; print("cp%d%d" % sys.version_info[:2])')
 dir=$MERIDIAN_CACHE/ray-$tag-$(sha256sum "$lock_file" | cut -c1-12)
 [ -e "$dir/.done" ] || lock ray
 if [ ! -e "$dir/.done" ]; then
-  say "ray: installing $(grep '^ray==' "$lock_file") and Ray Serve into $dir (about 90 MB to fetch)"
+  say "ray: installing $(grep '^ray==' "$lock_file") and Ray Serve into $dir (about 140 MB to fetch)"
   rm -rf "$dir"
   "$TOOLS_DIR/bin/uv" pip install -q --python "$py" --target "$dir" --no-deps -r "$lock_file"
   touch "$dir/.done"

@@ -74,6 +74,8 @@ def test_both_engines_are_found(fleet: Fleet) -> None:
     code, said = fleet.ctl("status", "--all")
     assert code == 0
     assert {each["status"]["pid"] for each in said["processes"]} == {process["pid"] for process in found}
+    assert sorted(each["status"]["dp_rank"] for each in said["processes"]) == [0, 1]
+    assert sorted(process["dp_rank"] for process in found) == [0, 1]
     problems = [line for each in said["processes"] for line in each["status"].get("problems", [])]
     assert len(problems) == 1
     assert "another process listens there" in problems[0]
@@ -129,6 +131,14 @@ def test_one_request_changes_both_engines(fleet: Fleet, policies: Path) -> None:
     code, said = fleet.admin("GET", "/status")
     assert code == 200
     assert {row["answer"]["pid"] for row in said["engines"]} == {process["pid"] for process in fleet.found()}
+
+
+def test_ctl_changes_both_engines(fleet: Fleet) -> None:
+    code, said = fleet.ctl("swap", "dispatch", "native:fcfs", "--all")
+    assert code == 0, said
+    assert len(said["engines"]) == 2
+    assert [(each["active"]["name"], len(each["engines"])) for each in said["versions"]] == [("fcfs", 2)]
+    assert active(fleet) == ["fcfs", "fcfs"]
 
 
 def test_partial_failure_is_said(fleet: Fleet) -> None:

@@ -338,6 +338,27 @@ def test_another_vllm_is_refused_with_one_line(configured: Path, monkeypatch: py
     assert said.json()["error"] == "vLLM 0.34.0 is not supported by this Meridian, expected 0.30 to 0.33"
 
 
+@pytest.mark.parametrize(
+    ("named", "found"),
+    [
+        (None, []),
+        ("", []),
+        ("meridian", []),
+        ("meridian_admin", ["meridian_admin"]),
+        ("x,meridian_admin", ["meridian_admin"]),
+    ],
+)
+def test_vllm_loads_the_routes_only_by_name(
+    monkeypatch: pytest.MonkeyPatch, named: str | None, found: list[str]
+) -> None:
+    from vllm.plugins import load_endpoint_plugins
+
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    if named is not None:
+        monkeypatch.setenv("VLLM_PLUGINS", named)
+    assert [plugin.name for plugin in load_endpoint_plugins(("generate",))] == found
+
+
 def test_this_vllms_clients_have_what_the_route_uses() -> None:
     import inspect
 
