@@ -30,7 +30,7 @@ MODEL = "tiny-random"
 
 def of_node() -> dict[str, Any]:
     """What a node of the cluster has: room for one replica."""
-    return {"num_cpus": 2, "resources": {"replica": 1}, "object_store_memory": 100 << 20}
+    return {"num_cpus": 4, "resources": {"replica": 1}, "object_store_memory": 100 << 20}
 
 
 def serving(port: int) -> None:
@@ -39,7 +39,7 @@ def serving(port: int) -> None:
         model_loading_config={"model_id": MODEL, "model_source": str(model_dir())},
         accelerator_config={"kind": "cpu"},
         deployment_config={"num_replicas": 2, "ray_actor_options": {"num_cpus": 1, "resources": {"replica": 1}}},
-        placement_group_config={"bundles": [{"CPU": 1, "replica": 1}], "strategy": "STRICT_PACK"},
+        placement_group_config={"bundles": [{"CPU": 1}], "strategy": "STRICT_PACK"},
         engine_kwargs={
             "max_model_len": 512,
             "block_size": 32,
