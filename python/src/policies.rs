@@ -6,7 +6,7 @@ use meridian_core::{
     BlockId, BlockTier, EvictionCandidate, EvictionSubject, Memory, MeridianConfig, Ranking, RequestId, SessionFacts,
     Subject, ThinkPhase,
 };
-use meridian_runtime::control::{Control, ControlError, Given, Mode, SlotName, SwapReport, Upload};
+use meridian_runtime::control::{ControlError, Given, Mode, SlotName, SwapReport, Upload};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 

@@ -232,7 +232,11 @@ fn one_of_several_must_be_named() {
     let done = meridian(&folder, &["ctl", "promote", "dispatch"]);
     assert_eq!(done.code, 1);
     let own = std::process::id().to_string();
-    assert!(done.stderr.contains("several engine processes run here, name one:"), "{}", done.stderr);
+    assert!(
+        done.stderr.contains("several engine processes run here, name one, or all of them by --all:"),
+        "{}",
+        done.stderr
+    );
     assert!(done.stderr.contains(&format!("--pid {own}  Qwen/Qwen3-8B  {}", admin.address().unwrap())));
     assert!(done.stderr.contains(&format!("--pid {pid}  other/model  {free}")));
     assert_eq!(meridian(&folder, &["ctl", "--pid", &own, "promote", "dispatch"]).code, 0);

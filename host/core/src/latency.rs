@@ -1,7 +1,11 @@
 //! Latency histograms by phase and tenant, and of step times. All memory is bounded: tenant names come from clients.
 
+mod sketch;
+
 use serde::{Deserialize, Serialize};
 
+use self::sketch::{DenseCounts, bucket_of};
+pub use self::sketch::{LatencyCounts, LatencyKind, SKETCH_BUCKETS, Sketch, quantile_ms};
 use crate::table::RequestState;
 use crate::{StepLoad, ThinkPhase};
 
@@ -196,9 +200,18 @@ pub struct Latencies {
     /// Without a tenant, of other tenants, then one each.
     tenants: Vec<TenantLatency>,
     most_tenants: usize,
+    /// Of all tenants.
+    all: DenseCounts,
     steps: [Histogram; StepKind::ALL.len()],
-    /// The latest gap, milliseconds, and its bucket: most tokens of a step have the same.
-    gap: (f64, usize),
+    gap: Gap,
+}
+
+/// The latest gap and its buckets: most tokens of a step have the same.
+#[derive(Clone, Copy, Debug)]
+struct Gap {
+    ms: f64,
+    bucket: usize,
+    sketch_bucket: usize,
 }
 
 impl Latencies {
@@ -209,8 +222,9 @@ impl Latencies {
             numbers: Vec::new(),
             tenants: vec![TenantLatency::new(""), TenantLatency::new(OTHER_TENANTS)],
             most_tenants,
+            all: DenseCounts::default(),
             steps: std::array::from_fn(|_| Histogram::new(STEP_BUCKETS_S.len())),
-            gap: (f64::NAN, 0),
+            gap: Gap { ms: f64::NAN, bucket: 0, sketch_bucket: 0 },
         }
     }
 
@@ -232,32 +246,50 @@ impl Latencies {
     /// Two tokens of one phase came this far apart.
     #[inline]
     pub(crate) fn gap(&mut self, series: u16, phase: ThinkPhase, gap_ms: f64) {
-        if gap_ms.to_bits() != self.gap.0.to_bits() {
-            self.gap = (gap_ms, bucket(&STEP_BUCKETS_S, gap_ms / 1e3));
+        if gap_ms.to_bits() != self.gap.ms.to_bits() {
+            let bucket = bucket(&STEP_BUCKETS_S, gap_ms / 1e3);
+            self.gap = Gap { ms: gap_ms, bucket, sketch_bucket: bucket_of(gap_ms) };
         }
+        let kind = if phase == ThinkPhase::Output { LatencyKind::OutputItl } else { LatencyKind::ThinkItl };
+        self.all.sketches[kind as usize].add(self.gap.sketch_bucket, gap_ms);
         let Some(of) = self.tenants.get_mut(usize::from(series)) else { return };
         let histogram = if phase == ThinkPhase::Output { &mut of.output_itl } else { &mut of.think_itl };
-        histogram.add(self.gap.1, gap_ms / 1e3);
+        histogram.add(self.gap.bucket, gap_ms / 1e3);
+    }
+
+    /// A request has another token of this phase.
+    #[inline]
+    pub(crate) fn token(&mut self, phase: ThinkPhase) {
+        let is_output = phase == ThinkPhase::Output;
+        self.all.output_tokens += u64::from(is_output);
+        self.all.think_tokens += u64::from(!is_output);
     }
 
     pub(crate) fn queued(&mut self, series: u16, ms: f64) {
+        self.all.observe(LatencyKind::Queue, ms);
         self.observe(series, |of| &mut of.queue, ms);
     }
 
     pub(crate) fn first_token(&mut self, series: u16, ms: f64) {
+        self.all.observe(LatencyKind::Ttft, ms);
         self.observe(series, |of| &mut of.ttft, ms);
     }
 
     pub(crate) fn first_output(&mut self, series: u16, ms: f64, since_thinking_ms: Option<f64>) {
+        self.all.observe(LatencyKind::Ttfo, ms);
         self.observe(series, |of| &mut of.ttfo, ms);
         if let Some(ms) = since_thinking_ms {
+            self.all.observe(LatencyKind::Ttot, ms);
             self.observe(series, |of| &mut of.ttot, ms);
         }
     }
 
     /// A request ends at `now_ms`.
     pub(crate) fn ended(&mut self, request: &RequestState, now_ms: f64) {
-        self.observe(request.series, |of| &mut of.e2e, now_ms - request.arrival_ms());
+        let e2e_ms = now_ms - request.arrival_ms();
+        self.all.finished += 1;
+        self.all.observe(LatencyKind::E2e, e2e_ms);
+        self.observe(request.series, |of| &mut of.e2e, e2e_ms);
         if request.think_tokens() > 0
             && let Some(of) = self.tenants.get_mut(usize::from(request.series))
         {
@@ -281,6 +313,13 @@ impl Latencies {
     #[must_use]
     pub fn tenants(&self) -> Vec<TenantLatency> {
         self.tenants.iter().filter(|of| !of.is_empty()).cloned().collect()
+    }
+
+    /// Fine sketches and counts of all tenants, since the first observation. `recomputed_tokens` is 0: the mirror counts
+    /// them.
+    #[must_use]
+    pub fn counts(&self) -> LatencyCounts {
+        self.all.counts()
     }
 
     /// Step times by [`StepKind`].

@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
-use meridian_core::latency::{Latencies, OTHER_TENANTS};
+use meridian_core::latency::{Latencies, LatencyKind, OTHER_TENANTS};
 use meridian_core::{
     Decision, EngineFacts, EngineMirror, Markers, NewRequest, Part, Planner, RequestId, RequestState, RowId, Rule,
     State,
@@ -269,6 +269,31 @@ fn tenants_beyond_the_limit_share_a_series() {
     let counts: Vec<_> =
         seen.iter().map(|of| (of.tenant.as_str(), of.ttft.count(), of.think_itl.count(), of.think_itl.sum)).collect();
     assert_eq!(counts, [("", 1, 1, 0.015), (OTHER_TENANTS, 2, 2, 0.03), ("a", 2, 2, 0.03), ("b", 1, 1, 0.015)]);
+    let all = engine.mirror.table.latencies().unwrap().counts();
+    assert_eq!((all.ttft.count(), all.think_itl.count(), all.think_itl.mean_ms()), (6, 6, Some(15.0)));
+    assert_eq!((all.think_tokens, all.output_tokens, all.finished), (12, 0, 0));
+}
+
+#[test]
+fn sketches_have_every_latency_of_a_request() {
+    let mut engine = Engine::new(8, 4096);
+    engine.mirror.table.observe_latencies(Latencies::new(0));
+    let row = engine.arrive(0.0, 8, "");
+    engine.step(10.0, arrival, None, &[]);
+    for (now_ms, token) in [(20.0, ANY), (35.0, THINK_END), (40.0, ANY), (60.0, ANY)] {
+        engine.tokens(now_ms, token);
+        engine.step(now_ms, arrival, None, &[]);
+    }
+    let before = engine.mirror.table.latencies().unwrap().counts();
+    engine.mirror.hold_time(70.0);
+    engine.mirror.table.remove(row);
+    let all = engine.mirror.table.latencies().unwrap().counts();
+    let means = LatencyKind::ALL.map(|kind| all.of(kind).mean_ms());
+    // Queue, TTFT, TTFO, TTOT, gaps of thinking, gaps of output, until the end.
+    assert_eq!(means, [10.0, 20.0, 40.0, 5.0, 15.0, 20.0, 70.0].map(Some));
+    assert_eq!((all.think_tokens, all.output_tokens, all.finished), (2, 2, 1));
+    let since = all.since(&before).unwrap();
+    assert_eq!((since.finished, since.e2e.count(), since.ttft.count()), (1, 1, 0));
 }
 
 proptest! {

@@ -90,6 +90,8 @@ impl Default for Settings {
 pub struct Engine {
     driver: Arc<Mutex<Driver>>,
     controller: Arc<Controller>,
+    /// The same for code of this process.
+    control: Arc<dyn Control>,
     /// Owners of threads, ports and files; [`Engine::shutdown`] ends them.
     services: Mutex<Services>,
 }
@@ -114,7 +116,7 @@ impl Engine {
         let status = process_status(Arc::clone(&driver), settings.model.clone(), settings.dp, Arc::clone(&problems));
         let Slots { dispatch, eviction, budget, controller, recorder, awaited } =
             Slots::new(&config, &base_dir, components, Box::new(status))?;
-        let controller = controller.with_insight(Box::new(DriverInsight(Arc::clone(&driver))));
+        let controller = controller.with_insight(Box::new(DriverInsight::new(Arc::clone(&driver))));
         let changes = Arc::<LiveChanges>::default();
         let budgets = DriverBudgets { driver: Arc::clone(&driver), changes: Arc::clone(&changes) };
         let controller = controller.with_budgets(Box::new(budgets));
@@ -134,7 +136,8 @@ impl Engine {
             lock(&started).observe(tenants);
         }
         lock(&started).traces = services.traces();
-        Ok(Self { driver: started, controller, services: Mutex::new(services) })
+        let control = services.audited(control);
+        Ok(Self { driver: started, controller, control, services: Mutex::new(services) })
     }
 
     /// The engine, for the scheduling thread. A status request from another thread waits meanwhile, so hold the guard
@@ -148,13 +151,13 @@ impl Engine {
     /// # Errors
     /// The reason for a refusal.
     pub fn swap(&self, slot: SlotName, upload: &Upload<'_>, mode: Mode) -> Result<SwapReport, ControlError> {
-        self.controller.put(slot, upload, mode)
+        self.control.put(slot, upload, mode)
     }
 
     /// All other controls of its policies, and their status.
     #[must_use]
-    pub fn control(&self) -> &Controller {
-        &self.controller
+    pub fn control(&self) -> &dyn Control {
+        &*self.control
     }
 
     /// The private socket of its admin listener, `unix:PATH`; `None` without one, and after [`Engine::shutdown`].

@@ -2,11 +2,11 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use meridian_core::latency::Latencies;
+use meridian_core::latency::{Latencies, LatencyCounts};
 use meridian_core::{EngineFacts, RequestState, RowId, SlotKind, SlotName, ThinkPhase, Transition};
-use meridian_runtime::control::Insight;
+use meridian_runtime::control::{Insight, LatencyReport};
 use meridian_runtime::explain::Explanation;
 use meridian_runtime::timeline::{Timeline, TimelineDecision, TimelineStep};
 use meridian_runtime::traces::TraceParent;
@@ -39,6 +39,13 @@ impl Driver {
     pub fn observe(&mut self, tenants: usize) {
         self.seen.keeps_ended = true;
         self.scheduler.mirror().table.observe_latencies(Latencies::new(tenants));
+    }
+
+    /// Latencies of all tenants since [`Driver::observe`]; `None` before it.
+    pub fn latency(&mut self) -> Option<LatencyCounts> {
+        let mirror = self.scheduler.mirror();
+        let recomputed_tokens = mirror.kv_counts().recomputed_tokens;
+        Some(LatencyCounts { recomputed_tokens, ..mirror.table.latencies()?.counts() })
     }
 
     /// Join the trace of the caller of this request.
@@ -245,11 +252,24 @@ fn take_marks<K: SlotKind>(slot: &mut PolicySlot<K>, clock: Option<(Instant, f64
 }
 
 /// The insight of an engine, once its driver exists.
-pub(crate) struct DriverInsight(pub(crate) Arc<OnceLock<Weak<Mutex<Driver>>>>);
+pub(crate) struct DriverInsight {
+    driver: Arc<OnceLock<Weak<Mutex<Driver>>>>,
+    started: Instant,
+    /// See [`LatencyReport::run`].
+    run: String,
+}
 
 impl DriverInsight {
+    pub(crate) fn new(driver: Arc<OnceLock<Weak<Mutex<Driver>>>>) -> Self {
+        // The process id alone is always 1 in a container. A clock that stands still makes two runs alike only if their
+        // process ids are too.
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let run = format!("{}-{:x}", std::process::id(), since_epoch.as_nanos());
+        Self { driver, started: Instant::now(), run }
+    }
+
     fn with<T>(&self, call: impl FnOnce(&mut Driver) -> T) -> Option<T> {
-        let driver = self.0.get().and_then(Weak::upgrade)?;
+        let driver = self.driver.get().and_then(Weak::upgrade)?;
         let mut driver = driver.lock().unwrap_or_else(PoisonError::into_inner);
         Some(call(&mut driver))
     }
@@ -266,5 +286,11 @@ impl Insight for DriverInsight {
 
     fn end_timeline(&self) -> Option<Timeline> {
         self.with(Driver::end_timeline).flatten()
+    }
+
+    fn latency(&self) -> Option<LatencyReport> {
+        let uptime_s = self.started.elapsed().as_secs_f64();
+        let counts = self.with(Driver::latency).flatten()?;
+        Some(LatencyReport { run: self.run.clone(), uptime_s, counts })
     }
 }

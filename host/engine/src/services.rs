@@ -85,6 +85,14 @@ impl Services {
         self.admin.as_ref().and_then(Admin::socket)
     }
 
+    /// The engine for code of this process, whose changes the audit log has too.
+    pub(crate) fn audited(&self, control: Arc<dyn Control>) -> Arc<dyn Control> {
+        match &self.admin {
+            Some(admin) => admin.audited(control, "in process"),
+            None => control,
+        }
+    }
+
     /// The traces that receive ended requests.
     pub(crate) fn traces(&self) -> Option<Arc<Traces>> {
         self.traces.clone()

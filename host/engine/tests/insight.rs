@@ -4,7 +4,7 @@
 
 use meridian_core::{EngineFacts, Markers, MeridianConfig, NewRequest, Part, RowId, SlotName};
 use meridian_engine::{Driver, Engine, Settings};
-use meridian_runtime::control::{Control, Given, Mode, Upload};
+use meridian_runtime::control::{Given, Mode, Upload};
 use meridian_runtime::timeline::chrome_json;
 use serde_json::Value;
 
@@ -47,6 +47,26 @@ fn step(driver: &mut Driver, now_ms: f64, running: &mut Vec<RowId>, waiting: &mu
     driver.set_clock(now_ms + 9.0);
     let tokens: Vec<(RowId, u32)> = running.iter().map(|row| (*row, 3)).collect();
     driver.generated(&tokens);
+}
+
+#[test]
+fn latencies_of_all_tenants_are_reported() {
+    let engine = started();
+    let (mut running, mut waiting) = (Vec::new(), Vec::new());
+    let before = engine.control().latency().unwrap();
+    {
+        let driver = &mut *engine.drive();
+        waiting.push(arrive(driver, "chat-1", 0.0));
+        step(driver, 10.0, &mut running, &mut waiting, 1);
+        step(driver, 30.0, &mut running, &mut waiting, 1);
+        driver.finished("chat-1", "stop");
+    }
+    let report = engine.control().latency().unwrap();
+    assert_eq!(report.run, before.run);
+    let counts = report.counts.since(&before.counts).unwrap();
+    assert_eq!((counts.finished, counts.think_tokens, counts.ttft.mean_ms()), (1, 2, Some(19.0)));
+    assert_eq!(counts.think_itl.mean_ms(), Some(20.0));
+    assert_ne!(started().control().latency().unwrap().run, report.run, "another engine");
 }
 
 #[test]

@@ -6,7 +6,6 @@ use meridian_core::budget::{BudgetStatus, ClientBudget, EndRules, Enforcer, Live
 use meridian_core::{EngineFacts, Markers, MeridianConfig, NewRequest, RowId};
 use meridian_engine::{Engine, Settings, ThinkTokens};
 use meridian_runtime::budgets::{ChangeError, ChangeReport};
-use meridian_runtime::control::Control;
 
 const OPEN: u32 = 7;
 const END: u32 = 8;

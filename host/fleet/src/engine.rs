@@ -12,7 +12,7 @@ use meridian_core::text::printable;
 use meridian_runtime::admin::discovery::Process;
 use meridian_runtime::admin::{CONFIG_HEADER, SIGNATURE_HEADER, read_token, signature_header};
 use meridian_runtime::budgets::{BudgetList, ChangeReport, LiveChange};
-use meridian_runtime::control::{FaultEntry, Mode, ProcessStatus, SlotName, SwapReport};
+use meridian_runtime::control::{FaultEntry, LatencyReport, Mode, ProcessStatus, SlotName, SwapReport};
 use rustls::ClientConfig;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -412,6 +412,10 @@ impl Member for Engine {
 
     fn status(&self) -> Result<ProcessStatus, MemberError> {
         self.get("/v1/status")
+    }
+
+    fn latency(&self) -> Result<LatencyReport, MemberError> {
+        self.get("/v1/latency")
     }
 
     fn put(&self, slot: SlotName, policy: &Policy, mode: Mode) -> Result<SwapReport, MemberError> {

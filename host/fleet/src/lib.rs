@@ -20,6 +20,7 @@ mod error;
 mod find;
 mod http;
 mod member;
+pub mod stats;
 mod tls;
 
 pub use each::{AT_A_TIME, each};

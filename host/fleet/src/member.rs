@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use meridian_runtime::control::{Mode, ProcessStatus, SlotName, SwapReport};
+use meridian_runtime::control::{LatencyReport, Mode, ProcessStatus, SlotName, SwapReport};
 use thiserror::Error;
 
 /// An engine, over HTTP or simulated in this process. Its methods are called from any thread, and may block: at most as
@@ -16,6 +16,12 @@ pub trait Member: Send + Sync {
     /// # Errors
     /// See [`MemberError`].
     fn status(&self) -> Result<ProcessStatus, MemberError>;
+
+    /// Its latencies since its start.
+    ///
+    /// # Errors
+    /// See [`MemberError`]; an engine that observes none refuses.
+    fn latency(&self) -> Result<LatencyReport, MemberError>;
 
     /// Load a policy and put it to `mode`, as [`Control::put`](meridian_runtime::control::Control::put) does.
     ///

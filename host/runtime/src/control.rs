@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use meridian_core::budget::BudgetStatus;
-use meridian_core::latency::{Histogram, TenantLatency};
+use meridian_core::latency::{Histogram, LatencyCounts, TenantLatency};
 use meridian_core::signature::FetchedComponent;
 
 pub use meridian_core::SlotName;
@@ -348,6 +348,26 @@ pub struct RecordingStatus {
     pub stopped: Option<String>,
 }
 
+/// Latencies of an engine since its start, over all tenants, in fine sketches: the difference of two reports of the same
+/// run says how it did in between.
+///
+/// ```
+/// use meridian_runtime::control::LatencyReport;
+///
+/// let report = LatencyReport { run: "7-1700000000".into(), ..LatencyReport::default() };
+/// assert!(report.counts.ttft.quantile_ms(0.99).is_none());
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LatencyReport {
+    /// Differs after each start of the engine.
+    pub run: String,
+    /// Seconds since the engine started, on its own clock.
+    pub uptime_s: f64,
+    /// The latencies and counts.
+    #[serde(flatten)]
+    pub counts: LatencyCounts,
+}
+
 /// The reason for a refused change. The active policy stays.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ControlError {
@@ -387,6 +407,11 @@ pub trait Insight: Send + Sync {
 
     /// End the timeline, and return it; `None` without one.
     fn end_timeline(&self) -> Option<Timeline>;
+
+    /// Latencies since the start, over all tenants; `None` where nobody observes them. Takes some ten microseconds.
+    fn latency(&self) -> Option<LatencyReport> {
+        None
+    }
 }
 
 /// An engine process, as the admin listener, the file watch and Python see it. Any thread but the scheduling thread
@@ -398,6 +423,11 @@ pub trait Control: Send + Sync {
 
     /// The latest faults, oldest first, at most a few hundred.
     fn faults(&self) -> Vec<FaultEntry>;
+
+    /// Latencies since the start, over all tenants; `None` where nobody observes them.
+    fn latency(&self) -> Option<LatencyReport> {
+        self.insight().and_then(Insight::latency)
+    }
 
     /// What else it tells of its requests and steps; `None` for an engine that tells nothing.
     fn insight(&self) -> Option<&dyn Insight> {

@@ -15,7 +15,9 @@ use std::time::{Duration, Instant};
 
 use meridian_runtime::admin::discovery::{self, Process};
 use meridian_runtime::admin::{Admin, ConnectionLimits, Surroundings};
-use meridian_runtime::control::{FaultEntry, MAX_COMPONENT_BYTES, ProcessStatus, SlotStatus, SwapReport};
+use meridian_runtime::control::{
+    FaultEntry, LatencyReport, MAX_COMPONENT_BYTES, ProcessStatus, SlotStatus, SwapReport,
+};
 use serde_json::Value;
 
 use support::{
@@ -304,6 +306,20 @@ fn a_request_is_explained_by_its_id() {
         let why = "the query must be request=ID: the engine's id of a request, or a part of it";
         assert_eq!((reply.code, reply.error().as_str()), (400, why), "{query}");
     }
+}
+
+#[test]
+fn latencies_are_fine_sketches() {
+    let process = start("latency");
+    let reply = process.get("/v1/latency");
+    let report: LatencyReport = serde_json::from_str(&reply.body).unwrap();
+    assert_eq!((reply.code, report.run.as_str(), report.uptime_s), (200, "7-1a", 12.5));
+    assert_eq!((report.counts.finished, report.counts.ttft.mean_ms()), (3, Some(30.0)));
+    let sent = reply.json()["ttft"]["counts"].clone();
+    assert_eq!(sent.as_array().map(Vec::len), Some(2), "only buckets with values: {sent}");
+    process.recorder.is_busy.store(true, Ordering::Relaxed);
+    let reply = process.get("/v1/latency");
+    assert_eq!((reply.code, reply.error().as_str()), (404, "this engine observes no latencies"));
 }
 
 #[test]

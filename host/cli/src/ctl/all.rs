@@ -138,13 +138,11 @@ fn versions<'a>(rows: &'a [Row<'_>], slot: SlotName) -> Vec<(Option<&'a Version>
 
 /// The source of a version differs where it came by another way.
 fn is_same(one: Option<&Version>, other: Option<&Version>) -> bool {
-    let of = |version: Option<&Version>| {
-        version.map(|version| {
-            let Version { name, version, sha256, source: _, options } = version;
-            (name.clone(), version.clone(), sha256.clone(), options.clone())
-        })
+    let of = |version: &Version| {
+        let Version { name, version, sha256, source: _, options } = version.clone();
+        [name, version, sha256, options]
     };
-    of(one) == of(other)
+    one.map(of) == other.map(of)
 }
 
 fn object(row: &Row<'_>, slot: SlotName) -> Value {
@@ -266,7 +264,7 @@ pub(super) fn print_table(head: &[&str], rows: Vec<Vec<String>>) -> anyhow::Resu
     let rows: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();
     let mut widths = Vec::new();
     for row in &rows {
-        let (_, cells) = row.split_last().map_or((None, &[] as &[String]), |(last, cells)| (Some(last), cells));
+        let Some((_, cells)) = row.split_last() else { continue };
         for (column, cell) in cells.iter().enumerate() {
             if widths.len() <= column {
                 widths.resize(column + 1, 0);

@@ -104,6 +104,7 @@ impl RequestTable {
 pub(super) fn observe(latencies: &mut Latencies, row: &RequestState, phase: Phase, clock_ms: f64) {
     let gap_ms = clock_ms - row.last_token_ms;
     let since_arrival_ms = clock_ms - row.arrival_ms;
+    latencies.token(phase);
     if gap_ms.is_nan() {
         latencies.first_token(row.series, since_arrival_ms);
     }

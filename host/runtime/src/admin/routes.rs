@@ -170,6 +170,7 @@ pub(super) fn admin(site: Arc<Site>) -> Router {
         .route("/v1/status", get(status))
         .route("/v1/policies", get(policies))
         .route("/v1/faults", get(faults))
+        .route("/v1/latency", get(latency))
         .route("/v1/why", get(why))
         .route("/v1/trace", get(trace))
         .route("/v1/budgets", get(budgets::list).put(budgets::change))
@@ -229,6 +230,14 @@ async fn policies(State(site): Shared) -> Response {
 
 async fn faults(State(site): Shared) -> Response {
     read(&site, |site| json(StatusCode::OK, &json!({ "faults": site.control.faults() }))).await
+}
+
+async fn latency(State(site): Shared) -> Response {
+    read(&site, |site| match site.control.latency() {
+        Some(report) => json(StatusCode::OK, &report),
+        None => Refusal::new(StatusCode::NOT_FOUND, "this engine observes no latencies").into_response(),
+    })
+    .await
 }
 
 /// Longest timeline, seconds.

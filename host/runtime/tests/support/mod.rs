@@ -11,12 +11,12 @@ use std::time::Duration;
 
 use meridian_core::budget::BudgetStatus;
 use meridian_core::config::{AdminConfig, TelemetryConfig};
-use meridian_core::latency::{Histogram, STEP_BUCKETS_S, TOKEN_BUCKETS, TenantLatency, WAIT_BUCKETS_S};
+use meridian_core::latency::{Histogram, LatencyCounts, STEP_BUCKETS_S, TOKEN_BUCKETS, TenantLatency, WAIT_BUCKETS_S};
 use meridian_runtime::admin::{Admin, ConnectionLimits, Surroundings};
 use meridian_runtime::budgets::{BudgetList, ChangeError, ChangeReport, LiveBudget, LiveBudgets, LiveChange};
 use meridian_runtime::control::{
-    Control, ControlError, FaultEntry, Given, Insight, KvStatus, Mode, ProcessStatus, RecordingStatus, ShadowStatus,
-    SlotName, SlotStatus, StateHandover, SwapReport, TracesStatus, UNCHANGED, Upload, Version,
+    Control, ControlError, FaultEntry, Given, Insight, KvStatus, LatencyReport, Mode, ProcessStatus, RecordingStatus,
+    ShadowStatus, SlotName, SlotStatus, StateHandover, SwapReport, TracesStatus, UNCHANGED, Upload, Version,
 };
 use meridian_runtime::explain::Explanation;
 use meridian_runtime::timeline::Timeline;
@@ -220,6 +220,15 @@ impl Insight for Recorder {
         let mut timeline = Timeline::new("Qwen", 5.0);
         timeline.end(6.0);
         Some(timeline)
+    }
+
+    fn latency(&self) -> Option<LatencyReport> {
+        if self.is_busy.load(Ordering::Relaxed) {
+            return None;
+        }
+        let ttft = [20.0, 40.0].into_iter().collect();
+        let counts = LatencyCounts { finished: 3, output_tokens: 80, ttft, ..LatencyCounts::default() };
+        Some(LatencyReport { run: "7-1a".into(), uptime_s: 12.5, counts })
     }
 }
 
