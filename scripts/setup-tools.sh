@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # Makes an environment of tools in the cache and prints its folder. Idempotent.
 #
-# usage: setup-tools.sh [tools|check|release]
-#   tools     uv, maturin, ruff, pyright (the default; every command needs it)
-#   check     cargo-deny, lychee, hadolint, zizmor
-#   release   auditwheel, securesystemslib
+# usage: setup-tools.sh [tools|check|release|kubernetes]
+#   tools       uv, maturin, ruff, pyright (the default; every command needs it)
+#   check       cargo-deny, lychee, hadolint, zizmor
+#   release     auditwheel, securesystemslib
+#   kubernetes  the schemas of Kubernetes, to check manifests against
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
 set_name=${1:-tools}
 lock_file=$MERIDIAN_ROOT/scripts/$set_name.lock.txt
-[ -e "$lock_file" ] || die "set-up of tools: \"$set_name\": expected tools, check or release"
+[ -e "$lock_file" ] || die "set-up of tools: \"$set_name\": expected tools, check, release or kubernetes"
 dir=$MERIDIAN_CACHE/$set_name-$(sha256sum "$lock_file" | cut -c1-12)
 [ -e "$dir/.done" ] || lock "$set_name"
 if [ ! -e "$dir/.done" ]; then

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from areas import fleet_experiment, fleet_rollout
+from areas import fleet_dp, fleet_experiment, fleet_rollout
 from areas.common import Figure
 
 
 def parts(pairs: int) -> dict[str, Callable[[], Iterator[Figure]]]:
     """Parts of the area by name."""
     modules = (fleet_experiment, fleet_rollout)
-    return {name: lambda part=part: part(pairs) for module in modules for name, part in module.PARTS.items()}
+    rest = {name: lambda part=part: part(pairs) for module in modules for name, part in module.PARTS.items()}
+    return {**fleet_dp.parts(pairs), **rest}

@@ -105,7 +105,7 @@ def channel(each: int) -> dict[str, Any]:
     from meridian.vllm.channel import ToSamplers, ToScheduler
     from meridian.vllm.signing import ORDERS, REPORTS
 
-    config: Any = SimpleNamespace(instance_id="forge", parallel_config=SimpleNamespace(data_parallel_rank=0))
+    config: Any = SimpleNamespace(instance_id="forge", parallel_config=SimpleNamespace(data_parallel_index=0))
     rank = ToScheduler(config, 0)
     samplers = ToSamplers(config)
     found: dict[str, Any] = {"taken": {}, "sent": 0, "lost": 0}

@@ -49,6 +49,13 @@ fn model_family(name: &str) -> PyResult<String> {
     to_json(ModelFamily::find(name).map_err(config_error)?)
 }
 
+/// The tokens in a file of `admin.token_file`, with the checks that the admin listener makes.
+#[pyfunction]
+fn read_admin_tokens(path: PathBuf) -> PyResult<Vec<String>> {
+    let named = |why: String| config_error(format!("admin.token_file: {}: {why}", path.display()));
+    meridian_runtime::admin::read_all_tokens(&path).map_err(named)
+}
+
 pub(crate) fn to_json(value: &impl serde::Serialize) -> PyResult<String> {
     serde_json::to_string(value).map_err(config_error)
 }
@@ -91,6 +98,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(parse_config, module)?)?;
     module.add_function(wrap_pyfunction!(load_config, module)?)?;
     module.add_function(wrap_pyfunction!(model_family, module)?)?;
+    module.add_function(wrap_pyfunction!(read_admin_tokens, module)?)?;
     module.add_function(wrap_pyfunction!(tool_call_texts, module)?)?;
     module.add_function(wrap_pyfunction!(run_cli, module)?)?;
     module.add_function(wrap_pyfunction!(compile::compile_child, module)?)?;

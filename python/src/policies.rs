@@ -160,6 +160,12 @@ impl Policies {
         crate::to_json(&py.detach(|| self.engine.control().faults()))
     }
 
+    /// The path of the private socket of its admin listener; None without one.
+    #[getter]
+    fn socket(&self) -> Option<String> {
+        self.engine.socket().and_then(|address| Some(address.strip_prefix("unix:")?.to_owned()))
+    }
+
     /// Ask the eviction slot: a key for each candidate, or none for the default's own order; and for how long each is kept,
     /// milliseconds, or nothing when none is.
     fn rank_evictions(

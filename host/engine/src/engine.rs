@@ -160,6 +160,12 @@ impl Engine {
         &*self.control
     }
 
+    /// The private socket of its admin listener, `unix:PATH`; `None` without one, and after [`Engine::shutdown`].
+    #[must_use]
+    pub fn socket(&self) -> Option<String> {
+        lock(&self.services).socket().map(str::to_owned)
+    }
+
     /// Stop the services that have threads, ports or files, within some seconds. The engine keeps its policies, which
     /// can no longer be changed.
     pub fn shutdown(&self) {

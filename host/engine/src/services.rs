@@ -80,6 +80,11 @@ impl Services {
         self
     }
 
+    /// The private socket of the admin listener, `unix:PATH`.
+    pub(crate) fn socket(&self) -> Option<&str> {
+        self.admin.as_ref().and_then(Admin::socket)
+    }
+
     /// The engine for code of this process, whose changes the audit log has too.
     pub(crate) fn audited(&self, control: Arc<dyn Control>) -> Arc<dyn Control> {
         match &self.admin {

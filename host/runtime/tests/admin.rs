@@ -165,6 +165,24 @@ fn no_change_without_the_token() {
 }
 
 #[test]
+fn what_another_server_passes_on_needs_the_token_for_reading_too() {
+    let process = start("forwarded");
+    let ask = |line: &str, headers: &str| process.ask(line, &format!("Meridian-Forwarded: 10.0.0.7\r\n{headers}"), b"");
+    let lines =
+        ["GET /healthz", "GET /metrics", "GET /v1/status", "GET /v1/faults", "POST /v1/policies/dispatch/promote"];
+    for line in lines {
+        let reply = ask(line, "");
+        assert_eq!(reply.code, 401, "{line}");
+        assert!(reply.error().starts_with("requests from elsewhere need the token"), "{}", reply.error());
+    }
+    assert_eq!(ask("GET /v1/status", "Authorization: Bearer 0123456789abcdef0\r\n").code, 401);
+    assert!(process.recorder.calls().is_empty());
+    for line in lines {
+        assert_eq!(ask(line, &format!("Authorization: Bearer {TOKEN}\r\n")).code, 200, "{line}");
+    }
+}
+
+#[test]
 fn nothing_changes_where_no_token_is_configured() {
     let folder = folder("no-token");
     write(&folder.join("open"), TOKEN, 0o644);

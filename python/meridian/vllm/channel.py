@@ -58,7 +58,7 @@ _MAX_TAKEN_BYTES = 1 << 18
 _SETTLED_S = 60
 
 
-def _folder(name_bytes: int) -> Path:
+def private_folder(name_bytes: int) -> Path:
     """A folder that only this user can enter, with room for a name in a socket's path."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     candidates = [Path(runtime) / "meridian"] if runtime and Path(runtime).is_dir() else []
@@ -87,9 +87,13 @@ def _machine() -> str:
 
 
 def _engine_name(vllm_config: VllmConfig) -> str:
-    """A name that only the scheduler and the workers of one engine share (vllm/config/vllm.py: `instance_id`)."""
+    """A name that only the scheduler and the workers of one engine share (vllm/config/vllm.py: `instance_id`).
+
+    The engines of one `vllm serve` have the same `instance_id`, and those of a dense model also the same
+    `data_parallel_rank`, 0 (vllm/config/parallel.py: `reconfigure_for_independent_dp_rank`). Their index differs.
+    """
     parallel = vllm_config.parallel_config
-    return f"{_machine()}-{vllm_config.instance_id}-{parallel.data_parallel_rank}"
+    return f"{_machine()}-{vllm_config.instance_id}-{parallel.data_parallel_index}"
 
 
 def _remove_left(folder: Path) -> None:
@@ -116,7 +120,7 @@ class ToSamplers:
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         name = f"{_engine_name(vllm_config)}.schedule"
-        folder = _folder(len(name) + 8)
+        folder = private_folder(len(name) + 8)
         self._paths = [str(path) for path in sorted(folder.glob(f"{_engine_name(vllm_config)}-*.sample"))]
         self._pending: dict[str, deque[bytes]] = {path: deque() for path in self._paths}
         self._keys: dict[str, bytes | None] = dict.fromkeys(self._paths)
@@ -203,7 +207,7 @@ class ToScheduler:
     def __init__(self, vllm_config: VllmConfig, rank: int) -> None:
         engine = _engine_name(vllm_config)
         name = f"{engine}-{rank}.sample"
-        folder = _folder(len(name) + 8)
+        folder = private_folder(len(name) + 8)
         self._path = str(folder / f"{engine}.schedule")
         self._own = folder / name
         # Before the socket: a scheduler that finds the socket also finds the key.

@@ -23,7 +23,7 @@ RECORD = 17
 
 def engine(name: str = "abcde", rank: int = 0) -> Any:
     """What the channel reads of vLLM's configuration."""
-    return SimpleNamespace(instance_id=name, parallel_config=SimpleNamespace(data_parallel_rank=rank))
+    return SimpleNamespace(instance_id=name, parallel_config=SimpleNamespace(data_parallel_index=rank))
 
 
 @pytest.fixture
@@ -269,6 +269,30 @@ def test_garbage_changes_nothing_where_steps_are_planned(home: Path) -> None:
     after = native.stats()
     assert after["budget"] == before["budget"]
     assert after["faults"] == before["faults"]
+
+
+def test_the_engines_of_a_dense_model_have_channels_of_their_own(home: Path) -> None:
+    from meridian.vllm.channel import ToSamplers, ToScheduler
+    from vllm.config import ParallelConfig
+
+    def configured(index: int) -> Any:
+        # As vLLM makes it for each engine of a model without experts (vllm/v1/engine/core.py: `run_engine_core`).
+        parallel = ParallelConfig(data_parallel_size=2)
+        parallel.data_parallel_index = index
+        parallel.reconfigure_for_independent_dp_rank()
+        return SimpleNamespace(instance_id="abcde", parallel_config=parallel)
+
+    samplers = [ToScheduler(configured(index), 0) for index in (0, 1)]
+    schedulers = [ToSamplers(configured(index)) for index in (0, 1)]
+    try:
+        assert [scheduler.count for scheduler in schedulers] == [1, 1]
+        for i, scheduler in enumerate(schedulers):
+            scheduler.tell(order(i))
+        assert [sampler.received() for sampler in samplers] == [[order(0)], [order(1)]]
+        assert [end.refused for end in (*samplers, *schedulers)] == [0] * 4
+    finally:
+        for end in (*samplers, *schedulers):
+            end.close()
 
 
 def test_the_folder_is_the_users_alone(home: Path) -> None:

@@ -26,13 +26,13 @@ use tokio::sync::oneshot;
 use self::audit::{Actor, AuditLog, Audited, AuditedEngine};
 use self::discovery::{Entry, Process};
 use self::listener::{Listener, WhereTaken};
-pub use self::routes::CONFIG_HEADER;
 use self::routes::{Access, Site};
+pub use self::routes::{CONFIG_HEADER, FORWARDED_HEADER};
 use self::serve::Client;
 pub use self::signature::{SIGNATURE_HEADER, signature_header};
 use self::tls::Certificate;
-pub use self::token::read_token;
 use self::token::{Tokens, read_tokens};
+pub use self::token::{read_all_tokens, read_token};
 use crate::control::Control;
 use crate::private;
 

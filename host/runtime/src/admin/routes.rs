@@ -34,6 +34,10 @@ use crate::timeline::chrome_json;
 /// The request header that carries the options of a component, one JSON object.
 pub const CONFIG_HEADER: &str = "meridian-config";
 
+/// The request header of a server that passes a request of its own clients on; its value says whose. Such a client may
+/// be anywhere, so it needs the token for reading too.
+pub const FORWARDED_HEADER: &str = "meridian-forwarded";
+
 /// The state that the routes share.
 pub(super) struct Site {
     pub(super) control: Arc<dyn Control>,
@@ -501,6 +505,20 @@ pub(super) fn authorize(site: &Site, headers: &HeaderMap) -> Result<(), Refusal>
     Err(Refusal::new(StatusCode::UNAUTHORIZED, why))
 }
 
+/// Refuse a request of another server's client without the token.
+fn check_forwarded(site: &Site, headers: &HeaderMap) -> Result<(), Refusal> {
+    if !headers.contains_key(FORWARDED_HEADER) {
+        return Ok(());
+    }
+    authorize(site, headers).map_err(|refusal| match refusal.code {
+        StatusCode::UNAUTHORIZED => {
+            let why = "requests from elsewhere need the token of admin.token_file: Authorization: Bearer TOKEN";
+            Refusal::new(refusal.code, why)
+        }
+        _ => refusal,
+    })
+}
+
 fn named(slot: SlotPath) -> Result<SlotName, Refusal> {
     let found = slot.ok().and_then(|Path(name)| SlotName::ALL.into_iter().find(|slot| slot.label() == name));
     found.ok_or_else(|| Refusal::new(StatusCode::NOT_FOUND, "no such slot, expected dispatch, eviction or budget"))
@@ -607,6 +625,7 @@ impl Reach {
     /// A page with a DNS name that its owner points to this machine (DNS rebinding) still sends that name. Other machines
     /// need the token for everything but the probe, which tells nothing.
     pub(super) fn check<B>(self, site: &Site, request: &axum::http::Request<B>) -> Result<(), Refusal> {
+        check_forwarded(site, request.headers())?;
         match self {
             Self::Socket => return Ok(()),
             Self::Network if request.uri().path() == "/healthz" || site.bearer(request.headers()).is_some() => {

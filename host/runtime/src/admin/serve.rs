@@ -13,6 +13,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
+use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -25,7 +26,7 @@ use tokio::task::AbortHandle;
 use super::ConnectionLimits;
 use super::audit::Actor;
 use super::listener::Socket;
-use super::routes::{Asked, Reach, Rights, Site};
+use super::routes::{Asked, FORWARDED_HEADER, Reach, Rights, Site};
 
 /// Bytes of a request's head.
 const MAX_HEAD_BYTES: usize = 16 << 10;
@@ -166,7 +167,7 @@ where
             let (router, rights) = (router.clone(), site.rights(&request));
             let answered = answered.lock().ok().and_then(|mut answered| answered.take());
             let who = site.bearer(request.headers()).map(Arc::from);
-            let actor = Actor { who, peer: Arc::clone(&client.peer) };
+            let actor = Actor { who, peer: peer_of(&client.peer, request.headers()) };
             request.extensions_mut().insert(actor.clone());
             let asked = Asked { actor, method: request.method().clone(), path: request.uri().path().to_owned() };
             // One that may not ask at all takes no place.
@@ -201,6 +202,13 @@ where
             () = async { let _ = is_answered.await; tokio::time::sleep(limits.response).await } => {}
         }
     }
+}
+
+/// Where a request comes from: the peer, and the client that it says it passes a request on for.
+fn peer_of(peer: &Arc<str>, headers: &HeaderMap) -> Arc<str> {
+    let forwarded = headers.get(FORWARDED_HEADER).and_then(|value| value.to_str().ok());
+    forwarded
+        .map_or_else(|| Arc::clone(peer), |client| format!("{peer} for {}", client.get(..64).unwrap_or(client)).into())
 }
 
 async fn answer(router: TowerToHyperService<Router>, request: Request) -> Response {

@@ -32,6 +32,15 @@ pub fn read_token(path: &Path) -> Result<String, String> {
     Ok(token.into_iter().map(char::from).collect())
 }
 
+/// Read every token of a file, as [`read_token`] does the first, without the names.
+///
+/// # Errors
+/// Those of [`read_token`].
+pub fn read_all_tokens(path: &Path) -> Result<Vec<String>, String> {
+    let tokens = read_tokens(path)?.0.into_iter();
+    Ok(tokens.map(|Token { name: _, token }| token.into_iter().map(char::from).collect()).collect())
+}
+
 /// Read every token of a file, as [`read_token`] does.
 pub(super) fn read_tokens(path: &Path) -> Result<Tokens, String> {
     let line = MAX_NAME_BYTES + BYTES.end() + 64;
