@@ -91,6 +91,15 @@ class KvMemoryConfig:
 
 
 @dataclass(frozen=True)
+class DisaggConfig:
+    """`[disagg]`: for Rust engines with KV memory of their own; vLLM has its own, and refuses `enabled`."""
+
+    enabled: bool = False
+    fabric: Literal["none", "tcp", "nixl"] = "none"
+    offload_threshold_blocks: int = 4
+
+
+@dataclass(frozen=True)
 class SlotConfig:
     """`[policy.dispatch]`, `[policy.eviction]`, `[policy.budget]`.
 
@@ -184,6 +193,7 @@ class MeridianConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     entropy: EntropyConfig = field(default_factory=EntropyConfig)
     kv_memory: KvMemoryConfig = field(default_factory=KvMemoryConfig)
+    disagg: DisaggConfig = field(default_factory=DisaggConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
     admin: AdminConfig = field(default_factory=AdminConfig)
@@ -214,6 +224,7 @@ class MeridianConfig:
             scheduler=SchedulerConfig(**scheduler),
             entropy=EntropyConfig(**tables["entropy"]),
             kv_memory=KvMemoryConfig(**tables["kv_memory"]),
+            disagg=DisaggConfig(**tables["disagg"]),
             policy=PolicyConfig(**policy),
             telemetry=TelemetryConfig(**tables["telemetry"]),
             admin=AdminConfig(**tables["admin"]),

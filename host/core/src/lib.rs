@@ -69,7 +69,7 @@ pub use blocks::{
     OwnOrder, PhaseAwareBlockManager, Sections,
 };
 pub use config::{
-    AdminConfig, EntropyConfig, KvMemoryConfig, MeridianConfig, ModelConfig, PolicyConfig, SchedulerConfig, SlotConfig,
+    AdminConfig, DisaggConfig, EntropyConfig, KvMemoryConfig, MeridianConfig, ModelConfig, PolicyConfig, SchedulerConfig, SlotConfig,
     TelemetryConfig,
 };
 pub use error::Error;
