@@ -29,6 +29,7 @@ from areas import (
     budget,
     core,
     engine,
+    fabric,
     fleet,
     kernels,
     kv,
@@ -58,6 +59,7 @@ AREAS = {
     "agents": agents.parts,
     "observability": observability.parts,
     "fleet": fleet.parts,
+    "fabric": fabric.parts,
 }
 POLICY, KV, EXIT = "policy", "kv", "budget"
 
@@ -104,7 +106,7 @@ SUMMARY = (
     ),
 )
 # Pages with a table between `<!-- figures:AREA -->` and `<!-- /figures:AREA -->`.
-PAGES = tuple(ROOT / page for page in ("docs/src/benchmarks.md", "docs/src/simulator.md", "docs/src/kernels.md"))
+PAGES = tuple(ROOT / page for page in ("docs/src/benchmarks.md", "docs/src/simulator.md", "docs/src/kernels.md", "docs/src/fabric.md"))
 
 
 def shown(line: dict[str, Any]) -> str:

@@ -24,8 +24,9 @@ use crate::{
     RegionError, Stop, Target, Transfer,
 };
 
-/// Most bytes that a data path reads at once, so that a transfer can end in between.
-const READ_BYTES: usize = 64 << 20;
+/// Most bytes that a data path reads at once: they are verified while the next ones are read, and a transfer can end in
+/// between.
+const READ_BYTES: usize = 16 << 20;
 
 /// The settings of a node.
 ///
@@ -380,7 +381,7 @@ async fn pull(
     }
 }
 
-/// Read by a data path, and verify.
+/// Read by a data path, and verify: what has arrived while the next part is on its way.
 fn read(
     inner: &Inner,
     link: &Link,
@@ -393,17 +394,34 @@ fn read(
     let part = |(block, local): (&wire::Descriptor, u64)| Part { remote: block.address, local, bytes: block.bytes };
     let parts: Vec<Part> = sink.blocks.iter().zip(sink.room.addresses()).map(part).collect();
     let at_once = (READ_BYTES / inner.identity.block_bytes as usize).max(1);
-    for (batch, parts) in parts.chunks(at_once).enumerate() {
-        if stop.is_asked() {
-            return Err(KvFabricError::Cancelled);
-        }
-        path.read(&path_peer, parts, stop, moved)?;
-        for position in batch * at_once..batch * at_once + parts.len() {
-            if checksum(sink.contents(position)) != sink.blocks[position].checksum {
-                return Err(KvFabricError::Corrupt { position });
+    let verify = |positions: std::ops::Range<usize>| {
+        let is_wrong = |position: &usize| checksum(sink.contents(*position)) != sink.blocks[*position].checksum;
+        positions.into_iter().find(is_wrong).map_or(Ok(()), |position| Err(KvFabricError::Corrupt { position }))
+    };
+    std::thread::scope(|threads| {
+        let (arrived, arrivals) = std::sync::mpsc::channel();
+        // One part needs no second thread.
+        let is_split = parts.len() > at_once;
+        let verifying = is_split.then(|| threads.spawn(move || arrivals.into_iter().try_for_each(verify)));
+        let mut first = 0;
+        for parts in parts.chunks(at_once) {
+            if stop.is_asked() {
+                return Err(KvFabricError::Cancelled);
+            }
+            path.read(&path_peer, parts, stop, moved)?;
+            let positions = first..first + parts.len();
+            first = positions.end;
+            if !is_split {
+                verify(positions)?;
+            } else if arrived.send(positions).is_err() {
+                // It has found a wrong block, and ended.
+                break;
             }
         }
-    }
+        drop(arrived);
+        let verified = verifying.map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        verified.unwrap_or(Ok(()))
+    })?;
     Ok(sink)
 }
 
