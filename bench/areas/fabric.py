@@ -1,4 +1,4 @@
-"""Area `fabric`: KV blocks between two processes of this machine, beside memory, raw sockets and NIXL alone."""
+"""Area `fabric`: KV blocks between two processes of this machine, beside memory, raw sockets and NIXL's own transfer."""
 
 from __future__ import annotations
 
@@ -38,9 +38,19 @@ def with_nixl(library: Path) -> dict[str, str]:
     return os.environ | own | {"PYTHONPATH": str(library.parent.parent)}
 
 
+def mooncake_command() -> str:
+    """The command of Mooncake's process."""
+    found = subprocess.run([ROOT / "scripts" / "setup-mooncake.sh"], stdout=subprocess.PIPE, text=True, check=True)
+    return found.stdout.strip()
+
+
+# Mooncake listens on every address: it runs where there is only loopback.
+LOOPBACK_ONLY = ["unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+
+
 def rows(command: list[str | Path], env: dict[str, str] | None = None) -> list[dict[str, Any]]:
     """The JSON lines that a program prints; NIXL logs to the same stream."""
-    say(f"  {' '.join(str(word) for word in command[1:])}")
+    say(f"  {' '.join(Path(word).name for word in command)}")
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=env, timeout=600, check=True)
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
@@ -97,11 +107,23 @@ def of_nixl(rounds: int) -> Iterator[Figure]:
     yield over_pairs("nixl over NIXL's own transfer", ratios, "ratio", SHARE)
 
 
+def of_mooncake(rounds: int) -> Iterator[Figure]:
+    """A fetch of 256 MiB over Mooncake."""
+    command = mooncake_command()
+    found = rows([*LOOPBACK_ONLY, program(), "mooncake", "--mooncake", command, *size(rounds)])
+    yield from moved(found, "mooncake")
+    yield over_pairs("mooncake, 256 MiB", rates(found)["mooncake"], "GB/s")
+
+
 def of_manager(rounds: int) -> Iterator[Figure]:
     """`offload_block` and `ingest_block` of a block manager, one block of 2 MiB after the other."""
     library = nixl_library()
-    for more, env in (([], None), (["--library", str(library)], with_nixl(library))):
-        found = rows([program(), "manager", *size(rounds), *more], env)
+    example = program()
+    tcp: list[str | Path] = [example, "manager", *size(rounds)]
+    over_mooncake = [*LOOPBACK_ONLY, *tcp, "--mooncake", mooncake_command()]
+    runs = ((tcp, None), ([*tcp, "--library", str(library)], with_nixl(library)), (over_mooncake, None))
+    for command, env in runs:
+        found = rows(command, env)
         for name, values in rates(found).items():
             yield from moved(found, name)
             yield over_pairs(name, values, "GB/s")
@@ -123,6 +145,7 @@ def parts(pairs: int) -> dict[str, Callable[[], Iterator[Figure]]]:
     return {
         "tcp": lambda: of_tcp(rounds),
         "nixl": lambda: of_nixl(max(pairs, 2)),
+        "mooncake": lambda: of_mooncake(max(pairs, 2)),
         "manager": lambda: of_manager(rounds),
         "fuzz": of_fuzz,
     }

@@ -95,7 +95,7 @@ class DisaggConfig:
     """`[disagg]`: for Rust engines with KV memory of their own; vLLM has its own, and refuses `enabled`."""
 
     enabled: bool = False
-    fabric: Literal["none", "tcp", "nixl"] = "none"
+    fabric: Literal["none", "tcp", "nixl", "mooncake"] = "none"
     offload_threshold_blocks: int = 4
 
 

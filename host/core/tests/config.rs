@@ -382,7 +382,7 @@ fn fields_of_a_later_version_are_refused_as_such() {
 fn blocks_move_over_a_fabric_that_exists() {
     assert_eq!(
         refusal("[disagg]\nenabled = true"),
-        "disagg.fabric: \"none\": must be \"tcp\" or \"nixl\" when disagg.enabled is true"
+        "disagg.fabric: \"none\": must be \"tcp\", \"nixl\" or \"mooncake\" when disagg.enabled is true"
     );
     assert!(refusal("[disagg]\nfabric = 'infiniband'").starts_with("disagg.fabric: "));
     assert!(refusal("[disagg]\noffload_threshold_blocks = 0").starts_with("disagg.offload_threshold_blocks: 0: "));

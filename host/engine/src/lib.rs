@@ -51,6 +51,6 @@ pub use kv::Pool;
 pub use loader::{Components, Origin, PolicyError, Terms, set_compile_command};
 pub use meridian_registry::Limits as RegistryLimits;
 pub use meridian_wasm::{CompileCommand, compile_child};
-pub use remote::{DeviceMemory, RemoteBlocks, RemoteSettings, start_fabric};
+pub use remote::{DeviceMemory, FabricLibraries, RemoteBlocks, RemoteSettings, start_fabric};
 pub use slots::strike_limits;
 pub use thinking::ThinkTokens;

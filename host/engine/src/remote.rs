@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use meridian_core::config::{DisaggConfig, FabricName};
 use meridian_core::{BlockId, BlockLocation, BlockManager, Error, Fabric, FabricError};
+use meridian_fabric::mooncake::Mooncake;
 use meridian_fabric::nixl::Nixl;
 use meridian_fabric::{
     Backoff, BlockHash, Clock, FabricKind, Kept, KvFabric, KvFabricError, MemoryId, Node, NodeSettings, OfferId,
@@ -61,19 +62,51 @@ impl RemoteSettings {
     }
 }
 
+/// Where the libraries of the fabrics are.
+///
+/// ```
+/// let libraries = meridian_engine::FabricLibraries::default();
+/// assert_eq!(libraries.mooncake, ["python3", "-m", "meridian.mooncake_process"]);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FabricLibraries {
+    /// `libnixl_capi.so`; a name without a folder is looked up as the system does it.
+    pub nixl: PathBuf,
+    /// The command of Mooncake's process, in an environment that has the packages `meridian` and
+    /// `mooncake-transfer-engine`.
+    pub mooncake: Vec<String>,
+}
+
+impl Default for FabricLibraries {
+    fn default() -> Self {
+        let mooncake = ["python3", "-m", "meridian.mooncake_process"].map(str::to_owned).to_vec();
+        Self { nixl: "libnixl_capi.so".into(), mooncake }
+    }
+}
+
 /// The node of a configuration; `None` while `disagg.enabled` is false. `settings.path` is replaced by what
-/// `disagg.fabric` names; `nixl` is the path of `libnixl_capi.so`.
+/// `disagg.fabric` names; `libraries` says
+/// where NIXL and Mooncake are.
 ///
 /// # Errors
 /// [`EngineError::Fabric`] when the fabric is not there, or the node cannot listen.
-pub fn start_fabric(config: &DisaggConfig, settings: NodeSettings, nixl: &Path) -> Result<Option<Node>, EngineError> {
+pub fn start_fabric(
+    config: &DisaggConfig,
+    settings: NodeSettings,
+    libraries: &FabricLibraries,
+) -> Result<Option<Node>, EngineError> {
     let (fabric, path) = match (config.enabled, config.fabric) {
         (false, _) | (true, FabricName::None) => return Ok(None),
         (true, FabricName::Tcp) => (FabricKind::Tcp, None),
         (true, FabricName::Nixl) => {
             let fabric = FabricKind::Nixl;
-            let nixl = Nixl::open(nixl).map_err(|source| EngineError::Fabric { fabric, source })?;
+            let nixl = Nixl::open(&libraries.nixl).map_err(|source| EngineError::Fabric { fabric, source })?;
             (fabric, Some(nixl as Arc<dyn meridian_fabric::DataPath>))
+        }
+        (true, FabricName::Mooncake) => {
+            let fabric = FabricKind::Mooncake;
+            let mooncake = Mooncake::start(&libraries.mooncake).map_err(|source| EngineError::Fabric { fabric, source })?;
+            (fabric, Some(mooncake as Arc<dyn meridian_fabric::DataPath>))
         }
     };
     let node = Node::start(NodeSettings { path, ..settings });
@@ -121,7 +154,7 @@ impl RemoteBlocks {
         config: &DisaggConfig,
         settings: RemoteSettings,
     ) -> Result<Self, KvFabricError> {
-        let buffers = Region::allocate(settings.at_once, block_bytes)?;
+        let buffers = fabric.allocate(settings.at_once, block_bytes)?;
         let memory = fabric.register(&buffers)?;
         Ok(Self {
             fabric,

@@ -3,7 +3,8 @@
 //!
 //!     fabric_figures tcp [--rounds N] [--blocks N] [--block-bytes N]
 //!     fabric_figures nixl --library FILE ...
-//!     fabric_figures manager [--library FILE] ...
+//!     fabric_figures mooncake --mooncake COMMAND ...
+//!     fabric_figures manager [--library FILE | --mooncake COMMAND] ...
 //!
 //! `raw-serve` is the other side of the raw sockets. The environment of NIXL must be set before.
 
@@ -17,6 +18,7 @@ use std::time::{Duration, Instant};
 use meridian_core::config::DisaggConfig;
 use meridian_core::{BeginKv, BlockManager, KvMemory, PhaseAwareBlockManager, RequestId, ThinkPhase};
 use meridian_engine::{DeviceMemory, RemoteBlocks, RemoteSettings};
+use meridian_fabric::mooncake::Mooncake;
 use meridian_fabric::nixl::Nixl;
 use meridian_fabric::{
     BlockHash, DataPath, Fingerprint, KvFabric, MemoryId, Node, NodeSettings, OfferId, Region, SystemClock, Target,
@@ -33,12 +35,32 @@ struct Options {
     blocks: u32,
     block_bytes: u32,
     library: Option<PathBuf>,
+    mooncake: Option<String>,
+}
+
+impl Options {
+    fn fabric(&self) -> &'static str {
+        match (&self.library, &self.mooncake) {
+            (None, None) => "tcp",
+            (Some(_), _) => "nixl",
+            (None, Some(_)) => "mooncake",
+        }
+    }
+
+    /// For the peer.
+    fn path(&self) -> Vec<String> {
+        match (&self.library, &self.mooncake) {
+            (None, None) => Vec::new(),
+            (Some(library), _) => vec!["--nixl".into(), library.display().to_string()],
+            (None, Some(command)) => vec!["--mooncake".into(), command.clone()],
+        }
+    }
 }
 
 fn main() -> Result<(), Any> {
     let mut arguments = std::env::args().skip(1);
-    let what = arguments.next().ok_or("expected tcp, nixl, manager or raw-serve")?;
-    let mut options = Options { rounds: 5, blocks: 128, block_bytes: 2 << 20, library: None };
+    let what = arguments.next().ok_or("expected tcp, nixl, mooncake, manager or raw-serve")?;
+    let mut options = Options { rounds: 5, blocks: 128, block_bytes: 2 << 20, library: None, mooncake: None };
     while let Some(name) = arguments.next() {
         let value = arguments.next().ok_or(format!("{name}: no value"))?;
         match name.as_str() {
@@ -46,15 +68,16 @@ fn main() -> Result<(), Any> {
             "--blocks" => options.blocks = value.parse()?,
             "--block-bytes" => options.block_bytes = value.parse()?,
             "--library" => options.library = Some(value.into()),
+            "--mooncake" => options.mooncake = Some(value),
             _ => return Err(format!("{name}: no such option").into()),
         }
     }
     match what.as_str() {
         "raw-serve" => raw_serve(&options),
         "tcp" => tcp(&options),
-        "nixl" => nixl(&options),
+        "nixl" | "mooncake" => by_address(&options),
         "manager" => manager(&options),
-        _ => Err(format!("{what}: expected tcp, nixl, manager or raw-serve").into()),
+        _ => Err(format!("{what}: expected tcp, nixl, mooncake, manager or raw-serve").into()),
     }
 }
 
@@ -179,9 +202,13 @@ fn memcpy(from: &Arc<Region>, to: &Arc<Region>) -> Result<Duration, Any> {
 }
 
 fn settings(options: &Options) -> Result<NodeSettings, Any> {
-    let path = match &options.library {
-        None => None,
-        Some(library) => Some(Nixl::open(library)? as Arc<dyn DataPath>),
+    let path = match (&options.library, &options.mooncake) {
+        (None, None) => None,
+        (Some(library), _) => Some(Nixl::open(library)? as Arc<dyn DataPath>),
+        (None, Some(command)) => {
+            let words: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
+            Some(Mooncake::start(&words)? as Arc<dyn DataPath>)
+        }
     };
     let (model, layout) = (Fingerprint::of(b"m"), Fingerprint::of(b"l"));
     Ok(NodeSettings { path, ..NodeSettings::new(model, layout, options.block_bytes) })
@@ -232,19 +259,18 @@ fn tcp(options: &Options) -> Result<(), Any> {
     Ok(())
 }
 
-fn nixl(options: &Options) -> Result<(), Any> {
-    let library = options.library.as_ref().ok_or("nixl needs --library")?;
+fn by_address(options: &Options) -> Result<(), Any> {
     let bytes = u64::from(options.blocks) * u64::from(options.block_bytes);
-    let to = Region::allocate(options.blocks, options.block_bytes)?;
-    let more = ["--offer".into(), options.blocks.to_string(), "--nixl".into(), library.display().to_string()];
-    let peer = Other::peer(options, &more)?;
+    let offer = vec!["--offer".to_owned(), options.blocks.to_string()];
+    let peer = Other::peer(options, &[offer, options.path()].concat())?;
     let (address, offer) = (peer.address()?, OfferId(peer.words[1].parse()?));
     let node = Node::start(settings(options)?)?;
+    let to = node.allocate(options.blocks, options.block_bytes)?;
     let memory = node.register(&to)?;
     for round in 0..=options.rounds {
         let (fetched, is_equal) = fetch(&node, memory, &to, address, offer)?;
         if round > 0 {
-            line("nixl", round, bytes, fetched, is_equal);
+            line(options.fabric(), round, bytes, fetched, is_equal);
         }
     }
     Ok(())
@@ -266,11 +292,8 @@ impl DeviceMemory for Device {
 fn manager(options: &Options) -> Result<(), Any> {
     let Options { rounds, blocks, block_bytes, .. } = *options;
     let bytes = u64::from(blocks) * u64::from(block_bytes);
-    let mut more = vec!["--blocks".to_owned(), blocks.to_string()];
-    if let Some(library) = &options.library {
-        more.extend(["--nixl".into(), library.display().to_string()]);
-    }
-    let peer = Other::peer(options, &more)?;
+    let more = vec!["--blocks".to_owned(), blocks.to_string()];
+    let peer = Other::peer(options, &[more, options.path()].concat())?;
     let device = Arc::new(Device((0..blocks).map(|_| Mutex::new(vec![0; block_bytes as usize])).collect()));
     let memory = Arc::clone(&device) as Arc<dyn DeviceMemory>;
     let node = Arc::new(Node::start(settings(options)?)?);
@@ -279,7 +302,7 @@ fn manager(options: &Options) -> Result<(), Any> {
     let remote = RemoteBlocks::new(node, memory, block_bytes, &config, settings)?;
     let memory = KvMemory { capacity_bytes: bytes, block_size_bytes: block_bytes.into(), think_fraction_limit: 1.0 };
     let manager = PhaseAwareBlockManager::new(&memory)?.with_fabric(remote);
-    let fabric = if options.library.is_some() { "nixl" } else { "tcp" };
+    let fabric = options.fabric();
     for round in 0..=rounds {
         let request = RequestId(round.into());
         manager.begin(request, &BeginKv::default())?;

@@ -1,7 +1,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use crate::{BlockHash, FabricKind, KvFabricError, OfferId, Region, Transfer};
+use crate::{BlockHash, FabricKind, KvFabricError, OfferId, Region, RegionError, Transfer};
 
 /// Moves KV blocks between the memory of this process and that of peers.
 ///
@@ -10,6 +10,14 @@ use crate::{BlockHash, FabricKind, KvFabricError, OfferId, Region, Transfer};
 pub trait KvFabric: Send + Sync {
     /// How the contents travel.
     fn kind(&self) -> FabricKind;
+
+    /// Memory of a kind that the fabric can register.
+    ///
+    /// # Errors
+    /// [`RegionError`].
+    fn allocate(&self, blocks: u32, block_bytes: u32) -> Result<Arc<Region>, RegionError> {
+        Region::allocate(blocks, block_bytes)
+    }
 
     /// Make memory known. Call it at the start, or from a thread that may wait.
     ///

@@ -33,6 +33,7 @@ mod error;
 mod fabric;
 mod identity;
 mod link;
+pub mod mooncake;
 pub mod nixl;
 mod node;
 mod offers;

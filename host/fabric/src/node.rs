@@ -130,7 +130,7 @@ impl Node {
         let identity = Identity { fabric, block_bytes, model, layout, instance };
         let shelf = match shelf_blocks {
             0 => None,
-            blocks => Some(Shelf::new(Region::allocate(blocks, block_bytes)?)),
+            blocks => Some(Shelf::new(allocate(path.as_deref(), blocks, block_bytes)?)),
         };
         if let (Some(path), Some(shelf)) = (&path, &shelf) {
             path.register(&shelf.region)?;
@@ -203,6 +203,10 @@ impl KvFabric for Node {
         self.inner.identity.fabric
     }
 
+    fn allocate(&self, blocks: u32, block_bytes: u32) -> Result<Arc<Region>, RegionError> {
+        allocate(self.inner.path.as_deref(), blocks, block_bytes)
+    }
+
     fn register(&self, region: &Arc<Region>) -> Result<MemoryId, KvFabricError> {
         let (block_bytes, expected) = (region.block_bytes(), self.inner.identity.block_bytes);
         if block_bytes != expected {
@@ -272,6 +276,10 @@ impl KvFabric for Node {
             }
         });
     }
+}
+
+fn allocate(path: Option<&dyn DataPath>, blocks: u32, block_bytes: u32) -> Result<Arc<Region>, RegionError> {
+    path.map_or_else(|| Region::allocate(blocks, block_bytes), |path| path.allocate(blocks, block_bytes))
 }
 
 /// Ends a request even when its task is dropped.

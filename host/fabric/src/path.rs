@@ -2,12 +2,20 @@
 
 use std::sync::Arc;
 
-use crate::{FabricKind, KvFabricError, Region, Stop};
+use crate::{FabricKind, KvFabricError, Region, RegionError, Stop};
 
 /// Reads the memory of peers by address. The protocol says what to read, and checks what was read.
 pub trait DataPath: Send + Sync {
     /// Which one it is.
     fn kind(&self) -> FabricKind;
+
+    /// Memory of a kind that it can register.
+    ///
+    /// # Errors
+    /// [`RegionError`].
+    fn allocate(&self, blocks: u32, block_bytes: u32) -> Result<Arc<Region>, RegionError> {
+        Region::allocate(blocks, block_bytes)
+    }
 
     /// Make memory readable by peers, and known here.
     ///

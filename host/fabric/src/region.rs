@@ -3,6 +3,8 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fmt;
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::slice;
@@ -36,6 +38,8 @@ pub struct Region {
     /// Readers of each block, or [`WRITTEN`].
     leases: Box<[AtomicU32]>,
     layout: Layout,
+    /// The memory as a file, for a process that reads and writes it too.
+    file: Option<File>,
 }
 
 // SAFETY: the memory is the region's own and is reached through leases only, which keep writers and readers apart.
@@ -99,17 +103,40 @@ impl Region {
     /// # Errors
     /// [`RegionError::Size`], [`RegionError::NoMemory`].
     pub fn allocate(blocks: u32, block_bytes: u32) -> Result<Arc<Self>, RegionError> {
-        let bytes = u64::from(blocks) * u64::from(block_bytes);
-        if bytes == 0 {
-            return Err(RegionError::Size { blocks, block_bytes });
-        }
-        let no_memory = RegionError::NoMemory { bytes };
-        let layout = usize::try_from(bytes).ok().and_then(|bytes| Layout::from_size_align(bytes, ALIGNMENT).ok());
-        let layout = layout.ok_or(no_memory.clone())?;
+        let layout = layout(blocks, block_bytes)?;
         // SAFETY: the layout is not empty.
-        let base = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(no_memory)?;
+        let base = NonNull::new(unsafe { alloc_zeroed(layout) });
+        let base = base.ok_or(RegionError::NoMemory { bytes: layout.size() as u64 })?;
         let leases = (0..blocks).map(|_| AtomicU32::new(0)).collect();
-        Ok(Arc::new(Self { base, blocks, block_bytes, leases, layout }))
+        Ok(Arc::new(Self { base, blocks, block_bytes, leases, layout, file: None }))
+    }
+
+    /// Zeroed memory that another process can map, by [`Region::shared_path`].
+    ///
+    /// # Errors
+    /// [`RegionError::Size`], [`RegionError::NoMemory`].
+    pub fn allocate_shared(blocks: u32, block_bytes: u32) -> Result<Arc<Self>, RegionError> {
+        let layout = layout(blocks, block_bytes)?;
+        let no_memory = RegionError::NoMemory { bytes: layout.size() as u64 };
+        let file = memfd::MemfdOptions::default().create("meridian-kv").map_err(|_| no_memory.clone())?.into_file();
+        file.set_len(layout.size() as u64).map_err(|_| no_memory.clone())?;
+        // SAFETY: a new mapping, of a file of this length, at no given address.
+        let base = unsafe {
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            libc::mmap(std::ptr::null_mut(), layout.size(), access, libc::MAP_SHARED, file.as_raw_fd(), 0)
+        };
+        if base == libc::MAP_FAILED {
+            return Err(no_memory);
+        }
+        let base = NonNull::new(base.cast()).ok_or(no_memory)?;
+        let leases = (0..blocks).map(|_| AtomicU32::new(0)).collect();
+        Ok(Arc::new(Self { base, blocks, block_bytes, leases, layout, file: Some(file) }))
+    }
+
+    /// Where another process of this user finds the memory; `None` unless it is shared.
+    #[must_use]
+    pub fn shared_path(&self) -> Option<String> {
+        self.file.as_ref().map(|file| format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()))
     }
 
     /// Number of blocks.
@@ -172,9 +199,24 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: allocated in `allocate` with this layout; leases hold the region, so there are none.
-        unsafe { dealloc(self.base.as_ptr(), self.layout) }
+        // SAFETY: allocated or mapped with this layout; leases hold the region, so there are none.
+        unsafe {
+            if self.file.is_some() {
+                libc::munmap(self.base.as_ptr().cast(), self.layout.size());
+            } else {
+                dealloc(self.base.as_ptr(), self.layout);
+            }
+        }
     }
+}
+
+fn layout(blocks: u32, block_bytes: u32) -> Result<Layout, RegionError> {
+    let bytes = u64::from(blocks) * u64::from(block_bytes);
+    if bytes == 0 {
+        return Err(RegionError::Size { blocks, block_bytes });
+    }
+    let layout = usize::try_from(bytes).ok().and_then(|bytes| Layout::from_size_align(bytes, ALIGNMENT).ok());
+    layout.ok_or(RegionError::NoMemory { bytes })
 }
 
 impl fmt::Debug for Region {

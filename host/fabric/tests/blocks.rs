@@ -12,6 +12,7 @@ use meridian_core::{
     ThinkPhase,
 };
 use meridian_engine::{DeviceMemory, RemoteBlocks, RemoteSettings};
+use meridian_fabric::mooncake::Mooncake;
 use meridian_fabric::nixl::Nixl;
 use meridian_fabric::{Backoff, DataPath, Key, KvFabricError, Node, NodeSettings};
 
@@ -389,4 +390,66 @@ fn a_peer_over_tcp_is_refused_by_one_over_nixl() {
         assert!(error.to_string().ends_with("refused: fabric tcp, expected nixl"), "{error}");
         assert!(engine.device.holds(engine.index(block), seed));
     });
+}
+
+/// The command of Mooncake's process, whose package `scripts/setup-mooncake.sh` fetches once.
+fn mooncake() -> String {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/setup-mooncake.sh");
+    let found = std::process::Command::new(script).output().unwrap();
+    assert!(found.status.success(), "{}", String::from_utf8_lossy(&found.stderr));
+    String::from_utf8(found.stdout).unwrap().trim().to_owned()
+}
+
+/// Mooncake listens on every address: the test runs itself again where there is only loopback.
+fn with_mooncake(test: &str, run: impl FnOnce(&str)) {
+    let inside = "MERIDIAN_LOOPBACK_ONLY";
+    if let Ok(command) = std::env::var(inside) {
+        return run(&command);
+    }
+    let program = std::env::current_exe().unwrap();
+    let done = std::process::Command::new("unshare")
+        .args(["--map-root-user", "--net", "sh", "-c", "ip link set lo up && exec \"$@\"", "sh"])
+        .arg(program)
+        .args(["--exact", test, "--nocapture"])
+        .env(inside, mooncake())
+        .output()
+        .unwrap();
+    let said = format!("{}{}", String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    assert!(done.status.success() && said.contains("1 passed"), "{said}");
+}
+
+fn mooncake_settings(command: &str) -> NodeSettings {
+    let words: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
+    NodeSettings { path: Some(Mooncake::start(&words).unwrap() as Arc<dyn DataPath>), ..settings(BYTES) }
+}
+
+#[test]
+fn over_mooncake_blocks_come_back_equal() {
+    with_mooncake("over_mooncake_blocks_come_back_equal", |command| {
+        let peer = Peer::of(BYTES, BLOCKS, &["--mooncake", command]);
+        there_and_back(&mut Engine::start(peer.address, mooncake_settings(command), LONG));
+    });
+}
+
+#[test]
+fn over_mooncake_a_peer_is_killed() {
+    with_mooncake("over_mooncake_a_peer_is_killed", |command| {
+        let peer = Peer::of(BYTES, BLOCKS, &["--mooncake", command]);
+        let address = peer.address;
+        dies(peer, &mut Engine::start(address, mooncake_settings(command), LONG));
+    });
+}
+
+#[test]
+fn without_its_library_or_package_a_fabric_is_unavailable() {
+    let unavailable = |error: KvFabricError| match error {
+        KvFabricError::Unavailable { fabric, reason } => format!("{fabric}: {reason}"),
+        other => panic!("{other:?}"),
+    };
+    let nixl = unavailable(Nixl::open("/nowhere/libnixl_capi.so".as_ref()).err().unwrap());
+    assert!(nixl.starts_with("nixl: /nowhere/libnixl_capi.so: "), "{nixl}");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../python/meridian/mooncake_process.py");
+    let command = ["python3", "-S", script].map(str::to_owned);
+    let mooncake = unavailable(Mooncake::start(&command).err().unwrap());
+    assert_eq!(mooncake, "mooncake: fabric mooncake: mooncake.engine: No module named 'mooncake'");
 }

@@ -208,7 +208,7 @@ impl MeridianConfig {
         slots::check_slots(self)?;
         let DisaggConfig { enabled, fabric, offload_threshold_blocks: _ } = self.disagg;
         check("disagg.fabric", "\"none\"", !enabled || fabric != FabricName::None, || {
-            "must be \"tcp\" or \"nixl\" when disagg.enabled is true".into()
+            "must be \"tcp\", \"nixl\" or \"mooncake\" when disagg.enabled is true".into()
         })?;
         let PolicyConfig { cache_dir, record_dir, trusted_keys, .. } = &self.policy;
         for (field, path) in [("policy.cache_dir", cache_dir), ("policy.record_dir", record_dir)] {

@@ -209,7 +209,7 @@ pub struct KvMemoryConfig {
 pub struct DisaggConfig {
     /// Whether KV blocks may move to a peer and back.
     pub enabled: bool,
-    /// How the contents travel: `"tcp"`, `"nixl"` (with its library), or `"none"`.
+    /// How the contents travel: `"tcp"`, `"nixl"` (with its library), `"mooncake"` (with its Python package), or `"none"`.
     pub fabric: FabricName,
     /// Fewest blocks that are worth a transfer; fewer stay, or are computed again.
     #[schemars(range(min = 1, max = 65_536))]
@@ -233,6 +233,8 @@ pub enum FabricName {
     Tcp,
     /// NVIDIA's NIXL.
     Nixl,
+    /// Mooncake's transfer engine.
+    Mooncake,
 }
 
 /// `[policy]`

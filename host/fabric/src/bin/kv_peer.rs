@@ -1,7 +1,7 @@
 //! Keeps the KV blocks of other engines in the memory of this process: tests and figures run it as the second process.
 //!
 //!     kv-peer --model M --layout L --block-bytes N --blocks N [--listen ADDRESS] [--key-file FILE] [--nixl LIBRARY]
-//!             [--offer N]
+//!             [--mooncake COMMAND] [--offer N]
 //!
 //! Prints one line with its address, and ends when its standard input does. With `--offer`, it offers that many blocks
 //! of its own in one offer, filled with a known pattern, and prints the offer's number after the address.
@@ -11,11 +11,12 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
 
+use meridian_fabric::mooncake::Mooncake;
 use meridian_fabric::nixl::Nixl;
-use meridian_fabric::{BlockHash, Fingerprint, Key, KvFabric, Node, NodeSettings, Offered, Region};
+use meridian_fabric::{BlockHash, Fingerprint, Key, KvFabric, Node, NodeSettings, Offered};
 
 const USAGE: &str = "usage: kv-peer --model M --layout L --block-bytes N --blocks N [--listen ADDRESS] \
-                     [--key-file FILE] [--nixl LIBRARY] [--offer N]";
+                     [--key-file FILE] [--nixl LIBRARY] [--mooncake COMMAND] [--offer N]";
 
 fn main() -> ExitCode {
     match run() {
@@ -48,6 +49,10 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
                 settings.key = Some(Key::new(secret.trim_ascii()).map_err(|error| format!("{value}: {error}"))?);
             }
             "--nixl" => settings.path = Some(Nixl::open(Path::new(&value))?),
+            "--mooncake" => {
+                let words: Vec<String> = value.split_whitespace().map(str::to_owned).collect();
+                settings.path = Some(Mooncake::start(&words)?);
+            }
             _ => return Err(format!("{name}: no such option; {USAGE}").into()),
         }
     }
@@ -55,7 +60,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     let node = Node::start(settings)?;
     let mut line = node.address().to_string();
     if offered > 0 {
-        let region = Region::allocate(offered, block_bytes)?;
+        let region = node.allocate(offered, block_bytes)?;
         let memory = node.register(&region)?;
         let mut blocks = Vec::new();
         for index in 0..offered {

@@ -12,7 +12,7 @@
 
 mod ffi;
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::Path;
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -23,11 +23,6 @@ use ring::rand::{SecureRandom, SystemRandom};
 use self::ffi::{Api, Handle};
 use crate::transfer::locked;
 use crate::{DataPath, FabricKind, KvFabricError, Part, PathPeer, Region, Stop};
-
-unsafe extern "C" {
-    /// Of the C library: NIXL hands out memory of `malloc`.
-    fn free(memory: *mut c_void);
-}
 
 /// Between two looks at a transfer: the first and the longest.
 const LOOKS: (Duration, Duration) = (Duration::from_micros(20), Duration::from_micros(320));
@@ -197,7 +192,7 @@ impl DataPath for Nixl {
         // SAFETY: NIXL returned so many bytes, of `malloc`, which are freed once.
         let rights = unsafe {
             let rights = std::slice::from_raw_parts(data.cast::<u8>(), bytes).to_vec();
-            free(data);
+            libc::free(data);
             rights
         };
         let most = crate::wire::MAX_RIGHTS_BYTES;
@@ -223,7 +218,7 @@ impl DataPath for Nixl {
         // SAFETY: NIXL returned a text of `strdup`, which is freed once.
         let text = unsafe {
             let text = CStr::from_ptr(name).to_string_lossy().into_owned();
-            free(name.cast());
+            libc::free(name.cast());
             text
         };
         Ok(PathPeer(text))
