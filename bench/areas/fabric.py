@@ -129,6 +129,16 @@ def of_manager(rounds: int) -> Iterator[Figure]:
             yield over_pairs(name, values, "GB/s")
 
 
+def of_kills() -> Iterator[Figure]:
+    """200 peers, each killed at some moment of a transfer of 32 MiB; what was cut short is asked of the next peer."""
+    options = ["--blocks", "16", "--block-bytes", str(BLOCK_BYTES), "--rounds", "200"]
+    (row,) = rows([program(), "kills", *options])
+    yield Figure("kills: peers killed", float(row["transfers"]), "peers")
+    yield Figure("kills: transfers cut short", float(row["cut"]), "transfers")
+    yield Figure("kills: transfers whose blocks were wrong or lost at last", float(row["lost"]), "transfers", ALL_EQUAL)
+    yield Figure("kills: transfers that left a block in use", float(row["held"]), "transfers", ALL_EQUAL)
+
+
 def of_fuzz() -> Iterator[Figure]:
     """The fuzz target of the wire, for as long as MERIDIAN_FUZZ_SECONDS says."""
     seconds = int(os.environ.get("MERIDIAN_FUZZ_SECONDS", "600"))
@@ -147,5 +157,6 @@ def parts(pairs: int) -> dict[str, Callable[[], Iterator[Figure]]]:
         "nixl": lambda: of_nixl(max(pairs, 2)),
         "mooncake": lambda: of_mooncake(max(pairs, 2)),
         "manager": lambda: of_manager(rounds),
+        "kills": of_kills,
         "fuzz": of_fuzz,
     }

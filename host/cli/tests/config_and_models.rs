@@ -52,7 +52,10 @@ fn check_tells_what_is_wrong_and_what_does_not_act() {
     std::fs::write(folder.join("meridian.toml"), "[kv_memory]\ncapacity_bytes = 8\n").unwrap();
     let done = meridian(&folder, &["config", "check"]);
     assert_eq!((done.code, done.stdout.as_str()), (1, ""));
-    assert_eq!(done.stderr, "error: meridian.toml: kv_memory.capacity_bytes: not in this version, expected no such field\n");
+    assert_eq!(
+        done.stderr,
+        "error: meridian.toml: kv_memory.capacity_bytes: not in this version, expected no such field\n"
+    );
     std::fs::write(folder.join("meridian.toml"), "[scheduler]\nmax_defer_ms = 8\n").unwrap();
     let done = meridian(&folder, &["config", "check", "--json"]);
     assert_eq!(json_of(&done)["warnings"], json!([mute]));

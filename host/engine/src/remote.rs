@@ -105,7 +105,8 @@ pub fn start_fabric(
         }
         (true, FabricName::Mooncake) => {
             let fabric = FabricKind::Mooncake;
-            let mooncake = Mooncake::start(&libraries.mooncake).map_err(|source| EngineError::Fabric { fabric, source })?;
+            let mooncake =
+                Mooncake::start(&libraries.mooncake).map_err(|source| EngineError::Fabric { fabric, source })?;
             (fabric, Some(mooncake as Arc<dyn meridian_fabric::DataPath>))
         }
     };
@@ -173,11 +174,7 @@ impl RemoteBlocks {
 
     /// Offload these blocks, if they are as many as the configuration asks for. Returns one result a block; none when
     /// they are too few, which moves nothing.
-    pub fn offload_all(
-        &self,
-        manager: &dyn BlockManager,
-        blocks: &[BlockId],
-    ) -> Vec<Result<BlockLocation, Error>> {
+    pub fn offload_all(&self, manager: &dyn BlockManager, blocks: &[BlockId]) -> Vec<Result<BlockLocation, Error>> {
         if blocks.len() < self.threshold as usize {
             return Vec::new();
         }

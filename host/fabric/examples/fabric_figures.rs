@@ -6,6 +6,8 @@
 //!     fabric_figures mooncake --mooncake COMMAND ...
 //!     fabric_figures manager [--library FILE | --mooncake COMMAND] ...
 //!
+//!     fabric_figures kills ...
+//!
 //! `raw-serve` is the other side of the raw sockets. The environment of NIXL must be set before.
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -59,7 +61,7 @@ impl Options {
 
 fn main() -> Result<(), Any> {
     let mut arguments = std::env::args().skip(1);
-    let what = arguments.next().ok_or("expected tcp, nixl, mooncake, manager or raw-serve")?;
+    let what = arguments.next().ok_or("expected tcp, nixl, mooncake, manager, kills or raw-serve")?;
     let mut options = Options { rounds: 5, blocks: 128, block_bytes: 2 << 20, library: None, mooncake: None };
     while let Some(name) = arguments.next() {
         let value = arguments.next().ok_or(format!("{name}: no value"))?;
@@ -77,7 +79,8 @@ fn main() -> Result<(), Any> {
         "tcp" => tcp(&options),
         "nixl" | "mooncake" => by_address(&options),
         "manager" => manager(&options),
-        _ => Err(format!("{what}: expected tcp, nixl, mooncake, manager or raw-serve").into()),
+        "kills" => kills(&options),
+        _ => Err(format!("{what}: expected tcp, nixl, mooncake, manager, kills or raw-serve").into()),
     }
 }
 
@@ -111,7 +114,8 @@ impl Other {
     }
 
     fn peer(options: &Options, more: &[String]) -> Result<Self, Any> {
-        let program = std::env::current_exe()?.parent().and_then(|folder| folder.parent()).ok_or("no folder")?.join("kv-peer");
+        let program =
+            std::env::current_exe()?.parent().and_then(|folder| folder.parent()).ok_or("no folder")?.join("kv-peer");
         let mut command = Command::new(program);
         command.args(["--model", "m", "--layout", "l", "--block-bytes", &options.block_bytes.to_string()]).args(more);
         Self::start(command)
@@ -215,7 +219,13 @@ fn settings(options: &Options) -> Result<NodeSettings, Any> {
 }
 
 /// Fetch all blocks of the peer's offer; the time, and whether all of them are as they were filled.
-fn fetch(node: &Node, memory: MemoryId, to: &Arc<Region>, peer: SocketAddr, offer: OfferId) -> Result<(Duration, bool), Any> {
+fn fetch(
+    node: &Node,
+    memory: MemoryId,
+    to: &Arc<Region>,
+    peer: SocketAddr,
+    offer: OfferId,
+) -> Result<(Duration, bool), Any> {
     for index in 0..to.blocks() {
         let mut block = to.write(index)?;
         block[0] ^= 0xff;
@@ -233,7 +243,10 @@ fn fetch(node: &Node, memory: MemoryId, to: &Arc<Region>, peer: SocketAddr, offe
 
 fn tcp(options: &Options) -> Result<(), Any> {
     let bytes = u64::from(options.blocks) * u64::from(options.block_bytes);
-    let (from, to) = (Region::allocate(options.blocks, options.block_bytes)?, Region::allocate(options.blocks, options.block_bytes)?);
+    let (from, to) = (
+        Region::allocate(options.blocks, options.block_bytes)?,
+        Region::allocate(options.blocks, options.block_bytes)?,
+    );
     for index in 0..options.blocks {
         from.write(index)?.fill(1);
     }
@@ -273,6 +286,41 @@ fn by_address(options: &Options) -> Result<(), Any> {
             line(options.fabric(), round, bytes, fetched, is_equal);
         }
     }
+    Ok(())
+}
+
+/// A peer that is killed at some moment of a transfer, as often as there are rounds. A transfer that failed is asked of
+/// another peer. One line: how many were cut short, and how many did not end well at last.
+fn kills(options: &Options) -> Result<(), Any> {
+    let offer = [vec!["--offer".to_owned(), options.blocks.to_string()], options.path()].concat();
+    let node = Node::start(settings(options)?)?;
+    let to = node.allocate(options.blocks, options.block_bytes)?;
+    let memory = node.register(&to)?;
+    let (mut cut, mut lost, mut held, mut state) = (0, 0, 0, 1_u64);
+    let mut spare = Other::peer(options, &offer)?;
+    let whole = fetch(&node, memory, &to, spare.address()?, OfferId(spare.words[1].parse()?))?.0;
+    for _ in 0..options.rounds {
+        let mut peer = std::mem::replace(&mut spare, Other::peer(options, &offer)?);
+        let target = |index| Target { memory, index, hash: hash(index), checksum: None };
+        let targets: Vec<Target> = (0..to.blocks()).map(target).collect();
+        let transfer = node.fetch(peer.address()?, OfferId(peer.words[1].parse()?), &targets);
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        // Some moment of one and a half transfers.
+        std::thread::sleep(whole.mul_f64((state >> 40) as f64 / (1 << 24) as f64 * 1.5));
+        peer.child.kill()?;
+        peer.child.wait()?;
+        let is_cut = transfer.wait(&SystemClock::default(), STALL).is_err();
+        held += u32::from((0..to.blocks()).any(|index| to.write(index).is_err()));
+        if is_cut {
+            cut += 1;
+            let (_, is_equal) = fetch(&node, memory, &to, spare.address()?, OfferId(spare.words[1].parse()?))?;
+            lost += u32::from(!is_equal);
+        } else {
+            lost +=
+                u32::from(!(0..to.blocks()).all(|index| to.read(index).is_ok_and(|block| is_pattern(&block, index))));
+        }
+    }
+    println!("{{\"name\":\"kills\",\"transfers\":{},\"cut\":{cut},\"lost\":{lost},\"held\":{held}}}", options.rounds);
     Ok(())
 }
 
@@ -342,7 +390,9 @@ fn manager(options: &Options) -> Result<(), Any> {
 
 fn contents(manager: &PhaseAwareBlockManager, device: &Device, block: meridian_core::BlockId) -> Vec<u8> {
     match manager.block_location(block) {
-        Some(meridian_core::BlockLocation::Device { index }) => device.0[index as usize].lock().expect("no panic").clone(),
+        Some(meridian_core::BlockLocation::Device { index }) => {
+            device.0[index as usize].lock().expect("no panic").clone()
+        }
         _ => Vec::new(),
     }
 }

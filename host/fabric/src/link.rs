@@ -229,7 +229,13 @@ impl Sink {
 
 impl Link {
     /// Start the two tasks of a connection whose peer is known.
-    pub(crate) fn start(inner: &Arc<Inner>, peer: SocketAddr, instance: [u8; 16], inbox: Inbox, stream: Arc<TcpStream>) -> Arc<Self> {
+    pub(crate) fn start(
+        inner: &Arc<Inner>,
+        peer: SocketAddr,
+        instance: [u8; 16],
+        inbox: Inbox,
+        stream: Arc<TcpStream>,
+    ) -> Arc<Self> {
         let (answers, mut queued_answers) = mpsc::channel(MAX_ANSWERS);
         let (contents, mut queued_contents) = mpsc::channel(2);
         let link = Arc::new(Self {

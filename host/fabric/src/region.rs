@@ -4,8 +4,8 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fmt;
 use std::fs::File;
-use std::os::fd::AsRawFd;
 use std::ops::{Deref, DerefMut};
+use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::Arc;

@@ -14,7 +14,9 @@ use meridian_core::{
 use meridian_engine::{DeviceMemory, RemoteBlocks, RemoteSettings};
 use meridian_fabric::mooncake::Mooncake;
 use meridian_fabric::nixl::Nixl;
-use meridian_fabric::{Backoff, DataPath, Key, KvFabricError, Node, NodeSettings};
+use meridian_fabric::{
+    Backoff, BlockHash, DataPath, Key, KvFabric, KvFabricError, Node, NodeSettings, SystemClock, Target,
+};
 
 use support::{Hasty, Peer, settings};
 
@@ -109,7 +111,8 @@ impl Engine {
         let request = RequestId(self.next);
         self.manager.begin(request, &BeginKv::default()).unwrap();
         let blocks = self.manager.allocate(request, count).unwrap().blocks;
-        let seeded: Vec<_> = blocks.iter().enumerate().map(|(at, block)| (*block, self.next * 100 + at as u64)).collect();
+        let seeded: Vec<_> =
+            blocks.iter().enumerate().map(|(at, block)| (*block, self.next * 100 + at as u64)).collect();
         for (block, seed) in &seeded {
             self.device.compute(self.index(*block), *seed);
         }
@@ -208,13 +211,42 @@ fn dies(mut peer: Peer, engine: &mut Engine) {
         assert!(matches!(failed(engine.manager.offload_block(*block)), FabricError::Failed(_)));
         assert!(engine.device.holds(engine.index(*block), *seed));
     }
-    assert!(engine.clock.waited() >= Duration::from_millis(25), "it was tried again, later and later");
+    let (first, second) = (Duration::from_millis(10), Duration::from_millis(15));
+    assert_eq!(engine.clock.take_gaps(), [first, second].repeat(4), "each was tried three times");
     for (block, seed) in &blocks[..4] {
         assert!(matches!(failed(engine.manager.ingest_block(*block)), FabricError::Failed(_)));
         assert!(engine.is_remote(*block), "the peer may only be out of reach");
         engine.manager.audit().unwrap();
         engine.compute_again(*block, *seed);
     }
+}
+
+/// A peer that dies while it sends: the transfer ends, and nothing writes to the targets any more.
+fn dies_in_the_middle(more: &[&str], node: impl FnOnce(NodeSettings) -> NodeSettings) {
+    const LARGE: u32 = 1 << 20;
+    const COUNT: u32 = 192;
+    let mut peer = Peer::of(LARGE, 0, &[&["--offer", &COUNT.to_string()], more].concat());
+    let node = Node::start(node(settings(LARGE))).unwrap();
+    let to = node.allocate(COUNT, LARGE).unwrap();
+    let memory = node.register(&to).unwrap();
+    let target = |index: u32| {
+        let hash = BlockHash::of(&index.to_le_bytes());
+        Target { memory, index, hash, checksum: None }
+    };
+    let targets: Vec<Target> = (0..COUNT).map(target).collect();
+    let transfer = node.fetch(peer.address, peer.offer.unwrap(), &targets);
+    while transfer.moved_bytes() == 0 {
+        std::thread::yield_now();
+    }
+    peer.kill();
+    let error = transfer.wait(&SystemClock::default(), Duration::from_secs(60)).unwrap_err();
+    assert!(matches!(error, KvFabricError::Ended { .. } | KvFabricError::Path { .. }), "{error:?}");
+    assert!((0..COUNT).all(|index| to.write(index).is_ok()));
+}
+
+#[test]
+fn over_tcp_a_peer_is_killed_in_the_middle() {
+    dies_in_the_middle(&[], |settings| settings);
 }
 
 #[test]
@@ -247,8 +279,16 @@ fn a_peer_that_starts_again_has_lost_the_blocks() {
     // A process with other blocks at the address.
     drop(again);
     let _other = Peer::start(&[
-        "--model", support::MODEL, "--layout", "another layout", "--block-bytes", &BYTES.to_string(), "--blocks", "8",
-        "--listen", &address,
+        "--model",
+        support::MODEL,
+        "--layout",
+        "another layout",
+        "--block-bytes",
+        &BYTES.to_string(),
+        "--blocks",
+        "8",
+        "--listen",
+        &address,
     ]);
     assert_eq!(failed(engine.manager.ingest_block(third)), FabricError::Lost);
     engine.compute_again(third, last);
@@ -312,7 +352,8 @@ fn shutting_down_cancels_what_runs_and_what_comes() {
     peer.freeze();
     std::thread::scope(|threads| {
         let (manager, remote) = (&engine.manager, &engine.remote);
-        let running = threads.spawn(move || failed(manager.offload_block(blocks[1].0)));
+        let second = blocks[1].0;
+        let running = threads.spawn(move || failed(manager.offload_block(second)));
         remote.shut_down();
         assert_eq!(running.join().unwrap().to_string(), KvFabricError::Cancelled.to_string());
         assert_eq!(failed(manager.ingest_block(blocks[0].0)).to_string(), KvFabricError::Cancelled.to_string());
@@ -428,6 +469,22 @@ fn over_mooncake_blocks_come_back_equal() {
     with_mooncake("over_mooncake_blocks_come_back_equal", |command| {
         let peer = Peer::of(BYTES, BLOCKS, &["--mooncake", command]);
         there_and_back(&mut Engine::start(peer.address, mooncake_settings(command), LONG));
+    });
+}
+
+#[test]
+fn over_nixl_a_peer_is_killed_in_the_middle() {
+    with_nixl("over_nixl_a_peer_is_killed_in_the_middle", |library| {
+        let path = nixl_settings(&library).path;
+        dies_in_the_middle(&["--nixl", library.to_str().unwrap()], |settings| NodeSettings { path, ..settings });
+    });
+}
+
+#[test]
+fn over_mooncake_a_peer_is_killed_in_the_middle() {
+    with_mooncake("over_mooncake_a_peer_is_killed_in_the_middle", |command| {
+        let path = mooncake_settings(command).path;
+        dies_in_the_middle(&["--mooncake", command], |settings| NodeSettings { path, ..settings });
     });
 }
 

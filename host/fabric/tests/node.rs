@@ -70,7 +70,10 @@ fn a_target_in_use_or_of_another_node_is_refused_at_once() {
     let refused = |node: &Node, target| wait(node.fetch(ours.address(), OfferId(1), &[target]));
     assert_eq!(refused(&theirs, target), Err(RegionError::InUse { index: 0 }.into()));
     drop(lease);
-    assert_eq!(refused(&theirs, Target { index: 1, ..target }), Err(RegionError::NoBlock { index: 1, blocks: 1 }.into()));
+    assert_eq!(
+        refused(&theirs, Target { index: 1, ..target }),
+        Err(RegionError::NoBlock { index: 1, blocks: 1 }.into())
+    );
     assert_eq!(refused(&ours, target), Err(RegionError::NotRegistered.into()));
     let other = Region::allocate(1, 65).unwrap();
     assert_eq!(theirs.register(&other), Err(RegionError::BlockBytes { block_bytes: 65, expected: 64 }.into()));

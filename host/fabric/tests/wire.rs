@@ -115,7 +115,11 @@ fn peers_with_other_blocks_are_refused_with_both_values() {
     let mine = identity(0);
     let (model, layout) = (Fingerprint::of(b"another model"), Fingerprint::of(b"another layout"));
     for (other, why, text) in [
-        (Identity { fabric: FabricKind::Nixl, ..mine.clone() }, Refusal::Fabric, "fabric nixl, expected tcp".to_owned()),
+        (
+            Identity { fabric: FabricKind::Nixl, ..mine.clone() },
+            Refusal::Fabric,
+            "fabric nixl, expected tcp".to_owned(),
+        ),
         (Identity { model, ..mine.clone() }, Refusal::Model, format!("model {model}, expected {}", mine.model)),
         (Identity { layout, ..mine.clone() }, Refusal::Layout, format!("layout {layout}, expected {}", mine.layout)),
         (

@@ -22,8 +22,8 @@ pub use fields::{Field, fields};
 pub use reference::reference;
 pub use schema::schema;
 pub use tables::{
-    AdminConfig, DisaggConfig, EntropyConfig, FabricName, KvMemoryConfig, MeridianConfig, ModelConfig, PolicyConfig, ProbeAt, SchedulerConfig,
-    SlotConfig, SlotMode, TelemetryConfig,
+    AdminConfig, DisaggConfig, EntropyConfig, FabricName, KvMemoryConfig, MeridianConfig, ModelConfig, PolicyConfig,
+    ProbeAt, SchedulerConfig, SlotConfig, SlotMode, TelemetryConfig,
 };
 pub use values::{Auto, HttpUrl, Listen, Texts, Tokens, inline};
 

@@ -27,7 +27,10 @@ macro_rules! api {
             /// The loader's message.
             pub(super) fn load(path: &Path) -> Result<Self, String> {
                 // SAFETY: the operator names the library; its initializers are NIXL's.
-                let library = unsafe { Library::new(path) }.map_err(|error| error.to_string())?;
+                let library = unsafe { Library::new(path) }.map_err(|error| {
+                    let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}"));
+                    format!("{error}{}", cause.unwrap_or_default())
+                })?;
                 // Never unloaded: see above.
                 let library: &'static Library = Box::leak(Box::new(library));
                 Ok(Self {

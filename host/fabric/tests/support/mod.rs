@@ -4,6 +4,7 @@
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -67,11 +68,19 @@ impl Drop for Peer {
 
 /// Time that passes as fast as it is waited for.
 #[derive(Default)]
-pub struct Hasty(AtomicU64);
+pub struct Hasty {
+    passed_ms: AtomicU64,
+    gaps: Mutex<Vec<Duration>>,
+}
 
 impl Hasty {
     pub fn waited(&self) -> Duration {
-        Duration::from_millis(self.0.load(Ordering::Relaxed))
+        Duration::from_millis(self.passed_ms.load(Ordering::Relaxed))
+    }
+
+    /// Waits shorter than those for a transfer: the gaps between tries.
+    pub fn take_gaps(&self) -> Vec<Duration> {
+        std::mem::take(&mut self.gaps.lock().unwrap())
     }
 }
 
@@ -82,7 +91,10 @@ impl Clock for Hasty {
 
     fn wait(&self, signal: &Signal, most: Duration) {
         if !signal.is_set() {
-            self.0.fetch_add(most.as_millis() as u64, Ordering::Relaxed);
+            self.passed_ms.fetch_add(most.as_millis() as u64, Ordering::Relaxed);
+            if most < Duration::from_millis(100) {
+                self.gaps.lock().unwrap().push(most);
+            }
             std::thread::yield_now();
         }
     }
