@@ -106,7 +106,7 @@ SUMMARY = (
     ),
 )
 # Pages with a table between `<!-- figures:AREA -->` and `<!-- /figures:AREA -->`.
-PAGES = tuple(ROOT / page for page in ("docs/src/benchmarks.md", "docs/src/simulator.md", "docs/src/kernels.md", "docs/src/fabric.md"))
+PAGES = tuple(ROOT / "docs/src" / page for page in ("benchmarks.md", "simulator.md", "kernels.md", "fabric.md"))
 
 
 def shown(line: dict[str, Any]) -> str:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""NIXL's own transfer, by the Python interface of its wheel: reads of another process's memory, timed from post to done.
+"""NIXL's own transfer, by the Python interface of its wheel: reads of another process's memory, from post to done.
 
     nixl_pair.py --blocks 128 --block-bytes 2097152 --rounds 5
 
@@ -46,7 +46,8 @@ def measure(blocks: int, block_bytes: int, rounds: int) -> None:
     """Read all blocks in one request, as often as asked, after once to open connections and touch memory."""
     command = [sys.executable, __file__, "--serve", "--blocks", str(blocks), "--block-bytes", str(block_bytes)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None and other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdin is not None
         said = json.loads(other.stdout.readline())
         memory = np.zeros(blocks * block_bytes, dtype=np.uint8)
         ours = agent("own-initiator")

@@ -1,4 +1,4 @@
-"""Area `fabric`: KV blocks between two processes of this machine, beside memory, raw sockets and NIXL's own transfer."""
+"""Area `fabric`: KV blocks between two processes, beside memory, raw sockets and NIXL's own transfer."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ def moved(found: list[dict[str, Any]], what: str) -> Iterator[Figure]:
     """How much moved, and how much of it was not equal."""
     ours = [row for row in found if row["name"].endswith(what)]
     yield Figure(f"{what}: blocks moved", float(len(ours) * BLOCKS), "blocks of 2 MiB")
-    yield Figure(f"{what}: rounds whose bytes differ", float(sum(not row["equal"] for row in ours)), "rounds", ALL_EQUAL)
+    yield Figure(
+        f"{what}: rounds whose bytes differ", float(sum(not row["equal"] for row in ours)), "rounds", ALL_EQUAL
+    )
 
 
 def of_tcp(rounds: int) -> Iterator[Figure]:

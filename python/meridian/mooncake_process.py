@@ -1,11 +1,13 @@
-"""Mooncake's transfer engine for `meridian-fabric`, which starts this module as a process: `python -m meridian.mooncake_process`.
+"""Mooncake's transfer engine for `meridian-fabric`, which starts this module as a process.
 
-It maps memory of the process that started it, and reads the memory of peers into it. A request is a line on standard input:
+The process (`python -m meridian.mooncake_process`) maps memory of the process that started it, and reads the memory of
+peers into it. A request is a line on standard input:
 
     register BYTES PATH       map this memory and register it; answers its address
     read COUNT SESSION        then COUNT lines, `LOCAL REMOTE BYTES`: copy from the peer
 
-Each answer is a line on standard output that begins with `meridian ok` or `meridian error`. The process ends with its input.
+Each answer is a line on standard output that begins with `meridian ok` or `meridian error`. The process ends with its
+input.
 """
 
 from __future__ import annotations
