@@ -103,6 +103,8 @@ pub(crate) struct Sink {
     is_described: bool,
     position: usize,
     offset: u32,
+    /// Bytes of the part that arrives, which have not arrived yet.
+    left: u32,
     hasher: xxhash3_64::Hasher,
     flow: Flow,
     result: oneshot::Sender<Result<Box<Sink>, KvFabricError>>,
@@ -120,6 +122,7 @@ impl Sink {
             is_described: false,
             position: 0,
             offset: 0,
+            left: 0,
             hasher: xxhash3_64::Hasher::default(),
             flow,
             result,
@@ -208,11 +211,13 @@ impl Sink {
             return Err(WireError::Value { field: "part", value, expected: "the next part of the next block" }.into());
         }
         let (mut at, end) = (offset as usize, (offset + bytes) as usize);
+        self.left = bytes;
         while at < end {
             let target = &mut self.room.lease(self.position)[at..end.min(at + PIECE_BYTES)];
             let count = inbox.some(target).await?;
             std::hash::Hasher::write(&mut self.hasher, &target[..count]);
             at += count;
+            self.left -= count as u32;
             (self.flow.moved)(count as u64);
         }
         self.offset += bytes;
@@ -459,7 +464,19 @@ impl Link {
         // Contents of a request that was cancelled or has failed may still be on their way.
         let Some(mine) = self.take(head.id) else { return Ok(inbox.discard(head.bytes as usize).await?) };
         let Mine::Fetch(mut sink) = mine else { return Err(WireError::Unexpected("DATA").into()) };
-        match sink.receive(head, inbox).await? {
+        let cancel = Arc::clone(&sink.flow.cancel);
+        let received = tokio::select! {
+            biased;
+            received = sink.receive(head, inbox) => received?,
+            // A peer that stops in the middle of a part does not hold the targets.
+            () = cancel.asked() => {
+                let left = sink.left;
+                self.send(&Frame::Close { id: head.id });
+                sink.fail(KvFabricError::Cancelled);
+                return Ok(inbox.discard(left as usize).await?);
+            }
+        };
+        match received {
             Err(error) => {
                 self.send(&Frame::Close { id: head.id });
                 sink.fail(error);
@@ -474,11 +491,11 @@ impl Link {
         let flow = sink.flow.clone();
         locked(&self.mine).insert(id, Mine::Fetch(sink));
         // Whoever cancels looks into the map; one of the two finds it.
-        if flow.cancel.is_asked() {
-            if let Some(Mine::Fetch(sink)) = self.take(id) {
-                self.send(&Frame::Close { id });
-                sink.fail(KvFabricError::Cancelled);
-            }
+        if flow.cancel.is_asked()
+            && let Some(Mine::Fetch(sink)) = self.take(id)
+        {
+            self.send(&Frame::Close { id });
+            sink.fail(KvFabricError::Cancelled);
         }
     }
 

@@ -83,6 +83,8 @@ impl NodeSettings {
     }
 }
 
+type Dialled = Arc<tokio::sync::Mutex<Option<Arc<Link>>>>;
+
 pub(crate) struct Inner {
     pub(crate) identity: Identity,
     key: Key,
@@ -91,7 +93,7 @@ pub(crate) struct Inner {
     pub(crate) shelf: Option<Shelf>,
     regions: Mutex<Vec<Arc<Region>>>,
     /// Connections that this side made. The lock of a peer is held while it is dialled.
-    dialled: Mutex<HashMap<SocketAddr, Arc<tokio::sync::Mutex<Option<Arc<Link>>>>>>,
+    dialled: Mutex<HashMap<SocketAddr, Dialled>>,
     accepted: Mutex<Vec<Arc<Link>>>,
     seats: Arc<Semaphore>,
     handshake: Duration,

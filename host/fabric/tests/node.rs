@@ -311,7 +311,10 @@ fn unanswered(end: impl FnOnce(meridian_fabric::Transfer<()>) -> Result<(), KvFa
     let (hung_up, hangs_up) = std::sync::mpsc::channel();
     let address = scripted(&own, move |mut stream| {
         let Frame::Fetch { id, .. } = read(&mut stream) else { panic!("no FETCH") };
-        stream.write_all(&[blocks(id, 1, 8), data(id, 0, b"cont")].concat()).unwrap();
+        // A part of 8 bytes, of which 4 come.
+        stream
+            .write_all(&[&blocks(id, 1, 8)[..], &data(id, 0, b"contents")[..wire::HEADER_BYTES + 20]].concat())
+            .unwrap();
         let _ = hung_up.send(stream.read(&mut [0; 64]));
     });
     let node = Node::start(own).unwrap();
