@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::transfer::Signal;
 
-/// The time of whoever waits. Tests have one that goes on by itself.
+/// The time of a thread that waits. Tests have a clock that advances by itself.
 pub trait Clock: Send + Sync {
     /// The time since some moment.
     fn now(&self) -> Duration;

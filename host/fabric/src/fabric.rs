@@ -54,7 +54,7 @@ pub struct MemoryId(pub(crate) u32);
 pub struct Offered {
     /// Its index in the memory.
     pub index: u32,
-    /// What it is the KV of.
+    /// The name of its contents.
     pub hash: BlockHash,
 }
 
@@ -65,13 +65,13 @@ pub struct Target {
     pub memory: MemoryId,
     /// The index in it. Nothing else may use the block meanwhile.
     pub index: u32,
-    /// What it must be the KV of.
+    /// The name that its contents must have.
     pub hash: BlockHash,
     /// The checksum that the peer must state, where the caller knows it.
     pub checksum: Option<u64>,
 }
 
-/// What a peer keeps.
+/// Blocks that a peer keeps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept {
     /// The peer's process: another one has not kept it.

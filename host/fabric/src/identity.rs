@@ -78,7 +78,7 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// What a block is the KV of: the engine's hash of all tokens up to its end. It is compared, never computed.
+/// The name of a block's contents: the engine's hash of all tokens up to its end. Peers compare it and never compute it.
 ///
 /// ```
 /// use meridian_fabric::BlockHash;

@@ -35,7 +35,7 @@ pub(crate) struct Link {
     mine: Mutex<HashMap<u64, Mine>>,
     theirs: Mutex<HashMap<u64, Theirs>>,
     last: AtomicU64,
-    /// What the data path made of the peer's rights.
+    /// The peer's rights, and the peer as the data path names it.
     path_peer: Mutex<Option<(Vec<u8>, PathPeer)>>,
 }
 
@@ -63,7 +63,7 @@ pub(crate) enum Room {
     Shelf(Vec<Slot>),
 }
 
-/// What a block must be.
+/// The requirements of a block.
 #[derive(Clone, Copy)]
 pub(crate) struct Wanted {
     pub(crate) hash: BlockHash,
@@ -87,7 +87,7 @@ impl Room {
     }
 }
 
-/// The flags of whoever waits for a fetch.
+/// The flags of the request that waits for a fetch.
 #[derive(Clone)]
 pub(crate) struct Flow {
     pub(crate) cancel: Arc<Stop>,
@@ -95,7 +95,7 @@ pub(crate) struct Flow {
     pub(crate) moved: Arc<dyn Fn(u64) + Send + Sync>,
 }
 
-/// A fetch that receives. When it is dropped, so are its leases, before whoever waits hears of it.
+/// A fetch that receives. Its leases are dropped before its result arrives.
 pub(crate) struct Sink {
     pub(crate) room: Room,
     pub(crate) blocks: Vec<Descriptor>,
@@ -138,7 +138,7 @@ impl Sink {
         }
     }
 
-    /// What was filled, and what it is.
+    /// The filled slots and their descriptors.
     pub(crate) fn into_slots(self) -> (Vec<Slot>, Vec<Descriptor>) {
         match self.room {
             Room::Shelf(slots) => (slots, self.blocks),
@@ -149,7 +149,7 @@ impl Sink {
     fn done(mut self: Box<Self>) {
         let (unused, _) = oneshot::channel();
         let result = std::mem::replace(&mut self.result, unused);
-        // Whoever waited may be gone; the leases are then dropped here.
+        // The request may be gone; the leases are then dropped here.
         let _ = result.send(Ok(self));
     }
 
@@ -328,7 +328,7 @@ impl Link {
         }
     }
 
-    /// What the data path needs to read the peer's memory.
+    /// The peer, as the data path names it.
     pub(crate) fn path_peer(&self, inner: &Inner, rights: &[u8]) -> Result<PathPeer, KvFabricError> {
         let mut known = locked(&self.path_peer);
         if let Some((_, peer)) = known.as_ref().filter(|(known, _)| known == rights) {
@@ -490,7 +490,7 @@ impl Link {
     fn put_back(&self, id: u64, sink: Box<Sink>) {
         let flow = sink.flow.clone();
         locked(&self.mine).insert(id, Mine::Fetch(sink));
-        // Whoever cancels looks into the map; one of the two finds it.
+        // The request looks into the map when it is cancelled; one of the two finds it.
         if flow.cancel.is_asked()
             && let Some(Mine::Fetch(sink)) = self.take(id)
         {

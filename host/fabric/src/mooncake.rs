@@ -160,7 +160,7 @@ fn answer(answers: &mut BufReader<ChildStdout>) -> Result<String, KvFabricError>
     }
 }
 
-/// What a peer says about its process: its name, then a memory a line.
+/// The description of a peer's process: its name, then one memory a line.
 fn parse(rights: &str) -> Option<(&str, Vec<Memory>)> {
     let mut lines = rights.lines();
     let session = lines.next()?;

@@ -246,7 +246,7 @@ impl KvFabric for Node {
         }
         let inner = Arc::clone(&self.inner);
         self.handle.spawn(async move {
-            // Declared first, so dropped last: the leases end before whoever waits hears of it.
+            // Declared first, so dropped last: the leases end before the transfer does.
             let ticket = ticket;
             let room = Room::Given { wanted, leases };
             let fetched = fetch(&inner, peer, offer, room, Flow::of(&ticket.0)).await;
@@ -303,7 +303,7 @@ impl Flow {
         }
     }
 
-    /// Nobody waits but a task.
+    /// For a task of the node, which nothing cancels.
     fn free() -> Self {
         Self { cancel: Arc::default(), abort: Arc::default(), moved: Arc::new(|_| ()) }
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::{FabricKind, KvFabricError, Region, RegionError, Stop};
 
-/// Reads the memory of peers by address. The protocol says what to read, and checks what was read.
+/// Reads the memory of peers by address. The protocol names the blocks, and verifies their contents.
 pub trait DataPath: Send + Sync {
     /// Which one it is.
     fn kind(&self) -> FabricKind;
@@ -23,13 +23,13 @@ pub trait DataPath: Send + Sync {
     /// [`KvFabricError::Path`].
     fn register(&self, region: &Arc<Region>) -> Result<(), KvFabricError>;
 
-    /// What a peer needs to read the registered memory, at most [`wire::MAX_RIGHTS_BYTES`](crate::wire::MAX_RIGHTS_BYTES).
+    /// The description that a peer needs to read the registered memory, at most [`wire::MAX_RIGHTS_BYTES`](crate::wire::MAX_RIGHTS_BYTES).
     ///
     /// # Errors
     /// [`KvFabricError::Path`].
     fn rights(&self) -> Result<Vec<u8>, KvFabricError>;
 
-    /// Take in what a peer said about its memory: hostile bytes.
+    /// Take in a peer's description of its memory: hostile bytes.
     ///
     /// # Errors
     /// [`KvFabricError::Path`].

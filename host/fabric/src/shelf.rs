@@ -89,7 +89,7 @@ impl Shelf {
         (slots.len() == count).then_some(slots)
     }
 
-    /// Offer what was filled, a block each.
+    /// Offer filled slots, one block each.
     pub(crate) fn put(
         &self,
         slots: Vec<Slot>,

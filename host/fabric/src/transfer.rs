@@ -12,7 +12,7 @@ use crate::{Clock, KvFabricError};
 /// Between two looks at the clock.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Set once; wakes whoever waits for it.
+/// Set once; wakes the threads that wait for it.
 #[derive(Debug, Default)]
 pub struct Signal {
     is_set: Mutex<bool>,
@@ -147,7 +147,7 @@ impl<T> Transfer<T> {
         self.progress.cancel.ask();
     }
 
-    /// What cancels it, for another thread than the one that waits.
+    /// The switch that cancels it, for another thread than the one that waits.
     #[must_use]
     pub fn canceller(&self) -> Arc<Stop> {
         Arc::clone(&self.progress.cancel)

@@ -23,7 +23,7 @@ use support::{Hasty, Peer, settings};
 const BYTES: u32 = 64 << 10;
 const BLOCKS: u32 = 8;
 
-/// Memory of an engine: what a request computed for a block is a function of request and position.
+/// Memory of an engine. The contents of a block are a function of its seed.
 struct Device(Mutex<Vec<Vec<u8>>>);
 
 impl Device {
@@ -199,7 +199,7 @@ fn peers_with_a_key_exchange_blocks() {
     std::fs::remove_file(file).unwrap();
 }
 
-/// A peer that dies: nothing is lost on this side, and what it kept is computed again.
+/// A peer that dies: this side loses nothing, and computes the kept blocks again.
 fn dies(mut peer: Peer, engine: &mut Engine) {
     let blocks = engine.cached(BLOCKS);
     for (block, _) in &blocks[..4] {

@@ -135,7 +135,7 @@ fn a_peer_keeps_blocks_and_drops_the_oldest_when_it_is_full() {
 }
 
 #[test]
-fn a_peer_forgets_only_the_blocks_of_whoever_asks() {
+fn a_peer_forgets_only_the_blocks_of_their_owner() {
     let theirs = Node::start(NodeSettings { shelf_blocks: 4, ..settings(64) }).unwrap();
     let (owner, other) = (Node::start(settings(64)).unwrap(), Node::start(settings(64)).unwrap());
     let from = Region::allocate(1, 64).unwrap();
@@ -160,7 +160,7 @@ fn a_peer_without_the_key_or_with_other_blocks_is_refused() {
         }
     };
     assert_eq!(refusal(settings(64)), Refusal::Key);
-    let wrong = Key::new(b"a key that nobody else has").unwrap();
+    let wrong = Key::new(b"a key that no other peer has").unwrap();
     assert_eq!(refusal(NodeSettings { key: Some(wrong), ..settings(64) }), Refusal::Key);
     let model = Fingerprint::of(b"another model");
     assert_eq!(refusal(NodeSettings { key: key.clone(), model, ..settings(64) }), Refusal::Model);
@@ -363,7 +363,7 @@ fn a_node_that_ends_takes_its_transfers_with_it() {
 }
 
 #[test]
-fn nobody_listens() {
+fn an_address_without_a_listener_is_unreachable() {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let node = Node::start(settings(8)).unwrap();
     let error = wait(node.fetch(address, OfferId(1), &[])).unwrap_err();

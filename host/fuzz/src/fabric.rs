@@ -1,4 +1,4 @@
-//! The wire of the KV fabric: any bytes as frames, and as what a peer with the key sends to a node.
+//! The wire of the KV fabric: any bytes as frames, and any bytes from a peer with the key to a node.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -24,7 +24,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// Every frame encodes to the bytes that it was decoded from; what is no frame has an error of one line.
+/// Every frame encodes to the bytes that it was decoded from; other bytes have an error of one line.
 fn frames(data: &[u8]) {
     let mut left = data;
     loop {
@@ -58,7 +58,7 @@ fn identity() -> Identity {
     }
 }
 
-/// Nobody gets past a handshake without the key.
+/// No input gets past a handshake without the key.
 fn handshake(frame: Frame) {
     static KEY: OnceLock<Key> = OnceLock::new();
     let key = KEY.get_or_init(|| Key::new(b"a key that no input has").expect("long enough"));
@@ -100,7 +100,7 @@ fn node() -> &'static Live {
     })
 }
 
-/// Say `data` to the node as a peer, and read what it answers until it hangs up.
+/// Say `data` to the node as a peer, and read its answers until it hangs up.
 fn live(data: &[u8]) {
     let Live { node, offered } = node();
     let mut stream = TcpStream::connect(node.address()).expect("the node listens");

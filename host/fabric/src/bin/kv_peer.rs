@@ -74,7 +74,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     }
     println!("{line}");
     std::io::stdout().flush()?;
-    // Until whoever started it lets go.
+    // Until the process that started it closes the pipe or ends.
     std::io::stdin().read_to_end(&mut Vec::new())?;
     Ok(())
 }

@@ -102,7 +102,7 @@ impl Status {
 pub struct Blocks {
     /// The request.
     pub id: u64,
-    /// What the data path needs to read the sender's memory; empty over TCP.
+    /// The data path's description of the sender's memory; empty over TCP.
     pub rights: Vec<u8>,
     /// The blocks, in the order of the offer.
     pub blocks: Vec<Descriptor>,

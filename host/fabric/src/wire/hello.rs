@@ -52,7 +52,7 @@ impl fmt::Debug for Key {
     }
 }
 
-/// What a peer says about itself; both sides must agree in all but the instance.
+/// A peer's description of itself; both sides must agree in all but the instance.
 ///
 /// ```
 /// use meridian_fabric::wire::Identity;
@@ -268,7 +268,7 @@ impl Refused {
         if bytes > 200 {
             return Err(WireError::Value { field: "text", value: bytes as u64, expected: "at most 200 bytes" });
         }
-        // Shown to an operator: a peer does not choose what their terminal does.
+        // An operator sees the text, so it must not control the terminal.
         let text = String::from_utf8_lossy(from.take(bytes)?);
         let text = text.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
         from.finish()?;
