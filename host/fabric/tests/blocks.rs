@@ -225,7 +225,7 @@ fn dies(mut peer: Peer, engine: &mut Engine) {
 fn dies_in_the_middle(more: &[&str], node: impl FnOnce(NodeSettings) -> NodeSettings) {
     const LARGE: u32 = 1 << 20;
     const COUNT: u32 = 192;
-    let mut peer = Peer::of(LARGE, 0, &[&["--offer", &COUNT.to_string()], more].concat());
+    let mut peer = Peer::of(LARGE, 0, &[&["--offer", COUNT.to_string().as_str()][..], more].concat());
     let node = Node::start(node(settings(LARGE))).unwrap();
     let to = node.allocate(COUNT, LARGE).unwrap();
     let memory = node.register(&to).unwrap();
@@ -272,8 +272,9 @@ fn a_peer_that_starts_again_has_lost_the_blocks() {
     assert_eq!(engine.manager.block_location(first), None);
     engine.compute_again(first, seed);
     // Offers of the new process have the numbers of the old one's; the hash tells them apart.
-    let (fresh, _) = engine.cached(1)[0];
-    engine.manager.offload_block(fresh).unwrap();
+    for (fresh, _) in engine.cached(2) {
+        engine.manager.offload_block(fresh).unwrap();
+    }
     assert_eq!(failed(engine.manager.ingest_block(second)), FabricError::Lost);
     engine.compute_again(second, other);
     // A process with other blocks at the address.
