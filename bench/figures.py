@@ -29,6 +29,7 @@ from areas import (
     budget,
     core,
     engine,
+    fabric,
     fleet,
     kernels,
     kv,
@@ -58,6 +59,7 @@ AREAS = {
     "agents": agents.parts,
     "observability": observability.parts,
     "fleet": fleet.parts,
+    "fabric": fabric.parts,
 }
 POLICY, KV, EXIT = "policy", "kv", "budget"
 
@@ -105,7 +107,7 @@ SUMMARY = (
 )
 # Pages with a table between `<!-- figures:AREA -->` and `<!-- /figures:AREA -->`.
 PAGES = tuple(
-    ROOT / "docs" / "src" / page for page in ("benchmarks.md", "simulator.md", "kernels.md", "experiments.md")
+    ROOT / "docs" / "src" / page for page in ("benchmarks.md", "simulator.md", "kernels.md", "experiments.md", "fabric.md")
 )
 
 

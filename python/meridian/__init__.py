@@ -7,6 +7,7 @@ engine inside vLLM. Only `meridian.vllm` imports vLLM.
 from meridian._native import ConfigError, PolicyError, __version__
 from meridian.config import (
     AdminConfig,
+    DisaggConfig,
     EntropyConfig,
     KvMemoryConfig,
     MeridianConfig,
@@ -30,6 +31,7 @@ from meridian.engine import (
 __all__ = [
     "AdminConfig",
     "ConfigError",
+    "DisaggConfig",
     "EngineLoad",
     "EntropyConfig",
     "EvictionCandidate",

@@ -91,6 +91,15 @@ class KvMemoryConfig:
 
 
 @dataclass(frozen=True)
+class DisaggConfig:
+    """`[disagg]`: for Rust engines with KV memory of their own; vLLM has its own, and refuses `enabled`."""
+
+    enabled: bool = False
+    fabric: Literal["none", "tcp", "nixl", "mooncake"] = "none"
+    offload_threshold_blocks: int = 4
+
+
+@dataclass(frozen=True)
 class SlotConfig:
     """`[policy.dispatch]`, `[policy.eviction]`, `[policy.budget]`.
 
@@ -188,6 +197,7 @@ class MeridianConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     entropy: EntropyConfig = field(default_factory=EntropyConfig)
     kv_memory: KvMemoryConfig = field(default_factory=KvMemoryConfig)
+    disagg: DisaggConfig = field(default_factory=DisaggConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
     admin: AdminConfig = field(default_factory=AdminConfig)
@@ -218,6 +228,7 @@ class MeridianConfig:
             scheduler=SchedulerConfig(**scheduler),
             entropy=EntropyConfig(**tables["entropy"]),
             kv_memory=KvMemoryConfig(**tables["kv_memory"]),
+            disagg=DisaggConfig(**tables["disagg"]),
             policy=PolicyConfig(**policy),
             telemetry=TelemetryConfig(**tables["telemetry"]),
             admin=AdminConfig(**tables["admin"]),

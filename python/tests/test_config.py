@@ -164,9 +164,15 @@ def test_what_cannot_do_what_it_seems_to_is_logged(tmp_path: Path, caplog: pytes
 
 
 def test_fields_of_a_later_version_are_refused_as_such() -> None:
-    for text in ("[disagg]\nfabric = 'nixl'", "[kv_memory]\ncapacity_bytes = 4096"):
-        with pytest.raises(meridian.ConfigError, match=r": not in this version, expected no such field$"):
-            meridian.MeridianConfig.from_toml(text)
+    with pytest.raises(meridian.ConfigError, match=r": not in this version, expected no such field$"):
+        meridian.MeridianConfig.from_toml("[kv_memory]\ncapacity_bytes = 4096")
+
+
+def test_disaggregation_is_refused_where_vllm_owns_the_blocks() -> None:
+    config = meridian.MeridianConfig.from_toml("[disagg]\nenabled = true\nfabric = 'tcp'")
+    assert (config.disagg.fabric, config.disagg.offload_threshold_blocks) == ("tcp", 4)
+    with pytest.raises(meridian.ConfigError, match=r"^disagg.enabled: true: .*, expected false$"):
+        meridian.PolicyEngine(config)
 
 
 def test_lookup_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

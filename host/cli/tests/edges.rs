@@ -11,9 +11,16 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("meridian-wasm", &["meridian-core", "meridian-policy-sdk", "wasmtime"]),
     ("meridian-runtime", &["meridian-core", "meridian-policy-sdk", "axum", "hyper", "hyper-util", "tokio"]),
     ("meridian-registry", &["meridian-core", "tokio"]),
-    ("meridian-engine", &["meridian-core", "meridian-registry", "meridian-runtime", "meridian-wasm"]),
+    ("meridian-fabric", &["tokio"]),
+    (
+        "meridian-engine",
+        &["meridian-core", "meridian-fabric", "meridian-registry", "meridian-runtime", "meridian-wasm"],
+    ),
     ("meridian-fleet", &["meridian-core", "meridian-runtime", "hyper", "hyper-util", "tokio"]),
-    ("meridian-fuzz", &["meridian-core", "meridian-engine", "meridian-runtime", "meridian-wasm", "tokio"]),
+    (
+        "meridian-fuzz",
+        &["meridian-core", "meridian-engine", "meridian-fabric", "meridian-runtime", "meridian-wasm", "tokio"],
+    ),
     ("meridian-kernels", &[]),
     (
         "meridian-bench",

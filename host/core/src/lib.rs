@@ -69,8 +69,8 @@ pub use blocks::{
     OwnOrder, PhaseAwareBlockManager, Sections,
 };
 pub use config::{
-    AdminConfig, EntropyConfig, KvMemoryConfig, MeridianConfig, ModelConfig, PolicyConfig, SchedulerConfig, SlotConfig,
-    TelemetryConfig,
+    AdminConfig, DisaggConfig, EntropyConfig, KvMemoryConfig, MeridianConfig, ModelConfig, PolicyConfig,
+    SchedulerConfig, SlotConfig, TelemetryConfig,
 };
 pub use error::Error;
 pub use family::{FamilyMarker, ModelFamily, StartInPrompt};

@@ -412,12 +412,23 @@ fn a_family_supplies_what_the_file_does_not_set() {
 
 #[test]
 fn fields_of_a_later_version_are_refused_as_such() {
-    for field in ["disagg", "kv_memory.block_size_bytes", "kv_memory.capacity_bytes", "kv_memory.think_fraction_limit"]
-    {
-        let text = if field == "disagg" { "[disagg]\nfabric = 'nixl'".to_owned() } else { format!("{field} = 1") };
-        assert_eq!(refusal(&text), format!("{field}: not in this version, expected no such field"));
+    for field in ["kv_memory.block_size_bytes", "kv_memory.capacity_bytes", "kv_memory.think_fraction_limit"] {
+        assert_eq!(refusal(&format!("{field} = 1")), format!("{field}: not in this version, expected no such field"));
     }
     assert!(refusal("[disaggx]\na = 1").starts_with("disaggx: unknown field"));
+}
+
+#[test]
+fn blocks_move_over_a_fabric_that_exists() {
+    assert_eq!(
+        refusal("[disagg]\nenabled = true"),
+        "disagg.fabric: \"none\": must be \"tcp\", \"nixl\" or \"mooncake\" when disagg.enabled is true"
+    );
+    assert!(refusal("[disagg]\nfabric = 'infiniband'").starts_with("disagg.fabric: "));
+    assert!(refusal("[disagg]\noffload_threshold_blocks = 0").starts_with("disagg.offload_threshold_blocks: 0: "));
+    let config = parse("[disagg]\nenabled = true\nfabric = 'nixl'\noffload_threshold_blocks = 9");
+    assert_eq!((config.disagg.enabled, config.disagg.offload_threshold_blocks), (true, 9));
+    assert!(!parse("[disagg]\nfabric = 'tcp'").disagg.enabled);
 }
 
 #[test]

@@ -55,6 +55,8 @@ pub struct Settings {
     pub registry: Limits,
     /// Pauses between two fetches of a configured component that failed.
     pub fetch_pace: FetchPace,
+    /// The engine's KV blocks are moved by [`RemoteBlocks`](crate::RemoteBlocks), so `disagg.enabled` may be true.
+    pub moves_kv: bool,
 }
 
 /// The place of an engine among the data-parallel engines of a deployment.
@@ -81,6 +83,7 @@ impl Default for Settings {
             priority_first: false,
             registry: Limits::default(),
             fetch_pace: FetchPace::default(),
+            moves_kv: false,
         }
     }
 }
@@ -104,6 +107,14 @@ impl Engine {
     /// The field of the configuration that cannot be used, and the reason.
     pub fn start(config: MeridianConfig, mut settings: Settings) -> Result<Self, EngineError> {
         config.validate()?;
+        if config.disagg.enabled && !settings.moves_kv {
+            // A setting without effect would be taken for one that works.
+            return Err(EngineError::Config(meridian_core::Error::ConfigValidation {
+                field: "disagg.enabled".into(),
+                value: "true".into(),
+                reason: "this engine manages its KV memory itself, expected false".into(),
+            }));
+        }
         let base_dir = settings.base_dir.clone();
         let keys = TrustedKeys::parse("policy.trusted_keys", &config.policy.trusted_keys, &base_dir)?;
         let configured = Some(&config.policy.cache_dir).filter(|dir| !dir.is_empty()).map(|dir| base_dir.join(dir));

@@ -13,6 +13,7 @@ pub mod answer;
 mod bytes;
 pub mod component;
 pub mod config;
+pub mod fabric;
 pub mod recording;
 
 /// A target: its name, which is that of its corpus, and what it does with an input.
@@ -25,6 +26,7 @@ pub const TARGETS: &[Target] = &[
     ("admin", admin::run),
     ("config", config::run),
     ("recording", recording::run),
+    ("fabric", fabric::run),
 ];
 
 /// What an operator is shown is one line, and moves no cursor.

@@ -6,8 +6,7 @@ use super::schema::{expectation, schema};
 use super::{defaults, get};
 
 /// Fields, or whole tables, of later versions: setting one is an error that explains so.
-const NOT_YET: [&str; 4] =
-    ["disagg", "kv_memory.block_size_bytes", "kv_memory.capacity_bytes", "kv_memory.think_fraction_limit"];
+const NOT_YET: [&str; 3] = ["kv_memory.block_size_bytes", "kv_memory.capacity_bytes", "kv_memory.think_fraction_limit"];
 
 /// Whether the field at a dotted path belongs to a later version.
 pub(super) fn is_not_yet(path: &str) -> bool {

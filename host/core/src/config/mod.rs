@@ -22,8 +22,8 @@ pub use fields::{Field, fields};
 pub use reference::reference;
 pub use schema::schema;
 pub use tables::{
-    AdminConfig, EntropyConfig, KvMemoryConfig, MeridianConfig, ModelConfig, PolicyConfig, ProbeAt, SchedulerConfig,
-    SlotConfig, SlotMode, TelemetryConfig,
+    AdminConfig, DisaggConfig, EntropyConfig, FabricName, KvMemoryConfig, MeridianConfig, ModelConfig, PolicyConfig,
+    ProbeAt, SchedulerConfig, SlotConfig, SlotMode, TelemetryConfig,
 };
 pub use values::{Auto, HttpUrl, Listen, Texts, Tokens, inline, of_rank};
 
@@ -206,6 +206,10 @@ impl MeridianConfig {
         })?;
         self.scheduler.reasoning_effort.check(max_think_tokens)?;
         slots::check_slots(self)?;
+        let DisaggConfig { enabled, fabric, offload_threshold_blocks: _ } = self.disagg;
+        check("disagg.fabric", "\"none\"", !enabled || fabric != FabricName::None, || {
+            "must be \"tcp\", \"nixl\" or \"mooncake\" when disagg.enabled is true".into()
+        })?;
         let PolicyConfig { cache_dir, record_dir, trusted_keys, .. } = &self.policy;
         for (field, path) in [("policy.cache_dir", cache_dir), ("policy.record_dir", record_dir)] {
             check(field, quoted(path), !path.contains('\0'), || "must be a path or empty".into())?;

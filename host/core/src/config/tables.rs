@@ -32,6 +32,9 @@ pub struct MeridianConfig {
     pub entropy: EntropyConfig,
     /// The KV cache.
     pub kv_memory: KvMemoryConfig,
+    /// KV blocks in the memory of other processes, for engines whose KV memory Meridian manages. vLLM is none of them:
+    /// there, `enabled` must be false.
+    pub disagg: DisaggConfig,
     /// The policy slots.
     pub policy: PolicyConfig,
     /// Metrics and traces.
@@ -188,6 +191,50 @@ pub struct KvMemoryConfig {
     /// after.
     #[schemars(range(min = 0, max = 1024))]
     pub growth_blocks: f64,
+}
+
+/// `[disagg]`
+///
+/// ```
+/// use meridian_core::MeridianConfig;
+/// use meridian_core::config::FabricName;
+///
+/// let config = MeridianConfig::from_toml("[disagg]\nenabled = true\nfabric = 'tcp'")?;
+/// assert_eq!((config.disagg.fabric, config.disagg.offload_threshold_blocks), (FabricName::Tcp, 4));
+/// assert!(MeridianConfig::from_toml("[disagg]\nenabled = true").is_err(), "over which fabric?");
+/// # Ok::<(), meridian_core::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct DisaggConfig {
+    /// Whether KV blocks may move to a peer and back.
+    pub enabled: bool,
+    /// How the contents travel: `"tcp"`, `"nixl"` (with its library), `"mooncake"` (with its Python package), or `"none"`.
+    pub fabric: FabricName,
+    /// Fewest blocks that are worth a transfer; fewer stay, or are computed again.
+    #[schemars(range(min = 1, max = 65_536))]
+    pub offload_threshold_blocks: u32,
+}
+
+/// `disagg.fabric`
+///
+/// ```
+/// use meridian_core::config::FabricName;
+///
+/// assert_eq!(FabricName::default(), FabricName::None);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum FabricName {
+    /// None.
+    #[default]
+    None,
+    /// In the connection to the peer.
+    Tcp,
+    /// NVIDIA's NIXL.
+    Nixl,
+    /// Mooncake's transfer engine.
+    Mooncake,
 }
 
 /// `[policy]`
@@ -445,6 +492,12 @@ impl Default for EntropyConfig {
 impl Default for KvMemoryConfig {
     fn default() -> Self {
         Self { enabled: true, evict_dead_thinking: Auto::Auto, growth_blocks: 8.0 }
+    }
+}
+
+impl Default for DisaggConfig {
+    fn default() -> Self {
+        Self { enabled: false, fabric: FabricName::None, offload_threshold_blocks: 4 }
     }
 }
 
