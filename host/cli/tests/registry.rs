@@ -17,7 +17,7 @@ use meridian_core::signature::FetchedComponent;
 use meridian_core::{EngineFacts, MeridianConfig, SlotName};
 use meridian_engine::{Components, Engine, FetchPace, Settings};
 use meridian_registry::{Limits, Problem, Registry, RegistryError, Signatures};
-use meridian_runtime::control::{Control, ControlError, Given, Mode, Upload};
+use meridian_runtime::control::{ControlError, Given, Mode, Upload};
 use meridian_wasm::{TrustedKeys, sha256_of};
 use registry_support::{DockerRegistry, Fault, Login, PASSWORD, Proxy, USER, docker_config};
 use serde_json::{Value, json};
