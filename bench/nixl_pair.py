@@ -48,7 +48,8 @@ def measure(blocks: int, block_bytes: int, rounds: int) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdin is not None
-        said = json.loads(other.stdout.readline())
+        # NIXL logs to the same stream.
+        said = json.loads(next(line for line in other.stdout if line.startswith("{")))
         memory = np.zeros(blocks * block_bytes, dtype=np.uint8)
         ours = agent("own-initiator")
         ours.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")

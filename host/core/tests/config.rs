@@ -97,6 +97,13 @@ const RANGES: &[(&str, &[&str], &[&str], &str)] = &[
     ("kv_memory.evict_dead_thinking", &["true", "false"], &["'yes'"], "must be \"auto\", true or false"),
     ("model.strips_reasoning", &["true", "false"], &["'yes'"], "must be \"auto\", true or false"),
     ("kv_memory.growth_blocks", &["0", "1024"], &["-0.5", "1025"], "must be in [0, 1024]"),
+    (
+        "disagg.fabric",
+        &["'none'", "'tcp'", "'nixl'", "'mooncake'"],
+        &["'rdma'"],
+        "must be \"none\", \"tcp\", \"nixl\" or \"mooncake\"",
+    ),
+    ("disagg.offload_threshold_blocks", &["1", "65536"], &["0", "65537"], "must be in 1..=65536"),
     ("policy.max_strikes", &["1", "1000"], &["0", "1001"], "must be in 1..=1000"),
     ("policy.strike_window_s", &["1", "86400"], &["0", "86401"], "must be in 1..=86400"),
     ("admin.audit_log_max_mib", &["1", "1024"], &["0", "1025"], "must be in 1..=1024"),

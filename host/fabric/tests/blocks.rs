@@ -1,4 +1,5 @@
 //! `offload_block` and `ingest_block` of a block manager, with the blocks in the memory of another process.
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod support;
 
@@ -37,8 +38,8 @@ impl Device {
     fn holds(&self, index: u32, seed: u64) -> bool {
         let other = Self(Mutex::new(vec![vec![0; BYTES as usize]]));
         other.compute(0, seed);
-        let same = self.0.lock().unwrap()[index as usize] == other.0.lock().unwrap()[0];
-        same
+        let expected = other.0.into_inner().unwrap();
+        self.0.lock().unwrap()[index as usize] == expected[0]
     }
 
     fn wipe(&self) {

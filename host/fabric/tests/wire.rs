@@ -1,4 +1,5 @@
 //! The bytes of the protocol: vectors that an independent program wrote, and any bytes.
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use meridian_fabric::wire::{
     Blocks, DataHead, Descriptor, Frame, HEADER_BYTES, Hello, Proof, Status, WireError, check_welcome, greet, welcome,

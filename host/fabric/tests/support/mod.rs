@@ -1,5 +1,6 @@
 //! What several tests need: a second process, and a clock that goes on by itself.
 #![allow(dead_code, reason = "each test file uses a part")]
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -56,6 +57,11 @@ impl Peer {
     pub fn freeze(&self) {
         let frozen = Command::new("kill").args(["-STOP", &self.child.id().to_string()]).status().unwrap();
         assert!(frozen.success());
+        // It goes on until the signal has reached it.
+        let state = format!("/proc/{}/stat", self.child.id());
+        while !std::fs::read_to_string(&state).unwrap().contains(") T ") {
+            std::thread::yield_now();
+        }
     }
 }
 
