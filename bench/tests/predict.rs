@@ -82,6 +82,8 @@ fn a_recording_gives_back_its_requests_its_engine_and_its_latencies() {
         // The turns of a conversation follow each other.
         if let Some(turn) = number.checked_sub(session_from) {
             request.prefix = Prefix::Session { id: 7, turn: turn as u32 };
+            // A session belongs to one tenant.
+            request.tenant = "a".into();
             request.prompt_tokens = 200 + 200 * turn as u32;
         }
     }
