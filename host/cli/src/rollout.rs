@@ -205,7 +205,7 @@ fn start(args: &StartArgs, json: bool) -> anyhow::Result<()> {
         policy,
         component,
         fleet: args.target.words()?,
-        predicted: predicted.map(|predicted| serde_json::to_value(predicted)).transpose()?,
+        predicted: predicted.map(serde_json::to_value).transpose()?,
         roster: &roster,
         clock: &Now,
         told: &mut told,

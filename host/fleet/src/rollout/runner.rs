@@ -92,6 +92,9 @@ const ROUNDS: usize = 3;
 /// Longest time without looking for a wish, seconds.
 const SLICE_S: f64 = 1.0;
 
+/// What an engine answered: its name, its state and its latencies.
+type Answered = (String, Result<ProcessStatus, MemberError>, Result<LatencyReport, MemberError>);
+
 impl<'a> Rollout<'a> {
     /// Check the fleet and write the first state. Nothing is changed yet.
     ///
@@ -336,7 +339,7 @@ impl<'a> Rollout<'a> {
     }
 
     /// Status and latencies of every engine.
-    fn ask(&self) -> Vec<(String, Result<ProcessStatus, MemberError>, Result<LatencyReport, MemberError>)> {
+    fn ask(&self) -> Vec<Answered> {
         let members: Vec<_> = self.members.iter().collect();
         let messages = &self.messages;
         each(&members, AT_A_TIME, |(name, member)| {

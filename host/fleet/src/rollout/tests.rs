@@ -45,6 +45,9 @@ struct Inner {
     refuses: bool,
 }
 
+/// Something that happens.
+type Event = Box<dyn Fn(&World) + Send>;
+
 /// The fleet, its time, and the policies' effects.
 #[derive(Default)]
 struct World {
@@ -58,7 +61,7 @@ struct World {
     killed_at: AtomicU64,
     is_killed: AtomicBool,
     /// What happens as time passes.
-    script: Mutex<Vec<(f64, Box<dyn Fn(&World) + Send>)>>,
+    script: Mutex<Vec<(f64, Event)>>,
 }
 
 /// The controller is killed.
@@ -158,7 +161,7 @@ impl Played {
         }
         if self.fleet.is_killed.load(Ordering::SeqCst) {
             // Half of the time after the change was carried out.
-            if killed_at % 2 == 0 {
+            if killed_at.is_multiple_of(2) {
                 let _ = call(&mut lock(&self.inner));
             }
             panic_any(Killed);
