@@ -107,7 +107,8 @@ SUMMARY = (
 )
 # Pages with a table between `<!-- figures:AREA -->` and `<!-- /figures:AREA -->`.
 PAGES = tuple(
-    ROOT / "docs" / "src" / page for page in ("benchmarks.md", "simulator.md", "kernels.md", "experiments.md", "fabric.md")
+    ROOT / "docs" / "src" / page
+    for page in ("benchmarks.md", "simulator.md", "kernels.md", "experiments.md", "fabric.md")
 )
 
 
