@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import vllm
 
 ROOT = Path(__file__).resolve().parents[3]
 REQUESTS = 200
@@ -35,6 +36,8 @@ def answered(*options: str) -> dict[str, Any]:
     ],
 )
 def test_no_answer_is_empty(options: tuple[str, ...], scheduler: str) -> None:
+    if "--speculate" in options and vllm.__version__.startswith("0.30."):
+        pytest.skip("vLLM 0.30 cannot speculate on a CPU: its kernels need Triton")
     found = answered(*options)
     assert (found["empty"], found["missed"], found["gave_up"]) == (0, 0, False), found
     assert found["scheduler"] == scheduler

@@ -351,11 +351,11 @@ def test_another_vllm_is_refused_with_one_line(configured: Path, monkeypatch: py
 def test_vllm_loads_the_routes_only_by_name(
     monkeypatch: pytest.MonkeyPatch, named: str | None, found: list[str]
 ) -> None:
+    from vllm import envs
     from vllm.plugins import load_endpoint_plugins
 
-    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
-    if named is not None:
-        monkeypatch.setenv("VLLM_PLUGINS", named)
+    # Not in the environment: vLLM keeps what it read there once an engine has run in this process.
+    monkeypatch.setitem(vars(envs), "VLLM_PLUGINS", None if named is None else named.split(","))
     assert [plugin.name for plugin in load_endpoint_plugins(("generate",))] == found
 
 
