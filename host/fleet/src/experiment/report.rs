@@ -329,7 +329,11 @@ mod tests {
         }
         let report = Report::of(&state);
         assert!((report.findings[0].carry_over - 1.0 / 3.0).abs() < 0.01, "{report:?}");
-        // Sketches know a value to 3 %.
-        assert!(report.notes[0].starts_with("e2e_mean: about 3"), "{:?}", report.notes);
+        // A bucket of a sketch is 1.6 % wide.
+        assert!(
+            report.notes[0].starts_with("e2e_mean: about 33 %") || report.notes[0].starts_with("e2e_mean: about 34 %"),
+            "{:?}",
+            report.notes
+        );
     }
 }
