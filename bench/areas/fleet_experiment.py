@@ -29,7 +29,7 @@ def measured(what: str, runs: int) -> list[dict[str, Any]]:
     folder = WORK / "experiment"
     folder.mkdir(parents=True, exist_ok=True)
     subprocess.run(
-        ["cargo", "build", "--release", "--locked", "-p", "meridian-bench", "--example", EXAMPLE.name],
+        ["cargo", "build", "--release", "--locked", "--workspace", "--example", EXAMPLE.name],
         cwd=ROOT,
         check=True,
     )

@@ -34,7 +34,7 @@ def simulated(what: str, runs: int) -> list[dict[str, Any]]:
     """The lines that the example prints."""
     folder = WORK / "rollout"
     folder.mkdir(parents=True, exist_ok=True)
-    build("-p", "meridian-bench", "--example", "rollout_figures")
+    build("--workspace", "--example", "rollout_figures")
     say(f"  roll-outs: {what}, {runs} runs")
     command = [RELEASE / "examples" / "rollout_figures", what, str(runs), str(folder)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
@@ -227,8 +227,8 @@ def killed(stage: str, what: str) -> bool:
 
 def kills(_pairs: int) -> Iterator[Figure]:
     """kill -9 of the process that leads, and of an engine, in each stage; real processes over HTTP."""
-    build("-p", "meridian-cli", "--bin", "meridian")
-    build("-p", "meridian-bench", "--example", "rollout_engine")
+    build("--workspace", "--bin", "meridian")
+    build("--workspace", "--example", "rollout_engine")
     for what in ("controller", "engine"):
         clean = 0
         for stage in STAGES:

@@ -554,7 +554,7 @@ fn described(finding: &Finding, is: &str) -> String {
 }
 
 /// The place of an engine in the order of the steps: the same whatever other engines there are.
-fn place(seed: u64, name: &str) -> (u64, &str) {
+pub(super) fn place(seed: u64, name: &str) -> (u64, &str) {
     // FNV-1a, then the finalizer of SplitMix64.
     let mut hash = name
         .bytes()
