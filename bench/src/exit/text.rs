@@ -127,9 +127,9 @@ fn of_rule(setting: &ExitSetting, within: f64) -> Vec<String> {
     if let (true, Some(saved), Some(ratio)) =
         (setting.counters.probe_tokens > 0, setting.computed_saving, setting.wall_ratio)
     {
-        let saved = percent(Some(saved));
+        let (amount, which) = (percent(Some(saved.abs())), if saved < 0.0 { "more" } else { "fewer" });
         out.push(format!(
-            "{saved} % fewer tokens computed with its probes counted, {ratio:.2} times the wall time of no limit"
+            "{amount} % {which} tokens computed with its probes counted, {ratio:.2} times the wall time of no limit"
         ));
     }
     out
@@ -303,7 +303,7 @@ mod tests {
             "EAT as published: may be more than a point less accurate than no limit: -3.0 (-4.0 to -2.0)",
             "patience: saves no think tokens",
             "more accurate than every budget measured",
-            "-20.0 % fewer tokens computed",
+            "20.0 % more tokens computed",
             "probing alone should change nothing, but accuracy differs",
             "count as wrong: no limit 2, fixed budget 16 2",
             "patience: 1 of 4,000 probes were dropped",
