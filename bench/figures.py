@@ -178,11 +178,20 @@ def write_table(area: str) -> None:
     write_summary()
 
 
+def is_of(part: str, chosen: str) -> bool:
+    """Whether a part was chosen: by its name, or with others by the beginning, as `matrix` chooses `matrix-0.30`."""
+    return part == chosen or part.startswith(f"{chosen}-")
+
+
 def main() -> int:
     """Command line."""
     p = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     p.add_argument("--only", choices=tuple(AREAS), default="slice", help="area")
-    p.add_argument("--part", action="append", help="only this part of the area; may be given again")
+    p.add_argument(
+        "--part",
+        action="append",
+        help="only this part of the area, or the parts that begin with it; may be given again",
+    )
     p.add_argument("--pairs", type=int, default=PAIRS, help=f"pairs of runs a scenario, or seeds (default {PAIRS})")
     p.add_argument("--table", action="store_true", help="only write the area's table")
     a = p.parse_args()
@@ -191,13 +200,13 @@ def main() -> int:
         p.error(f"--pairs: {a.pairs}: expected at least {least}")
     parts = AREAS[a.only](a.pairs)
     for name in a.part or ():
-        if name not in parts:
-            p.error(f"--part: {name}: expected one of {', '.join(parts)}")
+        if not any(is_of(part, name) for part in parts):
+            p.error(f"--part: {name}: expected one of {', '.join(parts)}, or what several of them begin with")
     if not a.table:
         source = provenance()
         RESULTS.mkdir(parents=True, exist_ok=True)
         for name, part in parts.items():
-            if a.part and name not in a.part:
+            if a.part and not any(is_of(name, chosen) for chosen in a.part):
                 continue
             say(name)
             for figure in part():

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the engine tests on every vLLM that has a CPU build, and the tests of the seams on vLLM 0.33, which has a CUDA build only.
-# Each has an environment of its own in the cache. Results: target/matrix/VERSION.xml (JUnit).
+# Each has an environment of its own in the cache. Tests that need no vLLM run in `make test` alone. Results: target/matrix/VERSION.xml (JUnit).
 #
 # usage: test-matrix.sh [VERSION...]      all versions without one
 set -euo pipefail
@@ -15,7 +15,7 @@ tools=$(scripts/setup-tools.sh)
 [ -d target/policies ] || scripts/build-policies.sh >&2
 scripts/build-wheel.sh >/dev/null
 if [ ! -e target/hostile/kinds.txt ]; then
-  cargo build --release --locked -p meridian-wasm --example hostile >&2
+  cargo build --release --locked --workspace --example hostile >&2
   mkdir -p target/hostile; target/release/examples/hostile target/hostile > target/hostile/kinds.txt
 fi
 MERIDIAN_TOKENIZERS=$(scripts/setup-tokenizers.sh); export MERIDIAN_TOKENIZERS
@@ -24,7 +24,7 @@ failed=()
 for version in "${versions[@]}"; do
   py=$(MERIDIAN_VLLM=$version scripts/setup-vllm.sh)
   "$tools/bin/uv" pip install -q --python "$py" --reinstall --no-deps target/wheels/*.whl
-  tests=(python/tests)
+  tests=(python/tests/vllm)
   case $version in 0.33.*) tests=("${SEAMS[@]/#/python/tests/vllm/}") ;; esac
   say "matrix: vLLM $version, ${#tests[@]} files or folders of tests"
   "$py" -m pytest -c python/pyproject.toml --rootdir . --junitxml "target/matrix/$version.xml" "${tests[@]}" >&2 || failed+=("$version")

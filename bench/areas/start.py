@@ -12,10 +12,11 @@ import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from areas.bench import write_between
-from areas.common import ROOT, WORK, Bound, Figure, say
+from areas.common import RESULTS, ROOT, WORK, Bound, Figure, say
 
 MINUTE = 60.0
 # What a stage of the set-up announces (scripts/env.sh: say).
@@ -150,34 +151,44 @@ def docs() -> Iterator[Figure]:
     yield Figure("lines of README", len((ROOT / "README.md").read_text().splitlines()), "lines", Bound(120))
 
 
-def matrix() -> Iterator[Figure]:
-    """The engine tests on every vLLM with a CPU build, and those of the seams on the newest."""
-    subprocess.run(("scripts/test-matrix.sh",), cwd=ROOT, stdout=sys.stderr)
-    rows = ["", "| vLLM | what runs | tests | failed | skipped |", "|---|---|---|---|---|"]
+def matrix(version: str) -> Iterator[Figure]:
+    """The engine tests on a vLLM with a CPU build, or those of the seams on one without."""
+    subprocess.run(("scripts/test-matrix.sh", version), cwd=ROOT, stdout=sys.stderr)
+    report = ROOT / "target" / "matrix" / f"{version}.xml"
+    if not report.exists():
+        sys.exit(f"error: {report} is missing: scripts/test-matrix.sh {version} did not run")
+    suites = list(ElementTree.parse(report).getroot().iter("testsuite"))
+    keys = ("tests", "failures", "errors", "skipped")
+    count = {key: sum(int(suite.get(key, 0)) for suite in suites) for key in keys}
+    yield Figure(f"vLLM {version}: tests", count["tests"], "tests", Bound(1, at_most=False))
+    yield Figure(f"vLLM {version}: tests that fail", count["failures"] + count["errors"], "tests", Bound(0))
+    yield Figure(f"vLLM {version}: tests skipped", count["skipped"], "tests")
+    matrix_table()
+
+
+def matrix_table() -> None:
+    """The latest run of each version, in the page of what is supported."""
+    kept = (RESULTS / "start.jsonl").read_text().splitlines()
+    latest = {line["name"]: line for line in map(json.loads, kept)}
+    rows = ["", "| vLLM | what runs | tests | failed | skipped | measured at |", "|---|---|---|---|---|---|"]
     for version in (*ENGINE_VERSIONS, *SEAM_VERSIONS):
-        report = ROOT / "target" / "matrix" / f"{version}.xml"
-        if not report.exists():
-            sys.exit(f"error: {report} is missing: scripts/test-matrix.sh {version} did not run")
-        suites = list(ElementTree.parse(report).getroot().iter("testsuite"))
-        keys = ("tests", "failures", "errors", "skipped")
-        count = {key: sum(int(suite.get(key, 0)) for suite in suites) for key in keys}
-        failed = count["failures"] + count["errors"]
-        kind, what = ("seam tests", "scheduler and offloading, without a model")
-        if version in ENGINE_VERSIONS:
-            kind, what = ("engine tests", "all Python tests, the engine on a CPU included")
-        rows.append(f"| {version} | {what} | {count['tests']} | {failed} | {count['skipped']} |")
-        yield Figure(f"vLLM {version}: {kind}", count["tests"], "tests")
-        yield Figure(f"vLLM {version}: {kind} that fail", failed, "tests", Bound(0))
+        names = [f"vLLM {version}: {what}" for what in ("tests", "tests that fail", "tests skipped")]
+        if not all(name in latest for name in names):
+            continue
+        counts = " | ".join(f"{latest[name]['value']:.0f}" for name in names)
+        what = "the engine on a CPU" if version in ENGINE_VERSIONS else "scheduler and offloading, without a model"
+        rows.append(f"| {version} | {what} | {counts} | {latest[names[0]]['commit']} |")
     write_between(ROOT / "docs" / "src" / "support.md", "matrix", rows)
 
 
 def parts(pairs: int) -> dict[str, Callable[[], Iterator[Figure]]]:
     """The parts of the area. The four times take up to an hour together."""
     del pairs
+    versions = (*ENGINE_VERSIONS, *SEAM_VERSIONS)
     return {
         "wheel": wheel,
         "docs": docs,
-        "matrix": matrix,
+        **{f"matrix-{version.removesuffix('.0')}": partial(matrix, version) for version in versions},
         "demo-cold": lambda: times("demo", is_cold=True),
         "demo-warm": lambda: times("demo", is_cold=False),
         "test-cold": lambda: times("test", is_cold=True),

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import urllib.error
@@ -91,9 +90,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BudgetServer]:
         assert any("(Worker" in line for line in running.lines)
         yield running
     finally:
-        if running.process.poll() is None:
-            os.killpg(running.process.pid, signal.SIGKILL)
-            running.process.wait()
+        running.kill()
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ class Server:
         self.lines: list[str] = []
 
     def wait_until_ready(self) -> None:
-        watchdog = threading.Timer(START_LIMIT_S, self.process.kill)
+        watchdog = threading.Timer(START_LIMIT_S, self.kill)
         watchdog.start()
         assert self.process.stdout is not None
         for line in self.process.stdout:
@@ -70,6 +70,12 @@ class Server:
         os.killpg(self.process.pid, signal.SIGINT)
         self.process.wait(timeout=60)
 
+    def kill(self) -> None:
+        """End every process of it: one that is left would hold the pipe that its log comes through."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
 
 def free_port() -> int:
     with socket.socket() as listener:
@@ -86,9 +92,7 @@ def server(tmp_path: Path, policies: Path) -> Iterator[Server]:
         running.wait_until_ready()
         yield running
     finally:
-        if running.process.poll() is None:
-            os.killpg(running.process.pid, signal.SIGKILL)
-            running.process.wait()
+        running.kill()
 
 
 def test_the_printed_curl_line_works(server: Server) -> None:
