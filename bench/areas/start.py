@@ -81,23 +81,24 @@ def _timed(what: str, clone: Path, env: dict[str, str]) -> tuple[float, float | 
 
 
 def times(what: str, is_cold: bool) -> Iterator[Figure]:
-    """A command in a fresh clone without any cache; or in a clone beside the caches of this machine and the built
-    dependencies, which compiles the workspace, and there once more."""
-    states = ("cold",) if is_cold else ("another clone", "warm")
+    """A command in a fresh clone without any cache; or in this checkout, where a first run builds what is missing, and
+    the second one is measured."""
+    state = "cold" if is_cold else "warm"
     with tempfile.TemporaryDirectory() as made:
-        clone = _clone(Path(made))
-        if not is_cold:
-            for built in ("target", "policies/target"):
-                shutil.copytree(ROOT / built, clone / built, copy_function=os.link, symlinks=True)
-        for state in states:
-            say(f"  make {what}, {state}, in {clone}")
-            total, table, stages = _timed(what, clone, _no_caches(Path(made)) if is_cold else {})
-            most = {("demo", "cold"): 15, ("test", "cold"): 45, ("test", "warm"): 15}.get((what, state))
-            yield Figure(f"make {what}, {state}", total / MINUTE, "min", Bound(most) if most else None)
-            if what == "demo" and table is not None:
-                yield Figure(f"make demo, {state}: first table", table / MINUTE, "min", Bound(10) if is_cold else None)
-            for name, seconds in stages.items():
-                yield Figure(f"make {what}, {state}: {name}", seconds / MINUTE, "min")
+        folder, env = ROOT, {}
+        if is_cold:
+            folder, env = _clone(Path(made)), _no_caches(Path(made))
+        else:
+            say(f"  make {what}, to build what is missing")
+            _timed(what, folder, env)
+        say(f"  make {what}, {state}, in {folder}")
+        total, table, stages = _timed(what, folder, env)
+    most = {("demo", "cold"): 15, ("test", "cold"): 45, ("test", "warm"): 15}.get((what, state))
+    yield Figure(f"make {what}, {state}", total / MINUTE, "min", Bound(most) if most else None)
+    if what == "demo" and table is not None:
+        yield Figure(f"make demo, {state}: first table", table / MINUTE, "min", Bound(10) if is_cold else None)
+    for name, seconds in stages.items():
+        yield Figure(f"make {what}, {state}: {name}", seconds / MINUTE, "min")
 
 
 def wheel() -> Iterator[Figure]:
