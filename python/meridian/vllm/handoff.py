@@ -3,10 +3,10 @@
 vllm serve MODEL --kv-transfer-config '{"kv_connector": "HandoffConnector", "kv_role": "kv_both",
     "kv_connector_module_path": "meridian.vllm.handoff", "kv_load_failure_policy": "recompute"}'
 
-vLLM's own connector hands over a prompt: all its tokens are computed when the first engine ends. A request that stops at
-the end of its thinking is different. Its last token was sampled and never computed, so the second engine pulls one token
-less and computes that token itself. vLLM also shows a client the parameters of a transfer only without streaming. Here
-they are the `stop_reason` of the last chunk, in JSON, for requests that ask for it with
+vLLM's own connector hands over a prompt: all its tokens are computed when the first engine ends. A request that stops
+at the end of its thinking is different. Its last token was sampled and never computed, so the second engine pulls one
+token less and computes that token itself. vLLM also shows a client the parameters of a transfer only without streaming.
+Here they are the `stop_reason` of the last chunk, in JSON, for requests that ask for it with
 `"kv_transfer_params": {"do_remote_decode": true, "meridian_handoff": {"min_blocks": 4}}`.
 """
 
@@ -61,7 +61,7 @@ class HandoffScheduler(NixlPullConnectorScheduler):
 
 
 class HandoffConnector(NixlPullConnector):
-    """The connector, for engines of full attention without a pipeline of its own block layout.
+    """The connector, for models with full attention in every layer.
 
     Raises:
         ValueError: the model has layers whose KV blocks cannot be handed over in part.
