@@ -266,8 +266,8 @@ fn the_first_engine_goes_on() {
         assert_eq!(think.got()[1].1.get("kv_transfer_params"), None);
         assert!(counter(front, &format!("meridian_handoff_first_engine_total{{reason=\"{reason}\"}} 1")));
     }
-    // Nobody listens there any more.
-    let closed = TcpListener::bind("127.0.0.1:0").expect("loopback").local_addr().expect("bound");
+    // No service has this port.
+    let closed = SocketAddr::from(([127, 0, 0, 1], 1));
     let think = Engine::new(vec![thought(), rest(" 42", &[12, 13])]);
     let front = front(&think, closed);
     assert_eq!(text_of(&stream(front, "/v1/completions", &request())), "so it</think> 42");
@@ -375,4 +375,19 @@ fn a_client_that_is_gone_ends_both_parts() {
         drop(client);
         engine.gone.recv().expect("the engine sees it");
     }
+}
+
+#[test]
+fn a_client_that_does_not_stream_is_gone() {
+    let think = Engine::new(vec![Reply::Silent(vec![])]);
+    let front = front(&think, think.address);
+    let mut body = request();
+    body["stream"] = json!(false);
+    let client = open(front, "POST", "/v1/completions", &body);
+    // Once the engine has the request.
+    while think.got().is_empty() {
+        thread::yield_now();
+    }
+    drop(client);
+    think.gone.recv().expect("the engine sees it");
 }

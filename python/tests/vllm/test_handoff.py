@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import vllm
 from meridian.vllm.bench.model import reasoner_dir
-from serving import Fleet, ask, configure, free_port
+from serving import BUDGETS, SCHEDULER, Fleet, ask, configure, free_port
 
 pytestmark = pytest.mark.skipif(not vllm.__version__.startswith("0.32."), reason="NIXL is pinned for vLLM 0.32")
 
@@ -27,6 +27,7 @@ CONNECTOR = {
     "kv_role": "kv_both",
     "kv_load_failure_policy": "recompute",
 }
+MODEL = '[scheduler]\nmin_think_tokens = 0\n[model]\nthink_start = "<think>"\nthink_end = "</think>"\n'
 BLOCK = 32
 # Words of the reasoner: numbers are themselves.
 NUMBERS, OPERATORS = range(23), (23, 24, 25)
@@ -62,7 +63,7 @@ def engines() -> Iterator[tuple[Fleet, Fleet]]:
         for core in range(2):
             folder = Path(name) / str(core)
             folder.mkdir()
-            own = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()), "VLLM_PLUGINS": ""}
+            own = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()), "VLLM_PLUGINS": "meridian"}
             own["VLLM_CPU_OMP_THREADS_BIND"] = str(core % (os.cpu_count() or 1))
             options = [
                 "--dtype",
@@ -192,6 +193,16 @@ def test_chats(engines: tuple[Fleet, Fleet], front: Front) -> None:
 
     for field in ("reasoning", "content"):
         assert deltas(front.base, field) == deltas(engines[0].base, field) == messages[0][field]
+
+
+def test_thinking_that_a_budget_ends(engines: tuple[Fleet, Fleet], front: Front) -> None:
+    fields = {"vllm_xargs": {"meridian_think_budget": 12}}
+    one = completion(engines[0].base, prompt(9), **fields)["choices"][0]
+    before = front.counters()["meridian_handoff_handed_over_total"]
+    both = completion(front.base, prompt(9), **fields)["choices"][0]
+    assert both["token_ids"].index(THINK_END) <= 12
+    assert both["token_ids"] == one["token_ids"]
+    assert front.counters()["meridian_handoff_handed_over_total"] == before + 1
 
 
 def test_wrong_parameters_are_computed_again(engines: tuple[Fleet, Fleet]) -> None:

@@ -16,7 +16,7 @@ pub(super) enum Api {
     Chat,
 }
 
-/// The part of its generated tokens that a client's request asks to see, and the rest of what the answer needs.
+/// A request that can be handed over.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) api: Api,
@@ -71,8 +71,11 @@ const FIRST: [&str; 19] = [
     "n",
     "best_of",
 ];
-/// Penalties that see the thinking as output in one engine, and as prompt in another.
-const ZERO: [&str; 2] = ["presence_penalty", "frequency_penalty"];
+/// Fields that must be 0. The penalties see the thinking as output in one engine, and as prompt in another; `min_tokens`
+/// forbids the end of thinking.
+const ZERO: [&str; 4] = ["presence_penalty", "frequency_penalty", "min_tokens", "top_logprobs"];
+/// The option that asks for a report of the thinking, in the field of the response that the transfer needs.
+const REPORT: &str = "meridian_think_report";
 
 impl Plan {
     /// # Errors
@@ -81,6 +84,8 @@ impl Plan {
         let fields = body.as_object().ok_or("body")?;
         for (name, value) in fields {
             let is_neutral = match (name.as_str(), value) {
+                ("vllm_xargs", options) => options.get(REPORT).is_none(),
+                ("messages", messages) => messages.as_array().is_some_and(|all| all.iter().all(is_text)),
                 (name, _) if BOTH.contains(&name) => true,
                 ("n" | "best_of", value) => value.is_null() || *value == json!(1),
                 ("include_reasoning", value) => *value != json!(false),
@@ -156,6 +161,14 @@ impl Plan {
     }
 }
 
+/// Whether a message has text only: token ids do not hold an image.
+fn is_text(message: &Value) -> bool {
+    match &message["content"] {
+        Value::Array(parts) => parts.iter().all(|part| part["type"] == json!("text")),
+        content => content.is_null() || content.is_string(),
+    }
+}
+
 fn length(value: &Value) -> Result<Option<u64>, String> {
     if value.is_null() { Ok(None) } else { value.as_u64().map(Some).ok_or_else(|| "max_tokens".into()) }
 }
@@ -193,7 +206,7 @@ pub(super) fn prompt_ids(response: &Value) -> Vec<u64> {
 
 /// Removes ids that the client did not ask for.
 pub(super) fn without_ids(response: &mut Value) {
-    for part in [Some("/choices/0"), Some("")].into_iter().flatten() {
+    for part in ["/choices/0", ""] {
         if let Some(Value::Object(fields)) = response.pointer_mut(part) {
             fields.remove("token_ids");
             fields.remove("prompt_token_ids");
@@ -225,6 +238,8 @@ mod tests {
             ("kv_transfer_params", json!({ "do_remote_decode": true })),
             ("stream_options", json!({ "continuous_usage_stats": true })),
             ("a_later_field", json!(1)),
+            ("vllm_xargs", json!({ REPORT: true })),
+            ("messages", json!([{ "role": "user", "content": [{ "type": "image_url" }] }])),
         ] {
             let mut body = json!({ "messages": [] });
             body[field] = value;
@@ -233,9 +248,9 @@ mod tests {
         for prompt in [json!(["a"]), json!([[1]]), json!(null), json!([])] {
             assert_eq!(refused(Api::Completions, &json!({ "prompt": prompt })).as_deref(), Some("prompt"));
         }
-        for neutral in [json!({ "n": 1, "tools": [], "stop": null, "logprobs": false, "presence_penalty": 0 })] {
-            assert_eq!(refused(Api::Chat, &neutral), None, "{neutral}");
-        }
+        let neutral = json!({ "n": 1, "tools": [], "stop": null, "logprobs": false, "presence_penalty": 0, "min_tokens": 0,
+            "messages": [{ "role": "user", "content": [{ "type": "text", "text": "?" }] }] });
+        assert_eq!(refused(Api::Chat, &neutral), None);
     }
 
     #[test]
