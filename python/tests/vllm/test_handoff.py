@@ -65,15 +65,9 @@ def engines() -> Iterator[tuple[Fleet, Fleet]]:
             folder.mkdir()
             own = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()), "VLLM_PLUGINS": "meridian"}
             own["VLLM_CPU_OMP_THREADS_BIND"] = str(core % (os.cpu_count() or 1))
-            options = [
-                "--dtype",
-                "float32",
-                "--reasoning-parser",
-                "qwen3",
-                "--kv-transfer-config",
-                json.dumps(CONNECTOR),
-            ]
-            running.append(Fleet(folder, configure(folder), options, {**nixl, **own}, 1, reasoner_dir()))
+            options = [*SCHEDULER, *BUDGETS, "--dtype", "float32", "--kv-transfer-config", json.dumps(CONNECTOR)]
+            config = configure(folder, MODEL)
+            running.append(Fleet(folder, config, options, {**nixl, **own}, 1, reasoner_dir()))
         try:
             for engine in running:
                 engine.wait_until_ready()
