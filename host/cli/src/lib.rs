@@ -4,6 +4,7 @@ mod bench;
 mod config;
 mod ctl;
 mod experiment;
+mod handoff;
 mod models;
 mod policy;
 mod progress;
@@ -58,6 +59,8 @@ enum Command {
     /// Bring a policy to a fleet of engines in steps
     #[command(subcommand, after_help = "Example:\n  meridian rollout start mine.wasm --guard 'output_itl_p99<=1.05x'")]
     Rollout(Box<rollout::RolloutCommand>),
+    /// Serve one address before two engines: the first one thinks, the second one answers
+    Handoff(handoff::HandoffArgs),
     /// Query a running engine and change its policies
     Ctl(ctl::CtlArgs),
     /// Watch a running engine: phases, queues, decisions, faults, versions
@@ -99,6 +102,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Models(command) => models::run(command, cli.json),
         Command::Experiment(command) => experiment::run(&command, cli.json),
         Command::Rollout(command) => rollout::run(&command, cli.json),
+        Command::Handoff(args) => handoff::run(&args, cli.json),
         Command::Ctl(args) => ctl::run(&args, cli.json),
         Command::Top(args) => top::run(&args, cli.json),
         Command::Trace(args) => trace::run(&args, cli.json),

@@ -1,4 +1,4 @@
-//! Many engines: reaching them, staged roll-outs and experiments.
+//! Many engines: reaching them, staged roll-outs, experiments, and handoffs from one engine to another.
 //!
 //! ```no_run
 //! use meridian_fleet::{AT_A_TIME, Fleet, Member, each};
@@ -19,6 +19,7 @@ mod engine;
 mod error;
 pub mod experiment;
 mod find;
+mod handoff;
 mod http;
 mod member;
 mod prediction;
@@ -31,5 +32,6 @@ pub use endpoint::Endpoint;
 pub use engine::{BudgetChange, Engine, Patience};
 pub use error::FleetError;
 pub use find::{Fleet, processes};
+pub use handoff::{Handoff, HandoffError, HandoffSettings};
 pub use member::{Member, MemberError, Policy, PolicySource};
 pub use prediction::{Basis, PREDICTION_FORMAT, PolicyName, PredictedRatio, Prediction, PredictionError};

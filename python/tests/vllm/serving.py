@@ -71,6 +71,7 @@ class Fleet:
         options: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         engines: int = 2,
+        model: Path | None = None,
     ) -> None:
         self.folder, self.port, self.engines = folder, free_port(), engines
         self.base = f"http://127.0.0.1:{self.port}"
@@ -87,9 +88,17 @@ class Fleet:
             "VLLM_LOGGING_LEVEL": "INFO",
             **(environment or {}),
         }
-        command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model_dir())]
+        command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model or model_dir())]
         command += ["--served-model-name", "tiny-random", "--host", "127.0.0.1", "--port", str(self.port)]
-        command += ["--max-model-len", "2048", "--block-size", "32", "--enforce-eager", "--max-num-seqs", "16"]
+        command += [
+            "--max-model-len",
+            "2048" if model is None else "auto",
+            "--block-size",
+            "32",
+            "--enforce-eager",
+            "--max-num-seqs",
+            "16",
+        ]
         if engines > 1:
             command += ["--data-parallel-size", str(engines)]
         self.process = subprocess.Popen(

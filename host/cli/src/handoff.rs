@@ -1,0 +1,124 @@
+//! `meridian handoff`: one address before an engine that thinks and an engine that answers.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use meridian_core::text::printable;
+use meridian_fleet::{Endpoint, Handoff, HandoffError, HandoffSettings};
+use meridian_runtime::config_file;
+use serde_json::json;
+use tokio::net::TcpListener;
+
+use crate::experiment::seconds;
+use crate::{Unusable, print_json, print_line, say};
+
+#[derive(Args)]
+#[command(after_help = "\
+Both engines need the same model and --kv-transfer-config with HandoffConnector of meridian.vllm.handoff. A request
+thinks in the first engine. At the end of its thinking, the second engine pulls its KV blocks and writes the answer.
+Requests that one engine must serve, and all other paths, go to the first engine. If the second one fails, the first
+one goes on from the tokens so far. GET /metrics counts all of it.
+
+Exit code: 1 the engine that thinks does not answer or the address is taken, 2 bad input.
+
+Example:
+  meridian handoff --think http://127.0.0.1:8001 --answer http://127.0.0.1:8002 --listen 127.0.0.1:8000")]
+pub(crate) struct HandoffArgs {
+    /// Let this engine think: http://IP:port on loopback, or https://HOST:port
+    #[arg(long, value_name = "URL", value_parser = engine)]
+    think: Endpoint,
+    /// Let this engine answer: http://IP:port on loopback, or https://HOST:port
+    #[arg(long, value_name = "URL", value_parser = engine)]
+    answer: Endpoint,
+    /// Listen on this address, on loopback
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:8000", value_parser = loopback)]
+    listen: SocketAddr,
+    /// End thinking at this text, one token; by default, model.think_end of the configuration
+    #[arg(long, value_name = "TEXT")]
+    think_end: Vec<String>,
+    /// Keep requests with fewer KV blocks in the first engine; by default, disagg.offload_threshold_blocks
+    #[arg(long, value_name = "BLOCKS")]
+    threshold_blocks: Option<u32>,
+    /// Give an engine up that is silent for this long while it answers
+    #[arg(long, value_name = "TIME", value_parser = seconds, default_value = "60s")]
+    patience: f64,
+    /// Read this meridian.toml; by default, the file that an engine started here would read
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+fn engine(text: &str) -> Result<Endpoint, String> {
+    let expected = "must be http://IP:port on loopback, or https://HOST:port";
+    let address = text.strip_prefix("http://").map(|address| address.trim_end_matches('/'));
+    match (address, text.starts_with("https://")) {
+        (Some(address), _) if address.starts_with("unix:") => Err(expected.into()),
+        (Some(address), _) => Endpoint::parse(address).map_err(|_| expected.into()),
+        (None, true) => Endpoint::parse(text).map_err(Into::into),
+        (None, false) => Err(expected.into()),
+    }
+}
+
+fn loopback(text: &str) -> Result<SocketAddr, String> {
+    let address: SocketAddr = text.parse().map_err(|_| "must be IP:port, such as 127.0.0.1:8000")?;
+    if address.ip().is_loopback() {
+        Ok(address)
+    } else {
+        Err("must be on loopback; other machines need a proxy with TLS".into())
+    }
+}
+
+pub(crate) fn run(args: &HandoffArgs, json: bool) -> anyhow::Result<()> {
+    let config = config_file::load(args.config.as_deref()).context(Unusable)?.parsed.config;
+    let given = Some(&args.think_end).filter(|texts| !texts.is_empty());
+    let think_end = given.map_or_else(|| config.model.think_end.as_slice().to_vec(), Clone::clone);
+    let settings = HandoffSettings {
+        think: args.think.clone(),
+        answer: args.answer.clone(),
+        think_end,
+        threshold_blocks: args.threshold_blocks.unwrap_or(config.disagg.offload_threshold_blocks),
+        patience: Duration::from_secs_f64(args.patience),
+    };
+    let ends: Vec<String> = settings.think_end.iter().map(|text| format!("{text:?}")).collect();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let front = match Handoff::prepare(settings, say).await {
+            Err(HandoffError::NoMarker) => {
+                return Err(
+                    anyhow::anyhow!("--think-end or model.think_end: {}", HandoffError::NoMarker).context(Unusable)
+                );
+            }
+            Err(error @ HandoffError::Marker { .. }) => return Err(anyhow::Error::from(error).context(Unusable)),
+            front => front?,
+        };
+        let listener = TcpListener::bind(args.listen).await;
+        let listener = listener.with_context(|| format!("--listen: {}: cannot listen", args.listen))?;
+        let address = listener.local_addr()?;
+        if json {
+            print_json(&json!({ "ok": true, "listen": address.to_string(), "think_end_tokens": front.markers() }))?;
+        } else {
+            print_line(&format!("listening on {address}; thinking ends at {}", printable(&ends.join(" or "))))?;
+        }
+        front.serve(listener).await;
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses() {
+        assert!(engine("http://127.0.0.1:8001").is_ok());
+        assert!(engine("http://127.0.0.1:8001/").is_ok());
+        assert!(engine("https://engine.example:8001").is_ok());
+        for wrong in ["127.0.0.1:8001", "http://10.0.0.7:8001", "http://unix:/x", "http://", "ftp://127.0.0.1:1"] {
+            assert!(engine(wrong).is_err(), "{wrong}");
+        }
+        assert!(loopback("[::1]:0").is_ok());
+        assert!(loopback("0.0.0.0:8000").is_err());
+    }
+}

@@ -1,0 +1,167 @@
+//! The second part of a request: the answer, by the second engine, or by the first one from the tokens so far.
+
+use std::time::Instant;
+
+use hyper::header::HeaderMap;
+use hyper::{Method, StatusCode};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use super::plan::Plan;
+use super::serve::Shared;
+use super::upstream::Upstream;
+use super::{ids, upstream};
+
+/// A request whose thinking is over.
+#[derive(Debug)]
+pub(super) struct Thought {
+    pub(super) prompt_tokens: usize,
+    /// Of the prompt, the thinking, and the answer so far.
+    pub(super) tokens: Vec<u64>,
+    /// Where the first engine keeps the KV blocks, if it does.
+    pub(super) kv: Option<Value>,
+}
+
+impl Thought {
+    pub(super) fn generated(&self) -> usize {
+        self.tokens.len() - self.prompt_tokens
+    }
+
+    pub(super) fn usage(&self) -> Value {
+        let (prompt, all) = (self.prompt_tokens, self.tokens.len());
+        json!({ "prompt_tokens": prompt, "completion_tokens": all - prompt, "total_tokens": all })
+    }
+}
+
+/// Some tokens of an answer.
+#[derive(Debug)]
+pub(super) struct Piece {
+    pub(super) text: String,
+    pub(super) ids: Vec<u64>,
+    pub(super) finish_reason: Value,
+    pub(super) stop_reason: Value,
+}
+
+/// Takes the pieces in their order.
+pub(super) trait Sink {
+    /// Waits for a slow client.
+    fn put(&mut self, piece: Piece) -> impl Future<Output = ()> + Send;
+}
+
+/// Write the answer into the sink, the last piece with its reason.
+///
+/// # Errors
+/// The first engine failed as well; the reason for the client.
+pub(super) async fn write(
+    shared: &Shared,
+    plan: &Plan,
+    headers: &HeaderMap,
+    thought: &mut Thought,
+    sink: &mut (impl Sink + Send),
+) -> Result<(), String> {
+    if plan.left(thought.generated()) == Some(0) {
+        let (text, ids) = (String::new(), Vec::new());
+        sink.put(Piece { text, ids, finish_reason: json!("length"), stop_reason: Value::Null }).await;
+        return Ok(());
+    }
+    let reason = match thought.kv.take() {
+        None => "kept",
+        Some(kv) => match second(shared, plan, headers, thought, &kv, sink).await {
+            Ok(()) => return Ok(()),
+            Err(reason) => reason,
+        },
+    };
+    shared.counters.went_on.with_label_values(&[reason]).inc();
+    if reason != "kept" {
+        shared.say(&format!("the engine that answers: {reason}; the first engine goes on"));
+    }
+    let body = plan.answer(&thought.tokens, plan.left(thought.generated()), None);
+    let reply = shared.think.post("/v1/completions", headers, &body).await;
+    let reply = reply.map_err(|error| format!("the engine that thinks: {error}"))?;
+    if reply.status != StatusCode::OK {
+        return Err(format!("the engine that thinks: HTTP {}", reply.status.as_u16()));
+    }
+    let read = pieces(reply.events(), thought, sink, || ()).await;
+    read.map_err(|_| "the engine that thinks: hung up in the middle of the answer".into())
+}
+
+async fn second(
+    shared: &Shared,
+    plan: &Plan,
+    headers: &HeaderMap,
+    thought: &mut Thought,
+    kv: &Value,
+    sink: &mut (impl Sink + Send),
+) -> Result<(), &'static str> {
+    let mut headers = headers.clone();
+    // A rank of the first engine.
+    headers.remove("x-data-parallel-rank");
+    let asked = Instant::now();
+    let body = plan.answer(&thought.tokens, plan.left(thought.generated()), Some(kv));
+    let reply = timeout(shared.patience, shared.answer.post("/v1/completions", &headers, &body)).await;
+    let reply = reply.map_err(|_| "stalled")?.map_err(|_| "unreachable")?;
+    if reply.status != StatusCode::OK {
+        return Err("refused");
+    }
+    let events = reply.events().within(shared.patience);
+    let begun = || {
+        shared.counters.handed_over.inc();
+        shared.counters.transfer_s.observe(asked.elapsed().as_secs_f64());
+    };
+    pieces(events, thought, sink, begun).await
+}
+
+/// Pass on the pieces of a stream until its last one.
+async fn pieces(
+    mut events: upstream::Events,
+    thought: &mut Thought,
+    sink: &mut (impl Sink + Send),
+    begun: impl FnOnce(),
+) -> Result<(), &'static str> {
+    let mut begun = Some(begun);
+    // Tokens whose text comes later, in the middle of a character. Another engine would have to write them again.
+    let mut held: Vec<Piece> = Vec::new();
+    while let Some(data) = events.next().await? {
+        let mut chunk: Value = serde_json::from_slice(&data).map_err(|_| "broken")?;
+        if chunk.get("error").is_some_and(|error| !error.is_null()) {
+            return Err("broken");
+        }
+        let Some(choice) = chunk.pointer_mut("/choices/0") else { continue };
+        let piece = Piece {
+            text: choice["text"].as_str().unwrap_or_default().to_owned(),
+            ids: ids(&choice["token_ids"]),
+            finish_reason: choice["finish_reason"].take(),
+            stop_reason: choice["stop_reason"].take(),
+        };
+        if matches!(piece.finish_reason.as_str(), Some("error" | "abort")) {
+            return Err("broken");
+        }
+        if let Some(begun) = begun.take() {
+            begun();
+        }
+        let is_last = !piece.finish_reason.is_null();
+        let has_text = !piece.text.is_empty();
+        held.push(piece);
+        if has_text || is_last {
+            for piece in held.drain(..) {
+                thought.tokens.extend_from_slice(&piece.ids);
+                sink.put(piece).await;
+            }
+        }
+        if is_last {
+            return Ok(());
+        }
+    }
+    Err("broken")
+}
+
+/// Ask the first engine for what only it serves.
+pub(super) async fn unchanged(
+    think: &Upstream,
+    method: Method,
+    path: &str,
+    headers: &HeaderMap,
+    body: bytes::Bytes,
+) -> Result<upstream::Reply, String> {
+    think.send(method, path, headers, body).await.map_err(|error| format!("the engine that thinks: {error}"))
+}

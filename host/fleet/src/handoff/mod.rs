@@ -1,0 +1,75 @@
+//! `meridian handoff`: one OpenAI-compatible address before two engines. The first one thinks, the second one answers.
+//!
+//! The thinking part of a request is the client's own request with one more stop token, so all that vLLM does for a
+//! request holds for it. The answer is a completion of token ids at the second engine, which pulls the KV blocks from the
+//! first. Whatever fails there, the first engine goes on from the tokens so far.
+
+mod answer;
+mod counters;
+mod plan;
+mod serve;
+mod stream;
+mod upstream;
+mod whole;
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use thiserror::Error;
+
+use crate::Endpoint;
+pub use serve::Handoff;
+
+/// Two engines, and when to move a request from one to the other.
+#[derive(Clone, Debug)]
+pub struct HandoffSettings {
+    /// The engine that thinks, and that serves all requests that cannot be handed over.
+    pub think: Endpoint,
+    /// The engine that answers.
+    pub answer: Endpoint,
+    /// Texts that end the thinking of the model; each must be one token.
+    pub think_end: Vec<String>,
+    /// Requests with fewer KV blocks stay with the first engine.
+    pub threshold_blocks: u32,
+    /// Longest time without a byte from the engine that answers.
+    pub patience: Duration,
+}
+
+/// The reason why no request can be served.
+#[derive(Debug, Error)]
+pub enum HandoffError {
+    /// The engine that thinks does not say how it encodes the end of thinking.
+    #[error("the engine that thinks: {0}")]
+    Think(String),
+    /// The model's end of thinking is not one token.
+    #[error("end of thinking {text:?}: the tokenizer gives {tokens:?}, expected one token")]
+    Marker {
+        /// The text.
+        text: String,
+        /// Its tokens.
+        tokens: Vec<u64>,
+    },
+    /// No text ends thinking.
+    #[error("no text ends thinking, expected one such as \"</think>\"")]
+    NoMarker,
+}
+
+/// Asks the engine that thinks for the token of each text that ends thinking.
+pub(crate) async fn markers(settings: &HandoffSettings, to: &upstream::Upstream) -> Result<Vec<u64>, HandoffError> {
+    let mut found = Vec::new();
+    for text in &settings.think_end {
+        let ask = json!({ "prompt": text, "add_special_tokens": false });
+        let tokens = to.json("/tokenize", &ask).await.map_err(HandoffError::Think)?;
+        let tokens: Vec<u64> = ids(&tokens["tokens"]);
+        match tokens.as_slice() {
+            [one] => found.push(*one),
+            _ => return Err(HandoffError::Marker { text: text.clone(), tokens }),
+        }
+    }
+    if found.is_empty() { Err(HandoffError::NoMarker) } else { Ok(found) }
+}
+
+/// The token ids of a JSON array; none of anything else.
+fn ids(value: &Value) -> Vec<u64> {
+    value.as_array().into_iter().flatten().filter_map(Value::as_u64).collect()
+}

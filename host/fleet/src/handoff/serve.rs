@@ -1,0 +1,237 @@
+//! The server: requests that can be handed over, and all others, which the engine that thinks gets unchanged.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::body::{Body, Frame, Incoming};
+use hyper::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue, TRANSFER_ENCODING};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc::{Receiver, channel};
+
+use super::answer::unchanged;
+use super::counters::Counters;
+use super::plan::{Api, Plan};
+use super::stream::{Sent, relay};
+use super::upstream::{Connection, Reply, Upstream, passed_on};
+use super::whole::complete;
+use super::{HandoffError, HandoffSettings, markers};
+
+/// Largest body of a request, bytes.
+const MAX_REQUEST: usize = 64 << 20;
+/// Chunks that wait for a slow client before the engine has to wait too.
+const CHUNKS: usize = 64;
+
+type Answered = Response<UnsyncBoxBody<Bytes, Broken>>;
+
+/// The body breaks off.
+type Broken = Box<dyn std::error::Error + Send + Sync>;
+
+/// Takes one line of log.
+type Log = Box<dyn Fn(&str) + Send + Sync>;
+
+/// What all requests share.
+pub(super) struct Shared {
+    pub(super) think: Upstream,
+    pub(super) answer: Upstream,
+    pub(super) markers: Vec<u64>,
+    pub(super) patience: Duration,
+    pub(super) counters: Counters,
+    threshold_blocks: u32,
+    log: Log,
+}
+
+impl Shared {
+    pub(super) fn say(&self, line: &str) {
+        (self.log)(line);
+    }
+}
+
+/// A front that is ready to serve.
+pub struct Handoff(Arc<Shared>);
+
+impl Handoff {
+    /// Ask the engine that thinks for the tokens that end thinking.
+    ///
+    /// # Errors
+    /// It does not answer, or its tokenizer has no such token.
+    pub async fn prepare(
+        settings: HandoffSettings,
+        log: impl Fn(&str) + Send + Sync + 'static,
+    ) -> Result<Self, HandoffError> {
+        let think = Upstream::new(settings.think.clone()).map_err(HandoffError::Think)?;
+        let answer = Upstream::new(settings.answer.clone()).map_err(HandoffError::Think)?;
+        let markers = markers(&settings, &think).await?;
+        let counters = Counters::new().map_err(|error| HandoffError::Think(error.to_string()))?;
+        let HandoffSettings { patience, threshold_blocks, .. } = settings;
+        let log = Box::new(log);
+        Ok(Self(Arc::new(Shared { think, answer, markers, patience, counters, threshold_blocks, log })))
+    }
+
+    /// The tokens that end thinking.
+    #[must_use]
+    pub fn markers(&self) -> &[u64] {
+        &self.0.markers
+    }
+
+    /// Serve until the task is dropped.
+    pub async fn serve(self, listener: TcpListener) {
+        loop {
+            let Ok((stream, _)) = listener.accept().await else {
+                // No file descriptors are left; others close theirs meanwhile.
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                continue;
+            };
+            let _ = stream.set_nodelay(true);
+            let shared = Arc::clone(&self.0);
+            tokio::spawn(async move {
+                let service = service_fn(move |request| {
+                    let shared = Arc::clone(&shared);
+                    async move { Ok::<_, Infallible>(handle(shared, request).await) }
+                });
+                // A client that breaks the connection has its reasons.
+                let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+            });
+        }
+    }
+}
+
+async fn handle(shared: Arc<Shared>, request: Request<Incoming>) -> Answered {
+    let (head, body) = request.into_parts();
+    let path = head.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
+    let body = match Limited::new(body, MAX_REQUEST).collect().await {
+        Ok(body) => body.to_bytes(),
+        Err(error) if error.is::<LengthLimitError>() => {
+            return refusal(StatusCode::PAYLOAD_TOO_LARGE, "the body is larger than 64 MiB");
+        }
+        Err(_) => return refusal(StatusCode::BAD_REQUEST, "the body broke off"),
+    };
+    let headers = passed_on(&head.headers);
+    let api = match (&head.method, head.uri.path()) {
+        (&Method::GET, "/metrics") => return metrics(&shared),
+        (&Method::POST, "/v1/completions") => Api::Completions,
+        (&Method::POST, "/v1/chat/completions") => Api::Chat,
+        _ => return pass_through(&shared, head.method, &path, &headers, body).await,
+    };
+    shared.counters.requests.inc();
+    let plan = serde_json::from_slice::<Value>(&body)
+        .map_err(|_| "body".to_owned())
+        .and_then(|body| Plan::of(api, &body, &shared.markers, shared.threshold_blocks));
+    let plan = match plan {
+        Ok(plan) => plan,
+        Err(field) => {
+            // A client must not make a counter of each name that it invents.
+            let known = ["n", "logprobs", "stop", "stop_token_ids", "tools", "response_format", "prompt", "body"];
+            let field = known.iter().find(|known| **known == field).unwrap_or(&"other");
+            shared.counters.passed_through.with_label_values(&[field]).inc();
+            return pass_through(&shared, head.method, &path, &headers, body).await;
+        }
+    };
+    let first = match shared.think.post(&path, &headers, &plan.think).await {
+        Ok(first) => first,
+        Err(error) => return refusal(StatusCode::BAD_GATEWAY, &format!("the engine that thinks: {error}")),
+    };
+    if first.status != StatusCode::OK {
+        return relayed(first);
+    }
+    if plan.streams { streamed(shared, plan, headers, first) } else { whole(&shared, &plan, &headers, first).await }
+}
+
+fn streamed(shared: Arc<Shared>, plan: Plan, headers: HeaderMap, first: Reply) -> Answered {
+    let (to, from) = channel(CHUNKS);
+    tokio::spawn(async move { relay(&shared, &plan, &headers, first.events(), to).await });
+    let mut response = Response::new(Chunks(from).boxed_unsync());
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    response
+}
+
+async fn whole(shared: &Shared, plan: &Plan, headers: &HeaderMap, first: Reply) -> Answered {
+    let read = async {
+        let text = first.whole().await.map_err(|error| format!("the engine that thinks: {error}"))?;
+        let response = serde_json::from_slice(&text).map_err(|_| "the engine that thinks: no JSON".to_owned())?;
+        complete(shared, plan, headers, response).await
+    };
+    match read.await {
+        Ok(response) => with_body(StatusCode::OK, "application/json", response.to_string()),
+        Err(error) => {
+            shared.say(&error);
+            refusal(StatusCode::BAD_GATEWAY, &error)
+        }
+    }
+}
+
+async fn pass_through(shared: &Shared, method: Method, path: &str, headers: &HeaderMap, body: Bytes) -> Answered {
+    match unchanged(&shared.think, method, path, headers, body).await {
+        Ok(reply) => relayed(reply),
+        Err(error) => refusal(StatusCode::BAD_GATEWAY, &error),
+    }
+}
+
+fn relayed(reply: Reply) -> Answered {
+    let Reply { status, mut headers, body, connection } = reply;
+    // hyper writes its own.
+    headers.remove(TRANSFER_ENCODING);
+    headers.remove("connection");
+    let mut response = Response::new(Relayed { body, _connection: connection }.boxed_unsync());
+    *response.status_mut() = status;
+    *response.headers_mut() = headers;
+    response
+}
+
+fn metrics(shared: &Shared) -> Answered {
+    with_body(StatusCode::OK, "text/plain; version=0.0.4", shared.counters.text())
+}
+
+/// An error in the form of the API.
+fn refusal(status: StatusCode, message: &str) -> Answered {
+    let error = json!({ "error": { "message": message, "type": "InternalServerError", "code": status.as_u16() } });
+    with_body(status, "application/json", error.to_string())
+}
+
+fn with_body(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Answered {
+    let body: Bytes = body.into();
+    let length = HeaderValue::from(body.len());
+    let mut response = Response::new(Full::new(body).map_err(|never| match never {}).boxed_unsync());
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response.headers_mut().insert(CONTENT_LENGTH, length);
+    response
+}
+
+/// The body of a stream.
+struct Chunks(Receiver<Sent>);
+
+impl Body for Chunks {
+    type Data = Bytes;
+    type Error = Broken;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        self.0.poll_recv(context).map(|sent| sent.map(|sent| sent.map(Frame::data).map_err(Into::into)))
+    }
+}
+
+/// A body of the first engine, with its connection.
+struct Relayed {
+    body: Incoming,
+    _connection: Connection,
+}
+
+impl Body for Relayed {
+    type Data = Bytes;
+    type Error = Broken;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        Pin::new(&mut self.body).poll_frame(context).map_err(Into::into)
+    }
+}

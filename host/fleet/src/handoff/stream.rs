@@ -1,0 +1,135 @@
+//! A client that streams: the chunks of both parts, as one stream.
+
+use bytes::Bytes;
+use hyper::header::HeaderMap;
+use serde_json::{Value, json};
+use tokio::sync::mpsc::Sender;
+
+use super::answer::{Piece, Sink, Thought, write};
+use super::ids;
+use super::plan::{Api, End, Plan, end, prompt_ids, without_ids};
+use super::serve::Shared;
+use super::upstream::Events;
+
+/// A piece of a body. An error cuts the connection, as an engine that dies does.
+pub(super) type Sent = Result<Bytes, &'static str>;
+
+/// Relay the first part, then the answer. Ends when the client is gone.
+pub(super) async fn relay(shared: &Shared, plan: &Plan, headers: &HeaderMap, first: Events, to: Sender<Sent>) {
+    // Dropping the work ends the requests in the engines.
+    tokio::select! {
+        () = to.closed() => {}
+        done = parts(shared, plan, headers, first, &to) => if let Err(error) = done {
+            shared.say(&error);
+            let _ = to.send(event(&json!({ "error": { "message": error, "type": "InternalServerError", "code": 500 } }))).await;
+            let _ = to.send(Err("an engine hung up")).await;
+        },
+    }
+}
+
+async fn parts(
+    shared: &Shared,
+    plan: &Plan,
+    headers: &HeaderMap,
+    mut first: Events,
+    to: &Sender<Sent>,
+) -> Result<(), String> {
+    let (mut prompt, mut generated) = (Vec::new(), Vec::new());
+    let broken = |_| "the engine that thinks: hung up in the middle of its thinking".to_owned();
+    let (head, kv) = loop {
+        let Some(data) = first.next().await.map_err(broken)? else {
+            return Err("the engine that thinks: hung up in the middle of its thinking".into());
+        };
+        let Ok(mut chunk) = serde_json::from_slice::<Value>(&data) else {
+            // The last line, `[DONE]`: the request ended in the first part.
+            let _ = to.send(Ok(Bytes::from([b"data: ", &data[..], b"\n\n"].concat()))).await;
+            if &data[..] == b"[DONE]" {
+                return Ok(());
+            }
+            continue;
+        };
+        if prompt.is_empty() {
+            prompt = prompt_ids(&chunk);
+        }
+        generated.extend(ids(&chunk["choices"][0]["token_ids"]));
+        if !plan.wants_ids {
+            without_ids(&mut chunk);
+        }
+        let kv = match chunk.pointer("/choices/0").map_or(End::Over, |choice| end(choice, &shared.markers)) {
+            End::Over => {
+                let _ = to.send(event(&chunk)).await;
+                continue;
+            }
+            End::Thought(kv) => Some(kv),
+            End::ThoughtAlone => None,
+        };
+        chunk["choices"][0]["finish_reason"] = Value::Null;
+        if let Some(Value::Object(choice)) = chunk.pointer_mut("/choices/0") {
+            choice.remove("stop_reason");
+        }
+        let _ = to.send(event(&chunk)).await;
+        break (chunk, kv);
+    };
+    drop(first);
+    let prompt_tokens = prompt.len();
+    prompt.append(&mut generated);
+    let mut thought = Thought { prompt_tokens, tokens: prompt, kv };
+    let mut client = Client { to, head: Head::of(&head), plan };
+    write(shared, plan, headers, &mut thought, &mut client).await?;
+    if plan.wants_usage {
+        let mut last = client.head.chunk(plan.api, json!([]));
+        last["usage"] = thought.usage();
+        let _ = to.send(event(&last)).await;
+    }
+    let _ = to.send(Ok(Bytes::from_static(b"data: [DONE]\n\n"))).await;
+    Ok(())
+}
+
+fn event(data: &Value) -> Sent {
+    Ok(Bytes::from(format!("data: {data}\n\n")))
+}
+
+/// The fields that all chunks of a response share.
+struct Head {
+    id: Value,
+    created: Value,
+    model: Value,
+}
+
+impl Head {
+    fn of(chunk: &Value) -> Self {
+        Self { id: chunk["id"].clone(), created: chunk["created"].clone(), model: chunk["model"].clone() }
+    }
+
+    fn chunk(&self, api: Api, choices: Value) -> Value {
+        let object = if api == Api::Chat { "chat.completion.chunk" } else { "text_completion" };
+        let Self { id, created, model } = self;
+        json!({ "id": id, "object": object, "created": created, "model": model, "choices": choices })
+    }
+}
+
+struct Client<'a> {
+    to: &'a Sender<Sent>,
+    head: Head,
+    plan: &'a Plan,
+}
+
+impl Sink for Client<'_> {
+    async fn put(&mut self, piece: Piece) {
+        let Piece { text, ids, finish_reason, stop_reason } = piece;
+        let mut choice = json!({ "index": 0, "logprobs": null, "finish_reason": finish_reason });
+        match self.plan.api {
+            Api::Completions => choice["text"] = json!(text),
+            Api::Chat if text.is_empty() => choice["delta"] = json!({}),
+            Api::Chat => choice["delta"] = json!({ "content": text }),
+        }
+        if !choice["finish_reason"].is_null() {
+            choice["stop_reason"] = stop_reason;
+        }
+        if self.plan.wants_ids {
+            choice["token_ids"] = json!(ids);
+        }
+        // A client that is gone ends the relay.
+        let _ = self.to.send(event(&self.head.chunk(self.plan.api, json!([choice])))).await;
+    }
+}

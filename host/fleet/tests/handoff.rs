@@ -1,0 +1,393 @@
+//! `meridian handoff` before two engines that are scripts: who is asked for what, and what a client gets.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use meridian_fleet::{Endpoint, Handoff, HandoffSettings};
+use serde_json::{Value, json};
+
+const END: u64 = 37;
+
+/// How an engine answers one request.
+#[derive(Clone)]
+enum Reply {
+    /// A status and a JSON body.
+    Json(u16, Value),
+    /// Events to their end.
+    Events(Vec<Value>),
+    /// Events, and then the connection breaks.
+    Cut(Vec<Value>),
+    /// Events, and then nothing until the client is gone.
+    Silent(Vec<Value>),
+}
+
+/// A request as an engine got it.
+type Got = (String, Value);
+
+/// An engine that answers in the order of its script, and the end of thinking at any time.
+struct Engine {
+    address: SocketAddr,
+    got: Arc<Mutex<Vec<Got>>>,
+    /// A message for each silent connection that its client has closed.
+    gone: Receiver<()>,
+}
+
+impl Engine {
+    fn new(script: Vec<Reply>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
+        let address = listener.local_addr().expect("bound");
+        let got = Arc::new(Mutex::new(Vec::new()));
+        let (to, gone) = channel();
+        let script = Arc::new(Mutex::new(script.into_iter()));
+        let seen = Arc::clone(&got);
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let (script, seen, to) = (Arc::clone(&script), Arc::clone(&seen), to.clone());
+                thread::spawn(move || {
+                    let (path, body) = read_request(&stream);
+                    let reply = if path == "/tokenize" {
+                        Some(Reply::Json(200, json!({ "tokens": [END] })))
+                    } else {
+                        seen.lock().expect("no test panics").push((path, body));
+                        script.lock().expect("no test panics").next()
+                    };
+                    answer(stream, reply.unwrap_or(Reply::Json(500, json!("the script is over"))), &to);
+                });
+            }
+        });
+        Self { address, got, gone }
+    }
+
+    fn got(&self) -> Vec<Got> {
+        self.got.lock().expect("no test panics").clone()
+    }
+}
+
+fn read_request(stream: &TcpStream) -> Got {
+    let mut reader = BufReader::new(stream);
+    let mut lines = Vec::new();
+    loop {
+        let mut line = String::new();
+        if reader.read_line(&mut line).unwrap_or(0) == 0 || line.trim().is_empty() {
+            break;
+        }
+        lines.push(line.to_ascii_lowercase());
+    }
+    let length = lines.iter().find_map(|line| line.strip_prefix("content-length:"));
+    let length: usize = length.map_or(0, |text| text.trim().parse().expect("a length"));
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).expect("the whole body");
+    let path = lines.first().and_then(|line| line.split(' ').nth(1)).unwrap_or_default().to_owned();
+    (path, serde_json::from_slice(&body).unwrap_or(Value::Null))
+}
+
+fn answer(mut stream: TcpStream, reply: Reply, gone: &Sender<()>) {
+    let (events, end) = match reply {
+        Reply::Json(status, body) => {
+            let body = body.to_string();
+            let head =
+                format!("HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {}", body.len());
+            let _ = write!(stream, "{head}\r\n\r\n{body}");
+            return;
+        }
+        Reply::Events(events) => (events, Some(true)),
+        Reply::Cut(events) => (events, Some(false)),
+        Reply::Silent(events) => (events, None),
+    };
+    let _ = write!(stream, "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n");
+    let mut chunk = |text: &str| write!(stream, "{:x}\r\n{text}\r\n", text.len());
+    for event in events {
+        let _ = chunk(&format!("data: {event}\n\n"));
+    }
+    match end {
+        Some(true) => {
+            let _ = chunk("data: [DONE]\n\n");
+            let _ = write!(stream, "0\r\n\r\n");
+        }
+        Some(false) => {}
+        None => {
+            // Ends when the other side hangs up.
+            let _ = stream.read(&mut [0]);
+            let _ = gone.send(());
+        }
+    }
+}
+
+/// The address of a front before these engines.
+fn front(think: &Engine, answer: SocketAddr) -> SocketAddr {
+    let settings = HandoffSettings {
+        think: Endpoint::Loopback(think.address),
+        answer: Endpoint::Loopback(answer),
+        think_end: vec!["</think>".into()],
+        threshold_blocks: 4,
+        patience: Duration::from_secs(60),
+    };
+    let (to, from) = channel();
+    thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let front = Handoff::prepare(settings, |_| ()).await.expect("the first engine knows its token");
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("loopback");
+            to.send(listener.local_addr().expect("bound")).expect("the test waits");
+            front.serve(listener).await;
+        });
+    });
+    from.recv().expect("it listens")
+}
+
+fn open(front: SocketAddr, method: &str, path: &str, body: &Value) -> TcpStream {
+    let body = if body.is_null() { String::new() } else { body.to_string() };
+    let mut stream = TcpStream::connect(front).expect("it listens");
+    let head = format!("{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}", body.len());
+    write!(stream, "{head}\r\n\r\n{body}").expect("it reads");
+    stream
+}
+
+/// The text of a response without its head and its chunk sizes.
+fn ask(front: SocketAddr, method: &str, path: &str, body: &Value) -> String {
+    let mut text = String::new();
+    open(front, method, path, body).read_to_string(&mut text).expect("text");
+    text.split_once("\r\n\r\n").expect("a head").1.to_owned()
+}
+
+fn post(front: SocketAddr, path: &str, body: &Value) -> Value {
+    let text = ask(front, "POST", path, body);
+    serde_json::from_str(&text).unwrap_or_else(|_| panic!("no JSON: {text}"))
+}
+
+/// The chunks of a stream, which must end as it should.
+fn stream(front: SocketAddr, path: &str, body: &Value) -> Vec<Value> {
+    let text = ask(front, "POST", path, body);
+    let lines: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
+    assert_eq!(lines.last(), Some(&"[DONE]"), "{text}");
+    lines.iter().take(lines.len() - 1).map(|line| serde_json::from_str(line).expect("JSON")).collect()
+}
+
+fn counter(front: SocketAddr, line: &str) -> bool {
+    ask(front, "GET", "/metrics", &Value::Null).lines().any(|found| found == line)
+}
+
+fn kv() -> Value {
+    json!({ "meridian_handoff": { "stop_token": END }, "do_remote_prefill": true, "remote_port": 7 })
+}
+
+/// The stream of the first engine: a prompt of two tokens, three tokens of thinking.
+fn thinking(stop_reason: Value) -> Vec<Value> {
+    let chunk = |text: &str, ids: Value, finish: Value, stop: &Value| {
+        json!({ "id": "cmpl-1", "object": "text_completion", "created": 5, "model": "m", "choices":
+            [{ "index": 0, "text": text, "token_ids": ids, "finish_reason": finish, "stop_reason": stop }] })
+    };
+    let mut first = chunk("so", json!([10]), Value::Null, &Value::Null);
+    first["choices"][0]["prompt_token_ids"] = json!([1, 2]);
+    vec![
+        first,
+        chunk(" it", json!([11]), Value::Null, &Value::Null),
+        chunk("</think>", json!([END]), json!("stop"), &stop_reason),
+    ]
+}
+
+fn piece(text: &str, ids: &[u64], finish: &Value) -> Value {
+    json!({ "id": "cmpl-9", "object": "text_completion", "created": 9, "model": "m", "choices":
+        [{ "index": 0, "text": text, "token_ids": ids, "finish_reason": finish, "stop_reason": null }] })
+}
+
+fn request() -> Value {
+    json!({ "model": "m", "prompt": "p", "max_tokens": 20, "temperature": 0, "stream": true, "return_token_ids": true,
+        "stream_options": { "include_usage": true } })
+}
+
+fn thought() -> Reply {
+    Reply::Events(thinking(json!(kv().to_string())))
+}
+
+fn text_of(chunks: &[Value]) -> String {
+    chunks.iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str()).collect()
+}
+
+fn ids_of(chunks: &[Value]) -> Vec<u64> {
+    let all = chunks.iter().filter_map(|chunk| chunk["choices"][0]["token_ids"].as_array()).flatten();
+    all.filter_map(Value::as_u64).collect()
+}
+
+#[test]
+fn a_client_sees_one_stream() {
+    let think = Engine::new(vec![thought()]);
+    let answer =
+        Engine::new(vec![Reply::Events(vec![piece(" 4", &[12], &Value::Null), piece("2", &[13], &json!("stop"))])]);
+    let front = front(&think, answer.address);
+    let chunks = stream(front, "/v1/completions", &request());
+    assert_eq!(text_of(&chunks), "so it</think> 42");
+    assert_eq!(ids_of(&chunks), [10, 11, END, 12, 13]);
+    assert!(chunks.iter().all(|chunk| chunk["id"] == "cmpl-1" && chunk["created"] == 5), "{chunks:?}");
+    let reasons: Vec<&Value> = chunks.iter().map(|chunk| &chunk["choices"][0]["finish_reason"]).collect();
+    assert_eq!(reasons, [&Value::Null, &Value::Null, &Value::Null, &Value::Null, &json!("stop"), &Value::Null]);
+    let usage = json!({ "prompt_tokens": 2, "completion_tokens": 5, "total_tokens": 7 });
+    assert_eq!(chunks.last().map(|chunk| &chunk["usage"]), Some(&usage));
+    let (path, asked) = &think.got()[0];
+    assert_eq!((path.as_str(), &asked["stop_token_ids"]), ("/v1/completions", &json!([END])));
+    assert_eq!(asked["kv_transfer_params"]["meridian_handoff"], json!({ "min_blocks": 4 }));
+    let (path, asked) = &answer.got()[0];
+    assert_eq!((path.as_str(), &asked["prompt"]), ("/v1/completions", &json!([1, 2, 10, 11, END])));
+    assert_eq!((&asked["max_tokens"], &asked["kv_transfer_params"]), (&json!(17), &kv()));
+    assert!(counter(front, "meridian_handoff_handed_over_total 1"));
+    assert!(counter(front, "meridian_handoff_requests_total 1"));
+}
+
+#[test]
+fn the_first_engine_goes_on() {
+    let rest = |text: &str, ids: &[u64]| Reply::Events(vec![piece(text, ids, &json!("length"))]);
+    for (second, rest, prompt, reason) in [
+        (Reply::Json(503, json!({})), rest(" 42", &[12, 13]), json!([1, 2, 10, 11, END]), "refused"),
+        (Reply::Cut(vec![]), rest(" 42", &[12, 13]), json!([1, 2, 10, 11, END]), "broken"),
+        // The token without a text is in the middle of a character: it is written again.
+        (
+            Reply::Cut(vec![piece(" 4", &[12], &Value::Null), piece("", &[99], &Value::Null)]),
+            rest("2", &[13]),
+            json!([1, 2, 10, 11, END, 12]),
+            "broken",
+        ),
+        (
+            Reply::Events(vec![piece(" 4", &[12], &Value::Null), json!({ "error": { "message": "dead" } })]),
+            rest("2", &[13]),
+            json!([1, 2, 10, 11, END, 12]),
+            "broken",
+        ),
+    ] {
+        let think = Engine::new(vec![thought(), rest]);
+        let answer = Engine::new(vec![second]);
+        let front = front(&think, answer.address);
+        let chunks = stream(front, "/v1/completions", &request());
+        assert_eq!((text_of(&chunks).as_str(), ids_of(&chunks)), ("so it</think> 42", vec![10, 11, END, 12, 13]));
+        assert_eq!(think.got()[1].1["prompt"], prompt);
+        assert_eq!(think.got()[1].1.get("kv_transfer_params"), None);
+        assert!(counter(front, &format!("meridian_handoff_first_engine_total{{reason=\"{reason}\"}} 1")));
+    }
+    // No service has this port.
+    let closed = SocketAddr::from(([127, 0, 0, 1], 1));
+    let think = Engine::new(vec![thought(), rest(" 42", &[12, 13])]);
+    let front = front(&think, closed);
+    assert_eq!(text_of(&stream(front, "/v1/completions", &request())), "so it</think> 42");
+    assert!(counter(front, "meridian_handoff_first_engine_total{reason=\"unreachable\"} 1"));
+}
+
+#[test]
+fn few_blocks_stay() {
+    let think = Engine::new(vec![
+        Reply::Events(thinking(json!(END))),
+        Reply::Events(vec![piece(" 42", &[12, 13], &json!("stop"))]),
+    ]);
+    let answer = Engine::new(vec![]);
+    let front = front(&think, answer.address);
+    assert_eq!(text_of(&stream(front, "/v1/completions", &request())), "so it</think> 42");
+    assert!(answer.got().is_empty());
+    assert!(counter(front, "meridian_handoff_first_engine_total{reason=\"kept\"} 1"));
+}
+
+#[test]
+fn a_request_that_never_ends_its_thinking_is_vllms_own() {
+    let mut own = thinking(Value::Null);
+    own[2]["choices"][0]["finish_reason"] = json!("length");
+    let think = Engine::new(vec![Reply::Events(own.clone())]);
+    let answer = Engine::new(vec![]);
+    assert_eq!(stream(front(&think, answer.address), "/v1/completions", &request()), own);
+}
+
+#[test]
+fn whole_responses() {
+    let mut body = request();
+    body["stream"] = json!(false);
+    body["return_token_ids"] = Value::Null;
+    let first = json!({ "id": "cmpl-1", "choices": [{ "index": 0, "text": "so</think>", "prompt_token_ids": [1, 2],
+        "token_ids": [10, END], "finish_reason": "stop", "stop_reason": kv().to_string() }], "kv_transfer_params": kv() });
+    let written = Reply::Events(vec![piece(" 4", &[12], &Value::Null), piece("2", &[13], &json!("stop"))]);
+    let think = Engine::new(vec![Reply::Json(200, first)]);
+    let front_1 = front(&think, Engine::new(vec![written.clone()]).address);
+    let usage = json!({ "prompt_tokens": 2, "completion_tokens": 4, "total_tokens": 6 });
+    let expected = json!({ "id": "cmpl-1", "choices": [{ "index": 0, "text": "so</think> 42", "finish_reason": "stop",
+        "stop_reason": null }], "usage": usage, "kv_transfer_params": null });
+    assert_eq!(post(front_1, "/v1/completions", &body), expected);
+
+    let chat = json!({ "model": "m", "messages": [{ "role": "user", "content": "?" }] });
+    let first = json!({ "id": "chatcmpl-1", "prompt_token_ids": [1, 2], "choices": [{ "index": 0, "token_ids": [10, END],
+        "message": { "role": "assistant", "reasoning": "so", "content": null }, "finish_reason": "stop",
+        "stop_reason": kv().to_string() }] });
+    let think = Engine::new(vec![Reply::Json(200, first)]);
+    let answer = Engine::new(vec![written]);
+    let response = post(front(&think, answer.address), "/v1/chat/completions", &chat);
+    let message = json!({ "role": "assistant", "reasoning": "so", "content": " 42" });
+    assert_eq!((&response["choices"][0]["message"], &response["usage"]), (&message, &usage));
+    assert_eq!(response.get("prompt_token_ids"), None);
+    assert_eq!(answer.got()[0].1["max_tokens"], Value::Null, "as many as the context holds");
+}
+
+#[test]
+fn chunks_of_a_chat() {
+    let of_chat = |mut chunk: Value, delta: Value| {
+        chunk["id"] = json!("chatcmpl-1");
+        let choice = chunk["choices"][0].as_object_mut().expect("an object");
+        choice.remove("text");
+        choice.insert("delta".into(), delta);
+        chunk
+    };
+    let mut first = thinking(json!(kv().to_string()));
+    first = first.into_iter().map(|chunk| of_chat(chunk, json!({ "reasoning": "so" }))).collect();
+    let think = Engine::new(vec![Reply::Events(first)]);
+    let answer = Engine::new(vec![Reply::Events(vec![piece(" 42", &[12, 13], &json!("stop"))])]);
+    let body = json!({ "model": "m", "messages": [], "stream": true });
+    let chunks = stream(front(&think, answer.address), "/v1/chat/completions", &body);
+    let last = json!({ "id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 5, "model": "m", "choices": [{
+        "index": 0, "delta": { "content": " 42" }, "logprobs": null, "finish_reason": "stop", "stop_reason": null }] });
+    assert_eq!(chunks.last(), Some(&last));
+    assert_eq!(chunks[0]["choices"][0].get("token_ids"), None, "the client did not ask for them");
+}
+
+#[test]
+fn others_are_passed_through() {
+    let models = json!({ "data": [] });
+    let two = json!({ "choices": [{}, {}] });
+    let think = Engine::new(vec![Reply::Json(200, two.clone()), Reply::Json(200, models.clone())]);
+    let answer = Engine::new(vec![]);
+    let front = front(&think, answer.address);
+    let body = json!({ "prompt": "p", "n": 2 });
+    assert_eq!(post(front, "/v1/completions", &body), two);
+    assert_eq!(ask(front, "GET", "/v1/models?x=1", &Value::Null), models.to_string());
+    assert_eq!(think.got(), [("/v1/completions".to_owned(), body), ("/v1/models?x=1".to_owned(), Value::Null)]);
+    assert!(counter(front, "meridian_handoff_passed_through_total{field=\"n\"} 1"));
+}
+
+#[test]
+fn a_client_that_is_gone_ends_both_parts() {
+    let think = Engine::new(vec![Reply::Silent(thinking(Value::Null).drain(..1).collect()), thought()]);
+    let answer = Engine::new(vec![Reply::Silent(vec![piece(" 4", &[12], &Value::Null)])]);
+    let front = front(&think, answer.address);
+    for engine in [&think, &answer] {
+        let mut client = BufReader::new(open(front, "POST", "/v1/completions", &request()));
+        let until = if std::ptr::eq(engine, &think) { "so" } else { " 4" };
+        let mut line = String::new();
+        while !line.contains(&format!("\"text\":\"{until}\"")) {
+            line.clear();
+            assert!(client.read_line(&mut line).expect("text") > 0, "the stream ended");
+        }
+        drop(client);
+        engine.gone.recv().expect("the engine sees it");
+    }
+}
+
+#[test]
+fn a_client_that_does_not_stream_is_gone() {
+    let think = Engine::new(vec![Reply::Silent(vec![])]);
+    let front = front(&think, think.address);
+    let mut body = request();
+    body["stream"] = json!(false);
+    let client = open(front, "POST", "/v1/completions", &body);
+    // Once the engine has the request.
+    while think.got().is_empty() {
+        thread::yield_now();
+    }
+    drop(client);
+    think.gone.recv().expect("the engine sees it");
+}
