@@ -2,6 +2,8 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -10,6 +12,8 @@ use meridian_core::text::printable;
 use meridian_fleet::{Endpoint, Handoff, HandoffError, HandoffSettings};
 use meridian_runtime::config_file;
 use serde_json::json;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag::register_conditional_shutdown;
 use tokio::net::TcpListener;
 
 use crate::experiment::seconds;
@@ -22,7 +26,7 @@ thinks in the first engine. At the end of its thinking, the second engine pulls 
 Requests that one engine must serve, and all other paths, go to the first engine. If the second one fails, the first
 one goes on from the tokens so far. GET /metrics counts all of it.
 
-Exit code: 1 the engine that thinks does not answer or the address is taken, 2 bad input.
+Exit code: 1 the engine that thinks does not answer or the address is taken, 2 bad input, 130 Ctrl-C.
 
 Example:
   meridian handoff --think http://127.0.0.1:8001 --answer http://127.0.0.1:8002 --listen 127.0.0.1:8000")]
@@ -82,6 +86,10 @@ pub(crate) fn run(args: &HandoffArgs, json: bool) -> anyhow::Result<()> {
         patience: Duration::from_secs_f64(args.patience),
     };
     let ends: Vec<String> = settings.think_end.iter().map(|text| format!("{text:?}")).collect();
+    // In the wheel, Python would keep Ctrl-C for itself.
+    for (signal, code) in [(SIGINT, 130), (SIGTERM, 143)] {
+        register_conditional_shutdown(signal, code, Arc::new(AtomicBool::new(true)))?;
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let front = match Handoff::prepare(settings, say).await {
