@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from areas import fabric_handoff
 from areas.common import ROOT, Bound, Figure, over_pairs, say
 
 BLOCKS, BLOCK_BYTES = 128, 2 << 20
@@ -161,4 +162,5 @@ def parts(pairs: int) -> dict[str, Callable[[], Iterator[Figure]]]:
         "manager": lambda: of_manager(rounds),
         "kills": of_kills,
         "fuzz": of_fuzz,
+        **fabric_handoff.PARTS,
     }
