@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import functools
 import http.client
 import inspect
@@ -73,7 +74,9 @@ def ask(path: str, method: str, target: str, headers: dict[str, str], body: byte
     sent = {name: value for name, value in headers.items() if name in (*HEADERS, "meridian-forwarded")}
     connection = _PrivateSocket(path)
     try:
-        connection.request(method, target, body, {"meridian-forwarded": "unknown", **sent})
+        # A refusal may come before the body was read; the answer is there all the same.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            connection.request(method, target, body, {"meridian-forwarded": "unknown", **sent})
         response = connection.getresponse()
         text = response.read(_MAX_ANSWER_BYTES + 1)
     except (http.client.InvalidURL, ValueError) as why:

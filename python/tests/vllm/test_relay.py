@@ -35,6 +35,9 @@ class Listener(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     def __init__(self, path: Path) -> None:
         class Handler(BaseHTTPRequestHandler):
             def answer(self) -> None:
+                if "/early" in self.path:
+                    self.send_error(404, "no such slot")
+                    return
                 length = int(self.headers.get("content-length", 0))
                 said = {
                     "request": f"{self.command} {self.path}",
@@ -86,6 +89,13 @@ def test_a_request_is_passed_on_as_it_is(listener: str) -> None:
     # The listener then asks for the token, whatever the request.
     assert said["headers"]["meridian-forwarded"] == "unknown"
     assert ask(listener, "POST", "/v1/refused", {}, b"").code == 409
+
+
+def test_a_refusal_before_the_body_was_read_is_the_answer(listener: str) -> None:
+    # More than a socket holds: the listener hangs up while this is sent.
+    code, text = ask(listener, "PUT", "/v1/early", {}, bytes(8 << 20))
+    assert code == 404, text
+    assert "no such slot" in text
 
 
 @pytest.mark.parametrize(
