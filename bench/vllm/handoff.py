@@ -31,15 +31,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python" / "tests" / "vllm"))
 
 from meridian.vllm.bench.model import reasoner_dir
-from serving import Fleet, configure, free_port
+from serving import CONNECTOR, Fleet, configure, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-CONNECTOR = {
-    "kv_connector": "HandoffConnector",
-    "kv_connector_module_path": "meridian.vllm.handoff",
-    "kv_role": "kv_both",
-    "kv_load_failure_policy": "recompute",
-}
 PARTS = ("equal", "itl", "kills")
 QUESTION, BOS, THINK, THINK_END = 27, 33, 36, 37
 MAX_TOKENS = (160, 280)

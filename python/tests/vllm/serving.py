@@ -21,6 +21,13 @@ READY = "Application startup complete"
 START_LIMIT_S = 300
 TOKEN = "a-token-of-24-characters"
 SCHEDULER = ("--scheduler-cls", "meridian.vllm.MeridianScheduler")
+# The value of --kv-transfer-config for a handoff.
+CONNECTOR = {
+    "kv_connector": "HandoffConnector",
+    "kv_connector_module_path": "meridian.vllm.handoff",
+    "kv_role": "kv_both",
+    "kv_load_failure_policy": "recompute",
+}
 BUDGETS = ("--logits-processors", "meridian.vllm:BudgetLogitsProcessor", "--reasoning-parser", "qwen3")
 
 

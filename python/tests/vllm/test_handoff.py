@@ -16,17 +16,12 @@ from typing import Any
 import pytest
 import vllm
 from meridian.vllm.bench.model import reasoner_dir
-from serving import BUDGETS, SCHEDULER, Fleet, ask, configure, free_port
+from serving import BUDGETS, CONNECTOR, SCHEDULER, Fleet, ask, configure, free_port
 
+# The connector overrides private methods of this vLLM, and scripts/setup-handoff.sh fetches NIXL for it (ADR 0031).
 pytestmark = pytest.mark.skipif(not vllm.__version__.startswith("0.32."), reason="NIXL is pinned for vLLM 0.32")
 
 ROOT = Path(__file__).resolve().parents[3]
-CONNECTOR = {
-    "kv_connector": "HandoffConnector",
-    "kv_connector_module_path": "meridian.vllm.handoff",
-    "kv_role": "kv_both",
-    "kv_load_failure_policy": "recompute",
-}
 MODEL = '[scheduler]\nmin_think_tokens = 0\n[model]\nthink_start = "<think>"\nthink_end = "</think>"\n'
 BLOCK = 32
 # Words of the reasoner: numbers are themselves.

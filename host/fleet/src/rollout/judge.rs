@@ -253,7 +253,7 @@ impl Series {
         let mut kept = Vec::new();
         let mut logs_before = Vec::new();
         if let Some(own) = usual {
-            for groups in std::iter::once(own.clone()).chain(placebos(&own)) {
+            for groups in with_placebos(own) {
                 if let Some((mean, logs)) = earlier(metric, before, &groups) {
                     logs_before.push(logs.into_iter().map(|log| log - mean).collect());
                     kept.push(groups);
@@ -299,11 +299,12 @@ impl Series {
     }
 }
 
-/// Other groups of as many engines as the smaller of the two, each against the rest. Drawn at random, but the same at each look.
-fn placebos<'a>(own: &Groups<'a>) -> Vec<Groups<'a>> {
+/// These groups, and others of as many engines as the smaller of the two, each against the rest. Drawn at random, but the same at
+/// each look.
+fn with_placebos(own: Groups<'_>) -> Vec<Groups<'_>> {
     let all: BTreeSet<&str> = &own.0 | &own.1;
     let size = own.0.len().min(own.1.len()).max(1);
-    let mut groups = vec![own.clone()];
+    let mut groups = vec![own];
     for draw in 0..MOST_PLACEBOS as u64 {
         let mut names: Vec<&str> = all.iter().copied().collect();
         names.sort_by_key(|name| place(draw, name));
@@ -316,7 +317,7 @@ fn placebos<'a>(own: &Groups<'a>) -> Vec<Groups<'a>> {
             }
         }
     }
-    groups.split_off(1)
+    groups
 }
 
 /// So many independent series would say as much as those of these groups, where engines vary alike: their ratios have engines in

@@ -95,8 +95,7 @@ fn a_bad_policy_is_found_within_three_intervals() {
         let found_at =
             |seed| exceeded(World::new(seed), new, 2.0, guard("output_itl_p90<=1.05x"), 8).unwrap_or(u32::MAX);
         let looks: Vec<u32> = (0..50).map(found_at).collect();
-        assert!(looks.iter().filter(|look| **look <= 3).count() >= 49, "{new} engines: {looks:?}");
-        assert!(looks.iter().all(|look| *look <= 8), "{new} engines: {looks:?}");
+        assert!(looks.iter().all(|look| *look <= 3), "{new} engines: {looks:?}");
     }
 }
 
