@@ -119,8 +119,9 @@ def provenance() -> dict[str, str]:
     def git(*args: str) -> str:
         return subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
-    # Results of this very run do not make the tree another one.
-    changed = [line for line in git("status", "--porcelain").splitlines() if "bench/results/" not in line]
+    # Results of this very run, and the tables that it writes, do not make the tree another one.
+    results = ("bench/results/", "docs/src/", "README.md")
+    changed = [line for line in git("status", "--porcelain").splitlines() if not line[3:].startswith(results)]
     models = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")]
     cpu = models[0].partition(":")[2].strip() if models else "unknown"
     return {

@@ -77,6 +77,7 @@ impl std::str::FromStr for PolicySource {
 
 /// The policies of one run as they are named: that of the dispatch slot alone, or a list of `SLOT=POLICY`:
 /// `dispatch=srpt,eviction=prefix-value{"cap": 3},budget=patience`. A slot that is not in it has what the run gives to all.
+/// `handoff=6:2` parts the engines: six think, two answer.
 ///
 /// ```
 /// use meridian_bench::policies::PolicySet;
@@ -85,6 +86,8 @@ impl std::str::FromStr for PolicySource {
 /// assert_eq!(set.dispatch.unwrap().source, "native:srpt");
 /// assert_eq!(set.label, "srpt, eviction prefix-value{\"cap\": 3}");
 /// assert_eq!("pascal".parse::<PolicySet>().unwrap().label, "pascal");
+/// let parted: PolicySet = "dispatch=fcfs,handoff=6:2".parse().unwrap();
+/// assert_eq!((parted.handoff, parted.label.as_str()), (Some([6, 2]), "fcfs, handoff 6:2"));
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicySet {
@@ -94,6 +97,8 @@ pub struct PolicySet {
     pub eviction: Option<PolicySource>,
     /// Thinking budgets.
     pub budget: Option<PolicySource>,
+    /// Engines that think and engines that answer; without it, every engine does both.
+    pub handoff: Option<[u32; 2]>,
     /// For tables: without folders.
     pub label: String,
 }
@@ -107,14 +112,21 @@ impl std::str::FromStr for PolicySet {
             let slot = SlotName::ALL.into_iter().find(|slot| slot.label() == name.trim())?;
             Some((slot, policy.trim().to_owned()))
         };
-        let mut set = Self { dispatch: None, eviction: None, budget: None, label: String::new() };
-        if slot_of(text).is_none() {
+        let mut set = Self { dispatch: None, eviction: None, budget: None, handoff: None, label: String::new() };
+        if slot_of(text).is_none() && !text.starts_with(HANDOFF) {
             let policy: PolicySource = text.parse()?;
             return Ok(Self { label: policy.label.clone(), dispatch: Some(policy), ..set });
         }
         for part in parts(text) {
-            let (slot, policy) = slot_of(part)
-                .ok_or_else(|| format!("{part}: expected dispatch=POLICY, eviction=POLICY or budget=POLICY"))?;
+            if let Some(engines) = part.trim().strip_prefix(HANDOFF) {
+                if set.handoff.replace(think_and_answer(engines)?).is_some() {
+                    return Err(format!("{part}: handoff is given twice, expected one"));
+                }
+                continue;
+            }
+            let (slot, policy) = slot_of(part).ok_or_else(|| {
+                format!("{part}: expected dispatch=POLICY, eviction=POLICY, budget=POLICY or handoff=THINK:ANSWER")
+            })?;
             let place = match slot {
                 SlotName::Dispatch => &mut set.dispatch,
                 SlotName::Eviction => &mut set.eviction,
@@ -128,9 +140,20 @@ impl std::str::FromStr for PolicySet {
         let named =
             |slot: &str, policy: &Option<PolicySource>| policy.as_ref().map(|policy| format!("{slot}{}", policy.label));
         let labels = [named("", &set.dispatch), named("eviction ", &set.eviction), named("budget ", &set.budget)];
-        set.label = labels.into_iter().flatten().collect::<Vec<_>>().join(", ");
+        let handoff = set.handoff.map(|[think, answer]| format!("handoff {think}:{answer}"));
+        set.label = labels.into_iter().flatten().chain(handoff).collect::<Vec<_>>().join(", ");
         Ok(set)
     }
+}
+
+/// Before the engines of a handoff in a [`PolicySet`].
+const HANDOFF: &str = "handoff=";
+
+fn think_and_answer(text: &str) -> Result<[u32; 2], String> {
+    let numbers =
+        text.trim().split_once(':').and_then(|(think, answer)| Some([think.parse().ok()?, answer.parse().ok()?]));
+    let expected = || format!("handoff={text}: expected two numbers of engines from 1 on, such as 6:2");
+    numbers.filter(|numbers: &[u32; 2]| !numbers.contains(&0)).ok_or_else(expected)
 }
 
 /// The parts between commas that are in no JSON.

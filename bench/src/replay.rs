@@ -13,7 +13,7 @@ use rand_pcg::Pcg64;
 use crate::limits::engines_within;
 use crate::policies::{BELADY, Choice, Inject, Loader, Policies, PolicySet, PolicySource, configured};
 use crate::results::{EngineFacts, GivenUp, MadeBy, Results, Run, SCHEMA, Slo, TraceFacts};
-use crate::sim::{ClosedLoop, EngineConfig, Outcome, Router, Simulation, Swap};
+use crate::sim::{ClosedLoop, EngineConfig, HandoffFleet, Outcome, Router, Simulation, Swap, Transfer};
 use crate::trace::{Generator, Prefix, Session, SessionRequest, TraceRequest, Workload};
 
 /// What is replayed.
@@ -113,6 +113,8 @@ pub struct Options {
     pub engines: u32,
     /// How requests come to them.
     pub router: Router,
+    /// How KV blocks travel in fleets with a handoff.
+    pub transfer: Transfer,
     /// Service levels.
     pub slo: Slo,
     /// What the others are compared with.
@@ -153,6 +155,7 @@ impl Options {
             engine_name: String::new(),
             engines: 1,
             router: Router::default(),
+            transfer: Transfer::default(),
             slo,
             baseline: "fcfs".parse().expect("a policy"),
             policies: Vec::new(),
@@ -176,6 +179,19 @@ impl Options {
     /// # Errors
     /// The option, and what was expected instead.
     pub fn fits(&self, input: &Input) -> anyhow::Result<()> {
+        for set in self.policies.iter().chain([&self.baseline]) {
+            let Some([think, answer]) = set.handoff else { continue };
+            let engines = self.engines;
+            ensure!(
+                think.checked_add(answer) == Some(engines),
+                "handoff={think}:{answer}: expected as many engines as --engines {engines}"
+            );
+            ensure!(
+                self.engine.kv_token_bytes > 0.0,
+                "handoff={think}:{answer}: --engine {} has no kv_token_bytes, expected the bytes of the KV of one token",
+                self.engine_name
+            );
+        }
         if let Input::Sessions { name, .. } = input {
             ensure!(
                 self.rates == [Rate::TimesItsOwn(1.0)],
@@ -373,6 +389,12 @@ fn run(
     };
     let mut simulation =
         Simulation::new(&options.engine, policies, options.slo, count).with_router(options.router).with_swaps(swaps);
+    if let Some([think, _]) = policy.handoff {
+        let disagg = &options.config.disagg;
+        let policy = disagg.policy.policy(disagg.offload_threshold_blocks);
+        simulation =
+            simulation.with_handoff(HandoffFleet { think: think as usize, policy, transfer: options.transfer });
+    }
     if let Some(title) = timeline {
         simulation = simulation.with_timeline(title);
     }

@@ -277,6 +277,8 @@ pub const METRICS: &[Metric] = &[
     metric("requests", "requests", "", Better::Neither),
     metric("refused", "refused: longer than KV memory", "", Better::Lower),
     metric("forced_ends", "thinking ended early", "", Better::Neither),
+    metric("handed_over", "handed over", "", Better::Neither),
+    metric("transfer_mean_ms", "  transfer, mean", "ms", Better::Neither),
     metric("probes", "probes", "", Better::Neither),
     metric("steps", "steps", "", Better::Neither),
     metric("makespan_s", "makespan", "s", Better::Lower),

@@ -97,6 +97,7 @@ class DisaggConfig:
     enabled: bool = False
     fabric: Literal["none", "tcp", "nixl", "mooncake"] = "none"
     offload_threshold_blocks: int = 4
+    policy: Literal["threshold", "expected-time"] = "threshold"
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,14 @@ pub struct EngineFile {
     pub kv_blocks: u32,
     /// Tokens of a KV block.
     pub block_tokens: u32,
+    /// Bytes of the KV of one token, for handoffs; 0 if not known.
+    #[serde(default, skip_serializing_if = "is_unknown")]
+    pub kv_token_bytes: f64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_unknown(bytes: &f64) -> bool {
+    *bytes == 0.0
 }
 
 impl EngineFile {
@@ -36,6 +44,7 @@ impl EngineFile {
             max_num_batched_tokens: engine.max_num_batched_tokens,
             kv_blocks: engine.kv_blocks,
             block_tokens: engine.block_tokens,
+            kv_token_bytes: engine.kv_token_bytes,
         }
     }
 
@@ -59,6 +68,11 @@ impl EngineFile {
             values[position] = *value;
         }
         ensure!(values[..4].iter().any(|value| *value > 0.0), "{name}: step: all 0, expected steps that take time");
+        let kv_token_bytes = file.kv_token_bytes;
+        ensure!(
+            (0.0..=1e9).contains(&kv_token_bytes),
+            "{name}: kv_token_bytes: {kv_token_bytes}: expected 0 to 1e9 bytes"
+        );
         let within = |field: &str, value: u32, limits| within(&format!("{name}: {field}:"), value, limits);
         Ok(EngineConfig {
             step: StepModel::from_values(values),
@@ -66,6 +80,7 @@ impl EngineFile {
             max_num_batched_tokens: within("max_num_batched_tokens", file.max_num_batched_tokens, &BATCHED_TOKENS)?,
             kv_blocks: within("kv_blocks", file.kv_blocks, &KV_BLOCKS)?,
             block_tokens: within("block_tokens", file.block_tokens, &BLOCK_TOKENS)?,
+            kv_token_bytes,
             ..EngineConfig::default()
         })
     }

@@ -11,8 +11,9 @@ use meridian_runtime::timeline::Timeline;
 use meridian_runtime::{Contender, SlotStats};
 
 use super::content::Contents;
-use super::engine::{Ended, Engine};
-use super::live::Facts;
+use super::engine::Engine;
+use super::handoff::{Front, HandoffFleet, Move, OnTheWay};
+use super::live::{Facts, Live};
 use super::recorder::Recorder;
 use super::sessions::{ClosedLoop, Next};
 use super::{EngineConfig, Policies, RequestTimes, StepWork};
@@ -101,11 +102,12 @@ pub struct Simulation {
     early: HashMap<u64, Vec<(usize, TraceRequest)>>,
     busy: HashMap<u64, u32>,
     due: BinaryHeap<Reverse<Due>>,
-    ended: Vec<Ended>,
+    ended: Vec<Live>,
     /// Requests of the trace that have arrived.
     offered: usize,
     closed_loop: Option<ClosedLoop>,
     disk: Option<Disk>,
+    front: Option<Front>,
 }
 
 /// The recording of the first engine.
@@ -115,11 +117,16 @@ struct Disk {
     flushed_at: u64,
 }
 
-/// A request that arrives after one that it waited for.
+/// A request that arrives after one that it waited for, or after its KV blocks.
 struct Due {
     at_ms: f64,
     index: usize,
-    request: TraceRequest,
+    coming: Coming,
+}
+
+enum Coming {
+    Arrives(TraceRequest),
+    Moves(OnTheWay),
 }
 
 impl PartialEq for Due {
@@ -168,6 +175,7 @@ impl Simulation {
             offered: 0,
             closed_loop: None,
             disk: None,
+            front: None,
         }
     }
 
@@ -175,6 +183,13 @@ impl Simulation {
     #[must_use]
     pub fn with_router(mut self, router: Router) -> Self {
         self.router = router;
+        self
+    }
+
+    /// Part the engines into some that think and some that answer. The router is that of the first ones.
+    #[must_use]
+    pub fn with_handoff(mut self, fleet: HandoffFleet) -> Self {
+        self.front = Some(Front::new(fleet, self.engines.len(), self.config.kv_token_bytes));
         self
     }
 
@@ -279,9 +294,10 @@ impl Simulation {
                 self.wake(coming_ms);
             } else {
                 self.engines[engine].end(&mut self.recorder, &mut self.ended);
+                self.move_on(engine, step_ms);
                 self.turns_over(step_ms);
                 self.take_in(step_ms, arrivals);
-                self.engines[engine].begin(step_ms, &mut self.recorder);
+                self.begin(engine, step_ms);
                 self.wake(step_ms);
                 self.wait_for_disk();
             }
@@ -311,10 +327,30 @@ impl Simulation {
 
     /// Engines that have something to do and are idle begin a step.
     fn wake(&mut self, now_ms: f64) {
-        for engine in &mut self.engines {
-            if engine.ends_ms.is_none() && engine.load() > 0 {
-                engine.begin(now_ms, &mut self.recorder);
+        for number in 0..self.engines.len() {
+            if self.engines[number].ends_ms.is_none() && self.engines[number].load() > 0 {
+                self.begin(number, now_ms);
             }
+        }
+    }
+
+    fn begin(&mut self, number: usize, now_ms: f64) {
+        self.engines[number].begin(now_ms, &mut self.recorder);
+        for (engine, kept) in self.engines[number].take_pulled() {
+            self.engines[engine].release(kept, now_ms);
+        }
+    }
+
+    /// Requests that left an engine are on their way to another.
+    fn move_on(&mut self, engine: usize, now_ms: f64) {
+        let Some(front) = &mut self.front else { return };
+        for leaves in self.engines[engine].take_left() {
+            let coming = front.leaves(leaves, engine, now_ms);
+            self.due.push(Reverse(Due {
+                at_ms: coming.at_ms,
+                index: coming.live.facts.index,
+                coming: Coming::Moves(coming),
+            }));
         }
     }
 
@@ -325,10 +361,17 @@ impl Simulation {
         }
         while self.due.peek().is_some_and(|Reverse(due)| due.at_ms <= now_ms) {
             let Reverse(due) = self.due.pop().expect("peeked");
-            if self.closed_loop.is_some() {
-                self.offered += 1;
+            match due.coming {
+                Coming::Arrives(request) => {
+                    if self.closed_loop.is_some() {
+                        self.offered += 1;
+                    }
+                    self.arrive(due.index, request, now_ms);
+                }
+                Coming::Moves(OnTheWay { engine, live, request, .. }) => {
+                    self.engines[engine].take_over(&request, live, self.max_tokens.unwrap_or(0), now_ms);
+                }
             }
-            self.arrive(due.index, due.request, now_ms);
         }
     }
 
@@ -380,7 +423,15 @@ impl Simulation {
         }
         let content = self.contents.of(&request);
         let engine = self.route(session);
-        self.engines[engine].add(&request, facts, content, self.max_tokens.unwrap_or(0));
+        let thinks = self.front.as_mut().filter(|_| request.think_tokens > 0);
+        let moves = thinks.map_or_else(Move::default, |front| front.arrives(index, &request, at_ms));
+        self.engines[engine].add(&request, facts, content, self.max_tokens.unwrap_or(0), moves);
+    }
+
+    /// The engines that requests arrive at.
+    fn entrances(&self) -> &[Engine] {
+        let thinks = self.front.as_ref().map_or(self.engines.len(), |front| front.think);
+        &self.engines[..thinks]
     }
 
     fn route(&mut self, session: Option<u64>) -> usize {
@@ -389,24 +440,31 @@ impl Simulation {
         };
         match (self.router, session) {
             (Router::RoundRobin, _) => {
-                self.next_engine = (self.next_engine + 1) % self.engines.len();
+                self.next_engine = (self.next_engine + 1) % self.entrances().len();
                 self.next_engine
             }
             (Router::Session, Some(session)) => match self.homes.get(&session) {
                 Some(engine) => *engine,
-                None => *self.homes.entry(session).or_insert(least(&self.engines)),
+                None => {
+                    let engine = least(self.entrances());
+                    *self.homes.entry(session).or_insert(engine)
+                }
             },
-            (Router::LeastLoaded | Router::Session, _) => least(&self.engines),
+            (Router::LeastLoaded | Router::Session, _) => least(self.entrances()),
         }
     }
 
     fn turns_over(&mut self, now_ms: f64) {
         let mut ended = std::mem::take(&mut self.ended);
-        for Ended { facts, first_token_ms, content, think_tokens, output_tokens } in ended.drain(..) {
+        for live in ended.drain(..) {
+            if let Some(front) = self.front.as_mut().filter(|_| live.think_tokens > 0) {
+                front.ended(&live);
+            }
+            let Live { facts, content, think_tokens, output_tokens, times, .. } = live;
             if let (Some(id), None) = (facts.session, facts.turn) {
                 self.contents.turn_over(id, &content, think_tokens, output_tokens, self.keeps_thinking);
             }
-            self.turn_over(&facts, first_token_ms, now_ms);
+            self.turn_over(&facts, times.first_token_ms, now_ms);
         }
         self.ended = ended;
     }
@@ -431,14 +489,15 @@ impl Simulation {
             if waiting.is_empty() {
                 self.early.remove(&id);
             }
-            self.due.push(Reverse(Due { at_ms: now_ms.max(request.arrival_s * 1e3), index, request }));
+            let at_ms = now_ms.max(request.arrival_s * 1e3);
+            self.due.push(Reverse(Due { at_ms, index, coming: Coming::Arrives(request) }));
         }
     }
 
     fn comes(&mut self, next: &Next) {
         let Some(sessions) = &self.closed_loop else { return };
         let request = sessions.request(next);
-        self.due.push(Reverse(Due { at_ms: next.at_ms, index: next.index, request }));
+        self.due.push(Reverse(Due { at_ms: next.at_ms, index: next.index, coming: Coming::Arrives(request) }));
     }
 
     fn swap(&mut self) {
@@ -477,6 +536,9 @@ impl Simulation {
                 *sums.entry("forced_ends").or_default() += status.forced.iter().sum::<u64>() as f64;
                 *sums.entry("probes").or_default() += status.probes_done as f64;
             }
+        }
+        if let Some(front) = &self.front {
+            sums.extend(front.metrics());
         }
         run.metrics.extend(sums.into_iter().map(|(key, value)| (key.to_owned(), value)));
         if let Some(sessions) = &self.closed_loop {

@@ -10,8 +10,9 @@ use meridian_core::{
 use meridian_runtime::timeline::Timeline;
 use meridian_runtime::{Contender, DispatchSlot, SlotControl, SlotStats, Source};
 
-use super::content::{Content, mix};
+use super::content::{Chain, Content, mix};
 use super::early_exit::EarlyExit;
+use super::handoff::{Leaves, Move};
 use super::live::{Facts, Live, THINK_END, THINK_START};
 use super::pool::Pool;
 use super::recorder::Recorder;
@@ -38,6 +39,12 @@ pub(super) struct Engine {
     live: Vec<Option<Box<Live>>>,
     /// Room for requests to come.
     spare: Vec<Vec<u32>>,
+    /// Blocks of requests that have left, until the engine that answers has them; empty where there are none.
+    kept: Vec<Vec<u32>>,
+    /// Requests that left in the step that ended last.
+    left: Vec<Leaves>,
+    /// Requests whose blocks came from another engine: that engine, and the number of their blocks there.
+    pulled: Vec<(usize, usize)>,
     queues: Queues,
     given: Vec<(RowId, u32)>,
     found: Vec<u32>,
@@ -59,15 +66,6 @@ pub(super) struct Engine {
     seen: Option<Box<Seen>>,
     /// When the step that is under way ends.
     pub(super) ends_ms: Option<f64>,
-}
-
-/// A request that ended, for whoever plays its next turn.
-pub(super) struct Ended {
-    pub(super) facts: Facts,
-    pub(super) first_token_ms: f64,
-    pub(super) content: Content,
-    pub(super) think_tokens: u32,
-    pub(super) output_tokens: u32,
 }
 
 impl Engine {
@@ -95,6 +93,9 @@ impl Engine {
             pool,
             live: Vec::new(),
             spare: Vec::new(),
+            kept: Vec::new(),
+            left: Vec::new(),
+            pulled: Vec::new(),
             queues: Queues::default(),
             given: Vec::new(),
             found: Vec::new(),
@@ -140,21 +141,36 @@ impl Engine {
     }
 
     /// A request arrives.
-    pub(super) fn add(&mut self, request: &TraceRequest, facts: Facts, content: Content, max_tokens: u32) {
+    pub(super) fn add(&mut self, request: &TraceRequest, facts: Facts, content: Content, max_tokens: u32, moves: Move) {
+        let mut live = Live::new(facts, content, request.prompt_tokens.max(1));
+        live.moves = moves;
+        self.enter(request, Box::new(live), max_tokens, facts.arrival_ms);
+    }
+
+    /// A request arrives that thought in another engine.
+    pub(super) fn take_over(&mut self, request: &TraceRequest, live: Box<Live>, max_tokens: u32, now_ms: f64) {
+        self.enter(request, live, max_tokens, now_ms);
+    }
+
+    fn enter(&mut self, request: &TraceRequest, mut live: Box<Live>, max_tokens: u32, now_ms: f64) {
         self.next_id += 1;
-        let end_marker = u32::from(request.think_tokens > 0);
-        let tail = if request.think_tokens > 0 { THINK_START } else { THINK_END };
+        // Of a request that comes with its thinking, that is a part of the prompt.
+        let (think_tokens, facts) =
+            (request.think_tokens * u32::from(live.known_tokens == live.prompt_tokens), live.facts);
+        let end_marker = u32::from(think_tokens > 0);
+        let tail = if think_tokens > 0 { THINK_START } else { THINK_END };
         let session = match request.prefix {
             Prefix::Session { id: session, .. } | Prefix::Ranges { session, .. } => session.to_string(),
             Prefix::None | Prefix::Blocks { .. } => String::new(),
         };
         let new = NewRequest {
             prompt: &[tail],
-            prompt_tokens: request.prompt_tokens,
+            prompt_tokens: live.known_tokens,
             cached_tokens: 0,
-            max_tokens: max_tokens.max(request.think_tokens + end_marker + request.output_tokens),
+            max_tokens: (max_tokens - live.think_tokens.min(max_tokens))
+                .max(think_tokens + end_marker + request.output_tokens),
             max_think_tokens: u32::MAX,
-            arrival_ms: facts.arrival_ms,
+            arrival_ms: now_ms,
             deadline_ms: facts.arrival_ms + request.deadline_ms,
             priority: request.priority,
             tenant: &request.tenant,
@@ -163,19 +179,18 @@ impl Engine {
         };
         let id = RequestId(self.next_id);
         let row_id = self.scheduler.mirror().table.insert(id, &new).expect("ids are counted up and times are finite");
-        let mut live = Live::new(facts, content, request.prompt_tokens.max(1));
         live.blocks = self.spare.pop().unwrap_or_default();
         if self.policies.manages_kv() && self.policies.eviction.reads(EvictionColumn::Awaited) {
             live.find_prefix(&self.pool, &self.config, &mut self.found);
-            self.pool.awaited(self.policies.ranker(), &self.found, facts.arrival_ms);
+            self.pool.awaited(self.policies.ranker(), &self.found, now_ms);
         }
         if let Some(early_exit) = &mut self.early_exit {
-            live.think_limit = early_exit.add(&mut self.scheduler.mirror().table, row_id, request.think_tokens);
+            live.think_limit = early_exit.add(&mut self.scheduler.mirror().table, row_id, think_tokens);
         }
         if row_id.index() >= self.live.len() {
             self.live.resize_with(row_id.index() + 1, || None);
         }
-        self.live[row_id.index()] = Some(Box::new(live));
+        self.live[row_id.index()] = Some(live);
         self.queues.waiting.push_back(row_id);
         self.arrivals += 1;
     }
@@ -197,7 +212,7 @@ impl Engine {
         // One request alone starves nobody.
         let limit = self.config.long_prefill_token_threshold;
         let prompt_limit = if limit > 0 && self.queues.len() > 1 { limit } else { u32::MAX };
-        let Self { config, policies, scheduler, pool, live, found, phases, given, queues, .. } = self;
+        let Self { config, policies, scheduler, pool, live, found, phases, given, queues, pulled, .. } = self;
         let work = StepWork::default();
         let mut step = Serving {
             now_ms,
@@ -211,6 +226,7 @@ impl Engine {
             found,
             phases,
             given,
+            pulled,
             work,
             recorder,
         };
@@ -345,7 +361,7 @@ impl Engine {
     }
 
     /// The step that is under way ends: each request that has computed all it knows generates a token.
-    pub(super) fn end(&mut self, recorder: &mut Recorder, ended: &mut Vec<Ended>) {
+    pub(super) fn end(&mut self, recorder: &mut Recorder, ended: &mut Vec<Live>) {
         let Some(ends_ms) = self.ends_ms.take() else { return };
         self.scheduler.mirror().hold_time(ends_ms);
         let given = std::mem::take(&mut self.given);
@@ -365,7 +381,10 @@ impl Engine {
                 self.phases[before] -= 1;
                 self.phases[after] += 1;
             }
-            over |= live.is_over();
+            if token == THINK_END {
+                live.thought();
+            }
+            over |= live.is_over_here();
         }
         recorder.end_step();
         self.given = given;
@@ -381,15 +400,18 @@ impl Engine {
         }
     }
 
-    fn remove_ended(&mut self, now_ms: f64, recorder: &mut Recorder, ended: &mut Vec<Ended>) {
+    fn remove_ended(&mut self, now_ms: f64, recorder: &mut Recorder, ended: &mut Vec<Live>) {
         let running = std::mem::take(&mut self.queues.running);
         for row_id in &running {
-            if !self.live[row_id.index()].as_ref().is_some_and(|live| live.is_over()) {
+            if !self.live[row_id.index()].as_ref().is_some_and(|live| live.is_over_here()) {
                 self.queues.running.push(*row_id);
                 continue;
             }
             let mut live = self.live[row_id.index()].take().expect("checked above");
-            recorder.finished(&live, &self.config);
+            let leaves = std::mem::take(&mut live.moves.leaves);
+            if !leaves {
+                recorder.finished(&live, &self.config);
+            }
             self.phases[live.phase()] -= 1;
             if self.policies.evicts_dead_thinking
                 && let Some(from) = self.scheduler.mirror().table[*row_id].think_from()
@@ -403,19 +425,20 @@ impl Engine {
                 let kept = (turn.next_tokens / self.config.block_tokens) as usize;
                 belady.note(&live.blocks, kept, now_ms + turn.next_gap_ms);
             }
-            self.pool.release(self.policies.ranker(), &mut live.blocks, now_ms);
-            self.spare.push(std::mem::take(&mut live.blocks));
+            if leaves {
+                let kept = self.keep(std::mem::take(&mut live.blocks));
+                let blocks = self.kept[kept].len() as u32;
+                (live.computed_tokens, live.chain) = (0, Chain::default());
+                self.left.push(Leaves { live, blocks, kept });
+            } else {
+                self.pool.release(self.policies.ranker(), &mut live.blocks, now_ms);
+                self.spare.push(std::mem::take(&mut live.blocks));
+                ended.push(*live);
+            }
             if let Some(early_exit) = &mut self.early_exit {
                 early_exit.finished(&self.scheduler.mirror().table, *row_id);
             }
             self.scheduler.mirror().table.remove(*row_id);
-            ended.push(Ended {
-                facts: live.facts,
-                first_token_ms: live.times.first_token_ms,
-                think_tokens: live.think_tokens,
-                output_tokens: live.output_tokens,
-                content: live.content,
-            });
         }
         if self.scheduler.mirror().table.is_empty() {
             self.scheduler.mirror().idle();
@@ -423,6 +446,37 @@ impl Engine {
                 seen.idle(now_ms);
             }
         }
+    }
+
+    /// Keep the blocks of a request that leaves; their number.
+    fn keep(&mut self, blocks: Vec<u32>) -> usize {
+        match self.kept.iter().position(Vec::is_empty) {
+            Some(number) => {
+                self.kept[number] = blocks;
+                number
+            }
+            None => {
+                self.kept.push(blocks);
+                self.kept.len() - 1
+            }
+        }
+    }
+
+    /// The engine that answers has the blocks of this number.
+    pub(super) fn release(&mut self, number: usize, now_ms: f64) {
+        let mut blocks = std::mem::take(&mut self.kept[number]);
+        self.pool.release(self.policies.ranker(), &mut blocks, now_ms);
+        self.spare.push(blocks);
+    }
+
+    /// Requests that left in the step that ended last.
+    pub(super) fn take_left(&mut self) -> Vec<Leaves> {
+        std::mem::take(&mut self.left)
+    }
+
+    /// Requests whose blocks this engine has now: the engine that keeps them, and their number there.
+    pub(super) fn take_pulled(&mut self) -> Vec<(usize, usize)> {
+        std::mem::take(&mut self.pulled)
     }
 
     fn note_digest(&mut self) {

@@ -2,6 +2,7 @@
 
 use super::EngineConfig;
 use super::content::{Chain, Content};
+use super::handoff::Move;
 use super::pool::Pool;
 use crate::metrics::Reader;
 
@@ -71,6 +72,8 @@ pub(super) struct Live {
     pub(super) preemptions: u32,
     pub(super) times: Times,
     pub(super) reader: Reader,
+    /// Its way between engines.
+    pub(super) moves: Move,
 }
 
 impl Live {
@@ -95,6 +98,7 @@ impl Live {
                 last_token_ms: f64::NAN,
             },
             reader: Reader::default(),
+            moves: Move::default(),
         }
     }
 
@@ -131,5 +135,16 @@ impl Live {
 
     pub(super) fn is_over(&self) -> bool {
         !self.thinks && self.output_tokens >= self.facts.output_tokens
+    }
+
+    /// Its thinking has ended in this step: whether another engine is to answer.
+    pub(super) fn thought(&mut self) {
+        let blocks = self.blocks.len() as u32;
+        self.moves.leaves = self.moves.offered.take().is_some_and(|(least, most)| (least..=most).contains(&blocks));
+    }
+
+    /// Whether it is over for this engine.
+    pub(super) fn is_over_here(&self) -> bool {
+        self.moves.leaves || self.is_over()
     }
 }

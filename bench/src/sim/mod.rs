@@ -3,7 +3,8 @@
 //! What is simulated: continuous batching with chunked prefill, limits of tokens and sequences, a block pool with prefix cache
 //! and LRU, preemption by recomputing, phases, and optionally early exit. What is not: the model. How long a step takes is a
 //! [`StepModel`]. Whatever decides is the host's own code, the same that runs in vLLM: mirror, phase tracking, planner, slots
-//! with their policies, native or WebAssembly, and the order of the KV blocks.
+//! with their policies, native or WebAssembly, and the order of the KV blocks. Engines may be parted into some that think and
+//! some that answer ([`HandoffFleet`]).
 //!
 //! A run is deterministic: the same requests, configuration and seed give the same schedule. Memory is linear in the requests
 //! that are live, and in the conversations so far: what was said in one may be asked for again.
@@ -16,6 +17,7 @@ mod content;
 mod driven;
 mod early_exit;
 mod engine;
+mod handoff;
 mod live;
 mod pool;
 pub mod preset;
@@ -28,6 +30,7 @@ mod timeline;
 
 pub use cluster::{Outcome, Router, Simulation, Swap};
 pub use driven::Driven;
+pub use handoff::{HandoffFleet, Transfer};
 pub use recorder::RequestTimes;
 pub use sessions::ClosedLoop;
 pub use step_model::{StepModel, StepWork};
@@ -52,6 +55,8 @@ pub struct EngineConfig {
     pub block_tokens: u32,
     /// Full blocks stay for later prompts.
     pub prefix_caching: bool,
+    /// Bytes of the KV of one token, which a handoff moves; 0 if not known.
+    pub kv_token_bytes: f64,
     /// Factors of the step time; each step takes one of them. Empty: every step takes what [`StepModel`] says.
     pub jitter: Arc<[f32]>,
 }
@@ -66,6 +71,7 @@ impl Default for EngineConfig {
             kv_blocks: 65_536,
             block_tokens: 16,
             prefix_caching: true,
+            kv_token_bytes: 0.0,
             jitter: Arc::new([]),
         }
     }

@@ -105,6 +105,7 @@ pub fn named(name: &str) -> Option<EngineConfig> {
         max_num_batched_tokens: MAX_NUM_BATCHED_TOKENS,
         kv_blocks,
         block_tokens: BLOCK_TOKENS,
+        kv_token_bytes: kv_bytes(model),
         ..EngineConfig::default()
     })
 }

@@ -25,6 +25,8 @@ pub(super) struct Serving<'a> {
     /// Running requests in prefill, think and output.
     pub(super) phases: &'a mut [u32; 3],
     pub(super) given: &'a mut Vec<(RowId, u32)>,
+    /// See [`super::engine::Engine::take_pulled`].
+    pub(super) pulled: &'a mut Vec<(usize, usize)>,
     pub(super) work: StepWork,
     pub(super) recorder: &'a mut Recorder,
 }
@@ -90,7 +92,9 @@ impl EngineStep for Serving<'_> {
         let block_tokens = self.config.block_tokens;
         let live = of(self.live, row);
         let chain = live.find_prefix(self.pool, self.config, self.found);
-        let cached = chain.blocks * block_tokens;
+        let kept = live.moves.kept;
+        // One that comes from another engine lacks its last token only.
+        let cached = if kept.is_some() { live.known_tokens - 1 } else { chain.blocks * block_tokens };
         let tokens = (live.known_tokens - cached).min(self.prompt_limit).min(most);
         let revived = self.found.iter().filter(|block| self.pool.is_free(**block)).count() as u32;
         let whole = live.known_tokens.div_ceil(block_tokens) - chain.blocks + revived;
@@ -105,7 +109,13 @@ impl EngineStep for Serving<'_> {
         live.computed_tokens = cached;
         let needed = (cached + tokens).div_ceil(block_tokens) - chain.blocks;
         self.pool.take(needed, self.now_ms, &mut live.blocks);
-        self.recorder.admitted(live, block_tokens);
+        match kept {
+            Some(kept) => {
+                live.moves.kept = None;
+                self.pulled.push(kept);
+            }
+            None => self.recorder.admitted(live, block_tokens),
+        }
         self.phases[live.phase()] += 1;
         self.scheduler.mirror().admitted(row, cached);
         Some(tokens)

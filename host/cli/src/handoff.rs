@@ -1,4 +1,4 @@
-//! `meridian handoff`: one address before an engine that thinks and an engine that answers.
+//! `meridian handoff`: one address before an engine that thinks and engines that answer.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -8,9 +8,11 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
+use meridian_core::config::HandoffPolicyName;
 use meridian_core::text::printable;
 use meridian_fleet::{Endpoint, Handoff, HandoffError, HandoffSettings};
 use meridian_runtime::config_file;
+use meridian_runtime::traces::Traces;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag::register_conditional_shutdown;
@@ -21,22 +23,27 @@ use crate::{Unusable, print_json, print_line, say};
 
 #[derive(Args)]
 #[command(after_help = "\
-Both engines need the same model and --kv-transfer-config with HandoffConnector of meridian.vllm.handoff. A request
-thinks in the first engine. At the end of its thinking, the second engine pulls its KV blocks and writes the answer.
-Requests that one engine must serve, and all other paths, go to the first engine. If the second one fails, the first
+All engines need the same model and --kv-transfer-config with HandoffConnector of meridian.vllm.handoff. A request
+thinks in the first engine. At the end of its thinking, an engine that answers pulls its KV blocks and writes the answer.
+Requests that one engine must serve, and all other paths, go to the first engine. If the other one fails, the first
 one goes on from the tokens so far. GET /metrics counts all of it.
+
+Policies: threshold hands over every request with enough KV blocks, to the engine with the fewest answers. expected-time
+measures how long answers take here and there, and hands over those that are expected to end sooner.
 
 Exit code: 1 the engine that thinks does not answer or the address is taken, 2 bad input, 130 Ctrl-C.
 
 Example:
-  meridian handoff --think http://127.0.0.1:8001 --answer http://127.0.0.1:8002 --listen 127.0.0.1:8000")]
+  meridian handoff --think http://127.0.0.1:8001 --answer http://127.0.0.1:8002 --listen 127.0.0.1:8000
+  meridian handoff --think http://127.0.0.1:8001 --answer http://127.0.0.1:8002 --answer http://127.0.0.1:8003 \
+    --policy expected-time")]
 pub(crate) struct HandoffArgs {
     /// Let this engine think: http://IP:port on loopback, or https://HOST:port
     #[arg(long, value_name = "URL", value_parser = engine)]
     think: Endpoint,
-    /// Let this engine answer: http://IP:port on loopback, or https://HOST:port
-    #[arg(long, value_name = "URL", value_parser = engine)]
-    answer: Endpoint,
+    /// Let this engine answer: http://IP:port on loopback, or https://HOST:port; may be given several times
+    #[arg(long, value_name = "URL", value_parser = engine, required = true)]
+    answer: Vec<Endpoint>,
     /// Listen on this address, on loopback
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:8000", value_parser = loopback)]
     listen: SocketAddr,
@@ -46,6 +53,9 @@ pub(crate) struct HandoffArgs {
     /// Keep requests with fewer KV blocks in the first engine; by default, disagg.offload_threshold_blocks
     #[arg(long, value_name = "BLOCKS")]
     threshold_blocks: Option<u32>,
+    /// Choose requests and engines by this policy: threshold, expected-time; by default, disagg.policy
+    #[arg(long, value_name = "POLICY", value_parser = policy)]
+    policy: Option<HandoffPolicyName>,
     /// Give an engine up that is silent for this long while it answers
     #[arg(long, value_name = "TIME", value_parser = seconds, default_value = "60s")]
     patience: f64,
@@ -54,7 +64,7 @@ pub(crate) struct HandoffArgs {
     config: Option<PathBuf>,
 }
 
-fn engine(text: &str) -> Result<Endpoint, String> {
+pub(crate) fn engine(text: &str) -> Result<Endpoint, String> {
     let expected = "must be http://IP:port on loopback, or https://HOST:port";
     let address = text.strip_prefix("http://").map(|address| address.trim_end_matches('/'));
     match (address, text.starts_with("https://")) {
@@ -63,6 +73,12 @@ fn engine(text: &str) -> Result<Endpoint, String> {
         (None, true) => Endpoint::parse(text).map_err(Into::into),
         (None, false) => Err(expected.into()),
     }
+}
+
+fn policy(text: &str) -> Result<HandoffPolicyName, String> {
+    let named = HandoffPolicyName::ALL.into_iter().find(|policy| policy.label() == text);
+    let all = HandoffPolicyName::ALL.map(HandoffPolicyName::label);
+    named.ok_or_else(|| format!("must be one of {}", all.join(", ")))
 }
 
 fn loopback(text: &str) -> Result<SocketAddr, String> {
@@ -78,12 +94,14 @@ pub(crate) fn run(args: &HandoffArgs, json: bool) -> anyhow::Result<()> {
     let config = config_file::load(args.config.as_deref()).context(Unusable)?.parsed.config;
     let given = Some(&args.think_end).filter(|texts| !texts.is_empty());
     let think_end = given.map_or_else(|| config.model.think_end.as_slice().to_vec(), Clone::clone);
+    let name = args.policy.unwrap_or(config.disagg.policy);
     let settings = HandoffSettings {
         think: args.think.clone(),
         answer: args.answer.clone(),
         think_end,
-        threshold_blocks: args.threshold_blocks.unwrap_or(config.disagg.offload_threshold_blocks),
+        policy: name.policy(args.threshold_blocks.unwrap_or(config.disagg.offload_threshold_blocks)),
         patience: Duration::from_secs_f64(args.patience),
+        traces: Traces::start(&config.telemetry, "", None).map_err(anyhow::Error::msg).context(Unusable)?,
     };
     let ends: Vec<String> = settings.think_end.iter().map(|text| format!("{text:?}")).collect();
     // In the wheel, Python would keep Ctrl-C for itself.

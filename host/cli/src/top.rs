@@ -1,13 +1,16 @@
+mod handoff;
 mod view;
 
 use std::io::{IsTerminal, stdin, stdout};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use meridian_fleet::{Engine, Member};
+use meridian_fleet::{Endpoint, Engine, HandoffStatus, Member};
 use meridian_runtime::control::ProcessStatus;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::widgets::Widget;
 
+use self::handoff::FrontView;
 use self::view::{Look, View};
 pub(crate) use self::view::{all_tenants, time};
 use crate::target::Target;
@@ -20,13 +23,17 @@ colour where NO_COLOR is set or TERM is dumb. Latencies are those of the interva
 without requests in the interval, those since the start.
 
 Example:
-  meridian top --interval 0.5")]
+  meridian top --interval 0.5
+  meridian top --handoff http://127.0.0.1:8000")]
 pub(crate) struct TopArgs {
     #[command(flatten)]
     target: Target,
     /// Set the seconds between two updates
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = interval)]
     interval: f64,
+    /// Show the front of a handoff at this address instead of an engine
+    #[arg(long, value_name = "URL", value_parser = crate::handoff::engine, conflicts_with_all = ["pid", "address", "fleet"])]
+    handoff: Option<Endpoint>,
 }
 
 fn interval(text: &str) -> Result<f64, String> {
@@ -37,6 +44,19 @@ fn interval(text: &str) -> Result<f64, String> {
 }
 
 pub(crate) fn run(args: &TopArgs, json: bool) -> anyhow::Result<()> {
+    let interval = Duration::from_secs_f64(args.interval);
+    if let Some(front) = &args.handoff {
+        let ask = || HandoffStatus::ask(front).map_err(|error| anyhow::anyhow!("--handoff: {error}"));
+        let now = ask()?;
+        if json {
+            return print_json(&now);
+        }
+        let view = FrontView::new(now);
+        if stdout().is_terminal() && stdin().is_terminal() {
+            return live(view, interval, |view| view.update(ask()));
+        }
+        return view.lines().iter().try_for_each(|line| Ok(print_line(line)?));
+    }
     let engine = args.target.one()?;
     let now = look(&engine)?;
     if json {
@@ -44,7 +64,7 @@ pub(crate) fn run(args: &TopArgs, json: bool) -> anyhow::Result<()> {
     }
     let view = View::new(engine.address(), now, is_plain());
     if stdout().is_terminal() && stdin().is_terminal() {
-        return live(&engine, view, Duration::from_secs_f64(args.interval));
+        return live(view, interval, |view| view.update(look(&engine)));
     }
     view.text().iter().try_for_each(|line| Ok(print_line(line)?))
 }
@@ -72,7 +92,10 @@ impl Drop for Restore {
     }
 }
 
-fn live(engine: &Engine, mut view: View, interval: Duration) -> anyhow::Result<()> {
+fn live<V>(mut view: V, interval: Duration, update: impl Fn(&mut V)) -> anyhow::Result<()>
+where
+    for<'a> &'a V: Widget,
+{
     let restore = Restore;
     let mut terminal = ratatui::try_init()?;
     loop {
@@ -94,7 +117,7 @@ fn live(engine: &Engine, mut view: View, interval: Duration) -> anyhow::Result<(
                 _ => {}
             }
         }
-        view.update(look(engine));
+        update(&mut view);
     }
 }
 

@@ -236,8 +236,10 @@ fn a_set_names_the_policies_of_several_slots() {
     assert!(table.contains("eviction policy") && table.contains("budget policy"), "{table}");
     for (set, says) in [
         ("eviction=", "expected native:NAME"),
-        ("dispatch=srpt,x=1", "x=1: expected dispatch=POLICY, eviction=POLICY or budget=POLICY"),
+        ("dispatch=srpt,x=1", "x=1: expected dispatch=POLICY, eviction=POLICY, budget=POLICY or handoff=THINK:ANSWER"),
         ("dispatch=srpt,dispatch=edf", "dispatch is given twice"),
+        ("handoff=2:0", "handoff=2:0: expected two numbers of engines from 1 on, such as 6:2"),
+        ("handoff=1:1", "handoff=1:1: expected as many engines as --engines 1"),
     ] {
         let said = refused(&["replay", "--policy", set]);
         assert!(said.contains(says), "{set}: {said}");

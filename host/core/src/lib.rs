@@ -39,6 +39,7 @@ pub mod error;
 mod family;
 pub mod file;
 mod guarded;
+pub mod handoff;
 mod kind;
 pub mod latency;
 mod mirror;

@@ -104,6 +104,7 @@ const RANGES: &[(&str, &[&str], &[&str], &str)] = &[
         "must be \"none\", \"tcp\", \"nixl\" or \"mooncake\"",
     ),
     ("disagg.offload_threshold_blocks", &["1", "65536"], &["0", "65537"], "must be in 1..=65536"),
+    ("disagg.policy", &["'threshold'", "'expected-time'"], &["'always'"], "must be \"threshold\" or \"expected-time\""),
     ("policy.max_strikes", &["1", "1000"], &["0", "1001"], "must be in 1..=1000"),
     ("policy.strike_window_s", &["1", "86400"], &["0", "86401"], "must be in 1..=86400"),
     ("admin.audit_log_max_mib", &["1", "1024"], &["0", "1025"], "must be in 1..=1024"),

@@ -32,6 +32,6 @@ pub use endpoint::Endpoint;
 pub use engine::{BudgetChange, Engine, Patience};
 pub use error::FleetError;
 pub use find::{Fleet, processes};
-pub use handoff::{Handoff, HandoffError, HandoffSettings};
+pub use handoff::{AnsweringEngine, Handoff, HandoffError, HandoffSettings, HandoffStatus};
 pub use member::{Member, MemberError, Policy, PolicySource};
 pub use prediction::{Basis, PREDICTION_FORMAT, PolicyName, PredictedRatio, Prediction, PredictionError};

@@ -2,11 +2,14 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::ops::RangeInclusive;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use meridian_core::config::HandoffPolicyName;
+use meridian_core::handoff::{HandoffFacts, HandoffPolicy};
 use meridian_fleet::{Endpoint, Handoff, HandoffSettings};
 use serde_json::{Value, json};
 
@@ -119,12 +122,17 @@ fn answer(mut stream: TcpStream, reply: Reply, gone: &Sender<()>) {
 
 /// The address of a front before these engines.
 fn front(think: &Engine, answer: SocketAddr) -> SocketAddr {
+    front_of(think, &[answer], HandoffPolicyName::Threshold.policy(4))
+}
+
+fn front_of(think: &Engine, answer: &[SocketAddr], policy: Box<dyn HandoffPolicy>) -> SocketAddr {
     let settings = HandoffSettings {
         think: Endpoint::Loopback(think.address),
-        answer: Endpoint::Loopback(answer),
+        answer: answer.iter().copied().map(Endpoint::Loopback).collect(),
         think_end: vec!["</think>".into()],
-        threshold_blocks: 4,
+        policy,
         patience: Duration::from_secs(60),
+        traces: None,
     };
     let (to, from) = channel();
     thread::spawn(move || {
@@ -172,7 +180,7 @@ fn counter(front: SocketAddr, line: &str) -> bool {
 }
 
 fn kv() -> Value {
-    json!({ "meridian_handoff": { "stop_token": END }, "do_remote_prefill": true, "remote_port": 7 })
+    json!({ "meridian_handoff": { "stop_token": END }, "do_remote_prefill": true, "remote_port": 7, "remote_block_ids": [[4, 5]] })
 }
 
 /// The stream of the first engine: a prompt of two tokens, three tokens of thinking.
@@ -229,11 +237,11 @@ fn a_client_sees_one_stream() {
     assert_eq!(chunks.last().map(|chunk| &chunk["usage"]), Some(&usage));
     let (path, asked) = &think.got()[0];
     assert_eq!((path.as_str(), &asked["stop_token_ids"]), ("/v1/completions", &json!([END])));
-    assert_eq!(asked["kv_transfer_params"]["meridian_handoff"], json!({ "min_blocks": 4 }));
+    assert_eq!(asked["kv_transfer_params"]["meridian_handoff"], json!({ "min_blocks": 4, "max_blocks": u32::MAX }));
     let (path, asked) = &answer.got()[0];
     assert_eq!((path.as_str(), &asked["prompt"]), ("/v1/completions", &json!([1, 2, 10, 11, END])));
     assert_eq!((&asked["max_tokens"], &asked["kv_transfer_params"]), (&json!(17), &kv()));
-    assert!(counter(front, "meridian_handoff_handed_over_total 1"));
+    assert!(counter(front, &format!("meridian_handoff_handed_over_total{{engine=\"{}\"}} 1", answer.address)));
     assert!(counter(front, "meridian_handoff_requests_total 1"));
 }
 
@@ -272,6 +280,59 @@ fn the_first_engine_goes_on() {
     let front = front(&think, closed);
     assert_eq!(text_of(&stream(front, "/v1/completions", &request())), "so it</think> 42");
     assert!(counter(front, "meridian_handoff_first_engine_total{reason=\"unreachable\"} 1"));
+}
+
+/// Hands over what the test says, to the engine that it says.
+struct Scripted {
+    offers: std::vec::IntoIter<Option<RangeInclusive<u32>>>,
+    target: usize,
+}
+
+impl HandoffPolicy for Scripted {
+    fn offer(&mut self, _: &HandoffFacts<'_>) -> Option<RangeInclusive<u32>> {
+        self.offers.next().flatten()
+    }
+
+    fn target(&mut self, blocks: u32, facts: &HandoffFacts<'_>) -> usize {
+        assert_eq!((blocks, facts.targets.len()), (2, 2), "the blocks of `kv`");
+        self.target
+    }
+}
+
+#[test]
+fn a_policy_chooses_requests_and_engines() {
+    let whole = Reply::Json(200, json!({ "choices": [{ "text": "by one" }] }));
+    let answered = || Reply::Events(vec![piece(" 42", &[12], &json!("stop"))]);
+    let think = Engine::new(vec![whole, thought(), thought()]);
+    let (first, second) = (Engine::new(vec![answered()]), Engine::new(vec![answered()]));
+    let offers = vec![None, Some(3..=7), Some(1..=1)].into_iter();
+    let policy = Box::new(Scripted { offers, target: 1 });
+    let front = front_of(&think, &[first.address, second.address], policy);
+    let mut unasked = request();
+    unasked["stream"] = json!(false);
+    assert!(ask(front, "POST", "/v1/completions", &unasked).contains("by one"));
+    assert_eq!(think.got()[0].1, unasked, "a request that stays is not changed");
+    assert!(counter(front, "meridian_handoff_first_engine_total{reason=\"policy\"} 1"));
+    stream(front, "/v1/completions", &request());
+    let asked = &think.got()[1].1["kv_transfer_params"]["meridian_handoff"];
+    assert_eq!(*asked, json!({ "min_blocks": 3, "max_blocks": 7 }));
+    assert_eq!((first.got().len(), second.got().len()), (0, 1));
+}
+
+#[test]
+fn an_engine_that_fails_is_left_out() {
+    let answered = || Reply::Events(vec![piece(" 42", &[12], &json!("stop"))]);
+    let rest = Reply::Events(vec![piece(" 42", &[12], &json!("stop"))]);
+    let think = Engine::new(vec![thought(), rest, thought(), thought()]);
+    let able = Engine::new(vec![answered(), answered()]);
+    let closed = SocketAddr::from(([127, 0, 0, 1], 1));
+    // Of equal engines the first one is asked first.
+    let front = front_of(&think, &[closed, able.address], HandoffPolicyName::Threshold.policy(4));
+    for _ in 0..3 {
+        assert_eq!(text_of(&stream(front, "/v1/completions", &request())), "so it</think> 42");
+    }
+    assert!(counter(front, "meridian_handoff_first_engine_total{reason=\"unreachable\"} 1"));
+    assert_eq!(able.got().len(), 2);
 }
 
 #[test]

@@ -3,6 +3,8 @@
 //! The engine hands over the facts of a finished request and continues. A thread makes spans from them and sends them.
 //! It drops and counts the requests that it cannot take or send.
 
+mod handoff;
+
 use std::path::Path;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,6 +23,7 @@ use opentelemetry_otlp::{WithExportConfig, WithHttpConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{IdGenerator, RandomIdGenerator, SpanData, SpanEvents, SpanExporter as _, SpanLinks};
 
+pub use self::handoff::HandoffSpan;
 use crate::control::{Control, FaultEntry, SlotStatus, Version};
 use crate::explain::{Explanation, PartTime};
 
@@ -187,8 +190,14 @@ struct Counts {
     closing: AtomicBool,
 }
 
-/// A finished request, and the time of day at its end.
-type Message = (FinishedRequest, SystemTime);
+/// What ended, and the time of day at its end.
+type Message = (Ended, SystemTime);
+
+#[derive(Debug)]
+enum Ended {
+    Request(Box<FinishedRequest>),
+    Handoff(HandoffSpan),
+}
 
 /// The thread that sends traces. Dropping it calls [`close`](Self::close).
 #[derive(Debug)]
@@ -272,9 +281,18 @@ impl Traces {
 
     /// Add an ended request. Never waits.
     pub fn request(&self, finished: FinishedRequest) {
+        self.ended(Ended::Request(Box::new(finished)));
+    }
+
+    /// Add an answer of another engine that is over. Never waits.
+    pub fn handoff(&self, ended: HandoffSpan) {
+        self.ended(Ended::Handoff(ended));
+    }
+
+    fn ended(&self, ended: Ended) {
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let taken =
-            running.as_ref().is_some_and(|Running { queue, .. }| queue.try_send((finished, SystemTime::now())).is_ok());
+            running.as_ref().is_some_and(|Running { queue, .. }| queue.try_send((ended, SystemTime::now())).is_ok());
         if !taken {
             self.counts.lost.fetch_add(1, Ordering::Relaxed);
         }
@@ -364,8 +382,8 @@ impl Sender {
         let mut next = Instant::now() + self.limits.interval;
         loop {
             match messages.recv_timeout(next.saturating_duration_since(Instant::now())) {
-                Ok((finished, now)) => {
-                    self.maker.request(&finished, now, &mut self.spans);
+                Ok((ended, now)) => {
+                    self.maker.ended(&ended, now, &mut self.spans);
                     self.requests += 1;
                     if self.requests < self.limits.batch as u64 && Instant::now() < next {
                         continue;
@@ -392,12 +410,12 @@ impl Sender {
         if let Some(watched) = &mut self.watched {
             watched.look(&mut self.maker, &mut self.spans);
         }
-        for (finished, now) in messages {
+        for (ended, now) in messages {
             if Instant::now() >= end {
                 self.counts.lost.fetch_add(1, Ordering::Relaxed);
                 continue;
             }
-            self.maker.request(&finished, now, &mut self.spans);
+            self.maker.ended(&ended, now, &mut self.spans);
             self.requests += 1;
             if self.requests >= self.limits.batch as u64 {
                 self.send();
@@ -454,6 +472,13 @@ struct Maker {
 }
 
 impl Maker {
+    fn ended(&mut self, ended: &Ended, now: SystemTime, spans: &mut Vec<SpanData>) {
+        match ended {
+            Ended::Request(finished) => self.request(finished, now, spans),
+            Ended::Handoff(ended) => self.handoff(ended, now, spans),
+        }
+    }
+
     /// A span from the request's arrival to its end, and one in it for each phase it reached.
     fn request(&mut self, finished: &FinishedRequest, now: SystemTime, spans: &mut Vec<SpanData>) {
         let FinishedRequest {

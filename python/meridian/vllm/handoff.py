@@ -7,7 +7,7 @@ vLLM's own connector hands over a prompt: all its tokens are computed when the f
 at the end of its thinking is different. Its last token was sampled and never computed, so the second engine pulls one
 token less and computes that token itself. vLLM also shows a client the parameters of a transfer only without streaming.
 Here they are the `stop_reason` of the last chunk, in JSON, for requests that ask for it with
-`"kv_transfer_params": {"do_remote_decode": true, "meridian_handoff": {"min_blocks": 4}}`.
+`"kv_transfer_params": {"do_remote_decode": true, "meridian_handoff": {"min_blocks": 4, "max_blocks": 4096}}`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class HandoffScheduler(NixlPullConnectorScheduler):
         blocks = -(-computed // self.block_size)
         stop_token = request.stop_reason
         has_thought = request.status == RequestStatus.FINISHED_STOPPED and isinstance(stop_token, int)
-        if not has_thought or blocks < _min_blocks(request):
+        if not has_thought or not _limit(request, "min_blocks", 1) <= blocks <= _limit(request, "max_blocks", blocks):
             self._reqs_not_processed.add(request.request_id)
             return False, None
         delays, params = super().request_finished(request, tuple(group[:blocks] for group in block_ids))
@@ -85,7 +85,7 @@ def _is_handoff(request: Request) -> bool:
     return isinstance(_asked(request), dict) and bool((request.kv_transfer_params or {}).get("do_remote_decode"))
 
 
-def _min_blocks(request: Request) -> int:
-    """The client's threshold; 1 when it is no number."""
-    least = _asked(request).get("min_blocks", 1)
-    return least if isinstance(least, int) else 1
+def _limit(request: Request, name: str, default: int) -> int:
+    """The client's limit of this name; the default when it is no number."""
+    limit = _asked(request).get(name, default)
+    return limit if isinstance(limit, int) else default

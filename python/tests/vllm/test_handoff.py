@@ -134,8 +134,12 @@ def test_tokens_are_those_of_one_engine(engines: tuple[Fleet, Fleet], front: Fro
         wanted[computed % BLOCK] += 1
     assert min(wanted.values()) > 0
     counters = front.counters()
-    assert counters["meridian_handoff_handed_over_total"] == sum(wanted.values())
+    assert handed_over(counters) == sum(wanted.values())
     assert not [name for name in counters if "first_engine" in name]
+
+
+def handed_over(counters: dict[str, float]) -> float:
+    return sum(count for name, count in counters.items() if name.startswith("meridian_handoff_handed_over_total"))
 
 
 def test_blocks_were_pulled(engines: tuple[Fleet, Fleet], front: Front) -> None:
@@ -187,11 +191,11 @@ def test_chats(engines: tuple[Fleet, Fleet], front: Front) -> None:
 def test_thinking_that_a_budget_ends(engines: tuple[Fleet, Fleet], front: Front) -> None:
     fields = {"vllm_xargs": {"meridian_think_budget": 12}}
     one = completion(engines[0].base, prompt(9), **fields)["choices"][0]
-    before = front.counters()["meridian_handoff_handed_over_total"]
+    before = handed_over(front.counters())
     both = completion(front.base, prompt(9), **fields)["choices"][0]
     assert both["token_ids"].index(THINK_END) <= 12
     assert both["token_ids"] == one["token_ids"]
-    assert front.counters()["meridian_handoff_handed_over_total"] == before + 1
+    assert handed_over(front.counters()) == before + 1
 
 
 def test_wrong_parameters_are_computed_again(engines: tuple[Fleet, Fleet]) -> None:
@@ -222,8 +226,8 @@ def test_an_engine_that_dies_while_it_answers(engines: tuple[Fleet, Fleet], fron
             engines[1].kill()
 
     assert token_ids(chunks(front.base, "/v1/completions", body, kill)) == one
-    # The next one finds nobody.
+    # The next one finds nobody, or is kept because the engine failed a moment ago.
     assert token_ids(chunks(front.base, "/v1/completions", body)) == one
     counters = front.counters()
-    assert counters['meridian_handoff_first_engine_total{reason="broken"}'] == 1
-    assert counters['meridian_handoff_first_engine_total{reason="unreachable"}'] == 1
+    reasons = {name.split('"')[1]: int(count) for name, count in counters.items() if "first_engine" in name}
+    assert reasons in ({"broken": 1, "unreachable": 1}, {"broken": 1, "failing": 1})

@@ -7,7 +7,7 @@ use meridian_bench::policies::{Inject, PolicySet, PolicySource};
 use meridian_bench::replay::{MaxTokens, Options, Rate, replay, timeline};
 use meridian_bench::report::{html, table};
 use meridian_bench::results::GivenUp;
-use meridian_bench::sim::Router;
+use meridian_bench::sim::{Router, Transfer};
 use meridian_runtime::timeline::chrome_json;
 
 use super::input::{EngineArgs, InputArgs, KeepArgs, SessionArgs, SloArgs};
@@ -19,13 +19,15 @@ use crate::{Said, Unusable, print_json, print_line, say};
 A policy is native:NAME (or NAME), or the path of a component, followed by its options:
 'pascal{\"tpot_ms\": 40}'. It decides in the dispatch slot. To name policies of several slots, write
 dispatch=POLICY, eviction=POLICY and budget=POLICY with commas between them. Without dispatch=, the
-configured dispatch policy decides.
+configured dispatch policy decides. handoff=6:2 lets six engines think and two answer: at the end of
+its thinking, a request and its KV blocks move. [disagg] of --config chooses the requests that move.
 
 Examples:
   meridian bench replay --trace requests.csv --policy output-first --policy pascal --rate 2,4,8 --html report.html
   meridian bench replay --workload reasoning-chat --requests 5000 --policy mine.wasm --seeds 1,2,3 --save mine.json
   meridian bench replay --trace requests.csv --policy eviction=tiered-lru --policy eviction=prefix-value,budget=patience
   meridian bench replay --trace agentic_sessions.jsonl --at-once 32 --policy eviction=prefix-value
+  meridian bench replay --engines 8 --engine 32b-h200 --policy handoff=7:1 --policy handoff=6:2 --rate 4,6
   meridian bench replay --trace requests.csv --policy mine.wasm --swap 60=output-first --inject trap:0.01")]
 pub(crate) struct ReplayArgs {
     #[command(flatten)]
@@ -35,7 +37,7 @@ pub(crate) struct ReplayArgs {
     #[command(flatten)]
     engine: EngineArgs,
     /// Replay under this policy, or these policies of several slots; may be given several times
-    #[arg(long = "policy", value_name = "POLICY|SLOT=POLICY,...")]
+    #[arg(long = "policy", value_name = "POLICY|SLOT=POLICY,...|handoff=THINK:ANSWER")]
     policies: Vec<PolicySet>,
     /// Compare the policies with this one; fcfs is stock vLLM
     #[arg(long, value_name = "POLICY|SLOT=POLICY,...", default_value = "fcfs")]
@@ -52,6 +54,12 @@ pub(crate) struct ReplayArgs {
     /// Route requests by this rule: round-robin, least-loaded, session
     #[arg(long, default_value = "round-robin")]
     router: Router,
+    /// Let a handoff take this long beside its bytes, in milliseconds
+    #[arg(long, value_name = "MS", default_value_t = Transfer::default().fixed_ms)]
+    transfer_ms: f64,
+    /// Move this many gigabytes of KV a second into an engine that answers
+    #[arg(long, value_name = "GB/S", default_value_t = Transfer::default().gb_s)]
+    transfer_gb_s: f64,
     /// Set the eviction policy where --policy names none; by default, the configured policy
     #[arg(long, value_name = "POLICY")]
     eviction: Option<PolicySource>,
@@ -137,6 +145,10 @@ fn options(args: &ReplayArgs) -> anyhow::Result<Options> {
         engine_name,
         engines: args.engines,
         router: args.router,
+        transfer: Transfer {
+            fixed_ms: positive("transfer-ms", args.transfer_ms)?,
+            gb_s: positive("transfer-gb-s", args.transfer_gb_s)?,
+        },
         slo: args.slo.read()?,
         baseline: args.baseline.clone(),
         policies: args.policies.clone(),

@@ -22,8 +22,8 @@ pub use fields::{Field, fields};
 pub use reference::reference;
 pub use schema::schema;
 pub use tables::{
-    AdminConfig, DisaggConfig, EntropyConfig, FabricName, KvMemoryConfig, MeridianConfig, ModelConfig, PolicyConfig,
-    ProbeAt, SchedulerConfig, SlotConfig, SlotMode, TelemetryConfig,
+    AdminConfig, DisaggConfig, EntropyConfig, FabricName, HandoffPolicyName, KvMemoryConfig, MeridianConfig,
+    ModelConfig, PolicyConfig, ProbeAt, SchedulerConfig, SlotConfig, SlotMode, TelemetryConfig,
 };
 pub use values::{Auto, HttpUrl, Listen, Texts, Tokens, inline, of_rank};
 
@@ -206,7 +206,7 @@ impl MeridianConfig {
         })?;
         self.scheduler.reasoning_effort.check(max_think_tokens)?;
         slots::check_slots(self)?;
-        let DisaggConfig { enabled, fabric, offload_threshold_blocks: _ } = self.disagg;
+        let DisaggConfig { enabled, fabric, offload_threshold_blocks: _, policy: _ } = self.disagg;
         check("disagg.fabric", "\"none\"", !enabled || fabric != FabricName::None, || {
             "must be \"tcp\", \"nixl\" or \"mooncake\" when disagg.enabled is true".into()
         })?;

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::effort::ReasoningEfforts;
 use super::values::{Auto, Texts};
 use crate::EntropyUnit;
+use crate::handoff::{ExpectedTimeHandoff, HandoffPolicy, ThresholdHandoff};
 
 /// The contents of `meridian.toml`. Every field has a default; an unknown field is an error with a suggestion.
 ///
@@ -214,6 +215,52 @@ pub struct DisaggConfig {
     /// Fewest blocks that are worth a transfer; fewer stay, or are computed again.
     #[schemars(range(min = 1, max = 65_536))]
     pub offload_threshold_blocks: u32,
+    /// Which requests `meridian handoff` hands over: `"threshold"`, all with so many blocks, or `"expected-time"`, those whose
+    /// answer is then expected to end sooner.
+    pub policy: HandoffPolicyName,
+}
+
+/// `disagg.policy`
+///
+/// ```
+/// use meridian_core::MeridianConfig;
+/// use meridian_core::config::HandoffPolicyName;
+///
+/// let config = MeridianConfig::from_toml("[disagg]\npolicy = 'expected-time'")?;
+/// assert_eq!(config.disagg.policy, HandoffPolicyName::ExpectedTime);
+/// # Ok::<(), meridian_core::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum HandoffPolicyName {
+    /// Every request with [`DisaggConfig::offload_threshold_blocks`].
+    #[default]
+    Threshold,
+    /// Those whose answer is expected to end sooner.
+    ExpectedTime,
+}
+
+impl HandoffPolicyName {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Threshold, Self::ExpectedTime];
+
+    /// As in `meridian.toml`.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Threshold => "threshold",
+            Self::ExpectedTime => "expected-time",
+        }
+    }
+
+    /// The policy; requests with fewer than `least_blocks` KV blocks stay.
+    #[must_use]
+    pub fn policy(self, least_blocks: u32) -> Box<dyn HandoffPolicy> {
+        match self {
+            Self::Threshold => Box::new(ThresholdHandoff { least_blocks }),
+            Self::ExpectedTime => Box::new(ExpectedTimeHandoff { least_blocks }),
+        }
+    }
 }
 
 /// `disagg.fabric`
@@ -497,7 +544,12 @@ impl Default for KvMemoryConfig {
 
 impl Default for DisaggConfig {
     fn default() -> Self {
-        Self { enabled: false, fabric: FabricName::None, offload_threshold_blocks: 4 }
+        Self {
+            enabled: false,
+            fabric: FabricName::None,
+            offload_threshold_blocks: 4,
+            policy: HandoffPolicyName::Threshold,
+        }
     }
 }
 

@@ -1,13 +1,15 @@
-//! The second part of a request: the answer, by the second engine, or by the first one from the tokens so far.
+//! The second part of a request: the answer, by another engine, or by the first one from the tokens so far.
 
 use std::time::Instant;
 
 use hyper::header::HeaderMap;
 use hyper::{Method, StatusCode};
+use meridian_core::handoff::Answered;
+use meridian_runtime::traces::{HandoffSpan, TraceParent};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::plan::Plan;
+use super::plan::{Plan, kept_blocks};
 use super::serve::Shared;
 use super::upstream::Upstream;
 use super::{ids, upstream};
@@ -81,8 +83,77 @@ pub(super) async fn write(
     if reply.status != StatusCode::OK {
         return Err(format!("the engine that thinks: HTTP {}", reply.status.as_u16()));
     }
+    let before = thought.tokens.len();
     let read = pieces(reply.events(), thought, sink, || ()).await;
-    read.map_err(|_| "the engine that thinks: hung up in the middle of the answer".into())
+    read.map_err(|_| "the engine that thinks: hung up in the middle of the answer")?;
+    if reason == "kept" {
+        shared.handoffs().stayed((thought.tokens.len() - before) as u32);
+    }
+    Ok(())
+}
+
+/// An answer that an engine is asked for. Its end is told to the account of handoffs, whatever ends it.
+struct Underway<'a> {
+    shared: &'a Shared,
+    target: usize,
+    blocks: u32,
+    asked: Instant,
+    begun: Option<Instant>,
+    /// Tokens that the request had before.
+    before: usize,
+    parent: Option<TraceParent>,
+    is_told: bool,
+}
+
+impl<'a> Underway<'a> {
+    /// None: every engine is failing.
+    fn new(shared: &'a Shared, blocks: u32, before: usize, headers: &HeaderMap) -> Option<Self> {
+        let target = shared.handoffs().target(blocks, shared.now_ms())?;
+        let parent = headers.get("traceparent").and_then(|header| TraceParent::parse(header.to_str().ok()?));
+        Some(Self { shared, target, blocks, asked: Instant::now(), begun: None, before, parent, is_told: false })
+    }
+
+    fn begun(&mut self) {
+        self.begun = Some(Instant::now());
+        self.shared.counters.begun(self.target, self.asked.elapsed().as_secs_f64());
+    }
+
+    /// Tell the account of handoffs, and the collector of traces.
+    fn over(&mut self, thought: &Thought, done: Result<(), &'static str>) {
+        let tokens = u32::try_from(thought.tokens.len() - self.before).unwrap_or(u32::MAX);
+        match done {
+            Ok(()) => self.answered(tokens),
+            Err(_) => self.shared.handoffs().failed(self.target, self.blocks, self.shared.now_ms()),
+        }
+        self.is_told = true;
+        if let Some(traces) = &self.shared.traces {
+            traces.handoff(HandoffSpan {
+                engine: self.shared.counters.engine(self.target).to_owned(),
+                blocks: self.blocks,
+                answer_tokens: tokens,
+                begun_after: self.begun.map(|begun| begun.duration_since(self.asked)),
+                took: self.asked.elapsed(),
+                failure: done.err(),
+                parent: self.parent,
+            });
+        }
+    }
+
+    fn answered(&mut self, tokens: u32) {
+        let begun = self.begun.unwrap_or(self.asked);
+        let ms = |from: Instant, to: Instant| to.duration_since(from).as_secs_f64() * 1e3;
+        let answered = Answered { begin_ms: ms(self.asked, begun), tokens, writing_ms: ms(begun, Instant::now()) };
+        self.shared.handoffs().answered(self.target, self.blocks, &answered);
+    }
+}
+
+impl Drop for Underway<'_> {
+    fn drop(&mut self) {
+        // The client is gone.
+        if !self.is_told {
+            self.shared.handoffs().dropped(self.target, self.blocks);
+        }
+    }
 }
 
 async fn second(
@@ -96,19 +167,21 @@ async fn second(
     let mut headers = headers.clone();
     // A rank of the first engine.
     headers.remove("x-data-parallel-rank");
-    let asked = Instant::now();
+    let before = thought.tokens.len();
+    let mut underway = Underway::new(shared, kept_blocks(kv), before, &headers).ok_or("failing")?;
     let body = plan.answer(&thought.tokens, plan.left(thought.generated()), Some(kv));
-    let reply = timeout(shared.patience, shared.answer.post("/v1/completions", &headers, &body)).await;
-    let reply = reply.map_err(|_| "stalled")?.map_err(|_| "unreachable")?;
-    if reply.status != StatusCode::OK {
-        return Err("refused");
-    }
-    let events = reply.events().within(shared.patience);
-    let begun = || {
-        shared.counters.handed_over.inc();
-        shared.counters.transfer_s.observe(asked.elapsed().as_secs_f64());
+    let engine = &shared.answer[underway.target];
+    let done = async {
+        let reply = timeout(shared.patience, engine.post("/v1/completions", &headers, &body)).await;
+        let reply = reply.map_err(|_| "stalled")?.map_err(|_| "unreachable")?;
+        if reply.status != StatusCode::OK {
+            return Err("refused");
+        }
+        pieces(reply.events().within(shared.patience), thought, sink, || underway.begun()).await
     };
-    pieces(events, thought, sink, begun).await
+    let done = done.await;
+    underway.over(thought, done);
+    done
 }
 
 /// Pass on the pieces of a stream until its last one.

@@ -1,38 +1,43 @@
-//! `meridian handoff`: one OpenAI-compatible address before two engines. The first one thinks, the second one answers.
+//! `meridian handoff`: one OpenAI-compatible address before engines. The first one thinks, the others answer.
 //!
 //! The thinking part of a request is the client's own request with one more stop token, so all that vLLM does for a
-//! request holds for it. The answer is a completion of token ids at the second engine, which pulls the KV blocks from the
-//! first. Whatever fails there, the first engine goes on from the tokens so far.
+//! request holds for it. The answer is a completion of token ids at another engine, which pulls the KV blocks from the
+//! first. A [`HandoffPolicy`](meridian_core::handoff::HandoffPolicy) chooses the requests and the engine. Whatever fails there, the first engine goes on from the tokens so far.
 
 mod answer;
 mod counters;
 mod plan;
 mod serve;
+mod status;
 mod stream;
 mod upstream;
 mod whole;
 
 use std::time::Duration;
 
+use meridian_core::handoff::HandoffPolicy;
+use meridian_runtime::traces::Traces;
 use serde_json::{Value, json};
 use thiserror::Error;
 
 use crate::Endpoint;
 pub use serve::Handoff;
+pub use status::{AnsweringEngine, HandoffStatus};
 
-/// Two engines, and when to move a request from one to the other.
-#[derive(Clone, Debug)]
+/// The engines, and when to move a request from the first to another.
 pub struct HandoffSettings {
     /// The engine that thinks, and that serves all requests that cannot be handed over.
     pub think: Endpoint,
-    /// The engine that answers.
-    pub answer: Endpoint,
+    /// The engines that answer, at least one.
+    pub answer: Vec<Endpoint>,
     /// Texts that end the thinking of the model; each must be one token.
     pub think_end: Vec<String>,
-    /// Requests with fewer KV blocks stay with the first engine.
-    pub threshold_blocks: u32,
-    /// Longest time without a byte from the engine that answers.
+    /// Which requests move, and to which engine.
+    pub policy: Box<dyn HandoffPolicy>,
+    /// Longest time without a byte from an engine that answers.
     pub patience: Duration,
+    /// Where spans go, if anywhere.
+    pub traces: Option<Traces>,
 }
 
 /// The reason why no request can be served.
@@ -55,9 +60,9 @@ pub enum HandoffError {
 }
 
 /// Asks the engine that thinks for the token of each text that ends thinking.
-pub(crate) async fn markers(settings: &HandoffSettings, to: &upstream::Upstream) -> Result<Vec<u64>, HandoffError> {
+pub(crate) async fn markers(think_end: &[String], to: &upstream::Upstream) -> Result<Vec<u64>, HandoffError> {
     let mut found = Vec::new();
-    for text in &settings.think_end {
+    for text in think_end {
         let ask = json!({ "prompt": text, "add_special_tokens": false });
         let tokens = to.json("/tokenize", &ask).await.map_err(HandoffError::Think)?;
         let tokens: Vec<u64> = ids(&tokens["tokens"]);

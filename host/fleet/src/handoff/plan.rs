@@ -1,5 +1,7 @@
 //! Which requests can be handed over, and the two requests that such a one becomes.
 
+use std::ops::RangeInclusive;
+
 use serde_json::{Map, Value, json};
 
 use super::ids;
@@ -80,7 +82,7 @@ const REPORT: &str = "meridian_think_report";
 impl Plan {
     /// # Errors
     /// The field that only one engine can serve.
-    pub(super) fn of(api: Api, body: &Value, markers: &[u64], threshold_blocks: u32) -> Result<Self, String> {
+    pub(super) fn of(api: Api, body: &Value, markers: &[u64]) -> Result<Self, String> {
         let fields = body.as_object().ok_or("body")?;
         for (name, value) in fields {
             let is_neutral = match (name.as_str(), value) {
@@ -128,7 +130,6 @@ impl Plan {
         // The text of the end, as one engine would write it; a reasoning parser needs it too.
         think["include_stop_str_in_output"] = json!(true);
         think["return_token_ids"] = json!(true);
-        think["kv_transfer_params"] = json!({ "do_remote_decode": true, HANDOFF: { "min_blocks": threshold_blocks } });
         let sampling = fields.iter().filter(|(name, _)| BOTH.contains(&name.as_str()));
         Ok(Self {
             api,
@@ -139,6 +140,14 @@ impl Plan {
             wants_usage: options["include_usage"] == json!(true),
             wants_ids: body["return_token_ids"] == json!(true),
         })
+    }
+
+    /// The engine that thinks is to keep the request's blocks if it has so many at the end of its thinking.
+    pub(super) fn offering(mut self, blocks: &RangeInclusive<u32>) -> Self {
+        let (least, most) = (blocks.start(), blocks.end());
+        let limits = json!({ "min_blocks": least, "max_blocks": most });
+        self.think["kv_transfer_params"] = json!({ "do_remote_decode": true, HANDOFF: limits });
+        self
     }
 
     /// The body of a completion that goes on after these tokens.
@@ -198,6 +207,13 @@ pub(super) fn end(choice: &Value, markers: &[u64]) -> End {
     }
 }
 
+/// KV blocks that the engine that thinks keeps: those of the first group of its parameters. 0 of others.
+pub(super) fn kept_blocks(kv: &Value) -> u32 {
+    let blocks = &kv["remote_block_ids"];
+    let first = if blocks[0].is_array() { &blocks[0] } else { blocks };
+    first.as_array().map_or(0, |ids| ids.len() as u32)
+}
+
 /// The ids of the prompt, in a chunk or a whole response: vLLM has them at two places.
 pub(super) fn prompt_ids(response: &Value) -> Vec<u64> {
     let of_chat = ids(&response["prompt_token_ids"]);
@@ -219,7 +235,7 @@ mod tests {
     use super::*;
 
     fn refused(api: Api, body: &Value) -> Option<String> {
-        Plan::of(api, body, &[37], 4).err()
+        Plan::of(api, body, &[37]).err()
     }
 
     #[test]
@@ -256,14 +272,16 @@ mod tests {
     #[test]
     fn the_two_parts() {
         let body = json!({ "model": "m", "prompt": "p", "temperature": 0, "max_tokens": 9, "return_token_ids": true });
-        let plan = Plan::of(Api::Completions, &body, &[37], 4).expect("can be handed over");
+        let plan = Plan::of(Api::Completions, &body, &[37]).expect("can be handed over").offering(&(4..=9));
         assert_eq!(plan.think["stop_token_ids"], json!([37]));
+        let offer = json!({ "do_remote_decode": true, HANDOFF: { "min_blocks": 4, "max_blocks": 9 } });
+        assert_eq!(plan.think["kv_transfer_params"], offer);
         assert_eq!(plan.think["prompt"], json!("p"));
         let kv = json!({ "remote_port": 1 });
         let answer = json!({ "model": "m", "temperature": 0, "prompt": [1, 37], "max_tokens": 8, "stream": true,
             "return_token_ids": true, "kv_transfer_params": { "remote_port": 1 } });
         assert_eq!(plan.answer(&[1, 37], plan.left(1), Some(&kv)), answer);
-        let unlimited = Plan::of(Api::Chat, &json!({ "messages": [] }), &[37], 4).expect("can be handed over");
+        let unlimited = Plan::of(Api::Chat, &json!({ "messages": [] }), &[37]).expect("can be handed over");
         assert_eq!(unlimited.left(5), None);
     }
 

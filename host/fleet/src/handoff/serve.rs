@@ -2,9 +2,9 @@
 
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
@@ -15,6 +15,8 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use meridian_core::handoff::Handoffs;
+use meridian_runtime::traces::Traces;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc::{Receiver, channel};
@@ -22,10 +24,12 @@ use tokio::sync::mpsc::{Receiver, channel};
 use super::answer::unchanged;
 use super::counters::Counters;
 use super::plan::{Api, Plan};
+use super::status::{self, AnsweringEngine, HandoffStatus};
 use super::stream::{Sent, relay};
 use super::upstream::{Connection, Reply, Upstream, passed_on};
 use super::whole::complete;
 use super::{HandoffError, HandoffSettings, markers};
+use crate::Endpoint;
 
 /// Largest body of a request, bytes.
 const MAX_REQUEST: usize = 64 << 20;
@@ -43,17 +47,29 @@ type Log = Box<dyn Fn(&str) + Send + Sync>;
 /// What all requests share.
 pub(super) struct Shared {
     pub(super) think: Upstream,
-    pub(super) answer: Upstream,
+    pub(super) answer: Vec<Upstream>,
+    handoffs: Mutex<Handoffs>,
+    started: Instant,
     pub(super) markers: Vec<u64>,
     pub(super) patience: Duration,
     pub(super) counters: Counters,
-    threshold_blocks: u32,
+    pub(super) traces: Option<Traces>,
     log: Log,
 }
 
 impl Shared {
     pub(super) fn say(&self, line: &str) {
         (self.log)(line);
+    }
+
+    /// The account of handoffs; the lock is held for a decision at most.
+    pub(super) fn handoffs(&self) -> MutexGuard<'_, Handoffs> {
+        self.handoffs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Milliseconds since the start.
+    pub(super) fn now_ms(&self) -> f64 {
+        self.started.elapsed().as_secs_f64() * 1e3
     }
 }
 
@@ -69,13 +85,16 @@ impl Handoff {
         settings: HandoffSettings,
         log: impl Fn(&str) + Send + Sync + 'static,
     ) -> Result<Self, HandoffError> {
-        let think = Upstream::new(settings.think.clone()).map_err(HandoffError::Think)?;
-        let answer = Upstream::new(settings.answer.clone()).map_err(HandoffError::Think)?;
-        let markers = markers(&settings, &think).await?;
-        let counters = Counters::new().map_err(|error| HandoffError::Think(error.to_string()))?;
-        let HandoffSettings { patience, threshold_blocks, .. } = settings;
-        let log = Box::new(log);
-        Ok(Self(Arc::new(Shared { think, answer, markers, patience, counters, threshold_blocks, log })))
+        let HandoffSettings { think, answer, think_end, policy, patience, traces } = settings;
+        let think = Upstream::new(think).map_err(HandoffError::Think)?;
+        let names: Vec<String> = answer.iter().map(Endpoint::host_header).collect();
+        let answer =
+            answer.into_iter().map(Upstream::new).collect::<Result<Vec<_>, _>>().map_err(HandoffError::Think)?;
+        let markers = markers(&think_end, &think).await?;
+        let counters = Counters::new(names).map_err(|error| HandoffError::Think(error.to_string()))?;
+        let handoffs = Mutex::new(Handoffs::new(policy, answer.len()));
+        let (started, log) = (Instant::now(), Box::new(log));
+        Ok(Self(Arc::new(Shared { think, answer, handoffs, started, markers, patience, counters, traces, log })))
     }
 
     /// The tokens that end thinking.
@@ -119,6 +138,7 @@ async fn handle(shared: Arc<Shared>, request: Request<Incoming>) -> Answered {
     let headers = passed_on(&head.headers);
     let api = match (&head.method, head.uri.path()) {
         (&Method::GET, "/metrics") => return metrics(&shared),
+        (&Method::GET, status::PATH) => return status_of(&shared),
         (&Method::POST, "/v1/completions") => Api::Completions,
         (&Method::POST, "/v1/chat/completions") => Api::Chat,
         _ => return pass_through(&shared, head.method, &path, &headers, body).await,
@@ -126,9 +146,18 @@ async fn handle(shared: Arc<Shared>, request: Request<Incoming>) -> Answered {
     shared.counters.requests.inc();
     let plan = serde_json::from_slice::<Value>(&body)
         .map_err(|_| "body".to_owned())
-        .and_then(|body| Plan::of(api, &body, &shared.markers, shared.threshold_blocks));
+        .and_then(|body| Plan::of(api, &body, &shared.markers));
     let plan = match plan {
-        Ok(plan) => plan,
+        Ok(plan) => {
+            let offered = shared.handoffs().offer(shared.now_ms());
+            match offered {
+                Ok(blocks) => plan.offering(&blocks),
+                Err(stays) => {
+                    shared.counters.went_on.with_label_values(&[stays.label()]).inc();
+                    return pass_through(&shared, head.method, &path, &headers, body).await;
+                }
+            }
+        }
         Err(field) => {
             // A client must not make a counter of each name that it invents.
             let known = ["n", "logprobs", "stop", "stop_token_ids", "tools", "response_format", "prompt", "body"];
@@ -190,7 +219,35 @@ fn relayed(reply: Reply) -> Answered {
 }
 
 fn metrics(shared: &Shared) -> Answered {
-    with_body(StatusCode::OK, "text/plain; version=0.0.4", shared.counters.text())
+    with_body(
+        StatusCode::OK,
+        "text/plain; version=0.0.4",
+        shared.counters.text(shared.handoffs().targets(shared.now_ms())),
+    )
+}
+
+fn status_of(shared: &Shared) -> Answered {
+    let known = |ms: f64| ms.is_finite().then_some(ms);
+    let (now_ms, counters) = (shared.now_ms(), &shared.counters);
+    let mut handoffs = shared.handoffs();
+    let engines = handoffs.targets(now_ms).iter().enumerate().map(|(number, target)| AnsweringEngine {
+        engine: counters.engine(number).to_owned(),
+        requests: target.requests,
+        blocks: target.blocks,
+        handed_over: counters.handed_over_to(number),
+        begin_ms: known(target.begin_ms),
+        itl_ms: known(target.itl_ms),
+        is_failing: target.is_failing,
+    });
+    let status = HandoffStatus {
+        pid: std::process::id(),
+        uptime_s: now_ms / 1e3,
+        requests: counters.requests.get(),
+        engines: engines.collect(),
+        think_itl_ms: known(handoffs.think_itl_ms()),
+        first_engine: counters.by_first_engine(),
+    };
+    with_body(StatusCode::OK, "application/json", json!(status).to_string())
 }
 
 /// An error in the form of the API.

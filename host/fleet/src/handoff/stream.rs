@@ -1,5 +1,7 @@
 //! A client that streams: the chunks of both parts, as one stream.
 
+use std::time::Instant;
+
 use bytes::Bytes;
 use hyper::header::HeaderMap;
 use serde_json::{Value, json};
@@ -35,6 +37,8 @@ async fn parts(
     to: &Sender<Sent>,
 ) -> Result<(), String> {
     let (mut prompt, mut generated) = (Vec::new(), Vec::new());
+    let mut at_first = 0;
+    let mut first_token: Option<Instant> = None;
     let broken = |_| "the engine that thinks: hung up in the middle of its thinking".to_owned();
     let (head, kv) = loop {
         let Some(data) = first.next().await.map_err(broken)? else {
@@ -52,6 +56,10 @@ async fn parts(
             prompt = prompt_ids(&chunk);
         }
         generated.extend(ids(&chunk["choices"][0]["token_ids"]));
+        if first_token.is_none() && !generated.is_empty() {
+            first_token = Some(Instant::now());
+            at_first = generated.len();
+        }
         if !plan.wants_ids {
             without_ids(&mut chunk);
         }
@@ -71,6 +79,10 @@ async fn parts(
         break (chunk, kv);
     };
     drop(first);
+    if let Some(since) = first_token {
+        let tokens = u32::try_from(generated.len() - at_first).unwrap_or(u32::MAX);
+        shared.handoffs().thought(tokens, since.elapsed().as_secs_f64() * 1e3);
+    }
     let prompt_tokens = prompt.len();
     prompt.append(&mut generated);
     let mut thought = Thought { prompt_tokens, tokens: prompt, kv };
