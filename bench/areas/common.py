@@ -121,7 +121,8 @@ def provenance() -> dict[str, str]:
 
     # Results of this very run, and the tables that it writes, do not make the tree another one.
     results = ("bench/results/", "docs/src/", "README.md")
-    changed = [line for line in git("status", "--porcelain").splitlines() if not line[3:].startswith(results)]
+    paths = [line.split(maxsplit=1)[1] for line in git("status", "--porcelain").splitlines()]
+    changed = [path for path in paths if not path.startswith(results)]
     models = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")]
     cpu = models[0].partition(":")[2].strip() if models else "unknown"
     return {

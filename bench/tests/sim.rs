@@ -1,21 +1,15 @@
 //! The simulator: what one request takes, what many leave behind, and that the policies decide as they do elsewhere.
 
+#[path = "support/step.rs"]
+mod step;
+
 use meridian_bench::policies::{Choice, Inject, Loader, Policies, PolicySource};
 use meridian_bench::results::Slo;
-use meridian_bench::sim::{EngineConfig, Outcome, Router, Simulation, StepModel, Swap};
+use meridian_bench::sim::{EngineConfig, Outcome, Router, Simulation, Swap};
 use meridian_bench::trace::{Prefix, TraceRequest};
 use meridian_core::{FaultKind, MeridianConfig};
 use proptest::prelude::*;
-
-const STEP: StepModel = StepModel {
-    fixed_ms: 2.0,
-    request_ms: 0.05,
-    weights_ms: 4.0,
-    token_ms: 0.02,
-    kv_token_ms: 1e-4,
-    attention_ms: 1e-5,
-    arrival_ms: 0.0,
-};
+use step::STEP;
 
 fn engine() -> EngineConfig {
     EngineConfig {

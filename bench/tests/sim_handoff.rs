@@ -1,25 +1,21 @@
 //! Engines that think and engines that answer, in the simulator.
 
+#[path = "support/step.rs"]
+mod step;
+
 use meridian_bench::policies::{Choice, Loader, Policies};
 use meridian_bench::results::Slo;
-use meridian_bench::sim::{EngineConfig, HandoffFleet, Outcome, Simulation, StepModel, Transfer};
+use meridian_bench::sim::{EngineConfig, HandoffFleet, Outcome, Simulation, Transfer};
 use meridian_bench::trace::TraceRequest;
 use meridian_core::MeridianConfig;
 use meridian_core::config::HandoffPolicyName;
+use step::STEP;
 
 const TRANSFER: Transfer = Transfer { fixed_ms: 5.0, gb_s: 2.0 };
 
 fn engine() -> EngineConfig {
     EngineConfig {
-        step: StepModel {
-            fixed_ms: 2.0,
-            request_ms: 0.05,
-            weights_ms: 4.0,
-            token_ms: 0.02,
-            kv_token_ms: 1e-4,
-            attention_ms: 1e-5,
-            arrival_ms: 0.0,
-        },
+        step: STEP,
         max_num_seqs: 16,
         max_num_batched_tokens: 512,
         kv_blocks: 1025,

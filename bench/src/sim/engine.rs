@@ -144,15 +144,11 @@ impl Engine {
     pub(super) fn add(&mut self, request: &TraceRequest, facts: Facts, content: Content, max_tokens: u32, moves: Move) {
         let mut live = Live::new(facts, content, request.prompt_tokens.max(1));
         live.moves = moves;
-        self.enter(request, Box::new(live), max_tokens, facts.arrival_ms);
+        self.take_over(request, Box::new(live), max_tokens, facts.arrival_ms);
     }
 
-    /// A request arrives that thought in another engine.
-    pub(super) fn take_over(&mut self, request: &TraceRequest, live: Box<Live>, max_tokens: u32, now_ms: f64) {
-        self.enter(request, live, max_tokens, now_ms);
-    }
-
-    fn enter(&mut self, request: &TraceRequest, mut live: Box<Live>, max_tokens: u32, now_ms: f64) {
+    /// A request arrives, maybe from another engine.
+    pub(super) fn take_over(&mut self, request: &TraceRequest, mut live: Box<Live>, max_tokens: u32, now_ms: f64) {
         self.next_id += 1;
         // Of a request that comes with its thinking, that is a part of the prompt.
         let (think_tokens, facts) =
@@ -167,7 +163,8 @@ impl Engine {
             prompt: &[tail],
             prompt_tokens: live.known_tokens,
             cached_tokens: 0,
-            max_tokens: (max_tokens - live.think_tokens.min(max_tokens))
+            max_tokens: max_tokens
+                .saturating_sub(live.think_tokens)
                 .max(think_tokens + end_marker + request.output_tokens),
             max_think_tokens: u32::MAX,
             arrival_ms: now_ms,

@@ -32,7 +32,7 @@ pub(crate) struct TopArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = interval)]
     interval: f64,
     /// Show the front of a handoff at this address instead of an engine
-    #[arg(long, value_name = "URL", value_parser = crate::handoff::engine, conflicts_with_all = ["pid", "address", "fleet"])]
+    #[arg(long, value_name = "URL", value_parser = crate::handoff::engine, conflicts_with_all = ["pid", "address", "fleet", "engine"])]
     handoff: Option<Endpoint>,
 }
 

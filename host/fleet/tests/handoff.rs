@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use meridian_core::config::HandoffPolicyName;
 use meridian_core::handoff::{HandoffFacts, HandoffPolicy};
-use meridian_fleet::{Endpoint, Handoff, HandoffSettings};
+use meridian_fleet::{Endpoint, Handoff, HandoffSettings, HandoffStatus};
 use serde_json::{Value, json};
 
 const END: u64 = 37;
@@ -333,6 +333,27 @@ fn an_engine_that_fails_is_left_out() {
     }
     assert!(counter(front, "meridian_handoff_first_engine_total{reason=\"unreachable\"} 1"));
     assert_eq!(able.got().len(), 2);
+}
+
+#[test]
+fn a_request_that_is_rejected_does_not_make_an_engine_fail() {
+    let rest = Reply::Events(vec![piece(" 42", &[12], &json!("stop"))]);
+    let think = Engine::new(vec![thought(), rest, thought()]);
+    let answer = Engine::new(vec![
+        Reply::Json(400, json!({ "error": "no such option" })),
+        Reply::Events(vec![piece(" 42", &[12], &json!("stop"))]),
+    ]);
+    let front = front(&think, answer.address);
+    for _ in 0..2 {
+        assert_eq!(text_of(&stream(front, "/v1/completions", &request())), "so it</think> 42");
+    }
+    assert!(counter(front, "meridian_handoff_first_engine_total{reason=\"rejected\"} 1"));
+    assert_eq!(answer.got().len(), 2);
+    let status = HandoffStatus::ask(&Endpoint::Loopback(front)).expect("it is a front");
+    let engine = &status.engines[0];
+    assert_eq!((engine.requests, engine.handed_over, engine.is_failing), (0, 1, false));
+    assert_eq!((status.requests, status.first_engine["rejected"]), (2, 1));
+    assert!(HandoffStatus::ask(&Endpoint::Loopback(think.address)).is_err(), "an engine is no front");
 }
 
 #[test]

@@ -44,7 +44,7 @@ impl FrontView {
         (seconds > 0.0).then(|| engine.handed_over.saturating_sub(earlier.handed_over) as f64 / seconds)
     }
 
-    /// The frame as text, in at most 80 columns.
+    /// The frame as text, in 80 columns unless an address is long.
     pub(super) fn lines(&self) -> Vec<String> {
         let HandoffStatus { pid, uptime_s, requests, think_itl_ms, engines, first_engine } = &self.now;
         let ms = |ms: &Option<f64>| time(ms.map(|ms| ms / 1e3));
@@ -52,7 +52,7 @@ impl FrontView {
             format!("handoff  pid {pid}  up {uptime_s:.0} s  {requests} requests  think ITL {}", ms(think_itl_ms)),
             String::new(),
             format!(
-                "{:<28}{:>9}{:>9}{:>8}{:>8}{:>8}{:>8}",
+                "{:<22}{:>8}{:>8}{:>8}{:>7}{:>8}{:>8}",
                 "engine that answers", "answers", "blocks", "total", "/s", "begin", "ITL"
             ),
         ];
@@ -63,7 +63,7 @@ impl FrontView {
             let state = if *is_failing { "  failing" } else { "" };
             let (address, begin, itl) = (shown(address), ms(begin_ms), ms(itl_ms));
             lines.push(format!(
-                "{address:<28}{requests:>9}{blocks:>9}{handed_over:>8}{rate:>8}{begin:>8}{itl:>8}{state}"
+                "{address:<22}{requests:>8}{blocks:>8}{handed_over:>8}{rate:>7}{begin:>8}{itl:>8}{state}"
             ));
         }
         lines.push(String::new());
@@ -109,7 +109,8 @@ mod tests {
         view.update(Ok(status(36, 12.0)));
         let lines = view.lines();
         assert_eq!(lines[0], "handoff  pid 7  up 12 s  40 requests  think ITL 25.0 ms");
-        assert_eq!(lines[3], "127.0.0.1:8002                      3      210      36     3.0  120 ms       -  failing");
+        assert_eq!(lines[3], "127.0.0.1:8002               3     210      36    3.0  120 ms       -  failing");
+        assert!(lines.iter().all(|line| line.len() <= 80));
         assert_eq!(lines[5], "answered by the first engine: kept 2");
         view.update(Err(anyhow::anyhow!("no answer")));
         assert_eq!(view.lines()[6], "not current: no answer");

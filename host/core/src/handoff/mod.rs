@@ -179,11 +179,23 @@ struct Failures {
 /// ```
 pub struct Handoffs {
     policy: Box<dyn HandoffPolicy>,
-    targets: Vec<TargetFacts>,
     failures: Vec<Failures>,
+    known: Known,
+}
+
+/// The facts behind a [`HandoffFacts`].
+struct Known {
+    targets: Vec<TargetFacts>,
     think_itl_ms: f64,
     answer_tokens: f64,
     arrivals: u64,
+}
+
+impl Known {
+    fn facts(&self) -> HandoffFacts<'_> {
+        let Self { ref targets, think_itl_ms, answer_tokens, arrivals } = *self;
+        HandoffFacts { think_itl_ms, answer_tokens, arrivals, targets }
+    }
 }
 
 impl Handoffs {
@@ -192,24 +204,26 @@ impl Handoffs {
     pub fn new(policy: Box<dyn HandoffPolicy>, targets: usize) -> Self {
         Self {
             policy,
-            targets: vec![TargetFacts::UNKNOWN; targets],
             failures: vec![Failures::default(); targets],
-            think_itl_ms: f64::NAN,
-            answer_tokens: f64::NAN,
-            arrivals: 0,
+            known: Known {
+                targets: vec![TargetFacts::UNKNOWN; targets],
+                think_itl_ms: f64::NAN,
+                answer_tokens: f64::NAN,
+                arrivals: 0,
+            },
         }
     }
 
     /// The engines that may answer, at `now_ms`.
     pub fn targets(&mut self, now_ms: f64) -> &[TargetFacts] {
         self.look(now_ms);
-        &self.targets
+        &self.known.targets
     }
 
     /// Gap between two tokens in the engine that thinks, moving mean, milliseconds; NaN before the first.
     #[must_use]
     pub fn think_itl_ms(&self) -> f64 {
-        self.think_itl_ms
+        self.known.think_itl_ms
     }
 
     /// A request arrives at `now_ms`: the numbers of KV blocks with which it is handed over.
@@ -217,25 +231,20 @@ impl Handoffs {
     /// # Errors
     /// It stays, for this reason.
     pub fn offer(&mut self, now_ms: f64) -> Result<RangeInclusive<u32>, Stays> {
-        self.arrivals += 1;
+        self.known.arrivals += 1;
         self.look(now_ms);
-        if self.targets.iter().all(|target| target.is_failing) {
+        if self.known.targets.iter().all(|target| target.is_failing) {
             return Err(Stays::Failing);
         }
-        let Self { policy, targets, think_itl_ms, answer_tokens, arrivals, .. } = self;
-        let facts =
-            HandoffFacts { think_itl_ms: *think_itl_ms, answer_tokens: *answer_tokens, arrivals: *arrivals, targets };
-        policy.offer(&facts).filter(|blocks| !blocks.is_empty()).ok_or(Stays::Policy)
+        self.policy.offer(&self.known.facts()).filter(|blocks| !blocks.is_empty()).ok_or(Stays::Policy)
     }
 
     /// The thinking of a request with so many KV blocks is over at `now_ms`: the engine that answers it. `None`: all are
     /// failing. [`Handoffs::answered`] or [`Handoffs::failed`] follows.
     pub fn target(&mut self, blocks: u32, now_ms: f64) -> Option<usize> {
         self.look(now_ms);
-        let Self { policy, targets, think_itl_ms, answer_tokens, arrivals, .. } = self;
-        let facts =
-            HandoffFacts { think_itl_ms: *think_itl_ms, answer_tokens: *answer_tokens, arrivals: *arrivals, targets };
-        let chosen = policy.target(blocks, &facts);
+        let chosen = self.policy.target(blocks, &self.known.facts());
+        let targets = &mut self.known.targets;
         let chosen = match targets.get(chosen) {
             Some(target) if !target.is_failing => chosen,
             _ => fewest(targets)?,
@@ -249,20 +258,20 @@ impl Handoffs {
     /// The engine that thinks generated `tokens` in `ms`, the first token not counted.
     pub fn thought(&mut self, tokens: u32, ms: f64) {
         if tokens > 0 {
-            note(&mut self.think_itl_ms, ms / f64::from(tokens));
+            note(&mut self.known.think_itl_ms, ms / f64::from(tokens));
         }
     }
 
     /// The engine that thinks wrote an answer of so many tokens.
     pub fn stayed(&mut self, tokens: u32) {
-        note(&mut self.answer_tokens, f64::from(tokens));
+        note(&mut self.known.answer_tokens, f64::from(tokens));
     }
 
     /// An engine wrote an answer to its end.
     pub fn answered(&mut self, target: usize, blocks: u32, answered: &Answered) {
         let Answered { begin_ms, tokens, writing_ms } = *answered;
-        note(&mut self.answer_tokens, f64::from(tokens));
-        let Some(facts) = self.targets.get_mut(target) else { return };
+        note(&mut self.known.answer_tokens, f64::from(tokens));
+        let Some(facts) = self.known.targets.get_mut(target) else { return };
         note(&mut facts.begin_ms, begin_ms);
         note(&mut facts.begin_blocks, f64::from(blocks));
         if tokens > 1 {
@@ -275,7 +284,7 @@ impl Handoffs {
 
     /// An engine did not write an answer to its end, by its own fault, at `now_ms`.
     pub fn failed(&mut self, target: usize, blocks: u32, now_ms: f64) {
-        let Some(facts) = self.targets.get_mut(target) else { return };
+        let Some(facts) = self.known.targets.get_mut(target) else { return };
         facts.ended(blocks);
         let failures = &mut self.failures[target];
         // Answers that broke off together are one failure.
@@ -287,13 +296,13 @@ impl Handoffs {
 
     /// A client went away before the end of its answer.
     pub fn dropped(&mut self, target: usize, blocks: u32) {
-        if let Some(facts) = self.targets.get_mut(target) {
+        if let Some(facts) = self.known.targets.get_mut(target) {
             facts.ended(blocks);
         }
     }
 
     fn look(&mut self, now_ms: f64) {
-        for (target, failures) in self.targets.iter_mut().zip(&self.failures) {
+        for (target, failures) in self.known.targets.iter_mut().zip(&self.failures) {
             target.is_failing = failures.in_row > 0 && now_ms < failures.until_ms;
         }
     }
@@ -301,7 +310,7 @@ impl Handoffs {
 
 impl std::fmt::Debug for Handoffs {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Handoffs").field("targets", &self.targets).finish_non_exhaustive()
+        f.debug_struct("Handoffs").field("targets", &self.known.targets).finish_non_exhaustive()
     }
 }
 

@@ -87,10 +87,13 @@ pub(super) async fn write(
     let read = pieces(reply.events(), thought, sink, || ()).await;
     read.map_err(|_| "the engine that thinks: hung up in the middle of the answer")?;
     if reason == "kept" {
-        shared.handoffs().stayed((thought.tokens.len() - before) as u32);
+        shared.handoffs().stayed(u32::try_from(thought.tokens.len() - before).unwrap_or(u32::MAX));
     }
     Ok(())
 }
+
+/// The reason for an engine that answers with a status 4xx: the request's fault, not the engine's.
+const REJECTED: &str = "rejected";
 
 /// An answer that an engine is asked for. Its end is told to the account of handoffs, whatever ends it.
 struct Underway<'a> {
@@ -123,6 +126,8 @@ impl<'a> Underway<'a> {
         let tokens = u32::try_from(thought.tokens.len() - self.before).unwrap_or(u32::MAX);
         match done {
             Ok(()) => self.answered(tokens),
+            // No client may make an engine look as if it failed.
+            Err(REJECTED) => self.shared.handoffs().dropped(self.target, self.blocks),
             Err(_) => self.shared.handoffs().failed(self.target, self.blocks, self.shared.now_ms()),
         }
         self.is_told = true;
@@ -175,7 +180,7 @@ async fn second(
         let reply = timeout(shared.patience, engine.post("/v1/completions", &headers, &body)).await;
         let reply = reply.map_err(|_| "stalled")?.map_err(|_| "unreachable")?;
         if reply.status != StatusCode::OK {
-            return Err("refused");
+            return Err(if reply.status.is_client_error() { REJECTED } else { "refused" });
         }
         pieces(reply.events().within(shared.patience), thought, sink, || underway.begun()).await
     };

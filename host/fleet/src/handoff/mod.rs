@@ -2,7 +2,8 @@
 //!
 //! The thinking part of a request is the client's own request with one more stop token, so all that vLLM does for a
 //! request holds for it. The answer is a completion of token ids at another engine, which pulls the KV blocks from the
-//! first. A [`HandoffPolicy`](meridian_core::handoff::HandoffPolicy) chooses the requests and the engine. Whatever fails there, the first engine goes on from the tokens so far.
+//! first. A [`HandoffPolicy`](meridian_core::handoff::HandoffPolicy) chooses the requests and the engine. Whatever fails
+//! there, the first engine goes on from the tokens so far.
 
 mod answer;
 mod counters;
