@@ -35,9 +35,12 @@ from meridian.vllm.bench.model import reasoner_dir
 from serving import CONNECTOR, Fleet, configure, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
+WAITING = Path(__file__).resolve().parent / "waiting"
 PARTS = ("equal", "itl", "kills")
 QUESTION, BOS, THINK, THINK_END = 27, 33, 36, 37
 MAX_TOKENS = (160, 280)
+# Requests of this seed come before those that are measured: the engines meet at the first transfer.
+WARM_UP_SEED = 10_000
 
 
 def prompt(rng: random.Random) -> list[int]:
@@ -49,16 +52,20 @@ def prompt(rng: random.Random) -> list[int]:
 
 
 @contextmanager
-def engine(cores: str, connector: bool) -> Iterator[Fleet]:
-    """A ready engine on these cores."""
+def engine(cores: str, connector: bool, waiting: bool = False) -> Iterator[Fleet]:
+    """A ready engine on these cores; if `waiting`, its processes sleep while they wait for one another."""
     with tempfile.TemporaryDirectory(prefix="m", dir="/tmp") as name:
         environment = {"VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_PLUGINS": ""}
+        paths = [str(WAITING)] if waiting else []
         options = ["--dtype", "float32"]
         if connector:
             lines = subprocess.check_output([ROOT / "scripts" / "setup-handoff.sh"], text=True).splitlines()
             environment |= dict(line.split("=", 1) for line in lines)
+            paths.append(environment["PYTHONPATH"])
             environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free_port())
             options += ["--kv-transfer-config", json.dumps(CONNECTOR)]
+        if paths:
+            environment["PYTHONPATH"] = os.pathsep.join(paths)
         running = Fleet(Path(name), configure(Path(name)), options, environment, 1, reasoner_dir())
         try:
             running.wait_until_ready()
@@ -171,25 +178,28 @@ def compared(one: Seen, both: Seen) -> dict[str, int]:
     return {"lost": both.tokens.count(None), "differing": sum(a != b for a, b in pairs)}
 
 
-def equal_and_itl(a: argparse.Namespace) -> dict[str, Any]:
-    with engine("0-1" if (os.cpu_count() or 1) > 1 else "0", connector=False) as stock:
+def equal_and_itl(a: argparse.Namespace, waiting: bool) -> dict[str, Any]:
+    with engine("0-1" if (os.cpu_count() or 1) > 1 else "0", connector=False, waiting=waiting) as stock:
+        run(stock.base, WARM_UP_SEED, a.in_flight, a.in_flight)
         one = run(stock.base, 0, a.requests, a.in_flight)
     with ExitStack() as stack:
-        think = stack.enter_context(engine("0", connector=True))
-        answer = stack.enter_context(engine("1" if (os.cpu_count() or 1) > 1 else "0", connector=True))
+        think = stack.enter_context(engine("0", True, waiting))
+        answer = stack.enter_context(engine("1" if (os.cpu_count() or 1) > 1 else "0", True, waiting))
         base = stack.enter_context(front(a.meridian, think, answer))
+        run(base, WARM_UP_SEED, a.in_flight, a.in_flight)
+        before = handed_over(base)
         both = run(base, 0, a.requests, a.in_flight)
+        moved = handed_over(base) - before
         counted = counters(base)
     went_on = {name: value for name, value in counted.items() if "first_engine" in name}
     return {
-        "equal": {
-            "requests": a.requests,
-            **compared(one, both),
-            "handed_over": sum(value for name, value in counted.items() if "handed_over_total" in name),
-            "went_on": went_on,
-        },
+        "equal": {"requests": a.requests, **compared(one, both), "handed_over": moved, "went_on": went_on},
         "itl": {"stock": one.summary(), "handoff": both.summary()},
     }
+
+
+def handed_over(base: str) -> float:
+    return sum(value for name, value in counters(base).items() if "handed_over_total" in name)
 
 
 # Answers that the killed engine was asked for; the others stayed, or came when it was known to fail.
@@ -240,7 +250,7 @@ def main() -> int:
     parts = set(a.part or PARTS)
     result: dict[str, Any] = {}
     if parts & {"equal", "itl"}:
-        result |= equal_and_itl(a)
+        result |= {"spinning": equal_and_itl(a, False), "waiting": equal_and_itl(a, True)}
     if "kills" in parts:
         result |= kills(a)
     print(json.dumps(result))

@@ -16,7 +16,7 @@ use meridian_core::config::TelemetryConfig;
 use meridian_core::{Overtaking, Part, Rule};
 use meridian_runtime::control::{Control, ControlError, FaultEntry, Mode, ProcessStatus, SlotName, SwapReport, Upload};
 use meridian_runtime::explain::{Explanation, PartTime};
-use meridian_runtime::traces::{FinishedRequest, Sent, TraceLimits, TraceParent, Traces};
+use meridian_runtime::traces::{FinishedRequest, HandoffSpan, Sent, TraceLimits, TraceParent, Traces};
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
@@ -286,6 +286,45 @@ fn start_with_tls() -> Collector {
         }
     });
     Collector { address, exports }
+}
+
+#[test]
+fn a_handoff_is_a_span_with_its_transfer_in_the_trace_of_its_caller() {
+    let collector = Collector::start(Answers::Takes);
+    let traces = start(&collector.telemetry(), SOON);
+    let (trace, span) = ("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7");
+    let ended = |flags: &str| HandoffSpan {
+        engine: "127.0.0.1:8002".into(),
+        blocks: 9,
+        answer_tokens: 40,
+        begun_after: Some(Duration::from_millis(30)),
+        took: Duration::from_millis(500),
+        failure: None,
+        parent: TraceParent::parse(&format!("00-{trace}-{span}-{flags}")),
+    };
+    // The caller keeps no spans of the first: neither does Meridian.
+    traces.handoff(ended("00"));
+    traces.handoff(ended("01"));
+    let (spans, _) = collector.next();
+    let [whole, transfer] = spans.as_slice() else { panic!("{spans:?}") };
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    assert_eq!((whole.name.as_str(), transfer.name.as_str()), ("handoff", "transfer"));
+    assert_eq!((hex(&whole.trace_id), hex(&whole.parent_span_id)), (trace.to_owned(), span.to_owned()));
+    assert_eq!((&transfer.trace_id, &transfer.parent_span_id), (&whole.trace_id, &whole.span_id));
+    let said = texts(&whole.attributes);
+    for (name, value) in
+        [("server.address", "127.0.0.1:8002"), ("meridian.handoff.blocks", "9"), ("meridian.tokens.answer", "40")]
+    {
+        assert_eq!(said[name], value, "{name}");
+    }
+    let took = |span: &Span| (span.end_time_unix_nano - span.start_time_unix_nano) / 1_000_000;
+    assert_eq!((took(whole), took(transfer)), (500, 30));
+    assert_eq!(transfer.start_time_unix_nano, whole.start_time_unix_nano);
+
+    traces.handoff(HandoffSpan { begun_after: None, failure: Some("unreachable"), ..ended("01") });
+    let (spans, _) = collector.next();
+    let [alone] = spans.as_slice() else { panic!("{spans:?}") };
+    assert_eq!(alone.status.as_ref().map(|status| status.message.as_str()), Some("unreachable"));
 }
 
 #[test]

@@ -13,11 +13,16 @@ Here they are the `stop_reason` of the last chunk, in JSON, for requests that as
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPullConnector
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
+from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import RequestStatus
 
@@ -28,6 +33,8 @@ if TYPE_CHECKING:
 
 # The field of `kv_transfer_params` that asks for a handoff, and that marks the answer to it.
 HANDOFF = "meridian_handoff"
+# How long NIXL's progress thread waits for an event on a CPU, microseconds; it wakes at once when there is one.
+_PROGRESS_US = 1000
 
 
 class HandoffScheduler(NixlPullConnectorScheduler):
@@ -68,13 +75,42 @@ class HandoffConnector(NixlPullConnector):
     """
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
-        super().__init__(vllm_config, role, kv_cache_config)
+        # vLLM moves the thread that calls it, which computes the model, to the last core of each memory node, so that
+        # NIXL's threads start there (NixlBaseConnectorWorker). Engines with cores of their own would all compute there.
+        cores = os.sched_getaffinity(0)
+        with _idle_threads_sleep():
+            super().__init__(vllm_config, role, kv_cache_config)
+        os.sched_setaffinity(0, cores)
         for group in kv_cache_config.transfer_groups:
             if not isinstance(group.kv_cache_spec, FullAttentionSpec):
                 kind = type(group.kv_cache_spec).__name__
                 raise ValueError(f"HandoffConnector: KV cache of {kind}, expected full attention in every layer")
         if role == KVConnectorRole.SCHEDULER:
             self.connector_scheduler = HandoffScheduler(vllm_config, self.engine_id, kv_cache_config)
+
+
+@contextmanager
+def _idle_threads_sleep() -> Iterator[None]:
+    """On a CPU, let the progress thread of a NIXL agent that is made meanwhile wait for events for a millisecond.
+
+    NIXL's Python interface makes it wait for none (`nixl_agent` sets `pthrDelay` to 0), so it takes half a core from
+    the model.
+    """
+    if not current_platform.is_cpu():
+        yield
+        return
+    bindings = import_module("nixl._api").nixlBind
+    config = bindings.nixlAgentConfig
+
+    class Patient(config):
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, _PROGRESS_US if name == "pthrDelay" else value)
+
+    bindings.nixlAgentConfig = Patient
+    try:
+        yield
+    finally:
+        bindings.nixlAgentConfig = config
 
 
 def _asked(request: Request) -> Any:

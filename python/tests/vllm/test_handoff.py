@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,9 +35,9 @@ QUESTIONS = 96
 class Front:
     """A running `meridian handoff`."""
 
-    def __init__(self, think: Fleet, answer: Fleet) -> None:
+    def __init__(self, think: Fleet, answer: Fleet, *options: str) -> None:
         command = [sys.executable, "-m", "meridian._cli", "handoff", "--think", think.base, "--answer", answer.base]
-        command += ["--listen", "127.0.0.1:0", "--think-end", "</think>", "--threshold-blocks", "1"]
+        command += ["--listen", "127.0.0.1:0", "--think-end", "</think>", "--threshold-blocks", "1", *options]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, env={**os.environ, "MERIDIAN_CONFIG": ""}
         )
@@ -196,6 +197,84 @@ def test_thinking_that_a_budget_ends(engines: tuple[Fleet, Fleet], front: Front)
     assert both["token_ids"].index(THINK_END) <= 12
     assert both["token_ids"] == one["token_ids"]
     assert handed_over(front.counters()) == before + 1
+
+
+def test_limits_of_blocks(engines: tuple[Fleet, Fleet]) -> None:
+    """A client's limits decide whether the blocks are offered; the first engine counts the tokens it has computed."""
+    tokens = prompt(5)
+    offered = first_part(engines[0], tokens, {"min_blocks": 1})
+    computed = offered["remote_num_tokens"]
+    assert computed == len(tokens) + offered["thought"] - 1
+    blocks = -(-computed // BLOCK)
+    assert len(offered["remote_block_ids"][0]) == blocks
+    for limits, is_offered in (
+        ({"min_blocks": blocks}, True),
+        ({"min_blocks": blocks + 1}, False),
+        ({"max_blocks": blocks}, True),
+        ({"max_blocks": blocks - 1}, False),
+        ({"min_blocks": "all", "max_blocks": None}, True),
+    ):
+        assert ("remote_block_ids" in first_part(engines[0], tokens, limits)) == is_offered, limits
+
+
+def first_part(engine: Fleet, tokens: list[int], limits: dict[str, Any]) -> dict[str, Any]:
+    """What the engine that thinks offers at the end of thinking, and how many tokens the thinking has."""
+    asks = {"do_remote_decode": True, "meridian_handoff": limits}
+    said = completion(engine.base, tokens, stop_token_ids=[THINK_END], kv_transfer_params=asks)["choices"][0]
+    offered = json.loads(said["stop_reason"]) if isinstance(said["stop_reason"], str) else {}
+    return {**offered, "thought": len(said["token_ids"])}
+
+
+def test_engines_compute_on_their_own_cores(engines: tuple[Fleet, Fleet]) -> None:
+    """With the connector of vLLM itself, both compute on the last core, and a thread of NIXL never sleeps."""
+    for engine in engines:
+        (worker,) = (folder for folder in processes(engine.process.pid) if "Worker" in (folder / "cmdline").read_text())
+        assert status(worker)["Cpus_allowed_list"] == engine.env["VLLM_CPU_OMP_THREADS_BIND"]
+        slept = [int(status(thread)["voluntary_ctxt_switches"]) for thread in (worker / "task").iterdir()]
+        assert min(slept) > 0
+
+
+def processes(group: int) -> list[Path]:
+    """Folders under /proc of a process group."""
+
+    def is_of_group(folder: Path) -> bool:
+        try:
+            return os.getpgid(int(folder.name)) == group
+        except ProcessLookupError:
+            return False
+
+    return [folder for folder in Path("/proc").glob("[0-9]*") if is_of_group(folder)]
+
+
+def status(folder: Path) -> dict[str, str]:
+    """What the kernel says of a process or a thread."""
+    lines = (line.split(":", 1) for line in (folder / "status").read_text().splitlines())
+    return {name: value.strip() for name, value in lines}
+
+
+def test_the_policy_expected_time(engines: tuple[Fleet, Fleet]) -> None:
+    """With nothing measured, requests move; then both engines are measured, and no choice changes a token."""
+    front = Front(*engines, "--policy", "expected-time")
+    try:
+        for seed in range(6):
+            body = {"prompt": prompt(40 + seed), "max_tokens": MAX_TOKENS, "ignore_eos": True, "return_token_ids": True}
+            one = token_ids(chunks(engines[0].base, "/v1/completions", body))
+            assert token_ids(chunks(front.base, "/v1/completions", body)) == one
+        with urllib.request.urlopen(f"{front.base}/meridian/handoff") as response:
+            said = json.loads(response.read())
+        assert said["requests"] == 6
+        assert said["engines"][0]["handed_over"] > 0
+        assert min(said["think_itl_ms"], said["engines"][0]["begin_ms"], said["engines"][0]["itl_ms"]) > 0
+    finally:
+        front.process.kill()
+        front.process.wait()
+
+
+def test_an_interrupt_ends_the_front(engines: tuple[Fleet, Fleet]) -> None:
+    front = Front(*engines)
+    completion(front.base, prompt(6))
+    front.process.send_signal(signal.SIGINT)
+    assert front.process.wait(60) == 130
 
 
 def test_wrong_parameters_are_computed_again(engines: tuple[Fleet, Fleet]) -> None:
