@@ -13,6 +13,19 @@ pub(super) const IN_PROGRESS: c_int = 1;
 pub(super) const DRAM: c_int = 0;
 pub(super) const READ: c_int = 0;
 
+/// How an agent is made, `nixl_capi_agent_config_t`. NIXL 1.5 has a port, a kind of lock and a number of workers in the bytes
+/// that are zero here; later versions order these otherwise. Zero means none of them.
+#[repr(C)]
+pub(super) struct AgentConfig {
+    pub(super) has_progress_thread: bool,
+    pub(super) has_listener: bool,
+    pub(super) zero: [u8; 14],
+    /// How long the progress thread waits for an event, microseconds.
+    pub(super) progress_us: u64,
+    pub(super) listener_us: u64,
+    pub(super) has_telemetry: bool,
+}
+
 macro_rules! api {
     ($($name:ident($($type:ty),*);)*) => {
         /// The functions that this crate uses. The library stays loaded: its threads outlive every agent.
@@ -47,7 +60,7 @@ macro_rules! api {
 }
 
 api! {
-    create_agent(*const c_char, *mut Handle);
+    create_configured_agent(*const c_char, *const AgentConfig, *mut Handle);
     destroy_agent(Handle);
     get_local_md(Handle, *mut *mut c_void, *mut usize);
     load_remote_md(Handle, *const c_void, usize, *mut *mut c_char);

@@ -27,6 +27,10 @@ use crate::{DataPath, FabricKind, KvFabricError, Part, PathPeer, Region, Stop};
 /// Between two looks at a transfer: the first and the longest.
 const LOOKS: (Duration, Duration) = (Duration::from_micros(20), Duration::from_micros(320));
 
+/// How long NIXL's progress thread waits for an event, microseconds; it wakes at once when there is one. By NIXL's default it
+/// does not wait, so an agent takes a core.
+const PROGRESS_US: u64 = 1000;
+
 /// An agent of NIXL with its UCX backend.
 pub struct Nixl {
     api: Api,
@@ -78,8 +82,17 @@ impl Agent {
     fn start(api: &Api, name: &str) -> Result<Self, KvFabricError> {
         let name = CString::new(name).expect("letters and digits");
         let mut handle = ptr::null_mut();
-        // SAFETY: the text ends with a zero, and the handle has a place.
-        done("create_agent", unsafe { (api.create_agent)(name.as_ptr(), &mut handle) })?;
+        let config = ffi::AgentConfig {
+            has_progress_thread: true,
+            has_listener: false,
+            zero: [0; 14],
+            progress_us: PROGRESS_US,
+            listener_us: 0,
+            has_telemetry: false,
+        };
+        // SAFETY: the text ends with a zero, and configuration and handle have a place.
+        let status = unsafe { (api.create_configured_agent)(name.as_ptr(), &config, &mut handle) };
+        done("create_configured_agent", status)?;
         let mut agent = Self { handle, backend: ptr::null_mut(), options: ptr::null_mut(), regions: Vec::new() };
         match agent.add_backend(api) {
             Ok(()) => Ok(agent),
