@@ -39,27 +39,23 @@ def measured(part: str) -> dict[str, Any]:
 
 
 def handoff() -> Iterator[Figure]:
-    """Tokens beside those of one engine, the gaps between the tokens of an answer, and the cost in throughput.
-
-    With vLLM as it is, and with processes that sleep while they wait (bench/vllm/waiting).
-    """
-    for kind, found in measured("equal").items():
-        label = {"spinning": "handoff", "waiting": "handoff, processes sleep while they wait"}[kind]
-        equal, times = found["equal"], found["itl"]
-        stock, both = times["stock"], times["handoff"]
-        yield Figure(f"{label}: requests", equal["requests"], "requests", Bound(REQUESTS, at_most=False))
-        yield Figure(f"{label}: requests lost", equal["lost"], "requests", Bound(0))
-        yield Figure(f"{label}: outputs that differ from one engine's", equal["differing"], "requests", Bound(0))
-        yield Figure(f"{label}: answers written by the second engine", equal["handed_over"], "requests")
-        for key, name in {
-            "output_itl_p99_ms": "p99 output ITL",
-            "output_itl_p50_ms": "median output ITL",
-            "ttot_p50_ms": "median time from the end of thinking to the next token",
-            "tokens_per_s": "tokens a second",
-        }.items():
-            yield Figure(f"{label}: {name} over one stock engine of both cores", both[key] / stock[key], "ratio")
-        yield Figure(f"{label}: p99 output ITL of the stock engine", stock["output_itl_p99_ms"], "ms")
-        yield Figure(f"{label}: tokens a second of the stock engine", stock["tokens_per_s"], "tokens/s")
+    """Tokens beside those of one engine, the gaps between the tokens of an answer, and the cost in throughput."""
+    found = measured("equal")
+    equal, times = found["equal"], found["itl"]
+    stock, both = times["stock"], times["handoff"]
+    yield Figure("handoff: requests", equal["requests"], "requests", Bound(REQUESTS, at_most=False))
+    yield Figure("handoff: requests lost", equal["lost"], "requests", Bound(0))
+    yield Figure("handoff: outputs that differ from one engine's", equal["differing"], "requests", Bound(0))
+    yield Figure("handoff: answers written by the second engine", equal["handed_over"], "requests")
+    for key, name in {
+        "output_itl_p99_ms": "p99 output ITL",
+        "output_itl_p50_ms": "median output ITL",
+        "ttot_p50_ms": "median time from the end of thinking to the next token",
+        "tokens_per_s": "tokens a second",
+    }.items():
+        yield Figure(f"handoff: {name} over one stock engine of both cores", both[key] / stock[key], "ratio")
+    yield Figure("handoff: p99 output ITL of the stock engine", stock["output_itl_p99_ms"], "ms")
+    yield Figure("handoff: tokens a second of the stock engine", stock["tokens_per_s"], "tokens/s")
 
 
 def kills() -> Iterator[Figure]:
