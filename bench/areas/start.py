@@ -24,7 +24,7 @@ MINUTE = 60.0
 _STAGE = re.compile(r"==>\S*\s+([a-z0-9-]+)[ :]")
 # What cargo says of a dependency that it compiles, and a set-up script of what it fetches. The crates of the workspace
 # do not count: they are what a developer changes.
-_BUILT = re.compile(r"^ *Compiling \S+ v\S+$|==>.*: installing ")
+_BUILT = re.compile(r"^ *Compiling \S+ v\S+$|==>.*(: installing |fetching|to fetch|building mdBook|vllm 1/)")
 # Stages that are fetched and unpacked beside the compiler.
 _BESIDE = ("tools", "vllm")
 # The head of the demo's first table.

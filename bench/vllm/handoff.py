@@ -56,7 +56,7 @@ def engine(cores: str, connector: bool) -> Iterator[Fleet]:
     """A ready engine with all its processes on these cores.
 
     A process of vLLM that waits for another one yields its core in a loop, and Linux 6.18 moves it behind all others of
-    the core each time. Where engines share cores, it reads its message up to a quarter of a second late.
+    the core each time. Where engines share cores, a process then reads its messages up to a quarter of a second late.
     """
     with tempfile.TemporaryDirectory(prefix="m", dir="/tmp") as name:
         environment = {"VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_PLUGINS": ""}
@@ -69,8 +69,10 @@ def engine(cores: str, connector: bool) -> Iterator[Fleet]:
         ours = os.sched_getaffinity(0)
         first, _, last = cores.partition("-")
         os.sched_setaffinity(0, range(int(first), int(last or first) + 1))
-        running = Fleet(Path(name), configure(Path(name)), options, environment, 1, reasoner_dir())
-        os.sched_setaffinity(0, ours)
+        try:
+            running = Fleet(Path(name), configure(Path(name)), options, environment, 1, reasoner_dir())
+        finally:
+            os.sched_setaffinity(0, ours)
         try:
             running.wait_until_ready()
             yield running

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -75,12 +75,8 @@ class HandoffConnector(NixlPullConnector):
     """
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
-        # vLLM moves the thread that calls it, which computes the model, to the last core of each memory node, so that
-        # NIXL's threads start there (NixlBaseConnectorWorker). Engines with cores of their own would all compute there.
-        cores = os.sched_getaffinity(0)
-        with _idle_threads_sleep():
+        with _set_up_for_cpu() if role == KVConnectorRole.WORKER and current_platform.is_cpu() else nullcontext():
             super().__init__(vllm_config, role, kv_cache_config)
-        os.sched_setaffinity(0, cores)
         for group in kv_cache_config.transfer_groups:
             if not isinstance(group.kv_cache_spec, FullAttentionSpec):
                 kind = type(group.kv_cache_spec).__name__
@@ -90,16 +86,21 @@ class HandoffConnector(NixlPullConnector):
 
 
 @contextmanager
-def _idle_threads_sleep() -> Iterator[None]:
-    """On a CPU, let the progress thread of a NIXL agent that is made meanwhile wait for events for a millisecond.
+def _set_up_for_cpu() -> Iterator[None]:
+    """Keep this thread on its cores, and let the progress thread of a NIXL agent sleep, if one is made meanwhile.
 
-    NIXL's Python interface makes it wait for none (`nixl_agent` sets `pthrDelay` to 0), so it takes half a core from
-    the model.
+    vLLM reserves the last core of each memory node for `start_load_kv`, and moves the calling thread there
+    (`NixlBaseConnectorWorker`). That thread also computes the model, so engines with cores of their own would all
+    compute on that one. NIXL's Python interface lets the progress thread poll without a pause (`nixl_agent` sets
+    `pthrDelay` to 0); that takes a core, or half of one that it shares.
     """
-    if not current_platform.is_cpu():
+    cores = os.sched_getaffinity(0)
+    try:
+        bindings = import_module("nixl._api").nixlBind
+    except ImportError:
+        # vLLM says what is missing.
         yield
         return
-    bindings = import_module("nixl._api").nixlBind
     config = bindings.nixlAgentConfig
 
     class Patient(config):
@@ -111,6 +112,7 @@ def _idle_threads_sleep() -> Iterator[None]:
         yield
     finally:
         bindings.nixlAgentConfig = config
+        os.sched_setaffinity(0, cores)
 
 
 def _asked(request: Request) -> Any:

@@ -28,7 +28,7 @@ use crate::{DataPath, FabricKind, KvFabricError, Part, PathPeer, Region, Stop};
 const LOOKS: (Duration, Duration) = (Duration::from_micros(20), Duration::from_micros(320));
 
 /// How long NIXL's progress thread waits for an event, microseconds; it wakes at once when there is one. By NIXL's default it
-/// does not wait, so an agent takes a core.
+/// does not wait, and takes a core, or half of one that it shares.
 const PROGRESS_US: u64 = 1000;
 
 /// An agent of NIXL with its UCX backend.
