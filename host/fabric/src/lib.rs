@@ -2,7 +2,7 @@
 //!
 //! A process has one [`Node`]. It registers memory, offers blocks of it, and fetches blocks that a peer offers. Peers
 //! speak `MRDN` ([`wire`], specified in ADR 0030) over TCP: who they are, what they offer, and what became of a
-//! request. The contents travel over TCP too, or by a [`DataPath`]: NIXL ([`nixl`]) ([`nixl`]),
+//! request. The contents travel over TCP too, or by a [`DataPath`]: NIXL ([`nixl`]) or Mooncake ([`mooncake`]), both
 //! loaded at run time.
 //!
 //! ```

@@ -24,8 +24,8 @@ use crate::{
     RegionError, Stop, Target, Transfer,
 };
 
-/// Most bytes that a data path reads at once: they are verified while the next ones are read, and a transfer can end in
-/// between.
+/// Most bytes that a data path reads by one request: they are verified while the next ones are read, and a transfer can end
+/// in between.
 const READ_BYTES: usize = 16 << 20;
 
 /// The settings of a node.
@@ -391,46 +391,46 @@ async fn pull(
     }
 }
 
-/// Read by a data path, and verify: what has arrived while the next part is on its way.
+/// Read by a data path, and verify. Two threads take turns: while one verifies what has arrived, the request of the other
+/// is on its way.
 fn read(
     inner: &Inner,
     link: &Link,
     path: &dyn DataPath,
     sink: Box<Sink>,
     stop: &Stop,
-    moved: &dyn Fn(u64),
+    moved: &(dyn Fn(u64) + Sync),
 ) -> Result<Box<Sink>, KvFabricError> {
     let path_peer = link.path_peer(inner, &sink.rights)?;
     let part = |(block, local): (&wire::Descriptor, u64)| Part { remote: block.address, local, bytes: block.bytes };
     let parts: Vec<Part> = sink.blocks.iter().zip(sink.room.addresses()).map(part).collect();
     let at_once = (READ_BYTES / inner.identity.block_bytes as usize).max(1);
-    let verify = |positions: std::ops::Range<usize>| {
+    let chunks = Mutex::new(parts.chunks(at_once).enumerate());
+    let next = || locked(&chunks).next();
+    let read_one = |chunk: usize, parts: &[Part]| {
+        if stop.is_asked() {
+            return Err(KvFabricError::Cancelled);
+        }
+        path.read(&path_peer, parts, stop, moved)?;
+        let first = chunk * at_once;
         let is_wrong = |position: &usize| checksum(sink.contents(*position)) != sink.blocks[*position].checksum;
-        positions.into_iter().find(is_wrong).map_or(Ok(()), |position| Err(KvFabricError::Corrupt { position }))
+        let wrong = (first..first + parts.len()).find(is_wrong);
+        wrong.map_or(Ok(()), |position| Err(KvFabricError::Corrupt { position }))
+    };
+    let take_turns = || {
+        let mut read = Ok(());
+        while let (true, Some((chunk, parts))) = (read.is_ok(), next()) {
+            read = read_one(chunk, parts);
+        }
+        // After a failure, the other thread finishes what it has begun.
+        while read.is_err() && next().is_some() {}
+        read
     };
     std::thread::scope(|threads| {
-        let (arrived, arrivals) = std::sync::mpsc::channel();
-        // One part needs no second thread.
-        let is_split = parts.len() > at_once;
-        let verifying = is_split.then(|| threads.spawn(move || arrivals.into_iter().try_for_each(verify)));
-        let mut first = 0;
-        for parts in parts.chunks(at_once) {
-            if stop.is_asked() {
-                return Err(KvFabricError::Cancelled);
-            }
-            path.read(&path_peer, parts, stop, moved)?;
-            let positions = first..first + parts.len();
-            first = positions.end;
-            if !is_split {
-                verify(positions)?;
-            } else if arrived.send(positions).is_err() {
-                // It has found a wrong block, and ended.
-                break;
-            }
-        }
-        drop(arrived);
-        let verified = verifying.map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-        verified.unwrap_or(Ok(()))
+        // One chunk needs no second thread.
+        let other = (parts.len() > at_once).then(|| threads.spawn(take_turns));
+        let read = take_turns();
+        read.and(other.map_or(Ok(()), |thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))))
     })?;
     Ok(sink)
 }
