@@ -45,8 +45,7 @@ test: fetch check policies ## Run every test, the real engine included
 	@mkdir -p target/hostile
 	target/release/examples/hostile target/hostile > target/hostile/kinds.txt # built by the tests above
 	@py=$$(scripts/build-wheel.sh); MERIDIAN_TOKENIZERS=$$(scripts/setup-tokenizers.sh); export MERIDIAN_TOKENIZERS; \
-	scripts/run-examples.sh "$$py"; printf '\033[1m==>\033[0m python: tests of the package and of vLLM with it\n' >&2; \
-	"$$py" -m pytest -c python/pyproject.toml --rootdir . python/tests
+	scripts/run-examples.sh "$$py"; scripts/test-python.sh "$$py"
 
 test-matrix: policies ## Run the engine tests on every supported vLLM; VERSIONS="0.30.0 0.31.0" for some
 	scripts/test-matrix.sh $(VERSIONS)

@@ -9,7 +9,13 @@
 # - MERIDIAN_VLLM=VERSION installs that version, in an environment of its own, whatever Python there is.
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
-TEST_DEPS=(pytest==9.2.0)
+TEST_DEPS=(pytest==9.2.0 pytest-xdist==3.8.0)
+# What the tests need beside it, which changes more often than vLLM does.
+test_deps() {
+  local installed=$1/.tests-$(printf '%s' "${TEST_DEPS[*]}" | sha256sum | cut -c1-12)
+  [ -e "$installed" ] || lock tests
+  [ -e "$installed" ] || { "$TOOLS_DIR/bin/uv" pip install -q --python "$1/bin/python" "${TEST_DEPS[@]}"; touch "$installed"; }
+}
 "$MERIDIAN_ROOT/scripts/setup-tools.sh" >/dev/null
 
 supported='
@@ -27,9 +33,9 @@ if [ -z "${MERIDIAN_VLLM:-}" ] && [ -n "$host" ] && "$host" -c "$supported" 2>/d
     say "vllm: using the one of $host"
     rm -rf "$venv"; "$TOOLS_DIR/bin/uv" venv -q --python "$host" "$venv"
     printf '%s\n' "$site" > "$("$venv/bin/python" -c 'import site; print(site.getsitepackages()[0])')/meridian-host-vllm.pth"
-    "$TOOLS_DIR/bin/uv" pip install -q --python "$venv/bin/python" "${TEST_DEPS[@]}"
     touch "$venv/.done"
   fi
+  test_deps "$venv"
   printf '%s\n' "$venv/bin/python"; exit 0
 fi
 [ -n "${MERIDIAN_VLLM:-}" ] || [ -z "${MERIDIAN_PYTHON:-}" ] || die "MERIDIAN_PYTHON=$MERIDIAN_PYTHON has no vLLM 0.30-0.33"
@@ -47,7 +53,6 @@ if [ ! -e "$venv/.done" ]; then
   py=$venv/bin/python
   say "vllm 2/5: vLLM $VLLM_VERSION and what it needs (about 1 GB to fetch, 2.9 GB on disk)"
   "$TOOLS_DIR/bin/uv" pip install -q --python "$py" --no-deps -r "$VLLM_LOCK"
-  "$TOOLS_DIR/bin/uv" pip install -q --python "$py" "${TEST_DEPS[@]}"
   say "vllm 3/5: stubs for the CUDA libraries that torch links"
   python3 "$MERIDIAN_ROOT/scripts/make_cuda_stubs.py" "$venv" >/dev/null
   say "vllm 4/5: metadata"
@@ -70,4 +75,5 @@ if [ ! -e "$venv/.done" ]; then
   touch "$venv/.done"
   say "vllm: ready after $(( $(date +%s) - started )) s"
 fi
+test_deps "$venv"
 printf '%s\n' "$venv/bin/python"

@@ -13,6 +13,6 @@ tests() {
 }
 say "python: tests of the package and of vLLM with it, in two processes"
 [ $# -gt 0 ] || set -- python/tests
-tests -m "not whole_machine" -n $(($(nproc) > 1 ? 2 : 1)) --dist loadfile "$@"
+tests -m "not whole_machine" -n $(($(nproc) > 1 ? 2 : 1)) --dist loadfile --no-loadscope-reorder "$@"
 say "python: tests that need the whole machine"
 tests -m whole_machine "$@"

@@ -1,11 +1,31 @@
 """Shared by the tests. Those under `vllm/` run the real vLLM engine on CPU; the rest need only the wheel."""
 
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+# The files that take minutes. They are begun first, so that two processes end at about the same time.
+LONGEST = ("test_languages.py", "test_budget_engine.py", "test_budget_probes.py")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A run folder that no other engine uses and, if there are several processes of pytest-xdist, cores of its own."""
+    folder = tempfile.mkdtemp(prefix="m")
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    os.environ["XDG_RUNTIME_DIR"] = folder
+    if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+        cores = sorted(os.sched_getaffinity(0))
+        own = cores[int(worker.removeprefix("gw")) :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]
+        os.sched_setaffinity(0, own or cores)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 def built(path: str, target: str) -> Path:

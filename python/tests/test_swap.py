@@ -14,13 +14,14 @@ from meridian import _native
 HANG_S = 60.0
 
 
-def thread_names() -> list[str]:
-    """Names of this process's threads; one may end while they are listed."""
-    names = []
+def watches() -> set[str]:
+    """This process's threads that watch a file; one may end while they are listed."""
+    found = set()
     for thread in Path("/proc/self/task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            names.append((thread / "comm").read_text())
-    return names
+            if "watch" in (thread / "comm").read_text():
+                found.add(thread.name)
+    return found
 
 
 def engine(source: str, base_dir: Path, **policy: object) -> meridian.PolicyEngine:
@@ -201,27 +202,28 @@ def wait_for(running: meridian.PolicyEngine, is_so: Callable[[dict[str, Any]], b
 
 
 def test_a_file_that_is_replaced_becomes_active(policies: Path, tmp_path: Path) -> None:
-    policy = tmp_path / "policy.wasm"
+    policy, before = tmp_path / "policy.wasm", watches()
     shutil.copy(policies / "output-first.wasm", policy)
     running = engine("policy.wasm", tmp_path)
     assert running.stats()["policy"] == "output-first"
     shutil.copy(policies / "fcfs.wasm", tmp_path / "new.wasm")
     (tmp_path / "new.wasm").rename(policy)
     wait_for_policy(running, "fcfs")
+    assert len(watches() - before) == 1
     policy.write_bytes(b"half a file")
     policy.unlink()
     shutil.copy(policies / "noop.wasm", policy)
     wait_for_policy(running, "noop")
     running.close()
-    assert not any("watch" in name for name in thread_names())
+    assert watches() <= before
 
 
 def test_what_is_not_watched_stays(policies: Path, tmp_path: Path) -> None:
-    policy = tmp_path / "policy.wasm"
+    policy, before = tmp_path / "policy.wasm", watches()
     shutil.copy(policies / "output-first.wasm", policy)
     running = engine("policy.wasm", tmp_path, watch=False)
     shutil.copy(policies / "fcfs.wasm", policy)
-    assert not any("watch" in name for name in thread_names())
+    assert watches() <= before
     assert running.stats()["policy"] == "output-first"
 
 

@@ -277,10 +277,6 @@ impl Control for Controller {
             order.uploads += 1;
             order.uploads
         };
-        let check_order = |order: &mut Order| {
-            self.check_open()?;
-            if *order.overtaken.of(mode) < number { Ok(()) } else { Err(ControlError::Overtaken(name)) }
-        };
         // Before it queues: a registry that does not answer must hold up no other change.
         let (fetched, fetched_upload);
         let upload = match upload.policy {
@@ -292,30 +288,36 @@ impl Control for Controller {
             _ => upload,
         };
         let wanted = slot.wanted(upload)?;
-        // An upload of the present policy is the latest order all the same.
-        let unchanged = || {
-            let mut order = self.order(name);
-            check_order(&mut order)?;
+        // An upload of the present policy is an order all the same, and carried out even if a later one put it there.
+        let unchanged = |order: &mut Order| {
+            self.check_open()?;
             let has = slot.has(&wanted, mode);
+            let overtaken = order.overtaken.of(mode);
             if has {
-                *order.overtaken.of(mode) = number - 1;
+                *overtaken = (number - 1).max(*overtaken);
+                Ok(Some(slot.unchanged()))
+            } else if *overtaken < number {
+                Ok(None)
+            } else {
+                Err(ControlError::Overtaken(name))
             }
-            Ok(has.then(|| slot.unchanged()))
         };
-        if let Some(report) = unchanged()? {
+        if let Some(report) = unchanged(&mut self.order(name))? {
             return Ok(report);
         }
         let _turn = match upload.policy {
             Given::Component { .. } | Given::Fetched(_) => Some(self.turn()?),
             Given::Native(_) | Given::Active | Given::Remote(_) => None,
         };
-        // Another caller may have put it there while this one waited.
-        if let Some(report) = unchanged()? {
+        // Another caller may have put it there while this one waited, or while it was loaded.
+        if let Some(report) = unchanged(&mut self.order(name))? {
             return Ok(report);
         }
         let install = slot.load(upload, &wanted.options)?;
         let mut order = self.order(name);
-        check_order(&mut order)?;
+        if let Some(report) = unchanged(&mut order)? {
+            return Ok(report);
+        }
         let report = install(mode)?;
         *order.overtaken.of(mode) = number - 1;
         Ok(told(report))

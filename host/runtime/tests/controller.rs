@@ -233,6 +233,22 @@ fn a_later_change_overtakes_a_compile_of_its_slot() {
     });
 }
 
+/// Such as a caller and the watch of its file, which bring the same bytes.
+#[test]
+fn a_later_change_that_leads_to_the_same_policy_refuses_none() {
+    let engine = &engine();
+    engine.swap("noop");
+    engine.swap("edf");
+    std::thread::scope(|scope| {
+        let compiling = scope.spawn(|| engine.put(SlotName::Dispatch, &Upload::component(b"noop", "test")));
+        engine.has_begun();
+        engine.controller.rollback(SlotName::Dispatch).unwrap();
+        engine.end.send(None).unwrap();
+        let report = compiling.join().unwrap().unwrap();
+        assert_eq!((report.action.as_str(), report.active.name.as_str()), (UNCHANGED, "noop"));
+    });
+}
+
 /// Otherwise the version before would be lost: a rollback would lead back to what is there.
 #[test]
 fn equal_bytes_with_equal_options_are_no_new_version() {

@@ -32,6 +32,18 @@ const HANG: Duration = Duration::from_secs(60);
 const SOON: TraceLimits =
     TraceLimits { queue: 64, batch: 1, interval: Duration::from_millis(10), sending: HANG, closing: HANG };
 
+/// The trace and the span of a caller.
+const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+const SPAN: &str = "00f067aa0ba902b7";
+
+fn caller(flags: &str) -> Option<TraceParent> {
+    TraceParent::parse(&format!("00-{TRACE}-{SPAN}-{flags}"))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// How a collector behaves.
 #[derive(Clone, Copy, PartialEq)]
 enum Answers {
@@ -199,7 +211,6 @@ fn a_request_is_a_span_with_its_phases() {
 fn a_request_joins_the_trace_of_its_caller_and_says_where_its_time_went() {
     let collector = Collector::start(Answers::Takes);
     let traces = start(&collector.telemetry(), SOON);
-    let (trace, span) = ("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7");
     let explanation = Explanation {
         parts: vec![PartTime { part: Part::Seat, ms: 200.0 }, PartTime { part: Part::Think, ms: 2800.0 }],
         overtaken: 2,
@@ -213,9 +224,8 @@ fn a_request_joins_the_trace_of_its_caller_and_says_where_its_time_went() {
         }],
         ..Explanation::default()
     };
-    let parent = |flags: &str| TraceParent::parse(&format!("00-{trace}-{span}-{flags}"));
     let joined = |id: &str, flags: &str| FinishedRequest {
-        parent: parent(flags),
+        parent: caller(flags),
         explanation: Some(explanation.clone()),
         ..finished(id)
     };
@@ -225,8 +235,7 @@ fn a_request_joins_the_trace_of_its_caller_and_says_where_its_time_went() {
     let (spans, _) = collector.next();
     let whole = &spans[0];
     assert_eq!(texts(&whole.attributes)["meridian.request.id"], "joined");
-    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-    assert_eq!((hex(&whole.trace_id), hex(&whole.parent_span_id)), (trace.to_owned(), span.to_owned()));
+    assert_eq!((hex(&whole.trace_id), hex(&whole.parent_span_id)), (TRACE.to_owned(), SPAN.to_owned()));
     assert!(spans[1..].iter().all(|phase| phase.trace_id == whole.trace_id && phase.parent_span_id == whole.span_id));
     let [event] = whole.events.as_slice() else { panic!("{:?}", whole.events) };
     assert_eq!((event.name.as_str(), event.time_unix_nano), ("why", whole.end_time_unix_nano));
@@ -292,7 +301,6 @@ fn start_with_tls() -> Collector {
 fn a_handoff_is_a_span_with_its_transfer_in_the_trace_of_its_caller() {
     let collector = Collector::start(Answers::Takes);
     let traces = start(&collector.telemetry(), SOON);
-    let (trace, span) = ("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7");
     let ended = |flags: &str| HandoffSpan {
         engine: "127.0.0.1:8002".into(),
         blocks: 9,
@@ -300,16 +308,15 @@ fn a_handoff_is_a_span_with_its_transfer_in_the_trace_of_its_caller() {
         begun_after: Some(Duration::from_millis(30)),
         took: Duration::from_millis(500),
         failure: None,
-        parent: TraceParent::parse(&format!("00-{trace}-{span}-{flags}")),
+        parent: caller(flags),
     };
     // The caller keeps no spans of the first: neither does Meridian.
     traces.handoff(ended("00"));
     traces.handoff(ended("01"));
     let (spans, _) = collector.next();
     let [whole, transfer] = spans.as_slice() else { panic!("{spans:?}") };
-    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     assert_eq!((whole.name.as_str(), transfer.name.as_str()), ("handoff", "transfer"));
-    assert_eq!((hex(&whole.trace_id), hex(&whole.parent_span_id)), (trace.to_owned(), span.to_owned()));
+    assert_eq!((hex(&whole.trace_id), hex(&whole.parent_span_id)), (TRACE.to_owned(), SPAN.to_owned()));
     assert_eq!((&transfer.trace_id, &transfer.parent_span_id), (&whole.trace_id, &whole.span_id));
     let said = texts(&whole.attributes);
     for (name, value) in

@@ -17,7 +17,10 @@ from serving import TOKEN, configure
 ROOT = Path(__file__).resolve().parents[3]
 LIMIT_S = 600
 # Ray's packages are chosen for this one, and Ray 2.60 uses modules that others do not have.
-pytestmark = pytest.mark.skipif(not vllm.__version__.startswith("0.32."), reason="Ray is there for vLLM 0.32 alone")
+pytestmark = [
+    pytest.mark.whole_machine,
+    pytest.mark.skipif(not vllm.__version__.startswith("0.32."), reason="Ray is there for vLLM 0.32 alone"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from meridian.vllm.bench.model import model_dir
 from serving import BUDGETS, SCHEDULER, TOKEN, Fleet, ask, configure
 from transformers import AutoTokenizer
 
+pytestmark = pytest.mark.whole_machine
 THINK_TOKENS = 24
 REQUESTS = 32
 

@@ -21,7 +21,10 @@ from meridian.vllm.bench.model import reasoner_dir
 from serving import BUDGETS, CONNECTOR, SCHEDULER, Fleet, ask, configure, free_port
 
 # The connector overrides private methods of this vLLM, and scripts/setup-handoff.sh fetches NIXL for it (ADR 0031).
-pytestmark = pytest.mark.skipif(not vllm.__version__.startswith("0.32."), reason="NIXL is pinned for vLLM 0.32")
+pytestmark = [
+    pytest.mark.whole_machine,
+    pytest.mark.skipif(not vllm.__version__.startswith("0.32."), reason="NIXL is pinned for vLLM 0.32"),
+]
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = '[scheduler]\nmin_think_tokens = 0\n[model]\nthink_start = "<think>"\nthink_end = "</think>"\n'
