@@ -10,11 +10,15 @@
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
 TEST_DEPS=(pytest==9.2.0 pytest-xdist==3.8.0)
-# What the tests need beside it, which changes more often than vLLM does.
+# Installs the packages of the tests. They change more often than vLLM.
 test_deps() {
   local installed=$1/.tests-$(printf '%s' "${TEST_DEPS[*]}" | sha256sum | cut -c1-12)
   [ -e "$installed" ] || lock tests
-  [ -e "$installed" ] || { "$TOOLS_DIR/bin/uv" pip install -q --python "$1/bin/python" "${TEST_DEPS[@]}"; touch "$installed"; }
+  [ -e "$installed" ] || {
+    rm -f "$1"/.tests-*
+    "$TOOLS_DIR/bin/uv" pip install -q --python "$1/bin/python" "${TEST_DEPS[@]}"
+    touch "$installed"
+  }
 }
 "$MERIDIAN_ROOT/scripts/setup-tools.sh" >/dev/null
 
@@ -29,6 +33,7 @@ host=${MERIDIAN_PYTHON:-$(command -v python3 || true)}
 if [ -z "${MERIDIAN_VLLM:-}" ] && [ -n "$host" ] && "$host" -c "$supported" 2>/dev/null; then
   site=$("$host" -c 'import vllm, os; print(os.path.dirname(os.path.dirname(vllm.__file__)))' | tail -n 1)
   venv=$MERIDIAN_CACHE/vllm-host-$(printf '%s' "$host $site" | sha256sum | cut -c1-12)
+  [ -e "$venv/.done" ] || lock vllm
   if [ ! -e "$venv/.done" ]; then
     say "vllm: using the one of $host"
     rm -rf "$venv"; "$TOOLS_DIR/bin/uv" venv -q --python "$host" "$venv"

@@ -14,12 +14,14 @@ LONGEST = ("test_languages.py", "test_budget_engine.py", "test_budget_probes.py"
 
 def pytest_configure(config: pytest.Config) -> None:
     """A run folder that no other engine uses and, if there are several processes of pytest-xdist, cores of its own."""
-    folder = tempfile.mkdtemp(prefix="m")
+    # A short path, for its sockets.
+    folder = tempfile.mkdtemp(prefix="m", dir="/tmp")
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     os.environ["XDG_RUNTIME_DIR"] = folder
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):
-        cores = sorted(os.sched_getaffinity(0))
-        own = cores[int(worker.removeprefix("gw")) :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]
+        cores, count = sorted(os.sched_getaffinity(0)), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        # One that replaces a process that crashed has a higher number.
+        own = cores[int(worker.removeprefix("gw")) % count :: count]
         os.sched_setaffinity(0, own or cores)
 
 

@@ -85,12 +85,17 @@ impl Mooncake {
         Ok(Arc::new(Self { command: command.to_vec(), state }))
     }
 
-    /// Ask the process; after any error it is ended, and the next call starts another.
+    /// Ask the process, unless this is to stop; after any error it is ended, and the next call starts another.
     fn with<T>(
         &self,
+        stop: &Stop,
         ask: impl FnOnce(&mut Helper, &mut Vec<Arc<Region>>) -> Result<T, KvFabricError>,
     ) -> Result<T, KvFabricError> {
         let state = &mut *locked(&self.state);
+        // Asked while another call held the lock: a process that starts now would start for nothing.
+        if stop.is_asked() {
+            return Err(KvFabricError::Cancelled);
+        }
         let mut helper = match state.helper.take() {
             Some(helper) => helper,
             None => Helper::start(&self.command, &state.regions)?,
@@ -194,7 +199,7 @@ impl DataPath for Mooncake {
     }
 
     fn register(&self, region: &Arc<Region>) -> Result<(), KvFabricError> {
-        self.with(|helper, regions| {
+        self.with(&Stop::default(), |helper, regions| {
             if regions.len() >= MAX_MEMORIES {
                 return Err(error("too many registered memories"));
             }
@@ -205,7 +210,7 @@ impl DataPath for Mooncake {
     }
 
     fn rights(&self) -> Result<Vec<u8>, KvFabricError> {
-        self.with(|helper, _| {
+        self.with(&Stop::default(), |helper, _| {
             let mut rights = format!("{}\n", helper.session);
             for Memory { named, mapped, bytes } in &helper.memories {
                 rights += &format!("{named} {mapped} {bytes}\n");
@@ -221,7 +226,7 @@ impl DataPath for Mooncake {
 
     fn read(&self, peer: &PathPeer, parts: &[Part], stop: &Stop, moved: &dyn Fn(u64)) -> Result<(), KvFabricError> {
         let (session, theirs) = parse(&peer.0).ok_or_else(|| error("a peer described its memory wrongly"))?;
-        self.with(|helper, _| {
+        self.with(stop, |helper, _| {
             let mut request = format!("read {} {session}\n", parts.len());
             for Part { remote, local, bytes } in parts {
                 let local = address(&helper.memories, *local, *bytes)?;

@@ -391,8 +391,8 @@ async fn pull(
     }
 }
 
-/// Read by a data path, and verify. Two threads take turns: while one verifies what has arrived, the request of the other
-/// is on its way.
+/// Read over a data path, and verify. Two threads take turns: while one verifies what has arrived, the request of the other
+/// is on its way. A failure of one cancels the other.
 fn read(
     inner: &Inner,
     link: &Link,
@@ -418,21 +418,20 @@ fn read(
         wrong.map_or(Ok(()), |position| Err(KvFabricError::Corrupt { position }))
     };
     let take_turns = || {
-        let mut read = Ok(());
-        while let (true, Some((chunk, parts))) = (read.is_ok(), next()) {
-            read = read_one(chunk, parts);
+        while let Some((chunk, parts)) = next() {
+            read_one(chunk, parts).inspect_err(|_| stop.ask())?;
         }
-        // After a failure, the other thread finishes what it has begun.
-        while read.is_err() && next().is_some() {}
-        read
+        Ok(())
     };
-    std::thread::scope(|threads| {
+    let results = std::thread::scope(|threads| {
         // One chunk needs no second thread.
         let other = (parts.len() > at_once).then(|| threads.spawn(take_turns));
-        let read = take_turns();
-        read.and(other.map_or(Ok(()), |thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))))
-    })?;
-    Ok(sink)
+        let own = take_turns();
+        let other = other.map_or(Ok(Ok(())), |thread| thread.join());
+        [own, other.unwrap_or_else(|panic| std::panic::resume_unwind(panic))]
+    });
+    let failures = results.into_iter().filter_map(Result::err);
+    failures.min_by_key(|failure| *failure == KvFabricError::Cancelled).map_or(Ok(sink), Err)
 }
 
 struct AskOnDrop(Arc<Stop>);

@@ -36,7 +36,8 @@ pub trait DataPath: Send + Sync {
     fn connect(&self, rights: &[u8]) -> Result<PathPeer, KvFabricError>;
 
     /// Copy these parts. Called on a thread that may wait; ends early when asked to, and returns only when nothing
-    /// writes to the targets any more.
+    /// writes to the targets any more. A fetch calls it from two threads at once, for different parts; an implementation may
+    /// make one wait for the other.
     ///
     /// # Errors
     /// [`KvFabricError::Path`], [`KvFabricError::Cancelled`].

@@ -15,8 +15,8 @@ use thiserror::Error;
 
 /// Whole pages, which registration needs anyway.
 const ALIGNMENT: usize = 4096;
-/// A large page of x86-64, and of aarch64 with pages of 4 KiB. Another process's memory is read page by page, twice as fast
-/// by large ones.
+/// A large page of x86-64, and of aarch64 with pages of 4 KiB. The kernel copies from another process page by page: a region
+/// of large pages is read twice as fast.
 const LARGE_PAGE: usize = 2 << 20;
 const WRITTEN: u32 = u32::MAX;
 
@@ -135,7 +135,6 @@ impl Region {
             return Err(no_memory);
         }
         let base = NonNull::new(base.cast()).ok_or(no_memory)?;
-        advise_large_pages(base, layout);
         let leases = (0..blocks).map(|_| AtomicU32::new(0)).collect();
         Ok(Arc::new(Self { base, blocks, block_bytes, leases, layout, file: Some(file) }))
     }
@@ -227,10 +226,10 @@ fn layout(blocks: u32, block_bytes: u32) -> Result<Layout, RegionError> {
     layout.ok_or(RegionError::NoMemory { bytes })
 }
 
-/// Ask for large pages where the system gives them to who asks. Without them everything works, slower.
+/// Ask for large pages, which the kernel may grant on request only. Without them, reads are slower.
 fn advise_large_pages(base: NonNull<u8>, layout: Layout) {
     if layout.align() == LARGE_PAGE {
-        // SAFETY: advice about memory of ours. It is refused where the address or the kernel does not allow it.
+        // SAFETY: advice changes no byte. It covers whole pages, so perhaps some bytes of a neighbour in the last one.
         unsafe { libc::madvise(base.as_ptr().cast(), layout.size(), libc::MADV_HUGEPAGE) };
     }
 }

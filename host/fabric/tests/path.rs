@@ -1,4 +1,4 @@
-//! Fetches by a data path: what a node asks of it, and what it does with what has arrived.
+//! Fetches over a data path: the requests that a node makes, and how it takes in what arrives.
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 #![expect(unsafe_code, reason = "the path copies by address")]
 
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use meridian_fabric::{
     BlockHash, DataPath, FabricKind, KvFabric, KvFabricError, Node, NodeSettings, Offered, Part, PathPeer, Region,
-    Stop, SystemClock, Target,
+    Stop, SystemClock, Target, Transfer,
 };
 
 use support::settings;
@@ -56,7 +56,7 @@ fn copy(parts: &[Part]) {
     }
 }
 
-/// Waits for its turn; `Cancelled` when the test is about to fail.
+/// Waits until so many have begun; `Cancelled` when asked to stop.
 fn until(reached: &AtomicU32, count: u32, stop: &Stop) -> Result<(), KvFabricError> {
     while reached.load(Ordering::Acquire) < count {
         if stop.is_asked() {
@@ -67,10 +67,12 @@ fn until(reached: &AtomicU32, count: u32, stop: &Stop) -> Result<(), KvFabricErr
     Ok(())
 }
 
-/// Fetches so many blocks; the result, and whether each has arrived. All targets must be free at the end.
-fn fetch(
+/// Fetches so many blocks, and tells when the fetch has begun; the result, and whether each block has arrived. All targets must
+/// be free at the end.
+fn fetch_and(
     blocks: u32,
     read: impl Fn(&[Part], &Stop) -> Result<(), KvFabricError> + Send + Sync + 'static,
+    begun: impl FnOnce(&Transfer<()>),
 ) -> (Result<(), KvFabricError>, Vec<bool>) {
     let path: Arc<dyn DataPath> = Arc::new(Here(Box::new(read)));
     let node = || Node::start(NodeSettings { path: Some(Arc::clone(&path)), ..settings(BYTES) }).unwrap();
@@ -86,9 +88,17 @@ fn fetch(
     let target = |index| Target { memory, index, hash: hash(index), checksum: None };
     let targets: Vec<Target> = (0..blocks).map(target).collect();
     let transfer = theirs.fetch(ours.address(), offer, &targets);
+    begun(&transfer);
     let result = transfer.wait(&SystemClock::default(), Duration::from_secs(60));
     let has_arrived = |index| to.write(index).unwrap()[..] == from.read(index).unwrap()[..];
     (result, (0..blocks).map(has_arrived).collect())
+}
+
+fn fetch(
+    blocks: u32,
+    read: impl Fn(&[Part], &Stop) -> Result<(), KvFabricError> + Send + Sync + 'static,
+) -> (Result<(), KvFabricError>, Vec<bool>) {
+    fetch_and(blocks, read, |_| ())
 }
 
 #[test]
@@ -136,29 +146,57 @@ fn a_block_that_arrives_differently_is_named() {
     }
 }
 
-#[test]
-fn after_a_failure_what_runs_ends_first_and_nothing_else_begins() {
+/// Two requests are on their way; the first one ends as `end` says, the second one only when it is told to stop. How many have
+/// begun and ended, and the result.
+fn first_ends(
+    end: impl Fn() -> Result<(), KvFabricError> + Send + Sync + 'static,
+) -> (u32, u32, Result<(), KvFabricError>) {
     let (begun, ended) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
     let (now, done) = (Arc::clone(&begun), Arc::clone(&ended));
-    let failure = || KvFabricError::Path { fabric: FabricKind::Nixl, reason: "a cable".into() };
-    let (result, arrived) = fetch(40, move |parts, stop| {
-        if now.fetch_add(1, Ordering::AcqRel) == 0 {
-            until(&now, 2, stop)?;
+    let (result, _) = fetch(12, move |_, stop| {
+        let is_first = now.fetch_add(1, Ordering::AcqRel) == 0;
+        until(&now, if is_first { 2 } else { u32::MAX }, stop).inspect_err(|_| {
             done.fetch_add(1, Ordering::AcqRel);
-            return Err(failure());
-        }
-        until(&done, 1, stop)?;
-        // The transfer would end here, if it did not wait for this.
-        for _ in 0..1000 {
-            std::thread::yield_now();
-        }
-        copy(parts);
+        })?;
         done.fetch_add(1, Ordering::AcqRel);
-        Ok(())
+        end()
     });
-    assert_eq!(result, Err(failure()));
-    let (begun, ended) = (begun.load(Ordering::Acquire), ended.load(Ordering::Acquire));
-    assert_eq!(arrived.iter().filter(|arrived| **arrived).count() as u32, (ended - 1) * 4);
-    // Ten requests would read all. The other thread may begin one more until the failure is known.
-    assert!(begun == ended && begun < 10, "{begun} begun, {ended} ended");
+    (begun.load(Ordering::Acquire), ended.load(Ordering::Acquire), result)
+}
+
+#[test]
+fn a_failure_cancels_the_other_request_and_no_third_begins() {
+    let failure = || KvFabricError::Path { fabric: FabricKind::Nixl, reason: "a cable".into() };
+    assert_eq!(first_ends(move || Err(failure())), (2, 2, Err(failure())));
+    // As a wrong block does: it arrives, and nothing has been copied.
+    assert!(matches!(first_ends(|| Ok(())), (2, 2, Err(KvFabricError::Corrupt { .. }))));
+}
+
+#[test]
+fn a_cancelled_fetch_ends_both_requests() {
+    let (begun, ended) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let (now, done) = (Arc::clone(&begun), Arc::clone(&ended));
+    let read = move |_: &[Part], stop: &Stop| {
+        now.fetch_add(1, Ordering::AcqRel);
+        let waited = until(&now, u32::MAX, stop);
+        done.fetch_add(1, Ordering::AcqRel);
+        waited
+    };
+    let both = Arc::clone(&begun);
+    let (result, _) = fetch_and(12, read, move |transfer| {
+        until(&both, 2, &Stop::default()).unwrap();
+        transfer.cancel();
+    });
+    assert_eq!(result, Err(KvFabricError::Cancelled));
+    assert_eq!((begun.load(Ordering::Acquire), ended.load(Ordering::Acquire)), (2, 2));
+}
+
+#[test]
+fn memory_of_large_pages_begins_at_one() {
+    const LARGE_PAGE: usize = 2 << 20;
+    for (blocks, alignment) in [(1, 4096), (LARGE_PAGE as u32 / 4096, LARGE_PAGE), (777, LARGE_PAGE)] {
+        let region = Region::allocate(blocks, 4096).unwrap();
+        assert_eq!(region.address() as usize % alignment, 0);
+        assert!((0..blocks).all(|index| region.read(index).unwrap().iter().all(|byte| *byte == 0)));
+    }
 }

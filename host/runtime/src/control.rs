@@ -377,7 +377,7 @@ pub enum ControlError {
     /// The change is not possible now, but may be later; one line for the operator.
     #[error("{0}")]
     Busy(String),
-    /// A later change of the slot was completed while the contender was loading.
+    /// A later change of the slot, to another policy, was completed while the contender was loading.
     #[error("{}: not changed: a later change of this slot was carried out while the policy was loaded", .0.label())]
     Overtaken(SlotName),
     /// There is nothing to promote, roll back to, release or stop.
@@ -443,7 +443,7 @@ pub trait Control: Send + Sync {
     ///
     /// # Errors
     /// [`ControlError::Refused`] when it is not a policy that may decide, [`ControlError::Busy`] when the host could
-    /// not find out, [`ControlError::Overtaken`] after a later change. Nothing has changed then.
+    /// not find out, [`ControlError::Overtaken`] after a later change to another policy. Nothing has changed then.
     fn put(&self, slot: SlotName, upload: &Upload<'_>, mode: Mode) -> Result<SwapReport, ControlError>;
 
     /// Make the shadow active.

@@ -288,7 +288,7 @@ impl Control for Controller {
             _ => upload,
         };
         let wanted = slot.wanted(upload)?;
-        // An upload of the present policy is an order all the same, and carried out even if a later one put it there.
+        // An upload of the present policy is an order all the same. It succeeds even if a later change put that policy there.
         let unchanged = |order: &mut Order| {
             self.check_open()?;
             let has = slot.has(&wanted, mode);
