@@ -5,6 +5,7 @@ set -euo pipefail
 . "$(dirname "$0")/env.sh"
 cd "$MERIDIAN_ROOT"
 home=$(scripts/setup-cuda.sh)
-run() { cargo test -q --release --locked -p meridian-kernels --target-dir target/kernels "$@"; }
+# A folder of builds for each, so that neither undoes the other's.
+run() { cargo test -q --release --locked -p meridian-kernels --target-dir "target/kernels/$MERIDIAN_EXPECT_AHEAD" "$@"; }
 MERIDIAN_EXPECT_AHEAD=nvcc CUDA_HOME=$home run --lib --test cuda
 MERIDIAN_EXPECT_AHEAD=nvrtc CUDA_HOME=/nowhere LD_LIBRARY_PATH=$home/lib run --lib

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import fresh
 import pytest
 import torch
 import vllm
@@ -20,9 +19,7 @@ REQUESTS = 200
 def answered(*options: str) -> dict[str, Any]:
     """What the script found."""
     script = ROOT / "bench" / "vllm" / "answers.py"
-    done = subprocess.run(
-        [sys.executable, str(script), "--requests", str(REQUESTS), *options], capture_output=True, text=True, cwd=ROOT
-    )
+    done = fresh.run(script, "--requests", str(REQUESTS), *options)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import fresh
 import pytest
 import vllm
 
@@ -20,12 +19,7 @@ def forced_ends(*options: str) -> dict[str, Any]:
     if "--speculate" in options and vllm.__version__.startswith("0.30."):
         pytest.skip("vLLM 0.30 cannot speculate on a CPU")
     script = ROOT / "bench" / "vllm" / "forced_ends.py"
-    done = subprocess.run(
-        [sys.executable, str(script), "--requests", str(REQUESTS), *options],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
+    done = fresh.run(script, "--requests", str(REQUESTS), *options)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
-import sys
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import fresh
 import meridian.budget
 import pytest
 
@@ -282,13 +281,9 @@ def observe(tmp_path: Path, scheduling: str, blocks: int, kind: str) -> dict[str
     """Run the requests without probes and with them."""
     (tmp_path / "meridian.toml").write_text(CONFIG)
     (tmp_path / "kv_watcher.py").write_text(CONNECTOR)
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(ROOT / "bench" / "vllm"), scheduling, str(blocks), kind],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "MERIDIAN_CONFIG": str(tmp_path / "meridian.toml"), "PYTHONPATH": str(tmp_path)},
-    )
+    environment = {**os.environ, "MERIDIAN_CONFIG": str(tmp_path / "meridian.toml"), "PYTHONPATH": str(tmp_path)}
+    arguments = (str(ROOT / "bench" / "vllm"), scheduling, str(blocks), kind)
+    done = fresh.run(None, *arguments, code=SCRIPT, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

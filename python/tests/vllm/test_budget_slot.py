@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import fresh
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -18,9 +17,7 @@ CASES = ("fixed", "equal", "lowered", "loaded", "rolled_back", "questions", "cli
 def found(policies: Path) -> dict[str, Any]:
     """What the script found."""
     script = ROOT / "bench" / "vllm" / "budget_slot.py"
-    done = subprocess.run(
-        [sys.executable, str(script), "--policies", str(policies)], capture_output=True, text=True, cwd=ROOT
-    )
+    done = fresh.run(script, "--policies", str(policies))
     assert done.stdout, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
