@@ -10,10 +10,13 @@ use std::time::Duration;
 
 use meridian_fabric::{
     BlockHash, DataPath, FabricKind, KvFabric, KvFabricError, Node, NodeSettings, Offered, Part, PathPeer, Region,
-    Stop, SystemClock, Target, Transfer,
+    Signal, Stop, SystemClock, Target, Transfer,
 };
 
 use support::settings;
+
+/// What a hang is told by; nothing waits as long.
+const HANG: Duration = Duration::from_secs(60);
 
 /// Four of them make one request.
 const BYTES: u32 = 4 << 20;
@@ -89,7 +92,7 @@ fn fetch_and(
     let targets: Vec<Target> = (0..blocks).map(target).collect();
     let transfer = theirs.fetch(ours.address(), offer, &targets);
     begun(&transfer);
-    let result = transfer.wait(&SystemClock::default(), Duration::from_secs(60));
+    let result = transfer.wait(&SystemClock::default(), HANG);
     let has_arrived = |index| to.write(index).unwrap()[..] == from.read(index).unwrap()[..];
     (result, (0..blocks).map(has_arrived).collect())
 }
@@ -176,15 +179,18 @@ fn a_failure_cancels_the_other_request_and_no_third_begins() {
 fn a_cancelled_fetch_ends_both_requests() {
     let (begun, ended) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
     let (now, done) = (Arc::clone(&begun), Arc::clone(&ended));
+    let both = Arc::new(Signal::default());
+    let second = Arc::clone(&both);
     let read = move |_: &[Part], stop: &Stop| {
-        now.fetch_add(1, Ordering::AcqRel);
+        if now.fetch_add(1, Ordering::AcqRel) == 1 {
+            second.set();
+        }
         let waited = until(&now, u32::MAX, stop);
         done.fetch_add(1, Ordering::AcqRel);
         waited
     };
-    let both = Arc::clone(&begun);
-    let (result, _) = fetch_and(12, read, move |transfer| {
-        until(&both, 2, &Stop::default()).unwrap();
+    let (result, _) = fetch_and(12, read, |transfer| {
+        both.wait(HANG);
         transfer.cancel();
     });
     assert_eq!(result, Err(KvFabricError::Cancelled));
