@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use meridian_fabric::{
-    BlockHash, DataPath, FabricKind, KvFabric, KvFabricError, Node, NodeSettings, Offered, Part, PathPeer, Region,
-    Signal, Stop, SystemClock, Target, Transfer,
+    BlockHash, Clock, DataPath, FabricKind, KvFabric, KvFabricError, Node, NodeSettings, Offered, Part, PathPeer,
+    Region, Signal, Stop, SystemClock, Target, Transfer,
 };
 
 use support::settings;
@@ -92,7 +92,10 @@ fn fetch_and(
     let targets: Vec<Target> = (0..blocks).map(target).collect();
     let transfer = theirs.fetch(ours.address(), offer, &targets);
     begun(&transfer);
-    let result = transfer.wait(&SystemClock::default(), HANG);
+    let clock = SystemClock::default();
+    let result = transfer.wait(&clock, HANG);
+    // A stall would cancel what a failure should have cancelled.
+    assert!(clock.now() < HANG, "it hung: {result:?}");
     let has_arrived = |index| to.write(index).unwrap()[..] == from.read(index).unwrap()[..];
     (result, (0..blocks).map(has_arrived).collect())
 }

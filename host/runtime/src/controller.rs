@@ -309,12 +309,13 @@ impl Control for Controller {
             Given::Component { .. } | Given::Fetched(_) => Some(self.turn()?),
             Given::Native(_) | Given::Active | Given::Remote(_) => None,
         };
-        // Another caller may have put it there while this one waited, or while it was loaded.
+        // Another caller may have put it there while this one waited.
         if let Some(report) = unchanged(&mut self.order(name))? {
             return Ok(report);
         }
         let install = slot.load(upload, &wanted.options)?;
         let mut order = self.order(name);
+        // Or while it was loaded.
         if let Some(report) = unchanged(&mut order)? {
             return Ok(report);
         }
