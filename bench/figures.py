@@ -34,6 +34,7 @@ from areas import (
     kernels,
     kv,
     observability,
+    outputs,
     policy,
     repair,
     runtime,
@@ -60,6 +61,7 @@ AREAS = {
     "observability": observability.parts,
     "fleet": fleet.parts,
     "fabric": fabric.parts,
+    "outputs": outputs.parts,
 }
 POLICY, KV, EXIT = "policy", "kv", "budget"
 
@@ -108,7 +110,7 @@ SUMMARY = (
 # Pages with a table between `<!-- figures:AREA -->` and `<!-- /figures:AREA -->`.
 PAGES = tuple(
     ROOT / "docs" / "src" / page
-    for page in ("benchmarks.md", "simulator.md", "kernels.md", "experiments.md", "fabric.md")
+    for page in ("benchmarks.md", "simulator.md", "kernels.md", "experiments.md", "fabric.md", "outputs.md")
 )
 
 

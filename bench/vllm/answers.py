@@ -34,6 +34,7 @@ MODELS = ("reasoner", "random")
 CONFIG = """[entropy]
 enabled = false
 [scheduler]
+thinking = "guarded"
 min_think_tokens = 0
 [telemetry]
 prometheus = ""

@@ -216,7 +216,8 @@ def asked(count: int, tail: list[int], kinds: tuple[str, ...]) -> list[Asked]:
 def force(args: argparse.Namespace) -> dict[str, Any]:
     """Run requests of every kind and compare each ending with where it has to be."""
     config = "[kv_memory]\ngrowth_blocks = 0\n[entropy]\nenabled = false\n[scheduler]\nmin_think_tokens = 0\n"
-    config += f"[model]\nthink_end = {json.dumps(args.marker)}\n"
+    config += f'[model]\nthink_start = "<think>"\nthink_end = {json.dumps(args.marker)}\n'
+    config += "eos_guard = true\nmin_answer_tokens = 1\n"
     config += f"force_phrase = {json.dumps(PHRASE + args.marker)}\n"
     engine = build(args, config, processor=True)
     scheduler = engine.engine_core.engine_core.scheduler

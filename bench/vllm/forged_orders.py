@@ -164,7 +164,7 @@ def solve(scheduler_cls: str | None, rows: Any, flood: Callable[[str, str], Any]
 
     config = Path(tempfile.mkdtemp(prefix="meridian-forged-")) / "meridian.toml"
     config.write_text(
-        "[scheduler]\nmin_think_tokens = 0\nmax_think_tokens = 60\n[entropy]\nenabled = true\n"
+        "[scheduler]\nmin_think_tokens = 0\nmax_think_tokens = 60\n[entropy]\nrpdi_threshold = 2.0\n"
         '[telemetry]\nprometheus = ""\n[admin]\nlisten = ""\n'
     )
     os.environ["MERIDIAN_CONFIG"] = str(config)

@@ -67,6 +67,7 @@ class Soak:
         import torch
         from meridian import MeridianConfig, ModelConfig, PolicyConfig, SlotConfig, _native
         from meridian.vllm.kv import KvHook
+        from meridian.vllm.markers import TokenMarkers
         from vllm.utils.hashing import sha256
         from vllm.v1.core.kv_cache_manager import KVCacheManager
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -110,12 +111,9 @@ class Soak:
         self.engine = _native.Engine(
             config.to_json(),
             ".",
-            starts=[[THINK]],
-            ends=[[END]],
-            padding=[],
+            markers=TokenMarkers([[THINK]], [[END]], tool_calls=[[TOOL_CALL]]),
             block_tokens=BLOCK_TOKENS,
             steps_ahead=0,
-            tool_calls=[[TOOL_CALL]],
         )
         self.hook = KvHook(self.scheduler, self.engine, self._failed)  # type: ignore[arg-type]
         if self.attached:
@@ -190,7 +188,7 @@ class Soak:
         self.engine.add(
             request,
             request_id,
-            prompt_tail=prompt[-8:],
+            prompt=prompt[-8:],
             prompt_tokens=len(prompt),
             max_tokens=MAX_TOKENS,
             arrival_ms=float(self.steps),

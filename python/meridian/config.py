@@ -49,15 +49,16 @@ class ReasoningEfforts:
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """`[scheduler]`: times in milliseconds."""
+    """`[scheduler]`: times in milliseconds. The constructor fills in nothing for `thinking`; `from_toml` does."""
 
     output_tpot_budget_ms: float = 20.0
     think_tpot_budget_ms: float = 80.0
     think_batch_multiplier: float = 2.5
+    thinking: Literal["stock", "guarded"] = "stock"
     min_think_tokens: int = 512
-    max_think_tokens: int = 32768
-    answer_reserve_tokens: int = 32
-    end_loops: bool = True
+    max_think_tokens: int = 16777216
+    answer_reserve_tokens: int = 0
+    end_loops: bool = False
     max_defer_ms: float = 2000.0
     preempt_for_waiting: bool = False
     reasoning_effort: ReasoningEfforts = ReasoningEfforts()
@@ -74,7 +75,7 @@ class EntropyConfig:
     eat_probe_interval_tokens: int = 32
     min_probes: int = 4
     rpdi_window: int = 512
-    rpdi_threshold: float = 2.0
+    rpdi_threshold: float = math.inf
     unit: Literal["bits", "nats"] = "bits"
     probe_at: Literal["interval", "newline"] = "interval"
     probe_newline: bool = False
@@ -157,21 +158,24 @@ class AdminConfig:
 class ModelConfig:
     """`[model]`: the texts that start and end thinking and that begin a tool call, or lists of alternatives.
 
-    `think_start` and `think_end` are both empty for a model that does not think.
+    `think_start` and `think_end` are both `"auto"` to take them from vLLM, and both empty for a model that does not
+    think.
 
     The constructor fills in nothing for a `family`; `ModelConfig.of_family` does.
     """
 
     family: str = ""
-    think_start: str | list[str] = "<think>"
-    think_end: str | list[str] = "</think>"
-    resumes: bool = False
+    think_start: str | list[str] = "auto"
+    think_end: str | list[str] = "auto"
+    resumes: bool = True
     strips_reasoning: bool | Literal["auto"] = "auto"
     tool_call: str | list[str] = ""
+    tool_call_ends_thinking: bool | Literal["auto"] = "auto"
     force_phrase: str = ""
     interrupt: str | list[str] = ""
-    eos_guard: bool = True
-    min_answer_tokens: int = 1
+    eos_guard: bool = False
+    min_answer_tokens: int = 0
+    stop_strings: Literal["everywhere", "answer"] = "everywhere"
 
     @classmethod
     def of_family(cls, name: str) -> ModelConfig:

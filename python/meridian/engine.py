@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from meridian import _native
 from meridian.config import MeridianConfig
+from meridian.vllm.markers import TokenMarkers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,6 +52,8 @@ class BudgetStats(TypedDict):
     """Forced ends of thinking, by reason."""
     missed: int
     """Tokens that should have been forced, but were not."""
+    waited: int
+    """Tokens at which a forced end waited for the client: its mask forbade the token, or a tool call was open."""
     probes: dict[str, int]
     """`asked`, `done`, `dropped`."""
     probe_tokens: int
@@ -280,9 +283,7 @@ class PolicyEngine:
         self._engine = _native.Engine(
             config.to_json(),
             config.base_dir,
-            starts=_alternatives(think_start),
-            ends=_alternatives(think_end),
-            padding=list(padding),
+            markers=TokenMarkers(_alternatives(think_start), _alternatives(think_end), list(padding)),
             block_tokens=block_tokens,
             steps_ahead=0,
         )
@@ -320,7 +321,7 @@ class PolicyEngine:
         added = self._engine.add(
             handle,
             request_id,
-            prompt_tail=list(prompt[-128:]),
+            prompt=list(prompt),
             prompt_tokens=len(prompt),
             max_tokens=max_tokens,
             arrival_ms=now_ms,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use meridian_core::budget::{ClientBudget, Enrolled};
-use meridian_core::{EngineFacts, Markers, MeridianConfig, NewRequest, RowId};
+use meridian_core::{EngineFacts, MeridianConfig, NewRequest, RowId};
 use meridian_engine::{Arrived, DataParallel, Driver, EngineError, Settings};
 use meridian_runtime::traces::TraceParent;
 use pyo3::intern;
@@ -12,6 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
 
 use crate::handles::{Added, Handles, Planned, reorder, saturated, to_u32};
+use crate::markers::{TokenMarkers, last_turn};
 use crate::policies::Policies;
 use crate::thinking::ClientRow;
 use crate::{ConfigError, compile, config_error, log, policy_error};
@@ -34,20 +35,17 @@ impl Engine {
     /// `serves` the admin listener and the metrics are started, as the configuration says. With `priority_first` the engine
     /// itself schedules by priority. `dp_rank` and `dp_size` are its place among data-parallel engines.
     #[new]
-    #[pyo3(signature = (config_json, base_dir, *, starts, ends, padding, block_tokens, steps_ahead, model = "", serves = false, tool_calls = vec![], priority_first = false, dp_rank = None, dp_size = None))]
+    #[pyo3(signature = (config_json, base_dir, *, markers, block_tokens, steps_ahead, model = "", serves = false, priority_first = false, dp_rank = None, dp_size = None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
     fn new(
         py: Python<'_>,
         config_json: &str,
         base_dir: PathBuf,
-        starts: Vec<Vec<u32>>,
-        ends: Vec<Vec<u32>>,
-        padding: Vec<u32>,
+        markers: TokenMarkers,
         block_tokens: u32,
         steps_ahead: usize,
         model: &str,
         serves: bool,
-        tool_calls: Vec<Vec<u32>>,
         priority_first: bool,
         dp_rank: Option<u32>,
         dp_size: Option<u32>,
@@ -55,8 +53,10 @@ impl Engine {
         let config = MeridianConfig::from_json(config_json).map_err(config_error)?;
         log::keep();
         compile::start_processes(py);
-        let markers =
-            Markers::new(starts, ends, padding).map_err(|error| ConfigError::new_err(format!("model: {error}")))?;
+        let tool_calls = markers.tool_calls.iter().filter(|ids| !ids.is_empty()).cloned().collect();
+        let markers = markers
+            .into_markers(config.model.resumes)
+            .map_err(|error| ConfigError::new_err(format!("model: {error}")))?;
         let settings = Settings {
             cache_dir: meridian_engine::user_cache_dir(),
             base_dir,
@@ -77,7 +77,6 @@ impl Engine {
         })?;
         let engine = Arc::new(engine);
         let policies = Py::new(py, Policies::new(Arc::clone(&engine)))?;
-        let tool_calls = tool_calls.into_iter().filter(|ids| !ids.is_empty()).collect();
         Ok(Self { engine, handles: Mutex::default(), tool_calls, policies })
     }
 
@@ -87,18 +86,20 @@ impl Engine {
         self.policies.clone_ref(py)
     }
 
-    /// A request arrived. `prompt_tail` is the end of the templated prompt. False when its id is already known. Any
+    /// A request arrived. `prompt` is the templated prompt, or its last turn. False when its id is already known. Any
     /// integers will do for `prompt_tokens`, `max_tokens` and `priority`: they are cut to 32 bits.
     /// With `whole_prompt` the engine may not split its prompt. With `client`, what its client asked for, its thinking is
-    /// followed: then its sampler is to know what is returned, its number, its limit of think tokens, and whether its entropies
-    /// are wanted. `interrupts` end its thinking as well. `traceparent` is the header of that name; any text will do.
-    #[pyo3(signature = (handle, request_id, *, prompt_tail, prompt_tokens, max_tokens, arrival_ms, deadline_ms, priority, tenant, session = "", whole_prompt = false, client = None, interrupts = vec![], traceparent = None, ignores_eos = false))]
+    /// followed: then its sampler is to know what is returned: its number, whether it is followed from its first token on, its
+    /// limits of think tokens and of the tokens of a thought, whether its entropies are wanted, from where its answer is
+    /// reserved, and whether that is guarded. `interrupts` end its thinking as well, `has_mask` says that the client limits the
+    /// tokens that may be sampled, and `plain` that no phrase may be forced. `traceparent` is the header of that name; any text will do.
+    #[pyo3(signature = (handle, request_id, *, prompt, prompt_tokens, max_tokens, arrival_ms, deadline_ms, priority, tenant, session = "", whole_prompt = false, client = None, interrupts = vec![], traceparent = None, ignores_eos = false, has_mask = false, plain = false))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python method")]
     fn add(
         &self,
         handle: Py<PyAny>,
         request_id: &Bound<'_, PyString>,
-        prompt_tail: Vec<u32>,
+        prompt: &Bound<'_, PyList>,
         #[pyo3(from_py_with = saturated)] prompt_tokens: i64,
         #[pyo3(from_py_with = saturated)] max_tokens: i64,
         arrival_ms: f64,
@@ -111,7 +112,10 @@ impl Engine {
         interrupts: Vec<Vec<u32>>,
         traceparent: Option<&str>,
         ignores_eos: bool,
+        has_mask: bool,
+        plain: bool,
     ) -> PyResult<Added> {
+        let prompt_tail = last_turn(&self.engine.drive().settings().markers, prompt)?;
         let request = NewRequest {
             prompt: &prompt_tail,
             prompt_tokens: to_u32(prompt_tokens),
@@ -125,7 +129,12 @@ impl Engine {
             session,
             whole_prompt,
         };
-        let client = client.map(|client| ClientBudget { ignores_eos, ..client.with_interrupts(interrupts) });
+        let client = client.map(|client| ClientBudget {
+            ignores_eos,
+            has_mask,
+            is_plain: plain,
+            ..client.with_interrupts(interrupts)
+        });
         let driver = &mut *self.engine.drive();
         let arrived = driver.arrived(&request_id.to_cow()?, &request, client);
         let Ok(Arrived { row, sampler }) = arrived else { return Ok(Added::Plain(false)) };
@@ -134,8 +143,24 @@ impl Engine {
         }
         self.handles().insert(row, handle, request_id.clone().unbind());
         Ok(sampler.map_or(Added::Plain(true), |sampler| {
-            let Enrolled { key, max_think_tokens, is_measured, reserve_from, guards_answer } = sampler;
-            Added::Followed(key, max_think_tokens, is_measured, reserve_from, guards_answer)
+            let Enrolled {
+                key,
+                is_followed,
+                max_think_tokens,
+                max_thought_tokens,
+                is_measured,
+                reserve_from,
+                guards_answer,
+            } = sampler;
+            Added::Followed(
+                key,
+                is_followed,
+                max_think_tokens,
+                max_thought_tokens,
+                is_measured,
+                reserve_from,
+                guards_answer,
+            )
         }))
     }
 

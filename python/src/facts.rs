@@ -31,6 +31,12 @@ impl Engine {
         self.engine.drive().config().evicts_dead_thinking()
     }
 
+    /// What may change the outputs of requests that ask for nothing, in a line.
+    #[getter]
+    fn outputs(&self) -> String {
+        self.engine.drive().outputs()
+    }
+
     /// Whether the engine's KV memory is Meridian's to order.
     #[getter]
     fn manages_kv(&self) -> bool {

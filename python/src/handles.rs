@@ -12,7 +12,7 @@ use pyo3::types::{PyDict, PyList, PyString};
 pub(crate) enum Added {
     #[pyo3(transparent)]
     Plain(bool),
-    Followed(u64, u32, bool, u32, bool),
+    Followed(u64, bool, u32, u32, bool, u32, bool),
 }
 
 /// Token budget, caps, whether each list changed, and the handles of the requests that give way.

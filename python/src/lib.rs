@@ -11,6 +11,7 @@ mod handles;
 mod kernels;
 mod kv;
 mod log;
+mod markers;
 mod policies;
 mod rows;
 mod thinking;
@@ -47,6 +48,12 @@ fn load_config(path: Option<PathBuf>) -> PyResult<(String, String, Option<String
 #[pyfunction]
 fn model_family(name: &str) -> PyResult<String> {
     to_json(ModelFamily::find(name).map_err(config_error)?)
+}
+
+/// Every known model family, as a list in JSON.
+#[pyfunction]
+fn model_families() -> PyResult<String> {
+    to_json(&ModelFamily::all())
 }
 
 /// The tokens in a file of `admin.token_file`, with the checks that the admin listener makes.
@@ -98,6 +105,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(parse_config, module)?)?;
     module.add_function(wrap_pyfunction!(load_config, module)?)?;
     module.add_function(wrap_pyfunction!(model_family, module)?)?;
+    module.add_function(wrap_pyfunction!(model_families, module)?)?;
     module.add_function(wrap_pyfunction!(read_admin_tokens, module)?)?;
     module.add_function(wrap_pyfunction!(tool_call_texts, module)?)?;
     module.add_function(wrap_pyfunction!(run_cli, module)?)?;

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use meridian_core::budget::AnswerRules;
-use meridian_core::{Markers, Pattern};
+use meridian_core::Pattern;
+use meridian_core::budget::{AnswerRules, ThinkLimits};
 use meridian_engine::sampler::{Answering, Arriving, Outputs, SamplerRows, SamplerStep};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
 use crate::ConfigError;
+use crate::markers::{TokenMarkers, last_turn};
 
 /// The rows of a model runner's batch; `SamplerRows` of meridian-engine says more.
 #[pyclass(module = "meridian._native")]
@@ -17,6 +18,20 @@ pub(crate) struct BudgetRows {
     rows: SamplerRows<List>,
     /// Of the latest step.
     answering: Answering,
+}
+
+/// The limits in a `Row` of the scheduler.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+struct RowLimits {
+    limit: u32,
+    thought_limit: u32,
+    interrupts: Vec<Vec<u32>>,
+    measured: bool,
+    reserve: u32,
+    answers: bool,
+    plain: bool,
+    followed: bool,
 }
 
 /// The model runner's list of a request's tokens.
@@ -36,32 +51,18 @@ impl Outputs for List {
 
 #[pymethods]
 impl BudgetRows {
-    /// Rows of nobody; the arguments are those of `configure`.
+    /// Rows of nobody, where nothing ends thinking.
     #[new]
-    fn new(
-        starts: Vec<Vec<u32>>,
-        ends: Vec<Vec<u32>>,
-        padding: Vec<u32>,
-        resumes: bool,
-        forced: Vec<u32>,
-    ) -> PyResult<Self> {
-        let mut made = Self::default();
-        made.configure(starts, ends, padding, resumes, forced)?;
-        Ok(made)
+    fn new() -> Self {
+        Self::default()
     }
 
-    /// How thinking ends for the requests that come from now on. `forced` is the phrase, an end marker, and what stands
-    /// before the answer; empty for the first end marker. Without `ends` nothing is ended.
-    fn configure(
-        &mut self,
-        starts: Vec<Vec<u32>>,
-        ends: Vec<Vec<u32>>,
-        padding: Vec<u32>,
-        resumes: bool,
-        forced: Vec<u32>,
-    ) -> PyResult<()> {
-        let markers = (!ends.is_empty()).then(|| Markers::new(starts, ends, padding)).transpose();
-        let markers = markers.map(|markers| markers.map(|markers| markers.with_resuming(resumes)));
+    /// How thinking ends for the requests that come from now on; `markers` is a `TokenMarkers`, whose `forced` is the
+    /// phrase, an end marker, and what stands before the answer; empty for the first end marker. Without `ends` nothing is
+    /// ended.
+    fn configure(&mut self, markers: TokenMarkers, resumes: bool) -> PyResult<()> {
+        let forced = markers.forced.clone();
+        let markers = (!markers.ends.is_empty()).then(|| markers.into_markers(resumes)).transpose();
         let configured = markers.and_then(|markers| self.rows.configure(markers, forced));
         configured.map_err(|error| ConfigError::new_err(format!("model: {error}")))
     }
@@ -98,38 +99,41 @@ impl BudgetRows {
     }
 
     /// A request takes this row. `outputs` is the model runner's list of its tokens, which it goes on writing; None when
-    /// they are told by `push`.
-    #[pyo3(signature = (row, key, prompt_tail, outputs, max_think_tokens, interrupts, guards_eos, is_measured, reserve_from = u32::MAX, guards_answer = false))]
+    /// they are told by `push`. `prompt` is the templated prompt, or its last turn; `limits` has the keys of `meridian.vllm.xargs.Row`.
     #[expect(clippy::too_many_arguments, reason = "one call a request")]
     fn add(
         &mut self,
         py: Python<'_>,
         row: usize,
         key: Option<u64>,
-        prompt_tail: Vec<u32>,
+        prompt: &Bound<'_, PyList>,
         outputs: Option<Py<PyList>>,
-        max_think_tokens: u32,
-        interrupts: Vec<Vec<u32>>,
+        limits: RowLimits,
         guards_eos: bool,
-        is_measured: bool,
-        reserve_from: u32,
-        guards_answer: bool,
-    ) {
-        let outputs = outputs.map(List);
-        let interrupts = interrupts.into_iter().filter_map(Pattern::new).collect();
-        let prompt_tail = &prompt_tail;
+    ) -> PyResult<()> {
+        let Some(rules) = self.rows.rules() else { return Ok(()) };
+        let prompt_tail = last_turn(rules.markers(), prompt)?;
+        let RowLimits { limit, thought_limit, interrupts, measured, reserve, answers, plain, followed } = limits;
+        let limits = ThinkLimits {
+            max_think_tokens: limit,
+            max_thought_tokens: thought_limit,
+            thought_tokens: 0,
+            is_plain: plain,
+            interrupts: interrupts.into_iter().filter_map(Pattern::new).collect(),
+            guards_eos,
+            reserve_from: reserve,
+            guards_answer: answers,
+        };
         let arriving = Arriving {
             key,
-            prompt_tail,
-            outputs,
-            max_think_tokens,
-            interrupts,
-            guards_eos,
-            is_measured,
-            reserve_from,
-            guards_answer,
+            prompt_tail: &prompt_tail,
+            outputs: outputs.map(List),
+            is_followed: followed,
+            limits,
+            is_measured: measured,
         };
         self.rows.add(py, row, arriving);
+        Ok(())
     }
 
     /// The probe of a request, due after so many of its tokens, takes this row.
@@ -193,10 +197,15 @@ impl BudgetRows {
         (forced, tokens, guarded, measured)
     }
 
-    /// Whether no row holds a request.
+    /// Whether no row holds a request that is followed, or a probe.
     #[getter]
-    fn is_empty(&self) -> bool {
-        self.rows.is_empty()
+    fn is_idle(&self) -> bool {
+        self.rows.is_idle()
+    }
+
+    /// Whether an order has arrived for this request, which has not come into a row.
+    fn is_awaited(&self, key: u64) -> bool {
+        self.rows.is_awaited(key)
     }
 
     /// At these rows of the step's logits an end of sequence is likelier than the end marker that it becomes.

@@ -15,8 +15,9 @@ impl Engine {
     /// Follow the thinking of the requests from here on: whoever samples can force its end. `forced` are the tokens of the
     /// forced ending, `line_ends` and `boundaries` the tokens that end a line, and a line, a sentence or a clause;
     /// `interrupts` end thinking when they are generated. `drafts` is the most draft tokens that a step verifies for a
-    /// request.
-    #[pyo3(signature = (forced, line_ends, boundaries, interrupts, can_probe, drafts = 0))]
+    /// request; `wakes` says whether a sampler can begin to follow a request later than at its arrival.
+    #[pyo3(signature = (forced, line_ends, boundaries, interrupts, can_probe, drafts = 0, wakes = true))]
+    #[expect(clippy::too_many_arguments, reason = "one call an engine")]
     fn follow_thinking(
         &self,
         forced: Vec<u32>,
@@ -25,9 +26,10 @@ impl Engine {
         interrupts: Vec<Vec<u32>>,
         can_probe: bool,
         drafts: u32,
+        wakes: bool,
     ) -> PyResult<Thinking> {
         let interrupts = interrupts.into_iter().filter_map(Pattern::new).collect();
-        let tokens = ThinkTokens { forced, line_ends, boundaries, interrupts, drafts };
+        let tokens = ThinkTokens { forced, line_ends, boundaries, interrupts, drafts, wakes };
         let followed = self.engine.drive().follow_thinking(tokens, can_probe);
         followed.map_err(|error| ConfigError::new_err(format!("model: {error}")))?;
         Ok(Thinking { engine: Arc::clone(&self.engine) })
@@ -45,6 +47,7 @@ pub(crate) struct Thinking {
 pub(crate) struct ClientRow {
     off: bool,
     max_think_tokens: Option<u32>,
+    max_thought_tokens: Option<u32>,
     min_think_tokens: Option<u32>,
     eat_probe_interval_tokens: Option<u32>,
     ema_alpha: Option<f64>,
@@ -53,6 +56,7 @@ pub(crate) struct ClientRow {
     min_probes: Option<u32>,
     rpdi_window: Option<u32>,
     rpdi_threshold: Option<f64>,
+    report: bool,
 }
 
 impl ClientRow {
@@ -61,6 +65,7 @@ impl ClientRow {
         let Self {
             off,
             max_think_tokens,
+            max_thought_tokens,
             min_think_tokens,
             eat_probe_interval_tokens,
             ema_alpha,
@@ -69,10 +74,13 @@ impl ClientRow {
             min_probes,
             rpdi_window,
             rpdi_threshold,
+            report,
         } = self;
         ClientBudget {
             is_off: off,
             max_think_tokens,
+            max_thought_tokens,
+            reports: report,
             min_think_tokens,
             eat_probe_interval_tokens,
             ema_alpha,
@@ -82,7 +90,7 @@ impl ClientRow {
             rpdi_window,
             rpdi_threshold,
             interrupts: interrupts.into_iter().filter_map(Pattern::new).collect(),
-            ignores_eos: false,
+            ..ClientBudget::default()
         }
     }
 }
@@ -105,6 +113,12 @@ impl Thinking {
         let driver = &mut *self.engine.drive();
         let orders = driver.judge_thinking(now_ms, free_blocks, total_blocks);
         (!orders.is_empty()).then(|| PyBytes::new(py, orders))
+    }
+
+    /// Whether the thinking of any live request is followed.
+    #[getter]
+    fn is_active(&self) -> bool {
+        self.engine.drive().follows_thinking()
     }
 
     /// The scheduled step computes a part of the prompts of these requests, the last part for the second ones; what is to
@@ -149,17 +163,20 @@ impl Thinking {
     fn limit(&self, request_id: &str, max_think_tokens: u32) -> bool {
         let driver = &mut *self.engine.drive();
         let Some(row) = driver.find(request_id) else { return false };
-        driver.thinking().is_some_and(|(budgets, table)| budgets.limit(table, row, max_think_tokens))
+        driver.thinking().is_some_and(|(budgets, table)| {
+            budgets.enroll_late(table, row, request_id);
+            budgets.limit(table, row, max_think_tokens)
+        })
     }
 
-    /// The thinking of a live request, for its client: think tokens, how it ended (None without an end), and how often it
-    /// began again; None when the request is not known.
-    fn course(&self, request_id: &str) -> Option<(u32, Option<&'static str>, u32)> {
+    /// The thinking of a live request, for its client: think tokens, how it ended (None without an end), how often it began
+    /// again, and at how many tokens a forced end waited; None when the request is not known.
+    fn course(&self, request_id: &str) -> Option<(u32, Option<&'static str>, u32, u32)> {
         let driver = &mut *self.engine.drive();
         let row = driver.find(request_id)?;
         let request = driver.request(row)?;
-        let (end, reopened) = request.think_course();
-        Some((request.think_tokens(), end.map(ThinkEnd::label), reopened))
+        let (end, reopened, waited) = request.think_course();
+        Some((request.think_tokens(), end.map(ThinkEnd::label), reopened, waited))
     }
 
     /// Whether the request thinks, as far as its tokens are known.
@@ -195,6 +212,7 @@ pub(crate) fn to_dict<'py>(py: Python<'py>, status: &BudgetStatus) -> PyResult<B
     let BudgetStatus {
         forced,
         missed,
+        waited,
         probes_asked,
         probes_done,
         probes_dropped,
@@ -210,6 +228,7 @@ pub(crate) fn to_dict<'py>(py: Python<'py>, status: &BudgetStatus) -> PyResult<B
     }
     dict.set_item("forced", by_reason)?;
     dict.set_item("missed", missed)?;
+    dict.set_item("waited", waited)?;
     let probes = PyDict::new(py);
     probes.set_item("asked", probes_asked)?;
     probes.set_item("done", probes_done)?;

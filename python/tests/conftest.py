@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 # The files that take minutes. They are begun first, so that two processes end at about the same time.
-LONGEST = ("test_languages.py", "test_budget_engine.py", "test_budget_probes.py")
+LONGEST = ("test_outputs.py", "test_languages.py", "test_budget_engine.py", "test_budget_probes.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:

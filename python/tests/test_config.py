@@ -41,6 +41,7 @@ def test_every_table_comes_through() -> None:
         max_think_tokens = 1000
         [entropy]
         unit = "nats"
+        rpdi_threshold = 3.0
         [kv_memory]
         evict_dead_thinking = false
         growth_blocks = 2
@@ -54,10 +55,11 @@ def test_every_table_comes_through() -> None:
         listen = "unix:/run/meridian.sock"
         [model]
         think_start = ["<a>", "<b>"]
+        think_end = "</a>"
     """
     config = meridian.MeridianConfig.from_toml(text)
     assert config.scheduler.max_think_tokens == 1000
-    assert config.entropy.unit == "nats"
+    assert (config.entropy.unit, config.entropy.rpdi_threshold) == ("nats", 3.0)
     assert config.kv_memory == meridian.KvMemoryConfig(evict_dead_thinking=False, growth_blocks=2.0)
     assert config.policy.budget == meridian.SlotConfig("native:eat-rpdi", deadline_ms=5.0, mode="shadow")
     component = meridian.MeridianConfig.from_toml('[policy.budget]\nsource = "p.wasm"\nconfig = { a = [1] }')
@@ -159,8 +161,38 @@ def test_what_cannot_do_what_it_seems_to_is_logged(tmp_path: Path, caplog: pytes
     path.write_text("[entropy]\nenabled = true\n")
     with caplog.at_level(logging.INFO, logger="vllm.meridian"):
         meridian.load_config(path)
+        assert caplog.records == [], "nothing of it asks for probes"
+        path.write_text("[entropy]\neat_variance_threshold = 0.1\n")
+        meridian.load_config(path)
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith(f'meridian: {path}: entropy.probe_suffix: "": nothing is probed without it')
+
+
+def test_guarded_thinking_sets_what_the_file_does_not() -> None:
+    stock, guarded = (
+        meridian.MeridianConfig.from_toml(f"[scheduler]\nthinking = '{thinking}'\n")
+        for thinking in ("stock", "guarded")
+    )
+
+    def guards(config: meridian.MeridianConfig) -> tuple[object, ...]:
+        scheduler, model = config.scheduler, config.model
+        return (
+            scheduler.max_think_tokens,
+            scheduler.end_loops,
+            scheduler.answer_reserve_tokens,
+            config.entropy.rpdi_threshold,
+            model.eos_guard,
+            model.min_answer_tokens,
+        )
+
+    assert stock == meridian.MeridianConfig()
+    assert guards(stock) == (16777216, False, 0, math.inf, False, 0)
+    assert guards(guarded) == (32768, True, 32, 2.0, True, 1)
+    own = "[scheduler]\nthinking = 'guarded'\nmax_think_tokens = 9\nmin_think_tokens = 0\n[model]\neos_guard = false\n"
+    assert guards(meridian.MeridianConfig.from_toml(own)) == (9, True, 32, 2.0, False, 1)
+    # Its constructor fills in nothing.
+    made = meridian.MeridianConfig(scheduler=meridian.SchedulerConfig(thinking="guarded"))
+    assert guards(made) == guards(stock)
 
 
 def test_fields_of_a_later_version_are_refused_as_such() -> None:

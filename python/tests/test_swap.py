@@ -237,7 +237,7 @@ def test_every_slot_is_swapped_alike(policies: Path, tmp_path: Path) -> None:
     assert running.rank_evictions(victims, subject="requests").keys == [9.0, 2.0]
     settled = meridian.ThinkingRequest(is_probed=True, probes=9, eat=0.1, eat_variance=0.0)
     assert running.verdicts([settled, meridian.ThinkingRequest()]) == ["end-now", "keep-thinking"]
-    assert running.thresholds([settled])[0]["max_think_tokens"] == 32768
+    assert running.thresholds([settled])[0]["max_think_tokens"] == meridian.SchedulerConfig().max_think_tokens
     # One component fills both; each slot has an instance of its own.
     for slot in ("eviction", "budget"):
         report = running.swap(policies / "noop.wasm", slot=slot)  # type: ignore[arg-type]

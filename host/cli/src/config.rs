@@ -109,12 +109,16 @@ fn show(found: &ConfigFile, json: bool) -> anyhow::Result<()> {
     if json {
         let field = |EffectiveField { path, value, origin }: &EffectiveField| json!({ "field": path, "value": value, "origin": origin.to_string() });
         let fields: Vec<_> = found.parsed.fields.iter().map(field).collect();
-        return print_json(&json!({ "ok": true, "file": found.path, "base_dir": found.base_dir, "fields": fields }));
+        let outputs = found.parsed.config.outputs();
+        return print_json(&json!({
+            "ok": true, "file": found.path, "base_dir": found.base_dir, "outputs": outputs, "fields": fields
+        }));
     }
     print_line(&match &found.path {
         Some(path) => format!("# {}", path.display()),
         None => "# no file, the defaults hold".to_owned(),
     })?;
+    print_line(&format!("# outputs: {}", found.parsed.config.outputs()))?;
     // Dotted keys: what is printed is a valid meridian.toml.
     for EffectiveField { path, value, origin } in &found.parsed.fields {
         print_line(&format!("{:<58} # {origin}", format!("{path} = {}", config::inline(value))))?;

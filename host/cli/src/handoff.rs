@@ -93,7 +93,7 @@ fn loopback(text: &str) -> Result<SocketAddr, String> {
 pub(crate) fn run(args: &HandoffArgs, json: bool) -> anyhow::Result<()> {
     let config = config_file::load(args.config.as_deref()).context(Unusable)?.parsed.config;
     let given = Some(&args.think_end).filter(|texts| !texts.is_empty());
-    let think_end = given.map_or_else(|| config.model.think_end.as_slice().to_vec(), Clone::clone);
+    let think_end = given.map_or_else(|| config.model.think_end.or("</think>"), Clone::clone);
     let name = args.policy.unwrap_or(config.disagg.policy);
     let settings = HandoffSettings {
         think: args.think.clone(),

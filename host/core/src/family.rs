@@ -25,15 +25,20 @@ pub struct ModelFamily {
     pub name: String,
     /// Names of some models that it covers.
     pub models: Vec<String>,
+    /// Names of vLLM's reasoning parsers for its models. Where vLLM has one of them and it names no texts, the texts of
+    /// the family apply; no two families have the same parser.
+    #[serde(default)]
+    pub parsers: Vec<String>,
     /// Texts that start thinking; alternatives.
     pub start: Vec<FamilyMarker>,
     /// Texts that end thinking; alternatives.
     pub end: Vec<FamilyMarker>,
     /// Whether the templated prompt ends with the start marker.
     pub start_in_prompt: StartInPrompt,
-    /// Whether thinking may start again after output in one turn.
+    /// Whether thinking may start again after output in one turn. `None` when that is unknown; Meridian then assumes
+    /// that it may.
     #[serde(default)]
-    pub resumes: bool,
+    pub resumes: Option<bool>,
     /// Whether the chat template leaves out the reasoning of earlier turns. `None` when that is unknown or varies;
     /// Meridian then assumes that the template keeps it.
     #[serde(default)]
@@ -95,8 +100,9 @@ macro_rules! bundled {
 
 /// File name and text of every family.
 const BUNDLED: &[(&str, &str)] = bundled!(
-    "deepseek-r1" "deepseek-v3" "deepseek-v4" "ernie-4.5" "exaone-deep" "glm-4.5" "gpt-oss" "granite" "hunyuan-a13b"
-    "kimi-k2-thinking" "kimi-vl" "magistral" "minimax-m2" "nemotron" "phi-4-reasoning" "qwen3" "qwen3.5" "r1-distill-qwen"
+    "cohere-command" "deepseek-r1" "deepseek-v3" "deepseek-v4" "ernie-4.5" "exaone-deep" "gemma-4" "glm-4.5" "gpt-oss"
+    "granite" "hunyuan-a13b" "inkling" "k2-horizon" "kimi-k2-thinking" "kimi-k3" "kimi-vl" "magistral" "minimax-m2"
+    "minimax-m3" "muse" "muse-glimmer" "nemotron" "phi-4-reasoning" "plamo-3" "qwen3" "qwen3.5" "r1-distill-qwen"
     "seed-oss" "step3"
 );
 
@@ -155,11 +161,18 @@ impl ModelFamily {
     }
 
     fn check(&self) -> Result<(), (String, &'static str)> {
-        let Self { name, models, start, end, tool_call, force_phrase, evidence, .. } = self;
+        let Self { name, models, parsers, start, end, tool_call, force_phrase, evidence, .. } = self;
         let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
+        let is_parser = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
         let need = |field: &str, holds: bool, reason| if holds { Ok(()) } else { Err((field.to_owned(), reason)) };
         need("name", !name.is_empty() && name.chars().all(is_plain), "must be of a-z, 0-9, - and .")?;
         need("models", !models.is_empty() && models.iter().all(|model| !model.is_empty()), "must name a model")?;
+        need("parsers", parsers.len() <= Texts::MAX, "must hold at most 8 names")?;
+        for (index, parser) in parsers.iter().enumerate() {
+            let field = format!("parsers[{index}]");
+            need(&field, !parser.is_empty() && parser.chars().all(is_parser), "must be of a-z, 0-9 and _")?;
+            need(&field, !parsers[..index].contains(parser), "must differ from every other parser")?;
+        }
         need("evidence", !evidence.is_empty(), "must not be empty")?;
         let mut texts = BTreeSet::new();
         for (field, markers) in [("start", start), ("end", end)] {
@@ -190,7 +203,9 @@ impl ModelFamily {
         let mut fields = toml::Table::new();
         fields.insert("think_start".into(), texts(&self.start));
         fields.insert("think_end".into(), texts(&self.end));
-        fields.insert("resumes".into(), self.resumes.into());
+        if let Some(resumes) = self.resumes {
+            fields.insert("resumes".into(), resumes.into());
+        }
         if let Some(strips_reasoning) = self.strips_reasoning {
             fields.insert("strips_reasoning".into(), strips_reasoning.into());
         }

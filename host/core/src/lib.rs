@@ -82,7 +82,7 @@ pub use meridian_policy_sdk::eviction::{Column as EvictionColumn, Memory, Rankin
 pub use meridian_policy_sdk::{CONTRACT, Column, Decision, State, Step, Targets};
 pub use mirror::{EngineMirror, KvCounts, MeasuredStep};
 pub use pattern::Pattern;
-pub use phase::{Markers, PhaseTracker};
+pub use phase::{Markers, PhaseTracker, Standing};
 pub use plan::{EngineFacts, KvGrowth, Plan, Planner};
 pub use policy::{Batch, Description, Fault, FaultKind, Policy};
 pub use rank::Ranker;

@@ -40,6 +40,14 @@ impl Pattern {
         &self.tokens
     }
 
+    /// Whether so many matched tokens show that the pattern is being written, and not only a token that is common
+    /// elsewhere: two of them, or all but one.
+    #[inline]
+    #[must_use]
+    pub fn is_distinctive(&self, matched: u16) -> bool {
+        matched >= 2 || (matched == 1 && self.tokens.len() == 2)
+    }
+
     /// Take in one token of the stream. `matched` is the number of tokens of the pattern at the end of the stream: 0 at
     /// the start, and 0 again after a match. Returns true when the pattern is complete.
     ///

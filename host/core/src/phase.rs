@@ -9,7 +9,8 @@ const MAX_ALTERNATIVES: usize = 8;
 /// Most whitespace tokens skipped at the end of a prompt, or before a marker that the model generates.
 const MAX_PADDING_TOKENS: usize = 8;
 
-/// How a model marks its thinking: token sequences, resolved from text with the model's own tokenizer.
+/// How a model marks its thinking and its tool calls: token sequences, resolved from text with the model's own
+/// tokenizer.
 ///
 /// ```
 /// use meridian_core::{Markers, PhaseEvent, PhaseTracker, ThinkPhase};
@@ -23,12 +24,38 @@ const MAX_PADDING_TOKENS: usize = 8;
 /// assert_eq!(tracker.token(&markers, 15), Some(PhaseEvent::ExitThink));
 /// assert_eq!(tracker.phase(), ThinkPhase::Output);
 /// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Markers {
     starts: Vec<Pattern>,
     ends: Vec<Pattern>,
     padding: Vec<u32>,
     resumes: bool,
+    /// Tokens of which the last one in a prompt begins its last turn, sorted.
+    boundaries: Vec<u32>,
+    calls: Vec<Call>,
+    calls_end_thinking: bool,
+}
+
+/// A tool call: its beginning, and its end, if that has a marker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Call {
+    begin: Pattern,
+    end: Option<Pattern>,
+}
+
+impl Default for Markers {
+    /// No markers: the model does not think.
+    fn default() -> Self {
+        Self {
+            starts: Vec::new(),
+            ends: Vec::new(),
+            padding: Vec::new(),
+            resumes: true,
+            boundaries: Vec::new(),
+            calls: Vec::new(),
+            calls_end_thinking: false,
+        }
+    }
 }
 
 impl Markers {
@@ -54,13 +81,57 @@ impl Markers {
             }
             Ok(sequences.into_iter().filter_map(Pattern::new).collect())
         });
-        Ok(Self { starts: starts?, ends: ends?, padding, resumes: false })
+        Ok(Self { starts: starts?, ends: ends?, padding, ..Self::default() })
     }
 
-    /// The same markers for a model that may think again after it has begun to answer, within one turn.
+    /// The same markers for a model that may think again, or not, after a thought has ended, within one turn. Without
+    /// this call, it may.
     #[must_use]
     pub fn with_resuming(self, resumes: bool) -> Self {
         Self { resumes, ..self }
+    }
+
+    /// The same markers, where the last turn of a prompt begins at the last of these tokens. A marker before it, such as
+    /// one in the user's text, does not count; without boundaries, every marker in a prompt counts.
+    ///
+    /// ```
+    /// use meridian_core::{Markers, PhaseTracker};
+    ///
+    /// let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![])?.with_boundaries(vec![5]);
+    /// assert!(!PhaseTracker::new(&markers, &[1, 7, 2, 5, 3]).is_open(), "the user wrote the marker");
+    /// assert!(PhaseTracker::new(&markers, &[1, 2, 5, 7, 3]).is_open());
+    /// # Ok::<(), meridian_core::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_boundaries(self, mut boundaries: Vec<u32>) -> Self {
+        boundaries.sort_unstable();
+        Self { boundaries, ..self }
+    }
+
+    /// The same markers with those of tool calls: the tokens that begin a call, and those that end it, empty if it has
+    /// no end marker. A call inside the thinking ends it with `end_thinking`; otherwise it belongs to the thinking.
+    ///
+    /// # Errors
+    /// [`Error::Markers`] as in [`Markers::new`]; also for more than 8 pairs.
+    pub fn with_calls(self, calls: Vec<(Vec<u32>, Vec<u32>)>, end_thinking: bool) -> Result<Self, Error> {
+        if calls.len() > MAX_ALTERNATIVES {
+            let reason = format!("{} tool calls, expected at most {MAX_ALTERNATIVES}", calls.len());
+            return Err(Error::Markers { reason });
+        }
+        let call = |(begin, end): (Vec<u32>, Vec<u32>)| {
+            if let Some(wrong) = [&begin, &end].into_iter().find(|tokens| tokens.len() > MAX_MARKER_TOKENS) {
+                let reason =
+                    format!("a tool call's marker of {} tokens, expected 1 to {MAX_MARKER_TOKENS}", wrong.len());
+                return Err(Error::Markers { reason });
+            }
+            let empty = || Error::Markers { reason: "a tool call's marker of 0 tokens, expected 1 to 64".into() };
+            Ok(Call { begin: Pattern::new(begin).ok_or_else(empty)?, end: Pattern::new(end) })
+        };
+        Ok(Self {
+            calls: calls.into_iter().map(call).collect::<Result<_, _>>()?,
+            calls_end_thinking: end_thinking,
+            ..self
+        })
     }
 
     /// Whether the model thinks at all.
@@ -87,39 +158,53 @@ impl Markers {
         &self.ends
     }
 
+    /// Whether the last turn of a prompt may begin with this token.
+    #[must_use]
+    pub fn is_boundary(&self, token: u32) -> bool {
+        self.boundaries.binary_search(&token).is_ok()
+    }
+
     fn is_padding(&self, token: u32) -> bool {
         self.padding.contains(&token)
     }
 
-    /// The phase at the end of a templated prompt. Only the end counts: the template's own tokens always follow a
-    /// marker inside user text.
-    fn opening(&self, prompt: &[u32]) -> Opening {
-        if !self.is_thinking_model() {
-            return Opening::Output;
-        }
-        let padding = prompt.iter().rev().take(MAX_PADDING_TOKENS).take_while(|token| self.is_padding(**token)).count();
-        for trimmed in [prompt, &prompt[..prompt.len() - padding]] {
-            if self.starts.iter().any(|start| trimmed.ends_with(start.tokens())) {
-                return Opening::Think;
+    /// The last turn of a templated prompt.
+    fn last_turn<'a>(&self, prompt: &'a [u32]) -> &'a [u32] {
+        let begin = prompt.iter().rposition(|token| self.is_boundary(*token));
+        &prompt[begin.unwrap_or(0)..]
+    }
+
+    /// The tokens that a prompt has thought already where it leaves the request thinking, as vLLM counts them for its
+    /// `thinking_token_budget` of `budget` tokens: those after the latest start marker. vLLM takes a start marker of
+    /// several tokens for one of one token there, so the count is lower by the others and may be negative, unless the
+    /// prompt exhausts the budget (vllm/v1/sample/thinking_budget_state.py: `_init_state_entry`, `_update_think_state`).
+    #[must_use]
+    pub fn thought_tokens(&self, prompt: &[u32], budget: u32) -> i64 {
+        let turn = self.last_turn(prompt);
+        let mut tracker = PhaseTracker::before(self);
+        let (mut since, mut marker_tokens) = (0, 1);
+        for (at, token) in turn.iter().enumerate() {
+            let was_open = tracker.is_open();
+            tracker.advance(self, *token);
+            since += 1;
+            if tracker.is_open() && !was_open {
+                since = 0;
+                let ends_here = |start: &&Pattern| turn[..=at].ends_with(start.tokens());
+                marker_tokens = self.starts.iter().find(ends_here).map_or(1, |start| start.tokens().len() as i64);
             }
-            if self.ends.iter().any(|end| trimmed.ends_with(end.tokens())) {
-                return Opening::Output;
-            }
         }
-        Opening::Undecided
+        match tracker.is_open() {
+            true if since >= i64::from(budget) => since,
+            true => since + 1 - marker_tokens,
+            false => 0,
+        }
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Opening {
-    Think,
-    Output,
-    Undecided,
-}
-
-/// The position of one request between the start and the end of its thinking. It moves only forward within a turn,
-/// unless the model may [resume](Markers::with_resuming): once the output has begun, no marker moves the request any
-/// more.
+/// The position of one request between the start and the end of its thinking, in one turn: the last turn of its prompt,
+/// and the tokens generated since. It opens at a start marker anywhere in the turn, and again after an end, unless the
+/// model [thinks once](Markers::with_resuming). Whether it is open depends on the tokens alone, not on where the prompt
+/// ends.
 ///
 /// ```
 /// use meridian_core::{Markers, PhaseEvent, PhaseTracker, ThinkPhase};
@@ -128,36 +213,72 @@ enum Opening {
 /// let mut tracker = PhaseTracker::new(&markers, &[1, 2, 7]);
 /// assert_eq!(tracker.phase(), ThinkPhase::Think);
 /// assert_eq!(tracker.token(&markers, 8), Some(PhaseEvent::ExitThink));
+/// assert_eq!(tracker.token(&markers, 7), Some(PhaseEvent::EnterThink));
 /// # Ok::<(), meridian_core::Error>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct PhaseTracker {
     stage: Stage,
-    /// Number of matched tokens of each marker sought in this stage.
+    /// A thought has ended in this turn.
+    has_thought: bool,
+    /// The present thought has begun a tool call.
+    has_called: bool,
+    /// Number of matched tokens of each marker of thinking sought in this stage.
     matched: [u16; MAX_ALTERNATIVES],
+    /// The same for the markers of tool calls.
+    calls: [u16; MAX_ALTERNATIVES],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// The model has generated only padding and the beginning of a start marker.
-    Opening {
-        /// Number of padding tokens, if there was nothing else.
-        padding: Option<u8>,
-    },
+    /// The model has generated only padding, of so many tokens, and the beginning of a start marker.
+    Opening(u8),
     Think,
+    /// In the tool call that begins as this one does, inside the thinking.
+    Call(u8),
     Output,
 }
 
+/// Where a request's next token stands.
+///
+/// ```
+/// assert!(!meridian_core::Standing::default().is_open);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// Thinking is open.
+    pub is_open: bool,
+    /// A tool call inside the thinking is open, or its marker has begun: no other token may be forced here.
+    pub is_in_call: bool,
+    /// The present thought has begun a tool call.
+    pub has_called: bool,
+}
+
 impl PhaseTracker {
-    /// The tracker of a request with this templated prompt.
+    /// The tracker of a request with this templated prompt, or its last turn.
     #[must_use]
     pub fn new(markers: &Markers, prompt: &[u32]) -> Self {
-        let stage = match markers.opening(prompt) {
-            Opening::Think => Stage::Think,
-            Opening::Output => Stage::Output,
-            Opening::Undecided => Stage::Opening { padding: Some(0) },
-        };
-        Self { stage, matched: [0; MAX_ALTERNATIVES] }
+        let mut tracker = Self::before(markers);
+        if markers.is_thinking_model() {
+            for token in markers.last_turn(prompt) {
+                tracker.advance(markers, *token);
+            }
+            if !tracker.is_open() && !tracker.has_thought {
+                // A template may close the thinking that it did not open; otherwise the model may still begin to think.
+                let turn = markers.last_turn(prompt);
+                let is_closed = |end: &Pattern| turn.windows(end.tokens().len()).any(|tokens| tokens == end.tokens());
+                tracker.has_thought = markers.ends.iter().any(is_closed);
+                tracker.stage = if tracker.has_thought { Stage::Output } else { Stage::Opening(0) };
+            }
+        }
+        tracker
+    }
+
+    /// Before the first token of a turn.
+    fn before(markers: &Markers) -> Self {
+        let stage = if markers.is_thinking_model() { Stage::Opening(0) } else { Stage::Output };
+        let none = [0; MAX_ALTERNATIVES];
+        Self { stage, has_thought: false, has_called: false, matched: none, calls: none }
     }
 
     /// Phase of the next token, [`Phase::Think`] or [`Phase::Output`]. While it is undecided whether the model will
@@ -166,7 +287,7 @@ impl PhaseTracker {
     #[must_use]
     pub fn phase(&self) -> Phase {
         match self.stage {
-            Stage::Opening { .. } | Stage::Think => Phase::Think,
+            Stage::Opening(_) | Stage::Think | Stage::Call(_) => Phase::Think,
             Stage::Output => Phase::Output,
         }
     }
@@ -175,25 +296,61 @@ impl PhaseTracker {
     /// shows that the model answers without thinking: it is output, see [`PhaseTracker::token_phase`].
     #[inline]
     pub fn token(&mut self, markers: &Markers, token: u32) -> Option<PhaseEvent> {
-        match self.stage {
-            Stage::Output if !markers.resumes => None,
-            Stage::Output => self.seek(&markers.starts, token, Stage::Think).then_some(PhaseEvent::EnterThink),
-            Stage::Think => self.seek(&markers.ends, token, Stage::Output).then_some(PhaseEvent::ExitThink),
-            Stage::Opening { padding } => self.opening_token(markers, token, padding),
+        let before = self.phase();
+        self.advance(markers, token);
+        match (before, self.phase()) {
+            (Phase::Output, Phase::Think) => Some(PhaseEvent::EnterThink),
+            (Phase::Think, Phase::Output) => Some(PhaseEvent::ExitThink),
+            _ => None,
         }
+    }
+
+    #[inline]
+    fn advance(&mut self, markers: &Markers, token: u32) {
+        match self.stage {
+            Stage::Output if self.has_thought && !markers.resumes => {}
+            Stage::Output => _ = self.seek(&markers.starts, token, Stage::Think),
+            Stage::Opening(padding) => {
+                if self.seek(&markers.starts, token, Stage::Think) || self.matched.iter().any(|tokens| *tokens > 0) {
+                    return;
+                }
+                let is_padding = markers.is_padding(token) && usize::from(padding) < MAX_PADDING_TOKENS;
+                self.stage = if is_padding { Stage::Opening(padding + 1) } else { Stage::Output };
+            }
+            Stage::Think | Stage::Call(_) => {
+                if !self.seek(&markers.ends, token, Stage::Output) && !markers.calls.is_empty() {
+                    self.call(markers, token);
+                }
+            }
+        }
+    }
+
+    /// Where the next token stands.
+    #[inline]
+    #[must_use]
+    pub fn standing(&self, markers: &Markers) -> Standing {
+        let is_in_call = match self.stage {
+            Stage::Call(_) => true,
+            Stage::Think => {
+                let mut begun = markers.calls.iter().zip(&self.calls);
+                begun.any(|(call, matched)| call.begin.is_distinctive(*matched))
+            }
+            Stage::Opening(_) | Stage::Output => false,
+        };
+        Standing { is_open: self.is_open(), is_in_call, has_called: self.has_called }
     }
 
     /// Whether the request has begun to think: false while it is undecided whether the model will think.
     #[inline]
     #[must_use]
     pub fn is_open(&self) -> bool {
-        self.stage == Stage::Think
+        matches!(self.stage, Stage::Think | Stage::Call(_))
     }
 
     /// [`PhaseTracker::token`], and the phase of the token: start and end markers belong to thinking.
     #[inline]
     pub fn token_phase(&mut self, markers: &Markers, token: u32) -> (Phase, Option<PhaseEvent>) {
-        let undecided = matches!(self.stage, Stage::Opening { .. });
+        let undecided = matches!(self.stage, Stage::Opening(_));
         let before = self.phase();
         let event = self.token(markers, token);
         match event {
@@ -203,40 +360,32 @@ impl PhaseTracker {
         }
     }
 
-    /// In the opening, a start marker begins at the first token that is not padding, or never: after any other token,
-    /// the answer has begun.
-    fn opening_token(&mut self, markers: &Markers, token: u32, padding: Option<u8>) -> Option<PhaseEvent> {
-        let mut begun = false;
-        for (sequence, matched) in markers.starts.iter().zip(&mut self.matched) {
-            let tokens = sequence.tokens();
-            let at = usize::from(*matched);
-            *matched = if at > 0 && tokens[at] == token {
-                *matched + 1
-            } else {
-                u16::from(padding.is_some() && tokens[0] == token)
-            };
-            if usize::from(*matched) == tokens.len() {
+    /// Advance the markers of tool calls by a token inside the thinking.
+    fn call(&mut self, markers: &Markers, token: u32) {
+        if let Stage::Call(open) = self.stage {
+            let begin = &markers.calls[usize::from(open)].begin;
+            let mut is_over = false;
+            for (call, matched) in markers.calls.iter().zip(&mut self.calls) {
+                if let Some(end) = call.end.as_ref().filter(|_| call.begin == *begin) {
+                    is_over |= end.advance(matched, token);
+                }
+            }
+            if is_over {
                 self.stage = Stage::Think;
-                self.matched = [0; MAX_ALTERNATIVES];
-                return None;
+                self.calls = [0; MAX_ALTERNATIVES];
             }
-            begun |= *matched > 0;
+            return;
         }
-        match padding {
-            Some(count) if markers.is_padding(token) && usize::from(count) < MAX_PADDING_TOKENS => {
-                self.stage = Stage::Opening { padding: Some(count + 1) };
-                None
-            }
-            _ if begun => {
-                self.stage = Stage::Opening { padding: None };
-                None
-            }
-            _ => {
-                // The model answers without thinking.
-                self.stage = Stage::Output;
-                Some(PhaseEvent::ExitThink)
+        let mut begun = None;
+        for (number, (call, matched)) in (0..).zip(markers.calls.iter().zip(&mut self.calls)) {
+            if call.begin.advance(matched, token) {
+                begun = begun.or(Some(number));
             }
         }
+        let Some(begun) = begun else { return };
+        self.has_called = true;
+        self.calls = [0; MAX_ALTERNATIVES];
+        if markers.calls_end_thinking { self.enter(Stage::Output) } else { self.stage = Stage::Call(begun) }
     }
 
     /// Advance the sought markers by `token`. When one is complete, go to `next` and return true.
@@ -247,9 +396,16 @@ impl PhaseTracker {
             complete |= sequence.advance(matched, token);
         }
         if complete {
-            self.stage = next;
-            self.matched = [0; MAX_ALTERNATIVES];
+            self.enter(next);
         }
         complete
+    }
+
+    fn enter(&mut self, stage: Stage) {
+        self.has_thought |= stage == Stage::Output;
+        self.has_called &= stage != Stage::Think;
+        self.stage = stage;
+        self.matched = [0; MAX_ALTERNATIVES];
+        self.calls = [0; MAX_ALTERNATIVES];
     }
 }

@@ -3,7 +3,7 @@ use std::time::{Duration, Instant};
 
 use crate::sync::ConcurrentMap;
 use crate::types::{PhaseEvent, RequestId, ThinkPhase};
-use crate::{Error, Markers, PhaseTracker};
+use crate::{Error, Markers, PhaseTracker, Standing};
 
 /// Follows the phase of every live request from its generated tokens. `Send + Sync`: any number of threads may feed it;
 /// each call takes one shard's lock for a few nanoseconds.
@@ -45,7 +45,7 @@ type Clock = Box<dyn Fn() -> u64 + Send + Sync>;
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct RoutedRequest<'a> {
-    /// Token ids of the templated prompt, or of its end: the last 128 tokens determine the opening phase.
+    /// Token ids of the templated prompt, or of its last turn, which determines the opening phase.
     pub prompt: &'a [u32],
     /// Number of thinking tokens that triggers [`PhaseEvent::ForceBudget`]; `u32::MAX` for never.
     pub max_think_tokens: u32,
@@ -110,6 +110,12 @@ impl Routed {
     #[inline]
     pub(crate) fn is_thinking(&self) -> bool {
         self.tracker.is_open()
+    }
+
+    /// Where its next token stands.
+    #[inline]
+    pub(crate) fn standing(&self, markers: &Markers) -> Standing {
+        self.tracker.standing(markers)
     }
 
     /// The event of the prompt, before the first token.

@@ -18,7 +18,7 @@ use crate::latency::Latencies;
 use crate::router::Routed;
 use crate::sessions::{SessionFacts, Sessions, Stop, Turn};
 use crate::types::{PhaseEvent, RequestId};
-use crate::{Error, Markers, RoutedRequest};
+use crate::{Error, Markers, RoutedRequest, Standing};
 
 /// The place of a request in a [`RequestTable`]. Positions are reused after the request is removed, ids are not.
 ///
@@ -460,19 +460,19 @@ impl RequestTable {
         }
     }
 
-    /// Take in one token, then call `then` with whether thinking was open before it.
+    /// Take in one token, then call `then` with where it stood, if Meridian follows the thinking of the request.
     #[inline]
     pub(crate) fn token(
         &mut self,
         row_id: RowId,
         token: u32,
-        then: impl FnOnce(&mut RequestState, bool),
+        then: impl FnOnce(&mut RequestState, Standing),
     ) -> Option<PhaseEvent> {
         let (now_ms, clock_ms) = (self.clock_whole_ms, self.clock_ms);
         let Self { rows, markers, latencies, ledger, .. } = self;
         let row = live(rows, row_id)?;
         row.prefilled = true;
-        let was_open = row.routed.is_thinking();
+        let at = row.thinking.is_some().then(|| row.routed.standing(markers));
         let (phase, event) = row.routed.token(markers, token, now_ms);
         if phase != Phase::Output && row.think_from == u32::MAX {
             row.think_from = row.prompt_tokens.saturating_add(row.output_tokens());
@@ -489,7 +489,9 @@ impl RequestTable {
             row.computes = computes;
             ledger.turn(&mut row.account, row.number, clock_ms, Doing::Running(computes));
         }
-        then(row, was_open);
+        if let Some(at) = at {
+            then(row, at);
+        }
         event
     }
 

@@ -73,7 +73,7 @@ fn thinking_that_begins_again_spends_the_same_budget() {
     let (request, found) = demands(&rules, limits, &[30, END, 50, START, 31]);
     assert_eq!(found[3], Demand::Free, "the budget is not spent");
     assert_eq!(found[4], Demand::Guarded);
-    assert_eq!((found[5], request.forced()), (Demand::Force(40), Some((5, ForceReason::HardCap))));
+    assert_eq!((found[5], request.forced()), (Demand::Force(40), None), "it has not begun");
 }
 
 #[test]
@@ -107,7 +107,8 @@ fn the_reserve_leaves_room_for_the_answer() {
     assert_eq!(rules.reserve_from(100), 77);
     let limits = ThinkLimits { reserve_from: 2, ..ThinkLimits::default() };
     let (request, found) = demands(&rules, limits, &[30, 31]);
-    assert_eq!((found[2], request.forced()), (Demand::Force(40), Some((2, ForceReason::Reserve))));
+    assert_eq!(found[2], Demand::Force(40));
+    assert!(request.is_forcing());
 }
 
 #[test]
@@ -129,17 +130,18 @@ fn a_followed_request_says_how_its_thinking_ended() {
     let two = || ClientBudget { max_think_tokens: Some(2), ..ClientBudget::default() };
     let (enrolled, course, _) = add(two(), 100, &[30, 31, 40, END]);
     assert_eq!((enrolled.reserve_from, enrolled.guards_answer), (77, true));
-    assert_eq!(course, (Some(ThinkEnd::Forced(ForceReason::HardCap)), 0));
+    assert_eq!(course, (Some(ThinkEnd::Forced(ForceReason::HardCap)), 0, 0));
     // Long enough for the reserve, not for the budget.
     let wide = ClientBudget { max_think_tokens: Some(500), ..ClientBudget::default() };
     let (_, course, status) = add(wide, 11, &[30, 31, 32, 33, 34, 35, 40, END, BLANK, 50]);
-    assert_eq!(course, (Some(ThinkEnd::Forced(ForceReason::Reserve)), 0));
+    assert_eq!(course, (Some(ThinkEnd::Forced(ForceReason::Reserve)), 0, 0));
     assert_eq!(status.forced[ForceReason::Reserve as usize], 1);
-    let (enrolled, course, status) = add(ClientBudget::default(), 100, &[30, END, 50, START, 31]);
+    let reported = || ClientBudget { reports: true, ..ClientBudget::default() };
+    let (enrolled, course, status) = add(reported(), 100, &[30, END, 50, START, 31]);
     assert_eq!((enrolled.reserve_from, enrolled.guards_answer), (u32::MAX, false), "no budget");
-    assert_eq!((course, status.reopened), ((None, 1), 1), "it thinks again");
-    let (_, course, _) = add(ClientBudget::default(), 100, &[30, END, 50, START, 31, END]);
-    assert_eq!(course, (Some(ThinkEnd::Natural), 1));
+    assert_eq!((course, status.reopened), ((None, 1, 0), 1), "it thinks again");
+    let (_, course, _) = add(reported(), 100, &[30, END, 50, START, 31, END]);
+    assert_eq!(course, (Some(ThinkEnd::Natural), 1, 0));
     let fixed = ClientBudget { ignores_eos: true, ..two() };
     assert_eq!(add(fixed, 100, &[]).0.reserve_from, u32::MAX, "its length is fixed");
 }

@@ -24,6 +24,7 @@ fn set(path: &str, value: &str) -> String {
     let companion = match path {
         "scheduler.max_think_tokens" => "\nmin_think_tokens = 0",
         "scheduler.min_think_tokens" => "\nmax_think_tokens = 16777216",
+        "model.force_phrase" => "\nthink_end = '</think>'",
         "admin.tls_cert_file" if value != "\"\"" => "\ntls_key_file = 'key.pem'",
         "admin.tls_key_file" if value != "\"\"" => "\ntls_cert_file = 'cert.pem'",
         _ => "",
@@ -84,6 +85,9 @@ const RANGES: &[(&str, &[&str], &[&str], &str)] = &[
     ("scheduler.max_think_tokens", &["1", "16777216"], &["0", "16777217"], "must be in 1..=16777216"),
     ("scheduler.max_defer_ms", &["1e-3"], &["0"], "must be above 0"),
     ("scheduler.answer_reserve_tokens", &["0", "16777216"], &["-1", "16777217"], "must be in 0..=16777216"),
+    ("model.stop_strings", &["'answer'"], &["'thinking'"], "must be \"everywhere\" or \"answer\""),
+    ("model.tool_call_ends_thinking", &["true", "false"], &["'yes'"], "must be \"auto\", true or false"),
+    ("scheduler.thinking", &["'guarded'"], &["'off'"], "must be \"stock\" or \"guarded\""),
     ("model.min_answer_tokens", &["0", "65536"], &["-1", "65537"], "must be in 0..=65536"),
     ("entropy.ema_alpha", &["1e-9", "1", "1.0"], &["0", "1.0000001", "2", "nan"], "must be in (0, 1]"),
     ("entropy.eat_variance_threshold", &["1e-9"], &["0"], "must be above 0"),
@@ -254,7 +258,7 @@ fn fields_that_depend_on_each_other() {
         ("[model]\nthink_end = ''", "model.think_end: \"\": must be set exactly when model.think_start is"),
         ("[model]\nthink_end = '<think>'", "model.think_end: \"<think>\": must differ from model.think_start"),
         (
-            "[model]\nforce_phrase = 'enough'",
+            "[model]\nthink_end = '</think>'\nforce_phrase = 'enough'",
             "model.force_phrase: \"enough\": must contain a text of model.think_end, or thinking would go on",
         ),
         (
@@ -442,11 +446,13 @@ fn blocks_move_over_a_fabric_that_exists() {
 #[test]
 fn probes_that_tell_nothing_are_warned_of() {
     let warnings = |text: &str| MeridianConfig::parse(text).unwrap().warnings();
-    let [warning] = &warnings("")[..] else { panic!("one warning") };
+    let [warning] = &warnings("[entropy]\neat_max_bits = 0.4")[..] else { panic!("one warning") };
     assert!(warning.starts_with("entropy.probe_suffix: \"\": nothing is probed without it, so EAT ends no thinking;"));
+    assert_eq!(warnings("[policy.budget]\nsource = 'native:deer'").len(), 1);
     for text in [
-        "[entropy]\nprobe_suffix = 'Final answer: '",
-        "[entropy]\nenabled = false",
+        "",
+        "[entropy]\neat_max_bits = 0.4\nprobe_suffix = 'Final answer: '",
+        "[entropy]\neat_max_bits = 0.4\nenabled = false",
         "[model]\nthink_start = ''\nthink_end = ''",
         "[policy.budget]\nsource = 'native:fixed-budget'",
         "[policy.dispatch]\nsource = 'native:fcfs'",
@@ -712,5 +718,39 @@ proptest! {
                 prop_assert!(!message.is_empty() && !message.contains(['\n', '\r']), "{:?}", message);
             }
         }
+    }
+}
+
+#[test]
+fn nothing_set_changes_no_output_and_a_switch_sets_a_sensible_whole() {
+    assert_eq!(parse("").outputs(), "as vLLM");
+    assert!(parse("").leaves_memory_and_thinking());
+    let guarded = MeridianConfig::parse("[scheduler]\nthinking = 'guarded'\nanswer_reserve_tokens = 8").unwrap();
+    assert_eq!(
+        guarded.config.outputs(),
+        "thinking ends at 32,768 tokens; loops end; an end of sequence inside the thinking ends the thinking instead; \
+         answers of requests with a budget have at least 1 tokens; thinking with a budget leaves 8 tokens for the \
+         answer; thinking ends when it strays (RPDI above 2)"
+    );
+    let origin = |path: &str| guarded.fields.iter().find(|field| field.path == path).unwrap().origin.to_string();
+    assert_eq!(
+        (origin("scheduler.end_loops"), origin("scheduler.answer_reserve_tokens")),
+        ("guarded".into(), "file".into())
+    );
+    // Every field that could, by itself.
+    for (text, outputs) in [
+        ("[scheduler]\nmax_think_tokens = 600", "thinking ends at 600 tokens"),
+        ("[scheduler]\nend_loops = true", "loops end"),
+        ("[scheduler.reasoning_effort]\nlow.max_think_tokens = 9", "a client's reasoning effort limits its thinking"),
+        ("[entropy]\nrpdi_threshold = 1.5", "thinking ends when it strays (RPDI above 1.5)"),
+        ("[entropy]\nprobe_suffix = 'Answer: '", "thinking ends when its answer has settled (EAT)"),
+        ("[model]\ninterrupt = 'Wait'", "interrupts end thinking"),
+        ("[model]\nstop_strings = 'answer'", "stop strings bind only in the answer"),
+        ("[policy.budget]\nsource = 'native:deer'", "the budget policy native:deer ends thinking"),
+        ("[policy.budget]\nsource = 'native:deer'\nmode = 'shadow'", "as vLLM"),
+        ("[scheduler]\nmin_think_tokens = 9\n[model]\nforce_phrase = 'x</think>'\ntool_call = '<c>'", "as vLLM"),
+        ("[scheduler]\nend_loops = true\n[model]\nthink_start = ''\nthink_end = ''", "as vLLM"),
+    ] {
+        assert_eq!(parse(text).outputs(), outputs, "{text}");
     }
 }

@@ -64,13 +64,93 @@ fn tokens_of_the_start_marker_are_not_thought() {
     assert_eq!(request.demand(&rules), Demand::Force(40));
 }
 
+/// A model with tool calls, without a phrase.
+fn calling(ends_thinking: bool) -> EndRules {
+    let markers = Markers::new(vec![vec![START]], vec![vec![8]], vec![]).expect("valid markers");
+    let markers = markers.with_calls(vec![(vec![50], vec![51])], ends_thinking).expect("valid markers");
+    EndRules::new(markers, vec![]).expect("an end marker")
+}
+
+#[test]
+fn an_end_waits_until_a_tool_call_has_closed() {
+    let rules = calling(false);
+    let limits = ThinkLimits { max_think_tokens: 2, guards_eos: true, ..ThinkLimits::default() };
+    let mut request = Enforcer::new(&rules, &[1, START], limits);
+    for (token, demand) in [(30, Demand::Guarded), (50, Demand::Guarded), (31, Demand::Free), (32, Demand::Free)] {
+        assert_eq!(request.demand(&rules), demand, "{token}");
+        request.push(&rules, token);
+    }
+    assert_eq!(request.demand(&rules), Demand::Free, "in the call, where the turn may end");
+    request.push(&rules, 51);
+    assert_eq!(request.demand(&rules), Demand::Force(8));
+    request.push(&rules, 8);
+    assert_eq!(request.forced(), Some((5, ForceReason::HardCap)));
+}
+
+#[test]
+fn a_tool_call_that_ends_thinking_leaves_nothing_to_force() {
+    let rules = calling(true);
+    let mut request = Enforcer::new(&rules, &[1, START], ThinkLimits { max_think_tokens: 2, ..ThinkLimits::default() });
+    for token in [30, 50, 31, 32, 51, 33] {
+        assert!(!matches!(request.demand(&rules), Demand::Force(_)), "{token}");
+        request.push(&rules, token);
+    }
+    assert_eq!((request.is_thinking(), request.forced()), (false, None));
+}
+
+#[test]
+fn an_end_that_a_mask_forbids_waits_for_the_first_token_that_may_come() {
+    let rules = rules();
+    let mut request = thinking(ThinkLimits { max_think_tokens: 1, ..ThinkLimits::default() });
+    // Tokens that a mask left instead of the first of the phrase.
+    for token in [30, 31, 32] {
+        request.demand(&rules);
+        request.push(&rules, token);
+    }
+    assert_eq!(request.forced(), None);
+    for token in [40, 41, 8, 9, 3] {
+        assert_eq!(request.demand(&rules), Demand::Force(token), "the whole ending");
+        request.push(&rules, token);
+    }
+    assert_eq!(request.forced(), Some((3, ForceReason::HardCap)));
+}
+
+#[test]
+fn a_client_with_a_stop_in_the_phrase_gets_the_marker_alone() {
+    let rules = rules();
+    let mut request = thinking(ThinkLimits { max_think_tokens: 0, is_plain: true, ..ThinkLimits::default() });
+    for token in [8, 9] {
+        assert_eq!(request.demand(&rules), Demand::Force(token));
+        request.push(&rules, token);
+    }
+    assert_eq!(request.demand(&rules), Demand::Free);
+}
+
+#[test]
+fn vllms_budget_counts_each_thought_and_its_tokens_in_the_prompt() {
+    let rules = rules();
+    let limits = ThinkLimits { max_thought_tokens: 3, thought_tokens: 1, ..ThinkLimits::default() };
+    let mut request = thinking(limits.clone());
+    let out = run(&mut request, &mut (20..), 7);
+    assert_eq!(out, [20, 21, 40, 41, 8, 9, 3]);
+    for token in [60, START] {
+        request.push(&rules, token);
+    }
+    let again = run(&mut request, &mut (30..), 4);
+    assert_eq!(again, [30, 31, 32, 40], "another thought has the whole budget");
+    let spent = ThinkLimits { thought_tokens: 3, ..limits };
+    assert_eq!(thinking(spent).demand(&rules), Demand::Force(40));
+}
+
 #[test]
 fn a_request_that_answers_at_once_is_never_forced() {
-    let rules = rules();
+    let rules = {
+        let markers = Markers::new(vec![vec![START]], vec![GUARDED.to_vec()], vec![3]).expect("valid markers");
+        EndRules::new(markers.with_resuming(false), vec![]).expect("an end marker")
+    };
     let mut request = Enforcer::new(&rules, &[1, 2], ThinkLimits { max_think_tokens: 0, ..ThinkLimits::default() });
     request.push(&rules, 50);
-    // A start marker in the middle of the answer, as a user may have asked for.
-    for token in [START, 51, 52] {
+    for token in [51, 52, 53] {
         request.push(&rules, token);
         assert_eq!(request.demand(&rules), Demand::Free);
     }
@@ -120,6 +200,7 @@ fn a_limit_said_ahead_holds_from_its_token_on_and_a_late_one_from_now() {
     run(&mut late, &mut (20..), 5);
     late.limit_from(2, 0);
     assert_eq!(late.demand(&rules), Demand::Force(40));
+    late.push(&rules, 40);
     assert_eq!(late.forced(), Some((5, ForceReason::HardCap)));
     // And it may be taken back before it holds.
     let mut back = thinking(ThinkLimits { max_think_tokens: 100, ..ThinkLimits::default() });

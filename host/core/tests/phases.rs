@@ -1,7 +1,7 @@
 //! Markers: where thinking starts and ends, and what must not move it.
 
 use meridian_core::types::RequestId;
-use meridian_core::{Markers, NewRequest, RequestTable, ThinkPhase as Phase};
+use meridian_core::{Markers, NewRequest, PhaseTracker, RequestTable, ThinkPhase as Phase};
 use proptest::prelude::*;
 
 const START: u32 = 7;
@@ -40,18 +40,32 @@ fn template_closes_thinking() {
 fn model_opens_thinking_itself() {
     assert_eq!(run(markers(), &[1, 2], &[START, 20, END, 21]), (3, 1, Phase::Output));
     assert_eq!(run(markers(), &[1, 2], &[NEWLINE, START, 20]), (3, 0, Phase::Think));
-    assert_eq!(run(markers(), &[1, 2], &[20, START, 21]), (0, 3, Phase::Output));
+    assert_eq!(run(markers(), &[1, 2], &[20, START, 21]), (2, 1, Phase::Think), "after some text");
 }
 
 #[test]
 fn marker_in_user_text_never_counts() {
-    assert_eq!(run(markers(), &[1, START, 2, USER_END], &[20, 21]), (0, 2, Phase::Output));
-    assert_eq!(run(markers(), &[1, START, 2, END, USER_END, START, NEWLINE], &[20]), (1, 0, Phase::Think));
+    let bounded = || markers().with_boundaries(vec![USER_END]);
+    assert_eq!(run(bounded(), &[1, START, 2, USER_END], &[20, 21]), (0, 2, Phase::Output));
+    assert_eq!(run(bounded(), &[1, START, 2, END, USER_END, START, NEWLINE], &[20]), (1, 0, Phase::Think));
 }
 
 #[test]
-fn output_never_returns_to_thinking() {
-    assert_eq!(run(markers(), &[START], &[END, START, 20, END, 21]), (1, 4, Phase::Output));
+fn a_prompt_may_end_inside_a_thought() {
+    let bounded = || markers().with_boundaries(vec![USER_END]);
+    assert_eq!(run(bounded(), &[1, USER_END, START, NEWLINE, 20, 21], &[22, END, 23]), (2, 1, Phase::Output));
+    // A turn with a thought, a text and a second thought.
+    assert_eq!(run(bounded(), &[USER_END, START, 20, END, 21, START, 22], &[23]), (1, 0, Phase::Think));
+    assert_eq!(run(bounded(), &[USER_END, START, 20, END, 21], &[23]), (0, 1, Phase::Output));
+    // A template that closes thinking without opening it.
+    assert_eq!(run(bounded(), &[1, USER_END, END], &[23]), (0, 1, Phase::Output));
+}
+
+#[test]
+fn a_model_that_thinks_once_never_returns_to_thinking() {
+    let once = || markers().with_resuming(false);
+    assert_eq!(run(once(), &[START], &[END, START, 20, END, 21]), (1, 4, Phase::Output));
+    assert_eq!(run(once(), &[1], &[20, START, 21]), (2, 1, Phase::Think), "its first thought");
 }
 
 #[test]
@@ -79,11 +93,59 @@ fn unusable_markers_are_refused() {
 }
 
 #[test]
-fn thinking_resumes_only_where_the_model_may() {
-    let resuming = markers().with_resuming(true);
-    assert_eq!(run(resuming.clone(), &[START], &[20, END, 21, START, 22]), (4, 1, Phase::Think));
-    assert_eq!(run(resuming, &[START], &[20, END, 21, START, 22, END, 23]), (5, 2, Phase::Output));
-    assert_eq!(run(markers(), &[START], &[20, END, 21, START, 22]), (2, 3, Phase::Output));
+fn thinking_resumes_unless_the_model_thinks_once() {
+    assert_eq!(run(markers(), &[START], &[20, END, 21, START, 22]), (4, 1, Phase::Think));
+    assert_eq!(run(markers(), &[START], &[20, END, 21, START, 22, END, 23]), (5, 2, Phase::Output));
+    assert_eq!(run(markers().with_resuming(false), &[START], &[20, END, 21, START, 22]), (2, 3, Phase::Output));
+}
+
+const CALL: u32 = 12;
+const CALLED: u32 = 13;
+
+#[test]
+fn a_tool_call_belongs_to_the_thinking_or_ends_it() {
+    let with = |ends| markers().with_calls(vec![(vec![CALL], vec![CALLED])], ends).expect("usable markers");
+    let standing = |ends: bool, tokens: &[u32]| {
+        let markers = with(ends);
+        let mut tracker = PhaseTracker::new(&markers, &[1, START]);
+        tokens.iter().for_each(|token| _ = tracker.token(&markers, *token));
+        let at = tracker.standing(&markers);
+        (at.is_open, at.is_in_call, at.has_called)
+    };
+    assert_eq!(standing(false, &[20]), (true, false, false));
+    assert_eq!(standing(false, &[20, CALL]), (true, true, true));
+    assert_eq!(standing(false, &[20, CALL, 21, CALLED]), (true, false, true));
+    assert_eq!(standing(false, &[20, CALL, 21, END]), (false, false, true), "the end of thinking ends it too");
+    assert_eq!(standing(false, &[CALL, CALLED, END, START]), (true, false, false), "another thought");
+    assert_eq!(standing(true, &[20, CALL]), (false, false, true));
+    // A call without an end marker lasts as long as the thinking.
+    let endless = markers().with_calls(vec![(vec![CALL, 14, 15], vec![])], false).expect("usable markers");
+    let mut tracker = PhaseTracker::new(&endless, &[START]);
+    for (token, is_in_call) in
+        [(CALL, false), (14, true), (20, false), (CALL, false), (14, true), (15, true), (20, true)]
+    {
+        tracker.token(&endless, token);
+        assert_eq!(tracker.standing(&endless).is_in_call, is_in_call, "{token}");
+    }
+}
+
+#[test]
+fn tool_calls_with_unusable_markers_are_refused() {
+    let refusal = |calls| markers().with_calls(calls, false).unwrap_err().to_string();
+    assert_eq!(refusal(vec![(vec![], vec![1])]), "markers: a tool call's marker of 0 tokens, expected 1 to 64");
+    assert_eq!(refusal(vec![(vec![1; 65], vec![])]), "markers: a tool call's marker of 65 tokens, expected 1 to 64");
+    assert_eq!(refusal(vec![(vec![1], vec![]); 9]), "markers: 9 tool calls, expected at most 8");
+}
+
+#[test]
+fn tokens_thought_in_the_prompt_are_counted_as_vllm_counts_them() {
+    let bounded = markers().with_boundaries(vec![USER_END]);
+    assert_eq!(bounded.thought_tokens(&[1, USER_END, START, NEWLINE, 20], 100), 2);
+    assert_eq!(bounded.thought_tokens(&[1, START, 2, USER_END, 20], 100), 0, "the user's marker");
+    assert_eq!(bounded.thought_tokens(&[START, 20, END, 21, START, 22], 100), 1, "the latest thought");
+    let long = Markers::new(vec![vec![10, 11, 12]], vec![vec![END]], vec![]).expect("usable markers");
+    assert_eq!(long.thought_tokens(&[10, 11, 12, 20], 100), -1);
+    assert_eq!(long.thought_tokens(&[10, 11, 12, 20], 1), 1, "the prompt exhausts it");
 }
 
 #[test]
@@ -92,14 +154,15 @@ fn nested_and_repeated_markers_count_once() {
 }
 
 #[test]
-fn an_opening_marker_begins_at_the_first_token_that_is_not_padding() {
+fn it_stays_undecided_before_an_opening_marker() {
     let granite = || Markers::new(vec![vec![10, 11, 12]], vec![vec![14]], vec![3]).expect("usable markers");
     assert_eq!(run(granite(), &[1], &[3, 3, 10, 11, 12, 20]), (6, 0, Phase::Think));
-    // Half a marker and then something else is the answer, and stays the answer.
-    assert_eq!(run(granite(), &[1], &[10, 11, 10, 11, 12, 20]), (2, 4, Phase::Output));
-    assert_eq!(run(granite(), &[1], &[10, 3, 10, 11, 12]), (1, 4, Phase::Output));
+    assert_eq!(run(granite(), &[1], &[10, 11, 10, 11, 12, 20]), (6, 0, Phase::Think));
+    assert_eq!(run(granite(), &[1], &[10, 3, 10, 11, 12]), (5, 0, Phase::Think));
+    // Half a marker and then something else is the answer.
+    assert_eq!(run(granite(), &[1], &[10, 11, 20, 10]), (2, 2, Phase::Output));
     let repeated = || Markers::new(vec![vec![1, 1, 2]], vec![vec![14]], vec![]).expect("usable markers");
-    assert_eq!(run(repeated(), &[9], &[1, 1, 1, 1, 2]), (2, 3, Phase::Output));
+    assert_eq!(run(repeated(), &[9], &[1, 1, 1, 1, 2]), (5, 0, Phase::Think));
     // A marker that begins with padding.
     let padded = || Markers::new(vec![vec![3, 10]], vec![vec![14]], vec![3]).expect("usable markers");
     assert_eq!(run(padded(), &[1], &[3, 3, 10, 20]), (4, 0, Phase::Think));
@@ -118,6 +181,30 @@ fn preemption_keeps_the_phase() {
 }
 
 proptest! {
+    /// Wherever the prompt ends and generation begins, thinking is open after the same tokens of a turn.
+    #[test]
+    fn following_a_turn_at_once_and_token_by_token_gives_the_same(
+        turn in proptest::collection::vec(0u32..6, 0..40),
+        cut in 0usize..40,
+        start in proptest::collection::vec(0u32..4, 1..4),
+        end in proptest::collection::vec(0u32..4, 1..4),
+        call in proptest::collection::vec(0u32..6, 1..3),
+        call_ends in any::<bool>(),
+        resumes in any::<bool>(),
+    ) {
+        prop_assume!(start != end);
+        let markers = Markers::new(vec![start], vec![end.clone()], vec![5]).unwrap().with_resuming(resumes);
+        let markers = markers.with_calls(vec![(call, vec![4])], call_ends).unwrap();
+        let (prompt, generated) = turn.split_at(cut.min(turn.len()));
+        // An end without a beginning closes a prompt for a model that thinks once.
+        prop_assume!(resumes || !turn.windows(end.len()).any(|tokens| tokens == end));
+        let mut tracker = PhaseTracker::new(&markers, prompt);
+        generated.iter().for_each(|token| _ = tracker.token(&markers, *token));
+        let whole = PhaseTracker::new(&markers, &turn);
+        prop_assert_eq!(tracker.is_open(), whole.is_open());
+        prop_assert_eq!(tracker.standing(&markers).is_in_call, whole.standing(&markers).is_in_call);
+    }
+
     /// The matcher against the obvious definition: the end marker is a substring of what was generated.
     #[test]
     fn matcher_finds_what_a_search_finds(

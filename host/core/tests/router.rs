@@ -213,14 +213,17 @@ impl Reference {
     }
 
     fn thinking(&self) -> bool {
-        let ended = |tokens: &[u32]| tokens.windows(2).any(|pair| pair == [END, END + 1]);
-        if self.prompt.ends_with(&[START]) {
-            !ended(&self.turn)
-        } else if self.prompt.ends_with(&[END, END + 1]) {
-            false
-        } else {
-            self.turn.is_empty() || self.turn[0] == START && !ended(&self.turn[1..])
+        let end = [END, END + 1];
+        let all = [self.prompt.as_slice(), &self.turn].concat();
+        let mut rest = all.as_slice();
+        // From one start to its end, to the next start.
+        while let Some(start) = rest.iter().position(|token| *token == START) {
+            rest = &rest[start + 1..];
+            let Some(over) = rest.windows(2).position(|pair| pair == end) else { return true };
+            rest = &rest[over + 2..];
         }
+        // Nothing is said, and the prompt does not close thinking.
+        self.turn.is_empty() && !self.prompt.windows(2).any(|pair| pair == end)
     }
 }
 

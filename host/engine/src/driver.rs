@@ -5,8 +5,8 @@ use std::time::Duration;
 use meridian_core::budget::{ClientBudget, Enrolled, ThinkBudgets};
 use meridian_core::config::STOCK;
 use meridian_core::{
-    EngineFacts, Error, MeridianConfig, MeridianScheduler, NewRequest, PhaseEvent, Plan, RequestId, RequestState,
-    RowId, ThinkPhase,
+    EngineFacts, Error, MeridianConfig, MeridianScheduler, ModelConfig, NewRequest, PhaseEvent, Plan, RequestId,
+    RequestState, RowId, ThinkPhase,
 };
 use meridian_runtime::control::{ProcessStatus, TracesStatus};
 use meridian_runtime::traces::{FinishedRequest, Traces};
@@ -129,7 +129,10 @@ impl Driver {
         self.by_id.insert(id.into(), row);
         self.see_arrival(id, row);
         let table = &mut self.scheduler.mirror().table;
-        let sampler = client.zip(self.thinking.as_mut()).and_then(|(client, thinking)| {
+        let sampler = client.zip(self.thinking.as_mut()).and_then(|(mut client, thinking)| {
+            if let Some(budget) = client.max_thought_tokens {
+                client.thought_tokens = self.settings.markers.thought_tokens(request.prompt, budget);
+            }
             // The row also holds the measurements and limits of its thinking.
             thinking.enroll(table, row, id, client)
         });
@@ -333,6 +336,23 @@ impl Driver {
         &self.settings
     }
 
+    /// What may change the outputs of requests that ask for nothing, in a line; see [`MeridianConfig::outputs`].
+    #[must_use]
+    pub fn outputs(&self) -> String {
+        if self.thinking.is_none() {
+            // No sampler can end any thinking; the front end alone applies stop strings.
+            let model = ModelConfig { stop_strings: self.config.model.stop_strings, ..ModelConfig::default() };
+            return MeridianConfig { model, ..MeridianConfig::default() }.outputs();
+        }
+        let source = &self.config.policy.budget.source;
+        let is_swapped = source.starts_with("native:") && !self.budget.is_decided_by(source);
+        match (self.config.outputs(), is_swapped) {
+            (outputs, false) => outputs,
+            (_, true) if self.config.leaves_outputs() => "a budget policy that was put in ends thinking".into(),
+            (outputs, true) => format!("{outputs}; a budget policy that was put in ends thinking"),
+        }
+    }
+
     /// Fill in the part of a status that describes the engine itself.
     pub(crate) fn describe(&mut self, status: &mut ProcessStatus) {
         status.requests = self.scheduler.mirror().phases();
@@ -341,6 +361,7 @@ impl Driver {
         status.preemptions = self.scheduler.mirror().preemptions();
         status.kv = self.kv_status();
         status.budget = self.thinking_status();
+        status.outputs = self.outputs();
         status.sessions = self.scheduler.mirror().live_sessions();
         if let Some(latencies) = self.scheduler.mirror().table.latencies() {
             status.latency = latencies.tenants();

@@ -81,21 +81,31 @@ impl Driver {
         let Self { thinking: Some(budgets), scheduler, .. } = &mut *self else { return Err(follows_none()) };
         let table = &mut scheduler.mirror().table;
         let mut report = ChangeReport::default();
+        let mut unreached = 0;
         let mut changed = Vec::new();
         for (id, row) in rows {
+            budgets.enroll_late(table, row, &id);
             match budgets.change(table, row, change) {
                 Some(Changed::Yes) => changed.push((id, row)),
                 Some(Changed::Answers) => report.answering += 1,
                 Some(Changed::Ends) => report.ending += 1,
-                None => {}
+                None => unreached += 1,
             }
         }
         report.changed = changed.len() as u64;
         if changed.is_empty() {
             let ChangeReport { answering, ending, .. } = report;
             let which = change.request.as_ref().or(change.tenant.as_ref()).map_or("all", |name| name);
+            let unreached = match unreached {
+                0 => String::new(),
+                count => format!(
+                    ", {count} had no budget when they arrived, and cannot be followed later: set \
+                     scheduler.max_think_tokens"
+                ),
+            };
             return Err(ChangeError::NothingToChange(format!(
-                "{which}: no request that thinks: {answering} answer already, {ending} are about to end their thinking"
+                "{which}: no request that thinks: {answering} answer already, {ending} are about to end their \
+                 thinking{unreached}"
             )));
         }
         changed.truncate(MOST_LISTED);

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use meridian_core::budget::{AnswerRules, Ban, Demand, EndRules, Enforcer, Measured, Order, Report, ThinkLimits};
-use meridian_core::{Error, Markers, Pattern};
+use meridian_core::{Error, Markers};
 
 /// Most requests that left the batch and may return. Beyond this, the ones longest away are forgotten; they start again
 /// from the data of their arrival.
@@ -79,6 +79,8 @@ struct Request<O> {
     guarded: Vec<u32>,
     /// Limits that no step has applied yet: they concern tokens that the list may hold already.
     ordered: Vec<(u32, u32)>,
+    /// Nothing may end its thinking until an order says so: its tokens are not looked at.
+    is_idle: bool,
     is_gone: bool,
 }
 
@@ -90,18 +92,12 @@ pub struct Arriving<'a, O> {
     pub prompt_tail: &'a [u32],
     /// The model runner's list of its tokens; `None` if [`SamplerRows::push`] delivers them.
     pub outputs: Option<O>,
-    /// Most think tokens until an order changes the limit.
-    pub max_think_tokens: u32,
-    /// Generating any of these ends its thinking.
-    pub interrupts: Vec<Pattern>,
-    /// An end of sequence inside the thinking becomes the end marker.
-    pub guards_eos: bool,
+    /// Whether its thinking is followed from its first token on; otherwise only from the first order for it.
+    pub is_followed: bool,
+    /// Its limits until an order changes them.
+    pub limits: ThinkLimits,
     /// Whether to measure the entropy of its tokens.
     pub is_measured: bool,
-    /// See [`ThinkLimits`].
-    pub reserve_from: u32,
-    /// See [`ThinkLimits`].
-    pub guards_answer: bool,
 }
 
 /// The actions of a step on its rows.
@@ -150,6 +146,12 @@ impl<O: Outputs> SamplerRows<O> {
         self.rules = self.rules.take().map(|rules| Arc::new(Arc::unwrap_or_clone(rules).with_answers(answers)));
     }
 
+    /// The rules for new requests; `None` while the model has no end of thinking.
+    #[must_use]
+    pub fn rules(&self) -> Option<&EndRules> {
+        self.rules.as_deref()
+    }
+
     /// The value of [`ThinkLimits::reserve_from`] for a request of `max_tokens` tokens that no scheduler follows.
     #[must_use]
     pub fn reserve_from(&self, max_tokens: u32) -> u32 {
@@ -171,14 +173,17 @@ impl<O: Outputs> SamplerRows<O> {
 
     /// Put a request into this row.
     pub fn add(&mut self, access: O::Access<'_>, row: usize, arriving: Arriving<'_, O>) {
-        let Arriving { key, prompt_tail, outputs, is_measured, .. } = arriving;
-        let Arriving { max_think_tokens, interrupts, guards_eos, reserve_from, guards_answer, .. } = arriving;
+        let Arriving { key, prompt_tail, outputs, is_followed, limits, is_measured } = arriving;
         let mut request = match (key.and_then(|key| self.take_out(key)), &self.rules) {
             (Some(known), _) => known,
             (None, None) => return self.remove(row),
             (None, Some(rules)) => {
-                let interrupts = interrupts.into();
-                let limits = ThinkLimits { max_think_tokens, interrupts, guards_eos, reserve_from, guards_answer };
+                let limits = match limits.max_thought_tokens {
+                    u32::MAX => limits,
+                    budget => {
+                        ThinkLimits { thought_tokens: rules.markers().thought_tokens(prompt_tail, budget), ..limits }
+                    }
+                };
                 Box::new(Request {
                     enforcer: Enforcer::new(rules, prompt_tail, limits),
                     rules: Arc::clone(rules),
@@ -186,16 +191,20 @@ impl<O: Outputs> SamplerRows<O> {
                     is_measured,
                     guarded: Vec::new(),
                     ordered: Vec::new(),
+                    is_idle: !is_followed,
                     is_gone: false,
                 })
             }
         };
         if let Some(Early { limits, is_measured }) = key.and_then(|key| self.early.remove(&key)) {
             request.ordered.extend(limits);
+            request.is_idle = false;
             request.is_measured = is_measured.unwrap_or(request.is_measured);
         }
         request.outputs = outputs;
-        request.catch_up(access);
+        if !request.is_idle {
+            request.catch_up(access);
+        }
         *self.seat(row) = Some(Row { key, what: What::Request(request) });
     }
 
@@ -232,10 +241,16 @@ impl<O: Outputs> SamplerRows<O> {
         }
     }
 
-    /// Whether no row holds a request or a probe.
+    /// Whether no row holds a request that is followed, or a probe: a step has nothing to do.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.rows.iter().all(Option::is_none)
+    pub fn is_idle(&self) -> bool {
+        self.rows.iter().flatten().all(|row| matches!(&row.what, What::Request(request) if request.is_idle))
+    }
+
+    /// Whether an order has arrived for this request, which has not come into a row.
+    #[must_use]
+    pub fn is_awaited(&self, key: u64) -> bool {
+        self.early.contains_key(&key)
     }
 
     /// Take in a datagram of orders from the scheduler. The sender is not trusted.
@@ -244,6 +259,7 @@ impl<O: Outputs> SamplerRows<O> {
             match order {
                 Order::Limit { key, from, max_think_tokens } => {
                     if let Some(request) = self.find(key) {
+                        request.is_idle = false;
                         request.ordered.push((from, max_think_tokens));
                     } else if let Some(early) = self.early(key) {
                         // A policy changes its limit a few times at most; the latest counts.
@@ -253,6 +269,7 @@ impl<O: Outputs> SamplerRows<O> {
                 }
                 Order::Measure { key, on } => {
                     if let Some(request) = self.find(key) {
+                        request.is_idle = false;
                         request.is_measured = on;
                     } else if let Some(early) = self.early(key) {
                         early.is_measured = Some(on);
@@ -326,6 +343,9 @@ impl<O: Outputs> SamplerRows<O> {
             }
             What::Request(request) => request,
         };
+        if request.is_idle {
+            return 0;
+        }
         request.catch_up(access);
         let tokens = request.enforcer.tokens();
         // Tokens that were not sampled after all: a chunk of a prompt, a rejected draft.
@@ -365,18 +385,16 @@ impl<O: Outputs> SamplerRows<O> {
             return tokens;
         }
         // The request after each draft token, were it accepted.
-        let (mut enforcer, mut demand) = (request.enforcer.clone(), demand);
+        let mut enforcer = request.enforcer.clone();
         for (ahead, token) in drafts.iter().enumerate() {
-            if matches!(demand, Demand::Force(forced) if forced != *token) {
-                // The sampler rejects this draft and ignores all after it.
-                break;
-            }
+            // The sampler rejects a draft that is not the forced token, and ignores all after it, unless a mask of the
+            // client forbids that token.
             if rules.guard_continues() && *token == rules.guard_token() && stood.contains(&(first + ahead)) {
                 enforcer.push_guarded(&rules, *token);
             } else {
                 enforcer.push(&rules, *token);
             }
-            demand = enforcer.demand(&rules);
+            let demand = enforcer.demand(&rules);
             at_row(first + ahead + 1, &enforcer, demand);
         }
         tokens
@@ -446,6 +464,7 @@ impl<O> SamplerRows<O> {
         let Some(left) = self.rows.get_mut(row).and_then(Option::take) else { return };
         if let Row { key: Some(key), what: What::Request(mut request) } = left
             && !request.is_gone
+            && !request.is_idle
             && self.parked.len() < PARKED
         {
             request.outputs = None;

@@ -3,7 +3,9 @@
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use meridian_core::budget::{AnswerRules, BudgetStatus, EndRules, Load, ThinkBudgets, ThinkSettings, ThinkThresholds};
+use meridian_core::budget::{
+    AnswerRules, BudgetDecider, BudgetStatus, EndRules, Load, ThinkBudgets, ThinkSettings, ThinkThresholds,
+};
 use meridian_core::{Error, Pattern, RequestTable};
 
 use crate::Driver;
@@ -24,6 +26,8 @@ pub struct ThinkTokens {
     pub interrupts: Vec<Pattern>,
     /// Most draft tokens that a step verifies for a request; 0 without speculative decoding.
     pub drafts: u32,
+    /// Whether a sampler can begin to follow a request later than at its arrival.
+    pub wakes: bool,
 }
 
 impl Driver {
@@ -33,7 +37,7 @@ impl Driver {
     /// # Errors
     /// The forced ending does not end thinking.
     pub fn follow_thinking(&mut self, tokens: ThinkTokens, can_probe: bool) -> Result<(), Error> {
-        let ThinkTokens { forced, line_ends, boundaries, interrupts, drafts } = tokens;
+        let ThinkTokens { forced, line_ends, boundaries, interrupts, drafts, wakes } = tokens;
         let entropy = &self.config.entropy;
         // The samplers alone guard answers.
         let reserve_tokens = self.config.scheduler.answer_reserve_tokens;
@@ -51,11 +55,14 @@ impl Driver {
             interrupts: interrupts.into(),
             guards_eos: self.config.model.eos_guard,
             ends_loops: self.config.scheduler.end_loops,
+            wakes,
             tokens_ahead: u32::try_from(self.settings.steps_ahead).unwrap_or(u32::MAX).saturating_mul(drafts + 1),
             first_key: NEXT_FIRST_KEY.fetch_add(1, Ordering::Relaxed) << 40,
         };
         ThinkBudgets::forget(&mut self.scheduler.mirror().table);
-        self.thinking = Some(ThinkBudgets::new(settings));
+        let mut budgets = ThinkBudgets::new(settings);
+        budgets.begins_to_decide(&self.budget.wants());
+        self.thinking = Some(budgets);
         Ok(())
     }
 
@@ -66,10 +73,29 @@ impl Driver {
             self.scheduler.mirror().phases().map(|count| u32::try_from(count).unwrap_or(u32::MAX));
         let waiting = self.waiting;
         let load = Load { now_ms, thinking, answering, waiting, free_blocks, total_blocks, ..Load::default() };
+        let wants = self.budget.wants();
+        if self.thinking.as_mut().is_some_and(|budgets| budgets.begins_to_decide(&wants)) {
+            self.follow_all();
+        }
         match &mut self.thinking {
             Some(budgets) => budgets.decide(&mut self.scheduler.mirror().table, &mut self.budget, load),
             None => &[],
         }
+    }
+
+    /// Follow the thinking of all live requests from here on.
+    fn follow_all(&mut self) {
+        let Self { thinking: Some(budgets), scheduler, by_id, .. } = self else { return };
+        let table = &mut scheduler.mirror().table;
+        for (id, row) in by_id {
+            budgets.enroll_late(table, *row, id);
+        }
+    }
+
+    /// Whether the thinking of any live request is followed, or its samplers are to be told anything.
+    pub fn follows_thinking(&mut self) -> bool {
+        let Self { thinking, scheduler, .. } = self;
+        thinking.as_ref().is_some_and(|budgets| budgets.is_active(&scheduler.mirror().table))
     }
 
     /// The budgets and the table of their requests, for the reports of samplers and probes; `None` if no thinking is

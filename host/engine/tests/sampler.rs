@@ -1,6 +1,7 @@
 //! The plan of a step that verifies drafts.
 
 use meridian_core::Markers;
+use meridian_core::budget::{Order, ThinkLimits};
 use meridian_engine::sampler::{Arriving, Outputs, SamplerRows, SamplerStep};
 
 /// Lists of tokens that a test pushes by itself.
@@ -27,12 +28,9 @@ fn rows(end: &[u32], max_think_tokens: &[u32]) -> SamplerRows<Pushed> {
             key: Some(row as u64),
             prompt_tail: &[1, 7],
             outputs: None,
-            max_think_tokens: *most,
-            interrupts: Vec::new(),
-            guards_eos: true,
+            is_followed: true,
+            limits: ThinkLimits { max_think_tokens: *most, ..ThinkLimits::default() },
             is_measured: row == 1,
-            reserve_from: u32::MAX,
-            guards_answer: false,
         };
         rows.add((), row, arriving);
     }
@@ -40,13 +38,14 @@ fn rows(end: &[u32], max_think_tokens: &[u32]) -> SamplerRows<Pushed> {
 }
 
 #[test]
-fn rows_follow_their_drafts_up_to_one_that_must_be_rejected() {
+fn rows_follow_their_drafts_also_past_one_that_a_mask_may_save() {
     let mut rows = rows(&[8], &[2, 9]);
     let step = rows.step_drafts((), &[0, 1], &[&[30, 31, 32], &[33, 8, 34]], &[]);
-    // The first request has rows 0 to 3 of the logits, the second 4 to 7. It has ended its thinking after row 5.
+    // The first request has rows 0 to 3 of the logits, the second 4 to 7. It has ended its thinking after row 5. Where the
+    // client forbids the token of row 2, the draft there may stay, and the end is due in row 3.
     let expected = SamplerStep {
-        forced: vec![2],
-        tokens: vec![8],
+        forced: vec![2, 3],
+        tokens: vec![8, 8],
         guarded: vec![0, 1, 4, 5],
         measured: vec![4, 5],
         ..SamplerStep::default()
@@ -84,4 +83,40 @@ fn every_row_without_a_request_has_its_place() {
     rows.move_row(0, 2, false);
     let step = rows.step_drafts((), &[0, 1, 2], &[&[30, 31], &[], &[8]], &[]);
     assert_eq!((step.forced, step.tokens), (vec![4], vec![8]));
+}
+
+#[test]
+fn an_idle_row_costs_nothing_until_an_order_wakes_it() {
+    let mut rows = SamplerRows::<Pushed>::default();
+    let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![]).expect("markers");
+    rows.configure(Some(markers), Vec::new()).expect("the ending ends thinking");
+    let idle = || Arriving {
+        key: Some(5),
+        prompt_tail: &[1, 7],
+        outputs: None,
+        is_followed: false,
+        limits: ThinkLimits { guards_eos: false, ..ThinkLimits::default() },
+        is_measured: false,
+    };
+    rows.add((), 0, idle());
+    assert!(rows.is_idle());
+    assert_eq!(rows.step((), 1, None), SamplerStep::default());
+    let mut order = Vec::new();
+    Order::Limit { key: 5, from: 1, max_think_tokens: 0 }.write(&mut order);
+    rows.receive(&order);
+    assert!(!rows.is_idle());
+    rows.push(0, &[30], false);
+    let step = rows.step((), 1, None);
+    assert_eq!((step.forced, step.tokens), (vec![0], vec![8]));
+    // One that left and comes back begins anew; an order that came between is not lost.
+    let mut rows = SamplerRows::<Pushed>::default();
+    let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![]).expect("markers");
+    rows.configure(Some(markers), Vec::new()).expect("the ending ends thinking");
+    rows.add((), 0, idle());
+    rows.remove(0);
+    rows.receive(&order);
+    assert!(rows.is_awaited(5));
+    rows.add((), 1, idle());
+    rows.push(1, &[30], false);
+    assert_eq!(rows.step((), 2, None).forced, [1]);
 }

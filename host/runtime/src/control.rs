@@ -283,6 +283,9 @@ pub struct ProcessStatus {
     /// Thinking, where Meridian can end it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget: Option<BudgetStatus>,
+    /// What may change the outputs of requests that ask for nothing: `as vLLM`, or the settings in words.
+    #[serde(default)]
+    pub outputs: String,
     /// The slots.
     pub slots: Vec<SlotStatus>,
     /// The recording, if there is one.

@@ -88,7 +88,7 @@ impl Explanation {
             State::Preempted => "preempted",
         };
         let account = row.account();
-        let (end, reopened) = row.think_course();
+        let (end, reopened, _) = row.think_course();
         Self {
             request: id.to_owned(),
             number: row.number(),

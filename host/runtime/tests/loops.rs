@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use meridian_core::budget::{
-    ClientBudget, EndRules, Load, Order, Point, ThinkBudgets, ThinkSettings, ThinkThresholds, Verdict,
+    BudgetWants, ClientBudget, EndRules, Load, Order, Point, ThinkBudgets, ThinkSettings, ThinkThresholds, Verdict,
 };
 use meridian_core::{
     Batch, Budget, BudgetColumn, BudgetDecision, Description, Fault, Markers, MeridianConfig, NewRequest, Policy,
@@ -28,6 +28,8 @@ impl Followed {
         let configured = ThinkThresholds { min_think_tokens: 0, ..ThinkThresholds::default() };
         let mut budgets =
             ThinkBudgets::new(ThinkSettings { configured, ends_loops, tokens_ahead, ..ThinkSettings::new(rules) });
+        // As where another policy than the default decides.
+        budgets.begins_to_decide(&BudgetWants { decides: true, ..BudgetWants::default() });
         let mut table = RequestTable::new(markers);
         let request = NewRequest { prompt: &[1, 7], max_tokens: 1 << 20, ..NewRequest::default() };
         let row = table.insert(RequestId(1), &request).expect("a free id");

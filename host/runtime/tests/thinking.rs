@@ -179,7 +179,45 @@ fn a_token_that_was_not_forced_is_counted_as_missed() {
     let mut budgets = budgets(ThinkThresholds { max_think_tokens: 1, ..level() }, 0);
     add(&mut budgets, 1, ClientBudget::default());
     budgets.generated(1, &[20, 21], 1.0);
+    assert_eq!((budgets.status().missed, budgets.status().forced[0]), (1, 0), "it is still due");
+    budgets.generated(1, &[8], 1.0);
     assert_eq!((budgets.status().missed, budgets.status().forced[0]), (1, 1));
+}
+
+#[test]
+fn a_token_that_a_mask_kept_from_being_forced_is_counted_as_waiting() {
+    let mut budgets = budgets(ThinkThresholds { max_think_tokens: 1, ..level() }, 0);
+    add(&mut budgets, 1, ClientBudget { has_mask: true, ..ClientBudget::default() });
+    budgets.generated(1, &[20, 21, 22, 8], 1.0);
+    let status = budgets.status();
+    assert_eq!((status.missed, status.waited, status.forced[0]), (0, 2, 1));
+}
+
+#[test]
+fn a_request_that_nothing_may_end_is_followed_only_once_something_may() {
+    let settings = ThinkSettings::new(EndRules::new(markers(), vec![]).expect("an end marker"));
+    let (mut budgets, mut slot) = (Followed::new(settings), slot("eat-rpdi", "{}"));
+    let enrolled = add(&mut budgets, 1, ClientBudget::default());
+    assert_eq!((enrolled.key, enrolled.is_followed), (1, false));
+    budgets.generated(1, &[20, 21, 22], 1.0);
+    assert_eq!(orders(&mut budgets, &mut slot), []);
+    let row = budgets.row(1).expect("live");
+    assert!(!budgets.budgets.is_active(&budgets.table));
+    assert!(budgets.budgets.enroll_late(&mut budgets.table, row, "r1"));
+    assert!(!budgets.budgets.enroll_late(&mut budgets.table, row, "r1"), "followed already");
+    assert!(budgets.limit(1, 3));
+    let limits = orders(&mut budgets, &mut slot);
+    assert_eq!(limits.last(), Some(&Order::Limit { key: 1, from: 3, max_think_tokens: 3 }));
+    budgets.generated(1, &[8], 2.0);
+    assert_eq!((budgets.status().forced[0], budgets.status().missed), (1, 0));
+    // What a client asks for, and a limit that a request may reach.
+    for (key, client) in [
+        (2, ClientBudget { max_think_tokens: Some(5), ..ClientBudget::default() }),
+        (3, ClientBudget { max_thought_tokens: Some(5), ..ClientBudget::default() }),
+        (4, ClientBudget { reports: true, ..ClientBudget::default() }),
+    ] {
+        assert!(add(&mut budgets, key, client).is_followed, "{key}");
+    }
 }
 
 #[test]

@@ -85,10 +85,10 @@ mod tests {
     #[test]
     fn the_minimum_never_passes_the_cap() {
         for (config, expected) in [
-            ("{}", (512, 32768)),
+            ("{}", (512, 1 << 24)),
             ("{\"think_tokens\": 1000}", (512, 1000)),
             ("{\"think_tokens\": 100}", (100, 100)),
-            ("{\"think_tokens\": 100000}", (512, 32768)),
+            ("{\"think_tokens\": 100000}", (512, 100_000)),
         ] {
             let mut decision = Decision::default();
             decide(&mut made(config).unwrap(), &Load::default(), 2, &[], &mut decision);

@@ -6,6 +6,8 @@ meridian-core counts the tokens of an answer and says in which rows no end of th
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
     from meridian import _native
     from meridian.vllm.markers import TokenMarkers
+
+logger = logging.getLogger("vllm.meridian")
 
 
 def blank_tokens(tokenizer: Any, markers: TokenMarkers) -> list[int]:
@@ -93,7 +97,7 @@ def ban(logits: torch.Tensor, banned: Mapping[int, Sequence[int]]) -> None:
 def report(thinking: _native.Thinking, ended: Iterable[Request], outputs: Iterable[Any]) -> None:
     """Say in the last output of each request that asked for it how its thinking went: in `kv_transfer_params`, which
     vLLM passes on to the response (ADR 0026). A KV connector's own parameters stay as they are."""
-    asked = {request.request_id for request in ended if _asks(request)}
+    asked = {request.request_id for request in ended if _asks(request.sampling_params)}
     if not asked:
         return
     for output in (output for of_client in outputs for output in of_client.outputs):
@@ -101,13 +105,12 @@ def report(thinking: _native.Thinking, ended: Iterable[Request], outputs: Iterab
             continue
         course = thinking.course(output.request_id)
         if course is not None:
-            think_tokens, end, reopened = course
+            think_tokens, end, reopened, *_ = course
             told = {"think_tokens": think_tokens, "think_end": end, "reopened": reopened}
             output.kv_transfer_params = {"meridian": told}
 
 
-def _asks(request: Request) -> bool:
-    params = request.sampling_params
+def _asks(params: SamplingParams | None) -> bool:
     extra = {} if params is None else params.extra_args or {}
     if REPORT not in extra:
         return False
@@ -115,3 +118,77 @@ def _asks(request: Request) -> bool:
         return read_budget({key: value for key, value in extra.items() if key != ROW}).report
     except ValueError:
         return False
+
+
+def install() -> None:
+    """Make a response of several choices (`n` above 1) carry the report of each; calling it again changes nothing.
+
+    vLLM splits such a request where it talks to clients, so the engines see independent requests, and its response has
+    the `kv_transfer_params` of the choice that ends last. The reports therefore come together in that process.
+
+    Raises:
+        ImportError, AttributeError: this vLLM has no such place.
+    """
+    from vllm.v1.engine.output_processor import OutputProcessor
+
+    add = OutputProcessor.add_request
+    if hasattr(add, "meridian"):
+        return
+
+    @functools.wraps(add)
+    def added(self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
+        is_new = request.request_id not in self.request_states
+        add(self, request, *args, **kwargs)
+        if not is_new:
+            return
+        try:
+            state = self.request_states[request.request_id]
+            if state.parent_req is not None and _asks(request.sampling_params):
+                state.__class__ = _of_choice(type(state))
+        except Exception:
+            logger.exception("meridian: request %s does not report all of its choices", request.request_id)
+
+    vars(added)["meridian"] = add
+    setattr(OutputProcessor, "add_request", added)  # noqa: B010
+
+
+class _OfChoice:
+    """Mixin over vLLM's state of one choice in the process that talks to clients."""
+
+    parent_req: Any
+    request_index: int
+
+    def make_request_output(
+        self,
+        new_token_ids: list[int],
+        pooling_output: Any,
+        finish_reason: Any,
+        stop_reason: Any,
+        kv_transfer_params: dict[str, Any] | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """The output for the client; the last one of a choice has the reports of all choices that have ended."""
+        if finish_reason is not None:
+            kv_transfer_params = _with_choices(self.parent_req, self.request_index, kv_transfer_params)
+        make: Any = super().make_request_output  # type: ignore[misc]
+        return make(new_token_ids, pooling_output, finish_reason, stop_reason, kv_transfer_params, *args, **kwargs)
+
+
+@functools.cache
+def _of_choice(state: type) -> type:
+    return type(f"Meridian{state.__name__}", (_OfChoice, state), {})
+
+
+def _with_choices(parent: Any, index: int, told: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A choice's last `kv_transfer_params` with the reports so far. They lie in vLLM's own object for the whole
+    request, and go with it. A choice that vLLM ended by a stop string, or for its client, has no report of its own."""
+    own = None if told is None else told.get("meridian")
+    if told is not None and own is None:
+        return told
+    choices: dict[int, dict[str, Any]] = vars(parent).setdefault("meridian_choices", {})
+    if own is not None:
+        choices[index] = own
+    if not choices:
+        return None
+    return {"meridian": {**(own or {}), "choices": {str(choice): choices[choice] for choice in sorted(choices)}}}

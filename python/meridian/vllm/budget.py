@@ -3,8 +3,9 @@
 vLLM has two interfaces for logits processors, one for each model runner, and one name must serve both. The class
 implements both; the arguments of its constructor show which runner uses it
 (vllm/v1/sample/logits_processor/interface.py, vllm/v1/worker/gpu/sample/logits_processor/interface.py). meridian-core's
-`Enforcer` decides which tokens to force and when; this module changes the logits accordingly. One long file: both
-interfaces and both ways of stepping, with drafts and without, share one sampler.
+`Enforcer` decides which tokens to force and when; this module changes the logits accordingly. It comes after vLLM's own
+masks (grammar, `allowed_token_ids`, `bad_words`, `min_tokens`, `logit_bias`) and forces no token that they forbid. One
+long file: both interfaces and both ways of stepping, with drafts and without, share one sampler.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from meridian._torch_rows import on_device
 from meridian.config import ModelConfig, load_config
 from meridian.vllm.answers import AnswerGuard, ban, blank_tokens
 from meridian.vllm.channel import MODEL, ToScheduler
-from meridian.vllm.markers import around_end, engine_tokenizer, resolve
+from meridian.vllm.markers import engine_tokenizer, resolve
 from meridian.vllm.reports import Reports
 from meridian.vllm.speculation import BONUS, NO_TOKEN, TARGETS, Drafts, drafts_of
-from meridian.vllm.xargs import ROW, RequestBudget, read_budget, row_of
+from meridian.vllm.xargs import NO_LIMIT, ROW, RequestBudget, read_budget, row_of
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -44,8 +45,10 @@ logger = logging.getLogger("vllm.meridian")
 
 # Exceptions that Meridian itself could raise: a panic of the native code derives from BaseException.
 DEFECTS = (Exception, _native.PanicException)
-# Tokens at the end of a prompt that show whether it leaves the model thinking; see meridian-core, `Markers`.
-PROMPT_TAIL = 128
+# Tokens at the end of a prompt on the device that are read first for its last turn.
+_TAIL = 128
+# A bias of OpenAI's API that bans a token.
+_BAN_BIAS = -100.0
 # vLLM samples greedily below this temperature (vllm/v1/sample/sampler.py).
 _GREEDY_BELOW = 1e-5
 
@@ -129,7 +132,7 @@ class BudgetLogitsProcessor(LogitsProcessor, RunnerV2LogitsProcessor):  # type: 
         """Plan a step that verifies drafts. logits: [drafts + rows, vocabulary], not changed."""
         self._drafted = None
         try:
-            if self._sampler is not None and not self._sampler.rows.is_empty:
+            if self._sampler is not None and not self._sampler.rows.is_idle:
                 drafts = drafts_of(metadata)
                 self._drafted = _Drafted(self._sampler, list(range(len(drafts.tokens))), drafts, logits)
         except DEFECTS:
@@ -180,28 +183,33 @@ class BudgetLogitsProcessor(LogitsProcessor, RunnerV2LogitsProcessor):  # type: 
 class _Sampler:
     """The part that both model runners share."""
 
-    def __init__(self, config: MeridianConfig, tokenizer: Any, channel: ToScheduler, eos: Sequence[int]) -> None:
+    def __init__(
+        self, config: MeridianConfig, vllm_config: VllmConfig, tokenizer: Any, channel: ToScheduler, eos: Sequence[int]
+    ) -> None:
         self._tokenizer = tokenizer
+        self._vllm_config = vllm_config
         # Its own configuration, used until a scheduler sends another.
         self._own_model = config.model
         self._reserve = config.scheduler.answer_reserve_tokens
         self._answers = AnswerGuard(eos)
-        self.rows = _native.BudgetRows([], [], [], False, [])
+        self.rows = _native.BudgetRows()
         self._end_as(config.model)
         self._channel = channel
         self._reports = Reports(channel.tell)
         self._eos = list(eos)
-        # Row -> temperature, for guarded rows.
-        self._temperature: dict[int, float] = {}
+        # Row -> sampling parameters, for guarded and forced rows.
+        self._params: dict[int, SamplingParams] = {}
 
     def _end_as(self, model: ModelConfig) -> None:
         """From the next request on, end thinking as `model` says."""
-        markers = resolve(model, self._tokenizer)
-        forced = around_end(self._tokenizer, model.force_phrase, model.think_end) if markers.ends else []
-        self.rows.configure(markers.starts, markers.ends, markers.padding, model.resumes, forced)
-        blank = blank_tokens(self._tokenizer, markers) if markers.ends else []
+        markers = resolve(model, self._tokenizer, self._vllm_config, quiet=True)
+        self.rows.configure(markers, model.resumes)
+        counts = markers.ends and model.min_answer_tokens > 0
+        blank = blank_tokens(self._tokenizer, markers) if counts else []
         self.rows.configure_answers(model.min_answer_tokens, self._reserve, blank)
-        self._model = model
+        self._model = markers.model
+        self._phrase_tokens = frozenset(markers.forced)
+        self.boundaries = markers.boundaries
         self.ends_thinking = bool(markers.ends)
 
     def warm_up(self, device: torch.device) -> None:
@@ -214,12 +222,13 @@ class _Sampler:
         for index in update.removed:
             self.rows.remove(index)
         for index, params, prompt, outputs in update.added:
-            self.add(index, params, prompt[-PROMPT_TAIL:] if prompt else [], outputs)
+            self.add(index, params, prompt or [], outputs)
         for one, other, direction in update.moved:
             self.move(one, other, swaps=direction == MoveDirectionality.SWAP)
 
-    def add(self, index: int, params: SamplingParams, prompt_tail: list[int], outputs: list[int] | None) -> bool:
-        """Take in a request in its row. Returns False when the processor has nothing to do for it."""
+    def add(self, index: int, params: SamplingParams, prompt: list[int], outputs: list[int] | None) -> bool:
+        """Take in a request in its row; of its prompt, the last turn is enough. Returns False when the processor will
+        have nothing to do for it."""
         extra = params.extra_args or {}
         row: dict[str, Any] | None = row_of(extra)
         if row is not None and "probe" in row:
@@ -235,29 +244,29 @@ class _Sampler:
             limit = budget.max_think_tokens
             row = {
                 "key": None,
-                "limit": (1 << 32) - 1 if limit is None else limit,
+                "followed": True,
+                "limit": NO_LIMIT if limit is None else limit,
+                "thought_limit": NO_LIMIT,
                 "interrupts": interrupts_of(self._tokenizer, (*_texts(model.interrupt), *budget.interrupts)),
                 "measured": False,
                 "reserve": NO_TOKEN if params.ignore_eos else self.rows.reserve_from(params.max_tokens or NO_TOKEN),
                 "answers": True,
+                "plain": stops_inside(params, model.force_phrase, self._phrase_tokens),
             }
         guards = model.eos_guard and not params.ignore_eos and bool(self._eos)
-        limits = (row["limit"], row["interrupts"], guards, row["measured"])
-        reserve, answers = row.get("reserve", NO_TOKEN), row.get("answers", False)
-        self.rows.add(index, row["key"], prompt_tail, outputs, *limits, reserve, answers)
+        self.rows.add(index, row["key"], prompt, outputs, row, guards)
         self._answers.add(index, params)
-        self._temperature[index] = params.temperature
+        self._params[index] = params
         return True
 
     def move(self, one: int, other: int, *, swaps: bool) -> None:
         """Swap two rows, or move one into the place of the other."""
         self.rows.move_row(one, other, swaps)
         self._answers.move(one, other, swaps=swaps)
-        temperature = self._temperature
-        first, second = temperature.pop(one, 0.0), temperature.pop(other, 0.0)
-        temperature[other] = first
-        if swaps:
-            temperature[one] = second
+        first, second = self._params.pop(one, None), self._params.pop(other, None)
+        for row, params in ((other, first), (one, second if swaps else None)):
+            if params is not None:
+                self._params[row] = params
 
     def receive(self) -> None:
         """Before each forward pass: take in the scheduler's orders, and send it the measurements of earlier steps."""
@@ -278,6 +287,8 @@ class _Sampler:
 
     def apply(self, logits: torch.Tensor, rows: dict[int, int] | None) -> None:
         """`rows`: slot -> row of the logits, for the slots that sample. None: slot and row are equal and all sample."""
+        if self.rows.is_idle:
+            return
         slots = None if rows is None else list(rows)
         forced, tokens, guarded, measured = self.rows.step(logits.shape[0] if rows is None else 0, slots)
         pending = None
@@ -290,8 +301,19 @@ class _Sampler:
         banned = self._answers.banned(self.rows.answering())
         ban(logits, banned if rows is None else {rows[slot]: tokens for slot, tokens in banned.items()})
         if forced:
-            force(logits, forced if rows is None else [rows[slot] for slot in forced], tokens)
+            self.force(logits, forced, forced if rows is None else [rows[slot] for slot in forced], tokens)
         self.report(stands, pending)
+
+    def force(self, logits: torch.Tensor, slots: list[int], rows: list[int], tokens: list[int]) -> None:
+        """Force tokens of the requests in `slots`, in `rows` of the logits, where the client permits it."""
+        permitted = [i for i, (slot, token) in enumerate(zip(slots, tokens, strict=True)) if self._permits(slot, token)]
+        force(logits, [rows[i] for i in permitted], [tokens[i] for i in permitted])
+
+    def _permits(self, slot: int, token: int) -> bool:
+        """Whether the client's `logit_bias` leaves the token possible; masks are in the logits."""
+        params = self._params.get(slot)
+        bias = None if params is None else params.logit_bias
+        return not bias or bias.get(token, 0.0) > _BAN_BIAS
 
     def measure(self, logits: torch.Tensor, rows: list[int]) -> kernels.Pending:
         """Start measuring the entropies of rows, which may be changed afterwards."""
@@ -307,10 +329,11 @@ class _Sampler:
 
     def guard(self, logits: torch.Tensor, slots: list[int], rows: list[int]) -> list[int]:
         """Add the probability of an end of sequence to the first token of the end marker, in `rows` of the logits that
-        belong to the requests in `slots`. Returns the indices of the rows in which the end of sequence is likelier, if
-        the scheduler must know them."""
+        belong to the requests in `slots`, where the client does not forbid that token. Returns the indices of the rows
+        in which the end of sequence is likelier, if the scheduler must know them."""
         at = _on(logits, rows)
-        temperature = on_device([self._temperature.get(slot, 0.0) for slot in slots], logits.device, torch.float32)
+        temperatures = [self._params[slot].temperature if slot in self._params else 0.0 for slot in slots]
+        temperature = on_device(temperatures, logits.device, torch.float32)
         first = self.rows.guard_token
         eos = _on(logits, self._eos)
         ends = logits[at[:, None], eos]
@@ -319,12 +342,15 @@ class _Sampler:
         sampled = temperature >= _GREEDY_BELOW
         divided = both / torch.where(sampled, temperature, 1.0)[:, None]
         together = torch.where(sampled, temperature * divided.logsumexp(dim=1), both.max(dim=1).values)
-        logits[at[:, None], eos] = float("-inf")
-        logits[at, first] = together
+        permitted = own > float("-inf")
+        if banned := [i for i, slot in enumerate(slots) if not self._permits(slot, first)]:
+            permitted[banned] = False
+        logits[at[:, None], eos] = torch.where(permitted[:, None], float("-inf"), ends)
+        logits[at, first] = torch.where(permitted, together, own)
         if not self.rows.guard_continues and logits.device.type != "cpu":
             return []
         # Reading it back waits for the device, so do it only if other tokens of the marker must follow.
-        likelier = (ends.max(dim=1).values > own).tolist()
+        likelier = ((ends.max(dim=1).values > own) & permitted).tolist()
         return [i for i, is_likelier in enumerate(likelier) if is_likelier]
 
     def banned(self, slots: dict[int, int]) -> dict[int, list[int]]:
@@ -335,7 +361,8 @@ class _Sampler:
         """The indices of the rows in which an end of sequence is likelier than the end marker. Changes nothing."""
         at = _on(logits, rows)
         ends = logits[at[:, None], _on(logits, self._eos)].max(dim=1).values
-        likelier = (ends > logits[at, self.rows.guard_token]).tolist()
+        own = logits[at, self.rows.guard_token]
+        likelier = ((ends > own) & (own > float("-inf"))).tolist()
         return [i for i, is_likelier in enumerate(likelier) if is_likelier]
 
 
@@ -376,10 +403,10 @@ class _Drafted:
             stands = self._sampler.guard(logits, slots, [places[row][1] for row in guarded])
             self._stands += [guarded[i] for i in stands]
         ban(logits, {places[row][1]: tokens for row, tokens in self._banned.items() if places[row][0] == part})
-        forced = [(places[row], token) for row, token in zip(self._forced, self._tokens, strict=True)]
-        forced = [(at, token) for (of, at), token in forced if of == part]
+        forced = [(row, token) for row, token in zip(self._forced, self._tokens, strict=True) if places[row][0] == part]
         if forced:
-            force(logits, [at for at, _ in forced], [token for _, token in forced])
+            slots = [self._slots[self._drafts.owners[row]] for row, _ in forced]
+            self._sampler.force(logits, slots, [places[row][1] for row, _ in forced], [token for _, token in forced])
 
     def report(self) -> None:
         """Tell the scheduler about the step."""
@@ -400,8 +427,9 @@ class _Slots:
     def add(self, slot: int, params: SamplingParams) -> bool:
         self._sampler.rows.remove(slot)
         self._known.discard(slot)
-        extra = params.extra_args or {}
-        if row_of(extra) is None and not _client_budget(params).is_set:
+        row = row_of(params.extra_args)
+        # A request that nothing follows needs no step of a processor: vLLM then leaves its logits alone.
+        if not _client_budget(params).is_set if row is None else not row.get("followed", True):
             self._new.pop(slot, None)
             return False
         self._new[slot] = params
@@ -433,8 +461,7 @@ class _Slots:
             generated = length - prompt
             params = self._new.pop(slot, None)
             if params is not None:
-                tail = states.all_token_ids.gpu[slot, max(prompt - PROMPT_TAIL, 0) : prompt].tolist()
-                sampler.add(slot, params, tail, None)
+                sampler.add(slot, params, self._last_turn(slot, prompt), None)
                 self._known.add(slot)
             known = sampler.rows.tokens(slot)
             if known is None or known == generated:
@@ -451,6 +478,14 @@ class _Slots:
         step = _Drafted(sampler, list(rows), Drafts(drafts, places), logits)
         step.change(logits, 0)
         step.report()
+
+    def _last_turn(self, slot: int, prompt: int) -> list[int]:
+        """The end of a prompt of so many tokens, with its last turn."""
+        tail, length = list[int](), _TAIL
+        while len(tail) < prompt and self._sampler.boundaries.isdisjoint(tail):
+            tail = self._states.all_token_ids.gpu[slot, max(prompt - length, 0) : prompt].tolist()
+            length *= 8
+        return tail
 
     def _catch_up(self, behind: list[tuple[int, int, int]]) -> None:
         """Deliver several tokens of each request, which one copy brings from the device."""
@@ -471,6 +506,8 @@ def _client_budget(params: SamplingParams) -> RequestBudget:
     the two may force tokens."""
     if getattr(params, "thinking_token_budget", None) is not None:
         return RequestBudget()
+    if not params.extra_args:
+        return RequestBudget()
     return read_budget({key: value for key, value in (params.extra_args or {}).items() if key != ROW})
 
 
@@ -490,10 +527,28 @@ def interrupts_of(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
 
 
 def force(logits: torch.Tensor, rows: list[int], tokens: list[int]) -> None:
-    """Leave each of the rows one possible token."""
-    at = _on(logits, rows)
-    logits[at] = float("-inf")
-    logits[at, _on(logits, tokens)] = 0.0
+    """Leave each of the rows one possible token; a row in which this token is impossible stays."""
+    if not rows:
+        return
+    at, to = _on(logits, rows), _on(logits, tokens)[:, None]
+    own = logits[at]
+    alone = torch.full_like(own, float("-inf")).scatter_(1, to, 0.0)
+    logits[at] = torch.where(own.gather(1, to) > float("-inf"), alone, own)
+
+
+def stops_inside(params: SamplingParams, phrase: str, tokens: frozenset[int]) -> bool:
+    """Whether a stop of the client could end the request inside a forced phrase of these tokens: it is in the phrase,
+    or overlaps one of its ends."""
+    if not phrase:
+        return False
+    if params.stop_token_ids and not tokens.isdisjoint(params.stop_token_ids):
+        return True
+    stops = [params.stop] if isinstance(params.stop, str) else params.stop or []
+    return any(
+        stop in phrase or any(phrase.startswith(stop[at:]) or phrase.endswith(stop[:at]) for at in range(1, len(stop)))
+        for stop in stops
+        if stop
+    )
 
 
 def _on(logits: torch.Tensor, values: list[int]) -> torch.Tensor:
@@ -514,10 +569,10 @@ def _make_sampler(vllm_config: VllmConfig) -> _Sampler | None:
     try:
         channel = ToScheduler(vllm_config, _rank())
     except OSError as why:
-        if not resolve(config.model, tokenizer).ends:
+        if not resolve(config.model, tokenizer, vllm_config, quiet=True).ends:
             return None
         raise ValueError(f"meridian: thinking budgets need a folder for their sockets: {why}") from why
-    return _Sampler(config, tokenizer, channel, _end_of_sequence(vllm_config, tokenizer))
+    return _Sampler(config, vllm_config, tokenizer, channel, _end_of_sequence(vllm_config, tokenizer))
 
 
 def _rank() -> int:

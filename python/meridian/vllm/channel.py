@@ -43,6 +43,8 @@ _MODEL_FIELDS = (
     "think_start",
     "think_end",
     "resumes",
+    "tool_call",
+    "tool_call_ends_thinking",
     "force_phrase",
     "interrupt",
     "eos_guard",

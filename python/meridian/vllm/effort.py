@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from meridian.vllm.xargs import EFFORT, EFFORTS, RequestBudget
+from meridian.vllm.xargs import EFFORT, EFFORTS, NO_LIMIT, RequestBudget
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -35,13 +35,11 @@ def for_request(
     client: RequestBudget, extra_args: Mapping[str, Any], params: Any, efforts: ReasoningEfforts
 ) -> RequestBudget:
     """The client's options with `thinking_token_budget` and the thresholds of its effort. Its `meridian_*` options win
-    over the effort; of two limits that it names itself, the smaller holds."""
+    over the effort; of two limits that it names itself, the one that is reached first holds."""
     own = getattr(params, "thinking_token_budget", None)
     if isinstance(own, int) and own >= 0:
         # vLLM's budget may be larger than any limit of Meridian.
-        own = min(own, (1 << 32) - 1)
-        known = client.max_think_tokens
-        client = replace(client, max_think_tokens=own if known is None else min(own, known))
+        client = replace(client, max_thought_tokens=min(own, NO_LIMIT - 1))
     name = extra_args.get(EFFORT)
     if name not in EFFORTS:
         return client

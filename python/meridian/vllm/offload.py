@@ -21,6 +21,7 @@ from vllm.v1.kv_offload.cpu.policies.base import CachePolicy, ChunkStatus
 from meridian import _native
 from meridian.config import load_config
 from meridian.vllm import kv
+from meridian.vllm.markers import TokenMarkers
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadKey, ReqContext
@@ -213,9 +214,7 @@ def _engine_alone() -> _native.Engine:
         "meridian: PhaseAwareCachePolicy: no MeridianScheduler in this process, so no thinking is known to be dead "
         "(--scheduler-cls meridian.vllm.MeridianScheduler)"
     )
-    return _native.Engine(
-        config.to_json(), config.base_dir, starts=[], ends=[], padding=[], block_tokens=1, steps_ahead=0
-    )
+    return _native.Engine(config.to_json(), config.base_dir, markers=TokenMarkers(), block_tokens=1, steps_ahead=0)
 
 
 def _now_ms() -> float:

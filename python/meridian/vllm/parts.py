@@ -28,20 +28,19 @@ def make_engine(config: MeridianConfig, scheduler: Scheduler, *, serves: bool = 
     """Make the native engine for this scheduler; with `serves`, its listeners too."""
     vllm_config = scheduler.vllm_config
     tokenizer = engine_tokenizer(vllm_config.model_config)
+    # The first call logs where the markers come from; the second one knows what begins a tool call in the template.
+    config = replace(config, model=resolve(config.model, tokenizer, vllm_config).model)
     config = with_template(config, tokenizer)
-    markers = resolve(config.model, tokenizer)
+    markers = resolve(config.model, tokenizer, vllm_config, quiet=True)
     rank, size = data_parallel(vllm_config)
     return _native.Engine(
         config.to_json(),
         config.base_dir,
-        starts=markers.starts,
-        ends=markers.ends,
-        padding=markers.padding,
+        markers=markers,
         block_tokens=scheduler.block_size,
         steps_ahead=1 if vllm_config.scheduler_config.async_scheduling else 0,
         model=vllm_config.model_config.model,
         serves=serves,
-        tool_calls=markers.tool_calls,
         priority_first=scheduler.policy is SchedulingPolicy.PRIORITY,
         dp_rank=rank,
         dp_size=size,
@@ -64,7 +63,7 @@ def make_think_hook(scheduler: Scheduler, engine: _native.Engine) -> ThinkHook |
     """Make the hook that ends thinking; None without markers or without a `BudgetLogitsProcessor`."""
     config = MeridianConfig.from_native(engine.config_json, engine.base_dir)
     tokenizer = engine_tokenizer(scheduler.vllm_config.model_config)
-    markers = resolve(config.model, tokenizer)
+    markers = resolve(config.model, tokenizer, scheduler.vllm_config, quiet=True)
     if tokenizer is None or not markers.ends:
         hand_over(scheduler.vllm_config, config.model)
         return None
@@ -79,7 +78,7 @@ def make_think_hook(scheduler: Scheduler, engine: _native.Engine) -> ThinkHook |
             "meridian: no thinking budgets: vLLM was not given --logits-processors meridian.vllm:BudgetLogitsProcessor"
         )
         return None
-    return ThinkHook(scheduler, engine, config, tokenizer, samplers)
+    return ThinkHook(scheduler, engine, config, tokenizer, markers, samplers)
 
 
 def hand_over(vllm_config: VllmConfig, model: ModelConfig | None) -> None:

@@ -18,12 +18,12 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 import vllm
+from vllm.platforms import current_platform
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import SchedulerInterface
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
@@ -53,8 +53,6 @@ logger = logging.getLogger("vllm.meridian")
 
 # Most waiting requests that a policy sees in a step; the rest keep their place behind them.
 WAITING_WINDOW = 4096
-# Markers and whitespace at the end of a prompt; see meridian-core, `Markers`.
-PROMPT_TAIL = 128
 # Latest steps whose own time is kept, for percentiles.
 TIMED_STEPS = 8192
 # Steps between two searches for requests that vLLM has dropped without a notice.
@@ -87,6 +85,8 @@ class _Meridian(SchedulerInterface):
     _meridian_think_kept: ThinkHook | None = None
     # While `update_from_output` runs: the requests that it ended, whose last tokens the engine has not received yet.
     _meridian_ended: list[Request] | None = None
+    # The same for requests of streaming sessions that go on with new input.
+    _meridian_continued: list[Request]
     # True while `schedule()` runs: no policy chooses a preemption outside of it.
     _meridian_schedules = False
     # Whether waiting requests may preempt running ones; and the requests that gave way in this step.
@@ -116,6 +116,7 @@ class _Meridian(SchedulerInterface):
         self._meridian_block_pool = scheduler.kv_cache_manager.block_pool
         self._meridian_own_ns: deque[int] = deque(maxlen=TIMED_STEPS)
         self._meridian_use(engine)
+        logger.info("meridian: outputs: %s", engine.outputs)
         logger.info(
             "meridian: dispatch policy %s, eviction policy %s, budget policy %s%s",
             config.policy.dispatch.source,
@@ -405,9 +406,13 @@ class _Meridian(SchedulerInterface):
                 self._give_up("counting a plan that left nothing to run")
 
     def _keeps_whole(self, request: Request) -> bool:
-        """Whether vLLM may not split this request's prompt into chunks."""
+        """Whether vLLM may not split this request's prompt into chunks. On a CPU, its model runner fails at a part of a
+        prompt whose request has a seed (vllm/v1/worker/gpu_model_runner.py: `generator.set_offset`)."""
         config = self._scheduler().scheduler_config
-        return not config.enable_chunked_prefill or (config.disable_chunked_mm_input and bool(request.mm_features))
+        params = request.sampling_params
+        is_seeded = params is not None and params.seed is not None and current_platform.is_cpu()
+        cannot_split = config.disable_chunked_mm_input and bool(request.mm_features)
+        return not config.enable_chunked_prefill or cannot_split or is_seeded
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         """Whether a waiting request may be admitted. vLLM counts the adapters of the requests in this step. Running
@@ -458,7 +463,8 @@ class _Meridian(SchedulerInterface):
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         ended: list[Request] = []
-        self._meridian_ended = ended
+        continued: list[Request] = []
+        self._meridian_ended, self._meridian_continued = ended, continued
         try:
             outputs = cast("Scheduler", super()).update_from_output(scheduler_output, model_runner_output)
         finally:
@@ -481,6 +487,7 @@ class _Meridian(SchedulerInterface):
             except DEFECTS:
                 self._give_up("following generated tokens")
             self._remove(ended)
+            self._continue(continued)
             self._reap(now_ms)
             self._drop_pointless_probes()
         return outputs
@@ -496,6 +503,26 @@ class _Meridian(SchedulerInterface):
                     self._meridian_kv.request_arrives(request)
             except DEFECTS:
                 self._give_up("taking in a request")
+
+    def _update_request_as_session(self, session: Request, update: Any) -> None:
+        """A streaming session goes on with new input (vllm/v1/core/sched/scheduler.py): a new request to the engine."""
+        cast("Any", super())._update_request_as_session(session, update)
+        if self._meridian_ended is None:
+            self._continue([session])
+        else:
+            # The engine has not received the last tokens of its turn.
+            self._meridian_continued.append(session)
+
+    def _continue(self, sessions: list[Request]) -> None:
+        """Add the requests of streaming sessions again, with their new prompts and parameters."""
+        engine = self._meridian
+        if engine is not None:
+            try:
+                for session in sessions:
+                    engine.remove(session.request_id, "continues")
+                    _add(engine, session, self._keeps_whole(session), self._meridian_think)
+            except DEFECTS:
+                self._give_up("following a streaming session")
 
     def _drop_pointless_probes(self) -> None:
         think = self._meridian_think
@@ -661,12 +688,11 @@ def _add(engine: _native.Engine, request: Request, whole_prompt: bool, think: Th
     arrival_ms = (time.monotonic() - max(time.time() - request.arrival_time, 0.0)) * 1e3
     tenant, session, deadline_ms = _client_facts(request)
     traceparent = _traceparent(request)
-    tail: Iterable[int] = request.prompt_token_ids[-PROMPT_TAIL:] if request.prompt_token_ids else ()
     asked = None if think is None else think.asked(request)
     added = engine.add(
         request,
         request.request_id,
-        prompt_tail=list(tail),
+        prompt=request.prompt_token_ids or [],
         prompt_tokens=request.num_prompt_tokens,
         max_tokens=request.max_tokens if think is None else think.most_tokens(request),
         arrival_ms=arrival_ms,
@@ -679,6 +705,8 @@ def _add(engine: _native.Engine, request: Request, whole_prompt: bool, think: Th
         interrupts=[] if asked is None else asked.interrupts,
         traceparent=traceparent,
         ignores_eos=request.sampling_params is not None and request.sampling_params.ignore_eos,
+        has_mask=asked is not None and asked.has_mask,
+        plain=asked is not None and asked.plain,
     )
     if think is not None and asked is not None and not isinstance(added, bool):
         think.follow(request, asked, *added)

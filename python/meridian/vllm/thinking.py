@@ -18,20 +18,20 @@ from vllm import SamplingParams
 from vllm.v1.request import Request, RequestStatus
 
 from meridian import _native
-from meridian.vllm.budget import interrupts_of
+from meridian.vllm.budget import interrupts_of, stops_inside
 from meridian.vllm.channel import ToSamplers
 from meridian.vllm.compat import admitted_first
 from meridian.vllm.effort import for_request
 from meridian.vllm.markers import around_end
 from meridian.vllm.probing import HiddenFromConnector, SharedBlocks
-from meridian.vllm.xargs import ROW, RequestBudget, Row, read_budget
+from meridian.vllm.xargs import NO_LIMIT, ROW, RequestBudget, Row, read_budget
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
 
     from meridian.config import MeridianConfig
-    from meridian.vllm.markers import Tokenizer
+    from meridian.vllm.markers import Tokenizer, TokenMarkers
 
 logger = logging.getLogger("vllm.meridian")
 
@@ -55,12 +55,16 @@ class _Running:
 
 @dataclass
 class Asked:
-    """The options of a client in `vllm_xargs`."""
+    """What a client asks for, in `vllm_xargs` and in its sampling parameters."""
 
     extra: dict[str, Any]
     client: RequestBudget
     # Token sequences that end the request's thinking.
     interrupts: list[list[int]]
+    # The client limits the tokens that may be sampled.
+    has_mask: bool
+    # Force no phrase: one of the client's stops would end the request inside it.
+    plain: bool
 
 
 class ThinkHook:
@@ -72,6 +76,7 @@ class ThinkHook:
         engine: _native.Engine,
         config: MeridianConfig,
         tokenizer: Tokenizer,
+        markers: TokenMarkers,
         samplers: ToSamplers,
     ) -> None:
         self._scheduler = scheduler
@@ -84,7 +89,8 @@ class ThinkHook:
         self._output_tpot_ms = config.scheduler.output_tpot_budget_ms
         self._efforts = config.scheduler.reasoning_effort
         samplers.configure(config.model)
-        forced = around_end(tokenizer, config.model.force_phrase, config.model.think_end)
+        self._phrase = config.model.force_phrase
+        self._phrase_tokens = frozenset(markers.forced)
         interrupt = config.model.interrupt
         texts = [text for text in ([interrupt] if isinstance(interrupt, str) else interrupt) if text]
         self._interrupts = interrupts_of(tokenizer, texts)
@@ -92,13 +98,18 @@ class ThinkHook:
         line_ends, boundaries = _boundaries(tokenizer)
         # Directly after the end marker, many models begin every answer alike: such probes cost tokens and show nothing.
         can_probe = config.entropy.enabled and config.entropy.probe_suffix != "" and self._can_probe()
-        drafts = scheduler.num_spec_tokens
-        self._thinking = engine.follow_thinking(forced, line_ends, boundaries, self._interrupts, can_probe, drafts)
+        # The model runner V2 leaves the logits of a request alone that no processor wants when it arrives.
+        wakes = not getattr(scheduler.vllm_config, "use_v2_model_runner", False)
+        self._thinking = engine.follow_thinking(
+            markers.forced, line_ends, boundaries, self._interrupts, can_probe, scheduler.num_spec_tokens, wakes
+        )
         # Offered to this step, by name.
         self._offered: dict[str, _Running] = {}
         self._running: dict[str, _Running] = {}
         # Requests of which the latest step computed a part of the prompt, and not the last.
         self._chunked: set[str] = set()
+        # Whether the thinking of any request is followed, as of the latest step.
+        self._is_active = False
         self._made = 0
         if can_probe and scheduler.connector is not None:
             self._hidden = HiddenFromConnector(scheduler.connector, lambda name: name.startswith(PROBE))
@@ -143,22 +154,46 @@ class ThinkHook:
             # The front end refuses these options; a request that bypassed it gets the operator's values.
             logger.warning("meridian: request %s: %s: not regarded", request.request_id, why)
             client = RequestBudget()
-        client = for_request(client, extra, params, self._efforts)
+        if request.prompt_token_ids is None and getattr(params, "thinking_token_budget", None) is not None:
+            # Only vLLM counts the thinking of such a prompt, and only one of the two may force tokens.
+            client = RequestBudget()
+        else:
+            client = for_request(client, extra, params, self._efforts)
         interrupts = interrupts_of(self._tokenizer, client.interrupts) if client.interrupts else []
-        return Asked(extra, client, interrupts)
+        plain = stops_inside(params, self._phrase, self._phrase_tokens)
+        return Asked(extra, client, interrupts, _has_mask(params), plain)
 
     def follow(
-        self, request: Request, asked: Asked, key: int, limit: int, measured: bool, reserve: int, answers: bool
+        self,
+        request: Request,
+        asked: Asked,
+        key: int,
+        followed: bool,
+        limit: int,
+        thought_limit: int,
+        measured: bool,
+        reserve: int,
+        answers: bool,
     ) -> None:
         """Send the request's key, its limits and whether to measure to the sampler, in the sampling parameters."""
-        interrupts = self._interrupts + asked.interrupts
-        row = Row(key=key, limit=limit, interrupts=interrupts, measured=measured, reserve=reserve, answers=answers)
+        row = Row(
+            key=key,
+            followed=followed,
+            limit=limit,
+            thought_limit=thought_limit,
+            interrupts=self._interrupts + asked.interrupts,
+            measured=measured,
+            reserve=reserve,
+            answers=answers,
+            plain=asked.plain,
+        )
         # The client's own object stays unchanged.
         request.sampling_params = copy.copy(request.sampling_params)
         params = cast("Any", request.sampling_params)
         params.extra_args = {**asked.extra, ROW: row}
-        # It is in the limit: only one of the two may force tokens.
-        params.thinking_token_budget = None
+        if thought_limit != NO_LIMIT:
+            # It is in the limits: only one of the two may force tokens.
+            params.thinking_token_budget = None
 
     def most_tokens(self, request: Request) -> int:
         """Most tokens that the request may generate, also by the model's length."""
@@ -166,20 +201,23 @@ class ThinkHook:
 
     def receive(self) -> None:
         """Take in the measurements of the samplers."""
-        for datagram in self._samplers.received():
-            self._thinking.received(datagram)
+        if self._is_active:
+            for datagram in self._samplers.received():
+                self._thinking.received(datagram)
 
     def decide(self, now_ms: float) -> None:
         """Before a step: ask the policy about new facts, and send its orders to the samplers."""
         pool = self._scheduler.kv_cache_manager.block_pool
         orders = self._thinking.decide(now_ms, pool.get_num_free_blocks(), pool.num_gpu_blocks)
-        self._samplers.tell(orders)
+        self._is_active = orders is not None or self._thinking.is_active
+        if self._is_active:
+            self._samplers.tell(orders)
 
     def offer(self, token_budget: int, seats: int, enqueue: Any) -> set[str]:
         """Put the due probes behind all waiting requests, as far as there may be room, and return their names.
         `enqueue` is the scheduler's own `add_request`."""
         scheduler = self._scheduler
-        due = self._thinking.due()
+        due = self._thinking.due() if self._is_active else []
         if not due:
             return set()
         room = self._room(token_budget)
@@ -212,6 +250,8 @@ class ThinkHook:
 
     def settle(self, output: SchedulerOutput) -> None:
         """After scheduling a step: take back the probes that it did not admit."""
+        if not self._is_active:
+            return
         scheduler = self._scheduler
         for name, offered in self._offered.items():
             tokens = output.num_scheduled_tokens.get(name)
@@ -393,6 +433,17 @@ def _suffix(config: MeridianConfig, tokenizer: Tokenizer) -> list[int]:
     entropy, ends = config.entropy, config.model.think_end
     first = ends if isinstance(ends, str) else ends[0]
     return around_end(tokenizer, ("\n" if entropy.probe_newline else "") + first + entropy.probe_suffix, first)
+
+
+def _has_mask(params: SamplingParams) -> bool:
+    """Whether the client limits the tokens that may be sampled, so that one that is to be forced may be forbidden."""
+    return bool(
+        params.structured_outputs is not None
+        or params.allowed_token_ids
+        or params.bad_words
+        or params.min_tokens
+        or params.logit_bias
+    )
 
 
 def _boundaries(tokenizer: Any) -> tuple[set[int], set[int]]:

@@ -33,7 +33,21 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 class Row(dict[str, Any]):
-    """The scheduler's data for the sampler of one request. Only the scheduler makes one, and vLLM pickles it on its way
+    """The scheduler's data for the sampler of one request: of a probe, `probe` and `at`; else
+
+    | key | value |
+    |---|---|
+    | `key` | number of the request in orders and reports; None without a scheduler |
+    | `followed` | whether its thinking is followed from its first token on, or only from the first order for it |
+    | `limit` | think tokens at which the end is forced |
+    | `thought_limit` | the same for one thought, prompt included, as vLLM counts for its `thinking_token_budget` |
+    | `interrupts` | token sequences that end the thinking |
+    | `measured` | whether its entropies are wanted |
+    | `reserve` | generated tokens at which the rest is for the answer |
+    | `answers` | whether its answer has a least length |
+    | `plain` | whether the end marker is forced without the phrase |
+
+    Limits are `NO_LIMIT` for none. Only the scheduler makes one, and vLLM pickles it on its way
     to the workers. The requests of clients come as plain data, so a sampler takes nothing but a `Row`."""
 
 
@@ -43,6 +57,8 @@ def row_of(extra_args: Mapping[str, Any] | None) -> Row | None:
     return row if type(row) is Row else None
 
 
+# As `u32::MAX` in meridian-core.
+NO_LIMIT = (1 << 32) - 1
 MAX_TOKENS = 1 << 24
 MAX_INTERRUPTS = 8
 MAX_INTERRUPT_BYTES = 256
@@ -54,6 +70,8 @@ class RequestBudget:
 
     off: bool = False
     max_think_tokens: int | None = None
+    # vLLM's own `thinking_token_budget`, where Meridian enforces it.
+    max_thought_tokens: int | None = None
     min_think_tokens: int | None = None
     eat_probe_interval_tokens: int | None = None
     ema_alpha: float | None = None

@@ -239,7 +239,9 @@ def native_for(engine: Engine) -> Any:
             max_defer_ms=1e-3,
             preempt_for_waiting=True,
         ),
-        entropy=EntropyConfig(eat_probe_interval_tokens=8, eat_variance_threshold=1e-12, probe_suffix="\n\n"),
+        entropy=EntropyConfig(
+            eat_probe_interval_tokens=8, eat_variance_threshold=1e-12, rpdi_threshold=2.0, probe_suffix="\n\n"
+        ),
         kv_memory=KvMemoryConfig(growth_blocks=0.25, evict_dead_thinking=True),
         model=ModelConfig(strips_reasoning=True),
         policy=PolicyConfig(dispatch=SlotConfig("native:srpt", {"forecast": "attained"}, deadline_ms=1000.0)),

@@ -97,7 +97,7 @@ def test_the_last_output_says_how_the_thinking_went() -> None:
     asks = {"meridian_think_report": True}
     ended = [request("a", asks), request("b", {}), request("c", asks), request("d", {"meridian_think_report": 0})]
     outputs = [output("a"), output("b"), output("c", {"remote": 1}), output("d")]
-    thinking: Any = SimpleNamespace(course=lambda name: (7, "hard-cap", 1))
+    thinking: Any = SimpleNamespace(course=lambda name: (7, "hard-cap", 1, 0))
     report(thinking, ended, [SimpleNamespace(outputs=outputs)])
     told = {"meridian": {"think_tokens": 7, "think_end": "hard-cap", "reopened": 1}}
     assert [one.kv_transfer_params for one in outputs] == [told, None, {"remote": 1}, None]

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_budget_rows import END, EOS, NO_LIMIT, START, limit_order
+from test_budget_rows import END, EOS, NO_LIMIT, START, limit_order, limits
 
 RECORD = 17
 
@@ -206,12 +206,14 @@ def garbage(rng: random.Random, keys: list[int]) -> bytes:
 def test_garbage_changes_nothing_where_tokens_are_sampled(home: Path) -> None:
     from meridian import _native
     from meridian.vllm.channel import ToScheduler
+    from meridian.vllm.markers import TokenMarkers
     from meridian.vllm.signing import ORDERS, Signer
 
     def rows() -> Any:
-        made = _native.BudgetRows([[START]], [[END]], [], False, [])
+        made = _native.BudgetRows()
+        made.configure(TokenMarkers([[START]], [[END]]), False)
         for row, limit in enumerate([0, 3, NO_LIMIT]):
-            made.add(row, row + 1, [START], outputs[row], limit, [[5, 6]], True, True)
+            made.add(row, row + 1, [START], outputs[row], limits(limit, [[5, 6]], measured=True), True)
         return made
 
     outputs: list[list[int]] = [[], [], []]
@@ -239,19 +241,20 @@ def test_garbage_changes_nothing_where_tokens_are_sampled(home: Path) -> None:
 
 def test_garbage_changes_nothing_where_steps_are_planned(home: Path) -> None:
     from meridian import MeridianConfig, _native
+    from meridian.vllm.markers import TokenMarkers
     from meridian.vllm.xargs import RequestBudget
 
     config = MeridianConfig.from_toml('[telemetry]\nprometheus = ""\n[admin]\nlisten = ""\n')
     native = _native.Engine(
-        config.to_json(), config.base_dir, starts=[[START]], ends=[[END]], padding=[], block_tokens=16, steps_ahead=0
+        config.to_json(), config.base_dir, markers=TokenMarkers([[START]], [[END]]), block_tokens=16, steps_ahead=0
     )
     thinking = native.follow_thinking([], {10}, {10}, [], True)
-    facts = {"prompt_tail": [START], "prompt_tokens": 1, "max_tokens": 90, "arrival_ms": 0.0, "deadline_ms": 1e9}
+    facts = {"prompt": [START], "prompt_tokens": 1, "max_tokens": 90, "arrival_ms": 0.0, "deadline_ms": 1e9}
     client = RequestBudget(max_think_tokens=7)
     enrolled = native.add(object(), "r", **facts, priority=0, tenant="", client=client)
     assert not isinstance(enrolled, bool)
-    key, limit, *_ = enrolled
-    assert limit == 7
+    key, followed, limit, *_ = enrolled
+    assert (followed, limit) == (True, 7)
     thinking.decide(0.0, 10, 10)
     before = native.stats()
     rng = random.Random(1)

@@ -44,21 +44,89 @@ def test_forced_rows_are_one_hot_and_others_are_untouched_bit_for_bit() -> None:
         assert torch.equal(logits[row].view(torch.int32), before[row].view(torch.int32))
 
 
-def test_a_forced_token_lands_where_a_grammar_would_not_have_it() -> None:
+@pytest.mark.parametrize("extra", [{"meridian_think_budget": 0}, planned(1, 0, [])], ids=["client", "scheduler"])
+def test_a_forced_token_that_a_mask_forbids_waits(extra: dict[str, Any]) -> None:
     sampler = make_sampler(Wire())
-    take(sampler, 0, {"meridian_think_budget": 0}, temperature=0.7)
+    outputs = take(sampler, 0, extra, temperature=0.7)
     logits = logits_of()
     logits[0] = float("-inf")
     logits[0, 40] = 1.0
+    before = logits.clone()
     sampler.apply(logits, None)
-    assert torch.equal(logits[0].softmax(-1), torch.eye(VOCABULARY)[END])
+    assert torch.equal(logits, before)
+    outputs.append(40)
+    logits = logits_of()
+    sampler.apply(logits, None)
+    assert torch.equal(logits[0].softmax(-1), torch.eye(VOCABULARY)[END]), "as soon as the mask permits it"
+
+
+@pytest.mark.parametrize(("bias", "is_forced"), [(-100.0, False), (-101.0, False), (-99.0, True), (100.0, True)])
+def test_a_token_that_the_clients_bias_bans_is_not_forced(bias: float, is_forced: bool) -> None:
+    """vLLM adds the bias to the logits before: a banned token is not impossible there."""
+    sampler = make_sampler(Wire())
+    take(sampler, 1, {"meridian_think_budget": 0}, logit_bias={END: bias})
+    take(sampler, 2, {"meridian_think_budget": 0}, logit_bias={END + 1: -100.0})
+    logits = logits_of()
+    logits[1, END] += bias
+    before = logits.clone()
+    sampler.apply(logits, None)
+    assert torch.equal(logits[1], before[1]) is not is_forced
+    assert torch.equal(logits[2].softmax(-1), torch.eye(VOCABULARY)[END])
+
+
+def test_force_leaves_a_row_alone_in_which_its_token_is_impossible() -> None:
+    from meridian.vllm.budget import force
+
+    logits = logits_of()
+    logits[2, END] = float("-inf")
+    logits[4, 100:] = float("-inf")
+    before = logits.clone()
+    force(logits, [], [])
+    force(logits, [2, 4, 5], [END, 60, END])
+    others = torch.tensor([0, 1, 2, 3])
+    assert torch.equal(logits[others], before[others])
+    for row, token in ((4, 60), (5, END)):
+        assert torch.equal(logits[row].softmax(-1), torch.eye(VOCABULARY)[token])
+
+
+@pytest.mark.parametrize(
+    ("stops", "expected"),
+    [
+        ({}, False),
+        ({"stop": ["so"]}, True),
+        ({"stop": "so"}, True),
+        ({"stop": ["other"]}, False),
+        ({"stop": ["x\nI"]}, True),  # begins before the phrase
+        ({"stop": ["think>\n\n42"]}, True),  # ends behind it
+        ({"stop": ["I now"]}, False),
+        ({"stop_token_ids": [END]}, True),
+        ({"stop_token_ids": [EOS, 200]}, False),
+    ],
+)
+def test_stops_inside_a_phrase(stops: dict[str, Any], expected: bool) -> None:
+    from meridian.vllm.budget import stops_inside
+    from vllm import SamplingParams
+
+    phrase = "\nI stop, so</think>\n"
+    assert stops_inside(SamplingParams(**stops), phrase, frozenset([ord("s"), ord("o"), END])) is expected
+    assert not stops_inside(SamplingParams(**stops), "", frozenset())
+
+
+@pytest.mark.parametrize(("stop", "first"), [(["ok"], END), (["other"], ord("o"))])
+def test_a_phrase_with_a_stop_of_the_client_inside_is_left_out(stop: list[str], first: int) -> None:
+    sampler = make_sampler(Wire(), force_phrase="ok</think>")
+    take(sampler, 0, {"meridian_think_budget": 0}, stop=stop, detokenize=True)
+    logits = logits_of()
+    sampler.apply(logits, None)
+    assert int(logits[0].argmax()) == first
+    assert torch.equal(logits[0].softmax(-1), torch.eye(VOCABULARY)[first])
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 2.0])
 @pytest.mark.parametrize("eos_logit", [-30.0, 0.0, 9.0, 40.0, float("-inf")])
-@pytest.mark.parametrize("end_logit", [-3.0, 12.0, float("-inf")])
+@pytest.mark.parametrize("end_logit", [-3.0, 12.0])
 def test_the_guard_conserves_probability(temperature: float, eos_logit: float, end_logit: float) -> None:
-    sampler = make_sampler(Wire())
+    sampler = make_sampler(Wire(), eos_guard=True)
     take(sampler, 2, {"meridian_think_budget": 50}, temperature=temperature)
     logits = logits_of()
     logits[2, EOS], logits[2, END] = eos_logit, end_logit
@@ -72,6 +140,23 @@ def test_the_guard_conserves_probability(temperature: float, eos_logit: float, e
     assert torch.allclose(after[others], before[others], rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("eos_logit", [-30.0, 40.0, float("-inf")])
+def test_the_guard_leaves_a_row_whose_end_marker_the_client_forbids(temperature: float, eos_logit: float) -> None:
+    sampler = make_sampler(Wire(), eos_guard=True)
+    for row in (2, 3):
+        take(sampler, row, {"meridian_think_budget": 50}, temperature=temperature)
+    logits = logits_of()
+    logits[2:4, EOS] = eos_logit
+    logits[2, END] = float("-inf")
+    before = logits.clone()
+    take(sampler, 4, {"meridian_think_budget": 50}, temperature=temperature, logit_bias={END: -100.0})
+    sampler.apply(logits, None)
+    assert torch.equal(logits[2], before[2])
+    assert torch.equal(logits[4], before[4]), "by a bias"
+    assert logits[3, EOS] == float("-inf"), "the other row is guarded"
+
+
 @pytest.mark.parametrize(
     ("eos_logit", "end_logit", "expected"),
     [(90.0, -5.0, END), (-5.0, 90.0, END), (-5.0, -5.0, 77), (49.9, 49.9, 77), (float("-inf"), float("-inf"), 77)],
@@ -80,7 +165,7 @@ def test_a_guarded_greedy_row_picks_what_it_would_have_picked(
     eos_logit: float, end_logit: float, expected: int
 ) -> None:
     """An end of sequence becomes the end marker; two that are less likely than another do not win together."""
-    sampler = make_sampler(Wire())
+    sampler = make_sampler(Wire(), eos_guard=True)
     take(sampler, 0, {"meridian_think_budget": 50}, temperature=0.0)
     logits = logits_of()
     logits[0, 77], logits[0, EOS], logits[0, END] = 50.0, eos_logit, end_logit
@@ -90,7 +175,7 @@ def test_a_guarded_greedy_row_picks_what_it_would_have_picked(
 
 
 def test_rows_that_are_not_guarded() -> None:
-    sampler = make_sampler(Wire())
+    sampler = make_sampler(Wire(), eos_guard=True)
     answers = take(sampler, 0, {"meridian_think_budget": 50})
     answers += [130, 131, END, 132]
     take(sampler, 1, {"meridian_think_budget": 50}, ignore_eos=True)
@@ -99,14 +184,14 @@ def test_rows_that_are_not_guarded() -> None:
     before = logits.clone()
     sampler.apply(logits, None)
     assert torch.equal(logits, before)
-    unguarded = make_sampler(Wire(), eos_guard=False)
+    unguarded = make_sampler(Wire())
     take(unguarded, 0, {"meridian_think_budget": 50})
     unguarded.apply(logits, None)
     assert torch.equal(logits, before)
 
 
 def test_a_moved_row_keeps_its_temperature() -> None:
-    sampler = make_sampler(Wire())
+    sampler = make_sampler(Wire(), eos_guard=True)
     take(sampler, 0, {"meridian_think_budget": 50}, temperature=0.0)
     take(sampler, 1, {"meridian_think_budget": 50}, temperature=1.0)
     take(sampler, 5, {"meridian_think_budget": 50}, temperature=0.5)
@@ -120,7 +205,7 @@ def test_a_moved_row_keeps_its_temperature() -> None:
 
 def test_entropies_are_of_the_distribution_before_it_is_changed() -> None:
     wire = Wire()
-    sampler = make_sampler(wire)
+    sampler = make_sampler(wire, eos_guard=True)
     take(sampler, 1, planned(7, NO_LIMIT, [], measured=True))
     take(sampler, 3, planned(8, 0, [], measured=True))
     sampler.add(4, _probe_params(9, at=40), [200, START], [])

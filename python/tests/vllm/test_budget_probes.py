@@ -35,6 +35,8 @@ source = "native:output-first"
 growth_blocks = 0
 [entropy]
 eat_probe_interval_tokens = 8
+# So that the entropy of each token is measured.
+rpdi_threshold = 2.0
 probe_newline = true
 probe_suffix = "\\n\\n"
 [telemetry]

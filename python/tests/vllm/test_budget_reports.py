@@ -1,11 +1,18 @@
-"""Entropies that come later than their step, as those of a device; made up, by a launch that answers when told to."""
+"""Entropies that come later than their step, as those of a device; made up, by a launch that answers when told to.
+And the reports to clients of requests with several choices; `test_doors.py` has them over HTTP."""
 
 from __future__ import annotations
 
+import itertools
+import json
+import os
 import struct
+from copy import copy
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import fresh
 import pytest
 import torch
 from meridian import kernels
@@ -101,7 +108,7 @@ def test_steps_are_told_in_their_order_when_they_are_there(device: Device) -> No
 
 
 def test_rows_are_measured_before_they_are_forced(device: Device) -> None:
-    sampler = make_sampler(Wire())
+    sampler = make_sampler(Wire(), eos_guard=True)
     take(sampler, 0, planned(7, NO_LIMIT, [], measured=True), ignore_eos=True)
     take(sampler, 3, {"meridian_think_budget": 0})
     logits = measured_logits(5)
@@ -127,7 +134,7 @@ def test_a_device_that_is_far_behind_is_waited_for(device: Device) -> None:
 def test_what_a_guard_did_is_told_with_its_step_and_after_what_was_before(device: Device) -> None:
     """The scheduler has to know before the token: nothing may wait any longer."""
     wire = Wire()
-    sampler = make_sampler(wire)
+    sampler = make_sampler(wire, eos_guard=True)
     outputs = take(sampler, 1, planned(7, NO_LIMIT, [], measured=True))
     take(sampler, 4, planned(8, NO_LIMIT, []))
     quiet = measured_logits(0)
@@ -147,7 +154,7 @@ def test_what_a_guard_did_is_told_with_its_step_and_after_what_was_before(device
 
 def test_a_guard_alone_is_told_while_nothing_is_measured(device: Device) -> None:
     wire = Wire()
-    sampler = make_sampler(wire)
+    sampler = make_sampler(wire, eos_guard=True)
     take(sampler, 4, planned(8, NO_LIMIT, []))
     logits = measured_logits(0)
     logits[4, EOS], logits[4, END] = 9.0, 1.0
@@ -190,3 +197,160 @@ def test_answers_that_do_not_come_are_not_told_and_the_kernels_not_asked_again(d
     sampler.apply(measured_logits(0), None)
     assert told(wire) == [(NATIVE, 7, 1, 102.0), (NATIVE, 7, 2, -1.0)]
     assert device.required == [None, None, "torch"]
+
+
+# Reports of several choices, in vLLM's front end.
+
+
+class Choices:
+    """A request of three choices, of which the engine sends the ends."""
+
+    def __init__(self, **fields: Any) -> None:
+        from meridian.vllm import answers
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.v1.engine import EngineCoreRequest
+        from vllm.v1.engine.output_processor import OutputProcessor
+        from vllm.v1.engine.parallel_sampling import ParentRequest
+
+        answers.install()
+        answers.install()
+        self.processor = OutputProcessor(None, log_stats=False)
+        params = SamplingParams(
+            **{
+                "n": 3,
+                "extra_args": {"meridian_think_report": 1},
+                "output_kind": RequestOutputKind.FINAL_ONLY,
+                **fields,
+            }
+        )
+        request = EngineCoreRequest(
+            request_id="a",
+            external_req_id="a",
+            prompt_token_ids=[1],
+            mm_features=None,
+            sampling_params=params,
+            pooling_params=None,
+            arrival_time=0.0,
+            lora_request=None,
+            cache_salt=None,
+            data_parallel_rank=None,
+        )
+        if params.n == 1:
+            self.processor.add_request(request, None)
+            return
+        parent = ParentRequest(request)
+        for index in range(params.n):
+            child = copy(request)
+            child.request_id, child.sampling_params = parent.get_child_info(index)
+            self.processor.add_request(child, None, parent, index)
+
+    def end(self, name: str, told: dict[str, Any] | None) -> list[Any]:
+        """What the client gets once the engine has ended this request, with this in `kv_transfer_params`."""
+        from vllm.v1.engine import EngineCoreOutput, FinishReason
+
+        output = EngineCoreOutput(
+            request_id=name, new_token_ids=[5], finish_reason=FinishReason.LENGTH, kv_transfer_params=told
+        )
+        done: Any = self.processor.process_outputs([output]).request_outputs
+        return [each.kv_transfer_params for each in done]
+
+
+def own_of(index: int) -> dict[str, Any]:
+    return {"think_tokens": 10 + index, "think_end": "hard-cap", "reopened": index}
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_the_choice_that_ends_last_has_the_report_of_each(order: tuple[int, ...]) -> None:
+    choices = Choices()
+    *early, last = order
+    for index in early:
+        assert choices.end(f"{index}_a", {"meridian": own_of(index)}) == []
+    told = {**own_of(last), "choices": {str(index): own_of(index) for index in range(3)}}
+    (found,) = choices.end(f"{last}_a", {"meridian": own_of(last)})
+    assert found == {"meridian": told}
+    assert list(found["meridian"]["choices"]) == ["0", "1", "2"]
+    assert not choices.processor.request_states
+    assert not choices.processor.parent_requests
+
+
+def test_a_choice_without_a_report_takes_none_from_the_others() -> None:
+    """vLLM's front end ends it by itself, as with a stop string, so its engine reports nothing."""
+    choices = Choices()
+    choices.end("2_a", {"meridian": own_of(2)})
+    choices.end("0_a", {"meridian": own_of(0)})
+    assert choices.end("1_a", None) == [{"meridian": {"choices": {"0": own_of(0), "2": own_of(2)}}}]
+    nothing = Choices()
+    assert [nothing.end(f"{index}_a", None) for index in range(3)] == [[], [], [None]]
+
+
+def test_a_stream_has_the_reports_so_far() -> None:
+    from vllm.sampling_params import RequestOutputKind
+
+    choices = Choices(output_kind=RequestOutputKind.DELTA)
+    (first,) = choices.end("1_a", {"meridian": own_of(1)})
+    assert first == {"meridian": {**own_of(1), "choices": {"1": own_of(1)}}}
+    (second,) = choices.end("0_a", {"meridian": own_of(0)})
+    assert second == {"meridian": {**own_of(0), "choices": {"0": own_of(0), "1": own_of(1)}}}
+    # Later reports do not change those that were sent.
+    assert list(first["meridian"]["choices"]) == ["1"]
+
+
+def test_parameters_of_a_connector_stay() -> None:
+    choices = Choices()
+    choices.end("0_a", {"meridian": own_of(0)})
+    choices.end("1_a", {"remote": 1})
+    assert choices.end("2_a", {"remote": 2}) == [{"remote": 2}]
+
+
+def test_one_choice_is_as_the_engine_says_it() -> None:
+    assert Choices(n=1).end("a", {"meridian": own_of(0)}) == [{"meridian": own_of(0)}]
+
+
+def test_requests_that_ask_for_no_report_are_vllms_own() -> None:
+    for fields, kind in (({"extra_args": {}}, "RequestState"), ({}, "MeridianRequestState")):
+        assert {type(state).__name__ for state in Choices(**fields).processor.request_states.values()} == {kind}
+    (state,) = Choices(n=1).processor.request_states.values()
+    assert type(state).__name__ == "RequestState"
+
+
+OFFLINE = """
+import json, sys
+from vllm import LLM, SamplingParams
+
+llm = LLM(model=sys.argv[1], scheduler_cls="meridian.vllm.MeridianScheduler", max_model_len=1024, enforce_eager=True,
+          logits_processors=["meridian.vllm:BudgetLogitsProcessor"], dtype="float32", max_num_seqs=8, block_size=32)
+prompt = "<|im_start|>user\\nhi<|im_end|>\\n<|im_start|>assistant\\n<think>\\n"
+found = []
+for n in (1, 4):
+    # One token in ten ends a choice, so that they end at different steps.
+    params = SamplingParams(n=n, max_tokens=200, seed=1, ignore_eos=True, stop_token_ids=list(range(300, 500)),
+                            extra_args={"meridian_think_report": 1, "meridian_think_budget": 4})
+    (done,) = llm.generate([prompt], params, use_tqdm=False)
+    found.append([done.kv_transfer_params, [list(one.token_ids) for one in done.outputs]])
+end = llm.get_tokenizer().encode("</think>", add_special_tokens=False)[0]
+print(json.dumps([found, end]))
+"""
+
+
+def test_the_engine_reports_each_choice(tmp_path: Path) -> None:
+    from meridian.vllm.bench.model import model_dir
+    from meridian.vllm.bench.run import ENVIRONMENT
+
+    config = tmp_path / "meridian.toml"
+    config.write_text(
+        "[scheduler]\nmin_think_tokens = 0\n[entropy]\nenabled = false\n[admin]\nlisten = ''\n"
+        "[telemetry]\nprometheus = ''\n"
+    )
+    env = {**os.environ, **ENVIRONMENT, "MERIDIAN_CONFIG": str(config)}
+    done = fresh.run(None, str(model_dir()), code=OFFLINE, env=env)
+    assert done.returncode == 0, done.stderr[-3000:]
+    ((one, _), (several, tokens)), end = json.loads(done.stdout.splitlines()[-1])
+    assert set(one["meridian"]) == {"think_tokens", "think_end", "reopened"}
+    assert len({len(each) for each in tokens}) > 1, "they end together"
+    choices = several["meridian"].pop("choices")
+    # The end marker counts; a choice may end before its budget.
+    assert [choices[str(index)]["think_tokens"] for index in range(4)] == [
+        each.index(end) + 1 if end in each else len(each) for each in tokens
+    ]
+    assert several["meridian"] in choices.values()

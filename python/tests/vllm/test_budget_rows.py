@@ -76,14 +76,37 @@ def make_sampler(wire: Any, **model: Any) -> Any:
     from meridian import MeridianConfig, ModelConfig
     from meridian.vllm.budget import _Sampler
 
-    return _Sampler(MeridianConfig(model=ModelConfig(**model)), Letters(), wire, [EOS])
+    vllm_config: Any = SimpleNamespace()
+    return _Sampler(MeridianConfig(model=ModelConfig(**model)), vllm_config, Letters(), wire, [EOS])
 
 
-def planned(key: int, limit: int, interrupts: list[list[int]], *, measured: bool = False) -> dict[str, Any]:
+def limits(limit: int = NO_LIMIT, interrupts: list[list[int]] | None = None, **fields: Any) -> dict[str, Any]:
+    """The scheduler's limits for the sampler of one request."""
+    return {
+        "followed": True,
+        "limit": limit,
+        "thought_limit": NO_LIMIT,
+        "interrupts": interrupts or [],
+        "measured": False,
+        "reserve": NO_LIMIT,
+        "answers": False,
+        "plain": False,
+        **fields,
+    }
+
+
+def planned(key: int, limit: int, interrupts: list[list[int]], **fields: Any) -> dict[str, Any]:
     """What the scheduler says of a request with its parameters."""
     from meridian.vllm.xargs import Row
 
-    return {"meridian_row": Row(key=key, limit=limit, interrupts=interrupts, measured=measured)}
+    return {"meridian_row": Row(key=key, **limits(limit, interrupts, **fields))}
+
+
+def params_of(extra: dict[str, Any]) -> Any:
+    """Sampling parameters with these in `extra_args`."""
+    from vllm import SamplingParams
+
+    return SamplingParams(temperature=0.0, extra_args=extra, ignore_eos=True)
 
 
 @dataclass
@@ -157,7 +180,6 @@ class Batch:
 
     def add(self, name: str) -> None:
         """Into the batch, for the first time or again."""
-        from vllm import SamplingParams
         from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
         asked = self.all[name]
@@ -168,9 +190,7 @@ class Batch:
             req_id=name,
             prompt_token_ids=[200, 201, START],
             mm_features=[],
-            sampling_params=SamplingParams(
-                temperature=0.0, extra_args=planned(asked.key, asked.limit, asked.interrupts), ignore_eos=True
-            ),
+            sampling_params=params_of(planned(asked.key, asked.limit, asked.interrupts)),
             generator=None,
             block_ids=([],),
             num_computed_tokens=0,
@@ -295,12 +315,12 @@ def test_an_order_that_comes_late_ends_thinking_at_the_next_token_with_the_phras
 
 def test_a_request_that_is_gone_leaves_nothing_to_its_row() -> None:
     sampler = make_sampler(Wire())
-    sampler.rows.add(0, 1, [START], [], 0, [], True, False)
+    sampler.rows.add(0, 1, [START], [], limits(0), True)
     assert sampler.rows.step(1)[0] == [0]
     sampler.rows.receive(gone_order(1))
     sampler.rows.remove(0)
     assert sampler.rows.step(1) == ([], [], [], [])
-    sampler.rows.add(0, 1, [START], [], NO_LIMIT, [], True, False)
+    sampler.rows.add(0, 1, [START], [], limits(), True)
     assert sampler.rows.step(1)[0] == [], "nothing was kept of it"
     sampler.rows.add_probe(0, 1, 3)
     assert sampler.rows.step(1)[3] == [0]
@@ -312,7 +332,7 @@ def test_a_request_that_is_gone_leaves_nothing_to_its_row() -> None:
 def test_whether_a_request_is_measured_outlives_a_preemption(when: str, on: bool) -> None:
     rows = make_sampler(Wire()).rows
     outputs: list[int] = []
-    rows.add(0, 1, [START], outputs, NO_LIMIT, [], True, not on)
+    rows.add(0, 1, [START], outputs, limits(measured=not on), True)
     assert rows.step(1)[3] == [0] * (not on)
     if when == "before it leaves":
         rows.receive(measure_order(1, on))
@@ -322,8 +342,45 @@ def test_whether_a_request_is_measured_outlives_a_preemption(when: str, on: bool
     if when == "while it is away":
         rows.receive(measure_order(1, on))
     # The model runner has its parameters as they came.
-    rows.add(2, 1, [START], outputs, NO_LIMIT, [], True, not on)
+    rows.add(2, 1, [START], outputs, limits(measured=not on), True)
     assert rows.step(3)[3] == [2] * on
+
+
+def test_an_idle_row_is_not_planned_until_an_order_arrives_and_then_catches_up() -> None:
+    sampler = make_sampler(Wire(), force_phrase="ok</think>")
+    rows, outputs = sampler.rows, list[int]()
+    sampler.add(0, params_of(planned(1, 3, [], followed=False, measured=True)), [START], outputs)
+    for token in range(200, 208):
+        assert rows.is_idle
+        assert rows.step(1) == ([], [], [], []), "no limit of its own binds, and nothing is measured"
+        assert rows.tokens(0) == 0, "its tokens are not looked at"
+        outputs.append(token)
+    rows.receive(limit_order(1, 6, 7))
+    assert not rows.is_idle
+    # Eight tokens of thinking are more than seven.
+    assert rows.step(1)[:2] == ([0], [ord("o")])
+    assert rows.tokens(0) == 8
+    rows.receive(limit_order(2, 0, 9))
+    assert (rows.is_awaited(1), rows.is_awaited(2)) == (False, True)
+    sampler.add(1, params_of(planned(2, NO_LIMIT, [], followed=False)), [START], [200])
+    assert not rows.is_awaited(2)
+    assert rows.tokens(1) == 1, "an order that came before it has woken it up"
+
+
+@pytest.mark.parametrize("is_order", [limit_order(1, 0, 2), measure_order(1, True)], ids=["limit", "measure"])
+def test_an_idle_row_is_idle_again_after_a_preemption_unless_an_order_came(is_order: bytes) -> None:
+    sampler = make_sampler(Wire())
+    extra = planned(1, NO_LIMIT, [], followed=False)
+    sampler.add(0, params_of(extra), [START], [200, 201])
+    sampler.rows.remove(0)
+    sampler.add(3, params_of(extra), [START], [200, 201])
+    assert sampler.rows.is_idle
+    sampler.rows.receive(is_order)
+    sampler.rows.remove(3)
+    sampler.add(2, params_of(extra), [START], [200, 201])
+    assert not sampler.rows.is_idle
+    forced, _, _, measured = sampler.rows.step(3)
+    assert (forced, measured) in (([2], []), ([], [2]))
 
 
 @pytest.mark.parametrize("copies", [False, True], ids=["sync", "async"])
@@ -331,10 +388,12 @@ def test_whether_a_request_is_measured_outlives_a_preemption(when: str, on: bool
 def test_a_guarded_end_of_sequence_is_completed_after_a_preemption(steps_between: int, copies: bool) -> None:
     """The first token of a longer end marker stood for an end of sequence; the others have to follow."""
     from meridian import _native
+    from meridian.vllm.markers import TokenMarkers
 
-    rows = _native.BudgetRows([[START]], [[100, 101, 102]], [], False, [])
+    rows = _native.BudgetRows()
+    rows.configure(TokenMarkers([[START]], [[100, 101, 102]]), False)
     outputs = [200, 201]
-    rows.add(0, 1, [START], outputs, NO_LIMIT, [], True, False)
+    rows.add(0, 1, [START], outputs, limits(), True)
     assert rows.step(1) == ([], [], [0], [])
     rows.guard([0])
     outputs.append(100)
@@ -343,7 +402,7 @@ def test_a_guarded_end_of_sequence_is_completed_after_a_preemption(steps_between
         outputs.append(101)
     rows.remove(0)
     outputs = list(outputs) if copies else outputs
-    rows.add(2, 1, [START], outputs, NO_LIMIT, [], True, False)
+    rows.add(2, 1, [START], outputs, limits(), True)
     following = [101, 102][steps_between:]
     for token in following:
         assert rows.step(3) == ([2], [token], [], [])

@@ -273,6 +273,7 @@ def test_a_request_with_nothing_set_is_declined() -> None:
     assert not runner.add(Asked({"somebody_elses": 3}), 1)
     assert runner.add(Asked(budget(0)), 2)
     assert runner.add(Asked(planned(1, NO_LIMIT, [])), 3)
+    assert not runner.add(Asked(planned(2, NO_LIMIT, [], followed=False)), 4)
 
 
 def test_what_is_measured_is_reported_for_the_row_of_the_request() -> None:

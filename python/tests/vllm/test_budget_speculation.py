@@ -121,10 +121,16 @@ def enter(sampler: Any, arriving: list[dict[str, Any]]) -> list[list[int]]:
     return outputs
 
 
+def guarded(phrase: str, marker: str) -> dict[str, Any]:
+    """`[model]` with this phrase and end marker, where ends of sequence and answers are guarded."""
+    texts = {"force_phrase": phrase, "think_start": "<think>", "think_end": marker}
+    return {**texts, "eos_guard": True, "min_answer_tokens": 1}
+
+
 def one_by_one(model: Model, arriving: list[dict[str, Any]], orders: list[bytes], phrase: str, marker: str) -> Any:
     """The tokens of each request without drafts."""
     wire = Wire()
-    sampler = make_sampler(wire, force_phrase=phrase, think_end=marker)
+    sampler = make_sampler(wire, **guarded(phrase, marker))
     outputs = enter(sampler, arriving)
     wire.orders = list(orders)
     for _ in range(TOKENS):
@@ -154,7 +160,7 @@ def test_drafts_change_no_token(rejection_sampler: Any, phrase: str, marker: str
         orders = [limit_order(rng.randrange(ROWS), rng.randint(0, 20), rng.randint(0, 15)) for _ in range(2)]
         truth = one_by_one(model, arriving, orders, phrase, marker)
         wire = Wire()
-        sampler = make_sampler(wire, force_phrase=phrase, think_end=marker)
+        sampler = make_sampler(wire, **guarded(phrase, marker))
         outputs = enter(sampler, arriving)
         processor = processor_of(sampler)
         wire.orders = list(orders)
@@ -213,7 +219,7 @@ def test_sampled_requests_end_at_the_token_too(
 
     generator = torch.Generator().manual_seed(0)
     limits, phrase = [0, 3, 7, 11, 16], [ord("a"), ord("b"), END]
-    sampler = make_sampler(Wire(), force_phrase="ab</think>", eos_guard=False)
+    sampler = make_sampler(Wire(), force_phrase="ab</think>")
     outputs = enter(sampler, [planned(key, limit, []) for key, limit in enumerate(limits)])
     processor = processor_of(sampler)
     while min(map(len, outputs)) < 24:
@@ -231,7 +237,8 @@ def test_sampled_requests_end_at_the_token_too(
         metadata.bonus_logits_indices = ends - 1
         metadata.target_logits_indices = torch.tensor([row for row in range(rows) if row + 1 not in ends])
         logits = torch.rand(rows, VOCABULARY, generator=generator)
-        logits[:, [START, END, EOS]] = float("-inf")
+        # A mask of the client would be an infinity, and would keep the end from being forced.
+        logits[:, [START, END, EOS]] = -1e4
         sampled = sampling_metadata(ROWS, processor)
         sampled = replace(sampled, temperature=torch.ones(ROWS), all_greedy=False, all_random=True)
         given = probabilities if has_probabilities else None
@@ -247,7 +254,7 @@ def test_entropies_of_drafts_are_reported_by_their_token(rejection_sampler: Any)
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
     wire = Wire()
-    sampler = make_sampler(wire)
+    sampler = make_sampler(wire, eos_guard=True)
     enter(sampler, [planned(7, NO_LIMIT, [], measured=True), planned(8, 1, [], measured=True)])
     logits = torch.randn(5, VOCABULARY)
     metadata = SpecDecodeMetadata.make_dummy([[140, 141], [142]], torch.device("cpu"))

@@ -65,7 +65,7 @@ def test_looking_for_requests_that_vllm_has_dropped_takes_nobody_away(
         native.add(
             object(),
             "dropped",
-            prompt_tail=[1],
+            prompt=[1],
             prompt_tokens=1,
             max_tokens=1,
             arrival_ms=time.monotonic() * 1e3,
@@ -180,6 +180,47 @@ def test_marker_in_user_text_does_not_open_thinking(engine: Engine) -> None:
         assert native.phase(request_id) == "output"
         while engine.run.engine.has_unfinished_requests():
             engine.run.engine.step()
+
+
+@pytest.mark.parametrize("comes", ["while the first runs", "after the first"])
+def test_the_second_turn_of_a_streaming_session_is_followed_by_its_own_prompt(engine: Engine, comes: str) -> None:
+    from vllm.v1.request import Request, RequestStatus
+
+    encode = engine.run.engine.get_tokenizer().encode
+    thinks, answers = (
+        list(encode(f"<|im_start|>assistant\n{opening}", add_special_tokens=False)) for opening in ("<think>\n", "")
+    )
+    scheduler = engine.scheduler
+
+    def turn(prompt: list[int], max_tokens: int, resumable: bool = True) -> None:
+        hasher = engine.run.engine.engine_core.engine_core.request_block_hasher
+        request = Request("s", prompt, _params(max_tokens=max_tokens), None, block_hasher=hasher, resumable=resumable)
+        scheduler.add_request(request)
+
+    seen: list[str] = []
+
+    def step() -> None:
+        seen.append(native.phase("s"))
+        engine.run.engine.step()
+
+    def run_until_it_waits_for_input() -> None:
+        while scheduler.requests["s"].status != RequestStatus.WAITING_FOR_STREAMING_REQ:
+            step()
+
+    with engine.using(engine.native("native:output-first")) as native:
+        turn([*range(30, 90), *thinks], 4)
+        step()
+        if comes == "after the first":
+            run_until_it_waits_for_input()
+        turn([*range(90, 120), *answers], 6)
+        run_until_it_waits_for_input()
+        phases = [phase for phase, before in zip(seen, ["", *seen], strict=False) if phase != before]
+        assert phases == ["prefill", "think", "prefill", "output"]
+        assert native.stats()["requests"] == 1
+        turn([], 1, resumable=False)
+        assert native.stats()["requests"] == 0
+        assert scheduler._meridian is native, "Meridian gave up"
+        assert "s" not in scheduler.requests
 
 
 class Scripted:

@@ -165,7 +165,8 @@ def test_samplers_go_by_the_plugins_configuration(tmp_path: Path, of_the_file: s
     plugin.write_text(
         quiet
         + "[scheduler]\nmin_think_tokens = 0\n[entropy]\nenabled = false\n"
-        + "[model]\nthink_end = 'so much for that'\nforce_phrase = 'Says the plugin, so much for that'\n"
+        + "[model]\nthink_start = '<think>'\nthink_end = 'so much for that'\n"
+        + "force_phrase = 'Says the plugin, so much for that'\n"
     )
     command = [sys.executable, "-c", ONE_CONFIGURATION, str(file), str(plugin)]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -14,6 +14,8 @@ from meridian import ConfigError, PolicyError
 from meridian.vllm import MeridianScheduler
 from meridian.vllm.compat import ATTRIBUTES, check_seams, check_version
 
+QUIET = '[admin]\nlisten = ""\n[telemetry]\nprometheus = ""\n'
+
 
 def make(engine: Engine, *, diffusion_config: Any = None, **scheduler_config: Any) -> Any:
     """Another scheduler for the engine's model, with fields of vLLM's scheduler configuration replaced."""
@@ -55,6 +57,43 @@ def test_nothing_configured_is_the_native_default(
     assert make(engine).meridian_stats()["policy"] == "balanced"
 
 
+LIMITED = "[scheduler]\nmax_think_tokens = 4096\nend_loops = true\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "has_sampler", "outputs"),
+    [
+        ("", True, "as vLLM"),
+        (LIMITED, True, "thinking ends at 4,096 tokens; loops end"),
+        ("[model]\nstop_strings = 'answer'\n", True, "stop strings bind only in the answer"),
+        ("", False, "as vLLM"),
+        # Without a logits processor, nothing ends any thinking.
+        (LIMITED, False, "as vLLM"),
+    ],
+)
+def test_the_start_logs_what_may_change_outputs(
+    engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    text: str,
+    has_sampler: bool,
+    outputs: str,
+) -> None:
+    from meridian.vllm.channel import ToScheduler
+
+    configure(monkeypatch, tmp_path, QUIET + text)
+    sampler = ToScheduler(engine.scheduler.vllm_config, 0) if has_sampler else None
+    with caplog.at_level("INFO", logger="vllm.meridian"):
+        made = make(engine)
+    assert (made._meridian_think is not None) == has_sampler
+    made._meridian_use(None)
+    if sampler is not None:
+        sampler.close()
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line for line in lines if "outputs" in line] == [f"meridian: outputs: {outputs}"]
+
+
 @pytest.mark.parametrize("method", ["_reserve_prefill_lookahead", "_free_request"])
 def test_a_vllm_that_lacks_a_method_is_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -85,9 +124,6 @@ def test_offloading_that_does_not_say_where_keys_stand_is_refused(monkeypatch: p
     monkeypatch.delattr(CachePolicy, "on_request_finished", raising=False)
     with pytest.raises(RuntimeError, match=r"^PhaseAwareCachePolicy: vLLM .* expected vLLM 0\.31 or newer$"):
         PhaseAwareCachePolicy(4)
-
-
-QUIET = '[admin]\nlisten = ""\n[telemetry]\nprometheus = ""\n'
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])

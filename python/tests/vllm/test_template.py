@@ -63,7 +63,9 @@ def test_what_is_set_stays(tokenizer: Any) -> None:
     from meridian.vllm.parts import with_template
 
     tokenizer.chat_template = STRIPS
-    config = with_template(MeridianConfig(model=ModelConfig(tool_call=["[calls]"])), tokenizer)
+    # As `resolve_model` returns it.
+    model = ModelConfig(think_start="<think>", think_end="</think>", tool_call=["[calls]"])
+    config = with_template(MeridianConfig(model=model), tokenizer)
     assert (config.model.strips_reasoning, config.model.tool_call) == (True, ["[calls]"])
     said = MeridianConfig(model=ModelConfig(strips_reasoning=False))
     assert with_template(said, tokenizer) is said

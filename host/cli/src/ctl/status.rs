@@ -63,12 +63,16 @@ pub(super) fn print_status(engine: &Engine, status: &ProcessStatus) -> anyhow::R
         slots,
         recording,
         traces,
+        outputs,
         problems,
     } = status;
     let (model, version) = (shown(model), shown(version));
     let rank = dp_rank.map_or_else(String::new, |rank| format!("  rank {}", rank_text(Some(rank), *dp_size)));
     print_line(&format!("process {pid}  {model}  meridian {version}  up {uptime_s:.0} s{rank}  {}", engine.address()))?;
     problems.iter().try_for_each(|problem| print_line(&format!("  problem      {}", shown(problem))))?;
+    if !outputs.is_empty() {
+        print_line(&format!("  outputs      {}", shown(outputs)))?;
+    }
     let [prefill, think, output] = requests;
     print_line(&format!(
         "  requests     prefill {prefill}, think {think}, output {output}, waiting {waiting}, sessions {sessions}"
@@ -136,7 +140,9 @@ fn print_kv(status: &KvStatus) -> anyhow::Result<()> {
 }
 
 fn print_budget(status: &BudgetStatus) -> anyhow::Result<()> {
-    let BudgetStatus { forced, missed, probes_done, probes_dropped, probe_tokens, think_tokens, thought, .. } = status;
+    let BudgetStatus {
+        forced, missed, waited, probes_done, probes_dropped, probe_tokens, think_tokens, thought, ..
+    } = status;
     let mean = if *thought > 0 { *think_tokens as f64 / *thought as f64 } else { 0.0 };
     let ended: Vec<_> = ForceReason::ALL
         .iter()
@@ -146,8 +152,8 @@ fn print_budget(status: &BudgetStatus) -> anyhow::Result<()> {
         .collect();
     let ended = if ended.is_empty() { "none forced".to_owned() } else { format!("forced: {}", ended.join(", ")) };
     Ok(print_line(&format!(
-        "  thinking     {mean:.0} tokens a request, the mean of {thought} that are over; {ended} ({missed} tokens missed); \
-         {probes_done} probes of {probe_tokens} tokens, {probes_dropped} dropped"
+        "  thinking     {mean:.0} tokens a request, the mean of {thought} that are over; {ended} ({missed} tokens missed, {waited} \
+         waited for a mask or a tool call); {probes_done} probes of {probe_tokens} tokens, {probes_dropped} dropped"
     ))?)
 }
 

@@ -235,10 +235,20 @@ impl ThinkBudgets {
         Some(Changed::Yes)
     }
 
-    /// The thinking of the request in this row; `None` when it is not followed.
+    /// The thinking of the request in this row; `None` when it is not live.
     #[must_use]
     pub fn thinking_of(&self, table: &RequestTable, row: RowId) -> Option<Thinking> {
-        let record = table.get(row)?.thinking.as_deref()?;
+        let state = table.get(row)?;
+        let Some(record) = state.thinking.as_deref() else {
+            // Nothing ends it.
+            let ThinkThresholds { min_think_tokens, max_think_tokens, .. } = *self.configured();
+            return Some(Thinking {
+                think_tokens: state.think_tokens(),
+                min_think_tokens,
+                max_think_tokens,
+                ends_by: None,
+            });
+        };
         let thresholds = record.budget.thresholds();
         let forced = record.enforcement.forced().map(|(_, reason)| reason);
         Some(Thinking {

@@ -14,6 +14,12 @@ pub struct ClientBudget {
     pub is_off: bool,
     /// Most think tokens; the operator's cap holds as well.
     pub max_think_tokens: Option<u32>,
+    /// vLLM's `thinking_token_budget`: most tokens of each thought; see
+    /// [`ThinkLimits::max_thought_tokens`](super::ThinkLimits::max_thought_tokens).
+    pub max_thought_tokens: Option<u32>,
+    /// Tokens of the thought that its prompt leaves open; see
+    /// [`Markers::thought_tokens`](crate::Markers::thought_tokens).
+    pub thought_tokens: i64,
     /// See [`ThinkThresholds`] for this field and the following ones.
     pub min_think_tokens: Option<u32>,
     #[allow(missing_docs)]
@@ -32,6 +38,13 @@ pub struct ClientBudget {
     pub rpdi_threshold: Option<f64>,
     /// Generating any of these ends its thinking as well.
     pub interrupts: Vec<Pattern>,
+    /// It asks for a report on its thinking.
+    pub reports: bool,
+    /// A stop of the client would end the request inside the phrase that ends its thinking: force the marker alone.
+    pub is_plain: bool,
+    /// The client limits the tokens that may be sampled (a grammar, `allowed_token_ids`, `bad_words` and the like): a
+    /// forced end may have to wait for it.
+    pub has_mask: bool,
     /// Ends of sequence do not end the request, so that its number of tokens is fixed: no room is kept for an answer.
     pub ignores_eos: bool,
 }
@@ -54,11 +67,24 @@ impl ClientBudget {
         }
     }
 
+    /// Whether its client asks for anything about its thinking.
+    pub(super) fn asks(&self) -> bool {
+        self.is_off
+            || self.max_think_tokens.is_some()
+            || self.max_thought_tokens.is_some()
+            || !self.interrupts.is_empty()
+            || self.reports
+            || self.eat_probe_interval_tokens.is_some()
+            || self.has_signals_of_its_own()
+    }
+
     /// Whether the request has its own thresholds for its signals, which a policy does not see.
     pub(super) fn has_signals_of_its_own(&self) -> bool {
         let Self {
             is_off: _,
             max_think_tokens: _,
+            max_thought_tokens: _,
+            thought_tokens: _,
             min_think_tokens,
             eat_probe_interval_tokens: _,
             ema_alpha,
@@ -68,6 +94,9 @@ impl ClientBudget {
             rpdi_window,
             rpdi_threshold,
             interrupts: _,
+            reports: _,
+            is_plain: _,
+            has_mask: _,
             ignores_eos: _,
         } = self;
         min_think_tokens.is_some()

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use crate::{Error, Markers, Pattern, PhaseTracker};
+use crate::{Error, Markers, Pattern, PhaseTracker, Standing};
 
 use super::answer::Answer;
 use super::{AnswerRules, Ending, ForceReason, ForcedEnding};
@@ -30,6 +30,12 @@ pub struct EndRules {
 }
 
 impl EndRules {
+    /// How its thinking is recognised.
+    #[must_use]
+    pub fn markers(&self) -> &Markers {
+        &self.markers
+    }
+
     /// The rules of a model with these markers. `forced` ends its thinking: a phrase, an end marker, and the text
     /// before the answer; empty for the first end marker.
     ///
@@ -108,6 +114,13 @@ pub enum Ban {
 pub struct ThinkLimits {
     /// Think tokens at which the end is forced; the ending comes on top.
     pub max_think_tokens: u32,
+    /// Tokens of one thought at which its end is forced, counted as vLLM counts them for its `thinking_token_budget`:
+    /// from the latest start marker, those in the prompt included. `u32::MAX` for none.
+    pub max_thought_tokens: u32,
+    /// Tokens of the thought that the prompt leaves open; see [`Markers::thought_tokens`].
+    pub thought_tokens: i64,
+    /// Force the end marker alone, without the phrase: a stop of the client would end the request inside it.
+    pub is_plain: bool,
     /// Generating any of these ends thinking.
     pub interrupts: Arc<[Pattern]>,
     /// An end of sequence inside the thinking becomes the end marker.
@@ -123,6 +136,9 @@ impl Default for ThinkLimits {
     fn default() -> Self {
         Self {
             max_think_tokens: u32::MAX,
+            max_thought_tokens: u32::MAX,
+            thought_tokens: 0,
+            is_plain: false,
             interrupts: [].into(),
             guards_eos: true,
             reserve_from: u32::MAX,
@@ -136,7 +152,9 @@ impl Default for ThinkLimits {
 ///
 /// A token counts as thought when thinking was open before it; the tokens of a start marker do not count. A limit may
 /// change at any time, from a given number of generated tokens on ([`Enforcer::limit_from`]). Set ahead of time, it
-/// holds at that exact token, even where several processes sample the same request. After [`Enforcer::replay`], the
+/// holds at that exact token, even where several processes sample the same request. An end that is due waits while a tool
+/// call inside the thinking is open, and while a mask of the client forbids its first token: another token than the
+/// demanded one then arrives, and the next one is demanded again. After [`Enforcer::replay`], the
 /// same tokens give the same demands: a request that was preempted in the middle of a forced ending continues where it
 /// was.
 ///
@@ -198,7 +216,7 @@ impl Enforcer {
 
     /// The demand on the next token.
     pub fn demand(&mut self, rules: &EndRules) -> Demand {
-        self.enforcement.demand(rules, self.tracker.is_open())
+        self.enforcement.demand(rules, self.tracker.standing(&rules.markers))
     }
 
     /// Whether the request has begun to think: false while it is undecided.
@@ -248,15 +266,15 @@ impl Enforcer {
 /// follows them, and reports whether thinking is open.
 ///
 /// ```
-/// use meridian_core::Markers;
+/// use meridian_core::{Markers, Standing};
 /// use meridian_core::budget::{Demand, EndRules, Enforcement, ThinkLimits};
 ///
 /// let rules = EndRules::new(Markers::new(vec![vec![7]], vec![vec![8]], vec![])?, vec![])?;
 /// let mut request = Enforcement::new(ThinkLimits { max_think_tokens: 1, ..ThinkLimits::default() });
 /// request.push(&rules, 30, true, true);
-/// assert_eq!(request.demand(&rules, true), Demand::Force(8));
+/// assert_eq!(request.demand(&rules, Standing { is_open: true, ..Standing::default() }), Demand::Force(8));
 /// request.push(&rules, 8, true, false);
-/// assert_eq!(request.demand(&rules, false), Demand::Free);
+/// assert_eq!(request.demand(&rules, Standing::default()), Demand::Free);
 /// # Ok::<(), meridian_core::Error>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -274,6 +292,8 @@ pub struct Enforcement {
 struct Run {
     tokens: u32,
     think_tokens: u32,
+    /// Tokens of the present thought, as [`ThinkLimits::max_thought_tokens`] counts them.
+    thought_tokens: i64,
     matched: Vec<u16>,
     is_interrupted: bool,
     /// The latest tokens of the thinking.
@@ -285,6 +305,7 @@ struct Run {
 
 #[derive(Clone, Debug)]
 struct Forcing {
+    reason: ForceReason,
     ending: ForcedEnding,
     emitted: Vec<u32>,
 }
@@ -293,8 +314,16 @@ impl Enforcement {
     /// A request without generated tokens.
     #[must_use]
     pub fn new(limits: ThinkLimits) -> Self {
-        let run = Run::new(limits.interrupts.len());
+        let run = Run::new(&limits);
         Self { limits, later: Vec::new(), guarded: Vec::new(), run }
+    }
+
+    /// A request that has generated `tokens` tokens already, `think_tokens` of them in its thinking.
+    #[must_use]
+    pub fn resumed(limits: ThinkLimits, tokens: u32, think_tokens: u32) -> Self {
+        let mut resumed = Self::new(limits);
+        resumed.run = Run { tokens, think_tokens, thought_tokens: think_tokens.into(), ..resumed.run };
+        resumed
     }
 
     /// Set a limit; see [`Enforcer::limit_from`].
@@ -314,35 +343,29 @@ impl Enforcement {
 
     /// Forget the tokens; the limits stay, with the token numbers from which they hold.
     fn restart(&mut self) {
-        self.run = Run::new(self.limits.interrupts.len());
+        self.run = Run::new(&self.limits);
     }
 
-    /// The demand on the next token. `is_open`: thinking is open before it.
-    pub fn demand(&mut self, rules: &EndRules, is_open: bool) -> Demand {
-        let max_think_tokens = self.limit();
+    /// The demand on the next token; `at` is where it stands.
+    pub fn demand(&mut self, rules: &EndRules, at: Standing) -> Demand {
+        let (max_think_tokens, due) = (self.limit(), self.due());
         let run = &mut self.run;
-        if run.forcing.is_none() && is_open {
-            let reason = if run.think_tokens >= max_think_tokens {
-                Some(ForceReason::HardCap)
-            } else if run.is_interrupted {
-                Some(ForceReason::Pattern)
-            } else if run.tokens >= self.limits.reserve_from {
-                Some(ForceReason::Reserve)
-            } else {
-                None
-            };
-            if let Some(reason) = reason {
-                run.force(&rules.ending, reason);
-            }
+        if run.forcing.is_none()
+            && at.is_open
+            && !at.is_in_call
+            && let Some(reason) = due
+        {
+            run.force(if self.limits.is_plain { &rules.plain } else { &rules.ending }, reason);
         }
-        let next = run.forcing.as_ref().map(|Forcing { ending, emitted }| ending.next(emitted));
+        let next = run.forcing.as_ref().map(|Forcing { ending, emitted, .. }| ending.next(emitted));
         match next {
             Some(Some(token)) => return Demand::Force(token),
             Some(None) => run.forcing = None,
             None => {}
         }
-        if is_open {
-            return if self.limits.guards_eos { Demand::Guarded } else { Demand::Free };
+        if at.is_open {
+            // A turn may end with a tool call.
+            return if self.limits.guards_eos && !at.has_called { Demand::Guarded } else { Demand::Free };
         }
         match run.answer.is_due(&rules.answers) {
             Some(true) => Demand::Answer(Ban::Ends),
@@ -350,6 +373,28 @@ impl Enforcement {
                 Demand::Answer(Ban::Starts)
             }
             _ => Demand::Free,
+        }
+    }
+
+    /// Whether an end is due that waits, because a tool call is open.
+    #[must_use]
+    pub fn waits_for_call(&self, at: Standing) -> bool {
+        at.is_in_call && self.due().is_some()
+    }
+
+    /// The reason why open thinking has to end now.
+    fn due(&self) -> Option<ForceReason> {
+        let Self { run, limits, .. } = self;
+        let is_spent = run.think_tokens >= self.limit()
+            || limits.max_thought_tokens < u32::MAX && run.thought_tokens >= i64::from(limits.max_thought_tokens);
+        if is_spent {
+            Some(ForceReason::HardCap)
+        } else if run.is_interrupted {
+            Some(ForceReason::Pattern)
+        } else if run.tokens >= limits.reserve_from {
+            Some(ForceReason::Reserve)
+        } else {
+            None
         }
     }
 
@@ -390,15 +435,28 @@ impl Enforcement {
         if self.guarded.binary_search(&run.tokens).is_ok() && run.forcing.is_none() && was_open {
             run.force(&rules.plain, ForceReason::EosGuard);
         }
-        run.tokens = run.tokens.saturating_add(1);
-        if let Some(forcing) = &mut run.forcing {
-            forcing.emitted.push(token);
+        if let Some(Forcing { reason, ending, emitted }) = &mut run.forcing {
+            let begins = emitted.is_empty();
+            // A token that was not sampled at its first position leaves the end due: a mask forbade it.
+            if begins && *reason != ForceReason::EosGuard && ending.next(&[]) != Some(token) {
+                run.forcing = None;
+            } else {
+                if begins {
+                    run.forced = Some((run.tokens, *reason));
+                }
+                emitted.push(token);
+            }
         }
+        run.tokens = run.tokens.saturating_add(1);
         if !was_open {
             run.answer.push(&rules.answers, rules.markers.starts(), token, run.forcing.is_some());
+            if is_open {
+                run.thought_tokens = 0;
+            }
             return;
         }
         run.think_tokens = run.think_tokens.saturating_add(1);
+        run.thought_tokens = run.thought_tokens.saturating_add(1);
         if run.tail.len() == 2 * REMEMBERED {
             run.tail.drain(..REMEMBERED);
         }
@@ -416,11 +474,12 @@ impl Enforcement {
 }
 
 impl Run {
-    fn new(interrupts: usize) -> Self {
+    fn new(limits: &ThinkLimits) -> Self {
         Self {
             tokens: 0,
             think_tokens: 0,
-            matched: vec![0; interrupts],
+            thought_tokens: limits.thought_tokens,
+            matched: vec![0; limits.interrupts.len()],
             is_interrupted: false,
             tail: Vec::new(),
             forcing: None,
@@ -430,7 +489,6 @@ impl Run {
     }
 
     fn force(&mut self, ending: &Ending, reason: ForceReason) {
-        self.forced = Some((self.tokens, reason));
-        self.forcing = Some(Forcing { ending: ending.after(&self.tail), emitted: Vec::new() });
+        self.forcing = Some(Forcing { reason, ending: ending.after(&self.tail), emitted: Vec::new() });
     }
 }

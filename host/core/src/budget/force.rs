@@ -64,15 +64,9 @@ impl Ending {
             tail.iter().for_each(|token| _ = end.advance(matched, *token));
         }
         let is_over = ends.iter().any(|end| before.ends_with(end.tokens()));
-        let has_begun = ends.iter().zip(&matched).any(|(end, matched)| is_distinctive(end, *matched));
+        let has_begun = ends.iter().zip(&matched).any(|(end, matched)| end.is_distinctive(*matched));
         ForcedEnding { ending: self.clone(), matched, start: Start::of(is_over, has_begun) }
     }
-}
-
-/// Whether the matched part shows that the marker is being written, and not only a token that is common elsewhere: two
-/// tokens of it, or all but one.
-fn is_distinctive(end: &Pattern, matched: u16) -> bool {
-    matched >= 2 || (matched == 1 && end.tokens().len() == 2)
 }
 
 /// The tokens that close one request's thinking.
@@ -162,7 +156,7 @@ impl ForcedEnding {
                 let (end, matched) = ends
                     .iter()
                     .zip(matched)
-                    .filter(|(end, matched)| is_distinctive(end, *matched))
+                    .filter(|(end, matched)| end.is_distinctive(*matched))
                     .min_by_key(|(end, matched)| end.tokens().len() - usize::from(*matched))
                     .unwrap_or(first);
                 Some(end.tokens()[usize::from(matched)])

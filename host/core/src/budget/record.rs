@@ -44,6 +44,10 @@ pub(crate) struct ThinkRecord {
     pub(super) end: Option<ThinkEnd>,
     /// Times that it began to think again.
     pub(super) reopened: u32,
+    /// Its latest token was to be forced.
+    pub(super) is_due: bool,
+    /// Tokens at which its forced end waited for a mask of its client or for a tool call.
+    pub(super) waited: u32,
 }
 
 /// How the thinking of a request ended.
@@ -116,6 +120,8 @@ impl ThinkRecord {
             forced: None,
             end: None,
             reopened: 0,
+            is_due: false,
+            waited: 0,
         }
     }
 
@@ -129,9 +135,10 @@ impl ThinkRecord {
         is_again
     }
 
-    /// The latest end of its thinking, and how often it began again; no end while it thinks.
-    pub(crate) fn course(&self, is_open: bool) -> (Option<ThinkEnd>, u32) {
-        (self.end.filter(|_| !is_open), self.reopened)
+    /// The latest end of its thinking (none while it thinks), how often it began again, and the number of tokens at
+    /// which a forced end waited.
+    pub(crate) fn course(&self, is_open: bool) -> (Option<ThinkEnd>, u32, u32) {
+        (self.end.filter(|_| !is_open), self.reopened, self.waited)
     }
 
     /// The measurements of the thinking so far.

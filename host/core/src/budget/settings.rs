@@ -45,6 +45,8 @@ pub struct ThinkSettings {
     pub guards_eos: bool,
     /// A certain loop ends thinking, whatever the policy says.
     pub ends_loops: bool,
+    /// Whether a sampler can begin to follow a request later than at its arrival.
+    pub wakes: bool,
     /// Tokens of a request that may be sampled before the scheduler knows of them: 0 for synchronous scheduling, 1 for
     /// asynchronous scheduling, and 1 more for each draft token.
     pub tokens_ahead: u32,
@@ -69,6 +71,7 @@ impl ThinkSettings {
             interrupts: [].into(),
             guards_eos: false,
             ends_loops: false,
+            wakes: true,
             tokens_ahead: 0,
             first_key: 0,
         }
@@ -132,6 +135,21 @@ pub struct BudgetWants {
     pub boundaries: bool,
     /// Repetitions, even where no loop is ended.
     pub repetition: bool,
+    /// Whether another policy than the default decides, or a shadow or a recording sees the decisions: every request is
+    /// followed.
+    pub decides: bool,
+}
+
+impl ThinkSettings {
+    /// Whether the operator's settings may end the thinking of a request that asks for nothing, and is shorter than the
+    /// limit.
+    #[must_use]
+    pub fn may_end_any(&self) -> bool {
+        let Self { configured, measures, can_probe, interrupts, guards_eos, ends_loops, .. } = self;
+        let signals = *measures
+            && (configured.rpdi_threshold < f64::INFINITY || *can_probe && configured.eat_variance_threshold > 0.0);
+        signals || !interrupts.is_empty() || *guards_eos || *ends_loops
+    }
 }
 
 /// The sampling process's data about a request, from its first token on.
@@ -144,8 +162,12 @@ pub struct BudgetWants {
 pub struct Enrolled {
     /// The number of the request in reports and orders.
     pub key: u64,
+    /// Whether its thinking is followed from its first token on; otherwise only from the first order for it.
+    pub is_followed: bool,
     /// Most think tokens until an order changes the limit.
     pub max_think_tokens: u32,
+    /// See [`ThinkLimits`](super::ThinkLimits).
+    pub max_thought_tokens: u32,
     /// Whether to measure the entropy of its tokens.
     pub is_measured: bool,
     /// See [`ThinkLimits`](super::ThinkLimits).
@@ -189,6 +211,9 @@ pub struct BudgetStatus {
     pub forced: [u64; 8],
     /// Tokens that should have been forced, but were not: the order did not arrive, or another rule prevailed.
     pub missed: u64,
+    /// Tokens at which a forced end waited for the client: its mask forbade the token, or a tool call was open.
+    #[serde(default)]
+    pub waited: u64,
     /// Probes that were due.
     pub probes_asked: u64,
     /// Probes that ran and returned an entropy.

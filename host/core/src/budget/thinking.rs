@@ -1,9 +1,10 @@
 //! Thinking budgets of an engine's requests. One long file: tokens, reports, probes and orders change the same record.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::table::RequestState;
-use crate::{EntropySignal, PhaseEvent, RequestId, RequestTable, RowId};
+use crate::{EntropySignal, PhaseEvent, RequestId, RequestTable, RowId, Standing};
 
 use super::record::{KEPT_SIGNALS, Probe, ThinkRecord};
 use super::{
@@ -49,12 +50,16 @@ pub struct ThinkBudgets {
     orders: Vec<u8>,
     /// Orders for ended requests, sent with the next orders.
     gone: Vec<u8>,
+    /// Orders that wake up samplers, sent with the next orders.
+    woken: Vec<u8>,
     status: BudgetStatus,
     signals: Option<Vec<Signal>>,
     /// The inputs of the slot's policies, as of the latest decision.
     wants: BudgetWants,
     /// What the slot was told of ended requests.
     ended: u64,
+    /// Requests that are not followed, and whose samplers an order can wake up.
+    idle: HashSet<RequestId>,
 }
 
 impl ThinkBudgets {
@@ -68,17 +73,65 @@ impl ThinkBudgets {
             ending: Vec::new(),
             orders: Vec::new(),
             gone: Vec::new(),
+            woken: Vec::new(),
             status: BudgetStatus::default(),
             signals: None,
             wants: BudgetWants::default(),
             ended: 0,
+            idle: HashSet::new(),
         }
     }
 
-    /// Follow the thinking of the request in this row from its first token on. `id` is the engine's name of it. `None`
-    /// when the row is not live.
+    /// Take in the request in this row, and follow its thinking from its first token on if anything may end it: the
+    /// operator's settings, a policy, or its client. `id` is the engine's name of it. `None` when the row is not live.
     pub fn enroll(&mut self, table: &mut RequestTable, row: RowId, id: &str, client: ClientBudget) -> Option<Enrolled> {
         let state = table.row_mut(row)?;
+        let key = self.settings.first_key + state.id().0;
+        let thresholds = client.over(self.settings.configured);
+        let follows = client.asks()
+            || self.wants.decides
+            || self.signals.is_some()
+            || self.settings.may_end_any()
+            || thresholds.max_think_tokens < state.max_tokens;
+        if !follows {
+            self.idle.insert(state.id());
+            return Some(Enrolled { key, max_think_tokens: u32::MAX, reserve_from: u32::MAX, ..Enrolled::default() });
+        }
+        let ThinkLimits { max_think_tokens, max_thought_tokens, reserve_from, guards_answer, .. } =
+            self.follow(state, id, client);
+        let is_measured = state.thinking.as_ref().is_some_and(|record| record.is_measured);
+        let is_followed = true;
+        Some(Enrolled {
+            key,
+            is_followed,
+            max_think_tokens,
+            max_thought_tokens,
+            is_measured,
+            reserve_from,
+            guards_answer,
+        })
+    }
+
+    /// Follow the thinking of a request that asked for nothing when it arrived: the operator or a policy now does. An
+    /// order wakes up its sampler. False when the row is not live, followed already, or its sampler cannot be woken up: the
+    /// model runner follows none later, or the request arrived while nothing was enrolled.
+    pub fn enroll_late(&mut self, table: &mut RequestTable, row: RowId, id: &str) -> bool {
+        let Some(state) = table.row_mut(row).filter(|state| state.thinking.is_none()) else { return false };
+        if !self.settings.wakes || !self.idle.remove(&state.id()) {
+            return false;
+        }
+        let max_think_tokens = self.follow(state, id, ClientBudget::default()).max_think_tokens;
+        let key = self.settings.first_key + state.id().0;
+        if let Some(record) = state.thinking.as_deref_mut() {
+            // Its tokens in flight are sampled already.
+            let from = record.enforcement.tokens() + self.settings.tokens_ahead;
+            record.order(key, from, max_think_tokens, &mut self.woken);
+        }
+        true
+    }
+
+    /// Make the record of a request's thinking, as far as it has come.
+    fn follow(&mut self, state: &mut RequestState, id: &str, client: ClientBudget) -> ThinkLimits {
         let ThinkSettings { configured, unit, interrupts, guards_eos, .. } = &self.settings;
         let thresholds = client.over(*configured);
         let mut patterns = interrupts.to_vec();
@@ -90,28 +143,40 @@ impl ThinkBudgets {
         let keeps_room = has_budget && !client.ignores_eos;
         let limits = ThinkLimits {
             max_think_tokens: thresholds.max_think_tokens,
+            max_thought_tokens: client.max_thought_tokens.unwrap_or(u32::MAX),
+            thought_tokens: client.thought_tokens,
+            is_plain: client.is_plain,
             interrupts: patterns.into(),
             guards_eos: *guards_eos,
             reserve_from: if keeps_room { self.settings.rules.reserve_from(state.max_tokens) } else { u32::MAX },
             guards_answer: has_budget,
         };
-        let (reserve_from, guards_answer) = (limits.reserve_from, limits.guards_answer);
         // Checked on reading; if not, the operator's thresholds hold.
         let mut budget = ThinkBudget::new(thresholds, *unit, [].into())
             .or_else(|_| ThinkBudget::new(*configured, *unit, [].into()))
             .or_else(|_| ThinkBudget::new(ThinkThresholds::default(), *unit, [].into()))
             .expect("the default thresholds are in range");
         budget.on_loops(self.on_loops(&client));
-        let mut record = ThinkRecord::new(id.into(), Enforcement::new(limits), budget, client);
+        let (tokens, think_tokens) = (state.think_tokens() + state.output_tokens(), state.think_tokens());
+        let enforcement = Enforcement::resumed(limits.clone(), tokens, think_tokens);
+        let mut record = ThinkRecord::new(id.into(), enforcement, budget, client);
         record.is_measured = self.is_to_be_measured(&thresholds, &record.client);
         if state.routed.is_thinking() {
             self.opening.push(state.id());
         }
-        let key = self.settings.first_key + state.id().0;
-        let (max_think_tokens, is_measured) = (thresholds.max_think_tokens, record.is_measured);
-        let enrolled = Enrolled { key, max_think_tokens, is_measured, reserve_from, guards_answer };
         state.thinking = Some(Box::new(record));
-        Some(enrolled)
+        limits
+    }
+
+    /// Whether every request is to be followed from now on, by the inputs of the slot's policies.
+    pub fn begins_to_decide(&mut self, wants: &BudgetWants) -> bool {
+        !std::mem::replace(&mut self.wants.decides, wants.decides) && wants.decides
+    }
+
+    /// Whether any live request is followed, or anything is to be told to the samplers.
+    #[must_use]
+    pub fn is_active(&self, table: &RequestTable) -> bool {
+        !self.gone.is_empty() || !self.woken.is_empty() || followed(table).next().is_some()
     }
 
     /// Stop following these requests; another follower takes over new requests.
@@ -190,7 +255,7 @@ impl ThinkBudgets {
                 record.before_step = record.enforcement.tokens();
             }
             for (_, token) in of_one {
-                if let Some(event) = table.token(row, *token, |state, was_open| self.token(state, *token, was_open)) {
+                if let Some(event) = table.token(row, *token, |state, at| self.token(state, *token, at)) {
                     events.push((row, event));
                 }
             }
@@ -201,16 +266,23 @@ impl ThinkBudgets {
         }
     }
 
-    /// Note that the request's tracker has taken in this token; `was_open`: thinking was open before it.
-    fn token(&mut self, state: &mut RequestState, token: u32, was_open: bool) {
+    /// Note that the request's tracker has taken in this token, which stood there.
+    fn token(&mut self, state: &mut RequestState, token: u32, at: Standing) {
+        let was_open = at.is_open;
         let (id, is_open, prompt_tokens) = (state.id(), state.routed.is_thinking(), state.prompt_tokens());
         let Some(record) = state.thinking.as_deref_mut() else { return };
         let rules = &self.settings.rules;
         let enforcement = &mut record.enforcement;
         let was_forced = enforcement.forced();
-        let demand = enforcement.demand(rules, was_open);
-        let is_forced = matches!(demand, Demand::Force(_));
-        self.status.missed += u64::from(is_forced && demand != Demand::Force(token));
+        let demand = enforcement.demand(rules, at);
+        record.is_due = matches!(demand, Demand::Force(_));
+        let is_missed = matches!(demand, Demand::Force(forced) if forced != token);
+        // A demand that the client's mask forbids is carried out as soon as it permits.
+        let is_forced = matches!(demand, Demand::Force(_)) && !(is_missed && record.client.has_mask);
+        let waits = is_missed && record.client.has_mask || enforcement.waits_for_call(at);
+        self.status.missed += u64::from(is_missed && !record.client.has_mask);
+        self.status.waited += u64::from(waits);
+        record.waited = record.waited.saturating_add(u32::from(waits));
         let number = enforcement.tokens();
         let of_token = |report: &Report| report.token == number && report.begins_at() == Some(record.before_step);
         let measured = record.entropies.iter().position(of_token);
@@ -282,7 +354,8 @@ impl ThinkBudgets {
             record.since_ms = now_ms;
         }
         let ThinkSettings { measures, can_probe, .. } = &self.settings;
-        let thinks = is_open && !record.enforcement.is_forcing() && record.ordered.is_none();
+        let ends = record.is_due || record.enforcement.is_forcing() || record.ordered.is_some();
+        let thinks = is_open && !ends;
         if !thinks {
             self.status.probes_dropped += u64::from(record.probe != Probe::None);
             record.probe = Probe::None;
@@ -408,6 +481,11 @@ impl ThinkBudgets {
         self.opening.push(id);
     }
 
+    /// The operator's thresholds.
+    pub(super) fn configured(&self) -> &ThinkThresholds {
+        &self.settings.configured
+    }
+
     /// The operator's limit.
     pub(super) fn most_think_tokens(&self) -> u32 {
         self.settings.configured.max_think_tokens
@@ -430,6 +508,7 @@ impl ThinkBudgets {
     pub fn decide(&mut self, table: &mut RequestTable, decider: &mut dyn BudgetDecider, load: Load) -> &[u8] {
         self.orders.clear();
         self.orders.append(&mut self.gone);
+        self.orders.append(&mut self.woken);
         let wants = decider.wants();
         let before = std::mem::replace(&mut self.wants, wants);
         if wants.swaps != before.swaps {
@@ -599,10 +678,13 @@ impl ThinkBudgets {
     /// Note that the request has ended and its row is about to be removed. The next orders tell the sampling process.
     pub fn finished(&mut self, table: &RequestTable, row: RowId) {
         let Some(state) = table.get(row) else { return };
-        let Some(record) = &state.thinking else { return };
-        Order::Gone { key: self.key(state.id()) }.write(&mut self.gone);
-        let think_tokens = record.enforcement.think_tokens();
-        self.status.probes_dropped += u64::from(record.probe != Probe::None);
+        self.idle.remove(&state.id());
+        let mut think_tokens = state.think_tokens();
+        if let Some(record) = &state.thinking {
+            think_tokens = record.enforcement.think_tokens();
+            Order::Gone { key: self.key(state.id()) }.write(&mut self.gone);
+            self.status.probes_dropped += u64::from(record.probe != Probe::None);
+        }
         self.status.think_tokens += u64::from(think_tokens);
         self.status.thought += u64::from(think_tokens > 0);
     }

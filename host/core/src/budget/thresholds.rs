@@ -39,14 +39,14 @@ impl Default for ThinkThresholds {
     fn default() -> Self {
         Self {
             min_think_tokens: 512,
-            max_think_tokens: 32768,
+            max_think_tokens: SchedulerConfig::NO_LIMIT,
             eat_probe_interval_tokens: 32,
             ema_alpha: 0.1,
             eat_variance_threshold: 1.0 / 1024.0,
             eat_max_bits: 0.5,
             min_probes: 4,
             rpdi_window: 512,
-            rpdi_threshold: 2.0,
+            rpdi_threshold: f64::INFINITY,
         }
     }
 }

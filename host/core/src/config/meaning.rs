@@ -1,6 +1,6 @@
 //! The joint meaning of several fields.
 
-use super::{Auto, MeridianConfig, SlotMode};
+use super::{Auto, MeridianConfig, SchedulerConfig, SlotMode, StopStrings};
 
 impl MeridianConfig {
     /// Whether the configuration selects the engine's own behaviour: the engine's order (`native:fcfs`, active), and
@@ -33,6 +33,7 @@ impl MeridianConfig {
     /// assert!(MeridianConfig::default().leaves_memory_and_thinking());
     /// assert!(!MeridianConfig::from_toml("[scheduler]\nmax_think_tokens = 4096")?.leaves_memory_and_thinking());
     /// assert!(MeridianConfig::from_toml("[scheduler]\nend_loops = false")?.leaves_memory_and_thinking());
+    /// assert!(!MeridianConfig::from_toml("[scheduler]\nend_loops = true")?.leaves_memory_and_thinking());
     /// # Ok::<(), meridian_core::Error>(())
     /// ```
     #[must_use]
@@ -45,13 +46,73 @@ impl MeridianConfig {
 
     /// Whether any field is set that ends thinking or judges budgets.
     fn says_something_of_budgets(&self) -> bool {
-        let stock = super::SchedulerConfig::default();
+        let stock = SchedulerConfig::default();
         self.policy.budget != super::SlotConfig::budget()
             || self.entropy != super::EntropyConfig::default()
             || self.scheduler.min_think_tokens != stock.min_think_tokens
-            || self.scheduler.max_think_tokens != stock.max_think_tokens
-            || self.scheduler.reasoning_effort != stock.reasoning_effort
-            || !self.model.interrupt.is_empty()
+            || !self.leaves_outputs()
+    }
+
+    /// What may change the outputs of requests whose clients ask for nothing, in a line: `as vLLM` when nothing may.
+    ///
+    /// ```
+    /// use meridian_core::MeridianConfig;
+    ///
+    /// let of = |text: &str| MeridianConfig::from_toml(text).map(|config| config.outputs());
+    /// assert_eq!(of("")?, "as vLLM");
+    /// assert_eq!(
+    ///     of("[scheduler]\nmax_think_tokens = 4096\nend_loops = true")?,
+    ///     "thinking ends at 4,096 tokens; loops end"
+    /// );
+    /// # Ok::<(), meridian_core::Error>(())
+    /// ```
+    #[must_use]
+    pub fn outputs(&self) -> String {
+        let changes = self.changes_of_outputs();
+        if changes.is_empty() { "as vLLM".into() } else { changes.join("; ") }
+    }
+
+    /// Whether no setting may change an output.
+    #[must_use]
+    pub fn leaves_outputs(&self) -> bool {
+        self.changes_of_outputs().is_empty()
+    }
+
+    /// The settings that may change an output, each in words.
+    fn changes_of_outputs(&self) -> Vec<String> {
+        let Self { scheduler, entropy, policy, model, .. } = self;
+        let mut changes = Vec::new();
+        let mut note = |holds: bool, change: &dyn Fn() -> String| {
+            if holds {
+                changes.push(change());
+            }
+        };
+        if !model.think_end.is_empty() {
+            let most = scheduler.max_think_tokens;
+            note(most < SchedulerConfig::NO_LIMIT, &|| format!("thinking ends at {} tokens", grouped(most)));
+            note(scheduler.end_loops, &|| "loops end".into());
+            note(model.eos_guard, &|| "an end of sequence inside the thinking ends the thinking instead".into());
+            note(model.min_answer_tokens > 0, &|| {
+                format!("answers of requests with a budget have at least {} tokens", model.min_answer_tokens)
+            });
+            let reserve = scheduler.answer_reserve_tokens;
+            note(reserve > 0, &|| format!("thinking with a budget leaves {reserve} tokens for the answer"));
+            note(!model.interrupt.is_empty(), &|| "interrupts end thinking".into());
+            let decides = policy.budget.mode == SlotMode::Active;
+            let source = &policy.budget.source;
+            let is_own = decides && *source != super::SlotConfig::budget().source && source != "native:noop";
+            note(is_own, &|| format!("the budget policy {source} ends thinking"));
+            let strays = entropy.enabled && entropy.rpdi_threshold.is_finite();
+            note(strays && !is_own, &|| {
+                format!("thinking ends when it strays (RPDI above {})", entropy.rpdi_threshold)
+            });
+            let settles = entropy.enabled && !entropy.probe_suffix.is_empty();
+            note(settles && !is_own, &|| "thinking ends when its answer has settled (EAT)".into());
+            let efforts = scheduler.reasoning_effort != super::ReasoningEfforts::default();
+            note(efforts, &|| "a client's reasoning effort limits its thinking".into());
+            note(model.stop_strings == StopStrings::Answer, &|| "stop strings bind only in the answer".into());
+        }
+        changes
     }
 
     /// Whether the thinking of an ended request can never be matched again, unless the request itself says otherwise;
@@ -75,4 +136,17 @@ impl MeridianConfig {
             Auto::Auto => Some(self.model.strips_reasoning_or_keep()),
         }
     }
+}
+
+/// A number with commas between its thousands.
+fn grouped(number: u32) -> String {
+    let digits = number.to_string();
+    let mut shown = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            shown.push(',');
+        }
+        shown.push(digit);
+    }
+    shown
 }

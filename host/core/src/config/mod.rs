@@ -23,7 +23,8 @@ pub use reference::reference;
 pub use schema::schema;
 pub use tables::{
     AdminConfig, DisaggConfig, EntropyConfig, FabricName, HandoffPolicyName, KvMemoryConfig, MeridianConfig,
-    ModelConfig, PolicyConfig, ProbeAt, SchedulerConfig, SlotConfig, SlotMode, TelemetryConfig,
+    ModelConfig, PolicyConfig, ProbeAt, SchedulerConfig, SlotConfig, SlotMode, StopStrings, TelemetryConfig,
+    ThinkingDefaults,
 };
 pub use values::{Auto, HttpUrl, Listen, Texts, Tokens, inline, of_rank};
 
@@ -51,6 +52,8 @@ pub enum Origin {
     File,
     /// The model family of this name, which the file chose.
     Family(String),
+    /// `scheduler.thinking = "guarded"`.
+    Guarded,
 }
 
 impl std::fmt::Display for Origin {
@@ -59,6 +62,7 @@ impl std::fmt::Display for Origin {
             Self::Default => formatter.write_str("default"),
             Self::File => formatter.write_str("file"),
             Self::Family(name) => write!(formatter, "family:{name}"),
+            Self::Guarded => formatter.write_str("guarded"),
         }
     }
 }
@@ -89,8 +93,8 @@ pub struct EffectiveField {
 /// ```
 /// use meridian_core::MeridianConfig;
 ///
-/// let parsed = MeridianConfig::parse("[entropy]\nenabled = true")?;
-/// assert!(parsed.config.entropy.enabled);
+/// let parsed = MeridianConfig::parse("[entropy]\nmin_probes = 8")?;
+/// assert_eq!(parsed.config.entropy.min_probes, 8);
 /// assert!(parsed.warnings()[0].starts_with("entropy.probe_suffix: \"\": "));
 /// # Ok::<(), meridian_core::Error>(())
 /// ```
@@ -109,8 +113,14 @@ impl Parsed {
     pub fn warnings(&self) -> Vec<String> {
         let MeridianConfig { entropy, model, policy, .. } = &self.config;
         let is_mute = entropy.enabled && entropy.probe_suffix.is_empty();
-        let may_end_thinking = !model.think_end.is_empty() && policy.budget.source != "native:fixed-budget";
-        if is_mute && may_end_thinking && !self.config.asks_for_stock() {
+        let is_set = |path: &str| self.fields.iter().any(|field| field.path == path && field.origin == Origin::File);
+        // Fields of EAT were set, or a policy that probes.
+        let asks = ["ema_alpha", "eat_variance_threshold", "eat_max_bits", "eat_probe_interval_tokens", "min_probes"]
+            .iter()
+            .any(|name| is_set(&format!("entropy.{name}")));
+        let probes = ["eat", "deer", "patience", "code-stop", "deadline-aware"];
+        let probes = probes.iter().any(|name| policy.budget.source == format!("native:{name}"));
+        if is_mute && (asks || probes) && !model.think_end.is_empty() {
             let expected =
                 "expected the text that leads to an answer, such as \"Final answer: \", or entropy.enabled = false";
             return vec![format!(
@@ -164,9 +174,15 @@ impl MeridianConfig {
         slots::check_options(&given)?;
         let family = family_of(&given)?;
         let family_fields = family.map(|family| toml::Table::from_iter([("model".into(), family.fields().into())]));
+        let guarded = match get(&given, "scheduler.thinking").and_then(toml::Value::as_str) {
+            Some("guarded") => ThinkingDefaults::Guarded.fields(),
+            _ => toml::Table::new(),
+        };
         let mut merged = defaults();
+        overlay(&mut merged, guarded.clone());
         family_fields.iter().for_each(|fields| overlay(&mut merged, fields.clone()));
         overlay(&mut merged, given.clone());
+        settle_markers(&mut merged);
         let config: Self = from_table(merged.clone())?;
         config.check_relations()?;
         let origin = |path: &str| match family {
@@ -174,6 +190,7 @@ impl MeridianConfig {
             Some(family) if family_fields.as_ref().is_some_and(|fields| get(fields, path).is_some()) => {
                 Origin::Family(family.name.clone())
             }
+            _ if get(&guarded, path).is_some() => Origin::Guarded,
             _ => Origin::Default,
         };
         let fields = fields()
@@ -217,7 +234,7 @@ impl MeridianConfig {
         let keys_named = trusted_keys.iter().all(|key| !key.trim().is_empty());
         check("policy.trusted_keys", "\"\"", keys_named, || "must not hold an empty key".into())?;
         let suffix = &self.entropy.probe_suffix;
-        let ends = self.model.think_end.as_slice().iter().any(|end| suffix.contains(end.as_str()));
+        let ends = self.model.think_end.or("</think>").iter().any(|end| suffix.contains(end.as_str()));
         check("entropy.probe_suffix", quoted(suffix), suffix.len() <= 64 && !ends, || {
             "must be at most 64 bytes, without a text of model.think_end".into()
         })?;
@@ -306,19 +323,22 @@ impl ModelConfig {
             resumes: _,
             strips_reasoning: _,
             tool_call,
+            tool_call_ends_thinking: _,
             force_phrase,
             interrupt,
             eos_guard: _,
             min_answer_tokens: _,
+            stop_strings: _,
         } = self;
         if !family.is_empty() {
             ModelFamily::find(family).map_err(|error| unknown_family(family, &error))?;
         }
         let both = think_start.is_empty() == think_end.is_empty();
         check("model.think_end", shown(think_end), both, || "must be set exactly when model.think_start is".into())?;
-        let apart = think_end.as_slice().iter().all(|end| !think_start.as_slice().contains(end));
+        let apart = think_end.is_auto() || think_end.as_slice().iter().all(|end| !think_start.as_slice().contains(end));
         check("model.think_end", shown(think_end), apart, || "must differ from model.think_start".into())?;
-        let is_marker = |text| think_start.as_slice().contains(text) || think_end.as_slice().contains(text);
+        let markers = [think_start.or("<think>"), think_end.or("</think>")].concat();
+        let is_marker = |text| markers.contains(text);
         check("model.tool_call", shown(tool_call), !tool_call.as_slice().iter().any(is_marker), || {
             "must differ from model.think_start and model.think_end".into()
         })?;
@@ -329,7 +349,8 @@ impl ModelConfig {
         check("model.force_phrase", format!("{} bytes", force_phrase.len()), short, || {
             "must be at most 4096 bytes".into()
         })?;
-        let ends = think_end.as_slice().iter().any(|end| force_phrase.contains(end.as_str()));
+        // With "auto", the engine checks it when it knows the texts.
+        let ends = think_end.is_auto() || think_end.as_slice().iter().any(|end| force_phrase.contains(end.as_str()));
         check("model.force_phrase", quoted(force_phrase), force_phrase.is_empty() || ends, || {
             "must contain a text of model.think_end, or thinking would go on".into()
         })
@@ -367,6 +388,17 @@ fn unknown_family(name: &str, error: &Error) -> Error {
 /// The default configuration as a table.
 fn defaults() -> toml::Table {
     toml::Table::try_from(MeridianConfig::default()).expect("the default configuration is plain TOML")
+}
+
+/// One marker that is set beside another that is not: that one is the text of most models.
+fn settle_markers(merged: &mut toml::Table) {
+    let Some(toml::Value::Table(model)) = merged.get_mut("model") else { return };
+    let is_auto = |model: &toml::Table, name: &str| model.get(name).and_then(toml::Value::as_str) == Some("auto");
+    match (is_auto(model, "think_start"), is_auto(model, "think_end")) {
+        (true, false) => _ = model.insert("think_start".into(), "<think>".into()),
+        (false, true) => _ = model.insert("think_end".into(), "</think>".into()),
+        _ => {}
+    }
 }
 
 /// The value at a dotted path.

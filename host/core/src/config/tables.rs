@@ -68,10 +68,16 @@ pub struct SchedulerConfig {
     /// Largest token budget of a step with only thinking requests, as a multiple of the output-phase token budget.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub think_batch_multiplier: f32,
+    /// What ends thinking where nothing else is set. With `"stock"`, nothing does: outputs are vLLM's own, and only a
+    /// client's budget ends its thinking. `"guarded"` sets, unless the file sets them itself: `max_think_tokens = 32768`,
+    /// `end_loops = true`, `answer_reserve_tokens = 32`, `entropy.rpdi_threshold = 2.0`, `model.eos_guard = true` and
+    /// `model.min_answer_tokens = 1`.
+    pub thinking: ThinkingDefaults,
     /// Meridian does not end thinking early before this many tokens.
     #[schemars(range(min = 0, max = 16_777_216))]
     pub min_think_tokens: u32,
-    /// Meridian ends thinking at this many tokens; at least `min_think_tokens`.
+    /// Meridian ends thinking at this many tokens; at least `min_think_tokens`. The default is longer than any context:
+    /// Meridian sets no limit.
     #[schemars(range(min = 1, max = 16_777_216))]
     pub max_think_tokens: u32,
     /// Whether Meridian ends thinking that has become a loop: a text of up to 1,000 tokens that was repeated exactly at
@@ -90,6 +96,26 @@ pub struct SchedulerConfig {
     /// The thresholds of requests whose clients name a `reasoning_effort`. `"unchanged"` leaves a threshold as it is for
     /// other requests.
     pub reasoning_effort: ReasoningEfforts,
+}
+
+/// `scheduler.thinking`
+///
+/// ```
+/// use meridian_core::MeridianConfig;
+///
+/// let guarded = MeridianConfig::from_toml("[scheduler]\nthinking = 'guarded'\nend_loops = false")?;
+/// assert_eq!((guarded.scheduler.max_think_tokens, guarded.scheduler.end_loops), (32_768, false));
+/// assert!(guarded.model.eos_guard && !MeridianConfig::default().model.eos_guard);
+/// # Ok::<(), meridian_core::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ThinkingDefaults {
+    /// Outputs are vLLM's own.
+    #[default]
+    Stock,
+    /// Thinking has a cap, loops and strays end, and an answer follows.
+    Guarded,
 }
 
 /// `[entropy]`
@@ -130,8 +156,8 @@ pub struct EntropyConfig {
     /// available.
     #[schemars(range(min = 1, max = 65_536))]
     pub rpdi_window: u32,
-    /// Thinking deviates when RPDI is above this ratio. `inf` turns RPDI off; Meridian then measures the tokens of a
-    /// request only if its policy reads the index.
+    /// Thinking deviates when RPDI is above this ratio, for example 2. `inf` turns RPDI off; Meridian then measures the
+    /// tokens of a request only if its policy reads the index.
     #[schemars(extend("exclusiveMinimum" = 0, "x-may-be-infinite" = true, "x-must-be" = "above 0, or inf"))]
     pub rpdi_threshold: f64,
     /// Unit of `eat_variance_threshold`, squared. Nothing else uses this unit: policies receive bits.
@@ -459,6 +485,7 @@ pub struct AdminConfig {
 ///
 /// let config = MeridianConfig::from_toml("[model]\nfamily = 'seed-oss'")?;
 /// assert_eq!(config.model.think_end.as_slice(), ["</seed:think>"]);
+/// assert!(MeridianConfig::default().model.think_end.is_auto());
 /// # Ok::<(), meridian_core::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -469,11 +496,12 @@ pub struct ModelConfig {
     #[schemars(extend("x-must-be" = "a known family or empty"))]
     pub family: String,
     /// Text that starts thinking, or a list of alternatives; empty together with `think_end` for a model that does not
-    /// think.
-    #[schemars(extend("x-must-be" = "empty, or 1 to 8 texts of 1 to 256 bytes"))]
+    /// think. `"auto"` takes both from vLLM: `--reasoning-config`, else `--reasoning-parser`, else `<think>` and
+    /// `</think>`.
+    #[schemars(extend("x-must-be" = "\"auto\", empty, or 1 to 8 texts of 1 to 256 bytes"))]
     pub think_start: Texts,
     /// Text that ends thinking, or a list of alternatives.
-    #[schemars(extend("x-must-be" = "empty exactly when `think_start` is, or 1 to 8 texts of 1 to 256 bytes that differ from its"))]
+    #[schemars(extend("x-must-be" = "\"auto\" or empty exactly when `think_start` is, or 1 to 8 texts of 1 to 256 bytes that differ from its"))]
     pub think_end: Texts,
     /// Whether the model may think again after it has begun to answer, within one turn.
     pub resumes: bool,
@@ -481,11 +509,16 @@ pub struct ModelConfig {
     /// value; without one, it assumes that the template keeps the reasoning, so that Meridian never evicts blocks first
     /// that a later turn reads again.
     pub strips_reasoning: Auto<bool>,
-    /// Text that begins a tool call, or a list of alternatives; empty for none. A template that strips old reasoning
-    /// keeps the reasoning of a turn that calls a tool: the next turn, with the tool's result, reads it again.
+    /// Text that begins a tool call, or a list of alternatives; empty for those of vLLM's parser, the family, or the
+    /// tokenizer. No end of thinking is forced into a call. A template that strips old reasoning keeps the reasoning of a
+    /// turn that calls a tool: the next turn, with the tool's result, reads it again.
     #[schemars(extend("x-must-be" = "empty, or 1 to 8 texts of 1 to 256 bytes that differ from the markers of thinking"))]
     pub tool_call: Texts,
-    /// Text to force when Meridian ends thinking early, an end marker included; empty for the first end marker alone.
+    /// Whether a tool call inside the thinking ends it; otherwise an end that is due waits until the call closes. `"auto"`
+    /// follows vLLM's reasoning parser.
+    pub tool_call_ends_thinking: Auto<bool>,
+    /// Text to force when Meridian ends thinking early, an end marker included; empty for the first end marker alone, or the
+    /// text of vLLM's `--reasoning-config`.
     #[schemars(extend("x-must-be" = "empty, or at most 4096 bytes with a text of `think_end`"))]
     pub force_phrase: String,
     /// Text that ends thinking when the model generates it inside its thinking, or a list of alternatives; empty for
@@ -498,6 +531,28 @@ pub struct ModelConfig {
     /// the thinking or the request has a thinking budget. 0 lets answers be empty.
     #[schemars(range(min = 0, max = 65_536))]
     pub min_answer_tokens: u32,
+    /// Where a client's stop strings end the request: `"everywhere"`, as in vLLM, or only in the `"answer"`.
+    pub stop_strings: StopStrings,
+}
+
+/// `model.stop_strings`
+///
+/// ```
+/// use meridian_core::MeridianConfig;
+/// use meridian_core::config::StopStrings;
+///
+/// let config = MeridianConfig::from_toml("[model]\nstop_strings = 'answer'")?;
+/// assert_eq!(config.model.stop_strings, StopStrings::Answer);
+/// # Ok::<(), meridian_core::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum StopStrings {
+    /// In the thinking and in the answer.
+    #[default]
+    Everywhere,
+    /// In the answer only.
+    Answer,
 }
 
 impl Default for SchedulerConfig {
@@ -506,10 +561,11 @@ impl Default for SchedulerConfig {
             output_tpot_budget_ms: 20.0,
             think_tpot_budget_ms: 80.0,
             think_batch_multiplier: 2.5,
+            thinking: ThinkingDefaults::Stock,
             min_think_tokens: 512,
-            max_think_tokens: 32_768,
-            end_loops: true,
-            answer_reserve_tokens: 32,
+            max_think_tokens: Self::NO_LIMIT,
+            end_loops: false,
+            answer_reserve_tokens: 0,
             max_defer_ms: 2000.0,
             preempt_for_waiting: false,
             reasoning_effort: ReasoningEfforts::default(),
@@ -527,7 +583,7 @@ impl Default for EntropyConfig {
             eat_probe_interval_tokens: 32,
             min_probes: 4,
             rpdi_window: 512,
-            rpdi_threshold: 2.0,
+            rpdi_threshold: f64::INFINITY,
             unit: EntropyUnit::Bits,
             probe_at: ProbeAt::Interval,
             probe_newline: false,
@@ -623,20 +679,49 @@ impl Default for ModelConfig {
     fn default() -> Self {
         Self {
             family: String::new(),
-            think_start: Texts::from("<think>"),
-            think_end: Texts::from("</think>"),
-            resumes: false,
+            think_start: Texts::auto(),
+            think_end: Texts::auto(),
+            resumes: true,
             strips_reasoning: Auto::Auto,
             tool_call: Texts::default(),
+            tool_call_ends_thinking: Auto::Auto,
             force_phrase: String::new(),
             interrupt: Texts::default(),
-            eos_guard: true,
-            min_answer_tokens: 1,
+            eos_guard: false,
+            min_answer_tokens: 0,
+            stop_strings: StopStrings::Everywhere,
+        }
+    }
+}
+
+impl ThinkingDefaults {
+    /// The fields that it sets, unless the file does.
+    pub(super) fn fields(self) -> toml::Table {
+        let table = |fields: &[(&str, toml::Value)]| {
+            toml::Value::Table(fields.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect())
+        };
+        match self {
+            Self::Stock => toml::Table::new(),
+            Self::Guarded => toml::Table::from_iter([
+                (
+                    "scheduler".to_owned(),
+                    table(&[
+                        ("max_think_tokens", 32_768.into()),
+                        ("end_loops", true.into()),
+                        ("answer_reserve_tokens", 32.into()),
+                    ]),
+                ),
+                ("entropy".to_owned(), table(&[("rpdi_threshold", 2.0.into())])),
+                ("model".to_owned(), table(&[("eos_guard", true.into()), ("min_answer_tokens", 1.into())])),
+            ]),
         }
     }
 }
 
 impl SchedulerConfig {
+    /// `max_think_tokens` without a limit.
+    pub const NO_LIMIT: u32 = 1 << 24;
+
     /// The part of the table that policies receive.
     #[must_use]
     pub fn targets(&self) -> Targets {
@@ -644,6 +729,7 @@ impl SchedulerConfig {
             output_tpot_budget_ms,
             think_tpot_budget_ms,
             think_batch_multiplier,
+            thinking: _,
             min_think_tokens: _,
             max_think_tokens: _,
             end_loops: _,

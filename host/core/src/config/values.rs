@@ -200,6 +200,24 @@ impl Texts {
         self.0.is_empty()
     }
 
+    /// `"auto"`: the host finds out.
+    #[must_use]
+    pub fn auto() -> Self {
+        Self(vec!["auto".to_owned()])
+    }
+
+    /// Whether it is `"auto"`.
+    #[must_use]
+    pub fn is_auto(&self) -> bool {
+        matches!(self.0.as_slice(), [text] if text == "auto")
+    }
+
+    /// The alternatives, with `text` for `"auto"`.
+    #[must_use]
+    pub fn or(&self, text: &str) -> Vec<String> {
+        if self.is_auto() { vec![text.to_owned()] } else { self.0.clone() }
+    }
+
     fn checked(texts: Vec<String>) -> Result<Self, &'static str> {
         if texts.len() > Self::MAX {
             return Err("at most 8 alternatives");

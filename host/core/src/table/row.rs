@@ -16,7 +16,7 @@ use crate::types::{PhaseEvent, RequestId};
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct NewRequest<'a> {
-    /// Token ids of the templated prompt, or of its end: the last 128 tokens determine the opening phase.
+    /// Token ids of the templated prompt, or of its last turn, which determines the opening phase.
     pub prompt: &'a [u32],
     /// Length of the whole prompt; 0 when `prompt` is complete.
     pub prompt_tokens: u32,
@@ -239,12 +239,12 @@ impl RequestState {
         self.since_arrival(self.milestones.admitted_ms)
     }
 
-    /// How its thinking ended, and how often it began again; `None` without an end, and where Meridian does not follow
-    /// it.
+    /// How its thinking ended, how often it began again, and the number of tokens at which a forced end waited for a mask
+    /// of the client or for a tool call; no end where Meridian does not follow it.
     #[must_use]
-    pub fn think_course(&self) -> (Option<ThinkEnd>, u32) {
+    pub fn think_course(&self) -> (Option<ThinkEnd>, u32, u32) {
         let is_open = self.routed.is_thinking();
-        self.thinking.as_ref().map_or((None, 0), |thinking| thinking.course(is_open))
+        self.thinking.as_ref().map_or((None, 0, 0), |thinking| thinking.course(is_open))
     }
 
     /// The measurements of its thinking so far.

@@ -303,6 +303,13 @@ const FAMILIES: &[Family] = &[
         read: |status, emit| status.budget.iter().for_each(|budget| emit(&[], counter(budget.missed))),
     },
     Family {
+        name: "waited_forced_tokens_total",
+        help: "Tokens at which a forced end of thinking waited for a mask of the client or an open tool call",
+        kind: MetricType::COUNTER,
+        labels: &[],
+        read: |status, emit| status.budget.iter().for_each(|budget| emit(&[], counter(budget.waited))),
+    },
+    Family {
         name: "probes_total",
         help: "Probes of the entropy after a forced end of thinking, by what became of them",
         kind: MetricType::COUNTER,

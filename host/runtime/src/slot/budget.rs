@@ -1,5 +1,5 @@
 use meridian_core::budget::{BudgetCandidate, BudgetDecider, BudgetWants, Load, Point, ThinkThresholds, Verdict};
-use meridian_core::{Budget, BudgetColumn as Column, BudgetDecision, EntropyUnit, Source, columns};
+use meridian_core::{Budget, BudgetColumn as Column, BudgetDecision, EntropyUnit, SlotConfig, Source, columns};
 
 use super::PolicySlot;
 use crate::sync::lock;
@@ -27,7 +27,11 @@ impl BudgetDecider for PolicySlot<Budget> {
         let state = &*lock(&self.state);
         let active = state.active.policy.policy();
         let shadow = state.shadow.as_ref().map(|shadow| (shadow.inputs(), shadow.weighs_signals_alone()));
-        let mut wants = BudgetWants { swaps: state.swaps, ..BudgetWants::default() };
+        let version = &state.active.version;
+        let default = SlotConfig::budget().source;
+        let is_default = version.source == default && version.sha256.is_empty();
+        let decides = !is_default || state.shadow.is_some() || state.witness.is_some();
+        let mut wants = BudgetWants { swaps: state.swaps, decides, ..BudgetWants::default() };
         for (inputs, by_signals) in
             [Some((active.inputs(), active.weighs_signals_alone())), shadow].into_iter().flatten()
         {

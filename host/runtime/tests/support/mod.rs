@@ -93,6 +93,7 @@ pub fn status() -> ProcessStatus {
         last_refusal: None,
     };
     ProcessStatus {
+        outputs: "thinking ends at 4,096 tokens; loops end".into(),
         phase_events: [11, 8, 2],
         kv: Some(KvStatus {
             evictions: [40, 7, 2],
@@ -109,6 +110,7 @@ pub fn status() -> ProcessStatus {
         budget: Some(BudgetStatus {
             forced: [4, 3, 2, 1, 0, 5, 6, 7],
             missed: 1,
+            waited: 3,
             probes_asked: 30,
             probes_done: 20,
             probes_dropped: 9,

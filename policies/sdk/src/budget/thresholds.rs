@@ -7,7 +7,7 @@ __budget_thresholds! {
     /// When thinking may end, for one request; the fields are those of `meridian.toml`, and the default is its default.
     ///
     /// ```
-    /// assert_eq!(meridian_policy_sdk::budget::Thresholds::default().max_think_tokens, 32768);
+    /// assert_eq!(meridian_policy_sdk::budget::Thresholds::default().max_think_tokens, 1 << 24);
     /// ```
     #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
     Thresholds {}
@@ -32,14 +32,14 @@ impl Default for Thresholds {
     fn default() -> Self {
         Self {
             min_think_tokens: 512,
-            max_think_tokens: 32768,
+            max_think_tokens: 1 << 24,
             eat_probe_interval_tokens: 32,
             ema_alpha: 0.1,
             eat_variance_threshold: 1.0 / 1024.0,
             eat_max_bits: 0.5,
             min_probes: 4,
             rpdi_window: 512,
-            rpdi_threshold: 2.0,
+            rpdi_threshold: f64::INFINITY,
         }
     }
 }
