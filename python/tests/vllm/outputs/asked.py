@@ -20,7 +20,6 @@ import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,7 +29,7 @@ sys.path.insert(0, str(TESTS))
 sys.path.remove(str(Path(__file__).resolve().parent))
 
 from outputs.engines import Offline, Sessions, options_of  # noqa: E402
-from outputs.run import ENVIRONMENT, PRELOADED  # noqa: E402
+from outputs.run import prepare  # noqa: E402
 from outputs.scripted import FOLLOWS  # noqa: E402
 from outputs.situations import ENGINES, HARMONY_USER, THINKS, USER, Ask, Engine, Session, Situation  # noqa: E402
 
@@ -400,16 +399,7 @@ def main() -> int:
     p.add_argument("--out", type=Path, required=True, help="write the rows to this file")
     p.add_argument("--only", action="append", help="only this row; may be given again")
     a = p.parse_args()
-    for name in [x for x in os.environ if x.startswith(("MERIDIAN_CONFIG", "VLLM_", "XDG_CONFIG"))]:
-        del os.environ[name]
-    os.environ |= ENVIRONMENT
-    from outputs import models
-
-    for name in models.NAMES:
-        models.folder(name)
-    os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
-    for name in PRELOADED:
-        import_module(name)
+    prepare()
     groups: dict[str, list[Row]] = {}
     for row in ROWS:
         if not a.only or row.name in a.only:

@@ -175,6 +175,22 @@ def compare(pairs: list[tuple[Job, Job]]) -> list[dict[str, Any]]:
     return [row | {"equal": not row["differences"]} for row in rows.values() if row["ways"]]
 
 
+def prepare() -> None:
+    """Before the first fork: the environment of an engine, the models, and the import of vLLM."""
+    for name in [x for x in os.environ if x.startswith(("MERIDIAN_CONFIG", "VLLM_", "XDG_CONFIG"))]:
+        del os.environ[name]
+    os.environ |= ENVIRONMENT
+
+    from outputs import models
+
+    for name in models.NAMES:
+        models.folder(name)
+    # The children know the models by this folder, and their home is another.
+    os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
+    for name in PRELOADED:
+        import_module(name)
+
+
 def main() -> int:
     """Command line; the exit code is 0 also if situations differ."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -185,18 +201,9 @@ def main() -> int:
     p.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="engines at once")
     p.add_argument("--keep", type=Path, help="keep logs and answers in this folder")
     a = p.parse_args()
-    for name in [x for x in os.environ if x.startswith(("MERIDIAN_CONFIG", "VLLM_", "XDG_CONFIG"))]:
-        del os.environ[name]
-    os.environ |= ENVIRONMENT
+    prepare()
+    from outputs import situations
 
-    from outputs import models, situations
-
-    for name in models.NAMES:
-        models.folder(name)
-    # The children know the models by this folder, and their home is another.
-    os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
-    for name in PRELOADED:
-        import_module(name)
     keep = a.keep or Path(tempfile.mkdtemp(prefix="outputs"))
     pairs: list[tuple[Job, Job]] = []
     for engine, way in situations.jobs():
