@@ -1,5 +1,4 @@
-//! Components and recordings of the version of the contract before: they decide, and are replayed, as then.
-//! Needs the components of this version: `make policies`.
+//! Components and recordings of another version of the contract are refused. Needs the components of this version: `make policies`.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -8,58 +7,40 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// A policy of each slot.
-const POLICIES: [(&str, &str); 3] = [("dispatch", "balanced"), ("eviction", "prefix-value"), ("budget", "patience")];
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+fn path(file: &str) -> String {
+    let root: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap();
+    root.join(file).to_str().unwrap().to_owned()
 }
 
-fn before(file: &str) -> String {
-    root().join("host/wasm/tests/contract-0.2").join(file).to_str().unwrap().to_owned()
-}
-
-fn now(policy: &str) -> String {
-    root().join(format!("target/policies/{policy}.wasm")).to_str().unwrap().to_owned()
-}
-
-/// Runs the command, which must succeed, and returns its JSON.
-fn meridian(args: &[&str]) -> Value {
-    let output = Command::new(env!("CARGO_BIN_EXE_meridian")).args(args).arg("--json").output().unwrap();
+/// Whether the command succeeds, and all that it prints.
+fn meridian(args: &[&str]) -> (bool, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_meridian")).args(args).output().unwrap();
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{args:?}: {stdout}{stderr}");
-    serde_json::from_str(stdout.lines().last().unwrap()).unwrap()
+    (output.status.success(), format!("{stdout}{stderr}"))
+}
+
+fn inspected(component: &str) -> Value {
+    let (succeeds, printed) = meridian(&["policy", "inspect", component, "--json"]);
+    assert!(succeeds, "{printed}");
+    serde_json::from_str(printed.lines().last().unwrap()).unwrap()
 }
 
 #[test]
-fn components_of_the_version_before_load() {
-    for (slot, policy) in POLICIES {
-        let inspected = meridian(&["policy", "inspect", &before(&format!("{policy}.wasm"))]);
-        assert_eq!((&inspected["contract"], &inspected["slots"][0]["slot"]), (&"0.2.0".into(), &slot.into()));
-        assert_eq!(inspected["refused"], Value::Null);
-        assert_eq!(meridian(&["policy", "inspect", &now(policy)])["contract"], "0.3.0");
-    }
+fn a_component_names_its_contract_or_is_refused() {
+    let balanced = inspected(&path("target/policies/balanced.wasm"));
+    assert_eq!((&balanced["contract"], &balanced["refused"]), (&"1.0.0-rc".into(), &Value::Null));
+    let file = path("host/wasm/tests/contract-0.2/balanced.wasm");
+    let refused = format!(
+        "{file}: exports `meridian:policy/lifecycle@0.2.0`, expected `meridian:policy/lifecycle@1.0.0-rc`: the component was built \
+         for another version of the WIT package"
+    );
+    assert_eq!(inspected(&file)["refused"], refused.as_str());
 }
 
 #[test]
-fn recordings_of_the_version_before_are_replayed_without_a_difference() {
-    for (_, policy) in POLICIES {
-        for component in [before(&format!("{policy}.wasm")), now(policy), format!("native:{policy}")] {
-            let recording = before(&format!("{policy}.arrow"));
-            let replayed = meridian(&["replay", &recording, "--policy", &component]);
-            assert_eq!((&replayed["decisions"], &replayed["identical"]), (&60.into(), &60.into()), "{component}");
-        }
-    }
-}
-
-#[test]
-fn components_of_the_version_before_decide_as_those_of_this_one() {
-    for (_, policy) in POLICIES {
-        let file = before(&format!("{policy}.wasm"));
-        let args = ["policy", "test", &file, "--same-as", &now(policy), "--batches", "300", "--deadline-ms", "1000"];
-        let tested = meridian(&args);
-        let properties = tested["slots"][0]["properties"].as_array().unwrap();
-        let same = properties.iter().find(|found| found["name"].as_str().unwrap().starts_with("the same answers as"));
-        assert_eq!(same.unwrap()["failure"], Value::Null);
-    }
+fn a_recording_of_another_contract_is_refused() {
+    let recording = path("host/wasm/tests/contract-0.2/balanced.arrow");
+    let (succeeds, printed) = meridian(&["replay", &recording, "--policy", "native:balanced"]);
+    assert!(!succeeds);
+    assert!(printed.contains("balanced.arrow: it has contract \"0.2.0\", expected \"1.0.0-rc\""), "{printed}");
 }

@@ -66,7 +66,7 @@ fn a_folder_without_a_policy_is_refused() {
 #[test]
 fn a_test_names_what_failed_and_ends_with_1() {
     let root = root();
-    let srpt = ["target/policies/srpt.wasm", "--cases", "policies/srpt/cases", "--deadline-ms", "1000"];
+    let srpt = ["target/policies/srpt.wasm", "--cases", "policies/shipped/cases/srpt", "--deadline-ms", "1000"];
     let passed = meridian(&[&["--json", "policy", "test"], &srpt[..], &["--same-as", "native:srpt"]].concat(), &root);
     assert!(passed.status.success(), "{}", stderr(&passed));
     let tested = json(&passed);
@@ -75,7 +75,7 @@ fn a_test_names_what_failed_and_ends_with_1() {
     assert!(slot["cases"].as_array().unwrap().len() > 5 && slot["properties"].as_array().unwrap().len() == 7, "{slot}");
 
     // Another policy's cases, and another policy's answers.
-    let edf = ["policy", "test", "native:edf", "--cases", "policies/srpt/cases", "--same-as", "native:srpt"];
+    let edf = ["policy", "test", "native:edf", "--cases", "policies/shipped/cases/srpt", "--same-as", "native:srpt"];
     let failed = meridian(&edf, &root);
     let shown = String::from_utf8(failed.stdout.clone()).unwrap();
     assert_eq!(failed.status.code(), Some(1));

@@ -9,11 +9,11 @@ mod support;
 
 use std::time::{Duration, Instant};
 
+use meridian_core::slot::{Contender, DispatchSlot, StrikeLimits};
 use meridian_core::{
     Batch, Decision, EngineFacts, FaultKind, Markers, MeridianConfig, MeridianScheduler, NewRequest, Policy, RequestId,
     RowId, Step, Targets,
 };
-use meridian_runtime::{Contender, DispatchSlot, StrikeLimits};
 use meridian_wasm::{EPOCH_TICK, LoadError, PolicyComponent, PolicyLimits, Runtime, WasmPolicy};
 use support::bulk::{Bulk, corpus};
 
@@ -142,7 +142,7 @@ fn steps(bulk: &Bulk, component: &PolicyComponent, count: usize) -> Measured {
         engine.plan(&facts, &slots, &[]);
         measured.ms.push(started.elapsed().as_secs_f64() * 1e3);
     }
-    measured.faults = FaultKind::ALL.into_iter().map(|kind| engine.decider().stats().faults(kind)).sum();
+    measured.faults = FaultKind::ALL.into_iter().map(|kind| engine.slot().stats().faults(kind)).sum();
     measured
 }
 

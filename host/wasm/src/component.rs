@@ -7,7 +7,6 @@ use wasmtime::component::{Instance, InstancePre};
 use wasmtime::{Engine, Store};
 
 use crate::cache::hex;
-use crate::contract::Contract;
 use crate::guest::{Filled, GuestKind, Lifecycle};
 use crate::instance::{PolicyLimits, StoreState, WasmPolicy};
 use crate::{LoadError, Signer};
@@ -28,7 +27,6 @@ pub(crate) struct Shared {
     pub(crate) engine: Engine,
     pub(crate) pre: InstancePre<StoreState>,
     filled: Filled,
-    contract: Contract,
     slots: Vec<SlotName>,
     sha256: String,
     bytes: usize,
@@ -60,26 +58,19 @@ impl PolicyComponent {
     pub(crate) fn new(
         engine: Engine,
         pre: InstancePre<StoreState>,
-        contract: Contract,
         slots: Vec<SlotName>,
         bytes: &[u8],
         signer: Option<Signer>,
     ) -> wasmtime::Result<Self> {
         let (sha256, bytes) = (sha256_of(bytes), bytes.len());
-        let filled = Filled::find(&pre, contract, &slots)?;
-        Ok(Self { shared: Arc::new(Shared { engine, pre, filled, contract, slots, sha256, bytes, signer }) })
+        let filled = Filled::find(&pre, &slots)?;
+        Ok(Self { shared: Arc::new(Shared { engine, pre, filled, slots, sha256, bytes, signer }) })
     }
 
     /// The slots it fills, at least one.
     #[must_use]
     pub fn slots(&self) -> Vec<SlotName> {
         self.shared.slots.clone()
-    }
-
-    /// The version of the contract that it was built with.
-    #[must_use]
-    pub fn contract(&self) -> Contract {
-        self.shared.contract
     }
 
     /// SHA-256 of the component, lower-case hexadecimal.

@@ -102,7 +102,7 @@ pub enum LoadError {
          or `meridian:policy/budget@{version}`"
     )]
     FillsNothing {
-        /// Version of its contract.
+        /// Version of the contract.
         version: &'static str,
     },
     /// It does not fill the slot that it is wanted for.
@@ -114,11 +114,11 @@ pub enum LoadError {
         fills: String,
     },
     /// It was built for another version of the contract.
-    #[error("exports `{found}`, expected {expected}: the component was built for another version of the WIT package")]
+    #[error("exports `{found}`, expected `{expected}`: the component was built for another version of the WIT package")]
     WrongVersion {
         /// The interface it exports.
         found: String,
-        /// The versions of it that this host speaks; only that of its `lifecycle`, if it has one that is spoken.
+        /// The same interface in the version that this host speaks.
         expected: String,
     },
     /// An interface has the right name, but not the right functions or types.

@@ -97,6 +97,8 @@ struct Instance<K: GuestKind> {
 pub struct WasmPolicy<K: GuestKind = Dispatch> {
     shared: Arc<Shared>,
     limits: PolicyLimits,
+    /// What a decision may take.
+    decision: Allowed,
     targets: Targets,
     config_json: String,
     description: Description,
@@ -117,6 +119,7 @@ impl<K: GuestKind> WasmPolicy<K> {
         let mut policy = Self {
             shared,
             limits,
+            decision: Allowed::all(limits.deadline),
             targets,
             config_json: config_json.to_owned(),
             description: Description::default(),
@@ -196,6 +199,8 @@ struct Started<K: GuestKind> {
 #[derive(Clone, Copy)]
 struct Allowed {
     time: Duration,
+    /// The same in ticks of the epoch.
+    ticks: u64,
     /// Bytes that bulk instructions may touch.
     bulk_bytes: u64,
 }
@@ -203,7 +208,11 @@ struct Allowed {
 impl Allowed {
     /// All that a deadline allows.
     fn all(deadline: Duration) -> Self {
-        Self { time: deadline, bulk_bytes: ticks(deadline).saturating_mul(BULK_BYTES_PER_TICK) }
+        Self::new(deadline, ticks(deadline).saturating_mul(BULK_BYTES_PER_TICK))
+    }
+
+    fn new(time: Duration, bulk_bytes: u64) -> Self {
+        Self { time, ticks: ticks(time), bulk_bytes }
     }
 }
 
@@ -263,12 +272,12 @@ impl<K: GuestKind> meridian_core::Policy<K> for WasmPolicy<K> {
     }
 
     fn decide(&mut self, batch: &Batch<'_, K>, decision: &mut K::Decision) -> Result<(), Fault> {
-        self.decide_within(Allowed::all(self.limits.deadline), batch, decision)
+        self.decide_within(self.decision, batch, decision)
     }
 
     fn try_out(&mut self, batch: &Batch<'_, K>, decision: &mut K::Decision) -> Result<(), Fault> {
         let PolicyLimits { deadline, trial, .. } = self.limits;
-        self.decide_within(Allowed { time: deadline.max(trial), ..Allowed::all(deadline) }, batch, decision)
+        self.decide_within(Allowed::new(deadline.max(trial), self.decision.bulk_bytes), batch, decision)
     }
 
     fn snapshot(&mut self) -> Result<Vec<u8>, Fault> {
@@ -318,8 +327,8 @@ fn ticks(deadline: Duration) -> u64 {
 
 /// Give a store what its next call may take; `answer_bytes` refuses an enormous answer before it is copied.
 fn allow(store: &mut Store<StoreState>, allowed: Allowed, answer_bytes: usize) {
-    let Allowed { time, bulk_bytes } = allowed;
-    store.set_epoch_deadline(ticks(time));
+    let Allowed { ticks, bulk_bytes, .. } = allowed;
+    store.set_epoch_deadline(ticks);
     store.set_fuel(bulk_bytes).expect("the engine consumes fuel");
     store.set_hostcall_fuel(answer_bytes);
 }

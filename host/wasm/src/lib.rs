@@ -33,7 +33,6 @@ mod wit;
 pub use bulk::BULK_BYTES_PER_TICK;
 pub use compile::{COMPILE_DEADLINE, CompileCommand, CompileLimits, compile_child};
 pub use component::{PolicyComponent, sha256_of};
-pub use contract::Contract;
 pub use error::LoadError;
 pub use guest::GuestKind;
 pub use instance::{PolicyLimits, WasmPolicy};

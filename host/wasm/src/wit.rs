@@ -1,38 +1,23 @@
-//! The bindings of both versions of the contract, and the only place where WIT types become host types. Fields and columns
-//! are those of the contract's tables.
+//! The bindings of the contract, and the only place where WIT types become host types. Fields and columns are those of the
+//! contract's tables.
 
 use meridian_core::budget::{Load, PolicyThresholds, Verdict};
 use meridian_core::text::is_printable;
 use meridian_core::{Decision, Description, Memory, Ranking, Step, Subject, Targets};
 use meridian_policy_sdk as sdk;
 
-/// Bindings of a version. Of its world `policy` only the interfaces are used, each where a component exports it.
-pub(crate) mod current {
-    #[allow(dead_code)]
-    mod bindings {
-        wasmtime::component::bindgen!({
-            path: "../../wit",
-            world: "policy",
-        });
-    }
-
-    pub(crate) use bindings::exports::meridian::policy::{budget, dispatch, eviction, lifecycle};
+/// Of its world `policy` only the interfaces are used, each where a component exports it.
+#[allow(dead_code)]
+mod bindings {
+    wasmtime::component::bindgen!({
+        path: "../../wit",
+        world: "policy",
+    });
 }
 
-/// The same for the version before.
-pub(crate) mod before {
-    #[allow(dead_code)]
-    mod bindings {
-        wasmtime::component::bindgen!({
-            path: "wit-0.2",
-            world: "policy",
-        });
-    }
+pub(crate) use bindings::exports::meridian::policy::{budget, dispatch, eviction, lifecycle};
 
-    pub(crate) use bindings::exports::meridian::policy::{budget, dispatch, eviction, lifecycle};
-}
-
-/// A value of the host as one of a version of the contract, or the other way round.
+/// A value of the host as one of the contract, or the other way round.
 pub(crate) trait Same<T> {
     fn same(self) -> T;
 }
@@ -57,111 +42,85 @@ macro_rules! record {
     }};
 }
 
-/// What does not differ between the versions.
-macro_rules! conversions {
-    ($version:ident) => {
-        const _: () = {
-            use $version::{budget, dispatch, eviction, lifecycle};
-
-            impl Same<lifecycle::Targets> for Targets {
-                fn same(self) -> lifecycle::Targets {
-                    use lifecycle::Targets;
-                    sdk::__lifecycle_targets!(record! self => Targets)
-                }
-            }
-
-            impl Same<Description> for lifecycle::Description {
-                fn same(self) -> Description {
-                    let Self { name, version, summary } = self;
-                    Description { name: clip(name, 64), version: clip(version, 64), summary: clip(summary, 512) }
-                }
-            }
-
-            impl Same<dispatch::Step> for Step {
-                fn same(self) -> dispatch::Step {
-                    use dispatch::Step;
-                    sdk::__dispatch_step!(record! self => Step)
-                }
-            }
-
-            impl Same<eviction::Memory> for Memory {
-                fn same(self) -> eviction::Memory {
-                    use eviction::Memory;
-                    sdk::__eviction_memory!(record! self => Memory)
-                }
-            }
-
-            impl Same<eviction::Subject> for Subject {
-                fn same(self) -> eviction::Subject {
-                    match self {
-                        Self::Blocks => eviction::Subject::Blocks,
-                        Self::Requests => eviction::Subject::Requests,
-                    }
-                }
-            }
-
-            // The point is told by which function is called.
-            impl Same<budget::Load> for Load {
-                fn same(self) -> budget::Load {
-                    use budget::Load;
-                    sdk::__budget_load!(record! self => Load)
-                }
-            }
-
-            impl Same<budget::Thresholds> for PolicyThresholds {
-                fn same(self) -> budget::Thresholds {
-                    use budget::Thresholds;
-                    sdk::__budget_thresholds!(record! self => Thresholds)
-                }
-            }
-
-            impl Same<PolicyThresholds> for budget::Thresholds {
-                fn same(self) -> PolicyThresholds {
-                    sdk::__budget_thresholds!(record! self => PolicyThresholds)
-                }
-            }
-
-            impl Same<Verdict> for budget::Verdict {
-                fn same(self) -> Verdict {
-                    match self {
-                        Self::Default => Verdict::Default,
-                        Self::KeepThinking => Verdict::KeepThinking,
-                        Self::EndNow => Verdict::EndNow,
-                    }
-                }
-            }
-        };
-    };
+impl Same<lifecycle::Targets> for Targets {
+    fn same(self) -> lifecycle::Targets {
+        use lifecycle::Targets;
+        sdk::__lifecycle_targets!(record! self => Targets)
+    }
 }
 
-conversions!(current);
-conversions!(before);
+impl Same<Description> for lifecycle::Description {
+    fn same(self) -> Description {
+        let Self { name, version, summary } = self;
+        Description { name: clip(name, 64), version: clip(version, 64), summary: clip(summary, 512) }
+    }
+}
 
-impl Same<Decision> for current::dispatch::Decision {
+impl Same<dispatch::Step> for Step {
+    fn same(self) -> dispatch::Step {
+        use dispatch::Step;
+        sdk::__dispatch_step!(record! self => Step)
+    }
+}
+
+impl Same<eviction::Memory> for Memory {
+    fn same(self) -> eviction::Memory {
+        use eviction::Memory;
+        sdk::__eviction_memory!(record! self => Memory)
+    }
+}
+
+impl Same<eviction::Subject> for Subject {
+    fn same(self) -> eviction::Subject {
+        match self {
+            Self::Blocks => eviction::Subject::Blocks,
+            Self::Requests => eviction::Subject::Requests,
+        }
+    }
+}
+
+// The point is told by which function is called.
+impl Same<budget::Load> for Load {
+    fn same(self) -> budget::Load {
+        use budget::Load;
+        sdk::__budget_load!(record! self => Load)
+    }
+}
+
+impl Same<budget::Thresholds> for PolicyThresholds {
+    fn same(self) -> budget::Thresholds {
+        use budget::Thresholds;
+        sdk::__budget_thresholds!(record! self => Thresholds)
+    }
+}
+
+impl Same<PolicyThresholds> for budget::Thresholds {
+    fn same(self) -> PolicyThresholds {
+        sdk::__budget_thresholds!(record! self => PolicyThresholds)
+    }
+}
+
+impl Same<Verdict> for budget::Verdict {
+    fn same(self) -> Verdict {
+        match self {
+            Self::Default => Verdict::Default,
+            Self::KeepThinking => Verdict::KeepThinking,
+            Self::EndNow => Verdict::EndNow,
+        }
+    }
+}
+
+impl Same<Decision> for dispatch::Decision {
     fn same(self) -> Decision {
         let Self { keys, token_budget, token_caps, victim_keys } = self;
         Decision { keys, token_budget, token_caps, victim_keys }
     }
 }
 
-impl Same<Ranking> for current::eviction::Ranking {
+impl Same<Ranking> for eviction::Ranking {
     fn same(self) -> Ranking {
         let Self { keys, keep_ms } = self;
         Ranking { keys, keep_ms }
-    }
-}
-
-// What that version answers, which does not change any more.
-impl Same<Decision> for before::dispatch::Decision {
-    fn same(self) -> Decision {
-        let Self { keys, token_budget, token_caps } = self;
-        Decision { keys, token_budget, token_caps, victim_keys: Vec::new() }
-    }
-}
-
-impl Same<Ranking> for Vec<f32> {
-    fn same(self) -> Ranking {
-        Ranking { keys: self, keep_ms: Vec::new() }
     }
 }
 

@@ -5,8 +5,8 @@ mod support;
 use std::sync::LazyLock;
 use std::time::Duration;
 
+use meridian_core::slot::Contender;
 use meridian_core::{Batch, Decision, FaultKind, MeridianConfig, Policy, Step};
-use meridian_runtime::Contender;
 use meridian_wasm::{BULK_BYTES_PER_TICK, LoadError, PolicyLimits, Runtime, WasmPolicy};
 use support::LIMITS;
 use support::bulk::corpus;

@@ -2,15 +2,17 @@
 
 mod support;
 
+use meridian_core::slot::{Contender, DispatchSlot, Source, StrikeLimits};
 use meridian_core::types::RequestId;
-use meridian_core::{EngineFacts, FaultKind, Markers, MeridianConfig, MeridianScheduler, NewRequest, Policy, RowId};
-use meridian_runtime::{Contender, DispatchSlot, Source, StrikeLimits, native};
+use meridian_core::{
+    EngineFacts, FaultKind, Markers, MeridianConfig, MeridianScheduler, NewRequest, Policy, RowId, native,
+};
 use meridian_wasm::{LoadError, PolicyLimits, Runtime};
 use support::{LIMITS, SHORT_LIMITS};
 
 const REQUESTS: usize = 4;
 
-fn engine(policy: Box<dyn Policy>) -> (MeridianScheduler<DispatchSlot>, Vec<RowId>) {
+fn engine(policy: Box<dyn Policy>) -> (MeridianScheduler, Vec<RowId>) {
     let config = MeridianConfig::default();
     // Every fault is to be seen, so no number of them is too many.
     let limits = StrikeLimits { max_strikes: u32::MAX, ..StrikeLimits::default() };
@@ -67,12 +69,12 @@ fn every_fault_is_counted_and_the_default_decides_the_same_step() {
         }
         let expected_faults = if hostile.name == "trap-on-third-call" { 3 } else { 9 };
         for kind in FaultKind::ALL {
-            let count = engine.decider().stats().faults(kind);
+            let count = engine.slot().stats().faults(kind);
             let right = if kind.label() == fault { expected_faults } else { 0 };
             assert_eq!(count, right, "{}: faults of kind {}", hostile.name, kind.label());
         }
         assert_eq!(fallbacks, expected_faults, "{}", hostile.name);
-        assert_eq!(engine.decider().stats().decisions(), 9, "{}", hostile.name);
+        assert_eq!(engine.slot().stats().decisions(), 9, "{}", hostile.name);
     }
 }
 
@@ -143,7 +145,7 @@ fn a_policy_that_cannot_recover_is_retried_ever_less_often() {
     for _ in 0..1000 {
         engine.plan(&facts(), &slots, &[]);
     }
-    assert_eq!(engine.decider().stats().fallback, 1000);
-    assert_eq!(engine.decider().stats().faults(FaultKind::Trap), 1);
-    assert!(engine.decider().stats().faults(FaultKind::Init) <= 11, "recovery backs off");
+    assert_eq!(engine.slot().stats().fallback, 1000);
+    assert_eq!(engine.slot().stats().faults(FaultKind::Trap), 1);
+    assert!(engine.slot().stats().faults(FaultKind::Init) <= 11, "recovery backs off");
 }

@@ -57,10 +57,10 @@ fn an_import_is_refused_before_anything_is_compiled() {
 #[test]
 fn missing_world() {
     let error = refusal(&wat::parse_str("(component)").unwrap());
-    assert_eq!(error.to_string(), "missing export `meridian:policy/lifecycle@0.3.0`: the component is not a policy");
-    let text = r#"(component (instance $i) (export "meridian:policy/lifecycle@0.3.0" (instance $i)))"#;
+    assert_eq!(error.to_string(), "missing export `meridian:policy/lifecycle@1.0.0-rc`: the component is not a policy");
+    let text = r#"(component (instance $i) (export "meridian:policy/lifecycle@1.0.0-rc" (instance $i)))"#;
     let error = refusal(&wat::parse_str(text).unwrap());
-    assert!(error.to_string().starts_with("fills no slot: expected an export of `meridian:policy/dispatch@0.3.0`"));
+    assert!(error.to_string().starts_with("fills no slot: expected an export of `meridian:policy/dispatch@1.0.0-rc`"));
 }
 
 #[test]
@@ -75,20 +75,19 @@ fn wrong_version() {
         matches!(&error, LoadError::WrongVersion { found, .. } if found == "meridian:policy/dispatch@0.9.0"),
         "{error}"
     );
-    assert!(
-        error.to_string().contains("expected `meridian:policy/dispatch@0.3.0` or `meridian:policy/dispatch@0.2.0`: "),
-        "{error}"
-    );
-    // All interfaces are of one version, that of the lifecycle.
-    for (lifecycle, dispatch, expected) in
-        [("lifecycle@0.2.0", "dispatch@0.3.0", "0.2.0"), ("lifecycle@0.3.0", "dispatch@0.2.0", "0.3.0")]
+    assert!(error.to_string().contains("expected `meridian:policy/dispatch@1.0.0-rc`: "), "{error}");
+    // All interfaces are of one version.
+    for (lifecycle, dispatch, refused) in
+        [("lifecycle@0.2.0", "dispatch@1.0.0-rc", "lifecycle"), ("lifecycle@1.0.0-rc", "dispatch@0.2.0", "dispatch")]
     {
         let error = of(&[lifecycle, dispatch]).to_string();
-        let wanted = format!("exports `meridian:policy/{dispatch}`, expected `meridian:policy/dispatch@{expected}`: ");
+        let (found, expected) = (format!("{refused}@0.2.0"), format!("{refused}@1.0.0-rc"));
+        let wanted = format!("exports `meridian:policy/{found}`, expected `meridian:policy/{expected}`: ");
         assert!(error.starts_with(&wanted), "{error}");
     }
-    let error = of(&["lifecycle@0.1.0", "dispatch@0.1.0"]);
-    assert!(error.to_string().starts_with("exports `meridian:policy/lifecycle@0.1.0`, expected "), "{error}");
+    // Nor is the release the candidate.
+    let error = of(&["lifecycle@1.0.0", "dispatch@1.0.0"]);
+    assert!(error.to_string().starts_with("exports `meridian:policy/lifecycle@1.0.0`, expected "), "{error}");
     // What is of another package is nobody's business.
     let text = r#"(component (instance $i) (export "someone:else/dispatch@9.0.0" (instance $i)))"#;
     assert!(matches!(refusal(&wat::parse_str(text).unwrap()), LoadError::MissingExport { .. }));
@@ -97,8 +96,8 @@ fn wrong_version() {
 #[test]
 fn wrong_types() {
     let text = r#"(component (instance $i)
-        (export "meridian:policy/dispatch@0.3.0" (instance $i))
-        (export "meridian:policy/lifecycle@0.3.0" (instance $i)))"#;
+        (export "meridian:policy/dispatch@1.0.0-rc" (instance $i))
+        (export "meridian:policy/lifecycle@1.0.0-rc" (instance $i)))"#;
     let error = refusal(&wat::parse_str(text).unwrap());
     assert!(matches!(&error, LoadError::WrongType { .. }), "{error}");
 }

@@ -9,12 +9,12 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
 use meridian_core::budget::{BudgetCandidate, BudgetDecider, Load, Observed, Point, PolicyThresholds, Verdict};
+use meridian_core::slot::{BudgetSlot, EvictionSlot, Source};
 use meridian_core::{
     Batch, BlockId, BlockTier, Budget, BudgetDecision, Column, Decision, Dispatch, Eviction, EvictionCandidate,
     EvictionSubject, FaultKind, Memory, MeridianConfig, Policy, Ranking, SlotKind, SlotName, Step, Subject, Targets,
     native,
 };
-use meridian_runtime::{BudgetSlot, EvictionSlot, Source};
 use meridian_wasm::{LoadError, Runtime, WasmPolicy};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};

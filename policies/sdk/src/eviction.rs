@@ -118,8 +118,9 @@ pub fn rank<P: EvictionPolicy>(
 ) {
     ranking.clear();
     if policy.applies(memory) {
-        let rows = rows(P::INPUTS.len(), candidates, columns);
-        policy.observe(memory, &Candidates::new(&rows, candidates));
+        let rows = Candidates::<P>::rows(candidates, columns);
+        let observed = rows;
+        policy.observe(memory, &Candidates::new(&observed, candidates));
         let policy = &*policy;
         ranking.keys.extend((0..candidates).map(|i| policy.key(memory, &Candidate::new(&rows, i))));
         if memory.subject == Subject::Blocks {

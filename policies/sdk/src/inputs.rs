@@ -78,6 +78,17 @@ macro_rules! candidate {
                 Self { rows, candidates, policy: core::marker::PhantomData }
             }
 
+            /// The row of each column that the policy asked for. Without a loop, and each of a length that the compiler sees:
+            /// then it checks no index of a loop over the candidates.
+            ///
+            /// # Panics
+            /// When `columns` does not hold `INPUTS.len() * candidates` values.
+            #[inline(always)]
+            pub(crate) fn rows(candidates: usize, columns: &'a [f32]) -> [&'a [f32]; $column::COUNT] {
+                assert!(columns.len() == P::INPUTS.len() * candidates, "columns do not match the policy's inputs");
+                rows!(P, candidates, columns, $column $all)
+            }
+
             /// How many candidates there are.
             #[inline(always)]
             #[must_use]
@@ -107,12 +118,21 @@ macro_rules! candidate {
             }
         }
 
+        /// Where the row of a column is.
         const fn position<P: $policy>(column: $column) -> usize {
-            match column.position_in(P::INPUTS) {
-                Some(position) => position,
-                None => panic!("the policy reads a column that its INPUTS do not name"),
-            }
+            assert!(column.position_in(P::INPUTS).is_some(), "the policy reads a column that its INPUTS do not name");
+            column as usize
         }
+    };
+}
+
+/// The row of each column, empty where the policy did not ask for it.
+macro_rules! rows {
+    ($policy:ident, $candidates:ident, $columns:ident, $column:ident [$($variant:ident $method:ident $doc:literal;)*]) => {
+        [$(match const { $column::$variant.position_in($policy::INPUTS) } {
+            Some(position) => &$columns[position * $candidates..][..$candidates],
+            None => &[],
+        },)*]
     };
 }
 
@@ -131,18 +151,4 @@ macro_rules! facts {
     };
 }
 
-pub(crate) use {candidate, column_enum, facts};
-
-/// The rows of a matrix of `inputs` columns and `candidates` values each.
-///
-/// # Panics
-/// When `columns` does not hold as many values.
-#[inline]
-pub(crate) fn rows<const COUNT: usize>(inputs: usize, candidates: usize, columns: &[f32]) -> [&[f32]; COUNT] {
-    assert!(columns.len() == inputs * candidates, "columns do not match the policy's inputs");
-    let mut rows: [&[f32]; COUNT] = [&[]; COUNT];
-    for (position, row) in rows.iter_mut().enumerate().take(inputs) {
-        *row = &columns[position * candidates..(position + 1) * candidates];
-    }
-    rows
-}
+pub(crate) use {candidate, column_enum, facts, rows};

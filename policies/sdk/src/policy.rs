@@ -1,4 +1,3 @@
-use crate::inputs::rows;
 use crate::{Column, Init, Request, Requests, Step};
 
 /// What every policy is, whichever slots it fills.
@@ -53,6 +52,15 @@ pub trait DispatchPolicy: Policy {
 
     /// The candidate's key: lower goes first, equal keys keep their present order, NaN goes last.
     fn key(&self, step: &Step, request: &Request<'_, Self>) -> f32;
+
+    /// Write the key of each candidate, in the batch's order. For policies that find the keys of many candidates at once faster than
+    /// one after the other; they are those of `key`.
+    #[inline(always)]
+    fn keys(&self, step: &Step, batch: &Requests<'_, Self>, keys: &mut [f32]) {
+        for (index, key) in keys.iter_mut().enumerate() {
+            *key = self.key(step, &batch.get(index));
+        }
+    }
 
     /// Tokens the step may carry; `None` for the engine's own budget.
     fn token_budget(&self, _step: &Step) -> Option<u32> {
@@ -123,15 +131,19 @@ pub fn decide<P: DispatchPolicy>(
     if !policy.applies(step) {
         return;
     }
-    let rows = rows(P::INPUTS.len(), candidates, columns);
-    policy.observe(step, &Requests::new(&rows, candidates));
+    let rows = Requests::<P>::rows(candidates, columns);
+    // The keys have rows of their own: of those that functions which are not inlined see, the compiler forgets the lengths.
+    let seen = rows;
+    let batch = Requests::new(&seen, candidates);
+    policy.observe(step, &batch);
     let policy = &*policy;
-    decision.keys.extend((0..candidates).map(|i| policy.key(step, &Request::new(&rows, i))));
+    decision.keys.resize(candidates, 0.0);
+    policy.keys(step, &Requests::new(&rows, candidates), &mut decision.keys[..candidates]);
     decision.token_budget = policy.token_budget(step);
     if P::CAPS_TOKENS && policy.has_caps(step) {
-        decision.token_caps.extend((0..candidates).map(|i| policy.token_cap(step, &Request::new(&rows, i))));
+        decision.token_caps.extend(batch.iter().map(|request| policy.token_cap(step, &request)));
     }
     if P::CHOOSES_VICTIMS {
-        decision.victim_keys.extend((0..candidates).map(|i| policy.victim_key(step, &Request::new(&rows, i))));
+        decision.victim_keys.extend(batch.iter().map(|request| policy.victim_key(step, &request)));
     }
 }

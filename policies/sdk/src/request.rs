@@ -1,5 +1,5 @@
-use crate::inputs::candidate;
-use crate::{Column, DispatchPolicy, Phase, State};
+use crate::inputs::{candidate, rows};
+use crate::{Column, DispatchPolicy, Phase, State, clamped};
 
 __dispatch_columns! {
     candidate!
@@ -34,5 +34,20 @@ impl<P: DispatchPolicy> Request<'_, P> {
         } else {
             State::Waiting
         }
+    }
+
+    /// Tokens that the request has generated: thinking and output.
+    #[inline(always)]
+    #[must_use]
+    pub fn generated_tokens(&self) -> f32 {
+        self.think_tokens() + self.output_tokens()
+    }
+
+    /// Tokens that it has to compute before it can generate another, at least 0: the rest of its prompt, and what a preemption
+    /// has lost.
+    #[inline(always)]
+    #[must_use]
+    pub fn missing_tokens(&self) -> f32 {
+        clamped(self.prompt_tokens() + self.generated_tokens() - self.computed_tokens(), 0.0, f32::MAX)
     }
 }

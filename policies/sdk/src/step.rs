@@ -14,6 +14,14 @@ impl Step {
         self.decode_token_ms > 0.0 && self.prefill_token_ms > 0.0
     }
 
+    /// Milliseconds since the previous decision, whose time `decided_ms` keeps; -1 before the second, or when the clock stood.
+    /// A running request whose `since_progress_ms` is not above this made progress in the step before: the host computes
+    /// both alike, to the bit.
+    pub fn elapsed_ms(&self, decided_ms: &mut Option<f64>) -> f32 {
+        let before_ms = decided_ms.replace(self.now_ms).filter(|before_ms| *before_ms < self.now_ms);
+        before_ms.map_or(-1.0, |before_ms| (self.now_ms - before_ms) as f32)
+    }
+
     /// The largest token budget whose predicted step time stays within `target_ms`, when output-phase decodes come
     /// first, then thinking decodes, then prefill. Output-phase decodes are always counted in whole, so the answer is
     /// never below them and may miss the target when they alone exceed it. At least 1, at most the engine's budget.

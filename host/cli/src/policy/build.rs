@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, ensure};
 use serde::Serialize;
+use serde_json::Value;
 use wit_bindgen_c::Opts;
 use wit_bindgen_core::Files;
 use wit_parser::Resolve;
@@ -16,6 +17,10 @@ use crate::{print_json, print_line};
 
 /// Where a folder keeps what its build makes on the way.
 const BUILD: &str = "build";
+
+/// Vector instructions, as exact as the scalar ones: a loop over candidates takes four at a time. Cargo ignores this where RUSTFLAGS
+/// is set.
+const VECTORS: &str = "target.wasm32-unknown-unknown.rustflags = ['-Ctarget-feature=+simd128']";
 
 /// A component that was built.
 #[derive(Serialize)]
@@ -60,7 +65,7 @@ pub(super) fn build(dir: &Path, out: &Path) -> anyhow::Result<Vec<Built>> {
 
 type Component = Vec<u8>;
 
-/// Every `cdylib` crate of a package or workspace.
+/// Every `cdylib` library or example of a package or workspace.
 fn rust(dir: &Path, is_new: bool) -> anyhow::Result<Vec<(String, Component)>> {
     let modules = cargo_build(dir, is_new)?;
     let shown = dir.display();
@@ -87,18 +92,52 @@ fn encode(module: &Path) -> anyhow::Result<Component> {
     })
 }
 
-/// Names and module files of the cdylib crates in `dir`. `CARGO` and `RUSTC` choose the toolchain.
+/// A cargo command in `dir`. `CARGO` and `RUSTC` choose the toolchain.
+fn cargo(dir: &Path, subcommand: &str) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.arg(subcommand).current_dir(dir).stderr(Stdio::inherit());
+    command
+}
+
+fn output_of(mut command: Command, dir: &Path) -> anyhow::Result<Vec<u8>> {
+    let cargo = command.get_program().display().to_string();
+    let output = command.output().with_context(|| format!("cannot run {cargo} in {}", dir.display()))?;
+    ensure!(output.status.success(), "cargo failed in {}", dir.display());
+    Ok(output.stdout)
+}
+
+/// Whether a target, in one of cargo's messages, is a `cdylib`.
+fn is_cdylib(target: &Value) -> bool {
+    target["crate_types"].as_array().is_some_and(|types| types.iter().any(|of| of == "cdylib"))
+}
+
+/// The options that make `cargo build` build the `cdylib` examples in `dir`, which a crate with several policies has, beside the
+/// libraries. None without such examples: cargo then builds what it does by default.
+fn examples(dir: &Path) -> anyhow::Result<Vec<String>> {
+    let mut command = cargo(dir, "metadata");
+    command.args(["--no-deps", "--format-version", "1"]);
+    let metadata: Value = serde_json::from_slice(&output_of(command, dir)?).context("cargo metadata: not JSON")?;
+    // From a package in a workspace, cargo names the other members too.
+    let dir = dir.canonicalize().with_context(|| dir.display().to_string())?;
+    let is_inside =
+        |package: &&Value| package["manifest_path"].as_str().is_some_and(|path| Path::new(path).starts_with(&dir));
+    let packages = metadata["packages"].as_array().into_iter().flatten().filter(is_inside);
+    let targets = packages.filter_map(|package| package["targets"].as_array()).flatten();
+    let examples = targets.filter(|target| target["kind"][0] == "example" && is_cdylib(target));
+    let names = examples.filter_map(|target| target["name"].as_str());
+    let mut options: Vec<String> = names.flat_map(|name| ["--example".to_owned(), name.to_owned()]).collect();
+    if !options.is_empty() {
+        options.push("--lib".to_owned());
+    }
+    Ok(options)
+}
+
+/// Names and module files of the `cdylib` targets in `dir`.
 fn cargo_build(dir: &Path, is_new: bool) -> anyhow::Result<Vec<(String, PathBuf)>> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(&cargo);
-    command.args([
-        "build",
-        "--release",
-        "--target",
-        "wasm32-unknown-unknown",
-        "--message-format",
-        "json-render-diagnostics",
-    ]);
+    let mut command = cargo(dir, "build");
+    command.args(["--release", "--target", "wasm32-unknown-unknown", "--message-format", "json-render-diagnostics"]);
+    command.args(["--config", VECTORS]);
+    command.args(examples(dir)?);
     if is_new {
         ensure_wasm_target()?;
         // The first build of a folder compiles the bindings, a minute; all folders of `policy new` share it.
@@ -106,17 +145,11 @@ fn cargo_build(dir: &Path, is_new: bool) -> anyhow::Result<Vec<(String, PathBuf)
             command.env("CARGO_TARGET_DIR", cache_dir()?.join("toolchains").join("rust-target"));
         }
     }
-    let output = command
-        .current_dir(dir)
-        .stderr(Stdio::inherit())
-        .output()
-        .with_context(|| format!("cannot run {} in {}", cargo.display(), dir.display()))?;
-    ensure!(output.status.success(), "cargo build failed in {}", dir.display());
+    let output = output_of(command, dir)?;
     let mut modules = Vec::new();
-    for line in output.stdout.split(|byte| *byte == b'\n') {
-        let Ok(message) = serde_json::from_slice::<serde_json::Value>(line) else { continue };
-        let is_cdylib = message["target"]["kind"].as_array().is_some_and(|kinds| kinds.iter().any(|k| k == "cdylib"));
-        if message["reason"] != "compiler-artifact" || !is_cdylib {
+    for line in output.split(|byte| *byte == b'\n') {
+        let Ok(message) = serde_json::from_slice::<Value>(line) else { continue };
+        if message["reason"] != "compiler-artifact" || !is_cdylib(&message["target"]) {
             continue;
         }
         let name = message["target"]["name"].as_str().unwrap_or_default().replace('_', "-");
@@ -139,7 +172,9 @@ fn ensure_wasm_target() -> anyhow::Result<()> {
     }
     crate::say(&format!("installing the Rust target {TARGET} (once)"));
     run_tool(Command::new("rustup").args(["target", "add", TARGET])).with_context(|| {
-        format!("Rust cannot build for {TARGET}, and rustup cannot add it; in a clone, source scripts/setup-wasm32.sh")
+        format!(
+            "Rust cannot build for {TARGET}, and rustup cannot add it; a clone has `. \"$(scripts/fetch.sh wasm32)\"`"
+        )
     })
 }
 
@@ -235,4 +270,19 @@ fn js(dir: &Path, manifest: &Manifest) -> anyhow::Result<Component> {
     )
     .context("componentize-js refused the policy")?;
     std::fs::read(&made).with_context(|| format!("cannot read {}", made.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_examples_of_a_folder_are_its_own() {
+        let policies = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../policies");
+        let shipped = examples(&policies.join("shipped")).expect("cargo reads its manifest");
+        assert_eq!(shipped[..4], ["--example", "balanced", "--example", "code-stop"]);
+        assert_eq!(shipped.last().map(String::as_str), Some("--lib"));
+        assert_eq!(examples(&policies).expect("a workspace"), shipped);
+        assert!(examples(&policies.join("sdk")).expect("another member").is_empty());
+    }
 }

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use clap::Args;
 use meridian_core::signature::{FetchedComponent, signature_path};
+use meridian_core::slot::Contender;
 use meridian_core::{Budget, Description, Dispatch, Eviction, FaultKind, SlotName};
 use meridian_engine::{Components, Origin, Terms};
-use meridian_runtime::Contender;
 use meridian_wasm::{GuestKind, PolicyLimits, Signer, TrustedKeys, read_signature, signature_key_id};
 use serde::Serialize;
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::{Context, bail};
 use clap::Args;
 use meridian_core::oci::OciReference;
-use meridian_core::{Budget, Dispatch, Eviction, SlotName};
+use meridian_core::{Budget, CONTRACT, Dispatch, Eviction, SlotName};
 use meridian_engine::{Components, Origin};
 use meridian_registry::{Limits, Registry, Signatures};
 use meridian_wasm::{GuestKind, MAX_COMPONENT_BYTES, PolicyComponent, TrustedKeys, read_regular, sha256_of};
@@ -35,7 +35,7 @@ struct Inspected {
     bytes: usize,
     sha256: String,
     /// Version of the contract that it was built with; empty where it was refused.
-    contract: String,
+    contract: &'static str,
     /// Interfaces with their versions.
     exports: Vec<String>,
     /// A policy has none.
@@ -84,7 +84,7 @@ pub(super) fn run(args: &InspectArgs, json: bool) -> anyhow::Result<()> {
         file: fetched.as_ref().map_or_else(|| file.clone(), |fetched| PathBuf::from(&fetched.source)),
         bytes: bytes.len(),
         sha256: sha256_of(&bytes),
-        contract: String::new(),
+        contract: "",
         exports,
         imports,
         signature: None,
@@ -105,8 +105,7 @@ pub(super) fn run(args: &InspectArgs, json: bool) -> anyhow::Result<()> {
     match opened {
         Ok(origin) => {
             inspected.load_ms = ms_since(started);
-            inspected.contract =
-                origin.component().map(|component| component.contract().to_string()).unwrap_or_default();
+            inspected.contract = CONTRACT;
             let signer = origin.component().and_then(PolicyComponent::signer);
             inspected.signature = match &fetched {
                 Some(fetched) => Signature::of_fetched(signer, fetched),

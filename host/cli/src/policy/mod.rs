@@ -30,8 +30,8 @@ pub(crate) enum PolicyCommand {
     New(new::NewArgs),
     /// Build policies into components
     #[command(after_help = "\
-DIR is a folder of `meridian policy new`, or a cargo package or workspace whose cdylib crates are
-policies. The first build in a language fetches its pinned toolchain into the cache.
+DIR is a folder of `meridian policy new`, or a cargo package or workspace whose cdylib libraries and
+examples are policies. The first build in a language fetches its pinned toolchain into the cache.
 
 Examples:
   meridian policy build
@@ -57,8 +57,8 @@ oci://HOST/NAME@sha256:DIGEST, or native:NAME. Cases are the TOML files of the f
 
 Examples:
   meridian policy test
-  meridian policy test target/policies/srpt.wasm --cases policies/srpt/cases
-  meridian policy test native:balanced --cases policies/balanced/cases")]
+  meridian policy test target/policies/srpt.wasm --cases policies/shipped/cases/srpt
+  meridian policy test native:balanced --cases policies/shipped/cases/balanced")]
     Test(test::TestArgs),
     /// Time the decisions of a policy beside the native default and a call that does nothing
     #[command(after_help = "Examples:

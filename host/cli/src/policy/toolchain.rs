@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail, ensure};
+use meridian_bench::vllm::python_command;
 use meridian_wasm::sha256_of;
 
 use crate::say;
@@ -92,7 +93,7 @@ sys.exit(subprocess.call([os.path.join(root, 'bin', 'node'), npm, *sys.argv[1:]]
 
 /// An environment of Python with exactly these packages.
 fn environment(folder: &Path, requirements: &str) -> anyhow::Result<()> {
-    run_tool(Command::new(python()).args(["-m", "venv"]).arg(folder))?;
+    run_tool(Command::new(python_command()).args(["-m", "venv"]).arg(folder))?;
     let file = folder.join("requirements.txt");
     fs::write(&file, requirements)?;
     let pip = ["-m", "pip", "install", "--quiet", "--require-hashes", "--only-binary", ":all:", "-r"];
@@ -102,11 +103,6 @@ fn environment(folder: &Path, requirements: &str) -> anyhow::Result<()> {
 /// The Python of an environment.
 pub(super) fn venv_python(folder: &Path) -> PathBuf {
     folder.join("bin").join("python")
-}
-
-/// The Python that environments are made with.
-fn python() -> std::ffi::OsString {
-    std::env::var_os("MERIDIAN_PYTHON").unwrap_or_else(|| "python3".into())
 }
 
 /// As `scripts/env.sh` has it.

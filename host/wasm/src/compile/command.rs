@@ -40,7 +40,7 @@ impl CompileCommand {
         Self { program: program.into(), args, limits: CompileLimits::default() }
     }
 
-    /// The same with other limits.
+    /// Set the limits of compiling.
     #[must_use]
     pub fn with_limits(self, limits: CompileLimits) -> Self {
         Self { limits, ..self }

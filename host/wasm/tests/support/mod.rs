@@ -133,8 +133,8 @@ pub fn counting_ended() -> Vec<u8> {
             "#finished\") (param i32 i32) (global.set $ended (i32.add (global.get $ended) (local.get 1))))",
         ),
         (
-            "dispatch@0.3.0#inputs\") (result i32) (i32.const 256))",
-            "dispatch@0.3.0#inputs\") (result i32) (i32.store (i32.const 600) (i32.const 700))
+            "dispatch@1.0.0-rc#inputs\") (result i32) (i32.const 256))",
+            "dispatch@1.0.0-rc#inputs\") (result i32) (i32.store (i32.const 600) (i32.const 700))
     (i32.store (i32.const 604) (i32.const 1)) (i32.store8 (i32.const 700) (i32.const 19)) (i32.const 600))",
         ),
         (
@@ -167,13 +167,13 @@ pub struct Body {
 
 /// `eviction.rank`.
 pub const RANK: Body = Body {
-    export: r#"(export "meridian:policy/eviction@0.3.0#rank") (param f64 i32 i32 i32 i32) (param $count i32) (param i32 i32)"#,
+    export: r#"(export "meridian:policy/eviction@1.0.0-rc#rank") (param f64 i32 i32 i32 i32) (param $count i32) (param i32 i32)"#,
     prologue: "(local.set $candidates (local.get $count))",
 };
 
 /// `budget.probe`; its parameters are too many to be passed one by one, so they lie in memory.
 pub const PROBE: Body = Body {
-    export: r#"(export "meridian:policy/budget@0.3.0#probe") (param $arguments i32)"#,
+    export: r#"(export "meridian:policy/budget@1.0.0-rc#probe") (param $arguments i32)"#,
     prologue: "(local.set $candidates (i32.load offset=88 (local.get $arguments)))",
 };
 
@@ -182,10 +182,10 @@ pub fn filling(world: &str, body: &Body, text: &str) -> Vec<u8> {
     let Body { export, prologue } = body;
     let module = module("", "unreachable");
     let (common, _) =
-        module.split_once("  (func (export \"meridian:policy/dispatch@0.3.0#inputs\")").expect("as below");
+        module.split_once("  (func (export \"meridian:policy/dispatch@1.0.0-rc#inputs\")").expect("as below");
     let inputs = if world == "eviction-policy" { "eviction" } else { "budget" };
     let start = if inputs == "budget" {
-        r#"(func (export "meridian:policy/budget@0.3.0#start") (param i32) (result i32) (i32.const 256))"#
+        r#"(func (export "meridian:policy/budget@1.0.0-rc#start") (param i32) (result i32) (i32.const 256))"#
     } else {
         ""
     };
@@ -197,7 +197,7 @@ pub fn filling(world: &str, body: &Body, text: &str) -> Vec<u8> {
     (i32.store (i32.const 512) (local.get $pointer))
     (i32.store (i32.const 516) (local.get $length))
     (i32.const 512))
-  (func (export "meridian:policy/{inputs}@0.3.0#inputs") (result i32) (i32.const 256))
+  (func (export "meridian:policy/{inputs}@1.0.0-rc#inputs") (result i32) (i32.const 256))
   {start}
   (func {export} (result i32) (local $candidates i32)
     {prologue}
@@ -222,15 +222,15 @@ pub fn module(init: &str, decide: &str) -> String {
     (i32.store8 (i32.const 520) (local.get $tag))
     (i32.store (i32.const 524) (local.get $budget))
     (i32.const 512))
-  (func (export "meridian:policy/lifecycle@0.3.0#describe") (result i32) (i32.const 256))
-  (func (export "meridian:policy/lifecycle@0.3.0#init") (param i32 f32 f32 f32 f32 i32 i32) (result i32)
+  (func (export "meridian:policy/lifecycle@1.0.0-rc#describe") (result i32) (i32.const 256))
+  (func (export "meridian:policy/lifecycle@1.0.0-rc#init") (param i32 f32 f32 f32 f32 i32 i32) (result i32)
     {init}
     (i32.const 256))
-  (func (export "meridian:policy/lifecycle@0.3.0#finished") (param i32 i32))
-  (func (export "meridian:policy/lifecycle@0.3.0#snapshot") (result i32) (i32.const 256))
-  (func (export "meridian:policy/lifecycle@0.3.0#restore") (param i32 i32) (result i32) (i32.const 256))
-  (func (export "meridian:policy/dispatch@0.3.0#inputs") (result i32) (i32.const 256))
-  (func (export "meridian:policy/dispatch@0.3.0#decide")
+  (func (export "meridian:policy/lifecycle@1.0.0-rc#finished") (param i32 i32))
+  (func (export "meridian:policy/lifecycle@1.0.0-rc#snapshot") (result i32) (i32.const 256))
+  (func (export "meridian:policy/lifecycle@1.0.0-rc#restore") (param i32 i32) (result i32) (i32.const 256))
+  (func (export "meridian:policy/dispatch@1.0.0-rc#inputs") (result i32) (i32.const 256))
+  (func (export "meridian:policy/dispatch@1.0.0-rc#decide")
     (param {step}) (param $candidates i32) (param $columns i32) (param $length i32) (result i32)
     (global.set $calls (i32.add (global.get $calls) (i32.const 1)))
     {decide}))"#

@@ -72,10 +72,6 @@ __budget_load! {
 }
 
 /// What a budget policy says of a request that thinks; `wit/budget.wit` documents each.
-///
-/// ```
-/// assert_eq!(meridian_policy_sdk::budget::Verdict::default() as u8, 0);
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Verdict {
@@ -198,7 +194,7 @@ pub fn decide<P: BudgetPolicy>(
     if !policy.applies(load) {
         return;
     }
-    let rows = rows(P::INPUTS.len(), candidates, columns);
+    let rows = Requests::<P>::rows(candidates, columns);
     let requests = Requests::new(&rows, candidates);
     policy.observe(load, &requests);
     let (policy, requests) = (&*policy, requests.iter());

@@ -5,10 +5,6 @@ use crate::inputs::facts;
 __budget_thresholds! {
     facts!
     /// When thinking may end, for one request; the fields are those of `meridian.toml`, and the default is its default.
-    ///
-    /// ```
-    /// assert_eq!(meridian_policy_sdk::budget::Thresholds::default().max_think_tokens, 1 << 24);
-    /// ```
     #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
     Thresholds {}
 }
@@ -25,6 +21,12 @@ impl Thresholds {
     #[must_use]
     pub fn without_signals(self) -> Self {
         Self { eat_variance_threshold: 0.0, rpdi_threshold: f64::INFINITY, ..self }
+    }
+
+    /// The same with a probe every `interval` think tokens, if the policy has an interval of its own.
+    #[must_use]
+    pub fn probed_every(self, interval: Option<u32>) -> Self {
+        Self { eat_probe_interval_tokens: interval.unwrap_or(self.eat_probe_interval_tokens), ..self }
     }
 }
 

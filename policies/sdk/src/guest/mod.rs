@@ -18,7 +18,7 @@ use crate::{DispatchPolicy, Init, Policy, budget, eviction};
 
 pub mod lifecycle_part {
     wit_bindgen::generate!({
-        inline: "package meridian:sdk; world lifecycle-part { export meridian:policy/lifecycle@0.3.0; }",
+        inline: "package meridian:sdk; world lifecycle-part { export meridian:policy/lifecycle@1.0.0-rc; }",
         path: "../../wit",
         world: "meridian:sdk/lifecycle-part",
         pub_export_macro: true,
@@ -28,7 +28,7 @@ pub mod lifecycle_part {
 
 pub mod dispatch_part {
     wit_bindgen::generate!({
-        inline: "package meridian:sdk; world dispatch-part { export meridian:policy/dispatch@0.3.0; }",
+        inline: "package meridian:sdk; world dispatch-part { export meridian:policy/dispatch@1.0.0-rc; }",
         path: "../../wit",
         world: "meridian:sdk/dispatch-part",
         pub_export_macro: true,
@@ -38,7 +38,7 @@ pub mod dispatch_part {
 
 pub mod eviction_part {
     wit_bindgen::generate!({
-        inline: "package meridian:sdk; world eviction-part { export meridian:policy/eviction@0.3.0; }",
+        inline: "package meridian:sdk; world eviction-part { export meridian:policy/eviction@1.0.0-rc; }",
         path: "../../wit",
         world: "meridian:sdk/eviction-part",
         pub_export_macro: true,
@@ -48,7 +48,7 @@ pub mod eviction_part {
 
 pub mod budget_part {
     wit_bindgen::generate!({
-        inline: "package meridian:sdk; world budget-part { export meridian:policy/budget@0.3.0; }",
+        inline: "package meridian:sdk; world budget-part { export meridian:policy/budget@1.0.0-rc; }",
         path: "../../wit",
         world: "meridian:sdk/budget-part",
         pub_export_macro: true,

@@ -1,0 +1,338 @@
+//! Prefill shaped to what decodes can bear, the cheapest wait first: the native default of the dispatch slot.
+//!
+//! No decode is left out of a step. What is decided is how many prompt tokens go with them ([`Pace`]), and who is admitted
+//! when not all can be: the request that has waited longest for what it will cost ([`Forecast`]). A preempted request goes
+//! before those that were never admitted. A long prompt leaves room for prompts that wait ([`Part`]). Everything adapts to the step time that the host learns.
+//!
+//! Before all that come priorities, a deadline nearer than `max_defer_ms` counting as the most urgent one.
+
+mod forecast;
+mod pace;
+
+use meridian_policy_sdk::{
+    Column, DispatchPolicy, Init, Phase, Policy, Request, Requests, State, Step, Targets, clamped, export_policy,
+};
+
+use self::forecast::Forecast;
+use self::pace::{Load, Pace, Part};
+
+/// A key is `(phase * LEVELS + level) * SPAN - rank`, all of it below 2^24, so that it is exact in an `f32`.
+const LEVELS: f32 = 16.0;
+const SPAN: f32 = 262_144.0;
+/// Priorities from -8 (most urgent) to 7 are told apart, as vLLM counts them: lower first.
+const MOST_URGENT: f32 = -8.0;
+const LEAST_URGENT: f32 = 7.0;
+/// Waits are told apart in units of so many milliseconds: for 17 minutes.
+const WAIT_UNIT_MS: f32 = 4.0;
+/// Of prompts that are computed, waits over what is left are told apart in units of this.
+const SHORT_FIRST_UNIT: f32 = 0.1;
+/// Counted to every wait, milliseconds: among requests that have just arrived the cheap ones go first.
+const HEAD_START_MS: f32 = 100.0;
+/// Of the waiting requests, so many are looked at for what an average one costs and for how many prompts there are.
+const LOOKED_AT: usize = 256;
+/// A request costs from this part of the average to its inverse.
+const CHEAPEST: f32 = 0.25;
+
+/// The policy.
+#[derive(Clone, Debug)]
+pub struct Balanced {
+    near_deadline_ms: f32,
+    forecast: Forecast,
+    pace: Pace,
+    /// When the previous step was decided.
+    decided_ms: Option<f64>,
+    /// Requests that may run at once, where it has shown.
+    seats: Option<u32>,
+    /// Tokens of the step.
+    token_budget: Option<u32>,
+    /// What a prompt takes of them at most.
+    part: Option<Part>,
+    prices: Prices,
+    /// Requests that run before the first that does not, in the batch's order.
+    leading: usize,
+    /// Of each request of the batch, the tokens of a prompt that are to be computed; 0 where a decode is all that is missing.
+    prompt_tokens: Vec<f32>,
+}
+
+/// What requests cost in this step.
+#[derive(Clone, Copy, Debug, Default)]
+struct Prices {
+    /// Milliseconds for a token of a prompt.
+    prompt_ms: f32,
+    /// Milliseconds for a generated token: its part of a step.
+    decode_ms: f32,
+    /// What an average waiting request costs, milliseconds; 0 before it is known.
+    mean_ms: f32,
+}
+
+impl Policy for Balanced {
+    const NAME: &'static str = "balanced";
+    const VERSION: &'static str = env!("CARGO_PKG_VERSION");
+    const SUMMARY: &'static str = "Prefill shaped to what decodes can bear, cheap waits first: lowers output ITL and TTFO, costs long prompts TTFT.";
+
+    fn new(init: Init<'_>) -> Result<Self, String> {
+        init.no_config()?;
+        let Targets { output_tpot_budget_ms, max_defer_ms, .. } = init.targets;
+        Ok(Self {
+            near_deadline_ms: max_defer_ms,
+            forecast: Forecast::default(),
+            pace: Pace::new(output_tpot_budget_ms),
+            decided_ms: None,
+            seats: None,
+            token_budget: None,
+            part: None,
+            prices: Prices::default(),
+            leading: 0,
+            prompt_tokens: Vec::new(),
+        })
+    }
+
+    /// What was learned of the tenants' lengths, and how many gaps were long; all else is learned again within seconds.
+    fn snapshot(&self) -> Vec<u8> {
+        let counted = self.pace.counted().map(f32::to_le_bytes);
+        [counted.as_flattened(), &self.forecast.snapshot()].concat()
+    }
+
+    fn restore(&mut self, state: &[u8]) -> Result<(), String> {
+        let (counted, forecast) =
+            state.split_first_chunk::<8>().ok_or_else(|| format!("state: {} bytes: expected more", state.len()))?;
+        let number = |at: usize| f32::from_le_bytes([counted[at], counted[at + 1], counted[at + 2], counted[at + 3]]);
+        let counted = [number(0), number(4)];
+        if !counted.iter().all(|mean| (0.0..=f32::MAX).contains(mean)) {
+            return Err(format!("state: {counted:?} gaps a step: expected finite numbers, at least 0"));
+        }
+        self.forecast = Forecast::restored(forecast)?;
+        self.pace = self.pace.with_counted(counted);
+        Ok(())
+    }
+}
+
+/// Tokens of a decode.
+fn decode_tokens(step: &Step) -> u32 {
+    step.decode_tokens.max(1)
+}
+
+impl Balanced {
+    /// What running requests do in this step.
+    #[inline(always)]
+    fn running(&mut self, step: &Step, batch: &Requests<'_, Self>) -> Load {
+        // In a loop of its own, without a branch: several at a time.
+        let decode_tokens = decode_tokens(step) as f32;
+        let mut prompt_tokens = std::mem::take(&mut self.prompt_tokens);
+        prompt_tokens.resize(batch.len(), 0.0);
+        for (index, tokens) in prompt_tokens.iter_mut().enumerate() {
+            let missing = batch.get(index).missing_tokens();
+            *tokens = if missing > decode_tokens { missing } else { 0.0 };
+        }
+        let mut load = Load::default();
+        let mut answers = 0u32;
+        self.leading = batch.len();
+        for (index, &tokens) in prompt_tokens.iter().enumerate() {
+            let request = batch.get(index);
+            if request.state() != State::Running {
+                self.leading = self.leading.min(index);
+                continue;
+            }
+            load.context_tokens += request.computed_tokens();
+            load.context_blocks += request.kv_blocks();
+            if tokens > 0.0 {
+                load.prompts += 1;
+                load.prompt_tokens += tokens;
+            } else {
+                load.decodes += 1;
+                answers += u32::from(request.phase() == Phase::Output);
+            }
+        }
+        load.answers = answers as f32;
+        self.prompt_tokens = prompt_tokens;
+        load
+    }
+
+    /// Learn from what running requests did in the step before.
+    #[inline(always)]
+    fn learn(&mut self, step: &Step, batch: &Requests<'_, Self>) {
+        let elapsed_ms = step.elapsed_ms(&mut self.decided_ms);
+        let decode_tokens = decode_tokens(step) as f32;
+        for request in batch.iter() {
+            if request.state() == State::Running && request.since_progress_ms() <= elapsed_ms {
+                let generated = request.generated_tokens();
+                if generated >= 1.0 {
+                    self.forecast.served(request.tenant(), generated <= decode_tokens);
+                }
+            }
+        }
+    }
+
+    /// Add what waits to the load, as far as it can be admitted, and find what an average waiting request costs.
+    #[inline(always)]
+    fn waiting(&mut self, step: &Step, batch: &Requests<'_, Self>, load: &mut Load) {
+        if step.waiting > 0 && batch.len() == step.running as usize {
+            // The host shows requests that wait only while a seat is free.
+            self.seats = Some(step.running);
+        }
+        self.seats = self.seats.map(|seats| seats.max(step.running));
+        let mut seats = self.seats.map_or(u32::MAX, |seats| seats - step.running);
+        let mut room = load.room(step.free_blocks, step.running);
+        let (mut cost_ms, mut looked_at) = (0.0, 0.0);
+        let waiting = batch.iter().skip(self.leading).filter(|request| request.state() != State::Running);
+        for request in waiting.take(LOOKED_AT) {
+            let missing = request.missing_tokens();
+            looked_at += 1.0;
+            cost_ms += self.cost_ms(&request);
+            load.waited_ms += request.wait_ms();
+            if seats > 0 && missing <= room {
+                seats -= 1;
+                room -= missing;
+                load.prompts += 1;
+                load.prompt_tokens += missing;
+            } else {
+                load.shut_out += 1.0;
+            }
+        }
+        if looked_at > 0.0 {
+            self.prices.mean_ms = cost_ms / looked_at;
+            load.waited_ms /= looked_at;
+            load.shut_out /= looked_at;
+        }
+    }
+
+    /// The time of the engine that a waiting request will take.
+    #[inline(always)]
+    fn cost_ms(&self, request: &Request<'_, Self>) -> f32 {
+        request.missing_tokens() * self.prices.prompt_ms
+            + self.forecast.tokens(request.tenant()) * self.prices.decode_ms
+    }
+
+    /// Of a prompt that is being computed: how long it has waited for what is left of it. Short ones pass long ones, for a time.
+    #[inline(always)]
+    fn short_first(&self, request: &Request<'_, Self>) -> f32 {
+        let left_ms = request.missing_tokens() * self.prices.prompt_ms;
+        clamped(
+            (request.wait_ms() + HEAD_START_MS) / ((if left_ms > 1.0 { left_ms } else { 1.0 }) * SHORT_FIRST_UNIT),
+            0.0,
+            SPAN - 1.0,
+        )
+    }
+
+    /// How urgent the client says it is, 0 the most.
+    #[inline(always)]
+    fn level(&self, request: &Request<'_, Self>) -> f32 {
+        let priority = clamped(request.priority(), MOST_URGENT, LEAST_URGENT);
+        // Put off once more for as long as the host allows, such a request would miss its deadline.
+        (if request.slack_ms() < self.near_deadline_ms { MOST_URGENT } else { priority }) - MOST_URGENT
+    }
+
+    /// The key of a request that runs, without a branch.
+    #[inline(always)]
+    fn running_key(&self, request: &Request<'_, Self>) -> f32 {
+        // All decodes fit into a step but where the engine's own limit is below their number: there they take turns.
+        let turn = clamped(request.since_progress_ms(), 0.0, SPAN - 1.0);
+        let phase = request.phase();
+        let group = f32::from(Phase::Output as u8 - phase as u8);
+        let short_first = self.short_first(request);
+        let rank = if phase == Phase::Prefill { short_first } else { turn };
+        (group * LEVELS + self.level(request)) * SPAN - rank
+    }
+
+    #[inline(always)]
+    fn waiting_key(&self, request: &Request<'_, Self>) -> f32 {
+        (3.0 * LEVELS + self.level(request)) * SPAN - self.rank(request)
+    }
+
+    /// Of a request that waits: how long for what it will cost. The least and the most that one counts as costing keep dear ones
+    /// from waiting for ever.
+    #[inline(always)]
+    fn rank(&self, request: &Request<'_, Self>) -> f32 {
+        if request.state() == State::Preempted {
+            // Its KV was paid for, and its user has waited longest.
+            return SPAN - 1.0;
+        }
+        let mean_ms = self.prices.mean_ms;
+        let share =
+            if mean_ms > 0.0 { clamped(self.cost_ms(request) / mean_ms, CHEAPEST, 1.0 / CHEAPEST) } else { 1.0 };
+        clamped((request.wait_ms() + HEAD_START_MS) / (share * WAIT_UNIT_MS), 0.0, SPAN - 2.0)
+    }
+}
+
+impl DispatchPolicy for Balanced {
+    const INPUTS: &'static [Column] = &[
+        Column::Phase,
+        Column::State,
+        Column::Tenant,
+        Column::WaitMs,
+        Column::SinceProgressMs,
+        Column::PromptTokens,
+        Column::ComputedTokens,
+        Column::ThinkTokens,
+        Column::OutputTokens,
+        Column::KvBlocks,
+        Column::Priority,
+        Column::SlackMs,
+    ];
+
+    const CAPS_TOKENS: bool = true;
+
+    #[inline(always)]
+    fn observe(&mut self, step: &Step, batch: &Requests<'_, Self>) {
+        self.learn(step, batch);
+        let mut load = self.running(step, batch);
+        load.decode_only_ms =
+            step.fixed_ms + load.decodes.saturating_mul(decode_tokens(step)) as f32 * step.decode_token_ms;
+        self.prices = if step.has_step_time() {
+            let decode_ms = load.decode_only_ms / (load.decodes.max(1) as f32);
+            Prices { prompt_ms: step.prefill_token_ms, decode_ms, mean_ms: 0.0 }
+        } else {
+            Prices::default()
+        };
+        let running = load.prompts;
+        self.waiting(step, batch, &mut load);
+        // `as` saturates.
+        let decodes = load.decodes.saturating_mul(decode_tokens(step));
+        let prompt_tokens = step.has_step_time().then(|| self.pace.prompt_tokens(&load, step.prefill_token_ms));
+        self.token_budget = prompt_tokens.map(|tokens| (decodes as f32 + tokens) as u32);
+        let most = step.token_budget.saturating_sub(decodes) as f32;
+        self.part = prompt_tokens.and_then(|tokens| Part::of(tokens.min(most), running, &load));
+    }
+
+    #[inline(always)]
+    fn key(&self, _step: &Step, request: &Request<'_, Self>) -> f32 {
+        if request.state() == State::Running { self.running_key(request) } else { self.waiting_key(request) }
+    }
+
+    /// Most requests run: all are given the key of one that does, which has no branch, so that the compiler computes several at a time.
+    /// What it calls is inlined for the same reason: it must see how long the columns are.
+    #[inline(always)]
+    fn keys(&self, _step: &Step, batch: &Requests<'_, Self>, keys: &mut [f32]) {
+        for (index, key) in keys.iter_mut().enumerate() {
+            *key = self.running_key(&batch.get(index));
+        }
+        for (index, key) in keys.iter_mut().enumerate().skip(self.leading) {
+            let request = batch.get(index);
+            if request.state() != State::Running {
+                *key = self.waiting_key(&request);
+            }
+        }
+    }
+
+    fn has_caps(&self, _step: &Step) -> bool {
+        self.part.is_some()
+    }
+
+    #[inline(always)]
+    fn token_cap(&self, _step: &Step, request: &Request<'_, Self>) -> u32 {
+        let is_prompt = request.state() == State::Running && request.phase() == Phase::Prefill;
+        match self.part {
+            Some(part) if is_prompt && request.missing_tokens() > part.longest => part.tokens,
+            _ => u32::MAX,
+        }
+    }
+
+    fn token_budget(&self, step: &Step) -> Option<u32> {
+        Some(self.token_budget?.clamp(1, step.token_budget.max(1)))
+    }
+}
+
+export_policy!(dispatch: Balanced);
+
+#[cfg(test)]
+mod tests;

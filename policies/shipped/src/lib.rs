@@ -1,0 +1,45 @@
+//! The policies that Meridian ships, one module each.
+//!
+//! A module is also the root of an example of its own, which is the policy's component: see `Cargo.toml`. The library is empty in
+//! a build for WebAssembly, since a component holds one policy.
+
+#![cfg(not(target_arch = "wasm32"))]
+
+pub mod balanced;
+pub mod code_stop;
+pub mod cost_aware;
+pub mod deadline_aware;
+pub mod deer;
+pub mod eat;
+pub mod eat_rpdi;
+pub mod edf;
+pub mod fair_share;
+pub mod fcfs;
+pub mod fixed_budget;
+pub mod least_computed_first;
+pub mod lru;
+pub mod mlfq;
+pub mod next_use;
+pub mod noop;
+pub mod output_first;
+pub mod pascal;
+pub mod patience;
+pub mod prefix_value;
+pub mod priority;
+pub mod qoe;
+pub mod rpdi;
+pub mod srpt;
+pub mod t_lru;
+pub mod tiered_lru;
+pub mod ttl;
+
+#[cfg(test)]
+fn made<P: meridian_policy_sdk::Policy>(config_json: &str) -> Result<P, String> {
+    let targets = meridian_policy_sdk::Targets {
+        output_tpot_budget_ms: 20.0,
+        think_tpot_budget_ms: 80.0,
+        think_batch_multiplier: 2.5,
+        max_defer_ms: 2000.0,
+    };
+    P::new(meridian_policy_sdk::Init { targets, config_json })
+}
