@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 say = @printf '\033[1m==>\033[0m %s\n' "$(1)" >&2
 
 ARGS ?=
-ONLY ?= slice
+ONLY ?= component
 PART ?=
 PORT ?= 8000
 SECONDS ?= 30
@@ -22,29 +22,28 @@ help: ## List the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
 
 fetch: # vLLM, beside the compiler, which leaves the network idle
-	@scripts/setup-vllm.sh >/dev/null &
+	@scripts/fetch.sh vllm >/dev/null &
 
 demo: fetch ## Run the real vLLM engine three times (stock, stock with smaller steps, Meridian) and compare; ARGS="--trace FILE --policy FILE.wasm"
 	@scripts/demo.sh $(ARGS)
 
 test: fetch check policies ## Run every test, the real engine included
-	scripts/setup-cuda.sh >/dev/null
-	scripts/setup-registry.sh >/dev/null
-	scripts/setup-prometheus.sh >/dev/null
+	scripts/fetch.sh cuda >/dev/null
+	scripts/fetch.sh registry >/dev/null
+	scripts/fetch.sh prometheus >/dev/null
 	$(call say,host: tests of the workspace)
 	cargo test --release --locked --workspace
 	$(call say,kernels: tests of builds with CUDA's compilers)
 	scripts/check-kernels.sh
 	$(call say,loom: threads in every order)
-	RUSTFLAGS="--cfg loom" cargo test --release --locked -p meridian-core --test loom --test blocks_loom --target-dir target/loom
-	RUSTFLAGS="--cfg loom" cargo test --release --locked -p meridian-runtime --test loom --target-dir target/loom
+	RUSTFLAGS="--cfg loom" cargo test --release --locked -p meridian-core --test loom --test blocks_loom --test slot_loom --target-dir target/loom
 	$(call say,guests: tests of the policies)
 	cargo test --locked --manifest-path policies/Cargo.toml --target-dir policies/target
 	$(call say,fuzz: each target for 20 s)
 	scripts/fuzz.sh 20
 	@mkdir -p target/hostile
 	target/release/examples/hostile target/hostile > target/hostile/kinds.txt # built by the tests above
-	@py=$$(scripts/build-wheel.sh); MERIDIAN_TOKENIZERS=$$(scripts/setup-tokenizers.sh); export MERIDIAN_TOKENIZERS; \
+	@py=$$(scripts/build-wheel.sh); MERIDIAN_TOKENIZERS=$$(scripts/fetch.sh tokenizers); export MERIDIAN_TOKENIZERS; \
 	scripts/run-examples.sh "$$py"; scripts/test-python.sh "$$py"
 
 test-matrix: policies ## Run the engine tests on every supported vLLM; VERSIONS="0.30.0 0.31.0" for some
@@ -52,15 +51,15 @@ test-matrix: policies ## Run the engine tests on every supported vLLM; VERSIONS=
 
 check: docs ## The fast gate: formatting, lints, documentation, dependencies, types
 	$(call say,lints: code and documentation and types)
-	@tools=$$(scripts/setup-tools.sh); \
+	@tools=$$(scripts/fetch.sh tools); \
 	cargo fmt --all --check; \
 	cargo fmt --all --check --manifest-path policies/Cargo.toml; \
 	cargo clippy --release --locked --workspace --all-targets -- -D warnings; \
 	cargo clippy --release --locked --manifest-path policies/Cargo.toml --target-dir policies/target -q -- -D warnings; \
 	RUSTDOCFLAGS="-D warnings" cargo doc --release --locked --workspace --no-deps -q; \
-	"$$tools/bin/ruff" format --check -q --config python/pyproject.toml python bench models scripts examples; \
-	"$$tools/bin/ruff" check -q --config python/pyproject.toml python bench models scripts examples; \
-	py=$$(scripts/setup-vllm.sh); "$$tools/bin/pyright" -p python/pyproject.toml --pythonpath "$$py"
+	"$$tools/bin/ruff" format --check -q --config python/pyproject.toml python bench checks models scripts examples; \
+	"$$tools/bin/ruff" check -q --config python/pyproject.toml python bench checks models scripts examples; \
+	py=$$(scripts/fetch.sh vllm); "$$tools/bin/pyright" -p python/pyproject.toml --pythonpath "$$py"
 
 docs: ## Build the book into target/book; look up links, marks of commands, workflows and the licences of dependencies
 	scripts/check-docs.sh
@@ -73,8 +72,8 @@ fuzz: ## Fuzz each target for so many seconds, its checked-in corpus first; SECO
 serve: fetch policies ## Start the OpenAI server with the plugin on 127.0.0.1:$(PORT), with a small random model; ARGS="--max-num-seqs 8"
 	@py=$$(scripts/build-wheel.sh); scripts/serve.sh "$$py" $(PORT) $(ARGS)
 
-figures: fetch policies ## Measure the must-show figures, one JSON line each; ONLY=slice
-	@py=$$(scripts/build-wheel.sh); "$$py" bench/figures.py --only $(ONLY) $(addprefix --part ,$(PART))
+figures: fetch policies ## Measure the must-show figures, one JSON line each; ONLY=component
+	@py=$$(scripts/build-wheel.sh); "$$py" -m checks --only $(ONLY) $(addprefix --part ,$(PART))
 
 policies: ## Build the shipped policies into target/policies
 	@scripts/build-policies.sh >&2

@@ -19,7 +19,8 @@ fn main() -> anyhow::Result<()> {
     let toml = format!("[admin]\nlisten = \"127.0.0.1:{port}\"\ntoken_file = \"{token_file}\"\n");
     let config = MeridianConfig::from_toml(&toml)?;
     let markers = Markers::new(vec![vec![1]], vec![vec![2]], vec![])?;
-    let settings = Settings { markers, serves: true, model: "simulated".into(), ..Settings::default() };
+    let settings =
+        Settings { markers, serve: Some(meridian_admin::serve), model: "simulated".into(), ..Settings::default() };
     let engine = Engine::start(config, settings)?;
     let started = Instant::now();
     let mut running: Vec<(String, RowId, u32)> = Vec::new();

@@ -206,7 +206,8 @@ impl Metrics {
         note(if kind == Gap::Think { &mut group.itl_think } else { &mut group.itl_output }, gap_us, count);
     }
 
-    /// The same of all, which are told apart from their groups: neighbours in a step often have equal gaps.
+    /// So many equal gaps of all requests. They are counted apart from their groups, because neighbours in a step often
+    /// have equal gaps.
     #[inline]
     pub(crate) fn gaps_of_all(&mut self, kind: Gap, gap_us: u64, count: u64) {
         let group = &mut self.whole;

@@ -8,13 +8,12 @@
 use std::time::{Duration, Instant};
 
 use meridian_core::budget::{BudgetCandidate, BudgetDecider, Load, ThinkThresholds};
+use meridian_core::slot::{BudgetSlot, Contender, DispatchSlot, EvictionSlot, StrikeLimits};
 use meridian_core::types::{BlockId, RequestId};
 use meridian_core::{
-    Batch, BlockTier, Budget, Decision, Dispatch, EngineFacts, EntropyUnit, Eviction, EvictionCandidate,
-    EvictionSubject, Fault, Markers, Memory, MeridianScheduler, NewRequest, RowId, SlotKind, SlotName, Step, Subject,
-    native,
+    Batch, BlockTier, Budget, Decision, Dispatch, EngineFacts, Eviction, EvictionCandidate, EvictionSubject, Fault,
+    Markers, Memory, MeridianScheduler, NewRequest, RowId, SlotKind, SlotName, Step, Subject, native,
 };
-use meridian_runtime::{BudgetSlot, Contender, DispatchSlot, EvictionSlot, StrikeLimits};
 use meridian_wasm::GuestKind;
 use serde::Serialize;
 
@@ -162,7 +161,7 @@ trait Timed: GuestKind + SlotKind {
 
 /// An engine with a fixed set of requests, half of them thinking, in an order that the policy changes.
 struct DispatchBench {
-    engine: MeridianScheduler<DispatchSlot>,
+    engine: MeridianScheduler,
     running: Vec<RowId>,
     facts: EngineFacts,
 }
@@ -199,7 +198,7 @@ impl Bench for DispatchBench {
     }
 
     fn fault(&mut self) -> Option<Fault> {
-        self.engine.decider().last_fault()
+        self.engine.slot().last_fault()
     }
 }
 
@@ -280,7 +279,7 @@ impl Timed for Budget {
             thinking: count,
             free_blocks: 1 << 10,
             total_blocks: 1 << 16,
-            configured: configured.for_policy(EntropyUnit::Bits),
+            configured: configured.for_policy(),
             ..Load::default()
         };
         Box::new(BudgetBench {

@@ -5,11 +5,11 @@ use std::path::Path;
 
 use anyhow::Context;
 use meridian_core::oci::OciReference;
+use meridian_core::slot::{BudgetSlot, Contender, DispatchSlot, EvictionSlot, PolicySlot};
 use meridian_core::{
-    Batch, Budget, Description, Dispatch, Eviction, EvictionRanker, Fault, FaultKind, MeridianConfig, Policy, SlotName,
+    Batch, Budget, Description, Dispatch, Eviction, Fault, FaultKind, MeridianConfig, Policy, SlotName, native,
 };
 use meridian_engine::{Components, Origin, Terms, strike_limits};
-use meridian_runtime::{BudgetSlot, Contender, DispatchSlot, EvictionSlot, PolicySlot};
 use meridian_wasm::GuestKind;
 use rand::RngExt;
 use rand::SeedableRng;
@@ -357,9 +357,11 @@ impl Loader {
 
 /// The policies of one simulated engine.
 pub struct Policies {
-    dispatch: Option<DispatchSlot>,
+    pub(crate) dispatch: DispatchSlot,
     pub(crate) eviction: EvictionSlot,
-    budget: Option<BudgetSlot>,
+    pub(crate) budget: BudgetSlot,
+    /// The budget policy can end thinking.
+    pub(crate) ends_thinking: bool,
     /// In place of the eviction policy, where cached blocks are ranked.
     pub(crate) belady: Option<Belady>,
     labels: [Option<String>; 3],
@@ -397,7 +399,14 @@ impl Policies {
         let decides =
             if knows_future { configured(loader.config(), SlotName::Eviction)? } else { eviction_source.clone() };
         let eviction = loader.load::<Eviction>(&decides)?;
-        let budget = choice.budget.as_ref().map(|source| loader.load::<Budget>(source)).transpose()?;
+        let budget = match &choice.budget {
+            Some(source) => loader.load::<Budget>(source)?,
+            // It is asked nothing.
+            None => {
+                let source = &loader.config().policy.budget.source;
+                Contender::new(native::default_policy(loader.config().scheduler.targets()), "", source)
+            }
+        };
         let config = loader.config().clone();
         let mut asked = config.clone();
         asked.policy.dispatch.source.clone_from(&choice.dispatch.source);
@@ -408,9 +417,10 @@ impl Policies {
                 && choice.eviction.is_none()
                 && choice.budget.is_none(),
             evicts_dead_thinking: config.kv_memory.enabled && config.evicts_dead_thinking() == Some(true),
-            dispatch: Some(loader.slot(dispatch)),
+            dispatch: loader.slot(dispatch),
             eviction: loader.slot(eviction),
-            budget: budget.map(|contender| loader.slot(contender)),
+            budget: loader.slot(budget),
+            ends_thinking: choice.budget.is_some(),
             belady: knows_future.then(Belady::default),
             labels: [
                 Some(choice.dispatch.label.clone()),
@@ -425,28 +435,8 @@ impl Policies {
     pub(crate) fn by_slot(&self) -> BTreeMap<String, String> {
         let [dispatch, eviction, budget] = self.labels.clone();
         let own = "vLLM's own";
-        let eviction = eviction.filter(|_| self.manages_kv());
+        let eviction = eviction.filter(|_| !self.is_stock && self.config.kv_memory.enabled);
         let names = [dispatch, eviction.or(Some(own.into())), budget.or(Some("none".into()))];
         SlotName::ALL.iter().zip(names).filter_map(|(slot, name)| Some((slot.label().to_owned(), name?))).collect()
-    }
-
-    pub(crate) fn manages_kv(&self) -> bool {
-        !self.is_stock && self.config.kv_memory.enabled
-    }
-
-    /// Who ranks the blocks that a request leaves behind.
-    pub(crate) fn ranker(&mut self) -> &mut dyn EvictionRanker {
-        match &mut self.belady {
-            Some(belady) => belady,
-            None => &mut self.eviction,
-        }
-    }
-
-    pub(crate) fn take_dispatch(&mut self) -> DispatchSlot {
-        self.dispatch.take().expect("taken once, by the engine")
-    }
-
-    pub(crate) fn take_budget(&mut self) -> Option<BudgetSlot> {
-        self.budget.take()
     }
 }

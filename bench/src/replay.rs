@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
+use meridian_core::slot::TrialFault;
 use meridian_core::{MeridianConfig, SlotName};
-use meridian_runtime::TrialFault;
-use meridian_runtime::timeline::Timeline;
+use meridian_engine::timeline::Timeline;
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_pcg::Pcg64;
@@ -86,7 +86,7 @@ impl std::str::FromStr for Rate {
 pub enum MaxTokens {
     /// As many as each request will need: lengths are known.
     Exact,
-    /// The same number for all.
+    /// One number for all requests.
     AtMost(u32),
 }
 

@@ -127,7 +127,7 @@ pub struct Run {
     pub seed: u64,
     /// By the keys of [`METRICS`]; one that has no value is absent.
     pub metrics: BTreeMap<String, f64>,
-    /// The same of consecutive groups of requests, by order of arrival. Two runs over the same trace have the same groups,
+    /// Metrics of consecutive groups of requests, by order of arrival. Two runs over the same trace have the same groups,
     /// so that they can be compared in pairs.
     pub batches: Vec<BTreeMap<String, f64>>,
     /// Distributions by name (`ttft`, `ttfo`, `ttot`, `e2e`, `itl_think`, `itl_output`): points of (milliseconds, share of
@@ -171,7 +171,7 @@ pub struct TenantRow {
     pub service_tokens: u64,
     /// Time to first output token.
     pub ttfo_p50_ms: f64,
-    /// The same, 99th percentile.
+    /// Time to first output token, 99th percentile.
     pub ttfo_p99_ms: f64,
     /// Share of requests that attained the service levels.
     pub slo_attainment: f64,

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use meridian_engine::control::LatencyReport;
 use meridian_fleet::Member;
 use meridian_fleet::rollout::{Clock, Roster};
-use meridian_runtime::control::LatencyReport;
 
 use crate::policies::Loader;
 use crate::sim::{Driven, Simulation};

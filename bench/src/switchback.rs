@@ -4,10 +4,10 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use meridian_core::Dispatch;
+use meridian_core::slot::SlotControl;
+use meridian_engine::control::{ControlError, LatencyReport, Mode, ProcessStatus, SlotName, SwapReport, Version};
 use meridian_fleet::experiment::{State, StoreError, Surroundings};
 use meridian_fleet::{Member, MemberError, Policy, PolicySource as Given};
-use meridian_runtime::SlotControl;
-use meridian_runtime::control::{ControlError, LatencyReport, Mode, ProcessStatus, SlotName, SwapReport, Version};
 
 use crate::policies::{Inject, Loader, PolicySource};
 use crate::sim::{Driven, Simulation};

@@ -163,7 +163,7 @@ pub fn capacity(options: &Options, input: &Input) -> anyhow::Result<Option<f64>>
     highest(&options, input, sizes(&options.engine))
 }
 
-/// The same of policies, with the engine's own flags.
+/// The highest rate that these policies serve with the engine's own flags.
 ///
 /// # Errors
 /// A policy that does not load or goes on faulting; nothing to replay.

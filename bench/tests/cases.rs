@@ -29,9 +29,8 @@ fn meets_its_cases<K: CaseKind>(components: &Components, name: &str) -> usize {
     let mut cases = 0;
     for origin in both(components, name) {
         let unnamed = origin.slots().unwrap()[0];
-        for case in
-            run_folder::<K>(&root().join("policies").join(name).join("cases"), unnamed, &origin, terms()).unwrap()
-        {
+        let folder = root().join("policies/shipped/cases").join(name);
+        for case in run_folder::<K>(&folder, unnamed, &origin, terms()).unwrap() {
             let failure = case.failure.as_deref().unwrap_or_default();
             assert!(failure.is_empty(), "{}: {}: {}: {failure}", origin.source(), case.file.display(), case.name);
             cases += 1;

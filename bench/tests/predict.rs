@@ -8,8 +8,8 @@ use meridian_bench::results::Slo;
 use meridian_bench::sim::{EngineConfig, Outcome, Simulation, StepModel};
 use meridian_bench::trace::{Generator, Prefix, TraceRequest, Workload};
 use meridian_core::{MeridianConfig, SlotName};
+use meridian_engine::recording::{Recorder, RecorderSettings, Recording, SlotSetup};
 use meridian_fleet::stats::{Metric, Sample};
-use meridian_runtime::recording::{Recorder, RecorderSettings, Recording, SlotSetup};
 
 const OLD: &str = "balanced";
 

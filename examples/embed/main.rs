@@ -5,32 +5,14 @@
 
 use std::error::Error;
 
-use meridian_core::{EngineFacts, EngineStep, Markers, MeridianConfig, NewRequest, Queues, RowId, SlotName};
-use meridian_engine::{Driver, Engine, Settings};
-use meridian_runtime::control::{Given, Mode, Upload};
+use meridian_core::{EngineFacts, Markers, MeridianConfig, NewRequest, Queues, SlotName, TableStep};
+use meridian_engine::control::{Given, Mode, Upload};
+use meridian_engine::{Engine, Settings};
 
 const THINK: u32 = 1;
 const END_OF_THINKING: u32 = 2;
 const WORD: u32 = 3;
 const SEATS: usize = 4;
-
-/// The engine's side of a step, and what it gives.
-struct Serving<'a>(&'a mut Driver, &'a mut Vec<(RowId, u32)>);
-
-impl EngineStep for Serving<'_> {
-    fn needed_tokens(&mut self, row: RowId) -> u32 {
-        self.0.request(row).map_or(0, |request| request.needed_tokens(1))
-    }
-
-    fn admit(&mut self, row: RowId, most: u32, _: &[RowId]) -> Option<u32> {
-        self.0.admitted(row, 0);
-        Some(self.needed_tokens(row).min(most))
-    }
-
-    fn give(&mut self, row: RowId, tokens: u32) {
-        self.1.push((row, tokens));
-    }
-}
 
 fn main() -> Result<(), Box<dyn Error>> {
     let markers = Markers::new(vec![vec![THINK]], vec![vec![END_OF_THINKING]], vec![])?;
@@ -57,8 +39,11 @@ fn main() -> Result<(), Box<dyn Error>> {
             ..EngineFacts::default()
         };
         let plan = driver.plan(&facts, &queues.running, queues.waiting.make_contiguous()).clone();
-        let mut given = Vec::new();
-        queues.carry_out(&plan, SEATS, &mut Serving(&mut driver, &mut given));
+        // The engine carries the plan out, and reports what it did.
+        let mut step = TableStep::new(&driver.scheduler().mirror().table, 1);
+        queues.carry_out(&plan, SEATS, &mut step);
+        let TableStep { admitted, given, .. } = step;
+        admitted.into_iter().for_each(|row| driver.admitted(row, 0));
         driver.scheduled(facts.now_ms, &given, 0);
         // The model: a word for each, and the end of thinking in its place.
         for (row, _) in given {

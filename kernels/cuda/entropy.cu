@@ -30,7 +30,7 @@ static constexpr u32 WARPS = THREADS / WARP;
 #endif
 static constexpr u32 UNROLL = MERIDIAN_UNROLL;
 // Blocks of a multiprocessor at the same time, which bounds the registers of a thread. Both may be set by a compiler's
-// option, to look for better ones: bench/gpu.
+// option, to look for better ones: checks/gpu.
 #ifndef MERIDIAN_BLOCKS
 #define MERIDIAN_BLOCKS 5
 #endif

@@ -86,7 +86,7 @@ typedef struct MeridianEntropyLaunch {
     uint32_t flags;
     // For each row asked for a token whose probability is wanted, such as -1 for none; NULL for no row.
     const int32_t *tokens;
-    // The same in the memory of the device, ordered before the launch as the logits are; one of the two is NULL.
+    // `tokens` in the memory of the device, ordered before the launch as the logits are; one of the two is NULL.
     const int32_t *device_tokens;
     // For each row asked for what its logits are divided by, finite and above 0; NULL for 1.
     const float *temperatures;
@@ -159,8 +159,8 @@ uint32_t meridian_kernels_abi_version(void);
 int32_t meridian_entropy_launch(const struct MeridianEntropyLaunch *launch,
                                 struct MeridianPending **pending);
 
-// The same, and the rows that are probes of EAT move the states of their requests on: on a CUDA device in the order of
-// the launches.
+// Begins a launch as meridian_entropy_launch does, and lets the rows that are probes of EAT move the states of their
+// requests on: on a CUDA device in the order of the launches.
 //
 // # Safety
 //

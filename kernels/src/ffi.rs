@@ -60,7 +60,7 @@ pub struct MeridianEntropyLaunch {
     pub flags: u32,
     /// For each row asked for a token whose probability is wanted, such as -1 for none; NULL for no row.
     pub tokens: *const i32,
-    /// The same in the memory of the device, ordered before the launch as the logits are; one of the two is NULL.
+    /// `tokens` in the memory of the device, ordered before the launch as the logits are; one of the two is NULL.
     pub device_tokens: *const i32,
     /// For each row asked for what its logits are divided by, finite and above 0; NULL for 1.
     pub temperatures: *const f32,
@@ -148,8 +148,8 @@ pub unsafe extern "C" fn meridian_entropy_launch(
     })
 }
 
-/// The same, and the rows that are probes of EAT move the states of their requests on: on a CUDA device in the order of
-/// the launches.
+/// Begins a launch as meridian_entropy_launch does, and lets the rows that are probes of EAT move the states of their
+/// requests on: on a CUDA device in the order of the launches.
 ///
 /// # Safety
 ///

@@ -79,7 +79,7 @@ fn rows_are_read_by_16_bytes() {
     }
 }
 
-/// What bench/gpu looks for a better one among compiles too, for the GPU that it is run on.
+/// What checks/gpu looks for a better one among compiles too, for the GPU that it is run on.
 #[test]
 fn variants_compile() {
     for (unroll, blocks) in [(2, 4), (2, 8), (4, 4), (6, 4), (8, 3)] {

@@ -252,7 +252,7 @@ fn any_temperature() {
     }
 }
 
-/// The same answers to the bit, in whatever order threads and blocks run.
+/// Answers are equal to the bit, in whatever order threads and blocks run.
 #[test]
 fn no_order_of_threads_changes_which_token_is_first() {
     let driver = Driver::get();

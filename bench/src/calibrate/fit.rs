@@ -22,7 +22,7 @@ pub fn fit(runs: &[RecordedRun]) -> anyhow::Result<StepModel> {
     fit_steps(&steps)
 }
 
-/// The same of steps.
+/// Fit the step model to recorded steps.
 pub(crate) fn fit_steps(runs: &[&RecordedSteps]) -> anyhow::Result<StepModel> {
     let mut works = Vec::new();
     let mut measured = Vec::new();

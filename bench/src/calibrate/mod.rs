@@ -27,7 +27,7 @@ pub struct Means {
     pub e2e_mean_ms: f64,
     /// Gap between two tokens of an answer, 99th percentile.
     pub itl_output_p99_ms: f64,
-    /// The same, mean.
+    /// Gap between two tokens of an answer, mean.
     pub itl_output_mean_ms: f64,
 }
 

@@ -3,8 +3,8 @@
 use meridian_core::budget::{
     BudgetCandidate, BudgetDecider, Load, Observed, Point, PolicyThresholds, Repeated, Verdict,
 };
-use meridian_core::{Budget, BudgetColumn, BudgetDecision, EntropyUnit, MeridianConfig, Policy, columns};
-use meridian_runtime::BudgetSlot;
+use meridian_core::slot::BudgetSlot;
+use meridian_core::{Budget, BudgetColumn, BudgetDecision, MeridianConfig, Policy, columns};
 use rand::RngExt;
 use rand_pcg::Pcg64;
 use serde::Deserialize;
@@ -131,8 +131,8 @@ impl CaseKind for Budget {
         let mut slot = BudgetSlot::new(policy, MeridianConfig::default().scheduler.targets());
         let verdicts = slot.probe(&load, &candidates).into_iter().map(|verdict| label(verdict).to_owned());
         expect("verdicts", &verdicts.collect::<Vec<_>>(), &case.verdicts)?;
-        for given in slot.start(&load, EntropyUnit::Bits, &candidates) {
-            expect("thresholds", &given.for_policy(EntropyUnit::Bits), &expected)?;
+        for given in slot.start(&load, &candidates) {
+            expect("thresholds", &given.for_policy(), &expected)?;
         }
         slot.last_fault().map_or(Ok(()), |fault| Err(fault.to_string()))
     }

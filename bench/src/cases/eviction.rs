@@ -199,7 +199,7 @@ fn left_behind(random: &mut Pcg64) -> EvictionCandidate {
     }
 }
 
-/// The same for a live request.
+/// A live request as a candidate, with random facts.
 fn live(random: &mut Pcg64) -> EvictionCandidate {
     EvictionCandidate {
         chain_tokens: random.random_range(1..200_000),

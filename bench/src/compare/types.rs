@@ -110,7 +110,7 @@ pub struct Change {
     pub unit: &'static str,
     /// Value of the whole run, mean over seeds.
     pub a: f64,
-    /// The same of B.
+    /// Value of the whole run of B, mean over seeds.
     pub b: f64,
     /// Of `change`, `low` and `high`.
     pub scale: Scale,

@@ -34,7 +34,6 @@ fn thinking(least: u32) -> Vec<Setting> {
 fn probed() -> Vec<Setting> {
     [
         ("entropy.enabled", "true".to_owned()),
-        ("entropy.unit", "bits".to_owned()),
         ("entropy.probe_at", "newline".to_owned()),
         // At every line, however short.
         ("entropy.eat_probe_interval_tokens", "1".to_owned()),

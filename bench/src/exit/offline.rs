@@ -1,8 +1,8 @@
 //! Shipped policies on recorded thoughts: the rule that an engine would load decides, not a copy of it.
 
 use meridian_core::budget::{BudgetCandidate, BudgetDecider, Load, Observed, Verdict};
+use meridian_core::slot::BudgetSlot;
 use meridian_core::{Budget, MeridianConfig, native};
-use meridian_runtime::BudgetSlot;
 
 use super::{Thought, ThoughtPoint};
 

@@ -1,4 +1,3 @@
-use meridian_core::EntropyUnit;
 use meridian_core::budget::{Eat, ThinkThresholds};
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
@@ -99,7 +98,7 @@ impl ExitRule {
                     ..ThinkThresholds::default()
                 };
                 let mut eat = Eat::default();
-                let mut fires = |bits| eat.observe(bits, alpha) && eat.fires(&thresholds, EntropyUnit::Bits);
+                let mut fires = |bits| eat.observe(bits, alpha) && eat.fires(&thresholds);
                 thought.probes().find(|(_, bits)| fires(*bits)).map(|(point, _)| point)
             }
             Self::Patience { answers } => {

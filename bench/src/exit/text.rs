@@ -30,7 +30,7 @@ pub fn table(document: &ExitDocument) -> String {
     format!("{}\n\n{}", heading(document).join("\n"), aligned(&rows, 1))
 }
 
-/// The same for a page, with the chosen settings, the claims and the notes below it.
+/// The table as Markdown, with the chosen settings, the claims and the notes below it.
 pub fn markdown(document: &ExitDocument) -> String {
     let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
     let mut out = format!("{}.\n\n", escape_markdown(&heading(document).join(". ")));

@@ -12,9 +12,9 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
 use meridian_core::{MeridianConfig, SlotName};
+use meridian_engine::control::Version;
 use meridian_fleet::stats::{Metric, Sample};
 use meridian_fleet::{Basis, PREDICTION_FORMAT, PolicyName, PredictedRatio, Prediction};
-use meridian_runtime::control::Version;
 use rand::SeedableRng;
 use rand_pcg::Pcg64;
 use statrs::distribution::{ContinuousCDF, StudentsT};
@@ -47,7 +47,7 @@ pub struct Options {
     pub max_num_seqs: Option<u32>,
     /// Resampled recordings; at least 8.
     pub replicates: u32,
-    /// The same seed gives the same prediction.
+    /// Seed of the resampling; equal seeds give equal predictions.
     pub seed: u64,
     /// The recording, by the names of its files.
     pub recording: String,

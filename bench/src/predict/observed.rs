@@ -1,7 +1,6 @@
 //! The traffic, the steps and the latencies of an engine, read from its dispatch recording.
 //!
-//! A row has what the policy saw when a step began. What the step gave each request stands in the next row, and its tokens
-//! have the time of that row. The last step of a request is the one before the row that names it as finished.
+//! The tokens of a step have the time of the row after it. The last step of a request is the one before the row that names it as finished.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -9,7 +8,7 @@ use std::sync::Arc;
 use anyhow::{Context, ensure};
 use meridian_core::latency::{LatencyCounts, Sketch};
 use meridian_core::{Column, Dispatch, State, ThinkPhase};
-use meridian_runtime::recording::{Recorded, Recording};
+use meridian_engine::recording::{Recorded, Recording, RowEngine, RowRequest, each_row};
 
 use crate::limits::{BLOCK_TOKENS, KV_BLOCKS, NUM_SEQS, REQUESTS};
 use crate::sim::{EngineConfig, StepModel, StepWork};
@@ -18,8 +17,16 @@ use crate::vllm::RecordedSteps;
 
 /// Running requests that are assumed possible where a recording never shows the engine's limit.
 const ASSUMED_SEATS: u32 = 256;
-/// Largest count that a column has exactly.
-const MOST_COUNT: u32 = 1 << 24;
+/// Without these columns, no request can be followed.
+const NEEDED: [Column; 7] = [
+    Column::Request,
+    Column::State,
+    Column::WaitMs,
+    Column::PromptTokens,
+    Column::ComputedTokens,
+    Column::ThinkTokens,
+    Column::OutputTokens,
+];
 /// Fewest requests that ended: what the lengths of the others are drawn from.
 const FEWEST_ENDED: usize = 20;
 
@@ -41,11 +48,7 @@ pub struct Observed {
     /// What must be known before believing it, a line each.
     pub notes: Vec<String>,
     pub(crate) steps: RecordedSteps,
-    most_running: u32,
-    seats: u32,
-    token_budget: u32,
-    total_blocks: u32,
-    block_tokens: u32,
+    engine: RowEngine,
 }
 
 impl Observed {
@@ -55,31 +58,24 @@ impl Observed {
     /// The file, and what it lacks.
     pub fn read(recordings: &[Recording]) -> anyhow::Result<Self> {
         let first = recordings.first().context("no recording is given")?;
-        if let Some(other) = recordings.iter().find(|recording| recording.header().run != first.header().run) {
-            anyhow::bail!("{}: is of another process than {}, expected one process", other.file(), first.file());
-        }
         let mut reader = Reading::default();
-        for recording in recordings {
-            let mut rows = recording.rows::<Dispatch>()?;
-            let columns = Columns::new(rows.columns()).with_context(|| recording.file().to_owned())?;
-            let mut row = Recorded::<Dispatch>::default();
-            while rows.next_into(&mut row)? {
-                reader.row(&row, &columns).with_context(|| recording.file().to_owned())?;
-            }
-        }
-        reader.end().with_context(|| first.file().to_owned())
+        let engine = each_row(recordings, &NEEDED, |_, row, requests| {
+            reader.row(row, requests).map_err(|error| format!("{error:#}"))
+        })?;
+        reader.end(engine).with_context(|| first.file().to_owned())
     }
 
     /// The engine, with step times of `step`.
     #[must_use]
     pub fn engine(&self, step: StepModel) -> EngineConfig {
-        let seats = if self.seats > 0 { self.seats.max(self.most_running) } else { ASSUMED_SEATS };
+        let RowEngine { seats, most_running, token_budget, total_blocks, block_tokens, .. } = self.engine;
+        let seats = if seats > 0 { seats } else { ASSUMED_SEATS };
         EngineConfig {
             step,
-            max_num_seqs: seats.max(self.most_running).clamp(*NUM_SEQS.start(), *NUM_SEQS.end()),
-            max_num_batched_tokens: self.token_budget.max(1),
-            kv_blocks: self.total_blocks,
-            block_tokens: self.block_tokens,
+            max_num_seqs: seats.max(most_running).clamp(*NUM_SEQS.start(), *NUM_SEQS.end()),
+            max_num_batched_tokens: token_budget.max(1),
+            kv_blocks: total_blocks,
+            block_tokens,
             ..EngineConfig::default()
         }
     }
@@ -87,42 +83,7 @@ impl Observed {
     /// Whether the recording shows how many requests the engine runs at most.
     #[must_use]
     pub fn knows_seats(&self) -> bool {
-        self.seats > 0
-    }
-}
-
-/// Where the columns stand in a row's matrix.
-struct Columns(HashMap<Column, usize>);
-
-impl Columns {
-    /// # Errors
-    /// A column without which no request can be followed is missing.
-    fn new(columns: impl Iterator<Item = Column>) -> anyhow::Result<Self> {
-        let places: HashMap<Column, usize> = columns.zip(0..).collect();
-        let needed = [
-            (Column::Request, "request"),
-            (Column::State, "state"),
-            (Column::WaitMs, "wait_ms"),
-            (Column::PromptTokens, "prompt_tokens"),
-            (Column::ComputedTokens, "computed_tokens"),
-            (Column::ThinkTokens, "think_tokens"),
-            (Column::OutputTokens, "output_tokens"),
-        ];
-        for (column, name) in needed {
-            ensure!(
-                places.contains_key(&column),
-                "has no column in_{name}, expected a recording of contract 0.2 or later"
-            );
-        }
-        Ok(Self(places))
-    }
-
-    fn of(&self, row: &Recorded<Dispatch>, column: Column, candidate: usize) -> Option<f32> {
-        row.columns.get(self.0.get(&column)? * row.candidates + candidate).copied()
-    }
-
-    fn count(&self, row: &Recorded<Dispatch>, column: Column, candidate: usize) -> u32 {
-        (self.of(row, column, candidate).unwrap_or(0.0) as u32).min(MOST_COUNT)
+        self.engine.seats > 0
     }
 }
 
@@ -158,15 +119,6 @@ struct Known {
     gaps_ms: [Vec<f32>; 2],
 }
 
-/// A candidate of a row.
-struct Seen {
-    at: usize,
-    computed_tokens: u32,
-    think_tokens: u32,
-    output_tokens: u32,
-    is_running: bool,
-}
-
 #[derive(Default)]
 struct Reading {
     known: Vec<Known>,
@@ -175,45 +127,30 @@ struct Reading {
     row: u64,
     last_seq: Option<u64>,
     last_ms: f64,
-    missing: u64,
     steps: RecordedSteps,
-    most_running: u32,
-    seats: u32,
-    token_budget: u32,
-    total_blocks: u32,
-    block_tokens: u32,
-    speculates: bool,
-    seen: Vec<Seen>,
+    /// The place in `known` of each request of the row.
+    places: Vec<usize>,
 }
 
 impl Reading {
-    fn row(&mut self, row: &Recorded<Dispatch>, columns: &Columns) -> anyhow::Result<()> {
+    fn row(&mut self, row: &Recorded<Dispatch>, requests: &[RowRequest]) -> anyhow::Result<()> {
         let facts = &row.facts;
         let now_ms = facts.now_ms;
         let is_later = self.last_seq.is_none() || now_ms >= self.last_ms;
         ensure!(now_ms.is_finite() && is_later, "row {}: now_ms: {now_ms}: expected a later time", row.seq);
-        let expected = self.last_seq.map(|last| last.saturating_add(1));
-        let is_next = expected == Some(row.seq);
-        self.missing += expected.map_or(0, |expected| row.seq.saturating_sub(expected));
+        let is_next = self.last_seq.is_some_and(|last| last.checked_add(1) == Some(row.seq));
         self.row += 1;
-        self.most_running = self.most_running.max(facts.running);
-        self.token_budget = self.token_budget.max(facts.token_budget);
-        self.total_blocks = self.total_blocks.max(facts.total_blocks);
-        self.speculates |= facts.decode_tokens > 1;
-        if facts.waiting > 0 && row.candidates <= facts.running as usize {
-            self.seats = self.seats.max(facts.running);
-        }
-        self.look(row, columns)?;
+        self.look(now_ms, requests)?;
         // A request of the row before still runs: then the engine was busy all the time between the two.
-        let stayed = |seen: &Seen| {
-            let before = &self.known[seen.at];
-            before.seen_in + 1 == self.row && (before.is_running || seen.is_running)
+        let stayed = |(at, seen): (&usize, &RowRequest)| {
+            let before = &self.known[*at];
+            before.seen_in + 1 == self.row && (before.is_running || seen.state == State::Running)
         };
-        let was_busy = self.seen.iter().any(stayed);
+        let was_busy = self.places.iter().zip(requests).any(stayed);
         let mut work = StepWork::default();
         let end_ms = if was_busy { now_ms } else { self.step_end_ms(facts, now_ms) };
         self.finish(row, end_ms, &mut work);
-        self.advance(row, columns, now_ms, &mut work);
+        self.advance(requests, now_ms, &mut work);
         if is_next && was_busy && work.tokens > 0 {
             let steps = &mut self.steps;
             steps.ms.push(now_ms - self.last_ms);
@@ -229,68 +166,22 @@ impl Reading {
         Ok(())
     }
 
-    /// Note each candidate, and take in those that are new.
-    fn look(&mut self, row: &Recorded<Dispatch>, columns: &Columns) -> anyhow::Result<()> {
-        self.seen.clear();
-        for i in 0..row.candidates {
-            let number = columns.count(row, Column::Request, i);
-            let at = match self.live.get(&number) {
+    /// Find each request, and take in those that are new.
+    fn look(&mut self, now_ms: f64, requests: &[RowRequest]) -> anyhow::Result<()> {
+        self.places.clear();
+        for request in requests {
+            let at = match self.live.get(&request.number) {
                 Some(at) => *at,
                 None => {
                     ensure!(self.known.len() < *REQUESTS.end(), "has more than {} requests", REQUESTS.end());
-                    self.known.push(self.new_request(row, columns, i));
-                    self.live.insert(number, self.known.len() - 1);
+                    self.known.push(Known::new(request, now_ms, self.row > 1));
+                    self.live.insert(request.number, self.known.len() - 1);
                     self.known.len() - 1
                 }
             };
-            let computed_tokens = columns.count(row, Column::ComputedTokens, i);
-            let blocks = columns.count(row, Column::KvBlocks, i);
-            if blocks > 0 {
-                self.block_tokens = self.block_tokens.max(computed_tokens.div_ceil(blocks));
-            }
-            self.seen.push(Seen {
-                at,
-                computed_tokens,
-                think_tokens: columns.count(row, Column::ThinkTokens, i),
-                output_tokens: columns.count(row, Column::OutputTokens, i),
-                is_running: columns.count(row, Column::State, i) == State::Running as u32,
-            });
+            self.places.push(at);
         }
         Ok(())
-    }
-
-    fn new_request(&self, row: &Recorded<Dispatch>, columns: &Columns, i: usize) -> Known {
-        let now_ms = row.facts.now_ms;
-        let finite = |column| columns.of(row, column, i).filter(|value| value.is_finite());
-        let wait_ms = f64::from(finite(Column::WaitMs).unwrap_or(0.0).max(0.0));
-        let generated = [Column::ThinkTokens, Column::OutputTokens].map(|column| columns.count(row, column, i));
-        let left = columns.count(row, Column::RemainingTokens, i);
-        let slack_ms = columns.of(row, Column::SlackMs, i).filter(|slack| !slack.is_nan()).unwrap_or(f32::INFINITY);
-        Known {
-            arrival_ms: now_ms - wait_ms,
-            seen_in: 0,
-            is_running: false,
-            prompt_tokens: columns.count(row, Column::PromptTokens, i).clamp(1, MAX_TOKENS),
-            cached_tokens: None,
-            computed_tokens: 0,
-            think_tokens: generated[0].min(MAX_TOKENS),
-            output_tokens: generated[1].min(MAX_TOKENS),
-            is_thinking: false,
-            max_tokens: left.saturating_add(generated[0]).saturating_add(generated[1]),
-            priority: finite(Column::Priority).unwrap_or(0.0) as i32,
-            tenant: columns.count(row, Column::Tenant, i),
-            deadline_ms: (f64::from(slack_ms) + wait_ms).max(0.0),
-            session: columns.count(row, Column::Session, i),
-            turn: columns.count(row, Column::Turn, i),
-            is_whole: self.row > 1 && generated == [0, 0],
-            has_ended: false,
-            admitted_ms: f64::NAN,
-            first_token_ms: f64::NAN,
-            think_end_ms: f64::NAN,
-            first_output_ms: f64::NAN,
-            last_token_ms: f64::NAN,
-            gaps_ms: [Vec::new(), Vec::new()],
-        }
     }
 
     /// When the step before ended, of which nobody is left: the engine was idle until now. The engine's own estimate.
@@ -321,51 +212,50 @@ impl Reading {
         }
     }
 
-    /// What the step before gave each candidate.
-    fn advance(&mut self, row: &Recorded<Dispatch>, columns: &Columns, now_ms: f64, work: &mut StepWork) {
-        for (i, seen) in self.seen.iter().enumerate() {
-            let request = &mut self.known[seen.at];
+    /// What the step before gave each request.
+    fn advance(&mut self, requests: &[RowRequest], now_ms: f64, work: &mut StepWork) {
+        for (at, seen) in self.places.iter().zip(requests) {
+            let request = &mut self.known[*at];
             let was_seen = request.seen_in > 0;
-            let served = match columns.of(row, Column::ServedTokens, i) {
-                Some(_) => columns.count(row, Column::ServedTokens, i),
-                None => seen.computed_tokens.saturating_sub(request.computed_tokens),
-            };
-            if self.row > 1 && seen.is_running && served > 0 {
+            let is_running = seen.state == State::Running;
+            let computed = seen.computed_tokens.saturating_sub(request.computed_tokens);
+            let served = seen.served_tokens.unwrap_or(computed);
+            if self.row > 1 && is_running && served > 0 {
                 work.add(seen.computed_tokens.saturating_sub(served), served);
             }
-            if seen.is_running && request.cached_tokens.is_none() {
+            if is_running && request.cached_tokens.is_none() {
                 // In the step that began at the row before.
                 request.admitted_ms = self.last_ms.max(request.arrival_ms);
-                request.cached_tokens = Some(columns.count(row, Column::CachedTokens, i).min(request.prompt_tokens));
+                request.cached_tokens = Some(seen.cached_tokens.min(request.prompt_tokens));
             }
-            let think = seen.think_tokens.min(MAX_TOKENS).saturating_sub(request.think_tokens);
-            let output = seen.output_tokens.min(MAX_TOKENS).saturating_sub(request.output_tokens);
+            let [think_tokens, output_tokens] =
+                [seen.think_tokens, seen.output_tokens].map(|tokens| tokens.min(MAX_TOKENS));
             if was_seen || request.is_whole {
-                request.tokens([think, output], now_ms);
+                let think = think_tokens.saturating_sub(request.think_tokens);
+                request.tokens([think, output_tokens.saturating_sub(request.output_tokens)], now_ms);
             }
-            request.think_tokens = seen.think_tokens.min(MAX_TOKENS);
-            request.output_tokens = seen.output_tokens.min(MAX_TOKENS);
+            (request.think_tokens, request.output_tokens) = (think_tokens, output_tokens);
             request.computed_tokens = seen.computed_tokens;
-            request.is_running = seen.is_running;
-            request.is_thinking = columns.count(row, Column::Phase, i) == ThinkPhase::Think as u32;
+            request.is_running = is_running;
+            request.is_thinking = seen.phase == ThinkPhase::Think;
             request.seen_in = self.row;
         }
     }
 
-    fn end(mut self) -> anyhow::Result<Observed> {
+    fn end(mut self, engine: RowEngine) -> anyhow::Result<Observed> {
         ensure!(self.last_seq.is_some(), "has no decision");
         ensure!(
-            !self.speculates,
+            !engine.speculates,
             "decode_tokens: above 1: was recorded with speculative decoding, which the simulator does not have"
         );
-        let blocks = &self.total_blocks;
+        let blocks = &engine.total_blocks;
         ensure!(
             KV_BLOCKS.contains(blocks),
             "total_blocks: {blocks}: expected {} to {}",
             KV_BLOCKS.start(),
             KV_BLOCKS.end()
         );
-        let tokens = self.block_tokens.max(1).checked_next_power_of_two().unwrap_or(u32::MAX);
+        let tokens = engine.block_tokens.max(1).checked_next_power_of_two().unwrap_or(u32::MAX);
         ensure!(
             BLOCK_TOKENS.contains(&tokens),
             "kv_blocks: a block of {tokens} tokens: expected at most {}",
@@ -396,8 +286,8 @@ impl Reading {
                 known.len()
             ));
         }
-        if self.missing > 0 {
-            notes.push(format!("{} decisions are missing in the recording", self.missing));
+        if engine.missing > 0 {
+            notes.push(format!("{} decisions are missing in the recording", engine.missing));
         }
         if asked[0] != asked[asked.len() - 1] {
             notes.push(format!(
@@ -410,21 +300,48 @@ impl Reading {
             has_ended: known.iter().map(|request| request.has_ended).collect(),
             requests,
             seconds: (self.last_ms - first_ms) / 1e3,
-            missing: self.missing,
+            missing: engine.missing,
             max_tokens,
             measured,
             notes,
             steps: self.steps,
-            most_running: self.most_running,
-            seats: self.seats,
-            token_budget: self.token_budget,
-            total_blocks: self.total_blocks,
-            block_tokens: tokens,
+            engine: RowEngine { block_tokens: tokens, ..engine },
         })
     }
 }
 
 impl Known {
+    /// A request in its first row. `is_later`: that is not the first of the recording.
+    fn new(request: &RowRequest, now_ms: f64, is_later: bool) -> Self {
+        let generated = [request.think_tokens, request.output_tokens];
+        let wait_ms = f64::from(request.wait_ms);
+        Self {
+            arrival_ms: now_ms - wait_ms,
+            seen_in: 0,
+            is_running: false,
+            prompt_tokens: request.prompt_tokens.clamp(1, MAX_TOKENS),
+            cached_tokens: None,
+            computed_tokens: 0,
+            think_tokens: generated[0].min(MAX_TOKENS),
+            output_tokens: generated[1].min(MAX_TOKENS),
+            is_thinking: false,
+            max_tokens: request.remaining_tokens + generated[0] + generated[1],
+            priority: request.priority,
+            tenant: request.tenant,
+            deadline_ms: (f64::from(request.slack_ms) + wait_ms).max(0.0),
+            session: request.session,
+            turn: request.turn,
+            is_whole: is_later && generated == [0, 0],
+            has_ended: false,
+            admitted_ms: f64::NAN,
+            first_token_ms: f64::NAN,
+            think_end_ms: f64::NAN,
+            first_output_ms: f64::NAN,
+            last_token_ms: f64::NAN,
+            gaps_ms: [Vec::new(), Vec::new()],
+        }
+    }
+
     /// So many tokens of thinking and of the answer have come until now.
     fn tokens(&mut self, [think, output]: [u32; 2], now_ms: f64) {
         let count = think + output;

@@ -6,9 +6,9 @@ use std::iter::Peekable;
 
 use meridian_core::Dispatch;
 use meridian_core::latency::LatencyCounts;
-use meridian_runtime::recording::{Recorder as RunRecorder, SlotSetup};
-use meridian_runtime::timeline::Timeline;
-use meridian_runtime::{Contender, SlotStats};
+use meridian_core::slot::{Contender, SlotStats};
+use meridian_engine::recording::{Recorder as RunRecorder, SlotSetup};
+use meridian_engine::timeline::Timeline;
 
 use super::content::Contents;
 use super::engine::Engine;
@@ -254,7 +254,7 @@ impl Simulation {
     #[must_use]
     pub fn recorded_by(mut self, recorder: RunRecorder, setup: SlotSetup) -> Self {
         if let Some(engine) = self.engines.first_mut() {
-            engine.control().record(&recorder, setup);
+            engine.control().record(recorder.tap(setup));
         }
         self.disk = Some(Disk { recorder, flushed_at: 0 });
         self
@@ -521,18 +521,14 @@ impl Simulation {
                 *sums.entry(by_policy).or_default() += stats.active as f64;
                 *sums.entry("faults").or_default() += stats.fault_count() as f64;
             };
-            let dispatch = engine.stats();
-            let policies = engine.policies();
-            if !policies.is_stock {
-                count("decisions", "decided_by_policy", dispatch);
+            if let Some(stats) = engine.dispatch_stats() {
+                count("decisions", "decided_by_policy", stats);
             }
-            if policies.manages_kv() {
-                count("eviction_decisions", "eviction_by_policy", policies.eviction.stats());
+            if let Some(stats) = engine.eviction_stats() {
+                count("eviction_decisions", "eviction_by_policy", stats);
             }
-            if let Some(budget) = engine.early_exit() {
-                count("budget_decisions", "budget_by_policy", budget.stats());
-            }
-            if let Some(status) = engine.early_exit().map(super::early_exit::EarlyExit::status) {
+            if let Some((stats, status)) = engine.budget_stats() {
+                count("budget_decisions", "budget_by_policy", stats);
                 *sums.entry("forced_ends").or_default() += status.forced.iter().sum::<u64>() as f64;
                 *sums.entry("probes").or_default() += status.probes_done as f64;
             }

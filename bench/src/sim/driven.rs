@@ -4,7 +4,7 @@ use std::iter::{Enumerate, Peekable};
 
 use meridian_core::Dispatch;
 use meridian_core::latency::LatencyCounts;
-use meridian_runtime::SlotControl;
+use meridian_core::slot::SlotControl;
 
 use super::{Outcome, Simulation};
 use crate::trace::TraceRequest;

@@ -1,16 +1,15 @@
-//! Early exit, optional: the budget slot and the host's own following of thinking ([`ThinkBudgets`]). A simulator knows no
-//! model: where the thinking of a request settles, and what a probe finds before and after, it draws from a model that was
-//! fitted to recorded thoughts ([`EntropyModel`]).
+//! Early exit in the simulator: the probes that a model would answer. A simulator has no model, so it draws where the thinking
+//! of a request settles, and the result of a probe before and after, from quantiles of recorded thoughts ([`EntropyModel`]).
 
-use meridian_core::budget::{
-    BudgetStatus, ClientBudget, EndRules, Load, Measured, Order, Point, Report, ThinkBudgets, ThinkSettings,
-    ThinkThresholds,
-};
-use meridian_core::{EngineMirror, EntropySignal, Markers, MeridianConfig, PhaseEvent, RequestTable, RowId};
-use meridian_runtime::{BudgetSlot, SlotStats};
+use std::collections::HashMap;
+
+use foldhash::fast::FixedState;
+use meridian_core::budget::{Measured, Order, Report};
+use meridian_core::{EntropySignal, MeridianConfig, RowId};
+use meridian_engine::{Driver, ThinkTokens};
 
 use super::content::mix;
-use super::live::{ANY_TOKEN, Live, THINK_END, THINK_START};
+use super::live::{ANY_TOKEN, Live, THINK_END};
 use super::pool::Pool;
 use crate::exit::EntropyModel;
 
@@ -20,121 +19,83 @@ const PROBE_TOKENS: u32 = 2;
 const SETTLES: u64 = 0x6561_726c_7965_7869;
 const PROBED: u64 = 0x7072_6f62_6564_6269;
 
-pub(super) struct EarlyExit {
-    slot: BudgetSlot,
-    budgets: ThinkBudgets,
-    report: Vec<u8>,
-    probes: u32,
-    /// Where each request's thinking settles, by number.
-    settles: std::collections::HashMap<u64, u32, foldhash::fast::FixedState>,
+/// The probes of one engine.
+#[derive(Default)]
+pub(super) struct Probes {
+    /// Probes since the last [`Probes::take`].
+    run: u32,
+    thoughts: HashMap<u64, Thought, FixedState>,
 }
 
-impl EarlyExit {
-    pub(super) fn new(slot: BudgetSlot, config: &MeridianConfig, block_tokens: u32) -> Self {
-        let markers = Markers::new(vec![vec![THINK_START]], vec![vec![THINK_END]], vec![])
-            .expect("two markers of one token are valid");
-        let rules = EndRules::new(markers, vec![THINK_END]).expect("the forced tokens hold the end marker");
-        let settings = ThinkSettings {
-            configured: ThinkThresholds::from_config(&config.scheduler, &config.entropy),
-            unit: config.entropy.unit,
-            measures: config.entropy.enabled,
-            can_probe: true,
-            probe_at: config.entropy.probe_at,
-            block_tokens,
-            ..ThinkSettings::new(rules)
-        };
-        Self { slot, budgets: ThinkBudgets::new(settings), report: Vec::new(), probes: 0, settles: Default::default() }
+/// The thinking of the request with a key.
+struct Thought {
+    row: RowId,
+    /// Number of the request in its engine, from 1.
+    number: u64,
+    settles_at: u32,
+}
+
+impl Probes {
+    /// The configuration of an engine whose texts are made up: no loop can be found in them, and no answer needs room.
+    pub(super) fn config(mut config: MeridianConfig) -> MeridianConfig {
+        config.scheduler.end_loops = false;
+        config.scheduler.answer_reserve_tokens = 0;
+        config.model.eos_guard = false;
+        config
     }
 
-    pub(super) fn stats(&self) -> SlotStats {
-        self.slot.stats()
+    /// Follow the thinking of the requests of this engine from now on.
+    pub(super) fn begin(driver: &mut Driver) -> Self {
+        let tokens = ThinkTokens { forced: vec![THINK_END], wakes: true, ..ThinkTokens::default() };
+        driver.follow_thinking(tokens, true).expect("the forced token is the end marker");
+        Self::default()
     }
 
-    pub(super) fn status(&self) -> BudgetStatus {
-        self.budgets.status()
-    }
-
-    /// A request arrived in this row, with so many tokens of thinking planned; the most that it may think.
-    pub(super) fn add(&mut self, table: &mut RequestTable, row: RowId, think_tokens: u32) -> u32 {
-        let number = table[row].id().0;
+    /// A request arrived, the engine's `number`th from 0, with so many tokens of thinking planned.
+    pub(super) fn arrived(&mut self, row: RowId, key: u64, number: u64, think_tokens: u32) {
+        let number = number + 1;
         let part = EntropyModel::recorded().settles_at(draw(SETTLES, number));
-        self.settles.insert(number, (f64::from(think_tokens) * part) as u32);
-        let enrolled = self.budgets.enroll(table, row, "", ClientBudget::default());
-        enrolled.map_or(u32::MAX, |enrolled| enrolled.max_think_tokens)
+        let settles_at = (f64::from(think_tokens) * part) as u32;
+        self.thoughts.insert(key, Thought { row, number, settles_at });
     }
 
-    /// The tokens that a step has generated.
-    pub(super) fn generated(
-        &mut self,
-        table: &mut RequestTable,
-        tokens: &[(RowId, u32)],
-        events: &mut Vec<(RowId, PhaseEvent)>,
-    ) {
-        self.budgets.generated(table, tokens, events);
+    /// The request with this key is over.
+    pub(super) fn finished(&mut self, key: u64) {
+        self.thoughts.remove(&key);
     }
 
-    /// The request in this row is over.
-    pub(super) fn finished(&mut self, table: &RequestTable, row: RowId) {
-        self.budgets.finished(table, row);
-        self.settles.remove(&table[row].id().0);
-    }
-
-    /// Run the probes that are due, ask the slot, and hand its orders to the requests.
-    pub(super) fn decide(
-        &mut self,
-        now_ms: f64,
-        mirror: &mut EngineMirror,
-        waiting: usize,
-        pool: &Pool,
-        live: &mut [Option<Box<Live>>],
-    ) {
-        let due = self.budgets.due(&mirror.table);
-        self.probes += due.len() as u32;
-        for (number, tokens) in due {
-            self.budgets.probe_runs(&mut mirror.table, number, PROBE_TOKENS);
-            let settled = self.settles.get(&number).is_some_and(|at| tokens >= *at);
-            let bits = EntropyModel::recorded().bits(settled, draw(mix(PROBED, number), u64::from(tokens)));
-            let entropy = EntropySignal::from_bits(bits as f32);
-            self.report.clear();
-            let report = Report {
-                key: number,
-                token: tokens,
-                ahead: 0,
-                what: Measured::Probe,
-                entropy_nats: entropy.nats() as f32,
-                // Recorded thoughts have entropies only.
-                confidence: f32::NAN,
-            };
-            report.write(&mut self.report);
-            self.budgets.received(&mut mirror.table, &self.report);
-            self.budgets.probed(&mut mirror.table, number, settled.then_some(ANY_TOKEN));
+    /// Run the probes that are due, ask the budget slot, and carry its orders out.
+    pub(super) fn decide(&mut self, now_ms: f64, driver: &mut Driver, pool: &Pool, live: &mut [Option<Box<Live>>]) {
+        let Some((budgets, table)) = driver.thinking() else { return };
+        let mut datagram = Vec::new();
+        for (key, token) in budgets.due(table) {
+            self.run += 1;
+            budgets.probe_runs(table, key, PROBE_TOKENS);
+            let Some(Thought { number, settles_at, .. }) = self.thoughts.get(&key) else { continue };
+            let settled = token >= *settles_at;
+            let bits = EntropyModel::recorded().bits(settled, draw(mix(PROBED, *number), u64::from(token)));
+            let entropy_nats = EntropySignal::from_bits(bits as f32).nats();
+            datagram.clear();
+            // Recorded thoughts have entropies only.
+            Report { key, token, ahead: 0, what: Measured::Probe, entropy_nats, confidence: f32::NAN }
+                .write(&mut datagram);
+            budgets.received(table, &datagram);
+            budgets.probed(table, key, settled.then_some(ANY_TOKEN));
         }
-        let [_, thinking, answering] = mirror.phases();
-        let load = Load {
-            now_ms,
-            point: Point::Start,
-            thinking: thinking as u32,
-            answering: answering as u32,
-            waiting: waiting as u32,
-            free_blocks: pool.free(),
-            total_blocks: pool.total(),
-            ..Load::default()
-        };
-        let orders = self.budgets.decide(&mut mirror.table, &mut self.slot, load);
-        for order in Order::read_all(orders) {
+        for order in Order::read_all(driver.judge_thinking(now_ms, pool.free(), pool.total())) {
             if let Order::Limit { key, max_think_tokens, .. } = order
-                && let Some(slot) = mirror.table.find(meridian_core::RequestId(key))
-                && let Some(live) = &mut live[slot.index()]
+                && let Some(Thought { row, .. }) = self.thoughts.get(&key)
+                && let Some(live) = &mut live[row.index()]
             {
                 live.think_limit = max_think_tokens;
             }
         }
     }
 
-    /// Requests and tokens that the probes since the last call add to a step.
-    pub(super) fn take_probes(&mut self) -> (u32, u32) {
-        let probes = std::mem::take(&mut self.probes);
-        (probes, probes * PROBE_TOKENS)
+    /// Probes since the last call, and their tokens in the step.
+    pub(super) fn take(&mut self) -> (u32, u32) {
+        let run = std::mem::take(&mut self.run);
+        (run, run * PROBE_TOKENS)
     }
 }
 

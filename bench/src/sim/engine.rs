@@ -1,25 +1,24 @@
-//! One simulated engine. A step follows vLLM's `Scheduler.schedule` ([`Queues`]), over the KV blocks of [`super::step`]. Around it
-//! stands what python/meridian/vllm puts around vLLM's: the plan before the step, the order of the KV blocks, the
-//! victim, what is told to the mirror.
+//! One simulated engine. A step follows vLLM's `Scheduler.schedule` ([`Queues`]), over the KV blocks of [`super::step`].
+//! It calls its [`Driver`] as python/meridian/vllm does: the plan before the step, the victim, reports of the requests.
 
-use meridian_core::latency::{Latencies, LatencyCounts};
+use meridian_core::budget::{BudgetStatus, ClientBudget};
+use meridian_core::latency::LatencyCounts;
+use meridian_core::slot::{Contender, SlotControl, SlotStats, Source};
 use meridian_core::{
-    Dispatch, EngineFacts, EvictionColumn, KvGrowth, Markers, MeridianScheduler, NewRequest, PhaseEvent, Queues,
-    RequestId, RowId, Stop, WAITING_WINDOW,
+    Dispatch, EngineFacts, KvGrowth, Markers, NewRequest, Queues, RequestState, RowId, Stop, WAITING_WINDOW,
 };
-use meridian_runtime::timeline::Timeline;
-use meridian_runtime::{Contender, DispatchSlot, SlotControl, SlotStats, Source};
+use meridian_engine::timeline::Timeline;
+use meridian_engine::{Driver, Settings};
 
 use super::content::{Chain, Content, mix};
-use super::early_exit::EarlyExit;
+use super::early_exit::Probes;
 use super::handoff::{Leaves, Move};
 use super::live::{Facts, Live, THINK_END, THINK_START};
 use super::pool::Pool;
 use super::recorder::Recorder;
-use super::seen::Seen;
-use super::step::Serving;
+use super::step::{Serving, ranker};
 use super::timeline::Sample;
-use super::{EngineConfig, Policies, StepWork};
+use super::{Belady, EngineConfig, Policies, StepWork};
 use crate::results::Event;
 use crate::trace::{Prefix, TraceRequest};
 
@@ -30,9 +29,16 @@ pub(super) struct Engine {
     /// Its number.
     number: usize,
     config: EngineConfig,
-    policies: Policies,
-    scheduler: MeridianScheduler<DispatchSlot>,
-    early_exit: Option<EarlyExit>,
+    driver: Driver,
+    /// It began as stock vLLM: no policy manages its KV memory.
+    is_stock: bool,
+    /// Meridian orders its KV blocks and chooses its victims.
+    manages_kv: bool,
+    evicts_dead_thinking: bool,
+    preempts_for_waiting: bool,
+    belady: Option<Belady>,
+    /// Of an engine whose thinking a budget policy can end.
+    probes: Option<Probes>,
     /// What admission leaves free.
     growth: KvGrowth,
     pool: Pool,
@@ -49,46 +55,53 @@ pub(super) struct Engine {
     given: Vec<(RowId, u32)>,
     found: Vec<u32>,
     generated: Vec<(RowId, u32)>,
-    events: Vec<(RowId, PhaseEvent)>,
     /// Running requests in prefill, think and output.
     phases: [u32; 3],
     /// Number of the step.
     step: u64,
     arrivals: u32,
-    next_id: u64,
     /// Digest of every step's schedule, see [`Engine::digest`].
     digest: u64,
     /// The policy that is in quarantine.
     in_quarantine: Option<String>,
     /// See [`Engine::drag`].
     drag: Option<(String, f64)>,
-    /// What it does, if it is to be kept.
-    seen: Option<Box<Seen>>,
+    /// Names the timeline, if one is to be kept.
+    timeline: Option<String>,
     /// When the step that is under way ends.
     pub(super) ends_ms: Option<f64>,
 }
 
 impl Engine {
-    pub(super) fn new(number: usize, config: &EngineConfig, mut policies: Policies) -> Self {
+    pub(super) fn new(number: usize, config: &EngineConfig, policies: Policies) -> Self {
+        let Policies { dispatch, eviction, budget, belady, ends_thinking, is_stock, evicts_dead_thinking, .. } =
+            policies;
+        let meridian = Probes::config(policies.config);
         let markers = Markers::new(vec![vec![THINK_START]], vec![vec![THINK_END]], vec![])
             .expect("two markers of one token are valid");
-        let meridian = policies.config.clone();
-        let slot = policies.take_dispatch();
-        let mut scheduler = MeridianScheduler::for_engine(slot, markers, &meridian.scheduler, config.block_tokens);
-        let manages_kv = policies.manages_kv();
+        let manages_kv = !is_stock && meridian.kv_memory.enabled;
         let growth = KvGrowth { blocks_per_request: meridian.kv_memory.growth_blocks, ..KvGrowth::default() };
+        let growth = if manages_kv { growth } else { KvGrowth::default() };
+        let preempts_for_waiting = meridian.scheduler.preempt_for_waiting;
+        let settings =
+            Settings { markers, block_tokens: config.block_tokens, simulates_time: true, ..Settings::default() };
+        let mut driver = Driver::new(meridian, settings, dispatch, eviction, budget);
         if manages_kv {
-            scheduler.keep_answers_ahead(growth);
+            driver.keep_answers_ahead(growth);
         }
         // vLLM keeps one block for itself: what is not there points to it.
         let pool = Pool::new(config.kv_blocks - 1, config.block_tokens, manages_kv && config.prefix_caching);
-        let early_exit = policies.take_budget().map(|slot| EarlyExit::new(slot, &meridian, config.block_tokens));
+        let probes = ends_thinking.then(|| Probes::begin(&mut driver));
         Self {
             number,
             config: config.clone(),
-            policies,
-            scheduler,
-            early_exit,
+            driver,
+            is_stock,
+            manages_kv,
+            evicts_dead_thinking,
+            preempts_for_waiting,
+            belady,
+            probes,
             growth,
             pool,
             live: Vec::new(),
@@ -100,26 +113,31 @@ impl Engine {
             given: Vec::new(),
             found: Vec::new(),
             generated: Vec::new(),
-            events: Vec::new(),
             phases: [0; 3],
             step: 0,
             arrivals: 0,
-            next_id: 0,
             digest: 0,
             in_quarantine: None,
             drag: None,
-            seen: None,
+            timeline: None,
             ends_ms: None,
         }
     }
 
-    pub(super) fn policies(&self) -> &Policies {
-        &self.policies
+    /// What its dispatch slot has done; `None` for stock vLLM, whose decisions are its own.
+    pub(super) fn dispatch_stats(&mut self) -> Option<SlotStats> {
+        (!self.is_stock).then(|| self.driver.scheduler().slot().stats())
     }
 
-    /// What its dispatch slot has done.
-    pub(super) fn stats(&mut self) -> SlotStats {
-        self.scheduler.decider().stats()
+    /// What its eviction slot has done, if one manages its KV memory.
+    pub(super) fn eviction_stats(&mut self) -> Option<SlotStats> {
+        self.manages_kv.then(|| self.driver.eviction().stats())
+    }
+
+    /// What its budget slot has done, and to whose thinking, if one can end it.
+    pub(super) fn budget_stats(&mut self) -> Option<(SlotStats, BudgetStatus)> {
+        let status = self.driver.thinking_status()?;
+        Some((self.driver.budget().stats(), status))
     }
 
     /// The same for two runs whose steps gave the same requests the same numbers of tokens in the same order.
@@ -129,10 +147,6 @@ impl Engine {
 
     pub(super) fn steps(&self) -> u64 {
         self.step
-    }
-
-    pub(super) fn early_exit(&self) -> Option<&EarlyExit> {
-        self.early_exit.as_ref()
     }
 
     /// Requests that it has.
@@ -149,7 +163,6 @@ impl Engine {
 
     /// A request arrives, maybe from another engine.
     pub(super) fn take_over(&mut self, request: &TraceRequest, mut live: Box<Live>, max_tokens: u32, now_ms: f64) {
-        self.next_id += 1;
         // Of a request that comes with its thinking, that is a part of the prompt.
         let (think_tokens, facts) =
             (request.think_tokens * u32::from(live.known_tokens == live.prompt_tokens), live.facts);
@@ -174,15 +187,19 @@ impl Engine {
             session: &session,
             whole_prompt: false,
         };
-        let id = RequestId(self.next_id);
-        let row_id = self.scheduler.mirror().table.insert(id, &new).expect("ids are counted up and times are finite");
+        let client = Some(ClientBudget::default());
+        let arrived = self.driver.arrived(&id_of(facts.index), &new, client);
+        let arrived = arrived.expect("a request is in an engine once, and times are finite");
+        let row_id = arrived.row;
         live.blocks = self.spare.pop().unwrap_or_default();
-        if self.policies.manages_kv() && self.policies.eviction.reads(EvictionColumn::Awaited) {
+        if self.manages_kv && self.driver.reads_awaited() {
             live.find_prefix(&self.pool, &self.config, &mut self.found);
-            self.pool.awaited(self.policies.ranker(), &self.found, now_ms);
+            self.pool.awaited(ranker(&mut self.belady, &mut self.driver), &self.found, now_ms);
         }
-        if let Some(early_exit) = &mut self.early_exit {
-            live.think_limit = early_exit.add(&mut self.scheduler.mirror().table, row_id, think_tokens);
+        if let (Some(probes), Some(sampler)) = (&mut self.probes, arrived.sampler) {
+            let number = self.driver.request(row_id).map_or(0, |request| request.id().0);
+            probes.arrived(row_id, sampler.key, number, think_tokens);
+            (live.think_key, live.think_limit) = (sampler.key, sampler.limits.max_think_tokens);
         }
         if row_id.index() >= self.live.len() {
             self.live.resize_with(row_id.index() + 1, || None);
@@ -199,24 +216,24 @@ impl Engine {
         }
         self.step += 1;
         self.given.clear();
-        if self.policies.manages_kv() {
-            self.pool.rekey(self.policies.ranker(), now_ms);
+        if self.manages_kv {
+            self.pool.rekey(ranker(&mut self.belady, &mut self.driver), now_ms);
         }
         let budget = self.plan(now_ms);
         self.note_quarantine(now_ms, recorder);
-        let growth = if self.policies.manages_kv() { self.growth } else { KvGrowth::default() };
-        let reserve = growth.reserve(self.queues.running.len(), self.config.kv_blocks);
+        let reserve = self.growth.reserve(self.queues.running.len(), self.config.kv_blocks);
         // One request alone starves nobody.
         let limit = self.config.long_prefill_token_threshold;
         let prompt_limit = if limit > 0 && self.queues.len() > 1 { limit } else { u32::MAX };
-        let Self { config, policies, scheduler, pool, live, found, phases, given, queues, pulled, .. } = self;
+        let Self { config, manages_kv, belady, driver, pool, live, found, phases, given, queues, pulled, .. } = self;
         let work = StepWork::default();
         let mut step = Serving {
             now_ms,
             reserve,
             config,
-            policies,
-            scheduler,
+            manages_kv: *manages_kv,
+            belady,
+            driver,
             pool,
             live,
             prompt_limit,
@@ -229,14 +246,10 @@ impl Engine {
         };
         queues.serve(budget, step.config.max_num_seqs as usize, &mut step);
         let mut work = step.work;
-        if let Some((requests, tokens)) = self.early_exit.as_mut().map(EarlyExit::take_probes) {
-            work.requests += requests;
-            work.tokens += tokens;
-        }
-        self.scheduler.scheduled(now_ms, self.given.iter().copied());
-        if let Some(seen) = &mut self.seen {
-            seen.scheduled(&mut self.scheduler, &self.given);
-        }
+        let (probes, probe_tokens) = self.probes.as_mut().map(Probes::take).unwrap_or_default();
+        work.requests += probes;
+        work.tokens += probe_tokens;
+        self.driver.scheduled(now_ms, &self.given, probe_tokens);
         self.note_digest();
         let taken_in = f64::from(std::mem::take(&mut self.arrivals)) * self.config.step.arrival_ms;
         let model = self.config.step;
@@ -254,7 +267,7 @@ impl Engine {
         let at = mix(self.number as u64, self.step).checked_rem(jitter.len() as u64);
         let jitter = at.map_or(1.0, |at| f64::from(jitter[at as usize]));
         let drag = match &self.drag {
-            Some((source, factor)) if self.scheduler.decider().is_decided_by(source) => *factor,
+            Some((source, factor)) if self.driver.scheduler().slot().is_decided_by(source) => *factor,
             _ => 1.0,
         };
         jitter * drag
@@ -267,29 +280,24 @@ impl Engine {
 
     /// Observe latencies from now on, as an engine does.
     pub(super) fn observe(&mut self) {
-        self.scheduler.mirror().table.observe_latencies(Latencies::new(0));
+        self.driver.observe(0);
     }
 
     /// Latencies since [`Engine::observe`].
     pub(super) fn latency(&mut self) -> Option<LatencyCounts> {
-        let mirror = self.scheduler.mirror();
-        let recomputed_tokens = mirror.kv_counts().recomputed_tokens;
-        Some(LatencyCounts { recomputed_tokens, ..mirror.table.latencies()?.counts() })
+        self.driver.latency()
     }
 
     /// A handle of its dispatch slot.
     pub(super) fn control(&mut self) -> SlotControl<Dispatch> {
-        self.scheduler.decider().control()
+        self.driver.scheduler().slot().control()
     }
 
     /// The plan of the step, carried out on the queues; the tokens it may carry.
     fn plan(&mut self, now_ms: f64) -> u32 {
         let own_budget = self.config.max_num_batched_tokens;
-        if let Some(early_exit) = &mut self.early_exit {
-            early_exit.decide(now_ms, self.scheduler.mirror(), self.queues.waiting.len(), &self.pool, &mut self.live);
-        }
-        if self.policies.is_stock && self.seen.is_none() {
-            return own_budget;
+        if let Some(probes) = &mut self.probes {
+            probes.decide(now_ms, &mut self.driver, &self.pool, &mut self.live);
         }
         let seats = (self.config.max_num_seqs as usize).saturating_sub(self.queues.running.len());
         let facts = EngineFacts {
@@ -301,45 +309,38 @@ impl Engine {
             waiting: self.queues.waiting.len() as u32,
             decode_tokens: 1,
         };
-        if self.policies.is_stock {
-            self.scheduler.keep(&facts);
-            self.note_plan(&facts);
+        if self.is_stock && self.driver.is_stock() && !self.driver.is_watched() {
+            self.driver.keep(&facts);
             return own_budget;
         }
         let Queues { running, waiting, .. } = &mut self.queues;
         // While no seat is free, those that wait matter only where they may take one.
-        let sees_waiting = seats > 0 || self.policies.config.scheduler.preempt_for_waiting;
+        let sees_waiting = seats > 0 || self.preempts_for_waiting;
         let window = if sees_waiting { waiting.len().min(WAITING_WINDOW) } else { 0 };
         let waiting = &waiting.make_contiguous()[..window];
-        let plan = self.scheduler.plan(&facts, running, waiting);
+        let plan = self.driver.plan(&facts, running, waiting);
         self.queues.arrange(plan);
-        let budget = plan.token_budget;
-        self.note_plan(&facts);
-        budget
-    }
-
-    fn note_plan(&mut self, facts: &EngineFacts) {
-        if let Some(seen) = &mut self.seen {
-            seen.planned(&mut self.scheduler, facts);
-        }
+        plan.token_budget
     }
 
     /// Keep a timeline from now on.
     pub(super) fn keep_timeline(&mut self, title: &str) {
-        self.seen = Some(Box::new(Seen::new(title, &mut self.scheduler)));
+        self.timeline = Some(title.to_owned());
+        self.driver.begin_timeline();
     }
 
     /// The timeline so far, if one is kept.
     pub(super) fn take_timeline(&mut self) -> Option<Timeline> {
-        self.seen.take().map(|seen| seen.timeline(&mut self.scheduler))
+        let title = self.timeline.take()?;
+        Some(self.driver.end_timeline()?.titled(&title))
     }
 
     /// After a fault another may decide, and for as long as that lasts.
     fn note_quarantine(&mut self, now_ms: f64, recorder: &mut Recorder) {
-        if self.scheduler.last_source() != Some(Source::Fallback) && self.in_quarantine.is_none() {
+        if self.driver.scheduler().last_source() != Some(Source::Fallback) && self.in_quarantine.is_none() {
             return;
         }
-        let status = self.scheduler.decider().control().status();
+        let status = self.control().status();
         let in_quarantine = status.quarantine.map(|(version, _)| version.name);
         let number = self.number;
         let what = match (&self.in_quarantine, &in_quarantine) {
@@ -353,14 +354,14 @@ impl Engine {
 
     /// Another policy takes over.
     pub(super) fn swap(&mut self, contender: Contender<Dispatch>) {
-        self.scheduler.decider().control().swap(contender);
+        self.control().swap(contender);
         self.in_quarantine = None;
     }
 
     /// The step that is under way ends: each request that has computed all it knows generates a token.
     pub(super) fn end(&mut self, recorder: &mut Recorder, ended: &mut Vec<Live>) {
         let Some(ends_ms) = self.ends_ms.take() else { return };
-        self.scheduler.mirror().hold_time(ends_ms);
+        self.driver.set_clock(ends_ms);
         let given = std::mem::take(&mut self.given);
         let mut over = false;
         for (row_id, _) in &given {
@@ -385,13 +386,8 @@ impl Engine {
         }
         recorder.end_step();
         self.given = given;
-        let table = &mut self.scheduler.mirror().table;
-        match &mut self.early_exit {
-            Some(early_exit) => early_exit.generated(table, &self.generated, &mut self.events),
-            None => table.generated_in_step(&self.generated, &mut self.events),
-        }
+        self.driver.generated(&self.generated);
         self.generated.clear();
-        self.events.clear();
         if over {
             self.remove_ended(ends_ms, recorder, ended);
         }
@@ -410,38 +406,33 @@ impl Engine {
                 recorder.finished(&live, &self.config);
             }
             self.phases[live.phase()] -= 1;
-            if self.policies.evicts_dead_thinking
-                && let Some(from) = self.scheduler.mirror().table[*row_id].think_from()
+            if self.evicts_dead_thinking
+                && let Some(from) = self.driver.request(*row_id).and_then(RequestState::think_from)
             {
                 self.pool.mark_dead(&live.blocks, self.config.block_tokens, from);
             }
             let stop = if live.facts.turn.is_some_and(|turn| turn.stopped_for_tool) { Stop::Tool } else { Stop::Turn };
-            let chain = self.scheduler.mirror().chain_ends(*row_id, stop);
+            let chain = self.driver.scheduler().mirror().chain_ends(*row_id, stop);
             self.pool.chain_ends(&live.blocks, &chain);
-            if let (Some(belady), Some(turn)) = (&mut self.policies.belady, live.facts.turn) {
+            if let (Some(belady), Some(turn)) = (&mut self.belady, live.facts.turn) {
                 let kept = (turn.next_tokens / self.config.block_tokens) as usize;
                 belady.note(&live.blocks, kept, now_ms + turn.next_gap_ms);
             }
+            let (id, think_key) = (id_of(live.facts.index), live.think_key);
             if leaves {
                 let kept = self.keep(std::mem::take(&mut live.blocks));
                 let blocks = self.kept[kept].len() as u32;
                 (live.computed_tokens, live.chain) = (0, Chain::default());
                 self.left.push(Leaves { live, blocks, kept });
             } else {
-                self.pool.release(self.policies.ranker(), &mut live.blocks, now_ms);
+                self.pool.release(ranker(&mut self.belady, &mut self.driver), &mut live.blocks, now_ms);
                 self.spare.push(std::mem::take(&mut live.blocks));
                 ended.push(*live);
             }
-            if let Some(early_exit) = &mut self.early_exit {
-                early_exit.finished(&self.scheduler.mirror().table, *row_id);
+            if let Some(probes) = &mut self.probes {
+                probes.finished(think_key);
             }
-            self.scheduler.mirror().table.remove(*row_id);
-        }
-        if self.scheduler.mirror().table.is_empty() {
-            self.scheduler.mirror().idle();
-            if let Some(seen) = &mut self.seen {
-                seen.idle(now_ms);
-            }
+            self.driver.finished(&id, "stop");
         }
     }
 
@@ -462,7 +453,7 @@ impl Engine {
     /// The engine that answers has the blocks of this number.
     pub(super) fn release(&mut self, number: usize, now_ms: f64) {
         let mut blocks = std::mem::take(&mut self.kept[number]);
-        self.pool.release(self.policies.ranker(), &mut blocks, now_ms);
+        self.pool.release(ranker(&mut self.belady, &mut self.driver), &mut blocks, now_ms);
         self.spare.push(blocks);
     }
 
@@ -477,7 +468,7 @@ impl Engine {
     }
 
     fn note_digest(&mut self) {
-        let table = &self.scheduler.mirror().table;
+        let table = &self.driver.scheduler().mirror().table;
         for (row_id, tokens) in &self.given {
             let id = table.get(*row_id).map_or(0, |row| row.id().0);
             self.digest =
@@ -501,4 +492,9 @@ impl Engine {
             blocks: self.pool.total(),
         }
     }
+}
+
+/// A request's id in its engine.
+fn id_of(index: usize) -> String {
+    index.to_string()
 }

@@ -67,6 +67,8 @@ pub(super) struct Live {
     pub(super) think_tokens: u32,
     pub(super) output_tokens: u32,
     pub(super) thinks: bool,
+    /// Names its thinking in reports and orders.
+    pub(super) think_key: u64,
     /// Most tokens of thinking that something has ordered.
     pub(super) think_limit: u32,
     pub(super) preemptions: u32,
@@ -89,6 +91,7 @@ impl Live {
             think_tokens: 0,
             output_tokens: 0,
             thinks: facts.think_tokens > 0,
+            think_key: 0,
             think_limit: u32::MAX,
             preemptions: 0,
             times: Times {

@@ -2,8 +2,8 @@
 //!
 //! What is simulated: continuous batching with chunked prefill, limits of tokens and sequences, a block pool with prefix cache
 //! and LRU, preemption by recomputing, phases, and optionally early exit. What is not: the model. How long a step takes is a
-//! [`StepModel`]. Whatever decides is the host's own code, the same that runs in vLLM: mirror, phase tracking, planner, slots
-//! with their policies, native or WebAssembly, and the order of the KV blocks. Engines may be parted into some that think and
+//! [`StepModel`]. Each engine has the [`Driver`](meridian_engine::Driver) that vLLM's plugin drives, with the same slots and
+//! policies, native or WebAssembly, and the host's order of the KV blocks. Engines may be parted into some that think and
 //! some that answer ([`HandoffFleet`]).
 //!
 //! A run is deterministic: the same requests, configuration and seed give the same schedule. Memory is linear in the requests
@@ -22,7 +22,6 @@ mod live;
 mod pool;
 pub mod preset;
 mod recorder;
-mod seen;
 mod sessions;
 mod step;
 mod step_model;

@@ -1,21 +1,22 @@
 //! One step of a simulated engine as its plan is carried out: the KV blocks of its requests.
 
-use meridian_core::{EngineStep, EvictionColumn, Memory, MeridianScheduler, RowId, Stop, Subject};
-use meridian_runtime::DispatchSlot;
+use meridian_core::{EngineStep, EvictionRanker, Memory, RowId, Stop, Subject};
+use meridian_engine::Driver;
 
 use super::content::Chain;
 use super::live::Live;
 use super::pool::Pool;
 use super::recorder::Recorder;
-use super::{EngineConfig, Policies, StepWork};
+use super::{Belady, EngineConfig, StepWork};
 
 pub(super) struct Serving<'a> {
     pub(super) now_ms: f64,
     /// Free blocks that admission leaves to the running requests.
     pub(super) reserve: u32,
     pub(super) config: &'a EngineConfig,
-    pub(super) policies: &'a mut Policies,
-    pub(super) scheduler: &'a mut MeridianScheduler<DispatchSlot>,
+    pub(super) manages_kv: bool,
+    pub(super) belady: &'a mut Option<Belady>,
+    pub(super) driver: &'a mut Driver,
     pub(super) pool: &'a mut Pool,
     pub(super) live: &'a mut [Option<Box<Live>>],
     /// Most tokens of one prompt.
@@ -29,6 +30,14 @@ pub(super) struct Serving<'a> {
     pub(super) pulled: &'a mut Vec<(usize, usize)>,
     pub(super) work: StepWork,
     pub(super) recorder: &'a mut Recorder,
+}
+
+/// The ranker of the blocks that a request leaves behind: the eviction slot, or the bound in its place.
+pub(super) fn ranker<'a>(belady: &'a mut Option<Belady>, driver: &'a mut Driver) -> &'a mut dyn EvictionRanker {
+    match belady {
+        Some(belady) => belady,
+        None => driver.eviction(),
+    }
 }
 
 fn of(live: &mut [Option<Box<Live>>], row: RowId) -> &mut Live {
@@ -55,10 +64,10 @@ impl EngineStep for Serving<'_> {
     }
 
     fn victim(&mut self, running: &[RowId]) -> Option<usize> {
-        if !self.policies.manages_kv() || running.len() < 2 {
+        if !self.manages_kv || running.len() < 2 {
             return None;
         }
-        let reads_blocks = self.policies.eviction.reads(EvictionColumn::Blocks);
+        let reads_blocks = self.driver.reads_victim_blocks();
         let held = |row: &RowId| self.live[row.index()].as_ref().map_or(0, |live| self.pool.unshared(&live.blocks));
         let blocks: Vec<u32> = if reads_blocks { running.iter().map(held).collect() } else { Vec::new() };
         let memory = Memory {
@@ -68,23 +77,24 @@ impl EngineStep for Serving<'_> {
             cached_blocks: self.pool.cached(),
             total_blocks: self.config.kv_blocks,
         };
-        self.scheduler.mirror().victim(&mut self.policies.eviction, &memory, running, &blocks)
+        self.driver.victim(&memory, running, &blocks)
     }
 
     fn preempted(&mut self, row: RowId) {
         let live = of(self.live, row);
         self.recorder.preempted(live);
         self.phases[live.phase()] -= 1;
-        let chain = self.scheduler.mirror().chain_ends(row, Stop::Preempted);
+        let chain = self.driver.scheduler().mirror().chain_ends(row, Stop::Preempted);
         self.pool.chain_ends(&live.blocks, &chain);
-        if let Some(belady) = &mut self.policies.belady {
+        if let Some(belady) = self.belady {
             belady.note(&live.blocks, live.blocks.len(), live.facts.arrival_ms);
         }
-        self.pool.release(self.policies.ranker(), &mut live.blocks, self.now_ms);
+        let own_blocks = self.pool.unshared(&live.blocks);
+        self.pool.release(ranker(self.belady, self.driver), &mut live.blocks, self.now_ms);
         live.computed_tokens = 0;
         live.chain = Chain::default();
         live.preemptions += 1;
-        self.scheduler.mirror().preempted(row);
+        self.driver.preempted(row, own_blocks);
     }
 
     /// With blocks for all that it knows.
@@ -117,7 +127,7 @@ impl EngineStep for Serving<'_> {
             None => self.recorder.admitted(live, block_tokens),
         }
         self.phases[live.phase()] += 1;
-        self.scheduler.mirror().admitted(row, cached);
+        self.driver.admitted(row, cached);
         Some(tokens)
     }
 

@@ -76,7 +76,7 @@ pub enum Progress<'a> {
     Ended(&'a str),
 }
 
-/// The same requests under several schedulers, a seed a round.
+/// Several schedulers serve equal requests, one seed a round.
 #[derive(Clone, Debug)]
 pub struct Comparison {
     /// Name of the scenario or trace.
@@ -91,7 +91,7 @@ pub struct Comparison {
     pub engine: JobEngine,
     /// Fields of `meridian.toml`, for those whose scheduler is Meridian's; before those of the contestant.
     pub settings: Vec<Setting>,
-    /// The same, after them: what the command line says.
+    /// Fields of `meridian.toml` from the command line, which come last.
     pub given: Vec<Setting>,
     /// Type of the model's numbers.
     pub dtype: Dtype,

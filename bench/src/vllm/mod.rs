@@ -12,7 +12,7 @@ mod scenario;
 
 pub use comparison::{Comparison, Contestant, Progress, file_name};
 pub use job::{Dtype, Job, JobEngine, JobRequest, STOCK, Setting, meridian_config};
-pub use process::{Python, RunError};
+pub use process::{Python, RunError, python_command};
 pub(crate) use recorded::RecordedSteps;
 pub use recorded::{Machine, RecordedRun};
 pub use scenario::{Chats, EngineSize, Load, Open, SCENARIOS, Scenario};

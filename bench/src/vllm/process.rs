@@ -68,10 +68,17 @@ pub struct Python {
     command: PathBuf,
 }
 
+/// The Python that `MERIDIAN_PYTHON` names, else the one beside this program, where the wheel puts it, else `python3`.
+pub fn python_command() -> PathBuf {
+    let beside = || Some(std::env::current_exe().ok()?.with_file_name("python3")).filter(|python| python.is_file());
+    let named = std::env::var_os("MERIDIAN_PYTHON").map(PathBuf::from);
+    named.or_else(beside).unwrap_or_else(|| "python3".into())
+}
+
 impl Default for Python {
-    /// What `MERIDIAN_PYTHON` names, else `python3`.
+    /// [`python_command`].
     fn default() -> Self {
-        Self { command: std::env::var_os("MERIDIAN_PYTHON").unwrap_or_else(|| "python3".into()).into() }
+        Self { command: python_command() }
     }
 }
 

@@ -224,7 +224,7 @@ impl RecordedRun {
         self.rows.iter().map(request).collect()
     }
 
-    /// The same measures of the real run that the simulator gives.
+    /// Times of the real run, in the measures of the simulator.
     #[must_use]
     pub fn times(&self) -> Vec<RequestTimes> {
         let of = |(index, row): (usize, &RecordedRow)| {

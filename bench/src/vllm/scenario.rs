@@ -146,13 +146,6 @@ pub const SCENARIOS: [Scenario; 3] = [
 
 impl Scenario {
     /// The scenario with this name.
-    ///
-    /// ```
-    /// use meridian_bench::vllm::Scenario;
-    ///
-    /// let requests = Scenario::named("kv-tight").expect("a scenario").requests(1);
-    /// assert_eq!(requests.len(), 120);
-    /// ```
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         SCENARIOS.into_iter().find(|scenario| scenario.name == name)

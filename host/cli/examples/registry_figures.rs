@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 
 use meridian_core::oci::OciReference;
 use meridian_core::{EngineFacts, Markers, MeridianConfig, NewRequest, RowId, SlotName};
+use meridian_engine::control::{Given, Mode, Upload};
 use meridian_engine::{CompileCommand, Engine, RegistryLimits, Settings, compile_child, set_compile_command};
 use meridian_registry::{Interfaces, Limits, Registry, Signing};
-use meridian_runtime::control::{Given, Mode, Upload};
 use meridian_wasm::sha256_of;
 use registry_support::{DockerRegistry, Fault, Login, Proxy};
 

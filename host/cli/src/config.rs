@@ -5,8 +5,8 @@ use clap::Subcommand;
 use meridian_core::config::{self, EffectiveField};
 use meridian_core::oci::OciReference;
 use meridian_core::{Budget, Dispatch, Eviction, MeridianConfig, SlotConfig};
+use meridian_engine::config_file::{self, ConfigFile};
 use meridian_engine::{Components, Terms, user_cache_dir};
-use meridian_runtime::config_file::{self, ConfigFile};
 use meridian_wasm::{GuestKind, TrustedKeys};
 use serde_json::json;
 

@@ -9,13 +9,13 @@ use indicatif::ProgressBar;
 use meridian_core::SlotName;
 use meridian_core::oci::OciReference;
 use meridian_core::signature::signature_path;
+use meridian_engine::control::Version;
 use meridian_fleet::experiment::{
     Finding, Policies, Report, Settings, Side, Stage, State, Store, StoreError, Surroundings, Verdict, restore,
     run as run_to_end,
 };
 use meridian_fleet::stats::{Metric, Ratio};
 use meridian_fleet::{Engine, Member, Policy, PolicySource, PredictedRatio, Prediction};
-use meridian_runtime::control::Version;
 use meridian_wasm::{MAX_COMPONENT_BYTES, read_regular, read_signature, sha256_of};
 use serde_json::{Map, Value, json};
 

@@ -1,4 +1,4 @@
-//! The `meridian` command, as a library so that the binary and the Python wheel share it.
+//! The `meridian` command, as a library so that tests can call it too.
 
 mod bench;
 mod config;

@@ -5,10 +5,10 @@ use anyhow::{Context, bail, ensure};
 use clap::Args;
 use meridian_core::oci::OciReference;
 use meridian_core::{Budget, Dispatch, Eviction, Policy, SlotName};
-use meridian_engine::{Components, Origin, Terms};
-use meridian_runtime::recording::{
+use meridian_engine::recording::{
     Difference, Header, Recordable, RecordedPolicy, Recording, ReplayOptions, ReplayReport, replay,
 };
+use meridian_engine::{Components, Origin, Terms};
 use meridian_wasm::{GuestKind, MAX_COMPONENT_BYTES, read_regular, sha256_of};
 use serde::Serialize;
 

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use meridian_admin::discovery::Found;
 use meridian_core::text::printable;
 use meridian_fleet::{Endpoint, Engine, Fleet, Member, processes};
-use meridian_runtime::admin::discovery::Found;
 
 /// The engine process to query or change.
 #[derive(Args)]

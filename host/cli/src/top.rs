@@ -5,8 +5,8 @@ use std::io::{IsTerminal, stdin, stdout};
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use meridian_engine::control::ProcessStatus;
 use meridian_fleet::{Endpoint, Engine, HandoffStatus, Member};
-use meridian_runtime::control::ProcessStatus;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use ratatui::widgets::Widget;
 

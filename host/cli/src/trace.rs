@@ -3,9 +3,10 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use meridian_core::{Budget, Eviction, SlotKind, SlotName, Source};
-use meridian_runtime::recording::{Outcome, Recordable, Recorded, Recording, retrace};
-use meridian_runtime::timeline::{Timeline, TimelineDecision, chrome_json};
+use meridian_core::slot::Source;
+use meridian_core::{Budget, Eviction, SlotKind, SlotName};
+use meridian_engine::recording::{Outcome, Recordable, Recorded, Recording, retrace};
+use meridian_engine::timeline::{Timeline, TimelineDecision, chrome_json};
 use serde::Serialize;
 
 use crate::progress::seconds;

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use anyhow::bail;
 use clap::Args;
 use meridian_core::{Overtaking, Part, Rule};
-use meridian_runtime::explain::Explanation;
-use meridian_runtime::recording::retrace;
+use meridian_engine::explain::Explanation;
+use meridian_engine::recording::retrace;
 
 use crate::target::{Target, shown};
 use crate::trace::opened;
@@ -156,7 +156,7 @@ fn meaning(part: Part) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use meridian_runtime::explain::PartTime;
+    use meridian_engine::explain::PartTime;
 
     use super::*;
 

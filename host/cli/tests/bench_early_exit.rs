@@ -84,7 +84,7 @@ fn bench(folder: &Path, args: &[&str]) -> Done {
 
 const SMALL: [&str; 6] = ["--problems", "30", "--tune", "12", "--budgets", "40,16"];
 
-/// The same, with everything kept in a folder.
+/// Arguments of a small trial that keeps everything in a folder.
 fn small() -> Vec<&'static str> {
     [&SMALL[..], &["--out", "runs"]].concat()
 }

@@ -4,17 +4,17 @@
 
 #[path = "support/mod.rs"]
 mod command;
-#[expect(dead_code, reason = "shared with the tests of the runtime")]
-#[path = "../../runtime/tests/support/mod.rs"]
+#[expect(dead_code, reason = "shared with the tests of the listeners")]
+#[path = "../../admin/tests/support/mod.rs"]
 mod support;
 
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use meridian_runtime::admin::discovery::Process;
-use meridian_runtime::admin::{Admin, ConnectionLimits, Surroundings};
-use meridian_runtime::control::{ProcessStatus, SwapReport};
+use meridian_admin::discovery::Process;
+use meridian_admin::{Admin, ConnectionLimits, Surroundings};
+use meridian_engine::control::{ProcessStatus, SwapReport};
 use serde_json::Value;
 
 use command::meridian;

@@ -4,17 +4,17 @@
 
 #[path = "support/mod.rs"]
 mod command;
-#[expect(dead_code, reason = "shared with the tests of the runtime")]
-#[path = "../../runtime/tests/support/mod.rs"]
+#[expect(dead_code, reason = "shared with the tests of the listeners")]
+#[path = "../../admin/tests/support/mod.rs"]
 mod support;
 
 use std::fmt::Write as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
+use meridian_admin::{Admin, ConnectionLimits, Surroundings};
 use meridian_core::config::AdminConfig;
-use meridian_runtime::admin::{Admin, ConnectionLimits, Surroundings};
-use meridian_runtime::control::{
+use meridian_engine::control::{
     Control, ControlError, FaultEntry, Given, Mode, ProcessStatus, SlotName, SlotStatus, StateHandover, SwapReport,
     UNCHANGED, Upload, Version,
 };

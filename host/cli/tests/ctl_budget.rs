@@ -4,13 +4,13 @@
 
 #[path = "support/mod.rs"]
 mod command;
-#[expect(dead_code, reason = "shared with the tests of the runtime")]
-#[path = "../../runtime/tests/support/mod.rs"]
+#[expect(dead_code, reason = "shared with the tests of the listeners")]
+#[path = "../../admin/tests/support/mod.rs"]
 mod support;
 
 use std::sync::Arc;
 
-use meridian_runtime::admin::{Admin, ConnectionLimits, Surroundings};
+use meridian_admin::{Admin, ConnectionLimits, Surroundings};
 
 use command::meridian;
 use support::{Recorder, TOKEN, config, folder, metrics_at, write};

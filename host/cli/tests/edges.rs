@@ -1,46 +1,37 @@
 //! The direction of dependencies: what docs/src/architecture.md says, kept by a test.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
+use meridian_core::{Budget, Dispatch, Eviction, SlotKind};
 use serde_json::Value;
 
-/// What each crate may depend on, among ours and those that must stay in one place. `(policies)` is every shipped policy.
+/// What each crate may depend on, among ours and those that must stay in one place.
 const ALLOWED: &[(&str, &[&str])] = &[
-    ("meridian-core", &["meridian-policy-sdk", "(policies)"]),
+    ("meridian-core", &["meridian-policies", "meridian-policy-sdk"]),
     ("meridian-wasm", &["meridian-core", "meridian-policy-sdk", "wasmtime"]),
-    ("meridian-runtime", &["meridian-core", "meridian-policy-sdk", "axum", "hyper", "hyper-util", "tokio"]),
     ("meridian-registry", &["meridian-core", "tokio"]),
     ("meridian-fabric", &["tokio"]),
     (
         "meridian-engine",
-        &["meridian-core", "meridian-fabric", "meridian-registry", "meridian-runtime", "meridian-wasm"],
+        &["meridian-core", "meridian-fabric", "meridian-policy-sdk", "meridian-registry", "meridian-wasm"],
     ),
-    ("meridian-fleet", &["meridian-core", "meridian-runtime", "hyper", "hyper-util", "tokio"]),
+    ("meridian-admin", &["meridian-core", "meridian-engine", "axum", "hyper", "hyper-util", "tokio"]),
+    ("meridian-fleet", &["meridian-admin", "meridian-core", "meridian-engine", "hyper", "hyper-util", "tokio"]),
     (
         "meridian-fuzz",
-        &["meridian-core", "meridian-engine", "meridian-fabric", "meridian-runtime", "meridian-wasm", "tokio"],
+        &["meridian-admin", "meridian-core", "meridian-engine", "meridian-fabric", "meridian-wasm", "tokio"],
     ),
     ("meridian-kernels", &[]),
-    (
-        "meridian-bench",
-        &[
-            "meridian-core",
-            "meridian-engine",
-            "meridian-fleet",
-            "meridian-kernels",
-            "meridian-runtime",
-            "meridian-wasm",
-        ],
-    ),
+    ("meridian-bench", &["meridian-core", "meridian-engine", "meridian-fleet", "meridian-kernels", "meridian-wasm"]),
     (
         "meridian-cli",
         &[
+            "meridian-admin",
             "meridian-core",
             "meridian-engine",
             "meridian-fleet",
             "meridian-registry",
-            "meridian-runtime",
             "meridian-wasm",
             "meridian-bench",
             "tokenizers",
@@ -50,10 +41,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "tokio",
         ],
     ),
-    (
-        "meridian-python",
-        &["meridian-core", "meridian-kernels", "meridian-runtime", "meridian-engine", "meridian-cli", "pyo3"],
-    ),
+    ("meridian-python", &["meridian-core", "meridian-kernels", "meridian-engine", "meridian-admin", "pyo3"]),
 ];
 
 #[test]
@@ -65,15 +53,11 @@ fn no_forbidden_edge() {
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let policies = policies();
-    let is_policy = |name: &str| policies.iter().any(|policy| policy == name);
     let watched = |name: &str| {
         name.starts_with("meridian-")
-            || is_policy(name)
             || ["wasmtime", "pyo3", "tokenizers"].contains(&name)
             || ["axum", "hyper", "hyper-util", "tokio", "ratatui", "crossterm"].contains(&name)
     };
-    let mut core_has = 0;
     let allowed: BTreeMap<_, _> = ALLOWED.iter().copied().collect();
     for package in metadata["packages"].as_array().unwrap() {
         let name = package["name"].as_str().unwrap();
@@ -81,18 +65,35 @@ fn no_forbidden_edge() {
         for dependency in package["dependencies"].as_array().unwrap() {
             let to = dependency["name"].as_str().unwrap();
             let is_dev = dependency["kind"] == "dev";
-            let is_allowed = allowed.contains(&to) || is_policy(to) && allowed.contains(&"(policies)");
-            assert!(is_dev || !watched(to) || is_allowed, "forbidden edge {name} -> {to}");
-            core_has += usize::from(name == "meridian-core" && !is_dev && is_policy(to));
+            assert!(is_dev || !watched(to) || allowed.contains(&to), "forbidden edge {name} -> {to}");
         }
     }
-    assert_eq!(core_has, policies.len(), "a policy in policies/ that is not native");
 }
 
-/// The folders of `policies/` with a policy in them.
-fn policies() -> Vec<String> {
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../policies");
-    let names = std::fs::read_dir(folder).expect("policies/").map(|entry| entry.expect("an entry"));
-    let policies = names.filter(|entry| entry.path().join("Cargo.toml").is_file());
-    policies.map(|entry| entry.file_name().into_string().expect("UTF-8")).filter(|name| name != "sdk").collect()
+#[test]
+fn every_shipped_policy_is_native_and_a_component() {
+    let cargo_toml = concat!(env!("CARGO_MANIFEST_DIR"), "/../../policies/shipped/Cargo.toml");
+    let manifest: toml::Table = std::fs::read_to_string(cargo_toml).unwrap().parse().unwrap();
+    let examples = manifest["example"].as_array().unwrap().iter();
+    let components: BTreeSet<_> = examples.map(|example| example["name"].as_str().unwrap()).collect();
+    let natives: BTreeSet<_> = [Dispatch::NATIVES, Eviction::NATIVES, Budget::NATIVES].concat().into_iter().collect();
+    assert_eq!(components, natives);
+}
+
+/// The plugin carries the engine alone. Fleets, the simulator and the command are in the `meridian` binary.
+#[test]
+fn the_engine_reaches_no_part_of_the_command() {
+    let allowed: BTreeMap<_, _> = ALLOWED.iter().copied().collect();
+    let mut reached = vec!["meridian-python"];
+    let mut next = 0;
+    while let Some(name) = reached.get(next) {
+        let edges = allowed.get(name).copied().unwrap_or_default();
+        let new: Vec<_> = edges.iter().copied().filter(|to| !reached.contains(to)).collect();
+        reached.extend(new);
+        next += 1;
+    }
+    assert!(reached.contains(&"meridian-engine") && reached.contains(&"wasmtime"), "{reached:?}");
+    for part in ["meridian-fleet", "meridian-bench", "meridian-cli", "tokenizers", "ratatui"] {
+        assert!(!reached.contains(&part), "{part} is in {reached:?}");
+    }
 }

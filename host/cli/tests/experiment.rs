@@ -5,10 +5,10 @@ mod support;
 use std::path::{Path, PathBuf};
 
 use meridian_core::latency::LatencyCounts;
+use meridian_engine::control::Version;
 use meridian_fleet::experiment::{PairRecord, Policies, Settings, Side, Stage, State, Store};
 use meridian_fleet::stats::Sample;
 use meridian_fleet::{Policy, PolicySource};
-use meridian_runtime::control::Version;
 use serde_json::Value;
 use support::{Done, meridian};
 

@@ -5,9 +5,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use meridian_core::slot::{Contender, DispatchSlot, StrikeLimits};
 use meridian_core::{Markers, MeridianConfig, NewRequest, RequestId, RequestTable, Step, native};
-use meridian_runtime::recording::{Recorder, RecorderSettings, SlotSetup};
-use meridian_runtime::{Contender, DispatchSlot, StrikeLimits};
+use meridian_engine::recording::{Recorder, RecorderSettings, SlotSetup};
 use serde_json::Value;
 
 /// Exit code, stdout, stderr.
@@ -25,7 +25,7 @@ fn record(name: &str, source: &str) -> PathBuf {
     let recorder = Recorder::start(RecorderSettings::new(dir.clone(), 16)).unwrap();
     let policy = native::policy("output-first", targets, "{}").unwrap();
     let mut slot = DispatchSlot::with_version(Contender::new(policy, "", source), targets, StrikeLimits::default());
-    slot.control().record(&recorder, SlotSetup { targets, deadline_ms: 2.0, memory_mib: 64 });
+    slot.control().record(recorder.tap(SlotSetup { targets, deadline_ms: 2.0, memory_mib: 64 }));
     let mut table = RequestTable::new(Markers::default());
     let mut live = Vec::new();
     for id in 0..10u32 {

@@ -55,14 +55,6 @@ pub struct ModelFamily {
 }
 
 /// A marker: its text, and the known token ids in the family's tokenizers.
-///
-/// ```
-/// use meridian_core::ModelFamily;
-///
-/// let end = &ModelFamily::find("qwen3")?.end[0];
-/// assert_eq!((end.text.as_str(), end.ids.as_slice()), ("</think>", &[151668][..]));
-/// # Ok::<(), meridian_core::Error>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FamilyMarker {
@@ -74,13 +66,6 @@ pub struct FamilyMarker {
 }
 
 /// Whether a prompt ends with the start marker, so that generation begins inside thinking.
-///
-/// ```
-/// use meridian_core::{ModelFamily, StartInPrompt};
-///
-/// let never = ModelFamily::all().iter().filter(|family| family.start_in_prompt == StartInPrompt::Never);
-/// assert!(never.count() > 0);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StartInPrompt {

@@ -30,12 +30,6 @@ enum Recovery {
 const MAX_BACKOFF_STEPS: u32 = 4096;
 
 /// The outcome of asking a policy about a step.
-///
-/// ```
-/// use meridian_core::{Asked, Fault, FaultKind};
-///
-/// assert_ne!(Asked::Faulted(vec![Fault::new(FaultKind::Trap, "unreachable")]), Asked::LeftToDefault);
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Asked {
     /// It decided; the decision is checked.

@@ -2,26 +2,20 @@
 
 use std::fmt::Debug;
 
+use meridian_policies::{
+    balanced, code_stop, cost_aware, deadline_aware, deer, eat, eat_rpdi, edf, fair_share, fcfs, fixed_budget,
+    least_computed_first, lru, mlfq, next_use, noop, output_first, pascal, patience, prefix_value, priority, qoe, rpdi,
+    srpt, t_lru, tiered_lru, ttl,
+};
 use meridian_policy_sdk::budget::{Load, Point};
 use meridian_policy_sdk::eviction::{Memory, Ranking, Subject};
 use meridian_policy_sdk::{Decision, Init, Step, budget, eviction};
 use serde::{Deserialize, Serialize};
 
 use crate::native::Native;
-use crate::{EntropyUnit, Fault, FaultKind, Policy};
-
-/// Version of the contract before [`CONTRACT`](crate::CONTRACT), which this host speaks too.
-///
-/// ```
-/// assert_ne!(meridian_core::CONTRACT_BEFORE, meridian_core::CONTRACT);
-/// ```
-pub const CONTRACT_BEFORE: &str = "0.2.0";
+use crate::{Fault, FaultKind, Policy};
 
 /// A decision that policies make, by name.
-///
-/// ```
-/// assert_eq!(meridian_core::SlotName::Eviction.label(), "eviction");
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SlotName {
@@ -50,12 +44,6 @@ impl SlotName {
 
 /// The differences between slots: the columns for its policies, the facts they see, their answers, and the check of
 /// those. Implemented only by [`Dispatch`], [`Eviction`] and [`Budget`].
-///
-/// ```
-/// use meridian_core::{Budget, SlotKind, SlotName};
-///
-/// assert_eq!((Budget::NAME, Budget::NATIVES[0]), (SlotName::Budget, "eat-rpdi"));
-/// ```
 pub trait SlotKind: Copy + Debug + Send + Sync + 'static {
     /// A fact about each candidate.
     type Column: Copy + Debug + Eq + std::hash::Hash + Send + Sync + 'static;
@@ -102,12 +90,6 @@ pub trait SlotKind: Copy + Debug + Send + Sync + 'static {
 }
 
 /// The dispatch slot: once a step, the order, the token budget and the caps.
-///
-/// ```
-/// use meridian_core::{Dispatch, SlotKind};
-///
-/// assert_eq!(Dispatch::NATIVES[0], "balanced");
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dispatch;
 
@@ -170,12 +152,6 @@ impl SlotKind for Dispatch {
 }
 
 /// The eviction slot: which blocks go first inside a tier of KV blocks.
-///
-/// ```
-/// use meridian_core::{Eviction, SlotKind};
-///
-/// assert_eq!(Eviction::NATIVES[0], "tiered-lru");
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Eviction;
 
@@ -246,12 +222,6 @@ impl SlotKind for Eviction {
 }
 
 /// The budget slot: how long a request may think.
-///
-/// ```
-/// use meridian_core::{Budget, SlotKind};
-///
-/// assert_eq!(Budget::NATIVES[0], "eat-rpdi");
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget;
 
@@ -286,7 +256,7 @@ impl SlotKind for Budget {
             }
         }
         thresholds.iter().enumerate().try_for_each(|(i, thresholds)| {
-            crate::budget::ThinkThresholds::from_policy(thresholds, EntropyUnit::Bits)
+            crate::budget::ThinkThresholds::from_policy(thresholds)
                 .map(drop)
                 .map_err(|error| Fault::new(FaultKind::BadAnswer, format!("thresholds of candidate {i}: {error}")))
         })

@@ -101,10 +101,6 @@ fn bucket(bounds: &[f64], value: f64) -> usize {
 }
 
 /// The latencies of one tenant's requests. Times are seconds.
-///
-/// ```
-/// assert_eq!(meridian_core::latency::TenantLatency::default().ttft.count(), 0);
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TenantLatency {
     /// The tenant; empty for requests without one, [`OTHER_TENANTS`] for those beyond the limit.
@@ -188,11 +184,6 @@ impl StepKind {
 }
 
 /// Observes the requests of a [`RequestTable`](crate::RequestTable) and the steps of an engine.
-///
-/// ```
-/// let latencies = meridian_core::latency::Latencies::new(16);
-/// assert!(latencies.tenants().is_empty());
-/// ```
 #[derive(Clone, Debug)]
 pub struct Latencies {
     /// The tenant's number of each series from the third on.

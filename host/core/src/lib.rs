@@ -7,6 +7,8 @@
 //! - Its parts: an [`EngineMirror`] of the requests, [`columns::fill`], a [`Policy`] that answers with keys, and a
 //!   [`Planner`] that turns the answer into a [`Plan`]. A plan cannot lose or invent a request, exceed the engine's
 //!   token budget, or defer a request for longer than `max_defer_ms`.
+//! - A [`slot`] around a policy: the native default decides when the policy faults, and other threads swap the policy
+//!   between two decisions.
 //! - [`Queues`] carry out a plan as vLLM does.
 //!
 //! ```
@@ -55,10 +57,9 @@ mod router;
 mod scheduler;
 mod sessions;
 pub mod signature;
+pub mod slot;
 mod step_time;
-/// The locks, for the crates that loom tests together with this one.
-#[doc(hidden)]
-pub mod sync;
+mod sync;
 mod table;
 pub mod text;
 pub mod types;
@@ -76,7 +77,7 @@ pub use config::{
 pub use error::Error;
 pub use family::{FamilyMarker, ModelFamily, StartInPrompt};
 pub use guarded::{Asked, GuardedPolicy};
-pub use kind::{Budget, CONTRACT_BEFORE, Dispatch, Eviction, SlotKind, SlotName};
+pub use kind::{Budget, Dispatch, Eviction, SlotKind, SlotName};
 pub use meridian_policy_sdk::budget::{Column as BudgetColumn, Decision as BudgetDecision};
 pub use meridian_policy_sdk::eviction::{Column as EvictionColumn, Memory, Ranking, Subject};
 pub use meridian_policy_sdk::{CONTRACT, Column, Decision, State, Step, Targets};
@@ -86,13 +87,10 @@ pub use phase::{Markers, PhaseTracker, Standing};
 pub use plan::{EngineFacts, KvGrowth, Plan, Planner};
 pub use policy::{Batch, Description, Fault, FaultKind, Policy};
 pub use rank::Ranker;
-pub use reference::{EngineStep, Queues};
+pub use reference::{Admits, EngineStep, Queues, TableStep};
 pub use router::{PhaseRouter, Progress, RoutedRequest};
-pub use scheduler::{
-    Decider, EngineDecider, FillColumns, Grant, MeridianScheduler, PolicyDecider, QueueStats, ScheduledBatch, Source,
-    StepLimits, WAITING_WINDOW,
-};
+pub use scheduler::{Grant, MeridianScheduler, QueueStats, ScheduledBatch, StepLimits, WAITING_WINDOW};
 pub use sessions::{SessionFacts, Stop};
 pub use step_time::{StepLoad, StepTime, StepTimeModel};
 pub use table::{NewRequest, RequestState, RequestTable, RowId, Signals};
-pub use types::{BlockId, BlockLocation, BlockTier, EntropySignal, EntropyUnit, PhaseEvent, RequestId, ThinkPhase};
+pub use types::{BlockId, BlockLocation, BlockTier, EntropySignal, PhaseEvent, RequestId, ThinkPhase};

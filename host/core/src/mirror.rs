@@ -55,10 +55,6 @@ struct InFlight {
 }
 
 /// A step whose end was seen.
-///
-/// ```
-/// assert_eq!(meridian_core::MeasuredStep::default().predicted_ms, None);
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct MeasuredStep {
     /// Number of the step, from 1: see [`EngineMirror::steps`].

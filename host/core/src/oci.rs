@@ -135,13 +135,13 @@ impl OciReference {
         self.digest.as_deref()
     }
 
-    /// The same with this digest, `sha256:` and lower-case hexadecimal.
+    /// This reference with another digest, `sha256:` and lower-case hexadecimal.
     #[must_use]
     pub fn with_digest(&self, digest: &str) -> Self {
         Self { digest: Some(digest.to_owned()), ..self.clone() }
     }
 
-    /// The same without the tag, as a configuration has it.
+    /// This reference without its tag, as a configuration has it.
     #[must_use]
     pub fn without_tag(&self) -> Self {
         Self { tag: None, ..self.clone() }

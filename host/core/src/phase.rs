@@ -84,15 +84,14 @@ impl Markers {
         Ok(Self { starts: starts?, ends: ends?, padding, ..Self::default() })
     }
 
-    /// The same markers for a model that may think again, or not, after a thought has ended, within one turn. Without
-    /// this call, it may.
+    /// Set whether the model may think again within one turn, after a thought has ended. Without this call, it may.
     #[must_use]
     pub fn with_resuming(self, resumes: bool) -> Self {
         Self { resumes, ..self }
     }
 
-    /// The same markers, where the last turn of a prompt begins at the last of these tokens. A marker before it, such as
-    /// one in the user's text, does not count; without boundaries, every marker in a prompt counts.
+    /// Let the last turn of a prompt begin at the last of these tokens. A marker before it, such as one in the user's
+    /// text, does not count; without boundaries, every marker in a prompt counts.
     ///
     /// ```
     /// use meridian_core::{Markers, PhaseTracker};
@@ -108,8 +107,8 @@ impl Markers {
         Self { boundaries, ..self }
     }
 
-    /// The same markers with those of tool calls: the tokens that begin a call, and those that end it, empty if it has
-    /// no end marker. A call inside the thinking ends it with `end_thinking`; otherwise it belongs to the thinking.
+    /// Add the markers of tool calls: the tokens that begin a call, and those that end it, empty if it has no end
+    /// marker. A call inside the thinking ends it with `end_thinking`; otherwise it belongs to the thinking.
     ///
     /// # Errors
     /// [`Error::Markers`] as in [`Markers::new`]; also for more than 8 pairs.
@@ -225,7 +224,7 @@ pub struct PhaseTracker {
     has_called: bool,
     /// Number of matched tokens of each marker of thinking sought in this stage.
     matched: [u16; MAX_ALTERNATIVES],
-    /// The same for the markers of tool calls.
+    /// Number of matched tokens of each marker of tool calls.
     calls: [u16; MAX_ALTERNATIVES],
 }
 
@@ -240,10 +239,6 @@ enum Stage {
 }
 
 /// Where a request's next token stands.
-///
-/// ```
-/// assert!(!meridian_core::Standing::default().is_open);
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
     /// Thinking is open.

@@ -8,11 +8,6 @@ use crate::table::RequestState;
 use crate::{Ranker, RequestTable, RowId};
 
 /// The engine's facts at the start of a step.
-///
-/// ```
-/// let facts = meridian_core::EngineFacts { token_budget: 2048, decode_tokens: 1, ..Default::default() };
-/// assert_eq!(facts.free_seats, 0);
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EngineFacts {
     /// Time on the host's clock, milliseconds.
@@ -32,10 +27,6 @@ pub struct EngineFacts {
 }
 
 /// The plan of one step. Orders are permutations by construction; an empty order keeps the present one.
-///
-/// ```
-/// assert!(meridian_core::Plan::default().running_order.is_empty());
-/// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     /// Position in the new running list -> position in the present one.
@@ -55,10 +46,6 @@ pub struct Plan {
 }
 
 /// How an engine takes KV blocks as its requests grow.
-///
-/// ```
-/// assert_eq!(meridian_core::KvGrowth::default().groups, 1);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KvGrowth {
     /// Groups of layers that take their own blocks from the same pool.

@@ -3,11 +3,6 @@ use std::fmt;
 use crate::{Dispatch, SlotKind};
 
 /// A policy's description of itself.
-///
-/// ```
-/// let description = meridian_core::Description { name: "shortest-prompt".into(), ..Default::default() };
-/// assert!(description.version.is_empty());
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Description {
     /// Short name.
@@ -19,15 +14,6 @@ pub struct Description {
 }
 
 /// The candidates of one decision, as a policy sees them.
-///
-/// ```
-/// use meridian_core::{Batch, Dispatch, Step};
-///
-/// // Two candidates and two columns, one after the other.
-/// let columns = [0.0, 1.0, 120.0, 80.0];
-/// let batch: Batch<'_, Dispatch> = Batch { facts: &Step::default(), candidates: 2, columns: &columns, finished: &[] };
-/// assert_eq!(batch.columns.len() % batch.candidates, 0);
-/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Batch<'a, K: SlotKind = Dispatch> {
     /// Facts about the engine.
@@ -130,10 +116,6 @@ pub trait Policy<K: SlotKind = Dispatch>: Send {
 }
 
 /// The kinds of fault, which are counted separately.
-///
-/// ```
-/// assert_eq!(meridian_core::FaultKind::BadAnswer.label(), "bad-answer");
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FaultKind {
     /// The component trapped: unreachable, out of bounds, stack overflow, division by zero.
@@ -169,12 +151,6 @@ impl FaultKind {
 }
 
 /// The reason why a policy did not decide a step.
-///
-/// ```
-/// use meridian_core::{Fault, FaultKind};
-///
-/// assert_eq!(Fault::new(FaultKind::Trap, "unreachable").to_string(), "trap: unreachable");
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// The kind that it counts as.

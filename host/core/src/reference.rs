@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::{Plan, RowId};
+use crate::{Plan, RequestTable, RowId};
 
 /// The two queues of an engine, and the execution of a plan on them, after vllm/v1/core/sched/scheduler.py
 /// (`Scheduler.schedule`) and its wrapper in python/meridian/vllm. Running requests go in their order while tokens are
@@ -88,6 +88,94 @@ pub trait EngineStep {
 
     /// Note that the request computes `tokens` tokens in this step, at least 1.
     fn give(&mut self, row: RowId, tokens: u32);
+}
+
+/// A step of an engine with KV memory without end, over the requests of a table. It notes what the engine does; the
+/// caller reports it when the step is carried out.
+///
+/// ```
+/// use meridian_core::{NewRequest, Plan, Queues, RequestId, RequestTable, TableStep};
+///
+/// let mut table = RequestTable::default();
+/// let request = NewRequest { prompt_tokens: 12, ..NewRequest::default() };
+/// let row = table.insert(RequestId(1), &request).unwrap();
+/// let mut queues = Queues::default();
+/// queues.waiting.push_back(row);
+/// let mut step = TableStep::new(&table, 1);
+/// queues.carry_out(&Plan { token_budget: 8, ..Plan::default() }, 1, &mut step);
+/// assert_eq!((step.admitted, step.given), (vec![row], vec![(row, 8)]));
+/// ```
+#[derive(Debug)]
+pub struct TableStep<'a> {
+    table: &'a RequestTable,
+    decode_tokens: u32,
+    admits: Admits,
+    /// Requests that were admitted.
+    pub admitted: Vec<RowId>,
+    /// Requests that lost their KV blocks.
+    pub preempted: Vec<RowId>,
+    /// Requests that compute tokens in the step, and how many.
+    pub given: Vec<(RowId, u32)>,
+}
+
+/// The waiting requests that a [`TableStep`] admits.
+///
+/// ```
+/// assert_ne!(meridian_core::Admits::default(), meridian_core::Admits::Nobody);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Admits {
+    /// Every one that there is a token for.
+    #[default]
+    Parts,
+    /// Those whose whole prompt fits into the step.
+    WholePrompts,
+    /// None, as without free KV blocks.
+    Nobody,
+}
+
+impl<'a> TableStep<'a> {
+    /// A step in which a decoding request takes `decode_tokens` tokens.
+    #[must_use]
+    pub fn new(table: &'a RequestTable, decode_tokens: u32) -> Self {
+        let (admitted, preempted, given) = (Vec::new(), Vec::new(), Vec::new());
+        Self { table, decode_tokens, admits: Admits::default(), admitted, preempted, given }
+    }
+
+    /// The same, admitting these requests only.
+    #[must_use]
+    pub fn admitting(self, admits: Admits) -> Self {
+        Self { admits, ..self }
+    }
+}
+
+impl EngineStep for TableStep<'_> {
+    fn needed_tokens(&mut self, row: RowId) -> u32 {
+        self.table.get(row).map_or(0, |request| request.needed_tokens(self.decode_tokens))
+    }
+
+    fn preempted(&mut self, row: RowId) {
+        self.preempted.push(row);
+    }
+
+    fn admit(&mut self, row: RowId, most: u32, _: &[RowId]) -> Option<u32> {
+        let needed = self.needed_tokens(row);
+        let fits = match self.admits {
+            Admits::Parts => true,
+            Admits::WholePrompts => needed <= most,
+            Admits::Nobody => false,
+        };
+        let tokens = needed.min(most);
+        if !fits || tokens == 0 {
+            return None;
+        }
+        self.admitted.push(row);
+        Some(tokens)
+    }
+
+    fn give(&mut self, row: RowId, tokens: u32) {
+        self.given.push((row, tokens));
+    }
 }
 
 impl Queues {

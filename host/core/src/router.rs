@@ -38,11 +38,6 @@ pub struct PhaseRouter {
 type Clock = Box<dyn Fn() -> u64 + Send + Sync>;
 
 /// The router's data for a new request.
-///
-/// ```
-/// let request = meridian_core::RoutedRequest { prompt: &[1, 2, 7], ..Default::default() };
-/// assert_eq!(request.max_think_tokens, u32::MAX);
-/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct RoutedRequest<'a> {
     /// Token ids of the templated prompt, or of its last turn, which determines the opening phase.
@@ -58,15 +53,6 @@ impl Default for RoutedRequest<'_> {
 }
 
 /// The progress of a request. Counts are tokens of all its turns.
-///
-/// ```
-/// use meridian_core::{Markers, PhaseRouter, RequestId, RoutedRequest, ThinkPhase};
-///
-/// let router = PhaseRouter::new(Markers::default());
-/// router.register(RequestId(1), &RoutedRequest::default())?;
-/// assert_eq!(router.progress(RequestId(1)).map(|progress| progress.phase), Some(ThinkPhase::Prefill));
-/// # Ok::<(), meridian_core::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Its phase; prefill until the turn's first token.
@@ -247,7 +233,7 @@ impl PhaseRouter {
         self.requests.update(&id, |tracked| tracked.token(&self.markers, token, now_ms)).flatten()
     }
 
-    /// The same for the token at `position` among the request's generated tokens, from 0. A repeated token is ignored:
+    /// Take in the token at `position` among the request's generated tokens, from 0. A repeated token is ignored:
     /// an engine that replays a request after a preemption may report its tokens again.
     pub fn process_token_at(&self, id: RequestId, position: u32, token: u32) -> Option<PhaseEvent> {
         let now_ms = (self.clock)();
@@ -272,7 +258,8 @@ impl PhaseRouter {
         unknown
     }
 
-    /// The same for tokens with their positions, as in [`PhaseRouter::process_token_at`]: (request, position, token).
+    /// Take in a batch of tokens with their positions, as in [`PhaseRouter::process_token_at`]: (request, position,
+    /// token). Returns the number of tokens of unknown requests.
     pub fn process_batch_at(
         &self,
         tokens: &[(RequestId, u32, u32)],

@@ -11,14 +11,10 @@ const MAX_SESSIONS: usize = 1 << 16;
 const EXPIRES_MS: f64 = 24.0 * 3600.0 * 1e3;
 /// Gaps that weigh in a mean: a session changes its habits.
 const GAPS_WEIGHED: u32 = 32;
-/// The same for the gaps of all sessions.
+/// Gaps that weigh in the mean of all sessions.
 const ALL_GAPS_WEIGHED: u32 = 4096;
 
 /// Why a request's chain of blocks is released.
-///
-/// ```
-/// assert_eq!(meridian_core::Stop::default(), meridian_core::Stop::Turn);
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Stop {
     /// It ended its turn: somebody reads its answer.
@@ -31,10 +27,6 @@ pub enum Stop {
 }
 
 /// The facts about a session after a request of it, as the columns of an eviction policy have them.
-///
-/// ```
-/// assert!(meridian_core::SessionFacts::default().gap_ms.is_nan());
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SessionFacts {
     /// Its number, from 1; 0 for none.

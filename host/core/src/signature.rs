@@ -4,13 +4,6 @@ use std::path::{Path, PathBuf};
 
 /// A component from a registry, with the signatures that the registry keeps beside it. The bytes are those that the manifest
 /// names, and the manifest is that of `manifest_digest`; nobody has verified the signatures.
-///
-/// ```
-/// use meridian_core::signature::FetchedComponent;
-///
-/// let unsigned = FetchedComponent { bytes: b"a component".to_vec(), ..FetchedComponent::default() };
-/// assert!(unsigned.minisign.is_empty() && unsigned.cosign.is_empty());
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FetchedComponent {
     /// Its reference: `oci://HOST/NAME@sha256:DIGEST`.
@@ -26,13 +19,6 @@ pub struct FetchedComponent {
 }
 
 /// A signature as `cosign sign --key` puts it beside a manifest.
-///
-/// ```
-/// use meridian_core::signature::CosignSignature;
-///
-/// let signature = CosignSignature { payload: b"{}".to_vec(), signature: "MEUC".into() };
-/// assert_ne!(signature, CosignSignature::default());
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CosignSignature {
     /// The signed text: JSON that names the digest of the manifest.

@@ -35,11 +35,6 @@ impl StepTime {
 }
 
 /// The load of a step.
-///
-/// ```
-/// let load = meridian_core::StepLoad { decode_tokens: 32, context_tokens: 64_000, ..Default::default() };
-/// assert_eq!(load.prefill_tokens, 0);
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepLoad {
     /// Tokens of decoding requests.

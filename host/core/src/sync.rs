@@ -1,20 +1,24 @@
-//! Locks and the concurrent map, replaceable by loom's.
+//! Locks, atomics and the concurrent map, replaceable by loom's.
 
 use std::sync::PoisonError;
 
 #[cfg(loom)]
-pub use loom::sync::{Mutex, MutexGuard};
+pub(crate) use loom::sync::atomic::{AtomicU64, Ordering};
+#[cfg(loom)]
+pub(crate) use loom::sync::{Mutex, MutexGuard};
 #[cfg(not(loom))]
-pub use std::sync::{Mutex, MutexGuard};
+pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
+#[cfg(not(loom))]
+pub(crate) use std::sync::{Mutex, MutexGuard};
 
 /// Lock, even after a panic with the lock held: the guarded data is consistent between any two statements that can
 /// panic.
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The same without a lock, for the holder of the only reference.
-pub fn get_mut<T>(mutex: &mut Mutex<T>) -> &mut T {
+/// The guarded data for the holder of the only reference, without a lock, even after a panic.
+pub(crate) fn get_mut<T>(mutex: &mut Mutex<T>) -> &mut T {
     mutex.get_mut().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -46,6 +46,22 @@ impl RowId {
     pub fn index(self) -> usize {
         self.index as usize
     }
+
+    /// Bits of [`RowId::bits`] that are used.
+    pub(crate) const BITS: u32 = 56;
+    const INDEX_BITS: u32 = 24;
+
+    /// The same number for the samplers, in [`RowId::BITS`] bits: a table never has 2^24 rows, because requests have
+    /// numbers of 24 bits.
+    pub(crate) fn bits(self) -> u64 {
+        u64::from(self.generation) << Self::INDEX_BITS | u64::from(self.index)
+    }
+
+    /// The number that has these [`RowId::bits`].
+    pub(crate) fn from_bits(bits: u64) -> Self {
+        let index = bits & ((1 << Self::INDEX_BITS) - 1);
+        Self { index: index as u32, generation: (bits >> Self::INDEX_BITS) as u32 }
+    }
 }
 
 /// The mirror of the engine's requests, fed by deltas.
@@ -184,8 +200,14 @@ impl RequestTable {
         let routed = RoutedRequest { prompt: request.prompt, max_think_tokens: request.max_think_tokens };
         let tenant = self.clients.tenant(request.tenant);
         let series = self.latencies.as_mut().map_or(0, |latencies| latencies.series(tenant, request.tenant));
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.rows.push(Row::default());
+            u32::try_from(self.rows.len() - 1).expect("fewer than 2^32 live requests")
+        });
+        let row_id = RowId { index, generation: self.rows[index as usize].generation };
         let state = RequestState {
             id,
+            row_id,
             number: number
                 .inspect(|number| _ = self.live_numbers.insert(*number))
                 .unwrap_or_else(|| self.next_number()),
@@ -218,15 +240,9 @@ impl RequestTable {
             account: Box::new(Account::new(request.arrival_ms)),
             thinking: None,
         };
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.rows.push(Row::default());
-            u32::try_from(self.rows.len() - 1).expect("fewer than 2^32 live requests")
-        });
         self.whole_prompts += usize::from(request.whole_prompt);
-        let row = &mut self.rows[index as usize];
         self.ledger.note(state.number, request.arrival_ms, Doing::Arriving);
-        row.state = Some(state);
-        let row_id = RowId { index, generation: row.generation };
+        self.rows[index as usize].state = Some(state);
         self.ledger.arrived(row_id);
         self.by_id.insert(id, row_id);
         Ok(row_id)

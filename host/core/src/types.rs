@@ -2,17 +2,12 @@
 
 use std::fmt;
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use meridian_policy_sdk::Phase as ThinkPhase;
 
 /// The caller's number of a request. An engine with text ids counts its requests and keeps the map; a number may be
 /// reused after its request is removed.
-///
-/// ```
-/// assert_eq!(meridian_core::RequestId(7).to_string(), "7");
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RequestId(pub u64);
@@ -27,10 +22,6 @@ impl fmt::Display for RequestId {
 ///
 /// [`PhaseEvent::EnterThink`] and [`PhaseEvent::ExitThink`] alternate, beginning with the former: a request is thinking
 /// exactly when it has entered once more than it has left.
-///
-/// ```
-/// assert_ne!(meridian_core::PhaseEvent::EnterThink, meridian_core::PhaseEvent::ExitThink);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PhaseEvent {
@@ -48,12 +39,6 @@ impl PhaseEvent {
     pub const ALL: [Self; 3] = [Self::EnterThink, Self::ExitThink, Self::ForceBudget];
 
     /// The event as a metric label.
-    ///
-    /// ```
-    /// use meridian_core::PhaseEvent;
-    ///
-    /// assert_eq!(PhaseEvent::ALL.map(PhaseEvent::label), ["enter-think", "exit-think", "force-budget"]);
-    /// ```
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {
@@ -105,10 +90,6 @@ impl fmt::Display for BlockTier {
 }
 
 /// Logical name of a KV block, by its contents, wherever they are. Never reused.
-///
-/// ```
-/// assert_eq!(meridian_core::BlockId(3).to_string(), "3");
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct BlockId(pub u64);
@@ -120,12 +101,6 @@ impl fmt::Display for BlockId {
 }
 
 /// The place of a KV block.
-///
-/// ```
-/// use meridian_core::BlockLocation;
-///
-/// assert_ne!(BlockLocation::Device { index: 1 }, BlockLocation::Remote { handle: 1 });
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum BlockLocation {
     /// In the accelerator's memory.
@@ -140,33 +115,7 @@ pub enum BlockLocation {
     },
 }
 
-/// Unit of an entropy.
-///
-/// ```
-/// assert_ne!(meridian_core::EntropyUnit::Nats, meridian_core::EntropyUnit::Bits);
-/// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum EntropyUnit {
-    /// Natural logarithm.
-    Nats,
-    /// Logarithm to base 2; 1 bit is ln 2 nats.
-    #[default]
-    Bits,
-}
-
-impl EntropyUnit {
-    /// Number of bits in one unit.
-    #[must_use]
-    pub fn in_bits(self) -> f64 {
-        match self {
-            Self::Nats => std::f64::consts::LOG2_E,
-            Self::Bits => 1.0,
-        }
-    }
-}
-
-/// An entropy with its unit.
+/// An entropy: measured in nats, shown to operators and policies in bits.
 ///
 /// ```
 /// use meridian_core::EntropySignal;
@@ -174,51 +123,33 @@ impl EntropyUnit {
 /// let coin = EntropySignal::from_nats(std::f32::consts::LN_2);
 /// assert!((coin.bits() - 1.0).abs() < 1e-7);
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EntropySignal {
-    /// The entropy, in `unit`.
-    pub value: f32,
-    /// Unit of `value`.
-    pub unit: EntropyUnit,
+    nats: f32,
 }
 
 impl EntropySignal {
     /// An entropy in nats.
     #[must_use]
-    pub fn from_nats(value: f32) -> Self {
-        Self { value, unit: EntropyUnit::Nats }
+    pub fn from_nats(nats: f32) -> Self {
+        Self { nats }
     }
 
     /// An entropy in bits.
     #[must_use]
-    pub fn from_bits(value: f32) -> Self {
-        Self { value, unit: EntropyUnit::Bits }
+    pub fn from_bits(bits: f32) -> Self {
+        Self { nats: (f64::from(bits) * std::f64::consts::LN_2) as f32 }
     }
 
-    /// The entropy in nats; exact if that is its unit.
+    /// The entropy in nats.
     #[must_use]
-    pub fn nats(self) -> f64 {
-        match self.unit {
-            EntropyUnit::Nats => f64::from(self.value),
-            EntropyUnit::Bits => f64::from(self.value) * std::f64::consts::LN_2,
-        }
+    pub fn nats(self) -> f32 {
+        self.nats
     }
 
-    /// The entropy in bits; exact if that is its unit.
+    /// The entropy in bits.
     #[must_use]
     pub fn bits(self) -> f64 {
-        match self.unit {
-            EntropyUnit::Nats => f64::from(self.value) * std::f64::consts::LOG2_E,
-            EntropyUnit::Bits => f64::from(self.value),
-        }
-    }
-
-    /// The entropy in `unit`.
-    #[must_use]
-    pub fn in_unit(self, unit: EntropyUnit) -> f64 {
-        match unit {
-            EntropyUnit::Nats => self.nats(),
-            EntropyUnit::Bits => self.bits(),
-        }
+        f64::from(self.nats) * std::f64::consts::LOG2_E
     }
 }

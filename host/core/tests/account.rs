@@ -4,8 +4,8 @@
 
 use meridian_core::latency::{Latencies, LatencyKind, OTHER_TENANTS};
 use meridian_core::{
-    Decision, EngineFacts, EngineMirror, Markers, NewRequest, Part, Planner, RequestId, RequestState, RowId, Rule,
-    State,
+    Admits, Decision, EngineFacts, EngineMirror, Markers, NewRequest, Part, Planner, Queues, RequestId, RequestState,
+    RowId, Rule, TableStep,
 };
 use proptest::prelude::*;
 
@@ -18,8 +18,8 @@ struct Engine {
     planner: Planner,
     facts: EngineFacts,
     seats: usize,
-    running: Vec<RowId>,
-    waiting: Vec<RowId>,
+    queues: Queues,
+    admits: Admits,
     next: u64,
 }
 
@@ -38,8 +38,8 @@ impl Engine {
             planner: Planner::default().with_block_tokens(16),
             facts,
             seats,
-            running: Vec::new(),
-            waiting: Vec::new(),
+            queues: Queues::default(),
+            admits: Admits::default(),
             next: 1,
         }
     }
@@ -48,18 +48,19 @@ impl Engine {
         let new = NewRequest { prompt: &[7], prompt_tokens, arrival_ms, tenant, ..NewRequest::default() };
         let row = self.mirror.table.insert(RequestId(self.next), &new).unwrap();
         self.next += 1;
-        self.waiting.push(row);
+        self.queues.waiting.push_back(row);
         row
     }
 
     /// A step at `now_ms` with these keys, by request; `left_out` get nothing.
     fn step(&mut self, now_ms: f64, key: impl Fn(&RequestState) -> f32, budget: Option<u32>, left_out: &[RowId]) {
         let now_ms = self.mirror.hold_time(now_ms);
-        let free = self.seats.saturating_sub(self.running.len());
-        let window = if free > 0 { self.waiting.clone() } else { Vec::new() };
-        self.facts = EngineFacts { now_ms, free_seats: free as u32, waiting: self.waiting.len() as u32, ..self.facts };
-        self.mirror.begin_step(&self.facts, &self.running, &window);
-        let candidates: Vec<RowId> = self.running.iter().chain(&window).copied().collect();
+        let free = self.seats.saturating_sub(self.queues.running.len());
+        let Queues { running, waiting, .. } = &mut self.queues;
+        self.facts = EngineFacts { now_ms, free_seats: free as u32, waiting: waiting.len() as u32, ..self.facts };
+        let window = if free > 0 { &*waiting.make_contiguous() } else { &[] };
+        self.mirror.begin_step(&self.facts, running, window);
+        let candidates: Vec<RowId> = running.iter().chain(window).copied().collect();
         let keys = candidates.iter().map(|row| key(&self.mirror.table[*row])).collect();
         let token_caps = if left_out.is_empty() {
             Vec::new()
@@ -68,26 +69,11 @@ impl Engine {
         };
         let decision = Decision { keys, token_budget: budget, token_caps, ..Decision::default() };
         let table = &self.mirror.table;
-        let plan = self.planner.plan(table, &self.facts, &self.running, &window, &decision, 2000.0).clone();
-        let in_order = |rows: &[RowId], order: &[u32]| -> Vec<RowId> {
-            (0..rows.len()).map(|i| rows[order.get(i).map_or(i, |from| *from as usize)]).collect()
-        };
-        let running = in_order(&self.running, &plan.running_order);
-        let waiting = in_order(&window, &plan.waiting_order);
-        let (mut left, mut given) = (plan.token_budget, Vec::new());
-        for row in running.iter().chain(waiting.iter().take(free)) {
-            let cap = plan.token_caps.iter().find(|(of, _)| of == row).map_or(u32::MAX, |(_, cap)| *cap);
-            let tokens = self.mirror.table[*row].needed_tokens(1).min(left).min(cap);
-            if tokens > 0 {
-                left -= tokens;
-                if self.mirror.table[*row].state() != State::Running {
-                    self.mirror.admitted(*row, 0);
-                    self.waiting.retain(|of| of != row);
-                    self.running.push(*row);
-                }
-                given.push((*row, tokens));
-            }
-        }
+        let plan = self.planner.plan(table, &self.facts, running, window, &decision, 2000.0).clone();
+        let mut step = TableStep::new(table, 1).admitting(self.admits);
+        self.queues.carry_out(&plan, self.seats, &mut step);
+        let TableStep { admitted, given, .. } = step;
+        admitted.into_iter().for_each(|row| self.mirror.admitted(row, 0));
         let tokens = self.mirror.scheduled(now_ms, given.iter().copied());
         self.planner.settle(&mut self.mirror.table, tokens, now_ms);
     }
@@ -95,7 +81,7 @@ impl Engine {
     /// The step's tokens arrive: one for each running request that has computed all that it knows.
     fn tokens(&mut self, now_ms: f64, token: u32) {
         self.mirror.hold_time(now_ms);
-        for row in &self.running {
+        for row in &self.queues.running {
             let request = &self.mirror.table[*row];
             let known = request.prompt_tokens() + request.think_tokens() + request.output_tokens();
             if request.computed_tokens() >= known {
@@ -106,8 +92,8 @@ impl Engine {
 
     fn preempt(&mut self, row: RowId) {
         self.mirror.preempted(row);
-        self.running.retain(|of| *of != row);
-        self.waiting.insert(0, row);
+        self.queues.running.retain(|of| *of != row);
+        self.queues.waiting.push_front(row);
     }
 
     fn part(&self, row: RowId, part: Part) -> f64 {
@@ -154,33 +140,16 @@ fn a_wait_has_the_causes_of_its_steps() {
     engine.step(30.0, arrival, None, &[]);
     engine.facts.token_budget = 64;
     engine.facts.free_blocks = 0;
-    let blocked = engine.waiting.clone();
-    engine.seats = 2;
-    engine.step_without_admission(40.0);
+    engine.admits = Admits::Nobody;
+    engine.step(40.0, arrival, None, &[]);
+    engine.admits = Admits::Parts;
     engine.facts.free_blocks = 1000;
-    assert_eq!(engine.waiting, blocked);
+    assert_eq!(engine.queues.waiting, [second]);
     engine.step(50.0, arrival, None, &[]);
     let causes = [Part::Arrival, Part::Seat, Part::Budget, Part::Blocks].map(|part| engine.part(second, part));
     assert_eq!(causes, [10.0, 20.0, 10.0, 10.0]);
     assert!((engine.sum(second) - 50.0).abs() < 1e-9);
     assert_eq!(engine.part(first, Part::Seat), 0.0);
-}
-
-impl Engine {
-    /// A step in which the engine admits nobody.
-    fn step_without_admission(&mut self, now_ms: f64) {
-        let waiting = std::mem::take(&mut self.waiting);
-        let now_ms = self.mirror.hold_time(now_ms);
-        self.facts = EngineFacts { now_ms, free_seats: 1, waiting: waiting.len() as u32, ..self.facts };
-        self.mirror.begin_step(&self.facts, &self.running, &waiting);
-        let keys = vec![0.0; self.running.len() + waiting.len()];
-        let decision = Decision { keys, ..Decision::default() };
-        self.planner.plan(&self.mirror.table, &self.facts, &self.running, &waiting, &decision, 2000.0);
-        let given: Vec<_> = self.running.iter().map(|row| (*row, 1)).collect();
-        let tokens = self.mirror.scheduled(now_ms, given);
-        self.planner.settle(&mut self.mirror.table, tokens, now_ms);
-        self.waiting = waiting;
-    }
 }
 
 #[test]
@@ -313,8 +282,8 @@ proptest! {
                     let arrival_ms = now_ms - f64::from(number % 7);
                     arrivals.push((engine.arrive(arrival_ms, number + 1, ""), arrival_ms));
                 }
-                2 if !engine.running.is_empty() => {
-                    let row = engine.running[number as usize % engine.running.len()];
+                2 if !engine.queues.running.is_empty() => {
+                    let row = engine.queues.running[number as usize % engine.queues.running.len()];
                     engine.preempt(row);
                 }
                 3 => {
@@ -322,8 +291,8 @@ proptest! {
                     engine.tokens(now_ms, token);
                 }
                 4 => engine.step(now_ms, |request| -(request.number() as f32), Some(number % 40 + 1), &[]),
-                5 if !engine.running.is_empty() => {
-                    let left_out = [engine.running[number as usize % engine.running.len()]];
+                5 if !engine.queues.running.is_empty() => {
+                    let left_out = [engine.queues.running[number as usize % engine.queues.running.len()]];
                     engine.step(now_ms, arrival, None, &left_out);
                 }
                 _ => engine.step(now_ms, arrival, None, &[]),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use meridian_core::budget::{
-    AnswerRules, Ban, ClientBudget, Demand, EndRules, Enforcer, ForceReason, ThinkBudgets, ThinkEnd, ThinkLimits,
+    AnswerRules, Ban, ClientBudget, Demand, EndRules, Enforcer, ForceReason, SamplerLimits, ThinkBudgets, ThinkEnd,
     ThinkSettings,
 };
 use meridian_core::{Markers, NewRequest, RequestId, RequestTable};
@@ -21,7 +21,7 @@ fn rules(min_tokens: u32, resumes: bool) -> EndRules {
 }
 
 /// The demands on each of `tokens` and on the one after them.
-fn demands(rules: &EndRules, limits: ThinkLimits, tokens: &[u32]) -> (Enforcer, Vec<Demand>) {
+fn demands(rules: &EndRules, limits: SamplerLimits, tokens: &[u32]) -> (Enforcer, Vec<Demand>) {
     let mut request = Enforcer::new(rules, &[1, START], limits);
     let mut found = vec![request.demand(rules)];
     for token in tokens {
@@ -34,7 +34,7 @@ fn demands(rules: &EndRules, limits: ThinkLimits, tokens: &[u32]) -> (Enforcer, 
 #[test]
 fn an_answer_after_a_forced_end_cannot_be_empty() {
     let rules = rules(2, false);
-    let limits = ThinkLimits { max_think_tokens: 1, ..ThinkLimits::default() };
+    let limits = SamplerLimits { max_think_tokens: 1, ..SamplerLimits::default() };
     // One token of thinking, the forced ending, white space, and an answer of two tokens.
     let (request, found) = demands(&rules, limits, &[30, 40, END, BLANK, BLANK, 50, BLANK, 51]);
     let due = Demand::Answer(Ban::Ends);
@@ -47,13 +47,13 @@ fn an_answer_after_a_forced_end_cannot_be_empty() {
 fn an_answer_after_a_natural_end_is_guarded_only_beside_a_budget() {
     let rules = rules(1, false);
     for guards_answer in [false, true] {
-        let limits = ThinkLimits { guards_answer, ..ThinkLimits::default() };
+        let limits = SamplerLimits { guards_answer, ..SamplerLimits::default() };
         let (_, found) = demands(&rules, limits, &[30, END, 50]);
         let first = if guards_answer { Demand::Answer(Ban::Ends) } else { Demand::Free };
         assert_eq!(found[2..], [first, Demand::Free]);
     }
     let off = self::rules(0, false);
-    let limits = ThinkLimits { max_think_tokens: 1, guards_answer: true, ..ThinkLimits::default() };
+    let limits = SamplerLimits { max_think_tokens: 1, guards_answer: true, ..SamplerLimits::default() };
     let (_, found) = demands(&off, limits, &[30, 40, END, BLANK]);
     assert_eq!(found[4], Demand::Free, "0 turns the guard off");
 }
@@ -61,14 +61,14 @@ fn an_answer_after_a_natural_end_is_guarded_only_beside_a_budget() {
 #[test]
 fn a_prompt_without_thinking_is_not_guarded() {
     let rules = rules(1, false);
-    let limits = ThinkLimits { guards_answer: true, ..ThinkLimits::default() };
+    let limits = SamplerLimits { guards_answer: true, ..SamplerLimits::default() };
     assert_eq!(Enforcer::new(&rules, &[START, END], limits).demand(&rules), Demand::Free);
 }
 
 #[test]
 fn thinking_that_begins_again_spends_the_same_budget() {
     let rules = rules(1, true);
-    let limits = ThinkLimits { max_think_tokens: 3, guards_answer: true, ..ThinkLimits::default() };
+    let limits = SamplerLimits { max_think_tokens: 3, guards_answer: true, ..SamplerLimits::default() };
     // Two tokens of three with the end marker, an answer, and again.
     let (request, found) = demands(&rules, limits, &[30, END, 50, START, 31]);
     assert_eq!(found[3], Demand::Free, "the budget is not spent");
@@ -79,7 +79,7 @@ fn thinking_that_begins_again_spends_the_same_budget() {
 #[test]
 fn thinking_cannot_begin_again_once_its_budget_is_spent() {
     let rules = rules(1, true);
-    let limits = ThinkLimits { max_think_tokens: 1, ..ThinkLimits::default() };
+    let limits = SamplerLimits { max_think_tokens: 1, ..SamplerLimits::default() };
     let (_, found) = demands(&rules, limits, &[30, 40, END, BLANK, 50, 51]);
     assert_eq!(found[4..], [Demand::Answer(Ban::Ends), Demand::Answer(Ban::Starts), Demand::Answer(Ban::Starts)]);
 }
@@ -89,7 +89,7 @@ fn a_start_marker_of_several_tokens_is_stopped_before_it_is_complete() {
     let markers = Markers::new(vec![vec![5, 6, 7]], vec![vec![END]], vec![]).expect("markers").with_resuming(true);
     let answers = AnswerRules { min_tokens: 9, ..AnswerRules::default() };
     let rules = EndRules::new(markers, vec![]).expect("an end marker").with_answers(answers);
-    let limits = ThinkLimits { max_think_tokens: 1, ..ThinkLimits::default() };
+    let limits = SamplerLimits { max_think_tokens: 1, ..SamplerLimits::default() };
     let mut request = Enforcer::new(&rules, &[1, 5, 6, 7], limits);
     let mut openers = Vec::new();
     for token in [30, END, 50, 5, 50, 5, 6] {
@@ -105,7 +105,7 @@ fn the_reserve_leaves_room_for_the_answer() {
     let rules = rules(1, false);
     // Three tokens of the ending.
     assert_eq!(rules.reserve_from(100), 77);
-    let limits = ThinkLimits { reserve_from: 2, ..ThinkLimits::default() };
+    let limits = SamplerLimits { reserve_from: 2, ..SamplerLimits::default() };
     let (request, found) = demands(&rules, limits, &[30, 31]);
     assert_eq!(found[2], Demand::Force(40));
     assert!(request.is_forcing());
@@ -129,7 +129,7 @@ fn a_followed_request_says_how_its_thinking_ended() {
     };
     let two = || ClientBudget { max_think_tokens: Some(2), ..ClientBudget::default() };
     let (enrolled, course, _) = add(two(), 100, &[30, 31, 40, END]);
-    assert_eq!((enrolled.reserve_from, enrolled.guards_answer), (77, true));
+    assert_eq!((enrolled.limits.reserve_from, enrolled.limits.guards_answer), (77, true));
     assert_eq!(course, (Some(ThinkEnd::Forced(ForceReason::HardCap)), 0, 0));
     // Long enough for the reserve, not for the budget.
     let wide = ClientBudget { max_think_tokens: Some(500), ..ClientBudget::default() };
@@ -138,12 +138,12 @@ fn a_followed_request_says_how_its_thinking_ended() {
     assert_eq!(status.forced[ForceReason::Reserve as usize], 1);
     let reported = || ClientBudget { reports: true, ..ClientBudget::default() };
     let (enrolled, course, status) = add(reported(), 100, &[30, END, 50, START, 31]);
-    assert_eq!((enrolled.reserve_from, enrolled.guards_answer), (u32::MAX, false), "no budget");
+    assert_eq!((enrolled.limits.reserve_from, enrolled.limits.guards_answer), (u32::MAX, false), "no budget");
     assert_eq!((course, status.reopened), ((None, 1, 0), 1), "it thinks again");
     let (_, course, _) = add(reported(), 100, &[30, END, 50, START, 31, END]);
     assert_eq!(course, (Some(ThinkEnd::Natural), 1, 0));
     let fixed = ClientBudget { ignores_eos: true, ..two() };
-    assert_eq!(add(fixed, 100, &[]).0.reserve_from, u32::MAX, "its length is fixed");
+    assert_eq!(add(fixed, 100, &[]).0.limits.reserve_from, u32::MAX, "its length is fixed");
 }
 
 proptest! {
@@ -153,7 +153,7 @@ proptest! {
     fn no_answer_is_empty(cap in 0u32..12, reserve_from in 0u32..20, sampled in prop::collection::vec(0u32..10, 60)) {
         const EOS: u32 = 2;
         let rules = rules(1, true);
-        let limits = ThinkLimits { max_think_tokens: cap, reserve_from, guards_answer: true, ..ThinkLimits::default() };
+        let limits = SamplerLimits { max_think_tokens: cap, reserve_from, guards_answer: true, ..SamplerLimits::default() };
         let mut request = Enforcer::new(&rules, &[1, START], limits.clone());
         // Number of tokens at the latest end of thinking: an end marker inside an answer is text.
         let (mut tokens, mut thought) = (Vec::new(), 0);

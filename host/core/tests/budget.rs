@@ -1,7 +1,7 @@
 //! When thinking ends and how it is ended.
 
 use meridian_core::budget::{Eat, Ending, ForceReason, Rpdi, ThinkBudget, ThinkThresholds, Verdict};
-use meridian_core::{EntropySignal, EntropyUnit, MeridianConfig, Pattern};
+use meridian_core::{EntropySignal, MeridianConfig, Pattern};
 use proptest::prelude::*;
 
 fn thresholds() -> ThinkThresholds {
@@ -19,7 +19,7 @@ fn thresholds() -> ThinkThresholds {
 }
 
 fn budget(thresholds: ThinkThresholds) -> ThinkBudget {
-    ThinkBudget::new(thresholds, EntropyUnit::Bits, [].into()).expect("the thresholds are in range")
+    ThinkBudget::new(thresholds, [].into()).expect("the thresholds are in range")
 }
 
 fn pattern(tokens: &[u32]) -> Pattern {
@@ -55,12 +55,9 @@ fn eat_fires_from_the_first_probe_that_may() {
     let mut eat = Eat::default();
     for i in 0..8 {
         eat.observe(0.2, thresholds.ema_alpha);
-        assert_eq!(eat.fires(&thresholds, EntropyUnit::Bits), i >= 4, "probe {i}");
+        assert_eq!(eat.fires(&thresholds), i >= 4, "probe {i}");
     }
-    assert!(
-        !eat.fires(&ThinkThresholds { eat_variance_threshold: 0.0, ..thresholds }, EntropyUnit::Bits),
-        "0 turns it off"
-    );
+    assert!(!eat.fires(&ThinkThresholds { eat_variance_threshold: 0.0, ..thresholds }), "0 turns it off");
     eat.observe(f64::NAN, 0.5);
     assert_eq!(eat.probes(), 8, "not measured");
 }
@@ -70,13 +67,8 @@ fn eat_does_not_fire_while_the_model_is_stably_ignorant() {
     let thresholds = ThinkThresholds { min_probes: 0, ..thresholds() };
     let mut eat = Eat::default();
     eat.observe(0.6, 0.5);
-    assert!(!eat.fires(&thresholds, EntropyUnit::Bits));
-    assert!(eat.fires(&ThinkThresholds { eat_max_bits: f64::INFINITY, ..thresholds }, EntropyUnit::Bits));
-    let mut nats = Eat::default();
-    nats.observe(0.34, 0.5);
-    assert!(nats.fires(&thresholds, EntropyUnit::Nats), "0.49 bits");
-    nats.observe(0.35, 1.0);
-    assert!(!nats.fires(&thresholds, EntropyUnit::Nats), "0.505 bits");
+    assert!(!eat.fires(&thresholds));
+    assert!(eat.fires(&ThinkThresholds { eat_max_bits: f64::INFINITY, ..thresholds }));
 }
 
 #[test]
@@ -121,7 +113,7 @@ fn the_confidence_is_that_of_the_latest_probe() {
     use meridian_core::budget::{BudgetCandidate, Observed};
     use meridian_core::{BudgetColumn as Column, columns};
 
-    let mut budget = ThinkBudget::new(ThinkThresholds::default(), EntropyUnit::Bits, [].into()).unwrap();
+    let mut budget = ThinkBudget::new(ThinkThresholds::default(), [].into()).unwrap();
     assert_eq!(budget.observed().confidence, None);
     let mut probe = |confidence: Option<f32>| {
         assert!(budget.on_probe(EntropySignal::from_bits(1.0), Some(7)));
@@ -192,7 +184,7 @@ fn what_was_not_measured_is_no_signal() {
     assert_eq!(budget.eat().probes(), 3);
     assert!(!budget.probe_due(), "it was due, and failed");
 
-    let mut strayed = ThinkBudget::new(thresholds(), EntropyUnit::Bits, [].into()).unwrap();
+    let mut strayed = ThinkBudget::new(thresholds(), [].into()).unwrap();
     for nats in [0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 2.0, 2.0, 2.0] {
         strayed.on_token(0, Some(EntropySignal::from_nats(nats)), false);
     }
@@ -256,7 +248,7 @@ fn rpdi_ends_at_a_boundary_only() {
 #[test]
 fn a_pattern_interrupts_even_below_the_minimum() {
     let interrupts = [pattern(&[7, 7, 8]), pattern(&[9])].into();
-    let mut budget = ThinkBudget::new(thresholds(), EntropyUnit::Bits, interrupts).unwrap();
+    let mut budget = ThinkBudget::new(thresholds(), interrupts).unwrap();
     for token in [7, 7, 7] {
         budget.on_token(token, None, false);
         assert_eq!(budget.decide(Verdict::KeepThinking), None);
@@ -369,13 +361,13 @@ proptest! {
     ) {
         let thresholds = ThinkThresholds { min_think_tokens: min, max_think_tokens: min + more, ..thresholds() };
         let patterns: Vec<Pattern> = if interrupts { vec![pattern(&[3, 3])] } else { vec![] };
-        let mut budget = ThinkBudget::new(thresholds, EntropyUnit::Nats, patterns.into()).expect("in range");
+        let mut budget = ThinkBudget::new(thresholds, patterns.into()).expect("in range");
         let mut state = seed;
         for tokens in 1..=100u32 {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let bits = state >> 32;
             // Raw bits cover what is not a number.
-            let entropy = EntropySignal { value: f32::from_bits(bits as u32), unit: EntropyUnit::Bits };
+            let entropy = EntropySignal::from_bits(f32::from_bits(bits as u32));
             let entropy = if bits % 3 == 0 { EntropySignal::from_nats(0.01) } else { entropy };
             budget.on_token((bits % 5) as u32, Some(entropy), bits % 2 == 0);
             if budget.probe_due() {

@@ -2,7 +2,6 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
-use meridian_core::EntropyUnit;
 use meridian_core::config::{self, Auto, Listen, Origin, SlotMode};
 use meridian_core::{MeridianConfig, SlotConfig};
 use proptest::prelude::*;
@@ -49,7 +48,6 @@ fn empty_means_defaults() {
     );
     assert_eq!(config.scheduler.output_tpot_budget_ms, 20.0);
     assert_eq!(config.entropy.eat_variance_threshold, 0.000_976_562_5);
-    assert_eq!(config.entropy.unit, EntropyUnit::Bits);
     assert_eq!(config.kv_memory.evict_dead_thinking, Auto::Auto);
 }
 
@@ -97,7 +95,6 @@ const RANGES: &[(&str, &[&str], &[&str], &str)] = &[
     ("entropy.rpdi_window", &["1", "65536"], &["0", "65537"], "must be in 1..=65536"),
     ("entropy.rpdi_threshold", &["1e-9", "1e300", "inf"], &["0", "nan", "-inf"], "must be above 0, or inf"),
     ("entropy.probe_at", &["'newline'"], &["'line'"], "must be \"interval\" or \"newline\""),
-    ("entropy.unit", &["'nats'"], &["'dits'", "''"], "must be \"nats\" or \"bits\""),
     ("kv_memory.evict_dead_thinking", &["true", "false"], &["'yes'"], "must be \"auto\", true or false"),
     ("model.strips_reasoning", &["true", "false"], &["'yes'"], "must be \"auto\", true or false"),
     ("kv_memory.growth_blocks", &["0", "1024"], &["-0.5", "1025"], "must be in [0, 1024]"),
@@ -483,7 +480,6 @@ fn numbers_and_choices_that_do_not_fit_name_their_field() {
         ("a = 1_7-0\u{15}-2", "a: 17-0\\u{15}-2: must fit a signed integer".into()),
         (&format!("a = 1_7{}-1", "é".repeat(50)), format!("a: 17{}...: must fit a signed integer", "é".repeat(38))),
         ("[entropy]\nprobe_at = 1", "entropy.probe_at: 1: must be \"interval\" or \"newline\"".into()),
-        ("[entropy]\nunit = true", "entropy.unit: true: must be \"nats\" or \"bits\"".into()),
         ("[policy.budget]\nmode = []", "policy.budget.mode: []: must be \"active\" or \"shadow\"".into()),
     ] {
         let found = refusal(text);

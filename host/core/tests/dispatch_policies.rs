@@ -1,5 +1,6 @@
 //! Shipped dispatch policies in a closed loop: what they promise comes about when the host keeps the columns.
 
+use meridian_core::slot::DispatchSlot;
 use meridian_core::types::RequestId;
 use meridian_core::{Markers, MeridianScheduler, NewRequest, SchedulerConfig, StepLimits, native};
 
@@ -12,7 +13,7 @@ fn scheduler(policy: &str) -> MeridianScheduler {
     // What the host does against starvation is not to help.
     let config = SchedulerConfig { max_defer_ms: 1e9, ..SchedulerConfig::default() };
     let native = native::policy(policy, config.targets(), "{}").expect("a native policy");
-    MeridianScheduler::with_policy(&config, markers, native)
+    MeridianScheduler::with_slot(DispatchSlot::new(native, config.targets()), markers, &config)
 }
 
 fn limits(step: u32, max_running: u32) -> StepLimits {

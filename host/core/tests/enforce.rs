@@ -1,6 +1,6 @@
 //! Where thinking ends when it is made to: at the exact token, whatever is sampled, replayed or told late.
 
-use meridian_core::budget::{Demand, EndRules, Enforcer, ForceReason, Order, Report, ThinkLimits};
+use meridian_core::budget::{Demand, EndRules, Enforcer, ForceReason, Order, Report, SamplerLimits};
 use meridian_core::{Error, Markers, Pattern};
 use proptest::prelude::*;
 
@@ -13,7 +13,7 @@ fn rules() -> EndRules {
     EndRules::new(markers, vec![40, 41, 8, 9, 3]).expect("an end marker")
 }
 
-fn thinking(limits: ThinkLimits) -> Enforcer {
+fn thinking(limits: SamplerLimits) -> Enforcer {
     Enforcer::new(&rules(), &[1, START], limits)
 }
 
@@ -35,7 +35,7 @@ fn run(enforcer: &mut Enforcer, wished: &mut impl Iterator<Item = u32>, tokens: 
 #[test]
 fn the_hard_cap_is_exact_and_the_whole_ending_follows() {
     for cap in [0, 1, 5] {
-        let mut request = thinking(ThinkLimits { max_think_tokens: cap, ..ThinkLimits::default() });
+        let mut request = thinking(SamplerLimits { max_think_tokens: cap, ..SamplerLimits::default() });
         let out = run(&mut request, &mut (20..), cap as usize + 7);
         let at = cap as usize;
         assert_eq!(out[at..at + 5], [40, 41, 8, 9, 3], "cap {cap}");
@@ -46,7 +46,7 @@ fn the_hard_cap_is_exact_and_the_whole_ending_follows() {
 
 #[test]
 fn a_model_that_ends_by_itself_is_left_alone() {
-    let mut request = thinking(ThinkLimits { max_think_tokens: 10, ..ThinkLimits::default() });
+    let mut request = thinking(SamplerLimits { max_think_tokens: 10, ..SamplerLimits::default() });
     let out = run(&mut request, &mut [20, 21, 8, 9, 22, 23].into_iter(), 6);
     assert_eq!(out, [20, 21, 8, 9, 22, 23]);
     assert_eq!(request.forced(), None);
@@ -56,7 +56,7 @@ fn a_model_that_ends_by_itself_is_left_alone() {
 fn tokens_of_the_start_marker_are_not_thought() {
     let rules = rules();
     // The prompt leaves it open whether the model thinks.
-    let mut request = Enforcer::new(&rules, &[1, 2], ThinkLimits { max_think_tokens: 1, ..ThinkLimits::default() });
+    let mut request = Enforcer::new(&rules, &[1, 2], SamplerLimits { max_think_tokens: 1, ..SamplerLimits::default() });
     assert_eq!(request.demand(&rules), Demand::Free);
     request.push(&rules, START);
     assert_eq!((request.think_tokens(), request.demand(&rules)), (0, Demand::Guarded));
@@ -74,7 +74,7 @@ fn calling(ends_thinking: bool) -> EndRules {
 #[test]
 fn an_end_waits_until_a_tool_call_has_closed() {
     let rules = calling(false);
-    let limits = ThinkLimits { max_think_tokens: 2, guards_eos: true, ..ThinkLimits::default() };
+    let limits = SamplerLimits { max_think_tokens: 2, guards_eos: true, ..SamplerLimits::default() };
     let mut request = Enforcer::new(&rules, &[1, START], limits);
     for (token, demand) in [(30, Demand::Guarded), (50, Demand::Guarded), (31, Demand::Free), (32, Demand::Free)] {
         assert_eq!(request.demand(&rules), demand, "{token}");
@@ -90,7 +90,8 @@ fn an_end_waits_until_a_tool_call_has_closed() {
 #[test]
 fn a_tool_call_that_ends_thinking_leaves_nothing_to_force() {
     let rules = calling(true);
-    let mut request = Enforcer::new(&rules, &[1, START], ThinkLimits { max_think_tokens: 2, ..ThinkLimits::default() });
+    let mut request =
+        Enforcer::new(&rules, &[1, START], SamplerLimits { max_think_tokens: 2, ..SamplerLimits::default() });
     for token in [30, 50, 31, 32, 51, 33] {
         assert!(!matches!(request.demand(&rules), Demand::Force(_)), "{token}");
         request.push(&rules, token);
@@ -101,7 +102,7 @@ fn a_tool_call_that_ends_thinking_leaves_nothing_to_force() {
 #[test]
 fn an_end_that_a_mask_forbids_waits_for_the_first_token_that_may_come() {
     let rules = rules();
-    let mut request = thinking(ThinkLimits { max_think_tokens: 1, ..ThinkLimits::default() });
+    let mut request = thinking(SamplerLimits { max_think_tokens: 1, ..SamplerLimits::default() });
     // Tokens that a mask left instead of the first of the phrase.
     for token in [30, 31, 32] {
         request.demand(&rules);
@@ -118,7 +119,7 @@ fn an_end_that_a_mask_forbids_waits_for_the_first_token_that_may_come() {
 #[test]
 fn a_client_with_a_stop_in_the_phrase_gets_the_marker_alone() {
     let rules = rules();
-    let mut request = thinking(ThinkLimits { max_think_tokens: 0, is_plain: true, ..ThinkLimits::default() });
+    let mut request = thinking(SamplerLimits { max_think_tokens: 0, is_plain: true, ..SamplerLimits::default() });
     for token in [8, 9] {
         assert_eq!(request.demand(&rules), Demand::Force(token));
         request.push(&rules, token);
@@ -129,7 +130,7 @@ fn a_client_with_a_stop_in_the_phrase_gets_the_marker_alone() {
 #[test]
 fn vllms_budget_counts_each_thought_and_its_tokens_in_the_prompt() {
     let rules = rules();
-    let limits = ThinkLimits { max_thought_tokens: 3, thought_tokens: 1, ..ThinkLimits::default() };
+    let limits = SamplerLimits { max_thought_tokens: 3, thought_tokens: 1, ..SamplerLimits::default() };
     let mut request = thinking(limits.clone());
     let out = run(&mut request, &mut (20..), 7);
     assert_eq!(out, [20, 21, 40, 41, 8, 9, 3]);
@@ -138,7 +139,7 @@ fn vllms_budget_counts_each_thought_and_its_tokens_in_the_prompt() {
     }
     let again = run(&mut request, &mut (30..), 4);
     assert_eq!(again, [30, 31, 32, 40], "another thought has the whole budget");
-    let spent = ThinkLimits { thought_tokens: 3, ..limits };
+    let spent = SamplerLimits { thought_tokens: 3, ..limits };
     assert_eq!(thinking(spent).demand(&rules), Demand::Force(40));
 }
 
@@ -148,7 +149,7 @@ fn a_request_that_answers_at_once_is_never_forced() {
         let markers = Markers::new(vec![vec![START]], vec![GUARDED.to_vec()], vec![3]).expect("valid markers");
         EndRules::new(markers.with_resuming(false), vec![]).expect("an end marker")
     };
-    let mut request = Enforcer::new(&rules, &[1, 2], ThinkLimits { max_think_tokens: 0, ..ThinkLimits::default() });
+    let mut request = Enforcer::new(&rules, &[1, 2], SamplerLimits { max_think_tokens: 0, ..SamplerLimits::default() });
     request.push(&rules, 50);
     for token in [51, 52, 53] {
         request.push(&rules, token);
@@ -159,7 +160,7 @@ fn a_request_that_answers_at_once_is_never_forced() {
 #[test]
 fn an_interrupt_ends_thinking_behind_its_last_token() {
     let interrupts = [vec![30, 31]].map(|tokens| Pattern::new(tokens).unwrap()).to_vec();
-    let mut request = thinking(ThinkLimits { interrupts: interrupts.into(), ..ThinkLimits::default() });
+    let mut request = thinking(SamplerLimits { interrupts: interrupts.into(), ..SamplerLimits::default() });
     let out = run(&mut request, &mut [30, 30, 31, 99].into_iter(), 8);
     assert_eq!(out, [30, 30, 31, 40, 41, 8, 9, 3]);
     assert_eq!(request.forced(), Some((3, ForceReason::Pattern)));
@@ -168,7 +169,7 @@ fn an_interrupt_ends_thinking_behind_its_last_token() {
 #[test]
 fn an_end_of_sequence_becomes_the_whole_marker_without_the_phrase() {
     let rules = rules();
-    let mut request = thinking(ThinkLimits::default());
+    let mut request = thinking(SamplerLimits::default());
     request.push(&rules, 20);
     assert_eq!(request.demand(&rules), Demand::Guarded);
     request.push_guarded(&rules, rules.guard_token());
@@ -184,26 +185,26 @@ fn an_end_of_sequence_becomes_the_whole_marker_without_the_phrase() {
 
 #[test]
 fn without_the_guard_nothing_is_guarded() {
-    let mut request = thinking(ThinkLimits { guards_eos: false, ..ThinkLimits::default() });
+    let mut request = thinking(SamplerLimits { guards_eos: false, ..SamplerLimits::default() });
     assert_eq!(request.demand(&rules()), Demand::Free);
 }
 
 #[test]
 fn a_limit_said_ahead_holds_from_its_token_on_and_a_late_one_from_now() {
     let rules = rules();
-    let mut request = thinking(ThinkLimits { max_think_tokens: 100, ..ThinkLimits::default() });
+    let mut request = thinking(SamplerLimits { max_think_tokens: 100, ..SamplerLimits::default() });
     request.limit_from(3, 0);
     let out = run(&mut request, &mut (20..), 4);
     assert_eq!(out, [20, 21, 22, 40]);
 
-    let mut late = thinking(ThinkLimits { max_think_tokens: 100, ..ThinkLimits::default() });
+    let mut late = thinking(SamplerLimits { max_think_tokens: 100, ..SamplerLimits::default() });
     run(&mut late, &mut (20..), 5);
     late.limit_from(2, 0);
     assert_eq!(late.demand(&rules), Demand::Force(40));
     late.push(&rules, 40);
     assert_eq!(late.forced(), Some((5, ForceReason::HardCap)));
     // And it may be taken back before it holds.
-    let mut back = thinking(ThinkLimits { max_think_tokens: 100, ..ThinkLimits::default() });
+    let mut back = thinking(SamplerLimits { max_think_tokens: 100, ..SamplerLimits::default() });
     back.limit_from(2, 0);
     back.limit_from(2, 50);
     run(&mut back, &mut (20..), 10);
@@ -222,7 +223,7 @@ proptest! {
     /// ending begins exactly at the limit unless the model ended before.
     #[test]
     fn no_limit_is_passed(cap in 0u32..40, wished in prop::collection::vec(prop_oneof![8u32..10, 20u32..25, Just(40)], 60)) {
-        let mut request = thinking(ThinkLimits { max_think_tokens: cap, ..ThinkLimits::default() });
+        let mut request = thinking(SamplerLimits { max_think_tokens: cap, ..SamplerLimits::default() });
         run(&mut request, &mut wished.into_iter().chain(20..), 60);
         prop_assert!(!request.is_thinking());
         if let Some((at, reason)) = request.forced() {
@@ -242,7 +243,7 @@ proptest! {
         seed in prop::collection::vec(prop_oneof![8u32..10, 20u32..25], 50),
     ) {
         let rules = rules();
-        let limits = ThinkLimits { max_think_tokens: cap, ..ThinkLimits::default() };
+        let limits = SamplerLimits { max_think_tokens: cap, ..SamplerLimits::default() };
         let mut whole = thinking(limits.clone());
         changes.iter().for_each(|(from, max)| whole.limit_from(*from, *max));
         let mut replayed = whole.clone();
@@ -262,9 +263,9 @@ proptest! {
     /// Two who are told the same ahead of time, at different moments, demand the same.
     #[test]
     fn an_order_ahead_holds_at_its_token_whenever_it_is_heard(heard in 0usize..20, from in 20u32..30) {
-        let mut early = thinking(ThinkLimits::default());
+        let mut early = thinking(SamplerLimits::default());
         early.limit_from(from, 0);
-        let mut late = thinking(ThinkLimits::default());
+        let mut late = thinking(SamplerLimits::default());
         let one = run(&mut early, &mut (1000..), 35);
         let mut two = run(&mut late, &mut (1000..), heard);
         late.limit_from(from, 0);

@@ -2,7 +2,8 @@
 
 use meridian_core::types::RequestId;
 use meridian_core::{
-    Decision, EngineFacts, EngineStep, KvGrowth, Markers, NewRequest, Planner, Queues, RequestTable, RowId, State,
+    Admits, Decision, EngineFacts, KvGrowth, Markers, NewRequest, Planner, Queues, RequestTable, RowId, State,
+    TableStep,
 };
 use proptest::prelude::*;
 
@@ -18,45 +19,11 @@ struct Engine {
     queues: Queues,
     now_ms: f64,
     arrivals: u64,
-    /// KV blocks have run out: nobody who waits is admitted.
-    is_full: bool,
-    /// Prompts are computed in one step or not at all.
-    keeps_whole: bool,
+    admits: Admits,
     seats: usize,
     decode_tokens: u32,
     /// The host lifted caps of the last decision.
     was_overruled: bool,
-}
-
-/// One step of it.
-struct Serving<'a> {
-    table: &'a mut RequestTable,
-    now_ms: f64,
-    is_full: bool,
-    keeps_whole: bool,
-    decode_tokens: u32,
-}
-
-impl EngineStep for Serving<'_> {
-    fn needed_tokens(&mut self, row: RowId) -> u32 {
-        self.table[row].needed_tokens(self.decode_tokens)
-    }
-
-    fn admit(&mut self, row: RowId, most: u32, _: &[RowId]) -> Option<u32> {
-        let needed = self.table[row].needed_tokens(1);
-        if self.is_full || (self.keeps_whole && most < needed) {
-            return None;
-        }
-        self.table.admitted(row, 0);
-        Some(needed.min(most))
-    }
-
-    fn give(&mut self, row: RowId, tokens: u32) {
-        self.table.scheduled(row, tokens, self.now_ms);
-        if self.table[row].needed_tokens(0) == 1 && self.table[row].computed_tokens() > 0 {
-            self.table.generated(row, &[1], &mut Vec::new());
-        }
-    }
 }
 
 impl Engine {
@@ -66,7 +33,7 @@ impl Engine {
 
     fn arrive(&mut self, prompt_tokens: u32) {
         self.arrivals += 1;
-        let whole_prompt = self.keeps_whole;
+        let whole_prompt = self.admits == Admits::WholePrompts;
         let request = NewRequest { prompt_tokens, arrival_ms: self.now_ms, whole_prompt, ..NewRequest::default() };
         let slot = self.table.insert(RequestId(self.arrivals), &request).expect("ids are counted up");
         self.queues.waiting.push_back(slot);
@@ -76,7 +43,7 @@ impl Engine {
     fn step(&mut self, engine_budget: u32, decision: &Decision) -> u32 {
         self.now_ms += STEP_MS;
         self.table.set_clock(self.now_ms);
-        let Self { table, planner, queues, now_ms, is_full, keeps_whole, seats, decode_tokens, .. } = self;
+        let Self { table, planner, queues, now_ms, admits, seats, decode_tokens, .. } = self;
         let facts = EngineFacts {
             now_ms: *now_ms,
             token_budget: engine_budget,
@@ -96,16 +63,18 @@ impl Engine {
             let is_permutation = positions.iter().map(|position| *position as usize).eq(0..length);
             assert!(order.is_empty() || is_permutation, "an order is a permutation");
         }
-        let mut step = Serving {
-            table,
-            now_ms: *now_ms,
-            is_full: *is_full,
-            keeps_whole: *keeps_whole,
-            decode_tokens: *decode_tokens,
-        };
-        let given = queues.carry_out(&plan, *seats, &mut step);
-        planner.settle(table, given, *now_ms);
-        given
+        let mut step = TableStep::new(table, *decode_tokens).admitting(*admits);
+        let tokens = queues.carry_out(&plan, *seats, &mut step);
+        let TableStep { admitted, given, .. } = step;
+        admitted.into_iter().for_each(|row| table.admitted(row, 0));
+        for (row, tokens) in given {
+            table.scheduled(row, tokens, *now_ms);
+            if table[row].needed_tokens(0) == 1 && table[row].computed_tokens() > 0 {
+                table.generated(row, &[1], &mut Vec::new());
+            }
+        }
+        planner.settle(table, tokens, *now_ms);
+        tokens
     }
 }
 
@@ -177,8 +146,8 @@ proptest! {
                 decision.token_caps = vec![0; prompts.len()];
             }
             // KV blocks come and go; whoever runs has theirs.
-            engine.is_full = seed.is_multiple_of(3);
-            let could_run = !engine.queues.running.is_empty() || !engine.is_full;
+            engine.admits = if seed.is_multiple_of(3) { Admits::Nobody } else { Admits::Parts };
+            let could_run = !engine.queues.running.is_empty() || engine.admits == Admits::Parts;
             let given = engine.step(budget, &decision);
             prop_assert!(given > 0 || !could_run, "step {step}");
         }
@@ -190,7 +159,7 @@ proptest! {
         prompts in proptest::collection::vec(1u32..200, 1..SEATS),
         caps_of_nothing in any::<bool>(),
     ) {
-        let mut engine = Engine { keeps_whole: true, ..Engine::new() };
+        let mut engine = Engine { admits: Admits::WholePrompts, ..Engine::new() };
         for prompt in &prompts {
             engine.arrive(*prompt);
         }
@@ -290,7 +259,7 @@ fn who_runs_goes_on_while_nobody_who_waits_fits() {
         for _ in 0..5 {
             engine.step(256, &Decision { token_budget: Some(3), ..decision(63) });
         }
-        engine.is_full = true;
+        engine.admits = Admits::Nobody;
         for _ in 0..200 {
             assert!(engine.step(256, &decision(63)) >= 3, "a decode for each that runs");
         }
@@ -381,7 +350,7 @@ fn what_runs_is_not_left_out_for_somebody_who_waits() {
     let mut engine = Engine::new();
     engine.arrive(4);
     engine.step(64, &Decision { keys: vec![0.0], ..Decision::default() });
-    engine.is_full = true;
+    engine.admits = Admits::Nobody;
     engine.arrive(4);
     let leaves_out =
         |running: u32| Decision { keys: vec![0.0; 2], token_caps: vec![running, 9], ..Decision::default() };
@@ -389,7 +358,7 @@ fn what_runs_is_not_left_out_for_somebody_who_waits() {
         assert_eq!(engine.step(64, &leaves_out(0)), 1, "the one that runs has a token a step");
         assert!(engine.was_overruled, "and it is counted");
     }
-    engine.is_full = false;
+    engine.admits = Admits::Parts;
     engine.step(64, &leaves_out(1));
     assert_eq!(engine.queues.running.len(), 2);
     assert!(!engine.was_overruled);

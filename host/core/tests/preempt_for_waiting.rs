@@ -1,10 +1,10 @@
 //! Waiting requests that take the places of running ones.
 
+use meridian_core::slot::DispatchSlot;
 use meridian_core::types::RequestId;
 use meridian_core::{
-    Decider, Decision, Dispatch, EngineDecider, EngineFacts, EngineStep, FillColumns, KvGrowth, Markers,
-    MeridianScheduler, NewRequest, Plan, Planner, PolicyDecider, Queues, RequestTable, RowId, SchedulerConfig, Source,
-    Step, native,
+    Decision, Dispatch, EngineFacts, KvGrowth, Markers, MeridianScheduler, NewRequest, Plan, Planner, Queues,
+    RequestTable, RowId, SchedulerConfig, TableStep, native,
 };
 use proptest::prelude::*;
 
@@ -178,55 +178,21 @@ fn priorities_come_before_keys_where_the_engine_schedules_by_them() {
     assert_eq!(plan.preempted, [rows[0]], "for its KV blocks");
 }
 
-/// Requests that need one token, and a memory of who was served and preempted.
-#[derive(Default)]
-struct Served {
-    given: Vec<RowId>,
-    preempted: Vec<RowId>,
-}
-
-impl EngineStep for Served {
-    fn needed_tokens(&mut self, _: RowId) -> u32 {
-        1
-    }
-    fn preempted(&mut self, row: RowId) {
-        self.preempted.push(row);
-    }
-    fn give(&mut self, row: RowId, _: u32) {
-        self.given.push(row);
-    }
-}
-
 #[test]
 fn who_gave_way_waits_behind_all_others_and_not_in_the_same_step() {
-    let (_, running, waiting) = table(&[32, 32], &[32, 32]);
+    let (table, running, waiting) = table(&[32, 32], &[32, 32]);
     let mut queues = Queues::default();
     queues.running.clone_from(&running);
     queues.waiting.extend(&waiting);
-    let plan = Plan { token_budget: 64, preempted: vec![running[0]], ..Plan::default() };
-    let mut step = Served::default();
+    let plan = Plan { token_budget: 128, preempted: vec![running[0]], ..Plan::default() };
+    let mut step = TableStep::new(&table, 1);
     queues.carry_out(&plan, 2, &mut step);
     assert_eq!(step.preempted, [running[0]]);
-    assert_eq!(step.given, [running[1], waiting[0]]);
+    assert_eq!(step.given, [(running[1], 1), (waiting[0], 32)]);
     assert_eq!(queues.waiting, [waiting[1], running[0]]);
-    let mut step = Served::default();
-    queues.carry_out(&Plan { token_budget: 64, ..Plan::default() }, 5, &mut step);
+    let mut step = TableStep::new(&table, 1);
+    queues.carry_out(&Plan { token_budget: 128, ..Plan::default() }, 5, &mut step);
     assert_eq!((step.preempted.len(), step.given.len(), queues.running.len()), (0, 4, 4));
-}
-
-/// One policy for an engine that has queues of its own.
-struct Only(PolicyDecider);
-
-impl Decider for Only {
-    fn decide(&mut self, step: &Step, candidates: usize, fill: FillColumns<'_>) -> (Source, &Decision) {
-        self.0.decide(step, candidates, fill)
-    }
-}
-
-impl EngineDecider for Only {
-    fn overruled(&mut self) {}
-
-    fn kept(&mut self, _: f64) {}
 }
 
 /// Short requests keep coming to an engine with one seat: the long one that gave way to them is served again.
@@ -234,9 +200,9 @@ impl EngineDecider for Only {
 fn who_gave_way_is_not_starved() {
     let config = SchedulerConfig { preempt_for_waiting: true, max_defer_ms: 50.0, ..SchedulerConfig::default() };
     let policy = native::policy::<Dispatch>("mlfq", config.targets(), r#"{"quantum_tokens": 4}"#).expect("native");
-    let decider = Only(PolicyDecider::new(&config, policy));
+    let slot = DispatchSlot::new(policy, config.targets());
     let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![]).expect("usable markers");
-    let mut scheduler = MeridianScheduler::for_engine(decider, markers, &config, BLOCK_TOKENS);
+    let mut scheduler = MeridianScheduler::for_engine(slot, markers, &config, BLOCK_TOKENS);
     let thinking = NewRequest { prompt: &[7], ..NewRequest::default() };
     let long = scheduler.mirror().table.insert(RequestId(0), &thinking).expect("ids differ");
     let mut queues = Queues::default();
@@ -252,20 +218,17 @@ fn who_gave_way_is_not_starved() {
         let facts = EngineFacts { now_ms, free_seats, waiting: queues.waiting.len() as u32, ..FULL };
         let plan = scheduler.plan(&facts, &queues.running, queues.waiting.make_contiguous()).clone();
         let ran = queues.running.first() == Some(&long);
-        let mut served = Served::default();
+        let mut served = TableStep::new(&scheduler.mirror().table, 1);
         queues.carry_out(&plan, 1, &mut served);
-        for row in &served.preempted {
+        let TableStep { admitted, preempted, given, .. } = served;
+        for row in &preempted {
             gave_way += usize::from(*row == long);
             scheduler.mirror().preempted(*row);
         }
         came_back += usize::from(!ran && gave_way > 0 && queues.running.first() == Some(&long));
-        for row in &served.given {
-            if scheduler.mirror().table.get(*row).expect("live").computed_tokens() == 0 {
-                scheduler.mirror().admitted(*row, 0);
-            }
-        }
-        scheduler.scheduled(now_ms, served.given.iter().map(|row| (*row, 1)));
-        for row in served.given {
+        admitted.into_iter().for_each(|row| scheduler.mirror().admitted(row, 0));
+        scheduler.scheduled(now_ms, given.iter().copied());
+        for (row, _) in given {
             scheduler.mirror().table.generated(row, &[40], &mut Vec::new());
             if row != long {
                 // A short one: it is over after a token.

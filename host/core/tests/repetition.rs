@@ -1,6 +1,5 @@
 //! Repetitions at the end of a stream, against a naive search.
 
-use meridian_core::EntropyUnit;
 use meridian_core::budget::{ForceReason, OnLoops, Repeated, Repetition, ThinkBudget, ThinkThresholds, Verdict};
 use proptest::prelude::*;
 
@@ -29,7 +28,7 @@ fn equal(stream: &[u32], period: usize) -> usize {
     (0..most).take_while(|i| stream[at - i] == stream[at - i - period]).count()
 }
 
-/// The same by a search through all periods: O(n^2) for a stream.
+/// The repetition after the last token, by a search through all periods: O(n^2) for a stream.
 fn naive(stream: &[u32], before: Repeated) -> Repeated {
     let at = stream.len() - 1;
     let period = before.period as usize;
@@ -142,7 +141,7 @@ fn lists_sums_and_tables_are_no_loops() {
 }
 
 fn looped(on_loops: OnLoops, thresholds: ThinkThresholds, tokens: u32) -> ThinkBudget {
-    let mut budget = ThinkBudget::new(thresholds, EntropyUnit::Bits, [].into()).expect("they are in range");
+    let mut budget = ThinkBudget::new(thresholds, [].into()).expect("they are in range");
     budget.on_loops(on_loops);
     (0..tokens).for_each(|number| budget.on_token(number % 50, None, false));
     budget

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::sync::mpsc;
 
+use meridian_core::slot::{Contender, DispatchSlot, StrikeLimits};
 use meridian_core::types::{PhaseEvent, RequestId, ThinkPhase};
 use meridian_core::{
     Batch, Column, Decision, Description, Dispatch, Error, Fault, FaultKind, Markers, MeridianScheduler, NewRequest,
@@ -26,7 +27,14 @@ fn thinking<'a>(prompt_tokens: u32) -> NewRequest<'a> {
 fn scheduler() -> MeridianScheduler {
     let config = SchedulerConfig::default();
     let policy = native::policy::<Dispatch>("output-first", config.targets(), "{}").expect("a native policy");
-    MeridianScheduler::with_policy(&config, markers(), policy)
+    deciding(policy, &config)
+}
+
+/// However often the policy faults, it is asked again.
+fn deciding(policy: Box<dyn Policy>, config: &SchedulerConfig) -> MeridianScheduler {
+    let limits = StrikeLimits { max_strikes: u32::MAX, ..StrikeLimits::default() };
+    let slot = DispatchSlot::with_version(Contender::new(policy, "", "test"), config.targets(), limits);
+    MeridianScheduler::with_slot(slot, markers(), config)
 }
 
 /// A policy whose answer is a function of the batch.
@@ -133,7 +141,7 @@ fn want_of_tokens_starves_nobody() {
     let config = SchedulerConfig { max_defer_ms: 100.0, ..SchedulerConfig::default() };
     for policy in Dispatch::NATIVES {
         let native = native::policy(policy, config.targets(), "{}").unwrap();
-        let scheduler = MeridianScheduler::with_policy(&config, markers(), native);
+        let scheduler = deciding(native, &config);
         for id in 0..5 {
             scheduler.submit(RequestId(id), &thinking(1)).unwrap();
         }
@@ -161,7 +169,7 @@ fn a_wrong_clock_does_not_end_the_bound() {
             decision.token_caps = (0..batch.candidates as u32).map(|i| u32::from(i > 0)).collect();
             Ok(())
         });
-        let scheduler = MeridianScheduler::with_policy(&config, markers(), policy);
+        let scheduler = deciding(policy, &config);
         for id in 0..2 {
             scheduler.submit(RequestId(id), &thinking(1)).unwrap();
         }
@@ -201,7 +209,7 @@ fn a_policy_that_cannot_recover_is_not_started_again_at_every_step() {
     }
     let recoveries = std::sync::Arc::default();
     let policy = Box::new(Broken(Description::default(), std::sync::Arc::clone(&recoveries)));
-    let scheduler = MeridianScheduler::with_policy(&SchedulerConfig::default(), markers(), policy);
+    let scheduler = deciding(policy, &SchedulerConfig::default());
     scheduler.submit(RequestId(0), &thinking(1)).unwrap();
     for step in 0..1000 {
         let _ = scheduler.schedule_batch(&StepLimits { now_ms: f64::from(step), ..StepLimits::default() });
@@ -241,7 +249,7 @@ fn a_fault_costs_one_decision() {
             }
         }
     });
-    let scheduler = MeridianScheduler::with_policy(&SchedulerConfig::default(), markers(), policy);
+    let scheduler = deciding(policy, &SchedulerConfig::default());
     for id in 0..3 {
         scheduler.submit(RequestId(id), &thinking(2)).unwrap();
     }
@@ -263,7 +271,7 @@ fn callers_go_on_while_a_policy_decides() {
         decision.keys = vec![0.0; batch.candidates];
         Ok(())
     });
-    let scheduler = MeridianScheduler::with_policy(&SchedulerConfig::default(), markers(), policy);
+    let scheduler = deciding(policy, &SchedulerConfig::default());
     for id in 0..3 {
         scheduler.submit(RequestId(id), &thinking(2)).unwrap();
     }
@@ -337,7 +345,7 @@ fn nothing_is_lost_doubled_or_exceeded() {
         for policy in [None, Some(hostile(seed))] {
             let scheduler = match policy {
                 None => MeridianScheduler::new(&config, markers()),
-                Some(policy) => MeridianScheduler::with_policy(&config, markers(), policy),
+                Some(policy) => deciding(policy, &config),
             };
             let mut live: Vec<RequestId> = Vec::new();
             let mut max_tokens: HashMap<RequestId, u32> = HashMap::new();
@@ -438,7 +446,7 @@ fn the_policy_is_told_which_requests_have_ended() {
     }
     let sees = Sees::default();
     let seen = sees.1.clone();
-    let scheduler = MeridianScheduler::with_policy(&SchedulerConfig::default(), markers(), Box::new(sees));
+    let scheduler = deciding(Box::new(sees), &SchedulerConfig::default());
     let limits = |now_ms| StepLimits { now_ms, token_budget: 64, max_running: 8, ..StepLimits::default() };
     for (id, session) in [(10, "a"), (11, ""), (12, "a")] {
         scheduler.submit(RequestId(id), &NewRequest { session, ..thinking(4) }).expect("a new id");

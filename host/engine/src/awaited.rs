@@ -7,14 +7,10 @@ use std::time::Duration;
 
 use meridian_core::config::SlotMode;
 use meridian_core::{SlotConfig, SlotName};
-use meridian_runtime::control::{Control, ControlError, Given, Mode, Upload, Version};
+
+use crate::control::{Control, ControlError, Given, Mode, Upload, Version};
 
 /// Pauses between two fetches that failed.
-///
-/// ```
-/// let pace = meridian_engine::FetchPace::default();
-/// assert!(pace.first < pace.longest);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FetchPace {
     /// Behind the first; each further one is twice as long.

@@ -4,18 +4,18 @@ use std::time::Duration;
 
 use meridian_core::budget::{ClientBudget, Enrolled, ThinkBudgets};
 use meridian_core::config::STOCK;
+use meridian_core::slot::{BudgetSlot, DispatchSlot, EvictionSlot};
 use meridian_core::{
     EngineFacts, Error, MeridianConfig, MeridianScheduler, ModelConfig, NewRequest, PhaseEvent, Plan, RequestId,
     RequestState, RowId, ThinkPhase,
 };
-use meridian_runtime::control::{ProcessStatus, TracesStatus};
-use meridian_runtime::traces::{FinishedRequest, Traces};
-use meridian_runtime::{BudgetSlot, DispatchSlot, EvictionSlot};
 
 use crate::Settings;
+use crate::control::{ProcessStatus, TracesStatus};
 use crate::insight::Seen;
 use crate::kv::Kv;
 use crate::live::LiveChanges;
+use crate::traces::{FinishedRequest, Traces};
 
 /// An engine as the scheduling thread sees it: the thread reports its requests, and gets the plan of each step.
 ///
@@ -23,7 +23,7 @@ use crate::live::LiveChanges;
 /// [`Driver::generated`] when its tokens have arrived. Each call takes microseconds; a policy that it asks has a
 /// deadline.
 pub struct Driver {
-    pub(crate) scheduler: MeridianScheduler<DispatchSlot>,
+    pub(crate) scheduler: MeridianScheduler,
     pub(crate) eviction: EvictionSlot,
     pub(crate) budget: BudgetSlot,
     pub(crate) config: MeridianConfig,
@@ -53,7 +53,7 @@ pub struct Driver {
 }
 
 /// A request that the engine has taken in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Arrived {
     /// Its row.
     pub row: RowId,
@@ -65,7 +65,10 @@ pub struct Arrived {
 const STALE: Duration = Duration::from_secs(60);
 
 impl Driver {
-    pub(crate) fn new(
+    /// An engine with these slots and no services, for a caller that loads its policies itself. Other callers start an
+    /// [`Engine`](crate::Engine).
+    #[must_use]
+    pub fn new(
         config: MeridianConfig,
         settings: Settings,
         dispatch: DispatchSlot,
@@ -298,7 +301,7 @@ impl Driver {
     pub fn is_stock(&mut self) -> bool {
         let policy = &self.config.policy;
         self.leaves_the_rest
-            && self.scheduler.decider().is_decided_by(STOCK)
+            && self.scheduler.slot().is_decided_by(STOCK)
             && (!self.config.kv_memory.enabled || self.eviction.is_decided_by(&policy.eviction.source))
             && self.budget.is_decided_by(&policy.budget.source)
     }
@@ -306,11 +309,11 @@ impl Driver {
     /// Whether a shadow or a recording sees the decisions of the dispatch slot.
     #[must_use]
     pub fn is_watched(&mut self) -> bool {
-        self.scheduler.decider().is_watched()
+        self.scheduler.slot().is_watched()
     }
 
     /// The mirror, the dispatch slot and the learned step time.
-    pub fn scheduler(&mut self) -> &mut MeridianScheduler<DispatchSlot> {
+    pub fn scheduler(&mut self) -> &mut MeridianScheduler {
         &mut self.scheduler
     }
 
@@ -381,10 +384,10 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use meridian_core::budget::{Measured, Report};
+    use meridian_core::slot::PolicySlot;
     use meridian_core::{
         Batch, Budget, Column, Decision, Description, EntropySignal, Eviction, Fault, Markers, Policy, native,
     };
-    use meridian_runtime::PolicySlot;
 
     use super::*;
     use crate::ThinkTokens;
@@ -458,7 +461,7 @@ mod tests {
         let (budgets, table) = driver.thinking().expect("followed");
         budgets.probe_runs(table, key, 1);
         let mut datagram = Vec::new();
-        let entropy_nats = EntropySignal::from_bits(3.0).nats() as f32;
+        let entropy_nats = EntropySignal::from_bits(3.0).nats();
         Report { key, token: due, ahead: 0, what: Measured::Probe, entropy_nats, confidence: f32::NAN }
             .write(&mut datagram);
         budgets.received(table, &datagram);

@@ -4,16 +4,15 @@ use std::time::Instant;
 
 use meridian_core::{Markers, MeridianConfig, SlotName};
 use meridian_registry::Limits;
-use meridian_runtime::Controller;
-use meridian_runtime::control::{Control, ControlError, Mode, ProcessStatus, SwapReport, Upload};
 use meridian_wasm::TrustedKeys;
 
 use crate::awaited::{FetchPace, Fetches, Problems};
+use crate::control::{Control, ControlError, Mode, ProcessStatus, SwapReport, Upload};
 use crate::insight::DriverInsight;
 use crate::live::{DriverBudgets, LiveChanges};
-use crate::services::Services;
+use crate::services::{Services, StartListeners};
 use crate::slots::Slots;
-use crate::{Components, Driver, EngineError};
+use crate::{Components, Controller, Driver, EngineError};
 
 /// The folder of fetched and compiled components when the configuration names none: `meridian/components` in the user's
 /// cache folder. Reads the environment.
@@ -25,11 +24,6 @@ pub fn user_cache_dir() -> Option<PathBuf> {
 }
 
 /// Settings for the start of an engine, beside its configuration.
-///
-/// ```
-/// let settings = meridian_engine::Settings { block_tokens: 32, ..Default::default() };
-/// assert!(!settings.serves);
-/// ```
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Folder that relative paths of the configuration start from.
@@ -47,8 +41,9 @@ pub struct Settings {
     pub model: String,
     /// Its place among data-parallel engines, for status and discovery; `None` where that is not known.
     pub dp: Option<DataParallel>,
-    /// Start the admin listener, the metrics and the traces that the configuration enables.
-    pub serves: bool,
+    /// Starts the admin listener and the metrics that the configuration enables: `meridian_admin::serve`. `None` for
+    /// neither, and for no traces.
+    pub serve: Option<StartListeners>,
     /// The engine itself schedules by priority.
     pub priority_first: bool,
     /// Limits of a fetch of a component from a registry.
@@ -57,6 +52,8 @@ pub struct Settings {
     pub fetch_pace: FetchPace,
     /// The engine's KV blocks are moved by [`RemoteBlocks`](crate::RemoteBlocks), so `disagg.enabled` may be true.
     pub moves_kv: bool,
+    /// Time passes only as the caller says: decisions take none in a timeline.
+    pub simulates_time: bool,
 }
 
 /// The place of an engine among the data-parallel engines of a deployment.
@@ -79,11 +76,12 @@ impl Default for Settings {
             steps_ahead: 0,
             model: String::new(),
             dp: None,
-            serves: false,
+            serve: None,
             priority_first: false,
             registry: Limits::default(),
             fetch_pace: FetchPace::default(),
             moves_kv: false,
+            simulates_time: false,
         }
     }
 }
@@ -131,19 +129,19 @@ impl Engine {
         let changes = Arc::<LiveChanges>::default();
         let budgets = DriverBudgets { driver: Arc::clone(&driver), changes: Arc::clone(&changes) };
         let controller = controller.with_budgets(Box::new(budgets));
-        let (model, serves, pace) = (settings.model.clone(), settings.serves, settings.fetch_pace);
+        let (model, serve, pace) = (settings.model.clone(), settings.serve, settings.fetch_pace);
         let started = Arc::new(Mutex::new(Driver::new(config.clone(), settings, dispatch, eviction, budget)));
         lock(&started).changes = changes;
         // No other code has set it.
         let _ = driver.set(Arc::downgrade(&started));
         let controller = Arc::new(controller);
         let control = Arc::clone(&controller) as Arc<dyn Control>;
-        let services = Services::start(&config, &base_dir, &model, &control, serves, recorder);
+        let services = Services::start(&config, &base_dir, &model, &control, serve, recorder);
         let services = services.with_fetches(Fetches::start(awaited, &control, pace, problems));
         let telemetry = &config.telemetry;
         let tenants = usize::try_from(telemetry.tenants).unwrap_or(usize::MAX);
         let asks = !telemetry.prometheus.is_empty() || !config.admin.listen.is_empty();
-        if serves && asks {
+        if serve.is_some() && asks {
             lock(&started).observe(tenants);
         }
         lock(&started).traces = services.traces();

@@ -5,14 +5,14 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use meridian_core::latency::{Latencies, LatencyCounts};
+use meridian_core::slot::{DecisionMark, PolicySlot};
 use meridian_core::{EngineFacts, RequestState, RowId, SlotKind, SlotName, ThinkPhase, Transition};
-use meridian_runtime::control::{Insight, LatencyReport};
-use meridian_runtime::explain::Explanation;
-use meridian_runtime::timeline::{Timeline, TimelineDecision, TimelineStep};
-use meridian_runtime::traces::TraceParent;
-use meridian_runtime::{DecisionMark, PolicySlot};
 
 use crate::Driver;
+use crate::control::{Insight, LatencyReport};
+use crate::explain::Explanation;
+use crate::timeline::{Timeline, TimelineDecision, TimelineStep};
+use crate::traces::TraceParent;
 
 /// Ended requests whose explanations are kept.
 const KEPT_EXPLANATIONS: usize = 1024;
@@ -72,7 +72,7 @@ impl Driver {
         if !self.seen.keeps_ended && self.traces.is_none() {
             return None;
         }
-        let version = self.scheduler.decider().version();
+        let version = self.scheduler.slot().version();
         let mirror = self.scheduler.mirror();
         let request = mirror.table.get(row)?;
         let explanation = Explanation {
@@ -122,7 +122,7 @@ impl Driver {
             let ended = self.seen.ended.iter().rev().find(|ended| ended.request == id);
             return ended.cloned().ok_or_else(|| format!("{request}: no such request"));
         };
-        let version = self.scheduler.decider().version();
+        let version = self.scheduler.slot().version();
         let mirror = self.scheduler.mirror();
         let live = mirror.table.get(row).ok_or_else(|| format!("{request}: no such request"))?;
         let policy = format!("{} {}", version.name, version.version);
@@ -158,14 +158,14 @@ impl Driver {
     }
 
     fn keep_marks(&mut self, keep: bool) {
-        self.scheduler.decider().keep_marks(keep);
+        self.scheduler.slot().keep_marks(keep);
         self.eviction.keep_marks(keep);
         self.budget.keep_marks(keep);
     }
 
     /// The engine says that it is `now_ms`.
     pub(crate) fn see_clock(&mut self, now_ms: f64) {
-        if self.seen.timeline.is_none() {
+        if self.seen.timeline.is_none() || self.settings.simulates_time {
             return;
         }
         let (base, ahead_ms) = self.seen.clock.get_or_insert_with(|| (Instant::now(), now_ms));
@@ -223,26 +223,34 @@ impl Driver {
     fn take_seen(&mut self, timeline: &mut Timeline) {
         let lost = self.scheduler.mirror().table.take_transitions(|transition| timeline.transition(transition));
         timeline.lose(lost);
-        let clock = self.seen.clock;
-        take_marks(self.scheduler.decider(), clock, timeline);
-        take_marks(&mut self.eviction, clock, timeline);
-        take_marks(&mut self.budget, clock, timeline);
+        let (clock, now_ms) = (self.seen.clock, self.scheduler.mirror().now_ms());
+        if clock.is_none() && !self.settings.simulates_time {
+            return;
+        }
+        take_marks(self.scheduler.slot(), clock, now_ms, timeline);
+        take_marks(&mut self.eviction, clock, now_ms, timeline);
+        take_marks(&mut self.budget, clock, now_ms, timeline);
     }
 }
 
-fn take_marks<K: SlotKind>(slot: &mut PolicySlot<K>, clock: Option<(Instant, f64)>, timeline: &mut Timeline) {
+/// Without a clock, the decisions were made at `now_ms` and took no time.
+fn take_marks<K: SlotKind>(
+    slot: &mut PolicySlot<K>,
+    clock: Option<(Instant, f64)>,
+    now_ms: f64,
+    timeline: &mut Timeline,
+) {
     let name: SlotName = K::NAME;
-    let Some((base, ahead_ms)) = clock else { return };
     for DecisionMark { started, took, source, candidates, policy, sha256, fault } in slot.take_marks() {
-        let since_base_ms = match started.checked_duration_since(base) {
-            Some(after) => after.as_secs_f64() * 1e3,
-            None => -(base - started).as_secs_f64() * 1e3,
+        let at_ms = |(base, ahead_ms): (Instant, f64)| match started.checked_duration_since(base) {
+            Some(after) => ahead_ms + after.as_secs_f64() * 1e3,
+            None => ahead_ms - (base - started).as_secs_f64() * 1e3,
         };
         let digest: String = sha256.chars().take(8).collect();
         timeline.decision(TimelineDecision {
             slot: name,
-            begin_ms: ahead_ms + since_base_ms,
-            ms: Some(took.as_secs_f64() * 1e3),
+            begin_ms: clock.map_or(now_ms, at_ms),
+            ms: clock.map(|_| took.as_secs_f64() * 1e3),
             policy: if digest.is_empty() { policy } else { format!("{policy} {digest}") },
             source,
             candidates: u32::try_from(candidates).unwrap_or(u32::MAX),

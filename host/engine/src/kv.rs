@@ -5,9 +5,9 @@ use std::collections::{HashMap, VecDeque};
 use meridian_core::{
     CachedBlocks, ChainFacts, EvictionColumn, KeepStats, KvGrowth, Leaving, LeavingBlock, Memory, RowId, Stop,
 };
-use meridian_runtime::control::KvStatus;
 
 use crate::Driver;
+use crate::control::KvStatus;
 
 /// A pool of the engine's KV blocks, or a store beside it, with an order of eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

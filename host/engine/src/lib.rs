@@ -1,10 +1,10 @@
-//! One engine: its policies, slots and services, and the calls of its life. The vLLM plugin and Rust programs drive it
-//! the same way; the simulator uses its loader.
+//! One engine: its policies, slots and services, and the calls of its life. The vLLM plugin, the simulator and Rust
+//! programs drive it the same way.
 //!
 //! ```
 //! use meridian_core::{EngineFacts, Markers, MeridianConfig, NewRequest, SlotName};
 //! use meridian_engine::{Engine, Settings};
-//! use meridian_runtime::control::{Given, Mode, Upload};
+//! use meridian_engine::control::{Given, Mode, Upload};
 //!
 //! // Token 7 starts thinking, 8 ends it; the template opens thinking in the prompt.
 //! let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![])?;
@@ -30,20 +30,31 @@
 //! ```
 
 mod awaited;
+pub mod budgets;
+pub mod config_file;
+pub mod control;
+mod controller;
 mod driver;
 mod engine;
 mod error;
+pub mod explain;
 mod insight;
 mod kv;
 mod live;
 mod loader;
+pub mod private;
+pub mod recording;
 mod remote;
 pub mod sampler;
 mod services;
 mod slots;
 mod thinking;
+pub mod timeline;
+pub mod traces;
+pub mod watch;
 
 pub use awaited::FetchPace;
+pub use controller::{ControlledSlot, Controller, EngineStatus, Loader, RecordingStatusOf, Refusal};
 pub use driver::{Arrived, Driver};
 pub use engine::{DataParallel, Engine, Settings, user_cache_dir};
 pub use error::EngineError;
@@ -52,5 +63,6 @@ pub use loader::{Components, Origin, PolicyError, Terms, set_compile_command};
 pub use meridian_registry::Limits as RegistryLimits;
 pub use meridian_wasm::{CompileCommand, compile_child};
 pub use remote::{DeviceMemory, FabricLibraries, RemoteBlocks, RemoteSettings, start_fabric};
+pub use services::{Listeners, StartListeners};
 pub use slots::strike_limits;
 pub use thinking::ThinkTokens;

@@ -8,11 +8,9 @@ use std::time::Duration;
 
 use meridian_core::budget::{Changed, ForceReason};
 use meridian_core::{RowId, ThinkPhase};
-use meridian_runtime::budgets::{
-    BudgetList, ChangeError, ChangeReport, LiveBudget, LiveBudgets, LiveChange, MOST_LISTED,
-};
 
 use crate::Driver;
+use crate::budgets::{BudgetList, ChangeError, ChangeReport, LiveBudget, LiveBudgets, LiveChange, MOST_LISTED};
 
 /// Most changes that wait for a step.
 const MOST_WAITING: usize = 16;

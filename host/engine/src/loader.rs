@@ -8,9 +8,9 @@ use std::time::Duration;
 use meridian_core::native::{self, NativeError};
 use meridian_core::oci::{OciReference, OciReferenceError};
 use meridian_core::signature::FetchedComponent;
+use meridian_core::slot::Contender;
 use meridian_core::{Budget, Dispatch, Eviction, Policy, SlotConfig, SlotKind, SlotName, Targets};
 use meridian_registry::{Limits, Registry, RegistryError, Signatures};
-use meridian_runtime::Contender;
 use meridian_wasm::{CompileCommand, GuestKind, LoadError, PolicyComponent, PolicyLimits, Runtime, TrustedKeys};
 use thiserror::Error;
 

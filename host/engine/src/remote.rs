@@ -28,12 +28,6 @@ pub trait DeviceMemory: Send + Sync {
 }
 
 /// How blocks move.
-///
-/// ```
-/// let settings = meridian_engine::RemoteSettings::new("127.0.0.1:9470".parse()?);
-/// assert_eq!(settings.backoff.tries, 4);
-/// # Ok::<(), std::net::AddrParseError>(())
-/// ```
 #[derive(Clone)]
 pub struct RemoteSettings {
     /// The peer that keeps the blocks.
@@ -63,11 +57,6 @@ impl RemoteSettings {
 }
 
 /// Where the libraries of the fabrics are.
-///
-/// ```
-/// let libraries = meridian_engine::FabricLibraries::default();
-/// assert_eq!(libraries.mooncake, ["python3", "-m", "meridian.mooncake_process"]);
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FabricLibraries {
     /// `libnixl_capi.so`; a name without a folder is looked up as the system does it.

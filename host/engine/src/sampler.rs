@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use meridian_core::budget::{AnswerRules, Ban, Demand, EndRules, Enforcer, Measured, Order, Report, ThinkLimits};
+use meridian_core::budget::{AnswerRules, Ban, Demand, EndRules, Enforcer, Measured, Order, Report, SamplerLimits};
 use meridian_core::{Error, Markers};
 
 /// Most requests that left the batch and may return. Beyond this, the ones longest away are forgotten; they start again
@@ -92,12 +92,8 @@ pub struct Arriving<'a, O> {
     pub prompt_tail: &'a [u32],
     /// The model runner's list of its tokens; `None` if [`SamplerRows::push`] delivers them.
     pub outputs: Option<O>,
-    /// Whether its thinking is followed from its first token on; otherwise only from the first order for it.
-    pub is_followed: bool,
     /// Its limits until an order changes them.
-    pub limits: ThinkLimits,
-    /// Whether to measure the entropy of its tokens.
-    pub is_measured: bool,
+    pub limits: SamplerLimits,
 }
 
 /// The actions of a step on its rows.
@@ -152,7 +148,7 @@ impl<O: Outputs> SamplerRows<O> {
         self.rules.as_deref()
     }
 
-    /// The value of [`ThinkLimits::reserve_from`] for a request of `max_tokens` tokens that no scheduler follows.
+    /// The value of [`SamplerLimits::reserve_from`] for a request of `max_tokens` tokens that no scheduler follows.
     #[must_use]
     pub fn reserve_from(&self, max_tokens: u32) -> u32 {
         self.rules.as_ref().map_or(u32::MAX, |rules| rules.reserve_from(max_tokens))
@@ -173,7 +169,8 @@ impl<O: Outputs> SamplerRows<O> {
 
     /// Put a request into this row.
     pub fn add(&mut self, access: O::Access<'_>, row: usize, arriving: Arriving<'_, O>) {
-        let Arriving { key, prompt_tail, outputs, is_followed, limits, is_measured } = arriving;
+        let Arriving { key, prompt_tail, outputs, limits } = arriving;
+        let SamplerLimits { is_followed, is_measured, .. } = limits;
         let mut request = match (key.and_then(|key| self.take_out(key)), &self.rules) {
             (Some(known), _) => known,
             (None, None) => return self.remove(row),
@@ -181,7 +178,7 @@ impl<O: Outputs> SamplerRows<O> {
                 let limits = match limits.max_thought_tokens {
                     u32::MAX => limits,
                     budget => {
-                        ThinkLimits { thought_tokens: rules.markers().thought_tokens(prompt_tail, budget), ..limits }
+                        SamplerLimits { thought_tokens: rules.markers().thought_tokens(prompt_tail, budget), ..limits }
                     }
                 };
                 Box::new(Request {

@@ -6,20 +6,33 @@ use std::sync::Arc;
 use meridian_core::config::SlotMode;
 use meridian_core::oci::OciReference;
 use meridian_core::{MeridianConfig, SlotName};
-use meridian_runtime::admin::Admin;
-use meridian_runtime::control::{Control, Mode};
-use meridian_runtime::recording::Recorder;
-use meridian_runtime::traces::Traces;
-use meridian_runtime::watch::{FileWatch, WatchedFile};
 
 use crate::awaited::Fetches;
+use crate::control::{Control, Mode};
+use crate::recording::Recorder;
+use crate::traces::Traces;
+use crate::watch::{FileWatch, WatchedFile};
+
+/// The listeners beside an engine, which change its policies and read its status: `meridian_admin::Admin`. The engine
+/// drops them first when it shuts down; that may take some seconds, and no change begins after it.
+pub trait Listeners: Send {
+    /// The private socket, `unix:PATH`.
+    fn socket(&self) -> Option<&str>;
+
+    /// The engine for a part of this process that changes its policies: the audit log names it `who`.
+    fn audited(&self, control: Arc<dyn Control>, who: &str) -> Arc<dyn Control>;
+}
+
+/// Starts the listeners of a configuration, whose relative paths start from the folder. The thread that starts the engine
+/// calls it once; it returns at once and never fails.
+pub type StartListeners = fn(Arc<dyn Control>, &MeridianConfig, &Path) -> Box<dyn Listeners>;
 
 /// Owners of threads, ports and files. They drop in this order, so that no caller changes a policy through a listener
 /// that is about to end.
 #[derive(Default)]
 #[expect(dead_code, reason = "held for what ends with them")]
 pub(crate) struct Services {
-    admin: Option<Admin>,
+    listeners: Option<Box<dyn Listeners>>,
     watches: Vec<FileWatch>,
     fetches: Fetches,
     traces: Option<Arc<Traces>>,
@@ -27,14 +40,14 @@ pub(crate) struct Services {
 }
 
 impl Services {
-    /// Start the services of the configuration: a watch of each component's file and, with `serves`, the listeners and
+    /// Start the services of the configuration: a watch of each component's file and, with `serve`, the listeners and
     /// the traces. The recording continues until they have ended.
     pub(crate) fn start(
         config: &MeridianConfig,
         base_dir: &Path,
         model: &str,
         control: &Arc<dyn Control>,
-        serves: bool,
+        serve: Option<StartListeners>,
         recorder: Option<Recorder>,
     ) -> Self {
         // Before any caller can change the loaded policies.
@@ -44,12 +57,12 @@ impl Services {
             telemetry.otlp_ca_file = base_dir.join(&telemetry.otlp_ca_file).display().to_string();
         }
         let trace = || Traces::start(&telemetry, model, Some(Arc::clone(control)));
-        let traces = if serves { trace() } else { Ok(None) };
+        let traces = if serve.is_some() { trace() } else { Ok(None) };
         let traces = traces.inspect_err(|why| tracing::warn!("{why}")).ok().flatten().map(Arc::new);
-        let admin = serves.then(|| Admin::start(Arc::clone(control), &config.admin, &config.telemetry, base_dir));
+        let listeners = serve.map(|serve| serve(Arc::clone(control), config, base_dir));
         // The audit log has what the watch changes.
-        let watching = match &admin {
-            Some(admin) => admin.audited(Arc::clone(control), "file watch"),
+        let watching = match &listeners {
+            Some(listeners) => listeners.audited(Arc::clone(control), "file watch"),
             None => Arc::clone(control),
         };
         let policy = &config.policy;
@@ -71,7 +84,7 @@ impl Services {
                 Err(why) => tracing::warn!(slot = name.label(), why, "the policy's file is not watched"),
             }
         }
-        Self { admin, watches, fetches: Fetches::default(), traces, recorder }
+        Self { listeners, watches, fetches: Fetches::default(), traces, recorder }
     }
 
     /// The same with these fetches.
@@ -82,13 +95,13 @@ impl Services {
 
     /// The private socket of the admin listener, `unix:PATH`.
     pub(crate) fn socket(&self) -> Option<&str> {
-        self.admin.as_ref().and_then(Admin::socket)
+        self.listeners.as_ref().and_then(|listeners| listeners.socket())
     }
 
     /// The engine for code of this process, whose changes the audit log has too.
     pub(crate) fn audited(&self, control: Arc<dyn Control>) -> Arc<dyn Control> {
-        match &self.admin {
-            Some(admin) => admin.audited(control, "in process"),
+        match &self.listeners {
+            Some(listeners) => listeners.audited(control, "in process"),
             None => control,
         }
     }
@@ -101,7 +114,7 @@ impl Services {
 
 impl Drop for Services {
     fn drop(&mut self) {
-        self.admin.take();
+        self.listeners.take();
         self.watches.clear();
         self.fetches = Fetches::default();
         // The engine holds a reference too.

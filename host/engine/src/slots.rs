@@ -6,17 +6,14 @@ use std::sync::Arc;
 use meridian_core::config::SlotMode;
 use meridian_core::oci::{OciReference, OciReferenceError};
 use meridian_core::signature::FetchedComponent;
+use meridian_core::slot::{BudgetSlot, Contender, DispatchSlot, EvictionSlot, PolicySlot, StrikeLimits};
 use meridian_core::{Budget, Dispatch, Eviction, MeridianConfig, SlotConfig, native};
-use meridian_runtime::control::{Given, ProcessStatus, Upload};
-use meridian_runtime::recording::{Recorder, RecorderSettings, SlotSetup};
-use meridian_runtime::{
-    BudgetSlot, Contender, ControlledSlot, Controller, DispatchSlot, EvictionSlot, Loader, PolicySlot, Refusal,
-    StrikeLimits,
-};
 use meridian_wasm::GuestKind;
 
 use crate::awaited::Awaited;
-use crate::{Components, EngineError, Origin, PolicyError, Terms};
+use crate::control::{Given, ProcessStatus, Upload};
+use crate::recording::{Recorder, RecorderSettings, SlotSetup};
+use crate::{Components, ControlledSlot, Controller, EngineError, Loader, Origin, PolicyError, Refusal, Terms};
 
 /// Loads policies for a slot, with the limits of its table in `[policy]`.
 struct SlotLoader {
@@ -95,9 +92,9 @@ impl Slots {
             deadline_ms: slot.deadline_ms,
             memory_mib: slot.memory_mib,
         };
-        dispatch.control().record(&recorder, setup(&policy.dispatch));
-        eviction.control().record(&recorder, setup(&policy.eviction));
-        budget.control().record(&recorder, setup(&policy.budget));
+        dispatch.control().record(recorder.tap(setup(&policy.dispatch)));
+        eviction.control().record(recorder.tap(setup(&policy.eviction)));
+        budget.control().record(recorder.tap(setup(&policy.budget)));
         let watch = recorder.watch();
         let controller = controller.with_recording(Box::new(move || watch.status()));
         Ok(Self { dispatch, eviction, budget, controller, recorder: Some(recorder), awaited })

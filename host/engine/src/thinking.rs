@@ -1,7 +1,7 @@
 //! The thinking of an engine's requests, where Meridian can end it.
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use meridian_core::budget::{
     AnswerRules, BudgetDecider, BudgetStatus, EndRules, Load, ThinkBudgets, ThinkSettings, ThinkThresholds,
@@ -10,8 +10,8 @@ use meridian_core::{Error, Pattern, RequestTable};
 
 use crate::Driver;
 
-/// Keys are never reused in a process: a sampler may remember the keys of an engine that was taken out.
-static NEXT_FIRST_KEY: AtomicU64 = AtomicU64::new(1);
+/// A sampler may remember the keys of an engine that was taken out.
+static NEXT_EPOCH: AtomicU8 = AtomicU8::new(1);
 
 /// The model's tokens for the ends of lines and of thinking.
 #[derive(Clone, Debug, Default)]
@@ -45,7 +45,6 @@ impl Driver {
         let settings = ThinkSettings {
             rules: EndRules::new(self.settings.markers.clone(), forced)?.with_answers(answers),
             configured: ThinkThresholds::from_config(&self.config.scheduler, entropy),
-            unit: entropy.unit,
             measures: entropy.enabled,
             can_probe,
             probe_at: entropy.probe_at,
@@ -57,7 +56,7 @@ impl Driver {
             ends_loops: self.config.scheduler.end_loops,
             wakes,
             tokens_ahead: u32::try_from(self.settings.steps_ahead).unwrap_or(u32::MAX).saturating_mul(drafts + 1),
-            first_key: NEXT_FIRST_KEY.fetch_add(1, Ordering::Relaxed) << 40,
+            epoch: NEXT_EPOCH.fetch_add(1, Ordering::Relaxed),
         };
         ThinkBudgets::forget(&mut self.scheduler.mirror().table);
         let mut budgets = ThinkBudgets::new(settings);

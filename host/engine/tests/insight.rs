@@ -2,10 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
-use meridian_core::{EngineFacts, Markers, MeridianConfig, NewRequest, Part, RowId, SlotName};
+use meridian_core::{EngineFacts, Markers, MeridianConfig, NewRequest, Part, Queues, RowId, SlotName, TableStep};
+use meridian_engine::control::{Given, Mode, Upload};
+use meridian_engine::timeline::chrome_json;
 use meridian_engine::{Driver, Engine, Settings};
-use meridian_runtime::control::{Given, Mode, Upload};
-use meridian_runtime::timeline::chrome_json;
 use serde_json::Value;
 
 const THINK_END: u32 = 8;
@@ -23,9 +23,10 @@ fn arrive(driver: &mut Driver, id: &str, arrival_ms: f64) -> RowId {
     driver.arrived(id, &new, None).unwrap().row
 }
 
-/// One step that gives each running request its tokens, and admits those that wait, as far as `seats` go.
-fn step(driver: &mut Driver, now_ms: f64, running: &mut Vec<RowId>, waiting: &mut Vec<RowId>, seats: usize) {
-    let free = seats.saturating_sub(running.len());
+/// One step that gives each request its tokens, and admits those that wait, as far as `seats` go.
+fn step(driver: &mut Driver, now_ms: f64, queues: &mut Queues, seats: usize) {
+    let free = seats.saturating_sub(queues.running.len());
+    let Queues { running, waiting, .. } = queues;
     let facts = EngineFacts {
         now_ms,
         token_budget: 256,
@@ -35,30 +36,28 @@ fn step(driver: &mut Driver, now_ms: f64, running: &mut Vec<RowId>, waiting: &mu
         waiting: waiting.len() as u32,
         decode_tokens: 1,
     };
-    let window: Vec<RowId> = if free > 0 { waiting.clone() } else { Vec::new() };
-    driver.plan(&facts, running, &window);
-    for row in waiting.drain(..free.min(waiting.len())) {
-        driver.admitted(row, 0);
-        running.push(row);
-    }
-    let given: Vec<(RowId, u32)> =
-        running.iter().map(|row| (*row, driver.request(*row).unwrap().needed_tokens(1))).collect();
+    let window = if free > 0 { &*waiting.make_contiguous() } else { &[] };
+    let plan = driver.plan(&facts, running, window).clone();
+    let mut step = TableStep::new(&driver.scheduler().mirror().table, 1);
+    queues.carry_out(&plan, seats, &mut step);
+    let TableStep { admitted, given, .. } = step;
+    admitted.into_iter().for_each(|row| driver.admitted(row, 0));
     driver.scheduled(now_ms, &given, 0);
     driver.set_clock(now_ms + 9.0);
-    let tokens: Vec<(RowId, u32)> = running.iter().map(|row| (*row, 3)).collect();
+    let tokens: Vec<(RowId, u32)> = given.iter().map(|(row, _)| (*row, 3)).collect();
     driver.generated(&tokens);
 }
 
 #[test]
 fn latencies_of_all_tenants_are_reported() {
     let engine = started();
-    let (mut running, mut waiting) = (Vec::new(), Vec::new());
+    let mut queues = Queues::default();
     let before = engine.control().latency().unwrap();
     {
         let driver = &mut *engine.drive();
-        waiting.push(arrive(driver, "chat-1", 0.0));
-        step(driver, 10.0, &mut running, &mut waiting, 1);
-        step(driver, 30.0, &mut running, &mut waiting, 1);
+        queues.waiting.push_back(arrive(driver, "chat-1", 0.0));
+        step(driver, 10.0, &mut queues, 1);
+        step(driver, 30.0, &mut queues, 1);
         driver.finished("chat-1", "stop");
     }
     let report = engine.control().latency().unwrap();
@@ -72,14 +71,14 @@ fn latencies_of_all_tenants_are_reported() {
 #[test]
 fn a_request_is_explained_while_it_lives_and_after_its_end() {
     let engine = started();
-    let (mut running, mut waiting) = (Vec::new(), Vec::new());
+    let mut queues = Queues::default();
     {
         let driver = &mut *engine.drive();
-        waiting.push(arrive(driver, "chat-1", 0.0));
-        step(driver, 10.0, &mut running, &mut waiting, 1);
-        waiting.push(arrive(driver, "chat-2", 15.0));
-        step(driver, 20.0, &mut running, &mut waiting, 1);
-        step(driver, 30.0, &mut running, &mut waiting, 1);
+        queues.waiting.push_back(arrive(driver, "chat-1", 0.0));
+        step(driver, 10.0, &mut queues, 1);
+        queues.waiting.push_back(arrive(driver, "chat-2", 15.0));
+        step(driver, 20.0, &mut queues, 1);
+        step(driver, 30.0, &mut queues, 1);
     }
     let insight = engine.control().insight().unwrap();
     let waits = insight.explain("chat-2").unwrap();
@@ -89,9 +88,9 @@ fn a_request_is_explained_while_it_lives_and_after_its_end() {
     assert!(insight.explain("chat-3").unwrap_err().starts_with("chat-3: no live request has this id"));
     {
         let driver = &mut *engine.drive();
-        let row = running.remove(0);
+        let row = queues.running.remove(0);
         assert_eq!(driver.finished("chat-1", "stop"), Some(row));
-        step(driver, 40.0, &mut running, &mut waiting, 1);
+        step(driver, 40.0, &mut queues, 1);
         driver.finished("chat-2", "length");
     }
     let ended = insight.explain("chat-1").unwrap();
@@ -118,27 +117,28 @@ fn an_engine_that_nobody_asks_keeps_nothing_of_ended_requests() {
 #[test]
 fn a_timeline_has_steps_requests_decisions_and_the_swap() {
     let engine = started();
-    let (mut running, mut waiting) = (Vec::new(), Vec::new());
+    let mut queues = Queues::default();
     {
         let driver = &mut *engine.drive();
-        waiting.push(arrive(driver, "before", 0.0));
-        step(driver, 10.0, &mut running, &mut waiting, 2);
+        queues.waiting.push_back(arrive(driver, "before", 0.0));
+        step(driver, 10.0, &mut queues, 2);
     }
     let insight = engine.control().insight().unwrap();
     insight.begin_timeline();
     {
         let driver = &mut *engine.drive();
-        waiting.push(arrive(driver, "during", 15.0));
-        step(driver, 20.0, &mut running, &mut waiting, 2);
-        step(driver, 30.0, &mut running, &mut waiting, 2);
+        queues.waiting.push_back(arrive(driver, "during", 15.0));
+        step(driver, 20.0, &mut queues, 2);
+        step(driver, 30.0, &mut queues, 2);
     }
     let upload = Upload { policy: Given::Native("fcfs"), options: None, source: "native:fcfs" };
     engine.swap(SlotName::Dispatch, &upload, Mode::Active).unwrap();
     {
         let driver = &mut *engine.drive();
-        step(driver, 40.0, &mut running, &mut waiting, 2);
-        driver.finished("during", "stop");
-        step(driver, 50.0, &mut running[..1].to_vec(), &mut waiting, 2);
+        step(driver, 40.0, &mut queues, 2);
+        let over = driver.finished("during", "stop");
+        queues.running.retain(|row| Some(*row) != over);
+        step(driver, 50.0, &mut queues, 2);
     }
     let timeline = insight.end_timeline().unwrap();
     assert!(insight.end_timeline().is_none());

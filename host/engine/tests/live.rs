@@ -2,10 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
-use meridian_core::budget::{BudgetStatus, ClientBudget, EndRules, Enforcer, LiveChange, Order, ThinkLimits};
+use meridian_core::budget::{BudgetStatus, ClientBudget, EndRules, Enforcer, LiveChange, Order, SamplerLimits};
 use meridian_core::{EngineFacts, Markers, MeridianConfig, NewRequest, RowId};
+use meridian_engine::budgets::{ChangeError, ChangeReport};
 use meridian_engine::{Engine, Settings, ThinkTokens};
-use meridian_runtime::budgets::{ChangeError, ChangeReport};
 
 const OPEN: u32 = 7;
 const END: u32 = 8;
@@ -34,7 +34,8 @@ impl Serving {
         let request = NewRequest { prompt: &[1, OPEN], max_tokens: 1000, tenant, ..NewRequest::default() };
         let arrived = self.engine.drive().arrived(id, &request, Some(client)).unwrap();
         let enrolled = arrived.sampler.unwrap();
-        let limits = ThinkLimits { max_think_tokens: enrolled.max_think_tokens, ..ThinkLimits::default() };
+        let most = enrolled.limits.max_think_tokens;
+        let limits = SamplerLimits { max_think_tokens: most, ..SamplerLimits::default() };
         self.rows.push((arrived.row, Enforcer::new(&self.rules, &[1, OPEN], limits), Vec::new()));
         self.keys.push(enrolled.key);
     }

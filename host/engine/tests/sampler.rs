@@ -1,7 +1,7 @@
 //! The plan of a step that verifies drafts.
 
 use meridian_core::Markers;
-use meridian_core::budget::{Order, ThinkLimits};
+use meridian_core::budget::{Order, SamplerLimits};
 use meridian_engine::sampler::{Arriving, Outputs, SamplerRows, SamplerStep};
 
 /// Lists of tokens that a test pushes by itself.
@@ -28,9 +28,7 @@ fn rows(end: &[u32], max_think_tokens: &[u32]) -> SamplerRows<Pushed> {
             key: Some(row as u64),
             prompt_tail: &[1, 7],
             outputs: None,
-            is_followed: true,
-            limits: ThinkLimits { max_think_tokens: *most, ..ThinkLimits::default() },
-            is_measured: row == 1,
+            limits: SamplerLimits { max_think_tokens: *most, is_measured: row == 1, ..SamplerLimits::default() },
         };
         rows.add((), row, arriving);
     }
@@ -90,14 +88,7 @@ fn an_idle_row_costs_nothing_until_an_order_wakes_it() {
     let mut rows = SamplerRows::<Pushed>::default();
     let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![]).expect("markers");
     rows.configure(Some(markers), Vec::new()).expect("the ending ends thinking");
-    let idle = || Arriving {
-        key: Some(5),
-        prompt_tail: &[1, 7],
-        outputs: None,
-        is_followed: false,
-        limits: ThinkLimits { guards_eos: false, ..ThinkLimits::default() },
-        is_measured: false,
-    };
+    let idle = || Arriving { key: Some(5), prompt_tail: &[1, 7], outputs: None, limits: SamplerLimits::idle() };
     rows.add((), 0, idle());
     assert!(rows.is_idle());
     assert_eq!(rows.step((), 1, None), SamplerStep::default());

@@ -14,13 +14,6 @@ pub trait Clock: Send + Sync {
 }
 
 /// The clock of the machine.
-///
-/// ```
-/// use meridian_fabric::{Clock, SystemClock};
-///
-/// let clock = SystemClock::default();
-/// assert!(clock.now() <= clock.now());
-/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct SystemClock(Instant);
 

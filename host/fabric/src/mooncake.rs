@@ -44,7 +44,7 @@ struct Helper {
     memories: Vec<Memory>,
 }
 
-/// The same memory in two processes.
+/// A piece of memory that two processes share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Memory {
     /// In Meridian's process.

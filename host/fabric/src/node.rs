@@ -29,14 +29,6 @@ use crate::{
 const READ_BYTES: usize = 16 << 20;
 
 /// The settings of a node.
-///
-/// ```
-/// use meridian_fabric::{Fingerprint, FabricKind, NodeSettings};
-///
-/// let settings = NodeSettings::new(Fingerprint::of(b"a model"), Fingerprint::of(b"a layout"), 4096);
-/// assert!(settings.listen.ip().is_loopback());
-/// assert_eq!((settings.kind(), settings.shelf_blocks), (FabricKind::Tcp, 0));
-/// ```
 #[derive(Clone)]
 pub struct NodeSettings {
     /// The model and its weights.

@@ -376,10 +376,10 @@ fn few_blocks_are_not_worth_a_transfer() {
     assert_eq!(engine.manager.stats().remote, 2);
 }
 
-/// The library of the wheel, which `scripts/setup-nixl.sh` fetches once; the plugins beside it, and UCX on loopback.
+/// The library of the wheel, which `scripts/fetch.sh nixl` fetches once; the plugins beside it, and UCX on loopback.
 fn nixl() -> (PathBuf, Vec<(&'static str, String)>) {
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/setup-nixl.sh");
-    let found = std::process::Command::new(script).output().unwrap();
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/fetch.sh");
+    let found = std::process::Command::new(script).arg("nixl").output().unwrap();
     assert!(found.status.success(), "{}", String::from_utf8_lossy(&found.stderr));
     let library = PathBuf::from(String::from_utf8(found.stdout).unwrap().trim());
     let plugins = library.with_file_name("plugins").to_str().unwrap().to_owned();
@@ -435,10 +435,10 @@ fn a_peer_over_tcp_is_refused_by_one_over_nixl() {
     });
 }
 
-/// The command of Mooncake's process, whose package `scripts/setup-mooncake.sh` fetches once.
+/// The command of Mooncake's process, whose package `scripts/fetch.sh mooncake` fetches once.
 fn mooncake() -> String {
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/setup-mooncake.sh");
-    let found = std::process::Command::new(script).output().unwrap();
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/fetch.sh");
+    let found = std::process::Command::new(script).arg("mooncake").output().unwrap();
     assert!(found.status.success(), "{}", String::from_utf8_lossy(&found.stderr));
     String::from_utf8(found.stdout).unwrap().trim().to_owned()
 }

@@ -7,12 +7,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use hyper::header::{CONTENT_TYPE, HeaderName};
 use hyper::{Method, StatusCode};
+use meridian_admin::discovery::Process;
+use meridian_admin::{CONFIG_HEADER, SIGNATURE_HEADER, read_token, signature_header};
 use meridian_core::oci::OciReference;
 use meridian_core::text::printable;
-use meridian_runtime::admin::discovery::Process;
-use meridian_runtime::admin::{CONFIG_HEADER, SIGNATURE_HEADER, read_token, signature_header};
-use meridian_runtime::budgets::{BudgetList, ChangeReport, LiveChange};
-use meridian_runtime::control::{FaultEntry, LatencyReport, Mode, ProcessStatus, SlotName, SwapReport};
+use meridian_engine::budgets::{BudgetList, ChangeReport, LiveChange};
+use meridian_engine::control::{FaultEntry, LatencyReport, Mode, ProcessStatus, SlotName, SwapReport};
 use rustls::ClientConfig;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -32,12 +32,6 @@ const MAX_HEADER_BYTES: usize = 8 << 10;
 const MAX_REASON_CHARACTERS: usize = 2000;
 
 /// How long a client waits for an engine.
-///
-/// ```
-/// use meridian_fleet::Patience;
-///
-/// assert_eq!(Patience::default().change.as_secs(), 180);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
     /// For a connection.
@@ -118,29 +112,29 @@ impl Engine {
         Self { name, address, endpoint, token_file: None, ca_file: None, patience, tls: OnceLock::new() }
     }
 
-    /// The same with another name.
+    /// Give the engine a name of its own; by default its address is its name.
     #[must_use]
     pub fn with_name(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
         self
     }
 
-    /// The same with the file of its token, which is read before each request that needs it.
+    /// Read the token from this file before each request that needs it.
     #[must_use]
     pub fn with_token_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.token_file = Some(path.into());
         self
     }
 
-    /// The same with the certificates of the authorities that may have signed its own; without this file, those that the
-    /// system trusts.
+    /// Trust the authorities in this file to have signed the engine's certificate; without it, those that the system
+    /// trusts.
     #[must_use]
     pub fn with_ca_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.ca_file = Some(path.into());
         self
     }
 
-    /// The same with other limits of time.
+    /// Set the limits of time.
     #[must_use]
     pub fn with_patience(mut self, patience: Patience) -> Self {
         self.patience = patience;

@@ -5,9 +5,9 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use meridian_admin::discovery::{self, Found, Process};
 use meridian_core::file::read_regular;
 use meridian_core::text::printable;
-use meridian_runtime::admin::discovery::{self, Found, Process};
 use serde::Deserialize;
 
 use crate::engine::known_by;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use meridian_runtime::control::{LatencyReport, Mode, ProcessStatus, SlotName, SwapReport};
+use meridian_engine::control::{LatencyReport, Mode, ProcessStatus, SlotName, SwapReport};
 use thiserror::Error;
 
 /// An engine, over HTTP or simulated in this process. Its methods are called from any thread, and may block: at most as
@@ -23,7 +23,7 @@ pub trait Member: Send + Sync {
     /// See [`MemberError`]; an engine that observes none refuses.
     fn latency(&self) -> Result<LatencyReport, MemberError>;
 
-    /// Load a policy and put it to `mode`, as [`Control::put`](meridian_runtime::control::Control::put) does.
+    /// Load a policy and put it to `mode`, as [`Control::put`](meridian_engine::control::Control::put) does.
     ///
     /// # Errors
     /// See [`MemberError`].

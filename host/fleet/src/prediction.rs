@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use meridian_core::file::read_regular;
-use meridian_runtime::control::{SlotName, Version};
+use meridian_engine::control::{SlotName, Version};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -91,7 +91,7 @@ pub struct Basis {
     pub confidence: f64,
     /// Metrics of the old policy as recorded, milliseconds or tokens a second.
     pub recorded: BTreeMap<String, f64>,
-    /// The same as simulated: the difference is the error of the simulator.
+    /// Metrics of the old policy as simulated; the difference from `recorded` is the error of the simulator.
     pub simulated: BTreeMap<String, f64>,
     /// Facts to know before trusting the prediction, a line each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

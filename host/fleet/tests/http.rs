@@ -2,8 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
-#[expect(dead_code, reason = "shared with the tests of the runtime")]
-#[path = "../../runtime/tests/support/mod.rs"]
+#[expect(dead_code, reason = "shared with the tests of the listeners")]
+#[path = "../../admin/tests/support/mod.rs"]
 mod support;
 
 use std::io::{Read, Write};
@@ -13,11 +13,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
+use meridian_admin::Admin;
 use meridian_core::config::AdminConfig;
+use meridian_engine::budgets::LiveChange;
+use meridian_engine::control::{Mode, SlotName};
 use meridian_fleet::{BudgetChange, Engine, Member, MemberError, Patience, Policy, PolicySource};
-use meridian_runtime::admin::Admin;
-use meridian_runtime::budgets::LiveChange;
-use meridian_runtime::control::{Mode, SlotName};
 use serde_json::Value;
 
 use support::{Recorder, TOKEN, folder, metrics_at, start, status, surroundings, write};

@@ -6,12 +6,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use meridian_core::budget::{Load, Point, Verdict};
+use meridian_core::slot::{Version, Witness};
 use meridian_core::{
     Asked, Batch, Budget, BudgetDecision, Decision, Dispatch, Eviction, Fault, FaultKind, GuardedPolicy, Memory,
     MeridianConfig, Ranking, Step, native,
 };
-use meridian_runtime::control::Version;
-use meridian_runtime::recording::{Recordable, Recorder, RecorderSettings, SlotSetup};
+use meridian_engine::recording::{Recordable, Recorder, RecorderSettings, SlotSetup};
 
 fn main() {
     let folder = std::env::args().nth(1).expect("usage: recordings FOLDER");
@@ -60,7 +60,7 @@ fn write<K: Recordable>(folder: &Path, facts: K::Facts, answer: impl Fn(usize) -
             out.extend((0..inputs.len() * candidates).map(|i| i as f32));
         };
         let batch = Batch { facts: &facts, candidates, columns: &[], finished: &[7, 1 << 23] };
-        tap.after(&batch, fill, &asked, &decision);
+        tap.after(&batch, &fill, &asked, &decision);
         if candidates == 0 {
             assert!(recorder.flush(), "the batch is written");
         }

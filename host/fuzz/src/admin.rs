@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use meridian_runtime::admin::{ConnectionLimits, serve_stream};
-use meridian_runtime::control::{Control, ControlError, FaultEntry, Mode, ProcessStatus, SlotName, SwapReport, Upload};
+use meridian_admin::{ConnectionLimits, serve_stream};
+use meridian_engine::control::{Control, ControlError, FaultEntry, Mode, ProcessStatus, SlotName, SwapReport, Upload};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// What changes need.

@@ -2,10 +2,10 @@
 //! what was read is decided again.
 
 use meridian_core::{Budget, Dispatch, Eviction, native};
-use meridian_runtime::recording::{
+use meridian_engine::recording::{
     MAX_CANDIDATES, Recordable, Recorded, Recording, ReplayOptions, ReplayReport, replay, retrace,
 };
-use meridian_runtime::timeline::chrome_json;
+use meridian_engine::timeline::chrome_json;
 
 use crate::bytes::Bytes;
 

@@ -5,9 +5,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use meridian_core::{Budget, Dispatch, Eviction};
+use meridian_engine::recording::{Recordable, Recording};
 use meridian_fuzz::admin::Served;
 use meridian_fuzz::{TARGETS, admin, component, recording};
-use meridian_runtime::recording::{Recordable, Recording};
 use meridian_wasm::Runtime;
 
 #[test]

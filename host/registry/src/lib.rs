@@ -43,13 +43,6 @@ use store::Store;
 pub const MAX_COMPONENT_BYTES: u64 = 32 << 20;
 
 /// Limits of one pull or push.
-///
-/// ```
-/// use meridian_registry::Limits;
-///
-/// assert!(Limits::default().silence < Limits::default().total);
-/// assert!(Limits::default().total < Limits::push().total);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Longest time for a connection.
@@ -120,7 +113,7 @@ impl Registry {
         Self { limits, store: None }
     }
 
-    /// The same, which keeps what it pulls in this folder and looks there first.
+    /// Keep pulled components in this folder, and look there first.
     #[must_use]
     pub fn with_store(self, dir: PathBuf) -> Self {
         Self { store: Some(Store::new(dir)), ..self }

@@ -94,7 +94,7 @@ impl Manifest {
 pub struct Interfaces {
     /// Names with versions.
     pub exports: Vec<String>,
-    /// The same; a policy has none.
+    /// Names of imports with versions; a policy has none.
     pub imports: Vec<String>,
 }
 

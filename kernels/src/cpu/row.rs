@@ -35,7 +35,7 @@ struct Pass<S: Simd> {
     lowest: S::Floats,
     /// The largest logit yet, once in each lane.
     max: S::Floats,
-    /// The same, but NaN until there is one: so the first group, and one of masked tokens only, is looked at.
+    /// `max`, but NaN until there is a logit, so that the first group and groups of masked tokens only are looked at.
     limit: S::Floats,
     /// Sums against `max`: of `exp((x - max) / T)`, and of that times `x - max`.
     exp: S::Sums,

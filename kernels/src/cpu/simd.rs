@@ -36,7 +36,7 @@ pub(crate) trait Simd: Copy {
 
     /// Asks for the memory at an address, which may be any, to be in the second level cache soon.
     fn prefetch_far(self, address: *const u8);
-    /// The same for the first level cache.
+    /// Asks for the memory at an address, which may be any, to be in the first level cache soon.
     fn prefetch_near(self, address: *const u8);
     /// The first [`Simd::LANES`] of `from`.
     fn load_f32(self, from: &[f32]) -> Self::Floats;

@@ -45,7 +45,7 @@ pub(super) fn kernel(element: Element) -> &'static std::ffi::CStr {
     }
 }
 
-/// What a block costs beside what it reads, in bytes read meanwhile. A guess that bench/gpu can better.
+/// What a block costs beside what it reads, in bytes read meanwhile. A guess that checks/gpu can better.
 const BLOCK_BYTES: usize = 16 << 10;
 
 /// Parts that each row is read in, by a block each, so that a few rows keep the whole device busy and the last blocks to

@@ -54,7 +54,7 @@ impl Driver {
         let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         let library = LIBRARY.get_or_init(|| {
             load_nvrtc();
-            load(&script("build-cuda-emulator.sh"))
+            load(&script("build-cuda-emulator.sh", &[]))
         });
         let driver = Self { library, _one: one };
         driver.seed(0);

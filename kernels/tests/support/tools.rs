@@ -5,9 +5,10 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 /// What a script of the project prints.
-pub fn script(name: &str) -> PathBuf {
+pub fn script(name: &str, arguments: &[&str]) -> PathBuf {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts").join(name);
-    let output = Command::new(&path).output().unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let output =
+        Command::new(&path).args(arguments).output().unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     assert!(output.status.success(), "{}: {}", path.display(), String::from_utf8_lossy(&output.stderr));
     PathBuf::from(String::from_utf8(output.stdout).expect("a path").trim_end())
 }
@@ -15,5 +16,5 @@ pub fn script(name: &str) -> PathBuf {
 /// The compilers of CUDA.
 pub fn cuda_home() -> &'static Path {
     static HOME: OnceLock<PathBuf> = OnceLock::new();
-    HOME.get_or_init(|| script("setup-cuda.sh"))
+    HOME.get_or_init(|| script("fetch.sh", &["cuda"]))
 }

@@ -145,7 +145,7 @@ fn finished(svg: &str, caption: &Caption, size: (u32, u32)) -> String {
     format!("<figure><figcaption>{title}</figcaption>\n{svg}</figure>\n")
 }
 
-/// The same as a file of its own: with a size, and with a page to be drawn on, light or dark as its reader prefers.
+/// A plot as a file of its own, with a size and with a page to be drawn on, light or dark as its reader prefers.
 fn finished_file(svg: &str, caption: &Caption, (width, height): (u32, u32)) -> String {
     let shape = format!("width=\"{}\" height=\"{}\" viewBox=\"0 0 {width} {height}\"", width / 2, height / 2);
     with_words(&coloured(svg), caption, &shape, PAGE)

@@ -14,7 +14,7 @@ use meridian_bench::sim::{EngineConfig, preset};
 use meridian_bench::trace::{Format, ReadOptions, Session, ThinkSplit, Workload, read};
 use meridian_core::MeridianConfig;
 use meridian_core::oci::OciReference;
-use meridian_runtime::config_file::{self, ConfigFile};
+use meridian_engine::config_file::{self, ConfigFile};
 use serde::Serialize;
 
 #[derive(Args)]
@@ -152,7 +152,7 @@ impl InputArgs {
         self.read_with(None)
     }
 
-    /// The same with sessions.
+    /// The requests, or sessions in closed loop if `closed_loop` is given, and notes on how they were read.
     pub(crate) fn read_with(&self, closed_loop: Option<&SessionArgs>) -> anyhow::Result<(Input, Vec<String>)> {
         let Some(path) = &self.trace else {
             let (name, workload, requests) = self.workload.read()?;

@@ -7,8 +7,8 @@ use meridian_bench::policies::PolicySource;
 use meridian_bench::predict::{self, FEWEST_REPLICATES, Observed, predict};
 use meridian_core::oci::OciReference;
 use meridian_core::{MeridianConfig, SlotName};
+use meridian_engine::recording::{RecordedPolicy, Recording};
 use meridian_fleet::{Basis, PredictedRatio, Prediction};
-use meridian_runtime::recording::{RecordedPolicy, Recording};
 use meridian_wasm::{MAX_COMPONENT_BYTES, read_regular, sha256_of};
 
 use super::input::configured;

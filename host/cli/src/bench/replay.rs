@@ -8,7 +8,7 @@ use meridian_bench::replay::{MaxTokens, Options, Rate, replay, timeline};
 use meridian_bench::report::{html, table};
 use meridian_bench::results::GivenUp;
 use meridian_bench::sim::{Router, Transfer};
-use meridian_runtime::timeline::chrome_json;
+use meridian_engine::timeline::chrome_json;
 
 use super::input::{EngineArgs, InputArgs, KeepArgs, SessionArgs, SloArgs};
 use crate::progress::bar;

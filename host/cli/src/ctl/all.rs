@@ -2,8 +2,8 @@
 //! that some engines did not do as asked.
 
 use anyhow::ensure;
+use meridian_engine::control::{ProcessStatus, SlotName, SlotStatus, SwapReport, UNCHANGED, Version};
 use meridian_fleet::{AT_A_TIME, Engine, Fleet, Member, MemberError, each};
-use meridian_runtime::control::{ProcessStatus, SlotName, SlotStatus, SwapReport, UNCHANGED, Version};
 use serde_json::{Value, json};
 
 use super::change::Change;

@@ -2,8 +2,8 @@
 
 use anyhow::bail;
 use clap::Args;
+use meridian_engine::budgets::{BudgetList, ChangeReport, LiveBudget, LiveChange};
 use meridian_fleet::{AT_A_TIME, BudgetChange, Engine, Fleet, Member, MemberError};
-use meridian_runtime::budgets::{BudgetList, ChangeReport, LiveBudget, LiveChange};
 use serde_json::json;
 
 use super::all;

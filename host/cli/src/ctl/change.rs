@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
+use meridian_admin::signature_header;
 use meridian_core::oci::OciReference;
 use meridian_core::signature::{MAX_SIGNATURE_BYTES, signature_path};
+use meridian_engine::control::{MAX_COMPONENT_BYTES, MAX_OPTIONS_BYTES, Mode, SlotName, SwapReport};
 use meridian_fleet::{Engine, Member, MemberError, Policy, PolicySource};
-use meridian_runtime::admin::signature_header;
-use meridian_runtime::control::{MAX_COMPONENT_BYTES, MAX_OPTIONS_BYTES, Mode, SlotName, SwapReport};
 use meridian_wasm::{read_regular, read_signature};
 use serde_json::{Map, Value};
 

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
+use meridian_engine::control::{FaultEntry, Mode, SlotName, StateHandover, SwapReport, UNCHANGED};
 use meridian_fleet::{Engine, Member};
-use meridian_runtime::control::{FaultEntry, Mode, SlotName, StateHandover, SwapReport, UNCHANGED};
 use serde_json::json;
 
 use self::budget::BudgetArgs;

@@ -2,10 +2,10 @@
 
 use meridian_core::budget::{BudgetStatus, ForceReason};
 use meridian_core::latency::{Histogram, STEP_BUCKETS_S, TenantLatency, WAIT_BUCKETS_S};
-use meridian_fleet::Engine;
-use meridian_runtime::control::{
+use meridian_engine::control::{
     KvStatus, ProcessStatus, RecordingStatus, ShadowStatus, SlotStatus, TracesStatus, Version,
 };
+use meridian_fleet::Engine;
 
 use crate::print_line;
 use crate::target::shown;

@@ -1,7 +1,7 @@
 //! A frame of `meridian top`. It fits into 80 columns; a wider terminal has longer bars.
 
 use meridian_core::latency::{Histogram, STEP_BUCKETS_S, StepKind, TenantLatency, WAIT_BUCKETS_S};
-use meridian_runtime::control::{FaultEntry, ProcessStatus, SlotStatus};
+use meridian_engine::control::{FaultEntry, ProcessStatus, SlotStatus};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
@@ -302,7 +302,7 @@ fn float(count: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use meridian_core::latency::TOKEN_BUCKETS;
-    use meridian_runtime::control::{ShadowStatus, SlotName, Version};
+    use meridian_engine::control::{ShadowStatus, SlotName, Version};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 

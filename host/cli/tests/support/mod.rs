@@ -16,7 +16,7 @@ pub fn meridian(folder: &Path, args: &[&str]) -> Done {
     meridian_with(folder, &[], args)
 }
 
-/// The same with more in its environment.
+/// Run the command in `folder`, with additional environment variables.
 pub fn meridian_with(folder: &Path, environment: &[(&str, &str)], args: &[&str]) -> Done {
     let output = Command::new(env!("CARGO_BIN_EXE_meridian"))
         .args(args)

@@ -17,8 +17,8 @@ const HTPASSWD: &str = "ann:$2b$04$EA1a6QzcyzoeF/48XQaBFOaamtupIWhW57bjDSj1ffNAi
 
 /// The program of Debian's docker-registry, which the script fetches once.
 fn program() -> PathBuf {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/setup-registry.sh");
-    let made = Command::new(&script).stderr(Stdio::inherit()).output().unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/fetch.sh");
+    let made = Command::new(&script).arg("registry").stderr(Stdio::inherit()).output().unwrap();
     assert!(made.status.success(), "{} failed", script.display());
     String::from_utf8(made.stdout).unwrap().trim().into()
 }

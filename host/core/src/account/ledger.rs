@@ -42,10 +42,6 @@ pub(super) struct Entry {
 }
 
 /// The rule by which a request was admitted before others.
-///
-/// ```
-/// assert_ne!(meridian_core::Rule::Key, meridian_core::Rule::Rescue);
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Rule {
@@ -77,14 +73,6 @@ impl Rule {
 }
 
 /// A request that got a seat.
-///
-/// ```
-/// use meridian_core::{Admission, Rule};
-///
-/// let admission =
-///     Admission { number: 7, at_ms: 20.0, arrival_ms: 5.0, prompt_tokens: 64, resumed: false, rule: Rule::Key };
-/// assert_eq!(admission.at_ms - admission.arrival_ms, 15.0);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Admission {
     /// Number of the request.
@@ -102,13 +90,6 @@ pub struct Admission {
 }
 
 /// A change of what a request does, for a timeline.
-///
-/// ```
-/// use meridian_core::{Doing, Part, Transition};
-///
-/// let begins = Transition { number: 7, at_ms: 20.0, doing: Doing::Running(Part::Prefill) };
-/// assert_ne!(begins.doing, Doing::Waiting);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Transition {
     /// Number of the request.

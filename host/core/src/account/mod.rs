@@ -12,12 +12,6 @@ pub use self::ledger::{Admission, Rule, Transition};
 use self::ledger::{Clocks, Entry};
 
 /// A part of a request's latency. The parts of a request add up to its latency.
-///
-/// ```
-/// use meridian_core::Part;
-///
-/// assert_eq!(Part::ALL.map(Part::label)[..3], ["arrival", "seat", "blocks"]);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Part {
@@ -84,10 +78,6 @@ impl Part {
 }
 
 /// What a request does, as its account knows it.
-///
-/// ```
-/// assert_ne!(meridian_core::Doing::Waiting, meridian_core::Doing::Overtaken);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doing {
     /// It has arrived, and no step has begun since.
@@ -105,13 +95,6 @@ pub enum Doing {
 }
 
 /// A request that was admitted before another that had arrived earlier.
-///
-/// ```
-/// use meridian_core::{Overtaking, Rule};
-///
-/// let overtaking = Overtaking { by: 8, at_ms: 20.0, rule: Rule::Key, own_key: Some(2.0), other_key: Some(1.0) };
-/// assert!(overtaking.other_key < overtaking.own_key);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Overtaking {
     /// Number of the request that went first.
@@ -130,14 +113,6 @@ pub struct Overtaking {
 const KEPT_OVERTAKINGS: usize = 8;
 
 /// The account of one request: its time by part.
-///
-/// ```
-/// use meridian_core::{Account, Doing};
-///
-/// fn waits(account: &Account) -> bool {
-///     matches!(account.doing(), Doing::Waiting | Doing::Overtaken)
-/// }
-/// ```
 #[derive(Clone, Debug)]
 pub struct Account {
     /// Time up to which the parts are complete.

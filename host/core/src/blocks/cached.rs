@@ -58,11 +58,6 @@ pub struct CachedBlocks {
 }
 
 /// A block that loses its last reader.
-///
-/// ```
-/// let full = meridian_core::LeavingBlock { block: 7, tokens: Some(64) };
-/// assert_ne!(full, meridian_core::LeavingBlock { tokens: None, ..full });
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeavingBlock {
     /// The engine's number.
@@ -72,10 +67,6 @@ pub struct LeavingBlock {
 }
 
 /// The result for blocks that lose their last reader.
-///
-/// ```
-/// assert!(meridian_core::Leaving::default().dead.is_empty());
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Leaving {
     /// Blocks to take out of the prefix cache: no prompt will match them.
@@ -85,10 +76,6 @@ pub struct Leaving {
 }
 
 /// Counters of cached blocks since the start.
-///
-/// ```
-/// assert_eq!(meridian_core::CachedStats::default().evictions, [0; 3]);
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CachedStats {
     /// Blocks that could be matched until they were handed out or dropped as dead, by [`BlockTier`].
@@ -103,11 +90,6 @@ pub struct CachedStats {
 
 /// Number of blocks that a policy kept for a time, by outcome. A block whose contents the engine drops, or that the
 /// policy ranks again, counts in none.
-///
-/// ```
-/// let keeps = meridian_core::KeepStats { hits: 3, evicted: 1, ..Default::default() };
-/// assert_eq!(keeps.expired, 0);
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KeepStats {
     /// A request used it again.

@@ -4,13 +4,6 @@ use crate::{EvictionCandidate, SessionFacts};
 
 /// The facts about a request whose chain of blocks is released; [`EngineMirror::chain_ends`](crate::EngineMirror::chain_ends)
 /// gives them.
-///
-/// ```
-/// use meridian_core::ChainFacts;
-///
-/// let facts = ChainFacts { tokens: 96, prompt_tokens: 64, ..ChainFacts::default() };
-/// assert_eq!(facts.session.session, 0);
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ChainFacts {
     /// Its tokens: prompt and generated.

@@ -117,21 +117,21 @@ impl PhaseAwareBlockManager {
         Ok(Self { books: Mutex::new(books), fabric: None })
     }
 
-    /// The same with this eviction policy.
+    /// Let `policy` rank the blocks inside a tier.
     #[must_use]
     pub fn with_policy(self, policy: impl EvictionRanker + 'static) -> Self {
         self.replace_policy(Box::new(policy));
         self
     }
 
-    /// The same with this fabric.
+    /// Offload blocks through `fabric`.
     #[must_use]
     pub fn with_fabric(mut self, fabric: impl Fabric + 'static) -> Self {
         self.fabric = Some(Box::new(fabric));
         self
     }
 
-    /// The same with at most this many blocks in the fabric, at least 1; by default 1,048,576. The limit never drops a
+    /// Keep at most this many blocks in the fabric, at least 1; by default 1,048,576. The limit never drops a
     /// block that is on its way back, so there may be as many more as there are such transfers.
     #[must_use]
     pub fn with_remote_limit(self, remote_blocks: u32) -> Self {
@@ -139,7 +139,7 @@ impl PhaseAwareBlockManager {
         self
     }
 
-    /// The same with `block_tokens` tokens in a block, for [`EvictionCandidate::computed_tokens`]. A block counts as
+    /// Set the number of tokens in a block, for [`EvictionCandidate::computed_tokens`]. A block counts as
     /// full, so the value of a request is at most a block too high. Without it, that fact is 0, unknown.
     ///
     /// [`EvictionCandidate::computed_tokens`]: crate::EvictionCandidate::computed_tokens

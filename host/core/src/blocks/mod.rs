@@ -110,10 +110,6 @@ pub trait Fabric: Send + Sync {
 }
 
 /// The reason why a fabric did not move a block.
-///
-/// ```
-/// assert_eq!(meridian_core::FabricError::Failed("peer timed out".into()).to_string(), "peer timed out");
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FabricError {
     /// A later try may succeed; one line for the operator.
@@ -182,13 +178,6 @@ impl KvMemory {
 }
 
 /// The facts about a request at its first block.
-///
-/// ```
-/// use meridian_core::{BeginKv, ThinkPhase};
-///
-/// let begin = BeginKv { strips_reasoning: true, ..BeginKv::default() };
-/// assert_eq!(begin.phase, ThinkPhase::Prefill);
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct BeginKv {
     /// Its phase. Blocks allocated in `Prefill` belong to the prompt, unless `resumed` differs: a request begins in
@@ -229,10 +218,6 @@ pub struct Sections {
 }
 
 /// The result of [`BlockManager::allocate`], and its cost.
-///
-/// ```
-/// assert!(meridian_core::Allocation::default().evicted.blocks.is_empty());
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allocation {
     /// The new blocks, in the order of the request's chain.
@@ -242,13 +227,6 @@ pub struct Allocation {
 }
 
 /// The blocks and requests that made room.
-///
-/// ```
-/// use meridian_core::{BlockTier, Evicted};
-///
-/// let evicted = Evicted::default();
-/// assert_eq!(evicted.by_tier[BlockTier::OutputCritical as usize], 0);
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Evicted {
     /// Evicted blocks.
@@ -267,14 +245,6 @@ impl Evicted {
 }
 
 /// Counts of blocks, at present (first part) and since the start (from `evictions` on).
-///
-/// ```
-/// use meridian_core::{KvMemory, PhaseAwareBlockManager};
-///
-/// let memory = KvMemory { capacity_bytes: 64, block_size_bytes: 1, think_fraction_limit: 0.5 };
-/// let stats = PhaseAwareBlockManager::new(&memory).unwrap().stats();
-/// assert_eq!((stats.capacity, stats.free, stats.output_critical_evictions()), (64, 64, 0));
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KvStats {
     /// Device blocks: `free + cached + attended + reserved`.
@@ -283,7 +253,7 @@ pub struct KvStats {
     pub free: u32,
     /// Device blocks that no live request attends.
     pub cached: u32,
-    /// The same by [`BlockTier`].
+    /// Cached blocks by [`BlockTier`].
     pub cached_by_tier: [u32; 3],
     /// Blocks that live requests attend; each counts once.
     pub attended: u32,

@@ -34,7 +34,7 @@ pub trait EvictionRanker: Send {
     /// A fault costs this batch only.
     fn keys(&mut self, memory: &Memory, candidates: &[EvictionCandidate], keys: &mut Vec<f32>) -> Result<(), Fault>;
 
-    /// The same, with the time for which each block is kept. By default, none is.
+    /// Write the keys and the times for which blocks are kept into `ranking`. By default, no block is kept.
     ///
     /// # Errors
     /// As [`EvictionRanker::keys`].
@@ -137,12 +137,6 @@ impl Default for EvictionCandidate {
 }
 
 /// The kind of an [`EvictionCandidate`].
-///
-/// ```
-/// use meridian_core::{BlockId, EvictionSubject, RequestId};
-///
-/// assert_ne!(EvictionSubject::Block(BlockId(1)), EvictionSubject::Request(RequestId(1)));
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EvictionSubject {
     /// A cached block that no live request attends.
@@ -282,7 +276,7 @@ impl Ranked {
         }
     }
 
-    /// The same without a time.
+    /// This rank for a block that is not kept.
     pub(super) fn not_kept(self) -> Self {
         Self { rank: Rank { is_kept: false, ..self.rank }, until: Until::default() }
     }

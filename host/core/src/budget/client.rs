@@ -3,11 +3,6 @@ use crate::Pattern;
 use super::ThinkThresholds;
 
 /// The options of a client. A field that is not set takes the operator's value.
-///
-/// ```
-/// let client = meridian_core::budget::ClientBudget { max_think_tokens: Some(100), ..Default::default() };
-/// assert!(!client.is_off);
-/// ```
 #[derive(Clone, Debug, Default)]
 pub struct ClientBudget {
     /// Only the hard cap ends this thinking.
@@ -15,7 +10,7 @@ pub struct ClientBudget {
     /// Most think tokens; the operator's cap holds as well.
     pub max_think_tokens: Option<u32>,
     /// vLLM's `thinking_token_budget`: most tokens of each thought; see
-    /// [`ThinkLimits::max_thought_tokens`](super::ThinkLimits::max_thought_tokens).
+    /// [`SamplerLimits::max_thought_tokens`](super::SamplerLimits::max_thought_tokens).
     pub max_thought_tokens: Option<u32>,
     /// Tokens of the thought that its prompt leaves open; see
     /// [`Markers::thought_tokens`](crate::Markers::thought_tokens).

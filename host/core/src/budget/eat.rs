@@ -1,9 +1,7 @@
-use crate::EntropyUnit;
-
 use super::{ThinkThresholds, is_measured};
 
-/// EAT: entropy after a forced end of thinking, with its moving mean and variance (arXiv 2509.26522, whose code counts in
-/// bits).
+/// EAT: entropy after a forced end of thinking, with its moving mean and variance, in bits as in the code of
+/// arXiv 2509.26522.
 ///
 /// A probe appends the end-of-thinking marker to the reasoning so far and takes the entropy `x` of the next token. The
 /// probes are numbered `i = 0, 1, …`; with `M_0 = x_0` and `V_0 = 0`
@@ -17,7 +15,6 @@ use super::{ThinkThresholds, is_measured};
 /// `M_i` must not be above `eat_max_bits` either; that guard is not in the paper.
 ///
 /// ```
-/// use meridian_core::EntropyUnit;
 /// use meridian_core::budget::{Eat, ThinkThresholds};
 ///
 /// let thresholds = ThinkThresholds { ema_alpha: 0.5, min_probes: 1, ..ThinkThresholds::default() };
@@ -25,7 +22,7 @@ use super::{ThinkThresholds, is_measured};
 /// eat.observe(3.0, thresholds.ema_alpha);
 /// eat.observe(1.0, thresholds.ema_alpha);
 /// assert_eq!((eat.mean(), eat.variance()), (Some(2.0), Some(0.5)));
-/// assert!(!eat.fires(&thresholds, EntropyUnit::Bits));
+/// assert!(!eat.fires(&thresholds));
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Eat {
@@ -35,17 +32,17 @@ pub struct Eat {
 }
 
 impl Eat {
-    /// Take in the entropy of one probe; `alpha` in (0, 1] may differ from probe to probe. Returns whether it counts: a
-    /// negative or non-finite entropy counts as not measured.
-    pub fn observe(&mut self, entropy: f64, alpha: f64) -> bool {
-        if !is_measured(entropy) {
+    /// Take in the entropy of one probe, in bits; `alpha` in (0, 1] may differ from probe to probe. Returns whether it
+    /// counts: a negative or non-finite entropy counts as not measured.
+    pub fn observe(&mut self, bits: f64, alpha: f64) -> bool {
+        if !is_measured(bits) {
             return false;
         }
         if self.probes == 0 {
-            self.mean = entropy;
+            self.mean = bits;
         } else {
-            self.mean = alpha * entropy + (1.0 - alpha) * self.mean;
-            self.variance = alpha * (entropy - self.mean).powi(2) + (1.0 - alpha) * self.variance;
+            self.mean = alpha * bits + (1.0 - alpha) * self.mean;
+            self.variance = alpha * (bits - self.mean).powi(2) + (1.0 - alpha) * self.variance;
         }
         self.probes = self.probes.saturating_add(1);
         true
@@ -57,29 +54,24 @@ impl Eat {
         self.probes
     }
 
-    /// `M_i`, in the unit of the entropies; `None` before the first probe.
+    /// `M_i`, in bits; `None` before the first probe.
     #[must_use]
     pub fn mean(&self) -> Option<f64> {
         (self.probes > 0).then_some(self.mean)
     }
 
-    /// `V_i`, in that unit squared; `None` before the first probe.
+    /// `V_i`, in bits squared; `None` before the first probe.
     #[must_use]
     pub fn variance(&self) -> Option<f64> {
         (self.probes > 0).then_some(self.variance)
     }
 
-    /// Whether thinking may end after the latest probe. `unit` is the unit of the entropies; `eat_variance_threshold`
-    /// is in its square, `eat_max_bits` always in bits.
+    /// Whether thinking may end after the latest probe.
     #[must_use]
-    pub fn fires(&self, thresholds: &ThinkThresholds, unit: EntropyUnit) -> bool {
-        let mean_bits = match unit {
-            EntropyUnit::Nats => self.mean * std::f64::consts::LOG2_E,
-            EntropyUnit::Bits => self.mean,
-        };
+    pub fn fires(&self, thresholds: &ThinkThresholds) -> bool {
         // The number of the latest probe is `probes - 1`.
         self.probes > thresholds.min_probes
             && self.variance < thresholds.eat_variance_threshold
-            && mean_bits <= thresholds.eat_max_bits
+            && self.mean <= thresholds.eat_max_bits
     }
 }

@@ -74,10 +74,6 @@ impl EndRules {
 }
 
 /// The demand on a request's next token.
-///
-/// ```
-/// assert_eq!(meridian_core::budget::Demand::default(), meridian_core::budget::Demand::Free);
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Demand {
     /// Any sampled token.
@@ -92,10 +88,6 @@ pub enum Demand {
 }
 
 /// The tokens that an answer must not have yet.
-///
-/// ```
-/// assert_ne!(meridian_core::budget::Ban::Ends, meridian_core::budget::Ban::Starts);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ban {
     /// Ends of the sequence, and [`Enforcer::openers`]: the answer is too short.
@@ -104,14 +96,13 @@ pub enum Ban {
     Starts,
 }
 
-/// The limits of one request's thinking.
-///
-/// ```
-/// let limits = meridian_core::budget::ThinkLimits::default();
-/// assert_eq!((limits.max_think_tokens, limits.guards_eos), (u32::MAX, true));
-/// ```
+/// What a sampler does with one request's thinking, from the request's row to the enforcer.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ThinkLimits {
+pub struct SamplerLimits {
+    /// Follow the thinking from its first token on; otherwise only from the first order for the request.
+    pub is_followed: bool,
+    /// Measure the entropy of its tokens.
+    pub is_measured: bool,
     /// Think tokens at which the end is forced; the ending comes on top.
     pub max_think_tokens: u32,
     /// Tokens of one thought at which its end is forced, counted as vLLM counts them for its `thinking_token_budget`:
@@ -132,9 +123,19 @@ pub struct ThinkLimits {
     pub guards_answer: bool,
 }
 
-impl Default for ThinkLimits {
+impl SamplerLimits {
+    /// Of a request whose thinking is followed by nobody until an order for it.
+    #[must_use]
+    pub fn idle() -> Self {
+        Self { is_followed: false, guards_eos: false, ..Self::default() }
+    }
+}
+
+impl Default for SamplerLimits {
     fn default() -> Self {
         Self {
+            is_followed: true,
+            is_measured: false,
             max_think_tokens: u32::MAX,
             max_thought_tokens: u32::MAX,
             thought_tokens: 0,
@@ -160,10 +161,10 @@ impl Default for ThinkLimits {
 ///
 /// ```
 /// use meridian_core::Markers;
-/// use meridian_core::budget::{Demand, EndRules, Enforcer, ForceReason, ThinkLimits};
+/// use meridian_core::budget::{Demand, EndRules, Enforcer, ForceReason, SamplerLimits};
 ///
 /// let rules = EndRules::new(Markers::new(vec![vec![7]], vec![vec![8]], vec![])?, vec![40, 8])?;
-/// let mut request = Enforcer::new(&rules, &[1, 7], ThinkLimits { max_think_tokens: 2, ..ThinkLimits::default() });
+/// let mut request = Enforcer::new(&rules, &[1, 7], SamplerLimits { max_think_tokens: 2, ..SamplerLimits::default() });
 /// for token in [30, 31] {
 ///     assert_eq!(request.demand(&rules), Demand::Guarded);
 ///     request.push(&rules, token);
@@ -186,7 +187,7 @@ pub struct Enforcer {
 impl Enforcer {
     /// A request with this templated prompt, or its end.
     #[must_use]
-    pub fn new(rules: &EndRules, prompt: &[u32], limits: ThinkLimits) -> Self {
+    pub fn new(rules: &EndRules, prompt: &[u32], limits: SamplerLimits) -> Self {
         let opening = PhaseTracker::new(&rules.markers, prompt);
         Self { enforcement: Enforcement::new(limits), tracker: opening.clone(), opening }
     }
@@ -267,10 +268,10 @@ impl Enforcer {
 ///
 /// ```
 /// use meridian_core::{Markers, Standing};
-/// use meridian_core::budget::{Demand, EndRules, Enforcement, ThinkLimits};
+/// use meridian_core::budget::{Demand, EndRules, Enforcement, SamplerLimits};
 ///
 /// let rules = EndRules::new(Markers::new(vec![vec![7]], vec![vec![8]], vec![])?, vec![])?;
-/// let mut request = Enforcement::new(ThinkLimits { max_think_tokens: 1, ..ThinkLimits::default() });
+/// let mut request = Enforcement::new(SamplerLimits { max_think_tokens: 1, ..SamplerLimits::default() });
 /// request.push(&rules, 30, true, true);
 /// assert_eq!(request.demand(&rules, Standing { is_open: true, ..Standing::default() }), Demand::Force(8));
 /// request.push(&rules, 8, true, false);
@@ -279,7 +280,7 @@ impl Enforcer {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Enforcement {
-    limits: ThinkLimits,
+    limits: SamplerLimits,
     /// Limits that hold from a number of generated tokens on, by that number; among equal numbers, the latest counts.
     later: Vec<(u32, u32)>,
     /// Numbers of the tokens that stand for an end of sequence.
@@ -292,7 +293,7 @@ pub struct Enforcement {
 struct Run {
     tokens: u32,
     think_tokens: u32,
-    /// Tokens of the present thought, as [`ThinkLimits::max_thought_tokens`] counts them.
+    /// Tokens of the present thought, as [`SamplerLimits::max_thought_tokens`] counts them.
     thought_tokens: i64,
     matched: Vec<u16>,
     is_interrupted: bool,
@@ -313,14 +314,14 @@ struct Forcing {
 impl Enforcement {
     /// A request without generated tokens.
     #[must_use]
-    pub fn new(limits: ThinkLimits) -> Self {
+    pub fn new(limits: SamplerLimits) -> Self {
         let run = Run::new(&limits);
         Self { limits, later: Vec::new(), guarded: Vec::new(), run }
     }
 
     /// A request that has generated `tokens` tokens already, `think_tokens` of them in its thinking.
     #[must_use]
-    pub fn resumed(limits: ThinkLimits, tokens: u32, think_tokens: u32) -> Self {
+    pub fn resumed(limits: SamplerLimits, tokens: u32, think_tokens: u32) -> Self {
         let mut resumed = Self::new(limits);
         resumed.run = Run { tokens, think_tokens, thought_tokens: think_tokens.into(), ..resumed.run };
         resumed
@@ -474,7 +475,7 @@ impl Enforcement {
 }
 
 impl Run {
-    fn new(limits: &ThinkLimits) -> Self {
+    fn new(limits: &SamplerLimits) -> Self {
         Self {
             tokens: 0,
             think_tokens: 0,

@@ -20,7 +20,7 @@ pub use answer::AnswerRules;
 pub use change::{Changed, LiveChange, Thinking};
 pub use client::ClientBudget;
 pub use eat::Eat;
-pub use enforce::{Ban, Demand, EndRules, Enforcement, Enforcer, ThinkLimits};
+pub use enforce::{Ban, Demand, EndRules, Enforcement, Enforcer, SamplerLimits};
 pub use force::{Ending, ForcedEnding};
 pub use meridian_policy_sdk::budget::{Load, Point, Thresholds as PolicyThresholds, Verdict};
 pub use record::ThinkEnd;
@@ -34,10 +34,6 @@ pub use thresholds::ThinkThresholds;
 pub use wire::{Measured, Order, Report};
 
 /// A thinking request, for a budget policy: [`Observed`], and facts from its arrival.
-///
-/// ```
-/// assert_eq!(meridian_core::budget::BudgetCandidate::default().slack_ms, f64::INFINITY);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BudgetCandidate {
     /// Tokens in the prompt.
@@ -79,7 +75,7 @@ impl Default for BudgetCandidate {
     }
 }
 
-/// Whether an entropy, in any unit, is valid: a negative or non-finite value was not measured.
+/// Whether an entropy is valid: a negative or non-finite value was not measured.
 fn is_measured(entropy: f64) -> bool {
     entropy >= 0.0 && entropy.is_finite()
 }

@@ -51,13 +51,6 @@ pub(crate) struct ThinkRecord {
 }
 
 /// How the thinking of a request ended.
-///
-/// ```
-/// use meridian_core::budget::{ForceReason, ThinkEnd};
-///
-/// assert_eq!(ThinkEnd::Forced(ForceReason::HardCap).label(), "hard-cap");
-/// assert_eq!(ThinkEnd::Natural.label(), "natural");
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ThinkEnd {
     /// The model ended it.

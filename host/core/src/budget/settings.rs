@@ -4,9 +4,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::config::ProbeAt;
-use crate::{EntropyUnit, Pattern};
+use crate::{Pattern, RowId};
 
-use super::{BudgetCandidate, EndRules, Load, ThinkThresholds, Verdict};
+use super::{BudgetCandidate, EndRules, Load, SamplerLimits, ThinkThresholds, Verdict};
 
 /// The settings for every request of an engine.
 ///
@@ -24,8 +24,6 @@ pub struct ThinkSettings {
     pub rules: EndRules,
     /// The operator's thresholds.
     pub configured: ThinkThresholds,
-    /// Unit of the variance in them.
-    pub unit: EntropyUnit,
     /// Whether entropies are measured.
     pub measures: bool,
     /// Whether the engine can run probes.
@@ -50,18 +48,22 @@ pub struct ThinkSettings {
     /// Tokens of a request that may be sampled before the scheduler knows of them: 0 for synchronous scheduling, 1 for
     /// asynchronous scheduling, and 1 more for each draft token.
     pub tokens_ahead: u32,
-    /// The sampling process's key of the request with number 0; the others follow.
-    pub first_key: u64,
+    /// Tells the keys of this engine's requests from those of the engines that the sampling process knew before.
+    pub epoch: u8,
 }
 
 impl ThinkSettings {
+    /// The sampling process's key of the request in this row.
+    pub(super) fn key(&self, row: RowId) -> u64 {
+        u64::from(self.epoch) << RowId::BITS | row.bits()
+    }
+
     /// A model with these rules, in an engine that measures nothing and ends thinking only by its length.
     #[must_use]
     pub fn new(rules: EndRules) -> Self {
         Self {
             rules,
             configured: ThinkThresholds::default(),
-            unit: EntropyUnit::default(),
             measures: false,
             can_probe: false,
             probe_at: ProbeAt::default(),
@@ -73,7 +75,7 @@ impl ThinkSettings {
             ends_loops: false,
             wakes: true,
             tokens_ahead: 0,
-            first_key: 0,
+            epoch: 0,
         }
     }
 }
@@ -81,7 +83,6 @@ impl ThinkSettings {
 /// The decider about the thinking of requests: the budget slot, with its policies.
 ///
 /// ```
-/// use meridian_core::EntropyUnit;
 /// use meridian_core::budget::{BudgetCandidate, BudgetDecider, BudgetWants, Load, ThinkThresholds, Verdict};
 ///
 /// /// Has no wish.
@@ -92,7 +93,7 @@ impl ThinkSettings {
 ///         BudgetWants::default()
 ///     }
 ///
-///     fn start(&mut self, _: &Load, _: EntropyUnit, candidates: &[BudgetCandidate]) -> Vec<ThinkThresholds> {
+///     fn start(&mut self, _: &Load, candidates: &[BudgetCandidate]) -> Vec<ThinkThresholds> {
 ///         vec![ThinkThresholds::default(); candidates.len()]
 ///     }
 ///
@@ -107,8 +108,8 @@ pub trait BudgetDecider {
     /// The inputs of the next decision.
     fn wants(&self) -> BudgetWants;
 
-    /// The thresholds of requests that begin to think, with variances in `unit` squared.
-    fn start(&mut self, load: &Load, unit: EntropyUnit, candidates: &[BudgetCandidate]) -> Vec<ThinkThresholds>;
+    /// The thresholds of requests that begin to think.
+    fn start(&mut self, load: &Load, candidates: &[BudgetCandidate]) -> Vec<ThinkThresholds>;
 
     /// The verdicts on requests with new facts.
     fn probe(&mut self, load: &Load, candidates: &[BudgetCandidate]) -> Vec<Verdict>;
@@ -119,10 +120,6 @@ pub trait BudgetDecider {
 
 /// The inputs of a budget slot's policies, the active one and its shadow: what the host must measure, and when to ask.
 /// The default, which stands in after a fault, does not need them.
-///
-/// ```
-/// assert_eq!(meridian_core::budget::BudgetWants::default().swaps, 0);
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BudgetWants {
     /// Number of swaps.
@@ -152,38 +149,16 @@ impl ThinkSettings {
     }
 }
 
-/// The sampling process's data about a request, from its first token on.
-///
-/// ```
-/// let enrolled = meridian_core::budget::Enrolled { key: 1, max_think_tokens: 100, ..Default::default() };
-/// assert_eq!(enrolled.key, 1);
-/// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// What the sampler of a request has to know.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Enrolled {
     /// The number of the request in reports and orders.
     pub key: u64,
-    /// Whether its thinking is followed from its first token on; otherwise only from the first order for it.
-    pub is_followed: bool,
-    /// Most think tokens until an order changes the limit.
-    pub max_think_tokens: u32,
-    /// See [`ThinkLimits`](super::ThinkLimits).
-    pub max_thought_tokens: u32,
-    /// Whether to measure the entropy of its tokens.
-    pub is_measured: bool,
-    /// See [`ThinkLimits`](super::ThinkLimits).
-    pub reserve_from: u32,
-    /// See [`ThinkLimits`](super::ThinkLimits).
-    pub guards_answer: bool,
+    /// Its limits until an order changes them.
+    pub limits: SamplerLimits,
 }
 
 /// A raw signal, for the choice of thresholds: a probe, or the path deviation index at a boundary.
-///
-/// ```
-/// use meridian_core::budget::Signal;
-///
-/// let probe = Signal { id: "a".into(), think_tokens: 64, bits: Some(0.1), answer: Some(3), rpdi: None, confidence: Some(0.9) };
-/// assert_eq!(probe.bits, Some(0.1));
-/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Signal {
     /// The engine's name of the request.
@@ -201,10 +176,6 @@ pub struct Signal {
 }
 
 /// Counters of the budget actions on an engine's requests, since the start.
-///
-/// ```
-/// assert_eq!(meridian_core::budget::BudgetStatus::default().missed, 0);
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BudgetStatus {
     /// Forced endings, by [`ForceReason`](super::ForceReason) in the order of its `ALL`.

@@ -1,14 +1,10 @@
 use std::sync::Arc;
 
-use crate::{EntropySignal, EntropyUnit, Error, Pattern};
+use crate::{EntropySignal, Error, Pattern};
 
 use super::{Eat, Repeated, Repetition, Rpdi, ThinkThresholds, Verdict};
 
 /// Facts about a request's thinking, for a budget policy.
-///
-/// ```
-/// assert!(!meridian_core::budget::Observed::default().is_new());
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Observed {
     /// Think tokens taken in.
@@ -44,13 +40,6 @@ impl Observed {
 }
 
 /// The reason why the end of thinking is forced.
-///
-/// ```
-/// use meridian_core::budget::ForceReason;
-///
-/// let labels = ["hard-cap", "policy", "eat", "rpdi", "pattern", "eos-guard", "loop", "reserve"];
-/// assert_eq!(ForceReason::ALL.map(ForceReason::label), labels);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ForceReason {
     /// The thinking reached `max_think_tokens`.
@@ -95,10 +84,9 @@ impl ForceReason {
 /// How to treat thinking that repeats itself.
 ///
 /// ```
-/// use meridian_core::EntropyUnit;
 /// use meridian_core::budget::{ForceReason, OnLoops, ThinkBudget, ThinkThresholds, Verdict};
 ///
-/// let mut budget = ThinkBudget::new(ThinkThresholds::default(), EntropyUnit::Bits, [].into()).unwrap();
+/// let mut budget = ThinkBudget::new(ThinkThresholds::default(), [].into()).unwrap();
 /// budget.on_loops(OnLoops::End);
 /// (0..1034).for_each(|number| budget.on_token(number % 10, None, false));
 /// assert_eq!(budget.decide(Verdict::KeepThinking), Some(ForceReason::Loop));
@@ -120,11 +108,11 @@ pub enum OnLoops {
 /// first decision after it. Replaying the same tokens and probes gives the same answers.
 ///
 /// ```
-/// use meridian_core::{EntropySignal, EntropyUnit};
+/// use meridian_core::EntropySignal;
 /// use meridian_core::budget::{ForceReason, ThinkBudget, ThinkThresholds, Verdict};
 ///
 /// let thresholds = ThinkThresholds { min_think_tokens: 2, max_think_tokens: 4, ..ThinkThresholds::default() };
-/// let mut budget = ThinkBudget::new(thresholds, EntropyUnit::Bits, [].into()).unwrap();
+/// let mut budget = ThinkBudget::new(thresholds, [].into()).unwrap();
 /// for token in 0..3 {
 ///     budget.on_token(token, Some(EntropySignal::from_nats(0.3)), false);
 ///     assert_eq!(budget.decide(Verdict::KeepThinking), None);
@@ -135,7 +123,6 @@ pub enum OnLoops {
 #[derive(Clone, Debug)]
 pub struct ThinkBudget {
     thresholds: ThinkThresholds,
-    unit: EntropyUnit,
     interrupts: Arc<[Pattern]>,
     matched: Vec<u16>,
     tokens: u32,
@@ -169,15 +156,14 @@ pub struct ThinkBudget {
 }
 
 impl ThinkBudget {
-    /// A request without tokens. EAT uses `unit`; generating any of `interrupts` ends thinking.
+    /// A request without tokens; generating any of `interrupts` ends thinking.
     ///
     /// # Errors
     /// [`Error::ConfigValidation`] when the thresholds are out of range.
-    pub fn new(thresholds: ThinkThresholds, unit: EntropyUnit, interrupts: Arc<[Pattern]>) -> Result<Self, Error> {
+    pub fn new(thresholds: ThinkThresholds, interrupts: Arc<[Pattern]>) -> Result<Self, Error> {
         thresholds.validate()?;
         Ok(Self {
             thresholds,
-            unit,
             matched: vec![0; interrupts.len()],
             interrupts,
             tokens: 0,
@@ -230,7 +216,7 @@ impl ThinkBudget {
     /// Take in the entropy of an earlier token: a device measured it, and it arrived after the token. Entropies arrive
     /// in the order of their tokens.
     pub fn on_entropy(&mut self, entropy: EntropySignal, at_boundary: bool) {
-        if self.rpdi.push(entropy.nats() as f32) && at_boundary {
+        if self.rpdi.push(entropy.nats()) && at_boundary {
             self.at_boundary = self.rpdi.value();
         }
     }
@@ -270,7 +256,7 @@ impl ThinkBudget {
         if !std::mem::take(&mut self.is_probing) {
             self.last_probe = self.tokens;
         }
-        if !self.eat.observe(entropy.in_unit(self.unit), self.thresholds.ema_alpha) {
+        if !self.eat.observe(entropy.bits(), self.thresholds.ema_alpha) {
             return false;
         }
         self.is_probed = true;
@@ -358,9 +344,7 @@ impl ThinkBudget {
         } else {
             match verdict {
                 Verdict::EndNow | Verdict::KeepThinking => None,
-                Verdict::Default if self.is_probed && self.eat.fires(&self.thresholds, self.unit) => {
-                    Some(ForceReason::Eat)
-                }
+                Verdict::Default if self.is_probed && self.eat.fires(&self.thresholds) => Some(ForceReason::Eat),
                 Verdict::Default if self.at_boundary.is_some_and(|index| index > rpdi_threshold) => {
                     Some(ForceReason::Rpdi)
                 }
@@ -376,15 +360,14 @@ impl ThinkBudget {
     /// The facts for a policy, as of the latest token or probe.
     #[must_use]
     pub fn observed(&self) -> Observed {
-        let in_bits = self.unit.in_bits();
         Observed {
             think_tokens: self.tokens,
             is_probed: self.is_probed,
             is_at_boundary: self.at_boundary.is_some() || self.is_past_boundary,
             is_repeating: self.is_repeating,
             probes: self.eat.probes(),
-            eat_bits: self.eat.mean().map(|mean| mean * in_bits),
-            eat_variance_bits2: self.eat.variance().map(|variance| variance * in_bits * in_bits),
+            eat_bits: self.eat.mean(),
+            eat_variance_bits2: self.eat.variance(),
             rpdi: self.rpdi.value(),
             same_answers: self.same_answers,
             confidence: self.confidence,
@@ -410,7 +393,7 @@ impl ThinkBudget {
         &self.thresholds
     }
 
-    /// Mean and variance of the probes, in the unit given at the start.
+    /// Mean and variance of the probes, in bits.
     #[must_use]
     pub fn eat(&self) -> &Eat {
         &self.eat

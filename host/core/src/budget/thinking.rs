@@ -4,12 +4,12 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::table::RequestState;
-use crate::{EntropySignal, PhaseEvent, RequestId, RequestTable, RowId, Standing};
+use crate::{EntropySignal, PhaseEvent, RequestTable, RowId, Standing};
 
 use super::record::{KEPT_SIGNALS, Probe, ThinkRecord};
 use super::{
     BudgetDecider, BudgetStatus, BudgetWants, ClientBudget, Demand, Enforcement, Enrolled, ForceReason, Load, Measured,
-    OnLoops, Order, Report, Signal, ThinkBudget, ThinkLimits, ThinkSettings, ThinkThresholds, Verdict,
+    OnLoops, Order, Report, SamplerLimits, Signal, ThinkBudget, ThinkSettings, ThinkThresholds, Verdict,
 };
 use crate::config::ProbeAt;
 
@@ -33,7 +33,7 @@ const WAITS: u32 = 4;
 /// let mut budgets = ThinkBudgets::new(ThinkSettings::new(EndRules::new(markers, vec![])?));
 /// let row = table.insert(RequestId(1), &NewRequest { prompt: &[1, 7], ..NewRequest::default() })?;
 /// let client = ClientBudget { max_think_tokens: Some(2), ..ClientBudget::default() };
-/// assert_eq!(budgets.enroll(&mut table, row, "a", client).map(|enrolled| enrolled.max_think_tokens), Some(2));
+/// assert_eq!(budgets.enroll(&mut table, row, "a", client).map(|enrolled| enrolled.limits.max_think_tokens), Some(2));
 /// // Two tokens of thinking, then the end marker that was forced.
 /// budgets.generated(&mut table, &[(row, 40), (row, 41), (row, 8)], &mut Vec::new());
 /// assert_eq!((budgets.status().forced[0], budgets.status().missed), (1, 0));
@@ -42,11 +42,11 @@ const WAITS: u32 = 4;
 pub struct ThinkBudgets {
     settings: ThinkSettings,
     /// Requests that begin to think: their thresholds are due.
-    opening: Vec<RequestId>,
+    opening: Vec<RowId>,
     /// Requests with facts that no verdict has weighed.
-    signalled: Vec<RequestId>,
+    signalled: Vec<RowId>,
     /// Requests that have reached the minimum that an `EndNow` waited for, or are in a loop.
-    ending: Vec<RequestId>,
+    ending: Vec<RowId>,
     orders: Vec<u8>,
     /// Orders for ended requests, sent with the next orders.
     gone: Vec<u8>,
@@ -59,7 +59,7 @@ pub struct ThinkBudgets {
     /// What the slot was told of ended requests.
     ended: u64,
     /// Requests that are not followed, and whose samplers an order can wake up.
-    idle: HashSet<RequestId>,
+    idle: HashSet<RowId>,
 }
 
 impl ThinkBudgets {
@@ -86,7 +86,7 @@ impl ThinkBudgets {
     /// operator's settings, a policy, or its client. `id` is the engine's name of it. `None` when the row is not live.
     pub fn enroll(&mut self, table: &mut RequestTable, row: RowId, id: &str, client: ClientBudget) -> Option<Enrolled> {
         let state = table.row_mut(row)?;
-        let key = self.settings.first_key + state.id().0;
+        let key = self.settings.key(state.row_id());
         let thresholds = client.over(self.settings.configured);
         let follows = client.asks()
             || self.wants.decides
@@ -94,22 +94,15 @@ impl ThinkBudgets {
             || self.settings.may_end_any()
             || thresholds.max_think_tokens < state.max_tokens;
         if !follows {
-            self.idle.insert(state.id());
-            return Some(Enrolled { key, max_think_tokens: u32::MAX, reserve_from: u32::MAX, ..Enrolled::default() });
+            self.idle.insert(state.row_id());
+            return Some(Enrolled {
+                key,
+                limits: SamplerLimits { is_plain: client.is_plain, ..SamplerLimits::idle() },
+            });
         }
-        let ThinkLimits { max_think_tokens, max_thought_tokens, reserve_from, guards_answer, .. } =
-            self.follow(state, id, client);
+        let limits = self.follow(state, id, client);
         let is_measured = state.thinking.as_ref().is_some_and(|record| record.is_measured);
-        let is_followed = true;
-        Some(Enrolled {
-            key,
-            is_followed,
-            max_think_tokens,
-            max_thought_tokens,
-            is_measured,
-            reserve_from,
-            guards_answer,
-        })
+        Some(Enrolled { key, limits: SamplerLimits { is_measured, ..limits } })
     }
 
     /// Follow the thinking of a request that asked for nothing when it arrived: the operator or a policy now does. An
@@ -117,11 +110,11 @@ impl ThinkBudgets {
     /// model runner follows none later, or the request arrived while nothing was enrolled.
     pub fn enroll_late(&mut self, table: &mut RequestTable, row: RowId, id: &str) -> bool {
         let Some(state) = table.row_mut(row).filter(|state| state.thinking.is_none()) else { return false };
-        if !self.settings.wakes || !self.idle.remove(&state.id()) {
+        if !self.settings.wakes || !self.idle.remove(&state.row_id()) {
             return false;
         }
         let max_think_tokens = self.follow(state, id, ClientBudget::default()).max_think_tokens;
-        let key = self.settings.first_key + state.id().0;
+        let key = self.settings.key(state.row_id());
         if let Some(record) = state.thinking.as_deref_mut() {
             // Its tokens in flight are sampled already.
             let from = record.enforcement.tokens() + self.settings.tokens_ahead;
@@ -131,8 +124,8 @@ impl ThinkBudgets {
     }
 
     /// Make the record of a request's thinking, as far as it has come.
-    fn follow(&mut self, state: &mut RequestState, id: &str, client: ClientBudget) -> ThinkLimits {
-        let ThinkSettings { configured, unit, interrupts, guards_eos, .. } = &self.settings;
+    fn follow(&mut self, state: &mut RequestState, id: &str, client: ClientBudget) -> SamplerLimits {
+        let ThinkSettings { configured, interrupts, guards_eos, .. } = &self.settings;
         let thresholds = client.over(*configured);
         let mut patterns = interrupts.to_vec();
         patterns.extend(client.interrupts.iter().cloned());
@@ -141,7 +134,7 @@ impl ThinkBudgets {
             || !client.interrupts.is_empty()
             || thresholds.max_think_tokens < state.max_tokens;
         let keeps_room = has_budget && !client.ignores_eos;
-        let limits = ThinkLimits {
+        let limits = SamplerLimits {
             max_think_tokens: thresholds.max_think_tokens,
             max_thought_tokens: client.max_thought_tokens.unwrap_or(u32::MAX),
             thought_tokens: client.thought_tokens,
@@ -150,11 +143,12 @@ impl ThinkBudgets {
             guards_eos: *guards_eos,
             reserve_from: if keeps_room { self.settings.rules.reserve_from(state.max_tokens) } else { u32::MAX },
             guards_answer: has_budget,
+            ..SamplerLimits::default()
         };
         // Checked on reading; if not, the operator's thresholds hold.
-        let mut budget = ThinkBudget::new(thresholds, *unit, [].into())
-            .or_else(|_| ThinkBudget::new(*configured, *unit, [].into()))
-            .or_else(|_| ThinkBudget::new(ThinkThresholds::default(), *unit, [].into()))
+        let mut budget = ThinkBudget::new(thresholds, [].into())
+            .or_else(|_| ThinkBudget::new(*configured, [].into()))
+            .or_else(|_| ThinkBudget::new(ThinkThresholds::default(), [].into()))
             .expect("the default thresholds are in range");
         budget.on_loops(self.on_loops(&client));
         let (tokens, think_tokens) = (state.think_tokens() + state.output_tokens(), state.think_tokens());
@@ -162,7 +156,7 @@ impl ThinkBudgets {
         let mut record = ThinkRecord::new(id.into(), enforcement, budget, client);
         record.is_measured = self.is_to_be_measured(&thresholds, &record.client);
         if state.routed.is_thinking() {
-            self.opening.push(state.id());
+            self.opening.push(state.row_id());
         }
         state.thinking = Some(Box::new(record));
         limits
@@ -193,12 +187,13 @@ impl ThinkBudgets {
         record_of(table, self.id(key)?)
     }
 
-    fn key(&self, id: RequestId) -> u64 {
-        self.settings.first_key + id.0
+    fn key(&self, id: RowId) -> u64 {
+        self.settings.key(id)
     }
 
-    fn id(&self, key: u64) -> Option<RequestId> {
-        key.checked_sub(self.settings.first_key).map(RequestId)
+    fn id(&self, key: u64) -> Option<RowId> {
+        let bits = key ^ self.settings.key(RowId::from_bits(0));
+        (bits >> RowId::BITS == 0).then(|| RowId::from_bits(bits))
     }
 
     /// Take in a datagram of [`Report`]s from the sampling process. The sender is not trusted.
@@ -269,7 +264,7 @@ impl ThinkBudgets {
     /// Note that the request's tracker has taken in this token, which stood there.
     fn token(&mut self, state: &mut RequestState, token: u32, at: Standing) {
         let was_open = at.is_open;
-        let (id, is_open, prompt_tokens) = (state.id(), state.routed.is_thinking(), state.prompt_tokens());
+        let (id, is_open, prompt_tokens) = (state.row_id(), state.routed.is_thinking(), state.prompt_tokens());
         let Some(record) = state.thinking.as_deref_mut() else { return };
         let rules = &self.settings.rules;
         let enforcement = &mut record.enforcement;
@@ -390,7 +385,7 @@ impl ThinkBudgets {
             let Probe::Due { tokens, .. } = record.probe else { continue };
             let waited = record.enforcement.tokens() - tokens;
             is_time |= waited >= record.budget.thresholds().eat_probe_interval_tokens / WAITS;
-            due.push((waited, self.key(state.id()), tokens));
+            due.push((waited, self.key(state.row_id()), tokens));
         }
         if !is_time {
             due.clear();
@@ -425,7 +420,7 @@ impl ThinkBudgets {
     fn conclude(
         &mut self,
         record: &mut ThinkRecord,
-        id: RequestId,
+        id: RowId,
         think_tokens: u32,
         (entropy_nats, confidence): (f32, f32),
         answer: Option<u32>,
@@ -467,7 +462,7 @@ impl ThinkBudgets {
     /// is not followed.
     pub fn limit(&mut self, table: &mut RequestTable, row: RowId, max_think_tokens: u32) -> bool {
         let Some(state) = table.row_mut(row) else { return false };
-        let id = state.id();
+        let id = state.row_id();
         let Some(record) = state.thinking.as_deref_mut() else { return false };
         record.client.max_think_tokens = Some(max_think_tokens);
         // Its thresholds are requested again, under the new limit.
@@ -477,7 +472,7 @@ impl ThinkBudgets {
     }
 
     /// Ask for the thresholds of the request again.
-    pub(super) fn open(&mut self, id: RequestId) {
+    pub(super) fn open(&mut self, id: RowId) {
         self.opening.push(id);
     }
 
@@ -513,7 +508,8 @@ impl ThinkBudgets {
         let before = std::mem::replace(&mut self.wants, wants);
         if wants.swaps != before.swaps {
             // A newly swapped-in policy decides about requests that already think.
-            self.opening.extend(followed(table).filter(|(row, _)| row.routed.is_thinking()).map(|(row, _)| row.id()));
+            self.opening
+                .extend(followed(table).filter(|(row, _)| row.routed.is_thinking()).map(|(row, _)| row.row_id()));
         }
         if wants.index != before.index {
             self.measure_anew(table);
@@ -522,7 +518,7 @@ impl ThinkBudgets {
             let records = table.iter_mut().filter_map(|row| row.thinking.as_deref_mut());
             records.for_each(|record| record.budget.on_loops(self.on_loops(&record.client)));
         }
-        let configured = self.settings.configured.for_policy(self.settings.unit);
+        let configured = self.settings.configured.for_policy();
         let load = Load { configured, ..load };
         let ended = table.ended_since(&mut self.ended);
         if !ended.is_empty() {
@@ -541,10 +537,10 @@ impl ThinkBudgets {
         self.orders.clear();
         for (row, is_chunk) in rows {
             let Some(state) = table.row_mut(*row) else { continue };
-            let id = state.id();
+            let id = state.row_id();
             let Some(record) = state.thinking.as_deref_mut() else { continue };
             if record.is_measured && record.is_chunk != *is_chunk {
-                Order::Measure { key: self.settings.first_key + id.0, on: !is_chunk }.write(&mut self.orders);
+                Order::Measure { key: self.settings.key(id), on: !is_chunk }.write(&mut self.orders);
             }
             record.is_chunk = *is_chunk;
         }
@@ -565,7 +561,7 @@ impl ThinkBudgets {
         if opening.is_empty() {
             return;
         }
-        let thresholds = decider.start(load, self.settings.unit, &candidates);
+        let thresholds = decider.start(load, &candidates);
         for (id, thresholds) in opening.iter().zip(thresholds) {
             let Some(record) = record_of(table, *id) else { continue };
             let thresholds = record.client.over(thresholds);
@@ -577,7 +573,7 @@ impl ThinkBudgets {
             if limit != record.enforcement.limit() && record.ordered.is_none() {
                 // Before its first token, no step is in flight.
                 let ahead = if record.is_asked || tokens > 0 { self.settings.tokens_ahead } else { 0 };
-                record.order(self.settings.first_key + id.0, tokens + ahead, limit, &mut self.orders);
+                record.order(self.settings.key(*id), tokens + ahead, limit, &mut self.orders);
             }
             record.is_asked = true;
         }
@@ -606,7 +602,7 @@ impl ThinkBudgets {
     }
 
     /// Tell the sampling process whether to measure this request, if that has changed.
-    fn measure(&mut self, table: &mut RequestTable, id: RequestId) {
+    fn measure(&mut self, table: &mut RequestTable, id: RowId) {
         let Some(record) = record_of(table, id) else { return };
         let on = self.is_to_be_measured(record.budget.thresholds(), &record.client);
         if record.is_measured != on {
@@ -620,7 +616,7 @@ impl ThinkBudgets {
 
     /// The deciding policy reads other columns than before.
     fn measure_anew(&mut self, table: &mut RequestTable) {
-        let mut ids: Vec<RequestId> = followed(table).map(|(row, _)| row.id()).collect();
+        let mut ids: Vec<RowId> = followed(table).map(|(row, _)| row.row_id()).collect();
         ids.sort_unstable();
         ids.into_iter().for_each(|id| self.measure(table, id));
     }
@@ -657,7 +653,7 @@ impl ThinkBudgets {
                 reason => reason,
             };
             let Some(reason) = reason else { continue };
-            record.end(self.settings.first_key + id.0, reason, self.settings.tokens_ahead, &mut self.orders);
+            record.end(self.settings.key(*id), reason, self.settings.tokens_ahead, &mut self.orders);
         }
         signalled.clear();
         self.signalled = signalled;
@@ -666,11 +662,11 @@ impl ThinkBudgets {
     /// Order the ends that need no verdict: they waited for `min_think_tokens`, or there is a loop.
     fn end_unasked(&mut self, table: &mut RequestTable) {
         for id in self.ending.drain(..) {
-            let Some(state) = table.find(id).and_then(|row| table.row_mut(row)) else { continue };
+            let Some(state) = table.row_mut(id) else { continue };
             let is_open = state.routed.is_thinking();
             let Some(record) = state.thinking.as_deref_mut().filter(|_| is_open) else { continue };
             if let Some(reason) = record.budget.end_if_due() {
-                record.end(self.settings.first_key + id.0, reason, self.settings.tokens_ahead, &mut self.orders);
+                record.end(self.settings.key(id), reason, self.settings.tokens_ahead, &mut self.orders);
             }
         }
     }
@@ -678,11 +674,11 @@ impl ThinkBudgets {
     /// Note that the request has ended and its row is about to be removed. The next orders tell the sampling process.
     pub fn finished(&mut self, table: &RequestTable, row: RowId) {
         let Some(state) = table.get(row) else { return };
-        self.idle.remove(&state.id());
+        self.idle.remove(&state.row_id());
         let mut think_tokens = state.think_tokens();
         if let Some(record) = &state.thinking {
             think_tokens = record.enforcement.think_tokens();
-            Order::Gone { key: self.key(state.id()) }.write(&mut self.gone);
+            Order::Gone { key: self.key(state.row_id()) }.write(&mut self.gone);
             self.status.probes_dropped += u64::from(record.probe != Probe::None);
         }
         self.status.think_tokens += u64::from(think_tokens);
@@ -711,12 +707,11 @@ fn followed(table: &RequestTable) -> impl Iterator<Item = (&RequestState, &Think
     table.iter().filter_map(|row| Some((row, row.thinking.as_deref()?)))
 }
 
-fn row_of(table: &RequestTable, id: RequestId) -> Option<(&RequestState, &ThinkRecord)> {
-    let row = table.get(table.find(id)?)?;
+fn row_of(table: &RequestTable, id: RowId) -> Option<(&RequestState, &ThinkRecord)> {
+    let row = table.get(id)?;
     Some((row, row.thinking.as_deref()?))
 }
 
-fn record_of(table: &mut RequestTable, id: RequestId) -> Option<&mut ThinkRecord> {
-    let row = table.find(id)?;
-    table.row_mut(row)?.thinking.as_deref_mut()
+fn record_of(table: &mut RequestTable, id: RowId) -> Option<&mut ThinkRecord> {
+    table.row_mut(id)?.thinking.as_deref_mut()
 }

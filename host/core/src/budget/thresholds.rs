@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-use crate::{EntropyConfig, EntropyUnit, Error, SchedulerConfig};
+use crate::{EntropyConfig, Error, SchedulerConfig};
 
 /// The thresholds that a budget policy may set, for each request and at any time; the names are those of
 /// `meridian.toml`.
@@ -23,7 +23,7 @@ pub struct ThinkThresholds {
     pub eat_probe_interval_tokens: u32,
     /// EAT: weight of the latest probe, in (0, 1].
     pub ema_alpha: f64,
-    /// EAT: variance below which thinking may end, in the entropies' unit squared; 0 turns EAT off.
+    /// EAT: variance below which thinking may end, bits squared; 0 turns EAT off.
     pub eat_variance_threshold: f64,
     /// EAT: mean entropy above which thinking does not end, bits; may be infinite.
     pub eat_max_bits: f64,
@@ -64,7 +64,6 @@ impl ThinkThresholds {
             min_probes,
             rpdi_window,
             rpdi_threshold,
-            unit: _,
             probe_at: _,
             probe_newline: _,
             probe_suffix: _,
@@ -82,9 +81,9 @@ impl ThinkThresholds {
         }
     }
 
-    /// The form for a budget policy: the variance in bits squared. `unit` is the unit of these thresholds.
+    /// The form for a budget policy.
     #[must_use]
-    pub fn for_policy(&self, unit: EntropyUnit) -> meridian_policy_sdk::budget::Thresholds {
+    pub fn for_policy(&self) -> meridian_policy_sdk::budget::Thresholds {
         let Self {
             min_think_tokens,
             max_think_tokens,
@@ -101,7 +100,7 @@ impl ThinkThresholds {
             max_think_tokens,
             eat_probe_interval_tokens,
             ema_alpha,
-            eat_variance_threshold: eat_variance_threshold * unit.in_bits().powi(2),
+            eat_variance_threshold,
             eat_max_bits,
             min_probes,
             rpdi_window,
@@ -109,11 +108,11 @@ impl ThinkThresholds {
         }
     }
 
-    /// From the answer of a budget policy, with the variance in `unit` squared.
+    /// From the answer of a budget policy.
     ///
     /// # Errors
     /// [`Error::ConfigValidation`] for the first value out of range, as [`ThinkThresholds::validate`].
-    pub fn from_policy(thresholds: &meridian_policy_sdk::budget::Thresholds, unit: EntropyUnit) -> Result<Self, Error> {
+    pub fn from_policy(thresholds: &meridian_policy_sdk::budget::Thresholds) -> Result<Self, Error> {
         let meridian_policy_sdk::budget::Thresholds {
             min_think_tokens,
             max_think_tokens,
@@ -130,7 +129,7 @@ impl ThinkThresholds {
             max_think_tokens,
             eat_probe_interval_tokens,
             ema_alpha,
-            eat_variance_threshold: eat_variance_threshold / unit.in_bits().powi(2),
+            eat_variance_threshold,
             eat_max_bits,
             min_probes,
             rpdi_window,

@@ -101,10 +101,6 @@ pub struct Report {
 }
 
 /// The subject of a [`Report`].
-///
-/// ```
-/// assert_ne!(meridian_core::budget::Measured::Native, meridian_core::budget::Measured::Probe);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measured {
     /// A token of the request itself.

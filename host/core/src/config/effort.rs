@@ -39,10 +39,6 @@ pub struct ReasoningEfforts {
 }
 
 /// The thresholds of requests with one `reasoning_effort`. A client's own `meridian_*` options win over them.
-///
-/// ```
-/// assert_eq!(meridian_core::config::EffortThresholds::default().max_think_tokens.get(), None);
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct EffortThresholds {

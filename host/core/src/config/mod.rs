@@ -1,7 +1,7 @@
 //! `meridian.toml`: its tables, the range of each field, and the origin of each effective value.
 //!
 //! `tables.rs` holds the fields; schema, reference and range checks derive from them. No I/O here: see
-//! `meridian_runtime::config_file`.
+//! `meridian_engine::config_file`.
 
 mod document;
 mod effort;
@@ -143,7 +143,7 @@ impl MeridianConfig {
     /// As [`MeridianConfig::from_toml`], with the origin of every value.
     ///
     /// # Errors
-    /// The same.
+    /// As [`MeridianConfig::from_toml`].
     pub fn parse(text: &str) -> Result<Parsed, Error> {
         Self::from_table(table(text)?)
     }

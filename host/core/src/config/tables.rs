@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 
 use super::effort::ReasoningEfforts;
 use super::values::{Auto, Texts};
-use crate::EntropyUnit;
 use crate::handoff::{ExpectedTimeHandoff, HandoffPolicy, ThresholdHandoff};
 
 /// The contents of `meridian.toml`. Every field has a default; an unknown field is an error with a suggestion.
@@ -29,7 +28,8 @@ use crate::handoff::{ExpectedTimeHandoff, HandoffPolicy, ThresholdHandoff};
 pub struct MeridianConfig {
     /// Targets of the step scheduler, and the limits of thinking.
     pub scheduler: SchedulerConfig,
-    /// The signals that show when thinking has converged.
+    /// The signals that show when thinking has converged. Entropies are in bits, here, in the columns of policies and in
+    /// reports.
     pub entropy: EntropyConfig,
     /// The KV cache.
     pub kv_memory: KvMemoryConfig,
@@ -121,10 +121,10 @@ pub enum ThinkingDefaults {
 /// `[entropy]`
 ///
 /// ```
-/// use meridian_core::{EntropyUnit, MeridianConfig};
+/// use meridian_core::MeridianConfig;
 ///
-/// let config = MeridianConfig::from_toml("[entropy]\nunit = 'nats'")?;
-/// assert_eq!(config.entropy.unit, EntropyUnit::Nats);
+/// let config = MeridianConfig::from_toml("[entropy]\neat_max_bits = 1")?;
+/// assert_eq!(config.entropy.eat_max_bits, 1.0);
 /// assert_eq!(config.entropy.rpdi_window, 512);
 /// # Ok::<(), meridian_core::Error>(())
 /// ```
@@ -138,7 +138,7 @@ pub struct EntropyConfig {
     /// arXiv 2509.26522).
     #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
     pub ema_alpha: f64,
-    /// Thinking has converged when the moving variance of EAT is below this; the unit is `unit`, squared.
+    /// Thinking has converged when the moving variance of EAT is below this, bits squared.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub eat_variance_threshold: f64,
     /// Thinking has not converged while the moving mean of EAT is above this, bits. A model can be stable but
@@ -160,8 +160,6 @@ pub struct EntropyConfig {
     /// tokens of a request only if its policy reads the index.
     #[schemars(extend("exclusiveMinimum" = 0, "x-may-be-infinite" = true, "x-must-be" = "above 0, or inf"))]
     pub rpdi_threshold: f64,
-    /// Unit of `eat_variance_threshold`, squared. Nothing else uses this unit: policies receive bits.
-    pub unit: EntropyUnit,
     /// Where a probe may be due: after any token, or only after a token that ends a line.
     pub probe_at: ProbeAt,
     /// Whether a probe inserts a line break before the end marker.
@@ -290,12 +288,6 @@ impl HandoffPolicyName {
 }
 
 /// `disagg.fabric`
-///
-/// ```
-/// use meridian_core::config::FabricName;
-///
-/// assert_eq!(FabricName::default(), FabricName::None);
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum FabricName {
@@ -584,7 +576,6 @@ impl Default for EntropyConfig {
             min_probes: 4,
             rpdi_window: 512,
             rpdi_threshold: f64::INFINITY,
-            unit: EntropyUnit::Bits,
             probe_at: ProbeAt::Interval,
             probe_newline: false,
             probe_suffix: String::new(),

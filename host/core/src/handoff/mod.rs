@@ -70,13 +70,6 @@ impl TargetFacts {
 }
 
 /// The facts of a decision. Means are moving means, NaN before the first value.
-///
-/// ```
-/// use meridian_core::handoff::{HandoffFacts, HandoffPolicy, ThresholdHandoff};
-///
-/// let facts = HandoffFacts { think_itl_ms: f64::NAN, answer_tokens: f64::NAN, arrivals: 1, targets: &[] };
-/// assert_eq!(ThresholdHandoff { least_blocks: 4 }.target(9, &facts), 0);
-/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct HandoffFacts<'a> {
     /// Gap between two tokens in the engine that thinks, mean, milliseconds.
@@ -119,10 +112,6 @@ pub trait HandoffPolicy: Send {
 }
 
 /// The reason why a request stays in the engine that thinks.
-///
-/// ```
-/// assert_eq!(meridian_core::handoff::Stays::Failing.label(), "failing");
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stays {
     /// The policy decided so.
@@ -143,11 +132,6 @@ impl Stays {
 }
 
 /// An answer that an engine wrote to its end.
-///
-/// ```
-/// let answered = meridian_core::handoff::Answered { begin_ms: 30.0, tokens: 101, writing_ms: 2000.0 };
-/// assert_eq!(answered.writing_ms / f64::from(answered.tokens - 1), 20.0);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Answered {
     /// From the request for it to its first token, milliseconds.

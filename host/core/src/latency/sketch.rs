@@ -228,12 +228,6 @@ impl<'de> Deserialize<'de> for Sketch {
 }
 
 /// A latency that has a [`Sketch`].
-///
-/// ```
-/// use meridian_core::latency::LatencyKind;
-///
-/// assert_eq!(LatencyKind::ALL.map(LatencyKind::label)[5], "output_itl");
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LatencyKind {
     /// Arrival to first admission.
@@ -323,7 +317,7 @@ impl LatencyCounts {
         }
     }
 
-    /// The same, to change it.
+    /// The sketch of a latency, to change it.
     pub fn of_mut(&mut self, kind: LatencyKind) -> &mut Sketch {
         match kind {
             LatencyKind::Queue => &mut self.queue,

@@ -1,21 +1,19 @@
-//! [`MeridianScheduler`]: the decider, the planner, and the requests that both see.
+//! [`MeridianScheduler`]: the dispatch slot, the planner, and the requests that both see.
 
-mod decider;
 mod queues;
 mod types;
 
 use std::fmt;
 
-use meridian_policy_sdk::{Column, Decision};
+use meridian_policy_sdk::Decision;
 
+use self::queues::Requests;
+use crate::slot::{DispatchSlot, Source};
 use crate::sync::{Mutex, get_mut, lock};
 use crate::{
-    EngineFacts, EngineMirror, Fault, KvGrowth, Markers, Plan, Planner, Policy, RequestTable, RowId, SchedulerConfig,
-    StepTime, columns, native,
+    EngineFacts, EngineMirror, Fault, KvGrowth, Markers, Plan, Planner, RowId, SchedulerConfig, StepTime, native,
 };
 
-pub use self::decider::{Decider, EngineDecider, FillColumns, PolicyDecider, Source};
-use self::queues::Requests;
 pub use self::types::{Grant, QueueStats, ScheduledBatch, StepLimits};
 
 /// Waiting requests that a policy sees in one step; the others keep their place behind them.
@@ -25,7 +23,7 @@ pub const WAITING_WINDOW: usize = 4096;
 /// vLLM. With [`MeridianScheduler::new`], the queues are its own: the caller submits requests, takes a batch for each
 /// step, and reports generated tokens.
 ///
-/// A [`Policy`] decides the order, the tokens of the step and the tokens of each request. The default is the host's own
+/// The policy of a [`DispatchSlot`] decides the order, the tokens of the step and the tokens of each request. The default is the host's own
 /// `balanced`: every decode, the output phase first, and as many prompt tokens beside them as they can bear. Among
 /// waiting requests, it takes the one that has waited longest for its cost; before that, it goes by priority, and near
 /// deadlines have the highest priority. Candidates of equal keys go in their present order, running ones first. The
@@ -54,27 +52,25 @@ pub const WAITING_WINDOW: usize = 4096;
 /// assert_eq!(scheduler.queues().waiting, 1);
 /// # Ok::<(), meridian_core::Error>(())
 /// ```
-pub struct MeridianScheduler<D = PolicyDecider> {
+pub struct MeridianScheduler {
     requests: Mutex<Requests>,
     /// Locked before the other, never after.
-    deciding: Mutex<Deciding<D>>,
+    deciding: Mutex<Deciding>,
     max_defer_ms: f32,
 }
 
 /// The scheduling thread's data besides the requests, and buffers for one step.
-struct Deciding<D> {
-    decider: D,
+struct Deciding {
+    slot: DispatchSlot,
     planner: Planner,
     block_tokens: u32,
     last_source: Option<Source>,
     running: Vec<RowId>,
     waiting: Vec<RowId>,
     candidates: Vec<RowId>,
-    columns: Vec<f32>,
-    decision: Decision,
     caps: Vec<u32>,
     given: Vec<(RowId, u32)>,
-    /// What the decider was told of ended requests.
+    /// What the slot was told of ended requests.
     ended: u64,
 }
 
@@ -82,43 +78,38 @@ impl MeridianScheduler {
     /// A scheduler with its own queues and the native default policy.
     #[must_use]
     pub fn new(config: &SchedulerConfig, markers: Markers) -> Self {
-        Self::with_policy(config, markers, native::default_policy(config.targets()))
+        let targets = config.targets();
+        Self::with_slot(DispatchSlot::new(native::default_policy(targets), targets), markers, config)
     }
 
-    /// The same with another policy; the default decides the steps in which that policy faults or has no answer.
+    /// The same with another policy.
     #[must_use]
-    pub fn with_policy(config: &SchedulerConfig, markers: Markers, policy: Box<dyn Policy>) -> Self {
-        let decider = PolicyDecider::new(config, policy);
-        Self::made(decider, Planner::owning_queues(), markers, config, 1)
+    pub fn with_slot(slot: DispatchSlot, markers: Markers, config: &SchedulerConfig) -> Self {
+        Self::made(slot, Planner::owning_queues(), markers, config, 1)
     }
 
-    /// Faults of the policy so far, and the latest. Waits for a running decision.
+    /// Faults of the policies so far, and the latest. Waits for a running decision.
     #[must_use]
     pub fn faults(&self) -> (u64, Option<Fault>) {
-        lock(&self.deciding).decider.faults()
+        let slot = &lock(&self.deciding).slot;
+        (slot.fault_count(), slot.last_fault())
     }
-}
 
-/// Tell the decider which requests have ended since it was told last.
-fn tell_ended(table: &RequestTable, cursor: &mut u64, decider: &mut impl Decider) {
-    let ended = table.ended_since(cursor);
-    if !ended.is_empty() {
-        decider.finished(ended);
-    }
-}
-
-impl<D> MeridianScheduler<D> {
-    fn made(decider: D, planner: Planner, markers: Markers, config: &SchedulerConfig, block_tokens: u32) -> Self {
+    fn made(
+        slot: DispatchSlot,
+        planner: Planner,
+        markers: Markers,
+        config: &SchedulerConfig,
+        block_tokens: u32,
+    ) -> Self {
         let deciding = Deciding {
-            decider,
+            slot,
             planner,
             block_tokens,
             last_source: None,
             running: Vec::new(),
             waiting: Vec::new(),
             candidates: Vec::new(),
-            columns: Vec::new(),
-            decision: Decision::default(),
             caps: Vec::new(),
             given: Vec::new(),
             ended: 0,
@@ -138,17 +129,17 @@ impl<D> MeridianScheduler<D> {
 }
 
 /// For an engine with its own queues.
-impl<D: EngineDecider> MeridianScheduler<D> {
+impl MeridianScheduler {
     /// A scheduler for an engine with its own queues. The engine reports its requests to [`MeridianScheduler::mirror`]
     /// and carries out the plans of [`MeridianScheduler::plan`]. `block_tokens` is the size of a KV block.
     #[must_use]
-    pub fn for_engine(decider: D, markers: Markers, config: &SchedulerConfig, block_tokens: u32) -> Self {
+    pub fn for_engine(slot: DispatchSlot, markers: Markers, config: &SchedulerConfig, block_tokens: u32) -> Self {
         let block_tokens = block_tokens.max(1);
         let mut planner = Planner::default().with_block_tokens(block_tokens);
         if config.preempt_for_waiting {
             planner.preempt_for_waiting();
         }
-        Self::made(decider, planner, markers, config, block_tokens)
+        Self::made(slot, planner, markers, config, block_tokens)
     }
 
     /// The mirror of the engine, to update and to read. Takes no lock.
@@ -156,9 +147,9 @@ impl<D: EngineDecider> MeridianScheduler<D> {
         &mut get_mut(&mut self.requests).mirror
     }
 
-    /// The decider. Takes no lock.
-    pub fn decider(&mut self) -> &mut D {
-        &mut get_mut(&mut self.deciding).decider
+    /// The dispatch slot. Takes no lock.
+    pub fn slot(&mut self) -> &mut DispatchSlot {
+        &mut get_mut(&mut self.deciding).slot
     }
 
     /// The decider of the latest step.
@@ -180,24 +171,20 @@ impl<D: EngineDecider> MeridianScheduler<D> {
     /// engine schedules, and [`MeridianScheduler::scheduled`] follows.
     pub fn plan(&mut self, facts: &EngineFacts, running: &[RowId], waiting: &[RowId]) -> &Plan {
         let Requests { mirror, .. } = get_mut(&mut self.requests);
-        let Deciding { decider, planner, block_tokens, last_source, candidates, ended, .. } =
-            get_mut(&mut self.deciding);
+        let Deciding { slot, planner, block_tokens, last_source, candidates, ended, .. } = get_mut(&mut self.deciding);
         let facts = &EngineFacts { now_ms: mirror.hold_time(facts.now_ms), ..*facts };
         let step = mirror.begin_step(facts, running, waiting);
         candidates.clear();
         candidates.extend_from_slice(running);
         candidates.extend_from_slice(waiting);
         let table = &mirror.table;
-        tell_ended(table, ended, decider);
-        let fill = |inputs: &[Column], out: &mut Vec<f32>| {
-            columns::fill(inputs, table, candidates, step.now_ms, *block_tokens, out);
-        };
-        let (source, decision) = decider.decide(&step, candidates.len(), &fill);
+        slot.note_finished(table.ended_since(ended));
+        let (source, decision) = slot.decide(&step, table, candidates, *block_tokens);
         *last_source = Some(source);
         let plan = planner.plan(table, facts, running, waiting, decision, self.max_defer_ms);
         mirror.will_preempt(&plan.preempted, facts.waiting as usize);
         if plan.overruled && source == Source::Active {
-            decider.overruled();
+            slot.overruled();
         }
         plan
     }
@@ -209,9 +196,9 @@ impl<D: EngineDecider> MeridianScheduler<D> {
 
     /// Report that no request that the latest plan left could run, so that the engine lifted the plan's caps.
     pub fn overruled(&mut self) {
-        let Deciding { decider, last_source, .. } = get_mut(&mut self.deciding);
+        let Deciding { slot, last_source, .. } = get_mut(&mut self.deciding);
         if *last_source == Some(Source::Active) {
-            decider.overruled();
+            slot.overruled();
         }
     }
 
@@ -220,13 +207,13 @@ impl<D: EngineDecider> MeridianScheduler<D> {
     /// policy.
     pub fn keep(&mut self, facts: &EngineFacts) {
         let Requests { mirror, .. } = get_mut(&mut self.requests);
-        let Deciding { decider, planner, last_source, ended, .. } = get_mut(&mut self.deciding);
+        let Deciding { slot, planner, last_source, ended, .. } = get_mut(&mut self.deciding);
         let facts = &EngineFacts { now_ms: mirror.hold_time(facts.now_ms), ..*facts };
         mirror.begin_step(facts, &[], &[]);
         // A policy that comes later is not told of what ended before it.
-        tell_ended(&mirror.table, ended, decider);
+        mirror.table.ended_since(ended);
         mirror.will_preempt(&[], 0);
-        decider.kept(facts.now_ms);
+        slot.kept(facts.now_ms);
         *last_source = Some(Source::Active);
         planner.plan(&mirror.table, facts, &[], &[], &Decision::default(), self.max_defer_ms);
     }
@@ -241,7 +228,7 @@ impl<D: EngineDecider> MeridianScheduler<D> {
     }
 }
 
-impl<D> fmt::Debug for MeridianScheduler<D> {
+impl fmt::Debug for MeridianScheduler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MeridianScheduler").field("max_defer_ms", &self.max_defer_ms).finish_non_exhaustive()
     }

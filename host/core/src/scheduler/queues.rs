@@ -2,12 +2,9 @@
 
 use std::collections::VecDeque;
 
-use meridian_policy_sdk::{Column, Decision, State, Step};
+use meridian_policy_sdk::{Decision, State, Step};
 
-use super::{
-    Decider, Deciding, Grant, MeridianScheduler, PolicyDecider, QueueStats, ScheduledBatch, StepLimits, WAITING_WINDOW,
-    tell_ended,
-};
+use super::{Deciding, Grant, MeridianScheduler, QueueStats, ScheduledBatch, StepLimits, WAITING_WINDOW};
 use crate::rank::ordinal;
 use crate::sync::lock;
 use crate::types::{PhaseEvent, RequestId, ThinkPhase};
@@ -110,19 +107,12 @@ impl MeridianScheduler {
     pub fn schedule_batch(&self, limits: &StepLimits) -> ScheduledBatch {
         let deciding = &mut *lock(&self.deciding);
         let (facts, step) = lock(&self.requests).begin(limits, deciding);
-        let Deciding { decider, candidates, columns, decision, last_source, .. } = deciding;
-        let own_inputs = decider.inputs().to_vec();
-        let fill = |inputs: &[Column], out: &mut Vec<f32>| {
-            if inputs == own_inputs {
-                out.clone_from(columns);
-                return;
-            }
+        let Deciding { slot, candidates, last_source, .. } = deciding;
+        let (source, _) = slot.decide_by(&step, candidates.len(), |inputs, out| {
             let table = &lock(&self.requests).mirror.table;
             columns::fill(inputs, table, candidates, step.now_ms, limits.block_tokens, out);
-        };
-        let (source, decided) = decider.decide(&step, candidates.len(), &fill);
+        });
         *last_source = Some(source);
-        decision.clone_from(decided);
         let requests = &mut *lock(&self.requests);
         deciding.drop_ended(requests);
         requests.commit(deciding, &facts, self.max_defer_ms)
@@ -134,10 +124,10 @@ impl Requests {
         Self { mirror, running: Vec::new(), waiting: VecDeque::new(), ended: false }
     }
 
-    /// Fill the step's candidates and the columns of its policy, and return its facts.
-    fn begin(&mut self, limits: &StepLimits, deciding: &mut Deciding<PolicyDecider>) -> (EngineFacts, Step) {
+    /// Fill the step's candidates, and return its facts.
+    fn begin(&mut self, limits: &StepLimits, deciding: &mut Deciding) -> (EngineFacts, Step) {
         let table = &self.mirror.table;
-        tell_ended(table, &mut deciding.ended, &mut deciding.decider);
+        deciding.slot.note_finished(table.ended_since(&mut deciding.ended));
         if std::mem::take(&mut self.ended) {
             self.running.retain(|row_id| table.get(*row_id).is_some());
         }
@@ -160,8 +150,6 @@ impl Requests {
         let step = self.mirror.begin_step(&facts, &deciding.running, &deciding.waiting);
         deciding.candidates.clone_from(&deciding.running);
         deciding.candidates.extend_from_slice(&deciding.waiting);
-        let Deciding { decider, candidates, columns, .. } = deciding;
-        columns::fill(decider.inputs(), &self.mirror.table, candidates, step.now_ms, limits.block_tokens, columns);
         (facts, step)
     }
 
@@ -187,8 +175,9 @@ impl Requests {
     }
 
     /// Plan from the decision and grant tokens, while there are tokens, and seats for waiting requests.
-    fn commit<D>(&mut self, deciding: &mut Deciding<D>, facts: &EngineFacts, max_defer_ms: f32) -> ScheduledBatch {
-        let Deciding { planner, running, waiting, decision, caps, given, .. } = deciding;
+    fn commit(&mut self, deciding: &mut Deciding, facts: &EngineFacts, max_defer_ms: f32) -> ScheduledBatch {
+        let Deciding { slot, planner, running, waiting, caps, given, .. } = deciding;
+        let decision = slot.decision_mut();
         let plan = planner.plan(&self.mirror.table, facts, running, waiting, decision, max_defer_ms);
         let mut batch = ScheduledBatch { token_budget: plan.token_budget, ..ScheduledBatch::default() };
         caps.clear();
@@ -265,7 +254,7 @@ impl Requests {
     }
 }
 
-impl<D> Deciding<D> {
+impl Deciding {
     /// Leave out the candidates that ended, or were preempted, during the decision.
     fn drop_ended(&mut self, requests: &Requests) {
         let table = &requests.mirror.table;
@@ -277,7 +266,7 @@ impl<D> Deciding<D> {
             return;
         }
         let kept: Vec<bool> = self.candidates.iter().enumerate().map(stays).collect();
-        let Decision { keys, token_budget: _, token_caps, victim_keys } = &mut self.decision;
+        let Decision { keys, token_budget: _, token_caps, victim_keys } = self.slot.decision_mut();
         retain(keys, &kept);
         retain(token_caps, &kept);
         retain(victim_keys, &kept);

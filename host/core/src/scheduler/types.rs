@@ -1,11 +1,6 @@
 use crate::types::RequestId;
 
 /// The limits of one step.
-///
-/// ```
-/// let limits = meridian_core::StepLimits { now_ms: 12.5, token_budget: 8192, ..Default::default() };
-/// assert_eq!((limits.max_running, limits.decode_tokens), (256, 1));
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepLimits {
     /// Time on the caller's clock, the clock of [`NewRequest::arrival_ms`](crate::NewRequest), milliseconds.
@@ -39,12 +34,6 @@ impl Default for StepLimits {
 }
 
 /// Tokens that one request takes in a step.
-///
-/// ```
-/// use meridian_core::{Grant, RequestId};
-///
-/// assert_eq!(Grant { request: RequestId(1), tokens: 4 }.tokens, 4);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
     /// The request.

@@ -2,6 +2,7 @@
 
 use meridian_policy_sdk::{Phase, State};
 
+use crate::RowId;
 use crate::account::{Account, Part};
 use crate::budget::{ThinkEnd, ThinkRecord};
 use crate::router::Routed;
@@ -9,11 +10,6 @@ use crate::sessions::Turn;
 use crate::types::{PhaseEvent, RequestId};
 
 /// The facts about a request at its arrival.
-///
-/// ```
-/// let request = meridian_core::NewRequest { prompt: &[1, 2, 7], tenant: "team-a", ..Default::default() };
-/// assert_eq!(request.deadline_ms, f64::INFINITY);
-/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct NewRequest<'a> {
     /// Token ids of the templated prompt, or of its last turn, which determines the opening phase.
@@ -72,6 +68,7 @@ impl Default for NewRequest<'_> {
 #[derive(Clone, Debug)]
 pub struct RequestState {
     pub(super) id: RequestId,
+    pub(super) row_id: RowId,
     pub(crate) number: u32,
     pub(crate) session: Turn,
     /// Its place in a session that the host found, where its client names none.
@@ -117,10 +114,6 @@ pub struct RequestState {
 }
 
 /// Measurements of a request's thinking, in the units of the columns; NaN without a measurement.
-///
-/// ```
-/// assert!(meridian_core::Signals::default().eat_bits.is_nan());
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Signals {
     /// EAT: moving average of the entropy after a forced end of thinking, bits.
@@ -162,6 +155,12 @@ impl RequestState {
     #[must_use]
     pub fn id(&self) -> RequestId {
         self.id
+    }
+
+    /// Its row.
+    #[must_use]
+    pub fn row_id(&self) -> RowId {
+        self.row_id
     }
 
     /// The effect of the prompt on its thinking: [`PhaseEvent::EnterThink`] when it leaves the request thinking. Call

@@ -53,20 +53,6 @@ impl fmt::Debug for Key {
 }
 
 /// A peer's description of itself; both sides must agree in all but the instance.
-///
-/// ```
-/// use meridian_fabric::wire::Identity;
-/// use meridian_fabric::{FabricKind, Fingerprint};
-///
-/// let identity = Identity {
-///     fabric: FabricKind::Tcp,
-///     block_bytes: 4096,
-///     model: Fingerprint::of(b"Qwen/Qwen3-8B@main"),
-///     layout: Fingerprint::of(b"a layout"),
-///     instance: [7; 16],
-/// };
-/// assert_eq!(identity, identity.clone());
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// How the contents of blocks travel.

@@ -62,13 +62,6 @@ pub struct Finding {
 }
 
 /// What an experiment has found.
-///
-/// ```
-/// use meridian_fleet::experiment::{Report, Settings, State};
-///
-/// let report = Report::of(&State::new(Settings::default(), "127.0.0.1:9464", Default::default()));
-/// assert_eq!((report.pairs, report.is_final()), (0, false));
-/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// The engine, by its address.
@@ -255,7 +248,7 @@ mod tests {
     use super::super::Side;
     use super::*;
     use meridian_core::latency::LatencyCounts;
-    use meridian_runtime::control::Version;
+    use meridian_engine::control::Version;
 
     fn sample(gap_ms: f64, number: u32) -> Sample {
         // A level that drifts with the number of the pair, and the same noise in both.

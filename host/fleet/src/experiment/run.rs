@@ -1,6 +1,6 @@
 //! The controller of an experiment: switches policies, takes measurements, and puts the old policy back.
 
-use meridian_runtime::control::{LatencyReport, Mode, SlotStatus, SwapReport, Version};
+use meridian_engine::control::{LatencyReport, Mode, SlotStatus, SwapReport, Version};
 use thiserror::Error;
 
 use super::report::intolerable;

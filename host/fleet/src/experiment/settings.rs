@@ -1,6 +1,6 @@
 //! What an experiment does.
 
-use meridian_runtime::control::SlotName;
+use meridian_engine::control::SlotName;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 

@@ -1,6 +1,6 @@
 //! How far an experiment is: everything that a controller needs to go on after it was killed.
 
-use meridian_runtime::control::Version;
+use meridian_engine::control::Version;
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 use serde::{Deserialize, Serialize};
@@ -61,20 +61,13 @@ pub enum Stage {
 }
 
 /// A pair of intervals.
-///
-/// ```
-/// use meridian_fleet::experiment::{PairRecord, Side};
-///
-/// let record = PairRecord { first: Side::Old, old: None, new: None, void: Some("the engine restarted".into()) };
-/// assert!(record.pair().is_none());
-/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PairRecord {
     /// The policy that decided first.
     pub first: Side,
     /// The measured part of the interval of the old policy.
     pub old: Option<Sample>,
-    /// The same of the new policy.
+    /// The measured part of the interval of the new policy.
     pub new: Option<Sample>,
     /// Why the pair does not count.
     #[serde(default, skip_serializing_if = "Option::is_none")]

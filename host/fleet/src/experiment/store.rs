@@ -10,7 +10,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use meridian_core::file::read_regular;
-use meridian_runtime::control::MAX_COMPONENT_BYTES;
+use meridian_engine::control::MAX_COMPONENT_BYTES;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -242,7 +242,7 @@ fn read(path: &Path, most: u64) -> Result<Option<Vec<u8>>, StoreError> {
 mod tests {
     use super::super::{Settings, Stage};
     use super::*;
-    use meridian_runtime::control::Version;
+    use meridian_engine::control::Version;
 
     fn folder(name: &str) -> PathBuf {
         std::env::temp_dir().join(format!("meridian-experiment-{name}-{}", std::process::id()))

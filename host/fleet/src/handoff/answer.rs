@@ -5,7 +5,7 @@ use std::time::Instant;
 use hyper::header::HeaderMap;
 use hyper::{Method, StatusCode};
 use meridian_core::handoff::Answered;
-use meridian_runtime::traces::{HandoffSpan, TraceParent};
+use meridian_engine::traces::{HandoffSpan, TraceParent};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 

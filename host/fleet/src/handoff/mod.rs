@@ -17,7 +17,7 @@ mod whole;
 use std::time::Duration;
 
 use meridian_core::handoff::HandoffPolicy;
-use meridian_runtime::traces::Traces;
+use meridian_engine::traces::Traces;
 use serde_json::{Value, json};
 use thiserror::Error;
 

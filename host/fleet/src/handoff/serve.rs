@@ -16,7 +16,7 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use meridian_core::handoff::Handoffs;
-use meridian_runtime::traces::Traces;
+use meridian_engine::traces::Traces;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc::{Receiver, channel};

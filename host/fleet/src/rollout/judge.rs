@@ -54,12 +54,6 @@ impl Interval {
 }
 
 /// The verdict about a metric.
-///
-/// ```
-/// use meridian_fleet::rollout::Verdict;
-///
-/// assert_eq!(serde_json::to_string(&Verdict::TooFew).unwrap(), "\"too-few\"");
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
@@ -74,13 +68,6 @@ pub enum Verdict {
 }
 
 /// What is known of a metric in a step.
-///
-/// ```
-/// # use meridian_fleet::rollout::{Finding, Verdict};
-/// let text = r#"{"metric": "ttft_p50", "guard": null, "verdict": "too-few", "measured": null, "blocks": 0}"#;
-/// let finding: Finding = serde_json::from_str(text).unwrap();
-/// assert_eq!((finding.verdict, finding.metric.to_string()), (Verdict::TooFew, "ttft_p50".to_owned()));
-/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Finding {
     /// The metric.
@@ -96,12 +83,6 @@ pub struct Finding {
 }
 
 /// A ratio with its interval.
-///
-/// ```
-/// # use meridian_fleet::rollout::Measured;
-/// let measured = Measured { ratio: 1.2, low: 1.1, high: 1.3, surely: 1.06 };
-/// assert!(measured.low < measured.ratio);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
     /// The estimate.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use meridian_runtime::control::{LatencyReport, SlotStatus, Version};
+use meridian_engine::control::{LatencyReport, SlotStatus, Version};
 use statrs::distribution::{DiscreteCDF, Hypergeometric};
 
 use super::judge::{Finding, Interval, Look, Verdict, judge};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use meridian_core::text::printable;
-use meridian_runtime::control::{LatencyReport, Mode, ProcessStatus, SlotStatus, Version};
+use meridian_engine::control::{LatencyReport, Mode, ProcessStatus, SlotStatus, Version};
 use thiserror::Error;
 
 use super::machine::{Action, Engines, Machine, Seen};

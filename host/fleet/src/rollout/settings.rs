@@ -34,12 +34,6 @@ fn wrong(setting: &'static str, value: impl fmt::Display, expected: impl Into<St
 }
 
 /// The side of its limit on which a ratio must stay.
-///
-/// ```
-/// use meridian_fleet::rollout::{Guard, Side};
-///
-/// assert_eq!("token_rate>=0.9x".parse::<Guard>().unwrap().side, Side::AtLeast);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// `<=`

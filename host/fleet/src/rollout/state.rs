@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use meridian_runtime::control::Version;
+use meridian_engine::control::Version;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -15,13 +15,6 @@ pub(super) const FORMAT: &str = "meridian-rollout/1";
 const MOST_EVENTS: usize = 500;
 
 /// The policy that is rolled out.
-///
-/// ```
-/// use meridian_fleet::rollout::NewPolicy;
-///
-/// let new = NewPolicy { source: "native:srpt".into(), ..NewPolicy::default() };
-/// assert!(new.is_named());
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewPolicy {
     /// `native:NAME`, a reference of a registry, or the file that a component was read from.
@@ -111,7 +104,7 @@ pub enum Outcome {
         /// The reason, one line.
         why: String,
     },
-    /// The same, because the operator has asked for it.
+    /// Every engine decides by the old policy again, as the operator asked.
     Aborted,
 }
 
@@ -128,12 +121,6 @@ pub enum Role {
 }
 
 /// An engine of a roll-out.
-///
-/// ```
-/// # use meridian_fleet::rollout::EngineRecord;
-/// let record: EngineRecord = serde_json::from_str(r#"{"role": "old"}"#).unwrap();
-/// assert!(record.foreign.is_none());
-/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EngineRecord {
     /// The policy that it should have.
@@ -162,13 +149,6 @@ pub struct EngineRecord {
 }
 
 /// Something that happened.
-///
-/// ```
-/// use meridian_fleet::rollout::Event;
-///
-/// let event = Event { at_s: 1.7e9, what: "step 10%: 1 of 10 engines".into() };
-/// assert!(event.what.starts_with("step"));
-/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Event {
     /// Seconds since 1970.

@@ -160,7 +160,7 @@ impl Store {
         let path = self.dir.join("policy.wasm");
         let file = File::open(&path).map_err(io(&path))?;
         let mut bytes = Vec::new();
-        let most = meridian_runtime::control::MAX_COMPONENT_BYTES as u64;
+        let most = meridian_engine::control::MAX_COMPONENT_BYTES as u64;
         file.take(most).read_to_end(&mut bytes).map_err(io(&path))?;
         Ok(bytes)
     }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use meridian_core::SlotName;
 use meridian_core::latency::LatencyCounts;
-use meridian_runtime::control::{
+use meridian_engine::control::{
     LatencyReport, Mode, ProcessStatus, ShadowStatus, SlotStatus, StateHandover, SwapReport, UNCHANGED, Version,
 };
 use rand::SeedableRng;

@@ -18,10 +18,6 @@ use statrs::distribution::{ContinuousCDF, StudentsT};
 use super::metric::{Metric, Sample, Sum};
 
 /// Both policies in an interval of time: over the same minutes on different engines, or one after the other on one.
-///
-/// ```
-/// assert_eq!(meridian_fleet::stats::Pair::default().old.seconds, 0.0);
-/// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pair {
     /// With the old policy.
@@ -55,20 +51,16 @@ pub struct Ratio {
     pub log_error: f64,
     /// The metric with the old policy, over all intervals.
     pub old: f64,
-    /// The same with the new policy.
+    /// The metric with the new policy, over all intervals.
     pub new: f64,
     /// Intervals of time that it comes from.
     pub intervals: usize,
 }
 
 /// How to draw.
-///
-/// ```
-/// assert_eq!(meridian_fleet::stats::Bootstrap::default().confidence, 0.95);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bootstrap {
-    /// The same seed draws the same.
+    /// Seed of the draws; equal seeds give equal intervals.
     pub seed: u64,
     /// Number of draws.
     pub draws: u32,

@@ -58,13 +58,6 @@ pub enum Metric {
 }
 
 /// A statistic of a latency.
-///
-/// ```
-/// use meridian_fleet::stats::{Metric, Statistic};
-/// # use meridian_core::latency::LatencyKind;
-///
-/// assert_eq!("e2e_mean".parse(), Ok(Metric::Latency(LatencyKind::E2e, Statistic::Mean)));
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Statistic {
     /// The mean.
@@ -74,12 +67,6 @@ pub enum Statistic {
 }
 
 /// A count for each second of an engine.
-///
-/// ```
-/// use meridian_fleet::stats::{Metric, Rate};
-///
-/// assert_eq!("token_rate".parse(), Ok(Metric::Rate(Rate::Tokens)));
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rate {
     /// Requests that ended.
@@ -172,12 +159,6 @@ impl fmt::Display for Metric {
 }
 
 /// A text that names no metric.
-///
-/// ```
-/// use meridian_fleet::stats::{Metric, MetricError};
-///
-/// assert_eq!("x".parse::<Metric>(), Err(MetricError("x".into())));
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
     "{0:?}: expected LATENCY_STATISTIC of {latencies} and {statistics}, as in output_itl_p99, or one of {others}",

@@ -3,8 +3,8 @@
 use meridian_core::budget::{
     BudgetCandidate, BudgetDecider, Load, Observed, Point, PolicyThresholds, Repeated, ThinkThresholds, Verdict,
 };
-use meridian_core::{Budget, BudgetDecision, EntropyUnit};
-use meridian_runtime::BudgetSlot;
+use meridian_core::slot::BudgetSlot;
+use meridian_core::{Budget, BudgetDecision};
 
 use super::{Scripted, check_asked, length, targets};
 use crate::bytes::Bytes;
@@ -23,7 +23,6 @@ pub(super) fn run(mut bytes: Bytes<'_>) {
         now_ms += f64::from(bytes.u16());
         let shape = bytes.u8();
         let point = if shape & 1 == 1 { Point::Probe } else { Point::Start };
-        let unit = if shape & 2 == 2 { EntropyUnit::Nats } else { EntropyUnit::Bits };
         let configured = if shape & 4 == 4 { thresholds(&mut bytes) } else { PolicyThresholds::default() };
         let load = Load { now_ms, point, thinking: bytes.u32(), waiting: bytes.u32(), configured, ..Load::default() };
         let candidates: Vec<BudgetCandidate> =
@@ -36,20 +35,20 @@ pub(super) fn run(mut bytes: Bytes<'_>) {
         };
         let fits = (fitting == candidates.len() || fitting == 0)
             && other == 0
-            && given.thresholds.iter().all(|given| ThinkThresholds::from_policy(given, EntropyUnit::Bits).is_ok());
+            && given.thresholds.iter().all(|given| ThinkThresholds::from_policy(given).is_ok());
         let decides = check_asked::<Budget>(&load, candidates.len(), &given, fits);
         let is_asked = slot.control().status().quarantine.is_none();
         let before = slot.stats().active;
         answer.send(given.clone()).expect("the policy is there");
         match point {
             Point::Start => {
-                let taken = slot.start(&load, unit, &candidates);
+                let taken = slot.start(&load, &candidates);
                 assert_eq!(taken.len(), candidates.len());
                 for thresholds in &taken {
                     thresholds.validate().expect("a request's thresholds hold");
                 }
                 if is_asked && decides {
-                    let given = given.thresholds.iter().map(|given| ThinkThresholds::from_policy(given, unit));
+                    let given = given.thresholds.iter().map(ThinkThresholds::from_policy);
                     assert!(taken.iter().copied().map(Ok).eq(given), "{taken:?}");
                 }
             }

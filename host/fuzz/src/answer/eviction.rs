@@ -1,8 +1,8 @@
 //! Whatever a policy ranks blocks by, each candidate has a key or none has.
 
+use meridian_core::slot::{EvictionSlot, Source};
 use meridian_core::types::{BlockId, RequestId};
 use meridian_core::{Batch, BlockTier, Eviction, EvictionCandidate, EvictionSubject, Memory, Ranking, Subject, native};
-use meridian_runtime::{EvictionSlot, Source};
 
 use super::{Scripted, check_asked, length, targets};
 use crate::bytes::Bytes;

@@ -1,0 +1,71 @@
+use super::facts::Reader;
+use super::{PolicySlot, Source};
+use crate::budget::{BudgetCandidate, BudgetDecider, BudgetWants, Load, Point, ThinkThresholds, Verdict};
+use crate::{Budget, BudgetColumn as Column, BudgetDecision, SlotKind, columns};
+
+/// The budget slot, owned by the thread that follows the thinking of the requests.
+///
+/// ```
+/// use meridian_core::budget::{BudgetCandidate, BudgetDecider, Load, Observed, ThinkThresholds, Verdict};
+/// use meridian_core::slot::BudgetSlot;
+/// use meridian_core::{Budget, MeridianConfig, native};
+///
+/// let targets = MeridianConfig::default().scheduler.targets();
+/// let mut slot = BudgetSlot::new(native::policy::<Budget>("eat-rpdi", targets, "{}").unwrap(), targets);
+/// let configured = ThinkThresholds::default();
+/// let load = Load { configured: configured.for_policy(), thinking: 1, ..Load::default() };
+/// assert_eq!(slot.start(&load, &[BudgetCandidate::default()]), [configured]);
+/// let observed = Observed { is_probed: true, probes: 9, eat_bits: Some(0.1), eat_variance_bits2: Some(0.0), ..Observed::default() };
+/// let settled = BudgetCandidate { observed, ..BudgetCandidate::default() };
+/// assert_eq!(slot.probe(&load, &[settled, BudgetCandidate::default()]), [Verdict::EndNow, Verdict::KeepThinking]);
+/// ```
+pub type BudgetSlot = PolicySlot<Budget>;
+
+impl BudgetDecider for PolicySlot<Budget> {
+    fn wants(&self) -> BudgetWants {
+        let facts = &*self.facts();
+        let version = &facts.version;
+        let native = version.source.strip_prefix("native:").filter(|_| version.sha256.is_empty());
+        let is_default = native == Some(Budget::NATIVES[0]);
+        let decides = !is_default || facts.is_watched();
+        let mut wants = BudgetWants { swaps: facts.swaps, decides, ..BudgetWants::default() };
+        for Reader { inputs, weighs_signals_alone: by_signals } in &facts.readers {
+            wants.answers |= inputs.contains(&Column::SameAnswers) || inputs.contains(&Column::Confidence);
+            wants.index |= inputs.contains(&Column::Rpdi) && !by_signals;
+            wants.boundaries |= !by_signals;
+            wants.repetition |= inputs.contains(&Column::Repetition) || inputs.contains(&Column::RepetitionPeriod);
+        }
+        wants
+    }
+
+    fn start(&mut self, load: &Load, candidates: &[BudgetCandidate]) -> Vec<ThinkThresholds> {
+        let load = Load { point: Point::Start, ..*load };
+        let (_, decision) = self.ask(&load, candidates);
+        let configured = ThinkThresholds::from_policy(&load.configured).unwrap_or_default();
+        let mut answered = decision.thresholds.iter();
+        candidates
+            .iter()
+            // The values are checked, so the conversion succeeds; only rounding at the edge of a range could make it
+            // fail.
+            .map(|_| answered.next().and_then(|given| ThinkThresholds::from_policy(given).ok()).unwrap_or(configured))
+            .collect()
+    }
+
+    fn probe(&mut self, load: &Load, candidates: &[BudgetCandidate]) -> Vec<Verdict> {
+        let load = Load { point: Point::Probe, ..*load };
+        let (_, decision) = self.ask(&load, candidates);
+        let mut verdicts = decision.verdicts.clone();
+        verdicts.resize(candidates.len(), Verdict::Default);
+        verdicts
+    }
+
+    fn finished(&mut self, requests: &[u32]) {
+        self.note_finished(requests);
+    }
+}
+
+impl PolicySlot<Budget> {
+    fn ask(&mut self, load: &Load, candidates: &[BudgetCandidate]) -> (Source, &BudgetDecision) {
+        self.decide_by(load, candidates.len(), |inputs, out| columns::fill_budget(inputs, candidates, out))
+    }
+}
