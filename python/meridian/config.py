@@ -76,7 +76,6 @@ class EntropyConfig:
     min_probes: int = 4
     rpdi_window: int = 512
     rpdi_threshold: float = math.inf
-    unit: Literal["bits", "nats"] = "bits"
     probe_at: Literal["interval", "newline"] = "interval"
     probe_newline: bool = False
     probe_suffix: str = ""

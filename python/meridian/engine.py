@@ -224,9 +224,25 @@ class _Handle:
 
 
 @dataclass(frozen=True)
-class _Generated:
+class Generated:
+    """The fields of vLLM's `EngineCoreOutput` that the native engine reads."""
+
     request_id: str
     new_token_ids: list[int]
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """The fields of vLLM's `SchedulerOutput` that the engine reads."""
+
+    num_scheduled_tokens: dict[str, int]
+    scheduled_new_reqs: list[object] = field(default_factory=list)
+    resumed_req_ids: frozenset[str] = frozenset()
+
+    @property
+    def scheduled_cached_reqs(self) -> Scheduled:
+        """No request was under way before."""
+        return self
 
 
 def _alternatives(marker: Sequence[int] | Sequence[Sequence[int]]) -> list[list[int]]:
@@ -356,32 +372,37 @@ class PolicyEngine:
         self._now_ms = now_ms
         running_handles: list[object] = [self._handles[request_id] for request_id in running]
         waiting_handles: list[object] = [self._handles[request_id] for request_id in waiting]
-        budget, caps, _, _, preempted = self._engine.plan(
-            running_handles,
-            waiting_handles,
-            now_ms,
-            token_budget,
-            free_blocks,
-            total_blocks,
-            free_seats,
-            len(waiting_handles),
-            decode_tokens,
-        )
+        planned = None
+        while planned is None:
+            # A policy that is put in meanwhile may make the engine stock, or stop it being so.
+            planned = self._engine.begin(
+                running_handles,
+                waiting_handles,
+                now_ms,
+                token_budget,
+                free_blocks,
+                total_blocks,
+                free_seats,
+                len(waiting_handles),
+                decode_tokens,
+                self._engine.is_stock,
+                False,
+            )
         return StepPlan(
             running=[handle.request_id for handle in running_handles if isinstance(handle, _Handle)],
             waiting=[handle.request_id for handle in waiting_handles if isinstance(handle, _Handle)],
-            token_budget=budget,
-            token_caps=caps or {},
-            preempted=[handle.request_id for handle in preempted if isinstance(handle, _Handle)],
+            token_budget=planned.token_budget,
+            token_caps=planned.caps or {},
+            preempted=[handle.request_id for handle in planned.preempted or [] if isinstance(handle, _Handle)],
         )
 
     def scheduled(self, tokens: Mapping[str, int]) -> None:
         """Report the tokens that the planned step gave to each request."""
-        self._engine.scheduled(self._now_ms, dict(tokens))
+        self._engine.end(Scheduled(dict(tokens)), self._now_ms, False)
 
     def generated(self, tokens: Mapping[str, Sequence[int]]) -> None:
         """Report the token ids that each request generated, in order."""
-        self._engine.generated([_Generated(request_id, list(ids)) for request_id, ids in tokens.items()])
+        self._engine.tokens([[Generated(request_id, list(ids)) for request_id, ids in tokens.items()]], self._now_ms)
 
     def preempted(self, request_id: str) -> None:
         """Report that the request lost its KV blocks and waits again."""

@@ -3,17 +3,18 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use meridian_core::budget::{ClientBudget, Enrolled};
+use meridian_core::budget::ClientBudget;
 use meridian_core::{EngineFacts, MeridianConfig, NewRequest, RowId};
-use meridian_engine::{Arrived, DataParallel, Driver, EngineError, Settings};
-use meridian_runtime::traces::TraceParent;
+use meridian_engine::traces::TraceParent;
+use meridian_engine::{Arrived, DataParallel, Driver, EngineError, Settings, StartListeners};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyString};
+use pyo3::types::{PyBytes, PyDict, PyList, PyString};
 
-use crate::handles::{Added, Handles, Planned, reorder, saturated, to_u32};
+use crate::handles::{Added, Handles, StepPlan, reorder, saturated, to_u32};
 use crate::markers::{TokenMarkers, last_turn};
 use crate::policies::Policies;
+use crate::rows::RowData;
 use crate::thinking::ClientRow;
 use crate::{ConfigError, compile, config_error, log, policy_error};
 
@@ -65,7 +66,7 @@ impl Engine {
             steps_ahead,
             model: model.to_owned(),
             dp: dp_rank.map(|rank| DataParallel { rank, size: dp_size }),
-            serves,
+            serve: serves.then_some(meridian_admin::serve as StartListeners),
             priority_first,
             ..Settings::default()
         };
@@ -89,9 +90,7 @@ impl Engine {
     /// A request arrived. `prompt` is the templated prompt, or its last turn. False when its id is already known. Any
     /// integers will do for `prompt_tokens`, `max_tokens` and `priority`: they are cut to 32 bits.
     /// With `whole_prompt` the engine may not split its prompt. With `client`, what its client asked for, its thinking is
-    /// followed: then its sampler is to know what is returned: its number, whether it is followed from its first token on, its
-    /// limits of think tokens and of the tokens of a thought, whether its entropies are wanted, from where its answer is
-    /// reserved, and whether that is guarded. `interrupts` end its thinking as well, `has_mask` says that the client limits the
+    /// followed: then its sampler is to know what is returned, the data of a `meridian.vllm.xargs.Row`. `interrupts` end its thinking as well, `has_mask` says that the client limits the
     /// tokens that may be sampled, and `plain` that no phrase may be forced. `traceparent` is the header of that name; any text will do.
     #[pyo3(signature = (handle, request_id, *, prompt, prompt_tokens, max_tokens, arrival_ms, deadline_ms, priority, tenant, session = "", whole_prompt = false, client = None, interrupts = vec![], traceparent = None, ignores_eos = false, has_mask = false, plain = false))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python method")]
@@ -142,26 +141,7 @@ impl Engine {
             driver.join_trace(row, parent);
         }
         self.handles().insert(row, handle, request_id.clone().unbind());
-        Ok(sampler.map_or(Added::Plain(true), |sampler| {
-            let Enrolled {
-                key,
-                is_followed,
-                max_think_tokens,
-                max_thought_tokens,
-                is_measured,
-                reserve_from,
-                guards_answer,
-            } = sampler;
-            Added::Followed(
-                key,
-                is_followed,
-                max_think_tokens,
-                max_thought_tokens,
-                is_measured,
-                reserve_from,
-                guards_answer,
-            )
-        }))
+        Ok(sampler.map_or(Added::Plain(true), |enrolled| Added::Followed(RowData::of(enrolled))))
     }
 
     /// The request is over; `reason` is the engine's word for why.
@@ -173,15 +153,15 @@ impl Engine {
         drop(live);
     }
 
-    /// Plan one step: puts the two lists of handles into their new order, in place. Returns the step's token budget, a
-    /// caps dictionary from request id to tokens (None when there are none), whether each list changed, and the handles of the
-    /// running requests that give way to waiting ones.
+    /// Begin a step: puts the two lists of handles into their new order, in place, and returns the plan. `stands_aside`
+    /// says that the engine's own steps are kept: None when that is not the case any more, or when it has become the case;
+    /// then nothing was planned. With `judges`, the budget slot is asked about new facts first.
     #[expect(clippy::too_many_arguments, reason = "one call a step")]
-    fn plan<'py>(
+    fn begin(
         &self,
-        py: Python<'py>,
-        running: &Bound<'py, PyList>,
-        waiting: Option<&Bound<'py, PyList>>,
+        py: Python<'_>,
+        running: &Bound<'_, PyList>,
+        waiting: Option<&Bound<'_, PyList>>,
         now_ms: f64,
         token_budget: u32,
         free_blocks: u32,
@@ -189,12 +169,12 @@ impl Engine {
         free_seats: u32,
         all_waiting: u32,
         decode_tokens: u32,
-    ) -> PyResult<Planned<'py>> {
-        let handles = &mut *self.handles();
-        if !handles.find(running, waiting) {
-            // A request that was never added: the engine's own order is right for a step like that.
-            self.engine.drive().rekey_pools(now_ms);
-            return Ok((token_budget, None, false, false, Vec::new()));
+        stands_aside: bool,
+        judges: bool,
+    ) -> PyResult<Option<StepPlan>> {
+        let (handles, driver) = (&mut *self.handles(), &mut *self.engine.drive());
+        if driver.is_stock() != stands_aside {
+            return Ok(None);
         }
         let facts = EngineFacts {
             now_ms,
@@ -205,68 +185,118 @@ impl Engine {
             waiting: all_waiting,
             decode_tokens,
         };
-        let driver = &mut *self.engine.drive();
+        let mut step = StepPlan {
+            token_budget,
+            caps: None,
+            running_changed: false,
+            waiting_changed: false,
+            preempted: None,
+            orders: None,
+            follows_thinking: false,
+        };
+        if stands_aside && !driver.is_watched() {
+            driver.keep(&facts);
+            return Ok(Some(step));
+        }
+        if judges {
+            let orders = driver.judge_thinking(now_ms, free_blocks, total_blocks);
+            step.orders = (!orders.is_empty()).then(|| PyBytes::new(py, orders).unbind());
+            step.follows_thinking = step.orders.is_some() || driver.follows_thinking();
+        }
+        if !handles.find(running, waiting) {
+            // A request that was never added: the engine's own order is right for a step like that.
+            driver.rekey_pools(now_ms);
+            return Ok(Some(step));
+        }
         let plan = driver.plan(&facts, &handles.running, &handles.waiting);
         reorder(running, &plan.running_order)?;
         if let Some(waiting) = waiting {
             reorder(waiting, &plan.waiting_order)?;
         }
-        let mut caps = None;
-        for (row, cap) in &plan.token_caps {
-            let caps = caps.get_or_insert_with(|| PyDict::new(py));
-            if let Some(id) = handles.id(*row) {
-                caps.set_item(id, cap)?;
+        if !plan.token_caps.is_empty() {
+            let caps = PyDict::new(py);
+            for (row, cap) in &plan.token_caps {
+                if let Some(id) = handles.id(*row) {
+                    caps.set_item(id, cap)?;
+                }
             }
+            step.caps = Some(caps.unbind());
         }
-        let preempted = plan.preempted.iter().filter_map(|row| handles.handle(py, *row)).collect();
-        Ok((plan.token_budget, caps, !plan.running_order.is_empty(), !plan.waiting_order.is_empty(), preempted))
+        if !plan.preempted.is_empty() {
+            let preempted = plan.preempted.iter().filter_map(|row| handles.handle(py, *row));
+            step.preempted = Some(PyList::new(py, preempted.collect::<Vec<_>>())?.unbind());
+        }
+        step.token_budget = plan.token_budget;
+        step.running_changed = !plan.running_order.is_empty();
+        step.waiting_changed = !plan.waiting_order.is_empty();
+        Ok(Some(step))
     }
 
-    /// The engine scheduled the step that was planned at `now_ms`: request id -> tokens. What is not known is a probe.
-    fn scheduled(&self, now_ms: f64, tokens: &Bound<'_, PyDict>) -> PyResult<()> {
+    /// The engine scheduled the step that began at `now_ms`: `output` is vLLM's `SchedulerOutput`, or has its attributes
+    /// `scheduled_new_reqs`, `scheduled_cached_reqs` and `num_scheduled_tokens`. Of requests that are not known (probes)
+    /// only the tokens count. With `corrects`, the engine's own counts of computed tokens replace this one's: rejected
+    /// drafts lower them.
+    fn end(&self, py: Python<'_>, output: &Bound<'_, PyAny>, now_ms: f64, corrects: bool) -> PyResult<()> {
         let (handles, driver) = (&mut *self.handles(), &mut *self.engine.drive());
+        for new in output.getattr(intern!(py, "scheduled_new_reqs"))?.cast::<PyList>()? {
+            if let Some(row) = row_of(handles, driver, &new.getattr(intern!(py, "req_id"))?)? {
+                driver.admitted(row, new.getattr(intern!(py, "num_computed_tokens"))?.extract()?);
+            }
+        }
+        let cached = output.getattr(intern!(py, "scheduled_cached_reqs"))?;
+        let resumed = cached.getattr(intern!(py, "resumed_req_ids"))?;
+        if corrects || resumed.len()? > 0 {
+            let ids = cached.getattr(intern!(py, "req_ids"))?;
+            let computed = cached.getattr(intern!(py, "num_computed_tokens"))?;
+            for (id, computed) in ids.cast::<PyList>()?.iter().zip(computed.cast::<PyList>()?) {
+                let Some(row) = row_of(handles, driver, &id)? else { continue };
+                let computed = computed.extract()?;
+                if resumed.contains(&id)? {
+                    driver.admitted(row, computed);
+                }
+                if corrects {
+                    driver.set_computed(row, computed);
+                }
+            }
+        }
         handles.given.clear();
         let mut probe_tokens = 0;
-        for (id, count) in tokens {
-            let id = id.cast::<PyString>()?;
-            match driver.find(&id.to_cow()?) {
-                Some(row) => handles.given.push((row, count.extract()?)),
-                None => probe_tokens += count.extract::<u32>()?,
+        for (id, count) in output.getattr(intern!(py, "num_scheduled_tokens"))?.cast::<PyDict>()? {
+            let count = count.extract()?;
+            match row_of(handles, driver, &id)? {
+                Some(row) => handles.given.push((row, count)),
+                None => probe_tokens += count,
             }
         }
         driver.scheduled(now_ms, &handles.given, probe_tokens);
         Ok(())
     }
 
-    /// The request was admitted with this many of its tokens already computed (prefix cache).
-    fn admitted(&self, request_id: &str, cached_tokens: u32) {
-        self.of(request_id, |driver, row| driver.admitted(row, cached_tokens));
-    }
-
-    /// The engine's own count of a request's computed tokens.
-    fn set_computed(&self, request_id: &str, computed_tokens: u32) {
-        self.of(request_id, |driver, row| driver.set_computed(row, computed_tokens));
-    }
-
-    /// Tokens were generated: objects with `request_id` and `new_token_ids`, as vLLM's `EngineCoreOutput`. They were there at
-    /// `now_ms`, by default at the latest time that was told.
-    #[pyo3(signature = (outputs, now_ms = None))]
-    fn generated(&self, py: Python<'_>, outputs: &Bound<'_, PyList>, now_ms: Option<f64>) -> PyResult<()> {
+    /// Tokens were generated, at `now_ms`: `outputs` are lists of vLLM's `EngineCoreOutput`, or of objects with its
+    /// `request_id` and `new_token_ids`. Returns the number of faults so far, of every kind in the dispatch slot.
+    fn tokens(&self, py: Python<'_>, outputs: &Bound<'_, PyList>, now_ms: f64) -> PyResult<u64> {
         let (handles, driver) = (&mut *self.handles(), &mut *self.engine.drive());
-        if let Some(now_ms) = now_ms {
-            driver.set_clock(now_ms);
-        }
+        driver.set_clock(now_ms);
         handles.generated.clear();
         for output in outputs {
-            let id = output.getattr(intern!(py, "request_id"))?;
-            let Some(row) = driver.find(&id.cast::<PyString>()?.to_cow()?) else { continue };
-            for token in output.getattr(intern!(py, "new_token_ids"))?.cast::<PyList>()? {
-                handles.generated.push((row, token.extract()?));
+            for output in output.cast::<PyList>()? {
+                let Some(row) = row_of(handles, driver, &output.getattr(intern!(py, "request_id"))?)? else { continue };
+                for token in output.getattr(intern!(py, "new_token_ids"))?.cast::<PyList>()? {
+                    handles.generated.push((row, token.extract()?));
+                }
             }
         }
         driver.generated(&handles.generated);
-        Ok(())
+        Ok(driver.scheduler().slot().fault_count())
     }
+}
+
+/// The row of a request by its id: by the object that it arrived with, or by the text.
+fn row_of(handles: &Handles, driver: &Driver, id: &Bound<'_, PyAny>) -> PyResult<Option<RowId>> {
+    Ok(match handles.row(id) {
+        Some(row) => Some(row),
+        None => driver.find(&id.cast::<PyString>()?.to_cow()?),
+    })
 }
 
 impl Engine {

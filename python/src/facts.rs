@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use meridian_core::{EngineFacts, FaultKind, ThinkPhase};
-use meridian_runtime::Source;
+use meridian_core::slot::Source;
+use meridian_core::{FaultKind, ThinkPhase};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -108,31 +108,6 @@ impl Engine {
         self.engine.drive().overruled();
     }
 
-    /// In the place of `plan`, for a step of an engine that `is_stock` and not `is_watched`: the engine keeps its own order
-    /// and budget.
-    #[pyo3(signature = (now_ms, token_budget, free_blocks, total_blocks, all_waiting, decode_tokens, free_seats = 0))]
-    #[expect(clippy::too_many_arguments, reason = "one call a step")]
-    fn keep(
-        &self,
-        now_ms: f64,
-        token_budget: u32,
-        free_blocks: u32,
-        total_blocks: u32,
-        all_waiting: u32,
-        decode_tokens: u32,
-        free_seats: u32,
-    ) {
-        let waiting = all_waiting;
-        let facts = EngineFacts { now_ms, token_budget, free_blocks, total_blocks, free_seats, waiting, decode_tokens };
-        self.engine.drive().keep(&facts);
-    }
-
-    /// Faults of every kind so far.
-    #[getter]
-    fn fault_count(&self) -> u64 {
-        self.engine.drive().scheduler().decider().fault_count()
-    }
-
     /// Phase of a request: "prefill", "think" or "output"; None when it is not known.
     fn phase(&self, request_id: &str) -> Option<&'static str> {
         let phase = self.of(request_id, |driver, row| Some(driver.request(row)?.phase()))??;
@@ -151,7 +126,7 @@ impl Engine {
     /// What the slot has done; the keys are those of `meridian.Stats`.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let driver = &mut *self.engine.drive();
-        let slot = driver.scheduler().decider();
+        let slot = driver.scheduler().slot();
         let (stats, version) = (slot.stats(), slot.version());
         let dict = PyDict::new(py);
         dict.set_item("policy", &version.name)?;

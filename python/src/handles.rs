@@ -2,28 +2,48 @@
 
 use std::collections::HashMap;
 
+use foldhash::fast::FixedState;
 use meridian_core::RowId;
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyString};
+use pyo3::types::{PyBytes, PyDict, PyList, PyString};
+
+use crate::rows::RowData;
 
 /// Whether a request was taken in, or what its sampler is to know.
 #[derive(IntoPyObject)]
 pub(crate) enum Added {
     #[pyo3(transparent)]
     Plain(bool),
-    Followed(u64, bool, u32, u32, bool, u32, bool),
+    #[pyo3(transparent)]
+    Followed(RowData),
 }
 
-/// Token budget, caps, whether each list changed, and the handles of the requests that give way.
-pub(crate) type Planned<'py> = (u32, Option<Bound<'py, PyDict>>, bool, bool, Vec<Py<PyAny>>);
+/// The plan of a step, as the engine carries it out.
+#[pyclass(frozen, get_all, module = "meridian._native")]
+pub(crate) struct StepPlan {
+    /// Tokens that the step may carry.
+    pub(crate) token_budget: u32,
+    /// Tokens by request id, of the requests that may take fewer than they need; None without any.
+    pub(crate) caps: Option<Py<PyDict>>,
+    /// The list of running requests has another order than before.
+    pub(crate) running_changed: bool,
+    /// The list of waiting requests has another order than before.
+    pub(crate) waiting_changed: bool,
+    /// Running requests that give way to waiting ones; None without any.
+    pub(crate) preempted: Option<Py<PyList>>,
+    /// Orders for the samplers; None without any.
+    pub(crate) orders: Option<Py<PyBytes>>,
+    /// The thinking of any live request is followed.
+    pub(crate) follows_thinking: bool,
+}
 
-/// The rows of the live requests, by the identity of any Python objects; and what a step needs room for.
+/// The rows of the live requests, by the addresses of Python objects; and what a step needs room for.
 #[derive(Default)]
 pub(crate) struct Handles {
-    /// `live` keeps the objects alive, so that an identity is not used again.
-    rows: HashMap<usize, RowId>,
-    live: HashMap<RowId, Live>,
+    /// By the address of a request's handle, and by that of its id. `live` keeps both alive, so that no address is used again.
+    rows: HashMap<usize, RowId, FixedState>,
+    live: HashMap<RowId, Live, FixedState>,
     pub(crate) running: Vec<RowId>,
     pub(crate) waiting: Vec<RowId>,
     pub(crate) given: Vec<(RowId, u32)>,
@@ -39,12 +59,14 @@ pub(crate) struct Live {
 impl Handles {
     pub(crate) fn insert(&mut self, row: RowId, handle: Py<PyAny>, id: Py<PyString>) {
         self.rows.insert(handle.as_ptr() as usize, row);
+        self.rows.insert(id.as_ptr() as usize, row);
         self.live.insert(row, Live { handle, id });
     }
 
     pub(crate) fn remove(&mut self, row: RowId) -> Option<Live> {
         let live = self.live.remove(&row)?;
         self.rows.remove(&(live.handle.as_ptr() as usize));
+        self.rows.remove(&(live.id.as_ptr() as usize));
         Some(live)
     }
 
@@ -58,6 +80,11 @@ impl Handles {
         self.live.get(&row).map(|live| live.handle.clone_ref(py))
     }
 
+    /// The row of a request by the object that is its id. An equal text in another object needs [`meridian_engine::Driver::find`].
+    pub(crate) fn row(&self, id: &Bound<'_, PyAny>) -> Option<RowId> {
+        self.rows.get(&(id.as_ptr() as usize)).copied()
+    }
+
     /// Find the rows of the handles in two lists, into `running` and `waiting`; false when one is not known.
     pub(crate) fn find(&mut self, running: &Bound<'_, PyList>, waiting: Option<&Bound<'_, PyList>>) -> bool {
         self.waiting.clear();
@@ -66,7 +93,7 @@ impl Handles {
     }
 }
 
-fn rows_of(known: &HashMap<usize, RowId>, list: &Bound<'_, PyList>, out: &mut Vec<RowId>) -> bool {
+fn rows_of(known: &HashMap<usize, RowId, FixedState>, list: &Bound<'_, PyList>, out: &mut Vec<RowId>) -> bool {
     out.clear();
     for handle in list {
         match known.get(&(handle.as_ptr() as usize)) {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use meridian_core::{KvGrowth, LeavingBlock, Memory, Stop, Subject};
+use meridian_engine::control::KvStatus;
 use meridian_engine::{Driver, Pool};
-use meridian_runtime::control::KvStatus;
 use pyo3::exceptions::{PyAssertionError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -118,17 +118,21 @@ impl BlockPool {
         self.engine.drive().pool(self.pool).resync(blocks.into_iter().zip(tokens));
     }
 
-    /// Blocks to be put at the front of the queue, of which `free` are free, before `count` are handed out; None when the
-    /// mirror does not agree with the queue.
-    fn choose(&self, count: u32, free: u32) -> Option<Vec<u32>> {
+    /// `taken` were handed out before. Returns the blocks to be put at the front of the queue, of which `free` are free,
+    /// before `count` are handed out; None when the mirror does not agree with the queue.
+    fn choose(&self, taken: Vec<u32>, count: u32, free: u32, now_ms: f64) -> Option<Vec<u32>> {
         let driver = &mut *self.engine.drive();
         let cached = driver.pool(self.pool);
+        cached.taken(&taken, now_ms);
         (cached.free() == free).then(|| cached.choose(count))
     }
 
-    /// These were handed out.
-    fn taken(&self, blocks: Vec<u32>, now_ms: f64) {
-        self.engine.drive().pool(self.pool).taken(&blocks, now_ms);
+    /// These were handed out. Returns how many free blocks have no contents.
+    fn taken(&self, blocks: Vec<u32>, now_ms: f64) -> u32 {
+        let driver = &mut *self.engine.drive();
+        let cached = driver.pool(self.pool);
+        cached.taken(&blocks, now_ms);
+        cached.empty()
     }
 
     /// These are attended by one more.

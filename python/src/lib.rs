@@ -20,7 +20,7 @@ use std::path::PathBuf;
 
 use meridian_core::text::printable;
 use meridian_core::{MeridianConfig, ModelFamily};
-use meridian_runtime::config_file;
+use meridian_engine::config_file;
 use pyo3::create_exception;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -60,7 +60,7 @@ fn model_families() -> PyResult<String> {
 #[pyfunction]
 fn read_admin_tokens(path: PathBuf) -> PyResult<Vec<String>> {
     let named = |why: String| config_error(format!("admin.token_file: {}: {why}", path.display()));
-    meridian_runtime::admin::read_all_tokens(&path).map_err(named)
+    meridian_admin::read_all_tokens(&path).map_err(named)
 }
 
 pub(crate) fn to_json(value: &impl serde::Serialize) -> PyResult<String> {
@@ -75,13 +75,6 @@ pub(crate) fn config_error(error: impl std::fmt::Display) -> PyErr {
 /// The same for a policy.
 pub(crate) fn policy_error(error: impl std::fmt::Display) -> PyErr {
     PolicyError::new_err(printable(&error.to_string()).into_owned())
-}
-
-/// Run the `meridian` command line with these arguments (the first is the program's name); returns the exit code.
-#[pyfunction]
-fn run_cli(py: Python<'_>, args: Vec<String>) -> u8 {
-    compile::start_processes(py);
-    py.detach(|| meridian_cli::run(args.into_iter().map(Into::into)))
 }
 
 /// What the host has logged since the last call: (Python's number of the level, line), oldest first.
@@ -108,7 +101,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(model_families, module)?)?;
     module.add_function(wrap_pyfunction!(read_admin_tokens, module)?)?;
     module.add_function(wrap_pyfunction!(tool_call_texts, module)?)?;
-    module.add_function(wrap_pyfunction!(run_cli, module)?)?;
     module.add_function(wrap_pyfunction!(compile::compile_child, module)?)?;
     module.add_function(wrap_pyfunction!(take_log, module)?)?;
     module.add_function(wrap_pyfunction!(wait_for_log, module)?)?;

@@ -6,7 +6,7 @@ use meridian_core::{
     BlockId, BlockTier, EvictionCandidate, EvictionSubject, Memory, MeridianConfig, Ranking, RequestId, SessionFacts,
     Subject, ThinkPhase,
 };
-use meridian_runtime::control::{ControlError, Given, Mode, SlotName, SwapReport, Upload};
+use meridian_engine::control::{ControlError, Given, Mode, SlotName, SwapReport, Upload};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -193,9 +193,9 @@ impl Policies {
     /// Ask the budget slot about requests that begin to think; the thresholds as JSON.
     fn thresholds(&self, load: LoadRow, candidates: Vec<BudgetRow>) -> PyResult<String> {
         let driver = &mut *self.engine.drive();
-        let (load, unit) = (facts(load, driver.config()), driver.config().entropy.unit);
+        let load = facts(load, driver.config());
         let candidates: Vec<BudgetCandidate> = candidates.into_iter().map(budget_candidate).collect();
-        crate::to_json(&driver.budget().start(&load, unit, &candidates))
+        crate::to_json(&driver.budget().start(&load, &candidates))
     }
 
     /// Ask the budget slot about requests that think: "default", "keep-thinking" or "end-now" for each.
@@ -320,7 +320,7 @@ fn budget_candidate(row: BudgetRow) -> BudgetCandidate {
 
 fn facts(row: LoadRow, config: &MeridianConfig) -> Load {
     let LoadRow { now_ms, thinking, answering, waiting, free_blocks, total_blocks } = row;
-    let configured = ThinkThresholds::from_config(&config.scheduler, &config.entropy).for_policy(config.entropy.unit);
+    let configured = ThinkThresholds::from_config(&config.scheduler, &config.entropy).for_policy();
     Load { now_ms, thinking, answering, waiting, free_blocks, total_blocks, configured, ..Load::default() }
 }
 

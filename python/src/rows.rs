@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use meridian_core::Pattern;
-use meridian_core::budget::{AnswerRules, ThinkLimits};
+use meridian_core::budget::{AnswerRules, Enrolled, SamplerLimits};
 use meridian_engine::sampler::{Answering, Arriving, Outputs, SamplerRows, SamplerStep};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
@@ -20,10 +20,11 @@ pub(crate) struct BudgetRows {
     answering: Answering,
 }
 
-/// The limits in a `Row` of the scheduler.
-#[derive(FromPyObject)]
+/// The data of a `meridian.vllm.xargs.Row`, the same whether the scheduler writes it or the sampler reads it.
+#[derive(FromPyObject, IntoPyObject)]
 #[pyo3(from_item_all)]
-struct RowLimits {
+pub(crate) struct RowData {
+    key: Option<u64>,
     limit: u32,
     thought_limit: u32,
     interrupts: Vec<Vec<u32>>,
@@ -32,6 +33,36 @@ struct RowLimits {
     answers: bool,
     plain: bool,
     followed: bool,
+}
+
+impl RowData {
+    pub(crate) fn of(enrolled: Enrolled) -> Self {
+        let Enrolled { key, limits } = enrolled;
+        let SamplerLimits {
+            is_followed,
+            is_measured,
+            max_think_tokens,
+            max_thought_tokens,
+            is_plain,
+            interrupts,
+            reserve_from,
+            guards_answer,
+            // The sampler knows these two by itself.
+            thought_tokens: _,
+            guards_eos: _,
+        } = limits;
+        Self {
+            key: Some(key),
+            limit: max_think_tokens,
+            thought_limit: max_thought_tokens,
+            interrupts: interrupts.iter().map(|pattern| pattern.tokens().to_vec()).collect(),
+            measured: is_measured,
+            reserve: reserve_from,
+            answers: guards_answer,
+            plain: is_plain,
+            followed: is_followed,
+        }
+    }
 }
 
 /// The model runner's list of a request's tokens.
@@ -99,40 +130,36 @@ impl BudgetRows {
     }
 
     /// A request takes this row. `outputs` is the model runner's list of its tokens, which it goes on writing; None when
-    /// they are told by `push`. `prompt` is the templated prompt, or its last turn; `limits` has the keys of `meridian.vllm.xargs.Row`.
-    #[expect(clippy::too_many_arguments, reason = "one call a request")]
+    /// they are told by `push`. `prompt` is the templated prompt, or its last turn; `data` has the keys of
+    /// `meridian.vllm.xargs.Row`.
     fn add(
         &mut self,
         py: Python<'_>,
         row: usize,
-        key: Option<u64>,
         prompt: &Bound<'_, PyList>,
         outputs: Option<Py<PyList>>,
-        limits: RowLimits,
+        data: RowData,
         guards_eos: bool,
     ) -> PyResult<()> {
         let Some(rules) = self.rows.rules() else { return Ok(()) };
         let prompt_tail = last_turn(rules.markers(), prompt)?;
-        let RowLimits { limit, thought_limit, interrupts, measured, reserve, answers, plain, followed } = limits;
-        let limits = ThinkLimits {
-            max_think_tokens: limit,
-            max_thought_tokens: thought_limit,
+        let limits = SamplerLimits {
+            is_followed: data.followed,
+            is_measured: data.measured,
+            max_think_tokens: data.limit,
+            max_thought_tokens: data.thought_limit,
             thought_tokens: 0,
-            is_plain: plain,
-            interrupts: interrupts.into_iter().filter_map(Pattern::new).collect(),
+            is_plain: data.plain,
+            interrupts: data.interrupts.into_iter().filter_map(Pattern::new).collect(),
             guards_eos,
-            reserve_from: reserve,
-            guards_answer: answers,
+            reserve_from: data.reserve,
+            guards_answer: data.answers,
         };
-        let arriving = Arriving {
-            key,
-            prompt_tail: &prompt_tail,
-            outputs: outputs.map(List),
-            is_followed: followed,
-            limits,
-            is_measured: measured,
-        };
-        self.rows.add(py, row, arriving);
+        self.rows.add(
+            py,
+            row,
+            Arriving { key: data.key, prompt_tail: &prompt_tail, outputs: outputs.map(List), limits },
+        );
         Ok(())
     }
 

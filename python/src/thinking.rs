@@ -102,25 +102,6 @@ impl Thinking {
         self.of(|budgets, table| budgets.received(table, datagram));
     }
 
-    /// Ask the budget slot about what is new; what is to be told to the samplers before the next step, None for nothing.
-    fn decide<'py>(
-        &self,
-        py: Python<'py>,
-        now_ms: f64,
-        free_blocks: u32,
-        total_blocks: u32,
-    ) -> Option<Bound<'py, PyBytes>> {
-        let driver = &mut *self.engine.drive();
-        let orders = driver.judge_thinking(now_ms, free_blocks, total_blocks);
-        (!orders.is_empty()).then(|| PyBytes::new(py, orders))
-    }
-
-    /// Whether the thinking of any live request is followed.
-    #[getter]
-    fn is_active(&self) -> bool {
-        self.engine.drive().follows_thinking()
-    }
-
     /// The scheduled step computes a part of the prompts of these requests, the last part for the second ones; what is to
     /// be told to the samplers before the step, None for nothing.
     fn chunks<'py>(&self, py: Python<'py>, parts: Vec<String>, last_parts: Vec<String>) -> Option<Bound<'py, PyBytes>> {

@@ -56,6 +56,6 @@ def tokenizers() -> Path:
     folder = os.environ.get("MERIDIAN_TOKENIZERS")
     if not folder:
         pytest.fail(
-            "MERIDIAN_TOKENIZERS is not set: run `make test`, or set it to the output of scripts/setup-tokenizers.sh"
+            "MERIDIAN_TOKENIZERS is not set: run `make test`, or set it to the output of scripts/fetch.sh tokenizers"
         )
     return Path(folder)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "meridian._cli", *args], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-m", "meridian", *args], capture_output=True, text=True, timeout=120)
 
 
 def test_check_describes_a_component(policies: Path) -> None:

@@ -40,7 +40,7 @@ def test_every_table_comes_through() -> None:
         [scheduler]
         max_think_tokens = 1000
         [entropy]
-        unit = "nats"
+        eat_max_bits = 1.0
         rpdi_threshold = 3.0
         [kv_memory]
         evict_dead_thinking = false
@@ -59,7 +59,7 @@ def test_every_table_comes_through() -> None:
     """
     config = meridian.MeridianConfig.from_toml(text)
     assert config.scheduler.max_think_tokens == 1000
-    assert (config.entropy.unit, config.entropy.rpdi_threshold) == ("nats", 3.0)
+    assert (config.entropy.eat_max_bits, config.entropy.rpdi_threshold) == (1.0, 3.0)
     assert config.kv_memory == meridian.KvMemoryConfig(evict_dead_thinking=False, growth_blocks=2.0)
     assert config.policy.budget == meridian.SlotConfig("native:eat-rpdi", deadline_ms=5.0, mode="shadow")
     component = meridian.MeridianConfig.from_toml('[policy.budget]\nsource = "p.wasm"\nconfig = { a = [1] }')

@@ -163,14 +163,14 @@ except ValueError as why:
 """
 
 
-def script(name: str) -> str:
-    done = subprocess.run([str(ROOT / "scripts" / name)], stdout=subprocess.PIPE, text=True, check=True)
+def script(name: str, *args: str) -> str:
+    done = subprocess.run([str(ROOT / "scripts" / name), *args], stdout=subprocess.PIPE, text=True, check=True)
     return done.stdout.strip()
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    arguments = [script("build-cuda-emulator.sh"), f"{script('setup-cuda.sh')}/lib"]
+    arguments = [script("build-cuda-emulator.sh"), f"{script('fetch.sh', 'cuda')}/lib"]
     done = subprocess.run([sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])

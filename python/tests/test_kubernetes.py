@@ -30,7 +30,7 @@ print(json.dumps(documents))
 def checker() -> Path:
     """A Python with the schemas of Kubernetes, which come as a package."""
     made = subprocess.run(
-        [str(ROOT / "scripts" / "setup-tools.sh"), "kubernetes"], capture_output=True, text=True, check=False
+        [str(ROOT / "scripts" / "fetch.sh"), "kubernetes"], capture_output=True, text=True, check=False
     )
     assert made.returncode == 0, made.stderr
     return Path(made.stdout.strip()) / "bin" / "python"

@@ -11,7 +11,7 @@ import pytest
 
 def resolve(*args: str) -> tuple[int, dict[str, Any]]:
     done = subprocess.run(
-        [sys.executable, "-m", "meridian._cli", "models", "resolve", "--json", *args],
+        [sys.executable, "-m", "meridian", "models", "resolve", "--json", *args],
         capture_output=True,
         text=True,
         timeout=120,

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def python() -> str:
     """The Python with the libraries of a release."""
-    command = (str(ROOT / "scripts" / "setup-tools.sh"), "release")
+    command = (str(ROOT / "scripts" / "fetch.sh"), "release")
     tools = subprocess.run(command, check=True, capture_output=True, text=True)
     return f"{tools.stdout.strip()}/bin/python"
 

@@ -11,6 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_BYTES = 30_000_000
+# What vLLM's environment gets for the plugin, without the command.
+MOST_PACKAGE_BYTES = 27_000_000
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +37,23 @@ def test_what_is_in_it(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as opened:
         names = opened.namelist()
         (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
-        (sbom,) = (name for name in names if name.endswith(".cyclonedx.json"))
+        (command,) = (name for name in names if name.endswith(".data/scripts/meridian"))
         assert "Provides-Extra: vllm" in opened.read(metadata).decode()
-        components = json.loads(opened.read(sbom))["components"]
+        # Installers make it executable; it is no script, which they would rewrite.
+        assert opened.read(command).startswith(b"\x7fELF")
+        package = [entry for entry in opened.infolist() if entry.filename.startswith("meridian/")]
+        assert sum(entry.file_size for entry in package) <= MOST_PACKAGE_BYTES
+        bills = {
+            Path(name).name.removesuffix(".cyclonedx.json"): {
+                component["name"] for component in json.loads(opened.read(name))["components"]
+            }
+            for name in names
+            if name.endswith(".cyclonedx.json")
+        }
     assert "meridian/vllm/scheduler.py" in names
-    assert "wasmtime" in {component["name"] for component in components}
+    assert bills.keys() == {"meridian-python", "meridian-cli"}
+    assert all("wasmtime" in components for components in bills.values())
+    assert [name for name, components in bills.items() if "ratatui" in components] == ["meridian-cli"]
     assert not any(name.startswith("tests/") or name.endswith((".rs", ".pyc")) for name in names)
 
 
@@ -52,6 +66,15 @@ def test_the_command_needs_nothing_else(environment: Path, policies: Path, tmp_p
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, (args, done.stderr)
     assert len(json.loads(done.stdout)["runs"]) == 2
+
+
+def test_the_command_finds_the_python_beside_it(environment: Path, tmp_path: Path) -> None:
+    args = ("bench", "vllm", "--scenario", "loaded", "--out", str(tmp_path))
+    env = {"PATH": "", "HOME": str(tmp_path)}
+    for command in ((environment / "bin" / "meridian",), (environment / "bin" / "python", "-m", "meridian")):
+        done = subprocess.run((*command, *args), cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+        # Python says it: this is no checkout, which would have a small model.
+        assert done.stderr.startswith("error: --model DIR is needed"), done.stderr
 
 
 def test_the_plugin_says_what_it_lacks(environment: Path) -> None:

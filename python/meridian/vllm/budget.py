@@ -254,7 +254,7 @@ class _Sampler:
                 "plain": stops_inside(params, model.force_phrase, self._phrase_tokens),
             }
         guards = model.eos_guard and not params.ignore_eos and bool(self._eos)
-        self.rows.add(index, row["key"], prompt, outputs, row, guards)
+        self.rows.add(index, prompt, outputs, row, guards)
         self._answers.add(index, params)
         self._params[index] = params
         return True

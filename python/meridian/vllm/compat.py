@@ -23,6 +23,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "_preempt_request": ("request",),
     "_free_request": ("request",),
     "_handle_blocked_waiting_request": ("request",),
+    "_select_waiting_queue_for_scheduling": (),
     "_reserve_prefill_lookahead": ("request", "num_computed_tokens", "num_new_tokens"),
     "kv_cache_manager.allocate_slots": ("request", "num_new_tokens"),
     "kv_cache_manager.get_computed_blocks": ("request",),
@@ -41,6 +42,8 @@ METHODS: dict[str, tuple[str, ...]] = {
 }
 # Methods that only some of the supported versions have; without them Meridian does what it says where it uses them.
 SINCE = {"_handle_blocked_waiting_request": (0, 31)}
+# Methods that later versions do not have; `SINCE` names what they have in the place of these.
+UNTIL = {"_select_waiting_queue_for_scheduling": (0, 30)}
 # Attributes that are read or set, with what they are.
 ATTRIBUTES: dict[str, type] = {
     "running": list,
@@ -74,8 +77,12 @@ def admitted_first(scheduler: Any) -> Any:
     """vLLM's second queue, from which it admits before `waiting` and in its own order: requests that hold KV blocks
     (`kv_holding_waiting`), or before vLLM 0.31 those that could not be admitted in an earlier step (`skipped_waiting`).
     """
-    held = getattr(scheduler, "kv_holding_waiting", None)
-    return held if held is not None else getattr(scheduler, "skipped_waiting", ())
+    return getattr(scheduler, admitted_first_name(scheduler))
+
+
+def admitted_first_name(scheduler: Any) -> str:
+    """The name of the queue that `admitted_first` returns."""
+    return "kv_holding_waiting" if hasattr(scheduler, "kv_holding_waiting") else "skipped_waiting"
 
 
 def check_version(version: str) -> None:
@@ -97,7 +104,11 @@ def check_seams(scheduler: Any, version: str) -> None:
         RuntimeError: names the version and the places.
     """
     release = _release(version) or SUPPORTED[1]
-    methods = {path: names for path, names in METHODS.items() if release >= SINCE.get(path, SUPPORTED[0])}
+    methods = {
+        path: names
+        for path, names in METHODS.items()
+        if SINCE.get(path, SUPPORTED[0]) <= release <= UNTIL.get(path, SUPPORTED[1])
+    }
     moved = [*_moved_methods(scheduler, methods), *_moved_attributes(scheduler)]
     if moved:
         raise RuntimeError(f"vLLM {version} is not supported by this Meridian: its scheduler lacks {'; '.join(moved)}")

@@ -1,9 +1,11 @@
 """Meridian's order of eviction inside vLLM's own KV cache, and its choice of requests to preempt.
 
-No code of vLLM is copied. The hook wraps the methods that allocate and free blocks, on the objects of one scheduler
-(vllm/v1/core/block_pool.py: `BlockPool.free_blocks`, `get_new_blocks`, `touch`, `evict_blocks`, `reset_prefix_cache`;
-vllm/v1/core/kv_cache_manager.py: `allocate_slots`). `detach` unwraps them. vLLM's own queue of free blocks stays the
-truth. Meridian changes only the order in which blocks enter the queue, and the blocks at its front when vLLM allocates.
+No code of vLLM is copied. The hook wraps the methods that take and free blocks, on the objects of one scheduler
+(vllm/v1/core/block_pool.py: `BlockPool.free_blocks`, `get_new_blocks`, `touch`, `evict_blocks`, `reset_prefix_cache`).
+`KVCacheManager.allocate_slots` (vllm/v1/core/kv_cache_manager.py), which vLLM calls for each request, is wrapped only
+while it admits requests, and in steps that may run out of blocks. `detach` unwraps them. vLLM's own queue of free
+blocks stays the truth. Meridian changes only the order in which blocks enter the queue, and the blocks at its front
+when vLLM allocates.
 """
 
 from __future__ import annotations
@@ -62,6 +64,20 @@ def engine_here() -> tuple[_native.Engine, int] | None:
     return None if hook is None else (hook.engine, hook.block_tokens)
 
 
+def can_take_tokens(request: Request) -> bool:
+    """Whether the request has tokens that are neither computed nor in flight."""
+    return request.num_tokens_with_spec + request.num_output_placeholders > request.num_computed_tokens
+
+
+class OwnTime:
+    """Nanoseconds that Meridian's code took inside vLLM's."""
+
+    __slots__ = ("ns",)
+
+    def __init__(self) -> None:
+        self.ns = 0
+
+
 class KvHook:
     """Connects Meridian to the KV cache of one scheduler, from `attach` to `detach`.
 
@@ -69,8 +85,11 @@ class KvHook:
     engine's own behaviour is back within the same call.
     """
 
-    def __init__(self, scheduler: Scheduler, engine: _native.Engine, failed: Callable[[str], None]) -> None:
+    def __init__(
+        self, scheduler: Scheduler, engine: _native.Engine, failed: Callable[[str], None], own_time: OwnTime
+    ) -> None:
         self._scheduler = scheduler
+        self._own_time = own_time
         self.engine = engine
         self.block_tokens: int = scheduler.block_size
         self._tool_calls = engine.tool_calls
@@ -85,12 +104,23 @@ class KvHook:
         # A connector may still read a freed block, and allocation then waits for it. With a connector, dead blocks
         # therefore go before all other cached blocks, but not before empty ones.
         keeps_dead = scheduler.connector is not None
-        self._pools = {id(pool): PoolHook(pool, engine, self.block_tokens, keeps_dead, self._fail) for pool in pools}
+        self._pools = {
+            id(pool): PoolHook(pool, engine, self.block_tokens, keeps_dead, self._fail, own_time) for pool in pools
+        }
         self._growth_blocks = engine.growth_blocks if hasattr(manager, "watermark_blocks") else 0.0
         self._own_watermark: int | None = None
         # Whether a request has received tokens in this step.
         self._step_serves = False
+        # vLLM's own method, while the hook wraps it.
         self._allocate_slots: Callable[..., Any] | None = None
+        self._groups = len({(id(m.block_pool), m.kv_cache_group_id) for m in managers})
+        # Blocks that a step takes at most: for each running request (those of its lookahead and one that it begins, in
+        # each group), and for the tokens of prompts.
+        least = min((m.block_size for m in managers), default=self.block_tokens)
+        self._blocks_a_request = self._groups * (2 + scheduler.num_lookahead_tokens // least)
+        self._blocks_of_prompts = self._groups * (scheduler.max_num_scheduled_tokens // least)
+        self._most_growth = manager.block_pool.num_gpu_blocks // 10
+        self._preempts_the_last = scheduler.policy is SchedulingPolicy.FCFS
         # Of each waiting request, the cached blocks that its prompt matched at its arrival.
         self._awaited: dict[str, list[tuple[PoolHook, list[int]]]] = {}
 
@@ -102,19 +132,14 @@ class KvHook:
     @property
     def is_detached(self) -> bool:
         """Whether vLLM's objects keep no trace of the hook, so that it can be attached again."""
-        manager = self._scheduler.kv_cache_manager
-        is_left = manager.__dict__.get("allocate_slots") is not None
+        is_left = not _is_own(self._scheduler.kv_cache_manager, "allocate_slots")
         return not self._on and not is_left and all(pool.is_detached for pool in self._pools.values())
 
     def attach(self) -> None:
         """Take over the order of eviction."""
-        manager = self._scheduler.kv_cache_manager
-        groups = {(id(m.block_pool), m.kv_cache_group_id) for m in manager.coordinator.single_type_managers}
-        self.engine.keep_answers_ahead(len(groups), self._scheduler.num_lookahead_tokens)
+        self.engine.keep_answers_ahead(self._groups, self._scheduler.num_lookahead_tokens)
         for pool in self._pools.values():
             pool.attach()
-        self._allocate_slots = manager.allocate_slots
-        manager.__dict__["allocate_slots"] = self._allocate
         self._on = True
         global _attached
         _attached = weakref.ref(self)
@@ -131,26 +156,51 @@ class KvHook:
         self.step_ends()
         for pool in self._pools.values():
             pool.detach()
-        _unwrap(self._scheduler.kv_cache_manager, "allocate_slots", self._allocate)
 
     def step_begins(self) -> None:
         """Leave the running requests room to grow in this step. vLLM reads the watermark when it admits a request, and
         only while a request runs (kv_cache_manager.py: `allocate_slots`). Without it, vLLM admits a request when its
         prompt just fits, and then preempts another for the next block."""
         self._step_serves = False
+        scheduler = self._scheduler
+        manager = scheduler.kv_cache_manager
+        running = len(scheduler.running)
         if self._growth_blocks > 0:
-            manager = self._scheduler.kv_cache_manager
             self._own_watermark = manager.watermark_blocks
-            # The same as `KvGrowth::reserve` of the core.
-            most = manager.block_pool.num_gpu_blocks // 10
-            reserve = min(int(self._growth_blocks * len(self._scheduler.running)), most)
-            manager.watermark_blocks = max(self._own_watermark, reserve)
+            # The rule of `KvGrowth::reserve` in the core.
+            reserve = min(int(self._growth_blocks * running), self._most_growth)
+            if reserve > self._own_watermark:
+                manager.watermark_blocks = reserve
+        if self._preempts_the_last:
+            free = manager.block_pool.free_block_queue.num_free_blocks
+            if free < running * self._blocks_a_request + self._blocks_of_prompts:
+                self._watch_allocations()
+
+    def admission_begins(self) -> None:
+        """From here on, the step admits requests. A later call in the same step does nothing."""
+        if self._allocate_slots is None and self._on:
+            try:
+                self._step_serves = any(map(can_take_tokens, self._scheduler.running))
+                self._watch_allocations()
+            except DEFECTS:
+                self._fail("admitting requests")
+
+    def _watch_allocations(self) -> None:
+        manager = self._scheduler.kv_cache_manager
+        self._allocate_slots = manager.allocate_slots
+        manager.allocate_slots = self._allocate  # type: ignore[method-assign]
 
     def step_ends(self) -> None:
-        """Restore vLLM's watermark."""
+        """Restore vLLM's watermark and method, and report the blocks that the step took."""
+        manager = self._scheduler.kv_cache_manager
         if self._own_watermark is not None:
-            self._scheduler.kv_cache_manager.watermark_blocks = self._own_watermark
+            manager.watermark_blocks = self._own_watermark
             self._own_watermark = None
+        if self._allocate_slots is not None:
+            self._allocate_slots = None
+            _unwrap(manager, "allocate_slots", self._allocate)
+        for pool in self._pools.values():
+            pool.report_taken()
 
     def request_arrives(self, request: Request) -> None:
         """Report the cached blocks that a request which has to wait will need. Call it once vLLM has queued it."""
@@ -253,13 +303,20 @@ class KvHook:
         return any(_contains(request.output_token_ids, ids) for ids in self._tool_calls)
 
     def _allocate(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        original = cast("Callable[..., Any]", self._allocate_slots)
+        began_ns = time.perf_counter_ns()
+        # Other code may hold the wrapper for longer than the step.
+        original = self._allocate_slots or self._scheduler.kv_cache_manager.__class__.allocate_slots.__get__(
+            self._scheduler.kv_cache_manager
+        )
         if not self._on:
             return original(request, *args, **kwargs)
         reserve = self._lift_reserve(request, kwargs)
+        own_time = self._own_time
+        own_time.ns += time.perf_counter_ns() - began_ns
         try:
             allocated = original(request, *args, **kwargs)
         finally:
+            began_ns = time.perf_counter_ns()
             # If Meridian has given up within the call, the watermark is already vLLM's own.
             if reserve is not None and self._own_watermark is not None:
                 self._scheduler.kv_cache_manager.watermark_blocks = reserve
@@ -276,6 +333,7 @@ class KvHook:
                 self._matched([b for group in found.blocks for b in group if not b.is_null], request)
         except DEFECTS:
             self._fail("following an allocation")
+        own_time.ns += time.perf_counter_ns() - began_ns
         return allocated
 
     def _lift_reserve(self, request: Request, kwargs: dict[str, Any]) -> int | None:
@@ -300,7 +358,7 @@ class KvHook:
         """Move the victim to the end of the running list, because vLLM preempts the last (scheduler.py:
         `self.running[-1]`). Requests before the one that lacks blocks have tokens in this step and must stay."""
         scheduler = self._scheduler
-        if scheduler.policy is not SchedulingPolicy.FCFS:
+        if not self._preempts_the_last:
             return
         running = scheduler.running
         first = running.index(request)
@@ -342,11 +400,17 @@ class PoolHook:
         block_tokens: int,
         keeps_dead: bool,
         failed: Callable[[str], None],
+        own_time: OwnTime,
     ) -> None:
         self.pool = pool
         self._failed = failed
+        self._own_time = own_time
         self._on = False
         self._mirror = engine.pool(pool.num_gpu_blocks, block_tokens, keeps_dead)
+        # Blocks that were handed out, and that the mirror has not been told of; and how many blocks without contents
+        # stand at the front of vLLM's queue, at least: to hand these out needs no choice.
+        self._taken: list[int] = []
+        self._empty = 0
         self._originals: dict[str, Callable[..., Any]] = {}
         self._wrappers: dict[str, Callable[..., Any]] = {
             "free_blocks": self._free_blocks,
@@ -361,14 +425,15 @@ class PoolHook:
     def attach(self) -> None:
         """Wrap the methods, and take in the free blocks."""
         self._originals = {name: getattr(self.pool, name) for name in self._wrappers}
-        self.pool.__dict__.update(self._wrappers)
+        for name, wrapper in self._wrappers.items():
+            setattr(self.pool, name, wrapper)
         self._resync()
         self._on = True
 
     @property
     def is_detached(self) -> bool:
         """Whether the pool has all of its own methods again."""
-        return not self._on and not any(name in self.pool.__dict__ for name in self._wrappers)
+        return not self._on and all(_is_own(self.pool, name) for name in self._wrappers)
 
     def turn_off(self) -> None:
         """Make the wrapped methods pass all calls on unchanged."""
@@ -383,15 +448,23 @@ class PoolHook:
     @property
     def native(self) -> _native.BlockPool:
         """The mirror of the pool's free blocks."""
+        if self._taken:
+            self.report_taken()
         return self._mirror
+
+    def report_taken(self) -> None:
+        """Report the blocks that were handed out since the last report."""
+        if self._taken and self._on:
+            taken, self._taken = self._taken, []
+            self._empty = self._mirror.taken(taken, time.monotonic() * 1e3)
 
     def counts(self) -> tuple[int, int]:
         """Numbers of empty and of cached free blocks."""
-        return self._mirror.counts()
+        return self.native.counts()
 
     def audit(self) -> None:
         """Raise AssertionError when the mirror does not agree with vLLM's queue."""
-        self._mirror.audit(*self._queue())
+        self.native.audit(*self._queue())
 
     def mark_dead(self, blocks: Sequence[KVCacheBlock], block_tokens: int, think_from: int) -> None:
         """Mark the cached blocks of a request's chain after `think_from` tokens: no prompt will match them."""
@@ -405,12 +478,12 @@ class PoolHook:
             if tokens > think_from and not self._has_more_hashes(block):
                 dead.append(block.block_id)
         if dead:
-            self._mirror.mark_dead(dead)
+            self.native.mark_dead(dead)
 
     def matched(self, blocks: list[int], shared: list[int]) -> None:
         """Note that a prompt matched `blocks`, and that another request uses `shared` of them."""
         if blocks or shared:
-            self._mirror.matched(blocks, shared)
+            self.native.matched(blocks, shared)
 
     def _has_more_hashes(self, block: KVCacheBlock) -> bool:
         return bool(getattr(self.pool, "cached_block_hashes_by_block", {}).get(block.block_id))
@@ -424,7 +497,9 @@ class PoolHook:
         cached = [block.block_hash is not None for block in free]
         if cached != sorted(cached):
             self._to_front(block.block_id for block in free if block.block_hash is None)
+        self._taken = []
         self._mirror.resync(*self._queue())
+        self._empty = self._mirror.counts()[0]
 
     def _to_front(self, block_ids: Iterable[int]) -> None:
         blocks = [self.pool.blocks[block_id] for block_id in block_ids]
@@ -441,10 +516,12 @@ class PoolHook:
     def _free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
         blocks = list(ordered_blocks)
         if self._on:
+            began_ns = time.perf_counter_ns()
             try:
                 blocks = self._order(blocks)
             except DEFECTS:
                 self._failed("ordering freed blocks")
+            self._own_time.ns += time.perf_counter_ns() - began_ns
         self._originals["free_blocks"](blocks)
 
     def _order(self, blocks: list[KVCacheBlock]) -> list[KVCacheBlock]:
@@ -458,14 +535,14 @@ class PoolHook:
             times = Counter(id(block) for block in blocks)
             last = [b for b in blocks if 1 < b.ref_cnt == times[id(b)] and not b.is_null and _is_of(b, pool)]
             twice = list({id(b): b for b in last}.values())
-            changed = self._mirror.leaving(
+            changed = self.native.leaving(
                 [block.block_id for block in twice], [_tokens(block) for block in twice], time.monotonic() * 1e3
             )
             if changed is not None and changed[0]:
                 self._originals["evict_blocks"](set(changed[0]))
         if not leaving:
             return blocks
-        changed = self._mirror.leaving(ids, [_tokens(block) for block in leaving], time.monotonic() * 1e3)
+        changed = self.native.leaving(ids, [_tokens(block) for block in leaving], time.monotonic() * 1e3)
         if changed is None:
             return blocks
         dead, freed = changed
@@ -481,36 +558,50 @@ class PoolHook:
             try:
                 # They are at the tail of the queue and readable until vLLM allocates them, like cached blocks.
                 free = [block.block_id for block in blocks if block.ref_cnt == 0]
-                self._mirror.leaving(free, [0] * len(free), time.monotonic() * 1e3)
+                self.native.leaving(free, [0] * len(free), time.monotonic() * 1e3)
             except DEFECTS:
                 self._failed("following unpinned blocks")
 
     def _get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
         if not self._on:
             return self._originals["get_new_blocks"](num_blocks)
-        try:
-            chosen = self._mirror.choose(num_blocks, self.pool.free_block_queue.num_free_blocks)
-            if chosen is None:
-                self._resync()
-            elif chosen:
-                self._to_front(chosen)
-        except DEFECTS:
-            self._failed("choosing blocks to evict")
-        blocks = self._originals["get_new_blocks"](num_blocks)
-        if self._on:
+        began_ns = time.perf_counter_ns()
+        if num_blocks > self._empty:
             try:
-                self._mirror.taken([block.block_id for block in blocks], time.monotonic() * 1e3)
+                self._choose(num_blocks)
             except DEFECTS:
-                self._failed("following an allocation")
+                self._failed("choosing blocks to evict")
+        chosen_ns = time.perf_counter_ns()
+        blocks = self._originals["get_new_blocks"](num_blocks)
+        taken_ns = time.perf_counter_ns()
+        if self._on:
+            self._empty -= num_blocks
+            self._taken += [block.block_id for block in blocks]
+        self._own_time.ns += time.perf_counter_ns() - taken_ns + chosen_ns - began_ns
         return blocks
+
+    def _choose(self, num_blocks: int) -> None:
+        """Put the blocks that the policy evicts first at the front of vLLM's queue."""
+        taken, self._taken = self._taken, []
+        free = self.pool.free_block_queue.num_free_blocks
+        chosen = self._mirror.choose(taken, num_blocks, free, time.monotonic() * 1e3)
+        if chosen is None:
+            self._resync()
+        else:
+            # As many as are wanted now are known to be right.
+            self._empty = num_blocks
+            if chosen:
+                self._to_front(chosen)
 
     def _touch(self, blocks: Sequence[KVCacheBlock]) -> None:
         self._originals["touch"](blocks)
         if self._on:
+            began_ns = time.perf_counter_ns()
             try:
-                self._mirror.touched([block.block_id for block in blocks if not block.is_null])
+                self.native.touched([block.block_id for block in blocks if not block.is_null])
             except DEFECTS:
                 self._failed("following touched blocks")
+            self._own_time.ns += time.perf_counter_ns() - began_ns
 
     def _evict_blocks(self, block_ids: set[int]) -> None:
         self._originals["evict_blocks"](block_ids)
@@ -520,7 +611,7 @@ class PoolHook:
                 free = [i for i in block_ids if every[i].ref_cnt == 0 and not every[i].is_null]
                 # They are empty now, so vLLM should use them before blocks with content.
                 self._to_front(free)
-                self._mirror.emptied(free)
+                self.native.emptied(free)
             except DEFECTS:
                 self._failed("following evicted blocks")
 
@@ -558,7 +649,16 @@ def _contains(tokens: Sequence[int], marker: list[int]) -> bool:
         return False
 
 
+# Reading an object's `__dict__` makes CPython 3.11 call all of its methods more slowly from then on, so that these two
+# look at attributes instead.
+
+
 def _unwrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
     """Remove a wrapper. A wrapper that other code has wrapped in turn stays, and passes all calls on."""
-    if owner.__dict__.get(name) == wrapper:
-        del owner.__dict__[name]
+    if getattr(owner, name) == wrapper:
+        delattr(owner, name)
+
+
+def _is_own(owner: Any, name: str) -> bool:
+    """Whether nothing wraps this method of an object."""
+    return getattr(getattr(owner, name), "__self__", None) is owner

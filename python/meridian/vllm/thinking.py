@@ -111,6 +111,8 @@ class ThinkHook:
         # Whether the thinking of any request is followed, as of the latest step.
         self._is_active = False
         self._made = 0
+        # The method of vLLM's KV cache manager that is replaced in this step.
+        self._hides: str | None = None
         if can_probe and scheduler.connector is not None:
             self._hidden = HiddenFromConnector(scheduler.connector, lambda name: name.startswith(PROBE))
 
@@ -163,35 +165,13 @@ class ThinkHook:
         plain = stops_inside(params, self._phrase, self._phrase_tokens)
         return Asked(extra, client, interrupts, _has_mask(params), plain)
 
-    def follow(
-        self,
-        request: Request,
-        asked: Asked,
-        key: int,
-        followed: bool,
-        limit: int,
-        thought_limit: int,
-        measured: bool,
-        reserve: int,
-        answers: bool,
-    ) -> None:
-        """Send the request's key, its limits and whether to measure to the sampler, in the sampling parameters."""
-        row = Row(
-            key=key,
-            followed=followed,
-            limit=limit,
-            thought_limit=thought_limit,
-            interrupts=self._interrupts + asked.interrupts,
-            measured=measured,
-            reserve=reserve,
-            answers=answers,
-            plain=asked.plain,
-        )
+    def follow(self, request: Request, asked: Asked, row: dict[str, Any]) -> None:
+        """Send the sampler of a request what it has to know, in the sampling parameters."""
         # The client's own object stays unchanged.
         request.sampling_params = copy.copy(request.sampling_params)
         params = cast("Any", request.sampling_params)
-        params.extra_args = {**asked.extra, ROW: row}
-        if thought_limit != NO_LIMIT:
+        params.extra_args = {**asked.extra, ROW: Row(row)}
+        if row["thought_limit"] != NO_LIMIT:
             # It is in the limits: only one of the two may force tokens.
             params.thinking_token_budget = None
 
@@ -205,19 +185,17 @@ class ThinkHook:
             for datagram in self._samplers.received():
                 self._thinking.received(datagram)
 
-    def decide(self, now_ms: float) -> None:
-        """Before a step: ask the policy about new facts, and send its orders to the samplers."""
-        pool = self._scheduler.kv_cache_manager.block_pool
-        orders = self._thinking.decide(now_ms, pool.get_num_free_blocks(), pool.num_gpu_blocks)
-        self._is_active = orders is not None or self._thinking.is_active
-        if self._is_active:
+    def tell(self, orders: bytes | None, is_active: bool) -> None:
+        """Before a step: send the policy's orders to the samplers."""
+        self._is_active = is_active
+        if is_active:
             self._samplers.tell(orders)
 
     def offer(self, token_budget: int, seats: int, enqueue: Any) -> set[str]:
         """Put the due probes behind all waiting requests, as far as there may be room, and return their names.
         `enqueue` is the scheduler's own `add_request`."""
         scheduler = self._scheduler
-        due = self._thinking.due() if self._is_active else []
+        due = self._thinking.due()
         if not due:
             return set()
         room = self._room(token_budget)
@@ -332,7 +310,8 @@ class ThinkHook:
                 if request.request_id not in probes:
                     record(request, *args, **kwargs)
 
-            vars(manager)["record_prefix_cache_stats"] = hidden
+            manager.record_prefix_cache_stats = hidden
+            self._hides = "record_prefix_cache_stats"
             return
         # Before vLLM 0.32 the lookup itself counts.
         lookup = manager.get_computed_blocks
@@ -346,12 +325,14 @@ class ThinkHook:
             finally:
                 manager.prefix_cache_stats = counted
 
-        vars(manager)["get_computed_blocks"] = looked_up
+        manager.get_computed_blocks = looked_up
+        self._hides = "get_computed_blocks"
 
     def show_lookups(self) -> None:
         """Let vLLM count the lookups of probes again."""
-        for name in ("record_prefix_cache_stats", "get_computed_blocks"):
-            vars(self._scheduler.kv_cache_manager).pop(name, None)
+        hides, self._hides = self._hides, None
+        if hides is not None:
+            delattr(self._scheduler.kv_cache_manager, hides)
 
     def stats(self, stats: Any) -> Any:
         """The scheduler's statistics without the probes."""

@@ -1,4 +1,4 @@
-"""bench/gpu on a machine without a GPU: its launches and checks run on the emulated device; its times cannot."""
+"""checks/gpu on a machine without a GPU: its launches and checks run on the emulated device; its times cannot."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "bench" / "gpu"))
-
-import driver
-from checks import figure
-from driver import ROOT, Failed, Params, compile_cubin, splits
+from checks.gpu import driver
+from checks.gpu.answers import figure
+from checks.gpu.driver import ROOT, Failed, Params, compile_cubin, splits
 
 
 def test_the_parameters_are_those_of_the_host() -> None:
@@ -29,12 +27,11 @@ def test_the_parameters_are_those_of_the_host() -> None:
 
 
 SCRIPT = """
-import json, sys
+import json
 
-sys.path.insert(0, sys.argv[1])
 import torch
-from checks import check
-from driver import Kernels
+from checks.gpu.answers import check
+from checks.gpu.driver import Kernels
 
 kernels = Kernels.emulated(torch)
 found = {"right": check(kernels, seed=11, small=True)}
@@ -57,8 +54,7 @@ print(json.dumps(found))
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
     """Checks on the emulated device, in a process of their own: the driver that it has stays loaded."""
-    command = [sys.executable, "-c", SCRIPT, str(ROOT / "bench" / "gpu")]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -96,8 +92,8 @@ def test_the_compiler_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
-    command = [sys.executable, str(ROOT / "bench" / "gpu" / "entropy.py"), "--out", str(out)]
+    command = [sys.executable, "-m", "checks.gpu.entropy", "--out", str(out)]
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT)
     assert (done.returncode, done.stderr) == (3, "not measured: PyTorch sees no CUDA device\n")
     assert not out.exists()

@@ -17,42 +17,46 @@ from meridian.vllm.bench.request import TraceRequest
 # synchronous engine calls.
 ENGINE = [
     "add",
-    "admitted",
-    "generated",
-    "fault_count",
-    "is_stock",
+    "begin",
+    "end",
     "phase",
-    "plan",
     "preempted",
     "reap",
     "remove",
-    "scheduled",
     "step_facts",
     "think_from",
+    "tokens",
     "victim",
     "evicts_dead_thinking",
     "output_preemptions",
     "reads_victim_blocks",
 ]
 POOL = ["choose", "counts", "leaving", "mark_dead", "matched", "taken", "touched"]
-THINKING = ["decide", "due", "probe_dropped", "probe_runs", "probed", "received"]
+THINKING = ["due", "probe_dropped", "probe_runs", "probed", "received"]
 # The same in Python.
 SCHEDULER = [
     "_apply_caps",
     "_begin_step",
     "_keeps_whole",
-    "_log_faults",
     "_observe",
     "_offer_probes",
     "_pass_on_log",
     "_plan",
     "_preempt_for_waiting",
+    "_take_in",
 ]
-KV_HOOK = ["_matched", "_put_victim_last", "request_ends", "step_begins", "step_ends", "unshared_blocks"]
-POOL_HOOK = ["_order", "mark_dead", "matched"]
+KV_HOOK = [
+    "_matched",
+    "_put_victim_last",
+    "_watch_allocations",
+    "request_ends",
+    "step_begins",
+    "step_ends",
+    "unshared_blocks",
+]
+POOL_HOOK = ["_choose", "_order", "mark_dead", "matched", "report_taken"]
 THINK_HOOK = [
     "asked",
-    "decide",
     "follow",
     "hide_lookups",
     "offer",
@@ -61,6 +65,7 @@ THINK_HOOK = [
     "settle",
     "show_lookups",
     "take_out",
+    "tell",
     "_make",
     "_room",
     "_spare_blocks",
@@ -165,7 +170,7 @@ class Samplers:
 @contextmanager
 def broken(engine: Engine, native: Any, defect: Defect) -> Iterator[None]:
     """Put `native` into the idle engine with `defect` in all that a step calls, thinking and probes included."""
-    from meridian.vllm import kv, parts, scheduler, thinking
+    from meridian.vllm import following, kv, parts, scheduler, thinking
 
     meridian = engine.scheduler
     before = meridian._meridian
@@ -183,7 +188,7 @@ def broken(engine: Engine, native: Any, defect: Defect) -> Iterator[None]:
                 patches.enter_context(mock.patch.object(kind, name, wrapped))
         kept = _keeps_vllms_budget(scheduler._Meridian.add_request)
         patches.enter_context(mock.patch.object(scheduler._Meridian, "add_request", kept))
-        patches.enter_context(mock.patch.object(scheduler, "REAP_STEPS", 1))
+        patches.enter_context(mock.patch.object(following, "REAP_STEPS", 1))
         patches.enter_context(mock.patch.object(parts, "ToSamplers", return_value=Samplers(defect)))
         meridian._meridian_use(Native("Engine", native, defect))
         meridian._meridian_output_preemptions_logged = 0

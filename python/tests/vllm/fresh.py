@@ -2,7 +2,7 @@
 
 The process is forked from one that has imported vLLM: the import takes six seconds, as long as many of the scripts.
 
-    fresh.run(script, "--requests", "60")      # what subprocess.run([sys.executable, script, ...]) does
+    fresh.run("checks.engine", "answers")      # what python -m does
     fresh.run(None, "a", code="print(1)")      # what python -c does
 
 It is not for scripts that test an import.
@@ -34,16 +34,16 @@ def _server() -> subprocess.Popen[str]:
 
 
 def run(
-    script: Path | None, *arguments: str, code: str = "", env: Mapping[str, str] | None = None
+    module: str | None, *arguments: str, code: str = "", env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script, or `code`, in the folder of the repository; with `PYTHONPATH` of `env`, if it has one."""
+    """Run a module, or `code`, in the folder of the repository; with `PYTHONPATH` of `env`, if it has one."""
     server = _server()
     assert server.stdin is not None
     assert server.stdout is not None
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder) / "out", Path(folder) / "err"
         asked = {
-            "script": script and str(script),
+            "module": module,
             "code": code,
             "arguments": arguments,
             "env": dict(env or os.environ),
@@ -57,7 +57,7 @@ def run(
 
 
 def _child(asked: dict[str, Any]) -> NoReturn:
-    """Become what a new Python with this script would be."""
+    """Become what a new Python with this module would be."""
     status = 1
     try:
         for path, number in ((os.devnull, 0), (asked["out"], 1), (asked["err"], 2)):
@@ -66,12 +66,10 @@ def _child(asked: dict[str, Any]) -> NoReturn:
             os.close(opened)
         os.environ.clear()
         os.environ.update(asked["env"])
-        sys.path[:0] = [path for path in asked["env"].get("PYTHONPATH", "").split(os.pathsep) if path]
-        script = asked["script"]
-        sys.argv = [script or "-c", *asked["arguments"]]
-        if script:
-            sys.path.insert(0, str(Path(script).parent))
-            runpy.run_path(script, run_name="__main__")
+        sys.path[:0] = [str(ROOT), *filter(None, asked["env"].get("PYTHONPATH", "").split(os.pathsep))]
+        sys.argv = [asked["module"] or "-c", *asked["arguments"]]
+        if asked["module"]:
+            runpy.run_module(asked["module"], run_name="__main__", alter_sys=True)
         else:
             exec(compile(asked["code"], "<string>", "exec"), {"__name__": "__main__"})
         status = 0
@@ -85,6 +83,13 @@ def _child(asked: dict[str, Any]) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def measure(name: str, **options: Any) -> dict[str, Any]:
+    """What a module of `checks.engine` measures."""
+    done = run("checks.engine", name, *(f"{key}={json.dumps(value, default=str)}" for key, value in options.items()))
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def main() -> None:

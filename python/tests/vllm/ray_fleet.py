@@ -1,10 +1,10 @@
 """Serves the small model on two nodes of a local Ray cluster, and changes the policy of both replicas by the broadcasts
-of Ray Serve LLM. Needs Ray on the path (`scripts/setup-ray.sh`); prints one JSON object.
+of Ray Serve LLM. Needs Ray on the path (`scripts/fetch.sh ray`); prints one JSON object.
 
     ray_fleet.py FOLDER TOKEN
 """
 
-# Only the folder of scripts/setup-ray.sh has Ray.
+# Only the folder of `scripts/fetch.sh ray` has Ray.
 # pyright: reportMissingImports=false
 
 from __future__ import annotations

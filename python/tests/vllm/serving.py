@@ -148,7 +148,7 @@ class Fleet:
 
     def ctl(self, *args: str) -> tuple[int, Any]:
         """`meridian --json ctl ...`: its exit code and its object."""
-        command = [sys.executable, "-m", "meridian._cli", "--json", "ctl", *args]
+        command = [sys.executable, "-m", "meridian", "--json", "ctl", *args]
         # Engines of others are in the home folder.
         done = subprocess.run(command, env={**self.env, "HOME": str(self.folder)}, capture_output=True, text=True)
         return done.returncode, json.loads(done.stdout or done.stderr or "null")

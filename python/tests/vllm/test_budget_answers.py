@@ -1,9 +1,7 @@
-"""No empty answers after budgets: the guard on logits, and the real engine (`bench/vllm/answers.py`)."""
+"""No empty answers after budgets: the guard on logits, and the real engine (`checks/engine/answers.py`)."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,30 +10,21 @@ import pytest
 import torch
 import vllm
 
-ROOT = Path(__file__).resolve().parents[3]
 REQUESTS = 200
-
-
-def answered(*options: str) -> dict[str, Any]:
-    """What the script found."""
-    script = ROOT / "bench" / "vllm" / "answers.py"
-    done = fresh.run(script, "--requests", str(REQUESTS), *options)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize(
     ("options", "scheduler"),
     [
-        (("--bias", "6"), "SyncMeridianScheduler"),
-        (("--bias", "6", "--scheduling", "async"), "AsyncMeridianScheduler"),
-        (("--speculate", "--greedy"), "SyncMeridianScheduler"),
+        ({"bias": 6}, "SyncMeridianScheduler"),
+        ({"bias": 6, "scheduling": "async"}, "AsyncMeridianScheduler"),
+        ({"speculate": True, "greedy": True}, "SyncMeridianScheduler"),
     ],
 )
-def test_no_answer_is_empty(options: tuple[str, ...], scheduler: str) -> None:
-    if "--speculate" in options and vllm.__version__.startswith("0.30."):
+def test_no_answer_is_empty(options: dict[str, Any], scheduler: str) -> None:
+    if "speculate" in options and vllm.__version__.startswith("0.30."):
         pytest.skip("vLLM 0.30 cannot speculate on a CPU: its kernels need Triton")
-    found = answered(*options)
+    found = fresh.measure("answers", requests=REQUESTS, **options)
     assert (found["empty"], found["missed"], found["gave_up"]) == (0, 0, False), found
     assert found["scheduler"] == scheduler
     assert found["requests"] == REQUESTS
@@ -43,7 +32,7 @@ def test_no_answer_is_empty(options: tuple[str, ...], scheduler: str) -> None:
 
 
 def test_stock_has_empty_answers_with_its_own_budget() -> None:
-    assert answered("--bias", "6", "--arm", "budget")["empty"] > 0
+    assert fresh.measure("answers", requests=REQUESTS, bias=6, arm="budget")["empty"] > 0
 
 
 def test_a_banned_token_is_impossible_unless_it_is_the_only_one() -> None:

@@ -39,6 +39,23 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+@pytest.mark.parametrize("size", [17, 34_816, 65_536])
+def test_a_step_takes_in_a_part_of_an_endless_flood(size: int) -> None:
+    from meridian.vllm.channel import _drain
+
+    class Flood:
+        taken = 0
+
+        def recvfrom(self, most: int) -> tuple[bytes, str]:
+            self.taken += 1
+            assert self.taken <= 256
+            return bytes(min(size, most)), ""
+
+    flood: Any = Flood()
+    # The last datagram may begin just below the bound.
+    assert sum(len(datagram) for datagram, _ in _drain(flood)) <= (1 << 18) + (1 << 16)
+
+
 def sockets(folder: Path) -> list[str]:
     """Names of the sockets in a folder and below, without the machine's."""
     found = (path.name for path in folder.rglob("*") if stat.S_ISSOCK(path.lstat().st_mode))
@@ -213,7 +230,7 @@ def test_garbage_changes_nothing_where_tokens_are_sampled(home: Path) -> None:
         made = _native.BudgetRows()
         made.configure(TokenMarkers([[START]], [[END]]), False)
         for row, limit in enumerate([0, 3, NO_LIMIT]):
-            made.add(row, row + 1, [START], outputs[row], limits(limit, [[5, 6]], measured=True), True)
+            made.add(row, [START], outputs[row], limits(limit, [[5, 6]], key=row + 1, measured=True), True)
         return made
 
     outputs: list[list[int]] = [[], [], []]
@@ -253,9 +270,13 @@ def test_garbage_changes_nothing_where_steps_are_planned(home: Path) -> None:
     client = RequestBudget(max_think_tokens=7)
     enrolled = native.add(object(), "r", **facts, priority=0, tenant="", client=client)
     assert not isinstance(enrolled, bool)
-    key, followed, limit, *_ = enrolled
-    assert (followed, limit) == (True, 7)
-    thinking.decide(0.0, 10, 10)
+    key = enrolled["key"]
+    assert (enrolled["followed"], enrolled["limit"]) == (True, 7)
+
+    def begin(now_ms: float) -> _native.StepPlan | None:
+        return native.begin([], None, now_ms, 64, 10, 10, 0, 0, 1, False, True)
+
+    assert begin(0.0) is not None
     before = native.stats()
     rng = random.Random(1)
     for _ in range(3000):
@@ -266,7 +287,9 @@ def test_garbage_changes_nothing_where_steps_are_planned(home: Path) -> None:
             thinking.received(
                 struct.pack("<BQIfBf", tag, key, rng.getrandbits(32), nats, rng.randrange(4), rng.uniform(-1, 2))
             )
-    assert thinking.decide(1.0, 10, 10) is None
+    plan = begin(1.0)
+    assert plan is not None
+    assert plan.orders is None
     assert thinking.is_thinking(key)
     assert thinking.due() == []
     after = native.stats()

@@ -37,15 +37,15 @@ SOURCES = ("native:deer", "Rust", "C")
 
 
 def component_in_c(folder: Path) -> Path:
-    """Build `bench/vllm/deer.c` in a folder as `meridian policy new` makes it."""
-    command = f'. "$({ROOT}/scripts/setup-wasm32.sh)"; exec {ROOT}/target/release/meridian "$@"'
+    """Build `checks/engine/deer.c` in a folder as `meridian policy new` makes it."""
+    command = f'. "$({ROOT}/scripts/fetch.sh wasm32)"; exec {ROOT}/target/release/meridian "$@"'
 
     def meridian(*args: str) -> None:
         run = subprocess.run(("bash", "-c", command, "bash", *args), cwd=folder, capture_output=True, text=True)
         assert run.returncode == 0, f"{args}: {run.stdout}{run.stderr}"
 
     meridian("policy", "new", "deer-c", "--lang", "c", "--slot", "budget")
-    shutil.copyfile(ROOT / "bench" / "vllm" / "deer.c", folder / "deer-c" / "policy.c")
+    shutil.copyfile(ROOT / "checks" / "engine" / "deer.c", folder / "deer-c" / "policy.c")
     meridian("policy", "build", "deer-c", "--out", ".")
     return folder / "deer-c.wasm"
 

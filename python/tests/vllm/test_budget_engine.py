@@ -1,27 +1,21 @@
-"""Forced endings in the real engine, to the token: `bench/vllm/forced_ends.py`, which says what they have to be."""
+"""Forced endings in the real engine, to the token: `checks/engine/forced_ends.py`, which says what they have to be."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import fresh
 import pytest
 import vllm
 
-ROOT = Path(__file__).resolve().parents[3]
 REQUESTS = 60
 
 
-def forced_ends(*options: str) -> dict[str, Any]:
-    """What the script found; its exit code says whether every ending is exact."""
-    if "--speculate" in options and vllm.__version__.startswith("0.30."):
+def forced_ends(**options: Any) -> dict[str, Any]:
+    """What was found of so many requests."""
+    if "speculate" in options and vllm.__version__.startswith("0.30."):
         pytest.skip("vLLM 0.30 cannot speculate on a CPU")
-    script = ROOT / "bench" / "vllm" / "forced_ends.py"
-    done = fresh.run(script, "--requests", str(REQUESTS), *options)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return fresh.measure("forced_ends", requests=REQUESTS, **options)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +29,7 @@ def forced_ends(*options: str) -> dict[str, Any]:
 def test_every_ending_is_exact_under_preemption(
     scheduling: str, marker: str, scheduler: str, marker_is_one_token: bool
 ) -> None:
-    found = forced_ends("--scheduling", scheduling, "--marker", marker)
+    found = forced_ends(scheduling=scheduling, marker=marker)
     assert found["exact"] == REQUESTS
     assert found["wrong"] == []
     assert found["missed"] == 0
@@ -58,7 +52,7 @@ def test_every_ending_is_exact_under_preemption(
     ],
 )
 def test_every_ending_is_exact_with_speculative_decoding(scheduling: str, drafts: str, marker: str) -> None:
-    found = forced_ends("--scheduling", scheduling, "--speculate", drafts, "--marker", marker)
+    found = forced_ends(scheduling=scheduling, speculate=drafts, marker=marker)
     assert found["exact"] == REQUESTS
     assert found["wrong"] == []
     assert found["missed"] == 0
@@ -68,8 +62,8 @@ def test_every_ending_is_exact_with_speculative_decoding(scheduling: str, drafts
     assert found["forced"]["eos-guard"] > 0
 
 
-@pytest.mark.parametrize("drafts", [(), ("--speculate", "draft"), ("--speculate", "ngram")])
-def test_a_processor_that_is_only_loaded_changes_nothing(drafts: tuple[str, ...]) -> None:
-    found = forced_ends("--loaded-only", "--scheduling", "sync", *drafts)
+@pytest.mark.parametrize("drafts", [{}, {"speculate": "draft"}, {"speculate": "ngram"}])
+def test_a_processor_that_is_only_loaded_changes_nothing(drafts: dict[str, str]) -> None:
+    found = forced_ends(loaded_only=True, **drafts)
     assert found["exact"] == found["requests"] == REQUESTS
     assert found.get("loaded") == found.get("stock")

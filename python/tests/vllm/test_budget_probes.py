@@ -49,13 +49,12 @@ SCRIPT = """
 import json, os, random, struct, sys
 from collections import Counter, defaultdict
 
-sys.path.insert(0, sys.argv[1])
-import forced_ends
+from checks.engine import llm
 from meridian.vllm.bench.run import ENVIRONMENT, MERIDIAN_CLASS
 from meridian.vllm.bench.model import model_dir
 from meridian import kernels
 
-is_async, blocks, kind = sys.argv[2] == "async", int(sys.argv[3]), sys.argv[4]
+is_async, blocks, kind = sys.argv[1] == "async", int(sys.argv[2]), sys.argv[3]
 os.environ.update(ENVIRONMENT)
 from vllm import SamplingParams
 from vllm.config import KVTransferConfig
@@ -74,7 +73,7 @@ args = EngineArgs(
 )
 vllm_config = args.create_engine_config()
 if is_async:
-    forced_ends.made_up_streams()
+    llm.made_up_streams()
     vllm_config.scheduler_config.async_scheduling = True
 engine = LLMEngine(vllm_config, Executor.get_class(vllm_config), log_stats=True)
 scheduler = engine.engine_core.engine_core.scheduler
@@ -284,8 +283,7 @@ def observe(tmp_path: Path, scheduling: str, blocks: int, kind: str) -> dict[str
     (tmp_path / "meridian.toml").write_text(CONFIG)
     (tmp_path / "kv_watcher.py").write_text(CONNECTOR)
     environment = {**os.environ, "MERIDIAN_CONFIG": str(tmp_path / "meridian.toml"), "PYTHONPATH": str(tmp_path)}
-    arguments = (str(ROOT / "bench" / "vllm"), scheduling, str(blocks), kind)
-    done = fresh.run(None, *arguments, code=SCRIPT, env=environment)
+    done = fresh.run(None, scheduling, str(blocks), kind, code=SCRIPT, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -83,6 +83,7 @@ def make_sampler(wire: Any, **model: Any) -> Any:
 def limits(limit: int = NO_LIMIT, interrupts: list[list[int]] | None = None, **fields: Any) -> dict[str, Any]:
     """The scheduler's limits for the sampler of one request."""
     return {
+        "key": 1,
         "followed": True,
         "limit": limit,
         "thought_limit": NO_LIMIT,
@@ -99,7 +100,7 @@ def planned(key: int, limit: int, interrupts: list[list[int]], **fields: Any) ->
     """What the scheduler says of a request with its parameters."""
     from meridian.vllm.xargs import Row
 
-    return {"meridian_row": Row(key=key, **limits(limit, interrupts, **fields))}
+    return {"meridian_row": Row(limits(limit, interrupts, key=key, **fields))}
 
 
 def params_of(extra: dict[str, Any]) -> Any:
@@ -315,12 +316,12 @@ def test_an_order_that_comes_late_ends_thinking_at_the_next_token_with_the_phras
 
 def test_a_request_that_is_gone_leaves_nothing_to_its_row() -> None:
     sampler = make_sampler(Wire())
-    sampler.rows.add(0, 1, [START], [], limits(0), True)
+    sampler.rows.add(0, [START], [], limits(0), True)
     assert sampler.rows.step(1)[0] == [0]
     sampler.rows.receive(gone_order(1))
     sampler.rows.remove(0)
     assert sampler.rows.step(1) == ([], [], [], [])
-    sampler.rows.add(0, 1, [START], [], limits(), True)
+    sampler.rows.add(0, [START], [], limits(), True)
     assert sampler.rows.step(1)[0] == [], "nothing was kept of it"
     sampler.rows.add_probe(0, 1, 3)
     assert sampler.rows.step(1)[3] == [0]
@@ -332,7 +333,7 @@ def test_a_request_that_is_gone_leaves_nothing_to_its_row() -> None:
 def test_whether_a_request_is_measured_outlives_a_preemption(when: str, on: bool) -> None:
     rows = make_sampler(Wire()).rows
     outputs: list[int] = []
-    rows.add(0, 1, [START], outputs, limits(measured=not on), True)
+    rows.add(0, [START], outputs, limits(measured=not on), True)
     assert rows.step(1)[3] == [0] * (not on)
     if when == "before it leaves":
         rows.receive(measure_order(1, on))
@@ -342,7 +343,7 @@ def test_whether_a_request_is_measured_outlives_a_preemption(when: str, on: bool
     if when == "while it is away":
         rows.receive(measure_order(1, on))
     # The model runner has its parameters as they came.
-    rows.add(2, 1, [START], outputs, limits(measured=not on), True)
+    rows.add(2, [START], outputs, limits(measured=not on), True)
     assert rows.step(3)[3] == [2] * on
 
 
@@ -393,7 +394,7 @@ def test_a_guarded_end_of_sequence_is_completed_after_a_preemption(steps_between
     rows = _native.BudgetRows()
     rows.configure(TokenMarkers([[START]], [[100, 101, 102]]), False)
     outputs = [200, 201]
-    rows.add(0, 1, [START], outputs, limits(), True)
+    rows.add(0, [START], outputs, limits(), True)
     assert rows.step(1) == ([], [], [0], [])
     rows.guard([0])
     outputs.append(100)
@@ -402,7 +403,7 @@ def test_a_guarded_end_of_sequence_is_completed_after_a_preemption(steps_between
         outputs.append(101)
     rows.remove(0)
     outputs = list(outputs) if copies else outputs
-    rows.add(2, 1, [START], outputs, limits(), True)
+    rows.add(2, [START], outputs, limits(), True)
     following = [101, 102][steps_between:]
     for token in following:
         assert rows.step(3) == ([2], [token], [], [])

@@ -1,25 +1,20 @@
-"""Components in the budget slot of the real engine, and swaps of it, by `bench/vllm/budget_slot.py`."""
+"""Components in the budget slot of the real engine, and swaps of it, by `checks/engine/budget_slot.py`."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import fresh
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
 CASES = ("fixed", "equal", "lowered", "loaded", "rolled_back", "questions", "clients")
 
 
 @pytest.fixture(scope="module")
 def found(policies: Path) -> dict[str, Any]:
-    """What the script found."""
-    script = ROOT / "bench" / "vllm" / "budget_slot.py"
-    done = fresh.run(script, "--policies", str(policies))
-    assert done.stdout, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    """What each case found."""
+    return fresh.measure("budget_slot", policies=policies)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -10,6 +10,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import meridian
@@ -59,7 +60,7 @@ def test_phases_follow_the_delivered_tokens(engine: Engine) -> None:
 def test_looking_for_requests_that_vllm_has_dropped_takes_nobody_away(
     engine: Engine, stock_tokens: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("meridian.vllm.scheduler.REAP_STEPS", 1)
+    monkeypatch.setattr("meridian.vllm.following.REAP_STEPS", 1)
     with engine.using(engine.native("native:output-first")) as native:
         # One that vLLM never had.
         native.add(
@@ -226,17 +227,28 @@ def test_the_second_turn_of_a_streaming_session_is_followed_by_its_own_prompt(en
 class Scripted:
     """Stands in for the native engine, to make the scheduler apply a chosen plan."""
 
-    fault_count = 0
+    is_stock = is_watched = False
 
     def __init__(self, plan: Any) -> None:
         self._plan = plan
         self.given: list[dict[str, int]] = []
 
-    def plan(self, running: list[Any], waiting: list[Any] | None, *facts: Any) -> Any:
-        return self._plan(running, waiting, facts)
+    def begin(self, running: list[Any], waiting: list[Any] | None, *facts: Any) -> Any:
+        budget, caps, waiting_changed = self._plan(running, waiting, facts)
+        return SimpleNamespace(
+            token_budget=budget,
+            caps=caps,
+            waiting_changed=waiting_changed,
+            preempted=None,
+            orders=None,
+            follows_thinking=False,
+        )
 
-    def scheduled(self, now_ms: float, tokens: dict[str, int]) -> None:
-        self.given.append(dict(tokens))
+    def end(self, output: Any, now_ms: float, corrects: bool) -> None:
+        self.given.append(dict(output.num_scheduled_tokens))
+
+    def tokens(self, outputs: list[list[Any]], now_ms: float) -> int:
+        return 0
 
     def __getattr__(self, name: str) -> Any:
         return lambda *args, **kwargs: None
@@ -253,7 +265,7 @@ def test_caps_and_budget_are_kept(engine: Engine, stock_tokens: list[list[int]])
         caps = {request.request_id: 0 for request in left_out}
         caps |= {request.request_id: 8 for request in waiting or []}
         planned.append((40, caps))
-        return 40, caps or None, False, False, []
+        return 40, caps or None, False
 
     with engine.using(Scripted(plan)) as scripted:
         assert engine.generate(requests(24)) == stock_tokens
@@ -276,8 +288,8 @@ def test_waiting_requests_are_admitted_in_the_planned_order(engine: Engine) -> N
         if waiting and not first:
             waiting.reverse()
             first.extend(request.request_id for request in waiting)
-            return facts[1], None, False, True, []
-        return facts[1], None, False, False, []
+            return facts[1], None, True
+        return facts[1], None, False
 
     with engine.using(Scripted(plan)) as scripted:
         engine.generate([TraceRequest(0.0, 60, 2, 2) for _ in range(8)])
@@ -323,7 +335,8 @@ def test_long_waiting_requests_are_served(engine: Engine, monkeypatch: pytest.Mo
     def steps_to_first_token(max_defer_ms: float) -> tuple[int, int]:
         """Of the request that the policy puts last, and of all."""
         clock = Clock()
-        monkeypatch.setattr("meridian.vllm.scheduler.time", clock)
+        for module in ("scheduler", "following", "step"):
+            monkeypatch.setattr(f"meridian.vllm.{module}.time", clock)
         native = engine.native("native:priority", max_defer_ms=max_defer_ms, kv_memory={"enabled": False})
         run = engine.run
         run.seen.clear()

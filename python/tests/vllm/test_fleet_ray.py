@@ -26,7 +26,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def said() -> Any:
     """What `ray_fleet.py` found."""
-    made = subprocess.run([str(ROOT / "scripts" / "setup-ray.sh")], capture_output=True, text=True, check=False)
+    made = subprocess.run([str(ROOT / "scripts" / "fetch.sh"), "ray"], capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     # A short path, for its sockets.
     with tempfile.TemporaryDirectory(prefix="m", dir="/tmp") as name:

@@ -20,7 +20,7 @@ import vllm
 from meridian.vllm.bench.model import reasoner_dir
 from serving import BUDGETS, CONNECTOR, SCHEDULER, Fleet, ask, configure, free_port
 
-# The connector overrides private methods of this vLLM, and scripts/setup-handoff.sh fetches NIXL for it (ADR 0031).
+# The connector overrides private methods of this vLLM, and `scripts/fetch.sh handoff` fetches NIXL for it (ADR 0031).
 pytestmark = [
     pytest.mark.whole_machine,
     pytest.mark.skipif(not vllm.__version__.startswith("0.32."), reason="NIXL is pinned for vLLM 0.32"),
@@ -42,7 +42,7 @@ class Front:
     """A running `meridian handoff`."""
 
     def __init__(self, think: Fleet, answer: Fleet, *options: str) -> None:
-        command = [sys.executable, "-m", "meridian._cli", "handoff", "--think", think.base, "--answer", answer.base]
+        command = [sys.executable, "-m", "meridian", "handoff", "--think", think.base, "--answer", answer.base]
         command += ["--listen", "127.0.0.1:0", "--think-end", "</think>", "--threshold-blocks", "1", *options]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, env={**os.environ, "MERIDIAN_CONFIG": ""}
@@ -58,7 +58,7 @@ class Front:
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[tuple[Fleet, Fleet]]:
-    lines = subprocess.check_output([ROOT / "scripts" / "setup-handoff.sh"], text=True).splitlines()
+    lines = subprocess.check_output([ROOT / "scripts" / "fetch.sh", "handoff"], text=True).splitlines()
     nixl = dict(line.split("=", 1) for line in lines)
     with tempfile.TemporaryDirectory(prefix="m", dir="/tmp") as name:
         running = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,7 @@ from harness import KV_BLOCK_TOKENS, Engine, requests
 from meridian.vllm.bench.probe import SchedulerProbe
 from meridian.vllm.bench.request import TraceRequest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "bench" / "vllm"))
-
-from pool_soak import KINDS, Soak
+from checks.engine.pool_soak import KINDS, Soak
 
 STRIPS = {"strips_reasoning": True}
 # A prompt of 3 blocks and a bit, thinking of 3 more, an answer of one.
@@ -184,6 +181,7 @@ def test_nothing_of_the_hook_is_left(clean: Engine) -> None:
     manager = clean.scheduler.kv_cache_manager
     with clean.using(clean.native("native:output-first")):
         assert "free_blocks" in pool_of(clean).__dict__
+        clean.scheduler._meridian_kv.admission_begins()
         assert "allocate_slots" in manager.__dict__
     with clean.using(None):
         assert not {"free_blocks", "get_new_blocks", "touch", "evict_blocks", "reset_prefix_cache"} & set(
@@ -247,7 +245,7 @@ def test_the_soak_finds_a_mirror_that_is_wrong(forgotten: str) -> None:
             self._inner = inner
 
         def __getattr__(self, name: str) -> Any:
-            return (lambda *_: None) if name == forgotten else getattr(self._inner, name)
+            return (lambda *_: 0) if name == forgotten else getattr(self._inner, name)
 
     for hook in soak.hook.pools:
         hook._mirror = Deaf(hook._mirror)  # type: ignore[assignment]

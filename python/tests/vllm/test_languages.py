@@ -25,7 +25,7 @@ SLOTS = ("dispatch", "eviction", "budget")
 
 def meridian(*args: str, cwd: Path) -> dict[str, Any]:
     """Run the command with a Rust that can build components; its last line of JSON."""
-    script = f'. "$({ROOT}/scripts/setup-wasm32.sh)"; exec {ROOT}/target/release/meridian --json "$@"'
+    script = f'. "$({ROOT}/scripts/fetch.sh wasm32)"; exec {ROOT}/target/release/meridian --json "$@"'
     run = subprocess.run(("bash", "-c", script, "bash", *args), cwd=cwd, capture_output=True, text=True)
     assert run.returncode == 0, f"{args}: {run.stdout}{run.stderr}"
     return json.loads(run.stdout.splitlines()[-1])

@@ -1,12 +1,11 @@
 """Random sequences against stock vLLM: its scheduler, its KV cache manager, its encoder cache, and no model.
 
-A failure names the feature and the seed; `stock` and `decided` of bench/vllm/random_sequences.py repeat it.
+A failure names the feature and the seed; `stock` and `decided` of random_sequences.py repeat it.
 """
 
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,6 @@ from typing import Any
 import pytest
 import vllm
 from meridian.vllm.bench.model import model_dir
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "bench" / "vllm"))
-
 from random_drive import Arrival, Drive
 from random_engine import BLOCK_TOKENS, FEATURES, Feature, Limits, make_scheduler
 from random_sequences import (

@@ -20,11 +20,9 @@ from typing import Any
 import pytest
 from test_serve import free_port
 
+from checks.timeline import Tables
+
 ROOT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT / "bench"))
-
-from timeline_sql import Tables  # noqa: E402
-
 TOKEN = "a-token-of-24-characters"
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 HEADER = f"00-{TRACE}-{CALLER}-01"
@@ -100,7 +98,7 @@ class Observed:
 
     def meridian(self, *args: str, ok: int = 0) -> str:
         """What the command prints."""
-        command = [sys.executable, "-m", "meridian._cli", *args]
+        command = [sys.executable, "-m", "meridian", *args]
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
         assert done.returncode == ok, f"{args}: {done.stdout}{done.stderr}"
         return done.stdout + done.stderr
@@ -125,7 +123,7 @@ class Observed:
 
 def prometheus_folder() -> Path:
     """Where Prometheus and promtool are."""
-    return Path(subprocess.check_output([str(ROOT / "scripts" / "setup-prometheus.sh")], text=True).strip())
+    return Path(subprocess.check_output([str(ROOT / "scripts" / "fetch.sh"), "prometheus"], text=True).strip())
 
 
 @pytest.fixture(scope="module")
@@ -147,10 +145,10 @@ def observed(tmp_path_factory: pytest.TempPathFactory, policies: Path) -> Iterat
         "[entropy]\neat_probe_interval_tokens = 8\nprobe_suffix = 'ans'\n"
         "[policy.eviction]\nsource = 'native:ttl'\nconfig = { ttl_ms = 1000, tools_only = false }\n"
     )
-    command = [sys.executable, str(ROOT / "bench" / "vllm" / "observed.py"), "--toml", str(toml), "--until-eof"]
+    command = [sys.executable, "-m", "checks.engine.observed", "--toml", str(toml), "--until-eof"]
     command += ["--budgets", "--sessions", "40", "--lull-s", "2", "--in-flight", "24", "--max-num-seqs", "12"]
     command += ["--kv-blocks", "64", "--traceparent", HEADER]
-    engine = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    engine = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert engine.stdout is not None
     # vLLM logs to the same stream.
     assert any(line == "ready\n" for line in engine.stdout)
@@ -263,7 +261,7 @@ def test_spans_join_the_trace_of_the_caller(observed: Observed) -> None:
 
 
 def test_the_header_of_the_caller_is_vllms_own_or_the_clients() -> None:
-    from meridian.vllm.scheduler import _traceparent
+    from meridian.vllm.following import _traceparent
 
     def found(headers: dict[str, str] | None, extra: dict[str, Any] | None) -> str | None:
         params = None if extra is None else SimpleNamespace(extra_args=extra)
@@ -337,7 +335,7 @@ def test_recordings_give_a_timeline_and_explanations(observed: Observed) -> None
 
 def test_a_simulated_engine_gives_a_timeline(tmp_path: Path) -> None:
     out = tmp_path / "simulated.json"
-    command = [sys.executable, "-m", "meridian._cli", "bench", "replay", "--workload", "reasoning-chat"]
+    command = [sys.executable, "-m", "meridian", "bench", "replay", "--workload", "reasoning-chat"]
     command += ["--requests", "60", "--policy", "output-first", "--timeline", str(out)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=PATIENCE)
     tables = Tables(out)

@@ -1,0 +1,271 @@
+"""The life of a request: its arrival, its tokens, preemptions and its end, reported to the native engine."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from typing import TYPE_CHECKING, Any, cast
+
+from vllm.platforms import current_platform
+
+from meridian import _native
+from meridian.engine import MAX_NAME_CHARACTERS
+from meridian.vllm.answers import report
+from meridian.vllm.state import State
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine import EngineCoreOutputs
+    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.request import Request
+
+    from meridian.vllm.thinking import ThinkHook
+
+# Below vLLM's own logger, whose handlers and level it shares.
+logger = logging.getLogger("vllm.meridian")
+
+# Steps between two searches for requests that vLLM has dropped without a notice.
+REAP_STEPS = 4096
+
+
+class Following(State):
+    """The part of the scheduler that follows its requests."""
+
+    def _observe(self, engine: _native.Engine, output: SchedulerOutput, now_ms: float) -> None:
+        """Report the result of scheduling."""
+        think = self._meridian_think
+        if think is not None:
+            think.settle(output)
+        # Rejected speculative tokens lower the engine's own count.
+        engine.end(output, now_ms, self._meridian_decode_tokens > 1)
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        ended: list[Request] = []
+        continued: list[Request] = []
+        self._meridian_ended, self._meridian_continued = ended, continued
+        try:
+            outputs = cast("Scheduler", super()).update_from_output(scheduler_output, model_runner_output)
+        finally:
+            self._meridian_ended = None
+        engine = self._meridian
+        if engine is not None:
+            now_ms = time.monotonic() * 1e3
+            self._guard("following generated tokens", self._take_in, engine, outputs, ended, now_ms)
+            if ended:
+                self._remove(ended)
+            if continued:
+                self._continue(continued)
+            self._meridian_steps_seen += 1
+            if self._meridian_steps_seen % REAP_STEPS == 0:
+                self._guard("looking for requests that were dropped", self._reap, now_ms)
+            think = self._meridian_think
+            if think is not None and think.running:
+                self._guard("giving up probes", think.drop_pointless)
+        return outputs
+
+    def _take_in(
+        self, engine: _native.Engine, outputs: dict[int, EngineCoreOutputs], ended: list[Request], now_ms: float
+    ) -> None:
+        """Report the generated tokens, and pass on what the host has to say."""
+        think = self._meridian_think
+        if think is not None:
+            think.receive()
+            think.take_out(outputs)
+        faults = engine.tokens([client.outputs for client in outputs.values()], now_ms)
+        if think is not None and ended:
+            report(think.native, ended, outputs.values())
+        self._pass_on_log()
+        if faults > self._meridian_faults_logged:
+            self._log_faults(engine, faults)
+
+    def add_request(self, request: Request) -> None:
+        cast("Scheduler", super()).add_request(request)
+        # Later input of a streaming session arrives under a known id; the first object stays the request.
+        if self._meridian is not None and self._scheduler().requests.get(request.request_id) is request:
+            self._guard("taking in a request", self._arrives, request)
+
+    def _arrives(self, request: Request) -> None:
+        if self._meridian is not None:
+            add(self._meridian, request, self._keeps_whole(request), self._meridian_think)
+        if self._meridian_kv is not None:
+            self._meridian_kv.request_arrives(request)
+
+    def _keeps_whole(self, request: Request) -> bool:
+        """Whether vLLM may not split this request's prompt into chunks. On a CPU, its model runner fails at a part of a
+        prompt whose request has a seed (vllm/v1/worker/gpu_model_runner.py: `generator.set_offset`)."""
+        config = self._scheduler().scheduler_config
+        params = request.sampling_params
+        is_seeded = params is not None and params.seed is not None and current_platform.is_cpu()
+        cannot_split = config.disable_chunked_mm_input and bool(request.mm_features)
+        return not config.enable_chunked_prefill or cannot_split or is_seeded
+
+    def _update_request_as_session(self, session: Request, update: Any) -> None:
+        """A streaming session goes on with new input (vllm/v1/core/sched/scheduler.py): a new request to the engine."""
+        cast("Any", super())._update_request_as_session(session, update)
+        if self._meridian_ended is None:
+            self._continue([session])
+        else:
+            # The engine has not received the last tokens of its turn.
+            self._meridian_continued.append(session)
+
+    def _continue(self, sessions: list[Request]) -> None:
+        """Add the requests of streaming sessions again, with their new prompts and parameters."""
+        for session in sessions:
+            self._guard("following a streaming session", self._begin_again, session)
+
+    def _begin_again(self, session: Request) -> None:
+        engine = self._meridian
+        if engine is not None:
+            engine.remove(session.request_id, "continues")
+            add(engine, session, self._keeps_whole(session), self._meridian_think)
+
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        blocks = self._guard("counting the blocks of a preempted request", self._pauses, request)
+        cast("Scheduler", super())._preempt_request(request, *args, **kwargs)
+        if self._meridian is not None:
+            self._guard("following a preemption", self._paused, request, blocks)
+
+    def _pauses(self, request: Request) -> int | None:
+        """Report that a request is about to lose its KV blocks. Returns how many only it attends, if it answers."""
+        engine, kv = self._meridian, self._meridian_kv
+        if engine is None or kv is None:
+            return None
+        answers = self._meridian_schedules and engine.phase(request.request_id) == "output"
+        blocks = kv.unshared_blocks(request) if answers else None
+        kv.request_pauses(request)
+        return blocks
+
+    def _paused(self, request: Request, blocks: int | None) -> None:
+        engine = self._meridian
+        if engine is None:
+            return
+        if not self._meridian_schedules:
+            engine.lost_blocks(request.request_id)
+            return
+        avoidable = engine.preempted(request.request_id, blocks or 0)
+        if blocks is not None:
+            self._log_output_preemption(engine, request, blocks, avoidable)
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        kv = self._meridian_kv
+        if kv is not None:
+            self._guard("following the end of a request", kv.request_ends, request)
+        freed = cast("Scheduler", super())._free_request(request, *args, **kwargs)
+        if self._meridian_ended is None:
+            self._remove([request])
+        else:
+            self._meridian_ended.append(request)
+        return freed
+
+    def _remove(self, requests: list[Request]) -> None:
+        for request in requests:
+            self._guard("following the end of a request", self._ends, request)
+
+    def _ends(self, request: Request) -> None:
+        if self._meridian is not None:
+            reason = request.get_finished_reason()
+            self._meridian.remove(request.request_id, "" if reason is None else str(reason))
+
+    def _reap(self, now_ms: float) -> None:
+        """Forget requests that vLLM has dropped without a notice."""
+        if self._meridian is not None:
+            self._meridian.reap(now_ms, cast("dict[str, object]", self._scheduler().requests))
+
+    def _pass_on_log(self) -> None:
+        """Pass the host's log lines, from any thread, to Python's logger."""
+        for level, line in _native.take_log():
+            logger.log(level, "meridian: %s", line)
+
+    def _log_output_preemption(self, engine: _native.Engine, request: Request, blocks: int, avoidable: bool) -> None:
+        """Log output preemptions at each doubling of their count: an engine that is too small preempts constantly."""
+        count = engine.output_preemptions
+        if count >= 2 * self._meridian_output_preemptions_logged:
+            self._meridian_output_preemptions_logged = count
+            logger.warning(
+                "meridian: request %s lost %d KV blocks while it answered%s; %d such preemptions so far",
+                request.request_id,
+                blocks,
+                ", although one that thinks could have gone" if avoidable else ", for want of KV memory",
+                count,
+            )
+
+    def _log_faults(self, engine: _native.Engine, faults: int) -> None:
+        # Log the first fault, then each doubling: a policy that faults every step must not fill the log.
+        if faults >= 2 * self._meridian_faults_logged:
+            self._meridian_faults_logged = faults
+            stats = engine.stats()
+            logger.warning(
+                "meridian: policy %s faulted %d times, the native default decided those steps; last: %s",
+                stats["policy"],
+                faults,
+                stats["last_fault"],
+            )
+
+
+def add(engine: _native.Engine, request: Request, whole_prompt: bool, think: ThinkHook | None = None) -> None:
+    """Add a request to the engine; with `think`, follow its thinking."""
+    arrival_ms = (time.monotonic() - max(time.time() - request.arrival_time, 0.0)) * 1e3
+    tenant, session, deadline_ms = _client_facts(request)
+    traceparent = _traceparent(request)
+    asked = None if think is None else think.asked(request)
+    added = engine.add(
+        request,
+        request.request_id,
+        prompt=request.prompt_token_ids or [],
+        prompt_tokens=request.num_prompt_tokens,
+        max_tokens=request.max_tokens if think is None else think.most_tokens(request),
+        arrival_ms=arrival_ms,
+        deadline_ms=arrival_ms + deadline_ms,
+        priority=request.priority,
+        tenant=tenant,
+        session=session,
+        whole_prompt=whole_prompt,
+        client=None if asked is None else asked.client,
+        interrupts=[] if asked is None else asked.interrupts,
+        traceparent=traceparent,
+        ignores_eos=request.sampling_params is not None and request.sampling_params.ignore_eos,
+        has_mask=asked is not None and asked.has_mask,
+        plain=asked is not None and asked.plain,
+    )
+    if think is not None and asked is not None and not isinstance(added, bool):
+        think.follow(request, asked, added)
+
+
+def _client_facts(request: Request) -> tuple[str, str, float]:
+    """Tenant, session and deadline (milliseconds after arrival) from the client's `vllm_xargs`, or the session that
+    vLLM itself knows. Invalid values are ignored, because they must not fail the request of a client that does not use
+    Meridian."""
+    params = request.sampling_params
+    given = (params.extra_args if params is not None else None) or {}
+    tenant, session = (_name(given.get(key)) for key in ("meridian_tenant", "meridian_session"))
+    session = session or _name(getattr(request, "session_id", None)) or _hinted_session(request)
+    deadline = given.get("meridian_deadline_ms", math.inf)
+    if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not deadline > 0:
+        deadline = math.inf
+    return tenant, session, float(deadline)
+
+
+def _hinted_session(request: Request) -> str:
+    """The session that an orchestrator names in a hint about KV (vllm/v1/kv_hints): the first action's `session_id`."""
+    actions = getattr(getattr(request, "kv_hints", None), "actions", ())
+    return next(filter(None, (_name(action.payload.get("session_id")) for action in actions)), "")
+
+
+def _traceparent(request: Request) -> str | None:
+    """The W3C header of the caller. vLLM passes its headers on if it sends traces itself; other clients give the header
+    as `meridian_traceparent` in `vllm_xargs`."""
+    headers = getattr(request, "trace_headers", None)
+    if headers is not None and isinstance(header := headers.get("traceparent"), str):
+        return header[:MAX_NAME_CHARACTERS]
+    params = request.sampling_params
+    given = (params.extra_args if params is not None else None) or {}
+    header = given.get("meridian_traceparent")
+    return header if isinstance(header, str) and len(header) <= MAX_NAME_CHARACTERS else None
+
+
+def _name(given: object) -> str:
+    return given if isinstance(given, str) and len(given) <= MAX_NAME_CHARACTERS else ""
