@@ -4,7 +4,7 @@ set -euo pipefail
 . "$(dirname "$0")/env.sh"
 cd "$MERIDIAN_ROOT"
 command -v cargo >/dev/null || die "cargo not found: Rust 1.95 or newer is needed"
-env_file=$("$MERIDIAN_ROOT/scripts/setup-wasm32.sh")
+env_file=$("$MERIDIAN_ROOT/scripts/fetch.sh" wasm32)
 say "policies: building the host's command line (minutes the first time: it compiles wasmtime)"
 build_host
 say "policies: building components"

@@ -3,7 +3,7 @@
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
 cd "$MERIDIAN_ROOT"
-check=$(scripts/setup-tools.sh check)
+check=$(scripts/fetch.sh check)
 "$check/bin/hadolint" .devcontainer/Dockerfile >&2
 python3 -m json.tool .devcontainer/devcontainer.json >/dev/null
 "$check/bin/zizmor" --offline --quiet --no-progress --config .github/zizmor.yml .github/workflows >&2

@@ -3,7 +3,7 @@
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
 cd "$MERIDIAN_ROOT"
-deny=$(scripts/setup-tools.sh check)/bin/cargo-deny
+deny=$(scripts/fetch.sh check)/bin/cargo-deny
 for manifest in Cargo.toml policies/Cargo.toml; do
   "$deny" --locked --log-level error --manifest-path "$manifest" check --hide-inclusion-graph bans licenses sources >&2
 done

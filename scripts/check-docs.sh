@@ -3,8 +3,8 @@
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
 cd "$MERIDIAN_ROOT"
-lychee=$(scripts/setup-tools.sh check)/bin/lychee
-mdbook=$(scripts/setup-mdbook.sh)
+lychee=$(scripts/fetch.sh check)/bin/lychee
+mdbook=$(scripts/fetch.sh mdbook)
 "$mdbook" build docs -d "$MERIDIAN_ROOT/target/book" 2>&1 | { grep -E "WARN|ERROR" >&2 && exit 1 || true; }
 for page in $(cd docs/src && git ls-files '*.md'); do
   [ "$page" = SUMMARY.md ] || [ -e "target/book/${page%.md}.html" ] || die "docs/src/$page: not in SUMMARY.md"

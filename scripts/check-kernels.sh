@@ -4,7 +4,7 @@
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
 cd "$MERIDIAN_ROOT"
-home=$(scripts/setup-cuda.sh)
+home=$(scripts/fetch.sh cuda)
 # A folder of builds for each, so that neither undoes the other's.
 run() { cargo test -q --release --locked -p meridian-kernels --target-dir "target/kernels/$MERIDIAN_EXPECT_AHEAD" "$@"; }
 MERIDIAN_EXPECT_AHEAD=nvcc CUDA_HOME=$home run --lib --test cuda

@@ -19,8 +19,8 @@ py=$(scripts/build-wheel.sh)
 case $given in *" --out"*) ;; *) set -- "$@" --out target/demo ;; esac
 case $given in *" --policy"*) ;; *) set -- "$@" --policy stock:256 --policy target/policies/balanced.wasm ;; esac
 case $given in
-*" --trace"* | *" --scenario"* | *" --help "*) exec "$py" -m meridian._cli bench vllm "$@" ;;
+*" --trace"* | *" --scenario"* | *" --help "*) exec "$py" -m meridian bench vllm "$@" ;;
 *" --requests"*) ;;
 *) set -- --requests 120 "$@" ;; # half of what `loaded` has: minutes count here
 esac
-exec "$py" -m meridian._cli bench vllm --scenario loaded,kv-tight "$@"
+exec "$py" -m meridian bench vllm --scenario loaded,kv-tight "$@"

@@ -10,13 +10,15 @@ TOOLS_KEY=$(sha256sum "$MERIDIAN_ROOT/scripts/tools.lock.txt" | cut -c1-12)
 TOOLS_DIR=$MERIDIAN_CACHE/tools-$TOOLS_KEY
 VLLM_KEY=$({ cat "$VLLM_LOCK" "$MERIDIAN_ROOT/scripts/make_cuda_stubs.py" 2>/dev/null || true; } | sha256sum | cut -c1-12)
 VLLM_VENV=$MERIDIAN_CACHE/vllm-$VLLM_VERSION-$VLLM_KEY
-# Components must not carry the paths of the machine that built them.
-GUEST_RUSTFLAGS="--remap-path-prefix=$MERIDIAN_ROOT=. --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=cargo"
+# Components must not carry the paths of the machine that built them. The vector instructions are those that `meridian policy build`
+# asks for where RUSTFLAGS is not set.
+GUEST_RUSTFLAGS="-C target-feature=+simd128 --remap-path-prefix=$MERIDIAN_ROOT=. --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=cargo"
 # One set-up of a kind at a time: `make demo` fetches vLLM beside the compiler. Held until the script ends.
 lock() { mkdir -p "$MERIDIAN_CACHE"; exec {LOCK}>"$MERIDIAN_CACHE/.$1.lock"; flock "$LOCK"; }
 # What runs: the command line and the Python module. With these, dependencies have the features that they have in builds of
 # the whole workspace, so that each is compiled once. Cargo shows how far it is.
-build_host() { cargo build --release --locked -p meridian-cli -p meridian-python "$@" >&2; }
+HOST=(build --release --locked -p meridian-cli -p meridian-python)
+build_host() { cargo "${HOST[@]}" "$@" >&2; }
 # The command line alone: a part of that build.
 build_command() { build_host --bin meridian; }
 say() { printf '\033[1m==>\033[0m %s\n' "$*" >&2; }

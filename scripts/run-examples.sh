@@ -10,7 +10,7 @@ target/release/examples/embed >/dev/null # built by cargo test
 say "examples: own-memory"
 target/release/examples/own-memory >/dev/null
 say "examples: shortest-prompt"
-env_file=$(scripts/setup-wasm32.sh)
+env_file=$(scripts/fetch.sh wasm32)
 ( . "$env_file"
   CARGO_TARGET_DIR=$MERIDIAN_ROOT/policies/target RUSTFLAGS=$GUEST_RUSTFLAGS target/release/meridian policy build examples/shortest-prompt --out target/examples >/dev/null )
 target/release/meridian policy check target/examples/shortest-prompt.wasm >/dev/null

@@ -11,18 +11,18 @@ SEAMS=(test_random_sequences.py test_offload.py test_budget_channel.py test_budg
   test_markers.py test_template.py test_relay.py)
 versions=("$@")
 [ $# -gt 0 ] || versions=(0.30.0 0.31.0 0.32.0 0.33.0)
-tools=$(scripts/setup-tools.sh)
+tools=$(scripts/fetch.sh tools)
 [ -d target/policies ] || scripts/build-policies.sh >&2
 scripts/build-wheel.sh >/dev/null
 if [ ! -e target/hostile/kinds.txt ]; then
   cargo build --release --locked --workspace --example hostile >&2
   mkdir -p target/hostile; target/release/examples/hostile target/hostile > target/hostile/kinds.txt
 fi
-MERIDIAN_TOKENIZERS=$(scripts/setup-tokenizers.sh); export MERIDIAN_TOKENIZERS
+MERIDIAN_TOKENIZERS=$(scripts/fetch.sh tokenizers); export MERIDIAN_TOKENIZERS
 mkdir -p target/matrix
 failed=()
 for version in "${versions[@]}"; do
-  py=$(MERIDIAN_VLLM=$version scripts/setup-vllm.sh)
+  py=$(MERIDIAN_VLLM=$version scripts/fetch.sh vllm)
   "$tools/bin/uv" pip install -q --python "$py" --reinstall --no-deps target/wheels/*.whl
   tests=(python/tests/vllm)
   case $version in 0.33.*) tests=("${SEAMS[@]/#/python/tests/vllm/}") ;; esac

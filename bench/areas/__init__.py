@@ -1,1 +1,0 @@
-"""One module an area of figures."""

@@ -1,0 +1,1 @@
+"""Verification on the real engine: figures as data, and the runs that they are read from."""

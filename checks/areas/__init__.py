@@ -1,0 +1,1 @@
+"""The areas of figures, a module each; `PARTS` has the parts of an area by name."""

@@ -1,0 +1,257 @@
+"""The simulator: how near it is to the real engine, its speed, and what the shipped policies do to recorded traffic."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from itertools import combinations
+from statistics import mean, median
+from typing import Any
+
+from checks.figures import Figure, Part, Row, read
+from checks.report import markdown, write_table
+from checks.run import POLICIES, RESULTS, ROOT, SERVEGEN, WORK, compared, example, meridian, preemptions, recorded, say
+
+RANKED_POLICIES = ("output-first", "priority", "pascal", "srpt", "fair-share", "edf", "qoe")
+FITTED = (11, 13)  # seeds of the traces that the model is fitted to
+TESTED = 12  # and of the one on which it is checked
+TURNS = 3
+# The headline metrics of a dispatch policy, by the key of `meridian bench calibrate --json`.
+RANKED = {"TTFO": "ttfo_mean_ms", "output ITL p99": "itl_output_p99_ms"}
+
+
+def trace(seed: int) -> str:
+    """Requests for the small model, generated."""
+    out = str(WORK / f"fidelity-{seed}.csv")
+    workload = ROOT / "checks" / "engine" / "fidelity.toml"
+    meridian("bench", "generate", "--workload", workload, "--requests", "160", "--seed", str(seed), "--out", out)
+    return out
+
+
+def real_run(label: str, seed: int, scheduler: str, *more: str) -> str:
+    """One run of the real engine; the file of its document. With MERIDIAN_REUSE_RUNS a run that is there is not
+    repeated: for figures of another simulator against the same runs."""
+    label = label.replace(":", "-")
+    if not (os.environ.get("MERIDIAN_REUSE_RUNS") and list((WORK / label).glob("*.results.json"))):
+        flags = ("--max-num-seqs", "32", "--without-stock", "--policy", scheduler)
+        compared(label, "--trace", trace(seed), *flags, *more)
+    return str(recorded(label, scheduler.removeprefix("native:"))[0])
+
+
+def calibrated(fitted: list[str], tests: list[str]) -> list[dict[str, Any]]:
+    """What `meridian bench calibrate` says of `tests`."""
+    flags = [flag for path in tests for flag in ("--test", path)]
+    return [e for e in meridian("bench", "calibrate", *fitted, *flags)["errors"] if not e["is_fitted"]]
+
+
+def spread(values: list[float]) -> float:
+    """Between the lowest and the highest, percent of the mean."""
+    return 100 * (max(values) - min(values)) / mean(values)
+
+
+def off(name: str, errors: list[dict[str, Any]], key: str, bound: str | None = None) -> Figure:
+    """A mean error, with the lowest and the highest."""
+    values = [e[key] for e in errors]
+    return Figure(name, mean(values), "%", bound, min(values), max(values))
+
+
+def fidelity(_: int) -> Iterator[Figure]:
+    """The real CPU engine against the simulator, on a trace that the step time was not fitted to.
+
+    The machine's own speed drifts by several percent within minutes, so each run is checked with a model that was
+    fitted to the runs of two other traces right before and after it. The load is below what the engine can do: above
+    it, the queue adds up every percent of speed.
+    """
+    below = ("--scale-time", "1.7", "--requests", "110")
+    fits, tests = [], []
+    for turn in range(TURNS + 1):
+        fits.append(real_run(f"fidelity-below-fit-{turn}", FITTED[turn % len(FITTED)], "stock", *below))
+        if turn < TURNS:
+            tests.append(real_run(f"fidelity-below-{turn}", TESTED, "stock", *below))
+    errors = [calibrated(fits[i : i + 2], [test])[0] for i, test in enumerate(tests)]
+    meridian("bench", "calibrate", *fits, "--out", RESULTS / "fidelity-engine.toml")
+    for name, bound in {"end to end": "<= 5", "TTFO": "<= 12", "ITL": "<= 8", "TTFT": None}.items():
+        key = "e2e" if name == "end to end" else name.lower()
+        yield off(f"fidelity: MAPE {name}, another trace", errors, key, bound)
+    name = "fidelity: mean end to end of the real engine, the same run repeated: spread"
+    yield Figure(name, spread([e["real"]["e2e_mean_ms"] for e in errors]), "%")
+    once = [
+        real_run("fidelity-once", TESTED, "stock", "--at-once"),
+        real_run("fidelity-once-tight", TESTED, "stock", "--at-once", "--kv-blocks", "200"),
+    ]
+    whole = calibrated(fits, once)
+    steps, same = sum(e["steps"] for e in whole), sum(e["same_steps"] for e in whole)
+    yield Figure("fidelity: steps of stock vLLM, all requests at once, KV ample and short", steps, "steps")
+    yield Figure("fidelity: of these, steps that the simulator has otherwise", steps - same, "steps", "<= 0")
+
+
+def ranks(_: int) -> Iterator[Figure]:
+    """Every shipped dispatch policy in the real engine and in the simulator, above what the engine can do."""
+    fitted, tests = [], []
+    schedulers = ("stock", *(f"native:{name}" for name in RANKED_POLICIES))
+    for turn in range(TURNS):
+        for seed in FITTED:
+            fitted.append(real_run(f"fidelity-fit-{seed}-{turn}", seed, "stock"))
+        # Back and forth, so that a machine that becomes slower or faster does so for all.
+        for scheduler in schedulers if turn % 2 == 0 else reversed(schedulers):
+            tests.append(real_run(f"fidelity-{scheduler.removeprefix('native:')}-{turn}", TESTED, scheduler))
+    errors = calibrated(fitted, tests)
+    # What the real engine's own repetitions differ by: no model can be nearer than that.
+    repeated = [values for values in by_policy(errors, "e2e_mean_ms").values() if len(values) > 1]
+    if repeated:
+        name = "ranks: mean end to end of the real engine, the same run repeated: spread"
+        yield Figure(name, median(map(spread, repeated)), "%")
+    for name, key in (("end to end", "e2e"), ("TTFO", "ttfo"), ("ITL", "itl")):
+        yield off(f"ranks: MAPE {name} of all runs above capacity", errors, key)
+    for name, key in RANKED.items():
+        real = by_policy(errors, key)
+        simulated = {error["scheduler"]: error["simulated"][key] for error in errors}
+        # Told apart: the ranges of their repetitions do not meet, and the means are 3 % apart.
+        apart = [
+            (a, b)
+            for a, b in combinations(sorted(real, key=lambda p, real=real: mean(real[p])), 2)
+            if max(real[a]) < min(real[b]) and mean(real[b]) > 1.03 * mean(real[a])
+        ]
+        alike = [pair for pair in apart if simulated[pair[0]] < simulated[pair[1]]]
+        for a, b in sorted(set(apart) - set(alike)):
+            say(f"  {name}: {a} before {b} in the real engine, not in the simulator")
+        yield Figure(f"ranks: pairs of policies whose {name} the real engine tells apart", len(apart), "pairs")
+        yield Figure(f"ranks: of these, ordered alike ({name})", len(alike) / len(apart), "share", ">= 1")
+
+
+def by_policy(errors: list[dict[str, Any]], key: str) -> dict[str, list[float]]:
+    """A metric of the real engine's runs by policy."""
+    found: dict[str, list[float]] = {}
+    for error in errors:
+        found.setdefault(error["scheduler"], []).append(error["real"][key])
+    return found
+
+
+def column(key: str) -> Any:
+    """A column of all lines."""
+    return lambda m: [line[key] for line in m["lines"]]
+
+
+SPEED = (
+    Row("speed: steps a second, native output-first", column("native"), "steps/s", ">= 200000"),
+    Row("speed: steps a second, output-first.wasm", column("component"), "steps/s", ">= 140000"),
+    Row(
+        "speed: WebAssembly over native",
+        lambda m: [x["component"] / x["native"] for x in m["lines"]],
+        "ratio",
+        ">= 0.7",
+    ),
+    Row("speed: steps a second, stock", column("stock"), "steps/s"),
+)
+MILLION = (
+    Row("speed: a million requests of plain chat", "seconds", "s", "<= 600"),
+    Row("speed: a million requests of plain chat, most memory", "peak_mib", "MiB"),
+    Row("speed: a tenth of them, most memory", "tenth_peak_mib", "MiB"),
+)
+
+
+def speed(_: int) -> Iterator[Figure]:
+    """Engine steps a second at 64 running, output-first, native and WebAssembly in turns; and a million requests."""
+    yield from read({"lines": example("sim_figures", "speed", POLICIES)}, SPEED)
+    (million,) = example("sim_figures", "million", POLICIES)
+    yield from read(million, MILLION)
+
+
+CALM, LOADED = 1.8, 2.6  # requests a second, below and above what the engine can do
+# What is shown of each policy: title and key.
+COLUMNS = {
+    "output ITL p50, ms": "itl_output_p50_ms",
+    "output ITL p99, ms": "itl_output_p99_ms",
+    "TTOT p99, ms": "ttot_p99_ms",
+    "TTFO p50, s": "ttfo_p50_ms",
+    "TTFO p99, s": "ttfo_p99_ms",
+    "TTFT p50, s": "ttft_p50_ms",
+    "throughput, tok/s": "throughput_tok_s",
+    "goodput, req/s": "goodput_rps",
+    "SLO": "slo_attainment",
+    "QoE >= 0.95": "qoe_attainment",
+    "fairness": "fairness_jain",
+    "preempted": "preemptions",
+}
+# Policies of the table, as the command line takes them.
+SHOWN = (
+    *("balanced", "output-first", "priority", "pascal", 'pascal{"tpot_ms": 100}', 'srpt{"forecast": "attained"}'),
+    *("fair-share", "edf", "qoe"),
+)
+# Seats and KV memory for all, few tokens a step: what is short is the time of the engine, not its memory.
+TIME_SHARED = ("--max-num-batched-tokens", "96", "--max-num-seqs", "2048", "--kv-blocks", "2000000")
+# Over fcfs: what, key, bound.
+OVER_FCFS: dict[str, tuple[tuple[str, str, str | None], ...]] = {
+    "output-first": (
+        ("output ITL p50", "itl_output_p50_ms", "< 1"),
+        ("output ITL p99", "itl_output_p99_ms", "< 1"),
+        ("TTOT p99", "ttot_p99_ms", "< 1"),
+        ("TTFO p50", "ttfo_p50_ms", None),
+        ("TTFO p99", "ttfo_p99_ms", None),
+        ("throughput", "throughput_tok_s", None),
+    ),
+    "pascal": (
+        ("TTFO p99", "ttfo_p99_ms", "<= 0.5"),
+        ("TTFO p50", "ttfo_p50_ms", None),
+        ("throughput", "throughput_tok_s", ">= 0.97"),
+    ),
+}
+
+
+def replayed(*args: str) -> list[dict[str, Any]]:
+    """Runs of a replay of the recorded traffic on the preset."""
+    flags = ("--trace", SERVEGEN, "--engine", "7b-h100", "--seeds", "1,2,3", "--slo-ttfo-ms", "20000")
+    return meridian("bench", "replay", *flags, *args)["runs"]
+
+
+def over_seeds(runs: list[dict[str, Any]], rate: float, policy: str) -> dict[str, float]:
+    """A policy's metrics at a rate: the mean over seeds."""
+    chosen = [r["metrics"] for r in runs if abs(r["rate"] - rate) < 1e-9 and r["policy"] == policy]
+    out = {key: mean(m[key] for m in chosen) for key in set.intersection(*(set(m) for m in chosen))}
+    return {**out, "preemptions": preemptions(out)}
+
+
+def cell(key: str, value: float) -> str:
+    """A cell of the table; times to the first tokens in seconds."""
+    if key.startswith(("ttfo", "ttft")):
+        return f"{value / 1e3:.3g}" if value < 1e6 else f"{value / 1e3:,.0f}"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def policies(_: int) -> Iterator[Figure]:
+    """Every shipped dispatch policy on two hours of DeepSeek-R1 requests, 7B on an H100, below and above capacity."""
+    flags = [flag for policy in SHOWN for flag in ("--policy", policy)]
+    runs = replayed("--rate", f"{CALM},{LOADED}", *flags)
+    known = replayed("--rate", f"{CALM},{LOADED}", "--max-tokens", "exact", "--policy", "srpt")
+    at = {(rate, name): over_seeds(runs, rate, name) for rate in (CALM, LOADED) for name in ("fcfs", *SHOWN)}
+    at |= {(rate, "srpt, lengths known"): over_seeds(known, rate, "srpt") for rate in (CALM, LOADED)}
+    kept = [{"rate": rate, "policy": name, **metrics} for (rate, name), metrics in at.items()]
+    (RESULTS / "servegen.json").write_text(json.dumps(kept, indent=1) + "\n")
+    shown: list[str] = []
+    for rate in (CALM, LOADED):
+        rows = [
+            [f"`{name}`", *(cell(key, metrics[key]) for key in COLUMNS.values())]
+            for (of, name), metrics in at.items()
+            if of == rate
+        ]
+        shown += [f"**{rate} requests a second**", "", *markdown(("policy", *COLUMNS), rows), ""]
+    write_table("policies", "servegen", shown[:-1])
+    for policy, ratios in OVER_FCFS.items():
+        for label, key, bound in ratios:
+            ratio = at[LOADED, policy][key] / at[LOADED, "fcfs"][key]
+            yield Figure(f"servegen, {LOADED}/s: {label}, {policy} over fcfs", ratio, "ratio", bound)
+    shared = replayed("--rate", str(CALM), *TIME_SHARED, "--policy", "pascal")
+    ours, stock = over_seeds(shared, CALM, "pascal"), over_seeds(shared, CALM, "fcfs")
+    for label in ("TTFO p50", "TTFO mean", "TTFO p95", "TTFO p99", "throughput"):
+        key = "throughput_tok_s" if label == "throughput" else f"{label.lower().replace(' ', '_')}_ms"
+        name = f"servegen, {CALM}/s, 96 tokens a step, memory for all: {label}, pascal over fcfs"
+        yield Figure(name, ours[key] / stock[key], "ratio")
+
+
+PARTS: dict[str, Part] = {
+    "fidelity": fidelity,
+    "ranks": ranks,
+    "speed": speed,
+    "policies": policies,
+}

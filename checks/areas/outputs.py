@@ -1,0 +1,112 @@
+"""Nothing set, nothing changed: outputs of vLLM with both classes of Meridian and no configuration, against its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from checks.figures import Figure, Part, Row, over_pairs, table
+from checks.run import RESULTS, ROOT, WORK, engine, output, say
+
+SUITE = ROOT / "python" / "tests" / "vllm" / "outputs"
+COST_PAIRS = 5
+
+
+def suite(script: str, *args: str | Path) -> list[dict[str, Any]]:
+    """What a script of the equality suite writes."""
+    made = WORK / f"outputs-{script}.json"
+    output(sys.executable, SUITE / f"{script}.py", "--out", made, *args)
+    return json.loads(made.read_text())
+
+
+def equal(_: int) -> Iterator[Figure]:
+    """The equality suite: situations whose outputs are equal in every way in which they run."""
+    rows = suite("run")
+    kept = [{key: row[key] for key in ("name", "group", "ways", "equal")} for row in rows]
+    (RESULTS / "outputs-equal.json").write_text(json.dumps(kept, indent=1) + "\n")
+    differing = [row for row in rows if not row["equal"]]
+    for row in differing:
+        for way, where in row["differences"].items():
+            say(f"  {row['name']}, {way}: {where}")
+    count, ways = len(rows), sum(len(row["ways"]) for row in rows)
+    yield Figure("situations", count, "situations", ">= 60")
+    yield Figure("situations with equal outputs", count - len(differing), f"of {count}", f">= {count}")
+    bad_ways = sum(len(row["differences"]) for row in rows)
+    yield Figure("situations times ways that differ", bad_ways, f"of {ways}", "<= 0")
+    for row in differing:
+        yield Figure(f"differs: {row['name']}", len(row["differences"]), f"of {len(row['ways'])} ways", "<= 0")
+
+
+def by_token(what: str) -> list[dict[str, Any]]:
+    """Requests of one engine that is too long for the suite, token by token."""
+    kept = WORK / f"outputs-{what.replace(' ', '-')}"
+    shutil.rmtree(kept, ignore_errors=True)
+    kept.mkdir(parents=True)
+    suite("run", "--keep", kept, "--engine", what)
+    sides: list[list[list[int]]] = []
+    for side in ("a", "b"):
+        path = kept / "00" / side / "answers.json"
+        answers = next(iter(json.loads(path.read_text()).values()), []) if path.exists() else []
+        if not answers:
+            sys.exit(f"error: {path}: no answers, see log.txt beside it")
+        sides.append([answer["outputs"][0]["ids"] for answer in answers])
+    pairs = list(zip(*sides, strict=True))
+    missing = sum(abs(len(one) - len(other)) for one, other in pairs)
+    return [
+        {
+            "tokens": sum(len(one) for one, _ in pairs),
+            "differing": missing + sum(a != b for pair in pairs for a, b in zip(*pair, strict=False)),
+            "requests_differing": sum(one != other for one, other in pairs),
+            "requests": len(pairs),
+        }
+    ]
+
+
+def rows_by_token(what: str, least: int) -> tuple[Row, ...]:
+    """The figures of such requests."""
+    return (
+        Row(f"{what}: tokens", "tokens", "tokens", f">= {least}"),
+        Row(f"{what}: tokens that differ", "differing", "of {tokens:,}", "<= 0"),
+        Row(f"{what}: requests that differ", "requests_differing", "of {requests}", "<= 0"),
+    )
+
+
+def cost(_: int) -> Iterator[Figure]:
+    """Time a token over the commit before, whose package is in the folder `MERIDIAN_BEFORE`."""
+    before = os.environ.get("MERIDIAN_BEFORE")
+    if not before:
+        sys.exit("error: MERIDIAN_BEFORE: not set, expected a folder with the package of the commit before")
+    for what, budgets, bound in (("nothing set", False, "<= 1"), ("budgets", True, "<= 1.03")):
+        ratios: dict[str, list[float]] = {"scheduler": [], "processor": []}
+        for number in range(COST_PAIRS):
+            say(f"  cost, {what}: pair {number + 1} of {COST_PAIRS}")
+            # The order alternates.
+            paths = ("", before) if number % 2 else (before, "")
+            us = {path: engine("token_cost", budgets=budgets, package=path) for path in paths}
+            for name, values in ratios.items():
+                values.append(us[""][name] / us[before][name])
+        for name, values in ratios.items():
+            yield over_pairs(f"{what}: time of the {name} a token, over the commit before", values, "x", bound)
+
+
+PARTS: dict[str, Part] = {
+    "equal": equal,
+    # 100 requests of 2,000 sampled tokens, a seed each, in float32.
+    "sampled": table(lambda _: by_token("sampled"), *rows_by_token("sampled", 200_000)),
+    # One thought that is longer than any limit that Meridian has ever set by itself.
+    "thought": table(lambda _: by_token("long thought"), *rows_by_token("a long thought", 33_000)),
+    # Requests that ask for a budget, or whose operator does: each row of `asked.py`.
+    "budgets": table(
+        lambda _: suite("asked", "--count", "1000"), Row("right: {name}", "right", "of {requests}", ">= {requests}")
+    ),
+    "parsers": table(
+        lambda _: [json.loads(output(sys.executable, "-m", "meridian.vllm.bench.parsers"))],
+        Row("parsers of vLLM {vllm} that are followed or refused in a line", "right", "of {parsers}", ">= {parsers}"),
+    ),
+    "cost": cost,
+}

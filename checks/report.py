@@ -1,0 +1,128 @@
+"""The tables of README and book, written from the kept results."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from checks.run import DOCS, RESULTS, ROOT
+
+POLICY, KV, EXIT = "policy", "kv", "budget"
+# Of these areas only the figures with a bound have a row.
+BOUNDED_ONLY = ("component", "hostile")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A row of README's results: the best and the worst of several figures, each an area, its name and where; or of one
+    figure over many cells, with its median."""
+
+    what: str
+    cells: tuple[tuple[str, str, str], ...]
+    unit: str = ""
+    less_is_better: bool = False
+
+
+SUMMARY = (
+    Summary(
+        "p99 gap between output tokens, over stock, simulated",
+        ((POLICY, "grid: p99 output ITL over stock, load 0.95 and more", ""),),
+        less_is_better=True,
+    ),
+    Summary(
+        "requests within their service levels, over stock, simulated",
+        ((POLICY, "grid: goodput over stock, load 0.95 and more", ""),),
+    ),
+    Summary(
+        "the same, over stock with the best flags for each load",
+        ((POLICY, "grid: goodput over tuned, load 0.95 and more", ""),),
+    ),
+    Summary(
+        "prefix cache hit rate, above stock",
+        (
+            (KV, "multi-turn: hit rate above stock", "chats whose thinking is stripped"),
+            (KV, "thinking preserved: hit rate above stock", "chats that keep it"),
+        ),
+        unit=" points",
+    ),
+    Summary(
+        "share of think tokens saved, accuracy within a point",
+        tuple(
+            (EXIT, f"early exit: {rule}: think tokens saved", rule)
+            for rule in ("EAT with a guard on the mean", "EAT as published", "RPDI", "patience", "DEER", "CoDE-Stop")
+        ),
+    ),
+)
+
+
+def latest_lines(area: str) -> dict[str, dict[str, Any]]:
+    """The latest kept line of each figure of an area, by its name."""
+    kept = RESULTS / f"{area}.jsonl"
+    lines = map(json.loads, kept.read_text().splitlines() if kept.exists() else ())
+    return {line["name"]: line for line in lines}
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table."""
+    first, *others = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
+    return [first, "|---" * len(head) + "|", *others]
+
+
+def write_between(page: Path, name: str, rows: Sequence[str]) -> None:
+    """Replace what stands between the markers of that name in a page."""
+    before, start, inner = page.read_text().partition(f"<!-- {name} -->")
+    _, end, after = inner.partition(f"<!-- /{name} -->")
+    if not (start and end):
+        sys.exit(f"error: {page.relative_to(ROOT)} has no <!-- {name} --> markers")
+    page.write_text(before + start + "\n" + "\n".join(rows) + "\n" + end + after)
+
+
+def write_table(page: str, name: str, rows: Sequence[str]) -> None:
+    """A table that an area makes itself, in a page of the book."""
+    write_between(DOCS / f"{page}.md", f"table:{name}", ["", *rows, ""])
+
+
+def write_figures(area: str) -> None:
+    """The latest line of each figure of an area, in the page that has its markers; and README's results."""
+    lines = [x for x in latest_lines(area).values() if x["bound"] is not None or area not in BOUNDED_ONLY]
+    rows = []
+    for line in lines:
+        value = f"{line['value']:.3g}" if abs(line["value"]) < 1000 else f"{line['value']:,.0f}"
+        value += f" ({line['low']:.3g}-{line['high']:.3g})" if "low" in line else ""
+        holds = {True: "yes", False: "**no**", None: ""}[line["holds"]]
+        rows.append((line["name"], value, line["unit"], line["bound"] or "", holds))
+    shown = markdown(("figure", "measured (quartiles)", "unit", "bound", "holds"), rows)
+    sources = sorted({(x["measured"], x["commit"], x["machine"]) for x in lines})
+    shown += ["", *(f"Measured {day} at {commit} on {machine}." for day, commit, machine in sources)]
+    pages = [page for page in DOCS.glob("*.md") if f"<!-- figures:{area} -->" in page.read_text()]
+    if len(pages) != 1:
+        sys.exit(f"error: {len(pages)} pages have <!-- figures:{area} --> markers, expected one")
+    write_between(pages[0], f"figures:{area}", shown)
+    write_summary()
+
+
+def write_summary() -> None:
+    """README's results, best and worst beside each other."""
+    lines = {area: latest_lines(area) for area in (POLICY, KV, EXIT)}
+    rows = []
+    commits: dict[tuple[str, str], set[str]] = {}
+    for row in SUMMARY:
+        found: list[tuple[float, str]] = []
+        for area, name, where in row.cells:
+            line = lines[area].get(name)
+            if line is None:
+                sys.exit(f"error: bench/results/{area}.jsonl has no figure {name!r}")
+            commits.setdefault((line["measured"], line["machine"]), set()).add(line["commit"].removesuffix("+changes"))
+            found += [(line["value"], where)] if where else [(line[end], "") for end in ("low", "value", "high")]
+        found.sort(reverse=not row.less_is_better)
+        texts = [f"{value:+.0f}{row.unit}" if row.unit else f"{value:.2g}" for value, _ in found]
+        texts = [text + (f" ({where})" if where else "") for text, (_, where) in zip(texts, found, strict=True)]
+        rows.append((row.what, texts[0], "" if found[0][1] else texts[len(texts) // 2], texts[-1]))
+    shown = ["| | best | median | worst |", *markdown(("", "best", "median", "worst"), rows)[1:], ""]
+    for (day, machine), at in sorted(commits.items()):
+        shown.append(f"Measured {day} on {machine}, at {', '.join(sorted(at))}.")
+    write_between(ROOT / "README.md", "figures:summary", shown)
