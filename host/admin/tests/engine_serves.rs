@@ -1,7 +1,5 @@
 //! An engine that starts its listeners.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot set up its case has failed")]
-
 use meridian_core::{MeridianConfig, SlotName};
 use meridian_engine::control::{Given, Mode, Upload};
 use meridian_engine::{DataParallel, Engine, Settings};
