@@ -109,7 +109,7 @@ pub enum Item {
     Flush(SyncSender<()>),
 }
 
-/// Records the decisions of slots, see [`SlotControl::record`](crate::SlotControl::record). Dropping it closes it.
+/// Records the decisions of slots, see [`SlotControl::record`](meridian_core::slot::SlotControl::record). Dropping it closes it.
 pub struct Recorder {
     queue: SyncSender<Item>,
     watch: RecordingWatch,
