@@ -74,7 +74,7 @@ def test_a_budget_of_a_request_without_prompt_tokens_stays_with_vllm(
     request: Any = SimpleNamespace(request_id="a", prompt_token_ids=prompt, sampling_params=params)
     asked = hook.asked(request)
     assert asked.client.max_thought_tokens == (None if prompt is None else 8)
-    hook.follow(request, asked, 1, True, 5, thought_limit, False, 5, False)
+    hook.follow(request, asked, {"key": 1, "thought_limit": thought_limit})
     assert request.sampling_params.thinking_token_budget == kept
     assert params.thinking_token_budget == 8, "the client's own object"
 
