@@ -40,7 +40,6 @@ VOLATILE |= {"call_id", "system_fingerprint", "timestamp", "signature"}
 # In a stream, vLLM counts these anew from the text of each chunk, and the cuts are not the same twice.
 VOLATILE_IN_STREAMS = {"sequence_number", "reasoning_tokens"}
 _STOP_LIMIT_S = 60
-_LISTEN_ATTEMPTS = 1_000_000
 
 
 def options_of(engine: Engine, side: str) -> dict[str, Any]:
@@ -333,11 +332,13 @@ class Http:
             else:
                 raise RuntimeError("the server did not start, see its log")
             # The line comes before the socket listens, and nothing is printed when it does.
-            for _ in range(_LISTEN_ATTEMPTS):
+            while True:
                 try:
                     socket.create_connection(("127.0.0.1", port), timeout=10).close()
                     break
-                except ConnectionRefusedError:
+                except ConnectionRefusedError as refused:
+                    if os.waitpid(self._server, os.WNOHANG)[0]:
+                        raise RuntimeError("the server ended while it started, see its log") from refused
                     os.sched_yield()
             self._log = os.dup(log.fileno())
         # The pipe must not fill up while requests run.
