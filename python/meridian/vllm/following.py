@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from typing import TYPE_CHECKING, Any, cast
@@ -12,7 +11,7 @@ from vllm.platforms import current_platform
 from meridian import _native
 from meridian.engine import MAX_NAME_CHARACTERS
 from meridian.vllm.answers import report
-from meridian.vllm.state import State
+from meridian.vllm.state import State, logger
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -22,9 +21,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from meridian.vllm.thinking import ThinkHook
-
-# Below vLLM's own logger, whose handlers and level it shares.
-logger = logging.getLogger("vllm.meridian")
 
 # Steps between two searches for requests that vLLM has dropped without a notice.
 REAP_STEPS = 4096

@@ -111,8 +111,10 @@ class KvHook:
         self._own_watermark: int | None = None
         # Whether a request has received tokens in this step.
         self._step_serves = False
-        # vLLM's own method, while the hook wraps it.
-        self._allocate_slots: Callable[..., Any] | None = None
+        # What the hook's wrapper of `allocate_slots` calls; whether the wrapper is in its place, or inside one of other
+        # code; and whether it looks at the allocations of this step.
+        self._allocate_slots: Callable[..., Any] = manager.allocate_slots
+        self._is_wrapped = self._watches = False
         self._groups = len({(id(m.block_pool), m.kv_cache_group_id) for m in managers})
         # Blocks that a step takes at most: for each running request (those of its lookahead and one that it begins, in
         # each group), and for the tokens of prompts.
@@ -132,8 +134,7 @@ class KvHook:
     @property
     def is_detached(self) -> bool:
         """Whether vLLM's objects keep no trace of the hook, so that it can be attached again."""
-        is_left = not _is_own(self._scheduler.kv_cache_manager, "allocate_slots")
-        return not self._on and not is_left and all(pool.is_detached for pool in self._pools.values())
+        return not self._on and not self._is_wrapped and all(pool.is_detached for pool in self._pools.values())
 
     def attach(self) -> None:
         """Take over the order of eviction."""
@@ -178,7 +179,7 @@ class KvHook:
 
     def admission_begins(self) -> None:
         """From here on, the step admits requests. A later call in the same step does nothing."""
-        if self._allocate_slots is None and self._on:
+        if not self._watches and self._on:
             try:
                 self._step_serves = any(map(can_take_tokens, self._scheduler.running))
                 self._watch_allocations()
@@ -186,9 +187,12 @@ class KvHook:
                 self._fail("admitting requests")
 
     def _watch_allocations(self) -> None:
-        manager = self._scheduler.kv_cache_manager
-        self._allocate_slots = manager.allocate_slots
-        manager.allocate_slots = self._allocate  # type: ignore[method-assign]
+        self._watches = True
+        if not self._is_wrapped:
+            manager = self._scheduler.kv_cache_manager
+            self._allocate_slots = manager.allocate_slots
+            manager.allocate_slots = self._allocate  # type: ignore[method-assign]
+            self._is_wrapped = True
 
     def step_ends(self) -> None:
         """Restore vLLM's watermark and method, and report the blocks that the step took."""
@@ -196,9 +200,9 @@ class KvHook:
         if self._own_watermark is not None:
             manager.watermark_blocks = self._own_watermark
             self._own_watermark = None
-        if self._allocate_slots is not None:
-            self._allocate_slots = None
-            _unwrap(manager, "allocate_slots", self._allocate)
+        if self._watches:
+            self._watches = False
+            self._is_wrapped = not _unwrap(manager, "allocate_slots", self._allocate)
         for pool in self._pools.values():
             pool.report_taken()
 
@@ -304,11 +308,8 @@ class KvHook:
 
     def _allocate(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         began_ns = time.perf_counter_ns()
-        # Other code may hold the wrapper for longer than the step.
-        original = self._allocate_slots or self._scheduler.kv_cache_manager.__class__.allocate_slots.__get__(
-            self._scheduler.kv_cache_manager
-        )
-        if not self._on:
+        original = self._allocate_slots
+        if not self._watches or not self._on:
             return original(request, *args, **kwargs)
         reserve = self._lift_reserve(request, kwargs)
         own_time = self._own_time
@@ -653,10 +654,12 @@ def _contains(tokens: Sequence[int], marker: list[int]) -> bool:
 # look at attributes instead.
 
 
-def _unwrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """Remove a wrapper. A wrapper that other code has wrapped in turn stays, and passes all calls on."""
-    if getattr(owner, name) == wrapper:
+def _unwrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> bool:
+    """Remove a wrapper. Returns False if other code has wrapped it in turn: then it stays, and passes all calls on."""
+    is_outermost = getattr(owner, name) == wrapper
+    if is_outermost:
         delattr(owner, name)
+    return is_outermost
 
 
 def _is_own(owner: Any, name: str) -> bool:

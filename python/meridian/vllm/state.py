@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -96,6 +97,6 @@ class State(SchedulerInterface):
         if not self._meridian_schedules:
             self._end_step()
 
+    @abstractmethod
     def _end_step(self) -> None:
         """Undo the changes of a step in vLLM's objects."""
-        raise NotImplementedError

@@ -8,6 +8,7 @@ plan is applied there.
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from itertools import islice
 from typing import TYPE_CHECKING, cast
 
@@ -64,9 +65,9 @@ class Step(State):
         if kv is not None:
             kv.step_begins()
 
+    @abstractmethod
     def _switch(self, engine: _native.Engine) -> None:
         """Take over the steps from vLLM, or give them back."""
-        raise NotImplementedError
 
     def _plan(self, engine: _native.Engine, scheduler: Scheduler, now_ms: float) -> _native.StepPlan | None:
         """Plan a step, with `running` and `waiting` in their new order; None where Meridian has to step in or aside."""

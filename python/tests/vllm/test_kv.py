@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from harness import KV_BLOCK_TOKENS, Engine, requests
@@ -188,6 +190,46 @@ def test_nothing_of_the_hook_is_left(clean: Engine) -> None:
             pool_of(clean).__dict__
         )
         assert "allocate_slots" not in manager.__dict__
+
+
+def test_allocations_are_wrapped_only_while_requests_are_admitted(clean: Engine) -> None:
+    manager = clean.scheduler.kv_cache_manager
+    from vllm.v1.request import RequestStatus
+
+    own = type(manager).allocate_slots
+    wrapped: list[tuple[bool, bool]] = []
+
+    def allocate(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        wrapped.append((request.status is RequestStatus.RUNNING, "allocate_slots" in vars(self)))
+        return own(self, request, *args, **kwargs)
+
+    with clean.using(clean.native("native:output-first")), mock.patch.object(type(manager), "allocate_slots", allocate):
+        clean.generate([TraceRequest(0.0, 20, 20, 10)])
+    # One request has more free blocks than it could take.
+    assert Counter(wrapped) == {(False, True): 1, (True, False): len(wrapped) - 1}
+    assert len(wrapped) > 20
+
+
+def test_a_wrapper_around_the_hooks_own_stays_and_passes_calls_on(clean: Engine) -> None:
+    manager = clean.scheduler.kv_cache_manager
+    calls = 0
+    with clean.using(clean.native("native:output-first")):
+        kv = clean.scheduler._meridian_kv
+        kv.admission_begins()
+        inner = manager.allocate_slots
+
+        def outer(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            return inner(*args, **kwargs)
+
+        manager.allocate_slots = outer
+        kv.step_ends()
+        clean.generate([TraceRequest(0.0, 20, 8, 8)] * 3)
+        assert clean.scheduler._meridian is not None, "Meridian gave up"
+    assert calls > 20
+    assert manager.allocate_slots is outer
+    del manager.allocate_slots
 
 
 @pytest.mark.parametrize("method", ["leaving", "choose", "taken", "touched", "mark_dead", "victim", "think_from"])
