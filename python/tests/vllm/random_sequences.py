@@ -7,6 +7,8 @@ lost, and no step is empty that could have run something. Takes milliseconds a s
 from __future__ import annotations
 
 import random
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -118,13 +120,17 @@ def stock(feature: Feature, seed: int, model: str) -> Drive:
 @contextmanager
 def decided_by(policy: Policy, drive: Drive, hostile: Path) -> Iterator[Any]:
     """Meridian in the scheduler of `drive`, its clock the drive's; yields the native engine."""
-    import meridian.vllm.kv as kv
-    import meridian.vllm.scheduler as scheduler
+    from meridian.vllm import scheduler
 
     drive.is_stock = False
     clock = Clock(drive)
-    before = (scheduler.time, kv.time)
-    scheduler.time = kv.time = clock  # type: ignore[attr-defined, assignment]
+    read_by = [
+        module
+        for name, module in sys.modules.items()
+        if name.startswith("meridian.") and getattr(module, "time", None) is time
+    ]
+    for module in read_by:
+        module.time = clock  # type: ignore[attr-defined]
     try:
         own = scheduler.attach_to(drive.scheduler, policy.config(hostile))
         native = drive.scheduler._meridian
@@ -135,7 +141,8 @@ def decided_by(policy: Policy, drive: Drive, hostile: Path) -> Iterator[Any]:
         finally:
             scheduler.detach_from(drive.scheduler, own)
     finally:
-        scheduler.time, kv.time = before  # type: ignore[attr-defined]
+        for module in read_by:
+            module.time = time  # type: ignore[attr-defined]
 
 
 def decided(policy: Policy, feature: Feature, seed: int, model: str, hostile: Path) -> Drive:
