@@ -235,9 +235,20 @@ impl Engine {
     /// The engine scheduled the step that began at `now_ms`: `output` is vLLM's `SchedulerOutput`, or has its attributes
     /// `scheduled_new_reqs`, `scheduled_cached_reqs` and `num_scheduled_tokens`. Of requests that are not known (probes)
     /// only the tokens count. With `corrects`, the engine's own counts of computed tokens replace this one's: rejected
-    /// drafts lower them.
-    fn end(&self, py: Python<'_>, output: &Bound<'_, PyAny>, now_ms: f64, corrects: bool) -> PyResult<()> {
+    /// drafts lower them. `taken` are the blocks that pools, by their numbers, handed out since their last report.
+    #[pyo3(signature = (output, now_ms, corrects, taken = vec![]))]
+    fn end(
+        &self,
+        py: Python<'_>,
+        output: &Bound<'_, PyAny>,
+        now_ms: f64,
+        corrects: bool,
+        taken: Vec<(usize, Vec<u32>)>,
+    ) -> PyResult<()> {
         let (handles, driver) = (&mut *self.handles(), &mut *self.engine.drive());
+        for (pool, blocks) in taken {
+            driver.taken(pool, &blocks, now_ms);
+        }
         for new in output.getattr(intern!(py, "scheduled_new_reqs"))?.cast::<PyList>()? {
             if let Some(row) = row_of(handles, driver, &new.getattr(intern!(py, "req_id"))?)? {
                 driver.admitted(row, new.getattr(intern!(py, "num_computed_tokens"))?.extract()?);
@@ -273,8 +284,8 @@ impl Engine {
     }
 
     /// Tokens were generated, at `now_ms`: `outputs` are lists of vLLM's `EngineCoreOutput`, or of objects with its
-    /// `request_id` and `new_token_ids`. Returns the number of faults so far, of every kind in the dispatch slot.
-    fn tokens(&self, py: Python<'_>, outputs: &Bound<'_, PyList>, now_ms: f64) -> PyResult<u64> {
+    /// `request_id` and `new_token_ids`. Returns what `take_log` would.
+    fn tokens(&self, py: Python<'_>, outputs: &Bound<'_, PyList>, now_ms: f64) -> PyResult<Vec<(u8, String)>> {
         let (handles, driver) = (&mut *self.handles(), &mut *self.engine.drive());
         driver.set_clock(now_ms);
         handles.generated.clear();
@@ -287,7 +298,7 @@ impl Engine {
             }
         }
         driver.generated(&handles.generated);
-        Ok(driver.scheduler().slot().fault_count())
+        Ok(log::take())
     }
 }
 

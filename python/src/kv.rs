@@ -112,19 +112,33 @@ impl Engine {
 
 #[pymethods]
 impl BlockPool {
+    /// Its number in the engine, for `Engine.end`.
+    #[getter]
+    fn number(&self) -> usize {
+        self.pool.number()
+    }
+
     /// Fill the mirror anew from the queue of free blocks, its front first. `tokens` gives for each the tokens of the
     /// prefix that it ends, None when no prompt can find it.
     fn resync(&self, blocks: Vec<u32>, tokens: Vec<Option<u32>>) {
         self.engine.drive().pool(self.pool).resync(blocks.into_iter().zip(tokens));
     }
 
-    /// `taken` were handed out before. Returns the blocks to be put at the front of the queue, of which `free` are free,
-    /// before `count` are handed out; None when the mirror does not agree with the queue.
-    fn choose(&self, taken: Vec<u32>, count: u32, free: u32, now_ms: f64) -> Option<Vec<u32>> {
+    /// `taken` were handed out before. `count` of the `free` blocks are to be handed out now, and `ahead` or so in this step.
+    /// Returns how many free blocks have no contents, how many may be handed out before the next choice, and the blocks to
+    /// be put at the front of the queue for that; None when the mirror does not agree with the queue.
+    fn choose(&self, taken: Vec<u32>, count: u32, ahead: u32, free: u32, now_ms: f64) -> Option<(u32, u32, Vec<u32>)> {
         let driver = &mut *self.engine.drive();
         let cached = driver.pool(self.pool);
         cached.taken(&taken, now_ms);
-        (cached.free() == free).then(|| cached.choose(count))
+        if cached.free() != free {
+            return None;
+        }
+        // What is put at the front goes before the blocks without contents.
+        let count = if cached.empty() > 0 { count } else { count.max(ahead) };
+        let chosen = cached.choose(count);
+        let ready = if cached.is_in_order() { free } else { count.max(cached.empty()) };
+        Some((cached.empty(), ready, chosen))
     }
 
     /// These were handed out. Returns how many free blocks have no contents.

@@ -13,6 +13,14 @@ use crate::control::KvStatus;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pool(usize);
 
+impl Pool {
+    /// Its number in the engine.
+    #[must_use]
+    pub fn number(self) -> usize {
+        self.0
+    }
+}
+
 /// The pools of one engine.
 #[derive(Default)]
 pub(crate) struct Kv {
@@ -89,6 +97,13 @@ impl Driver {
     /// [`Driver::rekey`] panic likewise.
     pub fn pool(&mut self, pool: Pool) -> &mut CachedBlocks {
         &mut self.kv.pools[pool.0].blocks
+    }
+
+    /// Report the blocks that the pool of this number handed out in a step; one that is not there is left out.
+    pub fn taken(&mut self, pool: usize, blocks: &[u32], now_ms: f64) {
+        if let Some(pool) = self.kv.pools.get_mut(pool) {
+            pool.blocks.taken(blocks, now_ms);
+        }
     }
 
     /// Report that a request stops, before its blocks leave: `chains` are its blocks in each pool, head first. Its session

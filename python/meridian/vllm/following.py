@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from vllm.platforms import current_platform
 
@@ -15,7 +15,6 @@ from meridian.vllm.state import State, logger
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
@@ -35,7 +34,8 @@ class Following(State):
         if think is not None:
             think.settle(output)
         # Rejected speculative tokens lower the engine's own count.
-        engine.end(output, now_ms, self._meridian_decode_tokens > 1)
+        taken = [] if self._meridian_kv is None else self._meridian_kv.taken()
+        engine.end(output, now_ms, self._meridian_decode_tokens > 1, taken)
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
@@ -44,7 +44,7 @@ class Following(State):
         continued: list[Request] = []
         self._meridian_ended, self._meridian_continued = ended, continued
         try:
-            outputs = cast("Scheduler", super()).update_from_output(scheduler_output, model_runner_output)
+            outputs = super().update_from_output(scheduler_output, model_runner_output)
         finally:
             self._meridian_ended = None
         engine = self._meridian
@@ -71,17 +71,15 @@ class Following(State):
         if think is not None:
             think.receive()
             think.take_out(outputs)
-        faults = engine.tokens([client.outputs for client in outputs.values()], now_ms)
+        lines = engine.tokens([client.outputs for client in outputs.values()], now_ms)
         if think is not None and ended:
             report(think.native, ended, outputs.values())
-        self._pass_on_log()
-        if faults > self._meridian_faults_logged:
-            self._log_faults(engine, faults)
+        self._pass_on(lines)
 
     def add_request(self, request: Request) -> None:
-        cast("Scheduler", super()).add_request(request)
+        super().add_request(request)
         # Later input of a streaming session arrives under a known id; the first object stays the request.
-        if self._meridian is not None and self._scheduler().requests.get(request.request_id) is request:
+        if self._meridian is not None and self.requests.get(request.request_id) is request:
             self._guard("taking in a request", self._arrives, request)
 
     def _arrives(self, request: Request) -> None:
@@ -93,7 +91,7 @@ class Following(State):
     def _keeps_whole(self, request: Request) -> bool:
         """Whether vLLM may not split this request's prompt into chunks. On a CPU, its model runner fails at a part of a
         prompt whose request has a seed (vllm/v1/worker/gpu_model_runner.py: `generator.set_offset`)."""
-        config = self._scheduler().scheduler_config
+        config = self.scheduler_config
         params = request.sampling_params
         is_seeded = params is not None and params.seed is not None and current_platform.is_cpu()
         cannot_split = config.disable_chunked_mm_input and bool(request.mm_features)
@@ -101,7 +99,7 @@ class Following(State):
 
     def _update_request_as_session(self, session: Request, update: Any) -> None:
         """A streaming session goes on with new input (vllm/v1/core/sched/scheduler.py): a new request to the engine."""
-        cast("Any", super())._update_request_as_session(session, update)
+        super()._update_request_as_session(session, update)
         if self._meridian_ended is None:
             self._continue([session])
         else:
@@ -121,7 +119,7 @@ class Following(State):
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         blocks = self._guard("counting the blocks of a preempted request", self._pauses, request)
-        cast("Scheduler", super())._preempt_request(request, *args, **kwargs)
+        super()._preempt_request(request, *args, **kwargs)
         if self._meridian is not None:
             self._guard("following a preemption", self._paused, request, blocks)
 
@@ -150,7 +148,7 @@ class Following(State):
         kv = self._meridian_kv
         if kv is not None:
             self._guard("following the end of a request", kv.request_ends, request)
-        freed = cast("Scheduler", super())._free_request(request, *args, **kwargs)
+        freed = super()._free_request(request, *args, **kwargs)
         if self._meridian_ended is None:
             self._remove([request])
         else:
@@ -169,11 +167,14 @@ class Following(State):
     def _reap(self, now_ms: float) -> None:
         """Forget requests that vLLM has dropped without a notice."""
         if self._meridian is not None:
-            self._meridian.reap(now_ms, cast("dict[str, object]", self._scheduler().requests))
+            self._meridian.reap(now_ms, self.requests)
 
     def _pass_on_log(self) -> None:
+        self._pass_on(_native.take_log())
+
+    def _pass_on(self, lines: list[tuple[int, str]]) -> None:
         """Pass the host's log lines, from any thread, to Python's logger."""
-        for level, line in _native.take_log():
+        for level, line in lines:
             logger.log(level, "meridian: %s", line)
 
     def _log_output_preemption(self, engine: _native.Engine, request: Request, blocks: int, avoidable: bool) -> None:
@@ -187,18 +188,6 @@ class Following(State):
                 blocks,
                 ", although one that thinks could have gone" if avoidable else ", for want of KV memory",
                 count,
-            )
-
-    def _log_faults(self, engine: _native.Engine, faults: int) -> None:
-        # Log the first fault, then each doubling: a policy that faults every step must not fill the log.
-        if faults >= 2 * self._meridian_faults_logged:
-            self._meridian_faults_logged = faults
-            stats = engine.stats()
-            logger.warning(
-                "meridian: policy %s faulted %d times, the native default decided those steps; last: %s",
-                stats["policy"],
-                faults,
-                stats["last_fault"],
             )
 
 

@@ -15,7 +15,7 @@ import time
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.request import RequestStatus
@@ -39,6 +39,8 @@ DEFECTS = (Exception, _native.PanicException)
 # In `vllm_xargs`: the client will return the thinking of this request, whatever the model's template does.
 KEEP_THINKING = "meridian_keep_thinking"
 
+# Blocks chosen at most for allocations that a step may still make: putting blocks at the front takes time.
+MOST_AHEAD = 16
 
 # Recently ended requests, for an offloading policy that asks a step later; None without such a policy.
 _ended: OrderedDict[str, int] | None = None
@@ -166,6 +168,8 @@ class KvHook:
         scheduler = self._scheduler
         manager = scheduler.kv_cache_manager
         running = len(scheduler.running)
+        for pool in self._pools.values():
+            pool.step_begins()
         if self._growth_blocks > 0:
             self._own_watermark = manager.watermark_blocks
             # The rule of `KvGrowth::reserve` in the core.
@@ -195,7 +199,7 @@ class KvHook:
             self._is_wrapped = True
 
     def step_ends(self) -> None:
-        """Restore vLLM's watermark and method, and report the blocks that the step took."""
+        """Restore vLLM's watermark and method."""
         manager = self._scheduler.kv_cache_manager
         if self._own_watermark is not None:
             manager.watermark_blocks = self._own_watermark
@@ -203,8 +207,10 @@ class KvHook:
         if self._watches:
             self._watches = False
             self._is_wrapped = not _unwrap(manager, "allocate_slots", self._allocate)
-        for pool in self._pools.values():
-            pool.report_taken()
+
+    def taken(self) -> list[tuple[int, list[int]]]:
+        """The blocks that each pool, by its number in the engine, handed out and that have not been reported."""
+        return [(pool.number, pool.take_taken()) for pool in self._pools.values() if pool.has_taken]
 
     def request_arrives(self, request: Request) -> None:
         """Report the cached blocks that a request which has to wait will need. Call it once vLLM has queued it."""
@@ -372,7 +378,7 @@ class KvHook:
         pool = self._pools.get(id(block_pool))
         counts = (block_pool.get_num_free_blocks(), 0) if pool is None else pool.counts()
         memory = (time.monotonic() * 1e3, counts[0], counts[1], block_pool.num_gpu_blocks)
-        victim = self.engine.victim(cast("list[object]", candidates), blocks, memory)
+        victim = self.engine.victim(candidates, blocks, memory)
         if victim is not None and victim != len(candidates) - 1:
             running.append(running.pop(first + victim))
 
@@ -407,11 +413,13 @@ class PoolHook:
         self._failed = failed
         self._own_time = own_time
         self._on = False
-        self._mirror = engine.pool(pool.num_gpu_blocks, block_tokens, keeps_dead)
-        # Blocks that were handed out, and that the mirror has not been told of; and how many blocks without contents
-        # stand at the front of vLLM's queue, at least: to hand these out needs no choice.
+        self.mirror = engine.pool(pool.num_gpu_blocks, block_tokens, keeps_dead)
+        self.number = self.mirror.number
+        # Blocks that were handed out, and that the mirror has not been told of.
         self._taken: list[int] = []
-        self._empty = 0
+        # How many blocks without contents stand at the front of vLLM's queue, at least; how many of its first blocks
+        # may be handed out without a choice; how many this step took; and how many the one before took.
+        self._empty = self._ready = self._in_step = self._in_last_step = 0
         self._originals: dict[str, Callable[..., Any]] = {}
         self._wrappers: dict[str, Callable[..., Any]] = {
             "free_blocks": self._free_blocks,
@@ -448,16 +456,26 @@ class PoolHook:
 
     @property
     def native(self) -> _native.BlockPool:
-        """The mirror of the pool's free blocks."""
-        if self._taken:
-            self.report_taken()
-        return self._mirror
-
-    def report_taken(self) -> None:
-        """Report the blocks that were handed out since the last report."""
+        """The mirror of the pool's free blocks, for a call that may change which of them go first."""
         if self._taken and self._on:
-            taken, self._taken = self._taken, []
-            self._empty = self._mirror.taken(taken, time.monotonic() * 1e3)
+            self._empty = self.mirror.taken(self.take_taken(), time.monotonic() * 1e3)
+        self._ready = self._empty
+        return self.mirror
+
+    @property
+    def has_taken(self) -> bool:
+        """Whether blocks were handed out that the mirror has not been told of."""
+        return bool(self._taken)
+
+    def take_taken(self) -> list[int]:
+        """The blocks that were handed out since the last report."""
+        taken, self._taken = self._taken, []
+        return taken
+
+    def step_begins(self) -> None:
+        """What was chosen for the step before may be out of date."""
+        self._ready = self._empty
+        self._in_last_step, self._in_step = self._in_step, 0
 
     def counts(self) -> tuple[int, int]:
         """Numbers of empty and of cached free blocks."""
@@ -499,8 +517,8 @@ class PoolHook:
         if cached != sorted(cached):
             self._to_front(block.block_id for block in free if block.block_hash is None)
         self._taken = []
-        self._mirror.resync(*self._queue())
-        self._empty = self._mirror.counts()[0]
+        self.mirror.resync(*self._queue())
+        self._empty = self._ready = self.mirror.counts()[0]
 
     def _to_front(self, block_ids: Iterable[int]) -> None:
         blocks = [self.pool.blocks[block_id] for block_id in block_ids]
@@ -567,7 +585,7 @@ class PoolHook:
         if not self._on:
             return self._originals["get_new_blocks"](num_blocks)
         began_ns = time.perf_counter_ns()
-        if num_blocks > self._empty:
+        if num_blocks > self._ready:
             try:
                 self._choose(num_blocks)
             except DEFECTS:
@@ -577,20 +595,22 @@ class PoolHook:
         taken_ns = time.perf_counter_ns()
         if self._on:
             self._empty -= num_blocks
+            self._ready -= num_blocks
+            self._in_step += num_blocks
             self._taken += [block.block_id for block in blocks]
         self._own_time.ns += time.perf_counter_ns() - taken_ns + chosen_ns - began_ns
         return blocks
 
     def _choose(self, num_blocks: int) -> None:
-        """Put the blocks that the policy evicts first at the front of vLLM's queue."""
-        taken, self._taken = self._taken, []
+        """Put the blocks that the policy evicts first at the front of vLLM's queue, at once for as many as the step may
+        still take."""
         free = self.pool.free_block_queue.num_free_blocks
-        chosen = self._mirror.choose(taken, num_blocks, free, time.monotonic() * 1e3)
-        if chosen is None:
+        ahead = min(max(self._in_last_step - self._in_step, 0), MOST_AHEAD, free)
+        choice = self.mirror.choose(self.take_taken(), num_blocks, ahead, free, time.monotonic() * 1e3)
+        if choice is None:
             self._resync()
         else:
-            # As many as are wanted now are known to be right.
-            self._empty = num_blocks
+            self._empty, self._ready, chosen = choice
             if chosen:
                 self._to_front(chosen)
 

@@ -45,22 +45,21 @@ class _Meridian(Step, Following):
     """Mixin over one of vLLM's schedulers."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        cast("Any", super()).__init__(*args, **kwargs)
+        super().__init__(*args, **kwargs)
         self._meridian_start(load_config())
 
     def _meridian_start(self, config: MeridianConfig) -> None:
         check_version(vllm.__version__)
-        scheduler = self._scheduler()
-        check_seams(scheduler, vllm.__version__)
-        engine = make_engine(config, scheduler, serves=True)
+        check_seams(self, vllm.__version__)
+        engine = make_engine(config, self, serves=True)
         self._meridian_engine = engine
-        sampled = getattr(scheduler, "num_sampled_tokens_per_step", 1)
-        self._meridian_decode_tokens = max(sampled + scheduler.num_spec_tokens, 1)
-        self._meridian_diffuses = getattr(scheduler.vllm_config, "diffusion_config", None) is not None
-        self._meridian_block_pool = scheduler.kv_cache_manager.block_pool
-        if hasattr(scheduler, "max_num_active_reqs"):
+        sampled = getattr(self, "num_sampled_tokens_per_step", 1)
+        self._meridian_decode_tokens = max(sampled + self.num_spec_tokens, 1)
+        self._meridian_diffuses = getattr(self.vllm_config, "diffusion_config", None) is not None
+        self._meridian_block_pool = self.kv_cache_manager.block_pool
+        if hasattr(self, "max_num_active_reqs"):
             self._meridian_seats = "max_num_active_reqs"
-        self._meridian_admitted_first = admitted_first_name(scheduler)
+        self._meridian_admitted_first = admitted_first_name(self)
         self._meridian_own_ns = deque(maxlen=TIMED_STEPS)
         self._meridian_hooks_time = OwnTime()
         self._meridian_use(engine)
@@ -86,24 +85,23 @@ class _Meridian(Step, Following):
         if engine is None:
             return
         self._meridian_preempts_for_waiting = engine.preempts_for_waiting
-        self._meridian_think_kept = None if self._meridian_diffuses else make_think_hook(self._scheduler(), engine)
+        self._meridian_think_kept = None if self._meridian_diffuses else make_think_hook(self, engine)
         self._meridian_stands_aside = engine.is_stock
         if not self._meridian_stands_aside:
             self._step_in(engine)
 
     def _step_in(self, engine: _native.Engine) -> None:
         """Activate Meridian in KV memory, thinking and the waiting queue."""
-        scheduler = self._scheduler()
         think = self._meridian_think = self._meridian_think_kept
         if engine.manages_kv:
             kv = self._meridian_kv_kept
             if kv is None or not kv.is_detached:
-                kv = self._meridian_kv_kept = KvHook(scheduler, engine, self._give_up, self._meridian_hooks_time)
+                kv = self._meridian_kv_kept = KvHook(self, engine, self._give_up, self._meridian_hooks_time)
             kv.probes = think
             self._meridian_kv = kv
             kv.attach()
-        if scheduler.policy is SchedulingPolicy.PRIORITY:
-            scheduler.waiting = PlannedPriorityQueue(scheduler.waiting)
+        if self.policy is SchedulingPolicy.PRIORITY:
+            self.waiting = PlannedPriorityQueue(self.waiting)
 
     def _stand_aside(self) -> None:
         """Leave KV memory, thinking and the waiting queue to vLLM. Live requests keep the limits of their thinking."""
@@ -124,17 +122,17 @@ class _Meridian(Step, Following):
 
     def _take_over(self) -> None:
         """Report the live requests to the engine."""
-        engine, scheduler = self._meridian, self._scheduler()
+        engine = self._meridian
         if engine is None:
             return
-        for request in scheduler.requests.values():
+        for request in self.requests.values():
             add(engine, request, self._keeps_whole(request))
         now_ms = time.monotonic() * 1e3
-        told = [Generated(r.request_id, list(r.output_token_ids)) for r in scheduler.requests.values()]
+        told = [Generated(r.request_id, list(r.output_token_ids)) for r in self.requests.values()]
         engine.tokens([told], now_ms)
-        computed = {request.request_id: request.num_computed_tokens for request in scheduler.running}
+        computed = {request.request_id: request.num_computed_tokens for request in self.running}
         engine.end(Scheduled(computed), now_ms, False)
-        for request in scheduler.requests.values():
+        for request in self.requests.values():
             if request.status == RequestStatus.PREEMPTED:
                 engine.lost_blocks(request.request_id)
         # This report is no step, so the step-time model must not learn from it.
@@ -142,18 +140,17 @@ class _Meridian(Step, Following):
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         engine = self._meridian
-        parent = cast("Scheduler", super())
         if engine is None:
-            return parent.schedule(*args, **kwargs)
+            return super().schedule(*args, **kwargs)
         began_ns = time.perf_counter_ns()
         now_ms = time.monotonic() * 1e3
-        self._guard("planning a step", self._begin_step, engine, self._scheduler(), now_ms)
+        self._guard("planning a step", self._begin_step, engine, now_ms)
         hooks = self._meridian_hooks_time
         hooks.ns = 0
         self._meridian_schedules = True
         planned_ns = time.perf_counter_ns()
         try:
-            output = parent.schedule(*args, **kwargs)
+            output = super().schedule(*args, **kwargs)
         finally:
             scheduled_ns = time.perf_counter_ns()
             self._meridian_schedules = False
@@ -168,30 +165,28 @@ class _Meridian(Step, Following):
         requests that a plan leaves out count too, because a later step serves them together."""
         if self._meridian_kv is not None and self._meridian_schedules:
             self._meridian_kv.admission_begins()
-        ready = cast("Scheduler", super())._handle_blocked_waiting_request(request)
-        scheduler = self._scheduler()
+        ready = super()._handle_blocked_waiting_request(request)
         is_planned = self._meridian_schedules and self._meridian is not None and not self._meridian_stands_aside
-        if not ready or scheduler.lora_config is None or not is_planned:
+        if not ready or self.lora_config is None or not is_planned:
             return ready
         has_room = self._guard("counting adapters", self._has_room_for, request)
         return ready if has_room is None else has_room
 
     def _has_room_for(self, request: Request) -> bool:
-        scheduler = self._scheduler()
         if request.lora_request is None:
             return True
         adapter = request.lora_request.lora_int_id
-        running = {r.lora_request.lora_int_id for r in scheduler.running if r.lora_request is not None}
-        return adapter in running or len(running) < cast("Any", scheduler.lora_config).max_loras
+        running = {r.lora_request.lora_int_id for r in self.running if r.lora_request is not None}
+        return adapter in running or len(running) < cast("Any", self.lora_config).max_loras
 
     def _select_waiting_queue_for_scheduling(self) -> RequestQueue | None:
         """vLLM 0.30 asks here before it looks at a waiting request."""
         if self._meridian_kv is not None and self._meridian_schedules:
             self._meridian_kv.admission_begins()
-        return cast("Any", super())._select_waiting_queue_for_scheduling()
+        return super()._select_waiting_queue_for_scheduling()  # pyright: ignore[reportAttributeAccessIssue]
 
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
-        stats = cast("Any", super()).make_stats(*args, **kwargs)
+        stats = super().make_stats(*args, **kwargs)
         think = self._meridian_think
         if think is None or stats is None:
             return stats
@@ -223,7 +218,7 @@ class _Meridian(Step, Following):
 
     def shutdown(self) -> None:
         self._guard("ending", self._close)
-        cast("Scheduler", super()).shutdown()
+        super().shutdown()
 
     def _close(self) -> None:
         if self._meridian_think_kept is not None:

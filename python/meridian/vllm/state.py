@@ -6,19 +6,20 @@ import logging
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, cast
-
-from vllm.v1.core.sched.interface import SchedulerInterface
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from meridian.vllm.kv import DEFECTS, KvHook, OwnTime
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
-    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.core.sched.scheduler import Scheduler as _Base
     from vllm.v1.request import Request
 
     from meridian import _native
     from meridian.vllm.thinking import ThinkHook
+
+else:
+    from vllm.v1.core.sched.interface import SchedulerInterface as _Base
 
 # Below vLLM's own logger, whose handlers and level it shares.
 logger = logging.getLogger("vllm.meridian")
@@ -26,10 +27,11 @@ logger = logging.getLogger("vllm.meridian")
 _T = TypeVar("_T")
 
 
-class State(SchedulerInterface):
+class State(_Base):
     """Without a start, and after `_give_up`, the scheduler is stock vLLM.
 
-    It has the base class of vLLM's schedulers, so that a scheduler can switch to a class with this one and back.
+    It is mixed into one of vLLM's schedulers, and has their base class, so that a scheduler can switch to a class with
+    this one and back.
     """
 
     # The native engine that follows, and that decides unless it stands aside; None: this is stock vLLM.
@@ -62,16 +64,11 @@ class State(SchedulerInterface):
     _meridian_decode_tokens = 1
     _meridian_diffuses = False
     _meridian_steps_seen = 0
-    _meridian_faults_logged = 0
     _meridian_output_preemptions_logged = 0
     _meridian_block_pool: BlockPool
     # Nanoseconds that Meridian added to `schedule()` in each of the latest steps; and the hooks' part in this one.
     _meridian_own_ns: deque[int]
     _meridian_hooks_time: OwnTime
-
-    def _scheduler(self) -> Scheduler:
-        """This object, as the class it is mixed into."""
-        return cast("Scheduler", self)
 
     def _guard(self, doing: str, call: Callable[..., _T], *args: Any) -> _T | None:
         """Make a call that only Meridian needs. A defect in it must not end the engine: it goes on as stock vLLM."""

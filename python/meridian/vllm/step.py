@@ -35,33 +35,33 @@ WAITING_WINDOW = 4096
 class Step(State):
     """The part of the scheduler that applies a plan and undoes it."""
 
-    def _begin_step(self, engine: _native.Engine, scheduler: Scheduler, now_ms: float) -> None:
+    def _begin_step(self, engine: _native.Engine, now_ms: float) -> None:
         """Plan a step and apply the plan; `_end_step` undoes it, even after a partial application."""
-        plan = self._plan(engine, scheduler, now_ms)
+        plan = self._plan(engine, now_ms)
         if plan is None:
             # A swap has taken over the order, or has given it back.
             self._switch(engine)
-            plan = self._plan(engine, scheduler, now_ms)
+            plan = self._plan(engine, now_ms)
         if plan is None or self._meridian_stands_aside:
             return
         think, kv = self._meridian_think, self._meridian_kv
         budget = plan.token_budget
-        own_budget = scheduler.max_num_scheduled_tokens
+        own_budget = self.max_num_scheduled_tokens
         if budget < own_budget:
-            whole_prompts = not scheduler.scheduler_config.enable_chunked_prefill
-            if whole_prompts and not any(map(can_take_tokens, scheduler.running)):
+            whole_prompts = not self.scheduler_config.enable_chunked_prefill
+            if whole_prompts and not any(map(can_take_tokens, self.running)):
                 # The budget counted on requests whose tokens are in flight; an unsplittable prompt may need more.
                 budget = own_budget
             elif not self._meridian_diffuses:
                 self._meridian_own_budget = own_budget
-                scheduler.max_num_scheduled_tokens = budget
+                self.max_num_scheduled_tokens = budget
         probes: set[str] = set()
         if think is not None:
             think.tell(plan.orders, plan.follows_thinking)
             if plan.follows_thinking:
-                probes = self._offer_probes(scheduler, budget)
+                probes = self._offer_probes(budget)
         if plan.caps is not None or probes:
-            self._apply_caps(scheduler, plan.caps or {}, probes)
+            self._apply_caps(plan.caps or {}, probes)
         if kv is not None:
             kv.step_begins()
 
@@ -69,17 +69,17 @@ class Step(State):
     def _switch(self, engine: _native.Engine) -> None:
         """Take over the steps from vLLM, or give them back."""
 
-    def _plan(self, engine: _native.Engine, scheduler: Scheduler, now_ms: float) -> _native.StepPlan | None:
+    def _plan(self, engine: _native.Engine, now_ms: float) -> _native.StepPlan | None:
         """Plan a step, with `running` and `waiting` in their new order; None where Meridian has to step in or aside."""
         think = self._meridian_think
-        running = cast("list[object]", scheduler.running)
-        probes: list[object] = []
+        running = self.running
+        probes: list[Request] = []
         if think is not None and think.running:
-            probes = [request for request in scheduler.running if request.request_id.startswith(PROBE)]
+            probes = [request for request in self.running if request.request_id.startswith(PROBE)]
             running = [request for request in running if request not in probes]
-        free_seats = self._free_seats(scheduler)
-        queue = scheduler.waiting
-        waiting = len(queue) + len(getattr(scheduler, self._meridian_admitted_first))
+        free_seats = self._free_seats()
+        queue = self.waiting
+        waiting = len(queue) + len(getattr(self, self._meridian_admitted_first))
         # Waiting requests matter only if a seat is free or if they may preempt, and if anyone looks at them.
         window = None
         if queue and (free_seats > 0 or self._meridian_preempts_for_waiting):
@@ -91,9 +91,9 @@ class Step(State):
         pool = self._meridian_block_pool
         plan = engine.begin(
             running,
-            cast("list[object] | None", window),
+            window,
             now_ms,
-            scheduler.max_num_scheduled_tokens,
+            self.max_num_scheduled_tokens,
             pool.free_block_queue.num_free_blocks,
             pool.num_gpu_blocks,
             max(free_seats, 0),
@@ -106,23 +106,22 @@ class Step(State):
             return None
         if probes:
             # Last, so that vLLM preempts them first.
-            scheduler.running[:] = cast("list[Request]", [*running, *probes])
+            self.running[:] = [*running, *probes]
         if plan.waiting_changed and window is not None:
             _put_first(queue, window)
         if plan.preempted is not None:
-            self._preempt_for_waiting(scheduler, cast("list[Request]", plan.preempted))
+            self._preempt_for_waiting(plan.preempted)
         return plan
 
     def _end_step(self) -> None:
         """Undo the changes of a step in vLLM's objects. A second call does nothing."""
-        scheduler = self._scheduler()
         if self._meridian_own_budget is not None:
-            scheduler.max_num_scheduled_tokens = self._meridian_own_budget
+            self.max_num_scheduled_tokens = self._meridian_own_budget
             self._meridian_own_budget = None
         if self._meridian_caps:
             self._meridian_caps = False
             vars(self).pop("_reserve_prefill_lookahead", None)
-        queue = scheduler.waiting
+        queue = self.waiting
         if self._meridian_gave_way:
             gave_way, self._meridian_gave_way = self._meridian_gave_way, ()
             for request in gave_way:
@@ -139,55 +138,55 @@ class Step(State):
             self._guard("ending a step", self._meridian_think.show_lookups)
 
     def _give_queue_back(self) -> None:
-        queue = self._scheduler().waiting
+        queue = self.waiting
         if isinstance(queue, PlannedPriorityQueue):
-            self._scheduler().waiting = queue.in_vllms_own()
+            self.waiting = queue.in_vllms_own()
 
-    def _preempt_for_waiting(self, scheduler: Scheduler, preempted: list[Request]) -> None:
+    def _preempt_for_waiting(self, preempted: list[Request]) -> None:
         """Make running requests give way to waiting ones, as `reset_prefix_cache` preempts outside of `schedule()`.
 
         They wait again after the step: vLLM delivers the tokens in flight of a preempted request, so it must not resume
         in the same step."""
         timestamp = time.monotonic()
-        drops_output = getattr(scheduler, "requires_kv_delivery", False)
+        drops_output = getattr(self, "requires_kv_delivery", False)
         self._meridian_schedules = True
         try:
             for request in preempted:
-                scheduler.running.remove(request)
-                scheduler._preempt_request(request, timestamp, drop_stale_output=drops_output)
-                scheduler.waiting.remove_request(request)
+                self.running.remove(request)
+                self._preempt_request(request, timestamp, drop_stale_output=drops_output)
+                self.waiting.remove_request(request)
                 self._meridian_gave_way = (*self._meridian_gave_way, request)
         finally:
             self._meridian_schedules = False
 
-    def _free_seats(self, scheduler: Scheduler) -> int:
-        most = getattr(scheduler, self._meridian_seats)
-        return most - len(scheduler.running) - scheduler.num_waiting_for_streaming_input
+    def _free_seats(self) -> int:
+        most = getattr(self, self._meridian_seats)
+        return most - len(self.running) - self.num_waiting_for_streaming_input
 
-    def _offer_probes(self, scheduler: Scheduler, budget: int) -> set[str]:
+    def _offer_probes(self, budget: int) -> set[str]:
         """Offer the probes that this step may carry, behind all waiting requests, and return their names."""
         think = self._meridian_think
-        seats = self._free_seats(scheduler) - len(scheduler.waiting)
+        seats = self._free_seats() - len(self.waiting)
         if think is None or seats <= 0:
             return set()
         # vLLM's own: a probe is no request of the engine.
-        return think.offer(budget, seats, cast("Scheduler", super(State, self)).add_request)
+        return think.offer(budget, seats, super(State, self).add_request)
 
-    def _apply_caps(self, scheduler: Scheduler, caps: dict[str, int], probes: set[str]) -> None:
+    def _apply_caps(self, caps: dict[str, int], probes: set[str]) -> None:
         """Make `schedule()` give each capped request at most its cap, and a probe all or nothing. `_end_step` removes
         the attribute, so that steps without caps do not pay for the call.
 
         Requests that the plan leaves out stand behind the others, both in the running list and in the waiting queue. If
         no request before them can take a token (tokens in flight, a busy encoder), the step would be empty. Then
         running requests are served without caps, or else the first waiting request."""
-        reserve = scheduler._reserve_prefill_lookahead
+        reserve = self._reserve_prefill_lookahead
         # All or nothing: less than a whole decode, a chunk that would cut Mamba's state, and part of a canvas.
         least = self._meridian_decode_tokens
-        whole = scheduler.need_mamba_block_aligned_split or self._meridian_diffuses
+        whole = self.need_mamba_block_aligned_split or self._meridian_diffuses
         served = overruled = False
         # vLLM 0.30 counts only the adapters that a step serves, and asks nobody before it admits another one.
         counts_adapters = hasattr(Scheduler, "_handle_blocked_waiting_request")
-        serves_adapters = scheduler.lora_config is not None and not counts_adapters
+        serves_adapters = self.lora_config is not None and not counts_adapters
 
         def capped(request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
             nonlocal served, overruled

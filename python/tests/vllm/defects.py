@@ -40,7 +40,7 @@ SCHEDULER = [
     "_keeps_whole",
     "_observe",
     "_offer_probes",
-    "_pass_on_log",
+    "_pass_on",
     "_plan",
     "_preempt_for_waiting",
     "_take_in",
@@ -54,7 +54,7 @@ KV_HOOK = [
     "step_ends",
     "unshared_blocks",
 ]
-POOL_HOOK = ["_choose", "_order", "mark_dead", "matched", "report_taken"]
+POOL_HOOK = ["_choose", "_order", "mark_dead", "matched", "step_begins", "take_taken"]
 THINK_HOOK = [
     "asked",
     "follow",

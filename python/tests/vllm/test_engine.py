@@ -99,7 +99,6 @@ def test_every_hostile_component_is_survived(
         name, kind = line.split()
         deadline_ms = 2.0 if kind == "deadline" else 1000.0
         with engine.using(engine.native(str(hostile / f"{name}.wasm"), deadline_ms=deadline_ms)) as native:
-            engine.scheduler._meridian_faults_logged = 0
             caplog.clear()
             with caplog.at_level(logging.WARNING, logger="vllm.meridian"):
                 assert engine.generate(requests(24)) == stock_tokens, name
@@ -244,11 +243,11 @@ class Scripted:
             follows_thinking=False,
         )
 
-    def end(self, output: Any, now_ms: float, corrects: bool) -> None:
+    def end(self, output: Any, now_ms: float, corrects: bool, taken: list[Any]) -> None:
         self.given.append(dict(output.num_scheduled_tokens))
 
-    def tokens(self, outputs: list[list[Any]], now_ms: float) -> int:
-        return 0
+    def tokens(self, outputs: list[list[Any]], now_ms: float) -> list[Any]:
+        return []
 
     def __getattr__(self, name: str) -> Any:
         return lambda *args, **kwargs: None

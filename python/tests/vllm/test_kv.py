@@ -252,7 +252,7 @@ def test_a_defect_in_the_hook_leaves_stock_vllm(
         hook = clean.scheduler._meridian_kv
         hook.engine = Broken(hook.engine)
         for pool in hook.pools:
-            pool._mirror = Broken(pool._mirror)
+            pool.mirror = Broken(pool.mirror)
         assert clean.generate(requests(24)) == stock_tokens
         assert clean.scheduler._meridian is None
         assert clean.scheduler._meridian_kv is None
@@ -290,7 +290,7 @@ def test_the_soak_finds_a_mirror_that_is_wrong(forgotten: str) -> None:
             return (lambda *_: 0) if name == forgotten else getattr(self._inner, name)
 
     for hook in soak.hook.pools:
-        hook._mirror = Deaf(hook._mirror)  # type: ignore[assignment]
+        hook.mirror = Deaf(hook.mirror)  # type: ignore[assignment]
     soak.run(300)
     kv = soak.engine.stats()["kv"]
     assert kv is not None

@@ -101,7 +101,7 @@ def test_an_eviction_policy_that_takes_over_orders_what_is_cached(engine: Engine
         (hook,) = engine.scheduler._meridian_kv.pools
 
         def order() -> list[int]:
-            return hook._mirror.first(100)
+            return hook.mirror.first(100)
 
         engine.generate([chat])
         first = order()

@@ -231,13 +231,18 @@ impl CachedBlocks {
         if wanted > 0 {
             self.expire();
         }
-        // If all have one key, the queue is in order by itself.
-        if wanted == 0 || self.order.is_by_stamp() {
+        if wanted == 0 || self.is_in_order() {
             return Vec::new();
         }
         let chosen: Vec<u32> = self.order().take(wanted).collect();
         self.stats.moved += chosen.len() as u64;
         chosen
+    }
+
+    /// Whether the engine's queue is in order by itself, because all cached blocks have one key.
+    #[must_use]
+    pub fn is_in_order(&self) -> bool {
+        self.order.is_by_stamp()
     }
 
     /// Report that the engine handed out these blocks: their contents are gone.

@@ -121,6 +121,8 @@ struct State<K: SlotKind> {
     marks: Option<Vec<DecisionMark>>,
     stats: SlotStats,
     faults: Arc<Mutex<FaultLog>>,
+    /// Their number when a line was logged last.
+    faults_logged: u64,
     last_fault: Option<Fault>,
     swaps: u64,
     last_refusal: Option<String>,
@@ -200,6 +202,7 @@ impl<K: SlotKind> PolicySlot<K> {
             marks: None,
             stats: SlotStats::default(),
             faults: Arc::default(),
+            faults_logged: 0,
             last_fault: None,
             swaps: 0,
             last_refusal: None,
@@ -406,7 +409,23 @@ impl<K: SlotKind> State<K> {
             lock(&self.faults).push(K::NAME, version, false, self.now_ms, candidates, fault, batch);
         }
         self.last_fault = faults.last().cloned();
+        self.log_faults();
         self.active.strike(self.now_ms, &self.limits)
+    }
+
+    /// Log the first fault, then each doubling: a policy that faults in every step must not fill the log.
+    fn log_faults(&mut self) {
+        let count = self.stats.fault_count();
+        if count >= 2 * self.faults_logged {
+            self.faults_logged = count;
+            tracing::warn!(
+                slot = K::NAME.label(),
+                policy = self.active.version.name,
+                faults = count,
+                last = self.last_fault.as_ref().map(tracing::field::display),
+                "a policy faulted, and the native default decided in its place"
+            );
+        }
     }
 
     /// Put the active version into quarantine. The previous version stands in, else the native default. If the stand-in
