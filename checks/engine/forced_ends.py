@@ -181,7 +181,7 @@ def find_ends(engine: Any, scheduler: Any, requests: list[Asked]) -> None:
 
 def choose_interrupts(engine: Any, scheduler: Any, requests: list[Asked]) -> None:
     """For each a text that it will think: what it thinks when nothing ends it is found out first."""
-    from meridian.vllm.budget import interrupts_of
+    from meridian.vllm.processor import interrupts_of
 
     rng = random.Random(1)
     tokenizer = engine.get_tokenizer()

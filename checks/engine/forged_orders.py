@@ -70,8 +70,8 @@ def solve(
     meridian: bool = True, rows: Callable[[int], Any] | None = None, flood: Callable[[str, str], Any] | None = None
 ) -> dict[str, Any]:
     """The outputs of the real engine; `rows` gives what a client puts into `meridian_row`."""
-    from meridian.vllm.budget import BudgetLogitsProcessor
     from meridian.vllm.channel import _engine_name
+    from meridian.vllm.processor import BudgetLogitsProcessor
     from vllm.exceptions import VLLMClientError
 
     config = "[scheduler]\nmin_think_tokens = 0\nmax_think_tokens = 60\n[entropy]\nrpdi_threshold = 2.0\n"

@@ -7,15 +7,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from meridian.vllm.budget import BudgetLogitsProcessor
     from meridian.vllm.offload import PhaseAwareCachePolicy
+    from meridian.vllm.processor import BudgetLogitsProcessor
     from meridian.vllm.scheduler import MeridianScheduler
 
 __all__ = ["BudgetLogitsProcessor", "MeridianScheduler", "PhaseAwareCachePolicy"]
 # Imported on first use: not every supported vLLM has their base classes, and the benchmark sets vLLM's environment
 # before it imports vLLM.
 _MODULES = {
-    "BudgetLogitsProcessor": "budget",
+    "BudgetLogitsProcessor": "processor",
     "MeridianScheduler": "scheduler",
     "PhaseAwareCachePolicy": "offload",
 }

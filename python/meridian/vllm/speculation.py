@@ -26,7 +26,7 @@ from meridian.vllm import effort
 
 logger = logging.getLogger("vllm.meridian")
 
-OURS = ("meridian.vllm:BudgetLogitsProcessor", "meridian.vllm.budget:BudgetLogitsProcessor")
+OURS = ("meridian.vllm:BudgetLogitsProcessor", "meridian.vllm.processor:BudgetLogitsProcessor")
 # The number of no token.
 NO_TOKEN = (1 << 32) - 1
 _RUNNER = "vllm.v1.worker.gpu_model_runner"
@@ -97,8 +97,8 @@ def _is_ours(processor: Any) -> bool:
     if isinstance(processor, str):
         return processor in OURS
     # Without this module, nobody can have given the class.
-    budget = sys.modules.get("meridian.vllm.budget")
-    return budget is not None and isinstance(processor, type) and issubclass(processor, budget.BudgetLogitsProcessor)
+    module = sys.modules.get("meridian.vllm.processor")
+    return module is not None and isinstance(processor, type) and issubclass(processor, module.BudgetLogitsProcessor)
 
 
 def _speculating(build: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -122,7 +122,7 @@ def _building(build: Callable[..., Any]) -> Callable[..., Any]:
         given = _speculating(build, args, kwargs)
         if given is None:
             return build(*args, **kwargs)
-        from meridian.vllm.budget import BudgetLogitsProcessor
+        from meridian.vllm.processor import BudgetLogitsProcessor
 
         processors = given.arguments["custom_logitsprocs"]
         own = next(processor for processor in processors if _is_ours(processor))
@@ -182,7 +182,7 @@ def _wrap_rejection_sampler() -> None:
 
 
 def _processor(sampling_metadata: Any) -> Any:
-    from meridian.vllm.budget import BudgetLogitsProcessor
+    from meridian.vllm.processor import BudgetLogitsProcessor
 
     processors = sampling_metadata.logitsprocs.non_argmax_invariant
     return next((own for own in processors if isinstance(own, BudgetLogitsProcessor)), None)

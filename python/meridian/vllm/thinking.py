@@ -18,12 +18,12 @@ from vllm import SamplingParams
 from vllm.v1.request import Request, RequestStatus
 
 from meridian import _native
-from meridian.vllm.budget import interrupts_of, stops_inside
 from meridian.vllm.channel import ToSamplers
 from meridian.vllm.compat import admitted_first
 from meridian.vllm.effort import for_request
 from meridian.vllm.markers import around_end
 from meridian.vllm.probing import HiddenFromConnector, SharedBlocks
+from meridian.vllm.processor import interrupts_of, stops_inside
 from meridian.vllm.xargs import NO_LIMIT, ROW, RequestBudget, Row, read_budget
 
 if TYPE_CHECKING:

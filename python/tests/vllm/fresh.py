@@ -98,7 +98,7 @@ def main() -> None:
 
     sys.path.remove(str(Path(__file__).parent))
     os.environ.update(ENVIRONMENT)
-    for name in ("meridian.vllm.budget", "vllm.v1.engine.llm_engine", "vllm.v1.worker.cpu_worker"):
+    for name in ("meridian.vllm.processor", "vllm.v1.engine.llm_engine", "vllm.v1.worker.cpu_worker"):
         import_module(name)
 
     for line in sys.stdin:

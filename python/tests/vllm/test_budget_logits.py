@@ -75,7 +75,7 @@ def test_a_token_that_the_clients_bias_bans_is_not_forced(bias: float, is_forced
 
 
 def test_force_leaves_a_row_alone_in_which_its_token_is_impossible() -> None:
-    from meridian.vllm.budget import force
+    from meridian.vllm.processor import force
 
     logits = logits_of()
     logits[2, END] = float("-inf")
@@ -104,7 +104,7 @@ def test_force_leaves_a_row_alone_in_which_its_token_is_impossible() -> None:
     ],
 )
 def test_stops_inside_a_phrase(stops: dict[str, Any], expected: bool) -> None:
-    from meridian.vllm.budget import stops_inside
+    from meridian.vllm.processor import stops_inside
     from vllm import SamplingParams
 
     phrase = "\nI stop, so</think>\n"

@@ -74,7 +74,7 @@ def measure_order(key: int, on: bool) -> bytes:
 def make_sampler(wire: Any, **model: Any) -> Any:
     """The sampler's half of Meridian with made-up surroundings."""
     from meridian import MeridianConfig, ModelConfig
-    from meridian.vllm.budget import _Sampler
+    from meridian.vllm.processor import _Sampler
 
     vllm_config: Any = SimpleNamespace()
     return _Sampler(MeridianConfig(model=ModelConfig(**model)), vllm_config, Letters(), wire, [EOS])

@@ -37,7 +37,7 @@ class Runner:
 
     def __init__(self) -> None:
         from meridian.vllm import BudgetLogitsProcessor
-        from meridian.vllm.budget import _Slots
+        from meridian.vllm.processor import _Slots
 
         self.wire = Wire()
         self.states = SimpleNamespace(

@@ -64,7 +64,7 @@ def sampling_metadata(rows: int, processor: Any) -> Any:
 
 def processor_of(sampler: Any) -> Any:
     """A processor with this sampler, as an engine that speculates makes it."""
-    from meridian.vllm.budget import BudgetLogitsProcessor
+    from meridian.vllm.processor import BudgetLogitsProcessor
 
     processor = object.__new__(BudgetLogitsProcessor)
     processor._sampler, processor._slots, processor._drafted = sampler, None, None
