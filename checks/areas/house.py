@@ -190,11 +190,11 @@ LOCKS_BEFORE = {
     **{".reads_awaited": "DE", ".reads_chains": "DE", ".reads_victim_blocks": "DE", "take_log()": "L"},
 }
 LOCKS = {
-    **{"Engine.begin()": "HDS", "Engine.end()": "HD", "Engine.tokens()": "HDS", "take_log()": "L"},
+    **{"Engine.begin()": "HDS", "Engine.end()": "HD", "Engine.tokens()": "HD"},
     **{"Engine.add()": "DDH", "Engine.remove()": "DH", "Engine.preempted()": "D", "Engine.idle()": "D"},
     **{"Engine.chain_ends()": "D", "Engine.victim()": "HDE", "BlockPool.choose()": "D", "BlockPool.taken()": "D"},
     **{"BlockPool.leaving()": "DE", "BlockPool.matched()": "D", "BlockPool.touched()": "D"},
-    **{"BlockPool.prefix_matched()": "D", "BlockPool.mark_dead()": "D"},
+    **{"BlockPool.prefix_matched()": "D", "BlockPool.mark_dead()": "D", "take_log()": ""},
     **dict.fromkeys((".is_stock", ".is_watched", ".evicts_dead_thinking"), "D"),
     **dict.fromkeys((".reads_awaited", ".reads_chains", ".reads_victim_blocks"), "D"),
     **dict.fromkeys((".token_budget", ".caps", ".waiting_changed", ".preempted", ".orders", ".follows_thinking"), ""),

@@ -109,6 +109,7 @@ class KvHook:
         self._pools = {
             id(pool): PoolHook(pool, engine, self.block_tokens, keeps_dead, self._fail, own_time) for pool in pools
         }
+        self._hooks = tuple(self._pools.values())
         self._growth_blocks = engine.growth_blocks if hasattr(manager, "watermark_blocks") else 0.0
         self._own_watermark: int | None = None
         # Whether a request has received tokens in this step.
@@ -168,8 +169,6 @@ class KvHook:
         scheduler = self._scheduler
         manager = scheduler.kv_cache_manager
         running = len(scheduler.running)
-        for pool in self._pools.values():
-            pool.step_begins()
         if self._growth_blocks > 0:
             self._own_watermark = manager.watermark_blocks
             # The rule of `KvGrowth::reserve` in the core.
@@ -209,8 +208,13 @@ class KvHook:
             self._is_wrapped = not _unwrap(manager, "allocate_slots", self._allocate)
 
     def taken(self) -> list[tuple[int, list[int]]]:
-        """The blocks that each pool, by its number in the engine, handed out and that have not been reported."""
-        return [(pool.number, pool.take_taken()) for pool in self._pools.values() if pool.has_taken]
+        """The blocks that each pool, by its number in the engine, handed out in this step and that have not been
+        reported. Ends the step for the pools."""
+        taken = []
+        for pool in self._hooks:
+            if pool.in_step:
+                taken.append((pool.pool_number, pool.step_ends()))
+        return taken
 
     def request_arrives(self, request: Request) -> None:
         """Report the cached blocks that a request which has to wait will need. Call it once vLLM has queued it."""
@@ -414,12 +418,12 @@ class PoolHook:
         self._own_time = own_time
         self._on = False
         self.mirror = engine.pool(pool.num_gpu_blocks, block_tokens, keeps_dead)
-        self.number = self.mirror.number
+        self.pool_number = self.mirror.number
         # Blocks that were handed out, and that the mirror has not been told of.
         self._taken: list[int] = []
         # How many blocks without contents stand at the front of vLLM's queue, at least; how many of its first blocks
         # may be handed out without a choice; how many this step took; and how many the one before took.
-        self._empty = self._ready = self._in_step = self._in_last_step = 0
+        self._empty = self._ready = self.in_step = self._in_last_step = 0
         self._originals: dict[str, Callable[..., Any]] = {}
         self._wrappers: dict[str, Callable[..., Any]] = {
             "free_blocks": self._free_blocks,
@@ -462,20 +466,16 @@ class PoolHook:
         self._ready = self._empty
         return self.mirror
 
-    @property
-    def has_taken(self) -> bool:
-        """Whether blocks were handed out that the mirror has not been told of."""
-        return bool(self._taken)
-
     def take_taken(self) -> list[int]:
         """The blocks that were handed out since the last report."""
         taken, self._taken = self._taken, []
         return taken
 
-    def step_begins(self) -> None:
-        """What was chosen for the step before may be out of date."""
+    def step_ends(self) -> list[int]:
+        """What was chosen for this step may be out of date in the next. Returns what has not been reported."""
         self._ready = self._empty
-        self._in_last_step, self._in_step = self._in_step, 0
+        self._in_last_step, self.in_step = self.in_step, 0
+        return self.take_taken()
 
     def counts(self) -> tuple[int, int]:
         """Numbers of empty and of cached free blocks."""
@@ -596,7 +596,7 @@ class PoolHook:
         if self._on:
             self._empty -= num_blocks
             self._ready -= num_blocks
-            self._in_step += num_blocks
+            self.in_step += num_blocks
             self._taken += [block.block_id for block in blocks]
         self._own_time.ns += time.perf_counter_ns() - taken_ns + chosen_ns - began_ns
         return blocks
@@ -605,7 +605,7 @@ class PoolHook:
         """Put the blocks that the policy evicts first at the front of vLLM's queue, at once for as many as the step may
         still take."""
         free = self.pool.free_block_queue.num_free_blocks
-        ahead = min(max(self._in_last_step - self._in_step, 0), MOST_AHEAD, free)
+        ahead = min(max(self._in_last_step - self.in_step, 0), MOST_AHEAD, free)
         choice = self.mirror.choose(self.take_taken(), num_blocks, ahead, free, time.monotonic() * 1e3)
         if choice is None:
             self._resync()

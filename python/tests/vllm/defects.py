@@ -54,7 +54,7 @@ KV_HOOK = [
     "step_ends",
     "unshared_blocks",
 ]
-POOL_HOOK = ["_choose", "_order", "mark_dead", "matched", "step_begins", "take_taken"]
+POOL_HOOK = ["_choose", "_order", "mark_dead", "matched", "step_ends", "take_taken"]
 THINK_HOOK = [
     "asked",
     "follow",
