@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use meridian_bench::policies::{Choice, Loader, Policies, PolicySource};
+use meridian_bench::policies::{Choice, Loader, Policies, PolicyArg};
 use meridian_bench::results::Slo;
 use meridian_bench::sim::{EngineConfig, Outcome, Simulation, preset};
 use meridian_bench::trace::TraceRequest;
@@ -32,7 +32,7 @@ fn steps(c: &mut Criterion) {
     let component = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/policies/output-first.wasm");
     let mut loader = Loader::new(MeridianConfig::default());
     let mut policies = |name: &str| {
-        let dispatch: PolicySource = name.parse().expect("a source");
+        let dispatch: PolicyArg = name.parse().expect("a source");
         let choice = Choice { dispatch, eviction: None, budget: None, inject: None };
         Policies::load(&mut loader, &choice, 1).expect("the policy loads")
     };

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
-use meridian_bench::policies::{Choice, Loader, Policies as EnginePolicies, PolicySource};
+use meridian_bench::policies::{Choice, Loader, Policies as EnginePolicies, PolicyArg};
 use meridian_bench::predict::{Observed, Options, predict};
 use meridian_bench::results::Slo;
 use meridian_bench::sim::{EngineConfig, Outcome, Simulation, preset};
@@ -16,7 +16,7 @@ use meridian_core::{MeridianConfig, SlotName};
 use meridian_engine::recording::{Recorder, RecorderSettings, Recording, SlotSetup};
 use meridian_fleet::experiment::{Policies, Report, Settings, State, run};
 use meridian_fleet::stats::{Metric, Sample};
-use meridian_fleet::{Policy, PolicySource as Named};
+use meridian_fleet::{Policy, PolicyOrigin as Named};
 use rand::SeedableRng;
 use rand_distr::{Distribution, LogNormal};
 use rand_pcg::Pcg64;
@@ -68,7 +68,7 @@ fn engine(seed: u64) -> anyhow::Result<EngineConfig> {
 }
 
 fn policies(dispatch: &str) -> anyhow::Result<EnginePolicies> {
-    let dispatch: PolicySource = dispatch.parse().map_err(anyhow::Error::msg)?;
+    let dispatch: PolicyArg = dispatch.parse().map_err(anyhow::Error::msg)?;
     EnginePolicies::load(
         &mut Loader::new(config()?),
         &Choice { dispatch, eviction: None, budget: None, inject: None },

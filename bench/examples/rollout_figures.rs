@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, bail, ensure};
-use meridian_bench::policies::{Choice, Loader, Policies, PolicySource};
+use meridian_bench::policies::{Choice, Loader, Policies, PolicyArg};
 use meridian_bench::results::Slo;
 use meridian_bench::rollout::SimulatedFleet;
 use meridian_bench::sim::{EngineConfig, Simulation, StepModel};
@@ -75,7 +75,7 @@ fn engine(
     let own = 0.75 + 0.5 * ((number * 7919 + seed * 104_729) % 1000) as f64 / 1000.0;
     let rate = own * if is_small { 0.3 } else { 3.0 };
     let workload = Workload { requests_per_s: rate, ..Workload::named("reasoning-chat")? };
-    let dispatch: PolicySource = OLD.parse().map_err(anyhow::Error::msg)?;
+    let dispatch: PolicyArg = OLD.parse().map_err(anyhow::Error::msg)?;
     let policies = Policies::load(&mut loader(), &Choice { dispatch, eviction: None, budget: None, inject: None }, 1)?;
     let simulation = Simulation::new(&config, vec![policies], Slo::default(), 100_000).with_drag(SAME, drag);
     let arrivals = Generator::new(&workload, seed * 10_000 + number)?.map(|request| request.clipped(1200));

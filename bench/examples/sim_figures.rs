@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
-use meridian_bench::policies::{Choice, Loader, Policies, PolicySource};
+use meridian_bench::policies::{Choice, Loader, Policies, PolicyArg};
 use meridian_bench::results::Slo;
 use meridian_bench::sim::{EngineConfig, Outcome, Simulation, preset};
 use meridian_bench::trace::{Generator, TraceRequest, Workload};
@@ -41,7 +41,7 @@ fn main() -> anyhow::Result<()> {
 }
 
 fn policies(dispatch: &str) -> anyhow::Result<Policies> {
-    let dispatch: PolicySource = dispatch.parse().map_err(anyhow::Error::msg)?;
+    let dispatch: PolicyArg = dispatch.parse().map_err(anyhow::Error::msg)?;
     let config = MeridianConfig::from_toml("[model]\nstrips_reasoning = true")?;
     Policies::load(&mut Loader::new(config), &Choice { dispatch, eviction: None, budget: None, inject: None }, 1)
 }

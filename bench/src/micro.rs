@@ -12,12 +12,12 @@ use meridian_core::slot::{BudgetSlot, Contender, DispatchSlot, EvictionSlot, Str
 use meridian_core::types::{BlockId, RequestId};
 use meridian_core::{
     Batch, BlockTier, Budget, Decision, Dispatch, EngineFacts, Eviction, EvictionCandidate, EvictionSubject, Fault,
-    Markers, Memory, MeridianScheduler, NewRequest, RowId, SlotKind, SlotName, Step, Subject, native,
+    Markers, Memory, MeridianScheduler, NewRequest, PolicySource, RowId, SlotKind, SlotName, Step, Subject, native,
 };
 use meridian_wasm::GuestKind;
 use serde::Serialize;
 
-use crate::policies::{Loader, PolicySource};
+use crate::policies::{Loader, PolicyArg};
 use crate::watch::Watch;
 
 /// Pairs of timings for each size; each side runs for about [`SAMPLE`].
@@ -63,7 +63,7 @@ pub struct Row {
 pub fn time(
     loader: &mut Loader,
     slot: SlotName,
-    policy: Option<&PolicySource>,
+    policy: Option<&PolicyArg>,
     candidates: &[usize],
     progress: &mut dyn FnMut(&str),
 ) -> anyhow::Result<Vec<Row>> {
@@ -76,11 +76,11 @@ pub fn time(
 
 fn time_in<K: Timed>(
     loader: &mut Loader,
-    policy: Option<&PolicySource>,
+    policy: Option<&PolicyArg>,
     candidates: &[usize],
     progress: &mut dyn FnMut(&str),
 ) -> anyhow::Result<Vec<Row>> {
-    let default = format!("native:{}", K::NATIVES[0]);
+    let default = PolicySource::Native(K::NATIVES[0]).to_string();
     let mut rows = Vec::new();
     for &n in candidates {
         let slot = K::NAME;
@@ -112,7 +112,7 @@ fn time_in<K: Timed>(
     Ok(rows)
 }
 
-fn started<K: Timed>(loader: &mut Loader, source: &PolicySource, n: usize) -> anyhow::Result<Box<dyn Bench>> {
+fn started<K: Timed>(loader: &mut Loader, source: &PolicyArg, n: usize) -> anyhow::Result<Box<dyn Bench>> {
     let mut candidate = loader.load::<K>(source)?;
     let slot = K::NAME.label();
     candidate.warm_up().map_err(|trial| anyhow::anyhow!("{} in the {slot} slot: {trial}", source.label))?;
@@ -123,7 +123,7 @@ fn started<K: Timed>(loader: &mut Loader, source: &PolicySource, n: usize) -> an
 ///
 /// # Errors
 /// It does not load, or faults.
-pub fn noop_call(loader: &mut Loader, noop: &PolicySource) -> anyhow::Result<f64> {
+pub fn noop_call(loader: &mut Loader, noop: &PolicyArg) -> anyhow::Result<f64> {
     let mut policy = loader.load::<Dispatch>(noop)?.policy;
     let step = Step { token_budget: 2048, ..Step::default() };
     let batch = Batch { facts: &step, candidates: 0, columns: &[], finished: &[] };

@@ -7,7 +7,8 @@ use anyhow::Context;
 use meridian_core::oci::OciReference;
 use meridian_core::slot::{BudgetSlot, Contender, DispatchSlot, EvictionSlot, PolicySlot};
 use meridian_core::{
-    Batch, Budget, Description, Dispatch, Eviction, Fault, FaultKind, MeridianConfig, Policy, SlotName, native,
+    Batch, Budget, Description, Dispatch, Eviction, Fault, FaultKind, MeridianConfig, Policy, PolicySource, SlotName,
+    native,
 };
 use meridian_engine::{Components, Origin, Terms, strike_limits};
 use meridian_wasm::GuestKind;
@@ -28,14 +29,14 @@ const MEMORY_MIB: u32 = 256;
 /// JSON object: `pascal{"tpot_ms": 40}`.
 ///
 /// ```
-/// use meridian_bench::policies::PolicySource;
+/// use meridian_bench::policies::PolicyArg;
 ///
-/// let source: PolicySource = "pascal{\"quantum_tokens\": 250}".parse().unwrap();
+/// let source: PolicyArg = "pascal{\"quantum_tokens\": 250}".parse().unwrap();
 /// assert_eq!((source.source.as_str(), source.label.as_str()), ("native:pascal", "pascal{\"quantum_tokens\": 250}"));
-/// assert_eq!("folder/mine.wasm".parse::<PolicySource>().unwrap().label, "mine.wasm");
+/// assert_eq!("folder/mine.wasm".parse::<PolicyArg>().unwrap().label, "mine.wasm");
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PolicySource {
+pub struct PolicyArg {
     /// `native:NAME`, a path, or `oci://HOST/NAME@sha256:DIGEST`.
     pub source: String,
     /// One JSON object.
@@ -44,7 +45,7 @@ pub struct PolicySource {
     pub label: String,
 }
 
-impl std::str::FromStr for PolicySource {
+impl std::str::FromStr for PolicyArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -56,8 +57,9 @@ impl std::str::FromStr for PolicySource {
         if name.is_empty() {
             return Err("expected native:NAME, the path of a .wasm component or oci://HOST/NAME@sha256:DIGEST".into());
         }
-        if OciReference::is_one(name) {
-            let reference = OciReference::pinned(name).map_err(|error| error.to_string())?;
+        let named = PolicySource::of(name);
+        if let Some(reference) = named.registry() {
+            let reference = OciReference::pinned(reference).map_err(|error| error.to_string())?;
             let word = reference.repository().rsplit('/').next().unwrap_or_default();
             let label = format!("{word}{}", options.strip_suffix("{}").unwrap_or(options));
             return Ok(Self { source: name.to_owned(), options: options.to_owned(), label });
@@ -68,8 +70,8 @@ impl std::str::FromStr for PolicySource {
             let file = Path::new(name).file_name().map(|file| file.to_string_lossy().into_owned());
             (name.to_owned(), file.unwrap_or_default())
         } else {
-            let name = name.strip_prefix("native:").unwrap_or(name);
-            (format!("native:{name}"), name.to_owned())
+            let name = named.native().unwrap_or(name);
+            (PolicySource::Native(name).to_string(), name.to_owned())
         };
         Ok(Self { source, options: options.to_owned(), label: format!("{short}{shown}") })
     }
@@ -92,11 +94,11 @@ impl std::str::FromStr for PolicySource {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicySet {
     /// Order, budget and caps of a step.
-    pub dispatch: Option<PolicySource>,
+    pub dispatch: Option<PolicyArg>,
     /// Order of eviction.
-    pub eviction: Option<PolicySource>,
+    pub eviction: Option<PolicyArg>,
     /// Thinking budgets.
-    pub budget: Option<PolicySource>,
+    pub budget: Option<PolicyArg>,
     /// Engines that think and engines that answer; without it, every engine does both.
     pub handoff: Option<[u32; 2]>,
     /// For tables: without folders.
@@ -114,7 +116,7 @@ impl std::str::FromStr for PolicySet {
         };
         let mut set = Self { dispatch: None, eviction: None, budget: None, handoff: None, label: String::new() };
         if slot_of(text).is_none() && !text.starts_with(HANDOFF) {
-            let policy: PolicySource = text.parse()?;
+            let policy: PolicyArg = text.parse()?;
             return Ok(Self { label: policy.label.clone(), dispatch: Some(policy), ..set });
         }
         for part in parts(text) {
@@ -138,7 +140,7 @@ impl std::str::FromStr for PolicySet {
             *place = Some(policy.parse().map_err(|why| format!("{}: {why}", slot.label()))?);
         }
         let named =
-            |slot: &str, policy: &Option<PolicySource>| policy.as_ref().map(|policy| format!("{slot}{}", policy.label));
+            |slot: &str, policy: &Option<PolicyArg>| policy.as_ref().map(|policy| format!("{slot}{}", policy.label));
         let labels = [named("", &set.dispatch), named("eviction ", &set.eviction), named("budget ", &set.budget)];
         let handoff = set.handoff.map(|[think, answer]| format!("handoff {think}:{answer}"));
         set.label = labels.into_iter().flatten().chain(handoff).collect::<Vec<_>>().join(", ");
@@ -183,7 +185,7 @@ fn parts(text: &str) -> Vec<&str> {
 ///
 /// # Errors
 /// Its name is none of a policy.
-pub fn configured(config: &MeridianConfig, slot: SlotName) -> anyhow::Result<PolicySource> {
+pub fn configured(config: &MeridianConfig, slot: SlotName) -> anyhow::Result<PolicyArg> {
     let policy = &config.policy;
     let slot = match slot {
         SlotName::Dispatch => &policy.dispatch,
@@ -296,7 +298,7 @@ impl Loader {
     ///
     /// # Errors
     /// The source, and why it is refused.
-    pub fn slots(&mut self, source: &PolicySource) -> anyhow::Result<Vec<SlotName>> {
+    pub fn slots(&mut self, source: &PolicyArg) -> anyhow::Result<Vec<SlotName>> {
         Ok(self.open(&source.source)?.slots()?)
     }
 
@@ -304,8 +306,8 @@ impl Loader {
     ///
     /// # Errors
     /// The source, and why it is refused.
-    pub fn load<K: GuestKind>(&mut self, source: &PolicySource) -> anyhow::Result<Contender<K>> {
-        let PolicySource { source, options, label } = source;
+    pub fn load<K: GuestKind>(&mut self, source: &PolicyArg) -> anyhow::Result<Contender<K>> {
+        let PolicyArg { source, options, label } = source;
         // Simulated time does not pass while a policy decides, and a deadline in real time would make runs differ.
         let terms = Terms::unhurried(self.config.scheduler.targets(), MEMORY_MIB);
         let origin = self.open(source)?.clone();
@@ -341,7 +343,7 @@ impl Loader {
     /// As [`Loader::load`].
     pub fn dispatch(
         &mut self,
-        source: &PolicySource,
+        source: &PolicyArg,
         inject: Option<Inject>,
         seed: u64,
     ) -> anyhow::Result<Contender<Dispatch>> {
@@ -375,11 +377,11 @@ pub struct Policies {
 #[derive(Clone, Debug)]
 pub struct Choice {
     /// Order, budget and caps of a step. `native:fcfs` is stock vLLM.
-    pub dispatch: PolicySource,
+    pub dispatch: PolicyArg,
     /// Order of eviction; the configured one when absent.
-    pub eviction: Option<PolicySource>,
+    pub eviction: Option<PolicyArg>,
     /// Thinking budgets: absent, nothing ends thinking early.
-    pub budget: Option<PolicySource>,
+    pub budget: Option<PolicyArg>,
     /// Faults of the dispatch policy.
     pub inject: Option<Inject>,
 }

@@ -11,7 +11,7 @@ use rand::seq::SliceRandom;
 use rand_pcg::Pcg64;
 
 use crate::limits::engines_within;
-use crate::policies::{BELADY, Choice, Inject, Loader, Policies, PolicySet, PolicySource, configured};
+use crate::policies::{BELADY, Choice, Inject, Loader, Policies, PolicyArg, PolicySet, configured};
 use crate::results::{EngineFacts, GivenUp, MadeBy, Results, Run, SCHEMA, Slo, TraceFacts};
 use crate::sim::{ClosedLoop, EngineConfig, HandoffFleet, Outcome, Router, Simulation, Swap, Transfer};
 use crate::trace::{Generator, Prefix, Session, SessionRequest, TraceRequest, Workload};
@@ -126,13 +126,13 @@ pub struct Options {
     /// At least one.
     pub seeds: Vec<u64>,
     /// Eviction policy of those that name none.
-    pub eviction: Option<PolicySource>,
+    pub eviction: Option<PolicyArg>,
     /// Budget policy of those that name none: early exit.
-    pub budget: Option<PolicySource>,
+    pub budget: Option<PolicyArg>,
     /// Faults of the policies that are compared; the baseline has none.
     pub inject: Option<Inject>,
     /// Another policy takes over after so many seconds; not in the baseline.
-    pub swaps: Vec<(f64, PolicySource)>,
+    pub swaps: Vec<(f64, PolicyArg)>,
     /// What clients ask for.
     pub max_tokens: MaxTokens,
     /// Deadline of requests that have none, milliseconds after arrival.

@@ -7,9 +7,9 @@ use meridian_core::Dispatch;
 use meridian_core::slot::SlotControl;
 use meridian_engine::control::{ControlError, LatencyReport, Mode, ProcessStatus, SlotName, SwapReport, Version};
 use meridian_fleet::experiment::{State, StoreError, Surroundings};
-use meridian_fleet::{Member, MemberError, Policy, PolicySource as Given};
+use meridian_fleet::{Member, MemberError, Policy, PolicyOrigin as Given};
 
-use crate::policies::{Inject, Loader, PolicySource};
+use crate::policies::{Inject, Loader, PolicyArg};
 use crate::sim::{Driven, Simulation};
 use crate::trace::TraceRequest;
 
@@ -147,7 +147,7 @@ impl Member for SimulatedMember {
             return Err(self.refused("a simulated engine loads policies by name"));
         };
         let options = policy.options.as_deref().filter(|options| *options != "{}").unwrap_or_default();
-        let source: PolicySource = format!("{name}{options}").parse().map_err(|error: String| self.refused(error))?;
+        let source: PolicyArg = format!("{name}{options}").parse().map_err(|error: String| self.refused(error))?;
         let mut loader = self.loader.lock().unwrap_or_else(PoisonError::into_inner);
         let inject = self.faulty.as_ref().filter(|(faulty, _)| *faulty == source.source).map(|(_, inject)| *inject);
         let contender = loader.dispatch(&source, inject, 0).map_err(|error| self.refused(format!("{error:#}")))?;

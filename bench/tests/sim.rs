@@ -3,7 +3,7 @@
 #[path = "support/step.rs"]
 mod step;
 
-use meridian_bench::policies::{Choice, Inject, Loader, Policies, PolicySource};
+use meridian_bench::policies::{Choice, Inject, Loader, Policies, PolicyArg};
 use meridian_bench::results::Slo;
 use meridian_bench::sim::{EngineConfig, Outcome, Router, Simulation, Swap};
 use meridian_bench::trace::{Prefix, TraceRequest};
@@ -27,7 +27,7 @@ fn config() -> MeridianConfig {
 }
 
 fn policies(dispatch: &str, inject: Option<Inject>) -> Policies {
-    let source: PolicySource = dispatch.parse().expect("a source");
+    let source: PolicyArg = dispatch.parse().expect("a source");
     let choice = Choice { dispatch: source, eviction: None, budget: None, inject };
     Policies::load(&mut Loader::new(config()), &choice, 1).expect("the policy loads")
 }
@@ -223,7 +223,7 @@ fn conversations_stay_with_their_engine() {
 fn a_swap_takes_over_at_its_time() {
     let requests = crowd(300, 15.0);
     let mut loader = Loader::new(config());
-    let source: PolicySource = "fcfs".parse().expect("a source");
+    let source: PolicyArg = "fcfs".parse().expect("a source");
     let candidate = loader.dispatch(&source, None, 1).expect("loads");
     let swap = Swap { at_ms: 5000.0, candidates: vec![candidate], label: "fcfs".into() };
     let simulation =

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use meridian_bench::policies::{Choice, Loader, Policies, PolicySource};
+use meridian_bench::policies::{Choice, Loader, Policies, PolicyArg};
 use meridian_bench::results::Slo;
 use meridian_bench::sim::{Outcome, Simulation, preset};
 use meridian_bench::trace::{Generator, Workload};
@@ -12,7 +12,7 @@ const REQUESTS: usize = 400;
 
 fn run(dispatch: &str, requests_per_s: f64) -> Outcome {
     let config = MeridianConfig::from_toml("[model]\nstrips_reasoning = true").expect("valid");
-    let dispatch: PolicySource = dispatch.parse().expect("a source");
+    let dispatch: PolicyArg = dispatch.parse().expect("a source");
     let choice = Choice { dispatch, eviction: None, budget: None, inject: None };
     let policies = Policies::load(&mut Loader::new(config), &choice, 1).expect("the policy loads");
     let engine = meridian_bench::sim::EngineConfig {

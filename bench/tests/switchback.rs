@@ -11,7 +11,7 @@ use meridian_core::{FaultKind, MeridianConfig};
 use meridian_fleet::experiment::{
     ExperimentError, Policies, Report, Settings, Stage, State, StoreError, Surroundings, Verdict, run,
 };
-use meridian_fleet::{Member, Policy, PolicySource};
+use meridian_fleet::{Member, Policy, PolicyOrigin};
 
 const OLD: &str = "native:balanced";
 /// Leaves every step to the default, which is the same policy.
@@ -42,7 +42,7 @@ fn engine(seed: u64, drag: f64) -> (SimulatedMember, VirtualTime<impl Iterator<I
 }
 
 fn named(name: &str) -> Policy {
-    Policy { source: PolicySource::Named(name.into()), options: None }
+    Policy { source: PolicyOrigin::Named(name.into()), options: None }
 }
 
 fn policies() -> Policies {

@@ -1,10 +1,9 @@
 use std::sync::Arc;
 
 use meridian_core::budget::{BudgetCandidate, BudgetDecider, Load, Observed, Repeated, ThinkThresholds, Verdict};
-use meridian_core::oci::OciReference;
 use meridian_core::{
-    BlockId, BlockTier, EvictionCandidate, EvictionSubject, Memory, MeridianConfig, Ranking, RequestId, SessionFacts,
-    Subject, ThinkPhase,
+    BlockId, BlockTier, EvictionCandidate, EvictionSubject, Memory, MeridianConfig, PolicySource, Ranking, RequestId,
+    SessionFacts, Subject, ThinkPhase,
 };
 use meridian_engine::control::{ControlError, Given, Mode, SlotName, SwapReport, Upload};
 use pyo3::exceptions::PyValueError;
@@ -116,12 +115,12 @@ impl Policies {
         };
         // Checked and compiled without the GIL.
         let component = component.map(<[u8]>::to_vec);
-        let policy = match (&component, source.strip_prefix("native:")) {
+        let policy = match (&component, PolicySource::of(source)) {
             (Some(bytes), _) => Given::Component { bytes, signature },
-            (None, Some(name)) => Given::Native(name),
+            (None, PolicySource::Native(name)) => Given::Native(name),
             // Fetched on another thread, while this one waits without the GIL.
-            (None, None) if OciReference::is_one(source) => Given::Remote(source),
-            (None, None) => Given::Active,
+            (None, PolicySource::Registry(reference)) => Given::Remote(reference),
+            (None, PolicySource::File(_)) => Given::Active,
         };
         report(py.detach(|| self.engine.swap(slot, &Upload { policy, options, source }, mode)))
     }

@@ -1,4 +1,4 @@
-use crate::policies::{Choice, Loader, Policies, PolicySource};
+use crate::policies::{Choice, Loader, Policies, PolicyArg};
 use crate::results::Slo;
 use crate::sim::{EngineConfig, Outcome, Simulation, StepModel, StepWork};
 use crate::vllm::{RecordedRun, RecordedSteps, STOCK, meridian_config};
@@ -26,7 +26,7 @@ impl RecordedRun {
         let config = meridian_config(&self.engine.settings)?;
         let options = &config.policy.dispatch.config;
         let options = if options.is_empty() { String::new() } else { serde_json::to_string(options)? };
-        let dispatch: PolicySource = format!("{source}{options}").parse().map_err(anyhow::Error::msg)?;
+        let dispatch: PolicyArg = format!("{source}{options}").parse().map_err(anyhow::Error::msg)?;
         let mut loader = Loader::new(config);
         let choice = Choice { dispatch, eviction: None, budget: None, inject: None };
         let policies = Policies::load(&mut loader, &choice, 0)?;

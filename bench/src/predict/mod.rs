@@ -21,7 +21,7 @@ use statrs::distribution::{ContinuousCDF, StudentsT};
 
 pub use self::observed::Observed;
 use crate::calibrate::fit_steps;
-use crate::policies::{Choice, Loader, Policies, PolicySource, configured};
+use crate::policies::{Choice, Loader, Policies, PolicyArg, configured};
 use crate::results::Slo;
 use crate::sim::{EngineConfig, Simulation, StepModel, StepWork};
 use crate::trace::TraceRequest;
@@ -38,9 +38,9 @@ pub struct Options {
     /// The slot that the policies are of: dispatch or eviction.
     pub slot: SlotName,
     /// The policy of the recording.
-    pub old: PolicySource,
+    pub old: PolicyArg,
     /// The policy in its place.
-    pub new: PolicySource,
+    pub new: PolicyArg,
     /// Policies of the other slots, targets, KV settings.
     pub config: MeridianConfig,
     /// Most running requests of the engine, where the recording does not show it.
@@ -130,7 +130,7 @@ pub fn predict(
 }
 
 /// Name, version and digest of a policy.
-fn version(loader: &mut Loader, slot: SlotName, source: &PolicySource) -> anyhow::Result<Version> {
+fn version(loader: &mut Loader, slot: SlotName, source: &PolicyArg) -> anyhow::Result<Version> {
     Ok(match slot {
         SlotName::Dispatch => loader.load::<meridian_core::Dispatch>(source)?.version,
         SlotName::Eviction => loader.load::<meridian_core::Eviction>(source)?.version,
@@ -183,7 +183,7 @@ impl Bench<'_> {
     fn simulate(
         &mut self,
         engine: &EngineConfig,
-        policy: &PolicySource,
+        policy: &PolicyArg,
         requests: &[TraceRequest],
     ) -> anyhow::Result<Sample> {
         let (dispatch, eviction) = match self.options.slot {

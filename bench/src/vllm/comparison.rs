@@ -2,8 +2,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Context, ensure};
-use meridian_core::oci::OciReference;
+use anyhow::{Context, bail};
+use meridian_core::PolicySource;
 
 use super::job::{JobEngine, JobRequest, meridian_toml};
 use super::{Dtype, Job, Python, RecordedRun, RunError, STOCK, Setting};
@@ -44,14 +44,15 @@ impl Contestant {
         let slots = [("dispatch", &policies.dispatch), ("eviction", &policies.eviction), ("budget", &policies.budget)];
         for (slot, policy) in slots {
             let Some(policy) = policy else { continue };
-            let source = if policy.source.starts_with("native:") {
-                policy.source.clone()
-            } else {
+            let source = match PolicySource::of(&policy.source) {
+                PolicySource::Native(_) => policy.source.clone(),
                 // An engine starts without waiting for a registry, and its first steps would be another policy's.
-                let is_remote = OciReference::is_one(&policy.source);
-                ensure!(!is_remote, "{}: expected a file (`meridian policy pull` makes one)", policy.source);
-                let path = Path::new(&policy.source).canonicalize();
-                path.with_context(|| policy.source.clone())?.display().to_string()
+                PolicySource::Registry(reference) => {
+                    bail!("{reference}: expected a file (`meridian policy pull` makes one)")
+                }
+                PolicySource::File(path) => {
+                    Path::new(path).canonicalize().with_context(|| path.to_owned())?.display().to_string()
+                }
             };
             if slot == "dispatch" {
                 scheduler.clone_from(&source);

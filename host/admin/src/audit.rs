@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use chrono::{DateTime, SecondsFormat, Utc};
-use meridian_core::SlotName;
+use meridian_core::{PolicySource, SlotName};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
@@ -330,7 +330,7 @@ fn asked_for(upload: &Upload<'_>) -> String {
         }
         Given::Remote(reference) => (*reference).to_owned(),
         Given::Fetched(_) => format!("a fetched component, from {source}"),
-        Given::Native(name) => format!("native:{name}"),
+        Given::Native(name) => PolicySource::Native(name).to_string(),
         Given::Active => "the active policy".into(),
     };
     if options.is_some() {

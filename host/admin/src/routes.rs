@@ -13,6 +13,7 @@ use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderName, RETRY_AF
 use axum::http::{Extensions, HeaderMap, HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
+use meridian_core::PolicySource;
 use meridian_core::oci::OciReference;
 use prometheus::{Registry, TextEncoder};
 use serde::{Deserialize, Serialize};
@@ -403,13 +404,17 @@ impl Described {
             return Err(malformed("the body must have \"source\", \"config\" or both".into()));
         }
         if let Some(source) = &source {
-            if OciReference::is_one(source) {
-                OciReference::pinned(source).map_err(|error| malformed(format!("source: {error}")))?;
-            } else if !source.starts_with("native:") {
-                return Err(malformed(format!(
-                    "source: {source:?}: must be native:NAME or oci://HOST/NAME@sha256:DIGEST; a component is sent as the \
-                     body, as application/wasm"
-                )));
+            match PolicySource::of(source) {
+                PolicySource::Native(_) => {}
+                PolicySource::Registry(reference) => {
+                    OciReference::pinned(reference).map_err(|error| malformed(format!("source: {error}")))?;
+                }
+                PolicySource::File(_) => {
+                    return Err(malformed(format!(
+                        "source: {source:?}: must be native:NAME or oci://HOST/NAME@sha256:DIGEST; a component is sent as \
+                         the body, as application/wasm"
+                    )));
+                }
             }
         }
         let options = config.map(|config| Value::from(config).to_string());
@@ -417,12 +422,12 @@ impl Described {
     }
 
     fn is_remote(&self) -> bool {
-        self.source.as_deref().is_some_and(OciReference::is_one)
+        self.source.as_deref().is_some_and(|source| PolicySource::of(source).registry().is_some())
     }
 
     fn policy(&self) -> Given<'_> {
         let Some(source) = self.source.as_deref() else { return Given::Active };
-        source.strip_prefix("native:").map_or(Given::Remote(source), Given::Native)
+        PolicySource::of(source).native().map_or(Given::Remote(source), Given::Native)
     }
 }
 

@@ -3,8 +3,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, ensure};
 use clap::Subcommand;
 use meridian_core::config::{self, EffectiveField};
-use meridian_core::oci::OciReference;
-use meridian_core::{Budget, Dispatch, Eviction, MeridianConfig, SlotConfig};
+use meridian_core::{Budget, Dispatch, Eviction, MeridianConfig, PolicySource, SlotConfig};
 use meridian_engine::config_file::{self, ConfigFile};
 use meridian_engine::{Components, Terms, user_cache_dir};
 use meridian_wasm::{GuestKind, TrustedKeys};
@@ -71,10 +70,11 @@ fn check_component<K: GuestKind>(
     base_dir: &Path,
     components: &Components,
 ) -> anyhow::Result<()> {
-    if slot.source.starts_with("native:") {
+    let source = PolicySource::of(&slot.source);
+    if source.native().is_some() {
         return Ok(());
     }
-    let is_remote = OciReference::is_one(&slot.source);
+    let is_remote = source.registry().is_some();
     let path = if is_remote { PathBuf::from(&slot.source) } else { base_dir.join(&slot.source) };
     let named = || format!("policy.{}.source: {}", K::NAME.label(), path.display());
     if !is_remote {

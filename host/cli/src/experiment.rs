@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use clap::{Args, Subcommand};
 use indicatif::ProgressBar;
-use meridian_core::SlotName;
 use meridian_core::oci::OciReference;
 use meridian_core::signature::signature_path;
+use meridian_core::{PolicySource, SlotName};
 use meridian_engine::control::Version;
 use meridian_fleet::experiment::{
     Finding, Policies, Report, Settings, Side, Stage, State, Store, StoreError, Surroundings, Verdict, restore,
     run as run_to_end,
 };
 use meridian_fleet::stats::{Metric, Ratio};
-use meridian_fleet::{Engine, Member, Policy, PolicySource, PredictedRatio, Prediction};
+use meridian_fleet::{Engine, Member, Policy, PolicyOrigin, PredictedRatio, Prediction};
 use meridian_wasm::{MAX_COMPONENT_BYTES, read_regular, read_signature, sha256_of};
 use serde_json::{Map, Value, json};
 
@@ -238,34 +238,34 @@ pub(crate) fn policy(source: &str, config: Option<&str>) -> anyhow::Result<Polic
         Ok(Value::from(options).to_string())
     });
     let options = options.transpose()?;
-    if source.starts_with("native:") {
-        return Ok(Policy { source: PolicySource::Named(source.to_owned()), options });
-    }
-    if OciReference::is_one(source) {
-        OciReference::pinned(source)?;
-        return Ok(Policy { source: PolicySource::Named(source.to_owned()), options });
-    }
-    Ok(Policy { source: component(Path::new(source))?.0, options })
+    let origin = match PolicySource::of(source) {
+        PolicySource::File(path) => component(Path::new(path))?.0,
+        PolicySource::Native(_) => PolicyOrigin::Named(source.to_owned()),
+        PolicySource::Registry(reference) => {
+            OciReference::pinned(reference)?;
+            PolicyOrigin::Named(source.to_owned())
+        }
+    };
+    Ok(Policy { source: origin, options })
 }
 
 /// A component with its signature, and its digest.
-fn component(path: &Path) -> anyhow::Result<(PolicySource, String)> {
+fn component(path: &Path) -> anyhow::Result<(PolicyOrigin, String)> {
     let failed = || format!("{}: cannot be read", path.display());
     let bytes = read_regular(path, MAX_COMPONENT_BYTES).with_context(failed)?;
     let bytes =
         bytes.with_context(|| format!("{}: is larger than 32 MiB, the most a component may have", path.display()))?;
     let signature = read_signature(&signature_path(path)).with_context(failed)?;
     let digest = sha256_of(&bytes);
-    Ok((PolicySource::Component { bytes: bytes.into(), signature }, digest))
+    Ok((PolicyOrigin::Component { bytes: bytes.into(), signature }, digest))
 }
 
 /// The policy that decides now, as it can be loaded again.
 fn old_policy(active: &Version, file: Option<&Path>) -> anyhow::Result<Policy> {
     let options = (!active.options.is_empty()).then(|| active.options.clone());
     let source = &active.source;
-    let is_named = source.starts_with("native:") || OciReference::is_one(source);
-    if is_named && file.is_none() {
-        return Ok(Policy { source: PolicySource::Named(source.clone()), options });
+    if !PolicySource::of(source).is_file() && file.is_none() {
+        return Ok(Policy { source: PolicyOrigin::Named(source.clone()), options });
     }
     let path = file.unwrap_or(Path::new(source));
     let named = || format!("{} decides, and came from {:?}", shown(&active.name), shown(source));

@@ -3,8 +3,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
-use meridian_core::oci::OciReference;
-use meridian_core::{Budget, Dispatch, Eviction, Policy, SlotName};
+use meridian_core::{Budget, Dispatch, Eviction, Policy, PolicySource, SlotName};
 use meridian_engine::recording::{
     Difference, Header, Recordable, RecordedPolicy, Recording, ReplayOptions, ReplayReport, replay,
 };
@@ -146,11 +145,10 @@ fn is_same(one: &RecordedPolicy, other: &RecordedPolicy) -> bool {
 fn chosen(asked: Option<&str>, recorded: &RecordedPolicy) -> anyhow::Result<Origin> {
     let version = &recorded.version;
     let source = asked.unwrap_or(&version.source);
-    if let Some(name) = source.strip_prefix("native:") {
-        return Ok(Origin::native(name));
-    }
-    if asked.is_some() && OciReference::is_one(source) {
-        return Ok(Components::default().open(source, Path::new(""))?);
+    match PolicySource::of(source) {
+        PolicySource::Native(name) => return Ok(Origin::native(name)),
+        PolicySource::Registry(_) if asked.is_some() => return Ok(Components::default().open(source, Path::new(""))?),
+        PolicySource::Registry(_) | PolicySource::File(_) => {}
     }
     let path = Path::new(source);
     let named = || {

@@ -12,7 +12,7 @@ use meridian_fleet::rollout::{
     RolloutState, Roster, Start, Store, StoreError, Verdict, Wish, read, wish,
 };
 use meridian_fleet::stats::Metric;
-use meridian_fleet::{Member, Policy, PolicySource, PredictedRatio, Prediction};
+use meridian_fleet::{Member, Policy, PolicyOrigin, PredictedRatio, Prediction};
 use meridian_wasm::sha256_of;
 use serde_json::json;
 
@@ -191,8 +191,8 @@ fn start(args: &StartArgs, json: bool) -> anyhow::Result<()> {
     settings.validate().map_err(|error| unusable(error.into()))?;
     let Policy { source, options } = policy(&args.policy, args.config.as_deref()).map_err(unusable)?;
     let (policy, component) = match source {
-        PolicySource::Named(source) => (NewPolicy { source, options, ..NewPolicy::default() }, None),
-        PolicySource::Component { bytes, signature } => {
+        PolicyOrigin::Named(source) => (NewPolicy { source, options, ..NewPolicy::default() }, None),
+        PolicyOrigin::Component { bytes, signature } => {
             let (source, sha256) = (args.policy.clone(), sha256_of(&bytes));
             (NewPolicy { source, sha256, signature, options }, Some(bytes))
         }

@@ -6,7 +6,8 @@ use meridian_policy_sdk::{DispatchPolicy, Init, Policy as Logic};
 use thiserror::Error;
 
 use crate::{
-    Batch, Budget, Column, Decision, Description, Dispatch, Eviction, Fault, FaultKind, Policy, SlotKind, Targets,
+    Batch, Budget, Column, Decision, Description, Dispatch, Eviction, Fault, FaultKind, Policy, PolicySource, SlotKind,
+    Targets,
 };
 
 /// The reason why a native policy cannot start.
@@ -20,7 +21,7 @@ use crate::{
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum NativeError {
     /// There is no such policy.
-    #[error("native:{name}: unknown native policy, expected one of {}", sources(known))]
+    #[error("{}: unknown native policy, expected one of {}", PolicySource::Native(name), sources(known))]
     Unknown {
         /// The requested name.
         name: String,
@@ -28,7 +29,7 @@ pub enum NativeError {
         known: Vec<&'static str>,
     },
     /// It refused its configuration.
-    #[error("native:{name} refused its configuration {config}: {reason}")]
+    #[error("{} refused its configuration {config}: {reason}", PolicySource::Native(name))]
     Refused {
         /// The policy.
         name: String,
@@ -41,7 +42,7 @@ pub enum NativeError {
 
 /// `native:` and the name, for each policy.
 pub(crate) fn sources(names: &[&str]) -> String {
-    names.iter().map(|name| format!("native:{name}")).collect::<Vec<_>>().join(", ")
+    names.iter().map(|name| PolicySource::Native(name).to_string()).collect::<Vec<_>>().join(", ")
 }
 
 /// The native policy `name` of a slot, with its options as one JSON object.

@@ -46,12 +46,6 @@ pub struct OciReferenceError {
 }
 
 impl OciReference {
-    /// Whether a policy's source is meant to be one.
-    #[must_use]
-    pub fn is_one(source: &str) -> bool {
-        source.starts_with(SCHEME)
-    }
-
     /// A reference with a tag, a digest or both.
     ///
     /// # Errors

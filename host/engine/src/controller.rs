@@ -2,7 +2,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use meridian_core::signature::FetchedComponent;
 use meridian_core::slot::{Contender, SlotControl};
-use meridian_core::{Budget, Dispatch, Eviction, SlotKind};
+use meridian_core::{Budget, Dispatch, Eviction, PolicySource, SlotKind};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
@@ -430,7 +430,7 @@ impl<K: SlotKind> ControlledSlot<K> {
     /// The active policy, started with other options.
     fn active_with(&self, options: &str) -> Result<Contender<K>, Refusal> {
         let (version, remake) = self.control.active();
-        if let Some(name) = version.source.strip_prefix("native:") {
+        if let Some(name) = PolicySource::of(&version.source).native() {
             let upload = Upload { policy: Given::Native(name), options: Some(options), source: &version.source };
             return self.loader.load(&upload);
         }
@@ -461,7 +461,9 @@ impl<K: SlotKind> Changeable for ControlledSlot<K> {
         Ok(match policy {
             Given::Component { bytes, signature: _ } => Wanted::component(bytes, options),
             Given::Fetched(FetchedComponent { bytes, .. }) => Wanted::component(bytes, options),
-            Given::Native(name) => Wanted { sha256: None, source: Some(format!("native:{name}")), options },
+            Given::Native(name) => {
+                Wanted { sha256: None, source: Some(PolicySource::Native(name).to_string()), options }
+            }
             Given::Remote(reference) => Wanted { sha256: None, source: Some((*reference).to_owned()), options },
             Given::Active => {
                 let Version { sha256, source, .. } = self.control.active().0;

@@ -6,8 +6,8 @@ use meridian_core::budget::{ClientBudget, Enrolled, ThinkBudgets};
 use meridian_core::config::STOCK;
 use meridian_core::slot::{BudgetSlot, DispatchSlot, EvictionSlot};
 use meridian_core::{
-    EngineFacts, Error, MeridianConfig, MeridianScheduler, ModelConfig, NewRequest, PhaseEvent, Plan, RequestId,
-    RequestState, RowId, ThinkPhase,
+    EngineFacts, Error, MeridianConfig, MeridianScheduler, ModelConfig, NewRequest, PhaseEvent, Plan, PolicySource,
+    RequestId, RequestState, RowId, ThinkPhase,
 };
 
 use crate::Settings;
@@ -348,7 +348,7 @@ impl Driver {
             return MeridianConfig { model, ..MeridianConfig::default() }.outputs();
         }
         let source = &self.config.policy.budget.source;
-        let is_swapped = source.starts_with("native:") && !self.budget.is_decided_by(source);
+        let is_swapped = PolicySource::of(source).native().is_some() && !self.budget.is_decided_by(source);
         match (self.config.outputs(), is_swapped) {
             (outputs, false) => outputs,
             (_, true) if self.config.leaves_outputs() => "a budget policy that was put in ends thinking".into(),

@@ -9,7 +9,7 @@ use meridian_core::native::{self, NativeError};
 use meridian_core::oci::{OciReference, OciReferenceError};
 use meridian_core::signature::FetchedComponent;
 use meridian_core::slot::Contender;
-use meridian_core::{Budget, Dispatch, Eviction, Policy, SlotConfig, SlotKind, SlotName, Targets};
+use meridian_core::{Budget, Dispatch, Eviction, Policy, PolicySource, SlotConfig, SlotKind, SlotName, Targets};
 use meridian_registry::{Limits, Registry, RegistryError, Signatures};
 use meridian_wasm::{CompileCommand, GuestKind, LoadError, PolicyComponent, PolicyLimits, Runtime, TrustedKeys};
 use thiserror::Error;
@@ -128,13 +128,11 @@ impl Components {
     /// # Errors
     /// The file or reference, and the reason for its refusal. Starting a policy checks the name of a native policy.
     pub fn open(&self, source: &str, base_dir: &Path) -> Result<Origin, PolicyError> {
-        if let Some(name) = source.strip_prefix("native:") {
-            return Ok(Origin::native(name));
-        }
-        if !OciReference::is_one(source) {
-            return self.file(&base_dir.join(source));
-        }
-        let reference = OciReference::pinned(source)?;
+        let reference = match PolicySource::of(source) {
+            PolicySource::Native(name) => return Ok(Origin::native(name)),
+            PolicySource::File(path) => return self.file(&base_dir.join(path)),
+            PolicySource::Registry(reference) => OciReference::pinned(reference)?,
+        };
         match self.open_stored(&reference) {
             Some(origin) => origin,
             None => self.fetched(&self.fetch(&reference)?),
@@ -264,7 +262,7 @@ impl Origin {
     /// The native policy of this name.
     #[must_use]
     pub fn native(name: &str) -> Self {
-        Self { code: Code::Native(name.to_owned()), source: format!("native:{name}"), at: String::new() }
+        Self { code: Code::Native(name.to_owned()), source: PolicySource::Native(name).to_string(), at: String::new() }
     }
 
     fn of(component: Result<PolicyComponent, LoadError>, at: String) -> Result<Self, PolicyError> {

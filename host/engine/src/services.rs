@@ -4,8 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use meridian_core::config::SlotMode;
-use meridian_core::oci::OciReference;
-use meridian_core::{MeridianConfig, SlotName};
+use meridian_core::{MeridianConfig, PolicySource, SlotName};
 
 use crate::awaited::Fetches;
 use crate::control::{Control, Mode};
@@ -68,7 +67,7 @@ impl Services {
         let policy = &config.policy;
         let mut watches = Vec::new();
         for (name, slot) in SlotName::ALL.into_iter().zip([&policy.dispatch, &policy.eviction, &policy.budget]) {
-            if !policy.watch || slot.source.starts_with("native:") || OciReference::is_one(&slot.source) {
+            if !policy.watch || !PolicySource::of(&slot.source).is_file() {
                 continue;
             }
             let loaded = loaded.iter().find(|slot| slot.slot == name);

@@ -7,7 +7,7 @@ use meridian_core::config::SlotMode;
 use meridian_core::oci::{OciReference, OciReferenceError};
 use meridian_core::signature::FetchedComponent;
 use meridian_core::slot::{BudgetSlot, Contender, DispatchSlot, EvictionSlot, PolicySlot, StrikeLimits};
-use meridian_core::{Budget, Dispatch, Eviction, MeridianConfig, SlotConfig, native};
+use meridian_core::{Budget, Dispatch, Eviction, MeridianConfig, PolicySource, SlotConfig, native};
 use meridian_wasm::GuestKind;
 
 use crate::awaited::Awaited;
@@ -44,7 +44,7 @@ impl<K: GuestKind> Loader<K> for SlotLoader {
     /// The configured options belong to the policy that the configuration names; components take its place.
     fn configured_options(&self, policy: &Given<'_>) -> String {
         match policy {
-            Given::Native(name) if self.source.strip_prefix("native:") != Some(*name) => "{}".into(),
+            Given::Native(name) if PolicySource::of(&self.source) != PolicySource::Native(name) => "{}".into(),
             Given::Native(_) | Given::Component { .. } | Given::Fetched(_) | Given::Remote(_) | Given::Active => {
                 self.options.clone()
             }
@@ -123,7 +123,7 @@ fn slot<K: GuestKind>(
     let terms = Terms::of(slot, targets);
     let options = serde_json::to_string(&slot.config).expect("values of a TOML table");
     let default = || {
-        let source = format!("native:{}", K::NATIVES[0]);
+        let source = PolicySource::Native(K::NATIVES[0]).to_string();
         Contender::new(native::default_policy(targets), "", &source)
     };
     let opened = match remote(&slot.source).map_err(|error| refused(error.to_string()))? {
@@ -164,7 +164,7 @@ fn slot<K: GuestKind>(
 
 /// The reference of a source that a registry has.
 fn remote(source: &str) -> Result<Option<OciReference>, OciReferenceError> {
-    if OciReference::is_one(source) { OciReference::pinned(source).map(Some) } else { Ok(None) }
+    PolicySource::of(source).registry().map(OciReference::pinned).transpose()
 }
 
 /// The number of faults that puts a version into quarantine.

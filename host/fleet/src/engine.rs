@@ -9,6 +9,7 @@ use hyper::header::{CONTENT_TYPE, HeaderName};
 use hyper::{Method, StatusCode};
 use meridian_admin::discovery::Process;
 use meridian_admin::{CONFIG_HEADER, SIGNATURE_HEADER, read_token, signature_header};
+use meridian_core::PolicySource;
 use meridian_core::oci::OciReference;
 use meridian_core::text::printable;
 use meridian_engine::budgets::{BudgetList, ChangeReport, LiveChange};
@@ -19,7 +20,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use crate::http::{Ask, Within, exchange};
-use crate::member::{Member, MemberError, Policy, PolicySource};
+use crate::member::{Member, MemberError, Policy, PolicyOrigin};
 use crate::{Endpoint, FleetError, tls};
 
 /// The faults of a process with the batches they happened on, or a timeline.
@@ -415,12 +416,12 @@ impl Member for Engine {
     fn put(&self, slot: SlotName, policy: &Policy, mode: Mode) -> Result<SwapReport, MemberError> {
         let options = policy.options.as_deref();
         match &policy.source {
-            PolicySource::Component { bytes, signature } => {
+            PolicyOrigin::Component { bytes, signature } => {
                 self.upload(slot, bytes, signature.as_deref(), options, mode)
             }
-            PolicySource::Named(source) => {
-                if OciReference::is_one(source) {
-                    OciReference::pinned(source).map_err(|error| self.refused(&error.to_string()))?;
+            PolicyOrigin::Named(source) => {
+                if let Some(reference) = PolicySource::of(source).registry() {
+                    OciReference::pinned(reference).map_err(|error| self.refused(&error.to_string()))?;
                 }
                 self.describe(slot, Some(source), options, mode)
             }

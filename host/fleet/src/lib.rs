@@ -33,5 +33,5 @@ pub use engine::{BudgetChange, Engine, Patience};
 pub use error::FleetError;
 pub use find::{Fleet, processes};
 pub use handoff::{AnsweringEngine, Handoff, HandoffError, HandoffSettings, HandoffStatus};
-pub use member::{Member, MemberError, Policy, PolicySource};
+pub use member::{Member, MemberError, Policy, PolicyOrigin};
 pub use prediction::{Basis, PREDICTION_FORMAT, PolicyName, PredictedRatio, Prediction, PredictionError};

@@ -52,14 +52,14 @@ pub trait Member: Send + Sync {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// The policy.
-    pub source: PolicySource,
+    pub source: PolicyOrigin,
     /// Its options, one JSON object; `None` for the options of each engine's configuration.
     pub options: Option<String>,
 }
 
 /// The origin of a [`Policy`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PolicySource {
+pub enum PolicyOrigin {
     /// A component.
     Component {
         /// Its bytes.

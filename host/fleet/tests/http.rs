@@ -17,7 +17,7 @@ use meridian_admin::Admin;
 use meridian_core::config::AdminConfig;
 use meridian_engine::budgets::LiveChange;
 use meridian_engine::control::{Mode, SlotName};
-use meridian_fleet::{BudgetChange, Engine, Member, MemberError, Patience, Policy, PolicySource};
+use meridian_fleet::{BudgetChange, Engine, Member, MemberError, Patience, Policy, PolicyOrigin};
 use serde_json::Value;
 
 use support::{Recorder, TOKEN, folder, metrics_at, start, status, surroundings, write};
@@ -53,7 +53,7 @@ fn here(admin: &Admin) -> String {
 fn component() -> Policy {
     let bytes = Arc::from(b"component".as_slice());
     let signature = Some("untrusted comment: x\nA\nB; c\nD\n".into());
-    Policy { source: PolicySource::Component { bytes, signature }, options: Some(r#"{"a":"é"}"#.into()) }
+    Policy { source: PolicyOrigin::Component { bytes, signature }, options: Some(r#"{"a":"é"}"#.into()) }
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn every_request_reaches_the_engine() {
     assert_eq!(engine.faults().map(|faults| faults.len()), Ok(1));
     assert_eq!(engine.budgets().map(|budgets| budgets.live), Ok(1));
     engine.put(slot, &component(), Mode::Shadow).unwrap();
-    let named = |source: &str| Policy { source: PolicySource::Named(source.into()), options: None };
+    let named = |source: &str| Policy { source: PolicyOrigin::Named(source.into()), options: None };
     engine.put(slot, &named("native:fcfs"), Mode::Active).unwrap();
     engine.configure(slot, r#"{"a": 1}"#, Mode::Active).unwrap();
     engine.promote(slot).unwrap();
@@ -113,7 +113,7 @@ fn a_failure_on_the_way_is_no_refusal() {
     let process = start("fleet-failed");
     let engine = Engine::at(process.address()).unwrap().with_token_file(process.folder.join("token"));
     let panics = Policy {
-        source: PolicySource::Component { bytes: Arc::from(b"panic".as_slice()), signature: None },
+        source: PolicyOrigin::Component { bytes: Arc::from(b"panic".as_slice()), signature: None },
         options: None,
     };
     let done = engine.put(SlotName::Dispatch, &panics, Mode::Active);

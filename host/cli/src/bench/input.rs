@@ -12,8 +12,7 @@ use meridian_bench::replay::Input;
 use meridian_bench::results::Slo;
 use meridian_bench::sim::{EngineConfig, preset};
 use meridian_bench::trace::{Format, ReadOptions, Session, ThinkSplit, Workload, read};
-use meridian_core::MeridianConfig;
-use meridian_core::oci::OciReference;
+use meridian_core::{MeridianConfig, PolicySource};
 use meridian_engine::config_file::{self, ConfigFile};
 use serde::Serialize;
 
@@ -236,7 +235,7 @@ pub(crate) fn configured(path: Option<&Path>) -> anyhow::Result<MeridianConfig> 
     let mut config = parsed.config;
     let policy = &mut config.policy;
     for slot in [&mut policy.dispatch, &mut policy.eviction, &mut policy.budget] {
-        if !slot.source.starts_with("native:") && !OciReference::is_one(&slot.source) {
+        if PolicySource::of(&slot.source).is_file() {
             slot.source = base_dir.join(&slot.source).display().to_string();
         }
     }

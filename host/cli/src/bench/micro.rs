@@ -4,7 +4,7 @@ use anyhow::ensure;
 use clap::Args;
 use meridian_bench::limits::{CANDIDATES, within};
 use meridian_bench::micro::{self, Report, Row};
-use meridian_bench::policies::{self, Loader, PolicySource};
+use meridian_bench::policies::{self, Loader, PolicyArg};
 use meridian_core::{Budget, Dispatch, Eviction, MeridianConfig, SlotKind, SlotName};
 
 use super::input::configured;
@@ -27,7 +27,7 @@ pub(crate) struct MicroArgs {
     policies: Option<PathBuf>,
     /// Time this policy; may be given several times
     #[arg(long = "policy", value_name = "POLICY")]
-    chosen: Vec<PolicySource>,
+    chosen: Vec<PolicyArg>,
     /// Read the targets from this meridian.toml; without --policy, also the policies to time
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -38,7 +38,7 @@ pub(crate) struct MicroArgs {
 
 impl MicroArgs {
     /// One policy, against the defaults.
-    pub(super) fn of(policy: PolicySource, candidates: Vec<usize>) -> Self {
+    pub(super) fn of(policy: PolicyArg, candidates: Vec<usize>) -> Self {
         Self { policies: None, chosen: vec![policy], config: None, candidates }
     }
 }
@@ -71,7 +71,7 @@ fn plan(
     args: &MicroArgs,
     loader: &mut Loader,
     shipped: Option<&Path>,
-) -> anyhow::Result<Vec<(SlotName, Option<PolicySource>)>> {
+) -> anyhow::Result<Vec<(SlotName, Option<PolicyArg>)>> {
     if !args.chosen.is_empty() {
         let mut plan = Vec::new();
         for policy in &args.chosen {
@@ -112,7 +112,7 @@ fn shipped(named: Option<&Path>) -> anyhow::Result<Option<PathBuf>> {
     Ok([beside, Some("target/policies".into())].into_iter().flatten().find(has_default))
 }
 
-fn component(folder: &Path, name: &str) -> Option<PolicySource> {
+fn component(folder: &Path, name: &str) -> Option<PolicyArg> {
     let path = folder.join(format!("{name}.wasm"));
     path.is_file().then(|| path.display().to_string().parse().ok()).flatten()
 }

@@ -16,7 +16,7 @@ use std::path::Path;
 
 use anyhow::ensure;
 use clap::Subcommand;
-use meridian_bench::policies::PolicySource;
+use meridian_bench::policies::PolicyArg;
 
 #[derive(Subcommand)]
 pub(crate) enum BenchCommand {
@@ -61,7 +61,7 @@ pub(crate) fn run(command: BenchCommand, json: bool) -> anyhow::Result<()> {
 }
 
 /// `meridian policy bench`.
-pub(crate) fn time_policy(policy: PolicySource, candidates: Vec<usize>, json: bool) -> anyhow::Result<()> {
+pub(crate) fn time_policy(policy: PolicyArg, candidates: Vec<usize>, json: bool) -> anyhow::Result<()> {
     micro::run(&micro::MicroArgs::of(policy, candidates), json)
 }
 

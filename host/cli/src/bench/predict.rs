@@ -3,10 +3,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use meridian_bench::limits::{NUM_SEQS, within};
-use meridian_bench::policies::PolicySource;
+use meridian_bench::policies::PolicyArg;
 use meridian_bench::predict::{self, FEWEST_REPLICATES, Observed, predict};
-use meridian_core::oci::OciReference;
-use meridian_core::{MeridianConfig, SlotName};
+use meridian_core::{MeridianConfig, PolicySource, SlotName};
 use meridian_engine::recording::{RecordedPolicy, Recording};
 use meridian_fleet::{Basis, PredictedRatio, Prediction};
 use meridian_wasm::{MAX_COMPONENT_BYTES, read_regular, sha256_of};
@@ -43,13 +42,13 @@ pub(crate) struct PredictArgs {
     recordings: Vec<PathBuf>,
     /// Predict the change to this policy
     #[arg(long, value_name = "POLICY")]
-    policy: PolicySource,
+    policy: PolicyArg,
     /// Change the policy of this slot
     #[arg(long, value_parser = slot_parser(), default_value = "dispatch")]
     slot: SlotName,
     /// Compare with this policy; by default, with the recorded one
     #[arg(long, value_name = "POLICY")]
-    old: Option<PolicySource>,
+    old: Option<PolicyArg>,
     /// Read the other policies and the KV settings from this meridian.toml
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -179,7 +178,7 @@ fn take_targets(config: &mut MeridianConfig, recorded: &RecordedPolicy) {
     scheduler.max_defer_ms = targets.max_defer_ms;
 }
 
-fn set_dispatch(config: &mut MeridianConfig, policy: &PolicySource) -> anyhow::Result<()> {
+fn set_dispatch(config: &mut MeridianConfig, policy: &PolicyArg) -> anyhow::Result<()> {
     config.policy.dispatch.source.clone_from(&policy.source);
     config.policy.dispatch.config = serde_json::from_str(&policy.options)
         .with_context(|| format!("{}: the options of the recorded policy", policy.options))?;
@@ -187,10 +186,10 @@ fn set_dispatch(config: &mut MeridianConfig, policy: &PolicySource) -> anyhow::R
 }
 
 /// The recorded policy, if it is still where it came from.
-fn source_of(recorded: &RecordedPolicy) -> anyhow::Result<PolicySource> {
+fn source_of(recorded: &RecordedPolicy) -> anyhow::Result<PolicyArg> {
     let version = &recorded.version;
     let source = &version.source;
-    if !source.starts_with("native:") && !OciReference::is_one(source) {
+    if PolicySource::of(source).is_file() {
         let path = Path::new(source);
         let named =
             || format!("the recorded policy {} came from {source:?}: name its component with --old", version.name);

@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::Args;
 use meridian_bench::limits::{RUNS, engines_within, within};
-use meridian_bench::policies::{Inject, PolicySet, PolicySource};
+use meridian_bench::policies::{Inject, PolicyArg, PolicySet};
 use meridian_bench::replay::{MaxTokens, Options, Rate, replay, timeline};
 use meridian_bench::report::{html, table};
 use meridian_bench::results::GivenUp;
@@ -62,13 +62,13 @@ pub(crate) struct ReplayArgs {
     transfer_gb_s: f64,
     /// Set the eviction policy where --policy names none; by default, the configured policy
     #[arg(long, value_name = "POLICY")]
-    eviction: Option<PolicySource>,
+    eviction: Option<PolicyArg>,
     /// Set the budget policy where --policy names none; it may end thinking early, by entropies like recorded ones (none)
     #[arg(long, value_name = "POLICY")]
-    budget: Option<PolicySource>,
+    budget: Option<PolicyArg>,
     /// Swap in another policy after this many seconds: 60=native:fcfs; may be given several times
     #[arg(long = "swap", value_name = "T=POLICY", value_parser = swap)]
-    swaps: Vec<(f64, PolicySource)>,
+    swaps: Vec<(f64, PolicyArg)>,
     /// Make the policies fault in a share of their decisions: trap:0.01
     #[arg(long, value_name = "KIND:SHARE")]
     inject: Option<Inject>,
@@ -165,7 +165,7 @@ fn options(args: &ReplayArgs) -> anyhow::Result<Options> {
     })
 }
 
-fn swap(text: &str) -> Result<(f64, PolicySource), String> {
+fn swap(text: &str) -> Result<(f64, PolicyArg), String> {
     let expected = || format!("{text}: expected SECONDS=POLICY");
     let (at, policy) = text.split_once('=').ok_or_else(expected)?;
     let at: f64 = at.parse().ok().filter(|at: &f64| at.is_finite() && *at >= 0.0).ok_or_else(expected)?;

@@ -4,10 +4,11 @@ use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
 use meridian_admin::signature_header;
+use meridian_core::PolicySource;
 use meridian_core::oci::OciReference;
 use meridian_core::signature::{MAX_SIGNATURE_BYTES, signature_path};
 use meridian_engine::control::{MAX_COMPONENT_BYTES, MAX_OPTIONS_BYTES, Mode, SlotName, SwapReport};
-use meridian_fleet::{Engine, Member, MemberError, Policy, PolicySource};
+use meridian_fleet::{Engine, Member, MemberError, Policy, PolicyOrigin};
 use meridian_wasm::{read_regular, read_signature};
 use serde_json::{Map, Value};
 
@@ -35,8 +36,9 @@ impl Change {
         let PolicyArgs { source, config, signature } = args;
         let options = config.as_deref().map(options_of).transpose()?;
         let named = source.as_deref().and_then(Path::to_str);
-        let named = named.filter(|source| source.starts_with("native:") || OciReference::is_one(source));
-        if let Some(reference) = named.filter(|source| OciReference::is_one(source)) {
+        let named = named.filter(|source| !PolicySource::of(source).is_file());
+        let reference = named.and_then(|source| PolicySource::of(source).registry());
+        if let Some(reference) = reference {
             OciReference::pinned(reference)?;
         }
         let source = match (source, named) {
@@ -46,15 +48,17 @@ impl Change {
                     bail!("{}: is larger than 32 MiB, the most a component may have", file.display());
                 };
                 let signature = signature_of(file, signature.as_deref())?;
-                PolicySource::Component { bytes: component.into(), signature }
+                PolicyOrigin::Component { bytes: component.into(), signature }
             }
             (_, named) => {
-                let is_remote = named.is_some_and(OciReference::is_one);
-                ensure!(signature.is_none() || !is_remote, "--signature: the registry has those of its components");
+                ensure!(
+                    signature.is_none() || reference.is_none(),
+                    "--signature: the registry has those of its components"
+                );
                 ensure!(signature.is_none(), "--signature: a native policy needs none");
                 match (named, options) {
                     (Some(named), options) => {
-                        let policy = Policy { source: PolicySource::Named(named.to_owned()), options };
+                        let policy = Policy { source: PolicyOrigin::Named(named.to_owned()), options };
                         return Ok(Self::Put { policy, mode });
                     }
                     (None, Some(options)) => return Ok(Self::Configure { options, mode }),

@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::{Context, bail};
 use clap::Args;
 use meridian_core::oci::OciReference;
-use meridian_core::{Budget, CONTRACT, Dispatch, Eviction, SlotName};
+use meridian_core::{Budget, CONTRACT, Dispatch, Eviction, PolicySource, SlotName};
 use meridian_engine::{Components, Origin};
 use meridian_registry::{Limits, Registry, Signatures};
 use meridian_wasm::{GuestKind, MAX_COMPONENT_BYTES, PolicyComponent, TrustedKeys, read_regular, sha256_of};
@@ -62,7 +62,7 @@ struct InspectedSlot {
 pub(super) fn run(args: &InspectArgs, json: bool) -> anyhow::Result<()> {
     let InspectArgs { file, trusted_keys, memory_mib } = args;
     let shown = file.display();
-    let fetched = match file.to_str().filter(|source| OciReference::is_one(source)) {
+    let fetched = match file.to_str().and_then(|source| PolicySource::of(source).registry()) {
         Some(reference) => {
             Some(Registry::new(Limits::default()).pull(&OciReference::parse(reference)?, Signatures::Fetch)?)
         }

@@ -15,8 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Subcommand;
-use meridian_core::oci::OciReference;
-use meridian_core::{MeridianConfig, SlotConfig, SlotName};
+use meridian_core::{MeridianConfig, PolicySource, SlotConfig, SlotName};
 use meridian_engine::{Components, Origin, PolicyError, Terms};
 
 use self::language::Language;
@@ -66,7 +65,7 @@ Examples:
   meridian policy bench native:srpt --candidates 64,4096")]
     Bench {
         /// Path of a component, or native:NAME
-        policy: meridian_bench::policies::PolicySource,
+        policy: meridian_bench::policies::PolicyArg,
         /// Time decisions over this many candidates, at most 65536
         #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [64, 256, 1024, 4096])]
         candidates: Vec<usize>,
@@ -110,7 +109,7 @@ pub(crate) fn run(command: PolicyCommand, json: bool) -> anyhow::Result<()> {
 
 /// The component in a file, or in a registry under a reference with a digest.
 fn open(components: &Components, source: &Path) -> Result<Origin, PolicyError> {
-    match source.to_str().filter(|source| OciReference::is_one(source)) {
+    match source.to_str().and_then(|source| PolicySource::of(source).registry()) {
         Some(reference) => components.open(reference, Path::new("")),
         None => components.file(source),
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, ensure};
 use clap::Args;
 use meridian_bench::cases::{self, CaseKind, Property, RunCase, Wanted};
-use meridian_core::{Budget, Dispatch, Eviction, SlotName};
+use meridian_core::{Budget, Dispatch, Eviction, PolicySource, SlotName};
 use meridian_engine::{Components, Origin};
 use serde::Serialize;
 
@@ -58,7 +58,7 @@ impl Subject {
     fn of(policy: &str, other: Option<&str>) -> anyhow::Result<Self> {
         let components = Components::default();
         let path = Path::new(policy);
-        let (origin, manifest, beside) = if policy.starts_with("native:") {
+        let (origin, manifest, beside) = if PolicySource::of(policy).native().is_some() {
             (components.open(policy, Path::new(""))?, None, None)
         } else if path.is_dir() {
             let manifest = Manifest::of(path)?;

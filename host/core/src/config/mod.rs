@@ -29,7 +29,7 @@ pub use tables::{
 pub use values::{Auto, HttpUrl, Listen, Texts, Tokens, inline, of_rank};
 
 use crate::text::printable;
-use crate::{Error, ModelFamily, SlotName};
+use crate::{Error, ModelFamily, PolicySource, SlotName};
 
 /// Source of the dispatch policy that leaves every step to the engine.
 pub const STOCK: &str = "native:fcfs";
@@ -119,7 +119,7 @@ impl Parsed {
             .iter()
             .any(|name| is_set(&format!("entropy.{name}")));
         let probes = ["eat", "deer", "patience", "code-stop", "deadline-aware"];
-        let probes = probes.iter().any(|name| policy.budget.source == format!("native:{name}"));
+        let probes = PolicySource::of(&policy.budget.source).native().is_some_and(|name| probes.contains(&name));
         if is_mute && (asks || probes) && !model.think_end.is_empty() {
             let expected =
                 "expected the text that leads to an answer, such as \"Final answer: \", or entropy.enabled = false";

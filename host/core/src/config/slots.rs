@@ -3,6 +3,7 @@
 use super::{MeridianConfig, PolicyConfig, SLOTS, SlotConfig, check, get, inline, joined, quoted};
 use crate::native::{self, NativeError};
 use crate::oci::{OciReference, OciReferenceError};
+use crate::source::PolicySource;
 use crate::{Budget, Dispatch, Error, Eviction, SlotKind};
 
 /// Check the sources of the three slots and the options of native policies, after [`check_options`]. The caller checks
@@ -18,7 +19,7 @@ fn check_slot<K: SlotKind>(config: &MeridianConfig, slot: &SlotConfig) -> Result
     let SlotConfig { source, config: options, .. } = slot;
     let name = K::NAME.label();
     check_source(&format!("policy.{name}.source"), source, K::NATIVES)?;
-    let Some(native) = source.strip_prefix("native:") else { return Ok(()) };
+    let Some(native) = PolicySource::of(source).native() else { return Ok(()) };
     let json = serde_json::to_string(options).expect("options without dates and non-finite numbers are plain JSON");
     match native::policy::<K>(native, config.scheduler.targets(), &json) {
         Err(NativeError::Refused { reason, .. }) => Err(Error::ConfigValidation {
@@ -33,15 +34,16 @@ fn check_slot<K: SlotKind>(config: &MeridianConfig, slot: &SlotConfig) -> Result
 fn check_source(field: &str, source: &str, natives: &[&str]) -> Result<(), Error> {
     let holds = |holds, reason: &str| check(field, quoted(source), holds, || reason.to_owned());
     holds(
-        !matches!(source, "" | "native:") && !source.contains('\0'),
+        !matches!(PolicySource::of(source), PolicySource::File("") | PolicySource::Native(""))
+            && !source.contains('\0'),
         "must be native:NAME, a path or oci://HOST/NAME@sha256:DIGEST",
     )?;
-    if OciReference::is_one(source)
-        && let Err(OciReferenceError { shown, reason }) = OciReference::pinned(source)
+    if let Some(reference) = PolicySource::of(source).registry()
+        && let Err(OciReferenceError { shown, reason }) = OciReference::pinned(reference)
     {
         return check(field, quoted(&shown), false, || reason.to_owned());
     }
-    let Some(name) = source.strip_prefix("native:") else { return Ok(()) };
+    let Some(name) = PolicySource::of(source).native() else { return Ok(()) };
     check(field, quoted(source), natives.contains(&name), || {
         format!("unknown native policy, expected one of {}", native::sources(natives))
     })

@@ -1,7 +1,7 @@
 use super::facts::Reader;
 use super::{PolicySlot, Source};
 use crate::budget::{BudgetCandidate, BudgetDecider, BudgetWants, Load, Point, ThinkThresholds, Verdict};
-use crate::{Budget, BudgetColumn as Column, BudgetDecision, SlotKind, columns};
+use crate::{Budget, BudgetColumn as Column, BudgetDecision, PolicySource, SlotKind, columns};
 
 /// The budget slot, owned by the thread that follows the thinking of the requests.
 ///
@@ -25,7 +25,7 @@ impl BudgetDecider for PolicySlot<Budget> {
     fn wants(&self) -> BudgetWants {
         let facts = &*self.facts();
         let version = &facts.version;
-        let native = version.source.strip_prefix("native:").filter(|_| version.sha256.is_empty());
+        let native = PolicySource::of(&version.source).native().filter(|_| version.sha256.is_empty());
         let is_default = native == Some(Budget::NATIVES[0]);
         let decides = !is_default || facts.is_watched();
         let mut wants = BudgetWants { swaps: facts.swaps, decides, ..BudgetWants::default() };

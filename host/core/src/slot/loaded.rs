@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::report::Version;
 use super::swap::Remake;
-use crate::{Description, Fault, GuardedPolicy, Policy, SlotKind};
+use crate::{Description, Fault, GuardedPolicy, Policy, PolicySource, SlotKind};
 
 /// A policy that may decide, with the slot's data about it.
 pub(super) struct LoadedPolicy<K: SlotKind> {
@@ -76,7 +76,7 @@ impl<K: SlotKind> LoadedPolicy<K> {
     /// An instance of the native default, in place of a policy.
     pub(super) fn stand_in(policy: Box<dyn Policy<K>>) -> Self {
         let Description { name, version, summary: _ } = policy.description().clone();
-        let source = format!("native:{name}");
+        let source = PolicySource::Native(&name).to_string();
         let version = Version { name, version, source, options: "{}".into(), ..Version::default() };
         Self { is_stand_in: true, ..Self::new(GuardedPolicy::new(policy), version, None) }
     }

@@ -16,7 +16,7 @@ use thiserror::Error;
 
 use super::Policies;
 use super::state::{EXPERIMENT_FORMAT, State};
-use crate::{Policy, PolicySource};
+use crate::{Policy, PolicyOrigin};
 
 /// Largest state that is read, bytes: thousands of pairs.
 const MAX_BYTES: u64 = 256 << 20;
@@ -130,8 +130,8 @@ impl Store {
         let kept = |policy: &Policy, file: &str| -> Result<KeptPolicy, StoreError> {
             let options = policy.options.clone();
             Ok(match &policy.source {
-                PolicySource::Named(name) => KeptPolicy { named: Some(name.clone()), signature: None, options },
-                PolicySource::Component { bytes, signature } => {
+                PolicyOrigin::Named(name) => KeptPolicy { named: Some(name.clone()), signature: None, options },
+                PolicyOrigin::Component { bytes, signature } => {
                     self.replace(file, bytes)?;
                     KeptPolicy { named: None, signature: signature.clone(), options }
                 }
@@ -158,12 +158,12 @@ impl Store {
         let policy = |kept: KeptPolicy, name: &str| -> Result<Policy, StoreError> {
             let KeptPolicy { named, signature, options } = kept;
             let source = match named {
-                Some(named) => PolicySource::Named(named),
+                Some(named) => PolicyOrigin::Named(named),
                 None => {
                     let path = self.folder.join(name);
                     let bytes = read(&path, MAX_COMPONENT_BYTES as u64)?;
                     let bytes = bytes.ok_or_else(|| missing(path.display().to_string()))?;
-                    PolicySource::Component { bytes: bytes.into(), signature }
+                    PolicyOrigin::Component { bytes: bytes.into(), signature }
                 }
             };
             Ok(Policy { source, options })
@@ -273,9 +273,9 @@ mod tests {
     fn policies_are_kept_for_a_later_controller() {
         let folder = folder("policies");
         let store = Store::take(&folder).expect("free");
-        let old = Policy { source: PolicySource::Named("native:fcfs".into()), options: None };
+        let old = Policy { source: PolicyOrigin::Named("native:fcfs".into()), options: None };
         let source =
-            PolicySource::Component { bytes: b"bytes".as_slice().into(), signature: Some("four lines".into()) };
+            PolicyOrigin::Component { bytes: b"bytes".as_slice().into(), signature: Some("four lines".into()) };
         let policies = Policies { old, new: Policy { source, options: Some("{}".into()) } };
         store.save_policies(&policies).expect("can be written");
         assert_eq!(store.load_policies().expect("readable"), policies);

@@ -16,7 +16,7 @@ use super::machine::{Action, Engines, Machine, Seen};
 use super::settings::{RolloutSettings, SettingError};
 use super::state::{FORMAT, NewPolicy, Outcome, Phase, RolloutState, is_same};
 use super::store::{Store, StoreError, Wish};
-use crate::{AT_A_TIME, Member, MemberError, Policy, PolicySource, each};
+use crate::{AT_A_TIME, Member, MemberError, Policy, PolicyOrigin, each};
 
 /// The engines of a fleet, which come and go. Called before each look, on the thread of the roll-out.
 pub trait Roster {
@@ -427,7 +427,7 @@ fn change(member: &dyn Member, state: &RolloutState, new: &Policy, action: Actio
         Action::PutOld => {
             let old = state.engines.get(member.name()).map(|record| record.old.clone()).unwrap_or_default();
             let options = if old.options.is_empty() { "{}".into() } else { old.options };
-            let old = Policy { source: PolicySource::Named(old.source), options: Some(options) };
+            let old = Policy { source: PolicyOrigin::Named(old.source), options: Some(options) };
             member.put(slot, &old, Mode::Active)
         }
     }?;
@@ -437,8 +437,8 @@ fn change(member: &dyn Member, state: &RolloutState, new: &Policy, action: Actio
 
 fn given(policy: &NewPolicy, component: Option<Arc<[u8]>>) -> Policy {
     let source = match component {
-        Some(bytes) => PolicySource::Component { bytes, signature: policy.signature.clone() },
-        None => PolicySource::Named(policy.source.clone()),
+        Some(bytes) => PolicyOrigin::Component { bytes, signature: policy.signature.clone() },
+        None => PolicyOrigin::Named(policy.source.clone()),
     };
     Policy { source, options: policy.options.clone() }
 }

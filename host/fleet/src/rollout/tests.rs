@@ -16,7 +16,7 @@ use rand_distr::{Distribution, StandardNormal};
 use rand_pcg::Pcg64;
 
 use super::*;
-use crate::{Member, MemberError, Policy, PolicySource};
+use crate::{Member, MemberError, Policy, PolicyOrigin};
 
 const SLOT: SlotName = SlotName::Dispatch;
 const OLD: &str = "native:fcfs";
@@ -254,7 +254,7 @@ impl Member for Played {
     }
 
     fn put(&self, _: SlotName, policy: &Policy, mode: Mode) -> Result<SwapReport, MemberError> {
-        let PolicySource::Named(source) = &policy.source else { return refused("only names") };
+        let PolicyOrigin::Named(source) = &policy.source else { return refused("only names") };
         let given = version(source);
         self.with(|inner| {
             if inner.refuses && source == NEW {
