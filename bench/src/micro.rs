@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use meridian_core::budget::{BudgetCandidate, BudgetDecider, Load, ThinkThresholds};
+use meridian_core::budget::{BudgetCandidate, BudgetDecider, Load};
 use meridian_core::slot::{BudgetSlot, Contender, DispatchSlot, EvictionSlot, StrikeLimits};
 use meridian_core::types::{BlockId, RequestId};
 use meridian_core::{
@@ -258,7 +258,6 @@ struct BudgetBench {
 impl Timed for Budget {
     fn bench(policy: Contender<Self>, loader: &Loader, candidates: usize) -> Box<dyn Bench> {
         let config = loader.config();
-        let configured = ThinkThresholds::from_config(&config.scheduler, &config.entropy);
         let count = u32::try_from(candidates).unwrap_or(u32::MAX);
         let request = |i: u32| {
             let mut request = BudgetCandidate {
@@ -279,7 +278,7 @@ impl Timed for Budget {
             thinking: count,
             free_blocks: 1 << 10,
             total_blocks: 1 << 16,
-            configured: configured.for_policy(),
+            configured: config.thresholds(),
             ..Load::default()
         };
         Box::new(BudgetBench {

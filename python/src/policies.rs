@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use meridian_core::budget::{BudgetCandidate, BudgetDecider, Load, Observed, Repeated, ThinkThresholds, Verdict};
+use meridian_core::budget::{BudgetCandidate, BudgetDecider, Load, Observed, Repeated, Verdict};
 use meridian_core::{
     BlockId, BlockTier, EvictionCandidate, EvictionSubject, Memory, MeridianConfig, PolicySource, Ranking, RequestId,
     SessionFacts, Subject, ThinkPhase,
@@ -319,7 +319,7 @@ fn budget_candidate(row: BudgetRow) -> BudgetCandidate {
 
 fn facts(row: LoadRow, config: &MeridianConfig) -> Load {
     let LoadRow { now_ms, thinking, answering, waiting, free_blocks, total_blocks } = row;
-    let configured = ThinkThresholds::from_config(&config.scheduler, &config.entropy).for_policy();
+    let configured = config.thresholds();
     Load { now_ms, thinking, answering, waiting, free_blocks, total_blocks, configured, ..Load::default() }
 }
 

@@ -1,8 +1,6 @@
 //! Cases of the budget slot: requests that think, and the verdicts and thresholds that are expected.
 
-use meridian_core::budget::{
-    BudgetCandidate, BudgetDecider, Load, Observed, Point, PolicyThresholds, Repeated, Verdict,
-};
+use meridian_core::budget::{BudgetCandidate, BudgetDecider, Load, Observed, Point, Repeated, Thresholds, Verdict};
 use meridian_core::slot::BudgetSlot;
 use meridian_core::{Budget, BudgetColumn, BudgetDecision, MeridianConfig, Policy, columns};
 use rand::RngExt;
@@ -97,7 +95,7 @@ impl Candidate {
 }
 
 /// `thresholds` with some fields changed.
-fn changed(thresholds: &PolicyThresholds, changes: &toml::Table) -> Result<PolicyThresholds, String> {
+fn changed(thresholds: &Thresholds, changes: &toml::Table) -> Result<Thresholds, String> {
     let mut table = toml::Table::try_from(thresholds).map_err(|error| error.to_string())?;
     for (field, value) in changes {
         if table.insert(field.clone(), value.clone()).is_none() {
@@ -123,7 +121,7 @@ impl CaseKind for Budget {
     }
 
     fn run(case: &BudgetCase, policy: Box<dyn Policy<Self>>) -> Result<(), String> {
-        let configured = changed(&PolicyThresholds::default(), &case.configured)?;
+        let configured = changed(&Thresholds::default(), &case.configured)?;
         let expected = changed(&configured, &case.thresholds)?;
         let load = Load { thinking: case.thinking, waiting: case.waiting, configured, ..Load::default() };
         let candidates: Vec<_> = case.candidates.iter().map(Candidate::row).collect();
@@ -132,7 +130,7 @@ impl CaseKind for Budget {
         let verdicts = slot.probe(&load, &candidates).into_iter().map(|verdict| label(verdict).to_owned());
         expect("verdicts", &verdicts.collect::<Vec<_>>(), &case.verdicts)?;
         for given in slot.start(&load, &candidates) {
-            expect("thresholds", &given.for_policy(), &expected)?;
+            expect("thresholds", &given, &expected)?;
         }
         slot.last_fault().map_or(Ok(()), |fault| Err(fault.to_string()))
     }

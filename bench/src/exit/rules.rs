@@ -1,4 +1,4 @@
-use meridian_core::budget::{Eat, ThinkThresholds};
+use meridian_core::budget::{Eat, Thresholds};
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 
@@ -90,12 +90,12 @@ impl ExitRule {
     pub fn exit<'a>(&self, thought: &'a Thought) -> Option<&'a ThoughtPoint> {
         match *self {
             Self::Eat { alpha, delta, min_probes, max_bits } => {
-                let thresholds = ThinkThresholds {
+                let thresholds = Thresholds {
                     ema_alpha: alpha,
                     eat_variance_threshold: delta,
                     eat_max_bits: max_bits,
                     min_probes,
-                    ..ThinkThresholds::default()
+                    ..Thresholds::default()
                 };
                 let mut eat = Eat::default();
                 let mut fires = |bits| eat.observe(bits, alpha) && eat.fires(&thresholds);

@@ -10,7 +10,7 @@
 
 use std::time::Instant;
 
-use meridian_core::budget::{ClientBudget, EndRules, Load, Order, ThinkBudgets, ThinkSettings, ThinkThresholds};
+use meridian_core::budget::{ClientBudget, EndRules, Load, Order, ThinkBudgets, ThinkSettings, Thresholds};
 use meridian_core::slot::BudgetSlot;
 use meridian_core::{Budget, Markers, MeridianConfig, NewRequest, RequestId, RequestTable, native};
 
@@ -25,13 +25,13 @@ const LINE: u32 = 5;
 fn run(name: &str, has_lines: bool) -> (f64, u64, usize) {
     let targets = MeridianConfig::default().scheduler.targets();
     let mut slot = BudgetSlot::new(native::policy::<Budget>(name, targets, "{}").unwrap(), targets);
-    let configured = ThinkThresholds {
+    let configured = Thresholds {
         min_think_tokens: 0,
         max_think_tokens: 1 << 24,
         eat_probe_interval_tokens: INTERVAL,
         eat_variance_threshold: 0.0,
         rpdi_threshold: f64::INFINITY,
-        ..ThinkThresholds::default()
+        ..Thresholds::default()
     };
     let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![]).unwrap();
     let mut table = RequestTable::new(markers.clone());

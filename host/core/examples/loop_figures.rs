@@ -13,7 +13,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use meridian_core::budget::{
-    ClientBudget, EndRules, Load, Order, Repeated, Repetition, ThinkBudgets, ThinkSettings, ThinkThresholds,
+    ClientBudget, EndRules, Load, Order, Repeated, Repetition, ThinkBudgets, ThinkSettings, Thresholds,
 };
 use meridian_core::slot::BudgetSlot;
 use meridian_core::{Budget, Markers, MeridianConfig, NewRequest, RequestId, RequestTable, native};
@@ -52,7 +52,7 @@ fn end_of(thought: impl Iterator<Item = u32>) -> Option<u32> {
     let markers = Markers::new(vec![vec![START]], vec![vec![END]], vec![]).unwrap();
     let targets = MeridianConfig::default().scheduler.targets();
     let mut slot = BudgetSlot::new(native::policy::<Budget>("eat-rpdi", targets, "{}").unwrap(), targets);
-    let configured = ThinkThresholds { min_think_tokens: 0, max_think_tokens: 1 << 24, ..ThinkThresholds::default() };
+    let configured = Thresholds { min_think_tokens: 0, max_think_tokens: 1 << 24, ..Thresholds::default() };
     let rules = EndRules::new(markers.clone(), vec![]).unwrap();
     let settings = ThinkSettings { configured, ends_loops: true, ..ThinkSettings::new(rules) };
     let (mut table, mut budgets) = (RequestTable::new(markers), ThinkBudgets::new(settings));

@@ -256,8 +256,7 @@ impl SlotKind for Budget {
             }
         }
         thresholds.iter().enumerate().try_for_each(|(i, thresholds)| {
-            crate::budget::ThinkThresholds::from_policy(thresholds)
-                .map(drop)
+            crate::budget::check_thresholds(thresholds)
                 .map_err(|error| Fault::new(FaultKind::BadAnswer, format!("thresholds of candidate {i}: {error}")))
         })
     }

@@ -1,11 +1,11 @@
 //! When thinking ends and how it is ended.
 
-use meridian_core::budget::{Eat, Ending, ForceReason, Rpdi, ThinkBudget, ThinkThresholds, Verdict};
+use meridian_core::budget::{Eat, Ending, ForceReason, Rpdi, ThinkBudget, Thresholds, Verdict, check_thresholds};
 use meridian_core::{EntropySignal, MeridianConfig, Pattern};
 use proptest::prelude::*;
 
-fn thresholds() -> ThinkThresholds {
-    ThinkThresholds {
+fn thresholds() -> Thresholds {
+    Thresholds {
         min_think_tokens: 4,
         max_think_tokens: 20,
         eat_probe_interval_tokens: 2,
@@ -18,7 +18,7 @@ fn thresholds() -> ThinkThresholds {
     }
 }
 
-fn budget(thresholds: ThinkThresholds) -> ThinkBudget {
+fn budget(thresholds: Thresholds) -> ThinkBudget {
     ThinkBudget::new(thresholds, [].into()).expect("the thresholds are in range")
 }
 
@@ -32,17 +32,17 @@ fn think(budget: &mut ThinkBudget, tokens: u32) {
 
 #[test]
 fn defaults_are_valid_and_mistakes_are_named() {
-    ThinkThresholds::default().validate().unwrap();
-    let refusal = |thresholds: ThinkThresholds| thresholds.validate().unwrap_err().to_string();
-    let alpha = ThinkThresholds { ema_alpha: 0.0, ..ThinkThresholds::default() };
+    check_thresholds(&Thresholds::default()).unwrap();
+    let refusal = |thresholds: Thresholds| check_thresholds(&thresholds).unwrap_err().to_string();
+    let alpha = Thresholds { ema_alpha: 0.0, ..Thresholds::default() };
     assert_eq!(refusal(alpha), "entropy.ema_alpha: 0: must be in (0, 1]");
-    let delta = ThinkThresholds { eat_variance_threshold: f64::NAN, ..ThinkThresholds::default() };
+    let delta = Thresholds { eat_variance_threshold: f64::NAN, ..Thresholds::default() };
     assert_eq!(refusal(delta), "entropy.eat_variance_threshold: NaN: must be at least 0");
-    let window = ThinkThresholds { rpdi_window: 0, ..ThinkThresholds::default() };
+    let window = Thresholds { rpdi_window: 0, ..Thresholds::default() };
     assert_eq!(refusal(window), "entropy.rpdi_window: 0: must be in 1..=65536");
-    let lambda = ThinkThresholds { rpdi_threshold: -1.0, ..ThinkThresholds::default() };
+    let lambda = Thresholds { rpdi_threshold: -1.0, ..Thresholds::default() };
     assert_eq!(refusal(lambda), "entropy.rpdi_threshold: -1: must be above 0");
-    let interval = ThinkThresholds { eat_probe_interval_tokens: 0, ..ThinkThresholds::default() };
+    let interval = Thresholds { eat_probe_interval_tokens: 0, ..Thresholds::default() };
     assert_eq!(refusal(interval), "entropy.eat_probe_interval_tokens: 0: must be at least 1");
     let mut running = budget(thresholds());
     assert!(running.set_thresholds(alpha).is_err());
@@ -51,24 +51,24 @@ fn defaults_are_valid_and_mistakes_are_named() {
 
 #[test]
 fn eat_fires_from_the_first_probe_that_may() {
-    let thresholds = ThinkThresholds { min_probes: 4, eat_variance_threshold: 1e-3, ..thresholds() };
+    let thresholds = Thresholds { min_probes: 4, eat_variance_threshold: 1e-3, ..thresholds() };
     let mut eat = Eat::default();
     for i in 0..8 {
         eat.observe(0.2, thresholds.ema_alpha);
         assert_eq!(eat.fires(&thresholds), i >= 4, "probe {i}");
     }
-    assert!(!eat.fires(&ThinkThresholds { eat_variance_threshold: 0.0, ..thresholds }), "0 turns it off");
+    assert!(!eat.fires(&Thresholds { eat_variance_threshold: 0.0, ..thresholds }), "0 turns it off");
     eat.observe(f64::NAN, 0.5);
     assert_eq!(eat.probes(), 8, "not measured");
 }
 
 #[test]
 fn eat_does_not_fire_while_the_model_is_stably_ignorant() {
-    let thresholds = ThinkThresholds { min_probes: 0, ..thresholds() };
+    let thresholds = Thresholds { min_probes: 0, ..thresholds() };
     let mut eat = Eat::default();
     eat.observe(0.6, 0.5);
     assert!(!eat.fires(&thresholds));
-    assert!(eat.fires(&ThinkThresholds { eat_max_bits: f64::INFINITY, ..thresholds }));
+    assert!(eat.fires(&Thresholds { eat_max_bits: f64::INFINITY, ..thresholds }));
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn the_confidence_is_that_of_the_latest_probe() {
     use meridian_core::budget::{BudgetCandidate, Observed};
     use meridian_core::{BudgetColumn as Column, columns};
 
-    let mut budget = ThinkBudget::new(ThinkThresholds::default(), [].into()).unwrap();
+    let mut budget = ThinkBudget::new(Thresholds::default(), [].into()).unwrap();
     assert_eq!(budget.observed().confidence, None);
     let mut probe = |confidence: Option<f32>| {
         assert!(budget.on_probe(EntropySignal::from_bits(1.0), Some(7)));
@@ -199,7 +199,7 @@ fn what_was_not_measured_is_no_signal() {
 
 #[test]
 fn a_boundary_without_an_index_is_for_a_policy_alone_and_not_too_often() {
-    let mut budget = budget(ThinkThresholds { eat_probe_interval_tokens: 3, min_think_tokens: 0, ..thresholds() });
+    let mut budget = budget(Thresholds { eat_probe_interval_tokens: 3, min_think_tokens: 0, ..thresholds() });
     let mut asked = Vec::new();
     for token in 1..=10 {
         think(&mut budget, 1);
@@ -359,7 +359,7 @@ proptest! {
     fn decisions_keep_the_cap_and_the_minimum(
         min in 0u32..40, more in 0u32..40, seed in any::<u64>(), interrupts in any::<bool>(),
     ) {
-        let thresholds = ThinkThresholds { min_think_tokens: min, max_think_tokens: min + more, ..thresholds() };
+        let thresholds = Thresholds { min_think_tokens: min, max_think_tokens: min + more, ..thresholds() };
         let patterns: Vec<Pattern> = if interrupts { vec![pattern(&[3, 3])] } else { vec![] };
         let mut budget = ThinkBudget::new(thresholds, patterns.into()).expect("in range");
         let mut state = seed;
@@ -459,6 +459,5 @@ fn rpdi_does_not_drift() {
 
 #[test]
 fn the_defaults_are_those_of_the_configuration() {
-    let config = MeridianConfig::default();
-    assert_eq!(ThinkThresholds::from_config(&config.scheduler, &config.entropy), ThinkThresholds::default());
+    assert_eq!(MeridianConfig::default().thresholds(), Thresholds::default());
 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use meridian_core::budget::{
-    BudgetWants, ClientBudget, EndRules, Load, Order, Point, ThinkBudgets, ThinkSettings, ThinkThresholds, Verdict,
+    BudgetWants, ClientBudget, EndRules, Load, Order, Point, ThinkBudgets, ThinkSettings, Thresholds, Verdict,
 };
 use meridian_core::slot::BudgetSlot;
 use meridian_core::{
@@ -25,7 +25,7 @@ impl Followed {
     fn new(ends_loops: bool, tokens_ahead: u32, client: ClientBudget) -> Self {
         let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![]).expect("valid markers").with_resuming(true);
         let rules = EndRules::new(markers.clone(), vec![]).expect("an end marker");
-        let configured = ThinkThresholds { min_think_tokens: 0, ..ThinkThresholds::default() };
+        let configured = Thresholds { min_think_tokens: 0, ..Thresholds::default() };
         let mut budgets =
             ThinkBudgets::new(ThinkSettings { configured, ends_loops, tokens_ahead, ..ThinkSettings::new(rules) });
         // As where another policy than the default decides.

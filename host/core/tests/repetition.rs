@@ -1,6 +1,6 @@
 //! Repetitions at the end of a stream, against a naive search.
 
-use meridian_core::budget::{ForceReason, OnLoops, Repeated, Repetition, ThinkBudget, ThinkThresholds, Verdict};
+use meridian_core::budget::{ForceReason, OnLoops, Repeated, Repetition, ThinkBudget, Thresholds, Verdict};
 use proptest::prelude::*;
 
 const GRAM: usize = 24;
@@ -140,7 +140,7 @@ fn lists_sums_and_tables_are_no_loops() {
     }
 }
 
-fn looped(on_loops: OnLoops, thresholds: ThinkThresholds, tokens: u32) -> ThinkBudget {
+fn looped(on_loops: OnLoops, thresholds: Thresholds, tokens: u32) -> ThinkBudget {
     let mut budget = ThinkBudget::new(thresholds, [].into()).expect("they are in range");
     budget.on_loops(on_loops);
     (0..tokens).for_each(|number| budget.on_token(number % 50, None, false));
@@ -149,7 +149,7 @@ fn looped(on_loops: OnLoops, thresholds: ThinkThresholds, tokens: u32) -> ThinkB
 
 #[test]
 fn a_loop_ends_thinking_after_the_minimum_and_the_policys_own_end() {
-    let thresholds = ThinkThresholds { min_think_tokens: 2000, ..ThinkThresholds::default() };
+    let thresholds = Thresholds { min_think_tokens: 2000, ..Thresholds::default() };
     assert_eq!(looped(OnLoops::End, thresholds, 1999).decide(Verdict::Default), None);
     assert!(!looped(OnLoops::End, thresholds, 1999).is_end_due());
     let mut budget = looped(OnLoops::End, thresholds, 2000);
@@ -170,7 +170,7 @@ fn a_loop_ends_thinking_after_the_minimum_and_the_policys_own_end() {
 
 #[test]
 fn a_policy_is_asked_at_intervals_while_there_is_a_repetition() {
-    let thresholds = ThinkThresholds { eat_probe_interval_tokens: 10, ..ThinkThresholds::default() };
+    let thresholds = Thresholds { eat_probe_interval_tokens: 10, ..Thresholds::default() };
     let mut budget = looped(OnLoops::Tell, thresholds, 73);
     assert!(!budget.on_repetition(), "23 tokens");
     let asked = (74..120u32).filter(|number| {

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use meridian_core::budget::{
     BudgetStatus, ClientBudget, EndRules, Enrolled, Load, Measured, Order, Point, Report, Signal, ThinkBudgets,
-    ThinkSettings, ThinkThresholds, Verdict,
+    ThinkSettings, Thresholds, Verdict,
 };
 use meridian_core::config::ProbeAt;
 use meridian_core::slot::{BudgetSlot, Contender};
@@ -21,8 +21,8 @@ fn slot(name: &str, options: &str) -> BudgetSlot {
 }
 
 /// A level of half a bit ends thinking at the first probe that counts.
-fn level() -> ThinkThresholds {
-    ThinkThresholds {
+fn level() -> Thresholds {
+    Thresholds {
         min_think_tokens: 0,
         max_think_tokens: 50,
         eat_probe_interval_tokens: 2,
@@ -112,11 +112,11 @@ fn markers() -> Markers {
     Markers::new(vec![vec![7]], vec![vec![8]], vec![]).expect("valid markers")
 }
 
-fn budgets(configured: ThinkThresholds, tokens_ahead: u32) -> Followed {
+fn budgets(configured: Thresholds, tokens_ahead: u32) -> Followed {
     Followed::new(settings(configured, tokens_ahead))
 }
 
-fn settings(configured: ThinkThresholds, tokens_ahead: u32) -> ThinkSettings {
+fn settings(configured: Thresholds, tokens_ahead: u32) -> ThinkSettings {
     ThinkSettings {
         configured,
         measures: true,
@@ -178,7 +178,7 @@ fn a_settled_probe_orders_the_end_at_the_next_token_that_is_not_under_way() {
 
 #[test]
 fn a_token_that_was_not_forced_is_counted_as_missed() {
-    let mut budgets = budgets(ThinkThresholds { max_think_tokens: 1, ..level() }, 0);
+    let mut budgets = budgets(Thresholds { max_think_tokens: 1, ..level() }, 0);
     add(&mut budgets, 1, ClientBudget::default());
     budgets.generated(1, &[20, 21], 1.0);
     assert_eq!((budgets.status().missed, budgets.status().forced[0]), (1, 0), "it is still due");
@@ -188,7 +188,7 @@ fn a_token_that_was_not_forced_is_counted_as_missed() {
 
 #[test]
 fn a_token_that_a_mask_kept_from_being_forced_is_counted_as_waiting() {
-    let mut budgets = budgets(ThinkThresholds { max_think_tokens: 1, ..level() }, 0);
+    let mut budgets = budgets(Thresholds { max_think_tokens: 1, ..level() }, 0);
     add(&mut budgets, 1, ClientBudget { has_mask: true, ..ClientBudget::default() });
     budgets.generated(1, &[20, 21, 22, 8], 1.0);
     let status = budgets.status();
@@ -276,7 +276,7 @@ fn a_policy_that_is_swapped_in_decides_about_those_who_think_already() {
 #[test]
 fn entropies_that_a_policy_has_no_use_for_are_not_measured() {
     let (mut budgets, mut slot) =
-        (budgets(ThinkThresholds { rpdi_threshold: 2.0, ..level() }, 0), slot("fixed-budget", "{}"));
+        (budgets(Thresholds { rpdi_threshold: 2.0, ..level() }, 0), slot("fixed-budget", "{}"));
     assert!(add(&mut budgets, 1, ClientBudget::default()).limits.is_measured);
     assert_eq!(orders(&mut budgets, &mut slot), [Order::Measure { key: 1, on: false }]);
     budgets.generated(1, &[20; 40], 1.0);
@@ -285,7 +285,7 @@ fn entropies_that_a_policy_has_no_use_for_are_not_measured() {
 
 #[test]
 fn probes_are_put_at_the_end_of_a_block_when_the_interval_is_a_block() {
-    let mut budgets = budgets(ThinkThresholds { eat_probe_interval_tokens: 16, ..level() }, 0);
+    let mut budgets = budgets(Thresholds { eat_probe_interval_tokens: 16, ..level() }, 0);
     add(&mut budgets, 1, ClientBudget::default());
     let mut cuts = Vec::new();
     for _ in 0..51 {
@@ -302,7 +302,7 @@ fn probes_are_put_at_the_end_of_a_block_when_the_interval_is_a_block() {
 
 #[test]
 fn a_probe_is_cut_inside_a_step_that_has_several_tokens() {
-    let mut budgets = budgets(ThinkThresholds { eat_probe_interval_tokens: 16, ..level() }, 0);
+    let mut budgets = budgets(Thresholds { eat_probe_interval_tokens: 16, ..level() }, 0);
     add(&mut budgets, 1, ClientBudget::default());
     let mut cuts = Vec::new();
     for _ in 0..14 {
@@ -334,7 +334,7 @@ fn a_probe_without_room_gives_way_to_the_next_and_one_of_a_request_that_answers_
 
 #[test]
 fn the_index_of_native_rows_ends_thinking_without_a_probe() {
-    let configured = ThinkThresholds { rpdi_threshold: 1.5, eat_variance_threshold: 0.0, ..level() };
+    let configured = Thresholds { rpdi_threshold: 1.5, eat_variance_threshold: 0.0, ..level() };
     let (mut budgets, mut slot) = (budgets(configured, 0), slot("eat-rpdi", "{}"));
     assert!(add(&mut budgets, 1, ClientBudget::default()).limits.is_measured);
     orders(&mut budgets, &mut slot);
@@ -354,7 +354,7 @@ fn the_index_of_native_rows_ends_thinking_without_a_probe() {
 
 #[test]
 fn the_index_is_the_same_when_entropies_come_after_their_tokens() {
-    let configured = ThinkThresholds { rpdi_threshold: 1.5, eat_variance_threshold: 0.0, ..level() };
+    let configured = Thresholds { rpdi_threshold: 1.5, eat_variance_threshold: 0.0, ..level() };
     for late in [1, 3] {
         let (mut budgets, mut slot) = (budgets(configured, 0), slot("eat-rpdi", "{}"));
         add(&mut budgets, 1, ClientBudget::default());
@@ -462,12 +462,12 @@ impl Policy<Budget> for Noting {
 }
 
 /// No rule of the host's own is on: a policy alone may end thinking.
-fn signals_off() -> ThinkThresholds {
-    ThinkThresholds { eat_variance_threshold: 0.0, eat_probe_interval_tokens: 4, ..level() }
+fn signals_off() -> Thresholds {
+    Thresholds { eat_variance_threshold: 0.0, eat_probe_interval_tokens: 4, ..level() }
 }
 
 /// Has nothing measured, as in an engine without a sampler that measures.
-fn unmeasured(configured: ThinkThresholds) -> Followed {
+fn unmeasured(configured: Thresholds) -> Followed {
     Followed::new(ThinkSettings { measures: false, can_probe: false, ..settings(configured, 0) })
 }
 
@@ -594,7 +594,7 @@ fn a_part_of_a_prompt_is_not_measured_whoever_decides() {
 /// On a device, the report of a step comes after its tokens, and after the plan of the next step.
 #[test]
 fn entropies_of_rejected_drafts_count_for_no_token() {
-    let configured = ThinkThresholds { rpdi_threshold: 1.5, eat_variance_threshold: 0.0, ..level() };
+    let configured = Thresholds { rpdi_threshold: 1.5, eat_variance_threshold: 0.0, ..level() };
     // Steps of four rows; the last two drafts of each are rejected. From a token on, only their entropies are high.
     let report = |first: u32| {
         let mut datagram = Vec::new();
@@ -626,7 +626,7 @@ fn entropies_of_rejected_drafts_count_for_no_token() {
 #[test]
 fn only_infinity_turns_the_index_off() {
     for (rpdi_threshold, is_measured) in [(1e9, true), (1e300, true), (f64::INFINITY, false)] {
-        let configured = ThinkThresholds { rpdi_threshold, eat_variance_threshold: 0.0, ..level() };
+        let configured = Thresholds { rpdi_threshold, eat_variance_threshold: 0.0, ..level() };
         let (mut budgets, mut slot) = (budgets(configured, 0), slot("eat-rpdi", "{}"));
         assert_eq!(add(&mut budgets, 1, ClientBudget::default()).limits.is_measured, is_measured, "{rpdi_threshold:e}");
         assert_eq!(orders(&mut budgets, &mut slot), []);
@@ -635,7 +635,7 @@ fn only_infinity_turns_the_index_off() {
 
 #[test]
 fn a_boundary_that_is_still_to_be_measured_is_asked_about_once() {
-    let configured = ThinkThresholds { max_think_tokens: 1000, ..signals_off() };
+    let configured = Thresholds { max_think_tokens: 1000, ..signals_off() };
     let (mut budgets, (mut slot, seen)) = (budgets(configured, 0), Noting::slot(|_| false));
     add(&mut budgets, 1, ClientBudget::default());
     orders(&mut budgets, &mut slot);
@@ -661,7 +661,7 @@ fn a_boundary_that_is_still_to_be_measured_is_asked_about_once() {
 
 #[test]
 fn an_end_below_the_minimum_comes_at_the_minimum() {
-    let configured = ThinkThresholds { min_think_tokens: 10, ..level() };
+    let configured = Thresholds { min_think_tokens: 10, ..level() };
     let (mut budgets, mut slot) = (budgets(configured, 0), slot("eat-rpdi", "{}"));
     add(&mut budgets, 1, ClientBudget::default());
     orders(&mut budgets, &mut slot);

@@ -3,9 +3,7 @@
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use meridian_core::budget::{
-    AnswerRules, BudgetDecider, BudgetStatus, EndRules, Load, ThinkBudgets, ThinkSettings, ThinkThresholds,
-};
+use meridian_core::budget::{AnswerRules, BudgetDecider, BudgetStatus, EndRules, Load, ThinkBudgets, ThinkSettings};
 use meridian_core::{Error, Pattern, RequestTable};
 
 use crate::Driver;
@@ -44,7 +42,7 @@ impl Driver {
         let answers = AnswerRules { reserve_tokens, ..AnswerRules::default() };
         let settings = ThinkSettings {
             rules: EndRules::new(self.settings.markers.clone(), forced)?.with_answers(answers),
-            configured: ThinkThresholds::from_config(&self.config.scheduler, entropy),
+            configured: self.config.thresholds(),
             measures: entropy.enabled,
             can_probe,
             probe_at: entropy.probe_at,

@@ -1,7 +1,7 @@
 //! The bindings of the contract, and the only place where WIT types become host types. Fields and columns are those of the
 //! contract's tables.
 
-use meridian_core::budget::{Load, PolicyThresholds, Verdict};
+use meridian_core::budget::{Load, Thresholds, Verdict};
 use meridian_core::text::is_printable;
 use meridian_core::{Decision, Description, Memory, Ranking, Step, Subject, Targets};
 use meridian_policy_sdk as sdk;
@@ -87,16 +87,16 @@ impl Same<budget::Load> for Load {
     }
 }
 
-impl Same<budget::Thresholds> for PolicyThresholds {
+impl Same<budget::Thresholds> for Thresholds {
     fn same(self) -> budget::Thresholds {
         use budget::Thresholds;
         sdk::__budget_thresholds!(record! self => Thresholds)
     }
 }
 
-impl Same<PolicyThresholds> for budget::Thresholds {
-    fn same(self) -> PolicyThresholds {
-        sdk::__budget_thresholds!(record! self => PolicyThresholds)
+impl Same<Thresholds> for budget::Thresholds {
+    fn same(self) -> Thresholds {
+        sdk::__budget_thresholds!(record! self => Thresholds)
     }
 }
 

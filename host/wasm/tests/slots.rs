@@ -8,7 +8,7 @@ mod support;
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
-use meridian_core::budget::{BudgetCandidate, BudgetDecider, Load, Observed, Point, PolicyThresholds, Verdict};
+use meridian_core::budget::{BudgetCandidate, BudgetDecider, Load, Observed, Point, Thresholds, Verdict};
 use meridian_core::slot::{BudgetSlot, EvictionSlot, Source};
 use meridian_core::{
     Batch, BlockId, BlockTier, Budget, BudgetDecision, Column, Decision, Dispatch, Eviction, EvictionCandidate,
@@ -100,7 +100,7 @@ fn native_and_component_agree_on_random_batches() {
     let load = (any::<bool>(), counts, 0.0..4.0f64, 0.1..4.0f64).prop_map(|(starts, counts, variance, index)| {
         let (now, thinking, waiting) = counts;
         let configured =
-            PolicyThresholds { eat_variance_threshold: variance, rpdi_threshold: index, ..PolicyThresholds::default() };
+            Thresholds { eat_variance_threshold: variance, rpdi_threshold: index, ..Thresholds::default() };
         let point = if starts { Point::Start } else { Point::Probe };
         Load { now_ms: f64::from(now), point, thinking, waiting, configured, ..Load::default() }
     });
@@ -190,8 +190,8 @@ fn odd_verdicts_and_thresholds_are_bad_answers() {
         ask("(i32.store16 (i32.const 4096) (i32.const 0x0301)) (call $list (i32.const 4096) (i32.const 2))"),
         Some(FaultKind::BadAnswer)
     );
-    let odd = |change: fn(&mut PolicyThresholds)| {
-        let mut thresholds = PolicyThresholds::default();
+    let odd = |change: fn(&mut Thresholds)| {
+        let mut thresholds = Thresholds::default();
         change(&mut thresholds);
         let decision = BudgetDecision { thresholds: vec![thresholds], verdicts: Vec::new() };
         Budget::check(&Load::default(), &decision, 1).err().map(|fault| fault.kind)

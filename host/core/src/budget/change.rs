@@ -4,10 +4,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, RequestTable, RowId, ThinkPhase};
 
-use super::{ClientBudget, ForceReason, ThinkBudgets, ThinkThresholds};
+use super::{ClientBudget, ForceReason, ThinkBudgets, Thresholds, check_thresholds};
 
 /// Most think tokens that a change may name; the limit of `scheduler.max_think_tokens`.
-const MOST_THINK_TOKENS: u32 = 1 << 24;
+const MOST_THINK_TOKENS: u32 = Thresholds::NO_LIMIT;
 
 /// A change of the thinking of live requests: which of them, and their new thresholds. A field that is not set stays as
 /// it is. The operator's `scheduler.max_think_tokens` holds as well.
@@ -39,7 +39,7 @@ pub struct LiveChange {
     /// Return to the thresholds of the client and of the configuration, before the other fields apply.
     #[serde(skip_serializing_if = "is_false")]
     pub reset: bool,
-    /// See [`ThinkThresholds`] for this field and the following ones.
+    /// See [`Thresholds`] for this field and the following ones.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_think_tokens: Option<u32>,
     #[allow(missing_docs)]
@@ -138,10 +138,10 @@ impl LiveChange {
             check("min_think_tokens", least, least <= most, "must be at most max_think_tokens")?;
         }
         // The limits of the token counts are above.
-        let others = ThinkThresholds { min_think_tokens: 0, max_think_tokens: 1, ..ThinkThresholds::default() };
+        let others = Thresholds { min_think_tokens: 0, max_think_tokens: 1, ..Thresholds::default() };
         let mut client = ClientBudget { min_think_tokens: None, max_think_tokens: None, ..ClientBudget::default() };
         Self { min_think_tokens: None, max_think_tokens: None, end_now: false, ..self.clone() }.apply(&mut client);
-        client.over(others).validate().map_err(|error| match error {
+        check_thresholds(&client.over(others)).map_err(|error| match error {
             Error::ConfigValidation { field, value, reason } => {
                 let field = field.rsplit_once('.').map_or(field.clone(), |(_, name)| name.to_owned());
                 Error::ConfigValidation { field, value, reason }
@@ -233,7 +233,7 @@ impl ThinkBudgets {
         let state = table.get(row)?;
         let Some(record) = state.thinking.as_deref() else {
             // Nothing ends it.
-            let ThinkThresholds { min_think_tokens, max_think_tokens, .. } = *self.configured();
+            let Thresholds { min_think_tokens, max_think_tokens, .. } = *self.configured();
             return Some(Thinking {
                 think_tokens: state.think_tokens(),
                 min_think_tokens,

@@ -1,6 +1,6 @@
 use crate::Pattern;
 
-use super::ThinkThresholds;
+use super::Thresholds;
 
 /// The options of a client. A field that is not set takes the operator's value.
 #[derive(Clone, Debug, Default)]
@@ -15,7 +15,7 @@ pub struct ClientBudget {
     /// Tokens of the thought that its prompt leaves open; see
     /// [`Markers::thought_tokens`](crate::Markers::thought_tokens).
     pub thought_tokens: i64,
-    /// See [`ThinkThresholds`] for this field and the following ones.
+    /// See [`Thresholds`] for this field and the following ones.
     pub min_think_tokens: Option<u32>,
     #[allow(missing_docs)]
     pub eat_probe_interval_tokens: Option<u32>,
@@ -46,10 +46,10 @@ pub struct ClientBudget {
 
 impl ClientBudget {
     /// The thresholds of the operator or a policy, changed by the client's options.
-    pub(super) fn over(&self, of: ThinkThresholds) -> ThinkThresholds {
+    pub(super) fn over(&self, of: Thresholds) -> Thresholds {
         let max_think_tokens = self.max_think_tokens.map_or(of.max_think_tokens, |max| max.min(of.max_think_tokens));
         let least = self.min_think_tokens.unwrap_or(of.min_think_tokens);
-        ThinkThresholds {
+        Thresholds {
             max_think_tokens,
             min_think_tokens: least.min(max_think_tokens),
             eat_probe_interval_tokens: self.eat_probe_interval_tokens.unwrap_or(of.eat_probe_interval_tokens),

@@ -1,4 +1,4 @@
-use super::{ThinkThresholds, is_measured};
+use super::{Thresholds, is_measured};
 
 /// EAT: entropy after a forced end of thinking, with its moving mean and variance, in bits as in the code of
 /// arXiv 2509.26522.
@@ -15,9 +15,9 @@ use super::{ThinkThresholds, is_measured};
 /// `M_i` must not be above `eat_max_bits` either; that guard is not in the paper.
 ///
 /// ```
-/// use meridian_core::budget::{Eat, ThinkThresholds};
+/// use meridian_core::budget::{Eat, Thresholds};
 ///
-/// let thresholds = ThinkThresholds { ema_alpha: 0.5, min_probes: 1, ..ThinkThresholds::default() };
+/// let thresholds = Thresholds { ema_alpha: 0.5, min_probes: 1, ..Thresholds::default() };
 /// let mut eat = Eat::default();
 /// eat.observe(3.0, thresholds.ema_alpha);
 /// eat.observe(1.0, thresholds.ema_alpha);
@@ -68,7 +68,7 @@ impl Eat {
 
     /// Whether thinking may end after the latest probe.
     #[must_use]
-    pub fn fires(&self, thresholds: &ThinkThresholds) -> bool {
+    pub fn fires(&self, thresholds: &Thresholds) -> bool {
         // The number of the latest probe is `probes - 1`.
         self.probes > thresholds.min_probes
             && self.variance < thresholds.eat_variance_threshold

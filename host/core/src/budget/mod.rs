@@ -22,7 +22,7 @@ pub use client::ClientBudget;
 pub use eat::Eat;
 pub use enforce::{Ban, Demand, EndRules, Enforcement, Enforcer, SamplerLimits};
 pub use force::{Ending, ForcedEnding};
-pub use meridian_policy_sdk::budget::{Load, Point, Thresholds as PolicyThresholds, Verdict};
+pub use meridian_policy_sdk::budget::{Load, Point, Thresholds, Verdict};
 pub use record::ThinkEnd;
 pub(crate) use record::ThinkRecord;
 pub use repetition::{Repeated, Repetition};
@@ -30,7 +30,7 @@ pub use rpdi::Rpdi;
 pub use settings::{BudgetDecider, BudgetStatus, BudgetWants, Enrolled, Signal, ThinkSettings};
 pub use state::{ForceReason, Observed, OnLoops, ThinkBudget};
 pub use thinking::ThinkBudgets;
-pub use thresholds::ThinkThresholds;
+pub use thresholds::check_thresholds;
 pub use wire::{Measured, Order, Report};
 
 /// A thinking request, for a budget policy: [`Observed`], and facts from its arrival.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::ProbeAt;
 use crate::{Pattern, RowId};
 
-use super::{BudgetCandidate, EndRules, Load, SamplerLimits, ThinkThresholds, Verdict};
+use super::{BudgetCandidate, EndRules, Load, SamplerLimits, Thresholds, Verdict};
 
 /// The settings for every request of an engine.
 ///
@@ -23,7 +23,7 @@ pub struct ThinkSettings {
     /// How thinking is recognised and ended.
     pub rules: EndRules,
     /// The operator's thresholds.
-    pub configured: ThinkThresholds,
+    pub configured: Thresholds,
     /// Whether entropies are measured.
     pub measures: bool,
     /// Whether the engine can run probes.
@@ -63,7 +63,7 @@ impl ThinkSettings {
     pub fn new(rules: EndRules) -> Self {
         Self {
             rules,
-            configured: ThinkThresholds::default(),
+            configured: Thresholds::default(),
             measures: false,
             can_probe: false,
             probe_at: ProbeAt::default(),
@@ -83,7 +83,7 @@ impl ThinkSettings {
 /// The decider about the thinking of requests: the budget slot, with its policies.
 ///
 /// ```
-/// use meridian_core::budget::{BudgetCandidate, BudgetDecider, BudgetWants, Load, ThinkThresholds, Verdict};
+/// use meridian_core::budget::{BudgetCandidate, BudgetDecider, BudgetWants, Load, Thresholds, Verdict};
 ///
 /// /// Has no wish.
 /// struct AsConfigured;
@@ -93,8 +93,8 @@ impl ThinkSettings {
 ///         BudgetWants::default()
 ///     }
 ///
-///     fn start(&mut self, _: &Load, candidates: &[BudgetCandidate]) -> Vec<ThinkThresholds> {
-///         vec![ThinkThresholds::default(); candidates.len()]
+///     fn start(&mut self, _: &Load, candidates: &[BudgetCandidate]) -> Vec<Thresholds> {
+///         vec![Thresholds::default(); candidates.len()]
 ///     }
 ///
 ///     fn probe(&mut self, _: &Load, candidates: &[BudgetCandidate]) -> Vec<Verdict> {
@@ -109,7 +109,7 @@ pub trait BudgetDecider {
     fn wants(&self) -> BudgetWants;
 
     /// The thresholds of requests that begin to think.
-    fn start(&mut self, load: &Load, candidates: &[BudgetCandidate]) -> Vec<ThinkThresholds>;
+    fn start(&mut self, load: &Load, candidates: &[BudgetCandidate]) -> Vec<Thresholds>;
 
     /// The verdicts on requests with new facts.
     fn probe(&mut self, load: &Load, candidates: &[BudgetCandidate]) -> Vec<Verdict>;

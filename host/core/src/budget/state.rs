@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use crate::{EntropySignal, Error, Pattern};
 
-use super::{Eat, Repeated, Repetition, Rpdi, ThinkThresholds, Verdict};
+use super::{Eat, Repeated, Repetition, Rpdi, Thresholds, Verdict, check_thresholds};
 
 /// Facts about a request's thinking, for a budget policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -84,9 +84,9 @@ impl ForceReason {
 /// How to treat thinking that repeats itself.
 ///
 /// ```
-/// use meridian_core::budget::{ForceReason, OnLoops, ThinkBudget, ThinkThresholds, Verdict};
+/// use meridian_core::budget::{ForceReason, OnLoops, ThinkBudget, Thresholds, Verdict};
 ///
-/// let mut budget = ThinkBudget::new(ThinkThresholds::default(), [].into()).unwrap();
+/// let mut budget = ThinkBudget::new(Thresholds::default(), [].into()).unwrap();
 /// budget.on_loops(OnLoops::End);
 /// (0..1034).for_each(|number| budget.on_token(number % 10, None, false));
 /// assert_eq!(budget.decide(Verdict::KeepThinking), Some(ForceReason::Loop));
@@ -109,9 +109,9 @@ pub enum OnLoops {
 ///
 /// ```
 /// use meridian_core::EntropySignal;
-/// use meridian_core::budget::{ForceReason, ThinkBudget, ThinkThresholds, Verdict};
+/// use meridian_core::budget::{ForceReason, ThinkBudget, Thresholds, Verdict};
 ///
-/// let thresholds = ThinkThresholds { min_think_tokens: 2, max_think_tokens: 4, ..ThinkThresholds::default() };
+/// let thresholds = Thresholds { min_think_tokens: 2, max_think_tokens: 4, ..Thresholds::default() };
 /// let mut budget = ThinkBudget::new(thresholds, [].into()).unwrap();
 /// for token in 0..3 {
 ///     budget.on_token(token, Some(EntropySignal::from_nats(0.3)), false);
@@ -122,7 +122,7 @@ pub enum OnLoops {
 /// ```
 #[derive(Clone, Debug)]
 pub struct ThinkBudget {
-    thresholds: ThinkThresholds,
+    thresholds: Thresholds,
     interrupts: Arc<[Pattern]>,
     matched: Vec<u16>,
     tokens: u32,
@@ -160,8 +160,8 @@ impl ThinkBudget {
     ///
     /// # Errors
     /// [`Error::ConfigValidation`] when the thresholds are out of range.
-    pub fn new(thresholds: ThinkThresholds, interrupts: Arc<[Pattern]>) -> Result<Self, Error> {
-        thresholds.validate()?;
+    pub fn new(thresholds: Thresholds, interrupts: Arc<[Pattern]>) -> Result<Self, Error> {
+        check_thresholds(&thresholds)?;
         Ok(Self {
             thresholds,
             matched: vec![0; interrupts.len()],
@@ -191,8 +191,8 @@ impl ThinkBudget {
     ///
     /// # Errors
     /// [`Error::ConfigValidation`] when they are out of range; the present thresholds stay.
-    pub fn set_thresholds(&mut self, thresholds: ThinkThresholds) -> Result<(), Error> {
-        thresholds.validate()?;
+    pub fn set_thresholds(&mut self, thresholds: Thresholds) -> Result<(), Error> {
+        check_thresholds(&thresholds)?;
         self.rpdi.set_window(thresholds.rpdi_window);
         self.thresholds = thresholds;
         Ok(())
@@ -328,7 +328,7 @@ impl ThinkBudget {
     }
 
     fn reason(&self, verdict: Verdict) -> Option<ForceReason> {
-        let ThinkThresholds { min_think_tokens, max_think_tokens, rpdi_threshold, .. } = self.thresholds;
+        let Thresholds { min_think_tokens, max_think_tokens, rpdi_threshold, .. } = self.thresholds;
         if self.forced.is_some() {
             self.forced
         } else if self.tokens >= max_think_tokens {
@@ -389,7 +389,7 @@ impl ThinkBudget {
 
     /// The thresholds in force.
     #[must_use]
-    pub fn thresholds(&self) -> &ThinkThresholds {
+    pub fn thresholds(&self) -> &Thresholds {
         &self.thresholds
     }
 

@@ -9,7 +9,7 @@ use crate::{EntropySignal, PhaseEvent, RequestTable, RowId, Standing};
 use super::record::{KEPT_SIGNALS, Probe, ThinkRecord};
 use super::{
     BudgetDecider, BudgetStatus, BudgetWants, ClientBudget, Demand, Enforcement, Enrolled, ForceReason, Load, Measured,
-    OnLoops, Order, Report, SamplerLimits, Signal, ThinkBudget, ThinkSettings, ThinkThresholds, Verdict,
+    OnLoops, Order, Report, SamplerLimits, Signal, ThinkBudget, ThinkSettings, Thresholds, Verdict,
 };
 use crate::config::ProbeAt;
 
@@ -148,7 +148,7 @@ impl ThinkBudgets {
         // Checked on reading; if not, the operator's thresholds hold.
         let mut budget = ThinkBudget::new(thresholds, [].into())
             .or_else(|_| ThinkBudget::new(*configured, [].into()))
-            .or_else(|_| ThinkBudget::new(ThinkThresholds::default(), [].into()))
+            .or_else(|_| ThinkBudget::new(Thresholds::default(), [].into()))
             .expect("the default thresholds are in range");
         budget.on_loops(self.on_loops(&client));
         let (tokens, think_tokens) = (state.think_tokens() + state.output_tokens(), state.think_tokens());
@@ -477,7 +477,7 @@ impl ThinkBudgets {
     }
 
     /// The operator's thresholds.
-    pub(super) fn configured(&self) -> &ThinkThresholds {
+    pub(super) fn configured(&self) -> &Thresholds {
         &self.settings.configured
     }
 
@@ -518,7 +518,7 @@ impl ThinkBudgets {
             let records = table.iter_mut().filter_map(|row| row.thinking.as_deref_mut());
             records.for_each(|record| record.budget.on_loops(self.on_loops(&record.client)));
         }
-        let configured = self.settings.configured.for_policy();
+        let configured = self.settings.configured;
         let load = Load { configured, ..load };
         let ended = table.ended_since(&mut self.ended);
         if !ended.is_empty() {
@@ -595,7 +595,7 @@ impl ThinkBudgets {
     }
 
     /// Whether to measure the entropy of every token of such a request.
-    fn is_to_be_measured(&self, thresholds: &ThinkThresholds, client: &ClientBudget) -> bool {
+    fn is_to_be_measured(&self, thresholds: &Thresholds, client: &ClientBudget) -> bool {
         let is_read = self.wants.index && !client.has_signals_of_its_own();
         let wants_index = !client.is_off && (is_read || thresholds.rpdi_threshold < f64::INFINITY);
         self.settings.measures && (wants_index || self.signals.is_some())

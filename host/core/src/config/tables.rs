@@ -3,6 +3,7 @@
 //! its default.
 
 use meridian_policy_sdk::Targets;
+use meridian_policy_sdk::budget::Thresholds;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -549,13 +550,14 @@ pub enum StopStrings {
 
 impl Default for SchedulerConfig {
     fn default() -> Self {
+        let Thresholds { min_think_tokens, max_think_tokens, .. } = Thresholds::default();
         Self {
             output_tpot_budget_ms: 20.0,
             think_tpot_budget_ms: 80.0,
             think_batch_multiplier: 2.5,
             thinking: ThinkingDefaults::Stock,
-            min_think_tokens: 512,
-            max_think_tokens: Self::NO_LIMIT,
+            min_think_tokens,
+            max_think_tokens,
             end_loops: false,
             answer_reserve_tokens: 0,
             max_defer_ms: 2000.0,
@@ -567,15 +569,16 @@ impl Default for SchedulerConfig {
 
 impl Default for EntropyConfig {
     fn default() -> Self {
+        let thresholds = Thresholds::default();
         Self {
             enabled: true,
-            ema_alpha: 0.1,
-            eat_variance_threshold: 1.0 / 1024.0,
-            eat_max_bits: 0.5,
-            eat_probe_interval_tokens: 32,
-            min_probes: 4,
-            rpdi_window: 512,
-            rpdi_threshold: f64::INFINITY,
+            ema_alpha: thresholds.ema_alpha,
+            eat_variance_threshold: thresholds.eat_variance_threshold,
+            eat_max_bits: thresholds.eat_max_bits,
+            eat_probe_interval_tokens: thresholds.eat_probe_interval_tokens,
+            min_probes: thresholds.min_probes,
+            rpdi_window: thresholds.rpdi_window,
+            rpdi_threshold: thresholds.rpdi_threshold,
             probe_at: ProbeAt::Interval,
             probe_newline: false,
             probe_suffix: String::new(),
@@ -711,7 +714,7 @@ impl ThinkingDefaults {
 
 impl SchedulerConfig {
     /// `max_think_tokens` without a limit.
-    pub const NO_LIMIT: u32 = 1 << 24;
+    pub const NO_LIMIT: u32 = Thresholds::NO_LIMIT;
 
     /// The part of the table that policies receive.
     #[must_use]

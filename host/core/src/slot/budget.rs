@@ -1,19 +1,19 @@
 use super::facts::Reader;
 use super::{PolicySlot, Source};
-use crate::budget::{BudgetCandidate, BudgetDecider, BudgetWants, Load, Point, ThinkThresholds, Verdict};
+use crate::budget::{BudgetCandidate, BudgetDecider, BudgetWants, Load, Point, Thresholds, Verdict, check_thresholds};
 use crate::{Budget, BudgetColumn as Column, BudgetDecision, PolicySource, SlotKind, columns};
 
 /// The budget slot, owned by the thread that follows the thinking of the requests.
 ///
 /// ```
-/// use meridian_core::budget::{BudgetCandidate, BudgetDecider, Load, Observed, ThinkThresholds, Verdict};
+/// use meridian_core::budget::{BudgetCandidate, BudgetDecider, Load, Observed, Thresholds, Verdict};
 /// use meridian_core::slot::BudgetSlot;
 /// use meridian_core::{Budget, MeridianConfig, native};
 ///
 /// let targets = MeridianConfig::default().scheduler.targets();
 /// let mut slot = BudgetSlot::new(native::policy::<Budget>("eat-rpdi", targets, "{}").unwrap(), targets);
-/// let configured = ThinkThresholds::default();
-/// let load = Load { configured: configured.for_policy(), thinking: 1, ..Load::default() };
+/// let configured = Thresholds::default();
+/// let load = Load { configured, thinking: 1, ..Load::default() };
 /// assert_eq!(slot.start(&load, &[BudgetCandidate::default()]), [configured]);
 /// let observed = Observed { is_probed: true, probes: 9, eat_bits: Some(0.1), eat_variance_bits2: Some(0.0), ..Observed::default() };
 /// let settled = BudgetCandidate { observed, ..BudgetCandidate::default() };
@@ -38,17 +38,15 @@ impl BudgetDecider for PolicySlot<Budget> {
         wants
     }
 
-    fn start(&mut self, load: &Load, candidates: &[BudgetCandidate]) -> Vec<ThinkThresholds> {
+    fn start(&mut self, load: &Load, candidates: &[BudgetCandidate]) -> Vec<Thresholds> {
         let load = Load { point: Point::Start, ..*load };
         let (_, decision) = self.ask(&load, candidates);
-        let configured = ThinkThresholds::from_policy(&load.configured).unwrap_or_default();
-        let mut answered = decision.thresholds.iter();
-        candidates
-            .iter()
-            // The values are checked, so the conversion succeeds; only rounding at the edge of a range could make it
-            // fail.
-            .map(|_| answered.next().and_then(|given| ThinkThresholds::from_policy(given).ok()).unwrap_or(configured))
-            .collect()
+        let mut thresholds = decision.thresholds.clone();
+        // Those of the configuration were checked, unless a caller made them.
+        let configured =
+            check_thresholds(&load.configured).map_or_else(|_| Thresholds::default(), |()| load.configured);
+        thresholds.resize(candidates.len(), configured);
+        thresholds
     }
 
     fn probe(&mut self, load: &Load, candidates: &[BudgetCandidate]) -> Vec<Verdict> {

@@ -1,7 +1,7 @@
 //! The fields of a row of each slot. Writing, reading and the schema use this one description; columns and facts are those of
 //! the contract's tables.
 
-use meridian_core::budget::{Load, Point, PolicyThresholds, Verdict};
+use meridian_core::budget::{Load, Point, Thresholds, Verdict};
 use meridian_core::{Budget, Decision, Dispatch, Eviction, FaultKind, Memory, Ranking, SlotKind, Step, Subject};
 use meridian_policy_sdk as sdk;
 
@@ -147,7 +147,7 @@ macro_rules! names {
 }
 
 /// Under the names of its fields, which no other fact has.
-impl Fact for PolicyThresholds {
+impl Fact for Thresholds {
     fn visit(&mut self, _name: &'static str, visit: &mut Visit<'_>) -> Result<(), BadField> {
         sdk::__budget_thresholds!(facts! self, visit,)
     }

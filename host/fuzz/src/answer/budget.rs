@@ -1,7 +1,7 @@
 //! Whatever a policy says of thinking, each request has thresholds that hold, and one verdict.
 
 use meridian_core::budget::{
-    BudgetCandidate, BudgetDecider, Load, Observed, Point, PolicyThresholds, Repeated, ThinkThresholds, Verdict,
+    BudgetCandidate, BudgetDecider, Load, Observed, Point, Repeated, Thresholds, Verdict, check_thresholds,
 };
 use meridian_core::slot::BudgetSlot;
 use meridian_core::{Budget, BudgetDecision};
@@ -23,7 +23,7 @@ pub(super) fn run(mut bytes: Bytes<'_>) {
         now_ms += f64::from(bytes.u16());
         let shape = bytes.u8();
         let point = if shape & 1 == 1 { Point::Probe } else { Point::Start };
-        let configured = if shape & 4 == 4 { thresholds(&mut bytes) } else { PolicyThresholds::default() };
+        let configured = if shape & 4 == 4 { thresholds(&mut bytes) } else { Thresholds::default() };
         let load = Load { now_ms, point, thinking: bytes.u32(), waiting: bytes.u32(), configured, ..Load::default() };
         let candidates: Vec<BudgetCandidate> =
             (0..bytes.below(MAX_CANDIDATES + 1)).map(|_| candidate(&mut bytes)).collect();
@@ -35,7 +35,7 @@ pub(super) fn run(mut bytes: Bytes<'_>) {
         };
         let fits = (fitting == candidates.len() || fitting == 0)
             && other == 0
-            && given.thresholds.iter().all(|given| ThinkThresholds::from_policy(given).is_ok());
+            && given.thresholds.iter().all(|given| check_thresholds(given).is_ok());
         let decides = check_asked::<Budget>(&load, candidates.len(), &given, fits);
         let is_asked = slot.control().status().quarantine.is_none();
         let before = slot.stats().active;
@@ -45,11 +45,10 @@ pub(super) fn run(mut bytes: Bytes<'_>) {
                 let taken = slot.start(&load, &candidates);
                 assert_eq!(taken.len(), candidates.len());
                 for thresholds in &taken {
-                    thresholds.validate().expect("a request's thresholds hold");
+                    check_thresholds(thresholds).expect("a request's thresholds hold");
                 }
                 if is_asked && decides {
-                    let given = given.thresholds.iter().map(ThinkThresholds::from_policy);
-                    assert!(taken.iter().copied().map(Ok).eq(given), "{taken:?}");
+                    assert_eq!(taken, given.thresholds);
                 }
             }
             Point::Probe => {
@@ -78,9 +77,9 @@ fn decision(bytes: &mut Bytes<'_>, point: Point, candidates: usize) -> BudgetDec
 }
 
 /// The configured ones, some of them with any bits.
-fn thresholds(bytes: &mut Bytes<'_>) -> PolicyThresholds {
-    let (mut thresholds, which) = (PolicyThresholds::default(), bytes.u16());
-    let PolicyThresholds {
+fn thresholds(bytes: &mut Bytes<'_>) -> Thresholds {
+    let (mut thresholds, which) = (Thresholds::default(), bytes.u16());
+    let Thresholds {
         min_think_tokens,
         max_think_tokens,
         eat_probe_interval_tokens,

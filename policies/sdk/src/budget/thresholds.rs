@@ -10,6 +10,9 @@ __budget_thresholds! {
 }
 
 impl Thresholds {
+    /// `max_think_tokens` without a limit: longer than any context.
+    pub const NO_LIMIT: u32 = 1 << 24;
+
     /// The same with EAT and RPDI off: only the hard cap, and verdicts, end thinking.
     ///
     /// ```
@@ -34,7 +37,7 @@ impl Default for Thresholds {
     fn default() -> Self {
         Self {
             min_think_tokens: 512,
-            max_think_tokens: 1 << 24,
+            max_think_tokens: Self::NO_LIMIT,
             eat_probe_interval_tokens: 32,
             ema_alpha: 0.1,
             eat_variance_threshold: 1.0 / 1024.0,
