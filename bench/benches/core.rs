@@ -11,11 +11,8 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use meridian_core::types::{RequestId, ThinkPhase};
-use meridian_core::{
-    BeginKv, BlockManager, KvMemory, Markers, MeridianScheduler, NewRequest, PhaseAwareBlockManager, PhaseRouter,
-    PhaseTracker, RoutedRequest, SchedulerConfig, StepLimits,
-};
+use meridian_core::{Markers, NewRequest, PhaseTracker, SchedulerConfig, ThinkPhase};
+use meridian_memory::{BeginKv, BlockManager, KvMemory, OwnQueues, PhaseAwareBlockManager, PhaseRouter, RequestId, RoutedRequest, StepLimits};
 
 const START: u32 = 151_667;
 const END: u32 = 151_668;
@@ -109,7 +106,7 @@ fn scheduler(c: &mut Criterion) {
     let mut group = c.benchmark_group("schedule_batch");
     for live in [1024u64, 16_384] {
         group.throughput(Throughput::Elements(live));
-        let scheduler = MeridianScheduler::new(&SchedulerConfig::default(), markers());
+        let scheduler = OwnQueues::new(&SchedulerConfig::default(), markers());
         for id in 0..live {
             let request = NewRequest { prompt: &[1, 2, START], ..NewRequest::default() };
             scheduler.submit(RequestId(id), &request).expect("new");

@@ -7,10 +7,8 @@
 use std::error::Error;
 use std::thread;
 
-use meridian_core::{
-    BeginKv, BlockManager, KvMemory, Markers, PhaseAwareBlockManager, PhaseEvent, PhaseRouter, RequestId,
-    RoutedRequest, ThinkPhase,
-};
+use meridian_core::{Markers, PhaseEvent, ThinkPhase};
+use meridian_memory::{BeginKv, BlockManager, KvMemory, PhaseAwareBlockManager, PhaseRouter, RequestId, RoutedRequest};
 
 const THINK: u32 = 1;
 const END_OF_THINKING: u32 = 2;

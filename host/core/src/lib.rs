@@ -1,33 +1,44 @@
 //! The decisions of Meridian's host, without WebAssembly or Python. It has no I/O except [`mod@file`], which every
 //! crate uses to read files that callers name.
 //!
-//! - [`PhaseRouter`] follows, token by token, which requests think and which answer; any number of threads may feed it.
-//! - [`MeridianScheduler`] plans steps: over the queues of an engine such as vLLM ([`MeridianScheduler::for_engine`]),
-//!   or over two queues of its own.
+//! - [`MeridianScheduler`] plans the steps of an engine with queues, such as vLLM.
 //! - Its parts: an [`EngineMirror`] of the requests, [`columns::fill`], a [`Policy`] that answers with keys, and a
 //!   [`Planner`] that turns the answer into a [`Plan`]. A plan cannot lose or invent a request, exceed the engine's
 //!   token budget, or defer a request for longer than `max_defer_ms`.
 //! - A [`slot`] around a policy: the native default decides when the policy faults, and other threads swap the policy
 //!   between two decisions.
+//! - [`CachedBlocks`] order the eviction of KV blocks in a pool that the engine owns.
 //! - [`Queues`] carry out a plan as vLLM does.
 //!
+//! Engines without queues, or with KV memory of their own, use the crate `meridian-memory`.
+//!
 //! ```
-//! use meridian_core::{Markers, MeridianScheduler, NewRequest, PhaseEvent, RequestId, SchedulerConfig, StepLimits};
+//! use meridian_core::slot::DispatchSlot;
+//! use meridian_core::{
+//!     EngineFacts, Markers, MeridianScheduler, NewRequest, PhaseEvent, Queues, SchedulerConfig, TableStep, native,
+//! };
 //!
 //! // Token 7 starts thinking, 8 ends it.
 //! let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![])?;
-//! let scheduler = MeridianScheduler::new(&SchedulerConfig::default(), markers);
-//! scheduler.submit(RequestId(1), &NewRequest { prompt: &[1, 2, 7], ..NewRequest::default() })?;
-//! let mut limits = StepLimits { token_budget: 2048, max_running: 64, ..StepLimits::default() };
-//! let batch = scheduler.schedule_batch(&limits);
-//! assert_eq!((batch.think[0].request, batch.think[0].tokens), (RequestId(1), 3));
+//! let config = SchedulerConfig::default();
+//! let slot = DispatchSlot::new(native::default_policy(config.targets()), config.targets());
+//! let mut scheduler = MeridianScheduler::for_engine(slot, markers, &config, 16);
 //!
-//! // The engine ran the batch and sampled the end marker: from now on the request is in the output queue.
+//! let request = NewRequest { prompt: &[1, 2, 7], ..NewRequest::default() };
+//! let row = scheduler.mirror().table.insert(RequestId(1), &request)?;
+//! let mut queues = Queues { waiting: [row].into(), ..Queues::default() };
+//! let facts = EngineFacts { token_budget: 2048, free_seats: 64, waiting: 1, decode_tokens: 1, ..EngineFacts::default() };
+//! let plan = scheduler.plan(&facts, &[], &[row]).clone();
+//! let mut step = TableStep::new(&scheduler.mirror().table, 1);
+//! queues.carry_out(&plan, 64, &mut step);
+//! let given = step.given;
+//! assert_eq!(given, [(row, 3)]);
+//! scheduler.scheduled(facts.now_ms, given);
+//!
+//! // The engine ran the step and sampled the end marker: from now on the request answers.
 //! let mut events = Vec::new();
-//! scheduler.generated(RequestId(1), &[8], &mut events);
+//! scheduler.mirror().table.generated(row, &[8], &mut events);
 //! assert_eq!(events, [PhaseEvent::ExitThink]);
-//! limits.now_ms = 20.0;
-//! assert_eq!(scheduler.schedule_batch(&limits).output[0].tokens, 1);
 //! # Ok::<(), meridian_core::Error>(())
 //! ```
 
@@ -49,11 +60,11 @@ pub mod native;
 pub mod oci;
 mod pattern;
 mod phase;
+mod phase_record;
 mod plan;
 mod policy;
 mod rank;
 mod reference;
-mod router;
 mod scheduler;
 mod sessions;
 pub mod signature;
@@ -67,9 +78,8 @@ pub mod types;
 
 pub use account::{Account, Admission, Doing, Overtaking, Part, Rule, Transition};
 pub use blocks::{
-    Allocation, BeginKv, BlockManager, CachedBlocks, CachedStats, ChainFacts, Evicted, EvictionCandidate,
-    EvictionRanker, EvictionSubject, Fabric, FabricError, KeepStats, KvMemory, KvStats, Leaving, LeavingBlock,
-    OwnOrder, PhaseAwareBlockManager, Sections,
+    CachedBlocks, CachedStats, ChainFacts, EvictionCandidate, EvictionRanker, EvictionSubject, KeepStats, Leaving,
+    LeavingBlock, OwnOrder, order, ranked_or_default,
 };
 pub use config::{
     AdminConfig, DisaggConfig, EntropyConfig, KvMemoryConfig, MeridianConfig, ModelConfig, PolicyConfig,
@@ -85,14 +95,14 @@ pub use meridian_policy_sdk::{CONTRACT, Column, Decision, State, Step, Targets};
 pub use mirror::{EngineMirror, KvCounts, MeasuredStep};
 pub use pattern::Pattern;
 pub use phase::{Markers, PhaseTracker, Standing};
+pub use phase_record::PhaseRecord;
 pub use plan::{EngineFacts, KvGrowth, Plan, Planner};
 pub use policy::{Batch, Description, Fault, FaultKind, Policy};
-pub use rank::Ranker;
+pub use rank::{Ranker, ordinal};
 pub use reference::{Admits, EngineStep, Queues, TableStep};
-pub use router::{PhaseRouter, Progress, RoutedRequest};
-pub use scheduler::{Grant, MeridianScheduler, QueueStats, ScheduledBatch, StepLimits, WAITING_WINDOW};
+pub use scheduler::{MeridianScheduler, WAITING_WINDOW};
 pub use sessions::{SessionFacts, Stop};
 pub use source::PolicySource;
 pub use step_time::{StepLoad, StepTime, StepTimeModel};
 pub use table::{NewRequest, RequestState, RequestTable, RowId, Signals};
-pub use types::{BlockId, BlockLocation, BlockTier, EntropySignal, PhaseEvent, RequestId, ThinkPhase};
+pub use types::{BlockId, BlockTier, EntropySignal, PhaseEvent, RequestId, ThinkPhase};

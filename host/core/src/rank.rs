@@ -38,7 +38,8 @@ impl Ranker {
 }
 
 /// A `u32` that orders like the key: -0 equals 0, NaN comes after positive infinity.
-pub(crate) fn ordinal(key: f32) -> u32 {
+#[must_use]
+pub fn ordinal(key: f32) -> u32 {
     if key.is_nan() {
         return u32::MAX;
     }

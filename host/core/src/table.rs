@@ -15,10 +15,9 @@ pub use self::row::{NewRequest, RequestState, Signals};
 use crate::account::{Account, Admission, Doing, Ledger, Part, Rule};
 use crate::clients::{Clients, Ended, next_number};
 use crate::latency::Latencies;
-use crate::router::Routed;
 use crate::sessions::{SessionFacts, Sessions, Stop, Turn};
 use crate::types::{PhaseEvent, RequestId};
-use crate::{Error, Markers, RoutedRequest, Standing};
+use crate::{Error, Markers, PhaseRecord, Standing};
 
 /// The place of a request in a [`RequestTable`]. Positions are reused after the request is removed, ids are not.
 ///
@@ -197,7 +196,7 @@ impl RequestTable {
         }
         let prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX).max(request.prompt_tokens).max(1);
         let cached_tokens = request.cached_tokens.min(prompt_tokens - 1);
-        let routed = RoutedRequest { prompt: request.prompt, max_think_tokens: request.max_think_tokens };
+        let now_ms = self.clock_whole_ms.max(request.arrival_ms as u64);
         let tenant = self.clients.tenant(request.tenant);
         let series = self.latencies.as_mut().map_or(0, |latencies| latencies.series(tenant, request.tenant));
         let index = self.free.pop().unwrap_or_else(|| {
@@ -216,7 +215,7 @@ impl RequestTable {
             has_left: false,
             state: State::Waiting,
             prefilled: false,
-            routed: Routed::new(&self.markers, &routed, self.clock_whole_ms.max(request.arrival_ms as u64)),
+            phases: PhaseRecord::new(&self.markers, request.prompt, request.max_think_tokens, now_ms),
             arrival_ms: request.arrival_ms,
             deadline_ms: request.deadline_ms,
             last_progress_ms: request.arrival_ms,
@@ -249,7 +248,7 @@ impl RequestTable {
     }
 
     /// Numbers of the requests that were removed since this cursor, which moves to the end. After very many, only the last.
-    pub(crate) fn ended_since(&self, cursor: &mut u64) -> &[u32] {
+    pub fn ended_since(&self, cursor: &mut u64) -> &[u32] {
         self.ended.since(cursor)
     }
 
@@ -333,8 +332,8 @@ impl RequestTable {
             let Some(state) = state else { continue };
             let row_id = RowId { index, generation: *generation };
             if is_there(row_id) {
-                state.routed.keep_alive(now_ms);
-            } else if state.routed.is_stale(now_ms, age) {
+                state.phases.keep_alive(now_ms);
+            } else if state.phases.is_stale(now_ms, age) {
                 stale.push(row_id);
             }
         }
@@ -488,8 +487,8 @@ impl RequestTable {
         let Self { rows, markers, latencies, ledger, .. } = self;
         let row = live(rows, row_id)?;
         row.prefilled = true;
-        let at = row.thinking.is_some().then(|| row.routed.standing(markers));
-        let (phase, event) = row.routed.token(markers, token, now_ms);
+        let at = row.thinking.is_some().then(|| row.phases.standing(markers));
+        let (phase, event) = row.phases.token(markers, token, now_ms);
         if phase != Phase::Output && row.think_from == u32::MAX {
             row.think_from = row.prompt_tokens.saturating_add(row.output_tokens());
         }
@@ -500,7 +499,7 @@ impl RequestTable {
         if row.milestones.first_output_ms.is_nan() {
             row.note(clock_ms);
         }
-        let computes = if row.routed.phase() == Phase::Output { Part::Output } else { Part::Think };
+        let computes = if row.phases.phase() == Phase::Output { Part::Output } else { Part::Think };
         if row.computes != computes && row.state == State::Running {
             row.computes = computes;
             ledger.turn(&mut row.account, row.number, clock_ms, Doing::Running(computes));

@@ -90,7 +90,7 @@ impl fmt::Display for BlockTier {
 }
 
 /// Logical name of a KV block, by its contents, wherever they are. Never reused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct BlockId(pub u64);
 
@@ -98,21 +98,6 @@ impl fmt::Display for BlockId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
-}
-
-/// The place of a KV block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum BlockLocation {
-    /// In the accelerator's memory.
-    Device {
-        /// Number of the block on the device.
-        index: u32,
-    },
-    /// In the storage of the fabric.
-    Remote {
-        /// The fabric's name of the block.
-        handle: u64,
-    },
 }
 
 /// An entropy: measured in nats, shown to operators and policies in bits.

@@ -18,14 +18,6 @@ pub enum EngineError {
         /// Why.
         reason: String,
     },
-    /// The configured fabric cannot be used.
-    #[error("disagg.fabric: {}: {source}", fabric.label())]
-    Fabric {
-        /// The fabric.
-        fabric: meridian_fabric::FabricKind,
-        /// Why.
-        source: meridian_fabric::KvFabricError,
-    },
     /// The recording cannot be written.
     #[error("policy.record_dir: {reason}")]
     Recording {

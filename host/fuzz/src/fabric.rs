@@ -5,8 +5,8 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use meridian_fabric::wire::{self, Frame, HEADER_BYTES, Status};
-use meridian_fabric::{
+use meridian_memory::fabric::wire::{self, Frame, HEADER_BYTES, Status};
+use meridian_memory::fabric::{
     BlockHash, FabricKind, Fingerprint, Identity, Key, KvFabric, Node, NodeSettings, Offered, Region, RegionError,
 };
 

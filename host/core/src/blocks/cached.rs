@@ -6,8 +6,8 @@ use std::collections::VecDeque;
 use meridian_policy_sdk::eviction::{Memory, Subject};
 
 use super::chains::{ChainFacts, ChainId, Chains};
-use super::order::{EvictionOrder, Place};
-use super::policy::{Epochs, REKEYED_AT_ONCE, Rank, Ranked, RankingId, UNKNOWN, ranked_or_default};
+use super::order::{Epochs, EvictionOrder, Place, REKEYED_AT_ONCE, Rank, Ranked, RankingId, UNKNOWN};
+use super::policy::ranked_or_default;
 use crate::{BlockId, BlockTier, EvictionCandidate, EvictionRanker, EvictionSubject};
 
 /// Mirrors the free blocks of an engine's own pool: which blocks a prompt may still match, and the order in which they

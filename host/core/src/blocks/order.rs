@@ -1,52 +1,52 @@
-//! Free blocks in the order of eviction, and those of them that are kept for a time.
+//! Free blocks in the order of eviction, and those of them that are kept for a time: what [`CachedBlocks`] and pools
+//! outside this crate share.
+//!
+//! [`CachedBlocks`]: crate::CachedBlocks
+
+mod ranks;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::policy::{Rank, Ranked, UNKNOWN, Until};
-use crate::{BlockId, BlockTier};
+use crate::BlockTier;
 
-/// The name of a block in a pool.
-pub(super) trait Number: Copy + Ord {
-    const LOWEST: Self;
-}
-
-impl Number for u32 {
-    const LOWEST: Self = 0;
-}
-
-impl Number for BlockId {
-    const LOWEST: Self = Self(0);
-}
+pub use self::ranks::{Epochs, REKEYED_AT_ONCE, Rank, Ranked, RankingId};
+pub(super) use self::ranks::{UNKNOWN, Until};
 
 /// Place in the order of eviction; the lowest goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place<B> {
-    pub(super) tier: BlockTier,
-    pub(super) rank: Rank,
-    pub(super) stamp: u64,
-    pub(super) block: B,
+pub struct Place<B> {
+    /// The tier of the block.
+    pub tier: BlockTier,
+    /// What the policy says.
+    pub rank: Rank,
+    /// Sequence number of its last release.
+    pub stamp: u64,
+    /// The name of the block in its pool.
+    pub block: B,
     /// End of the time for which the block is kept, if its rank says so. It never decides, because a block has one place.
     /// Removing needs the same value.
     until: Until,
 }
 
 impl<B> Place<B> {
-    pub(super) fn new(tier: BlockTier, ranked: Ranked, stamp: u64, block: B) -> Self {
+    /// The place of a block that was released as number `stamp`.
+    pub fn new(tier: BlockTier, ranked: Ranked, stamp: u64, block: B) -> Self {
         Self { tier, rank: ranked.rank, stamp, block, until: ranked.until }
     }
 }
 
-impl<B: Number> Place<B> {
+impl<B: Copy + Ord + Default> Place<B> {
     /// The place before all blocks of a tier that were ranked in `epoch` or later.
     fn first(tier: BlockTier, epoch: u32) -> Self {
         let rank = Rank { epoch, ..Rank::default() };
-        Self::new(tier, Ranked { rank, ..Ranked::default() }, 0, B::LOWEST)
+        Self::new(tier, Ranked { rank, ..Ranked::default() }, 0, B::default())
     }
 }
 
-/// Blocks without a reader in one place, in the order of eviction. Every change costs O(log n) of them.
+/// Blocks without a reader in one place, in the order of eviction. Every change costs O(log n) of them. The default of
+/// `B`, the name of a block, is the lowest.
 #[derive(Debug)]
-pub(super) struct EvictionOrder<B> {
+pub struct EvictionOrder<B> {
     places: BTreeSet<Place<B>>,
     by_tier: [u32; 3],
     /// Number of places with each tier and rank.
@@ -61,8 +61,9 @@ impl<B> Default for EvictionOrder<B> {
     }
 }
 
-impl<B: Number> EvictionOrder<B> {
-    pub(super) fn insert(&mut self, place: Place<B>) {
+impl<B: Copy + Ord + Default> EvictionOrder<B> {
+    /// Add a block; one that is there stays as it is.
+    pub fn insert(&mut self, place: Place<B>) {
         if !self.places.insert(place) {
             return;
         }
@@ -74,7 +75,7 @@ impl<B: Number> EvictionOrder<B> {
     }
 
     /// Remove a place; returns whether it existed.
-    pub(super) fn remove(&mut self, place: &Place<B>) -> bool {
+    pub fn remove(&mut self, place: &Place<B>) -> bool {
         let was_there = self.places.remove(place);
         if was_there {
             self.left(place);
@@ -82,7 +83,8 @@ impl<B: Number> EvictionOrder<B> {
         was_there
     }
 
-    pub(super) fn pop_first(&mut self) -> Option<Place<B>> {
+    /// Remove the block that goes first.
+    pub fn pop_first(&mut self) -> Option<Place<B>> {
         let place = self.places.pop_first()?;
         self.left(&place);
         Some(place)
@@ -105,18 +107,21 @@ impl<B: Number> EvictionOrder<B> {
         *self = Self::default();
     }
 
-    pub(super) fn contains(&self, place: &Place<B>) -> bool {
+    /// Whether the block has this place.
+    #[must_use]
+    pub fn contains(&self, place: &Place<B>) -> bool {
         self.places.contains(place)
     }
 
     /// Blocks that were ranked before `epoch`, starting with the last of their tier.
-    pub(super) fn ranked_before(&self, epoch: u32) -> impl Iterator<Item = &Place<B>> {
+    pub fn ranked_before(&self, epoch: u32) -> impl Iterator<Item = &Place<B>> {
         let before = move |tier| self.places.range(Place::first(tier, UNKNOWN)..Place::first(tier, epoch)).rev();
         BlockTier::ALL.into_iter().rev().flat_map(before)
     }
 
     /// A kept block whose time is over.
-    pub(super) fn over(&self, now_ms: f64) -> Option<B> {
+    #[must_use]
+    pub fn over(&self, now_ms: f64) -> Option<B> {
         self.kept.first().filter(|(until, _)| *until <= Until::of(now_ms)).map(|(_, block)| *block)
     }
 
@@ -130,20 +135,28 @@ impl<B: Number> EvictionOrder<B> {
         self.ranks.len() < 2
     }
 
-    pub(super) fn len(&self) -> u32 {
+    /// Number of blocks.
+    #[must_use]
+    pub fn len(&self) -> u32 {
         self.by_tier.iter().sum()
     }
 
-    pub(super) fn by_tier(&self) -> [u32; 3] {
+    /// Number of blocks of each tier.
+    #[must_use]
+    pub fn by_tier(&self) -> [u32; 3] {
         self.by_tier
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Place<B>> {
+    /// Every place, in order.
+    pub fn iter(&self) -> impl Iterator<Item = &Place<B>> {
         self.places.iter()
     }
 
-    /// Recount; the first count that is wrong, in words.
-    pub(super) fn audit(&self) -> Result<(), String> {
+    /// Recount.
+    ///
+    /// # Errors
+    /// The first count that is wrong, in words.
+    pub fn audit(&self) -> Result<(), String> {
         let by_rank: u32 = self.ranks.values().sum();
         if by_rank != self.len() || self.places.len() != self.len() as usize {
             return Err(format!("{} blocks are cached, {} by tier, {by_rank} by rank", self.places.len(), self.len()));

@@ -1,6 +1,5 @@
 use meridian_policy_sdk::eviction::{Memory, Ranking};
 
-use crate::rank::ordinal;
 use crate::{BlockId, BlockTier, Eviction, Fault, RequestId, SessionFacts, SlotKind, ThinkPhase};
 
 /// Orders the eviction candidates within one tier. A policy does not choose the tier.
@@ -167,149 +166,9 @@ impl EvictionRanker for OwnOrder {
     }
 }
 
-/// The policy and its faults.
-pub(super) struct Judge {
-    policy: Box<dyn EvictionRanker>,
-    pub(super) faults: u64,
-    /// Number of replacements of the policy.
-    replaced: u64,
-}
-
-impl Judge {
-    pub(super) fn new(policy: Box<dyn EvictionRanker>) -> Self {
-        Self { policy, faults: 0, replaced: 0 }
-    }
-
-    /// Use another policy; returns the previous one.
-    pub(super) fn replace(&mut self, policy: Box<dyn EvictionRanker>) -> Box<dyn EvictionRanker> {
-        self.replaced += 1;
-        std::mem::replace(&mut self.policy, policy)
-    }
-
-    /// The ranking of keys from now.
-    pub(super) fn ranking(&self) -> RankingId {
-        RankingId { replaced: self.replaced, number: self.policy.ranking() }
-    }
-
-    /// One key per candidate, or none for the default, and times to keep. Keeps nothing when the policy panics.
-    pub(super) fn rank(&mut self, memory: &Memory, candidates: &[EvictionCandidate]) -> Ranking {
-        let (ranking, failed) = ranked_or_default(&mut *self.policy, memory, candidates);
-        self.faults += u64::from(failed);
-        ranking
-    }
-}
-
-/// The identity of a ranking: keys of two rankings are never compared.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct RankingId {
-    replaced: u64,
-    number: u64,
-}
-
-impl RankingId {
-    /// The ranking of a policy that stays in place.
-    pub(super) fn of(policy: &dyn EvictionRanker) -> Self {
-        Self { replaced: 0, number: policy.ranking() }
-    }
-}
-
-/// Numbers the rankings in the order of their first use, so that blocks of an earlier ranking go before blocks of a
-/// later one.
-#[derive(Debug)]
-pub(super) struct Epochs {
-    latest: u32,
-    ranking: Option<RankingId>,
-}
-
-impl Default for Epochs {
-    fn default() -> Self {
-        Self { latest: UNKNOWN + 1, ranking: None }
-    }
-}
-
-/// The epoch of keys that may belong to either of two rankings: they do not count.
-pub(super) const UNKNOWN: u32 = 0;
-
-/// A policy's key as [`ordinal`](crate::rank::ordinal), its epoch, and whether the block is kept: keys of two epochs are not
-/// compared; the earlier epoch goes first, and in an epoch a kept block after all others.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Rank {
-    pub(super) epoch: u32,
-    pub(super) is_kept: bool,
-    pub(super) key: u32,
-}
-
-impl Rank {
-    /// The `i`th of a batch's keys; no key for a candidate that is left to the default.
-    pub(super) fn of(epoch: u32, keys: &[f32], i: usize) -> Self {
-        let key = if epoch == UNKNOWN { 0.0 } else { keys.get(i).copied().unwrap_or(0.0) };
-        Self { epoch, is_kept: false, key: ordinal(key) }
-    }
-}
-
-/// A time that is not negative, as a number of the same order.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Until(u64);
-
-impl Until {
-    pub(super) fn of(ms: f64) -> Self {
-        Self(ms.max(0.0).to_bits())
-    }
-}
-
-/// A rank, and the end of the time for which its block is kept.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Ranked {
-    pub(super) rank: Rank,
-    pub(super) until: Until,
-}
-
-impl Ranked {
-    /// The `i`th of a batch's ranks.
-    pub(super) fn of(epoch: u32, ranking: &Ranking, i: usize, now_ms: f64) -> Self {
-        let rank = Rank::of(epoch, &ranking.keys, i);
-        match ranking.keep_ms.get(i) {
-            Some(ms) if *ms > 0.0 && epoch != UNKNOWN => {
-                Self { rank: Rank { is_kept: true, ..rank }, until: Until::of(now_ms + f64::from(*ms)) }
-            }
-            _ => Self { rank, until: Until::default() },
-        }
-    }
-
-    /// This rank for a block that is not kept.
-    pub(super) fn not_kept(self) -> Self {
-        Self { rank: Rank { is_kept: false, ..self.rank }, until: Until::default() }
-    }
-}
-
-/// Number of blocks that get a key of the present ranking in one call, where another ranking had ranked them.
-pub(super) const REKEYED_AT_ONCE: usize = 256;
-
-impl Epochs {
-    /// The epoch of blocks that are ranked without a policy.
-    pub(super) fn latest(&self) -> u32 {
-        self.latest
-    }
-
-    /// Blocks with an epoch below this one have another ranking than `ranking`.
-    pub(super) fn least(&self, ranking: RankingId) -> u32 {
-        self.latest + u32::from(self.ranking.is_some_and(|latest| latest != ranking))
-    }
-
-    /// The epoch of keys when the ranking changed from `before` to `after` between the call and its answer.
-    pub(super) fn of(&mut self, before: RankingId, after: RankingId) -> u32 {
-        if before != after {
-            // Another thread replaced it meanwhile.
-            return UNKNOWN;
-        }
-        self.latest = self.least(after);
-        self.ranking = Some(after);
-        self.latest
-    }
-}
-
-/// One key per candidate, or none for the default, and times to keep; and whether the policy failed.
-pub(crate) fn ranked_or_default(
+/// Ask `policy` about `candidates`: one key per candidate, or none for the default, and times to keep; and whether the
+/// policy failed.
+pub fn ranked_or_default(
     policy: &mut dyn EvictionRanker,
     memory: &Memory,
     candidates: &[EvictionCandidate],

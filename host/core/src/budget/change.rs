@@ -207,7 +207,7 @@ impl ThinkBudgets {
     /// followed.
     pub fn change(&mut self, table: &mut RequestTable, row: RowId, change: &LiveChange) -> Option<Changed> {
         let state = table.row_mut(row)?;
-        let (id, thinks) = (state.row_id(), state.routed.is_thinking());
+        let (id, thinks) = (state.row_id(), state.phases.is_thinking());
         let (is_before, runs) = (state.phase() == ThinkPhase::Prefill, state.computed_tokens() > 0);
         let record = state.thinking.as_deref_mut()?;
         if record.ordered.is_some() || record.enforcement.is_forcing() {

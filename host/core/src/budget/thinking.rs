@@ -155,7 +155,7 @@ impl ThinkBudgets {
         let enforcement = Enforcement::resumed(limits.clone(), tokens, think_tokens);
         let mut record = ThinkRecord::new(id.into(), enforcement, budget, client);
         record.is_measured = self.is_to_be_measured(&thresholds, &record.client);
-        if state.routed.is_thinking() {
+        if state.phases.is_thinking() {
             self.opening.push(state.row_id());
         }
         state.thinking = Some(Box::new(record));
@@ -264,7 +264,7 @@ impl ThinkBudgets {
     /// Note that the request's tracker has taken in this token, which stood there.
     fn token(&mut self, state: &mut RequestState, token: u32, at: Standing) {
         let was_open = at.is_open;
-        let (id, is_open, prompt_tokens) = (state.row_id(), state.routed.is_thinking(), state.prompt_tokens());
+        let (id, is_open, prompt_tokens) = (state.row_id(), state.phases.is_thinking(), state.prompt_tokens());
         let Some(record) = state.thinking.as_deref_mut() else { return };
         let rules = &self.settings.rules;
         let enforcement = &mut record.enforcement;
@@ -339,7 +339,7 @@ impl ThinkBudgets {
 
     /// After tokens of a request at this time: check whether its probe is due.
     fn after_tokens(&mut self, state: &mut RequestState, now_ms: f64) {
-        let is_open = state.routed.is_thinking();
+        let is_open = state.phases.is_thinking();
         let Some(record) = state.thinking.as_deref_mut() else { return };
         let cut = record.cut.take();
         // Rejected drafts: their tokens belong to later steps now.
@@ -495,7 +495,7 @@ impl ThinkBudgets {
     /// Whether the request thinks, as far as its tokens are known.
     #[must_use]
     pub fn is_thinking(&self, table: &RequestTable, key: u64) -> bool {
-        self.find(table, key).is_some_and(|(state, _)| state.routed.is_thinking())
+        self.find(table, key).is_some_and(|(state, _)| state.phases.is_thinking())
     }
 
     /// Ask the slot about new facts, and return the orders for the sampling process: a datagram of [`Order`]s, empty
@@ -509,7 +509,7 @@ impl ThinkBudgets {
         if wants.swaps != before.swaps {
             // A newly swapped-in policy decides about requests that already think.
             self.opening
-                .extend(followed(table).filter(|(row, _)| row.routed.is_thinking()).map(|(row, _)| row.row_id()));
+                .extend(followed(table).filter(|(row, _)| row.phases.is_thinking()).map(|(row, _)| row.row_id()));
         }
         if wants.index != before.index {
             self.measure_anew(table);
@@ -629,7 +629,7 @@ impl ThinkBudgets {
         let mut candidates = Vec::with_capacity(signalled.len());
         signalled.retain(|id| {
             let to_be_judged = |(row, record): &(&RequestState, &ThinkRecord)| {
-                record.budget.observed().is_new() && row.routed.is_thinking() && record.ordered.is_none()
+                record.budget.observed().is_new() && row.phases.is_thinking() && record.ordered.is_none()
             };
             let found = row_of(table, *id).filter(to_be_judged);
             candidates.extend(found.map(|(row, record)| record.candidate(row, load.now_ms)));
@@ -663,7 +663,7 @@ impl ThinkBudgets {
     fn end_unasked(&mut self, table: &mut RequestTable) {
         for id in self.ending.drain(..) {
             let Some(state) = table.row_mut(id) else { continue };
-            let is_open = state.routed.is_thinking();
+            let is_open = state.phases.is_thinking();
             let Some(record) = state.thinking.as_deref_mut().filter(|_| is_open) else { continue };
             if let Some(reason) = record.budget.end_if_due() {
                 record.end(self.settings.key(id), reason, self.settings.tokens_ahead, &mut self.orders);

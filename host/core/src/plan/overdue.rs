@@ -6,7 +6,8 @@ use crate::{RequestTable, RowId};
 
 impl Planner {
     /// Whether a waiting candidate of the last plan runs because it was deferred for too long.
-    pub(crate) fn is_overdue(&self, waiting_position: usize) -> bool {
+    #[must_use]
+    pub fn is_overdue(&self, waiting_position: usize) -> bool {
         self.pinned.get(waiting_position).is_some_and(|urgency| *urgency > 0)
     }
 

@@ -5,17 +5,15 @@ use crate::{Eviction, EvictionCandidate, EvictionRanker, Fault, Memory, Ranking,
 ///
 /// ```
 /// use meridian_core::slot::EvictionSlot;
-/// use meridian_core::{BeginKv, Eviction, KvMemory, MeridianConfig, PhaseAwareBlockManager, RequestId, native};
+/// use meridian_core::{CachedBlocks, Eviction, LeavingBlock, MeridianConfig, native};
 ///
 /// let targets = MeridianConfig::default().scheduler.targets();
-/// let slot = EvictionSlot::new(native::policy::<Eviction>("tiered-lru", targets, "{}").unwrap(), targets);
+/// let mut slot = EvictionSlot::new(native::policy::<Eviction>("tiered-lru", targets, "{}").unwrap(), targets);
 /// let control = slot.control();
-/// let memory = KvMemory { capacity_bytes: 8, block_size_bytes: 1, think_fraction_limit: 1.0 };
-/// let blocks = PhaseAwareBlockManager::new(&memory).unwrap().with_policy(slot);
-/// # use meridian_core::BlockManager;
-/// blocks.begin(RequestId(1), &BeginKv::default()).unwrap();
-/// blocks.allocate(RequestId(1), 3).unwrap();
-/// blocks.finish(RequestId(1), 20.0).unwrap();
+/// let mut cached = CachedBlocks::new(4, 32);
+/// cached.resync([0, 1, 2, 3].map(|block| (block, None)));
+/// cached.taken(&[0], 1.0);
+/// cached.leaving(&mut slot, &[LeavingBlock { block: 0, tokens: Some(32) }], 2.0);
 /// assert_eq!(control.status().decisions, [1, 0, 0]);
 /// ```
 pub type EvictionSlot = PolicySlot<Eviction>;

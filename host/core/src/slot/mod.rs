@@ -292,13 +292,13 @@ impl<K: SlotKind> PolicySlot<K> {
     }
 
     /// The latest decision.
-    pub(crate) fn decision_mut(&mut self) -> &mut K::Decision {
+    pub fn decision_mut(&mut self) -> &mut K::Decision {
         &mut self.decision
     }
 
     /// Decide one batch. `fill` writes the columns that it is given; the slot calls it once for each policy that it
     /// asks. Always returns a checked decision.
-    pub(crate) fn decide_by(
+    pub fn decide_by(
         &mut self,
         facts: &K::Facts,
         candidates: usize,

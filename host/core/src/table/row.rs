@@ -2,10 +2,9 @@
 
 use meridian_policy_sdk::{Phase, State};
 
-use crate::RowId;
+use crate::{PhaseRecord, RowId};
 use crate::account::{Account, Part};
 use crate::budget::{ThinkEnd, ThinkRecord};
-use crate::router::Routed;
 use crate::sessions::Turn;
 use crate::types::{PhaseEvent, RequestId};
 
@@ -77,8 +76,7 @@ pub struct RequestState {
     pub(super) has_left: bool,
     pub(crate) state: State,
     pub(super) prefilled: bool,
-    /// Its state after its tokens.
-    pub(crate) routed: Routed,
+    pub(crate) phases: PhaseRecord,
     pub(crate) arrival_ms: f64,
     pub(crate) deadline_ms: f64,
     pub(crate) last_progress_ms: f64,
@@ -167,14 +165,14 @@ impl RequestState {
     /// it before the first token.
     #[must_use]
     pub fn entered(&self) -> Option<PhaseEvent> {
-        self.routed.entered()
+        self.phases.entered()
     }
 
     /// Phase of the request. A preemption does not change it.
     #[inline]
     #[must_use]
     pub fn phase(&self) -> Phase {
-        if self.prefilled { self.routed.phase() } else { Phase::Prefill }
+        if self.prefilled { self.phases.phase() } else { Phase::Prefill }
     }
 
     /// The state of the request.
@@ -186,13 +184,13 @@ impl RequestState {
     /// Tokens generated while thinking.
     #[must_use]
     pub fn think_tokens(&self) -> u32 {
-        self.routed.think_tokens
+        self.phases.think_tokens()
     }
 
     /// Tokens generated after thinking.
     #[must_use]
     pub fn output_tokens(&self) -> u32 {
-        self.routed.output_tokens
+        self.phases.output_tokens()
     }
 
     /// Tokens whose KV is computed.
@@ -242,7 +240,7 @@ impl RequestState {
     /// of the client or for a tool call; no end where Meridian does not follow it.
     #[must_use]
     pub fn think_course(&self) -> (Option<ThinkEnd>, u32, u32) {
-        let is_open = self.routed.is_thinking();
+        let is_open = self.phases.is_thinking();
         self.thinking.as_ref().map_or((None, 0, 0), |thinking| thinking.course(is_open))
     }
 
@@ -322,7 +320,7 @@ impl RequestState {
             }
         };
         reached(&mut self.milestones.first_token_ms);
-        if self.think_tokens() > 0 && self.routed.phase() == Phase::Output {
+        if self.think_tokens() > 0 && self.phases.phase() == Phase::Output {
             reached(&mut self.milestones.end_of_thinking_ms);
         }
         if self.output_tokens() > 0 {
