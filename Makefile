@@ -36,7 +36,7 @@ test: fetch check policies ## Run every test, the real engine included
 	$(call say,kernels: tests of builds with CUDA's compilers)
 	scripts/check-kernels.sh
 	$(call say,loom: threads in every order)
-	RUSTFLAGS="--cfg loom" cargo test --release --locked -p meridian-core --test loom --test blocks_loom --test slot_loom --target-dir target/loom
+	RUSTFLAGS="--cfg loom" cargo test --release --locked -p meridian-core -p meridian-memory --no-default-features --test loom --test blocks_loom --test slot_loom --target-dir target/loom
 	$(call say,guests: tests of the policies)
 	cargo test --locked --manifest-path policies/Cargo.toml --target-dir policies/target
 	$(call say,fuzz: each target for 20 s)

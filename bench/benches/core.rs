@@ -12,7 +12,10 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use meridian_core::{Markers, NewRequest, PhaseTracker, SchedulerConfig, ThinkPhase};
-use meridian_memory::{BeginKv, BlockManager, KvMemory, OwnQueues, PhaseAwareBlockManager, PhaseRouter, RequestId, RoutedRequest, StepLimits};
+use meridian_memory::{
+    BeginKv, BlockManager, KvMemory, OwnQueues, PhaseAwareBlockManager, PhaseRouter, RequestId, RoutedRequest,
+    StepLimits,
+};
 
 const START: u32 = 151_667;
 const END: u32 = 151_668;

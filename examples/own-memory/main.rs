@@ -2,7 +2,7 @@
 //! begins and ends there moves the chats' KV blocks between tiers. Memory is short: thinking that nothing can match any more goes
 //! first, and no answer loses a block.
 //!
-//!     cargo run --release -p meridian-engine --example own-memory
+//!     cargo run --release -p meridian-memory --example own-memory
 
 use std::error::Error;
 use std::thread;

@@ -1,4 +1,4 @@
-"""Mooncake's transfer engine for `meridian-fabric`, which starts this module as a process.
+"""Mooncake's transfer engine for `meridian-memory`, which starts this module as a process.
 
 The process (`python -m meridian.mooncake_process`) maps memory of the process that started it, and reads the memory of
 peers into it. A request is a line on standard input:

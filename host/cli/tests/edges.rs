@@ -11,17 +11,14 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("meridian-core", &["meridian-policies", "meridian-policy-sdk"]),
     ("meridian-wasm", &["meridian-core", "meridian-policy-sdk", "wasmtime"]),
     ("meridian-registry", &["meridian-core", "tokio"]),
-    ("meridian-fabric", &["tokio"]),
-    (
-        "meridian-engine",
-        &["meridian-core", "meridian-fabric", "meridian-policy-sdk", "meridian-registry", "meridian-wasm"],
-    ),
+    ("meridian-engine", &["meridian-core", "meridian-policy-sdk", "meridian-registry", "meridian-wasm"]),
     ("meridian-admin", &["meridian-core", "meridian-engine", "axum", "hyper", "hyper-util", "tokio"]),
     ("meridian-fleet", &["meridian-admin", "meridian-core", "meridian-engine", "hyper", "hyper-util", "tokio"]),
     (
         "meridian-fuzz",
-        &["meridian-admin", "meridian-core", "meridian-engine", "meridian-fabric", "meridian-wasm", "tokio"],
+        &["meridian-admin", "meridian-core", "meridian-engine", "meridian-memory", "meridian-wasm", "tokio"],
     ),
+    ("meridian-memory", &["meridian-core", "tokio"]),
     ("meridian-kernels", &[]),
     ("meridian-bench", &["meridian-core", "meridian-engine", "meridian-fleet", "meridian-kernels", "meridian-wasm"]),
     (
@@ -93,7 +90,7 @@ fn the_engine_reaches_no_part_of_the_command() {
         next += 1;
     }
     assert!(reached.contains(&"meridian-engine") && reached.contains(&"wasmtime"), "{reached:?}");
-    for part in ["meridian-fleet", "meridian-bench", "meridian-cli", "tokenizers", "ratatui"] {
+    for part in ["meridian-memory", "meridian-fleet", "meridian-bench", "meridian-cli", "tokenizers", "ratatui"] {
         assert!(!reached.contains(&part), "{part} is in {reached:?}");
     }
 }

@@ -50,7 +50,7 @@ pub struct Settings {
     pub registry: Limits,
     /// Pauses between two fetches of a configured component that failed.
     pub fetch_pace: FetchPace,
-    /// The engine's KV blocks are moved by [`RemoteBlocks`](crate::RemoteBlocks), so `disagg.enabled` may be true.
+    /// The caller moves the engine's KV blocks, with `meridian-memory`, so `disagg.enabled` may be true.
     pub moves_kv: bool,
     /// Time passes only as the caller says: decisions take none in a timeline.
     pub simulates_time: bool,

@@ -17,13 +17,15 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use meridian_core::ThinkPhase;
 use meridian_core::config::DisaggConfig;
-use meridian_core::{ThinkPhase};
-use meridian_memory::{BeginKv, BlockManager, DeviceMemory, KvMemory, PhaseAwareBlockManager, RemoteBlocks, RemoteSettings, RequestId};
 use meridian_memory::fabric::mooncake::Mooncake;
 use meridian_memory::fabric::nixl::Nixl;
 use meridian_memory::fabric::{
     BlockHash, DataPath, Fingerprint, KvFabric, MemoryId, Node, NodeSettings, OfferId, Region, SystemClock, Target,
+};
+use meridian_memory::{
+    BeginKv, BlockManager, DeviceMemory, KvMemory, PhaseAwareBlockManager, RemoteBlocks, RemoteSettings, RequestId,
 };
 
 /// As iperf writes.

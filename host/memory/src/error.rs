@@ -3,6 +3,7 @@
 use meridian_core::{BlockId, BlockTier};
 use thiserror::Error;
 
+#[cfg(feature = "fabric")]
 use crate::fabric::{FabricKind, KvFabricError};
 use crate::{FabricError, RequestId};
 
@@ -100,6 +101,7 @@ pub enum Error {
         source: FabricError,
     },
     /// The configured fabric cannot be used.
+    #[cfg(feature = "fabric")]
     #[error("disagg.fabric: {}: {source}", fabric.label())]
     FabricUnusable {
         /// The fabric.

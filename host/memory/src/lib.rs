@@ -31,8 +31,10 @@
 mod batch;
 mod blocks;
 mod error;
+#[cfg(feature = "fabric")]
 pub mod fabric;
 mod queues;
+#[cfg(feature = "fabric")]
 mod remote;
 mod router;
 mod sync;
@@ -40,11 +42,13 @@ mod types;
 
 pub use batch::{Grant, QueueStats, ScheduledBatch, StepLimits};
 pub use blocks::{
-    Allocation, BeginKv, BlockManager, Evicted, Fabric, FabricError, KvMemory, KvStats, PhaseAwareBlockManager, Sections,
+    Allocation, BeginKv, BlockManager, Evicted, Fabric, FabricError, KvMemory, KvStats, PhaseAwareBlockManager,
+    Sections,
 };
 pub use error::Error;
 pub use meridian_core::RequestId;
 pub use queues::OwnQueues;
+#[cfg(feature = "fabric")]
 pub use remote::{DeviceMemory, FabricLibraries, RemoteBlocks, RemoteSettings, start_fabric};
 pub use router::{PhaseRouter, Progress, RoutedRequest};
 pub use types::BlockLocation;

@@ -4,8 +4,8 @@ use std::fmt;
 
 use meridian_core::slot::DispatchSlot;
 use meridian_core::{
-    Decision, EngineFacts, EngineMirror, Fault, Markers, NewRequest, PhaseEvent, Planner, RowId, SchedulerConfig, State,
-    Step, StepTime, ThinkPhase, WAITING_WINDOW, columns, native, ordinal,
+    Decision, EngineFacts, EngineMirror, Fault, Markers, NewRequest, PhaseEvent, Planner, RowId, SchedulerConfig,
+    State, Step, StepTime, ThinkPhase, WAITING_WINDOW, columns, native, ordinal,
 };
 
 use crate::sync::{Mutex, lock};
@@ -105,11 +105,7 @@ impl OwnQueues {
             waiting: VecDeque::new(),
             ended: false,
         };
-        Self {
-            requests: Mutex::new(requests),
-            deciding: Mutex::new(deciding),
-            max_defer_ms: config.max_defer_ms,
-        }
+        Self { requests: Mutex::new(requests), deciding: Mutex::new(deciding), max_defer_ms: config.max_defer_ms }
     }
 
     /// Faults of the policies so far, and the latest. Waits for a running decision.

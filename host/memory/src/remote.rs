@@ -13,8 +13,8 @@ use meridian_core::config::{DisaggConfig, FabricName};
 use crate::fabric::mooncake::Mooncake;
 use crate::fabric::nixl::Nixl;
 use crate::fabric::{
-    Backoff, BlockHash, Clock, DataPath, FabricKind, Kept, KvFabric, KvFabricError, MemoryId, Node, NodeSettings, OfferId,
-    Offered, Refusal, Region, Signal, Stop, SystemClock, Target, Transfer,
+    Backoff, BlockHash, Clock, DataPath, FabricKind, Kept, KvFabric, KvFabricError, MemoryId, Node, NodeSettings,
+    OfferId, Offered, Refusal, Region, Signal, Stop, SystemClock, Target, Transfer,
 };
 use crate::{BlockLocation, BlockManager, Error, Fabric, FabricError};
 

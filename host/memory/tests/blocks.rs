@@ -6,8 +6,14 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use meridian_core::{BlockId, BlockTier, EvictionCandidate, EvictionRanker, EvictionSubject, Fault, FaultKind, Markers, Memory, Ranking, ThinkPhase};
-use meridian_memory::{BeginKv, BlockLocation, BlockManager, Error, Fabric, FabricError, KvMemory, PhaseAwareBlockManager, PhaseRouter, RequestId, RoutedRequest, Sections};
+use meridian_core::{
+    BlockId, BlockTier, EvictionCandidate, EvictionRanker, EvictionSubject, Fault, FaultKind, Markers, Memory, Ranking,
+    ThinkPhase,
+};
+use meridian_memory::{
+    BeginKv, BlockLocation, BlockManager, Error, Fabric, FabricError, KvMemory, PhaseAwareBlockManager, PhaseRouter,
+    RequestId, RoutedRequest, Sections,
+};
 
 use BlockTier::{OutputCritical, ThinkActive, ThinkComplete};
 

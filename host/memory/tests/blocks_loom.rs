@@ -3,7 +3,7 @@
 
 use loom::sync::{Arc, Mutex};
 use loom::thread;
-use meridian_core::{BlockId};
+use meridian_core::BlockId;
 use meridian_memory::{BeginKv, BlockManager, Error, Fabric, FabricError, KvMemory, PhaseAwareBlockManager, RequestId};
 
 struct Instant;

@@ -10,8 +10,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex};
 
-use meridian_core::{BlockId, BlockTier, EvictionCandidate, EvictionRanker, EvictionSubject, Fault, FaultKind, Memory, ThinkPhase};
-use meridian_memory::{BeginKv, BlockLocation, BlockManager, Error, Fabric, FabricError, KvMemory, PhaseAwareBlockManager, RequestId, Sections};
+use meridian_core::{
+    BlockId, BlockTier, EvictionCandidate, EvictionRanker, EvictionSubject, Fault, FaultKind, Memory, ThinkPhase,
+};
+use meridian_memory::{
+    BeginKv, BlockLocation, BlockManager, Error, Fabric, FabricError, KvMemory, PhaseAwareBlockManager, RequestId,
+    Sections,
+};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 

@@ -1,4 +1,5 @@
 //! Two nodes of one process, over TCP.
+#![cfg(feature = "fabric")]
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod support;

@@ -1,4 +1,5 @@
 //! Fetches over a data path: the requests that a node makes, and how it takes in what arrives.
+#![cfg(feature = "fabric")]
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 #![expect(unsafe_code, reason = "the path copies by address")]
 

@@ -1,4 +1,5 @@
 //! The bytes of the protocol: vectors that an independent program wrote, and any bytes.
+#![cfg(feature = "fabric")]
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use meridian_memory::fabric::wire::{

@@ -103,8 +103,8 @@ fn no_request_is_lost_between_submit_finish_and_a_step() {
         assert_eq!(granted.len(), first.think.len(), "doubled");
         let second = queues.schedule_batch(&limits(2));
         assert_eq!(second.think.iter().map(|grant| grant.request).collect::<Vec<_>>(), [B]);
-        let queues = queues.stats();
-        assert_eq!(queues.waiting + queues.think + queues.output + queues.prefill, 1);
+        let stats = queues.stats();
+        assert_eq!(stats.waiting + stats.think + stats.output + stats.prefill, 1);
     });
 }
 
@@ -144,8 +144,8 @@ fn tokens_and_preemptions_meet_a_step() {
         let batch = queues.schedule_batch(&limits(2));
         assert!(caller.join().unwrap(), "it ran");
         assert!(batch.output.len() + batch.think.len() <= 1);
-        let queues = queues.stats();
-        assert_eq!((queues.waiting + queues.output, queues.think), (1, 0));
+        let stats = queues.stats();
+        assert_eq!((stats.waiting + stats.output, stats.think), (1, 0));
         assert_eq!(queues.phase(A), Some(ThinkPhase::Output));
     });
 }

@@ -5,7 +5,10 @@ use std::collections::{HashMap, HashSet};
 use std::sync::mpsc;
 
 use meridian_core::slot::{Contender, DispatchSlot, StrikeLimits};
-use meridian_core::{Batch, Column, Decision, Description, Dispatch, Fault, FaultKind, Markers, NewRequest, PhaseEvent, Policy, SchedulerConfig, SlotKind, ThinkPhase, native};
+use meridian_core::{
+    Batch, Column, Decision, Description, Dispatch, Fault, FaultKind, Markers, NewRequest, PhaseEvent, Policy,
+    SchedulerConfig, SlotKind, ThinkPhase, native,
+};
 use meridian_memory::{Error, OwnQueues, QueueStats, RequestId, StepLimits};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
@@ -183,7 +186,10 @@ fn a_wrong_clock_does_not_end_the_bound() {
     let refused = own_queues().submit(RequestId(0), &wrong).unwrap_err();
     assert_eq!(refused.to_string(), "arrival_ms: NaN: must be a number of milliseconds");
     let wrong = NewRequest { deadline_ms: f64::NAN, ..thinking(1) };
-    assert!(matches!(own_queues().submit(RequestId(0), &wrong), Err(Error::Core(meridian_core::Error::NotATime { what: "deadline_ms", .. }))));
+    assert!(matches!(
+        own_queues().submit(RequestId(0), &wrong),
+        Err(Error::Core(meridian_core::Error::NotATime { what: "deadline_ms", .. }))
+    ));
 }
 
 #[test]

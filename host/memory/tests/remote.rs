@@ -1,4 +1,5 @@
 //! `offload_block` and `ingest_block` of a block manager, with the blocks in the memory of another process.
+#![cfg(feature = "fabric")]
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod support;
@@ -9,11 +10,14 @@ use std::time::Duration;
 
 use meridian_core::config::DisaggConfig;
 use meridian_core::{BlockId, ThinkPhase};
-use meridian_memory::{BeginKv, BlockLocation, BlockManager, DeviceMemory, Error, FabricError, KvMemory, PhaseAwareBlockManager, RemoteBlocks, RemoteSettings, RequestId};
 use meridian_memory::fabric::mooncake::Mooncake;
 use meridian_memory::fabric::nixl::Nixl;
 use meridian_memory::fabric::{
     Backoff, BlockHash, DataPath, Key, KvFabric, KvFabricError, Node, NodeSettings, SystemClock, Target,
+};
+use meridian_memory::{
+    BeginKv, BlockLocation, BlockManager, DeviceMemory, Error, FabricError, KvMemory, PhaseAwareBlockManager,
+    RemoteBlocks, RemoteSettings, RequestId,
 };
 
 use support::{Hasty, Peer, settings};

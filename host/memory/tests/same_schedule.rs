@@ -5,7 +5,9 @@
 //! nobody is preempted or more urgent here; and what vLLM puts off by itself is vLLM's, so the bound is far away.
 
 use meridian_core::slot::DispatchSlot;
-use meridian_core::{EngineFacts, Markers, MeridianScheduler, NewRequest, Queues, RowId, SchedulerConfig, TableStep, ThinkPhase, native};
+use meridian_core::{
+    EngineFacts, Markers, MeridianScheduler, NewRequest, Queues, RowId, SchedulerConfig, TableStep, ThinkPhase, native,
+};
 use meridian_memory::{Grant, OwnQueues, RequestId, StepLimits};
 use proptest::prelude::*;
 

@@ -2,11 +2,11 @@
 
 use meridian_policy_sdk::{Phase, State};
 
-use crate::{PhaseRecord, RowId};
 use crate::account::{Account, Part};
 use crate::budget::{ThinkEnd, ThinkRecord};
 use crate::sessions::Turn;
 use crate::types::{PhaseEvent, RequestId};
+use crate::{PhaseRecord, RowId};
 
 /// The facts about a request at its arrival.
 #[derive(Clone, Copy, Debug)]

@@ -30,8 +30,8 @@
 
 mod backoff;
 mod error;
-mod kv_fabric;
 mod identity;
+mod kv_fabric;
 mod link;
 pub mod mooncake;
 pub mod nixl;
@@ -46,8 +46,8 @@ pub mod wire;
 
 pub use backoff::{Backoff, Clock, SystemClock};
 pub use error::KvFabricError;
-pub use kv_fabric::{Kept, KvFabric, MemoryId, Offered, Target};
 pub use identity::{BlockHash, FabricKind, Fingerprint, Layout, OfferId};
+pub use kv_fabric::{Kept, KvFabric, MemoryId, Offered, Target};
 pub use node::{Node, NodeSettings};
 pub use path::{DataPath, Part, PathPeer};
 pub use region::{ReadLease, Region, RegionError, WriteLease};
