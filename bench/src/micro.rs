@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use meridian_core::budget::{BudgetCandidate, BudgetDecider, Load};
 use meridian_core::slot::{BudgetSlot, Contender, DispatchSlot, EvictionSlot, StrikeLimits};
-use meridian_core::types::{BlockId, RequestId};
+use meridian_core::types::BlockId;
 use meridian_core::{
     Batch, BlockTier, Budget, Decision, Dispatch, EngineFacts, Eviction, EvictionCandidate, EvictionSubject, Fault,
     Markers, Memory, MeridianScheduler, NewRequest, PolicySource, RowId, SlotKind, SlotName, Step, Subject, native,
@@ -175,7 +175,7 @@ impl Timed for Dispatch {
         let mut running = Vec::new();
         for i in 0..candidates {
             let request = NewRequest { prompt: &[0, 1], ..NewRequest::default() };
-            let slot = engine.mirror().table.insert(RequestId(i as u64), &request).expect("ids differ");
+            let slot = engine.mirror().table.insert(&request).expect("finite times");
             // Times since progress that neither rise nor fall, within the starvation bound.
             engine.mirror().table.scheduled(slot, 2, ((i * 7919) % 1009) as f64);
             engine.mirror().table.generated(slot, if i % 2 == 0 { &[5, 6] } else { &[5, 2, 6] }, &mut Vec::new());

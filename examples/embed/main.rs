@@ -3,6 +3,7 @@
 //!
 //!     cargo run --release -p meridian-engine --example embed
 
+use std::collections::HashMap;
 use std::error::Error;
 
 use meridian_core::{EngineFacts, Markers, MeridianConfig, NewRequest, Queues, SlotName, TableStep};
@@ -17,10 +18,13 @@ const SEATS: usize = 4;
 fn main() -> Result<(), Box<dyn Error>> {
     let markers = Markers::new(vec![vec![THINK]], vec![vec![END_OF_THINKING]], vec![])?;
     let engine = Engine::start(MeridianConfig::default(), Settings { markers, ..Settings::default() })?;
-    let (mut queues, mut number) = (Queues::default(), 0);
+    let (mut queues, mut ids, mut number) = (Queues::default(), HashMap::new(), 0);
     for chat in 0..8 {
         let request = NewRequest { prompt: &[WORD, THINK], max_tokens: 30, ..NewRequest::default() };
-        queues.waiting.push_back(engine.drive().arrived(&format!("chat-{chat}"), &request, None)?.row);
+        let id = format!("chat-{chat}");
+        let row = engine.drive().arrived(&id, &request, None)?.row;
+        queues.waiting.push_back(row);
+        ids.insert(row, id);
     }
     while !queues.is_empty() {
         if number == 40 {
@@ -53,7 +57,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let mut is_over = |row: &_| driver.request(*row).is_some_and(|request| request.output_tokens() == 10);
         let over: Vec<_> = queues.running.extract_if(.., |row| is_over(row)).collect();
         for row in over {
-            let id = format!("chat-{}", driver.request(row).map_or(0, |request| request.id().0));
+            let Some(id) = ids.remove(&row) else { continue };
             println!("step {number}: {id} is over");
             driver.finished(&id, "stop");
         }

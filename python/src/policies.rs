@@ -2,8 +2,8 @@ use std::sync::Arc;
 
 use meridian_core::budget::{BudgetCandidate, BudgetDecider, Load, Observed, Repeated, Verdict};
 use meridian_core::{
-    BlockId, BlockTier, EvictionCandidate, EvictionSubject, Memory, MeridianConfig, PolicySource, Ranking, RequestId,
-    SessionFacts, Subject, ThinkPhase,
+    BlockId, BlockTier, EvictionCandidate, EvictionSubject, Memory, MeridianConfig, PolicySource, Ranking, SessionFacts,
+    Subject, ThinkPhase,
 };
 use meridian_engine::control::{ControlError, Given, Mode, SlotName, SwapReport, Upload};
 use pyo3::exceptions::PyValueError;
@@ -233,7 +233,7 @@ fn eviction_candidate(id: u64, subject: Subject, row: EvictionRow) -> PyResult<E
     let phase = *phases.get(usize::from(row.phase)).ok_or_else(|| out_of_range("phase", row.phase))?;
     let subject = match subject {
         Subject::Blocks => EvictionSubject::Block(BlockId(id)),
-        Subject::Requests => EvictionSubject::Request(RequestId(id)),
+        Subject::Requests => EvictionSubject::Request(id),
     };
     Ok(EvictionCandidate {
         subject,

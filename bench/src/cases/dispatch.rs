@@ -1,6 +1,5 @@
 //! Cases of the dispatch slot: requests by their history, and the order, token budget and caps that are expected.
 
-use meridian_core::types::RequestId;
 use meridian_core::{
     Batch, Column, Decision, Dispatch, Markers, NewRequest, Policy, Ranker, RequestTable, RowId, SlotKind, Step,
     columns,
@@ -134,7 +133,7 @@ fn table() -> RequestTable {
 
 impl Candidate {
     /// Put it into the host's own mirror, by a history that leads to it.
-    fn insert(&self, table: &mut RequestTable, id: RequestId, now_ms: f64) -> RowId {
+    fn insert(&self, table: &mut RequestTable, now_ms: f64) -> RowId {
         let think = match self.phase {
             Phase::Prefill => 0,
             Phase::Think => self.think_tokens.unwrap_or(1),
@@ -152,7 +151,7 @@ impl Candidate {
             tenant: &self.tenant,
             ..NewRequest::default()
         };
-        let row = table.insert(id, &request).expect("ids differ");
+        let row = table.insert(&request).expect("finite times");
         if self.state == State::Waiting {
             return row;
         }
@@ -217,8 +216,7 @@ impl Candidate {
 
 /// The columns of the candidates, built by the host.
 fn build_columns(table: &mut RequestTable, inputs: &[Column], candidates: &[Candidate], now_ms: f64) -> Vec<f32> {
-    let insert = |(i, candidate): (u64, &Candidate)| candidate.insert(table, RequestId(i), now_ms);
-    let rows: Vec<RowId> = (0..).zip(candidates).map(insert).collect();
+    let rows: Vec<RowId> = candidates.iter().map(|candidate| candidate.insert(table, now_ms)).collect();
     let mut out = Vec::new();
     columns::fill(inputs, table, &rows, now_ms, BLOCK_TOKENS, &mut out);
     // The mirror counts what arrives; a case says which request of an earlier step a candidate is.

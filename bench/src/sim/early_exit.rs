@@ -51,9 +51,9 @@ impl Probes {
         Self::default()
     }
 
-    /// A request arrived, the engine's `number`th from 0, with so many tokens of thinking planned.
-    pub(super) fn arrived(&mut self, row: RowId, key: u64, number: u64, think_tokens: u32) {
-        let number = number + 1;
+    /// A request arrived, the engine's `number`th from 1, with so many tokens of thinking planned.
+    pub(super) fn arrived(&mut self, row: RowId, key: u64, number: u32, think_tokens: u32) {
+        let number = u64::from(number);
         let part = EntropyModel::recorded().settles_at(draw(SETTLES, number));
         let settles_at = (f64::from(think_tokens) * part) as u32;
         self.thoughts.insert(key, Thought { row, number, settles_at });

@@ -197,7 +197,7 @@ impl Engine {
             self.pool.awaited(ranker(&mut self.belady, &mut self.driver), &self.found, now_ms);
         }
         if let (Some(probes), Some(sampler)) = (&mut self.probes, arrived.sampler) {
-            let number = self.driver.request(row_id).map_or(0, |request| request.id().0);
+            let number = self.driver.request(row_id).map_or(0, |request| request.number());
             probes.arrived(row_id, sampler.key, number, think_tokens);
             (live.think_key, live.think_limit) = (sampler.key, sampler.limits.max_think_tokens);
         }
@@ -470,9 +470,9 @@ impl Engine {
     fn note_digest(&mut self) {
         let table = &self.driver.scheduler().mirror().table;
         for (row_id, tokens) in &self.given {
-            let id = table.get(*row_id).map_or(0, |row| row.id().0);
-            self.digest =
-                (self.digest.rotate_left(5) ^ id ^ (u64::from(*tokens) << 40)).wrapping_mul(0x517c_c1b7_2722_0a95);
+            let number = table.get(*row_id).map_or(0, |row| row.number());
+            self.digest = (self.digest.rotate_left(5) ^ u64::from(number) ^ (u64::from(*tokens) << 40))
+                .wrapping_mul(0x517c_c1b7_2722_0a95);
         }
         self.digest = self.digest.rotate_left(1) ^ self.step;
     }

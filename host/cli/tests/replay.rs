@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use meridian_core::slot::{Contender, DispatchSlot, StrikeLimits};
-use meridian_core::{Markers, MeridianConfig, NewRequest, RequestId, RequestTable, Step, native};
+use meridian_core::{Markers, MeridianConfig, NewRequest, RequestTable, Step, native};
 use meridian_engine::recording::{Recorder, RecorderSettings, SlotSetup};
 use serde_json::Value;
 
@@ -30,7 +30,7 @@ fn record(name: &str, source: &str) -> PathBuf {
     let mut live = Vec::new();
     for id in 0..10u32 {
         let request = NewRequest { prompt_tokens: 9, priority: -(id as i32), ..NewRequest::default() };
-        live.push(table.insert(RequestId(id.into()), &request).unwrap());
+        live.push(table.insert(&request).unwrap());
         let step = Step { now_ms: f64::from(id), token_budget: 64, decode_tokens: 1, ..Step::default() };
         slot.decide(&step, &table, &live, 16);
     }

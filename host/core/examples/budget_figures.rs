@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use meridian_core::budget::{ClientBudget, EndRules, Load, Order, ThinkBudgets, ThinkSettings, Thresholds};
 use meridian_core::slot::BudgetSlot;
-use meridian_core::{Budget, Markers, MeridianConfig, NewRequest, RequestId, RequestTable, native};
+use meridian_core::{Budget, Markers, MeridianConfig, NewRequest, RequestTable, native};
 
 const REQUESTS: u64 = 256;
 const STEPS: u32 = 4096;
@@ -42,9 +42,9 @@ fn run(name: &str, has_lines: bool) -> (f64, u64, usize) {
         ..ThinkSettings::new(EndRules::new(markers, vec![]).unwrap())
     });
     let mut rows = Vec::new();
-    for number in 0..REQUESTS {
+    for _ in 0..REQUESTS {
         let request = NewRequest { prompt: &[1, 7], ..NewRequest::default() };
-        let row = table.insert(RequestId(number), &request).unwrap();
+        let row = table.insert(&request).unwrap();
         budgets.enroll(&mut table, row, "request", ClientBudget::default());
         rows.push(row);
     }

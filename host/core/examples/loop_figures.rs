@@ -16,7 +16,7 @@ use meridian_core::budget::{
     ClientBudget, EndRules, Load, Order, Repeated, Repetition, ThinkBudgets, ThinkSettings, Thresholds,
 };
 use meridian_core::slot::BudgetSlot;
-use meridian_core::{Budget, Markers, MeridianConfig, NewRequest, RequestId, RequestTable, native};
+use meridian_core::{Budget, Markers, MeridianConfig, NewRequest, RequestTable, native};
 use serde::Deserialize;
 
 const PLANTED: u32 = 500;
@@ -57,7 +57,7 @@ fn end_of(thought: impl Iterator<Item = u32>) -> Option<u32> {
     let settings = ThinkSettings { configured, ends_loops: true, ..ThinkSettings::new(rules) };
     let (mut table, mut budgets) = (RequestTable::new(markers), ThinkBudgets::new(settings));
     let request = NewRequest { prompt: &[START], max_tokens: u32::MAX, ..NewRequest::default() };
-    let row = table.insert(RequestId(1), &request).unwrap();
+    let row = table.insert(&request).unwrap();
     budgets.enroll(&mut table, row, "thought", ClientBudget::default());
     let mut events = Vec::new();
     thought.into_iter().find_map(|token| {

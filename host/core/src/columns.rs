@@ -153,13 +153,12 @@ pub fn fill_budget(inputs: &[budget::Column], candidates: &[BudgetCandidate], ou
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::RequestId;
     use crate::{Markers, NewRequest};
 
     #[test]
     fn tokens_of_the_last_step() {
         let mut table = RequestTable::default();
-        let rows = [1, 2].map(|id| table.insert(RequestId(id), &NewRequest::default()).expect("a free id"));
+        let rows = [(); 2].map(|()| table.insert(&NewRequest::default()).expect("finite times"));
         let served = |table: &RequestTable| {
             let mut out = Vec::new();
             fill(&[Column::ServedTokens], table, &rows, 0.0, 16, &mut out);
@@ -181,7 +180,7 @@ mod tests {
         let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![]).expect("usable markers");
         let mut table = RequestTable::new(markers);
         let request = NewRequest { prompt: &[1, 7], arrival_ms: 1000.0, ..NewRequest::default() };
-        let row_id = table.insert(RequestId(1), &request).expect("a free id");
+        let row_id = table.insert(&request).expect("finite times");
         let output_ms = |table: &RequestTable, now_ms: f64| {
             let mut out = Vec::new();
             fill(&[Column::OutputMs], table, &[row_id], now_ms, 16, &mut out);

@@ -2,8 +2,6 @@
 
 use thiserror::Error;
 
-use crate::types::RequestId;
-
 /// An error in the input of an operator or a caller.
 ///
 /// ```
@@ -72,11 +70,11 @@ pub enum Error {
         /// The known names, with commas.
         known: String,
     },
-    /// A request id that is live.
+    /// A request that is live.
     #[error("request {id} is already there")]
     DuplicateRequest {
-        /// The id.
-        id: RequestId,
+        /// The engine's id of the request, or its number in a recording.
+        id: String,
     },
     /// A value that is not a time.
     #[error("{what}: {value}: must be a number of milliseconds")]

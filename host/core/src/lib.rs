@@ -25,7 +25,7 @@
 //! let mut scheduler = MeridianScheduler::for_engine(slot, markers, &config, 16);
 //!
 //! let request = NewRequest { prompt: &[1, 2, 7], ..NewRequest::default() };
-//! let row = scheduler.mirror().table.insert(RequestId(1), &request)?;
+//! let row = scheduler.mirror().table.insert(&request)?;
 //! let mut queues = Queues { waiting: [row].into(), ..Queues::default() };
 //! let facts = EngineFacts { token_budget: 2048, free_seats: 64, waiting: 1, decode_tokens: 1, ..EngineFacts::default() };
 //! let plan = scheduler.plan(&facts, &[], &[row]).clone();
@@ -105,4 +105,4 @@ pub use sessions::{SessionFacts, Stop};
 pub use source::PolicySource;
 pub use step_time::{StepLoad, StepTime, StepTimeModel};
 pub use table::{NewRequest, RequestState, RequestTable, RowId, Signals};
-pub use types::{BlockId, BlockTier, EntropySignal, PhaseEvent, RequestId, ThinkPhase};
+pub use types::{BlockId, BlockTier, EntropySignal, PhaseEvent, ThinkPhase};

@@ -15,10 +15,10 @@ use crate::{
 /// [`EngineMirror::begin_step`], let the engine schedule, then call [`EngineMirror::scheduled`].
 ///
 /// ```
-/// use meridian_core::{EngineFacts, EngineMirror, Markers, NewRequest, RequestId};
+/// use meridian_core::{EngineFacts, EngineMirror, Markers, NewRequest};
 ///
 /// let mut mirror = EngineMirror::new(Markers::default());
-/// let row_id = mirror.table.insert(RequestId(1), &NewRequest { prompt_tokens: 64, ..NewRequest::default() }).unwrap();
+/// let row_id = mirror.table.insert(&NewRequest { prompt_tokens: 64, ..NewRequest::default() }).unwrap();
 /// let facts = EngineFacts { now_ms: 5.0, token_budget: 2048, free_seats: 8, decode_tokens: 1, ..EngineFacts::default() };
 /// assert_eq!(mirror.begin_step(&facts, &[], &[row_id]).waiting, 1);
 /// assert_eq!(mirror.scheduled(5.0, [(row_id, 64)]), 64);
@@ -70,10 +70,10 @@ pub struct MeasuredStep {
 /// Tokens found in and missed by the prefix cache, and the cost of preemptions, since the start.
 ///
 /// ```
-/// use meridian_core::{EngineMirror, Markers, NewRequest, RequestId};
+/// use meridian_core::{EngineMirror, Markers, NewRequest};
 ///
 /// let mut mirror = EngineMirror::new(Markers::default());
-/// let row_id = mirror.table.insert(RequestId(1), &NewRequest { prompt_tokens: 64, ..NewRequest::default() }).unwrap();
+/// let row_id = mirror.table.insert(&NewRequest { prompt_tokens: 64, ..NewRequest::default() }).unwrap();
 /// mirror.admitted(row_id, 32);
 /// mirror.scheduled(0.0, [(row_id, 32)]);
 /// mirror.preempted(row_id);
@@ -334,7 +334,7 @@ impl EngineMirror {
         let candidates: Vec<_> = rows
             .iter()
             .map(|(i, row)| EvictionCandidate {
-                subject: EvictionSubject::Request(row.id()),
+                subject: EvictionSubject::Request(row.number.into()),
                 tier: class,
                 blocks: blocks.get(*i).copied().unwrap_or(0),
                 age_ms: row.admitted_ms().map_or(0.0, |since_ms| (memory.now_ms - since_ms).max(0.0) as f32),
@@ -405,19 +405,18 @@ fn length(count: usize) -> u32 {
 mod tests {
     use super::*;
     use crate::NewRequest;
-    use crate::types::RequestId;
 
     /// Whether a request whose turn was put behind so many others is overdue after so many admissions of others.
     fn is_overdue_after(others: usize, admissions: u64) -> bool {
         let mut mirror = EngineMirror::default();
         let new = NewRequest::default();
-        let row = mirror.table.insert(RequestId(0), &new).expect("ids differ");
+        let row = mirror.table.insert(&new).expect("finite times");
         mirror.admitted(row, 0);
         mirror.will_preempt(&[row], others);
         mirror.preempted(row);
         mirror.table.defer(row, 0.0);
-        for id in 1..=admissions {
-            let other = mirror.table.insert(RequestId(id), &new).expect("ids differ");
+        for _ in 0..admissions {
+            let other = mirror.table.insert(&new).expect("finite times");
             mirror.hold_time(100.0);
             mirror.admitted(other, 0);
         }

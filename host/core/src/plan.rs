@@ -79,10 +79,10 @@ impl Default for KvGrowth {
 /// Turns decisions into plans and keeps the host's guarantees while doing so.
 ///
 /// ```
-/// use meridian_core::{Decision, EngineFacts, NewRequest, Planner, RequestId, RequestTable};
+/// use meridian_core::{Decision, EngineFacts, NewRequest, Planner, RequestTable};
 ///
 /// let mut table = RequestTable::default();
-/// let row_ids = [1, 2].map(|id| table.insert(RequestId(id), &NewRequest::default()).unwrap());
+/// let row_ids = [(); 2].map(|()| table.insert(&NewRequest::default()).unwrap());
 /// let facts = EngineFacts { token_budget: 512, free_seats: 1, decode_tokens: 1, ..EngineFacts::default() };
 /// let decision = Decision { keys: vec![2.0, 1.0], token_budget: Some(4096), ..Decision::default() };
 /// let plan = Planner::default().plan(&table, &facts, &[], &row_ids, &decision, 2000.0).clone();

@@ -9,7 +9,7 @@ use crate::{Plan, RequestTable, RowId};
 /// left; the last is preempted when KV blocks are short. Waiting requests follow, unless a request was preempted.
 ///
 /// ```
-/// use meridian_core::{EngineStep, NewRequest, Plan, Queues, RequestId, RequestTable, RowId};
+/// use meridian_core::{EngineStep, NewRequest, Plan, Queues, RequestTable, RowId};
 ///
 /// /// Requests that need one token each, and KV blocks without end.
 /// struct Ample(Vec<(RowId, u32)>);
@@ -24,7 +24,7 @@ use crate::{Plan, RequestTable, RowId};
 /// }
 ///
 /// let mut table = RequestTable::default();
-/// let rows = [1, 2].map(|id| table.insert(RequestId(id), &NewRequest::default()).unwrap());
+/// let rows = [(); 2].map(|()| table.insert(&NewRequest::default()).unwrap());
 /// let mut queues = Queues::default();
 /// queues.waiting.extend(rows);
 /// let mut step = Ample(Vec::new());
@@ -94,11 +94,11 @@ pub trait EngineStep {
 /// caller reports it when the step is carried out.
 ///
 /// ```
-/// use meridian_core::{NewRequest, Plan, Queues, RequestId, RequestTable, TableStep};
+/// use meridian_core::{NewRequest, Plan, Queues, RequestTable, TableStep};
 ///
 /// let mut table = RequestTable::default();
 /// let request = NewRequest { prompt_tokens: 12, ..NewRequest::default() };
-/// let row = table.insert(RequestId(1), &request).unwrap();
+/// let row = table.insert(&request).unwrap();
 /// let mut queues = Queues::default();
 /// queues.waiting.push_back(row);
 /// let mut step = TableStep::new(&table, 1);

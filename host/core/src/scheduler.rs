@@ -28,7 +28,7 @@ pub const WAITING_WINDOW: usize = 4096;
 /// let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![])?;
 /// let mut scheduler = MeridianScheduler::for_engine(slot, markers, &config, 16);
 ///
-/// let row = scheduler.mirror().table.insert(meridian_core::RequestId(1), &NewRequest { prompt: &[1, 2, 7], ..NewRequest::default() })?;
+/// let row = scheduler.mirror().table.insert(&NewRequest { prompt: &[1, 2, 7], ..NewRequest::default() })?;
 /// let facts = EngineFacts { token_budget: 2048, free_seats: 8, decode_tokens: 1, ..EngineFacts::default() };
 /// assert_eq!(scheduler.plan(&facts, &[], &[row]).token_budget, 2048);
 /// scheduler.scheduled(facts.now_ms, [(row, 3)]);

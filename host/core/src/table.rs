@@ -3,7 +3,7 @@
 mod accounts;
 mod row;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::ops::Index;
 use std::time::Duration;
 
@@ -16,18 +16,18 @@ use crate::account::{Account, Admission, Doing, Ledger, Part, Rule};
 use crate::clients::{Clients, Ended, next_number};
 use crate::latency::Latencies;
 use crate::sessions::{SessionFacts, Sessions, Stop, Turn};
-use crate::types::{PhaseEvent, RequestId};
+use crate::types::PhaseEvent;
 use crate::{Error, Markers, PhaseRecord, Standing};
 
 /// The place of a request in a [`RequestTable`]. Positions are reused after the request is removed, ids are not.
 ///
 /// ```
-/// use meridian_core::{NewRequest, RequestId, RequestTable};
+/// use meridian_core::{NewRequest, RequestTable};
 ///
 /// let mut table = RequestTable::default();
-/// let first = table.insert(RequestId(1), &NewRequest::default())?;
+/// let first = table.insert(&NewRequest::default())?;
 /// table.remove(first);
-/// let second = table.insert(RequestId(2), &NewRequest::default())?;
+/// let second = table.insert(&NewRequest::default())?;
 /// assert_eq!(first.index(), second.index());
 /// assert!(table.get(first).is_none() && table.get(second).is_some());
 /// # Ok::<(), meridian_core::Error>(())
@@ -66,12 +66,12 @@ impl RowId {
 /// The mirror of the engine's requests, fed by deltas.
 ///
 /// ```
-/// use meridian_core::{Markers, NewRequest, PhaseEvent, RequestId, RequestTable, ThinkPhase};
+/// use meridian_core::{Markers, NewRequest, PhaseEvent, RequestTable, ThinkPhase};
 ///
 /// // Token 7 starts thinking, 8 ends it. The prompt ends with the start marker, as chat templates of R1 do.
 /// let mut table = RequestTable::new(Markers::new(vec![vec![7]], vec![vec![8]], vec![]).unwrap());
 /// let request = NewRequest { prompt: &[1, 2, 7], max_tokens: 100, ..NewRequest::default() };
-/// let row = table.insert(RequestId(1), &request).unwrap();
+/// let row = table.insert(&request).unwrap();
 /// table.scheduled(row, 3, 0.0);
 /// let mut events = Vec::new();
 /// table.generated(row, &[40], &mut events);
@@ -86,7 +86,6 @@ pub struct RequestTable {
     markers: Markers,
     rows: Vec<Row>,
     free: Vec<u32>,
-    by_id: HashMap<RequestId, RowId>,
     clients: Clients,
     sessions: Sessions,
     /// Number of the request that arrived last.
@@ -130,19 +129,13 @@ impl RequestTable {
     /// Number of live requests.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.by_id.len()
+        self.rows.len() - self.free.len()
     }
 
     /// Whether no request is live.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.by_id.is_empty()
-    }
-
-    /// The row of a live request.
-    #[must_use]
-    pub fn find(&self, id: RequestId) -> Option<RowId> {
-        self.by_id.get(&id).copied()
+        self.len() == 0
     }
 
     /// The request in `row_id`, if it is live.
@@ -167,36 +160,33 @@ impl RequestTable {
     /// Add a request that has arrived.
     ///
     /// # Errors
-    /// [`Error::DuplicateRequest`] when the id is live, [`Error::NotATime`] when the arrival is not finite or the deadline
-    /// is NaN.
-    pub fn insert(&mut self, id: RequestId, request: &NewRequest<'_>) -> Result<RowId, Error> {
-        self.insert_with(id, request, None)
+    /// [`Error::NotATime`] when the arrival is not finite or the deadline is NaN.
+    pub fn insert(&mut self, request: &NewRequest<'_>) -> Result<RowId, Error> {
+        self.insert_with(request, None)
     }
 
     /// As [`insert`](Self::insert), for a request that had this number in another table.
     ///
     /// # Errors
-    /// As [`insert`](Self::insert); [`Error::DuplicateRequest`] also when a live request has the number.
-    pub fn insert_as(&mut self, id: RequestId, request: &NewRequest<'_>, number: u32) -> Result<RowId, Error> {
+    /// As [`insert`](Self::insert); [`Error::DuplicateRequest`] when a live request has the number.
+    pub fn insert_as(&mut self, request: &NewRequest<'_>, number: u32) -> Result<RowId, Error> {
         if self.live_numbers.contains(&number) {
-            return Err(Error::DuplicateRequest { id });
+            return Err(Error::DuplicateRequest { id: number.to_string() });
         }
-        self.insert_with(id, request, Some(number))
+        self.insert_with(request, Some(number))
     }
 
-    fn insert_with(&mut self, id: RequestId, request: &NewRequest<'_>, number: Option<u32>) -> Result<RowId, Error> {
+    fn insert_with(&mut self, request: &NewRequest<'_>, number: Option<u32>) -> Result<RowId, Error> {
         if !request.arrival_ms.is_finite() {
             return Err(Error::NotATime { what: "arrival_ms", value: request.arrival_ms.to_string() });
         }
         if request.deadline_ms.is_nan() {
             return Err(Error::NotATime { what: "deadline_ms", value: "NaN".into() });
         }
-        if self.by_id.contains_key(&id) {
-            return Err(Error::DuplicateRequest { id });
-        }
         let prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX).max(request.prompt_tokens).max(1);
         let cached_tokens = request.cached_tokens.min(prompt_tokens - 1);
         let now_ms = self.clock_whole_ms.max(request.arrival_ms as u64);
+        let turn = self.turn_after(self.len() - self.running);
         let tenant = self.clients.tenant(request.tenant);
         let series = self.latencies.as_mut().map_or(0, |latencies| latencies.series(tenant, request.tenant));
         let index = self.free.pop().unwrap_or_else(|| {
@@ -205,7 +195,6 @@ impl RequestTable {
         });
         let row_id = RowId { index, generation: self.rows[index as usize].generation };
         let state = RequestState {
-            id,
             row_id,
             number: number
                 .inspect(|number| _ = self.live_numbers.insert(*number))
@@ -221,7 +210,7 @@ impl RequestTable {
             last_progress_ms: request.arrival_ms,
             served: (0, 0),
             deferred_since_ms: None,
-            turn: self.turn_after(self.len() - self.running),
+            turn,
             prompt_tokens,
             cached_tokens,
             computed_tokens: cached_tokens,
@@ -243,7 +232,6 @@ impl RequestTable {
         self.ledger.note(state.number, request.arrival_ms, Doing::Arriving);
         self.rows[index as usize].state = Some(state);
         self.ledger.arrived(row_id);
-        self.by_id.insert(id, row_id);
         Ok(row_id)
     }
 
@@ -313,7 +301,6 @@ impl RequestTable {
         self.running -= usize::from(state.state == State::Running);
         row.generation = row.generation.wrapping_add(1);
         self.whole_prompts -= usize::from(state.whole_prompt);
-        self.by_id.remove(&state.id);
         self.live_numbers.remove(&state.number);
         self.ended.push(state.number);
         self.free.push(row_id.index);

@@ -6,18 +6,6 @@ use serde::{Deserialize, Serialize};
 
 pub use meridian_policy_sdk::Phase as ThinkPhase;
 
-/// The caller's number of a request. An engine with text ids counts its requests and keeps the map; a number may be
-/// reused after its request is removed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct RequestId(pub u64);
-
-impl fmt::Display for RequestId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
 /// The effect of a token, or of the registration of a prompt, on a request's thinking.
 ///
 /// [`PhaseEvent::EnterThink`] and [`PhaseEvent::ExitThink`] alternate, beginning with the former: a request is thinking

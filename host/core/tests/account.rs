@@ -4,8 +4,8 @@
 
 use meridian_core::latency::{Latencies, LatencyKind, OTHER_TENANTS};
 use meridian_core::{
-    Admits, Decision, EngineFacts, EngineMirror, Markers, NewRequest, Part, Planner, Queues, RequestId, RequestState,
-    RowId, Rule, TableStep,
+    Admits, Decision, EngineFacts, EngineMirror, Markers, NewRequest, Part, Planner, Queues, RequestState, RowId, Rule,
+    TableStep,
 };
 use proptest::prelude::*;
 
@@ -20,7 +20,6 @@ struct Engine {
     seats: usize,
     queues: Queues,
     admits: Admits,
-    next: u64,
 }
 
 impl Engine {
@@ -40,14 +39,12 @@ impl Engine {
             seats,
             queues: Queues::default(),
             admits: Admits::default(),
-            next: 1,
         }
     }
 
     fn arrive(&mut self, arrival_ms: f64, prompt_tokens: u32, tenant: &str) -> RowId {
         let new = NewRequest { prompt: &[7], prompt_tokens, arrival_ms, tenant, ..NewRequest::default() };
-        let row = self.mirror.table.insert(RequestId(self.next), &new).unwrap();
-        self.next += 1;
+        let row = self.mirror.table.insert(&new).unwrap();
         self.queues.waiting.push_back(row);
         row
     }

@@ -6,7 +6,7 @@ use meridian_core::budget::{
     AnswerRules, Ban, ClientBudget, Demand, EndRules, Enforcer, ForceReason, SamplerLimits, ThinkBudgets, ThinkEnd,
     ThinkSettings,
 };
-use meridian_core::{Markers, NewRequest, RequestId, RequestTable};
+use meridian_core::{Markers, NewRequest, RequestTable};
 use proptest::prelude::*;
 
 const START: u32 = 7;
@@ -119,7 +119,7 @@ fn a_followed_request_says_how_its_thinking_ended() {
         );
         let mut budgets = ThinkBudgets::new(ThinkSettings::new(rules(1, true)));
         let request = NewRequest { prompt: &[1, START], max_tokens, ..NewRequest::default() };
-        let row = table.insert(RequestId(1), &request).expect("a free id");
+        let row = table.insert(&request).expect("finite times");
         let enrolled = budgets.enroll(&mut table, row, "a", client).expect("a live row");
         let tokens: Vec<_> = tokens.iter().map(|token| (row, *token)).collect();
         budgets.generated(&mut table, &tokens, &mut Vec::new());

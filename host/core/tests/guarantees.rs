@@ -1,6 +1,5 @@
 //! What the host keeps whatever a policy answers, shown on a small model of an engine.
 
-use meridian_core::types::RequestId;
 use meridian_core::{
     Admits, Decision, EngineFacts, KvGrowth, Markers, NewRequest, Planner, Queues, RequestTable, RowId, State,
     TableStep,
@@ -18,7 +17,6 @@ struct Engine {
     planner: Planner,
     queues: Queues,
     now_ms: f64,
-    arrivals: u64,
     admits: Admits,
     seats: usize,
     decode_tokens: u32,
@@ -32,10 +30,9 @@ impl Engine {
     }
 
     fn arrive(&mut self, prompt_tokens: u32) {
-        self.arrivals += 1;
         let whole_prompt = self.admits == Admits::WholePrompts;
         let request = NewRequest { prompt_tokens, arrival_ms: self.now_ms, whole_prompt, ..NewRequest::default() };
-        let slot = self.table.insert(RequestId(self.arrivals), &request).expect("ids are counted up");
+        let slot = self.table.insert(&request).expect("finite times");
         self.queues.waiting.push_back(slot);
     }
 
@@ -299,14 +296,14 @@ fn the_rescue_of_a_queue_does_not_fill_the_steps_of_those_that_run() {
 #[test]
 fn answers_stay_ahead_of_thinking_when_blocks_may_run_short() {
     let mut table = RequestTable::new(Markers::new(vec![vec![7]], vec![vec![8]], vec![]).expect("markers"));
-    let mut add = |id: u64, prompt: &[u32], tokens: &[u32]| {
-        let slot = table.insert(RequestId(id), &NewRequest { prompt, ..NewRequest::default() }).expect("a new id");
+    let mut add = |prompt: &[u32], tokens: &[u32]| {
+        let slot = table.insert(&NewRequest { prompt, ..NewRequest::default() }).expect("finite times");
         table.scheduled(slot, 16, 0.0);
         table.generated(slot, tokens, &mut Vec::new());
         slot
     };
-    let thinks = [add(1, &[1, 7], &[5]), add(2, &[1, 7], &[5])];
-    let answers = [add(3, &[1, 7], &[5, 8, 5]), add(4, &[1, 7], &[5, 8, 5])];
+    let thinks = [add(&[1, 7], &[5]), add(&[1, 7], &[5])];
+    let answers = [add(&[1, 7], &[5, 8, 5]), add(&[1, 7], &[5, 8, 5])];
     let running = [thinks[0], answers[0], thinks[1], answers[1]];
     let plan = |free_blocks: u32, keeps: bool| {
         let mut planner = Planner::default().with_block_tokens(16);

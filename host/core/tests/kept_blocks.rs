@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use meridian_core::{
     CachedBlocks, ChainFacts, EngineMirror, EvictionCandidate, EvictionRanker, EvictionSubject, Fault, KeepStats,
-    LeavingBlock, Markers, Memory, NewRequest, Ranking, RequestId, SessionFacts, Stop,
+    LeavingBlock, Markers, Memory, NewRequest, Ranking, SessionFacts, Stop,
 };
 use proptest::prelude::*;
 
@@ -22,7 +22,7 @@ struct Keeps {
 fn block(candidate: &EvictionCandidate) -> u64 {
     match candidate.subject {
         EvictionSubject::Block(block) => block.0,
-        EvictionSubject::Request(request) => request.0,
+        EvictionSubject::Request(request) => request,
     }
 }
 
@@ -203,11 +203,11 @@ fn the_next_turn_of_a_session_without_a_name_is_found_by_its_prompt() {
     let mut mirror = EngineMirror::new(Markers::default());
     let mut cached = pool(8);
     let mut policy = Keeps::default();
-    let arrive = |mirror: &mut EngineMirror, id, arrival_ms| {
+    let arrive = |mirror: &mut EngineMirror, arrival_ms| {
         let new = NewRequest { prompt_tokens: 40, arrival_ms, ..NewRequest::default() };
-        mirror.table.insert(RequestId(id), &new).expect("ids differ")
+        mirror.table.insert(&new).expect("finite times")
     };
-    let first = arrive(&mut mirror, 1, 0.0);
+    let first = arrive(&mut mirror, 0.0);
     mirror.hold_time(100.0);
     let facts = mirror.chain_ends(first, Stop::Turn);
     cached.chain_ends(&[0, 1, 2], &facts);
@@ -217,14 +217,14 @@ fn the_next_turn_of_a_session_without_a_name_is_found_by_its_prompt() {
     assert_eq!(cached.continued(&[0]), None, "only the system prompt is the same");
     assert_eq!(cached.continued(&[0, 1]), Some(1), "all whole blocks of the prompt");
     assert_eq!((cached.continued(&[]), cached.continued(&[7]), cached.continued(&[99])), (None, None, None));
-    let second = arrive(&mut mirror, 2, 350.0);
+    let second = arrive(&mut mirror, 350.0);
     mirror.continues(second, 1);
     mirror.hold_time(400.0);
     let facts = mirror.chain_ends(second, Stop::Tool);
     assert_eq!((facts.session.session, facts.session.turn, facts.session.last_gap_ms), (1, 2, 250.0));
     // A client that names its sessions is believed.
     let new = NewRequest { session: "named", arrival_ms: 500.0, ..NewRequest::default() };
-    let named = mirror.table.insert(RequestId(3), &new).expect("ids differ");
+    let named = mirror.table.insert(&new).expect("finite times");
     mirror.continues(named, 1);
     assert_eq!(mirror.chain_ends(named, Stop::Preempted).session.session, 2);
 }

@@ -8,7 +8,7 @@ use meridian_core::budget::{
 use meridian_core::slot::BudgetSlot;
 use meridian_core::{
     Batch, Budget, BudgetColumn, BudgetDecision, Description, Fault, Markers, MeridianConfig, NewRequest, Policy,
-    RequestId, RequestTable, RowId, native,
+    RequestTable, RowId, native,
 };
 
 const PERIOD: u32 = 30;
@@ -32,7 +32,7 @@ impl Followed {
         budgets.begins_to_decide(&BudgetWants { decides: true, ..BudgetWants::default() });
         let mut table = RequestTable::new(markers);
         let request = NewRequest { prompt: &[1, 7], max_tokens: 1 << 20, ..NewRequest::default() };
-        let row = table.insert(RequestId(1), &request).expect("a free id");
+        let row = table.insert(&request).expect("finite times");
         budgets.enroll(&mut table, row, "r", client).expect("the row is live");
         Self { budgets, table, row }
     }

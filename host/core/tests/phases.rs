@@ -1,6 +1,5 @@
 //! Markers: where thinking starts and ends, and what must not move it.
 
-use meridian_core::types::RequestId;
 use meridian_core::{Markers, NewRequest, PhaseTracker, RequestTable, ThinkPhase as Phase};
 use proptest::prelude::*;
 
@@ -16,7 +15,7 @@ fn markers() -> Markers {
 /// Think and output tokens, and the phase, after `prompt` and `generated`.
 fn run(markers: Markers, prompt: &[u32], generated: &[u32]) -> (u32, u32, Phase) {
     let mut table = RequestTable::new(markers);
-    let slot = table.insert(RequestId(1), &NewRequest { prompt, ..NewRequest::default() }).expect("the table is empty");
+    let slot = table.insert(&NewRequest { prompt, ..NewRequest::default() }).expect("finite times");
     assert_eq!(table[slot].phase(), Phase::Prefill);
     table.scheduled(slot, prompt.len() as u32, 0.0);
     for token in generated {
@@ -172,7 +171,7 @@ fn it_stays_undecided_before_an_opening_marker() {
 #[test]
 fn preemption_keeps_the_phase() {
     let mut table = RequestTable::new(markers());
-    let slot = table.insert(RequestId(1), &NewRequest { prompt: &[1, START], ..NewRequest::default() }).unwrap();
+    let slot = table.insert(&NewRequest { prompt: &[1, START], ..NewRequest::default() }).unwrap();
     table.scheduled(slot, 2, 0.0);
     table.generated(slot, &[20, END, 21], &mut Vec::new());
     table.preempted(slot);
@@ -223,7 +222,7 @@ proptest! {
 fn the_first_of_each_kind_of_token_has_its_time() {
     let mut table = RequestTable::new(markers());
     let request = NewRequest { prompt: &[1, START], arrival_ms: 100.0, ..NewRequest::default() };
-    let slot = table.insert(RequestId(1), &request).unwrap();
+    let slot = table.insert(&request).unwrap();
     let times = |table: &RequestTable| {
         let row = &table[slot];
         (row.first_token_ms(), row.end_of_thinking_ms(), row.first_output_ms())
@@ -240,7 +239,7 @@ fn the_first_of_each_kind_of_token_has_its_time() {
     assert_eq!(generate(180.5, &[22]), (Some(150.0), Some(170.0), Some(180.5)));
     assert_eq!(generate(200.0, &[23, 24]), (Some(150.0), Some(170.0), Some(180.5)));
     // One that does not think has no end of thinking.
-    let slot = table.insert(RequestId(2), &NewRequest { arrival_ms: 200.0, ..NewRequest::default() }).unwrap();
+    let slot = table.insert(&NewRequest { arrival_ms: 200.0, ..NewRequest::default() }).unwrap();
     table.generated(slot, &[20], &mut Vec::new());
     assert_eq!((table[slot].first_token_ms(), table[slot].end_of_thinking_ms()), (Some(200.0), None));
     assert_eq!(table[slot].first_output_ms(), Some(200.0));

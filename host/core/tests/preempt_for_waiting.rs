@@ -1,7 +1,6 @@
 //! Waiting requests that take the places of running ones.
 
 use meridian_core::slot::DispatchSlot;
-use meridian_core::types::RequestId;
 use meridian_core::{
     Decision, Dispatch, EngineFacts, KvGrowth, Markers, MeridianScheduler, NewRequest, Plan, Planner, Queues,
     RequestTable, RowId, SchedulerConfig, TableStep, native,
@@ -23,9 +22,9 @@ const FULL: EngineFacts = EngineFacts {
 fn table(running: &[u32], waiting: &[u32]) -> (RequestTable, Vec<RowId>, Vec<RowId>) {
     let mut table = RequestTable::default();
     let mut rows: Vec<RowId> = Vec::new();
-    for (id, prompt_tokens) in (0..).zip(running.iter().chain(waiting)) {
+    for prompt_tokens in running.iter().chain(waiting) {
         let new = NewRequest { prompt_tokens: *prompt_tokens, ..NewRequest::default() };
-        let row = table.insert(RequestId(id), &new).expect("ids differ");
+        let row = table.insert(&new).expect("finite times");
         if rows.len() < running.len() {
             table.admitted(row, 0);
             table.scheduled(row, *prompt_tokens, 0.0);
@@ -156,9 +155,9 @@ fn room_is_made_once_for_a_request_that_the_engine_does_not_admit() {
 fn priorities_come_before_keys_where_the_engine_schedules_by_them() {
     let mut table = RequestTable::default();
     let mut rows = Vec::new();
-    for (id, priority) in [(0, 5), (1, 0), (2, -1)] {
+    for priority in [5, 0, -1] {
         let new = NewRequest { prompt_tokens: 32, priority, ..NewRequest::default() };
-        rows.push(table.insert(RequestId(id), &new).expect("ids differ"));
+        rows.push(table.insert(&new).expect("finite times"));
     }
     for row in &rows[..2] {
         table.admitted(*row, 0);
@@ -204,7 +203,7 @@ fn who_gave_way_is_not_starved() {
     let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![]).expect("usable markers");
     let mut scheduler = MeridianScheduler::for_engine(slot, markers, &config, BLOCK_TOKENS);
     let thinking = NewRequest { prompt: &[7], ..NewRequest::default() };
-    let long = scheduler.mirror().table.insert(RequestId(0), &thinking).expect("ids differ");
+    let long = scheduler.mirror().table.insert(&thinking).expect("finite times");
     let mut queues = Queues::default();
     queues.waiting.push_back(long);
     let (mut gave_way, mut came_back) = (0, 0);
@@ -212,7 +211,7 @@ fn who_gave_way_is_not_starved() {
         let now_ms = step as f64 * 10.0;
         if step > 10 && step.is_multiple_of(2) {
             let new = NewRequest { arrival_ms: now_ms, ..NewRequest::default() };
-            queues.waiting.push_back(scheduler.mirror().table.insert(RequestId(step), &new).expect("ids differ"));
+            queues.waiting.push_back(scheduler.mirror().table.insert(&new).expect("finite times"));
         }
         let free_seats = 1 - queues.running.len() as u32;
         let facts = EngineFacts { now_ms, free_seats, waiting: queues.waiting.len() as u32, ..FULL };

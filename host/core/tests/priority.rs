@@ -1,6 +1,5 @@
 //! Plans of an engine that itself schedules by priority: a policy orders what is of one priority.
 
-use meridian_core::types::RequestId;
 use meridian_core::{Decision, EngineFacts, NewRequest, Planner, RequestTable, RowId};
 
 const MAX_DEFER_MS: f32 = 50.0;
@@ -20,7 +19,7 @@ fn requests(priorities: &[i32]) -> (RequestTable, Vec<RowId>) {
     let insert = |(i, priority): (usize, &i32)| {
         let request =
             NewRequest { priority: *priority, prompt_tokens: 10, arrival_ms: i as f64, ..NewRequest::default() };
-        table.insert(RequestId(i as u64), &request).expect("a new id")
+        table.insert(&request).expect("finite times")
     };
     let slots = priorities.iter().enumerate().map(insert).collect();
     (table, slots)

@@ -1,5 +1,6 @@
 //! Budgets as the thread that schedules drives them: what is measured, decided and ordered.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use meridian_core::budget::{
@@ -10,7 +11,7 @@ use meridian_core::config::ProbeAt;
 use meridian_core::slot::{BudgetSlot, Contender};
 use meridian_core::{
     Batch, Budget, BudgetColumn, BudgetDecision, Description, Fault, Markers, MeridianConfig, NewRequest, Policy,
-    RequestId, RequestTable, RowId, native,
+    RequestTable, RowId, native,
 };
 
 const LINE: u32 = 5;
@@ -39,18 +40,19 @@ fn level() -> Thresholds {
 struct Followed {
     budgets: ThinkBudgets,
     table: RequestTable,
+    rows: HashMap<u64, RowId>,
 }
 
 impl Followed {
     fn new(settings: ThinkSettings) -> Self {
         let mut table = RequestTable::new(markers());
         // So that the first one that a test adds, with the number 1, is in row 1.
-        table.insert(RequestId(0), &NewRequest::default()).expect("a free id");
-        Self { budgets: ThinkBudgets::new(settings), table }
+        table.insert(&NewRequest::default()).expect("finite times");
+        Self { budgets: ThinkBudgets::new(settings), table, rows: HashMap::new() }
     }
 
     fn row(&self, key: u64) -> Option<RowId> {
-        self.table.find(RequestId(key))
+        self.rows.get(&key).copied().filter(|row| self.table.get(*row).is_some())
     }
 
     fn generated(&mut self, key: u64, tokens: &[u32], now_ms: f64) {
@@ -133,7 +135,8 @@ fn settings(configured: Thresholds, tokens_ahead: u32) -> ThinkSettings {
 
 fn add(followed: &mut Followed, key: u64, client: ClientBudget) -> Enrolled {
     let request = NewRequest { prompt: &[1, 7], max_tokens: 100, ..NewRequest::default() };
-    let row = followed.table.insert(RequestId(key), &request).expect("a free id");
+    let row = followed.table.insert(&request).expect("finite times");
+    followed.rows.insert(key, row);
     followed.budgets.enroll(&mut followed.table, row, &format!("r{key}"), client).expect("the row is live")
 }
 
@@ -250,7 +253,8 @@ fn a_changed_limit_takes_effect_while_the_request_thinks() {
     orders(&mut budgets, &mut slot);
     budgets.generated(1, &[20; 10], 1.0);
     let key = 1;
-    let unfollowed = budgets.table.insert(RequestId(99), &NewRequest::default()).expect("a free id");
+    let unfollowed = budgets.table.insert(&NewRequest::default()).expect("finite times");
+    budgets.rows.insert(99, unfollowed);
     assert!(budgets.limit(key, 12) && !budgets.limit(99, 12), "nobody follows the other");
     budgets.table.remove(unfollowed);
     assert!(!budgets.budgets.limit(&mut budgets.table, unfollowed, 12), "it is over");

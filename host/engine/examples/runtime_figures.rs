@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use meridian_core::slot::{Contender, DispatchSlot, Source, StrikeLimits};
 use meridian_core::{
     Batch, Column, Decision, Description, EngineFacts, Fault, FaultKind, Markers, MeridianConfig, MeridianScheduler,
-    NewRequest, Plan, Policy, Queues, RequestId, RowId, TableStep, Targets,
+    NewRequest, Plan, Policy, Queues, RowId, TableStep, Targets,
 };
 use meridian_engine::control::{Control, Given, Mode, ProcessStatus, SlotName, Upload};
 use meridian_engine::{ControlledSlot, Controller, Loader, Refusal};
@@ -116,7 +116,7 @@ impl Serving {
         let prompt_tokens = 16 + of(400, 0x9e37_79b9) as u32;
         let request =
             NewRequest { prompt: &[THINK_START], prompt_tokens, arrival_ms: self.now_ms, ..NewRequest::default() };
-        let slot = self.engine.mirror().table.insert(RequestId(number), &request).expect("numbers are new");
+        let slot = self.engine.mirror().table.insert(&request).expect("finite times");
         self.queues.waiting.push_back(slot);
         self.left.insert(slot, (4 + of(60, 0x85eb_ca6b) as u32, 4 + of(40, 0xc2b2_ae35) as u32));
     }

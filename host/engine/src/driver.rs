@@ -7,7 +7,7 @@ use meridian_core::config::STOCK;
 use meridian_core::slot::{BudgetSlot, DispatchSlot, EvictionSlot};
 use meridian_core::{
     EngineFacts, Error, MeridianConfig, MeridianScheduler, ModelConfig, NewRequest, PhaseEvent, Plan, PolicySource,
-    RequestId, RequestState, RowId, ThinkPhase,
+    RequestState, RowId, ThinkPhase,
 };
 
 use crate::Settings;
@@ -30,8 +30,6 @@ pub struct Driver {
     pub(crate) settings: Settings,
     /// The engine's text id -> row.
     pub(crate) by_id: HashMap<Box<str>, RowId>,
-    /// Number of the next request; numbers are never reused.
-    next_id: u64,
     /// Number of waiting requests at the latest step.
     pub(crate) waiting: u32,
     pub(crate) thinking: Option<ThinkBudgets>,
@@ -89,7 +87,6 @@ impl Driver {
             config,
             settings,
             by_id: HashMap::new(),
-            next_id: 0,
             waiting: 0,
             thinking: None,
             kv: Kv::default(),
@@ -116,19 +113,18 @@ impl Driver {
         client: Option<ClientBudget>,
     ) -> Result<Arrived, Error> {
         if let Some(row) = self.find(id)
-            && let Some(request) = self.request(row)
+            && self.request(row).is_some()
         {
-            return Err(Error::DuplicateRequest { id: request.id() });
+            return Err(Error::DuplicateRequest { id: id.into() });
         }
         let asked = client.as_ref().and_then(|client| client.max_think_tokens).unwrap_or(u32::MAX);
         let max_think_tokens = request.max_think_tokens.min(self.config.scheduler.max_think_tokens).min(asked);
         let request = &NewRequest { max_think_tokens, ..*request };
         let table = &mut self.scheduler.mirror().table;
-        let row = table.insert(RequestId(self.next_id), request)?;
+        let row = table.insert(request)?;
         if let Some(event) = table[row].entered() {
             self.phase_events[event as usize] += 1;
         }
-        self.next_id += 1;
         self.by_id.insert(id.into(), row);
         self.see_arrival(id, row);
         let table = &mut self.scheduler.mirror().table;

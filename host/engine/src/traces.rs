@@ -57,11 +57,11 @@ impl Default for TraceLimits {
 /// The facts of an ended request. Times are milliseconds on the engine's clock.
 ///
 /// ```
-/// use meridian_core::{Markers, NewRequest, RequestId, RequestTable};
+/// use meridian_core::{Markers, NewRequest, RequestTable};
 /// use meridian_engine::traces::FinishedRequest;
 ///
 /// let mut table = RequestTable::new(Markers::default());
-/// let slot = table.insert(RequestId(1), &NewRequest { prompt_tokens: 64, ..NewRequest::default() })?;
+/// let slot = table.insert(&NewRequest { prompt_tokens: 64, ..NewRequest::default() })?;
 /// table.set_clock(30.0);
 /// table.generated(slot, &[40, 41], &mut Vec::new());
 /// let finished = FinishedRequest::of(&table[slot], "cmpl-1", 50.0);

@@ -14,7 +14,7 @@ use meridian_core::budget::{BudgetCandidate, BudgetDecider, Load, Observed};
 use meridian_core::slot::{Contender, PolicySlot, StrikeLimits};
 use meridian_core::{
     BlockId, BlockTier, Budget, Dispatch, Eviction, EvictionCandidate, EvictionSubject, Markers, Memory,
-    MeridianConfig, NewRequest, RequestId, RequestTable, SlotKind, Step, Subject, Targets,
+    MeridianConfig, NewRequest, RequestTable, SlotKind, Step, Subject, Targets,
 };
 use meridian_engine::recording::{
     Outcome, Recordable, Recorder, RecorderSettings, Recording, ReplayOptions, ReplayReport, SlotSetup, replay,
@@ -66,7 +66,7 @@ fn steps(slot: &mut PolicySlot<Dispatch>) {
     for seq in 0..50u32 {
         let request =
             NewRequest { prompt_tokens: 10 + seq * 7 % 90, arrival_ms: f64::from(seq), ..NewRequest::default() };
-        let row = table.insert(RequestId(seq.into()), &request).unwrap();
+        let row = table.insert(&request).unwrap();
         if seq % 3 > 0 {
             table.scheduled(row, 4 + seq, f64::from(seq));
         }

@@ -46,9 +46,8 @@ pub use blocks::{
     Sections,
 };
 pub use error::Error;
-pub use meridian_core::RequestId;
 pub use queues::OwnQueues;
 #[cfg(feature = "fabric")]
 pub use remote::{DeviceMemory, FabricLibraries, RemoteBlocks, RemoteSettings, start_fabric};
 pub use router::{PhaseRouter, Progress, RoutedRequest};
-pub use types::BlockLocation;
+pub use types::{BlockLocation, RequestId};

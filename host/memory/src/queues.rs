@@ -128,7 +128,7 @@ impl OwnQueues {
     pub fn submit(&self, id: RequestId, request: &NewRequest<'_>) -> Result<Option<PhaseEvent>, Error> {
         let requests = &mut *lock(&self.requests);
         let Entry::Vacant(row) = requests.rows.entry(id) else { return Err(Error::DuplicateRequest { id }) };
-        let row_id = *row.insert(requests.mirror.table.insert(id, request)?);
+        let row_id = *row.insert(requests.mirror.table.insert(request)?);
         if requests.ids.len() <= row_id.index() {
             requests.ids.resize(row_id.index() + 1, id);
         }

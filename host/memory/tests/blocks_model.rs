@@ -46,7 +46,7 @@ impl Script {
 fn key(seed: u64, subject: EvictionSubject) -> f32 {
     let id = match subject {
         EvictionSubject::Block(block) => block.0,
-        EvictionSubject::Request(request) => request.0 + 1000,
+        EvictionSubject::Request(request) => request + 1000,
     };
     match (id ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 61 {
         0 => f32::NAN,
@@ -439,7 +439,7 @@ impl Model {
                 **id != request && (live.phase == ThinkPhase::Output) == answering && !live.chain.is_empty()
             };
             let order: Vec<u64> = self.requests.iter().filter(of_class).map(|(id, _)| *id).collect();
-            let subjects: Vec<_> = order.iter().map(|id| EvictionSubject::Request(RequestId(*id))).collect();
+            let subjects: Vec<_> = order.iter().map(|id| EvictionSubject::Request(*id)).collect();
             let keys = self.keys(mood, &subjects)?;
             let mut order: Vec<(f32, usize, u64, u64)> = order
                 .iter()

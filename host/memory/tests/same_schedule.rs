@@ -52,7 +52,9 @@ impl Engine {
         for (row, tokens) in &given {
             let request = &table[*row];
             let queue = if request.phase() == ThinkPhase::Output { &mut output } else { &mut think };
-            queue.push(Grant { request: request.id(), tokens: *tokens });
+            // Both number the requests as they arrive, the table from 1.
+            let id = RequestId(u64::from(request.number()) - 1);
+            queue.push(Grant { request: id, tokens: *tokens });
         }
         let ran_dry = given.is_empty();
         scheduler.scheduled(limits.now_ms, given);
@@ -102,7 +104,7 @@ proptest! {
                     let request =
                         NewRequest { prompt, prompt_tokens, arrival_ms: now_ms, ..NewRequest::default() };
                     scheduler.submit(id, &request).unwrap();
-                    let slot = engine.scheduler.mirror().table.insert(id, &request).unwrap();
+                    let slot = engine.scheduler.mirror().table.insert(&request).unwrap();
                     engine.queues.waiting.push_back(slot);
                     live.push((id, slot));
                 }

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use meridian_core::slot::{Contender, DispatchSlot, StrikeLimits};
 use meridian_core::{
-    Batch, Decision, EngineFacts, FaultKind, Markers, MeridianConfig, MeridianScheduler, NewRequest, Policy, RequestId,
-    RowId, Step, Targets,
+    Batch, Decision, EngineFacts, FaultKind, Markers, MeridianConfig, MeridianScheduler, NewRequest, Policy, RowId,
+    Step, Targets,
 };
 use meridian_wasm::{EPOCH_TICK, LoadError, PolicyComponent, PolicyLimits, Runtime, WasmPolicy};
 use support::bulk::{Bulk, corpus};
@@ -123,9 +123,9 @@ fn steps(bulk: &Bulk, component: &PolicyComponent, count: usize) -> Measured {
     let markers = Markers::new(vec![vec![1]], vec![vec![2]], vec![]).expect("usable markers");
     let mut engine = MeridianScheduler::for_engine(slot, markers, &config.scheduler, 16);
     let slots: Vec<RowId> = (0..4)
-        .map(|id| {
+        .map(|_| {
             let request = NewRequest { prompt: &[0, 1], ..NewRequest::default() };
-            engine.mirror().table.insert(RequestId(id), &request).expect("ids differ")
+            engine.mirror().table.insert(&request).expect("finite times")
         })
         .collect();
     let mut measured = Measured::default();

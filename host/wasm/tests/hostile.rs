@@ -3,7 +3,6 @@
 mod support;
 
 use meridian_core::slot::{Contender, DispatchSlot, Source, StrikeLimits};
-use meridian_core::types::RequestId;
 use meridian_core::{
     EngineFacts, FaultKind, Markers, MeridianConfig, MeridianScheduler, NewRequest, Policy, RowId, native,
 };
@@ -25,7 +24,7 @@ fn engine(policy: Box<dyn Policy>) -> (MeridianScheduler, Vec<RowId>) {
     );
     let slots = (0..REQUESTS).map(|i| {
         let request = NewRequest { prompt: &[0, 1], ..NewRequest::default() };
-        let slot = engine.mirror().table.insert(RequestId(i as u64), &request).expect("ids differ");
+        let slot = engine.mirror().table.insert(&request).expect("finite times");
         engine.mirror().table.scheduled(slot, 2, 0.0);
         // The last request is in its output phase, so the default has something to reorder.
         engine.mirror().table.generated(slot, if i + 1 == REQUESTS { &[2] } else { &[5] }, &mut Vec::new());

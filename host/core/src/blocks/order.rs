@@ -141,6 +141,12 @@ impl<B: Copy + Ord + Default> EvictionOrder<B> {
         self.by_tier.iter().sum()
     }
 
+    /// Whether it has no block.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
     /// Number of blocks of each tier.
     #[must_use]
     pub fn by_tier(&self) -> [u32; 3] {

@@ -1,6 +1,6 @@
 use meridian_policy_sdk::eviction::{Memory, Ranking};
 
-use crate::{BlockId, BlockTier, Eviction, Fault, RequestId, SessionFacts, SlotKind, ThinkPhase};
+use crate::{BlockId, BlockTier, Eviction, Fault, SessionFacts, SlotKind, ThinkPhase};
 
 /// Orders the eviction candidates within one tier. A policy does not choose the tier.
 ///
@@ -140,8 +140,8 @@ impl Default for EvictionCandidate {
 pub enum EvictionSubject {
     /// A cached block that no live request attends.
     Block(BlockId),
-    /// A live request that would be preempted.
-    Request(RequestId),
+    /// A live request that would be preempted, by the number that its owner gives it.
+    Request(u64),
 }
 
 /// The default. Within a tier, the least recently used block goes first; of one request, its tail goes before its head,

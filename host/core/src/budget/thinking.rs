@@ -26,12 +26,12 @@ const WAITS: u32 = 4;
 ///
 /// ```
 /// use meridian_core::budget::{ClientBudget, EndRules, ThinkBudgets, ThinkSettings};
-/// use meridian_core::{Markers, NewRequest, RequestId, RequestTable};
+/// use meridian_core::{Markers, NewRequest, RequestTable};
 ///
 /// let markers = Markers::new(vec![vec![7]], vec![vec![8]], vec![])?;
 /// let mut table = RequestTable::new(markers.clone());
 /// let mut budgets = ThinkBudgets::new(ThinkSettings::new(EndRules::new(markers, vec![])?));
-/// let row = table.insert(RequestId(1), &NewRequest { prompt: &[1, 7], ..NewRequest::default() })?;
+/// let row = table.insert(&NewRequest { prompt: &[1, 7], ..NewRequest::default() })?;
 /// let client = ClientBudget { max_think_tokens: Some(2), ..ClientBudget::default() };
 /// assert_eq!(budgets.enroll(&mut table, row, "a", client).map(|enrolled| enrolled.limits.max_think_tokens), Some(2));
 /// // Two tokens of thinking, then the end marker that was forced.

@@ -68,12 +68,12 @@ pub enum Source {
 ///
 /// ```
 /// use meridian_core::slot::{DispatchSlot, Source};
-/// use meridian_core::{Markers, NewRequest, RequestId, RequestTable, SchedulerConfig, Step, native};
+/// use meridian_core::{Markers, NewRequest, RequestTable, SchedulerConfig, Step, native};
 ///
 /// let targets = SchedulerConfig::default().targets();
 /// let mut slot = DispatchSlot::new(native::policy("fcfs", targets, "{}")?, targets);
 /// let mut table = RequestTable::new(Markers::default());
-/// let row = table.insert(RequestId(1), &NewRequest::default()).expect("a new id");
+/// let row = table.insert(&NewRequest::default()).expect("finite times");
 /// let (source, decision) = slot.decide(&Step::default(), &table, &[row], 16);
 /// assert_eq!((source, decision.keys.len()), (Source::Active, 1));
 /// # Ok::<(), native::NativeError>(())

@@ -5,7 +5,7 @@ use meridian_policy_sdk::{Phase, State};
 use crate::account::{Account, Part};
 use crate::budget::{ThinkEnd, ThinkRecord};
 use crate::sessions::Turn;
-use crate::types::{PhaseEvent, RequestId};
+use crate::types::PhaseEvent;
 use crate::{PhaseRecord, RowId};
 
 /// The facts about a request at its arrival.
@@ -56,17 +56,16 @@ impl Default for NewRequest<'_> {
 /// The mirror of one request. Times are milliseconds on the host's clock, counts are tokens.
 ///
 /// ```
-/// use meridian_core::{NewRequest, RequestId, RequestTable};
+/// use meridian_core::{NewRequest, RequestTable};
 ///
 /// let mut table = RequestTable::default();
-/// let row = table.insert(RequestId(1), &NewRequest { prompt_tokens: 100, ..NewRequest::default() })?;
+/// let row = table.insert(&NewRequest { prompt_tokens: 100, ..NewRequest::default() })?;
 /// table.scheduled(row, 64, 0.0);
 /// assert_eq!((table[row].computed_tokens(), table[row].needed_tokens(1)), (64, 36));
 /// # Ok::<(), meridian_core::Error>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct RequestState {
-    pub(super) id: RequestId,
     pub(super) row_id: RowId,
     pub(crate) number: u32,
     pub(crate) session: Turn,
@@ -149,12 +148,6 @@ impl Milestones {
 }
 
 impl RequestState {
-    /// The caller's number of the request.
-    #[must_use]
-    pub fn id(&self) -> RequestId {
-        self.id
-    }
-
     /// Its row.
     #[must_use]
     pub fn row_id(&self) -> RowId {

@@ -2,7 +2,6 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use meridian_core::slot::Contender;
-use meridian_core::types::RequestId;
 use meridian_core::{
     Batch, Column, Decision, Description, Fault, FaultKind, Markers, NewRequest, Policy, RequestTable, RowId, Step,
     Targets,
@@ -105,9 +104,9 @@ pub fn faulting(number: u32, kind: FaultKind) -> Made {
 pub fn table(live: usize) -> (RequestTable, Vec<RowId>) {
     let mut table = RequestTable::new(Markers::default());
     let slots = (0..live)
-        .map(|id| {
+        .map(|_| {
             let request = NewRequest { prompt_tokens: 4, ..NewRequest::default() };
-            let slot = table.insert(RequestId(id as u64), &request).expect("new");
+            let slot = table.insert(&request).expect("finite times");
             table.scheduled(slot, 4, 0.0);
             slot
         })

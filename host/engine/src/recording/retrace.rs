@@ -7,8 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use meridian_core::slot::Source;
 use meridian_core::{
-    Decision, Dispatch, EngineFacts, EngineMirror, Markers, NewRequest, Planner, RequestId, RowId, State,
-    ThinkPhase as Phase,
+    Decision, Dispatch, EngineFacts, EngineMirror, Markers, NewRequest, Planner, RowId, State, ThinkPhase as Phase,
 };
 
 use super::read::{Recording, RecordingError};
@@ -254,7 +253,7 @@ impl Again {
                 priority: known.priority,
                 ..NewRequest::default()
             };
-            if let Ok(row_id) = self.mirror.table.insert_as(RequestId(number.into()), &new, number) {
+            if let Ok(row_id) = self.mirror.table.insert_as(&new, number) {
                 self.rows.insert(number, row_id);
             }
         }

@@ -1,12 +1,10 @@
 //! Whatever a policy answers, about whatever requests, a plan keeps the host's guarantees.
 
-use std::collections::HashSet;
-
-use meridian_core::types::RequestId;
 use meridian_core::{
     Asked, Batch, Decision, Dispatch, EngineFacts, EngineStep, FaultKind, GuardedPolicy, Markers, NewRequest, Plan,
     Planner, Queues, RequestTable, RowId, Step,
 };
+use std::collections::HashSet;
 
 use super::{Scripted, length};
 use crate::bytes::Bytes;
@@ -19,19 +17,14 @@ struct Engine {
     table: RequestTable,
     queues: Queues,
     now_ms: f64,
-    arrivals: u64,
 }
 
 /// Let `data` move requests about and answer for a policy, some steps long.
 pub(super) fn run(mut bytes: Bytes<'_>, owns_queues: bool) {
     let mut planner = if owns_queues { Planner::owning_queues() } else { Planner::default() };
     let markers = Markers::new(vec![vec![1, 2]], vec![vec![3], vec![4, 5]], vec![6]).expect("usable markers");
-    let mut engine = Engine {
-        table: RequestTable::new(markers),
-        queues: Queues::default(),
-        now_ms: f64::from(bytes.f32()),
-        arrivals: 0,
-    };
+    let mut engine =
+        Engine { table: RequestTable::new(markers), queues: Queues::default(), now_ms: f64::from(bytes.f32()) };
     if !engine.now_ms.is_finite() {
         return;
     }
@@ -130,7 +123,6 @@ impl Engine {
     }
 
     fn arrive(&mut self, bytes: &mut Bytes<'_>) {
-        self.arrivals += 1;
         let prompt: Vec<u32> = (0..bytes.u8() % 8).map(|_| u32::from(bytes.u8() % 8)).collect();
         let request = NewRequest {
             prompt: &prompt,
@@ -145,7 +137,7 @@ impl Engine {
             session: "",
             whole_prompt: bytes.u8() & 1 == 1,
         };
-        match self.table.insert(RequestId(self.arrivals), &request) {
+        match self.table.insert(&request) {
             Ok(slot) => self.queues.waiting.push_back(slot),
             Err(error) => crate::assert_one_line(&error.to_string()),
         }

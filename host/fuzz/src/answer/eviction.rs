@@ -1,7 +1,7 @@
 //! Whatever a policy ranks blocks by, each candidate has a key or none has.
 
 use meridian_core::slot::{EvictionSlot, Source};
-use meridian_core::types::{BlockId, RequestId};
+use meridian_core::types::BlockId;
 use meridian_core::{Batch, BlockTier, Eviction, EvictionCandidate, EvictionSubject, Memory, Ranking, Subject, native};
 
 use super::{Scripted, check_asked, length, targets};
@@ -66,7 +66,7 @@ fn candidate(bytes: &mut Bytes<'_>, subject: Subject) -> EvictionCandidate {
     EvictionCandidate {
         subject: match subject {
             Subject::Blocks => EvictionSubject::Block(BlockId(number)),
-            Subject::Requests => EvictionSubject::Request(RequestId(number)),
+            Subject::Requests => EvictionSubject::Request(number),
         },
         tier: tiers[usize::from(bytes.u8()) % tiers.len()],
         blocks: bytes.u32(),

@@ -56,7 +56,7 @@ fn order(pool: &Pool, judge: &mut Judge, spared: RequestId, class: BlockTier) ->
     let candidates: Vec<_> = requests
         .iter()
         .map(|(_, request, live)| EvictionCandidate {
-            subject: EvictionSubject::Request(*request),
+            subject: EvictionSubject::Request(request.0),
             tier: class,
             blocks: live.unshared,
             age_ms: (pool.now_ms - live.begun_ms) as f32,
