@@ -26,7 +26,8 @@
 //!
 //! let request = NewRequest { prompt: &[1, 2, 7], ..NewRequest::default() };
 //! let row = scheduler.mirror().table.insert(&request)?;
-//! let mut queues = Queues { waiting: [row].into(), ..Queues::default() };
+//! let mut queues = Queues::default();
+//! queues.waiting.push_back(row);
 //! let facts = EngineFacts { token_budget: 2048, free_seats: 64, waiting: 1, decode_tokens: 1, ..EngineFacts::default() };
 //! let plan = scheduler.plan(&facts, &[], &[row]).clone();
 //! let mut step = TableStep::new(&scheduler.mirror().table, 1);
