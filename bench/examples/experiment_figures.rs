@@ -16,7 +16,7 @@ use meridian_core::{MeridianConfig, SlotName};
 use meridian_engine::recording::{Recorder, RecorderSettings, Recording, SlotSetup};
 use meridian_fleet::experiment::{Policies, Report, Settings, State, run};
 use meridian_fleet::stats::{Metric, Sample};
-use meridian_fleet::{Policy, PolicyOrigin as Named};
+use meridian_fleet::{NamedPolicy, PolicyOrigin as Named};
 use rand::SeedableRng;
 use rand_distr::{Distribution, LogNormal};
 use rand_pcg::Pcg64;
@@ -86,7 +86,7 @@ fn experiment(seed: u64, drag: f64) -> anyhow::Result<()> {
     let simulation = Simulation::new(&engine(seed)?, vec![policies(OLD)?], Slo::default(), 1).with_drag(SAME, drag);
     let (member, mut time) = member(simulation, traffic(seed)?, Loader::new(config()?));
     time.pass(120.0);
-    let named = |name: &str| Policy { source: Named::Named(name.into()), options: None };
+    let named = |name: &str| NamedPolicy { source: Named::Named(name.into()), options: None };
     let settings = Settings { interval_s: 60.0, warm_up_s: 15.0, pairs: 20, seed, ..Settings::default() };
     let mut state = State::new(settings, "simulated", Default::default());
     run(&mut state, &member, &Policies { old: named(OLD), new: named(SAME) }, &mut time)?;

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 use crate::results::{Better, METRICS, Metric, Results, Run, SCHEMA};
 use stats::Estimate;
-pub use types::{CONFIDENCE, Change, CompareError, Comparison, Group, Options, Scale, Source, Verdict};
+pub use types::{CONFIDENCE, Change, ChangeVerdict, CompareError, Comparison, Group, Options, Scale, Source};
 
 /// Compare B with A.
 ///
@@ -78,7 +78,7 @@ pub fn compare(a: &Results, b: &Results, options: &Options) -> Result<Comparison
         group.metrics = rows.into_iter().map(|row| row.change).collect();
     }
     let count = |verdict| groups.iter().flat_map(|group| &group.metrics).filter(|row| row.verdict == verdict).count();
-    let (worse, better) = (count(Verdict::Worse), count(Verdict::Better));
+    let (worse, better) = (count(ChangeVerdict::Worse), count(ChangeVerdict::Better));
     Ok(Comparison { min_change: options.min_change, confidence: CONFIDENCE, notes, groups, worse, better })
 }
 
@@ -201,7 +201,7 @@ fn measure(metric: &Metric, runs: &[(&Run, &Run)]) -> Option<Measured> {
         p: None,
         source,
         pairs: estimate.as_ref().map_or(0, |found| found.pairs),
-        verdict: Verdict::Unknown,
+        verdict: ChangeVerdict::Unknown,
     };
     Some(Measured { change, better: metric.better, share, estimate })
 }
@@ -221,9 +221,9 @@ fn decide(groups: &mut [Vec<Measured>], min_change: f64) {
         row.change.p = Some(p);
         let counts = p < 1.0 - CONFIDENCE && row.share.is_none_or(|share| share >= min_change);
         row.change.verdict = match (counts, (estimate.mean > 0.0) == (row.better == Better::Higher)) {
-            (false, _) => Verdict::Noise,
-            (true, true) => Verdict::Better,
-            (true, false) => Verdict::Worse,
+            (false, _) => ChangeVerdict::Noise,
+            (true, true) => ChangeVerdict::Better,
+            (true, false) => ChangeVerdict::Worse,
         };
     }
 }

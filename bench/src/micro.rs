@@ -17,8 +17,8 @@ use meridian_core::{
 use meridian_wasm::GuestKind;
 use serde::Serialize;
 
+use crate::fault_limit::Watch;
 use crate::policies::{Loader, PolicyArg};
-use crate::watch::Watch;
 
 /// Pairs of timings for each size; each side runs for about [`SAMPLE`].
 const PAIRS: usize = 41;

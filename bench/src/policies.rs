@@ -16,8 +16,8 @@ use rand::RngExt;
 use rand::SeedableRng;
 use rand_pcg::Pcg64;
 
+use crate::fault_limit::{Watch, Watched};
 use crate::sim::Belady;
-use crate::watch::{Watch, Watched};
 
 /// The bound of eviction: not a policy, because it knows when sessions come back. Only closed loops have one.
 pub const BELADY: &str = "native:belady";

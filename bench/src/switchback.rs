@@ -7,7 +7,7 @@ use meridian_core::Dispatch;
 use meridian_core::slot::SlotControl;
 use meridian_engine::control::{ControlError, LatencyReport, Mode, ProcessStatus, SlotName, SwapReport, Version};
 use meridian_fleet::experiment::{State, StoreError, Surroundings};
-use meridian_fleet::{Member, MemberError, Policy, PolicyOrigin as Given};
+use meridian_fleet::{Member, MemberError, NamedPolicy, PolicyOrigin as Given};
 
 use crate::policies::{Inject, Loader, PolicyArg};
 use crate::sim::{Driven, Simulation};
@@ -141,7 +141,7 @@ impl Member for SimulatedMember {
         Ok(self.report.lock().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
-    fn put(&self, slot: SlotName, policy: &Policy, mode: Mode) -> Result<SwapReport, MemberError> {
+    fn put(&self, slot: SlotName, policy: &NamedPolicy, mode: Mode) -> Result<SwapReport, MemberError> {
         let control = self.of_dispatch(slot)?;
         let Given::Named(name) = &policy.source else {
             return Err(self.refused("a simulated engine loads policies by name"));

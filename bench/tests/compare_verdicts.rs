@@ -2,7 +2,7 @@
 
 mod support;
 
-use meridian_bench::compare::{Comparison, Options, Scale, Source, Verdict, compare};
+use meridian_bench::compare::{ChangeVerdict, Comparison, Options, Scale, Source, compare};
 use meridian_bench::results::{Better, METRICS, Results};
 use proptest::prelude::*;
 use support::{Made, normal, random};
@@ -38,7 +38,7 @@ fn done(a: &Results, b: &Results) -> Comparison {
     compare(a, b, &Options::default()).expect("comparable")
 }
 
-fn verdicts(comparison: &Comparison) -> Vec<Verdict> {
+fn verdicts(comparison: &Comparison) -> Vec<ChangeVerdict> {
     comparison.groups.iter().flat_map(|group| &group.metrics).map(|row| row.verdict).collect()
 }
 
@@ -49,7 +49,7 @@ fn the_same_results_are_noise() {
     assert_eq!(found.groups.len(), 2 * 3);
     let judged = METRICS.iter().filter(|metric| metric.better != Better::Neither).count();
     assert!(found.groups.iter().all(|group| group.metrics.len() == judged && group.seeds == [1, 2]));
-    assert!(verdicts(&found).iter().all(|verdict| *verdict == Verdict::Noise));
+    assert!(verdicts(&found).iter().all(|verdict| *verdict == ChangeVerdict::Noise));
     assert_eq!((found.worse, found.better, found.exit_code()), (0, 0, 0));
 }
 
@@ -61,7 +61,7 @@ fn a_fifth_slower_is_worse() {
     assert_eq!(found.exit_code(), 1);
     for group in &found.groups {
         let row = group.metrics.iter().find(|row| row.key == "ttfo_p99_ms").expect("is compared");
-        assert_eq!((row.verdict, row.scale, row.source), (Verdict::Worse, Scale::Ratio, Source::Batches));
+        assert_eq!((row.verdict, row.scale, row.source), (ChangeVerdict::Worse, Scale::Ratio, Source::Batches));
         let (low, high) = (row.low.expect("an interval"), row.high.expect("an interval"));
         assert!(low < 0.2 && 0.2 < high && low > 0.1 && high < 0.3, "{low} {high}");
         assert_eq!(
@@ -103,9 +103,9 @@ fn seeds_stand_in_for_missing_batches() {
     let made = |slower| Made { policies: &["p"], seeds: &seeds, batches: 0, slower, ..Made::default() }.results();
     let found = done(&made(1.0), &made(1.3));
     let row = found.groups[0].metrics.iter().find(|row| row.key == "ttfo_p99_ms").expect("is compared");
-    assert_eq!((row.verdict, row.source, row.pairs), (Verdict::Worse, Source::Seeds, 5));
+    assert_eq!((row.verdict, row.source, row.pairs), (ChangeVerdict::Worse, Source::Seeds, 5));
     let one = Made { policies: &["p"], batches: 0, ..Made::default() }.results();
-    assert!(verdicts(&done(&one, &one)).iter().all(|verdict| *verdict == Verdict::Unknown));
+    assert!(verdicts(&done(&one, &one)).iter().all(|verdict| *verdict == ChangeVerdict::Unknown));
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn values_that_can_be_zero_are_compared_by_difference() {
     }
     let found = done(&a, &b);
     let row = found.groups[0].metrics.iter().find(|row| row.key == "faults").expect("is compared");
-    assert_eq!((row.scale, row.verdict, row.change), (Scale::Difference, Verdict::Worse, Some(3.0)));
+    assert_eq!((row.scale, row.verdict, row.change), (Scale::Difference, ChangeVerdict::Worse, Some(3.0)));
 }
 
 proptest! {
@@ -135,8 +135,8 @@ proptest! {
         prop_assert_eq!((there.worse, there.better), (back.better, back.worse));
         for (x, y) in there.groups[0].metrics.iter().zip(&back.groups[0].metrics) {
             let swapped = match y.verdict {
-                Verdict::Better => Verdict::Worse,
-                Verdict::Worse => Verdict::Better,
+                ChangeVerdict::Better => ChangeVerdict::Worse,
+                ChangeVerdict::Worse => ChangeVerdict::Better,
                 other => other,
             };
             prop_assert_eq!(x.verdict, swapped);

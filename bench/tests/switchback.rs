@@ -9,9 +9,9 @@ use meridian_bench::switchback::{SimulatedMember, VirtualTime, member};
 use meridian_bench::trace::{Generator, TraceRequest, Workload};
 use meridian_core::{FaultKind, MeridianConfig};
 use meridian_fleet::experiment::{
-    ExperimentError, Policies, Report, Settings, Stage, State, StoreError, Surroundings, Verdict, run,
+    ExperimentError, MetricVerdict, Policies, Report, Settings, Stage, State, StoreError, Surroundings, run,
 };
-use meridian_fleet::{Member, Policy, PolicyOrigin};
+use meridian_fleet::{Member, NamedPolicy, PolicyOrigin};
 
 const OLD: &str = "native:balanced";
 /// Leaves every step to the default, which is the same policy.
@@ -41,8 +41,8 @@ fn engine(seed: u64, drag: f64) -> (SimulatedMember, VirtualTime<impl Iterator<I
     (member, time)
 }
 
-fn named(name: &str) -> Policy {
-    Policy { source: PolicyOrigin::Named(name.into()), options: None }
+fn named(name: &str) -> NamedPolicy {
+    NamedPolicy { source: PolicyOrigin::Named(name.into()), options: None }
 }
 
 fn policies() -> Policies {
@@ -71,7 +71,7 @@ fn a_known_difference_is_found_and_the_old_policy_decides_again() {
     let report = Report::of(&state);
     assert!(report.is_final() && report.pairs == 10 && report.void == 0, "{report:?}");
     let ratio = report.findings[0].ratio.expect("values");
-    assert_eq!(report.findings[0].verdict, Verdict::Worse, "{ratio:?}");
+    assert_eq!(report.findings[0].verdict, MetricVerdict::Worse, "{ratio:?}");
     assert!(ratio.low < 1.1 && 1.1 < ratio.high * 1.02, "{ratio:?}");
     assert!(report.findings[0].carry_over < 1e-9, "gaps do not last into the next interval");
 }
@@ -82,7 +82,7 @@ fn equal_policies_are_not_told_apart() {
     let mut state = state(settings(10));
     run(&mut state, &member, &policies(), &mut time).expect("runs");
     let finding = &Report::of(&state).findings[0];
-    assert!(matches!(finding.verdict, Verdict::Same | Verdict::Unclear { .. }), "{finding:?}");
+    assert!(matches!(finding.verdict, MetricVerdict::Same | MetricVerdict::Unclear { .. }), "{finding:?}");
 }
 
 /// What ends a process in the middle of its work.

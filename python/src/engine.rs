@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use meridian_core::budget::ClientBudget;
 use meridian_core::{EngineFacts, MeridianConfig, NewRequest, RowId};
-use meridian_engine::traces::TraceParent;
+use meridian_engine::otlp::TraceParent;
 use meridian_engine::{Arrived, DataParallel, Driver, EngineError, Settings, StartListeners};
 use pyo3::intern;
 use pyo3::prelude::*;

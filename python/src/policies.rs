@@ -2,8 +2,8 @@ use std::sync::Arc;
 
 use meridian_core::budget::{BudgetCandidate, BudgetDecider, Load, Observed, Repeated, Verdict};
 use meridian_core::{
-    BlockId, BlockTier, EvictionCandidate, EvictionSubject, Memory, MeridianConfig, PolicySource, Ranking, SessionFacts,
-    Subject, ThinkPhase,
+    BlockId, BlockTier, EvictionCandidate, EvictionSubject, Memory, MeridianConfig, PolicySource, Ranking,
+    SessionFacts, Subject, ThinkPhase,
 };
 use meridian_engine::control::{ControlError, Given, Mode, SlotName, SwapReport, Upload};
 use pyo3::exceptions::PyValueError;

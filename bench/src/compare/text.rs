@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Change, Comparison, Scale, Source, Verdict};
+use super::{Change, ChangeVerdict, Comparison, Scale, Source};
 use crate::report::format::{aligned, clean, figure};
 
 impl fmt::Display for Comparison {
@@ -48,10 +48,10 @@ fn row(row: &Change) -> Vec<String> {
         _ => "-".to_owned(),
     };
     let verdict = match row.verdict {
-        Verdict::Better => "better",
-        Verdict::Worse => "WORSE",
-        Verdict::Noise => "noise",
-        Verdict::Unknown => "too few pairs",
+        ChangeVerdict::Better => "better",
+        ChangeVerdict::Worse => "WORSE",
+        ChangeVerdict::Noise => "noise",
+        ChangeVerdict::Unknown => "too few pairs",
     };
     let pairs = format!("{}{}", row.pairs, if row.source == Source::Seeds { "s" } else { "" });
     vec![

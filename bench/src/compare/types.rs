@@ -68,7 +68,7 @@ pub enum CompareError {
 /// What became of a metric from A to B.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Verdict {
+pub enum ChangeVerdict {
     /// It is better in B.
     Better,
     /// It is worse in B.
@@ -127,7 +127,7 @@ pub struct Change {
     /// How many means the interval comes from.
     pub pairs: usize,
     /// B against A.
-    pub verdict: Verdict,
+    pub verdict: ChangeVerdict,
 }
 
 /// One policy of A with one of B, at one rate.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::choose::{Tuning, tuned};
 use super::configuration::{COMPONENT, FIXED, fixed, of_component, recording, reported};
 use super::document::{ExitFacts, MeasuredSetting, NONE};
-use super::recording::{Asked, SolvedPass, SolvedRun};
+use super::recording::{PassShape, SolvedPass, SolvedRun};
 use super::{ExitDocument, ExitFamily, ExitRecording, SCENARIO};
 use crate::vllm::{Dtype, Python, RunError, Setting, meridian_config};
 
@@ -137,7 +137,7 @@ impl Engines<'_> {
     fn solve(&mut self, name: &str, settings: &[Setting], passes: &[Option<u32>]) -> Result<SolvedRun, RunError> {
         let started = Instant::now();
         let path = self.run(name, settings, Solving::Passes(passes))?;
-        let asked = Asked { problems: self.of.problems, samples: self.of.repeats };
+        let asked = PassShape { problems: self.of.problems, samples: self.of.repeats };
         let run = SolvedRun::read(&path, passes, asked).map_err(RunError::Recorded)?;
         for pass in &run.passes {
             let budget = pass.budget.map_or_else(String::new, |tokens| format!("budget {tokens}: "));

@@ -199,7 +199,7 @@ pub(super) struct ProbeCounters {
 
 impl SolvedRun {
     /// Read one that was asked for these passes, of so many problems and samples of each.
-    pub(super) fn read(path: &Path, passes: &[Option<u32>], asked: Asked) -> anyhow::Result<Self> {
+    pub(super) fn read(path: &Path, passes: &[Option<u32>], asked: PassShape) -> anyhow::Result<Self> {
         let (name, run): (_, Self) = parsed(path, "passes as `early_exit_run` writes them")?;
         let made: Vec<Option<u32>> = run.passes.iter().map(|pass| pass.budget).collect();
         ensure!(made == passes, "{name}: passes: budgets {}: expected {}", shown(&made), shown(passes));
@@ -212,15 +212,15 @@ impl SolvedRun {
 
 /// What a pass has to hold.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asked {
+pub(super) struct PassShape {
     pub problems: usize,
     /// Of each problem.
     pub samples: usize,
 }
 
 impl SolvedPass {
-    fn check(&self, named: &str, asked: Asked) -> anyhow::Result<()> {
-        let Asked { problems, samples } = asked;
+    fn check(&self, named: &str, asked: PassShape) -> anyhow::Result<()> {
+        let PassShape { problems, samples } = asked;
         let (think_tokens, right) = (&self.think_tokens, &self.right);
         for (field, rows) in [("think_tokens", think_tokens.len()), ("right", right.len())] {
             ensure!(rows == problems, "{named}.{field}: {rows} problems: expected {problems}");

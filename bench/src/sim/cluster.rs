@@ -7,14 +7,14 @@ use std::iter::Peekable;
 use meridian_core::Dispatch;
 use meridian_core::latency::LatencyCounts;
 use meridian_core::slot::{Contender, SlotStats};
-use meridian_engine::recording::{Recorder as RunRecorder, SlotSetup};
+use meridian_engine::recording::{Recorder, SlotSetup};
 use meridian_engine::timeline::Timeline;
 
 use super::content::Contents;
 use super::engine::Engine;
 use super::handoff::{Front, HandoffFleet, Move, OnTheWay};
 use super::live::{Facts, Live};
-use super::recorder::Recorder;
+use super::recorder::Collector;
 use super::sessions::{ClosedLoop, Next};
 use super::{EngineConfig, Policies, RequestTimes, StepWork};
 use crate::metrics::Metrics;
@@ -88,7 +88,7 @@ pub struct Simulation {
     engines: Vec<Engine>,
     router: Router,
     next_engine: usize,
-    recorder: Recorder,
+    recorder: Collector,
     contents: Contents,
     swaps: Vec<Swap>,
     config: EngineConfig,
@@ -112,7 +112,7 @@ pub struct Simulation {
 
 /// The recording of the first engine.
 struct Disk {
-    recorder: RunRecorder,
+    recorder: Recorder,
     /// Steps that it had when the recording was flushed.
     flushed_at: u64,
 }
@@ -157,7 +157,7 @@ impl Simulation {
         let engines: Vec<Engine> =
             policies.into_iter().enumerate().map(|(number, policies)| Engine::new(number, config, policies)).collect();
         Self {
-            recorder: Recorder::new(slo, engines.len()),
+            recorder: Collector::new(slo, engines.len()),
             engines,
             router: Router::default(),
             next_engine: 0,
@@ -252,7 +252,7 @@ impl Simulation {
     /// Record the decisions of the first engine's dispatch slot. Its steps wait for the disk now and then, so that none is
     /// dropped.
     #[must_use]
-    pub fn recorded_by(mut self, recorder: RunRecorder, setup: SlotSetup) -> Self {
+    pub fn recorded_by(mut self, recorder: Recorder, setup: SlotSetup) -> Self {
         if let Some(engine) = self.engines.first_mut() {
             engine.control().record(recorder.tap(setup));
         }

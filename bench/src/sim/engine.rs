@@ -15,7 +15,7 @@ use super::early_exit::Probes;
 use super::handoff::{Leaves, Move};
 use super::live::{Facts, Live, THINK_END, THINK_START};
 use super::pool::Pool;
-use super::recorder::Recorder;
+use super::recorder::Collector;
 use super::step::{Serving, ranker};
 use super::timeline::Sample;
 use super::{Belady, EngineConfig, Policies, StepWork};
@@ -210,7 +210,7 @@ impl Engine {
     }
 
     /// Begin a step at `now_ms`, when there is something to do.
-    pub(super) fn begin(&mut self, now_ms: f64, recorder: &mut Recorder) {
+    pub(super) fn begin(&mut self, now_ms: f64, recorder: &mut Collector) {
         if self.queues.is_empty() {
             return;
         }
@@ -336,7 +336,7 @@ impl Engine {
     }
 
     /// After a fault another may decide, and for as long as that lasts.
-    fn note_quarantine(&mut self, now_ms: f64, recorder: &mut Recorder) {
+    fn note_quarantine(&mut self, now_ms: f64, recorder: &mut Collector) {
         if self.driver.scheduler().last_source() != Some(Source::Fallback) && self.in_quarantine.is_none() {
             return;
         }
@@ -359,7 +359,7 @@ impl Engine {
     }
 
     /// The step that is under way ends: each request that has computed all it knows generates a token.
-    pub(super) fn end(&mut self, recorder: &mut Recorder, ended: &mut Vec<Live>) {
+    pub(super) fn end(&mut self, recorder: &mut Collector, ended: &mut Vec<Live>) {
         let Some(ends_ms) = self.ends_ms.take() else { return };
         self.driver.set_clock(ends_ms);
         let given = std::mem::take(&mut self.given);
@@ -393,7 +393,7 @@ impl Engine {
         }
     }
 
-    fn remove_ended(&mut self, now_ms: f64, recorder: &mut Recorder, ended: &mut Vec<Live>) {
+    fn remove_ended(&mut self, now_ms: f64, recorder: &mut Collector, ended: &mut Vec<Live>) {
         let running = std::mem::take(&mut self.queues.running);
         for row_id in &running {
             if !self.live[row_id.index()].as_ref().is_some_and(|live| live.is_over_here()) {

@@ -30,7 +30,7 @@ struct Kept {
 }
 
 /// Takes in what happens in every engine of a run.
-pub(super) struct Recorder {
+pub(super) struct Collector {
     metrics: Metrics,
     /// Equal gaps of this step, counted: think and output.
     gaps: [Gaps; 2],
@@ -59,7 +59,7 @@ struct Gaps {
 
 const KINDS: [Gap; 2] = [Gap::Think, Gap::Output];
 
-impl Recorder {
+impl Collector {
     pub(super) fn new(slo: Slo, engines: usize) -> Self {
         Self {
             metrics: Metrics::new(slo),
@@ -217,7 +217,7 @@ impl Recorder {
         }
     }
 
-    /// From here on, keep what [`Recorder::take_kept`] gives.
+    /// From here on, keep what [`Collector::take_kept`] gives.
     pub(super) fn keep(&mut self) {
         self.kept = Some(Kept::default());
     }

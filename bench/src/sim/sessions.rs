@@ -8,7 +8,7 @@ use rand::seq::SliceRandom;
 use rand_pcg::Pcg64;
 
 use super::live::{Facts, SessionTurn};
-use super::recorder::Recorder;
+use super::recorder::Collector;
 use crate::trace::{Session, TraceRequest};
 
 /// Groups of turns that the time to first token is told of: the first, the next nine, the next forty, and the rest.
@@ -146,7 +146,7 @@ impl ClosedLoop {
     }
 
     /// What the sessions of a run were like.
-    pub(super) fn metrics(&self, recorder: &Recorder, block_tokens: u32) -> Vec<(String, f64)> {
+    pub(super) fn metrics(&self, recorder: &Collector, block_tokens: u32) -> Vec<(String, f64)> {
         let seconds = |histogram: &Histogram<u64>, q: f64| histogram.value_at_quantile(q) as f64 / 1e3;
         let mut out = vec![("sessions".to_owned(), self.completion.len() as f64)];
         for (name, histogram) in

@@ -6,7 +6,7 @@ use meridian_engine::Driver;
 use super::content::Chain;
 use super::live::Live;
 use super::pool::Pool;
-use super::recorder::Recorder;
+use super::recorder::Collector;
 use super::{Belady, EngineConfig, StepWork};
 
 pub(super) struct Serving<'a> {
@@ -29,7 +29,7 @@ pub(super) struct Serving<'a> {
     /// See [`super::engine::Engine::take_pulled`].
     pub(super) pulled: &'a mut Vec<(usize, usize)>,
     pub(super) work: StepWork,
-    pub(super) recorder: &'a mut Recorder,
+    pub(super) recorder: &'a mut Collector,
 }
 
 /// The ranker of the blocks that a request leaves behind: the eviction slot, or the bound in its place.

@@ -121,7 +121,7 @@ impl Site {
     }
 
     /// Write down that a request for a change was refused before it reached the engine.
-    pub(super) fn record_refusal(&self, asked: &Asked, response: &Response) {
+    pub(super) fn record_refusal(&self, asked: &AuditedRequest, response: &Response) {
         if asked.method.is_safe() || response.extensions().get::<Recorded>().is_some() {
             return;
         }
@@ -137,7 +137,7 @@ impl Site {
 }
 
 /// A request, as far as the audit log needs it after the request has gone.
-pub(super) struct Asked {
+pub(super) struct AuditedRequest {
     pub(super) actor: Actor,
     pub(super) method: Method,
     /// Without its query.

@@ -26,7 +26,7 @@ use tokio::task::AbortHandle;
 use super::ConnectionLimits;
 use super::audit::Actor;
 use super::listener::Socket;
-use super::routes::{Asked, FORWARDED_HEADER, Reach, Rights, Site};
+use super::routes::{AuditedRequest, FORWARDED_HEADER, Reach, Rights, Site};
 
 /// Bytes of a request's head.
 const MAX_HEAD_BYTES: usize = 16 << 10;
@@ -169,7 +169,8 @@ where
             let who = site.bearer(request.headers()).map(Arc::from);
             let actor = Actor { who, peer: peer_of(&client.peer, request.headers()) };
             request.extensions_mut().insert(actor.clone());
-            let asked = Asked { actor, method: request.method().clone(), path: request.uri().path().to_owned() };
+            let asked =
+                AuditedRequest { actor, method: request.method().clone(), path: request.uri().path().to_owned() };
             // One that may not ask at all takes no place.
             let refused = client.reach.check(site, &request).err();
             async move {

@@ -11,11 +11,11 @@ use meridian_core::signature::signature_path;
 use meridian_core::{PolicySource, SlotName};
 use meridian_engine::control::Version;
 use meridian_fleet::experiment::{
-    Finding, Policies, Report, Settings, Side, Stage, State, Store, StoreError, Surroundings, Verdict, restore,
+    Finding, MetricVerdict, Policies, Report, Settings, Side, Stage, State, Store, StoreError, Surroundings, restore,
     run as run_to_end,
 };
 use meridian_fleet::stats::{Metric, Ratio};
-use meridian_fleet::{Engine, Member, Policy, PolicyOrigin, PredictedRatio, Prediction};
+use meridian_fleet::{EngineClient, Member, NamedPolicy, PolicyOrigin, PredictedRatio, Prediction};
 use meridian_wasm::{MAX_COMPONENT_BYTES, read_regular, read_signature, sha256_of};
 use serde_json::{Map, Value, json};
 
@@ -170,7 +170,7 @@ fn factor(text: &str) -> Result<f64, String> {
 }
 
 /// The store, the first state, the engine and both policies.
-fn begin(args: &StartArgs) -> anyhow::Result<(Store, State, Engine, Policies)> {
+fn begin(args: &StartArgs) -> anyhow::Result<(Store, State, EngineClient, Policies)> {
     let settings = Settings {
         slot: args.slot,
         interval_s: args.interval,
@@ -220,7 +220,7 @@ fn taken(folder: &Path) -> anyhow::Result<(Store, State, Policies)> {
 }
 
 /// The engine of an experiment.
-fn engine_of(target: &Target, state: &State) -> anyhow::Result<Engine> {
+fn engine_of(target: &Target, state: &State) -> anyhow::Result<EngineClient> {
     let engine = if target.is_given() { target.one()? } else { target.known_at(&state.engine)? };
     ensure!(
         engine.address() == state.engine,
@@ -232,7 +232,7 @@ fn engine_of(target: &Target, state: &State) -> anyhow::Result<Engine> {
 }
 
 /// A policy that the command line names.
-pub(crate) fn policy(source: &str, config: Option<&str>) -> anyhow::Result<Policy> {
+pub(crate) fn policy(source: &str, config: Option<&str>) -> anyhow::Result<NamedPolicy> {
     let options = config.map(|config| -> anyhow::Result<String> {
         let options: Map<String, Value> = serde_json::from_str(config).context("--config: must be one JSON object")?;
         Ok(Value::from(options).to_string())
@@ -246,7 +246,7 @@ pub(crate) fn policy(source: &str, config: Option<&str>) -> anyhow::Result<Polic
             PolicyOrigin::Named(source.to_owned())
         }
     };
-    Ok(Policy { source: origin, options })
+    Ok(NamedPolicy { source: origin, options })
 }
 
 /// A component with its signature, and its digest.
@@ -261,11 +261,11 @@ fn component(path: &Path) -> anyhow::Result<(PolicyOrigin, String)> {
 }
 
 /// The policy that decides now, as it can be loaded again.
-fn old_policy(active: &Version, file: Option<&Path>) -> anyhow::Result<Policy> {
+fn old_policy(active: &Version, file: Option<&Path>) -> anyhow::Result<NamedPolicy> {
     let options = (!active.options.is_empty()).then(|| active.options.clone());
     let source = &active.source;
     if !PolicySource::of(source).is_file() && file.is_none() {
-        return Ok(Policy { source: PolicyOrigin::Named(source.clone()), options });
+        return Ok(NamedPolicy { source: PolicyOrigin::Named(source.clone()), options });
     }
     let path = file.unwrap_or(Path::new(source));
     let named = || format!("{} decides, and came from {:?}", shown(&active.name), shown(source));
@@ -277,7 +277,7 @@ fn old_policy(active: &Version, file: Option<&Path>) -> anyhow::Result<Policy> {
         named(),
         path.display()
     );
-    Ok(Policy { source: component, options })
+    Ok(NamedPolicy { source: component, options })
 }
 
 /// Time, and the folder.
@@ -312,7 +312,13 @@ impl Surroundings for Here<'_> {
 }
 
 /// Run the experiment to its end, and print the report.
-fn control(store: &Store, state: &mut State, engine: &Engine, policies: &Policies, json: bool) -> anyhow::Result<()> {
+fn control(
+    store: &Store,
+    state: &mut State,
+    engine: &EngineClient,
+    policies: &Policies,
+    json: bool,
+) -> anyhow::Result<()> {
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&interrupted)).context("no signals can be handled")?;
@@ -381,7 +387,8 @@ fn report(args: &ReportArgs, json: bool) -> anyhow::Result<()> {
     } else {
         print_report(&report, predicted.as_ref())?;
     }
-    let is_good = |finding: &Finding| !finding.decides || matches!(finding.verdict, Verdict::Better | Verdict::Same);
+    let is_good =
+        |finding: &Finding| !finding.decides || matches!(finding.verdict, MetricVerdict::Better | MetricVerdict::Same);
     if report.is_final() && report.findings.iter().all(is_good) { Ok(()) } else { Err(Said.into()) }
 }
 
@@ -485,13 +492,13 @@ fn print_finding(finding: &Finding, report: &Report, predicted: Option<&Predicti
     };
     let verdict = match verdict {
         _ if !decides => "for information".to_owned(),
-        Verdict::Better => "better".to_owned(),
-        Verdict::Worse => "worse".to_owned(),
-        Verdict::Same => format!("no difference of {:.3} % or more", 100.0 * report.settings.detect),
-        Verdict::Unclear { more_s: Some(more_s) } => {
+        MetricVerdict::Better => "better".to_owned(),
+        MetricVerdict::Worse => "worse".to_owned(),
+        MetricVerdict::Same => format!("no difference of {:.3} % or more", 100.0 * report.settings.detect),
+        MetricVerdict::Unclear { more_s: Some(more_s) } => {
             format!("unclear: {} more to tell a difference of {:.3} %", time(*more_s), 100.0 * report.settings.detect)
         }
-        Verdict::Unclear { more_s: None } => "unclear".to_owned(),
+        MetricVerdict::Unclear { more_s: None } => "unclear".to_owned(),
     };
     let mixed = if *carry_over >= 0.01 { format!(" ({:.0} % mixed)", 100.0 * carry_over) } else { String::new() };
     print_line(&format!("{name:20} {numbers}{beside}  {verdict}{mixed}"))?;

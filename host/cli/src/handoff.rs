@@ -11,7 +11,7 @@ use clap::Args;
 use meridian_core::config::HandoffPolicyName;
 use meridian_core::text::printable;
 use meridian_engine::config_file;
-use meridian_engine::traces::Traces;
+use meridian_engine::otlp::Traces;
 use meridian_fleet::{Endpoint, Handoff, HandoffError, HandoffSettings};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};

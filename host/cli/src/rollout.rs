@@ -8,11 +8,11 @@ use anyhow::{Context, ensure};
 use clap::{Args, Parser, Subcommand};
 use meridian_core::SlotName;
 use meridian_fleet::rollout::{
-    Clock, Finding, Guard, Measured, NewPolicy, Outcome, Phase, Role, Rollout, RolloutError, RolloutSettings,
-    RolloutState, Roster, Start, Store, StoreError, Verdict, Wish, read, wish,
+    Clock, Finding, Guard, GuardVerdict, Measured, NewPolicy, Outcome, Phase, Role, Rollout, RolloutError,
+    RolloutSettings, RolloutState, Roster, Start, Store, StoreError, Wish, read, wish,
 };
 use meridian_fleet::stats::Metric;
-use meridian_fleet::{Member, Policy, PolicyOrigin, PredictedRatio, Prediction};
+use meridian_fleet::{Member, NamedPolicy, PolicyOrigin, PredictedRatio, Prediction};
 use meridian_wasm::sha256_of;
 use serde_json::json;
 
@@ -189,7 +189,7 @@ fn start(args: &StartArgs, json: bool) -> anyhow::Result<()> {
         settings.also = predicted.metrics.keys().filter_map(|name| name.parse::<Metric>().ok()).collect();
     }
     settings.validate().map_err(|error| unusable(error.into()))?;
-    let Policy { source, options } = policy(&args.policy, args.config.as_deref()).map_err(unusable)?;
+    let NamedPolicy { source, options } = policy(&args.policy, args.config.as_deref()).map_err(unusable)?;
     let (policy, component) = match source {
         PolicyOrigin::Named(source) => (NewPolicy { source, options, ..NewPolicy::default() }, None),
         PolicyOrigin::Component { bytes, signature } => {
@@ -431,11 +431,11 @@ fn print_finding(finding: &Finding, predicted: Option<&Prediction>) -> anyhow::R
         None => format!("{:>8} {:>17}", "-", "-"),
     };
     let verdict = match verdict {
-        Verdict::TooFew => format!("too few values after {blocks} intervals"),
+        GuardVerdict::TooFew => format!("too few values after {blocks} intervals"),
         _ if guard.is_none() => "for information".into(),
-        Verdict::Kept => "kept".into(),
-        Verdict::Unclear => "not yet clear".into(),
-        Verdict::Exceeded => "exceeded".into(),
+        GuardVerdict::Kept => "kept".into(),
+        GuardVerdict::Unclear => "not yet clear".into(),
+        GuardVerdict::Exceeded => "exceeded".into(),
     };
     print_line(&format!("{name:28} {numbers}{beside}  {verdict}"))?;
     Ok(())

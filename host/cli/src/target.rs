@@ -6,7 +6,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use meridian_admin::discovery::Found;
 use meridian_core::text::printable;
-use meridian_fleet::{Endpoint, Engine, Fleet, Member, processes};
+use meridian_fleet::{Endpoint, EngineClient, Fleet, Member, processes};
 
 /// The engine process to query or change.
 #[derive(Args)]
@@ -33,9 +33,9 @@ pub(crate) struct Target {
 
 impl Target {
     /// The one selected process.
-    pub(crate) fn one(&self) -> anyhow::Result<Engine> {
+    pub(crate) fn one(&self) -> anyhow::Result<EngineClient> {
         if let Some(address) = &self.address {
-            return Ok(self.known(Engine::known_at(address).context("--address")?));
+            return Ok(self.known(EngineClient::known_at(address).context("--address")?));
         }
         if self.fleet.is_some() || self.engine.is_some() {
             return self.one_of_the_fleet();
@@ -47,11 +47,11 @@ impl Target {
         if let Some(pid) = self.pid {
             let position = found.iter().position(|process| process.pid == pid);
             let position = position.with_context(|| format!("{pid}: is no engine process with an admin listener"))?;
-            return Ok(self.known(Engine::of(&found[position])?));
+            return Ok(self.known(EngineClient::of(&found[position])?));
         }
         match (found.pop(), found.as_slice()) {
             (None, _) => bail!("{NONE_HERE}; name one by --address"),
-            (Some(process), []) => Ok(self.known(Engine::of(&process)?)),
+            (Some(process), []) => Ok(self.known(EngineClient::of(&process)?)),
             (Some(last), others) => {
                 let rows = others.iter().chain([&last]).map(|process| {
                     let address = process.admin.as_ref().or(process.socket.as_ref()).map_or("", String::as_str);
@@ -85,11 +85,11 @@ impl Target {
     }
 
     /// The process that listens on an address of before.
-    pub(crate) fn known_at(&self, address: &str) -> anyhow::Result<Engine> {
-        Ok(self.known(Engine::known_at(address)?))
+    pub(crate) fn known_at(&self, address: &str) -> anyhow::Result<EngineClient> {
+        Ok(self.known(EngineClient::known_at(address)?))
     }
 
-    fn one_of_the_fleet(&self) -> anyhow::Result<Engine> {
+    fn one_of_the_fleet(&self) -> anyhow::Result<EngineClient> {
         let mut engines = self.fleet()?.engines;
         if let Some(name) = &self.engine {
             let position = engines.iter().position(|engine| engine.name() == name);
@@ -124,7 +124,7 @@ impl Target {
     }
 
     /// With the files of the command line, which come before all others.
-    fn known(&self, mut engine: Engine) -> Engine {
+    fn known(&self, mut engine: EngineClient) -> EngineClient {
         if let Some(path) = &self.token_file {
             engine = engine.with_token_file(path);
         }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use meridian_engine::control::ProcessStatus;
-use meridian_fleet::{Endpoint, Engine, HandoffStatus, Member};
+use meridian_fleet::{Endpoint, EngineClient, HandoffStatus, Member};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use ratatui::widgets::Widget;
 
@@ -70,7 +70,7 @@ pub(crate) fn run(args: &TopArgs, json: bool) -> anyhow::Result<()> {
 }
 
 /// The state of the engine, and its latest faults.
-fn look(engine: &Engine) -> anyhow::Result<Look> {
+fn look(engine: &EngineClient) -> anyhow::Result<Look> {
     let status: ProcessStatus = engine.status()?;
     let has_faults = status.slots.iter().flat_map(|slot| &slot.faults).any(|(_, count)| *count > 0);
     let faults = if has_faults { engine.faults()? } else { Vec::new() };

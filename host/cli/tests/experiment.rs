@@ -8,7 +8,7 @@ use meridian_core::latency::LatencyCounts;
 use meridian_engine::control::Version;
 use meridian_fleet::experiment::{PairRecord, Policies, Settings, Side, Stage, State, Store};
 use meridian_fleet::stats::Sample;
-use meridian_fleet::{Policy, PolicyOrigin};
+use meridian_fleet::{NamedPolicy, PolicyOrigin};
 use serde_json::Value;
 use support::{Done, meridian};
 
@@ -34,7 +34,7 @@ fn experiment(folder: &Path, ratio: f64, stage: Stage) -> State {
     }
     state.stage = stage;
     let store = Store::take(&folder.join("meridian-experiment")).expect("free");
-    let policy = |name: &str| Policy { source: PolicyOrigin::Named(name.into()), options: None };
+    let policy = |name: &str| NamedPolicy { source: PolicyOrigin::Named(name.into()), options: None };
     store.save_policies(&Policies { old: policy("native:fcfs"), new: policy("native:srpt") }).expect("can be written");
     store.save(&state).expect("can be written");
     state

@@ -12,10 +12,10 @@ use meridian_core::{
 
 use crate::Settings;
 use crate::control::{ProcessStatus, TracesStatus};
-use crate::insight::Seen;
+use crate::insight::Observations;
 use crate::kv::Kv;
 use crate::live::LiveChanges;
-use crate::traces::{FinishedRequest, Traces};
+use crate::otlp::{FinishedRequest, Traces};
 
 /// An engine as the scheduling thread sees it: the thread reports its requests, and gets the plan of each step.
 ///
@@ -45,7 +45,7 @@ pub struct Driver {
     reaped_ms: Option<f64>,
     /// Free KV blocks and all of them, at the latest step.
     blocks: [u32; 2],
-    pub(crate) seen: Seen,
+    pub(crate) seen: Observations,
     /// Changes of live requests from other threads.
     pub(crate) changes: Arc<LiveChanges>,
 }
@@ -96,7 +96,7 @@ impl Driver {
             phase_events: [0; 3],
             reaped_ms: None,
             blocks: [0; 2],
-            seen: Seen::default(),
+            seen: Observations::default(),
             changes: Arc::default(),
         }
     }

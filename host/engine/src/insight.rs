@@ -11,8 +11,8 @@ use meridian_core::{EngineFacts, RequestState, RowId, SlotKind, SlotName, ThinkP
 use crate::Driver;
 use crate::control::{Insight, LatencyReport};
 use crate::explain::Explanation;
+use crate::otlp::TraceParent;
 use crate::timeline::{Timeline, TimelineDecision, TimelineStep};
-use crate::traces::TraceParent;
 
 /// Ended requests whose explanations are kept.
 const KEPT_EXPLANATIONS: usize = 1024;
@@ -21,7 +21,7 @@ const KEPT_NAMES: usize = 8192;
 
 /// What the driver keeps for those who ask.
 #[derive(Default)]
-pub(crate) struct Seen {
+pub(crate) struct Observations {
     pub(crate) timeline: Option<Box<Timeline>>,
     /// The trace context of each live request that came with one.
     pub(crate) parents: HashMap<RowId, TraceParent>,

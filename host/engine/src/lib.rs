@@ -42,6 +42,7 @@ mod insight;
 mod kv;
 mod live;
 mod loader;
+pub mod otlp;
 pub mod private;
 pub mod recording;
 pub mod sampler;
@@ -49,7 +50,6 @@ mod services;
 mod slots;
 mod thinking;
 pub mod timeline;
-pub mod traces;
 pub mod watch;
 
 pub use awaited::FetchPace;

@@ -99,9 +99,9 @@ pub struct Arriving<'a, O> {
 /// The actions of a step on its rows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SamplerStep {
-    /// Rows to force, with the token of each.
+    /// Rows to force.
     pub forced: Vec<usize>,
-    #[allow(missing_docs)]
+    /// The token of each row to force.
     pub tokens: Vec<u32>,
     /// Rows whose end of sequence becomes the end marker.
     pub guarded: Vec<usize>,

@@ -8,8 +8,8 @@ use meridian_core::{MeridianConfig, PolicySource, SlotName};
 
 use crate::awaited::Fetches;
 use crate::control::{Control, Mode};
+use crate::otlp::Traces;
 use crate::recording::Recorder;
-use crate::traces::Traces;
 use crate::watch::{FileWatch, WatchedFile};
 
 /// The listeners beside an engine, which change its policies and read its status: `meridian_admin::Admin`. The engine

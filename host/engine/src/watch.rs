@@ -57,14 +57,14 @@ pub struct WatchedFile {
     /// SHA-256 of the content that was last loaded or refused, hexadecimal. It outlives the file: a file that returns
     /// unchanged is not loaded again, which would lose the previous version.
     content: String,
-    seen: Seen,
+    seen: LastRead,
     /// The signature that the content was refused with; with another signature, it may be accepted.
     refused_with: Option<Option<Stamp>>,
 }
 
 /// The result of the last read.
 #[derive(Clone, Debug, PartialEq)]
-enum Seen {
+enum LastRead {
     /// It was read; `None` when its times cannot show the next change.
     Read(Option<Stamp>),
     /// It could not be read, for this reason, which was logged.
@@ -122,7 +122,7 @@ impl WatchedFile {
     pub fn new(path: &Path, slot: SlotName, control: Arc<dyn Control>, running_sha256: &str) -> Self {
         let content = running_sha256.to_owned();
         let (path, mode) = (path.to_owned(), Mode::Active);
-        Self { path, slot, mode, control, content, seen: Seen::Read(None), refused_with: None }
+        Self { path, slot, mode, control, content, seen: LastRead::Read(None), refused_with: None }
     }
 
     /// Watch for a policy in another mode: in shadow mode, new content becomes the new shadow.
@@ -142,7 +142,7 @@ impl WatchedFile {
         let (stamp, bytes) = match read(&self.path) {
             Ok(found) => found,
             Err(why) => {
-                let seen = Seen::Unreadable(why.clone());
+                let seen = LastRead::Unreadable(why.clone());
                 if self.seen == seen {
                     return Looked::Unchanged;
                 }
@@ -152,7 +152,7 @@ impl WatchedFile {
             }
         };
         let sha256: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
-        self.seen = Seen::Read(stamp);
+        self.seen = LastRead::Read(stamp);
         if self.content == sha256 && !signed_anew {
             return Looked::Unchanged;
         }
@@ -164,7 +164,7 @@ impl WatchedFile {
         let put = self.control.put(self.slot, &Upload { policy, options: None, source: &source }, self.mode);
         if let Err(ControlError::Busy(why)) = put {
             // As if the file had not been read.
-            (self.content, self.seen) = (content, Seen::Read(None));
+            (self.content, self.seen) = (content, LastRead::Read(None));
             return Looked::Busy(why);
         }
         self.refused_with = put.is_err().then_some(signed);
@@ -192,7 +192,7 @@ impl WatchedFile {
 
     /// False when the file's times show that its content is unchanged.
     fn may_have_changed(&self) -> bool {
-        let Seen::Read(Some(stamp)) = &self.seen else { return true };
+        let LastRead::Read(Some(stamp)) = &self.seen else { return true };
         std::fs::metadata(&self.path).ok().is_none_or(|found| Stamp::of(&found) != *stamp)
     }
 }

@@ -20,7 +20,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use crate::http::{Ask, Within, exchange};
-use crate::member::{Member, MemberError, Policy, PolicyOrigin};
+use crate::member::{Member, MemberError, NamedPolicy, PolicyOrigin};
 use crate::{Endpoint, FleetError, tls};
 
 /// The faults of a process with the batches they happened on, or a timeline.
@@ -64,14 +64,14 @@ pub enum BudgetChange {
 /// The token goes with changes only, and with everything that is asked over TLS.
 ///
 /// ```no_run
-/// use meridian_fleet::{Engine, Member};
+/// use meridian_fleet::{EngineClient, Member};
 ///
-/// let engine = Engine::at("https://engine-7.example:9465")?.with_ca_file("ca.pem").with_token_file("engine-7.token");
+/// let engine = EngineClient::at("https://engine-7.example:9465")?.with_ca_file("ca.pem").with_token_file("engine-7.token");
 /// println!("{} runs {}", engine.name(), engine.status()?.model);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
-pub struct Engine {
+pub struct EngineClient {
     name: String,
     /// The address that identifies it.
     address: String,
@@ -84,7 +84,7 @@ pub struct Engine {
     tls: OnceLock<Result<Arc<ClientConfig>, String>>,
 }
 
-impl Engine {
+impl EngineClient {
     /// The engine at this address: `IP:port` on loopback, `unix:PATH` or `https://HOST:port`.
     ///
     /// # Errors
@@ -400,7 +400,7 @@ fn ascii(json: &str) -> String {
     value
 }
 
-impl Member for Engine {
+impl Member for EngineClient {
     fn name(&self) -> &str {
         &self.name
     }
@@ -413,7 +413,7 @@ impl Member for Engine {
         self.get("/v1/latency")
     }
 
-    fn put(&self, slot: SlotName, policy: &Policy, mode: Mode) -> Result<SwapReport, MemberError> {
+    fn put(&self, slot: SlotName, policy: &NamedPolicy, mode: Mode) -> Result<SwapReport, MemberError> {
         let options = policy.options.as_deref();
         match &policy.source {
             PolicyOrigin::Component { bytes, signature } => {

@@ -11,7 +11,7 @@ use meridian_core::text::printable;
 use serde::Deserialize;
 
 use crate::engine::known_by;
-use crate::{Engine, FleetError, Member};
+use crate::{EngineClient, FleetError, Member};
 
 /// Largest fleet file, bytes.
 const MAX_BYTES: u64 = 4 << 20;
@@ -24,7 +24,7 @@ const MAX_NAME_BYTES: usize = 128;
 #[derive(Debug, Default)]
 pub struct Fleet {
     /// The engines: those of the file in its order, then those of this machine by process id.
-    pub engines: Vec<Engine>,
+    pub engines: Vec<EngineClient>,
     /// Discovery files that cannot be used, a line each.
     pub malformed: Vec<String>,
 }
@@ -42,7 +42,7 @@ pub(crate) fn listens_at(process: &Process, address: &str) -> bool {
     [&process.admin, &process.socket].into_iter().any(|own| own.as_deref() == Some(address))
 }
 
-impl Engine {
+impl EngineClient {
     /// The engine at this address. If it runs on this machine as this user, its discovery file knows its token.
     ///
     /// # Errors
@@ -64,7 +64,7 @@ impl Fleet {
     /// [`FleetError::Address`]; a file with a malformed address is in [`Fleet::malformed`].
     pub fn local() -> Result<Self, FleetError> {
         let Found { processes, malformed } = processes();
-        let engines = processes.iter().map(Engine::of).collect::<Result<_, _>>()?;
+        let engines = processes.iter().map(EngineClient::of).collect::<Result<_, _>>()?;
         Ok(Self { engines, malformed })
     }
 
@@ -96,7 +96,7 @@ impl Fleet {
         for (index, one) in written.iter().enumerate() {
             let field = |name: &str, why: &str| unusable(format!("engine[{index}].{name}: {why}"));
             let WrittenEngine { name, address, token_file: own_token, ca_file: own_ca } = one;
-            let mut engine = Engine::at(address).map_err(|error| field("address", &error.to_string()))?;
+            let mut engine = EngineClient::at(address).map_err(|error| field("address", &error.to_string()))?;
             if let Some(name) = name {
                 let is_plain = (1..=MAX_NAME_BYTES).contains(&name.len()) && printable(name) == name.as_str();
                 if !is_plain {
@@ -122,7 +122,7 @@ impl Fleet {
             let Found { processes, malformed } = processes();
             let is_new = |process: &&Process| !addresses.iter().any(|address| listens_at(process, address));
             for process in processes.iter().filter(is_new) {
-                let engine = Engine::of(process).map_err(|error| unusable(error.to_string()))?;
+                let engine = EngineClient::of(process).map_err(|error| unusable(error.to_string()))?;
                 if !names.insert(known_by(process).to_owned()) {
                     return Err(unusable(format!("{:?}: an engine of this machine is also called so", engine.name())));
                 }

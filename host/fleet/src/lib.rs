@@ -29,9 +29,9 @@ mod tls;
 
 pub use each::{AT_A_TIME, each};
 pub use endpoint::Endpoint;
-pub use engine::{BudgetChange, Engine, Patience};
+pub use engine::{BudgetChange, EngineClient, Patience};
 pub use error::FleetError;
 pub use find::{Fleet, processes};
 pub use handoff::{AnsweringEngine, Handoff, HandoffError, HandoffSettings, HandoffStatus};
-pub use member::{Member, MemberError, Policy, PolicyOrigin};
+pub use member::{Member, MemberError, NamedPolicy, PolicyOrigin};
 pub use prediction::{Basis, PREDICTION_FORMAT, PolicyName, PredictedRatio, Prediction, PredictionError};

@@ -27,7 +27,7 @@ pub trait Member: Send + Sync {
     ///
     /// # Errors
     /// See [`MemberError`].
-    fn put(&self, slot: SlotName, policy: &Policy, mode: Mode) -> Result<SwapReport, MemberError>;
+    fn put(&self, slot: SlotName, policy: &NamedPolicy, mode: Mode) -> Result<SwapReport, MemberError>;
 
     /// Make the shadow active.
     ///
@@ -50,14 +50,14 @@ pub trait Member: Send + Sync {
 
 /// A policy for many engines.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Policy {
+pub struct NamedPolicy {
     /// The policy.
     pub source: PolicyOrigin,
     /// Its options, one JSON object; `None` for the options of each engine's configuration.
     pub options: Option<String>,
 }
 
-/// The origin of a [`Policy`].
+/// The origin of a [`NamedPolicy`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PolicyOrigin {
     /// A component.

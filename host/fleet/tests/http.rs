@@ -17,7 +17,7 @@ use meridian_admin::Admin;
 use meridian_core::config::AdminConfig;
 use meridian_engine::budgets::LiveChange;
 use meridian_engine::control::{Mode, SlotName};
-use meridian_fleet::{BudgetChange, Engine, Member, MemberError, Patience, Policy, PolicyOrigin};
+use meridian_fleet::{BudgetChange, EngineClient, Member, MemberError, NamedPolicy, Patience, PolicyOrigin};
 use serde_json::Value;
 
 use support::{Recorder, TOKEN, folder, metrics_at, start, status, surroundings, write};
@@ -50,22 +50,22 @@ fn here(admin: &Admin) -> String {
     format!("https://127.0.0.1:{port}")
 }
 
-fn component() -> Policy {
+fn component() -> NamedPolicy {
     let bytes = Arc::from(b"component".as_slice());
     let signature = Some("untrusted comment: x\nA\nB; c\nD\n".into());
-    Policy { source: PolicyOrigin::Component { bytes, signature }, options: Some(r#"{"a":"é"}"#.into()) }
+    NamedPolicy { source: PolicyOrigin::Component { bytes, signature }, options: Some(r#"{"a":"é"}"#.into()) }
 }
 
 #[test]
 fn every_request_reaches_the_engine() {
     let process = start("fleet-requests");
-    let engine = Engine::at(process.address()).unwrap().with_token_file(process.folder.join("token"));
+    let engine = EngineClient::at(process.address()).unwrap().with_token_file(process.folder.join("token"));
     let slot = SlotName::Dispatch;
     assert_eq!(engine.status(), Ok(status()));
     assert_eq!(engine.faults().map(|faults| faults.len()), Ok(1));
     assert_eq!(engine.budgets().map(|budgets| budgets.live), Ok(1));
     engine.put(slot, &component(), Mode::Shadow).unwrap();
-    let named = |source: &str| Policy { source: PolicyOrigin::Named(source.into()), options: None };
+    let named = |source: &str| NamedPolicy { source: PolicyOrigin::Named(source.into()), options: None };
     engine.put(slot, &named("native:fcfs"), Mode::Active).unwrap();
     engine.configure(slot, r#"{"a": 1}"#, Mode::Active).unwrap();
     engine.promote(slot).unwrap();
@@ -92,7 +92,7 @@ fn every_request_reaches_the_engine() {
     refused(engine.release(SlotName::Budget), "budget: this engine has no such slot");
     refused(engine.configure(slot, "[1]", Mode::Active), "options: must be one JSON object: invalid type: sequence");
     assert!(engine.put(slot, &named("oci://x/y:1"), Mode::Active).is_err());
-    let large = Policy { options: Some(format!(r#"{{"a":"{}"}}"#, "x".repeat(9000))), ..component() };
+    let large = NamedPolicy { options: Some(format!(r#"{{"a":"{}"}}"#, "x".repeat(9000))), ..component() };
     assert!(
         matches!(engine.put(slot, &large, Mode::Active), Err(MemberError::Refused(why)) if why.contains("at most 8192"))
     );
@@ -111,8 +111,8 @@ fn every_request_reaches_the_engine() {
 #[test]
 fn a_failure_on_the_way_is_no_refusal() {
     let process = start("fleet-failed");
-    let engine = Engine::at(process.address()).unwrap().with_token_file(process.folder.join("token"));
-    let panics = Policy {
+    let engine = EngineClient::at(process.address()).unwrap().with_token_file(process.folder.join("token"));
+    let panics = NamedPolicy {
         source: PolicyOrigin::Component { bytes: Arc::from(b"panic".as_slice()), signature: None },
         options: None,
     };
@@ -126,7 +126,7 @@ fn over_tls_with_the_right_certificate() {
     // Every address of the machine: other machines could ask, so reading needs the token.
     let (admin, recorder) = start_with_tls(&folder, "0.0.0.0:0", "engine");
     assert!(admin.address().unwrap().starts_with("https://0.0.0.0:"));
-    let stranger = Engine::at(&here(&admin)).unwrap().with_ca_file(tls_file("authority.pem"));
+    let stranger = EngineClient::at(&here(&admin)).unwrap().with_ca_file(tls_file("authority.pem"));
     for path in ["/v1/status", "/metrics", "/v1/faults", "/v1/why?request=x", "/v1/budgets", "/nothing"] {
         let done = stranger.get::<Value>(path);
         let why = "requests from other machines need a token of admin.token_file: Authorization: Bearer TOKEN";
@@ -142,10 +142,10 @@ fn over_tls_with_the_right_certificate() {
     assert_eq!(recorder.calls().len(), 1);
     // A name is as good as an address.
     let port = admin.address().unwrap().rsplit_once(':').unwrap().1;
-    let named = Engine::at(&format!("https://localhost:{port}")).unwrap().with_ca_file(tls_file("authority.pem"));
+    let named = EngineClient::at(&format!("https://localhost:{port}")).unwrap().with_ca_file(tls_file("authority.pem"));
     assert_eq!(named.with_token_file(folder.join("token")).status(), Ok(status()));
     // The private socket is not encrypted, and reading needs nothing there.
-    assert_eq!(Engine::at(admin.socket().unwrap()).unwrap().status(), Ok(status()));
+    assert_eq!(EngineClient::at(admin.socket().unwrap()).unwrap().status(), Ok(status()));
     // Nothing is answered in the clear.
     let reply = support::send(&format!("127.0.0.1:{port}"), b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n");
     assert!(!reply.contains("ok"), "{reply}");
@@ -164,7 +164,7 @@ fn over_tls_with_a_wrong_certificate() {
         ("engine", Some("engine.key"), "must hold PEM certificates, and holds none"),
     ] {
         let (admin, recorder) = start_with_tls(&folder, "127.0.0.1:0", certificate);
-        let mut engine = Engine::at(&here(&admin)).unwrap().with_token_file(folder.join("token"));
+        let mut engine = EngineClient::at(&here(&admin)).unwrap().with_token_file(folder.join("token"));
         if let Some(authority) = authority {
             engine = engine.with_ca_file(tls_file(authority));
         }
@@ -195,7 +195,7 @@ fn liar(answer: Vec<u8>) -> (String, Receiver<String>) {
     (address, received)
 }
 
-fn impatient(engine: Engine) -> Engine {
+fn impatient(engine: EngineClient) -> EngineClient {
     let soon = Duration::from_millis(200);
     engine.with_patience(Patience { connect: soon, read: soon, change: soon })
 }
@@ -244,7 +244,7 @@ fn slow_and_lying_servers_end_in_one_line() {
     ] {
         let shown = String::from_utf8_lossy(&answer[..answer.len().min(60)]).into_owned();
         let (address, _received) = liar(answer);
-        let engine = Engine::at(&address).unwrap();
+        let engine = EngineClient::at(&address).unwrap();
         let engine = if why.starts_with(slow) { impatient(engine) } else { engine };
         let done = engine.rollback(SlotName::Dispatch);
         let (is_unreachable, line) = match done {
@@ -258,7 +258,7 @@ fn slow_and_lying_servers_end_in_one_line() {
     }
     // One that hangs up, and one that is not there.
     let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let line = Engine::at(&gone).unwrap().status().unwrap_err().to_string();
+    let line = EngineClient::at(&gone).unwrap().status().unwrap_err().to_string();
     assert!(line.starts_with(&format!("{gone}: cannot connect: Connection refused")), "{line}");
 }
 
@@ -267,14 +267,14 @@ fn a_server_without_tls_gets_no_token() {
     let folder = folder("fleet-plain");
     write(&folder.join("token"), TOKEN, 0o600);
     let (address, received) = liar(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n".to_vec());
-    let engine = Engine::at(&format!("https://{address}")).unwrap().with_ca_file(tls_file("authority.pem"));
+    let engine = EngineClient::at(&format!("https://{address}")).unwrap().with_ca_file(tls_file("authority.pem"));
     let engine = impatient(engine.with_token_file(folder.join("token")));
     let line = engine.rollback(SlotName::Dispatch).unwrap_err().to_string();
     assert!(line.contains(": no TLS: "), "{line}");
     assert!(!received.recv().unwrap().contains("Bearer"));
     // One that says nothing is not waited for.
     let (address, _received) = liar(Vec::new());
-    let engine = Engine::at(&format!("https://{address}")).unwrap().with_ca_file(tls_file("authority.pem"));
+    let engine = EngineClient::at(&format!("https://{address}")).unwrap().with_ca_file(tls_file("authority.pem"));
     let line = impatient(engine).status().unwrap_err().to_string();
     assert!(line.ends_with("no TLS: no answer within 0.2 s"), "{line}");
 }
@@ -284,7 +284,7 @@ fn a_token_file_that_others_can_read_is_not_used() {
     let folder = folder("fleet-open");
     write(&folder.join("open"), TOKEN, 0o644);
     let (address, received) = liar(ok("{}"));
-    let engine = Engine::at(&address).unwrap().with_name("a0").with_token_file(folder.join("open"));
+    let engine = EngineClient::at(&address).unwrap().with_name("a0").with_token_file(folder.join("open"));
     let done = impatient(engine).rollback(SlotName::Dispatch);
     let path = folder.join("open");
     let why = format!(
@@ -301,7 +301,7 @@ fn reading_on_this_machine_sends_no_token() {
     let folder = folder("fleet-reading");
     write(&folder.join("token"), &format!("alice {TOKEN}\nbob another-token-of-bob\n"), 0o600);
     let (address, received) = liar(ok("{}"));
-    let engine = impatient(Engine::at(&address).unwrap().with_token_file(folder.join("token")));
+    let engine = impatient(EngineClient::at(&address).unwrap().with_token_file(folder.join("token")));
     assert!(engine.status().is_err());
     assert!(!received.recv().unwrap().to_ascii_lowercase().contains("authorization"));
     // The first of several tokens is the client's own.

@@ -10,10 +10,10 @@ use cudarc::driver::sys::{
     CUstreamCaptureStatus,
 };
 
+use super::buffers::Buffers;
 use super::driver::{self, Current, allocate, cuda};
 use super::params::{PARTIAL_BYTES, Params, THREADS, kernel, splits};
 use super::ptx;
-use super::slot::Slot;
 use crate::launch::Matrix;
 use crate::{Element, KernelError, Missing, Probes, Request, RowStats};
 
@@ -53,9 +53,9 @@ unsafe impl Sync for Device {}
 
 #[derive(Default)]
 struct Slots {
-    free: Vec<Slot>,
+    free: Vec<Buffers>,
     /// Of answers that nobody took, and which may still be on their way.
-    left: Vec<Slot>,
+    left: Vec<Buffers>,
     made: usize,
 }
 
@@ -138,7 +138,7 @@ impl Device {
             let (partials, tickets) = (allocate(MOST_PARTS * PARTIAL_BYTES)?, allocate(bytes)?);
             // SAFETY: allocated above. Launches come after it on the stream, and leave the tickets at 0.
             unsafe { cuda!(cuMemsetD8Async(tickets, 0, bytes, stream)) }?;
-            let free = (0..FIRST_SLOTS).map(|_| Slot::new(FIRST_ROWS)).collect::<Result<Vec<_>, _>>()?;
+            let free = (0..FIRST_SLOTS).map(|_| Buffers::new(FIRST_ROWS)).collect::<Result<Vec<_>, _>>()?;
             Ok((partials, tickets, Slots { made: free.len(), free, left: Vec::new() }))
         };
         let (partials, tickets, slots) = memory().inspect_err(|_| {
@@ -225,7 +225,7 @@ impl Device {
     #[expect(clippy::too_many_arguments, reason = "a launch, and where it goes")]
     unsafe fn queue(
         &self,
-        slot: &Slot,
+        slot: &Buffers,
         main: CUstream,
         order: &Order,
         matrix: &Matrix,
@@ -280,7 +280,7 @@ impl Device {
 
 impl Slots {
     /// One that nothing uses, for `count` rows; in the current context.
-    fn take(&mut self, count: usize) -> Result<Slot, KernelError> {
+    fn take(&mut self, count: usize) -> Result<Buffers, KernelError> {
         let mut i = 0;
         while i < self.left.len() {
             // SAFETY: an event of this device. What failed is not used again either way.
@@ -299,7 +299,7 @@ impl Slots {
             small.free();
             self.made -= 1;
         }
-        let slot = Slot::new(count)?;
+        let slot = Buffers::new(count)?;
         self.made += 1;
         Ok(slot)
     }
@@ -339,13 +339,13 @@ fn load_module(capability: u32) -> Result<CUmodule, KernelError> {
 #[derive(Debug)]
 pub(crate) struct Pending {
     device: &'static Device,
-    slot: Option<Slot>,
+    slot: Option<Buffers>,
     count: usize,
 }
 
-impl fmt::Debug for Slot {
+impl fmt::Debug for Buffers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Slot").finish_non_exhaustive()
+        f.debug_struct("Buffers").finish_non_exhaustive()
     }
 }
 

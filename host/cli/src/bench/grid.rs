@@ -62,11 +62,11 @@ pub(crate) struct GridArgs {
 struct Found<'a> {
     #[serde(flatten)]
     grid: &'a Grid,
-    verdicts: Vec<Verdict<'a>>,
+    verdicts: Vec<PolicyVerdict<'a>>,
 }
 
 #[derive(Serialize)]
-struct Verdict<'a> {
+struct PolicyVerdict<'a> {
     policy: &'a str,
     against: &'static str,
     broken: Vec<Broken>,
@@ -90,7 +90,7 @@ pub(crate) fn run(args: &GridArgs, json: bool) -> anyhow::Result<()> {
     }
     let verdict = |policy, against| {
         let (broken, gains) = (broken(&grid, policy, against), gains(&grid, policy, against));
-        Verdict { policy, against, broken, gains }
+        PolicyVerdict { policy, against, broken, gains }
     };
     let verdicts =
         grid.policies().into_iter().flat_map(|policy| [STOCK, TUNED].map(|against| verdict(policy, against)));

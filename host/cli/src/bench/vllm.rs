@@ -152,14 +152,14 @@ struct Place {
 }
 
 /// What the command line asks for, checked.
-struct Asked {
+struct Job {
     contestants: Vec<Contestant>,
     all: Vec<Sent>,
     /// Engines to start, one after the other.
     runs: usize,
 }
 
-impl Asked {
+impl Job {
     fn new(args: &VllmArgs) -> anyhow::Result<Self> {
         let contestants = contestants(args)?;
         args.seeds.iter().try_for_each(|seed| within("--seeds", *seed, &SEEDS).map(|_| ()))?;
@@ -183,7 +183,7 @@ impl Asked {
 }
 
 pub(crate) fn run(args: &VllmArgs, json: bool) -> anyhow::Result<()> {
-    let asked = Asked::new(args).map_err(|error| error.context(Unusable))?;
+    let asked = Job::new(args).map_err(|error| error.context(Unusable))?;
     let python = Python::default();
     let model = match &args.model {
         Some(model) => super::model_folder(model).context(Unusable)?,
@@ -225,14 +225,8 @@ pub(crate) fn run(args: &VllmArgs, json: bool) -> anyhow::Result<()> {
 }
 
 /// Run every comparison, print its table and keep its results.
-fn compared(
-    args: &VllmArgs,
-    json: bool,
-    asked: Asked,
-    place: &Place,
-    bar: &ProgressBar,
-) -> anyhow::Result<Vec<Results>> {
-    let Asked { contestants, all, .. } = asked;
+fn compared(args: &VllmArgs, json: bool, asked: Job, place: &Place, bar: &ProgressBar) -> anyhow::Result<Vec<Results>> {
+    let Job { contestants, all, .. } = asked;
     let several = all.len() > 1;
     let mut found = Vec::with_capacity(all.len());
     for Sent { source, about, rounds, engine, settings, chats } in all {

@@ -3,7 +3,7 @@
 
 use anyhow::ensure;
 use meridian_engine::control::{ProcessStatus, SlotName, SlotStatus, SwapReport, UNCHANGED, Version};
-use meridian_fleet::{AT_A_TIME, Engine, Fleet, Member, MemberError, each};
+use meridian_fleet::{AT_A_TIME, EngineClient, Fleet, Member, MemberError, each};
 use serde_json::{Value, json};
 
 use super::change::Change;
@@ -17,7 +17,7 @@ use crate::{print_json, print_line};
 const LARGE_AT_A_TIME: usize = 2;
 
 /// Ask every engine, with a bar on a terminal.
-pub(super) fn ask<T: Send>(fleet: &Fleet, at_a_time: usize, ask: impl Fn(&Engine) -> T + Sync) -> Vec<T> {
+pub(super) fn ask<T: Send>(fleet: &Fleet, at_a_time: usize, ask: impl Fn(&EngineClient) -> T + Sync) -> Vec<T> {
     let under_way = bar(fleet.engines.len() as u64, "engines");
     let results = each(&fleet.engines, at_a_time, |engine| {
         let result = ask(engine);
@@ -54,7 +54,7 @@ pub(super) fn require_some(fleet: &Fleet) -> anyhow::Result<()> {
 
 /// An engine, what it did, and what it says of itself afterwards.
 struct Row<'a> {
-    engine: &'a Engine,
+    engine: &'a EngineClient,
     done: Result<SwapReport, MemberError>,
     status: Option<ProcessStatus>,
 }
@@ -218,7 +218,7 @@ fn note(slot: &SlotStatus) -> Option<String> {
 }
 
 /// Name, process and data-parallel rank.
-pub(super) fn who(engine: &Engine, status: Option<&ProcessStatus>) -> Vec<String> {
+pub(super) fn who(engine: &EngineClient, status: Option<&ProcessStatus>) -> Vec<String> {
     let pid = status.map_or_else(|| "-".into(), |status| status.pid.to_string());
     let rank = status.map_or_else(|| "-".into(), |status| rank_text(status.dp_rank, status.dp_size));
     vec![shown(engine.name()), pid, rank]
@@ -226,7 +226,7 @@ pub(super) fn who(engine: &Engine, status: Option<&ProcessStatus>) -> Vec<String
 
 /// The latest faults of every engine.
 pub(super) fn faults(fleet: &Fleet, json: bool) -> anyhow::Result<()> {
-    let asked = ask(fleet, LARGE_AT_A_TIME, Engine::faults);
+    let asked = ask(fleet, LARGE_AT_A_TIME, EngineClient::faults);
     let asked: Vec<_> = fleet.engines.iter().zip(&asked).collect();
     let silent = asked.iter().filter(|(_, faults)| faults.is_err()).count();
     if json {

@@ -3,7 +3,7 @@
 use anyhow::bail;
 use clap::Args;
 use meridian_engine::budgets::{BudgetList, ChangeReport, LiveBudget, LiveChange};
-use meridian_fleet::{AT_A_TIME, BudgetChange, Engine, Fleet, Member, MemberError};
+use meridian_fleet::{AT_A_TIME, BudgetChange, EngineClient, Fleet, Member, MemberError};
 use serde_json::json;
 
 use super::all;
@@ -109,7 +109,7 @@ fn summary(report: &ChangeReport) -> String {
     )
 }
 
-fn list(engine: &Engine, json: bool) -> anyhow::Result<()> {
+fn list(engine: &EngineClient, json: bool) -> anyhow::Result<()> {
     let found = engine.budgets()?;
     if json {
         return print_json(&found);
@@ -121,7 +121,7 @@ fn list(engine: &Engine, json: bool) -> anyhow::Result<()> {
 
 fn list_all(fleet: &Fleet, json: bool) -> anyhow::Result<()> {
     all::require_some(fleet)?;
-    let asked = all::ask(fleet, AT_A_TIME, Engine::budgets);
+    let asked = all::ask(fleet, AT_A_TIME, EngineClient::budgets);
     let silent = asked.iter().filter(|found| found.is_err()).count();
     let asked = fleet.engines.iter().zip(&asked);
     if json {

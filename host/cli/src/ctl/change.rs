@@ -8,7 +8,7 @@ use meridian_core::PolicySource;
 use meridian_core::oci::OciReference;
 use meridian_core::signature::{MAX_SIGNATURE_BYTES, signature_path};
 use meridian_engine::control::{MAX_COMPONENT_BYTES, MAX_OPTIONS_BYTES, Mode, SlotName, SwapReport};
-use meridian_fleet::{Engine, Member, MemberError, Policy, PolicyOrigin};
+use meridian_fleet::{EngineClient, Member, MemberError, NamedPolicy, PolicyOrigin};
 use meridian_wasm::{read_regular, read_signature};
 use serde_json::{Map, Value};
 
@@ -16,7 +16,7 @@ use super::PolicyArgs;
 
 pub(super) enum Change {
     Put {
-        policy: Policy,
+        policy: NamedPolicy,
         mode: Mode,
     },
     /// The active policy with other options, one JSON object.
@@ -58,7 +58,7 @@ impl Change {
                 ensure!(signature.is_none(), "--signature: a native policy needs none");
                 match (named, options) {
                     (Some(named), options) => {
-                        let policy = Policy { source: PolicyOrigin::Named(named.to_owned()), options };
+                        let policy = NamedPolicy { source: PolicyOrigin::Named(named.to_owned()), options };
                         return Ok(Self::Put { policy, mode });
                     }
                     (None, Some(options)) => return Ok(Self::Configure { options, mode }),
@@ -66,10 +66,10 @@ impl Change {
                 }
             }
         };
-        Ok(Self::Put { policy: Policy { source, options }, mode })
+        Ok(Self::Put { policy: NamedPolicy { source, options }, mode })
     }
 
-    pub(super) fn make(&self, engine: &Engine, slot: SlotName) -> Result<SwapReport, MemberError> {
+    pub(super) fn make(&self, engine: &EngineClient, slot: SlotName) -> Result<SwapReport, MemberError> {
         match self {
             Self::Put { policy, mode } => engine.put(slot, policy, *mode),
             Self::Configure { options, mode } => engine.configure(slot, options, *mode),

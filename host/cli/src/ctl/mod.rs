@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
 use meridian_engine::control::{FaultEntry, Mode, SlotName, StateHandover, SwapReport, UNCHANGED};
-use meridian_fleet::{Engine, Member};
+use meridian_fleet::{EngineClient, Member};
 use serde_json::json;
 
 use self::budget::BudgetArgs;
@@ -188,7 +188,7 @@ pub(crate) fn run(args: &CtlArgs, json: bool) -> anyhow::Result<()> {
     }
 }
 
-fn faults(engine: &Engine, json: bool) -> anyhow::Result<()> {
+fn faults(engine: &EngineClient, json: bool) -> anyhow::Result<()> {
     let found = engine.faults()?;
     if json {
         return print_json(&json!({ "faults": found }));

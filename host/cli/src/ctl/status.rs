@@ -5,7 +5,7 @@ use meridian_core::latency::{Histogram, STEP_BUCKETS_S, TenantLatency, WAIT_BUCK
 use meridian_engine::control::{
     KvStatus, ProcessStatus, RecordingStatus, ShadowStatus, SlotStatus, TracesStatus, Version,
 };
-use meridian_fleet::Engine;
+use meridian_fleet::EngineClient;
 
 use crate::print_line;
 use crate::target::shown;
@@ -40,7 +40,7 @@ pub(super) fn options_text(version: &Version) -> String {
     }
 }
 
-pub(super) fn print_status(engine: &Engine, status: &ProcessStatus) -> anyhow::Result<()> {
+pub(super) fn print_status(engine: &EngineClient, status: &ProcessStatus) -> anyhow::Result<()> {
     let ProcessStatus {
         pid,
         version,

@@ -39,31 +39,31 @@ pub struct LiveChange {
     /// Return to the thresholds of the client and of the configuration, before the other fields apply.
     #[serde(skip_serializing_if = "is_false")]
     pub reset: bool,
-    /// See [`Thresholds`] for this field and the following ones.
+    /// The hard cap, think tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_think_tokens: Option<u32>,
-    #[allow(missing_docs)]
+    /// Think tokens before which only the hard cap and an interrupt end thinking.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_think_tokens: Option<u32>,
-    #[allow(missing_docs)]
+    /// Think tokens between two probes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eat_probe_interval_tokens: Option<u32>,
-    #[allow(missing_docs)]
+    /// Weight of the latest probe, in (0, 1].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ema_alpha: Option<f64>,
-    #[allow(missing_docs)]
+    /// Variance below which thinking may end, bits squared; 0 turns EAT off.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eat_variance_threshold: Option<f64>,
-    #[allow(missing_docs)]
+    /// Mean entropy above which thinking does not end, bits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eat_max_bits: Option<f64>,
-    #[allow(missing_docs)]
+    /// Number (from 0) of the first probe that may end thinking.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_probes: Option<u32>,
-    #[allow(missing_docs)]
+    /// Tokens in the window of RPDI.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rpdi_window: Option<u32>,
-    #[allow(missing_docs)]
+    /// Index above which thinking may end; infinite turns RPDI off.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rpdi_threshold: Option<f64>,
 }

@@ -15,21 +15,21 @@ pub struct ClientBudget {
     /// Tokens of the thought that its prompt leaves open; see
     /// [`Markers::thought_tokens`](crate::Markers::thought_tokens).
     pub thought_tokens: i64,
-    /// See [`Thresholds`] for this field and the following ones.
+    /// Think tokens before which only the hard cap and an interrupt end thinking.
     pub min_think_tokens: Option<u32>,
-    #[allow(missing_docs)]
+    /// Think tokens between two probes.
     pub eat_probe_interval_tokens: Option<u32>,
-    #[allow(missing_docs)]
+    /// Weight of the latest probe, in (0, 1].
     pub ema_alpha: Option<f64>,
-    #[allow(missing_docs)]
+    /// Variance below which thinking may end, bits squared; 0 turns EAT off.
     pub eat_variance_threshold: Option<f64>,
-    #[allow(missing_docs)]
+    /// Mean entropy above which thinking does not end, bits.
     pub eat_max_bits: Option<f64>,
-    #[allow(missing_docs)]
+    /// Number (from 0) of the first probe that may end thinking.
     pub min_probes: Option<u32>,
-    #[allow(missing_docs)]
+    /// Tokens in the window of RPDI.
     pub rpdi_window: Option<u32>,
-    #[allow(missing_docs)]
+    /// Index above which thinking may end; infinite turns RPDI off.
     pub rpdi_threshold: Option<f64>,
     /// Generating any of these ends its thinking as well.
     pub interrupts: Vec<Pattern>,

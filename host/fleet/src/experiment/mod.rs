@@ -15,7 +15,7 @@ mod settings;
 mod state;
 mod store;
 
-pub use report::{Finding, Report, Verdict, carry_over};
+pub use report::{Finding, MetricVerdict, Report, carry_over};
 pub use run::{ExperimentError, Policies, Surroundings, restore, run};
 pub use settings::{Settings, SettingsError};
 pub use state::{EXPERIMENT_FORMAT, PairRecord, Side, Stage, State};

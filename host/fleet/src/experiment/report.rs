@@ -15,14 +15,14 @@ const MOST_TIMES: f64 = 1000.0;
 /// The verdict about a metric.
 ///
 /// ```
-/// use meridian_fleet::experiment::Verdict;
+/// use meridian_fleet::experiment::MetricVerdict;
 ///
-/// let unclear = Verdict::Unclear { more_s: Some(3600.0) };
+/// let unclear = MetricVerdict::Unclear { more_s: Some(3600.0) };
 /// assert_eq!(serde_json::to_string(&unclear).unwrap(), r#"{"verdict":"unclear","more_s":3600.0}"#);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "verdict", rename_all = "lowercase")]
-pub enum Verdict {
+pub enum MetricVerdict {
     /// The new policy is better.
     Better,
     /// The new policy is worse.
@@ -55,7 +55,7 @@ pub struct Finding {
     pub ratio: Option<Ratio>,
     /// The verdict.
     #[serde(flatten)]
-    pub verdict: Verdict,
+    pub verdict: MetricVerdict,
     /// The estimated share of its values that come from requests which both policies had: the difference is shown too small
     /// by about this share.
     pub carry_over: f64,
@@ -175,22 +175,22 @@ pub(super) fn less_is_better(metric: Metric) -> bool {
     }
 }
 
-fn verdict(metric: Metric, ratio: Option<&Ratio>, settings: &Settings, pairs: usize) -> Verdict {
-    let Some(ratio) = ratio else { return Verdict::Unclear { more_s: None } };
+fn verdict(metric: Metric, ratio: Option<&Ratio>, settings: &Settings, pairs: usize) -> MetricVerdict {
+    let Some(ratio) = ratio else { return MetricVerdict::Unclear { more_s: None } };
     let is_less = ratio.high < 1.0;
     if is_less || ratio.low > 1.0 {
-        return if is_less == less_is_better(metric) { Verdict::Better } else { Verdict::Worse };
+        return if is_less == less_is_better(metric) { MetricVerdict::Better } else { MetricVerdict::Worse };
     }
     let limit = settings.detect.ln_1p();
     if ratio.high.ln() < limit && -ratio.low.ln() < limit {
-        return Verdict::Same;
+        return MetricVerdict::Same;
     }
     // The interval shrinks with the root of the number of pairs.
     let half = (ratio.high / ratio.low).ln() / 2.0;
     let needed = pairs as f64 * (half / limit).powi(2);
     let more = (needed - pairs as f64).max(1.0).ceil();
     let is_known = more.is_finite() && more <= MOST_TIMES * f64::from(settings.pairs);
-    Verdict::Unclear { more_s: is_known.then_some(more * 2.0 * settings.interval_s) }
+    MetricVerdict::Unclear { more_s: is_known.then_some(more * 2.0 * settings.interval_s) }
 }
 
 /// The estimated share of a metric's values in the measured parts that belong to requests which began before the policy of
@@ -273,20 +273,20 @@ mod tests {
 
     #[test]
     fn a_difference_is_told_with_its_direction() {
-        assert_eq!(of(&state(20, 0.9, 0.02)).verdict, Verdict::Better);
-        assert_eq!(of(&state(20, 1.1, 0.02)).verdict, Verdict::Worse);
-        assert_eq!(of(&state(20, 1.0, 0.01)).verdict, Verdict::Same);
+        assert_eq!(of(&state(20, 0.9, 0.02)).verdict, MetricVerdict::Better);
+        assert_eq!(of(&state(20, 1.1, 0.02)).verdict, MetricVerdict::Worse);
+        assert_eq!(of(&state(20, 1.0, 0.01)).verdict, MetricVerdict::Same);
     }
 
     #[test]
     fn what_is_unclear_has_the_time_that_it_takes() {
         let found = of(&state(12, 1.0, 0.3));
-        let Verdict::Unclear { more_s: Some(more_s) } = found.verdict else { panic!("{found:?}") };
+        let MetricVerdict::Unclear { more_s: Some(more_s) } = found.verdict else { panic!("{found:?}") };
         let ratio = found.ratio.expect("values");
         let half = (ratio.high / ratio.low).ln() / 2.0;
         let needed = 12.0 * (half / 0.05_f64.ln_1p()).powi(2);
         assert!((more_s - (needed - 12.0).ceil() * 240.0).abs() < 1e-6, "{found:?}");
-        assert_eq!(of(&state(2, 1.0, 0.3)).verdict, Verdict::Unclear { more_s: None });
+        assert_eq!(of(&state(2, 1.0, 0.3)).verdict, MetricVerdict::Unclear { more_s: None });
     }
 
     #[test]
@@ -300,7 +300,7 @@ mod tests {
             let (old, new) = (sample(1000 + number % 3), sample(1200 + number % 2));
             state.pairs.push(PairRecord { first: Side::Old, old, new, void: None });
         }
-        assert_eq!(of(&state).verdict, Verdict::Better);
+        assert_eq!(of(&state).verdict, MetricVerdict::Better);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use thiserror::Error;
 use super::report::intolerable;
 use super::{PairRecord, SettingsError, Side, Stage, State, StoreError};
 use crate::stats::Sample;
-use crate::{Member, MemberError, Policy};
+use crate::{Member, MemberError, NamedPolicy};
 
 /// Longest time between two looks at the engine, seconds.
 const LOOK_S: f64 = 5.0;
@@ -20,13 +20,13 @@ const MOST_VOID: usize = 1;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policies {
     /// The policy that decided before.
-    pub old: Policy,
+    pub old: NamedPolicy,
     /// The policy that is tried.
-    pub new: Policy,
+    pub new: NamedPolicy,
 }
 
 impl Policies {
-    fn of(&self, side: Side) -> &Policy {
+    fn of(&self, side: Side) -> &NamedPolicy {
         match side {
             Side::Old => &self.old,
             Side::New => &self.new,

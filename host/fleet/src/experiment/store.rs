@@ -16,7 +16,7 @@ use thiserror::Error;
 
 use super::Policies;
 use super::state::{EXPERIMENT_FORMAT, State};
-use crate::{Policy, PolicyOrigin};
+use crate::{NamedPolicy, PolicyOrigin};
 
 /// Largest state that is read, bytes: thousands of pairs.
 const MAX_BYTES: u64 = 256 << 20;
@@ -127,7 +127,7 @@ impl Store {
     /// # Errors
     /// The file and the cause.
     pub fn save_policies(&self, policies: &Policies) -> Result<(), StoreError> {
-        let kept = |policy: &Policy, file: &str| -> Result<KeptPolicy, StoreError> {
+        let kept = |policy: &NamedPolicy, file: &str| -> Result<KeptPolicy, StoreError> {
             let options = policy.options.clone();
             Ok(match &policy.source {
                 PolicyOrigin::Named(name) => KeptPolicy { named: Some(name.clone()), signature: None, options },
@@ -155,7 +155,7 @@ impl Store {
             file: file(),
             why: format!("expected the policies of an experiment: {error}"),
         })?;
-        let policy = |kept: KeptPolicy, name: &str| -> Result<Policy, StoreError> {
+        let policy = |kept: KeptPolicy, name: &str| -> Result<NamedPolicy, StoreError> {
             let KeptPolicy { named, signature, options } = kept;
             let source = match named {
                 Some(named) => PolicyOrigin::Named(named),
@@ -166,7 +166,7 @@ impl Store {
                     PolicyOrigin::Component { bytes: bytes.into(), signature }
                 }
             };
-            Ok(Policy { source, options })
+            Ok(NamedPolicy { source, options })
         };
         Ok(Policies { old: policy(kept.old, "old.wasm")?, new: policy(kept.new, "new.wasm")? })
     }
@@ -273,10 +273,10 @@ mod tests {
     fn policies_are_kept_for_a_later_controller() {
         let folder = folder("policies");
         let store = Store::take(&folder).expect("free");
-        let old = Policy { source: PolicyOrigin::Named("native:fcfs".into()), options: None };
+        let old = NamedPolicy { source: PolicyOrigin::Named("native:fcfs".into()), options: None };
         let source =
             PolicyOrigin::Component { bytes: b"bytes".as_slice().into(), signature: Some("four lines".into()) };
-        let policies = Policies { old, new: Policy { source, options: Some("{}".into()) } };
+        let policies = Policies { old, new: NamedPolicy { source, options: Some("{}".into()) } };
         store.save_policies(&policies).expect("can be written");
         assert_eq!(store.load_policies().expect("readable"), policies);
         std::fs::remove_file(folder.join("new.wasm")).expect("is there");

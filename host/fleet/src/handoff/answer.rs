@@ -5,12 +5,12 @@ use std::time::Instant;
 use hyper::header::HeaderMap;
 use hyper::{Method, StatusCode};
 use meridian_core::handoff::Answered;
-use meridian_engine::traces::{HandoffSpan, TraceParent};
+use meridian_engine::otlp::{HandoffSpan, TraceParent};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::plan::{Plan, kept_blocks};
 use super::serve::Shared;
+use super::split::{SplitRequest, kept_blocks};
 use super::upstream::Upstream;
 use super::{ids, upstream};
 
@@ -56,7 +56,7 @@ pub(super) trait Sink {
 /// The first engine failed as well; the reason for the client.
 pub(super) async fn write(
     shared: &Shared,
-    plan: &Plan,
+    plan: &SplitRequest,
     headers: &HeaderMap,
     thought: &mut Thought,
     sink: &mut (impl Sink + Send),
@@ -163,7 +163,7 @@ impl Drop for Underway<'_> {
 
 async fn second(
     shared: &Shared,
-    plan: &Plan,
+    plan: &SplitRequest,
     headers: &HeaderMap,
     thought: &mut Thought,
     kv: &Value,

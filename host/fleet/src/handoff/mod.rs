@@ -7,8 +7,8 @@
 
 mod answer;
 mod counters;
-mod plan;
 mod serve;
+mod split;
 mod status;
 mod stream;
 mod upstream;
@@ -17,7 +17,7 @@ mod whole;
 use std::time::Duration;
 
 use meridian_core::handoff::HandoffPolicy;
-use meridian_engine::traces::Traces;
+use meridian_engine::otlp::Traces;
 use serde_json::{Value, json};
 use thiserror::Error;
 

@@ -16,14 +16,14 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use meridian_core::handoff::Handoffs;
-use meridian_engine::traces::Traces;
+use meridian_engine::otlp::Traces;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc::{Receiver, channel};
 
 use super::answer::unchanged;
 use super::counters::Counters;
-use super::plan::{Api, Plan};
+use super::split::{Api, SplitRequest};
 use super::status::{self, AnsweringEngine, HandoffStatus};
 use super::stream::{Sent, relay};
 use super::upstream::{Connection, Reply, Upstream, passed_on};
@@ -146,7 +146,7 @@ async fn handle(shared: Arc<Shared>, request: Request<Incoming>) -> Answered {
     shared.counters.requests.inc();
     let plan = serde_json::from_slice::<Value>(&body)
         .map_err(|_| "body".to_owned())
-        .and_then(|body| Plan::of(api, &body, &shared.markers));
+        .and_then(|body| SplitRequest::of(api, &body, &shared.markers));
     let plan = match plan {
         Ok(plan) => {
             let offered = shared.handoffs().offer(shared.now_ms());
@@ -176,7 +176,7 @@ async fn handle(shared: Arc<Shared>, request: Request<Incoming>) -> Answered {
     if plan.streams { streamed(shared, plan, headers, first) } else { whole(&shared, &plan, &headers, first).await }
 }
 
-fn streamed(shared: Arc<Shared>, plan: Plan, headers: HeaderMap, first: Reply) -> Answered {
+fn streamed(shared: Arc<Shared>, plan: SplitRequest, headers: HeaderMap, first: Reply) -> Answered {
     let (to, from) = channel(CHUNKS);
     tokio::spawn(async move { relay(&shared, &plan, &headers, first.events(), to).await });
     let mut response = Response::new(Chunks(from).boxed_unsync());
@@ -185,7 +185,7 @@ fn streamed(shared: Arc<Shared>, plan: Plan, headers: HeaderMap, first: Reply) -
     response
 }
 
-async fn whole(shared: &Shared, plan: &Plan, headers: &HeaderMap, first: Reply) -> Answered {
+async fn whole(shared: &Shared, plan: &SplitRequest, headers: &HeaderMap, first: Reply) -> Answered {
     let read = async {
         let text = first.whole().await.map_err(|error| format!("the engine that thinks: {error}"))?;
         let response = serde_json::from_slice(&text).map_err(|_| "the engine that thinks: no JSON".to_owned())?;

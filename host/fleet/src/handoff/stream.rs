@@ -9,15 +9,15 @@ use tokio::sync::mpsc::Sender;
 
 use super::answer::{Piece, Sink, Thought, write};
 use super::ids;
-use super::plan::{Api, End, Plan, end, prompt_ids, without_ids};
 use super::serve::Shared;
+use super::split::{Api, End, SplitRequest, end, prompt_ids, without_ids};
 use super::upstream::Events;
 
 /// A piece of a body. An error cuts the connection, as an engine that dies does.
 pub(super) type Sent = Result<Bytes, &'static str>;
 
 /// Relay the first part, then the answer. Ends when the client is gone.
-pub(super) async fn relay(shared: &Shared, plan: &Plan, headers: &HeaderMap, first: Events, to: Sender<Sent>) {
+pub(super) async fn relay(shared: &Shared, plan: &SplitRequest, headers: &HeaderMap, first: Events, to: Sender<Sent>) {
     // Dropping the work ends the requests in the engines.
     tokio::select! {
         () = to.closed() => {}
@@ -31,7 +31,7 @@ pub(super) async fn relay(shared: &Shared, plan: &Plan, headers: &HeaderMap, fir
 
 async fn parts(
     shared: &Shared,
-    plan: &Plan,
+    plan: &SplitRequest,
     headers: &HeaderMap,
     mut first: Events,
     to: &Sender<Sent>,
@@ -123,7 +123,7 @@ impl Head {
 struct Client<'a> {
     to: &'a Sender<Sent>,
     head: Head,
-    plan: &'a Plan,
+    plan: &'a SplitRequest,
 }
 
 impl Sink for Client<'_> {

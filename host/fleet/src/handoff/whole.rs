@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 
 use super::answer::{Piece, Sink, Thought, write};
 use super::ids;
-use super::plan::{Api, End, Plan, end, prompt_ids, without_ids};
 use super::serve::Shared;
+use super::split::{Api, End, SplitRequest, end, prompt_ids, without_ids};
 
 /// Complete the response of the engine that thinks.
 ///
@@ -14,7 +14,7 @@ use super::serve::Shared;
 /// Both engines failed; the reason for the client.
 pub(super) async fn complete(
     shared: &Shared,
-    plan: &Plan,
+    plan: &SplitRequest,
     headers: &HeaderMap,
     mut response: Value,
 ) -> Result<Value, String> {

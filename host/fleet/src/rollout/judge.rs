@@ -56,7 +56,7 @@ impl Interval {
 /// The verdict about a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Verdict {
+pub enum GuardVerdict {
     /// The estimate is on the allowed side of the limit.
     Kept,
     /// The estimate is beyond the limit, but noise may be the reason.
@@ -75,7 +75,7 @@ pub struct Finding {
     /// Its guard; `None` for a metric that is only measured.
     pub guard: Option<Guard>,
     /// The verdict; of a metric without a guard, whether there is an estimate.
-    pub verdict: Verdict,
+    pub verdict: GuardVerdict,
     /// The ratio of the new policy to the old one.
     pub measured: Option<Measured>,
     /// Intervals of the step that it comes from; those with too few values are joined and count as one.
@@ -133,7 +133,7 @@ pub(super) fn judge(
 ) -> Finding {
     let series = Series::of(metric, before, step);
     let mut finding =
-        Finding { metric, guard, verdict: Verdict::TooFew, measured: None, blocks: series.step.len() as u32 };
+        Finding { metric, guard, verdict: GuardVerdict::TooFew, measured: None, blocks: series.step.len() as u32 };
     let Some(estimate) = series.estimate() else { return finding };
     let Estimate { log_ratio, error, student } = estimate;
     let half = error * student.inverse_cdf(0.975);
@@ -150,18 +150,18 @@ pub(super) fn judge(
     };
     let Some(guard) = guard else {
         finding.measured = Some(measured);
-        finding.verdict = Verdict::Kept;
+        finding.verdict = GuardVerdict::Kept;
         return finding;
     };
     // Not the mean alone: one bad interval must not be an alarm by its size.
     let latest_exceed = series.step.len() >= LEAST_BLOCKS
         && series.step.iter().rev().take(LEAST_BLOCKS).all(|log| !guard.allows(log.exp()));
     finding.verdict = if !guard.allows(measured.surely) && latest_exceed {
-        Verdict::Exceeded
+        GuardVerdict::Exceeded
     } else if guard.allows(measured.ratio) {
-        Verdict::Kept
+        GuardVerdict::Kept
     } else {
-        Verdict::Unclear
+        GuardVerdict::Unclear
     };
     finding.measured = Some(measured);
     finding

@@ -5,19 +5,19 @@ use std::collections::{BTreeMap, HashMap};
 use meridian_engine::control::{LatencyReport, SlotStatus, Version};
 use statrs::distribution::{DiscreteCDF, Hypergeometric};
 
-use super::judge::{Finding, Interval, Look, Verdict, judge};
+use super::judge::{Finding, GuardVerdict, Interval, Look, judge};
 use super::state::{EngineRecord, NewPolicy, Outcome, Phase, Role, RolloutState, is_same};
 use crate::stats::{Metric, Sample};
 
 /// What an engine says.
 #[derive(Clone, Debug)]
-pub(super) struct Seen {
+pub(super) struct EngineReport {
     pub(super) slot: SlotStatus,
     pub(super) report: LatencyReport,
 }
 
 /// The engines of the fleet, and what those say that answer.
-pub(super) type Engines = BTreeMap<String, Option<Seen>>;
+pub(super) type Engines = BTreeMap<String, Option<EngineReport>>;
 
 /// The change that brings an engine nearer to its role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,7 +122,7 @@ impl Machine {
         self.before = engines
             .iter()
             .filter_map(|(name, seen)| {
-                let Seen { slot, report } = seen.as_ref()?;
+                let EngineReport { slot, report } = seen.as_ref()?;
                 let decides = self.decides(name, slot);
                 Some((name.clone(), Before { report: report.clone(), decides, faults: faults(slot) }))
             })
@@ -196,7 +196,7 @@ impl Machine {
         notes.into_iter().for_each(|note| self.state.note(note));
     }
 
-    fn join(&mut self, name: &str, seen: &Seen) {
+    fn join(&mut self, name: &str, seen: &EngineReport) {
         let active = &seen.slot.active;
         let has_new = self.state.policy.is(active);
         let role = match self.state.phase {
@@ -229,7 +229,9 @@ impl Machine {
     fn alarm(&self, engines: &Engines) -> Option<String> {
         let policy = &self.state.policy;
         for (name, seen) in engines {
-            let (Some(Seen { slot, .. }), Some(record)) = (seen, self.state.engines.get(name)) else { continue };
+            let (Some(EngineReport { slot, .. }), Some(record)) = (seen, self.state.engines.get(name)) else {
+                continue;
+            };
             if record.foreign.is_some() {
                 continue;
             }
@@ -282,7 +284,7 @@ impl Machine {
     fn measure(&self, engines: &Engines) -> Option<Interval> {
         let mut interval = Interval::default();
         for (name, seen) in engines {
-            let (Some(Seen { slot, report }), Some(before)) = (seen, self.before.get(name)) else { continue };
+            let (Some(EngineReport { slot, report }), Some(before)) = (seen, self.before.get(name)) else { continue };
             let Some(record) = self.state.engines.get(name).filter(|record| record.foreign.is_none()) else { continue };
             let decides = self.decides(name, slot);
             if before.report.run != report.run || before.decides != decides || slot.quarantine.is_some() {
@@ -314,7 +316,7 @@ impl Machine {
             .state
             .findings
             .iter()
-            .filter(|finding| finding.verdict == Verdict::Exceeded)
+            .filter(|finding| finding.verdict == GuardVerdict::Exceeded)
             .map(|finding| described(finding, " is exceeded"))
             .collect();
         if !exceeded.is_empty() {
@@ -329,7 +331,7 @@ impl Machine {
             .state
             .findings
             .iter()
-            .filter(|finding| finding.guard.is_some() && finding.verdict != Verdict::Kept)
+            .filter(|finding| finding.guard.is_some() && finding.verdict != GuardVerdict::Kept)
             .map(|finding| described(finding, " is not yet clear"))
             .collect();
         if open.is_empty() || self.state.accepted {

@@ -15,7 +15,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 
-pub use judge::{Finding, Measured, Verdict};
+pub use judge::{Finding, GuardVerdict, Measured};
 pub use runner::{Clock, Rollout, RolloutError, Roster, Start, reopen};
 pub use settings::{Guard, RolloutSettings, SettingError, Side};
 pub use state::{EngineRecord, Event, NewPolicy, Outcome, Phase, Role, RolloutState};

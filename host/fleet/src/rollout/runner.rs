@@ -12,11 +12,11 @@ use meridian_core::text::printable;
 use meridian_engine::control::{LatencyReport, Mode, ProcessStatus, SlotStatus, Version};
 use thiserror::Error;
 
-use super::machine::{Action, Engines, Machine, Seen};
+use super::machine::{Action, EngineReport, Engines, Machine};
 use super::settings::{RolloutSettings, SettingError};
 use super::state::{FORMAT, NewPolicy, Outcome, Phase, RolloutState, is_same};
 use super::store::{Store, StoreError, Wish};
-use crate::{AT_A_TIME, Member, MemberError, Policy, PolicyOrigin, each};
+use crate::{AT_A_TIME, Member, MemberError, NamedPolicy, PolicyOrigin, each};
 
 /// The engines of a fleet, which come and go. Called before each look, on the thread of the roll-out.
 pub trait Roster {
@@ -54,7 +54,7 @@ pub enum RolloutError {
 pub struct Rollout<'a> {
     store: Store,
     machine: Machine,
-    policy: Policy,
+    policy: NamedPolicy,
     roster: &'a dyn Roster,
     clock: &'a dyn Clock,
     /// Receives the state after each event, with the number of events that it has been told.
@@ -159,7 +159,7 @@ impl<'a> Rollout<'a> {
     fn of(
         store: Store,
         machine: Machine,
-        policy: Policy,
+        policy: NamedPolicy,
         roster: &'a dyn Roster,
         clock: &'a dyn Clock,
         told: &'a mut dyn FnMut(&RolloutState),
@@ -212,7 +212,7 @@ impl<'a> Rollout<'a> {
                 Some((_, count)) => *count += 1,
                 None => versions.push((found.active.clone(), 1)),
             }
-            engines.insert(name, Some(Seen { slot: found, report }));
+            engines.insert(name, Some(EngineReport { slot: found, report }));
         }
         if engines.len() < 2 && problems.is_empty() {
             return Err(RolloutError::Fleet(format!(
@@ -352,7 +352,7 @@ impl<'a> Rollout<'a> {
         let slot = self.machine.state.settings.slot;
         let seen = self.ask().into_iter().map(|(name, status, latency)| {
             let slot = status.ok().and_then(|status| status.slots.into_iter().find(|of| of.slot == slot));
-            (name, slot.zip(latency.ok()).map(|(slot, report)| Seen { slot, report }))
+            (name, slot.zip(latency.ok()).map(|(slot, report)| EngineReport { slot, report }))
         });
         seen.collect()
     }
@@ -416,7 +416,12 @@ impl<'a> Rollout<'a> {
 }
 
 /// Change an engine, and see what it has then.
-fn change(member: &dyn Member, state: &RolloutState, new: &Policy, action: Action) -> Result<SlotStatus, MemberError> {
+fn change(
+    member: &dyn Member,
+    state: &RolloutState,
+    new: &NamedPolicy,
+    action: Action,
+) -> Result<SlotStatus, MemberError> {
     let slot = state.settings.slot;
     match action {
         Action::Shadow => member.put(slot, new, Mode::Shadow),
@@ -427,7 +432,7 @@ fn change(member: &dyn Member, state: &RolloutState, new: &Policy, action: Actio
         Action::PutOld => {
             let old = state.engines.get(member.name()).map(|record| record.old.clone()).unwrap_or_default();
             let options = if old.options.is_empty() { "{}".into() } else { old.options };
-            let old = Policy { source: PolicyOrigin::Named(old.source), options: Some(options) };
+            let old = NamedPolicy { source: PolicyOrigin::Named(old.source), options: Some(options) };
             member.put(slot, &old, Mode::Active)
         }
     }?;
@@ -435,12 +440,12 @@ fn change(member: &dyn Member, state: &RolloutState, new: &Policy, action: Actio
     found.ok_or_else(|| MemberError::Refused(format!("{}: has no {} slot", member.name(), slot.label())))
 }
 
-fn given(policy: &NewPolicy, component: Option<Arc<[u8]>>) -> Policy {
+fn given(policy: &NewPolicy, component: Option<Arc<[u8]>>) -> NamedPolicy {
     let source = match component {
         Some(bytes) => PolicyOrigin::Component { bytes, signature: policy.signature.clone() },
         None => PolicyOrigin::Named(policy.source.clone()),
     };
-    Policy { source, options: policy.options.clone() }
+    NamedPolicy { source, options: policy.options.clone() }
 }
 
 /// Take the lock of a folder and go on with its roll-out.

@@ -16,7 +16,7 @@ use rand_distr::{Distribution, StandardNormal};
 use rand_pcg::Pcg64;
 
 use super::*;
-use crate::{Member, MemberError, Policy, PolicyOrigin};
+use crate::{Member, MemberError, NamedPolicy, PolicyOrigin};
 
 const SLOT: SlotName = SlotName::Dispatch;
 const OLD: &str = "native:fcfs";
@@ -253,7 +253,7 @@ impl Member for Played {
         })
     }
 
-    fn put(&self, _: SlotName, policy: &Policy, mode: Mode) -> Result<SwapReport, MemberError> {
+    fn put(&self, _: SlotName, policy: &NamedPolicy, mode: Mode) -> Result<SwapReport, MemberError> {
         let PolicyOrigin::Named(source) = &policy.source else { return refused("only names") };
         let given = version(source);
         self.with(|inner| {
@@ -419,7 +419,7 @@ fn an_equal_policy_reaches_every_engine() {
     }
     let state = play.state();
     assert_eq!(state.messages, world.messages.load(Ordering::SeqCst), "every call is counted");
-    assert!(state.findings.iter().all(|finding| finding.verdict == Verdict::Kept), "{:?}", state.findings);
+    assert!(state.findings.iter().all(|finding| finding.verdict == GuardVerdict::Kept), "{:?}", state.findings);
 }
 
 #[test]

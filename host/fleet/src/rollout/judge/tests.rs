@@ -67,7 +67,7 @@ fn exceeded(mut world: World, new: usize, effect: f64, guard: Guard, looks: u32)
     (1..=looks).find(|number| {
         step.push(world.interval(new, effect));
         let look = Look { number: *number, false_alarm: 0.01 / 6.0 };
-        judge(guard.metric, Some(guard), &before, &step, look).verdict == Verdict::Exceeded
+        judge(guard.metric, Some(guard), &before, &step, look).verdict == GuardVerdict::Exceeded
     })
 }
 
@@ -148,8 +148,8 @@ fn too_few_values_are_joined_and_then_enough() {
     let p90 = guard("output_itl_p90<=1.05x");
     let of = |step: &[Interval]| judge(p90.metric, Some(p90), &before, step, Look { number: 8, false_alarm: 0.01 });
     // 100 values are needed: four intervals of one engine.
-    assert_eq!((of(&step[..3]).verdict, of(&step[..3]).blocks), (Verdict::TooFew, 0));
-    assert_eq!((of(&step).blocks, of(&step).verdict != Verdict::TooFew), (2, true));
+    assert_eq!((of(&step[..3]).verdict, of(&step[..3]).blocks), (GuardVerdict::TooFew, 0));
+    assert_eq!((of(&step).blocks, of(&step).verdict != GuardVerdict::TooFew), (2, true));
 }
 
 #[test]
@@ -179,9 +179,9 @@ fn silence_is_a_finding() {
         .collect();
     let starvation = Guard::STARVATION;
     let look = Look { number: 3, false_alarm: 0.001 };
-    assert_eq!(judge(starvation.metric, Some(starvation), &before, &step, look).verdict, Verdict::Exceeded);
+    assert_eq!(judge(starvation.metric, Some(starvation), &before, &step, look).verdict, GuardVerdict::Exceeded);
     let p90 = guard("output_itl_p90<=1.05x");
-    assert_eq!(judge(p90.metric, Some(p90), &before, &step, look).verdict, Verdict::TooFew);
+    assert_eq!(judge(p90.metric, Some(p90), &before, &step, look).verdict, GuardVerdict::TooFew);
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn one_bad_interval_is_no_alarm() {
     let p90 = guard("output_itl_p90<=1.05x");
     for number in 1..=6 {
         let look = Look { number, false_alarm: 0.01 };
-        assert_ne!(judge(p90.metric, Some(p90), &before, &step, look).verdict, Verdict::Exceeded, "{number}");
+        assert_ne!(judge(p90.metric, Some(p90), &before, &step, look).verdict, GuardVerdict::Exceeded, "{number}");
         step.push(world.interval(1, 1.0));
     }
 }

@@ -20,7 +20,7 @@ pub(super) struct Columns {
 }
 
 /// The device's memory and the host's for so many rows.
-pub(super) struct Slot {
+pub(super) struct Buffers {
     /// Answers, then columns.
     pinned: Pinned,
     /// Columns.
@@ -33,9 +33,9 @@ pub(super) struct Slot {
 }
 
 // SAFETY: handles and addresses; the driver's calls may come from any thread, and one holds the slot at a time.
-unsafe impl Send for Slot {}
+unsafe impl Send for Buffers {}
 
-impl Slot {
+impl Buffers {
     /// For `rows` at least, in the current context.
     pub(super) fn new(rows: usize) -> Result<Self, KernelError> {
         let rows = rows.next_power_of_two();

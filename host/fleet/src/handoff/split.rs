@@ -20,7 +20,7 @@ pub(super) enum Api {
 
 /// A request that can be handed over.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct SplitRequest {
     pub(super) api: Api,
     /// The body for the engine that thinks.
     pub(super) think: Value,
@@ -79,7 +79,7 @@ const ZERO: [&str; 4] = ["presence_penalty", "frequency_penalty", "min_tokens", 
 /// The option that asks for a report of the thinking, in the field of the response that the transfer needs.
 const REPORT: &str = "meridian_think_report";
 
-impl Plan {
+impl SplitRequest {
     /// # Errors
     /// The field that only one engine can serve.
     pub(super) fn of(api: Api, body: &Value, markers: &[u64]) -> Result<Self, String> {
@@ -235,7 +235,7 @@ mod tests {
     use super::*;
 
     fn refused(api: Api, body: &Value) -> Option<String> {
-        Plan::of(api, body, &[37]).err()
+        SplitRequest::of(api, body, &[37]).err()
     }
 
     #[test]
@@ -272,7 +272,7 @@ mod tests {
     #[test]
     fn the_two_parts() {
         let body = json!({ "model": "m", "prompt": "p", "temperature": 0, "max_tokens": 9, "return_token_ids": true });
-        let plan = Plan::of(Api::Completions, &body, &[37]).expect("can be handed over").offering(&(4..=9));
+        let plan = SplitRequest::of(Api::Completions, &body, &[37]).expect("can be handed over").offering(&(4..=9));
         assert_eq!(plan.think["stop_token_ids"], json!([37]));
         let offer = json!({ "do_remote_decode": true, HANDOFF: { "min_blocks": 4, "max_blocks": 9 } });
         assert_eq!(plan.think["kv_transfer_params"], offer);
@@ -281,7 +281,7 @@ mod tests {
         let answer = json!({ "model": "m", "temperature": 0, "prompt": [1, 37], "max_tokens": 8, "stream": true,
             "return_token_ids": true, "kv_transfer_params": { "remote_port": 1 } });
         assert_eq!(plan.answer(&[1, 37], plan.left(1), Some(&kv)), answer);
-        let unlimited = Plan::of(Api::Chat, &json!({ "messages": [] }), &[37]).expect("can be handed over");
+        let unlimited = SplitRequest::of(Api::Chat, &json!({ "messages": [] }), &[37]).expect("can be handed over");
         assert_eq!(unlimited.left(5), None);
     }
 

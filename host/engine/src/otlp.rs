@@ -58,7 +58,7 @@ impl Default for TraceLimits {
 ///
 /// ```
 /// use meridian_core::{Markers, NewRequest, RequestTable};
-/// use meridian_engine::traces::FinishedRequest;
+/// use meridian_engine::otlp::FinishedRequest;
 ///
 /// let mut table = RequestTable::new(Markers::default());
 /// let slot = table.insert(&NewRequest { prompt_tokens: 64, ..NewRequest::default() })?;
@@ -105,7 +105,7 @@ pub struct FinishedRequest {
 /// The span of a caller, from the `traceparent` header of W3C Trace Context.
 ///
 /// ```
-/// use meridian_engine::traces::TraceParent;
+/// use meridian_engine::otlp::TraceParent;
 ///
 /// let parent = TraceParent::parse("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01").unwrap();
 /// assert!(parent.is_sampled());

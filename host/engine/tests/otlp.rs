@@ -16,7 +16,7 @@ use meridian_core::config::TelemetryConfig;
 use meridian_core::{Overtaking, Part, Rule};
 use meridian_engine::control::{Control, ControlError, FaultEntry, Mode, ProcessStatus, SlotName, SwapReport, Upload};
 use meridian_engine::explain::{Explanation, PartTime};
-use meridian_engine::traces::{FinishedRequest, HandoffSpan, Sent, TraceLimits, TraceParent, Traces};
+use meridian_engine::otlp::{FinishedRequest, HandoffSpan, Sent, TraceLimits, TraceParent, Traces};
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
