@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use meridian_core::PolicySource;
 use meridian_engine::control::{LatencyReport, SlotStatus, Version};
 use statrs::distribution::{DiscreteCDF, Hypergeometric};
 
@@ -498,7 +499,7 @@ impl Machine {
         let has_it = slot.previous.as_ref().is_some_and(is_old);
         // In quarantine, the old one stands in.
         let stands_in = slot.quarantine.is_some() && is_old(&slot.active);
-        let is_named = record.old.sha256.is_empty() || record.old.source.starts_with("oci://");
+        let is_named = record.old.sha256.is_empty() || PolicySource::of(&record.old.source).registry().is_some();
         // Its own instance, with its state, before one that starts anew.
         if has_it || stands_in || !is_named { Action::RollBack } else { Action::PutOld }
     }
