@@ -41,10 +41,11 @@ impl BudgetDecider for PolicySlot<Budget> {
     fn start(&mut self, load: &Load, candidates: &[BudgetCandidate]) -> Vec<Thresholds> {
         let load = Load { point: Point::Start, ..*load };
         let (_, decision) = self.ask(&load, candidates);
-        let mut thresholds = decision.thresholds.clone();
-        // Those of the configuration were checked, unless a caller made them.
-        let configured =
-            check_thresholds(&load.configured).map_or_else(|_| Thresholds::default(), |()| load.configured);
+        let holds = |thresholds: &Thresholds| check_thresholds(thresholds).is_ok();
+        let configured = if holds(&load.configured) { load.configured } else { Thresholds::default() };
+        // The default's answer is not checked, and comes of a configuration that a caller may have made.
+        let mut thresholds: Vec<_> =
+            decision.thresholds.iter().map(|given| if holds(given) { *given } else { configured }).collect();
         thresholds.resize(candidates.len(), configured);
         thresholds
     }
