@@ -20,7 +20,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     ("meridian-memory", &["meridian-core", "tokio"]),
     ("meridian-kernels", &[]),
-    ("meridian-bench", &["meridian-core", "meridian-engine", "meridian-fleet", "meridian-kernels", "meridian-wasm"]),
+    ("meridian-bench", &["meridian-core", "meridian-engine", "meridian-fleet", "meridian-wasm"]),
     (
         "meridian-cli",
         &[

@@ -93,7 +93,7 @@ pub use kind::{Budget, Dispatch, Eviction, SlotKind, SlotName};
 pub use meridian_policy_sdk::budget::{Column as BudgetColumn, Decision as BudgetDecision};
 pub use meridian_policy_sdk::eviction::{Column as EvictionColumn, Memory, Ranking, Subject};
 pub use meridian_policy_sdk::{CONTRACT, Column, Decision, State, Step, Targets};
-pub use mirror::{EngineMirror, KvCounts, MeasuredStep};
+pub use mirror::{EngineMirror, KvCounts};
 pub use pattern::Pattern;
 pub use phase::{Markers, PhaseTracker, Standing};
 pub use phase_record::PhaseRecord;

@@ -35,8 +35,6 @@ pub struct EngineMirror {
     steps_ahead: usize,
     /// Steps so far.
     steps: u64,
-    /// The step whose end was seen last.
-    measured: Option<MeasuredStep>,
     last_plan_ms: Option<f64>,
     preemptions: [u64; 3],
     /// Requests that the latest plan preempts for waiting ones, and the number of waiting requests.
@@ -49,22 +47,8 @@ pub struct EngineMirror {
 /// A step whose end has not been seen.
 #[derive(Clone, Copy, Debug)]
 struct InFlight {
-    number: u64,
     load: StepLoad,
     predicted_ms: Option<f32>,
-}
-
-/// A step whose end was seen.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct MeasuredStep {
-    /// Number of the step, from 1: see [`EngineMirror::steps`].
-    pub number: u64,
-    /// Its tokens.
-    pub load: StepLoad,
-    /// Its time, milliseconds.
-    pub ms: f64,
-    /// The time that the learned model predicted when it began, milliseconds.
-    pub predicted_ms: Option<f32>,
 }
 
 /// Tokens found in and missed by the prefix cache, and the cost of preemptions, since the start.
@@ -214,7 +198,7 @@ impl EngineMirror {
         }
         let predicted_ms = self.step_time.learned().map(|fit| fit.of(&step));
         self.steps += 1;
-        self.in_flight.push(InFlight { number: self.steps, load: step, predicted_ms });
+        self.in_flight.push(InFlight { load: step, predicted_ms });
         step.decode_tokens.saturating_add(step.prefill_tokens)
     }
 
@@ -369,13 +353,12 @@ impl EngineMirror {
         if let Some(last_ms) = self.last_plan_ms.replace(now_ms)
             && self.in_flight.len() > self.steps_ahead
         {
-            let InFlight { number, load, predicted_ms } = self.in_flight.remove(0);
+            let InFlight { load, .. } = self.in_flight.remove(0);
             let ms = now_ms - last_ms;
             self.step_time.observe(&load, ms);
             if let Some(latencies) = self.table.latencies_mut() {
                 latencies.step(&load, ms);
             }
-            self.measured = Some(MeasuredStep { number, load, ms, predicted_ms });
         }
     }
 
@@ -383,11 +366,6 @@ impl EngineMirror {
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.steps
-    }
-
-    /// The step whose end was seen last, once.
-    pub fn take_measured(&mut self) -> Option<MeasuredStep> {
-        self.measured.take()
     }
 
     /// The load of the latest step, and the time that the learned model predicts for it, milliseconds.

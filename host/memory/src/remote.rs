@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use meridian_core::BlockId;
@@ -16,6 +16,7 @@ use crate::fabric::{
     Backoff, BlockHash, Clock, DataPath, FabricKind, Kept, KvFabric, KvFabricError, MemoryId, Node, NodeSettings,
     OfferId, Offered, Refusal, Region, Signal, Stop, SystemClock, Target, Transfer,
 };
+use crate::sync::{Mutex, lock};
 use crate::{BlockLocation, BlockManager, Error, Fabric, FabricError};
 
 /// The memory of the engine's KV blocks. Called on the thread that moves a block, without a lock.
@@ -282,9 +283,4 @@ impl Drop for Buffer<'_> {
     fn drop(&mut self) {
         lock(&self.blocks.free).push(self.index);
     }
-}
-
-/// A panic under these locks leaves a list that is complete.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -104,6 +104,7 @@ def test_every_hostile_component_is_survived(
                 assert engine.generate(requests(24)) == stock_tokens, name
             assert engine.scheduler._meridian is native, f"{name}: Meridian gave up"
             stats = native.stats()
+            assert ("a policy faulted" in caplog.text) == any(stats["faults"].values()), name
             counted = {fault: count for fault, count in stats["faults"].items() if count}
             # A busy machine may not start an instance again within 5 ms of a fault. That is a fault as well, and until
             # it starts, steps fall back without a further one.

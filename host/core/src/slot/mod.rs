@@ -409,18 +409,19 @@ impl<K: SlotKind> State<K> {
             lock(&self.faults).push(K::NAME, version, false, self.now_ms, candidates, fault, batch);
         }
         self.last_fault = faults.last().cloned();
-        self.log_faults();
+        let name = self.active.version.name.clone();
+        self.log_faults(&name);
         self.active.strike(self.now_ms, &self.limits)
     }
 
     /// Log the first fault, then each doubling: a policy that faults in every step must not fill the log.
-    fn log_faults(&mut self) {
+    fn log_faults(&mut self, policy: &str) {
         let count = self.stats.fault_count();
         if count >= 2 * self.faults_logged {
             self.faults_logged = count;
             tracing::warn!(
                 slot = K::NAME.label(),
-                policy = self.active.version.name,
+                policy,
                 faults = count,
                 last = self.last_fault.as_ref().map(tracing::field::display),
                 "a policy faulted, and the native default decided in its place"
@@ -488,6 +489,7 @@ impl<K: SlotKind> State<K> {
         self.stats.faulted(fault.kind);
         lock(&self.faults).push(K::NAME, &loaded.version, false, self.now_ms, 0, &fault, None);
         self.last_fault = Some(fault);
+        self.log_faults(&loaded.version.name);
         self.put_away(loaded);
     }
 }

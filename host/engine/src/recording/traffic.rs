@@ -101,7 +101,7 @@ pub fn each_row(
         let places = Places::new(rows.columns());
         if let Some(lacks) = needed.iter().find(|column| places.0[**column as usize].is_none()) {
             let name = Dispatch::COLUMN_NAMES[*lacks as usize];
-            return Err(failed(format!("has no column {name}, expected a recording of contract 0.2 or later")));
+            return Err(failed(format!("has no column {name}, expected one that this version recorded")));
         }
         while rows.next_into(&mut row)? {
             requests.clear();
