@@ -5,19 +5,17 @@ engine inside vLLM. Only `meridian.vllm` imports vLLM.
 """
 
 from meridian._native import ConfigError, PolicyError, __version__
-from meridian.config import (
+from meridian._tables import (
     AdminConfig,
     DisaggConfig,
     EntropyConfig,
     KvMemoryConfig,
-    MeridianConfig,
-    ModelConfig,
     PolicyConfig,
     SchedulerConfig,
     SlotConfig,
     TelemetryConfig,
-    load_config,
 )
+from meridian.config import MeridianConfig, ModelConfig, load_config
 from meridian.engine import (
     EngineLoad,
     EvictionCandidate,

@@ -20,7 +20,7 @@ from meridian.vllm.xargs import EFFORT, EFFORTS, NO_LIMIT, RequestBudget
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from meridian.config import ReasoningEfforts
+    from meridian._tables import ReasoningEfforts
 
 logger = logging.getLogger("vllm.meridian")
 

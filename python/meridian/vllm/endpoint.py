@@ -25,7 +25,8 @@ import vllm
 from starlette.responses import Response
 
 from meridian._native import ConfigError, read_admin_tokens
-from meridian.config import AdminConfig, MeridianConfig, load_config
+from meridian._tables import AdminConfig
+from meridian.config import MeridianConfig, load_config
 from meridian.vllm.channel import private_folder
 from meridian.vllm.compat import check_version
 from meridian.vllm.relay import ANSWER_S, HEADERS, METHOD, Answer, refusal

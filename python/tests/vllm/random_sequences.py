@@ -72,8 +72,16 @@ class Policy:
 
     def config(self, hostile: Path) -> Any:
         """As it would stand in meridian.toml, without listeners."""
-        from meridian import MeridianConfig, ModelConfig, PolicyConfig, SlotConfig
-        from meridian.config import AdminConfig, KvMemoryConfig, SchedulerConfig, TelemetryConfig
+        from meridian import (
+            AdminConfig,
+            KvMemoryConfig,
+            MeridianConfig,
+            ModelConfig,
+            PolicyConfig,
+            SchedulerConfig,
+            SlotConfig,
+            TelemetryConfig,
+        )
 
         source = self.source if self.source.startswith("native:") else str(hostile / self.source)
         output_ms, think_ms = self.tpot_ms
