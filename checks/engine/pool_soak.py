@@ -45,6 +45,8 @@ class Soak:
     check: bool = True
     caching: bool = True
     connector: object = None
+    # Whether a step computes several requests and may admit one as well.
+    together: bool = False
     rng: random.Random = field(init=False)
     steps: int = 0
     checks: int = 0
@@ -135,16 +137,16 @@ class Soak:
         self.steps += 1
         self._let_go()
         if self.attached:
-            # As a plan does before each step.
+            # As a plan does before each step: in the engine, past the hooks.
             for hook in self.hook.pools:
-                hook.native.rekey(time.monotonic() * 1e3)
+                hook.mirror.rekey(time.monotonic() * 1e3)
         what = self.rng.random()
         if not (self.running or self.waiting) or (what < 0.25 and len(self.waiting) < MAX_WAITING):
             self._arrive()
         elif what < 0.35 and self.waiting:
             self._admit()
         elif what < 0.82 and self.running:
-            self._compute(self.rng.choice(self.running))
+            self._compute(self.rng.sample(self.running, self.rng.randint(1, len(self.running)) if self.together else 1))
         elif what < 0.93 and self.running:
             self._end(self.rng.choice(self.running), aborted=self.rng.random() < 0.4)
         elif what < 0.95 and self.waiting:
@@ -195,53 +197,60 @@ class Soak:
         self._admit()
 
     def _admit(self) -> None:
+        """A step that admits the first waiting request, if it fits."""
+        self._step_begins()
+        self._step_ends({}, admits=True)
+
+    def _step_ends(self, scheduled: dict[str, int], *, admits: bool) -> None:
+        """The end of a step that has scheduled these tokens of each request. It may admit the first waiting request."""
         from vllm.v1.request import RequestStatus
 
-        request = self.waiting[0]
-        found, tokens, _ = self.manager.get_computed_blocks(request)
-        missing = request.num_tokens - tokens
-        self._step_begins(admits=True)
-        allocated = self.manager.allocate_slots(request, missing, tokens, new_computed_blocks=found)
+        admitted = []
+        request = self.waiting[0] if admits and self.waiting else None
+        if request is not None:
+            if self.attached:
+                self.hook.admission_begins()
+            found, tokens, _ = self.manager.get_computed_blocks(request)
+            missing = request.num_tokens - tokens
+            if self.manager.allocate_slots(request, missing, tokens, new_computed_blocks=found) is not None:
+                self.waiting.popleft()
+                self.running.append(request)
+                request.status = RequestStatus.RUNNING
+                request.num_computed_tokens = request.num_tokens
+                if not request.num_preemptions:
+                    self.matched_tokens += tokens
+                    self.prompt_tokens += request.num_tokens
+                admitted.append(SimpleNamespace(req_id=request.request_id, num_computed_tokens=tokens))
+                scheduled = {**scheduled, request.request_id: missing}
         self.hook.step_ends()
-        if allocated is None:
-            return
-        self.waiting.popleft()
-        self.running.append(request)
-        request.status = RequestStatus.RUNNING
-        request.num_computed_tokens = request.num_tokens
-        if not request.num_preemptions:
-            self.matched_tokens += tokens
-            self.prompt_tokens += request.num_tokens
-        admitted = SimpleNamespace(req_id=request.request_id, num_computed_tokens=tokens)
-        self.engine.end(Scheduled({request.request_id: missing}, [admitted]), float(self.steps), False)
+        taken = self.hook.taken() if self.attached else []
+        if scheduled:
+            self.engine.end(Scheduled(scheduled, admitted), float(self.steps), False, taken)
 
-    def _step_begins(self, *, admits: bool) -> None:
+    def _step_begins(self) -> None:
         if self.attached:
             self.hook.step_begins()
-            if admits:
-                self.hook.admission_begins()
 
-    def _compute(self, request: Any) -> None:
+    def _compute(self, requests: list[Any]) -> None:
         """A few decode steps; whoever is last makes room, as in vLLM's scheduler."""
         for _ in range(self.rng.randint(1, 6)):
-            if request.num_tokens >= MAX_TOKENS:
-                self._end(request, aborted=False)
-                return
-            what = self.rng.random()
-            token = END if what < 0.1 else TOOL_CALL if what < 0.11 else self.rng.randint(10, 14)
-            request.append_output_token_ids(token)
-            generated = SimpleNamespace(request_id=request.request_id, new_token_ids=[token])
-            self.engine.tokens([[generated]], float(self.steps))
-            self._step_begins(admits=False)
-            while self.manager.allocate_slots(request, 1) is None:
-                victim = self.running[-1]
-                self._preempt(victim)
-                if victim is request:
-                    self.hook.step_ends()
-                    return
-            self.hook.step_ends()
-            request.num_computed_tokens += 1
-            self.engine.end(Scheduled({request.request_id: 1}), float(self.steps), False)
+            for request in [request for request in requests if request in self.running]:
+                if request.num_tokens >= MAX_TOKENS:
+                    self._end(request, aborted=False)
+                    continue
+                what = self.rng.random()
+                token = END if what < 0.1 else TOOL_CALL if what < 0.11 else self.rng.randint(10, 14)
+                request.append_output_token_ids(token)
+                generated = SimpleNamespace(request_id=request.request_id, new_token_ids=[token])
+                self.engine.tokens([[generated]], float(self.steps))
+            self._step_begins()
+            for request in requests:
+                while request in self.running and self.manager.allocate_slots(request, 1) is None:
+                    self._preempt(self.running[-1])
+                if request in self.running:
+                    request.num_computed_tokens += 1
+            scheduled = {request.request_id: 1 for request in requests if request in self.running}
+            self._step_ends(scheduled, admits=self.together and self.rng.random() < 0.1)
 
     def _preempt(self, request: Any) -> None:
         from vllm.v1.request import RequestStatus

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -262,10 +264,10 @@ def test_a_defect_in_the_hook_leaves_stock_vllm(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("eviction", ["native:tiered-lru", "prefix-value.wasm"])
-@pytest.mark.parametrize("connector", [None, "some"])
-def test_the_pools_invariants_hold(kind: str, eviction: str, connector: object, policies: Path) -> None:
+@pytest.mark.parametrize(("connector", "together"), [(None, False), (None, True), ("some", False)])
+def test_the_pools_invariants_hold(kind: str, eviction: str, connector: object, together: bool, policies: Path) -> None:
     source = str(policies / eviction) if eviction.endswith(".wasm") else eviction
-    soak = Soak(seed=1, kind=kind, eviction=source, connector=connector)
+    soak = Soak(seed=1, kind=kind, eviction=source, connector=connector, together=together)
     soak.run(600)
     assert soak.violations == []
     assert soak.preempted > 20
@@ -298,15 +300,46 @@ def test_the_soak_finds_a_mirror_that_is_wrong(forgotten: str) -> None:
     assert soak.violations or kv["resyncs"] > 1 + soak.resets
 
 
+@pytest.mark.parametrize("eviction", ["native:prefix-value", "native:t-lru", "native:cost-aware"])
+def test_looking_ahead_hands_out_the_blocks_of_a_choice_at_each_allocation(
+    eviction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A choice made ahead is never used after the order of eviction may have changed."""
+
+    def handed_out(ahead: bool) -> list[list[int]]:
+        soak = Soak(seed=6, blocks=96, eviction=eviction, together=True, check=False)
+        clock = SimpleNamespace(monotonic=lambda: float(soak.steps), perf_counter_ns=time.perf_counter_ns)
+        monkeypatch.setattr("meridian.vllm.kv.time", clock)
+        monkeypatch.setattr("checks.engine.pool_soak.time", clock)
+        (hook,) = soak.hook.pools
+        allocated = []
+        allocate = soak.pool.get_new_blocks
+
+        def allocating(num_blocks: int) -> Any:
+            if not ahead:
+                hook.in_step = hook._in_last_step = hook._ready = 0
+            blocks = allocate(num_blocks)
+            allocated.append([block.block_id for block in blocks])
+            return blocks
+
+        soak.pool.get_new_blocks = allocating
+        soak.run(400)
+        assert soak.violations == []
+        return allocated
+
+    assert handed_out(True) == handed_out(False)
+
+
 def test_dead_thinking_first_finds_more_prompts() -> None:
     """The same requests with and without Meridian: hits are never fewer, and more where memory is tight."""
 
-    def hits(attached: bool, blocks: int) -> float:
-        soak = Soak(seed=4, blocks=blocks, attached=attached, check=False)
-        soak.run(1500)
-        return soak.matched_tokens / soak.prompt_tokens
+    def hits(attached: bool) -> float:
+        soaks = [Soak(seed=seed, blocks=64, attached=attached, check=False) for seed in range(3, 9)]
+        for soak in soaks:
+            soak.run(1500)
+        return sum(soak.matched_tokens for soak in soaks) / sum(soak.prompt_tokens for soak in soaks)
 
-    assert hits(True, 64) > hits(False, 64)
+    assert hits(True) > hits(False)
 
 
 def test_without_prefix_caching_no_pool_is_touched() -> None:
