@@ -19,7 +19,7 @@ const OLD: &str = "native:balanced";
 /// Leaves every step to the default, `balanced`: the same policy under another name.
 const SAME: &str = "native:noop";
 /// Holds answers back to one token in two seconds while anything else could run.
-const STARVES: (&str, &str) = ("native:qoe", r#"{"reading_tok_s": 0.5, "lead_tokens": 1}"#);
+const STARVES: (&str, &str) = ("native:pascal", r#"{"tpot_ms": 2000.0, "lead_tokens": 1}"#);
 /// The bound of a component's decision, milliseconds; a policy that sleeps so long adds it to every step.
 const DEADLINE_MS: f64 = 2.0;
 /// A step with some 16 decodes of a small model, milliseconds.
@@ -31,6 +31,7 @@ const STEP: StepModel = StepModel {
     kv_token_ms: 0.0,
     attention_ms: 0.0,
     arrival_ms: 0.0,
+    hides_host: false,
 };
 const USUAL_STEP_MS: f64 = 4.1;
 

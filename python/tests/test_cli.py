@@ -20,7 +20,7 @@ def test_check_describes_a_component(policies: Path) -> None:
     assert slot.pop("slowest_ms") > 0
     assert slot == {
         "slot": "dispatch",
-        "inputs": ["Phase", "State", "SinceProgressMs", "Priority", "SlackMs"],
+        "inputs": ["Phase", "State", "WaitMs", "SinceProgressMs", "Priority", "SlackMs"],
         "decides": True,
         "slowest_candidates": slot["slowest_candidates"],
         "deadline_ms": 2.0,

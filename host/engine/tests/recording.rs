@@ -260,7 +260,7 @@ fn other_readers_understand_a_file_at_any_time() {
         assert_eq!(schema.field(0).name(), "seq");
         let header: serde_json::Value = serde_json::from_str(&schema.metadata()["meridian"]).unwrap();
         assert_eq!(header["policy"]["version"]["source"], "native:output-first");
-        assert_eq!(header["policy"]["inputs"][2], "in_since_progress_ms");
+        assert_eq!(header["policy"]["inputs"][2], "in_wait_ms");
         let rows: usize = reader.map(|batch| batch.unwrap().num_rows()).sum();
         assert_eq!(rows, seq as usize + 1);
     }

@@ -71,7 +71,7 @@ const WITH_OPTIONS: [(&str, &str); 5] = [
     ("srpt", r#"{"forecast": "attained"}"#),
     ("mlfq", r#"{"quantum_tokens": 7}"#),
     ("fair-share", r#"{"input_weight": 0.5, "output_weight": 0}"#),
-    ("qoe", r#"{"reading_tok_s": 900.5, "lead_tokens": 1}"#),
+    ("qoe", r#"{"reading_tok_s": 900.5}"#),
 ];
 
 fn has_options(name: &str) -> bool {

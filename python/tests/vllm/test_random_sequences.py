@@ -32,7 +32,7 @@ from random_sequences import (
 
 # Of each feature: against stock, and under each policy.
 PAIRS, DECIDED = 10, 3
-HOSTILE_POLICIES = [policy for policy in POLICIES if policy.source in ("native:pascal", "native:qoe")]
+HOSTILE_POLICIES = [policy for policy in POLICIES if policy.source == "native:pascal"]
 
 
 @pytest.fixture(scope="module")
