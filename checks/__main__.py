@@ -24,7 +24,7 @@ from checks.run import RESULTS, WORK, provenance, say
 
 PAIRS = 5
 AREAS = (
-    *("component", "core", "runtime", "kv", "budget", "outputs", "policy", "agents", "bench", "kernels", "hostile"),
+    *("component", "core", "runtime", "kv", "budget", "outputs", "measure", "agents", "bench", "kernels", "hostile"),
     *("engine", "setup", "authoring", "observability", "fleet", "fabric", "house"),
 )
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from checks.run import DOCS, RESULTS, ROOT
 
-POLICY, KV, EXIT = "policy", "kv", "budget"
+MEASURE, KV, EXIT = "measure", "kv", "budget"
 # Of these areas only the figures with a bound have a row.
 BOUNDED_ONLY = ("component", "hostile")
 
@@ -30,16 +30,16 @@ class Summary:
 SUMMARY = (
     Summary(
         "p99 gap between output tokens, over stock, simulated",
-        ((POLICY, "grid: p99 output ITL over stock, load 0.95 and more", ""),),
+        ((MEASURE, "grid: balanced over stock, range: output ITL p99", ""),),
         less_is_better=True,
     ),
     Summary(
-        "requests within their service levels, over stock, simulated",
-        ((POLICY, "grid: goodput over stock, load 0.95 and more", ""),),
+        "requests within their service level, over stock, simulated",
+        ((MEASURE, "grid: balanced over stock, range: goodput", ""),),
     ),
     Summary(
-        "the same, over stock with the best flags for each load",
-        ((POLICY, "grid: goodput over tuned, load 0.95 and more", ""),),
+        "the same, over stock with its best flags",
+        ((MEASURE, "grid: balanced over stock, best flags, range: goodput", ""),),
     ),
     Summary(
         "prefix cache hit rate, above stock",
@@ -99,30 +99,34 @@ def write_figures(area: str) -> None:
     sources = sorted({(x["measured"], x["commit"], x["machine"]) for x in lines})
     shown += ["", *(f"Measured {day} at {commit} on {machine}." for day, commit, machine in sources)]
     pages = [page for page in DOCS.glob("*.md") if f"<!-- figures:{area} -->" in page.read_text()]
-    if len(pages) != 1:
+    if len(pages) > 1:
         sys.exit(f"error: {len(pages)} pages have <!-- figures:{area} --> markers, expected one")
-    write_between(pages[0], f"figures:{area}", shown)
+    # An area without markers has tables of its own.
+    for page in pages:
+        write_between(page, f"figures:{area}", shown)
     write_summary()
 
 
 def write_summary() -> None:
     """README's results, best and worst beside each other."""
-    lines = {area: latest_lines(area) for area in (POLICY, KV, EXIT)}
+    lines = {area: latest_lines(area) for area in (MEASURE, KV, EXIT)}
     rows = []
-    commits: dict[tuple[str, str], set[str]] = {}
+    commits: dict[str, dict[str, set[str]]] = {}
     for row in SUMMARY:
         found: list[tuple[float, str]] = []
         for area, name, where in row.cells:
             line = lines[area].get(name)
             if line is None:
                 sys.exit(f"error: bench/results/{area}.jsonl has no figure {name!r}")
-            commits.setdefault((line["measured"], line["machine"]), set()).add(line["commit"].removesuffix("+changes"))
+            at = commits.setdefault(line["machine"], {}).setdefault(line["measured"], set())
+            at.add(line["commit"].removesuffix("+changes"))
             found += [(line["value"], where)] if where else [(line[end], "") for end in ("low", "value", "high")]
         found.sort(reverse=not row.less_is_better)
         texts = [f"{value:+.0f}{row.unit}" if row.unit else f"{value:.2g}" for value, _ in found]
         texts = [text + (f" ({where})" if where else "") for text, (_, where) in zip(texts, found, strict=True)]
         rows.append((row.what, texts[0], "" if found[0][1] else texts[len(texts) // 2], texts[-1]))
     shown = ["| | best | median | worst |", *markdown(("", "best", "median", "worst"), rows)[1:], ""]
-    for (day, machine), at in sorted(commits.items()):
-        shown.append(f"Measured {day} on {machine}, at {', '.join(sorted(at))}.")
+    for machine, days in sorted(commits.items()):
+        when = ", ".join(f"{day} at {', '.join(sorted(at))}" for day, at in sorted(days.items()))
+        shown.append(f"Measured on {machine}: {when}.")
     write_between(ROOT / "README.md", "figures:summary", shown)

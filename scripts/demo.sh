@@ -10,8 +10,8 @@ case $given in
 *) # Before the components and the wheel are built: a table within a second, of the engine that this machine does not have.
   say "command: building meridian (minutes the first time: it compiles wasmtime)"
   build_command
-  printf 'In a simulated engine, a 7B model on an H100, below its capacity and above: stock vLLM (fcfs) and the default policy.\n'
-  target/release/meridian bench replay --workload reasoning-chat --requests 1000 --rate 2.5x,3.5x --policy balanced
+  printf 'A simulated 7B model on an H100, through a day with a burst of 15 minutes: stock vLLM (fcfs) and the default policy.\n'
+  target/release/meridian bench replay --workload reasoning-chat --rate 2.5 --day 0.6x300,1.6x900,0.6x2700 --policy balanced
   printf '\nIn vLLM itself, on this CPU:\n' ;;
 esac
 scripts/build-policies.sh >&2

@@ -154,6 +154,18 @@ struct Measured {
 
 type Values = BTreeMap<String, f64>;
 
+/// The interval of a metric of B over that of A, in pairs of runs (A, B) over the same requests; none of too few batches.
+pub(crate) fn interval_of_ratios(key: &str, pairs: &[(&Run, &Run)]) -> Option<[f64; 2]> {
+    let metric = METRICS.iter().find(|metric| metric.key == key)?;
+    let Change { a, scale, low: Some(low), high: Some(high), .. } = measure(metric, pairs)?.change else {
+        return None;
+    };
+    match scale {
+        Scale::Ratio => Some([1.0 + low, 1.0 + high]),
+        Scale::Difference => (a > 0.0).then_some([1.0 + low / a, 1.0 + high / a]),
+    }
+}
+
 /// Nothing when one side has no such metric.
 fn measure(metric: &Metric, runs: &[(&Run, &Run)]) -> Option<Measured> {
     let both = |a: &Values, b: &Values| {

@@ -5,10 +5,17 @@ use std::sync::Arc;
 
 use hdrhistogram::Histogram;
 
-use crate::results::{Run, Slo, TenantRow};
+use crate::results::{LevelPoint, Run, Slo, TenantRow};
 
 /// Groups of consecutive requests that metrics are kept of.
 pub(crate) const BATCHES: u16 = 32;
+/// The group of requests that are not measured.
+pub(crate) const NOT_MEASURED: u16 = u16::MAX;
+/// Stretches of a day that attainment is told of, and the fewest requests that tell whether the level holds.
+const LEVELS: usize = 96;
+const LEVEL_REQUESTS: u64 = 50;
+/// Attainment from which on the level holds.
+pub(crate) const HOLDS: f64 = 0.9;
 /// Points of a curve.
 const CURVE_POINTS: usize = 256;
 /// Longest time that is told apart, microseconds: eleven days.
@@ -22,6 +29,45 @@ const TENANTS: usize = 64;
 /// Tenants that are told apart; further ones count as one.
 const MAX_TENANTS: usize = 4096;
 const OTHERS: &str = "(others)";
+
+/// Which requests are measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Measured {
+    /// All of them, so many.
+    All(usize),
+    /// Those that arrive in a stretch of time, milliseconds of the run.
+    Between {
+        /// From then on.
+        from_ms: f64,
+        /// Until then.
+        to_ms: f64,
+        /// The burst of a day: from, until.
+        burst: Option<[f64; 2]>,
+    },
+}
+
+impl Measured {
+    /// The group of consecutive requests that one belongs to.
+    pub(crate) fn batch(&self, index: usize, arrival_ms: f64) -> u16 {
+        let last = usize::from(BATCHES) - 1;
+        match *self {
+            Self::All(count) => (index * usize::from(BATCHES) / count.max(1)).min(last) as u16,
+            Self::Between { from_ms, to_ms, .. } if (from_ms..to_ms).contains(&arrival_ms) => {
+                let share = (arrival_ms - from_ms) / (to_ms - from_ms);
+                ((share * f64::from(BATCHES)) as usize).min(last) as u16
+            }
+            Self::Between { .. } => NOT_MEASURED,
+        }
+    }
+
+    /// From and until when engines are looked at, in a run whose last token came then.
+    pub(crate) fn stretch_ms(&self, last_ms: f64) -> [f64; 2] {
+        match *self {
+            Self::All(_) => [0.0, last_ms],
+            Self::Between { from_ms, to_ms, .. } => [from_ms, to_ms],
+        }
+    }
+}
 
 /// Which gaps between tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,6 +155,21 @@ struct Tenant {
     ttfo: Histogram<u32>,
 }
 
+/// The requests that arrived in a stretch of a day.
+struct Level {
+    arrived: u64,
+    attained: u64,
+    ttfo: Histogram<u32>,
+    tpot: Histogram<u32>,
+}
+
+impl Level {
+    fn new() -> Self {
+        let histogram = || Histogram::new(2).expect("few digits");
+        Self { arrived: 0, attained: 0, ttfo: histogram(), tpot: histogram() }
+    }
+}
+
 /// What a reader sees who reads at a constant speed (Andes, arXiv 2404.16283, section 3.1): when each token can be read at
 /// the earliest, summed up.
 #[derive(Clone, Copy, Debug, Default)]
@@ -144,14 +205,19 @@ pub(crate) struct Finished {
     pub(crate) think_tokens: u32,
     pub(crate) output_tokens: u32,
     pub(crate) reader: Reader,
-    /// How long it would have taken in an engine of its own; NaN where that is not known.
+    /// How long it would have taken in an engine of its own, and until its first answer token; NaN where that is not
+    /// known.
     pub(crate) alone_ms: f64,
+    pub(crate) alone_ttfo_ms: f64,
 }
 
 /// The metrics of a run as its requests go by: of fixed size, however long the run is.
 pub(crate) struct Metrics {
     pub(crate) slo: Slo,
+    measured: Measured,
     whole: Group,
+    burst: Group,
+    levels: Vec<Level>,
     batches: Vec<Group>,
     tenants: Vec<Tenant>,
     tenant_numbers: HashMap<Arc<str>, u32>,
@@ -167,10 +233,14 @@ fn note(histogram: &mut Histogram<u32>, value_us: u64, count: u64) {
 }
 
 impl Metrics {
-    pub(crate) fn new(slo: Slo) -> Self {
+    pub(crate) fn new(slo: Slo, measured: Measured) -> Self {
+        let is_day = matches!(measured, Measured::Between { burst: Some(_), .. });
         Self {
             slo,
+            measured,
             whole: Group::new(),
+            burst: Group::new(),
+            levels: (0..if is_day { LEVELS } else { 0 }).map(|_| Level::new()).collect(),
             batches: (0..BATCHES).map(|_| Group::new()).collect(),
             tenants: Vec::new(),
             tenant_numbers: HashMap::new(),
@@ -178,9 +248,39 @@ impl Metrics {
         }
     }
 
-    /// The group that the request at this place belongs to, of so many.
-    pub(crate) fn batch_of(index: usize, count: usize) -> u16 {
-        (index * usize::from(BATCHES) / count.max(1)).min(usize::from(BATCHES) - 1) as u16
+    /// The group of consecutive requests that one belongs to.
+    pub(crate) fn batch_of(&self, index: usize, arrival_ms: f64) -> u16 {
+        self.measured.batch(index, arrival_ms)
+    }
+
+    /// Which requests are measured.
+    pub(crate) fn measured(&self) -> Measured {
+        self.measured
+    }
+
+    /// A request was turned away (503): it has attained nothing.
+    pub(crate) fn turned_away(&mut self, batch: u16, arrival_ms: f64) {
+        if batch == NOT_MEASURED {
+            return;
+        }
+        self.whole.requests += 1;
+        self.batches[usize::from(batch)].requests += 1;
+        if self.is_of_burst(arrival_ms) {
+            self.burst.requests += 1;
+        }
+        if let Some(level) = self.level(arrival_ms) {
+            level.arrived += 1;
+        }
+    }
+
+    fn is_of_burst(&self, arrival_ms: f64) -> bool {
+        matches!(self.measured, Measured::Between { burst: Some([from, to]), .. } if (from..to).contains(&arrival_ms))
+    }
+
+    fn level(&mut self, arrival_ms: f64) -> Option<&mut Level> {
+        let Measured::Between { from_ms, to_ms, .. } = self.measured else { return None };
+        let share = (arrival_ms - from_ms) / (to_ms - from_ms);
+        self.levels.get_mut((share * LEVELS as f64) as usize)
     }
 
     /// The number of a tenant.
@@ -224,15 +324,29 @@ impl Metrics {
         let &Finished { batch, arrival_ms, think_tokens, output_tokens, .. } = request;
         let end_ms = request.last_token_ms;
         self.last_ms = self.last_ms.max(end_ms);
+        if batch == NOT_MEASURED {
+            return;
+        }
         let since = |ms: f64| ms - arrival_ms;
         let (e2e_ms, ttfo_ms) = (since(end_ms), since(request.first_output_ms));
         let gaps = output_tokens.saturating_sub(1);
         let tpot_ms = if gaps == 0 { 0.0 } else { (end_ms - request.first_output_ms) / f64::from(gaps) };
         let slo = self.slo;
-        let due_ms = slo.ttfo_ms + slo.think_ms * f64::from(think_tokens);
+        let due_ms = if slo.alone > 0.0 && request.alone_ttfo_ms.is_finite() {
+            slo.alone * request.alone_ttfo_ms
+        } else {
+            slo.due_ms(request.prompt_tokens, think_tokens)
+        };
         let attained = ttfo_ms <= due_ms && tpot_ms <= slo.tpot_ms;
         let qoe = qoe(request.reader, output_tokens, arrival_ms + due_ms, slo.reading_tok_s);
-        for group in [&mut self.whole, &mut self.batches[usize::from(batch)]] {
+        if let Some(level) = self.level(arrival_ms) {
+            level.arrived += 1;
+            level.attained += u64::from(attained);
+            note(&mut level.ttfo, us(ttfo_ms), 1);
+            note(&mut level.tpot, us(tpot_ms), 1);
+        }
+        let burst = self.is_of_burst(arrival_ms).then_some(&mut self.burst);
+        for group in [&mut self.whole, &mut self.batches[usize::from(batch)]].into_iter().chain(burst) {
             note(&mut group.ttft, us(since(request.first_token_ms)), 1);
             note(&mut group.ttfo, us(ttfo_ms), 1);
             note(&mut group.e2e, us(e2e_ms), 1);
@@ -258,11 +372,28 @@ impl Metrics {
     pub(crate) fn run(&mut self) -> Run {
         let mut metrics = self.whole.metrics();
         let seconds = (self.last_ms / 1e3).max(1e-9);
+        // Below capacity, what a stretch of arrivals brings is served as fast as it arrives.
+        let [from_ms, to_ms] = self.measured.stretch_ms(self.last_ms);
+        let of_seconds = if self.levels.is_empty() { ((to_ms - from_ms) / 1e3).max(1e-9) } else { seconds };
+        let recovery = self.recovery();
         let mut set = |key: &str, value: f64| metrics.insert(key.to_owned(), value);
         set("requests", self.whole.requests as f64);
         set("makespan_s", seconds);
-        set("throughput_tok_s", self.whole.tokens as f64 / seconds);
-        set("goodput_rps", self.whole.attained as f64 / seconds);
+        set("throughput_tok_s", self.whole.tokens as f64 / of_seconds);
+        set("goodput_rps", self.whole.attained as f64 / of_seconds);
+        if let Some(recovery_s) = recovery {
+            set("recovery_s", recovery_s);
+            let burst = self.burst.metrics();
+            for (key, of) in [
+                ("burst_attainment", "slo_attainment"),
+                ("burst_ttfo_p50_ms", "ttfo_p50_ms"),
+                ("burst_ttfo_p99_ms", "ttfo_p99_ms"),
+            ] {
+                burst.get(of).into_iter().for_each(|value| {
+                    set(key, *value);
+                });
+            }
+        }
         if let Some(fairness) = jain(&self.tenants) {
             set("fairness_jain", fairness);
         }
@@ -272,8 +403,45 @@ impl Metrics {
             batches: self.batches.iter().map(Group::metrics).collect(),
             curves: self.whole.curves().map(|(name, histogram)| (name.to_owned(), curve(histogram))).into(),
             tenants: self.tenants.iter().filter(|tenant| tenant.requests > 0).take(TENANTS).map(row).collect(),
+            levels: self.points(),
             ..Run::default()
         }
+    }
+
+    fn points(&self) -> Vec<LevelPoint> {
+        let [from_ms, to_ms] = self.measured.stretch_ms(self.last_ms);
+        let point = |(at, level): (usize, &Level)| LevelPoint {
+            t_s: (from_ms + (to_ms - from_ms) * at as f64 / LEVELS as f64) / 1e3,
+            arrived: level.arrived,
+            attained: level.attained,
+            ttfo_p50_ms: level.ttfo.value_at_quantile(0.5) as f64 / 1e3,
+            tpot_p50_ms: level.tpot.value_at_quantile(0.5) as f64 / 1e3,
+        };
+        self.levels.iter().enumerate().map(point).collect()
+    }
+
+    /// Seconds from the end of the burst until the service level holds again, and goes on to hold, for those who arrive
+    /// then. `None` without a burst; until the last arrival where it never holds again.
+    fn recovery(&self) -> Option<f64> {
+        let Measured::Between { from_ms, to_ms, burst: Some([_, burst_ends_ms]) } = self.measured else { return None };
+        let start = |at: usize| from_ms + (to_ms - from_ms) * at as f64 / LEVELS as f64;
+        let mut late_ms = burst_ends_ms;
+        let (mut arrived, mut attained) = (0, 0);
+        for at in (0..LEVELS).rev() {
+            if start(at + 1) <= burst_ends_ms {
+                break;
+            }
+            arrived += self.levels[at].arrived;
+            attained += self.levels[at].attained;
+            if arrived >= LEVEL_REQUESTS {
+                if (attained as f64) < HOLDS * arrived as f64 {
+                    late_ms = start(at + 1);
+                    break;
+                }
+                (arrived, attained) = (0, 0);
+            }
+        }
+        Some((late_ms - burst_ends_ms).max(0.0) / 1e3)
     }
 }
 

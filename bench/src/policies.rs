@@ -45,6 +45,16 @@ pub struct PolicyArg {
     pub label: String,
 }
 
+impl PolicyArg {
+    /// The name of the policy: without `native:`, folders, `.wasm` and options.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        let source = PolicySource::of(&self.source);
+        let last = source.native().unwrap_or(&self.source).rsplit('/').next().unwrap_or_default();
+        last.strip_suffix(".wasm").unwrap_or(last)
+    }
+}
+
 impl std::str::FromStr for PolicyArg {
     type Err = String;
 

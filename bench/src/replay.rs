@@ -11,6 +11,7 @@ use rand::seq::SliceRandom;
 use rand_pcg::Pcg64;
 
 use crate::limits::engines_within;
+use crate::load::{Course, Endless};
 use crate::policies::{BELADY, Choice, Inject, Loader, Policies, PolicyArg, PolicySet, configured};
 use crate::results::{EngineFacts, GivenUp, MadeBy, Results, Run, SCHEMA, Slo, TraceFacts};
 use crate::sim::{ClosedLoop, EngineConfig, HandoffFleet, Outcome, Router, Simulation, Swap, Transfer};
@@ -62,6 +63,16 @@ pub enum Rate {
     PerSecond(f64),
     /// As many times the trace's own.
     TimesItsOwn(f64),
+}
+
+impl std::fmt::Display for Rate {
+    /// In words.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::PerSecond(rate) => write!(f, "{rate} req/s"),
+            Self::TimesItsOwn(times) => write!(f, "{times} times its own rate"),
+        }
+    }
 }
 
 impl std::str::FromStr for Rate {
@@ -123,6 +134,8 @@ pub struct Options {
     pub policies: Vec<PolicySet>,
     /// At least one.
     pub rates: Vec<Rate>,
+    /// Load over time, factors of a rate; without it, requests arrive as in the trace.
+    pub course: Option<Course>,
     /// At least one.
     pub seeds: Vec<u64>,
     /// Eviction policy of those that name none.
@@ -137,6 +150,8 @@ pub struct Options {
     pub max_tokens: MaxTokens,
     /// Deadline of requests that have none, milliseconds after arrival.
     pub deadline_ms: Option<f64>,
+    /// Deadlines are those of the service levels: an engine that knows how long each request will think.
+    pub deadlines_of_slo: bool,
     /// Targets and KV settings, as an engine's `meridian.toml`.
     pub config: MeridianConfig,
     /// Command line, for the results.
@@ -160,6 +175,7 @@ impl Options {
             baseline: "fcfs".parse().expect("a policy"),
             policies: Vec::new(),
             rates: Vec::new(),
+            course: None,
             seeds,
             eviction: None,
             budget: None,
@@ -167,6 +183,7 @@ impl Options {
             swaps: Vec::new(),
             max_tokens: MaxTokens::AtMost(32_768),
             deadline_ms: None,
+            deadlines_of_slo: false,
             config,
             command,
         }
@@ -196,6 +213,10 @@ impl Options {
             ensure!(
                 self.rates == [Rate::TimesItsOwn(1.0)],
                 "--rate: sessions of {name} arrive when others end, expected --at-once instead"
+            );
+            ensure!(
+                self.course.is_none(),
+                "--day: sessions of {name} arrive when others end, expected --at-once instead"
             );
             return Ok(());
         }
@@ -382,7 +403,9 @@ fn run(
             .collect::<Result<_, _>>()?;
         swaps.push(Swap { at_ms: at_s * 1e3, candidates, label: source.label.clone() });
     }
+    let course = options.course.as_ref().filter(|_| !matches!(input, Input::Sessions { .. }));
     let count = match input {
+        _ if let Some(course) = course => course.requests(play.rate).ceil() as usize,
         Input::Trace { requests, .. } => requests.len(),
         Input::Sessions { sessions, .. } => sessions.iter().map(|session| session.requests.len()).sum(),
         Input::Generated { requests, .. } => *requests,
@@ -395,6 +418,9 @@ fn run(
         simulation =
             simulation.with_handoff(HandoffFleet { think: think as usize, policy, transfer: options.transfer });
     }
+    if let Some(course) = course {
+        simulation = simulation.measuring(course.measured);
+    }
     if let Some(title) = timeline {
         simulation = simulation.with_timeline(title);
     }
@@ -405,7 +431,15 @@ fn run(
         if let (true, Some(deadline_ms)) = (request.deadline_ms.is_infinite(), options.deadline_ms) {
             request.deadline_ms = deadline_ms;
         }
+        if options.deadlines_of_slo {
+            request.deadline_ms = options.slo.due_ms(request.prompt_tokens, request.think_tokens);
+        }
         request
+    };
+    // At the times that the course makes of those at a steady rate.
+    let warped = |request: TraceRequest| match course {
+        Some(course) => Some(TraceRequest { arrival_s: course.time_of(request.arrival_s)?, ..request }),
+        None => Some(request),
     };
     let mut told = |arrived: usize| progress(arrived as f64 / count as f64);
     let mut outcome = match input {
@@ -414,7 +448,13 @@ fn run(
             let stretch = play.own_rate / play.rate;
             let scaled =
                 requests.into_iter().map(|request| TraceRequest { arrival_s: request.arrival_s * stretch, ..request });
-            simulation.run(scaled.map(finish), &mut told)
+            match course {
+                Some(_) => {
+                    let endless = Endless::new(scaled.collect(), play.seed);
+                    simulation.run(endless.map_while(warped).map(finish), &mut told)
+                }
+                None => simulation.run(scaled.map(finish), &mut told),
+            }
         }
         Input::Sessions { sessions, at_once, .. } => {
             let closed_loop = ClosedLoop::new(Arc::clone(sessions), *at_once, play.seed);
@@ -422,7 +462,9 @@ fn run(
         }
         Input::Generated { workload, requests, .. } => {
             let workload = Workload { requests_per_s: play.rate, ..(**workload).clone() };
-            simulation.run(Generator::new(&workload, play.seed)?.take(*requests).map(finish), &mut told)
+            let most = if course.is_some() { usize::MAX } else { *requests };
+            let generated = Generator::new(&workload, play.seed)?.take(most);
+            simulation.run(generated.map_while(warped).map(finish), &mut told)
         }
     };
     outcome.run.slots = slots;
@@ -439,6 +481,14 @@ fn shuffled(requests: &[TraceRequest], seed: u64) -> Vec<TraceRequest> {
         out[to] = TraceRequest { arrival_s: requests[to].arrival_s, ..requests[from].clone() };
     }
     out
+}
+
+/// The rate of a trace or a workload itself, requests a second.
+///
+/// # Errors
+/// Nothing to replay.
+pub fn own_rate(input: &Input) -> anyhow::Result<f64> {
+    Ok(facts(input)?.rate)
 }
 
 fn facts(input: &Input) -> anyhow::Result<TraceFacts> {

@@ -95,10 +95,16 @@ pub struct EngineFacts {
 
 /// Service levels of a request. It is attained when all of them are.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Slo {
-    /// Arrival to first token of the answer, at most, milliseconds, plus [`Slo::think_ms`] for each token of thinking:
-    /// no scheduler can answer before the model has thought.
+    /// Arrival to first token of the answer, at most, milliseconds, plus [`Slo::prompt_ms`] for each token of the prompt and
+    /// [`Slo::think_ms`] for each token of thinking: no scheduler can answer before the model has read and thought.
     pub ttfo_ms: f64,
+    /// Allowance of [`Slo::ttfo_ms`] for each token of the prompt, milliseconds.
+    pub prompt_ms: f64,
+    /// Instead of these three: so many times what the request takes to its first answer token in an engine of its own
+    /// (slowdown); 0 for none.
+    pub alone: f64,
     /// Allowance of [`Slo::ttfo_ms`] for each token of thinking, milliseconds.
     pub think_ms: f64,
     /// Mean gap between two tokens of the answer, at most, milliseconds.
@@ -107,9 +113,17 @@ pub struct Slo {
     pub reading_tok_s: f64,
 }
 
+impl Slo {
+    /// Arrival to first token of the answer, at most, milliseconds, of a request with so many tokens.
+    #[must_use]
+    pub fn due_ms(&self, prompt_tokens: u32, think_tokens: u32) -> f64 {
+        self.ttfo_ms + self.prompt_ms * f64::from(prompt_tokens) + self.think_ms * f64::from(think_tokens)
+    }
+}
+
 impl Default for Slo {
     fn default() -> Self {
-        Self { ttfo_ms: 5000.0, think_ms: 50.0, tpot_ms: 50.0, reading_tok_s: 10.0 }
+        Self { ttfo_ms: 5000.0, prompt_ms: 0.5, alone: 0.0, think_ms: 50.0, tpot_ms: 50.0, reading_tok_s: 10.0 }
     }
 }
 
@@ -139,6 +153,24 @@ pub struct Run {
     pub tenants: Vec<TenantRow>,
     /// What happened while it ran: swaps, quarantines.
     pub events: Vec<Event>,
+    /// Of a day with a burst: what requests had, by when they arrived.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub levels: Vec<LevelPoint>,
+}
+
+/// What the requests had that arrived in a stretch of time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LevelPoint {
+    /// Where the stretch begins, seconds since the first arrival.
+    pub t_s: f64,
+    /// Requests that arrived, and those of them that attained the service levels.
+    pub arrived: u64,
+    /// See `arrived`.
+    pub attained: u64,
+    /// Median TTFO, milliseconds.
+    pub ttfo_p50_ms: f64,
+    /// Median of the mean gap between two answer tokens of a request, milliseconds.
+    pub tpot_p50_ms: f64,
 }
 
 /// State at one time.
@@ -214,6 +246,23 @@ const fn metric(key: &'static str, title: &'static str, unit: &'static str, bett
     Metric { key, title, unit, better }
 }
 
+/// The metrics that a table begins with; sessions and days with a burst have their own.
+pub const HEADLINES: [&str; 13] = [
+    "itl_output_p99_ms",
+    "ttfo_p50_ms",
+    "ttfo_p99_ms",
+    "ttft_p50_ms",
+    "e2e_mean_ms",
+    "throughput_tok_s",
+    "goodput_rps",
+    "slo_attainment",
+    "burst_attainment",
+    "recovery_s",
+    "recomputed_tokens",
+    "hit_rate",
+    "session_mean_s",
+];
+
 /// Every metric, in the order of tables. Words as in `docs/src/architecture.md`.
 pub const METRICS: &[Metric] = &[
     metric("itl_output_p50_ms", "output ITL p50", "ms", Better::Lower),
@@ -237,6 +286,10 @@ pub const METRICS: &[Metric] = &[
     metric("throughput_tok_s", "throughput", "tok/s", Better::Higher),
     metric("goodput_rps", "goodput", "req/s", Better::Higher),
     metric("slo_attainment", "SLO attainment", "", Better::Higher),
+    metric("burst_attainment", "  of the burst", "", Better::Higher),
+    metric("burst_ttfo_p50_ms", "  of the burst: TTFO p50", "ms", Better::Lower),
+    metric("burst_ttfo_p99_ms", "  of the burst: TTFO p99", "ms", Better::Lower),
+    metric("recovery_s", "  time until it holds again", "s", Better::Lower),
     metric("qoe_mean", "QoE mean", "", Better::Higher),
     metric("qoe_attainment", "QoE >= 0.95", "", Better::Higher),
     metric("fairness_jain", "fairness (Jain, tenants' speed)", "", Better::Higher),
@@ -271,11 +324,13 @@ pub const METRICS: &[Metric] = &[
     metric("ttft_turn_51_on_p99_ms", "  p99", "ms", Better::Lower),
     metric("outputs_differ", "outputs that differ", "", Better::Lower),
     metric("kv_used_mean", "KV used, mean", "", Better::Neither),
+    metric("busy", "engine busy", "", Better::Neither),
     metric("running_mean", "running, mean", "", Better::Neither),
     metric("waiting_mean", "waiting, mean", "", Better::Lower),
     metric("waiting_max", "waiting, most", "", Better::Lower),
     metric("requests", "requests", "", Better::Neither),
     metric("refused", "refused: longer than KV memory", "", Better::Lower),
+    metric("turned_away", "turned away: 503", "", Better::Lower),
     metric("forced_ends", "thinking ended early", "", Better::Neither),
     metric("handed_over", "handed over", "", Better::Neither),
     metric("transfer_mean_ms", "  transfer, mean", "ms", Better::Neither),

@@ -7,8 +7,15 @@ use meridian_bench::results::{METRICS, Results};
 use support::Made;
 
 #[test]
+fn ten_metrics_come_first() {
+    let text = table(&Made::default().results(), false);
+    let shown = METRICS.iter().filter(|metric| text.lines().any(|line| line.starts_with(metric.title))).count();
+    assert!((8..=13).contains(&shown) && text.contains("--all"), "{text}");
+}
+
+#[test]
 fn every_metric_has_a_row() {
-    let text = table(&Made::default().results());
+    let text = table(&Made::default().results(), true);
     for metric in METRICS {
         assert!(text.lines().any(|line| line.starts_with(metric.title)), "{}", metric.key);
     }
@@ -19,7 +26,7 @@ fn every_metric_has_a_row() {
 
 #[test]
 fn one_table_a_rate_and_ranges_over_seeds() {
-    let text = table(&Made { rates: &[8.0, 2.0], seeds: &[1, 2], ..Made::default() }.results());
+    let text = table(&Made { rates: &[8.0, 2.0], seeds: &[1, 2], ..Made::default() }.results(), true);
     let rates: Vec<&str> = text.lines().filter(|line| line.ends_with("req/s") && !line.contains("goodput")).collect();
     assert_eq!(rates, ["2 req/s", "8 req/s"]);
     assert!(text.contains("square brackets"));
@@ -28,11 +35,11 @@ fn one_table_a_rate_and_ranges_over_seeds() {
 #[test]
 fn who_decides_in_the_other_slots_is_named() {
     let mut results = Made { policies: &["fcfs", "srpt"], ..Made::default() }.results();
-    assert!(!table(&results).contains("eviction policy"), "results of an earlier version do not say");
+    assert!(!table(&results, true).contains("eviction policy"), "results of an earlier version do not say");
     for (run, eviction) in results.runs.iter_mut().zip(["vLLM's own", "prefix-value"]) {
         run.slots = [("eviction", eviction), ("budget", "none")].map(|(slot, name)| (slot.into(), name.into())).into();
     }
-    let text = table(&results);
+    let text = table(&results, true);
     let row = |title: &str| text.lines().find(|line| line.starts_with(title)).expect("a row").to_owned();
     assert!(row("eviction policy").find("vLLM's own") < row("eviction policy").find("prefix-value"));
     assert_eq!(row("budget policy").matches("none").count(), 2);
@@ -47,7 +54,7 @@ fn ratio_to_the_baseline() {
     for (run, value) in results.runs.iter_mut().zip([50.0, 100.0]) {
         run.metrics = [("ttfo_p99_ms".to_owned(), value)].into();
     }
-    let row = table(&results).lines().nth(3).map(str::to_owned).expect("one metric");
+    let row = table(&results, true).lines().nth(3).map(str::to_owned).expect("one metric");
     assert_eq!(row.split_whitespace().collect::<Vec<_>>(), ["TTFO", "p99", "ms", "100", "50", "(0.50x)"]);
 }
 
@@ -63,7 +70,7 @@ fn markdown_has_the_chosen_keys_in_order() {
 
 #[test]
 fn terminals_are_not_steered() {
-    let text = table(&Made { policies: &["\u{1b}[2Ja", "b\u{202e}"], ..Made::default() }.results());
+    let text = table(&Made { policies: &["\u{1b}[2Ja", "b\u{202e}"], ..Made::default() }.results(), true);
     assert!(!text.contains('\u{1b}') && !text.contains('\u{202e}'));
-    assert_eq!(table(&Results::default()), "no runs");
+    assert_eq!(table(&Results::default(), true), "no runs");
 }

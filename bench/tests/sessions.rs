@@ -17,6 +17,7 @@ const STEP: StepModel = StepModel {
     kv_token_ms: 1e-4,
     attention_ms: 1e-6,
     arrival_ms: 0.0,
+    hides_host: false,
 };
 
 fn engine(kv_blocks: u32) -> EngineConfig {

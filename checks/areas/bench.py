@@ -1,8 +1,7 @@
-"""The simulator: how near it is to the real engine, its speed, and what the shipped policies do to recorded traffic."""
+"""The simulator: how near it is to the real engine, and its speed."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from itertools import combinations
@@ -10,8 +9,7 @@ from statistics import mean, median
 from typing import Any
 
 from checks.figures import Figure, Part, Row, read
-from checks.report import markdown, write_table
-from checks.run import POLICIES, RESULTS, ROOT, SERVEGEN, WORK, compared, example, meridian, preemptions, recorded, say
+from checks.run import POLICIES, RESULTS, ROOT, WORK, compared, example, meridian, recorded, say
 
 RANKED_POLICIES = ("output-first", "priority", "pascal", "srpt", "fair-share", "edf", "qoe")
 FITTED = (11, 13)  # seeds of the traces that the model is fitted to
@@ -29,13 +27,13 @@ def trace(seed: int) -> str:
     return out
 
 
-def real_run(label: str, seed: int, scheduler: str, *more: str) -> str:
-    """One run of the real engine; the file of its document. With MERIDIAN_REUSE_RUNS a run that is there is not
-    repeated: for figures of another simulator against the same runs."""
+def real_run(label: str, seed: int, scheduler: str, *more: str, requests: str | None = None) -> str:
+    """One run of the real engine; the file of its document. `requests` is a trace instead of the seed's own. With
+    MERIDIAN_REUSE_RUNS a run that is there is not repeated: for figures of another simulator against the same runs."""
     label = label.replace(":", "-")
     if not (os.environ.get("MERIDIAN_REUSE_RUNS") and list((WORK / label).glob("*.results.json"))):
         flags = ("--max-num-seqs", "32", "--without-stock", "--policy", scheduler)
-        compared(label, "--trace", trace(seed), *flags, *more)
+        compared(label, "--trace", requests or trace(seed), *flags, *more)
     return str(recorded(label, scheduler.removeprefix("native:"))[0])
 
 
@@ -158,100 +156,8 @@ def speed(_: int) -> Iterator[Figure]:
     yield from read(million, MILLION)
 
 
-CALM, LOADED = 1.8, 2.6  # requests a second, below and above what the engine can do
-# What is shown of each policy: title and key.
-COLUMNS = {
-    "output ITL p50, ms": "itl_output_p50_ms",
-    "output ITL p99, ms": "itl_output_p99_ms",
-    "TTOT p99, ms": "ttot_p99_ms",
-    "TTFO p50, s": "ttfo_p50_ms",
-    "TTFO p99, s": "ttfo_p99_ms",
-    "TTFT p50, s": "ttft_p50_ms",
-    "throughput, tok/s": "throughput_tok_s",
-    "goodput, req/s": "goodput_rps",
-    "SLO": "slo_attainment",
-    "QoE >= 0.95": "qoe_attainment",
-    "fairness": "fairness_jain",
-    "preempted": "preemptions",
-}
-# Policies of the table, as the command line takes them.
-SHOWN = (
-    *("balanced", "output-first", "priority", "pascal", 'pascal{"tpot_ms": 100}', 'srpt{"forecast": "attained"}'),
-    *("fair-share", "edf", "qoe"),
-)
-# Seats and KV memory for all, few tokens a step: what is short is the time of the engine, not its memory.
-TIME_SHARED = ("--max-num-batched-tokens", "96", "--max-num-seqs", "2048", "--kv-blocks", "2000000")
-# Over fcfs: what, key, bound.
-OVER_FCFS: dict[str, tuple[tuple[str, str, str | None], ...]] = {
-    "output-first": (
-        ("output ITL p50", "itl_output_p50_ms", "< 1"),
-        ("output ITL p99", "itl_output_p99_ms", "< 1"),
-        ("TTOT p99", "ttot_p99_ms", "< 1"),
-        ("TTFO p50", "ttfo_p50_ms", None),
-        ("TTFO p99", "ttfo_p99_ms", None),
-        ("throughput", "throughput_tok_s", None),
-    ),
-    "pascal": (
-        ("TTFO p99", "ttfo_p99_ms", "<= 0.5"),
-        ("TTFO p50", "ttfo_p50_ms", None),
-        ("throughput", "throughput_tok_s", ">= 0.97"),
-    ),
-}
-
-
-def replayed(*args: str) -> list[dict[str, Any]]:
-    """Runs of a replay of the recorded traffic on the preset."""
-    flags = ("--trace", SERVEGEN, "--engine", "7b-h100", "--seeds", "1,2,3", "--slo-ttfo-ms", "20000")
-    return meridian("bench", "replay", *flags, *args)["runs"]
-
-
-def over_seeds(runs: list[dict[str, Any]], rate: float, policy: str) -> dict[str, float]:
-    """A policy's metrics at a rate: the mean over seeds."""
-    chosen = [r["metrics"] for r in runs if abs(r["rate"] - rate) < 1e-9 and r["policy"] == policy]
-    out = {key: mean(m[key] for m in chosen) for key in set.intersection(*(set(m) for m in chosen))}
-    return {**out, "preemptions": preemptions(out)}
-
-
-def cell(key: str, value: float) -> str:
-    """A cell of the table; times to the first tokens in seconds."""
-    if key.startswith(("ttfo", "ttft")):
-        return f"{value / 1e3:.3g}" if value < 1e6 else f"{value / 1e3:,.0f}"
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-
-
-def policies(_: int) -> Iterator[Figure]:
-    """Every shipped dispatch policy on two hours of DeepSeek-R1 requests, 7B on an H100, below and above capacity."""
-    flags = [flag for policy in SHOWN for flag in ("--policy", policy)]
-    runs = replayed("--rate", f"{CALM},{LOADED}", *flags)
-    known = replayed("--rate", f"{CALM},{LOADED}", "--max-tokens", "exact", "--policy", "srpt")
-    at = {(rate, name): over_seeds(runs, rate, name) for rate in (CALM, LOADED) for name in ("fcfs", *SHOWN)}
-    at |= {(rate, "srpt, lengths known"): over_seeds(known, rate, "srpt") for rate in (CALM, LOADED)}
-    kept = [{"rate": rate, "policy": name, **metrics} for (rate, name), metrics in at.items()]
-    (RESULTS / "servegen.json").write_text(json.dumps(kept, indent=1) + "\n")
-    shown: list[str] = []
-    for rate in (CALM, LOADED):
-        rows = [
-            [f"`{name}`", *(cell(key, metrics[key]) for key in COLUMNS.values())]
-            for (of, name), metrics in at.items()
-            if of == rate
-        ]
-        shown += [f"**{rate} requests a second**", "", *markdown(("policy", *COLUMNS), rows), ""]
-    write_table("policies", "servegen", shown[:-1])
-    for policy, ratios in OVER_FCFS.items():
-        for label, key, bound in ratios:
-            ratio = at[LOADED, policy][key] / at[LOADED, "fcfs"][key]
-            yield Figure(f"servegen, {LOADED}/s: {label}, {policy} over fcfs", ratio, "ratio", bound)
-    shared = replayed("--rate", str(CALM), *TIME_SHARED, "--policy", "pascal")
-    ours, stock = over_seeds(shared, CALM, "pascal"), over_seeds(shared, CALM, "fcfs")
-    for label in ("TTFO p50", "TTFO mean", "TTFO p95", "TTFO p99", "throughput"):
-        key = "throughput_tok_s" if label == "throughput" else f"{label.lower().replace(' ', '_')}_ms"
-        name = f"servegen, {CALM}/s, 96 tokens a step, memory for all: {label}, pascal over fcfs"
-        yield Figure(name, ours[key] / stock[key], "ratio")
-
-
 PARTS: dict[str, Part] = {
     "fidelity": fidelity,
     "ranks": ranks,
     "speed": speed,
-    "policies": policies,
 }

@@ -16,6 +16,10 @@ REMOVED = {
         "python meridian.EntropyConfig(unit=)",
         "python meridian.EntropyConfig.unit",
     ),
+    "a grid's runs are as long as the lives of requests ask for, and its intervals come from batches of them": (
+        "option meridian bench grid --requests",
+        "option meridian bench grid --seeds",
+    ),
 }
 
 

@@ -114,7 +114,7 @@ fn least_squares(works: &[StepWork], ms: &[f64], knee: u32) -> Option<(StepModel
     let ([fixed_ms, request_ms, token_ms, kv_token_ms, attention_ms], residual) = best?;
     let weights_ms = token_ms * f64::from(knee);
     Some((
-        StepModel { fixed_ms, request_ms, weights_ms, token_ms, kv_token_ms, attention_ms, arrival_ms: 0.0 },
+        StepModel { fixed_ms, request_ms, weights_ms, token_ms, kv_token_ms, attention_ms, ..StepModel::default() },
         residual,
     ))
 }
@@ -195,6 +195,7 @@ mod tests {
                 kv_token_ms: 4e-5,
                 attention_ms: 2e-5,
                 arrival_ms: 0.3,
+                hides_host: false,
             };
             let run = run_of(&model, 0.02);
             let total: f64 = run.steps.ms.iter().sum();

@@ -1,7 +1,11 @@
-//! Policies over engines, traffic and load, held against stock vLLM and against stock vLLM with the best flags for the cell.
+//! Policies over engines, traffic and load, against the vLLM that people run: as it starts, with the best single set of flags
+//! for the whole sweep, and with the best flags for each load alone, which nobody has. Two more are bounds from papers.
 
+mod cell;
 mod floor;
+mod kept;
 mod text;
+mod zoo;
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -10,17 +14,47 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
-pub use self::floor::{Broken, FLOOR, Floor, Gain, broken, gains};
+pub use self::cell::{Cell, Contender};
+pub use self::floor::{Broken, FLOOR, Floor, Gain, broken, gains, median};
+pub use self::kept::Kept;
 pub use self::text::table;
-use crate::replay::{Input, Options, Rate, replay};
-use crate::results::{MadeBy, Slo};
+pub use self::zoo::{below_floor, worst};
+use crate::load::{Course, Stage};
+use crate::policies::PolicySet;
+use crate::replay::{Input, MaxTokens, Options, Rate, replay};
+use crate::results::{MadeBy, Run, Slo};
 use crate::sim::EngineConfig;
-use crate::tune::{Flags, capacity, capacity_under, tune};
+use crate::steady::{Capacity, RESIDENCES, capacity, steady};
+use crate::tune::{Flags, Load, tune};
 
-/// Stock vLLM with the engine's own flags.
+/// Stock vLLM as it starts.
 pub const STOCK: &str = "stock";
-/// Stock vLLM with the best flags for the cell.
-pub const TUNED: &str = "tuned";
+/// Stock vLLM with the best single set of flags for all loads of an engine and its traffic.
+pub const SINGLE: &str = "stock, best flags";
+/// Stock vLLM with the best flags for each load: a bound, as nobody sets flags anew when the load changes.
+pub const ORACLE: &str = "stock, oracle flags";
+/// Stock vLLM in steps of 512 tokens, as Sarathi-Serve (arXiv 2403.02310) has them for strict levels.
+pub const CHUNKS: &str = "stock, chunks of 512";
+/// Earliest deadline first, deadlines from the service levels and the true length of each thought: a bound.
+pub const EDF: &str = "EDF, lengths known";
+/// Shortest remaining time first with true lengths: a bound.
+pub const SRPT: &str = "SRPT, lengths known";
+/// Every contender that is no policy of the user's.
+pub const OPPONENTS: [&str; 6] = [STOCK, SINGLE, ORACLE, CHUNKS, EDF, SRPT];
+const CHUNK_TOKENS: u32 = 512;
+
+/// An engine that is less busy than this at its capacity never queues: nothing is scheduled there.
+pub const IDLE_BELOW: f64 = 0.5;
+/// Factors of the capacity in a day: before, in the burst, after.
+const DAY: [f64; 3] = [0.6, 1.6, 0.6];
+/// Times that a day has before its burst and after it, at least, seconds; and, after it, in lengths of the burst.
+const BEFORE_S: f64 = 300.0;
+const AFTER_S: f64 = 900.0;
+const AFTER_BURSTS: f64 = 3.0;
+/// Share of an unlimited cache's hits that stock vLLM has where sessions are just too many.
+const HIT_SHARE: f64 = 0.5;
+/// Sessions at a time that are tried, at most.
+const MOST_SESSIONS: u32 = 512;
 
 /// What the cells are made of.
 pub struct Axes {
@@ -28,8 +62,18 @@ pub struct Axes {
     pub engines: Vec<(String, EngineConfig)>,
     /// Traffic with its name.
     pub traffic: Vec<(String, Input)>,
-    /// Loads, parts of the [capacity] of the engine for the traffic.
+    /// Steady loads, parts of the [capacity] of the engine for the traffic.
     pub loads: Vec<f64>,
+    /// Lengths of the bursts of days, minutes.
+    pub bursts: Vec<f64>,
+}
+
+impl Axes {
+    /// Parts of the work of one engine and its traffic: the capacity, the flags, and the cells.
+    #[must_use]
+    pub fn parts(&self) -> usize {
+        2 + self.loads.len() + self.bursts.len()
+    }
 }
 
 /// All cells.
@@ -39,13 +83,9 @@ pub struct Grid {
     pub made_by: MadeBy,
     /// Service levels that goodput and capacity are counted by.
     pub slo: Slo,
-    /// Requests of a run, at most.
-    pub requests: usize,
-    /// Seeds of each contender.
-    pub seeds: Vec<u64>,
     /// In the order of the axes: engines, then traffic.
     pub rows: Vec<Row>,
-    /// In the order of the axes: engines, then traffic, then loads.
+    /// In the order of the axes: engines, then traffic, then loads and days.
     pub cells: Vec<Cell>,
 }
 
@@ -56,83 +96,71 @@ pub struct Row {
     pub engine: String,
     /// Name of the traffic.
     pub traffic: String,
-    /// The highest rate served, requests a second, by contender: [`TUNED`], and policies with the engine's own flags. Without
-    /// [`TUNED`] no load is served, and there are no cells.
-    pub capacity: BTreeMap<String, f64>,
+    /// What stock vLLM as it starts can serve. Without it no load is served, and there are no cells; sessions in closed loop
+    /// have none.
+    pub capacity: Option<Capacity>,
+    /// Flags of stock vLLM as it starts.
+    pub own_flags: String,
+    /// What the best single set changes of them.
+    pub best_flags: String,
+    /// Sessions at a time, of sessions in closed loop.
+    pub at_once: Option<u32>,
 }
 
-/// One engine, one kind of traffic, one load.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Cell {
-    /// Name of the engine.
-    pub engine: String,
-    /// Name of the traffic.
-    pub traffic: String,
-    /// Part of the capacity.
-    pub load: f64,
-    /// Requests a second.
-    pub rate: f64,
-    /// The best flags of stock vLLM at this rate, found with the first seed.
-    pub flags: Flags,
-    /// By contender: [`STOCK`], [`TUNED`], policies as they were named. The metrics of each seed.
-    pub contenders: BTreeMap<String, Vec<BTreeMap<String, f64>>>,
-}
-
-impl Cell {
-    /// As a line names it.
+impl Row {
+    /// Why the cells of this row enter no median; `None` where they do.
     #[must_use]
-    pub fn name(&self) -> String {
-        format!("{}, {}, load {}", self.engine, self.traffic, self.load)
-    }
-
-    /// A contender's metric over another's, seed by seed, where both have it.
-    #[must_use]
-    pub fn ratios(&self, contender: &str, against: &str, key: &str) -> Vec<f64> {
-        let of = |name: &str| self.contenders.get(name).map_or(&[][..], Vec::as_slice);
-        let pairs = of(contender).iter().zip(of(against));
-        let ratio = |(one, other): (&BTreeMap<String, f64>, &BTreeMap<String, f64>)| {
-            let (one, other) = (*one.get(key)?, *other.get(key)?);
-            if other > 0.0 { Some(one / other) } else { (one == 0.0).then_some(1.0) }
+    pub fn left_out(&self) -> Option<String> {
+        let Some(capacity) = &self.capacity else {
+            return self.at_once.is_none().then(|| "no rate is served".to_owned());
         };
-        pairs.filter_map(ratio).collect()
+        if !capacity.converged {
+            let moved = 100.0 * (capacity.doubled / capacity.rate - 1.0);
+            return Some(format!("not converged: twice as long a run moves the capacity by {moved:+.1} %"));
+        }
+        (capacity.busy < IDLE_BELOW).then(|| format!("idle: {:.2} busy at its capacity", capacity.busy))
     }
-
-    /// The median of a contender's metric over seeds.
-    #[must_use]
-    pub fn median(&self, contender: &str, key: &str) -> Option<f64> {
-        let of = self.contenders.get(contender)?;
-        median(of.iter().filter_map(|metrics| metrics.get(key).copied()).collect())
-    }
-}
-
-/// The median; `None` of nothing.
-#[must_use]
-pub fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    let (low, high) = (values.get(values.len().checked_sub(1)? / 2)?, values.get(values.len() / 2)?);
-    Some((low + high) / 2.0)
 }
 
 impl Grid {
-    /// Run all cells, on as many threads as the machine has cores. `options` has what is the same everywhere: policies, seeds,
-    /// service levels; its engine and rates are not looked at. `progress` is told what has been done, of how much: a part for each
-    /// capacity and each cell.
+    /// Run all cells, on as many threads as the machine has cores. `options` has what is the same everywhere: policies, the
+    /// seed, service levels; its engine and rates are not looked at. Rows that `kept` has are not run again. `progress` is told
+    /// what has been done, of how much, and of which row.
     ///
     /// # Errors
-    /// A policy that does not load or goes on faulting; nothing to replay.
-    pub fn run(axes: &Axes, options: &Options, progress: &(dyn Fn(usize, usize) + Sync)) -> anyhow::Result<Self> {
+    /// A policy that does not load or goes on faulting; nothing to replay; rows that cannot be kept.
+    pub fn run(
+        axes: &Axes,
+        options: &Options,
+        kept: &Kept,
+        progress: &(dyn Fn(usize, usize, &str) + Sync),
+    ) -> anyhow::Result<Self> {
         let pairs: Vec<_> =
             axes.engines.iter().flat_map(|engine| axes.traffic.iter().map(move |traffic| (engine, traffic))).collect();
-        let all = pairs.len() * (1 + axes.loads.len());
+        let all = pairs.len() * axes.parts();
         let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let advance = || progress(done.fetch_add(1, Ordering::Relaxed) + 1, all);
         let found = Mutex::new(BTreeMap::new());
         let work = || -> anyhow::Result<()> {
             while let Some((engine, traffic)) = pairs.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let at = (engine.0.as_str(), traffic.0.as_str());
-                let cells = row(engine, traffic, &axes.loads, options, &advance)
-                    .with_context(|| format!("{}, {}", at.0, at.1))?;
-                found.lock().expect("no thread panics").insert(at, cells);
+                let name = format!("{}, {}", at.0, at.1);
+                let told = std::cell::Cell::new(0);
+                let advance = |parts: usize| {
+                    let parts = parts.min(axes.parts() - told.get());
+                    told.set(told.get() + parts);
+                    progress(done.fetch_add(parts, Ordering::Relaxed) + parts, all, &name);
+                };
+                let key = kept::key(engine, traffic, axes, options);
+                let row = match kept.find(key) {
+                    Some(row) => row,
+                    None => {
+                        let row = row(engine, traffic, axes, options, &advance).with_context(|| name.clone())?;
+                        kept.keep(key, &row)?;
+                        row
+                    }
+                };
+                advance(axes.parts());
+                found.lock().expect("no thread panics").insert(at, row);
             }
             Ok(())
         };
@@ -142,7 +170,7 @@ impl Grid {
             threads.into_iter().try_for_each(|thread| thread.join().expect("no thread panics"))
         })?;
         let mut found = found.into_inner().expect("no thread panics");
-        let mut grid = Self { slo: options.slo, seeds: options.seeds.clone(), ..Self::default() };
+        let mut grid = Self { slo: options.slo, ..Self::default() };
         for ((engine, _), (traffic, _)) in pairs {
             let (row, cells) = found.remove(&(engine.as_str(), traffic.as_str())).expect("every pair was run");
             grid.rows.push(row);
@@ -151,11 +179,22 @@ impl Grid {
         Ok(grid)
     }
 
-    /// The contenders but stock vLLM, in the order of their names.
+    /// The contenders that are policies, in the order of their names.
     #[must_use]
     pub fn policies(&self) -> Vec<&str> {
         let names = self.cells.first().into_iter().flat_map(|cell| cell.contenders.keys());
-        names.map(String::as_str).filter(|name| ![STOCK, TUNED].contains(name)).collect()
+        names.map(String::as_str).filter(|name| !OPPONENTS.contains(name)).collect()
+    }
+
+    /// The row of a cell.
+    #[must_use]
+    pub fn row(&self, cell: &Cell) -> Option<&Row> {
+        self.rows.iter().find(|row| row.engine == cell.engine && row.traffic == cell.traffic)
+    }
+
+    /// The cells that enter medians: neither idle nor without a steady state.
+    pub fn counted(&self) -> impl Iterator<Item = &Cell> {
+        self.cells.iter().filter(|cell| cell.converged && self.row(cell).is_some_and(|row| row.left_out().is_none()))
     }
 }
 
@@ -163,56 +202,148 @@ impl Grid {
 fn row(
     (engine_name, engine): &(String, EngineConfig),
     (traffic, input): &(String, Input),
-    loads: &[f64],
+    axes: &Axes,
     options: &Options,
-    advance: &dyn Fn(),
+    advance: &dyn Fn(usize),
 ) -> anyhow::Result<(Row, Vec<Cell>)> {
-    let first_seed = Options { engine: engine.clone(), seeds: options.seeds[..1].to_vec(), ..options.clone() };
-    let mut row = Row { engine: engine_name.clone(), traffic: traffic.clone(), ..Row::default() };
-    let served = capacity(&first_seed, input)?;
-    row.capacity.extend(served.map(|rate| (TUNED.to_owned(), rate)));
-    for policies in &options.policies {
-        let rate = capacity_under(policies, &first_seed, input)?;
-        row.capacity.extend(rate.map(|rate| (policies.label.clone(), rate)));
+    let options = Options { engine: engine.clone(), ..options.clone() };
+    let own = Flags::of(engine);
+    let mut row =
+        Row { engine: engine_name.clone(), traffic: traffic.clone(), own_flags: own.to_string(), ..Row::default() };
+    if let Input::Sessions { name, sessions, .. } = input {
+        let at_once = sessions_at_once(&options, input)?;
+        row.at_once = Some(at_once);
+        advance(1);
+        let input = Input::Sessions { name: name.clone(), sessions: sessions.clone(), at_once };
+        let load = Load { name: format!("{at_once} sessions at once"), rate: Rate::TimesItsOwn(1.0), course: None };
+        let cells = cells(&mut row, &options, &input, &[Place::of(load)], advance)?;
+        return Ok((row, cells));
     }
-    advance();
-    let Some(capacity) = served else {
-        loads.iter().for_each(|_| advance());
-        return Ok((row, Vec::new()));
-    };
-    let mut cells = Vec::new();
-    for &load in loads {
-        let rate = Rate::PerSecond(capacity * load);
-        let tuned = tune(&first_seed, input, rate, &mut || {})?;
-        let mut contenders = BTreeMap::<String, Vec<_>>::new();
-        let own = Flags::of(engine);
-        for (flags, policies, baseline) in [(own, &options.policies[..], STOCK), (tuned.best, &[][..], TUNED)] {
-            if flags == own && baseline == TUNED {
-                continue;
-            }
-            let options = Options {
-                engine: flags.set(engine),
-                baseline: "fcfs".parse().map_err(anyhow::Error::msg)?,
-                policies: policies.to_vec(),
-                rates: vec![rate],
-                ..options.clone()
-            };
-            let results = replay(&options, input, &mut |_, _, _| {})?;
-            if let Some(given_up) = results.given_up.first() {
-                anyhow::bail!("{}", given_up.why);
-            }
-            for run in results.runs {
-                let name = if run.policy == results.baseline { baseline } else { run.policy.as_str() };
-                contenders.entry(name.to_owned()).or_default().push(run.metrics);
-            }
-        }
-        if tuned.best == own {
-            let stock = contenders[STOCK].clone();
-            contenders.insert(TUNED.to_owned(), stock);
-        }
-        let (engine, traffic) = (engine_name.clone(), traffic.clone());
-        cells.push(Cell { engine, traffic, load, rate: tuned.rate, flags: tuned.best, contenders });
-        advance();
+    row.capacity = capacity(&options, input)?;
+    advance(1);
+    let Some(Capacity { doubled: rate, residence_s, .. }) = row.capacity else { return Ok((row, Vec::new())) };
+    let mut places = Vec::new();
+    for part in &axes.loads {
+        let at = steady(&options, input, rate * part, RESIDENCES, 0.0)?;
+        let load = Load { name: format!("load {part}"), rate: Rate::PerSecond(rate * part), course: Some(at.course) };
+        places.push(Place { load, part: Some(*part), converged: at.converged });
     }
+    for minutes in &axes.bursts {
+        let load = Load {
+            name: format!("day, {minutes} min"),
+            rate: Rate::PerSecond(rate),
+            course: Some(day(60.0 * minutes, residence_s)),
+        };
+        places.push(Place { load, part: None, converged: true });
+    }
+    let cells = cells(&mut row, &options, input, &places, advance)?;
     Ok((row, cells))
+}
+
+/// A day with a burst of so many seconds, for an engine whose requests live so long.
+#[must_use]
+pub fn day(burst_s: f64, residence_s: f64) -> Course {
+    let [before, burst, after] = DAY;
+    let after_s = AFTER_S.max(AFTER_BURSTS * burst_s).max(AFTER_BURSTS * residence_s);
+    Course::day(vec![
+        Stage::flat(before, BEFORE_S.max(2.0 * residence_s)),
+        Stage::flat(burst, burst_s),
+        Stage::flat(after, after_s),
+    ])
+}
+
+/// As many sessions that stock vLLM's cache has half of what an unlimited one would have.
+fn sessions_at_once(options: &Options, input: &Input) -> anyhow::Result<u32> {
+    let Input::Sessions { name, sessions, .. } = input else { return Ok(1) };
+    let share = |at_once: u32| -> anyhow::Result<f64> {
+        let input = Input::Sessions { name: name.clone(), sessions: sessions.clone(), at_once };
+        let load = Load { name: String::new(), rate: Rate::TimesItsOwn(1.0), course: None };
+        let run = contend(options, &input, &load, Flags::of(&options.engine), None)?;
+        let of = |key: &str| run.metrics.get(key).copied().unwrap_or(0.0);
+        Ok(of("hit_rate") / of("hit_rate_unlimited").max(1e-9))
+    };
+    let (mut low, mut high) = (1, 2);
+    while high < MOST_SESSIONS && share(high)? > HIT_SHARE {
+        (low, high) = (high, high * 2);
+    }
+    while high - low > 1 + low / 8 {
+        let middle = u32::midpoint(low, high);
+        if share(middle)? > HIT_SHARE { low = middle } else { high = middle }
+    }
+    Ok(high)
+}
+
+/// Where contenders meet.
+struct Place {
+    load: Load,
+    part: Option<f64>,
+    converged: bool,
+}
+
+impl Place {
+    fn of(load: Load) -> Self {
+        Self { load, part: None, converged: true }
+    }
+}
+
+/// Every contender at every place.
+fn cells(
+    row: &mut Row,
+    options: &Options,
+    input: &Input,
+    places: &[Place],
+    advance: &dyn Fn(usize),
+) -> anyhow::Result<Vec<Cell>> {
+    let own = Flags::of(&options.engine);
+    let loads: Vec<Load> = places.iter().map(|place| place.load.clone()).collect();
+    let first_seed = Options { seeds: options.seeds[..1].to_vec(), ..options.clone() };
+    let tuned = tune(&first_seed, input, &loads, &mut || {})?;
+    row.best_flags = tuned.best.over(own);
+    advance(1);
+    let mut cells = Vec::new();
+    for place in places {
+        let name = &place.load.name;
+        let known = |policy: &str| -> anyhow::Result<(Options, PolicySet)> {
+            let options = Options { max_tokens: MaxTokens::Exact, deadlines_of_slo: true, ..first_seed.clone() };
+            Ok((options, policy.parse().map_err(anyhow::Error::msg)?))
+        };
+        let stock = contend(&first_seed, input, &place.load, own, None)?;
+        let mut runs = vec![
+            (SINGLE, tuned.best, contend(&first_seed, input, &place.load, tuned.best, None)?),
+            (ORACLE, tuned.best_of[name], contend(&first_seed, input, &place.load, tuned.best_of[name], None)?),
+        ];
+        let chunks = own.with_tokens(CHUNK_TOKENS.min(own.max_num_batched_tokens));
+        runs.push((CHUNKS, chunks, contend(&first_seed, input, &place.load, chunks, None)?));
+        for (label, policy) in [(EDF, "edf"), (SRPT, "srpt")] {
+            let (options, policy) = known(policy)?;
+            runs.push((label, own, contend(&options, input, &place.load, own, Some(&policy))?));
+        }
+        for policy in &options.policies {
+            runs.push((&policy.label, own, contend(&first_seed, input, &place.load, own, Some(policy))?));
+        }
+        cells.push(Cell::of(row, place, &stock, &runs, own));
+        advance(1);
+    }
+    Ok(cells)
+}
+
+/// One run: of stock vLLM with these flags, or of a policy.
+fn contend(
+    options: &Options,
+    input: &Input,
+    load: &Load,
+    flags: Flags,
+    policy: Option<&PolicySet>,
+) -> anyhow::Result<Run> {
+    let stock: PolicySet = "fcfs".parse().map_err(anyhow::Error::msg)?;
+    let options = Options {
+        engine: flags.set(&options.engine),
+        baseline: policy.unwrap_or(&stock).clone(),
+        policies: Vec::new(),
+        rates: vec![load.rate],
+        course: load.course.clone(),
+        ..options.clone()
+    };
+    let runs = replay(&options, input, &mut |_, _, _| {})?.runs;
+    runs.into_iter().next().context("no run")
 }

@@ -1,5 +1,6 @@
 //! The runs by rate and policy.
 
+use crate::compare::interval_of_ratios;
 use crate::results::{Better, METRICS, Metric, Results, Run};
 
 /// Mean and range over seeds.
@@ -62,11 +63,35 @@ impl<'a> Grid<'a> {
         Spread::of(self.runs(rate, policy).iter().filter_map(|run| run.metrics.get(key).copied()))
     }
 
+    /// The policy that is better than all others, where the intervals of its ratios to them say so, or, for a metric that
+    /// batches do not have, the values.
+    fn best(&self, rate: f64, metric: &Metric, cells: &[Option<Spread>]) -> Option<usize> {
+        let sign = match metric.better {
+            Better::Lower => 1.0,
+            Better::Higher => -1.0,
+            Better::Neither => return None,
+        };
+        let value = |at: usize| cells[at].map(|cell| sign * cell.mean);
+        let known = (0..cells.len()).filter(|at| value(*at).is_some());
+        let best = known.clone().min_by(|a, b| value(*a).partial_cmp(&value(*b)).expect("finite"))?;
+        let runs = |policy: usize| self.runs(rate, policy);
+        let is_behind = |other: usize| {
+            let pairs: Vec<(&Run, &Run)> = runs(best).into_iter().zip(runs(other)).collect();
+            match interval_of_ratios(metric.key, &pairs) {
+                Some([low, _]) if sign > 0.0 => low > 1.0,
+                Some([_, high]) => high < 1.0,
+                None => value(other) > value(best),
+            }
+        };
+        known.filter(|other| *other != best).all(is_behind).then_some(best).filter(|_| cells.len() > 1)
+    }
+
     /// The metrics that any run at the rate has, with a value a policy.
     pub(super) fn rows(&self, rate: f64) -> Vec<Row> {
         let row = |metric: &'static Metric| {
             let cells: Vec<_> = (0..self.policies.len()).map(|at| self.spread(rate, at, metric.key)).collect();
-            cells.iter().any(Option::is_some).then_some(Row { metric, cells })
+            let best = self.best(rate, metric, &cells);
+            cells.iter().any(Option::is_some).then_some(Row { metric, cells, best })
         };
         METRICS.iter().filter_map(row).collect()
     }
@@ -77,6 +102,7 @@ pub(super) struct Row {
     pub metric: &'static Metric,
     /// By policy.
     pub cells: Vec<Option<Spread>>,
+    best: Option<usize>,
 }
 
 impl Row {
@@ -86,14 +112,8 @@ impl Row {
         (policy > 0 && base != 0.0 && self.metric.better != Better::Neither).then_some(value / base)
     }
 
-    /// Whether no policy has a better value; false for all when all are equal.
+    /// Whether a policy is better than all others.
     pub(super) fn is_best(&self, policy: usize) -> bool {
-        let Some(own) = self.cells[policy] else { return false };
-        let all = || self.cells.iter().flatten().map(|cell| cell.mean);
-        match self.metric.better {
-            Better::Lower => all().all(|v| own.mean <= v) && all().any(|v| own.mean < v),
-            Better::Higher => all().all(|v| own.mean >= v) && all().any(|v| own.mean > v),
-            Better::Neither => false,
-        }
+        self.best == Some(policy)
     }
 }

@@ -2,7 +2,7 @@
 
 use super::format::{aligned, clean, cut, escape_markdown, figure};
 use super::grid::{Grid, Row, Spread};
-use crate::results::{METRICS, Results};
+use crate::results::{HEADLINES, METRICS, Results};
 use crate::tune::Tuned;
 
 const LEGEND: &str = "\
@@ -11,8 +11,9 @@ token. TTFT: arrival to first token of any kind. In brackets: ratio to the first
 const WIDEST_NAME: usize = 28;
 
 /// Side by side, a table a rate: a column a policy, the baseline first, a row a metric; behind each value its ratio to the
-/// baseline's. With several seeds values are means, with the least and the most behind them.
-pub fn table(results: &Results) -> String {
+/// baseline's. With several seeds values are means, with the least and the most behind them. The [headlines](HEADLINES), or all
+/// metrics.
+pub fn table(results: &Results, all: bool) -> String {
     let grid = Grid::new(results);
     if grid.rates.is_empty() {
         return "no runs".to_owned();
@@ -30,6 +31,9 @@ pub fn table(results: &Results) -> String {
             }
         }
         for row in grid.rows(rate) {
+            if !all && !HEADLINES.contains(&row.metric.key) {
+                continue;
+            }
             has_range |= row.cells.iter().flatten().any(|cell| cell.count > 1);
             let cells = (0..grid.policies.len()).map(|policy| cell(&row, policy, true));
             let titles = [row.metric.title.to_owned(), row.metric.unit.to_owned()];
@@ -39,7 +43,8 @@ pub fn table(results: &Results) -> String {
     }
     let range = if has_range { "; in square brackets: least and most over seeds." } else { "." };
     let notes: String = results.notes.iter().map(|note| format!("\nnote: {}", clean(note))).collect();
-    format!("{}\n\n{LEGEND}{range}{notes}", out.join("\n\n"))
+    let more = if all { "" } else { " --all shows every metric." };
+    format!("{}\n\n{LEGEND}{range}{more}{notes}", out.join("\n\n"))
 }
 
 /// Metrics that tuning is told by.
@@ -49,17 +54,27 @@ const TUNED: [&str; 6] =
 /// What was tried, a row the flags, the best marked.
 pub fn tuned(found: &Tuned) -> String {
     let metrics = TUNED.iter().filter_map(|key| METRICS.iter().find(|metric| metric.key == *key));
-    let titles = metrics.map(|metric| match metric.unit {
-        "" => metric.title.to_owned(),
-        unit => format!("{}, {unit}", metric.title),
-    });
-    let mut rows = vec![["".to_owned(), "flags".to_owned()].into_iter().chain(titles).collect::<Vec<_>>()];
-    for tried in &found.tried {
-        let mark = if tried.flags == found.best { "best" } else { "" };
-        let values = TUNED.iter().map(|key| tried.metrics.get(*key).map_or("-".to_owned(), |value| figure(*value)));
-        rows.push([mark.to_owned(), tried.flags.to_string()].into_iter().chain(values).collect());
+    let titles: Vec<String> = metrics
+        .map(|metric| match metric.unit {
+            "" => metric.title.to_owned(),
+            unit => format!("{}, {unit}", metric.title),
+        })
+        .collect();
+    let mut out = Vec::new();
+    for (name, best) in &found.best_of {
+        let mut rows = vec![["".to_owned(), "flags".to_owned()].into_iter().chain(titles.clone()).collect::<Vec<_>>()];
+        for tried in &found.tried {
+            let Some(metrics) = tried.metrics.get(name) else { continue };
+            let mark = if tried.flags == *best { "best" } else { "" };
+            let values = TUNED.iter().map(|key| metrics.get(*key).map_or("-".to_owned(), |value| figure(*value)));
+            let shown = if tried.shown.is_empty() { "its own" } else { &tried.shown };
+            rows.push([mark.to_owned(), shown.to_owned()].into_iter().chain(values).collect());
+        }
+        out.push(format!("{name}\n{}", aligned(&rows, 2)));
     }
-    format!("{}\n{}\n\nvllm serve {}", load(found.rate), aligned(&rows, 2), found.best)
+    let whole = if found.best_of.len() > 1 { "The best single set for all: " } else { "" };
+    out.push(format!("{whole}vllm serve {}", found.best));
+    out.join("\n\n")
 }
 
 /// What is offered, requests a second. None where the next request waits for an answer, or all were there from the start.

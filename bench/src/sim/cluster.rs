@@ -17,7 +17,7 @@ use super::live::{Facts, Live};
 use super::recorder::Collector;
 use super::sessions::{ClosedLoop, Next};
 use super::{EngineConfig, Policies, RequestTimes, StepWork};
-use crate::metrics::Metrics;
+use crate::metrics::Measured;
 use crate::results::{Event, Run, Slo};
 use crate::trace::{Prefix, TraceRequest};
 
@@ -92,8 +92,7 @@ pub struct Simulation {
     contents: Contents,
     swaps: Vec<Swap>,
     config: EngineConfig,
-    /// Requests in all, for groups of equal size.
-    requests: usize,
+    slo: Slo,
     max_tokens: Option<u32>,
     keeps_thinking: bool,
     /// The engine of each conversation.
@@ -157,14 +156,14 @@ impl Simulation {
         let engines: Vec<Engine> =
             policies.into_iter().enumerate().map(|(number, policies)| Engine::new(number, config, policies)).collect();
         Self {
-            recorder: Collector::new(slo, engines.len()),
+            recorder: Collector::new(slo, engines.len(), Measured::All(requests.max(1))),
+            slo,
             engines,
             router: Router::default(),
             next_engine: 0,
             contents: Contents::default(),
             swaps: Vec::new(),
             config: config.clone(),
-            requests: requests.max(1),
             max_tokens: None,
             keeps_thinking,
             homes: HashMap::new(),
@@ -177,6 +176,13 @@ impl Simulation {
             disk: None,
             front: None,
         }
+    }
+
+    /// Measure these requests only; without this all.
+    #[must_use]
+    pub fn measuring(mut self, measured: Measured) -> Self {
+        self.recorder = Collector::new(self.slo, self.engines.len(), measured);
+        self
     }
 
     /// Route requests so.
@@ -409,7 +415,7 @@ impl Simulation {
         let facts = Facts {
             index,
             arrival_ms: at_ms,
-            batch: Metrics::batch_of(index, self.requests),
+            batch: self.recorder.batch_of(index, at_ms),
             tenant: self.recorder.tenant(&request.tenant),
             think_tokens: request.think_tokens,
             output_tokens: request.output_tokens,
@@ -421,8 +427,14 @@ impl Simulation {
             self.turn_over(&facts, f64::NAN, at_ms);
             return;
         }
-        let content = self.contents.of(&request);
         let engine = self.route(session);
+        let most = self.config.max_num_queued_reqs as usize;
+        if most > 0 && self.engines[engine].load() >= most {
+            self.recorder.turned_away(facts.batch, at_ms);
+            self.turn_over(&facts, f64::NAN, at_ms);
+            return;
+        }
+        let content = self.contents.of(&request);
         let thinks = self.front.as_mut().filter(|_| request.think_tokens > 0);
         let moves = thinks.map_or_else(Move::default, |front| front.arrives(index, &request, at_ms));
         self.engines[engine].add(&request, facts, content, self.max_tokens.unwrap_or(0), moves);

@@ -221,10 +221,12 @@ impl Engine {
         }
         let budget = self.plan(now_ms);
         self.note_quarantine(now_ms, recorder);
-        let reserve = self.growth.reserve(self.queues.running.len(), self.config.kv_blocks);
+        let watermark = (self.config.watermark * f64::from(self.config.kv_blocks)) as u32;
+        let reserve = self.growth.reserve(self.queues.running.len(), self.config.kv_blocks).max(watermark);
         // One request alone starves nobody.
-        let limit = self.config.long_prefill_token_threshold;
-        let prompt_limit = if limit > 0 && self.queues.len() > 1 { limit } else { u32::MAX };
+        let (limit, requests) = (self.config.long_prefill_token_threshold, self.queues.len() as u32);
+        let fair = if self.config.long_prefill_token_threshold_adaptive { budget / requests.max(1) } else { 0 };
+        let prompt_limit = if limit > 0 && requests > 1 { limit.max(fair) } else { u32::MAX };
         let Self { config, manages_kv, belady, driver, pool, live, found, phases, given, queues, pulled, .. } = self;
         let work = StepWork::default();
         let mut step = Serving {
@@ -244,7 +246,7 @@ impl Engine {
             work,
             recorder,
         };
-        queues.serve(budget, step.config.max_num_seqs as usize, &mut step);
+        queues.serve(budget, step.config.seats() as usize, &mut step);
         let mut work = step.work;
         let (probes, probe_tokens) = self.probes.as_mut().map(Probes::take).unwrap_or_default();
         work.requests += probes;
@@ -256,7 +258,7 @@ impl Engine {
         let step_ms = if work.tokens == 0 { model.fixed_ms.max(EMPTY_STEP_MS) } else { model.step_ms(&work) };
         let step_ms = step_ms * self.factor();
         let step_ms = (step_ms + taken_in).max(1e-3);
-        recorder.step(&self.sample(now_ms, step_ms), &work);
+        recorder.step(&self.sample(now_ms, step_ms), &work, &self.config);
         self.ends_ms = Some(now_ms + step_ms);
     }
 
@@ -299,7 +301,7 @@ impl Engine {
         if let Some(probes) = &mut self.probes {
             probes.decide(now_ms, &mut self.driver, &self.pool, &mut self.live);
         }
-        let seats = (self.config.max_num_seqs as usize).saturating_sub(self.queues.running.len());
+        let seats = (self.config.seats() as usize).saturating_sub(self.queues.running.len());
         let facts = EngineFacts {
             now_ms,
             token_budget: own_budget,

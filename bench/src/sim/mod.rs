@@ -46,8 +46,18 @@ pub struct EngineConfig {
     pub max_num_seqs: u32,
     /// Most tokens of a step (vLLM: `max_num_batched_tokens`).
     pub max_num_batched_tokens: u32,
+    /// Most requests that run at a time (vLLM: `max_num_active_seqs`); 0 for `max_num_seqs`.
+    pub max_num_active_seqs: u32,
     /// Most tokens of one prompt in a step beside other requests (vLLM: `long_prefill_token_threshold`); 0 for no limit.
     pub long_prefill_token_threshold: u32,
+    /// That limit is at least a fair share of the step (vLLM: `long_prefill_token_threshold_adaptive`).
+    pub long_prefill_token_threshold_adaptive: bool,
+    /// Share of the KV blocks that admission leaves free (vLLM: `watermark`).
+    pub watermark: f64,
+    /// Admission needs blocks for the whole prompt, not for its first chunk only (vLLM: `scheduler_reserve_full_isl`).
+    pub scheduler_reserve_full_isl: bool,
+    /// Requests from which on further ones are turned away with 503 (vLLM: `max_num_queued_reqs`); 0 for no limit.
+    pub max_num_queued_reqs: u32,
     /// KV blocks, the one that vLLM keeps for itself included.
     pub kv_blocks: u32,
     /// Tokens of a KV block.
@@ -60,13 +70,29 @@ pub struct EngineConfig {
     pub jitter: Arc<[f32]>,
 }
 
+impl EngineConfig {
+    /// How many requests may run at a time.
+    #[must_use]
+    pub fn seats(&self) -> u32 {
+        match self.max_num_active_seqs {
+            0 => self.max_num_seqs,
+            active => active.min(self.max_num_seqs),
+        }
+    }
+}
+
 impl Default for EngineConfig {
     fn default() -> Self {
         Self {
             step: StepModel::default(),
             max_num_seqs: 256,
             max_num_batched_tokens: 8192,
+            max_num_active_seqs: 0,
             long_prefill_token_threshold: 0,
+            long_prefill_token_threshold_adaptive: false,
+            watermark: 0.0,
+            scheduler_reserve_full_isl: true,
+            max_num_queued_reqs: 0,
             kv_blocks: 65_536,
             block_tokens: 16,
             prefix_caching: true,

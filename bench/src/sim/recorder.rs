@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::live::Live;
 use super::timeline::{Sample, Timeline};
 use super::{EngineConfig, StepWork, sessions};
-use crate::metrics::{Finished, Gap, Metrics, us};
+use crate::metrics::{Finished, Gap, Measured, Metrics, NOT_MEASURED, us};
 use crate::results::{Event, Run, Slo};
 
 /// Times of one request, for whoever compares request by request; milliseconds since its arrival.
@@ -32,6 +32,11 @@ struct Kept {
 /// Takes in what happens in every engine of a run.
 pub(super) struct Collector {
     metrics: Metrics,
+    engines: usize,
+    /// Of each step the share of its time in which it computed, or of the seats or the KV memory that were taken, whichever is
+    /// the most; times what it took.
+    busy_ms: f64,
+    turned_away: u64,
     /// Equal gaps of this step, counted: think and output.
     gaps: [Gaps; 2],
     timeline: Timeline,
@@ -60,9 +65,12 @@ struct Gaps {
 const KINDS: [Gap; 2] = [Gap::Think, Gap::Output];
 
 impl Collector {
-    pub(super) fn new(slo: Slo, engines: usize) -> Self {
+    pub(super) fn new(slo: Slo, engines: usize, measured: Measured) -> Self {
         Self {
-            metrics: Metrics::new(slo),
+            metrics: Metrics::new(slo, measured),
+            engines,
+            busy_ms: 0.0,
+            turned_away: 0,
             gaps: [Gaps::default(); 2],
             timeline: Timeline::new(engines),
             preemptions: [0; 3],
@@ -80,6 +88,17 @@ impl Collector {
     /// The number of a tenant.
     pub(super) fn tenant(&mut self, name: &Arc<str>) -> u32 {
         self.metrics.tenant(name)
+    }
+
+    /// The group that a request belongs to.
+    pub(super) fn batch_of(&self, index: usize, arrival_ms: f64) -> u16 {
+        self.metrics.batch_of(index, arrival_ms)
+    }
+
+    /// The engine turned a request away.
+    pub(super) fn turned_away(&mut self, batch: u16, arrival_ms: f64) {
+        self.turned_away += 1;
+        self.metrics.turned_away(batch, arrival_ms);
     }
 
     pub(super) fn preempted(&mut self, live: &Live) {
@@ -155,6 +174,10 @@ impl Collector {
     /// Note the latest in a row in their group; how many of the same gap that makes.
     fn flush_batch(&mut self, kind: usize) -> u64 {
         let Gaps { us, all, batch, in_row } = self.gaps[kind];
+        if batch == NOT_MEASURED {
+            self.gaps[kind].in_row = 0;
+            return all;
+        }
         if in_row > 0 {
             self.metrics.gaps_of_batch(KINDS[kind], batch, us, in_row);
             self.gaps[kind].in_row = 0;
@@ -178,7 +201,16 @@ impl Collector {
     }
 
     /// A step begins.
-    pub(super) fn step(&mut self, sample: &Sample, work: &StepWork) {
+    pub(super) fn step(&mut self, sample: &Sample, work: &StepWork, engine: &EngineConfig) {
+        let [from_ms, to_ms] = self.metrics.measured().stretch_ms(f64::INFINITY);
+        if (from_ms..to_ms).contains(&sample.now_ms) {
+            let part = |of: u32, all: u32| f64::from(of) / f64::from(all.max(1));
+            let running = sample.prefill + sample.think + sample.output;
+            let fullest = (engine.step.compute_ms(work) / sample.step_ms)
+                .max(part(running, engine.seats()))
+                .max(part(sample.used_blocks, sample.blocks));
+            self.busy_ms += fullest.min(1.0) * sample.step_ms;
+        }
         if let Some(kept) = &mut self.kept {
             kept.works.push(*work);
         }
@@ -202,6 +234,7 @@ impl Collector {
             output_tokens,
             reader,
             alone_ms: engine.step.alone_ms(prompt_tokens, generated, engine.max_num_batched_tokens),
+            alone_ttfo_ms: engine.step.alone_ms(prompt_tokens, think_tokens + 1, engine.max_num_batched_tokens),
         });
         if let Some(Kept { times: all, .. }) = &mut self.kept {
             let since = |ms: f64| ms - facts.arrival_ms;
@@ -232,9 +265,15 @@ impl Collector {
     /// The run so far; the caller adds what the engines know.
     pub(super) fn run(&mut self) -> Run {
         let last_ms = self.metrics.last_ms();
-        let [waiting, running, kv_used] = self.timeline.means(last_ms);
+        let [from_ms, to_ms] = self.metrics.measured().stretch_ms(last_ms);
+        let [waiting, running, kv_used] = self.timeline.means([from_ms, to_ms]);
         let mut run = self.metrics.run();
+        let busy = self.busy_ms / ((to_ms - from_ms) * self.engines as f64).max(1e-9);
         let mut set = |key: &str, value: f64| run.metrics.insert(key.to_owned(), value);
+        set("busy", busy);
+        if self.turned_away > 0 {
+            set("turned_away", self.turned_away as f64);
+        }
         set("refused", self.refused as f64);
         set("preemptions_prefill", self.preemptions[0] as f64);
         set("preemptions_think", self.preemptions[1] as f64);

@@ -107,7 +107,8 @@ impl EngineStep for Serving<'_> {
         let cached = if kept.is_some() { live.known_tokens - 1 } else { chain.blocks * block_tokens };
         let tokens = (live.known_tokens - cached).min(self.prompt_limit).min(most);
         let revived = self.found.iter().filter(|block| self.pool.is_free(**block)).count() as u32;
-        let whole = live.known_tokens.div_ceil(block_tokens) - chain.blocks + revived;
+        let known = if self.config.scheduler_reserve_full_isl { live.known_tokens } else { cached + tokens };
+        let whole = known.div_ceil(block_tokens) - chain.blocks + revived;
         let watermark = if running.is_empty() { 0 } else { self.reserve };
         if whole + watermark > self.pool.free() {
             return None;

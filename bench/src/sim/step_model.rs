@@ -4,12 +4,16 @@
 //! multiplied with every token: the slower of the two counts (the roofline of Williams et al., CACM 2009; for inference
 //! Pope et al., arXiv 2211.05102, section 2). Attention reads the KV of each request's context, and in a prefill multiplies
 //! every new token with every token before it. What remains is the engine's own: a launch, and some time for each request.
+//! With asynchronous scheduling, vLLM's default on GPUs, the engine prepares a step while the device computes the one
+//! before: the slower of the two counts. Sizes of CUDA graphs are left out: a batch is padded to a size at most a few percent
+//! above it.
 
 use std::collections::BTreeMap;
 
 /// Parameters of the step time, all in milliseconds.
 ///
-/// `step = fixed + request * requests + max(weights, token * tokens) + kv * context + attention * pairs`
+/// `host = fixed + request * requests`, `device = max(weights, token * tokens) + kv * context + attention * pairs`; a step
+/// takes their sum, or with asynchronous scheduling the longer of them.
 ///
 /// ```
 /// use meridian_bench::sim::{StepModel, StepWork};
@@ -34,6 +38,8 @@ pub struct StepModel {
     pub attention_ms: f64,
     /// Taking in a request that arrives.
     pub arrival_ms: f64,
+    /// Asynchronous scheduling: the device does not wait for the host.
+    pub hides_host: bool,
 }
 
 /// What one step does.
@@ -68,28 +74,35 @@ impl StepModel {
     pub const NAMES: [&'static str; 7] =
         ["fixed_ms", "request_ms", "weights_ms", "token_ms", "kv_token_ms", "attention_ms", "arrival_ms"];
 
+    /// Milliseconds that a step computes: its operations at the speed of the device.
+    #[must_use]
+    pub fn compute_ms(&self, work: &StepWork) -> f64 {
+        self.token_ms * f64::from(work.tokens) + self.attention_ms * work.attention_pairs as f64
+    }
+
     /// Milliseconds of a step.
     #[must_use]
     pub fn step_ms(&self, work: &StepWork) -> f64 {
-        self.fixed_ms
-            + self.request_ms * f64::from(work.requests)
-            + self.weights_ms.max(self.token_ms * f64::from(work.tokens))
+        let host_ms = self.fixed_ms + self.request_ms * f64::from(work.requests);
+        let device_ms = self.weights_ms.max(self.token_ms * f64::from(work.tokens))
             + self.kv_token_ms * work.context_tokens as f64
-            + self.attention_ms * work.attention_pairs as f64
+            + self.attention_ms * work.attention_pairs as f64;
+        if self.hides_host { host_ms.max(device_ms) } else { host_ms + device_ms }
     }
 
     /// The parameters.
     #[must_use]
     pub fn values(&self) -> [f64; 7] {
-        let Self { fixed_ms, request_ms, weights_ms, token_ms, kv_token_ms, attention_ms, arrival_ms } = *self;
+        let Self { fixed_ms, request_ms, weights_ms, token_ms, kv_token_ms, attention_ms, arrival_ms, .. } = *self;
         [fixed_ms, request_ms, weights_ms, token_ms, kv_token_ms, attention_ms, arrival_ms]
     }
 
-    /// From the parameters in the order of [`StepModel::NAMES`].
+    /// From the parameters in the order of [`StepModel::NAMES`], without asynchronous scheduling.
     #[must_use]
     pub fn from_values(values: [f64; 7]) -> Self {
         let [fixed_ms, request_ms, weights_ms, token_ms, kv_token_ms, attention_ms, arrival_ms] = values;
-        Self { fixed_ms, request_ms, weights_ms, token_ms, kv_token_ms, attention_ms, arrival_ms }
+        let hides_host = false;
+        Self { fixed_ms, request_ms, weights_ms, token_ms, kv_token_ms, attention_ms, arrival_ms, hides_host }
     }
 
     /// By name.
@@ -115,6 +128,7 @@ impl StepModel {
         let decodes = f64::from(generated_tokens.saturating_sub(1));
         let mean_context = f64::from(prompt_tokens) + decodes / 2.0;
         let one = StepWork { requests: 1, tokens: 1, ..StepWork::default() };
-        total + decodes * (self.step_ms(&one) + self.kv_token_ms * mean_context)
+        let one = StepWork { context_tokens: mean_context as u64, ..one };
+        total + decodes * self.step_ms(&one)
     }
 }

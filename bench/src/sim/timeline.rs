@@ -79,9 +79,12 @@ impl Timeline {
         self.waiting_most
     }
 
-    /// Means over a run that lasted until `last_ms`: waiting, running and the share of KV blocks that requests held.
-    pub(super) fn means(&self, last_ms: f64) -> [f64; 3] {
-        let mean = |i: usize| self.stretches.iter().map(|stretch| stretch[i]).sum::<f64>() / last_ms.max(1e-9);
+    /// Means from one time to another: waiting, running and the share of KV blocks that requests held.
+    pub(super) fn means(&self, [from_ms, to_ms]: [f64; 2]) -> [f64; 3] {
+        let at = |ms: f64| ((ms / self.stretch_ms) as usize).min(self.stretches.len());
+        // Whole stretches: of a long run these are thousandths.
+        let chosen = &self.stretches[at(from_ms)..self.stretches.len().min(at(to_ms) + 1)];
+        let mean = |i: usize| chosen.iter().map(|stretch| stretch[i]).sum::<f64>() / (to_ms - from_ms).max(1e-9);
         [mean(0), mean(1) + mean(2) + mean(3), mean(4)]
     }
 

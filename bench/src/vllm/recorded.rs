@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use statrs::statistics::{Data, OrderStatistics};
 
 use crate::limits::{BATCHED_TOKENS, BLOCK_TOKENS, KV_BLOCKS, NUM_SEQS, within};
-use crate::metrics::{Finished, Gap, Metrics, Reader, us};
+use crate::metrics::{Finished, Gap, Measured, Metrics, Reader, us};
 use crate::read::read_text;
 use crate::results::{Run, Slo};
 use crate::sim::RequestTimes;
@@ -257,13 +257,15 @@ impl RecordedRun {
     /// The run by its metrics, as a simulated one.
     #[must_use]
     pub fn run(&self, slo: Slo) -> Run {
-        let mut metrics = Metrics::new(slo);
+        let mut metrics = Metrics::new(slo, Measured::All(self.rows.len()));
         let mut order: Vec<usize> = (0..self.rows.len()).collect();
         let arrival_s = |row: &RecordedRow| if self.engine.realtime { row.arrival_s } else { 0.0 };
         order.sort_by(|a, b| arrival_s(&self.rows[*a]).total_cmp(&arrival_s(&self.rows[*b])));
         for (place, index) in order.into_iter().enumerate() {
             let row = &self.rows[index];
-            take_in(&mut metrics, row, 1e3 * arrival_s(row), Metrics::batch_of(place, self.rows.len()));
+            let arrival_ms = 1e3 * arrival_s(row);
+            let batch = metrics.batch_of(place, arrival_ms);
+            take_in(&mut metrics, row, arrival_ms, batch);
         }
         let last_ms = metrics.last_ms();
         let mut run = metrics.run();
@@ -337,6 +339,7 @@ fn take_in(metrics: &mut Metrics, row: &RecordedRow, arrival_ms: f64, batch: u16
         output_tokens,
         reader,
         alone_ms: f64::NAN,
+        alone_ttfo_ms: f64::NAN,
     });
 }
 

@@ -165,6 +165,7 @@ impl Made<'_> {
             timeline: timeline.collect(),
             tenants: tenants.collect(),
             events,
+            levels: Vec::new(),
         }
     }
 }

@@ -10,4 +10,5 @@ pub const STEP: StepModel = StepModel {
     kv_token_ms: 1e-4,
     attention_ms: 1e-5,
     arrival_ms: 0.0,
+    hides_host: false,
 };

@@ -13,13 +13,11 @@
 //! Andes weighs the expected gain of quality against the tokens of context a request holds, and solves a knapsack a step. Here
 //! every request counts the same, and the order is by the lead alone.
 
-use meridian_policy_sdk::{
-    Column, DispatchPolicy, Init, Phase, Policy, Request, Step, clamped, export_policy,
-};
+use meridian_policy_sdk::{Column, DispatchPolicy, Init, Phase, Policy, Request, Step, clamped, export_policy};
 use serde::Deserialize;
 
-/// A key is minus the time since arrival between answers below `-DUE` and answers above 0. Leads are ranked in parts of a
-/// token, as finely as an `f32` near `DUE` can say.
+/// A key is minus the time since arrival, above `-DUE`, and below it that of answers. Leads are ranked in parts of a token, as
+/// finely as an `f32` near twice `DUE` can say.
 const DUE: f32 = 8_388_608.0;
 const PARTS: f32 = 16.0;
 const MOST_PARTS: f32 = 4_194_304.0;

@@ -6,6 +6,7 @@
 
 mod axis;
 mod cdf;
+mod day;
 mod points;
 mod rates;
 mod tenants;
@@ -13,6 +14,7 @@ mod timeline;
 
 pub(super) use axis::Axis;
 pub(super) use cdf::cdf;
+pub(super) use day::day;
 pub(crate) use points::{Points, Spot, Whiskers, points};
 pub(super) use rates::against_rate;
 pub(super) use tenants::{MOST as MOST_TENANTS, tenants};

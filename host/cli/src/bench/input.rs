@@ -83,6 +83,11 @@ impl std::str::FromStr for Part {
 }
 
 impl SessionArgs {
+    /// These sessions, their tokens divided by `shrink`; how many at a time is found out.
+    pub(crate) fn chosen(part: Part, shrink: u32) -> Self {
+        Self { at_once: 1, part, shrink, scale_gaps: 1.0 }
+    }
+
     fn of(&self, name: String, sessions: Vec<Session>) -> anyhow::Result<Input> {
         let at_once = within("--at-once", self.at_once, &NUM_SEQS)?;
         anyhow::ensure!(
@@ -108,7 +113,7 @@ impl SessionArgs {
 pub(crate) struct KeepArgs {
     /// Keep the results as JSON
     #[arg(long, value_name = "FILE")]
-    save: Option<PathBuf>,
+    pub(crate) save: Option<PathBuf>,
     /// Draw the results as one HTML file
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
@@ -134,15 +139,15 @@ impl KeepArgs {
 const GENERATED: usize = 2000;
 
 impl InputArgs {
-    /// A trace as `FILE` or `FILE:bimodal`, and at most so many of its requests.
-    pub(crate) fn trace(given: &str, requests: usize) -> anyhow::Result<Self> {
+    /// A trace as `FILE` or `FILE:bimodal`.
+    pub(crate) fn trace(given: &str) -> anyhow::Result<Self> {
         let (path, think) = given.strip_suffix(":bimodal").map_or((given, "none"), |path| (path, "bimodal"));
         Ok(Self {
             trace: Some(path.into()),
             format: None,
             think: think.to_owned(),
             clip_tokens: None,
-            workload: WorkloadArgs { workload: None, requests: Some(within("--requests", requests, &REQUESTS)?) },
+            workload: WorkloadArgs { workload: None, requests: None },
         })
     }
 
@@ -200,6 +205,12 @@ pub(crate) struct SloArgs {
     /// Set the service level of the time from arrival to the first answer token, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = Slo::default().ttfo_ms)]
     slo_ttfo_ms: f64,
+    /// Add this to --slo-ttfo-ms for each token of the prompt, in milliseconds
+    #[arg(long, value_name = "MS", default_value_t = Slo::default().prompt_ms)]
+    slo_prompt_ms: f64,
+    /// Instead of these: so many times what the request takes to its first answer token in an engine of its own; 0 for none
+    #[arg(long, value_name = "FACTOR", default_value_t = Slo::default().alone)]
+    slo_alone: f64,
     /// Add this to --slo-ttfo-ms for each thinking token, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = Slo::default().think_ms)]
     slo_think_ms: f64,
@@ -218,9 +229,12 @@ impl SloArgs {
             anyhow::ensure!(value.is_finite() && value > 0.0, "--{name} {value}: expected a number above 0");
             Ok(value)
         };
+        let or_none = |name: &str, value: f64| if value == 0.0 { Ok(0.0) } else { positive(name, value) };
         Ok(Slo {
             ttfo_ms: positive("slo-ttfo-ms", self.slo_ttfo_ms)?,
-            think_ms: if self.slo_think_ms == 0.0 { 0.0 } else { positive("slo-think-ms", self.slo_think_ms)? },
+            prompt_ms: or_none("slo-prompt-ms", self.slo_prompt_ms)?,
+            alone: or_none("slo-alone", self.slo_alone)?,
+            think_ms: or_none("slo-think-ms", self.slo_think_ms)?,
             tpot_ms: positive("slo-tpot-ms", self.slo_tpot_ms)?,
             reading_tok_s: positive("reading-tok-s", self.reading_tok_s)?,
         })
@@ -245,7 +259,12 @@ pub(crate) fn configured(path: Option<&Path>) -> anyhow::Result<MeridianConfig> 
 /// The engine of a preset or a file, with its name.
 pub(crate) fn engine_named(given: &str) -> anyhow::Result<(String, EngineConfig)> {
     if !given.ends_with(".toml") {
-        let unknown = || format!("--engine {given}: unknown preset, expected one of {}", preset::names().join(", "));
+        let unknown = || {
+            format!(
+                "--engine {given}: unknown preset, expected one of {}",
+                preset::all().into_iter().map(|preset| preset.name).collect::<Vec<_>>().join(", ")
+            )
+        };
         return Ok((given.to_owned(), preset::named(given).with_context(unknown)?));
     }
     let path = PathBuf::from(given);

@@ -1,6 +1,7 @@
 mod calibrate;
 mod compare;
 pub(crate) mod early_exit;
+mod engines;
 mod entropies;
 mod generate;
 mod grid;
@@ -28,7 +29,9 @@ pub(crate) enum BenchCommand {
     Replay(Box<replay::ReplayArgs>),
     /// Find the flags of stock vLLM that serve a load best, in simulated engines
     Tune(tune::TuneArgs),
-    /// Compare policies with stock vLLM, tuned for each cell, over engines, traffic and load
+    /// List the simulated engines, and what vLLM starts with on them
+    Engines(engines::EnginesArgs),
+    /// Compare policies with the vLLM that people run, over engines, traffic, loads and days with a burst
     Grid(grid::GridArgs),
     /// Fit the simulated engine to recorded runs of a real engine
     Calibrate(calibrate::CalibrateArgs),
@@ -50,6 +53,7 @@ pub(crate) fn run(command: BenchCommand, json: bool) -> anyhow::Result<()> {
         BenchCommand::Micro(args) => micro::run(&args, json),
         BenchCommand::Replay(args) => replay::run(&args, json),
         BenchCommand::Tune(args) => tune::run(&args, json),
+        BenchCommand::Engines(args) => engines::run(&args, json),
         BenchCommand::Grid(args) => grid::run(&args, json),
         BenchCommand::Calibrate(args) => calibrate::run(&args, json),
         BenchCommand::Predict(args) => predict::run(&args, json),
@@ -69,8 +73,14 @@ pub(crate) fn time_policy(policy: PolicyArg, candidates: Vec<usize>, json: bool)
 fn command() -> String {
     let short = |argument: String| {
         let (rest, options) = argument.split_at(argument.find('{').unwrap_or(argument.len()));
-        let (flag, path) = rest.split_at(rest.rfind('=').map_or(0, |at| at + 1));
-        format!("{flag}{}{options}", path.rsplit('/').next().unwrap_or_default())
+        let (flag, paths) = rest.split_at(rest.rfind('=').map_or(0, |at| at + 1));
+        // `1/8` is none.
+        let without_folder = |path: &str| match path.rsplit_once('/') {
+            Some((folder, file)) if Path::new(folder).is_dir() => file.to_owned(),
+            _ => path.to_owned(),
+        };
+        let paths: Vec<String> = paths.split(',').map(without_folder).collect();
+        format!("{flag}{}{options}", paths.join(","))
     };
     let arguments = std::env::args_os().map(|argument| argument.to_string_lossy().into_owned());
     let arguments: Vec<String> = arguments.skip_while(|argument| argument != "bench").map(short).collect();

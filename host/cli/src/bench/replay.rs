@@ -2,9 +2,11 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
-use meridian_bench::limits::{RUNS, engines_within, within};
+use meridian_bench::grid::below_floor;
+use meridian_bench::limits::{REQUESTS, RUNS, engines_within, within};
+use meridian_bench::load::{Course, Stage};
 use meridian_bench::policies::{Inject, PolicyArg, PolicySet};
-use meridian_bench::replay::{MaxTokens, Options, Rate, replay, timeline};
+use meridian_bench::replay::{MaxTokens, Options, Rate, own_rate, replay, timeline};
 use meridian_bench::report::{html, table};
 use meridian_bench::results::GivenUp;
 use meridian_bench::sim::{Router, Transfer};
@@ -26,6 +28,7 @@ Examples:
   meridian bench replay --trace requests.csv --policy output-first --policy pascal --rate 2,4,8 --html report.html
   meridian bench replay --workload reasoning-chat --requests 5000 --policy mine.wasm --seeds 1,2,3 --save mine.json
   meridian bench replay --trace requests.csv --policy eviction=tiered-lru --policy eviction=prefix-value,budget=patience
+  meridian bench replay --trace requests.csv --policy balanced --rate 2.3 --day 0.6x600,1.6x300,0.6x900 --html day.html
   meridian bench replay --trace agentic_sessions.jsonl --at-once 32 --policy eviction=prefix-value
   meridian bench replay --engines 8 --engine 32b-h200 --policy handoff=7:1 --policy handoff=6:2 --rate 4,6
   meridian bench replay --trace requests.csv --policy mine.wasm --swap 60=output-first --inject trap:0.01")]
@@ -45,6 +48,10 @@ pub(crate) struct ReplayArgs {
     /// Replay at these rates: requests a second, or a multiple of the trace's own rate (2.5,2x)
     #[arg(long = "rate", value_name = "RATE", value_delimiter = ',', default_value = "1x")]
     rates: Vec<Rate>,
+    /// Follow this course of factors of the rate instead of the trace's own: FACTORxSECONDS, or FROM-TOxSECONDS for a ramp. A
+    /// trace that is too short comes again in shuffled blocks
+    #[arg(long, value_name = "STAGE,...", value_delimiter = ',')]
+    day: Vec<Stage>,
     /// Use these seeds; 1 replays a trace as it is, others shuffle its requests
     #[arg(long, value_name = "SEED", value_delimiter = ',', default_value = "1")]
     seeds: Vec<u64>,
@@ -81,6 +88,9 @@ pub(crate) struct ReplayArgs {
     /// Write a timeline of the first engine for Perfetto: of the first policy, rate and seed
     #[arg(long, value_name = "FILE")]
     timeline: Option<PathBuf>,
+    /// Print every metric, not the ten that matter most
+    #[arg(long)]
+    all: bool,
     #[command(flatten)]
     slo: SloArgs,
     #[command(flatten)]
@@ -92,7 +102,21 @@ pub(crate) fn run(args: &ReplayArgs, json: bool) -> anyhow::Result<()> {
     let options = options(args).map_err(unusable)?;
     let (input, notes) = args.input.read_with(Some(&args.sessions)).map_err(unusable)?;
     options.fits(&input).map_err(unusable)?;
+    if let (Some(course), Ok(own)) = (&options.course, own_rate(&input)) {
+        for rate in &options.rates {
+            let rate = match rate {
+                Rate::PerSecond(rate) => *rate,
+                Rate::TimesItsOwn(times) => own * times,
+            };
+            within("--day: its requests", course.requests(rate).ceil() as usize, &REQUESTS).map_err(unusable)?;
+        }
+    }
     notes.iter().for_each(|note| say(&format!("note: {note}")));
+    for policy in args.policies.iter().filter_map(|set| set.dispatch.as_ref()) {
+        if let Some(floor) = below_floor(policy.name()) {
+            say(&format!("note: {}: {floor}", policy.label));
+        }
+    }
     let progress = bar(1000, "{msg:28}");
     let mut told = u64::MAX;
     let results = replay(&options, &input, &mut |run, runs, share| {
@@ -119,7 +143,7 @@ pub(crate) fn run(args: &ReplayArgs, json: bool) -> anyhow::Result<()> {
     if json {
         print_json(&results)?;
     } else {
-        print_line(table(&results).trim_end())?;
+        print_line(table(&results, args.all).trim_end())?;
     }
     if results.given_up.is_empty() {
         return Ok(());
@@ -153,6 +177,7 @@ fn options(args: &ReplayArgs) -> anyhow::Result<Options> {
         baseline: args.baseline.clone(),
         policies: args.policies.clone(),
         rates: args.rates.clone(),
+        course: (!args.day.is_empty()).then(|| Course::day(args.day.clone())),
         seeds: args.seeds.clone(),
         eviction: args.eviction.clone(),
         budget: args.budget.clone(),
@@ -160,6 +185,7 @@ fn options(args: &ReplayArgs) -> anyhow::Result<Options> {
         swaps: args.swaps.clone(),
         max_tokens: args.max_tokens,
         deadline_ms,
+        deadlines_of_slo: false,
         config,
         command: super::command(),
     })

@@ -117,6 +117,9 @@ pub(crate) struct VllmArgs {
     /// Keep the results as JSON, for `bench compare` and `bench report`; for several comparisons, name a folder
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
+    /// Print every metric, not the ten that matter most
+    #[arg(long)]
+    all: bool,
     /// Draw the results of one comparison as one HTML file
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
@@ -266,7 +269,7 @@ fn compared(args: &VllmArgs, json: bool, asked: Job, place: &Place, bar: &Progre
         if !json {
             bar.suspend(|| {
                 print_line(&heading(&about, &results))?;
-                print_line(&format!("\n{}\n", table(&results).trim_end()))
+                print_line(&format!("\n{}\n", table(&results, args.all).trim_end()))
             })?;
         }
         found.push(results);

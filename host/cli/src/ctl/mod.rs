@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
+use meridian_bench::grid::below_floor;
 use meridian_engine::control::{FaultEntry, Mode, SlotName, StateHandover, SwapReport, UNCHANGED};
 use meridian_fleet::{EngineClient, Member};
 use serde_json::json;
@@ -16,7 +17,7 @@ use self::change::Change;
 pub(crate) use self::status::{faults_text, shadow_text, version_text};
 use self::status::{options_text, print_status};
 use crate::target::{Target, shown};
-use crate::{print_json, print_line};
+use crate::{print_json, print_line, say};
 
 #[derive(Args)]
 #[command(after_help = "\
@@ -210,6 +211,9 @@ fn print_report(report: &SwapReport, json: bool) -> anyhow::Result<()> {
         return print_json(report);
     }
     let SwapReport { slot, action, active, previous, state, held_us } = report;
+    if let Some(floor) = below_floor(&active.name) {
+        say(&format!("note: {}: {floor}", active.name));
+    }
     let state = match state {
         StateHandover::Stateless => String::new(),
         StateHandover::Restored => ", state taken over".into(),

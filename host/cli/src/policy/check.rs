@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use clap::Args;
+use meridian_bench::grid::below_floor;
 use meridian_core::signature::{FetchedComponent, signature_path};
 use meridian_core::slot::Contender;
 use meridian_core::{Budget, Description, Dispatch, Eviction, FaultKind, SlotName};
@@ -43,6 +44,9 @@ struct Checked {
     name: String,
     version: String,
     summary: String,
+    /// Of a shipped policy that falls below the floor: where, and by how much.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    below_floor: Option<&'static str>,
     slots: Vec<CheckedSlot>,
     bytes: usize,
     sha256: String,
@@ -135,12 +139,17 @@ pub(crate) fn run(args: &CheckArgs, json: bool) -> anyhow::Result<()> {
     let component = origin.component().expect("it is no native policy");
     let (bytes, sha256) = (component.size_bytes(), component.sha256().to_owned());
     let signature = Signature::of(component.signer(), file);
-    let checked = Checked { ok: true, file: file.clone(), name, version, summary, slots, bytes, sha256, signature };
+    let below_floor = below_floor(&name);
+    let checked =
+        Checked { ok: true, below_floor, file: file.clone(), name, version, summary, slots, bytes, sha256, signature };
     if json {
         return print_json(&checked);
     }
     print_line(&format!("ok       {} {} ({} bytes)", checked.name, checked.version, checked.bytes))?;
     print_line(&format!("summary  {}", checked.summary))?;
+    if let Some(floor) = &checked.below_floor {
+        print_line(&format!("floor    {floor}"))?;
+    }
     for slot in &checked.slots {
         print_slot(slot)?;
     }
