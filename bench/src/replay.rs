@@ -403,7 +403,7 @@ fn run(
             .collect::<Result<_, _>>()?;
         swaps.push(Swap { at_ms: at_s * 1e3, candidates, label: source.label.clone() });
     }
-    let course = options.course.as_ref().filter(|_| !matches!(input, Input::Sessions { .. }));
+    let course = options.course.as_ref();
     let count = match input {
         _ if let Some(course) = course => course.requests(play.rate).ceil() as usize,
         Input::Trace { requests, .. } => requests.len(),

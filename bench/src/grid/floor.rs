@@ -134,8 +134,7 @@ pub fn gains(grid: &Grid, contender: &str, against: &str, chosen: impl Fn(&Cell)
 }
 
 /// The median of sorted values; `None` of nothing.
-#[must_use]
-pub fn median(sorted: &[f64]) -> Option<f64> {
+fn median(sorted: &[f64]) -> Option<f64> {
     let (low, high) = (sorted.get(sorted.len().checked_sub(1)? / 2)?, sorted.get(sorted.len() / 2)?);
     Some(f64::midpoint(*low, *high))
 }

@@ -6,23 +6,10 @@ use super::format::{escape, figure};
 use super::plots::{Axis, COLOURS, Caption, day};
 use crate::grid::{Cell, FLOOR, Gain, Grid, OPPONENTS, Row, SINGLE, STOCK, broken, gains};
 use crate::metrics::HOLDS;
+use crate::results::{HEADLINES, LevelPoint};
 
 /// A ratio of this, or its inverse, has the full colour.
 const FULL_COLOUR: f64 = 2.0;
-/// Metrics that are not folded.
-const TEN: [&str; 10] = [
-    "goodput_rps",
-    "slo_attainment",
-    "burst_attainment",
-    "recovery_s",
-    "ttfo_p50_ms",
-    "ttfo_p99_ms",
-    "itl_output_p99_ms",
-    "ttft_p50_ms",
-    "throughput_tok_s",
-    "recomputed_tokens",
-];
-
 /// The grid as one file that needs no network and no script, for light and dark screens and paper.
 pub fn heat_map(grid: &Grid) -> String {
     let mut out = format!(
@@ -82,7 +69,7 @@ fn days(out: &mut String, grid: &Grid, policy: &str) {
         );
     }
     out.push_str("</ul>\n<div class=\"plots\">\n");
-    type Of = fn(&crate::results::LevelPoint) -> f64;
+    type Of = fn(&LevelPoint) -> f64;
     let share: Of = |level| level.attained as f64 / level.arrived.max(1) as f64;
     let ttfo: Of = |level| level.ttfo_p50_ms / 1e3;
     let gap: Of = |level| level.tpot_p50_ms;
@@ -203,10 +190,10 @@ fn medians(out: &mut String, grid: &Grid, policy: &str) {
          and sessions. The last three opponents are bounds: no engine knows the length of a thought, or sets flags anew when \
          the load changes.</p>\n{}",
         escape(policy),
-        table(&|key| TEN.contains(&key))
+        table(&|key| HEADLINES.contains(&key))
     );
-    if keys.iter().any(|(key, _)| !TEN.contains(key)) {
-        let rest = table(&|key| !TEN.contains(&key));
+    if keys.iter().any(|(key, _)| !HEADLINES.contains(key)) {
+        let rest = table(&|key| !HEADLINES.contains(&key));
         let _ = writeln!(out, "<details><summary>All metrics</summary>\n{rest}</details>");
     }
     let lost = broken(grid, policy, STOCK);

@@ -2,10 +2,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic is how this fails")]
 
+mod generated;
+
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::path::Path;
 
+use generated::assert_committed;
 use meridian_core::MeridianConfig;
 use meridian_core::config::{fields, schema};
 use serde_json::Value;
@@ -23,16 +25,7 @@ from typing import Any, Literal
 
 #[test]
 fn the_committed_classes_are_the_generated_ones() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../python/meridian/_tables.py");
-    let generated = python_tables();
-    if std::env::var_os("MERIDIAN_BLESS").is_some_and(|value| value == "1") {
-        std::fs::write(&path, &generated).unwrap();
-    }
-    let committed = std::fs::read_to_string(&path).unwrap_or_default();
-    for (number, (committed, generated)) in (1..).zip(committed.lines().zip(generated.lines())) {
-        assert_eq!(committed, generated, "line {number} differs; rewrite the file with MERIDIAN_BLESS=1");
-    }
-    assert_eq!(committed.len(), generated.len(), "the file differs; rewrite it with MERIDIAN_BLESS=1");
+    assert_committed("python/meridian/_tables.py", &python_tables());
 }
 
 /// A class: its name, the tables that have its fields, and those fields.
