@@ -1,10 +1,15 @@
 //! The metrics of requests, one definition of each: whether an engine was simulated or real.
 
+mod level;
+mod measured;
+
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use hdrhistogram::Histogram;
 
+use self::level::Level;
+pub use self::measured::Measured;
 use crate::results::{LevelPoint, Run, Slo, TenantRow};
 
 /// Groups of consecutive requests that metrics are kept of.
@@ -29,45 +34,6 @@ const TENANTS: usize = 64;
 /// Tenants that are told apart; further ones count as one.
 const MAX_TENANTS: usize = 4096;
 const OTHERS: &str = "(others)";
-
-/// Which requests are measured.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Measured {
-    /// All of them, so many.
-    All(usize),
-    /// Those that arrive in a stretch of time, milliseconds of the run.
-    Between {
-        /// From then on.
-        from_ms: f64,
-        /// Until then.
-        to_ms: f64,
-        /// The burst of a day: from, until.
-        burst: Option<[f64; 2]>,
-    },
-}
-
-impl Measured {
-    /// The group of consecutive requests that one belongs to.
-    pub(crate) fn batch(&self, index: usize, arrival_ms: f64) -> u16 {
-        let last = usize::from(BATCHES) - 1;
-        match *self {
-            Self::All(count) => (index * usize::from(BATCHES) / count.max(1)).min(last) as u16,
-            Self::Between { from_ms, to_ms, .. } if (from_ms..to_ms).contains(&arrival_ms) => {
-                let share = (arrival_ms - from_ms) / (to_ms - from_ms);
-                ((share * f64::from(BATCHES)) as usize).min(last) as u16
-            }
-            Self::Between { .. } => NOT_MEASURED,
-        }
-    }
-
-    /// From and until when engines are looked at, in a run whose last token came then.
-    pub(crate) fn stretch_ms(&self, last_ms: f64) -> [f64; 2] {
-        match *self {
-            Self::All(_) => [0.0, last_ms],
-            Self::Between { from_ms, to_ms, .. } => [from_ms, to_ms],
-        }
-    }
-}
 
 /// Which gaps between tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,21 +119,6 @@ struct Tenant {
     /// Sum of the share of its time that each request would have taken alone; NaN where that is not known.
     speed: f64,
     ttfo: Histogram<u32>,
-}
-
-/// The requests that arrived in a stretch of a day.
-struct Level {
-    arrived: u64,
-    attained: u64,
-    ttfo: Histogram<u32>,
-    tpot: Histogram<u32>,
-}
-
-impl Level {
-    fn new() -> Self {
-        let histogram = || Histogram::new(2).expect("few digits");
-        Self { arrived: 0, attained: 0, ttfo: histogram(), tpot: histogram() }
-    }
 }
 
 /// What a reader sees who reads at a constant speed (Andes, arXiv 2404.16283, section 3.1): when each token can be read at
