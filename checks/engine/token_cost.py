@@ -20,7 +20,7 @@ def measure(budgets: bool = False) -> dict[str, float]:
     # Both run folders and configuration are nobody's.
     os.chdir(tempfile.mkdtemp())
     os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="m", dir="/tmp")
-    from meridian.vllm.processor import BudgetLogitsProcessor
+    from meridian.vllm import BudgetLogitsProcessor
     from vllm import LLM, SamplingParams
 
     processor, own = Clock(), Clock()
