@@ -12,7 +12,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from checks.areas.bench import RANKED_POLICIES, calibrated, real_run
+from checks.areas.bench import RANKED_POLICIES, calibrated, real_run, spread
 from checks.areas.setup import VERSIONS
 from checks.figures import Figure, Part
 from checks.report import markdown, write_table
@@ -208,13 +208,17 @@ def floors(found: dict[str, Any], cells: int) -> None:
 
 
 # Requests a second of the workload of checks/engine/fidelity.toml at the factor 1, which this engine about serves.
-DAY_RATE, DAY = 4.0, "0.6x30,1.6x25,0.6x60"
+DAY_RATE, DAY = 9.0, "0.6x15,1.6x25,0.6x30"
 # The headline metrics by which policies are ranked.
 RANKED = {"TTFO": "ttfo_mean_ms", "end to end": "e2e_mean_ms"}
 
 
 def day(_: int) -> Iterator[Figure]:
-    """A day with a burst in the real engine, under stock vLLM and seven policies, beside the simulator."""
+    """A day with a burst in the real engine, under stock vLLM and seven policies, beside the simulator.
+
+    The machine's own speed drifts by several percent within minutes, so stock vLLM runs right between the two runs
+    that the model is fitted to, and twice more: nothing can be nearer than its repetitions are to each other.
+    """
     traces = {}
     for seed in (11, 12, 13):
         workload = WORK / "fidelity-day.toml"
@@ -222,20 +226,38 @@ def day(_: int) -> Iterator[Figure]:
         workload.write_text(text.replace("requests_per_s = 6.0", f"requests_per_s = {DAY_RATE}"))
         traces[seed] = str(WORK / f"day-{seed}.csv")
         meridian("bench", "generate", "--workload", workload, "--seed", str(seed), "--day", DAY, "--out", traces[seed])
-    fits = [real_run(f"day-fit-{seed}", seed, "stock", requests=traces[seed]) for seed in (11, 13)]
-    schedulers = ("stock", *(f"native:{name}" for name in RANKED_POLICIES))
-    tests = [real_run(f"day-{name.removeprefix('native:')}", 12, name, requests=traces[12]) for name in schedulers]
+
+    def fit(seed: int) -> str:
+        return real_run(f"day-fit-{seed}", seed, "stock", requests=traces[seed])
+
+    def stock(turn: int) -> str:
+        return real_run(f"day-stock-{turn}", 12, "stock", requests=traces[12])
+
+    fits, tests = [fit(11)], [stock(1)]
+    fits.append(fit(13))
+    for number, name in enumerate(RANKED_POLICIES):
+        tests.append(real_run(f"day-{name}", 12, f"native:{name}", requests=traces[12]))
+        if number == len(RANKED_POLICIES) // 2:
+            tests.append(stock(2))
+    tests.append(stock(3))
     errors = calibrated(fits, tests)
+    first, repeated = errors[0], [each for each in errors if each["scheduler"] == "stock"]
     for title, key, bound in (("TTFO", "ttfo", "<= 3"), ("ITL", "itl", "<= 2.5"), ("end to end", "e2e", "<= 1.5")):
-        yield Figure(f"day: MAPE {title}, stock", errors[0][key], "%", bound)
-    off = abs(errors[0]["real"]["slo_attainment"] - errors[0]["simulated"]["slo_attainment"])
-    yield Figure("day: attainment, real and simulated apart", 100 * off, "points", "<= 2")
+        yield Figure(f"day: MAPE {title}, stock", first[key], "%", bound)
+    for title in ("real", "simulated"):
+        yield Figure(f"day: attainment, stock, {title}", 100 * first[title]["slo_attainment"], "%")
+    apart = abs(first["real"]["slo_attainment"] - first["simulated"]["slo_attainment"])
+    yield Figure("day: attainment, real and simulated apart", 100 * apart, "points", "<= 2")
+    ranked = [*[each for each in errors if each["scheduler"] != "stock"], first]
     for title, key in RANKED.items():
-        pairs = [(a, b) for a, b in combinations(errors, 2) if abs(a["real"][key] / b["real"][key] - 1.0) > 0.03]
+        noise = spread([each["real"][key] for each in repeated])
+        yield Figure(f"day: {title} of stock in the real engine, repeated: spread", noise, "%")
+        far = max(3.0, noise) / 100
+        pairs = [(a, b) for a, b in combinations(ranked, 2) if abs(a["real"][key] / b["real"][key] - 1.0) > far]
         alike = [
             (a, b) for a, b in pairs if (a["real"][key] < b["real"][key]) == (a["simulated"][key] < b["simulated"][key])
         ]
-        yield Figure(f"day: pairs of policies 3 % apart in {title}", len(pairs), "pairs")
+        yield Figure(f"day: pairs of policies further apart in {title} than that", len(pairs), "pairs")
         yield Figure(f"day: of these, ordered alike ({title})", len(alike) / max(len(pairs), 1), "share", ">= 1")
 
 

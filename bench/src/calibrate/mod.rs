@@ -13,6 +13,7 @@ use serde::Serialize;
 pub use self::file::EngineFile;
 pub use self::fit::fit;
 pub(crate) use self::fit::fit_steps;
+use crate::results::{Run, Slo};
 use crate::sim::{Outcome, RequestTimes, StepModel};
 use crate::vllm::RecordedRun;
 
@@ -29,30 +30,30 @@ pub struct Means {
     pub itl_output_p99_ms: f64,
     /// Gap between two tokens of an answer, mean.
     pub itl_output_mean_ms: f64,
+    /// Share of requests that attain the default service level.
+    pub slo_attainment: f64,
 }
 
 impl Means {
-    fn of(times: &[RequestTimes], itl_output_p99_ms: f64, itl_output_mean_ms: f64) -> Self {
+    fn of(times: &[RequestTimes], run: &Run) -> Self {
+        let metric = |key: &str| run.metrics.get(key).copied().unwrap_or(0.0);
         let mean = |of: fn(&RequestTimes) -> f64| times.iter().map(of).sum::<f64>() / times.len().max(1) as f64;
         Self {
             ttft_mean_ms: mean(|times| times.ttft_ms),
             ttfo_mean_ms: mean(|times| times.ttfo_ms),
             e2e_mean_ms: mean(|times| times.e2e_ms),
-            itl_output_p99_ms,
-            itl_output_mean_ms,
+            itl_output_p99_ms: metric("itl_output_p99_ms"),
+            itl_output_mean_ms: metric("itl_output_mean_ms"),
+            slo_attainment: metric("slo_attainment"),
         }
     }
 
     fn real(run: &RecordedRun) -> Self {
-        let mut gaps: Vec<f64> = run.rows.iter().flat_map(|row| row.itl_output_ms.iter().copied()).collect();
-        gaps.sort_by(f64::total_cmp);
-        let p99 = gaps.get((gaps.len() * 99 / 100).min(gaps.len().saturating_sub(1))).copied().unwrap_or(0.0);
-        Self::of(&run.times(), p99, gaps.iter().sum::<f64>() / gaps.len().max(1) as f64)
+        Self::of(&run.times(), &run.run(Slo::default()))
     }
 
     fn simulated(outcome: &Outcome) -> Self {
-        let metric = |key: &str| outcome.run.metrics.get(key).copied().unwrap_or(0.0);
-        Self::of(&outcome.times, metric("itl_output_p99_ms"), metric("itl_output_mean_ms"))
+        Self::of(&outcome.times, &outcome.run)
     }
 }
 
