@@ -24,8 +24,8 @@ from checks.run import RESULTS, WORK, provenance, say
 
 PAIRS = 5
 AREAS = (
-    *("component", "core", "runtime", "kv", "budget", "outputs", "measure", "agents", "bench", "kernels", "hostile"),
-    *("engine", "setup", "authoring", "observability", "fleet", "fabric", "house"),
+    *("component", "core", "runtime", "kv", "budget", "outputs", "measure", "levels", "agents", "bench", "kernels"),
+    *("hostile", "engine", "setup", "authoring", "observability", "fleet", "fabric", "house"),
 )
 
 

@@ -49,7 +49,9 @@ def presets(_: int) -> Iterator[Figure]:
     yield Figure("presets: engines", len(meridian("bench", "engines")), "engines")
 
 
-def meridian_grid(name: str, *more: str | Path) -> tuple[dict[str, Any], Iterator[Figure]]:
+def meridian_grid(
+    name: str, *more: str | Path, policies: tuple[str, ...] = ZOO
+) -> tuple[dict[str, Any], Iterator[Figure]]:
     """A grid by the command that anybody can run, an interrupted one from where it was; and what a fresh one took. With
     MERIDIAN_REUSE_RUNS a grid that is there is not repeated: for tables of another form."""
     shutil.copy(RESULTS / "fidelity-engine.toml", WORK / "cpu.toml")
@@ -59,7 +61,7 @@ def meridian_grid(name: str, *more: str | Path) -> tuple[dict[str, Any], Iterato
     is_fresh, before = not saved.with_suffix(".json.rows").exists(), resource.getrusage(resource.RUSAGE_CHILDREN)
     found = meridian(
         *("bench", "grid", "--engine", ",".join(ENGINES), *more),
-        *(flag for policy in ZOO for flag in ("--policy", policy)),
+        *(flag for policy in policies for flag in ("--policy", policy)),
         *("--save", saved, "--html", WORK / f"{name}.html"),
     )
     said.write_text(json.dumps(found))
@@ -85,7 +87,8 @@ def grid(_: int) -> Iterator[Figure]:
 
 def sessions(_: int) -> Iterator[Figure]:
     """Agents' sessions in closed loop, so many at a time that stock vLLM has half of an unlimited cache's hits."""
-    found, took = meridian_grid("sessions", "--trace", SESSIONS, "--part", "1/8")
+    # A run of one in eight takes minutes, and a row is more than twenty runs.
+    found, took = meridian_grid("sessions", "--trace", SESSIONS, "--part", "1/32", policies=(DEFAULT,))
     yield from took
     for cell in found["cells"]:
         for key, title in (("session_mean_s", "mean session"), ("computed_again_tokens", "tokens computed again")):

@@ -71,6 +71,8 @@ class Engine:
         priority: int,
         tenant: str,
         session: str = "",
+        model: str = "",
+        service_level: str = "",
         whole_prompt: bool = False,
         client: RequestBudget | None = None,
         interrupts: list[list[int]] = ...,

@@ -161,4 +161,5 @@ class Tables:
     model: ModelConfig = field(default_factory=ModelConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    service_levels: dict[str, Any] = field(default_factory=dict)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)

@@ -89,10 +89,11 @@ impl Engine {
 
     /// A request arrived. `prompt` is the templated prompt, or its last turn. False when its id is already known. Any
     /// integers will do for `prompt_tokens`, `max_tokens` and `priority`: they are cut to 32 bits.
-    /// With `whole_prompt` the engine may not split its prompt. With `client`, what its client asked for, its thinking is
+    /// `model` is that of the request, or its LoRA adapter, and `service_level` the one that its client asks for: both
+    /// choose its service level. With `whole_prompt` the engine may not split its prompt. With `client`, what its client asked for, its thinking is
     /// followed: then its sampler is to know what is returned, the data of a `meridian.vllm.xargs.Row`. `interrupts` end its thinking as well, `has_mask` says that the client limits the
     /// tokens that may be sampled, and `plain` that no phrase may be forced. `traceparent` is the header of that name; any text will do.
-    #[pyo3(signature = (handle, request_id, *, prompt, prompt_tokens, max_tokens, arrival_ms, deadline_ms, priority, tenant, session = "", whole_prompt = false, client = None, interrupts = vec![], traceparent = None, ignores_eos = false, has_mask = false, plain = false))]
+    #[pyo3(signature = (handle, request_id, *, prompt, prompt_tokens, max_tokens, arrival_ms, deadline_ms, priority, tenant, session = "", model = "", service_level = "", whole_prompt = false, client = None, interrupts = vec![], traceparent = None, ignores_eos = false, has_mask = false, plain = false))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python method")]
     fn add(
         &self,
@@ -106,6 +107,8 @@ impl Engine {
         #[pyo3(from_py_with = saturated)] priority: i64,
         tenant: &str,
         session: &str,
+        model: &str,
+        service_level: &str,
         whole_prompt: bool,
         client: Option<ClientRow>,
         interrupts: Vec<Vec<u32>>,
@@ -127,6 +130,8 @@ impl Engine {
             tenant,
             session,
             whole_prompt,
+            model,
+            service_level,
         };
         let client = client.map(|client| ClientBudget {
             ignores_eos,

@@ -97,6 +97,19 @@ struct Candidate {
     session: u32,
     #[serde(default)]
     turn: u32,
+    /// Number of its service level, and what is left to keep it.
+    #[serde(default)]
+    level: u32,
+    level_slack_ms: Option<f32>,
+    level_weight: Option<f32>,
+    level_tpot_ms: Option<f32>,
+    /// What is forecast of it.
+    #[serde(default)]
+    think_left: f32,
+    #[serde(default)]
+    think_left_high: f32,
+    #[serde(default)]
+    output_left: f32,
 }
 
 /// The prompt that leaves a model thinking; a longer one ends with it.
@@ -210,6 +223,13 @@ impl Candidate {
             request: None,
             session: random.random_range(0..4),
             turn: random.random_range(1..9),
+            level: random.random_range(0..3),
+            level_slack_ms: random.random::<bool>().then(|| random.random_range(-60_000.0..60_000.0)),
+            level_weight: random.random::<bool>().then(|| random.random_range(0.1..10.0)),
+            level_tpot_ms: random.random::<bool>().then(|| random.random_range(5.0..100.0)),
+            think_left: random.random_range(0.0..5_000.0),
+            think_left_high: random.random_range(0.0..20_000.0),
+            output_left: random.random_range(0.0..2_000.0),
         }
     }
 }
@@ -219,16 +239,23 @@ fn build_columns(table: &mut RequestTable, inputs: &[Column], candidates: &[Cand
     let rows: Vec<RowId> = candidates.iter().map(|candidate| candidate.insert(table, now_ms)).collect();
     let mut out = Vec::new();
     columns::fill(inputs, table, &rows, now_ms, BLOCK_TOKENS, &mut out);
-    // The mirror counts what arrives; a case says which request of an earlier step a candidate is.
+    // The mirror counts what arrives; a case says which request of an earlier step a candidate is, and what is promised.
     for (input, values) in inputs.iter().zip(out.chunks_mut(candidates.len().max(1))) {
         let given = |(i, candidate): (usize, &Candidate)| match input {
-            Column::Request => Some(candidate.request.unwrap_or(i as u32 + 1)),
-            Column::Session => Some(candidate.session),
-            Column::Turn => Some(candidate.turn),
+            Column::Request => Some(candidate.request.unwrap_or(i as u32 + 1) as f32),
+            Column::Session => Some(candidate.session as f32),
+            Column::Turn => Some(candidate.turn as f32),
+            Column::Level => Some(candidate.level as f32),
+            Column::LevelSlackMs => candidate.level_slack_ms,
+            Column::LevelWeight => candidate.level_weight,
+            Column::LevelTpotMs => candidate.level_tpot_ms,
+            Column::ThinkLeft => Some(candidate.think_left),
+            Column::ThinkLeftHigh => Some(candidate.think_left_high),
+            Column::OutputLeft => Some(candidate.output_left),
             _ => None,
         };
         for (value, given) in values.iter_mut().zip(candidates.iter().enumerate().map(given)) {
-            *value = given.map_or(*value, |given| given as f32);
+            *value = given.unwrap_or(*value);
         }
     }
     // Numbers of tenants stay, as between the steps of an engine.

@@ -185,7 +185,7 @@ impl Engine {
             priority: request.priority,
             tenant: &request.tenant,
             session: &session,
-            whole_prompt: false,
+            ..NewRequest::default()
         };
         let client = Some(ClientBudget::default());
         let arrived = self.driver.arrived(&id_of(facts.index), &new, client);

@@ -166,6 +166,30 @@ const FAMILIES: &[Family] = &[
         },
     },
     Family {
+        name: "service_level_requests_total",
+        help: "Ended requests by whether their service level was kept",
+        kind: MetricType::COUNTER,
+        labels: &["level", "outcome"],
+        read: |status, emit| {
+            for of in &status.service_levels {
+                emit(&[&of.name, "in_time"], counter(of.ended[0]));
+                emit(&[&of.name, "late"], counter(of.ended[1]));
+            }
+        },
+    },
+    Family {
+        name: "service_level_live_requests",
+        help: "Live requests by whether their service level can still be kept",
+        kind: MetricType::GAUGE,
+        labels: &["level", "outcome"],
+        read: |status, emit| {
+            for of in &status.service_levels {
+                emit(&[&of.name, "in_time"], gauge(float(of.live[0])));
+                emit(&[&of.name, "late"], gauge(float(of.live[1])));
+            }
+        },
+    },
+    Family {
         name: "sessions",
         help: "Conversations with a live request",
         kind: MetricType::GAUGE,

@@ -63,6 +63,15 @@ fn fill_chunk(
         Column::Eat => write(out, table, row_ids, |row| row.signals().eat_bits),
         Column::EatVariance => write(out, table, row_ids, |row| row.signals().eat_variance_bits2),
         Column::Rpdi => write(out, table, row_ids, |row| row.signals().rpdi),
+        Column::ThinkLeft => write(out, table, row_ids, |row| table.left(row).think),
+        Column::ThinkLeftHigh => write(out, table, row_ids, |row| table.left(row).think_high),
+        Column::OutputLeft => write(out, table, row_ids, |row| table.left(row).output),
+        Column::Level => write(out, table, row_ids, |row| f32::from(row.level)),
+        Column::LevelSlackMs => write(out, table, row_ids, |row| table.level_slack_ms(row, now_ms)),
+        Column::LevelWeight => write(out, table, row_ids, |row| table.level(row).map_or(1.0, |level| level.weight)),
+        Column::LevelTpotMs => {
+            write(out, table, row_ids, |row| table.level(row).map_or(f32::INFINITY, |level| level.tpot_ms));
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use meridian_policy_sdk::eviction::{Memory, Ranking};
 use meridian_policy_sdk::{Phase, State, Step};
 
 use crate::blocks::ranked_or_default;
+use crate::levels::Speed;
 use crate::rank::ordinal;
 use crate::table::RequestState;
 use crate::{
@@ -162,6 +163,10 @@ impl EngineMirror {
         }
         let step_time = self.step_time.learned().unwrap_or_default();
         let StepTime { decode_token_ms, prefill_token_ms, .. } = step_time;
+        let fixed_ms = step_time.before_tokens_ms(context_tokens);
+        let decodes = (by_phase[Phase::Think as usize] + by_phase[Phase::Output as usize]).max(1);
+        let decode_step_ms = fixed_ms + decode_token_ms * decodes.saturating_mul(decode_tokens) as f32;
+        self.table.forecast_at(Speed { prefill_token_ms, decode_step_ms });
         Step {
             now_ms,
             token_budget,
@@ -172,7 +177,7 @@ impl EngineMirror {
             running_output: by_phase[Phase::Output as usize],
             waiting: all_waiting.max(length(waiting.len())),
             decode_tokens,
-            fixed_ms: step_time.before_tokens_ms(context_tokens),
+            fixed_ms,
             decode_token_ms,
             prefill_token_ms,
             decode_context_tokens: context_tokens,
@@ -292,8 +297,8 @@ impl EngineMirror {
     }
 
     /// The index of the request in `running` that gives up its KV blocks. Requests that do not answer go before
-    /// requests that do, each group in the order of the policy: by default, the fewest computed tokens first, then the
-    /// youngest. `blocks` counts the blocks that only this request attends. `None` when nothing runs.
+    /// requests that do, in each group first those whose service level cannot be kept any more, then in the order of the
+    /// policy: by default, the fewest computed tokens first, then the youngest. `blocks` counts the blocks that only this request attends. `None` when nothing runs.
     pub fn victim(
         &self,
         policy: &mut dyn EvictionRanker,
@@ -335,7 +340,8 @@ impl EngineMirror {
             .collect();
         let (Ranking { keys, .. }, _) = ranked_or_default(policy, memory, &candidates);
         let rank = |position: usize, row: &RequestState| {
-            (ordinal(keys.get(position).copied().unwrap_or(0.0)), row.computed_tokens(), Reverse(position))
+            let in_time = self.table.level_slack_ms(row, memory.now_ms) >= 0.0;
+            (in_time, ordinal(keys.get(position).copied().unwrap_or(0.0)), row.computed_tokens(), Reverse(position))
         };
         rows.iter().enumerate().min_by_key(|(position, (_, row))| rank(*position, row)).map(|(_, (i, _))| *i)
     }
@@ -398,7 +404,7 @@ mod tests {
             mirror.hold_time(100.0);
             mirror.admitted(other, 0);
         }
-        mirror.table.is_overdue(&mirror.table[row], 100.0, 50.0)
+        mirror.table.overdue_ms(&mirror.table[row], 100.0, 50.0).is_some()
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::fmt;
 
 use meridian_policy_sdk::Decision;
 
+use crate::config::ServiceLevels;
 use crate::slot::{DispatchSlot, Source};
 use crate::{EngineFacts, EngineMirror, KvGrowth, Markers, Plan, Planner, RowId, SchedulerConfig, StepTime};
 
@@ -78,6 +79,11 @@ impl MeridianScheduler {
     /// The mirror of the engine, to update and to read.
     pub fn mirror(&mut self) -> &mut EngineMirror {
         &mut self.mirror
+    }
+
+    /// Promise these service levels to the requests that arrive; before the first of them.
+    pub fn promise(&mut self, levels: &ServiceLevels) {
+        self.mirror.table.promise(levels);
     }
 
     /// The dispatch slot.

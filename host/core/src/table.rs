@@ -1,6 +1,7 @@
 //! The mirror of the engine's requests: one row per request, and its updates.
 
 mod accounts;
+mod levels;
 mod row;
 
 use std::collections::HashSet;
@@ -10,11 +11,14 @@ use std::time::Duration;
 use meridian_policy_sdk::{Phase, State};
 
 use self::accounts::observe;
+pub use self::levels::LevelCounts;
 use self::row::Milestones;
 pub use self::row::{NewRequest, RequestState, Signals};
 use crate::account::{Account, Admission, Doing, Ledger, Part, Rule};
 use crate::clients::{Clients, Ended, next_number};
+use crate::forecast::{Course, Forecast};
 use crate::latency::Latencies;
+use crate::levels::{Levels, Speed};
 use crate::sessions::{SessionFacts, Sessions, Stop, Turn};
 use crate::types::PhaseEvent;
 use crate::{Error, Markers, PhaseRecord, Standing};
@@ -105,6 +109,11 @@ pub struct RequestTable {
     admissions: u64,
     last_admission_ms: f64,
     pub(crate) ledger: Ledger,
+    levels: Levels,
+    /// Of each level, ended requests for which it was kept, and for which it was not.
+    level_ends: Vec<[u64; 2]>,
+    forecast: Forecast,
+    speed: Speed,
     /// Observes the requests, if anybody asks.
     latencies: Option<Box<Latencies>>,
 }
@@ -218,6 +227,8 @@ impl RequestTable {
             preemptions: 0,
             priority: request.priority,
             tenant,
+            level: self.levels.of(request),
+            course: Course::NEW,
             whole_prompt: request.whole_prompt,
             think_from: u32::MAX,
             lost_tokens: 0,
@@ -307,6 +318,8 @@ impl RequestTable {
         if !state.has_left {
             self.sessions.ended(state.own_turn().session, Stop::Turn, self.clock_ms);
         }
+        self.forecast.ended(state.tenant, state.course);
+        self.count_level(&state);
         true
     }
 
@@ -395,11 +408,18 @@ impl RequestTable {
         self.admissions + TURNS * (others as u64 + 1)
     }
 
-    /// Whether a waiting request that a policy has deferred for longer than `max_defer_ms` must run now: as many others
-    /// were admitted as its place in the queue allows, or none was admitted for as long.
-    pub(crate) fn is_overdue(&self, row: &RequestState, now_ms: f64, max_defer_ms: f32) -> bool {
-        let is_past = |since_ms: f64| now_ms - since_ms > f64::from(max_defer_ms);
-        row.deferred_since_ms.is_some_and(is_past) && (self.admissions >= row.turn || is_past(self.last_admission_ms))
+    /// For how long a waiting request that a policy has deferred has had to run, milliseconds; `None` where it need not. With
+    /// a service level it must when just its own time is left of the longest wait of that level. Else it must after
+    /// `max_defer_ms`, when as many others were admitted as its place in the queue allows, or none was admitted for as long.
+    pub(crate) fn overdue_ms(&self, row: &RequestState, now_ms: f64, max_defer_ms: f32) -> Option<f64> {
+        let since_ms = row.deferred_since_ms?;
+        let late_ms = |since_ms: f64| now_ms - since_ms - f64::from(max_defer_ms);
+        let overdue_ms = match self.past_longest_wait_ms(row, now_ms) {
+            Some(past_ms) => past_ms,
+            None if self.admissions >= row.turn || late_ms(self.last_admission_ms) > 0.0 => late_ms(since_ms),
+            None => return None,
+        };
+        (overdue_ms > 0.0).then_some(overdue_ms)
     }
 
     /// Set the engine's own count of computed tokens, where it differs from the sum in [`RequestTable::scheduled`]:
@@ -471,13 +491,18 @@ impl RequestTable {
         then: impl FnOnce(&mut RequestState, Standing),
     ) -> Option<PhaseEvent> {
         let (now_ms, clock_ms) = (self.clock_whole_ms, self.clock_ms);
-        let Self { rows, markers, latencies, ledger, .. } = self;
+        let Self { rows, markers, latencies, ledger, forecast, .. } = self;
         let row = live(rows, row_id)?;
         row.prefilled = true;
         let at = row.thinking.is_some().then(|| row.phases.standing(markers));
         let (phase, event) = row.phases.token(markers, token, now_ms);
         if phase != Phase::Output && row.think_from == u32::MAX {
             row.think_from = row.prompt_tokens.saturating_add(row.output_tokens());
+        }
+        let answers = phase == Phase::Output;
+        let tokens = if answers { row.output_tokens() } else { row.think_tokens() };
+        if row.course.changes(answers, tokens) {
+            forecast.passed(row.tenant, &mut row.course, answers, tokens);
         }
         if let Some(latencies) = latencies {
             observe(latencies, row, phase, clock_ms);

@@ -118,6 +118,13 @@ const RANGES: &[(&str, &[&str], &[&str], &str)] = &[
     ("policy.budget.deadline_ms", &["0.1", "1000"], &["0", "1000.1"], "must be in (0, 1000]"),
     ("policy.budget.memory_mib", &["1", "1024"], &["0", "1025"], "must be in 1..=1024"),
     ("policy.budget.mode", &["'shadow'"], &["' shadow'"], "must be \"active\" or \"shadow\""),
+    ("service_levels.NAME.ttfo_ms", &["0.001", "600000"], &["0", "-1", "nan"], "must be above 0"),
+    ("service_levels.NAME.prompt_ms_per_token", &["0", "1e30"], &["-0.1"], "must be at least 0"),
+    ("service_levels.NAME.think_ms_per_token", &["0", "1e30"], &["-0.1"], "must be at least 0"),
+    ("service_levels.NAME.tpot_ms", &["0.001", "1e30"], &["0"], "must be above 0"),
+    ("service_levels.NAME.weight", &["0.001", "1000"], &["0", "1000.1"], "must be in (0, 1000]"),
+    ("service_levels.NAME.late", &["'last'", "'serve'"], &["'refuse'"], "must be \"last\" or \"serve\""),
+    ("service_levels.NAME.longest_wait_ms", &["5000", "1e30"], &["0", "-1"], "must be above 0"),
 ];
 
 /// Fields whose range is in words: (field, accepted, refused).
@@ -163,6 +170,10 @@ const IN_WORDS: &[(&str, &str, &str)] = &[
     ("model.force_phrase", "'enough</think>'", "'enough'"),
     ("model.interrupt", "['Wait', 'Hmm']", "'</think>'"),
     ("entropy.probe_suffix", "'Final answer: '", "'</think>'"),
+    ("service_levels.NAME.tenants", "['a', 'b']", "['a', 'a']"),
+    ("service_levels.NAME.models", "['a']", "['']"),
+    ("service_levels.NAME.priorities", "[-1, 3]", "[3, -1]"),
+    ("service_levels.NAME.default", "true", "3"),
 ];
 
 #[test]
@@ -675,6 +686,36 @@ fn inline_values_are_toml() {
     // NaN is not equal to itself.
     let again: toml::Table = toml::from_str(&lines.join("\n")).unwrap();
     assert_eq!(format!("{again:?}"), format!("{table:?}"));
+}
+
+#[test]
+fn service_levels_are_named_by_the_file_and_apart() {
+    let of = |text: &str| MeridianConfig::parse(&format!("[service_levels]\n{text}"));
+    let parsed = of("chat = { ttfo_ms = 3000 }\nbatch = { priorities = [1, 5] }").unwrap();
+    let effective = |path: &str| parsed.fields.iter().find(|field| field.path == path).unwrap();
+    assert_eq!(effective("service_levels.chat.ttfo_ms").origin, Origin::File);
+    assert_eq!(effective("service_levels.batch.ttfo_ms").origin, Origin::Default);
+    assert!(parsed.fields.iter().all(|field| !field.path.contains("NAME")));
+    for (text, refusal) in [
+        ("a = { ttfo = 1 }", "service_levels.a.ttfo: unknown field, did you mean `service_levels.a.ttfo_ms`?"),
+        ("a = 3", "service_levels.a: invalid type: integer, expected a table"),
+        ("'a b' = {}", "service_levels.\"a b\": a b: must be named by 1 to 64 of A-Z, a-z, 0-9, _ and -"),
+        ("a = { longest_wait_ms = 10 }", "service_levels.a.longest_wait_ms: 10: must be at least its ttfo_ms, 5000"),
+        (
+            "a = { tenants = ['x'] }\nb = { tenants = ['x'] }",
+            "service_levels.b.tenants: \"x\": must be names, each in one level only",
+        ),
+        (
+            "a = { priorities = [0, 4] }\nb = { priorities = [4, 5] }",
+            "service_levels.b.priorities: [4, 5]: must be apart from those of other levels",
+        ),
+        (
+            "a = { default = true }\nb = { default = true }",
+            "service_levels.b.default: true: must be true in one level at most, and a has it",
+        ),
+    ] {
+        assert_eq!(of(text).unwrap_err().to_string(), refusal);
+    }
 }
 
 /// Text that is often nearly right.

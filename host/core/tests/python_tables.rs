@@ -9,7 +9,7 @@ use std::fmt::Write;
 
 use generated::assert_committed;
 use meridian_core::MeridianConfig;
-use meridian_core::config::{fields, schema};
+use meridian_core::config::{NAMED, fields, schema};
 use serde_json::Value;
 
 const HEAD: &str = "\
@@ -38,8 +38,12 @@ struct Class {
 
 fn python_tables() -> String {
     let types = schemars::schema_for!(MeridianConfig).to_value();
-    let defaults: BTreeMap<&str, &toml::Value> =
+    let none = toml::Value::Table(toml::Table::new());
+    let mut defaults: BTreeMap<&str, &toml::Value> =
         fields().iter().map(|field| (field.path.as_str(), &field.default)).collect();
+    // Tables that the file names itself: there is none by default.
+    let named = fields().iter().filter_map(|field| field.path.split_once(&format!(".{NAMED}.")));
+    defaults.extend(named.map(|(table, _)| (table, &none)));
     let mut classes = Vec::new();
     collect(&types, &types, "Tables", "", &mut classes);
     let mut page = HEAD.to_owned();

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use meridian_core::LevelCounts;
 use meridian_core::budget::BudgetStatus;
 use meridian_core::latency::{Histogram, LatencyCounts, TenantLatency};
 use meridian_core::signature::FetchedComponent;
@@ -98,6 +99,9 @@ pub struct ProcessStatus {
     /// Conversations with a live request.
     #[serde(default)]
     pub sessions: u64,
+    /// How the service levels are kept, by name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub service_levels: Vec<LevelCounts>,
     /// Free KV blocks and all of them, at the latest step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocks: Option<[u64; 2]>,

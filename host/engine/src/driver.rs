@@ -76,6 +76,7 @@ impl Driver {
         let markers = settings.markers.clone();
         let mut scheduler = MeridianScheduler::for_engine(dispatch, markers, &config.scheduler, settings.block_tokens);
         scheduler.mirror().set_steps_ahead(settings.steps_ahead);
+        scheduler.promise(&config.service_levels);
         if settings.priority_first {
             scheduler.put_priority_first();
         }
@@ -119,9 +120,9 @@ impl Driver {
         }
         let asked = client.as_ref().and_then(|client| client.max_think_tokens).unwrap_or(u32::MAX);
         let max_think_tokens = request.max_think_tokens.min(self.config.scheduler.max_think_tokens).min(asked);
-        let request = &NewRequest { max_think_tokens, ..*request };
+        let model = if request.model.is_empty() { self.settings.model.as_str() } else { request.model };
         let table = &mut self.scheduler.mirror().table;
-        let row = table.insert(request)?;
+        let row = table.insert(&NewRequest { max_think_tokens, model, ..*request })?;
         if let Some(event) = table[row].entered() {
             self.phase_events[event as usize] += 1;
         }
@@ -362,6 +363,7 @@ impl Driver {
         status.budget = self.thinking_status();
         status.outputs = self.outputs();
         status.sessions = self.scheduler.mirror().live_sessions();
+        status.service_levels = self.scheduler.mirror().table.level_counts();
         if let Some(latencies) = self.scheduler.mirror().table.latencies() {
             status.latency = latencies.tenants();
             status.steps = latencies.steps().to_vec();

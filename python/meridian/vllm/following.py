@@ -194,7 +194,7 @@ class Following(State):
 def add(engine: _native.Engine, request: Request, whole_prompt: bool, think: ThinkHook | None = None) -> None:
     """Add a request to the engine; with `think`, follow its thinking."""
     arrival_ms = (time.monotonic() - max(time.time() - request.arrival_time, 0.0)) * 1e3
-    tenant, session, deadline_ms = _client_facts(request)
+    tenant, session, service_level, deadline_ms = _client_facts(request)
     traceparent = _traceparent(request)
     asked = None if think is None else think.asked(request)
     added = engine.add(
@@ -208,6 +208,8 @@ def add(engine: _native.Engine, request: Request, whole_prompt: bool, think: Thi
         priority=request.priority,
         tenant=tenant,
         session=session,
+        model=request.lora_request.lora_name if request.lora_request is not None else "",
+        service_level=service_level,
         whole_prompt=whole_prompt,
         client=None if asked is None else asked.client,
         interrupts=[] if asked is None else asked.interrupts,
@@ -220,18 +222,19 @@ def add(engine: _native.Engine, request: Request, whole_prompt: bool, think: Thi
         think.follow(request, asked, added)
 
 
-def _client_facts(request: Request) -> tuple[str, str, float]:
-    """Tenant, session and deadline (milliseconds after arrival) from the client's `vllm_xargs`, or the session that
-    vLLM itself knows. Invalid values are ignored, because they must not fail the request of a client that does not use
-    Meridian."""
+def _client_facts(request: Request) -> tuple[str, str, str, float]:
+    """Tenant, session, service level and deadline (milliseconds after arrival) from the client's `vllm_xargs`, or the
+    session that vLLM itself knows. Invalid values are ignored, because they must not fail the request of a client that
+    does not use Meridian."""
     params = request.sampling_params
     given = (params.extra_args if params is not None else None) or {}
-    tenant, session = (_name(given.get(key)) for key in ("meridian_tenant", "meridian_session"))
+    keys = ("meridian_tenant", "meridian_session", "meridian_service_level")
+    tenant, session, service_level = (_name(given.get(key)) for key in keys)
     session = session or _name(getattr(request, "session_id", None)) or _hinted_session(request)
     deadline = given.get("meridian_deadline_ms", math.inf)
     if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not deadline > 0:
         deadline = math.inf
-    return tenant, session, float(deadline)
+    return tenant, session, service_level, float(deadline)
 
 
 def _hinted_session(request: Request) -> str:

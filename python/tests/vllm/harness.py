@@ -38,6 +38,7 @@ class Engine:
         eviction: str = "native:tiered-lru",
         model: dict[str, Any] | None = None,
         kv_memory: dict[str, Any] | None = None,
+        service_levels: dict[str, Any] | None = None,
         **scheduler_fields: Any,
     ) -> Any:
         """A fresh native engine with this dispatch source, for this model. The deadline is far off unless it is the
@@ -49,6 +50,7 @@ class Engine:
             scheduler=SchedulerConfig(**scheduler_fields),
             kv_memory=KvMemoryConfig(**kv_memory or {}),
             model=ModelConfig(**model or {}),
+            service_levels=service_levels or {},
             policy=PolicyConfig(
                 dispatch=SlotConfig(source, options or {}, deadline_ms=deadline_ms, memory_mib=memory_mib),
                 eviction=SlotConfig(eviction, deadline_ms=deadline_ms if eviction.endswith(".wasm") else 2.0),

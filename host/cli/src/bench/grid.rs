@@ -10,7 +10,7 @@ use meridian_bench::results::MadeBy;
 use meridian_bench::sim::EngineConfig;
 use serde::Serialize;
 
-use super::input::{InputArgs, KeepArgs, Part, SessionArgs, SloArgs, WorkloadArgs, configured, engine_named};
+use super::input::{InputArgs, KeepArgs, Part, SessionArgs, SloArgs, WorkloadArgs, configured, engine_named, promise};
 use crate::progress::bar;
 use crate::{Unusable, print_json, print_line, say};
 
@@ -58,6 +58,9 @@ pub(crate) struct GridArgs {
     config: Option<PathBuf>,
     #[command(flatten)]
     slo: SloArgs,
+    /// Promise the policies this service level for every request, as a level in [service_levels] of --config does
+    #[arg(long)]
+    promise: bool,
     #[command(flatten)]
     sessions: GridSessionArgs,
     #[command(flatten)]
@@ -163,11 +166,15 @@ fn axes(args: &GridArgs) -> anyhow::Result<Axes> {
 }
 
 fn options(args: &GridArgs) -> anyhow::Result<Options> {
-    let config = configured(args.config.as_deref())?;
+    let mut config = configured(args.config.as_deref())?;
+    let slo = args.slo.read()?;
+    if args.promise {
+        promise(&mut config, &slo)?;
+    }
     let mut policies = args.policies.clone();
     if policies.is_empty() {
         policies.push(config.policy.dispatch.source.parse().map_err(anyhow::Error::msg)?);
     }
     within("--policy: their number", policies.len(), &RUNS)?;
-    Ok(Options { policies, ..Options::stock(args.slo.read()?, vec![args.seed], config, super::command()) })
+    Ok(Options { policies, ..Options::stock(slo, vec![args.seed], config, super::command()) })
 }

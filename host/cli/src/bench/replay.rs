@@ -12,7 +12,7 @@ use meridian_bench::results::GivenUp;
 use meridian_bench::sim::{Router, Transfer};
 use meridian_engine::timeline::chrome_json;
 
-use super::input::{EngineArgs, InputArgs, KeepArgs, SessionArgs, SloArgs};
+use super::input::{EngineArgs, InputArgs, KeepArgs, SessionArgs, SloArgs, promise};
 use crate::progress::bar;
 use crate::{Said, Unusable, print_json, print_line, say};
 
@@ -93,6 +93,9 @@ pub(crate) struct ReplayArgs {
     all: bool,
     #[command(flatten)]
     slo: SloArgs,
+    /// Promise the policies this service level for every request, as a level in [service_levels] of --config does
+    #[arg(long)]
+    promise: bool,
     #[command(flatten)]
     keep: KeepArgs,
 }
@@ -159,7 +162,11 @@ fn options(args: &ReplayArgs) -> anyhow::Result<Options> {
         anyhow::ensure!(value.is_finite() && value > 0.0, "--{name} {value}: expected a number above 0");
         Ok(value)
     };
-    let (engine, engine_name, config) = args.engine.read()?;
+    let (engine, engine_name, mut config) = args.engine.read()?;
+    let slo = args.slo.read()?;
+    if args.promise {
+        promise(&mut config, &slo)?;
+    }
     let deadline_ms = args.deadline_ms.map(|ms| positive("deadline-ms", ms)).transpose()?;
     engines_within(args.engines, engine.kv_blocks)?;
     let runs = (1 + args.policies.len()).saturating_mul(args.rates.len()).saturating_mul(args.seeds.len());
@@ -173,7 +180,7 @@ fn options(args: &ReplayArgs) -> anyhow::Result<Options> {
             fixed_ms: positive("transfer-ms", args.transfer_ms)?,
             gb_s: positive("transfer-gb-s", args.transfer_gb_s)?,
         },
-        slo: args.slo.read()?,
+        slo,
         baseline: args.baseline.clone(),
         policies: args.policies.clone(),
         rates: args.rates.clone(),

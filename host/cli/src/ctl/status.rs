@@ -1,5 +1,6 @@
 //! The state of one engine process, as text.
 
+use meridian_core::LevelCounts;
 use meridian_core::budget::{BudgetStatus, ForceReason};
 use meridian_core::latency::{Histogram, STEP_BUCKETS_S, TenantLatency, WAIT_BUCKETS_S};
 use meridian_engine::control::{
@@ -58,6 +59,7 @@ pub(super) fn print_status(engine: &EngineClient, status: &ProcessStatus) -> any
         step_time_ms,
         latency,
         sessions,
+        service_levels,
         kv,
         budget,
         slots,
@@ -79,6 +81,12 @@ pub(super) fn print_status(engine: &EngineClient, status: &ProcessStatus) -> any
     ))?;
     let [prefill, think, output] = preemptions;
     print_line(&format!("  preemptions  prefill {prefill}, think {think}, output {output}"))?;
+    for LevelCounts { name, ended: [kept, missed], live: [can, cannot] } in service_levels {
+        let name = shown(name);
+        print_line(&format!(
+            "  level        {name}: {kept} in time, {missed} late; live: {can} in time, {cannot} late"
+        ))?;
+    }
     if let Some([fixed, decode, prefill]) = step_time_ms {
         print_line(&format!(
             "  step time    {fixed:.3} ms, {decode:.4} ms a decode token, {prefill:.4} ms a prefill token"

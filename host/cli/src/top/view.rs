@@ -1,5 +1,6 @@
 //! A frame of `meridian top`. It fits into 80 columns; a wider terminal has longer bars.
 
+use meridian_core::LevelCounts;
 use meridian_core::latency::{Histogram, STEP_BUCKETS_S, StepKind, TenantLatency, WAIT_BUCKETS_S};
 use meridian_engine::control::{FaultEntry, ProcessStatus, SlotStatus};
 use ratatui::buffer::Buffer;
@@ -131,12 +132,29 @@ impl View {
         lines.push(Line::from(vec![waits.into(), Span::styled(bar(*waiting), Color::Yellow)]));
         let blocks = blocks.map_or_else(String::new, |[free, all]| format!(", {free} of {all} KV blocks free"));
         lines.push(Line::from(format!("sessions {sessions}{blocks}")));
+        lines.extend(self.now.status.service_levels.iter().map(|level| self.level(level)));
         if let Some([fixed, decode, prefill]) = step_time_ms {
             lines.push(Line::from(format!(
                 "step {fixed:.3} ms, {decode:.4} ms a decode token, {prefill:.4} ms a prefill token"
             )));
         }
         lines
+    }
+
+    /// How a service level is kept: since the look before, or since the start.
+    fn level(&self, now: &LevelCounts) -> Line<'static> {
+        let before =
+            self.before.as_ref().and_then(|before| before.service_levels.iter().find(|of| of.name == now.name));
+        let [kept, missed] =
+            [0, 1].map(|i| now.ended[i] - before.map_or(0, |before| before.ended[i]).min(now.ended[i]));
+        let share =
+            if kept + missed > 0 { format!("{:.0} %", 100.0 * float(kept) / float(kept + missed)) } else { "-".into() };
+        let [can, cannot] = now.live;
+        let late = if cannot > 0 { Color::Red } else { Color::Green };
+        Line::from(vec![
+            format!("level {:<18.18} in time {share:>5}, live {can:>6}, late ", shown(&now.name)).into(),
+            Span::styled(cannot.to_string(), late),
+        ])
     }
 
     fn latency(&self) -> Vec<Line<'static>> {

@@ -3,7 +3,10 @@ use std::sync::LazyLock;
 use serde_json::Value;
 
 use super::schema::{expectation, schema};
-use super::{defaults, get};
+use super::{ServiceLevel, defaults, get, joined};
+
+/// What stands for the name of a table that the file names itself, in the paths of [`fields`].
+pub const NAMED: &str = "NAME";
 
 /// Fields, or whole tables, of later versions: setting one is an error that explains so.
 const NOT_YET: [&str; 3] = ["kv_memory.block_size_bytes", "kv_memory.capacity_bytes", "kv_memory.think_fraction_limit"];
@@ -36,6 +39,39 @@ pub struct Field {
     pub meaning: String,
 }
 
+/// The paths of a field, with the names of the tables that a file names itself.
+pub(super) fn paths(path: &str, given: &toml::Table) -> Vec<String> {
+    let Some((table, rest)) = path.split_once(&format!(".{NAMED}.")) else { return vec![path.to_owned()] };
+    let names = get(given, table).and_then(toml::Value::as_table);
+    names.into_iter().flatten().map(|(name, _)| format!("{}.{rest}", joined(table, name))).collect()
+}
+
+/// The paths of the tables that a file names itself.
+pub(super) fn named_tables(given: &toml::Table) -> Vec<String> {
+    let tables = fields().iter().filter_map(|field| field.path.split_once(&format!(".{NAMED}.")));
+    let mut out = Vec::new();
+    for (table, _) in tables {
+        let names = get(given, table).and_then(toml::Value::as_table);
+        out.extend(names.into_iter().flatten().map(|(name, _)| joined(table, name)));
+    }
+    out
+}
+
+/// Give such tables the defaults of the fields that the file leaves out.
+pub(super) fn complete(merged: &mut toml::Table) {
+    for field in fields() {
+        let Some((table, rest)) = field.path.split_once(&format!(".{NAMED}.")) else { continue };
+        let Some(toml::Value::Table(named)) = merged.get_mut(table) else { continue };
+        for (_, inner) in named.iter_mut() {
+            if let toml::Value::Table(inner) = inner
+                && !inner.contains_key(rest)
+            {
+                inner.insert(rest.to_owned(), field.default.clone());
+            }
+        }
+    }
+}
+
 /// Every field, table by table.
 #[must_use]
 pub fn fields() -> &'static [Field] {
@@ -47,9 +83,20 @@ pub fn fields() -> &'static [Field] {
     &FIELDS
 }
 
+fn default_of(path: &str) -> toml::Value {
+    let (table, path) = match path.split_once(&format!(".{NAMED}.")) {
+        Some((_, rest)) => (toml::Table::try_from(ServiceLevel::default()).expect("defaults are plain TOML"), rest),
+        None => (defaults(), path),
+    };
+    get(&table, path).expect("every field has a default").clone()
+}
+
 fn collect(schema: &Value, path: &str, fields: &mut Vec<Field>) {
+    if let Some(named) = schema.get("additionalProperties").filter(|inner| inner.is_object()) {
+        return collect(named, &format!("{path}.{NAMED}"), fields);
+    }
     let Some(inner) = schema["properties"].as_object() else {
-        let default = get(&defaults(), path).expect("every field has a default").clone();
+        let default = default_of(path);
         fields.push(Field {
             path: path.to_owned(),
             kind: kind(schema),
@@ -60,7 +107,8 @@ fn collect(schema: &Value, path: &str, fields: &mut Vec<Field>) {
         return;
     };
     // A table's own fields before the tables in it.
-    let (tables, leaves): (Vec<_>, Vec<_>) = inner.iter().partition(|(_, field)| field.get("properties").is_some());
+    let is_table = |field: &Value| field.get("properties").is_some() || field["additionalProperties"].is_object();
+    let (tables, leaves): (Vec<_>, Vec<_>) = inner.iter().partition(|(_, field)| is_table(field));
     for (name, field) in leaves.into_iter().chain(tables) {
         let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
         collect(field, &path, fields);
@@ -74,7 +122,7 @@ fn kind(schema: &Value) -> String {
     match schema["type"].as_str() {
         Some("number") => "float".into(),
         Some("object") => "table".into(),
-        Some("array") => "list of strings".into(),
+        Some("array") => format!("list of {}s", schema["items"]["type"].as_str().unwrap_or("string")),
         Some("string") if schema.get("const").is_some() => schema["const"].to_string(),
         Some(name) => name.into(),
         // The variants of an enum determine the type.

@@ -55,7 +55,9 @@ fn convert(path: &str, schema: &Value, value: Value) -> Result<toml::Value, Erro
         }
         Value::Object(fields) => {
             let convert = |(key, value): (String, Value)| {
-                let value = convert(&joined(path, &key), &schema["properties"][&key], value)?;
+                let named = schema.get("additionalProperties").filter(|named| named.is_object());
+                let inner = named.unwrap_or(&schema["properties"][&key]);
+                let value = convert(&joined(path, &key), inner, value)?;
                 Ok((key, value))
             };
             toml::Value::Table(fields.into_iter().map(convert).collect::<Result<_, Error>>()?)

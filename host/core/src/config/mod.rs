@@ -7,6 +7,7 @@ mod document;
 mod effort;
 mod fields;
 mod json;
+mod levels;
 mod meaning;
 mod reference;
 mod schema;
@@ -18,7 +19,8 @@ use std::collections::BTreeSet;
 
 pub use document::{from_table, from_toml, table};
 pub use effort::{EffortThresholds, ReasoningEfforts};
-pub use fields::{Field, fields};
+pub use fields::{Field, NAMED, fields};
+pub use levels::{Late, ServiceLevel, ServiceLevels};
 pub use reference::reference;
 pub use schema::schema;
 pub use tables::{
@@ -182,6 +184,7 @@ impl MeridianConfig {
         overlay(&mut merged, guarded.clone());
         family_fields.iter().for_each(|fields| overlay(&mut merged, fields.clone()));
         overlay(&mut merged, given.clone());
+        fields::complete(&mut merged);
         settle_markers(&mut merged);
         let config: Self = from_table(merged.clone())?;
         config.check_relations()?;
@@ -195,8 +198,9 @@ impl MeridianConfig {
         };
         let fields = fields()
             .iter()
-            .filter_map(|field| Some((field.path.clone(), get(&merged, &field.path)?.clone())))
-            .map(|(path, value)| EffectiveField { origin: origin(&path), path, value })
+            .flat_map(|field| fields::paths(&field.path, &merged))
+            .filter_map(|path| Some((get(&merged, &path)?.clone(), path)))
+            .map(|(value, path)| EffectiveField { origin: origin(&path), path, value })
             .collect();
         Ok(Parsed { config, fields })
     }
@@ -223,6 +227,7 @@ impl MeridianConfig {
         })?;
         self.scheduler.reasoning_effort.check(max_think_tokens)?;
         slots::check_slots(self)?;
+        levels::check_levels(&self.service_levels)?;
         let DisaggConfig { enabled, fabric, offload_threshold_blocks: _, policy: _ } = self.disagg;
         check("disagg.fabric", "\"none\"", !enabled || fabric != FabricName::None, || {
             "must be \"tcp\", \"nixl\" or \"mooncake\" when disagg.enabled is true".into()
@@ -454,10 +459,12 @@ fn line_and_column(text: &str, error: &toml::de::Error) -> String {
 
 /// Serde could refuse unknown fields itself, but would name neither the path nor a likely correction.
 fn refuse_unknown_fields(given: &toml::Table) -> Result<(), Error> {
-    let mut known = BTreeSet::new();
-    collect_paths(&defaults(), "", &mut known);
     let mut paths = BTreeSet::new();
     collect_paths(given, "", &mut paths);
+    let mut known = BTreeSet::new();
+    collect_paths(&defaults(), "", &mut known);
+    fields().iter().for_each(|field| known.extend(fields::paths(&field.path, given)));
+    known.extend(fields::named_tables(given));
     let Some(field) = paths.into_iter().find(|path| !known.contains(path)) else { return Ok(()) };
     if fields::is_not_yet(&field) {
         return Err(Error::ConfigNotYet { field });

@@ -1,7 +1,7 @@
 use std::fmt::Write;
 
 use super::fields::fields;
-use super::schema::schema;
+use super::schema;
 use super::values::inline;
 use crate::ModelFamily;
 
@@ -36,8 +36,7 @@ pub fn reference() -> String {
         let (parent, name) = field.path.rsplit_once('.').expect("every field is in a table");
         if parent != table {
             table = parent;
-            let pointer = format!("/properties/{}", parent.replace('.', "/properties/"));
-            let about = schema().pointer(&pointer).and_then(|table| table["description"].as_str()).unwrap_or_default();
+            let about = schema::at(parent).and_then(|table| table["description"].as_str()).unwrap_or_default();
             let _ = write!(page, "\n## `[{table}]`\n\n{about}\n\n");
             page.push_str("| field | type | default | must be | meaning |\n|---|---|---|---|---|\n");
         }

@@ -3,9 +3,9 @@
 use std::sync::LazyLock;
 
 use schemars::generate::SchemaSettings;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
-use super::{MeridianConfig, quoted};
+use super::{MeridianConfig, ServiceLevel, joined, quoted};
 use crate::Error;
 
 /// The JSON Schema of `meridian.toml`, for editors.
@@ -29,6 +29,14 @@ fn settle(schema: &mut Value, default: &Value) {
     let Some(object) = schema.as_object_mut() else { return };
     object.remove("required");
     object.remove("default");
+    describe(object);
+    let about = object.get("description").cloned().unwrap_or_default();
+    if let Some(named) = object.get_mut("additionalProperties").filter(|named| named.is_object()) {
+        // A table that the file names itself has the defaults that its type has.
+        settle(named, &serde_json::to_value(ServiceLevel::default()).expect("defaults are plain JSON"));
+        named["description"] = about;
+        return;
+    }
     if let Some(fields) = object.get_mut("properties").and_then(Value::as_object_mut) {
         for (name, field) in fields {
             settle(field, &default[name.as_str()]);
@@ -37,10 +45,22 @@ fn settle(schema: &mut Value, default: &Value) {
     } else {
         object.insert("default".into(), default.clone());
     }
+}
+
+/// A description is one line.
+fn describe(object: &mut Map<String, Value>) {
     if let Some(description) = object.get("description").and_then(Value::as_str) {
         let joined = description.split_whitespace().collect::<Vec<_>>().join(" ");
         object.insert("description".into(), joined.into());
     }
+}
+
+/// The schema of the table or field at a dotted path, [`NAMED`](super::NAMED) standing for any name.
+pub(super) fn at(path: &str) -> Option<&'static Value> {
+    path.split('.').try_fold(schema(), |schema, key| match schema.get("additionalProperties") {
+        Some(named) if named.is_object() => Some(named),
+        _ => schema.get("properties")?.get(key),
+    })
 }
 
 /// Check the numbers and the choices of `table`. Serde reports other wrong types, and names them as well.
@@ -50,11 +70,12 @@ pub(super) fn check(table: &toml::Table) -> Result<(), Error> {
 
 fn check_table(schema: &Value, prefix: &str, table: &toml::Table) -> Result<(), Error> {
     for (key, value) in table {
-        let field = &schema["properties"][key.as_str()];
-        let path = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
+        let named = schema.get("additionalProperties").filter(|named| named.is_object());
+        let field = named.unwrap_or(&schema["properties"][key.as_str()]);
+        let path = joined(prefix, key);
         match value {
             toml::Value::Table(inner) => check_table(field, &path, inner)?,
-            _ if field.get("properties").is_some() => {
+            _ if field.get("properties").is_some() || field["additionalProperties"].is_object() => {
                 let reason = format!("invalid type: {}, expected a table", value.type_str());
                 return Err(Error::ConfigSyntax { field: path, reason });
             }

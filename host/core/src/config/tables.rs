@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::effort::ReasoningEfforts;
+use super::levels::ServiceLevels;
 use super::values::{Auto, Texts};
 use crate::handoff::{ExpectedTimeHandoff, HandoffPolicy, ThresholdHandoff};
 
@@ -45,6 +46,11 @@ pub struct MeridianConfig {
     pub admin: AdminConfig,
     /// How the served model marks its thinking.
     pub model: ModelConfig,
+    /// What the requests of a class are promised, and which requests these are. A request has the level that its client
+    /// names (`meridian_service_level`) if that level is `claimable`, else the one that lists its tenant, else its model,
+    /// else its priority, else the one with `default`. Without any level, nothing is promised and nothing changes. NAME
+    /// is 1 to 64 of `A-Z a-z 0-9 _ -`; at most 64 levels.
+    pub service_levels: ServiceLevels,
 }
 
 /// `[scheduler]`

@@ -21,11 +21,9 @@ impl Planner {
     ) -> bool {
         self.pinned.clear();
         self.pinned.extend(waiting.iter().map(|row_id| {
-            let row = table.get(*row_id).filter(|row| table.is_overdue(row, facts.now_ms, max_defer_ms));
-            let overdue_ms = row
-                .and_then(|row| row.deferred_since_ms)
-                .map_or(0.0, |since_ms| facts.now_ms - since_ms - f64::from(max_defer_ms));
-            if overdue_ms > 0.0 { overdue_ms.ceil() as u32 } else { 0 }
+            let row = table.get(*row_id);
+            let overdue_ms = row.and_then(|row| table.overdue_ms(row, facts.now_ms, max_defer_ms));
+            overdue_ms.map_or(0, |ms| ms.ceil() as u32)
         }));
         self.pinned.iter().any(|urgency| *urgency > 0)
     }

@@ -4,6 +4,7 @@ use meridian_policy_sdk::{Phase, State};
 
 use crate::account::{Account, Part};
 use crate::budget::{ThinkEnd, ThinkRecord};
+use crate::forecast::Course;
 use crate::sessions::Turn;
 use crate::types::PhaseEvent;
 use crate::{PhaseRecord, RowId};
@@ -33,6 +34,10 @@ pub struct NewRequest<'a> {
     pub session: &'a str,
     /// The engine must compute its prompt in one step: it must not be split into chunks.
     pub whole_prompt: bool,
+    /// Name of the model or LoRA adapter, for the service level.
+    pub model: &'a str,
+    /// The service level that the client asks for; empty for none.
+    pub service_level: &'a str,
 }
 
 impl Default for NewRequest<'_> {
@@ -49,6 +54,8 @@ impl Default for NewRequest<'_> {
             tenant: "",
             session: "",
             whole_prompt: false,
+            model: "",
+            service_level: "",
         }
     }
 }
@@ -92,6 +99,10 @@ pub struct RequestState {
     pub(crate) preemptions: u32,
     pub(crate) priority: i32,
     pub(crate) tenant: u32,
+    /// Number of its service level; 0 for none.
+    pub(crate) level: u8,
+    /// Where it stands in what it generates.
+    pub(super) course: Course,
     pub(super) whole_prompt: bool,
     /// Tokens before the first token of thinking; `u32::MAX` before thinking.
     pub(super) think_from: u32,
@@ -291,6 +302,11 @@ impl RequestState {
     #[must_use]
     pub fn first_output_ms(&self) -> Option<f64> {
         self.since_arrival(self.milestones.first_output_ms)
+    }
+
+    /// Time of its latest token; NaN before.
+    pub(crate) fn last_token_ms(&self) -> f64 {
+        self.last_token_ms
     }
 
     /// Milliseconds since its first token of output, at least 0; NaN before it.

@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 
+use meridian_core::LevelCounts;
 use meridian_core::budget::BudgetStatus;
 use meridian_core::latency::{Histogram, LatencyCounts, STEP_BUCKETS_S, TOKEN_BUCKETS, TenantLatency, WAIT_BUCKETS_S};
 use meridian_engine::budgets::{BudgetList, ChangeError, ChangeReport, LiveBudget, LiveBudgets, LiveChange};
@@ -138,6 +139,7 @@ pub fn status() -> ProcessStatus {
             think_tokens: histogram(&TOKEN_BUCKETS, &[400.0]),
         }],
         sessions: 6,
+        service_levels: vec![LevelCounts { name: "chat".into(), ended: [80, 5], live: [7, 2] }],
         blocks: Some([100, 512]),
         slots: vec![dispatch, eviction],
         recording: Some(RecordingStatus {

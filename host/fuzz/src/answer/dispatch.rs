@@ -133,9 +133,8 @@ impl Engine {
             arrival_ms: f64::from(bytes.f32()),
             deadline_ms: f64::from(bytes.f32()),
             priority: bytes.u32().cast_signed(),
-            tenant: "",
-            session: "",
             whole_prompt: bytes.u8() & 1 == 1,
+            ..NewRequest::default()
         };
         match self.table.insert(&request) {
             Ok(slot) => self.queues.waiting.push_back(slot),

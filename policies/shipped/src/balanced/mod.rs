@@ -1,28 +1,32 @@
 //! Prefill shaped to what decodes can bear, the cheapest wait first: the native default of the dispatch slot.
 //!
 //! No decode is left out of a step. What is decided is how many prompt tokens go with them ([`Pace`]), and who is admitted
-//! when not all can be: the request that has waited longest for what it will cost ([`Forecast`]). A preempted request goes
-//! before those that were never admitted. A long prompt leaves room for prompts that wait ([`Part`]). Everything adapts to the step time that the host learns.
+//! when not all can be: the request that has waited longest for what it will cost, by the host's forecast. A preempted request
+//! goes before those that were never admitted. A long prompt leaves room for prompts that wait ([`Part`]). Everything adapts to
+//! the step time that the host learns. Before all that come priorities, a deadline nearer than `max_defer_ms` counting as the
+//! most urgent one.
 //!
-//! Before all that come priorities, a deadline nearer than `max_defer_ms` counting as the most urgent one.
+//! Where the operator has promised service levels, those whose level can still be kept go before those that are late already:
+//! when more arrives than the engine can serve, being late is not spread over everybody. And nobody is admitted while the
+//! decodes alone take about as long as a level allows between two tokens.
 
-mod forecast;
 mod pace;
 
 use meridian_policy_sdk::{
     Column, DispatchPolicy, Init, Phase, Policy, Request, Requests, State, Step, Targets, clamped, export_policy,
 };
 
-use self::forecast::Forecast;
 use self::pace::{Load, Pace, Part};
 
-/// A key is `(phase * LEVELS + level) * SPAN - rank`, all of it below 2^24, so that it is exact in an `f32`.
-const LEVELS: f32 = 16.0;
-const SPAN: f32 = 262_144.0;
+/// A key is `(group * URGENCIES + urgency) * SPAN - rank`, all of it below 2^24, so that it is exact in an `f32`.
+const URGENCIES: f32 = 16.0;
+const SPAN: f32 = 209_715.0;
+/// Of requests that wait, the group of those whose service level can be kept; those that are late are in the next.
+const IN_TIME: f32 = 3.0;
 /// Priorities from -8 (most urgent) to 7 are told apart, as vLLM counts them: lower first.
 const MOST_URGENT: f32 = -8.0;
 const LEAST_URGENT: f32 = 7.0;
-/// Waits are told apart in units of so many milliseconds: for 17 minutes.
+/// Waits are told apart in units of so many milliseconds: for 14 minutes.
 const WAIT_UNIT_MS: f32 = 4.0;
 /// Of prompts that are computed, waits over what is left are told apart in units of this.
 const SHORT_FIRST_UNIT: f32 = 0.1;
@@ -32,15 +36,17 @@ const HEAD_START_MS: f32 = 100.0;
 const LOOKED_AT: usize = 256;
 /// A request costs from this part of the average to its inverse.
 const CHEAPEST: f32 = 0.25;
+/// Of the time that a service level allows between two tokens, what the decodes alone may take while others are admitted:
+/// their contexts grow, and the steps that compute prompts are longer.
+const OF_TPOT: f32 = 0.8;
+/// Share of the seats, and of the KV blocks, that those who are late leave to those who can still be in time.
+const LEFT_BY_THE_LATE: f32 = 0.3;
 
 /// The policy.
 #[derive(Clone, Debug)]
 pub struct Balanced {
     near_deadline_ms: f32,
-    forecast: Forecast,
     pace: Pace,
-    /// When the previous step was decided.
-    decided_ms: Option<f64>,
     /// Requests that may run at once, where it has shown.
     seats: Option<u32>,
     /// Tokens of the step.
@@ -48,10 +54,23 @@ pub struct Balanced {
     /// What a prompt takes of them at most.
     part: Option<Part>,
     prices: Prices,
+    /// Service levels that can be kept keep requests out.
+    doors: Doors,
     /// Requests that run before the first that does not, in the batch's order.
     leading: usize,
     /// Of each request of the batch, the tokens of a prompt that are to be computed; 0 where a decode is all that is missing.
     prompt_tokens: Vec<f32>,
+}
+
+/// Who is not admitted in this step, for the sake of service levels.
+#[derive(Clone, Copy, Debug, Default)]
+struct Doors {
+    /// Nobody: one more would make the time between tokens longer than a level allows.
+    are_shut: bool,
+    /// Those who are late: they would take seats and memory that others can still be in time with.
+    keep_out_late: bool,
+    /// What a step with the decodes that run takes, milliseconds.
+    step_ms: f32,
 }
 
 /// What requests cost in this step.
@@ -75,33 +94,29 @@ impl Policy for Balanced {
         let Targets { output_tpot_budget_ms, max_defer_ms, .. } = init.targets;
         Ok(Self {
             near_deadline_ms: max_defer_ms,
-            forecast: Forecast::default(),
             pace: Pace::new(output_tpot_budget_ms),
-            decided_ms: None,
             seats: None,
             token_budget: None,
             part: None,
             prices: Prices::default(),
+            doors: Doors::default(),
             leading: 0,
             prompt_tokens: Vec::new(),
         })
     }
 
-    /// What was learned of the tenants' lengths, and how many gaps were long; all else is learned again within seconds.
+    /// How many gaps were long; all else is learned again within seconds.
     fn snapshot(&self) -> Vec<u8> {
-        let counted = self.pace.counted().map(f32::to_le_bytes);
-        [counted.as_flattened(), &self.forecast.snapshot()].concat()
+        self.pace.counted().map(f32::to_le_bytes).as_flattened().to_vec()
     }
 
     fn restore(&mut self, state: &[u8]) -> Result<(), String> {
-        let (counted, forecast) =
-            state.split_first_chunk::<8>().ok_or_else(|| format!("state: {} bytes: expected more", state.len()))?;
-        let number = |at: usize| f32::from_le_bytes([counted[at], counted[at + 1], counted[at + 2], counted[at + 3]]);
+        let bytes: [u8; 8] = state.try_into().map_err(|_| format!("state: {} bytes: expected 8", state.len()))?;
+        let number = |at: usize| f32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let counted = [number(0), number(4)];
         if !counted.iter().all(|mean| (0.0..=f32::MAX).contains(mean)) {
             return Err(format!("state: {counted:?} gaps a step: expected finite numbers, at least 0"));
         }
-        self.forecast = Forecast::restored(forecast)?;
         self.pace = self.pace.with_counted(counted);
         Ok(())
     }
@@ -148,21 +163,6 @@ impl Balanced {
         load
     }
 
-    /// Learn from what running requests did in the step before.
-    #[inline(always)]
-    fn learn(&mut self, step: &Step, batch: &Requests<'_, Self>) {
-        let elapsed_ms = step.elapsed_ms(&mut self.decided_ms);
-        let decode_tokens = decode_tokens(step) as f32;
-        for request in batch.iter() {
-            if request.state() == State::Running && request.since_progress_ms() <= elapsed_ms {
-                let generated = request.generated_tokens();
-                if generated >= 1.0 {
-                    self.forecast.served(request.tenant(), generated <= decode_tokens);
-                }
-            }
-        }
-    }
-
     /// Add what waits to the load, as far as it can be admitted, and find what an average waiting request costs.
     #[inline(always)]
     fn waiting(&mut self, step: &Step, batch: &Requests<'_, Self>, load: &mut Load) {
@@ -171,7 +171,8 @@ impl Balanced {
             self.seats = Some(step.running);
         }
         self.seats = self.seats.map(|seats| seats.max(step.running));
-        let mut seats = self.seats.map_or(u32::MAX, |seats| seats - step.running);
+        let seats = self.seats.map_or(u32::MAX, |seats| seats - step.running);
+        let mut seats = if self.doors.are_shut { 0 } else { seats };
         let mut room = load.room(step.free_blocks, step.running);
         let (mut cost_ms, mut looked_at) = (0.0, 0.0);
         let waiting = batch.iter().skip(self.leading).filter(|request| request.state() != State::Running);
@@ -200,7 +201,7 @@ impl Balanced {
     #[inline(always)]
     fn cost_ms(&self, request: &Request<'_, Self>) -> f32 {
         request.missing_tokens() * self.prices.prompt_ms
-            + self.forecast.tokens(request.tenant()) * self.prices.decode_ms
+            + (request.think_left() + request.output_left()) * self.prices.decode_ms
     }
 
     /// Of a prompt that is being computed: how long it has waited for what is left of it. Short ones pass long ones, for a time.
@@ -216,7 +217,7 @@ impl Balanced {
 
     /// How urgent the client says it is, 0 the most.
     #[inline(always)]
-    fn level(&self, request: &Request<'_, Self>) -> f32 {
+    fn urgency(&self, request: &Request<'_, Self>) -> f32 {
         let priority = clamped(request.priority(), MOST_URGENT, LEAST_URGENT);
         // Put off once more for as long as the host allows, such a request would miss its deadline.
         (if request.slack_ms() < self.near_deadline_ms { MOST_URGENT } else { priority }) - MOST_URGENT
@@ -231,12 +232,23 @@ impl Balanced {
         let group = f32::from(Phase::Output as u8 - phase as u8);
         let short_first = self.short_first(request);
         let rank = if phase == Phase::Prefill { short_first } else { turn };
-        (group * LEVELS + self.level(request)) * SPAN - rank
+        (group * URGENCIES + self.urgency(request)) * SPAN - rank
+    }
+
+    /// Whether the service level of a request that waits cannot be kept: when it runs, so many may run that a step takes as long
+    /// as they are admitted for, and it thinks as slowly.
+    #[inline(always)]
+    fn is_late(&self, request: &Request<'_, Self>) -> bool {
+        let slower_ms = OF_TPOT * request.level_tpot_ms() - self.doors.step_ms;
+        let is_slower = slower_ms > 0.0 && slower_ms < f32::INFINITY;
+        let lost_ms = if is_slower { slower_ms * request.think_left() } else { 0.0 };
+        request.level_slack_ms() - lost_ms < 0.0
     }
 
     #[inline(always)]
     fn waiting_key(&self, request: &Request<'_, Self>) -> f32 {
-        (3.0 * LEVELS + self.level(request)) * SPAN - self.rank(request)
+        let late = f32::from(u8::from(self.is_late(request)));
+        ((IN_TIME + late) * URGENCIES + self.urgency(request)) * SPAN - self.rank(request)
     }
 
     /// Of a request that waits: how long for what it will cost. The least and the most that one counts as costing keep dear ones
@@ -250,7 +262,8 @@ impl Balanced {
         let mean_ms = self.prices.mean_ms;
         let share =
             if mean_ms > 0.0 { clamped(self.cost_ms(request) / mean_ms, CHEAPEST, 1.0 / CHEAPEST) } else { 1.0 };
-        clamped((request.wait_ms() + HEAD_START_MS) / (share * WAIT_UNIT_MS), 0.0, SPAN - 2.0)
+        let weighed_ms = (request.wait_ms() + HEAD_START_MS) * request.level_weight();
+        clamped(weighed_ms / (share * WAIT_UNIT_MS), 0.0, SPAN - 2.0)
     }
 }
 
@@ -258,7 +271,6 @@ impl DispatchPolicy for Balanced {
     const INPUTS: &'static [Column] = &[
         Column::Phase,
         Column::State,
-        Column::Tenant,
         Column::WaitMs,
         Column::SinceProgressMs,
         Column::PromptTokens,
@@ -268,13 +280,17 @@ impl DispatchPolicy for Balanced {
         Column::KvBlocks,
         Column::Priority,
         Column::SlackMs,
+        Column::ThinkLeft,
+        Column::OutputLeft,
+        Column::LevelSlackMs,
+        Column::LevelWeight,
+        Column::LevelTpotMs,
     ];
 
     const CAPS_TOKENS: bool = true;
 
     #[inline(always)]
     fn observe(&mut self, step: &Step, batch: &Requests<'_, Self>) {
-        self.learn(step, batch);
         let mut load = self.running(step, batch);
         load.decode_only_ms =
             step.fixed_ms + load.decodes.saturating_mul(decode_tokens(step)) as f32 * step.decode_token_ms;
@@ -283,6 +299,21 @@ impl DispatchPolicy for Balanced {
             Prices { prompt_ms: step.prefill_token_ms, decode_ms, mean_ms: 0.0 }
         } else {
             Prices::default()
+        };
+        // The shortest that a request that runs is promised; one decode alone may take longer, which keeps nobody out.
+        let mut tpot_ms = f32::INFINITY;
+        for request in batch.iter().take(self.leading) {
+            tpot_ms = if request.level_tpot_ms() < tpot_ms { request.level_tpot_ms() } else { tpot_ms };
+        }
+        let alone_ms = step.fixed_ms + decode_tokens(step) as f32 * step.decode_token_ms;
+        let is_promised = tpot_ms < f32::INFINITY;
+        let free_blocks = step.free_blocks as f32;
+        let is_short = free_blocks < LEFT_BY_THE_LATE * step.total_blocks as f32
+            || self.seats.is_some_and(|seats| step.running as f32 > (1.0 - LEFT_BY_THE_LATE) * seats as f32);
+        self.doors = Doors {
+            are_shut: load.decode_only_ms > OF_TPOT * tpot_ms && alone_ms <= OF_TPOT * tpot_ms,
+            keep_out_late: is_promised && is_short,
+            step_ms: load.decode_only_ms,
         };
         let running = load.prompts;
         self.waiting(step, batch, &mut load);
@@ -315,13 +346,15 @@ impl DispatchPolicy for Balanced {
     }
 
     fn has_caps(&self, _step: &Step) -> bool {
-        self.part.is_some()
+        self.part.is_some() || self.doors.are_shut || self.doors.keep_out_late
     }
 
     #[inline(always)]
     fn token_cap(&self, _step: &Step, request: &Request<'_, Self>) -> u32 {
-        let is_prompt = request.state() == State::Running && request.phase() == Phase::Prefill;
+        let runs = request.state() == State::Running;
+        let is_prompt = runs && request.phase() == Phase::Prefill;
         match self.part {
+            _ if !runs && (self.doors.are_shut || self.doors.keep_out_late && self.is_late(request)) => 0,
             Some(part) if is_prompt && request.missing_tokens() > part.longest => part.tokens,
             _ => u32::MAX,
         }

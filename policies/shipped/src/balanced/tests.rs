@@ -7,25 +7,33 @@ use super::*;
 struct Candidate {
     phase: f32,
     state: f32,
-    tenant: f32,
     wait_ms: f32,
     since_progress_ms: f32,
     prompt_tokens: f32,
     computed_tokens: f32,
     think_tokens: f32,
     output_tokens: f32,
+    think_left: f32,
+    output_left: f32,
+    level_slack_ms: f32,
+    level_weight: f32,
+    level_tpot_ms: f32,
 }
 
 const DECODING: Candidate = Candidate {
     phase: 2.0,
     state: 1.0,
-    tenant: 1.0,
     wait_ms: 1000.0,
     since_progress_ms: 20.0,
     prompt_tokens: 100.0,
     computed_tokens: 149.0,
     think_tokens: 0.0,
     output_tokens: 50.0,
+    think_left: 0.0,
+    output_left: 950.0,
+    level_slack_ms: f32::INFINITY,
+    level_weight: 1.0,
+    level_tpot_ms: f32::INFINITY,
 };
 const WAITING: Candidate = Candidate {
     phase: 0.0,
@@ -64,7 +72,6 @@ fn decided(policy: &mut Balanced, step: &Step, candidates: &[Candidate]) -> Deci
     let columns = [
         column(|c| c.phase),
         column(|c| c.state),
-        column(|c| c.tenant),
         column(|c| c.wait_ms),
         column(|c| c.since_progress_ms),
         column(|c| c.prompt_tokens),
@@ -74,11 +81,24 @@ fn decided(policy: &mut Balanced, step: &Step, candidates: &[Candidate]) -> Deci
         column(|c| (c.computed_tokens / 16.0).ceil()),
         column(|_| 0.0),
         column(|_| f32::INFINITY),
+        column(|c| c.think_left),
+        column(|c| c.output_left),
+        column(|c| c.level_slack_ms),
+        column(|c| c.level_weight),
+        column(|c| c.level_tpot_ms),
     ]
     .concat();
     let mut decision = Decision::default();
     decide(policy, step, candidates.len(), &columns, &mut decision);
     decision
+}
+
+/// Positions of the candidates, first to last.
+fn order(candidates: &[Candidate]) -> Vec<usize> {
+    let keys = decided(&mut made(), &step(candidates), candidates).keys;
+    let mut order: Vec<usize> = (0..keys.len()).collect();
+    order.sort_by(|a, b| keys[*a].total_cmp(&keys[*b]));
+    order
 }
 
 #[test]
@@ -168,10 +188,7 @@ fn short_prompts_pass_long_ones_for_a_time() {
     let almost_done = Candidate { computed_tokens: 39_800.0, ..long };
     let patient = Candidate { wait_ms: 60_000.0, ..long };
     let candidates = [long, running, almost_done, patient, DECODING];
-    let keys = decided(&mut made(), &step(&candidates), &candidates).keys;
-    let mut order: Vec<usize> = (0..5).collect();
-    order.sort_by(|a, b| keys[*a].total_cmp(&keys[*b]));
-    assert_eq!(order, [4, 3, 2, 1, 0]);
+    assert_eq!(order(&candidates), [4, 3, 2, 1, 0]);
 }
 
 #[test]
@@ -181,45 +198,72 @@ fn the_wait_is_weighed_against_the_cost() {
     let patient = Candidate { wait_ms: 5000.0, ..long };
     let preempted = Candidate { state: 2.0, phase: 1.0, ..long };
     let candidates = [long, short, patient, preempted];
-    let keys = decided(&mut made(), &step(&candidates), &candidates).keys;
-    let mut order: Vec<usize> = (0..4).collect();
-    order.sort_by(|a, b| keys[*a].total_cmp(&keys[*b]));
-    assert_eq!(order, [3, 2, 1, 0]);
+    assert_eq!(order(&candidates), [3, 2, 1, 0]);
 }
 
 #[test]
-fn a_tenant_of_short_answers_goes_first() {
-    let mut policy = made();
-    for length in [(1.0, 50), (2.0, 2000)] {
-        for generated in 1..=length.1 {
-            policy.forecast.served(length.0, generated == 1);
-        }
-    }
-    let candidates = [Candidate { tenant: 2.0, ..WAITING }, Candidate { tenant: 1.0, ..WAITING }];
-    let keys = decided(&mut policy, &step(&candidates), &candidates).keys;
-    assert!(keys[1] < keys[0], "{keys:?}");
-
-    let mut other = made();
-    other.restore(&policy.snapshot()).expect("its own snapshot");
-    assert_eq!(decided(&mut other, &step(&candidates), &candidates).keys, keys);
+fn who_is_forecast_to_generate_little_goes_first() {
+    let candidates = [Candidate { think_left: 4000.0, ..WAITING }, Candidate { think_left: 100.0, ..WAITING }];
+    assert_eq!(order(&candidates), [1, 0]);
+    let thinks = [Candidate { output_left: 4000.0, ..WAITING }, Candidate { think_left: 100.0, ..WAITING }];
+    assert_eq!(order(&thinks), [1, 0]);
 }
 
 #[test]
-fn lengths_are_learned_from_the_columns() {
+fn who_is_late_goes_after_all_that_can_be_in_time() {
+    let late = Candidate { wait_ms: 90_000.0, level_slack_ms: -1.0, ..WAITING };
+    let in_time = Candidate { level_slack_ms: 1.0, ..WAITING };
+    // At four fifths of 200 ms a token, it would not think fast enough.
+    let slow = Candidate { level_tpot_ms: 200.0, think_left: 100.0, level_slack_ms: 10_000.0, ..WAITING };
+    assert_eq!(order(&[slow, in_time]), [1, 0]);
+    assert_eq!(order(&[Candidate { level_slack_ms: 20_000.0, ..slow }, late]), [0, 1]);
+    let free = WAITING;
+    let gave_way = Candidate { state: 2.0, phase: 1.0, ..late };
+    assert_eq!(order(&[late, gave_way, in_time, Candidate { wait_ms: 60.0, ..free }]), [3, 2, 1, 0]);
+    // Among those in time, and among those that are late, the order is the usual one.
+    let longer = Candidate { wait_ms: 200_000.0, ..late };
+    assert_eq!(order(&[late, longer]), [1, 0]);
+    let heavy = Candidate { level_weight: 10.0, ..in_time };
+    assert_eq!(order(&[in_time, heavy]), [1, 0]);
+}
+
+#[test]
+fn nobody_is_admitted_while_the_decodes_take_as_long_as_a_level_allows() {
+    // 5 ms, and 0.1 ms for each of 100 decodes.
+    let of = |tpot_ms: f32| {
+        let decodes = vec![Candidate { level_tpot_ms: tpot_ms, ..DECODING }; 100];
+        let candidates = [decodes, vec![WAITING; 2]].concat();
+        decided(&mut made(), &step(&candidates), &candidates)
+    };
+    let full = of(18.0);
+    assert_eq!(full.token_caps[..100], [u32::MAX; 100], "a decode was capped");
+    assert_eq!(full.token_caps[100..], [0, 0]);
+    assert!(of(19.0).token_caps.is_empty(), "15 ms are within four fifths of 19");
+    assert!(of(5.0).token_caps.is_empty(), "one decode alone takes longer than 4 ms");
+    let waits = [Candidate { level_tpot_ms: 1.0, ..WAITING }];
+    assert!(decided(&mut made(), &step(&waits), &waits).token_caps.is_empty(), "nothing runs");
+}
+
+#[test]
+fn who_is_late_leaves_room_to_those_in_time() {
+    let late = Candidate { level_slack_ms: -1.0, level_tpot_ms: 500.0, ..WAITING };
+    let in_time = Candidate { level_slack_ms: 1e6, ..late };
+    let candidates = [Candidate { level_tpot_ms: 500.0, ..DECODING }, late, in_time];
+    let caps = |free_blocks: u32, candidates: &[Candidate]| {
+        decided(&mut made(), &Step { free_blocks, ..step(candidates) }, candidates).token_caps
+    };
+    assert_eq!(caps(5999, &candidates), [u32::MAX, 0, u32::MAX], "less than 0.3 of 20,000 blocks");
+    assert!(caps(6000, &candidates).is_empty());
+    assert!(caps(100, &[DECODING, late]).is_empty(), "nobody runs who was promised anything");
+    // Once it has shown that ten may run at once, three seats are left too.
     let mut policy = made();
-    for generated in 1..=300u16 {
-        let mut candidates = [DECODING, Candidate { tenant: 2.0, ..DECODING }];
-        // The first goes on for 300 steps, the second is another request every 10.
-        candidates[0].output_tokens = f32::from(generated);
-        candidates[1].output_tokens = f32::from((generated - 1) % 10 + 1);
-        for candidate in &mut candidates {
-            candidate.computed_tokens = candidate.prompt_tokens + candidate.output_tokens - 1.0;
-        }
-        let step = Step { now_ms: 1000.0 + 20.0 * f64::from(generated), ..step(&candidates) };
-        let _ = decided(&mut policy, &step, &candidates);
-    }
-    let (long, short) = (policy.forecast.tokens(1.0), policy.forecast.tokens(2.0));
-    assert!(short < 50.0 && long > 2.0 * short, "{long} {short}");
+    let running = [Candidate { level_tpot_ms: 500.0, ..DECODING }; 10];
+    let full = Step { waiting: 1, ..step(&running) };
+    let _ = decided(&mut policy, &full, &running);
+    let eight = [&running[..8], &[late, in_time]].concat();
+    assert_eq!(decided(&mut policy, &step(&eight), &eight).token_caps[8..], [0, u32::MAX]);
+    let seven = [&running[..7], &[late, in_time]].concat();
+    assert!(decided(&mut policy, &step(&seven), &seven).token_caps.is_empty());
 }
 
 #[test]
@@ -231,8 +275,7 @@ fn a_foreign_snapshot_is_refused() {
         state
     };
     let nan = f32::NAN.to_le_bytes();
-    let states =
-        [vec![], own[..8].to_vec(), own[..11].to_vec(), with(0, &nan), with(4, &nan), with(8, &[2]), with(9, &nan)];
+    let states = [vec![], own[..7].to_vec(), [own.clone(), vec![0]].concat(), with(0, &nan), with(4, &nan)];
     for state in &states {
         let mut policy = made();
         assert!(policy.restore(state).is_err(), "{state:?}");
@@ -243,13 +286,17 @@ fn a_foreign_snapshot_is_refused() {
 fn keys_are_exact_and_finite_whatever_the_columns_say() {
     for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -1.0, 0.0, 3e38] {
         let candidate = Candidate {
-            tenant: odd,
             wait_ms: odd,
             since_progress_ms: odd,
             prompt_tokens: odd,
             computed_tokens: odd,
             think_tokens: odd,
             output_tokens: odd,
+            think_left: odd,
+            output_left: odd,
+            level_slack_ms: odd,
+            level_weight: odd,
+            level_tpot_ms: odd,
             ..WAITING
         };
         let candidates = [candidate, Candidate { state: 1.0, ..candidate }, Candidate { state: 2.0, ..candidate }];

@@ -1,0 +1,184 @@
+//! Service levels: which request has which, the time that is left to keep it, and the wait that the host guards.
+
+use meridian_core::config::ServiceLevels;
+use meridian_core::slot::EvictionSlot;
+use meridian_core::{
+    Column, Decision, EngineFacts, EngineMirror, Markers, Memory, MeridianConfig, NewRequest, Planner, Queues,
+    RequestTable, RowId, SchedulerConfig, State, Subject, TableStep, columns, native,
+};
+use proptest::prelude::*;
+
+fn levels(text: &str) -> ServiceLevels {
+    MeridianConfig::from_toml(text).expect("valid").service_levels
+}
+
+fn column(table: &RequestTable, row: RowId, column: Column, now_ms: f64) -> f32 {
+    let mut out = Vec::new();
+    columns::fill(&[column], table, &[row], now_ms, 16, &mut out);
+    out[0]
+}
+
+#[test]
+fn a_claim_goes_before_the_tenant_then_the_model_the_priority_and_the_default() {
+    let mut table = RequestTable::default();
+    table.promise(&levels(
+        "[service_levels]
+        a = { claimable = true }
+        b = { tenants = ['web'] }
+        c = { models = ['adapter'] }
+        d = { priorities = [-4, -1] }
+        e = { default = true, weight = 3.0 }",
+    ));
+    let web = NewRequest { tenant: "web", model: "adapter", priority: -2, ..NewRequest::default() };
+    let mut of = |request: NewRequest<'_>| {
+        let row = table.insert(&request).expect("finite times");
+        column(&table, row, Column::Level, 0.0)
+    };
+    assert_eq!(of(NewRequest { service_level: "a", ..web }), 1.0);
+    assert_eq!(of(NewRequest { service_level: "b", tenant: "", ..web }), 3.0, "b is not claimable");
+    assert_eq!(of(web), 2.0);
+    assert_eq!(of(NewRequest { tenant: "", ..web }), 3.0);
+    assert_eq!(of(NewRequest { tenant: "", model: "", ..web }), 4.0);
+    assert_eq!(of(NewRequest::default()), 5.0);
+    let row = table.insert(&NewRequest::default()).expect("finite times");
+    assert_eq!(column(&table, row, Column::LevelWeight, 0.0), 3.0);
+}
+
+#[test]
+fn without_a_level_nothing_is_promised() {
+    let mut table = RequestTable::default();
+    let row = table.insert(&NewRequest { service_level: "a", tenant: "web", ..NewRequest::default() }).expect("finite");
+    let of = |of: Column| column(&table, row, of, 1e9);
+    assert_eq!([Column::Level, Column::LevelWeight].map(of), [0.0, 1.0]);
+    assert_eq!([Column::LevelSlackMs, Column::LevelTpotMs].map(of), [f32::INFINITY; 2]);
+}
+
+const THINK: u32 = 7;
+const END: u32 = 8;
+
+/// An engine whose decode-only steps take 10 ms, and 0.1 ms for a token of a prompt, after some steps.
+fn learned(text: &str) -> EngineMirror {
+    let mut mirror = EngineMirror::new(Markers::new(vec![vec![THINK]], vec![vec![END]], vec![]).expect("markers"));
+    mirror.table.promise(&levels(text));
+    let mut add = |prompt_tokens: u32| {
+        let new = NewRequest { prompt: &[1, THINK], prompt_tokens, ..NewRequest::default() };
+        let row = mirror.table.insert(&new).expect("finite times");
+        mirror.admitted(row, 0);
+        row
+    };
+    let (decodes, prompt) = (add(2), add(1 << 20));
+    let mut now_ms = 0.0;
+    for step in 0..100u32 {
+        let tokens = if step % 4 == 0 { 100 } else { 0 };
+        let facts = EngineFacts {
+            now_ms: mirror.hold_time(now_ms),
+            token_budget: 2048,
+            decode_tokens: 1,
+            ..Default::default()
+        };
+        mirror.begin_step(&facts, &[decodes, prompt], &[]);
+        mirror.scheduled(now_ms, [(decodes, if step == 0 { 2 } else { 1 }), (prompt, tokens)]);
+        now_ms += 10.0 + 0.1 * f64::from(tokens);
+        mirror.hold_time(now_ms);
+        mirror.table.generated(decodes, &[5], &mut Vec::new());
+    }
+    mirror.table.remove(prompt);
+    let facts = EngineFacts { now_ms, token_budget: 2048, decode_tokens: 1, ..Default::default() };
+    mirror.begin_step(&facts, &[decodes], &[]);
+    mirror
+}
+
+#[test]
+fn the_slack_is_what_the_level_allows_less_what_the_request_needs() {
+    let text = "[service_levels.a]\nttfo_ms = 5000\nprompt_ms_per_token = 0.5\nthink_ms_per_token = 50\ndefault = true";
+    let mut mirror = learned(text);
+    let now_ms = mirror.now_ms();
+    let mut new = |prompt_tokens: u32| {
+        let new = NewRequest { prompt: &[1, THINK], prompt_tokens, arrival_ms: now_ms, ..NewRequest::default() };
+        mirror.table.insert(&new).expect("finite times")
+    };
+    let (short, long) = (new(2), new(10_002));
+    let slack_ms = |row, now_ms| column(&mirror.table, row, Column::LevelSlackMs, now_ms);
+    let left = column(&mirror.table, short, Column::ThinkLeft, now_ms);
+    let expected = 5000.0 + 0.75 * 40.0 * left - 10.0;
+    assert!((slack_ms(short, now_ms) / expected - 1.0).abs() < 0.05, "{} {expected}", slack_ms(short, now_ms));
+    // 10,000 tokens: 5 s more are allowed, and they take 1 s alone, twice as long beside others.
+    let more = slack_ms(long, now_ms) - slack_ms(short, now_ms);
+    assert!((more / 3000.0 - 1.0).abs() < 0.05, "{more}");
+    assert!((slack_ms(short, now_ms) - slack_ms(short, now_ms + 700.0) - 700.0).abs() < 1.0);
+    assert!(slack_ms(short, now_ms + 1e6) < -9e5);
+}
+
+#[test]
+fn a_late_request_that_keeps_its_place_has_no_slack_below_zero() {
+    let mirror = learned("[service_levels.a]\nlate = 'serve'\ndefault = true");
+    let rows: Vec<RowId> = mirror.table.iter().map(meridian_core::RequestState::row_id).collect();
+    assert_eq!(column(&mirror.table, rows[0], Column::LevelSlackMs, 1e9), 0.0);
+}
+
+/// One step of a small engine that gives its only free seat to whomever the plan puts first.
+fn step(table: &mut RequestTable, planner: &mut Planner, queues: &mut Queues, now_ms: f64, decision: &Decision) {
+    table.set_clock(now_ms);
+    let facts = EngineFacts { now_ms, token_budget: 64, free_seats: 1, decode_tokens: 1, ..EngineFacts::default() };
+    let plan = planner.plan(table, &facts, &queues.running, queues.waiting.make_contiguous(), decision, 20.0).clone();
+    let mut step = TableStep::new(table, 1);
+    let tokens = queues.carry_out(&plan, 1, &mut step);
+    let TableStep { admitted, given, .. } = step;
+    admitted.into_iter().for_each(|row| table.admitted(row, 0));
+    given.into_iter().for_each(|(row, tokens)| table.scheduled(row, tokens, now_ms));
+    planner.settle(table, tokens, now_ms);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    #[test]
+    fn being_passed_over_for_a_promise_ends_with_the_longest_wait(longest_wait_ms in 100u32..2000) {
+        let (mut table, mut planner, mut queues) = (RequestTable::default(), Planner::default(), Queues::default());
+        table.promise(&levels(&format!(
+            "[service_levels.a]\nttfo_ms = 50\nlongest_wait_ms = {longest_wait_ms}\ndefault = true"
+        )));
+        let arrive = |table: &mut RequestTable, queues: &mut Queues, now_ms: f64| {
+            let row = table.insert(&NewRequest { prompt_tokens: 4, arrival_ms: now_ms, ..NewRequest::default() });
+            queues.waiting.push_back(row.expect("finite times"));
+            *queues.waiting.back().expect("it was added")
+        };
+        let late = arrive(&mut table, &mut queues, 0.0);
+        let mut now_ms = 0.0;
+        while table[late].state() != State::Running {
+            for row in queues.running.drain(..) {
+                table.remove(row);
+            }
+            now_ms += 1.0;
+            arrive(&mut table, &mut queues, now_ms);
+            // More than four times as many pass it as stood before it.
+            let keys = queues.waiting.iter().map(|row| f32::from(u8::from(*row == late))).collect();
+            step(&mut table, &mut planner, &mut queues, now_ms, &Decision { keys, ..Decision::default() });
+            prop_assert!(now_ms < 3000.0, "it was never served");
+        }
+        prop_assert!((now_ms - f64::from(longest_wait_ms)).abs() <= 3.0, "{} of {}", now_ms, longest_wait_ms);
+    }
+}
+
+#[test]
+fn who_is_late_is_preempted_first() {
+    let mut mirror = learned(
+        "[service_levels.a]\npriorities = [1, 1]\n[service_levels.b]\nttfo_ms = 1\nthink_ms_per_token = 0\npriorities = [2, 2]",
+    );
+    let now_ms = mirror.now_ms();
+    let mut add = |priority: i32, prompt_tokens: u32| {
+        let new =
+            NewRequest { prompt: &[1, THINK], prompt_tokens, arrival_ms: now_ms, priority, ..NewRequest::default() };
+        let row = mirror.table.insert(&new).expect("finite times");
+        mirror.admitted(row, 0);
+        mirror.scheduled(now_ms, [(row, prompt_tokens)]);
+        row
+    };
+    let running = [add(1, 16), add(2, 400), add(0, 32)];
+    let memory = Memory { now_ms, subject: Subject::Requests, free_blocks: 0, cached_blocks: 0, total_blocks: 100 };
+    let mut slot = EvictionSlot::new(
+        native::default_policy(SchedulerConfig::default().targets()),
+        SchedulerConfig::default().targets(),
+    );
+    assert_eq!(mirror.victim(&mut slot, &memory, &running, &[]), Some(1), "it has computed most, and is late");
+}

@@ -1,0 +1,61 @@
+"""`[service_levels]` in the real engine: who can still be in time goes before who is late, and nothing else changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness import Engine
+from meridian.vllm.bench.request import TraceRequest
+
+SEATS = 16
+# As many as the engine has seats, which come free one after the other; then some whose level cannot be kept, and as
+# many whose level can.
+FIRST = [TraceRequest(0.0, 16, 4 + 4 * i, 4) for i in range(SEATS)]
+LATE = [TraceRequest(0.0, 16, 8, 8, tenant="late") for _ in range(SEATS)]
+IN_TIME = [TraceRequest(0.0, 16, 8, 8, tenant="in-time") for _ in range(SEATS)]
+LEVELS = {
+    "impossible": {"ttfo_ms": 0.001, "prompt_ms_per_token": 0, "think_ms_per_token": 0, "tenants": ["late"]},
+    "lax": {"ttfo_ms": 600_000.0, "tenants": ["in-time"]},
+}
+
+
+def played(engine: Engine, native: Any) -> tuple[list[list[int]], list[int]]:
+    """Tokens of each request, and the step in which each ended."""
+    requests = [*FIRST, *LATE, *IN_TIME]
+    steps = 0
+    ended: dict[int, int] = {}
+
+    def note() -> None:
+        nonlocal steps
+        steps += 1
+        live = {name.partition("-")[0] for name in engine.scheduler.requests}
+        for i in range(len(requests)):
+            if str(i) not in live:
+                ended.setdefault(i, steps)
+
+    with engine.using(native):
+        tokens = engine.generate(requests, note)
+    return tokens, [ended.get(i, steps) for i in range(len(tokens))]
+
+
+def test_who_can_be_in_time_goes_before_who_is_late(clean: Engine) -> None:
+    stock, _ = played(clean, None)
+    clean.run.engine.reset_prefix_cache()
+    plain, ends_plain = played(clean, clean.native("native:balanced"))
+    clean.run.engine.reset_prefix_cache()
+    ours, ends = played(clean, clean.native("native:balanced", service_levels=LEVELS))
+    assert ours == plain == stock
+    late, in_time = slice(SEATS, SEATS + len(LATE)), slice(SEATS + len(LATE), None)
+    assert ends_plain[late][0] < ends_plain[in_time][0], "without a level, in order of arrival"
+    assert sum(ends_plain[late]) < sum(ends_plain[in_time])
+    assert max(ends[in_time]) <= min(ends[late])
+    assert sum(ends[in_time]) < sum(ends[late])
+
+
+def test_the_longest_wait_is_kept_for_those_who_are_late(clean: Engine) -> None:
+    """Whose longest wait is over goes first again, whatever the policy says."""
+    impatient = {**LEVELS, "impossible": {**LEVELS["impossible"], "longest_wait_ms": 0.001}}
+    ours, ends = played(clean, clean.native("native:balanced", service_levels=impatient))
+    assert len(ours) == len(FIRST) + len(LATE) + len(IN_TIME)
+    late, in_time = ends[SEATS : SEATS + len(LATE)], ends[SEATS + len(LATE) :]
+    assert sum(late) < sum(in_time)
