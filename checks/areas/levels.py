@@ -31,7 +31,7 @@ def grid(_: int) -> Iterator[Figure]:
         if text:
             say(f"  {engine}, {traffic}: {text}")
     counted = [cell for cell in found["cells"] if cell["converged"] and not why[cell["engine"], cell["traffic"]]]
-    days, steady = ([cell for cell in counted if bool(cell["burst_s"]) is is_day] for is_day in (True, False))
+    days, steady = ([cell for cell in counted if bool(cell.get("burst_s")) is is_day] for is_day in (True, False))
     say_days(days, tuple(days[0]["contenders"]))
     yield Figure("days", len(days), "cells")
     yield Figure("steady loads", len(steady), "cells")

@@ -135,11 +135,11 @@ pub(crate) fn slack_ms(level: &ServiceLevel, row: &RequestState, left: Left, spe
     }
 }
 
-/// The same, for a level whose late requests keep their place: never below 0.
+/// The same as policies see it: infinite where late requests keep their place, because the level decides nothing then.
 #[inline]
-pub(crate) fn held_slack_ms(level: &ServiceLevel, slack_ms: f32) -> f32 {
+pub(crate) fn shown_slack_ms(level: &ServiceLevel, slack_ms: f32) -> f32 {
     match level.late {
         Late::Last => slack_ms,
-        Late::Serve => slack_ms.max(0.0),
+        Late::Serve => f32::INFINITY,
     }
 }

@@ -110,10 +110,10 @@ fn the_slack_is_what_the_level_allows_less_what_the_request_needs() {
 }
 
 #[test]
-fn a_late_request_that_keeps_its_place_has_no_slack_below_zero() {
+fn a_request_that_keeps_its_place_has_no_slack_to_lose() {
     let mirror = learned("[service_levels.a]\nlate = 'serve'\ndefault = true");
     let rows: Vec<RowId> = mirror.table.iter().map(meridian_core::RequestState::row_id).collect();
-    assert_eq!(column(&mirror.table, rows[0], Column::LevelSlackMs, 1e9), 0.0);
+    assert_eq!(column(&mirror.table, rows[0], Column::LevelSlackMs, 1e9), f32::INFINITY);
 }
 
 /// One step of a small engine that gives its only free seat to whomever the plan puts first.

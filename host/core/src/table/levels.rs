@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{RequestState, RequestTable};
 use crate::config::{ServiceLevel, ServiceLevels};
 use crate::forecast::Left;
-use crate::levels::{Levels, Speed, held_slack_ms, is_kept, needs_ms, slack_ms};
+use crate::levels::{Levels, Speed, shown_slack_ms, is_kept, needs_ms, slack_ms};
 
 /// How a service level is kept.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -71,11 +71,11 @@ impl RequestTable {
     }
 
     /// Milliseconds that are left at `now_ms` to keep the level of a request, after what it still has to compute: negative
-    /// where the level cannot be kept (and its late requests do not keep their place), infinite where the request has none.
+    /// where the level cannot be kept, infinite where the request has none, or late requests of its level keep their place.
     #[inline]
     #[must_use]
     pub fn level_slack_ms(&self, row: &RequestState, now_ms: f64) -> f32 {
-        self.level(row).map_or(f32::INFINITY, |level| held_slack_ms(level, self.true_slack_ms(level, row, now_ms)))
+        self.level(row).map_or(f32::INFINITY, |level| shown_slack_ms(level, self.true_slack_ms(level, row, now_ms)))
     }
 
     #[inline]
