@@ -11,7 +11,7 @@ from typing import Any
 
 from checks.run import DOCS, RESULTS, ROOT
 
-MEASURE, KV, EXIT = "measure", "kv", "budget"
+MEASURE, LEVELS, KV, EXIT = "measure", "levels", "kv", "budget"
 # Of these areas only the figures with a bound have a row.
 BOUNDED_ONLY = ("component", "hostile")
 
@@ -40,6 +40,14 @@ SUMMARY = (
     Summary(
         "the same, over stock with its best flags",
         ((MEASURE, "grid: balanced over stock, best flags, range: goodput", ""),),
+    ),
+    Summary(
+        "through a day with a burst, with `[service_levels]`: the same, over stock",
+        ((LEVELS, "days: attainment over stock", ""),),
+    ),
+    Summary(
+        "and over stock with its best flags",
+        ((LEVELS, "days: attainment over stock, best flags", ""),),
     ),
     Summary(
         "prefix cache hit rate, above stock",
@@ -109,7 +117,7 @@ def write_figures(area: str) -> None:
 
 def write_summary() -> None:
     """README's results, best and worst beside each other."""
-    lines = {area: latest_lines(area) for area in (MEASURE, KV, EXIT)}
+    lines = {area: latest_lines(area) for area in (MEASURE, LEVELS, KV, EXIT)}
     rows = []
     commits: dict[str, dict[str, set[str]]] = {}
     for row in SUMMARY:
@@ -126,7 +134,9 @@ def write_summary() -> None:
         texts = [text + (f" ({where})" if where else "") for text, (_, where) in zip(texts, found, strict=True)]
         rows.append((row.what, texts[0], "" if found[0][1] else texts[len(texts) // 2], texts[-1]))
     shown = ["| | best | median | worst |", *markdown(("", "best", "median", "worst"), rows)[1:], ""]
+    measured: list[str] = []
     for machine, days in sorted(commits.items()):
         when = ", ".join(f"{day} at {', '.join(sorted(at))}" for day, at in sorted(days.items()))
-        shown.append(f"Measured on {machine}: {when}.")
+        measured.append(f"on {machine}: {when}")
+    shown.append(f"Measured {'; '.join(measured)}.")
     write_between(ROOT / "README.md", "figures:summary", shown)
