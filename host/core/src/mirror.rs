@@ -298,7 +298,8 @@ impl EngineMirror {
 
     /// The index of the request in `running` that gives up its KV blocks. Requests that do not answer go before
     /// requests that do, in each group first those whose service level cannot be kept any more, then in the order of the
-    /// policy: by default, the fewest computed tokens first, then the youngest. `blocks` counts the blocks that only this request attends. `None` when nothing runs.
+    /// policy: by default, the fewest computed tokens first, then the youngest. `blocks` counts the blocks that only this
+    /// request attends. `None` when nothing runs.
     pub fn victim(
         &self,
         policy: &mut dyn EvictionRanker,

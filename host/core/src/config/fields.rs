@@ -39,30 +39,31 @@ pub struct Field {
     pub meaning: String,
 }
 
+/// The table and the field of a path below a table that the file names itself.
+fn named(path: &str) -> Option<(&str, &str)> {
+    path.split_once(&format!(".{NAMED}."))
+}
+
 /// The paths of a field, with the names of the tables that a file names itself.
 pub(super) fn paths(path: &str, given: &toml::Table) -> Vec<String> {
-    let Some((table, rest)) = path.split_once(&format!(".{NAMED}.")) else { return vec![path.to_owned()] };
+    let Some((table, rest)) = named(path) else { return vec![path.to_owned()] };
     let names = get(given, table).and_then(toml::Value::as_table);
     names.into_iter().flatten().map(|(name, _)| format!("{}.{rest}", joined(table, name))).collect()
 }
 
 /// The paths of the tables that a file names itself.
 pub(super) fn named_tables(given: &toml::Table) -> Vec<String> {
-    let tables = fields().iter().filter_map(|field| field.path.split_once(&format!(".{NAMED}.")));
-    let mut out = Vec::new();
-    for (table, _) in tables {
-        let names = get(given, table).and_then(toml::Value::as_table);
-        out.extend(names.into_iter().flatten().map(|(name, _)| joined(table, name)));
-    }
-    out
+    let names = |table| get(given, table).and_then(toml::Value::as_table).into_iter().flatten();
+    let tables = fields().iter().filter_map(|field| named(&field.path));
+    tables.flat_map(|(table, _)| names(table).map(move |(name, _)| joined(table, name))).collect()
 }
 
 /// Give such tables the defaults of the fields that the file leaves out.
 pub(super) fn complete(merged: &mut toml::Table) {
     for field in fields() {
-        let Some((table, rest)) = field.path.split_once(&format!(".{NAMED}.")) else { continue };
-        let Some(toml::Value::Table(named)) = merged.get_mut(table) else { continue };
-        for (_, inner) in named.iter_mut() {
+        let Some((table, rest)) = named(&field.path) else { continue };
+        let Some(toml::Value::Table(tables)) = merged.get_mut(table) else { continue };
+        for (_, inner) in tables.iter_mut() {
             if let toml::Value::Table(inner) = inner
                 && !inner.contains_key(rest)
             {
@@ -84,7 +85,7 @@ pub fn fields() -> &'static [Field] {
 }
 
 fn default_of(path: &str) -> toml::Value {
-    let (table, path) = match path.split_once(&format!(".{NAMED}.")) {
+    let (table, path) = match named(path) {
         Some((_, rest)) => (toml::Table::try_from(ServiceLevel::default()).expect("defaults are plain TOML"), rest),
         None => (defaults(), path),
     };

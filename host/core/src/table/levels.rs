@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{RequestState, RequestTable};
 use crate::config::{ServiceLevel, ServiceLevels};
 use crate::forecast::Left;
-use crate::levels::{Levels, Speed, shown_slack_ms, is_kept, needs_ms, slack_ms};
+use crate::levels::{Levels, Speed, is_kept, needs_ms, shown_slack_ms, slack_ms};
 
 /// How a service level is kept.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
