@@ -156,6 +156,8 @@ class EvictionCandidate:
     """Tokens that a request was given in the last step."""
     awaited: bool = False
     """Whether the prompt of a waiting request has matched a block."""
+    level_slack_ms: float = math.inf
+    """Milliseconds left to keep the service level of a request; infinite without one, and for a block."""
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,8 @@ class ThinkingRequest:
     think_ms: float = 0.0
     slack_ms: float = math.inf
     """Milliseconds until the client's deadline, negative after it; infinite without a deadline."""
+    level_slack_ms: float = math.inf
+    """Milliseconds left for more thinking if its service level is to be kept; infinite where that is no matter."""
     priority: int = 0
     tenant: int = 0
     is_probed: bool = False

@@ -196,6 +196,7 @@ impl Engine {
             running_changed: false,
             waiting_changed: false,
             preempted: None,
+            refused: None,
             orders: None,
             follows_thinking: false,
         };
@@ -227,10 +228,12 @@ impl Engine {
             }
             step.caps = Some(caps.unbind());
         }
-        if !plan.preempted.is_empty() {
-            let preempted = plan.preempted.iter().filter_map(|row| handles.handle(py, *row));
-            step.preempted = Some(PyList::new(py, preempted.collect::<Vec<_>>())?.unbind());
-        }
+        let requests = |rows: &[RowId]| -> PyResult<Option<Py<PyList>>> {
+            let handles: Vec<_> = rows.iter().filter_map(|row| handles.handle(py, *row)).collect();
+            if handles.is_empty() { Ok(None) } else { Ok(Some(PyList::new(py, handles)?.unbind())) }
+        };
+        step.preempted = requests(&plan.preempted)?;
+        step.refused = requests(&plan.refused)?;
         step.token_budget = plan.token_budget;
         step.running_changed = !plan.running_order.is_empty();
         step.waiting_changed = !plan.waiting_order.is_empty();

@@ -32,6 +32,8 @@ pub(crate) struct StepPlan {
     pub(crate) waiting_changed: bool,
     /// Running requests that give way to waiting ones; None without any.
     pub(crate) preempted: Option<Py<PyList>>,
+    /// Waiting requests that end unserved; None without any.
+    pub(crate) refused: Option<Py<PyList>>,
     /// Orders for the samplers; None without any.
     pub(crate) orders: Option<Py<PyBytes>>,
     /// The thinking of any live request is followed.

@@ -52,6 +52,7 @@ struct EvictionRow {
     preemptions: u32,
     served_tokens: u32,
     awaited: bool,
+    level_slack_ms: f32,
 }
 
 /// The attributes of a `meridian.ThinkingRequest`.
@@ -62,6 +63,7 @@ struct BudgetRow {
     think_tokens: u32,
     think_ms: f64,
     slack_ms: f64,
+    level_slack_ms: f32,
     priority: i32,
     tenant: u32,
     is_probed: bool,
@@ -263,6 +265,7 @@ fn eviction_candidate(id: u64, subject: Subject, row: EvictionRow) -> PyResult<E
         preemptions: row.preemptions,
         served_tokens: row.served_tokens,
         is_awaited: row.awaited,
+        level_slack_ms: row.level_slack_ms,
     })
 }
 
@@ -273,6 +276,7 @@ fn budget_candidate(row: BudgetRow) -> BudgetCandidate {
         think_tokens,
         think_ms,
         slack_ms,
+        level_slack_ms,
         priority,
         tenant,
         is_probed,
@@ -308,6 +312,7 @@ fn budget_candidate(row: BudgetRow) -> BudgetCandidate {
         remaining_tokens,
         think_ms,
         slack_ms,
+        level_slack_ms,
         priority,
         tenant,
         request,

@@ -46,6 +46,7 @@ struct Candidate {
     repetition: u32,
     repetition_period: u32,
     slack_ms: f64,
+    level_slack_ms: f32,
     request: u32,
     session: u32,
     turn: u32,
@@ -66,6 +67,7 @@ impl Default for Candidate {
             repetition: 0,
             repetition_period: 0,
             slack_ms: f64::INFINITY,
+            level_slack_ms: f32::INFINITY,
             request: 1,
             session: 0,
             turn: 0,
@@ -76,7 +78,9 @@ impl Default for Candidate {
 impl Candidate {
     fn row(&self) -> BudgetCandidate {
         let Self { think_tokens, is_probed, is_at_boundary, probes, eat, eat_variance, rpdi, same_answers, .. } = *self;
-        let Self { confidence, repetition, repetition_period, slack_ms, request, session, turn, .. } = *self;
+        let Self {
+            confidence, repetition, repetition_period, slack_ms, level_slack_ms, request, session, turn, ..
+        } = *self;
         let observed = Observed {
             think_tokens,
             is_probed,
@@ -90,7 +94,16 @@ impl Candidate {
             is_repeating: repetition > 0,
             repeated: Repeated { tokens: repetition, period: repetition_period },
         };
-        BudgetCandidate { prompt_tokens: 10, slack_ms, request, session, turn, observed, ..BudgetCandidate::default() }
+        BudgetCandidate {
+            prompt_tokens: 10,
+            slack_ms,
+            level_slack_ms,
+            request,
+            session,
+            turn,
+            observed,
+            ..BudgetCandidate::default()
+        }
     }
 }
 
@@ -155,6 +168,7 @@ impl CaseKind for Budget {
                 repetition: if repetition_period > 0 { random.random_range(24..4000) } else { 0 },
                 repetition_period,
                 slack_ms: [f64::INFINITY, random.random_range(-1e4..1e5)][random.random_range(0..2)],
+                level_slack_ms: [f32::INFINITY, random.random_range(-1e4..1e5)][random.random_range(0..2)],
                 request: random.random_range(1..1 << 24),
                 session: random.random_range(0..4),
                 turn: random.random_range(0..9),

@@ -64,6 +64,8 @@ struct Candidate {
     preemptions: u32,
     served_tokens: u32,
     awaited: bool,
+    /// Infinite by default, as without a service level.
+    level_slack_ms: Option<f32>,
 }
 
 impl Candidate {
@@ -101,6 +103,7 @@ impl Candidate {
             preemptions: self.preemptions,
             served_tokens: self.served_tokens,
             is_awaited: self.awaited,
+            level_slack_ms: self.level_slack_ms.unwrap_or(f32::INFINITY),
         })
     }
 }
@@ -209,6 +212,7 @@ fn live(random: &mut Pcg64) -> EvictionCandidate {
         preemptions: random.random_range(0..4),
         served_tokens: random.random_range(0..512),
         is_awaited: random.random(),
+        level_slack_ms: [f32::INFINITY, random.random_range(-1e4..1e5)][random.random_range(0..2)],
         ..EvictionCandidate::default()
     }
 }

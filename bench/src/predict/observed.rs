@@ -434,6 +434,8 @@ fn measured(known: &[Known]) -> LatencyCounts {
         output_tokens: known.iter().map(|request| u64::from(request.output_tokens)).sum(),
         think_tokens: known.iter().map(|request| u64::from(request.think_tokens)).sum(),
         recomputed_tokens: 0,
+        in_time: 0,
+        missed: 0,
         queue: since_arrival(|request| request.admitted_ms),
         ttft: since_arrival(|request| request.first_token_ms),
         ttfo: since_arrival(|request| request.first_output_ms),

@@ -345,6 +345,9 @@ impl Simulation {
         for (engine, kept) in self.engines[number].take_pulled() {
             self.engines[engine].release(kept, now_ms);
         }
+        for facts in self.engines[number].take_refused() {
+            self.turn_over(&facts, f64::NAN, now_ms);
+        }
     }
 
     /// Requests that left an engine are on their way to another.

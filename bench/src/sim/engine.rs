@@ -51,6 +51,8 @@ pub(super) struct Engine {
     left: Vec<Leaves>,
     /// Requests whose blocks came from another engine: that engine, and the number of their blocks there.
     pulled: Vec<(usize, usize)>,
+    /// Requests that the step that began last refused.
+    refused: Vec<Facts>,
     queues: Queues,
     given: Vec<(RowId, u32)>,
     found: Vec<u32>,
@@ -109,6 +111,7 @@ impl Engine {
             kept: Vec::new(),
             left: Vec::new(),
             pulled: Vec::new(),
+            refused: Vec::new(),
             queues: Queues::default(),
             given: Vec::new(),
             found: Vec::new(),
@@ -219,7 +222,7 @@ impl Engine {
         if self.manages_kv {
             self.pool.rekey(ranker(&mut self.belady, &mut self.driver), now_ms);
         }
-        let budget = self.plan(now_ms);
+        let budget = self.plan(now_ms, recorder);
         self.note_quarantine(now_ms, recorder);
         let watermark = (self.config.watermark * f64::from(self.config.kv_blocks)) as u32;
         let reserve = self.growth.reserve(self.queues.running.len(), self.config.kv_blocks).max(watermark);
@@ -296,7 +299,7 @@ impl Engine {
     }
 
     /// The plan of the step, carried out on the queues; the tokens it may carry.
-    fn plan(&mut self, now_ms: f64) -> u32 {
+    fn plan(&mut self, now_ms: f64, recorder: &mut Collector) -> u32 {
         let own_budget = self.config.max_num_batched_tokens;
         if let Some(probes) = &mut self.probes {
             probes.decide(now_ms, &mut self.driver, &self.pool, &mut self.live);
@@ -322,7 +325,27 @@ impl Engine {
         let waiting = &waiting.make_contiguous()[..window];
         let plan = self.driver.plan(&facts, running, waiting);
         self.queues.arrange(plan);
-        plan.token_budget
+        let token_budget = plan.token_budget;
+        for row_id in plan.refused.clone() {
+            self.refuse(row_id, recorder);
+        }
+        token_budget
+    }
+
+    /// A request that waits ends unserved.
+    fn refuse(&mut self, row_id: RowId, recorder: &mut Collector) {
+        let Some(live) = self.live[row_id.index()].take() else { return };
+        recorder.turned_away(live.facts.batch, live.facts.arrival_ms);
+        if let Some(probes) = &mut self.probes {
+            probes.finished(live.think_key);
+        }
+        self.driver.finished(&id_of(live.facts.index), "refused");
+        self.refused.push(live.facts);
+    }
+
+    /// Requests that the step that began last refused.
+    pub(super) fn take_refused(&mut self) -> Vec<Facts> {
+        std::mem::take(&mut self.refused)
     }
 
     /// Keep a timeline from now on.

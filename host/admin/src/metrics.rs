@@ -174,6 +174,7 @@ const FAMILIES: &[Family] = &[
             for of in &status.service_levels {
                 emit(&[&of.name, "in_time"], counter(of.ended[0]));
                 emit(&[&of.name, "late"], counter(of.ended[1]));
+                emit(&[&of.name, "refused"], counter(of.refused));
             }
         },
     },

@@ -726,6 +726,7 @@ fn metrics_are_text_of_prometheus() {
         (r#"meridian_step_duration_seconds_bucket{model="Qwen/Qwen3-8B",kind="mixed",le="5"}"#, 0.0),
         ("meridian_sessions", 6.0),
         (r#"meridian_service_level_requests_total{level="chat",outcome="late"}"#, 5.0),
+        (r#"meridian_service_level_requests_total{level="chat",outcome="refused"}"#, 3.0),
         (r#"meridian_service_level_live_requests{level="chat",outcome="in_time"}"#, 7.0),
         (r#"meridian_kv_blocks{state="free"}"#, 100.0),
         ("meridian_kv_moved_blocks_total", 5.0),

@@ -101,6 +101,16 @@ fn text(of: &Explanation) -> String {
     if let Some(part) = of.waits_for {
         line(format!("it waits now: {}", meaning(part)));
     }
+    if let Some(level) = &of.level {
+        let slack = of.level_slack_ms.map_or_else(String::new, |ms| match ms {
+            ms if ms < 0.0 => format!(": it cannot be kept, late by {:.1} s", -ms / 1e3),
+            ms => format!(": it can be kept, {:.1} s left", ms / 1e3),
+        });
+        line(format!("service level {}{}", shown(level), if of.ended { String::new() } else { slack }));
+    }
+    if of.passed_over > 0 {
+        line(format!("passed over in {} steps for requests whose service level could still be kept", of.passed_over));
+    }
     if of.rescues > 0 {
         line(format!("the starvation bound gave it tokens in {} steps", of.rescues));
     }
@@ -135,6 +145,7 @@ fn rule_text(rule: Rule, own: &str, other: &str) -> String {
         Rule::Key => format!("the policy gave it key {other}, and this request {own}"),
         Rule::Cap => "the policy left this request out of the step".into(),
         Rule::Rescue => "it had been put off for longer than max_defer_ms".into(),
+        Rule::Level => "its service level could still be kept, and that of this request could not".into(),
     }
 }
 
@@ -170,7 +181,10 @@ mod tests {
             latency_ms: 40.0,
             parts: vec![PartTime { part: Part::Seat, ms: 30.0 }, PartTime { part: Part::Policy, ms: 10.0 }],
             waits_for: Some(Part::Seat),
-            overtaken: 1,
+            overtaken: 14,
+            passed_over: 14,
+            level: Some("chat".into()),
+            level_slack_ms: Some(-1500.0),
             overtakings: vec![Overtaking {
                 by: 9,
                 at_ms: 125.0,
@@ -186,6 +200,8 @@ mod tests {
             r"request chat\u{1b}-1 (#3), waiting",
             "        30.0 ms  75.0%  seat       waited for a seat",
             "it waits now: waited for a seat",
+            "service level chat: it cannot be kept, late by 1.5 s",
+            "passed over in 14 steps for requests whose service level could still be kept",
             "        25.0 ms  chat-9 (#9): the policy gave it key 2, and this request 7.5",
         ] {
             assert!(text.contains(line), "{line:?} is not in\n{text}");

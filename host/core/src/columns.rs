@@ -119,6 +119,7 @@ pub fn fill_eviction(inputs: &[eviction::Column], candidates: &[EvictionCandidat
             Column::Preemptions => write(&|c| c.preemptions as f32),
             Column::ServedTokens => write(&|c| c.served_tokens as f32),
             Column::Awaited => write(&|c| f32::from(u8::from(c.is_awaited))),
+            Column::LevelSlackMs => write(&|c| c.level_slack_ms),
         }
     }
 }
@@ -154,6 +155,7 @@ pub fn fill_budget(inputs: &[budget::Column], candidates: &[BudgetCandidate], ou
                 budget::Column::Repetition => observed.repeated.tokens as f32,
                 budget::Column::RepetitionPeriod => observed.repeated.period as f32,
                 budget::Column::Confidence => or_nan(observed.confidence),
+                budget::Column::LevelSlackMs => candidate.level_slack_ms,
             }
         }));
     }

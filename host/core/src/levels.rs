@@ -135,11 +135,20 @@ pub(crate) fn slack_ms(level: &ServiceLevel, row: &RequestState, left: Left, spe
     }
 }
 
-/// The same as policies see it: infinite where late requests keep their place, because the level decides nothing then.
+/// Milliseconds that are left at `now_ms` for more thinking, if the level of a request is to be kept; infinite while thinking is
+/// no slower than the level allows.
+pub(crate) fn think_slack_ms(level: &ServiceLevel, row: &RequestState, speed: Speed, now_ms: f64) -> f32 {
+    if speed.decode_step_ms <= level.think_ms_per_token {
+        return f32::INFINITY;
+    }
+    due_ms(level, row) - (now_ms - row.arrival_ms()) as f32 - speed.decode_step_ms
+}
+
+/// Slack as policies see it: infinite where late requests keep their place, because the level decides nothing then.
 #[inline]
 pub(crate) fn shown_slack_ms(level: &ServiceLevel, slack_ms: f32) -> f32 {
     match level.late {
-        Late::Last => slack_ms,
+        Late::Last | Late::Refuse => slack_ms,
         Late::Serve => f32::INFINITY,
     }
 }

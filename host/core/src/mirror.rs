@@ -336,6 +336,7 @@ impl EngineMirror {
                 phase: row.phase(),
                 preemptions: row.preemptions(),
                 served_tokens: self.table.served_tokens(row),
+                level_slack_ms: self.table.level_slack_ms(row, memory.now_ms),
                 ..EvictionCandidate::default()
             })
             .collect();

@@ -41,6 +41,9 @@ pub struct Plan {
     /// Running requests that give up their seat and their KV blocks before the step, for the first waiting request.
     /// They are still in `running_order`; from then on, they wait behind all others.
     pub preempted: Vec<RowId>,
+    /// Waiting requests that the engine ends before the step instead of serving them: they were never admitted, and their
+    /// service level, which cannot be kept any more, refuses late requests. They are still in `waiting_order`.
+    pub refused: Vec<RowId>,
     /// The decision would have left nothing to run in the step, so the planner lifted caps of 0.
     pub overruled: bool,
 }
@@ -186,6 +189,15 @@ impl Planner {
             self.put_answers_ahead(table, running);
         }
         &self.plan
+    }
+
+    /// Fill `refused` of the plan that is made next. With nothing that runs, nobody is refused: to serve them makes no other
+    /// request late.
+    pub(crate) fn refuse(&mut self, table: &mut RequestTable, now_ms: f64, running: usize) {
+        self.plan.refused.clear();
+        if running > 0 {
+            table.refuse(now_ms, &mut self.plan.refused);
+        }
     }
 
     /// The latest plan.

@@ -198,13 +198,17 @@ impl Queues {
         self.serve(plan.token_budget, max_running, step)
     }
 
-    /// The first half: apply the orders of the plan, and its caps for the next [`Queues::serve`].
+    /// The first half: apply the orders of the plan, and its caps for the next [`Queues::serve`]. Refused requests leave the
+    /// queue; the caller removes them from its table.
     pub fn arrange(&mut self, plan: &Plan) {
         self.lift_caps();
         reorder(&mut self.running, &plan.running_order, &mut self.reordered);
         let window = plan.waiting_order.len();
         if window > 0 {
             reorder(&mut self.waiting.make_contiguous()[..window], &plan.waiting_order, &mut self.reordered);
+        }
+        if !plan.refused.is_empty() {
+            self.waiting.retain(|row| !plan.refused.contains(row));
         }
         self.preempted_for_waiting.clone_from(&plan.preempted);
         for (row, cap) in &plan.token_caps {

@@ -112,6 +112,7 @@ impl MeridianScheduler {
         let Self { mirror, slot, planner, max_defer_ms, block_tokens, last_source, candidates, ended } = self;
         let facts = &EngineFacts { now_ms: mirror.hold_time(facts.now_ms), ..*facts };
         let step = mirror.begin_step(facts, running, waiting);
+        planner.refuse(&mut mirror.table, facts.now_ms, running.len());
         candidates.clear();
         candidates.extend_from_slice(running);
         candidates.extend_from_slice(waiting);
@@ -149,6 +150,7 @@ impl MeridianScheduler {
         // A policy that comes later is not told of what ended before it.
         mirror.table.ended_since(ended);
         mirror.will_preempt(&[], 0);
+        planner.refuse(&mut mirror.table, facts.now_ms, 0);
         slot.kept(facts.now_ms);
         *last_source = Some(Source::Active);
         planner.plan(&mirror.table, facts, &[], &[], &Decision::default(), *max_defer_ms);

@@ -4,7 +4,7 @@ mod accounts;
 mod levels;
 mod row;
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::ops::Index;
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use meridian_policy_sdk::{Phase, State};
 
 use self::accounts::observe;
 pub use self::levels::LevelCounts;
+use self::levels::LevelEnds;
 use self::row::Milestones;
 pub use self::row::{NewRequest, RequestState, Signals};
 use crate::account::{Account, Admission, Doing, Ledger, Part, Rule};
@@ -110,8 +111,9 @@ pub struct RequestTable {
     last_admission_ms: f64,
     pub(crate) ledger: Ledger,
     levels: Levels,
-    /// Of each level, ended requests for which it was kept, and for which it was not.
-    level_ends: Vec<[u64; 2]>,
+    level_ends: Vec<LevelEnds>,
+    /// Requests that were not admitted and end when their level cannot be kept any more.
+    refusable: VecDeque<RowId>,
     forecast: Forecast,
     speed: Speed,
     /// Observes the requests, if anybody asks.
@@ -228,6 +230,7 @@ impl RequestTable {
             priority: request.priority,
             tenant,
             level: self.levels.of(request),
+            is_refused: false,
             course: Course::NEW,
             whole_prompt: request.whole_prompt,
             think_from: u32::MAX,
@@ -240,6 +243,7 @@ impl RequestTable {
             thinking: None,
         };
         self.whole_prompts += usize::from(request.whole_prompt);
+        self.may_refuse(row_id, state.level);
         self.ledger.note(state.number, request.arrival_ms, Doing::Arriving);
         self.rows[index as usize].state = Some(state);
         self.ledger.arrived(row_id);

@@ -4,8 +4,8 @@
 
 use meridian_core::latency::{Latencies, LatencyKind, OTHER_TENANTS};
 use meridian_core::{
-    Admits, Decision, EngineFacts, EngineMirror, Markers, NewRequest, Part, Planner, Queues, RequestState, RowId, Rule,
-    TableStep,
+    Admits, Decision, EngineFacts, EngineMirror, Markers, MeridianConfig, NewRequest, Part, Planner, Queues,
+    RequestState, RowId, Rule, TableStep,
 };
 use proptest::prelude::*;
 
@@ -164,6 +164,25 @@ fn a_request_that_was_overtaken_waits_for_the_policy_and_knows_the_key() {
     assert_eq!((overtaking.by, overtaking.rule), (table[short].number(), Rule::Key));
     assert_eq!((overtaking.own_key, overtaking.other_key), (Some(60.0), Some(4.0)));
     assert_eq!(table.admissions().next().map(|admission| admission.rule), Some(Rule::Key));
+}
+
+#[test]
+fn a_late_request_knows_that_it_was_passed_over_for_those_who_can_be_in_time() {
+    let mut engine = Engine::new(1, 64);
+    let levels =
+        "[service_levels.short]\nttfo_ms = 1\nprompt_ms_per_token = 0\nthink_ms_per_token = 0\ntenants = ['late']
+        [service_levels.long]\ntenants = ['web']";
+    engine.mirror.table.promise(&MeridianConfig::from_toml(levels).expect("valid").service_levels);
+    let late = engine.arrive(0.0, 4, "late");
+    let in_time = engine.arrive(1.0, 4, "web");
+    let last_first = |request: &RequestState| -request.arrival_ms() as f32;
+    engine.step(10.0, last_first, None, &[]);
+    engine.step(20.0, last_first, None, &[]);
+    let table = &engine.mirror.table;
+    let account = table[late].account();
+    assert_eq!((account.overtaken(), account.passed_over()), (1, 1));
+    assert_eq!((account.overtakings()[0].by, account.overtakings()[0].rule), (table[in_time].number(), Rule::Level));
+    assert_eq!(table.level_name(&table[late]), Some("short"));
 }
 
 #[test]

@@ -1,10 +1,10 @@
 //! Service levels: which request has which, the time that is left to keep it, and the wait that the host guards.
 
 use meridian_core::config::ServiceLevels;
-use meridian_core::slot::EvictionSlot;
+use meridian_core::slot::{DispatchSlot, EvictionSlot};
 use meridian_core::{
-    Column, Decision, EngineFacts, EngineMirror, Markers, Memory, MeridianConfig, NewRequest, Planner, Queues,
-    RequestTable, RowId, SchedulerConfig, State, Subject, TableStep, columns, native,
+    Column, Decision, EngineFacts, EngineMirror, Markers, Memory, MeridianConfig, MeridianScheduler, NewRequest,
+    Planner, Queues, RequestTable, RowId, SchedulerConfig, State, Subject, TableStep, columns, native,
 };
 use proptest::prelude::*;
 
@@ -181,4 +181,62 @@ fn who_is_late_is_preempted_first() {
         SchedulerConfig::default().targets(),
     );
     assert_eq!(mirror.victim(&mut slot, &memory, &running, &[]), Some(1), "it has computed most, and is late");
+}
+
+#[test]
+fn who_cannot_be_in_time_is_refused_before_it_is_admitted_while_others_run() {
+    let text = "[service_levels.a]\nttfo_ms = 100\nlate = 'refuse'\ntenants = ['a']
+        [service_levels.b]\nttfo_ms = 100\ndefault = true";
+    let config = SchedulerConfig::default();
+    let slot = DispatchSlot::new(native::default_policy(config.targets()), config.targets());
+    let mut scheduler = MeridianScheduler::for_engine(slot, Markers::default(), &config, 16);
+    scheduler.promise(&levels(text));
+    let add = |scheduler: &mut MeridianScheduler, tenant: &str| {
+        let new = NewRequest { tenant, prompt_tokens: 16, ..NewRequest::default() };
+        scheduler.mirror().table.insert(&new).expect("finite times")
+    };
+    let rows = ["a", "a", "b"].map(|tenant| add(&mut scheduler, tenant));
+    let refused = |scheduler: &mut MeridianScheduler, now_ms: f64, running: &[RowId], waiting: &[RowId]| {
+        let facts = EngineFacts { now_ms, token_budget: 64, decode_tokens: 1, ..EngineFacts::default() };
+        scheduler.plan(&facts, running, waiting).refused.clone()
+    };
+    assert_eq!(refused(&mut scheduler, 500.0, &[], &rows), [], "nobody is in its way");
+    scheduler.mirror().admitted(rows[0], 0);
+    scheduler.scheduled(500.0, [(rows[0], 16)]);
+    let late = add(&mut scheduler, "a");
+    let [running, waiting] = [&rows[..1], &[rows[1], rows[2], late]];
+    let mut found = refused(&mut scheduler, 510.0, running, waiting);
+    found.sort();
+    assert_eq!(found, [rows[1], late], "of b, late requests go last");
+    scheduler.mirror().table.remove(late);
+    // The engine may be unable to end it now.
+    assert_eq!(refused(&mut scheduler, 520.0, running, &waiting[..2]), [rows[1]]);
+    scheduler.mirror().table.remove(rows[1]);
+    assert_eq!(refused(&mut scheduler, 1e6, running, &waiting[1..2]), []);
+    scheduler.mirror().preempted(rows[0]);
+    assert_eq!(refused(&mut scheduler, 2e6, &rows[2..], &rows[..1]), [], "it was admitted once");
+    let counts = scheduler.mirror().table.level_counts();
+    assert_eq!((counts[0].refused, counts[0].ended), (2, [0, 0]));
+}
+
+#[test]
+fn a_step_looks_at_a_part_of_those_who_wait_and_at_all_in_turn() {
+    let config = SchedulerConfig::default();
+    let slot = DispatchSlot::new(native::default_policy(config.targets()), config.targets());
+    let mut scheduler = MeridianScheduler::for_engine(slot, Markers::default(), &config, 16);
+    scheduler.promise(&levels("[service_levels.a]\nttfo_ms = 100\nlate = 'refuse'\ndefault = true"));
+    let mut add = || scheduler.mirror().table.insert(&NewRequest::default()).expect("finite times");
+    let running = add();
+    let mut waiting: Vec<RowId> = std::iter::repeat_with(add).take(1000).collect();
+    scheduler.mirror().admitted(running, 0);
+    let mut steps = 0;
+    while !waiting.is_empty() {
+        let facts = EngineFacts { now_ms: 1e4, token_budget: 64, decode_tokens: 1, ..EngineFacts::default() };
+        for row in scheduler.plan(&facts, &[running], &waiting).refused.clone() {
+            scheduler.mirror().table.remove(row);
+            waiting.retain(|other| *other != row);
+        }
+        steps += 1;
+        assert!(steps <= 4, "{} wait", waiting.len());
+    }
 }

@@ -342,7 +342,8 @@ impl Driver {
         if self.thinking.is_none() {
             // No sampler can end any thinking; the front end alone applies stop strings.
             let model = ModelConfig { stop_strings: self.config.model.stop_strings, ..ModelConfig::default() };
-            return MeridianConfig { model, ..MeridianConfig::default() }.outputs();
+            let service_levels = self.config.service_levels.clone();
+            return MeridianConfig { model, service_levels, ..MeridianConfig::default() }.outputs();
         }
         let source = &self.config.policy.budget.source;
         let is_swapped = PolicySource::of(source).native().is_some() && !self.budget.is_decided_by(source);

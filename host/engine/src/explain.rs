@@ -66,8 +66,17 @@ pub struct Explanation {
     pub rescues: u32,
     /// Steps in which later arrivals were admitted before it.
     pub overtaken: u32,
+    /// Of these, the steps in which the service level of the others could still be kept, and its own could not.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub passed_over: u32,
     /// The first of them.
     pub overtakings: Vec<Overtaking>,
+    /// Name of its service level, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub level: Option<String>,
+    /// Time left to keep that level, negative where it cannot be kept; `None` where late requests keep their place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub level_slack_ms: Option<f32>,
     /// Requests that were admitted between its arrival and its own admission; the latest of them are listed.
     pub before_count: u32,
     /// See `before_count`.
@@ -113,6 +122,9 @@ impl Explanation {
             waits_for: (row.state() != State::Running).then(|| table.cause_of_waiting()),
             rescues: account.rescues(),
             overtaken: account.overtaken(),
+            passed_over: account.passed_over(),
+            level: table.level_name(row).map(str::to_owned),
+            level_slack_ms: Some(table.level_slack_ms(row, now_ms)).filter(|slack_ms| slack_ms.is_finite()),
             overtakings: account.overtakings().to_vec(),
             ..Self::default()
         }

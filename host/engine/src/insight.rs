@@ -45,7 +45,8 @@ impl Driver {
     pub fn latency(&mut self) -> Option<LatencyCounts> {
         let mirror = self.scheduler.mirror();
         let recomputed_tokens = mirror.kv_counts().recomputed_tokens;
-        Some(LatencyCounts { recomputed_tokens, ..mirror.table.latencies()?.counts() })
+        let (in_time, missed) = mirror.table.attained();
+        Some(LatencyCounts { recomputed_tokens, in_time, missed, ..mirror.table.latencies()?.counts() })
     }
 
     /// Join the trace of the caller of this request.

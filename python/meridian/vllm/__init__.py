@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from meridian.vllm.offload import PhaseAwareCachePolicy
     from meridian.vllm.processor import BudgetLogitsProcessor
+    from meridian.vllm.refusals import RefusalMiddleware
     from meridian.vllm.scheduler import MeridianScheduler
 
-__all__ = ["BudgetLogitsProcessor", "MeridianScheduler", "PhaseAwareCachePolicy"]
+__all__ = ["BudgetLogitsProcessor", "MeridianScheduler", "PhaseAwareCachePolicy", "RefusalMiddleware"]
 # Imported on first use: not every supported vLLM has their base classes, and the benchmark sets vLLM's environment
 # before it imports vLLM.
 _MODULES = {
     "BudgetLogitsProcessor": "processor",
     "MeridianScheduler": "scheduler",
     "PhaseAwareCachePolicy": "offload",
+    "RefusalMiddleware": "refusals",
 }
 
 

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from vllm.platforms import current_platform
+from vllm.v1.engine import EngineCoreOutputs
 
 from meridian import _native
 from meridian.engine import MAX_NAME_CHARACTERS
@@ -15,7 +16,6 @@ from meridian.vllm.state import State, logger
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
 
@@ -47,6 +47,9 @@ class Following(State):
             outputs = super().update_from_output(scheduler_output, model_runner_output)
         finally:
             self._meridian_ended = None
+        refused, self._meridian_refused = self._meridian_refused, ()
+        for client, output in refused:
+            outputs.setdefault(client, EngineCoreOutputs()).outputs.append(output)
         engine = self._meridian
         if engine is not None:
             now_ms = time.monotonic() * 1e3

@@ -13,6 +13,7 @@ from meridian.vllm.kv import DEFECTS, KvHook, OwnTime
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.sched.scheduler import Scheduler as _Base
+    from vllm.v1.engine import EngineCoreOutput
     from vllm.v1.request import Request
 
     from meridian import _native
@@ -54,6 +55,8 @@ class State(_Base):
     # Whether waiting requests may preempt running ones; and the requests that gave way in this step.
     _meridian_preempts_for_waiting = False
     _meridian_gave_way: tuple[Request, ...] = ()
+    # The outputs of refused requests, each with the number of its client, until the next `update_from_output`.
+    _meridian_refused: tuple[tuple[int, EngineCoreOutput], ...] = ()
     # vLLM's own token budget, while a plan has replaced it.
     _meridian_own_budget: int | None = None
     # Whether caps are applied in this step.

@@ -13,10 +13,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, cast
 
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, FinishReason
 from vllm.v1.request import RequestStatus
 
 from meridian.vllm.kv import DEFECTS, can_take_tokens
 from meridian.vllm.queue import PlannedPriorityQueue
+from meridian.vllm.refusals import REFUSED
 from meridian.vllm.state import State
 from meridian.vllm.thinking import PROBE
 
@@ -111,6 +113,8 @@ class Step(State):
             _put_first(queue, window)
         if plan.preempted is not None:
             self._preempt_for_waiting(plan.preempted)
+        if plan.refused is not None:
+            self._refuse(plan.refused)
         return plan
 
     def _end_step(self) -> None:
@@ -158,6 +162,26 @@ class Step(State):
                 self._meridian_gave_way = (*self._meridian_gave_way, request)
         finally:
             self._meridian_schedules = False
+
+    def _refuse(self, late: list[Request]) -> None:
+        """End waiting requests of which vLLM has computed nothing; this step's outputs tell their clients."""
+        for request in late:
+            is_untouched = request.status == RequestStatus.WAITING and not request.num_computed_tokens
+            if not is_untouched or request.num_output_tokens or request.sampling_params is None:
+                continue
+            # Without the time of a first step, vLLM's time in the queue would be negative (vllm/v1/metrics/stats.py).
+            if self.log_stats:
+                request.record_event(EngineCoreEventType.SCHEDULED)
+            output = EngineCoreOutput(
+                request.request_id,
+                [],
+                finish_reason=FinishReason.ABORT,
+                stop_reason=REFUSED,
+                events=request.take_events(),
+                trace_headers=request.trace_headers,
+            )
+            self._meridian_refused = (*self._meridian_refused, (request.client_index, output))
+            self.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
 
     def _free_seats(self) -> int:
         most = getattr(self, self._meridian_seats)

@@ -75,9 +75,16 @@ class Engine:
             assert not self.run.engine.has_unfinished_requests()
 
     def generate(
-        self, requests: list[TraceRequest], each_step: Callable[[], None] = lambda: None, max_steps: int = 5000
+        self,
+        requests: list[TraceRequest],
+        each_step: Callable[[], None] = lambda: None,
+        max_steps: int = 5000,
+        refuses: bool = False,
     ) -> list[list[int]]:
-        """Run requests that arrive together to their end; returns their tokens. Seeded, greedy, float32."""
+        """Run requests that arrive together to their end; returns their tokens. Seeded, greedy, float32.
+
+        With `refuses`, requests may end without any.
+        """
         rng = random.Random(0)
         self.run.seen.clear()
         self.run.by_name.clear()
@@ -91,6 +98,8 @@ class Engine:
             pytest.fail(f"requests are not over after {max_steps} steps")
         for request, seen in zip(requests, observed, strict=True):
             assert seen.finished is not None
+            if refuses and not seen.tokens:
+                continue
             assert len(seen.tokens) == request.think_tokens + request.output_tokens + len(self.run.end_ids)
             assert seen.think_end == request.think_tokens + len(self.run.end_ids) - 1
         return [seen.tokens for seen in observed]

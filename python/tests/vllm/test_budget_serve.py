@@ -30,12 +30,7 @@ class BudgetServer(Server):
         self.port, listener = free_port(), free_port()
         self.base, self.listener = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{listener}"
         config = folder / "meridian.toml"
-        config.write_text(
-            f"[scheduler]\nmin_think_tokens = 0\nmax_think_tokens = {THINK_TOKENS}\n"
-            "[scheduler.reasoning_effort]\nlow.max_think_tokens = 9\n"
-            "[entropy]\neat_probe_interval_tokens = 8\neat_variance_threshold = 1e-30\nprobe_suffix = 'ans'\n"
-            f'[telemetry]\nprometheus = "127.0.0.1:{listener}"\n[admin]\nlisten = ""\n'
-        )
+        config.write_text(self.config(listener))
         names = ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_LOGGING_LEVEL")
         env = {name: value for name, value in os.environ.items() if name not in names}
         env |= {"MERIDIAN_CONFIG": str(config), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
@@ -49,6 +44,15 @@ class BudgetServer(Server):
             command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
         self.lines: list[str] = []
+
+    def config(self, listener: int) -> str:
+        """Its `meridian.toml`; Meridian listens at this port."""
+        return (
+            f"[scheduler]\nmin_think_tokens = 0\nmax_think_tokens = {THINK_TOKENS}\n"
+            "[scheduler.reasoning_effort]\nlow.max_think_tokens = 9\n"
+            "[entropy]\neat_probe_interval_tokens = 8\neat_variance_threshold = 1e-30\nprobe_suffix = 'ans'\n"
+            f'[telemetry]\nprometheus = "127.0.0.1:{listener}"\n[admin]\nlisten = ""\n'
+        )
 
     def chat(self, xargs: dict[str, Any], max_tokens: int = 40, **more: Any) -> dict[str, Any]:
         """The answer to one message; the ids of its tokens are asked for as well."""

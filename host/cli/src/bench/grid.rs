@@ -10,7 +10,9 @@ use meridian_bench::results::MadeBy;
 use meridian_bench::sim::EngineConfig;
 use serde::Serialize;
 
-use super::input::{InputArgs, KeepArgs, Part, SessionArgs, SloArgs, WorkloadArgs, configured, engine_named, promise};
+use super::input::{
+    InputArgs, KeepArgs, Part, PromiseArgs, SessionArgs, SloArgs, WorkloadArgs, configured, engine_named,
+};
 use crate::progress::bar;
 use crate::{Unusable, print_json, print_line, say};
 
@@ -58,9 +60,8 @@ pub(crate) struct GridArgs {
     config: Option<PathBuf>,
     #[command(flatten)]
     slo: SloArgs,
-    /// Promise the policies this service level for every request, as a level in [service_levels] of --config does
-    #[arg(long)]
-    promise: bool,
+    #[command(flatten)]
+    promise: PromiseArgs,
     #[command(flatten)]
     sessions: GridSessionArgs,
     #[command(flatten)]
@@ -168,9 +169,7 @@ fn axes(args: &GridArgs) -> anyhow::Result<Axes> {
 fn options(args: &GridArgs) -> anyhow::Result<Options> {
     let mut config = configured(args.config.as_deref())?;
     let slo = args.slo.read()?;
-    if args.promise {
-        promise(&mut config, &slo)?;
-    }
+    args.promise.add(&mut config, &slo)?;
     let mut policies = args.policies.clone();
     if policies.is_empty() {
         policies.push(config.policy.dispatch.source.parse().map_err(anyhow::Error::msg)?);

@@ -12,7 +12,7 @@ use meridian_bench::replay::Input;
 use meridian_bench::results::Slo;
 use meridian_bench::sim::{EngineConfig, preset};
 use meridian_bench::trace::{Format, ReadOptions, Session, ThinkSplit, Workload, read};
-use meridian_core::config::ServiceLevel;
+use meridian_core::config::{Late, ServiceLevel};
 use meridian_core::{MeridianConfig, PolicySource};
 use meridian_engine::config_file::{self, ConfigFile};
 use serde::Serialize;
@@ -242,32 +242,52 @@ impl SloArgs {
     }
 }
 
-/// Promise the service level that is measured to every request to which the configuration promises none: policies then know
-/// of it.
-///
-/// # Errors
-/// The level cannot be promised.
-pub(crate) fn promise(config: &mut MeridianConfig, slo: &Slo) -> anyhow::Result<()> {
-    anyhow::ensure!(slo.alone == 0.0, "--promise: not with --slo-alone, expected --slo-ttfo-ms");
-    let levels = &mut config.service_levels;
-    anyhow::ensure!(
-        !levels.values().any(|level| level.default),
-        "--promise: the configuration has a default service level already, expected one of the two"
-    );
-    let Slo { ttfo_ms, prompt_ms, think_ms, tpot_ms, .. } = *slo;
-    let level = ServiceLevel {
-        ttfo_ms: ttfo_ms as f32,
-        prompt_ms_per_token: prompt_ms as f32,
-        think_ms_per_token: think_ms as f32,
-        tpot_ms: tpot_ms as f32,
-        longest_wait_ms: ServiceLevel::default().longest_wait_ms.max(ttfo_ms as f32),
-        default: true,
-        ..ServiceLevel::default()
-    };
-    let other = levels.insert("measured".to_owned(), level);
-    anyhow::ensure!(other.is_none(), "--promise: service_levels.measured: is there already, expected another name");
-    config.validate()?;
-    Ok(())
+#[derive(Args)]
+pub(crate) struct PromiseArgs {
+    /// Promise the policies this service level for every request, as a level in [service_levels] of --config does; `refuse`:
+    /// late requests are refused, `last`: they go last
+    #[arg(long, value_name = "LATE", num_args = 0..=1, require_equals = true, default_missing_value = "last", value_parser = late)]
+    promise: Option<Late>,
+}
+
+fn late(text: &str) -> Result<Late, String> {
+    match text {
+        "last" => Ok(Late::Last),
+        "refuse" => Ok(Late::Refuse),
+        _ => Err("expected last or refuse".into()),
+    }
+}
+
+impl PromiseArgs {
+    /// Promise the service level that is measured to every request to which the configuration promises none: policies then
+    /// know of it.
+    ///
+    /// # Errors
+    /// The level cannot be promised.
+    pub(crate) fn add(&self, config: &mut MeridianConfig, slo: &Slo) -> anyhow::Result<()> {
+        let Some(late) = self.promise else { return Ok(()) };
+        anyhow::ensure!(slo.alone == 0.0, "--promise: not with --slo-alone, expected --slo-ttfo-ms");
+        let levels = &mut config.service_levels;
+        anyhow::ensure!(
+            !levels.values().any(|level| level.default),
+            "--promise: the configuration has a default service level already, expected one of the two"
+        );
+        let Slo { ttfo_ms, prompt_ms, think_ms, tpot_ms, .. } = *slo;
+        let level = ServiceLevel {
+            ttfo_ms: ttfo_ms as f32,
+            prompt_ms_per_token: prompt_ms as f32,
+            think_ms_per_token: think_ms as f32,
+            tpot_ms: tpot_ms as f32,
+            late,
+            longest_wait_ms: ServiceLevel::default().longest_wait_ms.max(ttfo_ms as f32),
+            default: true,
+            ..ServiceLevel::default()
+        };
+        let other = levels.insert("measured".to_owned(), level);
+        anyhow::ensure!(other.is_none(), "--promise: service_levels.measured: is there already, expected another name");
+        config.validate()?;
+        Ok(())
+    }
 }
 
 /// The configuration in a file, its component paths joined to the folder of the file. Without a file, the defaults and

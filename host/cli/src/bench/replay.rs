@@ -12,7 +12,7 @@ use meridian_bench::results::GivenUp;
 use meridian_bench::sim::{Router, Transfer};
 use meridian_engine::timeline::chrome_json;
 
-use super::input::{EngineArgs, InputArgs, KeepArgs, SessionArgs, SloArgs, promise};
+use super::input::{EngineArgs, InputArgs, KeepArgs, PromiseArgs, SessionArgs, SloArgs};
 use crate::progress::bar;
 use crate::{Said, Unusable, print_json, print_line, say};
 
@@ -93,9 +93,8 @@ pub(crate) struct ReplayArgs {
     all: bool,
     #[command(flatten)]
     slo: SloArgs,
-    /// Promise the policies this service level for every request, as a level in [service_levels] of --config does
-    #[arg(long)]
-    promise: bool,
+    #[command(flatten)]
+    promise: PromiseArgs,
     #[command(flatten)]
     keep: KeepArgs,
 }
@@ -164,9 +163,7 @@ fn options(args: &ReplayArgs) -> anyhow::Result<Options> {
     };
     let (engine, engine_name, mut config) = args.engine.read()?;
     let slo = args.slo.read()?;
-    if args.promise {
-        promise(&mut config, &slo)?;
-    }
+    args.promise.add(&mut config, &slo)?;
     let deadline_ms = args.deadline_ms.map(|ms| positive("deadline-ms", ms)).transpose()?;
     engines_within(args.engines, engine.kv_blocks)?;
     let runs = (1 + args.policies.len()).saturating_mul(args.rates.len()).saturating_mul(args.seeds.len());

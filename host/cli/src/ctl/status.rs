@@ -81,10 +81,10 @@ pub(super) fn print_status(engine: &EngineClient, status: &ProcessStatus) -> any
     ))?;
     let [prefill, think, output] = preemptions;
     print_line(&format!("  preemptions  prefill {prefill}, think {think}, output {output}"))?;
-    for LevelCounts { name, ended: [kept, missed], live: [can, cannot] } in service_levels {
+    for LevelCounts { name, ended: [kept, missed], refused, live: [can, cannot] } in service_levels {
         let name = shown(name);
         print_line(&format!(
-            "  level        {name}: {kept} in time, {missed} late; live: {can} in time, {cannot} late"
+            "  level        {name}: {kept} in time, {missed} late, {refused} refused; live: {can} in time, {cannot} late"
         ))?;
     }
     if let Some([fixed, decode, prefill]) = step_time_ms {

@@ -145,14 +145,17 @@ impl View {
     fn level(&self, now: &LevelCounts) -> Line<'static> {
         let before =
             self.before.as_ref().and_then(|before| before.service_levels.iter().find(|of| of.name == now.name));
-        let [kept, missed] =
-            [0, 1].map(|i| now.ended[i] - before.map_or(0, |before| before.ended[i]).min(now.ended[i]));
-        let share =
-            if kept + missed > 0 { format!("{:.0} %", 100.0 * float(kept) / float(kept + missed)) } else { "-".into() };
+        let counts = |of: &LevelCounts| [of.ended[0], of.ended[1], of.refused];
+        let before = before.map_or([0; 3], counts);
+        let since = counts(now);
+        let [kept, missed, refused] = [0, 1, 2].map(|i| since[i].saturating_sub(before[i]));
+        let all = kept + missed + refused;
+        let share = if all > 0 { format!("{:.0} %", 100.0 * float(kept) / float(all)) } else { "-".into() };
         let [can, cannot] = now.live;
         let late = if cannot > 0 { Color::Red } else { Color::Green };
         Line::from(vec![
-            format!("level {:<18.18} in time {share:>5}, live {can:>6}, late ", shown(&now.name)).into(),
+            format!("level {:<18.18} in time {share:>5}, refused {refused:>5}, live {can:>5}, late ", shown(&now.name))
+                .into(),
             Span::styled(cannot.to_string(), late),
         ])
     }

@@ -56,6 +56,8 @@ pub enum Rule {
     Cap,
     /// The starvation bound: it had been put off for too long.
     Rescue,
+    /// Its service level can still be kept, and that of the others cannot.
+    Level,
 }
 
 impl Rule {
@@ -68,6 +70,7 @@ impl Rule {
             Self::Key => "key",
             Self::Cap => "cap",
             Self::Rescue => "rescue",
+            Self::Level => "level",
         }
     }
 }

@@ -123,6 +123,7 @@ pub struct Account {
     parts: [f64; PARTS],
     overtakings: Vec<Overtaking>,
     overtaken: u32,
+    passed_over: u32,
     rescues: u32,
 }
 
@@ -135,6 +136,7 @@ impl Account {
             parts: [0.0; PARTS],
             overtakings: Vec::new(),
             overtaken: 0,
+            passed_over: 0,
             rescues: 0,
         }
     }
@@ -155,6 +157,12 @@ impl Account {
     #[must_use]
     pub fn overtaken(&self) -> u32 {
         self.overtaken
+    }
+
+    /// Of these, the steps in which the service level of the others could still be kept, and its own could not.
+    #[must_use]
+    pub fn passed_over(&self) -> u32 {
+        self.passed_over
     }
 
     /// Steps in which the starvation bound gave it tokens.
@@ -227,6 +235,7 @@ impl Account {
 
     fn overtake(&mut self, overtaking: Overtaking) {
         self.overtaken = self.overtaken.saturating_add(1);
+        self.passed_over = self.passed_over.saturating_add(u32::from(overtaking.rule == Rule::Level));
         if self.overtakings.len() < KEPT_OVERTAKINGS {
             self.overtakings.push(overtaking);
         }

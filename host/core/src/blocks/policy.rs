@@ -106,6 +106,8 @@ pub struct EvictionCandidate {
     pub served_tokens: u32,
     /// Whether the prompt of a waiting request has matched a block; false for a request.
     pub is_awaited: bool,
+    /// Milliseconds left to keep the service level of a request; infinite without one, and for a block.
+    pub level_slack_ms: f32,
 }
 
 /// A block with nothing known.
@@ -131,6 +133,7 @@ impl Default for EvictionCandidate {
             preemptions: 0,
             served_tokens: 0,
             is_awaited: false,
+            level_slack_ms: f32::INFINITY,
         }
     }
 }

@@ -44,6 +44,8 @@ pub struct BudgetCandidate {
     pub think_ms: f64,
     /// Milliseconds until the client's deadline, negative after it; infinite without a deadline.
     pub slack_ms: f64,
+    /// Milliseconds left for more thinking if its service level is to be kept; infinite where that is no matter.
+    pub level_slack_ms: f32,
     /// The client's priority.
     pub priority: i32,
     /// Number of the tenant, 0 for none.
@@ -65,6 +67,7 @@ impl Default for BudgetCandidate {
             remaining_tokens: 0,
             think_ms: 0.0,
             slack_ms: f64::INFINITY,
+            level_slack_ms: f32::INFINITY,
             priority: 0,
             tenant: 0,
             request: 0,

@@ -1,7 +1,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::{RequestState, Signals};
+use crate::{RequestState, RequestTable, Signals};
 
 use super::{
     BudgetCandidate, BudgetWants, ClientBudget, Enforcement, ForceReason, Observed, Order, Report, Signal, ThinkBudget,
@@ -142,7 +142,7 @@ impl ThinkRecord {
     }
 
     /// The facts for the policy about the request with this row.
-    pub(super) fn candidate(&self, row: &RequestState, now_ms: f64) -> BudgetCandidate {
+    pub(super) fn candidate(&self, table: &RequestTable, row: &RequestState, now_ms: f64) -> BudgetCandidate {
         BudgetCandidate {
             prompt_tokens: row.prompt_tokens(),
             remaining_tokens: row.max_tokens.saturating_sub(self.enforcement.tokens()),
@@ -153,6 +153,7 @@ impl ThinkRecord {
             session: row.session.session,
             turn: row.session.turn,
             slack_ms: row.deadline_ms - now_ms,
+            level_slack_ms: table.think_slack_ms(row, now_ms),
             observed: self.budget.observed(),
         }
     }

@@ -554,7 +554,7 @@ impl ThinkBudgets {
         opening.dedup();
         let mut candidates = Vec::with_capacity(opening.len());
         opening.retain(|id| {
-            let found = row_of(table, *id).map(|(row, record)| record.candidate(row, load.now_ms));
+            let found = row_of(table, *id).map(|(row, record)| record.candidate(table, row, load.now_ms));
             candidates.extend(found);
             found.is_some()
         });
@@ -632,7 +632,7 @@ impl ThinkBudgets {
                 record.budget.observed().is_new() && row.phases.is_thinking() && record.ordered.is_none()
             };
             let found = row_of(table, *id).filter(to_be_judged);
-            candidates.extend(found.map(|(row, record)| record.candidate(row, load.now_ms)));
+            candidates.extend(found.map(|(row, record)| record.candidate(table, row, load.now_ms)));
             found.is_some()
         });
         if signalled.is_empty() {

@@ -99,6 +99,8 @@ pub enum Late {
     /// It goes after all whose level can still be kept.
     #[default]
     Last,
+    /// The same, but one that was never admitted ends at once, while others run.
+    Refuse,
     /// It keeps its place.
     Serve,
 }

@@ -24,8 +24,8 @@ impl MeridianConfig {
         dispatch.source == super::STOCK && dispatch.mode == SlotMode::Active && self.leaves_memory_and_thinking()
     }
 
-    /// Whether the configuration leaves KV memory and thinking budgets to the engine. The engine is then stock whenever
-    /// [`STOCK`](super::STOCK) decides in the dispatch slot.
+    /// Whether the configuration leaves KV memory, thinking budgets and late requests to the engine. The engine is then
+    /// stock whenever [`STOCK`](super::STOCK) decides in the dispatch slot.
     ///
     /// ```
     /// use meridian_core::MeridianConfig;
@@ -42,6 +42,12 @@ impl MeridianConfig {
             || self.policy.eviction == super::SlotConfig::eviction()
                 && self.kv_memory == super::KvMemoryConfig::default())
             && !self.says_something_of_budgets()
+            && !self.refuses()
+    }
+
+    /// Whether late requests of any service level are refused.
+    fn refuses(&self) -> bool {
+        self.service_levels.values().any(|level| level.late == super::Late::Refuse)
     }
 
     /// Whether any field is set that ends thinking or judges budgets.
@@ -112,6 +118,7 @@ impl MeridianConfig {
             note(efforts, &|| "a client's reasoning effort limits its thinking".into());
             note(model.stop_strings == StopStrings::Answer, &|| "stop strings bind only in the answer".into());
         }
+        note(self.refuses(), &|| "requests whose service level cannot be kept any more are refused".into());
         changes
     }
 

@@ -286,6 +286,10 @@ pub struct LatencyCounts {
     pub think_tokens: u64,
     /// Tokens that were computed again because of preemptions.
     pub recomputed_tokens: u64,
+    /// Requests with a service level that was kept.
+    pub in_time: u64,
+    /// Those with a level that was not kept, refused ones included.
+    pub missed: u64,
     /// Arrival to first admission.
     pub queue: Sketch,
     /// Arrival to first token of any kind.
@@ -336,6 +340,8 @@ impl LatencyCounts {
         self.output_tokens = self.output_tokens.saturating_add(other.output_tokens);
         self.think_tokens = self.think_tokens.saturating_add(other.think_tokens);
         self.recomputed_tokens = self.recomputed_tokens.saturating_add(other.recomputed_tokens);
+        self.in_time = self.in_time.saturating_add(other.in_time);
+        self.missed = self.missed.saturating_add(other.missed);
         for kind in LatencyKind::ALL {
             self.of_mut(kind).merge(other.of(kind));
         }
@@ -349,6 +355,8 @@ impl LatencyCounts {
             output_tokens: self.output_tokens.checked_sub(before.output_tokens)?,
             think_tokens: self.think_tokens.checked_sub(before.think_tokens)?,
             recomputed_tokens: self.recomputed_tokens.checked_sub(before.recomputed_tokens)?,
+            in_time: self.in_time.checked_sub(before.in_time)?,
+            missed: self.missed.checked_sub(before.missed)?,
             ..Self::default()
         };
         for kind in LatencyKind::ALL {
@@ -381,8 +389,10 @@ impl DenseCounts {
             finished: *finished,
             output_tokens: *output_tokens,
             think_tokens: *think_tokens,
-            // The mirror's: preemptions are none of a request's milestones.
+            // The mirror's: preemptions and service levels are none of a request's milestones.
             recomputed_tokens: 0,
+            in_time: 0,
+            missed: 0,
             queue,
             ttft,
             ttfo,

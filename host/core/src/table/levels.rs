@@ -2,10 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
+use meridian_policy_sdk::State;
+
 use super::{RequestState, RequestTable};
-use crate::config::{ServiceLevel, ServiceLevels};
+use crate::RowId;
+use crate::config::{Late, ServiceLevel, ServiceLevels};
 use crate::forecast::Left;
-use crate::levels::{Levels, Speed, is_kept, needs_ms, shown_slack_ms, slack_ms};
+use crate::levels::{Levels, Speed, is_kept, needs_ms, shown_slack_ms, slack_ms, think_slack_ms};
 
 /// How a service level is kept.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -14,9 +17,22 @@ pub struct LevelCounts {
     pub name: String,
     /// Ended requests whose level was kept, and those whose level was not.
     pub ended: [u64; 2],
+    /// Requests that were refused because their level could not be kept. They are not among those that ended.
+    #[serde(default)]
+    pub refused: u64,
     /// Live requests whose level can still be kept, and those whose level cannot.
     pub live: [u64; 2],
 }
+
+/// Ended requests of a level.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LevelEnds {
+    ended: [u64; 2],
+    refused: u64,
+}
+
+/// Most requests that a step looks at to refuse them.
+const LOOKED_AT: usize = 256;
 
 impl RequestTable {
     /// How each service level is kept, in the order of their names.
@@ -29,26 +45,64 @@ impl RequestTable {
                 live[usize::from(slack_ms < 0.0)] += 1;
             }
         }
-        let of = |((name, ended), live): ((&String, &[u64; 2]), [u64; 2])| LevelCounts {
+        let of = |((name, ends), live): ((&String, &LevelEnds), [u64; 2])| LevelCounts {
             name: name.clone(),
-            ended: *ended,
+            ended: ends.ended,
+            refused: ends.refused,
             live,
         };
         self.levels.names().iter().zip(&self.level_ends).zip(live).map(of).collect()
     }
 
+    /// Requests with a level that was kept, and those with a level that was not, refused ones included.
+    #[must_use]
+    pub fn attained(&self) -> (u64, u64) {
+        let sum = |of: fn(&LevelEnds) -> u64| self.level_ends.iter().map(of).sum();
+        (sum(|ends| ends.ended[0]), sum(|ends| ends.ended[1] + ends.refused))
+    }
+
     /// Count a request that ends, if it has a level. One that ends without an answer counts if its answer was due.
     pub(super) fn count_level(&mut self, row: &RequestState) {
-        let Some(is_kept) = self.level(row).and_then(|level| is_kept(level, row, self.clock_ms)) else { return };
-        if let Some(ended) = usize::from(row.level).checked_sub(1).and_then(|at| self.level_ends.get_mut(at)) {
-            ended[usize::from(!is_kept)] += 1;
+        let is_kept = self.level(row).and_then(|level| is_kept(level, row, self.clock_ms));
+        let Some(ends) = usize::from(row.level).checked_sub(1).and_then(|at| self.level_ends.get_mut(at)) else {
+            return;
+        };
+        match is_kept {
+            _ if row.is_refused && row.state == State::Waiting => ends.refused += 1,
+            Some(is_kept) => ends.ended[usize::from(!is_kept)] += 1,
+            None => {}
+        }
+    }
+
+    /// Write into `refused` which requests end now: they were never admitted, their level cannot be kept, and its late
+    /// requests are refused. The caller ends them. A step looks at a part of them, all take turns.
+    pub(crate) fn refuse(&mut self, now_ms: f64, refused: &mut Vec<RowId>) {
+        for _ in 0..self.refusable.len().min(LOOKED_AT) {
+            let Some(row_id) = self.refusable.pop_front() else { break };
+            let Some(row) = self.get(row_id).filter(|row| row.state == State::Waiting) else { continue };
+            if self.level(row).is_some_and(|level| self.true_slack_ms(level, row, now_ms) < 0.0) {
+                refused.push(row_id);
+            }
+            self.refusable.push_back(row_id);
+        }
+        for row_id in refused {
+            if let Some(row) = self.row_mut(*row_id) {
+                row.is_refused = true;
+            }
+        }
+    }
+
+    /// A request has arrived that may be refused.
+    pub(super) fn may_refuse(&mut self, row_id: RowId, level: u8) {
+        if self.levels.get(level).is_some_and(|level| level.late == Late::Refuse) {
+            self.refusable.push_back(row_id);
         }
     }
 
     /// Promise these levels to the requests that arrive. Before the first of them: rows have numbers of levels.
     pub fn promise(&mut self, levels: &ServiceLevels) {
         self.levels = Levels::new(levels);
-        self.level_ends = vec![[0; 2]; levels.len()];
+        self.level_ends = vec![LevelEnds::default(); levels.len()];
     }
 
     /// A step begins, and the engine is this fast.
@@ -64,6 +118,12 @@ impl RequestTable {
         self.levels.get(row.level)
     }
 
+    /// Name of the service level of a request, if it has one.
+    #[must_use]
+    pub fn level_name(&self, row: &RequestState) -> Option<&str> {
+        Some(self.levels.names().get(usize::from(row.level).checked_sub(1)?)?)
+    }
+
     /// What a request will still generate.
     #[inline]
     pub(crate) fn left(&self, row: &RequestState) -> Left {
@@ -76,6 +136,13 @@ impl RequestTable {
     #[must_use]
     pub fn level_slack_ms(&self, row: &RequestState, now_ms: f64) -> f32 {
         self.level(row).map_or(f32::INFINITY, |level| shown_slack_ms(level, self.true_slack_ms(level, row, now_ms)))
+    }
+
+    /// Milliseconds that are left at `now_ms` for more thinking, if the level of a request is to be kept: infinite where more
+    /// thinking makes it no later.
+    pub(crate) fn think_slack_ms(&self, row: &RequestState, now_ms: f64) -> f32 {
+        let of = |level| shown_slack_ms(level, think_slack_ms(level, row, self.speed, now_ms));
+        self.level(row).map_or(f32::INFINITY, of)
     }
 
     #[inline]

@@ -101,6 +101,8 @@ pub struct RequestState {
     pub(crate) tenant: u32,
     /// Number of its service level; 0 for none.
     pub(crate) level: u8,
+    /// The host has ended it because that level cannot be kept.
+    pub(super) is_refused: bool,
     /// Where it stands in what it generates.
     pub(super) course: Course,
     pub(super) whole_prompt: bool,

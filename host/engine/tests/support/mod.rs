@@ -139,7 +139,7 @@ pub fn status() -> ProcessStatus {
             think_tokens: histogram(&TOKEN_BUCKETS, &[400.0]),
         }],
         sessions: 6,
-        service_levels: vec![LevelCounts { name: "chat".into(), ended: [80, 5], live: [7, 2] }],
+        service_levels: vec![LevelCounts { name: "chat".into(), ended: [80, 5], refused: 3, live: [7, 2] }],
         blocks: Some([100, 512]),
         slots: vec![dispatch, eviction],
         recording: Some(RecordingStatus {

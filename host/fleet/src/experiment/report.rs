@@ -171,7 +171,7 @@ fn both(pairs: &[Pair]) -> Sample {
 pub(super) fn less_is_better(metric: Metric) -> bool {
     match metric {
         Metric::Latency(..) | Metric::RecomputedShare => true,
-        Metric::Rate(_) => false,
+        Metric::Rate(_) | Metric::Attainment => false,
     }
 }
 

@@ -371,6 +371,9 @@ impl Block {
         let value = |sample: &Sample| match metric {
             // Half of one, so that none at all has a logarithm.
             Metric::Rate(_) => Some((metric.count(&sample.counts) as f64 + 0.5) / sample.seconds),
+            Metric::Attainment => {
+                Some((sample.counts.in_time as f64 + 0.5) / (metric.count(&sample.counts) as f64 + 0.5))
+            }
             _ => metric.of(sample),
         };
         let log = (value(&self.new)? / value(&self.old)?).ln();

@@ -55,6 +55,8 @@ pub enum Metric {
     Rate(Rate),
     /// Tokens computed again because of preemptions, for each generated token.
     RecomputedShare,
+    /// Share of the ended and refused requests with a service level for which it was kept.
+    Attainment,
 }
 
 /// A statistic of a latency.
@@ -89,12 +91,13 @@ const STATISTICS: [(&str, Statistic); 7] = [
     ("p999", Statistic::Quantile(999)),
 ];
 
-const OTHERS: [(&str, Metric); 5] = [
+const OTHERS: [(&str, Metric); 6] = [
     ("finished_rate", Metric::Rate(Rate::Finished)),
     ("output_token_rate", Metric::Rate(Rate::OutputTokens)),
     ("think_token_rate", Metric::Rate(Rate::ThinkTokens)),
     ("token_rate", Metric::Rate(Rate::Tokens)),
     ("recomputed_share", Metric::RecomputedShare),
+    ("attainment", Metric::Attainment),
 ];
 
 /// Fewest values of a mean.
@@ -129,6 +132,7 @@ impl Metric {
             Self::Rate(Rate::Tokens) | Self::RecomputedShare => {
                 counts.output_tokens.saturating_add(counts.think_tokens)
             }
+            Self::Attainment => counts.in_time.saturating_add(counts.missed),
         }
     }
 
@@ -137,7 +141,7 @@ impl Metric {
     #[must_use]
     pub fn least_count(self) -> u64 {
         match self {
-            Self::Latency(_, Statistic::Mean) | Self::RecomputedShare => LEAST_FOR_MEAN,
+            Self::Latency(_, Statistic::Mean) | Self::RecomputedShare | Self::Attainment => LEAST_FOR_MEAN,
             Self::Latency(_, Statistic::Quantile(thousandths)) => {
                 // The rarer side of the quantile.
                 let beyond = u64::from(thousandths.min(1000 - thousandths).max(1));
@@ -227,6 +231,7 @@ impl Sum {
             Metric::Latency(kind, Statistic::Mean) => [counts.of(kind).sum_ms(), counts.of(kind).count() as f64],
             Metric::Rate(_) => [metric.count(counts) as f64, sample.seconds],
             Metric::RecomputedShare => [counts.recomputed_tokens as f64, metric.count(counts) as f64],
+            Metric::Attainment => [counts.in_time as f64, metric.count(counts) as f64],
         };
         self.parts[0] += add[0];
         self.parts[1] += add[1];
@@ -251,7 +256,7 @@ mod tests {
         for metric in Metric::all() {
             assert_eq!(metric.to_string().parse(), Ok(metric));
         }
-        assert_eq!(Metric::all().count(), 7 * 7 + 5);
+        assert_eq!(Metric::all().count(), 7 * 7 + 6);
     }
 
     #[test]
@@ -276,6 +281,8 @@ mod tests {
             output_tokens: 80,
             think_tokens: 20,
             recomputed_tokens: 10,
+            in_time: 3,
+            missed: 1,
             ttft: [10.0, 20.0, 60.0].into_iter().collect(),
             ..LatencyCounts::default()
         };
@@ -285,7 +292,7 @@ mod tests {
         assert!((of("ttft_p50").expect("values") / 20.0 - 1.0).abs() < 0.02);
         assert_eq!(of("finished_rate"), Some(0.75));
         assert_eq!((of("token_rate"), of("think_token_rate")), (Some(25.0), Some(5.0)));
-        assert_eq!(of("recomputed_share"), Some(0.1));
+        assert_eq!((of("recomputed_share"), of("attainment")), (Some(0.1), Some(0.75)));
         assert_eq!(of("e2e_mean"), None);
         let mut twice = sample.clone();
         twice.merge(&sample);

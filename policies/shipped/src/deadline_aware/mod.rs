@@ -8,7 +8,8 @@
 //! eat_variance_threshold  = configured * (1 + pressure * (most_loosening - 1)), and eat_max_bits likewise
 //! ```
 //!
-//! A request whose deadline is nearer than `slack_ms` ends now. Linear, and all of it `+ - * /` and comparisons, so that
+//! A request whose deadline is nearer than `slack_ms` ends now, and so does one whose service level is missed if it thinks for
+//! longer than that. Linear, and all of it `+ - * /` and comparisons, so that
 //! more waiting requests never allow more thinking, to the last bit.
 
 use meridian_policy_sdk::budget::{BudgetPolicy, Column, Load, Request, Thresholds, Verdict};
@@ -39,7 +40,8 @@ pub struct DeadlineAware {
 impl Policy for DeadlineAware {
     const NAME: &'static str = "deadline-aware";
     const VERSION: &'static str = env!("CARGO_PKG_VERSION");
-    const SUMMARY: &'static str = "EAT and RPDI, tighter as the queue grows; ends thinking before a deadline.";
+    const SUMMARY: &'static str =
+        "EAT and RPDI, tighter as the queue grows; ends thinking before a deadline or a level is missed.";
 
     fn new(init: Init<'_>) -> Result<Self, String> {
         let options: Options = init.config()?;
@@ -81,6 +83,7 @@ impl BudgetPolicy for DeadlineAware {
         Column::EatVariance,
         Column::Rpdi,
         Column::SlackMs,
+        Column::LevelSlackMs,
     ];
 
     fn thresholds(&self, load: &Load, request: &Request<'_, Self>) -> Thresholds {
@@ -92,7 +95,9 @@ impl BudgetPolicy for DeadlineAware {
     }
 
     fn verdict(&self, load: &Load, request: &Request<'_, Self>) -> Verdict {
-        if f64::from(request.slack_ms()) < self.options.slack_ms {
+        // The host keeps the minimum where a level is about to be missed.
+        let slack_ms = f64::from(request.slack_ms().min(request.level_slack_ms()));
+        if slack_ms < self.options.slack_ms {
             return Verdict::EndNow;
         }
         let tightened = self.tightened(load);

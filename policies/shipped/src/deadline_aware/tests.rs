@@ -68,7 +68,8 @@ fn more_waiting_never_allows_more_thinking() {
         let point = if random.below(2) == 0 { Point::Start } else { Point::Probe };
         let fewer = Load { point, thinking: random.below(80), waiting, configured, ..Load::default() };
         let more = Load { waiting: waiting.saturating_add(1 + random.below(60)), ..fewer };
-        let slack = if random.below(2) == 0 { f32::INFINITY } else { random.below(4000) as f32 };
+        let mut slack = || if random.below(2) == 0 { f32::INFINITY } else { random.below(4000) as f32 };
+        let (slack, level_slack) = (slack(), slack());
         let columns = [
             random.below(45_000) as f32,
             random.below(4) as f32,
@@ -77,6 +78,7 @@ fn more_waiting_never_allows_more_thinking() {
             (random.unit() / 30.0) as f32,
             (random.unit() * 4.0) as f32,
             slack,
+            level_slack,
         ];
         let [mut few, mut many] = [Decision::default(), Decision::default()];
         decide(&mut policy, &fewer, 1, &columns, &mut few);

@@ -210,3 +210,25 @@ fn only_what_is_needed_is_kept() {
     assert!(interval.old.values().all(|sample| sample.counts.output_itl.count() == 0));
     assert_eq!(interval.new["engine-0"].counts.output_tokens, 150);
 }
+
+/// Engines with a service level that the old policy keeps for nine requests in ten.
+#[test]
+fn a_policy_that_misses_service_levels_is_seen_even_where_it_keeps_none() {
+    let interval = |new: usize, in_time: u64| {
+        let mut interval = Interval::default();
+        for i in 0..10 {
+            let in_time = if i < new { in_time } else { 90 + i as u64 % 3 };
+            let counts = LatencyCounts { in_time, missed: 100 - in_time, ..LatencyCounts::default() };
+            let group = if i < new { &mut interval.new } else { &mut interval.old };
+            group.insert(format!("engine-{i}"), Sample { counts, seconds: 30.0 });
+        }
+        interval
+    };
+    let before = vec![interval(0, 0); BEFORE];
+    let attainment = guard("attainment>=0.9x");
+    let look = Look { number: 4, false_alarm: 0.01 };
+    for (in_time, expected) in [(90, GuardVerdict::Kept), (45, GuardVerdict::Exceeded), (0, GuardVerdict::Exceeded)] {
+        let step = vec![interval(5, in_time); 4];
+        assert_eq!(judge(attainment.metric, Some(attainment), &before, &step, look).verdict, expected, "{in_time}");
+    }
+}

@@ -1,0 +1,159 @@
+"""HTTP 503 with `Retry-After` for the requests that the engine refuses (`late = "refuse"` of a service level).
+
+vllm serve MODEL --scheduler-cls meridian.vllm.MeridianScheduler --middleware meridian.vllm.RefusalMiddleware
+
+Without it, a refused request of `/v1/chat/completions` or `/v1/completions` ends with status 200, no tokens and
+`finish_reason` "abort", and a stream without any chunk that says so: vLLM leaves out chunks without tokens
+(vllm/entrypoints/openai/chat_completion/serving.py).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, MutableMapping
+
+    Message = MutableMapping[str, Any]
+    Send = Callable[[Message], Awaitable[None]]
+    App = Callable[[MutableMapping[str, Any], Callable[[], Awaitable[Message]], Send], Awaitable[None]]
+
+# The `stop_reason` of a refused request.
+REFUSED = "meridian_refused"
+_PATHS = ("/v1/chat/completions", "/v1/completions")
+# First tokens that the rate of serving is measured by, and the bounds of `Retry-After`, seconds.
+_KEPT = 64
+_SOONEST, _LATEST = 1, 600
+_BODY = json.dumps(
+    {
+        "error": {
+            "message": "The service level of this request cannot be kept at present. Please try again later.",
+            "type": "ServiceUnavailableError",
+            "param": None,
+            "code": 503,
+        }
+    }
+).encode()
+
+
+class RefusalMiddleware:
+    """ASGI middleware: holds back the status until the first token, and answers 503 if the request ends before it."""
+
+    def __init__(self, app: App, clock: Callable[[], float] = time.monotonic) -> None:
+        self._app = app
+        self._clock = clock
+        # Requests before their first token, and the times of the latest first tokens.
+        self._waiting = 0
+        self._served: deque[float] = deque(maxlen=_KEPT)
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].endswith(_PATHS):
+            await self._app(scope, receive, send)
+            return
+        held = _Held(send, self._retry_after)
+        self._waiting += 1
+        try:
+            await self._app(scope, receive, held.send)
+        finally:
+            if not held.is_decided:
+                self._waiting -= 1
+
+    def _retry_after(self, is_refused: bool) -> int:
+        """A request is decided. Seconds until as many requests are served as wait now."""
+        now = self._clock()
+        waiting = self._waiting
+        self._waiting -= 1
+        if not is_refused:
+            self._served.append(now)
+        if not self._served or now <= self._served[0]:
+            return _SOONEST
+        return min(max(math.ceil(waiting * (now - self._served[0]) / len(self._served)), _SOONEST), _LATEST)
+
+
+class _Held:
+    """One response, held back until it is known whether the request was refused."""
+
+    def __init__(self, send: Send, decided: Callable[[bool], int]) -> None:
+        self.is_decided = False
+        self._send = send
+        self._decided = decided
+        self._is_refused = False
+        self._held: list[Message] = []
+        self._body = b""
+        self._streams = False
+
+    async def send(self, message: Message) -> None:
+        """Pass a message on, hold it back, or drop what follows a refusal."""
+        if self._is_refused:
+            return
+        if self.is_decided:
+            await self._send(message)
+            return
+        self._held.append(message)
+        if message["type"] == "http.response.start":
+            headers = {name.lower(): value for name, value in message.get("headers", ())}
+            self._streams = headers.get(b"content-type", b"").startswith(b"text/event-stream")
+            if message["status"] != 200:
+                await self._decide(False)
+        elif message["type"] == "http.response.body":
+            self._body += message.get("body", b"")
+            is_last = not message.get("more_body", False)
+            is_refused = _of_stream(self._body, is_last) if self._streams else _of_answer(self._body, is_last)
+            if is_refused is not None:
+                await self._decide(is_refused)
+
+    async def _decide(self, is_refused: bool) -> None:
+        self.is_decided, self._is_refused = True, is_refused
+        retry_after = self._decided(is_refused)
+        held, self._held, self._body = self._held, [], b""
+        if is_refused:
+            headers = {
+                b"content-type": b"application/json",
+                b"content-length": str(len(_BODY)).encode(),
+                b"retry-after": str(retry_after).encode(),
+            }
+            held = [
+                {"type": "http.response.start", "status": 503, "headers": list(headers.items())},
+                {"type": "http.response.body", "body": _BODY},
+            ]
+        for message in held:
+            await self._send(message)
+
+
+def _of_answer(body: bytes, is_last: bool) -> bool | None:
+    """Whether an answer says that the request was refused, with each of its choices; None while it is not whole."""
+    if not is_last:
+        return None
+    if REFUSED.encode() not in body:
+        return False
+    try:
+        choices = json.loads(body)["choices"]
+        return bool(choices) and all(choice["stop_reason"] == REFUSED for choice in choices)
+    except (ValueError, LookupError, TypeError):
+        return False
+
+
+def _of_stream(events: bytes, is_last: bool) -> bool | None:
+    """Whether a stream of server-sent events ends without a token; None while that is open."""
+    *whole, rest = events.split(b"\n\n")
+    try:
+        for event in whole:
+            data = event.strip().removeprefix(b"data:").strip()
+            if data == b"[DONE]":
+                return True
+            if not all(map(_is_empty, json.loads(data)["choices"])):
+                return False
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return False
+    return not rest.strip() if is_last else None
+
+
+def _is_empty(choice: dict[str, Any]) -> bool:
+    """Whether a chunk of a stream brings no token: only the role, as the first chunk of a chat."""
+    if choice.get("finish_reason") is not None or "delta" not in choice:
+        return False
+    return not any(value for key, value in choice["delta"].items() if key != "role")
