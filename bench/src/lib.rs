@@ -1,6 +1,8 @@
 //! Measures policies: a simulator of vLLM engines that drives the host's own code, readers of traces, reports, and timings
 //! of single decisions.
 
+pub mod advise;
+pub mod bound;
 pub mod calibrate;
 pub mod cases;
 pub mod compare;

@@ -20,7 +20,7 @@ pub(crate) const NOT_MEASURED: u16 = u16::MAX;
 const LEVELS: usize = 96;
 const LEVEL_REQUESTS: u64 = 50;
 /// Attainment from which on the level holds.
-pub(crate) const HOLDS: f64 = 0.9;
+pub const HOLDS: f64 = 0.9;
 /// Points of a curve.
 const CURVE_POINTS: usize = 256;
 /// Longest time that is told apart, microseconds: eleven days.
@@ -172,6 +172,9 @@ pub(crate) struct Metrics {
     batches: Vec<Group>,
     tenants: Vec<Tenant>,
     tenant_numbers: HashMap<Arc<str>, u32>,
+    /// Of each request, the time to the first answer token beyond what the level adds for its prompt and thinking, and the mean gap
+    /// between two answer tokens: what a level must allow to be attained.
+    needed: [Histogram<u32>; 2],
     last_ms: f64,
 }
 
@@ -195,6 +198,7 @@ impl Metrics {
             batches: (0..BATCHES).map(|_| Group::new()).collect(),
             tenants: Vec::new(),
             tenant_numbers: HashMap::new(),
+            needed: [(); 2].map(|()| Histogram::new(DIGITS).expect("few digits")),
             last_ms: 0.0,
         }
     }
@@ -290,6 +294,10 @@ impl Metrics {
         };
         let attained = ttfo_ms <= due_ms && tpot_ms <= slo.tpot_ms;
         let qoe = qoe(request.reader, output_tokens, arrival_ms + due_ms, slo.reading_tok_s);
+        let allowed_ms = slo.due_ms(request.prompt_tokens, think_tokens) - slo.ttfo_ms;
+        for (histogram, ms) in self.needed.iter_mut().zip([ttfo_ms - allowed_ms, tpot_ms]) {
+            note(histogram, us(ms.max(0.0)), 1);
+        }
         if let Some(level) = self.level(arrival_ms) {
             level.arrived += 1;
             level.attained += u64::from(attained);
@@ -343,6 +351,11 @@ impl Metrics {
                 burst.get(of).into_iter().for_each(|value| {
                     set(key, *value);
                 });
+            }
+        }
+        for (key, histogram) in ["ttfo_beyond_p95_ms", "tpot_p95_ms"].into_iter().zip(&self.needed) {
+            if !histogram.is_empty() {
+                set(key, histogram.value_at_quantile(0.95) as f64 / 1e3);
             }
         }
         if let Some(fairness) = jain(&self.tenants) {

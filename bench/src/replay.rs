@@ -10,6 +10,7 @@ use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_pcg::Pcg64;
 
+use crate::bound::most_in_time;
 use crate::limits::engines_within;
 use crate::load::{Course, Endless};
 use crate::policies::{BELADY, Choice, Inject, Loader, Policies, PolicyArg, PolicySet, configured};
@@ -46,6 +47,16 @@ pub enum Input {
         /// How many requests.
         requests: usize,
     },
+}
+
+impl Input {
+    /// Name of the trace or the workload.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Trace { name, .. } | Self::Sessions { name, .. } | Self::Generated { name, .. } => name,
+        }
+    }
 }
 
 /// A rate to replay at.
@@ -427,6 +438,25 @@ fn run(
     if let MaxTokens::AtMost(tokens) = options.max_tokens {
         simulation = simulation.with_max_tokens(tokens);
     }
+    let mut told = |arrived: usize| progress(arrived as f64 / count as f64);
+    let mut outcome = match arrivals(options, input, play)? {
+        Some(arrivals) => simulation.run(arrivals, &mut told),
+        None => {
+            let Input::Sessions { sessions, at_once, .. } = input else { bail!("no arrivals") };
+            simulation.run_sessions(ClosedLoop::new(Arc::clone(sessions), *at_once, play.seed), &mut told)
+        }
+    };
+    outcome.run.slots = slots;
+    Ok(outcome)
+}
+
+/// The requests of a load in the order of their arrivals; `None` for sessions, whose requests arrive when others end.
+fn arrivals<'a>(
+    options: &'a Options,
+    input: &'a Input,
+    play: &Play,
+) -> anyhow::Result<Option<Box<dyn Iterator<Item = TraceRequest> + 'a>>> {
+    let course = options.course.as_ref();
     let finish = |mut request: TraceRequest| {
         if let (true, Some(deadline_ms)) = (request.deadline_ms.is_infinite(), options.deadline_ms) {
             request.deadline_ms = deadline_ms;
@@ -437,38 +467,47 @@ fn run(
         request
     };
     // At the times that the course makes of those at a steady rate.
-    let warped = |request: TraceRequest| match course {
+    let warped = move |request: TraceRequest| match course {
         Some(course) => Some(TraceRequest { arrival_s: course.time_of(request.arrival_s)?, ..request }),
         None => Some(request),
     };
-    let mut told = |arrived: usize| progress(arrived as f64 / count as f64);
-    let mut outcome = match input {
+    Ok(match input {
         Input::Trace { requests, .. } => {
             let requests = if play.seed == AS_IT_IS { requests.to_vec() } else { shuffled(requests, play.seed) };
             let stretch = play.own_rate / play.rate;
-            let scaled =
-                requests.into_iter().map(|request| TraceRequest { arrival_s: request.arrival_s * stretch, ..request });
+            let scaled = requests
+                .into_iter()
+                .map(move |request| TraceRequest { arrival_s: request.arrival_s * stretch, ..request });
             match course {
-                Some(_) => {
-                    let endless = Endless::new(scaled.collect(), play.seed);
-                    simulation.run(endless.map_while(warped).map(finish), &mut told)
-                }
-                None => simulation.run(scaled.map(finish), &mut told),
+                Some(_) => Some(Box::new(Endless::new(scaled.collect(), play.seed).map_while(warped).map(finish))),
+                None => Some(Box::new(scaled.map(finish))),
             }
         }
-        Input::Sessions { sessions, at_once, .. } => {
-            let closed_loop = ClosedLoop::new(Arc::clone(sessions), *at_once, play.seed);
-            simulation.run_sessions(closed_loop, &mut told)
-        }
+        Input::Sessions { .. } => None,
         Input::Generated { workload, requests, .. } => {
             let workload = Workload { requests_per_s: play.rate, ..(**workload).clone() };
             let most = if course.is_some() { usize::MAX } else { *requests };
             let generated = Generator::new(&workload, play.seed)?.take(most);
-            simulation.run(generated.map_while(warped).map(finish), &mut told)
+            Some(Box::new(generated.map_while(warped).map(finish)))
         }
+    })
+}
+
+/// The most requests of the first load that any scheduler could serve within the service levels, as a share of them, with the
+/// first seed: see [`most_in_time`]. `None` for sessions.
+///
+/// # Errors
+/// Nothing to replay.
+pub fn bound(options: &Options, input: &Input) -> anyhow::Result<Option<f64>> {
+    let own_rate = own_rate(input)?;
+    let rate = match options.rates.first() {
+        Some(Rate::PerSecond(rate)) => *rate,
+        Some(Rate::TimesItsOwn(times)) => own_rate * times,
+        None => own_rate,
     };
-    outcome.run.slots = slots;
-    Ok(outcome)
+    let play = Play { rate, own_rate, seed: options.seeds.first().copied().unwrap_or(AS_IT_IS) };
+    let requests: Option<Vec<TraceRequest>> = arrivals(options, input, &play)?.map(Iterator::collect);
+    Ok(requests.map(|requests| most_in_time(&options.engine, &requests, &options.slo)))
 }
 
 /// The bodies of requests without a prefix change places; arrivals stay.

@@ -277,6 +277,8 @@ pub const METRICS: &[Metric] = &[
     metric("ttfo_p95_ms", "TTFO p95", "ms", Better::Lower),
     metric("ttfo_p99_ms", "TTFO p99", "ms", Better::Lower),
     metric("ttfo_mean_ms", "TTFO mean", "ms", Better::Lower),
+    metric("ttfo_beyond_p95_ms", "TTFO beyond allowances p95", "ms", Better::Lower),
+    metric("tpot_p95_ms", "mean gap of an answer p95", "ms", Better::Lower),
     metric("ttft_p50_ms", "TTFT p50", "ms", Better::Lower),
     metric("ttft_p99_ms", "TTFT p99", "ms", Better::Lower),
     metric("ttft_mean_ms", "TTFT mean", "ms", Better::Lower),

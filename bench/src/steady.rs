@@ -8,7 +8,6 @@
 use serde::{Deserialize, Serialize};
 
 use crate::load::Course;
-use crate::metrics::HOLDS;
 use crate::replay::{Input, Options, Rate, own_rate, replay};
 use crate::results::Run;
 
@@ -51,7 +50,7 @@ impl Steady {
     }
 }
 
-/// The highest rate at which nine of ten requests attain the service levels in a steady state.
+/// The highest rate at which so many requests attain the service levels in a steady state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Capacity {
     /// Requests a second.
@@ -111,14 +110,15 @@ fn once(options: &Options, input: &Input, rate: f64, course: Option<Course>) -> 
     runs.into_iter().next().ok_or_else(|| anyhow::anyhow!("no run"))
 }
 
-/// The capacity of an engine under the baseline of `options`; `None` where no rate is served.
+/// The capacity of an engine under the baseline of `options`: the highest rate at which this share of the requests attains the
+/// service levels; `None` where no rate is served.
 ///
 /// # Errors
 /// As [`steady`].
-pub fn capacity(options: &Options, input: &Input) -> anyhow::Result<Option<Capacity>> {
+pub fn capacity(options: &Options, input: &Input, attained: f64) -> anyhow::Result<Option<Capacity>> {
     let serves = |rate: f64, residences: f64| -> anyhow::Result<Option<Steady>> {
-        let found = steady(options, input, rate, residences, HOLDS)?;
-        Ok((found.converged && found.of("slo_attainment") >= HOLDS).then_some(found))
+        let found = steady(options, input, rate, residences, attained)?;
+        Ok((found.converged && found.of("slo_attainment") >= attained).then_some(found))
     };
     let mut rate = own_rate(input)?;
     let (mut low, mut high) = (None, None);

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from checks.areas.measure import DEFAULT, SINGLE, STOCK, TRACE_FILES, left_out, meridian_grid, ratio
+from checks.areas.measure import DEFAULT, ENGINES, SINGLE, STOCK, TRACE_FILES, left_out, meridian_grid, ratio
 from checks.figures import Figure, Part, ranged
-from checks.run import say
+from checks.run import TRACES, meridian, say
 
 # The budget policy that ends thinking as the queue grows, with entropies like recorded ones.
 BUDGETS = f"dispatch={DEFAULT},budget=deadline-aware"
@@ -22,9 +23,43 @@ DAYS = (
 
 
 def grid(_: int) -> Iterator[Figure]:
-    """The cells of the measurement with the measured level promised to every request."""
+    """The cells of the measurement with the measured level promised to every request, who is late last."""
+    yield from promised("levels", "--promise", "")
+
+
+def refuse(_: int) -> Iterator[Figure]:
+    """The same, but who is late is refused."""
+    yield from promised("levels-refuse", "--promise=refuse", "refusing: ")
+
+
+def capacity(_: int) -> Iterator[Figure]:
+    """The steady rate at which 95 of 100 requests are in time, over stock's and that of its best flags."""
+    over: dict[str, list[float]] = {STOCK: [], SINGLE: []}
+    # ServeGen's thoughts are so long that one engine takes ten minutes.
+    trace = ("--trace", str(TRACES / "azure2023_conv.csv"), "--think", "bimodal")
+    for engine in ENGINES:
+        found = meridian("bench", "advise", "--engine", engine, *trace)
+        rates = {of["name"]: of["capacity"]["doubled"] for of in found["capacities"] if of["capacity"]}
+        say(f"  {found['engine']}: {rates}")
+        for against, ratios in over.items():
+            if against in rates and "meridian" in rates:
+                ratios.append(rates["meridian"] / rates[against])
+    for against, least in ((STOCK, None), (SINGLE, ">= 1.1")):
+        yield ranged(
+            f"capacity at attainment 0.95 over {against}, Azure's conversations", over[against], "ratio", least
+        )
+
+
+def promised(name: str, flag: str, prefix: str) -> Iterator[Figure]:
+    """Figures of a grid with a promise, each with this prefix."""
+    for figure in of_grid(name, flag):
+        yield figure if figure.name.startswith(name) else replace(figure, name=prefix + figure.name)
+
+
+def of_grid(name: str, flag: str) -> Iterator[Figure]:
+    """Figures of a grid with a promise."""
     traces = (flag for trace in TRACE_FILES[:2] for flag in ("--trace", trace))
-    found, took = meridian_grid("levels", *traces, "--promise", policies=PROMISED)
+    found, took = meridian_grid(name, *traces, flag, policies=PROMISED)
     yield from took
     why = {(row["engine"], row["traffic"]): left_out(row) for row in found["rows"]}
     for (engine, traffic), text in why.items():
@@ -51,6 +86,8 @@ def grid(_: int) -> Iterator[Figure]:
         # A day through which the level is not met again has no time of it.
         both = [c for c in days if all(key in c["contenders"][name]["metrics"] for name in (DEFAULT, STOCK))]
         yield ranged(f"days: {title} over stock", [ratio(c, DEFAULT, STOCK, key) for c in both], "ratio", bound)
+    bounds = [cell["contenders"][DEFAULT]["metrics"]["slo_attainment"] / cell["most_in_time"] for cell in days]
+    yield ranged("days: attainment of what any scheduler could have, at most", bounds, "ratio", ">= 0.85")
     verdicts = {v["against"]: v for v in found["verdicts"] if v["policy"] == DEFAULT}
     for against, most in ((STOCK, 0), (SINGLE, 5)):
         below = [line for line in verdicts[against]["broken"] if ", day" not in line["cell"]]
@@ -73,4 +110,4 @@ def say_days(days: list[dict[str, Any]], names: tuple[str, ...]) -> None:
         say(f"  {cell['engine']}, {cell['traffic']}, {cell['load']}: {', '.join(of)}")
 
 
-PARTS: dict[str, Part] = {"grid": grid}
+PARTS: dict[str, Part] = {"grid": grid, "refuse": refuse, "capacity": capacity}

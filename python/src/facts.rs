@@ -49,6 +49,12 @@ impl Engine {
         self.engine.drive().config().scheduler.preempt_for_waiting
     }
 
+    /// Whether any service level is configured.
+    #[getter]
+    fn promises(&self) -> bool {
+        self.engine.drive().promises()
+    }
+
     /// Free KV blocks that admission leaves for each running request.
     #[getter]
     fn growth_blocks(&self) -> f64 {

@@ -49,6 +49,9 @@ pub struct Cell {
     /// Of a day: when its burst begins and ends, seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub burst_s: Option<[f64; 2]>,
+    /// Of a day: the share of the requests that any scheduler could serve in time, at most ([`crate::bound`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub most_in_time: Option<f64>,
     /// The run of stock vLLM was long enough for a steady state.
     pub converged: bool,
     /// By name: [`super::OPPONENTS`], and policies as they were named.
@@ -111,6 +114,7 @@ impl Cell {
             part: place.part,
             rate: stock.rate,
             burst_s,
+            most_in_time: None,
             converged: place.converged,
             contenders,
         }
@@ -149,6 +153,6 @@ fn waiting_at(run: &Run, t_s: f64) -> f64 {
 }
 
 /// To five digits: what a reader can use, and the same on every machine.
-fn rounded(value: f64) -> f64 {
+pub(super) fn rounded(value: f64) -> f64 {
     format!("{value:.4e}").parse().unwrap_or(value)
 }

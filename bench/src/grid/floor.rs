@@ -185,6 +185,7 @@ mod tests {
             part: Some(part),
             rate: part,
             burst_s: None,
+            most_in_time: None,
             converged: true,
             contenders: BTreeMap::from([
                 ("mine".into(), contender(own.0, own.1)),

@@ -20,8 +20,9 @@ pub use self::kept::Kept;
 pub use self::text::table;
 pub use self::zoo::{below_floor, worst};
 use crate::load::{Course, Stage};
+use crate::metrics::HOLDS;
 use crate::policies::PolicySet;
-use crate::replay::{Input, MaxTokens, Options, Rate, replay};
+use crate::replay::{Input, MaxTokens, Options, Rate, bound, replay};
 use crate::results::{MadeBy, Run, Slo};
 use crate::sim::EngineConfig;
 use crate::steady::{Capacity, RESIDENCES, capacity, steady};
@@ -219,7 +220,7 @@ fn row(
         let cells = cells(&mut row, &options, &input, &[Place::of(load)], advance)?;
         return Ok((row, cells));
     }
-    row.capacity = capacity(&options, input)?;
+    row.capacity = capacity(&options, input, HOLDS)?;
     advance(1);
     let Some(Capacity { doubled: rate, residence_s, .. }) = row.capacity else { return Ok((row, Vec::new())) };
     let mut places = Vec::new();
@@ -326,14 +327,20 @@ fn cells(
         for policy in &options.policies {
             runs.push((&policy.label, own, contend(&first_seed, input, &place.load, own, Some(policy))?));
         }
-        cells.push(Cell::of(row, place, &stock, &runs, own));
+        let mut cell = Cell::of(row, place, &stock, &runs, own);
+        if cell.burst_s.is_some() {
+            let load =
+                Options { rates: vec![place.load.rate], course: place.load.course.clone(), ..first_seed.clone() };
+            cell.most_in_time = bound(&load, input)?.map(cell::rounded);
+        }
+        cells.push(cell);
         advance(1);
     }
     Ok(cells)
 }
 
 /// One run: of stock vLLM with these flags, or of a policy.
-fn contend(
+pub(crate) fn contend(
     options: &Options,
     input: &Input,
     load: &Load,

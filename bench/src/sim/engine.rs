@@ -318,13 +318,20 @@ impl Engine {
             self.driver.keep(&facts);
             return own_budget;
         }
-        let Queues { running, waiting, .. } = &mut self.queues;
         // While no seat is free, those that wait matter only where they may take one.
         let sees_waiting = seats > 0 || self.preempts_for_waiting;
+        let gathers = sees_waiting && self.driver.promises();
+        if gathers {
+            self.queues.gather();
+        }
+        let Queues { running, waiting, .. } = &mut self.queues;
         let window = if sees_waiting { waiting.len().min(WAITING_WINDOW) } else { 0 };
         let waiting = &waiting.make_contiguous()[..window];
         let plan = self.driver.plan(&facts, running, waiting);
         self.queues.arrange(plan);
+        if gathers {
+            self.queues.part();
+        }
         let token_budget = plan.token_budget;
         for row_id in plan.refused.clone() {
             self.refuse(row_id, recorder);

@@ -376,14 +376,47 @@ fn tuning_shows_what_was_tried_and_the_flags_to_set() {
     assert_eq!(refused(&["tune", "--slo-tpot-ms", "0"]), "error: --slo-tpot-ms 0: expected a number above 0\n");
 }
 
-#[test]
-fn a_grid_holds_policies_against_every_opponent() {
+/// An engine and requests that are simulated in no time: `small.toml` and `short.toml`; and a slow engine for few of them a
+/// second, `slow.toml` and `tiny.toml`.
+fn small_engine() {
     let engine = "max_num_seqs = 16\nmax_num_batched_tokens = 512\nkv_blocks = 2000\nblock_tokens = 16\n\
                   [step]\nfixed_ms = 2.0\nweights_ms = 4.0\ntoken_ms = 0.02\n";
     std::fs::write(folder().join("small.toml"), engine).expect("can be written");
     let workload =
         "preset = 'plain-chat'\nmost_generated_tokens = 20\nprompt.tail_share = 0.0\nprompt.median = 100.0\n";
     std::fs::write(folder().join("short.toml"), workload).expect("can be written");
+    let slow = engine.replace("4.0", "40.0").replace("0.02", "0.2");
+    std::fs::write(folder().join("slow.toml"), slow).expect("can be written");
+    std::fs::write(folder().join("tiny.toml"), workload.replace("= 20", "= 3")).expect("can be written");
+}
+
+#[test]
+fn advice_says_what_can_be_promised_and_how_to_configure_it() {
+    small_engine();
+    let level = ["--slo-ttfo-ms", "400", "--slo-tpot-ms", "200"];
+    let args = [&["advise", "--engine", "slow.toml", "--workload", "tiny.toml"][..], &level].concat();
+    let advice = json(&bench(&[&args[..], &["--json"]].concat()));
+    let rates: Vec<_> = advice["capacities"].as_array().expect("capacities").iter().collect();
+    assert_eq!(rates.len(), 3);
+    assert!(rates.iter().all(|served| served["capacity"]["doubled"].as_f64().expect("a rate") > 1.0), "{rates:?}");
+    assert_eq!(advice["loads"].as_array().map(Vec::len), Some(3));
+    let in_time = advice["day"]["in_time"].as_object().expect("a day");
+    let most = advice["day"]["most"].as_f64().expect("a bound");
+    assert_eq!(in_time.len(), 4);
+    assert!(in_time.values().all(|share| share.as_f64().expect("a share") <= most + 1e-9), "{in_time:?} {most}");
+    let share = |name: &str| in_time[name].as_f64().expect("a share");
+    assert!(share("meridian") > 1.5 * share("stock"), "more wait than a policy sees: {in_time:?}");
+    let said = bench(&args).stdout;
+    let (_, toml) = said.split_once("meridian.toml:\n").expect("the configuration");
+    std::fs::write(folder().join("advised.toml"), toml).expect("can be written");
+    let checked = meridian(&folder(), &["config", "check", "advised.toml"]);
+    assert_eq!(checked.code, 0, "{}{}", checked.stdout, checked.stderr);
+    assert!(refused(&["advise", "--slo-alone", "3"]).contains("--slo-alone 3: no level can promise it"));
+}
+
+#[test]
+fn a_grid_holds_policies_against_every_opponent() {
+    small_engine();
     let args = ["grid", "--engine", "small.toml", "--workload", "short.toml", "--loads", "0.95", "--bursts", "0.5"];
     let kept = [&args[..], &["--policy", "priority", "--save", "grid.json", "--html", "grid.html", "--json"]].concat();
     let found = json(&bench(&kept));

@@ -166,7 +166,7 @@ impl EngineMirror {
         let fixed_ms = step_time.before_tokens_ms(context_tokens);
         let decodes = (by_phase[Phase::Think as usize] + by_phase[Phase::Output as usize]).max(1);
         let decode_step_ms = fixed_ms + decode_token_ms * decodes.saturating_mul(decode_tokens) as f32;
-        self.table.forecast_at(Speed { prefill_token_ms, decode_step_ms });
+        self.table.forecast_at(Speed { prefill_token_ms, decode_step_ms }, now_ms);
         Step {
             now_ms,
             token_budget,

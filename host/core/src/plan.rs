@@ -265,7 +265,7 @@ impl Planner {
         self.plan.overruled = false;
         self.budget_was_lowered = self.plan.token_budget < engine_budget;
         self.caps.clear();
-        if decision.keys.is_empty() && !self.owns_queues {
+        if decision.keys.is_empty() && !self.owns_queues && !table.guards_shares() {
             self.plan.running_order.clear();
             self.plan.waiting_order.clear();
             self.fit_whole_prompts(table, facts, running, waiting);

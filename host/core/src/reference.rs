@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::{Plan, RequestTable, RowId};
+use crate::{Plan, RequestTable, RowId, WAITING_WINDOW};
 
 /// The two queues of an engine, and the execution of a plan on them, after vllm/v1/core/sched/scheduler.py
 /// (`Scheduler.schedule`) and its wrapper in python/meridian/vllm. Running requests go in their order while tokens are
@@ -196,6 +196,23 @@ impl Queues {
     pub fn carry_out(&mut self, plan: &Plan, max_running: usize, step: &mut impl EngineStep) -> u32 {
         self.arrange(plan);
         self.serve(plan.token_budget, max_running, step)
+    }
+
+    /// Put the newest waiting requests behind the oldest ones, so that both are among the [`WAITING_WINDOW`] that a plan sees:
+    /// where the late go last, those who can be in time are the newest. After [`Queues::arrange`], [`Queues::part`] follows.
+    pub fn gather(&mut self) {
+        if self.waiting.len() > WAITING_WINDOW {
+            let half = WAITING_WINDOW / 2;
+            self.waiting.make_contiguous()[half..].rotate_right(half);
+        }
+    }
+
+    /// Put the second half of what a plan has seen behind all others.
+    pub fn part(&mut self) {
+        if self.waiting.len() > WAITING_WINDOW {
+            let half = WAITING_WINDOW / 2;
+            self.waiting.make_contiguous()[half..].rotate_left(half);
+        }
     }
 
     /// The first half: apply the orders of the plan, and its caps for the next [`Queues::serve`]. Refused requests leave the

@@ -112,6 +112,9 @@ pub struct RequestTable {
     pub(crate) ledger: Ledger,
     levels: Levels,
     level_ends: Vec<LevelEnds>,
+    /// Tokens that each level was given lately, from number 0 for none; empty where no level has a least share.
+    given: Vec<f64>,
+    given_ms: f64,
     /// Requests that were not admitted and end when their level cannot be kept any more.
     refusable: VecDeque<RowId>,
     forecast: Forecast,
@@ -355,6 +358,10 @@ impl RequestTable {
         row.last_progress_ms = now_ms;
         let (last, _) = std::mem::replace(&mut row.served, (step, tokens));
         row.deferred_since_ms = None;
+        let level = usize::from(row.level);
+        if let Some(given) = self.given.get_mut(level) {
+            *given += f64::from(tokens);
+        }
         if !was_running {
             self.count_admission(row_id, now_ms);
         } else if last + 1 < step {

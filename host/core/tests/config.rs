@@ -123,7 +123,12 @@ const RANGES: &[(&str, &[&str], &[&str], &str)] = &[
     ("service_levels.NAME.think_ms_per_token", &["0", "1e30"], &["-0.1"], "must be at least 0"),
     ("service_levels.NAME.tpot_ms", &["0.001", "1e30"], &["0"], "must be above 0"),
     ("service_levels.NAME.weight", &["0.001", "1000"], &["0", "1000.1"], "must be in (0, 1000]"),
-    ("service_levels.NAME.late", &["'last'", "'serve'"], &["'refuse'"], "must be \"last\" or \"serve\""),
+    (
+        "service_levels.NAME.late",
+        &["'last'", "'refuse'", "'serve'"],
+        &["'first'"],
+        "must be \"last\", \"refuse\" or \"serve\"",
+    ),
     ("service_levels.NAME.longest_wait_ms", &["5000", "1e30"], &["0", "-1"], "must be above 0"),
 ];
 

@@ -4,7 +4,7 @@ use meridian_core::config::ServiceLevels;
 use meridian_core::slot::{DispatchSlot, EvictionSlot};
 use meridian_core::{
     Column, Decision, EngineFacts, EngineMirror, Markers, Memory, MeridianConfig, MeridianScheduler, NewRequest,
-    Planner, Queues, RequestTable, RowId, SchedulerConfig, State, Subject, TableStep, columns, native,
+    Planner, Queues, RequestTable, RowId, SchedulerConfig, State, Subject, TableStep, WAITING_WINDOW, columns, native,
 };
 use proptest::prelude::*;
 
@@ -239,4 +239,61 @@ fn a_step_looks_at_a_part_of_those_who_wait_and_at_all_in_turn() {
         steps += 1;
         assert!(steps <= 4, "{} wait", waiting.len());
     }
+}
+
+#[test]
+fn a_level_gets_its_least_share_whatever_the_policy_says_and_no_more() {
+    for (share, has_keys) in [(0.2, true), (0.5, true), (0.2, false)] {
+        let (mut table, mut planner, mut queues) = (RequestTable::default(), Planner::default(), Queues::default());
+        table.promise(&levels(&format!(
+            "[service_levels.batch]\nleast_share = {share}\ntenants = ['batch']\n[service_levels.chat]\ndefault = true"
+        )));
+        let mut served = [0.0f64; 2];
+        for at in 0..2000 {
+            let now_ms = f64::from(at) * 20.0;
+            for row in queues.running.drain(..) {
+                table.remove(row);
+            }
+            // Chat always comes, and stands first; one of batch waits.
+            for tenant in ["chat", "batch"] {
+                let is_missing = tenant == "chat" || !queues.waiting.iter().any(|row| table[*row].tenant() == 2);
+                if is_missing {
+                    let new = NewRequest { tenant, prompt_tokens: 4, arrival_ms: now_ms, ..NewRequest::default() };
+                    let row = table.insert(&new).expect("finite times");
+                    if tenant == "chat" { queues.waiting.push_front(row) } else { queues.waiting.push_back(row) }
+                }
+            }
+            let is_batch = |row: &RowId| table[*row].tenant() == 2;
+            let keys: Vec<f32> = queues.waiting.iter().map(|row| f32::from(u8::from(is_batch(row)))).collect();
+            let keys = if has_keys { keys } else { Vec::new() };
+            step(&mut table, &mut planner, &mut queues, now_ms, &Decision { keys, ..Decision::default() });
+            for row in &queues.running {
+                served[usize::from(table[*row].tenant() == 2)] += 1.0;
+            }
+        }
+        let found = served[1] / (served[0] + served[1]);
+        assert!((found - share).abs() < 0.05, "{found}, expected {share}");
+    }
+}
+
+#[test]
+fn shares_of_more_than_all_are_refused() {
+    let text = "[service_levels.a]\nleast_share = 0.6\n[service_levels.b]\nleast_share = 0.5";
+    let error = MeridianConfig::from_toml(text).expect_err("more than all").to_string();
+    assert_eq!(error, "service_levels.b.least_share: 0.5: must be at most 1 for all levels together");
+}
+
+#[test]
+fn a_window_has_the_oldest_and_the_newest_who_wait() {
+    let mut table = RequestTable::default();
+    let mut add = || table.insert(&NewRequest::default()).expect("finite times");
+    let rows: Vec<RowId> = std::iter::repeat_with(&mut add).take(WAITING_WINDOW + 1000).collect();
+    let mut queues = Queues::default();
+    queues.waiting.extend(&rows);
+    queues.gather();
+    let half = WAITING_WINDOW / 2;
+    let seen: Vec<RowId> = queues.waiting.iter().take(WAITING_WINDOW).copied().collect();
+    assert_eq!(seen, [&rows[..half], &rows[rows.len() - half..]].concat());
+    queues.part();
+    assert_eq!(queues.waiting, rows);
 }

@@ -309,6 +309,12 @@ impl Driver {
         self.scheduler.slot().is_watched()
     }
 
+    /// Whether any service level is configured.
+    #[must_use]
+    pub fn promises(&self) -> bool {
+        !self.config.service_levels.is_empty()
+    }
+
     /// The mirror, the dispatch slot and the learned step time.
     pub fn scheduler(&mut self) -> &mut MeridianScheduler {
         &mut self.scheduler

@@ -85,6 +85,7 @@ class _Meridian(Step, Following):
         if engine is None:
             return
         self._meridian_preempts_for_waiting = engine.preempts_for_waiting
+        self._meridian_promises = engine.promises
         self._meridian_think_kept = None if self._meridian_diffuses else make_think_hook(self, engine)
         self._meridian_stands_aside = engine.is_stock
         if not self._meridian_stands_aside:

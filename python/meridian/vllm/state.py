@@ -54,6 +54,8 @@ class State(_Base):
     _meridian_schedules = False
     # Whether waiting requests may preempt running ones; and the requests that gave way in this step.
     _meridian_preempts_for_waiting = False
+    # Whether any service level is configured.
+    _meridian_promises = False
     _meridian_gave_way: tuple[Request, ...] = ()
     # The outputs of refused requests, each with the number of its client, until the next `update_from_output`.
     _meridian_refused: tuple[tuple[int, EngineCoreOutput], ...] = ()

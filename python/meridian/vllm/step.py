@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
+from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, cast
 
@@ -23,8 +24,6 @@ from meridian.vllm.state import State
 from meridian.vllm.thinking import PROBE
 
 if TYPE_CHECKING:
-    from collections import deque
-
     from vllm.v1.core.sched.request_queue import RequestQueue
     from vllm.v1.request import Request
 
@@ -83,9 +82,12 @@ class Step(State):
         queue = self.waiting
         waiting = len(queue) + len(getattr(self, self._meridian_admitted_first))
         # Waiting requests matter only if a seat is free or if they may preempt, and if anyone looks at them.
-        window = None
+        window, gathers = None, False
         if queue and (free_seats > 0 or self._meridian_preempts_for_waiting):
             if not self._meridian_stands_aside or engine.is_watched:
+                gathers = self._meridian_promises and len(queue) > WAITING_WINDOW and isinstance(queue, deque)
+                if gathers:
+                    _gather(queue)
                 window = list(islice(queue, WAITING_WINDOW))
         elif self._meridian_stands_aside and not waiting:
             # Only those that wait ask for a seat.
@@ -104,13 +106,15 @@ class Step(State):
             self._meridian_stands_aside,
             think is not None,
         )
+        if plan is not None and plan.waiting_changed and window is not None:
+            _put_first(queue, window)
+        if gathers:
+            _part(queue)
         if plan is None:
             return None
         if probes:
             # Last, so that vLLM preempts them first.
             self.running[:] = [*running, *probes]
-        if plan.waiting_changed and window is not None:
-            _put_first(queue, window)
         if plan.preempted is not None:
             self._preempt_for_waiting(plan.preempted)
         if plan.refused is not None:
@@ -258,3 +262,23 @@ def _put_first(queue: RequestQueue, order: list[Request]) -> None:
     for _ in order:
         waiting.popleft()
     waiting.extendleft(reversed(order))
+
+
+def _gather(queue: RequestQueue) -> None:
+    """Put the newest waiting requests behind the oldest, so that both are in the window; `_part` follows.
+
+    Where the late go last, those who can be in time are the newest.
+    """
+    waiting = cast("deque[Request]", queue)
+    newest = [waiting.pop() for _ in range(WAITING_WINDOW // 2)]
+    oldest = [waiting.popleft() for _ in range(WAITING_WINDOW // 2)]
+    waiting.extendleft(newest)
+    waiting.extendleft(reversed(oldest))
+
+
+def _part(queue: RequestQueue) -> None:
+    """Put the second half of the window behind all other waiting requests."""
+    waiting = cast("deque[Request]", queue)
+    first = [waiting.popleft() for _ in range(WAITING_WINDOW // 2)]
+    waiting.extend([waiting.popleft() for _ in range(WAITING_WINDOW // 2)])
+    waiting.extendleft(reversed(first))

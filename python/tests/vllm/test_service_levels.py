@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
+import pytest
 from harness import Engine
+from meridian.vllm import step
 from meridian.vllm.bench.request import TraceRequest
 
 SEATS = 16
@@ -19,9 +22,10 @@ LEVELS = {
 }
 
 
-def played(engine: Engine, native: Any) -> tuple[list[list[int]], list[int]]:
+def played(
+    engine: Engine, native: Any, requests: tuple[TraceRequest, ...] = (*FIRST, *LATE, *IN_TIME)
+) -> tuple[list[list[int]], list[int]]:
     """Tokens of each request, and the step in which each ended."""
-    requests = [*FIRST, *LATE, *IN_TIME]
     steps = 0
     ended: dict[int, int] = {}
 
@@ -34,7 +38,7 @@ def played(engine: Engine, native: Any) -> tuple[list[list[int]], list[int]]:
                 ended.setdefault(i, steps)
 
     with engine.using(native):
-        tokens = engine.generate(requests, note)
+        tokens = engine.generate(list(requests), note)
     return tokens, [ended.get(i, steps) for i in range(len(tokens))]
 
 
@@ -59,3 +63,24 @@ def test_the_longest_wait_is_kept_for_those_who_are_late(clean: Engine) -> None:
     assert len(ours) == len(FIRST) + len(LATE) + len(IN_TIME)
     late, in_time = ends[SEATS : SEATS + len(LATE)], ends[SEATS + len(LATE) :]
     assert sum(late) < sum(in_time)
+
+
+def test_who_can_be_in_time_is_seen_behind_more_who_are_late_than_a_policy_sees(
+    clean: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step, "WAITING_WINDOW", 40)
+    requests = (*FIRST, *LATE, *LATE, *LATE, *LATE, *IN_TIME)
+    stock, _ = played(clean, None, requests)
+    clean.run.engine.reset_prefix_cache()
+    ours, ends = played(clean, clean.native("native:balanced", service_levels=LEVELS), requests)
+    assert ours == stock
+    assert max(ends[-len(IN_TIME) :]) <= min(ends[SEATS : -len(IN_TIME)])
+
+
+def test_a_window_of_both_ends_leaves_every_request_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step, "WAITING_WINDOW", 4)
+    queue: Any = deque(range(9))
+    step._gather(queue)
+    assert list(queue) == [0, 1, 7, 8, 2, 3, 4, 5, 6]
+    step._part(queue)
+    assert list(queue) == list(range(9))

@@ -259,35 +259,41 @@ fn late(text: &str) -> Result<Late, String> {
 }
 
 impl PromiseArgs {
-    /// Promise the service level that is measured to every request to which the configuration promises none: policies then
-    /// know of it.
+    /// Promise the level that is measured, if the option is given.
     ///
     /// # Errors
-    /// The level cannot be promised.
+    /// As [`promise`].
     pub(crate) fn add(&self, config: &mut MeridianConfig, slo: &Slo) -> anyhow::Result<()> {
-        let Some(late) = self.promise else { return Ok(()) };
-        anyhow::ensure!(slo.alone == 0.0, "--promise: not with --slo-alone, expected --slo-ttfo-ms");
-        let levels = &mut config.service_levels;
-        anyhow::ensure!(
-            !levels.values().any(|level| level.default),
-            "--promise: the configuration has a default service level already, expected one of the two"
-        );
-        let Slo { ttfo_ms, prompt_ms, think_ms, tpot_ms, .. } = *slo;
-        let level = ServiceLevel {
-            ttfo_ms: ttfo_ms as f32,
-            prompt_ms_per_token: prompt_ms as f32,
-            think_ms_per_token: think_ms as f32,
-            tpot_ms: tpot_ms as f32,
-            late,
-            longest_wait_ms: ServiceLevel::default().longest_wait_ms.max(ttfo_ms as f32),
-            default: true,
-            ..ServiceLevel::default()
-        };
-        let other = levels.insert("measured".to_owned(), level);
-        anyhow::ensure!(other.is_none(), "--promise: service_levels.measured: is there already, expected another name");
-        config.validate()?;
-        Ok(())
+        self.promise.map_or(Ok(()), |late| promise(config, slo, late).context("--promise"))
     }
+}
+
+/// Promise this service level to every request to which the configuration promises none: policies then know of it.
+///
+/// # Errors
+/// The level cannot be promised.
+pub(crate) fn promise(config: &mut MeridianConfig, slo: &Slo, late: Late) -> anyhow::Result<()> {
+    anyhow::ensure!(slo.alone == 0.0, "--slo-alone {}: no level can promise it, expected --slo-ttfo-ms", slo.alone);
+    let levels = &mut config.service_levels;
+    anyhow::ensure!(
+        !levels.values().any(|level| level.default),
+        "the configuration has a default service level already, expected one of the two"
+    );
+    let Slo { ttfo_ms, prompt_ms, think_ms, tpot_ms, .. } = *slo;
+    let level = ServiceLevel {
+        ttfo_ms: ttfo_ms as f32,
+        prompt_ms_per_token: prompt_ms as f32,
+        think_ms_per_token: think_ms as f32,
+        tpot_ms: tpot_ms as f32,
+        late,
+        longest_wait_ms: ServiceLevel::default().longest_wait_ms.max(ttfo_ms as f32),
+        default: true,
+        ..ServiceLevel::default()
+    };
+    let other = levels.insert("measured".to_owned(), level);
+    anyhow::ensure!(other.is_none(), "service_levels.measured: is there already, expected another name");
+    config.validate()?;
+    Ok(())
 }
 
 /// The configuration in a file, its component paths joined to the folder of the file. Without a file, the defaults and

@@ -1,3 +1,4 @@
+mod advise;
 mod calibrate;
 mod compare;
 pub(crate) mod early_exit;
@@ -29,6 +30,8 @@ pub(crate) enum BenchCommand {
     Replay(Box<replay::ReplayArgs>),
     /// Find the flags of stock vLLM that serve a load best, in simulated engines
     Tune(tune::TuneArgs),
+    /// Say which service level an engine can promise at which load, and the meridian.toml for it
+    Advise(advise::AdviseArgs),
     /// List the simulated engines, and what vLLM starts with on them
     Engines(engines::EnginesArgs),
     /// Compare policies with the vLLM that people run, over engines, traffic, loads and days with a burst
@@ -53,6 +56,7 @@ pub(crate) fn run(command: BenchCommand, json: bool) -> anyhow::Result<()> {
         BenchCommand::Micro(args) => micro::run(&args, json),
         BenchCommand::Replay(args) => replay::run(&args, json),
         BenchCommand::Tune(args) => tune::run(&args, json),
+        BenchCommand::Advise(args) => advise::run(&args, json),
         BenchCommand::Engines(args) => engines::run(&args, json),
         BenchCommand::Grid(args) => grid::run(&args, json),
         BenchCommand::Calibrate(args) => calibrate::run(&args, json),

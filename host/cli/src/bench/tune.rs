@@ -1,5 +1,6 @@
 use clap::Args;
 use meridian_bench::grid::day;
+use meridian_bench::metrics::HOLDS;
 use meridian_bench::replay::{Options, Rate};
 use meridian_bench::report::tuned;
 use meridian_bench::steady::{Capacity, RESIDENCES, capacity, steady};
@@ -58,7 +59,7 @@ pub(crate) fn run(args: &TuneArgs, json: bool) -> anyhow::Result<()> {
     let mut loads = Vec::new();
     if args.capacity || args.sweep {
         let progress = bar(1, "capacity");
-        let found = capacity(&options, &input);
+        let found = capacity(&options, &input, HOLDS);
         progress.finish_and_clear();
         let Some(Capacity { rate, doubled, converged, residence_s, .. }) = found? else {
             anyhow::bail!("no rate is served: nine of ten requests attain the service levels at none");

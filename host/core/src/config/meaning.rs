@@ -24,7 +24,7 @@ impl MeridianConfig {
         dispatch.source == super::STOCK && dispatch.mode == SlotMode::Active && self.leaves_memory_and_thinking()
     }
 
-    /// Whether the configuration leaves KV memory, thinking budgets and late requests to the engine. The engine is then
+    /// Whether the configuration leaves KV memory, thinking budgets and service levels to the engine. The engine is then
     /// stock whenever [`STOCK`](super::STOCK) decides in the dispatch slot.
     ///
     /// ```
@@ -43,6 +43,7 @@ impl MeridianConfig {
                 && self.kv_memory == super::KvMemoryConfig::default())
             && !self.says_something_of_budgets()
             && !self.refuses()
+            && !self.service_levels.values().any(|level| level.least_share > 0.0)
     }
 
     /// Whether late requests of any service level are refused.

@@ -11,7 +11,8 @@ impl Planner {
         self.pinned.get(waiting_position).is_some_and(|urgency| *urgency > 0)
     }
 
-    /// Fill `self.pinned` for the waiting candidates that were deferred for too long, the longest first.
+    /// Fill `self.pinned` for the waiting candidates that were deferred for too long, the longest first, and those whose service
+    /// level is owed its least share after them.
     pub(super) fn pin_overdue(
         &mut self,
         table: &RequestTable,
@@ -25,6 +26,11 @@ impl Planner {
             let overdue_ms = row.and_then(|row| table.overdue_ms(row, facts.now_ms, max_defer_ms));
             overdue_ms.map_or(0, |ms| ms.ceil() as u32)
         }));
+        if table.guards_shares() {
+            for position in table.owed(waiting) {
+                self.pinned[position] = self.pinned[position].max(1);
+            }
+        }
         self.pinned.iter().any(|urgency| *urgency > 0)
     }
 

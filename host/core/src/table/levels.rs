@@ -31,6 +31,8 @@ pub(super) struct LevelEnds {
     refused: u64,
 }
 
+/// Tokens that a level was given count half after so many milliseconds.
+const HALF_LIFE_MS: f64 = 5000.0;
 /// Most requests that a step looks at to refuse them.
 const LOOKED_AT: usize = 256;
 
@@ -103,10 +105,36 @@ impl RequestTable {
     pub fn promise(&mut self, levels: &ServiceLevels) {
         self.levels = Levels::new(levels);
         self.level_ends = vec![LevelEnds::default(); levels.len()];
+        let has_shares = levels.values().any(|level| level.least_share > 0.0);
+        self.given = if has_shares { vec![0.0; levels.len() + 1] } else { Vec::new() };
+    }
+
+    /// Whether a level has a least share of the engine's tokens.
+    pub(crate) fn guards_shares(&self) -> bool {
+        !self.given.is_empty()
+    }
+
+    /// Positions among `waiting` of the requests that have waited longest of each level that was given less than its least share
+    /// in the last seconds.
+    pub(crate) fn owed(&self, waiting: &[RowId]) -> Vec<usize> {
+        let all: f64 = self.given.iter().sum();
+        let is_short = |(number, given): (u8, &f64)| {
+            self.levels.get(number).is_some_and(|level| *given < f64::from(level.least_share) * all).then_some(number)
+        };
+        let mut owed: Vec<usize> = Vec::new();
+        for number in (0..=u8::MAX).zip(&self.given).filter_map(is_short) {
+            let rows = waiting.iter().enumerate().filter_map(|(at, row_id)| Some((at, self.get(*row_id)?)));
+            let of_level = rows.filter(|(_, row)| row.level == number);
+            owed.extend(of_level.min_by(|(_, a), (_, b)| a.arrival_ms.total_cmp(&b.arrival_ms)).map(|(at, _)| at));
+        }
+        owed
     }
 
     /// A step begins, and the engine is this fast.
-    pub(crate) fn forecast_at(&mut self, speed: Speed) {
+    pub(crate) fn forecast_at(&mut self, speed: Speed, now_ms: f64) {
+        let passed_ms = now_ms - std::mem::replace(&mut self.given_ms, now_ms);
+        let kept = if self.given.is_empty() { 1.0 } else { 0.5f64.powf(passed_ms.max(0.0) / HALF_LIFE_MS) };
+        self.given.iter_mut().for_each(|given| *given *= kept);
         self.speed = speed;
         self.forecast.refresh();
     }

@@ -319,7 +319,8 @@ impl DispatchPolicy for Balanced {
         self.waiting(step, batch, &mut load);
         // `as` saturates.
         let decodes = load.decodes.saturating_mul(decode_tokens(step));
-        let prompt_tokens = step.has_step_time().then(|| self.pace.prompt_tokens(&load, step.prefill_token_ms));
+        let prompt_tokens =
+            step.has_step_time().then(|| self.pace.prompt_tokens(&load, step.prefill_token_ms, tpot_ms));
         self.token_budget = prompt_tokens.map(|tokens| (decodes as f32 + tokens) as u32);
         let most = step.token_budget.saturating_sub(decodes) as f32;
         self.part = prompt_tokens.and_then(|tokens| Part::of(tokens.min(most), running, &load));

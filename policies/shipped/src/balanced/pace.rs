@@ -17,6 +17,8 @@ const LEAST_STRETCH_SHUT_OUT: f32 = 1.1;
 const LEAST_TOKENS: f32 = 128.0;
 /// The longest step with prompts is so many times the TPOT budget: the budget is a mean over steps, most of which carry none.
 const TPOT_BUDGETS: f32 = 1.75;
+/// With a service level, this part of what it allows, so that many such steps in a row keep it too.
+const OF_PROMISED_TPOT: f32 = 0.7;
 /// Or so many times what its decodes alone take, where that is longer: prompts of an engine that cannot meet the budget at all
 /// would not keep up, and its seats stay empty.
 const LONGEST_STRETCH: f32 = 1.4;
@@ -109,8 +111,9 @@ impl Pace {
         Self { gaps, long_gaps, ..self }
     }
 
-    /// Prompt tokens of the step, when each takes `token_ms`.
-    pub(crate) fn prompt_tokens(&mut self, load: &Load, token_ms: f32) -> f32 {
+    /// Prompt tokens of the step, when each takes `token_ms`. `promised_tpot_ms` is the shortest that a service level allows;
+    /// infinite without any.
+    pub(crate) fn prompt_tokens(&mut self, load: &Load, token_ms: f32, promised_tpot_ms: f32) -> f32 {
         let work_ms = load.prompt_tokens * token_ms;
         let alone_ms = load.decode_only_ms;
         let is_shut_out = load.shut_out > 0.0;
@@ -120,7 +123,9 @@ impl Pace {
         let by_number = weight / (weight + load.decodes as f32).max(1.0) * (1.0 - load.shut_out);
         let share = for_time.max(by_number).min(MOST);
         let stretch = if is_shut_out { LEAST_STRETCH_SHUT_OUT } else { LEAST_STRETCH };
-        let longest_ms = self.longest_ms.max(LONGEST_STRETCH * alone_ms);
+        let is_promised = promised_tpot_ms < f32::INFINITY;
+        let longest_ms = if is_promised { OF_PROMISED_TPOT * promised_tpot_ms } else { self.longest_ms };
+        let longest_ms = longest_ms.max(LONGEST_STRETCH * alone_ms);
         let mut step_ms = (alone_ms / (1.0 - share)).max(stretch * alone_ms).min(longest_ms);
         self.gaps += (load.answers - self.gaps) / RARE_OF_STEPS;
         let whole_ms = alone_ms + work_ms;
