@@ -178,7 +178,7 @@ impl Advice {
         }
         out += &aligned(&rows, 2);
         if !self.loads.is_empty() {
-            out += "\n\nWhat can be promised to 95 of 100 requests: ttfo_ms beside these allowances, tpot_ms\n";
+            out += "\n\nWhat 95 of 100 requests need: ttfo_ms beside these allowances, tpot_ms (each alone)\n";
             let mut rows = vec![["requests/s", STOCK, MERIDIAN].map(str::to_owned).to_vec()];
             for Promise { rate, needs } in &self.loads {
                 let shown = |name: &str| {
@@ -223,10 +223,13 @@ impl Advice {
             needed_ttfo_ms = needed_ttfo_ms.max(up(*ttfo_ms));
             needed_tpot_ms = needed_tpot_ms.max(up(*tpot_ms));
         }
+        let waits = f64::from(meridian_core::config::ServiceLevel::default().longest_wait_ms);
+        let longest =
+            if needed_ttfo_ms > waits { format!("longest_wait_ms = {needed_ttfo_ms:.1}\n") } else { String::new() };
         format!(
             "[service_levels.default]\nttfo_ms = {needed_ttfo_ms:.1}\nprompt_ms_per_token = {prompt_ms:.3}\n\
              think_ms_per_token = {think_ms:.3}\ntpot_ms = {needed_tpot_ms:.1}\nlate = \"last\"  # or \"refuse\": HTTP 503\n\
-             default = true\n"
+             {longest}default = true\n"
         )
     }
 }

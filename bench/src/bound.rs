@@ -5,6 +5,8 @@
 //! taking requests in order of their work, the least first, each as far as it fits beside those before it: what fits together is
 //! a polymatroid, because windows of time are intervals (Edmonds, "Submodular functions, matroids, and certain polyhedra", 1970).
 //!
+//! Requests whose prompts share anything, or that follow each other, have no bound: what they share is computed once.
+//!
 //! The work is what the request adds to the steps of the engine at least: its operations, the KV that it reads, and its share of
 //! reading the weights, which a step does once. That share is least with every seat taken, or with all KV memory taken. How much
 //! of a step is said to be weights and how much operations is free, as the longer of the two counts; each choice gives a bound,
@@ -21,10 +23,22 @@ const BLOCK: usize = 16;
 /// Parts that are tried.
 const PARTS: [f64; 3] = [0.0, 0.5, 1.0];
 
-/// The most of these requests that any scheduler could serve within the service levels, as a share of them; 1 without any.
-/// They are sorted by arrival.
+/// The most of these requests that any scheduler could serve within the service levels without cutting thoughts, as a share of
+/// those that fit into KV memory; 1 without any. `None` where prompts share prefixes.
 #[must_use]
-pub fn most_in_time(engine: &EngineConfig, requests: &[TraceRequest], slo: &Slo) -> f64 {
+pub fn most_in_time(engine: &EngineConfig, mut requests: Vec<TraceRequest>, slo: &Slo) -> Option<f64> {
+    if requests.iter().any(|request| request.prefix != Prefix::None) {
+        return None;
+    }
+    // The simulator refuses the others, and measures nothing of them.
+    let most = u64::from(engine.kv_blocks - 1) * u64::from(engine.block_tokens);
+    let tokens = |request: &TraceRequest| {
+        let marker = u32::from(request.think_tokens > 0);
+        let all = [request.prompt_tokens.max(1), request.think_tokens, marker, request.output_tokens.max(1)];
+        all.into_iter().map(u64::from).sum::<u64>()
+    };
+    requests.retain(|request| tokens(request) <= most);
+    let requests = requests.as_slice();
     let mut least = 1.0f64;
     for weights in PARTS {
         for seats in if weights > 0.0 { &PARTS[..] } else { &PARTS[..1] } {
@@ -32,7 +46,7 @@ pub fn most_in_time(engine: &EngineConfig, requests: &[TraceRequest], slo: &Slo)
             least = least.min(share(engine, requests, slo, parts));
         }
     }
-    least
+    Some(least)
 }
 
 /// How a step is divided.
@@ -75,13 +89,13 @@ fn share(engine: &EngineConfig, requests: &[TraceRequest], slo: &Slo, parts: Par
 fn job(engine: &EngineConfig, request: &TraceRequest, slo: &Slo, parts: Parts) -> Option<Job> {
     let step = &engine.step;
     let (prompt, think, output) = (request.prompt_tokens.max(1), request.think_tokens, request.output_tokens.max(1));
-    // What a cache may have need not be computed.
-    let computed = if request.prefix == Prefix::None { prompt } else { 1 };
     let before_answer = think + u32::from(think > 0);
+    // Steps that are faster than the model says.
+    let fastest = engine.jitter.iter().fold(1.0f64, |least, factor| least.min(f64::from(*factor)));
     let chunk = engine.max_num_batched_tokens;
     let alone_ms = step.alone_ms(prompt, before_answer + 1, chunk);
     let due_ms = if slo.alone > 0.0 { slo.alone * alone_ms } else { slo.due_ms(prompt, before_answer) };
-    if request.prefix == Prefix::None && alone_ms > due_ms {
+    if alone_ms * fastest > due_ms {
         return None;
     }
     let decodes = f64::from(before_answer + output - 1);
@@ -95,13 +109,13 @@ fn job(engine: &EngineConfig, request: &TraceRequest, slo: &Slo, parts: Parts) -
         + operations_ms
         + host_request_ms
         + step.kv_token_ms * mean_context;
-    let pairs = if computed > 1 { f64::from(computed) * (f64::from(computed) + 1.0) / 2.0 } else { 0.0 };
-    let prompt_ms = operations_ms * f64::from(computed) + step.attention_ms * pairs;
+    let pairs = if prompt > 1 { f64::from(prompt) * (f64::from(prompt) + 1.0) / 2.0 } else { 0.0 };
+    let prompt_ms = operations_ms * f64::from(prompt) + step.attention_ms * pairs;
     let arrival_ms = request.arrival_s * 1e3;
     Some(Job {
         arrival_ms,
         ends_ms: arrival_ms + due_ms + slo.tpot_ms * f64::from(output - 1),
-        work_ms: prompt_ms + decodes * decode_ms,
+        work_ms: fastest * (prompt_ms + decodes * decode_ms),
     })
 }
 
@@ -176,8 +190,8 @@ mod tests {
     #[test]
     fn few_requests_are_all_in_time() {
         let requests: Vec<_> = (0..50).map(|i| request(f64::from(i), 100, 20)).collect();
-        assert_eq!(most_in_time(&engine(), &requests, &Slo::default()), 1.0);
-        assert_eq!(most_in_time(&engine(), &[], &Slo::default()), 1.0);
+        assert_eq!(most_in_time(&engine(), requests, &Slo::default()), Some(1.0));
+        assert_eq!(most_in_time(&engine(), Vec::new(), &Slo::default()), Some(1.0));
     }
 
     #[test]
@@ -185,16 +199,16 @@ mod tests {
         // Ten at a time take a step of 10 ms for each token: 101 steps, and they must end within 5 s and 100 gaps of 50 ms.
         let requests: Vec<_> = (0..2000).map(|_| request(0.0, 1, 101)).collect();
         let slo = Slo { prompt_ms: 0.0, ..Slo::default() };
-        let bound = most_in_time(&engine(), &requests, &slo);
+        let bound = most_in_time(&engine(), requests, &slo).expect("no prefixes");
         let expected = 10.0 * (10_000.0 / 1000.0) / 2000.0;
         assert!((bound / expected - 1.0).abs() < 0.02, "{bound}, expected {expected}");
     }
 
     #[test]
     fn a_request_that_is_late_even_alone_is_none_that_could_be_in_time() {
-        let requests = [request(0.0, 100_000, 2), request(0.0, 10, 2)];
+        let requests = vec![request(0.0, 100_000, 2), request(0.0, 10, 2)];
         let slo = Slo { prompt_ms: 0.0, ..Slo::default() };
-        assert_eq!(most_in_time(&engine(), &requests, &slo), 0.5);
+        assert_eq!(most_in_time(&engine(), requests, &slo), Some(0.5));
     }
 
     #[test]
@@ -203,7 +217,7 @@ mod tests {
         let after = (0..100).map(|i| request(100.0 + f64::from(i), 1000, 2));
         let requests: Vec<_> = burst.chain(after).collect();
         let slo = Slo { prompt_ms: 0.0, ..Slo::default() };
-        let bound = most_in_time(&engine(), &requests, &slo);
+        let bound = most_in_time(&engine(), requests, &slo).expect("no prefixes");
         // 500 cheap ones need the whole of 5 s; windows are whole slots.
         assert!((600.0 / 1100.0..610.0 / 1100.0).contains(&bound), "{bound}");
     }
@@ -217,7 +231,8 @@ mod tests {
         let levels = "[model]\nstrips_reasoning = true\n[service_levels.a]\ndefault = true";
         let config = meridian_core::MeridianConfig::from_toml(levels).expect("valid");
         let stages = vec![Stage::flat(0.6, 60.0), Stage::flat(2.5, 60.0), Stage::flat(0.6, 120.0)];
-        let workload = Box::new(Workload::named("reasoning-chat").expect("a workload"));
+        let workload = Workload::from_toml("preset = 'reasoning-chat'\nsessions.share = 0.0").expect("a workload");
+        let workload = Box::new(workload);
         let input = Input::Generated { name: "t".into(), workload, requests: 1 };
         for rate in [2.0, 6.0] {
             let policies = ["srpt", "edf", "balanced"].map(|name| name.parse().expect("a policy")).to_vec();

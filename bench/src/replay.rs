@@ -494,7 +494,7 @@ fn arrivals<'a>(
 }
 
 /// The most requests of the first load that any scheduler could serve within the service levels, as a share of them, with the
-/// first seed: see [`most_in_time`]. `None` for sessions.
+/// first seed: see [`most_in_time`]. `None` for sessions and where prompts share prefixes.
 ///
 /// # Errors
 /// Nothing to replay.
@@ -507,7 +507,7 @@ pub fn bound(options: &Options, input: &Input) -> anyhow::Result<Option<f64>> {
     };
     let play = Play { rate, own_rate, seed: options.seeds.first().copied().unwrap_or(AS_IT_IS) };
     let requests: Option<Vec<TraceRequest>> = arrivals(options, input, &play)?.map(Iterator::collect);
-    Ok(requests.map(|requests| most_in_time(&options.engine, &requests, &options.slo)))
+    Ok(requests.and_then(|requests| most_in_time(&options.engine, requests, &options.slo)))
 }
 
 /// The bodies of requests without a prefix change places; arrivals stay.

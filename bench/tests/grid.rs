@@ -7,6 +7,7 @@ mod step;
 
 use meridian_bench::grid::{Axes, Grid, Kept, OPPONENTS, STOCK};
 use meridian_bench::load::{Course, Stage};
+use meridian_bench::metrics::HOLDS;
 use meridian_bench::replay::{Input, Options, Rate, replay};
 use meridian_bench::results::Slo;
 use meridian_bench::sim::EngineConfig;
@@ -78,7 +79,7 @@ fn a_grid_that_was_interrupted_gives_the_same_bytes() {
 
 #[test]
 fn a_steady_run_measures_twenty_lives_at_the_rate_it_is_given() {
-    let found = capacity(&options(), &input()).unwrap().unwrap();
+    let found = capacity(&options(), &input(), HOLDS).unwrap().unwrap();
     let at = steady(&options(), &input(), found.rate / 2.0, RESIDENCES, 0.0).unwrap();
     assert!(at.converged);
     let of = |key: &str| at.run.metrics[key];
@@ -94,7 +95,7 @@ fn a_steady_run_measures_twenty_lives_at_the_rate_it_is_given() {
 
 #[test]
 fn a_bounded_queue_turns_requests_away_and_they_count_as_missed() {
-    let rate = 2.0 * capacity(&options(), &input()).unwrap().unwrap().rate;
+    let rate = 2.0 * capacity(&options(), &input(), HOLDS).unwrap().unwrap().rate;
     let day = Course::day(vec![Stage::flat(0.3, 20.0), Stage::flat(1.5, 20.0), Stage::flat(0.3, 40.0)]);
     let run = |most: u32| {
         let engine = EngineConfig { max_num_queued_reqs: most, ..engine() };

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 from checks.areas.measure import DEFAULT, ENGINES, SINGLE, STOCK, TRACE_FILES, left_out, meridian_grid, ratio
-from checks.figures import Figure, Part, ranged
+from checks.figures import Figure, Part, over_pairs, ranged
 from checks.run import TRACES, meridian, say
 
 # The budget policy that ends thinking as the queue grows, with entropies like recorded ones.
@@ -48,6 +50,42 @@ def capacity(_: int) -> Iterator[Figure]:
         yield ranged(
             f"capacity at attainment 0.95 over {against}, Azure's conversations", over[against], "ratio", least
         )
+
+
+RUNNING, WAITING, STEPS = 256, 4096, 400
+
+
+def cost(pairs: int) -> Iterator[Figure]:
+    """Planning a step with a level over the same without, step by step in turn."""
+    from meridian import MeridianConfig, PolicyEngine
+
+    def engine(**levels: Any) -> tuple[PolicyEngine, list[str], list[str]]:
+        config = MeridianConfig(service_levels=levels)
+        made = PolicyEngine(config, think_start=[7], think_end=[8])
+        names = [str(i) for i in range(RUNNING + WAITING)]
+        for i, name in enumerate(names):
+            made.add(name, prompt=[1] * (50 + i % 400) + [7], max_tokens=4000)
+        return made, names[:RUNNING], names[RUNNING:]
+
+    def step(of: tuple[PolicyEngine, list[str], list[str]], at: int) -> int:
+        made, running, waiting = of
+        began = time.perf_counter_ns()
+        made.plan(
+            running, waiting, token_budget=8192, free_seats=8, now_ms=20.0 * at, free_blocks=10_000, total_blocks=60_000
+        )
+        took = time.perf_counter_ns() - began
+        made.scheduled(dict.fromkeys(running, 1 if at > 0 else 8))
+        made.generated({name: [1] for name in running})
+        return took
+
+    ratios = []
+    for _ in range(pairs):
+        plain, promised = engine(), engine(level={"default": True})
+        times = [(step(plain, at), step(promised, at)) for at in range(STEPS)]
+        ratios.append(median(with_level for _, with_level in times) / median(without for without, _ in times))
+    yield over_pairs(
+        f"own time with a level, {RUNNING} running, {WAITING} waiting, over without", ratios, "ratio", "<= 1.1"
+    )
 
 
 def promised(name: str, flag: str, prefix: str) -> Iterator[Figure]:
@@ -110,4 +148,4 @@ def say_days(days: list[dict[str, Any]], names: tuple[str, ...]) -> None:
         say(f"  {cell['engine']}, {cell['traffic']}, {cell['load']}: {', '.join(of)}")
 
 
-PARTS: dict[str, Part] = {"grid": grid, "refuse": refuse, "capacity": capacity}
+PARTS: dict[str, Part] = {"grid": grid, "refuse": refuse, "capacity": capacity, "cost": cost}

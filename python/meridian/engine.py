@@ -181,7 +181,7 @@ class ThinkingRequest:
     slack_ms: float = math.inf
     """Milliseconds until the client's deadline, negative after it; infinite without a deadline."""
     level_slack_ms: float = math.inf
-    """Milliseconds left for more thinking if its service level is to be kept; infinite where that is no matter."""
+    """Milliseconds left for more thinking if its service level is to be kept; infinite where it does not matter."""
     priority: int = 0
     tenant: int = 0
     is_probed: bool = False

@@ -322,16 +322,13 @@ impl Engine {
         let sees_waiting = seats > 0 || self.preempts_for_waiting;
         let gathers = sees_waiting && self.driver.promises();
         if gathers {
-            self.queues.gather();
+            self.queues.gather(seats);
         }
         let Queues { running, waiting, .. } = &mut self.queues;
         let window = if sees_waiting { waiting.len().min(WAITING_WINDOW) } else { 0 };
         let waiting = &waiting.make_contiguous()[..window];
         let plan = self.driver.plan(&facts, running, waiting);
         self.queues.arrange(plan);
-        if gathers {
-            self.queues.part();
-        }
         let token_budget = plan.token_budget;
         for row_id in plan.refused.clone() {
             self.refuse(row_id, recorder);
@@ -342,6 +339,7 @@ impl Engine {
     /// A request that waits ends unserved.
     fn refuse(&mut self, row_id: RowId, recorder: &mut Collector) {
         let Some(live) = self.live[row_id.index()].take() else { return };
+        self.pulled.extend(live.moves.kept);
         recorder.turned_away(live.facts.batch, live.facts.arrival_ms);
         if let Some(probes) = &mut self.probes {
             probes.finished(live.think_key);

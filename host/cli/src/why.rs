@@ -144,7 +144,7 @@ fn rule_text(rule: Rule, own: &str, other: &str) -> String {
         Rule::Priority => "its priority is more urgent".into(),
         Rule::Key => format!("the policy gave it key {other}, and this request {own}"),
         Rule::Cap => "the policy left this request out of the step".into(),
-        Rule::Rescue => "it had been put off for longer than max_defer_ms".into(),
+        Rule::Rescue => "it had been put off for too long, or its service level was owed its least share".into(),
         Rule::Level => "its service level could still be kept, and that of this request could not".into(),
     }
 }

@@ -194,9 +194,8 @@ impl Planner {
     /// Fill `refused` of the plan that is made next. With nothing that runs, nobody is refused: to serve them makes no other
     /// request late.
     pub(crate) fn refuse(&mut self, table: &mut RequestTable, now_ms: f64, running: usize) {
-        self.plan.refused.clear();
-        if running > 0 {
-            table.refuse(now_ms, &mut self.plan.refused);
+        if running > 0 || !self.plan.refused.is_empty() {
+            table.refuse(now_ms, running > 0, &mut self.plan.refused);
         }
     }
 

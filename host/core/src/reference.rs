@@ -40,6 +40,8 @@ pub struct Queues {
     /// Caps of the step by position in the table, `u32::MAX` for none.
     caps: Vec<u32>,
     capped: Vec<RowId>,
+    /// Free seats of the step, where the newest who wait are behind the oldest.
+    gathered: Option<usize>,
     reordered: Vec<RowId>,
     /// Running requests that give way to waiting ones in the step.
     preempted_for_waiting: Vec<RowId>,
@@ -198,20 +200,28 @@ impl Queues {
         self.serve(plan.token_budget, max_running, step)
     }
 
-    /// Put the newest waiting requests behind the oldest ones, so that both are among the [`WAITING_WINDOW`] that a plan sees:
-    /// where the late go last, those who can be in time are the newest. After [`Queues::arrange`], [`Queues::part`] follows.
-    pub fn gather(&mut self) {
+    /// Put the newest waiting requests behind the oldest ones, so that both are among the [`WAITING_WINDOW`] that the plan of
+    /// this step sees: where the late go last, those who can be in time are the newest. [`Queues::arrange`] puts those of them
+    /// back that cannot be admitted to `free_seats`.
+    pub fn gather(&mut self, free_seats: usize) {
         if self.waiting.len() > WAITING_WINDOW {
-            let half = WAITING_WINDOW / 2;
-            self.waiting.make_contiguous()[half..].rotate_right(half);
+            self.waiting.make_contiguous()[WAITING_WINDOW / 2..].rotate_right(WAITING_WINDOW / 2);
+            self.gathered = Some(free_seats);
         }
     }
 
-    /// Put the second half of what a plan has seen behind all others.
-    pub fn part(&mut self) {
-        if self.waiting.len() > WAITING_WINDOW {
-            let half = WAITING_WINDOW / 2;
-            self.waiting.make_contiguous()[half..].rotate_left(half);
+    /// The window in the order of the plan: who may be admitted, then the oldest; the newest go behind all others again.
+    fn spread(&mut self, order: &[u32], free_seats: usize) {
+        let window: Vec<RowId> = self.waiting.drain(..WAITING_WINDOW).collect();
+        let order: Vec<usize> = match order {
+            [] => (0..window.len()).collect(),
+            order => order.iter().map(|from| *from as usize).collect(),
+        };
+        let (first, rest) = order.split_at(free_seats.min(order.len()));
+        let is_old = |from: &&usize| **from < WAITING_WINDOW / 2;
+        self.waiting.extend(rest.iter().filter(|from| !is_old(from)).map(|from| window[*from]));
+        for from in rest.iter().rev().filter(is_old).chain(first.iter().rev()) {
+            self.waiting.push_front(window[*from]);
         }
     }
 
@@ -221,7 +231,9 @@ impl Queues {
         self.lift_caps();
         reorder(&mut self.running, &plan.running_order, &mut self.reordered);
         let window = plan.waiting_order.len();
-        if window > 0 {
+        if let Some(free_seats) = self.gathered.take() {
+            self.spread(&plan.waiting_order, free_seats);
+        } else if window > 0 {
             reorder(&mut self.waiting.make_contiguous()[..window], &plan.waiting_order, &mut self.reordered);
         }
         if !plan.refused.is_empty() {

@@ -122,6 +122,7 @@ const RANGES: &[(&str, &[&str], &[&str], &str)] = &[
     ("service_levels.NAME.prompt_ms_per_token", &["0", "1e30"], &["-0.1"], "must be at least 0"),
     ("service_levels.NAME.think_ms_per_token", &["0", "1e30"], &["-0.1"], "must be at least 0"),
     ("service_levels.NAME.tpot_ms", &["0.001", "1e30"], &["0"], "must be above 0"),
+    ("service_levels.NAME.least_share", &["0", "1"], &["-0.1", "1.1"], "must be in [0, 1]"),
     ("service_levels.NAME.weight", &["0.001", "1000"], &["0", "1000.1"], "must be in (0, 1000]"),
     (
         "service_levels.NAME.late",

@@ -3,7 +3,7 @@
 use meridian_core::config::ServiceLevels;
 use meridian_core::slot::{DispatchSlot, EvictionSlot};
 use meridian_core::{
-    Column, Decision, EngineFacts, EngineMirror, Markers, Memory, MeridianConfig, MeridianScheduler, NewRequest,
+    Column, Decision, EngineFacts, EngineMirror, Markers, Memory, MeridianConfig, MeridianScheduler, NewRequest, Plan,
     Planner, Queues, RequestTable, RowId, SchedulerConfig, State, Subject, TableStep, WAITING_WINDOW, columns, native,
 };
 use proptest::prelude::*;
@@ -185,8 +185,8 @@ fn who_is_late_is_preempted_first() {
 
 #[test]
 fn who_cannot_be_in_time_is_refused_before_it_is_admitted_while_others_run() {
-    let text = "[service_levels.a]\nttfo_ms = 100\nlate = 'refuse'\ntenants = ['a']
-        [service_levels.b]\nttfo_ms = 100\ndefault = true";
+    let text = "[service_levels.a]\nttfo_ms = 100\nthink_ms_per_token = 0\nlate = 'refuse'\ntenants = ['a']
+        [service_levels.b]\nttfo_ms = 100\nthink_ms_per_token = 0\ndefault = true";
     let config = SchedulerConfig::default();
     let slot = DispatchSlot::new(native::default_policy(config.targets()), config.targets());
     let mut scheduler = MeridianScheduler::for_engine(slot, Markers::default(), &config, 16);
@@ -224,7 +224,8 @@ fn a_step_looks_at_a_part_of_those_who_wait_and_at_all_in_turn() {
     let config = SchedulerConfig::default();
     let slot = DispatchSlot::new(native::default_policy(config.targets()), config.targets());
     let mut scheduler = MeridianScheduler::for_engine(slot, Markers::default(), &config, 16);
-    scheduler.promise(&levels("[service_levels.a]\nttfo_ms = 100\nlate = 'refuse'\ndefault = true"));
+    scheduler
+        .promise(&levels("[service_levels.a]\nttfo_ms = 100\nthink_ms_per_token = 0\nlate = 'refuse'\ndefault = true"));
     let mut add = || scheduler.mirror().table.insert(&NewRequest::default()).expect("finite times");
     let running = add();
     let mut waiting: Vec<RowId> = std::iter::repeat_with(add).take(1000).collect();
@@ -232,7 +233,9 @@ fn a_step_looks_at_a_part_of_those_who_wait_and_at_all_in_turn() {
     let mut steps = 0;
     while !waiting.is_empty() {
         let facts = EngineFacts { now_ms: 1e4, token_budget: 64, decode_tokens: 1, ..EngineFacts::default() };
-        for row in scheduler.plan(&facts, &[running], &waiting).refused.clone() {
+        let refused = scheduler.plan(&facts, &[running], &waiting).refused.clone();
+        assert!(refused.len() <= 256, "{}", refused.len());
+        for row in refused {
             scheduler.mirror().table.remove(row);
             waiting.retain(|other| *other != row);
         }
@@ -290,10 +293,20 @@ fn a_window_has_the_oldest_and_the_newest_who_wait() {
     let rows: Vec<RowId> = std::iter::repeat_with(&mut add).take(WAITING_WINDOW + 1000).collect();
     let mut queues = Queues::default();
     queues.waiting.extend(&rows);
-    queues.gather();
+    queues.gather(3);
     let half = WAITING_WINDOW / 2;
     let seen: Vec<RowId> = queues.waiting.iter().take(WAITING_WINDOW).copied().collect();
     assert_eq!(seen, [&rows[..half], &rows[rows.len() - half..]].concat());
-    queues.part();
-    assert_eq!(queues.waiting, rows);
+    let mut kept = queues.clone();
+    kept.arrange(&Plan::default());
+    assert_eq!(kept.waiting, rows);
+    // The newest first: those who may be admitted pass the oldest, who stay before all others.
+    let waiting_order = (0..WAITING_WINDOW as u32).rev().collect();
+    queues.arrange(&Plan { waiting_order, ..Plan::default() });
+    let mut sorted: Vec<RowId> = queues.waiting.iter().copied().collect();
+    assert_eq!(sorted[..3], [rows[rows.len() - 1], rows[rows.len() - 2], rows[rows.len() - 3]]);
+    assert_eq!(sorted[3..3 + half], rows[..half].iter().rev().copied().collect::<Vec<_>>());
+    assert_eq!(sorted[3 + half..3 + half + 1000], rows[half..half + 1000]);
+    sorted.sort();
+    assert_eq!(sorted, rows, "nobody is lost");
 }

@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 # The `stop_reason` of a refused request.
 REFUSED = "meridian_refused"
 _PATHS = ("/v1/chat/completions", "/v1/completions")
-# First tokens that the rate of serving is measured by, and the bounds of `Retry-After`, seconds.
+# Answers that the rate of serving is measured by, at most and how recent, and the bounds of `Retry-After`, seconds.
 _KEPT = 64
+_RECENT_S = 60.0
 _SOONEST, _LATEST = 1, 600
 _BODY = json.dumps(
     {
         "error": {
-            "message": "The service level of this request cannot be kept at present. Please try again later.",
+            "message": "The engine ended this request before its first token. Please try again later.",
             "type": "ServiceUnavailableError",
             "param": None,
             "code": 503,
@@ -46,7 +47,7 @@ class RefusalMiddleware:
     def __init__(self, app: App, clock: Callable[[], float] = time.monotonic) -> None:
         self._app = app
         self._clock = clock
-        # Requests before their first token, and the times of the latest first tokens.
+        # Requests before their first token (without `stream`: their answer), and the times of the latest of these.
         self._waiting = 0
         self._served: deque[float] = deque(maxlen=_KEPT)
 
@@ -62,12 +63,14 @@ class RefusalMiddleware:
             if not held.is_decided:
                 self._waiting -= 1
 
-    def _retry_after(self, is_refused: bool) -> int:
+    def _retry_after(self, is_served: bool) -> int:
         """A request is decided. Seconds until as many requests are served as wait now."""
         now = self._clock()
         waiting = self._waiting
         self._waiting -= 1
-        if not is_refused:
+        while self._served and now - self._served[0] > _RECENT_S:
+            self._served.popleft()
+        if is_served:
             self._served.append(now)
         if not self._served or now <= self._served[0]:
             return _SOONEST
@@ -98,26 +101,28 @@ class _Held:
             headers = {name.lower(): value for name, value in message.get("headers", ())}
             self._streams = headers.get(b"content-type", b"").startswith(b"text/event-stream")
             if message["status"] != 200:
-                await self._decide(False)
+                await self._decide(False, is_served=False)
         elif message["type"] == "http.response.body":
             self._body += message.get("body", b"")
             is_last = not message.get("more_body", False)
             is_refused = _of_stream(self._body, is_last) if self._streams else _of_answer(self._body, is_last)
             if is_refused is not None:
-                await self._decide(is_refused)
+                await self._decide(is_refused, is_served=not is_refused)
 
-    async def _decide(self, is_refused: bool) -> None:
+    async def _decide(self, is_refused: bool, *, is_served: bool) -> None:
         self.is_decided, self._is_refused = True, is_refused
-        retry_after = self._decided(is_refused)
+        retry_after = self._decided(is_served)
         held, self._held, self._body = self._held, [], b""
         if is_refused:
-            headers = {
+            own = {
                 b"content-type": b"application/json",
                 b"content-length": str(len(_BODY)).encode(),
                 b"retry-after": str(retry_after).encode(),
             }
+            # Others are those of the middleware inside this one.
+            others = [(name, value) for name, value in held[0].get("headers", ()) if name.lower() not in own]
             held = [
-                {"type": "http.response.start", "status": 503, "headers": list(headers.items())},
+                {"type": "http.response.start", "status": 503, "headers": [*others, *own.items()]},
                 {"type": "http.response.body", "body": _BODY},
             ]
         for message in held:

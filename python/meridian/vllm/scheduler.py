@@ -250,7 +250,13 @@ def attach_to(scheduler: Any, config: MeridianConfig) -> type:
 
 
 def detach_from(scheduler: Any, own: type) -> None:
-    """Take Meridian out of a scheduler between two steps; its class becomes `own`."""
+    """Take Meridian out of a scheduler between two steps; its class becomes `own`.
+
+    Raises:
+        RuntimeError: a step with refused requests is in flight; their clients have no answer yet.
+    """
+    if scheduler._meridian_refused:
+        raise RuntimeError("Meridian cannot leave before the refused requests are answered: run another step")
     _leave(scheduler, own, {name for name in scheduler.__dict__ if "_meridian" not in name})
 
 

@@ -82,39 +82,42 @@ class Step(State):
         queue = self.waiting
         waiting = len(queue) + len(getattr(self, self._meridian_admitted_first))
         # Waiting requests matter only if a seat is free or if they may preempt, and if anyone looks at them.
-        window, gathers = None, False
+        window, gathers, newest = None, False, set[int]()
         if queue and (free_seats > 0 or self._meridian_preempts_for_waiting):
             if not self._meridian_stands_aside or engine.is_watched:
                 gathers = self._meridian_promises and len(queue) > WAITING_WINDOW and isinstance(queue, deque)
                 if gathers:
                     _gather(queue)
                 window = list(islice(queue, WAITING_WINDOW))
+                newest = {id(request) for request in window[WAITING_WINDOW // 2 :]} if gathers else newest
         elif self._meridian_stands_aside and not waiting:
             # Only those that wait ask for a seat.
             free_seats = 0
         pool = self._meridian_block_pool
-        plan = engine.begin(
-            running,
-            window,
-            now_ms,
-            self.max_num_scheduled_tokens,
-            pool.free_block_queue.num_free_blocks,
-            pool.num_gpu_blocks,
-            max(free_seats, 0),
-            waiting,
-            self._meridian_decode_tokens,
-            self._meridian_stands_aside,
-            think is not None,
-        )
-        if plan is not None and plan.waiting_changed and window is not None:
-            _put_first(queue, window)
-        if gathers:
-            _part(queue)
+        try:
+            plan = engine.begin(
+                running,
+                window,
+                now_ms,
+                self.max_num_scheduled_tokens,
+                pool.free_block_queue.num_free_blocks,
+                pool.num_gpu_blocks,
+                max(free_seats, 0),
+                waiting,
+                self._meridian_decode_tokens,
+                self._meridian_stands_aside,
+                think is not None,
+            )
+        finally:
+            if gathers and window is not None:
+                _spread(queue, window, newest, max(free_seats, 0))
         if plan is None:
             return None
         if probes:
             # Last, so that vLLM preempts them first.
             self.running[:] = [*running, *probes]
+        if plan.waiting_changed and window is not None and not gathers:
+            _put_first(queue, window)
         if plan.preempted is not None:
             self._preempt_for_waiting(plan.preempted)
         if plan.refused is not None:
@@ -169,6 +172,8 @@ class Step(State):
 
     def _refuse(self, late: list[Request]) -> None:
         """End waiting requests of which vLLM has computed nothing; this step's outputs tell their clients."""
+        ended: list[str] = []
+        outputs: list[tuple[int, EngineCoreOutput]] = []
         for request in late:
             is_untouched = request.status == RequestStatus.WAITING and not request.num_computed_tokens
             if not is_untouched or request.num_output_tokens or request.sampling_params is None:
@@ -184,8 +189,11 @@ class Step(State):
                 events=request.take_events(),
                 trace_headers=request.trace_headers,
             )
-            self._meridian_refused = (*self._meridian_refused, (request.client_index, output))
-            self.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
+            ended.append(request.request_id)
+            outputs.append((request.client_index, output))
+        # All at once: each call goes through the whole queue.
+        self.finish_requests(ended, RequestStatus.FINISHED_ABORTED)
+        self._meridian_refused = (*self._meridian_refused, *outputs)
 
     def _free_seats(self) -> int:
         most = getattr(self, self._meridian_seats)
@@ -265,7 +273,7 @@ def _put_first(queue: RequestQueue, order: list[Request]) -> None:
 
 
 def _gather(queue: RequestQueue) -> None:
-    """Put the newest waiting requests behind the oldest, so that both are in the window; `_part` follows.
+    """Put the newest waiting requests behind the oldest, so that both are in the window; `_spread` follows.
 
     Where the late go last, those who can be in time are the newest.
     """
@@ -276,9 +284,12 @@ def _gather(queue: RequestQueue) -> None:
     waiting.extendleft(reversed(oldest))
 
 
-def _part(queue: RequestQueue) -> None:
-    """Put the second half of the window behind all other waiting requests."""
+def _spread(queue: RequestQueue, window: list[Request], newest: set[int], free_seats: int) -> None:
+    """Put the window into its planned order: who may be admitted, then the oldest; the newest go behind all again."""
     waiting = cast("deque[Request]", queue)
-    first = [waiting.popleft() for _ in range(WAITING_WINDOW // 2)]
-    waiting.extend([waiting.popleft() for _ in range(WAITING_WINDOW // 2)])
-    waiting.extendleft(reversed(first))
+    for _ in window:
+        waiting.popleft()
+    rest = window[free_seats:]
+    waiting.extend([request for request in rest if id(request) in newest])
+    waiting.extendleft(request for request in reversed(rest) if id(request) not in newest)
+    waiting.extendleft(reversed(window[:free_seats]))

@@ -79,8 +79,14 @@ def test_who_can_be_in_time_is_seen_behind_more_who_are_late_than_a_policy_sees(
 
 def test_a_window_of_both_ends_leaves_every_request_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step, "WAITING_WINDOW", 4)
-    queue: Any = deque(range(9))
+    requests: Any = [str(i) for i in range(9)]
+    queue: Any = deque(requests)
     step._gather(queue)
-    assert list(queue) == [0, 1, 7, 8, 2, 3, 4, 5, 6]
-    step._part(queue)
-    assert list(queue) == list(range(9))
+    assert "".join(queue) == "017823456"
+    window = list(queue)[:4]
+    newest = {id(request) for request in window[2:]}
+    step._spread(queue, window, newest, 1)
+    assert list(queue) == requests, "in the order of arrival where the plan changes nothing"
+    step._gather(queue)
+    step._spread(queue, window[::-1], newest, 1)
+    assert "".join(queue) == "810234567", "one may be admitted, the oldest stay in front, the newest behind"

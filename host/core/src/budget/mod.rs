@@ -44,7 +44,7 @@ pub struct BudgetCandidate {
     pub think_ms: f64,
     /// Milliseconds until the client's deadline, negative after it; infinite without a deadline.
     pub slack_ms: f64,
-    /// Milliseconds left for more thinking if its service level is to be kept; infinite where that is no matter.
+    /// Milliseconds left for more thinking if its service level is to be kept; infinite where it does not matter.
     pub level_slack_ms: f32,
     /// The client's priority.
     pub priority: i32,

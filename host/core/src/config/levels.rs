@@ -58,8 +58,9 @@ pub struct ServiceLevel {
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub longest_wait_ms: f32,
     /// Part of the engine's tokens that requests of this level get at least while any of them waits, whatever a policy says: the
-    /// host puts one that waits first while the level had less in the last seconds, as far as seats and KV memory allow. 0 for none.
-    #[schemars(range(min = 0, max = 1), extend("x-must-be" = "in 0..=1, at most 1 for all levels together"))]
+    /// host puts one that waits first while the level had less in the last seconds, as far as seats and KV memory allow. 0 for
+    /// none; at most 1 for all levels together.
+    #[schemars(range(min = 0, max = 1))]
     pub least_share: f32,
     /// Tenants whose requests have this level.
     #[schemars(extend("x-must-be" = "names, each in one level only"))]
@@ -118,7 +119,7 @@ pub(super) fn check_levels(levels: &ServiceLevels) -> Result<(), Error> {
     let (mut tenants, mut models) = (HashSet::new(), HashSet::new());
     let mut ranges: Vec<[i32; 2]> = Vec::new();
     let mut default = None;
-    let mut shares = 0.0;
+    let mut shares = 0.0f64;
     for (name, level) in levels {
         let table = joined("service_levels", name);
         let is_word = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
@@ -128,8 +129,9 @@ pub(super) fn check_levels(levels: &ServiceLevels) -> Result<(), Error> {
         check(format!("{table}.longest_wait_ms"), longest_wait_ms, longest_wait_ms >= ttfo_ms, || {
             format!("must be at least its ttfo_ms, {ttfo_ms}")
         })?;
-        shares += level.least_share;
-        check(format!("{table}.least_share"), level.least_share, shares <= 1.0, || {
+        shares += f64::from(level.least_share);
+        // Ten tenths are all.
+        check(format!("{table}.least_share"), level.least_share, shares <= 1.0 + 1e-6, || {
             "must be at most 1 for all levels together".into()
         })?;
         for (field, names, seen) in [("tenants", &level.tenants, &mut tenants), ("models", &level.models, &mut models)]

@@ -61,7 +61,9 @@ impl Planner {
         let key = |position: usize| self.keys.get(position).copied().filter(|key| key.is_finite());
         let left_out = self.could_defer.get(position).is_some_and(|(_, left_out)| *left_out);
         let is_late = |row_id: RowId| table.get(row_id).is_some_and(|row| table.level_slack_ms(row, now_ms) < 0.0);
-        let is_for_a_level = is_late(row_id) && self.could_defer.get(by).is_some_and(|(by, _)| !is_late(*by));
+        let has_level = |row_id: RowId| table.get(row_id).is_some_and(|row| row.level > 0);
+        let keeps_its_level = |(by, _): &(RowId, bool)| has_level(*by) && !is_late(*by);
+        let is_for_a_level = is_late(row_id) && self.could_defer.get(by).is_some_and(keeps_its_level);
         let rule = match self.rule(by) {
             Rule::Arrival | Rule::Key if is_for_a_level => Rule::Level,
             Rule::Arrival | Rule::Key if left_out => Rule::Cap,

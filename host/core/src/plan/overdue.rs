@@ -22,7 +22,7 @@ impl Planner {
     ) -> bool {
         self.pinned.clear();
         self.pinned.extend(waiting.iter().map(|row_id| {
-            let row = table.get(*row_id);
+            let row = table.get(*row_id).filter(|row| !row.is_refused);
             let overdue_ms = row.and_then(|row| table.overdue_ms(row, facts.now_ms, max_defer_ms));
             overdue_ms.map_or(0, |ms| ms.ceil() as u32)
         }));

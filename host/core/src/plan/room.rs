@@ -30,7 +30,9 @@ impl Planner {
         }
         let from = self.plan.waiting_order.first().map_or(0, |from| *from as usize);
         let Some(head_id) = waiting.get(from) else { return };
-        let Some(head) = table.get(*head_id).filter(|_| self.caps.get(running.len() + from) != Some(&0)) else {
+        let Some(head) =
+            table.get(*head_id).filter(|row| !row.is_refused && self.caps.get(running.len() + from) != Some(&0))
+        else {
             return;
         };
         if self.made_room_for == Some((*head_id, head.preemptions)) {

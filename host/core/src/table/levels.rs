@@ -77,9 +77,15 @@ impl RequestTable {
     }
 
     /// Write into `refused` which requests end now: they were never admitted, their level cannot be kept, and its late
-    /// requests are refused. The caller ends them. A step looks at a part of them, all take turns.
-    pub(crate) fn refuse(&mut self, now_ms: f64, refused: &mut Vec<RowId>) {
-        for _ in 0..self.refusable.len().min(LOOKED_AT) {
+    /// requests are refused. The caller ends them; those of the step before that it could not end are live again. A step looks
+    /// at a part of them, all take turns; where no others run, at none.
+    pub(crate) fn refuse(&mut self, now_ms: f64, others_run: bool, refused: &mut Vec<RowId>) {
+        for row_id in refused.drain(..) {
+            if let Some(row) = self.row_mut(row_id) {
+                row.is_refused = false;
+            }
+        }
+        for _ in 0..self.refusable.len().min(if others_run { LOOKED_AT } else { 0 }) {
             let Some(row_id) = self.refusable.pop_front() else { break };
             let Some(row) = self.get(row_id).filter(|row| row.state == State::Waiting) else { continue };
             if self.level(row).is_some_and(|level| self.true_slack_ms(level, row, now_ms) < 0.0) {
@@ -124,7 +130,7 @@ impl RequestTable {
         let mut owed: Vec<usize> = Vec::new();
         for number in (0..=u8::MAX).zip(&self.given).filter_map(is_short) {
             let rows = waiting.iter().enumerate().filter_map(|(at, row_id)| Some((at, self.get(*row_id)?)));
-            let of_level = rows.filter(|(_, row)| row.level == number);
+            let of_level = rows.filter(|(_, row)| row.level == number && !row.is_refused);
             owed.extend(of_level.min_by(|(_, a), (_, b)| a.arrival_ms.total_cmp(&b.arrival_ms)).map(|(at, _)| at));
         }
         owed

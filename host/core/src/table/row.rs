@@ -102,7 +102,7 @@ pub struct RequestState {
     /// Number of its service level; 0 for none.
     pub(crate) level: u8,
     /// The host has ended it because that level cannot be kept.
-    pub(super) is_refused: bool,
+    pub(crate) is_refused: bool,
     /// Where it stands in what it generates.
     pub(super) course: Course,
     pub(super) whole_prompt: bool,

@@ -302,8 +302,10 @@ impl DispatchPolicy for Balanced {
         };
         // The shortest that a request that runs is promised; one decode alone may take longer, which keeps nobody out.
         let mut tpot_ms = f32::INFINITY;
+        let mut has_no_level = false;
         for request in batch.iter().take(self.leading) {
             tpot_ms = if request.level_tpot_ms() < tpot_ms { request.level_tpot_ms() } else { tpot_ms };
+            has_no_level |= request.level_tpot_ms() == f32::INFINITY;
         }
         let alone_ms = step.fixed_ms + decode_tokens(step) as f32 * step.decode_token_ms;
         let is_promised = tpot_ms < f32::INFINITY;
@@ -320,7 +322,7 @@ impl DispatchPolicy for Balanced {
         // `as` saturates.
         let decodes = load.decodes.saturating_mul(decode_tokens(step));
         let prompt_tokens =
-            step.has_step_time().then(|| self.pace.prompt_tokens(&load, step.prefill_token_ms, tpot_ms));
+            step.has_step_time().then(|| self.pace.prompt_tokens(&load, step.prefill_token_ms, tpot_ms, has_no_level));
         self.token_budget = prompt_tokens.map(|tokens| (decodes as f32 + tokens) as u32);
         let most = step.token_budget.saturating_sub(decodes) as f32;
         self.part = prompt_tokens.and_then(|tokens| Part::of(tokens.min(most), running, &load));

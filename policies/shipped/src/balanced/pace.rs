@@ -112,8 +112,14 @@ impl Pace {
     }
 
     /// Prompt tokens of the step, when each takes `token_ms`. `promised_tpot_ms` is the shortest that a service level allows;
-    /// infinite without any.
-    pub(crate) fn prompt_tokens(&mut self, load: &Load, token_ms: f32, promised_tpot_ms: f32) -> f32 {
+    /// infinite without any. Where a request runs that has none, its steps are no longer than without levels.
+    pub(crate) fn prompt_tokens(
+        &mut self,
+        load: &Load,
+        token_ms: f32,
+        promised_tpot_ms: f32,
+        has_no_level: bool,
+    ) -> f32 {
         let work_ms = load.prompt_tokens * token_ms;
         let alone_ms = load.decode_only_ms;
         let is_shut_out = load.shut_out > 0.0;
@@ -124,7 +130,12 @@ impl Pace {
         let share = for_time.max(by_number).min(MOST);
         let stretch = if is_shut_out { LEAST_STRETCH_SHUT_OUT } else { LEAST_STRETCH };
         let is_promised = promised_tpot_ms < f32::INFINITY;
-        let longest_ms = if is_promised { OF_PROMISED_TPOT * promised_tpot_ms } else { self.longest_ms };
+        let promised_ms = OF_PROMISED_TPOT * promised_tpot_ms;
+        let longest_ms = match (is_promised, has_no_level) {
+            (false, _) => self.longest_ms,
+            (true, false) => promised_ms,
+            (true, true) => promised_ms.min(self.longest_ms),
+        };
         let longest_ms = longest_ms.max(LONGEST_STRETCH * alone_ms);
         let mut step_ms = (alone_ms / (1.0 - share)).max(stretch * alone_ms).min(longest_ms);
         self.gaps += (load.answers - self.gaps) / RARE_OF_STEPS;

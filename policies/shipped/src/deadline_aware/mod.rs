@@ -95,7 +95,7 @@ impl BudgetPolicy for DeadlineAware {
     }
 
     fn verdict(&self, load: &Load, request: &Request<'_, Self>) -> Verdict {
-        // The host keeps the minimum where a level is about to be missed.
+        // The host still enforces `min_think_tokens`.
         let slack_ms = f64::from(request.slack_ms().min(request.level_slack_ms()));
         if slack_ms < self.options.slack_ms {
             return Verdict::EndNow;
