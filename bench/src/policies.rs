@@ -422,6 +422,8 @@ impl Policies {
         let config = loader.config().clone();
         let mut asked = config.clone();
         asked.policy.dispatch.source.clone_from(&choice.dispatch.source);
+        // Stock vLLM knows no service levels.
+        asked.service_levels.clear();
         Ok(Self {
             // As in an engine with this configuration.
             is_stock: asked.asks_for_stock()

@@ -415,6 +415,23 @@ fn advice_says_what_can_be_promised_and_how_to_configure_it() {
 }
 
 #[test]
+fn a_promise_changes_nothing_of_stock_vllm() {
+    small_engine();
+    let args = ["replay", "--engine", "slow.toml", "--workload", "tiny.toml", "--requests", "2000", "--rate", "60"];
+    let of = |more: &[&str]| {
+        let results = json(&bench(&[&args[..], &["--policy", "balanced", "--json"], more].concat()));
+        [0, 1].map(|run: usize| results["runs"][run]["metrics"].clone())
+    };
+    let [stock, _] = of(&[]);
+    for late in ["--promise", "--promise=refuse"] {
+        let [beside, promised] = of(&[late]);
+        assert_eq!(stock, beside, "{late}");
+        assert!(promised["slo_attainment"].as_f64() > stock["slo_attainment"].as_f64(), "{late}");
+        assert_eq!(promised["turned_away"].as_f64().unwrap_or(0.0) > 0.0, late.ends_with("refuse"));
+    }
+}
+
+#[test]
 fn a_grid_holds_policies_against_every_opponent() {
     small_engine();
     let args = ["grid", "--engine", "small.toml", "--workload", "short.toml", "--loads", "0.95", "--bursts", "0.5"];
