@@ -137,6 +137,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory, policies: Path) -> Iterat
     token.chmod(0o600)
     toml = folder / "meridian.toml"
     toml.write_text(
+        "[service_levels.lax]\nttfo_ms = 600000.0\ntpot_ms = 60000.0\ndefault = true\n"
         f'[telemetry]\nprometheus = "127.0.0.1:{metrics}"\ntenants = 2\notlp_endpoint = "http://127.0.0.1:{traces}"\n'
         f'[admin]\nlisten = "127.0.0.1:0"\ntoken_file = "{token}"\n[policy]\nrecord_dir = "{folder / "recordings"}"\n'
         "[policy.dispatch]\nsource = 'native:balanced'\ndeadline_ms = 1000\n"
