@@ -30,7 +30,7 @@ pub struct Advice {
     pub own_rate: f64,
     /// The level that was asked for.
     pub slo: Slo,
-    /// Steady rates at which the level can be promised to 95 of 100 requests, in the order of [`Advice::NAMES`].
+    /// Steady rates at which the level can be promised to 95 of 100 requests: of stock vLLM first.
     pub capacities: Vec<Served>,
     /// What can be promised under steady loads.
     pub loads: Vec<Promise>,
@@ -74,9 +74,6 @@ pub const MERIDIAN: &str = "meridian";
 pub const REFUSING: &str = "meridian, late refused";
 
 impl Advice {
-    /// The schedulers of [`Advice::capacities`].
-    pub const NAMES: [&'static str; 3] = [STOCK, SINGLE, MERIDIAN];
-
     /// Advise for the engine and the level of `options`. `promised` are the same options with the level in their
     /// configuration, `refusing` with late requests refused; the baseline of both is the policy. `progress` is told which of
     /// how many parts begins.
