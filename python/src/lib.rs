@@ -114,6 +114,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<kv::BlockPool>()?;
     module.add_class::<rows::BudgetRows>()?;
     module.add_class::<rows::StepReport>()?;
+    module.add_class::<handles::StepPlan>()?;
     module.add_class::<thinking::Thinking>()?;
     module.add_class::<engine::Engine>()
 }

@@ -16,6 +16,7 @@ from typing import Any
 import meridian
 import pytest
 from harness import Engine, requests
+from meridian._native import StepPlan
 from meridian.vllm.bench.probe import SchedulerProbe
 from meridian.vllm.bench.request import TraceRequest
 
@@ -235,14 +236,9 @@ class Scripted:
 
     def begin(self, running: list[Any], waiting: list[Any] | None, *facts: Any) -> Any:
         budget, caps, waiting_changed = self._plan(running, waiting, facts)
-        return SimpleNamespace(
-            token_budget=budget,
-            caps=caps,
-            waiting_changed=waiting_changed,
-            preempted=None,
-            orders=None,
-            follows_thinking=False,
-        )
+        # A plan that asks for nothing, in every field that a native one has.
+        nothing = {name: None for name in vars(StepPlan) if not name.startswith("_")}
+        return SimpleNamespace(**nothing | {"token_budget": budget, "caps": caps, "waiting_changed": waiting_changed})
 
     def end(self, output: Any, now_ms: float, corrects: bool, taken: list[Any]) -> None:
         self.given.append(dict(output.num_scheduled_tokens))
