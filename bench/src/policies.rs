@@ -420,16 +420,15 @@ impl Policies {
             }
         };
         let config = loader.config().clone();
-        let mut asked = config.clone();
-        asked.policy.dispatch.source.clone_from(&choice.dispatch.source);
+        let mut stock = config.clone();
+        stock.policy.dispatch.source.clone_from(&choice.dispatch.source);
         // Stock vLLM knows no service levels.
-        asked.service_levels.clear();
+        stock.service_levels.clear();
+        // As in an engine with this configuration.
+        let is_stock =
+            stock.asks_for_stock() && choice.inject.is_none() && choice.eviction.is_none() && choice.budget.is_none();
         Ok(Self {
-            // As in an engine with this configuration.
-            is_stock: asked.asks_for_stock()
-                && choice.inject.is_none()
-                && choice.eviction.is_none()
-                && choice.budget.is_none(),
+            is_stock,
             evicts_dead_thinking: config.kv_memory.enabled && config.evicts_dead_thinking() == Some(true),
             dispatch: loader.slot(dispatch),
             eviction: loader.slot(eviction),
@@ -441,7 +440,7 @@ impl Policies {
                 Some(eviction_source.label),
                 choice.budget.as_ref().map(|source| source.label.clone()),
             ],
-            config,
+            config: if is_stock { stock } else { config },
         })
     }
 

@@ -29,8 +29,9 @@ fn run(dispatch: &str, requests_per_s: f64) -> Outcome {
 #[test]
 fn native_and_component_make_the_same_schedule() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/policies");
-    for policy in ["balanced", "output-first", "noop", "priority", "pascal", "srpt", "fair-share", "edf", "qoe", "mlfq"]
-    {
+    let policies =
+        ["balanced", "output-first", "noop", "priority", "pascal", "srpt", "fair-share", "edf", "qoe", "mlfq"];
+    for policy in policies.into_iter().chain(["qoserve", "scorpio", "jitserve"]) {
         let (native, component) =
             (run(policy, 4.0), run(&folder.join(format!("{policy}.wasm")).display().to_string(), 4.0));
         assert_eq!(native.digest, component.digest, "{policy}");

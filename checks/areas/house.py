@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -364,6 +365,27 @@ def decisions() -> Iterator[Figure]:
         yield Figure("recorded decisions that differ when replayed", different, "decisions", "<= 0")
 
 
+SIMULATED = ("--workload", "reasoning-chat", "--requests", "3000", "--rate", "2", "--policy", "balanced")
+
+
+def simulator(pairs: int) -> Iterator[Figure]:
+    """Steps that the simulator takes in a second of a processor, over the command of before, in turns."""
+    sides = {" before": command_of(needed()), "": MERIDIAN}
+    found: dict[str, list[float]] = {side: [] for side in sides}
+    for pair in range(pairs):
+        for side, command in list(sides.items())[:: 1 if pair % 2 else -1]:
+            say(f"  simulator: pair {pair + 1} of {pairs}{side}")
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            report = json.loads(output(command, "--json", "bench", "replay", *SIMULATED))
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            found[side].append(sum(run["metrics"]["steps"] for run in report["runs"]) / seconds)
+    for side, rates in found.items():
+        yield over_pairs(f"simulated steps a second{side}", rates, "steps/s")
+    ratios = [new / old for new, old in zip(found[""], found[" before"], strict=True)]
+    yield over_pairs("simulated steps a second, over before", ratios, "ratio", ">= 1.5")
+
+
 def replayed_recording(file: Path) -> dict[str, Any]:
     """The report of `meridian replay`, which fails when a decision differs."""
     done = subprocess.run((MERIDIAN, "--json", "replay", file), stdout=subprocess.PIPE, text=True)
@@ -382,4 +404,5 @@ PARTS = {
     "guest": guest,
     "wheel": lambda _: wheel(),
     "decisions": lambda _: decisions(),
+    "simulator": simulator,
 }

@@ -78,11 +78,7 @@ impl Engine {
     pub(super) fn new(number: usize, config: &EngineConfig, policies: Policies) -> Self {
         let Policies { dispatch, eviction, budget, belady, ends_thinking, is_stock, evicts_dead_thinking, .. } =
             policies;
-        let mut meridian = Probes::config(policies.config);
-        if is_stock {
-            // Stock vLLM refuses nobody.
-            meridian.service_levels.clear();
-        }
+        let meridian = Probes::config(policies.config);
         let markers = Markers::new(vec![vec![THINK_START]], vec![vec![THINK_END]], vec![])
             .expect("two markers of one token are valid");
         let manages_kv = !is_stock && meridian.kv_memory.enabled;

@@ -176,6 +176,7 @@ impl Comparison {
             baseline: self.contestants.first().map(|contestant| contestant.label.clone()).unwrap_or_default(),
             runs,
             given_up: Vec::new(),
+            most_in_time: None,
             notes,
         })
     }

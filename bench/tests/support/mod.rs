@@ -84,6 +84,7 @@ impl Made<'_> {
             baseline: self.policies[0].into(),
             runs,
             given_up: Vec::new(),
+            most_in_time: None,
             notes: Vec::new(),
         }
     }

@@ -9,6 +9,7 @@ use meridian_engine::{Components, Terms, user_cache_dir};
 use meridian_wasm::{GuestKind, TrustedKeys};
 use serde_json::json;
 
+use crate::levels::Alone;
 use crate::{print_json, print_line, say};
 
 #[derive(Subcommand)]
@@ -17,11 +18,16 @@ pub(crate) enum ConfigCommand {
     #[command(after_help = "\
 Prints the first error on one line, and a warning for each valid field that does not do what it seems to.
 
-Example:
-  meridian config check /etc/meridian.toml")]
+Examples:
+  meridian config check /etc/meridian.toml
+  meridian config check --engine 127.0.0.1:9631    # can the engine that runs there keep these service levels?")]
     Check {
         /// Path of the file; by default, the file that an engine started here would read
         file: Option<PathBuf>,
+        /// Warn of service levels that this engine could not keep for a request alone: a preset (MODEL-GPU), a TOML file that `bench
+        /// calibrate` wrote, or the address of an engine that runs: IP:port on loopback, unix:PATH or https://HOST:port
+        #[arg(long, value_name = "PRESET|FILE.toml|ADDRESS")]
+        engine: Option<String>,
     },
     /// Show every effective value and its origin
     #[command(after_help = "Example:\n  meridian config show | grep -v '# default'")]
@@ -39,7 +45,7 @@ Example:
 
 pub(crate) fn run(command: ConfigCommand, json: bool) -> anyhow::Result<()> {
     match command {
-        ConfigCommand::Check { file } => check(&config_file::load(file.as_deref())?, json),
+        ConfigCommand::Check { file, engine } => check(&config_file::load(file.as_deref())?, engine.as_deref(), json),
         ConfigCommand::Show { file } => show(&config_file::load(file.as_deref())?, json),
         ConfigCommand::Reference if json => print_json(&json!({ "markdown": config::reference() })),
         ConfigCommand::Reference => Ok(print_line(config::reference().trim_end())?),
@@ -89,10 +95,13 @@ fn check_component<K: GuestKind>(
     Ok(())
 }
 
-fn check(found: &ConfigFile, json: bool) -> anyhow::Result<()> {
+fn check(found: &ConfigFile, engine: Option<&str>, json: bool) -> anyhow::Result<()> {
     let file = || found.path.as_deref().map_or_else(|| "the defaults".to_owned(), |path| path.display().to_string());
     check_components(&found.parsed.config, &found.base_dir).with_context(file)?;
-    let warnings = found.parsed.warnings();
+    let mut warnings = found.parsed.warnings();
+    if let Some(engine) = engine {
+        warnings.extend(Alone::named(engine)?.warnings(&found.parsed.config.service_levels));
+    }
     if json {
         return print_json(&json!({ "ok": true, "file": found.path, "warnings": warnings }));
     }

@@ -5,6 +5,7 @@ mod config;
 mod ctl;
 mod experiment;
 mod handoff;
+mod levels;
 mod models;
 mod policy;
 mod progress;
@@ -59,7 +60,7 @@ enum Command {
     /// Bring a policy to a fleet of engines in steps
     #[command(subcommand, after_help = "Example:\n  meridian rollout start mine.wasm --guard 'output_itl_p99<=1.05x'")]
     Rollout(Box<rollout::RolloutCommand>),
-    /// Serve one address before two engines: the first one thinks, the second one answers
+    /// Serve one address before several engines: the first one thinks, another one answers
     Handoff(handoff::HandoffArgs),
     /// Query a running engine and change its policies
     Ctl(ctl::CtlArgs),

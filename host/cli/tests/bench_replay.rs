@@ -4,6 +4,12 @@ mod support;
 
 use std::path::PathBuf;
 
+use meridian_bench::policies::{Choice, Loader, Policies};
+use meridian_bench::results::Slo;
+use meridian_bench::sim::{EngineConfig, Simulation};
+use meridian_bench::trace::{Generator, Workload};
+use meridian_core::MeridianConfig;
+use meridian_engine::recording::{Recorder, RecorderSettings, SlotSetup};
 use serde_json::Value;
 use support::{Done, meridian};
 
@@ -44,6 +50,29 @@ fn a_replay_shows_its_policies_side_by_side_and_keeps_them() {
     assert!(page.contains("<svg") && page.ends_with("</html>\n"));
     let table = bench(&args).stdout;
     assert!(table.contains("output ITL p99") && table.contains("output-first") && !table.contains(".cache"), "{table}");
+}
+
+#[test]
+fn a_recording_is_replayed_like_a_trace() {
+    let dir = folder().join("recorded");
+    let _ = std::fs::remove_dir_all(&dir);
+    let recorder = Recorder::start(RecorderSettings::new(dir, 64)).expect("the folder can be made");
+    let choice = Choice { dispatch: "balanced".parse().expect("a policy"), eviction: None, budget: None, inject: None };
+    let config = MeridianConfig::default();
+    let setup = SlotSetup { targets: config.scheduler.targets(), deadline_ms: 2.0, memory_mib: 64 };
+    let policies = Policies::load(&mut Loader::new(config), &choice, 1).expect("loads");
+    let workload = Workload::named("reasoning-chat").expect("known");
+    let requests: Vec<_> = Generator::new(&workload, 1).expect("valid").take(60).map(|one| one.clipped(900)).collect();
+    Simulation::new(&EngineConfig::default(), vec![policies], Slo::default(), requests.len())
+        .recorded_by(recorder, setup)
+        .run(requests.into_iter(), |_| {});
+    let results = json(&bench(&["replay", "--trace", "recorded", "--requests", "40", "--policy", "srpt", "--json"]));
+    let runs = results["runs"].as_array().expect("runs");
+    assert!(runs.iter().all(|run| run["metrics"]["requests"] == 40.0), "{runs:?}");
+    let error = refused(&["replay", "--trace", "recorded", "--think", "bimodal"]);
+    assert_eq!(error, "error: --think bimodal: a recording knows its phases, expected none\n");
+    let error = refused(&["replay", "--trace", "none.arrow"]);
+    assert!(error.starts_with("error: none.arrow: cannot be read"), "{error}");
 }
 
 /// Six sessions of four requests, each prompt the one before and four blocks.
@@ -420,7 +449,11 @@ fn a_promise_changes_nothing_of_stock_vllm() {
     let args = ["replay", "--engine", "slow.toml", "--workload", "tiny.toml", "--requests", "2000", "--rate", "60"];
     let of = |more: &[&str]| {
         let results = json(&bench(&[&args[..], &["--policy", "balanced", "--json"], more].concat()));
-        [0, 1].map(|run: usize| results["runs"][run]["metrics"].clone())
+        let most = results["most_in_time"].as_f64();
+        assert_eq!(most.is_some(), !more.is_empty());
+        let metrics = [0, 1].map(|run: usize| results["runs"][run]["metrics"].clone());
+        assert!(metrics.iter().all(|of| of["slo_attainment"].as_f64() <= Some(most.unwrap_or(1.0))), "{most:?}");
+        metrics
     };
     let [stock, _] = of(&[]);
     for late in ["--promise", "--promise=refuse"] {

@@ -71,6 +71,30 @@ fn check_tells_what_is_wrong_and_what_does_not_act() {
 }
 
 #[test]
+fn check_says_which_service_levels_an_engine_cannot_keep() {
+    let folder = folder("levels");
+    std::fs::write(folder.join("meridian.toml"), "[service_levels.chat]\nttfo_ms = 5000\nprompt_ms_per_token = 0\n")
+        .unwrap();
+    let check = |engine: &str| meridian(&folder, &["config", "check", "--engine", engine]);
+    let done = check("32b-h200");
+    assert_eq!(done.code, 0, "{}", done.stderr);
+    let expected =
+        "warning: service_levels.chat.prompt_ms_per_token: 0 cannot be kept on 32b-h200 for a prompt of over ";
+    assert!(done.stderr.starts_with(expected), "{}", done.stderr);
+    std::fs::write(folder.join("meridian.toml"), "[service_levels.chat]\n").unwrap();
+    let done = check("7b-h100");
+    assert_eq!((done.code, done.stderr.as_str()), (0, ""), "a level that can be kept");
+    for (engine, expected) in [
+        ("9b-h100", "error: --engine 9b-h100: unknown preset, expected one of "),
+        ("127.0.0.1:1", "error: --engine 127.0.0.1:1: "),
+    ] {
+        let done = check(engine);
+        assert_eq!(done.code, 1, "{}", done.stderr);
+        assert!(done.stderr.starts_with(expected), "{}", done.stderr);
+    }
+}
+
+#[test]
 fn check_refuses_what_the_engine_would() {
     let folder = folder("sources");
     std::fs::create_dir(folder.join("dir.wasm")).unwrap();

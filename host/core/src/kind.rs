@@ -4,8 +4,8 @@ use std::fmt::Debug;
 
 use meridian_policies::{
     balanced, code_stop, cost_aware, deadline_aware, deer, eat, eat_rpdi, edf, fair_share, fcfs, fixed_budget,
-    least_computed_first, lru, mlfq, next_use, noop, output_first, pascal, patience, prefix_value, priority, qoe, rpdi,
-    srpt, t_lru, tiered_lru, ttl,
+    jitserve, least_computed_first, lru, mlfq, next_use, noop, output_first, pascal, patience, prefix_value, priority,
+    qoe, qoserve, rpdi, scorpio, srpt, t_lru, tiered_lru, ttl,
 };
 use meridian_policy_sdk::budget::{Load, Point};
 use meridian_policy_sdk::eviction::{Memory, Ranking, Subject};
@@ -100,8 +100,22 @@ impl SlotKind for Dispatch {
 
     const NAME: SlotName = SlotName::Dispatch;
     const REQUEST: Option<Self::Column> = Some(meridian_policy_sdk::Column::Request);
-    const NATIVES: &'static [&'static str] =
-        &["balanced", "output-first", "fcfs", "noop", "priority", "pascal", "srpt", "fair-share", "edf", "qoe", "mlfq"];
+    const NATIVES: &'static [&'static str] = &[
+        "balanced",
+        "output-first",
+        "fcfs",
+        "noop",
+        "priority",
+        "pascal",
+        "srpt",
+        "fair-share",
+        "edf",
+        "qoe",
+        "mlfq",
+        "qoserve",
+        "scorpio",
+        "jitserve",
+    ];
 
     fn now_ms(facts: &Step) -> f64 {
         facts.now_ms
@@ -146,6 +160,9 @@ impl SlotKind for Dispatch {
             "fair-share" => Some(Native::<fair_share::FairShare>::boxed(init)),
             "edf" => Some(Native::<edf::Edf>::boxed(init)),
             "qoe" => Some(Native::<qoe::Qoe>::boxed(init)),
+            "qoserve" => Some(Native::<qoserve::Qoserve>::boxed(init)),
+            "scorpio" => Some(Native::<scorpio::Scorpio>::boxed(init)),
+            "jitserve" => Some(Native::<jitserve::Jitserve>::boxed(init)),
             _ => None,
         }
     }

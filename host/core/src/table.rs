@@ -3,14 +3,15 @@
 mod accounts;
 mod levels;
 mod row;
+mod sessions;
+mod tokens;
 
 use std::collections::{HashSet, VecDeque};
 use std::ops::Index;
 use std::time::Duration;
 
-use meridian_policy_sdk::{Phase, State};
+use meridian_policy_sdk::State;
 
-use self::accounts::observe;
 pub use self::levels::LevelCounts;
 use self::levels::LevelEnds;
 use self::row::Milestones;
@@ -20,9 +21,8 @@ use crate::clients::{Clients, Ended, next_number};
 use crate::forecast::{Course, Forecast};
 use crate::latency::Latencies;
 use crate::levels::{Levels, Speed};
-use crate::sessions::{SessionFacts, Sessions, Stop, Turn};
-use crate::types::PhaseEvent;
-use crate::{Error, Markers, PhaseRecord, Standing};
+use crate::sessions::{Sessions, Stop, Turn};
+use crate::{Error, Markers, PhaseRecord};
 
 /// The place of a request in a [`RequestTable`]. Positions are reused after the request is removed, ids are not.
 ///
@@ -272,40 +272,6 @@ impl RequestTable {
         self.rows.iter_mut().filter_map(|row| row.state.as_mut())
     }
 
-    /// Report that the prompt of a request continues that of a request of `session`, which its client does not name: it is
-    /// the next turn.
-    pub(crate) fn continues(&mut self, row_id: RowId, session: u32) {
-        let Some(row) = self.rows.get_mut(row_id.index()).filter(|row| row.generation == row_id.generation) else {
-            return;
-        };
-        if let Some(row) = &mut row.state
-            && row.session.session == 0
-            && row.found.session == 0
-            && let Some(turn) = self.sessions.continued(session, row.arrival_ms)
-        {
-            row.found = turn;
-        }
-    }
-
-    /// The request stops at `now_ms`; the facts about its session. One that nobody named begins with its first end.
-    pub(crate) fn stops(&mut self, row_id: RowId, stop: Stop, now_ms: f64) -> SessionFacts {
-        let row = self.rows.get_mut(row_id.index()).filter(|row| row.generation == row_id.generation);
-        let Some(row) = row.and_then(|row| row.state.as_mut()) else { return SessionFacts::default() };
-        if stop != Stop::Preempted && !row.has_left {
-            row.has_left = true;
-            if row.session.session == 0 && row.found.session == 0 {
-                row.found = self.sessions.found(row.arrival_ms);
-            }
-            self.sessions.ended(row.own_turn().session, stop, now_ms);
-        }
-        self.sessions.facts(row.own_turn(), stop)
-    }
-
-    /// The facts about a live request's session.
-    pub(crate) fn session_facts(&self, row: &RequestState) -> SessionFacts {
-        self.sessions.facts(row.own_turn(), Stop::Preempted)
-    }
-
     /// Remove a request; false when it was not live.
     pub fn remove(&mut self, row_id: RowId) -> bool {
         let Some(row) = self.rows.get_mut(row_id.index()).filter(|row| row.generation == row_id.generation) else {
@@ -473,64 +439,6 @@ impl RequestTable {
     pub fn set_clock(&mut self, now_ms: f64) {
         self.clock_ms = now_ms;
         self.clock_whole_ms = now_ms as u64;
-    }
-
-    /// Take in the request's generated tokens, in order. Appends to `events` their effects on its thinking.
-    #[inline]
-    pub fn generated(&mut self, row_id: RowId, tokens: &[u32], events: &mut Vec<PhaseEvent>) {
-        for token in tokens {
-            events.extend(self.token(row_id, *token, |_, _| {}));
-        }
-    }
-
-    /// Take in the tokens of a step, in order for each request; several per request if the engine speculates. Appends
-    /// to `events` their effects on thinking. Requests that are not live are ignored.
-    pub fn generated_in_step(&mut self, tokens: &[(RowId, u32)], events: &mut Vec<(RowId, PhaseEvent)>) {
-        for (row_id, token) in tokens {
-            if let Some(event) = self.token(*row_id, *token, |_, _| {}) {
-                events.push((*row_id, event));
-            }
-        }
-    }
-
-    /// Take in one token, then call `then` with where it stood, if Meridian follows the thinking of the request.
-    #[inline]
-    pub(crate) fn token(
-        &mut self,
-        row_id: RowId,
-        token: u32,
-        then: impl FnOnce(&mut RequestState, Standing),
-    ) -> Option<PhaseEvent> {
-        let (now_ms, clock_ms) = (self.clock_whole_ms, self.clock_ms);
-        let Self { rows, markers, latencies, ledger, forecast, .. } = self;
-        let row = live(rows, row_id)?;
-        row.prefilled = true;
-        let at = row.thinking.is_some().then(|| row.phases.standing(markers));
-        let (phase, event) = row.phases.token(markers, token, now_ms);
-        if phase != Phase::Output && row.think_from == u32::MAX {
-            row.think_from = row.prompt_tokens.saturating_add(row.output_tokens());
-        }
-        let answers = phase == Phase::Output;
-        let tokens = if answers { row.output_tokens() } else { row.think_tokens() };
-        if row.course.changes(answers, tokens) {
-            forecast.passed(row.tenant, &mut row.course, answers, tokens);
-        }
-        if let Some(latencies) = latencies {
-            observe(latencies, row, phase, clock_ms);
-        }
-        row.last_token_ms = clock_ms;
-        if row.milestones.first_output_ms.is_nan() {
-            row.note(clock_ms);
-        }
-        let computes = if row.phases.phase() == Phase::Output { Part::Output } else { Part::Think };
-        if row.computes != computes && row.state == State::Running {
-            row.computes = computes;
-            ledger.turn(&mut row.account, row.number, clock_ms, Doing::Running(computes));
-        }
-        if let Some(at) = at {
-            then(row, at);
-        }
-        event
     }
 
     pub(crate) fn defer(&mut self, row_id: RowId, now_ms: f64) {

@@ -524,7 +524,7 @@ fn what_the_engine_would_refuse_is_refused() {
             "[policy.dispatch]\nsource = 'native:nope'",
             "policy.dispatch.source: \"native:nope\": unknown native policy, expected one of native:balanced, native:output-first, \
              native:fcfs, native:noop, native:priority, native:pascal, native:srpt, native:fair-share, native:edf, \
-             native:qoe, native:mlfq"
+             native:qoe, native:mlfq, native:qoserve, native:scorpio, native:jitserve"
                 .to_owned(),
         ),
         (

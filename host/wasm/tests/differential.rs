@@ -66,12 +66,13 @@ fn bits(decision: &Decision) -> Bits {
 }
 
 /// Options that change what a policy does with a batch.
-const WITH_OPTIONS: [(&str, &str); 5] = [
+const WITH_OPTIONS: [(&str, &str); 6] = [
     ("pascal", r#"{"quantum_tokens": 1, "demote_tokens": 3, "lead_tokens": 0, "tpot_ms": 0.5}"#),
     ("srpt", r#"{"forecast": "attained"}"#),
     ("mlfq", r#"{"quantum_tokens": 7}"#),
     ("fair-share", r#"{"input_weight": 0.5, "output_weight": 0}"#),
     ("qoe", r#"{"reading_tok_s": 900.5}"#),
+    ("qoserve", r#"{"alpha_ms": 0.5}"#),
 ];
 
 fn has_options(name: &str) -> bool {

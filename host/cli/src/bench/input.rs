@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use clap::Args;
 use meridian_bench::calibrate::EngineFile;
 use meridian_bench::limits::{BATCHED_TOKENS, BLOCK_TOKENS, KV_BLOCKS, NUM_SEQS, REQUESTS, within};
+use meridian_bench::predict::Observed;
 use meridian_bench::read::{MAX_TOML_BYTES, read_text};
 use meridian_bench::replay::Input;
 use meridian_bench::results::Slo;
@@ -16,6 +17,8 @@ use meridian_core::config::{Late, ServiceLevel};
 use meridian_core::{MeridianConfig, PolicySource};
 use meridian_engine::config_file::{self, ConfigFile};
 use serde::Serialize;
+
+use super::recordings;
 
 #[derive(Args)]
 pub(crate) struct WorkloadArgs {
@@ -30,7 +33,7 @@ pub(crate) struct WorkloadArgs {
 #[derive(Args)]
 pub(crate) struct InputArgs {
     /// Read recorded requests: Meridian's CSV or JSONL, ServeGen, Azure, Mooncake, agents' sessions, `vllm bench serve`
-    /// output
+    /// output, a recording (.arrow) or a folder of those of one engine process
     #[arg(long, value_name = "FILE", conflicts_with = "workload")]
     trace: Option<PathBuf>,
     /// Set the format of the trace; by default, the first line decides
@@ -91,7 +94,7 @@ impl SessionArgs {
 
     fn of(&self, name: String, sessions: Vec<Session>) -> anyhow::Result<Input> {
         let at_once = within("--at-once", self.at_once, &NUM_SEQS)?;
-        anyhow::ensure!(
+        ensure!(
             self.scale_gaps.is_finite() && (0.0..=1e6).contains(&self.scale_gaps),
             "--scale-gaps {}: expected a number from 0 to 1e6",
             self.scale_gaps
@@ -104,7 +107,7 @@ impl SessionArgs {
             Ok(shrunk.with_gaps(self.scale_gaps))
         });
         let sessions: Arc<[Session]> = chosen.collect::<anyhow::Result<_>>()?;
-        anyhow::ensure!(!sessions.is_empty(), "--part {number}/{of}: has no session, expected a smaller K");
+        ensure!(!sessions.is_empty(), "--part {number}/{of}: has no session, expected a smaller K");
         Ok(Input::Sessions { name, sessions, at_once })
     }
 }
@@ -169,6 +172,11 @@ impl InputArgs {
             "bimodal" => ThinkSplit::Bimodal { seed: 1 },
             other => bail!("--think {other}: expected none or bimodal"),
         };
+        if recordings::are_at(path) {
+            ensure!(self.format.is_none(), "--format: {}: a recording says its own", path.display());
+            ensure!(self.think == "none", "--think {}: a recording knows its phases, expected none", self.think);
+            return self.recorded(path);
+        }
         let options = ReadOptions { think, limit: self.workload.requests, clip_tokens: self.clip_tokens };
         let trace = read(path, self.format, &options)?;
         if trace.format == Format::Agentic {
@@ -178,6 +186,24 @@ impl InputArgs {
             return Ok((args.of(trace.name, trace.sessions)?, trace.notes));
         }
         Ok((Input::Trace { name: trace.name, requests: trace.requests.into() }, trace.notes))
+    }
+
+    /// The requests of an engine's own recordings. One that had not ended has the lengths that it had reached.
+    fn recorded(&self, path: &Path) -> anyhow::Result<(Input, Vec<String>)> {
+        let (recordings, _) = recordings::open(&[path.to_owned()])?;
+        let Observed { mut requests, has_ended, mut notes, .. } = Observed::read(&recordings)?;
+        let open = has_ended.iter().filter(|has_ended| !**has_ended).count();
+        if open > 0 {
+            notes.push(format!(
+                "{open} of {} requests had not ended, and have the lengths that they had reached",
+                requests.len()
+            ));
+        }
+        requests.truncate(self.workload.requests.unwrap_or(usize::MAX));
+        if let Some(most) = self.clip_tokens {
+            requests.iter_mut().for_each(|request| *request = request.clipped(most));
+        }
+        Ok((Input::Trace { name: recordings::name(&recordings), requests: requests.into() }, notes))
     }
 }
 
@@ -227,7 +253,7 @@ impl SloArgs {
     /// The service levels.
     pub(crate) fn read(&self) -> anyhow::Result<Slo> {
         let positive = |name: &str, value: f64| {
-            anyhow::ensure!(value.is_finite() && value > 0.0, "--{name} {value}: expected a number above 0");
+            ensure!(value.is_finite() && value > 0.0, "--{name} {value}: expected a number above 0");
             Ok(value)
         };
         let or_none = |name: &str, value: f64| if value == 0.0 { Ok(0.0) } else { positive(name, value) };
@@ -273,9 +299,9 @@ impl PromiseArgs {
 /// # Errors
 /// The level cannot be promised.
 pub(crate) fn promise(config: &mut MeridianConfig, slo: &Slo, late: Late) -> anyhow::Result<()> {
-    anyhow::ensure!(slo.alone == 0.0, "--slo-alone {}: no level can promise it, expected --slo-ttfo-ms", slo.alone);
+    ensure!(slo.alone == 0.0, "--slo-alone {}: no level can promise it, expected --slo-ttfo-ms", slo.alone);
     let levels = &mut config.service_levels;
-    anyhow::ensure!(
+    ensure!(
         !levels.values().any(|level| level.default),
         "the configuration has a default service level already, expected one of the two"
     );
@@ -291,7 +317,7 @@ pub(crate) fn promise(config: &mut MeridianConfig, slo: &Slo, late: Late) -> any
         ..ServiceLevel::default()
     };
     let other = levels.insert("measured".to_owned(), level);
-    anyhow::ensure!(other.is_none(), "service_levels.measured: is there already, expected another name");
+    ensure!(other.is_none(), "service_levels.measured: is there already, expected another name");
     config.validate()?;
     Ok(())
 }

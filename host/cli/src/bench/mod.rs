@@ -9,6 +9,7 @@ mod grid;
 mod input;
 mod micro;
 mod predict;
+mod recordings;
 mod replay;
 mod report;
 mod tune;
@@ -19,6 +20,8 @@ use std::path::Path;
 use anyhow::ensure;
 use clap::Subcommand;
 use meridian_bench::policies::PolicyArg;
+
+pub(crate) use self::input::engine_named;
 
 #[derive(Subcommand)]
 pub(crate) enum BenchCommand {

@@ -6,20 +6,19 @@ use meridian_bench::limits::{NUM_SEQS, within};
 use meridian_bench::policies::PolicyArg;
 use meridian_bench::predict::{self, FEWEST_REPLICATES, Observed, predict};
 use meridian_core::{MeridianConfig, PolicySource, SlotName};
-use meridian_engine::recording::{RecordedPolicy, Recording};
+use meridian_engine::recording::RecordedPolicy;
 use meridian_fleet::{Basis, PredictedRatio, Prediction};
 use meridian_wasm::{MAX_COMPONENT_BYTES, read_regular, sha256_of};
 
 use super::input::configured;
+use super::recordings;
 use crate::ctl::slot_parser;
 use crate::progress::bar;
 use crate::replay::sort_as_written;
-use crate::{Unusable, print_json, print_line, say};
+use crate::{Unusable, print_json, print_line};
 
 /// Most resampled recordings.
 const MOST_REPLICATES: u32 = 1000;
-/// Most files of a folder.
-const MOST_FILES: usize = 4096;
 
 #[derive(Args)]
 #[command(after_help = "\
@@ -86,18 +85,7 @@ pub(crate) fn run(args: &PredictArgs, json: bool) -> anyhow::Result<()> {
 fn read(args: &PredictArgs) -> anyhow::Result<(Observed, predict::Options)> {
     within("--replicates", args.replicates, &(FEWEST_REPLICATES..=MOST_REPLICATES))?;
     let max_num_seqs = args.max_num_seqs.map(|seats| within("--max-num-seqs", seats, &NUM_SEQS)).transpose()?;
-    let files = files(&args.recordings)?;
-    let all = files.iter().map(|file| Recording::open(file)).collect::<Result<Vec<_>, _>>()?;
-    let (mut recordings, others): (Vec<_>, Vec<_>) =
-        all.into_iter().partition(|recording| recording.slot() == SlotName::Dispatch);
-    let given = || args.recordings.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
-    ensure!(!recordings.is_empty(), "{}: no recording of the dispatch slot, which has the requests", given());
-    sort_as_written(&mut recordings, Recording::header);
-    for recording in &recordings {
-        if let Some(cut) = recording.cut() {
-            say(&format!("note: {}: {cut}", recording.file()));
-        }
-    }
+    let (recordings, others) = recordings::open(&args.recordings)?;
     let recorded = &recordings[recordings.len() - 1].header().policy;
     let mut config = configured(args.config.as_deref())?;
     take_targets(&mut config, recorded);
@@ -119,12 +107,7 @@ fn read(args: &PredictArgs) -> anyhow::Result<(Observed, predict::Options)> {
         set_dispatch(&mut config, &source_of(recorded)?)?;
     }
     let observed = Observed::read(&recordings)?;
-    let names: Vec<&str> = recordings.iter().map(|recording| name_of(recording.file())).collect();
-    let recording = match names.as_slice() {
-        [one] => (*one).to_owned(),
-        [first, .., last] => format!("{first} to {last}"),
-        [] => String::new(),
-    };
+    let recording = recordings::name(&recordings);
     let options = predict::Options {
         slot: args.slot,
         old,
@@ -136,36 +119,6 @@ fn read(args: &PredictArgs) -> anyhow::Result<(Observed, predict::Options)> {
         recording,
     };
     Ok((observed, options))
-}
-
-/// The files, and those of the folders that are recordings by their name.
-fn files(given: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
-    let mut files = Vec::new();
-    for path in given {
-        if !path.is_dir() {
-            files.push(path.clone());
-            continue;
-        }
-        let failed = || format!("{}: cannot be read", path.display());
-        for entry in std::fs::read_dir(path).with_context(failed)? {
-            let file = entry.with_context(failed)?.path();
-            let name = file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-            let is_recording = name.ends_with(".arrow")
-                && SlotName::ALL
-                    .iter()
-                    .any(|slot| name.strip_prefix(slot.label()).is_some_and(|rest| rest.starts_with('-')));
-            if is_recording {
-                files.push(file);
-            }
-        }
-    }
-    ensure!(files.len() <= MOST_FILES, "{} files: expected at most {MOST_FILES}", files.len());
-    files.sort();
-    Ok(files)
-}
-
-fn name_of(file: &str) -> &str {
-    file.rsplit('/').next().unwrap_or(file)
 }
 
 /// The targets that the recorded policy started with.

@@ -35,8 +35,8 @@ pub struct MeridianConfig {
     pub entropy: EntropyConfig,
     /// The KV cache.
     pub kv_memory: KvMemoryConfig,
-    /// KV blocks in the memory of other processes, for engines whose KV memory Meridian manages. vLLM is none of them:
-    /// there, `enabled` must be false.
+    /// KV blocks in the memory of other processes. `enabled` and `fabric` are for engines whose KV memory Meridian
+    /// manages; vLLM's engines refuse `enabled = true`. The other two fields also serve `meridian handoff`.
     pub disagg: DisaggConfig,
     /// The policy slots.
     pub policy: PolicyConfig,
@@ -66,10 +66,10 @@ pub struct MeridianConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct SchedulerConfig {
-    /// Target step time while an output-phase request runs, milliseconds.
+    /// Step time that policies aim at while an output-phase request runs, milliseconds. A step may take longer.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub output_tpot_budget_ms: f32,
-    /// Target step time while only thinking requests run, milliseconds.
+    /// Step time that policies aim at while only thinking requests run, milliseconds. A step may take longer.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub think_tpot_budget_ms: f32,
     /// Largest token budget of a step with only thinking requests, as a multiple of the output-phase token budget.
@@ -94,7 +94,8 @@ pub struct SchedulerConfig {
     /// ending: at most a quarter of the request's tokens. 0 leaves none.
     #[schemars(range(min = 0, max = 16_777_216))]
     pub answer_reserve_tokens: u32,
-    /// Longest time that a policy may defer a request, milliseconds.
+    /// Longest time that a policy may defer a running request, milliseconds. A waiting one is protected after this time
+    /// and four times as many admissions as its place in the queue at its arrival.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub max_defer_ms: f32,
     /// Whether a waiting request may preempt running requests that the policy ranks behind it, while all seats are
@@ -367,9 +368,9 @@ pub struct PolicyConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct SlotConfig {
     /// `native:NAME` (dispatch: `balanced`, `output-first`, `fcfs`, `noop`, `priority`, `pascal`, `srpt`, `fair-share`,
-    /// `edf`, `qoe`, `mlfq`; eviction: `tiered-lru`, `lru`, `least-computed-first`, `prefix-value`, `t-lru`, `ttl`,
-    /// `cost-aware`, `next-use`, `noop`; budget: `eat-rpdi`, `fixed-budget`, `patience`, `deadline-aware`, `eat`,
-    /// `rpdi`, `deer`, `code-stop`, `noop`), the path of a component relative to the file's folder, or
+    /// `edf`, `qoe`, `mlfq`, `qoserve`, `scorpio`, `jitserve`; eviction: `tiered-lru`, `lru`, `least-computed-first`,
+    /// `prefix-value`, `t-lru`, `ttl`, `cost-aware`, `next-use`, `noop`; budget: `eat-rpdi`, `fixed-budget`, `patience`,
+    /// `deadline-aware`, `eat`, `rpdi`, `deer`, `code-stop`, `noop`), the path of a component relative to the file's folder, or
     /// `oci://HOST/NAME@sha256:DIGEST` for a component in a registry. The native default decides until that one is fetched.
     #[schemars(extend("x-must-be" = "a native policy of the slot, a path, or an oci:// reference with a digest"))]
     pub source: String,

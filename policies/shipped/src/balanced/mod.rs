@@ -16,7 +16,7 @@ use meridian_policy_sdk::{
     Column, DispatchPolicy, Init, Phase, Policy, Request, Requests, State, Step, Targets, clamped, export_policy,
 };
 
-use self::pace::{Load, Pace, Part};
+use self::pace::{Load, PROMPTS_WITHIN_MS, Pace, Part};
 
 /// A key is `(group * URGENCIES + urgency) * SPAN - rank`, all of it below 2^24, so that it is exact in an `f32`.
 const URGENCIES: f32 = 16.0;
@@ -300,20 +300,22 @@ impl DispatchPolicy for Balanced {
         } else {
             Prices::default()
         };
-        // The shortest that a request that runs is promised; one decode alone may take longer, which keeps nobody out.
-        let mut tpot_ms = f32::INFINITY;
-        let mut has_no_level = false;
-        for request in batch.iter().take(self.leading) {
-            tpot_ms = if request.level_tpot_ms() < tpot_ms { request.level_tpot_ms() } else { tpot_ms };
-            has_no_level |= request.level_tpot_ms() == f32::INFINITY;
-        }
+        // The shortest that a request that runs is promised. One that a decode alone exceeds keeps nobody out.
         let alone_ms = step.fixed_ms + decode_tokens(step) as f32 * step.decode_token_ms;
-        let is_promised = tpot_ms < f32::INFINITY;
+        let (mut tpot_ms, mut is_promised, mut has_no_level) = (f32::INFINITY, false, false);
+        for request in batch.iter().take(self.leading) {
+            let own_ms = request.level_tpot_ms();
+            tpot_ms = if own_ms < tpot_ms && alone_ms <= OF_TPOT * own_ms { own_ms } else { tpot_ms };
+            is_promised |= own_ms < f32::INFINITY;
+            has_no_level |= own_ms == f32::INFINITY;
+        }
         let free_blocks = step.free_blocks as f32;
         let is_short = free_blocks < LEFT_BY_THE_LATE * step.total_blocks as f32
-            || self.seats.is_some_and(|seats| step.running as f32 > (1.0 - LEFT_BY_THE_LATE) * seats as f32);
+            || self.seats.is_some_and(|seats| step.running as f32 > (1.0 - LEFT_BY_THE_LATE) * seats as f32)
+            || load.decode_only_ms > (1.0 - LEFT_BY_THE_LATE) * OF_TPOT * tpot_ms
+            || load.prompt_tokens * self.prices.prompt_ms > PROMPTS_WITHIN_MS;
         self.doors = Doors {
-            are_shut: load.decode_only_ms > OF_TPOT * tpot_ms && alone_ms <= OF_TPOT * tpot_ms,
+            are_shut: load.decode_only_ms > OF_TPOT * tpot_ms,
             keep_out_late: is_promised && is_short,
             step_ms: load.decode_only_ms,
         };

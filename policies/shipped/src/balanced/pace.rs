@@ -4,7 +4,7 @@
 /// as so many.
 const PROMPT_WEIGHT: f32 = 30.0;
 /// While nobody is shut out, the prompts that are there are to be computed within this time, milliseconds.
-const PROMPTS_WITHIN_MS: f32 = 200.0;
+pub(crate) const PROMPTS_WITHIN_MS: f32 = 200.0;
 /// Of a step, the part that this may take for it; more only by number.
 const MOST_FOR_TIME: f32 = 0.3;
 /// While requests are shut out, a prompt may take this part of the time that they have waited, up to a limit: a queue hides it.
@@ -145,6 +145,6 @@ impl Pace {
         }
         let long_gaps = if step_ms > longest_ms { load.answers } else { 0.0 };
         self.long_gaps += (long_gaps - self.long_gaps) / RARE_OF_STEPS;
-        ((step_ms - alone_ms) / token_ms).max(LEAST_TOKENS)
+        ((step_ms - alone_ms) / token_ms).max(if is_promised { LEAST_PART } else { LEAST_TOKENS })
     }
 }

@@ -238,7 +238,7 @@ fn nobody_is_admitted_while_the_decodes_take_as_long_as_a_level_allows() {
     let full = of(18.0);
     assert_eq!(full.token_caps[..100], [u32::MAX; 100], "a decode was capped");
     assert_eq!(full.token_caps[100..], [0, 0]);
-    assert!(of(19.0).token_caps.is_empty(), "15 ms are within four fifths of 19");
+    assert!(of(19.0).token_caps.iter().all(|cap| *cap == u32::MAX), "15 ms are within four fifths of 19");
     assert!(of(5.0).token_caps.is_empty(), "one decode alone takes longer than 4 ms");
     let waits = [Candidate { level_tpot_ms: 1.0, ..WAITING }];
     assert!(decided(&mut made(), &step(&waits), &waits).token_caps.is_empty(), "nothing runs");
@@ -255,6 +255,17 @@ fn who_is_late_leaves_room_to_those_in_time() {
     assert_eq!(caps(5999, &candidates), [u32::MAX, 0, u32::MAX], "less than 0.3 of 20,000 blocks");
     assert!(caps(6000, &candidates).is_empty());
     assert!(caps(100, &[DECODING, late]).is_empty(), "nobody runs who was promised anything");
+    // 5.1 ms are more than 0.7 of four fifths of 9.1 ms.
+    let of_time = |level_tpot_ms: f32| [Candidate { level_tpot_ms, ..DECODING }, late, in_time];
+    assert_eq!(caps(6000, &of_time(9.1)), [u32::MAX, 0, u32::MAX]);
+    assert!(caps(6000, &of_time(9.2)).is_empty());
+    // 6,667 tokens of a prompt take 200 ms.
+    let beside = |prompt_tokens: f32| {
+        let prompt = Candidate { state: 1.0, prompt_tokens, level_tpot_ms: 500.0, ..WAITING };
+        caps(6000, &[prompt, late, in_time])[1..].to_vec()
+    };
+    assert_eq!(beside(6700.0), [0, u32::MAX]);
+    assert_eq!(beside(6600.0), [u32::MAX; 2]);
     // Once it has shown that ten may run at once, three seats are left too.
     let mut policy = made();
     let running = [Candidate { level_tpot_ms: 500.0, ..DECODING }; 10];
