@@ -3,7 +3,6 @@
 use meridian_policy_sdk::{Column, budget, eviction};
 
 use crate::budget::BudgetCandidate;
-use crate::levels::tpot_ms;
 use crate::{EvictionCandidate, RequestState, RequestTable, RowId};
 
 /// Write the columns `inputs` of `candidates` at `now_ms` into `out`, laid out as in WIT `dispatch.decide`.
@@ -71,7 +70,7 @@ fn fill_chunk(
         Column::LevelSlackMs => write(out, table, row_ids, |row| table.level_slack_ms(row, now_ms)),
         Column::LevelWeight => write(out, table, row_ids, |row| table.level(row).map_or(1.0, |level| level.weight)),
         Column::LevelTpotMs => {
-            write(out, table, row_ids, |row| table.level(row).map_or(f32::INFINITY, |level| tpot_ms(level, row)));
+            write(out, table, row_ids, |row| table.level(row).map_or(f32::INFINITY, |level| level.tpot_ms));
         }
     }
 }

@@ -2,8 +2,6 @@
 
 use std::collections::HashMap;
 
-use meridian_policy_sdk::Phase;
-
 use crate::config::{Late, ServiceLevel, ServiceLevels};
 use crate::forecast::Left;
 use crate::{NewRequest, RequestState};
@@ -89,14 +87,6 @@ fn due_ms(level: &ServiceLevel, row: &RequestState) -> f32 {
     level.ttfo_ms
         + level.prompt_ms_per_token * row.prompt_tokens() as f32
         + level.think_ms_per_token * row.think_tokens() as f32
-}
-
-/// Longest mean time between two tokens that the level of a request allows, milliseconds: of its answer; before that, of its
-/// thinking where that is less.
-#[inline]
-pub(crate) fn tpot_ms(level: &ServiceLevel, row: &RequestState) -> f32 {
-    let thinks = row.phase() != Phase::Output && level.think_ms_per_token > 0.0;
-    if thinks { level.tpot_ms.min(level.think_ms_per_token) } else { level.tpot_ms }
 }
 
 /// Whether the level of a request that ends at `now_ms` was kept; `None` for one that ends without an answer in time.

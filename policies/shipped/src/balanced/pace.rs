@@ -25,6 +25,8 @@ const LONGEST_STRETCH: f32 = 1.4;
 /// Of the gaps between two tokens of an answer, the part that may be longer: less than one in a hundred, so that a p99 does not
 /// show them. Within it prompts are computed at full speed, as stock vLLM does: where traffic leaves prompts that rare, all are.
 const RARE: f32 = 0.009;
+/// Of the time that a service level allows between two tokens, the part that such steps may add in the mean.
+const ADDED_BY_THE_LONG: f32 = 0.1;
 /// Steps over which that is counted.
 const RARE_OF_STEPS: f32 = 10_000.0;
 /// Most of a step that prompts may take.
@@ -140,7 +142,8 @@ impl Pace {
         let mut step_ms = (alone_ms / (1.0 - share)).max(stretch * alone_ms).min(longest_ms);
         self.gaps += (load.answers - self.gaps) / RARE_OF_STEPS;
         let whole_ms = alone_ms + work_ms;
-        if whole_ms > step_ms && !is_shut_out && (load.answers < 1.0 || self.long_gaps < RARE * self.gaps) {
+        let is_kept = RARE * whole_ms <= ADDED_BY_THE_LONG * promised_tpot_ms;
+        if whole_ms > step_ms && is_kept && !is_shut_out && (load.answers < 1.0 || self.long_gaps < RARE * self.gaps) {
             step_ms = whole_ms;
         }
         let long_gaps = if step_ms > longest_ms { load.answers } else { 0.0 };

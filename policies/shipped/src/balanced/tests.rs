@@ -171,6 +171,14 @@ fn long_prompts_are_computed_at_once_while_that_is_rare() {
     assert_eq!(budgets[0], 8050);
     assert!((8..=10).contains(&long), "{long} of 1000 steps");
 
+    // A step of 250 ms adds 2.25 ms to the mean gap.
+    let first = |level_tpot_ms: f32| {
+        let promised: Vec<_> = candidates.iter().map(|one| Candidate { level_tpot_ms, ..*one }).collect();
+        decided(&mut made(), &step, &promised).token_budget.expect("the step time is known")
+    };
+    assert_eq!(first(25.0), 8050);
+    assert!(first(22.0) < 300, "more than a tenth of what the level allows");
+
     for candidate in &mut candidates[..50] {
         *candidate = Candidate { phase: 1.0, think_tokens: 50.0, output_tokens: 0.0, ..DECODING };
     }
