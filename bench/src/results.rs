@@ -26,8 +26,8 @@ pub struct Results {
     /// Policies that have no runs because they went on faulting.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub given_up: Vec<GivenUp>,
-    /// With service levels: the share of the requests that any scheduler could have in time, at most, at the first rate with
-    /// the first seed.
+    /// With service levels: the share of the requests that any scheduler could have in time, at most, if it ends no thinking
+    /// early; at the first rate with the first seed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub most_in_time: Option<f64>,
     /// What a reader must know before believing them, a line each.

@@ -258,7 +258,8 @@ fn a_budget_ends_thinking_early() {
 }
 
 /// Those that leave requests out of a step among them.
-const POLICIES: [&str; 6] = ["fcfs", "output-first", "noop", "pascal", "qoe", "fair-share"];
+const POLICIES: [&str; 9] =
+    ["fcfs", "output-first", "noop", "pascal", "qoe", "fair-share", "qoserve", "scorpio", "jitserve"];
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]

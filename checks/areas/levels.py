@@ -152,8 +152,9 @@ def over(cells: Seeds, one: str, other: str, key: str) -> float:
 def judged(founds: list[Found]) -> Iterator[Figure]:
     """Figures of grids with a promise: of each cell the median of its seeds, of all cells the median and the range."""
     cells: dict[tuple[str, str, str], Seeds] = {}
-    for found in founds:
-        for cell in counted(found):
+    by_seed = [counted(found) for found in founds]
+    for of_seed in by_seed:
+        for cell in of_seed:
             cells.setdefault((cell["engine"], cell["traffic"], cell["load"]), []).append(cell)
     days, steady = ([of for of in cells.values() if bool(of[0].get("burst_s")) is is_day] for is_day in (True, False))
     yield Figure("seeds", len(founds), "seeds")
@@ -167,8 +168,8 @@ def judged(founds: list[Found]) -> Iterator[Figure]:
             if policy == DEFAULT and key == "slo_attainment":
                 yield Figure(f"days: {title} over {against}, least", min(values), "ratio", ">= 1.0")
                 of_seeds = [
-                    median(ratio(of[seed], policy, against, key) for of in days if seed < len(of))
-                    for seed in range(len(founds))
+                    median(ratio(cell, policy, against, key) for cell in of_seed if cell.get("burst_s"))
+                    for of_seed in by_seed
                 ]
                 yield ranged(f"days: {title} over {against}, a seed's median", of_seeds, "ratio")
     for key, title, bound in (
@@ -178,7 +179,7 @@ def judged(founds: list[Found]) -> Iterator[Figure]:
         ("throughput_tok_s", "throughput", ">= 1.0"),
         ("fairness_jain", "fairness of tenants", ">= 0.95"),
     ):
-        # A day through which the level is not met again has no time of it, and a trace without tenants no fairness.
+        # A trace without tenants has no fairness.
         both = [
             [c for c in of if all(key in c["contenders"][name]["metrics"] for name in (DEFAULT, STOCK))] for of in days
         ]
@@ -330,7 +331,9 @@ def engine(pairs: int) -> Iterator[Figure]:
         late = []
         for of, most in zip(days, mosts, strict=True):
             ours, theirs = (most - level.in_time(of[which].document["rows"]) for which in (name, STOCK))
-            late.append(ours / theirs)
+            # A day through which stock vLLM has nobody late has nothing to show.
+            if theirs > 0:
+                late.append(ours / theirs)
         yield over_pairs(f"{prefix}late requests beyond the offline bound, over stock's", late, "ratio", "<= 0.5")
         waits = [of[name].metrics["ttfo_p99_ms"] / LONGEST_WAIT_MS for of in days]
         yield over_pairs(f"{prefix}TTFO p99, of the longest wait", waits, "share", "<= 1.0")

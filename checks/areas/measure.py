@@ -27,7 +27,7 @@ TRACE_FILES = (
     TRACES / "mooncake_conversation.jsonl",
 )
 SESSIONS = TRACES / "agentic_sessions.jsonl"
-# Every shipped dispatch policy that orders anything.
+# The shipped dispatch policies that order requests whether or not levels are promised.
 ZOO = (DEFAULT, "output-first", "priority", "pascal", "srpt", "fair-share", "edf", "qoe", "mlfq")
 # As `meridian bench grid` names the opponents.
 STOCK, SINGLE, ORACLE = "stock", "stock, best flags", "stock, oracle flags"
@@ -163,10 +163,9 @@ def left_out(row: dict[str, Any]) -> str:
 
 
 def ratio(cell: dict[str, Any], one: str, other: str, key: str) -> float:
-    """A contender's metric over another's."""
-    values = (cell["contenders"][name]["metrics"][key] for name in (one, other))
-    ours, theirs = values
-    return ours / theirs if theirs else 1.0
+    """A contender's metric over another's; where that has none, with one more of each."""
+    ours, theirs = (cell["contenders"][name]["metrics"][key] for name in (one, other))
+    return ours / theirs if theirs else ours + 1.0
 
 
 def capacities(rows: list[dict[str, Any]], why: dict[tuple[str, str], str]) -> None:

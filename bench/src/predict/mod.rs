@@ -102,7 +102,15 @@ pub fn predict(
         let value = |name: &String| Some((name.clone(), name.parse::<Metric>().ok()?.of(sample)?));
         metrics.keys().filter_map(value).filter(|(_, value)| value.is_finite()).collect()
     };
-    let mut notes = observed.notes.clone();
+    let mut notes: Vec<String> = observed.lack().into_iter().collect();
+    let (open, all) = (observed.open(), observed.requests.len());
+    if open > 0 {
+        notes.push(format!("{open} of {all} requests had not ended: their lengths are drawn from longer ones"));
+    }
+    let ([least, most], chosen) = (observed.asked, observed.max_tokens);
+    if least != most {
+        notes.push(format!("clients asked for {least} to {most} tokens: in the simulation, all ask for {chosen}"));
+    }
     if options.max_num_seqs.is_none() && !observed.knows_seats() {
         notes.push(format!(
             "no request waited for a seat: max_num_seqs is not known, and {} was assumed (--max-num-seqs)",

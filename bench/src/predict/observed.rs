@@ -45,8 +45,8 @@ pub struct Observed {
     pub max_tokens: u32,
     /// The recorded latencies.
     pub measured: LatencyCounts,
-    /// What must be known before believing it, a line each.
-    pub notes: Vec<String>,
+    /// The least and the most tokens that a client asked for.
+    pub(crate) asked: [u32; 2],
     pub(crate) steps: RecordedSteps,
     engine: RowEngine,
 }
@@ -78,6 +78,18 @@ impl Observed {
             block_tokens,
             ..EngineConfig::default()
         }
+    }
+
+    /// How many requests had not ended.
+    #[must_use]
+    pub fn open(&self) -> usize {
+        self.has_ended.iter().filter(|has_ended| !**has_ended).count()
+    }
+
+    /// What the recording lacks, one line.
+    #[must_use]
+    pub fn lack(&self) -> Option<String> {
+        (self.missing > 0).then(|| format!("{} decisions are missing in the recording", self.missing))
     }
 
     /// Whether the recording shows how many requests the engine runs at most.
@@ -278,32 +290,14 @@ impl Reading {
         asked.sort_unstable();
         let max_tokens = asked[asked.len() / 2].clamp(1, MAX_TOKENS);
         let requests = requests(&known, first_ms, tokens);
-        let mut notes = Vec::new();
-        let open = known.len() - ended;
-        if open > 0 {
-            notes.push(format!(
-                "{open} of {} requests had not ended: their lengths are drawn from longer ones",
-                known.len()
-            ));
-        }
-        if engine.missing > 0 {
-            notes.push(format!("{} decisions are missing in the recording", engine.missing));
-        }
-        if asked[0] != asked[asked.len() - 1] {
-            notes.push(format!(
-                "clients asked for {} to {} tokens: in the simulation, all ask for {max_tokens}",
-                asked[0],
-                asked[asked.len() - 1]
-            ));
-        }
         Ok(Observed {
             has_ended: known.iter().map(|request| request.has_ended).collect(),
             requests,
             seconds: (self.last_ms - first_ms) / 1e3,
             missing: engine.missing,
             max_tokens,
+            asked: [asked[0], asked[asked.len() - 1]],
             measured,
-            notes,
             steps: self.steps,
             engine: RowEngine { block_tokens: tokens, ..engine },
         })

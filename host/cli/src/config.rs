@@ -24,8 +24,8 @@ Examples:
     Check {
         /// Path of the file; by default, the file that an engine started here would read
         file: Option<PathBuf>,
-        /// Warn of service levels that this engine could not keep for a request alone: a preset (MODEL-GPU), a TOML file that `bench
-        /// calibrate` wrote, or the address of an engine that runs: IP:port on loopback, unix:PATH or https://HOST:port
+        /// Warn of service levels that this engine could not keep for a request alone: a preset (MODEL-GPU), a TOML file that
+        /// `bench calibrate` wrote, or the address of an engine of this machine that runs: IP:port or unix:PATH
         #[arg(long, value_name = "PRESET|FILE.toml|ADDRESS")]
         engine: Option<String>,
     },

@@ -79,7 +79,7 @@ fn check_says_which_service_levels_an_engine_cannot_keep() {
     let done = check("32b-h200");
     assert_eq!(done.code, 0, "{}", done.stderr);
     let expected =
-        "warning: service_levels.chat.prompt_ms_per_token: 0 cannot be kept on 32b-h200 for a prompt of over ";
+        "warning: service_levels.chat.prompt_ms_per_token: 0 cannot be kept on 32b-h200: of prompts of over ";
     assert!(done.stderr.starts_with(expected), "{}", done.stderr);
     std::fs::write(folder.join("meridian.toml"), "[service_levels.chat]\n").unwrap();
     let done = check("7b-h100");

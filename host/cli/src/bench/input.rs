@@ -191,14 +191,13 @@ impl InputArgs {
     /// The requests of an engine's own recordings. One that had not ended has the lengths that it had reached.
     fn recorded(&self, path: &Path) -> anyhow::Result<(Input, Vec<String>)> {
         let (recordings, _) = recordings::open(&[path.to_owned()])?;
-        let Observed { mut requests, has_ended, mut notes, .. } = Observed::read(&recordings)?;
-        let open = has_ended.iter().filter(|has_ended| !**has_ended).count();
+        let observed = Observed::read(&recordings)?;
+        let mut notes: Vec<String> = observed.lack().into_iter().collect();
+        let (open, all) = (observed.open(), observed.requests.len());
         if open > 0 {
-            notes.push(format!(
-                "{open} of {} requests had not ended, and have the lengths that they had reached",
-                requests.len()
-            ));
+            notes.push(format!("{open} of {all} requests had not ended, and have the lengths that they had reached"));
         }
+        let mut requests = observed.requests;
         requests.truncate(self.workload.requests.unwrap_or(usize::MAX));
         if let Some(most) = self.clip_tokens {
             requests.iter_mut().for_each(|request| *request = request.clipped(most));

@@ -6,7 +6,7 @@ use meridian_bench::grid::below_floor;
 use meridian_bench::limits::{REQUESTS, RUNS, engines_within, within};
 use meridian_bench::load::{Course, Stage};
 use meridian_bench::policies::{Inject, PolicyArg, PolicySet};
-use meridian_bench::replay::{MaxTokens, Options, Rate, own_rate, replay, timeline};
+use meridian_bench::replay::{MaxTokens, Options, Rate, bound, own_rate, replay, timeline};
 use meridian_bench::report::{html, table};
 use meridian_bench::results::GivenUp;
 use meridian_bench::sim::{Router, Transfer};
@@ -130,7 +130,13 @@ pub(crate) fn run(args: &ReplayArgs, json: bool) -> anyhow::Result<()> {
         }
     });
     progress.finish_and_clear();
-    let results = results?;
+    let mut results = results?;
+    if !options.config.service_levels.is_empty() && options.engines == 1 {
+        results.most_in_time = bound(&options, &input)?;
+        results.notes.extend(results.most_in_time.map(|most| {
+            format!("without ending thinking early, any scheduler has at most {most:.3} of the requests in time (first rate, first seed)")
+        }));
+    }
     if let Some(refused) = results.runs.iter().filter_map(|run| run.metrics.get("refused")).find(|count| **count > 0.0)
     {
         say(&format!(

@@ -29,7 +29,7 @@ const LENGTHS: f32 = 1024.0;
 const LENGTH_TOKENS: f32 = 128.0;
 /// Bits of an `f32` below this tell numbers apart that are within a group: 16 groups to an octave.
 const IN_A_GROUP: u32 = 19;
-/// A step with slack has at least so many prompt tokens.
+/// A step has at least so many prompt tokens.
 const LEAST_TOKENS: f32 = 128.0;
 /// Of the tightest pace, what a step may take. Not given in the paper: steps as long as the pace itself, with the error of a learned
 /// step time, would miss it.
@@ -48,7 +48,7 @@ pub struct Jitserve {
 impl Policy for Jitserve {
     const NAME: &'static str = "jitserve";
     const VERSION: &'static str = env!("CARGO_PKG_VERSION");
-    const SUMMARY: &'static str = "Most gained for the time it takes first, decodes only as fast as levels need: keeps service levels in a burst, delays long requests.";
+    const SUMMARY: &'static str = "Most gained for the time it takes first, steps as long as levels allow: keeps service levels in a burst, delays long requests.";
 
     fn new(init: Init<'_>) -> Result<Self, String> {
         init.no_config()?;

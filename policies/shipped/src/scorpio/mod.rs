@@ -17,7 +17,7 @@
 //! the paper has a classifier of prompts and profiles.
 
 use meridian_policy_sdk::{
-    Column, DispatchPolicy, Init, Policy, Request, Requests, State, Step, clamped, export_policy,
+    Column, DispatchPolicy, Init, Phase, Policy, Request, Requests, State, Step, clamped, export_policy,
 };
 
 /// Of the tightest pace, what a step may take by the learned step time.
@@ -36,7 +36,7 @@ const TURN: u32 = 0x9e37_79b9;
 /// A step has at least so many prompt tokens.
 const LEAST_TOKENS: f32 = 128.0;
 
-/// What waits before a deadline, and for the last part what waits in all.
+/// What waits before a deadline, as far as it can be in time.
 #[derive(Clone, Copy, Debug, Default)]
 struct Ahead {
     prompt_ms: f32,
@@ -101,7 +101,9 @@ impl Scorpio {
     #[inline(always)]
     fn share(request: &Request<'_, Self>, tightest_ms: f32) -> f32 {
         let tpot_ms = request.level_tpot_ms();
-        let is_paced = tightest_ms < tpot_ms && tpot_ms < f32::INFINITY && request.think_left() < 1.0;
+        let runs = request.state() == State::Running;
+        let answers = if runs { request.phase() == Phase::Output } else { request.think_left() < 1.0 };
+        let is_paced = tightest_ms < tpot_ms && tpot_ms < f32::INFINITY && answers;
         if is_paced { tightest_ms / tpot_ms } else { 1.0 }
     }
 
@@ -164,6 +166,7 @@ impl Scorpio {
 impl DispatchPolicy for Scorpio {
     const INPUTS: &'static [Column] = &[
         Column::Request,
+        Column::Phase,
         Column::State,
         Column::WaitMs,
         Column::SlackMs,
@@ -205,7 +208,8 @@ impl DispatchPolicy for Scorpio {
         let chunk = clamped(most_ms / step.prefill_token_ms, LEAST_TOKENS, step.token_budget.max(1) as f32);
         self.token_budget =
             (step.has_step_time() && self.tightest_ms < f32::INFINITY).then_some((decodes + chunk) as u32);
-        self.chunk_ms = chunk * step.prefill_token_ms;
+        // Without a promise, nothing says how long the steps of thinking will be.
+        self.chunk_ms = if self.tightest_ms < f32::INFINITY { chunk * step.prefill_token_ms } else { 0.0 };
         let token_ms = step.prefill_token_ms + decode_ms / chunk;
         self.queue(step, batch, prompt_tokens * token_ms, token_ms);
     }

@@ -6,6 +6,7 @@ use super::*;
 #[derive(Clone, Copy)]
 struct Candidate {
     request: f32,
+    phase: f32,
     state: f32,
     wait_ms: f32,
     slack_ms: f32,
@@ -21,6 +22,7 @@ struct Candidate {
 
 const DECODING: Candidate = Candidate {
     request: 1.0,
+    phase: 2.0,
     state: 1.0,
     wait_ms: 1000.0,
     slack_ms: f32::INFINITY,
@@ -33,8 +35,15 @@ const DECODING: Candidate = Candidate {
     level_slack_ms: 5000.0,
     level_tpot_ms: 50.0,
 };
-const WAITING: Candidate =
-    Candidate { state: 0.0, wait_ms: 50.0, prompt_tokens: 400.0, computed_tokens: 0.0, output_tokens: 0.0, ..DECODING };
+const WAITING: Candidate = Candidate {
+    phase: 0.0,
+    state: 0.0,
+    wait_ms: 50.0,
+    prompt_tokens: 400.0,
+    computed_tokens: 0.0,
+    output_tokens: 0.0,
+    ..DECODING
+};
 const FREE: Candidate =
     Candidate { level: 0.0, level_slack_ms: f32::INFINITY, level_tpot_ms: f32::INFINITY, ..WAITING };
 
@@ -59,6 +68,7 @@ fn decided(policy: &mut Scorpio, step: &Step, candidates: &[Candidate]) -> Decis
     let column = |of: fn(&Candidate) -> f32| candidates.iter().map(of).collect::<Vec<_>>();
     let columns = [
         column(|c| c.request),
+        column(|c| c.phase),
         column(|c| c.state),
         column(|c| c.wait_ms),
         column(|c| c.slack_ms),
@@ -137,9 +147,12 @@ fn the_virtual_batch_is_within_the_tightest_pace() {
     assert_eq!(caps(&vec![DECODING; 330]), 0, "331 take longer");
     assert_eq!(caps(&[vec![DECODING; 230], vec![loose; 396]].concat()), u32::MAX, "four of them count as one");
     assert_eq!(caps(&[vec![DECODING; 230], vec![loose; 404]].concat()), 0);
-    let thinks = Candidate { think_left: 500.0, ..loose };
+    // Whatever is forecast of it.
+    let thinks = Candidate { phase: 1.0, think_left: 0.0, ..loose };
     assert_eq!(caps(&[vec![DECODING; 230], vec![thinks; 101]].concat()), 0, "thinking is in every step");
-    assert_eq!(caps(&[vec![DECODING; 230], vec![FREE; 0]].concat()), u32::MAX);
+    let free = |requests| vec![Candidate { state: 1.0, ..FREE }; requests];
+    assert_eq!(caps(&[vec![DECODING; 230], free(99)].concat()), u32::MAX, "one without a level counts as a whole one");
+    assert_eq!(caps(&[vec![DECODING; 230], free(101)].concat()), 0);
 
     // What is due before counts too.
     let before = Candidate { level_slack_ms: 1000.0, ..WAITING };
@@ -179,7 +192,7 @@ fn credits_give_each_its_part_of_the_steps() {
         level_tpot_ms: 120.0,
         ..DECODING
     }));
-    candidates.push(Candidate { request: 62.0, think_left: 9.0, ..candidates[1] });
+    candidates.push(Candidate { request: 62.0, phase: 1.0, ..candidates[1] });
     let mut policy = made();
     let (mut steps, mut since, mut longest) = (vec![0u32; 62], vec![0u32; 62], 0);
     for _ in 0..1200 {
