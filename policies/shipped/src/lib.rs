@@ -46,3 +46,38 @@ fn made<P: meridian_policy_sdk::Policy>(config_json: &str) -> Result<P, String> 
     };
     P::new(meridian_policy_sdk::Init { targets, config_json })
 }
+
+/// The decision about candidates, whose columns are in the order of the policy's `INPUTS`.
+#[cfg(test)]
+fn decided<P: meridian_policy_sdk::DispatchPolicy, C>(
+    policy: &mut P,
+    step: &meridian_policy_sdk::Step,
+    candidates: &[C],
+    columns: &[fn(&C) -> f32],
+) -> meridian_policy_sdk::Decision {
+    let columns: Vec<f32> = columns.iter().flat_map(|of| candidates.iter().map(of)).collect();
+    let mut decision = meridian_policy_sdk::Decision::default();
+    meridian_policy_sdk::decide(policy, step, candidates.len(), &columns, &mut decision);
+    decision
+}
+
+/// Positions of keys, first to last.
+#[cfg(test)]
+fn order(keys: &[f32]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..keys.len()).collect();
+    order.sort_by(|a, b| keys[*a].total_cmp(&keys[*b]));
+    order
+}
+
+/// A step of 5 ms, with 0.1 ms a decode and 0.03 ms for a token of a prompt.
+#[cfg(test)]
+fn step() -> meridian_policy_sdk::Step {
+    meridian_policy_sdk::Step {
+        token_budget: 8192,
+        decode_tokens: 1,
+        fixed_ms: 5.0,
+        decode_token_ms: 0.1,
+        prefill_token_ms: 0.03,
+        ..meridian_policy_sdk::Step::default()
+    }
+}

@@ -1,4 +1,4 @@
-use meridian_policy_sdk::{Decision, decide};
+use meridian_policy_sdk::Decision;
 
 use super::*;
 
@@ -49,56 +49,43 @@ fn made() -> Balanced {
     crate::made("{}").expect("there are no options")
 }
 
-/// 5 ms, 0.1 ms a decode, 0.03 ms for a token of a prompt.
 fn step(candidates: &[Candidate]) -> Step {
     let count = |state: f32| candidates.iter().filter(|candidate| candidate.state == state).count() as u32;
     Step {
         now_ms: 1000.0,
-        token_budget: 8192,
         free_blocks: 10_000,
         total_blocks: 20_000,
         running: count(1.0),
         waiting: count(0.0) + count(2.0),
-        decode_tokens: 1,
-        fixed_ms: 5.0,
-        decode_token_ms: 0.1,
-        prefill_token_ms: 0.03,
-        ..Step::default()
+        ..crate::step()
     }
 }
 
 fn decided(policy: &mut Balanced, step: &Step, candidates: &[Candidate]) -> Decision {
-    let column = |of: fn(&Candidate) -> f32| candidates.iter().map(of).collect::<Vec<_>>();
-    let columns = [
-        column(|c| c.phase),
-        column(|c| c.state),
-        column(|c| c.wait_ms),
-        column(|c| c.since_progress_ms),
-        column(|c| c.prompt_tokens),
-        column(|c| c.computed_tokens),
-        column(|c| c.think_tokens),
-        column(|c| c.output_tokens),
-        column(|c| (c.computed_tokens / 16.0).ceil()),
-        column(|_| 0.0),
-        column(|_| f32::INFINITY),
-        column(|c| c.think_left),
-        column(|c| c.output_left),
-        column(|c| c.level_slack_ms),
-        column(|c| c.level_weight),
-        column(|c| c.level_tpot_ms),
-    ]
-    .concat();
-    let mut decision = Decision::default();
-    decide(policy, step, candidates.len(), &columns, &mut decision);
-    decision
+    let columns: &[fn(&Candidate) -> f32] = &[
+        |c| c.phase,
+        |c| c.state,
+        |c| c.wait_ms,
+        |c| c.since_progress_ms,
+        |c| c.prompt_tokens,
+        |c| c.computed_tokens,
+        |c| c.think_tokens,
+        |c| c.output_tokens,
+        |c| (c.computed_tokens / 16.0).ceil(),
+        |_| 0.0,
+        |_| f32::INFINITY,
+        |c| c.think_left,
+        |c| c.output_left,
+        |c| c.level_slack_ms,
+        |c| c.level_weight,
+        |c| c.level_tpot_ms,
+    ];
+    crate::decided(policy, step, candidates, columns)
 }
 
 /// Positions of the candidates, first to last.
 fn order(candidates: &[Candidate]) -> Vec<usize> {
-    let keys = decided(&mut made(), &step(candidates), candidates).keys;
-    let mut order: Vec<usize> = (0..keys.len()).collect();
-    order.sort_by(|a, b| keys[*a].total_cmp(&keys[*b]));
-    order
+    crate::order(&decided(&mut made(), &step(candidates), candidates).keys)
 }
 
 #[test]

@@ -1,6 +1,7 @@
-use meridian_policy_sdk::{Decision, decide};
+use meridian_policy_sdk::Decision;
 
 use super::*;
+use crate::step;
 
 /// A candidate, its columns in the order of `INPUTS`.
 #[derive(Clone, Copy)]
@@ -46,45 +47,26 @@ fn made() -> Jitserve {
     crate::made("{}").expect("there are no options")
 }
 
-/// 5 ms, 0.1 ms a decode, 0.03 ms for a token of a prompt.
-fn step() -> Step {
-    Step {
-        token_budget: 8192,
-        decode_tokens: 1,
-        fixed_ms: 5.0,
-        decode_token_ms: 0.1,
-        prefill_token_ms: 0.03,
-        ..Step::default()
-    }
-}
-
 fn decided(step: &Step, candidates: &[Candidate]) -> Decision {
-    let column = |of: fn(&Candidate) -> f32| candidates.iter().map(of).collect::<Vec<_>>();
-    let columns = [
-        column(|c| c.state),
-        column(|c| c.slack_ms),
-        column(|c| c.prompt_tokens),
-        column(|c| c.computed_tokens),
-        column(|c| c.think_tokens),
-        column(|c| c.output_tokens),
-        column(|c| c.think_left_high),
-        column(|c| c.output_left),
-        column(|c| c.level_slack_ms),
-        column(|c| c.level_weight),
-        column(|c| c.level_tpot_ms),
-    ]
-    .concat();
-    let mut decision = Decision::default();
-    decide(&mut made(), step, candidates.len(), &columns, &mut decision);
-    decision
+    let columns: &[fn(&Candidate) -> f32] = &[
+        |c| c.state,
+        |c| c.slack_ms,
+        |c| c.prompt_tokens,
+        |c| c.computed_tokens,
+        |c| c.think_tokens,
+        |c| c.output_tokens,
+        |c| c.think_left_high,
+        |c| c.output_left,
+        |c| c.level_slack_ms,
+        |c| c.level_weight,
+        |c| c.level_tpot_ms,
+    ];
+    crate::decided(&mut made(), step, candidates, columns)
 }
 
 /// Positions of the candidates, first to last.
 fn order(candidates: &[Candidate]) -> Vec<usize> {
-    let keys = decided(&step(), candidates).keys;
-    let mut order: Vec<usize> = (0..keys.len()).collect();
-    order.sort_by(|a, b| keys[*a].total_cmp(&keys[*b]));
-    order
+    crate::order(&decided(&step(), candidates).keys)
 }
 
 #[test]

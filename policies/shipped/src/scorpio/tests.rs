@@ -1,4 +1,4 @@
-use meridian_policy_sdk::{Decision, decide};
+use meridian_policy_sdk::Decision;
 
 use super::*;
 
@@ -51,40 +51,27 @@ fn made() -> Scorpio {
     crate::made("{}").expect("there are no options")
 }
 
-/// 5 ms, 0.1 ms a decode, 0.03 ms for a token of a prompt.
 fn step(candidates: &[Candidate]) -> Step {
-    Step {
-        token_budget: 8192,
-        running: candidates.iter().filter(|candidate| candidate.state == 1.0).count() as u32,
-        decode_tokens: 1,
-        fixed_ms: 5.0,
-        decode_token_ms: 0.1,
-        prefill_token_ms: 0.03,
-        ..Step::default()
-    }
+    Step { running: candidates.iter().filter(|candidate| candidate.state == 1.0).count() as u32, ..crate::step() }
 }
 
 fn decided(policy: &mut Scorpio, step: &Step, candidates: &[Candidate]) -> Decision {
-    let column = |of: fn(&Candidate) -> f32| candidates.iter().map(of).collect::<Vec<_>>();
-    let columns = [
-        column(|c| c.request),
-        column(|c| c.phase),
-        column(|c| c.state),
-        column(|c| c.wait_ms),
-        column(|c| c.slack_ms),
-        column(|c| c.prompt_tokens),
-        column(|c| c.computed_tokens),
-        column(|c| c.think_tokens),
-        column(|c| c.output_tokens),
-        column(|c| c.think_left),
-        column(|c| c.level),
-        column(|c| c.level_slack_ms),
-        column(|c| c.level_tpot_ms),
-    ]
-    .concat();
-    let mut decision = Decision::default();
-    decide(policy, step, candidates.len(), &columns, &mut decision);
-    decision
+    let columns: &[fn(&Candidate) -> f32] = &[
+        |c| c.request,
+        |c| c.phase,
+        |c| c.state,
+        |c| c.wait_ms,
+        |c| c.slack_ms,
+        |c| c.prompt_tokens,
+        |c| c.computed_tokens,
+        |c| c.think_tokens,
+        |c| c.output_tokens,
+        |c| c.think_left,
+        |c| c.level,
+        |c| c.level_slack_ms,
+        |c| c.level_tpot_ms,
+    ];
+    crate::decided(policy, step, candidates, columns)
 }
 
 fn decided_once(candidates: &[Candidate]) -> Decision {
@@ -93,10 +80,7 @@ fn decided_once(candidates: &[Candidate]) -> Decision {
 
 /// Positions of the candidates, first to last.
 fn order(candidates: &[Candidate]) -> Vec<usize> {
-    let keys = decided_once(candidates).keys;
-    let mut order: Vec<usize> = (0..keys.len()).collect();
-    order.sort_by(|a, b| keys[*a].total_cmp(&keys[*b]));
-    order
+    crate::order(&decided_once(candidates).keys)
 }
 
 #[test]
