@@ -152,6 +152,52 @@ fn short_of_blocks_the_victims_come_back() {
     assert!(answers("output-first") < answers("fcfs"), "{} {}", answers("output-first"), answers("fcfs"));
 }
 
+/// Seen beside vLLM: whoever did not answer yet went before all that answered, so that the prompt was preempted again and again.
+#[test]
+fn a_long_prompt_beside_short_answers_keeps_its_blocks() {
+    let small = EngineConfig { kv_blocks: 2049, max_num_batched_tokens: 256, max_num_seqs: 64, ..engine() };
+    let mut requests = vec![request(0.0, 32_000, 0, 4)];
+    requests.extend((0..50).map(|i| request(0.0, 20 + i, 0, 400)));
+    // The same with the prompt behind the others, where stock computes it last.
+    for (long, order) in [
+        (0, requests.clone()),
+        (50, {
+            requests.rotate_left(1);
+            requests
+        }),
+    ] {
+        let run = |dispatch: &str| {
+            let outcome = simulate(&small, dispatch, &order);
+            (outcome.times[long].ttft_ms, metric(&outcome, "preemptions_prefill"))
+        };
+        let (stock, _) = run("native:fcfs");
+        for policy in ["balanced", "fcfs", "output-first"] {
+            let (ttft_ms, preemptions) = run(policy);
+            assert_eq!(preemptions, 0.0, "{policy}");
+            assert!(ttft_ms <= 1.1 * stock, "{policy}: {ttft_ms} ms, stock {stock}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    /// While nothing else grows, prompts that were admitted together are not preempted: they fit.
+    #[test]
+    fn prompts_are_admitted_beside_each_other_only_if_all_of_them_fit(
+        prompts in proptest::collection::vec((1u32..6000, 0u32..400), 2..40),
+        policy in prop_oneof![Just("balanced"), Just("fcfs"), Just("output-first"), Just("srpt")],
+        seats in 2u32..32,
+    ) {
+        let small = EngineConfig { kv_blocks: 401, max_num_batched_tokens: 512, max_num_seqs: seats, ..engine() };
+        let requests: Vec<_> =
+            prompts.iter().map(|(tokens, at_ms)| request(f64::from(*at_ms) / 1e3, *tokens, 0, 1)).collect();
+        let outcome = simulate(&small, policy, &requests);
+        prop_assert_eq!(metric(&outcome, "preemptions_prefill"), 0.0);
+        prop_assert_eq!(metric(&outcome, "requests"), requests.len() as f64);
+    }
+}
+
 #[test]
 fn what_never_fits_is_refused() {
     let outcome = simulate(&engine(), "fcfs", &[request(0.0, 16_000, 600, 10), request(0.0, 10, 0, 1)]);

@@ -229,7 +229,7 @@ class Soak:
 
     def _step_begins(self) -> None:
         if self.attached:
-            self.hook.step_begins()
+            self.hook.step_begins(0)
 
     def _compute(self, requests: list[Any]) -> None:
         """A few decode steps; whoever is last makes room, as in vLLM's scheduler."""

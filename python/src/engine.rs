@@ -197,6 +197,7 @@ impl Engine {
             waiting_changed: false,
             preempted: None,
             refused: None,
+            prompt_blocks: 0,
             orders: None,
             follows_thinking: false,
         };
@@ -235,6 +236,7 @@ impl Engine {
         step.preempted = requests(&plan.preempted)?;
         step.refused = requests(&plan.refused)?;
         step.token_budget = plan.token_budget;
+        step.prompt_blocks = plan.prompt_blocks;
         step.running_changed = !plan.running_order.is_empty();
         step.waiting_changed = !plan.waiting_order.is_empty();
         Ok(Some(step))

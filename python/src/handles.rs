@@ -34,6 +34,8 @@ pub(crate) struct StepPlan {
     pub(crate) preempted: Option<Py<PyList>>,
     /// Waiting requests that end unserved; None without any.
     pub(crate) refused: Option<Py<PyList>>,
+    /// KV blocks that running requests have yet to take for their prompts.
+    pub(crate) prompt_blocks: u32,
     /// Orders for the samplers; None without any.
     pub(crate) orders: Option<Py<PyBytes>>,
     /// The thinking of any live request is followed.

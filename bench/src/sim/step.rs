@@ -44,6 +44,13 @@ fn of(live: &mut [Option<Box<Live>>], row: RowId) -> &mut Live {
     live[row.index()].as_deref_mut().expect("a request of the queues is live")
 }
 
+/// What running requests have yet to take for prompts, and Meridian's admission leaves to them.
+fn blocks_of_prompts(live: &[Option<Box<Live>>], running: &[RowId], block_tokens: u32) -> u32 {
+    let live = running.iter().filter_map(|row| live[row.index()].as_deref());
+    let missing = |live: &Live| live.known_tokens.div_ceil(block_tokens).saturating_sub(live.blocks.len() as u32);
+    live.filter(|live| live.known_tokens - live.computed_tokens > 1).map(missing).sum()
+}
+
 impl EngineStep for Serving<'_> {
     fn needed_tokens(&mut self, row: RowId) -> u32 {
         let live = self.live[row.index()].as_deref().expect("a request of the queues is live");
@@ -100,7 +107,7 @@ impl EngineStep for Serving<'_> {
     /// With blocks for all that it knows.
     fn admit(&mut self, row: RowId, most: u32, running: &[RowId]) -> Option<u32> {
         let block_tokens = self.config.block_tokens;
-        let live = of(self.live, row);
+        let live = self.live[row.index()].as_deref().expect("a request of the queues is live");
         let chain = live.find_prefix(self.pool, self.config, self.found);
         let kept = live.moves.kept;
         // One that comes from another engine lacks its last token only.
@@ -110,9 +117,13 @@ impl EngineStep for Serving<'_> {
         let known = if self.config.scheduler_reserve_full_isl { live.known_tokens } else { cached + tokens };
         let whole = known.div_ceil(block_tokens) - chain.blocks + revived;
         let watermark = if running.is_empty() { 0 } else { self.reserve };
-        if whole + watermark > self.pool.free() {
+        if whole + watermark > self.pool.free()
+            || self.manages_kv
+                && whole + watermark + blocks_of_prompts(self.live, running, block_tokens) > self.pool.free()
+        {
             return None;
         }
+        let live = of(self.live, row);
         self.pool.touch(self.found);
         self.pool.matched(self.found, live.preemptions > 0);
         live.blocks.extend_from_slice(self.found);

@@ -5,6 +5,7 @@ use meridian_policy_sdk::{Phase, State, Step};
 
 use crate::blocks::ranked_or_default;
 use crate::levels::Speed;
+use crate::plan::memory::Losses;
 use crate::rank::ordinal;
 use crate::table::RequestState;
 use crate::{
@@ -41,6 +42,8 @@ pub struct EngineMirror {
     /// Requests that the latest plan preempts for waiting ones, and the number of waiting requests.
     preempted_for_waiting: Vec<RowId>,
     behind: usize,
+    /// Tokens that the engine takes in a step at most.
+    step_tokens: u32,
     kv: KvCounts,
     now_ms: Option<f64>,
 }
@@ -144,6 +147,7 @@ impl EngineMirror {
     /// [`EngineMirror::hold_time`].
     pub fn begin_step(&mut self, facts: &EngineFacts, running: &[RowId], waiting: &[RowId]) -> Step {
         self.measure(facts.now_ms);
+        self.step_tokens = facts.token_budget;
         let prefill_token_ms = self.step_time.learned().map_or(0.0, |fit| f64::from(fit.prefill_token_ms));
         self.table.begin_step(facts.now_ms, prefill_token_ms);
         let EngineFacts {
@@ -247,19 +251,27 @@ impl EngineMirror {
         self.behind = waiting;
     }
 
-    /// Report a preemption. Returns whether the request answers, although one that does not answer could have gone.
+    /// Report a preemption. Returns whether the request answers, although one that does not answer could have gone, and would
+    /// not have lost much more.
     pub fn preempted(&mut self, row_id: RowId) -> bool {
         let Some(row) = self.table.get(row_id) else { return false };
-        let answered = row.phase() == Phase::Output;
         self.preemptions[row.phase() as usize] += 1;
         let others = if self.preempted_for_waiting.contains(&row_id) { self.behind } else { 0 };
-        self.table.preempted_behind(row_id, others);
-        let could_go = |row: &RequestState| {
-            row.state() == State::Running && row.phase() != Phase::Output && row.computed_tokens() > 0
+        let avoidable = row.phase() == Phase::Output && {
+            let runs = |row: &&RequestState| row.state() == State::Running && row.computed_tokens() > 0;
+            let losses = self.losses(self.table.iter().filter(runs));
+            self.table
+                .iter()
+                .filter(runs)
+                .any(|other| other.phase() != Phase::Output && losses.kept(other) < losses.kept(row))
         };
-        let avoidable = answered && self.table.iter().any(could_go);
+        self.table.preempted_behind(row_id, others);
         self.kv.avoidable_output_preemptions += u64::from(avoidable);
         avoidable
+    }
+
+    fn losses<'a>(&self, rows: impl Iterator<Item = &'a RequestState>) -> Losses {
+        Losses::new(rows.map(RequestState::computed_tokens), self.step_tokens)
     }
 
     /// Report that the chain of a request's blocks is about to be released because the request stops, and get the facts for
@@ -296,10 +308,11 @@ impl EngineMirror {
         self.kv
     }
 
-    /// The index of the request in `running` that gives up its KV blocks. Requests that do not answer go before
-    /// requests that do, in each group first those whose service level cannot be kept any more, then in the order of the
-    /// policy: by default, the fewest computed tokens first, then the youngest. `blocks` counts the blocks that only this
-    /// request attends. `None` when nothing runs.
+    /// The index of the request in `running` that gives up its KV blocks. A request whose tokens would take more than a step to
+    /// compute again, and are many times those of the others, goes after all of them, and so does one that was preempted
+    /// often. Of the rest, requests that do not answer go before requests that do, in each group first those whose service
+    /// level cannot be kept any more, then in the order of the policy: by default, the fewest computed tokens first, then the
+    /// youngest. `blocks` counts the blocks that only this request attends. `None` when nothing runs.
     pub fn victim(
         &self,
         policy: &mut dyn EvictionRanker,
@@ -307,17 +320,14 @@ impl EngineMirror {
         running: &[RowId],
         blocks: &[u32],
     ) -> Option<usize> {
-        let rows: Vec<(usize, &RequestState)> =
+        let mut rows: Vec<(usize, &RequestState)> =
             running.iter().enumerate().filter_map(|(i, row_id)| Some((i, self.table.get(*row_id)?))).collect();
-        let class = if rows.iter().any(|(_, row)| row.phase() != Phase::Output) {
-            BlockTier::ThinkActive
-        } else {
-            BlockTier::OutputCritical
-        };
-        let mut rows: Vec<_> = rows
-            .into_iter()
-            .filter(|(_, row)| (row.phase() == Phase::Output) == (class == BlockTier::OutputCritical))
-            .collect();
+        let losses = self.losses(rows.iter().map(|(_, row)| *row));
+        // One that frees nothing goes after all others.
+        let kept = |(i, row): &(usize, &RequestState)| (blocks.get(*i) == Some(&0), losses.kept(row));
+        let first = rows.iter().map(kept).min()?;
+        rows.retain(|row| kept(row) == first);
+        let tier = if rows[0].1.phase() == Phase::Output { BlockTier::OutputCritical } else { BlockTier::ThinkActive };
         let token_ms = self.token_ms();
         // Oldest first, so that a policy receives the same candidates in the same order in every run.
         rows.sort_by(|(_, a), (_, b)| a.arrival_ms.total_cmp(&b.arrival_ms));
@@ -325,7 +335,7 @@ impl EngineMirror {
             .iter()
             .map(|(i, row)| EvictionCandidate {
                 subject: EvictionSubject::Request(row.number.into()),
-                tier: class,
+                tier,
                 blocks: blocks.get(*i).copied().unwrap_or(0),
                 age_ms: row.admitted_ms().map_or(0.0, |since_ms| (memory.now_ms - since_ms).max(0.0) as f32),
                 computed_tokens: row.computed_tokens(),

@@ -1,8 +1,9 @@
 mod causes;
+pub(crate) mod memory;
 mod overdue;
 mod room;
 
-use meridian_policy_sdk::{Decision, Phase, State};
+use meridian_policy_sdk::{Decision, State};
 
 use crate::table::RequestState;
 use crate::{Ranker, RequestTable, RowId};
@@ -44,6 +45,8 @@ pub struct Plan {
     /// Waiting requests that the engine ends before the step instead of serving them: they were never admitted, and their
     /// service level, which cannot be kept any more, refuses late requests. They are still in `waiting_order`.
     pub refused: Vec<RowId>,
+    /// KV blocks that running requests have yet to take for prompts, which admission leaves to them.
+    pub prompt_blocks: u32,
     /// The decision would have left nothing to run in the step, so the planner lifted caps of 0.
     pub overruled: bool,
 }
@@ -58,6 +61,9 @@ pub struct KvGrowth {
     /// Free blocks that the engine leaves for each running request when it admits another.
     pub blocks_per_request: f64,
 }
+
+/// A request gives way at most this many times while others can: each time, its computed tokens are computed again.
+const MOST_PREEMPTIONS: u32 = 3;
 
 /// Below one in this many of all KV blocks, a request waits for blocks if no other cause is known.
 const SHORT_OF_BLOCKS: u32 = 10;
@@ -140,9 +146,10 @@ impl Planner {
         self
     }
 
-    /// Declare that the engine preempts the last request in its running list. In a step that may run short of KV
-    /// blocks, requests that answer then go before those that do not, each group in the policy's order. A request that
-    /// already has its tokens cannot go any more. Does nothing without [`Planner::with_block_tokens`].
+    /// Declare that the engine preempts the last request in its running list, or the least urgent one if it schedules by
+    /// priority. In a step that may run short of KV blocks, the requests that lose least then stand last: requests that do
+    /// not answer behind those that do, and before all of them one whose tokens take more than a step to compute again. A
+    /// request that already has its tokens cannot go any more. Does nothing without [`Planner::with_block_tokens`].
     pub fn keep_answers_ahead(&mut self, growth: KvGrowth) {
         self.growth = Some(growth);
     }
@@ -182,11 +189,8 @@ impl Planner {
         max_defer_ms: f32,
     ) -> &Plan {
         self.follow(table, facts, running, waiting, decision, max_defer_ms);
-        if let (Some(growth), Some(block_tokens)) = (self.growth, self.block_tokens)
-            && !self.priority_first
-            && self.is_short(table, facts, running, block_tokens, growth)
-        {
-            self.put_answers_ahead(table, running);
+        if let (Some(growth), Some(block_tokens)) = (self.growth, self.block_tokens) {
+            self.put_victims_last(table, facts, running, block_tokens, growth);
         }
         &self.plan
     }
@@ -203,41 +207,6 @@ impl Planner {
     #[must_use]
     pub fn latest(&self) -> &Plan {
         &self.plan
-    }
-
-    /// Whether the running requests may need more KV blocks in this step than are free.
-    fn is_short(
-        &self,
-        table: &RequestTable,
-        facts: &EngineFacts,
-        running: &[RowId],
-        block_tokens: u32,
-        growth: KvGrowth,
-    ) -> bool {
-        let mut tokens_left = self.plan.token_budget;
-        let mut blocks = 0u64;
-        for position in 0..running.len() {
-            let from = self.plan.running_order.get(position).map_or(position, |from| *from as usize);
-            let Some(row) = table.get(running[from]) else { continue };
-            let tokens = row.needed_tokens(facts.decode_tokens).min(tokens_left);
-            tokens_left -= tokens;
-            let computed = row.computed_tokens();
-            let held = computed.div_ceil(block_tokens);
-            let needed = computed.saturating_add(tokens).saturating_add(growth.lookahead_tokens);
-            blocks += u64::from(needed.div_ceil(block_tokens) - held) * u64::from(growth.groups);
-        }
-        blocks > u64::from(facts.free_blocks)
-    }
-
-    fn put_answers_ahead(&mut self, table: &RequestTable, running: &[RowId]) {
-        let order = &mut self.plan.running_order;
-        if order.is_empty() {
-            order.extend((0..running.len()).map(|position| position as u32));
-        }
-        order.sort_by_key(|from| table.get(running[*from as usize]).is_none_or(|row| row.phase() != Phase::Output));
-        if order.iter().enumerate().all(|(position, from)| position == *from as usize) {
-            order.clear();
-        }
     }
 
     fn follow(
@@ -262,6 +231,7 @@ impl Planner {
         self.plan.token_caps.clear();
         self.plan.preempted.clear();
         self.plan.overruled = false;
+        self.plan.prompt_blocks = if waiting.is_empty() { 0 } else { self.blocks_of_prompts(table, facts, running) };
         self.budget_was_lowered = self.plan.token_budget < engine_budget;
         self.caps.clear();
         if decision.keys.is_empty() && !self.owns_queues && !table.guards_shares() {
@@ -323,6 +293,7 @@ impl Planner {
             return true;
         };
         let reserved = self.growth.map_or(0, |growth| growth.reserve(running.len(), facts.total_blocks));
+        let reserved = reserved.saturating_add(self.plan.prompt_blocks);
         // The planner does not know how much of it the prefix cache has.
         row.known_tokens().div_ceil(block_tokens) <= facts.free_blocks.saturating_sub(reserved)
     }

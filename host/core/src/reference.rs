@@ -282,7 +282,9 @@ impl Queues {
             }
             while !step.grow(row, tokens) {
                 preempted = true;
-                if self.preempt(position, step) == row {
+                // If the first one goes itself, the step is empty.
+                let others = usize::from(left == budget && position + 1 < self.running.len());
+                if self.preempt(position + others, step) == row {
                     return (left, preempted);
                 }
             }

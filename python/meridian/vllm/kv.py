@@ -110,10 +110,11 @@ class KvHook:
             id(pool): PoolHook(pool, engine, self.block_tokens, keeps_dead, self._fail, own_time) for pool in pools
         }
         self._hooks = tuple(self._pools.values())
-        self._growth_blocks = engine.growth_blocks if hasattr(manager, "watermark_blocks") else 0.0
+        self._growth_blocks = engine.growth_blocks
+        # vLLM's own number of blocks that admission leaves free, during a step.
         self._own_watermark: int | None = None
-        # Whether a request has received tokens in this step.
-        self._step_serves = False
+        # Whether a request has received tokens in this step, and whether any has yet to take KV blocks for its prompt.
+        self._step_serves = self._has_prompts = False
         # What the hook's wrapper of `allocate_slots` calls; whether the wrapper is in its place, or inside one of other
         # code; and whether it looks at the allocations of this step.
         self._allocate_slots: Callable[..., Any] = manager.allocate_slots
@@ -161,20 +162,13 @@ class KvHook:
         for pool in self._pools.values():
             pool.detach()
 
-    def step_begins(self) -> None:
-        """Leave the running requests room to grow in this step. vLLM reads the watermark when it admits a request, and
-        only while a request runs (kv_cache_manager.py: `allocate_slots`). Without it, vLLM admits a request when its
-        prompt just fits, and then preempts another for the next block."""
-        self._step_serves = False
+    def step_begins(self, prompt_blocks: int) -> None:
+        """Begin a step in which running requests have yet to take `prompt_blocks` for their prompts."""
+        self._step_serves, self._has_prompts = False, prompt_blocks > 0
         scheduler = self._scheduler
         manager = scheduler.kv_cache_manager
         running = len(scheduler.running)
-        if self._growth_blocks > 0:
-            self._own_watermark = manager.watermark_blocks
-            # The rule of `KvGrowth::reserve` in the core.
-            reserve = min(int(self._growth_blocks * running), self._most_growth)
-            if reserve > self._own_watermark:
-                manager.watermark_blocks = reserve
+        self._own_watermark = getattr(manager, "watermark_blocks", None)
         if self._preempts_the_last:
             free = manager.block_pool.free_block_queue.num_free_blocks
             if free < running * self._blocks_a_request + self._blocks_of_prompts:
@@ -321,18 +315,22 @@ class KvHook:
         original = self._allocate_slots
         if not self._watches or not self._on:
             return original(request, *args, **kwargs)
-        reserve = self._lift_reserve(request, kwargs)
+        watermark = self._watermark(request, kwargs)
+        manager = self._scheduler.kv_cache_manager
+        if watermark is not None:
+            manager.watermark_blocks = watermark
         own_time = self._own_time
         own_time.ns += time.perf_counter_ns() - began_ns
         try:
             allocated = original(request, *args, **kwargs)
         finally:
             began_ns = time.perf_counter_ns()
-            # If Meridian has given up within the call, the watermark is already vLLM's own.
-            if reserve is not None and self._own_watermark is not None:
-                self._scheduler.kv_cache_manager.watermark_blocks = reserve
+            if watermark is not None and self._own_watermark is not None:
+                manager.watermark_blocks = self._own_watermark
         try:
             new_tokens = kwargs.get("num_new_tokens", args[0] if args else 0)
+            if allocated is not None and request.status != RequestStatus.RUNNING:
+                self._has_prompts = self._has_prompts or new_tokens < request.num_tokens
             self._step_serves = self._step_serves or (allocated is not None and new_tokens > 0)
             if allocated is not None and self._awaited:
                 self._no_longer_waits(request, is_admitted=True)
@@ -347,20 +345,40 @@ class KvHook:
         own_time.ns += time.perf_counter_ns() - began_ns
         return allocated
 
-    def _lift_reserve(self, request: Request, kwargs: dict[str, Any]) -> int | None:
-        """Leave no room for growth where waiting would be pointless: a connector loads the request's KV, or the request
-        has the step to itself because the running ones are in flight. Returns the watermark to restore, or None."""
+    def _watermark(self, request: Request, kwargs: dict[str, Any]) -> int | None:
+        """Free blocks that the admission of this request leaves to those that run; None to leave vLLM's own number.
+
+        vLLM reads it when it admits a request while others run (kv_cache_manager.py: `allocate_slots`). Without
+        it, vLLM admits a request when its prompt just fits, and then preempts another for the next block. Waiting would
+        be pointless where a connector loads the request's KV, or where the request has the step to itself because the
+        running ones are in flight. No request waits for less urgent ones."""
         own = self._own_watermark
+        is_admitted = own is not None and request.status != RequestStatus.RUNNING and self._step_serves
         try:
             is_loaded = request.num_computed_tokens > 0 or kwargs.get("num_external_computed_tokens", 0) > 0
-            if own is None or request.status == RequestStatus.RUNNING or (self._step_serves and not is_loaded):
+            if own is None or not is_admitted or is_loaded:
                 return None
-            manager = self._scheduler.kv_cache_manager
-            reserve, manager.watermark_blocks = manager.watermark_blocks, own
-            return reserve
+            running = self._scheduler.running
+            if not self._preempts_the_last:
+                running = [other for other in running if other.priority <= request.priority]
+            # The rule of `KvGrowth::reserve` in the core.
+            reserve = min(int(self._growth_blocks * len(running)), self._most_growth)
+            if self._has_prompts and self._groups == 1:
+                reserve += self._prompt_blocks(running)
         except DEFECTS:
             self._fail("admitting a request")
             return None
+        return reserve if reserve > own else None
+
+    def _prompt_blocks(self, running: Iterable[Request]) -> int:
+        """KV blocks that these requests have yet to take for tokens that they already have."""
+        (manager,) = self._scheduler.kv_cache_manager.coordinator.single_type_managers
+        blocks = 0
+        for request in running:
+            if request.num_tokens - request.num_computed_tokens > 1:
+                held = len(manager.req_to_blocks.get(request.request_id, ()))
+                blocks += max(-(-request.num_tokens // manager.block_size) - held, 0)
+        return blocks
 
     def _is_probe(self, request: Request) -> bool:
         return self.probes is not None and self.probes.prompt_tokens(request.request_id) is not None
@@ -373,6 +391,9 @@ class KvHook:
             return
         running = scheduler.running
         first = running.index(request)
+        if not self._step_serves and first + 1 < len(running):
+            # If the request goes itself, vLLM ends the step, which would be empty.
+            first += 1
         candidates = running[first:]
         if len(candidates) < 2:
             return

@@ -64,7 +64,7 @@ class Step(State):
         if plan.caps is not None or probes:
             self._apply_caps(plan.caps or {}, probes)
         if kv is not None:
-            kv.step_begins()
+            kv.step_begins(plan.prompt_blocks)
 
     @abstractmethod
     def _switch(self, engine: _native.Engine) -> None:

@@ -47,6 +47,7 @@ SCHEDULER = [
 ]
 KV_HOOK = [
     "_matched",
+    "_prompt_blocks",
     "_put_victim_last",
     "_watch_allocations",
     "request_ends",

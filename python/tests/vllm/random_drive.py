@@ -160,6 +160,7 @@ class Drive:
             mm_features=images or None,
             lora_request=LoRARequest(f"adapter-{adapter}", adapter, "nowhere") if adapter else None,
             resumable=self.feature.sessions and rng.random() < 0.5,
+            priority=rng.choice((-1, 0, 0, 3)) if self.feature.priority else 0,
         )
         if params.structured_outputs is not None:
             self.grammars_due[name] = self.steps + rng.randint(0, 6)
@@ -170,7 +171,8 @@ class Drive:
     def _request(self, name: str, prompt: list[int], params: Any, **more: Any) -> Any:
         from vllm.v1.request import Request
 
-        arrival_time = EPOCH_S + self.now_ms / 1e3
+        # Of two that are as urgent and came at one time, vLLM preempts the one that was admitted first.
+        arrival_time = EPOCH_S + (self.now_ms + 1e-3 * self.arrived) / 1e3
         return Request(name, prompt, params, None, arrival_time=arrival_time, block_hasher=self.hasher, **more)
 
     def _images(self, offset: int) -> list[Any]:
@@ -261,11 +263,17 @@ class Drive:
 
     def _empty(self, output: Any) -> Any:
         """A step without tokens: stock, in the same state, would not have had any either. A step that preempts admits
-        nobody, whoever decides."""
+        nobody, but serves those that still run, unless vLLM chose who goes."""
+        from meridian.vllm.kv import can_take_tokens
         from vllm.v1.core.sched.scheduler import Scheduler
 
         self.empty_steps += 1
-        if self.is_stock or output.preempted_req_ids:
+        if self.is_stock:
+            return output
+        if output.preempted_req_ids:
+            is_ours = self.scheduler._meridian_kv is not None and not self.scheduler._meridian_stands_aside
+            if is_ours and any(map(can_take_tokens, self.scheduler.running)):
+                self.violates(f"nothing ran, {output.preempted_req_ids} made room for nobody")
             return output
         again = Scheduler.schedule(self.scheduler)
         if not again.total_num_scheduled_tokens:

@@ -55,6 +55,8 @@ class Feature:
     # A second group of layers, with a sliding window.
     window: bool = False
     caching: bool = True
+    # vLLM's --scheduling-policy priority.
+    priority: bool = False
 
 
 FEATURES = (
@@ -73,6 +75,8 @@ FEATURES = (
     Feature("aborts", aborts=True),
     Feature("resets", resets=True, aborts=True),
     Feature("window", window=True),
+    Feature("priority", priority=True),
+    Feature("priority-aborts-caching-off", priority=True, aborts=True, caching=False),
     Feature("adapters-drafts-aborts", adapters=True, drafts=2, aborts=True),
     Feature("pipeline-connector-aborts", pipeline=2, connector=True, aborts=True),
     Feature("chunking-off-pipeline-drafts", chunked_prefill=False, pipeline=2, drafts=2),
@@ -194,6 +198,7 @@ def vllm_config(feature: Feature, limits: Limits, model: str) -> VllmConfig:
         enable_chunked_prefill=feature.chunked_prefill,
         disable_chunked_mm_input=feature.whole_images,
         async_scheduling=feature.asynchronous,
+        policy="priority" if feature.priority else "fcfs",
         long_prefill_token_threshold=limits.long_prefill,
         disable_hybrid_kv_cache_manager=True if feature.connector else None,
     )

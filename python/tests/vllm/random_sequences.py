@@ -69,6 +69,7 @@ class Policy:
     # Tight, so that budgets are lowered.
     tpot_ms: tuple[float, float] = (8.0, 16.0)
     preempts_for_waiting: bool = False
+    growth_blocks: float | None = None
 
     def config(self, hostile: Path) -> Any:
         """As it would stand in meridian.toml, without listeners."""
@@ -92,7 +93,9 @@ class Policy:
                 max_defer_ms=self.max_defer_ms,
                 preempt_for_waiting=self.preempts_for_waiting,
             ),
-            kv_memory=KvMemoryConfig(enabled=self.kv_memory),
+            kv_memory=KvMemoryConfig(enabled=self.kv_memory)
+            if self.growth_blocks is None
+            else KvMemoryConfig(growth_blocks=self.growth_blocks),
             model=ModelConfig(strips_reasoning=True),
             # A busy machine may pause any call; deadlines are no subject here.
             policy=PolicyConfig(watch=False, dispatch=SlotConfig(source, self.options, deadline_ms=1000.0)),

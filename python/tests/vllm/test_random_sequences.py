@@ -87,6 +87,45 @@ def test_an_answer_does_not_wait_for_a_prompt_that_has_no_blocks(policy: Policy,
     assert idle_plans > 0, "the policy is named for what the host changed"
 
 
+# A prompt of 2,000 blocks beside 50 short requests, in 2,048 blocks: it comes first, or last.
+SHORT = Limits(seqs=64, tokens=256, blocks=2049, adapters=1, encoder=0, long_prefill=0, model_len=33_000)
+LONG = Arrival(1, 2000 * BLOCK_TOKENS, 8)
+
+
+@pytest.mark.parametrize("source", ["balanced", "output-first", "srpt"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_long_prompt_beside_short_requests_keeps_its_blocks(model: str, source: str, is_first: bool) -> None:
+    others = tuple(Arrival(1, 10 + i, 400) for i in range(50))
+    arrivals = (LONG, *others) if is_first else (*others, LONG)
+    long = "0" if is_first else "50"
+    reference, _ = scripted(SHORT, arrivals, model)
+    ours, _ = scripted(SHORT, arrivals, model, Policy(source, f"native:{source}"))
+    assert ours.violations == []
+    assert ours.empty_steps == 0
+    assert ours.requests[long].num_preemptions == 0
+    # The others admit short requests first, and serve decodes first.
+    assert source != "balanced" or ours.over_ms[long] <= 1.1 * reference.over_ms[long]
+
+
+@pytest.mark.parametrize("growth_blocks", [0.0, 8.0])
+def test_an_urgent_request_does_not_wait_for_the_growth_of_others(model: str, growth_blocks: float) -> None:
+    """The blocks just suffice for an urgent request beside one that is not."""
+    from vllm import SamplingParams
+
+    feature = Feature("scripted", priority=True, caching=False)
+    limits = Limits(seqs=4, tokens=200, blocks=12, adapters=1, encoder=0, long_prefill=0)
+    drive = Drive(make_scheduler(feature, limits, model), feature, limits, 0)
+    drive.left = 0
+    prompt = list(range(10, 10 + 5 * BLOCK_TOKENS))
+    with decided_by(Policy("grows", "native:balanced", growth_blocks=growth_blocks), drive, Path()):
+        for name, priority, step in (("0", 5, {"0"}), ("1", 0, {"0", "1"})):
+            request = drive._request(name, prompt, SamplingParams(max_tokens=4), priority=priority)
+            drive.requests[name], drive.tokens[name] = request, []
+            drive.scheduler.add_request(request)
+            drive.step()
+            assert set(dict(drive.trace[0 if priority else -2][0])) == step
+
+
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
 def test_adapters_of_requests_that_are_left_out_count(policy: Policy, model: str, hostile: Path) -> None:
     ours, _ = scripted(TWO_ADAPTERS, TWO_ADAPTERS_ARRIVALS, model, policy, hostile)

@@ -2,12 +2,9 @@
 
 use std::cmp::Ordering;
 
-use super::{EngineFacts, Planner};
+use super::{EngineFacts, MOST_PREEMPTIONS, Planner};
 use crate::table::RequestState;
 use crate::{Decision, RequestTable, RowId};
-
-/// A request gives way at most this many times: each time, its computed tokens are computed again.
-const MOST_PREEMPTIONS: u32 = 3;
 
 impl Planner {
     /// Find the running requests that give way to the first waiting request, and add them to the plan.
@@ -47,7 +44,7 @@ impl Planner {
         let first = place(head, running.len() + from);
         let blocks = |tokens: u32| self.block_tokens.map_or(0, |block_tokens| tokens.div_ceil(block_tokens));
         let reserved = self.growth.map_or(0, |growth| growth.reserve(running.len(), facts.total_blocks));
-        let needed = blocks(head.known_tokens()).saturating_add(reserved);
+        let needed = blocks(head.known_tokens()).saturating_add(reserved).saturating_add(self.plan.prompt_blocks);
         let (mut seats, mut free_blocks) = (facts.free_seats, facts.free_blocks);
         while seats == 0 || free_blocks < needed {
             let candidate = |(i, row_id): (usize, &RowId)| {

@@ -173,7 +173,8 @@ impl Balanced {
         self.seats = self.seats.map(|seats| seats.max(step.running));
         let seats = self.seats.map_or(u32::MAX, |seats| seats - step.running);
         let mut seats = if self.doors.are_shut { 0 } else { seats };
-        let mut room = load.room(step.free_blocks, step.running);
+        // What prompts that run have yet to compute takes its blocks before any that waits.
+        let mut room = load.room(step.free_blocks, step.running) - load.prompt_tokens;
         let (mut cost_ms, mut looked_at) = (0.0, 0.0);
         let waiting = batch.iter().skip(self.leading).filter(|request| request.state() != State::Running);
         for request in waiting.take(LOOKED_AT) {
