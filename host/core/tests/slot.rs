@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 
 use made::{Made, TARGETS, faulting, step, table};
-use meridian_core::slot::{Contender, ControlError, DispatchSlot, Source, StateHandover, StrikeLimits};
+use meridian_core::slot::{Contender, ControlError, DispatchSlot, FaultEntry, Source, StateHandover, StrikeLimits};
 use meridian_core::{Column, Fault, FaultKind, native};
 
 const LIMITS: StrikeLimits = StrikeLimits { max_strikes: 3, window_ms: 1000.0 };
@@ -368,4 +368,14 @@ fn a_shadow_is_told_of_requests_that_ended_in_steps_it_did_not_see() {
     let told: Vec<u32> = heard.try_iter().flatten().collect();
     assert_eq!(told, ended[..told.len()], "in order, each once, whatever it skipped ({skipped})");
     assert!(skipped > 0 || told.len() == ended.len());
+}
+
+#[test]
+fn a_refusal_before_the_first_step_reads_back() {
+    let slot = slot(Made::new(1));
+    slot.control().refused("edf.wasm", "it does not fill the slot");
+    let faults = slot.control().faults();
+    let text = serde_json::to_string(&faults).unwrap();
+    assert_eq!(serde_json::from_str::<Vec<FaultEntry>>(&text).unwrap(), faults);
+    assert_eq!(faults[0].now_ms, 0.0);
 }

@@ -126,7 +126,7 @@ struct State<K: SlotKind> {
     last_fault: Option<Fault>,
     swaps: u64,
     last_refusal: Option<String>,
-    /// The latest reported time.
+    /// The latest reported time; 0 before the first step.
     now_ms: f64,
 }
 
@@ -206,7 +206,8 @@ impl<K: SlotKind> PolicySlot<K> {
             last_fault: None,
             swaps: 0,
             last_refusal: None,
-            now_ms: f64::NEG_INFINITY,
+            // A change may be refused before the first step, and a fault of that time is read as JSON, which has no infinity.
+            now_ms: 0.0,
         };
         let facts = RefCell::new(SlotFacts::new(&state, 0));
         let shared = Arc::new(Shared { changes: AtomicU64::new(0), state: Mutex::new(state) });

@@ -138,7 +138,7 @@ pub const UNCHANGED: &str = "unchanged";
 pub struct FaultEntry {
     /// The slot.
     pub slot: SlotName,
-    /// Milliseconds on the host's clock.
+    /// Milliseconds on the host's clock; 0 before the first step.
     pub now_ms: f64,
     /// `trap`, `deadline`, `memory`, `bad-answer`, `init`, `load`.
     pub kind: String,
