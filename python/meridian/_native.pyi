@@ -51,6 +51,7 @@ class Engine:
         priority_first: bool = False,
         dp_rank: int | None = None,
         dp_size: int | None = None,
+        config_file: str | None = None,
     ) -> Engine: ...
     @property
     def is_stock(self) -> bool: ...

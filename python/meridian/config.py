@@ -46,6 +46,8 @@ class ModelConfig(_tables.ModelConfig):
 class MeridianConfig(_tables.Tables):
     """The effective configuration. Relative component paths are relative to `base_dir`.
 
+    An engine follows the changes of `config_file`, the file that the configuration was read from.
+
     Example:
         >>> config = MeridianConfig.from_toml("[scheduler]\\nmax_defer_ms = 500")
         >>> config.scheduler.max_defer_ms
@@ -56,6 +58,7 @@ class MeridianConfig(_tables.Tables):
 
     model: ModelConfig = field(default_factory=ModelConfig)
     base_dir: str = "."
+    config_file: str | None = field(default=None, compare=False)
 
     @classmethod
     def from_toml(cls, text: str, base_dir: str = ".") -> MeridianConfig:
@@ -84,7 +87,7 @@ class MeridianConfig(_tables.Tables):
         Raises:
             ConfigError: a field has a value that JSON cannot hold, or is nested too deeply.
         """
-        names = [each.name for each in dataclasses.fields(self) if each.name != "base_dir"]
+        names = [each.name for each in dataclasses.fields(self) if each.name not in ("base_dir", "config_file")]
         fields = {name: _plain(name, getattr(self, name)) for name in names}
         try:
             return json.dumps(fields, allow_nan=False)
@@ -142,4 +145,4 @@ def load_config(path: str | os.PathLike[str] | None = None) -> MeridianConfig:
     text, base_dir, file, warnings = _native.load_config(None if path is None else os.fspath(path))
     for warning in warnings if file is not None else []:
         logger.info("meridian: %s: %s", file, warning)
-    return MeridianConfig._from_json(text, base_dir)
+    return dataclasses.replace(MeridianConfig._from_json(text, base_dir), config_file=file)

@@ -306,6 +306,7 @@ class PolicyEngine:
             markers=TokenMarkers(_alternatives(think_start), _alternatives(think_end), list(padding)),
             block_tokens=block_tokens,
             steps_ahead=0,
+            config_file=config.config_file,
         )
         self._policies = self._engine.policies
         self._handles: dict[str, _Handle] = {}

@@ -35,8 +35,9 @@ impl Engine {
     /// `config_json` is the effective configuration, `base_dir` what a relative component path is relative to. With
     /// `serves` the admin listener and the metrics are started, as the configuration says. With `priority_first` the engine
     /// itself schedules by priority. `dp_rank` and `dp_size` are its place among data-parallel engines.
+    /// With `config_file`, the file that the configuration was read from, its changes are followed.
     #[new]
-    #[pyo3(signature = (config_json, base_dir, *, markers, block_tokens, steps_ahead, model = "", serves = false, priority_first = false, dp_rank = None, dp_size = None))]
+    #[pyo3(signature = (config_json, base_dir, *, markers, block_tokens, steps_ahead, model = "", serves = false, priority_first = false, dp_rank = None, dp_size = None, config_file = None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
     fn new(
         py: Python<'_>,
@@ -50,6 +51,7 @@ impl Engine {
         priority_first: bool,
         dp_rank: Option<u32>,
         dp_size: Option<u32>,
+        config_file: Option<PathBuf>,
     ) -> PyResult<Self> {
         let config = MeridianConfig::from_json(config_json).map_err(config_error)?;
         log::keep();
@@ -61,6 +63,7 @@ impl Engine {
         let settings = Settings {
             cache_dir: meridian_engine::user_cache_dir(),
             base_dir,
+            config_file,
             markers,
             block_tokens,
             steps_ahead,

@@ -40,7 +40,8 @@ fn parse_config(text: &str) -> PyResult<String> {
 fn load_config(path: Option<PathBuf>) -> PyResult<(String, String, Option<String>, Vec<String>)> {
     let found = config_file::load(path.as_deref()).map_err(config_error)?;
     let warnings = found.parsed.warnings().iter().map(|line| printable(line).into_owned()).collect();
-    let file = found.path.map(|path| path.display().to_string());
+    // An engine follows the file, whatever the working folder is by then.
+    let file = found.path.map(|path| std::path::absolute(&path).unwrap_or(path).display().to_string());
     Ok((to_json(&found.parsed.config)?, found.base_dir.display().to_string(), file, warnings))
 }
 

@@ -31,7 +31,7 @@ def test_python_fields_are_the_native_ones() -> None:
         }
 
     ours = names(meridian.MeridianConfig())
-    del ours["base_dir"]
+    del ours["base_dir"], ours["config_file"]
     assert ours == native(json.loads(_native.parse_config("")))
 
 
@@ -226,6 +226,7 @@ def test_lookup_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = meridian.load_config()
     assert config.scheduler.output_tpot_budget_ms == 13
     assert config.base_dir == str(tmp_path / "elsewhere")
+    assert config.config_file == str(tmp_path / "elsewhere" / "m.toml")
     assert meridian.load_config(write(tmp_path / "named.toml", 14)).scheduler.output_tpot_budget_ms == 14
 
 

@@ -86,6 +86,11 @@ impl MeridianScheduler {
         self.mirror.table.promise(levels);
     }
 
+    /// Defer requests for at most this long from now on.
+    pub fn set_max_defer_ms(&mut self, max_defer_ms: f32) {
+        self.max_defer_ms = max_defer_ms;
+    }
+
     /// The dispatch slot.
     pub fn slot(&mut self) -> &mut DispatchSlot {
         &mut self.slot

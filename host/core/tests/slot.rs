@@ -371,6 +371,19 @@ fn a_shadow_is_told_of_requests_that_ended_in_steps_it_did_not_see() {
 }
 
 #[test]
+fn other_limits_of_strikes_hold_from_the_next_fault_on() {
+    let mut slot = slot(faulting(7, FaultKind::Trap));
+    let control = slot.control();
+    control.set_strike_limits(StrikeLimits { max_strikes: 5, ..LIMITS });
+    for now_ms in [0.0, 1.0, 2.0, 3.0] {
+        decide(&mut slot, now_ms);
+        assert!(control.status().quarantine.is_none());
+    }
+    decide(&mut slot, 4.0);
+    assert!(control.status().quarantine.is_some());
+}
+
+#[test]
 fn a_refusal_before_the_first_step_reads_back() {
     let slot = slot(Made::new(1));
     slot.control().refused("edf.wasm", "it does not fill the slot");

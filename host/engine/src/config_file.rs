@@ -1,7 +1,7 @@
 //! `meridian.toml` on disk: where it is searched for, and checks before it is parsed.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::{Path, PathBuf, absolute};
 
 use meridian_core::config::Parsed;
 use meridian_core::file::read_regular;
@@ -45,7 +45,7 @@ pub enum ConfigFileError {
 pub struct ConfigFile {
     /// The file; `None` when there is no file and the defaults hold.
     pub path: Option<PathBuf>,
-    /// Folder that relative paths in the file start from.
+    /// Folder that relative paths in the file start from: that of the path as given, whatever a link leads to.
     pub base_dir: PathBuf,
     /// The effective configuration, and the origin of each value.
     pub parsed: Parsed,
@@ -90,10 +90,9 @@ impl Surroundings {
             let parsed = MeridianConfig::parse("").expect("the defaults are valid");
             return Ok(ConfigFile { path: None, base_dir: PathBuf::from("."), parsed });
         };
-        let text = read(&path)?;
-        let parsed =
-            MeridianConfig::parse(&text).map_err(|cause| ConfigFileError::Invalid { path: path.clone(), cause })?;
-        let full = path.canonicalize().map_err(|cause| ConfigFileError::Unreadable { path: path.clone(), cause })?;
+        let parsed = read(&path)?;
+        // A link is not followed: a mounted ConfigMap replaces the folder behind its links.
+        let full = absolute(&path).map_err(|cause| ConfigFileError::Unreadable { path: path.clone(), cause })?;
         let base_dir = full.parent().unwrap_or(Path::new("/")).to_owned();
         Ok(ConfigFile { path: Some(path), base_dir, parsed })
     }
@@ -107,7 +106,13 @@ pub fn load(explicit: Option<&Path>) -> Result<ConfigFile, ConfigFileError> {
     Surroundings::of_process().load(explicit)
 }
 
-fn read(path: &Path) -> Result<String, ConfigFileError> {
+/// Read and parse this file.
+pub(crate) fn read(path: &Path) -> Result<Parsed, ConfigFileError> {
+    let text = read_text(path)?;
+    MeridianConfig::parse(&text).map_err(|cause| ConfigFileError::Invalid { path: path.to_owned(), cause })
+}
+
+fn read_text(path: &Path) -> Result<String, ConfigFileError> {
     let unreadable = |cause| ConfigFileError::Unreadable { path: path.to_owned(), cause };
     let unfit = |reason| ConfigFileError::Unfit { path: path.to_owned(), reason };
     if path.is_dir() {

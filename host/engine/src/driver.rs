@@ -16,6 +16,7 @@ use crate::insight::Observations;
 use crate::kv::Kv;
 use crate::live::LiveChanges;
 use crate::otlp::{FinishedRequest, Traces};
+use crate::slots::strike_limits;
 
 /// An engine as the scheduling thread sees it: the thread reports its requests, and gets the plan of each step.
 ///
@@ -307,6 +308,19 @@ impl Driver {
     #[must_use]
     pub fn is_watched(&mut self) -> bool {
         self.scheduler.slot().is_watched()
+    }
+
+    /// Take over the settings that change while the engine runs; `config_watch` has their names.
+    pub(crate) fn adopt(&mut self, config: &MeridianConfig) {
+        let Self { scheduler, eviction, budget, config: own, .. } = self;
+        own.scheduler.max_defer_ms = config.scheduler.max_defer_ms;
+        scheduler.set_max_defer_ms(config.scheduler.max_defer_ms);
+        (own.policy.max_strikes, own.policy.strike_window_s) =
+            (config.policy.max_strikes, config.policy.strike_window_s);
+        let limits = strike_limits(config);
+        scheduler.slot().control().set_strike_limits(limits);
+        eviction.control().set_strike_limits(limits);
+        budget.control().set_strike_limits(limits);
     }
 
     /// Whether any service level is configured.

@@ -7,6 +7,7 @@ use meridian_registry::Limits;
 use meridian_wasm::TrustedKeys;
 
 use crate::awaited::{FetchPace, Fetches, Problems};
+use crate::config_watch::{ConfigNote, ConfigWatch};
 use crate::control::{Control, ControlError, Mode, ProcessStatus, SwapReport, Upload};
 use crate::insight::DriverInsight;
 use crate::live::{DriverBudgets, LiveChanges};
@@ -28,6 +29,8 @@ pub fn user_cache_dir() -> Option<PathBuf> {
 pub struct Settings {
     /// Folder that relative paths of the configuration start from.
     pub base_dir: PathBuf,
+    /// The file that the configuration was read from, watched for changes; `None` to watch none.
+    pub config_file: Option<PathBuf>,
     /// Folder of fetched and compiled components when `policy.cache_dir` is empty, kept between processes; `None` fetches
     /// and compiles every time.
     pub cache_dir: Option<PathBuf>,
@@ -70,6 +73,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             base_dir: PathBuf::from("."),
+            config_file: None,
             cache_dir: None,
             markers: Markers::default(),
             block_tokens: 16,
@@ -122,7 +126,9 @@ impl Engine {
         // Filled when the driver exists: the slots come first.
         let driver = Arc::new(OnceLock::new());
         let problems = Problems::default();
-        let status = process_status(Arc::clone(&driver), settings.model.clone(), settings.dp, Arc::clone(&problems));
+        let note = ConfigNote::default();
+        let about = (Arc::clone(&problems), Arc::clone(&note));
+        let status = process_status(Arc::clone(&driver), settings.model.clone(), settings.dp, about);
         let Slots { dispatch, eviction, budget, controller, recorder, awaited } =
             Slots::new(&config, &base_dir, components, Box::new(status))?;
         let controller = controller.with_insight(Box::new(DriverInsight::new(Arc::clone(&driver))));
@@ -130,6 +136,7 @@ impl Engine {
         let budgets = DriverBudgets { driver: Arc::clone(&driver), changes: Arc::clone(&changes) };
         let controller = controller.with_budgets(Box::new(budgets));
         let (model, serve, pace) = (settings.model.clone(), settings.serve, settings.fetch_pace);
+        let config_file = settings.config_file.clone();
         let started = Arc::new(Mutex::new(Driver::new(config.clone(), settings, dispatch, eviction, budget)));
         lock(&started).changes = changes;
         // No other code has set it.
@@ -138,6 +145,10 @@ impl Engine {
         let control = Arc::clone(&controller) as Arc<dyn Control>;
         let services = Services::start(&config, &base_dir, &model, &control, serve, recorder);
         let services = services.with_fetches(Fetches::start(awaited, &control, pace, problems));
+        let services = match config_file {
+            Some(path) => services.with_config_watch(ConfigWatch::new(&path, note, adopter(&started))),
+            None => services,
+        };
         let telemetry = &config.telemetry;
         let tenants = usize::try_from(telemetry.tenants).unwrap_or(usize::MAX);
         let asks = !telemetry.prometheus.is_empty() || !config.admin.listen.is_empty();
@@ -191,12 +202,22 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Hands changed settings to the driver, while it exists.
+fn adopter(driver: &Arc<Mutex<Driver>>) -> impl Fn(&MeridianConfig) + Send + 'static {
+    let driver = Arc::downgrade(driver);
+    move |config| {
+        if let Some(driver) = driver.upgrade() {
+            lock(&driver).adopt(config);
+        }
+    }
+}
+
 /// Facts about the engine, once it exists, for other threads.
 fn process_status(
     driver: Arc<OnceLock<Weak<Mutex<Driver>>>>,
     model: String,
     dp: Option<DataParallel>,
-    problems: Problems,
+    (problems, note): (Problems, ConfigNote),
 ) -> impl Fn() -> ProcessStatus + Send + Sync {
     let started = Instant::now();
     move || {
@@ -207,12 +228,35 @@ fn process_status(
             dp_rank: dp.map(|dp| dp.rank),
             dp_size: dp.and_then(|dp| dp.size),
             uptime_s: started.elapsed().as_secs_f64(),
-            problems: lock(&problems).iter().flatten().cloned().collect(),
+            problems: lock(&problems).iter().chain([&*lock(&note)]).flatten().cloned().collect(),
             ..ProcessStatus::default()
         };
         if let Some(driver) = driver.get().and_then(Weak::upgrade) {
             lock(&driver).describe(&mut status);
         }
         status
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changed_settings_reach_the_driver_and_a_broken_file_the_status() {
+        let file = std::env::temp_dir().join(format!("meridian-engine-{}.toml", std::process::id()));
+        std::fs::write(&file, "[scheduler]\nmax_defer_ms = 0").expect("a folder to write to");
+        let settings = Settings { config_file: Some(file.clone()), ..Settings::default() };
+        let engine = Engine::start(MeridianConfig::default(), settings).expect("the configuration is valid");
+        std::fs::remove_file(&file).expect("it was written");
+        let problems = engine.control().status().problems;
+        let expected = "scheduler.max_defer_ms: 0: must be above 0; the settings before this stay";
+        assert!(problems.len() == 1 && problems[0].ends_with(expected), "{problems:?}");
+
+        let text = "[scheduler]\nmax_defer_ms = 77\n[policy]\nmax_strikes = 5";
+        adopter(&engine.driver)(&MeridianConfig::from_toml(text).expect("it is valid"));
+        let mut driver = engine.drive();
+        assert!(format!("{:?}", driver.scheduler()).contains("max_defer_ms: 77.0"));
+        assert_eq!(driver.config.policy.max_strikes, 5);
     }
 }

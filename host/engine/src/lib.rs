@@ -32,6 +32,7 @@
 mod awaited;
 pub mod budgets;
 pub mod config_file;
+mod config_watch;
 pub mod control;
 mod controller;
 mod driver;

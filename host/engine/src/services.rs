@@ -7,10 +7,11 @@ use meridian_core::config::SlotMode;
 use meridian_core::{MeridianConfig, PolicySource, SlotName};
 
 use crate::awaited::Fetches;
+use crate::config_watch::ConfigWatch;
 use crate::control::{Control, Mode};
 use crate::otlp::Traces;
 use crate::recording::Recorder;
-use crate::watch::{FileWatch, WatchedFile};
+use crate::watch::{FileWatch, Pace, WatchedFile};
 
 /// The listeners beside an engine, which change its policies and read its status: `meridian_admin::Admin`. The engine
 /// drops them first when it shuts down; that may take some seconds, and no change begins after it.
@@ -89,6 +90,15 @@ impl Services {
     /// The same with these fetches.
     pub(crate) fn with_fetches(mut self, fetches: Fetches) -> Self {
         self.fetches = fetches;
+        self
+    }
+
+    /// The same with a watch of the configuration's file.
+    pub(crate) fn with_config_watch(mut self, file: ConfigWatch) -> Self {
+        match FileWatch::over(file, Pace::default()) {
+            Ok(watch) => self.watches.push(watch),
+            Err(why) => tracing::warn!(why, "the configuration file is not watched"),
+        }
         self
     }
 

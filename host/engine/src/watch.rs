@@ -73,7 +73,7 @@ enum LastRead {
 
 /// Shows most changes without reading the file.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Stamp {
+pub(crate) struct Stamp {
     device: u64,
     inode: u64,
     bytes: u64,
@@ -82,6 +82,16 @@ struct Stamp {
 }
 
 impl Stamp {
+    /// The stamp of the file, if it can show the next change.
+    pub(crate) fn settled(path: &Path) -> Option<Self> {
+        std::fs::metadata(path).ok().map(|found| Self::of(&found)).filter(Self::is_settled)
+    }
+
+    /// Whether the file has this stamp.
+    pub(crate) fn is_of(&self, path: &Path) -> bool {
+        std::fs::metadata(path).is_ok_and(|found| Self::of(&found) == *self)
+    }
+
     fn of(found: &Metadata) -> Self {
         Self {
             device: found.dev(),
@@ -176,11 +186,6 @@ impl WatchedFile {
         }
     }
 
-    /// Whether a look may find a change.
-    fn needs_look(&self) -> bool {
-        self.is_signed_anew(self.signed()) || self.may_have_changed()
-    }
-
     fn signed(&self) -> Option<Stamp> {
         std::fs::metadata(signature_path(&self.path)).ok().map(|found| Stamp::of(&found))
     }
@@ -193,7 +198,31 @@ impl WatchedFile {
     /// False when the file's times show that its content is unchanged.
     fn may_have_changed(&self) -> bool {
         let LastRead::Read(Some(stamp)) = &self.seen else { return true };
-        std::fs::metadata(&self.path).ok().is_none_or(|found| Stamp::of(&found) != *stamp)
+        !stamp.is_of(&self.path)
+    }
+}
+
+/// A file that a [`FileWatch`] looks at, on the thread of the watch.
+pub(crate) trait Watched: Send + 'static {
+    /// Its path. The watch follows the folder of this path.
+    fn path(&self) -> &Path;
+    /// Whether a look may find a change. Takes microseconds.
+    fn needs_look(&self) -> bool;
+    /// Look, and act on a change.
+    fn look(&mut self);
+}
+
+impl Watched for WatchedFile {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn needs_look(&self) -> bool {
+        self.is_signed_anew(self.signed()) || self.may_have_changed()
+    }
+
+    fn look(&mut self) {
+        Self::look(self);
     }
 }
 
@@ -253,8 +282,16 @@ impl FileWatch {
     ///
     /// # Errors
     /// As [`start`](Self::start).
-    pub fn start_at(mut file: WatchedFile, pace: Pace) -> Result<Self, String> {
-        let folder = match file.path.parent() {
+    pub fn start_at(file: WatchedFile, pace: Pace) -> Result<Self, String> {
+        Self::over(file, pace)
+    }
+
+    /// Watch any file.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub(crate) fn over(mut file: impl Watched, pace: Pace) -> Result<Self, String> {
+        let folder = match file.path().parent() {
             Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
             _ => PathBuf::from("."),
         };
@@ -286,15 +323,15 @@ impl FileWatch {
 }
 
 /// A panic of the host over a component ends this look, not the watch.
-fn look(file: &mut WatchedFile) {
+fn look(file: &mut impl Watched) {
     if catch_unwind(AssertUnwindSafe(|| file.look())).is_err() {
-        let file = file.path.display();
-        tracing::error!(%file, "the host panicked over the policy's file; the active one stays, and the file is watched on");
+        let file = file.path().display();
+        tracing::error!(%file, "the host panicked over a watched file; nothing changed, and the file is watched on");
     }
 }
 
 /// Wait for a change, and then until no further one comes; false when the watch is over.
-fn wait_for_change(changes: &Receiver<()>, pace: &Pace, file: &WatchedFile) -> bool {
+fn wait_for_change(changes: &Receiver<()>, pace: &Pace, file: &impl Watched) -> bool {
     loop {
         match changes.recv_timeout(pace.poll) {
             Ok(()) => break,

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use meridian_engine::config_file::{ConfigFile, MAX_BYTES, Surroundings};
@@ -48,6 +49,18 @@ fn the_first_file_that_exists_is_read() {
 
     around.named = Some(folder.join("absent.toml").into());
     assert!(around.load(None).unwrap_err().to_string().contains("absent.toml: cannot be read: "));
+}
+
+#[test]
+fn relative_paths_start_from_the_path_as_given() {
+    let folder = folder("linked");
+    write(folder.join("..2026/meridian.toml"), 15);
+    symlink("..2026", folder.join("..data")).unwrap();
+    symlink("..data/meridian.toml", folder.join("meridian.toml")).unwrap();
+    let found = Surroundings::default().load(Some(&folder.join("meridian.toml"))).unwrap();
+    assert_eq!(found.base_dir, folder, "the folder of the link, not the one that a ConfigMap replaces");
+    let inside = Surroundings { working_dir: folder.clone(), ..Surroundings::default() };
+    assert_eq!(inside.load(None).unwrap().base_dir, folder);
 }
 
 #[test]

@@ -488,3 +488,21 @@ fn a_folder_that_is_not_there_is_refused() {
     let Err(why) = FileWatch::start(file) else { panic!("it is watched") };
     assert!(why.starts_with(&format!("{}: cannot be watched: ", path.parent().unwrap().display())), "{why}");
 }
+
+#[test]
+fn a_component_of_a_config_map_is_followed_through_its_links() {
+    let folder = folder("config-map");
+    let publish = |version: &str, content: &str| {
+        fs::create_dir(folder.join(version)).unwrap();
+        fs::write(folder.join(version).join("p.wasm"), content).unwrap();
+        symlink(version, folder.join("..data_tmp")).unwrap();
+        fs::rename(folder.join("..data_tmp"), folder.join("..data")).unwrap();
+    };
+    publish("..1", "first");
+    symlink("..data/p.wasm", folder.join("p.wasm")).unwrap();
+    let mut watched = Watched::at(&folder.join("p.wasm"));
+    watched.assert_unchanged();
+    publish("..2", "second one");
+    fs::remove_dir_all(folder.join("..1")).unwrap();
+    watched.assert_swaps(10);
+}

@@ -44,6 +44,7 @@ def make_engine(config: MeridianConfig, scheduler: Scheduler, *, serves: bool = 
         priority_first=scheduler.policy is SchedulingPolicy.PRIORITY,
         dp_rank=rank,
         dp_size=size,
+        config_file=config.config_file,
     )
 
 

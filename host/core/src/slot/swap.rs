@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::faults::FaultLog;
-use super::loaded::{self, LoadedPolicy};
+use super::loaded::{self, LoadedPolicy, StrikeLimits};
 use super::report::{ControlError, FaultEntry, Mode, SlotStatus, StateHandover, SwapReport, UNCHANGED, Version};
 use super::shadow::{Progress, Shadow};
 use super::{Quarantine, Shared, State, Witness};
@@ -89,6 +89,11 @@ impl<K: SlotKind> SlotControl<K> {
             Ok(state.install(loaded, true, leftovers))
         })
         .expect("installing a policy is not refused")
+    }
+
+    /// Put versions into quarantine by these limits from now on.
+    pub fn set_strike_limits(&self, limits: StrikeLimits) {
+        self.shared.change(|state| state.limits = limits);
     }
 
     /// Compare a contender with the active policy; an earlier shadow is dropped.
