@@ -4,6 +4,7 @@
 //! It drops and counts the requests that it cannot take or send.
 
 mod handoff;
+mod variables;
 
 use std::path::Path;
 use std::pin::pin;
@@ -19,11 +20,12 @@ use meridian_core::config::{HttpUrl, TelemetryConfig};
 use meridian_core::file::read_regular;
 use opentelemetry::trace::{Event, SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState};
 use opentelemetry::{Array, InstrumentationScope, KeyValue, Value};
-use opentelemetry_otlp::{WithExportConfig, WithHttpConfig};
-use opentelemetry_sdk::Resource;
+use opentelemetry_otlp::{Protocol, WithExportConfig, WithHttpConfig};
 use opentelemetry_sdk::trace::{IdGenerator, RandomIdGenerator, SpanData, SpanEvents, SpanExporter as _, SpanLinks};
 
 pub use self::handoff::HandoffSpan;
+pub use self::variables::Variables;
+use self::variables::{Export, Sampling};
 use crate::control::{Control, FaultEntry, SlotStatus, Version};
 use crate::explain::{Explanation, PartTime};
 
@@ -212,19 +214,21 @@ impl Traces {
     /// Send to the collector of the configuration; `None` if it names none. `model` is the served model. The thread
     /// polls `control`, if given, for faults and changes of policies, which become spans as well.
     ///
-    /// Headers for the collector come from `OTEL_EXPORTER_OTLP_HEADERS`, as documented by OpenTelemetry.
+    /// Where the configuration says nothing, OpenTelemetry's variables decide: endpoint, certificates, name and
+    /// attributes of the service, timeout and sampler. Headers always come from `OTEL_EXPORTER_OTLP_HEADERS`.
     ///
     /// # Errors
-    /// The endpoint is not a URL, or the system gives no thread; names the field.
+    /// The endpoint is not a URL, a variable has no valid value, or the system gives no thread; names the field or the
+    /// variable.
     pub fn start(
         telemetry: &TelemetryConfig,
         model: &str,
         control: Option<Arc<dyn Control>>,
     ) -> Result<Option<Self>, String> {
-        Self::start_with(telemetry, model, control, TraceLimits::default())
+        Self::start_with(telemetry, model, control, TraceLimits::default(), &|name| std::env::var(name).ok())
     }
 
-    /// As [`start`](Self::start), with other limits.
+    /// As [`start`](Self::start), with other limits and variables.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -233,33 +237,33 @@ impl Traces {
         model: &str,
         control: Option<Arc<dyn Control>>,
         limits: TraceLimits,
+        variables: Variables<'_>,
     ) -> Result<Option<Self>, String> {
-        let TelemetryConfig { prometheus: _, tenants: _, otlp_endpoint, otlp_ca_file, service_name } = telemetry;
-        if otlp_endpoint.is_empty() {
-            return Ok(None);
-        }
+        let Some(export) = Export::of(telemetry, limits.sending, variables)? else { return Ok(None) };
         let failed = |why: &dyn std::fmt::Display| {
-            format!("telemetry.otlp_endpoint: {otlp_endpoint:?}: no traces are sent: {why}")
+            format!("{}: {:?}: no traces are sent: {why}", export.named_by, export.shown())
         };
-        let url = HttpUrl::parse(otlp_endpoint).map_err(|error| failed(&error))?;
+        let url = HttpUrl::parse(&export.endpoint).map_err(|error| failed(&error))?;
+        let client = client(&url, &export.ca_file, export.timeout).map_err(|error| failed(&error))?;
         let mut exporter = opentelemetry_otlp::SpanExporter::builder()
             .with_http()
-            .with_http_client(client(&url, otlp_ca_file, limits.sending).map_err(|error| failed(&error))?)
-            .with_endpoint(with_path(otlp_endpoint))
-            .with_timeout(limits.sending)
+            .with_http_client(client)
+            .with_protocol(Protocol::HttpBinary)
+            .with_endpoint(export.endpoint.clone())
+            .with_timeout(export.timeout)
             .build()
             .map_err(|error| failed(&error))?;
-        let resource = Resource::builder_empty()
-            .with_service_name(service_name.clone())
-            .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")))
-            .with_attribute(KeyValue::new("process.pid", i64::from(std::process::id())))
-            .build();
-        exporter.set_resource(&resource);
+        exporter.set_resource(&export.resource);
         let (queue, messages) = sync_channel(limits.queue);
         let counts = Arc::new(Counts::default());
         let sender = Sender {
             exporter,
-            maker: Maker { ids: RandomIdGenerator::default(), model: model.to_owned(), scope: scope() },
+            maker: Maker {
+                ids: RandomIdGenerator::default(),
+                model: model.to_owned(),
+                scope: scope(),
+                sampling: export.sampling,
+            },
             counts: Arc::clone(&counts),
             limits,
             spans: Vec::new(),
@@ -270,7 +274,7 @@ impl Traces {
         let thread = std::thread::Builder::new()
             .name("meridian-traces".into())
             .spawn(move || sender.run(&messages))
-            .map_err(|error| failed(&error))?;
+            .map_err(|error| format!("telemetry.otlp_endpoint: no traces are sent: {error}"))?;
         Ok(Some(Self { running: Mutex::new(Some(Running { queue, thread })), counts }))
     }
 
@@ -320,12 +324,12 @@ impl Drop for Traces {
 }
 
 /// A proxy in the environment (`http_proxy`) is for other machines: requests to this machine stay on it.
-fn client(url: &HttpUrl, ca_file: &str, timeout: Duration) -> Result<reqwest::blocking::Client, String> {
+fn client(url: &HttpUrl, ca_file: &(&str, String), timeout: Duration) -> Result<reqwest::blocking::Client, String> {
     // TLS is not made without a provider, for a collector without TLS either.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let builder = reqwest::blocking::Client::builder().timeout(timeout);
     let builder = if url.is_loopback() { builder.no_proxy() } else { builder };
-    let builder = if ca_file.is_empty() { builder } else { builder.tls_certs_merge(certificates(ca_file)?) };
+    let builder = if ca_file.1.is_empty() { builder } else { builder.tls_certs_merge(certificates(ca_file)?) };
     // The client has its own runtime, which must not be made inside another.
     let made = std::thread::spawn(|| builder.build()).join();
     made.map_err(|_| String::from("the HTTP client panicked"))?.map_err(|error| error.to_string())
@@ -334,21 +338,12 @@ fn client(url: &HttpUrl, ca_file: &str, timeout: Duration) -> Result<reqwest::bl
 /// Largest file of certificates.
 const MOST_CERTIFICATE_BYTES: u64 = 1 << 20;
 
-fn certificates(path: &str) -> Result<Vec<reqwest::Certificate>, String> {
-    let failed = |why: &dyn std::fmt::Display| format!("telemetry.otlp_ca_file: {path:?}: {why}");
+fn certificates((named_by, path): &(&str, String)) -> Result<Vec<reqwest::Certificate>, String> {
+    let failed = |why: &dyn std::fmt::Display| format!("{named_by}: {path:?}: {why}");
     let read = read_regular(Path::new(path), MOST_CERTIFICATE_BYTES).map_err(|error| failed(&error))?;
     let bytes = read.ok_or_else(|| failed(&"must be at most 1 MiB"))?;
     let found = reqwest::Certificate::from_pem_bundle(&bytes).map_err(|error| failed(&error))?;
     if found.is_empty() { Err(failed(&"has no PEM certificate")) } else { Ok(found) }
-}
-
-/// The URL unchanged, with the path of the protocol if it has none.
-fn with_path(endpoint: &str) -> String {
-    let rest = endpoint.split_once("://").map_or(endpoint, |(_, rest)| rest);
-    match rest.split_once('/') {
-        Some((_, path)) if !path.is_empty() => endpoint.to_owned(),
-        _ => format!("{}/v1/traces", endpoint.trim_end_matches('/')),
-    }
 }
 
 fn scope() -> InstrumentationScope {
@@ -464,6 +459,7 @@ struct Maker {
     ids: RandomIdGenerator,
     model: String,
     scope: InstrumentationScope,
+    sampling: Sampling,
 }
 
 impl Maker {
@@ -493,10 +489,7 @@ impl Maker {
             parent,
             explanation,
         } = finished;
-        let parent = parent.as_ref();
-        if parent.is_some_and(|parent| !parent.is_sampled()) {
-            return;
-        }
+        let Some((caller, context)) = self.sampled(parent.as_ref()) else { return };
         let at = |ms: f64| {
             let ago_s = ((finished_ms - ms) / 1e3).max(0.0);
             Duration::try_from_secs_f64(ago_s).ok().and_then(|ago| now.checked_sub(ago)).unwrap_or(now)
@@ -521,9 +514,6 @@ impl Maker {
         for (name, reached_ms) in [("meridian.ttft_ms", first_token_ms), ("meridian.ttfo_ms", first_output_ms)] {
             attributes.extend(reached_ms.map(|ms| KeyValue::new(name, ms - arrival_ms)));
         }
-        let caller = parent
-            .map(|parent| SpanContext::new(parent.trace, parent.span, TraceFlags::SAMPLED, true, TraceState::NONE));
-        let context = self.context(caller.as_ref());
         let (start, end) = (at(*arrival_ms), at(*finished_ms));
         let mut whole = self.span(&context, caller.as_ref(), "request", SpanKind::Server, start, end, attributes);
         whole.parent_span_is_remote = caller.is_some();
@@ -551,9 +541,17 @@ impl Maker {
 
     /// An event at one moment, in its own trace.
     fn moment(&mut self, name: &'static str, now: SystemTime, attributes: Vec<KeyValue>, spans: &mut Vec<SpanData>) {
-        let context = self.context(None);
+        let Some((_, context)) = self.sampled(None) else { return };
         let span = self.span(&context, None, name, SpanKind::Internal, now, now, attributes);
         spans.push(span);
+    }
+
+    /// The contexts of a caller and of a span of its own; `None` when the trace is not sent.
+    fn sampled(&self, parent: Option<&TraceParent>) -> Option<(Option<SpanContext>, SpanContext)> {
+        let caller = parent
+            .map(|parent| SpanContext::new(parent.trace, parent.span, TraceFlags::SAMPLED, true, TraceState::NONE));
+        let context = self.context(caller.as_ref());
+        self.sampling.keeps(parent, context.trace_id()).then_some((caller, context))
     }
 
     fn context(&self, parent: Option<&SpanContext>) -> SpanContext {
@@ -675,19 +673,4 @@ fn of_version(prefix: &str, version: &Version) -> [KeyValue; 3] {
     let Version { name, version, sha256, source: _, options: _ } = version;
     [("name", name), ("version", version), ("sha256", sha256)]
         .map(|(field, value)| KeyValue::new(format!("{prefix}.{field}"), value.clone()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::with_path;
-
-    #[test]
-    fn the_path_of_the_protocol_is_added_where_there_is_none() {
-        for endpoint in ["http://h:4318", "http://h:4318/"] {
-            assert_eq!(with_path(endpoint), "http://h:4318/v1/traces");
-        }
-        for endpoint in ["http://h:4318/v1/traces", "http://h/otlp/"] {
-            assert_eq!(with_path(endpoint), endpoint);
-        }
-    }
 }

@@ -134,7 +134,7 @@ fn telemetry(otlp_endpoint: &str) -> TelemetryConfig {
 }
 
 fn start(telemetry: &TelemetryConfig, limits: TraceLimits) -> Traces {
-    Traces::start_with(telemetry, "Qwen/Qwen3-8B", None, limits).unwrap().unwrap()
+    Traces::start_with(telemetry, "Qwen/Qwen3-8B", None, limits, &|_| None).unwrap().unwrap()
 }
 
 fn texts(attributes: &[KeyValue]) -> BTreeMap<String, String> {
@@ -353,7 +353,7 @@ fn spans_go_over_tls_to_a_collector_that_is_trusted_and_to_no_other() {
 
     for (file, why) in [("/nowhere.pem", "No such file"), (file!(), "telemetry.otlp_ca_file")] {
         let wrong = TelemetryConfig { otlp_ca_file: file.into(), ..trusting.clone() };
-        let error = Traces::start_with(&wrong, "m", None, SOON).unwrap_err();
+        let error = Traces::start_with(&wrong, "m", None, SOON, &|_| None).unwrap_err();
         assert!(error.contains("telemetry.otlp_ca_file") && error.contains(why), "{error}");
     }
 }
@@ -437,9 +437,27 @@ fn a_proxy_is_not_asked_about_a_collector_on_this_machine() {
 }
 
 #[test]
+fn variables_name_the_collector_and_describe_the_service() {
+    let collector = Collector::start(Answers::Takes);
+    let variables = |name: &str| match name {
+        "OTEL_EXPORTER_OTLP_ENDPOINT" => Some(format!("http://{}", collector.address)),
+        "OTEL_RESOURCE_ATTRIBUTES" => Some("k8s.pod.name=pod-a,deployment.environment=prod".into()),
+        "OTEL_SERVICE_NAME" => Some("svc-b".into()),
+        _ => None,
+    };
+    let traces = Traces::start_with(&TelemetryConfig::default(), "m", None, SOON, &variables).unwrap().unwrap();
+    traces.request(finished("1"));
+    let resource = collector.next().1;
+    assert_eq!((resource["service.name"].as_str(), resource["k8s.pod.name"].as_str()), ("svc-b", "pod-a"));
+    assert_eq!(resource["deployment.environment"], "prod");
+    assert_eq!(traces.close(), Sent { requests: 1, lost: 0 });
+}
+
+#[test]
 fn nothing_is_sent_unless_a_collector_is_named() {
-    assert!(Traces::start(&telemetry(""), "m", None).unwrap().is_none());
-    let why = Traces::start(&telemetry("http://no host"), "m", None).unwrap_err();
+    let start = |telemetry: &TelemetryConfig| Traces::start_with(telemetry, "m", None, SOON, &|_| None);
+    assert!(start(&telemetry("")).unwrap().is_none());
+    let why = start(&telemetry("http://no host")).unwrap_err();
     assert!(why.starts_with("telemetry.otlp_endpoint: \"http://no host\": no traces are sent: "), "{why}");
 }
 
@@ -483,7 +501,7 @@ fn changes_and_faults_of_policies_are_spans() {
     let collector = Collector::start(Answers::Takes);
     let engine = Arc::new(Engine { status: Mutex::new(support::status()) });
     let control = Arc::clone(&engine) as Arc<dyn Control>;
-    let traces = Traces::start_with(&collector.telemetry(), "m", Some(control), SOON).unwrap().unwrap();
+    let traces = Traces::start_with(&collector.telemetry(), "m", Some(control), SOON, &|_| None).unwrap().unwrap();
     let next = |change: fn(&mut ProcessStatus)| {
         change(&mut engine.status.lock().unwrap());
         let (spans, _) = collector.next();

@@ -428,14 +428,14 @@ pub struct TelemetryConfig {
     #[schemars(range(min = 0, max = 256))]
     pub tenants: u32,
     /// Collector of traces (OTLP over HTTP): an `http://` or `https://` URL; empty for off. Meridian adds `/v1/traces` to
-    /// a URL without a path.
+    /// a URL without a path. Where this is empty, `OTEL_EXPORTER_OTLP_ENDPOINT` may name a collector.
     #[schemars(extend("x-must-be" = "an `http://` or `https://` URL, or empty"))]
     pub otlp_endpoint: String,
     /// File with PEM certificates that an `https://` collector may present or be signed by, besides those that the system
     /// trusts; empty for none. A relative path starts from the folder of `meridian.toml`.
     #[schemars(extend("x-must-be" = "a path or empty"))]
     pub otlp_ca_file: String,
-    /// Name of the service in traces; not empty.
+    /// Name of the service in traces; not empty. Where this is the default, `OTEL_SERVICE_NAME` may give another.
     #[schemars(extend("x-must-be" = "not empty"))]
     pub service_name: String,
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use opentelemetry::KeyValue;
-use opentelemetry::trace::{SpanContext, SpanKind, Status, TraceFlags, TraceState};
+use opentelemetry::trace::{SpanKind, Status};
 use opentelemetry_sdk::trace::SpanData;
 
 use super::{Maker, TraceParent};
@@ -30,18 +30,13 @@ pub struct HandoffSpan {
 impl Maker {
     pub(super) fn handoff(&mut self, ended: &HandoffSpan, now: SystemTime, spans: &mut Vec<SpanData>) {
         let HandoffSpan { engine, blocks, answer_tokens, begun_after, took, failure, parent } = ended;
-        if parent.is_some_and(|parent| !parent.is_sampled()) {
-            return;
-        }
-        let caller = parent
-            .map(|parent| SpanContext::new(parent.trace, parent.span, TraceFlags::SAMPLED, true, TraceState::NONE));
+        let Some((caller, context)) = self.sampled(parent.as_ref()) else { return };
         let start = now.checked_sub(*took).unwrap_or(now);
         let attributes = vec![
             KeyValue::new("server.address", engine.clone()),
             KeyValue::new("meridian.handoff.blocks", i64::from(*blocks)),
             KeyValue::new("meridian.tokens.answer", i64::from(*answer_tokens)),
         ];
-        let context = self.context(caller.as_ref());
         let mut whole = self.span(&context, caller.as_ref(), "handoff", SpanKind::Client, start, now, attributes);
         whole.parent_span_is_remote = caller.is_some();
         if let Some(failure) = failure {
