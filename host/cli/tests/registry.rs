@@ -160,6 +160,87 @@ fn a_login_is_used_and_never_printed() {
     assert!(!all.contains(PASSWORD) && !all.contains("wrong-secret"), "{all}");
 }
 
+/// Azure's registry: `docker login` leaves a refresh token, which is exchanged for a token of the repository.
+#[test]
+fn an_identity_token_is_exchanged_and_never_printed() {
+    let mut site = Site::new("identity", Login::None);
+    let source = site.push("noop");
+    site.docker = site.folder.join("azure");
+    std::fs::create_dir_all(&site.docker).unwrap();
+    let nobody = "MDAwMDAwMDAtMDAwMC0wMDAwLTAwMDAtMDAwMDAwMDAwMDAwOg==";
+    let login = format!(r#"{{"auth": "{nobody}", "identitytoken": "refresh-geheim+1"}}"#);
+    let config = format!(r#"{{"auths": {{"{}": {login}}}}}"#, site.proxy.address);
+    std::fs::write(site.docker.join("config.json"), config).unwrap();
+    let tokens = Proxy::before(None);
+    let challenge = |scheme: &str| {
+        let head = "HTTP/1.1 401 Login\r\nContent-Length: 0\r\nConnection: close\r\nWWW-Authenticate:";
+        Fault::Answer(format!("{head} {scheme}\r\n\r\n").into_bytes())
+    };
+    let bearer = format!("Bearer realm=\"http://{}/oauth2/token\",service=\"acr\"", tokens.address);
+    let token = br#"{"access_token": "t0ken-geheim"}"#;
+    let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", token.len());
+    tokens.always("", Fault::Answer([head.as_bytes(), token].concat()));
+    site.proxy.first("/manifests/", vec![challenge(&bearer)]);
+    let file = site.folder.join("pulled.wasm");
+    site.succeeds(&["policy", "pull", &source, "-o", file.to_str().unwrap()]);
+    assert_eq!(std::fs::read(&file).unwrap(), bytes_of("noop"));
+    let [asked] = <[_; 1]>::try_from(tokens.seen()).unwrap();
+    assert_eq!((asked.method.as_str(), asked.path.as_str()), ("POST", "/oauth2/token"));
+    let form = "grant_type=refresh_token&service=acr&scope=repository%3Ateam%2Fnoop%3Apull&client_id=meridian\
+                &refresh_token=refresh-geheim%2B1";
+    assert_eq!(String::from_utf8(asked.body).unwrap(), form);
+    assert!(site.proxy.seen().iter().any(|seen| seen.head.contains("Bearer t0ken-geheim")));
+
+    // A server of tokens that refuses it, and a registry that has none.
+    tokens.always("", Fault::Status(401));
+    site.proxy.always("/manifests/", challenge(&bearer));
+    let refused = site.fails(&["policy", "pull", &source]);
+    assert!(refused.contains("refused the identity token of the docker configuration (HTTP 401)"), "{refused}");
+    site.proxy.always("/manifests/", challenge("Basic realm=\"x\""));
+    let basic = site.fails(&["policy", "pull", &source]);
+    assert!(basic.contains("has an identity token, and the registry wants a user name and a password"), "{basic}");
+    assert!(!refused.contains("geheim") && !basic.contains("geheim"));
+}
+
+/// A registry that answers with this index, and passes on the manifests in it.
+fn with_index(site: &Site, entries: &Value) -> String {
+    let index = json!({
+        "schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": entries,
+    });
+    let index = index.to_string();
+    let digest = format!("sha256:{}", sha256_of(index.as_bytes()));
+    let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", index.len());
+    let answer = Fault::Answer([head.as_bytes(), index.as_bytes()].concat());
+    let path = format!("/manifests/{digest}");
+    site.proxy.plan(move |_, asked| if asked.ends_with(&path) { answer.clone() } else { Fault::None });
+    site.at(&format!("team/noop@{digest}"))
+}
+
+#[test]
+fn an_index_is_followed_to_its_component_or_refused_by_its_content() {
+    let site = Site::new("index", Login::None);
+    let source = site.push("noop");
+    let digest = source.split_once('@').unwrap().1;
+    let entry = |digest: &str, os: &str, architecture: &str| {
+        let media_type = "application/vnd.oci.image.manifest.v1+json";
+        let platform = json!({ "os": os, "architecture": architecture });
+        json!({ "mediaType": media_type, "digest": digest, "size": 1, "platform": platform })
+    };
+    let other = format!("sha256:{}", "ab".repeat(32));
+    let pinned = with_index(&site, &json!([entry(&other, "linux", "amd64"), entry(digest, "wasip2", "wasm")]));
+    let cache = site.folder.join("cache");
+    let open = || {
+        let components = Components::new(Some(cache.clone()), TrustedKeys::default()).with_registry_limits(QUICK);
+        components.open(&pinned, "".as_ref()).unwrap().component().unwrap().sha256().to_owned()
+    };
+    assert_eq!(open(), sha256_of(&bytes_of("noop")));
+    site.proxy.always("", Fault::Reset);
+    assert_eq!(open(), sha256_of(&bytes_of("noop")), "the index is kept with what it leads to");
+    let refused = with_index(&site, &json!([entry(&other, "linux", "amd64"), entry(&other, "linux", "arm64")]));
+    let refused = site.fails(&["policy", "pull", &refused]);
+    assert!(refused.contains("an index of 2 manifests (sha256:abab") && refused.contains("linux/arm64"), "{refused}");
+}
+
 #[test]
 fn a_reference_says_what_is_wrong_with_it() {
     let site = Site::new("reference", Login::None);
@@ -312,13 +393,17 @@ fn only_the_layout_of_a_component_is_taken() {
         assert!(!refused.is_transient() && site.proxy.seen().len() == 1, "{refused}");
         refused.to_string()
     };
-    let cases: [(Change, &str); 9] = [
+    let cases: [(Change, &str); 10] = [
         (|manifest| manifest["layers"] = json!([]), "0 layers, expected one"),
         (
             |manifest| manifest["layers"] = json!([manifest["layers"][0], manifest["layers"][0]]),
             "2 layers, expected one",
         ),
         (|manifest| manifest["layers"][0]["mediaType"] = "text/plain".into(), "a layer of type \"text/plain\""),
+        (
+            |manifest| manifest["layers"][0]["mediaType"] = "application/vnd.oci.image.layer.v1.tar+zstd".into(),
+            "a layer of type \"application/vnd.oci.image.layer.v1.tar+zstd\", packed with zstd, expected application/wasm",
+        ),
         (|manifest| manifest["layers"][0]["digest"] = "sha256:../x".into(), "a layer with digest \"sha256:../x\""),
         (
             |manifest| manifest["layers"][0]["size"] = 33_554_433_u32.into(),

@@ -16,7 +16,12 @@ use crate::Problem;
 #[derive(Clone)]
 pub(crate) enum Credentials {
     Anonymous,
-    Login { user: String, password: String },
+    Login {
+        user: String,
+        password: String,
+    },
+    /// A refresh token, as Azure's registry gives: the registry's server of tokens exchanges it.
+    Refresh(String),
 }
 
 /// No secret gets into a log by accident.
@@ -38,9 +43,7 @@ impl Credentials {
         };
         match found {
             Ok(DockerCredential::UsernamePassword(user, password)) => Ok(Self::Login { user, password }),
-            Ok(DockerCredential::IdentityToken(_)) => {
-                failed("the docker configuration has an identity token, expected a user name and a password")
-            }
+            Ok(DockerCredential::IdentityToken(token)) => Ok(Self::Refresh(token)),
             Err(
                 CredentialRetrievalError::ConfigNotFound
                 | CredentialRetrievalError::ConfigReadError
@@ -71,6 +74,7 @@ impl Credentials {
         match self {
             Self::Anonymous => "a caller without credentials",
             Self::Login { .. } => "the credentials of the docker configuration",
+            Self::Refresh(_) => "the identity token of the docker configuration",
         }
     }
 }
@@ -90,9 +94,11 @@ pub(crate) fn secret(value: &str) -> Option<HeaderValue> {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Challenge {
     Basic,
-    /// A token from there.
+    /// A token from there, for this service and scope, which its address has too.
     Bearer {
         realm: Url,
+        service: Option<String>,
+        scope: String,
     },
 }
 
@@ -124,8 +130,9 @@ impl Challenge {
             return None;
         }
         let service = parameter(parameters, "service");
-        realm.query_pairs_mut().extend_pairs(service.map(|service| ("service", service))).append_pair("scope", scope);
-        Some(Self::Bearer { realm })
+        let named = service.iter().map(|service| ("service", service));
+        realm.query_pairs_mut().extend_pairs(named).append_pair("scope", scope);
+        Some(Self::Bearer { realm, service, scope: scope.to_owned() })
     }
 }
 
@@ -158,9 +165,11 @@ mod tests {
     #[test]
     fn a_login_goes_to_no_place_in_plain_text() {
         let bearer = r#"Bearer realm="https://auth.example/token?x=1",service="registry of, all",scope="ignored""#;
-        let Some(Challenge::Bearer { realm }) = challenge(bearer, "oci://example/a:1") else { panic!("no token") };
+        let Some(Challenge::Bearer { realm, service, .. }) = challenge(bearer, "oci://example/a:1") else {
+            panic!("no token")
+        };
         let expected = "https://auth.example/token?x=1&service=registry+of%2C+all&scope=repository%3Aa%3Apull";
-        assert_eq!(realm.as_str(), expected);
+        assert_eq!((realm.as_str(), service.as_deref()), (expected, Some("registry of, all")));
         assert_eq!(challenge("Basic realm=\"x\"", "oci://example/a:1"), Some(Challenge::Basic));
         let plain = r#"Bearer realm="http://127.0.0.1:1/token""#;
         assert_eq!(challenge(plain, "oci://example/a:1"), None, "a far registry names a place on this machine");
@@ -175,7 +184,8 @@ mod tests {
     fn nothing_prints_a_secret() {
         let login = Credentials::Login { user: "ann".into(), password: "geheim".into() };
         let header = login.basic().unwrap();
-        assert!(!format!("{login:?} {header:?}").contains("geheim"));
+        let refresh = Credentials::Refresh("geheim".into());
+        assert!(!format!("{login:?} {header:?} {refresh:?}").contains("geheim"));
         assert_eq!(header.to_str().unwrap(), "Basic YW5uOmdlaGVpbQ==");
     }
 }

@@ -2,24 +2,22 @@ use meridian_core::oci::OciReference;
 use meridian_core::signature::FetchedComponent;
 
 use crate::digest::{check, sha256};
-use crate::manifest::{Descriptor, MANIFEST, MAX_MANIFEST_BYTES, Manifest};
+use crate::manifest::{Descriptor, MANIFEST_OR_INDEX, MAX_MANIFEST_BYTES, Manifest, listed};
 use crate::session::Session;
 use crate::store::Store;
 use crate::{MAX_COMPONENT_BYTES, Problem, Signatures, signatures};
 
 /// The component with the signatures that were fetched with it.
 pub(crate) fn stored(store: &Store, reference: &OciReference) -> Option<FetchedComponent> {
-    let manifest_digest = reference.digest()?;
-    let manifest = Manifest::parse(&store.read(manifest_digest, MAX_MANIFEST_BYTES)?).ok()?;
+    let top = store.read(reference.digest()?, MAX_MANIFEST_BYTES)?;
+    let (manifest_digest, manifest) = match listed(&top).ok()? {
+        Some(digest) => (digest.clone(), store.read(&digest, MAX_MANIFEST_BYTES)?),
+        None => (reference.digest()?.to_owned(), top),
+    };
+    let manifest = Manifest::parse(&manifest).ok()?;
     let bytes = store.read(&manifest.component().ok()?.digest, MAX_COMPONENT_BYTES)?;
-    let (minisign, cosign) = store.read_signatures(manifest_digest);
-    Some(FetchedComponent {
-        source: reference.to_string(),
-        manifest_digest: manifest_digest.to_owned(),
-        bytes,
-        minisign,
-        cosign,
-    })
+    let (minisign, cosign) = store.read_signatures(&manifest_digest);
+    Some(FetchedComponent { source: reference.to_string(), manifest_digest, bytes, minisign, cosign })
 }
 
 pub(crate) async fn component(
@@ -30,10 +28,12 @@ pub(crate) async fn component(
 ) -> Result<FetchedComponent, Problem> {
     let kept = |digest: &str, limit| store.and_then(|store| store.read(digest, limit));
     let keep = |digest: &str, bytes: &[u8]| store.iter().for_each(|store| store.write(digest, bytes));
-    let kept_manifest = reference.digest().and_then(|digest| kept(digest, MAX_MANIFEST_BYTES));
-    let manifest = match kept_manifest {
-        Some(manifest) => manifest,
-        None => manifest(session, reference).await?,
+    let named = reference.digest().or(reference.tag()).expect("a reference has one of them");
+    let top = document(session, store, named, reference.digest()).await?;
+    let listed = listed(&top)?;
+    let manifest = match &listed {
+        Some(digest) => document(session, store, digest, Some(digest)).await?,
+        None => top.clone(),
     };
     let manifest_digest = sha256(&manifest);
     let parsed = Manifest::parse(&manifest)?;
@@ -46,8 +46,11 @@ pub(crate) async fn component(
             bytes
         }
     };
-    // Last, so that what it names is there.
+    // Last, so that what they name is there.
     keep(&manifest_digest, &manifest);
+    if listed.is_some() {
+        keep(&sha256(&top), &top);
+    }
     let (minisign, cosign) = match wanted {
         Signatures::Ignore => (Vec::new(), Vec::new()),
         Signatures::Fetch => {
@@ -60,12 +63,21 @@ pub(crate) async fn component(
     Ok(FetchedComponent { source, manifest_digest, bytes, minisign, cosign })
 }
 
-async fn manifest(session: &Session<'_>, reference: &OciReference) -> Result<Vec<u8>, Problem> {
+/// The manifest or index of this tag or digest; from the store where it has it.
+async fn document(
+    session: &Session<'_>,
+    store: Option<&Store>,
+    named: &str,
+    digest: Option<&str>,
+) -> Result<Vec<u8>, Problem> {
     const WHAT: &str = "its manifest";
-    let named = reference.digest().or(reference.tag()).expect("a reference has one of them");
-    let found = session.get(WHAT, &format!("manifests/{named}"), Some(MANIFEST), MAX_MANIFEST_BYTES).await?;
+    if let Some(kept) = store.zip(digest).and_then(|(store, digest)| store.read(digest, MAX_MANIFEST_BYTES)) {
+        return Ok(kept);
+    }
+    let path = format!("manifests/{named}");
+    let found = session.get(WHAT, &path, Some(MANIFEST_OR_INDEX), MAX_MANIFEST_BYTES).await?;
     let bytes = found.ok_or(Problem::NotFound { what: WHAT.to_owned() })?;
-    if let Some(digest) = reference.digest() {
+    if let Some(digest) = digest {
         check(WHAT, &bytes, digest)?;
     }
     Ok(bytes)

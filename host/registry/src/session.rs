@@ -7,7 +7,7 @@ use meridian_core::oci::{OciReference, is_loopback};
 use reqwest::header::{
     ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION, RETRY_AFTER, WWW_AUTHENTICATE,
 };
-use reqwest::{Client, Method, Response, Url, redirect};
+use reqwest::{Client, Method, RequestBuilder, Response, Url, redirect};
 use serde::Deserialize;
 
 use crate::auth::{Challenge, Credentials, is_docker_hub, secret};
@@ -230,21 +230,50 @@ impl<'a> Session<'a> {
         let credentials = Credentials::of(self.reference.host(), self.limits.silence).await?;
         let header = match challenge {
             Challenge::Basic => credentials.basic(),
-            Challenge::Bearer { realm } => Some(self.token(what, realm, &credentials).await?),
+            Challenge::Bearer { realm, service, scope } => {
+                let request = match &credentials {
+                    Credentials::Refresh(token) => self.exchange(realm, service.as_deref(), &scope, token),
+                    Credentials::Anonymous | Credentials::Login { .. } => self.client.get(realm),
+                };
+                Some(self.token(what, request, &credentials).await?)
+            }
         };
+        if header.is_none() && matches!(credentials, Credentials::Refresh(_)) {
+            let reason =
+                "the docker configuration has an identity token, and the registry wants a user name and a password";
+            return Err(Problem::Credentials { reason });
+        }
         // Without one the next answer is the same, and is told.
         *self.authorization.borrow_mut() = header;
         Ok(())
     }
 
-    async fn token(&self, what: &str, realm: Url, credentials: &Credentials) -> Result<HeaderValue, Problem> {
+    /// The request that exchanges a refresh token (OAuth 2): a form with what the realm has in its query, and the token.
+    fn exchange(&self, mut realm: Url, service: Option<&str>, scope: &str, token: &str) -> RequestBuilder {
+        realm.set_query(None);
+        let mut form = realm.clone();
+        form.query_pairs_mut()
+            .append_pair("grant_type", "refresh_token")
+            .extend_pairs(service.map(|service| ("service", service)))
+            .append_pair("scope", scope)
+            .append_pair("client_id", "meridian")
+            .append_pair("refresh_token", token);
+        let form = form.query().unwrap_or_default().to_owned();
+        self.client.post(realm).header(CONTENT_TYPE, "application/x-www-form-urlencoded").body(form)
+    }
+
+    async fn token(
+        &self,
+        what: &str,
+        mut request: RequestBuilder,
+        credentials: &Credentials,
+    ) -> Result<HeaderValue, Problem> {
         #[derive(Deserialize)]
         struct Token {
             token: Option<String>,
             access_token: Option<String>,
         }
         let what = format!("{what}: the token");
-        let mut request = self.client.get(realm);
         if let Some(basic) = credentials.basic() {
             request = request.header(AUTHORIZATION, basic);
         }

@@ -117,6 +117,7 @@ pub struct Seen {
     pub path: String,
     /// The whole head.
     pub head: String,
+    pub body: Vec<u8>,
 }
 
 struct Shared {
@@ -202,7 +203,12 @@ fn serve(shared: &Shared, client: TcpStream) {
     let Some((head, body)) = read_message(&mut reader) else { return };
     let mut words = head.split(' ');
     let (method, path) = (words.next().unwrap().to_owned(), words.next().unwrap_or_default().to_owned());
-    shared.seen.lock().unwrap().push(Seen { method: method.clone(), path: path.clone(), head: head.clone() });
+    shared.seen.lock().unwrap().push(Seen {
+        method: method.clone(),
+        path: path.clone(),
+        head: head.clone(),
+        body: body.clone(),
+    });
     let fault = (shared.plan.lock().unwrap())(&method, &path);
     let client = &client;
     let passed = || {
