@@ -1,6 +1,22 @@
 //! Errors, grouped by what the caller can do about them.
 
+use std::borrow::Cow;
+
 use thiserror::Error;
+
+use crate::text::shortened;
+
+// A message is one line that can be read, whatever a file holds.
+const MOST_VALUE_CHARS: usize = 512;
+const MOST_REASON_CHARS: usize = 2048;
+
+fn value_of(text: &str) -> Cow<'_, str> {
+    shortened(text, MOST_VALUE_CHARS)
+}
+
+fn reason_of(text: &str) -> Cow<'_, str> {
+    shortened(text, MOST_REASON_CHARS)
+}
 
 /// An error in the input of an operator or a caller.
 ///
@@ -19,7 +35,7 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum Error {
     /// The configuration is not TOML, or a value has the wrong type.
-    #[error("{field}: {reason}")]
+    #[error("{}: {}", value_of(field), reason_of(reason))]
     ConfigSyntax {
         /// Dotted path of the field, or `line L, column C` when the text is not TOML.
         field: String,
@@ -27,7 +43,7 @@ pub enum Error {
         reason: String,
     },
     /// A field that does not exist.
-    #[error("{field}: unknown field{}", suggestion.as_ref().map(|name| format!(", did you mean `{name}`?")).unwrap_or_default())]
+    #[error("{}: unknown field{}", value_of(field), suggestion.as_ref().map(|name| format!(", did you mean `{name}`?")).unwrap_or_default())]
     ConfigUnknownField {
         /// Dotted path of the field.
         field: String,
@@ -35,13 +51,13 @@ pub enum Error {
         suggestion: Option<String>,
     },
     /// A field that is reserved for a later version.
-    #[error("{field}: not in this version, expected no such field")]
+    #[error("{}: not in this version, expected no such field", value_of(field))]
     ConfigNotYet {
         /// Dotted path of the field or table.
         field: String,
     },
     /// A value out of its range.
-    #[error("{field}: {value}: {reason}")]
+    #[error("{}: {}: {}", value_of(field), value_of(value), reason_of(reason))]
     ConfigValidation {
         /// Dotted path of the field.
         field: String,
@@ -51,7 +67,7 @@ pub enum Error {
         reason: String,
     },
     /// The description of a model family is not valid.
-    #[error("{file}: {field}: {reason}")]
+    #[error("{file}: {}: {}", value_of(field), reason_of(reason))]
     ModelFamilyInvalid {
         /// Name of the file.
         file: String,
@@ -61,7 +77,7 @@ pub enum Error {
         reason: String,
     },
     /// No such model family.
-    #[error("{name:?}: unknown model family{}, expected one of {known}", suggestion.as_ref().map(|name| format!(", did you mean {name:?}")).unwrap_or_default())]
+    #[error("{:?}: unknown model family{}, expected one of {known}", value_of(name), suggestion.as_ref().map(|name| format!(", did you mean {name:?}")).unwrap_or_default())]
     ModelFamilyUnknown {
         /// The requested name.
         name: String,

@@ -35,6 +35,22 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     escaped(text, is_printable)
 }
 
+/// The text, cut behind so many characters, with its length: a value of others in a message of one line.
+///
+/// ```
+/// use meridian_core::text::shortened;
+///
+/// assert_eq!(shortened("as it is", 8), "as it is");
+/// assert_eq!(shortened(&"x".repeat(500), 3), "xxx... (500 bytes)");
+/// ```
+#[must_use]
+pub fn shortened(text: &str, characters: usize) -> Cow<'_, str> {
+    match text.char_indices().nth(characters) {
+        None => Cow::Borrowed(text),
+        Some((end, _)) => Cow::Owned(format!("{}... ({} bytes)", &text[..end], text.len())),
+    }
+}
+
 /// As [`printable`], but line ends stay.
 ///
 /// ```

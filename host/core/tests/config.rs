@@ -695,6 +695,33 @@ fn inline_values_are_toml() {
 }
 
 #[test]
+fn a_refusal_is_short_whatever_the_file_holds() {
+    let long = "x".repeat(300_000);
+    let texts = [
+        format!("[admin]\nlisten = '{long}'"),
+        format!("[admin]\n{long} = 1"),
+        format!("[scheduler]\nmax_defer_ms = '{long}'"),
+        format!("[model]\nfamily = '{long}'"),
+        format!("[policy.dispatch]\nsource = 'native:{long}'"),
+        format!("[policy.dispatch]\nsource = '{long}'"),
+        format!("[policy.dispatch]\nsource = 'oci://{long}'"),
+        format!("[policy.dispatch]\nconfig = {{ a = nan, b = '{long}' }}"),
+        format!("[telemetry]\notlp_endpoint = '{long}'"),
+        format!("[service_levels.{long}]\nttfo_ms = 0"),
+        format!("[kv_memory]\nevict_dead_thinking = '{long}'"),
+    ];
+    for text in texts {
+        let refused = refusal(&text);
+        assert!(refused.len() < 5_000, "{} bytes: {}", refused.len(), &refused[..200]);
+    }
+    let refused = refusal(&format!("[admin]\nlisten = '{long}'"));
+    assert!(
+        refused.starts_with("admin.listen: \"xxx") && refused.contains("xxx... (300002 bytes): must be"),
+        "{refused}"
+    );
+}
+
+#[test]
 fn service_levels_are_named_by_the_file_and_apart() {
     let of = |text: &str| MeridianConfig::parse(&format!("[service_levels]\n{text}"));
     let parsed = of("chat = { ttfo_ms = 3000 }\nbatch = { priorities = [1, 5] }").unwrap();

@@ -1,6 +1,7 @@
 use std::time::Duration;
 use std::{fmt, io};
 
+use meridian_core::text::shortened;
 use thiserror::Error;
 
 use crate::trust::SignatureError;
@@ -134,7 +135,7 @@ pub enum LoadError {
         column: String,
     },
     /// The component refused its configuration.
-    #[error("the policy refused its configuration {config}: {reason}")]
+    #[error("the policy refused its configuration {}: {reason}", shortened(config, LINE_CHARS))]
     Refused {
         /// The options it was given, JSON.
         config: String,

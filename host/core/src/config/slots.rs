@@ -31,6 +31,9 @@ fn check_slot<K: SlotKind>(config: &MeridianConfig, slot: &SlotConfig) -> Result
     }
 }
 
+/// Longest path on Linux.
+const MAX_SOURCE_BYTES: usize = 4096;
+
 fn check_source(field: &str, source: &str, natives: &[&str]) -> Result<(), Error> {
     let holds = |holds, reason: &str| check(field, quoted(source), holds, || reason.to_owned());
     holds(
@@ -38,6 +41,7 @@ fn check_source(field: &str, source: &str, natives: &[&str]) -> Result<(), Error
             && !source.contains('\0'),
         "must be native:NAME, a path or oci://HOST/NAME@sha256:DIGEST",
     )?;
+    holds(source.len() <= MAX_SOURCE_BYTES, "must be at most 4096 bytes")?;
     if let Some(reference) = PolicySource::of(source).registry()
         && let Err(OciReferenceError { shown, reason }) = OciReference::pinned(reference)
     {
