@@ -11,6 +11,7 @@ mod properties;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
+use meridian_core::file::read_regular_text;
 use meridian_core::{Policy, SlotName};
 use meridian_engine::{Origin, Terms};
 use meridian_wasm::GuestKind;
@@ -19,6 +20,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 pub use properties::{DECISION_CANDIDATES, Property, Wanted, properties};
+
+/// Largest file of cases, bytes.
+const MAX_CASES_BYTES: u64 = 16 << 20;
 
 /// A slot whose policies can be tested with cases; implemented for every slot.
 pub trait CaseKind: GuestKind {
@@ -107,7 +111,7 @@ fn read_cases<K: CaseKind>(file: &Path, unnamed: SlotName) -> anyhow::Result<Vec
         case: Vec<T>,
     }
     let shown = file.display();
-    let text = std::fs::read_to_string(file).with_context(|| format!("{shown}: cannot read"))?;
+    let text = read_regular_text(file, MAX_CASES_BYTES).with_context(|| format!("{shown}: cannot read"))?;
     // The parser quotes the line over several lines; the operator gets one.
     let refused = |error: toml::de::Error| {
         let line = error.span().map_or(1, |span| 1 + text[..span.start.min(text.len())].matches('\n').count());

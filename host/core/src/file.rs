@@ -26,6 +26,16 @@ pub fn read_regular(path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
     Ok((bytes.len() as u64 <= limit).then_some(bytes))
 }
 
+/// The text of a regular file of at most `limit` bytes.
+///
+/// # Errors
+/// As [`read_regular`]; it is larger, or no UTF-8 text.
+pub fn read_regular_text(path: &Path, limit: u64) -> io::Result<String> {
+    let bytes = read_regular(path, limit)?;
+    let bytes = bytes.ok_or_else(|| io::Error::other(format!("more than {limit} bytes, expected at most that")))?;
+    String::from_utf8(bytes).map_err(|_| io::Error::other("not UTF-8 text"))
+}
+
 /// A regular file, opened for reading in pieces, and its length in bytes.
 ///
 /// # Errors

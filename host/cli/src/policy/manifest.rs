@@ -4,12 +4,15 @@ use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
 use meridian_core::SlotName;
+use meridian_core::file::read_regular_text;
 use serde::Deserialize;
 
 use super::language::world;
 use super::{Allowed, Language};
 
 pub(crate) const MANIFEST: &str = "policy.toml";
+/// Largest one, bytes.
+const MAX_MANIFEST_BYTES: u64 = 1 << 20;
 
 /// A policy's folder: its language, its slots, what it needs, and what its tests hold it to.
 #[derive(Debug, Deserialize)]
@@ -54,7 +57,7 @@ impl Manifest {
     /// The manifest of a folder; `None` where there is none.
     pub(crate) fn of(folder: &Path) -> anyhow::Result<Option<Self>> {
         let path = folder.join(MANIFEST);
-        let text = match std::fs::read_to_string(&path) {
+        let text = match read_regular_text(&path, MAX_MANIFEST_BYTES) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error).with_context(|| format!("{}: cannot read", path.display())),

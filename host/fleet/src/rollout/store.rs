@@ -9,6 +9,7 @@ use std::io::{BufRead, BufReader, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use meridian_core::file::open_regular;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -263,8 +264,8 @@ pub fn wish(dir: &Path, wish: Wish) -> Result<(), StoreError> {
 /// [`StoreError::None`], [`StoreError::Malformed`], [`StoreError::File`].
 pub fn read(dir: &Path) -> Result<RolloutState, StoreError> {
     let path = dir.join("state.json");
-    let file = match File::open(&path) {
-        Ok(file) => file,
+    let file = match open_regular(&path) {
+        Ok((file, _)) => file,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(StoreError::None(dir.to_owned())),
         Err(error) => return Err(StoreError::File { path, error }),
     };
