@@ -4,23 +4,26 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use meridian_core::{Batch, Description, Dispatch, Fault, FaultKind, Targets};
-use wasmtime::{Store, Trap};
+use wasmtime::{Store, Trap, UpdateDeadline};
 
 use crate::LoadError;
 use crate::bulk::BULK_BYTES_PER_TICK;
+use crate::clock::CallClock;
 use crate::component::Shared;
 use crate::error::one_line;
 use crate::guest::{GuestKind, Lifecycle};
 use crate::limiter::Limiter;
 use crate::runtime::{EPOCH_TICK, MAX_MEMORY_BYTES};
 use crate::stack::with_room;
+use crate::thread_time::thread_time;
 use crate::wit;
 
 /// What a policy may use. The bulk instructions of a call (`memory.fill`, `memory.copy` and their like) may touch
 /// [`BULK_BYTES_PER_TICK`] for each tick of the call's deadline.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PolicyLimits {
-    /// Longest time of one decision; kept to the epoch's grain of 0.5 ms, rounded up.
+    /// Longest processor time of one decision; kept to the epoch's grain of 0.5 ms, rounded up. The first late decision
+    /// after hundreds in time may use twice as much.
     pub deadline: Duration,
     /// Longest decision of a trial, a made-up batch off the hot path. So long that it says something about the policy, and
     /// nothing about a busy machine; the bytes of bulk instructions are those of `deadline`.
@@ -82,6 +85,7 @@ const ANSWER_OVERHEAD_BYTES: usize = 256;
 /// What a store holds beside the guest.
 pub struct StoreState {
     limiter: Limiter,
+    clock: CallClock,
 }
 
 struct Instance<K: GuestKind> {
@@ -152,10 +156,10 @@ impl<K: GuestKind> WasmPolicy<K> {
     /// Make the instance, and take description and inputs from it.
     fn instantiate(&mut self, deadline: Duration) -> Result<(), LoadError> {
         self.discard();
-        let state = StoreState { limiter: Limiter::new(self.limits.memory_bytes) };
+        let state = StoreState { limiter: Limiter::new(self.limits.memory_bytes), clock: CallClock::new() };
         let mut store = Store::new(&self.shared.engine, state);
         store.limiter(|state| &mut state.limiter);
-        store.epoch_deadline_trap();
+        store.epoch_deadline_callback(|mut store| Ok(at_deadline(&mut store.data_mut().clock)));
         allow(&mut store, Allowed::all(deadline), START_ANSWER_BYTES);
         let started = with_room(|| self.start_in(&mut store));
         let Started { lifecycle, guest, description, inputs } = started.map_err(|error| {
@@ -232,7 +236,7 @@ impl<K: GuestKind> WasmPolicy<K> {
         allow(store, allowed, answer_bytes);
         let answered = with_room(|| call(store, lifecycle, guest));
         let fault = match answered {
-            Ok(answer) => match late(started.elapsed(), allowed.time) {
+            Ok(answer) => match late(store, started.elapsed(), allowed.time) {
                 None => return Ok(answer),
                 Some(fault) => fault,
             },
@@ -299,7 +303,9 @@ impl<K: GuestKind> meridian_core::Policy<K> for WasmPolicy<K> {
         let started = Instant::now();
         self.instantiate(self.limits.recovery).map_err(init_fault)?;
         // Most of a start is not the component's code, which alone the epoch stops.
-        match late(started.elapsed(), self.limits.recovery) {
+        let recovery = self.limits.recovery;
+        let store = self.instance.as_mut().map(|instance| &mut instance.store);
+        match store.and_then(|store| late(store, started.elapsed(), recovery)) {
             None => Ok(()),
             Some(fault) => {
                 self.discard();
@@ -327,18 +333,23 @@ fn ticks(deadline: Duration) -> u64 {
 
 /// Give a store what its next call may take; `answer_bytes` refuses an enormous answer before it is copied.
 fn allow(store: &mut Store<StoreState>, allowed: Allowed, answer_bytes: usize) {
-    let Allowed { ticks, bulk_bytes, .. } = allowed;
+    let Allowed { time, ticks, bulk_bytes } = allowed;
+    store.data_mut().clock.begin(time, thread_time);
     store.set_epoch_deadline(ticks);
     store.set_fuel(bulk_bytes).expect("the engine consumes fuel");
     store.set_hostcall_fuel(answer_bytes);
 }
 
-/// The fault of an answer that came too late: no epoch is checked inside a bulk instruction, nor after the last loop. What
-/// ends within two ticks of the deadline is in time, as it is by the epoch.
-fn late(took: Duration, deadline: Duration) -> Option<Fault> {
+/// The epoch has reached the deadline of the call under way, which ends unless the machine kept its processor time back.
+fn at_deadline(clock: &mut CallClock) -> UpdateDeadline {
+    clock.tripped(thread_time).map_or(UpdateDeadline::Interrupt, UpdateDeadline::Continue)
+}
+
+/// The fault of an answer that came too late.
+fn late(store: &mut Store<StoreState>, took: Duration, deadline: Duration) -> Option<Fault> {
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
-    (took > deadline.saturating_add(EPOCH_TICK * 2)).then(|| {
-        let detail = format!("answered after {:.1} ms, expected at most {} ms", ms(took), ms(deadline));
+    store.data_mut().clock.late(took, thread_time).map(|used| {
+        let detail = format!("answered after {:.1} ms, expected at most {} ms", ms(used), ms(deadline));
         Fault::new(FaultKind::Deadline, detail)
     })
 }

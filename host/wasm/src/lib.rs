@@ -15,6 +15,7 @@ mod artifact;
 mod bulk;
 mod cache;
 mod check;
+mod clock;
 mod compile;
 pub mod complexity;
 mod component;
@@ -27,6 +28,7 @@ mod limiter;
 mod operators;
 mod runtime;
 mod stack;
+mod thread_time;
 mod trust;
 mod wit;
 

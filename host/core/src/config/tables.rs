@@ -378,7 +378,7 @@ pub struct SlotConfig {
     #[schemars(with = "serde_json::Map<String, serde_json::Value>")]
     #[schemars(extend("x-must-be" = "what the policy takes, without dates and non-finite numbers"))]
     pub config: toml::Table,
-    /// Longest time that one decision of a component may take, milliseconds.
+    /// Most processor time that one decision of a component may take, milliseconds.
     #[schemars(range(max = 1000), extend("exclusiveMinimum" = 0))]
     pub deadline_ms: f32,
     /// Most linear memory that a component may use, MiB.
