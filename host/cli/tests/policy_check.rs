@@ -59,3 +59,15 @@ fn a_bad_key_is_named_with_its_option() {
     let (code, stderr) = check(&folder, &[KEY, "absent.pub"]);
     assert!(code == Some(1) && stderr.contains("--trusted-key[1]: \"absent.pub\": "), "{stderr}");
 }
+
+#[test]
+fn a_machine_without_address_space_is_named_and_not_the_policy() {
+    let component = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/policies/edf.wasm");
+    assert!(Path::new(component).is_file(), "{component}: run `make policies` first");
+    let script = format!("ulimit -v 2000000; exec {} policy check {component}", env!("CARGO_BIN_EXE_meridian"));
+    let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    let expected = "cannot set up WebAssembly: no address space for an instance: ";
+    assert!(output.status.code() == Some(1) && stderr.contains(expected), "{stderr}");
+    assert!(stderr.contains("see `ulimit -v`") && !stderr.contains("the policy failed"), "{stderr}");
+}

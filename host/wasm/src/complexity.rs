@@ -14,6 +14,7 @@ use crate::LoadError;
 use crate::error::one_line;
 use crate::limiter::MAX_TABLE_ELEMENTS;
 use crate::operators::Operators;
+use crate::runtime::MAX_MEMORY_BYTES;
 use crate::wit::clip;
 
 /// Core modules, nested ones included. Largest known: 38, one for each shared library of CPython.
@@ -67,6 +68,9 @@ pub const MAX_INITIAL_ELEMENTS: u64 = MAX_TABLE_ELEMENTS as u64;
 pub const MAX_SEGMENT_ELEMENTS: u64 = 100_000;
 /// Data segments of all core modules. Largest known: 10,000.
 pub const MAX_DATA_SEGMENTS: u64 = 50_000;
+/// Memory that a module begins with, MiB: the largest `memory_mib`.
+const MAX_MEMORY_MIB: u64 = (MAX_MEMORY_BYTES >> 20) as u64;
+const PAGES_OF_MIB: u64 = 16;
 /// Bytes of all data segments; an image of the memory is made of them. Largest known: 11.0 MB.
 pub const MAX_DATA_BYTES: u64 = 24 << 20;
 
@@ -193,6 +197,9 @@ impl Survey<'_> {
             }
             Payload::MemorySection(section) => {
                 self.memories.add("memories", section.count().into(), MAX_MEMORIES)?;
+                for memory in section {
+                    at_most("memory_mib that it begins with", memory?.initial.div_ceil(PAGES_OF_MIB), MAX_MEMORY_MIB)?;
+                }
             }
             Payload::GlobalSection(section) => self.globals.add("globals", section.count().into(), MAX_GLOBALS)?,
             Payload::ExportSection(section) => {

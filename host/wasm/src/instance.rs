@@ -163,6 +163,12 @@ impl<K: GuestKind> WasmPolicy<K> {
         allow(&mut store, Allowed::all(deadline), START_ANSWER_BYTES);
         let started = with_room(|| self.start_in(&mut store));
         let Started { lifecycle, guest, description, inputs } = started.map_err(|error| {
+            if is_out_of_address_space(&error) {
+                let why = one_line(&error);
+                let detail =
+                    format!("no address space for an instance: {why}; expected 4.1 GiB for each, see `ulimit -v`");
+                return LoadError::Setup { detail };
+            }
             let fault = fault_of(&store, &error, Allowed::all(deadline));
             LoadError::Start { fault: Fault::new(FaultKind::Init, fault.to_string()) }
         })??;
@@ -354,17 +360,25 @@ fn late(store: &mut Store<StoreState>, took: Duration, deadline: Duration) -> Op
     })
 }
 
+/// Whether the system refused memory: its limit is the machine's, not the policy's.
+fn is_out_of_address_space(error: &wasmtime::Error) -> bool {
+    let of_system = |cause: &(dyn std::error::Error + 'static)| {
+        let io = cause.downcast_ref::<std::io::Error>().is_some_and(|io| io.kind() == std::io::ErrorKind::OutOfMemory);
+        io || cause.to_string().contains("Cannot allocate memory")
+    };
+    error.chain().any(of_system)
+}
+
 fn fault_of(store: &Store<StoreState>, error: &wasmtime::Error, allowed: Allowed) -> Fault {
+    if let Some(refusal) = store.data().limiter.refusal() {
+        return Fault::new(FaultKind::Memory, refusal);
+    }
     let trap = error.downcast_ref::<Trap>();
-    let kind = if store.data().limiter.was_refused() {
-        FaultKind::Memory
-    } else {
-        match trap {
-            Some(Trap::Interrupt | Trap::OutOfFuel) => FaultKind::Deadline,
-            Some(_) => FaultKind::Trap,
-            // Not a trap: the answer could not be lifted.
-            None => FaultKind::BadAnswer,
-        }
+    let kind = match trap {
+        Some(Trap::Interrupt | Trap::OutOfFuel) => FaultKind::Deadline,
+        Some(_) => FaultKind::Trap,
+        // Not a trap: the answer could not be lifted.
+        None => FaultKind::BadAnswer,
     };
     let detail = match trap {
         Some(Trap::OutOfFuel) => {

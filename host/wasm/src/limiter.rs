@@ -7,7 +7,8 @@ pub(crate) struct Limiter {
     memory_bytes: usize,
     /// Of the memory that there is now.
     taken_bytes: usize,
-    refused: bool,
+    /// Bytes that the call under way wanted in vain.
+    refused_bytes: Option<usize>,
 }
 
 /// A Rust guest has one table of a few dozen functions; far more is an attack.
@@ -19,16 +20,19 @@ pub(crate) const MAX_CORE_INSTANCES: usize = 64;
 
 impl Limiter {
     pub(crate) fn new(memory_bytes: usize) -> Self {
-        Self { memory_bytes, taken_bytes: 0, refused: false }
+        Self { memory_bytes, taken_bytes: 0, refused_bytes: None }
     }
 
     /// A new call begins: what was refused before is not its cause.
     pub(crate) fn forget(&mut self) {
-        self.refused = false;
+        self.refused_bytes = None;
     }
 
-    pub(crate) fn was_refused(&self) -> bool {
-        self.refused
+    /// What was refused, and the limit, in one line; `None` when nothing was.
+    pub(crate) fn refusal(&self) -> Option<String> {
+        let mib = |bytes: usize| bytes.div_ceil(1 << 20);
+        let wanted = mib(self.refused_bytes?);
+        Some(format!("needs {wanted} MiB of memory, expected at most memory_mib, {}", mib(self.memory_bytes)))
     }
 
     /// Bytes of linear memory, touched or not.
@@ -40,9 +44,10 @@ impl Limiter {
 impl ResourceLimiter for Limiter {
     fn memory_growing(&mut self, _current: usize, desired: usize, _maximum: Option<usize>) -> wasmtime::Result<bool> {
         let allowed = desired <= self.memory_bytes;
-        self.refused |= !allowed;
         if allowed {
             self.taken_bytes = desired;
+        } else {
+            self.refused_bytes = Some(desired);
         }
         Ok(allowed)
     }

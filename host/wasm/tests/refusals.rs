@@ -227,6 +227,25 @@ fn the_cache_is_bounded_and_cleans_up_after_writers_that_were_killed() {
     std::fs::remove_dir_all(folder.parent().unwrap()).unwrap();
 }
 
+#[test]
+fn a_component_that_begins_with_too_much_memory_names_the_limit() {
+    let runtime = Runtime::new(None).unwrap();
+    let with_pages = |pages: u32| {
+        support::component(&support::module("", "unreachable").replacen(
+            "\"memory\") 32)",
+            &format!("\"memory\") {pages})"),
+            1,
+        ))
+    };
+    let component = runtime.load(&with_pages(2000)).unwrap();
+    let targets = MeridianConfig::default().scheduler.targets();
+    let refused = component.dispatch_policy(support::LIMITS, targets, "{}").err().unwrap().to_string();
+    let expected = "needs 125 MiB of memory, expected at most memory_mib, 64";
+    assert!(refused.ends_with(expected), "{refused}");
+    let refused = runtime.load(&with_pages(16_385)).err().unwrap().to_string();
+    assert_eq!(refused, "too complex: memory_mib that it begins with: 1025, expected at most 1024");
+}
+
 #[cfg(unix)]
 #[test]
 fn a_pipe_is_refused_at_once() {
