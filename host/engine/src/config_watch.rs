@@ -109,7 +109,6 @@ impl Watched for ConfigWatch {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "helpers of tests")]
 mod tests {
     use std::os::unix::fs::symlink;
 

@@ -202,7 +202,6 @@ impl fmt::Debug for Sampling {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "helpers of tests")]
 mod tests {
     use super::*;
 
