@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::Context;
 use meridian_core::oci::OciReference;
 use meridian_core::slot::{BudgetSlot, Contender, DispatchSlot, EvictionSlot, PolicySlot};
 use meridian_core::{
-    Batch, Budget, Description, Dispatch, Eviction, Fault, FaultKind, MeridianConfig, Policy, PolicySource, SlotName,
-    native,
+    Batch, Budget, Description, Dispatch, Eviction, Fault, FaultKind, MeridianConfig, Policy, PolicySource, SlotConfig,
+    SlotName, native,
 };
 use meridian_engine::{Components, Origin, Terms, strike_limits};
 use meridian_wasm::GuestKind;
@@ -319,11 +320,19 @@ impl Loader {
     pub fn load<K: GuestKind>(&mut self, source: &PolicyArg) -> anyhow::Result<Contender<K>> {
         let PolicyArg { source, options, label } = source;
         // Simulated time does not pass while a policy decides, and a deadline in real time would make runs differ.
-        let terms = Terms::unhurried(self.config.scheduler.targets(), MEMORY_MIB);
+        let slots = &self.config.policy;
+        let slot = match K::NAME {
+            SlotName::Dispatch => &slots.dispatch,
+            SlotName::Eviction => &slots.eviction,
+            SlotName::Budget => &slots.budget,
+        };
+        let slot = SlotConfig { memory_mib: MEMORY_MIB, ..slot.clone() };
+        let terms = Terms::unhurried(&slot, self.config.scheduler.targets());
+        let deadline = Duration::from_secs_f32(slot.deadline_ms / 1e3);
         let origin = self.open(source)?.clone();
         let mut policy = origin.policy::<K>(terms, options)?;
         if origin.component().is_some() {
-            let watch = Watch::new(K::NAME, label);
+            let watch = Watch::new(K::NAME, label, deadline);
             self.watches.push(watch.clone());
             policy = Box::new(Watched { policy, watch });
         }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use meridian_bench::cases::{CaseKind, Wanted, properties, run_folder};
-use meridian_core::{Budget, Dispatch, Eviction, MeridianConfig, SlotKind, SlotName};
+use meridian_core::{Budget, Dispatch, Eviction, MeridianConfig, SlotConfig, SlotKind, SlotName};
 use meridian_engine::{Components, Origin, Terms};
 
 fn root() -> PathBuf {
@@ -16,7 +16,7 @@ fn root() -> PathBuf {
 }
 
 fn terms() -> Terms {
-    Terms::unhurried(MeridianConfig::default().scheduler.targets(), 64)
+    Terms::unhurried(&SlotConfig::dispatch(), MeridianConfig::default().scheduler.targets())
 }
 
 /// A shipped policy, natively and as a component.

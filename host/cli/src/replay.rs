@@ -3,7 +3,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
-use meridian_core::{Budget, Dispatch, Eviction, Policy, PolicySource, SlotName};
+use meridian_core::{Budget, Dispatch, Eviction, Policy, PolicySource, SlotConfig, SlotName};
 use meridian_engine::recording::{
     Difference, Header, Recordable, RecordedPolicy, Recording, ReplayOptions, ReplayReport, replay,
 };
@@ -113,7 +113,9 @@ fn decide_in<K: GuestKind + Recordable>(
     let origin = chosen(args.policy.as_deref(), recorded)?;
     let options = args.config.as_ref().unwrap_or(&recorded.options);
     // A deadline is for the engine; a replay waits for any decision that ends.
-    let terms = Terms::unhurried(recorded.targets.into_targets(), recorded.memory_mib);
+    let (deadline_ms, memory_mib) = (recorded.deadline_ms, recorded.memory_mib);
+    let slot = SlotConfig { deadline_ms, memory_mib, ..SlotConfig::dispatch() };
+    let terms = Terms::unhurried(&slot, recorded.targets.into_targets());
     let named = if origin.component().is_some() { format!("{}: ", origin.source()) } else { String::new() };
     let mut start = || -> Result<Box<dyn Policy<K>>, String> {
         origin.policy(terms, options).map_err(|error| format!("{named}{error}"))

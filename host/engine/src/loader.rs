@@ -224,10 +224,14 @@ impl Terms {
         Self { limits, targets }
     }
 
-    /// Terms for a run that no engine waits for, and whose result must not depend on the load of the machine.
+    /// Terms for a run that no engine waits for, and whose result must not depend on the load of the machine: the slot's memory
+    /// and its bytes of bulk instructions, without its deadline.
     #[must_use]
-    pub fn unhurried(targets: Targets, memory_mib: u32) -> Self {
-        Self { limits: PolicyLimits { memory_bytes: (memory_mib as usize) << 20, ..PolicyLimits::UNHURRIED }, targets }
+    pub fn unhurried(slot: &SlotConfig, targets: Targets) -> Self {
+        let Self { limits, .. } = Self::of(slot, targets);
+        let limits =
+            PolicyLimits { bulk: Some(limits.deadline), memory_bytes: limits.memory_bytes, ..PolicyLimits::UNHURRIED };
+        Self { limits, targets }
     }
 }
 

@@ -25,6 +25,9 @@ pub struct PolicyLimits {
     /// Longest processor time of one decision; kept to the epoch's grain of 0.5 ms, rounded up. The first late decision
     /// after hundreds in time may use twice as much.
     pub deadline: Duration,
+    /// The deadline whose bytes the bulk instructions of a decision have, where that is not `deadline`: a run that waits for any
+    /// decision still refuses what an engine would.
+    pub bulk: Option<Duration>,
     /// Longest decision of a trial, a made-up batch off the hot path. So long that it says something about the policy, and
     /// nothing about a busy machine; the bytes of bulk instructions are those of `deadline`.
     pub trial: Duration,
@@ -46,6 +49,7 @@ impl PolicyLimits {
         let patience = Duration::from_secs(10);
         Self {
             deadline: patience,
+            bulk: None,
             trial: patience,
             start: patience,
             handover: patience,
@@ -61,6 +65,7 @@ impl Default for PolicyLimits {
     fn default() -> Self {
         Self {
             deadline: Duration::from_millis(2),
+            bulk: None,
             trial: Duration::from_secs(1),
             start: Duration::from_millis(200),
             handover: Duration::from_millis(2),
@@ -123,7 +128,7 @@ impl<K: GuestKind> WasmPolicy<K> {
         let mut policy = Self {
             shared,
             limits,
-            decision: Allowed::all(limits.deadline),
+            decision: Allowed::new(limits.deadline, bulk_bytes(limits.bulk.unwrap_or(limits.deadline))),
             targets,
             config_json: config_json.to_owned(),
             description: Description::default(),
@@ -218,7 +223,7 @@ struct Allowed {
 impl Allowed {
     /// All that a deadline allows.
     fn all(deadline: Duration) -> Self {
-        Self::new(deadline, ticks(deadline).saturating_mul(BULK_BYTES_PER_TICK))
+        Self::new(deadline, bulk_bytes(deadline))
     }
 
     fn new(time: Duration, bulk_bytes: u64) -> Self {
@@ -330,6 +335,11 @@ fn init_fault(error: LoadError) -> Fault {
         LoadError::Start { fault } => fault,
         other => Fault::new(FaultKind::Init, other.to_string()),
     }
+}
+
+/// What bulk instructions may touch until the deadline.
+fn bulk_bytes(deadline: Duration) -> u64 {
+    ticks(deadline).saturating_mul(BULK_BYTES_PER_TICK)
 }
 
 /// Ticks until the deadline has surely passed: the tick under way may be almost over.

@@ -55,6 +55,18 @@ fn a_longer_deadline_allows_more() {
 }
 
 #[test]
+fn a_run_that_waits_refuses_what_an_engine_would() {
+    let corpus = corpus(64);
+    let fill = corpus.iter().find(|bulk| bulk.name == "memory.fill 64 MiB").unwrap().component();
+    let limits = PolicyLimits { bulk: Some(Duration::from_millis(2)), ..LIMITS };
+    let fault =
+        meridian_core::Policy::decide(&mut start(&fill, limits), &batch(&[]), &mut Decision::default()).unwrap_err();
+    let bytes = 5 * BULK_BYTES_PER_TICK;
+    assert!(fault.detail.contains(&format!("more than {bytes} bytes")), "{fault}");
+    meridian_core::Policy::decide(&mut start(&fill, LIMITS), &batch(&[]), &mut Decision::default()).unwrap();
+}
+
+#[test]
 fn segments_are_bounded_by_the_time_to_start_again() {
     let corpus = corpus(64);
     let find = |name: &str| corpus.iter().find(|bulk| bulk.name == name).unwrap().component();

@@ -154,7 +154,7 @@ impl Allowed {
 
     /// Terms without a deadline that a busy machine could miss, with the same memory.
     fn unhurried(self, slot: SlotName) -> Terms {
-        Terms::unhurried(MeridianConfig::default().scheduler.targets(), self.slot(slot).memory_mib)
+        Terms::unhurried(&self.slot(slot), MeridianConfig::default().scheduler.targets())
     }
 
     fn deadline(self, slot: SlotName) -> Duration {
