@@ -20,7 +20,6 @@ use std::ffi::OsString;
 use std::io::Write;
 
 use clap::{Parser, Subcommand};
-use meridian_bench::vllm::RunError;
 use meridian_core::text::{is_printable, printable, printable_lines};
 use serde::Serialize;
 
@@ -118,19 +117,21 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
 /// Report the error, if any, and return the exit code.
 fn exit_code(done: anyhow::Result<()>, json: bool) -> u8 {
     let Err(error) = done else { return 0 };
+    // Its reader wants no more, as `meridian ... | head` does: that is no failure.
+    if error.downcast_ref::<NotPrinted>().is_some_and(NotPrinted::is_closed) {
+        return 0;
+    }
     let is_unusable = error.is::<Unusable>();
-    // The end of another process's log has lines.
-    let has_lines = error.chain().any(<dyn std::error::Error + 'static>::is::<RunError>);
     // The context is for here; the text is the cause's.
     let error = if is_unusable { anyhow::anyhow!(cause_of(&error)) } else { error };
     if error.is::<Said>() {
         // Nothing to add.
     } else if json {
         let _ = print_json(&serde_json::json!({ "ok": false, "error": format!("{error:#}") }));
-    } else if has_lines {
-        let _ = writeln!(std::io::stderr(), "{}", printable_lines(&format!("error: {error:#}")));
     } else {
-        say(&format!("error: {error:#}"));
+        // Lines after the first are set back, so that none of them passes for one of the command's own.
+        let lines = format!("error: {error:#}").trim_end().lines().collect::<Vec<_>>().join("\n  ");
+        let _ = writeln!(std::io::stderr(), "{}", printable_lines(&lines));
     }
     if is_unusable { 2 } else { 1 }
 }
@@ -162,10 +163,32 @@ fn cause_of(error: &anyhow::Error) -> String {
     error.chain().skip(1).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
+/// Standard output takes no more.
+#[derive(Debug)]
+struct NotPrinted(std::io::Error);
+
+impl NotPrinted {
+    fn is_closed(&self) -> bool {
+        self.0.kind() == std::io::ErrorKind::BrokenPipe
+    }
+}
+
+impl std::fmt::Display for NotPrinted {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("standard output")
+    }
+}
+
+impl std::error::Error for NotPrinted {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.0)
+    }
+}
+
 /// Print a line or a table on stdout. Others choose the names, paths and comments in it, so control characters are
-/// escaped before they reach the terminal. A closed pipe (`meridian ... | head`) is not worth a panic.
-fn print_line(line: &str) -> std::io::Result<()> {
-    writeln!(std::io::stdout(), "{}", printable_lines(line))
+/// escaped before they reach the terminal.
+fn print_line(line: &str) -> Result<(), NotPrinted> {
+    writeln!(std::io::stdout(), "{}", printable_lines(line)).map_err(NotPrinted)
 }
 
 /// Print one line on stderr, escaped as [`print_line`] does.
@@ -196,5 +219,6 @@ fn print_in_a_line(error: &clap::Error) -> u8 {
 
 /// Print a JSON line. JSON escapes control characters; the reading program handles the rest.
 fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
-    Ok(writeln!(std::io::stdout(), "{}", serde_json::to_string(value)?)?)
+    let text = serde_json::to_string(value)?;
+    Ok(writeln!(std::io::stdout(), "{text}").map_err(NotPrinted)?)
 }

@@ -1,7 +1,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use clap::Args;
 use meridian_core::slot::Source;
 use meridian_core::{Budget, Eviction, SlotKind, SlotName};
@@ -78,7 +78,10 @@ fn live(args: &TraceArgs) -> anyhow::Result<String> {
     let under_way = seconds(args.seconds, "following the engine");
     let text = engine.text(&path, Duration::from_secs_f64(args.seconds));
     under_way.finish_and_clear();
-    Ok(text?)
+    let text = text?;
+    let is_timeline = serde_json::from_str::<serde_json::Value>(&text).is_ok_and(|json| json["traceEvents"].is_array());
+    ensure!(is_timeline, "{}: answered no timeline, expected an object with traceEvents", engine.address());
+    Ok(text)
 }
 
 /// Recordings in the order of writing.

@@ -295,3 +295,29 @@ fn a_port_that_another_process_has_is_not_used() {
     assert!(done.stdout.contains(admin.socket().unwrap()), "{}", done.stdout);
     assert_eq!(taken.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "somebody asked");
 }
+
+/// Another service may have the port, and answers with its own JSON.
+#[test]
+fn an_answer_that_is_no_timeline_is_refused() {
+    use std::io::{Read, Write};
+
+    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("no-timeline");
+    std::fs::create_dir_all(&folder).unwrap();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let served = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut asked = Vec::new();
+        while !asked.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            stream.read_exact(&mut byte).unwrap();
+            asked.extend(byte);
+        }
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}").unwrap();
+    });
+    let done = meridian(&folder, &["trace", "--address", &address, "--seconds", "0.1", "--out", "t.json"]);
+    served.join().unwrap();
+    assert_eq!(done.code, 1, "{}", done.stdout);
+    assert!(done.stderr.contains("answered no timeline, expected an object with traceEvents"), "{}", done.stderr);
+    assert!(!folder.join("t.json").exists());
+}
