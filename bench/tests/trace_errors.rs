@@ -137,7 +137,8 @@ fn other_formats() {
         "m.jsonl",
         moon("[1,2]"),
         None,
-        "m.jsonl:1: column hash_ids: got \"[1,2]\", expected at most 1 blocks of 512 tokens, not 2",
+        "m.jsonl:1: column hash_ids: got \"[1,2]\", expected at most 1 blocks of 512 tokens, not 2; \
+         --trace-block-tokens N sets another size",
     );
 }
 
@@ -167,7 +168,8 @@ fn vllm_results() {
 
 #[test]
 fn files_as_a_whole() {
-    let known = "expected one of meridian, servegen, azure, mooncake, agentic, vllm-bench";
+    let known = "expected one of meridian, servegen, azure, mooncake, agentic, vllm-bench, bailian, burstgpt, copilot, \
+                 aiperf-export, sharegpt, columns";
     says("t.csv", "a,b\n1,2\n", None, &format!("t.csv: unknown format, {known}"));
     says("t.csv", "", None, "t.csv: no requests, expected at least one row");
     says("t.csv", format!("{OWN}\n"), None, "t.csv: no requests, expected at least one row");

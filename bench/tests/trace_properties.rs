@@ -6,9 +6,11 @@ use meridian_bench::trace::{
 use proptest::prelude::*;
 
 fn request() -> impl Strategy<Value = TraceRequest> {
+    // A prompt of any length has a first block.
     let session = prop_oneof![
         Just(Prefix::None),
         (any::<u64>(), any::<u32>()).prop_map(|(id, turn)| Prefix::Session { id, turn }),
+        (1_u32..=10_000_000, any::<u64>()).prop_map(|(tokens, id)| Prefix::Blocks { tokens, ids: [id].into() }),
     ];
     let deadline = prop_oneof![Just(f64::INFINITY), 0.0..1e12];
     // The reader takes white space around a value for padding.
@@ -41,6 +43,13 @@ fn near_miss() -> impl Strategy<Value = Vec<u8>> {
         "{\"timestamp\": 1, \"input_length\": ",
         "{\"id\": \"a\", \"block_size\": 64, \"requests\": [[0, 99, 1, null, null, \"\", 1, ",
         "{\"input_lens\": [1], \"output_lens\": ",
+        "Timestamp,Session ID,Request tokens,Response tokens\n",
+        "{\"chat_id\": 1, \"parent_chat_id\": -1, \"timestamp\": 1.5, \"input_length\": ",
+        "{\"session_id\": \"a\", \"delay\": 5, \"output_length\": 3, \"input_length\": ",
+        "{\"session_id\": \"a\", \"turns\": [{\"llm_calls\": [{\"tokens\": {\"prompt\": 90, \"completion\": ",
+        "{\"metadata\": {\"request_start_ns\": 5}, \"metrics\": {\"input_sequence_length\": {\"value\": ",
+        "[{\"conversations\": [{\"from\": \"human\", \"value\": \"a\"}, ",
+        "\u{1f}\u{8b}",
         "[[[[[[[[",
     ]);
     let cell = prop_oneof![
@@ -102,9 +111,9 @@ proptest! {
         clip_tokens in prop::option::of(0_u32..5000),
     ) {
         let think = ThinkSplit::Bimodal { seed: 1 };
-        let options = ReadOptions { think, clip_tokens, limit: None };
+        let options = ReadOptions { think, clip_tokens, ..ReadOptions::default() };
         if let Ok(trace) = read_from(name, bytes.as_slice(), format, &options) {
-            if format == Some(Format::Agentic) || !trace.sessions.is_empty() {
+            if trace.format.has_sessions() {
                 prop_assert!(!trace.sessions.is_empty() && trace.requests.is_empty());
                 return Ok(());
             }
@@ -154,8 +163,8 @@ fn generated_requests_round_trip() {
 }
 
 #[test]
-fn blocks_are_refused_rather_than_lost() {
-    let blocks = TraceRequest { prefix: Prefix::Blocks { tokens: 512, ids: [1].into() }, ..TraceRequest::default() };
-    let error = write_csv([&blocks], Vec::new()).expect_err("no column for blocks");
-    assert_eq!(error.to_string(), "prefix blocks have no column in this format");
+fn sessions_in_closed_loop_are_refused_rather_than_lost() {
+    let prefix = Prefix::Ranges { session: 1, tokens: 512, ranges: [[0, 1]].into() };
+    let error = write_csv([&TraceRequest { prefix, ..TraceRequest::default() }], Vec::new()).expect_err("no columns");
+    assert_eq!(error.to_string(), "sessions in closed loop have no arrivals");
 }

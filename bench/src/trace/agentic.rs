@@ -12,7 +12,7 @@ use super::{Format, ReadOptions, Session, SessionRequest, Trace, TraceError};
 use crate::limits::REQUESTS;
 
 /// Fewest tokens of a block: fewer would make lists of blocks longer than the text that has them.
-const MIN_BLOCK_TOKENS: u32 = 8;
+pub(super) const MIN_BLOCK_TOKENS: u32 = 8;
 const MAX_BLOCK_TOKENS: u32 = 1 << 20;
 
 /// Reads sessions; [`ReadOptions::limit`] is a number of sessions here.

@@ -51,6 +51,44 @@ pub enum TraceError {
         /// Names of all formats.
         known: String,
     },
+    /// A file of another kind.
+    #[error("{name}: unknown format: it is {kind} (formats: {known})")]
+    Other {
+        /// Name of the file, without its folder.
+        name: String,
+        /// Of which kind it is, and what to give instead.
+        kind: &'static str,
+        /// Names of all formats.
+        known: String,
+    },
+    /// An option is missing without which the format cannot be read.
+    #[error("{name}: {why}, expected {expected}")]
+    Needs {
+        /// Name of the file, without its folder.
+        name: String,
+        /// What the file lacks.
+        why: &'static str,
+        /// The option.
+        expected: &'static str,
+    },
+    /// A text of which the tokens cannot be counted.
+    #[error("{name}: the tokens of a text cannot be counted: {why}")]
+    Text {
+        /// Name of the file, without its folder.
+        name: String,
+        /// Why.
+        why: String,
+    },
+    /// Its first and its last arrival are too far apart.
+    #[error("{name}: arrivals span {span_s:.3e} s, expected at most {most_s:e} s")]
+    TooLong {
+        /// Name of the file, without its folder.
+        name: String,
+        /// Between the first and the last arrival, seconds.
+        span_s: f64,
+        /// Most seconds.
+        most_s: f64,
+    },
     /// Not one request.
     #[error("{name}: no requests, expected at least one row{}", left_out(*.skipped))]
     Empty {

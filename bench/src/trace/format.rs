@@ -1,5 +1,4 @@
 use std::fmt;
-use std::path::Path;
 use std::str::FromStr;
 
 use super::TraceError;
@@ -14,18 +13,43 @@ pub enum Format {
     ServeGen,
     /// Azure LLM inference traces of 2023 and 2024 (<https://github.com/Azure/AzurePublicDataset>).
     Azure,
-    /// Mooncake's traces with block hashes (<https://github.com/kvcache-ai/Mooncake>, FAST '25).
+    /// Mooncake's traces with block hashes (<https://github.com/kvcache-ai/Mooncake>, FAST '25), with sessions and delays
+    /// as AIPerf has them.
     Mooncake,
     /// Sessions of agents with prefix blocks, replayed in closed loop (as in kv-cache-tester's traces).
     Agentic,
-    /// What `vllm bench serve --save-result --save-detailed` writes.
+    /// What `vllm bench serve --save-result --save-detailed` writes, also with `--append-result`.
     VllmBench,
+    /// Qwen-Bailian: chats with blocks of 16 tokens (<https://github.com/alibaba-edu/qwen-bailian-usagetraces-anon>).
+    Bailian,
+    /// BurstGPT (<https://github.com/HPMLL/BurstGPT>).
+    BurstGpt,
+    /// Sessions of GitHub Copilot's agents, 2026 (<https://github.com/Azure/AzurePublicDataset>).
+    Copilot,
+    /// The `profile_export.jsonl` of AIPerf, a record a request.
+    AiperfExport,
+    /// Conversations as texts, of which a tokenizer counts the tokens.
+    ShareGpt,
+    /// Any CSV or JSON lines, with columns that [`super::ColumnNames`] name.
+    Columns,
 }
 
 impl Format {
     /// All formats, in the order in which messages list them.
-    pub const ALL: [Self; 6] =
-        [Self::Meridian, Self::ServeGen, Self::Azure, Self::Mooncake, Self::Agentic, Self::VllmBench];
+    pub const ALL: [Self; 12] = [
+        Self::Meridian,
+        Self::ServeGen,
+        Self::Azure,
+        Self::Mooncake,
+        Self::Agentic,
+        Self::VllmBench,
+        Self::Bailian,
+        Self::BurstGpt,
+        Self::Copilot,
+        Self::AiperfExport,
+        Self::ShareGpt,
+        Self::Columns,
+    ];
 
     /// Name on the command line.
     pub fn name(self) -> &'static str {
@@ -36,48 +60,18 @@ impl Format {
             Self::Mooncake => "mooncake",
             Self::Agentic => "agentic",
             Self::VllmBench => "vllm-bench",
+            Self::Bailian => "bailian",
+            Self::BurstGpt => "burstgpt",
+            Self::Copilot => "copilot",
+            Self::AiperfExport => "aiperf-export",
+            Self::ShareGpt => "sharegpt",
+            Self::Columns => "columns",
         }
     }
 
-    /// The format that a file's suffix and first line speak for; the line may be cut short.
-    ///
-    /// ```
-    /// use meridian_bench::trace::Format;
-    ///
-    /// let header = "TIMESTAMP,ContextTokens,GeneratedTokens";
-    /// assert_eq!(Format::detect("azure.csv".as_ref(), header), Some(Format::Azure));
-    /// ```
-    pub fn detect(path: &Path, first_line: &str) -> Option<Self> {
-        let line = first_line.trim_start_matches('\u{feff}').trim();
-        if line.starts_with('{') {
-            let key = |name: &str| line.contains(&format!("\"{name}\""));
-            return if key("arrival_s") {
-                Some(Self::Meridian)
-            } else if key("requests") && key("block_size") {
-                Some(Self::Agentic)
-            } else if key("hash_ids") || (key("input_length") && key("output_length") && key("timestamp")) {
-                Some(Self::Mooncake)
-            } else if key("timestamp") || key("arrival_time") {
-                Some(Self::ServeGen)
-            } else if suffix(path, &["json"]) || key("input_lens") || key("endpoint_type") {
-                Some(Self::VllmBench)
-            } else {
-                None
-            };
-        }
-        let columns: Vec<&str> = line.split(',').map(|name| name.trim().trim_matches('"')).collect();
-        let has = |name: &str| columns.contains(&name);
-        if has("TIMESTAMP") && has("ContextTokens") {
-            Some(Self::Azure)
-        } else if has("arrival_s") && has("prompt_tokens") && has("output_tokens") {
-            Some(Self::Meridian)
-        } else if super::servegen::ARRIVAL.iter().any(|name| has(name))
-            && super::servegen::PROMPT.iter().any(|name| has(name))
-        {
-            Some(Self::ServeGen)
-        } else {
-            None
-        }
+    /// Whether its rows are sessions, which follow each other in closed loop.
+    pub fn has_sessions(self) -> bool {
+        matches!(self, Self::Agentic | Self::Copilot)
     }
 
     pub(super) fn known() -> String {
@@ -100,13 +94,4 @@ impl FromStr for Format {
             .find(|format| format.name() == name)
             .ok_or_else(|| TraceError::UnknownFormat { what: shown(name), known: Self::known() })
     }
-}
-
-/// Whether a file is JSON lines rather than CSV.
-pub(super) fn json_lines(path: &Path) -> bool {
-    suffix(path, &["jsonl", "ndjson"])
-}
-
-fn suffix(path: &Path, known: &[&str]) -> bool {
-    path.extension().is_some_and(|given| known.iter().any(|name| given.eq_ignore_ascii_case(name)))
 }

@@ -2,9 +2,14 @@
 
 use rand_pcg::Pcg64;
 
+use super::rows::MAX_SECONDS;
 use super::sample::Shares;
 use super::streams::{Stream, Streams};
 use super::{Prefix, ReadOptions, ThinkSplit, TraceError, TraceRequest, Workload};
+
+/// A service of more requests a second, or of longer gaps, is read in a wrong unit rather than recorded so.
+const MOST_RATE: f64 = 2000.0;
+const MOST_GAP_S: f64 = 3600.0;
 
 pub(super) struct Builder {
     split: Option<(Streams, Shares)>,
@@ -31,6 +36,11 @@ impl Builder {
             requests: Vec::new(),
             notes: Vec::new(),
         }
+    }
+
+    /// Rows so far, those of failed requests included.
+    pub(super) fn rows(&self) -> u64 {
+        self.rows
     }
 
     pub(super) fn note(&mut self, note: String) {
@@ -75,6 +85,14 @@ impl Builder {
         };
         for request in &mut self.requests {
             request.arrival_s -= start_s;
+        }
+        let (count, span_s) = (self.requests.len(), self.requests.last().map_or(0.0, |last| last.arrival_s));
+        if span_s > MAX_SECONDS {
+            return Err(TraceError::TooLong { name: name.to_owned(), span_s, most_s: MAX_SECONDS });
+        }
+        let rate = (count - 1) as f64 / span_s;
+        if count >= 20 && span_s > 0.0 && !(1.0 / MOST_GAP_S..=MOST_RATE).contains(&rate) {
+            self.notes.push(format!("{rate:.3e} requests/s: --unit s, ms, us or ns sets another unit of the arrivals"));
         }
         if self.skipped > 0 {
             self.notes

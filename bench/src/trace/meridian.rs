@@ -1,11 +1,10 @@
 //! The project's own format, CSV or JSON lines: `arrival_s`, the tokens of each phase, and optional columns.
 
 use std::io::BufRead;
-use std::path::Path;
 use std::sync::Arc;
 
 use super::lengths::Builder;
-use super::rows::{Columns, MAX_SECONDS, Row, csv_rows, json_rows};
+use super::rows::{Columns, MAX_SECONDS, MAX_TOKENS, Row, each_row};
 use super::{Prefix, ReadOptions, TraceError, TraceRequest};
 
 const REQUIRED: Columns<'static> = &[&["arrival_s"], &["prompt_tokens"], &["think_tokens"], &["output_tokens"]];
@@ -13,19 +12,15 @@ const REQUIRED: Columns<'static> = &[&["arrival_s"], &["prompt_tokens"], &["thin
 pub(super) fn rows(
     name: &str,
     input: impl BufRead,
+    is_json: bool,
     options: &ReadOptions,
     builder: &mut Builder,
 ) -> Result<(), TraceError> {
     let mut names = Names::default();
-    let each = |row: &Row<'_>| {
+    each_row(name, input, is_json, REQUIRED, options.limit, |row| {
         builder.push(request(row, &mut names)?);
         Ok(())
-    };
-    if super::format::json_lines(Path::new(name)) {
-        json_rows(name, input, options.limit, each)
-    } else {
-        csv_rows(name, input, REQUIRED, options.limit, each)
-    }
+    })
 }
 
 fn request(row: &Row<'_>, names: &mut Names) -> Result<TraceRequest, TraceError> {
@@ -35,15 +30,20 @@ fn request(row: &Row<'_>, names: &mut Names) -> Result<TraceRequest, TraceError>
     };
     let session = row.parsed::<u64>("session", "a whole number")?;
     let turn = row.parsed::<u32>("turn", "a whole number from 0")?;
+    let prompt_tokens = row.tokens("prompt_tokens", 1)?;
     let prefix = match (session, turn) {
-        (None, None) => Prefix::None,
+        (None, None) => match row.parsed::<u32>("block_tokens", BLOCK)? {
+            None => Prefix::None,
+            Some(tokens @ 1..=MAX_TOKENS) => row.blocks("blocks", tokens, prompt_tokens)?,
+            Some(_) => return Err(row.bad("block_tokens", BLOCK)),
+        },
         (Some(id), Some(turn)) => Prefix::Session { id, turn },
         (Some(_), None) => return Err(row.bad("turn", "a value, as session has one")),
         (None, Some(_)) => return Err(row.bad("session", "a value, as turn has one")),
     };
     Ok(TraceRequest {
         arrival_s: row.number("arrival_s", MAX_SECONDS)?,
-        prompt_tokens: row.tokens("prompt_tokens", 1)?,
+        prompt_tokens,
         think_tokens: row.tokens("think_tokens", 0)?,
         output_tokens: row.tokens("output_tokens", 1)?,
         tenant: names.get(row.text("tenant").as_deref().unwrap_or_default()),
@@ -52,6 +52,8 @@ fn request(row: &Row<'_>, names: &mut Names) -> Result<TraceRequest, TraceError>
         prefix,
     })
 }
+
+const BLOCK: &str = "a whole number of tokens from 1 to 10000000";
 
 /// One allocation a name rather than one a row.
 #[derive(Default)]

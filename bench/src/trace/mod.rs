@@ -3,8 +3,14 @@
 use std::sync::Arc;
 
 mod agentic;
+mod aiperf;
 mod azure;
+mod bailian;
+mod burstgpt;
 mod check;
+mod columns;
+mod conversations;
+mod copilot;
 mod error;
 mod format;
 mod generate;
@@ -13,24 +19,33 @@ mod meridian;
 mod mooncake;
 mod presets;
 mod read;
+mod recognise;
 mod rows;
 mod sample;
 mod servegen;
 mod sessions;
+mod sharegpt;
+mod source;
 mod streams;
+mod summary;
+mod time;
 mod vllm_bench;
 mod workload;
-
-pub(crate) use self::rows::MAX_TOKENS;
 mod write;
 
+pub(crate) use self::rows::MAX_TOKENS;
+
+pub use columns::ColumnNames;
 pub use error::{TraceError, WorkloadError};
 pub use format::Format;
 pub use generate::Generator;
 pub use read::{ReadOptions, ThinkSplit, Trace, read, read_from};
 pub use sessions::{Session, SessionRequest};
+pub use sharegpt::TokenCount;
+pub use summary::{Lengths, Summary};
+pub use time::Unit;
 pub use workload::{Arrivals, Class, Mode, Prompt, Regime, Sessions, Tenants, Wave, Workload};
-pub use write::write_csv;
+pub use write::{Tool, write_csv, write_for, write_sessions};
 
 /// One request of a trace.
 ///

@@ -1,16 +1,13 @@
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 
 use meridian_core::file::open_regular;
 
 use super::lengths::Builder;
+use super::recognise::Shape;
 use super::rows::io_error;
-use super::{Format, Session, TraceError, TraceRequest};
-
-/// Most that is read of a file, bytes: days of a large service.
-const MAX_TRACE_BYTES: u64 = 1 << 30;
-/// How much of a file is looked at to tell its format.
-const HEAD_BYTES: usize = 64 << 10;
+use super::source::{MAX_TRACE_BYTES, Source};
+use super::{ColumnNames, Format, Session, TokenCount, TraceError, TraceRequest, Unit};
 
 /// What to make of a trace's rows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,6 +19,14 @@ pub struct ReadOptions {
     /// Most tokens of a request, prompt, thinking and answer together. A longer one loses prompt down to a quarter of
     /// this, then thinking and answer alike.
     pub clip_tokens: Option<u32>,
+    /// The unit of times that are numbers, instead of the format's own.
+    pub unit: Option<Unit>,
+    /// Tokens of a prefix block, instead of the format's own.
+    pub block_tokens: Option<u32>,
+    /// Where the values of a request are: reads [`Format::Columns`].
+    pub columns: Option<ColumnNames>,
+    /// Counts the tokens of texts, for formats that have those instead.
+    pub count: Option<TokenCount>,
 }
 
 /// How generated tokens become thinking and answer, for traces without phases.
@@ -52,23 +57,17 @@ pub struct Trace {
     pub notes: Vec<String>,
 }
 
-/// Reads a trace; without a format, its suffix and first line decide.
+/// Reads a trace, which may be packed by gzip or zstd; without a format, its content decides.
 ///
 /// # Errors
 /// [`TraceError`]; whatever the file holds, this does not panic.
 pub fn read(path: &Path, format: Option<Format>, options: &ReadOptions) -> Result<Trace, TraceError> {
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
     let (file, _) = open_regular(path).map_err(|e| io_error(&name, e))?;
-    // One byte more shows that it is too large.
-    let mut file = BufReader::with_capacity(HEAD_BYTES, file.take(MAX_TRACE_BYTES + 1));
-    let trace = read_from(&name, &mut file, format, options);
-    if file.get_ref().limit() == 0 {
-        return Err(TraceError::TooLarge { name: name.into_owned(), limit: MAX_TRACE_BYTES });
-    }
-    trace
+    read_from(&name, BufReader::new(file), format, options)
 }
 
-/// As [`read`], from anything; the suffix of `name` tells JSON lines from CSV.
+/// As [`read`], from anything.
 ///
 /// ```
 /// use meridian_bench::trace::{Format, ReadOptions, read_from};
@@ -83,32 +82,60 @@ pub fn read(path: &Path, format: Option<Format>, options: &ReadOptions) -> Resul
 /// As [`read`].
 pub fn read_from(
     name: &str,
-    mut input: impl BufRead,
+    input: impl BufRead,
     format: Option<Format>,
     options: &ReadOptions,
 ) -> Result<Trace, TraceError> {
-    let path = Path::new(name);
-    let format = match format {
+    let mut source = Source::open(input).map_err(|e| io_error(name, e))?;
+    let trace = read_source(name, &mut source, format, options);
+    if source.is_too_large() {
+        return Err(TraceError::TooLarge { name: name.to_owned(), limit: MAX_TRACE_BYTES });
+    }
+    trace
+}
+
+fn read_source(
+    name: &str,
+    source: &mut Source<'_>,
+    format: Option<Format>,
+    options: &ReadOptions,
+) -> Result<Trace, TraceError> {
+    let shape = Shape::of(&source.head);
+    let format = match format.or(options.columns.as_ref().map(|_| Format::Columns)).or_else(|| shape.format()) {
         Some(format) => format,
+        None if source.head.trim_ascii().is_empty() => {
+            return Err(TraceError::Empty { name: name.to_owned(), skipped: 0 });
+        }
         None => {
-            let head = input.fill_buf().map_err(|e| io_error(name, e))?;
-            if head.is_empty() {
-                return Err(TraceError::Empty { name: name.to_owned(), skipped: 0 });
-            }
-            let line = head.split(|byte| *byte == b'\n').find(|line| !line.trim_ascii().is_empty()).unwrap_or_default();
-            let line = String::from_utf8_lossy(&line[..line.len().min(HEAD_BYTES)]);
-            Format::detect(path, &line)
-                .ok_or_else(|| TraceError::UnknownFormat { what: name.to_owned(), known: Format::known() })?
+            let (name, known) = (name.to_owned(), Format::known());
+            return Err(match shape.other() {
+                Some(kind) => TraceError::Other { name, kind, known },
+                None => TraceError::UnknownFormat { what: name, known },
+            });
         }
     };
+    let (input, is_json) = (&mut source.input, shape.is_json);
     let mut builder = Builder::new(options);
-    match format {
-        Format::Meridian => super::meridian::rows(name, input, options, &mut builder)?,
-        Format::ServeGen => super::servegen::rows(name, input, options, &mut builder)?,
-        Format::Azure => super::azure::rows(name, input, options, &mut builder)?,
-        Format::Mooncake => super::mooncake::rows(name, input, options, &mut builder)?,
-        Format::VllmBench => super::vllm_bench::rows(name, input, options, &mut builder)?,
+    let read = match format {
+        Format::Meridian => super::meridian::rows(name, input, is_json, options, &mut builder),
+        Format::ServeGen => super::servegen::rows(name, input, is_json, options, &mut builder),
+        Format::Columns => super::columns::rows(name, input, is_json, options, &mut builder),
+        Format::Azure => super::azure::rows(name, input, options, &mut builder),
+        Format::BurstGpt => super::burstgpt::rows(name, input, options, &mut builder),
+        Format::Mooncake => super::mooncake::rows(name, input, options, &mut builder),
+        Format::Bailian => super::bailian::rows(name, input, options, &mut builder),
+        Format::AiperfExport => super::aiperf::rows(name, input, options, &mut builder),
+        Format::ShareGpt => super::sharegpt::rows(name, input, options, &mut builder),
+        Format::VllmBench => super::vllm_bench::rows(name, input, options, &mut builder),
         Format::Agentic => return super::agentic::read(name, input, options),
+        Format::Copilot => return super::copilot::read(name, input, options),
+    };
+    match read {
+        // A service's week is longer than a run may be: its beginning serves as well.
+        Err(TraceError::TooMany { limit, .. }) => {
+            builder.note(format!("only the first {limit} rows are read: a run has at most so many requests"));
+        }
+        read => read?,
     }
     let (requests, notes) = builder.finish(name)?;
     Ok(Trace { name: name.to_owned(), format, requests, sessions: Vec::new(), notes })

@@ -4,11 +4,12 @@ use std::borrow::Cow;
 use std::cell::Cell;
 use std::io::{self, BufRead, Read};
 use std::str::FromStr;
+use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::TraceError;
 use super::error::shown;
+use super::{Prefix, TraceError, Unit};
 use crate::limits::REQUESTS;
 
 /// No model has a context near this; more is a broken file.
@@ -16,7 +17,7 @@ pub(crate) const MAX_TOKENS: u32 = 10_000_000;
 /// Three centuries, so that absolute Unix times pass and later arithmetic in nanoseconds is safe.
 pub(super) const MAX_SECONDS: f64 = 1e10;
 /// The longest row. A Mooncake request of a million tokens is 20 kB.
-const MAX_LINE: u64 = 16 << 20;
+pub(super) const MAX_LINE: u64 = 16 << 20;
 
 /// Each group is one column, by any of its names; the first is the one that messages use.
 pub(super) type Columns<'a> = &'a [&'a [&'a str]];
@@ -87,6 +88,41 @@ impl Row<'_> {
         Ok(number as u32)
     }
 
+    /// Seconds, from a number of units.
+    pub(super) fn seconds(&self, column: &str, unit: Unit) -> Result<f64, TraceError> {
+        Ok(self.number(column, MAX_SECONDS * unit.per_second())? / unit.per_second())
+    }
+
+    /// The blocks of a prompt by content: an array of ids, or their list as text.
+    pub(super) fn blocks(&self, column: &str, block_tokens: u32, prompt_tokens: u32) -> Result<Prefix, TraceError> {
+        const { assert!(MAX_TOKENS < u32::MAX / 2) };
+        let id = |text: &str| text.parse::<u64>().ok();
+        let ids = match self.json(column) {
+            Some(Value::Array(ids)) => ids.iter().map(Value::as_u64).collect::<Option<Arc<[u64]>>>(),
+            Some(Value::Null) => return Ok(Prefix::None),
+            _ => match self.text(column) {
+                None => return Ok(Prefix::None),
+                Some(text) => {
+                    let list = text.trim_start_matches('[').trim_end_matches(']');
+                    list.split([' ', ',', ';']).filter(|one| !one.is_empty()).map(id).collect()
+                }
+            },
+        };
+        let ids = ids.ok_or_else(|| self.bad(column, "an array of whole numbers"))?;
+        if ids.is_empty() {
+            return Ok(Prefix::None);
+        }
+        let most = prompt_tokens.div_ceil(block_tokens) as usize;
+        if ids.len() > most {
+            let expected = format!(
+                "at most {most} blocks of {block_tokens} tokens, not {}; --trace-block-tokens N sets another size",
+                ids.len()
+            );
+            return Err(self.bad(column, expected));
+        }
+        Ok(Prefix::Blocks { tokens: block_tokens, ids })
+    }
+
     /// A value of another type, or nothing.
     pub(super) fn parsed<T: FromStr>(&self, column: &str, expected: &str) -> Result<Option<T>, TraceError> {
         match self.text(column) {
@@ -106,7 +142,19 @@ pub(super) fn bad(name: &str, line: u64, column: &str, value: Option<&str>, expe
     }
 }
 
-/// Calls `each` for at most `limit` rows, blank lines left out.
+/// Calls `each` for at most `limit` rows, blank lines left out, of JSON lines or of CSV with these columns.
+pub(super) fn each_row(
+    name: &str,
+    input: impl BufRead,
+    is_json: bool,
+    required: Columns<'_>,
+    limit: Option<usize>,
+    each: impl FnMut(&Row<'_>) -> Result<(), TraceError>,
+) -> Result<(), TraceError> {
+    if is_json { json_rows(name, input, limit, each) } else { csv_rows(name, input, required, limit, each) }
+}
+
+/// As [`each_row`], for CSV.
 pub(super) fn csv_rows(
     name: &str,
     input: impl Read,
@@ -146,10 +194,10 @@ fn one_less(name: &str, left: usize) -> Result<usize, TraceError> {
 }
 
 /// Ends a row that has no end: a reader of CSV keeps a row whole.
-struct RowByRow<'a, R> {
-    input: R,
+pub(super) struct RowByRow<'a, R> {
+    pub(super) input: R,
     /// Bytes that may be read until it is set again.
-    left: &'a Cell<u64>,
+    pub(super) left: &'a Cell<u64>,
 }
 
 impl<R: Read> Read for RowByRow<'_, R> {
@@ -164,7 +212,7 @@ impl<R: Read> Read for RowByRow<'_, R> {
     }
 }
 
-/// As [`csv_rows`], for one JSON object a line.
+/// As [`each_row`], for one JSON object a line.
 pub(super) fn json_rows(
     name: &str,
     mut input: impl BufRead,

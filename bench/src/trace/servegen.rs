@@ -2,12 +2,11 @@
 //! share.
 
 use std::io::BufRead;
-use std::path::Path;
 
 use super::lengths::Builder;
 use super::meridian::Names;
-use super::rows::{MAX_SECONDS, Row, csv_rows, json_rows};
-use super::{ReadOptions, TraceError, TraceRequest};
+use super::rows::{Row, each_row};
+use super::{ReadOptions, TraceError, TraceRequest, Unit};
 
 pub(super) const ARRIVAL: &[&str] = &["timestamp", "arrival_time", "arrival_s"];
 pub(super) const PROMPT: &[&str] = &["input_tokens", "prompt_tokens", "input_length", "prompt_len"];
@@ -20,24 +19,23 @@ const TENANT: &[&str] = &["client_id", "client", "tenant"];
 pub(super) fn rows(
     name: &str,
     input: impl BufRead,
+    is_json: bool,
     options: &ReadOptions,
     builder: &mut Builder,
 ) -> Result<(), TraceError> {
     let mut names = Names::default();
-    let each = |row: &Row<'_>| add(row, &mut names, builder);
-    if super::format::json_lines(Path::new(name)) {
-        json_rows(name, input, options.limit, each)
-    } else {
-        let generated = [GENERATED, ANSWER].concat();
-        csv_rows(name, input, &[ARRIVAL, PROMPT, &generated], options.limit, each)
-    }
+    let unit = options.unit.unwrap_or(Unit::S);
+    let generated = [GENERATED, ANSWER].concat();
+    each_row(name, input, is_json, &[ARRIVAL, PROMPT, &generated], options.limit, |row| {
+        add(row, unit, &mut names, builder)
+    })
 }
 
-fn add(row: &Row<'_>, names: &mut Names, builder: &mut Builder) -> Result<(), TraceError> {
+fn add(row: &Row<'_>, unit: Unit, names: &mut Names, builder: &mut Builder) -> Result<(), TraceError> {
     // Where no name has a value, the error speaks of the first.
     let pick = |columns: &[&'static str]| row.first(columns).unwrap_or(columns[0]);
     let mut request = TraceRequest {
-        arrival_s: row.number(pick(ARRIVAL), MAX_SECONDS)?,
+        arrival_s: row.seconds(pick(ARRIVAL), unit)?,
         prompt_tokens: row.tokens(pick(PROMPT), 0)?,
         tenant: names.get(row.first(TENANT).and_then(|column| row.text(column)).as_deref().unwrap_or_default()),
         ..TraceRequest::default()

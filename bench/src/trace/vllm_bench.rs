@@ -1,5 +1,6 @@
 //! What `vllm bench serve --save-result --save-detailed` writes: one JSON object with an array a field
-//! (`vllm/benchmarks/serve.py`). Requests that failed stand in `input_lens` with an output length of 0.
+//! (`vllm/benchmarks/serve.py`), and one after another with `--append-result`. Requests that failed stand in `input_lens` with an
+//! output length of 0.
 
 use std::io::BufRead;
 
@@ -7,7 +8,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::lengths::Builder;
-use super::rows::{MAX_SECONDS, MAX_TOKENS, bad};
+use super::rows::{MAX_SECONDS, MAX_TOKENS, bad, io_error};
 use super::{ReadOptions, TraceError, TraceRequest};
 
 /// Largest file, bytes: its arrays are read as a whole.
@@ -21,6 +22,8 @@ struct Saved {
     start_times: Option<Vec<Value>>,
     /// Requests per second; the text `inf` when all were sent at once.
     request_rate: Option<Value>,
+    /// Seconds that the run took.
+    duration: Option<Value>,
 }
 
 pub(super) fn rows(
@@ -30,14 +33,43 @@ pub(super) fn rows(
     builder: &mut Builder,
 ) -> Result<(), TraceError> {
     let mut input = input.take(MAX_JSON_BYTES + 1);
-    let parsed = serde_json::from_reader(&mut input);
-    if input.limit() == 0 {
-        return Err(TraceError::TooLarge { name: name.to_owned(), limit: MAX_JSON_BYTES });
+    let mut runs = serde_json::Deserializer::from_reader(&mut input).into_iter::<Saved>();
+    let (mut start_s, mut count) = (0.0, 0);
+    while options.limit.is_none_or(|limit| builder.rows() < limit as u64) {
+        match runs.next() {
+            None => break,
+            Some(Ok(saved)) => {
+                count += 1;
+                start_s = run(name, saved, start_s, options, builder)?;
+            }
+            Some(Err(e)) => {
+                let too_large = TraceError::TooLarge { name: name.to_owned(), limit: MAX_JSON_BYTES };
+                drop(runs);
+                if input.limit() == 0 {
+                    return Err(too_large);
+                }
+                if e.is_io() {
+                    return Err(io_error(name, e.into()));
+                }
+                let what = e.to_string();
+                return Err(bad(name, e.line() as u64, "(all)", Some(&what), "one JSON object of vllm bench serve"));
+            }
+        }
     }
-    let saved: Saved = parsed.map_err(|e| {
-        let what = e.to_string();
-        bad(name, e.line() as u64, "(all)", Some(&what), "one JSON object of vllm bench serve")
-    })?;
+    if count > 1 {
+        builder.note(format!("{count} results: each begins where the one before ends"));
+    }
+    Ok(())
+}
+
+/// The requests of one result, from `start_s` on; when the next begins.
+fn run(
+    name: &str,
+    saved: Saved,
+    start_s: f64,
+    options: &ReadOptions,
+    builder: &mut Builder,
+) -> Result<f64, TraceError> {
     let column = |column: &str, values: Option<Vec<Value>>| {
         values.ok_or_else(|| bad(name, 1, column, None, "an array: save the result with --save-detailed"))
     };
@@ -59,7 +91,11 @@ pub(super) fn rows(
             None => "no start_times and no finite request_rate: all requests arrive at once".to_owned(),
         });
     }
-    for index in 0..input_lens.len().min(options.limit.unwrap_or(usize::MAX)) {
+    let number_of = |value: &Value| value.as_f64().filter(|s| (0.0..=MAX_SECONDS).contains(s));
+    let first_s = saved.start_times.iter().flatten().filter_map(number_of).reduce(f64::min).unwrap_or(0.0);
+    let left = options.limit.map_or(u64::MAX, |limit| (limit as u64).saturating_sub(builder.rows()));
+    let mut last_s = 0.0_f64;
+    for index in 0..input_lens.len().min(usize::try_from(left).unwrap_or(usize::MAX)) {
         let line = index as u64 + 1;
         let number = |column: &str, value: &Value, most: f64, expected: String| {
             let number = value.as_f64().filter(|number| (0.0..=most).contains(number));
@@ -83,14 +119,16 @@ pub(super) fn rows(
             (None, Some(rate)) => index as f64 / rate,
             (None, None) => 0.0,
         };
+        last_s = last_s.max(arrival_s - first_s);
         builder.push_generated(TraceRequest {
-            arrival_s,
+            arrival_s: start_s + (arrival_s - first_s),
             prompt_tokens: tokens("input_lens", &input_lens[index])?,
             output_tokens: tokens("output_lens", &output_lens[index])?,
             ..TraceRequest::default()
         });
     }
-    Ok(())
+    let lasted_s = saved.duration.as_ref().and_then(number_of).unwrap_or(0.0);
+    Ok((start_s + last_s.max(lasted_s)).min(MAX_SECONDS))
 }
 
 /// A rate that can be spread: finite, and not so slow that times leave their bounds.

@@ -54,7 +54,8 @@ fn list(json: bool) -> anyhow::Result<()> {
 /// Largest tokenizer.json that is read, bytes; those of today's models have 2 to 35 MB.
 const MAX_TOKENIZER_BYTES: u64 = 64 << 20;
 
-fn load(path: &Path) -> anyhow::Result<Tokenizer> {
+/// The tokenizer in a file, or in the folder of a model.
+pub(crate) fn load(path: &Path) -> anyhow::Result<Tokenizer> {
     let path = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
     let read =
         read_regular(&path, MAX_TOKENIZER_BYTES).with_context(|| format!("{}: cannot be read", path.display()))?;
@@ -79,6 +80,11 @@ fn guarded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String>
         Err(_) => "it contradicts itself".to_owned(),
     };
     Err(printable(&reason.replace('\n', " ")).chars().take(300).collect())
+}
+
+/// How many tokens a text has, without the special ones that a template adds.
+pub(crate) fn count(tokenizer: &Tokenizer, text: &str) -> Result<usize, String> {
+    guarded(|| tokenizer.encode_fast(text, false)).map(|encoding| encoding.len())
 }
 
 fn encode(tokenizer: &Tokenizer, text: &str) -> anyhow::Result<Vec<u32>> {

@@ -16,7 +16,15 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("meridian-fleet", &["meridian-admin", "meridian-core", "meridian-engine", "hyper", "hyper-util", "tokio"]),
     (
         "meridian-fuzz",
-        &["meridian-admin", "meridian-core", "meridian-engine", "meridian-memory", "meridian-wasm", "tokio"],
+        &[
+            "meridian-admin",
+            "meridian-bench",
+            "meridian-core",
+            "meridian-engine",
+            "meridian-memory",
+            "meridian-wasm",
+            "tokio",
+        ],
     ),
     ("meridian-memory", &["meridian-core", "tokio"]),
     ("meridian-kernels", &[]),

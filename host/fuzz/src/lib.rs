@@ -15,6 +15,7 @@ pub mod component;
 pub mod config;
 pub mod fabric;
 pub mod recording;
+pub mod trace;
 
 /// A target: its name, which is that of its corpus, and what it does with an input.
 pub type Target = (&'static str, fn(&[u8]));
@@ -27,6 +28,7 @@ pub const TARGETS: &[Target] = &[
     ("config", config::run),
     ("recording", recording::run),
     ("fabric", fabric::run),
+    ("trace", trace::run),
 ];
 
 /// What an operator is shown is one line, and moves no cursor.

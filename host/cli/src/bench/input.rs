@@ -12,12 +12,13 @@ use meridian_bench::read::{MAX_TOML_BYTES, read_text};
 use meridian_bench::replay::Input;
 use meridian_bench::results::Slo;
 use meridian_bench::sim::{EngineConfig, preset};
-use meridian_bench::trace::{Format, ReadOptions, Session, ThinkSplit, Workload, read};
+use meridian_bench::trace::{Session, Workload};
 use meridian_core::config::{Late, ServiceLevel};
 use meridian_core::{MeridianConfig, PolicySource};
 use meridian_engine::config_file::{self, ConfigFile};
 use serde::Serialize;
 
+use super::reading::ReadArgs;
 use super::recordings;
 
 #[derive(Args)]
@@ -32,19 +33,12 @@ pub(crate) struct WorkloadArgs {
 
 #[derive(Args)]
 pub(crate) struct InputArgs {
-    /// Read recorded requests: Meridian's CSV or JSONL, ServeGen, Azure, Mooncake, agents' sessions, `vllm bench serve`
-    /// output, a recording (.arrow) or a folder of those of one engine process
+    /// Read recorded requests: a trace in any format that `bench trace` recognises, plain or packed by gzip or zstd; a
+    /// recording (.arrow), or a folder of those of one engine process
     #[arg(long, value_name = "FILE", conflicts_with = "workload")]
     trace: Option<PathBuf>,
-    /// Set the format of the trace; by default, the first line decides
-    #[arg(long, value_name = "FORMAT", requires = "trace")]
-    format: Option<Format>,
-    /// Split the generated tokens of a trace without phases into thinking and answer: none, bimodal
-    #[arg(long, value_name = "HOW", default_value = "none", requires = "trace")]
-    think: String,
-    /// Shorten requests that have more tokens than this in total
-    #[arg(long, value_name = "TOKENS", requires = "trace")]
-    clip_tokens: Option<u32>,
+    #[command(flatten)]
+    reading: ReadArgs,
     #[command(flatten)]
     workload: WorkloadArgs,
 }
@@ -148,9 +142,7 @@ impl InputArgs {
         let (path, think) = given.strip_suffix(":bimodal").map_or((given, "none"), |path| (path, "bimodal"));
         Ok(Self {
             trace: Some(path.into()),
-            format: None,
-            think: think.to_owned(),
-            clip_tokens: None,
+            reading: ReadArgs::thinking(think),
             workload: WorkloadArgs { workload: None, requests: None },
         })
     }
@@ -167,19 +159,12 @@ impl InputArgs {
             return Ok((Input::Generated { name, workload: Box::new(workload), requests }, Vec::new()));
         };
         self.workload.count()?;
-        let think = match self.think.as_str() {
-            "none" => ThinkSplit::None,
-            "bimodal" => ThinkSplit::Bimodal { seed: 1 },
-            other => bail!("--think {other}: expected none or bimodal"),
-        };
         if recordings::are_at(path) {
-            ensure!(self.format.is_none(), "--format: {}: a recording says its own", path.display());
-            ensure!(self.think == "none", "--think {}: a recording knows its phases, expected none", self.think);
+            self.reading.refuse_for_recording(path)?;
             return self.recorded(path);
         }
-        let options = ReadOptions { think, limit: self.workload.requests, clip_tokens: self.clip_tokens };
-        let trace = read(path, self.format, &options)?;
-        if trace.format == Format::Agentic {
+        let trace = self.reading.read(path, self.workload.requests)?;
+        if trace.format.has_sessions() {
             let Some(args) = closed_loop else {
                 bail!("{}: has sessions in closed loop, which only `meridian bench replay` plays", trace.name);
             };
@@ -199,7 +184,7 @@ impl InputArgs {
         }
         let mut requests = observed.requests;
         requests.truncate(self.workload.requests.unwrap_or(usize::MAX));
-        if let Some(most) = self.clip_tokens {
+        if let Some(most) = self.reading.clip_tokens {
             requests.iter_mut().for_each(|request| *request = request.clipped(most));
         }
         Ok((Input::Trace { name: recordings::name(&recordings), requests: requests.into() }, notes))

@@ -9,9 +9,11 @@ mod grid;
 mod input;
 mod micro;
 mod predict;
+mod reading;
 mod recordings;
 mod replay;
 mod report;
+mod trace;
 mod tune;
 mod vllm;
 
@@ -45,6 +47,8 @@ pub(crate) enum BenchCommand {
     Predict(predict::PredictArgs),
     /// Fit the entropies of simulated thinking to recorded thoughts
     Entropies(entropies::EntropiesArgs),
+    /// Show what a trace holds, and write it in Meridian's format or in that of another tool
+    Trace(trace::TraceArgs),
     /// Write a generated workload as a trace
     Generate(generate::GenerateArgs),
     /// Compare two results over the same trace, and report which metrics became better or worse
@@ -65,6 +69,7 @@ pub(crate) fn run(command: BenchCommand, json: bool) -> anyhow::Result<()> {
         BenchCommand::Calibrate(args) => calibrate::run(&args, json),
         BenchCommand::Predict(args) => predict::run(&args, json),
         BenchCommand::Entropies(args) => entropies::run(&args, json),
+        BenchCommand::Trace(args) => trace::run(&args, json),
         BenchCommand::Generate(args) => generate::run(&args, json),
         BenchCommand::Compare(args) => compare::run(args, json),
         BenchCommand::Report(args) => report::run(&args, json),

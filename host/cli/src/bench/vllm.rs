@@ -9,13 +9,13 @@ use meridian_bench::limits::{BATCHED_TOKENS, RUNS, within};
 use meridian_bench::policies::PolicySet;
 use meridian_bench::report::{html, table};
 use meridian_bench::results::{Results, Slo};
-use meridian_bench::trace::Format;
 use meridian_bench::vllm::{
     Comparison, Contestant, Dtype, Progress, Python, STOCK, Setting, file_name, meridian_config,
 };
 use serde_json::json;
 
 use self::sent::{Sent, sent};
+use super::reading::ReadArgs;
 use crate::progress::bar;
 use crate::{Said, Unusable, print_json, print_line, say};
 
@@ -42,9 +42,8 @@ pub(crate) struct VllmArgs {
     /// Send recorded requests instead, from a file in any format that `bench replay` reads
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Set the format of the trace; by default, the first line decides
-    #[arg(long, value_name = "FORMAT", requires = "trace")]
-    format: Option<Format>,
+    #[command(flatten)]
+    reading: ReadArgs,
     /// Send only the first N requests of the trace, or N requests of an open scenario
     #[arg(long, value_name = "N")]
     requests: Option<usize>,

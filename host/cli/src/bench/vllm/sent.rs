@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use meridian_bench::exit::SCENARIO as EXIT_SCENARIO;
 use meridian_bench::limits::{BATCHED_TOKENS, KV_BLOCKS, NUM_SEQS, within};
-use meridian_bench::trace::{Prefix, ReadOptions, TraceRequest, read};
+use meridian_bench::trace::{Prefix, TraceRequest};
 use meridian_bench::vllm::{Chats, EngineSize, JobEngine, Load, SCENARIOS, Scenario, Setting};
 
 use super::VllmArgs;
@@ -132,7 +132,7 @@ fn from_scenario(args: &VllmArgs, name: &str) -> anyhow::Result<Sent> {
 fn from_trace(args: &VllmArgs, path: &Path) -> anyhow::Result<Sent> {
     let (tokens, time) = (positive("scale-tokens", args.scale_tokens)?, positive("scale-time", args.scale_time)?);
     let scenario = Scenario::named("loaded").context("a scenario")?;
-    let read = read(path, args.format, &ReadOptions { limit: args.requests, ..ReadOptions::default() })?;
+    let read = args.reading.read(path, args.requests)?;
     anyhow::ensure!(
         read.sessions.is_empty(),
         "{}: has sessions in closed loop, which only `meridian bench replay` plays",
