@@ -1,4 +1,4 @@
-"""What operators rely on: a machine that is short of time, and what it does to a policy."""
+"""What operators bring and rely on: their traces, a machine that is short of time, and engines that hang or lie."""
 
 from __future__ import annotations
 
@@ -7,11 +7,61 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
-from checks.figures import Figure, Part
-from checks.run import POLICIES, RELEASE, build, example, say
+from checks.figures import Figure, Part, printed
+from checks.run import POLICIES, RELEASE, ROOT, build, example, meridian, say
+
+# A file of each format, written by us: those that the fuzzer begins with.
+SAMPLES = ROOT / "host" / "fuzz" / "corpus" / "trace"
+# Each file with the requests that are in it, failed ones left out.
+ROWS = {
+    "own.csv": 2,
+    "servegen.csv": 1,
+    "azure.csv": 2,
+    "mooncake.jsonl": 2,
+    "agentic.jsonl": 2,
+    "vllm.json": 3,
+    "bailian.jsonl": 2,
+    "bailian.gz": 2,
+    "burstgpt.csv": 1,
+    "copilot.jsonl": 1,
+    "aiperf.jsonl": 1,
+    "columns.csv": 2,
+}
+# What a file needs that does not say all of itself.
+OPTIONS = {
+    "columns.csv": (
+        "--columns",
+        "arrival=timestamp,prompt=input_length,output=output_length,session=session_id,blocks=hash_ids",
+    ),
+    # Its last row has a text, of which no tokenizer counts the tokens here.
+    "mooncake.jsonl": ("--requests", "2"),
+}
+# A day of more rows than a run takes.
+LONG_DAY = 2_200_000
+
+
+def formats(_: int) -> Iterator[Figure]:
+    """Requests read of a sample of each format, and how long a day of millions of rows takes."""
+    build()
+    for name, rows in ROWS.items():
+        read = meridian("bench", "trace", SAMPLES / name, *OPTIONS.get(name, ()))
+        yield Figure(f"{name} ({read['format']}): requests read", read["requests"], "requests", f">= {rows}")
+    with tempfile.TemporaryDirectory() as folder:
+        day = Path(folder) / "day.csv"
+        with day.open("w") as out:
+            out.write("TIMESTAMP,ContextTokens,GeneratedTokens\n")
+            for row in range(LONG_DAY):
+                clock = f"{row // 91_667:02}:{row // 1528 % 60:02}:{row // 26 % 60:02}"
+                out.write(f"2024-05-10 {clock}.5+00:00,{row % 900 + 1},7\n")
+        read = meridian("bench", "trace", day)
+        yield Figure(f"a day of {LONG_DAY:,} rows: requests kept", read["requests"], "requests", ">= 2000000")
+
 
 # The period of Linux's CPU quotas.
 PERIOD_S = 0.1
@@ -52,4 +102,9 @@ def quota(_: int) -> Iterator[Figure]:
             yield Figure(line["name"], line["value"], "ms", f"<= {3 * deadline}")
 
 
-PARTS: dict[str, Part] = {"quota": quota}
+PARTS: dict[str, Part] = {
+    "formats": formats,
+    "quota": quota,
+    # 50 roll-backs with one of three engines stopped; six commands over a fleet with an engine of each of 20 kinds of lies.
+    **{what: printed(partial(example, "engines_figures", what)) for what in ("rollback", "lying")},
+}
