@@ -92,8 +92,9 @@ impl<I: Iterator<Item = TraceRequest>> Clock for SimulatedFleet<I> {
         BEGIN_S + self.engines.first().map_or(0.0, |driven| lock(driven).now_ms() / 1e3)
     }
 
-    fn wait(&self, seconds: f64) {
+    fn wait(&self, seconds: f64) -> f64 {
         self.pass(seconds);
+        seconds
     }
 }
 

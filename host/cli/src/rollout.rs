@@ -24,8 +24,12 @@ use crate::{Said, Unusable, print_json, print_line, say};
 
 /// Default folder of a roll-out.
 const FOLDER: &str = "meridian-rollout";
-/// How long `abort` waits for the process that leads: engines may have to compile.
-const ABORTING: Duration = Duration::from_secs(600);
+/// How long `abort` waits for the process that leads to begin.
+const ABORTING: Duration = Duration::from_secs(10);
+/// Rounds of going back after which `abort` names the engines that are left, and waits no longer.
+const ROUNDS: u32 = 4;
+/// How long the process that leads sleeps without looking for a wish.
+const SLICE_S: f64 = 0.1;
 /// Events that `status` shows.
 const SHOWN_EVENTS: usize = 10;
 
@@ -161,8 +165,10 @@ impl Clock for Now {
         SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
     }
 
-    fn wait(&self, seconds: f64) {
-        std::thread::sleep(Duration::from_secs_f64(seconds.clamp(0.0, 1.0)));
+    fn wait(&self, seconds: f64) -> f64 {
+        let begun = Instant::now();
+        std::thread::sleep(Duration::from_secs_f64(seconds.clamp(0.0, SLICE_S)));
+        begun.elapsed().as_secs_f64()
     }
 }
 
@@ -219,14 +225,16 @@ fn start(args: &StartArgs, json: bool) -> anyhow::Result<()> {
 
 /// Prints what happens.
 fn teller(json: bool) -> impl FnMut(&RolloutState) {
-    let mut told_s = f64::NEG_INFINITY;
+    let mut told = 0;
     move |state| {
+        // By their number: a clock may be set back.
+        let new = usize::try_from(state.noted.saturating_sub(told)).unwrap_or(usize::MAX).min(state.events.len());
         if !json {
-            for event in state.events.iter().filter(|event| event.at_s > told_s) {
+            for event in &state.events[state.events.len() - new..] {
                 say(&format!("{}  {}", clock_text(event.at_s), event.what));
             }
         }
-        told_s = state.events.last().map_or(told_s, |event| event.at_s.max(told_s));
+        told = state.noted;
     }
 }
 
@@ -289,21 +297,31 @@ fn resume(args: &ResumeArgs, json: bool) -> anyhow::Result<()> {
 fn abort(args: &ResumeArgs, json: bool) -> anyhow::Result<()> {
     let folder = &args.folder.folder;
     let state = found(folder)?;
-    ensure!(state.outcome().is_none(), "{}: the roll-out is over", folder.display());
+    let is_over = |state: &RolloutState| match state.outcome() {
+        Some(outcome) => *outcome == Outcome::Completed || state.left_behind().next().is_none(),
+        None => false,
+    };
+    ensure!(!is_over(&state), "{}: the roll-out is over", folder.display());
     let mut store = Store::lock(folder);
     if let Err(StoreError::Led(_)) = store {
         wish(folder, Wish::Abort)?;
         let begun = Instant::now();
         let progress = bar(0, "the engines return to the old policy");
         while matches!(store, Err(StoreError::Led(_))) && begun.elapsed() < ABORTING {
-            std::thread::sleep(Duration::from_millis(200));
+            std::thread::sleep(Duration::from_millis(100));
             store = Store::lock(folder);
+            let state = found(folder)?;
+            if matches!(state.phase, Phase::Back { .. }) && state.intervals >= ROUNDS {
+                progress.finish_and_clear();
+                say("the process that leads goes on with the engines that are left");
+                return shown_in_the_end(&state, json);
+            }
         }
         progress.finish_and_clear();
     }
     let store = store?;
     let state = found(folder)?;
-    if state.outcome().is_some() {
+    if is_over(&state) {
         return shown_in_the_end(&state, json);
     }
     let mut kept = None;
@@ -404,6 +422,10 @@ fn print_state(state: &RolloutState, predicted: Option<Prediction>, is_led: bool
     }
     for (name, why) in state.left_behind() {
         print_line(&format!("left     {}: {}", shown(name), shown(why)))?;
+    }
+    let is_back = matches!(state.phase, Phase::Over { outcome: Outcome::RolledBack { .. } | Outcome::Aborted });
+    if is_back && state.left_behind().next().is_some() {
+        print_line("to do    abort again once they answer: they may have the new policy")?;
     }
     let predicted = prediction(state, predicted);
     if !state.findings.is_empty() {

@@ -1,13 +1,19 @@
 //! The state machine: what is seen of the engines goes in, the policy that each should have comes out. No I/O, no clock.
+//! `part.rs` says which engines take part, `alarm.rs` what sends all of them back.
+
+mod alarm;
+mod part;
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
-use meridian_core::PolicySource;
-use meridian_engine::control::{LatencyReport, SlotStatus, Version};
-use statrs::distribution::{DiscreteCDF, Hypergeometric};
+use meridian_core::text::printable;
+use meridian_engine::control::{LatencyReport, SlotStatus};
 
+use super::change::{Decides, Wanted};
 use super::judge::{Finding, GuardVerdict, Interval, Look, judge};
-use super::state::{EngineRecord, NewPolicy, Outcome, Phase, Role, RolloutState, is_same};
+use super::state::{Outcome, Phase, Role, RolloutState};
+use crate::NamedPolicy;
 use crate::stats::{Metric, Sample};
 
 /// What an engine says.
@@ -19,29 +25,6 @@ pub(super) struct EngineReport {
 
 /// The engines of the fleet, and what those say that answer.
 pub(super) type Engines = BTreeMap<String, Option<EngineReport>>;
-
-/// The change that brings an engine nearer to its role.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Action {
-    /// Put the new policy into shadow.
-    Shadow,
-    /// Make it active: from the shadow, if it is there.
-    Activate,
-    Promote,
-    StopShadow,
-    /// Return to the previous version, which is the old one.
-    RollBack,
-    /// Put the old policy by its name.
-    PutOld,
-}
-
-/// The policy that decides in a slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Decides {
-    Old,
-    New,
-    Other,
-}
 
 /// An engine at the begin of the interval.
 struct Before {
@@ -62,10 +45,10 @@ pub(super) struct Machine {
 const MOST_EXTENDED: u32 = 3;
 /// Intervals of a phase that are kept. In one that is paused for longer, only faults and losses count from then on.
 const MOST_INTERVALS: u32 = 1000;
-/// Intervals that an engine may take to return to the old policy, before the roll-out ends without it.
+/// Intervals that an engine may take to follow the others, before the roll-out completes without it.
 const PATIENCE: u32 = 20;
-/// Probability below which more losses among engines with the new policy are no accident.
-const LOSS_LEVEL: f64 = 0.01;
+/// Engines that an event names.
+const MOST_NAMED: usize = 5;
 /// The engines that keep the old policy until the end: a twentieth, at least one.
 const CONTROL_SHARE: usize = 20;
 
@@ -87,8 +70,6 @@ impl Machine {
             self.back(Outcome::RolledBack { why });
         }
         if matches!(self.state.phase, Phase::Back { .. }) {
-            self.state.intervals += 1;
-            self.begin_interval(engines);
             return false;
         }
         let measured = self.measure(engines);
@@ -136,149 +117,7 @@ impl Machine {
     }
 
     fn decides(&self, name: &str, slot: &SlotStatus) -> Decides {
-        if self.state.policy.is(&slot.active) {
-            return Decides::New;
-        }
-        match self.state.engines.get(name) {
-            Some(record) if is_same(&record.old, &slot.active) => Decides::Old,
-            _ => Decides::Other,
-        }
-    }
-
-    /// Which engines are there, and which of them somebody else has changed.
-    fn take_part(&mut self, engines: &Engines) {
-        let mut notes = Vec::new();
-        for record in self.state.engines.values_mut() {
-            record.is_listed = false;
-        }
-        for (name, seen) in engines {
-            let is_known = self.state.engines.contains_key(name);
-            if !is_known && let Some(seen) = seen {
-                self.join(name, seen);
-            }
-            let before = self.before.get(name).map(|before| (before.decides, before.report.run.clone()));
-            let decides = seen.as_ref().map(|seen| self.decides(name, &seen.slot));
-            let is_quarantined = seen.as_ref().is_some_and(|seen| is_quarantined(&self.state.policy, &seen.slot));
-            let Some(record) = self.state.engines.get_mut(name) else { continue };
-            record.is_listed = true;
-            let answered = std::mem::replace(&mut record.answers, seen.is_some());
-            let Some(seen) = seen else {
-                record.was_lost = true;
-                if answered {
-                    notes.push(format!("{name} does not answer"));
-                }
-                continue;
-            };
-            let run = &seen.report.run;
-            let restarted = !record.run.is_empty() && record.run != *run;
-            record.run.clone_from(run);
-            record.was_lost |= restarted;
-            let is_same_run = before.as_ref().is_some_and(|(_, of)| of == run);
-            let foreign = match (before.map(|(decides, _)| decides), decides) {
-                (_, Some(Decides::Other)) if !is_quarantined => Some(format!(
-                    "decides by {} {}, which somebody else has put there",
-                    seen.slot.active.name, seen.slot.active.version
-                )),
-                (Some(Decides::New), Some(Decides::Old)) if is_same_run && !is_quarantined => {
-                    Some("returned to the old policy, which somebody else has asked for".to_owned())
-                }
-                _ => None,
-            };
-            // A roll-out that returns has asked for it itself.
-            let foreign =
-                foreign.filter(|_| !matches!(self.state.phase, Phase::Back { .. }) && record.foreign.is_none());
-            if let Some(foreign) = foreign {
-                notes.push(format!("{name}: {foreign}; it is no longer part of the roll-out"));
-                record.foreign = Some(foreign);
-            } else if restarted {
-                notes.push(format!("{name} has restarted"));
-            }
-        }
-        notes.into_iter().for_each(|note| self.state.note(note));
-    }
-
-    fn join(&mut self, name: &str, seen: &EngineReport) {
-        let active = &seen.slot.active;
-        let has_new = self.state.policy.is(active);
-        let role = match self.state.phase {
-            Phase::Shadow => Role::Shadow,
-            Phase::Finish => Role::New,
-            // Its configuration may have the new policy already.
-            Phase::Step { .. } if has_new => Role::New,
-            Phase::Step { .. } | Phase::Back { .. } | Phase::Over { .. } => Role::Old,
-        };
-        let is_other = if has_new { role == Role::Shadow } else { !is_same(active, &self.state.old) };
-        let foreign = is_other.then(|| format!("decides by {} {} when it joins", active.name, active.version));
-        let record = EngineRecord {
-            role,
-            old: self.state.old.clone(),
-            foreign,
-            answers: true,
-            is_listed: true,
-            was_lost: false,
-            run: seen.report.run.clone(),
-            problem: None,
-        };
-        let is_late = self.state.intervals > 0 || !matches!(self.state.phase, Phase::Shadow);
-        self.state.engines.insert(name.to_owned(), record);
-        if is_late {
-            self.state.note(format!("{name} joins the fleet"));
-        }
-    }
-
-    /// The reason to return to the old policy at once.
-    fn alarm(&self, engines: &Engines) -> Option<String> {
-        let policy = &self.state.policy;
-        for (name, seen) in engines {
-            let (Some(EngineReport { slot, .. }), Some(record)) = (seen, self.state.engines.get(name)) else {
-                continue;
-            };
-            if record.foreign.is_some() {
-                continue;
-            }
-            if is_quarantined(policy, slot) {
-                return Some(format!("{name}: the new policy is in quarantine"));
-            }
-            if let Some(shadow) = slot.shadow.as_ref().filter(|shadow| policy.is(&shadow.version) && shadow.faults > 0)
-            {
-                return Some(format!("{name}: faults of the new policy in shadow: {}", shadow.faults));
-            }
-            let before = self.before.get(name).filter(|before| before.decides == Decides::New);
-            let more = before.map_or(0, |before| faults(slot).saturating_sub(before.faults));
-            if record.role == Role::New && policy.is(&slot.active) && (more > 0 || slot.strikes > 0) {
-                let kinds: Vec<&str> = slot
-                    .faults
-                    .iter()
-                    .filter(|(kind, count)| *count > 0 && kind != "load")
-                    .map(|(kind, _)| kind.as_str())
-                    .collect();
-                let count = more.max(u64::from(slot.strikes));
-                return Some(format!("{name}: faults of the new policy: {count} ({})", kinds.join(", ")));
-            }
-        }
-        self.too_many_lost()
-    }
-
-    /// More engines with the new policy restart or vanish than chance explains: Fisher's exact test.
-    fn too_many_lost(&self) -> Option<String> {
-        if !matches!(self.state.phase, Phase::Step { .. }) {
-            return None;
-        }
-        let count = |role, is_lost: bool| {
-            let of_role = self.state.taking_part().filter(|(_, record)| record.role == role);
-            of_role.filter(|(_, record)| !is_lost || record.was_lost).count() as u64
-        };
-        let (new, old) = (count(Role::New, false), count(Role::Old, false));
-        let (lost_new, lost_old) = (count(Role::New, true), count(Role::Old, true));
-        if lost_new == 0 {
-            return None;
-        }
-        let chance = Hypergeometric::new(new + old, lost_new + lost_old, new).ok()?.sf(lost_new - 1);
-        (chance < LOSS_LEVEL).then(|| {
-            format!(
-                "{lost_new} of {new} engines with the new policy restarted or vanished, and {lost_old} of {old} others"
-            )
-        })
+        Decides::of(&self.state.policy, self.state.engines.get(name).map(|record| &record.old), slot)
     }
 
     /// What the engines did since the begin of the interval; `None` when that is of no use.
@@ -336,7 +175,7 @@ impl Machine {
             .map(|finding| described(finding, " is not yet clear"))
             .collect();
         if open.is_empty() || self.state.accepted {
-            self.next_step(number + 1);
+            self.next_step(number.saturating_add(1));
         } else if self.state.intervals >= MOST_EXTENDED * planned {
             let why = format!("{}: resume to accept, or abort", open.join("; "));
             self.state.note(format!("paused: {why}"));
@@ -429,18 +268,39 @@ impl Machine {
             _ => self.state.note("back to the old policy: the operator has asked for it"),
         }
         self.state.phase = Phase::Back { outcome };
-        self.state.intervals = 0;
         self.state.paused = None;
+        self.look_at_all();
+    }
+
+    /// Every engine that takes part is still to go back, or to show that it has.
+    pub(super) fn look_at_all(&mut self) {
+        self.state.intervals = 0;
         for record in self.state.engines.values_mut() {
             record.role = Role::Old;
+            let takes_part = record.is_listed && record.foreign.is_none();
+            record.problem = takes_part.then(|| "is still to go back".into());
         }
     }
 
-    /// The operator wants the old policy.
+    /// The engines of the fleet now, while all go back: one that is gone is waited for no longer.
+    pub(super) fn list(&mut self, is_listed: impl Fn(&str) -> bool) {
+        for (name, record) in &mut self.state.engines {
+            record.is_listed = is_listed(name);
+        }
+    }
+
+    /// The operator wants the old policy, or wants it in engines that were left behind.
     pub(super) fn abort(&mut self, at_s: f64) {
         self.state.at_s = at_s;
-        if !matches!(self.state.phase, Phase::Back { .. } | Phase::Over { .. }) {
-            self.back(Outcome::Aborted);
+        match &self.state.phase {
+            Phase::Back { .. } => {}
+            Phase::Over { outcome } if *outcome == Outcome::Completed => {}
+            Phase::Over { .. } if self.state.left_behind().next().is_none() => {}
+            Phase::Over { outcome } => {
+                let outcome = outcome.clone();
+                self.back(outcome);
+            }
+            Phase::Shadow | Phase::Step { .. } | Phase::Finish => self.back(Outcome::Aborted),
         }
     }
 
@@ -471,76 +331,59 @@ impl Machine {
         }
     }
 
-    /// What brings an engine nearer to its role.
-    pub(super) fn action(&self, name: &str, slot: &SlotStatus) -> Option<Action> {
+    /// The policy that an engine should have; `None` of one that takes no part.
+    pub(super) fn wanted(&self, name: &str, given: &Arc<NamedPolicy>) -> Option<Wanted> {
         let record = self.state.engines.get(name).filter(|record| record.foreign.is_none())?;
-        let policy = &self.state.policy;
-        let has_shadow = slot.shadow.as_ref().is_some_and(|shadow| policy.is(&shadow.version));
-        let decides = self.decides(name, slot);
-        match record.role {
-            Role::Shadow => (decides == Decides::Old && !has_shadow).then_some(Action::Shadow),
-            Role::New => match (decides, has_shadow) {
-                (Decides::New, true) => Some(Action::StopShadow),
-                (Decides::Old, true) => Some(Action::Promote),
-                (Decides::Old, false) => Some(Action::Activate),
-                _ => None,
-            },
-            Role::Old if is_quarantined(policy, slot) => Some(self.back_action(record, slot)),
-            Role::Old => match (decides, has_shadow) {
-                (Decides::New, _) => Some(self.back_action(record, slot)),
-                (_, true) => Some(Action::StopShadow),
-                _ => None,
-            },
-        }
+        let (slot, new) = (self.state.settings.slot, self.state.policy.clone());
+        Some(Wanted { slot, role: record.role, old: record.old.clone(), new, given: Arc::clone(given) })
     }
 
-    fn back_action(&self, record: &EngineRecord, slot: &SlotStatus) -> Action {
-        let is_old = |version: &Version| is_same(version, &record.old);
-        let has_it = slot.previous.as_ref().is_some_and(is_old);
-        // In quarantine, the old one stands in.
-        let stands_in = slot.quarantine.is_some() && is_old(&slot.active);
-        let is_named = record.old.sha256.is_empty() || PolicySource::of(&record.old.source).registry().is_some();
-        // Its own instance, with its state, before one that starts anew.
-        if has_it || stands_in || !is_named { Action::RollBack } else { Action::PutOld }
-    }
-
-    /// After the changes: whether every engine has its policy. `has` are those that were seen to have it, `silent` those
-    /// that did not answer or refused, with the reason.
+    /// After the changes: whether every engine has its policy. `problems` has those that may not, with the reason.
     pub(super) fn settle(&mut self, problems: &BTreeMap<String, String>) {
         for (name, record) in &mut self.state.engines {
-            record.problem = problems.get(name).cloned().filter(|_| record.is_listed && record.foreign.is_none());
+            let problem = problems.get(name).filter(|_| record.is_listed && record.foreign.is_none());
+            record.problem = problem.map(|why| printable(why).into_owned());
         }
         let is_done = self.state.left_behind().next().is_none();
         let is_patient = self.state.intervals < PATIENCE;
-        match &self.state.phase {
-            Phase::Back { outcome } if is_done || !is_patient => {
-                let outcome = outcome.clone();
-                self.over(outcome);
-            }
-            Phase::Finish if (is_done && self.state.intervals >= 1) || !is_patient => self.over(Outcome::Completed),
-            _ => {}
+        if matches!(self.state.phase, Phase::Finish) && (is_done && self.state.intervals >= 1 || !is_patient) {
+            self.over(Outcome::Completed);
+        }
+    }
+
+    /// After a round of changes in which the engines go back. It is over once all have, or after so many rounds.
+    pub(super) fn settle_back(&mut self, problems: &BTreeMap<String, String>, most_rounds: u32) {
+        self.settle(problems);
+        self.state.intervals += 1;
+        let is_done = self.state.left_behind().next().is_none();
+        if let Phase::Back { outcome } = &self.state.phase
+            && (is_done || self.state.intervals >= most_rounds)
+        {
+            let outcome = outcome.clone();
+            self.over(outcome);
         }
     }
 
     fn over(&mut self, outcome: Outcome) {
-        let left = self.state.left_behind().count();
-        self.state.note(match (&outcome, left) {
+        let left: Vec<&str> = self.state.left_behind().map(|(name, _)| name).collect();
+        let count = left.len();
+        let more = if count > MOST_NAMED { ", ..." } else { "" };
+        let names = format!("{}{more}", left[..count.min(MOST_NAMED)].join(", "));
+        self.state.note(match (&outcome, count) {
             (Outcome::Completed, 0) => "completed: every engine decides by the new policy".to_owned(),
-            (Outcome::Completed, left) => format!("completed, but for {left} engines"),
+            (Outcome::Completed, count) => format!("completed, but for {count} engines: {names}"),
             (_, 0) => "every engine has the old policy again".to_owned(),
-            (_, left) => format!("the old policy is back, but {left} engines may still have the new one"),
+            (_, count) => {
+                format!("the old policy is back, but {count} engines may still have the new one: {names}; abort again")
+            }
         });
         self.state.phase = Phase::Over { outcome };
     }
 }
 
-fn is_quarantined(policy: &NewPolicy, slot: &SlotStatus) -> bool {
-    slot.quarantine.as_ref().is_some_and(|(version, _)| policy.is(version))
-}
-
 /// Faults of policies that decided. A contender that was refused is no fault of theirs.
 fn faults(slot: &SlotStatus) -> u64 {
-    slot.faults.iter().filter(|(kind, _)| kind != "load").map(|(_, count)| count).sum()
+    slot.faults.iter().filter(|(kind, _)| kind != "load").fold(0_u64, |sum, (_, count)| sum.saturating_add(*count))
 }
 
 /// A share in percent, without the digits of rounding.

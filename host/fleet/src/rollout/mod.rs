@@ -3,9 +3,12 @@
 //!
 //! [`Rollout::begin`] writes the first state into a folder, [`Rollout::run`] leads the roll-out. A state machine
 //! without I/O decides (`machine.rs`), with the statistics of `judge.rs`; `runner.rs` looks at the engines and changes
-//! them. The state survives the process that leads the roll-out: [`reopen`] goes on with it, [`wish`] tells it something,
-//! [`read`] shows it.
+//! them, each by calls of its own (`calls.rs`, `change.rs`). The state survives the process that leads the roll-out:
+//! [`reopen`] goes on with it, [`wish`] tells it something, [`read`] shows it.
 
+mod begin;
+mod calls;
+mod change;
 mod judge;
 mod machine;
 mod runner;
@@ -15,8 +18,9 @@ mod store;
 #[cfg(test)]
 mod tests;
 
+pub use begin::Start;
 pub use judge::{Finding, GuardVerdict, Measured};
-pub use runner::{Clock, Rollout, RolloutError, Roster, Start, reopen};
+pub use runner::{Clock, Rollout, RolloutError, Roster, reopen};
 pub use settings::{Guard, RolloutSettings, SettingError, Side};
 pub use state::{EngineRecord, Event, NewPolicy, Outcome, Phase, Role, RolloutState};
 pub use store::{Store, StoreError, Wish, read, wish};

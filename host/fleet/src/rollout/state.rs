@@ -192,6 +192,9 @@ pub struct RolloutState {
     pub engines: BTreeMap<String, EngineRecord>,
     /// Latest events.
     pub events: Vec<Event>,
+    /// Events so far, those included that are no longer kept.
+    #[serde(default)]
+    pub noted: u64,
     /// Calls to engines so far.
     pub messages: u64,
     /// When it began, seconds since 1970.
@@ -210,6 +213,7 @@ impl RolloutState {
             self.events.remove(MOST_EVENTS / 2);
         }
         self.events.push(Event { at_s: self.at_s, what: what.into() });
+        self.noted = self.noted.saturating_add(1);
     }
 
     /// Intervals that were measured so far, those in shadow included.
