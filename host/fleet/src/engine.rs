@@ -37,16 +37,17 @@ const MAX_REASON_CHARACTERS: usize = 2000;
 pub struct Patience {
     /// For a connection.
     pub connect: Duration,
-    /// For an answer that is at hand.
+    /// For an answer that is at hand, to its last byte.
     pub read: Duration,
-    /// For a change, which may compile a component or fetch it.
+    /// For a change that may compile a component or fetch it, as long as the engine answers probes.
     pub change: Duration,
 }
 
 impl Default for Patience {
+    /// Two answers come within ten seconds, or do not come.
     fn default() -> Self {
-        let soon = Duration::from_secs(10);
-        Self { connect: soon, read: soon, change: Duration::from_secs(180) }
+        let [connect, read, change] = [3, 4, 180].map(Duration::from_secs);
+        Self { connect, read, change }
     }
 }
 
@@ -185,8 +186,7 @@ impl EngineClient {
     /// # Errors
     /// See [`MemberError`].
     pub fn text(&self, path: &str, after: Duration) -> Result<String, MemberError> {
-        let within =
-            Within { connect: self.patience.connect, answer: self.patience.read + after, bytes: MAX_REPLY_BYTES };
+        let within = Within { answer: self.patience.read + after, ..self.reading(MAX_REPLY_BYTES) };
         let (code, reply) = self.exchange(&Ask::of(Method::GET, path), within)?;
         if code != StatusCode::OK {
             return Err(self.refusal(code, &reply));
@@ -208,7 +208,8 @@ impl EngineClient {
     /// See [`MemberError`].
     pub fn change_budgets(&self, change: &LiveChange) -> Result<BudgetChange, MemberError> {
         let body = serde_json::to_vec(change).map_err(|error| self.refused(&error.to_string()))?;
-        let (code, reply) = self.exchange(&json(Ask::of(Method::PUT, "/v1/budgets"), body), self.changing())?;
+        let ask = json(Ask::of(Method::PUT, "/v1/budgets"), body);
+        let (code, reply) = self.exchange(&ask, self.reading(MAX_SHORT_REPLY_BYTES))?;
         match code {
             StatusCode::NOT_FOUND | StatusCode::CONFLICT => match self.refusal(code, &reply) {
                 MemberError::Refused(why) => Ok(BudgetChange::NothingHere(why)),
@@ -250,7 +251,8 @@ impl EngineClient {
             body.insert("config".into(), options.into());
         }
         let ask = json(Ask::of(Method::PUT, slot_path(slot, mode)), Value::from(body).to_string().into_bytes());
-        self.change_slot(slot, &ask)
+        let is_native = source.is_some_and(|source| matches!(PolicySource::of(source), PolicySource::Native(_)));
+        self.change_slot(slot, &ask, if is_native { self.reading(MAX_SHORT_REPLY_BYTES) } else { self.changing() })
     }
 
     fn upload(
@@ -277,16 +279,18 @@ impl EngineClient {
             ask.headers.push((HeaderName::from_static(CONFIG_HEADER), value));
         }
         ask.body = Bytes::from_owner(Arc::clone(component));
-        self.change_slot(slot, &ask)
+        self.change_slot(slot, &ask, self.changing())
     }
 
     fn act(&self, method: Method, slot: SlotName, action: &str) -> Result<SwapReport, MemberError> {
-        self.change_slot(slot, &Ask::of(method, format!("/v1/policies/{}/{action}", slot.label())))
+        let ask = Ask::of(method, format!("/v1/policies/{}/{action}", slot.label()));
+        self.change_slot(slot, &ask, self.reading(MAX_SHORT_REPLY_BYTES))
     }
 
     /// A change of a slot, whose report must be about this slot.
-    fn change_slot(&self, slot: SlotName, ask: &Ask) -> Result<SwapReport, MemberError> {
-        let report: SwapReport = self.change(ask)?;
+    fn change_slot(&self, slot: SlotName, ask: &Ask, within: Within) -> Result<SwapReport, MemberError> {
+        let (code, reply) = self.exchange(ask, within)?;
+        let report: SwapReport = self.parsed(code, &reply)?;
         if report.slot != slot {
             let why = format!("answered about the slot {}, expected {}", report.slot.label(), slot.label());
             return Err(self.unreachable(&why));
@@ -295,18 +299,22 @@ impl EngineClient {
     }
 
     fn read<T: DeserializeOwned>(&self, path: &str, bytes: usize) -> Result<T, MemberError> {
-        let within = Within { connect: self.patience.connect, answer: self.patience.read, bytes };
-        let (code, reply) = self.exchange(&Ask::of(Method::GET, path), within)?;
+        let (code, reply) = self.exchange(&Ask::of(Method::GET, path), self.reading(bytes))?;
         self.parsed(code, &reply)
     }
 
-    fn change<T: DeserializeOwned>(&self, ask: &Ask) -> Result<T, MemberError> {
-        let (code, reply) = self.exchange(ask, self.changing())?;
-        self.parsed(code, &reply)
+    /// The limits on an answer that is at hand.
+    fn reading(&self, bytes: usize) -> Within {
+        Within { connect: self.patience.connect, answer: self.patience.read, bytes, probes: None }
     }
 
+    /// The limits on a change that may compile a component or fetch it.
     fn changing(&self) -> Within {
-        Within { connect: self.patience.connect, answer: self.patience.change, bytes: MAX_SHORT_REPLY_BYTES }
+        Within {
+            answer: self.patience.change,
+            probes: Some(self.patience.read / 2),
+            ..self.reading(MAX_SHORT_REPLY_BYTES)
+        }
     }
 
     fn parsed<T: DeserializeOwned>(&self, code: StatusCode, reply: &[u8]) -> Result<T, MemberError> {

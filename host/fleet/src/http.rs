@@ -18,7 +18,7 @@ use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::Notify;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 
 use crate::Endpoint;
@@ -45,10 +45,13 @@ impl Ask {
 pub(crate) struct Within {
     /// Time for a connection, its encryption included.
     pub(crate) connect: Duration,
-    /// Time for the head of the answer, and then for its body.
+    /// Time for everything: the connection, the head of the answer, and its last byte.
     pub(crate) answer: Duration,
     /// Size of the answer's body.
     pub(crate) bytes: usize,
+    /// Time between two probes that the other side must answer beside it, and for the answer to one: an answer may take
+    /// long, and one that hangs is not waited for.
+    pub(crate) probes: Option<Duration>,
 }
 
 /// One request, one response: its code and its body.
@@ -65,10 +68,30 @@ pub(crate) fn exchange(
     let request = request(endpoint, ask, token)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("cannot connect: {error}"))?;
-    let answer = runtime.block_on(over(endpoint, tls, request, within));
+    let answer = runtime.block_on(async {
+        tokio::select! {
+            answer = over(endpoint, tls.clone(), request, within) => answer,
+            why = silence(endpoint, tls.clone(), within.probes.unwrap_or_default()), if within.probes.is_some() => Err(why),
+        }
+    });
     // The system may still look up a name, and nothing ends that.
     runtime.shutdown_background();
     answer
+}
+
+/// Ends when the other side does not answer a probe, with one line.
+async fn silence(endpoint: &Endpoint, tls: Option<Arc<ClientConfig>>, every: Duration) -> String {
+    let within = Within { connect: every, answer: every, bytes: 64 << 10, probes: None };
+    loop {
+        sleep(every).await;
+        let answer = match request(endpoint, &Ask::of(Method::GET, "/healthz"), None) {
+            Ok(probe) => over(endpoint, tls.clone(), probe, within).await,
+            Err(why) => Err(why),
+        };
+        if let Err(why) = answer {
+            return format!("has not answered yet, and a probe {why}");
+        }
+    }
 }
 
 fn request(endpoint: &Endpoint, ask: &Ask, token: Option<&str>) -> Result<Request<OnceWanted>, String> {
@@ -104,29 +127,31 @@ async fn over(
     request: Request<OnceWanted>,
     within: Within,
 ) -> Result<(StatusCode, Bytes), String> {
+    let until = Instant::now() + within.answer;
     match endpoint {
         Endpoint::Loopback(address) => {
             let stream = soon(within, "cannot connect", TcpStream::connect(address)).await?;
-            converse(stream, request, within).await
+            converse(stream, request, within, until).await
         }
         Endpoint::Unix(path) => {
             let stream = soon(within, "cannot connect", UnixStream::connect(path)).await?;
-            converse(stream, request, within).await
+            converse(stream, request, within, until).await
         }
         Endpoint::Tls { host, port } => {
             let tls = tls.ok_or("cannot connect: no certificates")?;
             let name = ServerName::try_from(host.clone()).map_err(|error| format!("cannot connect: {error}"))?;
             let stream = soon(within, "cannot connect", TcpStream::connect((host.as_str(), *port))).await?;
             let stream = soon(within, "no TLS", TlsConnector::from(tls).connect(name, stream)).await?;
-            converse(stream, request, within).await
+            converse(stream, request, within, until).await
         }
     }
 }
 
 async fn soon<T>(within: Within, what: &str, work: impl Future<Output = io::Result<T>>) -> Result<T, String> {
-    match timeout(within.connect, work).await {
+    let limit = within.connect.min(within.answer);
+    match timeout(limit, work).await {
         Ok(done) => done.map_err(|error| format!("{what}: {error}")),
-        Err(_) => Err(format!("{what}: no answer within {} s", within.connect.as_secs_f64())),
+        Err(_) => Err(format!("{what}: no answer within {} s", limit.as_secs_f64())),
     }
 }
 
@@ -134,19 +159,20 @@ async fn converse(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     request: Request<OnceWanted>,
     within: Within,
+    until: Instant,
 ) -> Result<(StatusCode, Bytes), String> {
     let handshake = http1::handshake(TokioIo::new(stream)).await;
     let (mut sender, connection) = handshake.map_err(|error| format!("cannot send: {error}"))?;
     let seconds = within.answer.as_secs_f64();
     let asked = async {
-        let response = timeout(within.answer, sender.send_request(request)).await;
+        let response = timeout_at(until, sender.send_request(request)).await;
         let response = response.map_err(|_| format!("does not answer within {seconds} s"))?.map_err(|error| {
             let why = if error.is_parse() { "the answer is not HTTP" } else { "hung up without an answer" };
             format!("{why}: {error}")
         })?;
         let code = response.status();
         let reply = Limited::new(response.into_body(), within.bytes).collect();
-        let reply = timeout(within.answer, reply).await;
+        let reply = timeout_at(until, reply).await;
         let reply = reply.map_err(|_| format!("does not answer to the end within {seconds} s"))?.map_err(|error| {
             let is_large = error.is::<LengthLimitError>();
             if is_large { "the answer is too large" } else { "hung up in the middle of the answer" }

@@ -262,6 +262,56 @@ fn slow_and_lying_servers_end_in_one_line() {
     assert!(line.starts_with(&format!("{gone}: cannot connect: Connection refused")), "{line}");
 }
 
+/// A change that may compile is waited for, as long as the engine answers others.
+#[test]
+fn a_change_is_given_up_when_probes_are_not_answered() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let (sender, probes) = channel();
+    std::thread::spawn(move || {
+        let mut kept = Vec::new();
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut head = [0; 4096];
+            let length = stream.read(&mut head).unwrap_or(0);
+            if head[..length].starts_with(b"GET /healthz ") {
+                let _ = sender.send(());
+                // Three are answered.
+                if kept.len() < 4 {
+                    stream.write_all(&ok("ok")).unwrap();
+                }
+            }
+            kept.push(stream);
+        }
+    });
+    let (soon, change) = (Duration::from_secs(1), Duration::from_secs(600));
+    let patience = Patience { connect: soon, read: soon, change };
+    let engine = EngineClient::at(&address).unwrap().with_patience(patience);
+    let line = engine.put(SlotName::Dispatch, &component(), Mode::Shadow).unwrap_err();
+    let why = format!("{address}: has not answered yet, and a probe does not answer within 0.5 s");
+    assert_eq!(line, MemberError::Unreachable(why));
+    assert_eq!(probes.try_iter().count(), 4);
+}
+
+/// Each byte comes in time, and the answer does not.
+#[test]
+fn an_answer_that_drips_is_given_up() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let _ = stream.read(&mut [0; 4096]);
+            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n");
+            while stream.write_all(b" ").is_ok() {
+                std::thread::yield_now();
+            }
+        }
+    });
+    let line = impatient(EngineClient::at(&address).unwrap()).status().unwrap_err().to_string();
+    assert!(line.contains("does not answer ") && line.ends_with(" within 0.2 s"), "{line}");
+}
+
 #[test]
 fn a_server_without_tls_gets_no_token() {
     let folder = folder("fleet-plain");

@@ -11,7 +11,8 @@ use crate::{Endpoint, tls};
 
 /// The path of the status.
 pub(super) const PATH: &str = "/meridian/handoff";
-const WITHIN: Within = Within { connect: Duration::from_secs(5), answer: Duration::from_secs(5), bytes: 1 << 20 };
+const WITHIN: Within =
+    Within { connect: Duration::from_secs(3), answer: Duration::from_secs(4), bytes: 1 << 20, probes: None };
 
 /// The state of a front. Means are moving means; `None` before the first value.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
