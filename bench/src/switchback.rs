@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use meridian_core::Dispatch;
 use meridian_core::slot::SlotControl;
 use meridian_engine::control::{ControlError, LatencyReport, Mode, ProcessStatus, SlotName, SwapReport, Version};
-use meridian_fleet::experiment::{State, StoreError, Surroundings};
+use meridian_fleet::experiment::{State, Stop, StoreError, Surroundings};
 use meridian_fleet::{Member, MemberError, NamedPolicy, PolicyOrigin as Given};
 
 use crate::policies::{Inject, Loader, PolicyArg};
@@ -89,8 +89,8 @@ impl<I: Iterator<Item = TraceRequest>> Surroundings for VirtualTime<I> {
         Ok(())
     }
 
-    fn stop_requested(&mut self) -> bool {
-        false
+    fn stop_requested(&mut self) -> Option<Stop> {
+        None
     }
 }
 

@@ -1,18 +1,21 @@
 //! Experiments on a simulated engine: what they find, and that the old policy decides in the end whatever happens.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use meridian_bench::policies::{Choice, Inject, Loader, Policies as EnginePolicies};
 use meridian_bench::results::Slo;
 use meridian_bench::sim::{EngineConfig, Simulation, StepModel};
 use meridian_bench::switchback::{SimulatedMember, VirtualTime, member};
 use meridian_bench::trace::{Generator, TraceRequest, Workload};
-use meridian_core::{FaultKind, MeridianConfig};
+use meridian_core::{FaultKind, MeridianConfig, SlotName};
+use meridian_engine::control::{LatencyReport, Mode, ProcessStatus, SwapReport};
 use meridian_fleet::experiment::{
-    ExperimentError, MetricVerdict, Policies, Report, Settings, Stage, State, StoreError, Surroundings, run,
+    ExperimentError, MetricVerdict, Policies, Report, Settings, Stage, State, Stop, StoreError, Surroundings, run,
 };
-use meridian_fleet::{Member, NamedPolicy, PolicyOrigin};
+use meridian_fleet::{Member, MemberError, NamedPolicy, PolicyOrigin};
 
+const SLOT: SlotName = SlotName::Dispatch;
 const OLD: &str = "native:balanced";
 /// Leaves every step to the default, which is the same policy.
 const NEW: &str = "native:noop";
@@ -117,8 +120,8 @@ impl<S: Surroundings> Surroundings for Mortal<'_, S> {
         saved
     }
 
-    fn stop_requested(&mut self) -> bool {
-        false
+    fn stop_requested(&mut self) -> Option<Stop> {
+        None
     }
 }
 
@@ -156,7 +159,7 @@ struct Later<'a, S, F> {
     time: &'a mut S,
     left_s: f64,
     event: Option<F>,
-    stops: bool,
+    stops: Option<Stop>,
 }
 
 impl<S: Surroundings, F: FnOnce(&mut S)> Surroundings for Later<'_, S, F> {
@@ -174,8 +177,8 @@ impl<S: Surroundings, F: FnOnce(&mut S)> Surroundings for Later<'_, S, F> {
         self.time.save(state)
     }
 
-    fn stop_requested(&mut self) -> bool {
-        self.stops && self.event.is_none()
+    fn stop_requested(&mut self) -> Option<Stop> {
+        self.stops.filter(|_| self.event.is_none())
     }
 }
 
@@ -190,7 +193,7 @@ fn ended(state: &State) -> (&str, bool) {
 fn a_restart_of_the_engine_costs_one_pair() {
     let (member, mut time) = engine(4, 1.0);
     let mut state = state(settings(4));
-    let mut around = Later { time: &mut time, left_s: 45.0, event: Some(VirtualTime::restart), stops: false };
+    let mut around = Later { time: &mut time, left_s: 45.0, event: Some(VirtualTime::restart), stops: None };
     run(&mut state, &member, &policies(), &mut around).expect("runs");
     let report = Report::of(&state);
     assert_eq!((ended(&state), report.pairs, report.void), (("every pair was measured", true), 4, 1));
@@ -202,10 +205,10 @@ fn a_policy_that_somebody_else_put_there_stays() {
     let (member, mut time) = engine(5, 1.0);
     let mut state = state(settings(4));
     let event = |_: &mut _| {
-        let put = member.put(meridian_core::SlotName::Dispatch, &named("native:srpt"), Default::default());
+        let put = member.put(SLOT, &named("native:srpt"), Default::default());
         put.expect("loads");
     };
-    let mut around = Later { time: &mut time, left_s: 45.0, event: Some(event), stops: false };
+    let mut around = Later { time: &mut time, left_s: 45.0, event: Some(event), stops: None };
     run(&mut state, &member, &policies(), &mut around).expect("runs");
     let (why, complete) = ended(&state);
     assert!(why.starts_with("srpt was put in place of") && !complete, "{why}");
@@ -216,9 +219,91 @@ fn a_policy_that_somebody_else_put_there_stays() {
 fn a_stop_puts_the_old_policy_back() {
     let (member, mut time) = engine(6, 1.0);
     let mut state = state(settings(4));
-    let mut around = Later { time: &mut time, left_s: 100.0, event: Some(|_: &mut _| ()), stops: true };
+    let mut around =
+        Later { time: &mut time, left_s: 100.0, event: Some(|_: &mut _| ()), stops: Some(Stop::Experiment) };
     run(&mut state, &member, &policies(), &mut around).expect("runs");
     assert_eq!((ended(&state), decides(&member).as_str(), state.restored), (("stopped", false), OLD, true));
+}
+
+#[test]
+fn a_controller_that_is_stopped_puts_the_old_policy_back_and_another_goes_on() {
+    let (member, mut time) = engine(6, 1.0);
+    let mut state = state(settings(4));
+    for at_s in [20.0, 75.0] {
+        let event = Some(|_: &mut _| ());
+        let mut around = Later { time: &mut time, left_s: at_s, event, stops: Some(Stop::Controller) };
+        run(&mut state, &member, &policies(), &mut around).expect("runs");
+        assert_eq!((&state.stage, decides(&member).as_str(), state.restored), (&Stage::Running, OLD, true));
+        assert_eq!(time.kept.as_ref(), Some(&state));
+    }
+    run(&mut state, &member, &policies(), &mut time).expect("goes on");
+    let report = Report::of(&state);
+    assert_eq!((ended(&state), report.pairs, report.void), (("every pair was measured", true), 4, 2));
+    assert_eq!(report.notes, ["pairs that do not count: the controller was interrupted"]);
+}
+
+/// An engine that restarts right after one of its answers, with the policy that it was started with.
+struct Restarts {
+    member: SimulatedMember,
+    answers: AtomicU32,
+    at: u32,
+}
+
+impl Restarts {
+    fn then<T>(&self, answer: Result<T, MemberError>) -> Result<T, MemberError> {
+        if self.answers.fetch_add(1, Ordering::Relaxed) + 1 == self.at {
+            self.member.put(SLOT, &named(OLD), Mode::Active).expect("loads");
+        }
+        answer
+    }
+}
+
+impl Member for Restarts {
+    fn name(&self) -> &str {
+        self.member.name()
+    }
+
+    fn status(&self) -> Result<ProcessStatus, MemberError> {
+        self.then(self.member.status())
+    }
+
+    fn latency(&self) -> Result<LatencyReport, MemberError> {
+        let is_later = self.answers.load(Ordering::Relaxed) >= self.at;
+        let answer = self.member.latency();
+        self.then(answer.map(|of| LatencyReport { run: if is_later { "2".into() } else { of.run }, ..of }))
+    }
+
+    fn put(&self, slot: SlotName, policy: &NamedPolicy, mode: Mode) -> Result<SwapReport, MemberError> {
+        self.then(self.member.put(slot, policy, mode))
+    }
+
+    fn promote(&self, slot: SlotName) -> Result<SwapReport, MemberError> {
+        self.then(self.member.promote(slot))
+    }
+
+    fn rollback(&self, slot: SlotName) -> Result<SwapReport, MemberError> {
+        self.then(self.member.rollback(slot))
+    }
+
+    fn stop_shadow(&self, slot: SlotName) -> Result<SwapReport, MemberError> {
+        self.then(self.member.stop_shadow(slot))
+    }
+}
+
+#[test]
+fn an_engine_that_restarts_after_any_answer_costs_one_pair() {
+    let settings = Settings { interval_s: 4.0, warm_up_s: 1.0, pairs: 4, stop_above: 1e6, ..Settings::default() };
+    // From the first pair on: 4 answers come before it.
+    for at in 5..60 {
+        let (member, mut time) = engine(3, 1.0);
+        let member = Restarts { member, answers: AtomicU32::new(0), at };
+        let mut state = state(settings.clone());
+        run(&mut state, &member, &policies(), &mut time).expect("runs");
+        let report = Report::of(&state);
+        assert_eq!((ended(&state), report.pairs), (("every pair was measured", true), 4), "{at}: {:?}", report.notes);
+        assert!(report.void <= 1, "{at}: {report:?}");
+        assert_eq!(decides(&member.member), OLD, "{at}");
+    }
 }
 
 #[test]

@@ -11,8 +11,8 @@ use meridian_core::signature::signature_path;
 use meridian_core::{PolicySource, SlotName};
 use meridian_engine::control::Version;
 use meridian_fleet::experiment::{
-    Finding, MetricVerdict, Policies, Report, Settings, Side, Stage, State, Store, StoreError, Surroundings, restore,
-    run as run_to_end,
+    Finding, MetricVerdict, Policies, Report, Settings, Side, Stage, State, Stop, Store, StoreError, Surroundings,
+    restore, run as run_to_end,
 };
 use meridian_fleet::stats::{Metric, Ratio};
 use meridian_fleet::{EngineClient, Member, NamedPolicy, PolicyOrigin, PredictedRatio, Prediction};
@@ -28,6 +28,8 @@ use crate::{Said, Unusable, print_json, print_line, say};
 const FOLDER: &str = "meridian-experiment";
 /// How long `stop` waits for the controller: it may be loading a component.
 const STOPPING: Duration = Duration::from_secs(240);
+/// How long the controller sleeps without looking whether it is to stop.
+const SLICE: Duration = Duration::from_millis(200);
 
 #[derive(Subcommand)]
 pub(crate) enum ExperimentCommand {
@@ -35,8 +37,9 @@ pub(crate) enum ExperimentCommand {
     #[command(after_help = "\
 The active policy and POLICY take turns, in pairs of intervals. --seed draws which one is first. The warm-up of
 each interval is not measured: the queues and the requests of the other policy are still there. The command
-runs until every pair is measured, and puts the old policy back. Ctrl-C and `meridian experiment stop` do so at
-once. After kill -9 of this command, `resume` goes on and `stop` puts the old policy back.
+runs until every pair is measured, and puts the old policy back. `meridian experiment stop` does so at once. So do
+Ctrl-C and SIGTERM, after which `resume` goes on. After kill -9 of this command, `resume` goes on and `stop` puts
+the old policy back.
 
 The verdict is about the metrics of --metric. Other metrics are in the report for information.
 
@@ -289,15 +292,22 @@ struct Here<'a> {
 
 impl Surroundings for Here<'_> {
     fn wait(&mut self, seconds: f64) {
-        std::thread::sleep(Duration::from_secs_f64(seconds.clamp(0.0, 3600.0)));
+        let until = Instant::now() + Duration::from_secs_f64(seconds.clamp(0.0, 3600.0));
+        loop {
+            std::thread::sleep(until.saturating_duration_since(Instant::now()).min(SLICE));
+            if Instant::now() >= until || self.stop_requested().is_some() {
+                return;
+            }
+        }
     }
 
     fn save(&mut self, state: &State) -> Result<(), StoreError> {
         self.store.save(state)
     }
 
-    fn stop_requested(&mut self) -> bool {
-        self.interrupted.load(Ordering::Relaxed) || self.store.stop_requested()
+    fn stop_requested(&mut self) -> Option<Stop> {
+        let is_ending = || self.interrupted.load(Ordering::Relaxed).then_some(Stop::Controller);
+        self.store.stop_requested().then_some(Stop::Experiment).or_else(is_ending)
     }
 
     fn progress(&mut self, state: &State, side: Side, what: &str) {
@@ -332,6 +342,12 @@ fn control(
     progress.finish_and_clear();
     store.clear_stop();
     done?;
+    if state.stage == Stage::Running {
+        let (old, pairs) = (shown(&state.old.name), state.measured().len());
+        bail!(
+            "interrupted after {pairs} pairs: {old} decides again; go on with `meridian experiment resume`, or end it (stop)"
+        );
+    }
     let report = Report::of(state);
     if json {
         print_json(&report)?;
@@ -416,7 +432,9 @@ fn stop(args: &ResumeArgs, json: bool) -> anyhow::Result<()> {
     if !state.restored {
         let policies = store.load_policies()?;
         let engine = engine_of(&args.target, &state)?;
-        let mut here = Here { store: &store, interrupted: Arc::default(), progress: bar(0, "{msg}") };
+        // An engine that does not answer is not waited for.
+        let interrupted = Arc::new(AtomicBool::new(true));
+        let mut here = Here { store: &store, interrupted, progress: bar(0, "{msg}") };
         restore(&mut state, &engine, &policies, &mut here)?;
         here.progress.finish_and_clear();
     }

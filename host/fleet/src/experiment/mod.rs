@@ -16,7 +16,7 @@ mod state;
 mod store;
 
 pub use report::{Finding, MetricVerdict, Report, carry_over};
-pub use run::{ExperimentError, Policies, Surroundings, restore, run};
+pub use run::{ExperimentError, Policies, Stop, Surroundings, restore, run};
 pub use settings::{Settings, SettingsError};
 pub use state::{EXPERIMENT_FORMAT, PairRecord, Side, Stage, State};
 pub use store::{Store, StoreError};

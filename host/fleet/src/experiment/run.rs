@@ -13,6 +13,8 @@ const LOOK_S: f64 = 5.0;
 /// How often a silent engine is asked, and how long the controller waits in between, seconds.
 const TRIES: u32 = 12;
 const PAUSE_S: f64 = 5.0;
+/// The reason of a pair that another controller finds unfinished.
+const INTERRUPTED: &str = "the controller was interrupted";
 /// Pairs that may fail, for each that is wanted.
 const MOST_VOID: usize = 1;
 
@@ -34,10 +36,19 @@ impl Policies {
     }
 }
 
+/// What is to stop. The old policy is put back first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// The experiment: it is over.
+    Experiment,
+    /// The process that controls it: another one may go on with it.
+    Controller,
+}
+
 /// What an experiment needs besides its engine. All methods are called by the controller's thread; `wait` may take as long
 /// as it is asked to.
 pub trait Surroundings {
-    /// Let time pass, seconds.
+    /// Let time pass, seconds. Returns early when something is to stop.
     fn wait(&mut self, seconds: f64);
 
     /// Keep the state, so that it survives the end of this process.
@@ -46,8 +57,8 @@ pub trait Surroundings {
     /// See [`StoreError`]; the experiment ends then.
     fn save(&mut self, state: &State) -> Result<(), StoreError>;
 
-    /// Whether somebody wants the experiment to stop.
-    fn stop_requested(&mut self) -> bool;
+    /// What is to stop, if anything.
+    fn stop_requested(&mut self) -> Option<Stop>;
 
     /// Told of each step: the state, the policy that decides, and what happens.
     fn progress(&mut self, state: &State, side: Side, what: &str) {
@@ -71,7 +82,9 @@ pub enum ExperimentError {
     #[error("{0}")]
     NotNow(String),
     /// The old policy could not be put back; one line.
-    #[error("{engine}: the old policy {old} could not be put back: {why}")]
+    #[error(
+        "{engine}: the old policy {old} could not be put back: {why}; run `meridian experiment stop` once it answers"
+    )]
     NotRestored {
         /// The engine.
         engine: String,
@@ -90,6 +103,8 @@ enum Trouble {
     End(String),
     /// Somebody else has put a policy into the slot: the experiment ends, and leaves that policy.
     Taken(String),
+    /// Somebody wants it to stop.
+    Stopped(Stop),
     /// The state cannot be kept.
     Store(StoreError),
 }
@@ -101,7 +116,8 @@ impl From<StoreError> for Trouble {
 }
 
 /// Run an experiment to its end, from its begin or from where an earlier controller left it. In the end, the old policy
-/// decides, whatever happened in between; only a policy that somebody else put into the slot stays.
+/// decides, whatever happened in between; only a policy that somebody else put into the slot stays. After
+/// [`Stop::Controller`], the experiment is still running in its state.
 ///
 /// # Errors
 /// [`ExperimentError::NotRestored`] is the one that needs an operator.
@@ -116,7 +132,7 @@ pub fn run(
         if let Some(last) = state.pairs.last_mut()
             && last.pair().is_none()
         {
-            last.void.get_or_insert_with(|| "the controller was interrupted".into());
+            last.void.get_or_insert_with(|| INTERRUPTED.into());
         }
         if state.new.is_none() {
             prepare(state, member, policies, around)?;
@@ -125,6 +141,8 @@ pub fn run(
         let stage = match controller.take_turns(state) {
             Ok(()) => Stage::Ended { why: "every pair was measured".into(), complete: true },
             Err(Trouble::Void(why) | Trouble::End(why)) => Stage::Ended { why, complete: false },
+            Err(Trouble::Stopped(Stop::Experiment)) => Stage::Ended { why: "stopped".into(), complete: false },
+            Err(Trouble::Stopped(Stop::Controller)) => Stage::Running,
             Err(Trouble::Taken(why)) => {
                 state.restored = true;
                 Stage::Ended { why, complete: false }
@@ -207,7 +225,8 @@ fn is_same(one: &Version, other: &Version) -> bool {
 /// Put the old policy back, if the new one decides or is in quarantine.
 ///
 /// # Errors
-/// [`ExperimentError::NotRestored`] after a minute of tries; a later call may succeed.
+/// [`ExperimentError::NotRestored`] after a minute of tries, or at once when something is to stop and the engine does not
+/// answer; a later call may succeed.
 pub fn restore(
     state: &mut State,
     member: &dyn Member,
@@ -227,6 +246,9 @@ pub fn restore(
             Ok(status) => status,
             Err(error) => {
                 why = error.to_string();
+                if around.stop_requested().is_some() {
+                    break;
+                }
                 continue;
             }
         };
@@ -262,6 +284,9 @@ impl Controller<'_> {
     fn take_turns(&mut self, state: &mut State) -> Result<(), Trouble> {
         let wanted = state.settings.pairs as usize;
         while state.measured().len() < wanted {
+            if let Some(stop) = self.around.stop_requested() {
+                return Err(Trouble::Stopped(stop));
+            }
             if state.pairs.len() >= wanted * (1 + MOST_VOID) {
                 return Err(Trouble::End(format!(
                     "{} pairs of {} do not count",
@@ -275,10 +300,14 @@ impl Controller<'_> {
             state.restored = false;
             self.around.save(state)?;
             let measured = self.pair(state, first);
-            if let (Err(Trouble::Void(why) | Trouble::End(why) | Trouble::Taken(why)), Some(last)) =
-                (&measured, state.pairs.last_mut())
-            {
-                last.void = Some(why.clone());
+            let void = match &measured {
+                Err(Trouble::Void(why) | Trouble::End(why) | Trouble::Taken(why)) => Some(why.as_str()),
+                Err(Trouble::Stopped(Stop::Experiment)) => Some("stopped"),
+                Err(Trouble::Stopped(Stop::Controller)) => Some(INTERRUPTED),
+                Err(Trouble::Store(_)) | Ok(()) => None,
+            };
+            if let (Some(why), Some(last)) = (void, state.pairs.last_mut()) {
+                last.void = Some(why.to_owned());
             }
             self.around.save(state)?;
             match measured {
@@ -305,10 +334,11 @@ impl Controller<'_> {
 
     /// One interval: switch, warm up, measure.
     fn interval(&mut self, state: &State, side: Side) -> Result<Sample, Trouble> {
+        // Before the switch: an engine that restarts after it has another policy again.
+        let run = self.patiently(|member| member.latency())?.run;
         self.switch(state, side)?;
-        let begin = self.patiently(|member| member.latency())?;
         let faults = self.patiently(|member| slot_of(member, state))?;
-        let watch = Watch { side, run: begin.run, faults: fault_count(&faults) };
+        let watch = Watch { side, run, faults: fault_count(&faults) };
         self.around.progress(state, side, "warms up");
         self.pass(state, &watch, state.settings.warm_up_s)?;
         let before = self.look(state, &watch)?;
@@ -324,8 +354,8 @@ impl Controller<'_> {
     fn pass(&mut self, state: &State, watch: &Watch, seconds: f64) -> Result<(), Trouble> {
         let mut left = seconds;
         while left > 0.0 {
-            if self.around.stop_requested() {
-                return Err(Trouble::End("stopped".into()));
+            if let Some(stop) = self.around.stop_requested() {
+                return Err(Trouble::Stopped(stop));
             }
             let now = left.min(LOOK_S);
             self.around.wait(now);
@@ -339,11 +369,12 @@ impl Controller<'_> {
 
     /// Whether all is as the interval expects; the latencies so far.
     fn look(&mut self, state: &State, watch: &Watch) -> Result<LatencyReport, Trouble> {
+        let status = self.patiently(|member| slot_of(member, state))?;
+        // After the status, so that it shows every restart before that.
         let report = self.patiently(|member| member.latency())?;
         if report.run != watch.run {
             return Err(Trouble::Void("the engine restarted".into()));
         }
-        let status = self.patiently(|member| slot_of(member, state))?;
         let name = state.version(watch.side).map_or("", |version| &version.name);
         if let Some((version, _)) = &status.quarantine {
             return Err(Trouble::End(format!("{} went into quarantine", version.name)));
@@ -365,7 +396,7 @@ impl Controller<'_> {
         let mut why = String::new();
         for attempt in 0..TRIES {
             if attempt > 0 {
-                self.around.wait(PAUSE_S);
+                self.pause()?;
             }
             let status = self.patiently(|member| slot_of(member, state))?;
             if let Some((version, _)) = &status.quarantine {
@@ -391,10 +422,18 @@ impl Controller<'_> {
                 }
                 // The change may have been carried out: the status says.
                 Err(MemberError::Unreachable(error)) => why = error,
+                // It may have restarted since then, and has no previous version any more.
+                Err(MemberError::Refused(error)) if is_previous => why = error,
                 Err(MemberError::Refused(error)) => return Err(Trouble::End(error)),
             }
         }
         Err(Trouble::End(why))
+    }
+
+    /// Wait before another try, unless something is to stop.
+    fn pause(&mut self) -> Result<(), Trouble> {
+        self.around.wait(PAUSE_S);
+        self.around.stop_requested().map_or(Ok(()), |stop| Err(Trouble::Stopped(stop)))
     }
 
     /// Ask an engine that may be busy for a moment.
@@ -402,7 +441,7 @@ impl Controller<'_> {
         let mut why = String::new();
         for attempt in 0..TRIES {
             if attempt > 0 {
-                self.around.wait(PAUSE_S);
+                self.pause()?;
             }
             match ask(self.member) {
                 Ok(answer) => return Ok(answer),
@@ -422,5 +461,5 @@ struct Watch {
 }
 
 fn fault_count(status: &SlotStatus) -> u64 {
-    status.faults.iter().map(|(_, count)| count).sum()
+    status.faults.iter().fold(0_u64, |sum, (_, count)| sum.saturating_add(*count))
 }
