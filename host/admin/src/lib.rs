@@ -30,7 +30,7 @@ use self::audit::{Actor, AuditLog, Audited, AuditedEngine};
 use self::discovery::{Entry, Process};
 use self::listener::{Listener, WhereTaken};
 use self::routes::{Access, Site};
-pub use self::routes::{CONFIG_HEADER, FORWARDED_HEADER};
+pub use self::routes::{CONFIG_HEADER, FORWARDED_HEADER, is_for_loopback};
 use self::serve::Client;
 pub use self::signature::{SIGNATURE_HEADER, signature_header};
 use self::tls::Certificate;

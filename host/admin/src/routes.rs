@@ -627,8 +627,8 @@ pub(super) enum Reach {
 }
 
 impl Reach {
-    /// A page with a DNS name that its owner points to this machine (DNS rebinding) still sends that name. Other machines
-    /// need the token for everything but the probe, which tells nothing.
+    /// On loopback, a request must name this machine. Other machines need the token for everything but the probe, which
+    /// tells nothing.
     pub(super) fn check<B>(self, site: &Site, request: &axum::http::Request<B>) -> Result<(), Refusal> {
         check_forwarded(site, request.headers())?;
         match self {
@@ -642,14 +642,21 @@ impl Reach {
             }
             Self::Loopback => {}
         }
-        let mut hosts = request.headers().get_all(HOST).iter();
-        let named = hosts.next().and_then(|host| host.to_str().ok()).is_some_and(is_loopback);
-        let target = request.uri().authority().is_none_or(|authority| is_loopback(authority.as_str()));
-        if named && target && hosts.next().is_none() {
+        if is_for_loopback(request) {
             return Ok(());
         }
         Err(Refusal::new(StatusCode::FORBIDDEN, "the Host header must be localhost or a loopback address"))
     }
+}
+
+/// Whether a request names this machine, in its one `Host` header and in its target, as `localhost` or as a loopback
+/// address. A page with a DNS name that its owner points to this machine (DNS rebinding) still sends that name.
+#[must_use]
+pub fn is_for_loopback<B>(request: &axum::http::Request<B>) -> bool {
+    let mut hosts = request.headers().get_all(HOST).iter();
+    let named = hosts.next().and_then(|host| host.to_str().ok()).is_some_and(is_loopback);
+    let target = request.uri().authority().is_none_or(|authority| is_loopback(authority.as_str()));
+    named && target && hosts.next().is_none()
 }
 
 /// `localhost` or a loopback address, with or without a port.

@@ -12,7 +12,7 @@ use meridian_core::config::HandoffPolicyName;
 use meridian_core::text::printable;
 use meridian_engine::config_file;
 use meridian_engine::otlp::Traces;
-use meridian_fleet::{Endpoint, Handoff, HandoffError, HandoffSettings};
+use meridian_fleet::{ClientLimits, Endpoint, Handoff, HandoffError, HandoffSettings};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag::register_conditional_shutdown;
@@ -100,7 +100,8 @@ pub(crate) fn run(args: &HandoffArgs, json: bool) -> anyhow::Result<()> {
         answer: args.answer.clone(),
         think_end,
         policy: name.policy(args.threshold_blocks.unwrap_or(config.disagg.offload_threshold_blocks)),
-        patience: Duration::from_secs_f64(args.patience),
+        patience: Duration::try_from_secs_f64(args.patience).context("--patience").context(Unusable)?,
+        limits: ClientLimits::default(),
         traces: Traces::start(&config.telemetry, "", None).map_err(anyhow::Error::msg).context(Unusable)?,
     };
     let ends: Vec<String> = settings.think_end.iter().map(|text| format!("{text:?}")).collect();

@@ -32,6 +32,6 @@ pub use endpoint::Endpoint;
 pub use engine::{BudgetChange, EngineClient, Patience};
 pub use error::FleetError;
 pub use find::{Fleet, processes};
-pub use handoff::{AnsweringEngine, Handoff, HandoffError, HandoffSettings, HandoffStatus};
+pub use handoff::{AnsweringEngine, ClientLimits, Handoff, HandoffError, HandoffSettings, HandoffStatus};
 pub use member::{Member, MemberError, NamedPolicy, PolicyOrigin};
 pub use prediction::{Basis, PREDICTION_FORMAT, PolicyName, PredictedRatio, Prediction, PredictionError};

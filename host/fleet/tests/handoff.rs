@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use meridian_core::config::HandoffPolicyName;
 use meridian_core::handoff::{HandoffFacts, HandoffPolicy};
-use meridian_fleet::{Endpoint, Handoff, HandoffSettings, HandoffStatus};
+use meridian_fleet::{ClientLimits, Endpoint, Handoff, HandoffSettings, HandoffStatus};
 use serde_json::{Value, json};
 
 const END: u64 = 37;
@@ -26,6 +26,8 @@ enum Reply {
     Cut(Vec<Value>),
     /// Events, and then nothing until the client is gone.
     Silent(Vec<Value>),
+    /// An event every now and then that says nothing, until the client is gone.
+    Idle,
 }
 
 /// A request as an engine got it.
@@ -97,6 +99,14 @@ fn answer(mut stream: TcpStream, reply: Reply, gone: &Sender<()>) {
             let _ = write!(stream, "{head}\r\n\r\n{body}");
             return;
         }
+        Reply::Idle => {
+            let _ = write!(stream, "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n");
+            while write!(stream, "8\r\n: idle\r\n\r\n").is_ok() {
+                thread::yield_now();
+            }
+            let _ = gone.send(());
+            return;
+        }
         Reply::Events(events) => (events, Some(true)),
         Reply::Cut(events) => (events, Some(false)),
         Reply::Silent(events) => (events, None),
@@ -126,14 +136,22 @@ fn front(think: &Engine, answer: SocketAddr) -> SocketAddr {
 }
 
 fn front_of(think: &Engine, answer: &[SocketAddr], policy: Box<dyn HandoffPolicy>) -> SocketAddr {
-    let settings = HandoffSettings {
-        think: Endpoint::Loopback(think.address),
+    started(HandoffSettings { policy, ..before(think.address, answer) })
+}
+
+fn before(think: SocketAddr, answer: &[SocketAddr]) -> HandoffSettings {
+    HandoffSettings {
+        think: Endpoint::Loopback(think),
         answer: answer.iter().copied().map(Endpoint::Loopback).collect(),
         think_end: vec!["</think>".into()],
-        policy,
+        policy: HandoffPolicyName::Threshold.policy(4),
         patience: Duration::from_secs(60),
+        limits: ClientLimits::default(),
         traces: None,
-    };
+    }
+}
+
+fn started(settings: HandoffSettings) -> SocketAddr {
     let (to, from) = channel();
     thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -150,7 +168,8 @@ fn front_of(think: &Engine, answer: &[SocketAddr], policy: Box<dyn HandoffPolicy
 fn open(front: SocketAddr, method: &str, path: &str, body: &Value) -> TcpStream {
     let body = if body.is_null() { String::new() } else { body.to_string() };
     let mut stream = TcpStream::connect(front).expect("it listens");
-    let head = format!("{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}", body.len());
+    let head =
+        format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}", body.len());
     write!(stream, "{head}\r\n\r\n{body}").expect("it reads");
     stream
 }
@@ -472,4 +491,159 @@ fn a_client_that_does_not_stream_is_gone() {
     }
     drop(client);
     think.gone.recv().expect("the engine sees it");
+}
+
+/// Events that no vLLM writes.
+fn malformed() -> Vec<Value> {
+    vec![
+        json!(null),
+        json!(7),
+        json!("text"),
+        json!([[]]),
+        json!({ "choices": 5 }),
+        json!({ "choices": [5] }),
+        json!({ "choices": [[1]] }),
+        json!({ "choices": ["text"] }),
+        json!({ "choices": [null] }),
+        json!({ "choices": [{ "text": 5, "finish_reason": null }] }),
+        json!({ "choices": [{ "text": "x", "token_ids": [-1], "finish_reason": "stop" }] }),
+        json!({ "choices": [{ "text": "x", "token_ids": { "a": 1 }, "finish_reason": null }] }),
+        json!({ "choices": [{ "text": "x", "token_ids": [12], "finish_reason": [] }] }),
+    ]
+}
+
+#[test]
+fn the_first_engine_goes_on_after_an_event_that_is_not_as_expected() {
+    for event in malformed() {
+        let rest = Reply::Events(vec![piece("2", &[13], &json!("stop"))]);
+        let think = Engine::new(vec![thought(), rest]);
+        let answer = Engine::new(vec![Reply::Events(vec![piece(" 4", &[12], &Value::Null), event.clone()])]);
+        let front = front(&think, answer.address);
+        let chunks = stream(front, "/v1/completions", &request());
+        assert_eq!(text_of(&chunks), "so it</think> 42", "{event}");
+        assert!(counter(front, "meridian_handoff_first_engine_total{reason=\"broken\"} 1"), "{event}");
+    }
+}
+
+#[test]
+fn an_engine_that_thinks_and_lies_gives_an_error() {
+    let end_without = |field: &str| {
+        let mut events = thinking(json!(kv().to_string()));
+        events[0]["choices"][0].as_object_mut().expect("an object").remove(field);
+        events
+    };
+    let mut streams: Vec<Vec<Value>> =
+        malformed().into_iter().map(|event| vec![thinking(Value::Null).remove(0), event]).collect();
+    streams.push(end_without("prompt_token_ids"));
+    for events in streams {
+        let think = Engine::new(vec![Reply::Events(events.clone())]);
+        let answer = Engine::new(vec![]);
+        let text = ask(front(&think, answer.address), "POST", "/v1/completions", &request());
+        let last = text.lines().filter_map(|line| line.strip_prefix("data: ")).next_back().expect("an event");
+        let error: Value = serde_json::from_str(last).expect("JSON");
+        let why = error["error"]["message"].as_str().expect("an error");
+        assert!(why.starts_with("the engine that thinks: its answer "), "{events:?}: {why}");
+        assert!(answer.got().is_empty(), "{events:?}");
+    }
+    // Whole responses.
+    let (completion, chat) = ("/v1/completions", "/v1/chat/completions");
+    let ended = json!({ "token_ids": [10, END], "prompt_token_ids": [1], "stop_reason": kv().to_string(),
+        "message": "a text" });
+    let mut whole: Vec<(&str, Value)> = malformed().into_iter().map(|said| (completion, said)).collect();
+    whole.push((chat, json!({ "choices": [ended] })));
+    for (path, said) in whole {
+        let think = Engine::new(vec![Reply::Json(200, said.clone())]);
+        let answer = Engine::new(vec![Reply::Events(vec![piece(" 42", &[12], &json!("stop"))])]);
+        let body = json!({ "model": "m", "prompt": "p", "messages": [], "max_tokens": 9 });
+        let body = if path == chat { json!({ "model": "m", "messages": [] }) } else { body };
+        let response = post(front(&think, answer.address), path, &body);
+        let why = response["error"]["message"].as_str().unwrap_or_default();
+        assert!(why.starts_with("the engine that thinks: its answer "), "{said}: {response}");
+    }
+}
+
+#[test]
+fn an_event_that_never_ends_and_a_stream_without_events_are_given_up() {
+    let rest = || Reply::Events(vec![piece(" 42", &[12], &json!("stop"))]);
+    let long = piece(&"x".repeat(17 << 20), &[12], &json!("stop"));
+    for (second, reason) in [(Reply::Events(vec![long]), "broken"), (Reply::Idle, "stalled")] {
+        let think = Engine::new(vec![thought(), rest()]);
+        let answer = Engine::new(vec![second]);
+        // Only the stream without events takes so long.
+        let patience = Duration::from_millis(if reason == "stalled" { 1_000 } else { 60_000 });
+        let front = started(HandoffSettings { patience, ..before(think.address, &[answer.address]) });
+        assert_eq!(text_of(&stream(front, "/v1/completions", &request())), "so it</think> 42", "{reason}");
+        assert!(counter(front, &format!("meridian_handoff_first_engine_total{{reason=\"{reason}\"}} 1")));
+    }
+}
+
+#[test]
+fn a_front_does_not_start_before_an_engine_that_does_not_answer() {
+    // It accepts connections, and no more.
+    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
+    let address = listener.local_addr().expect("bound");
+    let settings = HandoffSettings { patience: Duration::from_millis(100), ..before(address, &[address]) };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let error = runtime.block_on(Handoff::prepare(settings, |_| ())).err().expect("it does not answer");
+    assert_eq!(error.to_string(), "the engine that thinks: /tokenize: no answer within 0.1 s");
+}
+
+/// Send a head and whatever follows; the answer until the front hangs up.
+fn raw(front: SocketAddr, text: &str) -> String {
+    let mut stream = TcpStream::connect(front).expect("it listens");
+    stream.write_all(text.as_bytes()).expect("it reads");
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+#[test]
+fn pages_with_another_name_for_this_machine_are_refused() {
+    let models = json!({ "data": [] });
+    let think = Engine::new(vec![Reply::Json(200, models.clone()); 2]);
+    let front = front(&think, think.address);
+    for host in ["Host: localhost:8000", "Host: 127.0.0.1"] {
+        assert!(
+            raw(front, &format!("GET /v1/models HTTP/1.1\r\n{host}\r\n\r\n")).ends_with(&models.to_string()),
+            "{host}"
+        );
+    }
+    for host in ["Host: evil.example", "Host: localhost.evil.example:80", "X: y", "Host: localhost\r\nHost: localhost"]
+    {
+        for path in ["/v1/models", "/metrics", "/meridian/handoff", "http://evil.example/v1/models"] {
+            let answer = raw(front, &format!("GET {path} HTTP/1.1\r\n{host}\r\n\r\n"));
+            assert!(answer.starts_with("HTTP/1.1 403"), "{host} {path}: {answer}");
+        }
+    }
+    assert_eq!(think.got().len(), 2, "no other reached it");
+}
+
+#[test]
+fn slow_clients_are_closed_and_take_no_place_of_others() {
+    let models = json!({ "data": [] });
+    let think = Engine::new(vec![Reply::Json(200, models.clone()); 3]);
+    let body = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{";
+    let soon = Duration::from_millis(100);
+    let limits = ClientLimits { head: soon, body: soon, ..ClientLimits::default() };
+    let quick = started(HandoffSettings { limits, ..before(think.address, &[think.address]) });
+    assert!(!raw(quick, "GET /v1/mod").contains("200"), "the head");
+    assert!(raw(quick, body).starts_with("HTTP/1.1 408"), "the body");
+    assert!(raw(quick, &body.replace('9', "99999999")).starts_with("HTTP/1.1 413"), "too large");
+    // Four may wait; the fifth closes the first. No time is up.
+    let long = Duration::from_secs(600);
+    let limits = ClientLimits { head: long, body: long, waiting: 4, open: 6 };
+    let patient = started(HandoffSettings { limits, ..before(think.address, &[think.address]) });
+    let mut slow: Vec<TcpStream> = Vec::new();
+    for text in ["GET /v1/mod", body].repeat(20) {
+        let mut stream = TcpStream::connect(patient).expect("it listens");
+        stream.write_all(text.as_bytes()).expect("it reads");
+        slow.push(stream);
+    }
+    for stream in &mut slow[..36] {
+        assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0, "closed");
+    }
+    let get = "GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    for _ in 0..3 {
+        assert!(raw(patient, get).ends_with(&models.to_string()), "a whole request is served");
+    }
 }

@@ -9,10 +9,17 @@ use meridian_engine::otlp::{HandoffSpan, TraceParent};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
+use super::said::{Choice, Said};
 use super::serve::Shared;
 use super::split::{SplitRequest, kept_blocks};
-use super::upstream::Upstream;
-use super::{ids, upstream};
+use super::upstream::{self, Upstream};
+
+/// Most tokens of a request, prompt included: more than any context holds.
+pub(super) const MOST_TOKENS: usize = 16 << 20;
+/// Most pieces without a text in a row.
+const MOST_HELD: usize = 1 << 16;
+/// An engine that does not say which tokens it has read and written.
+pub(super) const NO_IDS: &str = "its answer has no token ids";
 
 /// A request whose thinking is over.
 #[derive(Debug)]
@@ -40,7 +47,7 @@ impl Thought {
 pub(super) struct Piece {
     pub(super) text: String,
     pub(super) ids: Vec<u64>,
-    pub(super) finish_reason: Value,
+    pub(super) finish_reason: Option<String>,
     pub(super) stop_reason: Value,
 }
 
@@ -63,7 +70,7 @@ pub(super) async fn write(
 ) -> Result<(), String> {
     if plan.left(thought.generated()) == Some(0) {
         let (text, ids) = (String::new(), Vec::new());
-        sink.put(Piece { text, ids, finish_reason: json!("length"), stop_reason: Value::Null }).await;
+        sink.put(Piece { text, ids, finish_reason: Some("length".into()), stop_reason: Value::Null }).await;
         return Ok(());
     }
     let reason = match thought.kv.take() {
@@ -200,24 +207,24 @@ async fn pieces(
     // Tokens whose text comes later, in the middle of a character. Another engine would have to write them again.
     let mut held: Vec<Piece> = Vec::new();
     while let Some(data) = events.next().await? {
-        let mut chunk: Value = serde_json::from_slice(&data).map_err(|_| "broken")?;
-        if chunk.get("error").is_some_and(|error| !error.is_null()) {
+        let chunk: Value = serde_json::from_slice(&data).map_err(|_| "broken")?;
+        let mut said = Said::of(&chunk).map_err(|_| "broken")?;
+        if said.is_error() {
             return Err("broken");
         }
-        let Some(choice) = chunk.pointer_mut("/choices/0") else { continue };
-        let piece = Piece {
-            text: choice["text"].as_str().unwrap_or_default().to_owned(),
-            ids: ids(&choice["token_ids"]),
-            finish_reason: choice["finish_reason"].take(),
-            stop_reason: choice["stop_reason"].take(),
-        };
-        if matches!(piece.finish_reason.as_str(), Some("error" | "abort")) {
+        let Some(Choice { text, token_ids, finish_reason, stop_reason, .. }) = said.take_choice() else { continue };
+        let (text, ids) = (text.unwrap_or_default(), token_ids.unwrap_or_default());
+        let piece = Piece { text, ids, finish_reason, stop_reason };
+        if matches!(piece.finish_reason.as_deref(), Some("error" | "abort")) {
+            return Err("broken");
+        }
+        if thought.tokens.len() > MOST_TOKENS || held.len() > MOST_HELD {
             return Err("broken");
         }
         if let Some(begun) = begun.take() {
             begun();
         }
-        let is_last = !piece.finish_reason.is_null();
+        let is_last = piece.finish_reason.is_some();
         let has_text = !piece.text.is_empty();
         held.push(piece);
         if has_text || is_last {

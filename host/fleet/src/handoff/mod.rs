@@ -7,6 +7,9 @@
 
 mod answer;
 mod counters;
+mod door;
+mod lines;
+mod said;
 mod serve;
 mod split;
 mod status;
@@ -18,10 +21,12 @@ use std::time::Duration;
 
 use meridian_core::handoff::HandoffPolicy;
 use meridian_engine::otlp::Traces;
-use serde_json::{Value, json};
+use serde::Deserialize;
+use serde_json::json;
 use thiserror::Error;
 
 use crate::Endpoint;
+pub use door::ClientLimits;
 pub use serve::Handoff;
 pub use status::{AnsweringEngine, HandoffStatus};
 
@@ -35,8 +40,10 @@ pub struct HandoffSettings {
     pub think_end: Vec<String>,
     /// Which requests move, and to which engine.
     pub policy: Box<dyn HandoffPolicy>,
-    /// Longest time without a byte from an engine that answers.
+    /// Longest time without an event from an engine that answers.
     pub patience: Duration,
+    /// Limits on clients.
+    pub limits: ClientLimits,
     /// Where spans go, if anywhere.
     pub traces: Option<Traces>,
 }
@@ -60,22 +67,27 @@ pub enum HandoffError {
     NoMarker,
 }
 
+#[derive(Deserialize)]
+struct Tokenized {
+    tokens: Vec<u64>,
+}
+
 /// Asks the engine that thinks for the token of each text that ends thinking.
-pub(crate) async fn markers(think_end: &[String], to: &upstream::Upstream) -> Result<Vec<u64>, HandoffError> {
+pub(crate) async fn markers(
+    think_end: &[String],
+    to: &upstream::Upstream,
+    within: Duration,
+) -> Result<Vec<u64>, HandoffError> {
     let mut found = Vec::new();
     for text in think_end {
         let ask = json!({ "prompt": text, "add_special_tokens": false });
-        let tokens = to.json("/tokenize", &ask).await.map_err(HandoffError::Think)?;
-        let tokens: Vec<u64> = ids(&tokens["tokens"]);
+        let tokens = to.json("/tokenize", &ask, within).await.map_err(HandoffError::Think)?;
+        let Tokenized { tokens } = Tokenized::deserialize(&tokens)
+            .map_err(|error| HandoffError::Think(format!("/tokenize: its answer is not as expected: {error}")))?;
         match tokens.as_slice() {
             [one] => found.push(*one),
             _ => return Err(HandoffError::Marker { text: text.clone(), tokens }),
         }
     }
     if found.is_empty() { Err(HandoffError::NoMarker) } else { Ok(found) }
-}
-
-/// The token ids of a JSON array; none of anything else.
-fn ids(value: &Value) -> Vec<u64> {
-    value.as_array().into_iter().flatten().filter_map(Value::as_u64).collect()
 }

@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Frame, Incoming};
 use hyper::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue, TRANSFER_ENCODING};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use meridian_admin::is_for_loopback;
 use meridian_core::handoff::Handoffs;
 use meridian_engine::otlp::Traces;
 use serde_json::{Value, json};
@@ -23,6 +24,7 @@ use tokio::sync::mpsc::{Receiver, channel};
 
 use super::answer::unchanged;
 use super::counters::Counters;
+use super::door::{ClientLimits, Door, Pass};
 use super::split::{Api, SplitRequest};
 use super::status::{self, AnsweringEngine, HandoffStatus};
 use super::stream::{Sent, relay};
@@ -31,8 +33,10 @@ use super::whole::complete;
 use super::{HandoffError, HandoffSettings, markers};
 use crate::Endpoint;
 
-/// Largest body of a request, bytes.
-const MAX_REQUEST: usize = 64 << 20;
+/// Longest time for an answer of the engine that thinks at the start.
+const START: Duration = Duration::from_secs(10);
+/// Largest head of a request, bytes.
+const MAX_HEAD: usize = 64 << 10;
 /// Chunks that wait for a slow client before the engine has to wait too.
 const CHUNKS: usize = 64;
 
@@ -52,6 +56,7 @@ pub(super) struct Shared {
     started: Instant,
     pub(super) markers: Vec<u64>,
     pub(super) patience: Duration,
+    limits: ClientLimits,
     pub(super) counters: Counters,
     pub(super) traces: Option<Traces>,
     log: Log,
@@ -85,16 +90,27 @@ impl Handoff {
         settings: HandoffSettings,
         log: impl Fn(&str) + Send + Sync + 'static,
     ) -> Result<Self, HandoffError> {
-        let HandoffSettings { think, answer, think_end, policy, patience, traces } = settings;
+        let HandoffSettings { think, answer, think_end, policy, patience, limits, traces } = settings;
         let think = Upstream::new(think).map_err(HandoffError::Think)?;
         let names: Vec<String> = answer.iter().map(Endpoint::host_header).collect();
         let answer =
             answer.into_iter().map(Upstream::new).collect::<Result<Vec<_>, _>>().map_err(HandoffError::Think)?;
-        let markers = markers(&think_end, &think).await?;
+        let markers = markers(&think_end, &think, patience.min(START)).await?;
         let counters = Counters::new(names).map_err(|error| HandoffError::Think(error.to_string()))?;
         let handoffs = Mutex::new(Handoffs::new(policy, answer.len()));
         let (started, log) = (Instant::now(), Box::new(log));
-        Ok(Self(Arc::new(Shared { think, answer, handoffs, started, markers, patience, counters, traces, log })))
+        Ok(Self(Arc::new(Shared {
+            think,
+            answer,
+            handoffs,
+            started,
+            markers,
+            patience,
+            limits,
+            counters,
+            traces,
+            log,
+        })))
     }
 
     /// The tokens that end thinking.
@@ -105,7 +121,10 @@ impl Handoff {
 
     /// Serve until the task is dropped.
     pub async fn serve(self, listener: TcpListener) {
+        let limits = self.0.limits;
+        let door = Door::new(limits);
         loop {
+            let place = door.place().await;
             let Ok((stream, _)) = listener.accept().await else {
                 // No file descriptors are left; others close theirs meanwhile.
                 tokio::time::sleep(Duration::from_millis(50)).await;
@@ -113,28 +132,40 @@ impl Handoff {
             };
             let _ = stream.set_nodelay(true);
             let shared = Arc::clone(&self.0);
-            tokio::spawn(async move {
+            door.admit(place, |pass| async move {
+                let pass = &pass;
                 let service = service_fn(move |request| {
                     let shared = Arc::clone(&shared);
-                    async move { Ok::<_, Infallible>(handle(shared, request).await) }
+                    async move { Ok::<_, Infallible>(handle(shared, request, pass).await) }
                 });
+                let mut server = http1::Builder::new();
+                server
+                    .timer(TokioTimer::new())
+                    .header_read_timeout(limits.head)
+                    .keep_alive(false)
+                    .max_buf_size(MAX_HEAD);
                 // A client that breaks the connection has its reasons.
-                let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+                let _ = server.serve_connection(TokioIo::new(stream), service).await;
             });
+            // Those before it read what they were sent, so that a crowd does not close them unread.
+            tokio::task::yield_now().await;
         }
     }
 }
 
-async fn handle(shared: Arc<Shared>, request: Request<Incoming>) -> Answered {
+async fn handle(shared: Arc<Shared>, request: Request<Incoming>, pass: &Pass) -> Answered {
+    // A page whose name was pointed to this machine (DNS rebinding) still sends that name.
+    if !is_for_loopback(&request) {
+        return refusal(StatusCode::FORBIDDEN, "the Host header must be localhost or a loopback address");
+    }
     let (head, body) = request.into_parts();
     let path = head.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
-    let body = match Limited::new(body, MAX_REQUEST).collect().await {
-        Ok(body) => body.to_bytes(),
-        Err(error) if error.is::<LengthLimitError>() => {
-            return refusal(StatusCode::PAYLOAD_TOO_LARGE, "the body is larger than 64 MiB");
-        }
-        Err(_) => return refusal(StatusCode::BAD_REQUEST, "the body broke off"),
+    // Holds the memory of the body until there is a response.
+    let read = match pass.read(body).await {
+        Ok(read) => read,
+        Err((status, why)) => return refusal(status, why),
     };
+    let body = read.body.clone();
     let headers = passed_on(&head.headers);
     let api = match (&head.method, head.uri.path()) {
         (&Method::GET, "/metrics") => return metrics(&shared),

@@ -4,8 +4,6 @@ use std::ops::RangeInclusive;
 
 use serde_json::{Map, Value, json};
 
-use super::ids;
-
 /// The answer of `HandoffConnector` to a handoff, and the request for one.
 const HANDOFF: &str = "meridian_handoff";
 
@@ -193,9 +191,9 @@ pub(super) enum End {
     ThoughtAlone,
 }
 
-/// Reads `stop_reason` of the last chunk.
-pub(super) fn end(choice: &Value, markers: &[u64]) -> End {
-    match &choice["stop_reason"] {
+/// Reads the reason for which the first part ended.
+pub(super) fn end(stop_reason: &Value, markers: &[u64]) -> End {
+    match stop_reason {
         Value::String(text) => match serde_json::from_str::<Value>(text) {
             Ok(kv) if kv[HANDOFF]["stop_token"].as_u64().is_some_and(|token| markers.contains(&token)) => {
                 End::Thought(kv)
@@ -212,22 +210,6 @@ pub(super) fn kept_blocks(kv: &Value) -> u32 {
     let blocks = &kv["remote_block_ids"];
     let first = if blocks[0].is_array() { &blocks[0] } else { blocks };
     first.as_array().map_or(0, |ids| ids.len() as u32)
-}
-
-/// The ids of the prompt, in a chunk or a whole response: vLLM has them at two places.
-pub(super) fn prompt_ids(response: &Value) -> Vec<u64> {
-    let of_chat = ids(&response["prompt_token_ids"]);
-    if of_chat.is_empty() { ids(&response["choices"][0]["prompt_token_ids"]) } else { of_chat }
-}
-
-/// Removes ids that the client did not ask for.
-pub(super) fn without_ids(response: &mut Value) {
-    for part in ["/choices/0", ""] {
-        if let Some(Value::Object(fields)) = response.pointer_mut(part) {
-            fields.remove("token_ids");
-            fields.remove("prompt_token_ids");
-        }
-    }
 }
 
 #[cfg(test)]
@@ -287,7 +269,7 @@ mod tests {
 
     #[test]
     fn ends_of_the_first_part() {
-        let reason = |reason: Value| end(&json!({ "stop_reason": reason }), &[37]);
+        let reason = |reason: Value| end(&reason, &[37]);
         assert_eq!(reason(json!(37)), End::ThoughtAlone);
         assert_eq!(reason(json!(38)), End::Over);
         assert_eq!(reason(json!(null)), End::Over);

@@ -7,10 +7,10 @@ use hyper::header::HeaderMap;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::Sender;
 
-use super::answer::{Piece, Sink, Thought, write};
-use super::ids;
+use super::answer::{MOST_TOKENS, NO_IDS, Piece, Sink, Thought, write};
+use super::said::{Said, choice_of, without_ids};
 use super::serve::Shared;
-use super::split::{Api, End, SplitRequest, end, prompt_ids, without_ids};
+use super::split::{Api, End, SplitRequest, end};
 use super::upstream::Events;
 
 /// A piece of a body. An error cuts the connection, as an engine that dies does.
@@ -24,6 +24,8 @@ pub(super) async fn relay(shared: &Shared, plan: &SplitRequest, headers: &Header
         done = parts(shared, plan, headers, first, &to) => if let Err(error) = done {
             shared.say(&error);
             let _ = to.send(event(&json!({ "error": { "message": error, "type": "InternalServerError", "code": 500 } }))).await;
+            // The error reaches the client before the stream breaks.
+            tokio::task::yield_now().await;
             let _ = to.send(Err("an engine hung up")).await;
         },
     }
@@ -39,23 +41,24 @@ async fn parts(
     let (mut prompt, mut generated) = (Vec::new(), Vec::new());
     let mut at_first = 0;
     let mut first_token: Option<Instant> = None;
-    let broken = |_| "the engine that thinks: hung up in the middle of its thinking".to_owned();
+    let broken = |why: &str| format!("the engine that thinks: {why}");
+    let hung_up = "hung up in the middle of its thinking";
     let (head, kv) = loop {
-        let Some(data) = first.next().await.map_err(broken)? else {
-            return Err("the engine that thinks: hung up in the middle of its thinking".into());
-        };
-        let Ok(mut chunk) = serde_json::from_slice::<Value>(&data) else {
-            // The last line, `[DONE]`: the request ended in the first part.
-            let _ = to.send(Ok(Bytes::from([b"data: ", &data[..], b"\n\n"].concat()))).await;
-            if &data[..] == b"[DONE]" {
-                return Ok(());
-            }
-            continue;
-        };
-        if prompt.is_empty() {
-            prompt = prompt_ids(&chunk);
+        let data = first.next().await.map_err(|_| broken(hung_up))?.ok_or_else(|| broken(hung_up))?;
+        // The last line: the request ended in the first part.
+        if &data[..] == b"[DONE]" {
+            let _ = to.send(Ok(Bytes::from_static(b"data: [DONE]\n\n"))).await;
+            return Ok(());
         }
-        generated.extend(ids(&chunk["choices"][0]["token_ids"]));
+        let mut chunk: Value = serde_json::from_slice(&data).map_err(|_| broken("an event is not JSON"))?;
+        let (of_prompt, more, stop_reason) = Said::of(&chunk).map_err(|why| broken(&why))?.into_tokens();
+        if prompt.is_empty() {
+            prompt = of_prompt;
+        }
+        generated.extend(more);
+        if generated.len() > MOST_TOKENS {
+            return Err(broken("wrote more tokens than a context holds"));
+        }
         if first_token.is_none() && !generated.is_empty() {
             first_token = Some(Instant::now());
             at_first = generated.len();
@@ -63,7 +66,7 @@ async fn parts(
         if !plan.wants_ids {
             without_ids(&mut chunk);
         }
-        let kv = match chunk.pointer("/choices/0").map_or(End::Over, |choice| end(choice, &shared.markers)) {
+        let kv = match end(&stop_reason, &shared.markers) {
             End::Over => {
                 let _ = to.send(event(&chunk)).await;
                 continue;
@@ -71,8 +74,11 @@ async fn parts(
             End::Thought(kv) => Some(kv),
             End::ThoughtAlone => None,
         };
-        chunk["choices"][0]["finish_reason"] = Value::Null;
-        if let Some(Value::Object(choice)) = chunk.pointer_mut("/choices/0") {
+        if prompt.is_empty() {
+            return Err(broken(NO_IDS));
+        }
+        if let Some(choice) = choice_of(&mut chunk) {
+            choice.insert("finish_reason".into(), Value::Null);
             choice.remove("stop_reason");
         }
         let _ = to.send(event(&chunk)).await;

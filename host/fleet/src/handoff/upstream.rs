@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
@@ -19,11 +19,12 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
+use super::lines::Lines;
 use crate::{Endpoint, tls};
 
 /// Time for a connection, its encryption included.
 const CONNECT: Duration = Duration::from_secs(5);
-/// Largest body without streaming, and largest event of a stream, bytes.
+/// Largest body without streaming, bytes.
 const MAX_BYTES: usize = 64 << 20;
 
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -96,11 +97,14 @@ impl Upstream {
         self.send(Method::POST, path, &headers, body.to_string().into()).await
     }
 
-    /// Ask with a JSON body, and read a JSON answer with status 200.
-    pub(super) async fn json(&self, path: &str, body: &Value) -> Result<Value, String> {
-        let reply = self.post(path, &HeaderMap::new(), body).await?;
-        let status = reply.status;
-        let text = reply.whole().await?;
+    /// Ask with a JSON body, and read a JSON answer with status 200 within this time.
+    pub(super) async fn json(&self, path: &str, body: &Value, within: Duration) -> Result<Value, String> {
+        let asked = async {
+            let reply = self.post(path, &HeaderMap::new(), body).await?;
+            Ok::<_, String>((reply.status, reply.whole().await?))
+        };
+        let asked = timeout(within, asked).await;
+        let (status, text) = asked.map_err(|_| format!("{path}: no answer within {} s", within.as_secs_f64()))??;
         if status != StatusCode::OK {
             return Err(format!("{path}: HTTP {}", status.as_u16()));
         }
@@ -136,7 +140,7 @@ impl Reply {
     }
 
     pub(super) fn events(self) -> Events {
-        Events { body: self.body, _connection: self.connection, buffer: BytesMut::new(), patience: None }
+        Events { body: self.body, _connection: self.connection, lines: Lines::default(), patience: None }
     }
 }
 
@@ -144,12 +148,12 @@ impl Reply {
 pub(super) struct Events {
     body: Incoming,
     _connection: Connection,
-    buffer: BytesMut,
+    lines: Lines,
     patience: Option<Duration>,
 }
 
 impl Events {
-    /// Wait no longer than this for each piece.
+    /// Wait no longer than this for each event, whatever else comes meanwhile.
     pub(super) fn within(self, patience: Duration) -> Self {
         Self { patience: Some(patience), ..self }
     }
@@ -159,28 +163,20 @@ impl Events {
     /// # Errors
     /// The reason for the counters: `broken` or `stalled`.
     pub(super) async fn next(&mut self) -> Result<Option<Bytes>, &'static str> {
+        match self.patience {
+            Some(patience) => timeout(patience, self.read()).await.map_err(|_| "stalled")?,
+            None => self.read().await,
+        }
+    }
+
+    async fn read(&mut self) -> Result<Option<Bytes>, &'static str> {
         loop {
-            while let Some(at) = self.buffer.iter().position(|byte| *byte == b'\n') {
-                let line = self.buffer.split_to(at + 1).freeze();
-                // vLLM writes each event as one line of data.
-                if let Some(data) = line.strip_prefix(b"data:") {
-                    return Ok(Some(line.slice_ref(data.trim_ascii())));
-                }
+            if let Some(event) = self.lines.next()? {
+                return Ok(Some(event));
             }
-            if self.buffer.len() > MAX_BYTES {
-                return Err("broken");
-            }
-            let frame = match self.patience {
-                Some(patience) => timeout(patience, self.body.frame()).await.map_err(|_| "stalled")?,
-                None => self.body.frame().await,
-            };
-            match frame {
-                None => return Ok(None),
-                Some(frame) => {
-                    if let Some(bytes) = frame.map_err(|_| "broken")?.data_ref() {
-                        self.buffer.extend_from_slice(bytes);
-                    }
-                }
+            let Some(frame) = self.body.frame().await else { return Ok(None) };
+            if let Some(bytes) = frame.map_err(|_| "broken")?.data_ref() {
+                self.lines.push(bytes);
             }
         }
     }

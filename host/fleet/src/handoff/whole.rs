@@ -3,10 +3,10 @@
 use hyper::header::HeaderMap;
 use serde_json::{Value, json};
 
-use super::answer::{Piece, Sink, Thought, write};
-use super::ids;
+use super::answer::{NO_IDS, Piece, Sink, Thought, write};
+use super::said::{Said, choice_of, without_ids};
 use super::serve::Shared;
-use super::split::{Api, End, SplitRequest, end, prompt_ids, without_ids};
+use super::split::{Api, End, SplitRequest, end};
 
 /// Complete the response of the engine that thinks.
 ///
@@ -18,10 +18,11 @@ pub(super) async fn complete(
     headers: &HeaderMap,
     mut response: Value,
 ) -> Result<Value, String> {
-    let ended = response.pointer("/choices/0").map_or(End::Over, |choice| end(choice, &shared.markers));
-    let mut tokens = prompt_ids(&response);
+    let broken = |why: &str| format!("the engine that thinks: {why}");
+    let (mut tokens, generated, stop_reason) = Said::of(&response).map_err(|why| broken(&why))?.into_tokens();
+    let ended = end(&stop_reason, &shared.markers);
     let prompt_tokens = tokens.len();
-    tokens.extend(ids(&response["choices"][0]["token_ids"]));
+    tokens.extend(generated);
     if !plan.wants_ids {
         without_ids(&mut response);
     }
@@ -30,27 +31,37 @@ pub(super) async fn complete(
         End::Thought(kv) => Some(kv),
         End::ThoughtAlone => None,
     };
+    if prompt_tokens == 0 {
+        return Err(broken(NO_IDS));
+    }
     let mut thought = Thought { prompt_tokens, tokens, kv };
     let mut answer = Answer::default();
     write(shared, plan, headers, &mut thought, &mut answer).await?;
     let generated = thought.tokens.get(prompt_tokens..).unwrap_or_default();
-    let choice = &mut response["choices"][0];
+    let choice = choice_of(&mut response).ok_or_else(|| broken("no answer"))?;
     match plan.api {
         Api::Completions => {
-            let thinking = choice["text"].as_str().unwrap_or_default();
-            choice["text"] = json!(format!("{thinking}{}", answer.text));
+            let thinking = choice.get("text").and_then(Value::as_str).unwrap_or_default();
+            choice.insert("text".into(), json!(format!("{thinking}{}", answer.text)));
         }
-        // As vLLM's reasoning parsers: no content at all when there is none.
-        Api::Chat => choice["message"]["content"] = Some(answer.text).filter(|text| !text.is_empty()).into(),
+        Api::Chat => {
+            let message = choice.get_mut("message").and_then(Value::as_object_mut);
+            let message = message.ok_or_else(|| broken("its answer has no message"))?;
+            // As vLLM's reasoning parsers: no content at all when there is none.
+            message.insert("content".into(), Some(answer.text).filter(|text| !text.is_empty()).into());
+        }
     }
-    choice["finish_reason"] = answer.finish_reason;
-    choice["stop_reason"] = answer.stop_reason;
+    choice.insert("finish_reason".into(), answer.finish_reason.into());
+    choice.insert("stop_reason".into(), answer.stop_reason);
     if plan.wants_ids {
-        choice["token_ids"] = json!(generated);
+        choice.insert("token_ids".into(), json!(generated));
     }
-    response["usage"] = thought.usage();
-    // They belong to the transfer between the engines.
-    response["kv_transfer_params"] = Value::Null;
+    // The parameters belong to the transfer between the engines.
+    for (name, value) in [("usage", thought.usage()), ("kv_transfer_params", Value::Null)] {
+        if let Some(fields) = response.as_object_mut() {
+            fields.insert(name.into(), value);
+        }
+    }
     Ok(response)
 }
 
@@ -58,7 +69,7 @@ pub(super) async fn complete(
 #[derive(Default)]
 struct Answer {
     text: String,
-    finish_reason: Value,
+    finish_reason: Option<String>,
     stop_reason: Value,
 }
 
