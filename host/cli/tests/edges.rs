@@ -21,6 +21,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "meridian-bench",
             "meridian-core",
             "meridian-engine",
+            "meridian-fleet",
             "meridian-memory",
             "meridian-wasm",
             "tokio",

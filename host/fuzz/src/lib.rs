@@ -14,6 +14,8 @@ mod bytes;
 pub mod component;
 pub mod config;
 pub mod fabric;
+pub mod files;
+pub mod handoff;
 pub mod recording;
 pub mod trace;
 
@@ -28,6 +30,8 @@ pub const TARGETS: &[Target] = &[
     ("config", config::run),
     ("recording", recording::run),
     ("fabric", fabric::run),
+    ("files", files::run),
+    ("handoff", handoff::run),
     ("trace", trace::run),
 ];
 

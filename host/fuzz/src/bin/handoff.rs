@@ -1,0 +1,4 @@
+//! The fuzzer over `meridian_fuzz::handoff`; `scripts/fuzz.sh` builds and runs it.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| meridian_fuzz::handoff::run(data));
