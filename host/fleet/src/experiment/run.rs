@@ -416,6 +416,10 @@ impl Controller<'_> {
             };
             match done {
                 Ok(SwapReport { active, .. }) if is_same(&active, wanted) => return Ok(()),
+                // It restarted since then, and a rollback there leads to the other one: once more.
+                Ok(SwapReport { active, .. }) if other.is_some_and(|other| is_same(&active, other)) => {
+                    why = format!("{} decides, where {} was expected", active.name, wanted.name);
+                }
                 Ok(SwapReport { active, .. }) => {
                     let name = &wanted.name;
                     return Err(Trouble::End(format!("{} decides, where {name} was expected", active.name)));
