@@ -136,7 +136,8 @@ fn sessions_of_agents_keep_their_gaps_and_blocks() {
     let next: Vec<u32> = session.requests.iter().map(|request| request.next_blocks).collect();
     assert_eq!((known, next), (vec![0, 1, 4], vec![1, 4, 0]));
     assert_eq!(trace.notes.len(), 4, "{:?}", trace.notes);
-    let options = ReadOptions { think: ThinkSplit::Bimodal { seed: 1 }, clip_tokens: Some(200), limit: Some(1) };
+    let think = ThinkSplit::Bimodal { seed: 1 };
+    let options = ReadOptions { think, clip_tokens: Some(200), limit: Some(1), ..ReadOptions::default() };
     let text = format!("{}\n", SESSION.replace('\n', " "));
     let clipped = read_from("agents.jsonl", text.as_bytes(), None, &options).expect("readable");
     let requests = &clipped.sessions[0].requests;

@@ -13,9 +13,12 @@ pub(super) const MAX_TRACE_BYTES: u64 = 1 << 30;
 const GZIP: &[u8] = &[0x1f, 0x8b];
 const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 
+/// The beginning that was looked at, and the rest.
+type Whole<'a> = Chain<Cursor<Vec<u8>>, Box<dyn BufRead + 'a>>;
+
 /// A trace's bytes from the first on, unpacked. One byte more than [`MAX_TRACE_BYTES`] shows that it is too large.
 pub(super) struct Source<'a> {
-    pub(super) input: Take<Chain<Cursor<Vec<u8>>, Box<dyn BufRead + 'a>>>,
+    pub(super) input: Take<Whole<'a>>,
     pub(super) head: Vec<u8>,
 }
 

@@ -73,7 +73,7 @@ enum Command {
     Replay(replay::ReplayArgs),
     /// Measure policies in vLLM, in simulated engines and in microbenchmarks
     #[command(subcommand, after_help = "Example:\n  meridian bench micro")]
-    Bench(bench::BenchCommand),
+    Bench(Box<bench::BenchCommand>),
     /// Compile the component that another process hands over on standard input
     #[command(name = COMPILE_COMPONENT, hide = true)]
     CompileComponent,
@@ -108,7 +108,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Trace(args) => trace::run(&args, cli.json),
         Command::Why(args) => why::run(&args, cli.json),
         Command::Replay(args) => replay::run(&args, cli.json),
-        Command::Bench(command) => bench::run(command, cli.json),
+        Command::Bench(command) => bench::run(*command, cli.json),
         Command::CompileComponent => return meridian_engine::compile_child(),
     };
     exit_code(done, cli.json)

@@ -301,7 +301,7 @@ fn a_port_that_another_process_has_is_not_used() {
 fn an_answer_that_is_no_timeline_is_refused() {
     use std::io::{Read, Write};
 
-    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("no-timeline");
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("no-timeline");
     std::fs::create_dir_all(&folder).unwrap();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();

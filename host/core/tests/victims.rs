@@ -32,9 +32,9 @@ fn engine(requests: &[(u32, u32, Phase)]) -> Engine {
             mirror.admitted(row, 0);
             mirror.table.scheduled(row, *computed, 0.0);
             let tokens: &[u32] = match phase {
-                Phase::Prefill => &[],
-                Phase::Think => &[5],
-                Phase::Output => &[8, 5],
+                Prefill => &[],
+                Think => &[5],
+                Output => &[8, 5],
             };
             mirror.table.generated(row, tokens, &mut Vec::new());
             // But for the latest token, all that it has is computed.

@@ -59,11 +59,10 @@ fn a_run_that_waits_refuses_what_an_engine_would() {
     let corpus = corpus(64);
     let fill = corpus.iter().find(|bulk| bulk.name == "memory.fill 64 MiB").unwrap().component();
     let limits = PolicyLimits { bulk: Some(Duration::from_millis(2)), ..LIMITS };
-    let fault =
-        meridian_core::Policy::decide(&mut start(&fill, limits), &batch(&[]), &mut Decision::default()).unwrap_err();
+    let fault = Policy::decide(&mut start(&fill, limits), &batch(&[]), &mut Decision::default()).unwrap_err();
     let bytes = 5 * BULK_BYTES_PER_TICK;
     assert!(fault.detail.contains(&format!("more than {bytes} bytes")), "{fault}");
-    meridian_core::Policy::decide(&mut start(&fill, LIMITS), &batch(&[]), &mut Decision::default()).unwrap();
+    Policy::decide(&mut start(&fill, LIMITS), &batch(&[]), &mut Decision::default()).unwrap();
 }
 
 #[test]
