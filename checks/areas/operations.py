@@ -105,6 +105,6 @@ def quota(_: int) -> Iterator[Figure]:
 PARTS: dict[str, Part] = {
     "formats": formats,
     "quota": quota,
-    # 50 roll-backs with one of three engines stopped; six commands over a fleet with an engine of each of 20 kinds of lies.
+    # 50 roll-backs with one of three engines stopped; six commands over a fleet with engines that lie in 20 ways.
     **{what: printed(partial(example, "engines_figures", what)) for what in ("rollback", "lying")},
 }
