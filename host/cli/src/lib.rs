@@ -129,9 +129,12 @@ fn exit_code(done: anyhow::Result<()>, json: bool) -> u8 {
     } else if json {
         let _ = print_json(&serde_json::json!({ "ok": false, "error": format!("{error:#}") }));
     } else {
-        // Lines after the first are set back, so that none of them passes for one of the command's own.
-        let lines = format!("error: {error:#}").trim_end().lines().collect::<Vec<_>>().join("\n  ");
-        let _ = writeln!(std::io::stderr(), "{}", printable_lines(&lines));
+        // Later lines are set back, so that none of them passes for one of the command's own.
+        let text = format!("error: {error:#}");
+        let lines = text.trim_end().lines().enumerate();
+        let set_back =
+            lines.map(|(i, line)| if i == 0 || line.starts_with("  ") { line.to_owned() } else { format!("  {line}") });
+        let _ = writeln!(std::io::stderr(), "{}", printable_lines(&set_back.collect::<Vec<_>>().join("\n")));
     }
     if is_unusable { 2 } else { 1 }
 }
