@@ -117,10 +117,10 @@ impl EngineStep for Serving<'_> {
         let known = if self.config.scheduler_reserve_full_isl { live.known_tokens } else { cached + tokens };
         let whole = known.div_ceil(block_tokens) - chain.blocks + revived;
         let watermark = if running.is_empty() { 0 } else { self.reserve };
-        if whole + watermark > self.pool.free()
-            || self.manages_kv
-                && whole + watermark + blocks_of_prompts(self.live, running, block_tokens) > self.pool.free()
-        {
+        // One whose KV another engine sends waits for no room that prompts need.
+        let fits = |more: u32| whole + watermark + more <= self.pool.free();
+        let keeps_room = self.manages_kv && kept.is_none();
+        if !fits(0) || keeps_room && !fits(blocks_of_prompts(self.live, running, block_tokens)) {
             return None;
         }
         let live = of(self.live, row);

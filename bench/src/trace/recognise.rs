@@ -60,7 +60,7 @@ impl Shape {
         } else if has("metadata") && has("metrics") {
             Some(Format::AiperfExport)
         } else if has("hash_ids") && has("input_length")
-            || has("output_length") && any(&["input_length", "text_input", "messages"])
+            || has("output_length") && any(&["input_length", "text_input", "messages"]) && !has("arrival_time")
         {
             Some(Format::Mooncake)
         } else if any(&["conversations", "conversation"]) || has("messages") && !has("model") {

@@ -231,7 +231,8 @@ impl Planner {
         self.plan.token_caps.clear();
         self.plan.preempted.clear();
         self.plan.overruled = false;
-        self.plan.prompt_blocks = if waiting.is_empty() { 0 } else { self.blocks_of_prompts(table, facts, running) };
+        self.plan.prompt_blocks =
+            if waiting.is_empty() { 0 } else { self.blocks_of_prompts(table, facts, running, i32::MAX) };
         self.budget_was_lowered = self.plan.token_budget < engine_budget;
         self.caps.clear();
         if decision.keys.is_empty() && !self.owns_queues && !table.guards_shares() {
@@ -293,7 +294,7 @@ impl Planner {
             return true;
         };
         let reserved = self.growth.map_or(0, |growth| growth.reserve(running.len(), facts.total_blocks));
-        let reserved = reserved.saturating_add(self.plan.prompt_blocks);
+        let reserved = reserved.saturating_add(self.blocks_of_prompts(table, facts, running, row.priority));
         // The planner does not know how much of it the prefix cache has.
         row.known_tokens().div_ceil(block_tokens) <= facts.free_blocks.saturating_sub(reserved)
     }

@@ -108,6 +108,24 @@ fn the_long_prompt_stands_first_and_leaves_the_others_their_tokens() {
 }
 
 #[test]
+fn a_request_that_is_left_out_stands_last_and_takes_no_tokens_of_others() {
+    let engine = engine(&[(32_000, 20_000, Prefill), (100, 100, Output), (400, 96, Prefill), (100, 100, Output)]);
+    for priority_first in [false, true] {
+        let mut planner = Planner::default().with_block_tokens(BLOCK_TOKENS);
+        planner.keep_answers_ahead(KvGrowth::default());
+        if priority_first {
+            planner.put_priority_first();
+        }
+        let facts =
+            EngineFacts { token_budget: STEP_TOKENS, free_blocks: 3, decode_tokens: 1, ..EngineFacts::default() };
+        let decision = Decision { keys: vec![0.0; 4], token_caps: vec![0, 1, 999, 1], ..Decision::default() };
+        let plan = planner.plan(&engine.mirror.table, &facts, &engine.running, &[], &decision, 1e9);
+        assert_eq!(plan.running_order.last(), Some(&0), "{plan:?}");
+        assert!(plan.token_caps.contains(&(engine.running[0], 0)), "{plan:?}");
+    }
+}
+
+#[test]
 fn an_engine_with_priorities_finds_its_own_victim_last() {
     // Priorities 0, 1, 0, 1 by arrival: the last request is the engine's victim, and then the second.
     let engine = engine(&[(100, 96, Think), (100, 96, Output), (100, 96, Output), (100, 96, Think)]);

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.request import RequestStatus
 
 from meridian import _native
@@ -120,6 +121,8 @@ class KvHook:
         self._allocate_slots: Callable[..., Any] = manager.allocate_slots
         self._is_wrapped = self._watches = False
         self._groups = len({(id(m.block_pool), m.kv_cache_group_id) for m in managers})
+        # Sliding windows and the like give blocks back as a prompt goes on.
+        self._keeps_all_blocks = self._groups == 1 and all(isinstance(m, FullAttentionManager) for m in managers)
         # Blocks that a step takes at most: for each running request (those of its lookahead and one that it begins, in
         # each group), and for the tokens of prompts.
         least = min((m.block_size for m in managers), default=self.block_tokens)
@@ -363,7 +366,7 @@ class KvHook:
                 running = [other for other in running if other.priority <= request.priority]
             # The rule of `KvGrowth::reserve` in the core.
             reserve = min(int(self._growth_blocks * len(running)), self._most_growth)
-            if self._has_prompts and self._groups == 1:
+            if self._has_prompts and self._keeps_all_blocks:
                 reserve += self._prompt_blocks(running)
         except DEFECTS:
             self._fail("admitting a request")

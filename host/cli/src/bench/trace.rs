@@ -86,6 +86,9 @@ fn read(args: &TraceArgs) -> anyhow::Result<Trace> {
 /// Write the trace; the command that replays it, where another tool does.
 fn save(trace: &Trace, path: &Path, tool: Option<Tool>) -> anyhow::Result<Option<String>> {
     let failed = || format!("--save {}: cannot be written", path.display());
+    if let Ok(found) = std::fs::symlink_metadata(path) {
+        anyhow::ensure!(found.is_file(), "--save {}: expected a new path or a regular file", path.display());
+    }
     // In place of the file only when it is whole: it may be the trace itself.
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut temporary = tempfile::Builder::new();

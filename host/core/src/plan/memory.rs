@@ -1,6 +1,7 @@
 //! KV blocks that running requests grow into: who stands last where they may run short, and what prompts have yet to take.
 
 use std::cmp::Reverse;
+use std::collections::HashSet;
 
 use meridian_policy_sdk::Phase;
 
@@ -64,17 +65,21 @@ impl Planner {
             order.extend((0..running.len()).map(|position| position as u32));
         }
         let row = |from: &u32| table.get(running[*from as usize]);
+        // The engine would serve them if they stood first.
+        let left_out: HashSet<RowId> =
+            self.plan.token_caps.iter().filter(|(_, cap)| *cap == 0).map(|(row_id, _)| *row_id).collect();
+        let is_left_out = |from: &u32| left_out.contains(&running[*from as usize]);
         if self.priority_first {
             // The engine's own order: the least urgent goes first, and of those the youngest.
             let place = |from: &u32| row(from).map_or((i32::MAX, f64::MAX), |row| (row.priority, row.arrival_ms));
             order.sort_by(|a, b| {
-                let ((a, a_ms), (b, b_ms)) = (place(a), place(b));
-                a.cmp(&b).then(a_ms.total_cmp(&b_ms))
+                let ((a_priority, a_ms), (b_priority, b_ms)) = (place(a), place(b));
+                is_left_out(a).cmp(&is_left_out(b)).then(a_priority.cmp(&b_priority)).then(a_ms.total_cmp(&b_ms))
             });
         } else {
             let rows = running.iter().filter_map(|row_id| table.get(*row_id));
             let losses = Losses::new(rows.map(RequestState::computed_tokens), facts.token_budget);
-            order.sort_by_key(|from| Reverse(row(from).map(|row| losses.kept(row))));
+            order.sort_by_key(|from| (is_left_out(from), Reverse(row(from).map(|row| losses.kept(row)))));
         }
         if order.iter().enumerate().all(|(position, from)| position == *from as usize) {
             order.clear();
@@ -128,27 +133,43 @@ impl Planner {
                 continue;
             }
             let cap = left.max(decode_tokens);
-            left = left.saturating_sub(needed);
-            match self.plan.token_caps.iter_mut().find(|(of, _)| *of == row_id) {
-                Some((_, own)) => *own = (*own).min(cap),
-                None if needed > cap => self.plan.token_caps.push((row_id, cap)),
-                None => {}
-            }
+            let taken = match self.plan.token_caps.iter_mut().find(|(of, _)| *of == row_id) {
+                Some((_, own)) => {
+                    *own = (*own).min(cap);
+                    needed.min(*own)
+                }
+                None if needed > cap => {
+                    self.plan.token_caps.push((row_id, cap));
+                    cap
+                }
+                None => needed,
+            };
+            left = left.saturating_sub(taken);
         }
     }
 
     /// KV blocks that the running requests have yet to take for tokens that they already have, most of them of prompts. A
-    /// prompt that is admitted beside them has to fit into the rest, or one of them would be preempted. 0 for engines whose
-    /// layers take blocks in several groups: some of these give blocks back as a prompt goes on.
-    pub(super) fn blocks_of_prompts(&self, table: &RequestTable, facts: &EngineFacts, running: &[RowId]) -> u32 {
+    /// prompt that is admitted beside them has to fit into the rest, or one of them would be preempted. Where the engine
+    /// schedules by priority, one of `priority` waits for no less urgent request.
+    pub(super) fn blocks_of_prompts(
+        &self,
+        table: &RequestTable,
+        facts: &EngineFacts,
+        running: &[RowId],
+        priority: i32,
+    ) -> u32 {
+        let rows = running.iter().filter_map(|row_id| table.get(*row_id));
+        rows.map(|row| self.missing_blocks(row, facts, priority)).fold(0, u32::saturating_add)
+    }
+
+    /// The part of [`Planner::blocks_of_prompts`] of one request. 0 for engines whose layers take blocks in several groups:
+    /// some of these give blocks back as a prompt goes on.
+    pub(super) fn missing_blocks(&self, row: &RequestState, facts: &EngineFacts, priority: i32) -> u32 {
         let (Some(KvGrowth { groups: 1, .. }), Some(block_tokens)) = (self.growth, self.block_tokens) else { return 0 };
-        let mut blocks = 0u32;
-        for row in running.iter().filter_map(|row_id| table.get(*row_id)) {
-            if row.needed_tokens(facts.decode_tokens) > facts.decode_tokens.max(1) {
-                let held = row.computed_tokens().div_ceil(block_tokens);
-                blocks = blocks.saturating_add(row.known_tokens().div_ceil(block_tokens).saturating_sub(held));
-            }
+        let is_prompt = row.needed_tokens(facts.decode_tokens) > facts.decode_tokens.max(1);
+        if !is_prompt || (self.priority_first && row.priority > priority) {
+            return 0;
         }
-        blocks
+        row.known_tokens().div_ceil(block_tokens).saturating_sub(row.computed_tokens().div_ceil(block_tokens))
     }
 }

@@ -92,7 +92,7 @@ impl Planner {
         let not_granted = self.grants[..running.len()].iter().filter(|grant| **grant == 0).count();
         let decodes = u32::try_from(not_granted).unwrap_or(u32::MAX).saturating_mul(facts.decode_tokens.max(1));
         let reserved_blocks = self.growth.map_or(0, |growth| growth.reserve(running.len(), facts.total_blocks));
-        let mut blocks_left = facts.free_blocks.saturating_sub(reserved_blocks);
+        let mut blocks_left = facts.free_blocks.saturating_sub(reserved_blocks).saturating_sub(self.plan.prompt_blocks);
         for i in (0..overdue_waiting).map(|i| running.len() + first_waiting(i)) {
             let row_id = row_id_at(i);
             let left = engine_budget - reserved;

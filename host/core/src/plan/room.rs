@@ -44,7 +44,12 @@ impl Planner {
         let first = place(head, running.len() + from);
         let blocks = |tokens: u32| self.block_tokens.map_or(0, |block_tokens| tokens.div_ceil(block_tokens));
         let reserved = self.growth.map_or(0, |growth| growth.reserve(running.len(), facts.total_blocks));
-        let needed = blocks(head.known_tokens()).saturating_add(reserved).saturating_add(self.plan.prompt_blocks);
+        let needed = blocks(head.known_tokens()).saturating_add(reserved).saturating_add(self.blocks_of_prompts(
+            table,
+            facts,
+            running,
+            head.priority,
+        ));
         let (mut seats, mut free_blocks) = (facts.free_seats, facts.free_blocks);
         while seats == 0 || free_blocks < needed {
             let candidate = |(i, row_id): (usize, &RowId)| {
@@ -57,17 +62,18 @@ impl Planner {
                 // Without a choice, one that computes its prompt stays.
                 let victim = if chooses { victim_keys.get(i).copied().unwrap_or(f32::NAN) } else { 0.0 };
                 let may_go = if chooses { !victim.is_nan() } else { !computes };
-                (is_behind && may_go && !stays).then(|| ((-victim, place), *row_id, row.computed_tokens()))
+                let frees = blocks(row.computed_tokens()) + self.missing_blocks(row, facts, head.priority);
+                (is_behind && may_go && !stays).then_some(((-victim, place), *row_id, frees))
             };
             let candidates = running.iter().enumerate().filter_map(candidate);
             // Among equal ones, the last in the list.
             let last = candidates.max_by(|a, b| a.0.partial_cmp(&b.0).unwrap_or(Ordering::Equal));
-            let Some((_, row_id, computed_tokens)) = last else {
+            let Some((_, row_id, frees)) = last else {
                 self.plan.preempted.clear();
                 return;
             };
             seats += 1;
-            free_blocks = free_blocks.saturating_add(blocks(computed_tokens));
+            free_blocks = free_blocks.saturating_add(frees);
             self.plan.preempted.push(row_id);
         }
         self.made_room_for = Some((*head_id, head.preemptions));

@@ -48,7 +48,8 @@ impl Export {
         // Of traces, else of all signals.
         let first = |names: [&'static str; 2]| names.into_iter().find_map(|name| Some((name, set(name)?)));
         let (named_by, given, endpoint) = if otlp_endpoint.is_empty() {
-            if set("OTEL_TRACES_EXPORTER").is_some_and(|exporter| exporter != "otlp") {
+            if set("OTEL_TRACES_EXPORTER").is_some_and(|list| list.split(',').all(|exporter| exporter.trim() != "otlp"))
+            {
                 return Ok(None);
             }
             let endpoints = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];

@@ -4,6 +4,7 @@
 //! Requests take memory for their bodies from one account.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -43,6 +44,8 @@ impl Default for ClientLimits {
 pub(super) struct Door {
     /// Those that have not sent their whole request, by age.
     waiting: Mutex<BTreeMap<u64, AbortHandle>>,
+    /// The id of the next one.
+    next: AtomicU64,
     open: Arc<Semaphore>,
     room: Arc<Semaphore>,
     limits: ClientLimits,
@@ -51,7 +54,7 @@ pub(super) struct Door {
 impl Door {
     pub(super) fn new(limits: ClientLimits) -> Arc<Self> {
         let (open, room) = (Arc::new(Semaphore::new(limits.open)), Arc::new(Semaphore::new(MAX_REQUESTS)));
-        Arc::new(Self { waiting: Mutex::default(), open, room, limits })
+        Arc::new(Self { waiting: Mutex::default(), next: AtomicU64::new(0), open, room, limits })
     }
 
     fn waiting(&self) -> MutexGuard<'_, BTreeMap<u64, AbortHandle>> {
@@ -68,9 +71,9 @@ impl Door {
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        // Ids grow with time; the task cannot remove its own before this lock is released.
+        // Ids grow with time, and none is used again; the task cannot remove its own before this lock is released.
         let mut waiting = self.waiting();
-        let id = waiting.last_key_value().map_or(0, |(id, _)| id + 1);
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
         if waiting.len() >= self.limits.waiting
             && let Some((_, oldest)) = waiting.pop_first()
         {
