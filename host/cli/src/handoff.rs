@@ -102,7 +102,14 @@ pub(crate) fn run(args: &HandoffArgs, json: bool) -> anyhow::Result<()> {
         policy: name.policy(args.threshold_blocks.unwrap_or(config.disagg.offload_threshold_blocks)),
         patience: Duration::try_from_secs_f64(args.patience).context("--patience").context(Unusable)?,
         limits: ClientLimits::default(),
-        traces: Traces::start(&config.telemetry, "", None).map_err(anyhow::Error::msg).context(Unusable)?,
+        traces: match Traces::start(&config.telemetry, "", None) {
+            // Variables that others set for every process turn traces off, as in an engine.
+            Err(why) if config.telemetry.otlp_endpoint.is_empty() => {
+                say(&format!("warning: {why}"));
+                None
+            }
+            traces => traces.map_err(anyhow::Error::msg).context(Unusable)?,
+        },
     };
     let ends: Vec<String> = settings.think_end.iter().map(|text| format!("{text:?}")).collect();
     // In the wheel, Python would keep Ctrl-C for itself.
