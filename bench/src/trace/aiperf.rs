@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::conversations::Conversations;
 use super::lengths::Builder;
-use super::rows::{MAX_TOKENS, Row, bad, json_rows};
+use super::rows::{Row, bad, json_rows, token_count};
 use super::{Prefix, ReadOptions, TraceError, TraceRequest};
 
 /// Three centuries after 1970: later differences fit.
@@ -72,11 +72,6 @@ pub(super) fn rows(
 fn tokens(row: &Row<'_>, metric: &str) -> Result<Option<u32>, TraceError> {
     let Some(value) = row.json("metrics").and_then(|metrics| metrics.get(metric)) else { return Ok(None) };
     let value = value.get("value").unwrap_or(value);
-    match value.as_f64() {
-        Some(count) if (0.0..=f64::from(MAX_TOKENS)).contains(&count) && count.fract() == 0.0 => Ok(Some(count as u32)),
-        _ => {
-            let expected = format!("a whole number of tokens from 0 to {MAX_TOKENS}");
-            Err(bad(row.name, row.line, &format!("metrics.{metric}"), Some(&value.to_string()), expected))
-        }
-    }
+    let wrong = |expected| bad(row.name, row.line, &format!("metrics.{metric}"), Some(&value.to_string()), expected);
+    token_count(value).map(Some).map_err(wrong)
 }

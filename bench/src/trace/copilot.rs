@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::agentic::MIN_BLOCK_TOKENS;
-use super::rows::{MAX_SECONDS, MAX_TOKENS, Row, bad, json_rows};
+use super::rows::{MAX_SECONDS, Row, bad, json_rows, token_count};
 use super::sessions::{MAX_BLOCK, merged};
 use super::time::nanoseconds;
 use super::{Format, ReadOptions, Session, SessionRequest, Trace, TraceError};
@@ -94,15 +94,9 @@ fn calls(row: &Row<'_>, counted: &mut Counted) -> Result<Vec<Call>, TraceError> 
             };
             let tokens = |field: &str| match call.get("tokens").and_then(|tokens| tokens.get(field)) {
                 None | Some(Value::Null) => Ok(0),
-                Some(value) => match value.as_f64() {
-                    Some(count) if (0.0..=f64::from(MAX_TOKENS)).contains(&count) && count.fract() == 0.0 => {
-                        Ok(count as u32)
-                    }
-                    _ => {
-                        let expected = format!("a whole number of tokens from 0 to {MAX_TOKENS}");
-                        Err(wrong(&format!("tokens.{field}"), value, expected))
-                    }
-                },
+                Some(value) => {
+                    token_count(value).map_err(|expected| wrong(&format!("tokens.{field}"), value, expected))
+                }
             };
             let (prompt_tokens, cached_tokens, generated) =
                 (tokens("prompt")?, tokens("cached")?, tokens("completion")?);

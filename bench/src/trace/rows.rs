@@ -142,6 +142,12 @@ pub(super) fn bad(name: &str, line: u64, column: &str, value: Option<&str>, expe
     }
 }
 
+/// The tokens that a JSON number counts, or what was expected instead of it.
+pub(super) fn token_count(value: &Value) -> Result<u32, String> {
+    let count = value.as_f64().filter(|count| (0.0..=f64::from(MAX_TOKENS)).contains(count) && count.fract() == 0.0);
+    count.map(|count| count as u32).ok_or_else(|| format!("a whole number of tokens from 0 to {MAX_TOKENS}"))
+}
+
 /// Calls `each` for at most `limit` rows, blank lines left out, of JSON lines or of CSV with these columns.
 pub(super) fn each_row(
     name: &str,
