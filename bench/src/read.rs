@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use meridian_core::file::read_regular;
+use meridian_core::text::printable;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -45,7 +46,7 @@ pub enum ReadError {
         file: PathBuf,
     },
     /// The file is not JSON, or a field is not what the format says.
-    #[error("{file}: {field}: {problem}")]
+    #[error("{file}: {field}: {problem}", field = printable(field), problem = printable(problem))]
     Field {
         /// The file.
         file: PathBuf,

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 use meridian_core::file::read_regular_text;
+use meridian_core::text::printable;
 use meridian_core::{Policy, SlotName};
 use meridian_engine::{Origin, Terms};
 use meridian_wasm::GuestKind;
@@ -115,7 +116,7 @@ fn read_cases<K: CaseKind>(file: &Path, unnamed: SlotName) -> anyhow::Result<Vec
     // The parser quotes the line over several lines; the operator gets one.
     let refused = |error: toml::de::Error| {
         let line = error.span().map_or(1, |span| 1 + text[..span.start.min(text.len())].matches('\n').count());
-        anyhow::anyhow!("{shown}:{line}: {}", error.message().replace('\n', "; "))
+        anyhow::anyhow!("{shown}:{line}: {}", printable(&error.message().replace('\n', "; ")))
     };
     let named: Named = toml::from_str(&text).map_err(refused)?;
     if named.slot.unwrap_or(unnamed) != K::NAME {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use meridian_core::file::read_regular;
+use meridian_core::text::printable;
 use meridian_engine::control::{SlotName, Version};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -100,7 +101,7 @@ pub struct Basis {
 
 /// A file that is not a prediction.
 #[derive(Debug, Error)]
-#[error("{file}: {problem}")]
+#[error("{file}: {problem}", problem = printable(problem))]
 pub struct PredictionError {
     /// The file.
     pub file: String,

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use arrow_schema::DataType;
 use meridian_core::file::read_regular;
+use meridian_core::text::printable;
 use meridian_core::{CONTRACT, SlotKind, SlotName};
 use thiserror::Error;
 
@@ -25,7 +26,7 @@ pub const MAX_RECORDING_BYTES: u64 = 256 << 20;
 /// assert_eq!(error.to_string(), "x.arrow: expected an Arrow IPC file, which begins with ARROW1");
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{file}: {why}")]
+#[error("{file}: {why}", why = printable(why))]
 pub struct RecordingError {
     /// The file, as the caller named it.
     pub file: String,

@@ -10,6 +10,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use meridian_core::file::read_regular;
+use meridian_core::text::printable;
 use meridian_engine::control::MAX_COMPONENT_BYTES;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -35,7 +36,7 @@ pub enum StoreError {
         source: std::io::Error,
     },
     /// A file is not that of an experiment; one line.
-    #[error("{file}: {why}")]
+    #[error("{file}: {why}", why = printable(why))]
     Malformed {
         /// The file.
         file: String,

@@ -10,6 +10,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use meridian_core::file::open_regular;
+use meridian_core::text::printable;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -34,11 +35,11 @@ pub enum StoreError {
     #[error("{path}: a roll-out that is not over: go on with it (resume) or return to the old policy (abort)", path = .0.display())]
     NotOver(PathBuf),
     /// A file is not what a roll-out writes.
-    #[error("{path}: {why}", path = path.display())]
+    #[error("{path}: {why}", path = path.display(), why = printable(why))]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What is wrong, one line.
+        /// What is wrong, as the parser says it.
         why: String,
     },
     /// A file cannot be read or written.
