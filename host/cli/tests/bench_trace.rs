@@ -64,6 +64,9 @@ fn a_trace_is_saved_as_ours_and_for_other_tools() {
     for (tool, unit) in [("aiperf", "ms"), ("guidellm", "s"), ("vllm", "s")] {
         let done = bench(&["trace", "own.csv", "--save", "out.jsonl", "--as", tool]);
         assert!(done.stderr.contains("replay it: ") && done.stderr.contains(tool), "{}", done.stderr);
+        let done = bench(&["--json", "trace", "own.csv", "--save", "out.jsonl", "--as", tool]);
+        let json: Value = serde_json::from_str(&done.stdout).expect("one object");
+        assert!(json["replay"].as_str().is_some_and(|command| command.contains("out.jsonl")), "{json}");
         assert_eq!(shown(&["out.jsonl", "--unit", unit, "--trace-block-tokens", "16"]), before);
     }
     // Over the trace itself.

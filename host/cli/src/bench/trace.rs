@@ -52,6 +52,9 @@ pub(crate) fn run(args: &TraceArgs, json: bool) -> anyhow::Result<()> {
         if let Some(path) = &args.save {
             value["saved"] = json!(path.display().to_string());
         }
+        if let Some(hint) = hint {
+            value["replay"] = json!(hint);
+        }
         return print_json(&value);
     }
     trace.notes.iter().for_each(|note| say(&format!("note: {note}")));

@@ -47,6 +47,26 @@ fn a_bad_policy_goes_back_within_three_intervals() {
 }
 
 #[test]
+fn a_clock_that_is_set_forward_or_back_changes_nothing() {
+    let told = |effect: f64, jumps: &[(f64, f64)]| {
+        let world = World::new(10);
+        *lock(&world.effect) = effect;
+        for &(at_s, by_s) in jumps {
+            world.at(at_s, move |world| *lock(&world.set_by_s) += by_s);
+        }
+        let play = play(&world, "clock");
+        let outcome = ended(play.begin(settings()));
+        (outcome, play.events(), play.state().lines)
+    };
+    for effect in [1.0, 1.6] {
+        let steady = told(effect, &[]);
+        for jumps in [[(5.0, 86_400.0), (31.0, -86_400.0)], [(1.0, -1e9), (25.0, 3600.0)]] {
+            assert_eq!(told(effect, &jumps), steady, "{jumps:?}");
+        }
+    }
+}
+
+#[test]
 fn faults_and_quarantine_on_one_engine_send_all_back() {
     type Happens = fn(&Played);
     let cases: [(&str, Happens, &str); 3] = [

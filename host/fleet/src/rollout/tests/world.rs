@@ -57,6 +57,8 @@ pub(super) type Event = Box<dyn Fn(&World) + Send>;
 #[derive(Default)]
 pub(super) struct World {
     pub(super) now_s: Mutex<f64>,
+    /// What the machine's clock was set forward by, in all; the time that passes does not know it.
+    pub(super) set_by_s: Mutex<f64>,
     pub(super) engines: Mutex<Vec<Arc<Played>>>,
     pub(super) hidden: Mutex<BTreeSet<String>>,
     /// Gaps of the new policy as a multiple of those of the old one.
@@ -337,7 +339,7 @@ pub(super) struct Time(Arc<World>);
 
 impl Clock for Time {
     fn now_s(&self) -> f64 {
-        *lock(&self.0.now_s)
+        *lock(&self.0.now_s) + *lock(&self.0.set_by_s)
     }
 
     fn wait(&self, seconds: f64) -> f64 {
