@@ -103,15 +103,22 @@ def quota(_: int) -> Iterator[Figure]:
 
 
 def clients(_: int) -> Iterator[Figure]:
-    """AIPerf and `vllm bench serve` against a server: what they measure over what the host measures meanwhile."""
+    """AIPerf and `vllm bench serve` against a server: what they, and vLLM's own metrics, say beside the host."""
     build()
     program = Path(fetched("aiperf")) / "bin" / "aiperf"
+    stock = engine("clients", program=program, stock=True)
     for tool, found in engine("clients", program=program).items():
-        for name, value in found["client"].items():
-            host = found["host"][name]
-            yield Figure(
-                f"{tool}: {name}: apart from the host's", max(value / host, host / value) - 1, "share", "<= 0.02"
-            )
+        host, server, client = found["host"], found["API server"], found["client"]
+        for name, value in client.items():
+            apart = max(value, host[name]) / min(value, host[name]) - 1
+            yield Figure(f"{tool}: {name}: client and host apart", apart, "share", "<= 0.02")
+        for name, value in server.items():
+            apart = max(value, host[name]) / min(value, host[name]) - 1
+            yield Figure(f"{tool}: {name}: vLLM's metrics and host apart", apart, "share", "<= 0.02")
+        name = "TTFT, mean"
+        yield Figure(f"{tool}: {name}: client over vLLM's metrics", client[name] / server[name], "ratio")
+        of_stock = stock[tool]["client"][name] / stock[tool]["API server"][name]
+        yield Figure(f"{tool}: {name}: client over vLLM's metrics, stock", of_stock, "ratio")
 
 
 PARTS: dict[str, Part] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shlex
 import subprocess
 import sys
@@ -100,6 +101,13 @@ def counted(fleet: Fleet) -> dict[str, Any]:
     return said
 
 
+def metrics(fleet: Fleet) -> dict[str, float]:
+    """vLLM's own sums and counts, which its API server keeps."""
+    _, text = ask(fleet.base, "GET", "/metrics")
+    found = re.findall(r"^vllm:(time_to_first_token|inter_token_latency)_seconds_(sum|count)\{.*\} (.*)$", text, re.M)
+    return {f"{name} {what}": float(value) for name, what, value in found}
+
+
 def between(before: dict[str, Any], after: dict[str, Any]) -> dict[str, float]:
     """The host's figures of what happened between two answers."""
 
@@ -115,22 +123,37 @@ def between(before: dict[str, Any], after: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def measure(program: str, requests: int = 300, rate: float = 4.0) -> dict[str, Any]:
-    """By client, each figure as it says it, and as the host counted it. `program` is AIPerf's."""
+def served(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    """The API server's figures of what happened between two answers."""
+
+    def mean(name: str) -> float:
+        total, count = (after[f"{name} {what}"] - before.get(f"{name} {what}", 0.0) for what in ("sum", "count"))
+        return 1e3 * total / count
+
+    return {"TTFT, mean": mean("time_to_first_token"), "ITL, mean": mean("inter_token_latency")}
+
+
+def measure(program: str, requests: int = 300, rate: float = 4.0, stock: bool = False) -> dict[str, Any]:
+    """By client, each figure as it says it, as vLLM's API server counted it and, without `stock`, as the host did.
+    `program` is AIPerf's."""
+    tools = {"aiperf": partial(aiperf, Path(program)), "vllm": partial(vllm_bench, requests)}
+    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         day = folder / "day.csv"
         write_day(day, requests, rate)
-        fleet = Fleet(folder, configure(folder, LEVEL), (*SCHEDULER, "--no-enable-prefix-caching"), engines=1)
+        options = ["--no-enable-prefix-caching", *(() if stock else SCHEDULER)]
+        # Clients that send seldom keep connections that the server would close.
+        fleet = Fleet(folder, configure(folder, LEVEL), options, {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600"}, engines=1)
         try:
             fleet.wait_until_ready()
-            tools = {"aiperf": partial(aiperf, Path(program)), "vllm": partial(vllm_bench, requests)}
-            found = {}
             for tool, drive in tools.items():
                 saved = meridian("bench", "trace", day, "--save", folder / f"{tool}.jsonl", "--as", tool)
-                before = counted(fleet)
+                own, host = metrics(fleet), {} if stock else counted(fleet)
                 client = drive(fleet, shlex.split(saved["replay"]), folder)
-                found[tool] = {"client": client, "host": between(before, counted(fleet))}
+                found[tool] = {"client": client, "API server": served(own, metrics(fleet))}
+                if not stock:
+                    found[tool]["host"] = between(host, counted(fleet))
             return found
         finally:
             fleet.kill()
