@@ -9,6 +9,8 @@ mod levels;
 mod models;
 mod policy;
 mod progress;
+#[cfg(test)]
+mod reference;
 mod replay;
 mod rollout;
 mod target;
