@@ -88,7 +88,7 @@ def on_a_share(share: float, *args: str) -> dict[str, float]:
 
 
 def quota(_: int) -> Iterator[Figure]:
-    """A good policy on a share of a core, with itself in shadow; and policies that never end, on a whole one."""
+    """A good policy on a share of a core, with itself in shadow."""
     good = ("good", str(POLICIES / "srpt.wasm"), str(SECONDS))
     # Together they have less than one core.
     with ThreadPoolExecutor(len(SHARES)) as pool:
@@ -99,6 +99,10 @@ def quota(_: int) -> Iterator[Figure]:
         yield Figure(f"{name}: faults", values["faults"] + values["faults in shadow"], "faults", "<= 0")
         yield Figure(f"{name}: longest decision", values["longest decision"], "ms")
         yield Figure(f"{name}: steps", values["steps"], "steps")
+
+
+def endless(_: int) -> Iterator[Figure]:
+    """Policies that never end, on a whole core."""
     lines = example("quota_figures", "endless")
     deadline = next(line["value"] for line in lines if line["name"] == "deadline")
     for line in lines:
@@ -129,6 +133,7 @@ PARTS: dict[str, Part] = {
     "clients": clients,
     "formats": formats,
     "quota": quota,
+    "endless": endless,
     # 50 roll-backs with one of three engines stopped; six commands over a fleet with engines that lie in 20 ways.
     **{what: printed(partial(example, "engines_figures", what)) for what in ("rollback", "lying")},
 }

@@ -12,8 +12,8 @@ const HEAD: &str = "\
 
 `meridian.toml` is looked up in this order: an explicit path, `$MERIDIAN_CONFIG`, `./meridian.toml`,
 `~/.config/meridian/meridian.toml`. The first one that exists is read; an explicit path or `$MERIDIAN_CONFIG` that cannot
-be read is an error. Without any file the defaults hold. The file is read once, when the engine starts. It is UTF-8, at
-most 1 MiB.
+be read is an error. Without any file the defaults hold. An engine reads the file when it starts, and watches it: some
+settings change at once, others need a restart. It is UTF-8, at most 1 MiB.
 
 An unknown field, a wrong type or a value out of range is refused at start-up, in one line that names the dotted field, the
 value and what was expected. The tables `policy.dispatch.config`, `policy.eviction.config` and `policy.budget.config` are

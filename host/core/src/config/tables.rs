@@ -506,8 +506,8 @@ pub struct ModelConfig {
     /// Whether the model may think again after it has begun to answer, within one turn.
     pub resumes: bool,
     /// Whether the chat template leaves the reasoning of earlier turns out of the prompt. `"auto"` uses the family's
-    /// value; without one, it assumes that the template keeps the reasoning, so that Meridian never evicts blocks first
-    /// that a later turn reads again.
+    /// value. Without one, the vLLM plugin renders the template to find out, and everything else assumes that the
+    /// template keeps the reasoning, so that Meridian never evicts blocks first that a later turn reads again.
     pub strips_reasoning: Auto<bool>,
     /// Text that begins a tool call, or a list of alternatives; empty for those of vLLM's parser, the family, or the
     /// tokenizer. No end of thinking is forced into a call. A template that strips old reasoning keeps the reasoning of a
