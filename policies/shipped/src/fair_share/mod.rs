@@ -4,8 +4,9 @@
 //! counter goes first. A tenant that comes back is lifted to the lowest counter of those that queue, so that nobody saves up
 //! service by not using it.
 //!
-//! Candidates have no identity, so service is told from the columns: a running request that made progress since the previous
-//! step was served in it. One decode each step is charged; the prompt, less what the prefix cache had, with the first token.
+//! Neither `request` nor `served-tokens` is read, so service is told from other columns: a running request that made progress since
+//! the previous step was served in it. One decode each step is charged; the prompt, less what the prefix cache had, with the first
+//! token.
 
 use meridian_policy_sdk::{
     Column, DispatchPolicy, Init, Policy, Request, Requests, State, Step, clamped, export_policy,
