@@ -3,9 +3,7 @@ measured, beside what the host counted meanwhile (`GET /v1/latency`)."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import random
 import re
 import shlex
@@ -46,20 +44,6 @@ def write_day(path: Path, requests: int, rate: float) -> None:
             burst = requests // 3 <= i < 2 * requests // 3
             now += rng.expovariate(rate * (2 if burst else 1))
             out.write(f"{now:.3f},{rng.randint(100, 700)},0,{rng.randint(20, 120)}\n")
-
-
-def part_cores(fleet: Fleet) -> None:
-    """Bind the engine to the first core, and its API server to the others: the engine's processes wait busily for each
-    other, and keep on two cores whoever shares theirs from running."""
-    cores = os.sched_getaffinity(0)
-    first = {min(cores)}
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if os.getpgid(int(process.name)) != fleet.process.pid:
-                continue
-            is_front = int(process.name) == fleet.process.pid
-            for thread in (process / "task").iterdir():
-                os.sched_setaffinity(int(thread.name), (cores - first or cores) if is_front else first)
 
 
 def ended(*command: str | Path, env: dict[str, str], log: Path) -> None:
@@ -163,7 +147,6 @@ def measure(program: str, requests: int = 300, rate: float = 4.0, stock: bool = 
         fleet = Fleet(folder, configure(folder, LEVEL), options, {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600"}, engines=1)
         try:
             fleet.wait_until_ready()
-            part_cores(fleet)
             for tool, drive in tools.items():
                 saved = meridian("bench", "trace", day, "--save", folder / f"{tool}.jsonl", "--as", tool)
                 own, host = metrics(fleet), {} if stock else counted(fleet)
