@@ -112,26 +112,17 @@ def endless(_: int) -> Iterator[Figure]:
 
 def clients(_: int) -> Iterator[Figure]:
     """AIPerf and `vllm bench serve` against a server: what they, and vLLM's own metrics, say beside the host."""
-    build()
-    program = Path(fetched("aiperf")) / "bin" / "aiperf"
-    stock = engine("clients", program=program, stock=True)
-    for tool, found in engine("clients", program=program).items():
-        host, server, client = found["host"], found["API server"], found["client"]
-        for name, value in client.items():
-            apart = max(value, host[name]) / min(value, host[name]) - 1
-            yield Figure(f"{tool}: {name}: client and host apart", apart, "share", "<= 0.02")
-        for name, value in server.items():
-            apart = max(value, host[name]) / min(value, host[name]) - 1
-            yield Figure(f"{tool}: {name}: vLLM's metrics and host apart", apart, "share", "<= 0.02")
-        name = "TTFT, mean"
-        yield Figure(f"{tool}: {name}: client over vLLM's metrics", client[name] / server[name], "ratio")
-        of_stock = stock[tool]["client"][name] / stock[tool]["API server"][name]
-        yield Figure(f"{tool}: {name}: client over vLLM's metrics, stock", of_stock, "ratio")
+    for tool, found in engine("clients", program=Path(fetched("aiperf")) / "bin" / "aiperf").items():
+        host = found["host"]
+        for side in ("client", "vLLM's metrics"):
+            for name, value in found[side].items():
+                apart = max(value, host[name]) / min(value, host[name]) - 1
+                yield Figure(f"{tool}: {name}: {side} and host apart", apart, "share", "<= 0.02")
 
 
 PARTS: dict[str, Part] = {
-    "clients": clients,
     "formats": formats,
+    "clients": clients,
     "quota": quota,
     "endless": endless,
     # 50 roll-backs with one of three engines stopped; six commands over a fleet with engines that lie in 20 ways.

@@ -124,7 +124,7 @@ def between(before: dict[str, Any], after: dict[str, Any]) -> dict[str, float]:
 
 
 def served(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-    """The API server's figures of what happened between two answers."""
+    """vLLM's figures of what happened between two answers."""
 
     def mean(name: str) -> float:
         total, count = (after[f"{name} {what}"] - before.get(f"{name} {what}", 0.0) for what in ("sum", "count"))
@@ -133,27 +133,24 @@ def served(before: dict[str, float], after: dict[str, float]) -> dict[str, float
     return {"TTFT, mean": mean("time_to_first_token"), "ITL, mean": mean("inter_token_latency")}
 
 
-def measure(program: str, requests: int = 300, rate: float = 4.0, stock: bool = False) -> dict[str, Any]:
-    """By client, each figure as it says it, as vLLM's API server counted it and, without `stock`, as the host did.
-    `program` is AIPerf's."""
+def measure(program: str, requests: int = 300, rate: float = 4.0) -> dict[str, Any]:
+    """By client, each figure as it says it, as vLLM's metrics do, and as the host does. `program` is AIPerf's."""
     tools = {"aiperf": partial(aiperf, Path(program)), "vllm": partial(vllm_bench, requests)}
-    found: dict[str, Any] = {}
+    found = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         day = folder / "day.csv"
         write_day(day, requests, rate)
-        options = ["--no-enable-prefix-caching", *(() if stock else SCHEDULER)]
-        # Clients that send seldom keep connections that the server would close.
-        fleet = Fleet(folder, configure(folder, LEVEL), options, {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600"}, engines=1)
+        options = ("--no-enable-prefix-caching", *SCHEDULER)
+        fleet = Fleet(folder, configure(folder, LEVEL), options, engines=1)
         try:
             fleet.wait_until_ready()
             for tool, drive in tools.items():
                 saved = meridian("bench", "trace", day, "--save", folder / f"{tool}.jsonl", "--as", tool)
-                own, host = metrics(fleet), {} if stock else counted(fleet)
+                own, host = metrics(fleet), counted(fleet)
                 client = drive(fleet, shlex.split(saved["replay"]), folder)
-                found[tool] = {"client": client, "API server": served(own, metrics(fleet))}
-                if not stock:
-                    found[tool]["host"] = between(host, counted(fleet))
-            return found
+                server, host = served(own, metrics(fleet)), between(host, counted(fleet))
+                found[tool] = {"client": client, "vLLM's metrics": server, "host": host}
         finally:
             fleet.kill()
+    return found

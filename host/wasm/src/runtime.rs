@@ -17,7 +17,7 @@ use crate::{CompileCommand, PolicyComponent, Signer, TrustedKeys, bulk, check, c
 
 /// How often the epoch advances: the grain of every deadline.
 pub const EPOCH_TICK: Duration = Duration::from_micros(500);
-/// Most ticks at a time: ten seconds, as long as the longest deadline.
+/// Most ticks that are counted at a time: ten seconds.
 const MOST_TICKS: u128 = 20_000;
 
 /// Largest component that is loaded.
@@ -231,10 +231,7 @@ fn start_ticker(engine: &Engine) -> Result<(), LoadError> {
         wake_on_time();
         let mut last = Instant::now();
         while let Some(engine) = weak.upgrade() {
-            // On a busy machine the thread wakes late: what it slept too long counts, or deadlines would grow by it at
-            // every tick.
-            let ticks = last.elapsed().as_nanos() / EPOCH_TICK.as_nanos();
-            for _ in 0..ticks.clamp(1, MOST_TICKS) {
+            for _ in 0..ticks_in(last.elapsed()) {
                 engine.increment_epoch();
             }
             last = Instant::now();
@@ -245,11 +242,29 @@ fn start_ticker(engine: &Engine) -> Result<(), LoadError> {
     ticker.map(drop).map_err(|error| LoadError::Setup { detail: format!("cannot start the epoch thread: {error}") })
 }
 
+/// The ticks to count after this time. On a busy machine the thread wakes late: were that one tick too, every tick would
+/// lengthen deadlines by the delay.
+fn ticks_in(slept: Duration) -> u128 {
+    (slept.as_nanos() / EPOCH_TICK.as_nanos()).clamp(1, MOST_TICKS)
+}
+
 /// Ask Linux to wake this thread when it wants to be woken. Unless asked it may wake a thread 50 us late to save power, a
 /// tenth of a tick, at every tick. What goes wrong here makes deadlines only a little longer.
 fn wake_on_time() {
     let tid = std::fs::read_link("/proc/thread-self").ok().and_then(|link| Some(link.file_name()?.to_owned()));
     if let Some(tid) = tid {
         let _ = std::fs::write(Path::new("/proc").join(tid).join("timerslack_ns"), "1");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_wakes_late_counts_the_ticks_it_missed() {
+        let ticks = |us| ticks_in(Duration::from_micros(us));
+        assert_eq!([0, 400, 560, 999, 1000, 50_000].map(ticks), [1, 1, 1, 1, 2, 100]);
+        assert_eq!(ticks(3_600_000_000), MOST_TICKS);
     }
 }
