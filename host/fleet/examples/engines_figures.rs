@@ -338,21 +338,27 @@ struct Ended {
 fn run(words: &[&str], fleet: &Path, folder: &Path) -> Ended {
     let begun = Instant::now();
     let mut child = command(words, fleet, folder);
-    while begun.elapsed() < GIVEN_UP && matches!(child.try_wait(), Ok(None)) {
-        pause();
-    }
-    let seconds = begun.elapsed().as_secs_f64();
-    let _ = child.kill();
-    let output = child.wait_with_output().expect("it has ended");
-    let said = String::from_utf8_lossy(&output.stderr);
-    let is_whole = match output.status.code() {
-        Some(0) => !output.stdout.is_empty(),
+    let mut pipes = (child.stdout.take().expect("piped"), child.stderr.take().expect("piped"));
+    let (mut out, mut said) = (Vec::new(), Vec::new());
+    let (seconds, status) = thread::scope(|scope| {
+        scope.spawn(|| pipes.0.read_to_end(&mut out));
+        scope.spawn(|| pipes.1.read_to_end(&mut said));
+        while begun.elapsed() < GIVEN_UP && matches!(child.try_wait(), Ok(None)) {
+            pause();
+        }
+        let seconds = begun.elapsed().as_secs_f64();
+        let _ = child.kill();
+        (seconds, child.wait().expect("it has ended"))
+    });
+    let said = String::from_utf8_lossy(&said);
+    let is_whole = match status.code() {
+        Some(0) => !out.is_empty(),
         // A roll-out names each engine, another command has one line, after its rows or alone.
         Some(1 | 2) => (1..=ENGINES).contains(&said.lines().count()),
         _ => false,
     };
     let is_good = is_whole && !said.contains("panicked");
-    Ended { seconds, problem: (!is_good).then(|| format!("{words:?}: {:?}: {said}", output.status)) }
+    Ended { seconds, problem: (!is_good).then(|| format!("{words:?}: {status:?}: {said}")) }
 }
 
 /// Each command over two engines and one that lies, in each of its ways.

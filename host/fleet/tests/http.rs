@@ -262,6 +262,23 @@ fn slow_and_lying_servers_end_in_one_line() {
     assert!(line.starts_with(&format!("{gone}: cannot connect: Connection refused")), "{line}");
 }
 
+/// A whole answer whose texts no engine of Meridian gives does not flood a terminal.
+#[test]
+fn texts_of_answers_are_cut() {
+    let wild = "\u{1b}é".repeat(50_000);
+    let body = serde_json::json!({
+        "slot": "dispatch", "action": wild, "held_us": 1.0, "state": { "kind": "stateless" }, (wild.as_str()): 1,
+        "active": { "name": wild, "version": "", "sha256": "", "source": "native:fcfs" },
+        "previous": { "name": "b", "version": "", "sha256": "", "source": wild },
+    });
+    let (address, _received) = liar(ok(&body.to_string()));
+    let report = impatient(EngineClient::at(&address).unwrap()).rollback(SlotName::Dispatch).unwrap();
+    for text in [&report.action, &report.active.name, &report.previous.source] {
+        assert_eq!(*text, wild.chars().take(4096).collect::<String>());
+    }
+    assert_eq!(report.active.source, "native:fcfs");
+}
+
 /// A change that may compile is waited for, as long as the engine answers others.
 #[test]
 fn a_change_is_given_up_when_probes_are_not_answered() {
