@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
+use meridian_core::config::SlotMode;
 use meridian_core::oci::OciReference;
 use meridian_core::slot::{BudgetSlot, Contender, DispatchSlot, EvictionSlot, PolicySlot};
 use meridian_core::{
@@ -192,19 +193,30 @@ fn parts(text: &str) -> Vec<&str> {
     parts
 }
 
-/// The policy that a configuration names for a slot.
+/// The policy that decides in a slot of an engine with this configuration.
+///
+/// ```
+/// use meridian_bench::policies::configured;
+/// use meridian_core::{MeridianConfig, SlotName};
+///
+/// let config = MeridianConfig::from_toml("[policy.dispatch]\nsource = 'native:mlfq'\nmode = 'shadow'").unwrap();
+/// assert_eq!(configured(&config, SlotName::Dispatch).unwrap().source, "native:fcfs");
+/// ```
 ///
 /// # Errors
 /// Its name is none of a policy.
 pub fn configured(config: &MeridianConfig, slot: SlotName) -> anyhow::Result<PolicyArg> {
     let policy = &config.policy;
-    let slot = match slot {
-        SlotName::Dispatch => &policy.dispatch,
-        SlotName::Eviction => &policy.eviction,
-        SlotName::Budget => &policy.budget,
+    let (slot, source) = match slot {
+        SlotName::Dispatch => (&policy.dispatch, policy.dispatch.deciding::<Dispatch>()),
+        SlotName::Eviction => (&policy.eviction, policy.eviction.deciding::<Eviction>()),
+        SlotName::Budget => (&policy.budget, policy.budget.deciding::<Budget>()),
     };
-    let options = serde_json::to_string(&slot.config)?;
-    format!("{}{options}", slot.source).parse().map_err(anyhow::Error::msg)
+    let options = match slot.mode {
+        SlotMode::Active => serde_json::to_string(&slot.config)?,
+        SlotMode::Shadow => String::new(),
+    };
+    format!("{source}{options}").parse().map_err(anyhow::Error::msg)
 }
 
 /// A fault to inject: its kind and how often.
@@ -431,6 +443,7 @@ impl Policies {
         let config = loader.config().clone();
         let mut stock = config.clone();
         stock.policy.dispatch.source.clone_from(&choice.dispatch.source);
+        stock.policy.dispatch.mode = SlotMode::Active;
         // Stock vLLM knows no service levels.
         stock.service_levels.clear();
         // As in an engine with this configuration.

@@ -144,7 +144,7 @@ def test_a_shadows_file_is_watched(policies: Path, tmp_path: Path) -> None:
     running = meridian.PolicyEngine(config)
     shutil.copy(policies / "fcfs.wasm", policy)
     wait_for(running, lambda slot: slot["shadow"]["version"]["name"] == "fcfs")
-    assert running.status()["slots"][0]["active"]["source"] == "native:balanced"
+    assert running.status()["slots"][0]["active"]["source"] == "native:fcfs"
     running.close()
 
 

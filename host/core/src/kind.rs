@@ -12,6 +12,7 @@ use meridian_policy_sdk::eviction::{Memory, Ranking, Subject};
 use meridian_policy_sdk::{Decision, Init, Step, budget, eviction};
 use serde::{Deserialize, Serialize};
 
+use crate::config::STOCK;
 use crate::native::Native;
 use crate::{Fault, FaultKind, Policy};
 
@@ -58,6 +59,8 @@ pub trait SlotKind: Copy + Debug + Send + Sync + 'static {
     const REQUEST: Option<Self::Column>;
     /// Its native policies; the first is its default.
     const NATIVES: &'static [&'static str];
+    /// The source that decides beside a policy that the configuration puts in shadow.
+    const BESIDE_SHADOW: &'static str;
 
     /// Time of the decision, milliseconds on the host's clock.
     fn now_ms(facts: &Self::Facts) -> f64;
@@ -100,6 +103,7 @@ impl SlotKind for Dispatch {
 
     const NAME: SlotName = SlotName::Dispatch;
     const REQUEST: Option<Self::Column> = Some(meridian_policy_sdk::Column::Request);
+    const BESIDE_SHADOW: &'static str = STOCK;
     const NATIVES: &'static [&'static str] = &[
         "balanced",
         "output-first",
@@ -179,6 +183,7 @@ impl SlotKind for Eviction {
 
     const NAME: SlotName = SlotName::Eviction;
     const REQUEST: Option<Self::Column> = None;
+    const BESIDE_SHADOW: &'static str = "native:tiered-lru";
     const NATIVES: &'static [&'static str] = &[
         "tiered-lru",
         "lru",
@@ -249,6 +254,7 @@ impl SlotKind for Budget {
 
     const NAME: SlotName = SlotName::Budget;
     const REQUEST: Option<Self::Column> = Some(budget::Column::Request);
+    const BESIDE_SHADOW: &'static str = "native:eat-rpdi";
     const NATIVES: &'static [&'static str] =
         &["eat-rpdi", "fixed-budget", "patience", "deadline-aware", "eat", "rpdi", "deer", "code-stop", "noop"];
 

@@ -6,8 +6,8 @@ use meridian_core::budget::{ClientBudget, Enrolled, ThinkBudgets};
 use meridian_core::config::STOCK;
 use meridian_core::slot::{BudgetSlot, DispatchSlot, EvictionSlot};
 use meridian_core::{
-    EngineFacts, Error, MeridianConfig, MeridianScheduler, ModelConfig, NewRequest, PhaseEvent, Plan, PolicySource,
-    RequestState, RowId, ThinkPhase,
+    Budget, EngineFacts, Error, Eviction, MeridianConfig, MeridianScheduler, ModelConfig, NewRequest, PhaseEvent, Plan,
+    PolicySource, RequestState, RowId, ThinkPhase,
 };
 
 use crate::Settings;
@@ -300,8 +300,8 @@ impl Driver {
         let policy = &self.config.policy;
         self.leaves_the_rest
             && self.scheduler.slot().is_decided_by(STOCK)
-            && (!self.config.kv_memory.enabled || self.eviction.is_decided_by(&policy.eviction.source))
-            && self.budget.is_decided_by(&policy.budget.source)
+            && (!self.config.kv_memory.enabled || self.eviction.is_decided_by(policy.eviction.deciding::<Eviction>()))
+            && self.budget.is_decided_by(policy.budget.deciding::<Budget>())
     }
 
     /// Whether a shadow or a recording sees the decisions of the dispatch slot.
@@ -365,7 +365,7 @@ impl Driver {
             let service_levels = self.config.service_levels.clone();
             return MeridianConfig { model, service_levels, ..MeridianConfig::default() }.outputs();
         }
-        let source = &self.config.policy.budget.source;
+        let source = self.config.policy.budget.deciding::<Budget>();
         let is_swapped = PolicySource::of(source).native().is_some() && !self.budget.is_decided_by(source);
         match (self.config.outputs(), is_swapped) {
             (outputs, false) => outputs,

@@ -126,6 +126,11 @@ fn slot<K: GuestKind>(
         let source = PolicySource::Native(K::NATIVES[0]).to_string();
         Contender::new(native::default_policy(targets), "", &source)
     };
+    let beside_shadow = || {
+        let source = K::BESIDE_SHADOW;
+        let name = PolicySource::of(source).native().expect("a native policy");
+        Contender::new(native::policy::<K>(name, targets, "{}").expect("it needs no options"), "", source)
+    };
     let opened = match remote(&slot.source).map_err(|error| refused(error.to_string()))? {
         Some(reference) => components.open_stored(&reference),
         None => Some(components.open(&slot.source, base_dir)),
@@ -150,7 +155,7 @@ fn slot<K: GuestKind>(
     };
     let (active, shadow) = match slot.mode {
         SlotMode::Active => (contender.unwrap_or_else(default), None),
-        SlotMode::Shadow => (default(), contender),
+        SlotMode::Shadow => (beside_shadow(), contender),
     };
     let made = PolicySlot::with_version(active, targets, strike_limits(config));
     let control = made.control();

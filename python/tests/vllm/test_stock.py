@@ -183,17 +183,26 @@ def test_other_slots_have_a_say_only_when_somebody_asks(engine: Engine, hostile:
     assert not engine.native("native:fcfs", kv_memory={"growth_blocks": 2.0}).is_stock
 
 
-def test_stock_in_shadow_leaves_the_default_in_place(engine: Engine, stock: tuple[Any, list[Step]]) -> None:
+def test_a_policy_in_shadow_leaves_vllms_order(engine: Engine, stock: tuple[Any, list[Step]]) -> None:
     from meridian.vllm.parts import make_engine
 
-    dispatch = meridian.SlotConfig("native:fcfs", mode="shadow", deadline_ms=1000.0)
-    config = meridian.MeridianConfig(policy=meridian.PolicyConfig(dispatch=dispatch))
-    native = make_engine(config, engine.scheduler)
-    assert not native.is_stock
+    def in_shadow(source: str) -> meridian.SlotConfig:
+        return meridian.SlotConfig(source, mode="shadow", deadline_ms=1000.0)
+
+    policy = meridian.PolicyConfig(
+        dispatch=in_shadow("native:balanced"), eviction=in_shadow("native:ttl"), budget=in_shadow("native:patience")
+    )
+    native = make_engine(meridian.MeridianConfig(policy=policy), engine.scheduler)
+    assert native.is_stock
     tokens, steps = run(engine, native)
-    assert tokens == stock[0]
+    assert (tokens, steps) == stock
     stats = native.stats()
-    assert (stats["policy"], stats["decisions"]) == ("balanced", len(steps))
+    assert (stats["policy"], stats["decisions"]) == ("fcfs", len(steps))
     slot = json.loads(native.policies.status())["slots"][0]
-    assert slot["shadow"]["version"]["name"] == "fcfs"
+    assert slot["shadow"]["version"]["name"] == "balanced"
     assert slot["shadow"]["compared"] + slot["shadow"]["skipped"] == len(steps)
+    # One command to switch, and one to go back.
+    native.policies.promote("dispatch")
+    assert not native.is_stock
+    native.policies.rollback("dispatch")
+    assert native.is_stock

@@ -1,10 +1,12 @@
 //! The joint meaning of several fields.
 
+use crate::Dispatch;
+
 use super::{Auto, MeridianConfig, SchedulerConfig, SlotMode, StopStrings};
 
 impl MeridianConfig {
-    /// Whether the configuration selects the engine's own behaviour: the engine's order (`native:fcfs`, active), and
-    /// the defaults for KV memory and thinking budgets.
+    /// Whether the configuration selects the engine's own behaviour: the engine's order (`native:fcfs`, or a policy in
+    /// shadow), and the defaults for KV memory and thinking budgets.
     ///
     /// ```
     /// use meridian_core::MeridianConfig;
@@ -12,16 +14,15 @@ impl MeridianConfig {
     /// let stock = "[policy.dispatch]\nsource = 'native:fcfs'\n";
     /// assert!(MeridianConfig::from_toml(stock)?.asks_for_stock());
     /// assert!(!MeridianConfig::default().asks_for_stock());
-    /// let in_shadow = format!("{stock}mode = 'shadow'\n");
-    /// assert!(!MeridianConfig::from_toml(&in_shadow)?.asks_for_stock());
+    /// let in_shadow = "[policy.dispatch]\nsource = 'mine.wasm'\nmode = 'shadow'\n";
+    /// assert!(MeridianConfig::from_toml(in_shadow)?.asks_for_stock());
     /// let with_eviction = format!("{stock}[policy.eviction]\nsource = 'mine.wasm'\n");
     /// assert!(!MeridianConfig::from_toml(&with_eviction)?.asks_for_stock());
     /// # Ok::<(), meridian_core::Error>(())
     /// ```
     #[must_use]
     pub fn asks_for_stock(&self) -> bool {
-        let dispatch = &self.policy.dispatch;
-        dispatch.source == super::STOCK && dispatch.mode == SlotMode::Active && self.leaves_memory_and_thinking()
+        self.policy.dispatch.deciding::<Dispatch>() == super::STOCK && self.leaves_memory_and_thinking()
     }
 
     /// Whether the configuration leaves KV memory, thinking budgets and service levels to the engine. The engine is then
@@ -34,12 +35,15 @@ impl MeridianConfig {
     /// assert!(!MeridianConfig::from_toml("[scheduler]\nmax_think_tokens = 4096")?.leaves_memory_and_thinking());
     /// assert!(MeridianConfig::from_toml("[scheduler]\nend_loops = false")?.leaves_memory_and_thinking());
     /// assert!(!MeridianConfig::from_toml("[scheduler]\nend_loops = true")?.leaves_memory_and_thinking());
+    /// let eviction = "[policy.eviction]\nsource = 'native:ttl'\n";
+    /// assert!(!MeridianConfig::from_toml(eviction)?.leaves_memory_and_thinking());
+    /// assert!(MeridianConfig::from_toml(&format!("{eviction}mode = 'shadow'"))?.leaves_memory_and_thinking());
     /// # Ok::<(), meridian_core::Error>(())
     /// ```
     #[must_use]
     pub fn leaves_memory_and_thinking(&self) -> bool {
         (!self.kv_memory.enabled
-            || self.policy.eviction == super::SlotConfig::eviction()
+            || self.policy.eviction.is_or_shadows(&super::SlotConfig::eviction())
                 && self.kv_memory == super::KvMemoryConfig::default())
             && !self.says_something_of_budgets()
             && !self.refuses()
@@ -54,7 +58,7 @@ impl MeridianConfig {
     /// Whether any field is set that ends thinking or judges budgets.
     fn says_something_of_budgets(&self) -> bool {
         let stock = SchedulerConfig::default();
-        self.policy.budget != super::SlotConfig::budget()
+        !self.policy.budget.is_or_shadows(&super::SlotConfig::budget())
             || self.entropy != super::EntropyConfig::default()
             || self.scheduler.min_think_tokens != stock.min_think_tokens
             || !self.leaves_outputs()

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::effort::ReasoningEfforts;
 use super::levels::ServiceLevels;
 use super::values::{Auto, Texts};
+use crate::SlotKind;
 use crate::handoff::{ExpectedTimeHandoff, HandoffPolicy, ThresholdHandoff};
 
 /// The contents of `meridian.toml`. Every field has a default; an unknown field is an error with a suggestion.
@@ -384,8 +385,8 @@ pub struct SlotConfig {
     /// Most linear memory that a component may use, MiB.
     #[schemars(range(min = 1, max = 1024))]
     pub memory_mib: u32,
-    /// With `"active"`, the policy decides. With `"shadow"`, the native default decides, and Meridian compares the
-    /// policy with it.
+    /// With `"active"`, the policy decides. With `"shadow"`, Meridian compares the policy with what decides instead:
+    /// `native:fcfs` (vLLM's own order) for dispatch, the native default for the other slots.
     pub mode: SlotMode,
 }
 
@@ -404,7 +405,7 @@ pub struct SlotConfig {
 pub enum SlotMode {
     /// The policy decides.
     Active,
-    /// The native default decides; Meridian compares the policy's answers with it.
+    /// Another policy decides ([`SlotConfig::deciding`]); Meridian compares the policy with it.
     Shadow,
 }
 
@@ -644,6 +645,29 @@ impl SlotConfig {
     #[must_use]
     pub fn budget() -> Self {
         Self::native("native:eat-rpdi", 5.0)
+    }
+
+    /// The source that decides when the engine starts.
+    ///
+    /// ```
+    /// use meridian_core::{Dispatch, MeridianConfig};
+    ///
+    /// let config = MeridianConfig::from_toml("[policy.dispatch]\nmode = 'shadow'")?;
+    /// assert_eq!(config.policy.dispatch.source, "native:balanced");
+    /// assert_eq!(config.policy.dispatch.deciding::<Dispatch>(), "native:fcfs");
+    /// # Ok::<(), meridian_core::Error>(())
+    /// ```
+    #[must_use]
+    pub fn deciding<K: SlotKind>(&self) -> &str {
+        match self.mode {
+            SlotMode::Active => &self.source,
+            SlotMode::Shadow => K::BESIDE_SHADOW,
+        }
+    }
+
+    /// Whether this is the slot's default, or a policy that decides nothing.
+    pub(super) fn is_or_shadows(&self, default: &Self) -> bool {
+        self.mode == SlotMode::Shadow || self == default
     }
 
     fn native(source: &str, deadline_ms: f32) -> Self {
