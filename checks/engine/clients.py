@@ -1,9 +1,14 @@
 """One day of requests against `vllm serve` with Meridian, driven by AIPerf and by `vllm bench serve`: what each client
-measured, beside what the host counted meanwhile (`GET /v1/latency`)."""
+measured, beside what the host counted meanwhile (`GET /v1/latency`).
+
+The server has half of the cores and the clients the others, as on machines of their own: a client that waits for a core
+measures that. Prompts are long, so that the time between client and server is a small part of a first token.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import shlex
@@ -30,6 +35,7 @@ think_end = ""
 [service_levels.client]
 default = true
 ttfo_ms = {TTFT_MS}
+prompt_ms_per_token = 0
 tpot_ms = {TPOT_MS}
 """
 
@@ -43,7 +49,7 @@ def write_day(path: Path, requests: int, rate: float) -> None:
         for i in range(requests):
             burst = requests // 3 <= i < 2 * requests // 3
             now += rng.expovariate(rate * (2 if burst else 1))
-            out.write(f"{now:.3f},{rng.randint(100, 700)},0,{rng.randint(20, 120)}\n")
+            out.write(f"{now:.3f},{rng.randint(600, 1800)},0,{rng.randint(20, 120)}\n")
 
 
 def ended(*command: str | Path, env: dict[str, str], log: Path) -> None:
@@ -133,8 +139,11 @@ def served(before: dict[str, float], after: dict[str, float]) -> dict[str, float
     return {"TTFT, mean": mean("time_to_first_token"), "ITL, mean": mean("inter_token_latency")}
 
 
-def measure(program: str, requests: int = 300, rate: float = 4.0) -> dict[str, Any]:
+def measure(program: str, requests: int = 160, rate: float = 2.0) -> dict[str, Any]:
     """By client, each figure as it says it, as vLLM's metrics do, and as the host does. `program` is AIPerf's."""
+    cores = sorted(os.sched_getaffinity(0))
+    half = (len(cores) + 1) // 2
+    servers, clients = cores[:half], cores[half:] or cores
     tools = {"aiperf": partial(aiperf, Path(program)), "vllm": partial(vllm_bench, requests)}
     found = {}
     with tempfile.TemporaryDirectory() as name:
@@ -142,9 +151,11 @@ def measure(program: str, requests: int = 300, rate: float = 4.0) -> dict[str, A
         day = folder / "day.csv"
         write_day(day, requests, rate)
         options = ("--no-enable-prefix-caching", *SCHEDULER)
+        os.sched_setaffinity(0, servers)
         fleet = Fleet(folder, configure(folder, LEVEL), options, engines=1)
         try:
             fleet.wait_until_ready()
+            os.sched_setaffinity(0, clients)
             for tool, drive in tools.items():
                 saved = meridian("bench", "trace", day, "--save", folder / f"{tool}.jsonl", "--as", tool)
                 own, host = metrics(fleet), counted(fleet)
