@@ -7,8 +7,8 @@
 
 A line has area, name, value, unit, bound, holds and the command that repeats it; figures over several runs also carry
 their quartiles (low, high). Lines are appended, with commit and machine, to bench/results/AREA.jsonl, and the tables
-of README and book are written from there. Nothing here is a test: a figure that does not hold is printed as such, and
-the exit code is 0.
+of README, of the book and of bench/results/README.md are written from there. Nothing here is a test: a figure that does
+not hold is printed as such, and the exit code is 0.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def main() -> int:
                 print(json.dumps(line), flush=True)
                 with (RESULTS / f"{a.only}.jsonl").open("a") as kept:
                     kept.write(json.dumps(line | source) + "\n")
-    write_figures(a.only)
+    write_figures()
     return 0
 
 

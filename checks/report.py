@@ -1,4 +1,4 @@
-"""The tables of README and book, written from the kept results."""
+"""The tables of README, of the book and of `bench/results/`, written from the kept results."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from typing import Any
 from checks.run import DOCS, RESULTS, ROOT
 
 MEASURE, LEVELS, KV, EXIT = "measure", "levels", "kv", "budget"
-# Of these areas only the figures with a bound have a row.
-BOUNDED_ONLY = ("component", "hostile")
 
 
 @dataclass(frozen=True)
@@ -94,24 +92,21 @@ def write_table(page: str, name: str, rows: Sequence[str]) -> None:
     write_between(DOCS / f"{page}.md", f"table:{name}", ["", *rows, ""])
 
 
-def write_figures(area: str) -> None:
-    """The latest line of each figure of an area, in the page that has its markers; and README's results."""
-    lines = [x for x in latest_lines(area).values() if x["bound"] is not None or area not in BOUNDED_ONLY]
-    rows = []
-    for line in lines:
-        value = f"{line['value']:.3g}" if abs(line["value"]) < 1000 else f"{line['value']:,.0f}"
-        value += f" ({line['low']:.3g}-{line['high']:.3g})" if "low" in line else ""
-        holds = {True: "yes", False: "**no**", None: ""}[line["holds"]]
-        rows.append((line["name"], value, line["unit"], line["bound"] or "", holds))
-    shown = markdown(("figure", "measured (quartiles)", "unit", "bound", "holds"), rows)
-    sources = sorted({(x["measured"], x["commit"], x["machine"]) for x in lines})
-    shown += ["", *(f"Measured {day} at {commit} on {machine}." for day, commit, machine in sources)]
-    pages = [page for page in DOCS.glob("*.md") if f"<!-- figures:{area} -->" in page.read_text()]
-    if len(pages) > 1:
-        sys.exit(f"error: {len(pages)} pages have <!-- figures:{area} --> markers, expected one")
-    # An area without markers has tables of its own.
-    for page in pages:
-        write_between(page, f"figures:{area}", shown)
+def write_figures() -> None:
+    """The latest line of each figure of each area, in bench/results/README.md; and README's results."""
+    page = ["# Figures", "", "Written by `make figures` from the files beside it: the latest line of each figure.", ""]
+    for area in sorted(kept.stem for kept in RESULTS.glob("*.jsonl")):
+        lines = list(latest_lines(area).values())
+        rows = []
+        for line in lines:
+            value = f"{line['value']:.3g}" if abs(line["value"]) < 1000 else f"{line['value']:,.0f}"
+            value += f" ({line['low']:.3g}-{line['high']:.3g})" if "low" in line else ""
+            holds = {True: "yes", False: "**no**", None: ""}[line["holds"]]
+            rows.append((line["name"].replace("|", "\\|"), value, line["unit"], line["bound"] or "", holds))
+        sources = sorted({(x["measured"], x["commit"], x["machine"]) for x in lines})
+        page += [f"## {area}", "", *markdown(("figure", "measured (quartiles)", "unit", "bound", "holds"), rows), ""]
+        page += [f"- {day} at {commit} on {machine}" for day, commit, machine in sources] + [""]
+    (RESULTS / "README.md").write_text("\n".join(page))
     write_summary()
 
 
