@@ -476,6 +476,19 @@ fn probes_that_tell_nothing_are_warned_of() {
 }
 
 #[test]
+fn settings_that_no_engine_of_vllm_uses_are_warned_of() {
+    let warnings = |text: &str| MeridianConfig::parse(text).unwrap().warnings();
+    let [warning] = &warnings("[disagg]\nenabled = true\nfabric = 'tcp'")[..] else { panic!("one warning") };
+    assert!(warning.starts_with("disagg.enabled: true: "), "{warning}");
+    let budget = "[policy.budget]\nsource = 'native:fixed-budget'\nmode = 'shadow'\n";
+    assert_eq!(warnings(budget), [""; 0]);
+    let [warning] = &warnings(&format!("{budget}[policy.dispatch]\nmode = 'shadow'"))[..] else {
+        panic!("one warning")
+    };
+    assert!(warning.starts_with("policy.budget.mode: \"shadow\": it is not asked"), "{warning}");
+}
+
+#[test]
 fn numbers_and_choices_that_do_not_fit_name_their_field() {
     let long = "9".repeat(100);
     for (text, expected) in [

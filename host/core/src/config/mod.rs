@@ -113,7 +113,22 @@ impl Parsed {
     /// needs.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
-        let MeridianConfig { entropy, model, policy, .. } = &self.config;
+        let MeridianConfig { entropy, model, policy, disagg, .. } = &self.config;
+        let mut warnings = Vec::new();
+        if disagg.enabled {
+            warnings.push(
+                "disagg.enabled: true: vLLM refuses to start with it, expected false: vLLM moves KV blocks itself"
+                    .into(),
+            );
+        }
+        for (name, slot) in [("eviction", &policy.eviction), ("budget", &policy.budget)] {
+            if slot.mode == SlotMode::Shadow && self.config.asks_for_stock() {
+                warnings.push(format!(
+                    "policy.{name}.mode: \"shadow\": it is not asked while vLLM's own order decides, expected a \
+                     policy.dispatch that decides"
+                ));
+            }
+        }
         let is_mute = entropy.enabled && entropy.probe_suffix.is_empty();
         let is_set = |path: &str| self.fields.iter().any(|field| field.path == path && field.origin == Origin::File);
         // Fields of EAT were set, or a policy that probes.
@@ -125,11 +140,11 @@ impl Parsed {
         if is_mute && (asks || probes) && !model.think_end.is_empty() {
             let expected =
                 "expected the text that leads to an answer, such as \"Final answer: \", or entropy.enabled = false";
-            return vec![format!(
+            warnings.push(format!(
                 "entropy.probe_suffix: \"\": nothing is probed without it, so EAT ends no thinking; {expected}"
-            )];
+            ));
         }
-        Vec::new()
+        warnings
     }
 }
 
