@@ -30,7 +30,8 @@ fn sections(command: &mut Command, words: &str, page: &mut String) {
 #[test]
 fn the_committed_page_is_what_h_prints() {
     let mut page = HEAD.to_owned();
-    let mut command = super::Cli::command();
+    // As without a terminal.
+    let mut command = super::Cli::command().term_width(100);
     command.build();
     sections(&mut command, "", &mut page);
     generated::assert_committed("docs/src/command-line.md", &page);
