@@ -2,7 +2,7 @@
 //!
 //!     choose_exit RECORDING.json
 //!
-//! docs/src/early-exit.md says how to record, and what to confirm afterwards.
+//! docs/src/thinking.md says how to record, and what to confirm afterwards.
 
 use anyhow::bail;
 use meridian_bench::exit::{ChoiceMargins, ExitFamily, ExitRecording, choose, no_limit};

@@ -267,7 +267,7 @@ pub const HEADLINES: [&str; 13] = [
     "session_mean_s",
 ];
 
-/// Every metric, in the order of tables. Words as in `docs/src/architecture.md`.
+/// Every metric, in the order of tables. Words as in `ARCHITECTURE.md`.
 pub const METRICS: &[Metric] = &[
     metric("itl_output_p50_ms", "output ITL p50", "ms", Better::Lower),
     metric("itl_output_p95_ms", "output ITL p95", "ms", Better::Lower),

@@ -87,7 +87,7 @@ def simulator(_: int) -> Iterator[Figure]:
     unlimited = f"an unlimited cache hits {100 * stock['hit_rate_unlimited']:.1f} %"
     head = f"**{AT_ONCE} sessions at once, {KV_BLOCKS:,} KV blocks of 64 tokens; {unlimited}**"
     shown = markdown(("eviction", *METRICS.values(), "LRU to Belady"), rows)
-    write_table("policies", "agents", [head, "", *shown])
+    write_table("results", "agents", [head, "", *shown])
 
 
 def held_out(_: int) -> Iterator[Figure]:

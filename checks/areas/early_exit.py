@@ -22,10 +22,10 @@ NONE, CLAIMED = "none", "eat"
 
 def keep(d: Mapping[str, Any]) -> None:
     """The document among the results; table and plot in the page."""
-    source, page = provenance(), DOCS / f"{NAME}.md"
+    source, page = provenance(), DOCS / "results.md"
     (RESULTS / f"{NAME}.json").write_text(json.dumps({**d, **source}, indent=1, allow_nan=False) + "\n")
     folder = WORK / NAME
-    shutil.copyfile(folder / f"{NAME}.svg", page.with_suffix(".svg"))
+    shutil.copyfile(folder / f"{NAME}.svg", DOCS / f"{NAME}.svg")
     picture = f"![Accuracy against mean think tokens]({NAME}.svg)"
     measured = f"Measured {source['measured']} at {source['commit']} on {source['machine']}."
     write_between(page, NAME, [picture, "", (folder / f"{NAME}.md").read_text().rstrip(), "", measured])

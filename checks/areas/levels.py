@@ -226,7 +226,7 @@ def shown(found: Found) -> None:
     most = [cell["most_in_time"] for cell in days]
     rows.insert(0, ["any scheduler, at most", f"{fmean(most):.2f}", f"{min(most):.2f}", *4 * [""]])
     head = ("", "in time, mean", "least", "in time over stock", "TTFO p50", "TTFO p99", "throughput")
-    write_table("policies", "levels", markdown(head, rows))
+    write_table("results", "levels", markdown(head, rows))
 
 
 def same(name: str, label: str) -> bool:

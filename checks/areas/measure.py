@@ -178,7 +178,7 @@ def capacities(rows: list[dict[str, Any]], why: dict[tuple[str, str], str]) -> N
         flags = f"`{row['best_flags']}`" if row["best_flags"] else "its own"
         shown.append([row["engine"], row["traffic"], served, doubled, why[row["engine"], row["traffic"]] or flags])
     head = ("engine", "traffic", "requests/s", "in runs twice as long", "best single flags, or why it is left out")
-    write_table("policies", "capacity", markdown(head, shown))
+    write_table("results", "capacity", markdown(head, shown))
 
 
 def medians(found: dict[str, Any]) -> None:
@@ -193,7 +193,7 @@ def medians(found: dict[str, Any]) -> None:
             low, high = gain["interval"] if gain else (0.0, 0.0)
             row.append(f"{gain['median']:.2f} ({low:.2f}-{high:.2f})" if gain else "-")
         rows.append(row)
-    write_table("policies", "medians", markdown(("`balanced` over", *OPPONENTS), rows))
+    write_table("results", "medians", markdown(("`balanced` over", *OPPONENTS), rows))
 
 
 def floors(found: dict[str, Any], cells: int) -> None:
@@ -209,7 +209,7 @@ def floors(found: dict[str, Any], cells: int) -> None:
             row.append(f"{len(broken)}: {worst['ratio']:.2f} in {worst['cell']}" if worst else "none")
         rows.append(row)
     head = ("floor", *(f"cells of {cells} against {against}, the worst" for against in (STOCK, SINGLE, ORACLE)))
-    write_table("policies", "floors", markdown(head, rows))
+    write_table("results", "floors", markdown(head, rows))
 
 
 # Requests a second of the workload of checks/engine/fidelity.toml at the factor 1, which this engine about serves.

@@ -179,7 +179,7 @@ def matrix(version: str, _: int) -> Iterator[Figure]:
         names = [f"vLLM {each}: {count}" for count in ("tests", "tests that fail", "tests skipped")]
         if all(name in latest for name in names):
             rows.append([each, what, *(f"{latest[x]['value']:.0f}" for x in names), latest[names[0]]["commit"]])
-    write_table("support", "matrix", markdown(("vLLM", "what runs", "tests", "failed", "skipped", "measured at"), rows))
+    write_table("install", "matrix", markdown(("vLLM", "what runs", "tests", "failed", "skipped", "measured at"), rows))
 
 
 # The four times take over an hour together.

@@ -62,7 +62,7 @@ fn the_committed_header_is_the_generated_one() {
 
 #[test]
 fn the_example_in_the_documentation_is_the_one_that_runs() {
-    let page = std::fs::read_to_string(root().join("../docs/src/kernels.md")).expect("the page is there");
+    let page = std::fs::read_to_string(root().join("README.md")).expect("the page is there");
     let example = PROGRAM.split_once("// [example]\n").and_then(|(_, rest)| rest.split_once("// [/example]"));
     let (example, _) = example.expect("the program has an example");
     assert!(

@@ -118,7 +118,7 @@ def _documented() -> Iterator[str]:
 
 
 def _routes() -> Iterator[str]:
-    """Routes of the admin listener: those that the operations page documents and a live listener answers."""
+    """Routes of the admin listener: those that the page of HTTP documents and a live listener answers."""
     import meridian
     from meridian import _native
     from meridian.vllm.markers import TokenMarkers
@@ -134,7 +134,7 @@ def _routes() -> Iterator[str]:
         config.to_json(), config.base_dir, markers=markers, block_tokens=16, steps_ahead=0, serves=True
     )
     try:
-        page = (DOCS / "operations.md").read_text()
+        page = (DOCS / "http.md").read_text()
         documented = re.findall(r"^\| `(GET|PUT|POST|DELETE) (/[^`?]*)", page, re.MULTILINE)
         if _answers(port, "GET", "/absent"):
             raise RuntimeError("the listener answers a path that does not exist")

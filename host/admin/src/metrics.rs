@@ -29,7 +29,7 @@ struct Family {
     read: fn(&ProcessStatus, &mut Emit<'_>),
 }
 
-/// Every metric, as docs/src/operations.md lists them.
+/// Every metric, as docs/src/metrics.md lists them.
 const FAMILIES: &[Family] = &[
     Family {
         name: "process_info",
@@ -672,12 +672,12 @@ mod tests {
 
     #[test]
     fn every_metric_is_documented() {
-        let docs = include_str!("../../../docs/src/operations.md");
+        let docs = include_str!("../../../docs/src/metrics.md");
         for family in FAMILIES {
             let labels =
                 if family.labels.is_empty() { String::new() } else { format!("{{{}}}", family.labels.join(",")) };
             let row = format!("| `meridian_{}{labels}` |", family.name);
-            assert!(docs.contains(&row), "docs/src/operations.md lacks {row}");
+            assert!(docs.contains(&row), "docs/src/metrics.md lacks {row}");
         }
     }
 

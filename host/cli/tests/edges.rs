@@ -1,4 +1,4 @@
-//! The direction of dependencies: what docs/src/architecture.md says, kept by a test.
+//! The direction of dependencies: what ARCHITECTURE.md says, kept by a test.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;

@@ -3,7 +3,7 @@
 //!
 //! Every limit has a margin over the largest components that are known to work, whole interpreters: CPython
 //! (componentize-py, 18 MB) and SpiderMonkey (componentize-js, 12 MB). A policy in Rust is a hundredth of those. "Largest
-//! known" below is the greater of the two; `docs/src/trust.md` has what the worst component within the limits costs.
+//! known" below is the greater of the two; `docs/src/security.md` has what the worst component within the limits costs.
 
 use wasmparser::{
     BinaryReader, ComponentInstance, ComponentType, CompositeInnerType, ElementItems, Encoding, FunctionBody,

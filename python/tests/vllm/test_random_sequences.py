@@ -52,7 +52,7 @@ def quiet() -> Iterator[None]:
 
 
 def broken(violations: list[str], feature: Feature) -> list[str]:
-    """Those that count. Streaming sessions may hold all KV blocks while they wait (operations.md). In vLLM 0.30
+    """Those that count. Streaming sessions may hold all KV blocks while they wait (docs/src/install.md). In vLLM 0.30
     stock itself stalls so within these seeds."""
     may_stall = feature.name == "sessions" and vllm.__version__.startswith("0.30.")
     return [violation for violation in violations if not (may_stall and "not over" in violation)]

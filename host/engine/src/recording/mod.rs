@@ -3,7 +3,7 @@
 //!
 //! A [`Recorder`] has one thread, which writes for every slot. The deciding thread copies a decision into reused memory
 //! and hands it over; if the writer is late, the decision is dropped and counted. Files are Arrow IPC files, one per
-//! slot and policy, and complete after every batch. `docs/src/recording.md` describes their columns.
+//! slot and policy, and complete after every batch. `docs/src/traces.md` describes their columns.
 
 mod append;
 mod decode;
