@@ -51,7 +51,7 @@ def main() -> int:
         help="only this part of the area, or the parts that begin with it; may be given again",
     )
     p.add_argument("--pairs", type=int, default=PAIRS, help=f"pairs of runs a scenario, or seeds (default {PAIRS})")
-    p.add_argument("--table", action="store_true", help="only write the area's table")
+    p.add_argument("--table", action="store_true", help="only write the tables")
     p.add_argument("--list", action="store_true", help="list areas and parts")
     a = p.parse_args()
     if a.list:

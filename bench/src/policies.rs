@@ -193,30 +193,27 @@ fn parts(text: &str) -> Vec<&str> {
     parts
 }
 
-/// The policy that decides in a slot of an engine with this configuration.
-///
-/// ```
-/// use meridian_bench::policies::configured;
-/// use meridian_core::{MeridianConfig, SlotName};
-///
-/// let config = MeridianConfig::from_toml("[policy.dispatch]\nsource = 'native:mlfq'\nmode = 'shadow'").unwrap();
-/// assert_eq!(configured(&config, SlotName::Dispatch).unwrap().source, "native:fcfs");
-/// ```
+/// The policy that a configuration names for a slot, also one in shadow.
 ///
 /// # Errors
 /// Its name is none of a policy.
 pub fn configured(config: &MeridianConfig, slot: SlotName) -> anyhow::Result<PolicyArg> {
     let policy = &config.policy;
-    let (slot, source) = match slot {
-        SlotName::Dispatch => (&policy.dispatch, policy.dispatch.deciding::<Dispatch>()),
-        SlotName::Eviction => (&policy.eviction, policy.eviction.deciding::<Eviction>()),
-        SlotName::Budget => (&policy.budget, policy.budget.deciding::<Budget>()),
+    let slot = match slot {
+        SlotName::Dispatch => &policy.dispatch,
+        SlotName::Eviction => &policy.eviction,
+        SlotName::Budget => &policy.budget,
     };
-    let options = match slot.mode {
-        SlotMode::Active => serde_json::to_string(&slot.config)?,
-        SlotMode::Shadow => String::new(),
-    };
-    format!("{source}{options}").parse().map_err(anyhow::Error::msg)
+    let options = serde_json::to_string(&slot.config)?;
+    format!("{}{options}", slot.source).parse().map_err(anyhow::Error::msg)
+}
+
+/// The eviction policy that decides in an engine with this configuration.
+fn deciding(config: &MeridianConfig) -> anyhow::Result<PolicyArg> {
+    match config.policy.eviction.mode {
+        SlotMode::Active => configured(config, SlotName::Eviction),
+        SlotMode::Shadow => config.policy.eviction.deciding::<Eviction>().parse().map_err(anyhow::Error::msg),
+    }
 }
 
 /// A fault to inject: its kind and how often.
@@ -426,17 +423,16 @@ impl Policies {
         let dispatch = loader.dispatch(&choice.dispatch, choice.inject, seed)?;
         let eviction_source = match &choice.eviction {
             Some(source) => source.clone(),
-            None => configured(loader.config(), SlotName::Eviction)?,
+            None => deciding(loader.config())?,
         };
         let knows_future = eviction_source.source == BELADY;
-        let decides =
-            if knows_future { configured(loader.config(), SlotName::Eviction)? } else { eviction_source.clone() };
+        let decides = if knows_future { deciding(loader.config())? } else { eviction_source.clone() };
         let eviction = loader.load::<Eviction>(&decides)?;
         let budget = match &choice.budget {
             Some(source) => loader.load::<Budget>(source)?,
             // It is asked nothing.
             None => {
-                let source = &loader.config().policy.budget.source;
+                let source = loader.config().policy.budget.deciding::<Budget>();
                 Contender::new(native::default_policy(loader.config().scheduler.targets()), "", source)
             }
         };

@@ -152,7 +152,8 @@ def measure(program: str, requests: int = 160, rate: float = 2.0) -> dict[str, A
         write_day(day, requests, rate)
         options = ("--no-enable-prefix-caching", *SCHEDULER)
         os.sched_setaffinity(0, servers)
-        fleet = Fleet(folder, configure(folder, LEVEL), options, engines=1)
+        bound = {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, servers))}
+        fleet = Fleet(folder, configure(folder, LEVEL), options, bound, engines=1)
         try:
             fleet.wait_until_ready()
             os.sched_setaffinity(0, clients)

@@ -33,8 +33,7 @@ pub const COMPILE_COMPONENT: &str = "compile-component";
     name = "meridian",
     version,
     about = "Build, control and measure scheduling policies for reasoning models on vLLM",
-    after_help = "Example:\n  meridian policy check target/policies/output-first.wasm",
-    max_term_width = 100
+    after_help = "Example:\n  meridian policy check target/policies/output-first.wasm"
 )]
 struct Cli {
     /// Print one JSON object on stdout instead of text

@@ -30,8 +30,7 @@ fn sections(command: &mut Command, words: &str, page: &mut String) {
 #[test]
 fn the_committed_page_is_what_h_prints() {
     let mut page = HEAD.to_owned();
-    // As without a terminal.
-    let mut command = super::Cli::command().term_width(100);
+    let mut command = super::Cli::command();
     command.build();
     sections(&mut command, "", &mut page);
     generated::assert_committed("docs/src/command-line.md", &page);

@@ -679,7 +679,7 @@ fn wrong_answers_change_no_policy_and_a_later_right_one_does() {
     let shadow = || engine.control().status().slots.remove(0).shadow.map(|shadow| shadow.version);
     decide_until(&engine, || shadow().is_some());
     assert_eq!(shadow().unwrap().source, source);
-    assert_eq!(active(&engine, SlotName::Dispatch), "balanced");
+    assert_eq!(active(&engine, SlotName::Dispatch), "fcfs");
     assert_eq!(site.proxy.seen().iter().filter(|seen| seen.path.contains("/blobs/")).count(), 12);
 }
 

@@ -482,10 +482,15 @@ fn settings_that_no_engine_of_vllm_uses_are_warned_of() {
     assert!(warning.starts_with("disagg.enabled: true: "), "{warning}");
     let budget = "[policy.budget]\nsource = 'native:fixed-budget'\nmode = 'shadow'\n";
     assert_eq!(warnings(budget), [""; 0]);
-    let [warning] = &warnings(&format!("{budget}[policy.dispatch]\nmode = 'shadow'"))[..] else {
-        panic!("one warning")
-    };
-    assert!(warning.starts_with("policy.budget.mode: \"shadow\": it is not asked"), "{warning}");
+    let eviction = "[policy.eviction]\nsource = 'native:ttl'\nmode = 'shadow'\n";
+    for stock in ["source = 'native:fcfs'", "mode = 'shadow'"] {
+        let both = warnings(&format!("{budget}{eviction}[policy.dispatch]\n{stock}"));
+        let [of_eviction, of_budget] = &both[..] else { panic!("two warnings: {both:?}") };
+        assert!(of_eviction.starts_with("policy.eviction.mode: \"shadow\": it is not asked"), "{of_eviction}");
+        assert!(of_budget.starts_with("policy.budget.mode: \"shadow\": it is not asked"), "{of_budget}");
+        let guarded = format!("{budget}[policy.dispatch]\n{stock}\n[scheduler]\nthinking = 'guarded'");
+        assert_eq!(warnings(&guarded), [""; 0], "the engine is not stock");
+    }
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! The policies of the configuration that were not in the cache at the start: each is fetched on a thread of its own while
-//! the native default decides.
+//! The policies of the configuration that were not in the cache at the start: each is fetched on a thread of its own. Until
+//! then the native default decides, or the policy is not compared.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -41,9 +41,18 @@ impl Awaited {
         Self { slot, source: config.source.clone(), mode }
     }
 
+    /// What happens until the policy is fetched.
+    fn meanwhile(&self) -> &'static str {
+        match self.mode {
+            Mode::Active => "the native default decides",
+            Mode::Shadow => "it is not compared",
+        }
+    }
+
     /// Problems of this kind, for the status.
     fn problem(&self, why: &str) -> String {
-        format!("policy.{}.source: {why}; the native default decides until it is fetched", self.slot.label())
+        let meanwhile = self.meanwhile();
+        format!("policy.{}.source: {why}; {meanwhile} until it is fetched", self.slot.label())
     }
 }
 
@@ -93,7 +102,8 @@ impl Fetches {
             tracing::info!(
                 slot = slot.label(),
                 source,
-                "the configured policy is being fetched; the native default decides"
+                "the configured policy is being fetched; {} until then",
+                awaited.meanwhile()
             );
             shared.set_problem(slot, Some(awaited.problem(&format!("{source}: not fetched yet"))));
             let put = move || fetch(&awaited, &*control, pace, &in_thread);

@@ -37,8 +37,8 @@ pub struct Driver {
     pub(crate) kv: Kv,
     /// Receives every request that ends.
     pub(crate) traces: Option<Arc<Traces>>,
-    /// The configuration leaves KV memory and thinking to the engine: it is stock while each slot's configured policy
-    /// decides.
+    /// The configuration leaves KV memory and thinking to the engine: it is stock while each slot is decided
+    /// by what the configuration lets decide.
     leaves_the_rest: bool,
     events: Vec<(RowId, PhaseEvent)>,
     /// How often each [`PhaseEvent`] was seen, in the order of [`PhaseEvent::ALL`].

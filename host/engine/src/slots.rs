@@ -122,12 +122,7 @@ fn slot<K: GuestKind>(
     let targets = config.scheduler.targets();
     let terms = Terms::of(slot, targets);
     let options = serde_json::to_string(&slot.config).expect("values of a TOML table");
-    let default = || {
-        let source = PolicySource::Native(K::NATIVES[0]).to_string();
-        Contender::new(native::default_policy(targets), "", &source)
-    };
-    let beside_shadow = || {
-        let source = K::BESIDE_SHADOW;
+    let own = |source: &str| {
         let name = PolicySource::of(source).native().expect("a native policy");
         Contender::new(native::policy::<K>(name, targets, "{}").expect("it needs no options"), "", source)
     };
@@ -154,8 +149,8 @@ fn slot<K: GuestKind>(
         }
     };
     let (active, shadow) = match slot.mode {
-        SlotMode::Active => (contender.unwrap_or_else(default), None),
-        SlotMode::Shadow => (beside_shadow(), contender),
+        SlotMode::Active => (contender.unwrap_or_else(|| own(&PolicySource::Native(K::NATIVES[0]).to_string())), None),
+        SlotMode::Shadow => (own(K::BESIDE_SHADOW), contender),
     };
     let made = PolicySlot::with_version(active, targets, strike_limits(config));
     let control = made.control();

@@ -1,5 +1,6 @@
 //! An engine from its start to its end, driven as an embedder would.
 
+use meridian_core::config::{PolicyConfig, SlotMode};
 use meridian_core::{EngineFacts, Error, Markers, MeridianConfig, NewRequest, SlotName, ThinkPhase};
 use meridian_engine::control::{Given, Mode, Upload};
 use meridian_engine::{Engine, EngineError, Settings};
@@ -78,6 +79,25 @@ fn an_engine_is_stock_while_fcfs_decides_and_nothing_else_was_asked_for() {
     assert!(engine.drive().is_stock());
     let other = Upload { policy: Given::Native("srpt"), options: None, source: "native:srpt" };
     engine.swap(SlotName::Dispatch, &other, Mode::Active).unwrap();
+    assert!(!engine.drive().is_stock());
+    engine.control().rollback(SlotName::Dispatch).unwrap();
+    assert!(engine.drive().is_stock());
+}
+
+#[test]
+fn an_engine_with_policies_in_shadow_is_stock_until_one_is_promoted() {
+    let mut config = MeridianConfig::default();
+    let PolicyConfig { dispatch, eviction, budget, .. } = &mut config.policy;
+    for (slot, source) in [(dispatch, "native:balanced"), (eviction, "native:ttl"), (budget, "native:deer")] {
+        slot.source = source.into();
+        slot.mode = SlotMode::Shadow;
+    }
+    let engine = started(config).unwrap();
+    let active = || engine.control().status().slots.into_iter().map(|slot| slot.active.source).collect::<Vec<_>>();
+    assert_eq!(active(), ["native:fcfs", "native:tiered-lru", "native:eat-rpdi"]);
+    assert!(engine.drive().is_stock());
+    engine.control().promote(SlotName::Dispatch).unwrap();
+    assert_eq!(active()[0], "native:balanced");
     assert!(!engine.drive().is_stock());
     engine.control().rollback(SlotName::Dispatch).unwrap();
     assert!(engine.drive().is_stock());

@@ -31,8 +31,8 @@ const MAX_SHORT_REPLY_BYTES: usize = 8 << 20;
 const MAX_HEADER_BYTES: usize = 8 << 10;
 /// Most characters of another process's reason that are repeated.
 const MAX_REASON_CHARACTERS: usize = 2000;
-/// Characters of a text in another answer that are shown: those of the longest path.
-const MAX_TEXT_CHARACTERS: usize = 4096;
+/// Longest text in an answer: as long as the options of a policy may be.
+const MAX_TEXT_BYTES: usize = 64 << 10;
 
 /// How long a client waits for an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -323,10 +323,13 @@ impl EngineClient {
         if code != StatusCode::OK {
             return Err(self.refusal(code, reply));
         }
-        let parsed = match shortened(reply) {
-            Some(answer) => serde_json::from_value(answer),
-            None => serde_json::from_slice(reply),
-        };
+        let longest = longest_text(reply);
+        if longest > MAX_TEXT_BYTES {
+            let why =
+                format!("the answer is not what Meridian gives: a text of {longest} bytes, above {MAX_TEXT_BYTES}");
+            return Err(self.unreachable(&why));
+        }
+        let parsed = serde_json::from_slice(reply);
         parsed.map_err(|error| self.unreachable(&format!("the answer is not what Meridian gives: {error}")))
     }
 
@@ -399,30 +402,22 @@ fn json(mut ask: Ask, body: Vec<u8>) -> Ask {
     ask
 }
 
-/// An answer with texts that are longer than those of Meridian, which are cut; `None` if there are none. Longer answers
-/// have none that are shown.
-fn shortened(reply: &[u8]) -> Option<Value> {
-    if !(MAX_TEXT_CHARACTERS..=MAX_SHORT_REPLY_BYTES).contains(&reply.len()) {
-        return None;
-    }
-    let mut answer = serde_json::from_slice(reply).ok()?;
-    cut(&mut answer).then_some(answer)
-}
-
-/// Cut the texts of an answer, and drop fields with such a name; says whether there was any.
-fn cut(answer: &mut Value) -> bool {
-    let end = |text: &str| text.char_indices().nth(MAX_TEXT_CHARACTERS).map(|(end, _)| end);
-    match answer {
-        Value::String(text) => end(text).map(|end| text.truncate(end)).is_some(),
-        Value::Array(items) => items.iter_mut().fold(false, |was_cut, item| cut(item) | was_cut),
-        Value::Object(fields) => {
-            let names = fields.len();
-            fields.retain(|name, _| end(name).is_none());
-            let was_dropped = fields.len() < names;
-            fields.values_mut().fold(was_dropped, |was_cut, item| cut(item) | was_cut)
+/// Bytes of the longest text between two quotation marks of a JSON document, which need not be valid.
+fn longest_text(json: &[u8]) -> usize {
+    let (mut longest, mut begun, mut is_escaped) = (0, None, false);
+    for (at, byte) in json.iter().enumerate() {
+        match (byte, begun) {
+            _ if is_escaped => is_escaped = false,
+            (b'\\', Some(_)) => is_escaped = true,
+            (b'"', Some(begin)) => {
+                longest = longest.max(at - begin - 1);
+                begun = None;
+            }
+            (b'"', None) => begun = Some(at),
+            _ => {}
         }
-        _ => false,
     }
+    longest
 }
 
 /// JSON in ASCII, with JSON's escapes.

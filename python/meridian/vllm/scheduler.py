@@ -64,12 +64,14 @@ class _Meridian(Step, Following):
         self._meridian_hooks_time = OwnTime()
         self._meridian_use(engine)
         logger.info("meridian: outputs: %s", engine.outputs)
+        slots = (config.policy.dispatch, config.policy.eviction, config.policy.budget)
+        dispatch, eviction, budget = (slot.source + " in shadow" * (slot.mode == "shadow") for slot in slots)
         logger.info(
             "meridian: dispatch policy %s, eviction policy %s, budget policy %s%s",
-            config.policy.dispatch.source,
-            config.policy.eviction.source,
-            config.policy.budget.source if self._meridian_think_kept is not None else "none",
-            "; steps, KV memory and thinking are vLLM's own until the dispatch policy is swapped"
+            dispatch,
+            eviction,
+            budget if self._meridian_think_kept is not None else "none",
+            "; steps, KV memory and thinking are vLLM's own until the dispatch policy is swapped or promoted"
             if self._meridian_stands_aside
             else "",
         )

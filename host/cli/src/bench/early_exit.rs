@@ -31,7 +31,6 @@ const QUICK: Size = Size { problems: 48, tune: 48, budgets: &[16, 40, 64] };
     name = SCENARIO,
     bin_name = "meridian bench vllm --scenario early-exit",
     no_binary_name = true,
-    max_term_width = 100,
     about = "Measure accuracy against think tokens in the real engine: fixed budgets, EAT, RPDI, patience, DEER and CoDE-Stop",
     after_help = "\
 Each engine runs in its own process, one after the other. MERIDIAN_PYTHON names a Python with

@@ -1,8 +1,8 @@
 //! The joint meaning of several fields.
 
-use crate::Dispatch;
+use crate::{Budget, Dispatch};
 
-use super::{Auto, MeridianConfig, SchedulerConfig, SlotMode, StopStrings};
+use super::{Auto, MeridianConfig, SchedulerConfig, StopStrings};
 
 impl MeridianConfig {
     /// Whether the configuration selects the engine's own behaviour: the engine's order (`native:fcfs`, or a policy in
@@ -43,7 +43,7 @@ impl MeridianConfig {
     #[must_use]
     pub fn leaves_memory_and_thinking(&self) -> bool {
         (!self.kv_memory.enabled
-            || self.policy.eviction.is_or_shadows(&super::SlotConfig::eviction())
+            || self.policy.eviction.has_no_say(&super::SlotConfig::eviction())
                 && self.kv_memory == super::KvMemoryConfig::default())
             && !self.says_something_of_budgets()
             && !self.refuses()
@@ -58,7 +58,7 @@ impl MeridianConfig {
     /// Whether any field is set that ends thinking or judges budgets.
     fn says_something_of_budgets(&self) -> bool {
         let stock = SchedulerConfig::default();
-        !self.policy.budget.is_or_shadows(&super::SlotConfig::budget())
+        !self.policy.budget.has_no_say(&super::SlotConfig::budget())
             || self.entropy != super::EntropyConfig::default()
             || self.scheduler.min_think_tokens != stock.min_think_tokens
             || !self.leaves_outputs()
@@ -109,9 +109,8 @@ impl MeridianConfig {
             let reserve = scheduler.answer_reserve_tokens;
             note(reserve > 0, &|| format!("thinking with a budget leaves {reserve} tokens for the answer"));
             note(!model.interrupt.is_empty(), &|| "interrupts end thinking".into());
-            let decides = policy.budget.mode == SlotMode::Active;
-            let source = &policy.budget.source;
-            let is_own = decides && *source != super::SlotConfig::budget().source && source != "native:noop";
+            let source = policy.budget.deciding::<Budget>();
+            let is_own = source != super::SlotConfig::budget().source && source != "native:noop";
             note(is_own, &|| format!("the budget policy {source} ends thinking"));
             let strays = entropy.enabled && entropy.rpdi_threshold.is_finite();
             note(strays && !is_own, &|| {

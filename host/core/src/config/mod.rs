@@ -117,15 +117,15 @@ impl Parsed {
         let mut warnings = Vec::new();
         if disagg.enabled {
             warnings.push(
-                "disagg.enabled: true: vLLM refuses to start with it, expected false: vLLM moves KV blocks itself"
+                "disagg.enabled: true: MeridianScheduler does not start with it, expected false: vLLM moves KV blocks itself"
                     .into(),
             );
         }
         for (name, slot) in [("eviction", &policy.eviction), ("budget", &policy.budget)] {
             if slot.mode == SlotMode::Shadow && self.config.asks_for_stock() {
                 warnings.push(format!(
-                    "policy.{name}.mode: \"shadow\": it is not asked while vLLM's own order decides, expected a \
-                     policy.dispatch that decides"
+                    "policy.{name}.mode: \"shadow\": it is not asked while the engine is stock, expected a \
+                     policy.dispatch other than native:fcfs, and not in shadow"
                 ));
             }
         }

@@ -372,7 +372,7 @@ pub struct SlotConfig {
     /// `edf`, `qoe`, `mlfq`, `qoserve`, `scorpio`, `jitserve`; eviction: `tiered-lru`, `lru`, `least-computed-first`,
     /// `prefix-value`, `t-lru`, `ttl`, `cost-aware`, `next-use`, `noop`; budget: `eat-rpdi`, `fixed-budget`, `patience`,
     /// `deadline-aware`, `eat`, `rpdi`, `deer`, `code-stop`, `noop`), the path of a component relative to the file's folder, or
-    /// `oci://HOST/NAME@sha256:DIGEST` for a component in a registry. The native default decides until that one is fetched.
+    /// `oci://HOST/NAME@sha256:DIGEST` for a component in a registry. Until that one is fetched, the native default decides; one in shadow is not compared.
     #[schemars(extend("x-must-be" = "a native policy of the slot, a path, or an oci:// reference with a digest"))]
     pub source: String,
     /// The policy's own options, passed to its `init` as JSON.
@@ -647,7 +647,7 @@ impl SlotConfig {
         Self::native("native:eat-rpdi", 5.0)
     }
 
-    /// The source that decides when the engine starts.
+    /// The source that the configuration lets decide.
     ///
     /// ```
     /// use meridian_core::{Dispatch, MeridianConfig};
@@ -665,8 +665,8 @@ impl SlotConfig {
         }
     }
 
-    /// Whether this is the slot's default, or a policy that decides nothing.
-    pub(super) fn is_or_shadows(&self, default: &Self) -> bool {
+    /// Whether nothing was set for the slot that decides: its default, or a policy in shadow.
+    pub(super) fn has_no_say(&self, default: &Self) -> bool {
         self.mode == SlotMode::Shadow || self == default
     }
 
