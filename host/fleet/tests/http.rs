@@ -272,14 +272,14 @@ fn answers_with_endless_texts_are_refused() {
             "previous": { "name": "b", "version": "", "sha256": "", "source": "" },
         })
     };
-    let asked = |report: serde_json::Value| {
+    let asked = |report: Value| {
         let (address, _received) = liar(ok(&report.to_string()));
         impatient(EngineClient::at(&address).unwrap()).rollback(SlotName::Dispatch)
     };
     // Options may be long, also where each byte is escaped.
     let options = "\\\"".repeat(15_000);
     let active = asked(report(&options, "name")).unwrap().active;
-    let kept: serde_json::Value = serde_json::from_str(&active.options).unwrap();
+    let kept: Value = serde_json::from_str(&active.options).unwrap();
     assert_eq!(kept["table"], options.as_str());
     for wild in [report(&"w".repeat(65_537), "name"), report("", &"\u{1b}é".repeat(50_000))] {
         let line = asked(wild).unwrap_err().to_string();
