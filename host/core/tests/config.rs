@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use meridian_core::config::{self, Auto, Listen, Origin, SlotMode};
-use meridian_core::{MeridianConfig, SlotConfig};
+use meridian_core::{Budget, Eviction, MeridianConfig, SlotConfig, SlotKind};
 use proptest::prelude::*;
 
 fn parse(text: &str) -> MeridianConfig {
@@ -491,6 +491,12 @@ fn settings_that_no_engine_of_vllm_uses_are_warned_of() {
         let guarded = format!("{budget}[policy.dispatch]\n{stock}\n[scheduler]\nthinking = 'guarded'");
         assert_eq!(warnings(&guarded), [""; 0], "the engine is not stock");
     }
+}
+
+#[test]
+fn beside_a_shadow_the_defaults_of_the_other_slots_decide() {
+    assert_eq!(SlotConfig::eviction().source, Eviction::BESIDE_SHADOW);
+    assert_eq!(SlotConfig::budget().source, Budget::BESIDE_SHADOW);
 }
 
 #[test]
