@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -32,10 +34,13 @@ BUDGETS = ("--logits-processors", "meridian.vllm:BudgetLogitsProcessor", "--reas
 
 
 def free_port() -> int:
-    """A port that nobody has now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    """A port that nobody has now, below those that Linux gives to connections, which could take it meanwhile."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.SystemRandom().sample(range(10_000, max(lowest, 12_000)), 1000):
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError(f"no free port from 10000 to {lowest}")
 
 
 def configure(folder: Path, extra: str = "") -> Path:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_serve import Server, free_port
+from serving import free_port
+from test_serve import Server
 
 THINK_TOKENS = 200
 

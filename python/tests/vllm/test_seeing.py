@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_serve import free_port
+from serving import free_port
 
 from checks.timeline import Tables
 
