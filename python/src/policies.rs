@@ -250,6 +250,7 @@ fn eviction_candidate(id: u64, subject: Subject, row: EvictionRow) -> PyResult<E
         chain_hits: row.chain_hits,
         is_generated: row.is_generated,
         session: SessionFacts {
+            is_named: true,
             session: row.session,
             turn: row.turn,
             last_gap_ms: row.last_gap_ms,

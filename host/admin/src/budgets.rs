@@ -8,6 +8,7 @@ use axum::response::{IntoResponse, Response};
 
 use super::audit::Event;
 use super::routes::{MAX_DESCRIPTION, Recorded, Refusal, Shared, actor, authorize, blocking, json, read, receive_for};
+use super::token::Role;
 use meridian_engine::budgets::{ChangeError, LiveChange};
 
 const NO_BUDGETS: &str = "this engine changes no budgets of live requests";
@@ -24,7 +25,7 @@ pub(super) async fn list(State(site): Shared) -> Response {
 
 pub(super) async fn change(State(site): Shared, request: Request) -> Result<Response, Refusal> {
     let (head, body) = request.into_parts();
-    authorize(&site, &head.headers)?;
+    authorize(&site, &head.headers, Role::Change)?;
     let text = receive_for(&site, body, MAX_DESCRIPTION).await?;
     let change =
         LiveChange::from_json(&text).map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, error.to_string()))?;

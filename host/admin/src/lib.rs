@@ -29,7 +29,7 @@ use tokio::sync::oneshot;
 use self::audit::{Actor, AuditLog, Audited, AuditedEngine};
 use self::discovery::{Entry, Process};
 use self::listener::{Listener, WhereTaken};
-use self::routes::{Access, Site};
+use self::routes::{Access, Reach, Site};
 pub use self::routes::{CONFIG_HEADER, FORWARDED_HEADER, is_for_loopback};
 use self::serve::Client;
 pub use self::signature::{SIGNATURE_HEADER, signature_header};
@@ -276,7 +276,7 @@ where
 {
     let access = Access { tokens: token.map(Tokens::one), ..Access::default() };
     let site = Arc::new(Site::new(control, access, Vec::new(), limits));
-    let client = Client { reach: routes::Reach::Loopback, peer: "a stream".into() };
+    let client = Client { reach: Reach::Loopback, peer: "a stream".into() };
     serve::connection(stream, client, routes::admin(Arc::clone(&site)), &site, None, limits).await;
 }
 
@@ -299,8 +299,8 @@ fn start(
     // Engines of one configuration differ by their rank.
     let rank = process.dp_rank.unwrap_or(0);
     let AdminConfig { listen, .. } = admin;
-    let listen = &Listen::of_rank(listen, rank);
     let TelemetryConfig { prometheus, tenants: _, otlp_endpoint: _, otlp_ca_file: _, service_name: _ } = telemetry;
+    let [listen, prometheus] = &[listen, prometheus].map(|text| Listen::of_rank(text, rank));
     let Surroundings { base_dir, run_dir, limits } = surroundings;
     if listen.is_empty() && prometheus.is_empty() {
         problems.append(&mut found);
@@ -449,8 +449,8 @@ struct Listens<'a> {
     /// How to reach the process when another process listens there.
     otherwise: String,
     certificate: Option<Arc<Certificate>>,
-    /// Whether other machines may reach it, and if not, why.
-    beyond_loopback: Result<(), &'static str>,
+    /// What it is for where other machines reach it, or why they may not.
+    beyond_loopback: Result<Reach, &'static str>,
 }
 
 impl<'a> Listens<'a> {
@@ -463,7 +463,7 @@ impl<'a> Listens<'a> {
         let beyond_loopback = match (&certificate, &access.tokens) {
             (None, _) => Err("must be a loopback address such as 127.0.0.1 or [::1] without admin.tls_cert_file"),
             (_, None) => Err("must be a loopback address such as 127.0.0.1 or [::1] without tokens"),
-            (Some(_), Some(_)) => Ok(()),
+            (Some(_), Some(_)) => Ok(Reach::Network),
         };
         Self { field: "admin.listen", text, where_taken: WhereTaken::Fail, otherwise, certificate, beyond_loopback }
     }
@@ -473,9 +473,9 @@ impl<'a> Listens<'a> {
             field: "telemetry.prometheus",
             text,
             where_taken: WhereTaken::Move,
-            otherwise: String::new(),
+            otherwise: "so give each engine of this machine a port of its own: IP:port+{rank}".into(),
             certificate: None,
-            beyond_loopback: Err("must be a loopback address such as 127.0.0.1 or [::1]"),
+            beyond_loopback: Ok(Reach::Scrapers),
         }
     }
 }
@@ -492,7 +492,7 @@ fn bind(
     let parsed = Listen::parse_any(text).and_then(|listen| match listen {
         Listen::Unix(path) => Ok(Listen::Unix(absolute(&base_dir.join(path)))),
         listen if listen.is_of_this_machine() => Ok(listen),
-        listen => beyond_loopback.map(|()| listen),
+        listen => beyond_loopback.map(|_| listen),
     });
     let listen = match parsed {
         Ok(listen) => listen,
@@ -501,7 +501,10 @@ fn bind(
             return None;
         }
     };
-    match Listener::bind(&listen, run_dir, *where_taken, certificate.clone()) {
+    // Other machines were told this address.
+    let where_taken = if listen.is_of_this_machine() { *where_taken } else { WhereTaken::Fail };
+    let beyond = beyond_loopback.unwrap_or(Reach::Loopback);
+    match Listener::bind(&listen, run_dir, where_taken, certificate.clone(), beyond) {
         Ok(Some(listener)) => {
             if listener.is_elsewhere(&listen) {
                 problems.push(format!("{field}: {text:?}: is in use, this process listens on {}", listener.address));
@@ -525,7 +528,7 @@ fn own_socket(runtime: &Runtime, dir: &Path, problems: &mut Vec<String>) -> Opti
     let _context = runtime.enter();
     let path = absolute(&dir.join(discovery::socket_name()));
     let bound = Listen::parse(&format!("unix:{}", path.display())).map_err(str::to_owned).and_then(|listen| {
-        Listener::bind(&listen, Some(dir), WhereTaken::Fail, None).map_err(|error| error.to_string())
+        Listener::bind(&listen, Some(dir), WhereTaken::Fail, None, Reach::Loopback).map_err(|error| error.to_string())
     });
     bound
         .map_err(|why| problems.push(format!("admin: {}: no private socket for `meridian ctl`: {why}", path.display())))

@@ -26,7 +26,7 @@ pub(super) struct Listener {
 }
 
 pub(super) enum Socket {
-    Tcp(tokio::net::TcpListener),
+    Tcp { listener: tokio::net::TcpListener, reach: Reach },
     Tls { listener: tokio::net::TcpListener, certificate: Arc<Certificate>, reach: Reach },
     Unix(tokio::net::UnixListener),
 }
@@ -41,8 +41,8 @@ pub(super) enum WhereTaken {
 }
 
 impl Listener {
-    /// Bind; `None` for off. A port is encrypted with the certificate, if there is one; without one, only loopback
-    /// addresses are allowed. Needs the context of a tokio runtime.
+    /// Bind; `None` for off. A port is encrypted with the certificate, if there is one. `beyond` is what a port is for that
+    /// other machines reach; one that shows more than metrics needs the certificate. Needs the context of a tokio runtime.
     ///
     /// # Errors
     /// The error of the system.
@@ -51,17 +51,15 @@ impl Listener {
         run_dir: Option<&Path>,
         where_taken: WhereTaken,
         certificate: Option<Arc<Certificate>>,
+        beyond: Reach,
     ) -> io::Result<Option<Self>> {
+        let reach = if listen.is_of_this_machine() { Reach::Loopback } else { beyond };
         match listen {
             Listen::Off => Ok(None),
-            Listen::Tcp(_) if certificate.is_none() && !listen.is_of_this_machine() => {
+            Listen::Tcp(_) if certificate.is_none() && !matches!(reach, Reach::Loopback | Reach::Scrapers) => {
                 Err(io::Error::other("no port beyond loopback without TLS"))
             }
-            Listen::Tcp(address) => {
-                let listener = Self::tcp(*address, where_taken)?;
-                let reach = if listen.is_of_this_machine() { Reach::Loopback } else { Reach::Network };
-                Ok(Some(listener.encrypted(certificate, reach)))
-            }
+            Listen::Tcp(address) => Self::tcp(*address, where_taken, certificate, reach).map(Some),
             Listen::Unix(path) => {
                 // Between binding and listening, a socket looks stale to another starting process. Best effort.
                 let lock = run_dir.and_then(|dir| File::create(dir.join("bind.lock")).ok());
@@ -91,7 +89,12 @@ impl Listener {
         }
     }
 
-    fn tcp(address: SocketAddr, where_taken: WhereTaken) -> io::Result<Self> {
+    fn tcp(
+        address: SocketAddr,
+        where_taken: WhereTaken,
+        certificate: Option<Arc<Certificate>>,
+        reach: Reach,
+    ) -> io::Result<Self> {
         let socket = match TcpListener::bind(address) {
             Err(error) if error.kind() == ErrorKind::AddrInUse && where_taken == WhereTaken::Move => {
                 TcpListener::bind(SocketAddr::new(address.ip(), 0))?
@@ -100,17 +103,14 @@ impl Listener {
         };
         socket.set_nonblocking(true)?;
         let address = socket.local_addr()?.to_string();
-        Ok(Self { socket: Socket::Tcp(tokio::net::TcpListener::from_std(socket)?), address, file: None })
-    }
-
-    fn encrypted(self, certificate: Option<Arc<Certificate>>, reach: Reach) -> Self {
-        match (self.socket, certificate) {
-            (Socket::Tcp(listener), Some(certificate)) => {
-                let address = format!("https://{}", self.address);
-                Self { socket: Socket::Tls { listener, certificate, reach }, address, file: self.file }
+        let listener = tokio::net::TcpListener::from_std(socket)?;
+        Ok(match certificate {
+            Some(certificate) => {
+                let address = format!("https://{address}");
+                Self { socket: Socket::Tls { listener, certificate, reach }, address, file: None }
             }
-            (socket, _) => Self { socket, ..self },
-        }
+            None => Self { socket: Socket::Tcp { listener, reach }, address, file: None },
+        })
     }
 
     fn unix(path: &Path) -> io::Result<Self> {

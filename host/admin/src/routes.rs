@@ -25,7 +25,7 @@ use super::audit::{Actor, AuditLog, Audited, Event};
 use super::budgets;
 use super::metrics::StatusCollector;
 use super::signature::{SIGNATURE_HEADER, signature_text};
-use super::token::Tokens;
+use super::token::{Role, Token, Tokens};
 use meridian_engine::control::{
     Control, ControlError, Given, MAX_COMPONENT_BYTES, MAX_OPTIONS_BYTES, Mode, ProcessStatus, SlotName, SwapReport,
     Upload,
@@ -87,7 +87,7 @@ impl Site {
 
     /// The rights of a request, by its head.
     pub(super) fn rights<B>(&self, request: &axum::http::Request<B>) -> Rights {
-        if request.method().is_safe() || authorize(self, request.headers()).is_err() {
+        if request.method().is_safe() || authorize(self, request.headers(), Role::Change).is_err() {
             Rights::Read
         } else if request.method() == Method::PUT && !is_json(request.headers()) {
             Rights::Upload
@@ -103,8 +103,8 @@ impl Site {
         ProcessStatus { problems, ..status }
     }
 
-    /// The name of the token that a request carries.
-    pub(super) fn bearer(&self, headers: &HeaderMap) -> Option<&str> {
+    /// The token that a request carries.
+    pub(super) fn bearer(&self, headers: &HeaderMap) -> Option<&Token> {
         let given = headers.get(AUTHORIZATION)?;
         self.access.tokens.as_ref()?.bearer(given.as_bytes())
     }
@@ -344,7 +344,7 @@ type SlotPath = Result<Path<String>, axum::extract::rejection::PathRejection>;
 
 async fn put_policy(State(site): Shared, slot: SlotPath, request: Request) -> Result<Response, Refusal> {
     let (head, body) = request.into_parts();
-    authorize(&site, &head.headers)?;
+    authorize(&site, &head.headers, Role::All)?;
     let (slot, mode) = (named(slot)?, mode(head.uri.query())?);
     let control = site.control_for(actor(&head.extensions)?);
     if is_json(&head.headers) {
@@ -452,7 +452,7 @@ async fn act(
     request: Request,
     call: fn(&dyn Control, SlotName) -> Result<SwapReport, ControlError>,
 ) -> Result<Response, Refusal> {
-    authorize(&site, request.headers())?;
+    authorize(&site, request.headers(), Role::Change)?;
     let slot = named(slot)?;
     let control = site.control_for(actor(request.extensions())?);
     let turn = Arc::clone(&site.changing).acquire_owned().await;
@@ -498,13 +498,19 @@ fn changed(done: &Result<SwapReport, ControlError>) -> Response {
     response
 }
 
-pub(super) fn authorize(site: &Site, headers: &HeaderMap) -> Result<(), Refusal> {
+/// Whether a request carries a token with this role or more.
+pub(super) fn authorize(site: &Site, headers: &HeaderMap, role: Role) -> Result<(), Refusal> {
     if site.access.tokens.is_none() {
         let why = site.access.without.unwrap_or("nothing can be changed: no admin.token_file is configured");
         return Err(Refusal::new(StatusCode::FORBIDDEN, why));
     }
-    if site.bearer(headers).is_some() {
-        return Ok(());
+    if let Some(token) = site.bearer(headers) {
+        let why = match token.role {
+            has if has >= role => return Ok(()),
+            Role::Read => "this token may only read: changes need one with `change` or `all` in admin.token_file",
+            _ => "this token may not give the engine another policy: that needs one with `all` in admin.token_file",
+        };
+        return Err(Refusal::new(StatusCode::FORBIDDEN, why));
     }
     let why = "changes need the token of admin.token_file: Authorization: Bearer TOKEN";
     Err(Refusal::new(StatusCode::UNAUTHORIZED, why))
@@ -515,7 +521,7 @@ fn check_forwarded(site: &Site, headers: &HeaderMap) -> Result<(), Refusal> {
     if !headers.contains_key(FORWARDED_HEADER) {
         return Ok(());
     }
-    authorize(site, headers).map_err(|refusal| match refusal.code {
+    authorize(site, headers, Role::Read).map_err(|refusal| match refusal.code {
         StatusCode::UNAUTHORIZED => {
             let why = "requests from elsewhere need the token of admin.token_file: Authorization: Bearer TOKEN";
             Refusal::new(refusal.code, why)
@@ -624,6 +630,8 @@ pub(super) enum Reach {
     Socket,
     /// Other machines, over TLS.
     Network,
+    /// Other machines, to which the operator shows metrics in the clear.
+    Scrapers,
 }
 
 impl Reach {
@@ -632,7 +640,7 @@ impl Reach {
     pub(super) fn check<B>(self, site: &Site, request: &axum::http::Request<B>) -> Result<(), Refusal> {
         check_forwarded(site, request.headers())?;
         match self {
-            Self::Socket => return Ok(()),
+            Self::Socket | Self::Scrapers => return Ok(()),
             Self::Network if request.uri().path() == "/healthz" || site.bearer(request.headers()).is_some() => {
                 return Ok(());
             }

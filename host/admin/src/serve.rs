@@ -36,8 +36,8 @@ pub(super) async fn serve(socket: Socket, router: Router, site: Arc<Site>, limit
     let door = Arc::new(Door::new(&limits));
     loop {
         let accepted = match &socket {
-            Socket::Tcp(listener) => listener.accept().await.map(|(stream, peer)| {
-                let client = Client { reach: Reach::Loopback, peer: peer.to_string().into() };
+            Socket::Tcp { listener, reach } => listener.accept().await.map(|(stream, peer)| {
+                let client = Client { reach: *reach, peer: peer.to_string().into() };
                 door.admit(|pass| connection(stream, client, router.clone(), &site, Some(pass), limits));
             }),
             Socket::Tls { listener, certificate, reach } => listener.accept().await.map(|(stream, peer)| {
@@ -166,7 +166,7 @@ where
         let service = service_fn(|mut request: hyper::Request<hyper::body::Incoming>| {
             let (router, rights) = (router.clone(), site.rights(&request));
             let answered = answered.lock().ok().and_then(|mut answered| answered.take());
-            let who = site.bearer(request.headers()).map(Arc::from);
+            let who = site.bearer(request.headers()).map(|token| Arc::from(token.name.as_str()));
             let actor = Actor { who, peer: peer_of(&client.peer, request.headers()) };
             request.extensions_mut().insert(actor.clone());
             let asked =
@@ -183,7 +183,10 @@ where
                         answer(router, request.map(Body::new)).await
                     }
                 };
-                site.record_refusal(&asked, &response);
+                // Nothing can be changed where other machines scrape metrics; they must not fill the log.
+                if !matches!(client.reach, Reach::Scrapers) {
+                    site.record_refusal(&asked, &response);
+                }
                 // The time for reading the response starts.
                 drop(answered);
                 Ok::<_, Infallible>(response)

@@ -191,7 +191,10 @@ fn nothing_changes_where_no_token_is_configured() {
         ("", ""),
         ("open", "has mode 0644, must be 0600: other users must not read it"),
         ("short", "holds 15 characters, must be 16 to 4096"),
-        ("blank", "line 1: must be NAME TOKEN, or the file must hold one token alone"),
+        (
+            "blank",
+            "line 1: must be NAME TOKEN, with `read`, `change` or `all` after them, or the file must hold one token alone",
+        ),
         ("long", "holds 4097 characters, must be 16 to 4096"),
         ("absent", "cannot be read: No such file or directory (os error 2)"),
         (".", "must be a regular file"),
@@ -540,12 +543,12 @@ fn what_cannot_listen_is_told_and_stops_nothing() {
     let folder = folder("cannot");
     let recorder = Arc::new(Recorder::default());
     let unix = config("unix:no/such/folder/socket", "");
-    let admin = Admin::start_in(&surroundings(&folder), recorder.clone(), &unix, &metrics_at("10.0.0.1:80"));
+    let admin = Admin::start_in(&surroundings(&folder), recorder.clone(), &unix, &metrics_at("192.0.2.1:9464"));
     assert_eq!(admin.problems().len(), 2, "{:?}", admin.problems());
     assert!(
         admin.problems()[0].starts_with("admin.listen: \"unix:no/such/folder/socket\": cannot listen: No such file")
     );
-    assert!(admin.problems()[1].contains("must be a loopback address"));
+    assert!(admin.problems()[1].starts_with("telemetry.prometheus: \"192.0.2.1:9464\": cannot listen: "));
     assert_eq!((admin.address(), admin.metrics_address()), (None, None));
     // Its own socket is there all the same.
     assert_eq!(discovery::list(&[folder.join("run")])[0].socket.as_deref(), admin.socket());
@@ -691,6 +694,36 @@ fn a_unix_socket_is_private_and_replaced_only_when_stale() {
     drop(start());
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "mine");
     std::fs::remove_dir_all(&short).unwrap();
+}
+
+/// A Prometheus of another machine names the address of this one, and has no token.
+#[test]
+fn other_machines_may_read_metrics_and_nothing_else() {
+    let folder = folder("scraped");
+    let begin = |prometheus: &str| {
+        let control = Arc::new(Recorder::default());
+        Admin::start_in(&surroundings(&folder), control, &config("", ""), &metrics_at(prometheus))
+    };
+    let admin = begin("0.0.0.0:0");
+    let address = admin.metrics_address().unwrap();
+    let port = address.rsplit_once(':').unwrap().1;
+    let ask = |line: &str| {
+        let request = format!("{line} HTTP/1.1\r\nHost: engine-1.example:{port}\r\nContent-Length: 0\r\n\r\n");
+        parse(&send(&format!("127.0.0.1:{port}"), request.as_bytes()))
+    };
+    let metrics = ask("GET /metrics");
+    assert_eq!(metrics.code, 200);
+    assert!(metrics.body.contains("meridian_requests"), "{}", metrics.body);
+    assert_eq!(ask("GET /healthz").code, 200);
+    for line in ["GET /v1/status", "GET /v1/why?request=a", "POST /v1/policies/dispatch/rollback"] {
+        assert_eq!(ask(line).code, 404, "{line}");
+    }
+    assert_eq!(ask("POST /metrics").code, 405);
+    // Whoever scrapes knows this port only: another engine must not take a different one.
+    let second = begin(address);
+    assert_eq!(second.metrics_address(), None);
+    let why = "another process listens there, so give each engine of this machine a port of its own: IP:port+{rank}";
+    assert_eq!(second.problems(), [format!("telemetry.prometheus: {address:?}: {why}")]);
 }
 
 #[test]

@@ -120,6 +120,42 @@ fn every_change_has_a_line_with_its_bearer() {
     assert!(peer.starts_with("unix:uid=") && peer.ends_with(&format!(",pid={}", std::process::id())), "{peer}");
 }
 
+#[test]
+fn a_token_does_what_its_role_says() {
+    let folder = folder("roles");
+    let (reads, changes) = ("a-token-that-reads", "a-token-that-changes");
+    write(
+        &folder.join("token"),
+        &format!("ops {TOKEN} all\nprometheus {reads} read\noncall {changes} change\n"),
+        0o600,
+    );
+    let (admin, recorder) = start(&folder, AdminConfig { audit_log: "audit.jsonl".into(), ..on_a_free_port() });
+    assert_eq!(admin.problems(), [""; 0]);
+    let budgets = br#"{"tenant":"batch","end_now":true}"#.as_slice();
+    for (line, body, codes) in [
+        ("GET /v1/status", b"".as_slice(), [200, 200, 200]),
+        ("POST /v1/policies/dispatch/rollback", b"", [403, 200, 200]),
+        ("DELETE /v1/policies/dispatch/shadow", b"", [403, 200, 200]),
+        ("PUT /v1/budgets", budgets, [403, 200, 200]),
+        ("POST /v1/policies/dispatch/release", b"", [403, 200, 200]),
+        ("PUT /v1/policies/dispatch", b"component", [403, 403, 200]),
+        ("PUT /v1/policies/dispatch?mode=shadow", b"component", [403, 403, 200]),
+    ] {
+        let found = [reads, changes, TOKEN].map(|token| ask(&admin, line, token, body).code);
+        assert_eq!(found, codes, "{line}");
+    }
+    assert_eq!(recorder.calls().len(), 10);
+    let refused = |line: &Value| line["result"] == "refused";
+    let lines = std::fs::read_to_string(folder.join("audit.jsonl")).unwrap();
+    let refusals: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).filter(refused).collect();
+    assert_eq!(refusals.len(), 8);
+    assert!(
+        refusals[0]["who"] == "prometheus"
+            && refusals[0]["why"].as_str().unwrap().starts_with("this token may only read")
+    );
+    assert!(refusals[7]["why"].as_str().unwrap().starts_with("this token may not give the engine another policy"));
+}
+
 /// A part of the process that changes a policy by itself.
 #[test]
 fn the_file_watch_has_lines_too_and_needs_no_listener() {

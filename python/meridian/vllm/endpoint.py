@@ -53,8 +53,8 @@ _NO_METHOD = f"has no attribute '{METHOD}'"
 _NAME_BOTH = "the engine has not loaded Meridian's plugin: VLLM_PLUGINS must name meridian as well as meridian_admin"
 
 
-def tokens_of(admin: AdminConfig, base_dir: str, ranks: Sequence[int]) -> list[bytes]:
-    """The tokens of the engines with these ranks, each once.
+def tokens_of(admin: AdminConfig, base_dir: str, ranks: Sequence[int]) -> list[tuple[bytes, bool]]:
+    """The tokens in the files of the engines with these ranks, and whether their role allows changes.
 
     Raises:
         ConfigError: no token is configured, or a file cannot be used; names the file.
@@ -62,17 +62,19 @@ def tokens_of(admin: AdminConfig, base_dir: str, ranks: Sequence[int]) -> list[b
     if not admin.token_file:
         raise ConfigError("no admin.token_file is configured")
     files = dict.fromkeys(admin.token_file.replace("{rank}", str(rank)) for rank in ranks)
-    return [token.encode() for file in files for token in read_admin_tokens(str(Path(base_dir) / file))]
+    found = [pair for file in files for pair in read_admin_tokens(str(Path(base_dir) / file))]
+    return [(token.encode(), may_change) for token, may_change in found]
 
 
-def admits(tokens: Sequence[bytes], authorization: str | None) -> bool:
-    """Whether the header carries one of the tokens. The time does not depend on the contents."""
+def admits(tokens: Sequence[tuple[bytes, bool]], authorization: str | None, *, changes: bool = False) -> bool:
+    """Whether the header carries one of the tokens, for a change one whose role allows it. The time does not depend on
+    the contents."""
     scheme, _, given = (authorization or "").partition(" ")
     # Headers are Latin-1 on the wire.
     said = given.strip().encode("latin-1", "replace")
     found = False
-    for token in tokens:
-        found |= hmac.compare_digest(token, said)
+    for token, may_change in tokens:
+        found |= hmac.compare_digest(token, said) and (may_change or not changes)
     return found and scheme.lower() == "bearer"
 
 
@@ -192,7 +194,7 @@ class AdminEndpoint:
 
     def __init__(self) -> None:
         self._broadcast: Broadcast | None = None
-        self._tokens: list[bytes] = []
+        self._tokens: list[tuple[bytes, bool]] = []
         self._under_way = 0
         # Why every request is refused: the code and one line.
         self._refused: tuple[int, str] = (503, "the API server is starting")
@@ -232,9 +234,13 @@ class AdminEndpoint:
         """Answer a request of the admin interface with a row for each engine."""
         if self._broadcast is None or not self._tokens:
             return _json(*self._refused, reason=True)
-        if not admits(self._tokens, request.headers.get("authorization")):
+        authorization = request.headers.get("authorization")
+        if not admits(self._tokens, authorization):
             why = "requests through the API server need the token of admin.token_file: Authorization: Bearer TOKEN"
             return _json(401, why, reason=True)
+        if request.method != "GET" and not admits(self._tokens, authorization, changes=True):
+            # Before its body takes a place of those that may.
+            return _json(403, "this token may only read", reason=True)
         if self._under_way >= MAX_REQUESTS:
             return _json(503, f"{MAX_REQUESTS} requests are under way at this API server", reason=True)
         self._under_way += 1

@@ -324,6 +324,17 @@ def test_no_engine_is_asked_without_the_token(configured: Path, header: str | No
     assert (said.status_code, list(said.json()), said.headers["www-authenticate"]) == (401, ["error"], "Bearer")
 
 
+def test_a_token_that_may_only_read_reaches_no_engine_with_a_change(configured: Path) -> None:
+    (configured / "token").write_text(f"ops {TOKEN}\nprometheus {TOKEN}-reads read\n")
+    client = served(Client([0], lambda *_: changed("a")))
+    given = {"Authorization": f"Bearer {TOKEN}-reads"}
+    assert client.get("/meridian/v1/status", headers=given).status_code == 200
+    for method in ("PUT", "POST", "DELETE"):
+        said = client.request(method, "/meridian/v1/policies/dispatch", headers=given)
+        assert (said.status_code, said.json()) == (403, {"error": "this token may only read"})
+    assert client.put("/meridian/v1/policies/dispatch", headers=GIVEN).status_code == 200
+
+
 def test_without_a_token_file_nothing_can_be_changed(configured: Path) -> None:
     for text, why in [
         ("", "nothing can be changed: no admin.token_file is configured"),
@@ -437,12 +448,13 @@ def test_each_engine_may_have_a_token_of_its_own(tmp_path: Path) -> None:
         file.write_text(f"{TOKEN}-{rank}")
         file.chmod(0o600)
     tokens = tokens_of(AdminConfig(token_file="token-{rank}"), str(tmp_path), [0, 1])
-    assert tokens == [f"{TOKEN}-{rank}".encode() for rank in (0, 1)]
+    assert tokens == [(f"{TOKEN}-{rank}".encode(), True) for rank in (0, 1)]
     assert all(admits(tokens, f"bearer  {TOKEN}-{rank} ") for rank in (0, 1))
     assert not admits(tokens, f"Bearer {TOKEN}")
-    (tmp_path / "token-1").write_text(f"alice {TOKEN}-a\nbob {TOKEN}-b\n")
+    (tmp_path / "token-1").write_text(f"alice {TOKEN}-a\nbob {TOKEN}-b read\n")
     tokens = tokens_of(AdminConfig(token_file="token-{rank}"), str(tmp_path), [0, 1])
     assert all(admits(tokens, f"Bearer {TOKEN}-{of}") for of in ("0", "a", "b"))
+    assert [admits(tokens, f"Bearer {TOKEN}-{of}", changes=True) for of in ("0", "a", "b")] == [True, True, False]
     (tmp_path / "token-1").chmod(0o644)
     with pytest.raises(ConfigError, match=r"^admin\.token_file: .*token-1: has mode 0644"):
         tokens_of(AdminConfig(token_file="token-{rank}"), str(tmp_path), [0, 1])
