@@ -11,7 +11,7 @@ from typing import Any
 
 from checks.run import DOCS, RESULTS, ROOT
 
-MEASURE, LEVELS, KV, EXIT = "measure", "levels", "kv", "budget"
+MEASURE, LEVELS, KV, EXIT, AGENTS = "measure", "levels", "kv", "budget", "agents"
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,11 @@ SUMMARY = (
     Summary(
         "and over stock with its best flags",
         ((LEVELS, "days: attainment over stock, best flags", ""),),
+    ),
+    Summary(
+        "agents, of whose sessions a third to two thirds fit: mean session over stock, simulated",
+        ((AGENTS, "8 cells where a third to two thirds fit: balanced: completion, mean over stock", ""),),
+        less_is_better=True,
     ),
     Summary(
         "prefix cache hit rate, above stock",
@@ -112,7 +117,7 @@ def write_figures() -> None:
 
 def write_summary() -> None:
     """README's results, best and worst beside each other."""
-    lines = {area: latest_lines(area) for area in (MEASURE, LEVELS, KV, EXIT)}
+    lines = {area: latest_lines(area) for area in (MEASURE, LEVELS, KV, EXIT, AGENTS)}
     rows = []
     commits: dict[str, dict[str, set[str]]] = {}
     for row in SUMMARY:

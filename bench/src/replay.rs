@@ -37,6 +37,8 @@ pub enum Input {
         sessions: Arc<[Session]>,
         /// How many are under way at a time.
         at_once: u32,
+        /// See [`ClosedLoop::admitting`].
+        admitted: u32,
     },
     /// A generated workload.
     Generated {
@@ -443,8 +445,9 @@ fn run(
     let mut outcome = match arrivals(options, input, play)? {
         Some(arrivals) => simulation.run(arrivals, &mut told),
         None => {
-            let Input::Sessions { sessions, at_once, .. } = input else { bail!("no arrivals") };
-            simulation.run_sessions(ClosedLoop::new(Arc::clone(sessions), *at_once, play.seed), &mut told)
+            let Input::Sessions { sessions, at_once, admitted, .. } = input else { bail!("no arrivals") };
+            let sessions = ClosedLoop::new(Arc::clone(sessions), *at_once, play.seed).admitting(*admitted);
+            simulation.run_sessions(sessions, &mut told)
         }
     };
     outcome.run.slots = slots;

@@ -45,13 +45,50 @@ fn sessions(count: u32, turns: u32, blocks: u32, gap_s: f64) -> Arc<[Session]> {
 }
 
 fn simulate(engine: &EngineConfig, sessions: &Arc<[Session]>, at_once: u32, eviction: Option<&str>) -> Outcome {
+    simulate_with(engine, ClosedLoop::new(Arc::clone(sessions), at_once, 1), "fcfs", eviction)
+}
+
+fn simulate_with(engine: &EngineConfig, closed_loop: ClosedLoop, dispatch: &str, eviction: Option<&str>) -> Outcome {
     let config = MeridianConfig::from_toml("[model]\nstrips_reasoning = true").expect("valid");
     let eviction = eviction.map(|name| name.parse().expect("a source"));
-    let choice = Choice { dispatch: "fcfs".parse().expect("a source"), eviction, budget: None, inject: None };
+    let choice = Choice { dispatch: dispatch.parse().expect("a source"), eviction, budget: None, inject: None };
     let policies = Policies::load(&mut Loader::new(config), &choice, 1).expect("the policies load");
-    let closed_loop = ClosedLoop::new(Arc::clone(sessions), at_once, 1);
     let simulation = Simulation::new(engine, vec![policies], Slo::default(), closed_loop.requests());
     simulation.keeping_times().run_sessions(closed_loop, |_| {})
+}
+
+/// Tools answer after 0.3 s. Two of six sessions fit.
+fn crowd() -> (EngineConfig, Arc<[Session]>) {
+    (engine(700), sessions(12, 8, 40, 0.3))
+}
+
+#[test]
+fn a_door_lets_in_so_many_sessions_and_the_wait_outside_counts() {
+    let (engine, sessions) = crowd();
+    let through = |most: u32| {
+        let closed_loop = ClosedLoop::new(Arc::clone(&sessions), 6, 1).admitting(most);
+        simulate_with(&engine, closed_loop, "fcfs", None)
+    };
+    let (open, two) = (through(0), through(2));
+    for outcome in [&open, &two] {
+        assert_eq!((metric(outcome, "requests"), metric(outcome, "sessions")), (96.0, 12.0));
+    }
+    assert!(metric(&two, "computed_again_tokens") < 0.1 * metric(&open, "computed_again_tokens"));
+    // The first turns wait outside.
+    assert!(metric(&two, "ttft_turn_1_p99_ms") > 3_000.0, "{}", metric(&two, "ttft_turn_1_p99_ms"));
+    assert!(metric(&two, "running_mean") < 2.0);
+    assert_eq!(through(6).digest, open.digest, "a door that is wide enough");
+}
+
+#[test]
+fn the_default_admits_sessions_that_fit_and_all_of_them_in_the_end() {
+    let (engine, sessions) = crowd();
+    let stock = simulate(&engine, &sessions, 6, None);
+    let ours = simulate_with(&engine, ClosedLoop::new(Arc::clone(&sessions), 6, 1), "balanced", None);
+    assert_eq!((metric(&ours, "requests"), metric(&ours, "sessions")), (96.0, 12.0));
+    let over = |key: &str| metric(&ours, key) / metric(&stock, key);
+    assert!(over("computed_again_tokens") < 0.5, "{}", over("computed_again_tokens"));
+    assert!(over("session_mean_s") < 1.0, "{}", over("session_mean_s"));
 }
 
 fn metric(outcome: &Outcome, key: &str) -> f64 {

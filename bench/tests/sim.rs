@@ -304,8 +304,8 @@ fn a_budget_ends_thinking_early() {
 }
 
 /// Those that leave requests out of a step among them.
-const POLICIES: [&str; 9] =
-    ["fcfs", "output-first", "noop", "pascal", "qoe", "fair-share", "qoserve", "scorpio", "jitserve"];
+const POLICIES: [&str; 10] =
+    ["fcfs", "output-first", "noop", "pascal", "qoe", "fair-share", "qoserve", "scorpio", "jitserve", "lpm"];
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]

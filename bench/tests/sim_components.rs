@@ -32,7 +32,7 @@ fn native_and_component_make_the_same_schedule() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/policies");
     let policies = [
         ["balanced", "output-first", "noop", "priority", "pascal", "srpt", "fair-share"].as_slice(),
-        &["edf", "qoe", "mlfq", "qoserve", "scorpio", "jitserve"],
+        &["edf", "qoe", "mlfq", "qoserve", "scorpio", "jitserve", "lpm"],
     ];
     for policy in policies.into_iter().flatten().copied() {
         let (native, component) =

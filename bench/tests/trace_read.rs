@@ -150,9 +150,18 @@ fn sessions_of_agents_keep_their_gaps_and_blocks() {
 #[test]
 fn a_shrunk_session_shares_as_much_of_its_prompts() {
     let trace = parse("agents.jsonl", &format!("{}\n", SESSION.replace('\n', " ")));
-    let small = trace.sessions[0].shrunk(16).expect("16 divides 64").with_gaps(0.5);
+    let small = trace.sessions[0].shrunk(16).expect("16 divides 64").with_gaps(0.5, 1.0);
     assert_eq!((small.block_tokens, small.requests[1].prompt_tokens, small.requests[2].gap_s), (4, 18, 30.0));
     assert_eq!(small.requests[2].known_blocks, 4);
+    let gaps = |user_times: f64| {
+        let session = trace.sessions[0].clone().with_gaps(1.0, user_times);
+        session.requests.iter().map(|request| request.gap_s).collect::<Vec<_>>()
+    };
+    let (own, shorter) = (gaps(1.0), gaps(0.5));
+    for (at, request) in trace.sessions[0].requests.iter().enumerate().take(2) {
+        let times = if request.stopped_for_tool { 1.0 } else { 0.5 };
+        assert_eq!(shorter[at + 1], times * own[at + 1], "{own:?} {shorter:?}");
+    }
     assert_eq!((trace.sessions[0].shrunk(48), trace.sessions[0].shrunk(0)), (None, None));
 }
 

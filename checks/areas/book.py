@@ -11,7 +11,7 @@ from checks.figures import Figure, Part
 from checks.run import DOCS, ROOT, output
 
 # What is no prose: comments, generated tables, commands, other tables, headings; and the marks of links and code.
-_TABLES = re.compile(r"<!-- ([a-z-]+(?::\w+)?) -->.*?<!-- /\1 -->", re.S)
+_TABLES = re.compile(r"<!-- ([a-z-]+(?::[\w-]+)?) -->.*?<!-- /\1 -->", re.S)
 _NO_PROSE = re.compile(r"^```.*?^```$|<!--.*?-->|^\|.*?$|^#.*?$|^!\[.*?$", re.M | re.S)
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 _SENTENCE = re.compile(r"(?<=[.!?:])\s+|\n\s*\n|^\s*(?:[-*]|\d+\.) ", re.M)

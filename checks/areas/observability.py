@@ -200,7 +200,7 @@ def timeline(_: int) -> Iterator[Figure]:
         time.sleep(5)
         meridian = (sys.executable, "-m", "meridian")
         output(*meridian, "trace", "--seconds", "10", "--out", out, "--pid", str(engine.pid))
-        # The frame in docs/src/observing.md.
+        # To be looked at.
         (WORK / "top.txt").write_text(output(*meridian, "top", "--pid", str(engine.pid)))
     tables = Tables(out)
     failures = tables.failures()

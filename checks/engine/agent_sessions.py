@@ -11,6 +11,7 @@ import heapq
 import itertools
 import json
 import random
+import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -227,6 +228,7 @@ def measure(
         "hit_rate": sum(cached for *_, cached in turns) / prompt,
         "hit_rate_unlimited": sum(turn.reusable_tokens for turn, *_ in turns) / prompt,
         "recomputed_tokens": sum(max(0, turn.reusable_tokens - cached) for turn, _, cached in turns),
+        "completion_mean_s": statistics.fmean(completions),
         "completion_p50_s": percentile(completions, 0.5),
         "completion_p95_s": percentile(completions, 0.95),
         "ttft_p50_ms": percentile(ttft_ms, 0.5),

@@ -1,7 +1,7 @@
 """What share of a step is Meridian's, with many sessions in the cache?
 
-Fills the KV cache of the real engine with the chains of 2,000 sessions, then serves their further turns with 128
-requests at a time, and times everything that Meridian adds: planning, following, the order of the blocks when they are
+Fills the KV cache of the real engine with the chains of 2,000 sessions, then serves their further turns with all
+seats taken, and times everything that Meridian adds: planning, following, the order of the blocks when they are
 taken and released, chains and sessions. Time inside vLLM's own methods does not count.
 """
 
@@ -19,9 +19,9 @@ from meridian.vllm.bench.run import Options, Run, build, warm_up
 from checks.engine.llm import QUIET, Clock, params, percentile
 
 BLOCK_SIZE = 32
-SESSIONS, CACHED_BLOCKS, RUNNING = 2000, 100_000, 128
+SESSIONS, CACHED_BLOCKS = 2000, 100_000
 CHAIN_BLOCKS = CACHED_BLOCKS // SESSIONS
-STEPS, WARM_UP_STEPS = 400, 40
+WARM_UP_STEPS = 40
 DISPATCH = "native:balanced"
 METHODS = ("schedule", "update_from_output", "add_request", "_preempt_request", "_free_request")
 
@@ -45,14 +45,14 @@ def time_meridian(run: Run, clock: Clock) -> None:
             hook.pool.__dict__[name] = clock.around(wrapper)
 
 
-def measure(eviction: str = "native:cost-aware") -> dict[str, Any]:
+def measure(eviction: str = "native:cost-aware", seats: int = 128, steps: int = 400) -> dict[str, Any]:
     """Under an eviction policy."""
     options = Options(
         model=model_dir(),
         scheduler=DISPATCH,
-        kv_blocks=CACHED_BLOCKS + RUNNING * (CHAIN_BLOCKS + 8),
+        kv_blocks=CACHED_BLOCKS + seats * (CHAIN_BLOCKS + 8),
         block_size=BLOCK_SIZE,
-        max_num_seqs=RUNNING,
+        max_num_seqs=seats,
         max_num_batched_tokens=2048,
         meridian_toml=f'[policy.dispatch]\nsource = "{DISPATCH}"\n[policy.eviction]\nsource = "{eviction}"\n{QUIET}',
     )
@@ -71,7 +71,7 @@ def measure(eviction: str = "native:cost-aware") -> dict[str, Any]:
     executor.execute_model = execute
     pool = run.scheduler._meridian_kv.pools[0]
     _, cached = pool.counts()
-    found = {"cached_blocks": cached, **serve(run, prompts)}
+    found = {"cached_blocks": cached, **serve(run, prompts, seats, steps)}
     pool.audit()
     return found
 
@@ -89,7 +89,7 @@ def send(run: Run, name: str, session: int, prompt: list[int], tokens: int) -> N
     run.engine.add_request(name, {"prompt_token_ids": [*prompt, *run.template.tail]}, sampling)
 
 
-def serve(run: Run, prompts: dict[int, list[int]]) -> dict[str, float]:
+def serve(run: Run, prompts: dict[int, list[int]], seats: int, steps: int) -> dict[str, float]:
     """Serve further turns, always as many as there are seats; Meridian's time and the time of each step."""
     clock, rng = Clock(), random.Random(1)
     time_meridian(run, clock)
@@ -97,8 +97,8 @@ def serve(run: Run, prompts: dict[int, list[int]]) -> dict[str, float]:
     rng.shuffle(sessions)
     own_ms, step_ms = [], []
     live = sent = 0
-    for step in range(STEPS + WARM_UP_STEPS):
-        while live < RUNNING:
+    for step in range(steps + WARM_UP_STEPS):
+        while live < seats:
             session = sessions[sent % len(sessions)]
             # What the session's user adds.
             prompts[session] = [*prompts[session], *(rng.choice(run.vocabulary) for _ in range(8))]
@@ -108,7 +108,7 @@ def serve(run: Run, prompts: dict[int, list[int]]) -> dict[str, float]:
         outputs = run.engine.step()
         took_ms = 1e3 * (time.perf_counter() - started)
         live -= sum(output.finished for output in outputs)
-        if step >= WARM_UP_STEPS and len(run.scheduler.running) > 0.9 * RUNNING:
+        if step >= WARM_UP_STEPS and len(run.scheduler.running) > 0.9 * seats:
             own_ms.append((clock.ns - before_ns) / 1e6)
             step_ms.append(took_ms)
     return {

@@ -31,9 +31,9 @@ impl Engine {
     }
 
     /// The mirror of a pool of `blocks` KV blocks, to be filled by `resync`.
-    /// With `keeps_dead` what is dead stays in the cache and is the first to go.
-    fn pool(&self, blocks: u32, block_tokens: u32, keeps_dead: bool) -> BlockPool {
-        let pool = self.engine.drive().add_pool(blocks, block_tokens, keeps_dead);
+    /// With a KV connector what is dead stays in the cache and is the first to go, and no session waits for others.
+    fn pool(&self, blocks: u32, block_tokens: u32, has_connector: bool) -> BlockPool {
+        let pool = self.engine.drive().add_pool(blocks, block_tokens, has_connector);
         BlockPool { engine: Arc::clone(&self.engine), pool }
     }
 

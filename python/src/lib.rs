@@ -57,9 +57,10 @@ fn model_families() -> PyResult<String> {
     to_json(&ModelFamily::all())
 }
 
-/// The tokens in a file of `admin.token_file`, with the checks that the admin listener makes.
+/// The tokens in a file of `admin.token_file`, and whether their role allows changes, with the checks that the admin listener
+/// makes.
 #[pyfunction]
-fn read_admin_tokens(path: PathBuf) -> PyResult<Vec<String>> {
+fn read_admin_tokens(path: PathBuf) -> PyResult<Vec<(String, bool)>> {
     let named = |why: String| config_error(format!("admin.token_file: {}: {why}", path.display()));
     meridian_admin::read_all_tokens(&path).map_err(named)
 }

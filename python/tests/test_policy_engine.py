@@ -130,7 +130,8 @@ def test_an_unknown_native_policy_and_its_options_are_refused() -> None:
     assert str(refused.value) == (
         'policy.dispatch.source: "native:best": unknown native policy, expected one of native:balanced, '
         "native:output-first, native:fcfs, native:noop, native:priority, native:pascal, native:srpt, "
-        "native:fair-share, native:edf, native:qoe, native:mlfq, native:qoserve, native:scorpio, native:jitserve"
+        "native:fair-share, native:edf, native:qoe, native:mlfq, native:qoserve, native:scorpio, native:jitserve, "
+        "native:lpm"
     )
     with pytest.raises(meridian.ConfigError, match=r"^policy\.dispatch\.config: .*takes no options"):
         PolicyEngine(config("native:output-first", config={"speed": 9}))

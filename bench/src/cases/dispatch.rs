@@ -103,6 +103,9 @@ struct Candidate {
     level_slack_ms: Option<f32>,
     level_weight: Option<f32>,
     level_tpot_ms: Option<f32>,
+    /// What its session has in the prefix cache, and the room beside warm sessions.
+    resident_tokens: Option<f32>,
+    room_tokens: Option<f32>,
     /// What is forecast of it.
     #[serde(default)]
     think_left: f32,
@@ -227,6 +230,8 @@ impl Candidate {
             level_slack_ms: random.random::<bool>().then(|| random.random_range(-60_000.0..60_000.0)),
             level_weight: random.random::<bool>().then(|| random.random_range(0.1..10.0)),
             level_tpot_ms: random.random::<bool>().then(|| random.random_range(5.0..100.0)),
+            resident_tokens: random.random::<bool>().then(|| random.random_range(0..prompt_tokens) as f32),
+            room_tokens: None,
             think_left: random.random_range(0.0..5_000.0),
             think_left_high: random.random_range(0.0..20_000.0),
             output_left: random.random_range(0.0..2_000.0),
@@ -249,6 +254,8 @@ fn build_columns(table: &mut RequestTable, inputs: &[Column], candidates: &[Cand
             Column::LevelSlackMs => candidate.level_slack_ms,
             Column::LevelWeight => candidate.level_weight,
             Column::LevelTpotMs => candidate.level_tpot_ms,
+            Column::ResidentTokens => candidate.resident_tokens,
+            Column::RoomTokens => candidate.room_tokens,
             Column::ThinkLeft => Some(candidate.think_left),
             Column::ThinkLeftHigh => Some(candidate.think_left_high),
             Column::OutputLeft => Some(candidate.output_left),

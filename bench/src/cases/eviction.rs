@@ -88,6 +88,7 @@ impl Candidate {
             chain_hits: self.chain_hits,
             is_generated: self.is_generated,
             session: SessionFacts {
+                is_named: true,
                 session: self.session,
                 turn: self.turn,
                 last_gap_ms: self.last_gap_ms.unwrap_or(f32::NAN),
@@ -181,6 +182,7 @@ fn left_behind(random: &mut Pcg64) -> EvictionCandidate {
     let is_session = random.random_range(0..4) > 0;
     let (gap_ms, gap_spread_ms) = (gap(random), gap(random));
     let session = SessionFacts {
+        is_named: true,
         session: random.random_range(1..2_000),
         turn: random.random_range(1..80),
         last_gap_ms: gap(random),

@@ -372,10 +372,15 @@ impl Simulation {
             let Reverse(due) = self.due.pop().expect("peeked");
             match due.coming {
                 Coming::Arrives(request) => {
-                    if self.closed_loop.is_some() {
+                    let mut since_ms = now_ms;
+                    if let Some(sessions) = &mut self.closed_loop {
+                        match sessions.comes_in(due.index, now_ms) {
+                            Some(at_ms) => since_ms = at_ms,
+                            None => continue,
+                        }
                         self.offered += 1;
                     }
-                    self.arrive(due.index, request, now_ms);
+                    self.arrive(due.index, request, since_ms);
                 }
                 Coming::Moves(OnTheWay { engine, live, request, .. }) => {
                     self.engines[engine].take_over(&request, live, self.max_tokens.unwrap_or(0), now_ms);
@@ -487,9 +492,9 @@ impl Simulation {
     /// The next turn of the conversation may come.
     fn turn_over(&mut self, facts: &Facts, first_token_ms: f64, now_ms: f64) {
         if let Some(sessions) = &mut self.closed_loop {
-            if let Some(next) = sessions.ended(facts, first_token_ms, now_ms) {
-                self.comes(&next);
-            }
+            let next = sessions.ended(facts, first_token_ms, now_ms);
+            let let_in = sessions.let_in(now_ms);
+            next.iter().chain(&let_in).for_each(|next| self.comes(next));
             return;
         }
         let Some(id) = facts.session else { return };

@@ -327,6 +327,9 @@ impl Engine {
         let Queues { running, waiting, .. } = &mut self.queues;
         let window = if sees_waiting { waiting.len().min(WAITING_WINDOW) } else { 0 };
         let waiting = &waiting.make_contiguous()[..window];
+        if let Some(cached) = self.pool.mirror() {
+            self.driver.scheduler().note_sessions(cached, false, &facts, running, waiting);
+        }
         let plan = self.driver.plan(&facts, running, waiting);
         self.queues.arrange(plan);
         let token_budget = plan.token_budget;

@@ -157,6 +157,11 @@ impl Pool {
         }
     }
 
+    /// The host's order, if it has a say.
+    pub(super) fn mirror(&mut self) -> Option<&mut CachedBlocks> {
+        self.mirror.as_mut()
+    }
+
     /// Before a step: blocks whose time is over, or that another policy ranked.
     pub(super) fn rekey(&mut self, policy: &mut dyn EvictionRanker, now_ms: f64) {
         if let Some(mirror) = &mut self.mirror {

@@ -1,5 +1,6 @@
 //! Sessions in closed loop: the next request of a session arrives its gap after the last one ended.
 
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use hdrhistogram::Histogram;
@@ -32,6 +33,7 @@ pub struct ClosedLoop {
     begun: usize,
     /// Most at a time.
     at_once: usize,
+    door: Door,
     /// Position of each session's first request among those of all.
     first: Vec<usize>,
     begun_ms: Vec<f64>,
@@ -73,6 +75,7 @@ impl ClosedLoop {
             order,
             begun: 0,
             at_once: at_once.max(1) as usize,
+            door: Door::default(),
             begun_ms: vec![0.0; sessions.len()],
             served_ms: vec![0.0; sessions.len()],
             tool_ms: vec![0.0; sessions.len()],
@@ -82,6 +85,30 @@ impl ClosedLoop {
             working: histogram(),
             ttft: TURN_GROUPS.iter().map(|_| histogram()).collect(),
         }
+    }
+
+    /// Let at most `sessions` at a time into the engine, from a request of theirs until their user pauses or they end; the
+    /// others wait outside, first come first served. 0 for no limit.
+    #[must_use]
+    pub fn admitting(mut self, sessions: u32) -> Self {
+        self.door.most = sessions as usize;
+        self
+    }
+
+    /// When the request at this place arrived, which comes in now; `None` where it has to wait.
+    pub(super) fn comes_in(&mut self, index: usize, now_ms: f64) -> Option<f64> {
+        let session = self.first.partition_point(|first| *first <= index) - 1;
+        let turn = index - self.first[session];
+        self.door.comes_in(Next { at_ms: now_ms, index, session, turn })
+    }
+
+    /// The requests that waited outside and have room now.
+    pub(super) fn let_in(&mut self, now_ms: f64) -> Vec<Next> {
+        let mut let_in = Vec::new();
+        while let Some(next) = self.door.next() {
+            let_in.push(Next { at_ms: now_ms, ..next });
+        }
+        let_in
     }
 
     /// Requests of all sessions.
@@ -125,6 +152,9 @@ impl ClosedLoop {
     /// A request ended, or was refused: what arrives because of it.
     pub(super) fn ended(&mut self, facts: &Facts, first_token_ms: f64, now_ms: f64) -> Option<Next> {
         let (session, turn) = (facts.session? as usize, facts.turn?);
+        if !turn.stopped_for_tool || turn.next_gap_ms.is_infinite() {
+            self.door.inside.remove(&session);
+        }
         self.served_ms[session] += now_ms - facts.arrival_ms;
         if first_token_ms.is_finite() {
             let group = TURN_GROUPS.iter().position(|(_, last)| turn.turn < *last).unwrap_or(0);
@@ -165,6 +195,41 @@ impl ClosedLoop {
         out.push(("needed_blocks".to_owned(), (needed / u64::from(block_tokens)) as f64));
         out.push(("computed_again_tokens".to_owned(), (needed + again) as f64));
         out
+    }
+}
+
+/// Keeps sessions out of the engine.
+#[derive(Default)]
+struct Door {
+    /// Sessions that it lets in at a time; 0 for all.
+    most: usize,
+    inside: HashSet<usize>,
+    outside: VecDeque<Next>,
+    /// When requests arrived that were outside, by their place.
+    waited: HashMap<usize, f64>,
+}
+
+impl Door {
+    fn comes_in(&mut self, next: Next) -> Option<f64> {
+        let at_ms = self.waited.remove(&next.index);
+        if self.most > 0 && at_ms.is_none() && !self.inside.contains(&next.session) {
+            if self.inside.len() >= self.most {
+                self.outside.push_back(next);
+                return None;
+            }
+            self.inside.insert(next.session);
+        }
+        Some(at_ms.unwrap_or(next.at_ms))
+    }
+
+    fn next(&mut self) -> Option<Next> {
+        if self.inside.len() >= self.most {
+            return None;
+        }
+        let next = self.outside.pop_front()?;
+        self.inside.insert(next.session);
+        self.waited.insert(next.index, next.at_ms);
+        Some(next)
     }
 }
 

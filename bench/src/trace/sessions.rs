@@ -133,10 +133,14 @@ impl Session {
         Some(session)
     }
 
-    /// With gaps so many times as long.
+    /// With gaps so many times as long, those that a user takes `user_times` that.
     #[must_use]
-    pub fn with_gaps(mut self, times: f64) -> Self {
-        self.requests.iter_mut().for_each(|request| request.gap_s *= times);
+    pub fn with_gaps(mut self, times: f64, user_times: f64) -> Self {
+        let mut after_tool = false;
+        for request in &mut self.requests {
+            request.gap_s *= if after_tool { times } else { times * user_times };
+            after_tool = request.stopped_for_tool;
+        }
         self
     }
 

@@ -122,7 +122,8 @@ fn what_sessions_cannot_be_is_refused() {
     says(&["--part", "3/2"], "3/2: expected K/N, K from 1 to N");
     says(&["--part", "9/9"], "--part 9/9: has no session, expected a smaller K");
     says(&["--at-once", "0"], "--at-once 0: expected 1 to");
-    says(&["--scale-gaps=-1"], "--scale-gaps");
+    says(&["--scale-gaps=-1"], "--scale-gaps -1: expected a number from 0 to 1e6");
+    says(&["--scale-user-gaps", "inf"], "--scale-user-gaps inf: expected a number from 0 to 1e6");
     let said = refused(&["tune", "--trace", "refused.jsonl"]);
     assert!(
         said.contains("refused.jsonl: has sessions in closed loop, which only `meridian bench replay` plays"),

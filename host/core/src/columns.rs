@@ -72,6 +72,8 @@ fn fill_chunk(
         Column::LevelTpotMs => {
             write(out, table, row_ids, |row| table.level(row).map_or(f32::INFINITY, |level| level.tpot_ms));
         }
+        Column::ResidentTokens => write(out, table, row_ids, |row| row.resident_tokens() as f32),
+        Column::RoomTokens => out.fill(table.room_tokens()),
     }
 }
 

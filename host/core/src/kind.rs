@@ -4,8 +4,8 @@ use std::fmt::Debug;
 
 use meridian_policies::{
     balanced, code_stop, cost_aware, deadline_aware, deer, eat, eat_rpdi, edf, fair_share, fcfs, fixed_budget,
-    jitserve, least_computed_first, lru, mlfq, next_use, noop, output_first, pascal, patience, prefix_value, priority,
-    qoe, qoserve, rpdi, scorpio, srpt, t_lru, tiered_lru, ttl,
+    jitserve, least_computed_first, lpm, lru, mlfq, next_use, noop, output_first, pascal, patience, prefix_value,
+    priority, qoe, qoserve, rpdi, scorpio, srpt, t_lru, tiered_lru, ttl,
 };
 use meridian_policy_sdk::budget::{Load, Point};
 use meridian_policy_sdk::eviction::{Memory, Ranking, Subject};
@@ -119,6 +119,7 @@ impl SlotKind for Dispatch {
         "qoserve",
         "scorpio",
         "jitserve",
+        "lpm",
     ];
 
     fn now_ms(facts: &Step) -> f64 {
@@ -167,6 +168,7 @@ impl SlotKind for Dispatch {
             "qoserve" => Some(Native::<qoserve::Qoserve>::boxed(init)),
             "scorpio" => Some(Native::<scorpio::Scorpio>::boxed(init)),
             "jitserve" => Some(Native::<jitserve::Jitserve>::boxed(init)),
+            "lpm" => Some(Native::<lpm::Lpm>::boxed(init)),
             _ => None,
         }
     }

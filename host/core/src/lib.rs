@@ -4,7 +4,7 @@
 //! - [`MeridianScheduler`] plans the steps of an engine with queues, such as vLLM.
 //! - Its parts: an [`EngineMirror`] of the requests, [`columns::fill`], a [`Policy`] that answers with keys, and a
 //!   [`Planner`] that turns the answer into a [`Plan`]. A plan cannot lose or invent a request, exceed the engine's
-//!   token budget, or defer a request for longer than `max_defer_ms`.
+//!   token budget, or defer a request for longer than the host's bounds.
 //! - A [`slot`] around a policy: the native default decides when the policy faults, and other threads swap the policy
 //!   between two decisions.
 //! - [`CachedBlocks`] order the eviction of KV blocks in a pool that the engine owns.

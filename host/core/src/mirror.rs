@@ -416,7 +416,7 @@ mod tests {
             mirror.hold_time(100.0);
             mirror.admitted(other, 0);
         }
-        mirror.table.overdue_ms(&mirror.table[row], 100.0, 50.0).is_some()
+        mirror.table.overdue_ms(&mirror.table[row], 100.0, 50.0, false).is_some()
     }
 
     #[test]

@@ -130,6 +130,9 @@ pub struct Planner {
     is_short_of_blocks: bool,
     /// Overdue requests that the last plan serves.
     rescued: Vec<RowId>,
+    /// The request that a policy held for the sake of warm sessions, and that has its turn in the last plan; whether it has
+    /// tokens there and surely KV blocks.
+    has_its_turn: Option<(RowId, bool)>,
 }
 
 impl Planner {
@@ -220,6 +223,7 @@ impl Planner {
     ) {
         self.could_defer.clear();
         self.rescued.clear();
+        self.has_its_turn = None;
         self.head_fits = true;
         self.reordered_waiting = false;
         self.free_seats = facts.free_seats;
@@ -255,11 +259,11 @@ impl Planner {
         let pinned: &[u32] = if overdue_waiting { &self.pinned } else { &[] };
         let waiting_changed = self.ranker.rank(&self.keys, pinned, &mut self.plan.waiting_order);
         let (running_caps, waiting_caps) = self.caps.split_at(running.len().min(self.caps.len()));
-        let by_priority = |changed: bool, order: &mut [u32], row_ids: &[RowId], caps: &[u32]| {
-            changed && (!self.priority_first || sort_by_priority(table, order, row_ids, caps))
+        let by_priority = |changed: bool, order: &mut [u32], row_ids: &[RowId], caps: &[u32], pinned: &[u32]| {
+            changed && (!self.priority_first || sort_by_priority(table, order, row_ids, caps, pinned))
         };
-        let waiting_changed = by_priority(waiting_changed, &mut self.plan.waiting_order, waiting, waiting_caps);
-        let running_changed = by_priority(running_changed, &mut self.plan.running_order, running, running_caps);
+        let waiting_changed = by_priority(waiting_changed, &mut self.plan.waiting_order, waiting, waiting_caps, pinned);
+        let running_changed = by_priority(running_changed, &mut self.plan.running_order, running, running_caps, &[]);
         self.reordered_waiting = waiting_changed;
         if !waiting_changed {
             self.plan.waiting_order.clear();
@@ -402,12 +406,14 @@ impl Planner {
     }
 }
 
-/// Sort an order by priority, stably; requests with cap 0 stay last. Returns whether it still changes anything.
-fn sort_by_priority(table: &RequestTable, order: &mut [u32], row_ids: &[RowId], caps: &[u32]) -> bool {
+/// Sort an order by priority, stably; requests with cap 0 stay last, unless they are pinned. Returns whether it still changes
+/// anything.
+fn sort_by_priority(table: &RequestTable, order: &mut [u32], row_ids: &[RowId], caps: &[u32], pinned: &[u32]) -> bool {
     order.sort_by_key(|from| {
         let from = *from as usize;
         let priority = table.get(row_ids[from]).map_or(i32::MAX, |row| row.priority);
-        (caps.get(from) == Some(&0), priority)
+        let is_pinned = pinned.get(from).is_some_and(|urgency| *urgency > 0);
+        (caps.get(from) == Some(&0) && !is_pinned, priority)
     });
     order.iter().enumerate().any(|(position, from)| position != *from as usize)
 }

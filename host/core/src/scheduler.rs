@@ -6,7 +6,10 @@ use meridian_policy_sdk::Decision;
 
 use crate::config::ServiceLevels;
 use crate::slot::{DispatchSlot, Source};
-use crate::{EngineFacts, EngineMirror, KvGrowth, Markers, Plan, Planner, RowId, SchedulerConfig, StepTime};
+use crate::table::SessionMemory;
+use crate::{
+    CachedBlocks, Column, EngineFacts, EngineMirror, KvGrowth, Markers, Plan, Planner, RowId, SchedulerConfig, StepTime,
+};
 
 /// Waiting requests that a policy sees in one step; the others keep their place behind them.
 pub const WAITING_WINDOW: usize = 4096;
@@ -41,6 +44,7 @@ pub struct MeridianScheduler {
     slot: DispatchSlot,
     planner: Planner,
     max_defer_ms: f32,
+    session_wait_ms: f32,
     block_tokens: u32,
     last_source: Option<Source>,
     /// Buffer of one step.
@@ -63,6 +67,7 @@ impl MeridianScheduler {
             slot,
             planner,
             max_defer_ms: config.max_defer_ms,
+            session_wait_ms: config.session_wait_ms,
             block_tokens,
             last_source: None,
             candidates: Vec::new(),
@@ -91,6 +96,17 @@ impl MeridianScheduler {
         self.max_defer_ms = max_defer_ms;
     }
 
+    /// Whether a policy of the dispatch slot reads what KV memory sessions have.
+    #[must_use]
+    pub fn reads_sessions(&self) -> bool {
+        self.slot.reads(Column::ResidentTokens) || self.slot.reads(Column::RoomTokens)
+    }
+
+    /// Let requests of cold sessions wait for warm ones for at most this long from now on; 0 for not at all.
+    pub fn set_session_wait_ms(&mut self, session_wait_ms: f32) {
+        self.session_wait_ms = session_wait_ms;
+    }
+
     /// The dispatch slot.
     pub fn slot(&mut self) -> &mut DispatchSlot {
         &mut self.slot
@@ -111,22 +127,54 @@ impl MeridianScheduler {
         self.planner.keep_answers_ahead(growth);
     }
 
+    /// Tell the policies what KV memory sessions have, before [`MeridianScheduler::plan`] of the same step; in `cached`, the
+    /// engine's pool. No session waits for others where what it has lost is `loaded` by a KV connector. Does nothing where
+    /// layers take their own blocks from the pool, in groups.
+    pub fn note_sessions(
+        &mut self,
+        cached: &mut CachedBlocks,
+        loaded: bool,
+        facts: &EngineFacts,
+        running: &[RowId],
+        waiting: &[RowId],
+    ) {
+        if waiting.is_empty() || !self.planner.keeps_all_blocks() || !self.reads_sessions() {
+            return;
+        }
+        let for_prompts = self.planner.blocks_of_prompts(&self.mirror.table, facts, running, i32::MAX);
+        let warm = cached.warm(facts.now_ms);
+        let room = i64::from(facts.free_blocks) - i64::from(for_prompts) - i64::from(warm);
+        let block_tokens = self.block_tokens;
+        let waits = self.session_wait_ms > 0.0 && !loaded;
+        let memory = SessionMemory {
+            room_tokens: if waits { (room * i64::from(block_tokens)) as f32 } else { f32::INFINITY },
+            holds_ms: waits.then_some(f64::from(self.session_wait_ms)),
+            step_tokens: facts.token_budget,
+        };
+        let tokens = |session| cached.of_session(session).saturating_mul(block_tokens);
+        self.mirror.table.set_memory(memory, waiting, tokens);
+    }
+
     /// Plan one step over the running list and the waiting candidates of an engine, both in its present order. The
     /// engine schedules, and [`MeridianScheduler::scheduled`] follows.
     pub fn plan(&mut self, facts: &EngineFacts, running: &[RowId], waiting: &[RowId]) -> &Plan {
-        let Self { mirror, slot, planner, max_defer_ms, block_tokens, last_source, candidates, ended } = self;
+        let Self { mirror, slot, planner, max_defer_ms, block_tokens, last_source, candidates, ended, .. } = self;
         let facts = &EngineFacts { now_ms: mirror.hold_time(facts.now_ms), ..*facts };
         let step = mirror.begin_step(facts, running, waiting);
         planner.refuse(&mut mirror.table, facts.now_ms, running.len());
         candidates.clear();
         candidates.extend_from_slice(running);
         candidates.extend_from_slice(waiting);
-        let table = &mirror.table;
-        slot.note_finished(table.ended_since(ended));
-        let (source, decision) = slot.decide(&step, table, candidates, *block_tokens);
+        slot.note_finished(mirror.table.ended_since(ended));
+        let reads_room = slot.is_read_by_active(Column::RoomTokens);
+        let (source, decision) = slot.decide(&step, &mirror.table, candidates, *block_tokens);
+        if source == Source::Active && !reads_room {
+            mirror.table.no_room_was_read();
+        }
         *last_source = Some(source);
-        let plan = planner.plan(table, facts, running, waiting, decision, *max_defer_ms);
+        let plan = planner.plan(&mirror.table, facts, running, waiting, decision, *max_defer_ms);
         mirror.will_preempt(&plan.preempted, facts.waiting as usize);
+        mirror.table.forget_memory();
         if plan.overruled && source == Source::Active {
             slot.overruled();
         }

@@ -31,6 +31,8 @@ pub enum Stop {
 pub struct SessionFacts {
     /// Its number, from 1; 0 for none.
     pub session: u32,
+    /// Its client names it.
+    pub is_named: bool,
     /// Which request of it that request is, from 1; 0 for none.
     pub turn: u32,
     /// From the end of the request before to the arrival of that request, milliseconds; NaN for a first one.
@@ -50,6 +52,7 @@ impl Default for SessionFacts {
     fn default() -> Self {
         Self {
             session: 0,
+            is_named: false,
             turn: 0,
             last_gap_ms: f32::NAN,
             gap_ms: f32::NAN,
@@ -162,11 +165,13 @@ impl Sessions {
             return SessionFacts::default();
         }
         let kind = usize::from(stop == Stop::Tool);
-        let own = self.by_number.get(&session).map(|known| known.gaps[kind]).unwrap_or_default();
+        let known = self.by_number.get(&session);
+        let own = known.map(|known| known.gaps[kind]).unwrap_or_default();
         let gaps = if own.count > 0 { own } else { self.all_gaps[kind] };
         let or_nan = |value: f64| if gaps.count > 0 { value as f32 } else { f32::NAN };
         SessionFacts {
             session,
+            is_named: known.is_some_and(|known| !known.name.is_empty()),
             turn,
             last_gap_ms: gap_ms,
             gap_ms: or_nan(gaps.mean_ms),

@@ -16,6 +16,7 @@ pub use self::levels::LevelCounts;
 use self::levels::LevelEnds;
 use self::row::Milestones;
 pub use self::row::{NewRequest, RequestState, Signals};
+pub(crate) use self::sessions::SessionMemory;
 use crate::account::{Account, Admission, Doing, Ledger, Part, Rule};
 use crate::clients::{Clients, Ended, next_number};
 use crate::forecast::{Course, Forecast};
@@ -119,6 +120,10 @@ pub struct RequestTable {
     refusable: VecDeque<RowId>,
     forecast: Forecast,
     speed: Speed,
+    /// What sessions have, where the policies of this step ask.
+    memory: Option<SessionMemory>,
+    /// When the next request that was held for too long is admitted, milliseconds.
+    next_turn_ms: f64,
     /// Observes the requests, if anybody asks.
     latencies: Option<Box<Latencies>>,
 }
@@ -229,6 +234,7 @@ impl RequestTable {
             cached_tokens,
             computed_tokens: cached_tokens,
             max_tokens: request.max_tokens,
+            resident_tokens: 0,
             preemptions: 0,
             priority: request.priority,
             tenant,
@@ -385,18 +391,31 @@ impl RequestTable {
         self.admissions + TURNS * (others as u64 + 1)
     }
 
-    /// For how long a waiting request that a policy has deferred has had to run, milliseconds; `None` where it need not. With
-    /// a service level it must when just its own time is left of the longest wait of that level. Else it must after
-    /// `max_defer_ms`, when as many others were admitted as its place in the queue allows, or none was admitted for as long.
-    pub(crate) fn overdue_ms(&self, row: &RequestState, now_ms: f64, max_defer_ms: f32) -> Option<f64> {
+    /// For how long a waiting request that a policy has deferred has had to run, milliseconds, and whether it is held for the
+    /// sake of warm sessions; `None` where it need not. With
+    /// a service level it must when just its own time is left of the longest wait of that level. One that the policy holds for
+    /// the sake of warm sessions (`left_out`) must after `session_wait_ms`, in turn. Else it must after `max_defer_ms`, when as
+    /// many others were admitted as its place in the queue allows, or none was admitted for as long.
+    pub(crate) fn overdue_ms(
+        &self,
+        row: &RequestState,
+        now_ms: f64,
+        max_defer_ms: f32,
+        left_out: bool,
+    ) -> Option<(f64, bool)> {
         let since_ms = row.deferred_since_ms?;
         let late_ms = |since_ms: f64| now_ms - since_ms - f64::from(max_defer_ms);
+        let mut is_held = false;
         let overdue_ms = match self.past_longest_wait_ms(row, now_ms) {
             Some(past_ms) => past_ms,
+            None if left_out && let Some(holds_ms) = self.holds_ms(row) => {
+                is_held = true;
+                self.held_too_long_ms(holds_ms, since_ms, now_ms)
+            }
             None if self.admissions >= row.turn || late_ms(self.last_admission_ms) > 0.0 => late_ms(since_ms),
             None => return None,
         };
-        (overdue_ms > 0.0).then_some(overdue_ms)
+        (overdue_ms > 0.0).then_some((overdue_ms, is_held))
     }
 
     /// Set the engine's own count of computed tokens, where it differs from the sum in [`RequestTable::scheduled`]:

@@ -82,6 +82,7 @@ const RANGES: &[(&str, &[&str], &[&str], &str)] = &[
     ("scheduler.min_think_tokens", &["0", "16777216"], &["-1", "16777217"], "must be in 0..=16777216"),
     ("scheduler.max_think_tokens", &["1", "16777216"], &["0", "16777217"], "must be in 1..=16777216"),
     ("scheduler.max_defer_ms", &["1e-3"], &["0"], "must be above 0"),
+    ("scheduler.session_wait_ms", &["0", "86400000"], &["-1", "86500000"], "must be in [0, 86400000]"),
     ("scheduler.answer_reserve_tokens", &["0", "16777216"], &["-1", "16777217"], "must be in 0..=16777216"),
     ("model.stop_strings", &["'answer'"], &["'thinking'"], "must be \"everywhere\" or \"answer\""),
     ("model.tool_call_ends_thinking", &["true", "false"], &["'yes'"], "must be \"auto\", true or false"),
@@ -159,7 +160,7 @@ const IN_WORDS: &[(&str, &str, &str)] = &[
     ("policy.eviction.config", "{}", "{ a = nan }"),
     ("policy.budget.source", "'p.wasm'", "'native:x'"),
     ("policy.budget.config", "{}", "{ a = inf }"),
-    ("telemetry.prometheus", "''", "'0.0.0.0:1'"),
+    ("telemetry.prometheus", "'0.0.0.0:1'", "'0.0.0.0'"),
     ("telemetry.tenants", "0", "257"),
     ("telemetry.otlp_endpoint", "'http://h:1'", "'h:1'"),
     ("telemetry.otlp_ca_file", "'ca.pem'", "\"\\u0000\""),
@@ -277,7 +278,7 @@ fn fields_that_depend_on_each_other() {
         ),
         (
             "[admin]\nlisten = '127.0.0.1:9464'",
-            "admin.listen: \"127.0.0.1:9464\": must differ from telemetry.prometheus",
+            "admin.listen: \"127.0.0.1:9464\": must differ from telemetry.prometheus, \"127.0.0.1:9464\", at every rank",
         ),
         (
             "[policy.budget]\nsource = 'native:'",
@@ -341,10 +342,13 @@ fn addresses() {
     }
     let long = format!("unix:/{}", "x".repeat(107));
     assert!(Listen::parse(&long).is_err() && Listen::parse(&long[..long.len() - 1]).is_ok());
-    assert_eq!(
-        refusal("[telemetry]\nprometheus = '0.0.0.0:1'"),
-        format!("telemetry.prometheus: \"0.0.0.0:1\": {loopback}")
-    );
+    parse("[telemetry]\nprometheus = '0.0.0.0:9466+{rank}'");
+    parse("[telemetry]\nprometheus = '0.0.0.0:9464+{rank}'\n[admin]\nlisten = '127.0.0.1:9564+{rank}'");
+    for metrics in ["0.0.0.0:9465", "[::]:9465", "[::ffff:127.0.0.1]:9465", "0.0.0.0:9464+{rank}"] {
+        let taken = refusal(&format!("[telemetry]\nprometheus = '{metrics}'"));
+        let expected = format!("must differ from telemetry.prometheus, \"{metrics}\", at every rank");
+        assert_eq!(taken, format!("admin.listen: \"127.0.0.1:9465\": {expected}"));
+    }
     assert_eq!(
         refusal("[telemetry]\nprometheus = 'x'"),
         "telemetry.prometheus: \"x\": must be IP:port, unix:PATH or empty"
@@ -548,7 +552,7 @@ fn what_the_engine_would_refuse_is_refused() {
             "[policy.dispatch]\nsource = 'native:nope'",
             "policy.dispatch.source: \"native:nope\": unknown native policy, expected one of native:balanced, native:output-first, \
              native:fcfs, native:noop, native:priority, native:pascal, native:srpt, native:fair-share, native:edf, \
-             native:qoe, native:mlfq, native:qoserve, native:scorpio, native:jitserve"
+             native:qoe, native:mlfq, native:qoserve, native:scorpio, native:jitserve, native:lpm"
                 .to_owned(),
         ),
         (

@@ -269,7 +269,11 @@ proptest! {
                     blocks.dedup();
                     blocks.retain(|block| !naive.contains_key(block));
                     policy.keep_ms = keep_ms.iter().enumerate().map(|(block, ms)| (block as u64, *ms)).collect();
-                    cached.chain_ends(&blocks, &ChainFacts { tokens: 9, ..ChainFacts::default() });
+                    // Some of them are warm for some time.
+                    let session = SessionFacts { session: 1 + blocks.len() as u32 % 3, ..SessionFacts::default() };
+                    let (token_ms, ended_ms) = (chain[0] as f32 * 0.1, Some(now_ms));
+                    let facts = ChainFacts { tokens: 9, token_ms, ended_ms, session, ..ChainFacts::default() };
+                    cached.chain_ends(&blocks, &facts);
                     release(&mut cached, &mut policy, &blocks, now_ms);
                     // Of a batch the lower go in first, those that are not kept before the others, the tail before the head.
                     let mut order: Vec<_> = blocks.iter().rev().enumerate().map(|(i, block)| {
@@ -293,7 +297,10 @@ proptest! {
                     cached.touched(&[block as u32]);
                     naive.remove(&(block as u32));
                 }
-                Operation::Wait(ms) => now_ms += f64::from(ms),
+                Operation::Wait(ms) => {
+                    now_ms += f64::from(ms);
+                    assert!(cached.warm(now_ms) <= cached.len());
+                }
                 Operation::Step => {
                     // What is over is asked about, and not kept again.
                     cached.rekey(&mut policy, now_ms);

@@ -91,3 +91,18 @@ fn only_being_overtaken_within_a_priority_is_the_policys_doing() {
     assert_eq!(order_after(0, 1), [1, 0, 2], "a lower priority overtook them");
     assert_eq!(order_after(1, 0), [2, 1, 0], "a higher priority did, as the engine has it: the policy's order holds");
 }
+
+#[test]
+fn one_that_a_policy_left_out_for_too_long_is_served_before_others_of_its_priority() {
+    let (mut table, slots) = requests(&[0, 0, 0]);
+    let decision =
+        Decision { keys: vec![0.0, 2.0, 1.0], token_caps: vec![0, u32::MAX, u32::MAX], ..Decision::default() };
+    let mut planner = planner();
+    let plan = planner.plan(&table, &FACTS, &[], &slots, &decision, MAX_DEFER_MS).clone();
+    assert_eq!(plan.waiting_order, [2, 1, 0]);
+    planner.settle(&mut table, 10, 0.0);
+    let later = EngineFacts { now_ms: 1000.0, ..FACTS };
+    let plan = planner.plan(&table, &later, &[], &slots, &decision, MAX_DEFER_MS).clone();
+    assert_eq!(plan.waiting_order, [0, 2, 1]);
+    assert!(!plan.token_caps.contains(&(slots[0], 0)), "{:?}", plan.token_caps);
+}

@@ -12,7 +12,8 @@ use crate::config_file;
 use crate::watch::{Stamp, Watched};
 
 /// The settings that change while the engine runs, as [`Driver::adopt`](crate::Driver::adopt) takes them over.
-const LIVE: [&str; 3] = ["scheduler.max_defer_ms", "policy.max_strikes", "policy.strike_window_s"];
+const LIVE: [&str; 4] =
+    ["scheduler.max_defer_ms", "scheduler.session_wait_ms", "policy.max_strikes", "policy.strike_window_s"];
 /// Most settings in one line.
 const MOST_NAMED: usize = 12;
 

@@ -159,6 +159,7 @@ impl Driver {
         self.waiting = facts.waiting;
         self.blocks = [facts.free_blocks, facts.total_blocks];
         self.rekey_pools(facts.now_ms);
+        self.note_sessions(facts, running, waiting);
         if self.seen.timeline.is_some() {
             self.see_clock(facts.now_ms);
             self.scheduler.plan(facts, running, waiting);
@@ -315,6 +316,8 @@ impl Driver {
         let Self { scheduler, eviction, budget, config: own, .. } = self;
         own.scheduler.max_defer_ms = config.scheduler.max_defer_ms;
         scheduler.set_max_defer_ms(config.scheduler.max_defer_ms);
+        own.scheduler.session_wait_ms = config.scheduler.session_wait_ms;
+        scheduler.set_session_wait_ms(config.scheduler.session_wait_ms);
         (own.policy.max_strikes, own.policy.strike_window_s) =
             (config.policy.max_strikes, config.policy.strike_window_s);
         let limits = strike_limits(config);

@@ -3,7 +3,8 @@
 use std::collections::{HashMap, VecDeque};
 
 use meridian_core::{
-    CachedBlocks, ChainFacts, EvictionColumn, KeepStats, KvGrowth, Leaving, LeavingBlock, Memory, RowId, Stop,
+    CachedBlocks, ChainFacts, EngineFacts, EvictionColumn, KeepStats, KvGrowth, Leaving, LeavingBlock, Memory, RowId,
+    Stop,
 };
 
 use crate::Driver;
@@ -63,6 +64,8 @@ struct Kept {
     blocks: CachedBlocks,
     /// The store lies beside the engine's memory.
     is_store: bool,
+    /// A KV connector may load what the pool has not.
+    has_connector: bool,
 }
 
 impl Driver {
@@ -73,20 +76,22 @@ impl Driver {
         self.scheduler.keep_answers_ahead(growth);
     }
 
-    /// Add the mirror of a pool of `blocks` KV blocks; fill it with [`CachedBlocks::resync`]. With `keeps_dead`, dead
-    /// blocks stay in the cache and go first.
-    pub fn add_pool(&mut self, blocks: u32, block_tokens: u32, keeps_dead: bool) -> Pool {
+    /// Add the mirror of a pool of `blocks` KV blocks; fill it with [`CachedBlocks::resync`]. With a KV connector,
+    /// dead blocks stay in the cache and go first, and no session waits for others: the connector may load what it has lost.
+    pub fn add_pool(&mut self, blocks: u32, block_tokens: u32, has_connector: bool) -> Pool {
         let blocks = CachedBlocks::new(blocks, block_tokens);
-        self.add(if keeps_dead { blocks.keeping_dead() } else { blocks }, false)
+        let blocks = if has_connector { blocks.keeping_dead() } else { blocks };
+        self.add(Kept { blocks, is_store: false, has_connector })
     }
 
     /// Add the order of eviction of a store of `chunks` chunks beside the engine's memory.
     pub fn add_store(&mut self, chunks: u32, block_tokens: u32) -> Pool {
-        self.add(CachedBlocks::new(chunks, block_tokens).keeping_dead(), true)
+        let blocks = CachedBlocks::new(chunks, block_tokens).keeping_dead();
+        self.add(Kept { blocks, is_store: true, has_connector: false })
     }
 
-    fn add(&mut self, blocks: CachedBlocks, is_store: bool) -> Pool {
-        self.kv.pools.push(Kept { blocks, is_store });
+    fn add(&mut self, kept: Kept) -> Pool {
+        self.kv.pools.push(kept);
         Pool(self.kv.pools.len() - 1)
     }
 
@@ -170,6 +175,7 @@ impl Driver {
         ]
         .into_iter()
         .any(|column| self.eviction.reads(column))
+            || self.scheduler.reads_sessions()
     }
 
     /// Report that these blocks lose their last reader; see [`CachedBlocks::leaving`].
@@ -181,6 +187,14 @@ impl Driver {
     /// [`Driver::plan`] does so for the engine's own pools.
     pub fn rekey(&mut self, pool: Pool, now_ms: f64) -> usize {
         self.kv.pools[pool.0].blocks.rekey(&mut self.eviction, now_ms)
+    }
+
+    /// Tell the dispatch policy what KV memory sessions have.
+    pub(crate) fn note_sessions(&mut self, facts: &EngineFacts, running: &[RowId], waiting: &[RowId]) {
+        // An earlier one is of a hook that was replaced.
+        if let Some(pool) = self.kv.pools.iter_mut().rfind(|pool| !pool.is_store) {
+            self.scheduler.note_sessions(&mut pool.blocks, pool.has_connector, facts, running, waiting);
+        }
     }
 
     /// The same for the engine's own pools, for steps without a plan.
@@ -217,7 +231,7 @@ impl Driver {
             avoidable_output_preemptions: counts.avoidable_output_preemptions,
             ..KvStatus::default()
         };
-        for Kept { blocks, is_store } in pools {
+        for Kept { blocks, is_store, .. } in pools {
             let stats = blocks.stats();
             let evictions = if *is_store { &mut status.offload_evictions } else { &mut status.evictions };
             for (total, count) in evictions.iter_mut().zip(stats.evictions) {

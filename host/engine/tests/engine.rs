@@ -1,7 +1,9 @@
 //! An engine from its start to its end, driven as an embedder would.
 
 use meridian_core::config::{PolicyConfig, SlotMode};
-use meridian_core::{EngineFacts, Error, Markers, MeridianConfig, NewRequest, SlotName, ThinkPhase};
+use meridian_core::{
+    EngineFacts, Error, KvGrowth, LeavingBlock, Markers, MeridianConfig, NewRequest, SlotName, Stop, ThinkPhase,
+};
 use meridian_engine::control::{Given, Mode, Upload};
 use meridian_engine::{Engine, EngineError, Settings};
 
@@ -136,4 +138,49 @@ fn a_request_that_the_engine_lost_without_a_word_is_forgotten() {
     driver.arrived("lost", &NewRequest { arrival_ms: 70_000.0, ..NewRequest::default() }, None).unwrap();
     driver.plan(&after(7_000_000.0), &[], &[kept]);
     assert!(driver.reap(7_000_000.0, |_| true).is_empty());
+}
+
+/// Whether the default policy holds a session that has no KV blocks, for the sake of one that has 600 of 1,000.
+fn is_held(has_connector: bool) -> bool {
+    const BLOCKS: u32 = 1000;
+    let engine = started(MeridianConfig::default()).expect("the defaults are valid");
+    let mut driver = engine.drive();
+    driver.keep_answers_ahead(KvGrowth::default());
+    let pool = driver.add_pool(BLOCKS, 16, has_connector);
+    driver.pool(pool).resync((0..BLOCKS).map(|block| (block, None)));
+    let mut arrives = |id: &str, session, prompt_tokens| {
+        let request = NewRequest { prompt_tokens, max_tokens: 1000, session, ..NewRequest::default() };
+        driver.arrived(id, &request, None).expect("a new request").row
+    };
+    let (decodes, warm, cold) = (arrives("decodes", "", 1), arrives("warm", "a", 1 << 20), arrives("cold", "b", 8000));
+    // How long a chain is warm depends on what its tokens take to compute again, so steps have to be known: 10 ms and 0.1 ms
+    // for a token of a prompt.
+    let mut now_ms = 0.0;
+    for step in 0..100u32 {
+        let tokens = if step % 4 == 0 { 60 } else { 0 };
+        driver.plan(&EngineFacts { now_ms, ..FACTS }, &[decodes, warm], &[]);
+        if step == 0 {
+            driver.admitted(decodes, 0);
+            driver.admitted(warm, 0);
+        }
+        driver.scheduled(now_ms, &[(decodes, 1), (warm, tokens)], 0);
+        now_ms += 10.0 + 0.1 * f64::from(tokens);
+        driver.scheduler().mirror().hold_time(now_ms);
+        driver.generated(&[(decodes, 5)]);
+    }
+    let chain: Vec<u32> = (0..600).collect();
+    driver.pool(pool).taken(&chain, now_ms);
+    driver.chain_ends("warm", Stop::Turn, &[(pool, chain)]);
+    let leaving: Vec<LeavingBlock> =
+        (0..600).rev().map(|block| LeavingBlock { block, tokens: Some((block + 1) * 16) }).collect();
+    driver.leaving(pool, &leaving, now_ms);
+    driver.finished("warm", "stop");
+    let facts = EngineFacts { now_ms, free_blocks: BLOCKS - 1, total_blocks: BLOCKS, waiting: 1, ..FACTS };
+    driver.plan(&facts, &[decodes], &[cold]).token_caps.contains(&(cold, 0))
+}
+
+#[test]
+fn no_session_waits_for_kv_memory_where_a_connector_may_load_its_kv() {
+    assert!(is_held(false));
+    assert!(!is_held(true));
 }

@@ -18,6 +18,7 @@ pub mod fcfs;
 pub mod fixed_budget;
 pub mod jitserve;
 pub mod least_computed_first;
+pub mod lpm;
 pub mod lru;
 pub mod mlfq;
 pub mod next_use;

@@ -7,12 +7,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from meridian.vllm.agents import SessionMiddleware
     from meridian.vllm.offload import PhaseAwareCachePolicy
     from meridian.vllm.processor import BudgetLogitsProcessor
     from meridian.vllm.refusals import RefusalMiddleware
     from meridian.vllm.scheduler import MeridianScheduler
 
-__all__ = ["BudgetLogitsProcessor", "MeridianScheduler", "PhaseAwareCachePolicy", "RefusalMiddleware"]
+__all__ = [
+    "BudgetLogitsProcessor",
+    "MeridianScheduler",
+    "PhaseAwareCachePolicy",
+    "RefusalMiddleware",
+    "SessionMiddleware",
+]
 # Imported on first use: not every supported vLLM has their base classes, and the benchmark sets vLLM's environment
 # before it imports vLLM.
 _MODULES = {
@@ -20,6 +27,7 @@ _MODULES = {
     "MeridianScheduler": "scheduler",
     "PhaseAwareCachePolicy": "offload",
     "RefusalMiddleware": "refusals",
+    "SessionMiddleware": "agents",
 }
 
 

@@ -104,11 +104,11 @@ class KvHook:
         managers = manager.coordinator.single_type_managers
         # Without prefix caching, all free blocks are equal.
         pools = dict.fromkeys(m.block_pool for m in managers) if manager.enable_caching else {}
-        # A connector may still read a freed block, and allocation then waits for it. With a connector, dead blocks
-        # therefore go before all other cached blocks, but not before empty ones.
-        keeps_dead = scheduler.connector is not None
+        # A connector may still read a freed block, and allocation then waits for it: dead blocks go before all other
+        # cached blocks, but not before empty ones. It may also load what a session has lost, so none waits for others.
+        has_connector = scheduler.connector is not None
         self._pools = {
-            id(pool): PoolHook(pool, engine, self.block_tokens, keeps_dead, self._fail, own_time) for pool in pools
+            id(pool): PoolHook(pool, engine, self.block_tokens, has_connector, self._fail, own_time) for pool in pools
         }
         self._hooks = tuple(self._pools.values())
         self._growth_blocks = engine.growth_blocks
@@ -433,7 +433,7 @@ class PoolHook:
         pool: BlockPool,
         engine: _native.Engine,
         block_tokens: int,
-        keeps_dead: bool,
+        has_connector: bool,
         failed: Callable[[str], None],
         own_time: OwnTime,
     ) -> None:
@@ -441,7 +441,7 @@ class PoolHook:
         self._failed = failed
         self._own_time = own_time
         self._on = False
-        self.mirror = engine.pool(pool.num_gpu_blocks, block_tokens, keeps_dead)
+        self.mirror = engine.pool(pool.num_gpu_blocks, block_tokens, has_connector)
         self.pool_number = self.mirror.number
         # Blocks that were handed out, and that the mirror has not been told of.
         self._taken: list[int] = []

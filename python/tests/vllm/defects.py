@@ -120,14 +120,37 @@ class Defect:
             raise self.error
 
 
-class Native:
-    """A native object whose attributes tell the defect when they are used."""
+class PassesOn:
+    """Stands in for a native object and passes everything on to it, others that stand in unwrapped."""
 
-    def __init__(self, kind: str, inner: Any, defect: Defect) -> None:
-        self._kind, self._inner, self._defect = kind, inner, defect
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._inner, name)
+        if not callable(found):
+            return found
+        return lambda *args, **kwargs: found(*(_unwrapped(arg) for arg in args), **kwargs)
+
+
+def _unwrapped(arg: Any) -> Any:
+    """`arg` as native code takes it: an engine takes its own pools only. A list that it changes is passed as it is."""
+    if isinstance(arg, PassesOn):
+        return arg._inner
+    if isinstance(arg, list | tuple) and any(isinstance(part, PassesOn | tuple) for part in arg):
+        return type(arg)(_unwrapped(part) for part in arg)
+    return arg
+
+
+class Native(PassesOn):
+    """A native object whose attributes tell the defect when they are used."""
+
+    def __init__(self, kind: str, inner: Any, defect: Defect) -> None:
+        super().__init__(inner)
+        self._kind, self._defect = kind, defect
+
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
         point = f"{self._kind}.{name}"
         if not callable(found):
             self._defect.called(point, stays_broken=True)

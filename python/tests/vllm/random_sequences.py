@@ -114,6 +114,7 @@ POLICIES = (
     Policy("srpt", "native:srpt"),
     Policy("scorpio", "native:scorpio"),
     Policy("jitserve", "native:jitserve"),
+    Policy("lpm", "native:lpm"),
     Policy("mlfq, for waiting", "native:mlfq", {"quantum_tokens": 4}, preempts_for_waiting=True),
     Policy("caps-of-nothing", "caps-of-nothing.wasm"),
     Policy("output-first, nobody waits", "native:output-first", max_defer_ms=1.0),

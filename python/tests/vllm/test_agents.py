@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
+import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from harness import KV_BLOCK_TOKENS, KV_BLOCKS, Engine, requests
 from meridian import EvictionCandidate
+from meridian.vllm import SessionMiddleware
 from meridian.vllm.bench.request import TraceRequest
 
 KEEPS = {"strips_reasoning": False}
@@ -73,8 +77,15 @@ def stand(clean: Engine) -> Iterator[Engine]:
 
 
 @pytest.mark.parametrize("names", [True, False])
-def test_a_session_that_waits_for_a_tool_outlasts_one_that_was_answered(stand: Engine, names: bool) -> None:
+def test_a_session_that_waits_for_a_tool_outlasts_one_that_was_answered(
+    stand: Engine, names: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The chain of the older one stays, although least recently used would evict it first."""
+    # However long the machine takes: `ttl` keeps the chain for seconds.
+    now = time.monotonic()
+    clock = SimpleNamespace(monotonic=lambda: now, perf_counter_ns=time.perf_counter_ns)
+    monkeypatch.setattr("meridian.vllm.kv.time", clock)
+    monkeypatch.setattr("meridian.vllm.scheduler.time", clock)
     prompts = {name: words(name, stand, 4 * KV_BLOCK_TOKENS) for name in ("tool", "answer")}
     native = stand.native("native:output-first", eviction="native:ttl", model=KEEPS)
     with stand.using(native):
@@ -112,6 +123,36 @@ def test_gaps_of_sessions_reach_a_policy(stand: Engine) -> None:
         assert stand.scheduler._meridian is native
         assert hook.engine.reads_chains
         assert hook.engine.reads_awaited
+
+
+def test_what_a_session_has_in_the_cache_reaches_the_dispatch_policy(stand: Engine, monkeypatch: Any) -> None:
+    """With one seat, `lpm` admits the turn of a session before one that came earlier and has nothing cached."""
+    from vllm import SamplingParams
+
+    native = stand.native("native:lpm", model=KEEPS, max_defer_ms=1e9)
+    admitted: list[str] = []
+    with stand.using(native):
+        core = stand.run.engine
+        monkeypatch.setattr(stand.scheduler, "max_num_running_reqs", 1)
+        monkeypatch.setattr(stand.scheduler, "max_num_active_reqs", 1, raising=False)
+        first = words("first", stand, 4 * KV_BLOCK_TOKENS)
+        say(stand, "first", first, meridian_session="warm")
+        assert native.reads_chains
+        params = {"temperature": 0.0, "ignore_eos": True, "detokenize": False, "max_tokens": 8}
+        waiting = {"busy": words("busy", stand, 8), "cold": words("cold", stand, 64), "warm": [*first, 7, 7, 7]}
+        for name, prompt in waiting.items():
+            extra = {} if name == "busy" else {"meridian_session": name}
+            core.add_request(name, {"prompt_token_ids": prompt}, SamplingParams(**params, extra_args=extra))
+            if name == "busy":
+                core.step()
+        while core.has_unfinished_requests():
+            core.step()
+            for request in stand.scheduler.running:
+                name = request.request_id.partition("-")[0]
+                if name not in admitted:
+                    admitted.append(name)
+        assert stand.scheduler._meridian is native
+    assert admitted == ["busy", "warm", "cold"]
 
 
 @pytest.mark.parametrize("eviction", ["native:lru", "native:t-lru", "native:ttl", "native:cost-aware"])
@@ -168,3 +209,55 @@ def test_a_candidate_has_the_columns_of_the_contract(clean: Engine) -> None:
     assert ranking[1][0] == 0.0
     assert ranking[1][1] > 0.0
     assert KV_BLOCKS > 0
+
+
+def session_of(headers: list[tuple[str, str]]) -> str | None:
+    """The session that vLLM finds in the headers of a request that went through the middleware."""
+    from starlette.requests import Request
+
+    found: list[str | None] = []
+
+    async def app(scope: Any, _receive: Any, _send: Any) -> None:
+        found.append(Request(scope).headers.get("X-Session-ID"))
+
+    sent = [(name.lower().encode(), value.encode()) for name, value in headers]
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": sent}
+    asyncio.run(SessionMiddleware(app)(scope, None, None))
+    assert scope["headers"] == sent, "the scope of whoever calls stays as it is"
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("headers", "session"),
+    [
+        ([], None),
+        ([("X-Session-ID", "own"), ("thread-id", "t")], "own"),
+        ([("X-Session-ID", ""), ("thread-id", "t")], "t"),
+        ([("X-Session-ID", ""), ("X-Session-ID", "own"), ("thread-id", "t")], "t"),
+        ([("X-Session-ID", "own"), ("X-Session-ID", ""), ("thread-id", "t")], "own"),
+        ([("thread-id", "first"), ("thread-id", "second")], "first"),
+        ([("thread-id", "t" * 129), ("x-litellm-session-id", "h")], "h"),
+        ([("session-id", "s"), ("thread-id", "t")], "t"),
+        ([("x-claude-code-session-id", "s")], "s"),
+        ([("x-claude-code-session-id", "s"), ("x-claude-code-agent-id", "a")], "a"),
+        ([("x-session-affinity", "o"), ("x-parent-session-id", "p")], "o"),
+        ([("x-litellm-session-id", "  ")], None),
+        ([("X-LiteLLM-Session-Id", "h")], "h"),
+        ([("x-user-id", "u"), ("x-request-id", "r"), ("x-correlation-id", "c")], None),
+    ],
+)
+def test_the_session_of_an_agent_is_found_in_its_own_header(
+    headers: list[tuple[str, str]], session: str | None
+) -> None:
+    assert session_of(headers) == session
+
+
+def test_what_is_no_request_passes_the_middleware() -> None:
+    seen: list[Any] = []
+
+    async def app(scope: Any, _receive: Any, _send: Any) -> None:
+        seen.append(scope)
+
+    scope = {"type": "lifespan"}
+    asyncio.run(SessionMiddleware(app)(scope, None, None))
+    assert seen == [scope]

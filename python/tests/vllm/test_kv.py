@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from defects import PassesOn
 from harness import KV_BLOCK_TOKENS, Engine, requests
 from meridian.vllm.bench.probe import SchedulerProbe
 from meridian.vllm.bench.request import TraceRequest
@@ -238,16 +239,13 @@ def test_a_wrapper_around_the_hooks_own_stays_and_passes_calls_on(clean: Engine)
 def test_a_defect_in_the_hook_leaves_stock_vllm(
     clean: Engine, stock_tokens: list[list[int]], caplog: pytest.LogCaptureFixture, method: str
 ) -> None:
-    class Broken:
+    class Broken(PassesOn):
         """Passes everything on but one call."""
-
-        def __init__(self, inner: Any) -> None:
-            self._inner = inner
 
         def __getattr__(self, name: str) -> Any:
             if name == method:
                 raise RuntimeError(f"{method} is broken")
-            return getattr(self._inner, name)
+            return super().__getattr__(name)
 
     native = clean.native("native:output-first", model=STRIPS, kv_memory={"growth_blocks": 0.0})
     with clean.using(native), caplog.at_level(logging.ERROR, logger="vllm.meridian"):
@@ -284,13 +282,11 @@ def test_the_pools_invariants_hold(kind: str, eviction: str, connector: object, 
 def test_the_soak_finds_a_mirror_that_is_wrong(forgotten: str) -> None:
     soak = Soak(seed=2)
 
-    class Deaf:
-        def __init__(self, inner: Any) -> None:
-            self._inner = inner
-
+    class Deaf(PassesOn):
         def __getattr__(self, name: str) -> Any:
-            return (lambda *_: 0) if name == forgotten else getattr(self._inner, name)
+            return (lambda *_: 0) if name == forgotten else super().__getattr__(name)
 
+    soak.hook.engine = PassesOn(soak.engine)  # type: ignore[assignment]
     for hook in soak.hook.pools:
         hook.mirror = Deaf(hook.mirror)  # type: ignore[assignment]
     soak.run(300)

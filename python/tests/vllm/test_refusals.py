@@ -52,10 +52,12 @@ def test_a_late_request_alone_is_served(clean: Engine) -> None:
 
 
 class RefusingServer(BudgetServer):
-    """A server with one seat, a level that cannot be kept while somebody runs, and the middleware."""
+    """A server with one seat, a level that cannot be kept while somebody runs, and both kinds of middleware."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder, "--middleware", "meridian.vllm.RefusalMiddleware", "--max-num-seqs", "1")
+        kinds = ("RefusalMiddleware", "SessionMiddleware")
+        middleware = [word for kind in kinds for word in ("--middleware", f"meridian.vllm.{kind}")]
+        super().__init__(folder, *middleware, "--max-num-seqs", "1")
 
     def config(self, listener: int) -> str:
         """A level that no request keeps."""
@@ -77,12 +79,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RefusingServer]
         running.kill()
 
 
-def asked(server: RefusingServer, route: str, tenant: str, **more: Any) -> tuple[int, str | None, str]:
+def asked(
+    server: RefusingServer, route: str, tenant: str, sent: dict[str, str] | None = None, **more: Any
+) -> tuple[int, str | None, str]:
     """Status, `Retry-After` and body of the answer to a request."""
     what = {"messages": [{"role": "user", "content": "hello"}]} if "chat" in route else {"prompt": "hello"}
     body = {"model": "m", "max_tokens": 8, "temperature": 0.0, **what, **more}
     body["vllm_xargs"] = {"meridian_tenant": tenant}
-    headers = {"Content-Type": "application/json"}
+    headers = {"Content-Type": "application/json", **(sent or {})}
     request = urllib.request.Request(f"{server.base}/v1/{route}", data=json.dumps(body).encode(), headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=120) as response:
@@ -112,6 +116,17 @@ def test_a_client_gets_503_and_a_time_to_try_again(server: RefusingServer) -> No
     assert server.metric(server.base, "vllm:request_queue_time_seconds_sum") >= 0
     refused = 'meridian_service_level_requests_total{level="impossible",outcome="refused"}'
     assert server.metric(server.listener, refused) == 4
+
+
+def test_the_engine_learns_the_session_that_an_agent_names(server: RefusingServer) -> None:
+    def ask(session: str) -> int:
+        return asked(server, "completions", "", {"thread-id": session}, max_tokens=400, ignore_eos=True)[0]
+
+    with ThreadPoolExecutor(3) as pool:
+        answers = [pool.submit(ask, session) for session in ("a", "a", "b")]
+        while server.metric(server.listener, "meridian_sessions") < 2:
+            assert not all(answer.done() for answer in answers), "the engine saw no two sessions"
+        assert [answer.result() for answer in answers] == [200, 200, 200]
 
 
 def through(messages: list[dict[str, Any]], clock: Iterator[float], path: str = "/v1/chat/completions") -> list[Any]:

@@ -58,6 +58,12 @@ pub(crate) struct SessionArgs {
     /// Make the gaps of sessions so many times as long
     #[arg(long, value_name = "TIMES", default_value_t = 1.0, requires = "trace")]
     scale_gaps: f64,
+    /// Make those gaps so many times as long again that follow a turn which no tool call ended
+    #[arg(long, value_name = "TIMES", default_value_t = 1.0, requires = "trace")]
+    scale_user_gaps: f64,
+    /// Let at most this many sessions into the engine, each until its user pauses, and the others wait; 0 for no limit
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "trace")]
+    admit_sessions: u32,
 }
 
 /// Every so many sessions, from one on.
@@ -83,26 +89,24 @@ impl std::str::FromStr for Part {
 impl SessionArgs {
     /// These sessions, their tokens divided by `shrink`; how many at a time is found out.
     pub(crate) fn chosen(part: Part, shrink: u32) -> Self {
-        Self { at_once: 1, part, shrink, scale_gaps: 1.0 }
+        Self { at_once: 1, part, shrink, scale_gaps: 1.0, scale_user_gaps: 1.0, admit_sessions: 0 }
     }
 
     fn of(&self, name: String, sessions: Vec<Session>) -> anyhow::Result<Input> {
         let at_once = within("--at-once", self.at_once, &NUM_SEQS)?;
-        ensure!(
-            self.scale_gaps.is_finite() && (0.0..=1e6).contains(&self.scale_gaps),
-            "--scale-gaps {}: expected a number from 0 to 1e6",
-            self.scale_gaps
-        );
+        for (option, times) in [("--scale-gaps", self.scale_gaps), ("--scale-user-gaps", self.scale_user_gaps)] {
+            ensure!((0.0..=1e6).contains(&times), "{option} {times}: expected a number from 0 to 1e6");
+        }
         let Part { number, of } = self.part;
         let chosen = sessions.iter().skip(number - 1).step_by(of).map(|session| {
             let shrunk = session.shrunk(self.shrink).with_context(|| {
                 format!("--shrink {}: expected a divisor of {}, the block size", self.shrink, session.block_tokens)
             })?;
-            Ok(shrunk.with_gaps(self.scale_gaps))
+            Ok(shrunk.with_gaps(self.scale_gaps, self.scale_user_gaps))
         });
         let sessions: Arc<[Session]> = chosen.collect::<anyhow::Result<_>>()?;
         ensure!(!sessions.is_empty(), "--part {number}/{of}: has no session, expected a smaller K");
-        Ok(Input::Sessions { name, sessions, at_once })
+        Ok(Input::Sessions { name, sessions, at_once, admitted: self.admit_sessions })
     }
 }
 

@@ -206,8 +206,10 @@ impl CachedBlocks {
     /// Refill the mirror from the engine's queue of free blocks, its front first: the number, and the tokens as in
     /// [`LeavingBlock::tokens`]. Every other block counts as attended. Cached blocks get equal keys.
     pub fn resync(&mut self, queue: impl IntoIterator<Item = (u32, Option<u32>)>) {
+        // The engine may have used the blocks for others meanwhile.
+        self.chains = Chains::default();
         for entry in &mut self.blocks {
-            entry.state = State::Attended;
+            (entry.state, entry.chain) = (State::Attended, 0);
         }
         self.order.clear();
         self.empty = 0;
@@ -332,6 +334,9 @@ impl CachedBlocks {
             self.leave_chain(*block);
             if let Some(entry) = self.blocks.get_mut(*block as usize) {
                 entry.chain = chain;
+                if matches!(entry.state, State::Cached { .. }) {
+                    self.chains.set_cached(chain, true);
+                }
                 self.chains.join(chain, entry.hits);
             }
         }
@@ -347,6 +352,19 @@ impl CachedBlocks {
         let matched = u32::try_from(blocks.len()).unwrap_or(u32::MAX);
         let is_whole = matched >= (facts.prompt_tokens / self.block_tokens).max(1);
         (is_whole && facts.session.session > 0 && facts.ended_ms.is_some()).then_some(facts.session.session)
+    }
+
+    /// Blocks that the requests of this session used last, cached or in use.
+    #[must_use]
+    pub fn of_session(&self, session: u32) -> u32 {
+        self.chains.of_session(session)
+    }
+
+    /// Cached blocks of warm sessions: of requests that have ended for less than five times as long as computing their tokens
+    /// again takes.
+    pub fn warm(&mut self, now_ms: f64) -> u32 {
+        self.tell_time(now_ms);
+        self.chains.warm(self.now_ms)
     }
 
     /// Number of chains that some block remembers; at most as many as blocks.
@@ -510,7 +528,11 @@ impl CachedBlocks {
 
     fn leave_chain(&mut self, block: u32) {
         if let Some(entry) = self.blocks.get_mut(block as usize) {
-            self.chains.leave(std::mem::take(&mut entry.chain), entry.hits);
+            let chain = std::mem::take(&mut entry.chain);
+            if matches!(entry.state, State::Cached { .. }) {
+                self.chains.set_cached(chain, false);
+            }
+            self.chains.leave(chain, entry.hits);
         }
     }
 
@@ -584,7 +606,8 @@ impl CachedBlocks {
         if chains.len() != self.chains.len() || of_chains != self.chains.blocks() {
             return Err(format!("{} chains of {of_chains} blocks, here {}", chains.len(), self.chains.len()));
         }
-        Ok(())
+        let cached = self.blocks.iter().filter(|entry| matches!(entry.state, State::Cached { .. }));
+        self.chains.audit(cached.map(|entry| entry.chain))
     }
 
     /// Time never goes back.
@@ -607,6 +630,8 @@ impl CachedBlocks {
     fn put(&mut self, block: u32, tier: BlockTier, ranked: Ranked, stamp: u64) {
         if let Some(entry) = self.attend(block) {
             entry.state = State::Cached { tier, ranked, stamp };
+            let chain = entry.chain;
+            self.chains.set_cached(chain, true);
             self.settled = self.settled.min(ranked.rank.epoch);
             self.order.insert(Place::new(tier, ranked, stamp, block));
         }
@@ -626,7 +651,10 @@ impl CachedBlocks {
         match std::mem::take(&mut entry.state) {
             State::Attended => {}
             State::Empty => self.empty -= 1,
-            State::Cached { tier, ranked, stamp } => _ = self.order.remove(&Place::new(tier, ranked, stamp, block)),
+            State::Cached { tier, ranked, stamp } => {
+                self.chains.set_cached(entry.chain, false);
+                _ = self.order.remove(&Place::new(tier, ranked, stamp, block));
+            }
         }
         Some(entry)
     }

@@ -148,6 +148,9 @@ impl Parsed {
     }
 }
 
+/// Data-parallel engines of one machine whose addresses are compared.
+const MOST_RANKS: u32 = 64;
+
 impl MeridianConfig {
     /// Parse and validate the text of a `meridian.toml`.
     ///
@@ -281,11 +284,17 @@ impl MeridianConfig {
              admin.token_file"
                 .into()
         })?;
-        let metrics = address("telemetry.prometheus", prometheus, Listen::parse(prometheus))?;
-        // Port 0 is any free port.
-        let any_port = matches!(admin, Listen::Tcp(address) if address.port() == 0);
-        let apart = admin == Listen::Off || any_port || admin != metrics;
-        check("admin.listen", quoted(listen), apart, || "must differ from telemetry.prometheus".into())?;
+        address("telemetry.prometheus", prometheus, Listen::parse_any(&Listen::of_rank(prometheus, 0)))?;
+        // At any data-parallel rank: the engines of a machine share its ports.
+        let of_ranks = |text: &str| -> Vec<Listen> {
+            let ranks = if text.contains("{rank}") { 0..MOST_RANKS } else { 0..1 };
+            ranks.filter_map(|rank| Listen::parse_any(&Listen::of_rank(text, rank)).ok()).collect()
+        };
+        let metrics_of_ranks = of_ranks(prometheus);
+        let apart = of_ranks(listen).iter().all(|admin| metrics_of_ranks.iter().all(|metrics| admin.is_apart(metrics)));
+        check("admin.listen", quoted(listen), apart, || {
+            format!("must differ from telemetry.prometheus, {prometheus:?}, at every rank")
+        })?;
         for (field, path) in [
             ("admin.token_file", token_file),
             ("admin.tls_cert_file", tls_cert_file),

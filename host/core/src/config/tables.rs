@@ -96,9 +96,14 @@ pub struct SchedulerConfig {
     #[schemars(range(min = 0, max = 16_777_216))]
     pub answer_reserve_tokens: u32,
     /// Longest time that a policy may defer a running request, milliseconds. A waiting one is protected after this time
-    /// and four times as many admissions as its place in the queue at its arrival.
+    /// and four times as many admissions as its place in the queue at its arrival; one with a service level, or held for
+    /// `session_wait_ms`, has a bound of its own.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub max_defer_ms: f32,
+    /// Longest time that a policy may hold a request because its session has lost its KV blocks and its prompt would take
+    /// the place of sessions that soon go on, milliseconds. Many that are held for longer take turns. 0: none is held.
+    #[schemars(range(min = 0, max = 86_400_000))]
+    pub session_wait_ms: f32,
     /// Whether a waiting request may preempt running requests that the policy ranks behind it, while all seats are
     /// taken.
     pub preempt_for_waiting: bool,
@@ -369,7 +374,7 @@ pub struct PolicyConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct SlotConfig {
     /// `native:NAME` (dispatch: `balanced`, `output-first`, `fcfs`, `noop`, `priority`, `pascal`, `srpt`, `fair-share`,
-    /// `edf`, `qoe`, `mlfq`, `qoserve`, `scorpio`, `jitserve`; eviction: `tiered-lru`, `lru`, `least-computed-first`,
+    /// `edf`, `qoe`, `mlfq`, `qoserve`, `scorpio`, `jitserve`, `lpm`; eviction: `tiered-lru`, `lru`, `least-computed-first`,
     /// `prefix-value`, `t-lru`, `ttl`, `cost-aware`, `next-use`, `noop`; budget: `eat-rpdi`, `fixed-budget`, `patience`,
     /// `deadline-aware`, `eat`, `rpdi`, `deer`, `code-stop`, `noop`), the path of a component relative to the file's folder, or
     /// `oci://HOST/NAME@sha256:DIGEST` for a component in a registry. Until that one is fetched, the native default decides; one in shadow is not compared.
@@ -422,8 +427,10 @@ pub enum SlotMode {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct TelemetryConfig {
-    /// Address of the metrics listener: `IP:port` on loopback or `unix:PATH`; empty for off.
-    #[schemars(extend("x-must-be" = "`IP:port` on loopback, `unix:PATH` or empty"))]
+    /// Address of the metrics listener: `IP:port` or `unix:PATH`; empty for off. It serves `/metrics` in the clear, without a
+    /// token, to all who reach it: beyond loopback, a firewall should limit them. `{rank}` and `+{rank}` are as in
+    /// `admin.listen`.
+    #[schemars(extend("x-must-be" = "`IP:port`, `unix:PATH` or empty"))]
     pub prometheus: String,
     /// Tenants whose latencies have series of their own, in order of arrival. Further tenants share the series `other`.
     #[schemars(range(min = 0, max = 256))]
@@ -459,8 +466,9 @@ pub struct AdminConfig {
     /// data-parallel rank, and `+{rank}` after the port adds it to the port.
     #[schemars(extend("x-must-be" = "`IP:port`, `unix:PATH` or empty; not `telemetry.prometheus`; beyond loopback with TLS and a token"))]
     pub listen: String,
-    /// File with the bearer token that changes need, or with up to 64 lines `NAME TOKEN`; empty forbids changes. `{rank}` is
-    /// the engine's data-parallel rank.
+    /// File with the bearer token that changes need, or with up to 64 lines `NAME TOKEN [ROLE]`; empty forbids changes. A role
+    /// is `read`, `change` (all but give the engine another policy) or `all`, the default. `{rank}` is the engine's
+    /// data-parallel rank.
     #[schemars(extend("x-must-be" = "a path or empty"))]
     pub token_file: String,
     /// File with the PEM certificate of the admin interface, and those that lead to its authority; empty for no TLS. Unix
@@ -569,6 +577,7 @@ impl Default for SchedulerConfig {
             end_loops: false,
             answer_reserve_tokens: 0,
             max_defer_ms: 2000.0,
+            session_wait_ms: 60_000.0,
             preempt_for_waiting: false,
             reasoning_effort: ReasoningEfforts::default(),
         }
@@ -760,6 +769,7 @@ impl SchedulerConfig {
             end_loops: _,
             answer_reserve_tokens: _,
             max_defer_ms,
+            session_wait_ms: _,
             preempt_for_waiting: _,
             reasoning_effort: _,
         } = *self;

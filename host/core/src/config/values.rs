@@ -367,6 +367,20 @@ impl Listen {
         sum.unwrap_or_else(|| text.to_owned())
     }
 
+    /// Whether one process can listen on both.
+    pub(super) fn is_apart(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Off, _) | (_, Self::Off) => true,
+            // Port 0 is any free port.
+            (Self::Tcp(one), Self::Tcp(other)) => {
+                let (own, others) = (one.ip().to_canonical(), other.ip().to_canonical());
+                let is_any = own.is_unspecified() || others.is_unspecified();
+                one.port() == 0 || one.port() != other.port() || !is_any && own != others
+            }
+            _ => self != other,
+        }
+    }
+
     /// Whether only this machine can reach it.
     #[must_use]
     pub fn is_of_this_machine(&self) -> bool {

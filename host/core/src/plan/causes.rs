@@ -23,6 +23,9 @@ impl Planner {
         for row_id in self.rescued.drain(..) {
             table.rescued(row_id);
         }
+        if let Some((row_id, could_run)) = self.has_its_turn.take() {
+            table.had_its_turn(row_id, could_run);
+        }
     }
 
     /// Set the rules by which the candidates of the last plan were admitted.

@@ -148,10 +148,15 @@ impl Planner {
         }
     }
 
+    /// Whether the engine is known to keep every KV block of a request, all from one pool.
+    pub(crate) fn keeps_all_blocks(&self) -> bool {
+        matches!(self.growth, Some(KvGrowth { groups: 1, .. }))
+    }
+
     /// KV blocks that the running requests have yet to take for tokens that they already have, most of them of prompts. A
     /// prompt that is admitted beside them has to fit into the rest, or one of them would be preempted. Where the engine
     /// schedules by priority, one of `priority` waits for no less urgent request.
-    pub(super) fn blocks_of_prompts(
+    pub(crate) fn blocks_of_prompts(
         &self,
         table: &RequestTable,
         facts: &EngineFacts,

@@ -12,7 +12,8 @@ impl Planner {
     }
 
     /// Fill `self.pinned` for the waiting candidates that were deferred for too long, the longest first, and those whose service
-    /// level is owed its least share after them.
+    /// level is owed its least share after them. Of those that are held for the sake of warm sessions, the one that waited
+    /// longest has its turn.
     pub(super) fn pin_overdue(
         &mut self,
         table: &RequestTable,
@@ -21,11 +22,26 @@ impl Planner {
         max_defer_ms: f32,
     ) -> bool {
         self.pinned.clear();
-        self.pinned.extend(waiting.iter().map(|row_id| {
+        let running = self.caps.len().saturating_sub(waiting.len());
+        let mut turn: Option<(f64, usize)> = None;
+        for (i, row_id) in waiting.iter().enumerate() {
             let row = table.get(*row_id).filter(|row| !row.is_refused);
-            let overdue_ms = row.and_then(|row| table.overdue_ms(row, facts.now_ms, max_defer_ms));
-            overdue_ms.map_or(0, |ms| ms.ceil() as u32)
-        }));
+            let left_out = self.caps.get(running + i) == Some(&0);
+            let overdue = row.and_then(|row| table.overdue_ms(row, facts.now_ms, max_defer_ms, left_out));
+            self.pinned.push(match overdue {
+                Some((ms, false)) => ms.ceil() as u32,
+                _ => 0,
+            });
+            if let Some((ms, true)) = overdue
+                && turn.is_none_or(|(longest_ms, _)| ms > longest_ms)
+            {
+                turn = Some((ms, i));
+            }
+        }
+        if let Some((ms, i)) = turn {
+            self.pinned[i] = ms.ceil() as u32;
+            self.has_its_turn = Some((waiting[i], false));
+        }
         if table.guards_shares() {
             for position in table.owed(waiting) {
                 self.pinned[position] = self.pinned[position].max(1);
@@ -104,11 +120,12 @@ impl Planner {
             }
             reserved += grant;
             for_waiting = for_waiting.saturating_sub(grant);
-            let Some(block_tokens) = self.block_tokens else { continue };
             let known = table.get(row_id).map_or(0, RequestState::known_tokens);
-            match blocks_left.checked_sub(known.div_ceil(block_tokens)) {
-                Some(left) => blocks_left = left,
-                None => break,
+            let blocks = self.block_tokens.map_or(0, |block_tokens| known.div_ceil(block_tokens));
+            let Some(left) = blocks_left.checked_sub(blocks) else { break };
+            blocks_left = left;
+            if let Some((turn, could_run)) = &mut self.has_its_turn {
+                *could_run |= *turn == row_id && grant > 0;
             }
         }
         // The rest, in the plan's order, from the remaining budgets of the policy and the engine.

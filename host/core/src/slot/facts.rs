@@ -59,6 +59,10 @@ impl<K: SlotKind> SlotFacts<K> {
             || self.is_in_quarantine
     }
 
+    pub(super) fn is_read_by_active(&self, column: K::Column) -> bool {
+        self.readers.first().is_some_and(|active| active.inputs.contains(&column))
+    }
+
     /// Whether ended requests are kept for the next decision.
     pub(super) fn keeps_finished(&self) -> bool {
         // A recording may be replayed with a policy that tells requests apart.

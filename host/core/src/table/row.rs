@@ -96,6 +96,8 @@ pub struct RequestState {
     pub(crate) cached_tokens: u32,
     pub(crate) computed_tokens: u32,
     pub(crate) max_tokens: u32,
+    /// As it was before the last step in which it waited.
+    pub(super) resident_tokens: u32,
     pub(crate) preemptions: u32,
     pub(crate) priority: i32,
     pub(crate) tenant: u32,
@@ -366,6 +368,12 @@ impl RequestState {
     #[inline]
     pub(crate) fn needs_whole_prefill(&self, decode_tokens: u32) -> bool {
         self.whole_prompt && self.needed_tokens(0) > decode_tokens.max(1)
+    }
+
+    /// Tokens of its prompt that its session has left in the prefix cache, while it waits for its first admission.
+    #[inline]
+    pub(crate) fn resident_tokens(&self) -> u32 {
+        if self.state == State::Waiting { self.resident_tokens } else { 0 }
     }
 
     /// Its place in the session that its client names, or else in the one that the host found.

@@ -1,8 +1,22 @@
 //! The sessions of the requests in a table.
 
+use meridian_policy_sdk::State;
+
 use super::{RequestState, RequestTable};
 use crate::RowId;
+use crate::blocks::WARM;
 use crate::sessions::{SessionFacts, Stop};
+
+/// The KV memory that sessions leave to others.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SessionMemory {
+    /// See [`RequestTable::room_tokens`].
+    pub(crate) room_tokens: f32,
+    /// The longest that a policy may hold a request for it, milliseconds; `None` for no longer than any other.
+    pub(crate) holds_ms: Option<f64>,
+    /// Tokens that a step can carry.
+    pub(crate) step_tokens: u32,
+}
 
 impl RequestTable {
     /// Report that the prompt of a request continues that of a request of `session`, which its client does not name: it is
@@ -32,6 +46,65 @@ impl RequestTable {
             self.sessions.ended(row.own_turn().session, stop, now_ms);
         }
         self.sessions.facts(row.own_turn(), stop)
+    }
+
+    /// Tokens of KV memory that neither running requests nor warm sessions need; infinite where it is not known.
+    pub(crate) fn room_tokens(&self) -> f32 {
+        self.memory.map_or(f32::INFINITY, |memory| memory.room_tokens)
+    }
+
+    /// Set the KV memory that sessions have in the next step: for each waiting request that was never admitted, the tokens that
+    /// its session has.
+    pub(crate) fn set_memory(&mut self, memory: SessionMemory, waiting: &[RowId], tokens: impl Fn(u32) -> u32) {
+        self.memory = Some(memory);
+        for row_id in waiting {
+            let Some(row) = self.row_mut(*row_id).filter(|row| row.state == State::Waiting) else { continue };
+            let session = row.session.session;
+            row.resident_tokens = if session > 0 { tokens(session).min(row.prompt_tokens) } else { 0 };
+        }
+    }
+
+    /// The policy that decided the step knows nothing of the room: it holds nobody for it.
+    pub(crate) fn no_room_was_read(&mut self) {
+        if let Some(memory) = &mut self.memory {
+            memory.holds_ms = None;
+        }
+    }
+
+    /// The step is planned: what was set is known no longer.
+    pub(crate) fn forget_memory(&mut self) {
+        self.memory = None;
+    }
+
+    /// How long a policy may hold this waiting request, which it leaves out, for the sake of warm sessions, milliseconds: its
+    /// own has lost its KV blocks, and a step cannot carry what is missing. `None` for no longer than any other.
+    pub(super) fn holds_ms(&self, row: &RequestState) -> Option<f64> {
+        let memory = self.memory.filter(|_| row.state == State::Waiting && row.session.session > 0)?;
+        let missing = row.prompt_tokens - row.resident_tokens;
+        memory.holds_ms.filter(|_| missing > row.resident_tokens && missing > memory.step_tokens)
+    }
+
+    /// For how long one that may be held for `holds_ms`, and has been since `since_ms`, had to be admitted, milliseconds.
+    /// Those that are held for too long take turns.
+    pub(super) fn held_too_long_ms(&self, holds_ms: f64, since_ms: f64, now_ms: f64) -> f64 {
+        if now_ms < self.next_turn_ms { 0.0 } else { now_ms - since_ms - holds_ms }
+    }
+
+    /// A request that had been held for too long had its turn in a step. If it was admitted, the next has its turn when
+    /// computing this prompt was a small part of the time. One that was not although it `could_run`, because the engine lacks
+    /// something else for it (an adapter, a grammar), waits as if it had just come.
+    pub(crate) fn had_its_turn(&mut self, row_id: RowId, could_run: bool) {
+        let clock_ms = self.clock_ms;
+        let Some(row) = self.row_mut(row_id) else { return };
+        if row.state != State::Running {
+            if could_run {
+                row.deferred_since_ms = Some(clock_ms);
+            }
+            return;
+        }
+        let Some(row) = self.get(row_id) else { return };
+        let missing_ms = self.speed.prefill_token_ms * row.prompt_tokens.saturating_sub(row.cached_tokens) as f32;
+        self.next_turn_ms = self.clock_ms + WARM * f64::from(missing_ms);
     }
 
     /// The facts about a live request's session.

@@ -56,6 +56,7 @@ pub struct Balanced {
     prices: Prices,
     /// Service levels that can be kept keep requests out.
     doors: Doors,
+    gate: Gate,
     /// Requests that run before the first that does not, in the batch's order.
     leading: usize,
     /// Of each request of the batch, the tokens of a prompt that are to be computed; 0 where a decode is all that is missing.
@@ -71,6 +72,17 @@ struct Doors {
     keep_out_late: bool,
     /// What a step with the decodes that run takes, milliseconds.
     step_ms: f32,
+}
+
+/// Which sessions without KV blocks are let in: a long prompt of theirs would take the place of sessions that soon go on.
+#[derive(Clone, Copy, Debug, Default)]
+struct Gate {
+    /// A prompt with fewer missing tokens than a step may carry does not matter.
+    step_tokens: f32,
+    /// Number of the request that comes in; 0 for none.
+    admitted: f32,
+    /// Others are held.
+    holds: bool,
 }
 
 /// What requests cost in this step.
@@ -100,6 +112,7 @@ impl Policy for Balanced {
             part: None,
             prices: Prices::default(),
             doors: Doors::default(),
+            gate: Gate::default(),
             leading: 0,
             prompt_tokens: Vec::new(),
         })
@@ -177,7 +190,7 @@ impl Balanced {
         let mut room = load.room(step.free_blocks, step.running) - load.prompt_tokens;
         let (mut cost_ms, mut looked_at) = (0.0, 0.0);
         let waiting = batch.iter().skip(self.leading).filter(|request| request.state() != State::Running);
-        for request in waiting.take(LOOKED_AT) {
+        for request in waiting.filter(|request| !self.is_held(request)).take(LOOKED_AT) {
             let missing = request.missing_tokens();
             looked_at += 1.0;
             cost_ms += self.cost_ms(&request);
@@ -196,6 +209,52 @@ impl Balanced {
             load.waited_ms /= looked_at;
             load.shut_out /= looked_at;
         }
+    }
+
+    /// Whether a request is of a session that has lost its KV blocks, and computing them again would take long.
+    #[inline(always)]
+    fn is_cold(&self, request: &Request<'_, Self>) -> bool {
+        let missing = request.prompt_tokens() - request.resident_tokens();
+        request.state() == State::Waiting
+            && request.session() > 0.0
+            && missing > request.resident_tokens()
+            && missing > self.gate.step_tokens
+    }
+
+    /// Of the cold requests that may be admitted at all, the most urgent that fits beside warm sessions comes in, of equal ones the
+    /// one that has waited longest; when nothing runs, whether it fits or not.
+    fn set_gate(&mut self, step: &Step, batch: &Requests<'_, Self>) {
+        self.gate = Gate { step_tokens: step.token_budget as f32, ..Gate::default() };
+        let mut first: Option<((f32, f32), f32)> = None;
+        let mut cold = 0u32;
+        for request in batch.iter().skip(self.leading).filter(|request| self.is_cold(request)) {
+            if request.room_tokens() == f32::INFINITY {
+                return;
+            }
+            cold += 1;
+            let fits = request.prompt_tokens() <= request.room_tokens() || step.running == 0;
+            if !fits || self.is_shut_out(&request) {
+                continue;
+            }
+            let late = if self.is_late(&request) { URGENCIES } else { 0.0 };
+            let place = (late + self.urgency(&request), -request.wait_ms());
+            if first.is_none_or(|(other, _)| place < other) {
+                first = Some((place, request.request()));
+            }
+        }
+        self.gate.admitted = first.map_or(0.0, |(_, request)| request);
+        self.gate.holds = cold > u32::from(first.is_some());
+    }
+
+    /// Whether a waiting request is kept out for the sake of service levels.
+    #[inline(always)]
+    fn is_shut_out(&self, request: &Request<'_, Self>) -> bool {
+        self.doors.are_shut || self.doors.keep_out_late && self.is_late(request)
+    }
+
+    #[inline(always)]
+    fn is_held(&self, request: &Request<'_, Self>) -> bool {
+        self.gate.holds && self.is_cold(request) && request.request() != self.gate.admitted
     }
 
     /// The time of the engine that a waiting request will take.
@@ -286,6 +345,10 @@ impl DispatchPolicy for Balanced {
         Column::LevelSlackMs,
         Column::LevelWeight,
         Column::LevelTpotMs,
+        Column::Request,
+        Column::Session,
+        Column::ResidentTokens,
+        Column::RoomTokens,
     ];
 
     const CAPS_TOKENS: bool = true;
@@ -321,6 +384,7 @@ impl DispatchPolicy for Balanced {
             step_ms: load.decode_only_ms,
         };
         let running = load.prompts;
+        self.set_gate(step, batch);
         self.waiting(step, batch, &mut load);
         // `as` saturates.
         let decodes = load.decodes.saturating_mul(decode_tokens(step));
@@ -352,7 +416,7 @@ impl DispatchPolicy for Balanced {
     }
 
     fn has_caps(&self, _step: &Step) -> bool {
-        self.part.is_some() || self.doors.are_shut || self.doors.keep_out_late
+        self.gate.holds || self.part.is_some() || self.doors.are_shut || self.doors.keep_out_late
     }
 
     #[inline(always)]
@@ -360,7 +424,7 @@ impl DispatchPolicy for Balanced {
         let runs = request.state() == State::Running;
         let is_prompt = runs && request.phase() == Phase::Prefill;
         match self.part {
-            _ if !runs && (self.doors.are_shut || self.doors.keep_out_late && self.is_late(request)) => 0,
+            _ if !runs && (self.is_held(request) || self.is_shut_out(request)) => 0,
             Some(part) if is_prompt && request.missing_tokens() > part.longest => part.tokens,
             _ => u32::MAX,
         }

@@ -18,6 +18,10 @@ struct Candidate {
     level_slack_ms: f32,
     level_weight: f32,
     level_tpot_ms: f32,
+    request: f32,
+    session: f32,
+    resident_tokens: f32,
+    room_tokens: f32,
 }
 
 const DECODING: Candidate = Candidate {
@@ -34,6 +38,10 @@ const DECODING: Candidate = Candidate {
     level_slack_ms: f32::INFINITY,
     level_weight: 1.0,
     level_tpot_ms: f32::INFINITY,
+    request: 0.0,
+    session: 0.0,
+    resident_tokens: 0.0,
+    room_tokens: f32::INFINITY,
 };
 const WAITING: Candidate = Candidate {
     phase: 0.0,
@@ -79,6 +87,10 @@ fn decided(policy: &mut Balanced, step: &Step, candidates: &[Candidate]) -> Deci
         |c| c.level_slack_ms,
         |c| c.level_weight,
         |c| c.level_tpot_ms,
+        |c| c.request,
+        |c| c.session,
+        |c| c.resident_tokens,
+        |c| c.room_tokens,
     ];
     crate::decided(policy, step, candidates, columns)
 }
@@ -124,6 +136,48 @@ fn every_decode_is_in_the_step_whatever_it_takes() {
             }
         }
     }
+}
+
+/// A turn whose session has lost its KV blocks.
+const COLD: Candidate =
+    Candidate { prompt_tokens: 50_000.0, session: 7.0, request: 1.0, room_tokens: 40_000.0, ..WAITING };
+
+/// The caps of these candidates behind a decode.
+fn caps(step_of: impl Fn(Step) -> Step, waiting: &[Candidate]) -> Vec<u32> {
+    let candidates = [&[DECODING], waiting].concat();
+    let mut caps = decided(&mut made(), &step_of(step(&candidates)), &candidates).token_caps;
+    caps.resize(candidates.len(), u32::MAX);
+    caps.split_off(1)
+}
+
+#[test]
+fn a_session_without_kv_blocks_waits_until_it_fits_beside_warm_ones() {
+    let same = |step: Step| step;
+    assert_eq!(caps(same, &[COLD]), [0]);
+    assert_eq!(caps(same, &[Candidate { room_tokens: 50_000.0, ..COLD }]), [u32::MAX], "it fits");
+    assert_eq!(caps(same, &[Candidate { resident_tokens: 25_000.0, ..COLD }]), [u32::MAX], "it has half of its prompt");
+    assert_eq!(caps(same, &[Candidate { session: 0.0, ..COLD }]), [u32::MAX], "it is of no session");
+    assert_eq!(caps(same, &[Candidate { state: 2.0, ..COLD }]), [u32::MAX], "it was preempted");
+    let short = Candidate { prompt_tokens: 2048.0, room_tokens: -1.0, ..COLD };
+    assert_eq!(caps(same, &[short]), [u32::MAX], "its prompt is computed in a step");
+    let unknown = [Candidate { room_tokens: f32::INFINITY, ..COLD }; 2];
+    assert_eq!(caps(same, &unknown), [u32::MAX; 2], "Meridian does not manage KV memory");
+}
+
+#[test]
+fn of_the_sessions_that_fit_the_one_that_has_waited_longest_comes_in() {
+    let small = Candidate { prompt_tokens: 30_000.0, request: 2.0, ..COLD };
+    let later = |candidate: Candidate, wait_ms: f32| Candidate { wait_ms, ..candidate };
+    let other = Candidate { request: 3.0, ..small };
+    let same = |step: Step| step;
+    assert_eq!(caps(same, &[later(COLD, 900.0), later(small, 10.0), later(other, 20.0)]), [0, 0, u32::MAX]);
+    let in_time = Candidate { level_slack_ms: 10.0, ..later(small, 10.0) };
+    let late = Candidate { level_slack_ms: -1.0, ..later(other, 20.0) };
+    assert_eq!(caps(same, &[in_time, late]), [u32::MAX, 0], "one can be in time");
+    // Nothing runs.
+    let candidates = [later(COLD, 900.0), later(small, 10.0)];
+    let found = decided(&mut made(), &step(&candidates), &candidates);
+    assert_eq!(found.token_caps, [u32::MAX, 0]);
 }
 
 #[test]
@@ -303,6 +357,9 @@ fn keys_are_exact_and_finite_whatever_the_columns_say() {
             level_slack_ms: odd,
             level_weight: odd,
             level_tpot_ms: odd,
+            session: odd,
+            resident_tokens: odd,
+            room_tokens: odd,
             ..WAITING
         };
         let candidates = [candidate, Candidate { state: 1.0, ..candidate }, Candidate { state: 2.0, ..candidate }];
