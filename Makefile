@@ -69,7 +69,7 @@ docs: ## Build the book into target/book; look up links, marks of commands, work
 fuzz: ## Fuzz each target for so many seconds, its checked-in corpus first; SECONDS=30 TARGETS="admin answer"
 	scripts/fuzz.sh $(SECONDS) $(TARGETS)
 
-serve: fetch policies ## Start the OpenAI server with the plugin on 127.0.0.1:$(PORT), with a small random model; ARGS="--max-num-seqs 8"
+serve: fetch policies ## Start the OpenAI server with the plugin on 127.0.0.1:$(PORT), with a small model that thinks; ARGS="--max-num-seqs 8"
 	@py=$$(scripts/build-wheel.sh); scripts/serve.sh "$$py" $(PORT) $(ARGS)
 
 figures: fetch policies ## Measure the must-show figures, one JSON line each; ONLY=component

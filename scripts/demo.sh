@@ -10,8 +10,10 @@ case $given in
 *) # Before the components and the wheel are built: a table within a second, of the engine that this machine does not have.
   say "command: building meridian (minutes the first time: it compiles wasmtime)"
   build_command
-  printf 'A simulated 7B model on an H100, through a day with a burst of 15 minutes: stock vLLM (fcfs) and the default policy.\n'
-  target/release/meridian bench replay --workload reasoning-chat --rate 2.5 --day 0.6x300,1.6x900,0.6x2700 --policy balanced
+  day='A simulated 7B model on an H100, through a day with a burst of 15 minutes: stock vLLM (fcfs) and the default policy.'
+  printf '%s\n' "$day"
+  replayed=$(target/release/meridian bench replay --workload reasoning-chat --rate 2.5 --day 0.6x300,1.6x900,0.6x2700 --policy balanced)
+  printf '%s\n' "$replayed"
   printf '\nIn vLLM itself, on this CPU:\n' ;;
 esac
 scripts/build-policies.sh >&2
@@ -23,4 +25,18 @@ case $given in
 *" --requests"*) ;;
 *) set -- --requests 120 "$@" ;; # half of what `loaded` has: minutes count here
 esac
-exec "$py" -m meridian bench vllm --scenario loaded,kv-tight "$@"
+"$py" -m meridian bench vllm --scenario loaded,kv-tight "$@"
+case $given in *" --json"*) exit ;; esac
+if [ -n "${day-}" ]; then
+  printf '\n%s\n' "$day"
+  grep -A 2 '^requests in time' <<< "$replayed"
+fi
+cat <<Y
+
+Next:
+
+  cd $MERIDIAN_ROOT
+  export PATH="$MERIDIAN_ROOT/target/release:\$PATH"
+  meridian bench replay --workload reasoning-chat --policy balanced --policy srpt   # other policies, in simulated engines
+  make serve                                                                        # vLLM's server, with a small model that thinks
+Y

@@ -14,3 +14,4 @@ env_file=$(scripts/fetch.sh wasm32)
 ( . "$env_file"
   CARGO_TARGET_DIR=$MERIDIAN_ROOT/policies/target RUSTFLAGS=$GUEST_RUSTFLAGS target/release/meridian policy build examples/shortest-prompt --out target/examples >/dev/null )
 target/release/meridian policy check target/examples/shortest-prompt.wasm >/dev/null
+target/release/meridian bench replay --workload reasoning-chat --requests 200 --policy balanced --policy target/examples/shortest-prompt.wasm >/dev/null

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Serves the demo's model with Meridian on 127.0.0.1: serve.sh PYTHON PORT [OPTION...]. The options are vLLM's. Ends with Ctrl-C.
+# Serves the bundled reasoner with Meridian on 127.0.0.1: serve.sh PYTHON PORT [OPTION...]. The options are vLLM's. Ends with Ctrl-C.
 # Without a meridian.toml it makes one with a token, so that policies can be changed while it serves.
 set -euo pipefail
 here=$PWD
@@ -31,12 +31,10 @@ try:
     print(meridian.load_config().admin.token_file)
 except meridian.ConfigError as error:
     sys.exit(f"error: {error}")')
-model=$("$py" -m meridian.vllm.bench.model)
 export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 VLLM_CPU_KVCACHE_SPACE=${VLLM_CPU_KVCACHE_SPACE:-1}
 if [ -n "$token" ]; then
   change="Change the policy while it serves:
 
-  cd $MERIDIAN_ROOT
   target/release/meridian ctl swap dispatch target/policies/srpt.wasm
   target/release/meridian ctl swap dispatch native:fcfs
   target/release/meridian ctl rollback dispatch"
@@ -44,15 +42,21 @@ else
   change="The policy cannot be changed while it serves: $config names no admin.token_file."
 fi
 cat >&2 <<Y
-Ready in about half a minute. Then, in another terminal:
+Ready in about half a minute. Then, in another terminal, a thought, an answer, and both with at most 12 think tokens:
 
-  curl -sN http://127.0.0.1:$port/v1/chat/completions -H 'Content-Type: application/json' -d \\
-    '{"model": "tiny-random", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 64, "vllm_xargs": {"meridian_think_budget": 32}, "ignore_eos": true, "stream": true}'
+  cd $MERIDIAN_ROOT
+  examples/ask.py --port $port "7 + 5 * 3 - 2"
+  examples/ask.py --port $port "7 + 5 * 3 - 2" --budget 12
+
+The API is OpenAI's:
+
+  curl -s http://127.0.0.1:$port/v1/chat/completions -H 'Content-Type: application/json' -d \\
+    '{"model": "arith-reasoner", "messages": [{"role": "user", "content": "7 + 5 * 3 - 2"}], "vllm_xargs": {"meridian_think_budget": 12}}'
 
 $change
 
-The model has random weights: the text is noise, the scheduling is real. Configuration: $config
+The model is tiny and real: it computes chains from left to right, modulo 23. Configuration: $config
 Y
-exec "$py" -m vllm.entrypoints.cli.main serve "$model" --served-model-name tiny-random --host 127.0.0.1 --port "$port" \
-  --dtype bfloat16 --max-model-len 2048 --block-size 32 --enforce-eager --reasoning-parser qwen3 \
+exec "$py" -m vllm.entrypoints.cli.main serve models/arith-reasoner --served-model-name arith-reasoner --host 127.0.0.1 --port "$port" \
+  --dtype float32 --block-size 32 --enforce-eager --reasoning-parser qwen3 \
   --scheduler-cls meridian.vllm.MeridianScheduler --logits-processors meridian.vllm:BudgetLogitsProcessor "$@"

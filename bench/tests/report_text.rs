@@ -3,7 +3,7 @@
 mod support;
 
 use meridian_bench::report::{markdown, table};
-use meridian_bench::results::{METRICS, Results};
+use meridian_bench::results::{LevelPoint, METRICS, Results};
 use support::Made;
 
 #[test]
@@ -66,6 +66,23 @@ fn markdown_has_the_chosen_keys_in_order() {
     assert_eq!(lines.len(), 4, "{text}");
     assert_eq!(lines[0], "| 4 req/s | a\\|b | c&lt;d&gt; |");
     assert!(lines[2].starts_with("| goodput, req/s |") && lines[3].starts_with("| TTFO p99, ms |"), "{text}");
+}
+
+#[test]
+fn a_day_with_a_burst_is_a_line_a_policy() {
+    let mut results = Made { policies: &["fcfs", "balanced"], ..Made::default() }.results();
+    assert!(!table(&results, false).contains("in time"), "no day");
+    let level =
+        |at: u32, attained| LevelPoint { t_s: f64::from(at) * 60.0, arrived: 10, attained, ..LevelPoint::default() };
+    for (run, worst) in results.runs.iter_mut().zip([0, 5]) {
+        run.levels = (0..48).map(|at| level(at, if (12..24).contains(&at) { worst } else { 10 })).collect();
+        run.levels[47] = LevelPoint { t_s: 47.0 * 60.0, ..LevelPoint::default() };
+    }
+    let text = table(&results, false);
+    let bars = |of: char| ["█".repeat(12), of.to_string().repeat(12), "█".repeat(23)].concat();
+    assert!(text.contains("in time, by when they arrived: from none to all, over 48 minutes\n"), "{text}");
+    assert!(text.lines().any(|line| line == format!("fcfs      {} ", bars('▁'))), "{text}");
+    assert!(text.lines().any(|line| line == format!("balanced  {} ", bars('▄'))), "{text}");
 }
 
 #[test]

@@ -9,7 +9,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 STAND_IN = """#!/bin/sh
 case "$*" in
-  "-m meridian.vllm.bench.model") echo /model ;;
   -c*) exec "$REAL_PYTHON" "$@" ;;
   *) echo "$MERIDIAN_CONFIG"; echo "$@" ;;
 esac
@@ -60,5 +59,5 @@ def test_a_bad_configuration_ends_in_one_line(tmp_path: Path) -> None:
 
 def test_options_reach_vllm(tmp_path: Path) -> None:
     given = serve(tmp_path, "--max-num-seqs", "8").stdout.splitlines()[1]
-    assert given.startswith("-m vllm.entrypoints.cli.main serve /model ")
+    assert given.startswith("-m vllm.entrypoints.cli.main serve models/arith-reasoner ")
     assert given.endswith(" --max-num-seqs 8")

@@ -9,6 +9,9 @@ const LEGEND: &str = "\
 ITL: gap between two tokens of a phase. TTOT: end of thinking to first output token. TTFO: arrival to first output
 token. TTFT: arrival to first token of any kind. In brackets: ratio to the first policy";
 const WIDEST_NAME: usize = 28;
+/// Stretches of a day in one line, and the heights of what happened in one.
+const DAY_WIDTH: usize = 48;
+const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 /// Side by side, a table a rate: a column a policy, the baseline first, a row a metric; behind each value its ratio to the
 /// baseline's. With several seeds values are means, with the least and the most behind them. The [headlines](HEADLINES), or all
@@ -39,12 +42,40 @@ pub fn table(results: &Results, all: bool) -> String {
             let titles = [row.metric.title.to_owned(), row.metric.unit.to_owned()];
             rows.push(titles.into_iter().chain(cells).collect());
         }
-        out.push(format!("{}\n{}", load(rate), aligned(&rows, 2)));
+        let day = day(&grid, rate).map_or_else(String::new, |day| format!("\n\n{day}"));
+        out.push(format!("{}\n{}{day}", load(rate), aligned(&rows, 2)));
     }
     let range = if has_range { "; in square brackets: least and most over seeds." } else { "." };
     let notes: String = results.notes.iter().map(|note| format!("\nnote: {}", clean(note))).collect();
     let more = if all { "" } else { " --all shows every metric." };
     format!("{}\n\n{LEGEND}{range}{more}{notes}", out.join("\n\n"))
+}
+
+/// A day with a burst as a line a policy: the share of requests in time, by when they arrived, of all seeds together.
+fn day(grid: &Grid, rate: f64) -> Option<String> {
+    let levels = |policy| grid.runs(rate, policy).iter().flat_map(|run| run.levels.iter()).collect::<Vec<_>>();
+    let starts = grid.runs(rate, 0).first()?.levels.iter().map(|level| level.t_s).collect::<Vec<_>>();
+    let end_s = starts.last()? + starts.get(1)?;
+    let mut out = format!("requests in time, by when they arrived: from none to all, over {:.0} minutes", end_s / 60.0);
+    let widest = grid.policies.iter().map(|name| cut(name, WIDEST_NAME).chars().count()).max().unwrap_or(0);
+    for (policy, name) in grid.policies.iter().enumerate() {
+        let mut stretches = [(0u64, 0u64); DAY_WIDTH];
+        for level in levels(policy) {
+            let at = ((level.t_s / end_s * DAY_WIDTH as f64) as usize).min(DAY_WIDTH - 1);
+            let (arrived, attained) = &mut stretches[at];
+            *arrived = arrived.saturating_add(level.arrived);
+            *attained = attained.saturating_add(level.attained);
+        }
+        let bars: String = stretches.iter().map(|stretch| bar(*stretch)).collect();
+        out.push_str(&format!("\n{:widest$}  {bars}", cut(name, WIDEST_NAME)));
+    }
+    Some(out)
+}
+
+/// The height of `attained` of `arrived`; a space where nothing arrived.
+fn bar((arrived, attained): (u64, u64)) -> char {
+    let share = attained.min(arrived) as f64 / arrived as f64;
+    if arrived == 0 { ' ' } else { BARS[(share * (BARS.len() - 1) as f64) as usize] }
 }
 
 /// Metrics that tuning is told by.

@@ -38,7 +38,11 @@ def serving(port: int) -> None:
     config = LLMConfig(
         model_loading_config={"model_id": MODEL, "model_source": str(model_dir())},
         accelerator_config={"kind": "cpu"},
-        deployment_config={"num_replicas": 2, "ray_actor_options": {"num_cpus": 1, "resources": {"replica": 1}}},
+        deployment_config={
+            "num_replicas": 2,
+            "ray_actor_options": {"num_cpus": 1, "resources": {"replica": 1}},
+            "health_check_timeout_s": 300,
+        },
         placement_group_config={"bundles": [{"CPU": 1}], "strategy": "STRICT_PACK"},
         engine_kwargs={
             "max_model_len": 512,

@@ -6,15 +6,20 @@ ends at the first that fails.
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
+import random
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import meridian
 import pytest
 from harness import Engine
+from meridian.vllm.bench.request import TraceRequest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "scripts"))
 
@@ -67,18 +72,43 @@ def clone(tmp_path_factory: pytest.TempPathFactory, policies: Path) -> Path:
         replayed = ("bench", "replay", "--trace", "requests.csv", "--policy", "balanced", "--save", f"{name}.json")
         subprocess.run((cli, *replayed), cwd=folder, check=True, capture_output=True)
     record(folder / "recordings")
+    with gzip.open(folder / "day.csv.gz", "wt") as day:
+        day.write("time,in,out,user\n" + "".join(f"{100 * i},{50 + i},20,{i % 3}\n" for i in range(30)))
+    (folder / "agentic_sessions.jsonl").write_text("".join(map(agentic_session, range(4))))
     return folder
+
+
+def agentic_session(number: int) -> str:
+    """A session of an agent in the format of the trace that the book names: each turn has the last one's prompt."""
+    turns = [[20.0 * i, 6400 * (i + 1), 60, 2.0, 5.0, "tool_use", 1, [[1, 100 * (i + 1)]]] for i in range(3)]
+    return (
+        json.dumps({"id": f"s{number}", "block_size": 64, "system_tokens": 64, "tool_tokens": 64, "requests": turns})
+        + "\n"
+    )
 
 
 def record(folder: Path) -> None:
     """A recording of a few decisions, under the name that the examples use."""
     policy = meridian.PolicyConfig(dispatch=meridian.SlotConfig("native:output-first"), record_dir=str(folder))
     engine = meridian.PolicyEngine(meridian.MeridianConfig(policy=policy))
-    names = [f"r{i}" for i in range(4)]
-    for name in names:
-        engine.add(name, prompt=[1, 2, 3], max_tokens=10)
-    for step in range(8):
-        engine.plan([], names, token_budget=512, free_seats=4, now_ms=10.0 * step)
+    waiting: list[str] = []
+    left: dict[str, int] = {}
+    # A request a step, of which four run at a time for ten steps.
+    for step in range(120):
+        if step < 40:
+            waiting.append(f"r{step}")
+            engine.add(waiting[-1], prompt=[1] * 32, max_tokens=10)
+        seats = 4 - len(left)
+        facts: dict[str, Any] = {"token_budget": 512, "free_blocks": 100, "total_blocks": 128, "now_ms": 20.0 * step}
+        engine.plan(list(left), waiting, free_seats=seats, **facts)
+        admitted, waiting = waiting[:seats], waiting[seats:]
+        engine.scheduled(dict.fromkeys(left, 1) | dict.fromkeys(admitted, 32))
+        left |= dict.fromkeys(admitted, 10)
+        engine.generated({name: [5] for name in left})
+        left = {name: tokens - 1 for name, tokens in left.items()}
+        for name in [name for name, tokens in left.items() if not tokens]:
+            del left[name]
+            engine.remove(name)
     engine.close()
     (found,) = folder.glob("dispatch-*.arrow")
     found.rename(folder / f"dispatch-4711-{found.name.rpartition('-')[2]}")
@@ -107,6 +137,10 @@ def test_commands_run_beside_an_engine(
         telemetry=meridian.TelemetryConfig(prometheus=""),
     )
     with engine.using(make_engine(config, engine.scheduler, serves=True)) as native:
+        # The request that examples ask about.
+        engine.run.add("chatcmpl-8d2f", TraceRequest(0.0, 40, 8, 8), 0, 0.0, random.Random(0))
+        while engine.run.engine.has_unfinished_requests():
+            engine.run.step()
         run(block, clone, XDG_RUNTIME_DIR=str(tmp_path))
         native.policies.close()
 

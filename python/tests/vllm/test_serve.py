@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -89,22 +90,45 @@ def server(tmp_path: Path, policies: Path) -> Iterator[Server]:
         running.kill()
 
 
-def test_the_printed_curl_line_works(server: Server) -> None:
+def printed(server: Server, start: str) -> list[list[str]]:
+    """The commands of its first lines that begin so, as words."""
+    text = "".join(server.lines).replace("\\\n", " ")
+    return [shlex.split(line) for line in text.splitlines() if line.strip().startswith(start)]
+
+
+def test_the_printed_commands_work(server: Server) -> None:
     assert any("meridian: dispatch policy" in line and "output-first.wasm" in line for line in server.lines)
-    body = {
-        "model": "tiny-random",
-        "messages": [{"role": "user", "content": "hello"}],
-        "max_tokens": 64,
-        "thinking_token_budget": 32,
-        "ignore_eos": True,
-        "vllm_xargs": {"meridian_tenant": "a", "meridian_session": "chat-1", "meridian_deadline_ms": 5000},
-    }
+    free, cut = (
+        subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        for words in printed(server, "examples/ask.py")
+    )
+    # (7 + 5) * 3 - 2 is 34, 11 modulo 23; the model thinks on after it has found that.
+    assert free.returncode == 0, free.stdout + free.stderr
+    assert "ans 11" in free.stdout
+    assert "wait" in free.stdout
+    *_, last = cut.stdout.splitlines()
+    assert int(last.split()[-3]) <= 12
+    assert int(free.stdout.split()[-3]) > 12
+    ((*_, body),) = printed(server, "curl")
     request = urllib.request.Request(
-        f"{server.base}/v1/chat/completions",
-        data=json.dumps(body).encode(),
-        headers={"Content-Type": "application/json"},
+        f"{server.base}/v1/chat/completions", data=body.encode(), headers={"Content-Type": "application/json"}
     )
     with urllib.request.urlopen(request, timeout=60) as response:
         answer = json.load(response)
-    assert answer["usage"]["completion_tokens"] == 64
+    assert answer["choices"][0]["message"]["content"].strip().startswith("ans ")
     server.stop()
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["7 +"], "an operation lacks its number"),
+        (["7 / 5"], "'/' is not + - or *"),
+        (["seven"], "expected a chain such as '7 + 5 * 3'"),
+    ],
+)
+def test_a_question_that_is_no_chain_is_one_line(args: list[str], said: str) -> None:
+    command = [sys.executable, str(ROOT / "examples" / "ask.py"), *args]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert said in done.stderr
