@@ -71,6 +71,7 @@ class Options:
     no_model: bool = False
     logits_processors: tuple[str, ...] = ()
     scheduling_policy: str = "fcfs"
+    kv_transfer_config: dict[str, Any] | None = None
 
 
 def toml_value(text: str) -> str:
@@ -171,9 +172,12 @@ def build(options: Options) -> Run:
         config.write_text(options.meridian_toml or meridian_toml(options.scheduler, options.settings))
         os.environ["MERIDIAN_CONFIG"] = str(config)
         extra["scheduler_cls"] = MERIDIAN_CLASS
+    from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    if options.kv_transfer_config is not None:
+        extra["kv_transfer_config"] = KVTransferConfig(**options.kv_transfer_config)
     args = EngineArgs(
         model=str(options.model),
         dtype=options.dtype,  # type: ignore[arg-type]
