@@ -308,6 +308,25 @@ def closed_loop(pairs: int) -> Iterator[Figure]:
     yield Figure(f"engine, {DEFAULT}: turns whose outputs differ", sum(others), "turns", "<= 0")
 
 
+def offloaded(pairs: int) -> Iterator[Figure]:
+    """The scaled sessions beside vLLM's offloading connector, whose host memory is short, or holds all of them."""
+    for size, blocks in (("as much as the engine has", ENGINE_KV_BLOCKS), ("for all sessions", 4 * ENGINE_KV_BLOCKS)):
+        found = []
+        for _ in range(pairs):
+            options = {"trace": TRACE, "kv_blocks": ENGINE_KV_BLOCKS, "offload_blocks": blocks}
+            stock = engine("agent_sessions", offload="lru", **options)
+            ours = engine("agent_sessions", offload="PhaseAwareCachePolicy", scheduler="native:balanced", **options)
+            found.append({"stock": stock, "ours": ours})
+        title = f"engine with CPU offload, {size}"
+        for key, name in (("completion_mean_s", "completion mean"), ("ttft_p50_ms", "TTFT p50")):
+            yield over_pairs(f"{title}: {name} over stock with it", [over(key)(pair) for pair in found], "ratio")
+        hits = [100 * (pair["ours"]["hit_rate"] - pair["stock"]["hit_rate"]) for pair in found]
+        yield over_pairs(f"{title}: hit rate above stock with it", hits, "points")
+        pairs_of = [both for m in found for both in zip(m["stock"]["outputs"], m["ours"]["outputs"], strict=True)]
+        others = sum(differing(*both) for both in pairs_of)
+        yield Figure(f"{title}: turns whose outputs differ", others, "turns", "<= 0")
+
+
 def urgents(_: int) -> list[dict[str, Any]]:
     """An urgent request's first token while the engine is full, against vLLM's own priority policy."""
     stock = engine("urgent_requests", scheduler="stock")
@@ -334,6 +353,7 @@ PARTS: dict[str, Part] = {
     "shapes": shapes,
     "others": others,
     "engine": closed_loop,
+    "offload": offloaded,
     "prompts": blocks_of_prompts,
     # The invariants of the block pool over many requests, under policies whose order depends on time.
     "accounting": table(

@@ -14,6 +14,7 @@ from typing import Any
 
 from checks.areas.measure import DEFAULT, ENGINES, SESSIONS, SINGLE, STOCK, TRACE_FILES, left_out, meridian_grid, ratio
 from checks.figures import Figure, Part, over_pairs, ranged
+from checks.picture import picture
 from checks.report import markdown, write_table
 from checks.run import ROOT, TRACES, WORK, authored, compared, meridian, recorded, say
 
@@ -428,4 +429,5 @@ PARTS: dict[str, Part] = {
     "capacity": capacity,
     "cost": cost,
     "engine": engine,
+    "picture": picture,
 }

@@ -24,6 +24,7 @@ from meridian.vllm.bench.probe import Observed, SchedulerProbe
 from meridian.vllm.bench.request import TraceRequest
 from meridian.vllm.bench.run import PROGRESS_S, STOCK, Options, Run, build, warm_up
 
+from checks.engine.cpu_offload import transfer_config
 from checks.engine.llm import QUIET, ids, params, percentile
 
 BLOCK_SIZE = 32
@@ -197,9 +198,17 @@ def end_with_tool_calls(run: Run) -> None:
 
 
 def measure(
-    trace: str, kv_blocks: int = 900, scheduler: str = STOCK, eviction: str = "native:tiered-lru"
+    trace: str,
+    kv_blocks: int = 900,
+    scheduler: str = STOCK,
+    eviction: str = "native:tiered-lru",
+    offload: str | None = None,
+    offload_blocks: int = 0,
 ) -> dict[str, Any]:
-    """Play the first sessions of a trace under stock, or under a dispatch and an eviction policy."""
+    """Play the first sessions of a trace under stock, or under a dispatch and an eviction policy.
+
+    With `offload`, vLLM's offloading connector keeps so many blocks in host memory, in the order of that policy.
+    """
     run = build(
         Options(
             model=model_dir(),
@@ -210,6 +219,7 @@ def measure(
             max_num_batched_tokens=1024,
             max_model_len=MAX_MODEL_LEN,
             dtype="float32",
+            kv_transfer_config=transfer_config(offload_blocks, offload) if offload else None,
             meridian_toml=f'[policy.dispatch]\nsource = "{scheduler}"\ndeadline_ms = 1000.0\n'
             f'[policy.eviction]\nsource = "{eviction}"\n{QUIET}',
         )
