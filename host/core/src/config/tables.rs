@@ -95,7 +95,7 @@ pub struct SchedulerConfig {
     /// ending: at most a quarter of the request's tokens. 0 leaves none.
     #[schemars(range(min = 0, max = 16_777_216))]
     pub answer_reserve_tokens: u32,
-    /// Longest time that a policy may defer a running request, milliseconds. A waiting one is protected after this time
+    /// Longest time that a policy may defer a running request, milliseconds. A waiting one is overdue after this time
     /// and four times as many admissions as its place in the queue at its arrival; one with a service level, or held for
     /// `session_wait_ms`, has a bound of its own.
     #[schemars(extend("exclusiveMinimum" = 0))]
