@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 
 from checks.figures import Figure, Part
-from checks.run import DOCS, ROOT, output
+from checks.run import DOCS, MERIDIAN, ROOT, output
 
 # What is no prose: comments, generated tables, commands, other tables, headings; and the marks of links and code.
 _TABLES = re.compile(r"<!-- ([a-z-]+(?::[\w-]+)?) -->.*?<!-- /\1 -->", re.S)
@@ -46,4 +46,38 @@ def commands(_: int) -> Iterator[Figure]:
     yield Figure("of these, run by a test", run / total, "share", ">= 0.8")
 
 
-PARTS: dict[str, Part] = {"size": size, "commands": commands}
+def statements(_: int) -> Iterator[Figure]:
+    """Names that a user can write, as the command itself lists them, in the pages that explain them.
+
+    Defaults and limits are generated into these pages; tests compare them, metrics, routes and fields of requests.
+    """
+    sys.path.insert(0, str(ROOT / "python" / "tests"))
+    from surface import named  # pyright: ignore[reportMissingImports]
+
+    configuration, shipped = (DOCS / "configuration.md").read_text(), (ROOT / "policies/shipped/README.md").read_text()
+    page = (DOCS / "command-line.md").read_text()
+    sections = dict(re.findall(r"^## `(meridian[^`]*)`$(.*?)(?=^## |\Z)", page, re.M | re.S))
+    total, absent = 0, []
+    for name in named(MERIDIAN):
+        kind, _, what = name.partition(" ")
+        owner, _, last = what.rpartition(" ")
+        if kind == "option":
+            # A group of commands has no section of its own.
+            explained = last in sections.get(owner, page)
+        elif kind == "config":
+            explained = (
+                f"`{what.partition(' = ')[0].rpartition('.')[2]}`" in configuration or f"[{what}" in configuration
+            )
+        elif kind == "policy":
+            explained = f"\n### {last.removeprefix('native:')}\n" in shipped
+        else:
+            continue
+        total += 1
+        absent += [] if explained else [name]
+    yield Figure("options, fields and policies of the code", total, "names")
+    yield Figure("of these, not in the page that explains them", len(absent), "names", "<= 0")
+    for name in absent:
+        print(f"not explained: {name}", file=sys.stderr)
+
+
+PARTS: dict[str, Part] = {"size": size, "commands": commands, "statements": statements}

@@ -36,9 +36,12 @@ GENERATED = {"add_note", "args", "with_traceback"}
 
 def surface(command: Path) -> list[str]:
     """Every name, a line each, sorted; `command` is the binary."""
-    found = [*_commands(command, ()), *_configuration(command), *policies(command)]
-    found += [*_documented(), *_routes(), *_python()]
-    return sorted(set(found))
+    return sorted({*named(command), *_documented(), *_routes(), *_python()})
+
+
+def named(command: Path) -> list[str]:
+    """The names that the command itself lists: commands and options, configuration, policies."""
+    return [*_commands(command, ()), *_configuration(command), *policies(command)]
 
 
 def _printed(command: Path, *args: str) -> str:

@@ -4,12 +4,14 @@ use std::fmt::Write;
 
 use clap::{Command, CommandFactory};
 
+use crate::bench::early_exit::EarlyExitArgs;
+
 #[path = "../../core/tests/generated/mod.rs"]
 mod generated;
 
 const HEAD: &str = "# Command line
 
-What `-h` prints for each command; `--help` says more of some options.
+What `-h` prints for each command; `--help` says more of some options. `meridian --version` (`-V`) prints the version.
 ";
 
 /// A section for each command that does something, in the order of the command line.
@@ -19,12 +21,19 @@ fn sections(command: &mut Command, words: &str, page: &mut String) {
     let is_shown = |command: &&mut Command| !command.is_hide_set() && command.get_name() != "help";
     let mut inner: Vec<_> = command.get_subcommands_mut().filter(is_shown).collect();
     if inner.is_empty() {
-        let lines: Vec<_> = help.lines().map(str::trim_end).collect();
-        writeln!(page, "\n## `{words}`\n\n```text\n{}\n```", lines.join("\n").trim()).expect("a string");
+        section(&words, &help, page);
+    }
+    if words == "meridian bench vllm" {
+        section(&format!("{words} --scenario early-exit"), &EarlyExitArgs::command().render_help().to_string(), page);
     }
     for command in &mut inner {
         sections(command, &words, page);
     }
+}
+
+fn section(words: &str, help: &str, page: &mut String) {
+    let lines: Vec<_> = help.lines().map(str::trim_end).collect();
+    writeln!(page, "\n## `{words}`\n\n```text\n{}\n```", lines.join("\n").trim()).expect("a string");
 }
 
 #[test]
