@@ -59,8 +59,9 @@ def statements(_: int) -> Iterator[Figure]:
     sections = dict(re.findall(r"^## `(meridian[^`]*)`$(.*?)(?=^## |\Z)", page, re.M | re.S))
     total, absent = 0, []
     for name in named(MERIDIAN):
-        kind, _, what = name.partition(" ")
-        owner, _, last = what.rpartition(" ")
+        kind, what = name.split(" ", 1)
+        last = what.split()[-1]
+        owner = what.removesuffix(last).rstrip()
         if kind == "option":
             # A group of commands has no section of its own.
             explained = last in sections.get(owner, page)
