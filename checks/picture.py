@@ -9,7 +9,7 @@ from html import escape
 from checks.figures import Figure
 from checks.run import DOCS, WORK, meridian
 
-# One cell of the grid, neither its best nor its worst.
+# A day of its own: not one of the grid's cells.
 ENGINE, WORKLOAD, BURST_MINUTES = "8b-h200", "reasoning-chat", 15
 # The names of the grid, and their words and colours in the picture.
 LINES = (
@@ -31,7 +31,8 @@ def picture(_: int) -> Iterator[Figure]:
         attained = day["contenders"][name]["metrics"]["slo_attainment"]
         yield Figure(f"the day of the picture: requests in time, {words}", attained, "share")
     plot = re.search(r'<svg [^>]*aria-labelledby="attained.*?</svg>', page.read_text(), re.S)
-    assert plot is not None
+    assert plot is not None, "the page of the grid has no plot of attainment"
+    assert all(colour in plot[0] for _, _, colour in LINES[1:]), "the plot has other colours than its legend"
     (DOCS / "day.svg").write_text(with_legend(plot[0]))
 
 

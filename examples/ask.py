@@ -2,7 +2,7 @@
 """Asks the model that `make serve` serves for a sum, and shows its thinking, its answer and whether that is right.
 
 The question is a chain such as "7 + 5 * 3", computed from left to right modulo 23. With --budget, Meridian ends the
-thinking after at most so many tokens. Needs a Python 3.10, nothing else.
+thinking after at most so many tokens. Needs Python 3.10 or later, nothing else.
 
 Exit codes: 0 the answer is right, 1 it is wrong, 2 bad input or no server.
 
@@ -12,6 +12,7 @@ Exit codes: 0 the answer is right, 1 it is wrong, 2 bad input or no server.
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import operator
 import sys
@@ -21,6 +22,8 @@ from collections.abc import Iterator
 from typing import Any
 
 MODULUS = 23
+# What the model was trained on.
+MOST_OPERATIONS = 10
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
@@ -30,11 +33,16 @@ def solve(question: str) -> int:
     Raises:
         ValueError: the question is no chain.
     """
-    first, *rest = question.split()
-    if len(rest) % 2:
-        raise ValueError("an operation lacks its number")
-    value = int(first)
-    for sign, number in zip(rest[::2], rest[1::2], strict=True):
+    words = question.split()
+    if len(words) % 2 == 0:
+        raise ValueError("an operation lacks its number" if words else "it is empty")
+    if len(words) // 2 > MOST_OPERATIONS:
+        raise ValueError(f"it has more than {MOST_OPERATIONS} operations")
+    for number in words[::2]:
+        if not (number.isdecimal() and int(number) < MODULUS):
+            raise ValueError(f"{number!r} is not a number from 0 to {MODULUS - 1}")
+    value = int(words[0])
+    for sign, number in zip(words[1::2], words[2::2], strict=True):
         if sign not in OPERATIONS:
             raise ValueError(f"{sign!r} is not + - or *")
         value = OPERATIONS[sign](value, int(number))
@@ -42,14 +50,23 @@ def solve(question: str) -> int:
 
 
 def stream(port: int, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The chunks of a streamed chat completion."""
+    """The chunks of a streamed chat completion.
+
+    Raises:
+        ValueError: the stream broke off.
+    """
     url = f"http://127.0.0.1:{port}/v1/chat/completions"
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=300) as response:
+    # A proxy of the environment is not for this machine.
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with direct.open(request, timeout=300) as response:
         for line in response:
             data = line.decode().removeprefix("data:").strip()
-            if data and data != "[DONE]":
+            if data == "[DONE]":
+                return
+            if data:
                 yield json.loads(data)
+    raise ValueError("the server's answer broke off")
 
 
 def ask(port: int, question: str, budget: int | None) -> tuple[str, int]:
@@ -63,13 +80,13 @@ def ask(port: int, question: str, budget: int | None) -> tuple[str, int]:
     }
     if budget is not None:
         body["vllm_xargs"] = {"meridian_think_budget": budget}
-    answer, thought, field = "", 0, ""
+    answer, think_tokens, field = "", 0, ""
     for chunk in stream(port, body):
         if "error" in chunk:
             raise ValueError(chunk["error"]["message"])
         if usage := chunk.get("usage"):
             details = usage.get("completion_tokens_details") or {}
-            thought = details.get("reasoning_tokens") or thought
+            think_tokens = details.get("reasoning_tokens") or think_tokens
         for choice in chunk["choices"]:
             for name, title in (("reasoning", "thinks:"), ("content", "answers:")):
                 text = choice["delta"].get(name)
@@ -81,13 +98,14 @@ def ask(port: int, question: str, budget: int | None) -> tuple[str, int]:
                 print(text, end="", flush=True)
                 answer += text if name == "content" else ""
     print()
-    return answer.strip(), thought
+    return answer.strip(), think_tokens
 
 
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(
-        description="Ask the model of `make serve` for a chain such as '7 + 5 * 3', from left to right, modulo 23.",
+        description="Ask the model of `make serve` for a chain such as '7 + 5 * 3', from left to right, modulo 23: "
+        f"numbers from 0 to {MODULUS - 1}, 2 to {MOST_OPERATIONS} operations.",
         epilog='Example: ask.py --budget 12 "7 + 5 * 3"',
     )
     parser.add_argument("question")
@@ -99,15 +117,18 @@ def main() -> int:
     except ValueError as error:
         parser.error(f"QUESTION: {args.question!r}: {error}; expected a chain such as '7 + 5 * 3'")
     try:
-        answer, thought = ask(args.port, args.question, args.budget)
+        answer, think_tokens = ask(args.port, args.question, args.budget)
     except urllib.error.HTTPError as refused:
         sys.stderr.write(f"error: {refused.code}: {refused.read().decode(errors='replace')[:300]}\n")
         return 2
-    except (OSError, ValueError) as error:
+    except (urllib.error.URLError, OverflowError) as error:
         sys.stderr.write(f"error: port {args.port}: {error}; `make serve` starts the server\n")
         return 2
+    except (OSError, ValueError, LookupError, TypeError, http.client.HTTPException) as error:
+        sys.stderr.write(f"error: port {args.port}: {error or type(error).__name__}\n")
+        return 2
     right = answer == f"ans {expected}"
-    print(f"{'right' if right else f'wrong, it is {expected}'}; {thought} think tokens")
+    print(f"{'right' if right else f'wrong, it is {expected}'}; {think_tokens} think tokens")
     return 0 if right else 1
 
 

@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$MERIDIAN_ROOT"
 given=" $* "
 case $given in
-*" --trace"* | *" --scenario"* | *" --json"* | *" --help "*) ;;
+*" --trace"* | *" --scenario"* | *" --json"* | *" --help "* | *" -h "*) ;;
 *) # Before the components and the wheel are built: a table within a second, of the engine that this machine does not have.
   say "command: building meridian (minutes the first time: it compiles wasmtime)"
   build_command
@@ -21,21 +21,18 @@ py=$(scripts/build-wheel.sh)
 case $given in *" --out"*) ;; *) set -- "$@" --out target/demo ;; esac
 case $given in *" --policy"*) ;; *) set -- "$@" --policy stock:256 --policy target/policies/balanced.wasm ;; esac
 case $given in
-*" --trace"* | *" --scenario"* | *" --help "*) exec "$py" -m meridian bench vllm "$@" ;;
+*" --trace"* | *" --scenario"* | *" --help "* | *" -h "*) exec "$py" -m meridian bench vllm "$@" ;;
 *" --requests"*) ;;
 *) set -- --requests 120 "$@" ;; # half of what `loaded` has: minutes count here
 esac
 "$py" -m meridian bench vllm --scenario loaded,kv-tight "$@"
 case $given in *" --json"*) exit ;; esac
-if [ -n "${day-}" ]; then
-  printf '\n%s\n' "$day"
-  grep -A 2 '^requests in time' <<< "$replayed"
-fi
+printf '\n%s\n' "$day"
+sed -n '/^requests in time/,/^$/p' <<< "$replayed"
 cat <<Y
-
 Next:
 
-  cd $MERIDIAN_ROOT
+  cd '$MERIDIAN_ROOT'
   export PATH="$MERIDIAN_ROOT/target/release:\$PATH"
   meridian bench replay --workload reasoning-chat --policy balanced --policy srpt   # other policies, in simulated engines
   make serve                                                                        # vLLM's server, with a small model that thinks

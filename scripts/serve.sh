@@ -42,15 +42,15 @@ else
   change="The policy cannot be changed while it serves: $config names no admin.token_file."
 fi
 cat >&2 <<Y
-Ready in about half a minute. Then, in another terminal, a thought, an answer, and both with at most 12 think tokens:
+Ready in about half a minute. Then, in another terminal, watch it think and answer, then with at most 12 think tokens:
 
-  cd $MERIDIAN_ROOT
+  cd '$MERIDIAN_ROOT'
   examples/ask.py --port $port "7 + 5 * 3 - 2"
   examples/ask.py --port $port "7 + 5 * 3 - 2" --budget 12
 
 The API is OpenAI's:
 
-  curl -s http://127.0.0.1:$port/v1/chat/completions -H 'Content-Type: application/json' -d \\
+  curl -s --noproxy '*' http://127.0.0.1:$port/v1/chat/completions -H 'Content-Type: application/json' -d \\
     '{"model": "arith-reasoner", "messages": [{"role": "user", "content": "7 + 5 * 3 - 2"}], "vllm_xargs": {"meridian_think_budget": 12}}'
 
 $change

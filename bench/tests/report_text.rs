@@ -70,19 +70,26 @@ fn markdown_has_the_chosen_keys_in_order() {
 
 #[test]
 fn a_day_with_a_burst_is_a_line_a_policy() {
-    let mut results = Made { policies: &["fcfs", "balanced"], ..Made::default() }.results();
+    let mut results = Made { policies: &["fcfs", "balanced", "srpt"], seeds: &[1, 2], ..Made::default() }.results();
     assert!(!table(&results, false).contains("in time"), "no day");
+    // Two stretches become one of the line; the burst is the second quarter of the day.
     let level =
-        |at: u32, attained| LevelPoint { t_s: f64::from(at) * 60.0, arrived: 10, attained, ..LevelPoint::default() };
-    for (run, worst) in results.runs.iter_mut().zip([0, 5]) {
-        run.levels = (0..48).map(|at| level(at, if (12..24).contains(&at) { worst } else { 10 })).collect();
-        run.levels[47] = LevelPoint { t_s: 47.0 * 60.0, ..LevelPoint::default() };
+        |at: u32, attained| LevelPoint { t_s: f64::from(at) * 30.0, arrived: 10, attained, ..LevelPoint::default() };
+    for run in &mut results.runs {
+        let in_burst = |at: u32| if at % 2 == 0 { [0, 3] } else { [0, 6] }[usize::from(run.policy == "balanced")];
+        if run.policy != "srpt" {
+            run.levels = (0..96).map(|at| level(at, if (24..48).contains(&at) { in_burst(at) } else { 10 })).collect();
+            run.levels[94..].fill(LevelPoint { t_s: 94.0 * 30.0, ..LevelPoint::default() });
+            run.levels[95].t_s = 95.0 * 30.0;
+        }
     }
     let text = table(&results, false);
     let bars = |of: char| ["█".repeat(12), of.to_string().repeat(12), "█".repeat(23)].concat();
     assert!(text.contains("in time, by when they arrived: from none to all, over 48 minutes\n"), "{text}");
-    assert!(text.lines().any(|line| line == format!("fcfs      {} ", bars('▁'))), "{text}");
-    assert!(text.lines().any(|line| line == format!("balanced  {} ", bars('▄'))), "{text}");
+    assert!(text.lines().any(|line| line == format!("fcfs      {}", bars('▁'))), "{text}");
+    // 0.45 of a line of eight heights.
+    assert!(text.lines().any(|line| line == format!("balanced  {}", bars('▅'))), "{text}");
+    assert!(!text.lines().any(|line| line.starts_with("srpt ")), "it has no day: {text}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-"""The book: its size, its sentences, and the commands that a test runs."""
+"""The book: its size, its sentences, the commands that a test runs, and the names that its reference explains."""
 
 from __future__ import annotations
 
@@ -46,7 +46,13 @@ def commands(_: int) -> Iterator[Figure]:
     yield Figure("of these, run by a test", run / total, "share", ">= 0.8")
 
 
-def statements(_: int) -> Iterator[Figure]:
+def _sections(page: str, title: str) -> dict[str, str]:
+    """The texts of a page of the reference by their headings, which are code that matches `title`."""
+    found = re.findall(rf"^##+ `({title})`.*?$(.*?)(?=^##+ `|\Z)", (DOCS / page).read_text(), re.M | re.S)
+    return dict(found)
+
+
+def names(_: int) -> Iterator[Figure]:
     """Names that a user can write, as the command itself lists them, in the pages that explain them.
 
     Defaults and limits are generated into these pages; tests compare them, metrics, routes and fields of requests.
@@ -54,21 +60,28 @@ def statements(_: int) -> Iterator[Figure]:
     sys.path.insert(0, str(ROOT / "python" / "tests"))
     from surface import named  # pyright: ignore[reportMissingImports]
 
-    configuration, shipped = (DOCS / "configuration.md").read_text(), (ROOT / "policies/shipped/README.md").read_text()
-    page = (DOCS / "command-line.md").read_text()
-    sections = dict(re.findall(r"^## `(meridian[^`]*)`$(.*?)(?=^## |\Z)", page, re.M | re.S))
+    shipped = (ROOT / "policies" / "shipped" / "README.md").read_text()
+    commands = _sections("command-line.md", r"meridian[^`]*")
+    tables = _sections("configuration.md", r"\[[^`]*")
+    found = named(MERIDIAN)
+    groups = {" ".join(name.split()[1:-1]) for name in found if name.startswith("command ")}
     total, absent = 0, []
-    for name in named(MERIDIAN):
+    for name in found:
         kind, what = name.split(" ", 1)
         last = what.split()[-1]
         owner = what.removesuffix(last).rstrip()
         if kind == "option":
-            # A group of commands has no section of its own.
-            explained = last in sections.get(owner, page)
+            # Options of a group are those of its commands.
+            head = (DOCS / "command-line.md").read_text().partition("\n## ")[0] if owner == "meridian" else ""
+            of_group = head + "".join(text for command, text in commands.items() if command.startswith(f"{owner} "))
+            text = commands.get(owner) or (of_group if owner in groups else "")
+            explained = re.search(rf"(?<![\w-]){re.escape(last)}(?![\w-])", text) is not None
         elif kind == "config":
-            explained = (
-                f"`{what.partition(' = ')[0].rpartition('.')[2]}`" in configuration or f"[{what}" in configuration
-            )
+            path, *values = what.split(" = ")
+            *inside, field = path.split(".")
+            text = "".join(text for title, text in tables.items() if title.startswith("[" + ".".join(inside)))
+            is_field = f"`{field}`" in text and all(value in text for value in values)
+            explained = is_field or any(f"[{what}" in title for title in tables)
         elif kind == "policy":
             explained = f"\n### {last.removeprefix('native:')}\n" in shipped
         else:
@@ -81,4 +94,4 @@ def statements(_: int) -> Iterator[Figure]:
         print(f"not explained: {name}", file=sys.stderr)
 
 
-PARTS: dict[str, Part] = {"size": size, "commands": commands, "statements": statements}
+PARTS: dict[str, Part] = {"size": size, "commands": commands, "names": names}

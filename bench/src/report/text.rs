@@ -53,29 +53,36 @@ pub fn table(results: &Results, all: bool) -> String {
 
 /// A day with a burst as a line a policy: the share of requests in time, by when they arrived, of all seeds together.
 fn day(grid: &Grid, rate: f64) -> Option<String> {
-    let levels = |policy| grid.runs(rate, policy).iter().flat_map(|run| run.levels.iter()).collect::<Vec<_>>();
-    let starts = grid.runs(rate, 0).first()?.levels.iter().map(|level| level.t_s).collect::<Vec<_>>();
-    let end_s = starts.last()? + starts.get(1)?;
-    let mut out = format!("requests in time, by when they arrived: from none to all, over {:.0} minutes", end_s / 60.0);
+    let levels = |policy| grid.runs(rate, policy).into_iter().flat_map(|run| run.levels.iter()).collect::<Vec<_>>();
+    let mut runs = (0..grid.policies.len()).flat_map(|policy| grid.runs(rate, policy));
+    let first = runs.find(|run| !run.levels.is_empty())?;
+    // Stretches are of one length, and the first begins at 0.
+    let end_s = first.levels.last()?.t_s + first.levels.get(1)?.t_s;
+    let minutes = figure(end_s / 60.0);
+    let mut out = format!("requests in time, by when they arrived: from none to all, over {minutes} minutes");
     let widest = grid.policies.iter().map(|name| cut(name, WIDEST_NAME).chars().count()).max().unwrap_or(0);
     for (policy, name) in grid.policies.iter().enumerate() {
         let mut stretches = [(0u64, 0u64); DAY_WIDTH];
-        for level in levels(policy) {
+        let levels = levels(policy);
+        if levels.is_empty() {
+            continue;
+        }
+        for level in levels {
             let at = ((level.t_s / end_s * DAY_WIDTH as f64) as usize).min(DAY_WIDTH - 1);
             let (arrived, attained) = &mut stretches[at];
             *arrived = arrived.saturating_add(level.arrived);
             *attained = attained.saturating_add(level.attained);
         }
         let bars: String = stretches.iter().map(|stretch| bar(*stretch)).collect();
-        out.push_str(&format!("\n{:widest$}  {bars}", cut(name, WIDEST_NAME)));
+        out.push_str(&format!("\n{:widest$}  {}", cut(name, WIDEST_NAME), bars.trim_end()));
     }
     Some(out)
 }
 
-/// The height of `attained` of `arrived`; a space where nothing arrived.
+/// The height of `attained` of `arrived`, the lowest for none; a space where nothing arrived.
 fn bar((arrived, attained): (u64, u64)) -> char {
     let share = attained.min(arrived) as f64 / arrived as f64;
-    if arrived == 0 { ' ' } else { BARS[(share * (BARS.len() - 1) as f64) as usize] }
+    if arrived == 0 { ' ' } else { BARS[(share * (BARS.len() - 1) as f64).ceil() as usize] }
 }
 
 /// Metrics that tuning is told by.

@@ -15,7 +15,6 @@ import time
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
@@ -368,11 +367,11 @@ class KvHook:
             if own is None or not is_admitted or is_loaded:
                 return None
             running = self._scheduler.running
-            seats = len(running)
+            ahead = len(running)
             if not self._preempts_the_last:
-                seats = sum(other.priority <= request.priority for other in running)
+                ahead = sum(other.priority <= request.priority for other in running)
             # The rule of `KvGrowth::reserve` in the core.
-            reserve = min(int(self._growth_blocks * seats), self._most_growth)
+            reserve = min(int(self._growth_blocks * ahead), self._most_growth)
             if self._has_prompts and self._keeps_all_blocks:
                 reserve += self._prompt_blocks(running, None if self._preempts_the_last else request.priority)
         except DEFECTS:
@@ -382,13 +381,14 @@ class KvHook:
 
     def _prompt_blocks(self, running: list[Request], priority: int | None) -> int:
         """KV blocks that running requests have yet to take for tokens that they already have; with `priority`, those
-        that are as urgent.
+        that are at least as urgent.
 
-        Between two admissions of a step, vLLM only adds to its list, and takes no blocks for those in it. So each
-        request is counted once: at every admission, a thousand would take half a millisecond.
+        vLLM admits only after it has served the running requests. Between two admissions of a step, it only adds to its
+        list, and takes no blocks for those in it. So each request is counted once: counting a thousand of them at every
+        admission would take half a millisecond.
         """
         (manager,) = self._scheduler.kv_cache_manager.coordinator.single_type_managers
-        for request in islice(running, self._counted, None):
+        for request in running[self._counted :]:
             if request.num_tokens - request.num_computed_tokens > 1:
                 held = len(manager.req_to_blocks.get(request.request_id, ()))
                 missing = max(-(-request.num_tokens // manager.block_size) - held, 0)

@@ -16,6 +16,7 @@ from defects import PassesOn
 from harness import KV_BLOCK_TOKENS, Engine, requests
 from meridian.vllm.bench.probe import SchedulerProbe
 from meridian.vllm.bench.request import TraceRequest
+from meridian.vllm.kv import KvHook
 
 from checks.engine.pool_soak import KINDS, Soak
 
@@ -344,3 +345,32 @@ def test_without_prefix_caching_no_pool_is_touched() -> None:
     assert "free_blocks" not in soak.pool.__dict__
     soak.run(100)
     assert soak.violations == []
+
+
+def test_blocks_of_prompts_are_those_of_a_whole_count() -> None:
+    """With several priorities, while requests are admitted, and in the next step when some have left."""
+    running: list[Any] = []
+    manager = SimpleNamespace(block_size=32, req_to_blocks={})
+    blocks = SimpleNamespace(coordinator=SimpleNamespace(single_type_managers=(manager,)))
+    hook: Any = object.__new__(KvHook)
+    hook._scheduler = SimpleNamespace(running=running, kv_cache_manager=blocks)
+    hook._preempts_the_last, hook._missing_blocks, hook._counted = False, Counter(), 0
+
+    def whole(priority: int | None) -> int:
+        prompts = [r for r in running if r.num_tokens - r.num_computed_tokens > 1]
+        urgent = [r for r in prompts if priority is None or r.priority <= priority]
+        return sum(max(-(-r.num_tokens // 32) - len(manager.req_to_blocks[r.request_id]), 0) for r in urgent)
+
+    rng = random.Random(1)
+    for step in range(20):
+        hook.step_begins(1)
+        for i in range(rng.randint(1, 5)):
+            tokens = rng.randint(1, 500)
+            computed = rng.choice([0, tokens - 1, rng.randint(0, tokens)])
+            name = f"{step}-{i}"
+            facts = {"num_tokens": tokens, "num_computed_tokens": computed, "priority": rng.randint(-1, 1)}
+            running.append(SimpleNamespace(request_id=name, **facts))
+            manager.req_to_blocks[name] = [None] * rng.randint(0, -(-tokens // 32))
+            for priority in (None, -1, 0, 1):
+                assert hook._prompt_blocks(running, priority) == whole(priority)
+        del running[:: rng.randint(2, 4)]
