@@ -76,7 +76,8 @@ fn a_day_with_a_burst_is_a_line_a_policy() {
     let level =
         |at: u32, attained| LevelPoint { t_s: f64::from(at) * 30.0, arrived: 10, attained, ..LevelPoint::default() };
     for run in &mut results.runs {
-        let in_burst = |at: u32| if at % 2 == 0 { [0, 3] } else { [0, 6] }[usize::from(run.policy == "balanced")];
+        let in_burst =
+            |at: u32| if at.is_multiple_of(2) { [0, 3] } else { [0, 6] }[usize::from(run.policy == "balanced")];
         if run.policy != "srpt" {
             run.levels = (0..96).map(|at| level(at, if (24..48).contains(&at) { in_burst(at) } else { 10 })).collect();
             run.levels[94..].fill(LevelPoint { t_s: 94.0 * 30.0, ..LevelPoint::default() });
