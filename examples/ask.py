@@ -23,7 +23,7 @@ from typing import Any
 
 MODULUS = 23
 # What the model was trained on.
-MOST_OPERATIONS = 10
+FEWEST_OPERATIONS, MOST_OPERATIONS = 2, 10
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
@@ -36,8 +36,10 @@ def solve(question: str) -> int:
     words = question.split()
     if len(words) % 2 == 0:
         raise ValueError("an operation lacks its number" if words else "it is empty")
-    if len(words) // 2 > MOST_OPERATIONS:
-        raise ValueError(f"it has more than {MOST_OPERATIONS} operations")
+    if not FEWEST_OPERATIONS <= len(words) // 2 <= MOST_OPERATIONS:
+        raise ValueError(
+            f"operations: {len(words) // 2}, the model knows {FEWEST_OPERATIONS} to {MOST_OPERATIONS}"
+        )
     for number in words[::2]:
         if not (number.isdecimal() and int(number) < MODULUS):
             raise ValueError(f"{number!r} is not a number from 0 to {MODULUS - 1}")
@@ -105,7 +107,7 @@ def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(
         description="Ask the model of `make serve` for a chain such as '7 + 5 * 3', from left to right, modulo 23: "
-        f"numbers from 0 to {MODULUS - 1}, 2 to {MOST_OPERATIONS} operations.",
+        f"numbers from 0 to {MODULUS - 1}, {FEWEST_OPERATIONS} to {MOST_OPERATIONS} operations.",
         epilog='Example: ask.py --budget 12 "7 + 5 * 3"',
     )
     parser.add_argument("question")

@@ -42,7 +42,7 @@ else
   change="The policy cannot be changed while it serves: $config names no admin.token_file."
 fi
 cat >&2 <<Y
-Ready in about half a minute. Then, in another terminal, watch it think and answer, then with at most 12 think tokens:
+Ready in about half a minute. Then watch the model think and answer, in another terminal; the second time with at most 12 think tokens:
 
   cd '$MERIDIAN_ROOT'
   examples/ask.py --port $port "7 + 5 * 3 - 2"

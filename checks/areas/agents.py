@@ -291,40 +291,41 @@ def over(key: str) -> Any:
     return lambda m: m["ours"][key] / m["stock"][key]
 
 
+def in_turns(pairs: int, stock: dict[str, Any], ours: dict[str, Any]) -> list[dict[str, Any]]:
+    """The scaled sessions under stock and under the default, in turns, with these options."""
+
+    def run(**options: Any) -> dict[str, Any]:
+        return engine("agent_sessions", trace=TRACE, kv_blocks=ENGINE_KV_BLOCKS, **options)
+
+    return [{"stock": run(**stock), "ours": run(scheduler="native:balanced", **ours)} for _ in range(pairs)]
+
+
+def hits_and_outputs(title: str, found: list[dict[str, Any]], of_stock: str) -> Iterator[Figure]:
+    """What the pairs found in the prefix cache, and whether they generated the same."""
+    hits = [100 * (pair["ours"]["hit_rate"] - pair["stock"]["hit_rate"]) for pair in found]
+    yield over_pairs(f"{title}: hit rate above {of_stock}", hits, "points")
+    others = [differing(*both) for m in found for both in zip(m["stock"]["outputs"], m["ours"]["outputs"], strict=True)]
+    yield Figure(f"{title}: turns whose outputs differ", sum(others), "turns", "<= 0")
+
+
 def closed_loop(pairs: int) -> Iterator[Figure]:
-    """The scaled sessions under stock and under the default, in turns."""
-    found = []
-    for _ in range(pairs):
-        stock = engine("agent_sessions", trace=TRACE, kv_blocks=ENGINE_KV_BLOCKS)
-        ours = engine("agent_sessions", trace=TRACE, kv_blocks=ENGINE_KV_BLOCKS, scheduler="native:balanced")
-        found.append({"stock": stock, "ours": ours})
+    """The scaled sessions in the engine's own KV memory."""
+    title, found = f"engine, {DEFAULT}", in_turns(pairs, {}, {})
     bounds = {"completion_mean_s": "<= 0.87", "recomputed_tokens": "<= 0.7"}
     for key in ("completion_mean_s", "completion_p95_s", "recomputed_tokens", "ttft_p50_ms", "ttft_p95_ms"):
-        title = f"engine, {DEFAULT}: {key.removesuffix('_s').removesuffix('_ms').replace('_', ' ')} over stock"
-        yield over_pairs(title, [over(key)(pair) for pair in found], "ratio", bounds.get(key))
-    hits = [100 * (pair["ours"]["hit_rate"] - pair["stock"]["hit_rate"]) for pair in found]
-    yield over_pairs(f"engine, {DEFAULT}: hit rate above stock", hits, "points")
-    others = [differing(*both) for m in found for both in zip(m["stock"]["outputs"], m["ours"]["outputs"], strict=True)]
-    yield Figure(f"engine, {DEFAULT}: turns whose outputs differ", sum(others), "turns", "<= 0")
+        what = key.removesuffix("_s").removesuffix("_ms").replace("_", " ")
+        yield over_pairs(f"{title}: {what} over stock", [over(key)(pair) for pair in found], "ratio", bounds.get(key))
+    yield from hits_and_outputs(title, found, "stock")
 
 
 def offloaded(pairs: int) -> Iterator[Figure]:
-    """The scaled sessions beside vLLM's offloading connector, whose host memory is short, or holds all of them."""
+    """The same beside vLLM's offloading connector, whose host memory is short, or holds all sessions."""
     for size, blocks in (("as much as the engine has", ENGINE_KV_BLOCKS), ("for all sessions", 4 * ENGINE_KV_BLOCKS)):
-        found = []
-        for _ in range(pairs):
-            options = {"trace": TRACE, "kv_blocks": ENGINE_KV_BLOCKS, "offload_blocks": blocks}
-            stock = engine("agent_sessions", offload="lru", **options)
-            ours = engine("agent_sessions", offload="PhaseAwareCachePolicy", scheduler="native:balanced", **options)
-            found.append({"stock": stock, "ours": ours})
-        title = f"engine with CPU offload, {size}"
-        for key, name in (("completion_mean_s", "completion mean"), ("ttft_p50_ms", "TTFT p50")):
-            yield over_pairs(f"{title}: {name} over stock with it", [over(key)(pair) for pair in found], "ratio")
-        hits = [100 * (pair["ours"]["hit_rate"] - pair["stock"]["hit_rate"]) for pair in found]
-        yield over_pairs(f"{title}: hit rate above stock with it", hits, "points")
-        pairs_of = [both for m in found for both in zip(m["stock"]["outputs"], m["ours"]["outputs"], strict=True)]
-        others = sum(differing(*both) for both in pairs_of)
-        yield Figure(f"{title}: turns whose outputs differ", others, "turns", "<= 0")
+        orders = ({"offload": order, "offload_blocks": blocks} for order in ("lru", "PhaseAwareCachePolicy"))
+        title, found = f"engine with CPU offload, {size}", in_turns(pairs, *orders)
+        for key, what in (("completion_mean_s", "completion mean"), ("ttft_p50_ms", "TTFT p50")):
+            yield over_pairs(f"{title}: {what} over stock with it", [over(key)(pair) for pair in found], "ratio")
+        yield from hits_and_outputs(title, found, "stock with it")
 
 
 def urgents(_: int) -> list[dict[str, Any]]:

@@ -63,6 +63,8 @@ def names(_: int) -> Iterator[Figure]:
     shipped = (ROOT / "policies" / "shipped" / "README.md").read_text()
     commands = _sections("command-line.md", r"meridian[^`]*")
     tables = _sections("configuration.md", r"\[[^`]*")
+    # The page begins with the options that every command has.
+    commands["meridian"] = (DOCS / "command-line.md").read_text().partition("\n## ")[0] + "".join(commands.values())
     found = named(MERIDIAN)
     groups = {" ".join(name.split()[1:-1]) for name in found if name.startswith("command ")}
     total, absent = 0, []
@@ -72,8 +74,7 @@ def names(_: int) -> Iterator[Figure]:
         owner = what.removesuffix(last).rstrip()
         if kind == "option":
             # Options of a group are those of its commands.
-            head = (DOCS / "command-line.md").read_text().partition("\n## ")[0] if owner == "meridian" else ""
-            of_group = head + "".join(text for command, text in commands.items() if command.startswith(f"{owner} "))
+            of_group = "".join(text for command, text in commands.items() if command.startswith(f"{owner} "))
             text = commands.get(owner) or (of_group if owner in groups else "")
             explained = re.search(rf"(?<![\w-]){re.escape(last)}(?![\w-])", text) is not None
         elif kind == "config":

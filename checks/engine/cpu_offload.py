@@ -16,11 +16,17 @@ from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
 
 def transfer_config(blocks: int, policy: str) -> dict[str, Any]:
-    """`--kv-transfer-config` for so many blocks in host memory; `policy` is vLLM's `lru`, `arc`, or Meridian's."""
+    """`--kv-transfer-config` for so many blocks in host memory; `policy` is vLLM's `lru`, `arc`, or Meridian's.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if blocks < 1:
+        raise ValueError(f"offload_blocks={blocks}: expected at least 1 beside offload={policy!r}")
     extra: dict[str, Any] = {
         "spec_name": "HostCopiesSpec",
         "spec_module_path": __name__,
-        # What is asked for is counted in blocks below.
+        # vLLM refuses to start without this; `HostCopiesSpec` takes the blocks.
         "cpu_bytes_to_use": 1,
         "blocks": blocks,
         "eviction_policy": policy,
@@ -38,13 +44,15 @@ class HostCopies(OffloadingWorker):
         self._host = [torch.empty((chunks, *tensor.shape[1:]), dtype=tensor.dtype) for tensor in self._engine]
         self._finished: list[TransferResult] = []
 
-    def _copy(self, job_id: int, source: list[torch.Tensor], blocks: Any, target: list[torch.Tensor], to: Any) -> bool:
+    def _copy(
+        self, job_id: int, sources: list[torch.Tensor], source_ids: Any, targets: list[torch.Tensor], target_ids: Any
+    ) -> bool:
         start = time.perf_counter()
-        from_ids, to_ids = torch.from_numpy(blocks).long(), torch.from_numpy(to).long()
+        from_ids, to_ids = torch.from_numpy(source_ids).long(), torch.from_numpy(target_ids).long()
         copied = 0
-        for one, other in zip(source, target, strict=True):
-            rows = one[from_ids]
-            other[to_ids] = rows
+        for source, target in zip(sources, targets, strict=True):
+            rows = source[from_ids]
+            target[to_ids] = rows
             copied += rows.numel() * rows.element_size()
         self._finished.append(TransferResult(job_id, True, copied, time.perf_counter() - start))
         return True

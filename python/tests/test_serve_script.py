@@ -1,10 +1,13 @@
-"""`scripts/serve.sh` up to the point where vLLM starts: a stand-in for Python notes what it is asked."""
+"""`scripts/serve.sh` up to the point where vLLM starts: a stand-in for Python notes what it is asked. And what
+`examples/ask.py` refuses."""
 
 import os
 import stat
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 STAND_IN = """#!/bin/sh
@@ -61,3 +64,24 @@ def test_options_reach_vllm(tmp_path: Path) -> None:
     given = serve(tmp_path, "--max-num-seqs", "8").stdout.splitlines()[1]
     assert given.startswith("-m vllm.entrypoints.cli.main serve models/arith-reasoner ")
     assert given.endswith(" --max-num-seqs 8")
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ([""], "QUESTION: '': it is empty; expected a chain such as '7 + 5 * 3'"),
+        (["7 + 5 *"], "QUESTION: '7 + 5 *': an operation lacks its number"),
+        (["7 / 5 + 2"], "'/' is not + - or *"),
+        (["seven + 5 + 2"], "'seven' is not a number from 0 to 22"),
+        (["7 + 23 + 2"], "'23' is not a number from 0 to 22"),
+        (["7 + 5"], "operations: 1, the model knows 2 to 10"),
+        (["7" + " + 5" * 11], "operations: 11, the model knows 2 to 10"),
+        (["7 + 5 * 3", "--port", "1"], "error: port 1: "),
+    ],
+)
+def test_a_question_without_an_answer_is_no_wrong_answer(args: list[str], said: str) -> None:
+    command = [sys.executable, str(ROOT / "examples" / "ask.py"), *args]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert said in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr

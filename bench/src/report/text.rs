@@ -53,28 +53,24 @@ pub fn table(results: &Results, all: bool) -> String {
 
 /// A day with a burst as a line a policy: the share of requests in time, by when they arrived, of all seeds together.
 fn day(grid: &Grid, rate: f64) -> Option<String> {
-    let levels = |policy| grid.runs(rate, policy).into_iter().flat_map(|run| run.levels.iter()).collect::<Vec<_>>();
-    let mut runs = (0..grid.policies.len()).flat_map(|policy| grid.runs(rate, policy));
-    let first = runs.find(|run| !run.levels.is_empty())?;
+    let runs = |policy| grid.runs(rate, policy).into_iter().filter(|run| !run.levels.is_empty()).collect::<Vec<_>>();
+    let first = (0..grid.policies.len()).flat_map(runs).next()?;
     // Stretches are of one length, and the first begins at 0.
     let end_s = first.levels.last()?.t_s + first.levels.get(1)?.t_s;
     let minutes = figure(end_s / 60.0);
     let mut out = format!("requests in time, by when they arrived: from none to all, over {minutes} minutes");
-    let widest = grid.policies.iter().map(|name| cut(name, WIDEST_NAME).chars().count()).max().unwrap_or(0);
-    for (policy, name) in grid.policies.iter().enumerate() {
+    let names: Vec<_> = grid.policies.iter().map(|name| cut(name, WIDEST_NAME)).collect();
+    let widest = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
+    for (policy, name) in names.iter().enumerate().filter(|(policy, _)| !runs(*policy).is_empty()) {
         let mut stretches = [(0u64, 0u64); DAY_WIDTH];
-        let levels = levels(policy);
-        if levels.is_empty() {
-            continue;
-        }
-        for level in levels {
+        for level in runs(policy).into_iter().flat_map(|run| &run.levels) {
             let at = ((level.t_s / end_s * DAY_WIDTH as f64) as usize).min(DAY_WIDTH - 1);
             let (arrived, attained) = &mut stretches[at];
             *arrived = arrived.saturating_add(level.arrived);
             *attained = attained.saturating_add(level.attained);
         }
         let bars: String = stretches.iter().map(|stretch| bar(*stretch)).collect();
-        out.push_str(&format!("\n{:widest$}  {}", cut(name, WIDEST_NAME), bars.trim_end()));
+        out.push_str(&format!("\n{name:widest$}  {}", bars.trim_end()));
     }
     Some(out)
 }

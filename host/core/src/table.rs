@@ -392,10 +392,10 @@ impl RequestTable {
     }
 
     /// For how long a waiting request that a policy has deferred has had to run, milliseconds, and whether it is held for the
-    /// sake of warm sessions; `None` where it need not. With
-    /// a service level it must when just its own time is left of the longest wait of that level. One that the policy holds for
-    /// the sake of warm sessions (`left_out`) must after `session_wait_ms`, in turn. Else it must after `max_defer_ms`, when as
-    /// many others were admitted as its place in the queue allows, or none was admitted for as long.
+    /// sake of warm sessions; `None` where it need not. With a service level it must when just its own time is left of the
+    /// longest wait of that level. One that the policy holds for the sake of warm sessions (`left_out`) must after
+    /// `session_wait_ms`, in turn. Else it must after `max_defer_ms`, when as many others were admitted as its place in the
+    /// queue allows, or none was admitted for as long.
     pub(crate) fn overdue_ms(
         &self,
         row: &RequestState,

@@ -81,10 +81,8 @@ def clone(tmp_path_factory: pytest.TempPathFactory, policies: Path) -> Path:
 def agentic_session(number: int) -> str:
     """A session of an agent in the format of the trace that the book names: each turn has the last one's prompt."""
     turns = [[20.0 * i, 6400 * (i + 1), 60, 2.0, 5.0, "tool_use", 1, [[1, 100 * (i + 1)]]] for i in range(3)]
-    return (
-        json.dumps({"id": f"s{number}", "block_size": 64, "system_tokens": 64, "tool_tokens": 64, "requests": turns})
-        + "\n"
-    )
+    about = {"id": f"s{number}", "block_size": 64, "system_tokens": 64, "tool_tokens": 64}
+    return f"{json.dumps({**about, 'requests': turns})}\n"
 
 
 def record(folder: Path) -> None:

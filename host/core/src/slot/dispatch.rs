@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use super::{PolicySlot, Source};
 use crate::sync::lock;
-use crate::{Decision, Dispatch, RequestTable, RowId, Step, columns};
+use crate::{Column, Decision, Dispatch, RequestTable, RowId, Step, columns};
 
 /// The dispatch slot, which decides the steps of a [`MeridianScheduler`](crate::MeridianScheduler).
 pub type DispatchSlot = PolicySlot<Dispatch>;
@@ -26,6 +26,12 @@ impl PolicySlot<Dispatch> {
             columns::fill(inputs, table, candidates, step.now_ms, block_tokens, out);
         })
     }
+
+    /// Whether the active policy reads this column.
+    pub(crate) fn is_read_by_active(&self, column: Column) -> bool {
+        self.facts().is_read_by_active(column)
+    }
+
     /// Report that the plan of the latest decision left nothing to run, and was changed.
     pub(crate) fn overruled(&mut self) {
         lock(&self.shared.state).active.idle_plans += 1;

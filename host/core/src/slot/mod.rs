@@ -250,12 +250,6 @@ impl<K: SlotKind> PolicySlot<K> {
         self.facts().reads(column)
     }
 
-    /// Whether the active policy reads this column.
-    #[must_use]
-    pub fn is_read_by_active(&self, column: K::Column) -> bool {
-        self.facts().is_read_by_active(column)
-    }
-
     /// Whether the native policy of this source, such as `native:fcfs`, decides, and no other version is in quarantine.
     #[must_use]
     pub fn is_decided_by(&self, source: &str) -> bool {
