@@ -37,9 +37,7 @@ def solve(question: str) -> int:
     if len(words) % 2 == 0:
         raise ValueError("an operation lacks its number" if words else "it is empty")
     if not FEWEST_OPERATIONS <= len(words) // 2 <= MOST_OPERATIONS:
-        raise ValueError(
-            f"operations: {len(words) // 2}, the model knows {FEWEST_OPERATIONS} to {MOST_OPERATIONS}"
-        )
+        raise ValueError(f"operations: {len(words) // 2}, the model knows {FEWEST_OPERATIONS} to {MOST_OPERATIONS}")
     for number in words[::2]:
         if not (number.isdecimal() and int(number) < MODULUS):
             raise ValueError(f"{number!r} is not a number from 0 to {MODULUS - 1}")
