@@ -15,7 +15,7 @@ use crate::limits::engines_within;
 use crate::load::{Course, Endless};
 use crate::policies::{BELADY, Choice, Inject, Loader, Policies, PolicyArg, PolicySet, configured};
 use crate::results::{EngineFacts, GivenUp, MadeBy, Results, Run, SCHEMA, Slo, TraceFacts};
-use crate::sim::{ClosedLoop, EngineConfig, HandoffFleet, Outcome, Router, Simulation, Swap, Transfer};
+use crate::sim::{Admitted, ClosedLoop, EngineConfig, HandoffFleet, Outcome, Router, Simulation, Swap, Transfer};
 use crate::trace::{Generator, Prefix, Session, SessionRequest, TraceRequest, Workload};
 
 /// What is replayed.
@@ -38,7 +38,7 @@ pub enum Input {
         /// How many are under way at a time.
         at_once: u32,
         /// See [`ClosedLoop::admitting`].
-        admitted: u32,
+        admitted: Admitted,
     },
     /// A generated workload.
     Generated {
@@ -446,7 +446,9 @@ fn run(
         Some(arrivals) => simulation.run(arrivals, &mut told),
         None => {
             let Input::Sessions { sessions, at_once, admitted, .. } = input else { bail!("no arrivals") };
-            let sessions = ClosedLoop::new(Arc::clone(sessions), *at_once, play.seed).admitting(*admitted);
+            let EngineConfig { kv_blocks, block_tokens, .. } = options.engine;
+            let kv_tokens = u64::from(kv_blocks) * u64::from(block_tokens) * u64::from(options.engines);
+            let sessions = ClosedLoop::new(Arc::clone(sessions), *at_once, play.seed).admitting(*admitted, kv_tokens);
             simulation.run_sessions(sessions, &mut told)
         }
     };

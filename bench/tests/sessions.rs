@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use meridian_bench::policies::{Choice, Loader, Policies};
 use meridian_bench::results::Slo;
-use meridian_bench::sim::{ClosedLoop, EngineConfig, Outcome, Simulation, StepModel};
+use meridian_bench::sim::{Admitted, ClosedLoop, EngineConfig, Outcome, Simulation, StepModel};
 use meridian_bench::trace::{Session, SessionRequest};
 use meridian_core::MeridianConfig;
 use proptest::prelude::*;
@@ -65,11 +65,11 @@ fn crowd() -> (EngineConfig, Arc<[Session]>) {
 #[test]
 fn a_door_lets_in_so_many_sessions_and_the_wait_outside_counts() {
     let (engine, sessions) = crowd();
-    let through = |most: u32| {
-        let closed_loop = ClosedLoop::new(Arc::clone(&sessions), 6, 1).admitting(most);
+    let through = |admitted| {
+        let closed_loop = ClosedLoop::new(Arc::clone(&sessions), 6, 1).admitting(admitted, 2000);
         simulate_with(&engine, closed_loop, "fcfs", None)
     };
-    let (open, two) = (through(0), through(2));
+    let (open, two) = (through(Admitted::All), through(Admitted::AtMost(2)));
     for outcome in [&open, &two] {
         assert_eq!((metric(outcome, "requests"), metric(outcome, "sessions")), (96.0, 12.0));
     }
@@ -77,7 +77,14 @@ fn a_door_lets_in_so_many_sessions_and_the_wait_outside_counts() {
     // The first turns wait outside.
     assert!(metric(&two, "ttft_turn_1_p99_ms") > 3_000.0, "{}", metric(&two, "ttft_turn_1_p99_ms"));
     assert!(metric(&two, "running_mean") < 2.0);
-    assert_eq!(through(6).digest, open.digest, "a door that is wide enough");
+    assert_eq!(through(Admitted::AtMost(6)).digest, open.digest, "a door that is wide enough");
+    // Three sessions begin with 645 tokens each in the 2,000 that the door knows of. They grow, and the next one waits until
+    // they have ended.
+    let pinned = through(Admitted::Pinned);
+    assert_eq!((metric(&pinned, "requests"), metric(&pinned, "sessions")), (96.0, 12.0));
+    let again = [&two, &pinned, &open].map(|outcome| metric(outcome, "computed_again_tokens"));
+    assert!(again.is_sorted() && again[0] < again[1], "{again:?}");
+    assert_ne!(pinned.digest, open.digest);
 }
 
 #[test]

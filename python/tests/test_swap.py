@@ -251,7 +251,7 @@ def test_every_slot_is_swapped_alike(policies: Path, tmp_path: Path) -> None:
     assert running.rollback("budget")["active"]["name"] == "eat-rpdi"
 
 
-@pytest.mark.parametrize("name", ["least-computed-first", "prefix-value"])
+@pytest.mark.parametrize("name", ["tiered-lru", "prefix-value"])
 @pytest.mark.parametrize("source", ["native:{}", "{}.wasm"])
 def test_the_request_that_has_computed_least_goes_first(policies: Path, tmp_path: Path, name: str, source: str) -> None:
     source = source.format(name)

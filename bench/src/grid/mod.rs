@@ -24,7 +24,7 @@ use crate::metrics::HOLDS;
 use crate::policies::PolicySet;
 use crate::replay::{Input, MaxTokens, Options, Rate, bound, replay};
 use crate::results::{MadeBy, Run, Slo};
-use crate::sim::EngineConfig;
+use crate::sim::{Admitted, EngineConfig};
 use crate::steady::{Capacity, RESIDENCES, capacity, steady};
 use crate::tune::{Flags, Load, tune};
 
@@ -215,7 +215,8 @@ fn row(
         let at_once = sessions_at_once(&options, input)?;
         row.at_once = Some(at_once);
         advance(1);
-        let input = Input::Sessions { name: name.clone(), sessions: sessions.clone(), at_once, admitted: 0 };
+        let input =
+            Input::Sessions { name: name.clone(), sessions: sessions.clone(), at_once, admitted: Admitted::All };
         let load = Load { name: format!("{at_once} sessions at once"), rate: Rate::TimesItsOwn(1.0), course: None };
         let cells = cells(&mut row, &options, &input, &[Place::of(load)], advance)?;
         return Ok((row, cells));
@@ -257,7 +258,8 @@ pub fn day(burst_s: f64, residence_s: f64) -> Course {
 fn sessions_at_once(options: &Options, input: &Input) -> anyhow::Result<u32> {
     let Input::Sessions { name, sessions, .. } = input else { return Ok(1) };
     let share = |at_once: u32| -> anyhow::Result<f64> {
-        let input = Input::Sessions { name: name.clone(), sessions: sessions.clone(), at_once, admitted: 0 };
+        let input =
+            Input::Sessions { name: name.clone(), sessions: sessions.clone(), at_once, admitted: Admitted::All };
         let load = Load { name: String::new(), rate: Rate::TimesItsOwn(1.0), course: None };
         let run = contend(options, &input, &load, Flags::of(&options.engine), None)?;
         let of = |key: &str| run.metrics.get(key).copied().unwrap_or(0.0);

@@ -31,7 +31,7 @@ pub use cluster::{Outcome, Router, Simulation, Swap};
 pub use driven::Driven;
 pub use handoff::{HandoffFleet, Transfer};
 pub use recorder::RequestTimes;
-pub use sessions::ClosedLoop;
+pub use sessions::{Admitted, ClosedLoop};
 pub use step_model::{StepModel, StepWork};
 
 pub(crate) use self::belady::Belady;

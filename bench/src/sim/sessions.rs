@@ -1,6 +1,6 @@
 //! Sessions in closed loop: the next request of a session arrives its gap after the last one ended.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use hdrhistogram::Histogram;
@@ -87,11 +87,11 @@ impl ClosedLoop {
         }
     }
 
-    /// Let at most `sessions` at a time into the engine, from a request of theirs until their user pauses or they end; the
-    /// others wait outside, first come first served. 0 for no limit.
+    /// Let only these sessions into an engine with so many tokens of KV memory; the others wait outside, first come first
+    /// served.
     #[must_use]
-    pub fn admitting(mut self, sessions: u32) -> Self {
-        self.door.most = sessions as usize;
+    pub fn admitting(mut self, admitted: Admitted, kv_tokens: u64) -> Self {
+        (self.door.admitted, self.door.kv_tokens) = (admitted, kv_tokens);
         self
     }
 
@@ -99,7 +99,8 @@ impl ClosedLoop {
     pub(super) fn comes_in(&mut self, index: usize, now_ms: f64) -> Option<f64> {
         let session = self.first.partition_point(|first| *first <= index) - 1;
         let turn = index - self.first[session];
-        self.door.comes_in(Next { at_ms: now_ms, index, session, turn })
+        let tokens = u64::from(self.sessions[session].requests[turn].prompt_tokens);
+        self.door.comes_in(Next { at_ms: now_ms, index, session, turn }, tokens)
     }
 
     /// The requests that waited outside and have room now.
@@ -152,9 +153,9 @@ impl ClosedLoop {
     /// A request ended, or was refused: what arrives because of it.
     pub(super) fn ended(&mut self, facts: &Facts, first_token_ms: f64, now_ms: f64) -> Option<Next> {
         let (session, turn) = (facts.session? as usize, facts.turn?);
-        if !turn.stopped_for_tool || turn.next_gap_ms.is_infinite() {
-            self.door.inside.remove(&session);
-        }
+        let sent = &self.sessions[session].requests[turn.turn as usize];
+        let tokens = [sent.prompt_tokens, sent.think_tokens, sent.output_tokens].map(u64::from).iter().sum();
+        self.door.turn_ends(session, tokens, turn.stopped_for_tool, turn.next_gap_ms.is_infinite());
         self.served_ms[session] += now_ms - facts.arrival_ms;
         if first_token_ms.is_finite() {
             let group = TURN_GROUPS.iter().position(|(_, last)| turn.turn < *last).unwrap_or(0);
@@ -198,38 +199,76 @@ impl ClosedLoop {
     }
 }
 
+/// Which sessions are let into the engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Admitted {
+    /// All.
+    #[default]
+    All,
+    /// So many at a time, each from a request of its until its user pauses or it ends.
+    AtMost(u32),
+    /// As many as fit, each from its first request until it ends: a session enters when its first prompt fits beside what
+    /// those inside have (ConServe, arXiv 2606.01839, in one engine).
+    Pinned,
+}
+
 /// Keeps sessions out of the engine.
 #[derive(Default)]
 struct Door {
-    /// Sessions that it lets in at a time; 0 for all.
-    most: usize,
-    inside: HashSet<usize>,
-    outside: VecDeque<Next>,
+    admitted: Admitted,
+    kv_tokens: u64,
+    /// The sessions that were let in, with the tokens of their latest request.
+    inside: HashMap<usize, u64>,
+    /// The sum of these.
+    tokens_inside: u64,
+    /// With the tokens of their prompts.
+    outside: VecDeque<(Next, u64)>,
     /// When requests arrived that were outside, by their place.
     waited: HashMap<usize, f64>,
 }
 
 impl Door {
-    fn comes_in(&mut self, next: Next) -> Option<f64> {
-        let at_ms = self.waited.remove(&next.index);
-        if self.most > 0 && at_ms.is_none() && !self.inside.contains(&next.session) {
-            if self.inside.len() >= self.most {
-                self.outside.push_back(next);
-                return None;
-            }
-            self.inside.insert(next.session);
+    fn has_room(&self, tokens: u64) -> bool {
+        match self.admitted {
+            Admitted::All => true,
+            Admitted::AtMost(most) => self.inside.len() < most as usize,
+            Admitted::Pinned => self.inside.is_empty() || self.tokens_inside + tokens <= self.kv_tokens,
         }
+    }
+
+    fn comes_in(&mut self, next: Next, tokens: u64) -> Option<f64> {
+        let at_ms = self.waited.remove(&next.index);
+        let is_inside = self.inside.contains_key(&next.session);
+        if !is_inside && (!self.has_room(tokens) || !self.outside.is_empty()) {
+            self.outside.push_back((next, tokens));
+            return None;
+        }
+        self.holds(next.session, tokens);
         Some(at_ms.unwrap_or(next.at_ms))
     }
 
     fn next(&mut self) -> Option<Next> {
-        if self.inside.len() >= self.most {
+        let (_, tokens) = self.outside.front()?;
+        if !self.has_room(*tokens) {
             return None;
         }
-        let next = self.outside.pop_front()?;
-        self.inside.insert(next.session);
+        let (next, tokens) = self.outside.pop_front()?;
+        self.holds(next.session, tokens);
         self.waited.insert(next.index, next.at_ms);
         Some(next)
+    }
+
+    fn turn_ends(&mut self, session: usize, tokens: u64, stopped_for_tool: bool, is_last: bool) {
+        if is_last || (!stopped_for_tool && self.admitted != Admitted::Pinned) {
+            self.tokens_inside -= self.inside.remove(&session).unwrap_or(0);
+        } else {
+            self.holds(session, tokens);
+        }
+    }
+
+    fn holds(&mut self, session: usize, tokens: u64) {
+        self.tokens_inside += tokens;
+        self.tokens_inside -= self.inside.insert(session, tokens).unwrap_or(0);
     }
 }
 

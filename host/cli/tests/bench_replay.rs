@@ -183,7 +183,7 @@ fn swaps_faults_deadlines_engines_and_budgets_are_options() {
         "--budget",
         "eat-rpdi",
         "--eviction",
-        "least-computed-first",
+        "wa-lru",
         "--max-tokens",
         "exact",
         "--json",

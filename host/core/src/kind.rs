@@ -4,8 +4,8 @@ use std::fmt::Debug;
 
 use meridian_policies::{
     balanced, code_stop, cost_aware, deadline_aware, deer, eat, eat_rpdi, edf, fair_share, fcfs, fixed_budget,
-    jitserve, least_computed_first, lpm, lru, mlfq, next_use, noop, output_first, pascal, patience, prefix_value,
-    priority, qoe, qoserve, rpdi, scorpio, srpt, t_lru, tiered_lru, ttl,
+    jitserve, lpm, lru, mlfq, next_use, noop, output_first, pascal, patience, prefix_value, priority, qoe, qoserve,
+    rpdi, scorpio, srpt, t_lru, tiered_lru, ttl, wa_lru,
 };
 use meridian_policy_sdk::budget::{Load, Point};
 use meridian_policy_sdk::eviction::{Memory, Ranking, Subject};
@@ -186,17 +186,8 @@ impl SlotKind for Eviction {
     const NAME: SlotName = SlotName::Eviction;
     const REQUEST: Option<Self::Column> = None;
     const BESIDE_SHADOW: &'static str = "native:tiered-lru";
-    const NATIVES: &'static [&'static str] = &[
-        "tiered-lru",
-        "lru",
-        "least-computed-first",
-        "prefix-value",
-        "t-lru",
-        "ttl",
-        "cost-aware",
-        "next-use",
-        "noop",
-    ];
+    const NATIVES: &'static [&'static str] =
+        &["tiered-lru", "lru", "prefix-value", "t-lru", "ttl", "wa-lru", "cost-aware", "next-use", "noop"];
 
     fn now_ms(facts: &Memory) -> f64 {
         facts.now_ms
@@ -232,10 +223,10 @@ impl SlotKind for Eviction {
     fn native(name: &str, init: Init<'_>) -> Option<Result<Box<dyn Policy<Self>>, String>> {
         match name {
             "tiered-lru" => Some(Native::<tiered_lru::TieredLru>::boxed(init)),
-            "least-computed-first" => Some(Native::<least_computed_first::LeastComputedFirst>::boxed(init)),
             "lru" => Some(Native::<lru::Lru>::boxed(init)),
             "t-lru" => Some(Native::<t_lru::TLru>::boxed(init)),
             "ttl" => Some(Native::<ttl::Ttl>::boxed(init)),
+            "wa-lru" => Some(Native::<wa_lru::WaLru>::boxed(init)),
             "cost-aware" => Some(Native::<cost_aware::CostAware>::boxed(init)),
             "prefix-value" => Some(Native::<prefix_value::PrefixValue>::boxed(init)),
             "next-use" => Some(Native::<next_use::NextUse>::boxed(init)),

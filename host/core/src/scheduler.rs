@@ -142,7 +142,7 @@ impl MeridianScheduler {
             return;
         }
         let for_prompts = self.planner.blocks_of_prompts(&self.mirror.table, facts, running, i32::MAX);
-        let warm = cached.warm(facts.now_ms);
+        let warm = cached.warm(facts.now_ms, |session| self.mirror.table.waits(session));
         let room = i64::from(facts.free_blocks) - i64::from(for_prompts) - i64::from(warm);
         let block_tokens = self.block_tokens;
         let waits = self.session_wait_ms > 0.0 && !loaded;

@@ -13,6 +13,10 @@ const EXPIRES_MS: f64 = 24.0 * 3600.0 * 1e3;
 const GAPS_WEIGHED: u32 = 32;
 /// Gaps that weigh in the mean of all sessions.
 const ALL_GAPS_WEIGHED: u32 = 4096;
+/// In a name, between that of a sub-agent's session and that of the session which waits for it.
+const PARENT: &str = ";parent=";
+/// Sub-agents of sub-agents: as many levels are followed.
+const MAX_DEPTH: u8 = 8;
 
 /// Why a request's chain of blocks is released.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,6 +77,12 @@ pub(crate) struct Turn {
     gap_ms: f32,
 }
 
+impl Session {
+    fn is_at_work(&self) -> bool {
+        self.live > 0 || self.at_work > 0
+    }
+}
+
 /// Mean and spread of gaps, of which the latest weigh most.
 #[derive(Clone, Copy, Debug, Default)]
 struct Gaps {
@@ -98,6 +108,12 @@ struct Session {
     turns: u32,
     /// Requests of it that have not ended.
     live: u32,
+    /// Its sub-agents with requests that have not ended, or with such sub-agents.
+    at_work: u32,
+    /// The session that waits for this one, a sub-agent's; 0 for none. It is older.
+    parent: u32,
+    /// How many such sessions there are above it.
+    depth: u8,
     /// When the last of them ended, milliseconds; `None` before.
     ended_ms: Option<f64>,
     stop: Stop,
@@ -122,18 +138,40 @@ pub(crate) struct Sessions {
 }
 
 impl Sessions {
-    /// A request of this tenant's session has arrived.
+    /// A request of this tenant's session has arrived. `a;parent=b` is session `a`, a sub-agent's: `b` waits for it.
     pub(crate) fn arrived(&mut self, tenant: &str, name: &str, now_ms: f64) -> Turn {
-        if !is_name(name) {
+        let (own, parent) = name.split_once(PARENT).unwrap_or((name, ""));
+        if !is_name(name) || own.is_empty() {
             return Turn::default();
         }
         let tenant = if is_name(tenant) { tenant } else { "" };
-        let name = format!("{}:{tenant}{name}", tenant.len());
+        let key = |name| format!("{}:{tenant}{name}", tenant.len());
+        let (name, parent) = (key(own), key(parent));
         let number = match self.by_name.get(name.as_str()) {
             Some(number) => *number,
-            None => self.begin(name.into()),
+            None => {
+                let parent = self.by_name.get(parent.as_str()).copied().unwrap_or(0);
+                let above = self.by_number.get(&parent).map(|known| known.depth).filter(|depth| *depth < MAX_DEPTH);
+                let number = self.begin(name.into());
+                if let Some(known) = self.by_number.get_mut(&number)
+                    && let Some(above) = above
+                {
+                    (known.parent, known.depth) = (parent, above + 1);
+                }
+                number
+            }
         };
         self.turn(number, now_ms)
+    }
+
+    /// The session that waits for this one, a sub-agent's; 0 for none.
+    pub(crate) fn parent(&self, session: u32) -> u32 {
+        self.by_number.get(&session).map_or(0, |known| known.parent)
+    }
+
+    /// Whether the session waits for a sub-agent that has a request in the engine.
+    pub(crate) fn waits(&self, session: u32) -> bool {
+        self.by_number.get(&session).is_some_and(|known| known.at_work > 0)
     }
 
     /// A request continues this session, which the host found by its prompt.
@@ -151,10 +189,12 @@ impl Sessions {
     /// A request of the session ended at `now_ms`.
     pub(crate) fn ended(&mut self, session: u32, stop: Stop, now_ms: f64) {
         if let Some(known) = self.by_number.get_mut(&session) {
+            let was_at_work = known.is_at_work();
             known.live = known.live.saturating_sub(1);
             known.ended_ms = Some(now_ms);
             known.stop = stop;
             self.use_it(session, now_ms);
+            self.tell_parents(session, was_at_work);
         }
     }
 
@@ -209,6 +249,9 @@ impl Sessions {
             name,
             turns: 0,
             live: 0,
+            at_work: 0,
+            parent: 0,
+            depth: 0,
             ended_ms: None,
             stop: Stop::Turn,
             gaps: Default::default(),
@@ -233,8 +276,25 @@ impl Sessions {
             }
             _ => f32::NAN,
         };
+        let was_at_work = known.is_at_work();
         known.live = known.live.saturating_add(1);
-        Turn { session: number, turn: known.turns, gap_ms }
+        let turn = Turn { session: number, turn: known.turns, gap_ms };
+        self.tell_parents(number, was_at_work);
+        turn
+    }
+
+    /// The session is at work, or no longer: tell those that wait for it.
+    fn tell_parents(&mut self, mut number: u32, mut was_at_work: bool) {
+        while let Some(known) = self.by_number.get(&number)
+            && known.is_at_work() != was_at_work
+        {
+            let (is_at_work, above) = (known.is_at_work(), known.parent);
+            let Some(parent) = self.by_number.get_mut(&above) else { return };
+            was_at_work = parent.is_at_work();
+            parent.at_work =
+                if is_at_work { parent.at_work.saturating_add(1) } else { parent.at_work.saturating_sub(1) };
+            number = above;
+        }
     }
 
     /// Note a use, and forget what has expired.
@@ -256,6 +316,11 @@ impl Sessions {
     }
 
     fn forget(&mut self, number: u32) {
+        if let Some(known) = self.by_number.get_mut(&number) {
+            let was_at_work = known.is_at_work();
+            (known.live, known.at_work) = (0, 0);
+            self.tell_parents(number, was_at_work);
+        }
         if let Some(session) = self.by_number.remove(&number) {
             self.by_name.remove(&session.name);
         }
@@ -325,6 +390,59 @@ mod tests {
         let next = sessions.continued(found.session, 35.0).expect("it is known");
         assert_eq!((place(next), next.gap_ms), ((2, 2), 25.0));
         assert_eq!(sessions.continued(77, 0.0), None);
+    }
+
+    #[test]
+    fn a_session_waits_while_its_sub_agents_work() {
+        let mut sessions = Sessions::default();
+        let main = sessions.arrived("", "main", 0.0).session;
+        sessions.ended(main, Stop::Tool, 1.0);
+        assert!(!sessions.waits(main), "it waits for no session");
+        let a = sessions.arrived("", "a;parent=main", 2.0).session;
+        let b = sessions.arrived("", "b;parent=main", 2.0).session;
+        let deep = sessions.arrived("", "deep;parent=a", 3.0).session;
+        assert_eq!((sessions.parent(a), sessions.parent(b), sessions.parent(deep)), (main, main, a));
+        sessions.ended(a, Stop::Tool, 4.0);
+        sessions.ended(b, Stop::Turn, 5.0);
+        assert!(sessions.waits(main) && sessions.waits(a), "the sub-agent of its sub-agent works");
+        sessions.ended(deep, Stop::Turn, 6.0);
+        assert!(!sessions.waits(main) && !sessions.waits(a));
+        // Its name is the part before the parent's, and its parent is the one of its first request.
+        assert_eq!(place(sessions.arrived("", "a", 7.0)), (a, 2));
+        sessions.arrived("", "main;parent=a", 7.0);
+        assert_eq!((sessions.parent(main), sessions.waits(main)), (0, true));
+        assert_eq!(sessions.parent(sessions.by_name["0:a"]), main);
+    }
+
+    #[test]
+    fn a_parent_is_of_the_same_tenant_known_and_not_too_far_up() {
+        let mut sessions = Sessions::default();
+        let main = sessions.arrived("x", "main", 0.0).session;
+        for name in ["a;parent=main", "b;parent=nobody", "c;parent=c", "d;parent="] {
+            let session = sessions.arrived("", name, 0.0).session;
+            assert_eq!(sessions.parent(session), 0, "{name}");
+        }
+        assert!(!sessions.waits(main));
+        assert_eq!(place(sessions.arrived("x", ";parent=main", 0.0)), (0, 0), "it has no name itself");
+        let mut above = sessions.arrived("", "0", 0.0).session;
+        for depth in 1..=u32::from(MAX_DEPTH) + 1 {
+            let session = sessions.arrived("", &format!("{depth};parent={}", depth - 1), 0.0).session;
+            let is_followed = depth <= u32::from(MAX_DEPTH);
+            assert_eq!(sessions.parent(session), if is_followed { above } else { 0 }, "{depth}");
+            above = session;
+        }
+    }
+
+    #[test]
+    fn a_forgotten_sub_agent_keeps_nobody_waiting() {
+        let mut sessions = Sessions::default();
+        let main = sessions.arrived("", "main", 0.0).session;
+        sessions.arrived("", "a;parent=main", 0.0);
+        for i in 0..MAX_SESSIONS - 1 {
+            sessions.arrived("", "main", 0.0);
+            sessions.arrived("", &i.to_string(), 0.0);
+        }
+        assert!(!sessions.waits(main));
     }
 
     #[test]

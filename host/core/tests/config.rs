@@ -558,7 +558,7 @@ fn what_the_engine_would_refuse_is_refused() {
         (
             "[policy.eviction]\nsource = 'native:fcfs'",
             "policy.eviction.source: \"native:fcfs\": unknown native policy, expected one of native:tiered-lru, \
-             native:lru, native:least-computed-first, native:prefix-value, native:t-lru, native:ttl, \
+             native:lru, native:prefix-value, native:t-lru, native:ttl, native:wa-lru, \
              native:cost-aware, native:next-use, native:noop"
                 .into(),
         ),

@@ -39,23 +39,34 @@ fn leaves(cached: &mut CachedBlocks, session: u32, first: u32, blocks: u32, now_
 #[test]
 fn a_session_is_warm_for_five_times_what_its_tokens_take() {
     let mut cached = pool(3, 10);
-    assert_eq!((cached.warm(799.0), cached.of_session(3), cached.of_session(4)), (10, 10, 0));
-    assert_eq!((cached.warm(800.0), cached.of_session(3)), (0, 10), "160 tokens at 1 ms");
+    assert_eq!((cached.warm(799.0, |_| false), cached.of_session(3), cached.of_session(4)), (10, 10, 0));
+    assert_eq!((cached.warm(800.0, |_| false), cached.of_session(3)), (0, 10), "160 tokens at 1 ms");
 
     let mut cached = pool(3, 10);
     cached.touched(&[0, 1, 2, 3]);
-    assert_eq!((cached.warm(1.0), cached.of_session(3)), (6, 10), "its next turn attends four");
+    assert_eq!((cached.warm(1.0, |_| false), cached.of_session(3)), (6, 10), "its next turn attends four");
     cached.taken(&[9, 8], 2.0);
-    assert_eq!((cached.warm(2.0), cached.of_session(3)), (4, 8), "two were evicted");
+    assert_eq!((cached.warm(2.0, |_| false), cached.of_session(3)), (4, 8), "two were evicted");
     // The turn ends, with two more blocks.
     leaves(&mut cached, 3, 0, 12, 5.0);
-    assert_eq!((cached.warm(900.0), cached.of_session(3)), (12, 12));
-    assert_eq!(cached.warm(5.0 + 5.0 * 192.0), 0);
+    assert_eq!((cached.warm(900.0, |_| false), cached.of_session(3)), (12, 12));
+    assert_eq!(cached.warm(5.0 + 5.0 * 192.0, |_| false), 0);
     // One that is preempted keeps nothing warm.
     let session = SessionFacts { session: 4, is_named: true, ..SessionFacts::default() };
     let preempted = ChainFacts { tokens: 9, token_ms: 1.0, session, ..ChainFacts::default() };
     cached.chain_ends(&[200], &preempted);
-    assert_eq!(cached.warm(1000.0), 0);
+    assert_eq!(cached.warm(1000.0, |_| false), 0);
+}
+
+#[test]
+fn a_session_that_waits_for_a_sub_agent_stays_warm() {
+    let mut cached = pool(3, 10);
+    leaves(&mut cached, 4, 20, 10, 0.0);
+    assert_eq!(cached.warm(800.0, |session| session == 3), 10, "the other is warm no longer");
+    assert_eq!(cached.warm(5000.0, |session| session == 3), 10);
+    assert_eq!(cached.warm(5799.0, |_| false), 10, "it has just come back, or has its time again");
+    assert_eq!(cached.warm(5800.0, |_| false), 0);
+    assert_eq!(cached.warm(5800.0, |_| true), 0, "what is cold stays cold");
 }
 
 #[test]
@@ -71,7 +82,7 @@ fn a_request_that_names_no_session_is_warm_when_it_was_a_second_turn() {
         cached.taken(&[0], 0.0);
         cached.chain_ends(&[0], &ChainFacts { token_ms: 1.0, ..facts });
         cached.leaving(&mut OwnOrder, &[LeavingBlock { block: 0, tokens: Some(16) }], 0.0);
-        (facts.session.session, cached.warm(0.0))
+        (facts.session.session, cached.warm(0.0, |_| false))
     };
     let (found, warm) = ends("", 0);
     assert_eq!(warm, 0, "nobody may come back");
@@ -83,12 +94,12 @@ fn a_request_that_names_no_session_is_warm_when_it_was_a_second_turn() {
 fn what_is_forgotten_is_forgotten_by_session_too() {
     let mut cached = pool(3, 10);
     cached.resync((0..BLOCKS).map(|block| (block, Some(16))));
-    assert_eq!((cached.warm(1.0), cached.of_session(3), cached.chains()), (0, 0, 0));
+    assert_eq!((cached.warm(1.0, |_| false), cached.of_session(3), cached.chains()), (0, 0, 0));
     // However many requests of one name end.
     for round in 0..10_000 {
         leaves(&mut cached, 5, 0, 2, f64::from(round));
     }
-    assert_eq!((cached.warm(10_000.0), cached.of_session(5)), (2, 2));
+    assert_eq!((cached.warm(10_000.0, |_| false), cached.of_session(5)), (2, 2));
 }
 
 /// An engine under a policy with a request that decodes, one of session 1 and one of session 2, both with 8,000 tokens.
@@ -192,6 +203,23 @@ fn a_cold_session_waits_while_a_warm_one_needs_the_memory() {
     // 9,600 tokens keep it warm for 48 s.
     assert_eq!(engine.left_out(47_999.0, &[cold], true), [cold]);
     assert!(engine.left_out(48_000.0, &[cold], true).is_empty(), "nobody needs the memory");
+}
+
+#[test]
+fn a_sub_agent_keeps_its_parent_warm_and_does_not_wait_for_it() {
+    let mut engine = Engine::new("balanced", 600_000.0);
+    let (warm, cold) = (engine.warm, engine.cold);
+    engine.scheduler.mirror().table.remove(warm);
+    let mut arrives = |session: &str| {
+        let new = NewRequest { prompt_tokens: 8000, max_tokens: 1000, session, ..NewRequest::default() };
+        engine.scheduler.mirror().table.insert(&new).expect("finite times")
+    };
+    let (sub, other) = (arrives("sub;parent=warm"), arrives("other;parent=cold"));
+    assert_eq!(engine.left_out(1.0, &[cold, sub, other], true), [cold, other], "its parent has nothing");
+    assert_eq!(engine.left_out(48_000.0, &[cold], true), [cold], "the sub-agent is at work");
+    engine.scheduler.mirror().table.remove(sub);
+    assert_eq!(engine.left_out(95_999.0, &[cold], true), [cold]);
+    assert!(engine.left_out(96_000.0, &[cold], true).is_empty());
 }
 
 #[test]

@@ -111,8 +111,7 @@ fn components_of_every_slot_decide_the_same_again() {
             slot.decide(&memory, &candidates);
         }
     };
-    for name in ["tiered-lru", "lru", "least-computed-first", "prefix-value", "t-lru", "ttl", "cost-aware", "next-use"]
-    {
+    for name in ["tiered-lru", "lru", "wa-lru", "prefix-value", "t-lru", "ttl", "cost-aware", "next-use"] {
         let (_, report) = check::<Eviction>(name, &shipped(&runtime, name), evictions);
         assert_eq!((report.decisions, report.identical), (30, 30), "{name}");
     }

@@ -17,7 +17,6 @@ pub mod fair_share;
 pub mod fcfs;
 pub mod fixed_budget;
 pub mod jitserve;
-pub mod least_computed_first;
 pub mod lpm;
 pub mod lru;
 pub mod mlfq;
@@ -36,6 +35,7 @@ pub mod srpt;
 pub mod t_lru;
 pub mod tiered_lru;
 pub mod ttl;
+pub mod wa_lru;
 
 #[cfg(test)]
 fn made<P: meridian_policy_sdk::Policy>(config_json: &str) -> Result<P, String> {

@@ -5,7 +5,7 @@ vllm serve MODEL --scheduler-cls meridian.vllm.MeridianScheduler --middleware me
 vLLM takes a session from the body (`session_id`), from `X-Session-ID`, or from `vllm_xargs`
 (vllm/entrypoints/generate/base/serving.py, `_get_session_id`). Clients that send another header would be strangers in
 every turn. A `session_id` in the body goes before the header, one in `vllm_xargs` behind it; `meridian_session` goes
-before all.
+before all. A sub-agent's session gets the name of the session that waits for it: `a;parent=b`.
 """
 
 from __future__ import annotations
@@ -28,15 +28,29 @@ HEADERS = (
     b"x-dynamo-session-id",  # NVIDIA Dynamo: lib/llm/src/protocols/agents.rs
     b"x-claude-code-agent-id",  # Claude Code, sub-agents: the same file
     b"x-claude-code-session-id",
+    b"x-deepseek-harness-session-id",  # DeepSeek's harness: the same file
     b"thread-id",  # Codex CLI: codex-rs/core/src/client.rs
     b"x-session-affinity",  # opencode: packages/opencode/src/session/llm/request.ts
     b"x-litellm-session-id",  # OpenHands: openhands/sdk/llm/options/common.py
     b"x-openwebui-chat-id",  # Open WebUI: backend/open_webui/routers/openai.py
 )
+# Of a sub-agent, the session that waits for it. All of them in the first file above; a sub-agent of Claude Code without
+# the second was begun by the session itself.
+PARENT_HEADERS = (
+    b"x-dynamo-parent-session-id",
+    b"x-claude-code-parent-agent-id",
+    b"x-deepseek-harness-parent-session-id",
+    b"x-codex-parent-thread-id",
+    b"x-parent-session-id",  # opencode
+    b"x-claude-code-session-id",
+)
+# Between the two; host/core/src/sessions.rs reads it.
+PARENT = b";parent="
 
 
 class SessionMiddleware:
-    """ASGI middleware: adds `X-Session-ID` to a request without it, from the first of `HEADERS` that is there."""
+    """ASGI middleware: adds `X-Session-ID` to a request without it, from the first of `HEADERS` that is there, and to a
+    sub-agent's the session that waits for it, from the first of `PARENT_HEADERS`."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -47,9 +61,19 @@ class SessionMiddleware:
             for name, value in scope["headers"]:
                 # As vLLM does, the first of equal ones.
                 given.setdefault(name.lower(), value.strip())
-            found = next((id for name in HEADERS if 0 < len(id := given.get(name, b"")) <= MAX_NAME_CHARACTERS), None)
-            if found is not None and not given.get(OWN):
+            own = given.get(OWN, b"")
+            session = own or _first(given, HEADERS)
+            parent = _first(given, PARENT_HEADERS)
+            both = session + PARENT + parent
+            if session and parent not in (b"", session) and PARENT not in session and len(both) <= MAX_NAME_CHARACTERS:
+                session = both
+            if session != own:
                 # An empty one would still be the first.
                 others = [header for header in scope["headers"] if header[0].lower() != OWN]
-                scope = {**scope, "headers": [*others, (OWN, found)]}
+                scope = {**scope, "headers": [*others, (OWN, session)]}
         await self._app(scope, receive, send)
+
+
+def _first(given: dict[bytes, bytes], names: tuple[bytes, ...]) -> bytes:
+    """The first of these headers that holds a name."""
+    return next((id for name in names if 0 < len(id := given.get(name, b"")) <= MAX_NAME_CHARACTERS), b"")

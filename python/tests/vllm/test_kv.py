@@ -148,9 +148,7 @@ def test_told_not_to_it_leaves_thinking_alone(clean: Engine) -> None:
         assert max(cached_blocks(clean)) > 4 * KV_BLOCK_TOKENS
 
 
-@pytest.mark.parametrize(
-    "eviction", ["native:tiered-lru", "native:least-computed-first", "prefix-value.wasm", "least-computed-first.wasm"]
-)
+@pytest.mark.parametrize("eviction", ["native:tiered-lru", "native:wa-lru", "prefix-value.wasm", "wa-lru.wasm"])
 def test_answers_are_not_preempted_and_no_token_changes(
     clean: Engine, stock_tokens: list[list[int]], policies: Path, eviction: str
 ) -> None:

@@ -64,7 +64,7 @@ def test_shadow_changes_nothing_and_is_compared(engine: Engine, stock_tokens: li
 def test_swaps_of_the_eviction_slot_change_no_output_and_lose_no_block(
     engine: Engine, stock_tokens: list[list[int]], policies: Path
 ) -> None:
-    names = ["prefix-value", "least-computed-first", "noop", "tiered-lru"]
+    names = ["prefix-value", "wa-lru", "noop", "tiered-lru"]
     components = [(policies / f"{name}.wasm").read_bytes() for name in names]
     assert engine.run.engine.reset_prefix_cache() is not False
     native = engine.native(

@@ -179,7 +179,7 @@ def test_other_slots_have_a_say_only_when_somebody_asks(engine: Engine, hostile:
     assert not native.is_stock
     native.policies.rollback("eviction")
     assert native.is_stock
-    assert not engine.native("native:fcfs", eviction="native:least-computed-first").is_stock
+    assert not engine.native("native:fcfs", eviction="native:wa-lru").is_stock
     assert not engine.native("native:fcfs", kv_memory={"growth_blocks": 2.0}).is_stock
 
 

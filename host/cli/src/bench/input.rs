@@ -61,9 +61,18 @@ pub(crate) struct SessionArgs {
     /// Make those gaps so many times as long again that follow a turn which no tool call ended
     #[arg(long, value_name = "TIMES", default_value_t = 1.0, requires = "trace")]
     scale_user_gaps: f64,
-    /// Let at most this many sessions into the engine, each until its user pauses, and the others wait; 0 for no limit
-    #[arg(long, value_name = "N", default_value_t = 0, requires = "trace")]
-    admit_sessions: u32,
+    /// Let at most this many sessions into the engine, each until its user pauses, and the others wait; `pinned`: as many as
+    /// fit, each until it ends
+    #[arg(long, value_name = "N|pinned", value_parser = admitted, requires = "trace")]
+    admit_sessions: Option<Admitted>,
+}
+
+fn admitted(text: &str) -> Result<Admitted, String> {
+    match text.parse() {
+        Ok(sessions @ 1..) => Ok(Admitted::AtMost(sessions)),
+        Err(_) if text == "pinned" => Ok(Admitted::Pinned),
+        _ => Err(format!("{text}: expected a number from 1, or pinned")),
+    }
 }
 
 /// Every so many sessions, from one on.
@@ -89,7 +98,7 @@ impl std::str::FromStr for Part {
 impl SessionArgs {
     /// These sessions, their tokens divided by `shrink`; how many at a time is found out.
     pub(crate) fn chosen(part: Part, shrink: u32) -> Self {
-        Self { at_once: 1, part, shrink, scale_gaps: 1.0, scale_user_gaps: 1.0, admit_sessions: 0 }
+        Self { at_once: 1, part, shrink, scale_gaps: 1.0, scale_user_gaps: 1.0, admit_sessions: None }
     }
 
     fn of(&self, name: String, sessions: Vec<Session>) -> anyhow::Result<Input> {
@@ -106,7 +115,7 @@ impl SessionArgs {
         });
         let sessions: Arc<[Session]> = chosen.collect::<anyhow::Result<_>>()?;
         ensure!(!sessions.is_empty(), "--part {number}/{of}: has no session, expected a smaller K");
-        Ok(Input::Sessions { name, sessions, at_once, admitted: self.admit_sessions })
+        Ok(Input::Sessions { name, sessions, at_once, admitted: self.admit_sessions.unwrap_or_default() })
     }
 }
 

@@ -361,10 +361,10 @@ impl CachedBlocks {
     }
 
     /// Cached blocks of warm sessions: of requests that have ended for less than five times as long as computing their tokens
-    /// again takes.
-    pub fn warm(&mut self, now_ms: f64) -> u32 {
+    /// again takes, or whose session `waits` for a sub-agent.
+    pub fn warm(&mut self, now_ms: f64, waits: impl Fn(u32) -> bool) -> u32 {
         self.tell_time(now_ms);
-        self.chains.warm(self.now_ms)
+        self.chains.warm(self.now_ms, waits)
     }
 
     /// Number of chains that some block remembers; at most as many as blocks.

@@ -29,6 +29,13 @@ pub struct ChainFacts {
     pub session: SessionFacts,
 }
 
+impl ChainFacts {
+    /// For how long its session stays warm, milliseconds.
+    fn warm_ms(&self) -> f64 {
+        WARM * f64::from(self.token_ms) * f64::from(self.tokens)
+    }
+}
+
 /// Number of a chain in [`Chains`]; 0 for none.
 pub(super) type ChainId = u32;
 
@@ -64,13 +71,9 @@ pub(super) struct Chains {
 impl Chains {
     /// A chain, which has no blocks yet. Follow with [`Chains::join`], and [`Chains::settle`].
     pub(super) fn begin(&mut self, facts: ChainFacts) -> ChainId {
-        if let Some(ended_ms) = facts.ended_ms {
-            self.warm(ended_ms);
-        }
         self.last_serial += 1;
         let serial = self.last_serial;
-        let cools_ms =
-            facts.ended_ms.map(|ended_ms| ended_ms + WARM * f64::from(facts.token_ms) * f64::from(facts.tokens));
+        let cools_ms = facts.ended_ms.map(|ended_ms| ended_ms + facts.warm_ms());
         // A request without a session of its own may be the only one of its kind.
         let cools_ms =
             cools_ms.filter(|_| facts.session.session > 0 && (facts.session.is_named || facts.session.turn > 1));
@@ -87,6 +90,11 @@ impl Chains {
         };
         if let Some(cools_ms) = cools_ms {
             self.cooling.push(Reverse((cools_ms as u64, serial, id)));
+        }
+        // Nobody may ask which are warm, and most of them may be gone.
+        if self.cooling.len() > 2 * self.chains.len() {
+            let chains = &self.chains;
+            self.cooling.retain(|Reverse((_, serial, id))| chains[*id as usize - 1].serial == *serial);
         }
         id
     }
@@ -135,13 +143,19 @@ impl Chains {
         }
     }
 
-    /// Blocks that no request attends of sessions that are warm at that time, which does not go back.
-    pub(super) fn warm(&mut self, now_ms: f64) -> u32 {
+    /// Blocks that no request attends of sessions that are warm at that time, which does not go back. One that `waits` for a
+    /// sub-agent stays warm as long, and then for its time again.
+    pub(super) fn warm(&mut self, now_ms: f64, waits: impl Fn(u32) -> bool) -> u32 {
         while let Some(Reverse((cools_ms, serial, id))) = self.cooling.peek().copied()
             && cools_ms as f64 <= now_ms
         {
             self.cooling.pop();
             if let Some(chain) = self.of(id).filter(|chain| chain.serial == serial) {
+                let warm_ms = chain.facts.warm_ms();
+                if waits(chain.facts.session.session) && warm_ms >= 1.0 {
+                    self.cooling.push(Reverse(((now_ms + warm_ms) as u64, serial, id)));
+                    continue;
+                }
                 chain.is_warm = false;
                 let cached = chain.cached;
                 self.warm -= cached;

@@ -374,8 +374,8 @@ pub struct PolicyConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct SlotConfig {
     /// `native:NAME` (dispatch: `balanced`, `output-first`, `fcfs`, `noop`, `priority`, `pascal`, `srpt`, `fair-share`,
-    /// `edf`, `qoe`, `mlfq`, `qoserve`, `scorpio`, `jitserve`, `lpm`; eviction: `tiered-lru`, `lru`, `least-computed-first`,
-    /// `prefix-value`, `t-lru`, `ttl`, `cost-aware`, `next-use`, `noop`; budget: `eat-rpdi`, `fixed-budget`, `patience`,
+    /// `edf`, `qoe`, `mlfq`, `qoserve`, `scorpio`, `jitserve`, `lpm`; eviction: `tiered-lru`, `lru`, `prefix-value`,
+    /// `t-lru`, `ttl`, `wa-lru`, `cost-aware`, `next-use`, `noop`; budget: `eat-rpdi`, `fixed-budget`, `patience`,
     /// `deadline-aware`, `eat`, `rpdi`, `deer`, `code-stop`, `noop`), the path of a component relative to the file's folder, or
     /// `oci://HOST/NAME@sha256:DIGEST` for a component in a registry. Until that one is fetched, the native default decides; one in shadow is not compared.
     #[schemars(extend("x-must-be" = "a native policy of the slot, a path, or an oci:// reference with a digest"))]

@@ -53,14 +53,23 @@ impl RequestTable {
         self.memory.map_or(f32::INFINITY, |memory| memory.room_tokens)
     }
 
+    /// Whether the session waits for a sub-agent that has a request here.
+    pub(crate) fn waits(&self, session: u32) -> bool {
+        self.sessions.waits(session)
+    }
+
     /// Set the KV memory that sessions have in the next step: for each waiting request that was never admitted, the tokens that
-    /// its session has.
+    /// its session has; a sub-agent counts as having those of the session that waits for it.
     pub(crate) fn set_memory(&mut self, memory: SessionMemory, waiting: &[RowId], tokens: impl Fn(u32) -> u32) {
         self.memory = Some(memory);
         for row_id in waiting {
-            let Some(row) = self.row_mut(*row_id).filter(|row| row.state == State::Waiting) else { continue };
-            let session = row.session.session;
-            row.resident_tokens = if session > 0 { tokens(session).min(row.prompt_tokens) } else { 0 };
+            let Some(row) = self.get(*row_id).filter(|row| row.state == State::Waiting) else { continue };
+            let (session, prompt_tokens) = (row.session.session, row.prompt_tokens);
+            let of = |session| if session > 0 { tokens(session) } else { 0 };
+            let resident = of(session).saturating_add(of(self.sessions.parent(session))).min(prompt_tokens);
+            if let Some(row) = self.row_mut(*row_id) {
+                row.resident_tokens = resident;
+            }
         }
     }
 
