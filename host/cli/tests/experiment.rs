@@ -3,6 +3,7 @@
 mod support;
 
 use std::path::{Path, PathBuf};
+use std::sync::RwLock;
 
 use meridian_core::latency::LatencyCounts;
 use meridian_engine::control::Version;
@@ -10,7 +11,16 @@ use meridian_fleet::experiment::{PairRecord, Policies, Settings, Side, Stage, St
 use meridian_fleet::stats::Sample;
 use meridian_fleet::{NamedPolicy, PolicyOrigin};
 use serde_json::Value;
-use support::{Done, meridian};
+use support::Done;
+
+/// A child has this process's files, and with them their locks, between its fork and its start: whoever holds a store writes,
+/// whoever starts a child reads.
+static FORKS: RwLock<()> = RwLock::new(());
+
+fn meridian(folder: &Path, args: &[&str]) -> Done {
+    let _forks = FORKS.read();
+    support::meridian(folder, args)
+}
 
 fn folder(name: &str) -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("experiment-{name}"));
@@ -33,6 +43,7 @@ fn experiment(folder: &Path, ratio: f64, stage: Stage) -> State {
         state.pairs.push(PairRecord { first: Side::Old, old, new, void: None });
     }
     state.stage = stage;
+    let _alone = FORKS.write();
     let store = Store::take(&folder.join("meridian-experiment")).expect("free");
     let policy = |name: &str| NamedPolicy { source: PolicyOrigin::Named(name.into()), options: None };
     store.save_policies(&Policies { old: policy("native:fcfs"), new: policy("native:srpt") }).expect("can be written");
@@ -96,6 +107,7 @@ fn a_stop_ends_what_nobody_leads() {
     let done = meridian(&folder, &["experiment", "stop", "--json"]);
     assert_eq!((done.code, &json(&done)["why"]), (0, &"stopped".into()), "{}", done.stderr);
     // The old policy decided when the controller died: no engine was needed.
+    let _alone = FORKS.write();
     let store = Store::take(&folder.join("meridian-experiment")).expect("free");
     let state = store.load().expect("readable").expect("is there");
     assert_eq!(state.stage, Stage::Ended { why: "stopped".into(), complete: false });

@@ -11,7 +11,7 @@ use meridian_bench::predict::Observed;
 use meridian_bench::read::{MAX_TOML_BYTES, read_text};
 use meridian_bench::replay::Input;
 use meridian_bench::results::Slo;
-use meridian_bench::sim::{EngineConfig, preset};
+use meridian_bench::sim::{Admitted, EngineConfig, preset};
 use meridian_bench::trace::{Session, Workload};
 use meridian_core::config::{Late, ServiceLevel};
 use meridian_core::{MeridianConfig, PolicySource};
