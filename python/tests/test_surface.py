@@ -20,6 +20,9 @@ REMOVED = {
         "option meridian bench grid --requests",
         "option meridian bench grid --seeds",
     ),
+    "`tiered-lru`, the default, preempts by the same rule, and both leave cached blocks to the host": (
+        "policy eviction native:least-computed-first",
+    ),
 }
 
 
