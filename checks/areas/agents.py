@@ -67,11 +67,7 @@ def replayed(*args: str, policies: Sequence[str] = ()) -> list[dict[str, Any]]:
     """The metrics of `meridian bench replay`, the baseline's first."""
     args += tuple(word for policy in policies for word in ("--policy", policy))
     say(f"  meridian bench replay {' '.join(args)}")
-    runs = [run["metrics"] for run in json.loads(output(MERIDIAN, "--json", "bench", "replay", *args))["runs"]]
-    for metrics in runs:
-        metrics["needed_tokens"] = metrics["computed_again_tokens"] - metrics["recomputed_tokens"]
-        metrics["gpu_h"] = metrics["busy"] * metrics["makespan_s"] / metrics["sessions"] / 3600
-    return runs
+    return [run["metrics"] for run in json.loads(output(MERIDIAN, "--json", "bench", "replay", *args))["runs"]]
 
 
 @dataclass(frozen=True)
@@ -91,18 +87,26 @@ class Cell:
         simulated that were not kept: the simulator gives the same again."""
         args = ("--trace", str(TRACE), "--part", PART, "--engine", self.engine, "--block-tokens", str(BLOCK_TOKENS))
         args += ("--at-once", str(self.at_once), "--scale-user-gaps", str(self.user_gaps))
+
+        def run(*more: str, policies: Sequence[str] = ()) -> list[dict[str, Any]]:
+            runs = replayed(*args, *more, policies=policies)
+            for metrics in runs:
+                metrics["needed_tokens"] = metrics["computed_again_tokens"] - metrics["recomputed_tokens"]
+                metrics["gpu_h"] = metrics["busy"] * metrics["makespan_s"] / metrics["sessions"] / 3600
+            return runs
+
         found = dict(kept_runs().get(self, {})) if os.environ.get("MERIDIAN_REUSE_RUNS") else {}
         missing = [name for name in ZOO if name not in found]
         if missing or STOCK not in found:
-            runs = replayed(*args, policies=[ZOO[name] for name in missing])
+            runs = run(policies=[ZOO[name] for name in missing])
             found |= dict(zip((STOCK, *missing), runs, strict=True))
         if PINNED not in found:
-            (found[PINNED],) = replayed(*args, "--admit-sessions", "pinned", "--baseline", "dispatch=fcfs")
+            (found[PINNED],) = run("--admit-sessions", "pinned", "--baseline", "dispatch=fcfs")
         if CEILING not in found:
             let_in = sorted({max(1, round(part * self.fits() * self.at_once)) for part in LET_IN})
             few = [found[BELADY]]
             for most in (most for most in let_in if most < self.at_once):
-                few += replayed(*args, "--admit-sessions", str(most), "--baseline", ZOO[BELADY])
+                few += run("--admit-sessions", str(most), "--baseline", ZOO[BELADY])
             found[CEILING] = min(few, key=lambda metrics: metrics["session_mean_s"])
         return found
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from meridian.engine import MAX_NAME_CHARACTERS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, MutableMapping
+    from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 
     App = Callable[[MutableMapping[str, Any], Any, Any], Awaitable[None]]
 
@@ -24,33 +24,27 @@ OWN = b"x-session-id"
 # One id for each agent that runs, most specific first: a sub-agent has its own prompts, so it must not share the
 # session of its parent. Left out: ids of users (`x-user-id`), of requests (`x-request-id`, and `x-correlation-id`,
 # which some clients use so), of pods (`x-session-token`), and headers whose names say too little (`x-task-id`).
-HEADERS = (
-    b"x-dynamo-session-id",  # NVIDIA Dynamo: lib/llm/src/protocols/agents.rs
-    b"x-claude-code-agent-id",  # Claude Code, sub-agents: the same file
-    b"x-claude-code-session-id",
-    b"x-deepseek-harness-session-id",  # DeepSeek's harness: the same file
-    b"thread-id",  # Codex CLI: codex-rs/core/src/client.rs
-    b"x-session-affinity",  # opencode: packages/opencode/src/session/llm/request.ts
-    b"x-litellm-session-id",  # OpenHands: openhands/sdk/llm/options/common.py
-    b"x-openwebui-chat-id",  # Open WebUI: backend/open_webui/routers/openai.py
-)
-# Of a sub-agent, the session that waits for it. All of them in the first file above; a sub-agent of Claude Code without
-# the second was begun by the session itself.
-PARENT_HEADERS = (
-    b"x-dynamo-parent-session-id",
-    b"x-claude-code-parent-agent-id",
-    b"x-deepseek-harness-parent-session-id",
-    b"x-codex-parent-thread-id",
-    b"x-parent-session-id",  # opencode
-    b"x-claude-code-session-id",
-)
+# Behind each, the headers of the same client that name the session which waits for a sub-agent.
+HEADERS: dict[bytes, tuple[bytes, ...]] = {
+    OWN: (b"x-parent-session-id",),  # opencode: packages/opencode/src/session/llm/request.ts
+    # NVIDIA Dynamo: lib/llm/src/protocols/agents.rs, which has the next three, too
+    b"x-dynamo-session-id": (b"x-dynamo-parent-session-id",),
+    # Claude Code; where the first is missing, the session itself began the sub-agent
+    b"x-claude-code-agent-id": (b"x-claude-code-parent-agent-id", b"x-claude-code-session-id"),
+    b"x-claude-code-session-id": (),
+    b"x-deepseek-harness-session-id": (b"x-deepseek-harness-parent-session-id",),  # DeepSeek's harness
+    b"thread-id": (b"x-codex-parent-thread-id",),  # Codex CLI: codex-rs/core/src/client.rs
+    b"x-session-affinity": (b"x-parent-session-id",),  # opencode
+    b"x-litellm-session-id": (),  # OpenHands: openhands/sdk/llm/options/common.py
+    b"x-openwebui-chat-id": (),  # Open WebUI: backend/open_webui/routers/openai.py
+}
 # Between the two; host/core/src/sessions.rs reads it.
 PARENT = b";parent="
 
 
 class SessionMiddleware:
     """ASGI middleware: adds `X-Session-ID` to a request without it, from the first of `HEADERS` that is there, and to a
-    sub-agent's the session that waits for it, from the first of `PARENT_HEADERS`."""
+    sub-agent's the session that waits for it."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -62,10 +56,10 @@ class SessionMiddleware:
                 # As vLLM does, the first of equal ones.
                 given.setdefault(name.lower(), value.strip())
             own = given.get(OWN, b"")
-            session = own or _first(given, HEADERS)
-            parent = _first(given, PARENT_HEADERS)
+            header = OWN if own else _first(given, HEADERS)
+            session, parent = given.get(header, b""), given.get(_first(given, HEADERS.get(header, ())), b"")
             both = session + PARENT + parent
-            if session and parent not in (b"", session) and PARENT not in session and len(both) <= MAX_NAME_CHARACTERS:
+            if parent not in (b"", session) and PARENT not in session and len(both) <= MAX_NAME_CHARACTERS:
                 session = both
             if session != own:
                 # An empty one would still be the first.
@@ -74,6 +68,6 @@ class SessionMiddleware:
         await self._app(scope, receive, send)
 
 
-def _first(given: dict[bytes, bytes], names: tuple[bytes, ...]) -> bytes:
-    """The first of these headers that holds a name."""
-    return next((id for name in names if 0 < len(id := given.get(name, b"")) <= MAX_NAME_CHARACTERS), b"")
+def _first(given: dict[bytes, bytes], names: Iterable[bytes]) -> bytes:
+    """The first of these headers that holds a name; empty for none."""
+    return next((name for name in names if 0 < len(given.get(name, b"")) <= MAX_NAME_CHARACTERS), b"")

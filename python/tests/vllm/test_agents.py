@@ -248,6 +248,8 @@ def session_of(headers: list[tuple[str, str]]) -> str | None:
             ],
             "a;parent=p",
         ),
+        ([("X-Session-ID", "own"), ("x-claude-code-session-id", "s")], "own"),
+        ([("x-dynamo-session-id", "d"), ("x-claude-code-session-id", "s")], "d"),
         ([("thread-id", "t"), ("x-codex-parent-thread-id", "p")], "t;parent=p"),
         ([("x-session-affinity", "o"), ("x-parent-session-id", "p")], "o;parent=p"),
         ([("X-Session-ID", "o"), ("x-parent-session-id", "p")], "o;parent=p"),
