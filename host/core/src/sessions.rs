@@ -73,6 +73,8 @@ pub(crate) struct Turn {
     pub(crate) session: u32,
     /// From 1, in order of arrival.
     pub(crate) turn: u32,
+    /// The session that waits for this one, a sub-agent's; 0 for none.
+    pub(crate) parent: u32,
     /// The pause before it, milliseconds; NaN where there was none, which is 0 without a session.
     gap_ms: f32,
 }
@@ -164,11 +166,6 @@ impl Sessions {
         self.turn(number, now_ms)
     }
 
-    /// The session that waits for this one, a sub-agent's; 0 for none.
-    pub(crate) fn parent(&self, session: u32) -> u32 {
-        self.by_number.get(&session).map_or(0, |known| known.parent)
-    }
-
     /// Whether the session waits for a sub-agent that has a request in the engine.
     pub(crate) fn waits(&self, session: u32) -> bool {
         self.by_number.get(&session).is_some_and(|known| known.at_work > 0)
@@ -200,7 +197,7 @@ impl Sessions {
 
     /// The facts after `turn`, which stopped so.
     pub(crate) fn facts(&self, turn: Turn, stop: Stop) -> SessionFacts {
-        let Turn { session, turn, gap_ms } = turn;
+        let Turn { session, turn, gap_ms, .. } = turn;
         if session == 0 {
             return SessionFacts::default();
         }
@@ -278,7 +275,7 @@ impl Sessions {
         };
         let was_at_work = known.is_at_work();
         known.live = known.live.saturating_add(1);
-        let turn = Turn { session: number, turn: known.turns, gap_ms };
+        let turn = Turn { session: number, turn: known.turns, parent: known.parent, gap_ms };
         self.tell_parents(number, was_at_work);
         turn
     }
@@ -398,20 +395,19 @@ mod tests {
         let main = sessions.arrived("", "main", 0.0).session;
         sessions.ended(main, Stop::Tool, 1.0);
         assert!(!sessions.waits(main), "it waits for no session");
-        let a = sessions.arrived("", "a;parent=main", 2.0).session;
-        let b = sessions.arrived("", "b;parent=main", 2.0).session;
-        let deep = sessions.arrived("", "deep;parent=a", 3.0).session;
-        assert_eq!((sessions.parent(a), sessions.parent(b), sessions.parent(deep)), (main, main, a));
+        let begins = ["a;parent=main", "b;parent=main", "deep;parent=a"].map(|name| sessions.arrived("", name, 2.0));
+        let [a, b, deep] = begins.map(|turn| turn.session);
+        assert_eq!(begins.map(|turn| turn.parent), [main, main, a]);
         sessions.ended(a, Stop::Tool, 4.0);
         sessions.ended(b, Stop::Turn, 5.0);
         assert!(sessions.waits(main) && sessions.waits(a), "the sub-agent of its sub-agent works");
         sessions.ended(deep, Stop::Turn, 6.0);
         assert!(!sessions.waits(main) && !sessions.waits(a));
         // Its name is the part before the parent's, and its parent is the one of its first request.
-        assert_eq!(place(sessions.arrived("", "a", 7.0)), (a, 2));
-        sessions.arrived("", "main;parent=a", 7.0);
-        assert_eq!((sessions.parent(main), sessions.waits(main)), (0, true));
-        assert_eq!(sessions.parent(sessions.by_name["0:a"]), main);
+        let again = sessions.arrived("", "a", 7.0);
+        assert_eq!((place(again), again.parent), ((a, 2), main));
+        assert_eq!(sessions.arrived("", "main;parent=a", 7.0).parent, 0);
+        assert!(sessions.waits(main));
     }
 
     #[test]
@@ -419,17 +415,15 @@ mod tests {
         let mut sessions = Sessions::default();
         let main = sessions.arrived("x", "main", 0.0).session;
         for name in ["a;parent=main", "b;parent=nobody", "c;parent=c", "d;parent="] {
-            let session = sessions.arrived("", name, 0.0).session;
-            assert_eq!(sessions.parent(session), 0, "{name}");
+            assert_eq!(sessions.arrived("", name, 0.0).parent, 0, "{name}");
         }
         assert!(!sessions.waits(main));
         assert_eq!(place(sessions.arrived("x", ";parent=main", 0.0)), (0, 0), "it has no name itself");
         let mut above = sessions.arrived("", "0", 0.0).session;
         for depth in 1..=u32::from(MAX_DEPTH) + 1 {
-            let session = sessions.arrived("", &format!("{depth};parent={}", depth - 1), 0.0).session;
-            let is_followed = depth <= u32::from(MAX_DEPTH);
-            assert_eq!(sessions.parent(session), if is_followed { above } else { 0 }, "{depth}");
-            above = session;
+            let turn = sessions.arrived("", &format!("{depth};parent={}", depth - 1), 0.0);
+            assert_eq!(turn.parent, if depth <= u32::from(MAX_DEPTH) { above } else { 0 }, "{depth}");
+            above = turn.session;
         }
     }
 

@@ -63,13 +63,10 @@ impl RequestTable {
     pub(crate) fn set_memory(&mut self, memory: SessionMemory, waiting: &[RowId], tokens: impl Fn(u32) -> u32) {
         self.memory = Some(memory);
         for row_id in waiting {
-            let Some(row) = self.get(*row_id).filter(|row| row.state == State::Waiting) else { continue };
-            let (session, prompt_tokens) = (row.session.session, row.prompt_tokens);
+            let Some(row) = self.row_mut(*row_id).filter(|row| row.state == State::Waiting) else { continue };
             let of = |session| if session > 0 { tokens(session) } else { 0 };
-            let resident = of(session).saturating_add(of(self.sessions.parent(session))).min(prompt_tokens);
-            if let Some(row) = self.row_mut(*row_id) {
-                row.resident_tokens = resident;
-            }
+            let resident = of(row.session.session).saturating_add(of(row.session.parent));
+            row.resident_tokens = resident.min(row.prompt_tokens);
         }
     }
 
