@@ -63,6 +63,7 @@ class Soak:
         from meridian import MeridianConfig, ModelConfig, PolicyConfig, SlotConfig, _native
         from meridian.vllm.kv import KvHook, OwnTime
         from meridian.vllm.markers import TokenMarkers
+        from meridian.vllm.seams import ListSeams
         from vllm.utils.hashing import sha256
         from vllm.v1.core.kv_cache_manager import KVCacheManager
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -111,7 +112,8 @@ class Soak:
             block_tokens=BLOCK_TOKENS,
             steps_ahead=0,
         )
-        self.hook = KvHook(self.scheduler, self.engine, self._failed, OwnTime())  # type: ignore[arg-type]
+        seams = ListSeams(self.scheduler)
+        self.hook = KvHook(self.scheduler, seams, self.engine, self._failed, OwnTime())  # type: ignore[arg-type]
         if self.attached:
             self.hook.attach()
         self.running: list[Any] = self.scheduler.running

@@ -8,81 +8,112 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
-SUPPORTED = ((0, 30), (0, 33))
+if TYPE_CHECKING:
+    from meridian.vllm.seams import Seams
 
-# Methods that Meridian overrides, wraps or calls, with the parameters it relies on. Paths begin at the scheduler.
-METHODS: dict[str, tuple[str, ...]] = {
-    "schedule": (),
-    "update_from_output": ("scheduler_output", "model_runner_output"),
-    "add_request": ("request",),
-    "finish_requests": ("request_ids", "finished_status"),
-    "make_stats": (),
-    "shutdown": (),
-    "_preempt_request": ("request",),
-    "_free_request": ("request",),
-    "_handle_blocked_waiting_request": ("request",),
-    "_select_waiting_queue_for_scheduling": (),
-    "_reserve_prefill_lookahead": ("request", "num_computed_tokens", "num_new_tokens"),
-    "kv_cache_manager.allocate_slots": ("request", "num_new_tokens"),
-    "kv_cache_manager.get_computed_blocks": ("request",),
-    "kv_cache_manager.free": ("request",),
-    "kv_cache_manager.block_pool.free_blocks": ("ordered_blocks",),
-    "kv_cache_manager.block_pool.get_new_blocks": ("num_blocks",),
-    "kv_cache_manager.block_pool.touch": ("blocks",),
-    "kv_cache_manager.block_pool.evict_blocks": ("block_ids",),
-    "kv_cache_manager.block_pool.reset_prefix_cache": (),
-    "kv_cache_manager.block_pool.get_num_free_blocks": (),
-    "kv_cache_manager.block_pool.free_block_queue.get_all_free_blocks": (),
-    "kv_cache_manager.block_pool.free_block_queue.remove": ("block",),
-    "kv_cache_manager.block_pool.free_block_queue.prepend_n": ("blocks",),
-    "waiting.remove_request": ("request",),
-    "waiting.prepend_request": ("request",),
-}
-# Methods that only some of the supported versions have; without them Meridian does what it says where it uses them.
-SINCE = {"_handle_blocked_waiting_request": (0, 31)}
-# Methods that later versions do not have; `SINCE` names what they have in the place of these.
-UNTIL = {"_select_waiting_queue_for_scheduling": (0, 30)}
-# Attributes that are read or set, with what they are.
-ATTRIBUTES: dict[str, type] = {
-    "running": list,
-    "requests": dict,
-    "waiting": object,
-    "policy": object,
-    "connector": object,
-    "lora_config": object,
-    "vllm_config": object,
-    "cache_config": object,
-    "max_num_scheduled_tokens": int,
-    "max_num_running_reqs": int,
-    "max_model_len": int,
-    "num_spec_tokens": int,
-    "num_lookahead_tokens": int,
-    "num_waiting_for_streaming_input": int,
-    "need_mamba_block_aligned_split": bool,
-    "block_size": int,
-    "scheduler_config.enable_chunked_prefill": bool,
-    "scheduler_config.disable_chunked_mm_input": bool,
-    "scheduler_config.async_scheduling": bool,
-    "kv_cache_manager.enable_caching": bool,
-    "kv_cache_manager.coordinator.single_type_managers": tuple,
-    "kv_cache_manager.block_pool.blocks": list,
-    "kv_cache_manager.block_pool.num_gpu_blocks": int,
-    "kv_cache_manager.block_pool.free_block_queue.num_free_blocks": int,
-}
+Release = tuple[int, int]
+SUPPORTED: tuple[Release, Release] = ((0, 30), (0, 33))
+
+Seam = Literal[
+    "steps",
+    "requests",
+    "order of running",
+    "order of waiting",
+    "budget",
+    "cap",
+    "victim",
+    "admission",
+    "freed blocks",
+    "probes",
+    "shape",
+]
 
 
-def admitted_first(scheduler: Any) -> Any:
-    """vLLM's second queue, from which it admits before `waiting` and in its own order: requests that hold KV blocks
-    (`kv_holding_waiting`), or before vLLM 0.31 those that could not be admitted in an earlier step (`skipped_waiting`).
-    """
-    return getattr(scheduler, admitted_first_name(scheduler))
+@dataclass(frozen=True)
+class Place:
+    """A place of vLLM that Meridian uses: a method that it overrides, wraps or calls, or an attribute."""
+
+    seam: Seam
+    # From the scheduler on.
+    path: str
+    # The parameters of a method that Meridian relies on, or the class of an attribute.
+    needs: tuple[str, ...] | type
+    since: Release = SUPPORTED[0]
+    until: Release = SUPPORTED[1]
+    # What later versions have instead.
+    later: str = ""
 
 
-def admitted_first_name(scheduler: Any) -> str:
-    """The name of the queue that `admitted_first` returns."""
-    return "kv_holding_waiting" if hasattr(scheduler, "kv_holding_waiting") else "skipped_waiting"
+_MANAGER, _POOL = "kv_cache_manager", "kv_cache_manager.block_pool"
+
+PLACES = (
+    Place("steps", "schedule", ()),
+    Place("steps", "update_from_output", ("scheduler_output", "model_runner_output")),
+    Place("steps", "make_stats", ()),
+    Place("steps", "shutdown", ()),
+    Place("requests", "add_request", ("request",)),
+    Place("requests", "finish_requests", ("request_ids", "finished_status")),
+    Place("requests", "requests", dict),
+    Place("requests", "_free_request", ("request",)),
+    Place("order of running", "running", list),
+    Place("order of waiting", "waiting", object),
+    Place("order of waiting", "waiting.remove_request", ("request",)),
+    Place("order of waiting", "waiting.prepend_request", ("request",)),
+    Place("order of waiting", "policy", object),
+    Place("order of waiting", "skipped_waiting", object, until=(0, 30), later="kv_holding_waiting"),
+    Place("order of waiting", "kv_holding_waiting", object, since=(0, 31)),
+    Place("budget", "max_num_scheduled_tokens", int),
+    Place("cap", "_reserve_prefill_lookahead", ("request", "num_computed_tokens", "num_new_tokens")),
+    Place("victim", "_preempt_request", ("request",)),
+    Place("victim", f"{_MANAGER}.allocate_slots", ("request", "num_new_tokens")),
+    Place("victim", "running", list),
+    Place(
+        "admission",
+        "_select_waiting_queue_for_scheduling",
+        (),
+        until=(0, 30),
+        later="_handle_blocked_waiting_request",
+    ),
+    Place("admission", "_handle_blocked_waiting_request", ("request",), since=(0, 31)),
+    Place("admission", "max_num_running_reqs", int, later="max_num_active_reqs"),
+    Place("admission", "max_num_active_reqs", int, since=(0, 31)),
+    Place("admission", "num_waiting_for_streaming_input", int),
+    Place("admission", "lora_config", object),
+    Place("admission", f"{_MANAGER}.watermark_blocks", int),
+    Place("freed blocks", f"{_MANAGER}.enable_caching", bool),
+    Place("freed blocks", f"{_MANAGER}.coordinator.single_type_managers", tuple),
+    Place("freed blocks", f"{_POOL}.free_blocks", ("ordered_blocks",)),
+    Place("freed blocks", f"{_POOL}.get_new_blocks", ("num_blocks",)),
+    Place("freed blocks", f"{_POOL}.touch", ("blocks",)),
+    Place("freed blocks", f"{_POOL}.evict_blocks", ("block_ids",)),
+    Place("freed blocks", f"{_POOL}.reset_prefix_cache", ()),
+    Place("freed blocks", f"{_POOL}.unpin_blocks", ("blocks",)),
+    Place("freed blocks", f"{_POOL}.get_num_free_blocks", ()),
+    Place("freed blocks", f"{_POOL}.blocks", list),
+    Place("freed blocks", f"{_POOL}.num_gpu_blocks", int),
+    Place("freed blocks", f"{_POOL}.free_block_queue.get_all_free_blocks", ()),
+    Place("freed blocks", f"{_POOL}.free_block_queue.remove", ("block",)),
+    Place("freed blocks", f"{_POOL}.free_block_queue.prepend_n", ("blocks",)),
+    Place("freed blocks", f"{_POOL}.free_block_queue.num_free_blocks", int),
+    Place("probes", f"{_MANAGER}.record_prefix_cache_stats", ("request",)),
+    Place("probes", f"{_MANAGER}.free", ("request",)),
+    Place("shape", "connector", object),
+    Place("shape", "vllm_config", object),
+    Place("shape", "cache_config", object),
+    Place("shape", "max_model_len", int),
+    Place("shape", "num_sampled_tokens_per_step", int),
+    Place("shape", "num_spec_tokens", int),
+    Place("shape", "num_lookahead_tokens", int),
+    Place("shape", "need_mamba_block_aligned_split", bool),
+    Place("shape", "block_size", int),
+    Place("shape", "scheduler_config.enable_chunked_prefill", bool),
+    Place("shape", "scheduler_config.disable_chunked_mm_input", bool),
+    Place("shape", "scheduler_config.async_scheduling", bool),
+)
 
 
 def check_version(version: str) -> None:
@@ -104,14 +135,16 @@ def check_seams(scheduler: Any, version: str) -> None:
         RuntimeError: names the version and the places.
     """
     release = _release(version) or SUPPORTED[1]
-    methods = {
-        path: names
-        for path, names in METHODS.items()
-        if SINCE.get(path, SUPPORTED[0]) <= release <= UNTIL.get(path, SUPPORTED[1])
-    }
-    moved = [*_moved_methods(scheduler, methods), *_moved_attributes(scheduler)]
+    moved = _moved(scheduler, (place for place in PLACES if place.since <= release <= place.until))
     if moved:
         raise RuntimeError(f"vLLM {version} is not supported by this Meridian: its scheduler lacks {'; '.join(moved)}")
+
+
+def choose_seams(scheduler: Any) -> Seams:
+    """The seams of this scheduler."""
+    from meridian.vllm.seams import ListSeams
+
+    return ListSeams(scheduler)
 
 
 def _release(version: str) -> tuple[int, int] | None:
@@ -137,29 +170,20 @@ def _method_at(scheduler: Any, path: str) -> Any:
     raise AttributeError(path)
 
 
-def _moved_methods(scheduler: Any, methods: dict[str, tuple[str, ...]]) -> list[str]:
-    moved = []
-    for path, parameters in methods.items():
-        try:
-            found = inspect.signature(_method_at(scheduler, path)).parameters
-        except (AttributeError, TypeError, ValueError):
-            moved.append(f"{path}()")
-            continue
-        takes_all = any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in found.values())
-        missing = [] if takes_all else [name for name in parameters if name not in found]
-        if missing:
-            moved.append(f"{path}({', '.join(missing)})")
-    return moved
+def _moved(scheduler: Any, places: Iterable[Place]) -> list[str]:
+    """Those of the places that are not there, or that are something else."""
+    return [said for place in places if (said := _lacks(scheduler, place.path, place.needs))]
 
 
-def _moved_attributes(scheduler: Any) -> list[str]:
-    moved = []
-    for path, kind in ATTRIBUTES.items():
-        try:
-            found = _at(scheduler, path)
-        except AttributeError:
-            moved.append(path)
-            continue
-        if not isinstance(found, kind):
-            moved.append(f"{path} as {kind.__name__}, it is {type(found).__name__}")
-    return moved
+def _lacks(scheduler: Any, path: str, needs: tuple[str, ...] | type) -> str:
+    is_method = isinstance(needs, tuple)
+    try:
+        found = _method_at(scheduler, path) if is_method else _at(scheduler, path)
+        parameters = inspect.signature(found).parameters if is_method else {}
+    except (AttributeError, TypeError, ValueError):
+        return f"{path}()" if is_method else path
+    if not isinstance(needs, tuple):
+        return "" if isinstance(found, needs) else f"{path} as {needs.__name__}, it is {type(found).__name__}"
+    takes_all = any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in parameters.values())
+    missing = [] if takes_all else [name for name in needs if name not in parameters]
+    return f"{path}({', '.join(missing)})" if missing else ""

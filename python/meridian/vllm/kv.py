@@ -1,11 +1,11 @@
 """Meridian's order of eviction inside vLLM's own KV cache, and its choice of requests to preempt.
 
-No code of vLLM is copied. The hook wraps the methods that take and free blocks, on the objects of one scheduler
-(vllm/v1/core/block_pool.py: `BlockPool.free_blocks`, `get_new_blocks`, `touch`, `evict_blocks`, `reset_prefix_cache`).
-`KVCacheManager.allocate_slots` (vllm/v1/core/kv_cache_manager.py), which vLLM calls for each request, is wrapped only
-while it admits requests, and in steps that may run out of blocks. `detach` unwraps them. vLLM's own queue of free
-blocks stays the truth. Meridian changes only the order in which blocks enter the queue, and the blocks at its front
-when vLLM allocates.
+No code of vLLM is copied. Through the scheduler's seams (seams.py), the hook wraps the methods that take and free
+blocks (vllm/v1/core/block_pool.py: `BlockPool.free_blocks`, `get_new_blocks`, `touch`, `evict_blocks`,
+`reset_prefix_cache`). `KVCacheManager.allocate_slots` (vllm/v1/core/kv_cache_manager.py), which vLLM calls for each
+request, is wrapped only while it admits requests, and in steps that may run out of blocks. `detach` unwraps them.
+vLLM's own queue of free blocks stays the truth. Meridian changes only the order in which blocks enter the queue, and
+the blocks at its front when vLLM allocates.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import Request
 
+    from meridian.vllm.seams import Seams
     from meridian.vllm.thinking import ThinkHook
 
 # Below vLLM's own logger, whose handlers and level it shares.
@@ -89,9 +90,15 @@ class KvHook:
     """
 
     def __init__(
-        self, scheduler: Scheduler, engine: _native.Engine, failed: Callable[[str], None], own_time: OwnTime
+        self,
+        scheduler: Scheduler,
+        seams: Seams,
+        engine: _native.Engine,
+        failed: Callable[[str], None],
+        own_time: OwnTime,
     ) -> None:
         self._scheduler = scheduler
+        self._seams = seams
         self._own_time = own_time
         self.engine = engine
         self.block_tokens: int = scheduler.block_size
@@ -108,12 +115,11 @@ class KvHook:
         # cached blocks, but not before empty ones. It may also load what a session has lost, so none waits for others.
         has_connector = scheduler.connector is not None
         self._pools = {
-            id(pool): PoolHook(pool, engine, self.block_tokens, has_connector, self._fail, own_time) for pool in pools
+            id(pool): PoolHook(pool, seams, engine, self.block_tokens, has_connector, self._fail, own_time)
+            for pool in pools
         }
         self._hooks = tuple(self._pools.values())
         self._growth_blocks = engine.growth_blocks
-        # vLLM's own number of blocks that admission leaves free, during a step.
-        self._own_watermark: int | None = None
         # Whether a request has received tokens in this step, and whether any has yet to take KV blocks for its prompt.
         self._step_serves = self._has_prompts = False
         # Of the running requests counted so far in this step: the blocks that their prompts lack, by priority.
@@ -174,12 +180,9 @@ class KvHook:
         self._missing_blocks.clear()
         self._counted = 0
         scheduler = self._scheduler
-        manager = scheduler.kv_cache_manager
-        running = len(scheduler.running)
-        self._own_watermark = getattr(manager, "watermark_blocks", None)
         if self._preempts_the_last:
-            free = manager.block_pool.free_block_queue.num_free_blocks
-            if free < running * self._blocks_a_request + self._blocks_of_prompts:
+            free = scheduler.kv_cache_manager.block_pool.free_block_queue.num_free_blocks
+            if free < len(scheduler.running) * self._blocks_a_request + self._blocks_of_prompts:
                 self._watch_allocations()
 
     def admission_begins(self) -> None:
@@ -195,19 +198,15 @@ class KvHook:
         self._watches = True
         if not self._is_wrapped:
             manager = self._scheduler.kv_cache_manager
-            self._allocate_slots = manager.allocate_slots
-            manager.allocate_slots = self._allocate  # type: ignore[method-assign]
+            self._allocate_slots = self._seams.wrap(manager, "allocate_slots", self._allocate)
             self._is_wrapped = True
 
     def step_ends(self) -> None:
-        """Restore vLLM's watermark and method."""
-        manager = self._scheduler.kv_cache_manager
-        if self._own_watermark is not None:
-            manager.watermark_blocks = self._own_watermark
-            self._own_watermark = None
+        """Restore vLLM's method."""
         if self._watches:
             self._watches = False
-            self._is_wrapped = not _unwrap(manager, "allocate_slots", self._allocate)
+            manager = self._scheduler.kv_cache_manager
+            self._is_wrapped = not self._seams.unwrap(manager, "allocate_slots", self._allocate)
 
     def taken(self) -> list[tuple[int, list[int]]]:
         """The blocks that each pool, by its number in the engine, handed out in this step and that have not been
@@ -324,17 +323,15 @@ class KvHook:
         if not self._watches or not self._on:
             return original(request, *args, **kwargs)
         watermark = self._watermark(request, kwargs)
-        manager = self._scheduler.kv_cache_manager
-        if watermark is not None:
-            manager.watermark_blocks = watermark
+        own_watermark = None if watermark is None else self._seams.leave_free(watermark)
         own_time = self._own_time
         own_time.ns += time.perf_counter_ns() - began_ns
         try:
             allocated = original(request, *args, **kwargs)
         finally:
             began_ns = time.perf_counter_ns()
-            if watermark is not None and self._own_watermark is not None:
-                manager.watermark_blocks = self._own_watermark
+            if own_watermark is not None:
+                self._seams.leave_free(own_watermark)
         try:
             new_tokens = kwargs.get("num_new_tokens", args[0] if args else 0)
             if allocated is not None and request.status != RequestStatus.RUNNING:
@@ -345,7 +342,7 @@ class KvHook:
             found = kwargs.get("new_computed_blocks", args[2] if len(args) > 2 else None)
             if allocated is None:
                 if request.status == RequestStatus.RUNNING:
-                    self._put_victim_last(request)
+                    self._choose_victim(request)
             elif found is not None and self._pools and not self._is_probe(request):
                 self._matched([b for group in found.blocks for b in group if not b.is_null], request)
         except DEFECTS:
@@ -360,11 +357,10 @@ class KvHook:
         it, vLLM admits a request when its prompt just fits, and then preempts another for the next block. Waiting would
         be pointless where a connector loads the request's KV, or where the request has the step to itself because the
         running ones are in flight. No request waits for less urgent ones."""
-        own = self._own_watermark
-        is_admitted = own is not None and request.status != RequestStatus.RUNNING and self._step_serves
+        is_admitted = request.status != RequestStatus.RUNNING and self._step_serves
         try:
             is_loaded = request.num_computed_tokens > 0 or kwargs.get("num_external_computed_tokens", 0) > 0
-            if own is None or not is_admitted or is_loaded:
+            if not is_admitted or is_loaded:
                 return None
             running = self._scheduler.running
             ahead = len(running)
@@ -377,7 +373,7 @@ class KvHook:
         except DEFECTS:
             self._fail("admitting a request")
             return None
-        return reserve if reserve > own else None
+        return reserve if reserve > cast("Any", self._scheduler.kv_cache_manager).watermark_blocks else None
 
     def _prompt_blocks(self, running: list[Request], priority: int | None) -> int:
         """KV blocks that running requests have yet to take for tokens that they already have; with `priority`, those
@@ -400,18 +396,12 @@ class KvHook:
     def _is_probe(self, request: Request) -> bool:
         return self.probes is not None and self.probes.prompt_tokens(request.request_id) is not None
 
-    def _put_victim_last(self, request: Request) -> None:
-        """Move the victim to the end of the running list, because vLLM preempts the last (scheduler.py:
-        `self.running[-1]`). Requests before the one that lacks blocks have tokens in this step and must stay."""
+    def _choose_victim(self, request: Request) -> None:
+        """Choose who gives up KV blocks for this running request."""
         scheduler = self._scheduler
         if not self._preempts_the_last:
             return
-        running = scheduler.running
-        first = running.index(request)
-        if not self._step_serves and first + 1 < len(running):
-            # If the request goes itself, vLLM ends the step, which would be empty.
-            first += 1
-        candidates = running[first:]
+        candidates = self._seams.candidates(request, self._step_serves)
         if len(candidates) < 2:
             return
         reads_blocks = self.engine.reads_victim_blocks
@@ -421,8 +411,8 @@ class KvHook:
         counts = (block_pool.get_num_free_blocks(), 0) if pool is None else pool.counts()
         memory = (time.monotonic() * 1e3, counts[0], counts[1], block_pool.num_gpu_blocks)
         victim = self.engine.victim(candidates, blocks, memory)
-        if victim is not None and victim != len(candidates) - 1:
-            running.append(running.pop(first + victim))
+        if victim is not None:
+            self._seams.preempt_next(candidates[victim])
 
     def _matched(self, blocks: list[KVCacheBlock], request: Request) -> None:
         for hook in self._pools.values():
@@ -445,6 +435,7 @@ class PoolHook:
     def __init__(
         self,
         pool: BlockPool,
+        seams: Seams,
         engine: _native.Engine,
         block_tokens: int,
         has_connector: bool,
@@ -452,6 +443,7 @@ class PoolHook:
         own_time: OwnTime,
     ) -> None:
         self.pool = pool
+        self._seams = seams
         self._failed = failed
         self._own_time = own_time
         self._on = False
@@ -469,15 +461,12 @@ class PoolHook:
             "touch": self._touch,
             "evict_blocks": self._evict_blocks,
             "reset_prefix_cache": self._reset_prefix_cache,
+            "unpin_blocks": self._unpin_blocks,
         }
-        if hasattr(pool, "unpin_blocks"):
-            self._wrappers["unpin_blocks"] = self._unpin_blocks
 
     def attach(self) -> None:
         """Wrap the methods, and take in the free blocks."""
-        self._originals = {name: getattr(self.pool, name) for name in self._wrappers}
-        for name, wrapper in self._wrappers.items():
-            setattr(self.pool, name, wrapper)
+        self._originals = {name: self._seams.wrap(self.pool, name, by) for name, by in self._wrappers.items()}
         self._resync()
         self._on = True
 
@@ -494,7 +483,7 @@ class PoolHook:
         """Unwrap the methods."""
         self.turn_off()
         for name, wrapper in self._wrappers.items():
-            _unwrap(self.pool, name, wrapper)
+            self._seams.unwrap(self.pool, name, wrapper)
 
     @property
     def native(self) -> _native.BlockPool:
@@ -706,18 +695,6 @@ def _contains(tokens: Sequence[int], marker: list[int]) -> bool:
                 return True
     except ValueError:
         return False
-
-
-# Reading an object's `__dict__` makes CPython 3.11 call all of its methods more slowly from then on, so that these two
-# look at attributes instead.
-
-
-def _unwrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> bool:
-    """Remove a wrapper. Returns False if other code has wrapped it in turn: then it stays, and passes all calls on."""
-    is_outermost = getattr(owner, name) == wrapper
-    if is_outermost:
-        delattr(owner, name)
-    return is_outermost
 
 
 def _is_own(owner: Any, name: str) -> bool:

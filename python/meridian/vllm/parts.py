@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.scheduler import Scheduler
 
+    from meridian.vllm.seams import Seams
+
 # Below vLLM's own logger, whose handlers and level it shares.
 logger = logging.getLogger("vllm.meridian")
 
@@ -60,7 +62,7 @@ def data_parallel(vllm_config: VllmConfig) -> tuple[int, int | None]:
     return rank, size if size > max(rank, 1) else None
 
 
-def make_think_hook(scheduler: Scheduler, engine: _native.Engine) -> ThinkHook | None:
+def make_think_hook(scheduler: Scheduler, seams: Seams, engine: _native.Engine) -> ThinkHook | None:
     """Make the hook that ends thinking; None without markers or without a `BudgetLogitsProcessor`."""
     config = MeridianConfig.from_native(engine.config_json, engine.base_dir)
     tokenizer = engine_tokenizer(scheduler.vllm_config.model_config)
@@ -79,7 +81,7 @@ def make_think_hook(scheduler: Scheduler, engine: _native.Engine) -> ThinkHook |
             "meridian: no thinking budgets: vLLM was not given --logits-processors meridian.vllm:BudgetLogitsProcessor"
         )
         return None
-    return ThinkHook(scheduler, engine, config, tokenizer, markers, samplers)
+    return ThinkHook(scheduler, seams, engine, config, tokenizer, markers, samplers)
 
 
 def hand_over(vllm_config: VllmConfig, model: ModelConfig | None) -> None:

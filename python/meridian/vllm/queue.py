@@ -24,10 +24,10 @@ _Entry = tuple[int, float, str, int, "Request"]
 class PlannedPriorityQueue(PriorityRequestQueue):
     """vLLM's priority queue, sorted. Between `plan` and `plan_ends` the requests of a plan come first, in its order."""
 
-    def __init__(self, requests: Iterable[Request] = ()) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._entry_of: dict[Request, _Entry] = {request: _entry(request) for request in requests}
-        self._entries = sorted(self._entry_of.values())
+        self._entry_of: dict[Request, _Entry] = {}
+        self._entries: list[_Entry] = []
         self._planned: deque[Request] = deque()
 
     def plan(self, order: Iterable[Request]) -> None:
@@ -37,13 +37,6 @@ class PlannedPriorityQueue(PriorityRequestQueue):
     def plan_ends(self) -> None:
         """Return to the order of the queue."""
         self._planned.clear()
-
-    def in_vllms_own(self) -> PriorityRequestQueue:
-        """The waiting requests, in a queue of vLLM's own class."""
-        own = PriorityRequestQueue()
-        for request in self:
-            own.add_request(request)
-        return own
 
     def add_request(self, request: Request) -> None:
         """Insert a request in its place."""

@@ -15,17 +15,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import vllm
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
 from meridian.config import MeridianConfig, load_config
 from meridian.engine import Generated, Scheduled
-from meridian.vllm.compat import admitted_first_name, check_seams, check_version
+from meridian.vllm.compat import check_seams, check_version, choose_seams
 from meridian.vllm.following import Following, add
 from meridian.vllm.kv import KvHook, OwnTime
 from meridian.vllm.parts import hand_over, make_engine, make_think_hook
-from meridian.vllm.queue import PlannedPriorityQueue
 from meridian.vllm.state import logger
 from meridian.vllm.step import Step
 
@@ -51,19 +49,17 @@ class _Meridian(Step, Following):
     def _meridian_start(self, config: MeridianConfig) -> None:
         check_version(vllm.__version__)
         check_seams(self, vllm.__version__)
+        self._meridian_seams = choose_seams(self)
         engine = make_engine(config, self, serves=True)
         self._meridian_engine = engine
-        sampled = getattr(self, "num_sampled_tokens_per_step", 1)
-        self._meridian_decode_tokens = max(sampled + self.num_spec_tokens, 1)
+        self._meridian_decode_tokens = max(self.num_sampled_tokens_per_step + self.num_spec_tokens, 1)
         self._meridian_diffuses = getattr(self.vllm_config, "diffusion_config", None) is not None
         self._meridian_block_pool = self.kv_cache_manager.block_pool
-        if hasattr(self, "max_num_active_reqs"):
-            self._meridian_seats = "max_num_active_reqs"
-        self._meridian_admitted_first = admitted_first_name(self)
         self._meridian_own_ns = deque(maxlen=TIMED_STEPS)
         self._meridian_hooks_time = OwnTime()
         self._meridian_use(engine)
         logger.info("meridian: outputs: %s", engine.outputs)
+        logger.info("meridian: changes vLLM's scheduler by %s", self._meridian_seams.name)
         slots = (config.policy.dispatch, config.policy.eviction, config.policy.budget)
         dispatch, eviction, budget = (slot.source + " in shadow" * (slot.mode == "shadow") for slot in slots)
         logger.info(
@@ -88,7 +84,9 @@ class _Meridian(Step, Following):
             return
         self._meridian_preempts_for_waiting = engine.preempts_for_waiting
         self._meridian_promises = engine.promises
-        self._meridian_think_kept = None if self._meridian_diffuses else make_think_hook(self, engine)
+        self._meridian_think_kept = (
+            None if self._meridian_diffuses else make_think_hook(self, self._meridian_seams, engine)
+        )
         self._meridian_stands_aside = engine.is_stock
         if not self._meridian_stands_aside:
             self._step_in(engine)
@@ -99,12 +97,12 @@ class _Meridian(Step, Following):
         if engine.manages_kv:
             kv = self._meridian_kv_kept
             if kv is None or not kv.is_detached:
-                kv = self._meridian_kv_kept = KvHook(self, engine, self._give_up, self._meridian_hooks_time)
+                kv = KvHook(self, self._meridian_seams, engine, self._give_up, self._meridian_hooks_time)
+                self._meridian_kv_kept = kv
             kv.probes = think
             self._meridian_kv = kv
             kv.attach()
-        if self.policy is SchedulingPolicy.PRIORITY:
-            self.waiting = PlannedPriorityQueue(self.waiting)
+        self._meridian_seams.take()
 
     def _stand_aside(self) -> None:
         """Leave KV memory, thinking and the waiting queue to vLLM. Live requests keep the limits of their thinking."""
@@ -114,7 +112,8 @@ class _Meridian(Step, Following):
         think, self._meridian_think = self._meridian_think, None
         if think is not None:
             think.drop_all()
-        self._give_queue_back()
+        if self._meridian_engine is not None:
+            self._meridian_seams.give_back()
 
     def _switch(self, engine: _native.Engine) -> None:
         self._meridian_stands_aside = engine.is_stock is True
@@ -197,12 +196,14 @@ class _Meridian(Step, Following):
         return stats if without_probes is None else without_probes
 
     def meridian_stats(self) -> dict[str, Any]:
-        """`meridian.Stats` of this engine, and `own_ns`: the nanoseconds that Meridian added to `schedule()` in each of
-        the latest steps. Empty for a scheduler that was never started."""
+        """`meridian.Stats` of this engine, how Meridian changes its scheduler (`seams`), and `own_ns`: the nanoseconds
+        that it added to `schedule()` in each of the latest steps. Empty for a scheduler that was never started."""
         engine, think = self._meridian_engine, self._meridian_think_kept
         refused = 0 if think is None else think.refused_datagrams
-        own = {"own_ns": list(self._meridian_own_ns), "refused_datagrams": refused} if engine is not None else {}
-        return {} if engine is None else {**engine.stats(), **own}
+        if engine is None:
+            return {}
+        own = {"own_ns": list(self._meridian_own_ns), "refused_datagrams": refused, "seams": self._meridian_seams.name}
+        return {**engine.stats(), **own}
 
     def meridian_limit_thinking(self, request_id: str, max_think_tokens: int) -> bool:
         """Change the limit of think tokens of a live request. Returns False when the request is unknown."""

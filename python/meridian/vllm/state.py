@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from meridian import _native
+    from meridian.vllm.seams import Seams
     from meridian.vllm.thinking import ThinkHook
 
 else:
@@ -38,6 +39,8 @@ class State(_Base):
     # The native engine that follows, and that decides unless it stands aside; None: this is stock vLLM.
     _meridian: _native.Engine | None = None
     _meridian_engine: _native.Engine | None = None
+    # What Meridian changes in this scheduler goes through here.
+    _meridian_seams: Seams
     # The steps are vLLM's own: the dispatch policy is `native:fcfs`, and no other setting needs Meridian.
     _meridian_stands_aside = False
     # Meridian's hooks in KV memory and thinking, while they are active.
@@ -52,20 +55,12 @@ class State(_Base):
     _meridian_continued: list[Request]
     # True while `schedule()` runs: no policy chooses a preemption outside of it.
     _meridian_schedules = False
-    # Whether waiting requests may preempt running ones; and the requests that gave way in this step.
+    # Whether waiting requests may preempt running ones.
     _meridian_preempts_for_waiting = False
     # Whether any service level is configured.
     _meridian_promises = False
-    _meridian_gave_way: tuple[Request, ...] = ()
     # The outputs of refused requests, each with the number of its client, until the next `update_from_output`.
     _meridian_refused: tuple[tuple[int, EngineCoreOutput], ...] = ()
-    # vLLM's own token budget, while a plan has replaced it.
-    _meridian_own_budget: int | None = None
-    # Whether caps are applied in this step.
-    _meridian_caps = False
-    # Names of two attributes of this vLLM's scheduler: the most requests that run, and the queue that goes first.
-    _meridian_seats = "max_num_running_reqs"
-    _meridian_admitted_first = ""
     _meridian_decode_tokens = 1
     _meridian_diffuses = False
     _meridian_steps_seen = 0

@@ -2,7 +2,7 @@
 
 No code of `schedule()` is copied. It reads `self.running`, `self.waiting` and `self.max_num_scheduled_tokens` on every
 call (vllm/v1/core/sched/scheduler.py), and asks `_reserve_prefill_lookahead` how many tokens a request may take. The
-plan is applied there.
+plan is applied there, through the scheduler's seams (seams.py).
 """
 
 from __future__ import annotations
@@ -11,20 +11,18 @@ import time
 from abc import abstractmethod
 from collections import deque
 from itertools import islice
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, FinishReason
 from vllm.v1.request import RequestStatus
 
 from meridian.vllm.kv import DEFECTS, can_take_tokens
-from meridian.vllm.queue import PlannedPriorityQueue
 from meridian.vllm.refusals import REFUSED
 from meridian.vllm.state import State
 from meridian.vllm.thinking import PROBE
 
 if TYPE_CHECKING:
-    from vllm.v1.core.sched.request_queue import RequestQueue
     from vllm.v1.request import Request
 
     from meridian import _native
@@ -54,8 +52,7 @@ class Step(State):
                 # The budget counted on requests whose tokens are in flight; an unsplittable prompt may need more.
                 budget = own_budget
             elif not self._meridian_diffuses:
-                self._meridian_own_budget = own_budget
-                self.max_num_scheduled_tokens = budget
+                self._meridian_seams.lower_budget(budget)
         probes: set[str] = set()
         if think is not None:
             think.tell(plan.orders, plan.follows_thinking)
@@ -72,7 +69,7 @@ class Step(State):
 
     def _plan(self, engine: _native.Engine, now_ms: float) -> _native.StepPlan | None:
         """Plan a step, with `running` and `waiting` in their new order; None where Meridian has to step in or aside."""
-        think = self._meridian_think
+        think, seams = self._meridian_think, self._meridian_seams
         running = self.running
         probes: list[Request] = []
         if think is not None and think.running:
@@ -80,14 +77,14 @@ class Step(State):
             running = [request for request in running if request not in probes]
         free_seats = self._free_seats()
         queue = self.waiting
-        waiting = len(queue) + len(getattr(self, self._meridian_admitted_first))
+        waiting = len(queue) + len(getattr(self, seams.admitted_first))
         # Waiting requests matter only if a seat is free or if they may preempt, and if anyone looks at them.
         window, gathers, newest = None, False, set[int]()
         if queue and (free_seats > 0 or self._meridian_preempts_for_waiting):
             if not self._meridian_stands_aside or engine.is_watched:
                 gathers = self._meridian_promises and len(queue) > WAITING_WINDOW and isinstance(queue, deque)
                 if gathers:
-                    _gather(queue)
+                    seams.gather(WAITING_WINDOW)
                 window = list(islice(queue, WAITING_WINDOW))
                 newest = {id(request) for request in window[WAITING_WINDOW // 2 :]} if gathers else newest
         elif self._meridian_stands_aside and not waiting:
@@ -110,14 +107,14 @@ class Step(State):
             )
         finally:
             if gathers and window is not None:
-                _spread(queue, window, newest, max(free_seats, 0))
+                seams.spread(window, newest, max(free_seats, 0))
         if plan is None:
             return None
         if probes:
             # Last, so that vLLM preempts them first.
-            self.running[:] = [*running, *probes]
+            seams.order_running([*running, *probes])
         if plan.waiting_changed and window is not None and not gathers:
-            _put_first(queue, window)
+            seams.put_waiting_first(window)
         if plan.preempted is not None:
             self._preempt_for_waiting(plan.preempted)
         if plan.refused is not None:
@@ -126,32 +123,16 @@ class Step(State):
 
     def _end_step(self) -> None:
         """Undo the changes of a step in vLLM's objects. A second call does nothing."""
-        if self._meridian_own_budget is not None:
-            self.max_num_scheduled_tokens = self._meridian_own_budget
-            self._meridian_own_budget = None
-        if self._meridian_caps:
-            self._meridian_caps = False
-            vars(self).pop("_reserve_prefill_lookahead", None)
-        queue = self.waiting
-        if self._meridian_gave_way:
-            gave_way, self._meridian_gave_way = self._meridian_gave_way, ()
-            for request in gave_way:
-                queue.add_request(request)
-        if type(queue) is PlannedPriorityQueue:
-            queue.plan_ends()
+        if self._meridian_seams.is_changed:
+            self._meridian_seams.step_ends()
         if self._meridian is None:
             # Meridian failed while vLLM was taking requests from its queue.
-            self._give_queue_back()
+            self._meridian_seams.give_back()
             return
         if self._meridian_kv is not None:
             self._guard("ending a step", self._meridian_kv.step_ends)
         if self._meridian_think is not None:
             self._guard("ending a step", self._meridian_think.show_lookups)
-
-    def _give_queue_back(self) -> None:
-        queue = self.waiting
-        if isinstance(queue, PlannedPriorityQueue):
-            self.waiting = queue.in_vllms_own()
 
     def _preempt_for_waiting(self, preempted: list[Request]) -> None:
         """Make running requests give way to waiting ones, as `reset_prefix_cache` preempts outside of `schedule()`.
@@ -159,14 +140,10 @@ class Step(State):
         They wait again after the step: vLLM delivers the tokens in flight of a preempted request, so it must not resume
         in the same step."""
         timestamp = time.monotonic()
-        drops_output = getattr(self, "requires_kv_delivery", False)
         self._meridian_schedules = True
         try:
             for request in preempted:
-                self.running.remove(request)
-                self._preempt_request(request, timestamp, drop_stale_output=drops_output)
-                self.waiting.remove_request(request)
-                self._meridian_gave_way = (*self._meridian_gave_way, request)
+                self._meridian_seams.give_way(request, timestamp)
         finally:
             self._meridian_schedules = False
 
@@ -196,7 +173,7 @@ class Step(State):
         self._meridian_refused = (*self._meridian_refused, *outputs)
 
     def _free_seats(self) -> int:
-        most = getattr(self, self._meridian_seats)
+        most = getattr(self, self._meridian_seams.seats)
         return most - len(self.running) - self.num_waiting_for_streaming_input
 
     def _offer_probes(self, budget: int) -> set[str]:
@@ -209,8 +186,7 @@ class Step(State):
         return think.offer(budget, seats, super(State, self).add_request)
 
     def _apply_caps(self, caps: dict[str, int], probes: set[str]) -> None:
-        """Make `schedule()` give each capped request at most its cap, and a probe all or nothing. `_end_step` removes
-        the attribute, so that steps without caps do not pay for the call.
+        """Make `schedule()` give each capped request at most its cap, and a probe all or nothing.
 
         Requests that the plan leaves out stand behind the others, both in the running list and in the waiting queue. If
         no request before them can take a token (tokens in flight, a busy encoder), the step would be empty. Then
@@ -255,41 +231,6 @@ class Step(State):
                 self._give_up("applying a cap")
                 return allowed
 
-        vars(self)["_reserve_prefill_lookahead"] = capped
-        self._meridian_caps = True
+        self._meridian_seams.cap(capped)
         if probes and self._meridian_think is not None:
             self._meridian_think.hide_lookups(probes)
-
-
-def _put_first(queue: RequestQueue, order: list[Request]) -> None:
-    """Put the front of the queue, which holds exactly these requests, into this order."""
-    if isinstance(queue, PlannedPriorityQueue):
-        queue.plan(order)
-        return
-    waiting = cast("deque[Request]", queue)
-    for _ in order:
-        waiting.popleft()
-    waiting.extendleft(reversed(order))
-
-
-def _gather(queue: RequestQueue) -> None:
-    """Put the newest waiting requests behind the oldest, so that both are in the window; `_spread` follows.
-
-    Where the late go last, those who can be in time are the newest.
-    """
-    waiting = cast("deque[Request]", queue)
-    newest = [waiting.pop() for _ in range(WAITING_WINDOW // 2)]
-    oldest = [waiting.popleft() for _ in range(WAITING_WINDOW // 2)]
-    waiting.extendleft(newest)
-    waiting.extendleft(reversed(oldest))
-
-
-def _spread(queue: RequestQueue, window: list[Request], newest: set[int], free_seats: int) -> None:
-    """Put the window into its planned order: who may be admitted, then the oldest; the newest go behind all again."""
-    waiting = cast("deque[Request]", queue)
-    for _ in window:
-        waiting.popleft()
-    rest = window[free_seats:]
-    waiting.extend([request for request in rest if id(request) in newest])
-    waiting.extendleft(request for request in reversed(rest) if id(request) not in newest)
-    waiting.extendleft(reversed(window[:free_seats]))

@@ -19,7 +19,6 @@ from vllm.v1.request import Request, RequestStatus
 
 from meridian import _native
 from meridian.vllm.channel import ToSamplers
-from meridian.vllm.compat import admitted_first
 from meridian.vllm.effort import for_request
 from meridian.vllm.markers import around_end
 from meridian.vllm.probing import HiddenFromConnector, SharedBlocks
@@ -27,11 +26,14 @@ from meridian.vllm.processor import interrupts_of, stops_inside
 from meridian.vllm.xargs import NO_LIMIT, ROW, RequestBudget, Row, read_budget
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
 
     from meridian.config import MeridianConfig
     from meridian.vllm.markers import Tokenizer, TokenMarkers
+    from meridian.vllm.seams import Seams
 
 logger = logging.getLogger("vllm.meridian")
 
@@ -73,6 +75,7 @@ class ThinkHook:
     def __init__(
         self,
         scheduler: Scheduler,
+        seams: Seams,
         engine: _native.Engine,
         config: MeridianConfig,
         tokenizer: Tokenizer,
@@ -80,6 +83,7 @@ class ThinkHook:
         samplers: ToSamplers,
     ) -> None:
         self._scheduler = scheduler
+        self._seams = seams
         self._engine = engine
         self._tokenizer = tokenizer
         self._samplers = samplers
@@ -111,8 +115,8 @@ class ThinkHook:
         # Whether the thinking of any request is followed, as of the latest step.
         self._is_active = False
         self._made = 0
-        # The method of vLLM's KV cache manager that is replaced in this step.
-        self._hides: str | None = None
+        # Wraps a method of vLLM's KV cache manager in this step.
+        self._hides: Callable[..., Any] | None = None
         if can_probe and scheduler.connector is not None:
             self._hidden = HiddenFromConnector(scheduler.connector, lambda name: name.startswith(PROBE))
 
@@ -230,18 +234,13 @@ class ThinkHook:
         """After scheduling a step: take back the probes that it did not admit."""
         if not self._is_active:
             return
-        scheduler = self._scheduler
         for name, offered in self._offered.items():
             tokens = output.num_scheduled_tokens.get(name)
             if tokens is not None:
                 self._running[name] = offered
                 self._thinking.probe_runs(offered.key, tokens)
                 continue
-            for queue in (scheduler.waiting, admitted_first(scheduler)):
-                if offered.probe in queue:
-                    queue.remove_request(offered.probe)
-            getattr(scheduler, "deferred_waiting", set()).discard(offered.probe)
-            scheduler.requests.pop(name, None)
+            self._seams.withdraw(offered.probe)
             if self._shared is not None:
                 self._shared.take_back(offered.probe)
         self._offered.clear()
@@ -302,37 +301,20 @@ class ThinkHook:
 
     def hide_lookups(self, probes: set[str]) -> None:
         """Keep probes out of vLLM's statistics of its prefix cache until `show_lookups`."""
-        manager = cast("Any", self._scheduler.kv_cache_manager)
-        record = getattr(manager, "record_prefix_cache_stats", None)
-        if record is not None:
+        manager = self._scheduler.kv_cache_manager
 
-            def hidden(request: Request, *args: Any, **kwargs: Any) -> None:
-                if request.request_id not in probes:
-                    record(request, *args, **kwargs)
-
-            manager.record_prefix_cache_stats = hidden
-            self._hides = "record_prefix_cache_stats"
-            return
-        # Before vLLM 0.32 the lookup itself counts.
-        lookup = manager.get_computed_blocks
-
-        def looked_up(request: Request, *args: Any, **kwargs: Any) -> Any:
+        def hidden(request: Request, *args: Any, **kwargs: Any) -> None:
             if request.request_id not in probes:
-                return lookup(request, *args, **kwargs)
-            counted = copy.copy(manager.prefix_cache_stats)
-            try:
-                return lookup(request, *args, **kwargs)
-            finally:
-                manager.prefix_cache_stats = counted
+                own(request, *args, **kwargs)
 
-        manager.get_computed_blocks = looked_up
-        self._hides = "get_computed_blocks"
+        self._hides = hidden
+        own = self._seams.wrap(manager, "record_prefix_cache_stats", hidden)
 
     def show_lookups(self) -> None:
         """Let vLLM count the lookups of probes again."""
         hides, self._hides = self._hides, None
         if hides is not None:
-            delattr(self._scheduler.kv_cache_manager, hides)
+            self._seams.unwrap(self._scheduler.kv_cache_manager, "record_prefix_cache_stats", hides)
 
     def stats(self, stats: Any) -> Any:
         """The scheduler's statistics without the probes."""
@@ -404,8 +386,7 @@ class ThinkHook:
     def _spare_blocks(self) -> int:
         """Free KV blocks beyond a reserve of two for each running request, and at least vLLM's watermark."""
         manager = self._scheduler.kv_cache_manager
-        watermark = getattr(manager, "watermark_blocks", 0)
-        reserve = max(2 * len(self._scheduler.running), watermark)
+        reserve = max(2 * len(self._scheduler.running), manager.watermark_blocks)
         return manager.block_pool.get_num_free_blocks() - reserve
 
 

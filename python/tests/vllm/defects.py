@@ -48,7 +48,7 @@ SCHEDULER = [
 KV_HOOK = [
     "_matched",
     "_prompt_blocks",
-    "_put_victim_last",
+    "_choose_victim",
     "_watch_allocations",
     "request_ends",
     "step_begins",

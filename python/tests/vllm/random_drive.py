@@ -12,7 +12,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from meridian.vllm.compat import admitted_first
+from meridian.vllm.seams import admitted_first_name
 from random_engine import (
     ADAPTERS,
     BLOCK_TOKENS,
@@ -71,6 +71,11 @@ class Drive:
         self.shared = [self._random_tokens(40) for _ in range(2)]
         if self.feature.connector:
             self.scheduler.connector.seed = self.seed
+
+    @property
+    def admitted_first(self) -> Any:
+        """vLLM's second queue."""
+        return getattr(self.scheduler, admitted_first_name(self.scheduler))
 
     @property
     def depth(self) -> int:
@@ -251,7 +256,7 @@ class Drive:
                 output.free_encoder_mm_hashes,
                 [request.request_id for request in scheduler.running],
                 [request.request_id for request in scheduler.waiting],
-                [request.request_id for request in admitted_first(scheduler)],
+                [request.request_id for request in self.admitted_first],
                 scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
             )
         )
@@ -292,7 +297,7 @@ class Drive:
             self.violates(f"{len(scheduler.running)} requests run, expected at most {self.limits.seqs}")
         places = Counter(
             request.request_id
-            for queue in (scheduler.running, scheduler.waiting, admitted_first(scheduler))
+            for queue in (scheduler.running, scheduler.waiting, self.admitted_first)
             for request in queue
         )
         ending = {name for name, request in requests.items() if request.is_finished()}

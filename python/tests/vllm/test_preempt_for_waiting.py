@@ -53,4 +53,4 @@ def test_short_requests_pass_long_ones_and_outputs_are_the_same(clean: Engine) -
     assert preempted
     assert preempted <= {str(i) for i in long}
     assert max(ends[i] for i in short) < min(ends_patient[i] for i in short)
-    assert clean.scheduler._meridian_gave_way == ()
+    assert not clean.scheduler._meridian_seams.is_changed

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from harness import Engine
 from meridian.vllm import step
 from meridian.vllm.bench.request import TraceRequest
+from meridian.vllm.seams import ListSeams
 
 SEATS = 16
 # As many as the engine has seats, which come free one after the other; then some whose level cannot be kept, and as
@@ -77,16 +79,16 @@ def test_who_can_be_in_time_is_seen_behind_more_who_are_late_than_a_policy_sees(
     assert max(ends[-len(IN_TIME) :]) <= min(ends[SEATS : -len(IN_TIME)])
 
 
-def test_a_window_of_both_ends_leaves_every_request_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step, "WAITING_WINDOW", 4)
+def test_a_window_of_both_ends_leaves_every_request_in_the_queue() -> None:
     requests: Any = [str(i) for i in range(9)]
     queue: Any = deque(requests)
-    step._gather(queue)
+    seams = ListSeams(SimpleNamespace(waiting=queue))
+    seams.gather(4)
     assert "".join(queue) == "017823456"
     window = list(queue)[:4]
     newest = {id(request) for request in window[2:]}
-    step._spread(queue, window, newest, 1)
+    seams.spread(window, newest, 1)
     assert list(queue) == requests, "in the order of arrival where the plan changes nothing"
-    step._gather(queue)
-    step._spread(queue, window[::-1], newest, 1)
+    seams.gather(4)
+    seams.spread(window[::-1], newest, 1)
     assert "".join(queue) == "810234567", "one may be admitted, the oldest stay in front, the newest behind"

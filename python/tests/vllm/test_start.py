@@ -11,8 +11,8 @@ import pytest
 import vllm
 from harness import Engine
 from meridian import ConfigError, PolicyError
-from meridian.vllm import MeridianScheduler
-from meridian.vllm.compat import ATTRIBUTES, check_seams, check_version
+from meridian.vllm import MeridianScheduler, compat
+from meridian.vllm.compat import Place, check_seams, check_version
 
 QUIET = '[admin]\nlisten = ""\n[telemetry]\nprometheus = ""\n'
 
@@ -110,8 +110,8 @@ def test_a_vllm_with_another_parameter_or_attribute_is_refused(engine: Engine, m
     from vllm.v1.core.block_pool import BlockPool
 
     monkeypatch.setattr(BlockPool, "touch", lambda self, request: None)
-    monkeypatch.setitem(ATTRIBUTES, "kv_cache_manager.pages", int)
-    monkeypatch.setitem(ATTRIBUTES, "running", dict)
+    more = (Place("order of running", "running", dict), Place("freed blocks", "kv_cache_manager.pages", int))
+    monkeypatch.setattr(compat, "PLACES", (*compat.PLACES, *more))
     places = r"touch\(blocks\); running as dict, it is list; kv_cache_manager\.pages$"
     with pytest.raises(RuntimeError, match=places):
         make(engine)
