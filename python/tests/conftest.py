@@ -12,6 +12,11 @@ ROOT = Path(__file__).resolve().parents[2]
 LONGEST = ("test_outputs.py", "test_languages.py", "test_budget_engine.py", "test_budget_probes.py")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--seams plug-ins`: run the tests of this process on a vLLM with scheduler plug-ins (vllm/plugin_stand_in.py)."""
+    parser.addoption("--seams", choices=("lists", "plug-ins"), default="lists")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """A run folder that no other engine uses and, if there are several processes of pytest-xdist, cores of its own."""
     # A short path, for its sockets.

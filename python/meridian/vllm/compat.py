@@ -7,6 +7,7 @@ has moved, with one line, so that no step fails for it.
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from meridian.vllm.seams import Seams
+
+# Below vLLM's own logger, whose handlers and level it shares.
+logger = logging.getLogger("vllm.meridian")
 
 Release = tuple[int, int]
 SUPPORTED: tuple[Release, Release] = ((0, 30), (0, 33))
@@ -46,9 +50,13 @@ class Place:
     until: Release = SUPPORTED[1]
     # What later versions have instead.
     later: str = ""
+    # In a pull request to vLLM (#51601) and in no release: it is used where it is, and not expected.
+    is_draft: bool = False
 
 
 _MANAGER, _POOL = "kv_cache_manager", "kv_cache_manager.block_pool"
+_VICTIM = "scheduler_plugin_manager.preemption_plugin"
+_WAITING = "scheduler_plugin_manager.queue_sort_plugin"
 
 PLACES = (
     Place("steps", "schedule", ()),
@@ -60,17 +68,20 @@ PLACES = (
     Place("requests", "requests", dict),
     Place("requests", "_free_request", ("request",)),
     Place("order of running", "running", list),
-    Place("order of waiting", "waiting", object),
+    Place("order of waiting", "waiting", object, later=f"{_WAITING}.create_request_queue"),
     Place("order of waiting", "waiting.remove_request", ("request",)),
     Place("order of waiting", "waiting.prepend_request", ("request",)),
     Place("order of waiting", "policy", object),
     Place("order of waiting", "skipped_waiting", object, until=(0, 30), later="kv_holding_waiting"),
     Place("order of waiting", "kv_holding_waiting", object, since=(0, 31)),
+    Place("order of waiting", f"{_WAITING}.create_request_queue", (), is_draft=True),
+    Place("order of waiting", f"{_WAITING}.select_queue", ("waiting_head", "skipped_head"), is_draft=True),
     Place("budget", "max_num_scheduled_tokens", int),
     Place("cap", "_reserve_prefill_lookahead", ("request", "num_computed_tokens", "num_new_tokens")),
     Place("victim", "_preempt_request", ("request",)),
     Place("victim", f"{_MANAGER}.allocate_slots", ("request", "num_new_tokens")),
-    Place("victim", "running", list),
+    Place("victim", "running", list, later=f"{_VICTIM}.preemption_key"),
+    Place("victim", f"{_VICTIM}.preemption_key", ("request", "running_position"), is_draft=True),
     Place(
         "admission",
         "_select_waiting_queue_for_scheduling",
@@ -135,16 +146,26 @@ def check_seams(scheduler: Any, version: str) -> None:
         RuntimeError: names the version and the places.
     """
     release = _release(version) or SUPPORTED[1]
-    moved = _moved(scheduler, (place for place in PLACES if place.since <= release <= place.until))
+    moved = _moved(
+        scheduler, (place for place in PLACES if not place.is_draft and place.since <= release <= place.until)
+    )
     if moved:
         raise RuntimeError(f"vLLM {version} is not supported by this Meridian: its scheduler lacks {'; '.join(moved)}")
 
 
 def choose_seams(scheduler: Any) -> Seams:
-    """The seams of this scheduler."""
+    """The seams of this scheduler: vLLM's plug-ins where it has those of `PLACES`, or else lists and methods only."""
     from meridian.vllm.seams import ListSeams
 
-    return ListSeams(scheduler)
+    if not hasattr(scheduler, "scheduler_plugin_manager"):
+        return ListSeams(scheduler)
+    moved = _moved(scheduler, (place for place in PLACES if place.is_draft))
+    if moved:
+        logger.warning("meridian: vLLM's scheduler plug-ins are not used: they lack %s", "; ".join(moved))
+        return ListSeams(scheduler)
+    from meridian.vllm.plugin_seams import PluginSeams
+
+    return PluginSeams(scheduler)
 
 
 def _release(version: str) -> tuple[int, int] | None:

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from harness import Engine, make_engine, requests
 
 
+@pytest.fixture(scope="session", autouse=True)
+def stand_in(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With `--seams plug-ins`, schedulers of vLLM have plug-ins."""
+    if request.config.getoption("seams") == "lists":
+        yield
+        return
+    from plugin_stand_in import installed
+
+    with installed():
+        yield
+
+
 @pytest.fixture(scope="session")
-def engine() -> Engine:
+def engine(stand_in: None) -> Engine:
     """The engine, with `native:output-first`."""
     return make_engine()
 
