@@ -25,7 +25,8 @@ from checks.run import RESULTS, WORK, provenance, say
 PAIRS = 5
 AREAS = (
     *("component", "core", "runtime", "kv", "budget", "outputs", "measure", "levels", "agents", "bench", "kernels"),
-    *("hostile", "operations", "engine", "setup", "authoring", "observability", "fleet", "fabric", "house", "book"),
+    *("hostile", "operations", "engine", "setup", "authoring", "observability", "fleet", "fabric", "seams", "house"),
+    "book",
 )
 
 

@@ -9,6 +9,7 @@
 #   kubernetes  the schemas of Kubernetes, to check manifests against: likewise
 #   vllm        a Python that can import a supported vLLM
 #   ray         Ray and Ray Serve, which vLLM's environment lacks: PYTHONPATH=FOLDER adds them
+#   triton      Triton, whose interpreter runs vLLM's kernels without a GPU: likewise
 #   handoff     NIXL for the Python of vLLM: the variables of an engine with HandoffConnector, one NAME=VALUE a line
 #   nixl        NIXL with its UCX backend: the path of libnixl_capi.so; MERIDIAN_NIXL names one that is there already
 #   mooncake    Mooncake's transfer engine: the words of a command that starts Meridian's Mooncake process
@@ -320,6 +321,7 @@ case $name in
   tools | check | release | kubernetes | aiperf) environment "$name" ;;
   vllm | handoff | mooncake | cuda | mdbook | tokenizers | wasm32) "$name" ;;
   ray) beside_vllm ray "about 140 MB" ;;
+  triton) beside_vllm triton "about 190 MB" ;;
   nixl) if [ -n "${MERIDIAN_NIXL:-}" ]; then printf '%s\n' "$MERIDIAN_NIXL"; else nixl; fi ;;
   prometheus)
     folder=${MERIDIAN_PROMETHEUS:-$(debian_program prometheus prometheus "install it (2.42 or newer) and set MERIDIAN_PROMETHEUS to the folder of its programs")/usr/bin}

@@ -173,17 +173,13 @@ PARTS: dict[str, Part] = {
     "cost": cost,
     "answers": answers,
     "loops": printed(loops, bounds=LOOP_BOUNDS),
-    # Orders, reports and rows that no scheduler made.
-    "signing": table(
-        lambda _: [engine("forged_orders")],
-        Row("engine under forged orders: outputs changed", "flood_changed", "of {requests}", "<= 0"),
-        Row("engine under forged orders: forged reports refused", "refused_reports", "datagrams", ">= 1"),
+    # Rows that no scheduler made.
+    "rows": table(
+        lambda _: [engine("forged_rows")],
         Row("forged meridian_row: refused by the front end", "rows_refused", "of {rows_sent}", ">= {rows_sent}"),
         Row("forged meridian_row past the front end: outputs changed", "rows_changed", "of {requests}", "<= 0"),
         Row("the same without MeridianScheduler: outputs changed", "rows_stock_changed", "of {requests}", "<= 0"),
         Row("tokens missed meanwhile", "missed", "tokens", "<= 0"),
-        Row("signing a datagram with 40 orders, median", "us.sign", "us"),
-        Row("checking it, median", "us.check", "us"),
     ),
     "live": live,
     "early-exit": early_exit,

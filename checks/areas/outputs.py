@@ -108,11 +108,5 @@ PARTS: dict[str, Part] = {
         lambda _: [json.loads(output(sys.executable, "-m", "meridian.vllm.bench.parsers"))],
         Row("parsers of vLLM {vllm} that are followed or refused in a line", "right", "of {parsers}", ">= {parsers}"),
     ),
-    # Each step under `native:fcfs` against stock's, on the vLLM of the Python that runs this.
-    "steps": table(
-        lambda _: [engine("stock_steps")],
-        Row("vLLM {vllm}: sequences as in stock, by lists", "lists", "of {sequences}", ">= {sequences}"),
-        Row("vLLM {vllm}: sequences as in stock, by plug-ins", "plug_ins", "of {sequences}", ">= {sequences}"),
-    ),
     "cost": cost,
 }

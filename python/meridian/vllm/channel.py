@@ -1,41 +1,36 @@
-"""The channel between the scheduling process and the sampling processes: Unix datagrams in the user's own folder.
+"""What the scheduling process and the sampling processes tell each other, in vLLM's own messages.
 
-Workers in the scheduler's process and separate workers use the same channel. A datagram that is sent before a step is
-dispatched has arrived when the step samples. Every datagram is signed (`meridian.vllm.signing`). Records are
-meridian-core's `Order` and `Report`. Before them, the scheduler sends how its configuration ends thinking, so that all
-processes use one configuration.
+The orders of a step are an attribute of its `SchedulerOutput`, and measurements are one of a `ModelRunnerOutput`
+(vllm/v1/core/sched/output.py, vllm/v1/outputs.py): vLLM brings the first to every worker before it samples, and the
+second back with the tokens, within a process, between processes and between machines. Both are dataclasses, which every
+executor pickles with all of their attributes. Records are meridian-core's `Order` and `Report`. Before them, the
+scheduler says how its configuration ends thinking, so that all processes use one configuration.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
+import copy
+import functools
+import inspect
 import json
-import os
-import socket
-import stat
-import tempfile
-import time
-from collections import deque
-from pathlib import Path
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
-from meridian._native import ConfigError
-from meridian.vllm.signing import ORDERS, OVERHEAD, REPORTS, Signer, Verifier, make_key, read_key
+from vllm.v1.outputs import AsyncModelRunnerOutput
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.outputs import ModelRunnerOutput
 
     from meridian.config import ModelConfig
 
-# Longest path that a Unix socket may have.
-_MAX_PATH = 107
-_MAX_DATAGRAM = 1 << 16
-# Sizes of the records of meridian-core: `Order::BYTES`, `Report::BYTES`.
-_ORDER_BYTES, _REPORT_BYTES = 17, 22
-# Largest datagram of records, whole numbers of either; more of them are split between records.
-_RECORDS_BYTES = _ORDER_BYTES * _REPORT_BYTES * 112
-# Prefix of the datagram that carries the model's configuration; no record begins with it.
+# The attributes.
+_ORDERS, _REPORTS = "meridian_orders", "meridian_reports"
+# Prefix of the message that carries the model's configuration; no record begins with it.
 MODEL = b"meridian-model "
 # The fields of the table `[model]` that samplers need.
 _MODEL_FIELDS = (
@@ -50,237 +45,143 @@ _MODEL_FIELDS = (
     "eos_guard",
     "min_answer_tokens",
 )
-# Most orders that a sampler has not taken; a sampler with more counts as gone.
-_MAX_PENDING = 4096
-# Most datagrams and bytes that one call takes, so that a fast sender cannot delay a step; the next step takes the rest.
-# An engine sends far less in a step: 22 bytes for each thinking request, or for each of its drafts.
-_MAX_TAKEN = 256
-_MAX_TAKEN_BYTES = 1 << 18
-# A socket that another process is just creating looks like an abandoned one.
-_SETTLED_S = 60
-
-
-def private_folder(name_bytes: int) -> Path:
-    """A folder that only this user can enter, with room for a name in a socket's path."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    candidates = [Path(runtime) / "meridian"] if runtime and Path(runtime).is_dir() else []
-    candidates += [Path.home() / ".cache" / "meridian" / "run"]
-    candidates += [Path(tempfile.gettempdir()) / f"meridian-{os.getuid()}"]
-    for folder in candidates:
-        if len(os.fsencode(folder)) + 1 + name_bytes > _MAX_PATH:
-            continue
-        try:
-            folder.mkdir(parents=True, mode=0o700, exist_ok=True)
-            found = folder.lstat()
-        except OSError:
-            continue
-        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
-            return folder
-    raise OSError(f"no private folder for sockets among {', '.join(map(str, candidates))}")
-
-
-def _machine() -> str:
-    """A name that distinguishes this machine or container from others with the same home folder."""
-    try:
-        namespace = os.readlink("/proc/self/ns/pid")
-    except OSError:
-        namespace = ""
-    return hashlib.sha256(f"{socket.gethostname()} {namespace}".encode()).hexdigest()[:8]
-
-
-def _engine_name(vllm_config: VllmConfig) -> str:
-    """A name that only the scheduler and the workers of one engine share (vllm/config/vllm.py: `instance_id`).
-
-    The engines of one `vllm serve` have the same `instance_id`, and those of a dense model also the same
-    `data_parallel_rank`, 0 (vllm/config/parallel.py: `reconfigure_for_independent_dp_rank`). Their index differs.
-    """
-    parallel = vllm_config.parallel_config
-    return f"{_machine()}-{vllm_config.instance_id}-{parallel.data_parallel_index}"
-
-
-def _remove_left(folder: Path) -> None:
-    """Remove the sockets of killed processes of this machine; no process receives on them."""
-    for path in (*folder.glob(f"{_machine()}-*.schedule"), *folder.glob(f"{_machine()}-*.sample")):
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
-            found = path.lstat()
-            if not stat.S_ISSOCK(found.st_mode) or time.time() - found.st_mtime < _SETTLED_S:
-                continue
-            try:
-                probe.connect(str(path))
-            except ConnectionRefusedError:
-                path.unlink()
-                _key_of(path).unlink(missing_ok=True)
-
-
-def _key_of(sampler: str | Path) -> Path:
-    """The file with the key of the sampler with this socket."""
-    return Path(sampler).with_suffix(".key")
+# vLLM's model runners V1 and V2, and their methods: a step arrives, and its tokens leave. Both are wrapped.
+_RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
+_ARRIVES, _LEAVES = "execute_model", "sample_tokens"
 
 
 class ToSamplers:
     """The scheduler's end."""
 
-    def __init__(self, vllm_config: VllmConfig) -> None:
-        name = f"{_engine_name(vllm_config)}.schedule"
-        folder = private_folder(len(name) + 8)
-        self._paths = [str(path) for path in sorted(folder.glob(f"{_engine_name(vllm_config)}-*.sample"))]
-        self._pending: dict[str, deque[bytes]] = {path: deque() for path in self._paths}
-        self._keys: dict[str, bytes | None] = dict.fromkeys(self._paths)
-        self._signer, self._verifier = Signer(ORDERS), Verifier(REPORTS)
-        _remove_left(folder)
-        self._own = folder / name
-        self._socket = _bound(self._own)
-        self._inode = self._own.lstat().st_ino
-
-    @property
-    def count(self) -> int:
-        """The number of samplers."""
-        return len(self._paths)
-
-    @property
-    def refused(self) -> int:
-        """The number of datagrams that no sampler of this engine signed."""
-        return self._verifier.refused
+    def __init__(self) -> None:
+        self._messages: list[bytes] = []
+        self._is_configured = False
 
     def configure(self, model: ModelConfig | None) -> None:
-        """Make every sampler end thinking as `model` says; None restores its own configuration.
-
-        Raises:
-            ConfigError: the texts are too long for a datagram.
-        """
+        """Make every sampler end thinking as `model` says; None restores its own configuration."""
         fields = None if model is None else {name: getattr(model, name) for name in _MODEL_FIELDS}
-        datagram = MODEL + json.dumps(fields).encode()
-        if len(datagram) > _MAX_DATAGRAM:
-            raise ConfigError(f"model: texts of {len(datagram)} bytes: must be at most {_MAX_DATAGRAM} together")
-        for pending in self._pending.values():
-            pending.append(datagram)
-        self.tell(None)
+        if self._is_configured or fields is not None:
+            self._messages.append(MODEL + json.dumps(fields).encode())
+        self._is_configured = fields is not None
 
     def tell(self, orders: bytes | None) -> None:
-        """Send orders to every sampler, after the orders that it has not taken yet."""
-        for path, pending in self._pending.items():
-            if orders:
-                pending.extend(orders[i : i + _RECORDS_BYTES] for i in range(0, len(orders), _RECORDS_BYTES))
-            while len(pending) > _MAX_PENDING:
-                pending.popleft()
-            while pending:
-                key = self._keys[path] = self._keys[path] or read_key(_key_of(path))
-                if key is None:
-                    break
-                try:
-                    self._socket.sendto(self._signer.signed(key, pending[0]), path)
-                except BlockingIOError:
-                    break
-                except OSError:
-                    # Another process with this name has another key.
-                    self._keys[path] = None
-                    break
-                pending.popleft()
+        """Send orders to every sampler, with the next step."""
+        if orders:
+            self._messages.append(orders)
 
-    def received(self) -> list[bytes]:
-        """Datagrams from the samplers since the last call, the oldest first: at most `_MAX_TAKEN` datagrams, and no
-        more after `_MAX_TAKEN_BYTES` bytes."""
-        reads_again = True
-        payloads: list[bytes] = []
-        for datagram, sender in _drain(self._socket):
-            # The address only chooses the key.
-            payload = None
-            if sender in self._keys:
-                key = self._keys[sender] = self._keys[sender] or read_key(_key_of(sender))
-                payload = self._verifier.opened(key, datagram)
-                if payload is None and reads_again:
-                    reads_again = False
-                    self._keys[sender] = read_key(_key_of(sender))
-                    payload = self._verifier.opened(self._keys[sender], datagram)
-            if payload is None:
-                self._verifier.refuse()
-            else:
-                payloads.append(payload)
-        return payloads
+    def leave_with(self, step: SchedulerOutput) -> None:
+        """Put what there is to say into the output of `schedule()`."""
+        if self._messages:
+            setattr(step, _ORDERS, (*self._messages, *getattr(step, _ORDERS, ())))
+            self._messages.clear()
 
-    def close(self) -> None:
-        """Let go of the socket."""
-        _close(self._socket, self._own, self._inode)
+    def leave_later(self, scheduler: Scheduler) -> None:
+        """Do so at the next step of a scheduler that Meridian has left."""
+        if not self._messages:
+            return
+
+        def schedule(*args: Any, **kwargs: Any) -> SchedulerOutput:
+            vars(scheduler).pop("schedule", None)
+            step = scheduler.schedule(*args, **kwargs)
+            self.leave_with(step)
+            return step
+
+        vars(scheduler)["schedule"] = schedule
+
+
+def reports_in(output: ModelRunnerOutput) -> Sequence[bytes]:
+    """What the samplers of a step have measured."""
+    return getattr(output, _REPORTS, ())
 
 
 class ToScheduler:
-    """A sampler's end."""
+    """A sampler's end, for one thread."""
 
-    def __init__(self, vllm_config: VllmConfig, rank: int) -> None:
-        engine = _engine_name(vllm_config)
-        name = f"{engine}-{rank}.sample"
-        folder = private_folder(len(name) + 8)
-        self._path = str(folder / f"{engine}.schedule")
-        self._own = folder / name
-        # Before the socket: a scheduler that finds the socket also finds the key.
-        self._key = make_key(_key_of(self._own))
-        self._signer, self._verifier = Signer(REPORTS), Verifier(ORDERS)
-        self._socket = _bound(self._own)
-        self._inode = self._own.lstat().st_ino
-
-    @property
-    def refused(self) -> int:
-        """The number of datagrams that no scheduler of this engine signed."""
-        return self._verifier.refused
-
-    def tell(self, report: bytes) -> None:
-        """Send measurements; without a listening scheduler, they are dropped."""
-        with contextlib.suppress(OSError):
-            for i in range(0, len(report), _RECORDS_BYTES):
-                signed = self._signer.signed(self._key, report[i : i + _RECORDS_BYTES])
-                self._socket.sendto(signed, self._path)
+    def __init__(self) -> None:
+        self._orders: list[bytes] = []
+        self._reports: list[bytes] = []
 
     def received(self) -> list[bytes]:
-        """Orders since the last call, within the limits of `ToSamplers.received`."""
-        payloads: list[bytes] = []
-        for datagram, _ in _drain(self._socket):
-            payload = self._verifier.opened(self._key, datagram)
-            if payload is None:
-                self._verifier.refuse()
-            else:
-                payloads.append(payload)
-        return payloads
+        """Orders since the last call."""
+        taken, self._orders = self._orders, []
+        return taken
 
-    def close(self) -> None:
-        """Let go of the socket and the key."""
-        _close(self._socket, self._own, self._inode, _key_of(self._own))
+    def tell(self, report: bytes) -> None:
+        """Send measurements, with the tokens of this step."""
+        self._reports.append(report)
 
-    def __del__(self) -> None:
-        if hasattr(self, "_inode"):
-            self.close()
+    def step_arrives(self, step: SchedulerOutput) -> None:
+        """Take in the orders of a step."""
+        self._orders.extend(getattr(step, _ORDERS, ()))
 
+    def leave_with(self, output: Any) -> Any:
+        """Put the measurements into what the model runner returns, and return that."""
+        # Without tokens, as on the ranks that only compute, nothing was measured.
+        if output is None or not self._reports:
+            return output
+        reports, self._reports = tuple(self._reports), []
+        if not isinstance(output, AsyncModelRunnerOutput):
+            return _with(output, reports)
+        own = output.get_output
 
-def _bound(path: Path) -> socket.socket:
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    try:
-        made.setblocking(False)
-        path.unlink(missing_ok=True)
-        made.bind(str(path))
-    except OSError:
-        made.close()
-        raise
-    return made
+        def get_output() -> ModelRunnerOutput:
+            # vLLM calls it once, on another thread; the output must not keep itself alive after that.
+            del output.get_output
+            return _with(own(), reports)
 
-
-def _drain(bound: socket.socket) -> list[tuple[bytes, str]]:
-    """Datagrams, and the paths of their senders."""
-    datagrams: list[tuple[bytes, str]] = []
-    taken = 0
-    while len(datagrams) < _MAX_TAKEN and taken < _MAX_TAKEN_BYTES:
-        try:
-            datagram, sender = bound.recvfrom(_MAX_DATAGRAM + OVERHEAD)
-        except OSError:
-            break
-        datagrams.append((datagram, sender if isinstance(sender, str) else ""))
-        taken += len(datagram)
-    return datagrams
+        output.get_output = get_output  # type: ignore[method-assign]
+        return output
 
 
-def _close(bound: socket.socket, path: Path, inode: int, key: Path | None = None) -> None:
-    # Another process may have taken over the name.
-    with contextlib.suppress(OSError):
-        if path.lstat().st_ino == inode:
-            path.unlink()
-            if key is not None:
-                key.unlink(missing_ok=True)
-    bound.close()
+def _with(output: ModelRunnerOutput, reports: tuple[bytes, ...]) -> ModelRunnerOutput:
+    # vLLM shares its empty output between steps.
+    marked = output if output.req_ids else copy.copy(output)
+    setattr(marked, _REPORTS, reports)
+    return marked
+
+
+# The end of each engine whose model runner is in this process, by the identity of its configuration, which the end's
+# owner keeps alive.
+_ENDS: WeakValueDictionary[int, ToScheduler] = WeakValueDictionary()
+
+
+def listen(vllm_config: VllmConfig, end: ToScheduler) -> None:
+    """Give the model runner with this configuration, which is being made, its end.
+
+    Raises:
+        RuntimeError: this vLLM has none of the model runners that Meridian knows.
+    """
+    _ENDS[id(vllm_config)] = end
+    runners = [module.GPUModelRunner for name in _RUNNERS if (module := sys.modules.get(name)) is not None]
+    for runner in runners:
+        if not hasattr(vars(runner)[_ARRIVES], _ORDERS):
+            _wrap(runner)
+
+
+def _wrap(runner: Any) -> None:
+    arrives, leaves = vars(runner)[_ARRIVES], vars(runner)[_LEAVES]
+    given = tuple(inspect.signature(arrives).parameters)[:2]
+    if given != ("self", "scheduler_output"):
+        import vllm
+
+        raise RuntimeError(
+            f"vLLM {vllm.__version__} is not supported by this Meridian: "
+            f"{runner.__module__}.GPUModelRunner.{_ARRIVES}({', '.join(given)})"
+        )
+
+    @functools.wraps(arrives)
+    def execute_model(self: Any, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+        end = _ENDS.get(id(self.vllm_config))
+        if end is not None:
+            end.step_arrives(scheduler_output)
+        return arrives(self, scheduler_output, *args, **kwargs)
+
+    @functools.wraps(leaves)
+    def sample_tokens(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output = leaves(self, *args, **kwargs)
+        end = _ENDS.get(id(self.vllm_config))
+        return output if end is None else end.leave_with(output)
+
+    setattr(execute_model, _ORDERS, True)
+    setattr(runner, _ARRIVES, execute_model)
+    setattr(runner, _LEAVES, sample_tokens)

@@ -15,6 +15,8 @@ import hmac
 import json
 import logging
 import os
+import stat
+import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -27,7 +29,6 @@ from starlette.responses import Response
 from meridian._native import ConfigError, read_admin_tokens
 from meridian._tables import AdminConfig
 from meridian.config import MeridianConfig, load_config
-from meridian.vllm.channel import private_folder
 from meridian.vllm.compat import check_version
 from meridian.vllm.relay import ANSWER_S, HEADERS, METHOD, Answer, refusal
 
@@ -51,6 +52,23 @@ _ENGINE_S = ANSWER_S + 30.0
 # `EngineCore` without the method (vllm/v1/engine/core.py: `_invoke_utility_method`).
 _NO_METHOD = f"has no attribute '{METHOD}'"
 _NAME_BOTH = "the engine has not loaded Meridian's plugin: VLLM_PLUGINS must name meridian as well as meridian_admin"
+
+
+def _private_folder() -> Path:
+    """A folder that only this user can enter."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    candidates = [Path(runtime) / "meridian"] if runtime and Path(runtime).is_dir() else []
+    candidates += [Path.home() / ".cache" / "meridian" / "run"]
+    candidates += [Path(tempfile.gettempdir()) / f"meridian-{os.getuid()}"]
+    for folder in candidates:
+        try:
+            folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+            found = folder.lstat()
+        except OSError:
+            continue
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+            return folder
+    raise OSError(f"no private folder among {', '.join(map(str, candidates))}")
 
 
 def tokens_of(admin: AdminConfig, base_dir: str, ranks: Sequence[int]) -> list[tuple[bytes, bool]]:
@@ -144,7 +162,7 @@ class Broadcast:
         self._core: Any = core
         self._turn = asyncio.Lock()
         # Also with the other API servers of this machine, so that all engines make two changes in the same order.
-        self._lock_file = private_folder(0) / "changes.lock"
+        self._lock_file = _private_folder() / "changes.lock"
 
     @property
     def engines(self) -> dict[int, bytes]:

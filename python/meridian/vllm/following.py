@@ -53,7 +53,8 @@ class Following(State):
         engine = self._meridian
         if engine is not None:
             now_ms = time.monotonic() * 1e3
-            self._guard("following generated tokens", self._take_in, engine, outputs, ended, now_ms)
+            told = (engine, model_runner_output, outputs, ended, now_ms)
+            self._guard("following generated tokens", self._take_in, *told)
             if ended:
                 self._remove(ended)
             if continued:
@@ -67,12 +68,17 @@ class Following(State):
         return outputs
 
     def _take_in(
-        self, engine: _native.Engine, outputs: dict[int, EngineCoreOutputs], ended: list[Request], now_ms: float
+        self,
+        engine: _native.Engine,
+        sampled: ModelRunnerOutput,
+        outputs: dict[int, EngineCoreOutputs],
+        ended: list[Request],
+        now_ms: float,
     ) -> None:
         """Report the generated tokens, and pass on what the host has to say."""
         think = self._meridian_think
         if think is not None:
-            think.receive()
+            think.receive(sampled)
             think.take_out(outputs)
         lines = engine.tokens([client.outputs for client in outputs.values()], now_ms)
         if think is not None and ended:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 
 from meridian import _native
-from meridian.config import MeridianConfig, ModelConfig
-from meridian.vllm.channel import ToSamplers
+from meridian.config import MeridianConfig
 from meridian.vllm.markers import engine_tokenizer, resolve
+from meridian.vllm.speculation import is_ours
 from meridian.vllm.template import reasoning_in_template
 from meridian.vllm.thinking import ThinkHook
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.scheduler import Scheduler
 
+    from meridian.vllm.channel import ToSamplers
     from meridian.vllm.seams import Seams
 
 # Below vLLM's own logger, whose handlers and level it shares.
@@ -62,32 +62,22 @@ def data_parallel(vllm_config: VllmConfig) -> tuple[int, int | None]:
     return rank, size if size > max(rank, 1) else None
 
 
-def make_think_hook(scheduler: Scheduler, seams: Seams, engine: _native.Engine) -> ThinkHook | None:
+def make_think_hook(
+    scheduler: Scheduler, seams: Seams, engine: _native.Engine, samplers: ToSamplers
+) -> ThinkHook | None:
     """Make the hook that ends thinking; None without markers or without a `BudgetLogitsProcessor`."""
     config = MeridianConfig.from_native(engine.config_json, engine.base_dir)
     tokenizer = engine_tokenizer(scheduler.vllm_config.model_config)
     markers = resolve(config.model, tokenizer, scheduler.vllm_config, quiet=True)
     if tokenizer is None or not markers.ends:
-        hand_over(scheduler.vllm_config, config.model)
+        samplers.configure(config.model)
         return None
-    try:
-        samplers = ToSamplers(scheduler.vllm_config)
-    except OSError as why:
-        logger.warning("meridian: no thinking budgets: %s", why)
-        return None
-    if samplers.count == 0:
-        samplers.close()
+    if not any(map(is_ours, scheduler.vllm_config.model_config.logits_processors or ())):
         logger.info(
             "meridian: no thinking budgets: vLLM was not given --logits-processors meridian.vllm:BudgetLogitsProcessor"
         )
         return None
     return ThinkHook(scheduler, seams, engine, config, tokenizer, markers, samplers)
-
-
-def hand_over(vllm_config: VllmConfig, model: ModelConfig | None) -> None:
-    """Make the samplers, if any, end thinking as `model` says; None restores their own configuration."""
-    with contextlib.suppress(OSError), contextlib.closing(ToSamplers(vllm_config)) as samplers:
-        samplers.configure(model)
 
 
 def with_template(config: MeridianConfig, tokenizer: Any) -> MeridianConfig:

@@ -23,7 +23,7 @@ from meridian import _native, kernels
 from meridian._torch_rows import on_device
 from meridian.config import ModelConfig, load_config
 from meridian.vllm.answers import AnswerGuard, ban, blank_tokens
-from meridian.vllm.channel import MODEL, ToScheduler
+from meridian.vllm.channel import MODEL, ToScheduler, listen
 from meridian.vllm.markers import engine_tokenizer, resolve
 from meridian.vllm.reports import Reports
 from meridian.vllm.speculation import BONUS, NO_TOKEN, TARGETS, Drafts, drafts_of
@@ -270,11 +270,11 @@ class _Sampler:
 
     def receive(self) -> None:
         """Before each forward pass: take in the scheduler's orders, and send it the measurements of earlier steps."""
-        for datagram in self._channel.received():
-            if datagram.startswith(MODEL):
-                self._told(datagram.removeprefix(MODEL))
+        for message in self._channel.received():
+            if message.startswith(MODEL):
+                self._told(message.removeprefix(MODEL))
             else:
-                self.rows.receive(datagram)
+                self.rows.receive(message)
         self._reports.flush()
 
     def _told(self, text: bytes) -> None:
@@ -566,20 +566,9 @@ def _make_sampler(vllm_config: VllmConfig) -> _Sampler | None:
     tokenizer = engine_tokenizer(vllm_config.model_config)
     if tokenizer is None:
         return None
-    try:
-        channel = ToScheduler(vllm_config, _rank())
-    except OSError as why:
-        if not resolve(config.model, tokenizer, vllm_config, quiet=True).ends:
-            return None
-        raise ValueError(f"meridian: thinking budgets need a folder for their sockets: {why}") from why
+    channel = ToScheduler()
+    listen(vllm_config, channel)
     return _Sampler(config, vllm_config, tokenizer, channel, _end_of_sequence(vllm_config, tokenizer))
-
-
-def _rank() -> int:
-    """The rank of this worker."""
-    import torch.distributed
-
-    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
 
 def _end_of_sequence(vllm_config: VllmConfig, tokenizer: Any) -> list[int]:

@@ -20,10 +20,11 @@ from vllm.v1.request import RequestStatus
 
 from meridian.config import MeridianConfig, load_config
 from meridian.engine import Generated, Scheduled
+from meridian.vllm.channel import ToSamplers
 from meridian.vllm.compat import check_seams, check_version, choose_seams
 from meridian.vllm.following import Following, add
 from meridian.vllm.kv import KvHook, OwnTime
-from meridian.vllm.parts import hand_over, make_engine, make_think_hook
+from meridian.vllm.parts import make_engine, make_think_hook
 from meridian.vllm.state import logger
 from meridian.vllm.step import Step
 
@@ -57,6 +58,7 @@ class _Meridian(Step, Following):
         self._meridian_block_pool = self.kv_cache_manager.block_pool
         self._meridian_own_ns = deque(maxlen=TIMED_STEPS)
         self._meridian_hooks_time = OwnTime()
+        self._meridian_samplers = ToSamplers()
         self._meridian_use(engine)
         logger.info("meridian: outputs: %s", engine.outputs)
         logger.info("meridian: changes vLLM's scheduler by %s", self._meridian_seams.name)
@@ -85,7 +87,9 @@ class _Meridian(Step, Following):
         self._meridian_preempts_for_waiting = engine.preempts_for_waiting
         self._meridian_promises = engine.promises
         self._meridian_think_kept = (
-            None if self._meridian_diffuses else make_think_hook(self, self._meridian_seams, engine)
+            None
+            if self._meridian_diffuses
+            else make_think_hook(self, self._meridian_seams, engine, self._meridian_samplers)
         )
         self._meridian_stands_aside = engine.is_stock
         if not self._meridian_stands_aside:
@@ -159,6 +163,7 @@ class _Meridian(Step, Following):
             self._end_step()
         if self._meridian is engine:
             self._guard("following a step", self._observe, engine, output, now_ms)
+        self._meridian_samplers.leave_with(output)
         self._meridian_own_ns.append(time.perf_counter_ns() - scheduled_ns + planned_ns - began_ns + hooks.ns)
         return output
 
@@ -198,12 +203,10 @@ class _Meridian(Step, Following):
     def meridian_stats(self) -> dict[str, Any]:
         """`meridian.Stats` of this engine, how Meridian changes its scheduler (`seams`), and `own_ns`: the nanoseconds
         that it added to `schedule()` in each of the latest steps. Empty for a scheduler that was never started."""
-        engine, think = self._meridian_engine, self._meridian_think_kept
-        refused = 0 if think is None else think.refused_datagrams
+        engine = self._meridian_engine
         if engine is None:
             return {}
-        own = {"own_ns": list(self._meridian_own_ns), "refused_datagrams": refused, "seams": self._meridian_seams.name}
-        return {**engine.stats(), **own}
+        return {**engine.stats(), "own_ns": list(self._meridian_own_ns), "seams": self._meridian_seams.name}
 
     def meridian_limit_thinking(self, request_id: str, max_think_tokens: int) -> bool:
         """Change the limit of think tokens of a live request. Returns False when the request is unknown."""
@@ -269,10 +272,13 @@ def _leave(scheduler: Any, own: type, attributes: set[str]) -> None:
     if scheduler._meridian_engine is not None:
         scheduler._meridian_engine.policies.close()
         scheduler._pass_on_log()
-    hand_over(scheduler.vllm_config, None)
+    samplers: ToSamplers | None = getattr(scheduler, "_meridian_samplers", None)
     scheduler.__class__ = own
     for name in set(scheduler.__dict__) - attributes:
         del scheduler.__dict__[name]
+    if samplers is not None:
+        samplers.configure(None)
+        samplers.leave_later(scheduler)
 
 
 class SyncMeridianScheduler(_Meridian, Scheduler):

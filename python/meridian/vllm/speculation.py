@@ -93,7 +93,8 @@ def install() -> None:
         logger.warning("meridian: no thinking budgets with speculative decoding", exc_info=True)
 
 
-def _is_ours(processor: Any) -> bool:
+def is_ours(processor: Any) -> bool:
+    """Whether an entry of vLLM's `logits_processors` is `BudgetLogitsProcessor`."""
     if isinstance(processor, str):
         return processor in OURS
     # Without this module, nobody can have given the class.
@@ -111,7 +112,7 @@ def _speculating(build: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     config = given.arguments.get("vllm_config")
     if getattr(config, "speculative_config", None) is None or given.arguments.get("is_pooling_model"):
         return None
-    return given if any(map(_is_ours, given.arguments.get("custom_logitsprocs", ()))) else None
+    return given if any(map(is_ours, given.arguments.get("custom_logitsprocs", ()))) else None
 
 
 def _building(build: Callable[..., Any]) -> Callable[..., Any]:
@@ -125,9 +126,9 @@ def _building(build: Callable[..., Any]) -> Callable[..., Any]:
         from meridian.vllm.processor import BudgetLogitsProcessor
 
         processors = given.arguments["custom_logitsprocs"]
-        own = next(processor for processor in processors if _is_ours(processor))
+        own = next(processor for processor in processors if is_ours(processor))
         # vLLM refuses the others itself.
-        given.arguments["custom_logitsprocs"] = tuple(other for other in processors if not _is_ours(other))
+        given.arguments["custom_logitsprocs"] = tuple(other for other in processors if not is_ours(other))
         found = build(*given.args, **given.kwargs)
         _wrap_rejection_sampler()
         kind = own if isinstance(own, type) else BudgetLogitsProcessor

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from meridian import _native
+    from meridian.vllm.channel import ToSamplers
     from meridian.vllm.seams import Seams
     from meridian.vllm.thinking import ThinkHook
 
@@ -66,6 +67,7 @@ class State(_Base):
     _meridian_steps_seen = 0
     _meridian_output_preemptions_logged = 0
     _meridian_block_pool: BlockPool
+    _meridian_samplers: ToSamplers
     # Nanoseconds that Meridian added to `schedule()` in each of the latest steps; and the hooks' part in this one.
     _meridian_own_ns: deque[int]
     _meridian_hooks_time: OwnTime

@@ -18,7 +18,7 @@ from vllm import SamplingParams
 from vllm.v1.request import Request, RequestStatus
 
 from meridian import _native
-from meridian.vllm.channel import ToSamplers
+from meridian.vllm.channel import reports_in
 from meridian.vllm.effort import for_request
 from meridian.vllm.markers import around_end
 from meridian.vllm.probing import HiddenFromConnector, SharedBlocks
@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.outputs import ModelRunnerOutput
 
     from meridian.config import MeridianConfig
+    from meridian.vllm.channel import ToSamplers
     from meridian.vllm.markers import Tokenizer, TokenMarkers
     from meridian.vllm.seams import Seams
 
@@ -126,11 +128,6 @@ class ThinkHook:
         return len(self._running)
 
     @property
-    def refused_datagrams(self) -> int:
-        """Number of datagrams that no sampler of this engine signed."""
-        return self._samplers.refused
-
-    @property
     def native(self) -> _native.Thinking:
         """The native object that follows the thinking."""
         return self._thinking
@@ -141,12 +138,11 @@ class ThinkHook:
         self._drop(list(self._running))
 
     def close(self) -> None:
-        """Close the sockets and drop the running probes. Samplers then use their own configuration again."""
+        """Drop the running probes. Samplers then use their own configuration again."""
         self.drop_all()
         if self._hidden is not None:
             self._hidden.close()
         self._samplers.configure(None)
-        self._samplers.close()
 
     def asked(self, request: Request) -> Asked | None:
         """The client's options for a request; None for a request that samples nothing."""
@@ -183,11 +179,11 @@ class ThinkHook:
         """Most tokens that the request may generate, also by the model's length."""
         return min(request.max_tokens, max(self._scheduler.max_model_len - request.num_prompt_tokens, 0))
 
-    def receive(self) -> None:
+    def receive(self, output: ModelRunnerOutput) -> None:
         """Take in the measurements of the samplers."""
         if self._is_active:
-            for datagram in self._samplers.received():
-                self._thinking.received(datagram)
+            for report in reports_in(output):
+                self._thinking.received(report)
 
     def tell(self, orders: bytes | None, is_active: bool) -> None:
         """Before a step: send the policy's orders to the samplers."""

@@ -71,7 +71,7 @@ THINK_HOOK = [
     "_room",
     "_spare_blocks",
 ]
-SAMPLERS = ["tell", "received"]
+SAMPLERS = ["tell", "reports"]
 POINTS = tuple(
     f"{owner}.{name}"
     for owner, names in (
@@ -170,8 +170,6 @@ class Native(PassesOn):
 class Samplers:
     """Samplers that take every order and measure what is asked of probes."""
 
-    count = 1
-
     def __init__(self, defect: Defect) -> None:
         self._defect = defect
 
@@ -182,19 +180,19 @@ class Samplers:
         """Nothing is ended."""
         self._defect.called("Samplers.tell")
 
-    def received(self) -> list[bytes]:
-        """A report of nobody."""
-        self._defect.called("Samplers.received")
-        return [b"\0" * 17]
+    def leave_with(self, step: Any) -> None:
+        """Nothing to say."""
 
-    def close(self) -> None:
-        """Nothing to close."""
+    def reports(self, output: Any) -> list[bytes]:
+        """A report of nobody."""
+        self._defect.called("Samplers.reports")
+        return [b"\0" * 22]
 
 
 @contextmanager
 def broken(engine: Engine, native: Any, defect: Defect) -> Iterator[None]:
     """Put `native` into the idle engine with `defect` in all that a step calls, thinking and probes included."""
-    from meridian.vllm import following, kv, parts, scheduler, thinking
+    from meridian.vllm import following, kv, scheduler, speculation, thinking
 
     meridian = engine.scheduler
     before = meridian._meridian
@@ -213,7 +211,11 @@ def broken(engine: Engine, native: Any, defect: Defect) -> Iterator[None]:
         kept = _keeps_vllms_budget(scheduler._Meridian.add_request)
         patches.enter_context(mock.patch.object(scheduler._Meridian, "add_request", kept))
         patches.enter_context(mock.patch.object(following, "REAP_STEPS", 1))
-        patches.enter_context(mock.patch.object(parts, "ToSamplers", return_value=Samplers(defect)))
+        samplers = Samplers(defect)
+        patches.enter_context(mock.patch.object(meridian, "_meridian_samplers", samplers))
+        patches.enter_context(mock.patch.object(thinking, "reports_in", samplers.reports))
+        model_config = meridian.vllm_config.model_config
+        patches.enter_context(mock.patch.object(model_config, "logits_processors", [speculation.OURS[0]]))
         meridian._meridian_use(Native("Engine", native, defect))
         meridian._meridian_output_preemptions_logged = 0
         assert meridian._meridian_think is not None

@@ -84,6 +84,7 @@ class Fleet:
         environment: Mapping[str, str] | None = None,
         engines: int = 2,
         model: Path | None = None,
+        prefix: Sequence[str] = (),
     ) -> None:
         self.folder, self.port, self.engines = folder, free_port(), engines
         self.base = f"http://127.0.0.1:{self.port}"
@@ -114,7 +115,7 @@ class Fleet:
         if engines > 1:
             command += ["--data-parallel-size", str(engines)]
         self.process = subprocess.Popen(
-            [*command, *options],
+            [*prefix, *command, *options],
             env=self.env,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -57,6 +57,7 @@ from meridian import kernels
 is_async, blocks, kind = sys.argv[1] == "async", int(sys.argv[2]), sys.argv[3]
 os.environ.update(ENVIRONMENT)
 from vllm import SamplingParams
+from meridian.vllm import thinking
 from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -146,19 +147,19 @@ scheduler.schedule, scheduler.update_from_output = watched_schedule, watched_upd
 
 
 told = Counter()
-received = scheduler._meridian_think._samplers.received
+reports_in = thinking.reports_in
 
 
-def watched_received():
-    datagrams = received()
-    for datagram in datagrams:
+def watched_reports(output):
+    reports = reports_in(output)
+    for report in reports:
         # Report: what, key, token, entropy, tokens ahead, confidence.
-        for what, key, token, *_ in struct.iter_unpack("<BQIfBf", datagram):
+        for what, key, token, *_ in struct.iter_unpack("<BQIfBf", report):
             told[what, key, token] += what != 2
-    return datagrams
+    return reports
 
 
-scheduler._meridian_think._samplers.received = watched_received
+thinking.reports_in = watched_reports
 
 
 def generate(record):

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socketserver
+import stat
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -440,6 +443,38 @@ def test_engines_make_the_changes_of_two_api_servers_in_one_order(configured: Pa
         each.join()
     assert order[0] == order[1]
     assert sorted(order[0]) == [b"x"] * 20 + [b"y"] * 20
+
+
+def surroundings(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[Path]:
+    """The folders among which a private one is looked for, in this order."""
+    for name in ("run", "temporary"):
+        (folder / name).mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder / "run"))
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder / "temporary"))
+    last = folder / "temporary" / f"meridian-{os.getuid()}"
+    return [folder / "run" / "meridian", folder / ".cache" / "meridian" / "run", last]
+
+
+def test_the_lock_is_in_a_folder_of_the_user_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    first, second, last = surroundings(monkeypatch, tmp_path)
+    assert endpoint._private_folder() == first
+    assert stat.S_IMODE(first.stat().st_mode) == 0o700
+    for mode in (0o755, 0o750, 0o701, 0o770):
+        first.chmod(mode)
+        assert endpoint._private_folder() == second
+        assert stat.S_IMODE(first.stat().st_mode) == mode, "it is left as it is"
+    first.rmdir()
+    (tmp_path / "private").mkdir(mode=0o700)
+    first.symlink_to(tmp_path / "private")
+    assert endpoint._private_folder() == second, "a link is not used, whatever it leads to"
+    second.rmdir()
+    second.write_text("")
+    assert endpoint._private_folder() == last
+    last.rmdir()
+    last.write_text("")
+    with pytest.raises(OSError, match=r"^no private folder among .*/run/meridian, .*/temporary/meridian-"):
+        endpoint._private_folder()
 
 
 def test_each_engine_may_have_a_token_of_its_own(tmp_path: Path) -> None:

@@ -80,16 +80,15 @@ def test_the_start_logs_what_may_change_outputs(
     has_sampler: bool,
     outputs: str,
 ) -> None:
-    from meridian.vllm.channel import ToScheduler
+    from meridian.vllm.speculation import OURS
 
     configure(monkeypatch, tmp_path, QUIET + text)
-    sampler = ToScheduler(engine.scheduler.vllm_config, 0) if has_sampler else None
+    model_config = engine.scheduler.vllm_config.model_config
+    monkeypatch.setattr(model_config, "logits_processors", [OURS[0]] if has_sampler else None)
     with caplog.at_level("INFO", logger="vllm.meridian"):
         made = make(engine)
     assert (made._meridian_think is not None) == has_sampler
     made._meridian_use(None)
-    if sampler is not None:
-        sampler.close()
     lines = [record.getMessage() for record in caplog.records]
     assert [line for line in lines if "outputs" in line] == [f"meridian: outputs: {outputs}"]
 

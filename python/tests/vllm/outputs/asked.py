@@ -29,7 +29,7 @@ sys.path.insert(0, str(TESTS))
 sys.path.remove(str(Path(__file__).resolve().parent))
 
 from outputs.engines import Offline, Sessions, options_of  # noqa: E402
-from outputs.run import prepare  # noqa: E402
+from outputs.run import RUNNERS, V1, V2, prepare  # noqa: E402
 from outputs.scripted import FOLLOWS  # noqa: E402
 from outputs.situations import ENGINES, HARMONY_USER, THINKS, USER, Ask, Engine, Session, Situation  # noqa: E402
 
@@ -340,7 +340,7 @@ def _judge(row: Row, answers: list[Any], stock: list[Any] | None, tools: Tools) 
     return {"name": row.name, "requests": len(answers), "right": len(answers) - len(wrong), "wrong": wrong[:1]}
 
 
-def _child(rows: Sequence[Row], count: int, side: str, folder: Path) -> NoReturn:
+def _child(rows: Sequence[Row], count: int, side: str, folder: Path, runner: str) -> NoReturn:
     """A process with surroundings of its own."""
     status = 1
     run = tempfile.mkdtemp(prefix="m", dir="/tmp")
@@ -358,7 +358,7 @@ def _child(rows: Sequence[Row], count: int, side: str, folder: Path) -> NoReturn
             os.environ["VLLM_PLUGINS"] = ""
         from outputs import cpu
 
-        cpu.install(asynchronous=False)
+        cpu.install(asynchronous=runner == V2)
         answers, tools = _play(rows, count, side)
         if side == "stock":
             kept = {row.name: own for row, own in zip(rows, answers, strict=True)}
@@ -377,14 +377,14 @@ def _child(rows: Sequence[Row], count: int, side: str, folder: Path) -> NoReturn
         os._exit(status)
 
 
-def _run(rows: Sequence[Row], count: int, folder: Path) -> list[dict[str, Any]]:
+def _run(rows: Sequence[Row], count: int, folder: Path, runner: str) -> list[dict[str, Any]]:
     """Rows of one engine and configuration."""
     compared = [row for row in rows if row.check is None]
     for side, own in (("stock", compared), ("meridian", rows)):
         if own:
             pid = os.fork()
             if not pid:
-                _child(own, count, side, folder)
+                _child(own, count, side, folder, runner)
             os.waitpid(pid, 0)
     if (folder / FOUND).exists():
         return json.loads((folder / FOUND).read_text())
@@ -398,8 +398,9 @@ def main() -> int:
     p.add_argument("--count", type=int, default=24, help="requests of each row")
     p.add_argument("--out", type=Path, required=True, help="write the rows to this file")
     p.add_argument("--only", action="append", help="only this row; may be given again")
+    p.add_argument("--runner", choices=RUNNERS, default=V1, help="vLLM's model runner; v2 schedules asynchronously")
     a = p.parse_args()
-    prepare()
+    prepare(a.runner)
     groups: dict[str, list[Row]] = {}
     for row in ROWS:
         if not a.only or row.name in a.only:
@@ -407,7 +408,7 @@ def main() -> int:
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="asked") as kept:
         for number, rows in enumerate(groups.values()):
-            for last in _run(rows, a.count, Path(kept) / f"{number:02}"):
+            for last in _run(rows, a.count, Path(kept) / f"{number:02}", a.runner):
                 found.append(last)
                 shown = f"{last['right']} of {last['requests']}: {last['name']} {''.join(last['wrong'])}"
                 print(shown, file=sys.stderr, flush=True)

@@ -6,6 +6,7 @@ run.py --out FILE --engine plain --way HTTP     # some of it
 run.py --out FILE --against stock               # stock vLLM twice: what is not deterministic by itself
 run.py --out FILE --engine sampled              # 200,000 sampled tokens, which are not in the suite
 run.py --out FILE --engine "long thought"       # a thought of 33,000 tokens, likewise
+run.py --out FILE --runner v2                   # on Model Runner V2, each engine one way: interpreted kernels are slow
 
 A side is stock vLLM or vLLM with both classes of Meridian, an empty folder as working directory and home, a run folder
 of its own, and no MERIDIAN_CONFIG. `compare.py` says what is equal.
@@ -27,7 +28,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from outputs.situations import Situation
 
 TESTS = Path(__file__).resolve().parents[1]
 # A script's own folder comes first, and its modules have the names of others.
@@ -62,6 +66,8 @@ PRELOADED = (
 )
 # The folder of a run: what each process wrote.
 LOG, ANSWERS = "log.txt", "answers.json"
+# vLLM's model runners.
+V1, V2 = RUNNERS = ("v1", "v2")
 
 
 @dataclass(frozen=True)
@@ -72,13 +78,20 @@ class Job:
     way: str
     side: str
     folder: Path
+    runner: str
+
+    def situations(self) -> list[Situation]:
+        """Those of its engine, way and model runner."""
+        from outputs.situations import of
+
+        return [x for x in of(self.engine, self.way) if self.runner == V1 or x.is_for_runner_v2]
 
 
 def _work(job: Job) -> None:
     """In the process of an engine: play its situations."""
     from outputs import cpu
     from outputs.engines import Http, Offline, Sessions
-    from outputs.situations import BOTH_HTTP, ENGINES, HTTP_ASYNC, OFFLINE_ASYNC, of
+    from outputs.situations import BOTH_HTTP, ENGINES, HTTP_ASYNC, OFFLINE_ASYNC
 
     cpu.install(asynchronous=job.way in (OFFLINE_ASYNC, HTTP_ASYNC))
     engine = ENGINES[job.engine]
@@ -88,7 +101,7 @@ def _work(job: Job) -> None:
     print(f"outputs: started in {time.monotonic() - started:.1f} s", flush=True)
     answers: dict[str, Any] = {}
     try:
-        for situation in of(job.engine, job.way):
+        for situation in job.situations():
             started = time.monotonic()
             answers[situation.name] = made.play(situation)
             print(f"outputs: {situation.name}: {time.monotonic() - started:.2f} s", flush=True)
@@ -144,13 +157,11 @@ def run_jobs(jobs: list[Job], at_once: int, say: Callable[[str], None]) -> None:
 
 def _answers(job: Job) -> dict[str, Any]:
     """The answers of a process, by situation; each situation that it did not reach has the end of its log."""
-    from outputs.situations import of
-
     path = job.folder / ANSWERS
     found = json.loads(path.read_text()) if path.exists() else {}
     log = (job.folder / LOG).read_text().splitlines() if (job.folder / LOG).exists() else []
     failed = f"{job.side} did not come to it, see {job.folder / LOG}: " + " | ".join(log[-3:])
-    return {x.name: found.get(x.name, failed) for x in of(job.engine, job.way)}
+    return {x.name: found.get(x.name, failed) for x in job.situations()}
 
 
 def compare(pairs: list[tuple[Job, Job]]) -> list[dict[str, Any]]:
@@ -175,13 +186,16 @@ def compare(pairs: list[tuple[Job, Job]]) -> list[dict[str, Any]]:
     return [row | {"equal": not row["differences"]} for row in rows.values() if row["ways"]]
 
 
-def prepare() -> None:
+def prepare(runner: str) -> None:
     """Before the first fork: the environment of an engine, the models, and the import of vLLM."""
     for name in [x for x in os.environ if x.startswith(("MERIDIAN_CONFIG", "VLLM_", "XDG_CONFIG"))]:
         del os.environ[name]
     os.environ |= ENVIRONMENT
 
-    from outputs import models
+    from outputs import cpu, models
+
+    if runner == V2:
+        cpu.use_runner_v2()
 
     for name in models.NAMES:
         models.folder(name)
@@ -197,21 +211,25 @@ def main() -> int:
     p.add_argument("--out", type=Path, required=True, help="write the rows to this file")
     p.add_argument("--engine", action="append", help="only this engine of situations.py; may be given again")
     p.add_argument("--way", action="append", help="only this way; may be given again")
+    p.add_argument("--runner", choices=RUNNERS, default=V1, help="vLLM's model runner, of both sides")
     p.add_argument("--against", choices=("meridian", "stock"), default="meridian", help="the other side")
     p.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="engines at once")
     p.add_argument("--keep", type=Path, help="keep logs and answers in this folder")
     a = p.parse_args()
-    prepare()
+    prepare(a.runner)
     from outputs import situations
 
     keep = a.keep or Path(tempfile.mkdtemp(prefix="outputs"))
     pairs: list[tuple[Job, Job]] = []
     for engine, way in situations.jobs():
         is_chosen = engine in a.engine if a.engine else engine not in situations.LONGER_ENGINES
-        if not is_chosen or (a.way and way not in a.way):
+        ways = a.way or (situations.WAYS if a.runner == V1 else situations.way_of_runner_v2(engine))
+        if not is_chosen or way not in ways:
             continue
         at = keep.resolve() / f"{len(pairs):02}"
-        pairs.append((Job(engine, way, "stock", at / "a"), Job(engine, way, a.against, at / "b")))
+        sides = (("stock", "a"), (a.against, "b"))
+        one, other = (Job(engine, way, side, at / folder, a.runner) for side, folder in sides)
+        pairs.append((one, other))
     started = time.monotonic()
     run_jobs([job for pair in pairs for job in pair], a.jobs, lambda text: print(text, file=sys.stderr, flush=True))
     rows = compare(pairs)

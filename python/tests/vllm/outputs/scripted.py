@@ -8,6 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.v1.sample.logits_processor.interface import LogitsProcessor, MoveDirectionality
 
+try:
+    from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as RunnerV2LogitsProcessor
+except ImportError:  # vLLM 0.30
+    RunnerV2LogitsProcessor = object
+
 if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.config import VllmConfig
@@ -20,18 +25,20 @@ FOLLOWS = "script_follows"
 BOOST = 1e4
 
 
-class Script(LogitsProcessor):
+class Script(LogitsProcessor, RunnerV2LogitsProcessor):  # type: ignore[misc, valid-type]
     """`extra_args={"script": TEXT}`: token i of the text becomes the likeliest one for output token i.
 
     After the script the model goes on by itself. A token that a mask or a grammar forbids is lost, unless the request
-    has `script_follows`.
+    has `script_follows`. For both of vLLM's model runners, whose interfaces differ.
     """
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
         """Every text is valid."""
 
-    def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
+    def __init__(self, vllm_config: VllmConfig, *args: Any) -> None:
+        # The model runner V2 gives its states, V1 the device and whether memory is pinned.
+        self._states: Any = args[0] if len(args) == 1 else None
         model = vllm_config.model_config
         self._tokenizer: Any = None
         if not model.skip_tokenizer_init:
@@ -54,14 +61,7 @@ class Script(LogitsProcessor):
         for row in batch_update.removed:
             self._rows.pop(row, None)
         for row, params, _, generated in batch_update.added:
-            script = (params.extra_args or {}).get(SCRIPT)
-            self._rows.pop(row, None)
-            self._followed.pop(row, None)
-            if script is not None:
-                ids = script if isinstance(script, list) else self._tokenizer.encode(script, add_special_tokens=False)
-                self._rows[row] = (ids, generated)
-                if (params.extra_args or {}).get(FOLLOWS):
-                    self._followed[row] = (0, 0)
+            self._add(row, params, generated)
         for source, target, direction in batch_update.moved:
             moved, displaced = self._rows.pop(source, None), self._rows.pop(target, None)
             if moved is not None:
@@ -74,15 +74,42 @@ class Script(LogitsProcessor):
             if second is not None and direction == MoveDirectionality.SWAP:
                 self._followed[source] = second
 
-    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+    def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
+        """Of the model runner V2: take in a request in its slot."""
+        self._add(req_idx, sampling_params, [])
+        return req_idx in self._rows
+
+    def apply(self, logits: torch.Tensor, ctx: Any = None) -> torch.Tensor:
         """logits: [rows, vocabulary], float32; changed in place."""
-        for row, (ids, generated) in self._rows.items():
-            at = len(generated)
-            if row in self._followed:
-                at, seen = self._followed[row]
-                for token in generated[seen:]:
-                    at += at < len(ids) and token == ids[at]
-                self._followed[row] = at, len(generated)
-            if at < len(ids):
-                logits[row, ids[at]] += BOOST
+        if ctx is None:
+            for row, (_, generated) in self._rows.items():
+                self._say(logits[row], row, generated)
+            return logits
+        for row, (slot, position) in enumerate(zip(ctx.expanded_idx_mapping.tolist(), ctx.pos.tolist(), strict=True)):
+            if slot in self._rows:
+                prompt = int(self._states.prompt_len.np[slot])
+                generated = self._states.all_token_ids.gpu[slot, prompt : position + 1].tolist()
+                self._say(logits[row], slot, generated)
         return logits
+
+    def _add(self, row: int, params: SamplingParams, generated: list[int]) -> None:
+        script = (params.extra_args or {}).get(SCRIPT)
+        self._rows.pop(row, None)
+        self._followed.pop(row, None)
+        if script is not None:
+            ids = script if isinstance(script, list) else self._tokenizer.encode(script, add_special_tokens=False)
+            self._rows[row] = (ids, generated)
+            if (params.extra_args or {}).get(FOLLOWS):
+                self._followed[row] = (0, 0)
+
+    def _say(self, logits: torch.Tensor, row: int, generated: list[int]) -> None:
+        """logits: [vocabulary] of one row."""
+        ids = self._rows[row][0]
+        at = len(generated)
+        if row in self._followed:
+            at, seen = self._followed[row]
+            for token in generated[seen:]:
+                at += at < len(ids) and token == ids[at]
+            self._followed[row] = at, len(generated)
+        if at < len(ids):
+            logits[ids[at]] += BOOST

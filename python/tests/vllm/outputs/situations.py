@@ -76,6 +76,16 @@ class Situation:
     # Offline, the engine sleeps and wakes after each request.
     sleeps: bool = False
 
+    @property
+    def is_for_runner_v2(self) -> bool:
+        """Whether it runs on Model Runner V2. A thousand tokens and more take minutes where kernels are interpreted."""
+        asks = [x.params for x in self.requests if isinstance(x, Ask)]
+        tokens = sum(x.get("max_tokens", 0) * x.get("n", 1) for x in asks)
+        return tokens < 1000 and self.name not in NOT_ON_RUNNER_V2
+
+
+# There stock vLLM 0.32 refuses the first with its stop tokens, and then does not end the second.
+NOT_ON_RUNNER_V2 = ("drafts of an n-gram, with min_tokens and stop tokens", "drafts of an n-gram, with a grammar")
 
 ENGINES = {
     # vLLM's own mode of log probabilities here is raw_logprobs.
@@ -927,6 +937,11 @@ def jobs() -> list[tuple[str, str]]:
     """Each engine and way in which some situation runs; those that take longest first."""
     found = [(name, way) for name, engine in ENGINES.items() for way in engine.ways if of(name, way)]
     return sorted(found, key=lambda job: -len(of(*job)))
+
+
+def way_of_runner_v2(engine: str) -> tuple[str]:
+    """The one way in which it runs there: as on a GPU, where it can."""
+    return (OFFLINE_ASYNC,) if OFFLINE_ASYNC in ENGINES[engine].ways else (OFFLINE,)
 
 
 def of(engine: str, way: str) -> list[Situation]:
