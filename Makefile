@@ -5,7 +5,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 # vLLM's environment keeps the byte code that it compiles.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help fetch demo test test-matrix check docs fuzz serve figures policies wheel release clean
+.PHONY: help fetch demo test test-matrix check docs fuzz serve figures gpu policies wheel release clean
 
 # What a stage of a long command is about to do.
 say = @printf '\033[1m==>\033[0m %s\n' "$(1)" >&2
@@ -74,6 +74,9 @@ serve: fetch policies ## Start the OpenAI server with the plugin on 127.0.0.1:$(
 
 figures: fetch policies ## Measure the must-show figures, one JSON line each; ONLY=component
 	@py=$$(scripts/build-wheel.sh); "$$py" -m checks --only $(ONLY) $(addprefix --part ,$(PART))
+
+gpu: fetch policies ## Check and measure everything on a GPU; ARGS="--model DIR --small"; ARGS="--dry-run" without one
+	@py=$$(scripts/build-wheel.sh); "$$py" -m checks.gpu $(ARGS)
 
 policies: ## Build the shipped policies into target/policies
 	@scripts/build-policies.sh >&2

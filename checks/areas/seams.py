@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
+import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from typing import Any
@@ -80,6 +83,23 @@ def parallel(_: int) -> list[dict[str, Any]]:
     return [engine("parallel", component=POLICIES / "fair-share.wasm", form=form) for form in FORMS]
 
 
+def gpu(_: int) -> Iterator[Figure]:
+    """`make gpu` without a GPU."""
+    out = WORK / "gpu-dry-run"
+    shutil.rmtree(out, ignore_errors=True)
+    begun = time.monotonic()
+    said = output(sys.executable, "-m", "checks.gpu", "--dry-run", "--json", "--out", out, most_code=1)
+    minutes = (time.monotonic() - begun) / 60
+    found = json.loads(said.splitlines()[-1])
+    stages = len({line["stage"] for line in found["figures"]})
+    yield Figure("make gpu, dry run: stages that ran", stages - found["failed"], f"of {stages}", f">= {stages}")
+    short = sum(line["holds"] is False for line in found["figures"])
+    yield Figure("make gpu, dry run: figures that fall short", short, f"of {len(found['figures'])}", "<= 0")
+    yield Figure("make gpu, dry run: time", minutes, "minutes", "<= 10")
+    written = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    yield Figure("make gpu, dry run: files", written / (1 << 20), "MiB", "<= 64")
+
+
 PARTS: dict[str, Part] = {
     "suites": suites,
     "steps": steps,
@@ -91,4 +111,5 @@ PARTS: dict[str, Part] = {
         Row("{form}: answers as after the forced token", "same_answers", "of {answers}", ">= {answers}"),
         Row("{form}: swaps by `ctl --all` that every engine did", "swapped", "of {swaps}", ">= {swaps}"),
     ),
+    "gpu": gpu,
 }

@@ -49,8 +49,11 @@ def engine_of(config: str | None, *, asynchronous: bool = False, **changed: Any)
         "logits_processors": [PROCESSOR],
         **changed,
     }
+    from vllm.platforms import current_platform
+
     args = EngineArgs(**{name: given for name, given in arguments.items() if given is not None})
-    if not asynchronous:
+    if not asynchronous or not current_platform.is_cpu():
+        args.async_scheduling = asynchronous
         return LLMEngine.from_engine_args(args)
     keep_asynchronous()
     vllm_config = args.create_engine_config()

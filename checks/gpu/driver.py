@@ -145,7 +145,7 @@ class Kernels:
         self.device = device
         self.multiprocessors = multiprocessors
         self.compiler = compiler
-        self._driver = driver
+        self.driver = driver
         self._functions = driver.functions(image)
         self._partials = torch.empty(MOST_PARTS * 8, dtype=torch.float32, device=device)
         self._tickets = torch.zeros(MOST_PARTS, dtype=torch.int32, device=device)
@@ -178,7 +178,7 @@ class Kernels:
 
     def synchronize(self) -> None:
         """Wait until all launches are done."""
-        self._driver.call("cuStreamSynchronize", ctypes.c_void_p(self._stream()))
+        self.driver.call("cuStreamSynchronize", ctypes.c_void_p(self._stream()))
 
     def answers(self, rows: int) -> torch.Tensor:
         """Memory of the host that the device writes to, as the product has it: [rows, 8] words, full of nonsense."""
@@ -202,7 +202,7 @@ class Kernels:
         if params.splits > 1:
             params.partials, params.tickets = self._partials.data_ptr(), self._tickets.data_ptr()
         function = self._functions[str(logits.dtype).removeprefix("torch.")]
-        self._driver.launch(function, params, rows, self._stream())
+        self.driver.launch(function, params, rows, self._stream())
 
     def _stream(self) -> int:
         return self.torch.cuda.current_stream().cuda_stream if self.device == "cuda" else 0

@@ -1,21 +1,11 @@
-"""Builds, checks and times the CUDA entropy kernels on a machine with a GPU, in one go.
+"""Times of the CUDA entropy kernels, and their checks under compute-sanitizer.
 
-    python -m checks.gpu.entropy                  # everything; writes bench/results/gpu.json
-    python -m checks.gpu.entropy --only check     # only whether the answers are right
-    python -m checks.gpu.entropy --sweep          # other unrolls, blocks and splits too
-    python -m checks.gpu.entropy --json           # the whole result on standard output
-
-Needs PyTorch with CUDA and nvcc, and nothing of Meridian but this checkout; where `meridian` can be imported, how it
-launches the kernels itself is checked and timed too. Right is what float64 says of the same
-inputs, which are fresh in each run; answers are full of nonsense before each launch. Times are CUDA graphs of launches
-over inputs larger than the L2 cache together, replayed; the median, and the quartiles. Exit code: 0 all bounds hold,
-1 one does not, 2 bad arguments, 3 there is no GPU.
+Times are CUDA graphs of launches over inputs larger than the L2 cache together, replayed; the median, and the
+quartiles. On the emulated device they are times of calls on the CPU, which say nothing.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import re
 import shutil
@@ -23,76 +13,41 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from statistics import quantiles
 from typing import TYPE_CHECKING, Any
 
-from checks.gpu.answers import check, figure
-from checks.gpu.driver import MOST_PARTS, ROOT, Failed, Kernels, nvcc, splits
-from checks.gpu.product import product
+from checks.gpu.answers import figure
+from checks.gpu.driver import MOST_PARTS, ROOT, Kernels, nvcc, splits
 
 if TYPE_CHECKING:
     import torch
 
-RESULT = ROOT / "bench" / "results" / "gpu.json"
-PARTS = ("check", "sanitize", "product", "time")
-# Qwen3's vocabulary.
-VOCAB = 151_936
-ROWS = (1, 8, 64, 256, 1024)
-# Larger than any L2 cache of today, and less than any such card's memory.
-ROTATED_BYTES = 512 << 20
-REPLAYS = 30
-NOT_MEASURED = 3
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is timed. Inputs are larger than any L2 cache of today, and less than any such card's memory."""
+
+    # Qwen3's vocabulary.
+    vocab: int = 151_936
+    rows: tuple[int, ...] = (1, 8, 64, 256, 1024)
+    rotated_bytes: int = 512 << 20
+    replays: int = 30
+
+
+# Enough for every line of the code.
+DRY = Sizes(vocab=1000, rows=(1, 256), rotated_bytes=1 << 20, replays=3)
 SANITIZER = "compute-sanitizer"
 
 
-def main() -> int:
-    """Command line."""
-    p = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    p.add_argument("--only", choices=PARTS, action="append", help="a part; may be given again (default: all)")
-    p.add_argument("--sweep", action="store_true", help="time other ways to compile and to split too")
-    p.add_argument("--small", action="store_true", help="check small sizes only, as under compute-sanitizer")
-    p.add_argument("--seed", type=int, default=time.time_ns() % (1 << 31), help="of the inputs (default: the clock)")
-    p.add_argument("--json", action="store_true", help="print the whole result as JSON")
-    p.add_argument("--out", type=Path, default=RESULT, help=f"where to write it (default {RESULT.relative_to(ROOT)})")
-    a = p.parse_args()
-    try:
-        import torch
-    except ImportError:
-        print("not measured: PyTorch is not installed", file=sys.stderr)
-        return NOT_MEASURED
-    if not torch.cuda.is_available():
-        print("not measured: PyTorch sees no CUDA device", file=sys.stderr)
-        return NOT_MEASURED
-    parts = a.only or PARTS
-    try:
-        kernels = Kernels.on_gpu(torch)
-        figures: list[dict[str, Any]] = []
-        if "check" in parts:
-            figures += check(kernels, a.seed, small=a.small)
-        if "sanitize" in parts:
-            figures += sanitize(a.seed)
-        if "product" in parts:
-            figures += product(torch, a.seed)
-        if "time" in parts:
-            figures += times(kernels)
-        found: dict[str, Any] = provenance(torch) | {"seed": a.seed, "figures": figures}
-        if a.sweep:
-            found["sweep"] = sweep(torch)
-    except Failed as why:
-        print(f"error: {why}", file=sys.stderr)
-        return 1
-    show(found)
-    if a.json:
-        print(json.dumps(found))
-    if set(parts) == set(PARTS):
-        a.out.write_text(json.dumps(found, indent=1) + "\n")
-    return 0 if all(figure["holds"] is not False for figure in figures) else 1
-
-
-def sanitize(seed: int) -> list[dict[str, Any]]:
-    """The check again under compute-sanitizer, our kernels only: memory, races in shared memory, barriers."""
+def sanitize(seed: int, *, at_all: bool) -> list[dict[str, Any]]:
+    """The check again under compute-sanitizer, our kernels only: memory, races in shared memory, barriers. It takes
+    minutes, and needs a GPU."""
+    if not at_all:
+        print(f"not run: {SANITIZER}, which takes minutes on a GPU", file=sys.stderr)
+        return []
     folders = [Path(nvcc()).parent, Path("/usr/local/cuda/bin")]
     beside = next((str(folder / SANITIZER) for folder in folders if (folder / SANITIZER).is_file()), None)
     tool = shutil.which(SANITIZER) or beside
@@ -103,8 +58,8 @@ def sanitize(seed: int) -> list[dict[str, Any]]:
             found.append(figure(f"{SANITIZER} {name}: errors", float("nan"), "errors", "<= 0"))
             continue
         command = [tool, "--tool", name, "--kernel-regex", "kns=meridian", "--report-api-errors", "no"]
-        command += ["--error-exitcode", "9", sys.executable, "-m", "checks.gpu.entropy"]
-        command += ["--only", "check", "--small", "--seed", str(seed)]
+        command += ["--error-exitcode", "9", sys.executable, "-m", "checks.gpu"]
+        command += ["--only", "answers", "--small", "--seed", str(seed)]
         # Without its cache every tensor of PyTorch is an allocation that memcheck knows.
         env = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
         done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT)
@@ -117,26 +72,26 @@ def sanitize(seed: int) -> list[dict[str, Any]]:
     return found
 
 
-def times(kernels: Kernels) -> list[dict[str, Any]]:
+def times(kernels: Kernels, sizes: Sizes) -> list[dict[str, Any]]:
     """The kernel against PyTorch and against a copy, in the same run."""
     torch = kernels.torch
     found = []
-    for rows in ROWS:
+    for rows in sizes.rows:
         for kind in (torch.bfloat16, torch.float32):
             if rows != 256 and kind != torch.bfloat16:
                 continue
-            sets = inputs(torch, rows, kind)
-            label = f"{rows} x {VOCAB} {str(kind).removeprefix('torch.')}"
+            sets = inputs(kernels, rows, kind, sizes)
+            label = f"{rows} x {sizes.vocab} {str(kind).removeprefix('torch.')}"
             gigabytes = sets[0].nbytes / 1e9
             answers = kernels.answers(rows)
-            own = timed(torch, sets, lambda x, answers=answers: kernels.launch(x, answers))
+            own = timed(kernels, sizes, sets, lambda x, answers=answers: kernels.launch(x, answers))
             to = cycle([torch.empty_like(one) for one in sets])
-            copy = timed(torch, sets, lambda x, to=to: next(to).copy_(x))
-            read = timed(torch, sets, lambda x: x.view(torch.int32).sum())
-            eager = timed(torch, sets, entropy)
+            copy = timed(kernels, sizes, sets, lambda x, to=to: next(to).copy_(x))
+            read = timed(kernels, sizes, sets, lambda x: x.view(torch.int32).sum())
+            eager = timed(kernels, sizes, sets, entropy)
             # The faster of two ways to write it.
             compiled = min(
-                (timed(torch, sets, torch.compile(way, dynamic=False)) for way in (entropy, entropy_by_sums)),
+                (timed(kernels, sizes, sets, torch.compile(way, dynamic=False)) for way in (entropy, entropy_by_sums)),
                 key=lambda taken: taken[1],
             )
             of_copy = gigabytes / own[1] / (2 * gigabytes / copy[1])
@@ -159,12 +114,13 @@ def times(kernels: Kernels) -> list[dict[str, Any]]:
     return found
 
 
-def inputs(torch: Any, rows: int, kind: Any) -> list[torch.Tensor]:
+def inputs(kernels: Kernels, rows: int, kind: Any, sizes: Sizes) -> list[torch.Tensor]:
     """Random logits, several sets of them, so that no launch finds its own in the L2 cache."""
-    one = rows * VOCAB * torch.tensor([], dtype=kind).element_size()
+    torch = kernels.torch
+    one = rows * sizes.vocab * torch.tensor([], dtype=kind).element_size()
     return [
-        (torch.randn(rows, VOCAB, device="cuda", dtype=torch.float32) * 3).to(kind)
-        for _ in range(max(ROTATED_BYTES // one, 2))
+        (torch.randn(rows, sizes.vocab, device=kernels.device, dtype=torch.float32) * 3).to(kind)
+        for _ in range(max(sizes.rotated_bytes // one, 2))
     ]
 
 
@@ -183,8 +139,22 @@ def entropy_by_sums(logits: torch.Tensor) -> torch.Tensor:
     return s.log() - (d * e).sum(dim=-1) / s
 
 
-def timed(torch: Any, sets: Sequence[torch.Tensor], work: Callable[[torch.Tensor], object]) -> list[float]:
+def timed(
+    kernels: Kernels, sizes: Sizes, sets: Sequence[torch.Tensor], work: Callable[[torch.Tensor], object]
+) -> list[float]:
     """Microseconds of one call: lower quartile, median, upper quartile over replays of a graph of a call a set."""
+    replay = graph_of if kernels.device == "cuda" else calls_of
+    taken = replay(kernels, sets, work)
+    for _ in range(3):
+        taken()
+    return quantiles([taken() * 1e6 / len(sets) for _ in range(sizes.replays)], n=4, method="inclusive")
+
+
+def graph_of(
+    kernels: Kernels, sets: Sequence[torch.Tensor], work: Callable[[torch.Tensor], object]
+) -> Callable[[], float]:
+    """Replays a graph of the calls; seconds on the device."""
+    torch = kernels.torch
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -196,62 +166,49 @@ def timed(torch: Any, sets: Sequence[torch.Tensor], work: Callable[[torch.Tensor
     with torch.cuda.graph(graph):
         for one in sets:
             work(one)
-    for _ in range(3):
-        graph.replay()
-    taken = []
-    for _ in range(REPLAYS):
+
+    def replayed() -> float:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         graph.replay()
         end.record()
         end.synchronize()
-        taken.append(start.elapsed_time(end) * 1e3 / len(sets))
-    return quantiles(taken, n=4, method="inclusive")
+        return start.elapsed_time(end) / 1e3
+
+    return replayed
+
+
+def calls_of(
+    kernels: Kernels, sets: Sequence[torch.Tensor], work: Callable[[torch.Tensor], object]
+) -> Callable[[], float]:
+    """Makes the calls on the emulated device; seconds of the CPU."""
+
+    def called() -> float:
+        begun = time.perf_counter()
+        for one in sets:
+            work(one)
+        kernels.synchronize()
+        return time.perf_counter() - begun
+
+    return called
 
 
 def quartiles(name: str, taken: list[float], bound: str | None = None) -> dict[str, Any]:
     return figure(name, taken[1], "us", bound, low=taken[0], high=taken[2])
 
 
-def sweep(torch: Any) -> list[dict[str, Any]]:
+def sweep(torch: Any, sizes: Sizes) -> list[dict[str, Any]]:
     """Times of other ways to compile the kernel and to split the rows, best first for each number of rows."""
     found = []
     for unroll, blocks in ((2, 5), (2, 8), (4, 4), (4, 5), (4, 6), (6, 4), (8, 3), (8, 4)):
         kernels = Kernels.on_gpu(torch, f"-DMERIDIAN_UNROLL={unroll}", f"-DMERIDIAN_BLOCKS={blocks}")
         for rows in (1, 64, 256, 1024):
-            sets, answers = inputs(torch, rows, torch.bfloat16), kernels.answers(rows)
-            usual = splits(rows, VOCAB * 2, kernels.multiprocessors)
+            sets, answers = inputs(kernels, rows, torch.bfloat16, sizes), kernels.answers(rows)
+            usual = splits(rows, sizes.vocab * 2, kernels.multiprocessors)
             for parts in sorted({1, 2, 4, 8, 16, 37, 75, 150, usual}):
                 if rows * parts > MOST_PARTS or parts < usual / 4 or parts > usual * 4:
                     continue
-                taken = timed(torch, sets, lambda x, k=kernels, a=answers, n=parts: k.launch(x, a, parts=n))
+                taken = timed(kernels, sizes, sets, lambda x, k=kernels, a=answers, n=parts: k.launch(x, a, parts=n))
                 found.append({"rows": rows, "unroll": unroll, "blocks": blocks, "splits": parts, "us": taken[1]})
         print(f"  unroll {unroll}, {blocks} blocks", file=sys.stderr, flush=True)
     return sorted(found, key=lambda one: (one["rows"], one["us"]))
-
-
-def provenance(torch: Any) -> dict[str, Any]:
-    """Machine, versions, commit."""
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    commit = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    return {
-        "machine": f"{properties.name}, {properties.multi_processor_count} multiprocessors",
-        "torch": torch.__version__,
-        "commit": commit.stdout.strip() or "unknown",
-        "measured": time.strftime("%Y-%m-%d", time.gmtime()),
-        "command": "python -m checks.gpu.entropy",
-    }
-
-
-def show(found: dict[str, Any]) -> None:
-    """A short table, last."""
-    print(f"{found['machine']}, torch {found['torch']}, commit {found['commit']}, seed {found['seed']}")
-    for one in found.get("sweep", [])[:8]:
-        print(f"  {one}")
-    for one in found["figures"]:
-        holds = {True: "holds", False: "FALLS SHORT", None: ""}[one["holds"]]
-        print(f"{one['name']:58} {one['value']:12.5g} {one['unit']:10} {one['bound'] or '':9} {holds}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

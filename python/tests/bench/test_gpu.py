@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from checks.gpu import driver
+from checks.gpu.__main__ import STAGES
 from checks.gpu.answers import figure
 from checks.gpu.driver import ROOT, Failed, Params, compile_cubin, splits
 
@@ -90,10 +91,36 @@ def test_the_compiler_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert driver.nvcc() == str(tmp_path / "bin" / "nvcc")
 
 
-def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
-    out = tmp_path / "gpu.json"
-    command = [sys.executable, "-m", "checks.gpu.entropy", "--out", str(out)]
+def gpu(*args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "checks.gpu", *args]
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT)
-    assert (done.returncode, done.stderr) == (3, "not measured: PyTorch sees no CUDA device\n")
-    assert not out.exists()
+    return subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT)
+
+
+def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
+    done = gpu("--out", str(tmp_path))
+    assert (done.returncode, done.stderr) == (
+        3,
+        "not measured: PyTorch sees no CUDA device; --dry-run needs none\n",
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_is_none_is_refused(tmp_path: Path) -> None:
+    done = gpu("--dry-run", "--model", str(tmp_path))
+    assert done.returncode == 2
+    assert done.stderr.endswith(f"error: --model: {tmp_path}: expected a folder with a config.json\n")
+
+
+def test_a_dry_run_takes_every_stage_without_a_gpu(tmp_path: Path) -> None:
+    done = gpu("--dry-run", "--seed", "1", "--out", str(tmp_path))
+    assert "Traceback" not in done.stderr
+    assert "error:" not in done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
+    assert list(dict.fromkeys(line["stage"] for line in lines)) == list(STAGES)
+    # Times of an emulated device are under no bound that means anything.
+    short = [line["name"] for line in lines if line["holds"] is False and line["stage"] != "times"]
+    assert short == []
+    page = (tmp_path / "gpu.md").read_text()
+    assert all(f"| {line['name']} |" in page for line in lines)
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 64 << 20

@@ -180,8 +180,8 @@ def test_each_model_runner_gives_its_steps_to_its_own_end(monkeypatch: pytest.Mo
     monkeypatch.setattr(channel, "_RUNNERS", (name, "not_imported"))
     monkeypatch.setitem(channel.sys.modules, name, SimpleNamespace(GPUModelRunner=GPUModelRunner))  # type: ignore[arg-type]
     ends, configs = [channel.ToScheduler() for _ in range(2)], [SimpleNamespace() for _ in range(3)]
-    for config, end in zip(configs, ends, strict=False):
-        channel.listen(config, end)  # type: ignore[arg-type]
+    for i in range(len(ends)):
+        channel.listen(configs[i], ends[i])  # type: ignore[arg-type]
     runners = [GPUModelRunner(config) for config in configs]
     ends[0].tell(b"report")
     for number, runner in enumerate(runners):
@@ -192,7 +192,7 @@ def test_each_model_runner_gives_its_steps_to_its_own_end(monkeypatch: pytest.Mo
     reports = [channel.reports_in(runner.sample_tokens(None)) for runner in runners]
     assert reports == [(b"report",), (), ()]
     assert [end.received() for end in ends] == [[order(0)], [order(1)]]
-    del ends[0], end
+    del ends[0]
     assert channel.reports_in(runners[0].sample_tokens(None)) == ()
 
 

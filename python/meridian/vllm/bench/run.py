@@ -174,8 +174,12 @@ def build(options: Options) -> Run:
         extra["scheduler_cls"] = MERIDIAN_CLASS
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.platforms import current_platform
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    if not any(options.model.glob("*.safetensors")) and not any(options.model.glob("*.bin")):
+        # A folder without weights: vLLM makes random ones.
+        extra["load_format"] = "dummy"
     if options.kv_transfer_config is not None:
         extra["kv_transfer_config"] = KVTransferConfig(**options.kv_transfer_config)
     args = EngineArgs(
@@ -186,7 +190,8 @@ def build(options: Options) -> Run:
         num_gpu_blocks_override=options.kv_blocks,
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
-        enforce_eager=True,
+        # On a CPU, compiling would take longer than the run.
+        enforce_eager=current_platform.is_cpu(),
         reasoning_parser="qwen3",
         disable_log_stats=True,
         seed=options.seed,
