@@ -34,6 +34,8 @@ pub struct Markers {
     boundaries: Vec<u32>,
     calls: Vec<Call>,
     calls_end_thinking: bool,
+    /// vLLM counts its budget from the end of a start marker, however long that is.
+    counts_from_end: bool,
 }
 
 /// A tool call: its beginning, and its end, if that has a marker.
@@ -54,6 +56,7 @@ impl Default for Markers {
             boundaries: Vec::new(),
             calls: Vec::new(),
             calls_end_thinking: false,
+            counts_from_end: false,
         }
     }
 }
@@ -88,6 +91,12 @@ impl Markers {
     #[must_use]
     pub fn with_resuming(self, resumes: bool) -> Self {
         Self { resumes, ..self }
+    }
+
+    /// Set whether [`Markers::thought_tokens`] counts from the end of a start marker, as vLLM's Model Runner V2 does.
+    #[must_use]
+    pub fn with_counts_from_end(self, counts_from_end: bool) -> Self {
+        Self { counts_from_end, ..self }
     }
 
     /// Let the last turn of a prompt begin at the last of these tokens. A marker before it, such as one in the user's
@@ -174,9 +183,10 @@ impl Markers {
     }
 
     /// The tokens that a prompt has thought already where it leaves the request thinking, as vLLM counts them for its
-    /// `thinking_token_budget` of `budget` tokens: those after the latest start marker. vLLM takes a start marker of
-    /// several tokens for one of one token there, so the count is lower by the others and may be negative, unless the
-    /// prompt exhausts the budget (vllm/v1/sample/thinking_budget_state.py: `_init_state_entry`, `_update_think_state`).
+    /// `thinking_token_budget` of `budget` tokens: those after the latest start marker. The Model Runner V1 takes a start
+    /// marker of several tokens for one of one token there, so the count is lower by the others and may be negative,
+    /// unless the prompt exhausts the budget (vllm/v1/sample/thinking_budget_state.py: `_init_state_entry`,
+    /// `_update_think_state`). V2 counts from its end (vllm/v1/worker/gpu/sample/thinking_budget.py).
     #[must_use]
     pub fn thought_tokens(&self, prompt: &[u32], budget: u32) -> i64 {
         let turn = self.last_turn(prompt);
@@ -193,7 +203,7 @@ impl Markers {
             }
         }
         match tracker.is_open() {
-            true if since >= i64::from(budget) => since,
+            true if self.counts_from_end || since >= i64::from(budget) => since,
             true => since + 1 - marker_tokens,
             false => 0,
         }

@@ -145,6 +145,7 @@ fn tokens_thought_in_the_prompt_are_counted_as_vllm_counts_them() {
     let long = Markers::new(vec![vec![10, 11, 12]], vec![vec![END]], vec![]).expect("usable markers");
     assert_eq!(long.thought_tokens(&[10, 11, 12, 20], 100), -1);
     assert_eq!(long.thought_tokens(&[10, 11, 12, 20], 1), 1, "the prompt exhausts it");
+    assert_eq!(long.with_counts_from_end(true).thought_tokens(&[10, 11, 12, 20], 100), 1, "Model Runner V2");
 }
 
 #[test]

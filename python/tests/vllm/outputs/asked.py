@@ -28,9 +28,9 @@ TESTS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TESTS))
 sys.path.remove(str(Path(__file__).resolve().parent))
 
+from outputs import FOLLOWS  # noqa: E402
 from outputs.engines import Offline, Sessions, options_of  # noqa: E402
 from outputs.run import RUNNERS, V1, V2, prepare  # noqa: E402
-from outputs.scripted import FOLLOWS  # noqa: E402
 from outputs.situations import ENGINES, HARMONY_USER, THINKS, USER, Ask, Engine, Session, Situation  # noqa: E402
 
 WORDS = "abcde fghij klmno pqrst uvwxy " * 6

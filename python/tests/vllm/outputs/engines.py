@@ -15,8 +15,8 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from outputs import SCRIPT
 from outputs.models import ADAPTER, folder
-from outputs.scripted import SCRIPT
 from outputs.situations import Ask, Engine, Post, Session, Situation
 
 MERIDIAN = {

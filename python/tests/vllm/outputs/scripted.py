@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.v1.sample.logits_processor.interface import LogitsProcessor, MoveDirectionality
 
+from outputs import FOLLOWS, SCRIPT
+
 try:
     from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as RunnerV2LogitsProcessor
 except ImportError:  # vLLM 0.30
@@ -18,9 +20,6 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.sample.logits_processor.interface import BatchUpdate
 
-SCRIPT = "script"
-# With it, a token that something else forced does not use up the script.
-FOLLOWS = "script_follows"
 # Far above the model's own logits; a mask of minus infinity still wins.
 BOOST = 1e4
 
