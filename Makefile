@@ -5,7 +5,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 # vLLM's environment keeps the byte code that it compiles.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help fetch demo test test-matrix check docs fuzz serve figures gpu policies wheel release clean
+.PHONY: help fetch demo test test-matrix canary check docs fuzz serve figures gpu policies wheel release clean
 
 # What a stage of a long command is about to do.
 say = @printf '\033[1m==>\033[0m %s\n' "$(1)" >&2
@@ -48,6 +48,10 @@ test: fetch check policies ## Run every test, the real engine included
 
 test-matrix: policies ## Run the engine tests on every supported vLLM; VERSIONS="0.30.0 0.31.0" for some
 	scripts/test-matrix.sh $(VERSIONS)
+
+canary: fetch policies ## What has moved in the newest vLLM of the index: places, tests; ARGS="--checkout DIR" for a main branch
+	@py=$$(scripts/build-wheel.sh); cargo build --release --locked --workspace --example hostile; mkdir -p target/hostile; \
+	target/release/examples/hostile target/hostile > target/hostile/kinds.txt; "$$py" -m checks.canary $(ARGS)
 
 check: docs ## The fast gate: formatting, lints, documentation, dependencies, types
 	$(call say,lints: code and documentation and types)

@@ -2,10 +2,11 @@
 # Everything below MERIDIAN_CACHE is safe to delete; it is made again on the next run.
 MERIDIAN_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 MERIDIAN_CACHE=${MERIDIAN_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/meridian}
-# The newest vLLM with a CPU build; MERIDIAN_VLLM chooses another one that has a lock file (make test-matrix).
+# The newest vLLM with a CPU build; MERIDIAN_VLLM chooses another one that has a lock file (make test-matrix), or for which
+# MERIDIAN_VLLM_LOCK is one (make canary).
 VLLM_NEWEST=0.32.0
 VLLM_VERSION=${MERIDIAN_VLLM:-$VLLM_NEWEST}
-VLLM_LOCK=$MERIDIAN_ROOT/scripts/vllm-$VLLM_VERSION.lock.txt
+VLLM_LOCK=${MERIDIAN_VLLM_LOCK:-$MERIDIAN_ROOT/scripts/vllm-$VLLM_VERSION.lock.txt}
 TOOLS_KEY=$(sha256sum "$MERIDIAN_ROOT/scripts/tools.lock.txt" | cut -c1-12)
 TOOLS_DIR=$MERIDIAN_CACHE/tools-$TOOLS_KEY
 VLLM_KEY=$({ cat "$VLLM_LOCK" "$MERIDIAN_ROOT/scripts/make_cuda_stubs.py" 2>/dev/null || true; } | sha256sum | cut -c1-12)

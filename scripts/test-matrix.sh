@@ -6,9 +6,7 @@
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
 cd "$MERIDIAN_ROOT"
-# Tests that need vLLM's scheduler, KV cache manager and offloading, and no model that runs.
-SEAMS=(test_random_sequences.py test_seams.py test_offload.py test_budget_channel.py test_budget_reports.py test_budget_rows.py
-  test_budget_xargs.py test_markers.py test_template.py test_relay.py)
+mapfile -t SEAMS < <(python3 -m checks.canary --seam-tests)
 versions=("$@")
 [ $# -gt 0 ] || versions=(0.30.0 0.31.0 0.32.0 0.33.0)
 tools=$(scripts/fetch.sh tools)

@@ -1,11 +1,11 @@
 """Do budgets end thinking at their token where an engine is more than one process, and more than one machine?
 
-Serves requests over HTTP by tensor parallelism, pipeline parallelism, data parallelism, and tensor parallelism over two
-machines. A network namespace stands in for a machine, with shared memory, host name and home folder of its own. Most
-requests have a budget. The others, of one tenant, are ended by a change of live budgets that is sent again and again,
-so that orders cross processes all the time. Each rank samples for itself, and one without an order would go on with
-another token. Prompts that end with the forced token must therefore be answered like the requests themselves. Meanwhile
-`meridian ctl swap --all` swaps a policy.
+Serves requests over HTTP by tensor parallelism, pipeline parallelism, data parallelism, tensor parallelism over two
+machines, and without any API server in Python. A network namespace stands in for a machine, with shared memory, host
+name and home folder of its own. Most requests have a budget. The others, of one tenant, are ended by a change of live
+budgets that is sent again and again, so that orders cross processes all the time. Each rank samples for itself, and one
+without an order would go on with another token. Prompts that end with the forced token must therefore be answered like
+the requests themselves. Meanwhile `meridian ctl swap --all` swaps a policy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from python.tests.vllm.serving import BUDGETS, SCHEDULER, Fleet, configure, free_port
+from python.tests.vllm.serving import BUDGETS, SCHEDULER, TOKEN, Fleet, ask, configure, free_port
 
 FORMS = {
     "tensor parallelism, 2 ranks": ("--tensor-parallel-size", "2"),
@@ -31,8 +31,11 @@ FORMS = {
     "pipeline parallelism, 2 stages": ("--pipeline-parallel-size", "2", "--no-enforce-eager"),
     "data parallelism, 2 engines": (),
     "two machines, a rank each": ("--tensor-parallel-size", "2", "--nnodes", "2"),
+    "vLLM's front end in Rust": (),
 }
-MACHINES = "two machines, a rank each"
+MACHINES, RUST = "two machines, a rank each", "vLLM's front end in Rust"
+# The build of vLLM that carries the front end. It serves for the engine of the version before too.
+RUST_BUILD = "0.33.0"
 CLIENTS = 16
 # A request without a budget of its own is ended at this many tokens or, if it has more, at once.
 LATER, MOST = 40, 120
@@ -98,6 +101,8 @@ def serving(form: str, folder: Path, config: Path) -> Iterator[Fleet]:
     engines = 2 if form.startswith("data") else 1
     if engines == 1:
         options += ["--distributed-executor-backend", "mp"]
+    if form == RUST:
+        environment |= {"VLLM_USE_RUST_FRONTEND": "1", "VLLM_RUST_FRONTEND_PATH": rust_front_end()}
     follower: Fleet | None = None
     if form == MACHINES:
         options += ["--master-addr", f"{_NETWORK}.1", "--master-port", str(free_port())]
@@ -125,6 +130,15 @@ def serving(form: str, folder: Path, config: Path) -> Iterator[Fleet]:
             follower.kill()
 
 
+def rust_front_end() -> str:
+    """The program, from an environment of its own."""
+    fetch = Path(__file__).resolve().parents[2] / "scripts" / "fetch.sh"
+    env = {**os.environ, "MERIDIAN_VLLM": RUST_BUILD}
+    python = Path(subprocess.check_output([fetch, "vllm"], env=env, text=True).strip())
+    (found,) = python.parents[1].glob("lib/python3*/site-packages/vllm/vllm-rs")
+    return str(found)
+
+
 def end_token() -> tuple[int, int]:
     """The tokens that begin and end thinking."""
     from meridian.vllm.bench.model import model_dir
@@ -136,7 +150,7 @@ def end_token() -> tuple[int, int]:
     return first, last
 
 
-def serve(fleet: Fleet, requests: int, swaps: Sequence[Path]) -> dict[str, Any]:
+def serve(fleet: Fleet, form: str, requests: int, swaps: Sequence[Path]) -> dict[str, Any]:
     """Send the requests, change those without a budget, swap; what went wrong."""
     start, end = end_token()
     rng = random.Random(0)
@@ -144,11 +158,17 @@ def serve(fleet: Fleet, requests: int, swaps: Sequence[Path]) -> dict[str, Any]:
     budgets = [None if i % WITHOUT == WITHOUT - 1 else rng.randint(0, LATER - 1) for i in range(requests)]
     is_over = threading.Event()
     failures: list[str] = []
+    listener = f"http://{fleet.found()[0]['admin']}"
 
     def change() -> None:
         while not is_over.is_set():
             # An engine refuses it while nobody of the tenant thinks.
-            fleet.admin("PUT", "/budgets", {"tenant": LATE, "max_think_tokens": LATER})
+            body = {"tenant": LATE, "max_think_tokens": LATER}
+            if form == RUST:
+                # There is no API server with Meridian's routes.
+                ask(listener, "PUT", "/v1/budgets", body, {"Authorization": f"Bearer {TOKEN}"})
+            else:
+                fleet.admin("PUT", "/budgets", body)
             is_over.wait(0.2)
 
     def answered(i: int) -> list[int]:
@@ -213,7 +233,7 @@ def one(form: str, component: str, requests: int, swaps: int) -> dict[str, Any]:
             versions.append(folder / f"version-{i}.wasm")
             versions[-1].write_bytes(text + bytes([0, 2, 1, 97 + i % 26]))
         with serving(form, folder, configure(folder, CONFIG.format(folder / "start.wasm"))) as fleet:
-            found = serve(fleet, requests, versions)
+            found = serve(fleet, form, requests, versions)
             engines = fleet.ctl("status", "--all")[1]["processes"]
         gave_up = fleet.log().count("this engine goes on as stock vLLM")
     return {"form": form, **found, "engines": len(engines), "gave_up": gave_up}

@@ -15,10 +15,16 @@ LONGEST = ("test_outputs.py", "test_languages.py", "test_budget_engine.py", "tes
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--seams plug-ins`: run the tests of this process on a vLLM with scheduler plug-ins (vllm/plugin_stand_in.py)."""
     parser.addoption("--seams", choices=("lists", "plug-ins"), default="lists")
+    parser.addoption("--canary", action="store_true", help="count the installed vLLM as the newest supported one")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """A run folder that no other engine uses and, if there are several processes of pytest-xdist, cores of its own."""
+    if config.getoption("canary"):
+        import vllm
+        from meridian.vllm import compat
+
+        vllm.__version__ = ".".join(map(str, compat.SUPPORTED[1]))
     # A short path, for its sockets.
     folder = tempfile.mkdtemp(prefix="m", dir="/tmp")
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))

@@ -193,10 +193,12 @@ def _method_at(scheduler: Any, path: str) -> Any:
 
 def _moved(scheduler: Any, places: Iterable[Place]) -> list[str]:
     """Those of the places that are not there, or that are something else."""
-    return [said for place in places if (said := _lacks(scheduler, place.path, place.needs))]
+    return [said for place in places if (said := lacks(scheduler, place))]
 
 
-def _lacks(scheduler: Any, path: str, needs: tuple[str, ...] | type) -> str:
+def lacks(scheduler: Any, place: Place) -> str:
+    """What of a place is missing or something else; empty if nothing is."""
+    path, needs = place.path, place.needs
     is_method = isinstance(needs, tuple)
     try:
         found = _method_at(scheduler, path) if is_method else _at(scheduler, path)

@@ -19,7 +19,8 @@ from typing import Any
 
 from meridian.vllm.bench.model import model_dir
 
-READY = "Application startup complete"
+# What a Python API server says, and vLLM's front end in Rust.
+READY = ("Application startup complete", "OpenAI server is ready")
 START_LIMIT_S = 300
 TOKEN = "a-token-of-24-characters"
 SCHEDULER = ("--scheduler-cls", "meridian.vllm.MeridianScheduler")
@@ -137,7 +138,7 @@ class Fleet:
         started = 0
         for line in self.process.stdout:
             self.lines.append(line)
-            started += READY in line
+            started += any(said in line for said in READY)
             if started == api_servers:
                 break
         else:

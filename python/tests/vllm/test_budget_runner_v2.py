@@ -7,11 +7,13 @@ import random
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from test_budget_rows import END, NO_LIMIT, OWN, START, VOCABULARY, Wire, limit_order, make_sampler, planned
+from torch.overrides import TorchFunctionMode
 
 pytest.importorskip("vllm.v1.worker.gpu.sample.logits_processor", reason="vLLM 0.30 has no such interface")
 
@@ -178,6 +180,59 @@ def test_a_request_that_is_left_out_of_steps_goes_on_where_it_was() -> None:
     for _ in range(40):
         runner.step(runner.rng.sample(requests, runner.rng.randint(1, 3)))
     assert [ends(asked) for asked in requests] == [[6], [8], [10]]
+
+
+class HostReads(TorchFunctionMode):
+    """Fails, as a capture would, when the host reads from the device more often than `most`.
+
+    vLLM captures the model alone in a CUDA graph (vllm/v1/worker/gpu/cudagraph_utils.py), and not its sampler. A read
+    there is possible, and makes the host wait for the step.
+    """
+
+    NAMES = frozenset({"tolist", "item", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__"})
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most, self.seen = most, list[str]()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in self.NAMES:
+            self.seen.append(name)
+            assert len(self.seen) <= self.most, f"the host waits for the device: {self.seen}"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "most"),
+    [
+        ([None, None], 0),
+        ([budget(3), None], 1),
+        ([planned(1, 4, [[129, 130]]), budget(2), None], 1),
+        ([planned(1, NO_LIMIT, [], measured=True), planned(2, 5, [])], 1),
+    ],
+    ids=["nothing set", "a budget", "a pattern", "measured"],
+)
+def test_a_step_waits_for_the_device_at_most_once(kinds: list[Any], most: int) -> None:
+    from meridian.vllm import processor
+
+    runner = Runner()
+    requests = [Asked(extra) for extra in kinds]
+    for slot, asked in enumerate(requests):
+        runner.add(asked, slot)
+    # The first step reads the ends of the prompts.
+    runner.step(requests)
+    apply = runner.processor.apply
+
+    def watched(logits: torch.Tensor, ctx: Any) -> torch.Tensor:
+        reads = HostReads(most)
+        # Entropies are read when a device has them; here a torch operation stands in for the kernel.
+        with mock.patch.object(processor.Reports, "flush", return_value=None), reads:
+            return apply(logits, ctx)
+
+    runner.processor.apply = watched  # type: ignore[method-assign, assignment]
+    for _ in range(8):
+        runner.step(requests)
 
 
 def test_a_piece_of_a_prompt_is_not_counted() -> None:
