@@ -49,7 +49,7 @@ test: fetch check policies ## Run every test, the real engine included
 test-matrix: policies ## Run the engine tests on every supported vLLM; VERSIONS="0.30.0 0.31.0" for some
 	scripts/test-matrix.sh $(VERSIONS)
 
-canary: fetch policies ## What has moved in the newest vLLM of the index: places, tests; ARGS="--checkout DIR" for a main branch
+canary: fetch policies ## Report what the newest vLLM of the index has moved, places and tests; ARGS="--checkout DIR"
 	@py=$$(scripts/build-wheel.sh); cargo build --release --locked --workspace --example hostile; mkdir -p target/hostile; \
 	target/release/examples/hostile target/hostile > target/hostile/kinds.txt; "$$py" -m checks.canary $(ARGS)
 

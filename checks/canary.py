@@ -26,15 +26,10 @@ from typing import Any
 from checks.run import ROOT, fetched, output, say
 
 # Tests that need vLLM's scheduler, KV cache manager and offloading, and no model that runs.
-SEAMS = ("test_random_sequences.py", "test_seams.py", "test_offload.py", "test_budget_channel.py")
-SEAMS += (
-    "test_budget_reports.py",
-    "test_budget_rows.py",
-    "test_budget_xargs.py",
-    "test_markers.py",
-    "test_template.py",
+SEAMS = (
+    *("test_random_sequences.py", "test_seams.py", "test_offload.py", "test_budget_channel.py", "test_budget_rows.py"),
+    *("test_budget_reports.py", "test_budget_xargs.py", "test_markers.py", "test_template.py", "test_relay.py"),
 )
-SEAMS += ("test_relay.py",)
 # Tests of the engine in their own process; servers are others, which ask for the version themselves.
 ENGINE = ("test_engine.py", "test_stock.py", "test_kv.py", "test_budget_engine.py")
 TESTS = ROOT / "python" / "tests" / "vllm"
@@ -70,8 +65,8 @@ def locks(package: str) -> dict[tuple[int, ...], Path]:
 def python_with(package: str, version: str) -> str:
     """The Python of an environment with this version. Ends the program if it cannot be made."""
     env = {"MERIDIAN_VLLM": version}
-    if not (ROOT / "scripts" / f"vllm-{version}.lock.txt").exists():
-        known = locks(package)
+    known = locks(package)
+    if f"vllm-{version}.lock.txt" not in [path.name for path in known.values()]:
         before = known[max(known)]
         text = re.sub(rf"^{re.escape(package)}==.*$", f"{package}=={version}", before.read_text(), flags=re.MULTILINE)
         lock = WORK / before.name
@@ -103,6 +98,8 @@ def tested(python: str, files: tuple[str, ...], label: str, env: dict[str, str])
     cases = list(ElementTree.parse(report).iter("testcase"))
     failed = [f"{case.get('classname')}::{case.get('name')}" for case in cases if case.find("failure") is not None]
     failed += [f"{case.get('classname')}::{case.get('name')}" for case in cases if case.find("error") is not None]
+    if done.returncode not in (0, 1):
+        failed.append(f"pytest ended with {done.returncode}")
     return {"tests": len(cases), "failed": failed}
 
 

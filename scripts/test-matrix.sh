@@ -6,7 +6,7 @@
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
 cd "$MERIDIAN_ROOT"
-mapfile -t SEAMS < <(python3 -m checks.canary --seam-tests)
+names=$(python3 -m checks.canary --seam-tests); mapfile -t SEAMS <<< "$names"
 versions=("$@")
 [ $# -gt 0 ] || versions=(0.30.0 0.31.0 0.32.0 0.33.0)
 tools=$(scripts/fetch.sh tools)

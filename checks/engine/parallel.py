@@ -1,4 +1,4 @@
-"""Do budgets end thinking at their token where an engine is more than one process, and more than one machine?
+"""Do budgets end thinking at their token where an engine spans several processes or machines?
 
 Serves requests over HTTP by tensor parallelism, pipeline parallelism, data parallelism, tensor parallelism over two
 machines, and without any API server in Python. A network namespace stands in for a machine, with shared memory, host
@@ -60,6 +60,7 @@ class Machines:
         wires = [f"m{os.getpid()}{side}" for side in "ab"]
         for name in self.names:
             _ip("netns", "add", name)
+        self.wires = wires
         _ip("link", "add", wires[0], "type", "veth", "peer", "name", wires[1])
         for i, (name, wire) in enumerate(zip(self.names, wires, strict=True)):
             _ip("link", "set", wire, "netns", name)
@@ -67,7 +68,6 @@ class Machines:
             _ip(*inside, "addr", "add", f"{_NETWORK}.{i + 1}/24", "dev", wire)
             _ip(*inside, "link", "set", wire, "up")
             _ip(*inside, "link", "set", "lo", "up")
-        self.wires = wires
 
     def run_in(self, number: int) -> list[str]:
         """The beginning of a command in a namespace, with nothing shared but files and time."""
@@ -119,15 +119,14 @@ def serving(form: str, folder: Path, config: Path) -> Iterator[Fleet]:
         )
         options += ["--node-rank", "0"]
         environment |= own["environments"][0]
-    fleet = Fleet(folder, config, options, environment, engines)
-    try:
+    with contextlib.ExitStack() as ends:
+        if follower is not None:
+            ends.callback(follower.kill)
+        fleet = Fleet(folder, config, options, environment, engines)
+        ends.callback(fleet.kill)
         fleet.wait_until_ready()
         yield fleet
         fleet.stop()
-    finally:
-        fleet.kill()
-        if follower is not None:
-            follower.kill()
 
 
 def rust_front_end() -> str:
@@ -201,10 +200,10 @@ def serve(fleet: Fleet, form: str, requests: int, swaps: Sequence[Path]) -> dict
         at = own.index(end) if end in own else None
         if at is None or (at != budget if budget is not None else at < LATER):
             missed.append(f"request {i}: ended at {at}, its budget is {budget}")
-    compared = [(i, budget) for i, budget in enumerate(budgets) if budget is not None][:COMPARED]
+    compared = to_compare(tokens, budgets, end)
     same = 0
-    for i, budget in compared:
-        thought, answer = tokens[i][: budget + 1], tokens[i][budget + 1 :]
+    for i, at in compared:
+        thought, answer = tokens[i][: at + 1], tokens[i][at + 1 : at + 1 + ANSWER]
         again = fleet.generate(prompt=[*prompts[i], *thought], max_tokens=ANSWER)["choices"][0]["token_ids"]
         same += again == answer
     for line in (*failures[:3], *missed[:3]):
@@ -219,6 +218,16 @@ def serve(fleet: Fleet, form: str, requests: int, swaps: Sequence[Path]) -> dict
         "swapped": swapped,
         "failures": len(failures),
     }
+
+
+def to_compare(tokens: Sequence[list[int]], budgets: Sequence[int | None], end: int) -> list[tuple[int, int]]:
+    """Requests whose answer has enough tokens, with the place of their end: of both kinds as many."""
+    found = []
+    for has_budget in (True, False):
+        of_kind = [i for i, budget in enumerate(budgets) if (budget is not None) == has_budget and end in tokens[i]]
+        places = [(i, tokens[i].index(end)) for i in of_kind]
+        found += [(i, at) for i, at in places if len(tokens[i]) > at + ANSWER][: COMPARED // 2]
+    return found
 
 
 def one(form: str, component: str, requests: int, swaps: int) -> dict[str, Any]:

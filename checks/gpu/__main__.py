@@ -11,9 +11,9 @@ same under compute-sanitizer), `product` (as the logits processor launches them)
 torch.compile and a copy), `engine` (budgets end at their token, synchronous and asynchronous, and what is only loaded
 changes nothing), `day` (stock vLLM and Meridian through a short day with a burst, in pairs).
 
-Writes gpu.jsonl, a line a figure, and gpu.md, the page, into the folder of --out. A dry run takes the same way on an
-emulated device, vLLM on the CPU and the small model. Exit code: 0 all bounds hold, 1 one does not or a stage failed,
-2 bad arguments, 3 there is no GPU.
+With all stages, writes gpu.jsonl, a line a figure, and gpu.md, the page, into the folder of --out. A dry run takes the
+same way on an emulated device, vLLM on the CPU and the small model. Exit code: 0 all bounds hold, 1 one does not or a
+stage failed, 2 bad arguments, 3 there is no GPU.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from checks.gpu.answers import check, figure
@@ -131,6 +132,7 @@ def machine(here: Machine, _: Plan, __: argparse.Namespace) -> list[dict[str, An
 
 def engine(here: Machine, plan: Plan, _: argparse.Namespace) -> list[dict[str, Any]]:
     """The real engine: forced endings, and outputs with both classes only loaded."""
+    needs_device(here)
     found = []
     for scheduling in ("sync", "async"):
         run = measured("forced_ends", requests=plan.requests, scheduling=scheduling)
@@ -140,6 +142,17 @@ def engine(here: Machine, plan: Plan, _: argparse.Namespace) -> list[dict[str, A
     name = "engine: requests as in stock vLLM, nothing set"
     found.append(figure(name, run["exact"], f"of {run['requests']}", f">= {run['requests']}"))
     return found
+
+
+def needs_device(here: Machine) -> None:
+    """Refuse a vLLM for CPUs on a machine with a GPU.
+
+    Raises:
+        Failed: says what is needed.
+    """
+    program = "from vllm.platforms import current_platform; print(current_platform.device_type)"
+    if not here.dry and output(sys.executable, "-c", program).splitlines()[-1] != "cuda":
+        raise Failed("vLLM is a build for CPUs: set MERIDIAN_PYTHON to a Python with vLLM for CUDA")
 
 
 def measured(name: str, **options: Any) -> dict[str, Any]:
@@ -162,9 +175,10 @@ def random_model(out: Path, shape: dict[str, int]) -> Path:
     return out
 
 
-def day(_: Machine, plan: Plan, a: argparse.Namespace) -> list[dict[str, Any]]:
+def day(here: Machine, plan: Plan, a: argparse.Namespace) -> list[dict[str, Any]]:
     """Stock vLLM beside Meridian: what it serves, then pairs of a day at 0.6 of that with a burst of 1.6."""
-    work = a.out / "gpu-day"
+    needs_device(here)
+    work = ROOT / "target" / "gpu-day"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     model = ("--model", a.model or random_model(work / "model", plan.shape))
@@ -206,10 +220,8 @@ def day(_: Machine, plan: Plan, a: argparse.Namespace) -> list[dict[str, Any]]:
             ratios[name].append(by_name["balanced"][key] / by_name["stock"][key])
         print(f"  pair {pair + 1} of {plan.pairs}", file=sys.stderr, flush=True)
     for name, values in ratios.items():
-        middle = sorted(values)[len(values) // 2]
-        found.append(figure(f"day: {name}, balanced over stock", middle, "ratio", low=min(values), high=max(values)))
-    if plan.small:
-        shutil.rmtree(work)
+        name = f"day: {name}, balanced over stock"
+        found.append(figure(name, median(values), "ratio", low=min(values), high=max(values)))
     return found
 
 

@@ -188,9 +188,9 @@ impl BudgetRows {
         self.rows.tokens(row)
     }
 
-    /// What the scheduler tells: a datagram, from anybody.
-    fn receive(&mut self, datagram: &[u8]) {
-        self.rows.receive(datagram);
+    /// What the scheduler tells; see [`Order`](meridian_core::budget::Order).
+    fn receive(&mut self, message: &[u8]) {
+        self.rows.receive(message);
     }
 
     /// A step is about to sample. Rows that are forced and their tokens, rows that are guarded, and rows whose entropy is
@@ -254,11 +254,11 @@ pub(crate) struct StepReport {
 
 #[pymethods]
 impl StepReport {
-    /// A datagram for the scheduler. `entropies` are in nats, in the order of the step's measured rows; those that are
+    /// A message for the scheduler. `entropies` are in nats, in the order of the step's measured rows; those that are
     /// missing were not measured.
     #[pyo3(signature = (entropies, confidences = vec![]))]
-    fn datagram<'py>(&self, py: Python<'py>, entropies: Vec<f32>, confidences: Vec<f32>) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, &self.report.datagram(&entropies, &confidences))
+    fn message<'py>(&self, py: Python<'py>, entropies: Vec<f32>, confidences: Vec<f32>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.report.message(&entropies, &confidences))
     }
 
     /// Whether a row of the step is a probe, whose confidence is wanted beside its entropy.

@@ -97,9 +97,9 @@ impl ClientRow {
 
 #[pymethods]
 impl Thinking {
-    /// What a sampler has measured: a datagram, from anybody.
-    fn received(&self, datagram: &[u8]) {
-        self.of(|budgets, table| budgets.received(table, datagram));
+    /// What a sampler has measured; see [`Report`](meridian_core::budget::Report).
+    fn received(&self, message: &[u8]) {
+        self.of(|budgets, table| budgets.received(table, message));
     }
 
     /// The scheduled step computes a part of the prompts of these requests, the last part for the second ones; what is to

@@ -94,7 +94,7 @@ class Step:
 
     has_probes = False
 
-    def datagram(self, entropies, confidences):
+    def message(self, entropies, confidences):
         return self.number, entropies
 
 

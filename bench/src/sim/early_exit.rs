@@ -67,7 +67,7 @@ impl Probes {
     /// Run the probes that are due, ask the budget slot, and carry its orders out.
     pub(super) fn decide(&mut self, now_ms: f64, driver: &mut Driver, pool: &Pool, live: &mut [Option<Box<Live>>]) {
         let Some((budgets, table)) = driver.thinking() else { return };
-        let mut datagram = Vec::new();
+        let mut message = Vec::new();
         for (key, token) in budgets.due(table) {
             self.run += 1;
             budgets.probe_runs(table, key, PROBE_TOKENS);
@@ -75,11 +75,11 @@ impl Probes {
             let settled = token >= *settles_at;
             let bits = EntropyModel::recorded().bits(settled, draw(mix(PROBED, *number), u64::from(token)));
             let entropy_nats = EntropySignal::from_bits(bits as f32).nats();
-            datagram.clear();
+            message.clear();
             // Recorded thoughts have entropies only.
             Report { key, token, ahead: 0, what: Measured::Probe, entropy_nats, confidence: f32::NAN }
-                .write(&mut datagram);
-            budgets.received(table, &datagram);
+                .write(&mut message);
+            budgets.received(table, &message);
             budgets.probed(table, key, settled.then_some(ANY_TOKEN));
         }
         for order in Order::read_all(driver.judge_thinking(now_ms, pool.free(), pool.total())) {

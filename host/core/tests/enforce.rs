@@ -273,9 +273,9 @@ proptest! {
         prop_assert_eq!(one, two);
     }
 
-    /// A datagram from anybody is read or passed over, never more.
+    /// Any message is read or passed over, never more.
     #[test]
-    fn hostile_datagrams_are_passed_over(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn hostile_messages_are_passed_over(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let whole = bytes.len() / Order::BYTES;
         prop_assert!(Order::read_all(&bytes).count() <= whole);
         prop_assert!(Report::read_all(&bytes).count() <= whole);

@@ -77,8 +77,8 @@ impl Followed {
         Order::read_all(self.budgets.chunks(&mut self.table, &[(row, is_chunk)])).collect()
     }
 
-    fn received(&mut self, datagram: &[u8]) {
-        self.budgets.received(&mut self.table, datagram);
+    fn received(&mut self, message: &[u8]) {
+        self.budgets.received(&mut self.table, message);
     }
 
     fn due(&self) -> std::vec::IntoIter<(u64, u32)> {
@@ -147,10 +147,10 @@ fn orders(budgets: &mut Followed, slot: &mut BudgetSlot) -> Vec<Order> {
 fn probe(budgets: &mut Followed, key: u64, nats: f32, answer: u32) {
     let at = budgets.due().find(|(due, _)| *due == key).map_or(0, |(_, at)| at);
     budgets.probe_runs(key, 3);
-    let mut datagram = Vec::new();
+    let mut message = Vec::new();
     Report { key, token: at, ahead: 0, what: Measured::Probe, entropy_nats: nats, confidence: f32::NAN }
-        .write(&mut datagram);
-    budgets.received(&datagram);
+        .write(&mut message);
+    budgets.received(&message);
     budgets.probed(key, Some(answer));
 }
 
@@ -343,11 +343,11 @@ fn the_index_of_native_rows_ends_thinking_without_a_probe() {
     assert!(add(&mut budgets, 1, ClientBudget::default()).limits.is_measured);
     orders(&mut budgets, &mut slot);
     for number in 0..12u32 {
-        let mut datagram = Vec::new();
+        let mut message = Vec::new();
         let entropy_nats = if number < 8 { 0.1 } else { 3.0 };
         Report { key: 1, token: number, ahead: 0, what: Measured::Native, entropy_nats, confidence: f32::NAN }
-            .write(&mut datagram);
-        budgets.received(&datagram);
+            .write(&mut message);
+        budgets.received(&message);
         budgets.generated(1, &[if number == 11 { LINE } else { 20 }], 1.0);
     }
     assert_eq!(budgets.due().count(), 0, "EAT is off");
@@ -367,13 +367,13 @@ fn the_index_is_the_same_when_entropies_come_after_their_tokens() {
             budgets.generated(1, &[if number == 11 { LINE } else { 20 }], 1.0);
             let Some(token) = (number + 1u32).checked_sub(late) else { continue };
             assert_eq!(orders(&mut budgets, &mut slot), [], "not before the boundary is measured");
-            let mut datagram = Vec::new();
+            let mut message = Vec::new();
             let entropy_nats = if token < 8 { 0.1 } else { 3.0 };
             Report { key: 1, token, ahead: 0, what: Measured::Native, entropy_nats, confidence: f32::NAN }
-                .write(&mut datagram);
+                .write(&mut message);
             // Said twice, it counts once.
-            budgets.received(&datagram);
-            budgets.received(&datagram);
+            budgets.received(&message);
+            budgets.received(&message);
             if token == 11 {
                 break;
             }
@@ -388,10 +388,10 @@ fn the_index_is_the_same_when_entropies_come_after_their_tokens() {
 #[test]
 fn a_probe_whose_entropy_comes_after_it_counts_until_the_next_is_due() {
     let report = |budgets: &mut Followed, token| {
-        let mut datagram = Vec::new();
+        let mut message = Vec::new();
         Report { key: 1, token, ahead: 0, what: Measured::Probe, entropy_nats: 0.1, confidence: f32::NAN }
-            .write(&mut datagram);
-        budgets.received(&datagram);
+            .write(&mut message);
+        budgets.received(&message);
     };
     let (mut budgets, mut slot) = (budgets(level(), 0), slot("eat-rpdi", "{}"));
     add(&mut budgets, 1, ClientBudget::default());
@@ -554,10 +554,10 @@ fn an_index_is_measured_for_a_policy_that_lists_it() {
     assert!(add(&mut budgets, 2, ClientBudget::default()).limits.is_measured);
     let feed = |budgets: &mut Followed, from: u32| {
         for token in from..from + 4 {
-            let mut datagram = Vec::new();
+            let mut message = Vec::new();
             Report { key: 1, token, ahead: 0, what: Measured::Native, entropy_nats: 0.5, confidence: f32::NAN }
-                .write(&mut datagram);
-            budgets.received(&datagram);
+                .write(&mut message);
+            budgets.received(&message);
             budgets.generated(1, &[if token == from + 3 { LINE } else { 20 }], 1.0);
         }
     };
@@ -601,14 +601,14 @@ fn entropies_of_rejected_drafts_count_for_no_token() {
     let configured = Thresholds { rpdi_threshold: 1.5, eat_variance_threshold: 0.0, ..level() };
     // Steps of four rows; the last two drafts of each are rejected. From a token on, only their entropies are high.
     let report = |first: u32| {
-        let mut datagram = Vec::new();
+        let mut message = Vec::new();
         for ahead in 0..4u8 {
             let entropy_nats = if ahead < 2 || first < 12 { 0.1 } else { 3.0 };
             let token = first + u32::from(ahead);
             Report { key: 1, token, ahead, what: Measured::Native, entropy_nats, confidence: f32::NAN }
-                .write(&mut datagram);
+                .write(&mut message);
         }
-        datagram
+        message
     };
     for is_late in [true, false] {
         let (mut budgets, mut slot) = (budgets(configured, 0), slot("eat-rpdi", "{}"));
@@ -646,13 +646,13 @@ fn a_boundary_that_is_still_to_be_measured_is_asked_about_once() {
     budgets.generated(1, &[20, 20, 20, LINE], 1.0);
     assert_eq!(orders(&mut budgets, &mut slot), []);
     assert!(seen.lock().unwrap().is_empty(), "its entropy is under way");
-    let mut datagram = Vec::new();
+    let mut message = Vec::new();
     for token in 0..4 {
         let ahead = u8::try_from(token).expect("a few tokens");
         Report { key: 1, token, ahead, what: Measured::Native, entropy_nats: 0.5, confidence: f32::NAN }
-            .write(&mut datagram);
+            .write(&mut message);
     }
-    budgets.received(&datagram);
+    budgets.received(&message);
     for _ in 0..2 {
         orders(&mut budgets, &mut slot);
         assert_eq!(*seen.lock().unwrap(), [[4.0, 2.0, 1.0]]);
@@ -681,7 +681,7 @@ fn an_end_below_the_minimum_comes_at_the_minimum() {
     assert_eq!(orders(&mut budgets, &mut slot), [Order::Limit { key: 1, from: 10, max_think_tokens: 0 }]);
 }
 
-/// A sampler may hear of an engine that was taken out, and anybody may send a datagram.
+/// A sampler may hear of an engine that was taken out, and a message may hold anything.
 #[test]
 fn reports_of_keys_that_are_not_these_budgets_change_nothing() {
     let first_key = 1 << 56;
@@ -691,10 +691,10 @@ fn reports_of_keys_that_are_not_these_budgets_change_nothing() {
     assert_eq!(budgets.due().collect::<Vec<_>>(), [(first_key + 1, 2)]);
     budgets.probe_runs(first_key + 1, 3);
     for key in [0, 1, first_key, first_key + 2, 2 * first_key + 1, u64::MAX] {
-        let mut datagram = Vec::new();
+        let mut message = Vec::new();
         Report { key, token: 2, ahead: 0, what: Measured::Probe, entropy_nats: 0.1, confidence: f32::NAN }
-            .write(&mut datagram);
-        budgets.received(&datagram);
+            .write(&mut message);
+        budgets.received(&message);
         budgets.probed(key, Some(3));
     }
     assert_eq!((budgets.status().probes_done, budgets.status().probes_dropped), (0, 0));

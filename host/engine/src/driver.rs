@@ -482,11 +482,11 @@ mod tests {
         };
         let (budgets, table) = driver.thinking().expect("followed");
         budgets.probe_runs(table, key, 1);
-        let mut datagram = Vec::new();
+        let mut message = Vec::new();
         let entropy_nats = EntropySignal::from_bits(3.0).nats();
         Report { key, token: due, ahead: 0, what: Measured::Probe, entropy_nats, confidence: f32::NAN }
-            .write(&mut datagram);
-        budgets.received(table, &datagram);
+            .write(&mut message);
+        budgets.received(table, &message);
         budgets.probed(table, key, None);
         driver.plan(&EngineFacts { now_ms, ..facts }, &[row], &[]);
         let measured = seen.lock().expect("no panic").clone();

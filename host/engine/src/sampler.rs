@@ -1,5 +1,5 @@
 //! The sampling side: which rows of a model runner's batch to force, guard and measure. It runs in the sampling
-//! process, without the engine of the scheduling process; the two exchange datagrams (ADR 0011). One long file: orders,
+//! process, without the engine of the scheduling process; the two exchange messages in vLLM's own (ADR 0011). One long file: orders,
 //! drafts, bans and reports change the same rows.
 
 use std::collections::HashMap;
@@ -250,9 +250,9 @@ impl<O: Outputs> SamplerRows<O> {
         self.early.contains_key(&key)
     }
 
-    /// Take in a datagram of orders from the scheduler. The sender is not trusted.
-    pub fn receive(&mut self, datagram: &[u8]) {
-        for order in Order::read_all(datagram) {
+    /// Take in a message of orders from the scheduler. The sender is not trusted.
+    pub fn receive(&mut self, message: &[u8]) {
+        for order in Order::read_all(message) {
             match order {
                 Order::Limit { key, from, max_think_tokens } => {
                     if let Some(request) = self.find(key) {
@@ -441,17 +441,17 @@ impl StepReport {
         self.measured.iter().any(|(.., what)| *what == Measured::Probe)
     }
 
-    /// A datagram for the scheduler, of the step's measured rows in their order: `entropies` in nats, `confidences` the
+    /// A message for the scheduler, of the step's measured rows in their order: `entropies` in nats, `confidences` the
     /// probabilities of the likeliest tokens. Missing ones count as not measured.
     #[must_use]
-    pub fn datagram(&self, entropies: &[f32], confidences: &[f32]) -> Vec<u8> {
-        let mut datagram = Vec::with_capacity(self.measured.len() * Report::BYTES);
+    pub fn message(&self, entropies: &[f32], confidences: &[f32]) -> Vec<u8> {
+        let mut message = Vec::with_capacity(self.measured.len() * Report::BYTES);
         for (row, &(key, token, ahead, what)) in self.measured.iter().enumerate() {
             let entropy_nats = entropies.get(row).copied().unwrap_or(f32::NAN);
             let confidence = confidences.get(row).copied().filter(|_| what == Measured::Probe).unwrap_or(f32::NAN);
-            Report { key, token, ahead, what, entropy_nats, confidence }.write(&mut datagram);
+            Report { key, token, ahead, what, entropy_nats, confidence }.write(&mut message);
         }
-        datagram
+        message
     }
 }
 

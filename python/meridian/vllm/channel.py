@@ -14,9 +14,9 @@ import functools
 import inspect
 import json
 import sys
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
 
 from vllm.v1.outputs import AsyncModelRunnerOutput
 
@@ -122,12 +122,12 @@ class ToScheduler:
         reports, self._reports = tuple(self._reports), []
         if not isinstance(output, AsyncModelRunnerOutput):
             return _with(output, reports)
-        own = output.get_output
+        # vLLM calls it on another thread, and on ranks whose output nobody takes never: it must not keep itself alive.
+        held = weakref.ref(output)
 
         def get_output() -> ModelRunnerOutput:
-            # vLLM calls it once, on another thread; the output must not keep itself alive after that.
-            del output.get_output
-            return _with(own(), reports)
+            own: Any = held()
+            return _with(type(own).get_output(own), reports)
 
         output.get_output = get_output  # type: ignore[method-assign]
         return output
@@ -142,7 +142,7 @@ def _with(output: ModelRunnerOutput, reports: tuple[bytes, ...]) -> ModelRunnerO
 
 # The end of each engine whose model runner is in this process, by the identity of its configuration, which the end's
 # owner keeps alive.
-_ENDS: WeakValueDictionary[int, ToScheduler] = WeakValueDictionary()
+_ENDS: weakref.WeakValueDictionary[int, ToScheduler] = weakref.WeakValueDictionary()
 
 
 def listen(vllm_config: VllmConfig, end: ToScheduler) -> None:
@@ -152,22 +152,25 @@ def listen(vllm_config: VllmConfig, end: ToScheduler) -> None:
         RuntimeError: this vLLM has none of the model runners that Meridian knows.
     """
     _ENDS[id(vllm_config)] = end
-    runners = [module.GPUModelRunner for name in _RUNNERS if (module := sys.modules.get(name)) is not None]
-    for runner in runners:
-        if not hasattr(vars(runner)[_ARRIVES], _ORDERS):
-            _wrap(runner)
+    modules = [module for name in _RUNNERS if (module := sys.modules.get(name)) is not None]
+    if not modules:
+        raise _not_supported("no model runner V1 or V2 is in use")
+    for module in modules:
+        if not hasattr(module.GPUModelRunner.execute_model, _ORDERS):
+            _wrap(module.GPUModelRunner)
+
+
+def _not_supported(why: str) -> RuntimeError:
+    import vllm
+
+    return RuntimeError(f"vLLM {vllm.__version__} is not supported by this Meridian: {why}")
 
 
 def _wrap(runner: Any) -> None:
-    arrives, leaves = vars(runner)[_ARRIVES], vars(runner)[_LEAVES]
+    arrives, leaves = getattr(runner, _ARRIVES), getattr(runner, _LEAVES)
     given = tuple(inspect.signature(arrives).parameters)[:2]
     if given != ("self", "scheduler_output"):
-        import vllm
-
-        raise RuntimeError(
-            f"vLLM {vllm.__version__} is not supported by this Meridian: "
-            f"{runner.__module__}.GPUModelRunner.{_ARRIVES}({', '.join(given)})"
-        )
+        raise _not_supported(f"{runner.__module__}.GPUModelRunner.{_ARRIVES}({', '.join(given)})")
 
     @functools.wraps(arrives)
     def execute_model(self: Any, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:

@@ -79,6 +79,7 @@ PLACES = (
     Place("budget", "max_num_scheduled_tokens", int),
     Place("cap", "_reserve_prefill_lookahead", ("request", "num_computed_tokens", "num_new_tokens")),
     Place("victim", "_preempt_request", ("request",)),
+    Place("victim", "requires_kv_delivery", bool),
     Place("victim", f"{_MANAGER}.allocate_slots", ("request", "num_new_tokens")),
     Place("victim", "running", list, later=f"{_VICTIM}.preemption_key"),
     Place("victim", f"{_VICTIM}.preemption_key", ("request", "running_position"), is_draft=True),

@@ -64,6 +64,7 @@ class BudgetLogitsProcessor(LogitsProcessor, RunnerV2LogitsProcessor):  # type: 
 
     Raises:
         ConfigError: `meridian.toml` is not valid.
+        RuntimeError: this vLLM is not supported.
         ValueError: the engine speculates on the model runner V1, without these wrappers.
     """
 

@@ -66,7 +66,7 @@ class Reports:
                 self._is_broken = True
                 self._log(why)
             self._steps.popleft()
-            self._tell(step.datagram(entropies, confidences))
+            self._tell(step.message(entropies, confidences))
 
     def _log(self, why: Exception) -> None:
         if not self._is_logged:

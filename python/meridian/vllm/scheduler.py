@@ -58,7 +58,6 @@ class _Meridian(Step, Following):
         self._meridian_block_pool = self.kv_cache_manager.block_pool
         self._meridian_own_ns = deque(maxlen=TIMED_STEPS)
         self._meridian_hooks_time = OwnTime()
-        self._meridian_samplers = ToSamplers()
         self._meridian_use(engine)
         logger.info("meridian: outputs: %s", engine.outputs)
         logger.info("meridian: changes vLLM's scheduler by %s", self._meridian_seams.name)
@@ -86,10 +85,9 @@ class _Meridian(Step, Following):
             return
         self._meridian_preempts_for_waiting = engine.preempts_for_waiting
         self._meridian_promises = engine.promises
+        samplers = self._meridian_samplers = self._meridian_samplers or ToSamplers()
         self._meridian_think_kept = (
-            None
-            if self._meridian_diffuses
-            else make_think_hook(self, self._meridian_seams, engine, self._meridian_samplers)
+            None if self._meridian_diffuses else make_think_hook(self, self._meridian_seams, engine, samplers)
         )
         self._meridian_stands_aside = engine.is_stock
         if not self._meridian_stands_aside:
@@ -147,7 +145,11 @@ class _Meridian(Step, Following):
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         engine = self._meridian
         if engine is None:
-            return super().schedule(*args, **kwargs)
+            output = super().schedule(*args, **kwargs)
+            if self._meridian_samplers is not None:
+                # What was told before Meridian failed.
+                self._meridian_samplers.leave_with(output)
+            return output
         began_ns = time.perf_counter_ns()
         now_ms = time.monotonic() * 1e3
         self._guard("planning a step", self._begin_step, engine, now_ms)
@@ -163,7 +165,8 @@ class _Meridian(Step, Following):
             self._end_step()
         if self._meridian is engine:
             self._guard("following a step", self._observe, engine, output, now_ms)
-        self._meridian_samplers.leave_with(output)
+        if self._meridian_samplers is not None:
+            self._meridian_samplers.leave_with(output)
         self._meridian_own_ns.append(time.perf_counter_ns() - scheduled_ns + planned_ns - began_ns + hooks.ns)
         return output
 

@@ -67,7 +67,8 @@ class State(_Base):
     _meridian_steps_seen = 0
     _meridian_output_preemptions_logged = 0
     _meridian_block_pool: BlockPool
-    _meridian_samplers: ToSamplers
+    # Of a scheduler that was started.
+    _meridian_samplers: ToSamplers | None = None
     # Nanoseconds that Meridian added to `schedule()` in each of the latest steps; and the hooks' part in this one.
     _meridian_own_ns: deque[int]
     _meridian_hooks_time: OwnTime

@@ -147,7 +147,8 @@ def test_measurements_come_back_with_the_tokens(is_async: bool, names: tuple[str
     assert reports_in(outputs()) == (), "vLLM's own empty output stays as it is"
 
 
-def test_an_asynchronous_output_is_freed_when_it_was_taken() -> None:
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_an_asynchronous_output_is_freed_whether_or_not_it_was_taken(is_taken: bool) -> None:
     from meridian.vllm.channel import ToScheduler
 
     rank = ToScheduler()
@@ -156,7 +157,8 @@ def test_an_asynchronous_output_is_freed_when_it_was_taken() -> None:
     gone = weakref.ref(output)
     gc.disable()
     try:
-        output.get_output()
+        if is_taken:
+            output.get_output()
         del output
         assert gone() is None
     finally:
@@ -208,6 +210,9 @@ def test_a_model_runner_with_another_method_is_refused(monkeypatch: pytest.Monke
     monkeypatch.setitem(channel.sys.modules, "a_runner", SimpleNamespace(GPUModelRunner=GPUModelRunner))  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match=r"is not supported by this Meridian: .*execute_model\(self, batch\)$"):
         channel.listen(SimpleNamespace(), channel.ToScheduler())  # type: ignore[arg-type]
+    monkeypatch.setattr(channel, "_RUNNERS", ("not_imported",))
+    with pytest.raises(RuntimeError, match=r"is not supported by this Meridian: no model runner V1 or V2 is in use$"):
+        channel.listen(SimpleNamespace(), channel.ToScheduler())  # type: ignore[arg-type]
 
 
 def garbage(rng: random.Random, keys: list[int]) -> bytes:
@@ -239,7 +244,7 @@ def test_garbage_changes_nothing_where_tokens_are_sampled() -> None:
         found = one.step(3)
         assert found == other.step(3)
         told = [rows.told() for rows in (one, other)]
-        assert told[0].datagram([0.5] * 3) == told[1].datagram([0.5] * 3)
+        assert told[0].message([0.5] * 3) == told[1].message([0.5] * 3)
         for row, tokens in enumerate(outputs):
             forced = dict(zip(found[0], found[1], strict=True))
             tokens.append(forced.get(row, 100 + step))

@@ -16,10 +16,13 @@ RANKS, STAGES = (form for form in parallel.FORMS if form.startswith(("tensor", "
 
 def can_make_machines() -> bool:
     """Whether this user may make network namespaces, which needs root."""
+    machines = parallel.Machines.__new__(parallel.Machines)
     try:
-        parallel.Machines().close()
+        machines.__init__()  # type: ignore[misc]
     except (OSError, subprocess.CalledProcessError):
         return False
+    finally:
+        machines.close()
     return True
 
 
@@ -30,5 +33,6 @@ def test_every_process_that_samples_gets_its_orders(form: str) -> None:
         form = parallel.MACHINES
     found = parallel.measure(str(COMPONENT), form, requests=32, swaps=2)
     assert (found["served"], found["missed"], found["failures"]) == (32, 0, 0)
-    assert found["same_answers"] == found["answers"] == 24
+    # Of those with a budget and of those that an order has ended.
+    assert found["same_answers"] == found["answers"] == 20 + 8
     assert (found["swapped"], found["engines"], found["gave_up"]) == (2, 1, 0)

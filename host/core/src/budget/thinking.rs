@@ -196,9 +196,9 @@ impl ThinkBudgets {
         (bits >> RowId::BITS == 0).then(|| RowId::from_bits(bits))
     }
 
-    /// Take in a datagram of [`Report`]s from the sampling process. The sender is not trusted.
-    pub fn received(&mut self, table: &mut RequestTable, datagram: &[u8]) {
-        for report in Report::read_all(datagram) {
+    /// Take in a message of [`Report`]s from the sampling process. The sender is not trusted.
+    pub fn received(&mut self, table: &mut RequestTable, message: &[u8]) {
+        for report in Report::read_all(message) {
             let Report { key, token, ahead, what, entropy_nats, confidence } = report;
             let Some(id) = self.id(key) else { continue };
             let Some(record) = record_of(table, id) else { continue };
@@ -498,7 +498,7 @@ impl ThinkBudgets {
         self.find(table, key).is_some_and(|(state, _)| state.phases.is_thinking())
     }
 
-    /// Ask the slot about new facts, and return the orders for the sampling process: a datagram of [`Order`]s, empty
+    /// Ask the slot about new facts, and return the orders for the sampling process: a message of [`Order`]s, empty
     /// without orders.
     pub fn decide(&mut self, table: &mut RequestTable, decider: &mut dyn BudgetDecider, load: Load) -> &[u8] {
         self.orders.clear();

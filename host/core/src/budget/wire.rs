@@ -1,5 +1,5 @@
 //! The messages between the scheduling process and the sampling process: fixed records, little-endian, any number of
-//! them in a datagram. A datagram may contain anything, so readers skip invalid records.
+//! them in a message. A message may contain anything, so readers skip invalid records.
 
 /// The scheduler's orders about a request.
 ///
@@ -7,10 +7,10 @@
 /// use meridian_core::budget::Order;
 ///
 /// let orders = [Order::Limit { key: 7, from: 12, max_think_tokens: 0 }, Order::Gone { key: 7 }];
-/// let mut datagram = Vec::new();
-/// orders.iter().for_each(|order| order.write(&mut datagram));
-/// assert_eq!(datagram.len(), 2 * Order::BYTES);
-/// assert!(Order::read_all(&datagram).eq(orders));
+/// let mut message = Vec::new();
+/// orders.iter().for_each(|order| order.write(&mut message));
+/// assert_eq!(message.len(), 2 * Order::BYTES);
+/// assert!(Order::read_all(&message).eq(orders));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
@@ -55,9 +55,9 @@ impl Order {
         out.extend_from_slice(&max_think_tokens.to_le_bytes());
     }
 
-    /// The records of a datagram.
-    pub fn read_all(datagram: &[u8]) -> impl Iterator<Item = Self> {
-        datagram.chunks_exact(Self::BYTES).filter_map(|record| {
+    /// The records of a message.
+    pub fn read_all(message: &[u8]) -> impl Iterator<Item = Self> {
+        message.chunks_exact(Self::BYTES).filter_map(|record| {
             let key = u64::from_le_bytes(array(record, 1));
             match record[0] {
                 0 => Some(Self::Limit {
@@ -79,9 +79,9 @@ impl Order {
 /// use meridian_core::budget::{Measured, Report};
 ///
 /// let report = Report { key: 7, token: 3, ahead: 0, what: Measured::Probe, entropy_nats: 0.25, confidence: 0.9 };
-/// let mut datagram = Vec::new();
-/// report.write(&mut datagram);
-/// assert!(Report::read_all(&datagram).eq([report]));
+/// let mut message = Vec::new();
+/// report.write(&mut message);
+/// assert!(Report::read_all(&message).eq([report]));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Report {
@@ -134,9 +134,9 @@ impl Report {
         out.extend_from_slice(&self.confidence.to_le_bytes());
     }
 
-    /// The records of a datagram.
-    pub fn read_all(datagram: &[u8]) -> impl Iterator<Item = Self> {
-        datagram.chunks_exact(Self::BYTES).filter_map(|record| {
+    /// The records of a message.
+    pub fn read_all(message: &[u8]) -> impl Iterator<Item = Self> {
+        message.chunks_exact(Self::BYTES).filter_map(|record| {
             let what = match record[0] {
                 0 => Measured::Native,
                 1 => Measured::Guarded,
