@@ -108,6 +108,7 @@ PARTS: dict[str, Part] = {
         parallel,
         Row("{form}: requests with a budget that were served", "served", "of {requests}", ">= {requests}"),
         Row("{form}: budgets missed", "missed", "of {requests}", "<= 0"),
+        Row("{form}: requests that an order has ended", "ordered", "of {without}", ">= 1"),
         Row("{form}: answers as after the forced token", "same_answers", "of {answers}", ">= {answers}"),
         Row("{form}: swaps by `ctl --all` that every engine did", "swapped", "of {swaps}", ">= {swaps}"),
     ),

@@ -37,13 +37,14 @@ MACHINES, RUST = "two machines, a rank each", "vLLM's front end in Rust"
 # The build of vLLM that carries the front end. It serves for the engine of the version before too.
 RUST_BUILD = "0.33.0"
 CLIENTS = 16
-# A request without a budget of its own is ended at this many tokens or, if it has more, at once.
-LATER, MOST = 40, 120
+# A request without a budget of its own is ended by an order at this many tokens or, if it has more, at once; and if no
+# order came in time, as on a busy machine, by the operator's limit.
+LATER, OPERATORS_LIMIT = 40, 160
 # Each which-th request has none, and this tenant.
 WITHOUT, LATE = 4, "late"
 # Requests whose answer is compared with that to a prompt that ends with the forced token, and its tokens.
 COMPARED, ANSWER = 40, 8
-CONFIG = "[scheduler]\nmin_think_tokens = 0\nmax_think_tokens = 400\n[entropy]\nenabled = false\n"
+CONFIG = f"[scheduler]\nmin_think_tokens = 0\nmax_think_tokens = {OPERATORS_LIMIT}\n[entropy]\nenabled = false\n"
 CONFIG += '[policy]\nwatch = false\n[policy.dispatch]\nsource = "{}"\ndeadline_ms = 1000\n'
 _NETWORK = "10.77.0"
 
@@ -173,7 +174,7 @@ def serve(fleet: Fleet, form: str, requests: int, swaps: Sequence[Path]) -> dict
     def answered(i: int) -> list[int]:
         budget = budgets[i]
         own = {"meridian_tenant": LATE} if budget is None else {"meridian_think_budget": budget}
-        tokens = MOST if budget is None else budget + 1 + ANSWER
+        tokens = (OPERATORS_LIMIT if budget is None else budget) + 1 + ANSWER
         try:
             return fleet.generate(prompt=prompts[i], max_tokens=tokens, vllm_xargs=own)["choices"][0]["token_ids"]
         except (OSError, RuntimeError, LookupError) as error:
@@ -195,11 +196,12 @@ def serve(fleet: Fleet, form: str, requests: int, swaps: Sequence[Path]) -> dict
     finally:
         is_over.set()
         changing.join()
-    missed = []
+    missed, ordered = [], 0
     for i, (budget, own) in enumerate(zip(budgets, tokens, strict=True)):
         at = own.index(end) if end in own else None
         if at is None or (at != budget if budget is not None else at < LATER):
             missed.append(f"request {i}: ended at {at}, its budget is {budget}")
+        ordered += budget is None and at is not None and at < OPERATORS_LIMIT
     compared = to_compare(tokens, budgets, end)
     same = 0
     for i, at in compared:
@@ -212,6 +214,8 @@ def serve(fleet: Fleet, form: str, requests: int, swaps: Sequence[Path]) -> dict
         "requests": requests,
         "served": sum(map(bool, tokens)),
         "missed": len(missed),
+        "ordered": ordered,
+        "without": sum(budget is None for budget in budgets),
         "answers": len(compared),
         "same_answers": same,
         "swaps": len(swaps),

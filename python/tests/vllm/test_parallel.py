@@ -33,6 +33,7 @@ def test_every_process_that_samples_gets_its_orders(form: str) -> None:
         form = parallel.MACHINES
     found = parallel.measure(str(COMPONENT), form, requests=32, swaps=2)
     assert (found["served"], found["missed"], found["failures"]) == (32, 0, 0)
+    assert found["ordered"] > 0
     # Of those with a budget and of those that an order has ended.
     assert found["same_answers"] == found["answers"] == 20 + 8
     assert (found["swapped"], found["engines"], found["gave_up"]) == (2, 1, 0)
