@@ -37,6 +37,7 @@ from checks.gpu.entropy import DRY, Sizes, sanitize, sweep, times
 from checks.gpu.product import product
 
 RESULTS = ROOT / "bench" / "results"
+MERIDIAN = (sys.executable, "-m", "meridian", "--json")
 NOT_MEASURED = 3
 # The day: factors of what stock vLLM serves, and seconds; a burst of 1.6 in its middle.
 DAY = "0.6x{0},1.6x{1},0.6x{2}"
@@ -187,21 +188,12 @@ def day(here: Machine, plan: Plan, a: argparse.Namespace) -> list[dict[str, Any]
     def generate(out: Path, seed: int, rate: float, *length: str) -> None:
         text = workload.read_text().replace("requests_per_s = 6.0", f"requests_per_s = {rate}")
         (work / "workload.toml").write_text(f"{text}\n[arrivals]\ngap_cv = 1.0\n")
-        command = (
-            sys.executable,
-            "-m",
-            "meridian",
-            "--json",
-            "bench",
-            "generate",
-            "--workload",
-            work / "workload.toml",
-        )
-        output(*command, "--seed", str(seed), *length, "--out", out)
+        command = (*MERIDIAN, "bench", "generate", "--workload", work / "workload.toml", "--seed", str(seed))
+        output(*command, *length, "--out", out)
 
     def compared(label: str, trace: Path, *more: str) -> list[dict[str, Any]]:
-        command = [sys.executable, "-m", "meridian", "--json", "bench", "vllm", "--out", work / label]
-        said = output(*command, "--trace", trace, "--max-num-seqs", "256", *model, *more)
+        command = (*MERIDIAN, "bench", "vllm", "--out", work / label, "--trace", trace)
+        said = output(*command, "--max-num-seqs", "256", *model, *more)
         return json.loads(said)["comparisons"][0]["runs"]
 
     generate(work / "once.csv", 1, 6.0, "--requests", str(plan.at_once))
@@ -305,13 +297,14 @@ def main() -> int:
     here = Machine(dry=a.dry_run)
     facts = here.facts() | {"seed": a.seed}
     found, failed = run(here, plan, a)
-    if a.sweep and not a.dry_run:
-        facts["sweep"] = sweep(torch, plan.sizes)
+    swept = {"sweep": sweep(torch, plan.sizes)} if a.sweep and not a.dry_run else {}
     if not a.only:
         write(a.out, facts, found)
     if a.json:
-        print(json.dumps(facts | {"failed": failed, "figures": found}))
+        print(json.dumps(facts | swept | {"failed": failed, "figures": found}))
     else:
+        for line in swept.get("sweep", [])[:8]:
+            print(f"  {line}")
         for line in found:
             holds = {True: "holds", False: "FALLS SHORT", None: ""}[line["holds"]]
             print(f"{line['name']:66} {line['value']:12.5g} {line['unit']:10} {line['bound'] or '':9} {holds}")
