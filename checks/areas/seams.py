@@ -57,7 +57,7 @@ def steps(_: int) -> Iterator[Figure]:
 
 def runner_v2(_: int) -> Iterator[Figure]:
     """Model Runner V2 with its kernels interpreted: outputs against stock's, and budgets."""
-    from python.tests.vllm.outputs.cpu import REPLACED
+    from checks.engine.cpu import REPLACED
 
     names = ", ".join(name for _, name in REPLACED)
     yield Figure(f"Model Runner V2: functions that are replaced ({names})", len(REPLACED), "functions", "<= 1")

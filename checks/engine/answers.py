@@ -18,7 +18,8 @@ from meridian.vllm.bench import arith
 from meridian.vllm.bench.model import model_dir, reasoner_dir
 from meridian.vllm.bench.run import MERIDIAN_CLASS
 
-from checks.engine.llm import PROCESSOR, QUIET, configure, gave_up, ids, keep_asynchronous, ngrams, problem_ids
+from checks.engine import cpu
+from checks.engine.llm import PROCESSOR, QUIET, configure, gave_up, ids, ngrams, problem_ids
 
 CONFIG = f"""[entropy]
 enabled = false
@@ -50,8 +51,7 @@ def measure(
     configure(CONFIG)
     options = {**OF_ARM[arm]}
     if scheduling == "async":
-        keep_asynchronous()
-        options["async_scheduling"] = True
+        cpu.install(asynchronous=True)
     if speculate:
         options["speculative_config"] = ngrams(3)
     engine = LLM(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
 import time
@@ -13,6 +12,8 @@ from typing import Any
 from meridian.vllm.bench import arith
 from meridian.vllm.bench.model import model_dir
 from meridian.vllm.bench.run import MERIDIAN_CLASS
+
+from checks.engine import cpu
 
 # No listeners: several engines run on one machine.
 QUIET = '[telemetry]\nprometheus = ""\n[admin]\nlisten = ""\n'
@@ -34,7 +35,6 @@ def engine_of(config: str | None, *, asynchronous: bool = False, **changed: Any)
     arguments of vLLM's, None for one to leave out."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
-    from vllm.v1.executor import Executor
 
     if config is not None:
         configure(config)
@@ -52,50 +52,11 @@ def engine_of(config: str | None, *, asynchronous: bool = False, **changed: Any)
     from vllm.platforms import current_platform
 
     args = EngineArgs(**{name: given for name, given in arguments.items() if given is not None})
-    if not asynchronous or not current_platform.is_cpu():
+    if asynchronous and current_platform.is_cpu():
+        cpu.install(asynchronous=True)
+    else:
         args.async_scheduling = asynchronous
-        return LLMEngine.from_engine_args(args)
-    keep_asynchronous()
-    vllm_config = args.create_engine_config()
-    vllm_config.scheduler_config.async_scheduling = True
-    return LLMEngine(vllm_config, Executor.get_class(vllm_config), log_stats=False)
-
-
-def keep_asynchronous() -> None:
-    """vLLM turns asynchronous scheduling off on CPU, and checks the configuration again for a draft model. This leaves
-    it as it is, with the real `AsyncScheduler` and model runner: step n + 1 is scheduled before the tokens of step n
-    are known. Only CUDA's streams and events are made up, as vLLM's own CPU model runner makes them up."""
-    from vllm.platforms.cpu import CpuPlatform
-
-    made_up_streams()
-    check = CpuPlatform.check_and_update_config
-
-    def checked(vllm_config: Any) -> None:
-        is_async = vllm_config.scheduler_config.async_scheduling
-        check(vllm_config)
-        vllm_config.scheduler_config.async_scheduling = is_async
-
-    setattr(CpuPlatform, "check_and_update_config", staticmethod(checked))  # noqa: B010
-
-
-def made_up_streams() -> None:
-    """CUDA's streams and events, which order what a CPU does in order anyway."""
-    import torch
-
-    class Nothing:
-        device = torch.device("cpu")
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            pass
-
-        def nothing(self, *args: Any) -> None:
-            """Nothing is late."""
-
-        record = synchronize = wait_stream = nothing
-
-    torch.Event = torch.cuda.Event = torch.cuda.Stream = Nothing  # type: ignore[assignment, misc]
-    torch.cuda.current_stream = lambda *args: Nothing()  # type: ignore[assignment, return-value]
-    torch.cuda.stream = lambda stream: contextlib.nullcontext()  # type: ignore[assignment, return-value]
+    return LLMEngine.from_engine_args(args)
 
 
 def ngrams(drafts: int) -> dict[str, Any]:

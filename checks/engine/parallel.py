@@ -30,10 +30,16 @@ FORMS = {
     # With `torch.compile`: on a CPU, the second stage has its buffers only after the warm-up, which eager mode skips.
     "pipeline parallelism, 2 stages": ("--pipeline-parallel-size", "2", "--no-enforce-eager"),
     "data parallelism, 2 engines": (),
+    "data parallelism with expert parallelism, 4 engines": (
+        "--enable-expert-parallel",
+        *("--worker-extension-cls", "checks.engine.expert_parallel.Extension"),
+    ),
     "two machines, a rank each": ("--tensor-parallel-size", "2", "--nnodes", "2"),
     "vLLM's front end in Rust": (),
 }
 MACHINES, RUST = "two machines, a rank each", "vLLM's front end in Rust"
+EXPERTS = "data parallelism with expert parallelism, 4 engines"
+ENGINES = {"data parallelism, 2 engines": 2, EXPERTS: 4}
 # The build of vLLM that carries the front end. It serves for the engine of the version before too.
 RUST_BUILD = "0.33.0"
 CLIENTS = 16
@@ -95,15 +101,20 @@ def serving(form: str, folder: Path, config: Path) -> Iterator[Fleet]:
     """A server in this form; over two machines, the caller is in the first of them already."""
     environment = {
         "VLLM_PLUGINS": "meridian,meridian_admin",
-        "VLLM_CPU_OMP_THREADS_BIND": "0|1",
         "OMP_NUM_THREADS": "1",
     }
     options = [*SCHEDULER, *BUDGETS, "--dtype", "float32", "--seed", "0", *FORMS[form]]
-    engines = 2 if form.startswith("data") else 1
+    engines = ENGINES.get(form, 1)
     if engines == 1:
+        # A core a rank.
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = "0|1"
         options += ["--distributed-executor-backend", "mp"]
+    model = model_of_experts(folder) if form == EXPERTS else None
     if form == RUST:
         environment |= {"VLLM_USE_RUST_FRONTEND": "1", "VLLM_RUST_FRONTEND_PATH": rust_front_end()}
+        # It closes a connection on which nothing has come for so long, also a new one: five seconds by default, in
+        # which a client on a machine as busy as this one may not get to sending anything.
+        environment["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] = "300"
     follower: Fleet | None = None
     if form == MACHINES:
         options += ["--master-addr", f"{_NETWORK}.1", "--master-port", str(free_port())]
@@ -123,7 +134,7 @@ def serving(form: str, folder: Path, config: Path) -> Iterator[Fleet]:
     with contextlib.ExitStack() as ends:
         if follower is not None:
             ends.callback(follower.kill)
-        fleet = Fleet(folder, config, options, environment, engines)
+        fleet = Fleet(folder, config, options, environment, engines, model)
         ends.callback(fleet.kill)
         fleet.wait_until_ready()
         yield fleet
@@ -137,6 +148,40 @@ def rust_front_end() -> str:
     python = Path(subprocess.check_output([fetch, "vllm"], env=env, text=True).strip())
     (found,) = python.parents[1].glob("lib/python3*/site-packages/vllm/vllm-rs")
     return str(found)
+
+
+def model_of_experts(folder: Path) -> Path:
+    """A Qwen3 with eight experts, random weights, and the tokenizer of the small model."""
+    import torch
+    from meridian.vllm.bench.model import model_dir
+    from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(model_dir())
+    config = Qwen3MoeConfig(
+        vocab_size=(len(tokenizer) + 63) // 64 * 64,
+        hidden_size=64,
+        intermediate_size=128,
+        moe_intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_experts=8,
+        num_experts_per_tok=2,
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+        initializer_range=0.3,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
+    torch.manual_seed(0)
+    made = folder / "experts"
+    model = Qwen3MoeForCausalLM(config)
+    with torch.no_grad():
+        # What is added to its words, so that it never says it by itself.
+        model.lm_head.weight[list(tokenizer.added_tokens_decoder)] = 0
+    model.save_pretrained(made, safe_serialization=True)
+    tokenizer.save_pretrained(made)
+    return made
 
 
 def end_token() -> tuple[int, int]:

@@ -94,6 +94,7 @@ PLACES = (
     Place("admission", "max_num_running_reqs", int, later="max_num_active_reqs"),
     Place("admission", "max_num_active_reqs", int, since=(0, 31)),
     Place("admission", "num_waiting_for_streaming_input", int),
+    Place("admission", "pause_state", int),
     Place("admission", "lora_config", object),
     Place("admission", f"{_MANAGER}.watermark_blocks", int),
     Place("freed blocks", f"{_MANAGER}.enable_caching", bool),

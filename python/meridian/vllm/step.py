@@ -13,6 +13,7 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, FinishReason
 from vllm.v1.request import RequestStatus
@@ -76,7 +77,8 @@ class Step(State):
             probes = [request for request in self.running if request.request_id.startswith(PROBE)]
             running = [request for request in running if request not in probes]
         free_seats = self._free_seats()
-        queue = self.waiting
+        # A pause admits nobody from the queue, so nobody is to give way to those in it.
+        queue = self.waiting if self.pause_state == PauseState.UNPAUSED else ()
         waiting = len(queue) + len(getattr(self, seams.admitted_first))
         # Waiting requests matter only if a seat is free or if they may preempt, and if anyone looks at them.
         window, gathers, newest = None, False, set[int]()
@@ -180,7 +182,7 @@ class Step(State):
         """Offer the probes that this step may carry, behind all waiting requests, and return their names."""
         think = self._meridian_think
         seats = self._free_seats() - len(self.waiting)
-        if think is None or seats <= 0:
+        if think is None or seats <= 0 or self.pause_state != PauseState.UNPAUSED:
             return set()
         # vLLM's own: a probe is no request of the engine.
         return think.offer(budget, seats, super(State, self).add_request)

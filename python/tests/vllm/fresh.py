@@ -92,6 +92,15 @@ def measure(name: str, **options: Any) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def skip_without_cpu_runner_v2() -> None:
+    """Of the versions with a build for CPUs, Model Runner V2 was tried on vLLM 0.32."""
+    import pytest
+    import vllm
+
+    if not vllm.__version__.startswith("0.32"):
+        pytest.skip("tried on vLLM 0.32 only")
+
+
 def main() -> None:
     """Import, then fork for each line of the input."""
     from meridian.vllm.bench.run import ENVIRONMENT

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fresh
 import pytest
-import vllm
 from outputs.compare import first_difference
 from outputs.situations import SITUATIONS, WAYS
 
@@ -74,7 +74,8 @@ def test_rounding_is_no_difference() -> None:
 
 @pytest.mark.parametrize(("runner", "count"), [("v1", 24), ("v2", 2)])
 def test_budgets_that_are_asked_for_keep_what_vllm_promises(tmp_path: Path, runner: str, count: int) -> None:
-    skip_without_cpu_runner(runner)
+    if runner == "v2":
+        fresh.skip_without_cpu_runner_v2()
     rows = played(ASKED, tmp_path, "--runner", runner, "--count", str(count))
     assert len(rows) >= 20
     wrong = [f"{row['name']}: {row['wrong'][0]}" for row in rows if row["right"] != row["requests"]]
@@ -83,15 +84,9 @@ def test_budgets_that_are_asked_for_keep_what_vllm_promises(tmp_path: Path, runn
 
 def test_outputs_are_those_of_stock_vllm_on_model_runner_v2(tmp_path: Path) -> None:
     """The engines that are quick where kernels are interpreted; `make figures ONLY=seams PART=runner-v2` has all."""
-    skip_without_cpu_runner("v2")
+    fresh.skip_without_cpu_runner_v2()
     engines = ("in reasoning", "sessions", "adapter", "no tokenizer")
     rows = played(RUN, tmp_path, "--runner", "v2", *(word for name in engines for word in ("--engine", name)))
     assert len(rows) >= 15
     differ = [f"{row['name']}, {way}: {where}" for row in rows for way, where in row["differences"].items()]
     assert not differ, "\n".join(differ)
-
-
-def skip_without_cpu_runner(runner: str) -> None:
-    """Of the versions with a CPU build, V2 was tried on vLLM 0.32."""
-    if runner == "v2" and not vllm.__version__.startswith("0.32"):
-        pytest.skip("tried on vLLM 0.32 only")

@@ -6,6 +6,7 @@ from typing import Any
 
 from harness import Engine
 from meridian.vllm.bench.request import TraceRequest
+from vllm.v1.core.sched.interface import PauseState
 
 SEATS = 16
 # More than the engine has seats for: long ones first, then short ones.
@@ -54,3 +55,34 @@ def test_short_requests_pass_long_ones_and_outputs_are_the_same(clean: Engine) -
     assert preempted <= {str(i) for i in long}
     assert max(ends[i] for i in short) < min(ends_patient[i] for i in short)
     assert not clean.scheduler._meridian_seams.is_changed
+
+
+def test_nobody_gives_way_while_a_pause_admits_nobody(clean: Engine) -> None:
+    """`pause_generation(mode="wait")`: those that run end with the weights with which they began."""
+    stock, _, _ = played(clean, None)
+    clean.run.engine.reset_prefix_cache()
+    scheduler, early, late = clean.scheduler, set[str](), list[str]()
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        output = schedule(*args, **kwargs)
+        if scheduler.pause_state == PauseState.UNPAUSED and not early:
+            early.update(output.num_scheduled_tokens)
+            scheduler.set_pause_state(PauseState.PAUSED_NEW)
+        elif scheduler.pause_state == PauseState.PAUSED_NEW:
+            late.extend(output.preempted_req_ids or ())
+            assert early >= output.num_scheduled_tokens.keys()
+            assert output.num_scheduled_tokens or not scheduler.running
+        if not scheduler.running:
+            scheduler.set_pause_state(PauseState.UNPAUSED)
+        return output
+
+    schedule = scheduler.schedule
+    scheduler.schedule = watched
+    try:
+        ours, _, preempted = played(clean, policy(clean, preempts=True))
+    finally:
+        del scheduler.schedule
+        scheduler.set_pause_state(PauseState.UNPAUSED)
+    assert ours == stock
+    assert (late, preempted) == ([], set())
+    assert len(early) == SEATS

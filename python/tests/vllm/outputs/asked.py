@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 TESTS = Path(__file__).resolve().parents[1]
 # A script's own folder comes first, and its modules have the names of others.
-sys.path.insert(0, str(TESTS))
+sys.path[:0] = [str(TESTS), str(TESTS.parents[2])]
 sys.path.remove(str(Path(__file__).resolve().parent))
 
 from outputs import FOLLOWS  # noqa: E402
@@ -64,6 +64,7 @@ class Row:
     check: Check | None
     engine: Engine = field(default_factory=lambda: ENGINES["plain"])
     toml: str = ""
+    runners: tuple[str, ...] = RUNNERS
 
 
 def ask(prompt: str, script: str, *, follows: bool = True, **params: Any) -> Ask:
@@ -153,6 +154,11 @@ def _letters(number: int) -> list[int]:
 
 
 _PARSER = ENGINES["parser"]
+_NGRAMS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+_DRAFTS = Engine(options={"speculative_config": _NGRAMS, "reasoning_parser": "qwen3"})
+# Fewer seats than requests, so that some wait during a pause.
+_PAUSES = Engine(options={"reasoning_parser": "qwen3", "max_num_seqs": 12}, pauses=True)
+LOOP = "abcde fghij " * 20
 _MANY: dict[str, Any] = {"max_num_seqs": 64, "max_model_len": 1024}
 SPENT = {"json": {"type": "integer"}}
 
@@ -298,6 +304,48 @@ ROWS = (
         ENGINES["sessions"],
         LIMIT,
     ),
+    Row(
+        "a budget, paused and resumed",
+        lambda i: ask(THINKS, WORDS, **own(i % 40)),
+        ends_at(lambda i: i % 40),
+        _PAUSES,
+    ),
+    Row(
+        "vLLM's own budget, paused and resumed, as in stock",
+        lambda i: ask(THINKS, WORDS, thinking_token_budget=i % 45, max_tokens=64),
+        None,
+        _PAUSES,
+    ),
+    # The model runner V1 refuses the script beside drafts.
+    Row(
+        "a budget, with drafts",
+        lambda i: ask(THINKS, LOOP, **own(i % 40)),
+        ends_at(lambda i: i % 40),
+        _DRAFTS,
+        runners=(V2,),
+    ),
+    Row(
+        "the operator's limit, with drafts",
+        lambda i: ask(THINKS, LOOP),
+        ends_at(lambda i: 8),
+        _DRAFTS,
+        LIMIT,
+        runners=(V2,),
+    ),
+    Row(
+        "a tool call stays whole, with drafts",
+        lambda i: ask(THINKS, f"{LOOP[: i % 20]}{CALL}<|im_end|>", **own(i % 40)),
+        keeps(CALL),
+        _DRAFTS,
+        runners=(V2,),
+    ),
+    Row(
+        "vLLM's own budget, with drafts, as in stock",
+        lambda i: ask(THINKS, LOOP, thinking_token_budget=i % 45, max_tokens=64),
+        None,
+        _DRAFTS,
+        runners=(V2,),
+    ),
 )
 
 
@@ -306,7 +354,7 @@ def _play(rows: Sequence[Row], count: int, side: str) -> tuple[list[list[Any]], 
     from transformers import AutoTokenizer
 
     engine = Engine(**{**vars(rows[0].engine), "options": {**_MANY, **rows[0].engine.options}})
-    made = (Sessions if engine.has_sessions else Offline)(engine, side)
+    made = (Sessions if engine.has_sessions or engine.pauses else Offline)(engine, side)
     answers: list[list[Any]] = []
     for row in rows:
         requests = tuple(row.make(i) for i in range(count))
@@ -314,6 +362,8 @@ def _play(rows: Sequence[Row], count: int, side: str) -> tuple[list[list[Any]], 
         some = 32 if engine.has_sessions else count
         parts = [(at, requests[at : at + some]) for at in range(0, count, some)]
         answers.append([x for at, part in parts for x in made.play(Situation(f"{row.name}-{at}", "asked", (), part))])
+    if isinstance(made, Offline) and "speculative_config" in engine.options:
+        assert made.accepted() > count, "hardly a draft was accepted"
     tokenizer: Any = AutoTokenizer.from_pretrained(options_of(engine, side)["model"])
     made.close()
     return answers, Tools(
@@ -356,7 +406,7 @@ def _child(rows: Sequence[Row], count: int, side: str, folder: Path, runner: str
         os.environ |= {"HOME": str(empty), "XDG_RUNTIME_DIR": run}
         if side == "stock":
             os.environ["VLLM_PLUGINS"] = ""
-        from outputs import cpu
+        from checks.engine import cpu
 
         cpu.install(asynchronous=runner == V2)
         answers, tools = _play(rows, count, side)
@@ -403,7 +453,7 @@ def main() -> int:
     prepare(a.runner)
     groups: dict[str, list[Row]] = {}
     for row in ROWS:
-        if not a.only or row.name in a.only:
+        if a.runner in row.runners and (not a.only or row.name in a.only):
             groups.setdefault(f"{row.engine} {row.toml}", []).append(row)
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="asked") as kept:

@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import cycle
 from typing import Any
 
 from outputs import SCRIPT
@@ -40,6 +41,7 @@ VOLATILE |= {"call_id", "system_fingerprint", "timestamp", "signature"}
 # In a stream, vLLM counts these anew from the text of each chunk, and the cuts are not the same twice.
 VOLATILE_IN_STREAMS = {"sequence_number", "reasoning_tokens"}
 _STOP_LIMIT_S = 60
+_OUTPUTS_A_PAUSE = 40
 
 
 def options_of(engine: Engine, side: str) -> dict[str, Any]:
@@ -127,7 +129,7 @@ class Offline:
         from vllm import LLM
 
         self._engine = engine
-        self._llm = LLM(**options_of(engine, side), disable_log_stats=True)
+        self._llm = LLM(**options_of(engine, side), disable_log_stats="speculative_config" not in engine.options)
 
     def play(self, situation: Situation) -> list[Any]:
         """An answer a request."""
@@ -165,18 +167,26 @@ class Offline:
             use_tqdm=False,
         )
 
+    def accepted(self) -> int:
+        """Draft tokens that were accepted so far."""
+        values: Any = {metric.name: metric for metric in self._llm.get_metrics()}
+        return values["vllm:spec_decode_num_accepted_tokens"].value
+
     def close(self) -> None:
         """The process ends right after."""
 
 
 class Sessions:
-    """`AsyncLLM.generate` with a `StreamingInput` a turn; the next turn comes when the one before is over."""
+    """`AsyncLLM.generate`: for a session with a `StreamingInput` a turn, the next one when the one before is over."""
 
     def __init__(self, engine: Engine, side: str) -> None:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
         self._loop = asyncio.new_event_loop()
+        self._pauses = engine.pauses
+        self._enough = asyncio.Event()
+        self._heard = self.paused = 0
         arguments = AsyncEngineArgs(**options_of(engine, side), disable_log_stats=True)
 
         async def make() -> AsyncLLM:
@@ -189,10 +199,36 @@ class Sessions:
 
         async def all_of_them() -> list[Any]:
             await self._llm.reset_prefix_cache()
-            sessions = enumerate(situation.requests)
-            return await asyncio.gather(*(self._session(f"{situation.name}-{i}", x) for i, x in sessions))
+            pausing = self._loop.create_task(self._pause()) if self._pauses else None
+            ask: Any = self._ask if self._pauses else self._session
+            named = enumerate(situation.requests)
+            answers = await asyncio.gather(*(ask(f"{situation.name}-{i}", x) for i, x in named))
+            if pausing is not None:
+                assert not pausing.done(), pausing.exception()
+                assert self.paused, "no pause"
+                pausing.cancel()
+                await self._llm.resume_generation()
+            return answers
 
         return self._loop.run_until_complete(all_of_them())
+
+    async def _pause(self) -> None:
+        """As for new weights, in the modes that lose no request: all stay where they are, or those that run end."""
+        for mode in cycle(("keep", "wait")):
+            self._enough.clear()
+            await self._enough.wait()
+            await self._llm.pause_generation(mode=mode)
+            await self._llm.resume_generation()
+            self.paused += 1
+
+    async def _ask(self, name: str, ask: Ask) -> Any:
+        """An answer; every so many outputs of all requests, they are paused."""
+        last: Any = None
+        async for last in self._llm.generate(_prompt(ask.prompt), sampling(ask.params), name):  # noqa: B007
+            self._heard += 1
+            if self._heard % _OUTPUTS_A_PAUSE == 0:
+                self._enough.set()
+        return _answer(last)
 
     async def _session(self, name: str, session: Session) -> Any:
         from vllm.engine.protocol import StreamingInput

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).resolve().parents[1]
 # A script's own folder comes first, and its modules have the names of others.
-sys.path[0] = str(TESTS)
+sys.path[:1] = [str(TESTS), str(TESTS.parents[2])]
 
 # One OpenMP thread an engine: sides run beside each other, and a sum in one thread has one order.
 ENVIRONMENT = {
@@ -89,7 +89,7 @@ class Job:
 
 def _work(job: Job) -> None:
     """In the process of an engine: play its situations."""
-    from outputs import cpu
+    from checks.engine import cpu
     from outputs.engines import Http, Offline, Sessions
     from outputs.situations import BOTH_HTTP, ENGINES, HTTP_ASYNC, OFFLINE_ASYNC
 
@@ -192,9 +192,11 @@ def prepare(runner: str) -> None:
         del os.environ[name]
     os.environ |= ENVIRONMENT
 
-    from outputs import cpu, models
+    from outputs import models
 
     if runner == V2:
+        from checks.engine import cpu
+
         cpu.use_runner_v2()
 
     for name in models.NAMES:

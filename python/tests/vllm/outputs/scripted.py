@@ -44,10 +44,8 @@ class Script(LogitsProcessor, RunnerV2LogitsProcessor):  # type: ignore[misc, va
             from vllm.tokenizers import cached_tokenizer_from_config
 
             self._tokenizer = cached_tokenizer_from_config(model_config=model)
-        # By row of the batch: the tokens of the script, and vLLM's own list of those that were generated.
-        self._rows: dict[int, tuple[Sequence[int], list[int]]] = {}
-        # For scripts that follow: how far the script is, and how many tokens were looked at.
-        self._followed: dict[int, tuple[int, int]] = {}
+        # By row of the batch: the tokens of the script, whether it follows, and vLLM's own list of generated tokens.
+        self._rows: dict[int, tuple[Sequence[int], bool, list[int]]] = {}
 
     def is_argmax_invariant(self) -> bool:
         """It changes the likeliest token."""
@@ -67,11 +65,6 @@ class Script(LogitsProcessor, RunnerV2LogitsProcessor):  # type: ignore[misc, va
                 self._rows[target] = moved
             if displaced is not None and direction == MoveDirectionality.SWAP:
                 self._rows[source] = displaced
-            first, second = self._followed.pop(source, None), self._followed.pop(target, None)
-            if first is not None:
-                self._followed[target] = first
-            if second is not None and direction == MoveDirectionality.SWAP:
-                self._followed[source] = second
 
     def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
         """Of the model runner V2: take in a request in its slot."""
@@ -81,34 +74,33 @@ class Script(LogitsProcessor, RunnerV2LogitsProcessor):  # type: ignore[misc, va
     def apply(self, logits: torch.Tensor, ctx: Any = None) -> torch.Tensor:
         """logits: [rows, vocabulary], float32; changed in place."""
         if ctx is None:
-            for row, (_, generated) in self._rows.items():
+            for row, (_, _, generated) in self._rows.items():
                 self._say(logits[row], row, generated)
             return logits
-        for row, (slot, position) in enumerate(zip(ctx.expanded_idx_mapping.tolist(), ctx.pos.tolist(), strict=True)):
+        inputs = ctx.input_ids.tolist()
+        of_rows = (ctx.expanded_idx_mapping.tolist(), ctx.pos.tolist(), ctx.expanded_local_pos.tolist())
+        for row, (slot, position, drafts) in enumerate(zip(*of_rows, strict=True)):
             if slot in self._rows:
                 prompt = int(self._states.prompt_len.np[slot])
-                generated = self._states.all_token_ids.gpu[slot, prompt : position + 1].tolist()
-                self._say(logits[row], slot, generated)
+                known = self._states.all_token_ids.gpu[slot, prompt : position - drafts + 1].tolist()
+                # The drafts before this row are in its own request's rows only.
+                self._say(logits[row], slot, known + inputs[row - drafts + 1 : row + 1])
         return logits
 
     def _add(self, row: int, params: SamplingParams, generated: list[int]) -> None:
         script = (params.extra_args or {}).get(SCRIPT)
         self._rows.pop(row, None)
-        self._followed.pop(row, None)
         if script is not None:
             ids = script if isinstance(script, list) else self._tokenizer.encode(script, add_special_tokens=False)
-            self._rows[row] = (ids, generated)
-            if (params.extra_args or {}).get(FOLLOWS):
-                self._followed[row] = (0, 0)
+            self._rows[row] = (ids, bool((params.extra_args or {}).get(FOLLOWS)), generated)
 
     def _say(self, logits: torch.Tensor, row: int, generated: list[int]) -> None:
         """logits: [vocabulary] of one row."""
-        ids = self._rows[row][0]
+        ids, follows, _ = self._rows[row]
         at = len(generated)
-        if row in self._followed:
-            at, seen = self._followed[row]
-            for token in generated[seen:]:
+        if follows:
+            at = 0
+            for token in generated:
                 at += at < len(ids) and token == ids[at]
-            self._followed[row] = at, len(generated)
         if at < len(ids):
             logits[ids[at]] += BOOST

@@ -33,6 +33,8 @@ class Engine:
     has_processors: bool = True
     embeds: bool = False
     has_sessions: bool = False
+    # While requests run, generation is paused and resumed again and again.
+    pauses: bool = False
     serve_arguments: tuple[str, ...] = ()
 
 

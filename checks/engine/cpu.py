@@ -59,7 +59,7 @@ def _on_stream(stream: Any) -> Iterator[None]:
 
 def use_runner_v2() -> None:
     """Choose Model Runner V2, and the interpreter for its kernels, before vLLM is imported."""
-    fetch = Path(__file__).resolve().parents[4] / "scripts" / "fetch.sh"
+    fetch = Path(__file__).resolve().parents[2] / "scripts" / "fetch.sh"
     sys.path.append(subprocess.check_output([fetch, "triton"], text=True).strip())
     os.environ |= {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
     from triton.backends import backends  # pyright: ignore[reportMissingImports]
