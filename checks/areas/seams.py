@@ -56,7 +56,7 @@ def steps(_: int) -> Iterator[Figure]:
 
 
 def runner_v2(_: int) -> Iterator[Figure]:
-    """Model Runner V2 with its kernels interpreted: outputs against stock's, and budgets."""
+    """Model Runner V2 with its kernels interpreted: outputs against stock's."""
     from checks.engine.cpu import REPLACED
 
     names = ", ".join(name for _, name in REPLACED)
@@ -68,6 +68,10 @@ def runner_v2(_: int) -> Iterator[Figure]:
     right = sum(row["equal"] for row in rows)
     name = "Model Runner V2: situations with equal outputs, nothing set"
     yield Figure(name, right, f"of {len(rows)}", f">= {len(rows)}")
+
+
+def budgets_of_runner_v2(_: int) -> Iterator[Figure]:
+    """The same runner: budgets, also with drafts, in sessions, and paused and resumed."""
     asked = suite("asked", "--runner", "v2", "--count", str(BUDGETS_OF_EACH))
     for row in asked:
         if row["right"] != row["requests"]:
@@ -104,6 +108,7 @@ PARTS: dict[str, Part] = {
     "suites": suites,
     "steps": steps,
     "runner-v2": runner_v2,
+    "runner-v2-budgets": budgets_of_runner_v2,
     "parallel": table(
         parallel,
         Row("{form}: requests with a budget that were served", "served", "of {requests}", ">= {requests}"),
