@@ -19,7 +19,7 @@ TESTS = ROOT / "python" / "tests" / "vllm"
 # The option of the tests, and what it is in a figure.
 ADAPTERS = {"lists": "by lists and methods", "plug-ins": "by plug-ins"}
 # Times the kinds of requests: a thousand.
-BUDGETS_OF_EACH = 46
+BUDGETS_OF_EACH = 36
 
 
 def suites(_: int) -> Iterator[Figure]:

@@ -48,6 +48,7 @@ def measure(
     no logit bias and no asynchronous scheduling on CPU."""
     from vllm import LLM, SamplingParams
 
+    assert not speculate or scheduling == "sync"
     configure(CONFIG)
     options = {**OF_ARM[arm]}
     if scheduling == "async":

@@ -72,7 +72,9 @@ def install(*, asynchronous: bool) -> None:
     """Change vLLM's CPU platform in this process and in those that it forks, before an engine is made."""
     from vllm.platforms.cpu import CpuPlatform
 
-    checked = CpuPlatform.check_and_update_config.__func__
+    own = CpuPlatform.check_and_update_config.__func__
+    # The latest call decides.
+    checked = getattr(own, "__wrapped__", own)
 
     @functools.wraps(checked)
     def check_and_update_config(cls: type[CpuPlatform], vllm_config: Any) -> None:

@@ -1,4 +1,4 @@
-"""What vLLM 0.32 lacks for expert parallelism on CPUs, where it starts, and ends at the first token.
+"""Stand-ins for what vLLM 0.32 lacks for expert parallelism on CPUs, where it starts, and fails at the first token.
 
 Its communicator for CPUs leaves two operations to its base class, which raises `NotImplementedError`
 (vllm/distributed/device_communicators/base_device_communicator.py); here they are gloo's. Its kernel takes the numbers
@@ -25,6 +25,7 @@ def all_gatherv(
     if isinstance(input_, list):
         return [all_gatherv(self, own, dim, sizes) for own in input_]  # type: ignore[misc]
     rows = sizes or [len(input_)] * self.world_size
+    assert len(input_) == rows[self.rank_in_group], (len(input_), rows)
     # gloo gathers tensors of one shape.
     padded = input_.new_zeros(max(rows), *input_.shape[1:])
     padded[: len(input_)] = input_
@@ -48,19 +49,16 @@ _apply = CPUUnquantizedExperts.apply
 def apply_own(self: Any, **given: Any) -> None:
     """Compute the experts of this process; those of others, which have the number -1 here, weigh nothing."""
     if given["expert_map"] is not None:
+        assert not given["apply_router_weight_on_input"], "the kernel then does not look at the weights"
         own = given["expert_map"][given["topk_ids"].long()]
         given["topk_weights"] = given["topk_weights"].masked_fill(own < 0, 0.0)
         given["topk_ids"] = own.clamp(min=0).to(given["topk_ids"].dtype)
     _apply(self, **given)
 
 
-REPLACED = (
-    (CpuCommunicator, "all_gatherv", all_gatherv),
-    (CpuCommunicator, "reduce_scatterv", reduce_scatterv),
-    (CPUUnquantizedExperts, "apply", apply_own),
-)
-for _owner, _name, _own in REPLACED:
-    setattr(_owner, _name, _own)
+CpuCommunicator.all_gatherv = all_gatherv
+CpuCommunicator.reduce_scatterv = reduce_scatterv
+setattr(CPUUnquantizedExperts, "apply", apply_own)  # noqa: B010
 
 
 class Extension:

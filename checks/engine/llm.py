@@ -52,8 +52,8 @@ def engine_of(config: str | None, *, asynchronous: bool = False, **changed: Any)
     from vllm.platforms import current_platform
 
     args = EngineArgs(**{name: given for name, given in arguments.items() if given is not None})
-    if asynchronous and current_platform.is_cpu():
-        cpu.install(asynchronous=True)
+    if current_platform.is_cpu():
+        cpu.install(asynchronous=asynchronous)
     else:
         args.async_scheduling = asynchronous
     return LLMEngine.from_engine_args(args)

@@ -25,21 +25,21 @@ from typing import Any
 
 from python.tests.vllm.serving import BUDGETS, SCHEDULER, TOKEN, Fleet, ask, configure, free_port
 
+DATA, EXPERTS = "data parallelism, 2 engines", "data parallelism with expert parallelism, 4 engines"
+MACHINES, RUST = "two machines, a rank each", "vLLM's front end in Rust"
 FORMS = {
     "tensor parallelism, 2 ranks": ("--tensor-parallel-size", "2"),
     # With `torch.compile`: on a CPU, the second stage has its buffers only after the warm-up, which eager mode skips.
     "pipeline parallelism, 2 stages": ("--pipeline-parallel-size", "2", "--no-enforce-eager"),
-    "data parallelism, 2 engines": (),
-    "data parallelism with expert parallelism, 4 engines": (
+    DATA: (),
+    EXPERTS: (
         "--enable-expert-parallel",
         *("--worker-extension-cls", "checks.engine.expert_parallel.Extension"),
     ),
-    "two machines, a rank each": ("--tensor-parallel-size", "2", "--nnodes", "2"),
-    "vLLM's front end in Rust": (),
+    MACHINES: ("--tensor-parallel-size", "2", "--nnodes", "2"),
+    RUST: (),
 }
-MACHINES, RUST = "two machines, a rank each", "vLLM's front end in Rust"
-EXPERTS = "data parallelism with expert parallelism, 4 engines"
-ENGINES = {"data parallelism, 2 engines": 2, EXPERTS: 4}
+ENGINES = {DATA: 2, EXPERTS: 4}
 # The build of vLLM that carries the front end. It serves for the engine of the version before too.
 RUST_BUILD = "0.33.0"
 CLIENTS = 16
@@ -112,8 +112,8 @@ def serving(form: str, folder: Path, config: Path) -> Iterator[Fleet]:
     model = model_of_experts(folder) if form == EXPERTS else None
     if form == RUST:
         environment |= {"VLLM_USE_RUST_FRONTEND": "1", "VLLM_RUST_FRONTEND_PATH": rust_front_end()}
-        # It closes a connection on which nothing has come for so long, also a new one: five seconds by default, in
-        # which a client on a machine as busy as this one may not get to sending anything.
+        # It closes a connection after so many idle seconds, a new one too. The default is 5, too few for clients on a
+        # busy machine.
         environment["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] = "300"
     follower: Fleet | None = None
     if form == MACHINES:
@@ -177,7 +177,7 @@ def model_of_experts(folder: Path) -> Path:
     made = folder / "experts"
     model = Qwen3MoeForCausalLM(config)
     with torch.no_grad():
-        # What is added to its words, so that it never says it by itself.
+        # By itself it never says a marker.
         model.lm_head.weight[list(tokenizer.added_tokens_decoder)] = 0
     model.save_pretrained(made, safe_serialization=True)
     tokenizer.save_pretrained(made)

@@ -77,12 +77,13 @@ class Step(State):
             probes = [request for request in self.running if request.request_id.startswith(PROBE)]
             running = [request for request in running if request not in probes]
         free_seats = self._free_seats()
-        # A pause admits nobody from the queue, so nobody is to give way to those in it.
-        queue = self.waiting if self.pause_state == PauseState.UNPAUSED else ()
+        queue = self.waiting
         waiting = len(queue) + len(getattr(self, seams.admitted_first))
         # Waiting requests matter only if a seat is free or if they may preempt, and if anyone looks at them.
         window, gathers, newest = None, False, set[int]()
-        if queue and (free_seats > 0 or self._meridian_preempts_for_waiting):
+        # While vLLM pauses, it admits no request from this queue, so none may take the place of a running one.
+        admits = self.pause_state == PauseState.UNPAUSED
+        if queue and admits and (free_seats > 0 or self._meridian_preempts_for_waiting):
             if not self._meridian_stands_aside or engine.is_watched:
                 gathers = self._meridian_promises and len(queue) > WAITING_WINDOW and isinstance(queue, deque)
                 if gathers:
@@ -182,7 +183,7 @@ class Step(State):
         """Offer the probes that this step may carry, behind all waiting requests, and return their names."""
         think = self._meridian_think
         seats = self._free_seats() - len(self.waiting)
-        if think is None or seats <= 0 or self.pause_state != PauseState.UNPAUSED:
+        if think is None or seats <= 0:
             return set()
         # vLLM's own: a probe is no request of the engine.
         return think.offer(budget, seats, super(State, self).add_request)

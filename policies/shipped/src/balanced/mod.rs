@@ -49,6 +49,8 @@ pub struct Balanced {
     pace: Pace,
     /// Requests that may run at once, where it has shown.
     seats: Option<u32>,
+    /// Requests that ran in the step before.
+    ran_before: u32,
     /// Tokens of the step.
     token_budget: Option<u32>,
     /// What a prompt takes of them at most.
@@ -108,6 +110,7 @@ impl Policy for Balanced {
             near_deadline_ms: max_defer_ms,
             pace: Pace::new(output_tpot_budget_ms),
             seats: None,
+            ran_before: 0,
             token_budget: None,
             part: None,
             prices: Prices::default(),
@@ -179,10 +182,12 @@ impl Balanced {
     /// Add what waits to the load, as far as it can be admitted, and find what an average waiting request costs.
     #[inline(always)]
     fn waiting(&mut self, step: &Step, batch: &Requests<'_, Self>, load: &mut Load) {
-        if step.waiting > 0 && batch.len() == step.running as usize {
-            // The host shows requests that wait only while a seat is free.
+        let none_shown = step.waiting > 0 && batch.len() == step.running as usize;
+        if none_shown && (self.seats.is_none() || step.running > self.ran_before) {
+            // The host shows requests that wait only while a seat is free, and none in a pause, which admits none.
             self.seats = Some(step.running);
         }
+        self.ran_before = step.running;
         self.seats = self.seats.map(|seats| seats.max(step.running));
         let seats = self.seats.map_or(u32::MAX, |seats| seats - step.running);
         let mut seats = if self.doors.are_shut { 0 } else { seats };

@@ -324,6 +324,10 @@ fn who_is_late_leaves_room_to_those_in_time() {
     assert_eq!(decided(&mut policy, &step(&eight), &eight).token_caps[8..], [0, u32::MAX]);
     let seven = [&running[..7], &[late, in_time]].concat();
     assert!(decided(&mut policy, &step(&seven), &seven).token_caps.is_empty());
+    // In a pause of vLLM, none that waits is shown although seats are free: it says nothing of the seats.
+    let drained = Step { waiting: 1, ..step(&running[..4]) };
+    let _ = decided(&mut policy, &drained, &running[..4]);
+    assert!(decided(&mut policy, &step(&seven), &seven).token_caps.is_empty());
 }
 
 #[test]

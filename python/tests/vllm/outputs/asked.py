@@ -19,7 +19,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -156,8 +156,7 @@ def _letters(number: int) -> list[int]:
 _PARSER = ENGINES["parser"]
 _NGRAMS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 _DRAFTS = Engine(options={"speculative_config": _NGRAMS, "reasoning_parser": "qwen3"})
-# Fewer seats than requests, so that some wait during a pause.
-_PAUSES = Engine(options={"reasoning_parser": "qwen3", "max_num_seqs": 12}, pauses=True)
+_PAUSES = Engine(options={"reasoning_parser": "qwen3"}, pauses=True)
 LOOP = "abcde fghij " * 20
 _MANY: dict[str, Any] = {"max_num_seqs": 64, "max_model_len": 1024}
 SPENT = {"json": {"type": "integer"}}
@@ -309,6 +308,7 @@ ROWS = (
         lambda i: ask(THINKS, WORDS, **own(i % 40)),
         ends_at(lambda i: i % 40),
         _PAUSES,
+        "[scheduler]\npreempt_for_waiting = true\n",
     ),
     Row(
         "vLLM's own budget, paused and resumed, as in stock",
@@ -353,7 +353,10 @@ def _play(rows: Sequence[Row], count: int, side: str) -> tuple[list[list[Any]], 
     """The answers to each row, of one fresh engine."""
     from transformers import AutoTokenizer
 
-    engine = Engine(**{**vars(rows[0].engine), "options": {**_MANY, **rows[0].engine.options}})
+    engine = rows[0].engine
+    # So few seats that requests wait during a pause.
+    seats = {"max_num_seqs": max(count // 2, 1)} if engine.pauses else {}
+    engine = replace(engine, options={**_MANY, **engine.options, **seats})
     made = (Sessions if engine.has_sessions or engine.pauses else Offline)(engine, side)
     answers: list[list[Any]] = []
     for row in rows:

@@ -11,14 +11,18 @@ import socket
 import subprocess
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outputs import SCRIPT
 from outputs.models import ADAPTER, folder
 from outputs.situations import Ask, Engine, Post, Session, Situation
+
+if TYPE_CHECKING:
+    from vllm.v1.engine import PauseMode
 
 MERIDIAN = {
     "scheduler_cls": "meridian.vllm.MeridianScheduler",
@@ -41,7 +45,9 @@ VOLATILE |= {"call_id", "system_fingerprint", "timestamp", "signature"}
 # In a stream, vLLM counts these anew from the text of each chunk, and the cuts are not the same twice.
 VOLATILE_IN_STREAMS = {"sequence_number", "reasoning_tokens"}
 _STOP_LIMIT_S = 60
-_OUTPUTS_A_PAUSE = 40
+# The ways to pause that lose no request: those that run end first, or all are preempted and computed again.
+_MODES: tuple[PauseMode, ...] = ("wait", "keep")
+_TOKENS_A_PAUSE = 16
 
 
 def options_of(engine: Engine, side: str) -> dict[str, Any]:
@@ -186,7 +192,8 @@ class Sessions:
         self._loop = asyncio.new_event_loop()
         self._pauses = engine.pauses
         self._enough = asyncio.Event()
-        self._heard = self.paused = 0
+        self._heard = 0
+        self._paused: Counter[str] = Counter()
         arguments = AsyncEngineArgs(**options_of(engine, side), disable_log_stats=True)
 
         async def make() -> AsyncLLM:
@@ -195,38 +202,45 @@ class Sessions:
         self._llm = self._loop.run_until_complete(make())
 
     def play(self, situation: Situation) -> list[Any]:
-        """A list of turns a session; the sessions run at once."""
+        """A list of turns a session, or an answer a request; all run at once."""
 
         async def all_of_them() -> list[Any]:
             await self._llm.reset_prefix_cache()
-            pausing = self._loop.create_task(self._pause()) if self._pauses else None
             ask: Any = self._ask if self._pauses else self._session
-            named = enumerate(situation.requests)
-            answers = await asyncio.gather(*(ask(f"{situation.name}-{i}", x) for i, x in named))
-            if pausing is not None:
-                assert not pausing.done(), pausing.exception()
-                assert self.paused, "no pause"
-                pausing.cancel()
-                await self._llm.resume_generation()
-            return answers
+            asked = asyncio.gather(*(ask(f"{situation.name}-{i}", x) for i, x in enumerate(situation.requests)))
+            if not self._pauses:
+                return await asked
+            self._paused.clear()
+            pausing = self._loop.create_task(self._pause())
+            await asyncio.wait((asked, pausing), return_when=asyncio.FIRST_COMPLETED)
+            if pausing.done():
+                # It ends only by what it raises.
+                await pausing
+            pausing.cancel()
+            await self._llm.resume_generation()
+            assert set(self._paused) == set(_MODES), self._paused
+            return await asked
 
         return self._loop.run_until_complete(all_of_them())
 
     async def _pause(self) -> None:
-        """As for new weights, in the modes that lose no request: all stay where they are, or those that run end."""
-        for mode in cycle(("keep", "wait")):
+        """As for new weights, again and again."""
+        for mode in cycle(_MODES):
             self._enough.clear()
             await self._enough.wait()
             await self._llm.pause_generation(mode=mode)
+            self._paused[mode] += 1
             await self._llm.resume_generation()
-            self.paused += 1
 
     async def _ask(self, name: str, ask: Ask) -> Any:
-        """An answer; every so many outputs of all requests, they are paused."""
+        """An answer; every so many tokens of all requests, they are paused."""
         last: Any = None
-        async for last in self._llm.generate(_prompt(ask.prompt), sampling(ask.params), name):  # noqa: B007
-            self._heard += 1
-            if self._heard % _OUTPUTS_A_PAUSE == 0:
+        seen = 0
+        async for last in self._llm.generate(_prompt(ask.prompt), sampling(ask.params), name):
+            new, seen = len(last.outputs[0].token_ids) - seen, len(last.outputs[0].token_ids)
+            self._heard += new
+            if self._heard >= _TOKENS_A_PAUSE:
+                self._heard = 0
                 self._enough.set()
         return _answer(last)
 

@@ -83,7 +83,7 @@ class Script(LogitsProcessor, RunnerV2LogitsProcessor):  # type: ignore[misc, va
             if slot in self._rows:
                 prompt = int(self._states.prompt_len.np[slot])
                 known = self._states.all_token_ids.gpu[slot, prompt : position - drafts + 1].tolist()
-                # The drafts before this row are in its own request's rows only.
+                # The drafts before this one are the inputs of the rows before it, which are of the same request.
                 self._say(logits[row], slot, known + inputs[row - drafts + 1 : row + 1])
         return logits
 

@@ -33,7 +33,7 @@ class Engine:
     has_processors: bool = True
     embeds: bool = False
     has_sessions: bool = False
-    # While requests run, generation is paused and resumed again and again.
+    # While requests run, generation is paused and resumed again and again; for asked.py.
     pauses: bool = False
     serve_arguments: tuple[str, ...] = ()
 
