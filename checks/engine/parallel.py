@@ -32,10 +32,7 @@ FORMS = {
     # With `torch.compile`: on a CPU, the second stage has its buffers only after the warm-up, which eager mode skips.
     "pipeline parallelism, 2 stages": ("--pipeline-parallel-size", "2", "--no-enforce-eager"),
     DATA: (),
-    EXPERTS: (
-        "--enable-expert-parallel",
-        *("--worker-extension-cls", "checks.engine.expert_parallel.Extension"),
-    ),
+    EXPERTS: ("--enable-expert-parallel", "--worker-extension-cls", "checks.engine.expert_parallel.Extension"),
     MACHINES: ("--tensor-parallel-size", "2", "--nnodes", "2"),
     RUST: (),
 }
@@ -99,10 +96,7 @@ def _ip(*args: str) -> None:
 @contextlib.contextmanager
 def serving(form: str, folder: Path, config: Path) -> Iterator[Fleet]:
     """A server in this form; over two machines, the caller is in the first of them already."""
-    environment = {
-        "VLLM_PLUGINS": "meridian,meridian_admin",
-        "OMP_NUM_THREADS": "1",
-    }
+    environment = {"VLLM_PLUGINS": "meridian,meridian_admin", "OMP_NUM_THREADS": "1"}
     options = [*SCHEDULER, *BUDGETS, "--dtype", "float32", "--seed", "0", *FORMS[form]]
     engines = ENGINES.get(form, 1)
     if engines == 1:
