@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 
 use super::super::*;
-use super::world::{NEW, OLD, World, ended, lock, only, play, settings};
+use super::world::{NEW, OLD, World, ended, lock, only, play, settings, waits};
 
 /// The names of the engines that decide by a policy.
 fn with(world: &World, source: &str) -> BTreeSet<String> {
@@ -23,7 +24,8 @@ fn left(state: &RolloutState) -> BTreeSet<String> {
 #[test]
 fn an_abort_reaches_the_others_at_once_while_one_engine_hangs() {
     let world = World::new(4);
-    let play = play(&world, "hangs");
+    let mut play = play(&world, "hangs");
+    play.waits = waits(Duration::from_secs(1));
     let hanging = Arc::new(Mutex::new(String::new()));
     let chosen = Arc::clone(&hanging);
     // In the step with all engines but one.
@@ -56,7 +58,8 @@ fn an_abort_reaches_the_others_at_once_while_one_engine_hangs() {
 #[test]
 fn an_engine_that_answers_again_goes_back_with_the_rest() {
     let world = World::new(4);
-    let play = play(&world, "answers-again");
+    let mut play = play(&world, "answers-again");
+    play.waits = waits(Duration::from_secs(1));
     world.at(70.5, |world| lock(&world.engines).iter().for_each(|engine| engine.hang(engine.name != "e0")));
     let dir = play.dir.clone();
     world.at(75.5, move |_| wish(&dir, Wish::Abort).expect("a wish"));
@@ -90,7 +93,9 @@ fn whatever_engines_do_those_that_answer_have_one_policy_and_the_others_are_name
             let what = random.random_range(0..8);
             world.at(at_s, move |world| happens(world, &name, what));
         }
-        let play = play(&world, &format!("any-{seed}"));
+        let mut play = play(&world, &format!("any-{seed}"));
+        // Dozens of rounds in which an engine hangs.
+        let long = std::mem::replace(&mut play.waits, waits(Duration::from_millis(200)));
         if random.random_bool(0.7) {
             let dir = play.dir.clone();
             // Before the first state, there is nothing to abort.
@@ -103,6 +108,7 @@ fn whatever_engines_do_those_that_answer_have_one_policy_and_the_others_are_name
         let (state, events) = (play.state(), play.events());
         let (wanted, other) = if outcome == Outcome::Completed { (NEW, OLD) } else { (OLD, NEW) };
         assert!(with(&world, other).is_subset(&left(&state)), "seed {seed}: {outcome:?}: {events}");
+        play.waits = long;
         // In the end all answer, and the operator wants what is left done.
         for engine in lock(&world.engines).iter() {
             engine.hang(false);

@@ -362,11 +362,10 @@ impl Roster for Listed {
     }
 }
 
-/// Engines in memory answer at once, or hang.
-const WAITS: Waits = {
-    let soon = Duration::from_millis(200);
-    Waits { look: soon, change: soon, round: soon }
-};
+/// How long to wait for engines in memory, which answer at once or hang.
+pub(super) fn waits(time: Duration) -> Waits {
+    Waits { look: time, change: time, round: time }
+}
 
 /// The folder of a test, empty.
 pub(super) fn folder(name: &str) -> PathBuf {
@@ -385,6 +384,8 @@ pub(super) fn settings() -> RolloutSettings {
 pub(super) struct Play<'a> {
     pub(super) world: &'a Arc<World>,
     pub(super) dir: PathBuf,
+    /// Long, unless engines hang: a busy machine is no engine that does not answer.
+    pub(super) waits: Waits,
 }
 
 /// What a roll-out came to.
@@ -408,7 +409,7 @@ impl Play<'_> {
             told,
         };
         let mut rollout = Rollout::begin(Store::lock(&self.dir)?, start)?;
-        rollout.waits = WAITS;
+        rollout.waits = self.waits;
         rollout.run()
     }
 
@@ -421,7 +422,7 @@ impl Play<'_> {
         let (roster, clock) = (Listed(Arc::clone(self.world)), Time(Arc::clone(self.world)));
         let told = &mut |_: &RolloutState| {};
         let mut rollout = reopen(&self.dir, &roster, &clock, told)?;
-        rollout.waits = WAITS;
+        rollout.waits = self.waits;
         wish(&mut rollout);
         rollout.run()
     }
@@ -442,7 +443,7 @@ impl Drop for Play<'_> {
 }
 
 pub(super) fn play<'a>(world: &'a Arc<World>, name: &str) -> Play<'a> {
-    Play { world, dir: folder(name) }
+    Play { world, dir: folder(name), waits: waits(Duration::from_secs(60)) }
 }
 
 pub(super) fn only(source: &str) -> BTreeSet<String> {
