@@ -218,14 +218,11 @@ class KvHook:
         return taken
 
     def request_arrives(self, request: Request) -> None:
-        """Report the cached blocks that a request which has to wait will need. Call it once vLLM has queued it."""
+        """Report the cached blocks that a request will need. Call it once vLLM has queued it."""
         if not self._on or not self._pools or not self.engine.reads_awaited or self._is_probe(request):
             return
-        # One that is admitted in the next step needs no protection until then.
-        scheduler = self._scheduler
-        if len(scheduler.running) + len(scheduler.waiting) <= scheduler.max_num_running_reqs:
-            return
-        manager = scheduler.kv_cache_manager
+        # One for which a seat is free may wait too: for KV blocks, or for warm sessions.
+        manager = self._scheduler.kv_cache_manager
         groups = manager.coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)[0]
         found = [block for group in groups for block in group if not block.is_null]
         awaited = []

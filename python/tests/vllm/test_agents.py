@@ -155,6 +155,23 @@ def test_what_a_session_has_in_the_cache_reaches_the_dispatch_policy(stand: Engi
     assert admitted == ["busy", "warm", "cold"]
 
 
+def test_what_a_request_needs_is_awaited_from_its_arrival_to_its_admission(stand: Engine) -> None:
+    """Whether seats are free or not: it may wait for KV blocks, or for warm sessions."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False, max_tokens=2)
+    with stand.using(stand.native("native:output-first", eviction="native:cost-aware", model=KEEPS)):
+        core, hook = stand.run.engine, stand.scheduler._meridian_kv
+        prompt = words("first", stand, 4 * KV_BLOCK_TOKENS)
+        say(stand, "first", prompt)
+        core.add_request("second", {"prompt_token_ids": prompt}, params)
+        assert [name.partition("-")[0] for name in hook._awaited] == ["second"]
+        core.step()
+        assert hook._awaited == {}
+        while core.has_unfinished_requests():
+            core.step()
+
+
 @pytest.mark.parametrize("eviction", ["native:lru", "native:t-lru", "native:ttl", "native:cost-aware"])
 def test_no_token_changes_under_a_full_engine(clean: Engine, stock_tokens: list[list[int]], eviction: str) -> None:
     native = clean.native("native:output-first", eviction=eviction, model=KEEPS, kv_memory={"growth_blocks": 0.0})
