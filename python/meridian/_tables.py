@@ -134,7 +134,7 @@ class SchedulerConfig:
     output_tpot_budget_ms: float = 20.0
     preempt_for_waiting: bool = False
     reasoning_effort: ReasoningEfforts = field(default_factory=ReasoningEfforts)
-    session_wait_ms: float = 60000.0
+    session_wait_ms: float = 540000.0
     think_batch_multiplier: float = 2.5
     think_tpot_budget_ms: float = 80.0
     thinking: Literal["stock", "guarded"] = "stock"

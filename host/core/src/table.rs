@@ -122,6 +122,10 @@ pub struct RequestTable {
     speed: Speed,
     /// What sessions have, where the policies of this step ask.
     memory: Option<SessionMemory>,
+    /// The most urgent priority of the waiting requests that were preempted, set with `memory`.
+    resumes: Option<i32>,
+    /// The longest that a request was last held for warm sessions, milliseconds.
+    held_ms: f64,
     /// When the next request that was held for too long is admitted, milliseconds.
     next_turn_ms: f64,
     /// Observes the requests, if anybody asks.
@@ -410,7 +414,7 @@ impl RequestTable {
             Some(past_ms) => past_ms,
             None if left_out && let Some(holds_ms) = self.holds_ms(row) => {
                 is_held = true;
-                self.held_too_long_ms(holds_ms, since_ms, now_ms)
+                self.held_too_long_ms(row, holds_ms, since_ms, now_ms)
             }
             None if self.admissions >= row.turn || late_ms(self.last_admission_ms) > 0.0 => late_ms(since_ms),
             None => return None,

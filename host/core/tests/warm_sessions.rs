@@ -263,6 +263,21 @@ fn those_that_are_held_for_too_long_take_turns() {
 }
 
 #[test]
+fn a_preempted_request_resumes_before_a_turn_for_as_long_as_one_may_be_held() {
+    for (priority, later_ms, goes_first) in [(0, 0.0, true), (0, 9_998.0, true), (0, 10_000.0, false), (1, 0.0, false)] {
+        let mut engine = Engine::new("balanced", 10_000.0);
+        let (first, second, over_ms) = two_that_were_held(&mut engine);
+        let new = NewRequest { prompt_tokens: 2_000, max_tokens: 1000, priority, ..NewRequest::default() };
+        let preempted = engine.scheduler.mirror().table.insert(&new).expect("finite times");
+        engine.scheduler.mirror().admitted(preempted, 0);
+        engine.scheduler.mirror().preempted(preempted);
+        let held = engine.left_out(over_ms + later_ms, &[first, second, preempted], true);
+        let expected = if goes_first { vec![first, second] } else { vec![second] };
+        assert_eq!(held, expected, "priority {priority}, {later_ms} ms later");
+    }
+}
+
+#[test]
 fn a_turn_is_not_over_before_there_are_kv_blocks_for_it() {
     let mut engine = Engine::new("balanced", 10_000.0);
     let (first, second, over_ms) = two_that_were_held(&mut engine);

@@ -577,7 +577,7 @@ impl Default for SchedulerConfig {
             end_loops: false,
             answer_reserve_tokens: 0,
             max_defer_ms: 2000.0,
-            session_wait_ms: 60_000.0,
+            session_wait_ms: 540_000.0,
             preempt_for_waiting: false,
             reasoning_effort: ReasoningEfforts::default(),
         }

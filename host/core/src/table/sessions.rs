@@ -7,6 +7,9 @@ use crate::RowId;
 use crate::blocks::WARM;
 use crate::sessions::{SessionFacts, Stop};
 
+/// One that had its turn when the engine lacked something else for it has the next after so many milliseconds.
+const RETRY_MS: f64 = 60_000.0;
+
 /// The KV memory that sessions leave to others.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SessionMemory {
@@ -62,12 +65,23 @@ impl RequestTable {
     /// its session has; a sub-agent counts as having those of the session that waits for it.
     pub(crate) fn set_memory(&mut self, memory: SessionMemory, waiting: &[RowId], tokens: impl Fn(u32) -> u32) {
         self.memory = Some(memory);
+        self.held_ms = memory.holds_ms.unwrap_or(self.held_ms);
+        let mut resumes: Option<i32> = None;
         for row_id in waiting {
-            let Some(row) = self.row_mut(*row_id).filter(|row| row.state == State::Waiting) else { continue };
-            let of = |session| if session > 0 { tokens(session) } else { 0 };
-            let resident = of(row.session.session).saturating_add(of(row.session.parent));
-            row.resident_tokens = resident.min(row.prompt_tokens);
+            let Some(row) = self.row_mut(*row_id) else { continue };
+            match row.state {
+                State::Waiting => {
+                    let of = |session| if session > 0 { tokens(session) } else { 0 };
+                    let resident = of(row.session.session).saturating_add(of(row.session.parent));
+                    row.resident_tokens = resident.min(row.prompt_tokens);
+                }
+                State::Preempted if !row.is_refused => {
+                    resumes = Some(resumes.map_or(row.priority, |most| most.min(row.priority)));
+                }
+                _ => {}
+            }
         }
+        self.resumes = resumes;
     }
 
     /// The policy that decided the step knows nothing of the room: it holds nobody for it.
@@ -91,20 +105,23 @@ impl RequestTable {
     }
 
     /// For how long one that may be held for `holds_ms`, and has been since `since_ms`, had to be admitted, milliseconds.
-    /// Those that are held for too long take turns.
-    pub(super) fn held_too_long_ms(&self, holds_ms: f64, since_ms: f64, now_ms: f64) -> f64 {
-        if now_ms < self.next_turn_ms { 0.0 } else { now_ms - since_ms - holds_ms }
+    /// Those that are held for too long take turns. A preempted request that is at least as urgent resumes first, because what
+    /// it had computed may still be cached; but none is held for more than twice as long for it.
+    pub(super) fn held_too_long_ms(&self, row: &RequestState, holds_ms: f64, since_ms: f64, now_ms: f64) -> f64 {
+        let over_ms = now_ms - since_ms - holds_ms;
+        let resumes_first = self.resumes.is_some_and(|most| most <= row.priority) && over_ms <= holds_ms;
+        if now_ms < self.next_turn_ms || resumes_first { 0.0 } else { over_ms }
     }
 
     /// A request that had been held for too long had its turn in a step. If it was admitted, the next has its turn when
     /// computing this prompt was a small part of the time. One that was not although it `could_run`, because the engine lacks
-    /// something else for it (an adapter, a grammar), waits as if it had just come.
+    /// something else for it (an adapter, a grammar), tries again in a minute.
     pub(crate) fn had_its_turn(&mut self, row_id: RowId, could_run: bool) {
-        let clock_ms = self.clock_ms;
+        let since_ms = self.clock_ms - (self.held_ms - RETRY_MS).max(0.0);
         let Some(row) = self.row_mut(row_id) else { return };
         if row.state != State::Running {
             if could_run {
-                row.deferred_since_ms = Some(clock_ms);
+                row.deferred_since_ms = Some(since_ms);
             }
             return;
         }

@@ -227,28 +227,38 @@ impl Balanced {
     }
 
     /// Of the cold requests that may be admitted at all, the most urgent that fits beside warm sessions comes in, of equal ones the
-    /// one that has waited longest; when nothing runs, whether it fits or not.
+    /// one that has waited longest; when nothing runs, whether it fits or not. It leaves their tokens to preempted requests that
+    /// are at least as urgent: what they had computed may still be cached.
     fn set_gate(&mut self, step: &Step, batch: &Requests<'_, Self>) {
         self.gate = Gate { step_tokens: step.token_budget as f32, ..Gate::default() };
+        let waiting = || batch.iter().skip(self.leading);
+        let (mut resumes, mut for_resuming) = (f32::INFINITY, 0.0);
+        for request in waiting().filter(|request| request.state() == State::Preempted && !self.is_shut_out(request)) {
+            resumes = resumes.min(self.place(&request));
+            for_resuming += request.missing_tokens();
+        }
         let mut first: Option<((f32, f32), f32)> = None;
         let mut cold = 0u32;
-        for request in batch.iter().skip(self.leading).filter(|request| self.is_cold(request)) {
+        for request in waiting().filter(|request| self.is_cold(request)) {
             if request.room_tokens() == f32::INFINITY {
                 return;
             }
             cold += 1;
-            let fits = request.prompt_tokens() <= request.room_tokens() || step.running == 0;
-            if !fits || self.is_shut_out(&request) {
-                continue;
-            }
-            let late = if self.is_late(&request) { URGENCIES } else { 0.0 };
-            let place = (late + self.urgency(&request), -request.wait_ms());
-            if first.is_none_or(|(other, _)| place < other) {
+            let place = (self.place(&request), -request.wait_ms());
+            let (others, is_alone) = if place.0 < resumes { (0.0, true) } else { (for_resuming, false) };
+            let fits = request.prompt_tokens() + others <= request.room_tokens() || (step.running == 0 && is_alone);
+            if fits && !self.is_shut_out(&request) && first.is_none_or(|(other, _)| place < other) {
                 first = Some((place, request.request()));
             }
         }
         self.gate.admitted = first.map_or(0.0, |(_, request)| request);
         self.gate.holds = cold > u32::from(first.is_some());
+    }
+
+    /// How urgent a waiting request is, 0 the most: those that are late after all others.
+    #[inline(always)]
+    fn place(&self, request: &Request<'_, Self>) -> f32 {
+        (if self.is_late(request) { URGENCIES } else { 0.0 }) + self.urgency(request)
     }
 
     /// Whether a waiting request is kept out for the sake of service levels.

@@ -11,6 +11,7 @@ struct Candidate {
     since_progress_ms: f32,
     prompt_tokens: f32,
     computed_tokens: f32,
+    priority: f32,
     think_tokens: f32,
     output_tokens: f32,
     think_left: f32,
@@ -31,6 +32,7 @@ const DECODING: Candidate = Candidate {
     since_progress_ms: 20.0,
     prompt_tokens: 100.0,
     computed_tokens: 149.0,
+    priority: 0.0,
     think_tokens: 0.0,
     output_tokens: 50.0,
     think_left: 0.0,
@@ -80,7 +82,7 @@ fn decided(policy: &mut Balanced, step: &Step, candidates: &[Candidate]) -> Deci
         |c| c.think_tokens,
         |c| c.output_tokens,
         |c| (c.computed_tokens / 16.0).ceil(),
-        |_| 0.0,
+        |c| c.priority,
         |_| f32::INFINITY,
         |c| c.think_left,
         |c| c.output_left,
@@ -178,6 +180,20 @@ fn of_the_sessions_that_fit_the_one_that_has_waited_longest_comes_in() {
     let candidates = [later(COLD, 900.0), later(small, 10.0)];
     let found = decided(&mut made(), &step(&candidates), &candidates);
     assert_eq!(found.token_caps, [u32::MAX, 0]);
+}
+
+#[test]
+fn a_session_without_kv_blocks_leaves_their_tokens_to_preempted_requests() {
+    let fits = Candidate { room_tokens: 60_000.0, ..COLD };
+    let preempted = Candidate { state: 2.0, prompt_tokens: 20_000.0, request: 2.0, room_tokens: 60_000.0, ..WAITING };
+    let same = |step: Step| step;
+    assert_eq!(caps(same, &[fits, preempted]), [0, u32::MAX]);
+    assert_eq!(caps(same, &[fits, Candidate { prompt_tokens: 10_000.0, ..preempted }]), [u32::MAX; 2], "both fit");
+    assert_eq!(caps(same, &[fits, Candidate { level_slack_ms: -1.0, ..preempted }]), [u32::MAX; 2], "it is late");
+    let urgent = Candidate { priority: -1.0, request: 3.0, ..fits };
+    assert_eq!(caps(same, &[fits, urgent, preempted]), [0, u32::MAX, u32::MAX], "it is more urgent");
+    let candidates = [fits, preempted];
+    assert_eq!(decided(&mut made(), &step(&candidates), &candidates).token_caps, [0, u32::MAX], "nothing runs");
 }
 
 #[test]
