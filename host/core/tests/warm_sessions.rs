@@ -264,7 +264,8 @@ fn those_that_are_held_for_too_long_take_turns() {
 
 #[test]
 fn a_preempted_request_resumes_before_a_turn_for_as_long_as_one_may_be_held() {
-    for (priority, later_ms, goes_first) in [(0, 0.0, true), (0, 9_998.0, true), (0, 10_000.0, false), (1, 0.0, false)] {
+    for (priority, later_ms, goes_first) in [(0, 0.0, true), (0, 9_998.0, true), (0, 10_000.0, false), (1, 0.0, false)]
+    {
         let mut engine = Engine::new("balanced", 10_000.0);
         let (first, second, over_ms) = two_that_were_held(&mut engine);
         let new = NewRequest { prompt_tokens: 2_000, max_tokens: 1000, priority, ..NewRequest::default() };

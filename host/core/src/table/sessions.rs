@@ -135,3 +135,26 @@ impl RequestTable {
         self.sessions.facts(row.own_turn(), Stop::Preempted)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::NewRequest;
+
+    #[test]
+    fn a_turn_that_the_engine_could_not_use_comes_again_in_a_minute() {
+        let mut table = RequestTable::default();
+        let new = NewRequest { prompt_tokens: 8000, max_tokens: 10, session: "a", ..NewRequest::default() };
+        let row_id = table.insert(&new).unwrap();
+        let has_turn = |table: &mut RequestTable, now_ms: f64| {
+            let memory = SessionMemory { room_tokens: 0.0, holds_ms: Some(100_000.0), step_tokens: 64 };
+            table.set_memory(memory, &[row_id], |_| 0);
+            table.set_clock(now_ms);
+            table.defer(row_id, now_ms);
+            table.overdue_ms(table.get(row_id).unwrap(), now_ms, 2000.0, true).is_some()
+        };
+        assert_eq!([0.0, 100_000.0, 100_001.0].map(|now_ms| has_turn(&mut table, now_ms)), [false, false, true]);
+        table.had_its_turn(row_id, true);
+        assert_eq!([160_001.0, 160_002.0].map(|now_ms| has_turn(&mut table, now_ms)), [false, true]);
+    }
+}
