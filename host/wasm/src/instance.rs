@@ -168,12 +168,6 @@ impl<K: GuestKind> WasmPolicy<K> {
         allow(&mut store, Allowed::all(deadline), START_ANSWER_BYTES);
         let started = with_room(|| self.start_in(&mut store));
         let Started { lifecycle, guest, description, inputs } = started.map_err(|error| {
-            if is_out_of_address_space(&error) {
-                let why = one_line(&error);
-                let detail =
-                    format!("no address space for an instance: {why}; expected 4.1 GiB for each, see `ulimit -v`");
-                return LoadError::Setup { detail };
-            }
             let fault = fault_of(&store, &error, Allowed::all(deadline));
             LoadError::Start { fault: Fault::new(FaultKind::Init, fault.to_string()) }
         })??;
@@ -185,7 +179,13 @@ impl<K: GuestKind> WasmPolicy<K> {
 
     /// The outer error is a fault, the inner one what the component refuses.
     fn start_in(&self, store: &mut Store<StoreState>) -> wasmtime::Result<Result<Started<K>, LoadError>> {
-        let instance = self.shared.pre.instantiate(&mut *store)?;
+        let instance = match self.shared.pre.instantiate(&mut *store) {
+            // Neither its code nor its limits: the machine did not give what an instance needs.
+            Err(error) if !error.is::<Trap>() && store.data().limiter.refusal().is_none() => {
+                return Ok(Err(LoadError::Setup { detail: no_instance(&error) }));
+            }
+            instantiated => instantiated?,
+        };
         let wrong_type = |error: wasmtime::Error| LoadError::WrongType { detail: one_line(&error) };
         let (lifecycle, guest) = match self.shared.functions::<K>(&mut *store, &instance) {
             Ok(Some(functions)) => functions,
@@ -370,13 +370,17 @@ fn late(store: &mut Store<StoreState>, took: Duration, deadline: Duration) -> Op
     })
 }
 
-/// Whether the system refused memory: its limit is the machine's, not the policy's.
-fn is_out_of_address_space(error: &wasmtime::Error) -> bool {
+/// Why the machine made no instance.
+fn no_instance(error: &wasmtime::Error) -> String {
     let of_system = |cause: &(dyn std::error::Error + 'static)| {
         let io = cause.downcast_ref::<std::io::Error>().is_some_and(|io| io.kind() == std::io::ErrorKind::OutOfMemory);
         io || cause.to_string().contains("Cannot allocate memory")
     };
-    error.chain().any(of_system)
+    let why = one_line(error);
+    if error.chain().any(of_system) {
+        return format!("no address space for an instance: {why}; expected 4.1 GiB for each, see `ulimit -v`");
+    }
+    format!("no instance: {why}")
 }
 
 fn fault_of(store: &Store<StoreState>, error: &wasmtime::Error, allowed: Allowed) -> Fault {

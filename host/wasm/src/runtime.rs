@@ -180,30 +180,28 @@ impl Runtime {
         if let Some(component) = entry.as_ref().and_then(|entry| entry.load(&self.engine)) {
             return Ok(component);
         }
+        let engine = self.engine.clone();
+        let load = move |artifact: &Artifact| {
+            let component = artifact.component(&engine)?;
+            if let Some(entry) = entry {
+                entry.store(artifact);
+            }
+            wasmtime::Result::Ok(component)
+        };
         match &self.compiler {
             #[cfg(target_os = "linux")]
             Compiler::Child(children) => {
                 let artifact = children.compile(bytes)?;
                 // The program of the process may have been replaced by another version.
-                let unusable = |error| LoadError::CompileFailed { problem: one_line(&error) };
-                let component = artifact.component(&self.engine).map_err(unusable)?;
-                if let Some(entry) = entry {
-                    entry.store(&artifact);
-                }
-                Ok(component)
+                load(&artifact).map_err(|error| LoadError::CompileFailed { problem: one_line(&error) })
             }
             Compiler::Thread(threads) => {
                 let (engine, bytes) = (self.engine.clone(), bytes.to_vec());
                 threads.run(move || {
                     complexity::check(&bytes)?;
-                    let invalid = |error| LoadError::Invalid { detail: one_line(&error) };
-                    let component = Component::new(&engine, &bytes).map_err(invalid)?;
-                    if let Some(entry) = entry
-                        && let Ok(artifact) = component.serialize()
-                    {
-                        entry.store(&Artifact::new(artifact));
-                    }
-                    Ok(component)
+                    let loaded =
+                        engine.precompile_component(&bytes).and_then(|artifact| load(&Artifact::new(artifact)));
+                    loaded.map_err(|error| LoadError::Invalid { detail: one_line(&error) })
                 })?
             }
         }
