@@ -23,10 +23,52 @@ if TYPE_CHECKING:
 
 # Steps between two searches for requests that vLLM has dropped without a notice.
 REAP_STEPS = 4096
+# Longest time that counts of those that a front end held a request, seconds: more may be a clock that was set.
+MOST_HELD_S = 0.25
+# How fast the smallest difference of the clocks is forgotten, seconds a second.
+FORGOTTEN = 0.01
+# Difference of a clock that is worth a line, seconds.
+WRONG_S = 1.0
+
+
+class Arrivals:
+    """When requests arrived, by this engine's clock.
+
+    A front end stamps a request by the clock of its machine. The smallest difference from this engine's clock is that
+    of the clocks, and the way here. A request with a larger one was held by its front end for the rest.
+    """
+
+    def __init__(self) -> None:
+        # By front end: the smallest difference, seconds, as of a time.
+        self._least: dict[int, tuple[float, float]] = {}
+        self._has_warned = False
+
+    def ms(self, request: Request) -> float:
+        """When a request arrived that the engine receives now, milliseconds."""
+        now = time.monotonic()
+        behind = time.time() - request.arrival_time
+        least, at = self._least.get(request.client_index, (behind, now))
+        held = behind - least - FORGOTTEN * (now - at)
+        if not 0.0 <= held <= MOST_HELD_S:
+            held = 0.0
+        self._least[request.client_index] = (behind - held, now)
+        if abs(behind - held) > WRONG_S and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "meridian: request %s arrived with a time %.1f s %s that of this engine: the clock of front end %d is "
+                "wrong, or it held the request; waits count from the arrival at the engine",
+                request.request_id,
+                abs(behind),
+                "before" if behind > 0 else "after",
+                request.client_index,
+            )
+        return (now - held) * 1e3
 
 
 class Following(State):
     """The part of the scheduler that follows its requests."""
+
+    _meridian_arrivals: Arrivals
 
     def _observe(self, engine: _native.Engine, output: SchedulerOutput, now_ms: float) -> None:
         """Report the result of scheduling."""
@@ -93,9 +135,12 @@ class Following(State):
 
     def _arrives(self, request: Request) -> None:
         if self._meridian is not None:
-            add(self._meridian, request, self._keeps_whole(request), self._meridian_think)
+            self._add(self._meridian, request, self._meridian_think)
         if self._meridian_kv is not None:
             self._meridian_kv.request_arrives(request)
+
+    def _add(self, engine: _native.Engine, request: Request, think: ThinkHook | None = None) -> None:
+        add(engine, request, self._meridian_arrivals.ms(request), self._keeps_whole(request), think)
 
     def _keeps_whole(self, request: Request) -> bool:
         """Whether vLLM may not split this request's prompt into chunks. On a CPU, its model runner fails at a part of a
@@ -124,7 +169,7 @@ class Following(State):
         engine = self._meridian
         if engine is not None:
             engine.remove(session.request_id, "continues")
-            add(engine, session, self._keeps_whole(session), self._meridian_think)
+            self._add(engine, session, self._meridian_think)
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         blocks = self._guard("counting the blocks of a preempted request", self._pauses, request)
@@ -200,9 +245,10 @@ class Following(State):
             )
 
 
-def add(engine: _native.Engine, request: Request, whole_prompt: bool, think: ThinkHook | None = None) -> None:
+def add(
+    engine: _native.Engine, request: Request, arrival_ms: float, whole_prompt: bool, think: ThinkHook | None
+) -> None:
     """Add a request to the engine; with `think`, follow its thinking."""
-    arrival_ms = (time.monotonic() - max(time.time() - request.arrival_time, 0.0)) * 1e3
     tenant, session, service_level, deadline_ms = _client_facts(request)
     traceparent = _traceparent(request)
     asked = None if think is None else think.asked(request)

@@ -22,7 +22,7 @@ from meridian.config import MeridianConfig, load_config
 from meridian.engine import Generated, Scheduled
 from meridian.vllm.channel import ToSamplers
 from meridian.vllm.compat import check_seams, check_version, choose_seams
-from meridian.vllm.following import Following, add
+from meridian.vllm.following import Arrivals, Following
 from meridian.vllm.kv import KvHook, OwnTime
 from meridian.vllm.parts import make_engine, make_think_hook
 from meridian.vllm.state import logger
@@ -51,6 +51,7 @@ class _Meridian(Step, Following):
         check_version(vllm.__version__)
         check_seams(self, vllm.__version__)
         self._meridian_seams = choose_seams(self)
+        self._meridian_arrivals = Arrivals()
         engine = make_engine(config, self, serves=True)
         self._meridian_engine = engine
         self._meridian_decode_tokens = max(self.num_sampled_tokens_per_step + self.num_spec_tokens, 1)
@@ -130,7 +131,7 @@ class _Meridian(Step, Following):
         if engine is None:
             return
         for request in self.requests.values():
-            add(engine, request, self._keeps_whole(request))
+            self._add(engine, request)
         now_ms = time.monotonic() * 1e3
         told = [Generated(r.request_id, list(r.output_token_ids)) for r in self.requests.values()]
         engine.tokens([told], now_ms)
